@@ -1,0 +1,17 @@
+//! The only place that asks for the time.
+
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// Monotonic time, for intervals and durations.
+#[must_use]
+pub fn now() -> Instant {
+    Instant::now()
+}
+
+/// Wall-clock time as milliseconds since 1970-01-01 UTC; 0 for a clock set before it.
+#[must_use]
+pub fn unix_ms() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}

@@ -1,0 +1,3 @@
+//! The `ckpt-run` command.
+
+fn main() {}
