@@ -1,1 +1,20 @@
-//! (in progress)
+//! CRIU as a tool: its command lines, its image stream, and its log in the user's words.
+//!
+//! CRIU is run by its command line inside the job's sandbox, because `--stream`
+//! exists nowhere else. This module builds the command lines and speaks the
+//! stream protocol; it does not know where images come from or go to.
+//!
+//! Source of the facts: CRIU 4.1.1 and 4.2.1 (`img-streamer.c`, `cr-dump.c`, `pipes.c`).
+
+mod capture;
+mod command;
+mod hold;
+mod log;
+mod message;
+mod serve;
+
+pub use capture::{Capture, CaptureError, Captured};
+pub use command::{DumpOptions, RestoreOptions, dump_arguments, restore_arguments};
+pub use hold::{HOLD_PROGRAM, HOLD_SOCKET_VARIABLE, main as hold_main};
+pub use log::{Reason, reason_in};
+pub use serve::{Serve, ServeError};

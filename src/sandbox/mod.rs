@@ -1,1 +1,46 @@
-//! (in progress)
+//! The job's sandbox: a PID and a mount namespace of its own, and the process
+//! that is pid 1 in it.
+//!
+//! ```text
+//! supervisor (host namespaces)
+//!   │  control socket: Request →  ← Event
+//!   └─ pid 1 (`init`): single-threaded, spawns, reaps, runs tools, reports
+//!        ├─ pid 300 (`root`): first process of the job's tree, adopts its orphans
+//!        │    └─ pid 301: the job
+//!        └─ tools: CRIU
+//! ```
+//!
+//! A snapshot contains pid 300 and everything below it, nothing above. The
+//! sandbox does not know what a tool is or what it is for: the supervisor
+//! hands it a command line. Killing pid 1 ends every process in the sandbox,
+//! and pid 1 dies with the supervisor (`PDEATHSIG` and the control socket's end).
+//!
+//! Without the privilege for namespaces the same process runs as a plain child
+//! ([`Isolation::None`]) and adopts orphans as a subreaper.
+
+mod host;
+mod init;
+mod protocol;
+mod root;
+mod spawn;
+
+pub use host::{Sandbox, SandboxError, ToolRun};
+pub use init::main as init_main;
+pub use protocol::{Ended, Event, JobPids, ToolCommand};
+pub use spawn::{SpawnError, privilege_missing};
+
+/// First argument by which the binary knows that it is to be a sandbox's pid 1.
+pub const INIT_ARGUMENT: &str = "__sandbox";
+
+/// Pid of the first process of the job's tree, inside the sandbox. After a wrap-around Linux never
+/// hands out a pid below 300 (`RESERVED_PIDS`), so pids below it stay free for CRIU at a restore.
+pub const ROOT_PID: i32 = 300;
+
+/// Whether the job gets namespaces of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Isolation {
+    /// Own PID and mount namespace.
+    Namespaces,
+    /// A plain child: restores only while its pids are free on the host.
+    None,
+}

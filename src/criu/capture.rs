@@ -1,0 +1,196 @@
+//! The receiving half of `criu dump --stream`.
+//!
+//! ```text
+//! CRIU            request(name), pipe ──▶ one thread an image file, reads to EOF
+//! post-dump hold  ──▶ all requests taken, all threads done ──▶ `frozen()` ──▶ release
+//! CRIU            closes the stream ──▶ done
+//! ```
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::thread::{Scope, ScopedJoinHandle};
+
+use nix::poll::PollTimeout;
+
+use super::hold::RELEASE;
+use super::message::{read_request, receive_pipe, wait_readable};
+
+/// Most image files of one dump: about 15 a process, so some thousand processes.
+const FILES_MAX: usize = 65_536;
+
+/// Why an image stream could not be received.
+#[derive(Debug, thiserror::Error)]
+pub enum CaptureError<E> {
+    /// The connection to CRIU broke.
+    #[error("receive CRIU's image stream")]
+    Stream(#[source] io::Error),
+    /// The dump was called off from outside.
+    #[error("receive CRIU's image stream: called off")]
+    Cancelled,
+    /// CRIU ended its stream before the image was complete.
+    #[error("receive CRIU's image stream: it ended before the image was complete")]
+    Incomplete,
+    /// More files than any dump has.
+    #[error("receive CRIU's image stream: more than {FILES_MAX} files")]
+    TooMany,
+    /// The receiver of an image file failed.
+    #[error(transparent)]
+    Receiver(E),
+}
+
+/// What came in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Captured {
+    /// Image files.
+    pub files: usize,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// The sockets of a dump that is about to begin.
+#[derive(Debug)]
+pub struct Capture {
+    stream: UnixListener,
+    hold: UnixListener,
+    hold_path: PathBuf,
+}
+
+impl Capture {
+    /// Binds the sockets in `directory`, which becomes CRIU's images directory.
+    ///
+    /// # Errors
+    /// When a socket cannot be bound, for instance because the path is longer than 107 bytes.
+    pub fn bind(directory: &Path) -> io::Result<Self> {
+        let hold_path = directory.join("hold.sock");
+        Ok(Self {
+            stream: UnixListener::bind(directory.join("streamer-capture.sock"))?,
+            hold: UnixListener::bind(&hold_path)?,
+            hold_path,
+        })
+    }
+
+    /// Where the action script asks.
+    #[must_use]
+    pub fn hold_path(&self) -> &Path {
+        &self.hold_path
+    }
+
+    /// Receives one dump.
+    ///
+    /// `receive` is called on a thread of its own for each image file and must read it to its end.
+    /// `frozen` is called once, when every file has been read and the tasks still stand still; its
+    /// error makes CRIU abort and release the tasks. When `cancel` can be read or has ended, the
+    /// connection is closed, which CRIU answers by releasing the tasks.
+    ///
+    /// # Errors
+    /// The first error of `receive` or `frozen`, or the stream's own. The tasks go on in every case.
+    pub fn run<E: Send>(
+        self,
+        cancel: &impl AsFd,
+        receive: impl Fn(&str, File) -> Result<u64, E> + Sync,
+        frozen: impl FnOnce(Captured) -> Result<(), E>,
+    ) -> Result<Captured, CaptureError<E>> {
+        let [_, cancelled] = wait_readable([&self.stream, cancel], PollTimeout::NONE)
+            .map_err(CaptureError::Stream)?;
+        if cancelled {
+            return Err(CaptureError::Cancelled);
+        }
+        let (connection, _) = self.stream.accept().map_err(CaptureError::Stream)?;
+        std::thread::scope(|scope| {
+            let mut reception = Reception {
+                scope,
+                connection: &connection,
+                receive: &receive,
+                running: Vec::new(),
+                done: Captured::default(),
+            };
+            let result = reception.run(&self.hold, cancel, frozen);
+            if result.is_err() {
+                // Readers that are still at work see the end of their pipes once CRIU gives up.
+                let _ = connection.shutdown(std::net::Shutdown::Both);
+            }
+            result
+        })
+    }
+}
+
+struct Reception<'scope, 'env, E, R> {
+    scope: &'scope Scope<'scope, 'env>,
+    connection: &'env UnixStream,
+    receive: &'env R,
+    running: Vec<ScopedJoinHandle<'scope, Result<u64, E>>>,
+    done: Captured,
+}
+
+impl<'env, E: Send + 'env, R: Fn(&str, File) -> Result<u64, E> + Sync> Reception<'_, 'env, E, R> {
+    fn run(
+        &mut self,
+        hold: &UnixListener,
+        cancel: &impl AsFd,
+        frozen: impl FnOnce(Captured) -> Result<(), E>,
+    ) -> Result<Captured, CaptureError<E>> {
+        let mut frozen = Some(frozen);
+        loop {
+            let [requested, held, cancelled] =
+                wait_readable([self.connection, hold, cancel], PollTimeout::NONE)
+                    .map_err(CaptureError::Stream)?;
+            if cancelled {
+                return Err(CaptureError::Cancelled);
+            }
+            // CRIU asks for the last file before it runs the action script, so requests come first.
+            if requested {
+                if self.take_request()? {
+                    continue;
+                }
+                self.join()?;
+                return if frozen.is_none() {
+                    Ok(self.done)
+                } else {
+                    Err(CaptureError::Incomplete)
+                };
+            }
+            if held {
+                let (mut script, _) = hold.accept().map_err(CaptureError::Stream)?;
+                self.join()?;
+                if let Some(frozen) = frozen.take() {
+                    frozen(self.done).map_err(CaptureError::Receiver)?;
+                }
+                script.write_all(&[RELEASE]).map_err(CaptureError::Stream)?;
+            }
+        }
+    }
+
+    /// Takes one request; false at the end of the stream.
+    fn take_request(&mut self) -> Result<bool, CaptureError<E>> {
+        let Some(name) = read_request(self.connection).map_err(CaptureError::Stream)? else {
+            return Ok(false);
+        };
+        if self.done.files + self.running.len() >= FILES_MAX {
+            return Err(CaptureError::TooMany);
+        }
+        let pipe = receive_pipe(self.connection).map_err(CaptureError::Stream)?;
+        let receive = self.receive;
+        let reader = std::thread::Builder::new()
+            .name("image".to_owned())
+            .spawn_scoped(self.scope, move || receive(&name, pipe))
+            .map_err(CaptureError::Stream)?;
+        self.running.push(reader);
+        Ok(true)
+    }
+
+    /// Waits for every file that was begun.
+    fn join(&mut self) -> Result<(), CaptureError<E>> {
+        for reader in self.running.drain(..) {
+            let bytes = match reader.join() {
+                Ok(result) => result.map_err(CaptureError::Receiver)?,
+                Err(panic) => std::panic::resume_unwind(panic),
+            };
+            self.done.files += 1;
+            self.done.bytes += bytes;
+        }
+        Ok(())
+    }
+}

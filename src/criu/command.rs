@@ -1,0 +1,148 @@
+//! CRIU's command lines for a dump and a restore.
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+
+/// What a dump needs to know.
+#[derive(Clone, Copy, Debug)]
+pub struct DumpOptions<'a> {
+    /// First process of the tree, as the sandbox sees it.
+    pub root_pid: i32,
+    /// Folder of the stream's sockets.
+    pub directory: &'a Path,
+    /// Where CRIU writes its log.
+    pub log: &'a Path,
+    /// The action script.
+    pub hold: &'a Path,
+    /// An empty folder: no plugin of the system's acts on our job.
+    pub libdir: &'a Path,
+    /// Verbosity, 0 to 4.
+    pub log_level: u8,
+}
+
+/// What a restore needs to know.
+#[derive(Clone, Copy, Debug)]
+pub struct RestoreOptions<'a> {
+    /// Folder of the stream's sockets.
+    pub directory: &'a Path,
+    /// Where CRIU writes its log.
+    pub log: &'a Path,
+    /// An empty folder: no plugin of the system's acts on our job.
+    pub libdir: &'a Path,
+    /// Verbosity, 0 to 4.
+    pub log_level: u8,
+    /// Inode of a pipe at the dump, and the descriptor of CRIU's that takes its place.
+    pub pipes: &'a [(u64, i32)],
+}
+
+/// Seconds that CRIU may take to stop the tasks, and at a dump for each of its own steps.
+const CRIU_TIMEOUT_SECONDS: &str = "60";
+/// Largest unlinked file whose content goes into the image (CRIU's default is 1 MiB).
+const GHOST_BYTES_MAX: &str = "4294967295";
+
+/// Arguments of `criu dump`: the tasks go on afterwards.
+#[must_use]
+pub fn dump_arguments(options: &DumpOptions<'_>) -> Vec<OsString> {
+    let mut arguments = common(
+        "dump",
+        options.directory,
+        options.log,
+        options.libdir,
+        options.log_level,
+    );
+    push(
+        &mut arguments,
+        &[
+            OsStr::new("--tree"),
+            OsStr::new(&options.root_pid.to_string()),
+            OsStr::new("--leave-running"),
+            OsStr::new("--timeout"),
+            OsStr::new(CRIU_TIMEOUT_SECONDS),
+            OsStr::new("--ghost-limit"),
+            OsStr::new(GHOST_BYTES_MAX),
+            OsStr::new("--action-script"),
+            options.hold.as_os_str(),
+        ],
+    );
+    arguments
+}
+
+/// Arguments of `criu restore`: it ends when the tasks run, as children of CRIU's own parent.
+#[must_use]
+pub fn restore_arguments(options: &RestoreOptions<'_>) -> Vec<OsString> {
+    let mut arguments = common(
+        "restore",
+        options.directory,
+        options.log,
+        options.libdir,
+        options.log_level,
+    );
+    push(
+        &mut arguments,
+        &[
+            OsStr::new("--restore-detached"),
+            OsStr::new("--restore-sibling"),
+        ],
+    );
+    for (inode, descriptor) in options.pipes {
+        push(
+            &mut arguments,
+            &[
+                OsStr::new("--inherit-fd"),
+                OsStr::new(&format!("fd[{descriptor}]:pipe:[{inode}]")),
+            ],
+        );
+    }
+    arguments
+}
+
+fn common(verb: &str, directory: &Path, log: &Path, libdir: &Path, log_level: u8) -> Vec<OsString> {
+    let mut arguments = vec![OsString::from(verb)];
+    push(
+        &mut arguments,
+        &[
+            OsStr::new("--stream"),
+            OsStr::new("--images-dir"),
+            directory.as_os_str(),
+            OsStr::new("--log-file"),
+            log.as_os_str(),
+            OsStr::new(&format!("-v{log_level}")),
+            OsStr::new("--libdir"),
+            libdir.as_os_str(),
+            // The job stays in, and comes back into, the cgroup of the supervisor.
+            OsStr::new("--manage-cgroups=ignore"),
+            OsStr::new("--tcp-established"),
+            OsStr::new("--network-lock"),
+            OsStr::new("skip"),
+            OsStr::new("--file-locks"),
+        ],
+    );
+    arguments
+}
+
+fn push(arguments: &mut Vec<OsString>, more: &[&OsStr]) {
+    arguments.extend(more.iter().map(|one| (*one).to_owned()));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_restored_pipe_is_named_by_its_inode_at_the_dump() {
+        let path = Path::new("/x");
+        let options = RestoreOptions {
+            directory: path,
+            log: path,
+            libdir: path,
+            log_level: 2,
+            pipes: &[(4711, 200)],
+        };
+        let arguments = restore_arguments(&options);
+        let position = arguments
+            .iter()
+            .position(|one| one == "--inherit-fd")
+            .unwrap();
+        assert_eq!(arguments[position + 1], "fd[200]:pipe:[4711]");
+    }
+}

@@ -1,0 +1,42 @@
+//! The action script of a dump: keeps CRIU from releasing the tasks.
+//!
+//! CRIU hands memory pages to the image pipes by reference. Were the tasks
+//! released while pages still sit unread in a pipe, their later writes would
+//! show up in the image. `post-dump` runs after all images are closed and
+//! before the tasks are released: there this program waits until the
+//! supervisor has read every pipe to its end and says so. A non-zero exit
+//! aborts the dump and the tasks go on.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
+
+/// Name under which the binary acts as the action script; CRIU gives a script no arguments.
+pub const HOLD_PROGRAM: &str = "ckpt-run-hold";
+/// Environment variable that names the socket on which the supervisor is asked.
+pub const HOLD_SOCKET_VARIABLE: &str = "CKPT_RUN_HOLD_SOCKET";
+/// The supervisor's word that the tasks may be released.
+pub(super) const RELEASE: u8 = b'r';
+
+/// Runs the action script: asks the supervisor at `post-dump`, does nothing at other times.
+///
+/// The wait has no limit of its own: it ends with the supervisor's word or its death.
+#[must_use]
+pub fn main() -> ExitCode {
+    if std::env::var("CRTOOLS_SCRIPT_ACTION").as_deref() != Ok("post-dump") {
+        return ExitCode::SUCCESS;
+    }
+    match ask() {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) | Err(_) => ExitCode::FAILURE,
+    }
+}
+
+fn ask() -> std::io::Result<bool> {
+    let path = std::env::var_os(HOLD_SOCKET_VARIABLE).ok_or(std::io::ErrorKind::NotFound)?;
+    let mut supervisor = UnixStream::connect(path)?;
+    supervisor.write_all(b"post-dump\n")?;
+    let mut word = [0; 1];
+    supervisor.read_exact(&mut word)?;
+    Ok(word[0] == RELEASE)
+}

@@ -1,0 +1,110 @@
+//! Messages of CRIU's image stream: a little-endian `u32` length, then protobuf;
+//! beside them, a pipe travels with one dummy byte.
+
+use std::fs::File;
+use std::io::{self, IoSliceMut, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
+use prost::Message;
+
+/// Longest request: a file name of CRIU's, with ample room.
+const REQUEST_BYTES_MAX: u32 = 4096;
+/// Size of the image pipes; the default of 64 KiB costs a factor of 5 to 10. Also the most that an
+/// unprivileged process may ask for.
+const PIPE_BYTES: i32 = 1 << 20;
+
+/// CRIU's `img_streamer_request_entry`.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct FileRequest {
+    #[prost(string, required, tag = "1")]
+    pub filename: String,
+}
+
+/// CRIU's `img_streamer_reply_entry`.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct FileReply {
+    #[prost(bool, required, tag = "1")]
+    pub exists: bool,
+}
+
+/// Reads the name of the next image file; `None` at the end of the stream.
+pub(super) fn read_request(mut connection: &UnixStream) -> io::Result<Option<String>> {
+    let mut head = [0; 4];
+    let got = connection.read(&mut head)?;
+    if got == 0 {
+        return Ok(None);
+    }
+    connection.read_exact(&mut head[got..])?;
+    let length = u32::from_le_bytes(head);
+    if length > REQUEST_BYTES_MAX {
+        return Err(invalid("image stream request too long"));
+    }
+    let mut body = vec![0; length as usize];
+    connection.read_exact(&mut body)?;
+    let request =
+        FileRequest::decode(body.as_slice()).map_err(|error| invalid(&error.to_string()))?;
+    Ok(Some(request.filename))
+}
+
+/// Tells CRIU whether the image file exists.
+pub(super) fn write_reply(mut connection: &UnixStream, exists: bool) -> io::Result<()> {
+    let body = FileReply { exists }.encode_to_vec();
+    let length = u32::try_from(body.len()).map_err(io::Error::other)?;
+    connection.write_all(&[&length.to_le_bytes(), body.as_slice()].concat())
+}
+
+/// Receives the pipe that carries the image file, and makes it as large as it helps.
+pub(super) fn receive_pipe(connection: &UnixStream) -> io::Result<File> {
+    let mut dummy = [0; 1];
+    let mut space = nix::cmsg_space!([RawFd; 1]);
+    let mut parts = [IoSliceMut::new(&mut dummy)];
+    let message = recvmsg::<()>(
+        connection.as_raw_fd(),
+        &mut parts,
+        Some(&mut space),
+        MsgFlags::MSG_CMSG_CLOEXEC,
+    )?;
+    let number = message
+        .cmsgs()?
+        .find_map(|control| match control {
+            ControlMessageOwned::ScmRights(numbers) => numbers.first().copied(),
+            _ => None,
+        })
+        .ok_or_else(|| invalid("image stream request without a pipe"))?;
+    let pipe = File::from(own(number));
+    // A smaller pipe is slower, not wrong.
+    let _ = fcntl(&pipe, FcntlArg::F_SETPIPE_SZ(PIPE_BYTES));
+    Ok(pipe)
+}
+
+#[allow(
+    unsafe_code,
+    reason = "a received descriptor is a raw number until owned"
+)]
+fn own(number: RawFd) -> OwnedFd {
+    // SAFETY: the kernel has just installed this descriptor for us, nobody else owns it.
+    unsafe { OwnedFd::from_raw_fd(number) }
+}
+
+/// Waits until one of `watched` can be read (or has ended); tells which can.
+pub(super) fn wait_readable<const N: usize>(
+    watched: [&dyn AsFd; N],
+    limit: PollTimeout,
+) -> io::Result<[bool; N]> {
+    let mut polled = watched.map(|one| PollFd::new(one.as_fd(), PollFlags::POLLIN));
+    loop {
+        match poll(&mut polled, limit) {
+            Ok(_) => return Ok(polled.map(|one| one.any().unwrap_or(true))),
+            Err(nix::errno::Errno::EINTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+fn invalid(message: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, message)
+}

@@ -1,0 +1,116 @@
+//! The sending half of `criu restore --stream`.
+//!
+//! CRIU and the processes it restores ask for image files by name over one
+//! connection; each file goes through a pipe of its own, on a thread of its own.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Mutex;
+
+use nix::poll::PollTimeout;
+
+use super::message::{read_request, receive_pipe, wait_readable, write_reply};
+
+/// Why an image could not be handed to CRIU.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError<E> {
+    /// The connection to CRIU broke.
+    #[error("send CRIU its image stream")]
+    Stream(#[source] io::Error),
+    /// The source of an image file failed.
+    #[error(transparent)]
+    Source(E),
+}
+
+/// The socket of a restore that is about to begin.
+#[derive(Debug)]
+pub struct Serve {
+    stream: UnixListener,
+}
+
+impl Serve {
+    /// Binds the socket in `directory`, which becomes CRIU's images directory.
+    ///
+    /// # Errors
+    /// When the socket cannot be bound, for instance because the path is longer than 107 bytes.
+    pub fn bind(directory: &Path) -> io::Result<Self> {
+        Ok(Self {
+            stream: UnixListener::bind(directory.join("streamer-serve.sock"))?,
+        })
+    }
+
+    /// Serves one restore until CRIU closes the connection or `cancel` can be read or has ended.
+    ///
+    /// `send` writes an image file into a pipe. Its error closes that pipe, which CRIU takes for a
+    /// truncated image, and is returned here in the end; a pipe that CRIU closed early is for
+    /// `send` to judge.
+    ///
+    /// # Errors
+    /// The first error of `send`, or the stream's own.
+    pub fn run<E: Send>(
+        self,
+        cancel: &impl AsFd,
+        exists: impl Fn(&str) -> bool,
+        send: impl Fn(&str, File) -> Result<u64, E> + Sync,
+    ) -> Result<(), ServeError<E>> {
+        let [called, _] =
+            wait_readable([&self.stream, cancel], PollTimeout::NONE).map_err(ServeError::Stream)?;
+        if !called {
+            return Ok(());
+        }
+        let (connection, _) = self.stream.accept().map_err(ServeError::Stream)?;
+        let failed: Mutex<Option<E>> = Mutex::new(None);
+        let outcome = std::thread::scope(|scope| {
+            loop {
+                let [requested, _] = wait_readable([&connection, cancel], PollTimeout::NONE)?;
+                let Some((name, pipe)) = (if requested {
+                    next_request(&connection, &exists)?
+                } else {
+                    None
+                }) else {
+                    return Ok(());
+                };
+                let Some(pipe) = pipe else { continue };
+                let (send, failed) = (&send, &failed);
+                std::thread::Builder::new()
+                    .name("image".to_owned())
+                    .spawn_scoped(scope, move || {
+                        if let Err(error) = send(&name, pipe) {
+                            failed
+                                .lock()
+                                .unwrap_or_else(std::sync::PoisonError::into_inner)
+                                .get_or_insert(error);
+                        }
+                    })?;
+            }
+        });
+        match failed
+            .into_inner()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+        {
+            Some(error) => Err(ServeError::Source(error)),
+            None => outcome.map_err(ServeError::Stream),
+        }
+    }
+}
+
+/// Answers one request. `None` at the end of the stream; no pipe for a file that does not exist.
+fn next_request(
+    connection: &UnixStream,
+    exists: &impl Fn(&str) -> bool,
+) -> io::Result<Option<(String, Option<File>)>> {
+    let Some(name) = read_request(connection)? else {
+        return Ok(None);
+    };
+    let found = exists(&name);
+    write_reply(connection, found)?;
+    let pipe = if found {
+        Some(receive_pipe(connection)?)
+    } else {
+        None
+    };
+    Ok(Some((name, pipe)))
+}

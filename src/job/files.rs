@@ -1,0 +1,220 @@
+//! The regular files that a frozen job has open or mapped.
+//!
+//! CRIU records descriptors and offsets, but not what is in a file. This list,
+//! taken while the tasks stand still, tells what each file looked like.
+
+use std::collections::BTreeMap;
+use std::fs::{self, Metadata};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::OFlag;
+use nix::sys::statfs::{TMPFS_MAGIC, statfs};
+use procfs::ProcError;
+use procfs::process::{FDTarget, MMPermissions, MMapPath, Process as ProcessEntry};
+use serde::{Deserialize, Serialize};
+
+/// How the job can touch a file, over all its descriptors and mappings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Access {
+    /// Read only.
+    Read,
+    /// Mapped, not open: programs and libraries, mostly.
+    Map,
+    /// Written, never read back.
+    Write,
+    /// Read and written.
+    Update,
+}
+
+/// A file as it was at the freeze.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpenFile {
+    /// Absolute path.
+    pub path: PathBuf,
+    /// How the job can touch it.
+    pub access: Access,
+    /// Inode number.
+    pub inode: u64,
+    /// Size, bytes.
+    pub size: u64,
+    /// Time of the last change of content, nanoseconds since 1970.
+    pub modified_ns: i64,
+    /// Permission bits.
+    pub mode: u32,
+    /// Owner and group.
+    pub owner: (u32, u32),
+    /// The file lives in memory (tmpfs): it is gone after a reboot.
+    pub in_memory: bool,
+    /// Name of the image stream with its content, where that is kept.
+    pub content: Option<String>,
+}
+
+impl OpenFile {
+    /// Whether the job may have changed the file since the snapshot.
+    #[must_use]
+    pub fn written(&self) -> bool {
+        match self.access {
+            Access::Write | Access::Update => true,
+            Access::Read | Access::Map => false,
+        }
+    }
+
+    /// Whether its size alone does not tell what is in it: the job can read back what it wrote, or it is memory.
+    #[must_use]
+    pub fn wants_content(&self, bytes_max: u64) -> bool {
+        (self.access == Access::Update && self.size <= bytes_max)
+            || (self.written() && self.in_memory)
+    }
+}
+
+/// Why the open files could not be listed.
+#[derive(Debug, thiserror::Error)]
+pub enum FilesError {
+    /// `/proc` of a process could not be read.
+    #[error("list the open files of process {pid}")]
+    Process {
+        /// Pid as the host sees it.
+        pid: i32,
+        /// The reason.
+        #[source]
+        source: ProcError,
+    },
+}
+
+/// Lists the regular files that `pids` (host pids, frozen) have open or mapped, by path.
+///
+/// Unlinked files are left out: CRIU keeps their content.
+///
+/// # Errors
+/// When a process is gone.
+pub fn collect(pids: &[i32]) -> Result<Vec<OpenFile>, FilesError> {
+    let mut found = BTreeMap::new();
+    for pid in pids {
+        collect_process(*pid, &mut found)
+            .map_err(|source| FilesError::Process { pid: *pid, source })?;
+    }
+    Ok(found.into_values().collect())
+}
+
+fn collect_process(pid: i32, found: &mut BTreeMap<PathBuf, OpenFile>) -> Result<(), ProcError> {
+    let process = ProcessEntry::new(pid)?;
+    for descriptor in process.fd()? {
+        let descriptor = descriptor?;
+        if let FDTarget::Path(path) = descriptor.target {
+            let link = PathBuf::from(format!("/proc/{pid}/fd/{}", descriptor.fd));
+            let flags = descriptor_flags(pid, descriptor.fd)?;
+            if let Ok(metadata) = fs::metadata(link) {
+                note(found, &path, &metadata, access_of(flags));
+            }
+        }
+    }
+    for map in process.maps()? {
+        let MMapPath::Path(path) = map.pathname else {
+            continue;
+        };
+        let shared_writable = map
+            .perms
+            .contains(MMPermissions::SHARED | MMPermissions::WRITE);
+        let access = if shared_writable {
+            Access::Update
+        } else {
+            Access::Map
+        };
+        if found.get(&path).is_some_and(|known| known.access >= access) {
+            continue;
+        }
+        match fs::metadata(&path) {
+            Ok(metadata) if metadata.ino() == map.inode => note(found, &path, &metadata, access),
+            // Unlinked or replaced since it was mapped: CRIU keeps such a file, or says why it cannot.
+            Ok(_) | Err(_) => {}
+        }
+    }
+    Ok(())
+}
+
+fn descriptor_flags(pid: i32, descriptor: i32) -> Result<OFlag, ProcError> {
+    let path = format!("/proc/{pid}/fdinfo/{descriptor}");
+    let text = fs::read_to_string(path).map_err(|error| ProcError::Io(error, None))?;
+    let octal = text
+        .lines()
+        .find_map(|line| line.strip_prefix("flags:"))
+        .unwrap_or_default();
+    let bits = i32::from_str_radix(octal.trim(), 8)
+        .map_err(|error| ProcError::Other(error.to_string()))?;
+    Ok(OFlag::from_bits_truncate(bits))
+}
+
+fn access_of(flags: OFlag) -> Access {
+    match flags & OFlag::O_ACCMODE {
+        OFlag::O_RDWR => Access::Update,
+        OFlag::O_WRONLY => Access::Write,
+        _ => Access::Read,
+    }
+}
+
+fn note(found: &mut BTreeMap<PathBuf, OpenFile>, path: &Path, metadata: &Metadata, access: Access) {
+    if !metadata.is_file() || metadata.nlink() == 0 || !path.is_absolute() {
+        return;
+    }
+    let file = found.entry(path.to_owned()).or_insert_with(|| OpenFile {
+        path: path.to_owned(),
+        access,
+        inode: metadata.ino(),
+        size: metadata.size(),
+        modified_ns: metadata.mtime() * 1_000_000_000 + metadata.mtime_nsec(),
+        mode: metadata.mode() & 0o7777,
+        owner: (metadata.uid(), metadata.gid()),
+        in_memory: access > Access::Map && in_memory(path),
+        content: None,
+    });
+    if access > file.access {
+        file.access = access;
+        file.in_memory = access > Access::Map && in_memory(path);
+    }
+}
+
+fn in_memory(path: &Path) -> bool {
+    statfs(path).is_ok_and(|about| about.filesystem_type() == TMPFS_MAGIC)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::io::Write;
+
+    #[test]
+    fn own_files_are_listed_with_their_access_and_size() {
+        let folder = tempfile::tempdir().unwrap();
+        let (log, both, gone) = (
+            folder.path().join("log"),
+            folder.path().join("both"),
+            folder.path().join("gone"),
+        );
+        let mut log_file = File::create(&log).unwrap();
+        log_file.write_all(b"hello").unwrap();
+        let _both = File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(&both)
+            .unwrap();
+        let _reader = File::open(&log).unwrap();
+        let _gone = File::create(&gone).unwrap();
+        fs::remove_file(&gone).unwrap();
+
+        let me = i32::try_from(std::process::id()).unwrap();
+        let files = collect(&[me]).unwrap();
+        let of = |path: &Path| files.iter().find(|file| file.path == path);
+        assert_eq!(
+            of(&log).map(|file| (file.access, file.size)),
+            Some((Access::Write, 5))
+        );
+        assert_eq!(of(&both).map(|file| file.access), Some(Access::Update));
+        assert!(of(&gone).is_none());
+        assert!(files.iter().any(|file| file.access == Access::Map));
+    }
+}

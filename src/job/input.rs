@@ -1,0 +1,314 @@
+//! The job's stdin: the caller's, through a pipe of ours.
+//!
+//! What the job had read at a snapshot is known, and what came after it is
+//! remembered, so that a restored job reads the same bytes again.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, IsTerminal, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal};
+use serde::{Deserialize, Serialize};
+
+/// Input that is remembered for a restore. A job that reads more between two snapshots cannot read
+/// it again; it then goes on with what comes next.
+const JOURNAL_BYTES_MAX: usize = 16 << 20;
+const READ_BYTES: usize = 64 << 10;
+
+nix::ioctl_read_bad!(
+    /// Bytes that wait in a pipe.
+    bytes_in_pipe, nix::libc::FIONREAD, nix::libc::c_int
+);
+
+/// Where stdin stood at a snapshot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InputMark {
+    /// Bytes that the job had read.
+    pub position: u64,
+    /// Inode of the pipe; CRIU knows the pipe by it. 0 when stdin is `/dev/null`.
+    pub pipe: u64,
+}
+
+/// The job's standard input.
+#[derive(Debug)]
+pub struct Input {
+    shared: Option<Arc<Shared>>,
+    pipe: u64,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Our end of the job's pipe.
+    sink: Option<File>,
+    /// The job has its end. Before, ours must stay open: who opens a pipe for reading waits for a writer.
+    opened: bool,
+    /// The newest input, up to position `end`.
+    journal: VecDeque<u8>,
+    /// Bytes that came from the caller.
+    end: u64,
+    /// Bytes given to the job, as an uninterrupted run counts them.
+    given: u64,
+    /// The caller's input has ended.
+    ended: bool,
+    /// We are in the background of the terminal, which gives no input there.
+    refused: bool,
+}
+
+impl Input {
+    /// Stdin from `source`, or `/dev/null` when there is nothing to pass through.
+    ///
+    /// # Errors
+    /// When no thread can be started.
+    pub fn new(source: Option<File>) -> io::Result<Self> {
+        let Some(source) = source else {
+            return Ok(Self {
+                shared: None,
+                pipe: 0,
+            });
+        };
+        let shared = Arc::new(Shared {
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        let (reading, giving) = (Arc::clone(&shared), Arc::clone(&shared));
+        thread::Builder::new()
+            .name("stdin-read".to_owned())
+            .spawn(move || reading.read(source))?;
+        thread::Builder::new()
+            .name("stdin-give".to_owned())
+            .spawn(move || giving.give())?;
+        Ok(Self {
+            shared: Some(shared),
+            pipe: 0,
+        })
+    }
+
+    /// What the caller gave as stdin: a pipe, a file, a socket or a terminal, but not `/dev/null` or nothing.
+    #[must_use]
+    pub fn callers() -> Option<File> {
+        let stdin = io::stdin();
+        let source = File::from(stdin.as_fd().try_clone_to_owned().ok()?);
+        let kind = source.metadata().ok()?.mode() & nix::libc::S_IFMT;
+        let device = kind == nix::libc::S_IFCHR || kind == nix::libc::S_IFBLK;
+        (!device || stdin.is_terminal()).then_some(source)
+    }
+
+    /// Gives the job a new pipe; returns the job's end.
+    ///
+    /// # Errors
+    /// When no pipe can be made or `/dev/null` cannot be opened.
+    pub fn connect(&mut self) -> io::Result<OwnedFd> {
+        let Some(shared) = &self.shared else {
+            return Ok(File::open("/dev/null")?.into());
+        };
+        let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
+        fcntl(&write, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+        let sink = File::from(write);
+        self.pipe = sink.metadata()?.ino();
+        let mut state = shared.lock();
+        state.sink = Some(sink);
+        state.opened = false;
+        Ok(read)
+    }
+
+    /// Starts to give: the job (or CRIU, for it) has opened its end.
+    pub fn open(&self) {
+        if let Some(shared) = &self.shared {
+            shared.lock().opened = true;
+            shared.changed.notify_all();
+        }
+    }
+
+    /// We may be in the terminal's foreground again: input that was refused is asked for anew.
+    pub fn resume(&self) {
+        if let Some(shared) = &self.shared {
+            shared.lock().refused = false;
+            shared.changed.notify_all();
+        }
+    }
+
+    /// Where the job stands in its input. Exact while it stands still.
+    ///
+    /// # Errors
+    /// When the pipe cannot be asked.
+    pub fn mark(&self) -> io::Result<InputMark> {
+        let Some(shared) = &self.shared else {
+            return Ok(InputMark::default());
+        };
+        let state = shared.lock();
+        let waiting = state.sink.as_ref().map_or(Ok(0), waiting_in)?;
+        Ok(InputMark {
+            position: state.given - waiting,
+            pipe: self.pipe,
+        })
+    }
+
+    /// Goes on from `mark`: what the job reads next is what it read then. False when that is forgotten.
+    #[must_use]
+    pub fn rewind(&self, mark: &InputMark) -> bool {
+        let Some(shared) = &self.shared else {
+            return true;
+        };
+        let mut state = shared.lock();
+        state.sink = None;
+        let oldest = state.end - state.journal.len() as u64;
+        let known = (oldest..=state.end).contains(&mark.position);
+        state.given = if known { mark.position } else { state.end };
+        known
+    }
+}
+
+#[allow(unsafe_code, reason = "ioctl")]
+fn waiting_in(pipe: &File) -> io::Result<u64> {
+    use std::os::fd::AsRawFd;
+    let mut bytes = 0;
+    // SAFETY: the kernel writes one int to a valid pointer.
+    unsafe { bytes_in_pipe(pipe.as_raw_fd(), &raw mut bytes) }?;
+    Ok(u64::try_from(bytes).unwrap_or(0))
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the caller's input as the job takes it, no faster.
+    fn read(&self, mut source: File) {
+        let mut buffer = vec![0; READ_BYTES];
+        // With the signal blocked, a read from the background fails instead of stopping us and the job.
+        let mut background_read = SigSet::empty();
+        background_read.add(Signal::SIGTTIN);
+        let _ = background_read.thread_block();
+        loop {
+            let mut state = self.lock();
+            while state.end > state.given || state.sink.is_none() || state.refused {
+                state = self
+                    .changed
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner);
+            }
+            drop(state);
+            let result = source.read(&mut buffer);
+            let mut state = self.lock();
+            let got = match result {
+                Ok(got) => got,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error)
+                    if error.raw_os_error() == Some(Errno::EIO as i32) && source.is_terminal() =>
+                {
+                    state.refused = true;
+                    continue;
+                }
+                Err(_) => 0,
+            };
+            state.ended = got == 0;
+            state.end += got as u64;
+            state.journal.extend(&buffer[..got]);
+            let excess = state.journal.len().saturating_sub(JOURNAL_BYTES_MAX);
+            state.journal.drain(..excess);
+            self.changed.notify_all();
+            if got == 0 {
+                return;
+            }
+        }
+    }
+
+    fn give(&self) {
+        let mut state = self.lock();
+        loop {
+            let behind = usize::try_from(state.end - state.given).unwrap_or(usize::MAX);
+            if behind == 0 && state.ended && state.opened {
+                state.sink = None; // the job sees the end
+            }
+            let Some(sink) = state
+                .sink
+                .as_ref()
+                .filter(|_| behind > 0)
+                .and_then(|sink| sink.try_clone().ok())
+            else {
+                state = self
+                    .changed
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            let start = state.journal.len() - behind;
+            let piece: Vec<u8> = state
+                .journal
+                .range(start..)
+                .take(READ_BYTES)
+                .copied()
+                .collect();
+            match (&sink).write(&piece) {
+                Ok(got) => state.given += got as u64,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    drop(state);
+                    wait_writable(&sink);
+                    state = self.lock();
+                }
+                // The job closed its stdin or is gone: a restored one gets a new pipe.
+                Err(_) => state.sink = None,
+            }
+            self.changed.notify_all();
+        }
+    }
+}
+
+fn wait_writable(sink: &File) {
+    let mut watched = [PollFd::new(sink.as_fd(), PollFlags::POLLOUT)];
+    while poll(&mut watched, PollTimeout::NONE) == Err(Errno::EINTR) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_restored_job_reads_the_same_bytes_again_and_then_the_rest() {
+        let (source, mut caller) = io::pipe().unwrap();
+        let mut input = Input::new(Some(File::from(OwnedFd::from(source)))).unwrap();
+        let mut job = File::from(input.connect().unwrap());
+        input.open();
+        caller.write_all(b"abcdef").unwrap();
+        let mut two = [0; 2];
+        job.read_exact(&mut two).unwrap();
+        let mut marked = input.mark().unwrap();
+        assert_eq!(marked.position, 2);
+        marked.pipe = 0;
+        job.read_exact(&mut two).unwrap();
+        drop(job);
+
+        assert!(input.rewind(&marked));
+        let mut job = File::from(input.connect().unwrap());
+        input.open();
+        caller.write_all(b"gh").unwrap();
+        drop(caller);
+        let mut rest = String::new();
+        job.read_to_string(&mut rest).unwrap();
+        assert_eq!(rest, "cdefgh");
+    }
+
+    #[test]
+    fn without_a_caller_the_job_reads_nothing() {
+        let mut input = Input::new(None).unwrap();
+        let mut text = String::new();
+        File::from(input.connect().unwrap())
+            .read_to_string(&mut text)
+            .unwrap();
+        assert_eq!(text, "");
+        assert_eq!(input.mark().unwrap(), InputMark::default());
+    }
+}

@@ -1,0 +1,312 @@
+//! The job's stdout or stderr: from its pipe to ours, bytes untouched and unbuffered.
+//!
+//! A thread delivers; whoever takes a snapshot pulls what is left in the pipe
+//! while the job stands still, so that the position of the stream is exact.
+//! One `Output` lives as long as the run; each start of the job gives it a new pipe.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use serde::{Deserialize, Serialize};
+
+use super::replay::Replay;
+
+/// Bytes taken from the pipe at once: all that the default pipe holds.
+const READ_BYTES: usize = 64 << 10;
+
+/// Where a stream stood at a snapshot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OutputMark {
+    /// Bytes that the job had written, as an uninterrupted run counts them.
+    pub position: u64,
+    /// Inode of the pipe; CRIU knows the pipe by it.
+    pub pipe: u64,
+    /// Our own output, where it is a regular file that we can cut.
+    pub file: Option<FilePosition>,
+}
+
+/// A place in a regular file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FilePosition {
+    /// Inode number.
+    pub inode: u64,
+    /// Offset, bytes.
+    pub offset: u64,
+}
+
+/// One output stream of the job.
+#[derive(Debug)]
+pub struct Output {
+    shared: Arc<Shared>,
+    relay: Option<JoinHandle<()>>,
+    pipe: u64,
+}
+
+#[derive(Debug)]
+struct Shared {
+    sink: File,
+    /// The sink is a regular file that nobody else of ours writes to: it can be cut.
+    cuttable: bool,
+    state: Mutex<State>,
+    delivered: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    source: Option<File>,
+    replay: Replay,
+    /// Pulled, not yet delivered.
+    pending: VecDeque<Vec<u8>>,
+    delivering: bool,
+}
+
+impl Output {
+    /// An output that goes to `sink`. `cuttable` says that a regular file may be cut at a restore;
+    /// it must not be when our own messages go there too.
+    #[must_use]
+    pub fn new(sink: OwnedFd, cuttable: bool) -> Self {
+        let sink = File::from(sink);
+        let cuttable = cuttable && sink.metadata().is_ok_and(|metadata| metadata.is_file());
+        let shared = Shared {
+            sink,
+            cuttable,
+            state: Mutex::default(),
+            delivered: Condvar::new(),
+        };
+        Self {
+            shared: Arc::new(shared),
+            relay: None,
+            pipe: 0,
+        }
+    }
+
+    /// Gives the job a new pipe and starts to deliver from it; returns the job's end.
+    ///
+    /// # Errors
+    /// When no pipe or thread can be made.
+    pub fn connect(&mut self) -> io::Result<OwnedFd> {
+        let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
+        fcntl(&read, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+        let source = File::from(read);
+        self.pipe = source.metadata()?.ino();
+        let waiting = source.try_clone()?;
+        self.shared.lock().source = Some(source);
+        let shared = Arc::clone(&self.shared);
+        self.relay = Some(
+            thread::Builder::new()
+                .name("output".to_owned())
+                .spawn(move || shared.relay(&waiting))?,
+        );
+        Ok(write)
+    }
+
+    /// Pulls everything out of the pipe and tells where the stream stands. Exact while the job stands still.
+    ///
+    /// # Errors
+    /// When the pipe cannot be read.
+    pub fn mark(&self) -> io::Result<OutputMark> {
+        let mut state = self.shared.lock();
+        while state.pull()? {}
+        let position = state.replay.position();
+        let file = if self.shared.cuttable {
+            Some(self.shared.file_position(state)?)
+        } else {
+            None
+        };
+        Ok(OutputMark {
+            position,
+            pipe: self.pipe,
+            file,
+        })
+    }
+
+    /// Waits until everything that a dead job wrote is delivered. Ends when no process holds the pipe.
+    pub fn drain(&mut self) {
+        if let Some(relay) = self.relay.take() {
+            // A relay that panicked has nothing more to deliver.
+            let _ = relay.join();
+        }
+    }
+
+    /// Sets the stream back to `mark`: cuts our own file, or gets ready to hold the repetition back.
+    /// Call after [`Output::drain`]. `same_run` is false when another supervisor made the mark.
+    ///
+    /// # Errors
+    /// When our file cannot be cut.
+    pub fn rewind(&self, mark: &OutputMark, same_run: bool) -> io::Result<()> {
+        let mut state = self.shared.lock();
+        if let Some(there) = mark.file.filter(|_| self.shared.cuttable) {
+            let metadata = self.shared.sink.metadata()?;
+            if metadata.ino() == there.inode && metadata.size() >= there.offset {
+                self.shared.sink.set_len(there.offset)?;
+                (&self.shared.sink).seek(SeekFrom::Start(there.offset))?;
+                state.replay.forget(mark.position);
+                return Ok(());
+            }
+        }
+        if same_run {
+            state.replay.rewind(mark.position)
+        } else {
+            state.replay.forget(mark.position)
+        }
+        Ok(())
+    }
+
+    /// Whether a line of ours would stand at the start of a line, after the job's.
+    #[must_use]
+    pub fn at_line_start(&self) -> bool {
+        self.shared.lock().replay.at_line_start()
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn relay(&self, source: &File) {
+        loop {
+            let mut watched = [PollFd::new(source.as_fd(), PollFlags::POLLIN)];
+            match poll(&mut watched, PollTimeout::NONE) {
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(_) => return,
+            }
+            let more = self.lock().pull();
+            self.deliver();
+            match more {
+                Ok(true) => {}
+                Ok(false)
+                    if watched[0]
+                        .revents()
+                        .is_some_and(|events| events.contains(PollFlags::POLLIN)) => {}
+                Ok(false) | Err(_) => return,
+            }
+        }
+    }
+
+    /// Writes all that is pending. The lock is not held meanwhile: a slow reader of ours must not stop a snapshot.
+    fn deliver(&self) {
+        let mut state = self.lock();
+        state.delivering = true;
+        while let Some(bytes) = state.pending.pop_front() {
+            drop(state);
+            // A reader that went away is no reason to stop the job; a write into the void is what it gets elsewhere too.
+            let _ = (&self.sink).write_all(&bytes);
+            state = self.lock();
+        }
+        state.delivering = false;
+        self.delivered.notify_all();
+    }
+
+    /// Where our own file stands once everything pulled is in it.
+    fn file_position(&self, mut state: MutexGuard<'_, State>) -> io::Result<FilePosition> {
+        while state.delivering {
+            state = self
+                .delivered
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        while let Some(bytes) = state.pending.pop_front() {
+            (&self.sink).write_all(&bytes)?;
+        }
+        Ok(FilePosition {
+            inode: self.sink.metadata()?.ino(),
+            offset: (&self.sink).stream_position()?,
+        })
+    }
+}
+
+impl State {
+    /// Takes what the pipe holds, up to one read; false when it is empty or has ended.
+    fn pull(&mut self) -> io::Result<bool> {
+        let Some(source) = &mut self.source else {
+            return Ok(false);
+        };
+        let mut buffer = vec![0; READ_BYTES];
+        match source.read(&mut buffer) {
+            Ok(0) => Ok(false),
+            Ok(got) => {
+                let fresh = self.replay.take(&buffer[..got]);
+                if !fresh.is_empty() {
+                    self.pending.push_back(fresh);
+                }
+                Ok(true)
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_written_before_the_mark_is_counted_and_delivered() {
+        let (mut heard, sink) = io::pipe().unwrap();
+        let mut output = Output::new(sink.into(), true);
+        let mut job = File::from(output.connect().unwrap());
+        job.write_all(b"hello\n").unwrap();
+        let mark = output.mark().unwrap();
+        assert_eq!((mark.position, mark.file), (6, None));
+        drop(job);
+        output.drain();
+        let mut text = [0; 6];
+        heard.read_exact(&mut text).unwrap();
+        assert_eq!(&text, b"hello\n");
+    }
+
+    #[test]
+    fn our_own_file_is_cut_back_to_the_mark() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut output = Output::new(file.reopen().unwrap().into(), true);
+        let mut job = File::from(output.connect().unwrap());
+        job.write_all(b"one\n").unwrap();
+        let mark = output.mark().unwrap();
+        job.write_all(b"two, at 12:00\n").unwrap();
+        drop(job);
+        output.drain();
+        assert_eq!(
+            std::fs::read_to_string(file.path()).unwrap(),
+            "one\ntwo, at 12:00\n"
+        );
+        output.rewind(&mark, true).unwrap();
+        let mut job = File::from(output.connect().unwrap());
+        job.write_all(b"two, at 12:01\n").unwrap();
+        drop(job);
+        output.drain();
+        assert_eq!(
+            std::fs::read_to_string(file.path()).unwrap(),
+            "one\ntwo, at 12:01\n"
+        );
+    }
+
+    #[test]
+    fn a_slow_reader_of_ours_does_not_keep_the_mark_waiting() {
+        let (heard, sink) = io::pipe().unwrap();
+        let mut output = Output::new(sink.into(), true);
+        let job = File::from(output.connect().unwrap());
+        fcntl(&job, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
+        let mut written = 0;
+        // Fill everything up to the reader who does not read: the mark must still come.
+        loop {
+            match (&job).write(&[b'x'; 4096]) {
+                Ok(got) => written += got as u64,
+                Err(_) if output.shared.lock().delivering => break,
+                Err(_) => thread::yield_now(),
+            }
+        }
+        assert_eq!(output.mark().unwrap().position, written);
+        drop((job, heard));
+        output.drain();
+    }
+}

@@ -1,0 +1,171 @@
+//! Which of a restored job's output was already delivered before the crash.
+//!
+//! A restored job repeats what it said between the snapshot and the crash. What
+//! was written to a pipe or a terminal cannot be taken back, so the repetition
+//! is held back instead, line by line, as long as it is the same to the byte.
+//! The first line that differs ends it: from there on everything is delivered.
+
+use std::collections::VecDeque;
+
+/// Delivered output that is remembered, per stream. A job that says more between two snapshots has
+/// its repetition delivered a second time.
+const HISTORY_BYTES_MAX: usize = 4 << 20;
+
+/// The newest delivered bytes of one stream, and where a repetition stands.
+#[derive(Debug, Default)]
+pub(super) struct Replay {
+    /// The newest bytes, up to position `end`.
+    history: VecDeque<u8>,
+    /// Bytes of the stream that were delivered, as an uninterrupted run counts them.
+    end: u64,
+    /// Position of the next byte from the job; behind `end` while it repeats itself.
+    next: u64,
+    /// The repetition's unfinished line, equal to the history so far.
+    held: Vec<u8>,
+}
+
+impl Replay {
+    /// Position of the next byte from the job.
+    pub fn position(&self) -> u64 {
+        self.next
+    }
+
+    /// Whether the last delivered byte ended a line.
+    pub fn at_line_start(&self) -> bool {
+        self.history.back().is_none_or(|byte| is_line_end(*byte))
+    }
+
+    /// The job goes on from `position`; later output is a repetition where it is remembered.
+    pub fn rewind(&mut self, position: u64) {
+        self.held.clear();
+        let oldest = self.end - self.history.len() as u64;
+        if (oldest..=self.end).contains(&position) {
+            self.next = position;
+        } else {
+            self.forget(position);
+        }
+    }
+
+    /// The output was taken back to `position` by other means; nothing will be repeated.
+    pub fn forget(&mut self, position: u64) {
+        self.history.clear();
+        self.held.clear();
+        self.end = position;
+        self.next = position;
+    }
+
+    /// Takes bytes from the job, returns those to deliver.
+    pub fn take(&mut self, bytes: &[u8]) -> Vec<u8> {
+        let mut fresh = Vec::new();
+        let mut rest = bytes;
+        while let Some((&byte, after)) = rest.split_first() {
+            if self.next == self.end {
+                break;
+            }
+            rest = after;
+            let behind = usize::try_from(self.end - self.next).unwrap_or(usize::MAX);
+            if self
+                .history
+                .len()
+                .checked_sub(behind)
+                .and_then(|index| self.history.get(index))
+                != Some(&byte)
+            {
+                // The repetition ends here: its unfinished line is new after all.
+                fresh.append(&mut self.held);
+                fresh.push(byte);
+                self.next = self.end;
+                break;
+            }
+            self.next += 1;
+            self.held.push(byte);
+            if is_line_end(byte) || self.next == self.end {
+                self.held.clear();
+            }
+        }
+        fresh.extend_from_slice(rest);
+        self.delivered(&fresh);
+        fresh
+    }
+
+    fn delivered(&mut self, bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
+        }
+        self.history.extend(bytes);
+        let excess = self.history.len().saturating_sub(HISTORY_BYTES_MAX);
+        self.history.drain(..excess);
+        self.end += bytes.len() as u64;
+        self.next = self.end;
+    }
+}
+
+fn is_line_end(byte: u8) -> bool {
+    byte == b'\n' || byte == b'\r'
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_repetition_is_held_back_and_the_stream_goes_on_where_it_was() {
+        let mut replay = Replay::default();
+        assert_eq!(replay.take(b"1\n2\n"), b"1\n2\n");
+        let mark = replay.position();
+        assert_eq!(replay.take(b"3\n4"), b"3\n4");
+        replay.rewind(mark);
+        assert_eq!(replay.take(b"3\n"), b"");
+        assert_eq!(replay.take(b"4\n5\n"), b"\n5\n");
+    }
+
+    #[test]
+    fn a_line_that_differs_is_delivered_whole() {
+        let mut replay = Replay::default();
+        replay.take(b"loss 0.5\nloss 0.4\n");
+        replay.rewind(0);
+        assert_eq!(
+            replay.take(b"loss 0.5\nloss 0.3\nend\n"),
+            b"loss 0.3\nend\n"
+        );
+    }
+
+    #[test]
+    fn output_longer_ago_than_is_remembered_is_delivered_again() {
+        let mut replay = Replay::default();
+        replay.take(b"start\n");
+        replay.take(&vec![b'x'; HISTORY_BYTES_MAX]);
+        replay.rewind(0);
+        assert_eq!(replay.take(b"start\n"), b"start\n");
+    }
+
+    proptest! {
+        #[test]
+        fn a_deterministic_job_is_heard_once_however_often_it_is_restored(
+            text in proptest::collection::vec(prop_oneof![Just(b'\n'), Just(b'a'), Just(b'b')], 0..200),
+            crashes in proptest::collection::vec((0usize..200, 0usize..200), 0..6),
+            piece in 1usize..20,
+        ) {
+            let mut replay = Replay::default();
+            let mut heard = Vec::new();
+            let run = |replay: &mut Replay, heard: &mut Vec<u8>, from: usize, to: usize| {
+                for part in text[from.min(to)..to].chunks(piece) {
+                    heard.extend(replay.take(part));
+                }
+            };
+            let mut at = 0;
+            for (snapshot, crash) in crashes {
+                let snapshot = at.max(snapshot.min(text.len()));
+                run(&mut replay, &mut heard, at, snapshot);
+                prop_assert_eq!(replay.position(), snapshot as u64);
+                let crash = snapshot.max(crash.min(text.len()));
+                run(&mut replay, &mut heard, snapshot, crash);
+                replay.rewind(snapshot as u64);
+                at = snapshot;
+            }
+            run(&mut replay, &mut heard, at, text.len());
+            prop_assert_eq!(heard, text);
+        }
+    }
+}

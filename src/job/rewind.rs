@@ -1,0 +1,386 @@
+//! Puts the files that the job writes back to their state at the snapshot.
+//!
+//! First a plan, which looks at everything and touches nothing; then its
+//! execution. What is cut off or overwritten is kept aside.
+
+use std::fs::{self, File};
+use std::io::{self, Seek, SeekFrom, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+
+use super::files::{Access, OpenFile};
+
+/// Why the files cannot be put back, or could not.
+#[derive(Debug, thiserror::Error)]
+pub enum RewindError {
+    /// A file that the job had open is not there any more.
+    #[error("find {}, which the job had open at the snapshot: put it back, or restore an older image", .0.display())]
+    Vanished(PathBuf),
+    /// Another file has its name.
+    #[error("go on with {}: it was replaced by another file since the snapshot; put the old one back", .0.display())]
+    Replaced(PathBuf),
+    /// It has fewer bytes than at the snapshot.
+    #[error("go on with {}: it shrank from {then} to {now} bytes since the snapshot; put the old content back", path.display())]
+    Shrank {
+        /// The file.
+        path: PathBuf,
+        /// Bytes at the snapshot.
+        then: u64,
+        /// Bytes now.
+        now: u64,
+    },
+    /// A file that the job only reads has changed.
+    #[error("go on with {}: the job reads it, and it changed since the snapshot ({then} bytes then, {now} now); put the old one back", path.display())]
+    Changed {
+        /// The file.
+        path: PathBuf,
+        /// Bytes at the snapshot.
+        then: u64,
+        /// Bytes now.
+        now: u64,
+    },
+    /// A system call failed.
+    #[error("{operation} {}", path.display())]
+    System {
+        /// What was tried.
+        operation: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// What will be done, in order.
+#[derive(Debug, Default)]
+pub struct Plan {
+    steps: Vec<Step>,
+}
+
+#[derive(Debug)]
+struct Step {
+    file: OpenFile,
+    action: Action,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Action {
+    /// Cut the file down to its size at the snapshot.
+    Cut,
+    /// Put the kept content back.
+    Refill,
+    /// Make the file anew from the kept content.
+    Recreate,
+}
+
+/// Something that was cut off a file, and where it is now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CutAway {
+    /// The job's file.
+    pub path: PathBuf,
+    /// Bytes kept aside.
+    pub bytes: u64,
+    /// The file that holds them.
+    pub kept: PathBuf,
+}
+
+/// Compares the files with their state at the snapshot. Touches nothing.
+///
+/// # Errors
+/// The first file that cannot be put back.
+pub fn plan(files: &[OpenFile]) -> Result<Plan, RewindError> {
+    let mut plan = Plan::default();
+    for file in files {
+        if let Some(action) = action_for(file)? {
+            plan.steps.push(Step {
+                file: file.clone(),
+                action,
+            });
+        }
+    }
+    Ok(plan)
+}
+
+fn action_for(file: &OpenFile) -> Result<Option<Action>, RewindError> {
+    let metadata = match fs::metadata(&file.path) {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return if file.content.is_some() {
+                Ok(Some(Action::Recreate))
+            } else {
+                Err(RewindError::Vanished(file.path.clone()))
+            };
+        }
+        Err(error) => return Err(system("look at", &file.path)(error)),
+    };
+    let (then, now) = (file.size, metadata.size());
+    match file.access {
+        Access::Read if then != now => Err(RewindError::Changed {
+            path: file.path.clone(),
+            then,
+            now,
+        }),
+        Access::Map
+            if then != now
+                || file.modified_ns != metadata.mtime() * 1_000_000_000 + metadata.mtime_nsec() =>
+        {
+            Err(RewindError::Changed {
+                path: file.path.clone(),
+                then,
+                now,
+            })
+        }
+        Access::Read | Access::Map => Ok(None),
+        Access::Write | Access::Update if metadata.ino() != file.inode => {
+            Err(RewindError::Replaced(file.path.clone()))
+        }
+        Access::Write | Access::Update if file.content.is_some() => Ok(Some(Action::Refill)),
+        Access::Write | Access::Update if now < then => Err(RewindError::Shrank {
+            path: file.path.clone(),
+            then,
+            now,
+        }),
+        Access::Write | Access::Update => Ok((now > then).then_some(Action::Cut)),
+    }
+}
+
+impl Plan {
+    /// Executes the plan. `content` writes a kept content (by its stream name) into a file; `aside`
+    /// is a folder for what is cut off, made when it is needed.
+    ///
+    /// # Errors
+    /// The first step that fails; the steps before it are done, and doing them again is harmless.
+    pub fn execute(
+        self,
+        aside: &Path,
+        content: impl Fn(&str, &mut File) -> io::Result<()>,
+    ) -> Result<Vec<CutAway>, RewindError> {
+        let mut cut = Vec::new();
+        for (index, Step { file, action }) in self.steps.into_iter().enumerate() {
+            let name = file
+                .path
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned();
+            let kept = aside.join(format!("{index}-{name}"));
+            match action {
+                Action::Cut => cut.extend(cut_off(&file, file.size, kept)?),
+                Action::Refill => {
+                    cut.extend(cut_off(&file, file.size.min(size_of(&file.path)?), kept)?);
+                    let mut target = open(&file.path)?;
+                    refill(&file, &mut target, &content)?;
+                }
+                Action::Recreate => {
+                    let mut target = File::options()
+                        .write(true)
+                        .create_new(true)
+                        .mode(0o600)
+                        .open(&file.path)
+                        .map_err(system("make anew", &file.path))?;
+                    refill(&file, &mut target, &content)?;
+                    chown(&file.path, Some(file.owner.0), Some(file.owner.1))
+                        .map_err(system("set the owner of", &file.path))?;
+                    fs::set_permissions(&file.path, fs::Permissions::from_mode(file.mode))
+                        .map_err(system("set the mode of", &file.path))?;
+                }
+            }
+        }
+        Ok(cut)
+    }
+}
+
+fn size_of(path: &Path) -> Result<u64, RewindError> {
+    fs::metadata(path)
+        .map(|metadata| metadata.size())
+        .map_err(system("look at", path))
+}
+
+fn open(path: &Path) -> Result<File, RewindError> {
+    // The recorded path was free of links; one that is there now leads elsewhere.
+    let no_link = nix::libc::O_NOFOLLOW;
+    File::options()
+        .read(true)
+        .write(true)
+        .custom_flags(no_link)
+        .open(path)
+        .map_err(system("open", path))
+}
+
+/// Moves everything from `size` on into `kept`. `None` when there is nothing.
+fn cut_off(file: &OpenFile, size: u64, kept: PathBuf) -> Result<Option<CutAway>, RewindError> {
+    let mut source = open(&file.path)?;
+    source
+        .seek(SeekFrom::Start(size))
+        .map_err(system("read", &file.path))?;
+    if size_of(&file.path)? <= size {
+        return Ok(None);
+    }
+    if let Some(folder) = kept.parent() {
+        fs::create_dir_all(folder).map_err(system("make the folder", folder))?;
+    }
+    let mut target = File::options()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&kept)
+        .map_err(system("write", &kept))?;
+    let bytes =
+        io::copy(&mut source, &mut target).map_err(system("keep aside the end of", &file.path))?;
+    target.sync_all().map_err(system("write", &kept))?;
+    source.set_len(size).map_err(system("cut", &file.path))?;
+    Ok(Some(CutAway {
+        path: file.path.clone(),
+        bytes,
+        kept,
+    }))
+}
+
+fn refill(
+    file: &OpenFile,
+    target: &mut File,
+    content: &impl Fn(&str, &mut File) -> io::Result<()>,
+) -> Result<(), RewindError> {
+    let Some(stream) = &file.content else {
+        return Ok(());
+    };
+    target
+        .seek(SeekFrom::Start(0))
+        .map_err(system("write", &file.path))?;
+    content(stream, target).map_err(system("put back the content of", &file.path))?;
+    target
+        .set_len(file.size)
+        .map_err(system("cut", &file.path))?;
+    target.flush().map_err(system("write", &file.path))
+}
+
+fn system(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> RewindError + use<> {
+    let path = path.to_owned();
+    move |source| RewindError::System {
+        operation,
+        path,
+        source,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn recorded(path: &Path, access: Access, content: Option<&str>) -> OpenFile {
+        let metadata = fs::metadata(path).unwrap();
+        OpenFile {
+            path: path.to_owned(),
+            access,
+            inode: metadata.ino(),
+            size: metadata.size(),
+            modified_ns: metadata.mtime() * 1_000_000_000 + metadata.mtime_nsec(),
+            mode: 0o640,
+            owner: (metadata.uid(), metadata.gid()),
+            in_memory: false,
+            content: content.map(str::to_owned),
+        }
+    }
+
+    fn never(_: &str, _: &mut File) -> io::Result<()> {
+        Err(io::ErrorKind::NotFound.into())
+    }
+
+    #[test]
+    fn a_log_that_grew_is_cut_and_its_end_is_kept_aside() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("log");
+        fs::write(&log, "one\n").unwrap();
+        let file = recorded(&log, Access::Write, None);
+        fs::write(&log, "one\ntwo\n").unwrap();
+        let cut = plan(&[file])
+            .unwrap()
+            .execute(&folder.path().join("aside"), never)
+            .unwrap();
+        assert_eq!(fs::read_to_string(&log).unwrap(), "one\n");
+        assert_eq!((cut.len(), cut[0].bytes), (1, 4));
+        assert_eq!(fs::read_to_string(&cut[0].kept).unwrap(), "two\n");
+    }
+
+    #[test]
+    fn a_file_the_job_reads_back_gets_its_old_content() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = folder.path().join("state");
+        fs::write(&state, "0001").unwrap();
+        let file = recorded(&state, Access::Update, Some("files/0"));
+        fs::write(&state, "0002+").unwrap();
+        let refill = |_: &str, target: &mut File| target.write_all(b"0001");
+        plan(&[file])
+            .unwrap()
+            .execute(&folder.path().join("aside"), refill)
+            .unwrap();
+        assert_eq!(fs::read_to_string(&state).unwrap(), "0001");
+    }
+
+    #[test]
+    fn a_file_that_shrank_vanished_or_was_replaced_is_named_and_nothing_is_touched() {
+        let folder = tempfile::tempdir().unwrap();
+        let (grown, bad) = (folder.path().join("grown"), folder.path().join("bad"));
+        fs::write(&grown, "a").unwrap();
+        fs::write(&bad, "content").unwrap();
+        let files = [
+            recorded(&grown, Access::Write, None),
+            recorded(&bad, Access::Write, None),
+        ];
+        fs::write(&grown, "ab").unwrap();
+
+        fs::write(&bad, "con").unwrap();
+        assert!(matches!(
+            plan(&files),
+            Err(RewindError::Shrank {
+                then: 7,
+                now: 3,
+                ..
+            })
+        ));
+        let other = folder.path().join("other");
+        fs::write(&other, "something else").unwrap();
+        fs::rename(&other, &bad).unwrap();
+        assert!(matches!(plan(&files), Err(RewindError::Replaced(path)) if path == bad));
+        fs::remove_file(&bad).unwrap();
+        assert!(matches!(plan(&files), Err(RewindError::Vanished(path)) if path == bad));
+        assert_eq!(fs::read_to_string(&grown).unwrap(), "ab");
+    }
+
+    #[test]
+    fn a_file_in_memory_that_vanished_is_made_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("shared");
+        fs::write(&path, "abc").unwrap();
+        let file = recorded(&path, Access::Update, Some("files/0"));
+        fs::remove_file(&path).unwrap();
+        let refill = |_: &str, target: &mut File| target.write_all(b"abc");
+        plan(&[file])
+            .unwrap()
+            .execute(folder.path(), refill)
+            .unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "abc");
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o640);
+    }
+
+    #[test]
+    fn a_library_that_was_upgraded_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let library = folder.path().join("lib.so");
+        fs::write(&library, "v1").unwrap();
+        let mut file = recorded(&library, Access::Map, None);
+        file.modified_ns -= 1;
+        assert!(matches!(plan(&[file]), Err(RewindError::Changed { path, .. }) if path == library));
+    }
+
+    #[test]
+    fn an_unchanged_file_needs_no_step() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("log");
+        fs::write(&log, "same").unwrap();
+        let file = recorded(&log, Access::Write, None);
+        assert!(plan(&[file]).unwrap().steps.is_empty());
+    }
+}

@@ -1,0 +1,142 @@
+//! The job's processes, read from `/proc`.
+
+use procfs::ProcError;
+use procfs::process::Process as ProcessEntry;
+
+/// Most processes of one job; more is taken for a runaway fork.
+const PROCESSES_MAX: usize = 32_768;
+
+/// Why the process tree could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum TreeError {
+    /// A process of the tree is gone, or `/proc` is not what it should be.
+    #[error("read process {pid} in /proc")]
+    Process {
+        /// Pid as the host sees it.
+        pid: i32,
+        /// The reason.
+        #[source]
+        source: ProcError,
+    },
+    /// The root of the tree is not there.
+    #[error("find the job's first process")]
+    NoRoot,
+    /// More processes than any job has.
+    #[error("read the process tree: more than {PROCESSES_MAX} processes")]
+    TooMany,
+}
+
+/// A process of the job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// Pid as the host sees it.
+    pub host_pid: i32,
+    /// Pid as the job sees it; the same where the job has no PID namespace of its own.
+    pub pid: i32,
+    /// Resident memory, bytes.
+    pub resident: u64,
+}
+
+/// The child of `parent` (a host pid) whose innermost pid is `pid`.
+///
+/// # Errors
+/// [`TreeError::NoRoot`] when there is none.
+pub fn child_with_pid(parent: i32, pid: i32) -> Result<i32, TreeError> {
+    for child in children(parent)? {
+        match describe(child) {
+            Ok(process) if process.pid == pid => return Ok(child),
+            // Another child may end at any moment.
+            Ok(_) | Err(_) => {}
+        }
+    }
+    Err(TreeError::NoRoot)
+}
+
+/// `root` (a host pid) and all its descendants, parents before children.
+///
+/// A process that ends while the tree is read is left out; one that is forked meanwhile may be
+/// missing, unless the tree is frozen.
+///
+/// # Errors
+/// [`TreeError::NoRoot`] when the root is gone.
+pub fn tree(root: i32) -> Result<Vec<Process>, TreeError> {
+    let mut found = vec![describe(root).map_err(|_| TreeError::NoRoot)?];
+    let mut next = 0;
+    while let Some(process) = found.get(next).copied() {
+        next += 1;
+        let Ok(children) = children(process.host_pid) else {
+            continue;
+        };
+        found.extend(children.into_iter().filter_map(|pid| describe(pid).ok()));
+        if found.len() > PROCESSES_MAX {
+            return Err(TreeError::TooMany);
+        }
+    }
+    Ok(found)
+}
+
+fn children(pid: i32) -> Result<Vec<i32>, TreeError> {
+    let read = || -> Result<Vec<i32>, ProcError> {
+        let mut all = Vec::new();
+        for task in ProcessEntry::new(pid)?.tasks()? {
+            // A thread that has ended has no children any more: they went to another one.
+            let Ok(children) = task.and_then(|task| task.children()) else {
+                continue;
+            };
+            all.extend(
+                children
+                    .into_iter()
+                    .filter_map(|child| i32::try_from(child).ok()),
+            );
+        }
+        Ok(all)
+    };
+    read().map_err(|source| TreeError::Process { pid, source })
+}
+
+fn describe(host_pid: i32) -> Result<Process, TreeError> {
+    let read = || -> Result<Process, ProcError> {
+        let entry = ProcessEntry::new(host_pid)?;
+        let pid = entry
+            .status()?
+            .nspid
+            .and_then(|pids| pids.last().copied())
+            .unwrap_or(host_pid);
+        let resident = entry.statm()?.resident * procfs::page_size();
+        Ok(Process {
+            host_pid,
+            pid,
+            resident,
+        })
+    };
+    read().map_err(|source| TreeError::Process {
+        pid: host_pid,
+        source,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_is_in_its_parents_tree() {
+        let me = i32::try_from(std::process::id()).unwrap();
+        let mut child = std::process::Command::new("cat")
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let found = tree(me).unwrap();
+        assert_eq!(found[0].host_pid, me);
+        assert!(
+            found
+                .iter()
+                .any(|process| process.host_pid == pid && process.pid == pid)
+        );
+        assert_eq!(child_with_pid(me, pid).unwrap(), pid);
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert!(matches!(child_with_pid(me, pid), Err(TreeError::NoRoot)));
+    }
+}

@@ -1,0 +1,224 @@
+//! The supervisor's handle on a sandbox: sends requests, hands out events,
+//! and ends it.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::waitpid;
+use nix::unistd::Pid;
+
+use super::Isolation;
+use super::protocol::{Ended, Event, Request, ToolCommand, receive, send};
+use super::spawn::{SpawnError, spawn};
+
+/// Why the sandbox did not do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum SandboxError {
+    /// It could not be started.
+    #[error(transparent)]
+    Spawn(#[from] SpawnError),
+    /// Pid 1 could not do a step.
+    #[error("{operation}: {source}")]
+    Step {
+        /// What was tried.
+        operation: String,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// The connection to pid 1 broke, or it said something unexpected.
+    #[error("talk to the sandbox")]
+    Talk(#[source] io::Error),
+    /// Pid 1 is gone.
+    #[error("reach the sandbox: it has ended")]
+    Gone,
+    /// Another tool runs in it.
+    #[error("run two tools at once in one sandbox")]
+    Busy,
+    /// The tool did not end in time; it has been left running.
+    #[error("wait for the tool: it has not ended after {0:?}")]
+    Slow(Duration),
+}
+
+/// A running sandbox. Dropping the handle ends it: pid 1 sees the end of its control socket.
+#[derive(Debug)]
+pub struct Sandbox {
+    pid: Pid,
+    isolation: Isolation,
+    control: UnixStream,
+    tool_events: Mutex<Receiver<Event>>,
+}
+
+impl Sandbox {
+    /// Starts a sandbox and waits until it stands.
+    ///
+    /// `on_event` is called, on a thread of the sandbox's own, with [`Event::Started`],
+    /// [`Event::JobEnded`] and [`Event::Failed`]; then, once, with `None` when every process of the
+    /// sandbox is gone. Call this from a thread that lives as long as the run: the kernel kills the
+    /// sandbox when the thread that started it ends.
+    ///
+    /// # Errors
+    /// [`SpawnError::NotPermitted`] or a [`SandboxError::Step`] with `EPERM` where namespaces are not allowed.
+    pub fn start(
+        program: &Path,
+        isolation: Isolation,
+        environment: &[(OsString, OsString)],
+        on_event: impl Fn(Option<Event>) + Send + 'static,
+    ) -> Result<Arc<Self>, SandboxError> {
+        let (pid, control) = spawn(program, isolation, environment)?;
+        let first = receive::<Event>(&control).map_err(SandboxError::Talk);
+        match first {
+            Ok(Some((Event::Ready, _))) => {}
+            failed => {
+                let _ = kill(pid, Signal::SIGKILL);
+                let _ = waitpid(pid, None);
+                return Err(match failed {
+                    Ok(Some((Event::Failed { operation, errno }, _))) => SandboxError::Step {
+                        operation,
+                        source: io::Error::from_raw_os_error(errno),
+                    },
+                    Ok(_) => SandboxError::Gone,
+                    Err(error) => error,
+                });
+            }
+        }
+        let (to_tool, tool_events) = channel();
+        let listener = control.try_clone().map_err(SandboxError::Talk)?;
+        thread::Builder::new()
+            .name("sandbox".to_owned())
+            .spawn(move || listen(pid, &listener, &to_tool, on_event))
+            .map_err(SandboxError::Talk)?;
+        Ok(Arc::new(Self {
+            pid,
+            isolation,
+            control,
+            tool_events: Mutex::new(tool_events),
+        }))
+    }
+
+    /// Pid 1 as the host sees it.
+    #[must_use]
+    pub fn pid(&self) -> i32 {
+        self.pid.as_raw()
+    }
+
+    /// Whether the job has namespaces of its own.
+    #[must_use]
+    pub fn isolation(&self) -> Isolation {
+        self.isolation
+    }
+
+    /// Starts the job; [`Event::Started`] or [`Event::Failed`] follows.
+    ///
+    /// # Errors
+    /// When pid 1 cannot be reached.
+    pub fn start_job(
+        &self,
+        command: &[OsString],
+        stdio: &[OwnedFd; 3],
+    ) -> Result<(), SandboxError> {
+        let (program, arguments) = command.split_first().ok_or(SandboxError::Gone)?;
+        let request = Request::Start {
+            program: program.clone(),
+            arguments: arguments.to_vec(),
+        };
+        let descriptors: Vec<RawFd> = stdio.iter().map(AsRawFd::as_raw_fd).collect();
+        send(&self.control, &request, &descriptors).map_err(SandboxError::Talk)
+    }
+
+    /// Sends a signal to the job's process group, or to every process of the job.
+    ///
+    /// # Errors
+    /// When pid 1 cannot be reached.
+    pub fn signal(&self, signal: i32, everyone: bool) -> Result<(), SandboxError> {
+        send(&self.control, &Request::Signal { signal, everyone }, &[]).map_err(SandboxError::Talk)
+    }
+
+    /// Runs a tool in the sandbox. One at a time.
+    ///
+    /// # Errors
+    /// [`SandboxError::Busy`] while another runs; when pid 1 cannot be reached.
+    pub fn run_tool(
+        &self,
+        tool: ToolCommand,
+        descriptors: &[RawFd],
+    ) -> Result<ToolRun<'_>, SandboxError> {
+        let events = self
+            .tool_events
+            .try_lock()
+            .map_err(|_| SandboxError::Busy)?;
+        while events.try_recv().is_ok() {} // the late end of a tool that somebody stopped waiting for
+        send(&self.control, &Request::Run(tool), descriptors).map_err(SandboxError::Talk)?;
+        Ok(ToolRun { events })
+    }
+
+    /// Kills every process in the sandbox. The end is reported as the last event.
+    pub fn kill(&self) {
+        if self.isolation == Isolation::None {
+            // No namespace does it for us. Pid 1's children are stopped from forking by being killed first.
+            let _ = self.signal(Signal::SIGKILL as i32, true);
+        }
+        // A sandbox that is gone is what was wanted.
+        let _ = kill(self.pid, Signal::SIGKILL);
+    }
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        let _ = self.control.shutdown(std::net::Shutdown::Both);
+    }
+}
+
+/// A tool that runs in the sandbox.
+#[derive(Debug)]
+pub struct ToolRun<'a> {
+    events: std::sync::MutexGuard<'a, Receiver<Event>>,
+}
+
+impl ToolRun<'_> {
+    /// Waits until the tool has ended. On [`SandboxError::Slow`] it goes on running.
+    ///
+    /// # Errors
+    /// When the tool could not be started, the sandbox ended, or `limit` has passed.
+    pub fn wait(&self, limit: Duration) -> Result<Ended, SandboxError> {
+        match self.events.recv_timeout(limit) {
+            Ok(Event::ToolEnded(ended)) => Ok(ended),
+            Ok(Event::Failed { operation, errno }) => Err(SandboxError::Step {
+                operation,
+                source: io::Error::from_raw_os_error(errno),
+            }),
+            Ok(Event::Ready | Event::Started(_) | Event::JobEnded(_))
+            | Err(RecvTimeoutError::Disconnected) => Err(SandboxError::Gone),
+            Err(RecvTimeoutError::Timeout) => Err(SandboxError::Slow(limit)),
+        }
+    }
+}
+
+fn listen(
+    pid: Pid,
+    control: &UnixStream,
+    to_tool: &Sender<Event>,
+    on_event: impl Fn(Option<Event>),
+) {
+    while let Ok(Some((event, _))) = receive::<Event>(control) {
+        match event {
+            Event::ToolEnded(_) => drop(to_tool.send(event)),
+            Event::Failed { .. } => {
+                // Only one thing is asked of pid 1 at a time; whoever waits takes it.
+                let _ = to_tool.send(event.clone());
+                on_event(Some(event));
+            }
+            Event::Ready | Event::Started(_) | Event::JobEnded(_) => on_event(Some(event)),
+        }
+    }
+    // The kernel lets us reap pid 1 only after every other process of its namespace is gone.
+    let _ = waitpid(pid, None);
+    on_event(None);
+}

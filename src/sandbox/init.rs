@@ -1,0 +1,299 @@
+//! Pid 1 of the sandbox: a loop over the control socket and SIGCHLD.
+//!
+//! Single-threaded, no async, no waiting for anything else, so that a fork
+//! stays simple and nothing here can hang. Ends when the supervisor closes the
+//! control socket; in a PID namespace the kernel then kills everything in it.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode, Stdio};
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::mount::{MsFlags, mount};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::prctl;
+use nix::sys::signal::{SigSet, Signal, kill};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::{Pid, setsid};
+
+use super::protocol::{Ended, Event, JobPids, Request, ToolCommand, receive, send};
+use super::spawn::CONTROL_DESCRIPTOR;
+use super::{ROOT_PID, root};
+
+/// Runs pid 1 until the supervisor is gone. `mode` is `namespaces` or `none`.
+#[must_use]
+pub fn main(mode: &str) -> ExitCode {
+    let control = take_control();
+    match Init::set_up(control, mode == "namespaces").and_then(Init::run) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+#[allow(unsafe_code, reason = "the control socket is inherited by number")]
+fn take_control() -> UnixStream {
+    use std::os::fd::FromRawFd;
+    // SAFETY: the supervisor puts the control socket there and nothing else in this process owns it.
+    let control = unsafe { OwnedFd::from_raw_fd(CONTROL_DESCRIPTOR) };
+    UnixStream::from(control)
+}
+
+struct Init {
+    control: UnixStream,
+    children: SignalFd,
+    isolated: bool,
+    job: Option<JobPids>,
+    tools: HashMap<Pid, Option<JobPids>>,
+    /// The end of a job whose restore has not been reported yet.
+    early_end: Option<Ended>,
+}
+
+impl Init {
+    fn set_up(control: UnixStream, isolated: bool) -> io::Result<Self> {
+        let attempt = || -> Result<SignalFd, (&str, io::Error)> {
+            let step =
+                |operation, result: io::Result<()>| result.map_err(|error| (operation, error));
+            step("close inherited descriptors", close_inherited(&control))?;
+            step(
+                "start a session",
+                setsid().map(drop).map_err(io::Error::from),
+            )?;
+            if isolated {
+                step("make the mounts private", slave_mounts())?;
+                step("mount /proc", mount_proc())?;
+            } else {
+                step(
+                    "adopt orphans",
+                    prctl::set_child_subreaper(true).map_err(io::Error::from),
+                )?;
+            }
+            step("open /dev/null", root::detach_standard_streams())?;
+            let mut signals = SigSet::empty();
+            signals.add(Signal::SIGCHLD);
+            step(
+                "block SIGCHLD",
+                signals.thread_block().map_err(io::Error::from),
+            )?;
+            SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
+                .map_err(|error| ("watch children", error.into()))
+        };
+        match attempt() {
+            Ok(children) => {
+                send(&control, &Event::Ready, &[])?;
+                Ok(Self {
+                    control,
+                    children,
+                    isolated,
+                    job: None,
+                    tools: HashMap::new(),
+                    early_end: None,
+                })
+            }
+            Err((operation, error)) => {
+                let errno = error.raw_os_error().unwrap_or(libc::EIO);
+                send(
+                    &control,
+                    &Event::Failed {
+                        operation: operation.to_owned(),
+                        errno,
+                    },
+                    &[],
+                )?;
+                Err(error)
+            }
+        }
+    }
+
+    fn run(mut self) -> io::Result<()> {
+        loop {
+            let mut watched = [
+                PollFd::new(self.control.as_fd(), PollFlags::POLLIN),
+                PollFd::new(self.children.as_fd(), PollFlags::POLLIN),
+            ];
+            match poll(&mut watched, PollTimeout::NONE) {
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+            let requested = watched[0].any().unwrap_or(true);
+            self.reap()?;
+            if requested {
+                match receive(&self.control)? {
+                    Some((request, descriptors)) => self.handle(request, descriptors)?,
+                    None => return Ok(()),
+                }
+            }
+        }
+    }
+
+    fn handle(&mut self, request: Request, descriptors: Vec<OwnedFd>) -> io::Result<()> {
+        let answer = match request {
+            Request::Start { program, arguments } => {
+                self.start(&program, &arguments, descriptors).map(Some)
+            }
+            Request::Run(tool) => self.run_tool(&tool, &descriptors).map(|()| None),
+            Request::Signal { signal, everyone } => {
+                self.signal(signal, everyone);
+                Ok(None)
+            }
+        };
+        let event = answer.unwrap_or_else(|error| {
+            Some(Event::Failed {
+                operation: "start a process".to_owned(),
+                errno: error.raw_os_error().unwrap_or(libc::EIO),
+            })
+        });
+        event.map_or(Ok(()), |event| send(&self.control, &event, &[]))
+    }
+
+    fn start(
+        &mut self,
+        program: &OsString,
+        arguments: &[OsString],
+        stdio: Vec<OwnedFd>,
+    ) -> io::Result<Event> {
+        let stdio = match <[OwnedFd; 3]>::try_from(stdio) {
+            Ok([stdin, stdout, stderr]) => [in_namespace(stdin)?, stdout, stderr],
+            Err(_) => return Err(Errno::EINVAL.into()),
+        };
+        if self.isolated {
+            fs::write("/proc/sys/kernel/ns_last_pid", (ROOT_PID - 1).to_string())?;
+        }
+        let pids = root::start(program, arguments, stdio)?;
+        self.job = Some(pids);
+        Ok(Event::Started(pids))
+    }
+
+    fn run_tool(&mut self, tool: &ToolCommand, descriptors: &[OwnedFd]) -> io::Result<()> {
+        let (program, arguments) = tool.argv.split_first().ok_or(Errno::EINVAL)?;
+        let mut command = Command::new(program);
+        command
+            .args(arguments)
+            .env_clear()
+            .envs(tool.environment.iter().cloned());
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let first = tool.first_descriptor;
+        let inherited: Vec<RawFd> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
+        place_descriptors(&mut command, first, inherited);
+        let child = command.spawn()?;
+        let pid = Pid::from_raw(i32::try_from(child.id()).map_err(io::Error::other)?);
+        if tool.restores.is_some() {
+            self.job = tool.restores;
+        }
+        self.tools.insert(pid, tool.restores);
+        Ok(())
+    }
+
+    fn signal(&self, signal: i32, everyone: bool) {
+        let Some(job) = self.job else { return };
+        let Ok(signal) = Signal::try_from(signal) else {
+            return;
+        };
+        // A process that is gone by now needs no signal.
+        let _ = match (everyone, self.isolated) {
+            // From pid 1 of the namespace, -1 is every other process in it.
+            (true, true) => kill(Pid::from_raw(-1), signal),
+            _ => kill(Pid::from_raw(-job.job), signal),
+        };
+    }
+
+    /// Reaps all children that have ended and reports those that matter.
+    fn reap(&mut self) -> io::Result<()> {
+        while self.children.read_signal()?.is_some() {}
+        loop {
+            let (pid, ended) = match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
+                Ok(WaitStatus::Exited(pid, code)) => (pid, Ended::Exited(code)),
+                Ok(WaitStatus::Signaled(pid, signal, _)) => (pid, Ended::Signaled(signal as i32)),
+                Ok(WaitStatus::StillAlive) | Err(Errno::ECHILD) => return Ok(()),
+                Ok(_) | Err(Errno::EINTR) => continue,
+                Err(errno) => return Err(errno.into()),
+            };
+            self.report(pid, ended)?;
+        }
+    }
+
+    fn report(&mut self, pid: Pid, ended: Ended) -> io::Result<()> {
+        if let Some(restores) = self.tools.remove(&pid) {
+            if restores.is_some() && ended != Ended::Exited(0) {
+                self.job = None;
+                self.early_end = None;
+            }
+            send(&self.control, &Event::ToolEnded(ended), &[])?;
+            if let Some(ended) = self.early_end.take() {
+                send(&self.control, &Event::JobEnded(ended), &[])?;
+            }
+        } else if self.job.is_some_and(|job| job.root == pid.as_raw()) {
+            // While the restore is under way, a job that is already gone must not overtake its news.
+            if self.tools.values().any(Option::is_some) {
+                self.early_end = Some(ended);
+            } else {
+                send(&self.control, &Event::JobEnded(ended), &[])?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Closes everything the supervisor had open, but for the control socket.
+fn close_inherited(control: &UnixStream) -> io::Result<()> {
+    root::close_from(control.as_raw_fd() + 1);
+    nix::fcntl::fcntl(
+        control,
+        nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::FD_CLOEXEC),
+    )?;
+    Ok(())
+}
+
+/// Mounts made on the host still show up here, those made here stay here.
+fn slave_mounts() -> io::Result<()> {
+    mount(
+        None::<&str>,
+        "/",
+        None::<&str>,
+        MsFlags::MS_REC | MsFlags::MS_SLAVE,
+        None::<&str>,
+    )?;
+    Ok(())
+}
+
+fn mount_proc() -> io::Result<()> {
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    mount(Some("proc"), "/proc", Some("proc"), flags, None::<&str>)?;
+    Ok(())
+}
+
+/// The job's stdin: a pipe of the supervisor as it is, `/dev/null` opened anew inside this mount namespace.
+fn in_namespace(stdin: OwnedFd) -> io::Result<OwnedFd> {
+    let kind = nix::sys::stat::fstat(&stdin)?.st_mode & libc::S_IFMT;
+    if kind == libc::S_IFIFO {
+        Ok(stdin)
+    } else {
+        Ok(fs::File::open("/dev/null")?.into())
+    }
+}
+
+#[allow(
+    unsafe_code,
+    reason = "descriptors are put in place between fork and exec"
+)]
+fn place_descriptors(command: &mut Command, first: RawFd, inherited: Vec<RawFd>) {
+    let place = move || {
+        // Pid 1 holds a handful of low descriptors, so no target number overwrites a source.
+        for (source, target) in inherited.iter().zip(first..) {
+            // SAFETY: duplicates a descriptor of this process to a number that nothing here uses.
+            Errno::result(unsafe { libc::dup2(*source, target) })?;
+        }
+        Ok(())
+    };
+    // SAFETY: the closure makes only `dup2` calls.
+    unsafe { command.pre_exec(place) };
+}

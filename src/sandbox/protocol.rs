@@ -1,0 +1,210 @@
+//! What supervisor and sandbox say to each other: length-prefixed JSON over a
+//! stream socket, file descriptors beside the first byte of a message.
+//!
+//! Both ends are the same binary of the same run, so the format has no version.
+
+use std::ffi::OsString;
+use std::io::{self, IoSlice, IoSliceMut, Read};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// Longest message: a command line may have 2 MiB (`ARG_MAX`), several times that in JSON.
+const MESSAGE_BYTES_MAX: u32 = 32 << 20;
+/// Most descriptors that travel with one message: the job's three, with room.
+const DESCRIPTORS_MAX: usize = 8;
+
+/// From the supervisor to pid 1.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Request {
+    /// Start the job. Descriptors: its stdin, stdout, stderr.
+    Start {
+        program: OsString,
+        arguments: Vec<OsString>,
+    },
+    /// Run a tool. Descriptors: those it inherits, from `first_descriptor` up.
+    Run(ToolCommand),
+    /// Send a signal to the job's process group, or to all of its processes.
+    Signal { signal: i32, everyone: bool },
+}
+
+/// A program to run inside the sandbox, with an empty environment but for `environment`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ToolCommand {
+    /// Program and arguments.
+    pub argv: Vec<OsString>,
+    /// The whole environment of the tool.
+    pub environment: Vec<(OsString, OsString)>,
+    /// Number that the first inherited descriptor gets in the tool, the others follow.
+    pub first_descriptor: RawFd,
+    /// The tool brings the job back: when it succeeds, this is the job.
+    pub restores: Option<JobPids>,
+}
+
+/// The job's processes as pid 1 knows them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobPids {
+    /// First process of the tree.
+    pub root: i32,
+    /// The job's own first process, leader of its session and process group.
+    pub job: i32,
+}
+
+/// From pid 1 to the supervisor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Event {
+    /// The sandbox stands.
+    Ready,
+    /// The sandbox or the job could not be set up.
+    Failed {
+        /// What was tried.
+        operation: String,
+        /// The system's error number.
+        errno: i32,
+    },
+    /// The job runs.
+    Started(JobPids),
+    /// A tool ended.
+    ToolEnded(Ended),
+    /// The job's root process ended.
+    JobEnded(Ended),
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ended {
+    /// It exited with this code.
+    Exited(i32),
+    /// This signal killed it.
+    Signaled(i32),
+}
+
+/// Writes one message with its descriptors.
+pub(super) fn send(
+    socket: &UnixStream,
+    message: &impl Serialize,
+    descriptors: &[RawFd],
+) -> io::Result<()> {
+    let body = serde_json::to_vec(message)?;
+    let length = u32::try_from(body.len())
+        .ok()
+        .filter(|length| *length <= MESSAGE_BYTES_MAX)
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "message too long"))?;
+    let head = length.to_le_bytes();
+    let rights = [ControlMessage::ScmRights(descriptors)];
+    let ancillary: &[ControlMessage<'_>] = if descriptors.is_empty() { &[] } else { &rights };
+    let sent = sendmsg::<()>(
+        socket.as_raw_fd(),
+        &[IoSlice::new(&head)],
+        ancillary,
+        MsgFlags::MSG_NOSIGNAL,
+        None,
+    )?;
+    let mut rest = head[sent..].to_vec();
+    rest.extend_from_slice(&body);
+    io::Write::write_all(&mut &*socket, &rest)
+}
+
+/// Reads one message and its descriptors; `None` at the end of the connection.
+pub(super) fn receive<T: DeserializeOwned>(
+    socket: &UnixStream,
+) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+    let mut head = [0u8; 4];
+    let (got, descriptors) = receive_head(socket, &mut head)?;
+    if got == 0 {
+        return Ok(None);
+    }
+    (&*socket).read_exact(&mut head[got..])?;
+    let length = u32::from_le_bytes(head);
+    if length > MESSAGE_BYTES_MAX {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "message too long",
+        ));
+    }
+    let mut body = vec![0; length as usize];
+    (&*socket).read_exact(&mut body)?;
+    Ok(Some((serde_json::from_slice(&body)?, descriptors)))
+}
+
+#[allow(
+    unsafe_code,
+    reason = "received descriptors are raw numbers until owned"
+)]
+fn receive_head(socket: &UnixStream, head: &mut [u8; 4]) -> io::Result<(usize, Vec<OwnedFd>)> {
+    let mut space = nix::cmsg_space!([RawFd; DESCRIPTORS_MAX]);
+    let mut parts = [IoSliceMut::new(head)];
+    let message = loop {
+        match recvmsg::<()>(
+            socket.as_raw_fd(),
+            &mut parts,
+            Some(&mut space),
+            MsgFlags::MSG_CMSG_CLOEXEC,
+        ) {
+            Err(nix::errno::Errno::EINTR) => {}
+            other => break other?,
+        }
+    };
+    let mut descriptors = Vec::new();
+    for control in message.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(numbers) = control {
+            for number in numbers {
+                // SAFETY: the kernel has just installed this descriptor for us, nobody else owns it.
+                descriptors.push(unsafe { OwnedFd::from_raw_fd(number) });
+            }
+        }
+    }
+    Ok((message.bytes, descriptors))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_keeps_its_content_and_its_descriptors() {
+        let (left, right) = UnixStream::pair().unwrap();
+        let (reader, writer) = nix::unistd::pipe().unwrap();
+        let request = Request::Signal {
+            signal: 15,
+            everyone: true,
+        };
+        send(&left, &request, &[writer.as_raw_fd()]).unwrap();
+        drop(writer);
+        let (received, descriptors) = receive::<Request>(&right).unwrap().unwrap();
+        assert!(matches!(
+            received,
+            Request::Signal {
+                signal: 15,
+                everyone: true
+            }
+        ));
+        nix::unistd::write(&descriptors[0], b"x").unwrap();
+        drop(descriptors);
+        let mut text = String::new();
+        std::fs::File::from(reader)
+            .read_to_string(&mut text)
+            .unwrap();
+        assert_eq!(text, "x");
+    }
+
+    #[test]
+    fn an_oversized_length_is_refused_before_allocation() {
+        let (left, right) = UnixStream::pair().unwrap();
+        io::Write::write_all(&mut &left, &u32::MAX.to_le_bytes()).unwrap();
+        assert_eq!(
+            receive::<Event>(&right).unwrap_err().kind(),
+            io::ErrorKind::InvalidData
+        );
+    }
+
+    #[test]
+    fn the_end_of_the_connection_is_no_message() {
+        let (left, right) = UnixStream::pair().unwrap();
+        drop(left);
+        assert!(receive::<Event>(&right).unwrap().is_none());
+    }
+}

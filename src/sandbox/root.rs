@@ -1,0 +1,173 @@
+#![allow(
+    unsafe_code,
+    reason = "fork of a single-threaded process, signal dispositions before exec"
+)]
+//! The first process of the job's tree (pid 300): starts the job, adopts and
+//! reaps its orphans, and ends exactly as the job did.
+//!
+//! It is a part of every image, so that a daemonized worker, whose parent is
+//! gone, is still inside the tree that CRIU dumps. It holds no descriptor but
+//! `/dev/null` and knows nothing of the supervisor: after a restore it finds
+//! itself in another sandbox without noticing.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::sys::prctl;
+use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, signal, sigprocmask};
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::{ForkResult, Pid, fork, pipe, setsid};
+
+use super::protocol::JobPids;
+
+/// Exit code when the job's program is not there (the shell's convention).
+const NOT_FOUND: i32 = 127;
+/// Exit code when the job's program cannot be run (the shell's convention).
+const NOT_RUNNABLE: i32 = 126;
+
+/// Forks the root process and waits until it has started the job.
+///
+/// `stdio` are the job's stdin, stdout and stderr. The error is that of the fork or of the job's
+/// `execve`; in that case the root process ends at once with 126 or 127.
+pub(super) fn start(
+    program: &OsString,
+    arguments: &[OsString],
+    stdio: [OwnedFd; 3],
+) -> io::Result<JobPids> {
+    let (answer, answer_to) = pipe()?;
+    // SAFETY: this process has one thread, so the child may go on as an ordinary program.
+    match unsafe { fork() }? {
+        ForkResult::Child => {
+            drop(answer);
+            run(program, arguments, stdio, answer_to)
+        }
+        ForkResult::Parent { child } => {
+            drop((stdio, answer_to));
+            let mut text = String::new();
+            File::from(answer).read_to_string(&mut text)?;
+            match text.split_once(' ') {
+                Some(("pid", pid)) => Ok(JobPids {
+                    root: child.as_raw(),
+                    job: pid
+                        .parse()
+                        .map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?,
+                }),
+                Some(("errno", errno)) => Err(io::Error::from_raw_os_error(
+                    errno.parse().unwrap_or(libc::EIO),
+                )),
+                _ => Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
+            }
+        }
+    }
+}
+
+fn run(program: &OsString, arguments: &[OsString], stdio: [OwnedFd; 3], answer_to: OwnedFd) -> ! {
+    let started = prepare().and_then(|()| spawn_job(program, arguments, stdio));
+    let (text, failed_with) = match &started {
+        Ok(pid) => (format!("pid {pid}"), None),
+        Err(error) => {
+            let code = if error.kind() == io::ErrorKind::NotFound {
+                NOT_FOUND
+            } else {
+                NOT_RUNNABLE
+            };
+            (
+                format!("errno {}", error.raw_os_error().unwrap_or(libc::EIO)),
+                Some(code),
+            )
+        }
+    };
+    // A parent that cannot be told is gone, and this process with it.
+    let _ = File::from(answer_to).write_all(text.as_bytes());
+    match (started, failed_with) {
+        (Ok(pid), _) => {
+            close_from(3);
+            end_like(wait_for(pid))
+        }
+        (Err(_), code) => std::process::exit(code.unwrap_or(NOT_RUNNABLE)),
+    }
+}
+
+fn prepare() -> io::Result<()> {
+    prctl::set_child_subreaper(true)?;
+    sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None)?;
+    Ok(())
+}
+
+fn spawn_job(program: &OsString, arguments: &[OsString], stdio: [OwnedFd; 3]) -> io::Result<Pid> {
+    let [stdin, stdout, stderr] = stdio;
+    let mut command = Command::new(program);
+    command
+        .args(arguments)
+        .stdin(Stdio::from(stdin))
+        .stdout(Stdio::from(stdout))
+        .stderr(Stdio::from(stderr));
+    // SAFETY: the closure makes two async-signal-safe system calls.
+    unsafe {
+        command.pre_exec(|| {
+            setsid()?;
+            // A group-wide SIGUSR1 or SIGUSR2 meant for the supervisor must not kill the job.
+            signal(Signal::SIGUSR1, SigHandler::SigIgn)?;
+            signal(Signal::SIGUSR2, SigHandler::SigIgn)?;
+            Ok(())
+        });
+    }
+    let child = command.spawn()?;
+    i32::try_from(child.id())
+        .map(Pid::from_raw)
+        .map_err(io::Error::other)
+}
+
+/// Reaps whatever ends, until the job does.
+fn wait_for(job: Pid) -> WaitStatus {
+    loop {
+        match waitpid(None, None) {
+            Ok(status @ (WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, ..)))
+                if pid == job =>
+            {
+                return status;
+            }
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(_) => std::process::exit(NOT_RUNNABLE),
+        }
+    }
+}
+
+/// Ends this process with the job's exit code, or by the signal that killed it.
+fn end_like(status: WaitStatus) -> ! {
+    if let WaitStatus::Exited(_, code) = status {
+        std::process::exit(code);
+    }
+    if let WaitStatus::Signaled(_, killer, _) = status {
+        // The job has written its core file, if it was to have one; ours would only hide it.
+        let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);
+        // SAFETY: restores the default action.
+        let _ = unsafe { signal(killer, SigHandler::SigDfl) };
+        let _ = nix::sys::signal::raise(killer);
+    }
+    std::process::exit(NOT_RUNNABLE)
+}
+
+/// Closes every descriptor from `first` up.
+pub(super) fn close_from(first: i32) {
+    // SAFETY: nothing in this process uses a descriptor from `first` up any more.
+    unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, 0) };
+}
+
+/// The three standard descriptors on `/dev/null`, opened inside the present mount namespace: an
+/// inherited one would belong to a mount that CRIU cannot see.
+pub(super) fn detach_standard_streams() -> io::Result<()> {
+    let null = File::options().read(true).write(true).open("/dev/null")?;
+    for number in 0..3 {
+        // SAFETY: replaces a standard descriptor of this process, which nothing holds open by value.
+        Errno::result(unsafe { libc::dup2(null.as_raw_fd(), number) })?;
+    }
+    Ok(())
+}

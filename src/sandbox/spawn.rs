@@ -1,0 +1,128 @@
+#![allow(
+    unsafe_code,
+    reason = "clone and execve between the supervisor and pid 1"
+)]
+//! Starts a sandbox's pid 1: one `clone` with the namespace flags, one `execve`.
+//!
+//! Must be called from a thread that lives as long as the run: the kernel sends
+//! the parent-death signal when the *thread* that cloned ends.
+
+use std::ffi::{CString, OsStr};
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::ptr;
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::sched::CloneFlags;
+use nix::unistd::Pid;
+
+use super::{INIT_ARGUMENT, Isolation};
+
+/// Stack of the cloned child until its `execve`.
+const CHILD_STACK_BYTES: usize = 64 << 10;
+/// Where pid 1 finds its control socket.
+pub(super) const CONTROL_DESCRIPTOR: RawFd = 3;
+/// Exit code of a child that could not become pid 1.
+const EXEC_FAILED: isize = 125;
+
+/// Why a sandbox could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum SpawnError {
+    /// The kernel does not let us make namespaces.
+    #[error("create PID and mount namespaces (needs CAP_SYS_ADMIN)")]
+    NotPermitted(#[source] io::Error),
+    /// Another system call failed.
+    #[error("start the sandbox process")]
+    System(#[source] io::Error),
+}
+
+/// Whether an error number from setting the sandbox up means a missing privilege.
+#[must_use]
+pub fn privilege_missing(errno: i32) -> bool {
+    errno == libc::EPERM || errno == libc::EACCES
+}
+
+/// Starts `program` as pid 1 of a new sandbox, with the other end of the returned socket.
+///
+/// `environment` is all that pid 1, and with it the job, will see.
+pub(super) fn spawn(
+    program: &Path,
+    isolation: Isolation,
+    environment: &[(std::ffi::OsString, std::ffi::OsString)],
+) -> Result<(Pid, UnixStream), SpawnError> {
+    let (ours, theirs) = UnixStream::pair().map_err(SpawnError::System)?;
+    let path = c_string(program.as_os_str())?;
+    let mode = match isolation {
+        Isolation::Namespaces => "namespaces",
+        Isolation::None => "none",
+    };
+    let arguments = [
+        path.clone(),
+        c_string(OsStr::new(INIT_ARGUMENT))?,
+        c_string(OsStr::new(mode))?,
+    ];
+    let variables = environment
+        .iter()
+        .map(|(key, value)| {
+            let mut text = key.clone().into_vec();
+            text.push(b'=');
+            text.extend_from_slice(value.as_bytes());
+            CString::new(text).map_err(|e| SpawnError::System(e.into()))
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    let argv = pointers(&arguments);
+    let envp = pointers(&variables);
+    let socket = theirs.as_raw_fd();
+
+    let flags = match isolation {
+        Isolation::Namespaces => CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWNS,
+        Isolation::None => CloneFlags::empty(),
+    };
+    let mut stack = vec![0u8; CHILD_STACK_BYTES];
+    let child = Box::new(|| become_init(socket, &path, &argv, &envp));
+    // SAFETY: without CLONE_VM the child runs on its own copy of the stack; `become_init` makes only
+    // async-signal-safe calls and does not allocate.
+    let pid = unsafe { nix::sched::clone(child, &mut stack, flags, Some(libc::SIGCHLD)) };
+    match pid {
+        Ok(pid) => Ok((pid, ours)),
+        Err(Errno::EPERM) => Err(SpawnError::NotPermitted(Errno::EPERM.into())),
+        Err(errno) => Err(SpawnError::System(errno.into())),
+    }
+}
+
+/// Runs in the cloned child, where another thread may have held the allocator's lock: system calls only.
+fn become_init(
+    socket: RawFd,
+    path: &CString,
+    argv: &[*const libc::c_char],
+    envp: &[*const libc::c_char],
+) -> isize {
+    // SAFETY: plain system call with constant arguments.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    if socket == CONTROL_DESCRIPTOR {
+        // SAFETY: clears close-on-exec on a descriptor that this process has.
+        unsafe { libc::fcntl(socket, libc::F_SETFD, 0) };
+    } else {
+        // SAFETY: both numbers are valid in the child; whatever was at the target is not used after exec.
+        unsafe { libc::dup2(socket, CONTROL_DESCRIPTOR) };
+    }
+    // SAFETY: the arrays are NULL-terminated and point into strings that outlive the call.
+    unsafe { libc::execve(path.as_ptr(), argv.as_ptr(), envp.as_ptr()) };
+    EXEC_FAILED
+}
+
+fn c_string(text: &OsStr) -> Result<CString, SpawnError> {
+    CString::new(text.as_bytes()).map_err(|e| SpawnError::System(e.into()))
+}
+
+fn pointers(strings: &[CString]) -> Vec<*const libc::c_char> {
+    strings
+        .iter()
+        .map(|s| s.as_ptr())
+        .chain([ptr::null()])
+        .collect()
+}
