@@ -41,6 +41,8 @@ pub struct InputMark {
 pub struct Input {
     shared: Option<Arc<Shared>>,
     pipe: u64,
+    /// Our end of a pipe that gives nothing, until the job has the other.
+    idle: Option<OwnedFd>,
 }
 
 #[derive(Debug)]
@@ -93,6 +95,7 @@ impl Input {
         Ok(Self {
             shared: Some(shared),
             pipe: 0,
+            idle: None,
         })
     }
 
@@ -106,26 +109,40 @@ impl Input {
         (!device || stdin.is_terminal()).then_some(source)
     }
 
-    /// Gives the job a new pipe; returns the job's end.
+    /// Gives a new job its stdin; returns the job's end.
     ///
     /// # Errors
     /// When no pipe can be made or `/dev/null` cannot be opened.
     pub fn connect(&mut self) -> io::Result<OwnedFd> {
-        let Some(shared) = &self.shared else {
+        if self.shared.is_none() {
             return Ok(File::open("/dev/null")?.into());
-        };
+        }
+        self.connect_pipe()
+    }
+
+    /// Gives a restored job a pipe in the place of the one it had, at its end when there is nothing to pass through.
+    ///
+    /// # Errors
+    /// When no pipe can be made.
+    pub fn connect_pipe(&mut self) -> io::Result<OwnedFd> {
         let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
         fcntl(&write, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         let sink = File::from(write);
         self.pipe = sink.metadata()?.ino();
-        let mut state = shared.lock();
-        state.sink = Some(sink);
-        state.opened = false;
+        match &self.shared {
+            Some(shared) => {
+                let mut state = shared.lock();
+                state.sink = Some(sink);
+                state.opened = false;
+            }
+            None => self.idle = Some(sink.into()),
+        }
         Ok(read)
     }
 
     /// Starts to give: the job (or CRIU, for it) has opened its end.
-    pub fn open(&self) {
+    pub fn open(&mut self) {
+        self.idle = None;
         if let Some(shared) = &self.shared {
             shared.lock().opened = true;
             shared.changed.notify_all();
@@ -146,7 +163,7 @@ impl Input {
     /// When the pipe cannot be asked.
     pub fn mark(&self) -> io::Result<InputMark> {
         let Some(shared) = &self.shared else {
-            return Ok(InputMark::default());
+            return Ok(InputMark { position: 0, pipe: self.pipe });
         };
         let state = shared.lock();
         let waiting = state.sink.as_ref().map_or(Ok(0), waiting_in)?;

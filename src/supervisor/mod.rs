@@ -1,1 +1,32 @@
-//! (in progress)
+//! The supervisor: starts the job, takes snapshots, restores it, ends with its exit code.
+//!
+//! Start reading at [`run`](run::run), then `supervise` (the loop and its states),
+//! `snapshot` and `restore` (the two ways, phase by phase).
+
+mod control;
+mod describe;
+mod environment;
+mod event;
+mod image;
+mod lifecycle;
+mod machine;
+mod program;
+mod requests;
+pub mod restart;
+mod restore;
+mod run;
+mod run_state;
+pub mod schedule;
+mod signals;
+mod snapshot;
+mod supervise;
+mod workshop;
+
+pub use control::{ControlError, request_snapshot};
+pub use describe::{chain, seconds, size};
+pub use image::{CudaFacts, ImageFacts, Phase, Trigger};
+pub use program::ProgramError;
+pub use restore::RestoreError;
+pub use run::{OURS, RunError, RunOptions, run};
+pub use run_state::{Progress, RunState, RunStateError};
+pub use snapshot::SnapshotError;

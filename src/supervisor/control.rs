@@ -1,0 +1,145 @@
+//! The control socket in the store: how `ckpt-run snapshot` reaches the supervisor.
+//!
+//! One JSON object a line in each direction. Whoever can open the socket (mode
+//! 0600 in a folder of mode 0700) may ask.
+
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net as blocking;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::mpsc::Sender;
+use tokio::sync::oneshot;
+
+use super::event::Event;
+use crate::store::ImageId;
+
+/// The socket's name in the store.
+const SOCKET: &str = "control.sock";
+/// Longest request.
+const REQUEST_BYTES_MAX: u64 = 4096;
+/// Longest answer.
+const ANSWER_BYTES_MAX: u64 = 1 << 20;
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Request {
+    Snapshot,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Answer {
+    Image(ImageId),
+    Failed(String),
+}
+
+/// Why a supervisor could not be asked.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// Nobody listens.
+    #[error("reach a supervisor at {}: none runs with this store (is --store right?)", .0.display())]
+    NoSupervisor(PathBuf),
+    /// The connection failed.
+    #[error("talk to the supervisor")]
+    Talk(#[from] io::Error),
+    /// It ended before it answered.
+    #[error("wait for the snapshot: the supervisor ended")]
+    Ended,
+    /// It said no.
+    #[error("take a snapshot: {0}")]
+    Refused(String),
+}
+
+/// Path of the control socket of a store.
+#[must_use]
+pub fn socket_path(store: &Path) -> PathBuf {
+    store.join(SOCKET)
+}
+
+/// Asks the supervisor of `store` for a snapshot and waits until the image is durable.
+///
+/// # Errors
+/// When no supervisor runs, or the snapshot failed; the job goes on in every case.
+pub fn request_snapshot(store: &Path) -> Result<ImageId, ControlError> {
+    let mut connection = with_short_path(store, |path| blocking::UnixStream::connect(path)).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => ControlError::NoSupervisor(store.to_owned()),
+        _ => ControlError::Talk(error),
+    })?;
+    let mut line = serde_json::to_vec(&Request::Snapshot).map_err(io::Error::from)?;
+    line.push(b'\n');
+    connection.write_all(&line)?;
+    let mut answer = String::new();
+    BufReader::new(connection.take(ANSWER_BYTES_MAX)).read_line(&mut answer)?;
+    if answer.is_empty() {
+        return Err(ControlError::Ended);
+    }
+    match serde_json::from_str(&answer).map_err(io::Error::from)? {
+        Answer::Image(id) => Ok(id),
+        Answer::Failed(reason) => Err(ControlError::Refused(reason)),
+    }
+}
+
+/// Listens on the store's control socket. The caller holds the store's lock, so an old socket is a dead one.
+pub(super) fn listen(store: &Path, events: Sender<Event>) -> io::Result<()> {
+    let listener = with_short_path(store, |path| {
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
+        let listener = blocking::UnixListener::bind(path)?;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+        Ok(listener)
+    })?;
+    listener.set_nonblocking(true)?;
+    let listener = UnixListener::from_std(listener)?;
+    tokio::spawn(async move {
+        while let Ok((connection, _)) = listener.accept().await {
+            tokio::spawn(answer(connection, events.clone()));
+        }
+    });
+    Ok(())
+}
+
+/// Removes the socket at the end of a run.
+pub(super) fn remove(store: &Path) {
+    // The next supervisor removes one that is left.
+    let _ = fs::remove_file(socket_path(store));
+}
+
+async fn answer(connection: UnixStream, events: Sender<Event>) {
+    // A client that went away needs no answer.
+    let _ = converse(connection, events).await;
+}
+
+async fn converse(connection: UnixStream, events: Sender<Event>) -> io::Result<()> {
+    let (reader, mut writer) = connection.into_split();
+    let mut line = String::new();
+    tokio::io::BufReader::new(reader.take(REQUEST_BYTES_MAX)).read_line(&mut line).await?;
+    let answer = match serde_json::from_str(&line) {
+        Err(error) => Answer::Failed(format!("understand the request: {error}")),
+        Ok(Request::Snapshot) => {
+            let (reply, replied) = oneshot::channel();
+            let sent = events.send(Event::SnapshotRequest(reply)).await;
+            match (sent, replied.await) {
+                (Ok(()), Ok(Ok(id))) => Answer::Image(id),
+                (Ok(()), Ok(Err(reason))) => Answer::Failed(reason),
+                (Err(_), _) | (_, Err(_)) => Answer::Failed("the run has ended".to_owned()),
+            }
+        }
+    };
+    let mut text = serde_json::to_vec(&answer)?;
+    text.push(b'\n');
+    writer.write_all(&text).await
+}
+
+/// Socket paths end at 107 bytes; a store's may be longer, one through `/proc` is not.
+fn with_short_path<T>(store: &Path, action: impl FnOnce(&Path) -> io::Result<T>) -> io::Result<T> {
+    let folder = File::open(store)?;
+    action(&Path::new("/proc/self/fd").join(folder.as_raw_fd().to_string()).join(SOCKET))
+}

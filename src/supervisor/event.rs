@@ -1,0 +1,49 @@
+//! Everything that can happen to a run. One queue, one consumer.
+
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use super::restore::{RestoreError, Restored};
+use super::signals::Signal;
+use super::snapshot::{SnapshotError, Snapshotted};
+use crate::sandbox;
+use crate::store::ImageId;
+
+/// Events that may wait for the loop. Senders wait when it is full; nothing is dropped.
+pub(super) const EVENTS_MAX: usize = 256;
+
+/// Answer to a client that asked for a snapshot.
+pub(super) type Reply = oneshot::Sender<Result<ImageId, String>>;
+
+/// Something that happened.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// A signal arrived.
+    Signal(Signal),
+    /// A client asks for a snapshot.
+    SnapshotRequest(Reply),
+    /// News from the sandbox of this number; `None` when every process of it is gone.
+    Sandbox(u64, Option<sandbox::Event>),
+    /// The job computes again after this freeze; the image is not durable yet.
+    Computing(Duration),
+    /// A snapshot ended.
+    SnapshotEnded(Box<Result<Snapshotted, SnapshotError>>),
+    /// A restore ended.
+    RestoreEnded(Box<Result<Restored, RestoreError>>),
+    /// What a dead job had written is delivered.
+    Drained,
+    /// A timer ran out.
+    Timer(Timer),
+}
+
+/// What a timer was for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Timer {
+    /// The next scheduled snapshot may be due.
+    Schedule,
+    /// The wait before a restart is over.
+    Backoff,
+    /// The grace period after a request to stop is over.
+    Grace,
+}

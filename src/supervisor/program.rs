@@ -1,0 +1,79 @@
+//! Finds the job's program before anything is started, as the shell would.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use nix::unistd::{AccessFlags, access};
+
+/// Why the command cannot be run.
+#[derive(Debug, thiserror::Error)]
+pub enum ProgramError {
+    /// No command was given.
+    #[error("run nothing: give a command after --, as in: ckpt-run -- ./train")]
+    Missing,
+    /// There is no such program.
+    #[error("find {}: no such file, and none on PATH", .0.display())]
+    NotFound(PathBuf),
+    /// It is not a program.
+    #[error("run {}: it is not executable (chmod +x?)", .0.display())]
+    NotRunnable(PathBuf),
+}
+
+impl ProgramError {
+    /// The shell's exit codes.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Missing => super::run::OURS,
+            Self::NotFound(_) => 127,
+            Self::NotRunnable(_) => 126,
+        }
+    }
+}
+
+/// Checks that `program` can be run.
+pub(super) fn check(program: &OsStr) -> Result<(), ProgramError> {
+    let search = std::env::var_os("PATH").unwrap_or_else(|| OsString::from("/usr/bin:/bin"));
+    check_in(program, &search)
+}
+
+fn check_in(program: &OsStr, search: &OsStr) -> Result<(), ProgramError> {
+    let path = PathBuf::from(program);
+    let places: Vec<PathBuf> = if program.as_bytes().contains(&b'/') {
+        vec![path.clone()]
+    } else {
+        std::env::split_paths(search).map(|folder| folder.join(&path)).collect()
+    };
+    let found: Vec<&PathBuf> = places.iter().filter(|place| place.exists()).collect();
+    match found.first() {
+        None => Err(ProgramError::NotFound(path)),
+        Some(_) if found.iter().any(|place| runnable(place)) => Ok(()),
+        Some(place) => Err(ProgramError::NotRunnable((*place).clone())),
+    }
+}
+
+fn runnable(path: &Path) -> bool {
+    path.is_file() && access(path, AccessFlags::X_OK).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_missing_program_is_127_and_a_file_that_is_none_is_126() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("train");
+        std::fs::write(&file, "#!/bin/sh\n").unwrap();
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
+        let search = folder.path().as_os_str();
+        let code = |program: &str| check_in(OsStr::new(program), search).unwrap_err().exit_code();
+        assert_eq!(code("nothing"), 127);
+        assert_eq!(code("train"), 126);
+        assert_eq!(code("/no/such/program"), 127);
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
+        assert!(check_in(OsStr::new("train"), search).is_ok());
+    }
+}

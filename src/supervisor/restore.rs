@@ -1,0 +1,231 @@
+//! A restore: an image becomes the running job.
+//!
+//! ```text
+//! check machine → plan files → rewind files and streams → (fresh sandbox) → criu restore, chunks
+//! verified as they flow → resume CUDA → the job computes
+//! ```
+//!
+//! Everything that can be refused is refused before the first file is touched.
+//! A restore that fails on the way kills what it started; the image is set
+//! aside with the reason by the caller.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::PoisonError;
+use std::thread;
+use std::time::Duration;
+
+use crate::clock;
+use crate::criu::{self, RestoreOptions, Serve, ServeError, restore_arguments};
+use crate::cuda;
+use crate::job::{self, CutAway, RewindError};
+use crate::sandbox::{Ended, Sandbox, SandboxError, ToolCommand};
+use crate::store::{ImageId, ImageReader, ReadError};
+
+use super::image::{ImageFacts, Phase, Stopwatch};
+use super::workshop::{SharedStreams, Workshop};
+
+/// Number of the first descriptor that CRIU inherits: above those of its own start, below its service descriptors.
+const FIRST_DESCRIPTOR: RawFd = 200;
+
+/// Why an image did not become a running job. Nothing of it runs.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// The image cannot be read.
+    #[error("read the image")]
+    Read(#[source] Box<ReadError>),
+    /// Its facts make no sense.
+    #[error("understand the image's facts")]
+    Facts(#[source] serde_json::Error),
+    /// The image holds GPU state and this machine has no usable driver.
+    #[error("restore GPU state: {0}")]
+    NoGpu(String),
+    /// Files of the job cannot be put back.
+    #[error("put the job's files back")]
+    Files(#[from] RewindError),
+    /// A stream or socket of our own failed.
+    #[error("prepare the restore")]
+    Prepare(#[source] io::Error),
+    /// The sandbox failed.
+    #[error("run CRIU in the sandbox")]
+    Sandbox(#[from] SandboxError),
+    /// CRIU failed.
+    #[error("restore the processes: {reason} (log: {log})")]
+    Criu {
+        /// Its reason.
+        reason: String,
+        /// Its log file.
+        log: String,
+    },
+    /// The restored processes are not there.
+    #[error("find the restored processes")]
+    Tree(#[from] job::TreeError),
+    /// The CUDA driver's library could not be used.
+    #[error("load the CUDA driver")]
+    Driver(#[from] cuda::LoadError),
+    /// The GPU state could not be resumed.
+    #[error("resume the GPU state")]
+    Resume(#[source] Box<cuda::TreeError>),
+}
+
+impl RestoreError {
+    /// Whether trying again later may help, because the image itself is not at fault.
+    #[must_use]
+    pub fn image_may_be_good(&self) -> bool {
+        match self {
+            Self::Read(error) => !error.is_damage(),
+            Self::NoGpu(_) | Self::Files(_) | Self::Prepare(_) | Self::Sandbox(_) | Self::Driver(_) => true,
+            Self::Facts(_) | Self::Criu { .. } | Self::Tree(_) | Self::Resume(_) => false,
+        }
+    }
+}
+
+impl From<ReadError> for RestoreError {
+    fn from(error: ReadError) -> Self {
+        Self::Read(Box::new(error))
+    }
+}
+
+/// An image that was looked at, and found restorable on this machine as far as one can tell.
+#[derive(Debug)]
+pub(super) struct Candidate {
+    pub id: ImageId,
+    pub facts: ImageFacts,
+    image: ImageReader,
+    files: job::Plan,
+}
+
+/// Looks at an image. Touches nothing.
+pub(super) fn examine(shop: &Workshop, id: ImageId) -> Result<Candidate, RestoreError> {
+    let image = shop.store.read(id)?;
+    let facts: ImageFacts = serde_json::from_slice(&image.manifest().meta).map_err(RestoreError::Facts)?;
+    if facts.cuda.is_some() && !cuda::available() {
+        return Err(RestoreError::NoGpu("this machine has no NVIDIA driver; restore on one that has".to_owned()));
+    }
+    let files = job::plan(&facts.files)?;
+    Ok(Candidate { id, facts, image, files })
+}
+
+/// What a restore did and how long it took.
+#[derive(Debug)]
+pub(super) struct Restored {
+    pub phases: Vec<Phase>,
+    pub total: Duration,
+    pub cut: Vec<CutAway>,
+    /// The job's input up to the crash is forgotten: it goes on with what comes next.
+    pub input_lost: bool,
+}
+
+/// Brings the candidate back in `sandbox`, which is fresh. Blocks until the job computes.
+pub(super) fn bring_back(
+    shop: &Workshop,
+    sandbox: &Sandbox,
+    streams: &SharedStreams,
+    candidate: Candidate,
+) -> Result<Restored, RestoreError> {
+    let begun = clock::now();
+    let mut watch = Stopwatch::start();
+    let Candidate { id, facts, image, files } = candidate;
+    let cut = files.execute(&shop.aside(id), |name, target| {
+        image.copy_to(name, target).map(drop).map_err(|error| io::Error::other(error.to_string()))
+    })?;
+    let (ends, input_lost) = reconnect(shop, streams, &facts)?;
+    watch.lap("rewind");
+    run_criu(shop, sandbox, &image, id, &facts, &ends)?;
+    streams.lock().unwrap_or_else(PoisonError::into_inner).stdin.open();
+    watch.lap("restore");
+    if let Some(cuda_facts) = &facts.cuda {
+        resume_cuda(sandbox, &facts, &cuda_facts.pids)?;
+        watch.lap("resume");
+    }
+    Ok(Restored { phases: watch.phases().to_vec(), total: clock::now() - begun, cut, input_lost })
+}
+
+/// Sets the streams back and makes the pipes that take the place of the old ones.
+fn reconnect(shop: &Workshop, streams: &SharedStreams, facts: &ImageFacts) -> Result<(Vec<(u64, OwnedFd)>, bool), RestoreError> {
+    let same_run = facts.instance == shop.instance;
+    let mut streams = streams.lock().unwrap_or_else(PoisonError::into_inner);
+    let input_known = same_run && streams.stdin.rewind(&facts.stdin);
+    streams.stdout.rewind(&facts.stdout, same_run).map_err(RestoreError::Prepare)?;
+    streams.stderr.rewind(&facts.stderr, same_run).map_err(RestoreError::Prepare)?;
+    let mut ends = Vec::new();
+    if facts.stdin.pipe != 0 {
+        ends.push((facts.stdin.pipe, streams.stdin.connect_pipe().map_err(RestoreError::Prepare)?));
+    }
+    ends.push((facts.stdout.pipe, streams.stdout.connect().map_err(RestoreError::Prepare)?));
+    ends.push((facts.stderr.pipe, streams.stderr.connect().map_err(RestoreError::Prepare)?));
+    Ok((ends, facts.stdin.pipe != 0 && facts.stdin.position > 0 && !input_known))
+}
+
+fn run_criu(
+    shop: &Workshop,
+    sandbox: &Sandbox,
+    image: &ImageReader,
+    id: ImageId,
+    facts: &ImageFacts,
+    ends: &[(u64, OwnedFd)],
+) -> Result<(), RestoreError> {
+    let sockets = shop.sockets().map_err(RestoreError::Prepare)?;
+    let log = shop.log("restore", id);
+    let serve = Serve::bind(sockets.path()).map_err(RestoreError::Prepare)?;
+    let pipes: Vec<(u64, RawFd)> = ends.iter().map(|(inode, _)| *inode).zip(FIRST_DESCRIPTOR..).collect();
+    let mut argv = shop.criu.argv();
+    argv.extend(restore_arguments(&RestoreOptions {
+        directory: sockets.path(),
+        log: &log,
+        libdir: &shop.libdir(),
+        log_level: shop.config.criu.log_level,
+        pipes: &pipes,
+    }));
+    let tool = ToolCommand { argv, environment: Vec::new(), first_descriptor: FIRST_DESCRIPTOR, restores: Some(facts.pids) };
+    let descriptors: Vec<RawFd> = ends.iter().map(|(_, end)| end.as_raw_fd()).collect();
+    let (stop, stopped) = UnixStream::pair().map_err(RestoreError::Prepare)?;
+    let (ended, served) = thread::scope(|scope| {
+        let exists = |name: &str| image.contains(&format!("criu/{name}"));
+        let serving = scope.spawn(|| serve.run(&stopped, exists, |name, pipe| send(image, name, pipe)));
+        let ended = sandbox.run_tool(tool, &descriptors).and_then(|run| run.wait(shop.config.snapshot.timeout));
+        if !matches!(ended, Ok(Ended::Exited(0))) {
+            // Whatever CRIU has begun ends with the sandbox, and with it the pipes that are still served.
+            sandbox.kill();
+        }
+        drop(stop);
+        (ended, serving.join())
+    });
+    let served = served.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    match (ended, served) {
+        (_, Err(ServeError::Source(error))) => {
+            sandbox.kill();
+            Err(error.into())
+        }
+        // CRIU has read all it needs once it succeeds.
+        (Ok(Ended::Exited(0)), Ok(()) | Err(ServeError::Stream(_))) => Ok(()),
+        (Ok(ended), _) => Err(RestoreError::Criu { reason: why(&log, ended), log: log.display().to_string() }),
+        (Err(error), _) => Err(error.into()),
+    }
+}
+
+/// Writes an image file into CRIU's pipe. CRIU may close a pipe before its end; it judges what it needs.
+fn send(image: &ImageReader, name: &str, mut pipe: File) -> Result<u64, ReadError> {
+    match image.copy_to(&format!("criu/{name}"), &mut pipe) {
+        Err(ReadError::Sink(_)) => Ok(0),
+        other => other,
+    }
+}
+
+fn resume_cuda(sandbox: &Sandbox, facts: &ImageFacts, pids: &[i32]) -> Result<(), RestoreError> {
+    let root = job::child_with_pid(sandbox.pid(), facts.pids.root)?;
+    let host_pids: Vec<i32> = job::tree(root)?
+        .into_iter()
+        .filter(|process| pids.contains(&process.pid))
+        .map(|process| process.host_pid)
+        .collect();
+    let driver = cuda::Driver::load()?;
+    cuda::resume_restored(&driver, &host_pids).map_err(|error| RestoreError::Resume(Box::new(error)))
+}
+
+fn why(log: &Path, ended: Ended) -> String {
+    criu::reason_in(log).map_or_else(|| format!("CRIU ended without a reason ({ended:?})"), |reason| reason.to_string())
+}

@@ -1,0 +1,110 @@
+//! What a store remembers of its run between two lives of the supervisor.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::store::{DurableError, durable};
+
+/// The file's name in the store.
+const FILE: &str = "run.json";
+/// The present format.
+const FORMAT: u32 = 1;
+/// Largest file that is believed: a command line has at most 2 MiB.
+const BYTES_MAX: u64 = 16 << 20;
+
+/// Why the run's state could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum RunStateError {
+    /// It cannot be read.
+    #[error("read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        #[source]
+        source: io::Error,
+    },
+    /// It was made by a newer version, or by something else.
+    #[error("understand {}: made by a newer ckpt-run, or damaged; use that version, or another --store", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+    },
+    /// It cannot be written.
+    #[error(transparent)]
+    Write(#[from] DurableError),
+}
+
+/// How far the run has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "kebab-case")]
+pub enum Progress {
+    /// It runs, or its supervisor was killed.
+    Running,
+    /// It was saved and stopped.
+    Saved,
+    /// The job ended by itself, with exit code 0.
+    Finished,
+    /// The job failed, and was given up.
+    Failed {
+        /// Its exit code.
+        code: u8,
+    },
+}
+
+/// The state of a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunState {
+    format: u32,
+    /// The job's command line.
+    pub command: Vec<String>,
+    /// Its working directory.
+    pub directory: PathBuf,
+    /// When it was first started, milliseconds since 1970.
+    pub started_unix_ms: u64,
+    /// How often the job was restored or started anew.
+    pub restarts: u64,
+    /// How far it has come.
+    pub progress: Progress,
+}
+
+impl RunState {
+    /// A run that begins.
+    #[must_use]
+    pub fn new(command: Vec<String>, directory: PathBuf, started_unix_ms: u64) -> Self {
+        Self { format: FORMAT, command, directory, started_unix_ms, restarts: 0, progress: Progress::Running }
+    }
+
+    /// Reads the state in a store; `None` when no run was begun there.
+    ///
+    /// # Errors
+    /// When it cannot be read or understood.
+    pub fn load(store: &Path) -> Result<Option<Self>, RunStateError> {
+        let path = store.join(FILE);
+        let read = |source| RunStateError::Read { path: path.clone(), source };
+        match fs::metadata(&path) {
+            Ok(metadata) if metadata.len() > BYTES_MAX => return Err(RunStateError::Format { path }),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(read(error)),
+        }
+        let content = fs::read(&path).map_err(read)?;
+        match serde_json::from_slice::<Self>(&content) {
+            Ok(state) if state.format == FORMAT => Ok(Some(state)),
+            Ok(_) | Err(_) => Err(RunStateError::Format { path }),
+        }
+    }
+
+    /// Makes the state durable in a store.
+    ///
+    /// # Errors
+    /// When it cannot be written; the state that was there stays.
+    pub fn save(&self, store: &Path) -> Result<(), RunStateError> {
+        // A struct of strings and numbers always becomes JSON.
+        let content = serde_json::to_vec_pretty(self).unwrap_or_default();
+        Ok(durable::write(&store.join(FILE), &content)?)
+    }
+}

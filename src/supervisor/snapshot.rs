@@ -1,0 +1,408 @@
+//! A snapshot, from the first look at the job to the durable image.
+//!
+//! ```text
+//! admit → lock → suspend → dump, tasks frozen → drained, recorded → released → resume
+//!       └──────────────────────────── freeze ────────────────────────────────────────┘→ write → commit
+//! ```
+//!
+//! Each step undoes itself when a later one fails: the image writer deletes what
+//! it wrote, the suspended GPU state resumes, CRIU releases the tasks. A failed
+//! snapshot leaves the job computing and the store as it was.
+
+use std::io::{self, Read};
+use std::os::unix::net::UnixStream;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use crate::clock;
+use crate::config::{Buffer, Cpus};
+use crate::criu::{self, Capture, CaptureError, Captured, DumpOptions, HOLD_SOCKET_VARIABLE, dump_arguments};
+use crate::cuda;
+use crate::job::{self, OpenFile, Process};
+use crate::sandbox::{Ended, SandboxError, ToolCommand};
+use crate::store::{ImageId, ImageWriter, WriteError, WriteOptions};
+
+use super::image::{CudaFacts, ImageFacts, Stopwatch, Trigger};
+use super::machine;
+use super::workshop::{Job, SharedStreams, Workshop};
+
+/// Time for CRIU to release the tasks and end, once a dump was called off.
+const CALL_OFF_LIMIT: Duration = Duration::from_secs(30);
+/// Longest attempt to lock all CUDA processes at once; then all are let go and tried again.
+const LOCK_ATTEMPT: Duration = Duration::from_millis(400);
+
+/// Why there is no new image. The job computes, and older images are untouched, unless a variant says otherwise.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    /// The process tree could not be read.
+    #[error("read the job's process tree")]
+    Tree(#[from] job::TreeError),
+    /// The open files could not be listed.
+    #[error("list the job's open files")]
+    Files(#[from] job::FilesError),
+    /// A file's content could not be kept.
+    #[error("keep the content of {path}")]
+    Content {
+        /// The job's file.
+        path: String,
+        /// The reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The store failed.
+    #[error("write the image")]
+    Store(#[source] Box<WriteError>),
+    /// The CUDA driver's library could not be used.
+    #[error("load the CUDA driver")]
+    Driver(#[from] cuda::LoadError),
+    /// The GPU state could not be suspended.
+    #[error("suspend the GPU state")]
+    Suspend(#[source] Box<cuda::TreeError>),
+    /// The GPU state did not come back: the job does not compute.
+    #[error("resume the GPU state; the job does not compute any more and will be restored")]
+    Resume(#[source] Box<cuda::TreeError>),
+    /// A socket or a stream of our own failed.
+    #[error("prepare the dump")]
+    Prepare(#[source] io::Error),
+    /// The sandbox failed.
+    #[error("run CRIU in the sandbox")]
+    Sandbox(#[from] SandboxError),
+    /// CRIU failed.
+    #[error("dump the processes: {reason} (log: {log})")]
+    Criu {
+        /// Its reason.
+        reason: String,
+        /// Its log file.
+        log: String,
+    },
+    /// The image stream broke.
+    #[error("receive the image from CRIU")]
+    Stream(#[source] io::Error),
+    /// CRIU did not finish in time.
+    #[error("dump the processes within {0:?} (snapshot.timeout)")]
+    Slow(Duration),
+}
+
+impl SnapshotError {
+    /// Whether the job may be left in a state in which it cannot compute.
+    #[must_use]
+    pub fn job_is_lost(&self) -> bool {
+        matches!(self, Self::Resume(_))
+    }
+}
+
+impl From<WriteError> for SnapshotError {
+    fn from(error: WriteError) -> Self {
+        Self::Store(Box::new(error))
+    }
+}
+
+/// What the job does after its snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Afterwards {
+    /// It goes on.
+    Continue,
+    /// It is killed as it stands, once the image is durable.
+    Stop,
+}
+
+/// A snapshot that became an image.
+#[derive(Clone, Debug)]
+pub(super) struct Snapshotted {
+    pub id: ImageId,
+    pub freeze: Duration,
+    pub raw_bytes: u64,
+    pub stored_bytes: u64,
+    pub total: Duration,
+    pub facts: ImageFacts,
+}
+
+/// Takes a snapshot. Blocks until the image is durable; `computing` is called when the job computes again.
+pub(super) fn take(
+    shop: &Workshop,
+    job: &Job,
+    streams: &SharedStreams,
+    trigger: Trigger,
+    afterwards: Afterwards,
+    computing: impl FnOnce(Duration),
+) -> Result<Snapshotted, SnapshotError> {
+    let begun = clock::now();
+    let mut watch = Stopwatch::start();
+    let root = job::child_with_pid(job.sandbox.pid(), job.pids.root)?;
+    let processes = job::tree(root)?;
+    let writer = shop.store.begin(&shop.lock, write_options(shop))?;
+    writer.reserve(expected_bytes(&processes));
+    watch.lap("admit");
+
+    let frozen_at = clock::now();
+    let suspended = suspend(shop, &processes, &mut watch)?;
+    let dump = Dump { shop, job, streams, root, id: writer.id(), writer: Mutex::new(Some(writer)), recorded: Mutex::default() };
+    let cuda_pids = suspended.as_ref().map(|suspended| suspended.pids().to_vec());
+
+    if afterwards == Afterwards::Stop {
+        let commit = |dump: &Dump<'_>, mut watch: Stopwatch| {
+            watch.lap("dump");
+            let facts = dump.facts(trigger, cuda_pids.as_deref(), clock::now() - frozen_at);
+            dump.commit(facts, &mut watch, begun)
+        };
+        let result = dump.run_and_stop(|dump| commit(dump, watch));
+        if result.is_ok() {
+            // The suspended processes are dead; nothing is left to resume.
+            std::mem::forget(suspended);
+        }
+        return result;
+    }
+
+    let dumped = dump.run(|_| Ok(()));
+    watch.lap("dump");
+    let resumed = suspended.map(cuda::Suspended::resume).transpose();
+    if let Ok(Some(times)) = &resumed {
+        watch.add("resume", times.restore);
+        watch.add("unlock", times.unlock);
+    }
+    let freeze = clock::now() - frozen_at;
+    computing(freeze);
+    resumed.map_err(|error| SnapshotError::Resume(Box::new(error)))?;
+    dumped?;
+    let facts = dump.facts(trigger, cuda_pids.as_deref(), freeze);
+    dump.commit(facts, &mut watch, begun)
+}
+
+fn write_options(shop: &Workshop) -> WriteOptions {
+    let buffer = match shop.config.snapshot.buffer {
+        Buffer::Auto => machine::available_memory() / 2,
+        Buffer::Bytes(bytes) => bytes,
+    };
+    let workers = match shop.config.snapshot.cpus {
+        Cpus::Auto => thread::available_parallelism().map_or(1, usize::from),
+        Cpus::Count(count) => count.get(),
+    };
+    WriteOptions { buffer, workers, level: shop.config.snapshot.level }
+}
+
+fn expected_bytes(processes: &[Process]) -> u64 {
+    processes.iter().map(|process| process.resident).sum()
+}
+
+/// Suspends the CUDA processes among `processes`; none on a machine without a driver.
+fn suspend(shop: &Workshop, processes: &[Process], watch: &mut Stopwatch) -> Result<Option<cuda::Suspended>, SnapshotError> {
+    if !cuda::available() {
+        return Ok(None);
+    }
+    let driver = cuda::Driver::load()?;
+    let pids: Vec<i32> = processes.iter().map(|process| process.host_pid).collect();
+    let users = cuda::find(&driver, &pids);
+    if users.is_empty() {
+        return Ok(None);
+    }
+    let options = cuda::SuspendOptions { attempt: LOCK_ATTEMPT, total: shop.config.snapshot.lock_timeout };
+    let locked = cuda::lock_all(&driver, &users, &options).map_err(|error| SnapshotError::Suspend(Box::new(error)))?;
+    watch.lap("lock");
+    let suspended = locked.suspend().map_err(|error| SnapshotError::Suspend(Box::new(error)))?;
+    watch.lap("suspend");
+    Ok(Some(suspended))
+}
+
+/// The part of a snapshot that CRIU does, and what is recorded while the tasks stand still.
+struct Dump<'a> {
+    shop: &'a Workshop,
+    job: &'a Job,
+    streams: &'a SharedStreams,
+    /// The tree's first process, as the host sees it.
+    root: i32,
+    id: ImageId,
+    writer: Mutex<Option<ImageWriter>>,
+    recorded: Mutex<Option<Recorded>>,
+}
+
+struct Recorded {
+    processes: Vec<Process>,
+    files: Vec<OpenFile>,
+    stdin: job::InputMark,
+    stdout: job::OutputMark,
+    stderr: job::OutputMark,
+}
+
+impl Dump<'_> {
+    /// Runs CRIU. `while_frozen` is called when everything is read and recorded and the tasks still stand.
+    fn run(&self, while_frozen: impl FnOnce(&Self) -> Result<(), SnapshotError> + Send) -> Result<Captured, SnapshotError> {
+        let sockets = self.shop.sockets().map_err(SnapshotError::Prepare)?;
+        let log = self.shop.log("dump", self.id);
+        let capture = Capture::bind(sockets.path()).map_err(SnapshotError::Prepare)?;
+        let tool = self.tool(sockets.path(), &log, &capture);
+        let (call_off, called_off) = UnixStream::pair().map_err(SnapshotError::Prepare)?;
+        let mut call_off = Some(call_off);
+        let (ended, captured) = thread::scope(|scope| {
+            let capturing = scope.spawn(|| {
+                capture.run(&called_off, |name, pipe| self.receive(name, pipe), |_| {
+                    self.record()?;
+                    while_frozen(self)
+                })
+            });
+            let ended = self.wait_for(tool, &mut call_off);
+            (ended, capturing.join())
+        });
+        let captured = captured.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        match (ended, captured) {
+            (Ok(Ended::Exited(0)), Ok(captured)) => Ok(captured),
+            // Our own failure is the cause of CRIU's.
+            (_, Err(CaptureError::Receiver(error))) => Err(error),
+            (Ok(Ended::Exited(0)), Err(error)) => Err(SnapshotError::Stream(io::Error::other(error.to_string()))),
+            (Ok(ended), _) => Err(SnapshotError::Criu { reason: why(&log, ended), log: log.display().to_string() }),
+            (Err(SandboxError::Slow(limit)), _) => Err(SnapshotError::Slow(limit)),
+            (Err(error), _) => Err(error.into()),
+        }
+    }
+
+    /// As `run`, but the tasks never go on: they are killed when `commit` has succeeded.
+    fn run_and_stop(
+        &self,
+        commit: impl FnOnce(&Self) -> Result<Snapshotted, SnapshotError> + Send,
+    ) -> Result<Snapshotted, SnapshotError> {
+        let mut done = None;
+        let run = self.run(|dump| {
+            done = Some(commit(dump)?);
+            dump.job.sandbox.kill();
+            Ok(())
+        });
+        // Once the image is durable, CRIU's end by our own hand is no failure.
+        done.map_or_else(|| Err(run.err().unwrap_or(SnapshotError::Sandbox(SandboxError::Gone))), Ok)
+    }
+
+    fn tool(&self, directory: &std::path::Path, log: &std::path::Path, capture: &Capture) -> ToolCommand {
+        let mut argv = self.shop.criu.argv();
+        argv.extend(dump_arguments(&DumpOptions {
+            root_pid: self.job.pids.root,
+            directory,
+            log,
+            hold: &self.shop.hold(),
+            libdir: &self.shop.libdir(),
+            log_level: self.shop.config.criu.log_level,
+        }));
+        let environment = vec![(HOLD_SOCKET_VARIABLE.into(), capture.hold_path().into())];
+        ToolCommand { argv, environment, first_descriptor: 0, restores: None }
+    }
+
+    /// Waits for CRIU; when it fails or takes too long, calls the capture off, which makes it release the tasks.
+    fn wait_for(&self, tool: ToolCommand, call_off: &mut Option<UnixStream>) -> Result<Ended, SandboxError> {
+        let ended = self.job.sandbox.run_tool(tool, &[]).and_then(|run| {
+            let ended = run.wait(self.shop.config.snapshot.timeout);
+            if ended.is_err() {
+                call_off.take();
+                // Whether it ends by then or not, the snapshot has failed.
+                let _ = run.wait(CALL_OFF_LIMIT);
+            }
+            ended
+        });
+        if !matches!(ended, Ok(Ended::Exited(0))) {
+            call_off.take();
+        }
+        ended
+    }
+
+    fn receive(&self, name: &str, mut pipe: std::fs::File) -> Result<u64, SnapshotError> {
+        let mut stream = self.stream(&format!("criu/{name}"))?;
+        stream.copy_from(&mut pipe)?;
+        Ok(stream.finish()?)
+    }
+
+    fn stream(&self, name: &str) -> Result<crate::store::StreamWriter, SnapshotError> {
+        let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let writer = writer.as_ref().ok_or_else(|| SnapshotError::Stream(io::ErrorKind::UnexpectedEof.into()))?;
+        Ok(writer.stream(name)?)
+    }
+
+    /// Records what CRIU does not: sizes and contents of files, positions of the standard streams.
+    fn record(&self) -> Result<(), SnapshotError> {
+        let processes = job::tree(self.root)?;
+        let pids: Vec<i32> = processes.iter().map(|process| process.host_pid).collect();
+        let mut files = job::collect(&pids)?;
+        let bytes_max = self.shop.config.files.keep_content;
+        for (index, file) in files.iter_mut().filter(|file| file.wants_content(bytes_max)).enumerate() {
+            let name = format!("files/{index}");
+            let content = |source| SnapshotError::Content { path: file.path.display().to_string(), source };
+            let source = std::fs::File::open(&file.path).map_err(content)?;
+            let mut stream = self.stream(&name)?;
+            stream.copy_from(&mut source.take(file.size))?;
+            stream.finish()?;
+            file.content = Some(name);
+        }
+        let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let recorded = Recorded {
+            processes,
+            files,
+            stdin: streams.stdin.mark().map_err(SnapshotError::Prepare)?,
+            stdout: streams.stdout.mark().map_err(SnapshotError::Prepare)?,
+            stderr: streams.stderr.mark().map_err(SnapshotError::Prepare)?,
+        };
+        *self.recorded.lock().unwrap_or_else(PoisonError::into_inner) = Some(recorded);
+        Ok(())
+    }
+
+    fn facts(&self, trigger: Trigger, cuda_pids: Option<&[i32]>, freeze: Duration) -> Result<ImageFacts, SnapshotError> {
+        let recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // CRIU cannot succeed without having run the action script, and with it `record`.
+        let recorded = recorded.ok_or_else(|| SnapshotError::Stream(io::ErrorKind::UnexpectedEof.into()))?;
+        let cuda = cuda_pids.map(|host_pids| CudaFacts {
+            pids: recorded
+                .processes
+                .iter()
+                .filter(|process| host_pids.contains(&process.host_pid))
+                .map(|process| process.pid)
+                .collect(),
+            ..machine::cuda_facts()
+        });
+        Ok(ImageFacts {
+            trigger,
+            command: self.shop.command.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
+            directory: self.shop.directory.clone(),
+            host: machine::host_name(),
+            kernel: machine::kernel_release(),
+            criu: self.shop.criu.version.to_string(),
+            run: self.shop.run,
+            instance: self.shop.instance.clone(),
+            freeze_seconds: freeze.as_secs_f64(),
+            phases: Vec::new(),
+            processes: recorded.processes.len(),
+            pids: self.job.pids,
+            isolated: self.job.sandbox.isolation() == crate::sandbox::Isolation::Namespaces,
+            cuda,
+            stdin: recorded.stdin,
+            stdout: recorded.stdout,
+            stderr: recorded.stderr,
+            files: recorded.files,
+        })
+    }
+
+    /// Compresses, writes, publishes. The job computes meanwhile, unless it is to stop.
+    fn commit(
+        &self,
+        facts: Result<ImageFacts, SnapshotError>,
+        watch: &mut Stopwatch,
+        begun: std::time::Instant,
+    ) -> Result<Snapshotted, SnapshotError> {
+        let mut facts = facts?;
+        let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let writer = writer.ok_or_else(|| SnapshotError::Stream(io::ErrorKind::UnexpectedEof.into()))?;
+        writer.start_workers();
+        let id = writer.id();
+        let written = writer.flush()?;
+        watch.lap("write");
+        facts.phases = watch.phases().to_vec();
+        let meta = serde_json::to_vec(&facts).map_err(|error| SnapshotError::Prepare(error.into()))?;
+        let manifest = written.commit(&meta)?;
+        Ok(Snapshotted {
+            id,
+            freeze: Duration::from_secs_f64(facts.freeze_seconds),
+            raw_bytes: manifest.raw_bytes,
+            stored_bytes: manifest.stored_bytes,
+            total: clock::now() - begun,
+            facts,
+        })
+    }
+}
+
+fn why(log: &std::path::Path, ended: Ended) -> String {
+    criu::reason_in(log).map_or_else(|| format!("CRIU ended without a reason ({ended:?})"), |reason| reason.to_string())
+}

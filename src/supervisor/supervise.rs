@@ -1,0 +1,308 @@
+//! The loop: one task owns the job's state; everything else sends it events.
+//!
+//! ```text
+//!            start                  snapshot (a thread of its own)
+//!  Starting ───────▶ Running ◀────────────────────┐
+//!                      │  └──────────────────────▶┘
+//!                      │ the job ended, or was killed
+//!                      ▼
+//!                   Ending ── gone, output delivered ──▶ decide
+//!                      ▲                                   │ restore        │ give up,
+//!                      │ failed                            ▼                ▼ finished
+//!                  Restoring ◀── Waiting (backoff) ◀───────┘              exit
+//!                      └─────▶ Running
+//! ```
+//!
+//! Policies are pure functions in `restart` and `schedule`; blocking work is in
+//! `snapshot` and `restore`, on threads that report back with an event.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+
+use super::control;
+use super::event::{EVENTS_MAX, Event, Reply, Timer};
+use super::image::Trigger;
+use super::restart::{Budget, ExitStatus};
+use super::run::{Beginning, RunError, system};
+use super::run_state::{Progress, RunState};
+use super::schedule::{Now, Schedule, Snapshotted as LastSnapshot};
+use super::signals::{self, Signal};
+use super::snapshot::Afterwards;
+use super::workshop::{Job, SharedStreams, Streams, Workshop};
+use crate::clock;
+use crate::sandbox::{self, Ended, JobPids, Sandbox};
+use crate::store::ImageId;
+
+/// Where the run stands.
+#[derive(Debug)]
+pub(super) enum Stage {
+    /// Nothing of the job exists.
+    Idle,
+    /// Pid 1 was asked to start the job.
+    Starting(Arc<Sandbox>),
+    /// The job computes, or a snapshot of it is taken.
+    Running(Running),
+    /// An image is becoming the job.
+    Restoring(Restoring),
+    /// The sandbox was killed; what comes next waits until everything is gone.
+    Ending(AfterEnd),
+    /// The backoff before a restart.
+    Waiting { until: Instant, skip_newest: Option<usize> },
+}
+
+/// A job that runs.
+#[derive(Debug)]
+pub(super) struct Running {
+    pub job: Arc<Job>,
+    pub busy: Option<Wanted>,
+    pub ended: Option<Ended>,
+    pub gone: bool,
+}
+
+/// A restore under way.
+#[derive(Debug)]
+pub(super) struct Restoring {
+    pub sandbox: Arc<Sandbox>,
+    pub id: ImageId,
+    pub pids: JobPids,
+    pub skip_newest: usize,
+    pub ended: Option<Ended>,
+    pub gone: bool,
+    pub failed: bool,
+}
+
+/// What happens once a sandbox is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AfterEnd {
+    /// Decide by how the job ended.
+    Decide(ExitStatus),
+    /// Try the next older image.
+    NextImage { skip_newest: usize },
+    /// Exit with this code.
+    Exit(u8, Progress),
+}
+
+/// A snapshot that was asked for, or is being taken.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    pub trigger: Trigger,
+    pub afterwards: Afterwards,
+    pub begun: Option<Now>,
+    pub replies: Vec<Reply>,
+}
+
+/// Whether we were asked to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stopping {
+    /// No.
+    No,
+    /// SIGINT and the like went to the job: its end is no crash.
+    ByTheJob,
+    /// SIGUSR2: as soon as an image is durable.
+    WhenSaved,
+    /// SIGTERM: saved or not, at this time.
+    Until(Instant),
+}
+
+/// The state of a run. Lives on the main thread.
+pub(super) struct Supervisor {
+    pub shop: Arc<Workshop>,
+    pub streams: SharedStreams,
+    pub state: RunState,
+    pub stage: Stage,
+    pub stopping: Stopping,
+    pub wanted: Option<Wanted>,
+    pub budget: Budget,
+    /// Images that could not be restored here and now, though they may be good.
+    pub refused: BTreeSet<ImageId>,
+    /// Images set aside since the job last ended.
+    pub failed: usize,
+    pub last: LastSnapshot,
+    pub exit: Option<u8>,
+    pub events: Sender<Event>,
+    /// Number of the present sandbox; news from an older one is dropped.
+    pub serial: u64,
+    arrivals: Receiver<Event>,
+    schedule: Schedule,
+    /// A stop by the terminal that waits for the end of a snapshot.
+    suspend_wanted: bool,
+}
+
+pub(super) fn now() -> Now {
+    Now { monotonic: clock::now(), unix_ms: clock::unix_ms() }
+}
+
+impl Supervisor {
+    /// Must be called inside the runtime.
+    pub fn new(shop: Arc<Workshop>, streams: SharedStreams, state: RunState) -> Result<Self, RunError> {
+        let (events, arrivals) = channel(EVENTS_MAX);
+        signals::watch(&events).map_err(system("watch for signals"))?;
+        control::listen(shop.store.path(), events.clone()).map_err(system("listen on the control socket"))?;
+        let schedule = Schedule::new(&shop.config.snapshot, jiff::tz::TimeZone::system());
+        Ok(Self {
+            shop,
+            streams,
+            state,
+            stage: Stage::Idle,
+            stopping: Stopping::No,
+            wanted: None,
+            budget: Budget::default(),
+            refused: BTreeSet::new(),
+            failed: 0,
+            last: LastSnapshot::not_yet(now()),
+            exit: None,
+            events,
+            serial: 0,
+            arrivals,
+            schedule,
+            suspend_wanted: false,
+        })
+    }
+
+    /// Runs until there is an exit code.
+    pub async fn run(&mut self, beginning: Beginning) -> Result<u8, RunError> {
+        let result = self.run_to_exit(beginning).await;
+        control::remove(self.shop.store.path());
+        result
+    }
+
+    async fn run_to_exit(&mut self, beginning: Beginning) -> Result<u8, RunError> {
+        match beginning {
+            Beginning::Start => self.start()?,
+            Beginning::Restore => self.resume_run()?,
+        }
+        loop {
+            if let Some(code) = self.exit {
+                return Ok(code);
+            }
+            let event = self.next_event().await;
+            self.handle(event)?;
+        }
+    }
+
+    async fn next_event(&mut self) -> Event {
+        match self.next_timer() {
+            None => self.arrivals.recv().await.unwrap_or(Event::Drained),
+            Some((wait, timer)) => tokio::select! {
+                event = self.arrivals.recv() => event.unwrap_or(Event::Drained),
+                () = tokio::time::sleep(wait) => Event::Timer(timer),
+            },
+        }
+    }
+
+    /// The timer that runs out first.
+    fn next_timer(&self) -> Option<(Duration, Timer)> {
+        let until = |deadline: Instant| deadline.saturating_duration_since(clock::now());
+        let schedule = match &self.stage {
+            Stage::Running(Running { busy: None, ended: None, .. }) => self.schedule.wait(self.last, now()),
+            _ => None,
+        };
+        let backoff = match &self.stage {
+            Stage::Waiting { until: deadline, .. } => Some(until(*deadline)),
+            _ => None,
+        };
+        let grace = match self.stopping {
+            Stopping::Until(deadline) => Some(until(deadline)),
+            Stopping::No | Stopping::ByTheJob | Stopping::WhenSaved => None,
+        };
+        [(schedule, Timer::Schedule), (backoff, Timer::Backoff), (grace, Timer::Grace)]
+            .into_iter()
+            .filter_map(|(wait, timer)| Some((wait?, timer)))
+            .min_by_key(|(wait, _)| *wait)
+    }
+
+    fn handle(&mut self, event: Event) -> Result<(), RunError> {
+        match event {
+            Event::Signal(signal) => self.signal(signal),
+            Event::SnapshotRequest(reply) => self.want(Trigger::Request, Afterwards::Continue, Some(reply)),
+            Event::Sandbox(serial, news) if serial == self.serial => self.sandbox_news(news),
+            Event::Sandbox(..) => Ok(()),
+            Event::Computing(freeze) => {
+                tracing::debug!(freeze = ?freeze, "the job computes again");
+                Ok(())
+            }
+            Event::SnapshotEnded(result) => self.snapshot_ended(*result),
+            Event::RestoreEnded(result) => self.restore_ended(*result),
+            Event::Drained => self.all_gone(),
+            Event::Timer(Timer::Schedule) => {
+                if self.schedule.next(self.last, now()).is_some_and(|left| left.is_zero()) {
+                    return self.want(Trigger::Schedule, Afterwards::Continue, None);
+                }
+                Ok(())
+            }
+            Event::Timer(Timer::Backoff) => self.backoff_over(),
+            Event::Timer(Timer::Grace) => self.stop_now("the grace period is over"),
+        }
+    }
+
+    fn signal(&mut self, signal: Signal) -> Result<(), RunError> {
+        match signal {
+            Signal::Snapshot => self.want(Trigger::Signal, Afterwards::Continue, None),
+            Signal::SaveAndStop => {
+                if self.stopping == Stopping::No {
+                    self.stopping = Stopping::WhenSaved;
+                }
+                self.save_and_stop()
+            }
+            Signal::Terminate => match self.stopping {
+                Stopping::Until(_) => self.stop_now("a second SIGTERM"),
+                Stopping::No | Stopping::ByTheJob | Stopping::WhenSaved => {
+                    self.stopping = Stopping::Until(clock::now() + self.shop.config.snapshot.grace);
+                    self.save_and_stop()
+                }
+            },
+            Signal::Forward(number) => self.forward(number as i32),
+            Signal::Suspend => {
+                self.suspend_wanted = true;
+                self.suspend_when_idle();
+                Ok(())
+            }
+            Signal::Continue => {
+                self.streams().stdin.resume();
+                Ok(())
+            }
+        }
+    }
+
+    /// Stops the job and ourselves, as the terminal asked; not in the middle of a snapshot.
+    pub fn suspend_when_idle(&mut self) {
+        let Stage::Running(Running { job, busy: None, ended: None, .. }) = &self.stage else { return };
+        if !std::mem::take(&mut self.suspend_wanted) {
+            return;
+        }
+        let stopped = clock::now();
+        let tell = |signal| {
+            if let Err(error) = job.sandbox.signal(signal, true) {
+                tracing::debug!(%error, "the job could not be told");
+            }
+        };
+        tell(nix::libc::SIGSTOP);
+        // Returns when somebody continues us.
+        if let Err(error) = signal_hook::low_level::emulate_default_handler(nix::libc::SIGTSTP) {
+            tracing::warn!(%error, "cannot stop");
+        }
+        tell(nix::libc::SIGCONT);
+        // Timers pause: the interval does not count the time that nothing computed.
+        self.last.ended.monotonic += clock::now() - stopped;
+    }
+
+    fn sandbox_news(&mut self, news: Option<sandbox::Event>) -> Result<(), RunError> {
+        match news {
+            Some(sandbox::Event::Started(pids)) => {
+                self.started(pids);
+                Ok(())
+            }
+            Some(sandbox::Event::Failed { operation, errno }) => self.start_failed(operation, errno),
+            Some(sandbox::Event::JobEnded(ended)) => self.job_ended(ended),
+            Some(sandbox::Event::Ready | sandbox::Event::ToolEnded(_)) => Ok(()),
+            None => self.sandbox_gone(),
+        }
+    }
+
+    pub fn streams(&self) -> MutexGuard<'_, Streams> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
