@@ -1,1 +1,72 @@
-//! (in progress)
+//! The image store: a folder that holds the snapshots of one job.
+//!
+//! ```text
+//! format                   "ckpt-run store 1"
+//! lock                     flocked by the one process that writes; says which
+//! images/000012.manifest   what image 12 is made of; its name is the commit
+//! images/000012.damaged    why image 12 must not be restored
+//! packs/000012-00.pack     compressed chunks that image 12 added
+//! ```
+//! Anything else in the folder belongs to others and is left alone, but for files whose
+//! names begin with `.tmp-`, which a sweep removes. The folder has mode 0700 and its
+//! files 0600, because images hold every secret the job had in memory.
+//!
+//! An image is a set of named streams. A stream is cut into chunks of 256 KiB; a chunk
+//! is named by the BLAKE3 hash of its bytes; chunks of zeros are only counted, a chunk
+//! that an image already has is not written again, the rest is compressed with zstd where
+//! a sample says that it pays.
+//!
+//! ```text
+//! begin ─▶ streams fill buffers ─▶ workers: hash, look up, compress, append to a pack
+//!       ─▶ packs synced ─▶ manifest written, synced, renamed ─▶ folder synced
+//! ```
+//! So an image that can be seen is whole and durable, and a crash at any point leaves
+//! the images there were. The formats of [manifests](Manifest) and packs are described in
+//! `wire` and `pack`; each file carries its format and the lowest one a reader must know.
+//! A newer store is read as far as that allows, and never written.
+//!
+//! Blocking code on plain threads. Knows nothing of who makes the streams.
+
+mod ahead;
+mod assembly;
+mod buffer;
+mod chunk;
+mod codec;
+pub mod durable;
+mod entries;
+mod error;
+mod fetch;
+mod flow;
+mod id;
+mod index;
+mod layout;
+mod lock;
+mod manifest;
+mod pack;
+mod prune;
+mod reader;
+mod retention;
+mod sync;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+mod verify;
+mod wire;
+mod worker;
+mod writer;
+
+pub use chunk::{CHUNK_BYTES, Hash};
+pub use codec::Codec;
+pub use entries::ImageEntry;
+pub use error::{ReadError, WriteError};
+pub use id::{ImageId, ParseImageIdError};
+pub use layout::{OpenError, Store};
+pub use lock::{LockError, StoreLock};
+pub use manifest::{Chunk, Content, InvalidManifest, Manifest, Stored, Stream, is_stream_name};
+pub use pack::{Pack, PackError, PackName};
+pub use prune::Swept;
+pub use reader::ImageReader;
+pub use verify::Verified;
+pub use wire::ManifestError;
+pub use writer::{ImageWriter, StreamWriter, WriteOptions};

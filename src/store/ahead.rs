@@ -1,0 +1,234 @@
+//! Reading ahead: threads prepare the items of a sequence, one consumer gets them in
+//! order.
+//!
+//! At most [`READ_AHEAD`] items are ready or in preparation. The consumer's thread
+//! prepares, too, when nobody has begun what it needs next. Knows nothing of chunks.
+
+use std::sync::{Condvar, Mutex};
+use std::thread::Builder;
+
+use super::sync::{locked, wait};
+
+/// Items between the fastest worker and the consumer: with chunks of 256 KiB, 16 MiB a
+/// stream, four chunks for each of sixteen workers.
+const READ_AHEAD: usize = 64;
+
+/// Runs `prepare` for the items 0 to `len` in up to `workers` threads, this one included,
+/// and `consume` in this thread, in order. `begin` makes the state of each thread;
+/// `prepare` gets a consumed item to use again, if there is one. Ends early when
+/// `consume` fails.
+pub(super) fn in_order<S: Send, T: Send, E>(
+    len: usize,
+    workers: usize,
+    begin: impl Fn() -> Result<S, E>,
+    prepare: impl Fn(&mut S, usize, Option<T>) -> T + Sync,
+    mut consume: impl FnMut(&mut T) -> Result<(), E>,
+) -> Result<(), E> {
+    let window = Window::new(len);
+    let (window, prepare) = (&window, &prepare);
+    let mut own = begin()?;
+    std::thread::scope(|scope| {
+        let _stop = Stop(window);
+        for _ in 1..workers.min(len) {
+            let mut state = begin()?;
+            let work = move || {
+                let stop = Stop(window);
+                while let Some((item, spare)) = window.take() {
+                    window.put(item, prepare(&mut state, item, spare));
+                }
+                // Only a panic stops the others.
+                std::mem::forget(stop);
+            };
+            // One thread less is only slower.
+            let _ = Builder::new().spawn_scoped(scope, work);
+        }
+        while let Some(step) = window.step() {
+            let mut item = match step {
+                Step::Ready(item) => item,
+                Step::Prepare(item, spare) => prepare(&mut own, item, spare),
+            };
+            consume(&mut item)?;
+            window.consumed(item);
+        }
+        Ok(())
+    })
+}
+
+/// What the consumer does next.
+enum Step<T> {
+    Ready(T),
+    Prepare(usize, Option<T>),
+}
+
+struct Window<T> {
+    len: usize,
+    state: Mutex<State<T>>,
+    /// A worker may take an item.
+    room: Condvar,
+    /// The consumer may have what it waits for.
+    ready: Condvar,
+}
+
+struct State<T> {
+    /// The first item that nobody has taken.
+    next: usize,
+    /// The item that the consumer needs.
+    needed: usize,
+    /// Prepared items, each at its number modulo `READ_AHEAD`.
+    ready: Vec<Option<T>>,
+    spare: Vec<T>,
+    stopped: bool,
+}
+
+impl<T> Window<T> {
+    fn new(len: usize) -> Self {
+        Self {
+            len,
+            state: Mutex::new(State {
+                next: 0,
+                needed: 0,
+                ready: (0..READ_AHEAD).map(|_| None).collect(),
+                spare: Vec::new(),
+                stopped: false,
+            }),
+            room: Condvar::new(),
+            ready: Condvar::new(),
+        }
+    }
+
+    /// An item for a worker; `None` when it shall leave.
+    fn take(&self) -> Option<(usize, Option<T>)> {
+        let mut state = locked(&self.state);
+        while !state.stopped && state.next < self.len {
+            if state.next < state.needed + READ_AHEAD {
+                let spare = state.spare.pop();
+                state.next += 1;
+                return Some((state.next - 1, spare));
+            }
+            state = wait(&self.room, state);
+        }
+        None
+    }
+
+    fn put(&self, item: usize, prepared: T) {
+        let mut state = locked(&self.state);
+        state.ready[item % READ_AHEAD] = Some(prepared);
+        if item == state.needed {
+            self.ready.notify_one();
+        }
+    }
+
+    /// Waits for the item that the consumer needs; `None` after the last.
+    fn step(&self) -> Option<Step<T>> {
+        let mut state = locked(&self.state);
+        loop {
+            let needed = state.needed;
+            if state.stopped || needed == self.len {
+                return None;
+            }
+            if let Some(item) = state.ready[needed % READ_AHEAD].take() {
+                return Some(Step::Ready(item));
+            }
+            if state.next == needed {
+                state.next += 1;
+                return Some(Step::Prepare(needed, state.spare.pop()));
+            }
+            state = wait(&self.ready, state);
+        }
+    }
+
+    fn consumed(&self, item: T) {
+        let mut state = locked(&self.state);
+        state.needed += 1;
+        state.spare.push(item);
+        self.room.notify_one();
+    }
+
+    fn stop(&self) {
+        locked(&self.state).stopped = true;
+        self.room.notify_all();
+        self.ready.notify_all();
+    }
+}
+
+/// Stops everybody when dropped.
+struct Stop<'a, T>(&'a Window<T>);
+
+impl<T> Drop for Stop<'_, T> {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    fn numbers(len: usize, workers: usize) -> Vec<usize> {
+        let mut seen = Vec::new();
+        let result: Result<(), ()> = in_order(
+            len,
+            workers,
+            || Ok(()),
+            |(), item, _| item,
+            |item| {
+                seen.push(*item);
+                Ok(())
+            },
+        );
+        result.unwrap();
+        seen
+    }
+
+    #[test]
+    fn items_come_in_order_and_each_once() {
+        for len in [0, 1, 2, 63, 64, 65, 1000] {
+            for workers in [0, 1, 2, 7] {
+                assert_eq!(numbers(len, workers), (0..len).collect::<Vec<_>>());
+            }
+        }
+    }
+
+    #[test]
+    fn preparation_stays_within_the_window_and_ends_with_the_consumer() {
+        let prepared = AtomicUsize::new(0);
+        let mut consumed = 0;
+        let result = in_order(
+            10_000,
+            4,
+            || Ok(()),
+            |(), _, _| prepared.fetch_add(1, Ordering::SeqCst),
+            |_| {
+                consumed += 1;
+                assert!(prepared.load(Ordering::SeqCst) <= consumed + READ_AHEAD);
+                if consumed == 100 {
+                    Err("enough")
+                } else {
+                    Ok(())
+                }
+            },
+        );
+        assert_eq!(result, Err("enough"));
+        assert!(prepared.load(Ordering::SeqCst) < 100 + READ_AHEAD + 4);
+    }
+
+    #[test]
+    #[should_panic(expected = "a scoped thread panicked")]
+    fn a_panic_while_preparing_is_passed_on() {
+        let other = std::sync::Barrier::new(2);
+        let here = std::thread::current().id();
+        let result: Result<(), ()> = in_order(
+            2,
+            2,
+            || Ok(()),
+            |(), _, _| {
+                other.wait();
+                assert_eq!(std::thread::current().id(), here, "the other thread");
+            },
+            |()| Ok(()),
+        );
+        result.unwrap();
+    }
+}

@@ -1,0 +1,285 @@
+//! The manifest in the making: which chunks each stream consists of so far.
+//!
+//! Streams and workers report here; at the end it becomes a [`Manifest`]. Holds no bytes
+//! and does no input or output.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Mutex;
+
+use super::chunk::Hash;
+use super::codec::Codec;
+use super::error::WriteError;
+use super::index::Index;
+use super::manifest::{Chunk, Content, Stored, Stream, is_stream_name};
+use super::pack::{Pack, PackName};
+use super::sync::locked;
+
+/// Where a worker put a chunk.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) pack: PackName,
+    pub(super) offset: u64,
+    pub(super) len: u32,
+    pub(super) codec: Codec,
+}
+
+/// Whether a worker has to store a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Claim {
+    /// It is stored already, or another worker does it.
+    Known,
+    /// It is new: the worker stores it and reports its place under this position.
+    New(u32),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progress {
+    Open,
+    Finished,
+}
+
+#[derive(Debug)]
+struct Draft {
+    name: String,
+    raw_len: u64,
+    chunks: Vec<Option<u32>>,
+    progress: Progress,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Entry {
+    Zero,
+    /// `pack` is a position in the index.
+    Old(Stored),
+    Claimed(Hash),
+    Placed(Hash, Place),
+}
+
+#[derive(Debug, Default)]
+struct State {
+    index: Index,
+    streams: Vec<Draft>,
+    names: HashSet<String>,
+    chunks: Vec<(u32, Entry)>,
+    by_hash: HashMap<Hash, u32>,
+    zeros: HashMap<u32, u32>,
+}
+
+/// Shared by the streams and the workers of an image.
+#[derive(Debug)]
+pub(super) struct Assembly {
+    state: Mutex<State>,
+}
+
+/// The part of a manifest that an assembly yields.
+pub(super) struct Assembled {
+    pub(super) streams: Vec<Stream>,
+    pub(super) chunks: Vec<Chunk>,
+    pub(super) packs: Vec<Pack>,
+    pub(super) raw_bytes: u64,
+}
+
+impl Assembly {
+    pub(super) fn new(index: Index) -> Self {
+        let state = State {
+            index,
+            ..State::default()
+        };
+        Self {
+            state: Mutex::new(state),
+        }
+    }
+
+    /// Adds a stream and returns its position.
+    pub(super) fn open(&self, name: &str) -> Result<u32, WriteError> {
+        let name = name.to_owned();
+        if !is_stream_name(&name) {
+            return Err(WriteError::StreamName { name });
+        }
+        let mut state = locked(&self.state);
+        if !state.names.insert(name.clone()) {
+            return Err(WriteError::StreamTwice { name });
+        }
+        state.streams.push(Draft {
+            name,
+            raw_len: 0,
+            chunks: Vec::new(),
+            progress: Progress::Open,
+        });
+        u32::try_from(state.streams.len() - 1).map_err(|_| WriteError::TooManyChunks)
+    }
+
+    pub(super) fn finish(&self, stream: u32) {
+        locked(&self.state).streams[stream as usize].progress = Progress::Finished;
+    }
+
+    /// Length of all streams so far.
+    pub(super) fn raw_bytes(&self) -> u64 {
+        let state = locked(&self.state);
+        state.streams.iter().map(|stream| stream.raw_len).sum()
+    }
+
+    /// A stream got a chunk, whose content comes later.
+    pub(super) fn extend(&self, stream: u32, raw_len: usize) {
+        let mut state = locked(&self.state);
+        let draft = &mut state.streams[stream as usize];
+        draft.raw_len += raw_len as u64;
+        draft.chunks.push(None);
+    }
+
+    /// A chunk is all zero.
+    pub(super) fn set_zero(
+        &self,
+        stream: u32,
+        position: u32,
+        raw_len: u32,
+    ) -> Result<(), WriteError> {
+        let mut state = locked(&self.state);
+        let known = state.zeros.get(&raw_len).copied();
+        let chunk = match known {
+            Some(chunk) => chunk,
+            None => state.add(raw_len, Entry::Zero)?,
+        };
+        state.zeros.insert(raw_len, chunk);
+        state.set(stream, position, chunk);
+        Ok(())
+    }
+
+    /// A chunk has this hash.
+    pub(super) fn set(
+        &self,
+        stream: u32,
+        position: u32,
+        raw_len: u32,
+        hash: Hash,
+    ) -> Result<Claim, WriteError> {
+        let mut state = locked(&self.state);
+        let (chunk, claim) = match state.by_hash.get(&hash).copied() {
+            Some(chunk) => (chunk, Claim::Known),
+            None => state.claim(raw_len, hash)?,
+        };
+        state.set(stream, position, chunk);
+        Ok(claim)
+    }
+
+    /// A claimed chunk is stored.
+    pub(super) fn place(&self, chunk: u32, place: Place) {
+        let mut state = locked(&self.state);
+        let entry = &mut state.chunks[chunk as usize].1;
+        match *entry {
+            Entry::Claimed(hash) => *entry = Entry::Placed(hash, place),
+            Entry::Zero | Entry::Old(_) | Entry::Placed(..) => {
+                unreachable!("only a claimed chunk is placed, once")
+            }
+        }
+    }
+
+    /// Fails while a stream is not finished.
+    pub(super) fn check_finished(&self) -> Result<(), WriteError> {
+        let state = locked(&self.state);
+        let is_open = |stream: &&Draft| stream.progress == Progress::Open;
+        match state.streams.iter().find(is_open) {
+            Some(stream) => Err(WriteError::StreamUnfinished {
+                stream: stream.name.clone(),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Puts the streams together, once all are finished, all workers have left and the
+    /// packs they wrote are `written`.
+    /// Takes everything out: the assembly is empty afterwards.
+    pub(super) fn assemble(&self, written: &[Pack]) -> Result<Assembled, WriteError> {
+        let state = std::mem::take(&mut *locked(&self.state));
+        let mut packs = PackTable::default();
+        let mut chunks = Vec::with_capacity(state.chunks.len());
+        for (raw_len, entry) in state.chunks {
+            let content = packs.content(entry, state.index.packs(), written);
+            let content = content.ok_or(WriteError::WorkerPanicked)?;
+            chunks.push(Chunk { raw_len, content });
+        }
+        let mut streams = Vec::with_capacity(state.streams.len());
+        for draft in state.streams {
+            let chunks: Option<Vec<u32>> = draft.chunks.into_iter().collect();
+            streams.push(Stream {
+                name: draft.name,
+                raw_len: draft.raw_len,
+                chunks: chunks.ok_or(WriteError::WorkerPanicked)?,
+            });
+        }
+        Ok(Assembled {
+            raw_bytes: streams.iter().map(|stream| stream.raw_len).sum(),
+            streams,
+            chunks,
+            packs: packs.packs,
+        })
+    }
+}
+
+impl State {
+    fn add(&mut self, raw_len: u32, entry: Entry) -> Result<u32, WriteError> {
+        let position = u32::try_from(self.chunks.len()).map_err(|_| WriteError::TooManyChunks)?;
+        self.chunks.push((raw_len, entry));
+        Ok(position)
+    }
+
+    fn claim(&mut self, raw_len: u32, hash: Hash) -> Result<(u32, Claim), WriteError> {
+        let old = self.index.get(&hash, raw_len).map(|chunk| chunk.content);
+        let (chunk, claim) = if let Some(Content::Stored(stored)) = old {
+            (self.add(raw_len, Entry::Old(stored))?, Claim::Known)
+        } else {
+            let chunk = self.add(raw_len, Entry::Claimed(hash))?;
+            (chunk, Claim::New(chunk))
+        };
+        self.by_hash.insert(hash, chunk);
+        Ok((chunk, claim))
+    }
+
+    fn set(&mut self, stream: u32, position: u32, chunk: u32) {
+        self.streams[stream as usize].chunks[position as usize] = Some(chunk);
+    }
+}
+
+/// The packs that the image refers to, each once.
+#[derive(Default)]
+struct PackTable {
+    packs: Vec<Pack>,
+    positions: HashMap<PackName, u32>,
+}
+
+impl PackTable {
+    /// `None` for a chunk that was claimed and never placed.
+    fn content(&mut self, entry: Entry, old: &[Pack], written: &[Pack]) -> Option<Content> {
+        match entry {
+            Entry::Zero => Some(Content::Zero),
+            Entry::Old(stored) => {
+                let pack = self.position(old[stored.pack as usize])?;
+                Some(Content::Stored(Stored { pack, ..stored }))
+            }
+            Entry::Claimed(_) => None,
+            Entry::Placed(hash, place) => {
+                let pack = match self.positions.get(&place.pack) {
+                    Some(position) => *position,
+                    None => self.position(*written.iter().find(|pack| pack.name == place.pack)?)?,
+                };
+                Some(Content::Stored(Stored {
+                    hash,
+                    pack,
+                    offset: place.offset,
+                    len: place.len,
+                    codec: place.codec,
+                }))
+            }
+        }
+    }
+
+    fn position(&mut self, pack: Pack) -> Option<u32> {
+        if let Some(position) = self.positions.get(&pack.name) {
+            return Some(*position);
+        }
+        let position = u32::try_from(self.packs.len()).ok()?;
+        self.packs.push(pack);
+        self.positions.insert(pack.name, position);
+        Some(position)
+    }
+}

@@ -1,0 +1,185 @@
+//! Durable writes: after `write` returns, the file has its new content even if the
+//! power fails; before, it has the old one; never half of each.
+//!
+//! A temporary file in the same folder is written, synced and renamed, then the folder
+//! is synced. Every small file of a store goes this way, and the run state of the
+//! caller too. Knows nothing of what it writes.
+
+use std::fs::{DirBuilder, File};
+use std::io::{self, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+/// How names of temporary files begin, so that a sweep finds those of a killed writer.
+pub(super) const TEMPORARY_PREFIX: &str = ".tmp-";
+
+/// A durable write that did not happen, or of which it is not known whether it lasts.
+#[derive(Debug, thiserror::Error)]
+pub enum DurableError {
+    /// Nothing changed.
+    #[error("cannot create a temporary file in {path}")]
+    CreateTemporary {
+        /// The folder.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The old content is still in place.
+    #[error("cannot write {path}")]
+    Write {
+        /// The file meant to be written.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The old content is still in place.
+    #[error("cannot rename the temporary file to {path}")]
+    Rename {
+        /// The file meant to be replaced.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The change is visible, but may not outlive a power failure.
+    #[error("cannot sync the folder {path}")]
+    SyncFolder {
+        /// The folder.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// Nothing changed.
+    #[error("cannot create the folder {path}")]
+    CreateFolder {
+        /// The folder.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The file is still there.
+    #[error("cannot remove {path}")]
+    Remove {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+}
+
+impl DurableError {
+    /// The system's own reason.
+    #[must_use]
+    pub fn io_error(&self) -> &io::Error {
+        match self {
+            Self::CreateTemporary { source, .. }
+            | Self::Write { source, .. }
+            | Self::Rename { source, .. }
+            | Self::SyncFolder { source, .. }
+            | Self::CreateFolder { source, .. }
+            | Self::Remove { source, .. } => source,
+        }
+    }
+}
+
+/// Replaces the content of `path` (mode 0600), or creates it.
+///
+/// # Errors
+/// [`DurableError`]; each variant says what is in place then.
+pub fn write(path: &Path, content: &[u8]) -> Result<(), DurableError> {
+    let folder = folder_of(path);
+    let mut file = tempfile::Builder::new()
+        .prefix(TEMPORARY_PREFIX)
+        .tempfile_in(folder)
+        .map_err(|source| DurableError::CreateTemporary {
+            path: folder.to_owned(),
+            source,
+        })?;
+    file.write_all(content)
+        .and_then(|()| file.as_file().sync_all())
+        .map_err(|source| DurableError::Write {
+            path: path.to_owned(),
+            source,
+        })?;
+    file.persist(path).map_err(|failed| DurableError::Rename {
+        path: path.to_owned(),
+        source: failed.error,
+    })?;
+    sync_folder(folder)
+}
+
+/// Makes creations, renames and removals in a folder last.
+///
+/// # Errors
+/// The folder cannot be opened or synced.
+pub fn sync_folder(path: &Path) -> Result<(), DurableError> {
+    File::open(path)
+        .and_then(|folder| folder.sync_all())
+        .map_err(|source| DurableError::SyncFolder {
+            path: path.to_owned(),
+            source,
+        })
+}
+
+/// Creates a folder of mode 0700, or leaves the one that is there as it is.
+///
+/// # Errors
+/// The folder cannot be created, or its parent not synced.
+pub fn create_folder(path: &Path) -> Result<(), DurableError> {
+    match DirBuilder::new().mode(0o700).create(path) {
+        Ok(()) => sync_folder(folder_of(path)),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(source) => Err(DurableError::CreateFolder {
+            path: path.to_owned(),
+            source,
+        }),
+    }
+}
+
+/// Removes a file, or does nothing where there is none. It lasts once the folder is
+/// synced, which the caller does once for many.
+pub(super) fn remove(path: &Path) -> Result<(), DurableError> {
+    match std::fs::remove_file(path) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(source) => Err(DurableError::Remove {
+            path: path.to_owned(),
+            source,
+        }),
+    }
+}
+
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        Some(_) | None => Path::new("."),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_write_replaces_the_file_and_leaves_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.json");
+        write(&path, b"one").unwrap();
+        write(&path, b"two").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"two");
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(folder.path().read_dir().unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_failed_rename_keeps_the_old_and_leaves_no_temporary_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("taken");
+        std::fs::create_dir(&path).unwrap();
+        let error = write(&path, b"new").unwrap_err();
+        assert!(matches!(error, DurableError::Rename { .. }), "{error}");
+        assert!(path.is_dir());
+        assert_eq!(folder.path().read_dir().unwrap().count(), 1);
+    }
+}

@@ -1,0 +1,136 @@
+//! Which images a store has.
+//!
+//! Reads names, summaries and marks; no chunk. Needs no lock: what is removed meanwhile
+//! is left out.
+
+use std::fs::File;
+use std::io::{self, Read};
+
+use super::error::ReadError;
+use super::id::ImageId;
+use super::layout::{self, FileKind, Store};
+use super::manifest::Manifest;
+use super::wire::{ManifestError, Sealed, Summary};
+
+/// A reason is a few lines for people.
+pub(super) const REASON_BYTES_MAX: usize = 4096;
+
+/// An image of a store, as lists show it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageEntry {
+    /// Its number.
+    pub id: ImageId,
+    /// When it was begun, in milliseconds since 1970 UTC; 0 if unknown.
+    pub created_unix_ms: u64,
+    /// Length of all its streams together; 0 if unknown.
+    pub raw_bytes: u64,
+    /// Bytes that it added to the packs; 0 if unknown.
+    pub stored_bytes: u64,
+    /// What the caller remembered with it; empty if unknown.
+    pub meta: Vec<u8>,
+    /// Why it must not be restored: it was set aside, or its manifest cannot be read.
+    pub damaged: Option<String>,
+}
+
+/// An image's number and what its manifest says in short.
+pub(super) struct Found {
+    pub(super) id: ImageId,
+    pub(super) summary: Result<Summary, ManifestError>,
+}
+
+impl Store {
+    /// The images, oldest first.
+    ///
+    /// # Errors
+    /// The folder cannot be listed. An image that cannot be read is an entry that says so.
+    pub fn images(&self) -> Result<Vec<ImageEntry>, ReadError> {
+        let found = self.summaries()?;
+        Ok(found.into_iter().map(|found| self.entry(found)).collect())
+    }
+
+    /// The manifest of an image.
+    ///
+    /// # Errors
+    /// [`ReadError::Missing`] or [`ReadError::Manifest`].
+    pub fn manifest(&self, id: ImageId) -> Result<Manifest, ReadError> {
+        let sealed = Sealed::read(&self.manifest_file(id), id);
+        sealed
+            .and_then(|sealed| sealed.manifest())
+            .map_err(|source| match source {
+                ManifestError::Read(error) if error.kind() == io::ErrorKind::NotFound => {
+                    ReadError::Missing { image: id }
+                }
+                source => ReadError::Manifest { image: id, source },
+            })
+    }
+
+    /// The summaries of all manifests, oldest first.
+    pub(super) fn summaries(&self) -> Result<Vec<Found>, ReadError> {
+        let files = layout::list(&self.images_folder())?;
+        let mut ids: Vec<ImageId> = files
+            .into_iter()
+            .filter_map(|(_, kind)| manifest_id(kind))
+            .collect();
+        ids.sort_unstable();
+        let found = ids.into_iter().filter_map(|id| {
+            let sealed = Sealed::read(&self.manifest_file(id), id);
+            match sealed.and_then(|sealed| sealed.summary()) {
+                Err(ManifestError::Read(error)) if error.kind() == io::ErrorKind::NotFound => None,
+                summary => Some(Found { id, summary }),
+            }
+        });
+        Ok(found.collect())
+    }
+
+    fn entry(&self, found: Found) -> ImageEntry {
+        let mark = self.damage_mark(found.id);
+        let (summary, unreadable) = match found.summary {
+            Ok(summary) => (Some(summary), None),
+            Err(error) => (None, Some(describe(&error))),
+        };
+        let summary = summary.unwrap_or_default();
+        ImageEntry {
+            id: found.id,
+            created_unix_ms: summary.created_unix_ms,
+            raw_bytes: summary.raw_bytes,
+            stored_bytes: summary.stored_bytes,
+            meta: summary.meta,
+            damaged: mark.or(unreadable),
+        }
+    }
+
+    /// Why an image was set aside. A mark that cannot be read counts, too.
+    fn damage_mark(&self, id: ImageId) -> Option<String> {
+        let mut reason = Vec::new();
+        let read = File::open(self.damaged_file(id))
+            .and_then(|file| file.take(REASON_BYTES_MAX as u64).read_to_end(&mut reason));
+        match read {
+            Ok(_) => Some(plain_text(&String::from_utf8_lossy(&reason))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => Some(format!(
+                "it was set aside, the reason cannot be read: {error}"
+            )),
+        }
+    }
+}
+
+/// The text without what could steer a terminal.
+pub(super) fn plain_text(text: &str) -> String {
+    let plain = |c: char| if c.is_control() && c != '\n' { ' ' } else { c };
+    text.trim().chars().map(plain).collect()
+}
+
+fn manifest_id(kind: FileKind) -> Option<ImageId> {
+    match kind {
+        FileKind::Manifest(id) => Some(id),
+        FileKind::Damaged(_) | FileKind::Pack(_) | FileKind::Temporary | FileKind::Foreign => None,
+    }
+}
+
+/// The error with its cause, as one line.
+fn describe(error: &ManifestError) -> String {
+    match std::error::Error::source(error) {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    }
+}

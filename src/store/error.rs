@@ -1,0 +1,226 @@
+//! What can go wrong while an image is written or read.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::durable::DurableError;
+use super::id::ImageId;
+use super::pack::PackError;
+use super::wire::{META_BYTES_MAX, ManifestError};
+
+/// A change of the store that did not happen. Images that existed before are untouched.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// An image is being written, or files are being removed, under the same lock.
+    #[error("the store is busy: an image is being written")]
+    Busy,
+    /// The images that exist cannot be looked at.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// The highest image number is taken.
+    #[error("no image number is left in the store")]
+    NumbersExhausted,
+    /// There is no image of this number.
+    #[error("there is no image {image}")]
+    Missing {
+        /// The image.
+        image: ImageId,
+    },
+    /// A worker cannot be started.
+    #[error("cannot start a worker thread")]
+    Spawn(#[source] io::Error),
+    /// Memory for the buffer cannot be mapped.
+    #[error("cannot map memory for the snapshot buffer")]
+    Memory(#[source] io::Error),
+    /// The name is not one a stream can have.
+    #[error("a stream cannot have the name {name:?}")]
+    StreamName {
+        /// The name.
+        name: String,
+    },
+    /// The image has a stream of this name.
+    #[error("the image has two streams of the name {name:?}")]
+    StreamTwice {
+        /// The name.
+        name: String,
+    },
+    /// The stream's source failed.
+    #[error("cannot read the source of the stream {stream:?}")]
+    Source {
+        /// The stream.
+        stream: String,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The stream was dropped or left open.
+    #[error("the stream {stream:?} was not finished")]
+    StreamUnfinished {
+        /// The stream.
+        stream: String,
+    },
+    /// The stream or the image has more chunks than can be counted.
+    #[error("the image has more chunks than a manifest can count")]
+    TooManyChunks,
+    /// The caller's data is too large.
+    #[error("the image's meta data has {len} bytes, more than {META_BYTES_MAX}")]
+    MetaTooLarge {
+        /// Its length.
+        len: usize,
+    },
+    /// zstd failed.
+    #[error("cannot compress a chunk")]
+    Compress(#[source] io::Error),
+    /// A pack cannot be written.
+    #[error("cannot write {path}")]
+    Pack {
+        /// The pack.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The manifest cannot be made.
+    #[error("cannot make the manifest of image {image}")]
+    Manifest {
+        /// The image.
+        image: ImageId,
+        /// The cause.
+        source: ManifestError,
+    },
+    /// A small file or a folder cannot be changed.
+    #[error(transparent)]
+    Durable(#[from] DurableError),
+    /// A worker panicked, which is a mistake in this program.
+    #[error("a worker of the image panicked")]
+    WorkerPanicked,
+    /// The image was given up by the caller.
+    #[error("the image was given up")]
+    Aborted,
+    /// The image failed before, for this reason.
+    #[error(transparent)]
+    Stopped(Arc<WriteError>),
+}
+
+impl WriteError {
+    /// Whether the disk or the user's share of it is full, so that removing images helps.
+    #[must_use]
+    pub fn is_disk_full(&self) -> bool {
+        match self {
+            Self::Pack { source, .. } => is_full(source),
+            Self::Durable(error) => is_full(error.io_error()),
+            Self::Stopped(error) => error.is_disk_full(),
+            Self::Busy
+            | Self::Read(_)
+            | Self::NumbersExhausted
+            | Self::Missing { .. }
+            | Self::Spawn(_)
+            | Self::Memory(_)
+            | Self::StreamName { .. }
+            | Self::StreamTwice { .. }
+            | Self::Source { .. }
+            | Self::StreamUnfinished { .. }
+            | Self::TooManyChunks
+            | Self::MetaTooLarge { .. }
+            | Self::Compress(_)
+            | Self::Manifest { .. }
+            | Self::WorkerPanicked
+            | Self::Aborted => false,
+        }
+    }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+    )
+}
+
+/// An image or a part of it that cannot be read. The store is untouched.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// The folder cannot be looked at.
+    #[error("cannot list {path}")]
+    List {
+        /// The folder.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// There is no image of this number.
+    #[error("there is no image {image}")]
+    Missing {
+        /// The image.
+        image: ImageId,
+    },
+    /// The image's manifest cannot be used.
+    #[error("cannot use image {image}")]
+    Manifest {
+        /// The image.
+        image: ImageId,
+        /// The cause.
+        source: ManifestError,
+    },
+    /// A file with chunks of the image is lost.
+    #[error("image {image} is damaged")]
+    Pack {
+        /// The image.
+        image: ImageId,
+        /// The cause.
+        source: PackError,
+    },
+    /// A chunk is not what it was. None of its bytes were handed out.
+    #[error("image {image} is damaged: chunk {chunk} of the stream {stream:?}: {reason}")]
+    Corrupt {
+        /// The image.
+        image: ImageId,
+        /// The stream.
+        stream: String,
+        /// The chunk's position in the stream.
+        chunk: usize,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The image has no such stream.
+    #[error("image {image} has no stream {stream:?}")]
+    NoStream {
+        /// The image.
+        image: ImageId,
+        /// The name asked for.
+        stream: String,
+    },
+    /// The stream is longer than the caller takes.
+    #[error("the stream {stream:?} of image {image} has {len} bytes, more than {limit}")]
+    TooLong {
+        /// The image.
+        image: ImageId,
+        /// The stream.
+        stream: String,
+        /// Its length.
+        len: u64,
+        /// What the caller takes.
+        limit: u64,
+    },
+    /// A worker cannot be started, for lack of threads or memory.
+    #[error("cannot start a worker of the reader")]
+    Worker(#[source] io::Error),
+    /// The receiver of the stream failed; the image may be good.
+    #[error("cannot hand on the stream")]
+    Sink(#[source] io::Error),
+}
+
+impl ReadError {
+    /// Whether the image itself is bad: trying again will not help, an older one may.
+    #[must_use]
+    pub fn is_damage(&self) -> bool {
+        match self {
+            Self::Missing { .. } | Self::Manifest { .. } | Self::Pack { .. } => true,
+            Self::Corrupt { .. } => true,
+            Self::List { .. }
+            | Self::NoStream { .. }
+            | Self::TooLong { .. }
+            | Self::Worker(_)
+            | Self::Sink(_) => false,
+        }
+    }
+}

@@ -1,0 +1,394 @@
+//! The way of pieces from the streams to the workers, in bounded memory.
+//!
+//! ```text
+//!            acquire                    push                      take
+//! free ───────────────▶ held by stream ───────▶ queue ───────────────▶ worker
+//!  ▲                                                                     │
+//!  └───────────────────────────── done ◀─────────────────────────────────┘
+//!
+//! Holding ── start ──▶ Running ── close ──▶ Closing ── queue empty ──▶ workers leave
+//!    └──────────────────── stop (abort, failure) ───────────────────▶ workers leave
+//! ```
+//! While Holding, workers take pieces only when a stream waits for a buffer: the cores
+//! belong to the freeze until memory runs out. Each open stream may have one buffer
+//! even when all are taken and nothing is on its way back, because its source may be
+//! waiting for another stream to be read: memory is at most the buffer, one chunk for
+//! each open stream, and `SMALL_BYTES_MAX`. Knows nothing of hashes or packs.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::Builder;
+
+use super::buffer::{Buffer, Populate, SLAB_BUFFERS, map_slab};
+use super::chunk::CHUNK_BYTES;
+use super::error::WriteError;
+use super::sync::{locked, wait};
+
+/// The end of a stream up to this length is copied, so that a stream of 200 bytes does
+/// not keep a whole buffer.
+const SMALL_BYTES: usize = 64 * 1024;
+/// Copies waiting at a time: the ends of ten thousand of CRIU's files at 1.5 KiB.
+const SMALL_BYTES_MAX: usize = 16 << 20;
+
+/// Threads that populate memory: beyond these the kernel's own locks are the limit.
+const POPULATE_THREADS_MAX: usize = 8;
+
+/// A chunk on its way to a worker.
+#[derive(Debug)]
+pub(super) struct Piece {
+    /// Which stream, in the order they were opened.
+    pub(super) stream: u32,
+    /// Position in the stream.
+    pub(super) position: u32,
+    bytes: Bytes,
+}
+
+#[derive(Debug)]
+enum Bytes {
+    Whole { buffer: Buffer, len: usize },
+    Small(Box<[u8]>),
+}
+
+impl Piece {
+    pub(super) fn bytes(&self) -> &[u8] {
+        match &self.bytes {
+            Bytes::Whole { buffer, len } => &buffer[..*len],
+            Bytes::Small(bytes) => bytes,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Holding,
+    Running,
+    Closing,
+}
+
+#[derive(Debug)]
+struct State {
+    phase: Phase,
+    stopped: Option<Arc<WriteError>>,
+    free: Vec<Buffer>,
+    /// Buffers of slabs, free or not.
+    mapped: usize,
+    queue: VecDeque<Piece>,
+    small_bytes: usize,
+    /// Pieces that workers have.
+    busy: usize,
+    /// Streams that wait for a buffer.
+    waiting: usize,
+}
+
+/// Shared by the streams and the workers of an image.
+#[derive(Debug)]
+pub(super) struct Flow {
+    buffers_max: usize,
+    state: Mutex<State>,
+    /// Something for workers changed.
+    work: Condvar,
+    /// Something for waiting streams changed.
+    space: Condvar,
+}
+
+impl Flow {
+    /// `buffer`: bytes that pieces may take together.
+    pub(super) fn new(buffer: u64) -> Self {
+        let buffers = usize::try_from(buffer).unwrap_or(usize::MAX) / CHUNK_BYTES;
+        Self {
+            buffers_max: buffers.max(1),
+            state: Mutex::new(State {
+                phase: Phase::Holding,
+                stopped: None,
+                free: Vec::new(),
+                mapped: 0,
+                queue: VecDeque::new(),
+                small_bytes: 0,
+                busy: 0,
+                waiting: 0,
+            }),
+            work: Condvar::new(),
+            space: Condvar::new(),
+        }
+    }
+
+    /// Maps and populates buffers until `bytes` are there, within the limit. Where the
+    /// kernel has no memory to give, later calls try again.
+    pub(super) fn reserve(&self, bytes: u64) {
+        let wanted = usize::try_from(bytes.div_ceil(CHUNK_BYTES as u64)).unwrap_or(usize::MAX);
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        std::thread::scope(|scope| {
+            for _ in 1..cores.min(POPULATE_THREADS_MAX) {
+                // One thread less is only slower.
+                let _ = Builder::new().spawn_scoped(scope, || self.populate(wanted));
+            }
+            self.populate(wanted);
+        });
+    }
+
+    fn populate(&self, wanted: usize) {
+        loop {
+            let count = {
+                let mut state = locked(&self.state);
+                let lacking = wanted.saturating_sub(state.mapped);
+                self.claim_slab(&mut state, lacking)
+            };
+            if count == 0 {
+                return;
+            }
+            let slab = map_slab(count, Populate::Now);
+            let mut state = locked(&self.state);
+            match slab {
+                Ok(buffers) => state.free.extend(buffers),
+                Err(error) => {
+                    state.mapped -= count;
+                    tracing::warn!(%error, "cannot reserve the snapshot buffer");
+                    return;
+                }
+            }
+            self.space.notify_all();
+        }
+    }
+
+    /// Takes the right to map up to `wanted` buffers in one slab; returns how many.
+    fn claim_slab(&self, state: &mut State, wanted: usize) -> usize {
+        let room = self.buffers_max - state.mapped;
+        let count = wanted.min(room).min(SLAB_BUFFERS);
+        state.mapped += count;
+        count
+    }
+
+    /// A buffer for a stream that has none; waits while all are on their way to workers.
+    pub(super) fn acquire(&self) -> Result<Buffer, WriteError> {
+        let mut state = locked(&self.state);
+        loop {
+            if let Some(error) = &state.stopped {
+                return Err(WriteError::Stopped(Arc::clone(error)));
+            }
+            if let Some(buffer) = state.free.pop() {
+                return Ok(buffer);
+            }
+            let count = self.claim_slab(&mut state, SLAB_BUFFERS);
+            if count > 0 {
+                let buffers = map_slab(count, Populate::Later).map_err(WriteError::Memory)?;
+                state.free.extend(buffers);
+                continue;
+            }
+            if state.queue.is_empty() && state.busy == 0 {
+                return Ok(Buffer::on_heap());
+            }
+            state.waiting += 1;
+            self.work.notify_all();
+            state = wait(&self.space, state);
+            state.waiting -= 1;
+        }
+    }
+
+    /// Gives a filled buffer to the workers.
+    pub(super) fn push(&self, stream: u32, position: u32, buffer: Buffer, len: usize) {
+        self.enqueue(
+            locked(&self.state),
+            Piece {
+                stream,
+                position,
+                bytes: Bytes::Whole { buffer, len },
+            },
+        );
+    }
+
+    /// As `push`, for the last piece of a stream, which may be short.
+    pub(super) fn push_last(&self, stream: u32, position: u32, buffer: Buffer, len: usize) {
+        let mut state = locked(&self.state);
+        if len > SMALL_BYTES || state.small_bytes + len > SMALL_BYTES_MAX {
+            drop(state);
+            return self.push(stream, position, buffer, len);
+        }
+        state.small_bytes += len;
+        let bytes = Bytes::Small(buffer[..len].into());
+        self.put_back(&mut state, buffer);
+        self.enqueue(
+            state,
+            Piece {
+                stream,
+                position,
+                bytes,
+            },
+        );
+    }
+
+    fn enqueue(&self, mut state: MutexGuard<'_, State>, piece: Piece) {
+        state.queue.push_back(piece);
+        if may_work(&state) {
+            self.work.notify_one();
+        }
+    }
+
+    /// Takes back a buffer that carries nothing.
+    pub(super) fn release(&self, buffer: Buffer) {
+        self.put_back(&mut locked(&self.state), buffer);
+    }
+
+    fn put_back(&self, state: &mut State, buffer: Buffer) {
+        if buffer.is_pooled() {
+            state.free.push(buffer);
+        }
+        self.space.notify_one();
+    }
+
+    /// The next piece for a worker; `None` when it shall leave.
+    pub(super) fn take(&self) -> Option<Piece> {
+        let mut state = locked(&self.state);
+        loop {
+            if state.stopped.is_some() {
+                return None;
+            }
+            if may_work(&state)
+                && let Some(piece) = state.queue.pop_front()
+            {
+                state.busy += 1;
+                return Some(piece);
+            }
+            if state.phase == Phase::Closing && state.queue.is_empty() {
+                return None;
+            }
+            state = wait(&self.work, state);
+        }
+    }
+
+    /// Takes back what a worker is done with.
+    pub(super) fn done(&self, piece: Piece) {
+        let mut state = locked(&self.state);
+        state.busy -= 1;
+        match piece.bytes {
+            Bytes::Whole { buffer, .. } => self.put_back(&mut state, buffer),
+            Bytes::Small(bytes) => state.small_bytes -= bytes.len(),
+        }
+        if state.busy == 0 && state.queue.is_empty() {
+            // Whoever waits now may have a buffer of its own.
+            self.space.notify_all();
+        }
+    }
+
+    /// Lets workers take pieces as they come.
+    pub(super) fn start(&self) {
+        self.advance(Phase::Running);
+    }
+
+    /// Lets workers leave once the queue is empty.
+    pub(super) fn close(&self) {
+        self.advance(Phase::Closing);
+    }
+
+    fn advance(&self, phase: Phase) {
+        locked(&self.state).phase = phase;
+        self.work.notify_all();
+    }
+
+    /// Ends everything; the first reason stays.
+    pub(super) fn stop(&self, error: WriteError) {
+        let mut state = locked(&self.state);
+        state.stopped.get_or_insert_with(|| Arc::new(error));
+        state.queue.clear();
+        drop(state);
+        self.work.notify_all();
+        self.space.notify_all();
+    }
+
+    /// Fails once `stop` was called.
+    pub(super) fn check(&self) -> Result<(), WriteError> {
+        match &locked(&self.state).stopped {
+            Some(error) => Err(WriteError::Stopped(Arc::clone(error))),
+            None => Ok(()),
+        }
+    }
+}
+
+fn may_work(state: &State) -> bool {
+    match state.phase {
+        Phase::Holding => state.waiting > 0,
+        Phase::Running | Phase::Closing => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TWO_BUFFERS: u64 = 2 * CHUNK_BYTES as u64;
+
+    #[test]
+    fn workers_rest_until_started() {
+        let flow = Flow::new(TWO_BUFFERS);
+        flow.push(0, 0, flow.acquire().unwrap(), 10);
+        assert!(!may_work(&locked(&flow.state)));
+        flow.start();
+        let piece = flow.take().unwrap();
+        assert_eq!(
+            (piece.stream, piece.position, piece.bytes().len()),
+            (0, 0, 10)
+        );
+    }
+
+    #[test]
+    fn a_full_buffer_makes_workers_run_before_they_are_started() {
+        let flow = Flow::new(TWO_BUFFERS);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while let Some(piece) = flow.take() {
+                    flow.done(piece);
+                }
+            });
+            for position in 0..100 {
+                let buffer = flow.acquire().unwrap();
+                flow.push(0, position, buffer, CHUNK_BYTES);
+            }
+            assert!(locked(&flow.state).mapped <= 2);
+            flow.close();
+        });
+    }
+
+    #[test]
+    fn open_streams_beyond_the_buffer_get_one_each() {
+        let flow = Flow::new(TWO_BUFFERS);
+        let held: Vec<Buffer> = (0..5).map(|_| flow.acquire().unwrap()).collect();
+        assert_eq!(held.iter().filter(|buffer| buffer.is_pooled()).count(), 2);
+        for buffer in held {
+            flow.release(buffer);
+        }
+        assert_eq!(locked(&flow.state).free.len(), 2);
+    }
+
+    #[test]
+    fn ends_of_streams_keep_no_buffer() {
+        let flow = Flow::new(TWO_BUFFERS);
+        for stream in 0..1000 {
+            flow.push_last(stream, 0, flow.acquire().unwrap(), 200);
+        }
+        let state = locked(&flow.state);
+        assert_eq!((state.free.len(), state.small_bytes), (2, 200_000));
+    }
+
+    #[test]
+    fn reserving_stays_within_the_limit() {
+        let flow = Flow::new(TWO_BUFFERS);
+        flow.reserve(u64::MAX);
+        let state = locked(&flow.state);
+        assert_eq!((state.free.len(), state.mapped), (2, 2));
+    }
+
+    #[test]
+    fn stopping_wakes_a_stream_that_waits() {
+        let flow = Flow::new(CHUNK_BYTES as u64);
+        flow.push(0, 0, flow.acquire().unwrap(), 1);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| flow.acquire());
+            flow.stop(WriteError::TooManyChunks);
+            flow.stop(WriteError::Aborted);
+            let error = waiting.join().unwrap().unwrap_err();
+            assert!(
+                matches!(&error, WriteError::Stopped(first) if matches!(**first, WriteError::TooManyChunks))
+            );
+        });
+        assert!(flow.take().is_none() && flow.check().is_err());
+    }
+}

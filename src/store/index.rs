@@ -1,0 +1,94 @@
+//! The chunks that a new image need not write again: those of the images that exist.
+//!
+//! A chunk that a damaged image refers to is not trusted, nor is a pack that is missing
+//! or has another length: a new image must never depend on bytes that may be bad.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+
+use super::chunk::Hash;
+use super::error::ReadError;
+use super::layout::Store;
+use super::manifest::{Chunk, Content, Manifest};
+use super::pack::Pack;
+
+/// Where the chunks of existing images lie.
+#[derive(Debug, Default)]
+pub(super) struct Index {
+    chunks: HashMap<Hash, Chunk>,
+    packs: Vec<Pack>,
+}
+
+impl Index {
+    /// Reads the manifests of all images. Those that cannot be read add nothing.
+    pub(super) fn load(store: &Store) -> Result<Self, ReadError> {
+        let mut index = Self::default();
+        let mut doubted = HashSet::new();
+        for entry in store.images()? {
+            let Ok(manifest) = store.manifest(entry.id) else {
+                continue;
+            };
+            if entry.damaged.is_some() {
+                doubted.extend(stored(&manifest).map(|(_, stored)| stored));
+            } else {
+                index.add(store, &manifest);
+            }
+        }
+        index.chunks.retain(|hash, _| !doubted.contains(hash));
+        Ok(index)
+    }
+
+    /// The known chunk of this hash, which was checked to have this length.
+    pub(super) fn get(&self, hash: &Hash, raw_len: u32) -> Option<Chunk> {
+        let chunk = self.chunks.get(hash).copied();
+        chunk.filter(|chunk| chunk.raw_len == raw_len)
+    }
+
+    /// The packs that known chunks refer to by position.
+    pub(super) fn packs(&self) -> &[Pack] {
+        &self.packs
+    }
+
+    fn add(&mut self, store: &Store, manifest: &Manifest) {
+        let places: Vec<Option<u32>> = manifest
+            .packs
+            .iter()
+            .map(|pack| self.pack_position(store, *pack))
+            .collect();
+        for (chunk, hash) in stored(manifest) {
+            let Content::Stored(mut stored) = chunk.content else {
+                continue;
+            };
+            if let Some(pack) = places[stored.pack as usize] {
+                stored.pack = pack;
+                let content = Content::Stored(stored);
+                self.chunks
+                    .entry(hash)
+                    .or_insert(Chunk { content, ..*chunk });
+            }
+        }
+    }
+
+    fn pack_position(&mut self, store: &Store, pack: Pack) -> Option<u32> {
+        let known = self.packs.iter().position(|known| *known == pack);
+        if let Some(position) = known {
+            return u32::try_from(position).ok();
+        }
+        let found = fs::metadata(store.pack_file(pack.name)).ok()?;
+        if found.len() != pack.len {
+            return None;
+        }
+        self.packs.push(pack);
+        u32::try_from(self.packs.len() - 1).ok()
+    }
+}
+
+fn stored(manifest: &Manifest) -> impl Iterator<Item = (&Chunk, Hash)> {
+    manifest
+        .chunks
+        .iter()
+        .filter_map(|chunk| match chunk.content {
+            Content::Zero => None,
+            Content::Stored(stored) => Some((chunk, stored.hash)),
+        })
+}

@@ -1,0 +1,397 @@
+//! A store's folder: what lies where, and who may open it.
+//!
+//! Opening checks that the folder is a store, that it belongs to this user and that
+//! nobody else can look inside: images hold every secret the job had in memory.
+
+use std::fs;
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use super::durable::{self, DurableError};
+use super::error::ReadError;
+use super::id::ImageId;
+use super::pack::PackName;
+
+/// The format that this version writes.
+pub(super) const FORMAT: u32 = 1;
+
+const FORMAT_FILE: &str = "format";
+const FORMAT_MAGIC: &str = "ckpt-run store ";
+/// A line of text; anything longer is not ours.
+const FORMAT_FILE_BYTES_MAX: u64 = 64;
+const LOCK_FILE: &str = "lock";
+const IMAGES: &str = "images";
+const PACKS: &str = "packs";
+
+/// A folder of images. Cheap to clone; holds no file open.
+#[derive(Clone, Debug)]
+pub struct Store {
+    path: PathBuf,
+    format: u32,
+}
+
+/// A folder that cannot be used as a store. Nothing was changed, except that
+/// [`Store::create_or_open`] may leave an unfinished store, which it finishes next time.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// There is nothing at the path.
+    #[error("there is no store at {path}")]
+    Missing {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The folder or a file in it cannot be looked at.
+    #[error("cannot read {path}")]
+    Read {
+        /// The path.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The path is a file.
+    #[error("{path} is not a folder")]
+    NotFolder {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Another user could change what a restore runs.
+    #[error(
+        "the store {path} belongs to user {owner}, not to user {user}: run `chown -R {user} {}`",
+        shell_word(path)
+    )]
+    Owner {
+        /// The path.
+        path: PathBuf,
+        /// User id that owns the folder.
+        owner: u32,
+        /// User id of this process.
+        user: u32,
+    },
+    /// Images hold the job's memory.
+    #[error(
+        "the store {path} is open to other users (mode {mode:04o}): run `chmod 700 {}`",
+        shell_word(path)
+    )]
+    Exposed {
+        /// The path.
+        path: PathBuf,
+        /// Permission bits of the folder.
+        mode: u32,
+    },
+    /// The folder has other content, and no store is made in the middle of it.
+    #[error("{path} is not a store and not empty; name a folder that is new or empty")]
+    NotStore {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The file `format` is not one of ours.
+    #[error("{path} does not say which format the store has: the file is damaged")]
+    Format {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The folder cannot be listed.
+    #[error(transparent)]
+    List(#[from] ReadError),
+    /// The store cannot be created.
+    #[error(transparent)]
+    Create(#[from] DurableError),
+}
+
+impl Store {
+    /// Opens the store at `path`, or creates one where nothing or an empty folder is.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn create_or_open(path: &Path) -> Result<Self, OpenError> {
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent).map_err(|source| DurableError::CreateFolder {
+                path: parent.to_owned(),
+                source,
+            })?;
+        }
+        durable::create_folder(path)?;
+        check_access(path)?;
+        let format = path.join(FORMAT_FILE);
+        if read_format(&format)?.is_none() {
+            if !is_unfinished(path)? {
+                return Err(OpenError::NotStore {
+                    path: path.to_owned(),
+                });
+            }
+            durable::create_folder(&path.join(IMAGES))?;
+            durable::create_folder(&path.join(PACKS))?;
+            durable::write(&format, format!("{FORMAT_MAGIC}{FORMAT}\n").as_bytes())?;
+        }
+        Self::open(path)
+    }
+
+    /// Opens the store at `path`.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open(path: &Path) -> Result<Self, OpenError> {
+        check_access(path)?;
+        let format = read_format(&path.join(FORMAT_FILE))?.ok_or_else(|| OpenError::NotStore {
+            path: path.to_owned(),
+        })?;
+        Ok(Self {
+            path: path.to_owned(),
+            format,
+        })
+    }
+
+    /// The folder.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The format of the store; a newer one than ours can only be read.
+    pub(super) fn format(&self) -> u32 {
+        self.format
+    }
+
+    pub(super) fn images_folder(&self) -> PathBuf {
+        self.path.join(IMAGES)
+    }
+
+    pub(super) fn packs_folder(&self) -> PathBuf {
+        self.path.join(PACKS)
+    }
+
+    pub(super) fn lock_file(&self) -> PathBuf {
+        self.path.join(LOCK_FILE)
+    }
+
+    pub(super) fn manifest_file(&self, id: ImageId) -> PathBuf {
+        self.images_folder().join(format!("{id}.manifest"))
+    }
+
+    pub(super) fn damaged_file(&self, id: ImageId) -> PathBuf {
+        self.images_folder().join(format!("{id}.damaged"))
+    }
+
+    pub(super) fn pack_file(&self, name: PackName) -> PathBuf {
+        self.packs_folder().join(name.to_string())
+    }
+}
+
+/// What a file in one of the store's folders is, by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FileKind {
+    Manifest(ImageId),
+    Damaged(ImageId),
+    Pack(PackName),
+    Temporary,
+    /// Not ours: never read, never removed.
+    Foreign,
+}
+
+impl FileKind {
+    pub(super) fn of(name: &str) -> Self {
+        if name.starts_with(durable::TEMPORARY_PREFIX) {
+            return Self::Temporary;
+        }
+        if let Some(pack) = PackName::from_file_name(name) {
+            return Self::Pack(pack);
+        }
+        let image = |stem: Option<&str>| stem.and_then(ImageId::from_file_name);
+        if let Some(id) = image(name.strip_suffix(".manifest")) {
+            return Self::Manifest(id);
+        }
+        image(name.strip_suffix(".damaged")).map_or(Self::Foreign, Self::Damaged)
+    }
+}
+
+/// Every name in a folder with what it is; names that are not UTF-8 are foreign.
+pub(super) fn list(folder: &Path) -> Result<Vec<(PathBuf, FileKind)>, ReadError> {
+    let classify = |entry: io::Result<fs::DirEntry>| {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|name| name.to_str());
+        let kind = name.map_or(FileKind::Foreign, FileKind::of);
+        Ok((path, kind))
+    };
+    fs::read_dir(folder)
+        .and_then(|entries| entries.map(classify).collect())
+        .map_err(|source| ReadError::List {
+            path: folder.to_owned(),
+            source,
+        })
+}
+
+fn check_access(path: &Path) -> Result<(), OpenError> {
+    let found = fs::metadata(path).map_err(|source| match source.kind() {
+        io::ErrorKind::NotFound => OpenError::Missing {
+            path: path.to_owned(),
+        },
+        _ => read_error(path, source),
+    })?;
+    let user = nix::unistd::geteuid().as_raw();
+    let path = path.to_owned();
+    if !found.is_dir() {
+        return Err(OpenError::NotFolder { path });
+    }
+    if found.uid() != user {
+        let owner = found.uid();
+        return Err(OpenError::Owner { path, owner, user });
+    }
+    let mode = found.mode() & 0o7777;
+    if mode & 0o077 != 0 {
+        return Err(OpenError::Exposed { path, mode });
+    }
+    Ok(())
+}
+
+fn read_format(path: &Path) -> Result<Option<u32>, OpenError> {
+    let file = match fs::File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(read_error(path, source)),
+    };
+    let mut text = Vec::new();
+    file.take(FORMAT_FILE_BYTES_MAX)
+        .read_to_end(&mut text)
+        .map_err(|source| read_error(path, source))?;
+    std::str::from_utf8(&text)
+        .ok()
+        .and_then(|text| text.strip_prefix(FORMAT_MAGIC)?.strip_suffix('\n'))
+        .filter(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
+        .and_then(|number| number.parse().ok())
+        .filter(|format| *format >= 1)
+        .map(Some)
+        .ok_or_else(|| OpenError::Format {
+            path: path.to_owned(),
+        })
+}
+
+/// Whether the folder holds no more than a creation that was cut short leaves.
+fn is_unfinished(path: &Path) -> Result<bool, OpenError> {
+    let ours = [IMAGES, PACKS, LOCK_FILE];
+    Ok(list(path)?.iter().all(|(path, kind)| {
+        *kind == FileKind::Temporary || ours.iter().any(|name| path.ends_with(name))
+    }))
+}
+
+fn read_error(path: &Path, source: io::Error) -> OpenError {
+    OpenError::Read {
+        path: path.to_owned(),
+        source,
+    }
+}
+
+/// The path as one word of a shell command line.
+fn shell_word(path: &Path) -> String {
+    let text = path.display().to_string();
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+".contains(&byte);
+    if text.bytes().all(plain) {
+        return text;
+    }
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn set_mode(path: &Path, mode: u32) {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+
+    #[test]
+    fn a_new_store_is_private_and_opens_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("deep/store");
+        Store::create_or_open(&path).unwrap();
+        assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o700);
+        let format = fs::read_to_string(path.join("format")).unwrap();
+        assert_eq!(format, "ckpt-run store 1\n");
+        assert_eq!(Store::create_or_open(&path).unwrap().path(), path);
+        assert_eq!(Store::open(&path).unwrap().format(), FORMAT);
+    }
+
+    #[test]
+    fn a_store_that_others_can_read_is_refused_with_the_line_that_helps() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("it's");
+        Store::create_or_open(&path).unwrap();
+        set_mode(&path, 0o750);
+        let text = Store::open(&path).unwrap_err().to_string();
+        assert!(text.contains("mode 0750"), "{text}");
+        assert!(text.ends_with(r"/it'\''s'`"), "{text}");
+    }
+
+    #[test]
+    fn a_store_of_another_user_is_refused() {
+        if !nix::unistd::geteuid().is_root() {
+            eprintln!("skipped: only root can give a folder away");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("store");
+        Store::create_or_open(&path).unwrap();
+        std::os::unix::fs::chown(&path, Some(12345), None).unwrap();
+        let error = Store::open(&path).unwrap_err();
+        assert!(
+            matches!(error, OpenError::Owner { owner: 12345, .. }),
+            "{error}"
+        );
+        assert!(error.to_string().contains("`chown -R 0 /"), "{error}");
+    }
+
+    #[test]
+    fn no_store_is_made_among_other_files() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("thesis.tex"), "").unwrap();
+        let error = Store::create_or_open(folder.path()).unwrap_err();
+        assert!(matches!(error, OpenError::NotStore { .. }), "{error}");
+        assert_eq!(folder.path().read_dir().unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_creation_that_was_cut_short_is_finished() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("images")).unwrap();
+        fs::write(folder.path().join(".tmp-x"), "ckpt").unwrap();
+        Store::create_or_open(folder.path()).unwrap();
+        assert!(folder.path().join("packs").is_dir());
+    }
+
+    #[test]
+    fn a_missing_or_damaged_store_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let missing = Store::open(&folder.path().join("none"));
+        assert!(matches!(missing, Err(OpenError::Missing { .. })));
+        for text in [
+            "",
+            "ckpt-run store \n",
+            "ckpt-run store 0\n",
+            "ckpt-run store 1",
+            "x 1\n",
+        ] {
+            fs::write(folder.path().join("format"), text).unwrap();
+            let damaged = Store::create_or_open(folder.path());
+            assert!(matches!(damaged, Err(OpenError::Format { .. })), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn only_exact_names_are_ours() {
+        let id = ImageId::new(12).unwrap();
+        assert_eq!(FileKind::of("000012.manifest"), FileKind::Manifest(id));
+        assert_eq!(FileKind::of("000012.damaged"), FileKind::Damaged(id));
+        assert_eq!(FileKind::of(".tmp-abc"), FileKind::Temporary);
+        for name in [
+            "12.manifest",
+            "000012.manifest~",
+            "000012",
+            ".manifest",
+            "../000012.manifest",
+        ] {
+            assert_eq!(FileKind::of(name), FileKind::Foreign, "{name:?}");
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! One writer a store: an `flock` on the file `lock`.
+//!
+//! The kernel releases it with the last copy of the descriptor, so a dead supervisor
+//! leaves no stale lock. A child forked without `exec` inherits a copy and keeps the
+//! store locked as long as it lives. Reading needs no lock.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+
+use super::layout::{FORMAT, Store};
+
+/// What the holder writes about itself: a pid and a host name.
+const HOLDER_BYTES_MAX: u64 = 512;
+
+/// The right to change a store; every writing call takes it. Dropping it, and the
+/// image writer begun with it, releases the store.
+#[derive(Debug)]
+pub struct StoreLock {
+    held: Arc<Held>,
+}
+
+/// A store that cannot be locked.
+#[derive(Debug, thiserror::Error)]
+pub enum LockError {
+    /// Another process writes to the store.
+    #[error("the store {path} is in use by {holder}")]
+    Held {
+        /// The store.
+        path: PathBuf,
+        /// Pid and host of the other process, as far as known.
+        holder: String,
+    },
+    /// This version would lose what it does not know.
+    #[error(
+        "the store {path} has format {found}, this version writes {FORMAT}: \
+         use a newer ckpt-run or another store; its images can still be read"
+    )]
+    Newer {
+        /// The store.
+        path: PathBuf,
+        /// The format of the store.
+        found: u32,
+    },
+    /// The lock file cannot be used.
+    #[error("cannot lock {path}")]
+    Io {
+        /// The lock file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+}
+
+#[derive(Debug)]
+struct Held {
+    // Held for its lock alone.
+    _file: Flock<File>,
+    store: PathBuf,
+    busy: AtomicBool,
+}
+
+/// The store is being changed by this process: an image is written, or files removed.
+/// Keeps the lock, too.
+#[derive(Debug)]
+pub(super) struct Busy {
+    held: Arc<Held>,
+}
+
+impl Store {
+    /// Takes the store for writing, without waiting.
+    ///
+    /// # Errors
+    /// [`LockError::Held`] names the process that has it.
+    pub fn lock(&self) -> Result<StoreLock, LockError> {
+        if self.format() > FORMAT {
+            return Err(LockError::Newer {
+                path: self.path().to_owned(),
+                found: self.format(),
+            });
+        }
+        let path = self.lock_file();
+        let failed = |source| LockError::Io {
+            path: path.clone(),
+            source,
+        };
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&path)
+            .map_err(failed)?;
+        let file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(file) => file,
+            Err((file, Errno::EWOULDBLOCK)) => {
+                return Err(LockError::Held {
+                    path: self.path().to_owned(),
+                    holder: read_holder(file),
+                });
+            }
+            Err((_, errno)) => return Err(failed(errno.into())),
+        };
+        write_holder(&file).map_err(failed)?;
+        Ok(StoreLock {
+            held: Arc::new(Held {
+                _file: file,
+                store: self.path().to_owned(),
+                busy: AtomicBool::new(false),
+            }),
+        })
+    }
+}
+
+impl StoreLock {
+    /// Claims the store for one change; `None` while another one is going on, such as
+    /// an image being written, whose packs no manifest names yet.
+    pub(super) fn claim(&self, store: &Path) -> Option<Busy> {
+        self.check(store);
+        let was_busy = self.held.busy.swap(true, Ordering::AcqRel);
+        (!was_busy).then(|| Busy {
+            held: Arc::clone(&self.held),
+        })
+    }
+
+    pub(super) fn check(&self, store: &Path) {
+        assert_eq!(self.held.store, store, "the lock belongs to another store");
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.held.busy.store(false, Ordering::Release);
+    }
+}
+
+fn write_holder(mut file: &File) -> io::Result<()> {
+    let host = nix::unistd::gethostname()?;
+    file.set_len(0)?;
+    writeln!(file, "process {} on {}", std::process::id(), host.display())
+}
+
+fn read_holder(file: File) -> String {
+    let mut bytes = Vec::new();
+    let read = file.take(HOLDER_BYTES_MAX).read_to_end(&mut bytes);
+    let text = String::from_utf8_lossy(&bytes);
+    // The holder may be between locking and writing.
+    match (read, text.lines().next()) {
+        (Ok(_), Some(line)) => line.chars().filter(|c| !c.is_control()).collect(),
+        _ => "another process".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::testing::{Child, temporary_store};
+
+    #[test]
+    fn a_second_lock_in_the_same_process_fails_until_the_first_is_dropped() {
+        let (_folder, store) = temporary_store();
+        let lock = store.lock().unwrap();
+        assert!(matches!(store.lock(), Err(LockError::Held { .. })));
+        drop(lock);
+        store.lock().unwrap();
+    }
+
+    #[test]
+    fn only_one_change_goes_on_and_it_keeps_the_lock() {
+        let (_folder, store) = temporary_store();
+        let lock = store.lock().unwrap();
+        let busy = lock.claim(store.path()).unwrap();
+        assert!(lock.claim(store.path()).is_none());
+        drop(lock);
+        assert!(store.lock().is_err());
+        drop(busy);
+        store.lock().unwrap();
+    }
+
+    #[test]
+    fn another_process_is_named_and_its_death_frees_the_store() {
+        let (_folder, store) = temporary_store();
+        let child = Child::start("store::lock::tests::child_holds_the_lock", store.path());
+        let error = store.lock().unwrap_err().to_string();
+        let expected = format!("in use by process {} on ", child.pid());
+        assert!(error.contains(&expected), "{error}");
+        child.kill();
+        store.lock().unwrap();
+    }
+
+    #[test]
+    #[ignore = "the other process of a test"]
+    fn child_holds_the_lock() {
+        Child::main(|path| Store::open(path).unwrap().lock().unwrap());
+    }
+
+    #[test]
+    fn a_newer_store_opens_but_is_not_written() {
+        let (_folder, store) = temporary_store();
+        std::fs::write(store.path().join("format"), "ckpt-run store 7\n").unwrap();
+        let newer = Store::open(store.path()).unwrap();
+        assert!(newer.images().unwrap().is_empty());
+        let error = newer.lock().unwrap_err();
+        assert!(
+            matches!(error, LockError::Newer { found: 7, .. }),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,336 @@
+//! What an image is made of: its streams, their chunks, and the packs they lie in.
+//!
+//! Plain data and the rules it obeys. A [`Manifest`] that exists obeys them: readers
+//! need not check an index or a length again. `wire` has the form on disk.
+
+use std::collections::HashSet;
+
+use super::chunk::{CHUNK_LEN_MAX, Hash};
+use super::codec::Codec;
+use super::id::ImageId;
+use super::pack::{HEADER_BYTES, Pack};
+
+/// Longest name of a stream, that of a file.
+const NAME_BYTES_MAX: usize = 255;
+
+/// Everything needed to read an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Manifest {
+    /// Format that the image was written in.
+    pub format: u32,
+    /// The image's number.
+    pub id: ImageId,
+    /// When the image was begun, in milliseconds since 1970 UTC.
+    pub created_unix_ms: u64,
+    /// The streams, in the order they were opened.
+    pub streams: Vec<Stream>,
+    /// The distinct chunks that the streams consist of.
+    pub chunks: Vec<Chunk>,
+    /// The packs that the chunks lie in.
+    pub packs: Vec<Pack>,
+    /// Length of all streams together.
+    pub raw_bytes: u64,
+    /// Bytes that this image added to the store's packs.
+    pub stored_bytes: u64,
+    /// What the caller wanted to remember with the image.
+    pub meta: Vec<u8>,
+}
+
+/// A named sequence of bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stream {
+    /// The caller's name for it.
+    pub name: String,
+    /// Its length.
+    pub raw_len: u64,
+    /// Its chunks in order, as positions in [`Manifest::chunks`].
+    pub chunks: Vec<u32>,
+}
+
+/// A piece of one or more streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// Uncompressed length, at least 1.
+    pub raw_len: u32,
+    /// What the bytes are.
+    pub content: Content,
+}
+
+/// The bytes of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// All zero, stored nowhere.
+    Zero,
+    /// In a pack.
+    Stored(Stored),
+}
+
+/// A chunk in a pack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// BLAKE3 of the uncompressed bytes.
+    pub hash: Hash,
+    /// Position in [`Manifest::packs`].
+    pub pack: u32,
+    /// Where in the pack.
+    pub offset: u64,
+    /// How many bytes there.
+    pub len: u32,
+    /// Their form.
+    pub codec: Codec,
+}
+
+/// A rule that a manifest breaks.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidManifest {
+    /// See [`is_stream_name`].
+    #[error("a stream has the name {name:?}")]
+    StreamName {
+        /// The name.
+        name: String,
+    },
+    /// Two streams have the same name.
+    #[error("two streams have the name {name:?}")]
+    StreamTwice {
+        /// The name.
+        name: String,
+    },
+    /// The chunks of a stream do not exist or have another length than it.
+    #[error("the chunks of the stream {name:?} do not make up its {raw_len} bytes")]
+    StreamChunks {
+        /// The name.
+        name: String,
+        /// The length it should have.
+        raw_len: u64,
+    },
+    /// A chunk has a length or place that no chunk can have.
+    #[error("chunk {chunk} lies outside of its pack or has an impossible length")]
+    Chunk {
+        /// Position in the table.
+        chunk: usize,
+    },
+    /// A pack was written by a newer image than this one.
+    #[error("pack {pack} is of a newer image")]
+    Pack {
+        /// Position in the table.
+        pack: usize,
+    },
+    /// The streams have another length together.
+    #[error("the streams do not make up {raw_bytes} bytes")]
+    RawBytes {
+        /// The length that the manifest gives.
+        raw_bytes: u64,
+    },
+}
+
+/// Whether a stream can have this name: 1 to 255 bytes of `[A-Za-z0-9._-]` and `/`,
+/// with no part between slashes that is empty, `.` or `..`.
+#[must_use]
+pub fn is_stream_name(name: &str) -> bool {
+    let known = |byte: u8| byte.is_ascii_alphanumeric() || b"._-/".contains(&byte);
+    name.len() <= NAME_BYTES_MAX
+        && name.bytes().all(known)
+        && name.split('/').all(|part| !matches!(part, "" | "." | ".."))
+}
+
+impl Manifest {
+    pub(super) fn validate(&self) -> Result<(), InvalidManifest> {
+        for (index, pack) in self.packs.iter().enumerate() {
+            if pack.name.image > self.id {
+                return Err(InvalidManifest::Pack { pack: index });
+            }
+        }
+        for (index, chunk) in self.chunks.iter().enumerate() {
+            if !self.is_valid_chunk(chunk) {
+                return Err(InvalidManifest::Chunk { chunk: index });
+            }
+        }
+        let mut names = HashSet::new();
+        let mut raw_bytes = Some(0_u64);
+        for stream in &self.streams {
+            self.validate_stream(stream)?;
+            if !names.insert(stream.name.as_str()) {
+                let name = stream.name.clone();
+                return Err(InvalidManifest::StreamTwice { name });
+            }
+            raw_bytes = raw_bytes.and_then(|sum| sum.checked_add(stream.raw_len));
+        }
+        if raw_bytes != Some(self.raw_bytes) {
+            let raw_bytes = self.raw_bytes;
+            return Err(InvalidManifest::RawBytes { raw_bytes });
+        }
+        Ok(())
+    }
+
+    fn is_valid_chunk(&self, chunk: &Chunk) -> bool {
+        let lengths = 1..=CHUNK_LEN_MAX;
+        lengths.contains(&chunk.raw_len)
+            && match chunk.content {
+                Content::Zero => true,
+                Content::Stored(stored) => {
+                    let pack = self.packs.get(stored.pack as usize);
+                    let end = stored.offset.checked_add(u64::from(stored.len));
+                    let len_fits = match stored.codec {
+                        Codec::Raw => stored.len == chunk.raw_len,
+                        Codec::Zstd => (1..chunk.raw_len).contains(&stored.len),
+                    };
+                    let inside = pack.zip(end).is_some_and(|(pack, end)| end <= pack.len);
+                    len_fits && inside && stored.offset >= HEADER_BYTES
+                }
+            }
+    }
+
+    fn validate_stream(&self, stream: &Stream) -> Result<(), InvalidManifest> {
+        let name = || stream.name.clone();
+        if !is_stream_name(&stream.name) {
+            return Err(InvalidManifest::StreamName { name: name() });
+        }
+        // At most 2^32 chunks of 2^18 bytes: the sum cannot overflow.
+        let sum = stream.chunks.iter().try_fold(0_u64, |sum, index| {
+            let chunk = self.chunks.get(*index as usize)?;
+            Some(sum + u64::from(chunk.raw_len))
+        });
+        if sum != Some(stream.raw_len) {
+            let raw_len = stream.raw_len;
+            return Err(InvalidManifest::StreamChunks {
+                name: name(),
+                raw_len,
+            });
+        }
+        Ok(())
+    }
+
+    /// The first stream that has a chunk, and the chunk's position in it.
+    pub(super) fn first_use(&self, chunk: u32) -> Option<(&Stream, usize)> {
+        self.streams.iter().find_map(|stream| {
+            let position = stream.chunks.iter().position(|index| *index == chunk)?;
+            Some((stream, position))
+        })
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::store::pack::PackName;
+
+    /// One stream of three chunks: stored, zero, stored again.
+    pub(in crate::store) fn example() -> Manifest {
+        let id = ImageId::new(12).unwrap();
+        let stored = Stored {
+            hash: [7; 32],
+            pack: 0,
+            offset: HEADER_BYTES,
+            len: 50,
+            codec: Codec::Zstd,
+        };
+        let chunk = |raw_len, content| Chunk { raw_len, content };
+        Manifest {
+            format: 1,
+            id,
+            created_unix_ms: 1_800_000_000_000,
+            streams: vec![Stream {
+                name: "pages-1.img".to_owned(),
+                raw_len: 500,
+                chunks: vec![0, 1, 0],
+            }],
+            chunks: vec![
+                chunk(100, Content::Stored(stored)),
+                chunk(300, Content::Zero),
+            ],
+            packs: vec![Pack {
+                name: PackName {
+                    image: id,
+                    number: 0,
+                },
+                len: 100,
+            }],
+            raw_bytes: 500,
+            stored_bytes: 100,
+            meta: b"{}".to_vec(),
+        }
+    }
+
+    fn broken(change: impl FnOnce(&mut Manifest)) -> InvalidManifest {
+        let mut manifest = example();
+        change(&mut manifest);
+        manifest.validate().unwrap_err()
+    }
+
+    fn stored(manifest: &mut Manifest) -> &mut Stored {
+        match &mut manifest.chunks[0].content {
+            Content::Stored(stored) => stored,
+            Content::Zero => panic!("the example's first chunk is stored"),
+        }
+    }
+
+    #[test]
+    fn the_example_is_valid() {
+        assert_eq!(example().validate(), Ok(()));
+    }
+
+    #[test]
+    fn a_chunk_outside_of_its_pack_is_refused() {
+        let refused = InvalidManifest::Chunk { chunk: 0 };
+        assert_eq!(broken(|m| stored(m).pack = 1), refused);
+        assert_eq!(broken(|m| stored(m).offset = 51), refused);
+        assert_eq!(broken(|m| stored(m).offset = 23), refused);
+        assert_eq!(broken(|m| stored(m).offset = u64::MAX), refused);
+        assert_eq!(broken(|m| stored(m).len = 0), refused);
+        assert_eq!(broken(|m| stored(m).len = 100), refused);
+        assert_eq!(broken(|m| stored(m).codec = Codec::Raw), refused);
+        assert_eq!(broken(|m| m.chunks[0].raw_len = CHUNK_LEN_MAX + 1), refused);
+        assert_eq!(
+            broken(|m| m.chunks[1].raw_len = 0),
+            InvalidManifest::Chunk { chunk: 1 }
+        );
+    }
+
+    #[test]
+    fn a_stream_that_does_not_add_up_is_refused() {
+        let refused = |found| matches!(found, InvalidManifest::StreamChunks { .. });
+        assert!(refused(broken(|m| m.streams[0].chunks.push(2))));
+        assert!(refused(broken(|m| m.streams[0].chunks.push(1))));
+        assert!(refused(broken(|m| m.streams[0].raw_len = 501)));
+        assert_eq!(
+            broken(|m| m.raw_bytes = 1),
+            InvalidManifest::RawBytes { raw_bytes: 1 }
+        );
+        let twice = broken(|m| m.streams.push(m.streams[0].clone()));
+        assert!(matches!(twice, InvalidManifest::StreamTwice { .. }));
+        let newer = broken(|m| m.packs[0].name.image = ImageId::new(13).unwrap());
+        assert_eq!(newer, InvalidManifest::Pack { pack: 0 });
+    }
+
+    #[test]
+    fn stream_names_stay_plain() {
+        let long = "x".repeat(255);
+        for name in [
+            "a",
+            "core-1.img",
+            "files/0/x_y.z",
+            long.as_str(),
+            "...",
+            ".x",
+        ] {
+            assert!(is_stream_name(name), "{name:?}");
+        }
+        let longer = "x".repeat(256);
+        for name in [
+            "",
+            "/",
+            "/a",
+            "a/",
+            "a//b",
+            ".",
+            "..",
+            "a/../b",
+            "a b",
+            "ä",
+            "a\0",
+            longer.as_str(),
+        ] {
+            assert!(!is_stream_name(name), "{name:?}");
+        }
+    }
+}

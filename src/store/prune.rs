@@ -1,0 +1,177 @@
+//! Removing what is no longer wanted: old images, and what a killed writer left.
+//!
+//! A manifest goes first and durably, then the packs that no manifest names, then the
+//! mark of a damaged image: cut short at any point, every image that is left is whole,
+//! and the next sweep finishes the work. As long as one manifest cannot be read, nobody
+//! knows its packs, and none is removed.
+
+use std::collections::HashSet;
+use std::fs;
+
+use super::durable;
+use super::entries::{REASON_BYTES_MAX, plain_text};
+use super::error::{ReadError, WriteError};
+use super::id::ImageId;
+use super::layout::{self, FileKind, Store};
+use super::lock::StoreLock;
+use super::pack::PackName;
+use super::retention::{self, Candidate, Condition};
+
+/// What a sweep found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// Temporary files that were removed.
+    pub temporary_files: usize,
+    /// Packs that no manifest names and that were removed.
+    pub packs: usize,
+    /// Length of all these files.
+    pub bytes: u64,
+    /// Images whose manifests cannot be read. If there are any, no pack was removed.
+    pub unreadable: Vec<ImageId>,
+}
+
+impl Store {
+    /// Remembers that an image cannot be restored, and why: it is passed over from now
+    /// on, and no new image relies on its chunks.
+    ///
+    /// # Errors
+    /// There is no such image, or the mark cannot be written.
+    ///
+    /// # Panics
+    /// If the lock is that of another store.
+    pub fn set_aside(&self, lock: &StoreLock, id: ImageId, reason: &str) -> Result<(), WriteError> {
+        lock.check(self.path());
+        if !self.manifest_file(id).exists() {
+            return Err(WriteError::Missing { image: id });
+        }
+        let reason = plain_text(reason);
+        let end = reason.floor_char_boundary(REASON_BYTES_MAX);
+        durable::write(&self.damaged_file(id), &reason.as_bytes()[..end])?;
+        Ok(())
+    }
+
+    /// Removes the images that `keep_last` newer good ones have replaced; returns which.
+    /// The newest good image always stays.
+    ///
+    /// # Errors
+    /// [`WriteError::Busy`] while an image is written. After another error some images
+    /// may be gone; those left are whole.
+    ///
+    /// # Panics
+    /// If the lock is that of another store.
+    pub fn rotate(&self, lock: &StoreLock, keep_last: usize) -> Result<Vec<ImageId>, WriteError> {
+        let _busy = lock.claim(self.path()).ok_or(WriteError::Busy)?;
+        let images: Vec<Candidate> = self
+            .images()?
+            .into_iter()
+            .map(|entry| Candidate {
+                id: entry.id,
+                condition: match entry.damaged {
+                    None => Condition::Good,
+                    Some(_) => Condition::Damaged,
+                },
+            })
+            .collect();
+        let planned = retention::plan(&images, keep_last);
+        if planned.is_empty() {
+            return Ok(planned);
+        }
+        for id in &planned {
+            durable::remove(&self.manifest_file(*id))?;
+        }
+        durable::sync_folder(&self.images_folder())?;
+        self.remove_garbage()?;
+        tracing::debug!(images = planned.len(), "old images removed");
+        Ok(planned)
+    }
+
+    /// Removes what a killed writer or pruner left.
+    ///
+    /// # Errors
+    /// [`WriteError::Busy`] while an image is written. After another error some
+    /// leftovers may be gone, no image is.
+    ///
+    /// # Panics
+    /// If the lock is that of another store.
+    pub fn sweep(&self, lock: &StoreLock) -> Result<Swept, WriteError> {
+        let _busy = lock.claim(self.path()).ok_or(WriteError::Busy)?;
+        self.remove_garbage()
+    }
+
+    fn remove_garbage(&self) -> Result<Swept, WriteError> {
+        let mut swept = Swept::default();
+        let folders = [
+            self.path().to_owned(),
+            self.images_folder(),
+            self.packs_folder(),
+        ];
+        for folder in folders {
+            for (path, kind) in layout::list(&folder)? {
+                if kind == FileKind::Temporary && path.is_file() {
+                    swept.bytes += length(&path);
+                    swept.temporary_files += 1;
+                    durable::remove(&path)?;
+                }
+            }
+        }
+        let images = self.live()?;
+        swept.unreadable = images.unreadable;
+        if swept.unreadable.is_empty() {
+            self.remove_packs(&images.packs, &mut swept)?;
+        }
+        self.remove_marks(&images.ids)?;
+        Ok(swept)
+    }
+
+    fn remove_packs(&self, live: &HashSet<PackName>, swept: &mut Swept) -> Result<(), WriteError> {
+        for (path, kind) in layout::list(&self.packs_folder())? {
+            if matches!(kind, FileKind::Pack(name) if !live.contains(&name)) {
+                swept.bytes += length(&path);
+                swept.packs += 1;
+                durable::remove(&path)?;
+            }
+        }
+        durable::sync_folder(&self.packs_folder())?;
+        Ok(())
+    }
+
+    /// Removes the marks of images that are gone.
+    fn remove_marks(&self, ids: &HashSet<ImageId>) -> Result<(), WriteError> {
+        for (path, kind) in layout::list(&self.images_folder())? {
+            if matches!(kind, FileKind::Damaged(id) if !ids.contains(&id)) {
+                durable::remove(&path)?;
+            }
+        }
+        durable::sync_folder(&self.images_folder())?;
+        Ok(())
+    }
+
+    fn live(&self) -> Result<Live, ReadError> {
+        let mut live = Live::default();
+        for found in self.summaries()? {
+            live.ids.insert(found.id);
+            match found.summary {
+                Ok(summary) => live
+                    .packs
+                    .extend(summary.packs.iter().map(|pack| pack.name)),
+                Err(error) => {
+                    tracing::warn!(image = %found.id, %error, "packs stay while a manifest cannot be read");
+                    live.unreadable.push(found.id);
+                }
+            }
+        }
+        Ok(live)
+    }
+}
+
+#[derive(Default)]
+struct Live {
+    ids: HashSet<ImageId>,
+    packs: HashSet<PackName>,
+    unreadable: Vec<ImageId>,
+}
+
+/// For the account only: 0 where it cannot be had.
+fn length(path: &std::path::Path) -> u64 {
+    fs::symlink_metadata(path).map_or(0, |found| found.len())
+}

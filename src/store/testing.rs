@@ -1,0 +1,90 @@
+//! What the store's tests share: stores in temporary folders, and other processes.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{self, Command, Stdio};
+
+use super::{ImageId, Manifest, Store, StoreLock, WriteOptions};
+
+const STORE_VARIABLE: &str = "CKPT_RUN_TEST_STORE";
+const READY: &str = "the child is ready";
+
+pub(super) const OPTIONS: WriteOptions = WriteOptions {
+    buffer: 4 << 20,
+    workers: 2,
+    level: 1,
+};
+
+pub(super) fn temporary_store() -> (tempfile::TempDir, Store) {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::create_or_open(&folder.path().join("store")).unwrap();
+    (folder, store)
+}
+
+/// Writes an image of the given streams.
+pub(super) fn write_image(store: &Store, lock: &StoreLock, streams: &[(&str, &[u8])]) -> Manifest {
+    let writer = store.begin(lock, OPTIONS).unwrap();
+    for (name, bytes) in streams {
+        let mut stream = writer.stream(name).unwrap();
+        stream.copy_from(&mut &bytes[..]).unwrap();
+        assert_eq!(stream.finish().unwrap(), bytes.len() as u64);
+    }
+    writer.commit(b"meta").unwrap()
+}
+
+pub(super) fn read_stream(store: &Store, id: ImageId, name: &str) -> Vec<u8> {
+    store.read(id).unwrap().read_to_vec(name, u64::MAX).unwrap()
+}
+
+/// The names in one of the store's folders, sorted.
+pub(super) fn names(folder: &Path) -> Vec<String> {
+    let name = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name().into_string();
+    let mut names: Vec<String> = folder
+        .read_dir()
+        .unwrap()
+        .map(|entry| name(entry).unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+/// Another process, which runs an ignored test of this program.
+pub(super) struct Child(process::Child);
+
+impl Child {
+    /// Starts the test and waits until it is ready.
+    pub(super) fn start(test: &str, store: &Path) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args([test, "--exact", "--ignored", "--nocapture"])
+            .env(STORE_VARIABLE, store)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let ready = output.lines().any(|line| line.unwrap().contains(READY));
+        assert!(ready, "{test} ended before it was ready");
+        Self(child)
+    }
+
+    /// The test itself: holds what `prepare` makes until killed.
+    pub(super) fn main<T>(prepare: impl FnOnce(&Path) -> T) {
+        let Some(store) = std::env::var_os(STORE_VARIABLE) else {
+            eprintln!("skipped: not started by another test");
+            return;
+        };
+        let _held = prepare(Path::new(&store));
+        println!("{READY}");
+        let _ = std::io::stdin().read(&mut [0]);
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// SIGKILL, and waits until it is gone.
+    pub(super) fn kill(mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}

@@ -1,0 +1,1 @@
+//! The store as a whole: what it promises, tried from outside its modules.

@@ -1,0 +1,527 @@
+//! A manifest's form on disk: header, summary, body.
+//!
+//! ```text
+//! 0   magic "CKPTMANI"                         8 bytes
+//! 8   format it was written in                 u32, little endian like all numbers
+//! 12  lowest format that a reader must know    u32
+//! 16  image                                    u64
+//! 24  length of the summary                    u32
+//! 28  zero                                     u32
+//! 32  length of the body                       u64
+//! 40  length of the body, uncompressed         u64
+//! 48  BLAKE3 of bytes 0..48, summary and body  32 bytes
+//! 80  summary                                  protobuf
+//!     body                                     protobuf, one zstd frame
+//! ```
+//! The summary is what listing and pruning need; the body holds streams and chunks as
+//! packed columns, about 45 bytes a chunk. Lengths and checksum come first, so that
+//! nothing is allocated or parsed on the word of damaged bytes.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use prost::Message;
+
+use super::codec::Codec;
+use super::id::ImageId;
+use super::layout::FORMAT;
+use super::manifest::{Chunk, Content, InvalidManifest, Manifest, Stored, Stream};
+use super::pack::{Pack, PackName};
+
+const MAGIC: [u8; 8] = *b"CKPTMANI";
+const HEADER_LEN: usize = 80;
+const CHECKED_LEN: usize = 48;
+
+/// The caller's own data: some JSON, in memory whenever images are listed.
+pub(super) const META_BYTES_MAX: usize = 4 << 20;
+/// Meta and a table of 300 thousand packs, which is 300 TiB.
+const SUMMARY_BYTES_MAX: u32 = 8 << 20;
+/// A body of 45 bytes a chunk for 20 million chunks, an image of 5 TiB.
+const BODY_BYTES_MAX: u64 = 1 << 30;
+/// Bodies are mostly hashes, which do not compress: more effort gains nothing.
+const BODY_LEVEL: i32 = 1;
+
+/// Bytes that are not a manifest we can read.
+#[derive(Debug, thiserror::Error)]
+pub enum ManifestError {
+    /// The file cannot be read.
+    #[error("cannot read the manifest")]
+    Read(#[source] io::Error),
+    /// A newer version wrote the image in a way that this one does not know.
+    #[error(
+        "the image needs a newer ckpt-run: its format is {format}, this version reads {FORMAT}"
+    )]
+    Newer {
+        /// Lowest format that can read it.
+        format: u32,
+    },
+    /// Lengths, magic or checksum do not fit.
+    #[error("the manifest is damaged: {0}")]
+    Damaged(&'static str),
+    /// The checksum fits but the content makes no sense.
+    #[error("the manifest is not valid")]
+    Invalid(#[from] InvalidManifest),
+    /// The image has more chunks than a manifest can hold.
+    #[error("the image has too many chunks or packs for one manifest")]
+    TooLarge,
+    /// zstd failed, for lack of memory.
+    #[error("cannot compress the manifest")]
+    Compress(#[source] io::Error),
+}
+
+/// What a manifest says before its body is read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Summary {
+    pub(super) created_unix_ms: u64,
+    pub(super) raw_bytes: u64,
+    pub(super) stored_bytes: u64,
+    pub(super) meta: Vec<u8>,
+    pub(super) packs: Vec<Pack>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct SummaryMessage {
+    #[prost(uint64, tag = "1")]
+    created_unix_ms: u64,
+    #[prost(uint64, tag = "2")]
+    raw_bytes: u64,
+    #[prost(uint64, tag = "3")]
+    stored_bytes: u64,
+    #[prost(bytes = "vec", tag = "4")]
+    meta: Vec<u8>,
+    #[prost(uint64, repeated, tag = "5")]
+    pack_images: Vec<u64>,
+    #[prost(uint32, repeated, tag = "6")]
+    pack_numbers: Vec<u32>,
+    #[prost(uint64, repeated, tag = "7")]
+    pack_lens: Vec<u64>,
+}
+
+/// Three groups of columns: one entry a stream, one a chunk, one a stored chunk.
+#[derive(Clone, PartialEq, Message)]
+struct BodyMessage {
+    #[prost(string, repeated, tag = "1")]
+    stream_names: Vec<String>,
+    #[prost(uint64, repeated, tag = "2")]
+    stream_lens: Vec<u64>,
+    /// How many of `stream_chunks` belong to each stream.
+    #[prost(uint32, repeated, tag = "3")]
+    stream_counts: Vec<u32>,
+    #[prost(uint32, repeated, tag = "4")]
+    stream_chunks: Vec<u32>,
+
+    /// `KIND_ZERO` or the number of a codec, one byte a chunk.
+    #[prost(bytes = "vec", tag = "5")]
+    chunk_kinds: Vec<u8>,
+    #[prost(uint32, repeated, tag = "6")]
+    chunk_lens: Vec<u32>,
+
+    /// 32 bytes a stored chunk.
+    #[prost(bytes = "vec", tag = "7")]
+    hashes: Vec<u8>,
+    #[prost(uint32, repeated, tag = "8")]
+    packs: Vec<u32>,
+    #[prost(uint64, repeated, tag = "9")]
+    offsets: Vec<u64>,
+    #[prost(uint32, repeated, tag = "10")]
+    lens: Vec<u32>,
+}
+
+const KIND_ZERO: u8 = 0;
+
+/// The file of a manifest.
+pub(super) fn encode(manifest: &Manifest) -> Result<Vec<u8>, ManifestError> {
+    let summary = summary_message(manifest).encode_to_vec();
+    let raw_body = body_message(manifest)?.encode_to_vec();
+    let body = zstd::bulk::compress(&raw_body, BODY_LEVEL).map_err(ManifestError::Compress)?;
+    let summary_len = u32::try_from(summary.len()).map_err(|_| ManifestError::TooLarge)?;
+    let header = Header {
+        format: manifest.format,
+        needs: manifest.format,
+        image: manifest.id.number(),
+        summary_len,
+        body_len: body.len() as u64,
+        raw_body_len: raw_body.len() as u64,
+    };
+    if header.is_too_large() {
+        return Err(ManifestError::TooLarge);
+    }
+    let mut file = Vec::with_capacity(HEADER_LEN + summary.len() + body.len());
+    header.write_to(&mut file);
+    let checksum = checksum(&file, &[&summary, &body]);
+    file.extend_from_slice(&checksum);
+    file.extend_from_slice(&summary);
+    file.extend_from_slice(&body);
+    Ok(file)
+}
+
+/// A manifest's file whose lengths, name and checksum are right.
+pub(super) struct Sealed {
+    id: ImageId,
+    header: Header,
+    content: Vec<u8>,
+}
+
+impl Sealed {
+    /// Reads the file of image `id`.
+    pub(super) fn read(path: &Path, id: ImageId) -> Result<Self, ManifestError> {
+        let mut file = File::open(path).map_err(ManifestError::Read)?;
+        let len = file.metadata().map_err(ManifestError::Read)?.len();
+        let mut first = [0; HEADER_LEN];
+        if len < HEADER_LEN as u64 {
+            return Err(ManifestError::Damaged("it is too short"));
+        }
+        file.read_exact(&mut first).map_err(ManifestError::Read)?;
+        let header = Header::parse(&first, id)?;
+        let content_len = u64::from(header.summary_len) + header.body_len;
+        if len != HEADER_LEN as u64 + content_len {
+            return Err(ManifestError::Damaged("its length is wrong"));
+        }
+        let content_len = usize::try_from(content_len).map_err(|_| ManifestError::TooLarge)?;
+        let mut content = vec![0; content_len];
+        file.read_exact(&mut content).map_err(ManifestError::Read)?;
+        if checksum(&first[..CHECKED_LEN], &[&content]) != first[CHECKED_LEN..] {
+            return Err(ManifestError::Damaged("its checksum is wrong"));
+        }
+        Ok(Self {
+            id,
+            header,
+            content,
+        })
+    }
+
+    pub(super) fn summary(&self) -> Result<Summary, ManifestError> {
+        let message = SummaryMessage::decode(&self.content[..self.summary_len()])
+            .map_err(|_| ManifestError::Damaged("its summary cannot be decoded"))?;
+        Ok(Summary {
+            packs: packs_of(&message).ok_or(ManifestError::Damaged("its pack table is broken"))?,
+            created_unix_ms: message.created_unix_ms,
+            raw_bytes: message.raw_bytes,
+            stored_bytes: message.stored_bytes,
+            meta: message.meta,
+        })
+    }
+
+    pub(super) fn manifest(&self) -> Result<Manifest, ManifestError> {
+        let summary = self.summary()?;
+        let stored = &self.content[self.summary_len()..];
+        let raw_len = usize::try_from(self.header.raw_body_len);
+        let raw = zstd::bulk::decompress(stored, raw_len.map_err(|_| ManifestError::TooLarge)?)
+            .ok()
+            .filter(|raw| raw.len() as u64 == self.header.raw_body_len)
+            .ok_or(ManifestError::Damaged("its body cannot be decompressed"))?;
+        let body = BodyMessage::decode(&raw[..])
+            .map_err(|_| ManifestError::Damaged("its body cannot be decoded"))?;
+        let columns = ManifestError::Damaged("its columns differ in length");
+        let (streams, chunks) = streams_of(&body).zip(chunks_of(&body)).ok_or(columns)?;
+        let manifest = Manifest {
+            format: self.header.format,
+            id: self.id,
+            created_unix_ms: summary.created_unix_ms,
+            streams,
+            chunks,
+            packs: summary.packs,
+            raw_bytes: summary.raw_bytes,
+            stored_bytes: summary.stored_bytes,
+            meta: summary.meta,
+        };
+        manifest.validate()?;
+        Ok(manifest)
+    }
+
+    fn summary_len(&self) -> usize {
+        self.header.summary_len as usize
+    }
+}
+
+struct Header {
+    format: u32,
+    needs: u32,
+    image: u64,
+    summary_len: u32,
+    body_len: u64,
+    raw_body_len: u64,
+}
+
+impl Header {
+    fn write_to(&self, file: &mut Vec<u8>) {
+        file.extend_from_slice(&MAGIC);
+        file.extend_from_slice(&self.format.to_le_bytes());
+        file.extend_from_slice(&self.needs.to_le_bytes());
+        file.extend_from_slice(&self.image.to_le_bytes());
+        file.extend_from_slice(&self.summary_len.to_le_bytes());
+        file.extend_from_slice(&0_u32.to_le_bytes());
+        file.extend_from_slice(&self.body_len.to_le_bytes());
+        file.extend_from_slice(&self.raw_body_len.to_le_bytes());
+    }
+
+    fn parse(bytes: &[u8; HEADER_LEN], id: ImageId) -> Result<Self, ManifestError> {
+        if bytes[..8] != MAGIC {
+            return Err(ManifestError::Damaged(
+                "it does not begin as a manifest does",
+            ));
+        }
+        let header = Self {
+            format: u32_at(bytes, 8),
+            needs: u32_at(bytes, 12),
+            image: u64_at(bytes, 16),
+            summary_len: u32_at(bytes, 24),
+            body_len: u64_at(bytes, 32),
+            raw_body_len: u64_at(bytes, 40),
+        };
+        if header.needs > FORMAT {
+            let format = header.needs;
+            return Err(ManifestError::Newer { format });
+        }
+        if header.image != id.number() {
+            return Err(ManifestError::Damaged("it is that of another image"));
+        }
+        if header.is_too_large() {
+            return Err(ManifestError::Damaged("its lengths are impossible"));
+        }
+        Ok(header)
+    }
+
+    fn is_too_large(&self) -> bool {
+        self.summary_len > SUMMARY_BYTES_MAX
+            || self.body_len > BODY_BYTES_MAX
+            || self.raw_body_len > BODY_BYTES_MAX
+    }
+}
+
+fn u32_at(bytes: &[u8; HEADER_LEN], at: usize) -> u32 {
+    let mut number = [0; 4];
+    number.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(number)
+}
+
+fn u64_at(bytes: &[u8; HEADER_LEN], at: usize) -> u64 {
+    let mut number = [0; 8];
+    number.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(number)
+}
+
+fn checksum(header: &[u8], parts: &[&[u8]]) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(header);
+    for part in parts {
+        hasher.update(part);
+    }
+    *hasher.finalize().as_bytes()
+}
+
+fn summary_message(manifest: &Manifest) -> SummaryMessage {
+    let packs = &manifest.packs;
+    SummaryMessage {
+        created_unix_ms: manifest.created_unix_ms,
+        raw_bytes: manifest.raw_bytes,
+        stored_bytes: manifest.stored_bytes,
+        meta: manifest.meta.clone(),
+        pack_images: packs.iter().map(|pack| pack.name.image.number()).collect(),
+        pack_numbers: packs.iter().map(|pack| pack.name.number).collect(),
+        pack_lens: packs.iter().map(|pack| pack.len).collect(),
+    }
+}
+
+fn packs_of(message: &SummaryMessage) -> Option<Vec<Pack>> {
+    let count = message.pack_images.len();
+    if message.pack_numbers.len() != count || message.pack_lens.len() != count {
+        return None;
+    }
+    let names = message.pack_images.iter().zip(&message.pack_numbers);
+    let pack = |((image, number), len): ((&u64, &u32), &u64)| {
+        let name = PackName {
+            image: ImageId::new(*image)?,
+            number: *number,
+        };
+        Some(Pack { name, len: *len })
+    };
+    names.zip(&message.pack_lens).map(pack).collect()
+}
+
+fn body_message(manifest: &Manifest) -> Result<BodyMessage, ManifestError> {
+    let mut body = BodyMessage::default();
+    for stream in &manifest.streams {
+        let count = u32::try_from(stream.chunks.len()).map_err(|_| ManifestError::TooLarge)?;
+        body.stream_names.push(stream.name.clone());
+        body.stream_lens.push(stream.raw_len);
+        body.stream_counts.push(count);
+        body.stream_chunks.extend_from_slice(&stream.chunks);
+    }
+    for chunk in &manifest.chunks {
+        body.chunk_lens.push(chunk.raw_len);
+        match chunk.content {
+            Content::Zero => body.chunk_kinds.push(KIND_ZERO),
+            Content::Stored(stored) => {
+                body.chunk_kinds.push(stored.codec as u8);
+                body.hashes.extend_from_slice(&stored.hash);
+                body.packs.push(stored.pack);
+                body.offsets.push(stored.offset);
+                body.lens.push(stored.len);
+            }
+        }
+    }
+    Ok(body)
+}
+
+fn streams_of(body: &BodyMessage) -> Option<Vec<Stream>> {
+    let count = body.stream_names.len();
+    if body.stream_lens.len() != count || body.stream_counts.len() != count {
+        return None;
+    }
+    let mut chunks = &body.stream_chunks[..];
+    let lens = body.stream_lens.iter().zip(&body.stream_counts);
+    let streams: Option<Vec<Stream>> = body
+        .stream_names
+        .iter()
+        .zip(lens)
+        .map(|(name, (raw_len, count))| {
+            let (own, rest) = chunks.split_at_checked(*count as usize)?;
+            chunks = rest;
+            Some(Stream {
+                name: name.clone(),
+                raw_len: *raw_len,
+                chunks: own.to_vec(),
+            })
+        })
+        .collect();
+    streams.filter(|_| chunks.is_empty())
+}
+
+fn chunks_of(body: &BodyMessage) -> Option<Vec<Chunk>> {
+    let (hashes, rest) = body.hashes.as_chunks::<32>();
+    let count = hashes.len();
+    let same_length = body.packs.len() == count
+        && body.offsets.len() == count
+        && body.lens.len() == count
+        && body.chunk_lens.len() == body.chunk_kinds.len();
+    if !rest.is_empty() || !same_length {
+        return None;
+    }
+    let mut next = 0;
+    let kinds = body.chunk_kinds.iter().zip(&body.chunk_lens);
+    let chunks: Option<Vec<Chunk>> = kinds
+        .map(|(kind, raw_len)| {
+            let raw_len = *raw_len;
+            if *kind == KIND_ZERO {
+                let content = Content::Zero;
+                return Some(Chunk { raw_len, content });
+            }
+            let stored = Stored {
+                hash: *hashes.get(next)?,
+                pack: body.packs[next],
+                offset: body.offsets[next],
+                len: body.lens[next],
+                codec: Codec::from_disk(*kind)?,
+            };
+            next += 1;
+            let content = Content::Stored(stored);
+            Some(Chunk { raw_len, content })
+        })
+        .collect();
+    chunks.filter(|_| next == count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::manifest::tests::example;
+    use super::*;
+
+    fn read(bytes: &[u8]) -> Result<Manifest, ManifestError> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("manifest");
+        std::fs::write(&path, bytes).unwrap();
+        Sealed::read(&path, example().id)?.manifest()
+    }
+
+    /// The file with its header changed and its checksum made right again.
+    fn reseal(change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+        let mut bytes = encode(&example()).unwrap();
+        change(&mut bytes);
+        let sum = checksum(&bytes[..CHECKED_LEN], &[&bytes[HEADER_LEN..]]);
+        bytes[CHECKED_LEN..HEADER_LEN].copy_from_slice(&sum);
+        bytes
+    }
+
+    #[test]
+    fn a_manifest_comes_back_as_it_was() {
+        let bytes = encode(&example()).unwrap();
+        assert_eq!(read(&bytes).unwrap(), example());
+    }
+
+    #[test]
+    fn every_flipped_bit_and_every_missing_byte_is_noticed() {
+        let bytes = encode(&example()).unwrap();
+        for bit in 0..bytes.len() * 8 {
+            let mut damaged = bytes.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert!(read(&damaged).is_err(), "bit {bit}");
+        }
+        for len in 0..bytes.len() {
+            assert!(read(&bytes[..len]).is_err(), "{len} bytes");
+        }
+    }
+
+    #[test]
+    fn a_newer_manifest_is_read_if_it_says_that_it_can_be() {
+        let readable = reseal(|bytes| bytes[8] = 9);
+        assert_eq!(read(&readable).unwrap().format, 9);
+        let unreadable = reseal(|bytes| bytes[12] = 9);
+        let error = read(&unreadable).unwrap_err();
+        assert!(
+            matches!(error, ManifestError::Newer { format: 9 }),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_manifest_under_another_name_is_refused() {
+        let renamed = reseal(|bytes| bytes[16] = 13);
+        assert!(matches!(read(&renamed), Err(ManifestError::Damaged(_))));
+    }
+
+    #[test]
+    fn impossible_lengths_are_refused_before_anything_is_allocated() {
+        for at in [27, 39, 47] {
+            let bytes = reseal(|bytes| bytes[at] = 0x7f);
+            let error = read(&bytes).unwrap_err().to_string();
+            assert!(error.contains("impossible"), "{at}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_hundred_gibibytes_have_a_manifest_of_less_than_twenty_mebibytes() {
+        let count = 400_000_u32;
+        let mut manifest = example();
+        let len = 200_000;
+        let chunk = |index: u32| {
+            let stored = Stored {
+                hash: *blake3::hash(&index.to_le_bytes()).as_bytes(),
+                pack: index % 100,
+                offset: 24 + u64::from(index / 100) * u64::from(len),
+                len,
+                codec: Codec::Zstd,
+            };
+            Chunk {
+                raw_len: 256 * 1024,
+                content: Content::Stored(stored),
+            }
+        };
+        let pack = |number| Pack {
+            name: PackName {
+                image: manifest.id,
+                number,
+            },
+            len: 1 << 30,
+        };
+        manifest.packs = (0..100).map(pack).collect();
+        manifest.chunks = (0..count).map(chunk).collect();
+        manifest.raw_bytes = u64::from(count) * 256 * 1024;
+        manifest.streams[0].raw_len = manifest.raw_bytes;
+        manifest.streams[0].chunks = (0..count).collect();
+        let bytes = encode(&manifest).unwrap();
+        assert!(bytes.len() < 20 << 20, "{}", bytes.len());
+        assert_eq!(read(&bytes).unwrap(), manifest);
+    }
+}
