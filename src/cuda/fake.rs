@@ -1,0 +1,149 @@
+//! A driver for tests: obeys the state machine, fails where it is told to.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use super::error::{Call, Code};
+use super::process::{CheckpointApi, State};
+use super::sys;
+
+/// What a failing call does to the state before it reports its failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Effect {
+    /// Nothing: the usual failure.
+    None,
+    /// What it was asked to do.
+    Done,
+}
+
+#[derive(Default)]
+struct Inner {
+    states: BTreeMap<i32, State>,
+    calls: Vec<(Call, i32)>,
+    fail_nth: Option<(usize, i32, Effect)>,
+    fail_always: Vec<(i32, Call, i32)>,
+    gone: Vec<i32>,
+}
+
+/// Shared by the test and the code under test.
+#[derive(Default)]
+pub(crate) struct Fake(Mutex<Inner>);
+
+impl Fake {
+    /// Running CUDA processes.
+    pub(crate) fn new(pids: &[i32]) -> Arc<Self> {
+        let fake = Self::default();
+        fake.inner().states = pids.iter().map(|&pid| (pid, State::Running)).collect();
+        Arc::new(fake)
+    }
+
+    /// The `n`-th call from the start, counted from 0, answers `code`.
+    pub(crate) fn fail_nth(&self, n: usize, code: i32, effect: Effect) {
+        self.inner().fail_nth = Some((n, code, effect));
+    }
+
+    pub(crate) fn fail_always(&self, pid: i32, call: Call, code: i32) {
+        self.inner().fail_always.push((pid, call, code));
+    }
+
+    pub(crate) fn set(&self, pid: i32, state: State) {
+        self.inner().states.insert(pid, state);
+    }
+
+    /// The process ends.
+    pub(crate) fn end(&self, pid: i32) {
+        let mut inner = self.inner();
+        inner.states.remove(&pid);
+        inner.gone.push(pid);
+    }
+
+    pub(crate) fn state_of(&self, pid: i32) -> Option<State> {
+        self.inner().states.get(&pid).copied()
+    }
+
+    pub(crate) fn calls(&self) -> Vec<(Call, i32)> {
+        self.inner().calls.clone()
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap()
+    }
+
+    fn step(&self, pid: i32, call: Call, from: State, to: State) -> Result<(), Code> {
+        let mut inner = self.inner();
+        let fault = inner.begin(pid, call);
+        if let Some((number, Effect::None)) = fault {
+            return Err(code(number));
+        }
+        match inner.states.get_mut(&pid) {
+            None => return Err(code(sys::OPERATING_SYSTEM)),
+            Some(state) if *state == from => *state = to,
+            Some(_) => return Err(code(sys::ILLEGAL_STATE)),
+        }
+        fault.map_or(Ok(()), |(number, _)| Err(code(number)))
+    }
+}
+
+impl Inner {
+    fn begin(&mut self, pid: i32, call: Call) -> Option<(i32, Effect)> {
+        let n = self.calls.len();
+        self.calls.push((call, pid));
+        if let Some((_, number, effect)) = self.fail_nth.filter(|(at, ..)| *at == n) {
+            return Some((number, effect));
+        }
+        self.fail_always
+            .iter()
+            .find(|(p, c, _)| (*p, *c) == (pid, call))
+            .map(|(.., number)| (*number, Effect::None))
+    }
+}
+
+fn code(number: i32) -> Code {
+    Code {
+        number,
+        name: format!("CUDA_ERROR_TEST_{number}"),
+        meaning: String::new(),
+    }
+}
+
+impl CheckpointApi for Fake {
+    fn prepare(&self) {}
+
+    fn state(&self, pid: i32) -> Result<State, Code> {
+        let mut inner = self.inner();
+        if let Some((number, _)) = inner.begin(pid, Call::GetState) {
+            return Err(code(number));
+        }
+        let missing = if inner.gone.contains(&pid) {
+            sys::OPERATING_SYSTEM
+        } else {
+            sys::NOT_INITIALIZED
+        };
+        inner.states.get(&pid).copied().ok_or_else(|| code(missing))
+    }
+
+    fn restore_thread(&self, pid: i32) -> Result<i32, Code> {
+        Ok(pid + 1)
+    }
+
+    fn lock(&self, pid: i32, timeout_ms: u32) -> Result<(), Code> {
+        assert!(timeout_ms > 0, "a lock without a limit");
+        self.step(pid, Call::Lock, State::Running, State::Locked)
+    }
+
+    fn checkpoint(&self, pid: i32) -> Result<(), Code> {
+        self.step(pid, Call::Checkpoint, State::Locked, State::Checkpointed)
+    }
+
+    fn restore(&self, pid: i32) -> Result<(), Code> {
+        self.step(pid, Call::Restore, State::Checkpointed, State::Locked)
+    }
+
+    fn unlock(&self, pid: i32) -> Result<(), Code> {
+        self.step(pid, Call::Unlock, State::Locked, State::Running)
+    }
+
+    fn exists(&self, pid: i32) -> bool {
+        !self.inner().gone.contains(&pid)
+    }
+}

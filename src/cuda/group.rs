@@ -1,0 +1,183 @@
+//! A set of processes on which every call is made at once, and which is brought
+//! back to running whatever happens: the mechanism under [`super::tree`].
+//!
+//! Which steps to take it reads from the state that the driver reports for each
+//! process, never from what was tried before, so that a call that failed after
+//! it took effect is undone as well. It must not know in what order steps come.
+
+use std::sync::Arc;
+use std::thread;
+
+use super::error::{Aftermath, Call, CallError, Code, Left, TreeError};
+use super::loader::Driver;
+use super::process::{CheckpointApi, State};
+
+/// A thread is held for each process while they are locked; eight GPUs with a
+/// few processes each are far below this.
+const PROCESSES_MAX: usize = 512;
+
+/// Failures of single calls that bringing a process back puts up with. A call
+/// that failed once may pass, one that failed twice will not.
+const UNDO_FAILURES_MAX: u32 = 2;
+
+/// Steps that bringing a process back can take: query, restore, query, unlock, query.
+const UNDO_STEPS_MAX: u32 = 3 + UNDO_FAILURES_MAX;
+
+/// Processes that are brought back to running when this is dropped, unless
+/// that was already tried.
+pub(super) struct Group {
+    api: Arc<dyn CheckpointApi>,
+    pids: Vec<i32>,
+    settled: bool,
+}
+
+impl Group {
+    pub(super) fn new(driver: &Driver, pids: &[i32]) -> Result<Self, TreeError> {
+        let mut pids = pids.to_vec();
+        pids.sort_unstable();
+        pids.dedup();
+        if pids.len() > PROCESSES_MAX {
+            return Err(TreeError::TooMany {
+                count: pids.len(),
+                most: PROCESSES_MAX,
+            });
+        }
+        let api = Arc::clone(driver.api());
+        if !pids.is_empty() {
+            api.prepare();
+        }
+        Ok(Self {
+            api,
+            pids,
+            settled: false,
+        })
+    }
+
+    pub(super) fn pids(&self) -> &[i32] {
+        &self.pids
+    }
+
+    /// Makes one call on every process at once. Returns the failures; a process
+    /// that has ended is no failure and leaves the group.
+    pub(super) fn each(
+        &mut self,
+        function: impl Fn(&(dyn CheckpointApi + 'static), i32) -> Result<(), Code> + Sync,
+        call: Call,
+    ) -> Vec<CallError> {
+        self.settled = false;
+        let api = &*self.api;
+        let mut failures: Vec<CallError> = in_parallel(&self.pids, |pid| {
+            let code = function(api, pid).err()?;
+            Some(CallError { pid, call, code })
+        });
+        failures.retain(|failure| {
+            let exists = self.api.exists(failure.pid);
+            if !exists {
+                self.pids.retain(|&pid| pid != failure.pid);
+            }
+            exists
+        });
+        failures
+    }
+
+    /// Gets every process to running, from whatever state it is in.
+    pub(super) fn bring_back(&mut self) -> Aftermath {
+        self.settled = true;
+        let api = &*self.api;
+        Aftermath {
+            stuck: in_parallel(&self.pids, |pid| bring_back(api, pid).err()),
+        }
+    }
+
+    pub(super) fn resumed(&mut self) -> Result<(), TreeError> {
+        let aftermath = self.bring_back();
+        if aftermath.is_computing() {
+            Ok(())
+        } else {
+            Err(TreeError::Resume { aftermath })
+        }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if self.settled {
+            return;
+        }
+        let aftermath = self.bring_back();
+        if !aftermath.is_computing() {
+            tracing::error!(%aftermath, "the job's GPU state could not be resumed");
+        }
+    }
+}
+
+impl std::fmt::Debug for Group {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Group").field(&self.pids).finish()
+    }
+}
+
+/// Restores and unlocks as the process's state asks for, until it runs.
+fn bring_back(api: &dyn CheckpointApi, pid: i32) -> Result<(), Left> {
+    let mut left = Left {
+        pid,
+        state: None,
+        failure: None,
+    };
+    let mut failures = 0;
+    for _ in 0..UNDO_STEPS_MAX {
+        let state = api.state(pid);
+        left.state = state.as_ref().ok().copied();
+        let (call, result) = match state {
+            Ok(State::Running) => return Ok(()),
+            Ok(State::Locked) => (Call::Unlock, api.unlock(pid)),
+            Ok(State::Checkpointed) => (Call::Restore, api.restore(pid)),
+            Ok(State::Failed | State::Unknown(_)) => break,
+            Err(code) => (Call::GetState, Err(code)),
+        };
+        let Err(code) = result else { continue };
+        if !api.exists(pid) {
+            return Ok(());
+        }
+        left.failure = Some(CallError { pid, call, code });
+        failures += 1;
+        if failures == UNDO_FAILURES_MAX {
+            left.state = api.state(pid).ok();
+            break;
+        }
+    }
+    if left.state == Some(State::Running) {
+        return Ok(());
+    }
+    Err(left)
+}
+
+/// Calls `function` for every pid at once, each on a thread of its own, and
+/// collects what is returned, in the order of the pids. A pid that no thread
+/// can be had for is done on this one: late, but done.
+fn in_parallel<T: Send>(pids: &[i32], function: impl Fn(i32) -> Option<T> + Sync) -> Vec<T> {
+    if let [pid] = *pids {
+        return function(pid).into_iter().collect();
+    }
+    let function = &function;
+    thread::scope(|scope| {
+        let threads: Vec<_> = pids
+            .iter()
+            .map(|&pid| {
+                thread::Builder::new()
+                    .name(format!("cuda-{pid}"))
+                    .spawn_scoped(scope, move || function(pid))
+                    .map_err(|_| pid)
+            })
+            .collect();
+        threads
+            .into_iter()
+            .filter_map(|thread| match thread {
+                Ok(thread) => thread
+                    .join()
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+                Err(pid) => function(pid),
+            })
+            .collect()
+    })
+}

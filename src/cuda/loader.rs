@@ -1,0 +1,331 @@
+//! Finds `libcuda.so.1`, takes the checkpoint functions out of it, calls them.
+//!
+//! The one file that speaks C to the driver; everything above it is safe code.
+//! It must not know what the calls are for.
+#![allow(
+    unsafe_code,
+    reason = "calls into libcuda, which has no safe interface"
+)]
+
+use std::ffi::{CStr, c_char};
+use std::fmt;
+use std::path::Path;
+use std::sync::{Arc, Once};
+
+use libloading::Library;
+
+use super::error::{Code, LoadError};
+use super::process::{CheckpointApi, CudaProcess, State};
+use super::{gpu, sys};
+
+const LIBRARY: &str = "libcuda.so.1";
+
+/// Whether this machine (or container) has GPU device nodes. Cheap: ask this
+/// before [`Driver::load`], so that libcuda is never loaded in vain.
+#[must_use]
+pub fn available() -> bool {
+    ["/dev/nvidiactl", "/dev/nvidia0"]
+        .iter()
+        .any(|node| Path::new(node).exists())
+}
+
+/// The driver's version.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DriverVersion {
+    /// The driver's release, such as `580.159.04`, if the kernel module tells.
+    pub release: Option<String>,
+    /// The newest CUDA it supports: 13 of 13.0.
+    pub cuda_major: u32,
+    /// 0 of 13.0.
+    pub cuda_minor: u32,
+}
+
+impl DriverVersion {
+    /// From the form of `cuDriverGetVersion`: 1000 × major + 10 × minor.
+    fn from_raw(raw: i32, release: Option<String>) -> Self {
+        let raw = u32::try_from(raw).unwrap_or(0);
+        Self {
+            release,
+            cuda_major: raw / 1000,
+            cuda_minor: raw % 1000 / 10,
+        }
+    }
+}
+
+impl fmt::Display for DriverVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let release = self.release.as_deref().unwrap_or("of unknown release");
+        write!(
+            f,
+            "{release} (CUDA {}.{})",
+            self.cuda_major, self.cuda_minor
+        )
+    }
+}
+
+/// The loaded CUDA driver. Clones share it. Loading it makes no CUDA context.
+#[derive(Clone)]
+pub struct Driver {
+    api: Arc<dyn CheckpointApi>,
+    version: DriverVersion,
+}
+
+impl Driver {
+    /// Loads `libcuda.so.1` and finds the checkpoint functions in it.
+    ///
+    /// The library stays mapped until the process ends, whatever becomes of
+    /// the value: it registers handlers that run at exit. Load it once.
+    ///
+    /// # Errors
+    /// When there is no GPU, no driver library, or one older than 570. None of
+    /// these keeps a job from running.
+    pub fn load() -> Result<Self, LoadError> {
+        if !available() {
+            return Err(LoadError::NoDevice);
+        }
+        let (functions, version) = Functions::load(LIBRARY)?;
+        tracing::debug!(%version, "CUDA driver loaded");
+        Ok(Self {
+            api: Arc::new(functions),
+            version,
+        })
+    }
+
+    /// Which driver this is.
+    #[must_use]
+    pub fn version(&self) -> DriverVersion {
+        self.version.clone()
+    }
+
+    /// A process by its pid as this process sees it. Asks nothing yet.
+    #[must_use]
+    pub fn process(&self, pid: i32) -> CudaProcess {
+        CudaProcess::new(Arc::clone(&self.api), pid)
+    }
+
+    pub(super) fn api(&self) -> &Arc<dyn CheckpointApi> {
+        &self.api
+    }
+
+    /// A driver that is not there, for tests of what happens above it.
+    #[cfg(test)]
+    pub(crate) fn fake(api: Arc<dyn CheckpointApi>) -> Self {
+        Self {
+            api,
+            version: DriverVersion::from_raw(13000, None),
+        }
+    }
+}
+
+impl fmt::Debug for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Driver").field(&self.version).finish()
+    }
+}
+
+/// The driver's functions. Valid for ever, because the library is never unloaded.
+struct Functions {
+    init: sys::Init,
+    error_name: sys::GetErrorText,
+    error_string: sys::GetErrorText,
+    get_state: sys::GetState,
+    get_restore_thread_id: sys::GetRestoreThreadId,
+    lock: sys::Lock,
+    checkpoint: sys::WithReserved,
+    restore: sys::Restore,
+    unlock: sys::WithReserved,
+    prepared: Once,
+}
+
+impl Functions {
+    fn load(library: &'static str) -> Result<(Self, DriverVersion), LoadError> {
+        // SAFETY: libcuda's constructors are written to run in any program that
+        // loads it; this is the only way it is ever loaded.
+        let library = unsafe { Library::new(library) }
+            .map_err(|source| LoadError::Library { library, source })?;
+        // Never unloaded: the function pointers below outlive this function.
+        let library: &'static Library = Box::leak(Box::new(library));
+        let get_version: sys::DriverGetVersion = find(library, "cuDriverGetVersion", None)?;
+        let mut raw = 0;
+        // SAFETY: the driver writes one int to the pointer, which is valid for it.
+        let result = unsafe { get_version(&raw mut raw) };
+        let version = DriverVersion::from_raw(raw, gpu::driver_release());
+        let functions = Self {
+            init: find(library, "cuInit", Some(&version))?,
+            error_name: find(library, "cuGetErrorName", Some(&version))?,
+            error_string: find(library, "cuGetErrorString", Some(&version))?,
+            get_state: find(library, "cuCheckpointProcessGetState", Some(&version))?,
+            get_restore_thread_id: find(
+                library,
+                "cuCheckpointProcessGetRestoreThreadId",
+                Some(&version),
+            )?,
+            lock: find(library, "cuCheckpointProcessLock", Some(&version))?,
+            checkpoint: find(library, "cuCheckpointProcessCheckpoint", Some(&version))?,
+            restore: find(library, "cuCheckpointProcessRestore", Some(&version))?,
+            unlock: find(library, "cuCheckpointProcessUnlock", Some(&version))?,
+            prepared: Once::new(),
+        };
+        functions
+            .check(result)
+            .map_err(|code| LoadError::Version { code })?;
+        Ok((functions, version))
+    }
+
+    fn check(&self, result: sys::CuResult) -> Result<(), Code> {
+        if result == sys::SUCCESS {
+            return Ok(());
+        }
+        Err(Code {
+            number: result,
+            name: text(self.error_name, result),
+            meaning: text(self.error_string, result),
+        })
+    }
+}
+
+/// Takes `symbol` out of the library as a `T`, which must be its type.
+fn find<T: Copy>(
+    library: &'static Library,
+    symbol: &'static str,
+    version: Option<&DriverVersion>,
+) -> Result<T, LoadError> {
+    // SAFETY: every caller names a type from `sys` that was written for exactly
+    // this symbol; the driver's interface is stable for a given name.
+    let found = unsafe { library.get::<T>(symbol) };
+    found
+        .map(|function| *function)
+        .map_err(|_| LoadError::TooOld {
+            symbol,
+            version: version.map_or_else(|| "found here".to_owned(), ToString::to_string),
+        })
+}
+
+/// The driver's text for a code; empty when it has none.
+fn text(function: sys::GetErrorText, result: sys::CuResult) -> String {
+    let mut text: *const c_char = std::ptr::null();
+    // SAFETY: the driver stores one pointer; needs no initialization.
+    let answer = unsafe { function(result, &raw mut text) };
+    if answer != sys::SUCCESS || text.is_null() {
+        return String::new();
+    }
+    // SAFETY: on success it points to a constant string inside the library.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_string_lossy().into_owned()
+}
+
+impl CheckpointApi for Functions {
+    /// A restore on a GPU without persistence mode needs `cuInit` in the caller
+    /// (the driver's documentation): nothing else keeps such a GPU awake while
+    /// the job has let go of it. With persistence mode, all of `cuInit`'s
+    /// memory is saved.
+    fn prepare(&self) {
+        self.prepared.call_once(|| {
+            if gpu::all_persistent() {
+                return;
+            }
+            // SAFETY: the flags must be 0, and are; any thread may call it.
+            let result = unsafe { (self.init)(0) };
+            match self.check(result) {
+                Ok(()) => tracing::debug!("CUDA initialized: persistence mode is off or unknown"),
+                Err(code) => tracing::warn!(%code, "cannot initialize CUDA; restores may fail"),
+            }
+        });
+    }
+
+    fn state(&self, pid: i32) -> Result<State, Code> {
+        let mut state = -1;
+        // SAFETY: the driver writes one int-sized enum to a valid pointer.
+        let result = unsafe { (self.get_state)(pid, &raw mut state) };
+        self.check(result)?;
+        Ok(State::from_raw(state))
+    }
+
+    fn restore_thread(&self, pid: i32) -> Result<i32, Code> {
+        let mut tid = -1;
+        // SAFETY: the driver writes one int to a valid pointer.
+        let result = unsafe { (self.get_restore_thread_id)(pid, &raw mut tid) };
+        self.check(result)?;
+        Ok(tid)
+    }
+
+    fn lock(&self, pid: i32, timeout_ms: u32) -> Result<(), Code> {
+        let mut args = sys::LockArgs::new(timeout_ms);
+        // SAFETY: the args are 64 zeroed bytes with the timeout set, valid during the call.
+        let result = unsafe { (self.lock)(pid, &raw mut args) };
+        self.check(result)
+    }
+
+    fn checkpoint(&self, pid: i32) -> Result<(), Code> {
+        let mut args = sys::ReservedArgs::default();
+        // SAFETY: the args are 64 zeroed bytes, valid during the call.
+        let result = unsafe { (self.checkpoint)(pid, &raw mut args) };
+        self.check(result)
+    }
+
+    fn restore(&self, pid: i32) -> Result<(), Code> {
+        let mut args = sys::RestoreArgs::same_gpus();
+        // SAFETY: the args are 64 zeroed bytes: no GPU map, so nothing is pointed to.
+        let result = unsafe { (self.restore)(pid, &raw mut args) };
+        self.check(result)
+    }
+
+    fn unlock(&self, pid: i32) -> Result<(), Code> {
+        let mut args = sys::ReservedArgs::default();
+        // SAFETY: the args are 64 zeroed bytes, valid during the call.
+        let result = unsafe { (self.unlock)(pid, &raw mut args) };
+        self.check(result)
+    }
+
+    fn exists(&self, pid: i32) -> bool {
+        super::process::exists(pid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_read_as_the_driver_writes_them() {
+        let version = DriverVersion::from_raw(13000, Some("580.159.04".to_owned()));
+        assert_eq!(version.to_string(), "580.159.04 (CUDA 13.0)");
+        assert_eq!(
+            DriverVersion::from_raw(12080, None).to_string(),
+            "of unknown release (CUDA 12.8)"
+        );
+        assert_eq!(DriverVersion::from_raw(-1, None).cuda_major, 0);
+    }
+
+    #[test]
+    fn a_machine_without_a_gpu_is_an_ordinary_error() {
+        if available() {
+            eprintln!("SKIPPED: this machine has a GPU");
+            return;
+        }
+        let error = Driver::load().unwrap_err();
+        assert!(matches!(error, LoadError::NoDevice), "{error}");
+    }
+
+    #[test]
+    fn a_missing_library_names_what_was_sought() {
+        let error = Functions::load("libcuda-is-not-here.so.1").err().unwrap();
+        assert!(matches!(error, LoadError::Library { .. }), "{error}");
+        assert!(
+            error.to_string().contains("libcuda-is-not-here.so.1"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_library_without_the_functions_names_the_driver_that_has_them() {
+        // Any library that is not libcuda stands in for an old one.
+        let error = Functions::load("libm.so.6").err().unwrap();
+        assert!(matches!(error, LoadError::TooOld { .. }), "{error}");
+        let text = error.to_string();
+        assert!(
+            text.contains("cuDriverGetVersion") && text.contains("570"),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,201 @@
+//! NVIDIA's management library, for what libcuda tells only at the price of a
+//! context: free memory, driver version, persistence mode.
+//!
+//! Loaded for one listing and unloaded again. It must not know what its
+//! answers are used for.
+#![allow(
+    unsafe_code,
+    reason = "calls into libnvidia-ml, which has no safe interface"
+)]
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+
+use libloading::{Library, Symbol};
+
+use super::error::GpuError;
+
+/// `nvmlReturn_t`: 0 is success.
+type Answer = c_int;
+/// `nvmlDevice_t`.
+type Handle = *mut c_void;
+
+/// `nvmlMemory_t`, bytes.
+#[repr(C)]
+#[derive(Default)]
+struct RawMemory {
+    total: c_ulonglong,
+    free: c_ulonglong,
+    used: c_ulonglong,
+}
+
+const _: () = assert!(size_of::<RawMemory>() == 24);
+
+/// Room for the longest text that any of the calls returns (`nvml.h`: 96).
+const TEXT_BYTES: usize = 96;
+
+/// What NVML tells of one GPU.
+pub(super) struct Device {
+    pub(super) name: String,
+    pub(super) uuid: String,
+    pub(super) memory: Option<(u64, u64)>,
+    pub(super) persistent: Option<bool>,
+}
+
+/// An initialized NVML; dropping it shuts it down and unloads it.
+pub(super) struct Nvml {
+    library: Library,
+}
+
+impl Nvml {
+    /// `Ok(None)` where the library does not exist.
+    pub(super) fn load() -> Result<Option<Self>, GpuError> {
+        // SAFETY: the library's constructors are written to run in any program.
+        let Ok(library) = (unsafe { Library::new("libnvidia-ml.so.1") }) else {
+            return Ok(None);
+        };
+        let init: Symbol<unsafe extern "C" fn() -> Answer> = symbol(&library, "nvmlInit_v2")?;
+        // SAFETY: takes nothing; any thread may call it, any number of times.
+        let answer = unsafe { init() };
+        check(&library, "nvmlInit_v2", answer)?;
+        Ok(Some(Self { library }))
+    }
+
+    pub(super) fn driver_release(&self) -> Result<String, GpuError> {
+        const CALL: &str = "nvmlSystemGetDriverVersion";
+        let function: Symbol<unsafe extern "C" fn(*mut c_char, c_uint) -> Answer> =
+            symbol(&self.library, CALL)?;
+        self.text(CALL, |buffer, bytes| {
+            // SAFETY: the buffer has as many bytes as it is said to have.
+            unsafe { function(buffer, bytes) }
+        })
+    }
+
+    pub(super) fn count(&self) -> Result<u32, GpuError> {
+        const CALL: &str = "nvmlDeviceGetCount_v2";
+        let function: Symbol<unsafe extern "C" fn(*mut c_uint) -> Answer> =
+            symbol(&self.library, CALL)?;
+        let mut count = 0;
+        // SAFETY: writes one unsigned int to a valid pointer.
+        let answer = unsafe { function(&raw mut count) };
+        check(&self.library, CALL, answer)?;
+        Ok(count)
+    }
+
+    pub(super) fn device(&self, index: u32) -> Result<Device, GpuError> {
+        let handle = self.handle(index)?;
+        Ok(Device {
+            name: self.device_text("nvmlDeviceGetName", handle)?,
+            uuid: self.device_text("nvmlDeviceGetUUID", handle)?,
+            memory: self.memory(handle).ok(),
+            persistent: self.persistent(handle).ok(),
+        })
+    }
+
+    fn handle(&self, index: u32) -> Result<Handle, GpuError> {
+        const CALL: &str = "nvmlDeviceGetHandleByIndex_v2";
+        let function: Symbol<unsafe extern "C" fn(c_uint, *mut Handle) -> Answer> =
+            symbol(&self.library, CALL)?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: writes one pointer to a valid pointer.
+        let answer = unsafe { function(index, &raw mut handle) };
+        check(&self.library, CALL, answer)?;
+        Ok(handle)
+    }
+
+    fn device_text(&self, call: &'static str, handle: Handle) -> Result<String, GpuError> {
+        let function: Symbol<unsafe extern "C" fn(Handle, *mut c_char, c_uint) -> Answer> =
+            symbol(&self.library, call)?;
+        self.text(call, |buffer, bytes| {
+            // SAFETY: the handle is NVML's own; the buffer is as long as it is said to be.
+            unsafe { function(handle, buffer, bytes) }
+        })
+    }
+
+    fn memory(&self, handle: Handle) -> Result<(u64, u64), GpuError> {
+        const CALL: &str = "nvmlDeviceGetMemoryInfo";
+        let function: Symbol<unsafe extern "C" fn(Handle, *mut RawMemory) -> Answer> =
+            symbol(&self.library, CALL)?;
+        let mut memory = RawMemory::default();
+        // SAFETY: the handle is NVML's own; writes one struct to a valid pointer.
+        let answer = unsafe { function(handle, &raw mut memory) };
+        check(&self.library, CALL, answer)?;
+        Ok((memory.total, memory.free))
+    }
+
+    fn persistent(&self, handle: Handle) -> Result<bool, GpuError> {
+        const CALL: &str = "nvmlDeviceGetPersistenceMode";
+        let function: Symbol<unsafe extern "C" fn(Handle, *mut c_uint) -> Answer> =
+            symbol(&self.library, CALL)?;
+        let mut mode = 0;
+        // SAFETY: the handle is NVML's own; writes one int-sized enum to a valid pointer.
+        let answer = unsafe { function(handle, &raw mut mode) };
+        check(&self.library, CALL, answer)?;
+        Ok(mode == 1)
+    }
+
+    fn text(
+        &self,
+        call: &'static str,
+        fill: impl FnOnce(*mut c_char, c_uint) -> Answer,
+    ) -> Result<String, GpuError> {
+        let mut bytes = [0_u8; TEXT_BYTES];
+        let room = c_uint::try_from(bytes.len()).unwrap_or(0);
+        let answer = fill(bytes.as_mut_ptr().cast(), room);
+        check(&self.library, call, answer)?;
+        let text = CStr::from_bytes_until_nul(&bytes).unwrap_or_default();
+        Ok(text.to_string_lossy().into_owned())
+    }
+}
+
+impl Drop for Nvml {
+    fn drop(&mut self) {
+        type Shutdown<'lib> = Symbol<'lib, unsafe extern "C" fn() -> Answer>;
+        let Ok(shutdown) = symbol(&self.library, "nvmlShutdown") else {
+            return;
+        };
+        let shutdown: Shutdown = shutdown;
+        // SAFETY: pairs with the nvmlInit_v2 that made this value; no handle is used after.
+        let _ = unsafe { shutdown() };
+    }
+}
+
+/// The function `name` as a `T`, which must be its type.
+fn symbol<'lib, T>(
+    library: &'lib Library,
+    name: &'static str,
+) -> Result<Symbol<'lib, T>, GpuError> {
+    // SAFETY: every caller names the type that `nvml.h` declares for this symbol.
+    let found = unsafe { library.get::<T>(name) };
+    found.map_err(|error| GpuError::Nvml {
+        call: name,
+        number: 0,
+        meaning: error.to_string(),
+    })
+}
+
+fn check(library: &Library, call: &'static str, answer: Answer) -> Result<(), GpuError> {
+    if answer == 0 {
+        return Ok(());
+    }
+    Err(GpuError::Nvml {
+        call,
+        number: answer,
+        meaning: meaning(library, answer),
+    })
+}
+
+fn meaning(library: &Library, answer: Answer) -> String {
+    let Ok(function) =
+        symbol::<unsafe extern "C" fn(Answer) -> *const c_char>(library, "nvmlErrorString")
+    else {
+        return "no explanation".to_owned();
+    };
+    // SAFETY: takes any number and needs no initialization.
+    let text = unsafe { function(answer) };
+    if text.is_null() {
+        return "no explanation".to_owned();
+    }
+    // SAFETY: it points to a constant string inside the library.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_string_lossy().into_owned()
+}

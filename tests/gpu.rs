@@ -1,0 +1,242 @@
+//! The CUDA module on a real GPU, with the real driver and a real job.
+//!
+//! Skipped aloud where there is no NVIDIA GPU or no `nvcc` to build the job.
+//! Faults that a GPU cannot be made to have are in the module's own tests.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use ckpt_run::cuda::{self, CallError, Driver, State, SuspendOptions, TreeError};
+
+/// Enough to see the driver copy, little enough for any GPU.
+const JOB_GIB: &str = "0.5";
+/// More than a job of a test ever does.
+const ENDLESS: &str = "1000000000";
+
+/// The driver, or `None` after saying why the test is skipped.
+fn driver() -> Option<Driver> {
+    if !cuda::available() {
+        eprintln!("SKIPPED: no NVIDIA GPU (no /dev/nvidiactl)");
+        return None;
+    }
+    match Driver::load() {
+        Ok(driver) => Some(driver),
+        Err(error) => {
+            eprintln!("SKIPPED: no NVIDIA GPU that can be used (failed to {error})");
+            None
+        }
+    }
+}
+
+/// A process of `examples/counter.cu`, ended when dropped.
+struct Counter {
+    child: Child,
+    lines: std::io::Lines<BufReader<ChildStdout>>,
+}
+
+impl Counter {
+    /// `None` after saying why the test is skipped.
+    fn start(folder: &Path) -> Option<Self> {
+        let program = folder.join("counter");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/counter.cu");
+        if !program.exists() {
+            let path = std::env::var("PATH").unwrap_or_default();
+            let built = Command::new("nvcc")
+                .env("PATH", format!("{path}:/usr/local/cuda/bin"))
+                .args(["-O2", "-o"])
+                .args([&program, &source])
+                .status();
+            match built {
+                Ok(status) if status.success() => {}
+                Ok(status) => panic!("nvcc cannot build the job: {status}"),
+                Err(error) => {
+                    eprintln!("SKIPPED: no nvcc to build the job with ({error})");
+                    return None;
+                }
+            }
+        }
+        let mut child = Command::new(program)
+            .args([JOB_GIB, ENDLESS, "10"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stdout = child.stdout.take().unwrap();
+        let mut counter = Self {
+            child,
+            lines: BufReader::new(stdout).lines(),
+        };
+        counter.line();
+        Some(counter)
+    }
+
+    fn pid(&self) -> i32 {
+        i32::try_from(self.child.id()).unwrap()
+    }
+
+    /// Waits for the next line; the job ending fails the test.
+    fn line(&mut self) -> String {
+        self.lines.next().expect("the job ended").unwrap()
+    }
+
+    /// Reads lines until the job is at `step` and returns the checksum there.
+    fn at_step(&mut self, step: u64) -> String {
+        loop {
+            let line = self.line();
+            let (at, checksum) = line.split_once(' ').unwrap();
+            if at.parse() == Ok(step) {
+                return checksum.to_owned();
+            }
+        }
+    }
+}
+
+impl Drop for Counter {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn resident_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status
+        .lines()
+        .find(|line| line.starts_with("VmRSS:"))
+        .unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+#[test]
+fn suspended_and_resumed_jobs_count_on_as_if_nothing_had_happened() {
+    let Some(driver) = driver() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let Some(mut untouched) = Counter::start(folder.path()) else {
+        return;
+    };
+    let mut one = Counter::start(folder.path()).unwrap();
+    let mut two = Counter::start(folder.path()).unwrap();
+    let this = i32::try_from(std::process::id()).unwrap();
+    let pids = cuda::find(&driver, &[this, one.pid(), two.pid()]);
+    assert_eq!(pids, [one.pid(), two.pid()], "only they use CUDA");
+
+    let before = resident_kib();
+    for round in 1..=3 {
+        let begun = Instant::now();
+        let locked = cuda::lock_all(&driver, &pids, &SuspendOptions::default()).unwrap();
+        let attempts = locked.attempts();
+        let lock = begun.elapsed();
+        let begun = Instant::now();
+        let suspended = locked.suspend().unwrap();
+        let suspend = begun.elapsed();
+        for &pid in suspended.pids() {
+            assert_eq!(driver.process(pid).state().unwrap(), State::Checkpointed);
+        }
+        let times = suspended.resume().unwrap();
+        eprintln!(
+            "round {round}: lock {lock:.3?} ({attempts} attempts), suspend {suspend:.3?}, \
+             restore {:.3?}, unlock {:.3?}",
+            times.restore, times.unlock
+        );
+        for &pid in &pids {
+            assert_eq!(driver.process(pid).state().unwrap(), State::Running);
+        }
+    }
+    eprintln!(
+        "resident: {before} KiB before, {} KiB after",
+        resident_kib()
+    );
+    let right = untouched.at_step(300);
+    assert_eq!(one.at_step(300), right);
+    assert_eq!(two.at_step(300), right);
+}
+
+#[test]
+fn dropping_a_suspended_job_resumes_it() {
+    let Some(driver) = driver() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let Some(mut job) = Counter::start(folder.path()) else {
+        return;
+    };
+    let options = SuspendOptions::default();
+    let locked = cuda::lock_all(&driver, &[job.pid()], &options).unwrap();
+    drop(locked.suspend().unwrap());
+    assert_eq!(driver.process(job.pid()).state().unwrap(), State::Running);
+    job.line();
+}
+
+#[test]
+fn processes_left_suspended_are_resumed_as_after_a_restore() {
+    let Some(driver) = driver() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let Some(mut job) = Counter::start(folder.path()) else {
+        return;
+    };
+    let process = driver.process(job.pid());
+    process.lock(Duration::from_secs(5)).unwrap();
+    process.checkpoint().unwrap();
+    cuda::resume_restored(&driver, &[job.pid()]).unwrap();
+    assert_eq!(process.state().unwrap(), State::Running);
+    job.line();
+}
+
+#[test]
+fn a_call_in_the_wrong_state_is_named_with_its_code() {
+    let Some(driver) = driver() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let Some(mut job) = Counter::start(folder.path()) else {
+        return;
+    };
+    let error: CallError = driver.process(job.pid()).checkpoint().unwrap_err();
+    assert_eq!(error.code.number, 401, "{error}");
+    assert!(
+        error.to_string().contains("CUDA_ERROR_ILLEGAL_STATE"),
+        "{error}"
+    );
+    job.line();
+}
+
+#[test]
+fn a_process_without_cuda_is_not_found_and_cannot_be_locked() {
+    let Some(driver) = driver() else { return };
+    let this = i32::try_from(std::process::id()).unwrap();
+    assert_eq!(cuda::find(&driver, &[this]), [0_i32; 0]);
+    let options = SuspendOptions {
+        total: Duration::ZERO,
+        ..SuspendOptions::default()
+    };
+    let error = cuda::lock_all(&driver, &[this], &options).unwrap_err();
+    assert!(matches!(error, TreeError::Lock { .. }), "{error}");
+}
+
+#[test]
+fn an_ended_process_is_skipped() {
+    let Some(driver) = driver() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let Some(job) = Counter::start(folder.path()) else {
+        return;
+    };
+    let pid = job.pid();
+    drop(job);
+    assert_eq!(cuda::find(&driver, &[pid]), [0_i32; 0]);
+    let locked = cuda::lock_all(&driver, &[pid], &SuspendOptions::default()).unwrap();
+    assert!(locked.pids().is_empty());
+    locked.unlock().unwrap();
+}
+
+#[test]
+fn the_inventory_lists_this_machines_gpus() {
+    let Some(driver) = driver() else { return };
+    let inventory = cuda::inventory().unwrap();
+    eprintln!("driver {}, {inventory:?}", driver.version());
+    assert!(!inventory.gpus.is_empty());
+    for gpu in &inventory.gpus {
+        assert!(gpu.uuid.starts_with("GPU-"), "{gpu:?}");
+        assert!(!gpu.name.is_empty(), "{gpu:?}");
+        if let Some(memory) = gpu.memory {
+            assert!(memory.free_bytes <= memory.total_bytes, "{gpu:?}");
+            assert!(memory.total_bytes > 1 << 30, "{gpu:?}");
+        }
+    }
+}
