@@ -1,1 +1,7 @@
-//! (in progress)
+//! CRIU as an external program.
+
+mod find;
+mod version;
+
+pub use find::{AskError, CheckError, Criu, FindError, Search};
+pub use version::Version;
