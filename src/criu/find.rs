@@ -42,8 +42,9 @@ const SYSTEM_FOLDERS: [&str; 2] = ["/usr/sbin", "/sbin"];
 /// Prefix of an installation by hand.
 const LOCAL_PREFIX: &str = "/usr/local/lib/ckpt-run/criu";
 
+/// Ends every message of a search that failed.
 const REMEDY: &str =
-    "run scripts/setup, install criu 4.0 or newer, or name one by --criu or CKPT_RUN_CRIU";
+    "run scripts/setup, install CRIU 4.0 or newer, or name one by --criu or CKPT_RUN_CRIU";
 
 /// A CRIU that answered with a version we accept.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,10 +67,10 @@ pub struct Search {
 #[derive(Debug, thiserror::Error)]
 pub enum FindError {
     /// No candidate exists.
-    #[error("cannot find CRIU (looked at {searched}): {REMEDY}")]
+    #[error("cannot find CRIU (looked for {prefixes} and in PATH): {REMEDY}")]
     NotFound {
-        /// The places, as text.
-        searched: String,
+        /// The prefixes, as text.
+        prefixes: String,
     },
     /// It works but is too old.
     #[error("cannot use CRIU {version} at {}: 4.0 or newer is needed: {REMEDY}", path.display())]
@@ -169,6 +170,22 @@ impl Search {
     }
 }
 
+impl FindError {
+    /// What to do, whatever the reason; the message ends with it.
+    #[must_use]
+    pub fn remedy(&self) -> &'static str {
+        REMEDY
+    }
+
+    /// The message without the remedy.
+    #[must_use]
+    pub fn finding(&self) -> String {
+        let message = self.to_string();
+        let finding = message.strip_suffix(REMEDY).unwrap_or(&message);
+        finding.trim_end_matches([':', ' ']).to_owned()
+    }
+}
+
 impl Criu {
     /// The first CRIU of the search that answers with an accepted version.
     ///
@@ -191,11 +208,10 @@ impl Criu {
             .into_iter()
             .filter(|f| f.is_absolute())
             .map(|f| f.join("criu"));
-        let mut searched: Vec<PathBuf> = search.prefixes.iter().cloned().chain(programs).collect();
-        dedup_in_order(&mut searched);
+        let candidates = search.prefixes.iter().cloned().chain(programs);
         let mut first_reason = None;
-        for path in searched.iter().filter(|path| path.exists()) {
-            match Criu::open(path) {
+        for path in candidates.filter(|path| path.exists()) {
+            match Criu::open(&path) {
                 Ok(criu) => return Ok(criu),
                 Err(reason) => {
                     tracing::debug!(path = %path.display(), %reason, "CRIU passed over");
@@ -204,7 +220,7 @@ impl Criu {
             }
         }
         Err(first_reason.unwrap_or_else(|| FindError::NotFound {
-            searched: list(&searched),
+            prefixes: list(&search.prefixes),
         }))
     }
 
@@ -368,11 +384,6 @@ fn reason_of(answer: &str) -> String {
     } else {
         told.join("; ")
     }
-}
-
-fn dedup_in_order(paths: &mut Vec<PathBuf>) {
-    let mut seen = std::collections::HashSet::new();
-    paths.retain(|path| seen.insert(path.clone()));
 }
 
 fn list(paths: &[PathBuf]) -> String {
