@@ -8,13 +8,17 @@
 
 mod capture;
 mod command;
+mod find;
 mod hold;
 mod log;
 mod message;
 mod serve;
+mod version;
 
 pub use capture::{Capture, CaptureError, Captured};
 pub use command::{DumpOptions, RestoreOptions, dump_arguments, restore_arguments};
+pub use find::{AskError, CheckError, Criu, FindError, Search};
 pub use hold::{HOLD_PROGRAM, HOLD_SOCKET_VARIABLE, main as hold_main};
 pub use log::{Reason, reason_in};
 pub use serve::{Serve, ServeError};
+pub use version::Version;

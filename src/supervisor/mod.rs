@@ -5,6 +5,7 @@
 
 mod control;
 mod describe;
+pub mod doctor;
 mod environment;
 mod event;
 mod image;

@@ -1,0 +1,26 @@
+# What one does with this checkout. `make` lists it.
+
+CARGO ?= cargo
+
+.PHONY: help setup build demo test check
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s  %s\n", $$1, $$2 }' Makefile
+
+setup: ## a compiler and a CRIU that works; quick when they are there (root)
+	@scripts/setup
+
+build: setup ## the program: target/release/ckpt-run
+	$(CARGO) build --release --bin ckpt-run
+
+demo: setup ## snapshot a job, kill it, watch it come back (root)
+	$(CARGO) build --release --bin ckpt-run --example count
+	@scripts/demo
+
+test: setup ## all tests (root; those that need a GPU are skipped without one)
+	@scripts/test
+
+check: setup ## format, lints, documentation
+	$(CARGO) fmt --check
+	$(CARGO) clippy --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps

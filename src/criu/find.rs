@@ -1,0 +1,398 @@
+//! Finds a CRIU that can do the work and says how to start it.
+//!
+//! First step of every run: everything that starts CRIU takes its command from here. A CRIU is
+//! either a plain program or a *prefix*: a folder holding CRIU and its own C library, started
+//! through that folder's dynamic loader, so that a newer CRIU runs on an older system. Knows
+//! nothing of dumps, restores and images.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use super::version::Version;
+
+/// The oldest CRIU that is accepted: 3.x fails on current kernels and its `--stream` is not what
+/// the image store speaks.
+const OLDEST: Version = Version {
+    major: 4,
+    minor: 0,
+    patch: 0,
+};
+
+/// Limit on `criu --version` and `criu check`. Both take well under a second; a hanging network
+/// file system must not hang us.
+const ANSWER_LIMIT: Duration = Duration::from_secs(20);
+
+/// Most bytes read of CRIU's answer; `criu check` writes a few lines.
+const ANSWER_BYTES: u64 = 64 * 1024;
+
+/// `PATH` given to CRIU when we have none: it starts network and mount tools.
+const FALLBACK_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Folders searched after those of `PATH`: CRIU lives there, users' `PATH`s often lack them.
+const SYSTEM_FOLDERS: [&str; 2] = ["/usr/sbin", "/sbin"];
+
+/// Prefix of an installation by hand.
+const LOCAL_PREFIX: &str = "/usr/local/lib/ckpt-run/criu";
+
+/// Ends every message of a search that failed.
+const REMEDY: &str =
+    "run scripts/setup, install CRIU 4.0 or newer, or name one by --criu or CKPT_RUN_CRIU";
+
+/// A CRIU that answered with a version we accept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Criu {
+    argv: Vec<OsString>,
+    /// What it said of itself.
+    pub version: Version,
+}
+
+/// Where to look, in this order: `explicit`, `prefixes`, the folders of `PATH`.
+#[derive(Debug, Clone, Default)]
+pub struct Search {
+    /// Named by the user: a program or a prefix. Nothing else is tried then.
+    pub explicit: Option<PathBuf>,
+    /// Prefixes to try; those that do not exist are passed over.
+    pub prefixes: Vec<PathBuf>,
+}
+
+/// Why there is no CRIU to work with. Nothing was changed.
+#[derive(Debug, thiserror::Error)]
+pub enum FindError {
+    /// No candidate exists.
+    #[error("cannot find CRIU (looked for {prefixes} and in PATH): {REMEDY}")]
+    NotFound {
+        /// The prefixes, as text.
+        prefixes: String,
+    },
+    /// It works but is too old.
+    #[error("cannot use CRIU {version} at {}: 4.0 or newer is needed: {REMEDY}", path.display())]
+    TooOld {
+        /// The program or prefix.
+        path: PathBuf,
+        /// What it said of itself.
+        version: Version,
+    },
+    /// A folder that holds no CRIU with its loader.
+    #[error("cannot use {} as CRIU: no usr/sbin/criu with a dynamic loader in usr/lib/*: {REMEDY}", path.display())]
+    NotAPrefix {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// It could not be asked.
+    #[error("failed to ask CRIU at {} for its version: {REMEDY}", path.display())]
+    Ask {
+        /// The program or prefix.
+        path: PathBuf,
+        /// What went wrong.
+        #[source]
+        source: AskError,
+    },
+    /// It ran and failed, or its answer holds no version.
+    #[error("cannot understand CRIU at {}: `--version` ended with {status} and said {answer:?}: {REMEDY}", path.display())]
+    NoVersion {
+        /// The program or prefix.
+        path: PathBuf,
+        /// How it ended.
+        status: ExitStatus,
+        /// Its words.
+        answer: String,
+    },
+}
+
+/// Why `criu check` did not pass.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckError {
+    /// It could not be run.
+    #[error("failed to run `criu check`")]
+    Ask(#[from] AskError),
+    /// This kernel or these privileges do not suffice.
+    #[error("cannot use CRIU here: `criu check` ended with {status}: {reason}")]
+    Failed {
+        /// How it ended.
+        status: ExitStatus,
+        /// Its words.
+        reason: String,
+    },
+}
+
+/// Why a short question to CRIU has no answer. The process is gone.
+#[derive(Debug, thiserror::Error)]
+pub enum AskError {
+    /// The program did not start.
+    #[error("failed to start {}", program.display())]
+    Start {
+        /// The program.
+        program: PathBuf,
+        /// The system's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// Its output could not be read.
+    #[error("failed to read the answer")]
+    Read(#[source] io::Error),
+    /// It could not be waited for.
+    #[error("failed to wait for its end")]
+    Wait(#[source] io::Error),
+    /// It took too long and was killed.
+    #[error("no answer within {limit:?}")]
+    Silent {
+        /// How long it was given.
+        limit: Duration,
+    },
+}
+
+impl Search {
+    /// The usual prefixes of this program's installation; `explicit` is what flag or
+    /// configuration say, `None` or empty to search.
+    #[must_use]
+    pub fn new(explicit: Option<PathBuf>) -> Search {
+        let mut prefixes = Vec::new();
+        if let Ok(program) = env::current_exe()
+            && let Some(folder) = program.parent()
+        {
+            // In a checkout: target/release/ckpt-run.
+            prefixes.extend(folder.ancestors().nth(2).map(|root| root.join(".criu")));
+            prefixes.extend(folder.parent().map(|root| root.join("lib/ckpt-run/criu")));
+        }
+        prefixes.push(PathBuf::from(LOCAL_PREFIX));
+        Search {
+            explicit: explicit.filter(|path| !path.as_os_str().is_empty()),
+            prefixes,
+        }
+    }
+}
+
+impl FindError {
+    /// What to do, whatever the reason; the message ends with it.
+    #[must_use]
+    pub fn remedy(&self) -> &'static str {
+        REMEDY
+    }
+
+    /// The message without the remedy.
+    #[must_use]
+    pub fn finding(&self) -> String {
+        let message = self.to_string();
+        let finding = message.strip_suffix(REMEDY).unwrap_or(&message);
+        finding.trim_end_matches([':', ' ']).to_owned()
+    }
+}
+
+impl Criu {
+    /// The first CRIU of the search that answers with an accepted version.
+    ///
+    /// # Errors
+    /// An explicit path that does not work is an error. Of the others, those that do not work
+    /// are passed over; the first one's reason is returned when none works.
+    pub fn find(search: &Search) -> Result<Criu, FindError> {
+        let path = env::var_os("PATH").unwrap_or_default();
+        let folders = env::split_paths(&path)
+            .chain(SYSTEM_FOLDERS.map(PathBuf::from))
+            .collect();
+        Criu::find_in(search, folders)
+    }
+
+    fn find_in(search: &Search, folders: Vec<PathBuf>) -> Result<Criu, FindError> {
+        if let Some(path) = &search.explicit {
+            return Criu::open(path);
+        }
+        let programs = folders
+            .into_iter()
+            .filter(|f| f.is_absolute())
+            .map(|f| f.join("criu"));
+        let candidates = search.prefixes.iter().cloned().chain(programs);
+        let mut first_reason = None;
+        for path in candidates.filter(|path| path.exists()) {
+            match Criu::open(&path) {
+                Ok(criu) => return Ok(criu),
+                Err(reason) => {
+                    tracing::debug!(path = %path.display(), %reason, "CRIU passed over");
+                    first_reason.get_or_insert(reason);
+                }
+            }
+        }
+        Err(first_reason.unwrap_or_else(|| FindError::NotFound {
+            prefixes: list(&search.prefixes),
+        }))
+    }
+
+    /// Asks the program or prefix at `path` for its version.
+    fn open(path: &Path) -> Result<Criu, FindError> {
+        // Absolute: the sandbox starts CRIU from another folder.
+        let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let argv = if path.is_dir() {
+            prefix_argv(path).ok_or_else(|| FindError::NotAPrefix { path: path.clone() })?
+        } else {
+            vec![path.clone().into_os_string()]
+        };
+        let mut criu = Criu {
+            argv,
+            version: OLDEST,
+        };
+        let (status, answer) =
+            criu.ask("--version", ANSWER_LIMIT)
+                .map_err(|source| FindError::Ask {
+                    path: path.clone(),
+                    source,
+                })?;
+        criu.version = match Version::parse(&answer) {
+            Some(version) if status.success() => version,
+            Some(_) | None => {
+                return Err(FindError::NoVersion {
+                    path: path.clone(),
+                    status,
+                    answer,
+                });
+            }
+        };
+        if criu.version < OLDEST {
+            return Err(FindError::TooOld {
+                path: path.clone(),
+                version: criu.version,
+            });
+        }
+        Ok(criu)
+    }
+
+    /// A command that starts this CRIU, arguments to be added. Its environment is `PATH` alone:
+    /// `LD_*` of the user must not reach a process that is run with all privileges.
+    #[must_use]
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(&self.argv[0]);
+        command.args(&self.argv[1..]).env_clear();
+        command.env(
+            "PATH",
+            env::var_os("PATH").unwrap_or_else(|| FALLBACK_PATH.into()),
+        );
+        command
+    }
+
+    /// Program and leading arguments, absolute, for a process that somebody else starts.
+    #[must_use]
+    pub fn argv(&self) -> Vec<OsString> {
+        self.argv.clone()
+    }
+
+    /// Asks CRIU whether kernel and privileges suffice.
+    ///
+    /// # Errors
+    /// CRIU's own reason when they do not.
+    pub fn check(&self) -> Result<(), CheckError> {
+        let (status, answer) = self.ask("check", ANSWER_LIMIT)?;
+        if status.success() {
+            return Ok(());
+        }
+        Err(CheckError::Failed {
+            status,
+            reason: reason_of(&answer),
+        })
+    }
+
+    /// Runs CRIU with one argument, and returns how it ended and all that it wrote.
+    fn ask(&self, argument: &str, limit: Duration) -> Result<(ExitStatus, String), AskError> {
+        let start = |source| AskError::Start {
+            program: PathBuf::from(&self.argv[0]),
+            source,
+        };
+        let (reader, writer) = io::pipe().map_err(start)?;
+        let mut command = self.command();
+        command.arg(argument).stdin(Stdio::null());
+        command
+            .stdout(writer.try_clone().map_err(start)?)
+            .stderr(writer);
+        let mut child = command.spawn().map_err(start)?;
+        drop(command); // and with it our writing ends, so that the reader sees the end
+        let (sender, answer) = mpsc::channel();
+        thread::spawn(move || {
+            let mut bytes = Vec::new();
+            let read = reader.take(ANSWER_BYTES).read_to_end(&mut bytes);
+            // Nobody listens any more after the limit.
+            let _ = sender.send(read.map(|_| bytes));
+        });
+        let answer = match answer.recv_timeout(limit) {
+            Ok(Ok(bytes)) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+            Ok(Err(source)) => Err(AskError::Read(source)),
+            Err(_) => Err(AskError::Silent { limit }),
+        };
+        if answer.is_err() {
+            let _ = child.kill(); // it may have ended by itself
+        }
+        let status = child.wait().map_err(AskError::Wait)?;
+        Ok((status, answer?))
+    }
+}
+
+/// How the CRIU of a prefix is started: its loader, told where its libraries are.
+fn prefix_argv(prefix: &Path) -> Option<Vec<OsString>> {
+    let program = prefix.join("usr/sbin/criu");
+    if !is_program(&program) {
+        return None;
+    }
+    let folders = fs::read_dir(prefix.join("usr/lib")).ok()?;
+    let (libraries, loader) = folders
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .find_map(|folder| Some((folder.clone(), loader_in(&folder)?)))?;
+    Some(vec![
+        loader.into(),
+        "--library-path".into(),
+        libraries.into(),
+        program.into(),
+    ])
+}
+
+/// `ld-linux-x86-64.so.2`, `ld-linux-aarch64.so.1`: the name tells the architecture.
+fn loader_in(folder: &Path) -> Option<PathBuf> {
+    fs::read_dir(folder)
+        .ok()?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .find(|path| {
+            path.file_name()
+                .is_some_and(|n| n.to_string_lossy().starts_with("ld-linux-"))
+                && is_program(path)
+        })
+}
+
+fn is_program(path: &Path) -> bool {
+    path.metadata()
+        .is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+}
+
+/// CRIU's complaint on one line: its `Error` lines if it has any, else all it said.
+fn reason_of(answer: &str) -> String {
+    let lines = || {
+        answer
+            .lines()
+            .map(str::trim)
+            .filter(|line| !line.is_empty())
+    };
+    let errors: Vec<&str> = lines().filter(|line| line.contains("Error")).collect();
+    let told = if errors.is_empty() {
+        lines().collect()
+    } else {
+        errors
+    };
+    if told.is_empty() {
+        "no reason given".to_owned()
+    } else {
+        told.join("; ")
+    }
+}
+
+fn list(paths: &[PathBuf]) -> String {
+    let texts: Vec<String> = paths
+        .iter()
+        .map(|path| path.display().to_string())
+        .collect();
+    texts.join(", ")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,264 @@
+//! Tests of the search, with small scripts in CRIU's place and the real one where there is one.
+
+use super::*;
+use std::error::Error as _;
+
+/// Writes a program through a child: a writing fd of ours, inherited by a process that
+/// another test forks just then, would make its start fail with "text file busy".
+fn program(path: &Path, body: &str) -> PathBuf {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    let status = Command::new("/bin/sh")
+        .args([
+            "-c",
+            "printf '#!/bin/sh\\n%s\\n' \"$1\" > \"$0\" && chmod 755 \"$0\"",
+        ])
+        .arg(path)
+        .arg(body)
+        .status()
+        .unwrap();
+    assert!(status.success());
+    path.to_owned()
+}
+
+fn says(version: &str) -> String {
+    format!("echo 'Version: {version}'")
+}
+
+/// A prefix whose loader is a script that answers like CRIU and records its arguments.
+fn prefix(root: &Path, version: &str) -> PathBuf {
+    program(&root.join("usr/sbin/criu"), "exit 9");
+    let lib = root.join("usr/lib/x86_64-linux-gnu");
+    program(
+        &lib.join("ld-linux-x86-64.so.2"),
+        &format!("echo \"$@\" > {}/args; {}", root.display(), says(version)),
+    );
+    root.to_owned()
+}
+
+fn explicit(path: PathBuf) -> Search {
+    Search {
+        explicit: Some(path),
+        prefixes: Vec::new(),
+    }
+}
+
+fn version(major: u32, minor: u32, patch: u32) -> Version {
+    Version {
+        major,
+        minor,
+        patch,
+    }
+}
+
+#[test]
+fn explicit_program_wins_over_everything() {
+    let dir = tempfile::tempdir().unwrap();
+    let named = program(&dir.path().join("named"), &says("4.3"));
+    let search = Search {
+        explicit: Some(named.clone()),
+        prefixes: vec![prefix(&dir.path().join("prefix"), "4.1")],
+    };
+    let criu = Criu::find_in(&search, vec![]).unwrap();
+    assert_eq!(criu.version, version(4, 3, 0));
+    assert_eq!(
+        criu.argv(),
+        [fs::canonicalize(named).unwrap().into_os_string()]
+    );
+}
+
+#[test]
+fn explicit_path_that_fails_is_never_skipped() {
+    let dir = tempfile::tempdir().unwrap();
+    let good = prefix(&dir.path().join("prefix"), "4.1");
+    let search = Search {
+        explicit: Some(dir.path().join("missing")),
+        prefixes: vec![good.clone()],
+    };
+    let error = Criu::find_in(&search, vec![]).unwrap_err();
+    assert!(matches!(error, FindError::Ask { .. }), "{error}");
+
+    fs::create_dir(dir.path().join("empty")).unwrap();
+    let search = Search {
+        explicit: Some(dir.path().join("empty")),
+        prefixes: vec![good],
+    };
+    let error = Criu::find_in(&search, vec![]).unwrap_err();
+    assert!(matches!(error, FindError::NotAPrefix { .. }), "{error}");
+}
+
+#[test]
+fn prefix_comes_before_path_and_starts_through_its_loader() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = prefix(&dir.path().join("prefix"), "4.1.1");
+    let bin = dir.path().join("bin");
+    program(&bin.join("criu"), &says("4.2"));
+    let search = Search {
+        explicit: None,
+        prefixes: vec![dir.path().join("missing"), root.clone()],
+    };
+    let criu = Criu::find_in(&search, vec![bin]).unwrap();
+    assert_eq!(criu.version, version(4, 1, 1));
+    let root = fs::canonicalize(root).unwrap();
+    let lib = root.join("usr/lib/x86_64-linux-gnu");
+    let told = format!(
+        "--library-path {0} {1}/usr/sbin/criu --version\n",
+        lib.display(),
+        root.display()
+    );
+    assert_eq!(fs::read_to_string(root.join("args")).unwrap(), told);
+    assert_eq!(criu.argv()[0], lib.join("ld-linux-x86-64.so.2"));
+}
+
+#[test]
+fn broken_or_old_candidates_are_passed_over_for_a_working_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let old = dir.path().join("old");
+    program(&old.join("criu"), &says("3.17"));
+    let new = dir.path().join("new");
+    program(&new.join("criu"), &says("4.2"));
+    fs::create_dir(dir.path().join("empty")).unwrap();
+    let search = Search {
+        explicit: None,
+        prefixes: vec![dir.path().join("empty")],
+    };
+    let criu = Criu::find_in(&search, vec![old, new]).unwrap();
+    assert_eq!(criu.version, version(4, 2, 0));
+}
+
+#[test]
+fn too_old_is_refused_with_version_and_remedy() {
+    let dir = tempfile::tempdir().unwrap();
+    program(&dir.path().join("criu"), &says("3.17.1"));
+    let folders = vec![dir.path().to_owned()];
+    let error = Criu::find_in(&Search::default(), folders).unwrap_err();
+    assert!(matches!(error, FindError::TooOld { .. }));
+    let text = error.to_string();
+    assert!(
+        text.contains("3.17.1") && text.contains("scripts/setup"),
+        "{text}"
+    );
+    assert!(text.contains(&*dir.path().to_string_lossy()), "{text}");
+}
+
+#[test]
+fn nothing_found_tells_where_it_looked_and_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let search = Search {
+        explicit: None,
+        prefixes: vec![dir.path().join("nowhere")],
+    };
+    let error = Criu::find_in(&search, vec![dir.path().join("bin")]).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("/nowhere and in PATH"), "{text}");
+    assert!(text.ends_with(error.remedy()), "{text}");
+    assert!(error.finding().ends_with("in PATH)"), "{}", error.finding());
+}
+
+#[test]
+fn relative_folders_of_path_are_ignored() {
+    // Names an existing CRIU, but whose it is depends on where we stand.
+    let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+    program(&dir.path().join("criu"), &says("4.1"));
+    let relative = PathBuf::from(dir.path().file_name().unwrap());
+    assert!(
+        relative.join("criu").exists(),
+        "tests run in the package's folder"
+    );
+    let error = Criu::find_in(&Search::default(), vec!["".into(), relative]).unwrap_err();
+    assert!(matches!(error, FindError::NotFound { .. }), "{error}");
+}
+
+#[test]
+fn program_that_is_not_criu_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let silent = program(&dir.path().join("silent"), "exit 0");
+    let error = Criu::find_in(&explicit(silent), vec![]).unwrap_err();
+    assert!(matches!(error, FindError::NoVersion { .. }), "{error}");
+    let failing = program(&dir.path().join("failing"), "echo 'Version: 4.1'; exit 1");
+    let error = Criu::find_in(&explicit(failing), vec![]).unwrap_err();
+    assert!(matches!(error, FindError::NoVersion { .. }), "{error}");
+    let plain = dir.path().join("plain");
+    fs::write(&plain, "not a program").unwrap();
+    let error = Criu::find_in(&explicit(plain), vec![]).unwrap_err();
+    let source = error.source().unwrap();
+    assert!(source.to_string().contains("failed to start"), "{source}");
+}
+
+#[test]
+fn answer_longer_than_the_limit_does_not_hang() {
+    let dir = tempfile::tempdir().unwrap();
+    let body = "echo 'Version: 4.1'; i=0; while [ $i -lt 99999 ]; do echo noise || exit 0; i=$((i+1)); done";
+    let noisy = program(&dir.path().join("noisy"), body);
+    assert!(Criu::find_in(&explicit(noisy), vec![]).is_err());
+}
+
+#[test]
+fn silent_program_is_killed_at_the_limit() {
+    let dir = tempfile::tempdir().unwrap();
+    let body = "[ \"$1\" = check ] && exec sleep 1000; echo 'Version: 4.1'";
+    let path = program(&dir.path().join("criu"), body);
+    let criu = Criu::find_in(&explicit(path), vec![]).unwrap();
+    let error = criu.ask("check", Duration::from_millis(1)).unwrap_err();
+    assert!(matches!(error, AskError::Silent { .. }), "{error}");
+}
+
+#[test]
+fn failed_check_tells_criu_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let body = "[ \"$1\" = check ] || { echo 'Version: 4.1'; exit 0; }\n\
+                echo 'Warn  (x.c:1): noise' >&2; echo 'Error (cr-check.c:9): no CAP' >&2; exit 1";
+    let criu = Criu::find_in(&explicit(program(&dir.path().join("criu"), body)), vec![]);
+    let error = criu.unwrap().check().unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .ends_with(": Error (cr-check.c:9): no CAP"),
+        "{error}"
+    );
+}
+
+#[test]
+fn command_hands_over_path_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let body = format!("env > {}/env; {}", dir.path().display(), says("4.1"));
+    Criu::find_in(&explicit(program(&dir.path().join("criu"), &body)), vec![]).unwrap();
+    let env = fs::read_to_string(dir.path().join("env")).unwrap();
+    // The shell itself adds PWD, SHLVL and _.
+    let own = |line: &&str| {
+        !["PWD=", "SHLVL=", "_=", "OLDPWD="]
+            .iter()
+            .any(|n| line.starts_with(n))
+    };
+    let names: Vec<&str> = env
+        .lines()
+        .filter(own)
+        .filter_map(|line| line.split('=').next())
+        .collect();
+    assert_eq!(names, ["PATH"]);
+}
+
+#[test]
+fn empty_explicit_path_means_search() {
+    assert_eq!(Search::new(Some(PathBuf::new())).explicit, None);
+    let prefixes = Search::new(None).prefixes;
+    assert_eq!(prefixes.last().unwrap(), Path::new(LOCAL_PREFIX));
+    assert_eq!(prefixes.len(), 3);
+}
+
+#[test]
+fn real_criu_answers_and_is_checked() {
+    let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).join(".criu");
+    let search = Search {
+        explicit: None,
+        prefixes: vec![checkout],
+    };
+    match Criu::find(&search) {
+        Ok(criu) => {
+            assert!(criu.version >= OLDEST);
+            if nix::unistd::geteuid().is_root() {
+                criu.check().unwrap();
+            }
+        }
+        Err(error) => eprintln!("skipped: no CRIU on this machine: {error}"),
+    }
+}

@@ -1,0 +1,152 @@
+//! Says whether snapshots and restores can work on this machine, and how to mend what is missing.
+//!
+//! Each check looks at one thing and answers for itself; none changes the machine, and one that
+//! cannot look says so. The checks know nothing of how their results are shown.
+
+mod gpu;
+mod host;
+mod space;
+
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::criu::{Criu, Search};
+
+/// What was found about one thing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Check {
+    /// What was looked at, in one or two words.
+    pub name: &'static str,
+    /// Whether it is as it should be.
+    pub status: Status,
+    /// What was found.
+    pub detail: String,
+    /// What to do about it; `None` when nothing needs doing.
+    pub remedy: Option<String>,
+}
+
+/// The weight of what was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    /// As it should be.
+    Ok,
+    /// Works, with limits or worse than it could.
+    Note,
+    /// Snapshots or restores will fail.
+    Problem,
+}
+
+/// Looks at everything that a run with this store and this CRIU would need.
+///
+/// Blocks for as long as CRIU takes to check the kernel, 40 seconds at most.
+#[must_use]
+pub fn examine(store: &Path, search: &Search) -> Vec<Check> {
+    let mut checks = host::checks();
+    checks.extend(criu_checks(search));
+    checks.extend(gpu::gpu_checks());
+    checks.extend(space::checks(store));
+    checks
+}
+
+impl Check {
+    fn ok(name: &'static str, detail: impl Into<String>) -> Check {
+        Check {
+            name,
+            status: Status::Ok,
+            detail: detail.into(),
+            remedy: None,
+        }
+    }
+
+    fn note(name: &'static str, detail: impl Into<String>, remedy: impl Into<String>) -> Check {
+        Check {
+            name,
+            status: Status::Note,
+            detail: detail.into(),
+            remedy: Some(remedy.into()),
+        }
+    }
+
+    fn problem(name: &'static str, detail: impl Into<String>, remedy: impl Into<String>) -> Check {
+        Check {
+            name,
+            status: Status::Problem,
+            detail: detail.into(),
+            remedy: Some(remedy.into()),
+        }
+    }
+}
+
+fn criu_checks(search: &Search) -> Vec<Check> {
+    const FOUND: &str = "criu";
+    const CHECKED: &str = "criu check";
+    let criu = match Criu::find(search) {
+        Ok(criu) => criu,
+        Err(error) => {
+            let detail = error.finding() + &sources_of(&error);
+            return vec![Check::problem(FOUND, detail, error.remedy())];
+        }
+    };
+    let program = criu.argv().pop().unwrap_or_default();
+    let found = format!("CRIU {} at {}", criu.version, program.display());
+    let checked = match criu.check() {
+        Ok(()) => Check::ok(CHECKED, "kernel and privileges suffice"),
+        Err(error) => Check::problem(
+            CHECKED,
+            error.to_string() + &sources_of(&error),
+            "run as root; in a container add CAP_SYS_ADMIN, CAP_SYS_PTRACE and CAP_NET_ADMIN",
+        ),
+    };
+    vec![Check::ok(FOUND, found), checked]
+}
+
+/// What an error came from, to be put behind its message.
+fn sources_of(error: &dyn std::error::Error) -> String {
+    let mut text = String::new();
+    let mut next = error.source();
+    while let Some(source) = next {
+        text.push_str(": ");
+        text.push_str(&source.to_string());
+        next = source.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_shortcoming_says_what_to_do_and_nothing_else_does() {
+        let dir = tempfile::tempdir().unwrap();
+        let search = Search {
+            explicit: Some(dir.path().join("no-criu")),
+            prefixes: vec![],
+        };
+        let checks = examine(&dir.path().join("store"), &search);
+        for check in &checks {
+            assert_eq!(
+                check.remedy.is_none(),
+                check.status == Status::Ok,
+                "{check:?}"
+            );
+        }
+        let names: std::collections::HashSet<_> = checks.iter().map(|check| check.name).collect();
+        assert_eq!(names.len(), checks.len(), "a name twice: {checks:?}");
+    }
+
+    #[test]
+    fn missing_criu_is_a_problem_and_is_not_asked_further() {
+        let search = Search {
+            explicit: Some("/no/such/criu".into()),
+            prefixes: vec![],
+        };
+        let checks = criu_checks(&search);
+        assert_eq!(checks.len(), 1);
+        assert_eq!(checks[0].status, Status::Problem);
+        assert!(checks[0].detail.contains("/no/such/criu"), "{checks:?}");
+        assert!(checks[0].detail.contains("No such file"), "{checks:?}");
+    }
+}

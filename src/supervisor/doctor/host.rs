@@ -1,0 +1,275 @@
+//! Kernel, namespaces, privileges, seccomp and pipes.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread;
+
+use bytesize::ByteSize;
+use nix::errno::Errno;
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use procfs::process::{Process, Status as ProcessStatus};
+
+use super::Check;
+
+/// Linux 5.9 brought `CAP_CHECKPOINT_RESTORE` and with it the interfaces that CRIU 4 prefers.
+const OLDEST_KERNEL: (u8, u8) = (5, 9);
+
+/// Image streams go through pipes of this size: with 64 KiB they take three times as long.
+const PIPE_BYTES: u64 = 1 << 20;
+
+/// `kernel.yama.ptrace_scope` that forbids tracing even to root.
+const PTRACE_FORBIDDEN: &str = "3";
+
+/// `Seccomp:` in `/proc/PID/status` of a process with a filter.
+const SECCOMP_FILTERED: u32 = 2;
+
+/// Capability numbers from linux/capability.h.
+const CAP_NET_ADMIN: u8 = 12;
+const CAP_SYS_PTRACE: u8 = 19;
+const CAP_SYS_ADMIN: u8 = 21;
+const CAP_CHECKPOINT_RESTORE: u8 = 40;
+
+/// All checks of this file.
+pub(super) fn checks() -> Vec<Check> {
+    let mut checks = vec![kernel(), checkpoint_restore(), namespaces()];
+    match Process::myself().and_then(|process| process.status()) {
+        Ok(status) => {
+            let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
+            checks.push(privileges(status.capeff, scope.unwrap_or_default().trim()));
+            checks.push(seccomp(&status));
+        }
+        Err(error) => {
+            let detail = format!("cannot read /proc/self/status: {error}");
+            checks.push(Check::problem("privileges", detail, "mount /proc"));
+        }
+    }
+    checks.push(pipes(&fs::read_to_string("/proc/sys/fs/pipe-max-size")));
+    checks
+}
+
+fn kernel() -> Check {
+    const NAME: &str = "kernel";
+    match procfs::KernelVersion::current() {
+        Ok(version) => {
+            let detail = format!(
+                "Linux {}.{}.{}",
+                version.major, version.minor, version.patch
+            );
+            if (version.major, version.minor) >= OLDEST_KERNEL {
+                Check::ok(NAME, detail)
+            } else {
+                let (major, minor) = OLDEST_KERNEL;
+                let remedy = format!("use Linux {major}.{minor} or newer; older ones are untried");
+                Check::note(NAME, detail, remedy)
+            }
+        }
+        Err(error) => Check::problem(NAME, format!("version unknown: {error}"), "mount /proc"),
+    }
+}
+
+/// What CRIU needs built into the kernel and leaves a trace in /proc.
+fn checkpoint_restore() -> Check {
+    const NAME: &str = "checkpoint";
+    let children = format!("/proc/self/task/{}/children", std::process::id());
+    let needed = [
+        ("CONFIG_CHECKPOINT_RESTORE", "/proc/sys/kernel/ns_last_pid"),
+        ("CONFIG_PROC_CHILDREN", &children),
+    ];
+    let missing: Vec<&str> = needed
+        .iter()
+        .filter(|(_, path)| !Path::new(path).exists())
+        .map(|(name, _)| *name)
+        .collect();
+    if missing.is_empty() {
+        return Check::ok(NAME, "the kernel can checkpoint and restore");
+    }
+    let list = missing.join(", ");
+    Check::problem(
+        NAME,
+        format!("the kernel lacks {list}"),
+        format!("use a kernel built with {list}"),
+    )
+}
+
+/// Tries for real: kernels, containers and security modules each have a way to say no.
+fn namespaces() -> Check {
+    const NAME: &str = "namespaces";
+    match thread::spawn(enter_and_run).join() {
+        Ok(Ok(())) => Check::ok(NAME, "PID and mount namespaces can be made"),
+        Ok(Err((step, error))) => Check::note(
+            NAME,
+            format!("cannot {step}: {error}"),
+            "run as root with CAP_SYS_ADMIN; without, jobs run unisolated and a restore fails when their PIDs are taken",
+        ),
+        Err(_) => Check::note(NAME, "the trial broke off", "report this as a bug"),
+    }
+}
+
+/// Namespaces belong to a thread: made on one that ends here, the rest of us keeps its own.
+fn enter_and_run() -> Result<(), (&'static str, io::Error)> {
+    let because = |step| move |errno: Errno| (step, io::Error::from(errno));
+    unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWPID)
+        .map_err(because("make a PID and a mount namespace"))?;
+    let nothing = None::<&str>;
+    mount(
+        nothing,
+        "/",
+        nothing,
+        MsFlags::MS_REC | MsFlags::MS_PRIVATE,
+        nothing,
+    )
+    .map_err(because("make the mounts of a namespace private"))?;
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    mount(Some("proc"), "/proc", Some("proc"), flags, nothing)
+        .map_err(because("mount /proc in a namespace"))?;
+    let start = |error| ("start a process in a PID namespace", error);
+    let mut first = Command::new("/bin/true");
+    let status = first
+        .env_clear()
+        .stdin(Stdio::null())
+        .status()
+        .map_err(start)?;
+    if status.success() {
+        return Ok(());
+    }
+    Err(start(io::Error::other(status.to_string())))
+}
+
+fn privileges(effective: u64, ptrace_scope: &str) -> Check {
+    const NAME: &str = "privileges";
+    let has = |capability: u8| effective & (1 << capability) != 0;
+    let mut missing = Vec::new();
+    if !has(CAP_SYS_ADMIN) {
+        missing.push("CAP_SYS_ADMIN");
+        // CAP_SYS_ADMIN includes it.
+        if !has(CAP_CHECKPOINT_RESTORE) {
+            missing.push("CAP_CHECKPOINT_RESTORE");
+        }
+    }
+    if !has(CAP_SYS_PTRACE) {
+        missing.push("CAP_SYS_PTRACE");
+    }
+    if !missing.is_empty() {
+        let list = missing.join(", ");
+        let remedy = format!("run as root; in a container add {list}");
+        return Check::problem(NAME, format!("missing {list}"), remedy);
+    }
+    if ptrace_scope == PTRACE_FORBIDDEN {
+        let detail = "kernel.yama.ptrace_scope is 3: nobody may trace a process";
+        return Check::problem(NAME, detail, "set it to 2 or less; it takes a reboot");
+    }
+    if !has(CAP_NET_ADMIN) {
+        let detail = "missing CAP_NET_ADMIN: jobs with TCP connections cannot be restored";
+        return Check::note(NAME, detail, "in a container add CAP_NET_ADMIN");
+    }
+    Check::ok(NAME, "all capabilities needed")
+}
+
+fn seccomp(status: &ProcessStatus) -> Check {
+    const NAME: &str = "seccomp";
+    match status.seccomp {
+        None => Check::note(
+            NAME,
+            "the kernel has no seccomp: jobs that use io_uring cannot be snapshotted",
+            "use a kernel built with CONFIG_SECCOMP_FILTER",
+        ),
+        Some(SECCOMP_FILTERED) => Check::note(
+            NAME,
+            "this process runs under a seccomp filter, which may forbid what CRIU needs",
+            "in a container set seccomp=unconfined if `criu check` or a restore fails",
+        ),
+        Some(_) => Check::ok(NAME, "available, no filter on this process"),
+    }
+}
+
+fn pipes(text: &io::Result<String>) -> Check {
+    const NAME: &str = "pipes";
+    let limit = text
+        .as_ref()
+        .ok()
+        .and_then(|text| text.trim().parse::<u64>().ok());
+    let remedy = format!("sysctl fs.pipe-max-size={PIPE_BYTES}");
+    match limit {
+        Some(limit) if limit >= PIPE_BYTES => Check::ok(NAME, format!("up to {}", ByteSize(limit))),
+        Some(limit) => {
+            let detail = format!(
+                "at most {}: snapshots freeze the job for longer",
+                ByteSize(limit)
+            );
+            Check::note(NAME, detail, remedy)
+        }
+        None => Check::note(NAME, "cannot read fs.pipe-max-size", remedy),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::supervisor::doctor::Status;
+
+    const ALL: u64 = (1 << CAP_NET_ADMIN)
+        | (1 << CAP_SYS_PTRACE)
+        | (1 << CAP_SYS_ADMIN)
+        | (1 << CAP_CHECKPOINT_RESTORE);
+
+    #[test]
+    fn missing_capabilities_are_named() {
+        let check = privileges(ALL & !(1 << CAP_SYS_PTRACE), "1");
+        assert_eq!(check.status, Status::Problem);
+        assert_eq!(check.detail, "missing CAP_SYS_PTRACE");
+        let check = privileges(0, "");
+        assert_eq!(
+            check.detail,
+            "missing CAP_SYS_ADMIN, CAP_CHECKPOINT_RESTORE, CAP_SYS_PTRACE"
+        );
+    }
+
+    #[test]
+    fn sys_admin_stands_for_checkpoint_restore() {
+        let check = privileges(ALL & !(1 << CAP_CHECKPOINT_RESTORE), "0");
+        assert_eq!(check.status, Status::Ok);
+    }
+
+    #[test]
+    fn missing_net_admin_is_a_limit_and_no_problem() {
+        assert_eq!(
+            privileges(ALL & !(1 << CAP_NET_ADMIN), "1").status,
+            Status::Note
+        );
+    }
+
+    #[test]
+    fn forbidden_tracing_is_a_problem_even_for_root() {
+        assert_eq!(privileges(u64::MAX, "3").status, Status::Problem);
+        assert_eq!(privileges(u64::MAX, "2").status, Status::Ok);
+    }
+
+    #[test]
+    fn small_or_unknown_pipes_are_noted() {
+        assert_eq!(pipes(&Ok("1048576\n".into())).status, Status::Ok);
+        assert_eq!(pipes(&Ok("65536\n".into())).status, Status::Note);
+        assert_eq!(pipes(&Ok("many\n".into())).status, Status::Note);
+        assert_eq!(
+            pipes(&Err(io::Error::from(io::ErrorKind::NotFound))).status,
+            Status::Note
+        );
+    }
+
+    #[test]
+    fn trial_of_namespaces_leaves_the_caller_in_its_own() {
+        let namespaces_of_this = || {
+            ["mnt", "pid_for_children"]
+                .map(|name| fs::read_link(format!("/proc/thread-self/ns/{name}")).unwrap())
+        };
+        let mounts = || fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
+        let before = (namespaces_of_this(), mounts());
+        let check = namespaces();
+        assert_eq!((namespaces_of_this(), mounts()), before);
+        if nix::unistd::geteuid().is_root() {
+            assert_eq!(check.status, Status::Ok, "{check:?}");
+        }
+    }
+}
