@@ -1,1 +1,4 @@
 //! (in progress)
+
+pub mod restart;
+pub mod schedule;
