@@ -1,1 +1,36 @@
-//! (in progress)
+//! Settings: what they are, where each one came from, and why one is refused.
+//!
+//! [`load`] lays the places that hold settings over each other (the embedded
+//! [`DEFAULT_TOML`], files, the environment, flags), checks every value as it
+//! comes in, and remembers the place it came from. Whoever holds a [`Config`]
+//! may rely on its ranges.
+//!
+//! ```text
+//! Sources ─ files, variables, flags ─→ layers of (key, value, origin)
+//!         ─ keys::KEYS checks and sets ─→ Config + origins
+//! ```
+//!
+//! Nothing here knows what a setting does, nor asks for the time.
+
+mod cron;
+mod error;
+mod file;
+mod keys;
+mod layer;
+mod load;
+mod model;
+mod sources;
+mod units;
+mod value;
+
+pub use cron::CronExpression;
+pub use error::{ConfigError, Distrust, Invalid};
+pub use load::{DEFAULT_TOML, Loaded, load};
+pub use model::{
+    Buffer, Config, Cpus, Criu, ExitStatus, Files, Interval, Isolation, Log, LogLevel, Restart,
+    RestartLimit, RestartPolicy, Retention, Snapshot, WithoutImage,
+};
+pub use sources::{Origin, Override, ProjectFile, Sources};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,318 @@
+//! Every key there is: its path, how a value is checked and set, how it is shown.
+//!
+//! The one table behind files, variables, flags and `config show`. A new setting
+//! is a field in `model`, a row here and a paragraph in `config/default.toml`;
+//! tests hold the three together.
+
+use std::num::NonZeroUsize;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use toml::Value as Shown;
+
+use super::model::Choice;
+use super::units::{format_duration, format_exit_status, format_size, parse_exit_status, shown};
+use super::value::Value;
+use super::{Buffer, Config, Cpus, CronExpression, Interval, Invalid, RestartLimit};
+
+/// Shorter intervals are all freeze; longer ones overflow no clock.
+const INTERVAL: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_hours(24 * 365);
+/// A wait of more than a day is a typing error, and hides a hanging job.
+const WAIT: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_hours(24);
+/// As `WAIT`, where not waiting makes sense.
+const WAIT_OR_NOT: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_hours(24);
+/// The driver takes milliseconds in 32 bits, and all ranks are tried for many times.
+const LOCK_TIMEOUT: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_hours(1);
+/// Below, the pipes alone would fill it; above, there is no such machine.
+const BUFFER: RangeInclusive<u64> = 16 << 20..=1 << 50;
+/// What zstd knows, less the levels that need gigabytes of memory.
+const LEVEL: RangeInclusive<i64> = -7..=19;
+/// More threads than any one machine has.
+const CPUS: RangeInclusive<i64> = 1..=1024;
+/// Reading all manifests of a store stays a matter of seconds.
+const KEEP_LAST: RangeInclusive<i64> = 1..=100_000;
+/// -1 is no limit; above, it might as well be.
+const RESTARTS: RangeInclusive<i64> = -1..=1_000_000;
+/// Below 1 the waits would get shorter; above 100 the second is the longest.
+const BACKOFF_FACTOR: RangeInclusive<f64> = 1.0..=100.0;
+/// There are 256 exit codes and 31 signals with names.
+const PREVENT_ITEMS_MAX: usize = 287;
+/// Copied while the job is frozen.
+const KEEP_CONTENT: RangeInclusive<u64> = 0..=1 << 30;
+/// `-v0` to `-v4` of CRIU.
+const CRIU_LOG_LEVEL: RangeInclusive<i64> = 0..=4;
+
+/// One setting.
+pub(super) struct Key {
+    /// "section.name", or "name".
+    pub(super) path: &'static str,
+    /// Checks a value and sets it; a refused value changes nothing.
+    pub(super) set: fn(&mut Config, &Value) -> Result<(), Invalid>,
+    /// The value as a file would say it.
+    pub(super) get: fn(&Config) -> Shown,
+}
+
+impl Key {
+    /// The section, "" for the keys above all sections, and the name in it.
+    pub(super) fn split(&self) -> (&'static str, &'static str) {
+        self.path.rsplit_once('.').unwrap_or(("", self.path))
+    }
+
+    /// The environment variable that sets it.
+    pub(super) fn variable(&self) -> String {
+        format!("CKPT_RUN_{}", self.path.replace('.', "_").to_uppercase())
+    }
+}
+
+/// Paths of the two keys that exclude each other.
+pub(super) const INTERVAL_PATH: &str = "snapshot.interval";
+pub(super) const CRON_PATH: &str = "snapshot.cron";
+/// Paths of the two waits that limit each other.
+pub(super) const BACKOFF_PATH: &str = "restart.backoff";
+pub(super) const BACKOFF_MAX_PATH: &str = "restart.backoff_max";
+/// The key that a variable of its own sets.
+pub(super) const CRIU_PATH: &str = "criu.path";
+
+/// Every setting, in the order of `config/default.toml`.
+pub(super) const KEYS: &[Key] = &[
+    Key {
+        path: "store",
+        set: |config, value| set(&mut config.store, path(value)),
+        get: |config| Shown::String(config.store.to_string_lossy().into_owned()),
+    },
+    Key {
+        path: "isolation",
+        set: |config, value| set(&mut config.isolation, value.choice()),
+        get: |config| word(config.isolation),
+    },
+    Key {
+        path: INTERVAL_PATH,
+        set: |config, value| set(&mut config.snapshot.interval, interval(value)),
+        get: |config| match config.snapshot.interval {
+            Interval::Never => Shown::from("never"),
+            Interval::Every(time) => duration(time),
+        },
+    },
+    Key {
+        path: CRON_PATH,
+        set: |config, value| set(&mut config.snapshot.cron, cron(value)),
+        get: |config| optional(config.snapshot.cron.as_ref().map(ToString::to_string)),
+    },
+    Key {
+        path: "snapshot.buffer",
+        set: |config, value| set(&mut config.snapshot.buffer, buffer(value)),
+        get: |config| match config.snapshot.buffer {
+            Buffer::Auto => Shown::from("auto"),
+            Buffer::Bytes(bytes) => size(bytes),
+        },
+    },
+    Key {
+        path: "snapshot.grace",
+        set: |config, value| set(&mut config.snapshot.grace, value.duration(&WAIT_OR_NOT)),
+        get: |config| duration(config.snapshot.grace),
+    },
+    Key {
+        path: "snapshot.lock_timeout",
+        set: |config, value| {
+            let timeout = value.duration(&LOCK_TIMEOUT);
+            set(&mut config.snapshot.lock_timeout, timeout)
+        },
+        get: |config| duration(config.snapshot.lock_timeout),
+    },
+    Key {
+        path: "snapshot.timeout",
+        set: |config, value| set(&mut config.snapshot.timeout, value.duration(&WAIT)),
+        get: |config| duration(config.snapshot.timeout),
+    },
+    Key {
+        path: "snapshot.level",
+        set: |config, value| set(&mut config.snapshot.level, narrow(value, &LEVEL)),
+        get: |config| Shown::from(config.snapshot.level),
+    },
+    Key {
+        path: "snapshot.cpus",
+        set: |config, value| set(&mut config.snapshot.cpus, cpus(value)),
+        get: |config| match config.snapshot.cpus {
+            Cpus::Auto => Shown::from("auto"),
+            Cpus::Count(count) => Shown::Integer(count.get().try_into().unwrap_or(i64::MAX)),
+        },
+    },
+    Key {
+        path: "retention.keep_last",
+        set: |config, value| set(&mut config.retention.keep_last, narrow(value, &KEEP_LAST)),
+        get: |config| Shown::from(config.retention.keep_last),
+    },
+    Key {
+        path: "restart.policy",
+        set: |config, value| set(&mut config.restart.policy, value.choice()),
+        get: |config| word(config.restart.policy),
+    },
+    Key {
+        path: "restart.max",
+        set: |config, value| set(&mut config.restart.max, restarts(value)),
+        get: |config| match config.restart.max {
+            RestartLimit::Unlimited => Shown::Integer(-1),
+            RestartLimit::Times(times) => Shown::from(times),
+        },
+    },
+    Key {
+        path: BACKOFF_PATH,
+        set: |config, value| set(&mut config.restart.backoff, value.duration(&WAIT_OR_NOT)),
+        get: |config| duration(config.restart.backoff),
+    },
+    Key {
+        path: "restart.backoff_factor",
+        set: |config, value| {
+            let factor = value.float(&BACKOFF_FACTOR);
+            set(&mut config.restart.backoff_factor, factor)
+        },
+        get: |config| Shown::Float(config.restart.backoff_factor),
+    },
+    Key {
+        path: BACKOFF_MAX_PATH,
+        set: |config, value| {
+            let longest = value.duration(&WAIT_OR_NOT);
+            set(&mut config.restart.backoff_max, longest)
+        },
+        get: |config| duration(config.restart.backoff_max),
+    },
+    Key {
+        path: "restart.prevent",
+        set: |config, value| set(&mut config.restart.prevent, prevent(value)),
+        get: |config| {
+            let ends = config.restart.prevent.iter();
+            Shown::Array(ends.map(|end| format_exit_status(*end).into()).collect())
+        },
+    },
+    Key {
+        path: "restart.without_image",
+        set: |config, value| set(&mut config.restart.without_image, value.choice()),
+        get: |config| word(config.restart.without_image),
+    },
+    Key {
+        path: "files.keep_content",
+        set: |config, value| set(&mut config.files.keep_content, value.size(&KEEP_CONTENT)),
+        get: |config| size(config.files.keep_content),
+    },
+    Key {
+        path: CRIU_PATH,
+        set: |config, value| set(&mut config.criu.path, optional_path(value)),
+        get: |config| {
+            let given = config.criu.path.as_ref();
+            optional(given.map(|path| path.to_string_lossy().into_owned()))
+        },
+    },
+    Key {
+        path: "criu.log_level",
+        set: |config, value| set(&mut config.criu.log_level, narrow(value, &CRIU_LOG_LEVEL)),
+        get: |config| Shown::Integer(config.criu.log_level.into()),
+    },
+    Key {
+        path: "log.level",
+        set: |config, value| set(&mut config.log.level, value.choice()),
+        get: |config| word(config.log.level),
+    },
+];
+
+fn set<T>(field: &mut T, value: Result<T, Invalid>) -> Result<(), Invalid> {
+    *field = value?;
+    Ok(())
+}
+
+fn path(value: &Value) -> Result<PathBuf, Invalid> {
+    let text = value.text()?;
+    let refused = |reason| Invalid::Path {
+        given: shown(text),
+        reason,
+    };
+    if text.is_empty() {
+        return Err(refused("is not a path"));
+    }
+    if text.contains('\0') {
+        return Err(refused("holds a zero byte"));
+    }
+    if text == "~" || text.starts_with("~/") {
+        return Err(refused("is not expanded here; write the home folder out"));
+    }
+    Ok(PathBuf::from(text))
+}
+
+fn optional_path(value: &Value) -> Result<Option<PathBuf>, Invalid> {
+    match value.text()? {
+        "" => Ok(None),
+        _ => path(value).map(Some),
+    }
+}
+
+fn interval(value: &Value) -> Result<Interval, Invalid> {
+    let time = value.unless("never", |value| value.duration(&INTERVAL))?;
+    Ok(time.map_or(Interval::Never, Interval::Every))
+}
+
+fn cron(value: &Value) -> Result<Option<CronExpression>, Invalid> {
+    match value.text()?.trim() {
+        "" => Ok(None),
+        text => CronExpression::parse(text).map(Some),
+    }
+}
+
+fn buffer(value: &Value) -> Result<Buffer, Invalid> {
+    let bytes = value.unless("auto", |value| value.size(&BUFFER))?;
+    Ok(bytes.map_or(Buffer::Auto, Buffer::Bytes))
+}
+
+fn cpus(value: &Value) -> Result<Cpus, Invalid> {
+    let count: Option<usize> = value.unless("auto", |value| narrow(value, &CPUS))?;
+    Ok(count
+        .and_then(NonZeroUsize::new)
+        .map_or(Cpus::Auto, Cpus::Count))
+}
+
+fn restarts(value: &Value) -> Result<RestartLimit, Invalid> {
+    let times = value.integer(&RESTARTS)?;
+    Ok(u32::try_from(times).map_or(RestartLimit::Unlimited, RestartLimit::Times))
+}
+
+fn prevent(value: &Value) -> Result<Vec<super::ExitStatus>, Invalid> {
+    let items = value.list()?;
+    if items.len() > PREVENT_ITEMS_MAX {
+        return Err(Invalid::Range {
+            given: format!("a list of {}", items.len()),
+            low: "0".to_owned(),
+            high: format!("{PREVENT_ITEMS_MAX} items"),
+        });
+    }
+    items
+        .iter()
+        .map(|item| parse_exit_status(item.text()?))
+        .collect()
+}
+
+/// An integer in `range`, as the type of its field, which must hold the range.
+fn narrow<T: TryFrom<i64>>(value: &Value, range: &RangeInclusive<i64>) -> Result<T, Invalid> {
+    let number = value.integer(range)?;
+    T::try_from(number).map_err(|_| Invalid::Range {
+        given: number.to_string(),
+        low: range.start().to_string(),
+        high: range.end().to_string(),
+    })
+}
+
+fn word<T: Choice>(value: T) -> Shown {
+    let found = T::WORDS.iter().find(|(_, choice)| *choice == value);
+    Shown::from(found.map_or("", |(word, _)| word))
+}
+
+fn duration(time: Duration) -> Shown {
+    Shown::String(format_duration(time))
+}
+
+fn size(bytes: u64) -> Shown {
+    Shown::String(format_size(bytes))
+}
+
+/// "" stands for nothing: TOML has no null.
+fn optional(text: Option<String>) -> Shown {
+    Shown::String(text.unwrap_or_default())
+}

@@ -1,0 +1,185 @@
+//! What one place says: keys with their origins and values nobody has checked yet.
+//!
+//! Knows which keys there are, and says which one was probably meant; does not
+//! know which place wins.
+
+use toml::de::{DeTable, DeValue};
+
+use super::keys::{CRIU_PATH, INTERVAL_PATH, KEYS, Key};
+use super::sources::{CONFIG_VARIABLE, PREFIX};
+use super::units::shown;
+use super::value::Value;
+use super::{ConfigError, Origin, Override};
+
+/// Short for the variable of `criu.path`.
+const CRIU_VARIABLE: &str = "CKPT_RUN_CRIU";
+/// Told to the job, and so to a ckpt-run that the job starts; they set nothing.
+const JOB_VARIABLES: [&str; 2] = ["CKPT_RUN_JOB", "CKPT_RUN_SOCKET"];
+/// Suggestions compare every key with what was given; longer is no typing error.
+const SUGGEST_BYTES_MAX: usize = 64;
+/// Below this likeness (0 to 1) a suggestion only confuses.
+const LIKENESS_MIN: f64 = 0.7;
+
+/// One key as one place gives it.
+pub(super) struct Entry {
+    pub(super) key: &'static Key,
+    pub(super) value: Value,
+    pub(super) origin: Origin,
+}
+
+/// What the variables say, in the order given.
+pub(super) fn environment_layer(variables: &[(String, String)]) -> Result<Vec<Entry>, ConfigError> {
+    let ours = variables
+        .iter()
+        .filter(|(name, _)| name.starts_with(PREFIX))
+        .filter(|(name, _)| name != CONFIG_VARIABLE && !JOB_VARIABLES.contains(&name.as_str()));
+    ours.map(|(name, value)| {
+        let key = KEYS.iter().find(|key| {
+            key.variable() == *name || (key.path == CRIU_PATH && name == CRIU_VARIABLE)
+        });
+        let key = key.ok_or_else(|| ConfigError::UnknownVariable {
+            variable: name.clone(),
+            suggestion: closest(&name[PREFIX.len()..].to_lowercase()).map(Key::variable),
+        })?;
+        let variable = name.clone();
+        Ok(Entry {
+            key,
+            value: Value::Words(value.clone()),
+            origin: Origin::Environment { variable },
+        })
+    })
+    .collect()
+}
+
+/// What the command line says.
+pub(super) fn flag_layer(overrides: &[Override]) -> Result<Vec<Entry>, ConfigError> {
+    overrides
+        .iter()
+        .map(|given| {
+            let origin = Origin::Flag { flag: given.flag };
+            let key = find(given.key).ok_or_else(|| unknown(given.key, origin.clone()))?;
+            let digits = given.value.bytes().all(|byte| byte.is_ascii_digit());
+            // The one place where a bare number has a unit: `--interval 900`.
+            let value = if key.path == INTERVAL_PATH && digits && !given.value.is_empty() {
+                format!("{}s", given.value)
+            } else {
+                given.value.clone()
+            };
+            Ok(Entry {
+                key,
+                value: Value::Words(value),
+                origin,
+            })
+        })
+        .collect()
+}
+
+/// What a file with this text says; `origin` is the origin of a line.
+pub(super) fn toml_layer(
+    text: &str,
+    origin: impl Fn(usize) -> Origin,
+) -> Result<Vec<Entry>, ConfigError> {
+    let origin = |offset| origin(line(text, offset));
+    let table = DeTable::parse(text).map_err(|error| ConfigError::Syntax {
+        origin: origin(error.span().map_or(0, |span| span.start)),
+        message: error.message().replace('\n', ", "),
+    })?;
+    let mut entries = Vec::new();
+    collect(table.get_ref(), "", &origin, &mut entries)?;
+    Ok(entries)
+}
+
+/// Adds the keys of a table, and of the sections in it, to `entries`.
+fn collect(
+    table: &DeTable<'_>,
+    section: &str,
+    origin: &impl Fn(usize) -> Origin,
+    entries: &mut Vec<Entry>,
+) -> Result<(), ConfigError> {
+    for (name, value) in table {
+        let origin_here = origin(name.span().start);
+        let path = if section.is_empty() {
+            name.get_ref().to_string()
+        } else {
+            format!("{section}.{}", name.get_ref())
+        };
+        if let Some(key) = find(&path) {
+            entries.push(Entry {
+                key,
+                value: Value::from_toml(value.get_ref()),
+                origin: origin_here,
+            });
+        } else if !KEYS.iter().any(|key| key.split().0 == path) {
+            return Err(unknown(&path, origin_here));
+        } else if let DeValue::Table(inner) = value.get_ref() {
+            collect(inner, &path, origin, entries)?;
+        } else {
+            return Err(ConfigError::Value {
+                origin: origin_here,
+                key: path,
+                problem: Value::from_toml(value.get_ref()).not("a table"),
+            });
+        }
+    }
+    Ok(())
+}
+
+fn find(path: &str) -> Option<&'static Key> {
+    KEYS.iter().find(|key| key.path == path)
+}
+
+fn unknown(path: &str, origin: Origin) -> ConfigError {
+    let section = path.rsplit_once('.').map_or("", |(section, _)| section);
+    let suggestion = match closest(path) {
+        Some(key) if key.split().0 == section => Some(key.split().1),
+        Some(key) => Some(key.path),
+        None => closest_section(path),
+    };
+    ConfigError::UnknownKey {
+        origin,
+        // Quoted keys can hold anything, line ends too.
+        key: shown(path).escape_debug().to_string(),
+        suggestion: suggestion.map(str::to_owned),
+    }
+}
+
+/// The key that looks most like what was given: as a whole, or by its last name.
+fn closest(given: &str) -> Option<&'static Key> {
+    /// A name in the wrong section is a little less likely than a typing error.
+    const NAME_ALONE: f64 = 0.9;
+    let given_name = given.rsplit_once('.').map_or(given, |(_, name)| name);
+    most_alike(KEYS.iter(), |key| {
+        let whole = likeness(given, key.path);
+        whole.max(NAME_ALONE * likeness(given_name, key.split().1))
+    })
+}
+
+fn closest_section(given: &str) -> Option<&'static str> {
+    let sections = KEYS.iter().map(|key| key.split().0);
+    most_alike(sections, |section| likeness(given, section))
+}
+
+fn most_alike<T: Copy>(
+    candidates: impl Iterator<Item = T>,
+    likeness: impl Fn(T) -> f64,
+) -> Option<T> {
+    candidates
+        .map(|candidate| (likeness(candidate), candidate))
+        .filter(|(likeness, _)| *likeness >= LIKENESS_MIN)
+        .max_by(|(one, _), (other, _)| one.total_cmp(other))
+        .map(|(_, candidate)| candidate)
+}
+
+/// 0 to 1; the same name in capitals or with other separators is 1.
+fn likeness(given: &str, name: &str) -> f64 {
+    if given.len() > SUGGEST_BYTES_MAX {
+        return 0.0;
+    }
+    let plain = |text: &str| text.to_lowercase().replace(['.', '-'], "_");
+    strsim::normalized_damerau_levenshtein(&plain(given), &plain(name))
+}
+
+fn line(text: &str, offset: usize) -> usize {
+    let before = text.as_bytes().iter().take(offset);
+    before.filter(|byte| **byte == b'\n').count() + 1
+}

@@ -1,0 +1,198 @@
+//! Laying the places over each other, and the result.
+//!
+//! Later places win, key by key. The schedule is one decision in two keys: a
+//! place that gives `snapshot.interval` ends a `snapshot.cron` from further
+//! below, and one place that gives both contradicts itself.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use serde::{Serialize, Serializer};
+
+use super::file::{read_if_there, read_project};
+use super::keys::{BACKOFF_MAX_PATH, BACKOFF_PATH, CRON_PATH, INTERVAL_PATH, KEYS, Key};
+use super::layer::{Entry, environment_layer, flag_layer, toml_layer};
+use super::{Config, ConfigError, Origin, Sources};
+
+/// The commented file with every key, built into the program.
+pub const DEFAULT_TOML: &str = include_str!("../../config/default.toml");
+
+/// Settings, and where each of them came from.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Loaded {
+    /// The settings.
+    pub config: Config,
+    /// The origin of every key, by its path ("snapshot.interval").
+    pub origins: BTreeMap<String, Origin>,
+}
+
+/// Loads the settings from all places.
+///
+/// # Errors
+/// The first thing that is wrong, with its place; nothing is loaded then.
+pub fn load(sources: &Sources) -> Result<Loaded, ConfigError> {
+    let mut loaded = Loaded {
+        config: Config::default(),
+        origins: BTreeMap::new(),
+    };
+    loaded.lay(toml_layer(DEFAULT_TOML, |_| Origin::Default)?)?;
+    for path in [Some(&sources.system), sources.user.as_ref()]
+        .into_iter()
+        .flatten()
+    {
+        if let Some(text) = read_if_there(path)? {
+            loaded.lay(toml_layer(&text, in_file(path))?)?;
+        }
+    }
+    if let Some((path, text)) = read_project(&sources.project)? {
+        loaded.lay(toml_layer(&text, in_file(path))?)?;
+    }
+    loaded.lay(environment_layer(&sources.environment)?)?;
+    loaded.lay(flag_layer(&sources.overrides)?)?;
+    loaded.check_backoff()?;
+    Ok(loaded)
+}
+
+fn in_file(path: &std::path::Path) -> impl Fn(usize) -> Origin {
+    |line| Origin::File {
+        path: path.to_owned(),
+        line,
+    }
+}
+
+impl Loaded {
+    /// As [`Config::to_toml`], each value with its origin as a comment.
+    #[must_use]
+    pub fn to_toml_with_origins(&self) -> String {
+        render(&self.config, |key| {
+            let origin = self.origins.get(key.path);
+            origin.map(|origin| format!("  # {origin}").replace('\n', " "))
+        })
+    }
+
+    /// Sets what one place says.
+    fn lay(&mut self, layer: Vec<Entry>) -> Result<(), ConfigError> {
+        let mut here: BTreeMap<&'static str, Origin> = BTreeMap::new();
+        for entry in layer {
+            let path = entry.key.path;
+            (entry.key.set)(&mut self.config, &entry.value).map_err(|problem| {
+                ConfigError::Value {
+                    origin: entry.origin.clone(),
+                    key: path.to_owned(),
+                    problem,
+                }
+            })?;
+            if let Some(first) = here.insert(path, entry.origin.clone()) {
+                let why = "both set the same key; keep one";
+                return Err(contradiction((first, path), (entry.origin, path), why));
+            }
+        }
+        if let Some(interval) = here.get(INTERVAL_PATH) {
+            self.end_cron(interval.clone(), here.get(CRON_PATH).cloned())?;
+        }
+        let here = here.into_iter();
+        self.origins
+            .extend(here.map(|(path, origin)| (path.to_owned(), origin)));
+        Ok(())
+    }
+
+    /// An interval given here ends a cron expression from a place below.
+    fn end_cron(&mut self, interval: Origin, cron: Option<Origin>) -> Result<(), ConfigError> {
+        let (first, second) = match (&self.config.snapshot.cron, cron) {
+            (Some(_), Some(cron)) => ((interval, INTERVAL_PATH), (cron, CRON_PATH)),
+            (Some(_), None) => {
+                self.config.snapshot.cron = None;
+                self.origins.insert(CRON_PATH.to_owned(), interval);
+                return Ok(());
+            }
+            (None, _) => return Ok(()),
+        };
+        Err(contradiction(
+            first,
+            second,
+            "only one can be given; remove the other",
+        ))
+    }
+
+    fn check_backoff(&self) -> Result<(), ConfigError> {
+        let restart = &self.config.restart;
+        if restart.backoff <= restart.backoff_max {
+            return Ok(());
+        }
+        let place = |path: &'static str| {
+            let origin = self.origins.get(path).cloned();
+            (origin.unwrap_or(Origin::Default), path)
+        };
+        let why = "the first wait is longer than the longest";
+        Err(contradiction(
+            place(BACKOFF_PATH),
+            place(BACKOFF_MAX_PATH),
+            why,
+        ))
+    }
+}
+
+fn contradiction(
+    (first, first_key): (Origin, &'static str),
+    (second, second_key): (Origin, &'static str),
+    why: &'static str,
+) -> ConfigError {
+    ConfigError::Contradiction {
+        first,
+        first_key,
+        second,
+        second_key,
+        why,
+    }
+}
+
+impl Config {
+    /// The settings as a file that would set them, without comments.
+    #[must_use]
+    pub fn to_toml(&self) -> String {
+        render(self, |_| None)
+    }
+}
+
+/// The tables and values of the file that [`Config::to_toml`] writes.
+impl Serialize for Config {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut sections: BTreeMap<&str, BTreeMap<&str, toml::Value>> = BTreeMap::new();
+        for key in KEYS {
+            let (section, name) = key.split();
+            sections
+                .entry(section)
+                .or_default()
+                .insert(name, (key.get)(self));
+        }
+        let mut table: BTreeMap<&str, toml::Value> = sections.remove("").unwrap_or_default();
+        for (section, values) in sections {
+            let values = values
+                .into_iter()
+                .map(|(name, value)| (name.to_owned(), value));
+            table.insert(section, toml::Value::Table(values.collect()));
+        }
+        table.serialize(serializer)
+    }
+}
+
+/// Keys in the order of the default file, under their sections.
+fn render(config: &Config, comment: impl Fn(&Key) -> Option<String>) -> String {
+    let mut text = String::new();
+    let mut open = "";
+    for key in KEYS {
+        if key.path == INTERVAL_PATH && config.snapshot.cron.is_some() {
+            // Without effect, and a file with both would be refused.
+            continue;
+        }
+        let (section, name) = key.split();
+        if section != open {
+            open = section;
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "\n[{section}]");
+        }
+        let comment = comment(key).unwrap_or_default();
+        let _ = writeln!(text, "{name} = {}{comment}", (key.get)(config));
+    }
+    text
+}

@@ -1,0 +1,285 @@
+//! The settings as the rest of the program sees them: typed, in range, no text
+//! left to parse.
+//!
+//! What each one means is said once, in `config/default.toml`. `Default` is the
+//! same as that file; a test holds them together.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::CronExpression;
+
+/// All settings.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Config {
+    /// Folder of the images, relative to the working directory unless absolute.
+    pub store: PathBuf,
+    /// How the job is kept apart from the machine.
+    pub isolation: Isolation,
+    /// `[snapshot]`: when and how snapshots are taken.
+    pub snapshot: Snapshot,
+    /// `[retention]`: which images are kept.
+    pub retention: Retention,
+    /// `[restart]`: what happens when the job ends.
+    pub restart: Restart,
+    /// `[files]`: files the job writes.
+    pub files: Files,
+    /// `[criu]`: the criu program.
+    pub criu: Criu,
+    /// `[log]`: what is said on stderr.
+    pub log: Log,
+}
+
+/// How the job is kept apart from the machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Isolation {
+    /// Namespaces where possible, else none.
+    Auto,
+    /// Namespaces or an error.
+    Namespaces,
+    /// A plain child.
+    None,
+}
+
+/// `[snapshot]`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Snapshot {
+    /// Time between snapshots; has no effect while `cron` is given.
+    pub interval: Interval,
+    /// Local times to snapshot at, instead of the interval.
+    pub cron: Option<CronExpression>,
+    /// Host memory for an image on its way to the disk.
+    pub buffer: Buffer,
+    /// Time for the last snapshot after a request to stop.
+    pub grace: Duration,
+    /// Time for submitted GPU work to finish; fits 32 bits of milliseconds.
+    pub lock_timeout: Duration,
+    /// Time for CRIU's part of a dump or a restore.
+    pub timeout: Duration,
+    /// Level of zstd, -7 to 19.
+    pub level: i32,
+    /// Threads of the store.
+    pub cpus: Cpus,
+}
+
+/// Time from the end of one snapshot to the next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Interval {
+    /// Only when asked for.
+    Never,
+    /// At least one second.
+    Every(Duration),
+}
+
+/// Host memory between the freeze and the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Buffer {
+    /// From the memory that is free.
+    Auto,
+    /// At most this many bytes.
+    Bytes(u64),
+}
+
+/// Threads of the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cpus {
+    /// What the job leaves over.
+    Auto,
+    /// This many.
+    Count(NonZeroUsize),
+}
+
+/// `[retention]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Retention {
+    /// Newest images to keep, at least 1.
+    pub keep_last: u32,
+}
+
+/// `[restart]`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Restart {
+    /// Which ends are restarted.
+    pub policy: RestartPolicy,
+    /// Restarts without a new image between them.
+    pub max: RestartLimit,
+    /// Wait before the first restart, at most `backoff_max`.
+    pub backoff: Duration,
+    /// How much longer each further wait is: 1 to 100, finite.
+    pub backoff_factor: f64,
+    /// The longest wait.
+    pub backoff_max: Duration,
+    /// Ends that are never retried.
+    pub prevent: Vec<ExitStatus>,
+    /// What happens when there is no image to restore.
+    pub without_image: WithoutImage,
+}
+
+/// Which ends of the job are restarted, in systemd's words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RestartPolicy {
+    /// None.
+    No,
+    /// Exit codes other than 0, and signals.
+    OnFailure,
+    /// Signals.
+    OnAbnormal,
+    /// All.
+    Always,
+}
+
+/// How often the job is restarted without a new image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RestartLimit {
+    /// No limit.
+    Unlimited,
+    /// At most this often.
+    Times(u32),
+}
+
+/// How a job ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ExitStatus {
+    /// It exited with this code.
+    Exited(u8),
+    /// A signal of this number killed it.
+    Signaled(i32),
+}
+
+/// What happens when there is no image to restore.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WithoutImage {
+    /// The job starts from the beginning.
+    Start,
+    /// The run ends with the job's exit code.
+    GiveUp,
+}
+
+/// `[files]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Files {
+    /// Largest file, in bytes, that is saved with its content.
+    pub keep_content: u64,
+}
+
+/// `[criu]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Criu {
+    /// The program; searched for when not given.
+    pub path: Option<PathBuf>,
+    /// `-v` of CRIU, 0 to 4.
+    pub log_level: u8,
+}
+
+/// `[log]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Log {
+    /// The least important messages that are still shown.
+    pub level: LogLevel,
+}
+
+/// Importance of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum LogLevel {
+    Off,
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+/// An enum whose values have a word each in files and flags.
+pub(super) trait Choice: Copy + PartialEq + 'static {
+    /// Every value with its word.
+    const WORDS: &'static [(&'static str, Self)];
+}
+
+impl Choice for Isolation {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("auto", Self::Auto),
+        ("namespaces", Self::Namespaces),
+        ("none", Self::None),
+    ];
+}
+
+impl Choice for RestartPolicy {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("no", Self::No),
+        ("on-failure", Self::OnFailure),
+        ("on-abnormal", Self::OnAbnormal),
+        ("always", Self::Always),
+    ];
+}
+
+impl Choice for WithoutImage {
+    const WORDS: &'static [(&'static str, Self)] =
+        &[("start", Self::Start), ("give-up", Self::GiveUp)];
+}
+
+impl Choice for LogLevel {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("off", Self::Off),
+        ("error", Self::Error),
+        ("warn", Self::Warn),
+        ("info", Self::Info),
+        ("debug", Self::Debug),
+        ("trace", Self::Trace),
+    ];
+}
+
+impl LogLevel {
+    /// The level's word, which `tracing`'s filters understand too.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Error => "error",
+            Self::Warn => "warn",
+            Self::Info => "info",
+            Self::Debug => "debug",
+            Self::Trace => "trace",
+        }
+    }
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            store: PathBuf::from("./.ckpt-run"),
+            isolation: Isolation::Auto,
+            snapshot: Snapshot {
+                interval: Interval::Every(Duration::from_mins(15)),
+                cron: None,
+                buffer: Buffer::Auto,
+                grace: Duration::from_secs(60),
+                lock_timeout: Duration::from_secs(30),
+                timeout: Duration::from_mins(10),
+                level: 1,
+                cpus: Cpus::Auto,
+            },
+            retention: Retention { keep_last: 5 },
+            restart: Restart {
+                policy: RestartPolicy::OnFailure,
+                max: RestartLimit::Times(3),
+                backoff: Duration::from_secs(1),
+                backoff_factor: 2.0,
+                backoff_max: Duration::from_mins(1),
+                prevent: vec![ExitStatus::Exited(2)],
+                without_image: WithoutImage::Start,
+            },
+            files: Files {
+                keep_content: 16 << 20,
+            },
+            criu: Criu {
+                path: None,
+                log_level: 2,
+            },
+            log: Log {
+                level: LogLevel::Info,
+            },
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! The places settings come from, and how a process finds its own.
+//!
+//! Only names and values as they were handed in: `file` reads the files, `layer`
+//! makes sense of what they say.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::PathBuf;
+
+use super::ConfigError;
+
+/// The machine's settings.
+const SYSTEM_FILE: &str = "/etc/ckpt-run/config.toml";
+/// The project's settings, in the working directory.
+const PROJECT_FILE: &str = "ckpt-run.toml";
+/// How variables of ours begin.
+pub(super) const PREFIX: &str = "CKPT_RUN_";
+/// Names the project's file.
+pub(super) const CONFIG_VARIABLE: &str = "CKPT_RUN_CONFIG";
+
+/// Where a value came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// The embedded default.
+    Default,
+    /// A line of a file.
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Line, from 1.
+        line: usize,
+    },
+    /// An environment variable.
+    Environment {
+        /// Its name.
+        variable: String,
+    },
+    /// The command line.
+    Flag {
+        /// The flag with its dashes.
+        flag: &'static str,
+    },
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::File { path, line } => write!(f, "{}:{line}", path.display()),
+            Self::Environment { variable } => write!(f, "environment {variable}"),
+            Self::Flag { flag } => f.write_str(flag),
+        }
+    }
+}
+
+/// A setting given on the command line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Override {
+    /// The key's path, "snapshot.interval".
+    pub key: &'static str,
+    /// The flag as the user knows it, "--interval".
+    pub flag: &'static str,
+    /// What was given; a list is separated by commas.
+    pub value: String,
+}
+
+/// The project's settings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ProjectFile {
+    /// Found by being there: may be missing, must be ours or root's.
+    InWorkingDirectory(PathBuf),
+    /// Named by the user: must be there, is trusted.
+    Named(PathBuf),
+}
+
+/// Every place that [`load`](super::load) looks at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sources {
+    /// The machine's file; may be missing.
+    pub system: PathBuf,
+    /// The user's file; may be missing.
+    pub user: Option<PathBuf>,
+    /// The project's file.
+    pub project: ProjectFile,
+    /// Variables; those that are not ours are passed over.
+    pub environment: Vec<(String, String)>,
+    /// Settings from the command line.
+    pub overrides: Vec<Override>,
+}
+
+impl Sources {
+    /// The places of this process: the usual files and the real environment.
+    ///
+    /// `config` is the file of `--config`, `overrides` the other flags.
+    ///
+    /// # Errors
+    /// A variable of ours is not UTF-8.
+    pub fn from_process(
+        config: Option<PathBuf>,
+        overrides: Vec<Override>,
+    ) -> Result<Self, ConfigError> {
+        Self::from_variables(std::env::vars_os(), config, overrides)
+    }
+
+    fn from_variables(
+        variables: impl Iterator<Item = (OsString, OsString)>,
+        config: Option<PathBuf>,
+        overrides: Vec<Override>,
+    ) -> Result<Self, ConfigError> {
+        let mut environment = Vec::new();
+        let (mut named, mut home, mut xdg) = (config, None, None);
+        for (name, value) in variables {
+            match name.to_str() {
+                Some("HOME") => home = absolute(value),
+                Some("XDG_CONFIG_HOME") => xdg = absolute(value),
+                // A path needs no UTF-8.
+                Some(CONFIG_VARIABLE) if !value.is_empty() => {
+                    named = named.or_else(|| Some(PathBuf::from(value)));
+                }
+                Some(CONFIG_VARIABLE) => {}
+                _ if name.as_encoded_bytes().starts_with(PREFIX.as_bytes()) => {
+                    environment.push(text(name, value)?);
+                }
+                _ => {}
+            }
+        }
+        let folder = xdg.or_else(|| home.map(|home| home.join(".config")));
+        Ok(Self {
+            system: PathBuf::from(SYSTEM_FILE),
+            user: folder.map(|folder| folder.join("ckpt-run/config.toml")),
+            project: named.map_or_else(
+                || ProjectFile::InWorkingDirectory(PathBuf::from(PROJECT_FILE)),
+                ProjectFile::Named,
+            ),
+            environment,
+            overrides,
+        })
+    }
+}
+
+/// XDG: a relative path is to be ignored.
+fn absolute(value: OsString) -> Option<PathBuf> {
+    Some(PathBuf::from(value)).filter(|path| path.is_absolute())
+}
+
+fn text(name: OsString, value: OsString) -> Result<(String, String), ConfigError> {
+    let shown = name.to_string_lossy().into_owned();
+    match (name.into_string(), value.into_string()) {
+        (Ok(name), Ok(value)) => Ok((name, value)),
+        (Ok(_) | Err(_), Ok(_) | Err(_)) => Err(ConfigError::NotText { variable: shown }),
+    }
+}

@@ -1,0 +1,195 @@
+//! Durations, sizes and ends of a job as people write them, both ways.
+//!
+//! What is printed here parses here to the same value.
+
+use std::time::Duration;
+
+use bytesize::ByteSize;
+use jiff::fmt::friendly::{SpanParser, SpanPrinter};
+use nix::sys::signal::Signal;
+
+use super::{ExitStatus, Invalid};
+
+/// Units of [`format_size`], largest first.
+const SIZE_UNITS: [(&str, u64); 4] = [
+    ("TiB", 1 << 40),
+    ("GiB", 1 << 30),
+    ("MiB", 1 << 20),
+    ("KiB", 1 << 10),
+];
+
+/// A duration with units, "1h 30m".
+pub(super) fn parse_duration(text: &str) -> Result<Duration, Invalid> {
+    let text = text.trim();
+    if is_bare_number(text) {
+        return Err(no_unit(text, "s"));
+    }
+    SpanParser::new()
+        .parse_unsigned_duration(text)
+        .map_err(|source| Invalid::Duration {
+            given: shown(text),
+            source,
+        })
+}
+
+/// The shortest way to write a duration.
+pub(super) fn format_duration(duration: Duration) -> String {
+    SpanPrinter::new().unsigned_duration_to_string(&duration)
+}
+
+/// A size with a unit, in bytes.
+pub(super) fn parse_size(text: &str) -> Result<u64, Invalid> {
+    let text = text.trim();
+    if is_bare_number(text) {
+        return Err(no_unit(text, "MiB"));
+    }
+    text.parse::<ByteSize>()
+        .map(|size| size.as_u64())
+        .map_err(|_| Invalid::Size { given: shown(text) })
+}
+
+/// A size in the largest unit that divides it.
+pub(super) fn format_size(bytes: u64) -> String {
+    let fitting = SIZE_UNITS
+        .iter()
+        .find(|(_, unit)| bytes >= *unit && bytes.is_multiple_of(*unit));
+    match fitting {
+        Some((name, unit)) => format!("{}{name}", bytes / unit),
+        None => format!("{bytes}B"),
+    }
+}
+
+/// An exit code or a signal's name.
+pub(super) fn parse_exit_status(text: &str) -> Result<ExitStatus, Invalid> {
+    let text = text.trim();
+    if let Ok(code) = text.parse::<u8>() {
+        return Ok(ExitStatus::Exited(code));
+    }
+    text.parse::<Signal>()
+        .map(|signal| ExitStatus::Signaled(signal as i32))
+        .map_err(|_| Invalid::ExitStatus { given: shown(text) })
+}
+
+/// The exit code, or the signal's name, or its number where it has none.
+pub(super) fn format_exit_status(status: ExitStatus) -> String {
+    match status {
+        ExitStatus::Exited(code) => code.to_string(),
+        ExitStatus::Signaled(number) => Signal::try_from(number).map_or_else(
+            |_| format!("signal {number}"),
+            |signal| signal.as_str().to_owned(),
+        ),
+    }
+}
+
+/// Text as it is quoted in a message: never longer than a line.
+pub(super) fn shown(text: &str) -> String {
+    const CHARACTERS_MAX: usize = 60;
+    let mut kept: String = text.chars().take(CHARACTERS_MAX).collect();
+    if kept.len() < text.len() {
+        kept.push('…');
+    }
+    kept
+}
+
+/// A number with nothing after it, signed or not.
+fn is_bare_number(text: &str) -> bool {
+    text.parse::<f64>().is_ok_and(f64::is_finite)
+}
+
+fn no_unit(text: &str, unit: &'static str) -> Invalid {
+    Invalid::NoUnit {
+        given: shown(text),
+        unit,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn printed_durations_parse_to_themselves(ms in 0..=86_400_000_u64 * 366) {
+            let duration = Duration::from_millis(ms);
+            prop_assert_eq!(parse_duration(&format_duration(duration)).unwrap(), duration);
+        }
+
+        #[test]
+        fn printed_sizes_parse_to_themselves(bytes: u64, shift in 0..64_u32) {
+            let bytes = bytes >> shift << (shift / 2);
+            prop_assert_eq!(parse_size(&format_size(bytes)).unwrap(), bytes);
+        }
+
+        #[test]
+        fn no_text_makes_the_parsers_panic(text in "\\PC*") {
+            let _ = (parse_duration(&text), parse_size(&text), parse_exit_status(&text));
+        }
+    }
+
+    #[test]
+    fn durations_take_the_ways_people_write_them() {
+        for (text, seconds) in [
+            ("15m", 900),
+            ("1h 30m", 5400),
+            ("1h30m", 5400),
+            ("90 seconds", 90),
+            (" 0s ", 0),
+        ] {
+            let parsed = parse_duration(text).unwrap_or_else(|error| panic!("{text}: {error}"));
+            assert_eq!(parsed, Duration::from_secs(seconds), "{text}");
+        }
+    }
+
+    #[test]
+    fn bare_numbers_ask_for_a_unit() {
+        assert_eq!(
+            parse_duration("15").unwrap_err().to_string(),
+            "15 has no unit; write for example \"15s\""
+        );
+        assert!(matches!(parse_size("1.5"), Err(Invalid::NoUnit { .. })));
+        assert!(matches!(parse_duration("-3"), Err(Invalid::NoUnit { .. })));
+    }
+
+    #[test]
+    fn negative_and_misspelt_values_are_refused() {
+        for text in [
+            "-15m",
+            "15m ago",
+            "15x",
+            "",
+            "m",
+            "1 fortnight",
+            "9999999999999999h",
+        ] {
+            assert!(parse_duration(text).is_err(), "{text}");
+        }
+        for text in ["", "GiB", "8 gigs", "-8GiB", "8GiBs"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+        for text in ["256", "-1", "ILL", "SIGNAL", ""] {
+            assert!(parse_exit_status(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn exit_statuses_read_both_ways() {
+        for (text, status) in [
+            ("0", ExitStatus::Exited(0)),
+            ("255", ExitStatus::Exited(255)),
+            ("SIGILL", ExitStatus::Signaled(4)),
+        ] {
+            assert_eq!(parse_exit_status(text).unwrap(), status);
+            assert_eq!(format_exit_status(status), text);
+        }
+        assert_eq!(format_exit_status(ExitStatus::Signaled(40)), "signal 40");
+    }
+
+    #[test]
+    fn quoted_text_is_cut() {
+        let long = "ä".repeat(1000);
+        assert_eq!(shown(&long).chars().count(), 61);
+        assert_eq!(shown("short"), "short");
+    }
+}
