@@ -1,7 +1,19 @@
 //! Supervises a GPU job on Linux: snapshots it on a schedule or a signal,
 //! restores it when it crashes, and never changes the job.
 //!
-//! The command line is a thin layer over this library.
+//! ```text
+//! cli ──▶ supervisor ──▶ sandbox, job, cuda, criu, store
+//! ```
+//! Those five know nothing of each other; what two of them must agree on is
+//! handed over by the supervisor. The command line is a thin layer over this
+//! library: [`supervisor::run`] does what `ckpt-run -- CMD` does.
+//!
+//! A program that uses [`supervisor::run`] calls [`helper_main`] first: parts of
+//! the work are done by copies of the program itself, inside the job's sandbox.
+
+use std::ffi::OsStr;
+use std::path::Path;
+use std::process::ExitCode;
 
 pub mod cli;
 pub mod clock;
@@ -13,3 +25,19 @@ pub mod sandbox;
 pub mod store;
 pub mod supervisor;
 pub mod telemetry;
+
+/// Does the work of a helper, when this process was started as one; otherwise `None`, at once.
+///
+/// To be called first thing in `main`, while the process has one thread.
+#[must_use]
+pub fn helper_main() -> Option<ExitCode> {
+    let mut arguments = std::env::args_os();
+    let name = arguments.next()?;
+    if Path::new(&name).file_name() == Some(OsStr::new(criu::HOLD_PROGRAM)) {
+        return Some(criu::hold_main());
+    }
+    if arguments.next()? == sandbox::INIT_ARGUMENT {
+        return Some(sandbox::init_main(arguments.next()?.to_str()?));
+    }
+    None
+}

@@ -1,3 +1,7 @@
 //! The `ckpt-run` command.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    ckpt_run::helper_main().unwrap_or_else(ckpt_run::cli::main)
+}

@@ -1,3 +1,229 @@
-//! (in progress)
+//! The command line: arguments in, exit code out. One file a verb; what they
+//! do is in the library.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory, Parser, Subcommand};
+
+use crate::config::{self, ConfigError, Loaded, Override, Sources};
+use crate::criu::Search;
+use crate::store::{OpenError, Store};
+use crate::supervisor::{OURS, chain};
 
 pub mod doctor;
+mod images;
+mod list;
+mod output;
+mod run;
+mod show;
+mod snapshot;
+mod verify;
+
+/// Snapshots a GPU job, and restores it when it crashes, as if nothing had happened.
+///
+/// `ckpt-run -- ./train` starts the job, or goes on with it where its newest image is.
+#[derive(Debug, Parser)]
+#[command(name = "ckpt-run", version, after_help = SIGNALS, override_usage = "ckpt-run [OPTIONS] -- CMD [ARGS]...\n       ckpt-run VERB [OPTIONS]")]
+struct CommandLine {
+    #[command(flatten)]
+    global: Global,
+    #[command(flatten)]
+    run: run::RunArguments,
+    #[command(subcommand)]
+    verb: Option<Verb>,
+}
+
+const SIGNALS: &str = "\
+Signals:
+  SIGUSR1  snapshot, go on
+  SIGUSR2  snapshot, stop, exit 75
+  SIGTERM  as SIGUSR2 within the grace period; a second one stops at once
+  SIGINT, SIGQUIT, SIGHUP  are passed on to the job
+Exit codes:
+  the job's own; 128+n when signal n killed it; 75 saved and stopped: run the same line again;
+  125 a failure of ckpt-run's; 126, 127 the command cannot be run, is not found";
+
+/// Options of every verb.
+#[derive(Debug, Args)]
+struct Global {
+    /// Folder of the images [default: ./.ckpt-run]
+    #[arg(long, global = true, value_name = "PATH")]
+    store: Option<String>,
+    /// Settings, instead of ./ckpt-run.toml
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// CRIU's program or the folder it is installed in
+    #[arg(long, global = true, value_name = "PATH")]
+    criu: Option<String>,
+    /// Data as JSON
+    #[arg(long, global = true)]
+    json: bool,
+    /// Warnings and errors only
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    quiet: bool,
+    /// More about what is done
+    #[arg(short, long, global = true)]
+    verbose: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Run a command under supervision; the same as `ckpt-run -- CMD`
+    Run(run::RunArguments),
+    /// Ask the running supervisor for a snapshot, wait, print the image's id
+    Snapshot,
+    /// List the images
+    List,
+    /// Show all about an image
+    Show {
+        /// Its id, or `latest`
+        #[arg(default_value = "latest")]
+        image: String,
+    },
+    /// Read images again and check every byte
+    Verify {
+        /// Their ids, or `latest` [default: all]
+        images: Vec<String>,
+    },
+    /// Check whether this machine can snapshot and restore jobs
+    Doctor,
+}
+
+/// Runs the command line of this process.
+#[must_use]
+pub fn main() -> ExitCode {
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    let line = match CommandLine::try_parse_from(&arguments) {
+        Ok(line) => line,
+        Err(error) => return wrong_line(&error, &arguments),
+    };
+    let CommandLine { global, run, verb } = line;
+    let verb = match verb {
+        None if run.command.is_empty() => {
+            output::say("nothing to run: give a command after --, as in: ckpt-run -- ./train (or --help)");
+            return ExitCode::from(OURS);
+        }
+        None => Verb::Run(run),
+        Some(_) if run != run::RunArguments::default() => {
+            output::say("options of a run do not go before another verb; see ckpt-run --help");
+            return ExitCode::from(OURS);
+        }
+        Some(verb) => verb,
+    };
+    match dispatch(&global, verb) {
+        Ok(code) => code,
+        Err(failure) => {
+            output::say(&failure.text);
+            ExitCode::from(failure.code)
+        }
+    }
+}
+
+/// A failure of ours, in words, and the exit code.
+struct Failure {
+    text: String,
+    code: u8,
+}
+
+impl<E: std::error::Error> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self { text: chain(&error), code: OURS }
+    }
+}
+
+fn dispatch(global: &Global, verb: Verb) -> Result<ExitCode, Failure> {
+    match verb {
+        Verb::Run(arguments) => run::run(global, arguments),
+        Verb::Snapshot => snapshot::run(global),
+        Verb::List => list::run(global),
+        Verb::Show { image } => show::run(global, &image),
+        Verb::Verify { images } => verify::run(global, &images),
+        Verb::Doctor => {
+            let config = global.load(Vec::new())?.config;
+            let search = Search::new(config.criu.path);
+            Ok(doctor::run(global.json, &config.store, &search))
+        }
+    }
+}
+
+impl Global {
+    /// Loads the settings, with these flags over all else.
+    fn load(&self, mut overrides: Vec<Override>) -> Result<Loaded, ConfigError> {
+        let flags = [("store", "--store", &self.store), ("criu.path", "--criu", &self.criu)];
+        for (key, flag, value) in flags {
+            overrides.extend(value.clone().map(|value| Override { key, flag, value }));
+        }
+        config::load(&Sources::from_process(self.config.clone(), overrides)?)
+    }
+
+    /// Opens the store that is there.
+    fn open(&self) -> Result<Store, Failure> {
+        let path = self.load(Vec::new())?.config.store;
+        Store::open(&path).map_err(|error: OpenError| error.into())
+    }
+}
+
+/// Explains a command line that clap does not understand; `ckpt-run ./train` lacks its `--`.
+fn wrong_line(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
+    let asked = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+    // A reader that went away has seen what it wanted.
+    let _ = error.print();
+    if asked {
+        return ExitCode::SUCCESS;
+    }
+    if error.kind() == ErrorKind::InvalidSubcommand
+        && let Some(line) = with_dashes(arguments)
+    {
+        output::say(&format!("to run a command, put -- before it: {line}"));
+    }
+    ExitCode::from(OURS)
+}
+
+/// The line with `--` before its first word that is no option; `None` when there is none.
+fn with_dashes(arguments: &[OsString]) -> Option<String> {
+    let words: Vec<String> = arguments.iter().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+    let takes_value = |word: &str| {
+        CommandLine::command().get_arguments().any(|argument| {
+            argument.get_action().takes_values() && argument.get_long().is_some_and(|long| word == format!("--{long}"))
+        })
+    };
+    let mut place = 0;
+    while words.get(place)?.starts_with('-') {
+        place += if takes_value(&words[place]) { 2 } else { 1 };
+    }
+    let (options, command) = words.split_at(place);
+    let parts = [&["ckpt-run".to_owned()], options, &["--".to_owned()], command].concat();
+    Some(parts.join(" "))
+}
+
+/// The store's path as the user gave it, for messages.
+fn shown(path: &Path) -> String {
+    path.display().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        CommandLine::command().debug_assert();
+    }
+
+    #[test]
+    fn a_forgotten_double_dash_is_put_where_it_belongs() {
+        let line = |text: &str| with_dashes(&text.split(' ').map(OsString::from).collect::<Vec<_>>());
+        assert_eq!(line("ckpt-run --interval 5m python train.py").unwrap(), "ckpt-run --interval 5m -- python train.py");
+        assert_eq!(line("ckpt-run ./train").unwrap(), "ckpt-run -- ./train");
+    }
+
+    #[test]
+    fn options_of_the_job_are_not_ours() {
+        let line = CommandLine::try_parse_from(["ckpt-run", "--interval", "5m", "--", "job", "--store", "x"]).unwrap();
+        assert_eq!(line.run.command, ["job", "--store", "x"]);
+        assert_eq!(line.global.store, None);
+    }
+}

@@ -25,16 +25,16 @@ const FILES_MAX: usize = 65_536;
 #[derive(Debug, thiserror::Error)]
 pub enum CaptureError<E> {
     /// The connection to CRIU broke.
-    #[error("receive CRIU's image stream")]
+    #[error("cannot receive CRIU's image stream")]
     Stream(#[source] io::Error),
     /// The dump was called off from outside.
-    #[error("receive CRIU's image stream: called off")]
+    #[error("cannot receive CRIU's image stream: called off")]
     Cancelled,
     /// CRIU ended its stream before the image was complete.
-    #[error("receive CRIU's image stream: it ended before the image was complete")]
+    #[error("cannot receive CRIU's image stream: it ended before the image was complete")]
     Incomplete,
     /// More files than any dump has.
-    #[error("receive CRIU's image stream: more than {FILES_MAX} files")]
+    #[error("cannot receive CRIU's image stream: more than {FILES_MAX} files")]
     TooMany,
     /// The receiver of an image file failed.
     #[error(transparent)]

@@ -18,7 +18,7 @@ use super::message::{read_request, receive_pipe, wait_readable, write_reply};
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError<E> {
     /// The connection to CRIU broke.
-    #[error("send CRIU its image stream")]
+    #[error("cannot send CRIU its image stream")]
     Stream(#[source] io::Error),
     /// The source of an image file failed.
     #[error(transparent)]

@@ -73,7 +73,7 @@ impl OpenFile {
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
     /// `/proc` of a process could not be read.
-    #[error("list the open files of process {pid}")]
+    #[error("cannot list the open files of process {pid}")]
     Process {
         /// Pid as the host sees it.
         pid: i32,

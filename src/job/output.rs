@@ -128,16 +128,22 @@ impl Output {
         })
     }
 
-    /// Waits until everything that a dead job wrote is delivered. Ends when no process holds the pipe.
-    pub fn drain(&mut self) {
-        if let Some(relay) = self.relay.take() {
-            // A relay that panicked has nothing more to deliver.
-            let _ = relay.join();
-        }
+    /// Gives a wait until everything that a dead job wrote is delivered. It ends when no process
+    /// holds the pipe and our own reader has taken all; hold no lock meanwhile.
+    pub fn drain(&mut self) -> impl FnOnce() + use<> {
+        let relay = self.relay.take();
+        // A relay that panicked has nothing more to deliver.
+        move || drop(relay.map(JoinHandle::join))
+    }
+
+    /// Gives a way to ask whether a line of ours would stand at the start of a line, after the job's.
+    pub fn line_watch(&self) -> impl Fn() -> bool + use<> {
+        let shared = Arc::clone(&self.shared);
+        move || shared.lock().replay.at_line_start()
     }
 
     /// Sets the stream back to `mark`: cuts our own file, or gets ready to hold the repetition back.
-    /// Call after [`Output::drain`]. `same_run` is false when another supervisor made the mark.
+    /// Call after the wait of [`Output::drain`]. `same_run` is false when another supervisor made the mark.
     ///
     /// # Errors
     /// When our file cannot be cut.
@@ -158,12 +164,6 @@ impl Output {
             state.replay.forget(mark.position)
         }
         Ok(())
-    }
-
-    /// Whether a line of ours would stand at the start of a line, after the job's.
-    #[must_use]
-    pub fn at_line_start(&self) -> bool {
-        self.shared.lock().replay.at_line_start()
     }
 }
 
@@ -259,7 +259,7 @@ mod tests {
         let mark = output.mark().unwrap();
         assert_eq!((mark.position, mark.file), (6, None));
         drop(job);
-        output.drain();
+        output.drain()();
         let mut text = [0; 6];
         heard.read_exact(&mut text).unwrap();
         assert_eq!(&text, b"hello\n");
@@ -274,7 +274,7 @@ mod tests {
         let mark = output.mark().unwrap();
         job.write_all(b"two, at 12:00\n").unwrap();
         drop(job);
-        output.drain();
+        output.drain()();
         assert_eq!(
             std::fs::read_to_string(file.path()).unwrap(),
             "one\ntwo, at 12:00\n"
@@ -283,7 +283,7 @@ mod tests {
         let mut job = File::from(output.connect().unwrap());
         job.write_all(b"two, at 12:01\n").unwrap();
         drop(job);
-        output.drain();
+        output.drain()();
         assert_eq!(
             std::fs::read_to_string(file.path()).unwrap(),
             "one\ntwo, at 12:01\n"
@@ -307,6 +307,6 @@ mod tests {
         }
         assert_eq!(output.mark().unwrap().position, written);
         drop((job, heard));
-        output.drain();
+        output.drain()();
     }
 }

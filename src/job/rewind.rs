@@ -14,13 +14,13 @@ use super::files::{Access, OpenFile};
 #[derive(Debug, thiserror::Error)]
 pub enum RewindError {
     /// A file that the job had open is not there any more.
-    #[error("find {}, which the job had open at the snapshot: put it back, or restore an older image", .0.display())]
+    #[error("cannot find {}, which the job had open at the snapshot: put it back, or restore an older image", .0.display())]
     Vanished(PathBuf),
     /// Another file has its name.
-    #[error("go on with {}: it was replaced by another file since the snapshot; put the old one back", .0.display())]
+    #[error("cannot go on with {}: it was replaced by another file since the snapshot; put the old one back", .0.display())]
     Replaced(PathBuf),
     /// It has fewer bytes than at the snapshot.
-    #[error("go on with {}: it shrank from {then} to {now} bytes since the snapshot; put the old content back", path.display())]
+    #[error("cannot go on with {}: it shrank from {then} to {now} bytes since the snapshot; put the old content back", path.display())]
     Shrank {
         /// The file.
         path: PathBuf,
@@ -30,7 +30,7 @@ pub enum RewindError {
         now: u64,
     },
     /// A file that the job only reads has changed.
-    #[error("go on with {}: the job reads it, and it changed since the snapshot ({then} bytes then, {now} now); put the old one back", path.display())]
+    #[error("cannot go on with {}: the job reads it, and it changed since the snapshot ({then} bytes then, {now} now); put the old one back", path.display())]
     Changed {
         /// The file.
         path: PathBuf,
@@ -40,7 +40,7 @@ pub enum RewindError {
         now: u64,
     },
     /// A system call failed.
-    #[error("{operation} {}", path.display())]
+    #[error("cannot {operation} {}", path.display())]
     System {
         /// What was tried.
         operation: &'static str,

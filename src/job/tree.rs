@@ -10,7 +10,7 @@ const PROCESSES_MAX: usize = 32_768;
 #[derive(Debug, thiserror::Error)]
 pub enum TreeError {
     /// A process of the tree is gone, or `/proc` is not what it should be.
-    #[error("read process {pid} in /proc")]
+    #[error("cannot read process {pid} in /proc")]
     Process {
         /// Pid as the host sees it.
         pid: i32,
@@ -19,10 +19,10 @@ pub enum TreeError {
         source: ProcError,
     },
     /// The root of the tree is not there.
-    #[error("find the job's first process")]
+    #[error("cannot find the job's first process")]
     NoRoot,
     /// More processes than any job has.
-    #[error("read the process tree: more than {PROCESSES_MAX} processes")]
+    #[error("cannot read the process tree: more than {PROCESSES_MAX} processes")]
     TooMany,
 }
 

@@ -26,7 +26,7 @@ pub enum SandboxError {
     #[error(transparent)]
     Spawn(#[from] SpawnError),
     /// Pid 1 could not do a step.
-    #[error("{operation}: {source}")]
+    #[error("cannot {operation}")]
     Step {
         /// What was tried.
         operation: String,
@@ -34,16 +34,16 @@ pub enum SandboxError {
         source: io::Error,
     },
     /// The connection to pid 1 broke, or it said something unexpected.
-    #[error("talk to the sandbox")]
+    #[error("cannot talk to the sandbox")]
     Talk(#[source] io::Error),
     /// Pid 1 is gone.
-    #[error("reach the sandbox: it has ended")]
+    #[error("cannot reach the sandbox: it has ended")]
     Gone,
     /// Another tool runs in it.
-    #[error("run two tools at once in one sandbox")]
+    #[error("cannot run two tools at once in one sandbox")]
     Busy,
     /// The tool did not end in time; it has been left running.
-    #[error("wait for the tool: it has not ended after {0:?}")]
+    #[error("cannot wait for the tool: it has not ended after {0:?}")]
     Slow(Duration),
 }
 

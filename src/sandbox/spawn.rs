@@ -33,10 +33,10 @@ const EXEC_FAILED: isize = 125;
 #[derive(Debug, thiserror::Error)]
 pub enum SpawnError {
     /// The kernel does not let us make namespaces.
-    #[error("create PID and mount namespaces (needs CAP_SYS_ADMIN)")]
+    #[error("cannot create PID and mount namespaces (needs CAP_SYS_ADMIN)")]
     NotPermitted(#[source] io::Error),
     /// Another system call failed.
-    #[error("start the sandbox process")]
+    #[error("cannot start the sandbox process")]
     System(#[source] io::Error),
 }
 

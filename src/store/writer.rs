@@ -51,6 +51,8 @@ pub struct WriteOptions {
 pub struct ImageWriter {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<Vec<Pack>>>,
+    /// Durable packs, once the workers have ended.
+    packs: Vec<Pack>,
     created_unix_ms: u64,
     outcome: Outcome,
     _busy: Busy,
@@ -115,6 +117,7 @@ impl Store {
         let mut writer = ImageWriter {
             shared,
             workers: Vec::new(),
+            packs: Vec::new(),
             created_unix_ms: crate::clock::unix_ms(),
             outcome: Outcome::Pending,
             _busy: busy,
@@ -170,6 +173,20 @@ impl ImageWriter {
         self.shared.assembly.raw_bytes()
     }
 
+    /// Waits until every chunk is durable. No stream can be written afterwards. Only
+    /// [`ImageWriter::commit`] makes an image of them.
+    ///
+    /// # Errors
+    /// A stream is not finished, or writing failed.
+    pub fn settle(&mut self) -> Result<(), WriteError> {
+        self.shared.flow.check()?;
+        self.shared.assembly.check_finished()?;
+        self.shared.flow.close();
+        let packs = self.join();
+        self.packs.extend(packs);
+        self.shared.flow.check()
+    }
+
     /// Makes the image durable and gives it its name. Blocks until then.
     ///
     /// # Errors
@@ -179,11 +196,8 @@ impl ImageWriter {
         if meta.len() > META_BYTES_MAX {
             return Err(WriteError::MetaTooLarge { len: meta.len() });
         }
-        self.shared.flow.check()?;
-        self.shared.assembly.check_finished()?;
-        self.shared.flow.close();
-        let packs = self.join();
-        self.shared.flow.check()?;
+        self.settle()?;
+        let packs = std::mem::take(&mut self.packs);
         let manifest = self.manifest(&packs, meta)?;
         self.publish(&manifest)?;
         tracing::debug!(

@@ -43,16 +43,16 @@ enum Answer {
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
     /// Nobody listens.
-    #[error("reach a supervisor at {}: none runs with this store (is --store right?)", .0.display())]
+    #[error("cannot reach a supervisor at {}: none runs with this store (is --store right?)", .0.display())]
     NoSupervisor(PathBuf),
     /// The connection failed.
-    #[error("talk to the supervisor")]
+    #[error("cannot talk to the supervisor")]
     Talk(#[from] io::Error),
     /// It ended before it answered.
-    #[error("wait for the snapshot: the supervisor ended")]
+    #[error("cannot wait for the snapshot: the supervisor ended")]
     Ended,
     /// It said no.
-    #[error("take a snapshot: {0}")]
+    #[error("cannot take a snapshot: {0}")]
     Refused(String),
 }
 

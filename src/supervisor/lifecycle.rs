@@ -169,7 +169,7 @@ impl Supervisor {
     /// Remembers why an image did not become the job.
     fn image_failed(&mut self, id: ImageId, error: &RestoreError) -> Result<(), RunError> {
         let reason = chain(error);
-        tracing::error!(image = %id, "restore failed: cannot {reason}");
+        tracing::error!(image = %id, "restore failed: {reason}");
         self.failed += 1;
         if error.image_may_be_good() {
             self.refused.insert(id);
@@ -244,9 +244,10 @@ impl Supervisor {
         let (streams, events) = (Arc::clone(&self.streams), self.events.clone());
         let work = move || {
             let mut streams = streams.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            streams.stdout.drain();
-            streams.stderr.drain();
+            let (stdout, stderr) = (streams.stdout.drain(), streams.stderr.drain());
             drop(streams);
+            stdout();
+            stderr();
             // The loop only ends with the run.
             let _ = events.blocking_send(Event::Drained);
         };

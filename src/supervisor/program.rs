@@ -10,13 +10,13 @@ use nix::unistd::{AccessFlags, access};
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
     /// No command was given.
-    #[error("run nothing: give a command after --, as in: ckpt-run -- ./train")]
+    #[error("cannot run nothing: give a command after --, as in: ckpt-run -- ./train")]
     Missing,
     /// There is no such program.
-    #[error("find {}: no such file, and none on PATH", .0.display())]
+    #[error("cannot find {}: no such file, and none on PATH", .0.display())]
     NotFound(PathBuf),
     /// It is not a program.
-    #[error("run {}: it is not executable (chmod +x?)", .0.display())]
+    #[error("cannot run {}: it is not executable (chmod +x?)", .0.display())]
     NotRunnable(PathBuf),
 }
 

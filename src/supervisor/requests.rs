@@ -91,11 +91,11 @@ impl Supervisor {
             return Ok(());
         }
         if error.job_is_lost() {
-            tracing::error!("snapshot failed: cannot {reason}");
+            tracing::error!("snapshot failed: {reason}");
             running.job.sandbox.kill();
             return Ok(());
         }
-        tracing::warn!("snapshot failed, the job goes on, older images are untouched: cannot {reason}");
+        tracing::warn!("snapshot failed, the job goes on, older images are untouched: {reason}");
         match (wanted.afterwards, self.stopping) {
             (Afterwards::Stop, Stopping::Until(_)) => self.forward_termination(),
             (Afterwards::Stop, _) => {

@@ -35,25 +35,25 @@ const FIRST_DESCRIPTOR: RawFd = 200;
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
     /// The image cannot be read.
-    #[error("read the image")]
+    #[error("cannot read the image")]
     Read(#[source] Box<ReadError>),
     /// Its facts make no sense.
-    #[error("understand the image's facts")]
+    #[error("cannot understand the image's facts")]
     Facts(#[source] serde_json::Error),
     /// The image holds GPU state and this machine has no usable driver.
-    #[error("restore GPU state: {0}")]
+    #[error("cannot restore GPU state: {0}")]
     NoGpu(String),
     /// Files of the job cannot be put back.
-    #[error("put the job's files back")]
+    #[error("cannot put the job's files back")]
     Files(#[from] RewindError),
     /// A stream or socket of our own failed.
-    #[error("prepare the restore")]
+    #[error("cannot prepare the restore")]
     Prepare(#[source] io::Error),
     /// The sandbox failed.
-    #[error("run CRIU in the sandbox")]
+    #[error("cannot run CRIU in the sandbox")]
     Sandbox(#[from] SandboxError),
     /// CRIU failed.
-    #[error("restore the processes: {reason} (log: {log})")]
+    #[error("cannot restore the processes: {reason} (log: {log})")]
     Criu {
         /// Its reason.
         reason: String,
@@ -61,13 +61,13 @@ pub enum RestoreError {
         log: String,
     },
     /// The restored processes are not there.
-    #[error("find the restored processes")]
+    #[error("cannot find the restored processes")]
     Tree(#[from] job::TreeError),
     /// The CUDA driver's library could not be used.
-    #[error("load the CUDA driver")]
+    #[error("cannot load the CUDA driver")]
     Driver(#[from] cuda::LoadError),
     /// The GPU state could not be resumed.
-    #[error("resume the GPU state")]
+    #[error("cannot resume the GPU state")]
     Resume(#[source] Box<cuda::TreeError>),
 }
 

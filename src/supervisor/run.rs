@@ -17,6 +17,7 @@ use super::program::{self, ProgramError};
 use super::run_state::{Progress, RunState, RunStateError};
 use super::supervise::Supervisor;
 use super::workshop::{Streams, Workshop};
+use crate::telemetry;
 
 /// Exit code for failures of ours, before or around the job.
 pub const OURS: u8 = 125;
@@ -58,7 +59,7 @@ pub enum RunError {
     State(#[from] RunStateError),
     /// The store belongs to another command.
     #[error(
-        "go on: the store {} holds an unfinished run of another command\n  there: {there}\n  here:  {here}\n\
+        "cannot go on: the store {} holds an unfinished run of another command\n  there: {there}\n  here:  {here}\n\
          run the same line again, choose another --store, or begin anew with --fresh",
         store.display()
     )]
@@ -71,7 +72,7 @@ pub enum RunError {
         here: String,
     },
     /// Something of the system's failed.
-    #[error("{operation}")]
+    #[error("cannot {operation}")]
     System {
         /// What was tried.
         operation: &'static str,
@@ -80,10 +81,10 @@ pub enum RunError {
         source: io::Error,
     },
     /// The sandbox could not be started.
-    #[error("start the job")]
+    #[error("cannot start the job")]
     Sandbox(#[from] crate::sandbox::SandboxError),
     /// Asked to give up rather than to start without an image.
-    #[error("go on: none of the images could be restored; see the messages above, or begin anew with --fresh")]
+    #[error("cannot go on: none of the images could be restored; see the messages above, or begin anew with --fresh")]
     NothingRestorable,
 }
 
@@ -131,12 +132,15 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
     };
     state.save(store.path())?;
     let shop = Workshop::new(config, store, lock, criu, command, directory, state.started_unix_ms).map_err(system("prepare the work folder"))?;
+    // Our own messages go to stderr: cutting its file would cut them too.
+    let shared = same_file(io::stdout().as_fd(), io::stderr().as_fd());
     let streams = Streams {
         stdin: Input::new(Input::callers()).map_err(system("read stdin"))?,
-        stdout: Output::new(own(io::stdout().as_fd())?, !same_file(io::stdout().as_fd(), io::stderr().as_fd())),
-        // Our own messages go there: cutting it would cut them too.
+        stdout: Output::new(own(io::stdout().as_fd())?, !shared),
         stderr: Output::new(own(io::stderr().as_fd())?, false),
     };
+    let (stdout_line, stderr_line) = (streams.stdout.line_watch(), streams.stderr.line_watch());
+    telemetry::share_lines_with(move || stderr_line() && (!shared || stdout_line()));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

@@ -19,7 +19,7 @@ const BYTES_MAX: u64 = 16 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum RunStateError {
     /// It cannot be read.
-    #[error("read {}", path.display())]
+    #[error("cannot read {}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
@@ -28,7 +28,7 @@ pub enum RunStateError {
         source: io::Error,
     },
     /// It was made by a newer version, or by something else.
-    #[error("understand {}: made by a newer ckpt-run, or damaged; use that version, or another --store", path.display())]
+    #[error("cannot understand {}: made by a newer ckpt-run, or damaged; use that version, or another --store", path.display())]
     Format {
         /// The file.
         path: PathBuf,

@@ -36,13 +36,13 @@ const LOCK_ATTEMPT: Duration = Duration::from_millis(400);
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
     /// The process tree could not be read.
-    #[error("read the job's process tree")]
+    #[error("cannot read the job's process tree")]
     Tree(#[from] job::TreeError),
     /// The open files could not be listed.
-    #[error("list the job's open files")]
+    #[error("cannot list the job's open files")]
     Files(#[from] job::FilesError),
     /// A file's content could not be kept.
-    #[error("keep the content of {path}")]
+    #[error("cannot keep the content of {path}")]
     Content {
         /// The job's file.
         path: String,
@@ -51,25 +51,25 @@ pub enum SnapshotError {
         source: io::Error,
     },
     /// The store failed.
-    #[error("write the image")]
+    #[error("cannot write the image")]
     Store(#[source] Box<WriteError>),
     /// The CUDA driver's library could not be used.
-    #[error("load the CUDA driver")]
+    #[error("cannot load the CUDA driver")]
     Driver(#[from] cuda::LoadError),
     /// The GPU state could not be suspended.
-    #[error("suspend the GPU state")]
+    #[error("cannot suspend the GPU state")]
     Suspend(#[source] Box<cuda::TreeError>),
     /// The GPU state did not come back: the job does not compute.
-    #[error("resume the GPU state; the job does not compute any more and will be restored")]
+    #[error("cannot resume the GPU state; the job does not compute any more and will be restored")]
     Resume(#[source] Box<cuda::TreeError>),
     /// A socket or a stream of our own failed.
-    #[error("prepare the dump")]
+    #[error("cannot prepare the dump")]
     Prepare(#[source] io::Error),
     /// The sandbox failed.
-    #[error("run CRIU in the sandbox")]
+    #[error("cannot run CRIU in the sandbox")]
     Sandbox(#[from] SandboxError),
     /// CRIU failed.
-    #[error("dump the processes: {reason} (log: {log})")]
+    #[error("cannot dump the processes: {reason} (log: {log})")]
     Criu {
         /// Its reason.
         reason: String,
@@ -77,10 +77,10 @@ pub enum SnapshotError {
         log: String,
     },
     /// The image stream broke.
-    #[error("receive the image from CRIU")]
+    #[error("cannot receive the image from CRIU")]
     Stream(#[source] io::Error),
     /// CRIU did not finish in time.
-    #[error("dump the processes within {0:?} (snapshot.timeout)")]
+    #[error("cannot dump the processes within {0:?} (snapshot.timeout)")]
     Slow(Duration),
 }
 
@@ -384,16 +384,15 @@ impl Dump<'_> {
     ) -> Result<Snapshotted, SnapshotError> {
         let mut facts = facts?;
         let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let writer = writer.ok_or_else(|| SnapshotError::Stream(io::ErrorKind::UnexpectedEof.into()))?;
+        let mut writer = writer.ok_or_else(|| SnapshotError::Stream(io::ErrorKind::UnexpectedEof.into()))?;
         writer.start_workers();
-        let id = writer.id();
-        let written = writer.flush()?;
+        writer.settle()?;
         watch.lap("write");
         facts.phases = watch.phases().to_vec();
         let meta = serde_json::to_vec(&facts).map_err(|error| SnapshotError::Prepare(error.into()))?;
-        let manifest = written.commit(&meta)?;
+        let manifest = writer.commit(&meta)?;
         Ok(Snapshotted {
-            id,
+            id: manifest.id,
             freeze: Duration::from_secs_f64(facts.freeze_seconds),
             raw_bytes: manifest.raw_bytes,
             stored_bytes: manifest.stored_bytes,

@@ -1,0 +1,75 @@
+//! `ckpt-run -- CMD` and `ckpt-run run -- CMD`.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::Args;
+
+use super::{Failure, Global};
+use crate::config::{LogLevel, Override};
+use crate::supervisor::{self, RunOptions, chain};
+use crate::telemetry;
+
+/// What a run can be told on the command line; everything else is in the settings.
+#[derive(Debug, Default, PartialEq, Args)]
+pub(super) struct RunArguments {
+    /// Time between snapshots: "15m", 900 (seconds), or "never"
+    #[arg(short, long, value_name = "TIME")]
+    interval: Option<String>,
+    /// Snapshot at these local times instead: "0 3 * * *"
+    #[arg(long, value_name = "EXPRESSION")]
+    cron: Option<String>,
+    /// Images to keep
+    #[arg(long, value_name = "N")]
+    keep_last: Option<String>,
+    /// Which ends are restarted: no, on-failure, on-abnormal, always
+    #[arg(long, value_name = "POLICY")]
+    restart: Option<String>,
+    /// Restarts without a new image between them; -1 for no limit
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    max_restarts: Option<String>,
+    /// Time for the last snapshot after SIGTERM
+    #[arg(long, value_name = "TIME")]
+    grace: Option<String>,
+    /// auto, namespaces or none
+    #[arg(long, value_name = "HOW")]
+    isolation: Option<String>,
+    /// Begin anew, whatever the store holds
+    #[arg(long)]
+    fresh: bool,
+    /// The job
+    #[arg(last = true, value_name = "CMD")]
+    pub(super) command: Vec<OsString>,
+}
+
+impl RunArguments {
+    fn overrides(&self) -> Vec<Override> {
+        [
+            ("snapshot.interval", "--interval", &self.interval),
+            ("snapshot.cron", "--cron", &self.cron),
+            ("retention.keep_last", "--keep-last", &self.keep_last),
+            ("restart.policy", "--restart", &self.restart),
+            ("restart.max", "--max-restarts", &self.max_restarts),
+            ("snapshot.grace", "--grace", &self.grace),
+            ("isolation", "--isolation", &self.isolation),
+        ]
+        .into_iter()
+        .filter_map(|(key, flag, value)| Some(Override { key, flag, value: value.clone()? }))
+        .collect()
+    }
+}
+
+pub(super) fn run(global: &Global, arguments: RunArguments) -> Result<ExitCode, Failure> {
+    let config = global.load(arguments.overrides())?.config;
+    let level = match (global.quiet, global.verbose) {
+        (true, _) => LogLevel::Warn,
+        (_, true) => LogLevel::Debug,
+        (false, false) => config.log.level,
+    };
+    telemetry::to_stderr(level.as_str());
+    let options = RunOptions { config, command: arguments.command, fresh: arguments.fresh };
+    match supervisor::run(options) {
+        Ok(code) => Ok(ExitCode::from(code)),
+        Err(error) => Err(Failure { text: chain(&error), code: error.exit_code() }),
+    }
+}
