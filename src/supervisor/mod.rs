@@ -1,4 +1,4 @@
-//! (in progress)
+//! The loop that owns the job, and the policies it asks.
 
 pub mod restart;
 pub mod schedule;
