@@ -316,6 +316,8 @@ fn by_trying(schedule: &cron::Schedule, zone: &TimeZone, after: i64) -> Option<i
 }
 
 proptest! {
+    // Each case tries thousands of minutes.
+    #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
     fn every_minute_around_a_change_agrees_with_trying_them_all(
         zone in proptest::sample::select(vec![
