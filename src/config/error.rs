@@ -86,7 +86,7 @@ pub enum ConfigError {
         /// The key.
         key: String,
         /// What is wrong with it. Part of the message, so no `#[source]`.
-        problem: Invalid,
+        problem: Box<Invalid>,
     },
     /// Two settings cannot both hold.
     #[error("{first}: {first_key} and {second}: {second_key}: {why}")]

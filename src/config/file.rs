@@ -93,3 +93,23 @@ fn unread(path: &Path) -> impl Fn(io::Error) -> ConfigError {
         source,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_our_own_and_roots_files_are_believed() {
+        const US: u32 = 1000;
+        for (owner, mode, expected) in [
+            (US, 0o100_644, None),
+            (0, 0o100_644, None),
+            (US, 0o100_664, None),
+            (1001, 0o100_600, Some(Distrust::Owner(1001))),
+            (US, 0o100_646, Some(Distrust::WorldWritable)),
+        ] {
+            assert_eq!(distrust(owner, mode, US), expected, "{owner} {mode:o}");
+        }
+        assert_eq!(distrust(1000, 0o100_644, 0), Some(Distrust::Owner(1000)));
+    }
+}

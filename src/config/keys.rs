@@ -16,14 +16,18 @@ use super::units::{format_duration, format_exit_status, format_size, parse_exit_
 use super::value::Value;
 use super::{Buffer, Config, Cpus, CronExpression, Interval, Invalid, RestartLimit};
 
+/// In seconds.
+const DAY: u64 = 24 * 3600;
+
 /// Shorter intervals are all freeze; longer ones overflow no clock.
-const INTERVAL: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_hours(24 * 365);
+const INTERVAL: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(365 * DAY);
 /// A wait of more than a day is a typing error, and hides a hanging job.
-const WAIT: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_hours(24);
+const WAIT: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(DAY);
 /// As `WAIT`, where not waiting makes sense.
-const WAIT_OR_NOT: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_hours(24);
+const WAIT_OR_NOT: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(DAY);
 /// The driver takes milliseconds in 32 bits, and all ranks are tried for many times.
-const LOCK_TIMEOUT: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_hours(1);
+const LOCK_TIMEOUT: RangeInclusive<Duration> =
+    Duration::from_millis(100)..=Duration::from_secs(3600);
 /// Below, the pipes alone would fill it; above, there is no such machine.
 const BUFFER: RangeInclusive<u64> = 16 << 20..=1 << 50;
 /// What zstd knows, less the levels that need gigabytes of memory.

@@ -117,7 +117,7 @@ fn collect(
             return Err(ConfigError::Value {
                 origin: origin_here,
                 key: path,
-                problem: Value::from_toml(value.get_ref()).not("a table"),
+                problem: Box::new(Value::from_toml(value.get_ref()).not("a table")),
             });
         }
     }

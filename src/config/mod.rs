@@ -17,7 +17,7 @@ mod error;
 mod file;
 mod keys;
 mod layer;
-mod load;
+mod loaded;
 mod model;
 mod sources;
 mod units;
@@ -25,7 +25,7 @@ mod value;
 
 pub use cron::CronExpression;
 pub use error::{ConfigError, Distrust, Invalid};
-pub use load::{DEFAULT_TOML, Loaded, load};
+pub use loaded::{DEFAULT_TOML, Loaded, load};
 pub use model::{
     Buffer, Config, Cpus, Criu, ExitStatus, Files, Interval, Isolation, Log, LogLevel, Restart,
     RestartLimit, RestartPolicy, Retention, Snapshot, WithoutImage,

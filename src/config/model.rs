@@ -4,11 +4,13 @@
 //! What each one means is said once, in `config/default.toml`. `Default` is the
 //! same as that file; a test holds them together.
 
+use std::fmt;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::CronExpression;
+use super::units::format_exit_status;
 
 /// All settings.
 #[derive(Debug, Clone, PartialEq)]
@@ -147,6 +149,34 @@ pub enum ExitStatus {
     Signaled(i32),
 }
 
+impl ExitStatus {
+    /// The exit code that says the same to whoever started us: 128+n for signal n.
+    #[must_use]
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Exited(code) => code,
+            Self::Signaled(number) => {
+                u8::try_from(number).map_or(u8::MAX, |number| number.saturating_add(128))
+            }
+        }
+    }
+
+    /// Whether the job says that it has done what it was started for.
+    #[must_use]
+    pub fn is_success(self) -> bool {
+        self == Self::Exited(0)
+    }
+}
+
+impl fmt::Display for ExitStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exited(code) => write!(f, "exit code {code}"),
+            Self::Signaled(_) => f.write_str(&format_exit_status(*self)),
+        }
+    }
+}
+
 /// What happens when there is no image to restore.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WithoutImage {
@@ -251,12 +281,12 @@ impl Default for Config {
             store: PathBuf::from("./.ckpt-run"),
             isolation: Isolation::Auto,
             snapshot: Snapshot {
-                interval: Interval::Every(Duration::from_mins(15)),
+                interval: Interval::Every(Duration::from_secs(15 * 60)),
                 cron: None,
                 buffer: Buffer::Auto,
                 grace: Duration::from_secs(60),
                 lock_timeout: Duration::from_secs(30),
-                timeout: Duration::from_mins(10),
+                timeout: Duration::from_secs(10 * 60),
                 level: 1,
                 cpus: Cpus::Auto,
             },
@@ -266,7 +296,7 @@ impl Default for Config {
                 max: RestartLimit::Times(3),
                 backoff: Duration::from_secs(1),
                 backoff_factor: 2.0,
-                backoff_max: Duration::from_mins(1),
+                backoff_max: Duration::from_secs(60),
                 prevent: vec![ExitStatus::Exited(2)],
                 without_image: WithoutImage::Start,
             },

@@ -150,3 +150,66 @@ fn text(name: OsString, value: OsString) -> Result<(String, String), ConfigError
         (Ok(_) | Err(_), Ok(_) | Err(_)) => Err(ConfigError::NotText { variable: shown }),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::ffi::OsStringExt;
+
+    use super::*;
+
+    fn sources(variables: &[(&str, &str)], config: Option<&str>) -> Sources {
+        let variables = variables
+            .iter()
+            .map(|(name, value)| (OsString::from(name), OsString::from(value)));
+        Sources::from_variables(variables, config.map(PathBuf::from), Vec::new()).unwrap()
+    }
+
+    #[test]
+    fn the_users_file_is_found_by_xdg() {
+        let file = |variables: &[_]| sources(variables, None).user;
+        let home = ("HOME", "/home/u");
+        let path = |text: &str| Some(PathBuf::from(text));
+        assert_eq!(file(&[home]), path("/home/u/.config/ckpt-run/config.toml"));
+        assert_eq!(
+            file(&[home, ("XDG_CONFIG_HOME", "/xdg")]),
+            path("/xdg/ckpt-run/config.toml")
+        );
+        assert_eq!(
+            file(&[home, ("XDG_CONFIG_HOME", "relative")]),
+            path("/home/u/.config/ckpt-run/config.toml")
+        );
+        assert_eq!(file(&[]), None);
+    }
+
+    #[test]
+    fn the_flag_names_the_file_before_the_variable_does() {
+        let variable = ("CKPT_RUN_CONFIG", "/variable.toml");
+        let named = |text: &str| ProjectFile::Named(PathBuf::from(text));
+        assert_eq!(sources(&[variable], Some("f")).project, named("f"));
+        assert_eq!(sources(&[variable], None).project, named("/variable.toml"));
+        assert_eq!(
+            sources(&[("CKPT_RUN_CONFIG", "")], None).project,
+            ProjectFile::InWorkingDirectory(PathBuf::from("ckpt-run.toml"))
+        );
+    }
+
+    #[test]
+    fn only_variables_of_ours_are_kept() {
+        let found = sources(&[("PATH", "/bin"), ("CKPT_RUN_STORE", "/s")], None);
+        let store = ("CKPT_RUN_STORE".to_owned(), "/s".to_owned());
+        assert_eq!(found.environment, [store]);
+    }
+
+    #[test]
+    fn a_variable_that_is_not_text_is_refused() {
+        let variable = (
+            OsString::from("CKPT_RUN_STORE"),
+            OsString::from_vec(vec![0xff]),
+        );
+        let refused = Sources::from_variables([variable].into_iter(), None, Vec::new());
+        assert_eq!(
+            refused.unwrap_err().to_string(),
+            "environment CKPT_RUN_STORE: not UTF-8"
+        );
+    }
+}

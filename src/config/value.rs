@@ -68,7 +68,7 @@ impl Value {
                 return Err(self.not("a whole number"));
             }
         };
-        within(number, range, |limit| limit.to_string())
+        within(number, range, ToString::to_string)
     }
 
     pub(super) fn float(&self, range: &RangeInclusive<f64>) -> Result<f64, Invalid> {
@@ -83,7 +83,7 @@ impl Value {
             })?,
             Self::Text(_) | Self::List(_) | Self::Other(_) => return Err(self.not("a number")),
         };
-        within(number, range, |limit| limit.to_string())
+        within(number, range, ToString::to_string)
     }
 
     pub(super) fn duration(&self, range: &RangeInclusive<Duration>) -> Result<Duration, Invalid> {

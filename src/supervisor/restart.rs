@@ -1,1 +1,222 @@
-//! (in progress)
+//! What to do when the job has ended by itself: a pure function of how it ended,
+//! the rules, and what happened since the last new image.
+//!
+//! ```text
+//! crashes since    images to          decision
+//! the last image   restore
+//!      1           some               restore the newest
+//!      2           some               restore the one before it, if there is one
+//!      3           some               give up
+//!     any          none               start anew, or give up, as configured
+//! ```
+//! Ends that are not to be restarted, and a spent number of restarts, give up
+//! before that. An end that we were asked for is no crash and must not come here.
+//! The decision is carried out, and the [`Budget`] kept, by the supervisor's loop.
+
+use std::fmt;
+use std::time::Duration;
+
+pub use crate::config::ExitStatus;
+use crate::config::{Restart, RestartLimit, RestartPolicy, WithoutImage};
+
+/// The crash that goes one image further back: the newest may hold its cause.
+const CRASHES_FURTHER_BACK: u32 = 2;
+/// The crash that gives up: two images did not get past it.
+const CRASHES_GIVE_UP: u32 = 3;
+
+/// What was spent since the last new image, or since the start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Budget {
+    /// Restarts, from an image or from the beginning.
+    pub restarts: u32,
+    /// Ends other than a success.
+    pub crashes: u32,
+}
+
+impl Budget {
+    /// Counts an end, once, before [`decide`] is asked about it.
+    pub fn ended(&mut self, status: ExitStatus) {
+        if !status.is_success() {
+            self.crashes = self.crashes.saturating_add(1);
+        }
+    }
+
+    /// Counts a restart that was carried out.
+    pub fn restarted(&mut self) {
+        self.restarts = self.restarts.saturating_add(1);
+    }
+
+    /// A new image is durable: the job got further than last time.
+    pub fn refill(&mut self) {
+        *self = Self::default();
+    }
+}
+
+/// The images that a restart can choose from.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Images {
+    /// Those that are not set aside.
+    pub available: usize,
+    /// Those set aside because restoring them failed since this end of the job.
+    pub failed: usize,
+}
+
+/// What to do next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Decision {
+    /// The job has done its work.
+    Finished {
+        /// The code to exit with.
+        code: u8,
+    },
+    /// Wait, then restore the newest available image but `skip_newest`. If that
+    /// image fails, set it aside and decide again with the same budget.
+    Restore {
+        /// Less than the number of available images.
+        skip_newest: usize,
+        /// How long to wait first.
+        delay: Duration,
+    },
+    /// Wait, then start the job from the beginning.
+    StartAnew {
+        /// How long to wait first.
+        delay: Duration,
+    },
+    /// Leave the images as they are and exit.
+    GiveUp {
+        /// The code to exit with: the job's own.
+        code: u8,
+        /// Why.
+        reason: Reason,
+    },
+}
+
+/// Why the job is not restarted. Reads after "giving up: ".
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// The policy does not restart such an end.
+    Policy(ExitStatus),
+    /// The end is on the list of those that are never retried.
+    Prevented(ExitStatus),
+    /// This many restarts without a new image are all there may be.
+    RestartsSpent(u32),
+    /// It crashed this many times without a new image.
+    CrashedAgain(u32),
+    /// There is no image to restore; so many failed.
+    NoImage {
+        /// Images set aside since the job ended.
+        failed: usize,
+    },
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Policy(status) => write!(f, "restart.policy does not restart after {status}"),
+            Self::Prevented(status) => write!(f, "restart.prevent lists {status}"),
+            Self::RestartsSpent(max) => write!(
+                f,
+                "restarted {max} times without a new image, as often as restart.max allows"
+            ),
+            Self::CrashedAgain(crashes) => {
+                write!(f, "crashed {crashes} times without a new image")
+            }
+            Self::NoImage { failed: 0 } => f.write_str("there is no image yet"),
+            Self::NoImage { failed } => {
+                write!(f, "none of the images ({failed}) could be restored")
+            }
+        }
+    }
+}
+
+/// Decides what follows on the job's end.
+#[must_use]
+pub fn decide(ended: ExitStatus, rules: &Restart, budget: Budget, images: Images) -> Decision {
+    if ended.is_success() && rules.policy != RestartPolicy::Always {
+        return Decision::Finished { code: ended.code() };
+    }
+    if let Some(reason) = refusal(ended, rules, budget) {
+        return Decision::GiveUp {
+            code: ended.code(),
+            reason,
+        };
+    }
+    // A failed image comes after a crash that was waited for already.
+    let delay = match images.failed {
+        0 => backoff(rules, budget.restarts),
+        _ => Duration::ZERO,
+    };
+    if ended.is_success() {
+        return Decision::StartAnew { delay };
+    }
+    choose(ended, rules, budget, images, delay)
+}
+
+/// Why this end is not restarted at all, whatever images there are.
+fn refusal(ended: ExitStatus, rules: &Restart, budget: Budget) -> Option<Reason> {
+    let restarted = match rules.policy {
+        RestartPolicy::No => false,
+        RestartPolicy::OnFailure => !ended.is_success(),
+        RestartPolicy::OnAbnormal => matches!(ended, ExitStatus::Signaled(_)),
+        RestartPolicy::Always => true,
+    };
+    if !restarted {
+        return Some(Reason::Policy(ended));
+    }
+    if rules.prevent.contains(&ended) {
+        return Some(Reason::Prevented(ended));
+    }
+    match rules.max {
+        RestartLimit::Times(max) if budget.restarts >= max => Some(Reason::RestartsSpent(max)),
+        RestartLimit::Times(_) | RestartLimit::Unlimited => None,
+    }
+}
+
+/// Chooses what a crashed job is restarted from.
+fn choose(
+    ended: ExitStatus,
+    rules: &Restart,
+    budget: Budget,
+    images: Images,
+    delay: Duration,
+) -> Decision {
+    let give_up = |reason| Decision::GiveUp {
+        code: ended.code(),
+        reason,
+    };
+    let Some(oldest) = images.available.checked_sub(1) else {
+        return match rules.without_image {
+            WithoutImage::Start => Decision::StartAnew { delay },
+            WithoutImage::GiveUp => give_up(Reason::NoImage {
+                failed: images.failed,
+            }),
+        };
+    };
+    if budget.crashes >= CRASHES_GIVE_UP {
+        return give_up(Reason::CrashedAgain(budget.crashes));
+    }
+    let further_back = usize::from(budget.crashes >= CRASHES_FURTHER_BACK);
+    Decision::Restore {
+        skip_newest: further_back.min(oldest),
+        delay,
+    }
+}
+
+/// The wait before the restart after `restarts` others: geometric, up to the longest.
+#[must_use]
+pub fn backoff(rules: &Restart, restarts: u32) -> Duration {
+    if rules.backoff.is_zero() {
+        return Duration::ZERO;
+    }
+    let growth = rules
+        .backoff_factor
+        .powi(i32::try_from(restarts).unwrap_or(i32::MAX));
+    // Infinite growth is no error here: the longest wait is smaller.
+    let seconds = (rules.backoff.as_secs_f64() * growth).min(rules.backoff_max.as_secs_f64());
+    Duration::try_from_secs_f64(seconds)
+        .unwrap_or(rules.backoff_max)
+        .min(rules.backoff_max)
+}
+
+#[cfg(test)]
+mod tests;

@@ -79,7 +79,7 @@ impl Loaded {
                 ConfigError::Value {
                     origin: entry.origin.clone(),
                     key: path.to_owned(),
-                    problem,
+                    problem: Box::new(problem),
                 }
             })?;
             if let Some(first) = here.insert(path, entry.origin.clone()) {
