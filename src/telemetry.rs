@@ -43,10 +43,18 @@ where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
 {
-    fn format_event(&self, _: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+    fn format_event(
+        &self,
+        _: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
         let mut text = Text::default();
         event.record(&mut text);
-        if AT_LINE_START.get().is_some_and(|at_line_start| !at_line_start()) {
+        if AT_LINE_START
+            .get()
+            .is_some_and(|at_line_start| !at_line_start())
+        {
             writer.write_char('\n')?;
         }
         let weight = match *event.metadata().level() {

@@ -32,27 +32,39 @@ impl From<&ImageEntry> for Summary {
             created_unix_ms: entry.created_unix_ms,
             raw_bytes: entry.raw_bytes,
             stored_bytes: entry.stored_bytes,
-            freeze_ms: facts.as_ref().map(|facts| milliseconds(facts.freeze_seconds)),
+            freeze_ms: facts
+                .as_ref()
+                .map(|facts| milliseconds(facts.freeze_seconds)),
             trigger: facts.as_ref().map(|facts| facts.trigger.as_str()),
             damaged: entry.damaged.clone(),
         }
     }
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates; a freeze is not negative")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "saturates; a freeze is not negative"
+)]
 fn milliseconds(seconds: f64) -> u64 {
     (seconds * 1000.0).round() as u64
 }
 
 /// A time of the store's; the epoch for one that no clock shows.
 pub(super) fn timestamp(unix_ms: u64) -> Timestamp {
-    i64::try_from(unix_ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok()).unwrap_or(Timestamp::UNIX_EPOCH)
+    i64::try_from(unix_ms)
+        .ok()
+        .and_then(|ms| Timestamp::from_millisecond(ms).ok())
+        .unwrap_or(Timestamp::UNIX_EPOCH)
 }
 
 /// Finds the image that `name` means: a number, or `latest`.
 pub(super) fn find(store: &Store, name: &str) -> Result<ImageId, Failure> {
     if name == "latest" {
-        let newest = store.images()?.into_iter().rfind(|image| image.damaged.is_none());
+        let newest = store
+            .images()?
+            .into_iter()
+            .rfind(|image| image.damaged.is_none());
         return newest.map(|image| image.id).ok_or_else(|| Failure {
             text: format!("there is no image in {}", shown(store.path())),
             code: OURS,

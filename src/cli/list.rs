@@ -2,8 +2,7 @@
 
 use std::process::ExitCode;
 
-use comfy_table::presets::NOTHING;
-use comfy_table::{CellAlignment, Table};
+use comfy_table::{CellAlignment, Table, TableStyle};
 use jiff::{SignedDuration, SignedDurationRound, Unit};
 
 use super::images::Summary;
@@ -26,16 +25,23 @@ pub(super) fn run(global: &Global) -> Result<ExitCode, Failure> {
 
 fn table(images: &[Summary]) -> Table {
     let mut table = Table::new();
-    table.load_preset(NOTHING).set_header(["ID", "AGE", "SIZE", "STORED", "FREEZE", "TRIGGER", ""]);
+    table
+        .load_style(TableStyle::new())
+        .set_header(["ID", "AGE", "SIZE", "STORED", "FREEZE", "TRIGGER", ""]);
     for image in images {
         table.add_row([
             image.id.to_string(),
             age(image.created_unix_ms),
             size(image.raw_bytes),
             size(image.stored_bytes),
-            image.freeze_ms.map_or_else(|| "?".to_owned(), |ms| format!("{ms} ms")),
+            image
+                .freeze_ms
+                .map_or_else(|| "?".to_owned(), |ms| format!("{ms} ms")),
             image.trigger.unwrap_or("?").to_owned(),
-            image.damaged.as_ref().map_or_else(String::new, |reason| format!("damaged: {reason}")),
+            image
+                .damaged
+                .as_ref()
+                .map_or_else(String::new, |reason| format!("damaged: {reason}")),
         ]);
     }
     for column in 1..=4 {
@@ -48,8 +54,16 @@ fn table(images: &[Summary]) -> Table {
 
 /// `3m 20s`: whole seconds, the largest two units.
 fn age(created_unix_ms: u64) -> String {
-    let past = SignedDuration::from_millis(i64::try_from(clock::unix_ms().saturating_sub(created_unix_ms)).unwrap_or(i64::MAX));
-    let unit = if past.as_hours() > 0 { Unit::Minute } else { Unit::Second };
-    let rounded = past.round(SignedDurationRound::new().smallest(unit)).unwrap_or(past);
+    let past = SignedDuration::from_millis(
+        i64::try_from(clock::unix_ms().saturating_sub(created_unix_ms)).unwrap_or(i64::MAX),
+    );
+    let unit = if past.as_hours() > 0 {
+        Unit::Minute
+    } else {
+        Unit::Second
+    };
+    let rounded = past
+        .round(SignedDurationRound::new().smallest(unit))
+        .unwrap_or(past);
     format!("{rounded:#}")
 }

@@ -103,7 +103,9 @@ pub fn main() -> ExitCode {
     let CommandLine { global, run, verb } = line;
     let verb = match verb {
         None if run.command.is_empty() => {
-            output::say("nothing to run: give a command after --, as in: ckpt-run -- ./train (or --help)");
+            output::say(
+                "nothing to run: give a command after --, as in: ckpt-run -- ./train (or --help)",
+            );
             return ExitCode::from(OURS);
         }
         None => Verb::Run(run),
@@ -130,7 +132,10 @@ struct Failure {
 
 impl<E: std::error::Error> From<E> for Failure {
     fn from(error: E) -> Self {
-        Self { text: chain(&error), code: OURS }
+        Self {
+            text: chain(&error),
+            code: OURS,
+        }
     }
 }
 
@@ -152,7 +157,10 @@ fn dispatch(global: &Global, verb: Verb) -> Result<ExitCode, Failure> {
 impl Global {
     /// Loads the settings, with these flags over all else.
     fn load(&self, mut overrides: Vec<Override>) -> Result<Loaded, ConfigError> {
-        let flags = [("store", "--store", &self.store), ("criu.path", "--criu", &self.criu)];
+        let flags = [
+            ("store", "--store", &self.store),
+            ("criu.path", "--criu", &self.criu),
+        ];
         for (key, flag, value) in flags {
             overrides.extend(value.clone().map(|value| Override { key, flag, value }));
         }
@@ -168,7 +176,10 @@ impl Global {
 
 /// Explains a command line that clap does not understand; `ckpt-run ./train` lacks its `--`.
 fn wrong_line(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
-    let asked = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+    let asked = matches!(
+        error.kind(),
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
+    );
     // A reader that went away has seen what it wanted.
     let _ = error.print();
     if asked {
@@ -184,10 +195,17 @@ fn wrong_line(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
 
 /// The line with `--` before its first word that is no option; `None` when there is none.
 fn with_dashes(arguments: &[OsString]) -> Option<String> {
-    let words: Vec<String> = arguments.iter().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+    let words: Vec<String> = arguments
+        .iter()
+        .skip(1)
+        .map(|word| word.to_string_lossy().into_owned())
+        .collect();
     let takes_value = |word: &str| {
         CommandLine::command().get_arguments().any(|argument| {
-            argument.get_action().takes_values() && argument.get_long().is_some_and(|long| word == format!("--{long}"))
+            argument.get_action().takes_values()
+                && argument
+                    .get_long()
+                    .is_some_and(|long| word == format!("--{long}"))
         })
     };
     let mut place = 0;
@@ -195,7 +213,13 @@ fn with_dashes(arguments: &[OsString]) -> Option<String> {
         place += if takes_value(&words[place]) { 2 } else { 1 };
     }
     let (options, command) = words.split_at(place);
-    let parts = [&["ckpt-run".to_owned()], options, &["--".to_owned()], command].concat();
+    let parts = [
+        &["ckpt-run".to_owned()],
+        options,
+        &["--".to_owned()],
+        command,
+    ]
+    .concat();
     Some(parts.join(" "))
 }
 
@@ -215,14 +239,27 @@ mod tests {
 
     #[test]
     fn a_forgotten_double_dash_is_put_where_it_belongs() {
-        let line = |text: &str| with_dashes(&text.split(' ').map(OsString::from).collect::<Vec<_>>());
-        assert_eq!(line("ckpt-run --interval 5m python train.py").unwrap(), "ckpt-run --interval 5m -- python train.py");
+        let line =
+            |text: &str| with_dashes(&text.split(' ').map(OsString::from).collect::<Vec<_>>());
+        assert_eq!(
+            line("ckpt-run --interval 5m python train.py").unwrap(),
+            "ckpt-run --interval 5m -- python train.py"
+        );
         assert_eq!(line("ckpt-run ./train").unwrap(), "ckpt-run -- ./train");
     }
 
     #[test]
     fn options_of_the_job_are_not_ours() {
-        let line = CommandLine::try_parse_from(["ckpt-run", "--interval", "5m", "--", "job", "--store", "x"]).unwrap();
+        let line = CommandLine::try_parse_from([
+            "ckpt-run",
+            "--interval",
+            "5m",
+            "--",
+            "job",
+            "--store",
+            "x",
+        ])
+        .unwrap();
         assert_eq!(line.run.command, ["job", "--store", "x"]);
         assert_eq!(line.global.store, None);
     }

@@ -54,7 +54,13 @@ impl RunArguments {
             ("isolation", "--isolation", &self.isolation),
         ]
         .into_iter()
-        .filter_map(|(key, flag, value)| Some(Override { key, flag, value: value.clone()? }))
+        .filter_map(|(key, flag, value)| {
+            Some(Override {
+                key,
+                flag,
+                value: value.clone()?,
+            })
+        })
         .collect()
     }
 }
@@ -67,9 +73,16 @@ pub(super) fn run(global: &Global, arguments: RunArguments) -> Result<ExitCode, 
         (false, false) => config.log.level,
     };
     telemetry::to_stderr(level.as_str());
-    let options = RunOptions { config, command: arguments.command, fresh: arguments.fresh };
+    let options = RunOptions {
+        config,
+        command: arguments.command,
+        fresh: arguments.fresh,
+    };
     match supervisor::run(options) {
         Ok(code) => Ok(ExitCode::from(code)),
-        Err(error) => Err(Failure { text: chain(&error), code: error.exit_code() }),
+        Err(error) => Err(Failure {
+            text: chain(&error),
+            code: error.exit_code(),
+        }),
     }
 }

@@ -42,7 +42,14 @@ pub(super) fn run(global: &Global, image: &str) -> Result<ExitCode, Failure> {
         stored_bytes: manifest.stored_bytes,
         damaged: entry.as_ref().and_then(|entry| entry.damaged.as_deref()),
         facts: &facts,
-        streams: manifest.streams.iter().map(|stream| StreamSize { name: &stream.name, bytes: stream.raw_len }).collect(),
+        streams: manifest
+            .streams
+            .iter()
+            .map(|stream| StreamSize {
+                name: &stream.name,
+                bytes: stream.raw_len,
+            })
+            .collect(),
     };
     if global.json {
         return output::print_json(&shown);
@@ -57,23 +64,53 @@ fn text(image: &Shown<'_>) -> Result<String, std::fmt::Error> {
     if let Some(reason) = image.damaged {
         writeln!(out, "damaged    {reason}")?;
     }
-    writeln!(out, "created    {} on {} ({})", image.created, facts.host, facts.trigger.as_str())?;
+    writeln!(
+        out,
+        "created    {} on {} ({})",
+        image.created,
+        facts.host,
+        facts.trigger.as_str()
+    )?;
     writeln!(out, "command    {}", facts.command.join(" "))?;
     writeln!(out, "directory  {}", facts.directory.display())?;
-    writeln!(out, "size       {}, {} stored", size(image.raw_bytes), size(image.stored_bytes))?;
+    writeln!(
+        out,
+        "size       {}, {} stored",
+        size(image.raw_bytes),
+        size(image.stored_bytes)
+    )?;
     writeln!(out, "freeze     {:.3} s", facts.freeze_seconds)?;
     for phase in &facts.phases {
         writeln!(out, "  {:<8} {:.3} s", phase.name, phase.seconds)?;
     }
     writeln!(out, "processes  {}", facts.processes)?;
     match &facts.cuda {
-        Some(cuda) => writeln!(out, "cuda       {} processes, driver {}, {}", cuda.pids.len(), cuda.driver, cuda.gpus.join(", "))?,
+        Some(cuda) => writeln!(
+            out,
+            "cuda       {} processes, driver {}, {}",
+            cuda.pids.len(),
+            cuda.driver,
+            cuda.gpus.join(", ")
+        )?,
         None => writeln!(out, "cuda       none")?,
     }
-    writeln!(out, "made with  CRIU {}, Linux {}", facts.criu, facts.kernel)?;
+    writeln!(
+        out,
+        "made with  CRIU {}, Linux {}",
+        facts.criu, facts.kernel
+    )?;
     for file in facts.files.iter().filter(|file| file.written()) {
-        let kept = if file.content.is_some() { ", content kept" } else { "" };
-        writeln!(out, "writes     {} ({} bytes{kept})", file.path.display(), file.size)?;
+        let kept = if file.content.is_some() {
+            ", content kept"
+        } else {
+            ""
+        };
+        writeln!(
+            out,
+            "writes     {} ({} bytes{kept})",
+            file.path.display(),
+            file.size
+        )?;
     }
     Ok(out)
 }

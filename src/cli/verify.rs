@@ -28,7 +28,10 @@ pub(super) fn run(global: &Global, names: &[String]) -> Result<ExitCode, Failure
     let images = if names.is_empty() {
         store.images()?.into_iter().map(|image| image.id).collect()
     } else {
-        names.iter().map(|name| find(&store, name)).collect::<Result<Vec<_>, _>>()?
+        names
+            .iter()
+            .map(|name| find(&store, name))
+            .collect::<Result<Vec<_>, _>>()?
     };
     let verdicts: Vec<Verdict> = images.into_iter().map(|id| verify(&store, id)).collect();
     let all_good = verdicts.iter().all(|verdict| verdict.good);
@@ -39,13 +42,19 @@ pub(super) fn run(global: &Global, names: &[String]) -> Result<ExitCode, Failure
             output::print(&line(verdict))?;
         }
     }
-    Ok(if all_good { ExitCode::SUCCESS } else { ExitCode::from(DAMAGED) })
+    Ok(if all_good {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(DAMAGED)
+    })
 }
 
 fn verify(store: &Store, id: ImageId) -> Verdict {
     // Draws on a terminal only.
     let bar = ProgressBar::new(0).with_prefix(id.to_string());
-    if let Ok(style) = ProgressStyle::with_template("{prefix} {bar:30} {bytes}/{total_bytes} {binary_bytes_per_sec}") {
+    if let Ok(style) = ProgressStyle::with_template(
+        "{prefix} {bar:30} {bytes}/{total_bytes} {binary_bytes_per_sec}",
+    ) {
         bar.set_style(style);
     }
     let shown = Mutex::new(&bar);
@@ -57,8 +66,18 @@ fn verify(store: &Store, id: ImageId) -> Verdict {
     });
     bar.finish_and_clear();
     match result {
-        Ok(verified) => Verdict { id, good: true, raw_bytes: verified.raw_bytes, problem: None },
-        Err(error) => Verdict { id, good: false, raw_bytes: 0, problem: Some(chain(&error)) },
+        Ok(verified) => Verdict {
+            id,
+            good: true,
+            raw_bytes: verified.raw_bytes,
+            problem: None,
+        },
+        Err(error) => Verdict {
+            id,
+            good: false,
+            raw_bytes: 0,
+            problem: Some(chain(&error)),
+        },
     }
 }
 

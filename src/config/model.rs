@@ -298,7 +298,7 @@ impl Default for Config {
                 backoff_factor: 2.0,
                 backoff_max: Duration::from_secs(60),
                 prevent: vec![ExitStatus::Exited(2)],
-                without_image: WithoutImage::Start,
+                without_image: WithoutImage::GiveUp,
             },
             files: Files {
                 keep_content: 16 << 20,

@@ -56,6 +56,9 @@ pub fn dump_arguments(options: &DumpOptions<'_>) -> Vec<OsString> {
             OsStr::new("--tree"),
             OsStr::new(&options.root_pid.to_string()),
             OsStr::new("--leave-running"),
+            // Nobody outside talks to the frozen job: connections are inside the tree.
+            OsStr::new("--network-lock"),
+            OsStr::new("skip"),
             OsStr::new("--timeout"),
             OsStr::new(CRIU_TIMEOUT_SECONDS),
             OsStr::new("--ghost-limit"),
@@ -112,8 +115,6 @@ fn common(verb: &str, directory: &Path, log: &Path, libdir: &Path, log_level: u8
             // The job stays in, and comes back into, the cgroup of the supervisor.
             OsStr::new("--manage-cgroups=ignore"),
             OsStr::new("--tcp-established"),
-            OsStr::new("--network-lock"),
-            OsStr::new("skip"),
             OsStr::new("--file-locks"),
         ],
     );

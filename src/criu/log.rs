@@ -116,6 +116,9 @@ const KNOWN: &[Known] = &[
     ),
 ];
 
+/// Errors after which CRIU goes on: it would have liked a higher limit, which takes `CAP_SYS_RESOURCE`.
+const HARMLESS: &[&str] = &["Can't setup RLIMIT_NOFILE for self"];
+
 /// Reads the end of CRIU's log and says why it failed. `None` when the log holds no error.
 #[must_use]
 pub fn reason_in(log: &Path) -> Option<Reason> {
@@ -131,7 +134,7 @@ pub fn reason_in(log: &Path) -> Option<Reason> {
 fn reason(log: &str) -> Option<Reason> {
     let errors: Vec<&str> = log
         .lines()
-        .filter(|line| line.contains("Error ("))
+        .filter(|line| line.contains("Error (") && !HARMLESS.iter().any(|text| line.contains(text)))
         .collect();
     for Known(text, cause, remedy) in KNOWN {
         if let Some(line) = errors.iter().find(|line| line.contains(text)) {
@@ -178,7 +181,7 @@ mod tests {
 
     #[test]
     fn an_unknown_error_is_criu_s_first() {
-        let reason = reason("(00.1) Error (a.c:1): first\n(00.2) Error (b.c:2): second\n").unwrap();
+        let reason = reason("Error (u.c:1): rlimit: Can't setup RLIMIT_NOFILE for self: no\n(00.1) Error (a.c:1): first\n(00.2) Error (b.c:2): second\n").unwrap();
         assert_eq!(
             reason,
             Reason {

@@ -79,6 +79,7 @@ impl Input {
             return Ok(Self {
                 shared: None,
                 pipe: 0,
+                idle: None,
             });
         };
         let shared = Arc::new(Shared {
@@ -163,7 +164,10 @@ impl Input {
     /// When the pipe cannot be asked.
     pub fn mark(&self) -> io::Result<InputMark> {
         let Some(shared) = &self.shared else {
-            return Ok(InputMark { position: 0, pipe: self.pipe });
+            return Ok(InputMark {
+                position: 0,
+                pipe: self.pipe,
+            });
         };
         let state = shared.lock();
         let waiting = state.sink.as_ref().map_or(Ok(0), waiting_in)?;

@@ -18,12 +18,13 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
 use nix::errno::Errno;
+use nix::fcntl::OFlag;
 use nix::libc;
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, signal, sigprocmask};
 use nix::sys::wait::{WaitStatus, waitpid};
-use nix::unistd::{ForkResult, Pid, fork, pipe, setsid};
+use nix::unistd::{ForkResult, Pid, fork, pipe2, setsid};
 
 use super::protocol::JobPids;
 
@@ -41,7 +42,7 @@ pub(super) fn start(
     arguments: &[OsString],
     stdio: [OwnedFd; 3],
 ) -> io::Result<JobPids> {
-    let (answer, answer_to) = pipe()?;
+    let (answer, answer_to) = pipe2(OFlag::O_CLOEXEC)?;
     // SAFETY: this process has one thread, so the child may go on as an ordinary program.
     match unsafe { fork() }? {
         ForkResult::Child => {
@@ -96,6 +97,8 @@ fn run(program: &OsString, arguments: &[OsString], stdio: [OwnedFd; 3], answer_t
 }
 
 fn prepare() -> io::Result<()> {
+    // CRIU wants the root of a tree to lead a session.
+    setsid()?;
     prctl::set_child_subreaper(true)?;
     sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None)?;
     Ok(())

@@ -67,10 +67,13 @@ pub fn socket_path(store: &Path) -> PathBuf {
 /// # Errors
 /// When no supervisor runs, or the snapshot failed; the job goes on in every case.
 pub fn request_snapshot(store: &Path) -> Result<ImageId, ControlError> {
-    let mut connection = with_short_path(store, |path| blocking::UnixStream::connect(path)).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => ControlError::NoSupervisor(store.to_owned()),
-        _ => ControlError::Talk(error),
-    })?;
+    let mut connection = with_short_path(store, |path| blocking::UnixStream::connect(path))
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+                ControlError::NoSupervisor(store.to_owned())
+            }
+            _ => ControlError::Talk(error),
+        })?;
     let mut line = serde_json::to_vec(&Request::Snapshot).map_err(io::Error::from)?;
     line.push(b'\n');
     connection.write_all(&line)?;
@@ -120,7 +123,9 @@ async fn answer(connection: UnixStream, events: Sender<Event>) {
 async fn converse(connection: UnixStream, events: Sender<Event>) -> io::Result<()> {
     let (reader, mut writer) = connection.into_split();
     let mut line = String::new();
-    tokio::io::BufReader::new(reader.take(REQUEST_BYTES_MAX)).read_line(&mut line).await?;
+    tokio::io::BufReader::new(reader.take(REQUEST_BYTES_MAX))
+        .read_line(&mut line)
+        .await?;
     let answer = match serde_json::from_str(&line) {
         Err(error) => Answer::Failed(format!("understand the request: {error}")),
         Ok(Request::Snapshot) => {
@@ -141,5 +146,9 @@ async fn converse(connection: UnixStream, events: Sender<Event>) -> io::Result<(
 /// Socket paths end at 107 bytes; a store's may be longer, one through `/proc` is not.
 fn with_short_path<T>(store: &Path, action: impl FnOnce(&Path) -> io::Result<T>) -> io::Result<T> {
     let folder = File::open(store)?;
-    action(&Path::new("/proc/self/fd").join(folder.as_raw_fd().to_string()).join(SOCKET))
+    action(
+        &Path::new("/proc/self/fd")
+            .join(folder.as_raw_fd().to_string())
+            .join(SOCKET),
+    )
 }

@@ -6,19 +6,34 @@ use std::path::Path;
 use super::control;
 
 /// Systemd's messages to its own child; a job that took them for its own would answer in our name.
-const NOT_FOR_THE_JOB: [&str; 6] =
-    ["NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"];
+const NOT_FOR_THE_JOB: [&str; 6] = [
+    "NOTIFY_SOCKET",
+    "WATCHDOG_PID",
+    "WATCHDOG_USEC",
+    "LISTEN_PID",
+    "LISTEN_FDS",
+    "LISTEN_FDNAMES",
+];
 
 /// Makes the job's environment from ours.
-pub(super) fn for_job(ours: impl Iterator<Item = (OsString, OsString)>, store: &Path, job: &str) -> Vec<(OsString, OsString)> {
+pub(super) fn for_job(
+    ours: impl Iterator<Item = (OsString, OsString)>,
+    store: &Path,
+    job: &str,
+) -> Vec<(OsString, OsString)> {
     let set = [
         ("CKPT_RUN_JOB", OsString::from(job)),
         ("CKPT_RUN_STORE", store.into()),
         ("CKPT_RUN_SOCKET", control::socket_path(store).into()),
     ];
-    let replaced = |name: &OsStr| set.iter().any(|(ours, _)| name == *ours) || NOT_FOR_THE_JOB.iter().any(|one| name == *one);
+    let replaced = |name: &OsStr| {
+        set.iter().any(|(ours, _)| name == *ours) || NOT_FOR_THE_JOB.iter().any(|one| name == *one)
+    };
     ours.filter(|(name, _)| !replaced(name))
-        .chain(set.iter().map(|(name, value)| (OsString::from(name), value.clone())))
+        .chain(
+            set.iter()
+                .map(|(name, value)| (OsString::from(name), value.clone())),
+        )
         .collect()
 }
 
@@ -28,9 +43,23 @@ mod tests {
 
     #[test]
     fn systemd_s_variables_stay_here_and_ours_are_set() {
-        let ours = [("PATH", "/bin"), ("NOTIFY_SOCKET", "/run/x"), ("CKPT_RUN_STORE", "other")];
-        let given = for_job(ours.iter().map(|(k, v)| (k.into(), v.into())), Path::new("/s"), "7");
-        let value = |name: &str| given.iter().filter(|(key, _)| key == name).map(|(_, value)| value.clone()).collect::<Vec<_>>();
+        let ours = [
+            ("PATH", "/bin"),
+            ("NOTIFY_SOCKET", "/run/x"),
+            ("CKPT_RUN_STORE", "other"),
+        ];
+        let given = for_job(
+            ours.iter().map(|(k, v)| (k.into(), v.into())),
+            Path::new("/s"),
+            "7",
+        );
+        let value = |name: &str| {
+            given
+                .iter()
+                .filter(|(key, _)| key == name)
+                .map(|(_, value)| value.clone())
+                .collect::<Vec<_>>()
+        };
         assert_eq!(value("PATH"), ["/bin"]);
         assert!(value("NOTIFY_SOCKET").is_empty());
         assert_eq!(value("CKPT_RUN_STORE"), ["/s"]);

@@ -102,7 +102,11 @@ impl ImageFacts {
     /// The sandbox that the image wants.
     #[must_use]
     pub fn isolation(&self) -> Isolation {
-        if self.isolated { Isolation::Namespaces } else { Isolation::None }
+        if self.isolated {
+            Isolation::Namespaces
+        } else {
+            Isolation::None
+        }
     }
 }
 
@@ -112,7 +116,9 @@ pub(super) fn run_of(meta: &[u8]) -> Option<u64> {
     struct Run {
         run: u64,
     }
-    serde_json::from_slice::<Run>(meta).ok().map(|facts| facts.run)
+    serde_json::from_slice::<Run>(meta)
+        .ok()
+        .map(|facts| facts.run)
 }
 
 /// Measures phases one after the other.
@@ -124,7 +130,10 @@ pub(super) struct Stopwatch {
 
 impl Stopwatch {
     pub fn start() -> Self {
-        Self { last: clock::now(), phases: Vec::new() }
+        Self {
+            last: clock::now(),
+            phases: Vec::new(),
+        }
     }
 
     /// Ends the present phase under this name and begins the next.
@@ -136,7 +145,10 @@ impl Stopwatch {
 
     /// Adds a phase that was measured elsewhere, and begins the next.
     pub fn add(&mut self, name: &str, took: Duration) {
-        self.phases.push(Phase { name: name.to_owned(), seconds: took.as_secs_f64() });
+        self.phases.push(Phase {
+            name: name.to_owned(),
+            seconds: took.as_secs_f64(),
+        });
         self.last = clock::now();
     }
 

@@ -16,7 +16,9 @@ use super::supervise::{AfterEnd, Restoring, Running, Stage, Stopping, Supervisor
 use super::workshop::Job;
 use crate::clock;
 use crate::config;
-use crate::sandbox::{Ended, Isolation, JobPids, Sandbox, SandboxError, SpawnError, privilege_missing};
+use crate::sandbox::{
+    Ended, Isolation, JobPids, Sandbox, SandboxError, SpawnError, privilege_missing,
+};
 use crate::store::ImageId;
 
 impl Supervisor {
@@ -69,8 +71,13 @@ impl Supervisor {
     }
 
     pub fn started(&mut self, pids: JobPids) {
-        let Stage::Starting(sandbox) = &self.stage else { return };
-        let job = Arc::new(Job { sandbox: Arc::clone(sandbox), pids });
+        let Stage::Starting(sandbox) = &self.stage else {
+            return;
+        };
+        let job = Arc::new(Job {
+            sandbox: Arc::clone(sandbox),
+            pids,
+        });
         tracing::info!(
             store = %self.shop.store.path().display(),
             command = %self.state.command.join(" "),
@@ -89,7 +96,12 @@ impl Supervisor {
 
     fn now_running(&mut self, job: Arc<Job>, ended: Option<Ended>, gone: bool) {
         self.last = LastSnapshot::not_yet(now());
-        self.stage = Stage::Running(Running { job, busy: None, ended, gone });
+        self.stage = Stage::Running(Running {
+            job,
+            busy: None,
+            ended,
+            gone,
+        });
     }
 
     /// The run was begun by an earlier supervisor.
@@ -116,7 +128,9 @@ impl Supervisor {
         if skip_newest > 0 && !self.available()?.is_empty() {
             return self.restore_from(0);
         }
-        if !self.refused.is_empty() || self.shop.config.restart.without_image == config::WithoutImage::GiveUp {
+        if !self.refused.is_empty()
+            || self.shop.config.restart.without_image == config::WithoutImage::GiveUp
+        {
             return Err(RunError::NothingRestorable);
         }
         tracing::warn!("no image could be restored: the job begins anew");
@@ -135,17 +149,36 @@ impl Supervisor {
             // The loop only ends with the run.
             let _ = events.blocking_send(Event::RestoreEnded(Box::new(result)));
         };
-        thread::Builder::new().name("restore".to_owned()).spawn(work).map_err(system("start a thread"))?;
-        self.stage = Stage::Restoring(Restoring { sandbox, id, pids, skip_newest, ended: None, gone: false, failed: false });
+        thread::Builder::new()
+            .name("restore".to_owned())
+            .spawn(work)
+            .map_err(system("start a thread"))?;
+        self.stage = Stage::Restoring(Restoring {
+            sandbox,
+            id,
+            pids,
+            skip_newest,
+            ended: None,
+            gone: false,
+            failed: false,
+        });
         Ok(())
     }
 
-    pub fn restore_ended(&mut self, result: Result<Restored, RestoreError>) -> Result<(), RunError> {
-        let Stage::Restoring(restoring) = &mut self.stage else { return Ok(()) };
+    pub fn restore_ended(
+        &mut self,
+        result: Result<Restored, RestoreError>,
+    ) -> Result<(), RunError> {
+        let Stage::Restoring(restoring) = &mut self.stage else {
+            return Ok(());
+        };
         let id = restoring.id;
         match result {
             Ok(restored) => {
-                let job = Arc::new(Job { sandbox: Arc::clone(&restoring.sandbox), pids: restoring.pids });
+                let job = Arc::new(Job {
+                    sandbox: Arc::clone(&restoring.sandbox),
+                    pids: restoring.pids,
+                });
                 let (ended, gone) = (restoring.ended, restoring.gone);
                 self.now_running(job, ended, gone);
                 report(id, &restored);
@@ -211,7 +244,15 @@ impl Supervisor {
 
     /// Ends a job whose root process has ended, once no snapshot of it is under way any more.
     pub fn settle(&mut self) -> Result<(), RunError> {
-        let Stage::Running(Running { busy: None, ended, gone, .. }) = &self.stage else { return Ok(()) };
+        let Stage::Running(Running {
+            busy: None,
+            ended,
+            gone,
+            ..
+        }) = &self.stage
+        else {
+            return Ok(());
+        };
         let status = match (ended, gone) {
             (Some(ended), _) => exit_status(*ended),
             // Somebody killed pid 1, and with it the job.
@@ -243,7 +284,9 @@ impl Supervisor {
     fn drain(&mut self) -> Result<(), RunError> {
         let (streams, events) = (Arc::clone(&self.streams), self.events.clone());
         let work = move || {
-            let mut streams = streams.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let mut streams = streams
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
             let (stdout, stderr) = (streams.stdout.drain(), streams.stderr.drain());
             drop(streams);
             stdout();
@@ -251,12 +294,18 @@ impl Supervisor {
             // The loop only ends with the run.
             let _ = events.blocking_send(Event::Drained);
         };
-        thread::Builder::new().name("drain".to_owned()).spawn(work).map(drop).map_err(system("start a thread"))
+        thread::Builder::new()
+            .name("drain".to_owned())
+            .spawn(work)
+            .map(drop)
+            .map_err(system("start a thread"))
     }
 
     /// Everything of the job is gone and delivered.
     pub fn all_gone(&mut self) -> Result<(), RunError> {
-        let Stage::Ending(then) = self.stage else { return Ok(()) };
+        let Stage::Ending(then) = self.stage else {
+            return Ok(());
+        };
         self.stage = Stage::Idle;
         match then {
             AfterEnd::Exit(code, progress) => self.finish(code, progress),
@@ -268,23 +317,36 @@ impl Supervisor {
     /// Decides what follows on an end of the job.
     fn after(&mut self, status: ExitStatus) -> Result<(), RunError> {
         if self.stopping != Stopping::No {
-            let progress = if status.is_success() { Progress::Finished } else { Progress::Saved };
+            let progress = if status.is_success() {
+                Progress::Finished
+            } else {
+                Progress::Saved
+            };
             return self.finish(status.code(), progress);
         }
         self.failed = 0;
         self.refused.clear();
         self.budget.ended(status);
-        let images = Images { available: self.available()?.len(), failed: 0 };
+        let images = Images {
+            available: self.available()?.len(),
+            failed: 0,
+        };
         match decide(status, &self.shop.config.restart, self.budget, images) {
             Decision::Finished { code } => self.finish(code, Progress::Finished),
             Decision::Restore { skip_newest, delay } => {
                 tracing::warn!(end = %status, wait = %seconds(delay), "the job crashed");
-                self.stage = Stage::Waiting { until: clock::now() + delay, skip_newest: Some(skip_newest) };
+                self.stage = Stage::Waiting {
+                    until: clock::now() + delay,
+                    skip_newest: Some(skip_newest),
+                };
                 Ok(())
             }
             Decision::StartAnew { delay } => {
                 tracing::warn!(end = %status, wait = %seconds(delay), "the job ended; there is no image, it begins anew");
-                self.stage = Stage::Waiting { until: clock::now() + delay, skip_newest: None };
+                self.stage = Stage::Waiting {
+                    until: clock::now() + delay,
+                    skip_newest: None,
+                };
                 Ok(())
             }
             Decision::GiveUp { code, reason } => {
@@ -295,7 +357,9 @@ impl Supervisor {
     }
 
     pub fn backoff_over(&mut self) -> Result<(), RunError> {
-        let Stage::Waiting { skip_newest, .. } = self.stage else { return Ok(()) };
+        let Stage::Waiting { skip_newest, .. } = self.stage else {
+            return Ok(());
+        };
         self.stage = Stage::Idle;
         match skip_newest {
             Some(skip_newest) => self.restore_from(skip_newest),
@@ -318,13 +382,23 @@ impl Supervisor {
     /// This run's images that are not set aside, oldest first.
     fn available(&self) -> Result<Vec<ImageId>, RunError> {
         let images = self.shop.store.images()?;
-        let ours = images.into_iter().filter(|image| image.damaged.is_none() && self.is_ours(&image.meta));
-        Ok(ours.map(|image| image.id).filter(|id| !self.refused.contains(id)).collect())
+        let ours = images
+            .into_iter()
+            .filter(|image| image.damaged.is_none() && self.is_ours(&image.meta));
+        Ok(ours
+            .map(|image| image.id)
+            .filter(|id| !self.refused.contains(id))
+            .collect())
     }
 
     /// Whether the run has any image, good or not.
     fn any_images(&self) -> Result<bool, RunError> {
-        Ok(self.shop.store.images()?.iter().any(|image| image.damaged.is_some() || self.is_ours(&image.meta)))
+        Ok(self
+            .shop
+            .store
+            .images()?
+            .iter()
+            .any(|image| image.damaged.is_some() || self.is_ours(&image.meta)))
     }
 
     /// The newest image to go on from.
@@ -362,9 +436,14 @@ fn report(id: ImageId, restored: &Restored) {
         );
     }
     if restored.input_lost {
-        tracing::warn!("stdin goes on with what comes next: what the job had read since the snapshot is forgotten");
+        tracing::warn!(
+            "stdin goes on with what comes next: what the job had read since the snapshot is forgotten"
+        );
     }
-    let phases: Vec<String> =
-        restored.phases.iter().map(|phase| format!("{} {:.3}", phase.name, phase.seconds)).collect();
+    let phases: Vec<String> = restored
+        .phases
+        .iter()
+        .map(|phase| format!("{} {:.3}", phase.name, phase.seconds))
+        .collect();
     tracing::info!(image = %id, took = %seconds(restored.total), phases = %phases.join(", "), "restored");
 }

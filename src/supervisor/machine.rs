@@ -9,7 +9,10 @@ use crate::cuda;
 
 /// Host memory that can still be had, bytes: the machine's, or what the cgroup leaves. 0 when unknown.
 pub(super) fn available_memory() -> u64 {
-    let machine = Meminfo::current().ok().and_then(|info| info.mem_available).unwrap_or(0);
+    let machine = Meminfo::current()
+        .ok()
+        .and_then(|info| info.mem_available)
+        .unwrap_or(0);
     machine.min(cgroup_headroom().unwrap_or(u64::MAX))
 }
 
@@ -20,25 +23,43 @@ fn cgroup_headroom() -> Option<u64> {
         let mut parts = line.splitn(3, ':');
         let (number, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
         let (folder, limit, usage) = if number == "0" {
-            (format!("/sys/fs/cgroup{path}"), "memory.max", "memory.current")
+            (
+                format!("/sys/fs/cgroup{path}"),
+                "memory.max",
+                "memory.current",
+            )
         } else if controllers.split(',').any(|one| one == "memory") {
-            (format!("/sys/fs/cgroup/memory{path}"), "memory.limit_in_bytes", "memory.usage_in_bytes")
+            (
+                format!("/sys/fs/cgroup/memory{path}"),
+                "memory.limit_in_bytes",
+                "memory.usage_in_bytes",
+            )
         } else {
             return None;
         };
-        let read = |name: &str| fs::read_to_string(format!("{folder}/{name}")).ok()?.trim().parse::<u64>().ok();
+        let read = |name: &str| {
+            fs::read_to_string(format!("{folder}/{name}"))
+                .ok()?
+                .trim()
+                .parse::<u64>()
+                .ok()
+        };
         Some(read(limit)?.saturating_sub(read(usage)?))
     })
 }
 
 /// The machine's name; empty when it has none.
 pub(super) fn host_name() -> String {
-    nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+    nix::unistd::gethostname()
+        .map(|name| name.to_string_lossy().into_owned())
+        .unwrap_or_default()
 }
 
 /// The kernel's release; empty when unknown.
 pub(super) fn kernel_release() -> String {
-    nix::sys::utsname::uname().map(|about| about.release().to_string_lossy().into_owned()).unwrap_or_default()
+    nix::sys::utsname::uname()
+        .map(|about| about.release().to_string_lossy().into_owned())
+        .unwrap_or_default()
 }
 
 /// Driver and GPUs; no pids.

@@ -43,7 +43,9 @@ fn check_in(program: &OsStr, search: &OsStr) -> Result<(), ProgramError> {
     let places: Vec<PathBuf> = if program.as_bytes().contains(&b'/') {
         vec![path.clone()]
     } else {
-        std::env::split_paths(search).map(|folder| folder.join(&path)).collect()
+        std::env::split_paths(search)
+            .map(|folder| folder.join(&path))
+            .collect()
     };
     let found: Vec<&PathBuf> = places.iter().filter(|place| place.exists()).collect();
     match found.first() {
@@ -69,7 +71,11 @@ mod tests {
         std::fs::write(&file, "#!/bin/sh\n").unwrap();
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
         let search = folder.path().as_os_str();
-        let code = |program: &str| check_in(OsStr::new(program), search).unwrap_err().exit_code();
+        let code = |program: &str| {
+            check_in(OsStr::new(program), search)
+                .unwrap_err()
+                .exit_code()
+        };
         assert_eq!(code("nothing"), 127);
         assert_eq!(code("train"), 126);
         assert_eq!(code("/no/such/program"), 127);

@@ -19,9 +19,18 @@ const TERMINATED: u8 = 128 + 15;
 
 impl Supervisor {
     /// Asks for a snapshot. Those asked for while one is taken become one more.
-    pub fn want(&mut self, trigger: Trigger, afterwards: Afterwards, reply: Option<Reply>) -> Result<(), RunError> {
-        let wanted =
-            self.wanted.get_or_insert_with(|| Wanted { trigger, afterwards, begun: None, replies: Vec::new() });
+    pub fn want(
+        &mut self,
+        trigger: Trigger,
+        afterwards: Afterwards,
+        reply: Option<Reply>,
+    ) -> Result<(), RunError> {
+        let wanted = self.wanted.get_or_insert_with(|| Wanted {
+            trigger,
+            afterwards,
+            begun: None,
+            replies: Vec::new(),
+        });
         wanted.replies.extend(reply);
         if afterwards == Afterwards::Stop {
             wanted.trigger = trigger;
@@ -32,19 +41,34 @@ impl Supervisor {
 
     /// Begins the wanted snapshot if the job runs and no other is taken.
     pub fn snapshot_when_idle(&mut self) -> Result<(), RunError> {
-        let Stage::Running(running @ Running { busy: None, ended: None, .. }) = &mut self.stage else {
+        let Stage::Running(
+            running @ Running {
+                busy: None,
+                ended: None,
+                ..
+            },
+        ) = &mut self.stage
+        else {
             return Ok(());
         };
-        let Some(mut wanted) = self.wanted.take() else { return Ok(()) };
+        let Some(mut wanted) = self.wanted.take() else {
+            return Ok(());
+        };
         wanted.begun = Some(now());
-        let (shop, streams, job) = (Arc::clone(&self.shop), Arc::clone(&self.streams), Arc::clone(&running.job));
-        let (trigger, afterwards, events) = (wanted.trigger, wanted.afterwards, self.events.clone());
+        let (shop, streams, job) = (
+            Arc::clone(&self.shop),
+            Arc::clone(&self.streams),
+            Arc::clone(&running.job),
+        );
+        let (trigger, afterwards, events) =
+            (wanted.trigger, wanted.afterwards, self.events.clone());
         running.busy = Some(wanted);
         let work = move || {
             let computing = |freeze| drop(events.blocking_send(Event::Computing(freeze)));
             let result = snapshot::take(&shop, &job, &streams, trigger, afterwards, computing);
             if result.is_ok() {
-                let keep_last = usize::try_from(shop.config.retention.keep_last).unwrap_or(usize::MAX);
+                let keep_last =
+                    usize::try_from(shop.config.retention.keep_last).unwrap_or(usize::MAX);
                 match shop.store.rotate(&shop.lock, keep_last) {
                     Ok(removed) => tracing::debug!(?removed, "rotated"),
                     Err(error) => tracing::warn!("cannot remove old images: {}", chain(&error)),
@@ -53,14 +77,28 @@ impl Supervisor {
             // The loop only ends with the run.
             let _ = events.blocking_send(Event::SnapshotEnded(Box::new(result)));
         };
-        thread::Builder::new().name("snapshot".to_owned()).spawn(work).map(drop).map_err(system("start a thread"))
+        thread::Builder::new()
+            .name("snapshot".to_owned())
+            .spawn(work)
+            .map(drop)
+            .map_err(system("start a thread"))
     }
 
-    pub fn snapshot_ended(&mut self, result: Result<Snapshotted, SnapshotError>) -> Result<(), RunError> {
-        let Stage::Running(running) = &mut self.stage else { return Ok(()) };
-        let Some(wanted) = running.busy.take() else { return Ok(()) };
+    pub fn snapshot_ended(
+        &mut self,
+        result: Result<Snapshotted, SnapshotError>,
+    ) -> Result<(), RunError> {
+        let Stage::Running(running) = &mut self.stage else {
+            return Ok(());
+        };
+        let Some(wanted) = running.busy.take() else {
+            return Ok(());
+        };
         let ended = now();
-        self.last = LastSnapshot { begun: wanted.begun.unwrap_or(ended), ended };
+        self.last = LastSnapshot {
+            begun: wanted.begun.unwrap_or(ended),
+            ended,
+        };
         match result {
             Ok(done) => {
                 report(&done);
@@ -85,7 +123,9 @@ impl Supervisor {
         for reply in wanted.replies {
             let _ = reply.send(Err(reason.clone())); // a client that went away
         }
-        let Stage::Running(running) = &mut self.stage else { return Ok(()) };
+        let Stage::Running(running) = &mut self.stage else {
+            return Ok(());
+        };
         if running.ended.is_some() || running.gone {
             tracing::info!("snapshot called off: the job ended during it");
             return Ok(());
@@ -120,9 +160,11 @@ impl Supervisor {
         match &self.stage {
             Stage::Running(_) => self.want(Trigger::Stop, Afterwards::Stop, None),
             // Nothing has computed since the newest image.
-            Stage::Idle | Stage::Starting(_) | Stage::Restoring(_) | Stage::Ending(_) | Stage::Waiting { .. } => {
-                self.stop_now("no job runs")
-            }
+            Stage::Idle
+            | Stage::Starting(_)
+            | Stage::Restoring(_)
+            | Stage::Ending(_)
+            | Stage::Waiting { .. } => self.stop_now("no job runs"),
         }
     }
 
@@ -130,7 +172,9 @@ impl Supervisor {
     pub fn stop_now(&mut self, why: &str) -> Result<(), RunError> {
         let saved = self.newest()?;
         match saved {
-            Some(id) => tracing::warn!(image = %id, "stopping without a new image ({why}); the run goes on from the newest one"),
+            Some(id) => {
+                tracing::warn!(image = %id, "stopping without a new image ({why}); the run goes on from the newest one")
+            }
             None => tracing::warn!("stopping without an image ({why}); the run begins anew"),
         }
         let code = if saved.is_some() { SAVED } else { TERMINATED };
@@ -144,7 +188,11 @@ impl Supervisor {
         }
         match &self.stage {
             Stage::Running(running) => Ok(running.job.sandbox.signal(signal, false)?),
-            Stage::Idle | Stage::Starting(_) | Stage::Restoring(_) | Stage::Ending(_) | Stage::Waiting { .. } => {
+            Stage::Idle
+            | Stage::Starting(_)
+            | Stage::Restoring(_)
+            | Stage::Ending(_)
+            | Stage::Waiting { .. } => {
                 let code = u8::try_from(128 + signal).unwrap_or(u8::MAX);
                 self.end_job(AfterEnd::Exit(code, Progress::Saved))
             }
@@ -153,8 +201,12 @@ impl Supervisor {
 }
 
 fn report(done: &Snapshotted) {
-    let phases: Vec<String> =
-        done.facts.phases.iter().map(|phase| format!("{} {:.3}", phase.name, phase.seconds)).collect();
+    let phases: Vec<String> = done
+        .facts
+        .phases
+        .iter()
+        .map(|phase| format!("{} {:.3}", phase.name, phase.seconds))
+        .collect();
     tracing::info!(
         image = %done.id,
         trigger = done.facts.trigger.as_str(),

@@ -77,7 +77,11 @@ impl RestoreError {
     pub fn image_may_be_good(&self) -> bool {
         match self {
             Self::Read(error) => !error.is_damage(),
-            Self::NoGpu(_) | Self::Files(_) | Self::Prepare(_) | Self::Sandbox(_) | Self::Driver(_) => true,
+            Self::NoGpu(_)
+            | Self::Files(_)
+            | Self::Prepare(_)
+            | Self::Sandbox(_)
+            | Self::Driver(_) => true,
             Self::Facts(_) | Self::Criu { .. } | Self::Tree(_) | Self::Resume(_) => false,
         }
     }
@@ -101,12 +105,20 @@ pub(super) struct Candidate {
 /// Looks at an image. Touches nothing.
 pub(super) fn examine(shop: &Workshop, id: ImageId) -> Result<Candidate, RestoreError> {
     let image = shop.store.read(id)?;
-    let facts: ImageFacts = serde_json::from_slice(&image.manifest().meta).map_err(RestoreError::Facts)?;
+    let facts: ImageFacts =
+        serde_json::from_slice(&image.manifest().meta).map_err(RestoreError::Facts)?;
     if facts.cuda.is_some() && !cuda::available() {
-        return Err(RestoreError::NoGpu("this machine has no NVIDIA driver; restore on one that has".to_owned()));
+        return Err(RestoreError::NoGpu(
+            "this machine has no NVIDIA driver; restore on one that has".to_owned(),
+        ));
     }
     let files = job::plan(&facts.files)?;
-    Ok(Candidate { id, facts, image, files })
+    Ok(Candidate {
+        id,
+        facts,
+        image,
+        files,
+    })
 }
 
 /// What a restore did and how long it took.
@@ -128,36 +140,78 @@ pub(super) fn bring_back(
 ) -> Result<Restored, RestoreError> {
     let begun = clock::now();
     let mut watch = Stopwatch::start();
-    let Candidate { id, facts, image, files } = candidate;
+    let Candidate {
+        id,
+        facts,
+        image,
+        files,
+    } = candidate;
     let cut = files.execute(&shop.aside(id), |name, target| {
-        image.copy_to(name, target).map(drop).map_err(|error| io::Error::other(error.to_string()))
+        image
+            .copy_to(name, target)
+            .map(drop)
+            .map_err(|error| io::Error::other(error.to_string()))
     })?;
     let (ends, input_lost) = reconnect(shop, streams, &facts)?;
     watch.lap("rewind");
     run_criu(shop, sandbox, &image, id, &facts, &ends)?;
-    streams.lock().unwrap_or_else(PoisonError::into_inner).stdin.open();
+    streams
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .stdin
+        .open();
     watch.lap("restore");
     if let Some(cuda_facts) = &facts.cuda {
         resume_cuda(sandbox, &facts, &cuda_facts.pids)?;
         watch.lap("resume");
     }
-    Ok(Restored { phases: watch.phases().to_vec(), total: clock::now() - begun, cut, input_lost })
+    Ok(Restored {
+        phases: watch.phases().to_vec(),
+        total: clock::now() - begun,
+        cut,
+        input_lost,
+    })
 }
 
 /// Sets the streams back and makes the pipes that take the place of the old ones.
-fn reconnect(shop: &Workshop, streams: &SharedStreams, facts: &ImageFacts) -> Result<(Vec<(u64, OwnedFd)>, bool), RestoreError> {
+fn reconnect(
+    shop: &Workshop,
+    streams: &SharedStreams,
+    facts: &ImageFacts,
+) -> Result<(Vec<(u64, OwnedFd)>, bool), RestoreError> {
     let same_run = facts.instance == shop.instance;
     let mut streams = streams.lock().unwrap_or_else(PoisonError::into_inner);
     let input_known = same_run && streams.stdin.rewind(&facts.stdin);
-    streams.stdout.rewind(&facts.stdout, same_run).map_err(RestoreError::Prepare)?;
-    streams.stderr.rewind(&facts.stderr, same_run).map_err(RestoreError::Prepare)?;
+    streams
+        .stdout
+        .rewind(&facts.stdout, same_run)
+        .map_err(RestoreError::Prepare)?;
+    streams
+        .stderr
+        .rewind(&facts.stderr, same_run)
+        .map_err(RestoreError::Prepare)?;
     let mut ends = Vec::new();
     if facts.stdin.pipe != 0 {
-        ends.push((facts.stdin.pipe, streams.stdin.connect_pipe().map_err(RestoreError::Prepare)?));
+        ends.push((
+            facts.stdin.pipe,
+            streams
+                .stdin
+                .connect_pipe()
+                .map_err(RestoreError::Prepare)?,
+        ));
     }
-    ends.push((facts.stdout.pipe, streams.stdout.connect().map_err(RestoreError::Prepare)?));
-    ends.push((facts.stderr.pipe, streams.stderr.connect().map_err(RestoreError::Prepare)?));
-    Ok((ends, facts.stdin.pipe != 0 && facts.stdin.position > 0 && !input_known))
+    ends.push((
+        facts.stdout.pipe,
+        streams.stdout.connect().map_err(RestoreError::Prepare)?,
+    ));
+    ends.push((
+        facts.stderr.pipe,
+        streams.stderr.connect().map_err(RestoreError::Prepare)?,
+    ));
+    Ok((
+        ends,
+        facts.stdin.pipe != 0 && facts.stdin.position > 0 && !input_known,
+    ))
 }
 
 fn run_criu(
@@ -171,7 +225,11 @@ fn run_criu(
     let sockets = shop.sockets().map_err(RestoreError::Prepare)?;
     let log = shop.log("restore", id);
     let serve = Serve::bind(sockets.path()).map_err(RestoreError::Prepare)?;
-    let pipes: Vec<(u64, RawFd)> = ends.iter().map(|(inode, _)| *inode).zip(FIRST_DESCRIPTOR..).collect();
+    let pipes: Vec<(u64, RawFd)> = ends
+        .iter()
+        .map(|(inode, _)| *inode)
+        .zip(FIRST_DESCRIPTOR..)
+        .collect();
     let mut argv = shop.criu.argv();
     argv.extend(restore_arguments(&RestoreOptions {
         directory: sockets.path(),
@@ -180,13 +238,21 @@ fn run_criu(
         log_level: shop.config.criu.log_level,
         pipes: &pipes,
     }));
-    let tool = ToolCommand { argv, environment: Vec::new(), first_descriptor: FIRST_DESCRIPTOR, restores: Some(facts.pids) };
+    let tool = ToolCommand {
+        argv,
+        environment: Vec::new(),
+        first_descriptor: FIRST_DESCRIPTOR,
+        restores: Some(facts.pids),
+    };
     let descriptors: Vec<RawFd> = ends.iter().map(|(_, end)| end.as_raw_fd()).collect();
     let (stop, stopped) = UnixStream::pair().map_err(RestoreError::Prepare)?;
     let (ended, served) = thread::scope(|scope| {
         let exists = |name: &str| image.contains(&format!("criu/{name}"));
-        let serving = scope.spawn(|| serve.run(&stopped, exists, |name, pipe| send(image, name, pipe)));
-        let ended = sandbox.run_tool(tool, &descriptors).and_then(|run| run.wait(shop.config.snapshot.timeout));
+        let serving =
+            scope.spawn(move || serve.run(&stopped, exists, |name, pipe| send(image, name, pipe)));
+        let ended = sandbox
+            .run_tool(tool, &descriptors)
+            .and_then(|run| run.wait(shop.config.snapshot.timeout));
         if !matches!(ended, Ok(Ended::Exited(0))) {
             // Whatever CRIU has begun ends with the sandbox, and with it the pipes that are still served.
             sandbox.kill();
@@ -202,7 +268,10 @@ fn run_criu(
         }
         // CRIU has read all it needs once it succeeds.
         (Ok(Ended::Exited(0)), Ok(()) | Err(ServeError::Stream(_))) => Ok(()),
-        (Ok(ended), _) => Err(RestoreError::Criu { reason: why(&log, ended), log: log.display().to_string() }),
+        (Ok(ended), _) => Err(RestoreError::Criu {
+            reason: why(&log, ended),
+            log: log.display().to_string(),
+        }),
         (Err(error), _) => Err(error.into()),
     }
 }
@@ -223,9 +292,13 @@ fn resume_cuda(sandbox: &Sandbox, facts: &ImageFacts, pids: &[i32]) -> Result<()
         .map(|process| process.host_pid)
         .collect();
     let driver = cuda::Driver::load()?;
-    cuda::resume_restored(&driver, &host_pids).map_err(|error| RestoreError::Resume(Box::new(error)))
+    cuda::resume_restored(&driver, &host_pids)
+        .map_err(|error| RestoreError::Resume(Box::new(error)))
 }
 
 fn why(log: &Path, ended: Ended) -> String {
-    criu::reason_in(log).map_or_else(|| format!("CRIU ended without a reason ({ended:?})"), |reason| reason.to_string())
+    criu::reason_in(log).map_or_else(
+        || format!("CRIU ended without a reason ({ended:?})"),
+        |reason| reason.to_string(),
+    )
 }

@@ -84,7 +84,9 @@ pub enum RunError {
     #[error("cannot start the job")]
     Sandbox(#[from] crate::sandbox::SandboxError),
     /// Asked to give up rather than to start without an image.
-    #[error("cannot go on: none of the images could be restored; see the messages above, or begin anew with --fresh")]
+    #[error(
+        "cannot go on: none of the images could be restored; see the messages above, or begin anew with --fresh"
+    )]
     NothingRestorable,
 }
 
@@ -116,22 +118,38 @@ pub(super) enum Beginning {
 /// # Errors
 /// When the run cannot begin or go on; nothing of the job runs then.
 pub fn run(options: RunOptions) -> Result<u8, RunError> {
-    let RunOptions { config, command, fresh } = options;
+    let RunOptions {
+        config,
+        command,
+        fresh,
+    } = options;
     let directory = std::env::current_dir().map_err(system("find the working directory"))?;
     let program = command.first().ok_or(ProgramError::Missing)?;
     program::check(program)?;
     let criu = Criu::find(&Search::new(config.criu.path.clone()))?;
-    let store = Store::create_or_open(&directory.join(&config.store))?;
+    let store = Store::create_or_open(&plain(&directory.join(&config.store)))?;
     let lock = store.lock()?;
     let swept = store.sweep(&lock)?;
     tracing::debug!(?swept, "swept the store");
-    let words: Vec<String> = command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    let words: Vec<String> = command
+        .iter()
+        .map(|word| word.to_string_lossy().into_owned())
+        .collect();
     let Some((state, beginning)) = begin(&store, &words, &directory, fresh)? else {
         tracing::info!(store = %store.path().display(), "this run has finished already; --fresh begins anew");
         return Ok(0);
     };
     state.save(store.path())?;
-    let shop = Workshop::new(config, store, lock, criu, command, directory, state.started_unix_ms).map_err(system("prepare the work folder"))?;
+    let shop = Workshop::new(
+        config,
+        store,
+        lock,
+        criu,
+        command,
+        directory,
+        state.started_unix_ms,
+    )
+    .map_err(system("prepare the work folder"))?;
     // Our own messages go to stderr: cutting its file would cut them too.
     let shared = same_file(io::stdout().as_fd(), io::stderr().as_fd());
     let streams = Streams {
@@ -156,9 +174,14 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
 }
 
 /// Decides how the run begins; `None` when it has finished already.
-fn begin(store: &Store, command: &[String], directory: &Path, fresh: bool) -> Result<Option<(RunState, Beginning)>, RunError> {
+fn begin(
+    store: &Store,
+    command: &[String],
+    directory: &Path,
+    fresh: bool,
+) -> Result<Option<(RunState, Beginning)>, RunError> {
     let new = || RunState::new(command.to_vec(), directory.to_owned(), clock::unix_ms());
-    let Some(state) = RunState::load(store.path())?.filter(|_| !fresh) else {
+    let Some(mut state) = RunState::load(store.path())?.filter(|_| !fresh) else {
         return Ok(Some((new(), Beginning::Start)));
     };
     if state.command != command {
@@ -171,17 +194,29 @@ fn begin(store: &Store, command: &[String], directory: &Path, fresh: bool) -> Re
     match state.progress {
         Progress::Finished => Ok(None),
         Progress::Running | Progress::Saved | Progress::Failed { .. } => {
-            Ok(Some((RunState { progress: Progress::Running, ..state }, Beginning::Restore)))
+            state.progress = Progress::Running;
+            Ok(Some((state, Beginning::Restore)))
         }
     }
 }
 
+/// Without `.` in the middle.
+fn plain(path: &Path) -> PathBuf {
+    path.components().collect()
+}
+
 fn own(descriptor: std::os::fd::BorrowedFd<'_>) -> Result<std::os::fd::OwnedFd, RunError> {
-    descriptor.try_clone_to_owned().map_err(system("use the standard streams"))
+    descriptor
+        .try_clone_to_owned()
+        .map_err(system("use the standard streams"))
 }
 
 fn same_file(one: std::os::fd::BorrowedFd<'_>, other: std::os::fd::BorrowedFd<'_>) -> bool {
-    let identity = |descriptor| nix::sys::stat::fstat(descriptor).map(|about| (about.st_dev, about.st_ino)).ok();
+    let identity = |descriptor| {
+        nix::sys::stat::fstat(descriptor)
+            .map(|about| (about.st_dev, about.st_ino))
+            .ok()
+    };
     identity(one) == identity(other)
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::store::{DurableError, durable};
+use crate::store::durable::{self, DurableError};
 
 /// The file's name in the store.
 const FILE: &str = "run.json";
@@ -75,7 +75,14 @@ impl RunState {
     /// A run that begins.
     #[must_use]
     pub fn new(command: Vec<String>, directory: PathBuf, started_unix_ms: u64) -> Self {
-        Self { format: FORMAT, command, directory, started_unix_ms, restarts: 0, progress: Progress::Running }
+        Self {
+            format: FORMAT,
+            command,
+            directory,
+            started_unix_ms,
+            restarts: 0,
+            progress: Progress::Running,
+        }
     }
 
     /// Reads the state in a store; `None` when no run was begun there.
@@ -84,9 +91,14 @@ impl RunState {
     /// When it cannot be read or understood.
     pub fn load(store: &Path) -> Result<Option<Self>, RunStateError> {
         let path = store.join(FILE);
-        let read = |source| RunStateError::Read { path: path.clone(), source };
+        let read = |source| RunStateError::Read {
+            path: path.clone(),
+            source,
+        };
         match fs::metadata(&path) {
-            Ok(metadata) if metadata.len() > BYTES_MAX => return Err(RunStateError::Format { path }),
+            Ok(metadata) if metadata.len() > BYTES_MAX => {
+                return Err(RunStateError::Format { path });
+            }
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(read(error)),

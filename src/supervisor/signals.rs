@@ -57,6 +57,8 @@ pub(super) fn watch(events: &Sender<Event>) -> io::Result<()> {
 }
 
 fn is_ignored(number: Number) -> bool {
-    let mask = procfs::process::Process::myself().and_then(|me| me.status()).map(|status| status.sigign);
+    let mask = procfs::process::Process::myself()
+        .and_then(|me| me.status())
+        .map(|status| status.sigign);
     mask.is_ok_and(|mask| mask & (1 << (number as u32 - 1)) != 0)
 }

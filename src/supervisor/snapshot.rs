@@ -17,7 +17,9 @@ use std::time::Duration;
 
 use crate::clock;
 use crate::config::{Buffer, Cpus};
-use crate::criu::{self, Capture, CaptureError, Captured, DumpOptions, HOLD_SOCKET_VARIABLE, dump_arguments};
+use crate::criu::{
+    self, Capture, CaptureError, Captured, DumpOptions, HOLD_SOCKET_VARIABLE, dump_arguments,
+};
 use crate::cuda;
 use crate::job::{self, OpenFile, Process};
 use crate::sandbox::{Ended, SandboxError, ToolCommand};
@@ -137,8 +139,18 @@ pub(super) fn take(
 
     let frozen_at = clock::now();
     let suspended = suspend(shop, &processes, &mut watch)?;
-    let dump = Dump { shop, job, streams, root, id: writer.id(), writer: Mutex::new(Some(writer)), recorded: Mutex::default() };
-    let cuda_pids = suspended.as_ref().map(|suspended| suspended.pids().to_vec());
+    let dump = Dump {
+        shop,
+        job,
+        streams,
+        root,
+        id: writer.id(),
+        writer: Mutex::new(Some(writer)),
+        recorded: Mutex::default(),
+    };
+    let cuda_pids = suspended
+        .as_ref()
+        .map(|suspended| suspended.pids().to_vec());
 
     if afterwards == Afterwards::Stop {
         let commit = |dump: &Dump<'_>, mut watch: Stopwatch| {
@@ -178,7 +190,11 @@ fn write_options(shop: &Workshop) -> WriteOptions {
         Cpus::Auto => thread::available_parallelism().map_or(1, usize::from),
         Cpus::Count(count) => count.get(),
     };
-    WriteOptions { buffer, workers, level: shop.config.snapshot.level }
+    WriteOptions {
+        buffer,
+        workers,
+        level: shop.config.snapshot.level,
+    }
 }
 
 fn expected_bytes(processes: &[Process]) -> u64 {
@@ -186,7 +202,11 @@ fn expected_bytes(processes: &[Process]) -> u64 {
 }
 
 /// Suspends the CUDA processes among `processes`; none on a machine without a driver.
-fn suspend(shop: &Workshop, processes: &[Process], watch: &mut Stopwatch) -> Result<Option<cuda::Suspended>, SnapshotError> {
+fn suspend(
+    shop: &Workshop,
+    processes: &[Process],
+    watch: &mut Stopwatch,
+) -> Result<Option<cuda::Suspended>, SnapshotError> {
     if !cuda::available() {
         return Ok(None);
     }
@@ -196,10 +216,16 @@ fn suspend(shop: &Workshop, processes: &[Process], watch: &mut Stopwatch) -> Res
     if users.is_empty() {
         return Ok(None);
     }
-    let options = cuda::SuspendOptions { attempt: LOCK_ATTEMPT, total: shop.config.snapshot.lock_timeout };
-    let locked = cuda::lock_all(&driver, &users, &options).map_err(|error| SnapshotError::Suspend(Box::new(error)))?;
+    let options = cuda::SuspendOptions {
+        attempt: LOCK_ATTEMPT,
+        total: shop.config.snapshot.lock_timeout,
+    };
+    let locked = cuda::lock_all(&driver, &users, &options)
+        .map_err(|error| SnapshotError::Suspend(Box::new(error)))?;
     watch.lap("lock");
-    let suspended = locked.suspend().map_err(|error| SnapshotError::Suspend(Box::new(error)))?;
+    let suspended = locked
+        .suspend()
+        .map_err(|error| SnapshotError::Suspend(Box::new(error)))?;
     watch.lap("suspend");
     Ok(Some(suspended))
 }
@@ -226,7 +252,10 @@ struct Recorded {
 
 impl Dump<'_> {
     /// Runs CRIU. `while_frozen` is called when everything is read and recorded and the tasks still stand.
-    fn run(&self, while_frozen: impl FnOnce(&Self) -> Result<(), SnapshotError> + Send) -> Result<Captured, SnapshotError> {
+    fn run(
+        &self,
+        while_frozen: impl FnOnce(&Self) -> Result<(), SnapshotError> + Send,
+    ) -> Result<Captured, SnapshotError> {
         let sockets = self.shop.sockets().map_err(SnapshotError::Prepare)?;
         let log = self.shop.log("dump", self.id);
         let capture = Capture::bind(sockets.path()).map_err(SnapshotError::Prepare)?;
@@ -235,10 +264,14 @@ impl Dump<'_> {
         let mut call_off = Some(call_off);
         let (ended, captured) = thread::scope(|scope| {
             let capturing = scope.spawn(|| {
-                capture.run(&called_off, |name, pipe| self.receive(name, pipe), |_| {
-                    self.record()?;
-                    while_frozen(self)
-                })
+                capture.run(
+                    &called_off,
+                    |name, pipe| self.receive(name, pipe),
+                    |_| {
+                        self.record()?;
+                        while_frozen(self)
+                    },
+                )
             });
             let ended = self.wait_for(tool, &mut call_off);
             (ended, capturing.join())
@@ -248,8 +281,13 @@ impl Dump<'_> {
             (Ok(Ended::Exited(0)), Ok(captured)) => Ok(captured),
             // Our own failure is the cause of CRIU's.
             (_, Err(CaptureError::Receiver(error))) => Err(error),
-            (Ok(Ended::Exited(0)), Err(error)) => Err(SnapshotError::Stream(io::Error::other(error.to_string()))),
-            (Ok(ended), _) => Err(SnapshotError::Criu { reason: why(&log, ended), log: log.display().to_string() }),
+            (Ok(Ended::Exited(0)), Err(error)) => {
+                Err(SnapshotError::Stream(io::Error::other(error.to_string())))
+            }
+            (Ok(ended), _) => Err(SnapshotError::Criu {
+                reason: why(&log, ended),
+                log: log.display().to_string(),
+            }),
             (Err(SandboxError::Slow(limit)), _) => Err(SnapshotError::Slow(limit)),
             (Err(error), _) => Err(error.into()),
         }
@@ -267,10 +305,22 @@ impl Dump<'_> {
             Ok(())
         });
         // Once the image is durable, CRIU's end by our own hand is no failure.
-        done.map_or_else(|| Err(run.err().unwrap_or(SnapshotError::Sandbox(SandboxError::Gone))), Ok)
+        done.map_or_else(
+            || {
+                Err(run
+                    .err()
+                    .unwrap_or(SnapshotError::Sandbox(SandboxError::Gone)))
+            },
+            Ok,
+        )
     }
 
-    fn tool(&self, directory: &std::path::Path, log: &std::path::Path, capture: &Capture) -> ToolCommand {
+    fn tool(
+        &self,
+        directory: &std::path::Path,
+        log: &std::path::Path,
+        capture: &Capture,
+    ) -> ToolCommand {
         let mut argv = self.shop.criu.argv();
         argv.extend(dump_arguments(&DumpOptions {
             root_pid: self.job.pids.root,
@@ -281,11 +331,20 @@ impl Dump<'_> {
             log_level: self.shop.config.criu.log_level,
         }));
         let environment = vec![(HOLD_SOCKET_VARIABLE.into(), capture.hold_path().into())];
-        ToolCommand { argv, environment, first_descriptor: 0, restores: None }
+        ToolCommand {
+            argv,
+            environment,
+            first_descriptor: 0,
+            restores: None,
+        }
     }
 
     /// Waits for CRIU; when it fails or takes too long, calls the capture off, which makes it release the tasks.
-    fn wait_for(&self, tool: ToolCommand, call_off: &mut Option<UnixStream>) -> Result<Ended, SandboxError> {
+    fn wait_for(
+        &self,
+        tool: ToolCommand,
+        call_off: &mut Option<UnixStream>,
+    ) -> Result<Ended, SandboxError> {
         let ended = self.job.sandbox.run_tool(tool, &[]).and_then(|run| {
             let ended = run.wait(self.shop.config.snapshot.timeout);
             if ended.is_err() {
@@ -309,7 +368,9 @@ impl Dump<'_> {
 
     fn stream(&self, name: &str) -> Result<crate::store::StreamWriter, SnapshotError> {
         let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
-        let writer = writer.as_ref().ok_or_else(|| SnapshotError::Stream(io::ErrorKind::UnexpectedEof.into()))?;
+        let writer = writer
+            .as_ref()
+            .ok_or_else(|| SnapshotError::Stream(io::ErrorKind::UnexpectedEof.into()))?;
         Ok(writer.stream(name)?)
     }
 
@@ -319,9 +380,16 @@ impl Dump<'_> {
         let pids: Vec<i32> = processes.iter().map(|process| process.host_pid).collect();
         let mut files = job::collect(&pids)?;
         let bytes_max = self.shop.config.files.keep_content;
-        for (index, file) in files.iter_mut().filter(|file| file.wants_content(bytes_max)).enumerate() {
+        for (index, file) in files
+            .iter_mut()
+            .filter(|file| file.wants_content(bytes_max))
+            .enumerate()
+        {
             let name = format!("files/{index}");
-            let content = |source| SnapshotError::Content { path: file.path.display().to_string(), source };
+            let content = |source| SnapshotError::Content {
+                path: file.path.display().to_string(),
+                source,
+            };
             let source = std::fs::File::open(&file.path).map_err(content)?;
             let mut stream = self.stream(&name)?;
             stream.copy_from(&mut source.take(file.size))?;
@@ -340,10 +408,20 @@ impl Dump<'_> {
         Ok(())
     }
 
-    fn facts(&self, trigger: Trigger, cuda_pids: Option<&[i32]>, freeze: Duration) -> Result<ImageFacts, SnapshotError> {
-        let recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner).take();
+    fn facts(
+        &self,
+        trigger: Trigger,
+        cuda_pids: Option<&[i32]>,
+        freeze: Duration,
+    ) -> Result<ImageFacts, SnapshotError> {
+        let recorded = self
+            .recorded
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         // CRIU cannot succeed without having run the action script, and with it `record`.
-        let recorded = recorded.ok_or_else(|| SnapshotError::Stream(io::ErrorKind::UnexpectedEof.into()))?;
+        let recorded =
+            recorded.ok_or_else(|| SnapshotError::Stream(io::ErrorKind::UnexpectedEof.into()))?;
         let cuda = cuda_pids.map(|host_pids| CudaFacts {
             pids: recorded
                 .processes
@@ -355,7 +433,12 @@ impl Dump<'_> {
         });
         Ok(ImageFacts {
             trigger,
-            command: self.shop.command.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
+            command: self
+                .shop
+                .command
+                .iter()
+                .map(|word| word.to_string_lossy().into_owned())
+                .collect(),
             directory: self.shop.directory.clone(),
             host: machine::host_name(),
             kernel: machine::kernel_release(),
@@ -383,13 +466,19 @@ impl Dump<'_> {
         begun: std::time::Instant,
     ) -> Result<Snapshotted, SnapshotError> {
         let mut facts = facts?;
-        let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let mut writer = writer.ok_or_else(|| SnapshotError::Stream(io::ErrorKind::UnexpectedEof.into()))?;
+        let writer = self
+            .writer
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        let mut writer =
+            writer.ok_or_else(|| SnapshotError::Stream(io::ErrorKind::UnexpectedEof.into()))?;
         writer.start_workers();
         writer.settle()?;
         watch.lap("write");
         facts.phases = watch.phases().to_vec();
-        let meta = serde_json::to_vec(&facts).map_err(|error| SnapshotError::Prepare(error.into()))?;
+        let meta =
+            serde_json::to_vec(&facts).map_err(|error| SnapshotError::Prepare(error.into()))?;
         let manifest = writer.commit(&meta)?;
         Ok(Snapshotted {
             id: manifest.id,
@@ -403,5 +492,8 @@ impl Dump<'_> {
 }
 
 fn why(log: &std::path::Path, ended: Ended) -> String {
-    criu::reason_in(log).map_or_else(|| format!("CRIU ended without a reason ({ended:?})"), |reason| reason.to_string())
+    criu::reason_in(log).map_or_else(
+        || format!("CRIU ended without a reason ({ended:?})"),
+        |reason| reason.to_string(),
+    )
 }

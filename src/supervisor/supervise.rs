@@ -50,7 +50,10 @@ pub(super) enum Stage {
     /// The sandbox was killed; what comes next waits until everything is gone.
     Ending(AfterEnd),
     /// The backoff before a restart.
-    Waiting { until: Instant, skip_newest: Option<usize> },
+    Waiting {
+        until: Instant,
+        skip_newest: Option<usize>,
+    },
 }
 
 /// A job that runs.
@@ -132,15 +135,23 @@ pub(super) struct Supervisor {
 }
 
 pub(super) fn now() -> Now {
-    Now { monotonic: clock::now(), unix_ms: clock::unix_ms() }
+    Now {
+        monotonic: clock::now(),
+        unix_ms: clock::unix_ms(),
+    }
 }
 
 impl Supervisor {
     /// Must be called inside the runtime.
-    pub fn new(shop: Arc<Workshop>, streams: SharedStreams, state: RunState) -> Result<Self, RunError> {
+    pub fn new(
+        shop: Arc<Workshop>,
+        streams: SharedStreams,
+        state: RunState,
+    ) -> Result<Self, RunError> {
         let (events, arrivals) = channel(EVENTS_MAX);
         signals::watch(&events).map_err(system("watch for signals"))?;
-        control::listen(shop.store.path(), events.clone()).map_err(system("listen on the control socket"))?;
+        control::listen(shop.store.path(), events.clone())
+            .map_err(system("listen on the control socket"))?;
         let schedule = Schedule::new(&shop.config.snapshot, jiff::tz::TimeZone::system());
         Ok(Self {
             shop,
@@ -197,27 +208,39 @@ impl Supervisor {
     fn next_timer(&self) -> Option<(Duration, Timer)> {
         let until = |deadline: Instant| deadline.saturating_duration_since(clock::now());
         let schedule = match &self.stage {
-            Stage::Running(Running { busy: None, ended: None, .. }) => self.schedule.wait(self.last, now()),
+            Stage::Running(Running {
+                busy: None,
+                ended: None,
+                ..
+            }) => self.schedule.wait(self.last, now()),
             _ => None,
         };
         let backoff = match &self.stage {
-            Stage::Waiting { until: deadline, .. } => Some(until(*deadline)),
+            Stage::Waiting {
+                until: deadline, ..
+            } => Some(until(*deadline)),
             _ => None,
         };
         let grace = match self.stopping {
             Stopping::Until(deadline) => Some(until(deadline)),
             Stopping::No | Stopping::ByTheJob | Stopping::WhenSaved => None,
         };
-        [(schedule, Timer::Schedule), (backoff, Timer::Backoff), (grace, Timer::Grace)]
-            .into_iter()
-            .filter_map(|(wait, timer)| Some((wait?, timer)))
-            .min_by_key(|(wait, _)| *wait)
+        [
+            (schedule, Timer::Schedule),
+            (backoff, Timer::Backoff),
+            (grace, Timer::Grace),
+        ]
+        .into_iter()
+        .filter_map(|(wait, timer)| Some((wait?, timer)))
+        .min_by_key(|(wait, _)| *wait)
     }
 
     fn handle(&mut self, event: Event) -> Result<(), RunError> {
         match event {
             Event::Signal(signal) => self.signal(signal),
-            Event::SnapshotRequest(reply) => self.want(Trigger::Request, Afterwards::Continue, Some(reply)),
+            Event::SnapshotRequest(reply) => {
+                self.want(Trigger::Request, Afterwards::Continue, Some(reply))
+            }
             Event::Sandbox(serial, news) if serial == self.serial => self.sandbox_news(news),
             Event::Sandbox(..) => Ok(()),
             Event::Computing(freeze) => {
@@ -228,7 +251,11 @@ impl Supervisor {
             Event::RestoreEnded(result) => self.restore_ended(*result),
             Event::Drained => self.all_gone(),
             Event::Timer(Timer::Schedule) => {
-                if self.schedule.next(self.last, now()).is_some_and(|left| left.is_zero()) {
+                if self
+                    .schedule
+                    .next(self.last, now())
+                    .is_some_and(|left| left.is_zero())
+                {
                     return self.want(Trigger::Schedule, Afterwards::Continue, None);
                 }
                 Ok(())
@@ -269,7 +296,15 @@ impl Supervisor {
 
     /// Stops the job and ourselves, as the terminal asked; not in the middle of a snapshot.
     pub fn suspend_when_idle(&mut self) {
-        let Stage::Running(Running { job, busy: None, ended: None, .. }) = &self.stage else { return };
+        let Stage::Running(Running {
+            job,
+            busy: None,
+            ended: None,
+            ..
+        }) = &self.stage
+        else {
+            return;
+        };
         if !std::mem::take(&mut self.suspend_wanted) {
             return;
         }
@@ -295,7 +330,9 @@ impl Supervisor {
                 self.started(pids);
                 Ok(())
             }
-            Some(sandbox::Event::Failed { operation, errno }) => self.start_failed(operation, errno),
+            Some(sandbox::Event::Failed { operation, errno }) => {
+                self.start_failed(operation, errno)
+            }
             Some(sandbox::Event::JobEnded(ended)) => self.job_ended(ended),
             Some(sandbox::Event::Ready | sandbox::Event::ToolEnded(_)) => Ok(()),
             None => self.sandbox_gone(),

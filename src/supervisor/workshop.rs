@@ -66,7 +66,9 @@ impl Workshop {
         directory: PathBuf,
         run: u64,
     ) -> io::Result<Self> {
-        let work = tempfile::Builder::new().prefix("ckpt-run.").tempdir_in("/tmp")?;
+        let work = tempfile::Builder::new()
+            .prefix("ckpt-run.")
+            .tempdir_in("/tmp")?;
         let program = keep_program(store.path())?;
         std::os::unix::fs::symlink(&program, work.path().join(HOLD_PROGRAM))?;
         fs::create_dir(work.path().join("plugins"))?;
@@ -74,7 +76,18 @@ impl Workshop {
             create_private(&store.path().join(folder))?;
         }
         let instance = format!("{}-{}", std::process::id(), clock::unix_ms());
-        Ok(Self { config, store, lock, criu, command, directory, run, instance, program, work })
+        Ok(Self {
+            config,
+            store,
+            lock,
+            criu,
+            command,
+            directory,
+            run,
+            instance,
+            program,
+            work,
+        })
     }
 
     /// The action script of a dump.
@@ -89,7 +102,9 @@ impl Workshop {
 
     /// A fresh folder for the sockets of one dump or restore.
     pub fn sockets(&self) -> io::Result<TempDir> {
-        tempfile::Builder::new().prefix("images.").tempdir_in(self.work.path())
+        tempfile::Builder::new()
+            .prefix("images.")
+            .tempdir_in(self.work.path())
     }
 
     /// Where CRIU logs this operation. The oldest logs go.
@@ -101,7 +116,10 @@ impl Workshop {
 
     /// Where what a restore of `image` cuts off files is kept.
     pub fn aside(&self, image: impl std::fmt::Display) -> PathBuf {
-        self.store.path().join("aside").join(format!("{image}-{}", clock::unix_ms()))
+        self.store
+            .path()
+            .join("aside")
+            .join(format!("{image}-{}", clock::unix_ms()))
     }
 }
 
@@ -131,9 +149,17 @@ fn create_private(folder: &Path) -> io::Result<()> {
 
 /// Keeps the newest `keep` files of a folder, by name of their end: the time of their making.
 fn forget_old(folder: &Path, keep: usize) {
-    let Ok(entries) = fs::read_dir(folder) else { return };
-    let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
-    paths.sort_by_key(|path| fs::metadata(path).and_then(|metadata| metadata.modified()).ok());
+    let Ok(entries) = fs::read_dir(folder) else {
+        return;
+    };
+    let mut paths: Vec<PathBuf> = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .collect();
+    paths.sort_by_key(|path| {
+        fs::metadata(path)
+            .and_then(|metadata| metadata.modified())
+            .ok()
+    });
     let old = paths.len().saturating_sub(keep);
     for path in &paths[..old] {
         // A log that cannot be removed is only a little disk space.
