@@ -1,0 +1,257 @@
+//! What the end-to-end tests share: a run of the real `ckpt-run` on the real CRIU, in a folder of its own.
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+
+/// Longest wait for anything; a machine with two busy cores needs some of it.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+/// Whether the end-to-end tests can run here; says aloud why not.
+pub fn can_run() -> bool {
+    let root = nix::unistd::geteuid().is_root();
+    if !root {
+        eprintln!("SKIPPED: end-to-end tests need root");
+    }
+    root
+}
+
+/// A folder with a store, and the runs in it.
+pub struct Place {
+    folder: TempDir,
+}
+
+impl Place {
+    pub fn new() -> Self {
+        Self {
+            folder: tempfile::tempdir().expect("a temporary folder"),
+        }
+    }
+
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub fn text(&self, name: &str) -> String {
+        fs::read_to_string(self.file(name)).unwrap_or_default()
+    }
+
+    /// `ckpt-run` with these arguments, in this folder, with a clean configuration.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ckpt-run"));
+        command
+            .args(arguments)
+            .current_dir(self.path())
+            .env("XDG_CONFIG_HOME", self.path())
+            .env_remove("CKPT_RUN_STORE");
+        command
+    }
+
+    /// Runs a verb to its end.
+    pub fn verb(&self, arguments: &[&str]) -> Output {
+        self.command(arguments)
+            .stdin(Stdio::null())
+            .output()
+            .expect("ckpt-run starts")
+    }
+
+    /// Starts a supervised job with stdout in `out` and the supervisor's messages in `err`; both are appended to.
+    pub fn start(&self, options: &[&str], job: &[&str]) -> Run {
+        self.start_with(options, job, |_| {})
+    }
+
+    pub fn start_with(
+        &self,
+        options: &[&str],
+        job: &[&str],
+        change: impl FnOnce(&mut Command),
+    ) -> Run {
+        let append = |name| {
+            File::options()
+                .create(true)
+                .append(true)
+                .open(self.file(name))
+                .expect("a log")
+        };
+        let mut command = self.command(options);
+        command
+            .arg("--")
+            .args(job)
+            .stdin(Stdio::null())
+            .stdout(append("out"))
+            .stderr(append("err"));
+        change(&mut command);
+        Run {
+            child: command.spawn().expect("ckpt-run starts"),
+            err: self.file("err"),
+        }
+    }
+
+    /// A Python job: `script` is written to a file and run with `python3 -u`.
+    pub fn start_python(&self, options: &[&str], script: &str) -> Run {
+        fs::write(self.file("job.py"), script).expect("the script is written");
+        self.start(options, &["python3", "-u", "job.py"])
+    }
+
+    /// Asks for a snapshot; the image's id.
+    pub fn snapshot(&self) -> String {
+        let output = self.verb(&["snapshot"]);
+        assert!(
+            output.status.success(),
+            "snapshot failed: {}\n{}",
+            String::from_utf8_lossy(&output.stderr),
+            self.text("err")
+        );
+        String::from_utf8(output.stdout)
+            .expect("an id")
+            .trim()
+            .to_owned()
+    }
+
+    /// `ckpt-run list --json`.
+    pub fn images(&self) -> Vec<serde_json::Value> {
+        let output = self.verb(&["list", "--json"]);
+        serde_json::from_slice(&output.stdout).unwrap_or_default()
+    }
+
+    /// Waits until a file of the folder holds `text`.
+    pub fn wait_for(&self, name: &str, text: &str) {
+        wait_until(
+            &format!(
+                "{name} to hold {text:?}; it holds {:?}; err: {}",
+                self.text(name),
+                self.text("err")
+            ),
+            || self.text(name).contains(text),
+        );
+    }
+}
+
+/// A supervisor that runs. Killed when dropped.
+pub struct Run {
+    child: Child,
+    err: PathBuf,
+}
+
+impl Run {
+    pub fn pid(&self) -> i32 {
+        i32::try_from(self.child.id()).expect("a pid")
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.pid()), signal).expect("the supervisor runs");
+    }
+
+    /// Host pid of the job's own first process (301 in its namespace).
+    pub fn job(&self) -> i32 {
+        let mut found = None;
+        wait_until("the job's process", || {
+            found = descendants(self.pid())
+                .into_iter()
+                .find(|pid| inner_pid(*pid) == Some(301));
+            found.is_some()
+        });
+        found.expect("found above")
+    }
+
+    /// Kills the job's first process and waits until it is gone.
+    pub fn crash(&self) {
+        let job = self.job();
+        kill(Pid::from_raw(job), Signal::SIGKILL).expect("the job runs");
+        wait_until("the job's end", || {
+            !Path::new(&format!("/proc/{job}")).exists()
+        });
+    }
+
+    /// Waits for the supervisor's end; its exit code, 128+n for a signal.
+    pub fn wait(&mut self) -> i32 {
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().expect("a child") {
+                return code(status);
+            }
+            assert!(
+                begun.elapsed() < LIMIT * 3,
+                "the run does not end: {}",
+                fs::read_to_string(&self.err).unwrap_or_default()
+            );
+            std::thread::sleep(POLL);
+        }
+    }
+
+    pub fn stdin(&mut self) -> std::process::ChildStdin {
+        self.child.stdin.take().expect("a piped stdin")
+    }
+
+    pub fn stdout(&mut self) -> std::process::ChildStdout {
+        self.child.stdout.take().expect("a piped stdout")
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Time between two looks at a condition.
+const POLL: Duration = Duration::from_millis(10);
+
+/// Looks at a condition until it holds; fails aloud after [`LIMIT`].
+pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < LIMIT, "waited too long for {what}");
+        std::thread::sleep(POLL);
+    }
+}
+
+pub fn code(status: ExitStatus) -> i32 {
+    status
+        .code()
+        .unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
+}
+
+/// All descendants of a process, by /proc.
+pub fn descendants(pid: i32) -> Vec<i32> {
+    let mut found = vec![];
+    let mut open = vec![pid];
+    while let Some(next) = open.pop() {
+        let Ok(tasks) = fs::read_dir(format!("/proc/{next}/task")) else {
+            continue;
+        };
+        for task in tasks.flatten() {
+            let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
+            let children: Vec<i32> = children
+                .split_whitespace()
+                .filter_map(|word| word.parse().ok())
+                .collect();
+            found.extend(&children);
+            open.extend(children);
+        }
+    }
+    found
+}
+
+/// The pid of a process inside its own PID namespace.
+pub fn inner_pid(pid: i32) -> Option<i32> {
+    let mut status = String::new();
+    File::open(format!("/proc/{pid}/status"))
+        .and_then(|mut file| file.read_to_string(&mut status))
+        .ok()?;
+    let line = status.lines().find(|line| line.starts_with("NSpid:"))?;
+    line.split_whitespace().last()?.parse().ok()
+}
