@@ -43,6 +43,8 @@ mod layout;
 mod lock;
 mod manifest;
 mod pack;
+#[cfg(test)]
+mod properties;
 mod prune;
 mod reader;
 mod retention;

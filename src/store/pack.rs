@@ -26,7 +26,8 @@ use super::sync::locked;
 
 /// A worker goes on in a new pack after this: small enough that removing an image
 /// gives back most of its space, large enough that packs stay few.
-pub(super) const PACK_BYTES_MAX: u64 = 1 << 30;
+/// Tests want several packs without a gibibyte each.
+const PACK_BYTES_MAX: u64 = if cfg!(test) { 2 << 20 } else { 1 << 30 };
 
 /// Length of the header; the first chunk lies there.
 pub(super) const HEADER_BYTES: u64 = 24;
