@@ -214,8 +214,10 @@ impl ReadError {
     #[must_use]
     pub fn is_damage(&self) -> bool {
         match self {
-            Self::Missing { .. } | Self::Manifest { .. } | Self::Pack { .. } => true,
-            Self::Corrupt { .. } => true,
+            Self::Missing { .. }
+            | Self::Manifest { .. }
+            | Self::Pack { .. }
+            | Self::Corrupt { .. } => true,
             Self::List { .. }
             | Self::NoStream { .. }
             | Self::TooLong { .. }

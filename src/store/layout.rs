@@ -112,17 +112,17 @@ impl Store {
             })?;
         }
         durable::create_folder(path)?;
-        check_access(path)?;
-        let format = path.join(FORMAT_FILE);
-        if read_format(&format)?.is_none() {
+        if inspect(path)?.is_none() {
             if !is_unfinished(path)? {
-                return Err(OpenError::NotStore {
-                    path: path.to_owned(),
-                });
+                return Err(not_store(path));
             }
+            check_mode(path)?;
             durable::create_folder(&path.join(IMAGES))?;
             durable::create_folder(&path.join(PACKS))?;
-            durable::write(&format, format!("{FORMAT_MAGIC}{FORMAT}\n").as_bytes())?;
+            durable::write(
+                &path.join(FORMAT_FILE),
+                format!("{FORMAT_MAGIC}{FORMAT}\n").as_bytes(),
+            )?;
         }
         Self::open(path)
     }
@@ -132,10 +132,8 @@ impl Store {
     /// # Errors
     /// See [`OpenError`].
     pub fn open(path: &Path) -> Result<Self, OpenError> {
-        check_access(path)?;
-        let format = read_format(&path.join(FORMAT_FILE))?.ok_or_else(|| OpenError::NotStore {
-            path: path.to_owned(),
-        })?;
+        let format = inspect(path)?.ok_or_else(|| not_store(path))?;
+        check_mode(path)?;
         Ok(Self {
             path: path.to_owned(),
             format,
@@ -221,27 +219,48 @@ pub(super) fn list(folder: &Path) -> Result<Vec<(PathBuf, FileKind)>, ReadError>
         })
 }
 
-fn check_access(path: &Path) -> Result<(), OpenError> {
-    let found = fs::metadata(path).map_err(|source| match source.kind() {
+/// The format of the store at a path that is a folder of this user; `None` if it is no store.
+fn inspect(path: &Path) -> Result<Option<u32>, OpenError> {
+    let found = metadata(path)?;
+    let user = nix::unistd::geteuid().as_raw();
+    if !found.is_dir() {
+        return Err(OpenError::NotFolder {
+            path: path.to_owned(),
+        });
+    }
+    if found.uid() != user {
+        return Err(OpenError::Owner {
+            path: path.to_owned(),
+            owner: found.uid(),
+            user,
+        });
+    }
+    read_format(&path.join(FORMAT_FILE))
+}
+
+/// Comes after `inspect`: nobody is told to close a folder that is no store.
+fn check_mode(path: &Path) -> Result<(), OpenError> {
+    let mode = metadata(path)?.mode() & 0o7777;
+    if mode & 0o077 != 0 {
+        let path = path.to_owned();
+        return Err(OpenError::Exposed { path, mode });
+    }
+    Ok(())
+}
+
+fn metadata(path: &Path) -> Result<fs::Metadata, OpenError> {
+    fs::metadata(path).map_err(|source| match source.kind() {
         io::ErrorKind::NotFound => OpenError::Missing {
             path: path.to_owned(),
         },
         _ => read_error(path, source),
-    })?;
-    let user = nix::unistd::geteuid().as_raw();
-    let path = path.to_owned();
-    if !found.is_dir() {
-        return Err(OpenError::NotFolder { path });
+    })
+}
+
+fn not_store(path: &Path) -> OpenError {
+    OpenError::NotStore {
+        path: path.to_owned(),
     }
-    if found.uid() != user {
-        let owner = found.uid();
-        return Err(OpenError::Owner { path, owner, user });
-    }
-    let mode = found.mode() & 0o7777;
-    if mode & 0o077 != 0 {
-        return Err(OpenError::Exposed { path, mode });
-    }
-    Ok(())
 }
 
 fn read_format(path: &Path) -> Result<Option<u32>, OpenError> {
@@ -354,6 +373,7 @@ mod tests {
     #[test]
     fn a_creation_that_was_cut_short_is_finished() {
         let folder = tempfile::tempdir().unwrap();
+        set_mode(folder.path(), 0o700);
         fs::create_dir(folder.path().join("images")).unwrap();
         fs::write(folder.path().join(".tmp-x"), "ckpt").unwrap();
         Store::create_or_open(folder.path()).unwrap();

@@ -44,9 +44,10 @@ impl Store {
         if !self.manifest_file(id).exists() {
             return Err(WriteError::Missing { image: id });
         }
-        let reason = plain_text(reason);
-        let end = reason.floor_char_boundary(REASON_BYTES_MAX);
-        durable::write(&self.damaged_file(id), &reason.as_bytes()[..end])?;
+        let mut reason = plain_text(reason).into_bytes();
+        // A character that is cut in two reads as U+FFFD.
+        reason.truncate(REASON_BYTES_MAX);
+        durable::write(&self.damaged_file(id), &reason)?;
         Ok(())
     }
 

@@ -162,9 +162,9 @@ impl ImageReader {
             Content::Zero => Outcome::Zero(raw_len),
             Content::Stored(stored) => {
                 prepared.buffer.resize(raw_len, 0);
-                let fetched = fetcher.fetch(&stored, &mut prepared.buffer);
+                let result = fetcher.fetch(&stored, &mut prepared.buffer);
                 let fault = |fault: Fault| Outcome::Fault(position, fault.to_string());
-                fetched.map_or_else(fault, |()| Outcome::Checked)
+                result.map_or_else(fault, |()| Outcome::Checked)
             }
         };
         prepared
