@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex};
 
 use nix::fcntl::{FallocateFlags, PosixFadviseAdvice, fallocate, posix_fadvise};
 
+use super::error::is_loss;
 use super::id::ImageId;
 use super::layout::{FORMAT, Store};
 use super::sync::locked;
@@ -192,6 +193,16 @@ pub enum PackError {
         /// The pack.
         path: PathBuf,
     },
+}
+
+impl PackError {
+    /// Whether the chunks are lost, rather than out of reach for now.
+    pub(super) fn is_damage(&self) -> bool {
+        match self {
+            Self::Read { source, .. } => is_loss(source),
+            Self::Length { .. } | Self::Header { .. } => true,
+        }
+    }
 }
 
 /// Opens a pack after checking that it is the one the manifest means.

@@ -41,6 +41,11 @@ pub(super) fn packs(store: &Store) -> Vec<String> {
     names(&store.path().join("packs"))
 }
 
+/// The names of the store's manifests and marks, sorted.
+pub(super) fn image_files(store: &Store) -> Vec<String> {
+    names(&store.path().join("images"))
+}
+
 /// Progress that nobody looks at.
 pub(super) fn never(_: u64, _: u64) {}
 

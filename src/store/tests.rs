@@ -7,13 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::chunk::ZEROS;
 use super::codec::tests::noise;
 use super::testing::{
-    Child, OPTIONS, names, never, packs, read_stream, temporary_store, write_image,
+    OPTIONS, image_files, never, packs, read_stream, temporary_store, write_image,
 };
 use super::*;
-
-fn image_files(store: &Store) -> Vec<String> {
-    names(&store.path().join("images"))
-}
 
 #[test]
 fn an_image_comes_back_byte_for_byte() {
@@ -257,98 +253,6 @@ fn a_full_disk_fails_the_image_and_leaves_the_older_ones() {
         nix::mount::umount2(folder.path(), nix::mount::MntFlags::MNT_DETACH).unwrap();
     };
     std::thread::spawn(test).join().unwrap();
-}
-
-#[test]
-fn what_a_killed_writer_leaves_is_swept() {
-    let (_folder, store) = temporary_store();
-    let lock = store.lock().unwrap();
-    let image = write_image(&store, &lock, &[("a", &noise(1, CHUNK_BYTES))]);
-    drop(lock);
-    let before = packs(&store);
-    let child = Child::start("store::tests::child_writes_half_an_image", store.path());
-    child.kill();
-    let lock = store.lock().unwrap();
-    fs::write(store.path().join("images/.tmp-x"), "half a manifest").unwrap();
-    assert!(packs(&store).len() > before.len());
-    let next = store.begin(&lock, OPTIONS).unwrap();
-    assert_eq!(next.id().to_string(), "000003");
-    drop(next);
-    let swept = store.sweep(&lock).unwrap();
-    assert!(
-        swept.packs > 0 && swept.bytes > 0 && swept.unreadable.is_empty(),
-        "{swept:?}"
-    );
-    assert_eq!(swept.temporary_files, 1);
-    assert_eq!(
-        (packs(&store), image_files(&store)),
-        (before, vec!["000001.manifest".to_owned()])
-    );
-    store.verify(image.id, &never).unwrap();
-    assert_eq!(store.sweep(&lock).unwrap(), Swept::default());
-}
-
-#[test]
-#[ignore = "the other process of a test"]
-fn child_writes_half_an_image() {
-    Child::main(|path| {
-        let store = Store::open(path).unwrap();
-        let lock = store.lock().unwrap();
-        let writer = store.begin(&lock, OPTIONS).unwrap();
-        let mut stream = writer.stream("a").unwrap();
-        // More than the buffer holds, so that some of it is in packs.
-        stream.write_all(&noise(9, 8 << 20)).unwrap();
-        (writer, stream)
-    });
-}
-
-#[test]
-fn no_pack_is_removed_while_a_manifest_cannot_be_read() {
-    let (_folder, store) = temporary_store();
-    let lock = store.lock().unwrap();
-    let first = write_image(&store, &lock, &[("a", &noise(1, CHUNK_BYTES))]);
-    let second = write_image(&store, &lock, &[("a", &noise(2, CHUNK_BYTES))]);
-    write_image(&store, &lock, &[("a", &noise(3, CHUNK_BYTES))]);
-    let path = store.path().join(format!("images/{}.manifest", second.id));
-    let good = fs::read(&path).unwrap();
-    fs::write(&path, &good[..good.len() - 1]).unwrap();
-    let before = packs(&store);
-    assert!(
-        store.images().unwrap()[1]
-            .damaged
-            .as_deref()
-            .unwrap()
-            .contains("length")
-    );
-    let swept = store.sweep(&lock).unwrap();
-    assert_eq!((swept.unreadable, swept.packs), (vec![second.id], 0));
-    assert_eq!(store.rotate(&lock, 2).unwrap(), []);
-    fs::remove_file(store.path().join(format!("images/{}.manifest", first.id))).unwrap();
-    store.sweep(&lock).unwrap();
-    assert_eq!(packs(&store), before);
-    fs::write(&path, &good).unwrap();
-    assert_eq!(store.sweep(&lock).unwrap().packs, 1);
-    store.verify(second.id, &never).unwrap();
-}
-
-#[test]
-fn an_image_set_aside_is_remembered_and_never_relied_on() {
-    let (_folder, store) = temporary_store();
-    let lock = store.lock().unwrap();
-    let data = noise(1, CHUNK_BYTES);
-    let first = write_image(&store, &lock, &[("a", &data)]);
-    store
-        .set_aside(&lock, first.id, "criu said\x1b[31m no ")
-        .unwrap();
-    let entry = store.images().unwrap().remove(0);
-    assert_eq!(entry.damaged.as_deref(), Some("criu said [31m no"));
-    let second = write_image(&store, &lock, &[("a", &data)]);
-    assert!(second.stored_bytes > 0, "the chunk is written again");
-    assert_eq!(store.rotate(&lock, 1).unwrap(), [first.id]);
-    assert_eq!(image_files(&store), ["000002.manifest"]);
-    assert!(read_stream(&store, second.id, "a") == data);
-    let missing = store.set_aside(&lock, first.id, "gone");
-    assert!(matches!(missing, Err(WriteError::Missing { .. })));
 }
 
 #[test]
