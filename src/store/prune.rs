@@ -263,6 +263,17 @@ mod tests {
     }
 
     #[test]
+    fn a_chunk_that_a_damaged_image_shares_is_not_relied_on() {
+        let (_folder, store) = temporary_store();
+        let lock = store.lock().unwrap();
+        let data = noise(1, CHUNK_BYTES);
+        write_image(&store, &lock, &[("a", &data)]);
+        let second = write_image(&store, &lock, &[("a", &data)]);
+        store.set_aside(&lock, second.id, "torn").unwrap();
+        assert!(write_image(&store, &lock, &[("a", &data)]).stored_bytes > 0);
+    }
+
+    #[test]
     fn an_image_set_aside_is_remembered_and_never_relied_on() {
         let (_folder, store) = temporary_store();
         let lock = store.lock().unwrap();
