@@ -35,6 +35,9 @@ const CALL_OFF_LIMIT: Duration = Duration::from_secs(30);
 /// Longest attempt to lock all CUDA processes at once; then all are let go and tried again.
 const LOCK_ATTEMPT: Duration = Duration::from_millis(400);
 
+/// Most threads that copy one image file.
+const LANES_MAX: usize = 4;
+
 /// Why there is no new image. The job computes, and older images are untouched, unless a variant says otherwise.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
@@ -228,6 +231,11 @@ fn write_options(shop: &Workshop, free: u64) -> WriteOptions {
     }
 }
 
+/// Threads that copy a large image file: one core is CRIU's, and few more reach the memory's speed.
+fn lanes() -> usize {
+    thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).min(LANES_MAX))
+}
+
 /// The job's CUDA processes.
 struct Gpu {
     driver: cuda::Driver,
@@ -310,7 +318,7 @@ impl Dump<'_> {
             let capturing = scope.spawn(|| {
                 capture.run(
                     &called_off,
-                    |name, pipe| self.receive(name, pipe),
+                    |name, pipe| self.receive(name, &pipe),
                     |_| {
                         self.record()?;
                         while_frozen(self)
@@ -404,9 +412,9 @@ impl Dump<'_> {
         ended
     }
 
-    fn receive(&self, name: &str, mut pipe: std::fs::File) -> Result<u64, SnapshotError> {
+    fn receive(&self, name: &str, pipe: &std::fs::File) -> Result<u64, SnapshotError> {
         let mut stream = self.stream(&format!("criu/{name}"))?;
-        stream.copy_from(&mut pipe)?;
+        stream.copy_from_pipe(pipe, lanes())?;
         Ok(stream.finish()?)
     }
 
