@@ -7,7 +7,6 @@ use std::thread;
 use super::describe::{chain, seconds, size};
 use super::environment;
 use super::event::Event;
-use super::machine;
 use super::restart::{Decision, ExitStatus, Images, decide};
 use super::restore::{self, Candidate, RestoreError, Restored};
 use super::run::{RunError, system};
@@ -147,7 +146,6 @@ impl Supervisor {
         let (fresh, events) = (Arc::clone(&sandbox), self.events.clone());
         let work = move || {
             let result = restore::bring_back(&shop, &fresh, &streams, candidate);
-            machine::return_memory();
             // The loop only ends with the run.
             let _ = events.blocking_send(Event::RestoreEnded(Box::new(result)));
         };

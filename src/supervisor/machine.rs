@@ -81,6 +81,18 @@ pub(super) fn gpu_memory_in_use() -> u64 {
         .sum()
 }
 
+/// Makes the allocator use one heap for all threads: only that one can be given back in full.
+///
+/// The threads of a snapshot allocate little, so they hardly wait for each other.
+#[allow(unsafe_code, reason = "glibc's call has no safe wrapper")]
+pub(super) fn use_one_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: sets a number; has no preconditions.
+    unsafe {
+        nix::libc::mallopt(nix::libc::M_ARENA_MAX, 1);
+    }
+}
+
 /// Gives the memory of a snapshot's threads back to the system: the supervisor is small between events.
 #[allow(unsafe_code, reason = "glibc's call has no safe wrapper")]
 pub(super) fn return_memory() {

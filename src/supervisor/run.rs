@@ -13,6 +13,7 @@ use crate::criu::{Criu, FindError, Search};
 use crate::job::{Input, Output};
 use crate::store::{LockError, OpenError, ReadError, Store, WriteError};
 
+use super::machine;
 use super::program::{self, ProgramError};
 use super::run_state::{Progress, RunState, RunStateError};
 use super::supervise::Supervisor;
@@ -118,6 +119,7 @@ pub(super) enum Beginning {
 /// # Errors
 /// When the run cannot begin or go on; nothing of the job runs then.
 pub fn run(options: RunOptions) -> Result<u8, RunError> {
+    machine::use_one_heap();
     let RunOptions {
         config,
         command,

@@ -25,6 +25,7 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 use super::control;
 use super::event::{EVENTS_MAX, Event, Reply, Timer};
 use super::image::Trigger;
+use super::machine;
 use super::restart::{Budget, ExitStatus};
 use super::run::{Beginning, RunError, system};
 use super::run_state::{Progress, RunState};
@@ -247,8 +248,16 @@ impl Supervisor {
                 tracing::debug!(freeze = ?freeze, "the job computes again");
                 Ok(())
             }
-            Event::SnapshotEnded(result) => self.snapshot_ended(*result),
-            Event::RestoreEnded(result) => self.restore_ended(*result),
+            Event::SnapshotEnded(result) => {
+                let handled = self.snapshot_ended(*result);
+                machine::return_memory();
+                handled
+            }
+            Event::RestoreEnded(result) => {
+                let handled = self.restore_ended(*result);
+                machine::return_memory();
+                handled
+            }
             Event::Drained => self.all_gone(),
             Event::Timer(Timer::Schedule) => {
                 if self
