@@ -8,11 +8,12 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
-use crate::config::{self, ConfigError, Loaded, Override, Sources};
+use crate::config::{ConfigError, Loaded, Override, Sources};
 use crate::criu::Search;
 use crate::store::{OpenError, Store};
 use crate::supervisor::{OURS, chain};
 
+mod config;
 pub mod doctor;
 mod images;
 mod list;
@@ -90,6 +91,9 @@ enum Verb {
     },
     /// Check whether this machine can snapshot and restore jobs
     Doctor,
+    /// Show the settings, and where they come from
+    #[command(subcommand)]
+    Config(config::ConfigVerb),
 }
 
 /// Runs the command line of this process.
@@ -151,6 +155,7 @@ fn dispatch(global: &Global, verb: Verb) -> Result<ExitCode, Failure> {
             let search = Search::new(config.criu.path);
             Ok(doctor::run(global.json, &config.store, &search))
         }
+        Verb::Config(verb) => config::run(global, &verb),
     }
 }
 
@@ -164,7 +169,7 @@ impl Global {
         for (key, flag, value) in flags {
             overrides.extend(value.clone().map(|value| Override { key, flag, value }));
         }
-        config::load(&Sources::from_process(self.config.clone(), overrides)?)
+        crate::config::load(&Sources::from_process(self.config.clone(), overrides)?)
     }
 
     /// Opens the store that is there.

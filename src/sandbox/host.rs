@@ -3,6 +3,7 @@
 
 use std::ffi::OsString;
 use std::io;
+use std::net::Shutdown;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -161,18 +162,18 @@ impl Sandbox {
 
     /// Kills every process in the sandbox. The end is reported as the last event.
     pub fn kill(&self) {
-        if self.isolation == Isolation::None {
-            // No namespace does it for us. Pid 1's children are stopped from forking by being killed first.
-            let _ = self.signal(Signal::SIGKILL as i32, true);
-        }
         // A sandbox that is gone is what was wanted.
-        let _ = kill(self.pid, Signal::SIGKILL);
+        match self.isolation {
+            Isolation::Namespaces => drop(kill(self.pid, Signal::SIGKILL)),
+            // Without a namespace only our pid 1 can do it; what it still has to say may come.
+            Isolation::None => drop(self.control.shutdown(Shutdown::Write)),
+        }
     }
 }
 
 impl Drop for Sandbox {
     fn drop(&mut self) {
-        let _ = self.control.shutdown(std::net::Shutdown::Both);
+        let _ = self.control.shutdown(Shutdown::Both);
     }
 }
 
