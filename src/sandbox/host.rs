@@ -61,7 +61,7 @@ impl Sandbox {
     /// Starts a sandbox and waits until it stands.
     ///
     /// `on_event` is called, on a thread of the sandbox's own, with [`Event::Started`],
-    /// [`Event::JobEnded`] and [`Event::Failed`]; then, once, with `None` when every process of the
+    /// [`Event::NotStarted`], [`Event::JobEnded`] and [`Event::Failed`]; then, once, with `None` when every process of the
     /// sandbox is gone. Call this from a thread that lives as long as the run: the kernel kills the
     /// sandbox when the thread that started it ends.
     ///
@@ -116,7 +116,7 @@ impl Sandbox {
         self.isolation
     }
 
-    /// Starts the job; [`Event::Started`] or [`Event::Failed`] follows.
+    /// Starts the job; [`Event::Started`], [`Event::NotStarted`] or [`Event::Failed`] follows.
     ///
     /// # Errors
     /// When pid 1 cannot be reached.
@@ -195,7 +195,7 @@ impl ToolRun<'_> {
                 operation,
                 source: io::Error::from_raw_os_error(errno),
             }),
-            Ok(Event::Ready | Event::Started(_) | Event::JobEnded(_))
+            Ok(Event::Ready | Event::Started(_) | Event::NotStarted(_) | Event::JobEnded(_))
             | Err(RecvTimeoutError::Disconnected) => Err(SandboxError::Gone),
             Err(RecvTimeoutError::Timeout) => Err(SandboxError::Slow(limit)),
         }
@@ -216,7 +216,9 @@ fn listen(
                 let _ = to_tool.send(event.clone());
                 on_event(Some(event));
             }
-            Event::Ready | Event::Started(_) | Event::JobEnded(_) => on_event(Some(event)),
+            Event::Ready | Event::Started(_) | Event::NotStarted(_) | Event::JobEnded(_) => {
+                on_event(Some(event));
+            }
         }
     }
     // The kernel lets us reap pid 1 only after every other process of its namespace is gone.

@@ -172,9 +172,13 @@ impl Init {
         if self.isolated {
             fs::write("/proc/sys/kernel/ns_last_pid", (ROOT_PID - 1).to_string())?;
         }
-        let pids = root::start(program, arguments, stdio)?;
-        self.job = Some(pids);
-        Ok(Event::Started(pids))
+        match root::start(program, arguments, stdio) {
+            Ok(pids) => {
+                self.job = Some(pids);
+                Ok(Event::Started(pids))
+            }
+            Err(error) => Ok(Event::NotStarted(error.raw_os_error().unwrap_or(libc::EIO))),
+        }
     }
 
     fn run_tool(&mut self, tool: &ToolCommand, descriptors: &[OwnedFd]) -> io::Result<()> {

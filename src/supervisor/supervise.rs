@@ -330,6 +330,7 @@ impl Supervisor {
                 self.started(pids);
                 Ok(())
             }
+            Some(sandbox::Event::NotStarted(errno)) => self.not_started(errno),
             Some(sandbox::Event::Failed { operation, errno }) => {
                 self.start_failed(operation, errno)
             }
