@@ -162,6 +162,9 @@ fn a_forgotten_double_dash_is_answered_with_the_right_line() {
             stderr(&output)
         );
     }
+    let option = place.verb(&["--no-such", "--", "touch", "ran"]);
+    assert_eq!(code(option.status), 125);
+    assert!(stderr(&option).contains("--no-such") && !stderr(&option).contains("put --"));
     let nothing = place.verb(&[]);
     assert_eq!(code(nothing.status), 125);
     assert!(stderr(&nothing).contains("--"), "{}", stderr(&nothing));
@@ -177,7 +180,7 @@ fn wrong_settings_name_their_place_and_nothing_is_started() {
             &[
                 "ckpt-run.toml:2",
                 "snapshot.intervall",
-                "snapshot.interval`?",
+                "did you mean `interval`?",
             ][..],
         ),
         (

@@ -27,7 +27,7 @@ fn python(run: &Run) -> i32 {
     wait_until("the job's process", || {
         found = descendants(run.pid()).into_iter().find(|pid| {
             fs::read_to_string(format!("/proc/{pid}/cmdline"))
-                .is_ok_and(|line| line.starts_with("python3\0"))
+                .is_ok_and(|line| line.ends_with("python3\0-u\0job.py\0"))
         });
         found.is_some()
     });

@@ -1,7 +1,7 @@
 //! Signals to the supervisor, from the user, the terminal and the scheduler.
 
 use std::fs;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use super::common::{Place, Run, can_run, wait_until};
 use super::{COUNT, UNTIL_GO, is_dead, lines, state};
 
 /// Starts a job with a connection to the test, which no snapshot can carry.
-fn start_without_snapshots(place: &Place, options: &[&str], then: &str) -> (Run, UnixListener) {
+fn start_without_snapshots(place: &Place, options: &[&str], then: &str) -> (Run, UnixStream) {
     let listener = UnixListener::bind(place.file("outside")).unwrap();
     let script = format!(
         "import signal, socket, sys, time\n\
@@ -22,7 +22,8 @@ fn start_without_snapshots(place: &Place, options: &[&str], then: &str) -> (Run,
     );
     let run = place.start_python(options, &script);
     place.wait_for("out", "ready");
-    (run, listener)
+    let (outside, _) = listener.accept().unwrap();
+    (run, outside)
 }
 
 #[test]
@@ -175,7 +176,7 @@ fn a_job_that_cannot_be_saved_gets_sigterm_and_ends_by_itself() {
     }
     let place = Place::new();
     let then = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))";
-    let (mut run, _listener) = start_without_snapshots(&place, &[], then);
+    let (mut run, _outside) = start_without_snapshots(&place, &[], then);
     run.signal(Signal::SIGTERM);
     assert_eq!(run.wait(), 5, "{}", place.text("err"));
     assert!(place.images().is_empty());
@@ -188,7 +189,7 @@ fn a_job_that_does_not_end_within_the_grace_period_is_killed() {
     }
     let place = Place::new();
     let then = "signal.signal(signal.SIGTERM, signal.SIG_IGN)";
-    let (mut run, _listener) = start_without_snapshots(&place, &["--grace", "2s"], then);
+    let (mut run, _outside) = start_without_snapshots(&place, &["--grace", "2s"], then);
     let job = run.job();
     let asked = Instant::now();
     run.signal(Signal::SIGTERM);
@@ -204,7 +205,7 @@ fn a_second_sigterm_stops_at_once() {
     }
     let place = Place::new();
     let then = "signal.signal(signal.SIGTERM, signal.SIG_IGN)";
-    let (mut run, _listener) = start_without_snapshots(&place, &["--grace", "10m"], then);
+    let (mut run, _outside) = start_without_snapshots(&place, &["--grace", "10m"], then);
     let job = run.job();
     run.signal(Signal::SIGTERM);
     place.wait_for("err", "sending SIGTERM");
@@ -219,7 +220,7 @@ fn sigusr2_leaves_a_job_that_cannot_be_saved_running() {
         return;
     }
     let place = Place::new();
-    let (mut run, _listener) = start_without_snapshots(&place, &[], "");
+    let (mut run, _outside) = start_without_snapshots(&place, &[], "");
     run.signal(Signal::SIGUSR2);
     place.wait_for("err", "snapshot failed, the job goes on");
     assert!(!is_dead(run.job()));

@@ -41,14 +41,12 @@ fn a_command_that_cannot_be_run_is_126_and_one_that_is_not_there_127() {
         fs::set_permissions(place.file(name), fs::Permissions::from_mode(mode)).unwrap();
     };
     write("plain", "#!/bin/sh\n", 0o644);
-    write("garbage", "\u{1}\u{2}\u{3}", 0o755);
     write("homeless", "#!/no/such/interpreter\n", 0o755);
     for (program, expected) in [
         ("no-such-program", 127),
         ("./no-such-program", 127),
         ("./plain", 126),
         ("/", 126),
-        ("./garbage", 126),
         ("./homeless", 127),
     ] {
         let output = place.verb(&["--", program]);
@@ -103,7 +101,7 @@ fn output_is_the_jobs_byte_for_byte_and_without_a_newline_at_the_end() {
     let place = Place::new();
     // Every byte value, zero included; not a multiple of any buffer's size.
     let bytes: Vec<u8> = (0..1_500_001_u32)
-        .map(|i| u8::try_from((i * i + i / 256) % 256).unwrap())
+        .map(|i| i.to_le_bytes()[0] ^ i.to_le_bytes()[1])
         .collect();
     fs::write(place.file("bytes"), &bytes).unwrap();
     let output = place.verb(&["-q", "--", "sh", "-c", "cat bytes; cat bytes >&2"]);
