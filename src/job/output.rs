@@ -176,7 +176,9 @@ impl Shared {
         loop {
             let mut watched = [PollFd::new(source.as_fd(), PollFlags::POLLIN)];
             match poll(&mut watched, PollTimeout::NONE) {
-                Ok(_) | Err(Errno::EINTR) => {}
+                Ok(_) => {}
+                // Nothing was looked at: an empty pipe now would be taken for its end.
+                Err(Errno::EINTR) => continue,
                 Err(_) => return,
             }
             let more = self.lock().pull();
