@@ -86,6 +86,7 @@ impl Supervisor {
             "job started"
         );
         self.now_running(job, None, false);
+        self.suspend_when_idle();
     }
 
     /// The kernel did not execute the job's program.
@@ -197,6 +198,7 @@ impl Supervisor {
                 self.budget.restarted();
                 self.state.restarts += 1;
                 self.state.save(self.shop.store.path())?;
+                self.suspend_when_idle();
                 self.settle()?;
                 self.snapshot_when_idle()
             }
