@@ -133,14 +133,81 @@ fn a_stop_by_the_terminal_stops_the_job_too_and_both_go_on() {
     });
     place.wait_for("log", "3\n");
     let job = run.job();
+    // Often, because a signal may also meet a thread of ours in the middle of its work.
+    for _ in 0..20 {
+        stop_and_continue(&run, job);
+    }
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("log"), lines(40));
+    assert_eq!(place.text("out"), lines(40));
+}
+
+fn stop_and_continue(run: &Run, job: i32) {
     run.signal(Signal::SIGTSTP);
     wait_until("both to stop", || {
         state(run.pid()) == Some('T') && state(job) == Some('T')
     });
     run.signal(Signal::SIGCONT);
+    wait_until("both to go on", || {
+        state(run.pid()) != Some('T') && state(job) != Some('T')
+    });
+}
+
+#[test]
+fn a_stop_by_the_terminal_waits_for_the_end_of_a_snapshot() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = place.start_python(&[], UNTIL_GO);
+    place.wait_for("out", "ready");
+    run.signal(Signal::SIGUSR1);
+    stop_and_continue(&run, run.job());
+    place.snapshot();
+    assert_eq!(place.images().len(), 2);
+    assert!(!place.text("err").contains("snapshot failed"));
+    fs::write(place.file("go"), "").unwrap();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+}
+
+#[test]
+fn a_stop_by_the_terminal_while_no_job_runs_stops_us() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = place.start_with(&[], &["sh", "-c", "test -e go"], |command| {
+        command
+            .env("CKPT_RUN_RESTART_WITHOUT_IMAGE", "start")
+            .env("CKPT_RUN_RESTART_BACKOFF", "30s");
+    });
+    place.wait_for("err", "it begins anew");
+    run.signal(Signal::SIGTSTP);
+    wait_until("the stop", || state(run.pid()) == Some('T'));
+    run.signal(Signal::SIGCONT);
+    run.signal(Signal::SIGINT);
+    assert_eq!(run.wait(), 130, "{}", place.text("err"));
+}
+
+#[test]
+fn many_sigterms_at_any_time_leave_a_store_that_a_run_goes_on_from() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = place.start_python(&["--interval", "never"], COUNT);
+    place.wait_for("log", "5\n");
+    let job = run.job();
+    while !run.has_ended() {
+        run.signal(Signal::SIGTERM);
+    }
+    let code = run.wait();
+    assert!(code == 75 || code == 143, "{code}: {}", place.text("err"));
+    assert!(is_dead(job));
+    assert!(place.verb(&["verify"]).status.success());
+    let mut run = place.start_python(&["--interval", "never"], COUNT);
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     assert_eq!(place.text("log"), lines(40));
-    assert_eq!(place.text("out"), lines(40));
 }
 
 #[test]
