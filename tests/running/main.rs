@@ -36,7 +36,8 @@ while not os.path.exists("go"):
 "#;
 
 fn lines(count: u32) -> String {
-    (0..count).map(|i| format!("{i}\n")).collect()
+    let numbers: Vec<String> = (0..count).map(|i| i.to_string()).collect();
+    numbers.join("\n") + "\n"
 }
 
 /// State letter of a process, as in `ps`; `None` when there is none.
