@@ -41,6 +41,7 @@ mod files;
 mod flow;
 mod id;
 mod index;
+mod lanes;
 mod layout;
 mod lock;
 mod manifest;

@@ -3,13 +3,18 @@
 //! Runs while the job is frozen, so it does nothing but copy, and look for zeros, which
 //! take no memory then.
 
+use std::fs::File;
 use std::io::{self, Read};
 use std::sync::Arc;
 
 use super::buffer::Buffer;
 use super::chunk::{self, CHUNK_BYTES, CHUNK_LEN_MAX};
 use super::error::WriteError;
+use super::lanes::Lanes;
 use super::worker::Shared;
+
+/// What is read of a pipe before lanes are opened: whole chunks, more than most of CRIU's files have.
+const START_BYTES: u64 = 4 * CHUNK_BYTES as u64;
 
 /// A stream being written, by one thread. It must be finished; dropping it makes the
 /// image fail.
@@ -69,6 +74,54 @@ impl StreamWriter {
                 }
             }
         }
+    }
+
+    /// As [`StreamWriter::copy_from`], out of a pipe, with `lanes` threads that copy; with
+    /// fewer than two it is the same. Only a stream of some length is worth the threads.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn copy_from_pipe(&mut self, pipe: &File, lanes: usize) -> Result<u64, WriteError> {
+        let mut source = pipe;
+        if lanes < 2 {
+            return self.copy_from(&mut source);
+        }
+        let start = self.copy_from(&mut source.take(START_BYTES))?;
+        if start < START_BYTES {
+            return Ok(start);
+        }
+        let failed = |stream: &str, source| WriteError::Source {
+            stream: stream.to_owned(),
+            source,
+        };
+        let before = self.raw_len;
+        let (shared, stream) = (Arc::clone(&self.shared), self.stream);
+        std::thread::scope(|scope| {
+            let complete = move |buffer, position| take_chunk(&shared, stream, position, buffer);
+            let lanes = Lanes::open(scope, lanes, complete).map_err(|e| failed(&self.name, e))?;
+            loop {
+                let buffer = self.shared.flow.acquire()?;
+                let mut passage = lanes.begin(buffer).map_err(|e| failed(&self.name, e))?;
+                while !Lanes::is_full(&passage) {
+                    if lanes
+                        .feed(&mut passage, pipe)
+                        .map_err(|e| failed(&self.name, e))?
+                        == 0
+                    {
+                        let (buffer, len) =
+                            lanes.finish(&passage).map_err(|e| failed(&self.name, e))?;
+                        self.current = Some(Filling { buffer, len });
+                        self.raw_len += len as u64;
+                        return Ok(start + self.raw_len - before);
+                    }
+                }
+                let position = self.next_position(CHUNK_BYTES)?;
+                self.raw_len += CHUNK_BYTES as u64;
+                lanes
+                    .complete(&passage, position)
+                    .map_err(|e| failed(&self.name, e))?;
+            }
+        })
     }
 
     /// Appends bytes to the stream. Blocks while the buffer is full.
@@ -147,6 +200,17 @@ impl StreamWriter {
         self.position = position.checked_add(1).ok_or(WriteError::TooManyChunks)?;
         self.shared.assembly.extend(self.stream, raw_len);
         Ok(position)
+    }
+}
+
+/// Sends off a full chunk that a lane has copied. A failure shows up when the image is committed.
+fn take_chunk(shared: &Shared, stream: u32, position: u32, buffer: Buffer) {
+    if !chunk::is_zero(&buffer) {
+        return shared.flow.push(stream, position, buffer, CHUNK_BYTES);
+    }
+    shared.flow.release(buffer);
+    if let Err(error) = shared.assembly.set_zero(stream, position, CHUNK_LEN_MAX) {
+        shared.flow.stop(error);
     }
 }
 

@@ -346,3 +346,37 @@ fn verification_tells_its_progress() {
         (5, last.into_inner())
     );
 }
+
+#[test]
+fn a_pipe_copied_in_lanes_gives_the_same_bytes() {
+    for extra in [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES] {
+        let (_folder, store) = temporary_store();
+        let lock = store.lock().unwrap();
+        let writer = store.begin(&lock, OPTIONS).unwrap();
+        writer.start_workers();
+        let mut bytes = noise(7, 9 * CHUNK_BYTES + 4096);
+        bytes.extend_from_slice(&ZEROS);
+        bytes.extend_from_slice(&ZEROS);
+        bytes.extend(noise(8, 3 * CHUNK_BYTES + extra));
+        let (source, mut sink) = io::pipe().unwrap();
+        let source = fs::File::from(std::os::fd::OwnedFd::from(source));
+        std::thread::scope(|scope| {
+            // Odd pieces: pages of the pipe that are not full.
+            scope.spawn(|| {
+                for piece in bytes.chunks(70_001) {
+                    sink.write_all(piece).unwrap();
+                }
+                drop(sink);
+            });
+            let mut stream = writer.stream("pages").unwrap();
+            let copied = stream.copy_from_pipe(&source, 3).unwrap();
+            assert_eq!(copied, bytes.len() as u64);
+            assert_eq!(stream.finish().unwrap(), copied);
+        });
+        let manifest = writer.commit(b"").unwrap();
+        assert!(
+            read_stream(&store, manifest.id, "pages") == bytes,
+            "{extra}"
+        );
+    }
+}

@@ -9,6 +9,7 @@ use super::describe::{chain, seconds, size};
 use super::environment;
 use super::event::Event;
 use super::program::ProgramError;
+use super::machine;
 use super::restart::{Decision, ExitStatus, Images, decide};
 use super::restore::{self, Candidate, RestoreError, Restored};
 use super::run::{RunError, system};
@@ -159,6 +160,7 @@ impl Supervisor {
         let (fresh, events) = (Arc::clone(&sandbox), self.events.clone());
         let work = move || {
             let result = restore::bring_back(&shop, &fresh, &streams, candidate);
+            machine::return_memory();
             // The loop only ends with the run.
             let _ = events.blocking_send(Event::RestoreEnded(Box::new(result)));
         };
