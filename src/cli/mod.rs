@@ -5,14 +5,15 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ErrorKind};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
-use crate::config::{self, ConfigError, Loaded, Override, Sources};
+use crate::config::{ConfigError, Loaded, Override, Sources};
 use crate::criu::Search;
 use crate::store::{OpenError, Store};
 use crate::supervisor::{OURS, chain};
 
+mod config;
 pub mod doctor;
 mod images;
 mod list;
@@ -90,6 +91,9 @@ enum Verb {
     },
     /// Check whether this machine can snapshot and restore jobs
     Doctor,
+    /// Show the settings, and where they come from
+    #[command(subcommand)]
+    Config(config::ConfigVerb),
 }
 
 /// Runs the command line of this process.
@@ -151,6 +155,7 @@ fn dispatch(global: &Global, verb: Verb) -> Result<ExitCode, Failure> {
             let search = Search::new(config.criu.path);
             Ok(doctor::run(global.json, &config.store, &search))
         }
+        Verb::Config(verb) => config::run(global, &verb),
     }
 }
 
@@ -164,7 +169,7 @@ impl Global {
         for (key, flag, value) in flags {
             overrides.extend(value.clone().map(|value| Override { key, flag, value }));
         }
-        config::load(&Sources::from_process(self.config.clone(), overrides)?)
+        crate::config::load(&Sources::from_process(self.config.clone(), overrides)?)
     }
 
     /// Opens the store that is there.
@@ -185,7 +190,13 @@ fn wrong_line(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
     if asked {
         return ExitCode::SUCCESS;
     }
-    if error.kind() == ErrorKind::InvalidSubcommand
+    let about_an_option = error
+        .get(ContextKind::InvalidArg)
+        .is_some_and(|word| word.to_string().starts_with('-'));
+    if matches!(
+        error.kind(),
+        ErrorKind::InvalidSubcommand | ErrorKind::UnknownArgument
+    ) && !about_an_option
         && let Some(line) = with_dashes(arguments)
     {
         output::say(&format!("to run a command, put -- before it: {line}"));
@@ -193,24 +204,43 @@ fn wrong_line(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
     ExitCode::from(OURS)
 }
 
-/// The line with `--` before its first word that is no option; `None` when there is none.
+/// The line with `--` before its first word that is no option nor `run`; `None` when there is none, or
+/// when it is for another verb.
 fn with_dashes(arguments: &[OsString]) -> Option<String> {
     let words: Vec<String> = arguments
         .iter()
         .skip(1)
         .map(|word| word.to_string_lossy().into_owned())
         .collect();
+    if words.iter().any(|word| word == "--") {
+        return None;
+    }
+    let grammar = CommandLine::command();
     let takes_value = |word: &str| {
-        CommandLine::command().get_arguments().any(|argument| {
+        grammar.get_arguments().any(|argument| {
             argument.get_action().takes_values()
-                && argument
+                && (argument
                     .get_long()
                     .is_some_and(|long| word == format!("--{long}"))
+                    || argument
+                        .get_short()
+                        .is_some_and(|short| word == format!("-{short}")))
         })
     };
-    let mut place = 0;
-    while words.get(place)?.starts_with('-') {
-        place += if takes_value(&words[place]) { 2 } else { 1 };
+    let (mut place, mut verb) = (0, None);
+    loop {
+        let word = words.get(place)?;
+        if word.starts_with('-') {
+            place += if takes_value(word) { 2 } else { 1 };
+        } else if verb.is_none() && grammar.find_subcommand(word).is_some() {
+            verb = Some(word);
+            place += 1;
+        } else {
+            break;
+        }
+    }
+    if verb.is_some_and(|verb| verb != "run") {
+        return None;
     }
     let (options, command) = words.split_at(place);
     let parts = [
@@ -246,6 +276,12 @@ mod tests {
             "ckpt-run --interval 5m -- python train.py"
         );
         assert_eq!(line("ckpt-run ./train").unwrap(), "ckpt-run -- ./train");
+        assert_eq!(
+            line("ckpt-run run -i 5m ./train").unwrap(),
+            "ckpt-run run -i 5m -- ./train"
+        );
+        assert_eq!(line("ckpt-run list ./train"), None);
+        assert_eq!(line("ckpt-run --no-such -- ./train"), None);
     }
 
     #[test]

@@ -136,10 +136,10 @@ impl Output {
         move || drop(relay.map(JoinHandle::join))
     }
 
-    /// Gives a way to ask whether a line of ours would stand at the start of a line, after the job's.
+    /// Gives a way to ask, once for each line of ours, whether it stands at the start of a line, after the job's.
     pub fn line_watch(&self) -> impl Fn() -> bool + use<> {
         let shared = Arc::clone(&self.shared);
-        move || shared.lock().replay.at_line_start()
+        move || shared.lock().replay.begin_foreign_line()
     }
 
     /// Sets the stream back to `mark`: cuts our own file, or gets ready to hold the repetition back.
@@ -176,7 +176,9 @@ impl Shared {
         loop {
             let mut watched = [PollFd::new(source.as_fd(), PollFlags::POLLIN)];
             match poll(&mut watched, PollTimeout::NONE) {
-                Ok(_) | Err(Errno::EINTR) => {}
+                Ok(_) => {}
+                // Nothing was looked at: an empty pipe now would be taken for its end.
+                Err(Errno::EINTR) => continue,
                 Err(_) => return,
             }
             let more = self.lock().pull();

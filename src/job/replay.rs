@@ -22,6 +22,8 @@ pub(super) struct Replay {
     next: u64,
     /// The repetition's unfinished line, equal to the history so far.
     held: Vec<u8>,
+    /// Where somebody else last began, and ended, a line among the delivered bytes.
+    foreign_line: Option<u64>,
 }
 
 impl Replay {
@@ -30,9 +32,10 @@ impl Replay {
         self.next
     }
 
-    /// Whether the last delivered byte ended a line.
-    pub fn at_line_start(&self) -> bool {
-        self.history.back().is_none_or(|byte| is_line_end(*byte))
+    /// Somebody else writes a line to the same place, now: whether it stands at the start of one.
+    pub fn begin_foreign_line(&mut self) -> bool {
+        let before = self.foreign_line.replace(self.end);
+        before == Some(self.end) || self.history.back().is_none_or(|byte| is_line_end(*byte))
     }
 
     /// The job goes on from `position`; later output is a repetition where it is remembered.

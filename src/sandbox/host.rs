@@ -3,6 +3,7 @@
 
 use std::ffi::OsString;
 use std::io;
+use std::net::Shutdown;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -60,7 +61,7 @@ impl Sandbox {
     /// Starts a sandbox and waits until it stands.
     ///
     /// `on_event` is called, on a thread of the sandbox's own, with [`Event::Started`],
-    /// [`Event::JobEnded`] and [`Event::Failed`]; then, once, with `None` when every process of the
+    /// [`Event::NotStarted`], [`Event::JobEnded`] and [`Event::Failed`]; then, once, with `None` when every process of the
     /// sandbox is gone. Call this from a thread that lives as long as the run: the kernel kills the
     /// sandbox when the thread that started it ends.
     ///
@@ -115,7 +116,7 @@ impl Sandbox {
         self.isolation
     }
 
-    /// Starts the job; [`Event::Started`] or [`Event::Failed`] follows.
+    /// Starts the job; [`Event::Started`], [`Event::NotStarted`] or [`Event::Failed`] follows.
     ///
     /// # Errors
     /// When pid 1 cannot be reached.
@@ -161,18 +162,18 @@ impl Sandbox {
 
     /// Kills every process in the sandbox. The end is reported as the last event.
     pub fn kill(&self) {
-        if self.isolation == Isolation::None {
-            // No namespace does it for us. Pid 1's children are stopped from forking by being killed first.
-            let _ = self.signal(Signal::SIGKILL as i32, true);
-        }
         // A sandbox that is gone is what was wanted.
-        let _ = kill(self.pid, Signal::SIGKILL);
+        match self.isolation {
+            Isolation::Namespaces => drop(kill(self.pid, Signal::SIGKILL)),
+            // Without a namespace only our pid 1 can do it; what it still has to say may come.
+            Isolation::None => drop(self.control.shutdown(Shutdown::Write)),
+        }
     }
 }
 
 impl Drop for Sandbox {
     fn drop(&mut self) {
-        let _ = self.control.shutdown(std::net::Shutdown::Both);
+        let _ = self.control.shutdown(Shutdown::Both);
     }
 }
 
@@ -194,7 +195,7 @@ impl ToolRun<'_> {
                 operation,
                 source: io::Error::from_raw_os_error(errno),
             }),
-            Ok(Event::Ready | Event::Started(_) | Event::JobEnded(_))
+            Ok(Event::Ready | Event::Started(_) | Event::NotStarted(_) | Event::JobEnded(_))
             | Err(RecvTimeoutError::Disconnected) => Err(SandboxError::Gone),
             Err(RecvTimeoutError::Timeout) => Err(SandboxError::Slow(limit)),
         }
@@ -215,7 +216,9 @@ fn listen(
                 let _ = to_tool.send(event.clone());
                 on_event(Some(event));
             }
-            Event::Ready | Event::Started(_) | Event::JobEnded(_) => on_event(Some(event)),
+            Event::Ready | Event::Started(_) | Event::NotStarted(_) | Event::JobEnded(_) => {
+                on_event(Some(event));
+            }
         }
     }
     // The kernel lets us reap pid 1 only after every other process of its namespace is gone.

@@ -2,7 +2,8 @@
 //!
 //! Single-threaded, no async, no waiting for anything else, so that a fork
 //! stays simple and nothing here can hang. Ends when the supervisor closes the
-//! control socket; in a PID namespace the kernel then kills everything in it.
+//! control socket; in a PID namespace the kernel then kills everything in it,
+//! without one it does that itself.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -25,13 +26,19 @@ use nix::unistd::{Pid, setsid};
 
 use super::protocol::{Ended, Event, JobPids, Request, ToolCommand, receive, send};
 use super::spawn::CONTROL_DESCRIPTOR;
-use super::{ROOT_PID, root};
+use super::{ROOT_PID, descendants, root};
 
 /// Runs pid 1 until the supervisor is gone. `mode` is `namespaces` or `none`.
 #[must_use]
 pub fn main(mode: &str) -> ExitCode {
     let control = take_control();
-    match Init::set_up(control, mode == "namespaces").and_then(Init::run) {
+    let isolated = mode == "namespaces";
+    let result = Init::set_up(control, isolated).and_then(Init::run);
+    if !isolated {
+        // No namespace ends with us, so nothing but this keeps the job from outliving the supervisor.
+        descendants::kill_all();
+    }
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }
@@ -165,9 +172,13 @@ impl Init {
         if self.isolated {
             fs::write("/proc/sys/kernel/ns_last_pid", (ROOT_PID - 1).to_string())?;
         }
-        let pids = root::start(program, arguments, stdio)?;
-        self.job = Some(pids);
-        Ok(Event::Started(pids))
+        match root::start(program, arguments, stdio) {
+            Ok(pids) => {
+                self.job = Some(pids);
+                Ok(Event::Started(pids))
+            }
+            Err(error) => Ok(Event::NotStarted(error.raw_os_error().unwrap_or(libc::EIO))),
+        }
     }
 
     fn run_tool(&mut self, tool: &ToolCommand, descriptors: &[OwnedFd]) -> io::Result<()> {
@@ -202,7 +213,11 @@ impl Init {
         let _ = match (everyone, self.isolated) {
             // From pid 1 of the namespace, -1 is every other process in it.
             (true, true) => kill(Pid::from_raw(-1), signal),
-            _ => kill(Pid::from_raw(-job.job), signal),
+            (true, false) => {
+                descendants::signal_all(signal);
+                Ok(())
+            }
+            (false, _) => kill(Pid::from_raw(-job.job), signal),
         };
     }
 

@@ -16,8 +16,10 @@
 //! and pid 1 dies with the supervisor (`PDEATHSIG` and the control socket's end).
 //!
 //! Without the privilege for namespaces the same process runs as a plain child
-//! ([`Isolation::None`]) and adopts orphans as a subreaper.
+//! ([`Isolation::None`]) and adopts orphans as a subreaper; when its control socket
+//! ends it kills them all before it goes.
 
+mod descendants;
 mod host;
 mod init;
 mod protocol;

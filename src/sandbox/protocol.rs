@@ -58,7 +58,9 @@ pub struct JobPids {
 pub enum Event {
     /// The sandbox stands.
     Ready,
-    /// The sandbox or the job could not be set up.
+    /// The job's program could not be executed; errno of that.
+    NotStarted(i32),
+    /// The sandbox or a tool could not be set up.
     Failed {
         /// What was tried.
         operation: String,

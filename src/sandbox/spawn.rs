@@ -78,12 +78,13 @@ pub(super) fn spawn(
     let envp = pointers(&variables);
     let socket = theirs.as_raw_fd();
 
-    let flags = match isolation {
-        Isolation::Namespaces => CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWNS,
-        Isolation::None => CloneFlags::empty(),
+    // Without a namespace pid 1 must live on after us, to kill the job: it sees the socket's end.
+    let (flags, dies_with_us) = match isolation {
+        Isolation::Namespaces => (CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWNS, true),
+        Isolation::None => (CloneFlags::empty(), false),
     };
     let mut stack = vec![0u8; CHILD_STACK_BYTES];
-    let child = Box::new(|| become_init(socket, &path, &argv, &envp));
+    let child = Box::new(|| become_init(dies_with_us, socket, &path, &argv, &envp));
     // SAFETY: without CLONE_VM the child runs on its own copy of the stack; `become_init` makes only
     // async-signal-safe calls and does not allocate.
     let pid = unsafe { nix::sched::clone(child, &mut stack, flags, Some(libc::SIGCHLD)) };
@@ -96,13 +97,16 @@ pub(super) fn spawn(
 
 /// Runs in the cloned child, where another thread may have held the allocator's lock: system calls only.
 fn become_init(
+    dies_with_us: bool,
     socket: RawFd,
     path: &CString,
     argv: &[*const libc::c_char],
     envp: &[*const libc::c_char],
 ) -> isize {
-    // SAFETY: plain system call with constant arguments.
-    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    if dies_with_us {
+        // SAFETY: plain system call with constant arguments.
+        unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    }
     if socket == CONTROL_DESCRIPTOR {
         // SAFETY: clears close-on-exec on a descriptor that this process has.
         unsafe { libc::fcntl(socket, libc::F_SETFD, 0) };

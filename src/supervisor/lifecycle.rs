@@ -1,12 +1,14 @@
 //! The job's beginnings and ends: start, restore, crash, exit.
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 
 use super::describe::{chain, seconds, size};
 use super::environment;
 use super::event::Event;
+use super::program::ProgramError;
 use super::restart::{Decision, ExitStatus, Images, decide};
 use super::restore::{self, Candidate, RestoreError, Restored};
 use super::run::{RunError, system};
@@ -84,6 +86,17 @@ impl Supervisor {
             "job started"
         );
         self.now_running(job, None, false);
+        self.suspend_when_idle();
+    }
+
+    /// The kernel did not execute the job's program.
+    pub fn not_started(&mut self, errno: i32) -> Result<(), RunError> {
+        let program = self.shop.command.first().map(PathBuf::from);
+        Err(ProgramError::NotStarted {
+            program: program.unwrap_or_default(),
+            source: io::Error::from_raw_os_error(errno),
+        }
+        .into())
     }
 
     pub fn start_failed(&mut self, operation: String, errno: i32) -> Result<(), RunError> {
@@ -185,6 +198,7 @@ impl Supervisor {
                 self.budget.restarted();
                 self.state.restarts += 1;
                 self.state.save(self.shop.store.path())?;
+                self.suspend_when_idle();
                 self.settle()?;
                 self.snapshot_when_idle()
             }

@@ -18,6 +18,15 @@ pub enum ProgramError {
     /// It is not a program.
     #[error("cannot run {}: it is not executable (chmod +x?)", .0.display())]
     NotRunnable(PathBuf),
+    /// The kernel refused it, for instance because its interpreter is not there.
+    #[error("cannot run {}", program.display())]
+    NotStarted {
+        /// The program.
+        program: PathBuf,
+        /// The kernel's reason.
+        #[source]
+        source: std::io::Error,
+    },
 }
 
 impl ProgramError {
@@ -28,6 +37,10 @@ impl ProgramError {
             Self::Missing => super::run::OURS,
             Self::NotFound(_) => 127,
             Self::NotRunnable(_) => 126,
+            Self::NotStarted { source, .. } => match source.kind() {
+                std::io::ErrorKind::NotFound => 127,
+                _ => 126,
+            },
         }
     }
 }

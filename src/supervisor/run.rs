@@ -160,7 +160,8 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
         stderr: Output::new(own(io::stderr().as_fd())?, false),
     };
     let (stdout_line, stderr_line) = (streams.stdout.line_watch(), streams.stderr.line_watch());
-    telemetry::share_lines_with(move || stderr_line() && (!shared || stdout_line()));
+    // Both are to know of the line, so both are asked.
+    telemetry::share_lines_with(move || stderr_line() & (!shared || stdout_line()));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

@@ -297,29 +297,29 @@ impl Supervisor {
                 Ok(())
             }
             Signal::Continue => {
+                self.suspend_wanted = false;
                 self.streams().stdin.resume();
                 Ok(())
             }
         }
     }
 
-    /// Stops the job and ourselves, as the terminal asked; not in the middle of a snapshot.
+    /// Stops the job and ourselves, as the terminal asked; not in the middle of a snapshot, a start or a restore.
     pub fn suspend_when_idle(&mut self) {
-        let Stage::Running(Running {
-            job,
-            busy: None,
-            ended: None,
-            ..
-        }) = &self.stage
-        else {
-            return;
-        };
-        if !std::mem::take(&mut self.suspend_wanted) {
+        if !self.suspend_wanted {
             return;
         }
+        let sandbox = match &self.stage {
+            Stage::Starting(_)
+            | Stage::Restoring(_)
+            | Stage::Running(Running { busy: Some(_), .. }) => return,
+            Stage::Running(running) => Some(Arc::clone(&running.job.sandbox)),
+            Stage::Idle | Stage::Ending(_) | Stage::Waiting { .. } => None,
+        };
+        self.suspend_wanted = false;
         let stopped = clock::now();
         let tell = |signal| {
-            if let Err(error) = job.sandbox.signal(signal, true) {
+            if let Some(Err(error)) = sandbox.as_ref().map(|sandbox| sandbox.signal(signal, true)) {
                 tracing::debug!(%error, "the job could not be told");
             }
         };
@@ -339,6 +339,7 @@ impl Supervisor {
                 self.started(pids);
                 Ok(())
             }
+            Some(sandbox::Event::NotStarted(errno)) => self.not_started(errno),
             Some(sandbox::Event::Failed { operation, errno }) => {
                 self.start_failed(operation, errno)
             }

@@ -191,6 +191,10 @@ impl Run {
         }
     }
 
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("a child").is_some()
+    }
+
     pub fn stdin(&mut self) -> std::process::ChildStdin {
         self.child.stdin.take().expect("a piped stdin")
     }

@@ -130,12 +130,16 @@ fn crashes_without_a_new_image_go_back_once_and_then_give_up() {
 
 #[test]
 fn a_crash_without_any_image_starts_anew_until_the_restarts_are_spent() {
+    let rules = Restart {
+        without_image: WithoutImage::Start,
+        ..rules()
+    };
     for restarts in 0..3 {
-        let decision = decide(KILLED, &rules(), crashes(restarts + 1), available(0));
+        let decision = decide(KILLED, &rules, crashes(restarts + 1), available(0));
         assert!(matches!(decision, Decision::StartAnew { .. }));
     }
     assert_eq!(
-        decide(KILLED, &rules(), crashes(4), available(0)),
+        decide(KILLED, &rules, crashes(4), available(0)),
         give_up(137, Reason::RestartsSpent(3))
     );
 }

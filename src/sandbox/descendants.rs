@@ -1,0 +1,59 @@
+//! The processes below pid 1 where no PID namespace holds them together.
+//!
+//! Pid 1 is a subreaper there: whatever loses its parent comes to it, so that
+//! nothing below it can get away. Knows nothing of what the processes are.
+
+use std::fs;
+
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::waitpid;
+use nix::unistd::Pid;
+
+/// Sends a signal to every descendant of this process.
+pub(super) fn signal_all(signal: Signal) {
+    for pid in all() {
+        // One that is gone by now needs no signal.
+        let _ = kill(pid, signal);
+    }
+}
+
+/// Kills and reaps every descendant of this process.
+///
+/// What is forked meanwhile comes to us when its parent is reaped, and is killed in the next round.
+/// Waits as long as the kernel takes for a killed process to die, as the end of a PID namespace does.
+pub(super) fn kill_all() {
+    loop {
+        signal_all(Signal::SIGKILL);
+        match waitpid(None, None) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(_) => return,
+        }
+    }
+}
+
+/// All descendants of this process, parents before children.
+fn all() -> Vec<Pid> {
+    let mut found = children("self");
+    let mut next = 0;
+    while let Some(pid) = found.get(next) {
+        let below = children(&pid.to_string());
+        found.extend(below);
+        next += 1;
+    }
+    found
+}
+
+fn children(process: &str) -> Vec<Pid> {
+    // A process or thread that has ended has no children any more: they went to another one.
+    let threads = fs::read_dir(format!("/proc/{process}/task"));
+    let lists = threads.into_iter().flatten().flatten();
+    lists
+        .filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok())
+        .flat_map(|list| {
+            list.split_whitespace()
+                .filter_map(|pid| pid.parse().ok().map(Pid::from_raw))
+                .collect::<Vec<_>>()
+        })
+        .collect()
+}

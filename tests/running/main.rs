@@ -1,0 +1,60 @@
+//! Running a job as a user sees it: streams, surroundings, signals, exit codes, repetition, schedule,
+//! restarts, verbs.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod again;
+mod idle;
+mod plain;
+mod restarts;
+mod schedule;
+mod signals;
+mod streams;
+mod surroundings;
+mod verbs;
+
+use std::fs;
+use std::process::Output;
+
+/// Counts to 40 into a log opened in mode `w` and onto stdout, in two seconds.
+const COUNT: &str = r#"
+import time
+log = open("log", "w")
+for i in range(40):
+    print(i, flush=True)
+    log.write(f"{i}\n"); log.flush()
+    time.sleep(0.05)
+"#;
+
+/// Says `ready` and computes until there is a file `go`, then runs what follows.
+const UNTIL_GO: &str = r#"
+import os, signal, sys, time
+print("ready", flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.02)
+"#;
+
+fn lines(count: u32) -> String {
+    let numbers: Vec<String> = (0..count).map(|i| i.to_string()).collect();
+    numbers.join("\n") + "\n"
+}
+
+/// State letter of a process, as in `ps`; `None` when there is none.
+fn state(pid: i32) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(") ")?.1.chars().next()
+}
+
+/// Whether a process is gone, or dead and not yet reaped by whoever adopted it.
+fn is_dead(pid: i32) -> bool {
+    matches!(state(pid), None | Some('Z'))
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}

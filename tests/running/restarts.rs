@@ -1,0 +1,143 @@
+//! Which ends of the job are restarted, from what, and how often.
+
+use std::fs;
+
+use super::UNTIL_GO;
+use super::common::{Place, Run, can_run};
+
+/// Starts a job that computes until there is a file `go`, then runs `end`; takes a snapshot of it.
+fn start_saved(place: &Place, options: &[&str], end: &str) -> Run {
+    fs::write(place.file("job.py"), format!("{UNTIL_GO}{end}\n")).unwrap();
+    let run = start(place, options, &["python3", "-u", "job.py"]);
+    place.wait_for("out", "ready");
+    place.snapshot();
+    run
+}
+
+fn start(place: &Place, options: &[&str], job: &[&str]) -> Run {
+    place.start_with(options, job, |command| {
+        command.env("CKPT_RUN_RESTART_BACKOFF", "50ms");
+    })
+}
+
+fn restored(place: &Place) -> usize {
+    place.text("err").matches("ckpt-run: restored").count()
+}
+
+#[test]
+fn policy_no_ends_with_the_first_crash() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = start_saved(&place, &["--restart", "no"], "");
+    run.crash();
+    assert_eq!(run.wait(), 137, "{}", place.text("err"));
+    assert_eq!(restored(&place), 0);
+}
+
+#[test]
+fn policy_on_abnormal_restores_after_a_signal_and_not_after_an_exit_code() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = start_saved(&place, &["--restart", "on-abnormal"], "sys.exit(9)");
+    run.crash();
+    place.wait_for("err", "ckpt-run: restored");
+    fs::write(place.file("go"), "").unwrap();
+    assert_eq!(run.wait(), 9, "{}", place.text("err"));
+    assert_eq!(restored(&place), 1);
+    assert!(
+        place.text("err").contains("restart.policy"),
+        "{}",
+        place.text("err")
+    );
+}
+
+#[test]
+fn policy_always_begins_anew_after_a_success() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let options = ["--restart", "always", "--max-restarts", "2"];
+    let mut run = start(&place, &options, &["sh", "-c", "echo x >> ran"]);
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("ran"), "x\nx\nx\n");
+}
+
+#[test]
+fn a_prevented_exit_code_is_not_restarted() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = start_saved(&place, &[], "sys.exit(2)");
+    fs::write(place.file("go"), "").unwrap();
+    assert_eq!(run.wait(), 2, "{}", place.text("err"));
+    assert_eq!(restored(&place), 0);
+    assert!(
+        place.text("err").contains("restart.prevent"),
+        "{}",
+        place.text("err")
+    );
+}
+
+#[test]
+fn restarts_without_a_new_image_are_counted() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = place.start_with(
+        &["--max-restarts", "2"],
+        &["sh", "-c", "echo x >> ran; exit 4"],
+        |command| {
+            command
+                .env("CKPT_RUN_RESTART_BACKOFF", "10ms")
+                .env("CKPT_RUN_RESTART_WITHOUT_IMAGE", "start");
+        },
+    );
+    assert_eq!(run.wait(), 4, "{}", place.text("err"));
+    assert_eq!(place.text("ran"), "x\nx\nx\n");
+}
+
+#[test]
+fn the_same_crash_after_every_restore_gives_up_with_the_jobs_code() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = start_saved(&place, &["--max-restarts", "-1"], "sys.exit(9)");
+    fs::write(place.file("go"), "").unwrap();
+    assert_eq!(run.wait(), 9, "{}", place.text("err"));
+    assert_eq!(restored(&place), 2);
+    assert!(
+        place.text("err").contains("crashed 3 times"),
+        "{}",
+        place.text("err")
+    );
+}
+
+#[test]
+fn the_second_crash_goes_one_image_further_back() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = start_saved(&place, &[], "sys.exit(9)");
+    let newest = place.snapshot();
+    fs::write(place.file("go"), "").unwrap();
+    assert_eq!(run.wait(), 9);
+    let err = place.text("err");
+    let used: Vec<&str> = err
+        .lines()
+        .filter(|line| line.starts_with("ckpt-run: restored"))
+        .collect();
+    assert_eq!(used.len(), 2, "{err}");
+    assert!(
+        used[0].contains(&newest) && used[1].contains("000001"),
+        "{err}"
+    );
+}
