@@ -98,7 +98,7 @@ if __name__ == "__main__":
         for i in steps():
             note(list(pool.map(math.factorial, range(i, i + 5))))
 else:
-    digest.hexdigest = lambda: sys.exit(0)
+    sys.exit = lambda *_: None
 "#,
     );
 }
@@ -167,7 +167,7 @@ children = [waits(os.setsid), waits(os.setpgrp), waits(lambda: None)]
 follower = waits(lambda: os.setpgid(0, children[1]))
 children.append(follower)
 def where(pid):
-    names = {os.getpid(): "job", **{child: n for n, child in enumerate(children)}}
+    names = {os.getsid(0): "ours", **{child: n for n, child in enumerate(children)}}
     return names.get(os.getsid(pid), "?"), names.get(os.getpgid(pid), "?")
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGRTMIN})

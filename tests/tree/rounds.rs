@@ -59,7 +59,7 @@ fn a_job_that_crashes_ten_times_ends_as_if_it_never_had() {
         .expect("python3 starts");
     assert!(undisturbed.status.success());
 
-    let mut run = place.start_with(&[OPTIONS.as_slice(), &["--retries", "20"]].concat(), &job, |command| {
+    let mut run = place.start_with(&OPTIONS, &job, |command| {
         command.env("CKPT_RUN_RESTART_BACKOFF", "50ms");
     });
     for round in 0..ROUNDS {

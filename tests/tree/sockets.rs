@@ -67,7 +67,9 @@ for i in steps():
         a.sendall(b"short-lived"); note(exactly(b, 11)); a.close(); b.close()
 silent[1].sendall(b"late"); note(exactly(silent[0], 4))
 client.shutdown(socket.SHUT_WR)
-while data := server.recv(65536): digest.update(data)
+rest = b""
+while data := server.recv(65536): rest += data
+note(rest)
 parent_end.close(); os.waitpid(child, 0)
 "#
 }
