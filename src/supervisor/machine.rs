@@ -71,3 +71,12 @@ pub(super) fn cuda_facts() -> CudaFacts {
         pids: Vec::new(),
     }
 }
+
+/// Device memory in use on all GPUs, by whomever, bytes: the most that a job can have there.
+pub(super) fn gpu_memory_in_use() -> u64 {
+    let gpus = cuda::inventory().unwrap_or_default().gpus;
+    let memory = gpus.into_iter().filter_map(|gpu| gpu.memory);
+    memory
+        .map(|memory| memory.total_bytes.saturating_sub(memory.free_bytes))
+        .sum()
+}

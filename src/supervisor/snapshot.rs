@@ -25,6 +25,7 @@ use crate::job::{self, OpenFile, Process};
 use crate::sandbox::{Ended, SandboxError, ToolCommand};
 use crate::store::{ImageId, ImageWriter, WriteError, WriteOptions};
 
+use super::describe::size;
 use super::image::{CudaFacts, ImageFacts, Stopwatch, Trigger};
 use super::machine;
 use super::workshop::{Job, SharedStreams, Workshop};
@@ -58,6 +59,18 @@ pub enum SnapshotError {
     /// The store failed.
     #[error("cannot write the image")]
     Store(#[source] Box<WriteError>),
+    /// The GPU's content does not fit into host memory; the kernel would kill the job.
+    #[error(
+        "cannot suspend the GPU state: it needs {} of host memory and {} are available; free some",
+        size(*needed),
+        size(*available)
+    )]
+    NoMemory {
+        /// Bytes of GPU memory.
+        needed: u64,
+        /// Bytes of host memory.
+        available: u64,
+    },
     /// The CUDA driver's library could not be used.
     #[error("cannot load the CUDA driver")]
     Driver(#[from] cuda::LoadError),
@@ -136,12 +149,29 @@ pub(super) fn take(
     let mut watch = Stopwatch::start();
     let root = job::child_with_pid(job.sandbox.pid(), job.pids.root)?;
     let processes = job::tree(root)?;
-    let writer = shop.store.begin(&shop.lock, write_options(shop))?;
-    writer.reserve(expected_bytes(&processes));
+    let gpu = Gpu::of(&processes)?;
+    let gpu_bytes = gpu.as_ref().map_or(0, |gpu| gpu.bytes);
+    let available = machine::available_memory();
+    if gpu_bytes > available {
+        return Err(SnapshotError::NoMemory {
+            needed: gpu_bytes,
+            available,
+        });
+    }
+    let writer = shop
+        .store
+        .begin(&shop.lock, write_options(shop, available - gpu_bytes))?;
+    writer.reserve(
+        gpu_bytes
+            + processes
+                .iter()
+                .map(|process| process.resident)
+                .sum::<u64>(),
+    );
     watch.lap("admit");
 
     let frozen_at = clock::now();
-    let suspended = suspend(shop, &processes, &mut watch)?;
+    let suspended = gpu.map(|gpu| gpu.suspend(shop, &mut watch)).transpose()?;
     let dump = Dump {
         shop,
         job,
@@ -184,9 +214,10 @@ pub(super) fn take(
     dump.commit(facts, &mut watch, begun)
 }
 
-fn write_options(shop: &Workshop) -> WriteOptions {
+/// `free` is the host memory that is left once the GPU's content is in it.
+fn write_options(shop: &Workshop, free: u64) -> WriteOptions {
     let buffer = match shop.config.snapshot.buffer {
-        Buffer::Auto => machine::available_memory() / 2,
+        Buffer::Auto => free / 2,
         Buffer::Bytes(bytes) => bytes,
     };
     let workers = match shop.config.snapshot.cpus {
@@ -200,37 +231,50 @@ fn write_options(shop: &Workshop) -> WriteOptions {
     }
 }
 
-fn expected_bytes(processes: &[Process]) -> u64 {
-    processes.iter().map(|process| process.resident).sum()
+/// The job's CUDA processes.
+struct Gpu {
+    driver: cuda::Driver,
+    users: Vec<i32>,
+    /// Device memory that moves into host memory, at most.
+    bytes: u64,
 }
 
-/// Suspends the CUDA processes among `processes`; none on a machine without a driver.
-fn suspend(
-    shop: &Workshop,
-    processes: &[Process],
-    watch: &mut Stopwatch,
-) -> Result<Option<cuda::Suspended>, SnapshotError> {
-    if !cuda::available() {
-        return Ok(None);
+impl Gpu {
+    /// Looks for CUDA processes; none on a machine without a driver.
+    fn of(processes: &[Process]) -> Result<Option<Self>, SnapshotError> {
+        if !cuda::available() {
+            return Ok(None);
+        }
+        let driver = cuda::Driver::load()?;
+        let pids: Vec<i32> = processes.iter().map(|process| process.host_pid).collect();
+        let users = cuda::find(&driver, &pids);
+        if users.is_empty() {
+            return Ok(None);
+        }
+        let bytes = machine::gpu_memory_in_use();
+        Ok(Some(Self {
+            driver,
+            users,
+            bytes,
+        }))
     }
-    let driver = cuda::Driver::load()?;
-    let pids: Vec<i32> = processes.iter().map(|process| process.host_pid).collect();
-    let users = cuda::find(&driver, &pids);
-    if users.is_empty() {
-        return Ok(None);
+
+    fn suspend(
+        self,
+        shop: &Workshop,
+        watch: &mut Stopwatch,
+    ) -> Result<cuda::Suspended, SnapshotError> {
+        let options = cuda::SuspendOptions {
+            attempt: LOCK_ATTEMPT,
+            total: shop.config.snapshot.lock_timeout,
+        };
+        let failed = |error| SnapshotError::Suspend(Box::new(error));
+        let locked = cuda::lock_all(&self.driver, &self.users, &options).map_err(failed)?;
+        watch.lap("lock");
+        let suspended = locked.suspend().map_err(failed)?;
+        watch.lap("suspend");
+        Ok(suspended)
     }
-    let options = cuda::SuspendOptions {
-        attempt: LOCK_ATTEMPT,
-        total: shop.config.snapshot.lock_timeout,
-    };
-    let locked = cuda::lock_all(&driver, &users, &options)
-        .map_err(|error| SnapshotError::Suspend(Box::new(error)))?;
-    watch.lap("lock");
-    let suspended = locked
-        .suspend()
-        .map_err(|error| SnapshotError::Suspend(Box::new(error)))?;
-    watch.lap("suspend");
-    Ok(Some(suspended))
 }
 
 /// The part of a snapshot that CRIU does, and what is recorded while the tasks stand still.
