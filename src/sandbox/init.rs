@@ -165,7 +165,7 @@ impl Init {
         if self.isolated {
             fs::write("/proc/sys/kernel/ns_last_pid", (ROOT_PID - 1).to_string())?;
         }
-        let pids = root::start(program, arguments, stdio)?;
+        let pids = root::start(program, arguments, stdio, self.isolated)?;
         self.job = Some(pids);
         Ok(Event::Started(pids))
     }

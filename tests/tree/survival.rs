@@ -115,8 +115,9 @@ fn undisturbed(script: &str) -> String {
     for name in ["job.py", "snapshotted", "crashed"] {
         fs::write(place.file(name), script).expect("a file");
     }
-    let output = Command::new("python3")
-        .args(["-u", "job.py"])
+    // Like under supervision, nothing of System V is left from others.
+    let output = Command::new("unshare")
+        .args(["--ipc", "python3", "-u", "job.py"])
         .current_dir(place.path())
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
