@@ -1,5 +1,5 @@
 //! The job as seen from outside: its process tree, its standard streams, the
-//! files it has open, and how files go back to where they were at a snapshot.
+//! files and sockets it has open, and how files go back to where they were at a snapshot.
 //!
 //! Knows nothing of CRIU, CUDA or the store; the supervisor carries what they
 //! have to agree on.
@@ -9,10 +9,12 @@ mod input;
 mod output;
 mod replay;
 mod rewind;
+mod sockets;
 mod tree;
 
 pub use files::{Access, FilesError, OpenFile, collect};
 pub use input::{Input, InputMark};
 pub use output::{Output, OutputMark};
 pub use rewind::{CutAway, Plan, RewindError, plan};
+pub use sockets::{Sockets, SocketsError};
 pub use tree::{Process, TreeError, child_with_pid, tree};

@@ -172,7 +172,7 @@ impl Init {
         if self.isolated {
             fs::write("/proc/sys/kernel/ns_last_pid", (ROOT_PID - 1).to_string())?;
         }
-        match root::start(program, arguments, stdio) {
+        match root::start(program, arguments, stdio, self.isolated) {
             Ok(pids) => {
                 self.job = Some(pids);
                 Ok(Event::Started(pids))

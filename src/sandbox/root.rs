@@ -20,6 +20,7 @@ use std::process::{Command, Stdio};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::libc;
+use nix::sched::{CloneFlags, unshare};
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, signal, sigprocmask};
@@ -41,13 +42,14 @@ pub(super) fn start(
     program: &OsString,
     arguments: &[OsString],
     stdio: [OwnedFd; 3],
+    isolated: bool,
 ) -> io::Result<JobPids> {
     let (answer, answer_to) = pipe2(OFlag::O_CLOEXEC)?;
     // SAFETY: this process has one thread, so the child may go on as an ordinary program.
     match unsafe { fork() }? {
         ForkResult::Child => {
             drop(answer);
-            run(program, arguments, stdio, answer_to)
+            run(program, arguments, stdio, isolated, answer_to)
         }
         ForkResult::Parent { child } => {
             drop((stdio, answer_to));
@@ -69,8 +71,14 @@ pub(super) fn start(
     }
 }
 
-fn run(program: &OsString, arguments: &[OsString], stdio: [OwnedFd; 3], answer_to: OwnedFd) -> ! {
-    let started = prepare().and_then(|()| spawn_job(program, arguments, stdio));
+fn run(
+    program: &OsString,
+    arguments: &[OsString],
+    stdio: [OwnedFd; 3],
+    isolated: bool,
+    answer_to: OwnedFd,
+) -> ! {
+    let started = prepare(isolated).and_then(|()| spawn_job(program, arguments, stdio));
     let (text, failed_with) = match &started {
         Ok(pid) => (format!("pid {pid}"), None),
         Err(error) => {
@@ -96,7 +104,11 @@ fn run(program: &OsString, arguments: &[OsString], stdio: [OwnedFd; 3], answer_t
     }
 }
 
-fn prepare() -> io::Result<()> {
+fn prepare(isolated: bool) -> io::Result<()> {
+    if isolated {
+        // CRIU saves System V memory, semaphores and queues only with an IPC namespace that is not its own.
+        unshare(CloneFlags::CLONE_NEWIPC)?;
+    }
     // CRIU wants the root of a tree to lead a session.
     setsid()?;
     prctl::set_child_subreaper(true)?;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::clock;
-use crate::job::{InputMark, OpenFile, OutputMark};
+use crate::job::{InputMark, OpenFile, OutputMark, Sockets};
 use crate::sandbox::{Isolation, JobPids};
 
 /// Why a snapshot was taken.
@@ -96,6 +96,8 @@ pub struct ImageFacts {
     pub stderr: OutputMark,
     /// Regular files that the job had open or mapped.
     pub files: Vec<OpenFile>,
+    /// Its TCP sockets, whose addresses a restore needs again.
+    pub sockets: Sockets,
 }
 
 impl ImageFacts {

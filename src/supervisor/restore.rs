@@ -46,6 +46,9 @@ pub enum RestoreError {
     /// Files of the job cannot be put back.
     #[error("cannot put the job's files back")]
     Files(#[from] RewindError),
+    /// The dead job's sockets still hold its addresses.
+    #[error("cannot free the job's network addresses")]
+    Sockets(#[from] job::SocketsError),
     /// A stream or socket of our own failed.
     #[error("cannot prepare the restore")]
     Prepare(#[source] io::Error),
@@ -79,6 +82,7 @@ impl RestoreError {
             Self::Read(error) => !error.is_damage(),
             Self::NoGpu(_)
             | Self::Files(_)
+            | Self::Sockets(_)
             | Self::Prepare(_)
             | Self::Sandbox(_)
             | Self::Driver(_) => true,
@@ -152,6 +156,7 @@ pub(super) fn bring_back(
             .map(drop)
             .map_err(|error| io::Error::other(error.to_string()))
     })?;
+    facts.sockets.destroy_leftovers()?;
     let (ends, input_lost) = reconnect(shop, streams, &facts)?;
     watch.lap("rewind");
     run_criu(shop, sandbox, &image, id, &facts, &ends)?;

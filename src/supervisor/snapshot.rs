@@ -47,6 +47,9 @@ pub enum SnapshotError {
     /// The open files could not be listed.
     #[error("cannot list the job's open files")]
     Files(#[from] job::FilesError),
+    /// The TCP sockets could not be listed.
+    #[error("cannot list the job's sockets")]
+    Sockets(#[from] job::SocketsError),
     /// A file's content could not be kept.
     #[error("cannot keep the content of {path}")]
     Content {
@@ -297,6 +300,7 @@ struct Dump<'a> {
 struct Recorded {
     processes: Vec<Process>,
     files: Vec<OpenFile>,
+    sockets: job::Sockets,
     stdin: job::InputMark,
     stdout: job::OutputMark,
     stderr: job::OutputMark,
@@ -431,6 +435,7 @@ impl Dump<'_> {
         let processes = job::tree(self.root)?;
         let pids: Vec<i32> = processes.iter().map(|process| process.host_pid).collect();
         let mut files = job::collect(&pids)?;
+        let sockets = job::Sockets::record(&pids)?;
         let bytes_max = self.shop.config.files.keep_content;
         for (index, file) in files
             .iter_mut()
@@ -452,6 +457,7 @@ impl Dump<'_> {
         let recorded = Recorded {
             processes,
             files,
+            sockets,
             stdin: streams.stdin.mark().map_err(SnapshotError::Prepare)?,
             stdout: streams.stdout.mark().map_err(SnapshotError::Prepare)?,
             stderr: streams.stderr.mark().map_err(SnapshotError::Prepare)?,
@@ -507,6 +513,7 @@ impl Dump<'_> {
             stdout: recorded.stdout,
             stderr: recorded.stderr,
             files: recorded.files,
+            sockets: recorded.sockets,
         })
     }
 

@@ -259,3 +259,25 @@ pub fn inner_pid(pid: i32) -> Option<i32> {
     let line = status.lines().find(|line| line.starts_with("NSpid:"))?;
     line.split_whitespace().last()?.parse().ok()
 }
+
+/// A test that fails shows what CRIU said.
+impl Drop for Place {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        for entry in fs::read_dir(self.file(".ckpt-run/logs"))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            let log = fs::read_to_string(entry.path()).unwrap_or_default();
+            let tail = log.len().saturating_sub(LOG_TAIL_BYTES);
+            let shown = String::from_utf8_lossy(&log.as_bytes()[tail..]).into_owned();
+            eprintln!("--- {}\n{shown}", entry.path().display());
+        }
+    }
+}
+
+/// The end of a CRIU log that says why.
+const LOG_TAIL_BYTES: usize = 3000;

@@ -1,0 +1,132 @@
+//! Descriptors and signals that tell of events.
+
+use super::survival::survives;
+
+#[test]
+fn epoll_and_eventfd_survive() {
+    survives(
+        r#"
+counter = os.eventfd(0)
+pipe = os.pipe()
+poll = select.epoll()
+poll.register(counter, select.EPOLLIN); poll.register(pipe[0], select.EPOLLIN)
+names = {counter: "counter", pipe[0]: "pipe"}
+for i in steps():
+    os.eventfd_write(counter, i + 1)
+    if i % 2: os.write(pipe[1], b"x")
+    note(sorted((names[fd], event) for fd, event in poll.poll(5)))
+    if i % 3 == 0: note(os.eventfd_read(counter))
+note(os.eventfd_read(counter))
+"#,
+    );
+}
+
+#[test]
+fn timers_go_on_ticking() {
+    survives(
+        r#"
+class Spec(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_long) for name in ("every_s", "every_ns", "first_s", "first_ns")]
+def timer(every_ns, first_ns):
+    fd = check(libc.timerfd_create(time.CLOCK_MONOTONIC, 0))
+    check(libc.timerfd_settime(fd, 0, ctypes.byref(Spec(0, every_ns, 0, first_ns)), None))
+    return fd
+periodic, once = timer(3_000_000, 1_000_000), timer(0, 700_000_000)
+rung = {"timer": 0, "alarm": 0}
+signal.signal(signal.SIGVTALRM, lambda *_: None)
+signal.signal(signal.SIGALRM, lambda *_: rung.update(timer=rung["timer"] + 1))
+signal.setitimer(signal.ITIMER_REAL, 0.004, 0.004)
+signal.setitimer(signal.ITIMER_PROF, 100, 100)
+for i in steps():
+    before = rung["timer"]
+    assert struct.unpack("Q", os.read(periodic, 8))[0] >= 1
+    until(lambda: rung["timer"] > before)
+    note(signal.getitimer(signal.ITIMER_REAL)[1], signal.getitimer(signal.ITIMER_PROF)[1])
+note(os.read(once, 8))
+signal.setitimer(signal.ITIMER_REAL, 0)
+signal.setitimer(signal.ITIMER_PROF, 0)
+"#,
+    );
+}
+
+#[test]
+fn an_alarm_that_was_set_before_the_snapshot_rings_after_the_restore() {
+    survives(
+        r#"
+rung = []
+signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
+signal.alarm(30)
+for i in steps(): note(rung, signal.getitimer(signal.ITIMER_REAL)[0] > 0)
+left = signal.alarm(1)
+assert 0 < left <= 30
+until(lambda: rung)
+note(rung)
+"#,
+    );
+}
+
+#[test]
+fn signalfd_and_pending_signals_survive() {
+    survives(
+        r#"
+rt = [signal.SIGRTMIN + n for n in range(3)]
+signal.pthread_sigmask(signal.SIG_BLOCK, {*rt, signal.SIGTERM, signal.SIGUSR2})
+mask = ctypes.create_string_buffer(128)
+libc.sigemptyset(mask)
+for n in rt: libc.sigaddset(mask, n)
+fd = check(libc.signalfd(-1, mask, 0))
+def queue(number, value): check(libc.sigqueue(os.getpid(), int(number), ctypes.c_void_p(value)))
+for n in range(5): queue(rt[2], 100 + n)
+os.kill(os.getpid(), signal.SIGTERM)
+for i in steps():
+    queue(rt[i % 2], i)
+    info = os.read(fd, 128)
+    note(struct.unpack_from("I", info, 0), struct.unpack_from("i", info, 44))
+    note(sorted(map(int, signal.sigpending())))
+for n in range(5):
+    info = os.read(fd, 128)
+    note(struct.unpack_from("I", info, 0), struct.unpack_from("i", info, 44))
+note(int(signal.sigwait({signal.SIGTERM})))
+"#,
+    );
+}
+
+#[test]
+fn inotify_watches_survive() {
+    survives(
+        r#"
+os.mkdir("watched")
+fd = check(libc.inotify_init1(os.O_NONBLOCK))
+check(libc.inotify_add_watch(fd, b"watched", 0x100))  # IN_CREATE
+for i in steps():
+    open(f"watched/{i}-{time.monotonic_ns()}", "w").close()
+    select.select([fd], [], [], 5)
+    mask, size = struct.unpack_from("4xI4xI", events := os.read(fd, 4096))
+    note(mask, size > 0, events[16:].startswith(b"%d-" % i))
+"#,
+    );
+}
+
+#[test]
+fn a_pseudo_terminal_with_its_shell_survives() {
+    survives(
+        r#"
+import pty, termios
+child, master = pty.fork()
+if child == 0:
+    os.execvp("sh", ["sh", "-c", "stty -echo; echo ready; while read line; do echo \"<$line>\"; done"])
+terminal = open(master, "r+b", 0)
+def line():
+    text = b""
+    while not text.endswith(b"\n"): text += terminal.read(1)
+    return text
+note(line())
+for i in steps():
+    terminal.write(b"word %d\n" % i)
+    note(line(), termios.tcgetattr(master)[3] & termios.ECHO)
+    note(os.tcgetpgrp(master) == child)
+terminal.write(b"\x04")
+note(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"#,
+    );
+}

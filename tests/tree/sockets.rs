@@ -1,0 +1,97 @@
+//! Sockets inside the tree.
+
+use super::survival::survives;
+
+#[test]
+fn unix_sockets_keep_what_is_in_flight() {
+    survives(
+        r#"
+pair = socket.socketpair()
+packets = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+listening = socket.socket(socket.AF_UNIX); listening.bind("listen"); listening.listen()
+client = socket.socket(socket.AF_UNIX); client.connect("listen"); server = listening.accept()[0]
+mail = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); mail.bind("mail")
+sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); sender.connect("mail")
+hidden = socket.socket(socket.AF_UNIX); hidden.bind("\0" + hashlib.sha256(os.getcwd().encode()).hexdigest()); hidden.listen()
+for n in range(4):
+    for one in pair[0], packets[0], client, sender: one.send(b"early %d;" % n)
+for i in steps():
+    for one, other in (pair, packets, (client, server), (sender, mail)):
+        one.send(b"message %d;" % i)
+        note(other.recv(10))
+    if i % 4 == 0:
+        for address in "listen", hidden.getsockname():
+            late = socket.socket(socket.AF_UNIX); late.connect(address)
+            accepted = (listening if address == "listen" else hidden).accept()[0]
+            late.send(b"late"); note(accepted.recv(10))
+for one, other in (pair, packets, (client, server)):
+    one.close()
+    while data := other.recv(1000): note(data)
+"#,
+    );
+}
+
+/// A listening socket, connections through it and data under way, on a family's loopback address.
+fn tcp(family: &str, address: &str) -> String {
+    format!(
+        r#"
+listening = socket.socket(socket.{family}); listening.bind(("{address}", 0)); listening.listen()
+"#
+    ) + r#"
+def connect():
+    client = socket.socket(listening.family); client.connect(listening.getsockname())
+    return client, listening.accept()[0]
+def exactly(sock, size):
+    data = b""
+    while len(data) < size:
+        more = sock.recv(size - len(data)); assert more; data += more
+    return data
+child_end, parent_end = connect()
+child = os.fork()
+if child == 0:
+    parent_end.close(); listening.close()
+    state = hashlib.sha256()
+    while data := child_end.recv(1):
+        state.update(data); child_end.sendall(state.digest())
+    os._exit(0)
+child_end.close()
+client, server = connect()
+client.sendall(hashlib.shake_128(b"in flight").digest(50000))
+silent = connect()
+for i in steps():
+    parent_end.sendall(bytes([i])); note(exactly(parent_end, 32))
+    client.sendall(hashlib.shake_128(b"%d" % i).digest(3000)); note(exactly(server, 2000))
+    server.sendall(b"back %02d" % i); note(exactly(client, 7))
+    if i % 5 == 0:
+        a, b = connect()
+        a.sendall(b"short-lived"); note(exactly(b, 11)); a.close(); b.close()
+silent[1].sendall(b"late"); note(exactly(silent[0], 4))
+client.shutdown(socket.SHUT_WR)
+rest = b""
+while data := server.recv(65536): rest += data
+note(rest)
+parent_end.close(); os.waitpid(child, 0)
+"#
+}
+
+#[test]
+fn tcp_inside_the_tree_survives() {
+    survives(&tcp("AF_INET", "127.0.0.1"));
+}
+
+#[test]
+fn tcp_over_ipv6_inside_the_tree_survives() {
+    survives(&tcp("AF_INET6", "::1"));
+}
+
+#[test]
+fn udp_inside_the_tree_survives() {
+    survives(
+        r#"
+receiver = socket.socket(type=socket.SOCK_DGRAM); receiver.bind(("127.0.0.1", 0))
+sender = socket.socket(type=socket.SOCK_DGRAM); sender.connect(receiver.getsockname())
+for i in steps():
+    sender.send(b"datagram %d" % i); note(receiver.recv(100))
+"#,
+    );
+}
