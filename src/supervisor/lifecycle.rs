@@ -356,6 +356,19 @@ impl Supervisor {
         }
     }
 
+    /// Whether a crash now would be followed by a restore.
+    pub fn would_restore(&self) -> Result<bool, RunError> {
+        let crash = ExitStatus::Signaled(nix::libc::SIGKILL);
+        let mut budget = self.budget;
+        budget.ended(crash);
+        let images = Images {
+            available: self.available()?.len(),
+            failed: 0,
+        };
+        let decision = decide(crash, &self.shop.config.restart, budget, images);
+        Ok(matches!(decision, Decision::Restore { .. }))
+    }
+
     pub fn backoff_over(&mut self) -> Result<(), RunError> {
         let Stage::Waiting { skip_newest, .. } = self.stage else {
             return Ok(());

@@ -30,7 +30,9 @@ use super::machine;
 use super::workshop::{Job, SharedStreams, Workshop};
 
 /// Time for CRIU to release the tasks and end, once a dump was called off.
-const CALL_OFF_LIMIT: Duration = Duration::from_secs(30);
+const CALL_OFF_LIMIT: Duration = Duration::from_secs(10);
+/// Time for CRIU to die of SIGKILL.
+const KILL_LIMIT: Duration = Duration::from_secs(5);
 /// Longest attempt to lock all CUDA processes at once; then all are let go and tried again.
 const LOCK_ATTEMPT: Duration = Duration::from_millis(400);
 
@@ -84,6 +86,18 @@ pub enum SnapshotError {
     /// CRIU did not finish in time.
     #[error("cannot dump the processes within {0:?} (snapshot.timeout)")]
     Slow(Duration),
+    /// The job died while it was dumped.
+    #[error("cannot take a snapshot of a job that has ended")]
+    Ended,
+    /// CRIU was killed at work in the job: that computes, but nobody knows whether as before.
+    #[error("cannot trust process {pid} of the job any more: CRIU was killed at work in it")]
+    Doubtful {
+        /// Pid as the job sees it.
+        pid: i32,
+        /// What CRIU's end meant for the snapshot.
+        #[source]
+        source: Box<SnapshotError>,
+    },
 }
 
 impl SnapshotError {
@@ -91,6 +105,12 @@ impl SnapshotError {
     #[must_use]
     pub fn job_is_lost(&self) -> bool {
         matches!(self, Self::Resume(_))
+    }
+
+    /// Whether the job computes, but is better restored.
+    #[must_use]
+    pub fn job_is_doubtful(&self) -> bool {
+        matches!(self, Self::Doubtful { .. })
     }
 }
 
@@ -277,6 +297,31 @@ impl Dump<'_> {
             (ended, capturing.join())
         });
         let captured = captured.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        // CRIU that ends by itself takes back what it did to the job.
+        let killed = !matches!(ended, Ok(Ended::Exited(_)));
+        self.outcome(&log, ended, captured).map_err(|error| {
+            match self.doubtful_process().filter(|_| killed) {
+                Some(process) => SnapshotError::Doubtful {
+                    pid: process.pid,
+                    source: Box::new(error),
+                },
+                None => error,
+            }
+        })
+    }
+
+    fn doubtful_process(&self) -> Option<Process> {
+        // A tree that is gone is in no doubt.
+        let processes = job::tree(self.root).unwrap_or_default();
+        job::with_remains_of_criu(&processes)
+    }
+
+    fn outcome(
+        &self,
+        log: &std::path::Path,
+        ended: Result<Ended, SandboxError>,
+        captured: Result<Captured, CaptureError<SnapshotError>>,
+    ) -> Result<Captured, SnapshotError> {
         match (ended, captured) {
             (Ok(Ended::Exited(0)), Ok(captured)) => Ok(captured),
             // Our own failure is the cause of CRIU's.
@@ -285,7 +330,7 @@ impl Dump<'_> {
                 Err(SnapshotError::Stream(io::Error::other(error.to_string())))
             }
             (Ok(ended), _) => Err(SnapshotError::Criu {
-                reason: why(&log, ended),
+                reason: why(log, ended),
                 log: log.display().to_string(),
             }),
             (Err(SandboxError::Slow(limit)), _) => Err(SnapshotError::Slow(limit)),
@@ -340,6 +385,7 @@ impl Dump<'_> {
     }
 
     /// Waits for CRIU; when it fails or takes too long, calls the capture off, which makes it release the tasks.
+    /// CRIU that does not do so is killed: the kernel releases them then.
     fn wait_for(
         &self,
         tool: ToolCommand,
@@ -349,8 +395,10 @@ impl Dump<'_> {
             let ended = run.wait(self.shop.config.snapshot.timeout);
             if ended.is_err() {
                 call_off.take();
-                // Whether it ends by then or not, the snapshot has failed.
-                let _ = run.wait(CALL_OFF_LIMIT);
+                // However it ends, the snapshot has failed.
+                if run.wait(CALL_OFF_LIMIT).is_err() && run.kill().is_ok() {
+                    let _ = run.wait(KILL_LIMIT);
+                }
             }
             ended
         });
@@ -377,6 +425,12 @@ impl Dump<'_> {
     /// Records what CRIU does not: sizes and contents of files, positions of the standard streams.
     fn record(&self) -> Result<(), SnapshotError> {
         let processes = job::tree(self.root)?;
+        let alive =
+            |process: &Process| process.pid == self.job.pids.job && job::is_alive(process.host_pid);
+        if !processes.iter().any(alive) {
+            // CRIU dumps a zombie as willingly; restored, it would only be the same crash again.
+            return Err(SnapshotError::Ended);
+        }
         let pids: Vec<i32> = processes.iter().map(|process| process.host_pid).collect();
         let mut files = job::collect(&pids)?;
         let bytes_max = self.shop.config.files.keep_content;
