@@ -5,10 +5,5 @@
 mod common;
 
 mod criu;
-mod damage;
-mod disk;
-mod files;
 mod kills;
-mod output;
-mod requests;
 mod support;
