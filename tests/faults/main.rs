@@ -5,5 +5,7 @@
 mod common;
 
 mod criu;
+mod damage;
+mod disk;
 mod kills;
 mod support;
