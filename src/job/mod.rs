@@ -15,4 +15,6 @@ pub use files::{Access, FilesError, OpenFile, collect};
 pub use input::{Input, InputMark};
 pub use output::{Output, OutputMark};
 pub use rewind::{CutAway, Plan, RewindError, plan};
-pub use tree::{Process, TreeError, child_with_pid, is_alive, tree, with_remains_of_criu};
+pub use tree::{
+    Process, TreeError, child_with_pid, died_under_trace, is_alive, tree, with_remains_of_criu,
+};

@@ -63,6 +63,15 @@ pub fn is_alive(pid: i32) -> bool {
     state.is_ok_and(|state| !matches!(state, ProcState::Zombie | ProcState::Dead))
 }
 
+/// Whether one of `processes` was killed while it was traced.
+#[must_use]
+pub fn died_under_trace(processes: &[Process]) -> bool {
+    processes.iter().any(|process| {
+        let status = ProcessEntry::new(process.host_pid).and_then(|entry| entry.status());
+        status.is_ok_and(|status| status.tracerpid != 0 && status.state.starts_with('Z'))
+    })
+}
+
 /// The first of `processes` in which a killed CRIU has left a part of itself, or which it still stops.
 ///
 /// CRIU works in a process through code that it maps there. When it is killed, the code gives the

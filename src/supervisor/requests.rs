@@ -126,7 +126,7 @@ impl Supervisor {
         let Stage::Running(running) = &mut self.stage else {
             return Ok(());
         };
-        if running.ended.is_some() || running.gone {
+        if running.ended.is_some() || running.gone || matches!(error, SnapshotError::Ended) {
             tracing::info!("snapshot called off: the job ended during it");
             return Ok(());
         }

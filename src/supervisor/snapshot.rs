@@ -22,7 +22,7 @@ use crate::criu::{
 };
 use crate::cuda;
 use crate::job::{self, OpenFile, Process};
-use crate::sandbox::{Ended, SandboxError, ToolCommand};
+use crate::sandbox::{Ended, SandboxError, ToolCommand, ToolRun};
 use crate::store::{ImageId, ImageWriter, WriteError, WriteOptions};
 
 use super::image::{CudaFacts, ImageFacts, Stopwatch, Trigger};
@@ -31,6 +31,8 @@ use super::workshop::{Job, SharedStreams, Workshop};
 
 /// Time for CRIU to release the tasks and end, once a dump was called off.
 const CALL_OFF_LIMIT: Duration = Duration::from_secs(10);
+/// Time between two looks at the processes while CRIU works.
+const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 /// Time for CRIU to die of SIGKILL.
 const KILL_LIMIT: Duration = Duration::from_secs(5);
 /// Longest attempt to lock all CUDA processes at once; then all are let go and tried again.
@@ -57,6 +59,11 @@ pub enum SnapshotError {
     /// The store failed.
     #[error("cannot write the image")]
     Store(#[source] Box<WriteError>),
+    /// There is no room for the image.
+    #[error(
+        "cannot write the image, the disk is full: free space where the store is, keep fewer images (--keep-last), or choose another --store"
+    )]
+    DiskFull(#[source] Box<WriteError>),
     /// The CUDA driver's library could not be used.
     #[error("cannot load the CUDA driver")]
     Driver(#[from] cuda::LoadError),
@@ -116,7 +123,11 @@ impl SnapshotError {
 
 impl From<WriteError> for SnapshotError {
     fn from(error: WriteError) -> Self {
-        Self::Store(Box::new(error))
+        if error.is_disk_full() {
+            Self::DiskFull(Box::new(error))
+        } else {
+            Self::Store(Box::new(error))
+        }
     }
 }
 
@@ -299,8 +310,12 @@ impl Dump<'_> {
         let captured = captured.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         // CRIU that ends by itself takes back what it did to the job.
         let killed = !matches!(ended, Ok(Ended::Exited(_)));
-        self.outcome(&log, ended, captured).map_err(|error| {
-            match self.doubtful_process().filter(|_| killed) {
+        outcome(&log, ended, captured).map_err(|error| {
+            let processes = self.processes();
+            if !self.job_lives(&processes) {
+                return SnapshotError::Ended;
+            }
+            match job::with_remains_of_criu(&processes).filter(|_| killed) {
                 Some(process) => SnapshotError::Doubtful {
                     pid: process.pid,
                     source: Box::new(error),
@@ -310,32 +325,15 @@ impl Dump<'_> {
         })
     }
 
-    fn doubtful_process(&self) -> Option<Process> {
-        // A tree that is gone is in no doubt.
-        let processes = job::tree(self.root).unwrap_or_default();
-        job::with_remains_of_criu(&processes)
+    /// The tree as it is; empty when it is gone.
+    fn processes(&self) -> Vec<Process> {
+        job::tree(self.root).unwrap_or_default()
     }
 
-    fn outcome(
-        &self,
-        log: &std::path::Path,
-        ended: Result<Ended, SandboxError>,
-        captured: Result<Captured, CaptureError<SnapshotError>>,
-    ) -> Result<Captured, SnapshotError> {
-        match (ended, captured) {
-            (Ok(Ended::Exited(0)), Ok(captured)) => Ok(captured),
-            // Our own failure is the cause of CRIU's.
-            (_, Err(CaptureError::Receiver(error))) => Err(error),
-            (Ok(Ended::Exited(0)), Err(error)) => {
-                Err(SnapshotError::Stream(io::Error::other(error.to_string())))
-            }
-            (Ok(ended), _) => Err(SnapshotError::Criu {
-                reason: why(log, ended),
-                log: log.display().to_string(),
-            }),
-            (Err(SandboxError::Slow(limit)), _) => Err(SnapshotError::Slow(limit)),
-            (Err(error), _) => Err(error.into()),
-        }
+    fn job_lives(&self, processes: &[Process]) -> bool {
+        processes
+            .iter()
+            .any(|process| process.pid == self.job.pids.job && job::is_alive(process.host_pid))
     }
 
     /// As `run`, but the tasks never go on: they are killed when `commit` has succeeded.
@@ -392,7 +390,7 @@ impl Dump<'_> {
         call_off: &mut Option<UnixStream>,
     ) -> Result<Ended, SandboxError> {
         let ended = self.job.sandbox.run_tool(tool, &[]).and_then(|run| {
-            let ended = run.wait(self.shop.config.snapshot.timeout);
+            let ended = self.watch_over(&run);
             if ended.is_err() {
                 call_off.take();
                 // However it ends, the snapshot has failed.
@@ -406,6 +404,25 @@ impl Dump<'_> {
             call_off.take();
         }
         ended
+    }
+
+    /// Waits for CRIU within `snapshot.timeout`. When a process dies under its hands, CRIU may wait for it
+    /// forever (4.2.1: `wait4` of a thread group whose other dead threads it traces too), and is killed.
+    fn watch_over(&self, run: &ToolRun<'_>) -> Result<Ended, SandboxError> {
+        let limit = self.shop.config.snapshot.timeout;
+        let deadline = clock::now() + limit;
+        loop {
+            let left = deadline.saturating_duration_since(clock::now());
+            match run.wait(left.min(LOOK_INTERVAL)) {
+                Err(SandboxError::Slow(_)) if left > LOOK_INTERVAL => {}
+                Err(SandboxError::Slow(_)) => return Err(SandboxError::Slow(limit)),
+                ended => return ended,
+            }
+            if job::died_under_trace(&self.processes()) {
+                run.kill()?;
+                return run.wait(KILL_LIMIT);
+            }
+        }
     }
 
     fn receive(&self, name: &str, mut pipe: std::fs::File) -> Result<u64, SnapshotError> {
@@ -425,9 +442,7 @@ impl Dump<'_> {
     /// Records what CRIU does not: sizes and contents of files, positions of the standard streams.
     fn record(&self) -> Result<(), SnapshotError> {
         let processes = job::tree(self.root)?;
-        let alive =
-            |process: &Process| process.pid == self.job.pids.job && job::is_alive(process.host_pid);
-        if !processes.iter().any(alive) {
+        if !self.job_lives(&processes) {
             // CRIU dumps a zombie as willingly; restored, it would only be the same crash again.
             return Err(SnapshotError::Ended);
         }
@@ -542,6 +557,27 @@ impl Dump<'_> {
             total: clock::now() - begun,
             facts,
         })
+    }
+}
+
+fn outcome(
+    log: &std::path::Path,
+    ended: Result<Ended, SandboxError>,
+    captured: Result<Captured, CaptureError<SnapshotError>>,
+) -> Result<Captured, SnapshotError> {
+    match (ended, captured) {
+        (Ok(Ended::Exited(0)), Ok(captured)) => Ok(captured),
+        // Our own failure is the cause of CRIU's.
+        (_, Err(CaptureError::Receiver(error))) => Err(error),
+        (Ok(Ended::Exited(0)), Err(error)) => {
+            Err(SnapshotError::Stream(io::Error::other(error.to_string())))
+        }
+        (Ok(ended), _) => Err(SnapshotError::Criu {
+            reason: why(log, ended),
+            log: log.display().to_string(),
+        }),
+        (Err(SandboxError::Slow(limit)), _) => Err(SnapshotError::Slow(limit)),
+        (Err(error), _) => Err(error.into()),
     }
 }
 
