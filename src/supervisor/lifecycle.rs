@@ -121,7 +121,7 @@ impl Supervisor {
         for id in self.available()?.into_iter().rev().skip(skip_newest) {
             match restore::examine(&self.shop, id) {
                 Ok(candidate) => return self.begin_restore(candidate, skip_newest),
-                Err(error) => self.image_failed(id, &error)?,
+                Err(error) => self.image_failed(id, &error),
             }
         }
         // Those that were skipped are better than none.
@@ -184,7 +184,7 @@ impl Supervisor {
                 report(id, &restored);
                 self.budget.restarted();
                 self.state.restarts += 1;
-                self.state.save(self.shop.store.path())?;
+                self.remember();
                 self.settle()?;
                 self.snapshot_when_idle()
             }
@@ -192,7 +192,7 @@ impl Supervisor {
                 restoring.failed = true;
                 restoring.sandbox.kill();
                 let (gone, skip_newest) = (restoring.gone, restoring.skip_newest);
-                self.image_failed(id, &error)?;
+                self.image_failed(id, &error);
                 self.stage = Stage::Ending(AfterEnd::NextImage { skip_newest });
                 if gone { self.drain() } else { Ok(()) }
             }
@@ -200,16 +200,17 @@ impl Supervisor {
     }
 
     /// Remembers why an image did not become the job.
-    fn image_failed(&mut self, id: ImageId, error: &RestoreError) -> Result<(), RunError> {
+    fn image_failed(&mut self, id: ImageId, error: &RestoreError) {
         let reason = chain(error);
         tracing::error!(image = %id, "restore failed: {reason}");
         self.failed += 1;
         if error.image_may_be_good() {
             self.refused.insert(id);
-        } else {
-            self.shop.store.set_aside(&self.shop.lock, id, &reason)?;
+        } else if let Err(error) = self.shop.store.set_aside(&self.shop.lock, id, &reason) {
+            // A full disk: at least this supervisor does not try it again.
+            tracing::warn!(image = %id, "cannot set the image aside: {}", chain(&error));
+            self.refused.insert(id);
         }
-        Ok(())
     }
 
     pub fn job_ended(&mut self, ended: Ended) -> Result<(), RunError> {
@@ -379,7 +380,7 @@ impl Supervisor {
             None => {
                 self.budget.restarted();
                 self.state.restarts += 1;
-                self.state.save(self.shop.store.path())?;
+                self.remember();
                 self.start()
             }
         }
@@ -387,9 +388,16 @@ impl Supervisor {
 
     fn finish(&mut self, code: u8, progress: Progress) -> Result<(), RunError> {
         self.state.progress = progress;
-        self.state.save(self.shop.store.path())?;
+        self.remember();
         self.exit = Some(code);
         Ok(())
+    }
+
+    /// Writes the run's state down. On a full disk the job matters more: the state that is there stays.
+    fn remember(&self) {
+        if let Err(error) = self.state.save(self.shop.store.path()) {
+            tracing::warn!("cannot remember how far the run is: {}", chain(&error));
+        }
     }
 
     /// This run's images that are not set aside, oldest first.
