@@ -7,5 +7,8 @@ mod common;
 mod criu;
 mod damage;
 mod disk;
+mod files;
 mod kills;
+mod output;
+mod requests;
 mod support;
