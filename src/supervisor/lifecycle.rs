@@ -27,11 +27,9 @@ impl Supervisor {
         let sandbox = self.new_sandbox(None)?;
         let mut streams = self.streams();
         let connect = system("make the job's standard streams");
-        let ends = [
-            streams.stdin.connect().map_err(&connect)?,
-            streams.stdout.connect().map_err(&connect)?,
-            streams.stderr.connect().map_err(&connect)?,
-        ];
+        let stdin = streams.stdin.connect().map_err(&connect)?;
+        let [stdout, stderr] = streams.connect_outputs().map_err(&connect)?;
+        let ends = [stdin, stdout, stderr];
         sandbox.start_job(&self.shop.command, &ends)?;
         streams.stdin.open();
         drop(streams);

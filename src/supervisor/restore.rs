@@ -211,14 +211,11 @@ fn reconnect(
                 .map_err(RestoreError::Prepare)?,
         ));
     }
-    ends.push((
-        facts.stdout.pipe,
-        streams.stdout.connect().map_err(RestoreError::Prepare)?,
-    ));
-    ends.push((
-        facts.stderr.pipe,
-        streams.stderr.connect().map_err(RestoreError::Prepare)?,
-    ));
+    let [stdout, stderr] = streams.connect_outputs().map_err(RestoreError::Prepare)?;
+    ends.push((facts.stdout.pipe, stdout));
+    if facts.stderr.pipe != facts.stdout.pipe {
+        ends.push((facts.stderr.pipe, stderr));
+    }
     Ok((
         ends,
         facts.stdin.pipe != 0 && facts.stdin.position > 0 && !input_known,

@@ -156,6 +156,7 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
         stdin: Input::new(Input::callers()).map_err(system("read stdin"))?,
         stdout: Output::new(own(io::stdout().as_fd())?, !shared),
         stderr: Output::new(own(io::stderr().as_fd())?, false),
+        joined: shared,
     };
     let (stdout_line, stderr_line) = (streams.stdout.line_watch(), streams.stderr.line_watch());
     telemetry::share_lines_with(move || stderr_line() && (!shared || stdout_line()));

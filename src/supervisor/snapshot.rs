@@ -466,12 +466,13 @@ impl Dump<'_> {
             file.content = Some(name);
         }
         let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let [stdout, stderr] = streams.mark_outputs().map_err(SnapshotError::Prepare)?;
         let recorded = Recorded {
             processes,
             files,
             stdin: streams.stdin.mark().map_err(SnapshotError::Prepare)?,
-            stdout: streams.stdout.mark().map_err(SnapshotError::Prepare)?,
-            stderr: streams.stderr.mark().map_err(SnapshotError::Prepare)?,
+            stdout,
+            stderr,
         };
         *self.recorded.lock().unwrap_or_else(PoisonError::into_inner) = Some(recorded);
         Ok(())

@@ -14,8 +14,8 @@ import os, sys, time
 log = open("log", "w")
 i = 0
 while not os.path.exists("stop"):
-    print(i, flush=True)
-    print(f"e{i}", file=sys.stderr, flush=True)
+    os.write(1, f"{i}\n".encode())
+    os.write(2, f"e{i}\n".encode())
     log.write(f"{i}\n"); log.flush()
     i += 1
     time.sleep(0.01)
@@ -61,13 +61,9 @@ fn of_the_job(text: &str) -> String {
         .collect()
 }
 
-/// The lines of a stream that came through one file or pipe with another.
-fn beginning_with(text: &str, error: bool) -> String {
-    of_the_job(text)
-        .lines()
-        .filter(|line| line.starts_with('e') == error)
-        .map(|line| format!("{line}\n"))
-        .collect()
+/// What comes through one file or pipe for both.
+fn both(count: usize) -> String {
+    (0..count).map(|i| format!("{i}\ne{i}\n")).collect()
 }
 
 fn file(place: &Place, name: &str, append: bool) -> File {
@@ -113,8 +109,7 @@ fn output_appended_to_one_file_is_as_of_an_uninterrupted_run() {
     let text = place.text("err");
     assert!(text.starts_with("before\n"));
     let text = text.trim_start_matches("before\n");
-    assert_eq!(beginning_with(text, false), lines(counted(&place)));
-    assert_eq!(beginning_with(text, true), errors(counted(&place)));
+    assert_eq!(of_the_job(text), both(counted(&place)));
 }
 
 #[test]
@@ -137,8 +132,7 @@ fn output_into_one_pipe_is_as_of_an_uninterrupted_run() {
     });
     crash_twice(&place, &mut run);
     let text = listener.join().expect("heard");
-    assert_eq!(beginning_with(&text, false), lines(counted(&place)));
-    assert_eq!(beginning_with(&text, true), errors(counted(&place)));
+    assert_eq!(of_the_job(&text), both(counted(&place)));
 }
 
 #[test]
@@ -188,4 +182,42 @@ while (line := os.read(0, 7)):
     drop(stdin);
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     assert_eq!(place.text("out"), text);
+}
+
+#[test]
+fn a_run_whose_output_goes_elsewhere_the_next_time_goes_on() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    // Apart, together, apart again: each time from an image of the time before.
+    for joined in [false, true, false] {
+        let mut run = start_with(&place, TALK, |command| {
+            let err = file(&place, "err", true);
+            let out = if joined {
+                err.try_clone().expect("cloned")
+            } else {
+                file(&place, "o", true)
+            };
+            command.stdout(out).stderr(err);
+        });
+        wait_until("the first line", || counted(&place) > 0);
+        progress(&place);
+        place.snapshot();
+        progress(&place);
+        run.crash();
+        progress(&place);
+        place.snapshot();
+        run.signal(nix::sys::signal::Signal::SIGKILL);
+        assert_eq!(run.wait(), 137);
+    }
+    let mut run = start_with(&place, TALK, |command| {
+        command.stdout(Stdio::null());
+    });
+    progress(&place);
+    fs::write(place.file("stop"), "").expect("written");
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("log"), lines(counted(&place)));
+    let words: Vec<&str> = place.text("o").leak().lines().collect();
+    assert!(words.windows(2).all(|pair| pair[0] != pair[1]));
 }
