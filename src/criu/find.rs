@@ -33,6 +33,9 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(20);
 /// Most bytes read of CRIU's answer; `criu check` writes a few lines.
 const ANSWER_BYTES: u64 = 64 * 1024;
 
+/// Most characters of CRIU's answer in an error message.
+const QUOTED_CHARS: usize = 400;
+
 /// `PATH` given to CRIU when we have none: it starts network and mount tools.
 const FALLBACK_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -249,7 +252,7 @@ impl Criu {
                 return Err(FindError::NoVersion {
                     path: path.clone(),
                     status,
-                    answer,
+                    answer: quoted(&answer),
                 });
             }
         };
@@ -382,8 +385,12 @@ fn reason_of(answer: &str) -> String {
     if told.is_empty() {
         "no reason given".to_owned()
     } else {
-        told.join("; ")
+        quoted(&told.join("; "))
     }
+}
+
+fn quoted(answer: &str) -> String {
+    answer.chars().take(QUOTED_CHARS).collect()
 }
 
 fn list(paths: &[PathBuf]) -> String {

@@ -7,8 +7,9 @@ use std::fs::File;
 use std::io::{self, Read};
 
 use super::error::ReadError;
+use super::files::{self, FileKind};
 use super::id::ImageId;
-use super::layout::{self, FileKind, Store};
+use super::layout::Store;
 use super::manifest::Manifest;
 use super::wire::{ManifestError, Sealed, Summary};
 
@@ -64,15 +65,18 @@ impl Store {
             })
     }
 
+    /// The images that have a manifest, oldest first.
+    pub(super) fn ids(&self) -> Result<Vec<ImageId>, ReadError> {
+        let files = files::list(&self.images_folder())?;
+        let ids = files.into_iter().filter_map(|(_, kind)| manifest_id(kind));
+        let mut ids: Vec<ImageId> = ids.collect();
+        ids.sort_unstable();
+        Ok(ids)
+    }
+
     /// The summaries of all manifests, oldest first.
     pub(super) fn summaries(&self) -> Result<Vec<Found>, ReadError> {
-        let files = layout::list(&self.images_folder())?;
-        let mut ids: Vec<ImageId> = files
-            .into_iter()
-            .filter_map(|(_, kind)| manifest_id(kind))
-            .collect();
-        ids.sort_unstable();
-        let found = ids.into_iter().filter_map(|id| {
+        let found = self.ids()?.into_iter().filter_map(|id| {
             let sealed = Sealed::read(&self.manifest_file(id), id);
             match sealed.and_then(|sealed| sealed.summary()) {
                 Err(ManifestError::Read(error)) if error.kind() == io::ErrorKind::NotFound => None,
@@ -100,7 +104,7 @@ impl Store {
     }
 
     /// Why an image was set aside. A mark that cannot be read counts, too.
-    fn damage_mark(&self, id: ImageId) -> Option<String> {
+    pub(super) fn damage_mark(&self, id: ImageId) -> Option<String> {
         let mut reason = Vec::new();
         let read = File::open(self.damaged_file(id))
             .and_then(|file| file.take(REASON_BYTES_MAX as u64).read_to_end(&mut reason));

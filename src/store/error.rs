@@ -161,8 +161,8 @@ pub enum ReadError {
         /// The cause.
         source: ManifestError,
     },
-    /// A file with chunks of the image is lost.
-    #[error("image {image} is damaged")]
+    /// A file with chunks of the image is lost or cannot be read.
+    #[error("cannot read the chunks of image {image}")]
     Pack {
         /// The image.
         image: ImageId,
@@ -210,17 +210,45 @@ pub enum ReadError {
 }
 
 impl ReadError {
-    /// Whether the image itself is bad: trying again will not help, an older one may.
+    /// Whether the image itself is bad, so that trying again will not help and an older
+    /// one may. A lack of memory or descriptors is not the image's fault.
     #[must_use]
     pub fn is_damage(&self) -> bool {
         match self {
-            Self::Missing { .. } | Self::Manifest { .. } | Self::Pack { .. } => true,
-            Self::Corrupt { .. } => true,
+            Self::Missing { .. } | Self::Corrupt { .. } => true,
+            Self::Manifest { source, .. } => source.is_damage(),
+            Self::Pack { source, .. } => source.is_damage(),
             Self::List { .. }
             | Self::NoStream { .. }
             | Self::TooLong { .. }
             | Self::Worker(_)
             | Self::Sink(_) => false,
         }
+    }
+}
+
+/// Whether a failed read means that the bytes are gone.
+pub(super) fn is_loss(error: &io::Error) -> bool {
+    let is_bad_disk = error.raw_os_error() == Some(nix::libc::EIO);
+    is_bad_disk
+        || matches!(
+            error.kind(),
+            io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof
+        )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lack_of_descriptors_is_not_the_images_fault() {
+        let image = ImageId::FIRST;
+        let error = |errno| ReadError::Manifest {
+            image,
+            source: ManifestError::Read(io::Error::from_raw_os_error(errno)),
+        };
+        assert!(!error(nix::libc::EMFILE).is_damage() && !error(nix::libc::ENOMEM).is_damage());
+        assert!(error(nix::libc::EIO).is_damage() && error(nix::libc::ENOENT).is_damage());
     }
 }

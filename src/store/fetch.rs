@@ -10,7 +10,7 @@ use super::pack::{PackError, PackFiles};
 /// Why a chunk cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Fault {
-    #[error("{}: {}", .0, cause(.0))]
+    #[error(transparent)]
     Pack(#[from] PackError),
     #[error("it cannot be decompressed: {0}")]
     Decompress(std::io::Error),
@@ -53,8 +53,4 @@ impl<'a> Fetcher<'a> {
             Err(Fault::Hash)
         }
     }
-}
-
-fn cause(error: &PackError) -> String {
-    std::error::Error::source(error).map_or_else(|| "wrong file".to_owned(), ToString::to_string)
 }

@@ -24,11 +24,11 @@ impl Index {
     pub(super) fn load(store: &Store) -> Result<Self, ReadError> {
         let mut index = Self::default();
         let mut doubted = HashSet::new();
-        for entry in store.images()? {
-            let Ok(manifest) = store.manifest(entry.id) else {
+        for id in store.ids()? {
+            let Ok(manifest) = store.manifest(id) else {
                 continue;
             };
-            if entry.damaged.is_some() {
+            if store.damage_mark(id).is_some() {
                 doubted.extend(stored(&manifest).map(|(_, stored)| stored));
             } else {
                 index.add(store, &manifest);

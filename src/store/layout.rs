@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use super::durable::{self, DurableError};
 use super::error::ReadError;
+use super::files::{self, FileKind};
 use super::id::ImageId;
 use super::pack::PackName;
 
@@ -112,17 +113,17 @@ impl Store {
             })?;
         }
         durable::create_folder(path)?;
-        check_access(path)?;
-        let format = path.join(FORMAT_FILE);
-        if read_format(&format)?.is_none() {
+        if inspect(path)?.is_none() {
             if !is_unfinished(path)? {
-                return Err(OpenError::NotStore {
-                    path: path.to_owned(),
-                });
+                return Err(not_store(path));
             }
+            check_mode(path)?;
             durable::create_folder(&path.join(IMAGES))?;
             durable::create_folder(&path.join(PACKS))?;
-            durable::write(&format, format!("{FORMAT_MAGIC}{FORMAT}\n").as_bytes())?;
+            durable::write(
+                &path.join(FORMAT_FILE),
+                format!("{FORMAT_MAGIC}{FORMAT}\n").as_bytes(),
+            )?;
         }
         Self::open(path)
     }
@@ -132,10 +133,8 @@ impl Store {
     /// # Errors
     /// See [`OpenError`].
     pub fn open(path: &Path) -> Result<Self, OpenError> {
-        check_access(path)?;
-        let format = read_format(&path.join(FORMAT_FILE))?.ok_or_else(|| OpenError::NotStore {
-            path: path.to_owned(),
-        })?;
+        let format = inspect(path)?.ok_or_else(|| not_store(path))?;
+        check_mode(path)?;
         Ok(Self {
             path: path.to_owned(),
             format,
@@ -178,70 +177,48 @@ impl Store {
     }
 }
 
-/// What a file in one of the store's folders is, by its name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum FileKind {
-    Manifest(ImageId),
-    Damaged(ImageId),
-    Pack(PackName),
-    Temporary,
-    /// Not ours: never read, never removed.
-    Foreign,
-}
-
-impl FileKind {
-    pub(super) fn of(name: &str) -> Self {
-        if name.starts_with(durable::TEMPORARY_PREFIX) {
-            return Self::Temporary;
-        }
-        if let Some(pack) = PackName::from_file_name(name) {
-            return Self::Pack(pack);
-        }
-        let image = |stem: Option<&str>| stem.and_then(ImageId::from_file_name);
-        if let Some(id) = image(name.strip_suffix(".manifest")) {
-            return Self::Manifest(id);
-        }
-        image(name.strip_suffix(".damaged")).map_or(Self::Foreign, Self::Damaged)
+/// The format of the store at a path that is a folder of this user; `None` if it is no store.
+fn inspect(path: &Path) -> Result<Option<u32>, OpenError> {
+    let found = metadata(path)?;
+    let user = nix::unistd::geteuid().as_raw();
+    if !found.is_dir() {
+        return Err(OpenError::NotFolder {
+            path: path.to_owned(),
+        });
     }
+    if found.uid() != user {
+        return Err(OpenError::Owner {
+            path: path.to_owned(),
+            owner: found.uid(),
+            user,
+        });
+    }
+    read_format(&path.join(FORMAT_FILE))
 }
 
-/// Every name in a folder with what it is; names that are not UTF-8 are foreign.
-pub(super) fn list(folder: &Path) -> Result<Vec<(PathBuf, FileKind)>, ReadError> {
-    let classify = |entry: io::Result<fs::DirEntry>| {
-        let path = entry?.path();
-        let name = path.file_name().and_then(|name| name.to_str());
-        let kind = name.map_or(FileKind::Foreign, FileKind::of);
-        Ok((path, kind))
-    };
-    fs::read_dir(folder)
-        .and_then(|entries| entries.map(classify).collect())
-        .map_err(|source| ReadError::List {
-            path: folder.to_owned(),
-            source,
-        })
+/// Comes after `inspect`: nobody is told to close a folder that is no store.
+fn check_mode(path: &Path) -> Result<(), OpenError> {
+    let mode = metadata(path)?.mode() & 0o7777;
+    if mode & 0o077 != 0 {
+        let path = path.to_owned();
+        return Err(OpenError::Exposed { path, mode });
+    }
+    Ok(())
 }
 
-fn check_access(path: &Path) -> Result<(), OpenError> {
-    let found = fs::metadata(path).map_err(|source| match source.kind() {
+fn metadata(path: &Path) -> Result<fs::Metadata, OpenError> {
+    fs::metadata(path).map_err(|source| match source.kind() {
         io::ErrorKind::NotFound => OpenError::Missing {
             path: path.to_owned(),
         },
         _ => read_error(path, source),
-    })?;
-    let user = nix::unistd::geteuid().as_raw();
-    let path = path.to_owned();
-    if !found.is_dir() {
-        return Err(OpenError::NotFolder { path });
+    })
+}
+
+fn not_store(path: &Path) -> OpenError {
+    OpenError::NotStore {
+        path: path.to_owned(),
     }
-    if found.uid() != user {
-        let owner = found.uid();
-        return Err(OpenError::Owner { path, owner, user });
-    }
-    let mode = found.mode() & 0o7777;
-    if mode & 0o077 != 0 {
-        return Err(OpenError::Exposed { path, mode });
-    }
-    Ok(())
 }
 
 fn read_format(path: &Path) -> Result<Option<u32>, OpenError> {
@@ -269,7 +246,7 @@ fn read_format(path: &Path) -> Result<Option<u32>, OpenError> {
 /// Whether the folder holds no more than a creation that was cut short leaves.
 fn is_unfinished(path: &Path) -> Result<bool, OpenError> {
     let ours = [IMAGES, PACKS, LOCK_FILE];
-    Ok(list(path)?.iter().all(|(path, kind)| {
+    Ok(files::list(path)?.iter().all(|(path, kind)| {
         *kind == FileKind::Temporary || ours.iter().any(|name| path.ends_with(name))
     }))
 }
@@ -354,6 +331,7 @@ mod tests {
     #[test]
     fn a_creation_that_was_cut_short_is_finished() {
         let folder = tempfile::tempdir().unwrap();
+        set_mode(folder.path(), 0o700);
         fs::create_dir(folder.path().join("images")).unwrap();
         fs::write(folder.path().join(".tmp-x"), "ckpt").unwrap();
         Store::create_or_open(folder.path()).unwrap();
@@ -375,23 +353,6 @@ mod tests {
             fs::write(folder.path().join("format"), text).unwrap();
             let damaged = Store::create_or_open(folder.path());
             assert!(matches!(damaged, Err(OpenError::Format { .. })), "{text:?}");
-        }
-    }
-
-    #[test]
-    fn only_exact_names_are_ours() {
-        let id = ImageId::new(12).unwrap();
-        assert_eq!(FileKind::of("000012.manifest"), FileKind::Manifest(id));
-        assert_eq!(FileKind::of("000012.damaged"), FileKind::Damaged(id));
-        assert_eq!(FileKind::of(".tmp-abc"), FileKind::Temporary);
-        for name in [
-            "12.manifest",
-            "000012.manifest~",
-            "000012",
-            ".manifest",
-            "../000012.manifest",
-        ] {
-            assert_eq!(FileKind::of(name), FileKind::Foreign, "{name:?}");
         }
     }
 }

@@ -32,20 +32,26 @@ mod assembly;
 mod buffer;
 mod chunk;
 mod codec;
+mod columns;
 pub mod durable;
 mod entries;
 mod error;
 mod fetch;
+mod files;
 mod flow;
 mod id;
 mod index;
+mod lanes;
 mod layout;
 mod lock;
 mod manifest;
 mod pack;
+#[cfg(test)]
+mod properties;
 mod prune;
 mod reader;
 mod retention;
+mod stream;
 mod sync;
 #[cfg(test)]
 mod testing;
@@ -67,6 +73,7 @@ pub use manifest::{Chunk, Content, InvalidManifest, Manifest, Stored, Stream, is
 pub use pack::{Pack, PackError, PackName};
 pub use prune::Swept;
 pub use reader::ImageReader;
+pub use stream::StreamWriter;
 pub use verify::Verified;
 pub use wire::ManifestError;
-pub use writer::{ImageWriter, StreamWriter, WriteOptions};
+pub use writer::{ImageWriter, WriteOptions};

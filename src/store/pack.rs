@@ -20,13 +20,15 @@ use std::sync::{Arc, Mutex};
 
 use nix::fcntl::{FallocateFlags, PosixFadviseAdvice, fallocate, posix_fadvise};
 
+use super::error::is_loss;
 use super::id::ImageId;
 use super::layout::{FORMAT, Store};
 use super::sync::locked;
 
 /// A worker goes on in a new pack after this: small enough that removing an image
 /// gives back most of its space, large enough that packs stay few.
-pub(super) const PACK_BYTES_MAX: u64 = 1 << 30;
+/// Tests want several packs without a gibibyte each.
+const PACK_BYTES_MAX: u64 = if cfg!(test) { 2 << 20 } else { 1 << 30 };
 
 /// Length of the header; the first chunk lies there.
 pub(super) const HEADER_BYTES: u64 = 24;
@@ -191,6 +193,16 @@ pub enum PackError {
         /// The pack.
         path: PathBuf,
     },
+}
+
+impl PackError {
+    /// Whether the chunks are lost, rather than out of reach for now.
+    pub(super) fn is_damage(&self) -> bool {
+        match self {
+            Self::Read { source, .. } => is_loss(source),
+            Self::Length { .. } | Self::Header { .. } => true,
+        }
+    }
 }
 
 /// Opens a pack after checking that it is the one the manifest means.

@@ -11,8 +11,9 @@ use std::fs;
 use super::durable;
 use super::entries::{REASON_BYTES_MAX, plain_text};
 use super::error::{ReadError, WriteError};
+use super::files::{self, FileKind};
 use super::id::ImageId;
-use super::layout::{self, FileKind, Store};
+use super::layout::Store;
 use super::lock::StoreLock;
 use super::pack::PackName;
 use super::retention::{self, Candidate, Condition};
@@ -44,9 +45,10 @@ impl Store {
         if !self.manifest_file(id).exists() {
             return Err(WriteError::Missing { image: id });
         }
-        let reason = plain_text(reason);
-        let end = reason.floor_char_boundary(REASON_BYTES_MAX);
-        durable::write(&self.damaged_file(id), &reason.as_bytes()[..end])?;
+        let mut reason = plain_text(reason).into_bytes();
+        // A character that is cut in two reads as U+FFFD.
+        reason.truncate(REASON_BYTES_MAX);
+        durable::write(&self.damaged_file(id), &reason)?;
         Ok(())
     }
 
@@ -106,7 +108,7 @@ impl Store {
             self.packs_folder(),
         ];
         for folder in folders {
-            for (path, kind) in layout::list(&folder)? {
+            for (path, kind) in files::list(&folder)? {
                 if kind == FileKind::Temporary && path.is_file() {
                     swept.bytes += length(&path);
                     swept.temporary_files += 1;
@@ -124,7 +126,7 @@ impl Store {
     }
 
     fn remove_packs(&self, live: &HashSet<PackName>, swept: &mut Swept) -> Result<(), WriteError> {
-        for (path, kind) in layout::list(&self.packs_folder())? {
+        for (path, kind) in files::list(&self.packs_folder())? {
             if matches!(kind, FileKind::Pack(name) if !live.contains(&name)) {
                 swept.bytes += length(&path);
                 swept.packs += 1;
@@ -137,7 +139,7 @@ impl Store {
 
     /// Removes the marks of images that are gone.
     fn remove_marks(&self, ids: &HashSet<ImageId>) -> Result<(), WriteError> {
-        for (path, kind) in layout::list(&self.images_folder())? {
+        for (path, kind) in files::list(&self.images_folder())? {
             if matches!(kind, FileKind::Damaged(id) if !ids.contains(&id)) {
                 durable::remove(&path)?;
             }
@@ -174,4 +176,120 @@ struct Live {
 /// For the account only: 0 where it cannot be had.
 fn length(path: &std::path::Path) -> u64 {
     fs::symlink_metadata(path).map_or(0, |found| found.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::CHUNK_BYTES;
+    use super::super::codec::tests::noise;
+    use super::super::testing::{
+        Child, OPTIONS, image_files, never, packs, read_stream, temporary_store, write_image,
+    };
+    use super::*;
+
+    #[test]
+    fn what_a_killed_writer_leaves_is_swept() {
+        let (_folder, store) = temporary_store();
+        let lock = store.lock().unwrap();
+        let image = write_image(&store, &lock, &[("a", &noise(1, CHUNK_BYTES))]);
+        drop(lock);
+        let before = packs(&store);
+        let child = Child::start(
+            "store::prune::tests::child_writes_half_an_image",
+            store.path(),
+        );
+        child.kill();
+        let lock = store.lock().unwrap();
+        fs::write(store.path().join("images/.tmp-x"), "half a manifest").unwrap();
+        assert!(packs(&store).len() > before.len());
+        let next = store.begin(&lock, OPTIONS).unwrap();
+        assert_eq!(next.id().to_string(), "000003");
+        drop(next);
+        let swept = store.sweep(&lock).unwrap();
+        assert!(
+            swept.packs > 0 && swept.bytes > 0 && swept.unreadable.is_empty(),
+            "{swept:?}"
+        );
+        assert_eq!(swept.temporary_files, 1);
+        assert_eq!(
+            (packs(&store), image_files(&store)),
+            (before, vec!["000001.manifest".to_owned()])
+        );
+        store.verify(image.id, &never).unwrap();
+        assert_eq!(store.sweep(&lock).unwrap(), Swept::default());
+    }
+
+    #[test]
+    #[ignore = "the other process of a test"]
+    fn child_writes_half_an_image() {
+        Child::main(|path| {
+            let store = Store::open(path).unwrap();
+            let lock = store.lock().unwrap();
+            let writer = store.begin(&lock, OPTIONS).unwrap();
+            let mut stream = writer.stream("a").unwrap();
+            // More than the buffer holds, so that some of it is in packs.
+            stream.write_all(&noise(9, 8 << 20)).unwrap();
+            (writer, stream)
+        });
+    }
+
+    #[test]
+    fn no_pack_is_removed_while_a_manifest_cannot_be_read() {
+        let (_folder, store) = temporary_store();
+        let lock = store.lock().unwrap();
+        let first = write_image(&store, &lock, &[("a", &noise(1, CHUNK_BYTES))]);
+        let second = write_image(&store, &lock, &[("a", &noise(2, CHUNK_BYTES))]);
+        write_image(&store, &lock, &[("a", &noise(3, CHUNK_BYTES))]);
+        let path = store.path().join(format!("images/{}.manifest", second.id));
+        let good = fs::read(&path).unwrap();
+        fs::write(&path, &good[..good.len() - 1]).unwrap();
+        let before = packs(&store);
+        assert!(
+            store.images().unwrap()[1]
+                .damaged
+                .as_deref()
+                .unwrap()
+                .contains("length")
+        );
+        let swept = store.sweep(&lock).unwrap();
+        assert_eq!((swept.unreadable, swept.packs), (vec![second.id], 0));
+        assert_eq!(store.rotate(&lock, 2).unwrap(), []);
+        fs::remove_file(store.path().join(format!("images/{}.manifest", first.id))).unwrap();
+        store.sweep(&lock).unwrap();
+        assert_eq!(packs(&store), before);
+        fs::write(&path, &good).unwrap();
+        assert_eq!(store.sweep(&lock).unwrap().packs, 1);
+        store.verify(second.id, &never).unwrap();
+    }
+
+    #[test]
+    fn a_chunk_that_a_damaged_image_shares_is_not_relied_on() {
+        let (_folder, store) = temporary_store();
+        let lock = store.lock().unwrap();
+        let data = noise(1, CHUNK_BYTES);
+        write_image(&store, &lock, &[("a", &data)]);
+        let second = write_image(&store, &lock, &[("a", &data)]);
+        store.set_aside(&lock, second.id, "torn").unwrap();
+        assert!(write_image(&store, &lock, &[("a", &data)]).stored_bytes > 0);
+    }
+
+    #[test]
+    fn an_image_set_aside_is_remembered_and_never_relied_on() {
+        let (_folder, store) = temporary_store();
+        let lock = store.lock().unwrap();
+        let data = noise(1, CHUNK_BYTES);
+        let first = write_image(&store, &lock, &[("a", &data)]);
+        store
+            .set_aside(&lock, first.id, "criu said\x1b[31m no ")
+            .unwrap();
+        let entry = store.images().unwrap().remove(0);
+        assert_eq!(entry.damaged.as_deref(), Some("criu said [31m no"));
+        let second = write_image(&store, &lock, &[("a", &data)]);
+        assert!(second.stored_bytes > 0, "the chunk is written again");
+        assert_eq!(store.rotate(&lock, 1).unwrap(), [first.id]);
+        assert_eq!(image_files(&store), ["000002.manifest"]);
+        assert!(read_stream(&store, second.id, "a") == data);
+        let missing = store.set_aside(&lock, first.id, "gone");
+        assert!(matches!(missing, Err(WriteError::Missing { .. })));
+    }
 }

@@ -41,7 +41,7 @@ enum Outcome {
     #[default]
     Checked,
     Zero(usize),
-    Fault(usize, String),
+    Fault(usize, Fault),
 }
 
 impl Store {
@@ -94,11 +94,11 @@ impl ImageReader {
             || Fetcher::new(&self.packs).map_err(ReadError::Worker),
             |fetcher, position, spare| self.prepare(fetcher, stream, position, spare),
             |prepared| {
-                let bytes = match &prepared.outcome {
+                let bytes = match std::mem::take(&mut prepared.outcome) {
                     Outcome::Checked => &prepared.buffer,
-                    Outcome::Zero(len) => &ZEROS[..*len],
-                    Outcome::Fault(chunk, reason) => {
-                        return Err(self.corrupt(stream, *chunk, reason.clone()));
+                    Outcome::Zero(len) => &ZEROS[..len],
+                    Outcome::Fault(position, fault) => {
+                        return Err(self.damage(stream, position, fault));
                     }
                 };
                 sink.write_all(bytes).map_err(ReadError::Sink)
@@ -131,12 +131,17 @@ impl ImageReader {
         &self.packs
     }
 
-    pub(super) fn corrupt(&self, stream: &Stream, chunk: usize, reason: String) -> ReadError {
-        ReadError::Corrupt {
-            image: self.manifest.id,
-            stream: stream.name.clone(),
-            chunk,
-            reason,
+    /// What a fault at a chunk of a stream means for the image.
+    pub(super) fn damage(&self, stream: &Stream, chunk: usize, fault: Fault) -> ReadError {
+        let image = self.manifest.id;
+        match fault {
+            Fault::Pack(source) => ReadError::Pack { image, source },
+            Fault::Decompress(_) | Fault::Hash => ReadError::Corrupt {
+                image,
+                stream: stream.name.clone(),
+                chunk,
+                reason: fault.to_string(),
+            },
         }
     }
 
@@ -162,9 +167,10 @@ impl ImageReader {
             Content::Zero => Outcome::Zero(raw_len),
             Content::Stored(stored) => {
                 prepared.buffer.resize(raw_len, 0);
-                let fetched = fetcher.fetch(&stored, &mut prepared.buffer);
-                let fault = |fault: Fault| Outcome::Fault(position, fault.to_string());
-                fetched.map_or_else(fault, |()| Outcome::Checked)
+                match fetcher.fetch(&stored, &mut prepared.buffer) {
+                    Ok(()) => Outcome::Checked,
+                    Err(fault) => Outcome::Fault(position, fault),
+                }
             }
         };
         prepared

@@ -36,6 +36,19 @@ pub(super) fn read_stream(store: &Store, id: ImageId, name: &str) -> Vec<u8> {
     store.read(id).unwrap().read_to_vec(name, u64::MAX).unwrap()
 }
 
+/// The names of the store's packs, sorted.
+pub(super) fn packs(store: &Store) -> Vec<String> {
+    names(&store.path().join("packs"))
+}
+
+/// The names of the store's manifests and marks, sorted.
+pub(super) fn image_files(store: &Store) -> Vec<String> {
+    names(&store.path().join("images"))
+}
+
+/// Progress that nobody looks at.
+pub(super) fn never(_: u64, _: u64) {}
+
 /// The names in one of the store's folders, sorted.
 pub(super) fn names(folder: &Path) -> Vec<String> {
     let name = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name().into_string();

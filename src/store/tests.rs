@@ -1,1 +1,382 @@
 //! The store as a whole: what it promises, tried from outside its modules.
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::chunk::ZEROS;
+use super::codec::tests::noise;
+use super::testing::{
+    OPTIONS, image_files, never, packs, read_stream, temporary_store, write_image,
+};
+use super::*;
+
+#[test]
+fn an_image_comes_back_byte_for_byte() {
+    let (_folder, store) = temporary_store();
+    let lock = store.lock().unwrap();
+    let mut large = noise(1, 3 * CHUNK_BYTES + 77);
+    large.extend_from_slice(&ZEROS);
+    large.extend(b"the same again ".repeat(40_000));
+    let streams: [(&str, &[u8]); 4] = [
+        ("pages-1.img", &large),
+        ("empty", &[]),
+        ("zeros", &ZEROS[..1000]),
+        ("files/0/log", b"line\n"),
+    ];
+    let manifest = write_image(&store, &lock, &streams);
+    assert_eq!(manifest.id.to_string(), "000001");
+    assert_eq!(manifest, store.manifest(manifest.id).unwrap());
+    let reader = store.read(manifest.id).unwrap();
+    for (name, bytes) in streams {
+        assert!(reader.contains(name));
+        assert!(
+            reader.read_to_vec(name, bytes.len() as u64).unwrap() == bytes,
+            "{name}"
+        );
+    }
+    assert!(!reader.contains("other"));
+    let verified = store.verify(manifest.id, &never).unwrap();
+    assert_eq!(verified.raw_bytes, manifest.raw_bytes);
+    let entry = store.images().unwrap().remove(0);
+    assert_eq!(
+        (entry.raw_bytes, entry.stored_bytes),
+        (manifest.raw_bytes, manifest.stored_bytes)
+    );
+    assert_eq!((entry.meta, entry.damaged), (b"meta".to_vec(), None));
+    let on_disk: u64 = packs(&store)
+        .iter()
+        .map(|name| {
+            store
+                .path()
+                .join("packs")
+                .join(name)
+                .metadata()
+                .unwrap()
+                .len()
+        })
+        .sum();
+    assert_eq!(on_disk, manifest.stored_bytes);
+}
+
+#[test]
+fn zeros_and_known_chunks_are_not_stored() {
+    let (_folder, store) = temporary_store();
+    let lock = store.lock().unwrap();
+    let zeros = vec![0; 10 * CHUNK_BYTES + 5];
+    let data = noise(1, 2 * CHUNK_BYTES);
+    let first = write_image(&store, &lock, &[("z", &zeros), ("a", &data), ("b", &data)]);
+    assert_eq!(first.chunks.len(), 4);
+    assert!(first.stored_bytes < data.len() as u64 + 100);
+    let second = write_image(&store, &lock, &[("c", &data)]);
+    assert_eq!(second.stored_bytes, 0);
+    assert_eq!(read_stream(&store, second.id, "c"), data);
+    store.rotate(&lock, 1).unwrap();
+    assert_eq!(read_stream(&store, second.id, "c"), data);
+}
+
+#[test]
+fn an_image_of_several_packs_reads_and_rotates() {
+    let (_folder, store) = temporary_store();
+    let lock = store.lock().unwrap();
+    let data = noise(3, 8 << 20);
+    let manifest = write_image(&store, &lock, &[("a", &data)]);
+    assert!(manifest.packs.len() >= 4, "{:?}", manifest.packs);
+    assert_eq!(packs(&store).len(), manifest.packs.len());
+    assert!(read_stream(&store, manifest.id, "a") == data);
+    write_image(&store, &lock, &[("a", b"new")]);
+    store.rotate(&lock, 1).unwrap();
+    assert_eq!(packs(&store).len(), 1);
+}
+
+#[test]
+fn more_streams_than_buffers_are_written_at_once() {
+    let (_folder, store) = temporary_store();
+    let lock = store.lock().unwrap();
+    let options = WriteOptions {
+        buffer: 2 * CHUNK_BYTES as u64,
+        ..OPTIONS
+    };
+    let writer = store.begin(&lock, options).unwrap();
+    writer.reserve(u64::MAX);
+    let barrier = std::sync::Barrier::new(20);
+    std::thread::scope(|scope| {
+        for number in 0..20_u64 {
+            let (writer, barrier) = (&writer, &barrier);
+            scope.spawn(move || {
+                let mut stream = writer.stream(&format!("s{number}")).unwrap();
+                // All streams hold half a chunk before any goes on.
+                stream.write_all(&noise(number, CHUNK_BYTES / 2)).unwrap();
+                barrier.wait();
+                stream
+                    .copy_from(&mut &noise(number, 3 * CHUNK_BYTES)[..])
+                    .unwrap();
+                stream.finish().unwrap();
+            });
+        }
+    });
+    let raw = 20 * 7 * CHUNK_BYTES as u64 / 2;
+    assert_eq!(writer.raw_bytes(), raw);
+    writer.start_workers();
+    let manifest = writer.commit(b"").unwrap();
+    assert_eq!(manifest.raw_bytes, raw);
+    for number in 0..20 {
+        let read = read_stream(&store, manifest.id, &format!("s{number}"));
+        assert!(
+            read[CHUNK_BYTES / 2..] == noise(number, 3 * CHUNK_BYTES),
+            "{number}"
+        );
+    }
+}
+
+#[test]
+fn an_abandoned_image_leaves_nothing() {
+    let (_folder, store) = temporary_store();
+    let lock = store.lock().unwrap();
+    let writer = store.begin(&lock, OPTIONS).unwrap();
+    assert!(matches!(store.begin(&lock, OPTIONS), Err(WriteError::Busy)));
+    assert!(matches!(store.rotate(&lock, 1), Err(WriteError::Busy)));
+    assert!(matches!(store.sweep(&lock), Err(WriteError::Busy)));
+    let mut stream = writer.stream("a").unwrap();
+    stream.write_all(&noise(1, 20 << 20)).unwrap();
+    assert!(
+        !packs(&store).is_empty(),
+        "the buffer was full, so packs were begun"
+    );
+    drop(writer);
+    assert_eq!(packs(&store), [""; 0]);
+    let error = stream.write_all(&noise(2, CHUNK_BYTES * 2)).unwrap_err();
+    assert!(error.to_string().contains("given up"), "{error}");
+    drop(stream);
+    assert_eq!(image_files(&store), [""; 0]);
+    assert_eq!(write_image(&store, &lock, &[]).id.to_string(), "000001");
+}
+
+#[test]
+fn an_image_with_an_unfinished_stream_is_not_published() {
+    let (_folder, store) = temporary_store();
+    let lock = store.lock().unwrap();
+    let writer = store.begin(&lock, OPTIONS).unwrap();
+    let open = writer.stream("open").unwrap();
+    let error = writer.commit(b"").unwrap_err();
+    assert!(
+        matches!(&error, WriteError::StreamUnfinished { stream } if stream == "open"),
+        "{error}"
+    );
+    drop(open);
+    let writer = store.begin(&lock, OPTIONS).unwrap();
+    drop(writer.stream("dropped").unwrap());
+    let error = writer.commit(b"").unwrap_err().to_string();
+    assert!(error.contains("\"dropped\" was not finished"), "{error}");
+    assert_eq!(image_files(&store), [""; 0]);
+}
+
+#[test]
+fn a_failing_source_fails_the_image() {
+    struct Broken;
+    impl Read for Broken {
+        fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+            Err(io::ErrorKind::ConnectionReset.into())
+        }
+    }
+    let (_folder, store) = temporary_store();
+    let lock = store.lock().unwrap();
+    let writer = store.begin(&lock, OPTIONS).unwrap();
+    let mut stream = writer.stream("a").unwrap();
+    assert!(matches!(
+        stream.copy_from(&mut Broken),
+        Err(WriteError::Source { .. })
+    ));
+    drop(stream);
+    assert!(writer.stream("b").is_err());
+    assert!(writer.commit(b"").is_err());
+}
+
+#[test]
+fn names_and_meta_out_of_bounds_are_refused() {
+    let (_folder, store) = temporary_store();
+    let lock = store.lock().unwrap();
+    let writer = store.begin(&lock, OPTIONS).unwrap();
+    assert!(matches!(
+        writer.stream("../x"),
+        Err(WriteError::StreamName { .. })
+    ));
+    writer.stream("a").unwrap().finish().unwrap();
+    assert!(matches!(
+        writer.stream("a"),
+        Err(WriteError::StreamTwice { .. })
+    ));
+    let error = writer.commit(&vec![0; (4 << 20) + 1]).unwrap_err();
+    assert!(matches!(error, WriteError::MetaTooLarge { .. }), "{error}");
+}
+
+#[test]
+fn a_full_disk_fails_the_image_and_leaves_the_older_ones() {
+    use nix::mount::{MsFlags, mount};
+    use nix::sched::{CloneFlags, unshare};
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: only root can mount a small disk");
+        return;
+    }
+    // The mount is seen by this thread and those it starts, and goes with them.
+    let test = || {
+        let none = None::<&str>;
+        let folder = tempfile::tempdir().unwrap();
+        if let Err(errno) = unshare(CloneFlags::CLONE_NEWNS) {
+            eprintln!("skipped: no mount namespace can be had ({errno})");
+            return;
+        }
+        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
+        let options = Some("size=8m,mode=0700");
+        mount(
+            Some("tmpfs"),
+            folder.path(),
+            Some("tmpfs"),
+            MsFlags::empty(),
+            options,
+        )
+        .unwrap();
+        let store = Store::create_or_open(&folder.path().join("store")).unwrap();
+        let lock = store.lock().unwrap();
+        let old = noise(1, 1 << 20);
+        let image = write_image(&store, &lock, &[("a", &old)]);
+        let before = packs(&store);
+        let writer = store.begin(&lock, OPTIONS).unwrap();
+        let mut stream = writer.stream("a").unwrap();
+        let written = stream.copy_from(&mut &noise(2, 32 << 20)[..]);
+        let finished = written.and_then(|_| stream.finish());
+        let error = finished.and_then(|_| writer.commit(b"")).unwrap_err();
+        assert!(error.is_disk_full(), "{error}");
+        assert_eq!(packs(&store), before);
+        assert!(read_stream(&store, image.id, "a") == old);
+        write_image(&store, &lock, &[("a", &noise(3, 1 << 20))]);
+        nix::mount::umount2(folder.path(), nix::mount::MntFlags::MNT_DETACH).unwrap();
+    };
+    std::thread::spawn(test).join().unwrap();
+}
+
+#[test]
+fn a_number_is_not_given_again_while_a_mark_or_pack_has_it() {
+    let (_folder, store) = temporary_store();
+    let lock = store.lock().unwrap();
+    fs::write(store.path().join("images/000007.damaged"), "x").unwrap();
+    assert_eq!(
+        store.begin(&lock, OPTIONS).unwrap().id().to_string(),
+        "000008"
+    );
+    fs::write(store.path().join("packs/000009-03.pack"), "x").unwrap();
+    assert_eq!(
+        store.begin(&lock, OPTIONS).unwrap().id().to_string(),
+        "000010"
+    );
+    fs::write(store.path().join("packs/999999999999-00.pack"), "x").unwrap();
+    assert!(matches!(
+        store.begin(&lock, OPTIONS),
+        Err(WriteError::NumbersExhausted)
+    ));
+}
+
+#[test]
+fn a_lost_pack_is_not_relied_on() {
+    let (_folder, store) = temporary_store();
+    let lock = store.lock().unwrap();
+    let data = noise(1, CHUNK_BYTES);
+    let first = write_image(&store, &lock, &[("a", &data)]);
+    fs::remove_file(
+        store
+            .path()
+            .join("packs")
+            .join(first.packs[0].name.to_string()),
+    )
+    .unwrap();
+    let error = store.read(first.id).unwrap_err();
+    assert!(
+        matches!(error, ReadError::Pack { .. }) && error.is_damage(),
+        "{error}"
+    );
+    let second = write_image(&store, &lock, &[("a", &data)]);
+    assert!(read_stream(&store, second.id, "a") == data);
+}
+
+#[test]
+fn a_failing_sink_is_not_the_images_fault() {
+    struct Full(usize);
+    impl Write for Full {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0 = self.0.checked_sub(1).ok_or(io::ErrorKind::BrokenPipe)?;
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let (_folder, store) = temporary_store();
+    let lock = store.lock().unwrap();
+    let image = write_image(&store, &lock, &[("a", &noise(1, 100 * CHUNK_BYTES))]);
+    let reader = store.read(image.id).unwrap();
+    let error = reader.copy_to("a", &mut Full(20)).unwrap_err();
+    assert!(
+        matches!(&error, ReadError::Sink(_)) && !error.is_damage(),
+        "{error}"
+    );
+    let error = reader.read_to_vec("a", 1000).unwrap_err();
+    assert!(
+        matches!(error, ReadError::TooLong { limit: 1000, .. }),
+        "{error}"
+    );
+    assert!(matches!(
+        reader.read_to_vec("b", 1),
+        Err(ReadError::NoStream { .. })
+    ));
+}
+
+#[test]
+fn verification_tells_its_progress() {
+    let (_folder, store) = temporary_store();
+    let lock = store.lock().unwrap();
+    let image = write_image(&store, &lock, &[("a", &noise(1, 5 * CHUNK_BYTES))]);
+    let last = AtomicU64::new(0);
+    let progress = |done, total| {
+        assert_eq!(total, 5 * CHUNK_BYTES as u64);
+        assert_eq!(last.swap(done, Ordering::SeqCst) + CHUNK_BYTES as u64, done);
+    };
+    let verified = store.verify(image.id, &progress).unwrap();
+    assert_eq!(
+        (verified.chunks, verified.chunk_bytes),
+        (5, last.into_inner())
+    );
+}
+
+#[test]
+fn a_pipe_copied_in_lanes_gives_the_same_bytes() {
+    for extra in [0, 1, CHUNK_BYTES - 1, CHUNK_BYTES] {
+        let (_folder, store) = temporary_store();
+        let lock = store.lock().unwrap();
+        let writer = store.begin(&lock, OPTIONS).unwrap();
+        writer.start_workers();
+        let mut bytes = noise(7, 9 * CHUNK_BYTES + 4096);
+        bytes.extend_from_slice(&ZEROS);
+        bytes.extend_from_slice(&ZEROS);
+        bytes.extend(noise(8, 3 * CHUNK_BYTES + extra));
+        let (source, mut sink) = io::pipe().unwrap();
+        let source = fs::File::from(std::os::fd::OwnedFd::from(source));
+        std::thread::scope(|scope| {
+            // Odd pieces: pages of the pipe that are not full.
+            scope.spawn(|| {
+                for piece in bytes.chunks(70_001) {
+                    sink.write_all(piece).unwrap();
+                }
+                drop(sink);
+            });
+            let mut stream = writer.stream("pages").unwrap();
+            let copied = stream.copy_from_pipe(&source, 3).unwrap();
+            assert_eq!(copied, bytes.len() as u64);
+            assert_eq!(stream.finish().unwrap(), copied);
+        });
+        let manifest = writer.commit(b"").unwrap();
+        assert!(
+            read_stream(&store, manifest.id, "pages") == bytes,
+            "{extra}"
+        );
+    }
+}

@@ -104,7 +104,7 @@ impl Check<'_> {
                 let Some((stream, position)) = self.reader.manifest().first_use(*chunk) else {
                     continue;
                 };
-                return self.fail(self.reader.corrupt(stream, position, fault.to_string()));
+                return self.fail(self.reader.damage(stream, position, fault));
             }
             let mut done = locked(&self.done);
             done.bytes += u64::from(*raw_len);

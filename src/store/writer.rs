@@ -7,32 +7,27 @@
 //! packs durable before the manifest gets its name, so an image that can be seen is
 //! whole. Dropped before that, the writer takes its packs away again.
 
-use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::thread::JoinHandle;
 
 use super::assembly::Assembly;
-use super::buffer::Buffer;
-use super::chunk::{self, CHUNK_BYTES, CHUNK_LEN_MAX};
 use super::durable;
 use super::error::WriteError;
+use super::files::{self, FileKind};
 use super::flow::Flow;
 use super::id::ImageId;
 use super::index::Index;
-use super::layout::{self, FORMAT, FileKind, Store};
+use super::layout::{FORMAT, Store};
 use super::lock::{Busy, StoreLock};
 use super::manifest::Manifest;
 use super::pack::Pack;
+use super::stream::StreamWriter;
 use super::wire::{self, META_BYTES_MAX};
 use super::worker::{Shared, Worker};
 
 /// More workers than any machine of today has cores for one job.
 const WORKERS_MAX: usize = 256;
-
-/// Read at a time: large enough to empty a pipe's usual share at once, small enough that
-/// the pipe's writer goes on while the rest is copied.
-const READ_BYTES_MAX: usize = 256 * 1024;
 
 /// How an image is written.
 #[derive(Clone, Copy, Debug)]
@@ -62,32 +57,6 @@ pub struct ImageWriter {
 enum Outcome {
     Pending,
     Published,
-}
-
-/// A stream being written, by one thread. It must be finished; dropping it makes the
-/// image fail.
-#[derive(Debug)]
-pub struct StreamWriter {
-    shared: Arc<Shared>,
-    name: String,
-    stream: u32,
-    position: u32,
-    raw_len: u64,
-    /// The chunk that is being filled.
-    current: Option<Filling>,
-    state: StreamState,
-}
-
-#[derive(Debug)]
-struct Filling {
-    buffer: Buffer,
-    len: usize,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum StreamState {
-    Open,
-    Finished,
 }
 
 impl Store {
@@ -137,7 +106,7 @@ impl ImageWriter {
     }
 
     /// Gets memory for `bytes` of streams, within the buffer, ready to be written to.
-    /// Takes about 0.1 s a GiB and thread: call it before the freeze. Where there is not
+    /// Takes a quarter of a second a GiB on two cores: call it before the freeze. Where there is not
     /// that much memory, less is taken.
     pub fn reserve(&self, bytes: u64) {
         self.shared.flow.reserve(bytes);
@@ -150,15 +119,7 @@ impl ImageWriter {
     /// failed already.
     pub fn stream(&self, name: &str) -> Result<StreamWriter, WriteError> {
         self.shared.flow.check()?;
-        Ok(StreamWriter {
-            stream: self.shared.assembly.open(name)?,
-            shared: Arc::clone(&self.shared),
-            name: name.to_owned(),
-            position: 0,
-            raw_len: 0,
-            current: None,
-            state: StreamState::Open,
-        })
+        StreamWriter::open(&self.shared, name)
     }
 
     /// The job computes again: lets the workers run. Before this they run only while the
@@ -259,7 +220,8 @@ impl ImageWriter {
     fn remove_files(&self) -> Result<(), WriteError> {
         let store = &self.shared.store;
         durable::remove(&store.manifest_file(self.shared.image))?;
-        for (path, kind) in layout::list(&store.packs_folder())? {
+        durable::sync_folder(&store.images_folder())?;
+        for (path, kind) in files::list(&store.packs_folder())? {
             if matches!(kind, FileKind::Pack(pack) if pack.image == self.shared.image) {
                 durable::remove(&path)?;
             }
@@ -284,128 +246,12 @@ impl Drop for ImageWriter {
     }
 }
 
-impl StreamWriter {
-    /// Reads `source` to its end into the stream; returns how many bytes that were.
-    /// Blocks while the buffer is full.
-    ///
-    /// # Errors
-    /// The source or the image failed. The stream cannot be finished then.
-    pub fn copy_from(&mut self, source: &mut impl Read) -> Result<u64, WriteError> {
-        let before = self.raw_len;
-        loop {
-            let filling = self.filling()?;
-            let end = CHUNK_BYTES.min(filling.len + READ_BYTES_MAX);
-            match source.read(&mut filling.buffer[filling.len..end]) {
-                Ok(0) => return Ok(self.raw_len - before),
-                Ok(len) => self.filled(len)?,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(source) => {
-                    let stream = self.name.clone();
-                    return Err(WriteError::Source { stream, source });
-                }
-            }
-        }
-    }
-
-    /// Appends bytes to the stream. Blocks while the buffer is full.
-    ///
-    /// # Errors
-    /// The image failed.
-    pub fn write_all(&mut self, mut bytes: &[u8]) -> Result<(), WriteError> {
-        while !bytes.is_empty() {
-            let filling = self.filling()?;
-            let len = bytes.len().min(CHUNK_BYTES - filling.len);
-            let (now, rest) = bytes.split_at(len);
-            filling.buffer[filling.len..filling.len + len].copy_from_slice(now);
-            self.filled(len)?;
-            bytes = rest;
-        }
-        Ok(())
-    }
-
-    /// Ends the stream; returns its length.
-    ///
-    /// # Errors
-    /// The image failed.
-    pub fn finish(mut self) -> Result<u64, WriteError> {
-        self.shared.flow.check()?;
-        if let Some(Filling { buffer, len }) = self.current.take() {
-            if len == 0 {
-                self.shared.flow.release(buffer);
-            } else {
-                let position = self.next_position(len)?;
-                self.shared
-                    .flow
-                    .push_last(self.stream, position, buffer, len);
-            }
-        }
-        self.shared.assembly.finish(self.stream);
-        self.state = StreamState::Finished;
-        Ok(self.raw_len)
-    }
-
-    fn filling(&mut self) -> Result<&mut Filling, WriteError> {
-        let filling = match self.current.take() {
-            Some(filling) => filling,
-            None => Filling {
-                buffer: self.shared.flow.acquire()?,
-                len: 0,
-            },
-        };
-        Ok(self.current.insert(filling))
-    }
-
-    /// Counts `len` bytes that were put into the chunk, and sends it off when it is full.
-    fn filled(&mut self, len: usize) -> Result<(), WriteError> {
-        self.raw_len += len as u64;
-        if let Some(filling) = &mut self.current {
-            filling.len += len;
-        }
-        let is_full = |filling: &mut Filling| filling.len == CHUNK_BYTES;
-        let Some(full) = self.current.take_if(is_full) else {
-            return Ok(());
-        };
-        let position = self.next_position(CHUNK_BYTES)?;
-        if !chunk::is_zero(&full.buffer) {
-            self.shared
-                .flow
-                .push(self.stream, position, full.buffer, CHUNK_BYTES);
-            return Ok(());
-        }
-        // Costs no memory: the buffer is filled again.
-        self.current = Some(Filling { len: 0, ..full });
-        let assembly = &self.shared.assembly;
-        assembly.set_zero(self.stream, position, CHUNK_LEN_MAX)
-    }
-
-    fn next_position(&mut self, raw_len: usize) -> Result<u32, WriteError> {
-        let position = self.position;
-        self.position = position.checked_add(1).ok_or(WriteError::TooManyChunks)?;
-        self.shared.assembly.extend(self.stream, raw_len);
-        Ok(position)
-    }
-}
-
-impl Drop for StreamWriter {
-    fn drop(&mut self) {
-        if let Some(filling) = self.current.take() {
-            self.shared.flow.release(filling.buffer);
-        }
-        match self.state {
-            StreamState::Finished => {}
-            StreamState::Open => self.shared.flow.stop(WriteError::StreamUnfinished {
-                stream: std::mem::take(&mut self.name),
-            }),
-        }
-    }
-}
-
 /// One more than any image or pack has, so that no number is given twice while something
 /// of the newest image is left.
 fn next_image(store: &Store) -> Result<ImageId, WriteError> {
     let mut newest = None;
     for folder in [store.images_folder(), store.packs_folder()] {
-        let images = layout::list(&folder)?
+        let images = files::list(&folder)?
             .into_iter()
             .filter_map(|(_, kind)| match kind {
                 FileKind::Manifest(image) | FileKind::Damaged(image) => Some(image),

@@ -7,6 +7,7 @@ use std::thread;
 use super::describe::{chain, seconds, size};
 use super::environment;
 use super::event::Event;
+use super::machine;
 use super::restart::{Decision, ExitStatus, Images, decide};
 use super::restore::{self, Candidate, RestoreError, Restored};
 use super::run::{RunError, system};
@@ -144,6 +145,7 @@ impl Supervisor {
         let (fresh, events) = (Arc::clone(&sandbox), self.events.clone());
         let work = move || {
             let result = restore::bring_back(&shop, &fresh, &streams, candidate);
+            machine::return_memory();
             // The loop only ends with the run.
             let _ = events.blocking_send(Event::RestoreEnded(Box::new(result)));
         };
@@ -307,7 +309,10 @@ impl Supervisor {
         };
         self.stage = Stage::Idle;
         match then {
-            AfterEnd::Exit(code, progress) => self.finish(code, progress),
+            AfterEnd::Exit(code, progress) => {
+                self.finish(code, progress);
+                Ok(())
+            }
             AfterEnd::NextImage { skip_newest } => self.restore_from(skip_newest),
             AfterEnd::Decide(status) => self.after(status),
         }
@@ -321,7 +326,8 @@ impl Supervisor {
             } else {
                 Progress::Saved
             };
-            return self.finish(status.code(), progress);
+            self.finish(status.code(), progress);
+            return Ok(());
         }
         self.failed = 0;
         self.refused.clear();
@@ -331,7 +337,10 @@ impl Supervisor {
             failed: 0,
         };
         match decide(status, &self.shop.config.restart, self.budget, images) {
-            Decision::Finished { code } => self.finish(code, Progress::Finished),
+            Decision::Finished { code } => {
+                self.finish(code, Progress::Finished);
+                Ok(())
+            }
             Decision::Restore { skip_newest, delay } => {
                 tracing::warn!(end = %status, wait = %seconds(delay), "the job crashed");
                 self.stage = Stage::Waiting {
@@ -350,7 +359,8 @@ impl Supervisor {
             }
             Decision::GiveUp { code, reason } => {
                 tracing::error!(end = %status, "giving up: {reason}");
-                self.finish(code, Progress::Failed { code })
+                self.finish(code, Progress::Failed { code });
+                Ok(())
             }
         }
     }
@@ -384,11 +394,10 @@ impl Supervisor {
         }
     }
 
-    fn finish(&mut self, code: u8, progress: Progress) -> Result<(), RunError> {
+    fn finish(&mut self, code: u8, progress: Progress) {
         self.state.progress = progress;
         self.remember();
         self.exit = Some(code);
-        Ok(())
     }
 
     /// Writes the run's state down. On a full disk the job matters more: the state that is there stays.

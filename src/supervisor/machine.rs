@@ -71,3 +71,22 @@ pub(super) fn cuda_facts() -> CudaFacts {
         pids: Vec::new(),
     }
 }
+
+/// Device memory in use on all GPUs, by whomever, bytes: the most that a job can have there.
+pub(super) fn gpu_memory_in_use() -> u64 {
+    let gpus = cuda::inventory().unwrap_or_default().gpus;
+    let memory = gpus.into_iter().filter_map(|gpu| gpu.memory);
+    memory
+        .map(|memory| memory.total_bytes.saturating_sub(memory.free_bytes))
+        .sum()
+}
+
+/// Gives the memory of a snapshot's threads back to the system: the supervisor is small between events.
+#[allow(unsafe_code, reason = "glibc's call has no safe wrapper")]
+pub(super) fn return_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: has no preconditions; it locks what it touches.
+    unsafe {
+        nix::libc::malloc_trim(0);
+    }
+}

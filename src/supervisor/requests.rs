@@ -6,6 +6,7 @@ use std::thread;
 use super::describe::{chain, seconds, size};
 use super::event::{Event, Reply};
 use super::image::Trigger;
+use super::machine;
 use super::run::{RunError, system};
 use super::run_state::Progress;
 use super::schedule::Snapshotted as LastSnapshot;
@@ -74,6 +75,7 @@ impl Supervisor {
                     Err(error) => tracing::warn!("cannot remove old images: {}", chain(&error)),
                 }
             }
+            machine::return_memory();
             // The loop only ends with the run.
             let _ = events.blocking_send(Event::SnapshotEnded(Box::new(result)));
         };

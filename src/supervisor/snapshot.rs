@@ -25,6 +25,7 @@ use crate::job::{self, OpenFile, Process};
 use crate::sandbox::{Ended, SandboxError, ToolCommand, ToolRun};
 use crate::store::{ImageId, ImageWriter, WriteError, WriteOptions};
 
+use super::describe::size;
 use super::image::{CudaFacts, ImageFacts, Stopwatch, Trigger};
 use super::machine;
 use super::workshop::{Job, SharedStreams, Workshop};
@@ -37,6 +38,9 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 const KILL_LIMIT: Duration = Duration::from_secs(5);
 /// Longest attempt to lock all CUDA processes at once; then all are let go and tried again.
 const LOCK_ATTEMPT: Duration = Duration::from_millis(400);
+
+/// Most threads that copy one image file.
+const LANES_MAX: usize = 4;
 
 /// Why there is no new image. The job computes, and older images are untouched, unless a variant says otherwise.
 #[derive(Debug, thiserror::Error)]
@@ -64,6 +68,18 @@ pub enum SnapshotError {
         "cannot write the image, the disk is full: free space where the store is, keep fewer images (--keep-last), or choose another --store"
     )]
     DiskFull(#[source] Box<WriteError>),
+    /// The GPU's content does not fit into host memory; the kernel would kill the job.
+    #[error(
+        "cannot suspend the GPU state: it needs {} of host memory and {} are available; free some",
+        size(*needed),
+        size(*available)
+    )]
+    NoMemory {
+        /// Bytes of GPU memory.
+        needed: u64,
+        /// Bytes of host memory.
+        available: u64,
+    },
     /// The CUDA driver's library could not be used.
     #[error("cannot load the CUDA driver")]
     Driver(#[from] cuda::LoadError),
@@ -164,12 +180,29 @@ pub(super) fn take(
     let mut watch = Stopwatch::start();
     let root = job::child_with_pid(job.sandbox.pid(), job.pids.root)?;
     let processes = job::tree(root)?;
-    let writer = shop.store.begin(&shop.lock, write_options(shop))?;
-    writer.reserve(expected_bytes(&processes));
+    let gpu = Gpu::of(&processes)?;
+    let gpu_bytes = gpu.as_ref().map_or(0, |gpu| gpu.bytes);
+    let available = machine::available_memory();
+    if gpu_bytes > available {
+        return Err(SnapshotError::NoMemory {
+            needed: gpu_bytes,
+            available,
+        });
+    }
+    let writer = shop
+        .store
+        .begin(&shop.lock, write_options(shop, available - gpu_bytes))?;
+    writer.reserve(
+        gpu_bytes
+            + processes
+                .iter()
+                .map(|process| process.resident)
+                .sum::<u64>(),
+    );
     watch.lap("admit");
 
     let frozen_at = clock::now();
-    let suspended = suspend(shop, &processes, &mut watch)?;
+    let suspended = gpu.map(|gpu| gpu.suspend(shop, &mut watch)).transpose()?;
     let dump = Dump {
         shop,
         job,
@@ -212,9 +245,10 @@ pub(super) fn take(
     dump.commit(facts, &mut watch, begun)
 }
 
-fn write_options(shop: &Workshop) -> WriteOptions {
+/// `free` is the host memory that is left once the GPU's content is in it.
+fn write_options(shop: &Workshop, free: u64) -> WriteOptions {
     let buffer = match shop.config.snapshot.buffer {
-        Buffer::Auto => machine::available_memory() / 2,
+        Buffer::Auto => free / 2,
         Buffer::Bytes(bytes) => bytes,
     };
     let workers = match shop.config.snapshot.cpus {
@@ -228,37 +262,55 @@ fn write_options(shop: &Workshop) -> WriteOptions {
     }
 }
 
-fn expected_bytes(processes: &[Process]) -> u64 {
-    processes.iter().map(|process| process.resident).sum()
+/// Threads that copy a large image file: one core is CRIU's, and few more reach the memory's speed.
+fn lanes() -> usize {
+    thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).min(LANES_MAX))
 }
 
-/// Suspends the CUDA processes among `processes`; none on a machine without a driver.
-fn suspend(
-    shop: &Workshop,
-    processes: &[Process],
-    watch: &mut Stopwatch,
-) -> Result<Option<cuda::Suspended>, SnapshotError> {
-    if !cuda::available() {
-        return Ok(None);
+/// The job's CUDA processes.
+struct Gpu {
+    driver: cuda::Driver,
+    users: Vec<i32>,
+    /// Device memory that moves into host memory, at most.
+    bytes: u64,
+}
+
+impl Gpu {
+    /// Looks for CUDA processes; none on a machine without a driver.
+    fn of(processes: &[Process]) -> Result<Option<Self>, SnapshotError> {
+        if !cuda::available() {
+            return Ok(None);
+        }
+        let driver = cuda::Driver::load()?;
+        let pids: Vec<i32> = processes.iter().map(|process| process.host_pid).collect();
+        let users = cuda::find(&driver, &pids);
+        if users.is_empty() {
+            return Ok(None);
+        }
+        let bytes = machine::gpu_memory_in_use();
+        Ok(Some(Self {
+            driver,
+            users,
+            bytes,
+        }))
     }
-    let driver = cuda::Driver::load()?;
-    let pids: Vec<i32> = processes.iter().map(|process| process.host_pid).collect();
-    let users = cuda::find(&driver, &pids);
-    if users.is_empty() {
-        return Ok(None);
+
+    fn suspend(
+        self,
+        shop: &Workshop,
+        watch: &mut Stopwatch,
+    ) -> Result<cuda::Suspended, SnapshotError> {
+        let options = cuda::SuspendOptions {
+            attempt: LOCK_ATTEMPT,
+            total: shop.config.snapshot.lock_timeout,
+        };
+        let failed = |error| SnapshotError::Suspend(Box::new(error));
+        let locked = cuda::lock_all(&self.driver, &self.users, &options).map_err(failed)?;
+        watch.lap("lock");
+        let suspended = locked.suspend().map_err(failed)?;
+        watch.lap("suspend");
+        Ok(suspended)
     }
-    let options = cuda::SuspendOptions {
-        attempt: LOCK_ATTEMPT,
-        total: shop.config.snapshot.lock_timeout,
-    };
-    let locked = cuda::lock_all(&driver, &users, &options)
-        .map_err(|error| SnapshotError::Suspend(Box::new(error)))?;
-    watch.lap("lock");
-    let suspended = locked
-        .suspend()
-        .map_err(|error| SnapshotError::Suspend(Box::new(error)))?;
-    watch.lap("suspend");
-    Ok(Some(suspended))
 }
 
 /// The part of a snapshot that CRIU does, and what is recorded while the tasks stand still.
@@ -297,7 +349,7 @@ impl Dump<'_> {
             let capturing = scope.spawn(|| {
                 capture.run(
                     &called_off,
-                    |name, pipe| self.receive(name, pipe),
+                    |name, pipe| self.receive(name, &pipe),
                     |_| {
                         self.record()?;
                         while_frozen(self)
@@ -425,9 +477,9 @@ impl Dump<'_> {
         }
     }
 
-    fn receive(&self, name: &str, mut pipe: std::fs::File) -> Result<u64, SnapshotError> {
+    fn receive(&self, name: &str, pipe: &std::fs::File) -> Result<u64, SnapshotError> {
         let mut stream = self.stream(&format!("criu/{name}"))?;
-        stream.copy_from(&mut pipe)?;
+        stream.copy_from_pipe(pipe, lanes())?;
         Ok(stream.finish()?)
     }
 

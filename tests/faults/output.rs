@@ -50,7 +50,7 @@ fn crash_twice(place: &Place, run: &mut Run) {
 }
 
 fn errors(count: usize) -> String {
-    (0..count).map(|i| format!("e{i}\n")).collect()
+    (0..count).fold(String::new(), |text, i| text + &format!("e{i}\n"))
 }
 
 /// The lines of the job, without ours.
@@ -63,7 +63,7 @@ fn of_the_job(text: &str) -> String {
 
 /// What comes through one file or pipe for both.
 fn both(count: usize) -> String {
-    (0..count).map(|i| format!("{i}\ne{i}\n")).collect()
+    (0..count).fold(String::new(), |text, i| text + &format!("{i}\ne{i}\n"))
 }
 
 fn file(place: &Place, name: &str, append: bool) -> File {

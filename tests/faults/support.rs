@@ -42,7 +42,7 @@ os.close(told)
 
 /// `0` to `count - 1`, one a line.
 pub fn lines(count: usize) -> String {
-    (0..count).map(|i| format!("{i}\n")).collect()
+    (0..count).fold(String::new(), |text, i| text + &format!("{i}\n"))
 }
 
 /// Starts [`COUNTER`] with short waits before restarts.

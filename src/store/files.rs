@@ -1,0 +1,75 @@
+//! The files in a store's folders, told apart by their names alone.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::durable;
+use super::error::ReadError;
+use super::id::ImageId;
+use super::pack::PackName;
+
+/// What a file in one of the store's folders is, by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FileKind {
+    Manifest(ImageId),
+    Damaged(ImageId),
+    Pack(PackName),
+    Temporary,
+    /// Not ours: never read, never removed.
+    Foreign,
+}
+
+impl FileKind {
+    pub(super) fn of(name: &str) -> Self {
+        if name.starts_with(durable::TEMPORARY_PREFIX) {
+            return Self::Temporary;
+        }
+        if let Some(pack) = PackName::from_file_name(name) {
+            return Self::Pack(pack);
+        }
+        let image = |stem: Option<&str>| stem.and_then(ImageId::from_file_name);
+        if let Some(id) = image(name.strip_suffix(".manifest")) {
+            return Self::Manifest(id);
+        }
+        image(name.strip_suffix(".damaged")).map_or(Self::Foreign, Self::Damaged)
+    }
+}
+
+/// Every name in a folder with what it is; names that are not UTF-8 are foreign.
+pub(super) fn list(folder: &Path) -> Result<Vec<(PathBuf, FileKind)>, ReadError> {
+    let classify = |entry: io::Result<fs::DirEntry>| {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|name| name.to_str());
+        let kind = name.map_or(FileKind::Foreign, FileKind::of);
+        Ok((path, kind))
+    };
+    fs::read_dir(folder)
+        .and_then(|entries| entries.map(classify).collect())
+        .map_err(|source| ReadError::List {
+            path: folder.to_owned(),
+            source,
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_exact_names_are_ours() {
+        let id = ImageId::new(12).unwrap();
+        assert_eq!(FileKind::of("000012.manifest"), FileKind::Manifest(id));
+        assert_eq!(FileKind::of("000012.damaged"), FileKind::Damaged(id));
+        assert_eq!(FileKind::of(".tmp-abc"), FileKind::Temporary);
+        for name in [
+            "12.manifest",
+            "000012.manifest~",
+            "000012",
+            ".manifest",
+            "../000012.manifest",
+        ] {
+            assert_eq!(FileKind::of(name), FileKind::Foreign, "{name:?}");
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! A stream being written: bytes go into buffers, full buffers to the workers.
+//!
+//! Runs while the job is frozen, so it does nothing but copy, and look for zeros, which
+//! take no memory then.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::sync::Arc;
+
+use super::buffer::Buffer;
+use super::chunk::{self, CHUNK_BYTES, CHUNK_LEN_MAX};
+use super::error::WriteError;
+use super::lanes::Lanes;
+use super::worker::Shared;
+
+/// What is read of a pipe before lanes are opened: whole chunks, more than most of CRIU's files have.
+const START_BYTES: u64 = 4 * CHUNK_BYTES as u64;
+
+/// A stream being written, by one thread. It must be finished; dropping it makes the
+/// image fail.
+#[derive(Debug)]
+pub struct StreamWriter {
+    shared: Arc<Shared>,
+    name: String,
+    stream: u32,
+    position: u32,
+    raw_len: u64,
+    /// The chunk that is being filled.
+    current: Option<Filling>,
+    state: StreamState,
+}
+
+#[derive(Debug)]
+struct Filling {
+    buffer: Buffer,
+    len: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum StreamState {
+    Open,
+    Finished,
+}
+
+impl StreamWriter {
+    pub(super) fn open(shared: &Arc<Shared>, name: &str) -> Result<Self, WriteError> {
+        Ok(Self {
+            stream: shared.assembly.open(name)?,
+            shared: Arc::clone(shared),
+            name: name.to_owned(),
+            position: 0,
+            raw_len: 0,
+            current: None,
+            state: StreamState::Open,
+        })
+    }
+
+    /// Reads `source` to its end into the stream; returns how many bytes that were.
+    /// Blocks while the buffer is full.
+    ///
+    /// # Errors
+    /// The source or the image failed. The stream cannot be finished then.
+    pub fn copy_from(&mut self, source: &mut impl Read) -> Result<u64, WriteError> {
+        let before = self.raw_len;
+        loop {
+            let filling = self.filling()?;
+            match source.read(&mut filling.buffer[filling.len..]) {
+                Ok(0) => return Ok(self.raw_len - before),
+                Ok(len) => self.filled(len)?,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) => {
+                    let stream = self.name.clone();
+                    return Err(WriteError::Source { stream, source });
+                }
+            }
+        }
+    }
+
+    /// As [`StreamWriter::copy_from`], out of a pipe, with `lanes` threads that copy; with
+    /// fewer than two it is the same. Only a stream of some length is worth the threads.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn copy_from_pipe(&mut self, pipe: &File, lanes: usize) -> Result<u64, WriteError> {
+        let mut source = pipe;
+        if lanes < 2 {
+            return self.copy_from(&mut source);
+        }
+        let start = self.copy_from(&mut source.take(START_BYTES))?;
+        if start < START_BYTES {
+            return Ok(start);
+        }
+        let failed = |stream: &str, source| WriteError::Source {
+            stream: stream.to_owned(),
+            source,
+        };
+        let before = self.raw_len;
+        let (shared, stream) = (Arc::clone(&self.shared), self.stream);
+        std::thread::scope(|scope| {
+            let complete = move |buffer, position| take_chunk(&shared, stream, position, buffer);
+            let lanes = Lanes::open(scope, lanes, complete).map_err(|e| failed(&self.name, e))?;
+            loop {
+                let buffer = self.shared.flow.acquire()?;
+                let mut passage = lanes.begin(buffer).map_err(|e| failed(&self.name, e))?;
+                while !Lanes::is_full(&passage) {
+                    if lanes
+                        .feed(&mut passage, pipe)
+                        .map_err(|e| failed(&self.name, e))?
+                        == 0
+                    {
+                        let (buffer, len) =
+                            lanes.finish(&passage).map_err(|e| failed(&self.name, e))?;
+                        self.current = Some(Filling { buffer, len });
+                        self.raw_len += len as u64;
+                        return Ok(start + self.raw_len - before);
+                    }
+                }
+                let position = self.next_position(CHUNK_BYTES)?;
+                self.raw_len += CHUNK_BYTES as u64;
+                lanes
+                    .complete(&passage, position)
+                    .map_err(|e| failed(&self.name, e))?;
+            }
+        })
+    }
+
+    /// Appends bytes to the stream. Blocks while the buffer is full.
+    ///
+    /// # Errors
+    /// The image failed.
+    pub fn write_all(&mut self, mut bytes: &[u8]) -> Result<(), WriteError> {
+        while !bytes.is_empty() {
+            let filling = self.filling()?;
+            let len = bytes.len().min(CHUNK_BYTES - filling.len);
+            let (now, rest) = bytes.split_at(len);
+            filling.buffer[filling.len..filling.len + len].copy_from_slice(now);
+            self.filled(len)?;
+            bytes = rest;
+        }
+        Ok(())
+    }
+
+    /// Ends the stream; returns its length.
+    ///
+    /// # Errors
+    /// The image failed.
+    pub fn finish(mut self) -> Result<u64, WriteError> {
+        self.shared.flow.check()?;
+        if let Some(Filling { buffer, len }) = self.current.take() {
+            if len == 0 {
+                self.shared.flow.release(buffer);
+            } else {
+                let position = self.next_position(len)?;
+                self.shared
+                    .flow
+                    .push_last(self.stream, position, buffer, len);
+            }
+        }
+        self.shared.assembly.finish(self.stream);
+        self.state = StreamState::Finished;
+        Ok(self.raw_len)
+    }
+
+    fn filling(&mut self) -> Result<&mut Filling, WriteError> {
+        let filling = match self.current.take() {
+            Some(filling) => filling,
+            None => Filling {
+                buffer: self.shared.flow.acquire()?,
+                len: 0,
+            },
+        };
+        Ok(self.current.insert(filling))
+    }
+
+    /// Counts `len` bytes that were put into the chunk, and sends it off when it is full.
+    fn filled(&mut self, len: usize) -> Result<(), WriteError> {
+        self.raw_len += len as u64;
+        if let Some(filling) = &mut self.current {
+            filling.len += len;
+        }
+        let is_full = |filling: &mut Filling| filling.len == CHUNK_BYTES;
+        let Some(full) = self.current.take_if(is_full) else {
+            return Ok(());
+        };
+        let position = self.next_position(CHUNK_BYTES)?;
+        if !chunk::is_zero(&full.buffer) {
+            self.shared
+                .flow
+                .push(self.stream, position, full.buffer, CHUNK_BYTES);
+            return Ok(());
+        }
+        // Costs no memory: the buffer is filled again.
+        self.current = Some(Filling { len: 0, ..full });
+        let assembly = &self.shared.assembly;
+        assembly.set_zero(self.stream, position, CHUNK_LEN_MAX)
+    }
+
+    fn next_position(&mut self, raw_len: usize) -> Result<u32, WriteError> {
+        let position = self.position;
+        self.position = position.checked_add(1).ok_or(WriteError::TooManyChunks)?;
+        self.shared.assembly.extend(self.stream, raw_len);
+        Ok(position)
+    }
+}
+
+/// Sends off a full chunk that a lane has copied. A failure shows up when the image is committed.
+fn take_chunk(shared: &Shared, stream: u32, position: u32, buffer: Buffer) {
+    if !chunk::is_zero(&buffer) {
+        return shared.flow.push(stream, position, buffer, CHUNK_BYTES);
+    }
+    shared.flow.release(buffer);
+    if let Err(error) = shared.assembly.set_zero(stream, position, CHUNK_LEN_MAX) {
+        shared.flow.stop(error);
+    }
+}
+
+impl Drop for StreamWriter {
+    fn drop(&mut self) {
+        if let Some(filling) = self.current.take() {
+            self.shared.flow.release(filling.buffer);
+        }
+        match self.state {
+            StreamState::Finished => {}
+            StreamState::Open => self.shared.flow.stop(WriteError::StreamUnfinished {
+                stream: std::mem::take(&mut self.name),
+            }),
+        }
+    }
+}
