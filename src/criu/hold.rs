@@ -9,6 +9,7 @@
 
 use std::io::Read;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::ExitCode;
 
 /// Name under which the binary acts as the action script; CRIU gives a script no arguments.
@@ -26,17 +27,41 @@ pub fn main() -> ExitCode {
     if std::env::var("CRTOOLS_SCRIPT_ACTION").as_deref() != Ok("post-dump") {
         return ExitCode::SUCCESS;
     }
-    match ask() {
+    let path = std::env::var_os(HOLD_SOCKET_VARIABLE).unwrap_or_default();
+    match ask(Path::new(&path)) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) | Err(_) => ExitCode::FAILURE,
     }
 }
 
-fn ask() -> std::io::Result<bool> {
-    let path = std::env::var_os(HOLD_SOCKET_VARIABLE).ok_or(std::io::ErrorKind::NotFound)?;
+fn ask(path: &Path) -> std::io::Result<bool> {
     let mut supervisor = UnixStream::connect(path)?;
     // The connection is the question: the supervisor may have answered and hung up already.
     let mut word = [0; 1];
     supervisor.read_exact(&mut word)?;
     Ok(word[0] == RELEASE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn the_word_is_heard_though_the_supervisor_hangs_up_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("hold");
+        let listener = UnixListener::bind(&path).unwrap();
+        // Either side may be the faster one.
+        for _ in 0..200 {
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let (mut script, _) = listener.accept().unwrap();
+                    script.write_all(&[RELEASE]).unwrap();
+                });
+                assert!(ask(&path).unwrap());
+            });
+        }
+    }
 }

@@ -17,4 +17,6 @@ pub use input::{Input, InputMark};
 pub use output::{Output, OutputMark};
 pub use rewind::{CutAway, Plan, RewindError, plan};
 pub use sockets::{Sockets, SocketsError};
-pub use tree::{Process, TreeError, child_with_pid, tree};
+pub use tree::{
+    Process, TreeError, child_with_pid, died_under_trace, is_alive, tree, with_remains_of_criu,
+};

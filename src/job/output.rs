@@ -219,9 +219,17 @@ impl Shared {
         while let Some(bytes) = state.pending.pop_front() {
             (&self.sink).write_all(&bytes)?;
         }
+        let metadata = self.sink.metadata()?;
+        let flags = OFlag::from_bits_retain(fcntl(&self.sink, FcntlArg::F_GETFL)?);
+        let offset = if flags.contains(OFlag::O_APPEND) {
+            // Until the first write the offset is 0, whatever the file holds.
+            metadata.len()
+        } else {
+            (&self.sink).stream_position()?
+        };
         Ok(FilePosition {
-            inode: self.sink.metadata()?.ino(),
-            offset: (&self.sink).stream_position()?,
+            inode: metadata.ino(),
+            offset,
         })
     }
 }
@@ -290,6 +298,21 @@ mod tests {
             std::fs::read_to_string(file.path()).unwrap(),
             "one\ntwo, at 12:01\n"
         );
+    }
+
+    #[test]
+    fn what_an_appended_file_held_before_the_run_is_not_cut() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "before\n").unwrap();
+        let sink = File::options().append(true).open(file.path()).unwrap();
+        let mut output = Output::new(sink.into(), true);
+        let mut job = File::from(output.connect().unwrap());
+        let mark = output.mark().unwrap();
+        job.write_all(b"one\n").unwrap();
+        drop(job);
+        output.drain()();
+        output.rewind(&mark, true).unwrap();
+        assert_eq!(std::fs::read_to_string(file.path()).unwrap(), "before\n");
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! The job's processes, read from `/proc`.
 
 use procfs::ProcError;
-use procfs::process::Process as ProcessEntry;
+use procfs::process::{MMapPath, ProcState, Process as ProcessEntry};
 
 /// Most processes of one job; more is taken for a runaway fork.
 const PROCESSES_MAX: usize = 32_768;
+/// How the kernel names the memory that CRIU's code is mapped from (compel, `CRIUMFD`).
+const CRIU_MAPPING: &str = "/memfd:CRIUMFD (deleted)";
 
 /// Why the process tree could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +52,50 @@ pub fn child_with_pid(parent: i32, pid: i32) -> Result<i32, TreeError> {
         }
     }
     Err(TreeError::NoRoot)
+}
+
+/// Whether a process (a host pid) still runs or could: it is there, and no zombie.
+#[must_use]
+pub fn is_alive(pid: i32) -> bool {
+    let state = ProcessEntry::new(pid)
+        .and_then(|entry| entry.stat())
+        .and_then(|stat| stat.state());
+    state.is_ok_and(|state| !matches!(state, ProcState::Zombie | ProcState::Dead))
+}
+
+/// Whether one of `processes` was killed while it was traced.
+#[must_use]
+pub fn died_under_trace(processes: &[Process]) -> bool {
+    processes.iter().any(|process| {
+        let status = ProcessEntry::new(process.host_pid).and_then(|entry| entry.status());
+        status.is_ok_and(|status| status.tracerpid != 0 && status.state.starts_with('Z'))
+    })
+}
+
+/// The first of `processes` in which a killed CRIU has left a part of itself, or which it still stops.
+///
+/// CRIU works in a process through code that it maps there. When it is killed, the code gives the
+/// thread back as it was, but stays mapped, and what else it had changed (a TCP connection in repair
+/// mode) stays changed.
+#[must_use]
+pub fn with_remains_of_criu(processes: &[Process]) -> Option<Process> {
+    let found = processes.iter().find(|process| {
+        let Ok(entry) = ProcessEntry::new(process.host_pid) else {
+            return false;
+        };
+        let stopped = entry
+            .stat()
+            .and_then(|stat| stat.state())
+            .is_ok_and(|state| state == ProcState::Tracing);
+        stopped
+            || entry.maps().is_ok_and(|maps| {
+                maps.iter().any(|map| match &map.pathname {
+                    MMapPath::Path(path) => path.starts_with(CRIU_MAPPING),
+                    _ => false,
+                })
+            })
+    });
+    found.copied()
 }
 
 /// `root` (a host pid) and all its descendants, parents before children.
@@ -135,7 +181,14 @@ mod tests {
                 .any(|process| process.host_pid == pid && process.pid == pid)
         );
         assert_eq!(child_with_pid(me, pid).unwrap(), pid);
+        assert!(is_alive(pid));
+        assert_eq!(with_remains_of_criu(&found), None);
         drop(child.stdin.take());
+        while is_alive(pid) {
+            std::thread::yield_now();
+        }
+        // Not waited for, it is a zombie now.
+        assert_eq!(child_with_pid(me, pid).unwrap(), pid);
         child.wait().unwrap();
         assert!(matches!(child_with_pid(me, pid), Err(TreeError::NoRoot)));
     }

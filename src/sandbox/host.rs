@@ -157,7 +157,10 @@ impl Sandbox {
             .map_err(|_| SandboxError::Busy)?;
         while events.try_recv().is_ok() {} // the late end of a tool that somebody stopped waiting for
         send(&self.control, &Request::Run(tool), descriptors).map_err(SandboxError::Talk)?;
-        Ok(ToolRun { events })
+        Ok(ToolRun {
+            events,
+            control: &self.control,
+        })
     }
 
     /// Kills every process in the sandbox. The end is reported as the last event.
@@ -181,9 +184,18 @@ impl Drop for Sandbox {
 #[derive(Debug)]
 pub struct ToolRun<'a> {
     events: std::sync::MutexGuard<'a, Receiver<Event>>,
+    control: &'a UnixStream,
 }
 
 impl ToolRun<'_> {
+    /// Kills the tool; its end is still to be waited for.
+    ///
+    /// # Errors
+    /// When pid 1 cannot be reached.
+    pub fn kill(&self) -> Result<(), SandboxError> {
+        send(self.control, &Request::KillTools, &[]).map_err(SandboxError::Talk)
+    }
+
     /// Waits until the tool has ended. On [`SandboxError::Slow`] it goes on running.
     ///
     /// # Errors

@@ -149,6 +149,13 @@ impl Init {
                 self.signal(signal, everyone);
                 Ok(None)
             }
+            Request::KillTools => {
+                for tool in self.tools.keys() {
+                    // Not reaped yet, so it is no other process.
+                    let _ = kill(*tool, Signal::SIGKILL);
+                }
+                Ok(None)
+            }
         };
         let event = answer.unwrap_or_else(|error| {
             Some(Event::Failed {

@@ -29,6 +29,8 @@ pub(super) enum Request {
     Run(ToolCommand),
     /// Send a signal to the job's process group, or to all of its processes.
     Signal { signal: i32, everyone: bool },
+    /// Kill the tools that run.
+    KillTools,
 }
 
 /// A program to run inside the sandbox, with an empty environment but for `environment`.

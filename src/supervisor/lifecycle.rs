@@ -29,11 +29,9 @@ impl Supervisor {
         let sandbox = self.new_sandbox(None)?;
         let mut streams = self.streams();
         let connect = system("make the job's standard streams");
-        let ends = [
-            streams.stdin.connect().map_err(&connect)?,
-            streams.stdout.connect().map_err(&connect)?,
-            streams.stderr.connect().map_err(&connect)?,
-        ];
+        let stdin = streams.stdin.connect().map_err(&connect)?;
+        let [stdout, stderr] = streams.connect_outputs().map_err(&connect)?;
+        let ends = [stdin, stdout, stderr];
         sandbox.start_job(&self.shop.command, &ends)?;
         streams.stdin.open();
         drop(streams);
@@ -134,7 +132,7 @@ impl Supervisor {
         for id in self.available()?.into_iter().rev().skip(skip_newest) {
             match restore::examine(&self.shop, id) {
                 Ok(candidate) => return self.begin_restore(candidate, skip_newest),
-                Err(error) => self.image_failed(id, &error)?,
+                Err(error) => self.image_failed(id, &error),
             }
         }
         // Those that were skipped are better than none.
@@ -197,7 +195,7 @@ impl Supervisor {
                 report(id, &restored);
                 self.budget.restarted();
                 self.state.restarts += 1;
-                self.state.save(self.shop.store.path())?;
+                self.remember();
                 self.suspend_when_idle();
                 self.settle()?;
                 self.snapshot_when_idle()
@@ -206,7 +204,7 @@ impl Supervisor {
                 restoring.failed = true;
                 restoring.sandbox.kill();
                 let (gone, skip_newest) = (restoring.gone, restoring.skip_newest);
-                self.image_failed(id, &error)?;
+                self.image_failed(id, &error);
                 self.stage = Stage::Ending(AfterEnd::NextImage { skip_newest });
                 if gone { self.drain() } else { Ok(()) }
             }
@@ -214,16 +212,17 @@ impl Supervisor {
     }
 
     /// Remembers why an image did not become the job.
-    fn image_failed(&mut self, id: ImageId, error: &RestoreError) -> Result<(), RunError> {
+    fn image_failed(&mut self, id: ImageId, error: &RestoreError) {
         let reason = chain(error);
         tracing::error!(image = %id, "restore failed: {reason}");
         self.failed += 1;
         if error.image_may_be_good() {
             self.refused.insert(id);
-        } else {
-            self.shop.store.set_aside(&self.shop.lock, id, &reason)?;
+        } else if let Err(error) = self.shop.store.set_aside(&self.shop.lock, id, &reason) {
+            // A full disk: at least this supervisor does not try it again.
+            tracing::warn!(image = %id, "cannot set the image aside: {}", chain(&error));
+            self.refused.insert(id);
         }
-        Ok(())
     }
 
     pub fn job_ended(&mut self, ended: Ended) -> Result<(), RunError> {
@@ -322,7 +321,10 @@ impl Supervisor {
         };
         self.stage = Stage::Idle;
         match then {
-            AfterEnd::Exit(code, progress) => self.finish(code, progress),
+            AfterEnd::Exit(code, progress) => {
+                self.finish(code, progress);
+                Ok(())
+            }
             AfterEnd::NextImage { skip_newest } => self.restore_from(skip_newest),
             AfterEnd::Decide(status) => self.after(status),
         }
@@ -336,7 +338,8 @@ impl Supervisor {
             } else {
                 Progress::Saved
             };
-            return self.finish(status.code(), progress);
+            self.finish(status.code(), progress);
+            return Ok(());
         }
         self.failed = 0;
         self.refused.clear();
@@ -346,7 +349,10 @@ impl Supervisor {
             failed: 0,
         };
         match decide(status, &self.shop.config.restart, self.budget, images) {
-            Decision::Finished { code } => self.finish(code, Progress::Finished),
+            Decision::Finished { code } => {
+                self.finish(code, Progress::Finished);
+                Ok(())
+            }
             Decision::Restore { skip_newest, delay } => {
                 tracing::warn!(end = %status, wait = %seconds(delay), "the job crashed");
                 self.stage = Stage::Waiting {
@@ -365,9 +371,23 @@ impl Supervisor {
             }
             Decision::GiveUp { code, reason } => {
                 tracing::error!(end = %status, "giving up: {reason}");
-                self.finish(code, Progress::Failed { code })
+                self.finish(code, Progress::Failed { code });
+                Ok(())
             }
         }
+    }
+
+    /// Whether a crash now would be followed by a restore.
+    pub fn would_restore(&self) -> Result<bool, RunError> {
+        let crash = ExitStatus::Signaled(nix::libc::SIGKILL);
+        let mut budget = self.budget;
+        budget.ended(crash);
+        let images = Images {
+            available: self.available()?.len(),
+            failed: 0,
+        };
+        let decision = decide(crash, &self.shop.config.restart, budget, images);
+        Ok(matches!(decision, Decision::Restore { .. }))
     }
 
     pub fn backoff_over(&mut self) -> Result<(), RunError> {
@@ -380,17 +400,23 @@ impl Supervisor {
             None => {
                 self.budget.restarted();
                 self.state.restarts += 1;
-                self.state.save(self.shop.store.path())?;
+                self.remember();
                 self.start()
             }
         }
     }
 
-    fn finish(&mut self, code: u8, progress: Progress) -> Result<(), RunError> {
+    fn finish(&mut self, code: u8, progress: Progress) {
         self.state.progress = progress;
-        self.state.save(self.shop.store.path())?;
+        self.remember();
         self.exit = Some(code);
-        Ok(())
+    }
+
+    /// Writes the run's state down. On a full disk the job matters more: the state that is there stays.
+    fn remember(&self) {
+        if let Err(error) = self.state.save(self.shop.store.path()) {
+            tracing::warn!("cannot remember how far the run is: {}", chain(&error));
+        }
     }
 
     /// This run's images that are not set aside, oldest first.

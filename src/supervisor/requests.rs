@@ -126,13 +126,16 @@ impl Supervisor {
         let Stage::Running(running) = &mut self.stage else {
             return Ok(());
         };
-        if running.ended.is_some() || running.gone {
+        if running.ended.is_some() || running.gone || matches!(error, SnapshotError::Ended) {
             tracing::info!("snapshot called off: the job ended during it");
             return Ok(());
         }
-        if error.job_is_lost() {
-            tracing::error!("snapshot failed: {reason}");
-            running.job.sandbox.kill();
+        let sandbox = Arc::clone(&running.job.sandbox);
+        let doubtful =
+            error.job_is_doubtful() && self.stopping == Stopping::No && self.would_restore()?;
+        if error.job_is_lost() || doubtful {
+            tracing::error!("snapshot failed, the job is ended to be restored: {reason}");
+            sandbox.kill();
             return Ok(());
         }
         tracing::warn!("snapshot failed, the job goes on, older images are untouched: {reason}");

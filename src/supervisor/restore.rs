@@ -63,6 +63,16 @@ pub enum RestoreError {
         /// Its log file.
         log: String,
     },
+    /// Somebody killed CRIU, the kernel for lack of memory perhaps: the image is not at fault.
+    #[error(
+        "cannot restore the processes: CRIU was killed by signal {signal} (log: {log}); is there enough memory?"
+    )]
+    Killed {
+        /// The signal.
+        signal: i32,
+        /// CRIU's log file.
+        log: String,
+    },
     /// The restored processes are not there.
     #[error("cannot find the restored processes")]
     Tree(#[from] job::TreeError),
@@ -85,6 +95,7 @@ impl RestoreError {
             | Self::Sockets(_)
             | Self::Prepare(_)
             | Self::Sandbox(_)
+            | Self::Killed { .. }
             | Self::Driver(_) => true,
             Self::Facts(_) | Self::Criu { .. } | Self::Tree(_) | Self::Resume(_) => false,
         }
@@ -205,14 +216,11 @@ fn reconnect(
                 .map_err(RestoreError::Prepare)?,
         ));
     }
-    ends.push((
-        facts.stdout.pipe,
-        streams.stdout.connect().map_err(RestoreError::Prepare)?,
-    ));
-    ends.push((
-        facts.stderr.pipe,
-        streams.stderr.connect().map_err(RestoreError::Prepare)?,
-    ));
+    let [stdout, stderr] = streams.connect_outputs().map_err(RestoreError::Prepare)?;
+    ends.push((facts.stdout.pipe, stdout));
+    if facts.stderr.pipe != facts.stdout.pipe {
+        ends.push((facts.stderr.pipe, stderr));
+    }
     Ok((
         ends,
         facts.stdin.pipe != 0 && facts.stdin.position > 0 && !input_known,
@@ -273,6 +281,10 @@ fn run_criu(
         }
         // CRIU has read all it needs once it succeeds.
         (Ok(Ended::Exited(0)), Ok(()) | Err(ServeError::Stream(_))) => Ok(()),
+        (Ok(Ended::Signaled(signal)), _) => Err(RestoreError::Killed {
+            signal,
+            log: log.display().to_string(),
+        }),
         (Ok(ended), _) => Err(RestoreError::Criu {
             reason: why(&log, ended),
             log: log.display().to_string(),

@@ -158,6 +158,7 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
         stdin: Input::new(Input::callers()).map_err(system("read stdin"))?,
         stdout: Output::new(own(io::stdout().as_fd())?, !shared),
         stderr: Output::new(own(io::stderr().as_fd())?, false),
+        joined: shared,
     };
     let (stdout_line, stderr_line) = (streams.stdout.line_watch(), streams.stderr.line_watch());
     // Both are to know of the line, so both are asked.

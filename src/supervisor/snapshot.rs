@@ -22,7 +22,7 @@ use crate::criu::{
 };
 use crate::cuda;
 use crate::job::{self, OpenFile, Process};
-use crate::sandbox::{Ended, SandboxError, ToolCommand};
+use crate::sandbox::{Ended, SandboxError, ToolCommand, ToolRun};
 use crate::store::{ImageId, ImageWriter, WriteError, WriteOptions};
 
 use super::describe::size;
@@ -31,7 +31,11 @@ use super::machine;
 use super::workshop::{Job, SharedStreams, Workshop};
 
 /// Time for CRIU to release the tasks and end, once a dump was called off.
-const CALL_OFF_LIMIT: Duration = Duration::from_secs(30);
+const CALL_OFF_LIMIT: Duration = Duration::from_secs(10);
+/// Time between two looks at the processes while CRIU works.
+const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+/// Time for CRIU to die of SIGKILL.
+const KILL_LIMIT: Duration = Duration::from_secs(5);
 /// Longest attempt to lock all CUDA processes at once; then all are let go and tried again.
 const LOCK_ATTEMPT: Duration = Duration::from_millis(400);
 
@@ -62,6 +66,11 @@ pub enum SnapshotError {
     /// The store failed.
     #[error("cannot write the image")]
     Store(#[source] Box<WriteError>),
+    /// There is no room for the image.
+    #[error(
+        "cannot write the image, the disk is full: free space where the store is, keep fewer images (--keep-last), or choose another --store"
+    )]
+    DiskFull(#[source] Box<WriteError>),
     /// The GPU's content does not fit into host memory; the kernel would kill the job.
     #[error(
         "cannot suspend the GPU state: it needs {} of host memory and {} are available; free some",
@@ -103,6 +112,18 @@ pub enum SnapshotError {
     /// CRIU did not finish in time.
     #[error("cannot dump the processes within {0:?} (snapshot.timeout)")]
     Slow(Duration),
+    /// The job died while it was dumped.
+    #[error("cannot take a snapshot of a job that has ended")]
+    Ended,
+    /// CRIU was killed at work in the job: that computes, but nobody knows whether as before.
+    #[error("cannot trust process {pid} of the job any more: CRIU was killed at work in it")]
+    Doubtful {
+        /// Pid as the job sees it.
+        pid: i32,
+        /// What CRIU's end meant for the snapshot.
+        #[source]
+        source: Box<SnapshotError>,
+    },
 }
 
 impl SnapshotError {
@@ -111,11 +132,21 @@ impl SnapshotError {
     pub fn job_is_lost(&self) -> bool {
         matches!(self, Self::Resume(_))
     }
+
+    /// Whether the job computes, but is better restored.
+    #[must_use]
+    pub fn job_is_doubtful(&self) -> bool {
+        matches!(self, Self::Doubtful { .. })
+    }
 }
 
 impl From<WriteError> for SnapshotError {
     fn from(error: WriteError) -> Self {
-        Self::Store(Box::new(error))
+        if error.is_disk_full() {
+            Self::DiskFull(Box::new(error))
+        } else {
+            Self::Store(Box::new(error))
+        }
     }
 }
 
@@ -333,20 +364,32 @@ impl Dump<'_> {
             (ended, capturing.join())
         });
         let captured = captured.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        match (ended, captured) {
-            (Ok(Ended::Exited(0)), Ok(captured)) => Ok(captured),
-            // Our own failure is the cause of CRIU's.
-            (_, Err(CaptureError::Receiver(error))) => Err(error),
-            (Ok(Ended::Exited(0)), Err(error)) => {
-                Err(SnapshotError::Stream(io::Error::other(error.to_string())))
+        // CRIU that ends by itself takes back what it did to the job.
+        let killed = !matches!(ended, Ok(Ended::Exited(_)));
+        outcome(&log, ended, captured).map_err(|error| {
+            let processes = self.processes();
+            if !self.job_lives(&processes) {
+                return SnapshotError::Ended;
             }
-            (Ok(ended), _) => Err(SnapshotError::Criu {
-                reason: why(&log, ended),
-                log: log.display().to_string(),
-            }),
-            (Err(SandboxError::Slow(limit)), _) => Err(SnapshotError::Slow(limit)),
-            (Err(error), _) => Err(error.into()),
-        }
+            match job::with_remains_of_criu(&processes).filter(|_| killed) {
+                Some(process) => SnapshotError::Doubtful {
+                    pid: process.pid,
+                    source: Box::new(error),
+                },
+                None => error,
+            }
+        })
+    }
+
+    /// The tree as it is; empty when it is gone.
+    fn processes(&self) -> Vec<Process> {
+        job::tree(self.root).unwrap_or_default()
+    }
+
+    fn job_lives(&self, processes: &[Process]) -> bool {
+        processes
+            .iter()
+            .any(|process| process.pid == self.job.pids.job && job::is_alive(process.host_pid))
     }
 
     /// As `run`, but the tasks never go on: they are killed when `commit` has succeeded.
@@ -396,17 +439,20 @@ impl Dump<'_> {
     }
 
     /// Waits for CRIU; when it fails or takes too long, calls the capture off, which makes it release the tasks.
+    /// CRIU that does not do so is killed: the kernel releases them then.
     fn wait_for(
         &self,
         tool: ToolCommand,
         call_off: &mut Option<UnixStream>,
     ) -> Result<Ended, SandboxError> {
         let ended = self.job.sandbox.run_tool(tool, &[]).and_then(|run| {
-            let ended = run.wait(self.shop.config.snapshot.timeout);
+            let ended = self.watch_over(&run);
             if ended.is_err() {
                 call_off.take();
-                // Whether it ends by then or not, the snapshot has failed.
-                let _ = run.wait(CALL_OFF_LIMIT);
+                // However it ends, the snapshot has failed.
+                if run.wait(CALL_OFF_LIMIT).is_err() && run.kill().is_ok() {
+                    let _ = run.wait(KILL_LIMIT);
+                }
             }
             ended
         });
@@ -414,6 +460,25 @@ impl Dump<'_> {
             call_off.take();
         }
         ended
+    }
+
+    /// Waits for CRIU within `snapshot.timeout`. When a process dies under its hands, CRIU may wait for it
+    /// forever (4.2.1: `wait4` of a thread group whose other dead threads it traces too), and is killed.
+    fn watch_over(&self, run: &ToolRun<'_>) -> Result<Ended, SandboxError> {
+        let limit = self.shop.config.snapshot.timeout;
+        let deadline = clock::now() + limit;
+        loop {
+            let left = deadline.saturating_duration_since(clock::now());
+            match run.wait(left.min(LOOK_INTERVAL)) {
+                Err(SandboxError::Slow(_)) if left > LOOK_INTERVAL => {}
+                Err(SandboxError::Slow(_)) => return Err(SandboxError::Slow(limit)),
+                ended => return ended,
+            }
+            if job::died_under_trace(&self.processes()) {
+                run.kill()?;
+                return run.wait(KILL_LIMIT);
+            }
+        }
     }
 
     fn receive(&self, name: &str, pipe: &std::fs::File) -> Result<u64, SnapshotError> {
@@ -433,6 +498,10 @@ impl Dump<'_> {
     /// Records what CRIU does not: sizes and contents of files, positions of the standard streams.
     fn record(&self) -> Result<(), SnapshotError> {
         let processes = job::tree(self.root)?;
+        if !self.job_lives(&processes) {
+            // CRIU dumps a zombie as willingly; restored, it would only be the same crash again.
+            return Err(SnapshotError::Ended);
+        }
         let pids: Vec<i32> = processes.iter().map(|process| process.host_pid).collect();
         let mut files = job::collect(&pids)?;
         let sockets = job::Sockets::record(&pids)?;
@@ -454,13 +523,14 @@ impl Dump<'_> {
             file.content = Some(name);
         }
         let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let [stdout, stderr] = streams.mark_outputs().map_err(SnapshotError::Prepare)?;
         let recorded = Recorded {
             processes,
             files,
             sockets,
             stdin: streams.stdin.mark().map_err(SnapshotError::Prepare)?,
-            stdout: streams.stdout.mark().map_err(SnapshotError::Prepare)?,
-            stderr: streams.stderr.mark().map_err(SnapshotError::Prepare)?,
+            stdout,
+            stderr,
         };
         *self.recorded.lock().unwrap_or_else(PoisonError::into_inner) = Some(recorded);
         Ok(())
@@ -547,6 +617,27 @@ impl Dump<'_> {
             total: clock::now() - begun,
             facts,
         })
+    }
+}
+
+fn outcome(
+    log: &std::path::Path,
+    ended: Result<Ended, SandboxError>,
+    captured: Result<Captured, CaptureError<SnapshotError>>,
+) -> Result<Captured, SnapshotError> {
+    match (ended, captured) {
+        (Ok(Ended::Exited(0)), Ok(captured)) => Ok(captured),
+        // Our own failure is the cause of CRIU's.
+        (_, Err(CaptureError::Receiver(error))) => Err(error),
+        (Ok(Ended::Exited(0)), Err(error)) => {
+            Err(SnapshotError::Stream(io::Error::other(error.to_string())))
+        }
+        (Ok(ended), _) => Err(SnapshotError::Criu {
+            reason: why(log, ended),
+            log: log.display().to_string(),
+        }),
+        (Err(SandboxError::Slow(limit)), _) => Err(SnapshotError::Slow(limit)),
+        (Err(error), _) => Err(error.into()),
     }
 }
 

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::fs;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -12,7 +13,7 @@ use tempfile::TempDir;
 use crate::clock;
 use crate::config::Config;
 use crate::criu::{Criu, HOLD_PROGRAM};
-use crate::job::{Input, Output};
+use crate::job::{Input, Output, OutputMark};
 use crate::sandbox::{JobPids, Sandbox};
 use crate::store::{Store, StoreLock};
 
@@ -50,7 +51,35 @@ pub(super) struct Job {
 pub(super) struct Streams {
     pub stdin: Input,
     pub stdout: Output,
+    /// Idle when `joined`.
     pub stderr: Output,
+    /// Both go to one place of the caller's (`2>&1`): the job gets one pipe for both, so that its
+    /// lines stay in their order.
+    pub joined: bool,
+}
+
+impl Streams {
+    /// Gives the job new pipes; its ends for stdout and stderr.
+    pub fn connect_outputs(&mut self) -> io::Result<[OwnedFd; 2]> {
+        let stdout = self.stdout.connect()?;
+        let stderr = if self.joined {
+            stdout.try_clone()?
+        } else {
+            self.stderr.connect()?
+        };
+        Ok([stdout, stderr])
+    }
+
+    /// Where stdout and stderr stand. Exact while the job stands still.
+    pub fn mark_outputs(&self) -> io::Result<[OutputMark; 2]> {
+        let stdout = self.stdout.mark()?;
+        let stderr = if self.joined {
+            stdout
+        } else {
+            self.stderr.mark()?
+        };
+        Ok([stdout, stderr])
+    }
 }
 
 /// The streams as snapshots, restores and the loop share them.

@@ -1,0 +1,201 @@
+//! CRIU killed or stuck at work: the job computes on, or comes back.
+
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+use crate::common::{Place, Run, can_run, wait_until};
+use crate::support::{
+    COUNTER, ON_REQUEST, Random, begin_snapshot, counted, finish_counter, processes_with, said,
+    send, snapshot_at_last, start_counter, start_with, wait_for_criu, wait_for_progress,
+};
+
+/// A dump of the counter takes about 100 ms.
+const KILL_WITHIN_MS: u64 = 100;
+
+#[test]
+fn a_criu_killed_in_a_dump_leaves_a_job_that_computes_and_the_next_snapshot_works() {
+    if !can_run() {
+        return;
+    }
+    let mut random = Random::new("killed criu");
+    let place = Place::new();
+    let mut run = start_counter(&place);
+    wait_until("the first line", || counted(&place) > 0);
+    for _ in 0..8 {
+        let mut client = begin_snapshot(&place);
+        let criu = wait_for_criu(&run, "dump");
+        thread::sleep(Duration::from_millis(random.below(KILL_WITHIN_MS)));
+        send(criu, Signal::SIGKILL);
+        client.wait().expect("the client ends");
+        wait_for_progress(&place);
+        snapshot_at_last(&place);
+    }
+    finish_counter(&place, &mut run);
+}
+
+/// Kills CRIU while it has code of its own mapped in the job; false when it was too fast.
+fn kill_criu_inside_the_job(place: &Place, run: &Run) -> bool {
+    let job = run.job();
+    let mut client = begin_snapshot(place);
+    let criu = wait_for_criu(run, "dump");
+    let remains = || {
+        fs::read_to_string(format!("/proc/{job}/maps")).is_ok_and(|maps| maps.contains("CRIUMFD"))
+    };
+    let deadline = Instant::now() + Duration::from_secs(2);
+    while !remains() && Instant::now() < deadline && !processes_with(run, "dump").is_empty() {}
+    send(criu, Signal::SIGKILL);
+    client.wait().expect("the client ends");
+    said(place, "cannot trust process") > 0 || remains()
+}
+
+#[test]
+fn a_job_with_remains_of_a_killed_criu_is_restored_from_the_newest_image() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = start_counter(&place);
+    wait_until("the first line", || counted(&place) > 0);
+    place.snapshot();
+    wait_until("a CRIU killed inside the job", || {
+        kill_criu_inside_the_job(&place, &run)
+    });
+    wait_until("the restore", || said(&place, "restored image=") == 1);
+    assert_eq!(said(&place, "cannot trust process"), 1);
+    wait_for_progress(&place);
+    place.snapshot();
+    finish_counter(&place, &mut run);
+}
+
+#[test]
+fn a_job_with_remains_of_a_killed_criu_goes_on_where_there_is_no_image() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = start_counter(&place);
+    wait_until("the first line", || counted(&place) > 0);
+    let mut images = 0;
+    wait_until("a CRIU killed inside the job", || {
+        let killed = kill_criu_inside_the_job(&place, &run);
+        images = place.images().len();
+        killed || images > 0
+    });
+    if images > 0 {
+        eprintln!("SKIPPED: CRIU was too fast to be killed");
+        return;
+    }
+    assert_eq!(
+        said(&place, "cannot trust process"),
+        1,
+        "{}",
+        place.text("err")
+    );
+    wait_for_progress(&place);
+    place.snapshot();
+    wait_for_progress(&place);
+    run.crash();
+    wait_for_progress(&place);
+    finish_counter(&place, &mut run);
+}
+
+#[test]
+fn a_criu_that_is_stuck_in_a_dump_is_killed_after_the_timeout() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = start_with(&place, COUNTER, |command| {
+        command.env("CKPT_RUN_SNAPSHOT_TIMEOUT", "1s");
+    });
+    wait_until("the first line", || counted(&place) > 0);
+    place.snapshot();
+    let client = begin_snapshot(&place);
+    let criu = wait_for_criu(&run, "dump");
+    send(criu, Signal::SIGSTOP);
+    let output = client.wait_with_output().expect("the client ends");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains("snapshot.timeout"), "{text}");
+    wait_for_progress(&place);
+    place.snapshot();
+    finish_counter(&place, &mut run);
+}
+
+#[test]
+fn a_dump_that_takes_too_long_is_called_off_and_the_job_goes_on() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = start_with(&place, COUNTER, |command| {
+        command.env("CKPT_RUN_SNAPSHOT_TIMEOUT", "1s");
+    });
+    wait_until("the first line", || counted(&place) > 0);
+    place.snapshot();
+    let begun = Instant::now();
+    let client = begin_snapshot(&place);
+    let criu = wait_for_criu(&run, "dump");
+    send(criu, Signal::SIGSTOP);
+    // A slow CRIU, not one that waits for anything.
+    thread::sleep(Duration::from_millis(1500).saturating_sub(begun.elapsed()));
+    send(criu, Signal::SIGCONT);
+    let output = client.wait_with_output().expect("the client ends");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains("snapshot.timeout"), "{text}");
+    wait_for_progress(&place);
+    assert_eq!(said(&place, "cannot trust process"), 0);
+    assert_eq!(said(&place, "restoring"), 0);
+    assert_eq!(place.images().len(), 1);
+    place.snapshot();
+    finish_counter(&place, &mut run);
+}
+
+#[test]
+fn a_criu_killed_in_a_restore_spoils_no_image() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = start_counter(&place);
+    wait_until("the first line", || counted(&place) > 0);
+    place.snapshot();
+    wait_for_progress(&place);
+    place.snapshot();
+    wait_for_progress(&place);
+    send(run.job(), Signal::SIGKILL);
+    send(wait_for_criu(&run, "restore"), Signal::SIGKILL);
+    // The older one is restored instead.
+    wait_until("the second restore", || {
+        said(&place, "restored image=000001") == 1
+    });
+    assert_eq!(said(&place, "CRIU was killed by signal 9"), 1);
+    assert!(
+        place
+            .images()
+            .iter()
+            .all(|image| image["damaged"].is_null())
+    );
+    wait_for_progress(&place);
+    finish_counter(&place, &mut run);
+}
+
+#[test]
+fn a_criu_killed_in_the_only_restore_ends_with_125_and_the_same_line_works() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = start_counter(&place);
+    wait_until("the first line", || counted(&place) > 0);
+    place.snapshot();
+    wait_for_progress(&place);
+    send(run.job(), Signal::SIGKILL);
+    send(wait_for_criu(&run, "restore"), Signal::SIGKILL);
+    assert_eq!(run.wait(), 125, "{}", place.text("err"));
+    let mut again = place.start_with(&ON_REQUEST, &["python3", "-u", "job.py"], |_| {});
+    wait_for_progress(&place);
+    finish_counter(&place, &mut again);
+}
