@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
-use super::common::{Place, can_run};
+use super::common::{Place, can_run, wait_until};
 
 /// How long the supervisor is watched.
 const WATCHED: Duration = Duration::from_secs(5);
@@ -24,11 +24,18 @@ fn ticks(pid: i32) -> u64 {
     fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
 }
 
+/// The status of each thread; one that ends meanwhile is left out.
+fn threads(pid: i32) -> Vec<String> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    tasks
+        .filter_map(|task| fs::read_to_string(task.unwrap().path().join("status")).ok())
+        .collect()
+}
+
 fn wakeups(pid: i32) -> u64 {
-    fs::read_dir(format!("/proc/{pid}/task"))
-        .unwrap()
-        .map(|task| fs::read_to_string(task.unwrap().path().join("status")).unwrap())
-        .map(|status| number(&status, "voluntary_ctxt_switches"))
+    let each = threads(pid);
+    each.iter()
+        .map(|status| number(status, "voluntary_ctxt_switches"))
         .sum()
 }
 
@@ -41,6 +48,12 @@ fn an_idle_supervisor_is_small_and_asleep() {
     let run = place.start(&[], &["sh", "-c", "echo ready; exec sleep 1000"]);
     place.wait_for("out", "ready");
     place.snapshot();
+    // It answers a moment before its thread ends.
+    wait_until("the end of the snapshot's thread", || {
+        !threads(run.pid())
+            .iter()
+            .any(|status| status.starts_with("Name:\tsnapshot\n"))
+    });
     let before = (ticks(run.pid()), wakeups(run.pid()));
     // What is measured is what happens while nothing happens.
     std::thread::sleep(WATCHED);
@@ -49,5 +62,6 @@ fn an_idle_supervisor_is_small_and_asleep() {
     assert!(after.1 - before.1 <= WAKEUPS_MAX, "{before:?} {after:?}");
     let status = fs::read_to_string(format!("/proc/{}/status", run.pid())).unwrap();
     let resident = number(&status, "VmRSS");
+    eprintln!("idle: {before:?} {after:?} (ticks, wake-ups), {resident} KiB");
     assert!(resident < RESIDENT_KIB_MAX, "{resident} KiB");
 }
