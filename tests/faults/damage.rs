@@ -76,7 +76,7 @@ fn a_truncated_pack_costs_one_image_only() {
             let length = pack.metadata().expect("metadata").len();
             pack.set_len(length - 1).expect("truncated");
         },
-        "damaged",
+        "bytes instead of",
     );
 }
 
@@ -84,7 +84,7 @@ fn a_truncated_pack_costs_one_image_only() {
 fn a_missing_pack_costs_one_image_only() {
     the_older_image_is_restored_after(
         |_, packs| fs::remove_file(&packs[0]).expect("removed"),
-        "damaged",
+        "No such file",
     );
 }
 
