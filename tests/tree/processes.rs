@@ -98,7 +98,7 @@ if __name__ == "__main__":
         for i in steps():
             note(list(pool.map(math.factorial, range(i, i + 5))))
 else:
-    sys.exit = lambda *_: None
+    print = lambda *_, **__: None
 "#,
     );
 }
