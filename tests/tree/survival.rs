@@ -67,7 +67,10 @@ impl Survival {
         let script = format!("{PRELUDE}{script}{EPILOGUE}");
         let expected = undisturbed(&script);
         let place = Place::new();
-        let run = place.start_python(&OPTIONS, &script);
+        fs::write(place.file("job.py"), script).expect("the script is written");
+        let run = place.start_with(&OPTIONS, &JOB, |command| {
+            command.env("CKPT_RUN_RESTART_BACKOFF", "50ms");
+        });
         place.wait_for("out", "\n4\n");
         place.snapshot();
         fs::write(place.file("snapshotted"), "").expect("a gate");
@@ -98,7 +101,7 @@ impl Survival {
         dying.signal(nix::sys::signal::Signal::SIGKILL);
         dying.wait();
         meanwhile(&place);
-        let run = place.start(&OPTIONS, &["python3", "-u", "job.py"]);
+        let run = place.start(&OPTIONS, &JOB);
         Self {
             place,
             run,
@@ -107,6 +110,7 @@ impl Survival {
     }
 }
 
+const JOB: [&str; 3] = ["python3", "-u", "job.py"];
 pub const OPTIONS: [&str; 2] = ["--interval", "never"];
 
 /// What the job prints when nobody disturbs it.
