@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::common::{Place, can_run};
-use super::survival::{OPTIONS, survives};
+use super::survival::{OPTIONS, survives, take_turns};
 
 #[test]
 fn threads_survive() {
@@ -90,6 +90,7 @@ note(producer.exitcode)
 
 #[test]
 fn spawned_workers_with_their_resource_tracker_survive() {
+    let _turn = take_turns();
     survives(
         r#"
 import concurrent.futures as futures, math, multiprocessing as mp

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::common::{Place, Run, can_run};
 
@@ -108,6 +109,16 @@ impl Survival {
             expected,
         }
     }
+}
+
+/// Jobs with named semaphores take turns: while CRIU dumps or restores one, its `link_remap.N` stands in `/dev/shm`,
+/// and another job's may have the same number. A snapshot that meets it fails, and the job goes on.
+static NAMED_SEMAPHORES: Mutex<()> = Mutex::new(());
+
+pub fn take_turns() -> MutexGuard<'static, ()> {
+    NAMED_SEMAPHORES
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
 }
 
 const JOB: [&str; 3] = ["python3", "-u", "job.py"];
