@@ -61,6 +61,7 @@ pub fn dump_arguments(options: &DumpOptions<'_>) -> Vec<OsString> {
             OsStr::new("skip"),
             OsStr::new("--timeout"),
             OsStr::new(CRIU_TIMEOUT_SECONDS),
+            OsStr::new("--link-remap"),
             OsStr::new("--ghost-limit"),
             OsStr::new(GHOST_BYTES_MAX),
             OsStr::new("--action-script"),

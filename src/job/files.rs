@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, Metadata};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -49,6 +50,9 @@ pub struct OpenFile {
     pub in_memory: bool,
     /// Name of the image stream with its content, where that is kept.
     pub content: Option<String>,
+    /// Hard links that a restore looks for while it runs.
+    #[serde(default)]
+    pub links: Vec<PathBuf>,
 }
 
 impl OpenFile {
@@ -59,6 +63,12 @@ impl OpenFile {
             Access::Write | Access::Update => true,
             Access::Read | Access::Map => false,
         }
+    }
+
+    /// Whether a restore makes it anew when it is gone.
+    #[must_use]
+    pub fn remade(&self) -> bool {
+        self.in_memory && self.content.is_some()
     }
 
     /// Whether its size alone does not tell what is in it: the job can read back what it wrote, or it is memory.
@@ -105,8 +115,12 @@ fn collect_process(pid: i32, found: &mut BTreeMap<PathBuf, OpenFile>) -> Result<
         if let FDTarget::Path(path) = descriptor.target {
             let link = PathBuf::from(format!("/proc/{pid}/fd/{}", descriptor.fd));
             let flags = descriptor_flags(pid, descriptor.fd)?;
-            if let Ok(metadata) = fs::metadata(link) {
-                note(found, &path, &metadata, access_of(flags));
+            match fs::metadata(link) {
+                Ok(metadata) if is_deleted(&path) => {
+                    note_linked(found, &path, &metadata, access_of(flags));
+                }
+                Ok(metadata) => note(found, &path, &metadata, access_of(flags)),
+                Err(_) => {}
             }
         }
     }
@@ -127,8 +141,13 @@ fn collect_process(pid: i32, found: &mut BTreeMap<PathBuf, OpenFile>) -> Result<
         }
         match fs::metadata(&path) {
             Ok(metadata) if metadata.ino() == map.inode => note(found, &path, &metadata, access),
-            // Unlinked or replaced since it was mapped: CRIU keeps such a file, or says why it cannot.
-            Ok(_) | Err(_) => {}
+            Ok(_) | Err(_) => {
+                let (from, to) = map.address;
+                let link = format!("/proc/{pid}/map_files/{from:x}-{to:x}");
+                if let Ok(metadata) = fs::metadata(link) {
+                    note_linked(found, &path, &metadata, access);
+                }
+            }
         }
     }
     Ok(())
@@ -168,11 +187,55 @@ fn note(found: &mut BTreeMap<PathBuf, OpenFile>, path: &Path, metadata: &Metadat
         owner: (metadata.uid(), metadata.gid()),
         in_memory: access > Access::Map && in_memory(path),
         content: None,
+        links: Vec::new(),
     });
     if access > file.access {
         file.access = access;
         file.in_memory = access > Access::Map && in_memory(path);
     }
+}
+
+/// Notes a file that was opened by a name it lost since, but has others: the C library makes a named semaphore so.
+/// With no name left it is none of ours: CRIU keeps its content.
+fn note_linked(
+    found: &mut BTreeMap<PathBuf, OpenFile>,
+    path: &Path,
+    metadata: &Metadata,
+    access: Access,
+) {
+    if !metadata.is_file() || metadata.nlink() == 0 {
+        return;
+    }
+    let entries = path.parent().map(fs::read_dir);
+    let names = entries
+        .into_iter()
+        .flatten()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path());
+    let same = |path: &PathBuf| {
+        fs::symlink_metadata(path)
+            .is_ok_and(|one| (one.dev(), one.ino()) == (metadata.dev(), metadata.ino()))
+    };
+    let (links, names): (Vec<_>, Vec<_>) = names.filter(same).partition(|path| is_helper(path));
+    let Some(name) = names.first().or(links.first()) else {
+        return;
+    };
+    note(found, name, metadata, access);
+    if let Some(file) = found.get_mut(name) {
+        file.links = links;
+    }
+}
+
+/// Whether `/proc` says so of the name.
+fn is_deleted(path: &Path) -> bool {
+    path.as_os_str().as_bytes().ends_with(b" (deleted)")
+}
+
+/// A hard link by which CRIU finds a file whose name is gone; it is there during the dump and the restore.
+fn is_helper(path: &Path) -> bool {
+    path.file_name()
+        .is_some_and(|name| name.as_bytes().starts_with(b"link_remap."))
 }
 
 fn in_memory(path: &Path) -> bool {

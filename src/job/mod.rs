@@ -10,13 +10,15 @@ mod output;
 mod replay;
 mod rewind;
 mod sockets;
+mod timers;
 mod tree;
 
 pub use files::{Access, FilesError, OpenFile, collect};
 pub use input::{Input, InputMark};
 pub use output::{Output, OutputMark};
-pub use rewind::{CutAway, Plan, RewindError, plan};
+pub use rewind::{CutAway, Plan, RewindError, plan, remove_links};
 pub use sockets::{Sockets, SocketsError};
+pub use timers::{Timer, TimersError, arm_timers, rung_timers};
 pub use tree::{
     Process, TreeError, child_with_pid, died_under_trace, is_alive, tree, with_remains_of_criu,
 };

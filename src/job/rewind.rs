@@ -7,6 +7,8 @@ use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use super::files::{Access, OpenFile};
 
@@ -56,6 +58,8 @@ pub enum RewindError {
 #[derive(Debug, Default)]
 pub struct Plan {
     steps: Vec<Step>,
+    /// Hard links to make afterwards: the file, its further name.
+    links: Vec<(PathBuf, PathBuf)>,
 }
 
 #[derive(Debug)]
@@ -98,6 +102,9 @@ pub fn plan(files: &[OpenFile]) -> Result<Plan, RewindError> {
                 action,
             });
         }
+        let links = file.links.iter().filter(|link| **link != file.path);
+        plan.links
+            .extend(links.map(|link| (file.path.clone(), link.clone())));
     }
     Ok(plan)
 }
@@ -132,7 +139,8 @@ fn action_for(file: &OpenFile) -> Result<Option<Action>, RewindError> {
             })
         }
         Access::Read | Access::Map => Ok(None),
-        Access::Write | Access::Update if metadata.ino() != file.inode => {
+        // In memory it may have been made anew by an earlier restore.
+        Access::Write | Access::Update if metadata.ino() != file.inode && !file.remade() => {
             Err(RewindError::Replaced(file.path.clone()))
         }
         Access::Write | Access::Update if file.content.is_some() => Ok(Some(Action::Refill)),
@@ -187,8 +195,47 @@ impl Plan {
                 }
             }
         }
+        for (file, link) in &self.links {
+            add_link(file, link)?;
+        }
         Ok(cut)
     }
+}
+
+/// Removes the hard links that a restore looked for, where it has left any.
+pub fn remove_links(files: &[OpenFile]) {
+    for file in files {
+        for link in &file.links {
+            if *link == file.path || same_file(&file.path, link) {
+                // Gone is what is wanted; one that stays is only an odd name.
+                let _ = fs::remove_file(link);
+            }
+        }
+    }
+}
+
+/// Another job under restore may have a link of the same name in the folder for a moment.
+const LINK_ATTEMPTS: usize = 100;
+const LINK_PAUSE: Duration = Duration::from_millis(50);
+
+fn add_link(file: &Path, link: &Path) -> Result<(), RewindError> {
+    let mut result = Ok(());
+    for _ in 0..LINK_ATTEMPTS {
+        if same_file(file, link) {
+            return Ok(());
+        }
+        result = fs::hard_link(file, link);
+        match &result {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => thread::sleep(LINK_PAUSE),
+            Ok(()) | Err(_) => break,
+        }
+    }
+    result.map_err(system("make the link", link))
+}
+
+fn same_file(one: &Path, other: &Path) -> bool {
+    let identity = |path| fs::symlink_metadata(path).map(|about| (about.dev(), about.ino()));
+    identity(one).is_ok_and(|one| identity(other).is_ok_and(|other| one == other))
 }
 
 fn size_of(path: &Path) -> Result<u64, RewindError> {
@@ -281,6 +328,7 @@ mod tests {
             owner: (metadata.uid(), metadata.gid()),
             in_memory: false,
             content: content.map(str::to_owned),
+            links: Vec::new(),
         }
     }
 

@@ -1,5 +1,5 @@
-//! The job's sandbox: a PID and a mount namespace of its own, and the process
-//! that is pid 1 in it.
+//! The job's sandbox: PID, mount and IPC namespaces of its own, and the process
+//! that is pid 1 in it. The IPC namespace begins with the job, so that an image contains it.
 //!
 //! ```text
 //! supervisor (host namespaces)
@@ -41,7 +41,7 @@ pub const ROOT_PID: i32 = 300;
 /// Whether the job gets namespaces of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isolation {
-    /// Own PID and mount namespace.
+    /// Own PID, mount and IPC namespace.
     Namespaces,
     /// A plain child: restores only while its pids are free on the host.
     None,

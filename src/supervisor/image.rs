@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::clock;
-use crate::job::{InputMark, OpenFile, OutputMark, Sockets};
+use crate::job::{InputMark, OpenFile, OutputMark, Sockets, Timer};
 use crate::sandbox::{Isolation, JobPids};
 
 /// Why a snapshot was taken.
@@ -98,6 +98,8 @@ pub struct ImageFacts {
     pub files: Vec<OpenFile>,
     /// Its TCP sockets, whose addresses a restore needs again.
     pub sockets: Sockets,
+    /// Its timers that a restore starts again.
+    pub timers: Vec<Timer>,
 }
 
 impl ImageFacts {

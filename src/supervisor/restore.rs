@@ -76,6 +76,9 @@ pub enum RestoreError {
     /// The restored processes are not there.
     #[error("cannot find the restored processes")]
     Tree(#[from] job::TreeError),
+    /// A restored timer stands still.
+    #[error("cannot start the job's timers again")]
+    Timers(#[from] job::TimersError),
     /// The CUDA driver's library could not be used.
     #[error("cannot load the CUDA driver")]
     Driver(#[from] cuda::LoadError),
@@ -93,6 +96,7 @@ impl RestoreError {
             Self::NoGpu(_)
             | Self::Files(_)
             | Self::Sockets(_)
+            | Self::Timers(_)
             | Self::Prepare(_)
             | Self::Sandbox(_)
             | Self::Killed { .. }
@@ -170,12 +174,15 @@ pub(super) fn bring_back(
     facts.sockets.destroy_leftovers()?;
     let (ends, input_lost) = reconnect(shop, streams, &facts)?;
     watch.lap("rewind");
-    run_criu(shop, sandbox, &image, id, &facts, &ends)?;
+    let restored = run_criu(shop, sandbox, &image, id, &facts, &ends);
+    job::remove_links(&facts.files);
+    restored?;
     streams
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
         .stdin
         .open();
+    start_timers(sandbox, &facts)?;
     watch.lap("restore");
     if let Some(cuda_facts) = &facts.cuda {
         resume_cuda(sandbox, &facts, &cuda_facts.pids)?;
@@ -299,6 +306,17 @@ fn send(image: &ImageReader, name: &str, mut pipe: File) -> Result<u64, ReadErro
         Err(ReadError::Sink(_)) => Ok(0),
         other => other,
     }
+}
+
+fn start_timers(sandbox: &Sandbox, facts: &ImageFacts) -> Result<(), RestoreError> {
+    if facts.timers.is_empty() {
+        return Ok(());
+    }
+    // A job that ends at once needs no timer; its end is reported elsewhere.
+    let Ok(root) = job::child_with_pid(sandbox.pid(), facts.pids.root) else {
+        return Ok(());
+    };
+    Ok(job::arm_timers(&facts.timers, &job::tree(root)?)?)
 }
 
 fn resume_cuda(sandbox: &Sandbox, facts: &ImageFacts, pids: &[i32]) -> Result<(), RestoreError> {

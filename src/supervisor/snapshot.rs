@@ -54,6 +54,9 @@ pub enum SnapshotError {
     /// The TCP sockets could not be listed.
     #[error("cannot list the job's sockets")]
     Sockets(#[from] job::SocketsError),
+    /// The timers could not be listed.
+    #[error("cannot list the job's timers")]
+    Timers(#[from] job::TimersError),
     /// A file's content could not be kept.
     #[error("cannot keep the content of {path}")]
     Content {
@@ -332,6 +335,7 @@ struct Recorded {
     processes: Vec<Process>,
     files: Vec<OpenFile>,
     sockets: job::Sockets,
+    timers: Vec<job::Timer>,
     stdin: job::InputMark,
     stdout: job::OutputMark,
     stderr: job::OutputMark,
@@ -505,6 +509,7 @@ impl Dump<'_> {
         let pids: Vec<i32> = processes.iter().map(|process| process.host_pid).collect();
         let mut files = job::collect(&pids)?;
         let sockets = job::Sockets::record(&pids)?;
+        let timers = job::rung_timers(&processes)?;
         let bytes_max = self.shop.config.files.keep_content;
         for (index, file) in files
             .iter_mut()
@@ -528,6 +533,7 @@ impl Dump<'_> {
             processes,
             files,
             sockets,
+            timers,
             stdin: streams.stdin.mark().map_err(SnapshotError::Prepare)?,
             stdout,
             stderr,
@@ -584,6 +590,7 @@ impl Dump<'_> {
             stderr: recorded.stderr,
             files: recorded.files,
             sockets: recorded.sockets,
+            timers: recorded.timers,
         })
     }
 

@@ -52,7 +52,7 @@ signal.setitimer(signal.ITIMER_PROF, 0)
 #[test]
 fn an_alarm_that_was_set_before_the_snapshot_rings_after_the_restore() {
     survives(
-        r#"
+        r"
 rung = []
 signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
 signal.alarm(30)
@@ -61,7 +61,7 @@ left = signal.alarm(1)
 assert 0 < left <= 30
 until(lambda: rung)
 note(rung)
-"#,
+",
     );
 }
 

@@ -1,6 +1,6 @@
 //! Memory: private, shared, backed by files or by nothing.
 
-use super::survival::{Survival, survives};
+use super::survival::{Survival, survives, take_turns};
 
 #[test]
 fn a_large_private_memory_survives_to_the_last_byte() {
@@ -102,11 +102,13 @@ shared.close(); shared.unlink(); libc.sem_unlink(("/" + name).encode())
 
 #[test]
 fn named_shared_memory_and_semaphores_survive() {
+    let _turn = take_turns();
     survives(NAMED);
 }
 
 #[test]
 fn named_shared_memory_that_vanished_with_a_reboot_is_made_anew() {
+    let _turn = take_turns();
     let Some(survival) = Survival::begin(NAMED) else {
         return;
     };

@@ -8,11 +8,15 @@ use super::survival::OPTIONS;
 /// Crashes of one job.
 const ROUNDS: usize = 10;
 
-/// A child, a shared mapping, a log and a random-number generator, over all rounds.
+/// A child, a shared mapping, a System V segment, a log and a random-number generator, over all rounds.
 const JOB: &str = r#"
-import hashlib, mmap, os, random, sys, time
+import ctypes, hashlib, mmap, os, random, sys, time
 rounds = int(sys.argv[1])
 shared = mmap.mmap(-1, 4096)
+libc = ctypes.CDLL(None)
+libc.shmat.restype = ctypes.c_void_p
+segment = libc.shmget(0, 4096, 0o1600)
+system_v = (ctypes.c_ubyte * 4096).from_address(libc.shmat(segment, None, 0))
 there, back = os.pipe(), os.pipe()
 child = os.fork()
 if child == 0:
@@ -29,10 +33,12 @@ for i in range(rounds * 10):
     if i % 10 == 6:
         while not os.path.exists(f"crashed-{i // 10}"): time.sleep(0.005)
     os.write(there[1], i.to_bytes(4, "little")); os.read(back[0], 1)
-    print(i, dice.random(), shared[:32].hex(), file=log, flush=True)
+    system_v[i] = i + 1
+    print(i, dice.random(), shared[:32].hex(), bytes(system_v[:i + 1]).hex(), file=log, flush=True)
     print(i, flush=True)
 os.close(there[1])
 os.waitpid(child, 0)
+libc.shmctl(segment, 0, None)
 "#;
 
 #[test]

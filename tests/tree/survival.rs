@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::common::{Place, Run, can_run};
 
@@ -67,7 +68,10 @@ impl Survival {
         let script = format!("{PRELUDE}{script}{EPILOGUE}");
         let expected = undisturbed(&script);
         let place = Place::new();
-        let run = place.start_python(&OPTIONS, &script);
+        fs::write(place.file("job.py"), script).expect("the script is written");
+        let run = place.start_with(&OPTIONS, &JOB, |command| {
+            command.env("CKPT_RUN_RESTART_BACKOFF", "50ms");
+        });
         place.wait_for("out", "\n4\n");
         place.snapshot();
         fs::write(place.file("snapshotted"), "").expect("a gate");
@@ -98,7 +102,7 @@ impl Survival {
         dying.signal(nix::sys::signal::Signal::SIGKILL);
         dying.wait();
         meanwhile(&place);
-        let run = place.start(&OPTIONS, &["python3", "-u", "job.py"]);
+        let run = place.start(&OPTIONS, &JOB);
         Self {
             place,
             run,
@@ -107,6 +111,17 @@ impl Survival {
     }
 }
 
+/// Jobs with named semaphores take turns: while CRIU dumps or restores one, its `link_remap.N` stands in `/dev/shm`,
+/// and another job's may have the same number. A snapshot that meets it fails, and the job goes on.
+static NAMED_SEMAPHORES: Mutex<()> = Mutex::new(());
+
+pub fn take_turns() -> MutexGuard<'static, ()> {
+    NAMED_SEMAPHORES
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+}
+
+const JOB: [&str; 3] = ["python3", "-u", "job.py"];
 pub const OPTIONS: [&str; 2] = ["--interval", "never"];
 
 /// What the job prints when nobody disturbs it.

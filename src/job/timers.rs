@@ -1,0 +1,231 @@
+#![allow(
+    unsafe_code,
+    reason = "a descriptor of another process, an ioctl that nix does not have"
+)]
+//! Periodic timers (`timerfd`) that had rung unheard at a snapshot.
+//!
+//! The kernel stops such a timer until its owner reads it, and shows it with no
+//! time left. CRIU (4.2) takes that for a disarmed one, and it would never ring
+//! again after a restore. So these are recorded, and armed again afterwards.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::sys::time::TimeSpec;
+use nix::sys::timerfd::{Expiration, TimerFd, TimerSetTimeFlags};
+use procfs::ProcError;
+use procfs::process::{FDTarget, Process as ProcessEntry};
+use serde::{Deserialize, Serialize};
+
+use super::tree::Process;
+
+nix::ioctl_write_ptr!(
+    /// Sets the number of times that a timer has rung unheard (`TFD_IOC_SET_TICKS`).
+    set_ticks, b'T', 0, u64
+);
+
+/// A timer that had rung unheard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Timer {
+    /// Pid as the job sees it.
+    pub pid: i32,
+    /// The timer's descriptor in that process.
+    pub descriptor: i32,
+}
+
+/// Why a timer could not be recorded or armed again.
+#[derive(Debug, thiserror::Error)]
+pub enum TimersError {
+    /// `/proc` of a process could not be read.
+    #[error("cannot list the timers of process {pid}")]
+    Process {
+        /// Pid as the host sees it.
+        pid: i32,
+        /// The reason.
+        #[source]
+        source: ProcError,
+    },
+    /// A restored timer stands still.
+    #[error("cannot start timer {descriptor} of process {pid} again")]
+    Arm {
+        /// Pid as the host sees it.
+        pid: i32,
+        /// The timer's descriptor in that process.
+        descriptor: i32,
+        /// The reason.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Lists the periodic timers of `processes` (frozen) that have rung unheard.
+///
+/// # Errors
+/// When a process is gone.
+pub fn rung_timers(processes: &[Process]) -> Result<Vec<Timer>, TimersError> {
+    let mut found = Vec::new();
+    for process in processes {
+        let pid = process.host_pid;
+        let descriptors = timers_of(pid).map_err(|source| TimersError::Process { pid, source })?;
+        for descriptor in descriptors {
+            if state(pid, descriptor).is_ok_and(|state| state.stopped() && state.ticks > 0) {
+                found.push(Timer {
+                    pid: process.pid,
+                    descriptor,
+                });
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Arms these timers again in the restored `processes`: they ring next after one period.
+///
+/// # Errors
+/// The first timer that cannot be armed.
+pub fn arm_timers(timers: &[Timer], processes: &[Process]) -> Result<(), TimersError> {
+    for timer in timers {
+        for process in processes.iter().filter(|process| process.pid == timer.pid) {
+            let (pid, descriptor) = (process.host_pid, timer.descriptor);
+            arm(pid, descriptor).map_err(|source| TimersError::Arm {
+                pid,
+                descriptor,
+                source,
+            })?;
+        }
+    }
+    Ok(())
+}
+
+fn timers_of(pid: i32) -> Result<Vec<i32>, ProcError> {
+    let mut found = Vec::new();
+    for descriptor in ProcessEntry::new(pid)?.fd()? {
+        let descriptor = descriptor?;
+        if matches!(&descriptor.target, FDTarget::AnonInode(kind) if kind.contains("timerfd")) {
+            found.push(descriptor.fd);
+        }
+    }
+    Ok(found)
+}
+
+/// What `/proc` tells of a timer; seconds and nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct State {
+    ticks: u64,
+    left: (i64, i64),
+    period: (i64, i64),
+}
+
+impl State {
+    fn stopped(&self) -> bool {
+        self.left == (0, 0) && self.period != (0, 0)
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let field = |name| {
+            Some(
+                text.lines()
+                    .find_map(|line| line.strip_prefix(name))?
+                    .trim(),
+            )
+        };
+        let pair = |name| {
+            let text = field(name)?.strip_prefix('(')?.strip_suffix(')')?;
+            let (seconds, nanoseconds) = text.split_once(',')?;
+            Some((
+                seconds.trim().parse().ok()?,
+                nanoseconds.trim().parse().ok()?,
+            ))
+        };
+        Some(Self {
+            ticks: field("ticks:")?.parse().ok()?,
+            left: pair("it_value:")?,
+            period: pair("it_interval:")?,
+        })
+    }
+}
+
+fn state(pid: i32, descriptor: i32) -> io::Result<State> {
+    let text = fs::read_to_string(format!("/proc/{pid}/fdinfo/{descriptor}"))?;
+    State::parse(&text).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+fn arm(pid: i32, descriptor: i32) -> io::Result<()> {
+    let state = state(pid, descriptor)?;
+    // Already armed by its owner, or through another descriptor for it.
+    if !state.stopped() {
+        return Ok(());
+    }
+    let borrowed = borrow(pid, descriptor)?;
+    // SAFETY: the descriptor is ours alone and handed over.
+    let timer = unsafe { TimerFd::from_raw_fd(borrowed.into_raw_fd()) };
+    let period = TimeSpec::new(state.period.0, state.period.1);
+    timer.set(
+        Expiration::IntervalDelayed(period, period),
+        TimerSetTimeFlags::empty(),
+    )?;
+    if state.ticks > 0 {
+        // SAFETY: the kernel reads one u64 from a valid pointer.
+        unsafe { set_ticks(timer.as_fd().as_raw_fd(), &raw const state.ticks) }?;
+    }
+    Ok(())
+}
+
+/// A descriptor of our own for what another process has open (Linux 5.6).
+fn borrow(pid: i32, descriptor: i32) -> io::Result<OwnedFd> {
+    // SAFETY: plain system call with integer arguments.
+    let process = own(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
+    // SAFETY: as above.
+    own(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), descriptor, 0) })
+}
+
+fn own(result: libc::c_long) -> io::Result<OwnedFd> {
+    let number = RawFd::try_from(Errno::result(result)?).map_err(io::Error::other)?;
+    // SAFETY: the kernel has just installed this descriptor for us, nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    use nix::sys::timerfd::{ClockId, TimerFlags};
+
+    #[test]
+    fn a_timer_that_has_rung_unheard_is_recorded() {
+        let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC).unwrap();
+        let descriptor = timer.as_fd().as_raw_fd();
+        let pid = i32::try_from(std::process::id()).unwrap();
+        let me = Process {
+            host_pid: pid,
+            pid,
+            resident: 0,
+        };
+        let mine = Timer { pid, descriptor };
+        assert!(!rung_timers(&[me]).unwrap().contains(&mine));
+        let period = TimeSpec::new(0, 1_000_000);
+        timer
+            .set(Expiration::Interval(period), TimerSetTimeFlags::empty())
+            .unwrap();
+        let mut watched = [PollFd::new(timer.as_fd(), PollFlags::POLLIN)];
+        poll(&mut watched, PollTimeout::NONE).unwrap();
+        assert!(rung_timers(&[me]).unwrap().contains(&mine));
+    }
+
+    #[test]
+    fn only_a_periodic_timer_without_time_left_stands_still() {
+        let text = "ino:\t1\nclockid: 1\nticks: 2\nsettime flags: 00\nit_value: (0, 0)\nit_interval: (0, 3000)\n";
+        let state = State::parse(text).unwrap();
+        assert_eq!((state.ticks, state.stopped()), (2, true));
+        assert!(!State::parse(&text.replace("3000", "0")).unwrap().stopped());
+        assert!(
+            !State::parse(&text.replace("(0, 0)", "(1, 0)"))
+                .unwrap()
+                .stopped()
+        );
+        assert_eq!(State::parse("ticks: 2\n"), None);
+    }
+}
