@@ -99,6 +99,29 @@ impl Drop for Counter {
     }
 }
 
+/// A process that has nothing to do with CUDA, ended when dropped. Not the test's own: that one talks to the driver.
+struct Plain {
+    child: Child,
+}
+
+impl Plain {
+    fn start() -> Self {
+        let child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        Self { child }
+    }
+
+    fn pid(&self) -> i32 {
+        i32::try_from(self.child.id()).unwrap()
+    }
+}
+
+impl Drop for Plain {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 fn resident_kib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status
@@ -117,8 +140,8 @@ fn suspended_and_resumed_jobs_count_on_as_if_nothing_had_happened() {
     };
     let mut one = Counter::start(folder.path()).unwrap();
     let mut two = Counter::start(folder.path()).unwrap();
-    let this = i32::try_from(std::process::id()).unwrap();
-    let pids = cuda::find(&driver, &[this, one.pid(), two.pid()]);
+    let other = Plain::start();
+    let pids = cuda::find(&driver, &[other.pid(), one.pid(), two.pid()]);
     assert_eq!(pids, [one.pid(), two.pid()], "only they use CUDA");
 
     let before = resident_kib();
@@ -200,13 +223,13 @@ fn a_call_in_the_wrong_state_is_named_with_its_code() {
 #[test]
 fn a_process_without_cuda_is_not_found_and_cannot_be_locked() {
     let Some(driver) = driver() else { return };
-    let this = i32::try_from(std::process::id()).unwrap();
-    assert_eq!(cuda::find(&driver, &[this]), [0_i32; 0]);
+    let other = Plain::start();
+    assert_eq!(cuda::find(&driver, &[other.pid()]), [0_i32; 0]);
     let options = SuspendOptions {
         total: Duration::ZERO,
         ..SuspendOptions::default()
     };
-    let error = cuda::lock_all(&driver, &[this], &options).unwrap_err();
+    let error = cuda::lock_all(&driver, &[other.pid()], &options).unwrap_err();
     assert!(matches!(error, TreeError::Lock { .. }), "{error}");
 }
 

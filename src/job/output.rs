@@ -159,9 +159,9 @@ impl Output {
             }
         }
         if same_run {
-            state.replay.rewind(mark.position)
+            state.replay.rewind(mark.position);
         } else {
-            state.replay.forget(mark.position)
+            state.replay.forget(mark.position);
         }
         Ok(())
     }

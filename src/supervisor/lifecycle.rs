@@ -395,15 +395,13 @@ impl Supervisor {
             return Ok(());
         };
         self.stage = Stage::Idle;
-        match skip_newest {
-            Some(skip_newest) => self.restore_from(skip_newest),
-            None => {
-                self.budget.restarted();
-                self.state.restarts += 1;
-                self.remember();
-                self.start()
-            }
+        if let Some(skip_newest) = skip_newest {
+            return self.restore_from(skip_newest);
         }
+        self.budget.restarted();
+        self.state.restarts += 1;
+        self.remember();
+        self.start()
     }
 
     fn finish(&mut self, code: u8, progress: Progress) {

@@ -174,11 +174,10 @@ impl Supervisor {
     /// Ends the job without another snapshot.
     pub fn stop_now(&mut self, why: &str) -> Result<(), RunError> {
         let saved = self.newest()?;
-        match saved {
-            Some(id) => {
-                tracing::warn!(image = %id, "stopping without a new image ({why}); the run goes on from the newest one")
-            }
-            None => tracing::warn!("stopping without an image ({why}); the run begins anew"),
+        if let Some(id) = saved {
+            tracing::warn!(image = %id, "stopping without a new image ({why}); the run goes on from the newest one");
+        } else {
+            tracing::warn!("stopping without an image ({why}); the run begins anew");
         }
         let code = if saved.is_some() { SAVED } else { TERMINATED };
         self.end_job(AfterEnd::Exit(code, Progress::Saved))
