@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::images::find;
 use super::{Failure, Global, output};
-use crate::store::{ImageId, Store};
+use crate::store::{ImageId, ReadError, Store};
 use crate::supervisor::{chain, size};
 
 /// Exit code when an image is not what it was.
@@ -33,7 +33,10 @@ pub(super) fn run(global: &Global, names: &[String]) -> Result<ExitCode, Failure
             .map(|name| find(&store, name))
             .collect::<Result<Vec<_>, _>>()?
     };
-    let verdicts: Vec<Verdict> = images.into_iter().map(|id| verify(&store, id)).collect();
+    let verdicts = images
+        .into_iter()
+        .map(|id| verify(&store, id))
+        .collect::<Result<Vec<_>, _>>()?;
     let all_good = verdicts.iter().all(|verdict| verdict.good);
     if global.json {
         output::print_json(&verdicts)?;
@@ -49,7 +52,8 @@ pub(super) fn run(global: &Global, names: &[String]) -> Result<ExitCode, Failure
     })
 }
 
-fn verify(store: &Store, id: ImageId) -> Verdict {
+/// Only what is wrong with the image itself is a verdict.
+fn verify(store: &Store, id: ImageId) -> Result<Verdict, Failure> {
     // Draws on a terminal only.
     let bar = ProgressBar::new(0).with_prefix(id.to_string());
     if let Ok(style) = ProgressStyle::with_template(
@@ -66,18 +70,21 @@ fn verify(store: &Store, id: ImageId) -> Verdict {
     });
     bar.finish_and_clear();
     match result {
-        Ok(verified) => Verdict {
+        Ok(verified) => Ok(Verdict {
             id,
             good: true,
             raw_bytes: verified.raw_bytes,
             problem: None,
-        },
-        Err(error) => Verdict {
-            id,
-            good: false,
-            raw_bytes: 0,
-            problem: Some(chain(&error)),
-        },
+        }),
+        Err(error) if error.is_damage() && !matches!(error, ReadError::Missing { .. }) => {
+            Ok(Verdict {
+                id,
+                good: false,
+                raw_bytes: 0,
+                problem: Some(chain(&error)),
+            })
+        }
+        Err(error) => Err(error.into()),
     }
 }
 

@@ -93,9 +93,9 @@ impl Capture {
         receive: impl Fn(&str, File) -> Result<u64, E> + Sync,
         frozen: impl FnOnce(Captured) -> Result<(), E>,
     ) -> Result<Captured, CaptureError<E>> {
-        let [_, cancelled] = wait_readable([&self.stream, cancel], PollTimeout::NONE)
+        let [called, _] = wait_readable([&self.stream, cancel], PollTimeout::NONE)
             .map_err(CaptureError::Stream)?;
-        if cancelled {
+        if !called {
             return Err(CaptureError::Cancelled);
         }
         let (connection, _) = self.stream.accept().map_err(CaptureError::Stream)?;
@@ -134,10 +134,11 @@ impl<'env, E: Send + 'env, R: Fn(&str, File) -> Result<u64, E> + Sync> Reception
     ) -> Result<Captured, CaptureError<E>> {
         let mut frozen = Some(frozen);
         loop {
-            let [requested, held, cancelled] =
+            // What CRIU has said comes before a call-off: a stream that has ended is complete.
+            let [requested, held, _] =
                 wait_readable([self.connection, hold, cancel], PollTimeout::NONE)
                     .map_err(CaptureError::Stream)?;
-            if cancelled {
+            if !requested && !held {
                 return Err(CaptureError::Cancelled);
             }
             // CRIU asks for the last file before it runs the action script, so requests come first.

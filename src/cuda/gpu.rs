@@ -4,6 +4,7 @@
 //! kernel driver's files tell all but the memory. libcuda is not asked: its
 //! list would need `cuInit`, whose memory a process cannot give back.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -106,6 +107,20 @@ fn from_nvml(nvml: &Nvml) -> Result<Inventory, GpuError> {
         driver: nvml.driver_release().ok().or_else(driver_release),
         gpus,
     })
+}
+
+/// Device memory of these processes (pids as the host sees them), bytes, on all GPUs. `None` where NVML is not
+/// there, or does not tell it of each of them.
+#[must_use]
+pub fn memory_of(pids: &[i32]) -> Option<u64> {
+    let nvml = Nvml::load().ok()??;
+    let mut known = BTreeMap::new();
+    for index in 0..nvml.count().ok()?.min(GPUS_MAX) {
+        for (pid, bytes) in nvml.processes(index).ok()? {
+            *known.entry(pid).or_insert(0) += bytes;
+        }
+    }
+    pids.iter().map(|pid| known.get(pid).copied()).sum()
 }
 
 fn from_proc(folder: &Path) -> Result<Inventory, GpuError> {

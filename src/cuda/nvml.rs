@@ -30,6 +30,21 @@ struct RawMemory {
 
 const _: () = assert!(size_of::<RawMemory>() == 24);
 
+/// `nvmlProcessInfo_t`.
+#[repr(C)]
+#[derive(Clone, Default)]
+struct RawProcess {
+    pid: c_uint,
+    used: c_ulonglong,
+    gpu_instance: c_uint,
+    compute_instance: c_uint,
+}
+
+const _: () = assert!(size_of::<RawProcess>() == 24);
+
+/// Most processes of one GPU that are listed.
+const PROCESSES_MAX: usize = 4096;
+
 /// Room for the longest text that any of the calls returns (`nvml.h`: 96).
 const TEXT_BYTES: usize = 96;
 
@@ -89,6 +104,27 @@ impl Nvml {
             memory: self.memory(handle).ok(),
             persistent: self.persistent(handle).ok(),
         })
+    }
+
+    /// Device memory of each process that computes on the GPU: pid, bytes. Bytes that the driver does not tell are left out.
+    pub(super) fn processes(&self, index: u32) -> Result<Vec<(i32, u64)>, GpuError> {
+        const CALL: &str = "nvmlDeviceGetComputeRunningProcesses_v3";
+        type Function<'lib> =
+            Symbol<'lib, unsafe extern "C" fn(Handle, *mut c_uint, *mut RawProcess) -> Answer>;
+        let function: Function = symbol(&self.library, CALL)?;
+        let handle = self.handle(index)?;
+        let mut found = vec![RawProcess::default(); PROCESSES_MAX];
+        let mut count = c_uint::try_from(found.len()).unwrap_or(0);
+        // SAFETY: the handle is NVML's own; the array has as many elements as `count` says.
+        let answer = unsafe { function(handle, &raw mut count, found.as_mut_ptr()) };
+        check(&self.library, CALL, answer)?;
+        found.truncate(count as usize);
+        let known = found
+            .into_iter()
+            .filter(|process| process.used != c_ulonglong::MAX);
+        Ok(known
+            .filter_map(|process| Some((i32::try_from(process.pid).ok()?, process.used)))
+            .collect())
     }
 
     fn handle(&self, index: u32) -> Result<Handle, GpuError> {

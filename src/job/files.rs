@@ -108,6 +108,17 @@ pub fn collect(pids: &[i32]) -> Result<Vec<OpenFile>, FilesError> {
     Ok(found.into_values().collect())
 }
 
+/// Whether a process (a host pid) has a file open whose path begins with `prefix`.
+#[must_use]
+pub fn has_open(pid: i32, prefix: &str) -> bool {
+    let descriptors = ProcessEntry::new(pid).and_then(|process| process.fd());
+    descriptors.is_ok_and(|mut all| {
+        all.any(|one| {
+            one.is_ok_and(|one| matches!(one.target, FDTarget::Path(path) if path.to_string_lossy().starts_with(prefix)))
+        })
+    })
+}
+
 fn collect_process(pid: i32, found: &mut BTreeMap<PathBuf, OpenFile>) -> Result<(), ProcError> {
     let process = ProcessEntry::new(pid)?;
     for descriptor in process.fd()? {

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, IsTerminal, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
@@ -55,6 +55,8 @@ struct Shared {
 struct State {
     /// Our end of the job's pipe.
     sink: Option<File>,
+    /// The other end of a pipe whose writing end is closed: tells what the job has not read of it.
+    unread: Option<File>,
     /// The job has its end. Before, ours must stay open: who opens a pipe for reading waits for a writer.
     opened: bool,
     /// The newest input, up to position `end`.
@@ -170,7 +172,8 @@ impl Input {
             });
         };
         let state = shared.lock();
-        let waiting = state.sink.as_ref().map_or(Ok(0), waiting_in)?;
+        let pipe = state.sink.as_ref().or(state.unread.as_ref());
+        let waiting = pipe.map_or(Ok(0), waiting_in)?;
         Ok(InputMark {
             position: state.given - waiting,
             pipe: self.pipe,
@@ -185,11 +188,21 @@ impl Input {
         };
         let mut state = shared.lock();
         state.sink = None;
+        state.unread = None;
         let oldest = state.end - state.journal.len() as u64;
         let known = (oldest..=state.end).contains(&mark.position);
         state.given = if known { mark.position } else { state.end };
         known
     }
+}
+
+/// Another descriptor of the end from which a pipe is read.
+fn read_end(pipe: &File) -> io::Result<File> {
+    use std::os::fd::AsRawFd;
+    File::options()
+        .read(true)
+        .custom_flags(OFlag::O_NONBLOCK.bits())
+        .open(format!("/proc/self/fd/{}", pipe.as_raw_fd()))
 }
 
 #[allow(unsafe_code, reason = "ioctl")]
@@ -252,7 +265,11 @@ impl Shared {
         loop {
             let behind = usize::try_from(state.end - state.given).unwrap_or(usize::MAX);
             if behind == 0 && state.ended && state.opened {
-                state.sink = None; // the job sees the end
+                // The job sees the end, after what is still in the pipe.
+                if let Some(sink) = state.sink.take() {
+                    state.unread = read_end(&sink).ok();
+                    self.changed.notify_all();
+                }
             }
             let Some(sink) = state
                 .sink
@@ -320,6 +337,33 @@ mod tests {
         let mut rest = String::new();
         job.read_to_string(&mut rest).unwrap();
         assert_eq!(rest, "cdefgh");
+    }
+
+    #[test]
+    fn what_is_unread_after_the_callers_end_is_read_again() {
+        let (source, mut caller) = io::pipe().unwrap();
+        let mut input = Input::new(Some(File::from(OwnedFd::from(source)))).unwrap();
+        let mut job = File::from(input.connect().unwrap());
+        input.open();
+        caller.write_all(b"abcdef").unwrap();
+        drop(caller);
+        let shared = Arc::clone(input.shared.as_ref().unwrap());
+        let mut state = shared.lock();
+        while state.unread.is_none() {
+            state = shared.changed.wait(state).unwrap();
+        }
+        drop(state);
+        let mut two = [0; 2];
+        job.read_exact(&mut two).unwrap();
+        let marked = input.mark().unwrap();
+        assert_eq!(marked.position, 2);
+        drop(job);
+        assert!(input.rewind(&marked));
+        let mut job = File::from(input.connect().unwrap());
+        input.open();
+        let mut rest = String::new();
+        job.read_to_string(&mut rest).unwrap();
+        assert_eq!(rest, "cdef");
     }
 
     #[test]

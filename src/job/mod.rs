@@ -13,7 +13,7 @@ mod sockets;
 mod timers;
 mod tree;
 
-pub use files::{Access, FilesError, OpenFile, collect};
+pub use files::{Access, FilesError, OpenFile, collect, has_open};
 pub use input::{Input, InputMark};
 pub use output::{Output, OutputMark};
 pub use rewind::{CutAway, Plan, RewindError, plan, remove_links};

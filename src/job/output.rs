@@ -7,8 +7,9 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
@@ -143,15 +144,19 @@ impl Output {
     }
 
     /// Sets the stream back to `mark`: cuts our own file, or gets ready to hold the repetition back.
-    /// Call after the wait of [`Output::drain`]. `same_run` is false when another supervisor made the mark.
+    /// Call after the wait of [`Output::drain`]. `same_run` is false when another supervisor made the mark: what is
+    /// cut then may be somebody else's, and is kept in the file `kept`.
     ///
     /// # Errors
     /// When our file cannot be cut.
-    pub fn rewind(&self, mark: &OutputMark, same_run: bool) -> io::Result<()> {
+    pub fn rewind(&self, mark: &OutputMark, same_run: bool, kept: &Path) -> io::Result<()> {
         let mut state = self.shared.lock();
         if let Some(there) = mark.file.filter(|_| self.shared.cuttable) {
             let metadata = self.shared.sink.metadata()?;
             if metadata.ino() == there.inode && metadata.size() >= there.offset {
+                if !same_run && metadata.size() > there.offset {
+                    keep_aside(&self.shared.sink, there.offset, kept)?;
+                }
                 self.shared.sink.set_len(there.offset)?;
                 (&self.shared.sink).seek(SeekFrom::Start(there.offset))?;
                 state.replay.forget(mark.position);
@@ -165,6 +170,25 @@ impl Output {
         }
         Ok(())
     }
+}
+
+/// Copies the end of our own output file, from `offset` on.
+fn keep_aside(sink: &File, offset: u64, kept: &Path) -> io::Result<()> {
+    // Ours is open for writing only, perhaps.
+    let mut source = File::open(format!("/proc/self/fd/{}", sink.as_raw_fd()))?;
+    source.seek(SeekFrom::Start(offset))?;
+    if let Some(folder) = kept.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    let mut target = File::options()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(kept)?;
+    let bytes = io::copy(&mut source, &mut target)?;
+    tracing::info!(bytes, kept = %kept.display(), "cut off our output what came after the snapshot");
+    Ok(())
 }
 
 impl Shared {
@@ -289,7 +313,7 @@ mod tests {
             std::fs::read_to_string(file.path()).unwrap(),
             "one\ntwo, at 12:00\n"
         );
-        output.rewind(&mark, true).unwrap();
+        output.rewind(&mark, true, Path::new("unused")).unwrap();
         let mut job = File::from(output.connect().unwrap());
         job.write_all(b"two, at 12:01\n").unwrap();
         drop(job);
@@ -311,7 +335,7 @@ mod tests {
         job.write_all(b"one\n").unwrap();
         drop(job);
         output.drain()();
-        output.rewind(&mark, true).unwrap();
+        output.rewind(&mark, true, Path::new("unused")).unwrap();
         assert_eq!(std::fs::read_to_string(file.path()).unwrap(), "before\n");
     }
 

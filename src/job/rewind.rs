@@ -140,7 +140,9 @@ fn action_for(file: &OpenFile) -> Result<Option<Action>, RewindError> {
         }
         Access::Read | Access::Map => Ok(None),
         // In memory it may have been made anew by an earlier restore.
-        Access::Write | Access::Update if metadata.ino() != file.inode && !file.remade() => {
+        Access::Write | Access::Update
+            if metadata.ino() != file.inode && file.content.is_none() =>
+        {
             Err(RewindError::Replaced(file.path.clone()))
         }
         Access::Write | Access::Update if file.content.is_some() => Ok(Some(Action::Refill)),

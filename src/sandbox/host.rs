@@ -8,12 +8,12 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::waitpid;
+use nix::sys::wait::{Id, WaitPidFlag, waitid, waitpid};
 use nix::unistd::Pid;
 
 use super::Isolation;
@@ -54,6 +54,10 @@ pub struct Sandbox {
     pid: Pid,
     isolation: Isolation,
     control: UnixStream,
+    /// Held while a message is sent: several threads send.
+    sending: Mutex<()>,
+    /// Pid 1 was waited for: its number may be somebody else's by now.
+    reaped: Arc<Mutex<bool>>,
     tool_events: Mutex<Receiver<Event>>,
 }
 
@@ -92,14 +96,22 @@ impl Sandbox {
         }
         let (to_tool, tool_events) = channel();
         let listener = control.try_clone().map_err(SandboxError::Talk)?;
+        let reaped = Arc::new(Mutex::new(false));
+        let reaping = Arc::clone(&reaped);
         thread::Builder::new()
             .name("sandbox".to_owned())
-            .spawn(move || listen(pid, &listener, &to_tool, on_event))
+            .spawn(move || {
+                listen(&listener, &to_tool, &on_event);
+                reap(pid, &reaping);
+                on_event(None);
+            })
             .map_err(SandboxError::Talk)?;
         Ok(Arc::new(Self {
             pid,
             isolation,
             control,
+            sending: Mutex::new(()),
+            reaped,
             tool_events: Mutex::new(tool_events),
         }))
     }
@@ -131,7 +143,12 @@ impl Sandbox {
             arguments: arguments.to_vec(),
         };
         let descriptors: Vec<RawFd> = stdio.iter().map(AsRawFd::as_raw_fd).collect();
-        send(&self.control, &request, &descriptors).map_err(SandboxError::Talk)
+        self.say(&request, &descriptors)
+    }
+
+    fn say(&self, request: &Request, descriptors: &[RawFd]) -> Result<(), SandboxError> {
+        let _alone = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
+        send(&self.control, request, descriptors).map_err(SandboxError::Talk)
     }
 
     /// Sends a signal to the job's process group, or to every process of the job.
@@ -139,7 +156,7 @@ impl Sandbox {
     /// # Errors
     /// When pid 1 cannot be reached.
     pub fn signal(&self, signal: i32, everyone: bool) -> Result<(), SandboxError> {
-        send(&self.control, &Request::Signal { signal, everyone }, &[]).map_err(SandboxError::Talk)
+        self.say(&Request::Signal { signal, everyone }, &[])
     }
 
     /// Runs a tool in the sandbox. One at a time.
@@ -156,10 +173,10 @@ impl Sandbox {
             .try_lock()
             .map_err(|_| SandboxError::Busy)?;
         while events.try_recv().is_ok() {} // the late end of a tool that somebody stopped waiting for
-        send(&self.control, &Request::Run(tool), descriptors).map_err(SandboxError::Talk)?;
+        self.say(&Request::Run(tool), descriptors)?;
         Ok(ToolRun {
             events,
-            control: &self.control,
+            sandbox: self,
         })
     }
 
@@ -167,7 +184,12 @@ impl Sandbox {
     pub fn kill(&self) {
         // A sandbox that is gone is what was wanted.
         match self.isolation {
-            Isolation::Namespaces => drop(kill(self.pid, Signal::SIGKILL)),
+            Isolation::Namespaces => {
+                let reaped = self.reaped.lock().unwrap_or_else(PoisonError::into_inner);
+                if !*reaped {
+                    let _ = kill(self.pid, Signal::SIGKILL);
+                }
+            }
             // Without a namespace only our pid 1 can do it; what it still has to say may come.
             Isolation::None => drop(self.control.shutdown(Shutdown::Write)),
         }
@@ -184,7 +206,7 @@ impl Drop for Sandbox {
 #[derive(Debug)]
 pub struct ToolRun<'a> {
     events: std::sync::MutexGuard<'a, Receiver<Event>>,
-    control: &'a UnixStream,
+    sandbox: &'a Sandbox,
 }
 
 impl ToolRun<'_> {
@@ -193,7 +215,7 @@ impl ToolRun<'_> {
     /// # Errors
     /// When pid 1 cannot be reached.
     pub fn kill(&self) -> Result<(), SandboxError> {
-        send(self.control, &Request::KillTools, &[]).map_err(SandboxError::Talk)
+        self.sandbox.say(&Request::KillTools, &[])
     }
 
     /// Waits until the tool has ended. On [`SandboxError::Slow`] it goes on running.
@@ -214,12 +236,17 @@ impl ToolRun<'_> {
     }
 }
 
-fn listen(
-    pid: Pid,
-    control: &UnixStream,
-    to_tool: &Sender<Event>,
-    on_event: impl Fn(Option<Event>),
-) {
+/// Waits until every process of the sandbox is gone.
+fn reap(pid: Pid, reaped: &Mutex<bool>) {
+    // The kernel lets us reap pid 1 only after every other process of its namespace is gone. Its number stays
+    // taken until it is reaped, so nobody else is killed in its place.
+    let _ = waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT);
+    let mut reaped = reaped.lock().unwrap_or_else(PoisonError::into_inner);
+    let _ = waitpid(pid, None);
+    *reaped = true;
+}
+
+fn listen(control: &UnixStream, to_tool: &Sender<Event>, on_event: &impl Fn(Option<Event>)) {
     while let Ok(Some((event, _))) = receive::<Event>(control) {
         match event {
             Event::ToolEnded(_) => drop(to_tool.send(event)),
@@ -233,7 +260,4 @@ fn listen(
             }
         }
     }
-    // The kernel lets us reap pid 1 only after every other process of its namespace is gone.
-    let _ = waitpid(pid, None);
-    on_event(None);
 }

@@ -1,9 +1,13 @@
 //! Numbers and errors as people read them.
 
 use std::error::Error;
+use std::path::Path;
 use std::time::Duration;
 
 use bytesize::ByteSize;
+
+use crate::criu;
+use crate::sandbox::Ended;
 
 /// An error with its causes, on one line.
 #[must_use]
@@ -18,6 +22,14 @@ pub fn chain(error: &dyn Error) -> String {
         cause = next.source();
     }
     text
+}
+
+/// Why CRIU failed: its log's reason, or how it ended.
+pub(super) fn why(log: &Path, ended: Ended) -> String {
+    criu::reason_in(log).map_or_else(
+        || format!("CRIU ended without a reason ({ended:?})"),
+        |reason| reason.to_string(),
+    )
 }
 
 /// `0.42s`

@@ -6,7 +6,8 @@ use tokio::sync::oneshot;
 
 use super::restore::{RestoreError, Restored};
 use super::signals::Signal;
-use super::snapshot::{SnapshotError, Snapshotted};
+use super::snapshot::Snapshotted;
+use super::snapshot_error::SnapshotError;
 use crate::sandbox;
 use crate::store::ImageId;
 

@@ -126,7 +126,7 @@ pub(super) fn run_of(meta: &[u8]) -> Option<u64> {
 }
 
 /// Measures phases one after the other.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Stopwatch {
     last: Instant,
     phases: Vec<Phase>,

@@ -1,6 +1,7 @@
 //! What this machine is and has free.
 
 use std::fs;
+use std::path::Path;
 
 use procfs::{Current, Meminfo};
 
@@ -16,36 +17,47 @@ pub(super) fn available_memory() -> u64 {
     machine.min(cgroup_headroom().unwrap_or(u64::MAX))
 }
 
-/// What the memory cgroup leaves, v2 then v1; `None` without a limit.
+/// What the memory cgroup and those above it leave, v2 and v1; `None` without a limit.
 fn cgroup_headroom() -> Option<u64> {
     let own = fs::read_to_string("/proc/self/cgroup").ok()?;
-    own.lines().find_map(|line| {
-        let mut parts = line.splitn(3, ':');
-        let (number, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
-        let (folder, limit, usage) = if number == "0" {
-            (
-                format!("/sys/fs/cgroup{path}"),
-                "memory.max",
-                "memory.current",
-            )
-        } else if controllers.split(',').any(|one| one == "memory") {
-            (
-                format!("/sys/fs/cgroup/memory{path}"),
-                "memory.limit_in_bytes",
-                "memory.usage_in_bytes",
-            )
-        } else {
-            return None;
-        };
-        let read = |name: &str| {
-            fs::read_to_string(format!("{folder}/{name}"))
-                .ok()?
-                .trim()
-                .parse::<u64>()
-                .ok()
-        };
-        Some(read(limit)?.saturating_sub(read(usage)?))
-    })
+    own.lines()
+        .filter_map(|line| {
+            let mut parts = line.splitn(3, ':');
+            let (number, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
+            let (root, names) = if number == "0" {
+                (
+                    "/sys/fs/cgroup",
+                    ["memory.max", "memory.current", "inactive_file"],
+                )
+            } else if controllers.split(',').any(|one| one == "memory") {
+                let names = [
+                    "memory.limit_in_bytes",
+                    "memory.usage_in_bytes",
+                    "total_inactive_file",
+                ];
+                ("/sys/fs/cgroup/memory", names)
+            } else {
+                return None;
+            };
+            let relative = Path::new(path.trim_start_matches('/'));
+            relative
+                .ancestors()
+                .filter_map(|folder| headroom_of(&Path::new(root).join(folder), names))
+                .min()
+        })
+        .min()
+}
+
+/// What one cgroup leaves. Page cache that nobody uses can be had again.
+fn headroom_of(folder: &Path, [limit, usage, cache]: [&str; 3]) -> Option<u64> {
+    let read = |name| fs::read_to_string(folder.join(name)).ok();
+    let limit: u64 = read(limit)?.trim().parse().ok()?;
+    let usage: u64 = read(usage)?.trim().parse().ok()?;
+    let statistics = read("memory.stat").unwrap_or_default();
+    let cached = statistics
+        .lines()
+        .find_map(|line| line.strip_prefix(cache)?.trim().parse::<u64>().ok());
+    Some(limit.saturating_sub(usage.saturating_sub(cached.unwrap_or(0))))
 }
 
 /// The machine's name; empty when it has none.
@@ -72,13 +84,16 @@ pub(super) fn cuda_facts() -> CudaFacts {
     }
 }
 
-/// Device memory in use on all GPUs, by whomever, bytes: the most that a job can have there.
-pub(super) fn gpu_memory_in_use() -> u64 {
-    let gpus = cuda::inventory().unwrap_or_default().gpus;
-    let memory = gpus.into_iter().filter_map(|gpu| gpu.memory);
-    memory
-        .map(|memory| memory.total_bytes.saturating_sub(memory.free_bytes))
-        .sum()
+/// Device memory of these processes, bytes. Where the driver does not tell, all that is in use by whomever:
+/// the most that they can have.
+pub(super) fn gpu_memory_of(pids: &[i32]) -> u64 {
+    cuda::memory_of(pids).unwrap_or_else(|| {
+        let gpus = cuda::inventory().unwrap_or_default().gpus;
+        let memory = gpus.into_iter().filter_map(|gpu| gpu.memory);
+        memory
+            .map(|memory| memory.total_bytes.saturating_sub(memory.free_bytes))
+            .sum()
+    })
 }
 
 /// Makes the allocator use one heap for all threads: only that one can be given back in full.

@@ -1,15 +1,18 @@
 //! The supervisor: starts the job, takes snapshots, restores it, ends with its exit code.
 //!
-//! Start reading at [`run`](run::run), then `supervise` (the loop and its states),
+//! Start reading at [`run`](run::run), then `supervise` (the loop and its states), `beginnings` and `endings`,
 //! `snapshot` and `restore` (the two ways, phase by phase).
 
+mod beginnings;
 mod control;
 mod describe;
 pub mod doctor;
+mod dump;
+mod endings;
 mod environment;
 mod event;
+mod gpu;
 mod image;
-mod lifecycle;
 mod machine;
 mod program;
 mod requests;
@@ -20,6 +23,7 @@ mod run_state;
 pub mod schedule;
 mod signals;
 mod snapshot;
+mod snapshot_error;
 mod supervise;
 mod workshop;
 
@@ -30,4 +34,4 @@ pub use program::ProgramError;
 pub use restore::RestoreError;
 pub use run::{OURS, RunError, RunOptions, run};
 pub use run_state::{Progress, RunState, RunStateError};
-pub use snapshot::SnapshotError;
+pub use snapshot_error::SnapshotError;

@@ -1,19 +1,26 @@
 //! The loop's snapshots: who asked, when it may begin, what its end means.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use super::describe::{chain, seconds, size};
 use super::event::{Event, Reply};
 use super::image::Trigger;
-use super::run::{RunError, system};
+use super::run::RunError;
 use super::run_state::Progress;
 use super::schedule::Snapshotted as LastSnapshot;
-use super::snapshot::{self, Afterwards, SnapshotError, Snapshotted};
+use super::snapshot::{self, Afterwards, Snapshotted, Subject};
+use super::snapshot_error::SnapshotError;
 use super::supervise::{AfterEnd, Running, Stage, Stopping, Supervisor, Wanted, now};
+use crate::clock;
+use crate::sandbox::Sandbox;
 
 /// Exit code: saved and stopped, run the same line again.
-const SAVED: u8 = 75;
+pub(super) const SAVED: u8 = 75;
+/// Time for a killed job's last output to be delivered, once we are to stop at once.
+const DELIVERY_LIMIT: Duration = Duration::from_secs(5);
 /// Exit code of a job that SIGTERM ended.
 const TERMINATED: u8 = 128 + 15;
 
@@ -60,12 +67,20 @@ impl Supervisor {
             Arc::clone(&self.streams),
             Arc::clone(&running.job),
         );
-        let (trigger, afterwards, events) =
-            (wanted.trigger, wanted.afterwards, self.events.clone());
+        let (run, trigger) = (self.state.started_unix_ms, wanted.trigger);
+        let (afterwards, events) = (wanted.afterwards, self.events.clone());
         running.busy = Some(wanted);
         let work = move || {
             let computing = |freeze| drop(events.blocking_send(Event::Computing(freeze)));
-            let result = snapshot::take(&shop, &job, &streams, trigger, afterwards, computing);
+            let subject = Subject {
+                shop: &shop,
+                job: &job,
+                streams: &streams,
+                run,
+                trigger,
+            };
+            let take = AssertUnwindSafe(|| snapshot::take(subject, afterwards, computing));
+            let result = catch_unwind(take).unwrap_or(Err(SnapshotError::Panicked));
             if result.is_ok() {
                 let keep_last =
                     usize::try_from(shop.config.retention.keep_last).unwrap_or(usize::MAX);
@@ -77,11 +92,13 @@ impl Supervisor {
             // The loop only ends with the run.
             let _ = events.blocking_send(Event::SnapshotEnded(Box::new(result)));
         };
-        thread::Builder::new()
+        match thread::Builder::new()
             .name("snapshot".to_owned())
             .spawn(work)
-            .map(drop)
-            .map_err(system("start a thread"))
+        {
+            Ok(_) => Ok(()),
+            Err(error) => self.snapshot_ended(Err(SnapshotError::Prepare(error))),
+        }
     }
 
     pub fn snapshot_ended(
@@ -111,69 +128,80 @@ impl Supervisor {
                     return self.end_job(AfterEnd::Exit(SAVED, Progress::Saved));
                 }
             }
-            Err(error) => self.snapshot_failed(wanted, &error)?,
+            Err(error) => self.snapshot_failed(wanted, &error),
         }
         self.suspend_when_idle();
         self.settle()?;
         self.snapshot_when_idle()
     }
 
-    fn snapshot_failed(&mut self, wanted: Wanted, error: &SnapshotError) -> Result<(), RunError> {
+    fn snapshot_failed(&mut self, wanted: Wanted, error: &SnapshotError) {
         let reason = chain(error);
         for reply in wanted.replies {
             let _ = reply.send(Err(reason.clone())); // a client that went away
         }
         let Stage::Running(running) = &mut self.stage else {
-            return Ok(());
+            return;
         };
         if running.ended.is_some() || running.gone || matches!(error, SnapshotError::Ended) {
             tracing::info!("snapshot called off: the job ended during it");
-            return Ok(());
+            return;
         }
         let sandbox = Arc::clone(&running.job.sandbox);
         let doubtful =
-            error.job_is_doubtful() && self.stopping == Stopping::No && self.would_restore()?;
+            error.job_is_doubtful() && self.stopping == Stopping::No && self.would_restore();
         if error.job_is_lost() || doubtful {
-            tracing::error!("snapshot failed, the job is ended to be restored: {reason}");
+            tracing::error!(
+                "snapshot failed, the job does not compute as before and is ended: {reason}"
+            );
             sandbox.kill();
-            return Ok(());
+            return;
         }
         tracing::warn!("snapshot failed, the job goes on, older images are untouched: {reason}");
         match (wanted.afterwards, self.stopping) {
-            (Afterwards::Stop, Stopping::Until(_)) => self.forward_termination(),
-            (Afterwards::Stop, _) => {
-                self.stopping = Stopping::No;
-                Ok(())
+            (Afterwards::Stop, Stopping::Until(_)) => {
+                tracing::info!("sending SIGTERM to the job");
+                tell(&sandbox, nix::libc::SIGTERM);
             }
-            (Afterwards::Continue, _) => Ok(()),
+            (Afterwards::Stop, _) => self.stopping = Stopping::No,
+            (Afterwards::Continue, _) => {}
         }
-    }
-
-    /// The last snapshot could not be taken: the job gets the rest of the grace period to end by itself.
-    fn forward_termination(&mut self) -> Result<(), RunError> {
-        if let Stage::Running(running) = &self.stage {
-            tracing::info!("sending SIGTERM to the job");
-            running.job.sandbox.signal(nix::libc::SIGTERM, false)?;
-        }
-        Ok(())
     }
 
     /// SIGUSR2 or SIGTERM: one more snapshot, then the end.
     pub fn save_and_stop(&mut self) -> Result<(), RunError> {
         match &self.stage {
             Stage::Running(_) => self.want(Trigger::Stop, Afterwards::Stop, None),
+            // How the job ended counts, once all it wrote is delivered.
+            Stage::Ending(AfterEnd::Decide(_) | AfterEnd::Exit(..)) => Ok(()),
             // Nothing has computed since the newest image.
             Stage::Idle
             | Stage::Starting(_)
             | Stage::Restoring(_)
-            | Stage::Ending(_)
+            | Stage::Ending(AfterEnd::NextImage { .. })
             | Stage::Waiting { .. } => self.stop_now("no job runs"),
         }
     }
 
-    /// Ends the job without another snapshot.
+    /// Ends the job without another snapshot. Asked again, waits for nothing any more.
     pub fn stop_now(&mut self, why: &str) -> Result<(), RunError> {
-        let saved = self.newest()?;
+        match self.stage {
+            Stage::Ending(AfterEnd::Exit(code, progress)) => {
+                self.finish(code, progress);
+                return Ok(());
+            }
+            Stage::Ending(AfterEnd::Decide(status)) => return self.after(status),
+            Stage::Idle
+            | Stage::Starting(_)
+            | Stage::Running(_)
+            | Stage::Restoring(_)
+            | Stage::Ending(AfterEnd::NextImage { .. })
+            | Stage::Waiting { .. } => {}
+        }
+        if let Stopping::Until(_) = self.stopping {
+            self.stopping = Stopping::Until(clock::now() + DELIVERY_LIMIT);
+        }
+        let saved = self.newest();
         if let Some(id) = saved {
             tracing::warn!(image = %id, "stopping without a new image ({why}); the run goes on from the newest one");
         } else {
@@ -185,11 +213,14 @@ impl Supervisor {
 
     /// Passes a signal on; the job's end by it is no crash.
     pub fn forward(&mut self, signal: i32) -> Result<(), RunError> {
-        if self.stopping == Stopping::No {
-            self.stopping = Stopping::ByTheJob;
+        if let Stopping::No | Stopping::ByTheJob(_) = self.stopping {
+            self.stopping = Stopping::ByTheJob(clock::now());
         }
         match &self.stage {
-            Stage::Running(running) => Ok(running.job.sandbox.signal(signal, false)?),
+            Stage::Running(running) => {
+                tell(&running.job.sandbox, signal);
+                Ok(())
+            }
             Stage::Idle
             | Stage::Starting(_)
             | Stage::Restoring(_)
@@ -199,6 +230,13 @@ impl Supervisor {
                 self.end_job(AfterEnd::Exit(code, Progress::Saved))
             }
         }
+    }
+}
+
+/// Sends the job a signal. One that is just ending needs none.
+fn tell(sandbox: &Sandbox, signal: i32) {
+    if let Err(error) = sandbox.signal(signal, false) {
+        tracing::debug!("the job could not be told: {}", chain(&error));
     }
 }
 

@@ -5,9 +5,9 @@
 //! verified as they flow → resume CUDA → the job computes
 //! ```
 //!
-//! Everything that can be refused is refused before the first file is touched.
-//! A restore that fails on the way kills what it started; the image is set
-//! aside with the reason by the caller.
+//! What can be refused from the outside is refused before the first file is touched.
+//! A restore that fails on the way kills what it started; the caller remembers why,
+//! and sets the image aside if it is damaged.
 
 use std::fs::File;
 use std::io;
@@ -19,13 +19,15 @@ use std::thread;
 use std::time::Duration;
 
 use crate::clock;
-use crate::criu::{self, RestoreOptions, Serve, ServeError, restore_arguments};
+use crate::criu::{RestoreOptions, Serve, ServeError, restore_arguments};
 use crate::cuda;
 use crate::job::{self, CutAway, RewindError};
 use crate::sandbox::{Ended, Sandbox, SandboxError, ToolCommand};
 use crate::store::{ImageId, ImageReader, ReadError};
 
+use super::describe::why;
 use super::image::{ImageFacts, Phase, Stopwatch};
+use super::machine;
 use super::workshop::{SharedStreams, Workshop};
 
 /// Number of the first descriptor that CRIU inherits: above those of its own start, below its service descriptors.
@@ -73,6 +75,12 @@ pub enum RestoreError {
         /// CRIU's log file.
         log: String,
     },
+    /// CRIU did not finish in time; nothing of it runs any more.
+    #[error("cannot restore the processes within {0:?} (snapshot.timeout)")]
+    Slow(Duration),
+    /// A thread of ours panicked, which is a mistake in this program.
+    #[error("cannot restore: a mistake in ckpt-run, please report it")]
+    Panicked,
     /// The restored processes are not there.
     #[error("cannot find the restored processes")]
     Tree(#[from] job::TreeError),
@@ -88,20 +96,14 @@ pub enum RestoreError {
 }
 
 impl RestoreError {
-    /// Whether trying again later may help, because the image itself is not at fault.
+    /// Whether trying again later may help, because the image itself is not at fault: pids, addresses, memory
+    /// and GPUs are the machine's. Every byte that CRIU gets was verified.
     #[must_use]
     pub fn image_may_be_good(&self) -> bool {
         match self {
             Self::Read(error) => !error.is_damage(),
-            Self::NoGpu(_)
-            | Self::Files(_)
-            | Self::Sockets(_)
-            | Self::Timers(_)
-            | Self::Prepare(_)
-            | Self::Sandbox(_)
-            | Self::Killed { .. }
-            | Self::Driver(_) => true,
-            Self::Facts(_) | Self::Criu { .. } | Self::Tree(_) | Self::Resume(_) => false,
+            Self::Facts(_) => false,
+            _ => true,
         }
     }
 }
@@ -130,6 +132,14 @@ pub(super) fn examine(shop: &Workshop, id: ImageId) -> Result<Candidate, Restore
         return Err(RestoreError::NoGpu(
             "this machine has no NVIDIA driver; restore on one that has".to_owned(),
         ));
+    }
+    if let Some(then) = facts.cuda.as_ref().map(|cuda| cuda.gpus.len()) {
+        let now = machine::cuda_facts().gpus.len();
+        if now < then {
+            return Err(RestoreError::NoGpu(format!(
+                "the job had {then} GPUs and this machine has {now}; restore on one that has as many"
+            )));
+        }
     }
     let files = job::plan(&facts.files)?;
     Ok(Candidate {
@@ -165,14 +175,19 @@ pub(super) fn bring_back(
         image,
         files,
     } = candidate;
-    let cut = files.execute(&shop.aside(id), |name, target| {
-        image
-            .copy_to(name, target)
+    facts.sockets.destroy_leftovers()?;
+    for content in facts.files.iter().filter_map(|file| file.content.as_ref()) {
+        // Read once for nothing but its hashes: no file is overwritten by half of a damaged one.
+        image.copy_to(content, &mut io::sink())?;
+    }
+    let aside = shop.aside(id);
+    let cut = files.execute(&aside, |name, target| {
+        let copied = image.copy_to(name, target);
+        copied
             .map(drop)
             .map_err(|error| io::Error::other(error.to_string()))
     })?;
-    facts.sockets.destroy_leftovers()?;
-    let (ends, input_lost) = reconnect(shop, streams, &facts)?;
+    let (ends, input_lost) = reconnect(shop, streams, &facts, &aside)?;
     watch.lap("rewind");
     let restored = run_criu(shop, sandbox, &image, id, &facts, &ends);
     job::remove_links(&facts.files);
@@ -185,7 +200,7 @@ pub(super) fn bring_back(
     start_timers(sandbox, &facts)?;
     watch.lap("restore");
     if let Some(cuda_facts) = &facts.cuda {
-        resume_cuda(sandbox, &facts, &cuda_facts.pids)?;
+        resume_cuda(shop, sandbox, &facts, &cuda_facts.pids)?;
         watch.lap("resume");
     }
     Ok(Restored {
@@ -201,17 +216,18 @@ fn reconnect(
     shop: &Workshop,
     streams: &SharedStreams,
     facts: &ImageFacts,
+    aside: &Path,
 ) -> Result<(Vec<(u64, OwnedFd)>, bool), RestoreError> {
     let same_run = facts.instance == shop.instance;
     let mut streams = streams.lock().unwrap_or_else(PoisonError::into_inner);
     let input_known = same_run && streams.stdin.rewind(&facts.stdin);
     streams
         .stdout
-        .rewind(&facts.stdout, same_run)
+        .rewind(&facts.stdout, same_run, &aside.join("stdout"))
         .map_err(RestoreError::Prepare)?;
     streams
         .stderr
-        .rewind(&facts.stderr, same_run)
+        .rewind(&facts.stderr, same_run, &aside.join("stderr"))
         .map_err(RestoreError::Prepare)?;
     let mut ends = Vec::new();
     if facts.stdin.pipe != 0 {
@@ -280,7 +296,7 @@ fn run_criu(
         drop(stop);
         (ended, serving.join())
     });
-    let served = served.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    let served = served.map_err(|_| RestoreError::Panicked)?;
     match (ended, served) {
         (_, Err(ServeError::Source(error))) => {
             sandbox.kill();
@@ -296,6 +312,7 @@ fn run_criu(
             reason: why(&log, ended),
             log: log.display().to_string(),
         }),
+        (Err(SandboxError::Slow(limit)), _) => Err(RestoreError::Slow(limit)),
         (Err(error), _) => Err(error.into()),
     }
 }
@@ -319,21 +336,18 @@ fn start_timers(sandbox: &Sandbox, facts: &ImageFacts) -> Result<(), RestoreErro
     Ok(job::arm_timers(&facts.timers, &job::tree(root)?)?)
 }
 
-fn resume_cuda(sandbox: &Sandbox, facts: &ImageFacts, pids: &[i32]) -> Result<(), RestoreError> {
+fn resume_cuda(
+    shop: &Workshop,
+    sandbox: &Sandbox,
+    facts: &ImageFacts,
+    pids: &[i32],
+) -> Result<(), RestoreError> {
     let root = job::child_with_pid(sandbox.pid(), facts.pids.root)?;
     let host_pids: Vec<i32> = job::tree(root)?
         .into_iter()
         .filter(|process| pids.contains(&process.pid))
         .map(|process| process.host_pid)
         .collect();
-    let driver = cuda::Driver::load()?;
-    cuda::resume_restored(&driver, &host_pids)
+    cuda::resume_restored(shop.driver()?, &host_pids)
         .map_err(|error| RestoreError::Resume(Box::new(error)))
-}
-
-fn why(log: &Path, ended: Ended) -> String {
-    criu::reason_in(log).map_or_else(
-        || format!("CRIU ended without a reason ({ended:?})"),
-        |reason| reason.to_string(),
-    )
 }

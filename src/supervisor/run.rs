@@ -142,16 +142,8 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
         return Ok(0);
     };
     state.save(store.path())?;
-    let shop = Workshop::new(
-        config,
-        store,
-        lock,
-        criu,
-        command,
-        directory,
-        state.started_unix_ms,
-    )
-    .map_err(system("prepare the work folder"))?;
+    let shop = Workshop::new(config, store, lock, criu, command, directory)
+        .map_err(system("prepare the work folder"))?;
     // Our own messages go to stderr: cutting its file would cut them too.
     let shared = same_file(io::stdout().as_fd(), io::stderr().as_fd());
     let streams = Streams {

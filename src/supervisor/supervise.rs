@@ -75,7 +75,6 @@ pub(super) struct Restoring {
     pub skip_newest: usize,
     pub ended: Option<Ended>,
     pub gone: bool,
-    pub failed: bool,
 }
 
 /// What happens once a sandbox is gone.
@@ -103,8 +102,8 @@ pub(super) struct Wanted {
 pub(super) enum Stopping {
     /// No.
     No,
-    /// SIGINT and the like went to the job: its end is no crash.
-    ByTheJob,
+    /// SIGINT and the like went to the job, at this time: its end within the grace period is no crash.
+    ByTheJob(Instant),
     /// SIGUSR2: as soon as an image is durable.
     WhenSaved,
     /// SIGTERM: saved or not, at this time.
@@ -122,8 +121,6 @@ pub(super) struct Supervisor {
     pub budget: Budget,
     /// Images that could not be restored here and now, though they may be good.
     pub refused: BTreeSet<ImageId>,
-    /// Images set aside since the job last ended.
-    pub failed: usize,
     pub last: LastSnapshot,
     pub exit: Option<u8>,
     pub events: Sender<Event>,
@@ -163,7 +160,6 @@ impl Supervisor {
             wanted: None,
             budget: Budget::default(),
             refused: BTreeSet::new(),
-            failed: 0,
             last: LastSnapshot::not_yet(now()),
             exit: None,
             events,
@@ -224,7 +220,7 @@ impl Supervisor {
         };
         let grace = match self.stopping {
             Stopping::Until(deadline) => Some(until(deadline)),
-            Stopping::No | Stopping::ByTheJob | Stopping::WhenSaved => None,
+            Stopping::No | Stopping::ByTheJob(_) | Stopping::WhenSaved => None,
         };
         [
             (schedule, Timer::Schedule),
@@ -285,7 +281,7 @@ impl Supervisor {
             }
             Signal::Terminate => match self.stopping {
                 Stopping::Until(_) => self.stop_now("a second SIGTERM"),
-                Stopping::No | Stopping::ByTheJob | Stopping::WhenSaved => {
+                Stopping::No | Stopping::ByTheJob(_) | Stopping::WhenSaved => {
                     self.stopping = Stopping::Until(clock::now() + self.shop.config.snapshot.grace);
                     self.save_and_stop()
                 }
@@ -335,10 +331,7 @@ impl Supervisor {
 
     fn sandbox_news(&mut self, news: Option<sandbox::Event>) -> Result<(), RunError> {
         match news {
-            Some(sandbox::Event::Started(pids)) => {
-                self.started(pids);
-                Ok(())
-            }
+            Some(sandbox::Event::Started(pids)) => self.started(pids),
             Some(sandbox::Event::NotStarted(errno)) => self.not_started(errno),
             Some(sandbox::Event::Failed { operation, errno }) => {
                 self.start_failed(operation, errno)

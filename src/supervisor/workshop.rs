@@ -6,13 +6,14 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 
 use tempfile::TempDir;
 
 use crate::clock;
 use crate::config::Config;
 use crate::criu::{Criu, HOLD_PROGRAM};
+use crate::cuda;
 use crate::job::{Input, Output, OutputMark};
 use crate::sandbox::{JobPids, Sandbox};
 use crate::store::{Store, StoreLock};
@@ -29,14 +30,14 @@ pub(super) struct Workshop {
     pub criu: Criu,
     pub command: Vec<OsString>,
     pub directory: PathBuf,
-    /// Which run of the store this is.
-    pub run: u64,
     /// Marks this supervisor's process.
     pub instance: String,
     /// The copy of this binary that sandboxes run; images map it, so it must outlive an upgrade.
     pub program: PathBuf,
     /// Private folder with short paths, for sockets.
     work: TempDir,
+    /// Loaded when it is first needed: it is large.
+    driver: OnceLock<cuda::Driver>,
 }
 
 /// A job that runs, or is about to.
@@ -93,7 +94,6 @@ impl Workshop {
         criu: Criu,
         command: Vec<OsString>,
         directory: PathBuf,
-        run: u64,
     ) -> io::Result<Self> {
         let work = tempfile::Builder::new()
             .prefix("ckpt-run.")
@@ -112,11 +112,20 @@ impl Workshop {
             criu,
             command,
             directory,
-            run,
             instance,
             program,
             work,
+            driver: OnceLock::new(),
         })
+    }
+
+    /// The CUDA driver, loaded once.
+    pub fn driver(&self) -> Result<&cuda::Driver, cuda::LoadError> {
+        if let Some(driver) = self.driver.get() {
+            return Ok(driver);
+        }
+        let driver = cuda::Driver::load()?;
+        Ok(self.driver.get_or_init(|| driver))
     }
 
     /// The action script of a dump.

@@ -1,6 +1,7 @@
-//! The job's beginnings and ends: start, restore, crash, exit.
+//! The job's beginnings: start, restore, and which image to restore.
 
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
@@ -9,15 +10,14 @@ use super::describe::{chain, seconds, size};
 use super::environment;
 use super::event::Event;
 use super::program::ProgramError;
-use super::restart::{Decision, ExitStatus, Images, decide};
 use super::restore::{self, Candidate, RestoreError, Restored};
 use super::run::{RunError, system};
-use super::run_state::Progress;
 use super::schedule::Snapshotted as LastSnapshot;
-use super::supervise::{AfterEnd, Restoring, Running, Stage, Stopping, Supervisor, now};
+use super::supervise::{AfterEnd, Restoring, Running, Stage, Supervisor, now};
 use super::workshop::Job;
 use crate::clock;
 use crate::config;
+use crate::job::InputMark;
 use crate::sandbox::{
     Ended, Isolation, JobPids, Sandbox, SandboxError, SpawnError, privilege_missing,
 };
@@ -28,6 +28,9 @@ impl Supervisor {
     pub fn start(&mut self) -> Result<(), RunError> {
         let sandbox = self.new_sandbox(None)?;
         let mut streams = self.streams();
+        if !streams.stdin.rewind(&InputMark::default()) {
+            tracing::warn!("stdin goes on with what comes next: its beginning is forgotten");
+        }
         let connect = system("make the job's standard streams");
         let stdin = streams.stdin.connect().map_err(&connect)?;
         let [stdout, stderr] = streams.connect_outputs().map_err(&connect)?;
@@ -70,9 +73,9 @@ impl Supervisor {
         })
     }
 
-    pub fn started(&mut self, pids: JobPids) {
+    pub fn started(&mut self, pids: JobPids) -> Result<(), RunError> {
         let Stage::Starting(sandbox) = &self.stage else {
-            return;
+            return Ok(());
         };
         let job = Arc::new(Job {
             sandbox: Arc::clone(sandbox),
@@ -85,6 +88,7 @@ impl Supervisor {
         );
         self.now_running(job, None, false);
         self.suspend_when_idle();
+        self.snapshot_when_idle()
     }
 
     /// The kernel did not execute the job's program.
@@ -118,7 +122,8 @@ impl Supervisor {
     /// The run was begun by an earlier supervisor.
     pub fn resume_run(&mut self) -> Result<(), RunError> {
         if self.available()?.is_empty() {
-            if self.any_images()? {
+            let start = self.shop.config.restart.without_image == config::WithoutImage::Start;
+            if self.any_images()? && !start {
                 return Err(RunError::NothingRestorable);
             }
             tracing::info!("the run was begun before but has no image yet: it begins anew");
@@ -156,7 +161,9 @@ impl Supervisor {
         let (shop, streams) = (Arc::clone(&self.shop), Arc::clone(&self.streams));
         let (fresh, events) = (Arc::clone(&sandbox), self.events.clone());
         let work = move || {
-            let result = restore::bring_back(&shop, &fresh, &streams, candidate);
+            let restore = || restore::bring_back(&shop, &fresh, &streams, candidate);
+            let result =
+                catch_unwind(AssertUnwindSafe(restore)).unwrap_or(Err(RestoreError::Panicked));
             // The loop only ends with the run.
             let _ = events.blocking_send(Event::RestoreEnded(Box::new(result)));
         };
@@ -171,7 +178,6 @@ impl Supervisor {
             skip_newest,
             ended: None,
             gone: false,
-            failed: false,
         });
         Ok(())
     }
@@ -201,7 +207,6 @@ impl Supervisor {
                 self.snapshot_when_idle()
             }
             Err(error) => {
-                restoring.failed = true;
                 restoring.sandbox.kill();
                 let (gone, skip_newest) = (restoring.gone, restoring.skip_newest);
                 self.image_failed(id, &error);
@@ -215,7 +220,6 @@ impl Supervisor {
     fn image_failed(&mut self, id: ImageId, error: &RestoreError) {
         let reason = chain(error);
         tracing::error!(image = %id, "restore failed: {reason}");
-        self.failed += 1;
         if error.image_may_be_good() {
             self.refused.insert(id);
         } else if let Err(error) = self.shop.store.set_aside(&self.shop.lock, id, &reason) {
@@ -223,171 +227,6 @@ impl Supervisor {
             tracing::warn!(image = %id, "cannot set the image aside: {}", chain(&error));
             self.refused.insert(id);
         }
-    }
-
-    pub fn job_ended(&mut self, ended: Ended) -> Result<(), RunError> {
-        match &mut self.stage {
-            Stage::Running(running) => {
-                running.ended = Some(ended);
-                self.settle()
-            }
-            Stage::Restoring(restoring) => {
-                restoring.ended = Some(ended);
-                Ok(())
-            }
-            Stage::Idle | Stage::Starting(_) | Stage::Ending(_) | Stage::Waiting { .. } => Ok(()),
-        }
-    }
-
-    pub fn sandbox_gone(&mut self) -> Result<(), RunError> {
-        match &mut self.stage {
-            Stage::Running(running) => {
-                running.gone = true;
-                self.settle()
-            }
-            Stage::Restoring(restoring) => {
-                restoring.gone = true;
-                Ok(())
-            }
-            Stage::Ending(_) => self.drain(),
-            Stage::Starting(_) => Err(SandboxError::Gone.into()),
-            Stage::Idle | Stage::Waiting { .. } => Ok(()),
-        }
-    }
-
-    /// Ends a job whose root process has ended, once no snapshot of it is under way any more.
-    pub fn settle(&mut self) -> Result<(), RunError> {
-        let Stage::Running(Running {
-            busy: None,
-            ended,
-            gone,
-            ..
-        }) = &self.stage
-        else {
-            return Ok(());
-        };
-        let status = match (ended, gone) {
-            (Some(ended), _) => exit_status(*ended),
-            // Somebody killed pid 1, and with it the job.
-            (None, true) => ExitStatus::Signaled(nix::libc::SIGKILL),
-            (None, false) => return Ok(()),
-        };
-        self.end_job(AfterEnd::Decide(status))
-    }
-
-    /// Kills what is left of the job; `then` follows when it is gone.
-    pub fn end_job(&mut self, then: AfterEnd) -> Result<(), RunError> {
-        let stage = std::mem::replace(&mut self.stage, Stage::Ending(then));
-        let (sandbox, gone) = match stage {
-            Stage::Running(running) => (Some(Arc::clone(&running.job.sandbox)), running.gone),
-            Stage::Starting(sandbox) => (Some(sandbox), false),
-            Stage::Restoring(restoring) => (Some(restoring.sandbox), restoring.gone),
-            // Already killed, only the destination changes.
-            Stage::Ending(_) => return Ok(()),
-            Stage::Idle | Stage::Waiting { .. } => (None, true),
-        };
-        if let Some(sandbox) = sandbox.filter(|_| !gone) {
-            sandbox.kill();
-            return Ok(());
-        }
-        self.drain()
-    }
-
-    /// Delivers what the dead job had written, on a thread: our own reader may be slow.
-    fn drain(&mut self) -> Result<(), RunError> {
-        let (streams, events) = (Arc::clone(&self.streams), self.events.clone());
-        let work = move || {
-            let mut streams = streams
-                .lock()
-                .unwrap_or_else(std::sync::PoisonError::into_inner);
-            let (stdout, stderr) = (streams.stdout.drain(), streams.stderr.drain());
-            drop(streams);
-            stdout();
-            stderr();
-            // The loop only ends with the run.
-            let _ = events.blocking_send(Event::Drained);
-        };
-        thread::Builder::new()
-            .name("drain".to_owned())
-            .spawn(work)
-            .map(drop)
-            .map_err(system("start a thread"))
-    }
-
-    /// Everything of the job is gone and delivered.
-    pub fn all_gone(&mut self) -> Result<(), RunError> {
-        let Stage::Ending(then) = self.stage else {
-            return Ok(());
-        };
-        self.stage = Stage::Idle;
-        match then {
-            AfterEnd::Exit(code, progress) => {
-                self.finish(code, progress);
-                Ok(())
-            }
-            AfterEnd::NextImage { skip_newest } => self.restore_from(skip_newest),
-            AfterEnd::Decide(status) => self.after(status),
-        }
-    }
-
-    /// Decides what follows on an end of the job.
-    fn after(&mut self, status: ExitStatus) -> Result<(), RunError> {
-        if self.stopping != Stopping::No {
-            let progress = if status.is_success() {
-                Progress::Finished
-            } else {
-                Progress::Saved
-            };
-            self.finish(status.code(), progress);
-            return Ok(());
-        }
-        self.failed = 0;
-        self.refused.clear();
-        self.budget.ended(status);
-        let images = Images {
-            available: self.available()?.len(),
-            failed: 0,
-        };
-        match decide(status, &self.shop.config.restart, self.budget, images) {
-            Decision::Finished { code } => {
-                self.finish(code, Progress::Finished);
-                Ok(())
-            }
-            Decision::Restore { skip_newest, delay } => {
-                tracing::warn!(end = %status, wait = %seconds(delay), "the job crashed");
-                self.stage = Stage::Waiting {
-                    until: clock::now() + delay,
-                    skip_newest: Some(skip_newest),
-                };
-                Ok(())
-            }
-            Decision::StartAnew { delay } => {
-                tracing::warn!(end = %status, wait = %seconds(delay), "the job ended; there is no image, it begins anew");
-                self.stage = Stage::Waiting {
-                    until: clock::now() + delay,
-                    skip_newest: None,
-                };
-                Ok(())
-            }
-            Decision::GiveUp { code, reason } => {
-                tracing::error!(end = %status, "giving up: {reason}");
-                self.finish(code, Progress::Failed { code });
-                Ok(())
-            }
-        }
-    }
-
-    /// Whether a crash now would be followed by a restore.
-    pub fn would_restore(&self) -> Result<bool, RunError> {
-        let crash = ExitStatus::Signaled(nix::libc::SIGKILL);
-        let mut budget = self.budget;
-        budget.ended(crash);
-        let images = Images {
-            available: self.available()?.len(),
-            failed: 0,
-        };
-        let decision = decide(crash, &self.shop.config.restart, budget, images);
-        Ok(matches!(decision, Decision::Restore { .. }))
     }
 
     pub fn backoff_over(&mut self) -> Result<(), RunError> {
@@ -400,21 +239,10 @@ impl Supervisor {
         }
         self.budget.restarted();
         self.state.restarts += 1;
+        // A new life from the beginning: images of the old one do not belong to it.
+        self.state.started_unix_ms = clock::unix_ms().max(self.state.started_unix_ms + 1);
         self.remember();
         self.start()
-    }
-
-    fn finish(&mut self, code: u8, progress: Progress) {
-        self.state.progress = progress;
-        self.remember();
-        self.exit = Some(code);
-    }
-
-    /// Writes the run's state down. On a full disk the job matters more: the state that is there stays.
-    fn remember(&self) {
-        if let Err(error) = self.state.save(self.shop.store.path()) {
-            tracing::warn!("cannot remember how far the run is: {}", chain(&error));
-        }
     }
 
     /// This run's images that are not set aside, oldest first.
@@ -436,23 +264,24 @@ impl Supervisor {
             .store
             .images()?
             .iter()
-            .any(|image| image.damaged.is_some() || self.is_ours(&image.meta)))
+            .any(|image| super::image::run_of(&image.meta).is_none() || self.is_ours(&image.meta)))
+    }
+
+    /// As `available`; none where the store cannot be read, which is no reason to end a job that computes.
+    pub fn available_or_none(&self) -> Vec<ImageId> {
+        self.available().unwrap_or_else(|error| {
+            tracing::warn!("cannot look for images: {}", chain(&error));
+            Vec::new()
+        })
     }
 
     /// The newest image to go on from.
-    pub fn newest(&self) -> Result<Option<ImageId>, RunError> {
-        Ok(self.available()?.pop())
+    pub fn newest(&self) -> Option<ImageId> {
+        self.available_or_none().pop()
     }
 
     fn is_ours(&self, meta: &[u8]) -> bool {
         super::image::run_of(meta) == Some(self.state.started_unix_ms)
-    }
-}
-
-fn exit_status(ended: Ended) -> ExitStatus {
-    match ended {
-        Ended::Exited(code) => ExitStatus::Exited(u8::try_from(code).unwrap_or(u8::MAX)),
-        Ended::Signaled(signal) => ExitStatus::Signaled(signal),
     }
 }
 

@@ -1,0 +1,381 @@
+//! The part of a snapshot that CRIU does, and what is recorded while the tasks stand still.
+
+use std::io::{self, Read};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::describe::why;
+use super::image::{CudaFacts, ImageFacts, Stopwatch, Trigger};
+use super::machine;
+use super::snapshot::Snapshotted;
+use super::snapshot_error::SnapshotError;
+use super::workshop::{Job, SharedStreams, Workshop};
+use crate::clock;
+use crate::criu::{
+    Capture, CaptureError, Captured, DumpOptions, HOLD_SOCKET_VARIABLE, dump_arguments,
+};
+use crate::job::{self, OpenFile, Process};
+use crate::sandbox::{Ended, Isolation, SandboxError, ToolCommand, ToolRun};
+use crate::store::{ImageId, ImageWriter, StreamWriter};
+
+/// Time for CRIU to release the tasks and end, once a dump was called off.
+const CALL_OFF_LIMIT: Duration = Duration::from_secs(10);
+/// Time between two looks at the processes while CRIU works.
+const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+/// Time for CRIU to die of SIGKILL.
+const KILL_LIMIT: Duration = Duration::from_secs(5);
+/// Most threads that copy one image file.
+const LANES_MAX: usize = 4;
+
+/// A dump, before, during and after CRIU.
+pub(super) struct Dump<'a> {
+    shop: &'a Workshop,
+    job: &'a Job,
+    streams: &'a SharedStreams,
+    /// Which run of the store the image belongs to.
+    run: u64,
+    /// The tree's first process, as the host sees it.
+    root: i32,
+    id: ImageId,
+    writer: Mutex<Option<ImageWriter>>,
+    recorded: Mutex<Option<Recorded>>,
+    /// CRIU has handed over everything and is held by us.
+    held: AtomicBool,
+}
+
+struct Recorded {
+    processes: Vec<Process>,
+    files: Vec<OpenFile>,
+    sockets: job::Sockets,
+    timers: Vec<job::Timer>,
+    stdin: job::InputMark,
+    stdout: job::OutputMark,
+    stderr: job::OutputMark,
+}
+
+impl<'a> Dump<'a> {
+    pub fn new(
+        shop: &'a Workshop,
+        job: &'a Job,
+        streams: &'a SharedStreams,
+        run: u64,
+        root: i32,
+        writer: ImageWriter,
+    ) -> Self {
+        Self {
+            shop,
+            job,
+            streams,
+            run,
+            root,
+            id: writer.id(),
+            writer: Mutex::new(Some(writer)),
+            recorded: Mutex::default(),
+            held: AtomicBool::new(false),
+        }
+    }
+
+    /// Runs CRIU. `while_frozen` is called when everything is read and recorded and the tasks still stand.
+    pub fn run(
+        &self,
+        while_frozen: impl FnOnce(&Self) -> Result<(), SnapshotError> + Send,
+    ) -> Result<Captured, SnapshotError> {
+        let sockets = self.shop.sockets().map_err(SnapshotError::Prepare)?;
+        let log = self.shop.log("dump", self.id);
+        let capture = Capture::bind(sockets.path()).map_err(SnapshotError::Prepare)?;
+        let tool = self.tool(sockets.path(), &log, &capture);
+        let (call_off, called_off) = UnixStream::pair().map_err(SnapshotError::Prepare)?;
+        let (ended, captured) = thread::scope(|scope| {
+            let capturing = scope.spawn(|| {
+                capture.run(
+                    &called_off,
+                    |name, pipe| self.receive(name, &pipe),
+                    |_| {
+                        self.held.store(true, Ordering::Relaxed);
+                        self.record()?;
+                        while_frozen(self)
+                    },
+                )
+            });
+            let ended = self.wait_for(tool, call_off);
+            (ended, capturing.join())
+        });
+        let captured = captured.map_err(|_| SnapshotError::Panicked)?;
+        // CRIU that ends by itself takes back what it did to the job.
+        let killed = !matches!(ended, Ok(Ended::Exited(_)));
+        outcome(&log, ended, captured).map_err(|error| {
+            let processes = self.processes();
+            if !self.job_lives(&processes) {
+                return SnapshotError::Ended;
+            }
+            match job::with_remains_of_criu(&processes).filter(|_| killed) {
+                Some(process) => SnapshotError::Doubtful {
+                    pid: process.pid,
+                    source: Box::new(error),
+                },
+                None => error,
+            }
+        })
+    }
+
+    /// The tree as it is; empty when it is gone.
+    fn processes(&self) -> Vec<Process> {
+        job::tree(self.root).unwrap_or_default()
+    }
+
+    fn job_lives(&self, processes: &[Process]) -> bool {
+        processes
+            .iter()
+            .any(|process| process.pid == self.job.pids.job && job::is_alive(process.host_pid))
+    }
+
+    /// As `run`, but the tasks never go on: they are killed when `commit` has succeeded.
+    pub fn run_and_stop(
+        &self,
+        commit: impl FnOnce(&Self) -> Result<Snapshotted, SnapshotError> + Send,
+    ) -> Result<Snapshotted, SnapshotError> {
+        let mut done = None;
+        let run = self.run(|dump| {
+            done = Some(commit(dump)?);
+            dump.job.sandbox.kill();
+            Ok(())
+        });
+        // Once the image is durable, CRIU's end by our own hand is no failure.
+        done.map_or_else(
+            || {
+                Err(run
+                    .err()
+                    .unwrap_or(SnapshotError::Sandbox(SandboxError::Gone)))
+            },
+            Ok,
+        )
+    }
+
+    fn tool(&self, directory: &Path, log: &Path, capture: &Capture) -> ToolCommand {
+        let mut argv = self.shop.criu.argv();
+        argv.extend(dump_arguments(&DumpOptions {
+            root_pid: self.job.pids.root,
+            directory,
+            log,
+            hold: &self.shop.hold(),
+            libdir: &self.shop.libdir(),
+            log_level: self.shop.config.criu.log_level,
+        }));
+        let environment = vec![(HOLD_SOCKET_VARIABLE.into(), capture.hold_path().into())];
+        ToolCommand {
+            argv,
+            environment,
+            first_descriptor: 0,
+            restores: None,
+        }
+    }
+
+    /// Waits for CRIU; when it takes too long, calls the capture off, which makes it release the tasks.
+    /// CRIU that does not do so is killed: the kernel releases them then. However it ends, nothing
+    /// comes through the stream afterwards, and the capture ends too.
+    fn wait_for(&self, tool: ToolCommand, call_off: UnixStream) -> Result<Ended, SandboxError> {
+        let run = self.job.sandbox.run_tool(tool, &[])?;
+        let ended = self.watch_over(&run);
+        drop(call_off);
+        if ended.is_err() && run.wait(CALL_OFF_LIMIT).is_err() && run.kill().is_ok() {
+            // However it ends, the snapshot has failed.
+            let _ = run.wait(KILL_LIMIT);
+        }
+        ended
+    }
+
+    /// Waits for CRIU within `snapshot.timeout`; while it is held by us, it does not count. When a process dies
+    /// under its hands, CRIU may wait for it forever (4.2.1: `wait4` of a thread group whose other dead threads it
+    /// traces too), and is killed.
+    fn watch_over(&self, run: &ToolRun<'_>) -> Result<Ended, SandboxError> {
+        let limit = self.shop.config.snapshot.timeout;
+        let mut deadline = clock::now() + limit;
+        loop {
+            let left = deadline.saturating_duration_since(clock::now());
+            match run.wait(left.min(LOOK_INTERVAL)) {
+                Err(SandboxError::Slow(_)) if self.held.load(Ordering::Relaxed) => {
+                    deadline = clock::now() + limit
+                }
+                Err(SandboxError::Slow(_)) if left > LOOK_INTERVAL => {}
+                Err(SandboxError::Slow(_)) => return Err(SandboxError::Slow(limit)),
+                ended => return ended,
+            }
+            if job::died_under_trace(&self.processes()) {
+                run.kill()?;
+                return run.wait(KILL_LIMIT);
+            }
+        }
+    }
+
+    fn receive(&self, name: &str, pipe: &std::fs::File) -> Result<u64, SnapshotError> {
+        let mut stream = self.stream(&format!("criu/{name}"))?;
+        stream.copy_from_pipe(pipe, lanes())?;
+        Ok(stream.finish()?)
+    }
+
+    fn stream(&self, name: &str) -> Result<StreamWriter, SnapshotError> {
+        let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let writer = writer
+            .as_ref()
+            .ok_or_else(|| SnapshotError::Stream(io::ErrorKind::UnexpectedEof.into()))?;
+        Ok(writer.stream(name)?)
+    }
+
+    /// Records what CRIU does not: sizes and contents of files, positions of the standard streams.
+    fn record(&self) -> Result<(), SnapshotError> {
+        let processes = job::tree(self.root)?;
+        if !self.job_lives(&processes) {
+            // CRIU dumps a zombie as willingly; restored, it would only be the same crash again.
+            return Err(SnapshotError::Ended);
+        }
+        let pids: Vec<i32> = processes.iter().map(|process| process.host_pid).collect();
+        let mut files = job::collect(&pids)?;
+        let sockets = job::Sockets::record(&pids)?;
+        let timers = job::rung_timers(&processes)?;
+        let bytes_max = self.shop.config.files.keep_content;
+        for (index, file) in files
+            .iter_mut()
+            .filter(|file| file.wants_content(bytes_max))
+            .enumerate()
+        {
+            let name = format!("files/{index}");
+            let content = |source| SnapshotError::Content {
+                path: file.path.display().to_string(),
+                source,
+            };
+            let source = std::fs::File::open(&file.path).map_err(content)?;
+            let mut stream = self.stream(&name)?;
+            stream.copy_from(&mut source.take(file.size))?;
+            stream.finish()?;
+            file.content = Some(name);
+        }
+        let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let [stdout, stderr] = streams.mark_outputs().map_err(SnapshotError::Prepare)?;
+        let recorded = Recorded {
+            processes,
+            files,
+            sockets,
+            timers,
+            stdin: streams.stdin.mark().map_err(SnapshotError::Prepare)?,
+            stdout,
+            stderr,
+        };
+        *self.recorded.lock().unwrap_or_else(PoisonError::into_inner) = Some(recorded);
+        Ok(())
+    }
+
+    pub fn facts(
+        &self,
+        trigger: Trigger,
+        cuda_pids: Option<&[i32]>,
+        freeze: Duration,
+    ) -> Result<ImageFacts, SnapshotError> {
+        let recorded = self
+            .recorded
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        // CRIU cannot succeed without having run the action script, and with it `record`.
+        let recorded =
+            recorded.ok_or_else(|| SnapshotError::Stream(io::ErrorKind::UnexpectedEof.into()))?;
+        let cuda = cuda_pids.map(|host_pids| CudaFacts {
+            pids: recorded
+                .processes
+                .iter()
+                .filter(|process| host_pids.contains(&process.host_pid))
+                .map(|process| process.pid)
+                .collect(),
+            ..machine::cuda_facts()
+        });
+        Ok(ImageFacts {
+            trigger,
+            command: self
+                .shop
+                .command
+                .iter()
+                .map(|word| word.to_string_lossy().into_owned())
+                .collect(),
+            directory: self.shop.directory.clone(),
+            host: machine::host_name(),
+            kernel: machine::kernel_release(),
+            criu: self.shop.criu.version.to_string(),
+            run: self.run,
+            instance: self.shop.instance.clone(),
+            freeze_seconds: freeze.as_secs_f64(),
+            phases: Vec::new(),
+            processes: recorded.processes.len(),
+            pids: self.job.pids,
+            isolated: self.job.sandbox.isolation() == Isolation::Namespaces,
+            cuda,
+            stdin: recorded.stdin,
+            stdout: recorded.stdout,
+            stderr: recorded.stderr,
+            files: recorded.files,
+            sockets: recorded.sockets,
+            timers: recorded.timers,
+        })
+    }
+
+    /// Compresses, writes, publishes. The job computes meanwhile, unless it is to stop.
+    pub fn commit(
+        &self,
+        facts: Result<ImageFacts, SnapshotError>,
+        watch: &mut Stopwatch,
+        begun: Instant,
+    ) -> Result<Snapshotted, SnapshotError> {
+        let mut facts = facts?;
+        let writer = self
+            .writer
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        let mut writer =
+            writer.ok_or_else(|| SnapshotError::Stream(io::ErrorKind::UnexpectedEof.into()))?;
+        writer.start_workers();
+        writer.settle()?;
+        watch.lap("write");
+        facts.phases = watch.phases().to_vec();
+        let meta =
+            serde_json::to_vec(&facts).map_err(|error| SnapshotError::Prepare(error.into()))?;
+        let manifest = writer.commit(&meta)?;
+        Ok(Snapshotted {
+            id: manifest.id,
+            freeze: Duration::from_secs_f64(facts.freeze_seconds),
+            raw_bytes: manifest.raw_bytes,
+            stored_bytes: manifest.stored_bytes,
+            total: clock::now() - begun,
+            facts,
+        })
+    }
+}
+
+/// Threads that copy a large image file: one core is CRIU's, and few more reach the memory's speed.
+fn lanes() -> usize {
+    thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).min(LANES_MAX))
+}
+
+/// What the dump has come to, from both ends of the stream.
+fn outcome(
+    log: &Path,
+    ended: Result<Ended, SandboxError>,
+    captured: Result<Captured, CaptureError<SnapshotError>>,
+) -> Result<Captured, SnapshotError> {
+    match (ended, captured) {
+        (Ok(Ended::Exited(0)), Ok(captured)) => Ok(captured),
+        // Our own failure is the cause of CRIU's.
+        (_, Err(CaptureError::Receiver(error))) => Err(error),
+        (Ok(Ended::Exited(0)), Err(error)) => {
+            Err(SnapshotError::Stream(io::Error::other(error.to_string())))
+        }
+        (Ok(ended), _) => Err(SnapshotError::Criu {
+            reason: why(log, ended),
+            log: log.display().to_string(),
+        }),
+        (Err(SandboxError::Slow(limit)), _) => Err(SnapshotError::Slow(limit)),
+        (Err(error), _) => Err(error.into()),
+    }
+}

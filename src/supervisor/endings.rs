@@ -1,0 +1,221 @@
+//! The job's ends: what is left of it is killed and its output delivered, then
+//! it is decided what follows.
+
+use std::sync::{Arc, PoisonError};
+use std::thread;
+
+use super::describe::{chain, seconds};
+use super::event::Event;
+use super::requests::SAVED;
+use super::restart::{Decision, ExitStatus, Images, decide};
+use super::run::{RunError, system};
+use super::run_state::Progress;
+use super::supervise::{AfterEnd, Running, Stage, Stopping, Supervisor};
+use crate::clock;
+use crate::sandbox::{Ended, SandboxError};
+
+impl Supervisor {
+    pub fn job_ended(&mut self, ended: Ended) -> Result<(), RunError> {
+        match &mut self.stage {
+            Stage::Running(running) => {
+                running.ended = Some(ended);
+                self.settle()
+            }
+            Stage::Restoring(restoring) => {
+                restoring.ended = Some(ended);
+                Ok(())
+            }
+            Stage::Idle | Stage::Starting(_) | Stage::Ending(_) | Stage::Waiting { .. } => Ok(()),
+        }
+    }
+
+    pub fn sandbox_gone(&mut self) -> Result<(), RunError> {
+        match &mut self.stage {
+            Stage::Running(running) => {
+                running.gone = true;
+                self.settle()
+            }
+            Stage::Restoring(restoring) => {
+                restoring.gone = true;
+                Ok(())
+            }
+            Stage::Ending(_) => self.drain(),
+            Stage::Starting(_) => Err(SandboxError::Gone.into()),
+            Stage::Idle | Stage::Waiting { .. } => Ok(()),
+        }
+    }
+
+    /// Ends a job whose root process has ended, once no snapshot of it is under way any more.
+    pub fn settle(&mut self) -> Result<(), RunError> {
+        let Stage::Running(Running {
+            busy: None,
+            ended,
+            gone,
+            ..
+        }) = &self.stage
+        else {
+            return Ok(());
+        };
+        let status = match (ended, gone) {
+            (Some(ended), _) => exit_status(*ended),
+            // Somebody killed pid 1, and with it the job.
+            (None, true) => ExitStatus::Signaled(nix::libc::SIGKILL),
+            (None, false) => return Ok(()),
+        };
+        self.end_job(AfterEnd::Decide(status))
+    }
+
+    /// Kills what is left of the job; `then` follows when it is gone.
+    pub fn end_job(&mut self, then: AfterEnd) -> Result<(), RunError> {
+        let stage = std::mem::replace(&mut self.stage, Stage::Ending(then));
+        let (sandbox, gone) = match stage {
+            Stage::Running(running) => (Some(Arc::clone(&running.job.sandbox)), running.gone),
+            Stage::Starting(sandbox) => (Some(sandbox), false),
+            Stage::Restoring(restoring) => (Some(restoring.sandbox), restoring.gone),
+            // A job that has ended by itself stays what it is.
+            Stage::Ending(AfterEnd::Decide(status)) => {
+                self.stage = Stage::Ending(AfterEnd::Decide(status));
+                return Ok(());
+            }
+            // Already killed, only the destination changes.
+            Stage::Ending(_) => return Ok(()),
+            Stage::Idle | Stage::Waiting { .. } => (None, true),
+        };
+        if let Some(sandbox) = sandbox.filter(|_| !gone) {
+            sandbox.kill();
+            return Ok(());
+        }
+        self.drain()
+    }
+
+    /// Delivers what the dead job had written, on a thread: our own reader may be slow.
+    pub fn drain(&mut self) -> Result<(), RunError> {
+        let (streams, events) = (Arc::clone(&self.streams), self.events.clone());
+        let work = move || {
+            let mut streams = streams.lock().unwrap_or_else(PoisonError::into_inner);
+            let (stdout, stderr) = (streams.stdout.drain(), streams.stderr.drain());
+            drop(streams);
+            stdout();
+            stderr();
+            // The loop only ends with the run.
+            let _ = events.blocking_send(Event::Drained);
+        };
+        thread::Builder::new()
+            .name("drain".to_owned())
+            .spawn(work)
+            .map(drop)
+            .map_err(system("start a thread"))
+    }
+
+    /// Everything of the job is gone and delivered.
+    pub fn all_gone(&mut self) -> Result<(), RunError> {
+        let Stage::Ending(then) = self.stage else {
+            return Ok(());
+        };
+        self.stage = Stage::Idle;
+        match then {
+            AfterEnd::Exit(code, progress) => {
+                self.finish(code, progress);
+                Ok(())
+            }
+            AfterEnd::NextImage { skip_newest } => self.restore_from(skip_newest),
+            AfterEnd::Decide(status) => self.after(status),
+        }
+    }
+
+    /// Decides what follows on an end of the job.
+    pub fn after(&mut self, status: ExitStatus) -> Result<(), RunError> {
+        if let Some(code) = self.asked_to_end(status) {
+            let progress = if status.is_success() {
+                Progress::Finished
+            } else {
+                Progress::Saved
+            };
+            self.finish(code, progress);
+            return Ok(());
+        }
+        self.stopping = Stopping::No;
+        self.refused.clear();
+        self.budget.ended(status);
+        let images = Images {
+            available: self.available_or_none().len(),
+            failed: 0,
+        };
+        match decide(status, &self.shop.config.restart, self.budget, images) {
+            Decision::Finished { code } => {
+                self.finish(code, Progress::Finished);
+                Ok(())
+            }
+            Decision::Restore { skip_newest, delay } => {
+                tracing::warn!(end = %status, wait = %seconds(delay), "the job crashed");
+                self.stage = Stage::Waiting {
+                    until: clock::now() + delay,
+                    skip_newest: Some(skip_newest),
+                };
+                Ok(())
+            }
+            Decision::StartAnew { delay } => {
+                tracing::warn!(end = %status, wait = %seconds(delay), "the job ended; there is no image, it begins anew");
+                self.stage = Stage::Waiting {
+                    until: clock::now() + delay,
+                    skip_newest: None,
+                };
+                Ok(())
+            }
+            Decision::GiveUp { code, reason } => {
+                tracing::error!(end = %status, "giving up: {reason}");
+                self.finish(code, Progress::Failed { code });
+                Ok(())
+            }
+        }
+    }
+
+    /// The exit code, when the end was asked for and is no crash.
+    fn asked_to_end(&self, status: ExitStatus) -> Option<u8> {
+        match self.stopping {
+            Stopping::No => None,
+            // A job that goes on after SIGINT and crashes much later has crashed.
+            Stopping::ByTheJob(at) if at.elapsed() > self.shop.config.snapshot.grace => None,
+            Stopping::ByTheJob(_) => Some(status.code()),
+            Stopping::WhenSaved | Stopping::Until(_)
+                if status.is_success() || self.newest().is_none() =>
+            {
+                Some(status.code())
+            }
+            Stopping::WhenSaved | Stopping::Until(_) => Some(SAVED),
+        }
+    }
+
+    /// Whether a crash now would be followed by a restore.
+    pub fn would_restore(&self) -> bool {
+        let crash = ExitStatus::Signaled(nix::libc::SIGKILL);
+        let mut budget = self.budget;
+        budget.ended(crash);
+        let images = Images {
+            available: self.available_or_none().len(),
+            failed: 0,
+        };
+        let decision = decide(crash, &self.shop.config.restart, budget, images);
+        matches!(decision, Decision::Restore { .. })
+    }
+
+    pub fn finish(&mut self, code: u8, progress: Progress) {
+        self.state.progress = progress;
+        self.remember();
+        self.exit = Some(code);
+    }
+
+    /// Writes the run's state down. On a full disk the job matters more: the state that is there stays.
+    pub fn remember(&self) {
+        if let Err(error) = self.state.save(self.shop.store.path()) {
+            tracing::warn!("cannot remember how far the run is: {}", chain(&error));
+        }
+    }
+}
+
+fn exit_status(ended: Ended) -> ExitStatus {
+    match ended {
+        Ended::Exited(code) => ExitStatus::Exited(u8::try_from(code).unwrap_or(u8::MAX)),
+        Ended::Signaled(signal) => ExitStatus::Signaled(signal),
+    }
+}
