@@ -33,3 +33,28 @@ fn a_killed_job_comes_back_and_ends_as_if_nothing_had_happened() {
     assert_eq!(place.text("log"), lines(40));
     assert_eq!(place.text("out"), lines(40));
 }
+
+#[test]
+fn an_eventfd_that_criu_would_restore_wrongly_fails_the_snapshot_and_the_job_goes_on() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let job = r#"
+import os, time
+fd = os.eventfd(3, os.EFD_SEMAPHORE)
+print("ready", flush=True)
+while not os.path.exists("end"):
+    time.sleep(0.02)
+print(os.eventfd_read(fd), flush=True)
+"#;
+    let mut run = place.start_python(&["--interval", "never"], job);
+    place.wait_for("out", "ready");
+    let refused = place.verb(&["snapshot"]);
+    assert_eq!(refused.status.code(), Some(125));
+    let reason = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(reason.contains("EFD_SEMAPHORE"), "{reason}");
+    std::fs::write(place.file("end"), "").expect("written");
+    assert_eq!(run.wait(), 0);
+    assert_eq!(place.text("out"), "ready\n1\n");
+}

@@ -82,6 +82,14 @@ impl OpenFile {
 /// Why the open files could not be listed.
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
+    /// CRIU (4.2.1) would restore it as a plain counter: the job would go on, and wrongly.
+    #[error(
+        "cannot dump an eventfd of process {pid} that counts as a semaphore (EFD_SEMAPHORE): CRIU does not restore that"
+    )]
+    Semaphore {
+        /// Pid as the host sees it.
+        pid: i32,
+    },
     /// `/proc` of a process could not be read.
     #[error("cannot list the open files of process {pid}")]
     Process {
@@ -102,6 +110,9 @@ pub enum FilesError {
 pub fn collect(pids: &[i32]) -> Result<Vec<OpenFile>, FilesError> {
     let mut found = BTreeMap::new();
     for pid in pids {
+        if has_semaphore(*pid) {
+            return Err(FilesError::Semaphore { pid: *pid });
+        }
         collect_process(*pid, &mut found)
             .map_err(|source| FilesError::Process { pid: *pid, source })?;
     }
@@ -162,6 +173,20 @@ fn collect_process(pid: i32, found: &mut BTreeMap<PathBuf, OpenFile>) -> Result<
         }
     }
     Ok(())
+}
+
+/// Whether the process has an eventfd that counts as a semaphore. Kernels before 6.9 do not tell.
+fn has_semaphore(pid: i32) -> bool {
+    let descriptors = ProcessEntry::new(pid).and_then(|process| process.fd());
+    descriptors.is_ok_and(|all| {
+        all.flatten().any(|one| {
+            let path = format!("/proc/{pid}/fdinfo/{}", one.fd);
+            let is_eventfd =
+                matches!(&one.target, FDTarget::AnonInode(name) if name.contains("eventfd"));
+            is_eventfd
+                && fs::read_to_string(path).is_ok_and(|text| text.contains("eventfd-semaphore: 1"))
+        })
+    })
 }
 
 fn descriptor_flags(pid: i32, descriptor: i32) -> Result<OFlag, ProcError> {
