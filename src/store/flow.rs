@@ -12,8 +12,10 @@
 //! While Holding, workers take pieces only when a stream waits for a buffer: the cores
 //! belong to the freeze until memory runs out. Each open stream may have one buffer
 //! even when all are taken and nothing is on its way back, because its source may be
-//! waiting for another stream to be read: memory is at most the buffer, one chunk for
-//! each open stream, and `SMALL_BYTES_MAX`. Knows nothing of hashes or packs.
+//! waiting for another stream to be read. A full chunk that a lane still copies is on
+//! its way back (see [`Passing`]), so a stream has only one such buffer however many
+//! lanes it has: memory is at most the buffer, one chunk for each open stream, and
+//! `SMALL_BYTES_MAX`. Knows nothing of hashes or packs.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -76,8 +78,17 @@ struct State {
     small_bytes: usize,
     /// Pieces that workers have.
     busy: usize,
+    /// Full chunks that lanes have.
+    passing: usize,
     /// Streams that wait for a buffer.
     waiting: usize,
+}
+
+impl State {
+    /// Whether a buffer will come back without any stream's doing.
+    fn is_moving(&self) -> bool {
+        !self.queue.is_empty() || self.busy > 0 || self.passing > 0
+    }
 }
 
 /// Shared by the streams and the workers of an image.
@@ -105,6 +116,7 @@ impl Flow {
                 queue: VecDeque::new(),
                 small_bytes: 0,
                 busy: 0,
+                passing: 0,
                 waiting: 0,
             }),
             work: Condvar::new(),
@@ -174,7 +186,7 @@ impl Flow {
                 state.free.extend(buffers);
                 continue;
             }
-            if state.queue.is_empty() && state.busy == 0 {
+            if !state.is_moving() {
                 return Ok(Buffer::on_heap());
             }
             state.waiting += 1;
@@ -263,8 +275,25 @@ impl Flow {
             Bytes::Whole { buffer, .. } => self.put_back(&mut state, buffer),
             Bytes::Small(bytes) => state.small_bytes -= bytes.len(),
         }
-        if state.busy == 0 && state.queue.is_empty() {
-            // Whoever waits now may have a buffer of its own.
+        self.wake_if_still(&state);
+    }
+
+    /// Counts a full chunk that a lane has, until it is pushed or released.
+    pub(super) fn passing(&self) -> Passing<'_> {
+        locked(&self.state).passing += 1;
+        Passing { flow: self }
+    }
+
+    /// Buffers of slabs that are not free.
+    #[cfg(test)]
+    pub(super) fn buffers_lost(&self) -> usize {
+        let state = locked(&self.state);
+        state.mapped - state.free.len()
+    }
+
+    /// Whoever waits when nothing moves any more may have a buffer of its own.
+    fn wake_if_still(&self, state: &State) {
+        if !state.is_moving() {
             self.space.notify_all();
         }
     }
@@ -300,6 +329,21 @@ impl Flow {
             Some(error) => Err(WriteError::Stopped(Arc::clone(error))),
             None => Ok(()),
         }
+    }
+}
+
+/// A full chunk on its way through a lane. Dropped after the chunk was pushed or released, or with
+/// a lane that failed.
+#[derive(Debug)]
+pub(super) struct Passing<'flow> {
+    flow: &'flow Flow,
+}
+
+impl Drop for Passing<'_> {
+    fn drop(&mut self) {
+        let mut state = locked(&self.flow.state);
+        state.passing -= 1;
+        self.flow.wake_if_still(&state);
     }
 }
 
@@ -356,6 +400,36 @@ mod tests {
             flow.release(buffer);
         }
         assert_eq!(locked(&flow.state).free.len(), 2);
+    }
+
+    /// Acquires in another thread, which is waiting or done when `then` runs.
+    fn acquire_while(flow: &Flow, then: impl FnOnce()) -> Buffer {
+        std::thread::scope(|scope| {
+            let acquired = scope.spawn(|| flow.acquire().unwrap());
+            while locked(&flow.state).waiting == 0 && !acquired.is_finished() {
+                std::thread::yield_now();
+            }
+            then();
+            acquired.join().unwrap()
+        })
+    }
+
+    #[test]
+    fn a_chunk_in_a_lane_is_waited_for() {
+        let flow = Flow::new(CHUNK_BYTES as u64);
+        let (buffer, passing) = (flow.acquire().unwrap(), flow.passing());
+        let next = acquire_while(&flow, || {
+            flow.release(buffer);
+            drop(passing);
+        });
+        assert!(next.is_pooled());
+    }
+
+    #[test]
+    fn a_lane_that_failed_is_not_waited_for() {
+        let flow = Flow::new(CHUNK_BYTES as u64);
+        let (_held, passing) = (flow.acquire().unwrap(), flow.passing());
+        assert!(!acquire_while(&flow, || drop(passing)).is_pooled());
     }
 
     #[test]
