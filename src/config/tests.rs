@@ -12,6 +12,8 @@ use tempfile::TempDir;
 use super::keys::KEYS;
 use super::*;
 
+mod refusals;
+
 /// A machine of its own: a folder with the three files, all missing at first.
 struct Machine {
     folder: TempDir,
@@ -188,135 +190,6 @@ fn origins_are_shown_behind_the_values() {
     assert!(
         text.contains("\n[log]\nlevel = \"info\"  # default\n"),
         "{text}"
-    );
-}
-
-#[test]
-fn refusals_name_file_line_key_and_a_way_out() {
-    for (text, expected) in [
-        (
-            "\n[snapshot]\n# c\n\nlevel = 1\n\nintervall = '15m'",
-            "ckpt-run.toml:7: snapshot.intervall: unknown key; did you mean `interval`?",
-        ),
-        (
-            "interval = '15m'",
-            "ckpt-run.toml:1: interval: unknown key; did you mean `snapshot.interval`?",
-        ),
-        (
-            "[snapshots]\nlevel = 1",
-            "ckpt-run.toml:1: snapshots: unknown key; did you mean `snapshot`?",
-        ),
-        (
-            "[restart]\nkeep_last = 3",
-            "ckpt-run.toml:2: restart.keep_last: unknown key; did you mean `retention.keep_last`?",
-        ),
-        ("xyzzy = 1", "ckpt-run.toml:1: xyzzy: unknown key"),
-        ("\"a\\nb\" = 1", "ckpt-run.toml:1: a\\nb: unknown key"),
-        (
-            "[snapshot]\ninterval = 15",
-            "ckpt-run.toml:2: snapshot.interval: 15 has no unit; write for example \"15s\"",
-        ),
-        (
-            "[snapshot]\ninterval = '15'",
-            "ckpt-run.toml:2: snapshot.interval: 15 has no unit; write for example \"15s\"",
-        ),
-        (
-            "[snapshot]\ninterval = 'nevr'",
-            "ckpt-run.toml:2: snapshot.interval: neither \"never\" nor valid: \
-             \"nevr\" is not a duration such as \"90s\" or \"1h 30m\"",
-        ),
-        (
-            "[snapshot]\ninterval = '10ms'",
-            "ckpt-run.toml:2: snapshot.interval: 10ms is not within 1s and 8760h",
-        ),
-        (
-            "[snapshot]\nbuffer = '1MiB'",
-            "ckpt-run.toml:2: snapshot.buffer: 1MiB is not within 16MiB and 1024TiB",
-        ),
-        (
-            "[snapshot]\nlevel = 20",
-            "ckpt-run.toml:2: snapshot.level: 20 is not within -7 and 19",
-        ),
-        (
-            "[snapshot]\nlevel = 99999999999999999999",
-            "ckpt-run.toml:2: snapshot.level: expected a whole number, found a number too large",
-        ),
-        (
-            "isolation = 'ful'",
-            "ckpt-run.toml:1: isolation: \"ful\" is not one of \"auto\", \"namespaces\", \"none\"",
-        ),
-        (
-            "[snapshot]\ncron = '* * *'",
-            "ckpt-run.toml:2: snapshot.cron: \"* * *\" is not a cron expression: 3 fields instead \
-             of 5 (minute hour day month weekday), 6 (second first) or 7 (year last)",
-        ),
-        (
-            "[restart]\nprevent = ['SIGFOO']",
-            "ckpt-run.toml:2: restart.prevent: \"SIGFOO\" is neither an exit code (0 to 255) \
-             nor a signal such as SIGILL",
-        ),
-        (
-            "[restart]\nbackoff_factor = nan",
-            "ckpt-run.toml:2: restart.backoff_factor: NaN is not within 1 and 100",
-        ),
-        (
-            "store = '~/images'",
-            "ckpt-run.toml:1: store: \"~/images\" is not expanded here; write the home folder out",
-        ),
-        (
-            "snapshot = true",
-            "ckpt-run.toml:1: snapshot: expected a table, found a boolean",
-        ),
-        (
-            "[store]\nx = 1",
-            "ckpt-run.toml:1: store: expected a string, found a table",
-        ),
-    ] {
-        assert_eq!(Machine::new().project(text).refusal(), expected, "{text}");
-    }
-}
-
-#[test]
-fn refusals_name_variables_and_flags() {
-    for (name, value, expected) in [
-        (
-            "CKPT_RUN_SNAPSHOT_INTERVAL",
-            "900",
-            "environment CKPT_RUN_SNAPSHOT_INTERVAL: snapshot.interval: 900 has no unit; \
-             write for example \"900s\"",
-        ),
-        (
-            "CKPT_RUN_INTERVAL",
-            "15m",
-            "environment CKPT_RUN_INTERVAL: no such setting; \
-             did you mean `CKPT_RUN_SNAPSHOT_INTERVAL`?",
-        ),
-        (
-            "CKPT_RUN_SNAPSHOT_LEVEL",
-            "best",
-            "environment CKPT_RUN_SNAPSHOT_LEVEL: snapshot.level: \"best\" is not a whole number",
-        ),
-    ] {
-        assert_eq!(Machine::new().variable(name, value).refusal(), expected);
-    }
-    let machine = Machine::new().flag("--interval", "snapshot.interval", "15x");
-    assert!(
-        machine
-            .refusal()
-            .starts_with("--interval: snapshot.interval: neither \"never\"")
-    );
-}
-
-#[test]
-fn a_file_that_is_not_toml_is_refused_with_its_line() {
-    let refusal = Machine::new().project("store = 'x'\n[snapshot\n").refusal();
-    assert!(refusal.starts_with("ckpt-run.toml:2: "), "{refusal}");
-    let refusal = Machine::new()
-        .project("store = 'x'\nstore = 'y'\n")
-        .refusal();
-    assert!(
-        refusal.starts_with("ckpt-run.toml:2: duplicate key"),
-        "{refusal}"
     );
 }
 

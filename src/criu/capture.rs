@@ -134,14 +134,11 @@ impl<'env, E: Send + 'env, R: Fn(&str, File) -> Result<u64, E> + Sync> Reception
     ) -> Result<Captured, CaptureError<E>> {
         let mut frozen = Some(frozen);
         loop {
-            // What CRIU has said comes before a call-off: a stream that has ended is complete.
-            let [requested, held, _] =
+            let [requested, held, cancelled] =
                 wait_readable([self.connection, hold, cancel], PollTimeout::NONE)
                     .map_err(CaptureError::Stream)?;
-            if !requested && !held {
-                return Err(CaptureError::Cancelled);
-            }
             // CRIU asks for the last file before it runs the action script, so requests come first.
+            // The call-off comes last: it may come with CRIU's regular end, and then it is done.
             if requested {
                 if self.take_request()? {
                     continue;
@@ -160,6 +157,10 @@ impl<'env, E: Send + 'env, R: Fn(&str, File) -> Result<u64, E> + Sync> Reception
                     frozen(self.done).map_err(CaptureError::Receiver)?;
                 }
                 script.write_all(&[RELEASE]).map_err(CaptureError::Stream)?;
+                continue;
+            }
+            if cancelled {
+                return Err(CaptureError::Cancelled);
             }
         }
     }
@@ -193,5 +194,37 @@ impl<'env, E: Send + 'env, R: Fn(&str, File) -> Result<u64, E> + Sync> Reception
             self.done.bytes += bytes;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A dump without files whose end, by CRIU or by the call-off, comes while the tasks stand still.
+    fn dump(end: impl FnOnce(UnixStream, UnixStream)) -> Result<Captured, CaptureError<()>> {
+        let folder = tempfile::tempdir().unwrap();
+        let capture = Capture::bind(folder.path()).unwrap();
+        let criu = UnixStream::connect(folder.path().join("streamer-capture.sock")).unwrap();
+        let _script = UnixStream::connect(capture.hold_path()).unwrap();
+        let (call_off, called_off) = UnixStream::pair().unwrap();
+        let frozen = |_| {
+            end(criu, call_off);
+            Ok(())
+        };
+        capture.run(&called_off, |_, _| Ok(0), frozen)
+    }
+
+    #[test]
+    fn a_call_off_with_the_regular_end_changes_nothing() {
+        let captured = dump(|criu, call_off| drop((criu, call_off))).unwrap();
+        assert_eq!(captured, Captured::default());
+    }
+
+    #[test]
+    fn a_call_off_before_the_end_is_one() {
+        let mut kept = None;
+        let result = dump(|criu, _call_off| kept = Some(criu));
+        assert!(matches!(result, Err(CaptureError::Cancelled)), "{result:?}");
     }
 }

@@ -9,7 +9,6 @@ use std::env;
 use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Read};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc;
@@ -17,6 +16,11 @@ use std::thread;
 use std::time::Duration;
 
 use super::version::Version;
+pub use error::{AskError, CheckError, FindError};
+use prefix::{LOCAL_PREFIX, Prefix};
+
+mod error;
+mod prefix;
 
 /// The oldest CRIU that is accepted: 3.x fails on current kernels and its `--stream` is not what
 /// the image store speaks.
@@ -42,13 +46,6 @@ const FALLBACK_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/
 /// Folders searched after those of `PATH`: CRIU lives there, users' `PATH`s often lack them.
 const SYSTEM_FOLDERS: [&str; 2] = ["/usr/sbin", "/sbin"];
 
-/// Prefix of an installation by hand.
-const LOCAL_PREFIX: &str = "/usr/local/lib/ckpt-run/criu";
-
-/// Ends every message of a search that failed.
-const REMEDY: &str =
-    "run scripts/setup, install CRIU 4.0 or newer, or name one by --criu or CKPT_RUN_CRIU";
-
 /// A CRIU that answered with a version we accept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Criu {
@@ -62,94 +59,30 @@ pub struct Criu {
 pub struct Search {
     /// Named by the user: a program or a prefix. Nothing else is tried then.
     pub explicit: Option<PathBuf>,
-    /// Prefixes to try; those that do not exist are passed over.
+    /// Prefixes to try. Those that do not exist, or that another user could have filled, are
+    /// passed over.
     pub prefixes: Vec<PathBuf>,
 }
 
-/// Why there is no CRIU to work with. Nothing was changed.
-#[derive(Debug, thiserror::Error)]
-pub enum FindError {
-    /// No candidate exists.
-    #[error("cannot find CRIU (looked for {prefixes} and in PATH): {REMEDY}")]
-    NotFound {
-        /// The prefixes, as text.
-        prefixes: String,
-    },
-    /// It works but is too old.
-    #[error("cannot use CRIU {version} at {}: 4.0 or newer is needed: {REMEDY}", path.display())]
-    TooOld {
-        /// The program or prefix.
-        path: PathBuf,
-        /// What it said of itself.
-        version: Version,
-    },
-    /// A folder that holds no CRIU with its loader.
-    #[error("cannot use {} as CRIU: no usr/sbin/criu with a dynamic loader in usr/lib/*: {REMEDY}", path.display())]
-    NotAPrefix {
-        /// The folder.
-        path: PathBuf,
-    },
-    /// It could not be asked.
-    #[error("failed to ask CRIU at {} for its version: {REMEDY}", path.display())]
-    Ask {
-        /// The program or prefix.
-        path: PathBuf,
-        /// What went wrong.
-        #[source]
-        source: AskError,
-    },
-    /// It ran and failed, or its answer holds no version.
-    #[error("cannot understand CRIU at {}: `--version` ended with {status} and said {answer:?}: {REMEDY}", path.display())]
-    NoVersion {
-        /// The program or prefix.
-        path: PathBuf,
-        /// How it ended.
-        status: ExitStatus,
-        /// Its words.
-        answer: String,
-    },
+/// Whether a path is started on somebody's word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Trust {
+    /// The user named it, or its folder by `PATH`.
+    Given,
+    /// We guessed it: nobody else may have put it there.
+    Examined,
 }
 
-/// Why `criu check` did not pass.
-#[derive(Debug, thiserror::Error)]
-pub enum CheckError {
-    /// It could not be run.
-    #[error("failed to run `criu check`")]
-    Ask(#[from] AskError),
-    /// This kernel or these privileges do not suffice.
-    #[error("cannot use CRIU here: `criu check` ended with {status}: {reason}")]
-    Failed {
-        /// How it ended.
-        status: ExitStatus,
-        /// Its words.
-        reason: String,
-    },
-}
-
-/// Why a short question to CRIU has no answer. The process is gone.
-#[derive(Debug, thiserror::Error)]
-pub enum AskError {
-    /// The program did not start.
-    #[error("failed to start {}", program.display())]
-    Start {
-        /// The program.
-        program: PathBuf,
-        /// The system's reason.
-        #[source]
-        source: io::Error,
-    },
-    /// Its output could not be read.
-    #[error("failed to read the answer")]
-    Read(#[source] io::Error),
-    /// It could not be waited for.
-    #[error("failed to wait for its end")]
-    Wait(#[source] io::Error),
-    /// It took too long and was killed.
-    #[error("no answer within {limit:?}")]
-    Silent {
-        /// How long it was given.
-        limit: Duration,
-    },
+impl Trust {
+    fn examine(self, path: &Path, prefix: &Prefix) -> Result<(), FindError> {
+        match (self, prefix.weak_part()) {
+            (Trust::Given, _) | (Trust::Examined, None) => Ok(()),
+            (Trust::Examined, Some(part)) => Err(FindError::Untrusted {
+                path: path.to_owned(),
+                part: part.to_owned(),
+            }),
+        }
+    }
 }
 
 impl Search {
@@ -157,35 +90,13 @@ impl Search {
     /// configuration say, `None` or empty to search.
     #[must_use]
     pub fn new(explicit: Option<PathBuf>) -> Search {
-        let mut prefixes = Vec::new();
-        if let Ok(program) = env::current_exe()
-            && let Some(folder) = program.parent()
-        {
-            // In a checkout: target/release/ckpt-run.
-            prefixes.extend(folder.ancestors().nth(2).map(|root| root.join(".criu")));
-            prefixes.extend(folder.parent().map(|root| root.join("lib/ckpt-run/criu")));
-        }
+        let program = env::current_exe().unwrap_or_default();
+        let mut prefixes = prefix::beside(&program);
         prefixes.push(PathBuf::from(LOCAL_PREFIX));
         Search {
             explicit: explicit.filter(|path| !path.as_os_str().is_empty()),
             prefixes,
         }
-    }
-}
-
-impl FindError {
-    /// What to do, whatever the reason; the message ends with it.
-    #[must_use]
-    pub fn remedy(&self) -> &'static str {
-        REMEDY
-    }
-
-    /// The message without the remedy.
-    #[must_use]
-    pub fn finding(&self) -> String {
-        let message = self.to_string();
-        let finding = message.strip_suffix(REMEDY).unwrap_or(&message);
-        finding.trim_end_matches([':', ' ']).to_owned()
     }
 }
 
@@ -205,16 +116,17 @@ impl Criu {
 
     fn find_in(search: &Search, folders: Vec<PathBuf>) -> Result<Criu, FindError> {
         if let Some(path) = &search.explicit {
-            return Criu::open(path);
+            return Criu::open(path, Trust::Given);
         }
         let programs = folders
             .into_iter()
             .filter(|f| f.is_absolute())
-            .map(|f| f.join("criu"));
-        let candidates = search.prefixes.iter().cloned().chain(programs);
+            .map(|f| (f.join("criu"), Trust::Given));
+        let prefixes = search.prefixes.iter().cloned();
+        let candidates = prefixes.map(|path| (path, Trust::Examined)).chain(programs);
         let mut first_reason = None;
-        for path in candidates.filter(|path| path.exists()) {
-            match Criu::open(&path) {
+        for (path, trust) in candidates.filter(|(path, _)| path.exists()) {
+            match Criu::open(&path, trust) {
                 Ok(criu) => return Ok(criu),
                 Err(reason) => {
                     tracing::debug!(path = %path.display(), %reason, "CRIU passed over");
@@ -228,11 +140,14 @@ impl Criu {
     }
 
     /// Asks the program or prefix at `path` for its version.
-    fn open(path: &Path) -> Result<Criu, FindError> {
+    fn open(path: &Path, trust: Trust) -> Result<Criu, FindError> {
         // Absolute: the sandbox starts CRIU from another folder.
         let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-        let argv = if path.is_dir() {
-            prefix_argv(path).ok_or_else(|| FindError::NotAPrefix { path: path.clone() })?
+        let argv = if path.is_dir() || trust == Trust::Examined {
+            let prefix =
+                Prefix::open(path).ok_or_else(|| FindError::NotAPrefix { path: path.clone() })?;
+            trust.examine(path, &prefix)?;
+            prefix.argv()
         } else {
             vec![path.clone().into_os_string()]
         };
@@ -331,41 +246,6 @@ impl Criu {
         let status = child.wait().map_err(AskError::Wait)?;
         Ok((status, answer?))
     }
-}
-
-/// How the CRIU of a prefix is started: its loader, told where its libraries are.
-fn prefix_argv(prefix: &Path) -> Option<Vec<OsString>> {
-    let program = prefix.join("usr/sbin/criu");
-    if !is_program(&program) {
-        return None;
-    }
-    let folders = fs::read_dir(prefix.join("usr/lib")).ok()?;
-    let (libraries, loader) = folders
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .find_map(|folder| Some((folder.clone(), loader_in(&folder)?)))?;
-    Some(vec![
-        loader.into(),
-        "--library-path".into(),
-        libraries.into(),
-        program.into(),
-    ])
-}
-
-/// `ld-linux-x86-64.so.2`, `ld-linux-aarch64.so.1`: the name tells the architecture.
-fn loader_in(folder: &Path) -> Option<PathBuf> {
-    fs::read_dir(folder)
-        .ok()?
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .find(|path| {
-            path.file_name()
-                .is_some_and(|n| n.to_string_lossy().starts_with("ld-linux-"))
-                && is_program(path)
-        })
-}
-
-fn is_program(path: &Path) -> bool {
-    path.metadata()
-        .is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
 }
 
 /// CRIU's complaint on one line: its `Error` lines if it has any, else all it said.

@@ -57,6 +57,11 @@ impl Fake {
         inner.gone.push(pid);
     }
 
+    /// The process executes a program that does not use CUDA.
+    pub(crate) fn change(&self, pid: i32) {
+        self.inner().states.remove(&pid);
+    }
+
     pub(crate) fn state_of(&self, pid: i32) -> Option<State> {
         self.inner().states.get(&pid).copied()
     }

@@ -11,6 +11,7 @@ use std::thread;
 use super::error::{Aftermath, Call, CallError, Code, Left, TreeError};
 use super::loader::Driver;
 use super::process::{CheckpointApi, State};
+use super::sys;
 
 /// A thread is held for each process while they are locked; eight GPUs with a
 /// few processes each are far below this.
@@ -23,16 +24,26 @@ const UNDO_FAILURES_MAX: u32 = 2;
 /// Steps that bringing a process back can take: query, restore, query, unlock, query.
 const UNDO_STEPS_MAX: u32 = 3 + UNDO_FAILURES_MAX;
 
+/// What it means that a process of the group does not use CUDA.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Without {
+    /// It did when it was found and runs another program now: there is nothing to bring back.
+    Changed,
+    /// It was suspended in the image it was restored from: its GPU state is lost.
+    Lost,
+}
+
 /// Processes that are brought back to running when this is dropped, unless
 /// that was already tried.
 pub(super) struct Group {
     api: Arc<dyn CheckpointApi>,
     pids: Vec<i32>,
+    without: Without,
     settled: bool,
 }
 
 impl Group {
-    pub(super) fn new(driver: &Driver, pids: &[i32]) -> Result<Self, TreeError> {
+    pub(super) fn new(driver: &Driver, pids: &[i32], without: Without) -> Result<Self, TreeError> {
         let mut pids = pids.to_vec();
         pids.sort_unstable();
         pids.dedup();
@@ -49,6 +60,7 @@ impl Group {
         Ok(Self {
             api,
             pids,
+            without,
             settled: false,
         })
     }
@@ -83,9 +95,9 @@ impl Group {
     /// Gets every process to running, from whatever state it is in.
     pub(super) fn bring_back(&mut self) -> Aftermath {
         self.settled = true;
-        let api = &*self.api;
+        let (api, without) = (&*self.api, self.without);
         Aftermath {
-            stuck: in_parallel(&self.pids, |pid| bring_back(api, pid).err()),
+            stuck: in_parallel(&self.pids, |pid| bring_back(api, pid, without).err()),
         }
     }
 
@@ -118,7 +130,7 @@ impl std::fmt::Debug for Group {
 }
 
 /// Restores and unlocks as the process's state asks for, until it runs.
-fn bring_back(api: &dyn CheckpointApi, pid: i32) -> Result<(), Left> {
+fn bring_back(api: &dyn CheckpointApi, pid: i32, without: Without) -> Result<(), Left> {
     let mut left = Left {
         pid,
         state: None,
@@ -133,7 +145,10 @@ fn bring_back(api: &dyn CheckpointApi, pid: i32) -> Result<(), Left> {
             Ok(State::Locked) => (Call::Unlock, api.unlock(pid)),
             Ok(State::Checkpointed) => (Call::Restore, api.restore(pid)),
             Ok(State::Failed | State::Unknown(_)) => break,
-            Err(code) => (Call::GetState, Err(code)),
+            Err(code) => match without {
+                Without::Changed if code.number == sys::NOT_INITIALIZED => return Ok(()),
+                Without::Changed | Without::Lost => (Call::GetState, Err(code)),
+            },
         };
         let Err(code) = result else { continue };
         if !api.exists(pid) {

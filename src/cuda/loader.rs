@@ -217,8 +217,8 @@ fn text(function: sys::GetErrorText, result: sys::CuResult) -> String {
 impl CheckpointApi for Functions {
     /// A restore on a GPU without persistence mode needs `cuInit` in the caller
     /// (the driver's documentation): nothing else keeps such a GPU awake while
-    /// the job has let go of it. With persistence mode, all of `cuInit`'s
-    /// memory is saved.
+    /// the job has let go of it. Where every GPU is known to have persistence
+    /// mode, all of `cuInit`'s memory is saved. Decided at the first call.
     fn prepare(&self) {
         self.prepared.call_once(|| {
             if gpu::all_persistent() {

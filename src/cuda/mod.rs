@@ -16,8 +16,9 @@
 //! program that never meets a GPU never loads it. Ask [`available`] first (it
 //! looks at device nodes), call [`Driver::load`] at the first snapshot. No CUDA
 //! context is ever made here, so no GPU memory is taken. `cuInit`, which is what
-//! makes libcuda large in memory, is called only where the driver asks for it:
-//! before a restore on a GPU that does not have persistence mode on.
+//! makes libcuda large in memory, is called once, before the first lock or restore,
+//! and only where a restore may need it: unless every GPU of the machine is known to
+//! have persistence mode on.
 //!
 //! This module knows nothing of CRIU, images or the sandbox.
 

@@ -51,7 +51,8 @@ impl fmt::Display for State {
 
 /// The driver's calls on another process. All block; only lock is bounded.
 pub(crate) trait CheckpointApi: Send + Sync {
-    /// Makes later restores possible; called before anything is locked.
+    /// Makes later restores possible, with `cuInit` where that is needed; called before anything
+    /// is locked or restored. Only the first call does something.
     fn prepare(&self);
     fn state(&self, pid: i32) -> Result<State, Code>;
     fn restore_thread(&self, pid: i32) -> Result<i32, Code>;

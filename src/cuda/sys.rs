@@ -39,7 +39,8 @@ impl LockArgs {
     }
 }
 
-/// `CUcheckpointCheckpointArgs` and `CUcheckpointUnlockArgs`: all reserved.
+/// `CUcheckpointUnlockArgs`, all reserved, and `CUcheckpointCheckpointArgs`, which in newer
+/// headers begins with a pointer to storage of the caller's; null is host memory.
 #[repr(C)]
 #[derive(Default)]
 pub(super) struct ReservedArgs {

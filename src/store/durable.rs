@@ -5,9 +5,9 @@
 //! is synced. Every small file of a store goes this way, and the run state of the
 //! caller too. Knows nothing of what it writes.
 
-use std::fs::{DirBuilder, File};
+use std::fs::{DirBuilder, File, Permissions};
 use std::io::{self, Write};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 /// How names of temporary files begin, so that a sweep finds those of a killed writer.
@@ -86,9 +86,22 @@ impl DurableError {
 /// # Errors
 /// [`DurableError`]; each variant says what is in place then.
 pub fn write(path: &Path, content: &[u8]) -> Result<(), DurableError> {
+    replace(path, content, 0o600)
+}
+
+/// As [`write`], for a program (mode 0700).
+///
+/// # Errors
+/// As there.
+pub fn write_program(path: &Path, content: &[u8]) -> Result<(), DurableError> {
+    replace(path, content, 0o700)
+}
+
+fn replace(path: &Path, content: &[u8], mode: u32) -> Result<(), DurableError> {
     let folder = folder_of(path);
     let mut file = tempfile::Builder::new()
         .prefix(TEMPORARY_PREFIX)
+        .permissions(Permissions::from_mode(mode))
         .tempfile_in(folder)
         .map_err(|source| DurableError::CreateTemporary {
             path: folder.to_owned(),
@@ -125,9 +138,34 @@ pub fn sync_folder(path: &Path) -> Result<(), DurableError> {
 /// # Errors
 /// The folder cannot be created, or its parent not synced.
 pub fn create_folder(path: &Path) -> Result<(), DurableError> {
-    match DirBuilder::new().mode(0o700).create(path) {
-        Ok(()) => sync_folder(folder_of(path)),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+    create_folder_with(path, 0o700)
+}
+
+/// Creates the folders above `path` that are missing, each of them to last.
+///
+/// # Errors
+/// As [`create_folder`]; folders higher up may have been created.
+pub(super) fn create_parents(path: &Path) -> Result<(), DurableError> {
+    let parents = path.ancestors().skip(1);
+    let missing: Vec<&Path> = parents
+        .take_while(|folder| !folder.as_os_str().is_empty() && !folder.exists())
+        .collect();
+    for folder in missing.into_iter().rev() {
+        create_folder_with(folder, 0o777)?;
+    }
+    Ok(())
+}
+
+/// `mode` is subject to the umask. The parent is synced even when the folder is there, where we
+/// may: whoever created it may have been killed before syncing.
+fn create_folder_with(path: &Path, mode: u32) -> Result<(), DurableError> {
+    let parent = folder_of(path);
+    match DirBuilder::new().mode(mode).create(path) {
+        Ok(()) => sync_folder(parent),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => match sync_folder(parent) {
+            Err(error) if error.io_error().kind() == io::ErrorKind::PermissionDenied => Ok(()),
+            synced => synced,
+        },
         Err(source) => Err(DurableError::CreateFolder {
             path: path.to_owned(),
             source,
@@ -157,8 +195,6 @@ fn folder_of(path: &Path) -> &Path {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
 
     #[test]
@@ -170,6 +206,30 @@ mod tests {
         assert_eq!(std::fs::read(&path).unwrap(), b"two");
         assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(folder.path().read_dir().unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_program_can_be_run_by_its_owner_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("program");
+        write_program(&path, b"#!/bin/sh").unwrap();
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o700);
+    }
+
+    #[test]
+    fn all_missing_parents_are_created_and_a_file_in_the_way_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("one/two/three");
+        create_parents(&path).unwrap();
+        create_parents(&path).unwrap();
+        assert!(folder.path().join("one/two").is_dir() && !path.exists());
+        create_parents(Path::new("relative")).unwrap();
+        write(&path, b"").unwrap();
+        let error = create_parents(&path.join("four/five")).unwrap_err();
+        assert!(
+            matches!(&error, DurableError::CreateFolder { path: at, .. } if at.ends_with("four")),
+            "{error}"
+        );
     }
 
     #[test]

@@ -12,8 +12,10 @@
 //! While Holding, workers take pieces only when a stream waits for a buffer: the cores
 //! belong to the freeze until memory runs out. Each open stream may have one buffer
 //! even when all are taken and nothing is on its way back, because its source may be
-//! waiting for another stream to be read: memory is at most the buffer, one chunk for
-//! each open stream, and `SMALL_BYTES_MAX`. Knows nothing of hashes or packs.
+//! waiting for another stream to be read. A full chunk that a lane still copies is on
+//! its way back (see [`Passing`]), so a stream has only one such buffer however many
+//! lanes it has: memory is at most the buffer, one chunk for each open stream, and
+//! `SMALL_BYTES_MAX`. Knows nothing of hashes or packs.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -76,8 +78,17 @@ struct State {
     small_bytes: usize,
     /// Pieces that workers have.
     busy: usize,
+    /// Full chunks that lanes have.
+    passing: usize,
     /// Streams that wait for a buffer.
     waiting: usize,
+}
+
+impl State {
+    /// Whether a buffer will come back without any stream's doing.
+    fn is_moving(&self) -> bool {
+        !self.queue.is_empty() || self.busy > 0 || self.passing > 0
+    }
 }
 
 /// Shared by the streams and the workers of an image.
@@ -105,6 +116,7 @@ impl Flow {
                 queue: VecDeque::new(),
                 small_bytes: 0,
                 busy: 0,
+                passing: 0,
                 waiting: 0,
             }),
             work: Condvar::new(),
@@ -174,7 +186,7 @@ impl Flow {
                 state.free.extend(buffers);
                 continue;
             }
-            if state.queue.is_empty() && state.busy == 0 {
+            if !state.is_moving() {
                 return Ok(Buffer::on_heap());
             }
             state.waiting += 1;
@@ -263,8 +275,25 @@ impl Flow {
             Bytes::Whole { buffer, .. } => self.put_back(&mut state, buffer),
             Bytes::Small(bytes) => state.small_bytes -= bytes.len(),
         }
-        if state.busy == 0 && state.queue.is_empty() {
-            // Whoever waits now may have a buffer of its own.
+        self.wake_if_still(&state);
+    }
+
+    /// Counts a full chunk that a lane has, until it is pushed or released.
+    pub(super) fn passing(&self) -> Passing<'_> {
+        locked(&self.state).passing += 1;
+        Passing { flow: self }
+    }
+
+    /// Buffers of slabs that are not free.
+    #[cfg(test)]
+    pub(super) fn buffers_lost(&self) -> usize {
+        let state = locked(&self.state);
+        state.mapped - state.free.len()
+    }
+
+    /// Whoever waits when nothing moves any more may have a buffer of its own.
+    fn wake_if_still(&self, state: &State) {
+        if !state.is_moving() {
             self.space.notify_all();
         }
     }
@@ -303,6 +332,21 @@ impl Flow {
     }
 }
 
+/// A full chunk on its way through a lane. Dropped after the chunk was pushed or released, or with
+/// a lane that failed.
+#[derive(Debug)]
+pub(super) struct Passing<'flow> {
+    flow: &'flow Flow,
+}
+
+impl Drop for Passing<'_> {
+    fn drop(&mut self) {
+        let mut state = locked(&self.flow.state);
+        state.passing -= 1;
+        self.flow.wake_if_still(&state);
+    }
+}
+
 fn may_work(state: &State) -> bool {
     match state.phase {
         Phase::Holding => state.waiting > 0,
@@ -311,84 +355,4 @@ fn may_work(state: &State) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const TWO_BUFFERS: u64 = 2 * CHUNK_BYTES as u64;
-
-    #[test]
-    fn workers_rest_until_started() {
-        let flow = Flow::new(TWO_BUFFERS);
-        flow.push(0, 0, flow.acquire().unwrap(), 10);
-        assert!(!may_work(&locked(&flow.state)));
-        flow.start();
-        let piece = flow.take().unwrap();
-        assert_eq!(
-            (piece.stream, piece.position, piece.bytes().len()),
-            (0, 0, 10)
-        );
-    }
-
-    #[test]
-    fn a_full_buffer_makes_workers_run_before_they_are_started() {
-        let flow = Flow::new(TWO_BUFFERS);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while let Some(piece) = flow.take() {
-                    flow.done(piece);
-                }
-            });
-            for position in 0..100 {
-                let buffer = flow.acquire().unwrap();
-                flow.push(0, position, buffer, CHUNK_BYTES);
-            }
-            assert!(locked(&flow.state).mapped <= 2);
-            flow.close();
-        });
-    }
-
-    #[test]
-    fn open_streams_beyond_the_buffer_get_one_each() {
-        let flow = Flow::new(TWO_BUFFERS);
-        let held: Vec<Buffer> = (0..5).map(|_| flow.acquire().unwrap()).collect();
-        assert_eq!(held.iter().filter(|buffer| buffer.is_pooled()).count(), 2);
-        for buffer in held {
-            flow.release(buffer);
-        }
-        assert_eq!(locked(&flow.state).free.len(), 2);
-    }
-
-    #[test]
-    fn ends_of_streams_keep_no_buffer() {
-        let flow = Flow::new(TWO_BUFFERS);
-        for stream in 0..1000 {
-            flow.push_last(stream, 0, flow.acquire().unwrap(), 200);
-        }
-        let state = locked(&flow.state);
-        assert_eq!((state.free.len(), state.small_bytes), (2, 200_000));
-    }
-
-    #[test]
-    fn reserving_stays_within_the_limit() {
-        let flow = Flow::new(TWO_BUFFERS);
-        flow.reserve(u64::MAX);
-        let state = locked(&flow.state);
-        assert_eq!((state.free.len(), state.mapped), (2, 2));
-    }
-
-    #[test]
-    fn stopping_wakes_a_stream_that_waits() {
-        let flow = Flow::new(CHUNK_BYTES as u64);
-        flow.push(0, 0, flow.acquire().unwrap(), 1);
-        std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| flow.acquire());
-            flow.stop(WriteError::TooManyChunks);
-            flow.stop(WriteError::Aborted);
-            let error = waiting.join().unwrap().unwrap_err();
-            assert!(
-                matches!(&error, WriteError::Stopped(first) if matches!(**first, WriteError::TooManyChunks))
-            );
-        });
-        assert!(flow.take().is_none() && flow.check().is_err());
-    }
-}
+mod tests;

@@ -1,7 +1,8 @@
 //! The chunks that a new image need not write again: those of the images that exist.
 //!
-//! A chunk that a damaged image refers to is not trusted, nor is a pack that is missing
-//! or has another length: a new image must never depend on bytes that may be bad.
+//! What lies where a damaged image has a chunk is not trusted, nor is a pack that is
+//! missing or has another length: a new image must never depend on bytes that may be
+//! bad. The same bytes written once more, elsewhere, are.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -9,32 +10,33 @@ use std::fs;
 use super::chunk::Hash;
 use super::error::ReadError;
 use super::layout::Store;
-use super::manifest::{Chunk, Content, Manifest};
-use super::pack::Pack;
+use super::manifest::{Chunk, Content, Manifest, Stored};
+use super::pack::{Pack, PackName};
 
 /// Where the chunks of existing images lie.
 #[derive(Debug, Default)]
 pub(super) struct Index {
     chunks: HashMap<Hash, Chunk>,
     packs: Vec<Pack>,
+    /// Where chunks of damaged images lie.
+    doubted: HashSet<(PackName, u64)>,
 }
 
 impl Index {
     /// Reads the manifests of all images. Those that cannot be read add nothing.
     pub(super) fn load(store: &Store) -> Result<Self, ReadError> {
         let mut index = Self::default();
-        let mut doubted = HashSet::new();
-        for id in store.ids()? {
-            let Ok(manifest) = store.manifest(id) else {
-                continue;
-            };
-            if store.damage_mark(id).is_some() {
-                doubted.extend(stored(&manifest).map(|(_, stored)| stored));
-            } else {
-                index.add(store, &manifest);
-            }
+        let (damaged, good): (Vec<_>, Vec<_>) = store
+            .ids()?
+            .into_iter()
+            .partition(|id| store.damage_mark(*id).is_some());
+        for manifest in damaged.iter().filter_map(|id| store.manifest(*id).ok()) {
+            let places = stored(&manifest).map(|(_, stored)| place(&manifest, stored));
+            index.doubted.extend(places);
         }
-        index.chunks.retain(|hash, _| !doubted.contains(hash));
+        for manifest in good.iter().filter_map(|id| store.manifest(*id).ok()) {
+            index.add(store, &manifest);
+        }
         Ok(index)
     }
 
@@ -55,15 +57,14 @@ impl Index {
             .iter()
             .map(|pack| self.pack_position(store, *pack))
             .collect();
-        for (chunk, hash) in stored(manifest) {
-            let Content::Stored(mut stored) = chunk.content else {
+        for (chunk, stored) in stored(manifest) {
+            if self.doubted.contains(&place(manifest, stored)) {
                 continue;
-            };
+            }
             if let Some(pack) = places[stored.pack as usize] {
-                stored.pack = pack;
-                let content = Content::Stored(stored);
+                let content = Content::Stored(Stored { pack, ..stored });
                 self.chunks
-                    .entry(hash)
+                    .entry(stored.hash)
                     .or_insert(Chunk { content, ..*chunk });
             }
         }
@@ -83,12 +84,16 @@ impl Index {
     }
 }
 
-fn stored(manifest: &Manifest) -> impl Iterator<Item = (&Chunk, Hash)> {
+fn place(manifest: &Manifest, stored: Stored) -> (PackName, u64) {
+    (manifest.packs[stored.pack as usize].name, stored.offset)
+}
+
+fn stored(manifest: &Manifest) -> impl Iterator<Item = (&Chunk, Stored)> {
     manifest
         .chunks
         .iter()
         .filter_map(|chunk| match chunk.content {
             Content::Zero => None,
-            Content::Stored(stored) => Some((chunk, stored.hash)),
+            Content::Stored(stored) => Some((chunk, stored)),
         })
 }

@@ -29,29 +29,30 @@ const LANE_BYTES: i32 = 1 << 20;
 
 /// What a lane's thread is told. Channels hold at most the parts of one chunk.
 #[derive(Debug)]
-enum Order {
+enum Order<T> {
     /// A new chunk goes into this buffer.
     Begin(Buffer),
     /// So many more bytes of it are in the lane.
     Copy(usize),
-    /// The chunk is complete; its position in the stream.
-    Complete(u32),
+    /// The chunk is complete; what its taker wants to know of it.
+    Complete(T),
     /// The stream ended inside the chunk: hand it back.
     HandBack,
 }
 
 /// A lane as its feeder sees it.
 #[derive(Debug)]
-struct Lane<'scope> {
+struct Lane<'scope, T> {
     entry: File,
-    orders: Sender<Order>,
+    orders: Sender<Order<T>>,
     thread: ScopedJoinHandle<'scope, io::Result<Option<(Buffer, usize)>>>,
 }
 
-/// The lanes of one stream.
+/// The lanes of one stream, whose chunks travel with a `T`. After a failed call only
+/// [`Lanes::finish`] makes sense.
 #[derive(Debug)]
-pub(super) struct Lanes<'scope> {
-    lanes: Vec<Lane<'scope>>,
+pub(super) struct Lanes<'scope, T> {
+    lanes: Vec<Lane<'scope, T>>,
     idle: Receiver<usize>,
 }
 
@@ -62,17 +63,25 @@ pub(super) struct Passage {
     len: usize,
 }
 
-impl<'scope> Lanes<'scope> {
-    /// Opens `count` lanes. `complete` takes each full chunk, with its position, on the lane's thread.
+impl Passage {
+    /// Whether the chunk has all its bytes.
+    pub(super) fn is_full(&self) -> bool {
+        self.len == CHUNK_BYTES
+    }
+}
+
+impl<'scope, T: Send + 'scope> Lanes<'scope, T> {
+    /// Opens `count` lanes. `complete` takes each full chunk on the lane's thread.
     pub(super) fn open<'env>(
         scope: &'scope Scope<'scope, 'env>,
         count: usize,
-        complete: impl Fn(Buffer, u32) + Clone + Send + 'scope,
+        complete: impl Fn(Buffer, T) + Clone + Send + 'scope,
     ) -> io::Result<Self> {
         let (when_idle, idle) = channel();
         let lanes = (0..count).map(|number| {
             let (exit, entry) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
-            fcntl(&entry, FcntlArg::F_SETPIPE_SZ(LANE_BYTES))?;
+            // A smaller pipe, all that a user with many pipes may have, is slower, not wrong.
+            let _ = fcntl(&entry, FcntlArg::F_SETPIPE_SZ(LANE_BYTES));
             let (orders, received) = channel();
             let (complete, when_idle) = (complete.clone(), when_idle.clone());
             let work = move || {
@@ -95,15 +104,21 @@ impl<'scope> Lanes<'scope> {
         })
     }
 
-    /// Begins a chunk on the next idle lane.
-    pub(super) fn begin(&self, buffer: Buffer) -> io::Result<Passage> {
+    /// Moves a chunk out of `source` into the next idle lane. It is full unless the stream ends.
+    pub(super) fn fill(&self, buffer: Buffer, source: &File) -> io::Result<Passage> {
+        let mut passage = self.begin(buffer)?;
+        while !passage.is_full() && self.feed(&mut passage, source)? > 0 {}
+        Ok(passage)
+    }
+
+    fn begin(&self, buffer: Buffer) -> io::Result<Passage> {
         let lane = self.idle.recv().map_err(|_| broken())?;
         self.order(lane, Order::Begin(buffer))?;
         Ok(Passage { lane, len: 0 })
     }
 
     /// Moves what `source` has, up to the end of the chunk; the bytes, 0 at the end of the stream.
-    pub(super) fn feed(&self, passage: &mut Passage, source: &File) -> io::Result<usize> {
+    fn feed(&self, passage: &mut Passage, source: &File) -> io::Result<usize> {
         let lane = &self.lanes[passage.lane];
         let lacking = CHUNK_BYTES - passage.len;
         let moved = loop {
@@ -124,29 +139,26 @@ impl<'scope> Lanes<'scope> {
         Ok(moved)
     }
 
-    /// Whether the chunk has all its bytes.
-    pub(super) fn is_full(passage: &Passage) -> bool {
-        passage.len == CHUNK_BYTES
-    }
-
     /// Ends a full chunk.
-    pub(super) fn complete(&self, passage: &Passage, position: u32) -> io::Result<()> {
-        self.order(passage.lane, Order::Complete(position))
+    pub(super) fn complete(&self, passage: &Passage, with: T) -> io::Result<()> {
+        self.order(passage.lane, Order::Complete(with))
     }
 
     /// Waits for all threads. Returns the unfinished chunk and its length.
-    pub(super) fn finish(self, unfinished: &Passage) -> io::Result<(Buffer, usize)> {
-        self.order(unfinished.lane, Order::HandBack)?;
-        let mut handed_back = None;
-        for lane in self.lanes {
+    pub(super) fn finish(self, unfinished: io::Result<Passage>) -> io::Result<(Buffer, usize)> {
+        let ordered = unfinished.and_then(|passage| self.order(passage.lane, Order::HandBack));
+        // All of them first: a lane that failed says more than the order that did not reach it.
+        let lanes = self.lanes.into_iter().map(|lane| {
             drop((lane.entry, lane.orders));
-            let result = lane.thread.join().map_err(|_| broken())?;
-            handed_back = result?.or(handed_back);
-        }
-        handed_back.ok_or_else(broken)
+            lane.thread.join().unwrap_or_else(|_| Err(broken()))
+        });
+        let ended: Vec<io::Result<_>> = lanes.collect();
+        let handed_back = ended.into_iter().collect::<io::Result<Vec<_>>>()?;
+        ordered?;
+        handed_back.into_iter().flatten().next().ok_or_else(broken)
     }
 
-    fn order(&self, lane: usize, order: Order) -> io::Result<()> {
+    fn order(&self, lane: usize, order: Order<T>) -> io::Result<()> {
         self.lanes[lane].orders.send(order).map_err(|_| broken())
     }
 }
@@ -157,10 +169,10 @@ fn broken() -> io::Error {
 }
 
 /// The thread of a lane. Ends with the orders; returns a chunk that was handed back.
-fn work(
+fn work<T>(
     mut exit: File,
-    orders: &Receiver<Order>,
-    complete: impl Fn(Buffer, u32),
+    orders: &Receiver<Order<T>>,
+    complete: impl Fn(Buffer, T),
     idle: impl Fn() -> bool,
 ) -> io::Result<Option<(Buffer, usize)>> {
     let mut filling: Option<(Buffer, usize)> = None;
@@ -172,13 +184,49 @@ fn work(
                 exit.read_exact(&mut buffer[len..len + bytes])?;
                 filling = Some((buffer, len + bytes));
             }
-            (Order::Complete(position), Some((buffer, _))) => {
-                complete(buffer, position);
+            (Order::Complete(with), Some((buffer, _))) => {
+                complete(buffer, with);
                 idle();
             }
             (Order::HandBack, handed_back) => return Ok(handed_back),
-            (Order::Copy(_) | Order::Complete(_), None) => return Err(broken()),
+            (Order::Copy(_) | Order::Complete(_), None) => {
+                let message = "a copying thread was told to go on without a chunk";
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+            }
         }
     }
     Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lane_that_failed_says_why_and_not_that_it_is_gone() {
+        let error = std::thread::scope(|scope| {
+            let lanes = Lanes::open(scope, 2, |_, ()| ()).unwrap();
+            // Its first order ends the lane; sooner or later another one cannot be given.
+            let undelivered = loop {
+                if let Err(error) = lanes.order(1, Order::Complete(())) {
+                    break error;
+                }
+            };
+            assert_eq!(undelivered.kind(), io::ErrorKind::BrokenPipe);
+            lanes.finish(Err(undelivered)).unwrap_err()
+        });
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn a_source_that_fails_is_the_reason_where_no_lane_has_one() {
+        let folder = File::open("/").unwrap();
+        let error = std::thread::scope(|scope| {
+            let lanes = Lanes::open(scope, 2, |_, ()| ()).unwrap();
+            let ended = lanes.fill(Buffer::on_heap(), &folder);
+            lanes.finish(ended).unwrap_err()
+        });
+        let errno = error.raw_os_error().map(Errno::from_raw);
+        assert!(errno.is_some(), "{error}");
+    }
 }

@@ -106,12 +106,7 @@ impl Store {
     /// # Errors
     /// See [`OpenError`].
     pub fn create_or_open(path: &Path) -> Result<Self, OpenError> {
-        if let Some(parent) = path.parent() {
-            fs::create_dir_all(parent).map_err(|source| DurableError::CreateFolder {
-                path: parent.to_owned(),
-                source,
-            })?;
-        }
+        durable::create_parents(path)?;
         durable::create_folder(path)?;
         if inspect(path)?.is_none() {
             if !is_unfinished(path)? {

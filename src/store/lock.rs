@@ -108,7 +108,10 @@ impl Store {
             }
             Err((_, errno)) => return Err(failed(errno.into())),
         };
-        write_holder(&file).map_err(failed)?;
+        if let Err(error) = write_holder(&file) {
+            // The name is for messages only: a full disk must not keep a job from its images.
+            tracing::debug!(%error, "cannot say in the lock file who holds it");
+        }
         Ok(StoreLock {
             held: Arc::new(Held {
                 _file: file,
@@ -142,8 +145,8 @@ impl Drop for Busy {
 }
 
 fn write_holder(mut file: &File) -> io::Result<()> {
+    file.set_len(0)?; // first: no name is better than that of the holder before
     let host = nix::unistd::gethostname()?;
-    file.set_len(0)?;
     writeln!(file, "process {} on {}", std::process::id(), host.display())
 }
 
@@ -199,6 +202,14 @@ mod tests {
     #[ignore = "the other process of a test"]
     fn child_holds_the_lock() {
         Child::main(|path| Store::open(path).unwrap().lock().unwrap());
+    }
+
+    #[test]
+    fn a_holder_that_cannot_write_its_name_has_the_lock() {
+        let (_folder, store) = temporary_store();
+        std::os::unix::fs::symlink("/dev/full", store.lock_file()).unwrap();
+        let _lock = store.lock().unwrap();
+        assert!(matches!(store.lock(), Err(LockError::Held { .. })));
     }
 
     #[test]

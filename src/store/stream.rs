@@ -10,6 +10,7 @@ use std::sync::Arc;
 use super::buffer::Buffer;
 use super::chunk::{self, CHUNK_BYTES, CHUNK_LEN_MAX};
 use super::error::WriteError;
+use super::flow::Passing;
 use super::lanes::Lanes;
 use super::worker::Shared;
 
@@ -68,10 +69,7 @@ impl StreamWriter {
                 Ok(0) => return Ok(self.raw_len - before),
                 Ok(len) => self.filled(len)?,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(source) => {
-                    let stream = self.name.clone();
-                    return Err(WriteError::Source { stream, source });
-                }
+                Err(error) => return Err(self.source_error(error)),
             }
         }
     }
@@ -90,38 +88,60 @@ impl StreamWriter {
         if start < START_BYTES {
             return Ok(start);
         }
-        let failed = |stream: &str, source| WriteError::Source {
-            stream: stream.to_owned(),
-            source,
-        };
+        match self.current.take() {
+            None => Ok(start + self.copy_in_lanes(pipe, lanes, None)?),
+            Some(Filling { buffer, len: 0 }) => {
+                Ok(start + self.copy_in_lanes(pipe, lanes, Some(buffer))?)
+            }
+            // Lanes take whole chunks only, and one was begun before.
+            begun @ Some(_) => {
+                self.current = begun;
+                Ok(start + self.copy_from(&mut source)?)
+            }
+        }
+    }
+
+    /// `spare`: a buffer that the stream has already.
+    fn copy_in_lanes(
+        &mut self,
+        pipe: &File,
+        count: usize,
+        mut spare: Option<Buffer>,
+    ) -> Result<u64, WriteError> {
         let before = self.raw_len;
-        let (shared, stream) = (Arc::clone(&self.shared), self.stream);
+        let shared = Arc::clone(&self.shared);
+        let (shared, stream) = (&*shared, self.stream);
         std::thread::scope(|scope| {
-            let complete = move |buffer, position| take_chunk(&shared, stream, position, buffer);
-            let lanes = Lanes::open(scope, lanes, complete).map_err(|e| failed(&self.name, e))?;
-            loop {
-                let buffer = self.shared.flow.acquire()?;
-                let mut passage = lanes.begin(buffer).map_err(|e| failed(&self.name, e))?;
-                while !Lanes::is_full(&passage) {
-                    if lanes
-                        .feed(&mut passage, pipe)
-                        .map_err(|e| failed(&self.name, e))?
-                        == 0
-                    {
-                        let (buffer, len) =
-                            lanes.finish(&passage).map_err(|e| failed(&self.name, e))?;
-                        self.current = Some(Filling { buffer, len });
-                        self.raw_len += len as u64;
-                        return Ok(start + self.raw_len - before);
-                    }
-                }
+            let take = move |buffer, (position, passing): (u32, Passing<'_>)| {
+                take_chunk(shared, stream, position, buffer);
+                drop(passing); // only now that the queue has the chunk
+            };
+            let lanes = Lanes::open(scope, count, take).map_err(|e| self.source_error(e))?;
+            let ended = loop {
+                let buffer = match spare.take() {
+                    Some(buffer) => buffer,
+                    None => shared.flow.acquire()?,
+                };
+                let passage = match lanes.fill(buffer, pipe) {
+                    Ok(passage) if passage.is_full() => passage,
+                    ended => break ended,
+                };
                 let position = self.next_position(CHUNK_BYTES)?;
                 self.raw_len += CHUNK_BYTES as u64;
-                lanes
-                    .complete(&passage, position)
-                    .map_err(|e| failed(&self.name, e))?;
-            }
+                if let Err(error) = lanes.complete(&passage, (position, shared.flow.passing())) {
+                    break Err(error);
+                }
+            };
+            let (buffer, len) = lanes.finish(ended).map_err(|e| self.source_error(e))?;
+            self.current = Some(Filling { buffer, len });
+            self.raw_len += len as u64;
+            Ok(self.raw_len - before)
         })
+    }
+
+    fn source_error(&self, source: io::Error) -> WriteError {
+        let stream = self.name.clone();
+        WriteError::Source { stream, source }
     }
 
     /// Appends bytes to the stream. Blocks while the buffer is full.
@@ -224,6 +244,52 @@ impl Drop for StreamWriter {
             StreamState::Open => self.shared.flow.stop(WriteError::StreamUnfinished {
                 stream: std::mem::take(&mut self.name),
             }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::fd::OwnedFd;
+
+    use super::*;
+    use crate::store::codec::tests::noise;
+    use crate::store::testing::{OPTIONS, read_stream, temporary_store};
+
+    /// Writes `head`, then `tail` through a pipe; returns the buffers that did not come back.
+    fn buffers_lost(head: &[u8], tail: &[u8]) -> usize {
+        let (_folder, store) = temporary_store();
+        let lock = store.lock().unwrap();
+        let mut writer = store.begin(&lock, OPTIONS).unwrap();
+        writer.start_workers();
+        let mut stream = writer.stream("pages").unwrap();
+        let shared = Arc::clone(&stream.shared);
+        let (pipe, mut sink) = io::pipe().unwrap();
+        let pipe = File::from(OwnedFd::from(pipe));
+        std::thread::scope(|scope| {
+            scope.spawn(move || sink.write_all(tail).unwrap());
+            stream.write_all(head).unwrap();
+            let copied = stream.copy_from_pipe(&pipe, 2).unwrap();
+            assert_eq!(copied, tail.len() as u64);
+        });
+        stream.finish().unwrap();
+        writer.settle().unwrap();
+        let id = writer.commit(b"").unwrap().id;
+        assert!(read_stream(&store, id, "pages") == [head, tail].concat());
+        shared.flow.buffers_lost()
+    }
+
+    #[test]
+    fn a_pipe_after_other_bytes_is_appended_to_them() {
+        buffers_lost(b"begun", &noise(3, 6 * CHUNK_BYTES));
+    }
+
+    #[test]
+    fn every_buffer_comes_back_from_lanes() {
+        for extra in [0, 5] {
+            let bytes = noise(4, 6 * CHUNK_BYTES + extra);
+            assert_eq!(buffers_lost(b"", &bytes), 0, "{extra}");
         }
     }
 }

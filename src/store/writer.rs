@@ -23,7 +23,7 @@ use super::lock::{Busy, StoreLock};
 use super::manifest::Manifest;
 use super::pack::Pack;
 use super::stream::StreamWriter;
-use super::wire::{self, META_BYTES_MAX};
+use super::wire::{self, META_BYTES_MAX, ManifestError};
 use super::worker::{Shared, Worker};
 
 /// More workers than any machine of today has cores for one job.
@@ -205,7 +205,10 @@ impl ImageWriter {
 
     fn publish(&mut self, manifest: &Manifest) -> Result<(), WriteError> {
         let store = &self.shared.store;
-        let file = wire::encode(manifest).map_err(|source| WriteError::Manifest {
+        // What no reader would accept must not get a name.
+        let valid = manifest.validate().map_err(ManifestError::Invalid);
+        let encoded = valid.and_then(|()| wire::encode(manifest));
+        let file = encoded.map_err(|source| WriteError::Manifest {
             image: manifest.id,
             source,
         })?;

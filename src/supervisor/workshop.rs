@@ -1,10 +1,11 @@
 //! What every snapshot and restore of a run needs and none of them changes.
 
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
 
@@ -16,14 +17,24 @@ use crate::criu::{Criu, HOLD_PROGRAM};
 use crate::cuda;
 use crate::job::{Input, Output, OutputMark};
 use crate::sandbox::{JobPids, Sandbox};
+use crate::store::durable::{self, DurableError};
 use crate::store::{Store, StoreLock};
 
 /// CRIU logs that are kept; they tell why an older snapshot failed.
 const LOGS_KEPT: usize = 20;
 
+/// Where work folders are: short, for a socket's path has 107 bytes at most.
+const WORK_PARENT: &str = "/tmp";
+/// How their names begin.
+const WORK_PREFIX: &str = "ckpt-run.";
+/// The link in a store to its supervisor's work folder.
+const WORK_LINK: &str = "work";
+
 /// The constant part of a run.
 #[derive(Debug)]
 pub(super) struct Workshop {
+    /// Dropped before the lock, which guards its link.
+    work: WorkFolder,
     pub config: Config,
     pub store: Store,
     pub lock: StoreLock,
@@ -34,10 +45,60 @@ pub(super) struct Workshop {
     pub instance: String,
     /// The copy of this binary that sandboxes run; images map it, so it must outlive an upgrade.
     pub program: PathBuf,
-    /// Private folder with short paths, for sockets.
-    work: TempDir,
     /// Loaded when it is first needed: it is large.
     driver: OnceLock<cuda::Driver>,
+}
+
+/// Private folder with short paths, for sockets. The store links to it, so that the next supervisor
+/// finds the folder of one that was killed.
+#[derive(Debug)]
+struct WorkFolder {
+    folder: TempDir,
+    link: PathBuf,
+}
+
+impl WorkFolder {
+    /// Removes the folder of a killed supervisor and makes a new one. The caller has the store's lock.
+    fn new(store: &Path) -> io::Result<Self> {
+        let link = store.join(WORK_LINK);
+        if let Ok(previous) = fs::read_link(&link) {
+            if is_work_folder(&previous)
+                && let Err(error) = fs::remove_dir_all(&previous)
+            {
+                tracing::warn!(folder = %previous.display(), %error, "cannot remove an old work folder");
+            }
+            fs::remove_file(&link)?;
+        }
+        let folder = tempfile::Builder::new()
+            .prefix(WORK_PREFIX)
+            .tempdir_in(WORK_PARENT)?;
+        symlink(folder.path(), &link)?;
+        Ok(Self { folder, link })
+    }
+
+    fn path(&self) -> &Path {
+        self.folder.path()
+    }
+}
+
+impl Drop for WorkFolder {
+    fn drop(&mut self) {
+        // The folder first: while it is there, it can be found. What stays is a link to nothing.
+        let _ = fs::remove_dir_all(self.folder.path());
+        let _ = fs::remove_file(&self.link);
+    }
+}
+
+/// Whether a link leads to what a supervisor of this user made, and not to anything else.
+fn is_work_folder(path: &Path) -> bool {
+    let named = path.parent() == Some(Path::new(WORK_PARENT))
+        && path
+            .file_name()
+            .is_some_and(|name| name.as_bytes().starts_with(WORK_PREFIX.as_bytes()));
+    let user = nix::unistd::geteuid().as_raw();
+    named
+        && fs::symlink_metadata(path)
+            .is_ok_and(|metadata| metadata.is_dir() && metadata.uid() == user)
 }
 
 /// A job that runs, or is about to.
@@ -95,17 +156,16 @@ impl Workshop {
         command: Vec<OsString>,
         directory: PathBuf,
     ) -> io::Result<Self> {
-        let work = tempfile::Builder::new()
-            .prefix("ckpt-run.")
-            .tempdir_in("/tmp")?;
-        let program = keep_program(store.path())?;
-        std::os::unix::fs::symlink(&program, work.path().join(HOLD_PROGRAM))?;
+        let work = WorkFolder::new(store.path())?;
+        let program = keep_program(Path::new("/proc/self/exe"), store.path())?;
+        symlink(&program, work.path().join(HOLD_PROGRAM))?;
         fs::create_dir(work.path().join("plugins"))?;
         for folder in ["logs", "aside"] {
             create_private(&store.path().join(folder))?;
         }
         let instance = format!("{}-{}", std::process::id(), clock::unix_ms());
         Ok(Self {
+            work,
             config,
             store,
             lock,
@@ -114,7 +174,6 @@ impl Workshop {
             directory,
             instance,
             program,
-            work,
             driver: OnceLock::new(),
         })
     }
@@ -161,21 +220,37 @@ impl Workshop {
     }
 }
 
-/// Copies the running binary into the store, under a name made from its content.
-fn keep_program(store: &Path) -> io::Result<PathBuf> {
+/// Copies a program into the store, under a name made from its content.
+fn keep_program(program: &Path, store: &Path) -> io::Result<PathBuf> {
     let folder = store.join("bin");
     create_private(&folder)?;
-    let content = fs::read("/proc/self/exe")?;
-    let name = blake3::hash(&content).to_hex();
-    let path = folder.join(format!("ckpt-run-{}", &name[..16]));
-    if fs::metadata(&path).is_ok_and(|metadata| metadata.len() == content.len() as u64) {
-        return Ok(path);
+    let content = fs::read(program)?;
+    let hash = blake3::hash(&content);
+    let path = folder.join(format!("ckpt-run-{}", &hash.to_hex()[..16]));
+    if !is_program(&path, content.len() as u64, hash)? {
+        durable::write_program(&path, &content).map_err(plain)?;
     }
-    let new = tempfile::NamedTempFile::new_in(&folder)?;
-    fs::write(new.path(), &content)?;
-    fs::set_permissions(new.path(), fs::Permissions::from_mode(0o700))?;
-    new.persist(&path).map_err(|error| error.error)?;
+    // Also for a copy that is there: whoever made it may have been killed before this.
+    durable::sync_folder(&folder).map_err(plain)?;
+    durable::sync_folder(store).map_err(plain)?;
     Ok(path)
+}
+
+/// Whether the file is there, whole, and can be run.
+fn is_program(path: &Path, len: u64, hash: blake3::Hash) -> io::Result<bool> {
+    let runs = |metadata: fs::Metadata| {
+        metadata.is_file() && metadata.len() == len && metadata.mode() & 0o100 != 0
+    };
+    if !fs::symlink_metadata(path).is_ok_and(runs) {
+        return Ok(false);
+    }
+    let mut hasher = blake3::Hasher::new();
+    hasher.update_reader(File::open(path)?)?;
+    Ok(hasher.finalize() == hash)
+}
+
+fn plain(error: DurableError) -> io::Error {
+    io::Error::new(error.io_error().kind(), error)
 }
 
 fn create_private(folder: &Path) -> io::Result<()> {
@@ -185,7 +260,7 @@ fn create_private(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// Keeps the newest `keep` files of a folder, by name of their end: the time of their making.
+/// Keeps the `keep` files of a folder that were written to last.
 fn forget_old(folder: &Path, keep: usize) {
     let Ok(entries) = fs::read_dir(folder) else {
         return;
@@ -202,5 +277,74 @@ fn forget_old(folder: &Path, keep: usize) {
     for path in &paths[..old] {
         // A log that cannot be removed is only a little disk space.
         let _ = fs::remove_file(path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_work_folder_of_a_killed_supervisor_is_removed() {
+        let store = tempfile::tempdir().unwrap();
+        let killed = WorkFolder::new(store.path()).unwrap();
+        let left = killed.path().to_owned();
+        fs::create_dir(left.join("plugins")).unwrap();
+        std::mem::forget(killed);
+        let next = WorkFolder::new(store.path()).unwrap();
+        assert!(!left.exists());
+        assert_eq!(
+            fs::read_link(store.path().join("work")).unwrap(),
+            next.path()
+        );
+        drop(next);
+        assert_eq!(store.path().read_dir().unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_link_to_anything_else_loses_nothing_but_itself() {
+        let place = tempfile::Builder::new()
+            .prefix("other.")
+            .tempdir_in(WORK_PARENT)
+            .unwrap();
+        let inner = place.path().join("ckpt-run.inner");
+        fs::create_dir(&inner).unwrap();
+        let file = tempfile::Builder::new()
+            .prefix(WORK_PREFIX)
+            .tempfile_in(WORK_PARENT)
+            .unwrap();
+        let link = tempfile::Builder::new()
+            .prefix(WORK_PREFIX)
+            .make_in(WORK_PARENT, |path| symlink(&inner, path))
+            .unwrap();
+        let gone = Path::new("/tmp/ckpt-run.none");
+        let dots = Path::new("/tmp/ckpt-run.x/..");
+        for target in [place.path(), &inner, file.path(), link.path(), gone, dots] {
+            let store = tempfile::tempdir().unwrap();
+            symlink(target, store.path().join("work")).unwrap();
+            WorkFolder::new(store.path()).unwrap();
+            assert!(!is_work_folder(target), "{target:?}");
+        }
+        assert!(inner.is_dir() && file.path().exists());
+        assert!(fs::symlink_metadata(link.path()).is_ok());
+    }
+
+    #[test]
+    fn a_damaged_copy_of_the_program_is_replaced() {
+        let store = tempfile::tempdir().unwrap();
+        let program = store.path().join("program");
+        fs::write(&program, "the program").unwrap();
+        let copy = keep_program(&program, store.path()).unwrap();
+        let check = || {
+            assert_eq!(keep_program(&program, store.path()).unwrap(), copy);
+            assert_eq!(fs::read_to_string(&copy).unwrap(), "the program");
+            let mode = fs::metadata(&copy).unwrap().mode();
+            assert_eq!(mode & 0o777, 0o700);
+        };
+        check();
+        fs::write(&copy, "the Program").unwrap();
+        check();
+        fs::set_permissions(&copy, fs::Permissions::from_mode(0o600)).unwrap();
+        check();
     }
 }

@@ -58,9 +58,12 @@ fn kill_the_supervisor(when: impl FnOnce(&Place, &crate::common::Run)) {
     run.signal(Signal::SIGKILL);
     assert_eq!(run.wait(), 137);
     wait_until_gone(&everything);
+    let work = std::fs::read_link(place.file(".ckpt-run/work")).expect("the store links to it");
+    assert!(work.is_dir());
 
     let mut again = start_counter(&place);
     wait_for_progress(&place);
+    assert!(!work.exists(), "{}", work.display());
     finish_counter(&place, &mut again);
 }
 

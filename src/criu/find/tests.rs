@@ -6,11 +6,10 @@ use std::error::Error as _;
 /// Writes a program through a child: a writing fd of ours, inherited by a process that
 /// another test forks just then, would make its start fail with "text file busy".
 fn program(path: &Path, body: &str) -> PathBuf {
-    fs::create_dir_all(path.parent().unwrap()).unwrap();
     let status = Command::new("/bin/sh")
         .args([
             "-c",
-            "printf '#!/bin/sh\\n%s\\n' \"$1\" > \"$0\" && chmod 755 \"$0\"",
+            "umask 022; mkdir -p \"${0%/*}\"; printf '#!/bin/sh\\n%s\\n' \"$1\" > \"$0\" && chmod 755 \"$0\"",
         ])
         .arg(path)
         .arg(body)
@@ -244,7 +243,57 @@ fn empty_explicit_path_means_search() {
     assert_eq!(Search::new(Some(PathBuf::new())).explicit, None);
     let prefixes = Search::new(None).prefixes;
     assert_eq!(prefixes.last().unwrap(), Path::new(LOCAL_PREFIX));
-    assert_eq!(prefixes.len(), 3);
+}
+
+#[test]
+fn only_a_program_built_in_a_checkout_looks_into_the_checkout() {
+    let beside = |program| prefix::beside(Path::new(program));
+    assert_eq!(
+        beside("/home/me/ckpt-run/target/release/ckpt-run"),
+        [
+            "/home/me/ckpt-run/.criu",
+            "/home/me/ckpt-run/target/lib/ckpt-run/criu"
+        ]
+        .map(PathBuf::from)
+    );
+    assert_eq!(
+        beside("/tmp/x/bin/ckpt-run"),
+        [PathBuf::from("/tmp/x/lib/ckpt-run/criu")]
+    );
+}
+
+#[test]
+fn prefix_that_others_can_fill_is_believed_only_when_named() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let root = prefix(&dir.path().join("prefix"), "4.2");
+    let search = Search {
+        explicit: None,
+        prefixes: vec![root.clone()],
+    };
+    let parts = [
+        "",
+        "usr/sbin/criu",
+        "usr/lib/x86_64-linux-gnu",
+        "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2",
+    ];
+    for part in parts.map(|part| root.join(part)) {
+        let set_mode = |mode| fs::set_permissions(&part, fs::Permissions::from_mode(mode)).unwrap();
+        Criu::find_in(&search, vec![]).unwrap();
+        set_mode(0o757);
+        let error = Criu::find_in(&search, vec![]).unwrap_err();
+        assert!(matches!(error, FindError::Untrusted { .. }), "{error}");
+        Criu::find_in(&explicit(root.clone()), vec![]).unwrap();
+        set_mode(0o755);
+    }
+    if nix::unistd::geteuid().is_root() {
+        std::os::unix::fs::chown(root.join("usr/sbin/criu"), Some(12345), None).unwrap();
+        let error = Criu::find_in(&search, vec![]).unwrap_err();
+        assert!(
+            error.to_string().contains("usr/sbin/criu belongs"),
+            "{error}"
+        );
+    }
 }
 
 #[test]

@@ -1,0 +1,122 @@
+//! Why no CRIU was found, and why one does not answer.
+
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use crate::criu::version::Version;
+
+/// Ends every message of a search that failed.
+const REMEDY: &str =
+    "run scripts/setup, install CRIU 4.0 or newer, or name one by --criu or CKPT_RUN_CRIU";
+
+/// Why there is no CRIU to work with. Nothing was changed.
+#[derive(Debug, thiserror::Error)]
+pub enum FindError {
+    /// No candidate exists.
+    #[error("cannot find CRIU (looked for {prefixes} and in PATH): {REMEDY}")]
+    NotFound {
+        /// The prefixes, as text.
+        prefixes: String,
+    },
+    /// It works but is too old.
+    #[error("cannot use CRIU {version} at {}: 4.0 or newer is needed: {REMEDY}", path.display())]
+    TooOld {
+        /// The program or prefix.
+        path: PathBuf,
+        /// What it said of itself.
+        version: Version,
+    },
+    /// A folder that holds no CRIU with its loader.
+    #[error("cannot use {} as CRIU: no usr/sbin/criu with a dynamic loader in usr/lib/*: {REMEDY}", path.display())]
+    NotAPrefix {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A prefix that nobody named and that somebody else could have filled.
+    #[error("cannot trust the CRIU at {}: {} belongs to another user or others can write to it: {REMEDY}", path.display(), part.display())]
+    Untrusted {
+        /// The prefix.
+        path: PathBuf,
+        /// The file or folder in it.
+        part: PathBuf,
+    },
+    /// It could not be asked.
+    #[error("failed to ask CRIU at {} for its version: {REMEDY}", path.display())]
+    Ask {
+        /// The program or prefix.
+        path: PathBuf,
+        /// What went wrong.
+        #[source]
+        source: AskError,
+    },
+    /// It ran and failed, or its answer holds no version.
+    #[error("cannot understand CRIU at {}: `--version` ended with {status} and said {answer:?}: {REMEDY}", path.display())]
+    NoVersion {
+        /// The program or prefix.
+        path: PathBuf,
+        /// How it ended.
+        status: ExitStatus,
+        /// Its words.
+        answer: String,
+    },
+}
+
+/// Why `criu check` did not pass.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckError {
+    /// It could not be run.
+    #[error("failed to run `criu check`")]
+    Ask(#[from] AskError),
+    /// This kernel or these privileges do not suffice.
+    #[error("cannot use CRIU here: `criu check` ended with {status}: {reason}")]
+    Failed {
+        /// How it ended.
+        status: ExitStatus,
+        /// Its words.
+        reason: String,
+    },
+}
+
+/// Why a short question to CRIU has no answer. The process is gone.
+#[derive(Debug, thiserror::Error)]
+pub enum AskError {
+    /// The program did not start.
+    #[error("failed to start {}", program.display())]
+    Start {
+        /// The program.
+        program: PathBuf,
+        /// The system's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// Its output could not be read.
+    #[error("failed to read the answer")]
+    Read(#[source] io::Error),
+    /// It could not be waited for.
+    #[error("failed to wait for its end")]
+    Wait(#[source] io::Error),
+    /// It took too long and was killed.
+    #[error("no answer within {limit:?}")]
+    Silent {
+        /// How long it was given.
+        limit: Duration,
+    },
+}
+
+impl FindError {
+    /// What to do, whatever the reason; the message ends with it.
+    #[must_use]
+    pub fn remedy(&self) -> &'static str {
+        REMEDY
+    }
+
+    /// The message without the remedy.
+    #[must_use]
+    pub fn finding(&self) -> String {
+        let message = self.to_string();
+        let finding = message.strip_suffix(REMEDY).unwrap_or(&message);
+        finding.trim_end_matches([':', ' ']).to_owned()
+    }
+}

@@ -1,0 +1,105 @@
+//! A prefix: a folder that holds a CRIU and its own C library.
+//!
+//! Says where prefixes may be, what starts the CRIU in one, and whether one that nobody named may
+//! be started at all: it runs with our privileges. Starts nothing.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// Prefix of an installation by hand.
+pub(super) const LOCAL_PREFIX: &str = "/usr/local/lib/ckpt-run/criu";
+
+/// Last folder of the path of a program that was built in a checkout: `target/release/ckpt-run`.
+const BUILD_FOLDERS: [&str; 2] = ["release", "debug"];
+
+/// Permission to write for anybody but the owner.
+const OTHERS_WRITE: u32 = 0o022;
+
+/// The CRIU of a prefix.
+#[derive(Debug)]
+pub(super) struct Prefix {
+    root: PathBuf,
+    program: PathBuf,
+    libraries: PathBuf,
+    loader: PathBuf,
+}
+
+impl Prefix {
+    /// The CRIU under `root`; `None` without a program and its loader.
+    pub fn open(root: &Path) -> Option<Self> {
+        let program = root.join("usr/sbin/criu");
+        if !is_program(&program) {
+            return None;
+        }
+        let folders = fs::read_dir(root.join("usr/lib")).ok()?;
+        let (libraries, loader) = folders
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .find_map(|folder| Some((folder.clone(), loader_in(&folder)?)))?;
+        Some(Self {
+            root: root.to_owned(),
+            program,
+            libraries,
+            loader,
+        })
+    }
+
+    /// The file or folder through which another user could decide what is started, if there is one.
+    pub fn weak_part(&self) -> Option<&Path> {
+        let parts = [&self.program, &self.loader];
+        parts
+            .into_iter()
+            .flat_map(|part| part.ancestors().take_while(|p| p.starts_with(&self.root)))
+            .find(|part| !is_ours_alone(part))
+    }
+
+    /// How it is started: its loader, told where its libraries are.
+    pub fn argv(&self) -> Vec<OsString> {
+        vec![
+            self.loader.clone().into(),
+            "--library-path".into(),
+            self.libraries.clone().into(),
+            self.program.clone().into(),
+        ]
+    }
+}
+
+/// The prefixes that belong to the installation of `program`.
+pub(super) fn beside(program: &Path) -> Vec<PathBuf> {
+    let Some(folder) = program.parent() else {
+        return Vec::new();
+    };
+    let built = BUILD_FOLDERS.iter().any(|name| folder.ends_with(name));
+    let checkout = folder.ancestors().nth(2).filter(|_| built);
+    let installed = folder.parent();
+    let prefixes = [
+        checkout.map(|root| root.join(".criu")),
+        installed.map(|root| root.join("lib/ckpt-run/criu")),
+    ];
+    prefixes.into_iter().flatten().collect()
+}
+
+/// Whether it belongs to us or root, and nobody else can write to it.
+fn is_ours_alone(path: &Path) -> bool {
+    let us = nix::unistd::geteuid().as_raw();
+    fs::metadata(path)
+        .is_ok_and(|meta| [0, us].contains(&meta.uid()) && meta.mode() & OTHERS_WRITE == 0)
+}
+
+/// `ld-linux-x86-64.so.2`, `ld-linux-aarch64.so.1`: the name tells the architecture.
+fn loader_in(folder: &Path) -> Option<PathBuf> {
+    fs::read_dir(folder)
+        .ok()?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .find(|path| {
+            path.file_name()
+                .is_some_and(|n| n.to_string_lossy().starts_with("ld-linux-"))
+                && is_program(path)
+        })
+}
+
+fn is_program(path: &Path) -> bool {
+    path.metadata()
+        .is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+}

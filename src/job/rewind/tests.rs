@@ -1,0 +1,119 @@
+//! Tests of the plan for files, on real ones.
+
+use super::*;
+
+fn recorded(path: &Path, access: Access, content: Option<&str>) -> OpenFile {
+    let metadata = fs::metadata(path).unwrap();
+    OpenFile {
+        path: path.to_owned(),
+        access,
+        inode: metadata.ino(),
+        size: metadata.size(),
+        modified_ns: metadata.mtime() * 1_000_000_000 + metadata.mtime_nsec(),
+        mode: 0o640,
+        owner: (metadata.uid(), metadata.gid()),
+        in_memory: false,
+        content: content.map(str::to_owned),
+        links: Vec::new(),
+    }
+}
+
+fn never(_: &str, _: &mut File) -> io::Result<()> {
+    Err(io::ErrorKind::NotFound.into())
+}
+
+#[test]
+fn a_log_that_grew_is_cut_and_its_end_is_kept_aside() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    fs::write(&log, "one\n").unwrap();
+    let file = recorded(&log, Access::Write, None);
+    fs::write(&log, "one\ntwo\n").unwrap();
+    let cut = plan(&[file])
+        .unwrap()
+        .execute(&folder.path().join("aside"), never)
+        .unwrap();
+    assert_eq!(fs::read_to_string(&log).unwrap(), "one\n");
+    assert_eq!((cut.len(), cut[0].bytes), (1, 4));
+    assert_eq!(fs::read_to_string(&cut[0].kept).unwrap(), "two\n");
+}
+
+#[test]
+fn a_file_the_job_reads_back_gets_its_old_content() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path().join("state");
+    fs::write(&state, "0001").unwrap();
+    let file = recorded(&state, Access::Update, Some("files/0"));
+    fs::write(&state, "0002+").unwrap();
+    let refill = |_: &str, target: &mut File| target.write_all(b"0001");
+    plan(&[file])
+        .unwrap()
+        .execute(&folder.path().join("aside"), refill)
+        .unwrap();
+    assert_eq!(fs::read_to_string(&state).unwrap(), "0001");
+}
+
+#[test]
+fn a_file_that_shrank_vanished_or_was_replaced_is_named_and_nothing_is_touched() {
+    let folder = tempfile::tempdir().unwrap();
+    let (grown, bad) = (folder.path().join("grown"), folder.path().join("bad"));
+    fs::write(&grown, "a").unwrap();
+    fs::write(&bad, "content").unwrap();
+    let files = [
+        recorded(&grown, Access::Write, None),
+        recorded(&bad, Access::Write, None),
+    ];
+    fs::write(&grown, "ab").unwrap();
+
+    fs::write(&bad, "con").unwrap();
+    assert!(matches!(
+        plan(&files),
+        Err(RewindError::Shrank {
+            then: 7,
+            now: 3,
+            ..
+        })
+    ));
+    let other = folder.path().join("other");
+    fs::write(&other, "something else").unwrap();
+    fs::rename(&other, &bad).unwrap();
+    assert!(matches!(plan(&files), Err(RewindError::Replaced(path)) if path == bad));
+    fs::remove_file(&bad).unwrap();
+    assert!(matches!(plan(&files), Err(RewindError::Vanished(path)) if path == bad));
+    assert_eq!(fs::read_to_string(&grown).unwrap(), "ab");
+}
+
+#[test]
+fn a_file_in_memory_that_vanished_is_made_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("shared");
+    fs::write(&path, "abc").unwrap();
+    let file = recorded(&path, Access::Update, Some("files/0"));
+    fs::remove_file(&path).unwrap();
+    let refill = |_: &str, target: &mut File| target.write_all(b"abc");
+    plan(&[file])
+        .unwrap()
+        .execute(folder.path(), refill)
+        .unwrap();
+    assert_eq!(fs::read_to_string(&path).unwrap(), "abc");
+    assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o640);
+}
+
+#[test]
+fn a_library_that_was_upgraded_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = folder.path().join("lib.so");
+    fs::write(&library, "v1").unwrap();
+    let mut file = recorded(&library, Access::Map, None);
+    file.modified_ns -= 1;
+    assert!(matches!(plan(&[file]), Err(RewindError::Changed { path, .. }) if path == library));
+}
+
+#[test]
+fn an_unchanged_file_needs_no_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    fs::write(&log, "same").unwrap();
+    let file = recorded(&log, Access::Write, None);
+    assert!(plan(&[file]).unwrap().steps.is_empty());
+}
