@@ -86,7 +86,7 @@ pub enum Buffer {
 /// Threads of the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cpus {
-    /// What the job leaves over.
+    /// One for each CPU that we may use.
     Auto,
     /// This many.
     Count(NonZeroUsize),
