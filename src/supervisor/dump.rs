@@ -198,7 +198,7 @@ impl<'a> Dump<'a> {
             let left = deadline.saturating_duration_since(clock::now());
             match run.wait(left.min(LOOK_INTERVAL)) {
                 Err(SandboxError::Slow(_)) if self.held.load(Ordering::Relaxed) => {
-                    deadline = clock::now() + limit
+                    deadline = clock::now() + limit;
                 }
                 Err(SandboxError::Slow(_)) if left > LOOK_INTERVAL => {}
                 Err(SandboxError::Slow(_)) => return Err(SandboxError::Slow(limit)),

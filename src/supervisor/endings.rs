@@ -119,12 +119,15 @@ impl Supervisor {
                 Ok(())
             }
             AfterEnd::NextImage { skip_newest } => self.restore_from(skip_newest),
-            AfterEnd::Decide(status) => self.after(status),
+            AfterEnd::Decide(status) => {
+                self.after(status);
+                Ok(())
+            }
         }
     }
 
     /// Decides what follows on an end of the job.
-    pub fn after(&mut self, status: ExitStatus) -> Result<(), RunError> {
+    pub fn after(&mut self, status: ExitStatus) {
         if let Some(code) = self.asked_to_end(status) {
             let progress = if status.is_success() {
                 Progress::Finished
@@ -132,7 +135,7 @@ impl Supervisor {
                 Progress::Saved
             };
             self.finish(code, progress);
-            return Ok(());
+            return;
         }
         self.stopping = Stopping::No;
         self.refused.clear();
@@ -144,7 +147,6 @@ impl Supervisor {
         match decide(status, &self.shop.config.restart, self.budget, images) {
             Decision::Finished { code } => {
                 self.finish(code, Progress::Finished);
-                Ok(())
             }
             Decision::Restore { skip_newest, delay } => {
                 tracing::warn!(end = %status, wait = %seconds(delay), "the job crashed");
@@ -152,7 +154,6 @@ impl Supervisor {
                     until: clock::now() + delay,
                     skip_newest: Some(skip_newest),
                 };
-                Ok(())
             }
             Decision::StartAnew { delay } => {
                 tracing::warn!(end = %status, wait = %seconds(delay), "the job ended; there is no image, it begins anew");
@@ -160,12 +161,10 @@ impl Supervisor {
                     until: clock::now() + delay,
                     skip_newest: None,
                 };
-                Ok(())
             }
             Decision::GiveUp { code, reason } => {
                 tracing::error!(end = %status, "giving up: {reason}");
                 self.finish(code, Progress::Failed { code });
-                Ok(())
             }
         }
     }

@@ -190,7 +190,10 @@ impl Supervisor {
                 self.finish(code, progress);
                 return Ok(());
             }
-            Stage::Ending(AfterEnd::Decide(status)) => return self.after(status),
+            Stage::Ending(AfterEnd::Decide(status)) => {
+                self.after(status);
+                return Ok(());
+            }
             Stage::Idle
             | Stage::Starting(_)
             | Stage::Running(_)
