@@ -89,7 +89,7 @@ pub fn write(path: &Path, content: &[u8]) -> Result<(), DurableError> {
     replace(path, content, 0o600)
 }
 
-/// As [`write`], for a program (mode 0700).
+/// As [`write()`], for a program (mode 0700).
 ///
 /// # Errors
 /// As there.
