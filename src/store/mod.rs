@@ -38,6 +38,8 @@ mod entries;
 mod error;
 mod fetch;
 mod files;
+#[cfg(test)]
+mod fixtures;
 mod flow;
 mod id;
 mod index;
