@@ -1,5 +1,6 @@
-//! The only place that asks for the time.
+//! The only place that asks for the time, or for chance.
 
+use std::io;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// Monotonic time, for intervals and durations.
@@ -16,4 +17,14 @@ pub fn unix_ms() -> u64 {
         .map_or(0, |since| {
             u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
         })
+}
+
+/// Bytes that nobody can guess, from the kernel.
+///
+/// # Errors
+/// The kernel has none to give, which happens only early at boot or in a broken sandbox.
+pub fn random() -> io::Result<[u8; 32]> {
+    let mut bytes = [0; 32];
+    getrandom::fill(&mut bytes)?;
+    Ok(bytes)
 }

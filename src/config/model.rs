@@ -23,6 +23,8 @@ pub struct Config {
     pub snapshot: Snapshot,
     /// `[retention]`: which images are kept.
     pub retention: Retention,
+    /// `[encryption]`: whether images are encrypted.
+    pub encryption: Encryption,
     /// `[restart]`: what happens when the job ends.
     pub restart: Restart,
     /// `[files]`: files the job writes.
@@ -97,6 +99,17 @@ pub enum Cpus {
 pub struct Retention {
     /// Newest images to keep, at least 1.
     pub keep_last: u32,
+}
+
+/// `[encryption]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Encryption {
+    /// None.
+    Off,
+    /// With the key in a file.
+    KeyFile(PathBuf),
+    /// With the key that a shell command prints.
+    KeyCommand(String),
 }
 
 /// `[restart]`.
@@ -291,6 +304,7 @@ impl Default for Config {
                 cpus: Cpus::Auto,
             },
             retention: Retention { keep_last: 5 },
+            encryption: Encryption::Off,
             restart: Restart {
                 policy: RestartPolicy::OnFailure,
                 max: RestartLimit::Times(3),
