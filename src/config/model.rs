@@ -27,6 +27,8 @@ pub struct Config {
     pub encryption: Encryption,
     /// `[restart]`: what happens when the job ends.
     pub restart: Restart,
+    /// `[restore]`.
+    pub restore: Restore,
     /// `[files]`: files the job writes.
     pub files: Files,
     /// `[criu]`: the criu program.
@@ -110,6 +112,13 @@ pub enum Encryption {
     KeyFile(PathBuf),
     /// With the key that a shell command prints.
     KeyCommand(String),
+}
+
+/// `[restore]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Restore {
+    /// Host memory for chunks that are read ahead, in bytes.
+    pub buffer: u64,
 }
 
 /// `[restart]`.
@@ -314,6 +323,7 @@ impl Default for Config {
                 prevent: vec![ExitStatus::Exited(2)],
                 without_image: WithoutImage::GiveUp,
             },
+            restore: Restore { buffer: 64 << 20 },
             files: Files {
                 keep_content: 16 << 20,
             },
