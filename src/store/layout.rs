@@ -15,7 +15,7 @@ use super::id::ImageId;
 use super::pack::PackName;
 
 /// The format that this version writes.
-pub(super) const FORMAT: u32 = 1;
+pub(super) const FORMAT: u32 = 2;
 
 const FORMAT_FILE: &str = "format";
 const FORMAT_MAGIC: &str = "ckpt-run store ";
@@ -280,7 +280,7 @@ mod tests {
         Store::create_or_open(&path).unwrap();
         assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o700);
         let format = fs::read_to_string(path.join("format")).unwrap();
-        assert_eq!(format, "ckpt-run store 1\n");
+        assert_eq!(format, "ckpt-run store 2\n");
         assert_eq!(Store::create_or_open(&path).unwrap().path(), path);
         assert_eq!(Store::open(&path).unwrap().format(), FORMAT);
     }

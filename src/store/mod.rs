@@ -1,7 +1,7 @@
 //! The image store: a folder that holds the snapshots of one job.
 //!
 //! ```text
-//! format                   "ckpt-run store 1"
+//! format                   "ckpt-run store 2"
 //! lock                     flocked by the one process that writes; says which
 //! images/000012.manifest   what image 12 is made of; its name is the commit
 //! images/000012.damaged    why image 12 must not be restored
@@ -17,7 +17,7 @@
 //! a sample says that it pays.
 //!
 //! ```text
-//! begin ─▶ streams fill buffers ─▶ workers: hash, look up, compress, append to a pack
+//! begin ─▶ streams fill buffers ─▶ workers: hash, look up, compress, append to the packs
 //!       ─▶ packs synced ─▶ manifest written, synced, renamed ─▶ folder synced
 //! ```
 //! So an image that can be seen is whole and durable, and a crash at any point leaves
@@ -33,6 +33,7 @@ mod buffer;
 mod chunk;
 mod codec;
 mod columns;
+mod disk;
 pub mod durable;
 mod entries;
 mod error;
@@ -48,11 +49,13 @@ mod layout;
 mod lock;
 mod manifest;
 mod pack;
+mod pack_writer;
 #[cfg(test)]
 mod properties;
 mod prune;
 mod reader;
 mod retention;
+mod sink;
 mod stream;
 mod sync;
 #[cfg(test)]

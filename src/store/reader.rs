@@ -20,8 +20,8 @@ const WORKERS_MAX: usize = 8;
 /// which are done before a thread is started.
 const PARALLEL_CHUNKS_MIN: usize = 8;
 
-/// An image being read. Streams can be read from several threads at once. Pruning the
-/// image meanwhile makes reading fail.
+/// An image being read. Streams can be read from several threads at once. It holds its
+/// packs open: an image of up to 256 of them can be removed meanwhile.
 #[derive(Debug)]
 pub struct ImageReader {
     manifest: Manifest,

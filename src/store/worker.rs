@@ -1,33 +1,26 @@
 //! A worker of an image being written: takes pieces, names them by their hash and puts
-//! the new ones into packs of its own.
+//! the new ones into the image's packs.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::assembly::{Assembly, Claim, Place};
 use super::chunk;
 use super::codec::Encoder;
 use super::error::WriteError;
 use super::flow::{Flow, Piece};
-use super::id::ImageId;
-use super::layout::Store;
-use super::pack::{Pack, PackName, PackWriter};
+use super::sink::PackSink;
 
 /// What the workers of an image share.
 #[derive(Debug)]
 pub(super) struct Shared {
-    pub(super) store: Store,
-    pub(super) image: ImageId,
     pub(super) flow: Flow,
     pub(super) assembly: Assembly,
-    pub(super) packs_begun: AtomicU32,
+    pub(super) sink: PackSink,
 }
 
 pub(super) struct Worker {
     shared: Arc<Shared>,
     encoder: Encoder,
-    current: Option<PackWriter>,
-    sealed: Vec<Pack>,
 }
 
 impl Worker {
@@ -35,21 +28,16 @@ impl Worker {
         Ok(Self {
             shared,
             encoder: Encoder::new(level).map_err(WriteError::Compress)?,
-            current: None,
-            sealed: Vec::new(),
         })
     }
 
-    /// Works until the flow ends; returns the packs it wrote, durable. A failure stops
-    /// the whole image.
-    pub(super) fn run(mut self) -> Vec<Pack> {
+    /// Works until the flow ends. A failure stops the whole image.
+    pub(super) fn run(mut self) {
         let shared = Arc::clone(&self.shared);
         let _alarm = Alarm(&shared.flow);
-        let result = self.work().and_then(|()| self.seal());
-        if let Err(error) = result {
+        if let Err(error) = self.work() {
             shared.flow.stop(error);
         }
-        self.sealed
     }
 
     fn work(&mut self) -> Result<(), WriteError> {
@@ -81,55 +69,15 @@ impl Worker {
     }
 
     fn store(&mut self, bytes: &[u8]) -> Result<Place, WriteError> {
-        if let Some(pack) = &self.current
-            && !pack.has_room(bytes.len())
-        {
-            self.seal()?;
-        }
-        let pack = match self.current.take() {
-            Some(pack) => pack,
-            None => self.begin_pack()?,
-        };
-        let pack = self.current.insert(pack);
         let (codec, stored) = self.encoder.encode(bytes).map_err(WriteError::Compress)?;
-        let name = pack.name();
-        let offset = pack
-            .append(stored)
-            .map_err(|source| pack_error(&self.shared.store, name, source))?;
+        let len = u32::try_from(stored.len()).map_err(|_| WriteError::TooManyChunks)?;
+        let (pack, offset) = self.shared.sink.append(stored)?;
         Ok(Place {
-            pack: name,
+            pack,
             offset,
-            len: u32::try_from(stored.len()).map_err(|_| WriteError::TooManyChunks)?,
+            len,
             codec,
         })
-    }
-
-    fn begin_pack(&self) -> Result<PackWriter, WriteError> {
-        let shared = &self.shared;
-        let name = PackName {
-            image: shared.image,
-            number: shared.packs_begun.fetch_add(1, Ordering::Relaxed),
-        };
-        PackWriter::create(&shared.store, name)
-            .map_err(|source| pack_error(&shared.store, name, source))
-    }
-
-    fn seal(&mut self) -> Result<(), WriteError> {
-        let Some(pack) = self.current.take() else {
-            return Ok(());
-        };
-        let name = pack.name();
-        let sealed = pack.seal();
-        self.sealed
-            .push(sealed.map_err(|source| pack_error(&self.shared.store, name, source))?);
-        Ok(())
-    }
-}
-
-fn pack_error(store: &Store, name: PackName, source: std::io::Error) -> WriteError {
-    WriteError::Pack {
-        path: store.pack_file(name),
-        source,
     }
 }
 
