@@ -305,6 +305,19 @@ fn a_lost_pack_is_not_relied_on() {
 }
 
 #[test]
+fn an_image_that_is_removed_while_it_is_read_stays_readable() {
+    let (_folder, store) = temporary_store();
+    let lock = store.lock().unwrap();
+    let data = noise(1, 4 << 20);
+    let image = write_image(&store, &lock, &[("a", &data)]);
+    let reader = store.read(image.id).unwrap();
+    write_image(&store, &lock, &[("a", b"new")]);
+    store.rotate(&lock, 1).unwrap();
+    assert!(store.read(image.id).is_err());
+    assert!(reader.read_to_vec("a", u64::MAX).unwrap() == data);
+}
+
+#[test]
 fn a_failing_sink_is_not_the_images_fault() {
     struct Full(usize);
     impl Write for Full {
