@@ -17,7 +17,7 @@
 //! not written again, the rest is compressed where a sample says that it pays.
 //!
 //! ```text
-//! begin ─▶ streams fill buffers ─▶ workers: cut, hash, look up, compress, append to a pack
+//! begin ─▶ streams fill buffers ─▶ workers: cut, hash, look up, compress, append to packs
 //!       ─▶ packs synced ─▶ manifest written, synced, renamed ─▶ folder synced
 //! ```
 //! So an image that can be seen is whole and durable, and a crash at any point leaves
@@ -35,6 +35,7 @@ mod cipher;
 mod codec;
 mod columns;
 mod cut;
+mod disk;
 pub mod durable;
 mod entries;
 mod error;
@@ -51,11 +52,13 @@ mod layout;
 mod lock;
 mod manifest;
 mod pack;
+mod pack_writer;
 #[cfg(test)]
 mod properties;
 mod prune;
 mod reader;
 mod retention;
+mod sink;
 mod stream;
 mod sync;
 #[cfg(test)]

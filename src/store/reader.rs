@@ -28,8 +28,8 @@ const WINDOW_MAX: usize = 8 * WORKERS_MAX;
 const BUFFER_DEFAULT: u64 = 64 << 20;
 
 /// An image being read. Streams can be read from several threads at once; together they
-/// hold no more than the buffer, and one chunk each. Pruning the image meanwhile makes
-/// reading fail.
+/// hold no more than the buffer, and one chunk each. It holds its packs open: an image of
+/// up to 256 of them can be removed meanwhile.
 #[derive(Debug)]
 pub struct ImageReader {
     /// Chunks that may still be read ahead.
