@@ -17,8 +17,6 @@ use std::path::Path;
 use blake3::Hash as Digest;
 use zeroize::{Zeroize, Zeroizing};
 
-use super::chunk::Hash;
-use super::cipher::Salt;
 use crate::clock;
 
 /// The name of the check's file.
@@ -27,16 +25,15 @@ const MAGIC: &str = "ckpt-run key 1 ";
 /// A line of text; anything longer is not ours.
 const KEY_FILE_BYTES_MAX: u64 = 256;
 
-/// Fixed for ever: other texts are other keys.
-const NAMES: &str = "ckpt-run 2026-11-21 store, names of chunks";
+/// Fixed for ever: another text is another check.
 const CHECK: &str = "ckpt-run 2026-11-21 store, key check";
 
 /// The 32 random bytes that all of a store's encryption begins with. Wiped when dropped,
 /// and never shown.
-pub struct Key {
-    secret: Zeroizing<[u8; 32]>,
-    names: Zeroizing<[u8; 32]>,
-}
+pub struct Key(Zeroizing<[u8; 32]>);
+
+/// What makes the checks of two stores of the same key differ.
+type Salt = [u8; 32];
 
 /// What cannot be a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -88,8 +85,8 @@ impl Key {
     /// The key as [`parse`](Self::parse) reads it: 64 digits and a line end.
     #[must_use]
     pub fn to_text(&self) -> Zeroizing<String> {
-        let mut text = Zeroizing::new(String::with_capacity(2 * self.secret.len() + 1));
-        for byte in *self.secret {
+        let mut text = Zeroizing::new(String::with_capacity(2 * self.0.len() + 1));
+        for byte in *self.0 {
             // Writing to a string cannot fail.
             let _ = write!(text, "{byte:02x}");
         }
@@ -98,10 +95,7 @@ impl Key {
     }
 
     pub(super) fn from_bytes(secret: &[u8; 32]) -> Self {
-        Self {
-            secret: Zeroizing::new(*secret),
-            names: Zeroizing::new(blake3::derive_key(NAMES, secret)),
-        }
+        Self(Zeroizing::new(*secret))
     }
 
     fn checked(secret: &[u8; 32]) -> Result<Self, InvalidKey> {
@@ -111,16 +105,10 @@ impl Key {
         Ok(Self::from_bytes(secret))
     }
 
-    /// The name of a chunk in a store of this key: who lacks the key cannot tell whether
-    /// the store has a certain chunk.
-    pub(super) fn name(&self, chunk: &[u8]) -> Hash {
-        *blake3::keyed_hash(&self.names, chunk).as_bytes()
-    }
-
-    /// A key for one purpose and one salt.
-    pub(super) fn derive(&self, context: &str, salt: &Salt) -> Zeroizing<[u8; 32]> {
+    /// A key for one purpose.
+    pub(super) fn derive(&self, context: &str, salt: &[u8]) -> Zeroizing<[u8; 32]> {
         let mut hasher = blake3::Hasher::new_derive_key(context);
-        hasher.update(self.secret.as_slice());
+        hasher.update(self.0.as_slice());
         hasher.update(salt);
         let derived = Zeroizing::new(*hasher.finalize().as_bytes());
         hasher.zeroize();
@@ -217,12 +205,12 @@ mod tests {
         let key = Key::generate().unwrap();
         let text = key.to_text();
         assert_eq!((text.len(), text.ends_with('\n')), (65, true));
-        let same = |text: &[u8]| Key::parse(text).unwrap().secret == key.secret;
+        let same = |text: &[u8]| Key::parse(text).unwrap().0 == key.0;
         assert!(same(text.as_bytes()) && same(text.trim().as_bytes()));
         assert!(same(
             format!("  {}\r\n", text.trim().to_uppercase()).as_bytes()
         ));
-        assert!(same(key.secret.as_slice()));
+        assert!(same(key.0.as_slice()));
     }
 
     #[test]
@@ -276,20 +264,8 @@ mod tests {
 
     /// A change of this is a new format: no store made before could be opened.
     #[test]
-    fn names_and_checks_stay_what_they_are() {
-        let name = Digest::from_bytes(key(3).name(b"chunk")).to_hex();
+    fn checks_stay_what_they_are() {
         let check = KeyCheck::check(&key(3), &[5; 32]).to_hex();
-        assert_eq!(
-            (&name[..16], &check[..16]),
-            ("dbac19e73207d0d7", "fa5b438158bed6cc")
-        );
-    }
-
-    #[test]
-    fn names_depend_on_the_key() {
-        let name = key(1).name(b"chunk");
-        assert_eq!(name, key(1).name(b"chunk"));
-        assert_ne!(name, key(2).name(b"chunk"));
-        assert_ne!(name, *blake3::hash(b"chunk").as_bytes());
+        assert_eq!(&check[..16], "fa5b438158bed6cc");
     }
 }
