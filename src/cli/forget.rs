@@ -87,7 +87,9 @@ pub(super) fn run(global: &Global, arguments: &ForgetArguments) -> Result<ExitCo
         let plan = plan(&store)?;
         let forgotten = store.forget(&lock, &plan)?;
         for id in &forgotten.spared {
-            output::say(&format!("image {id} stays: it was pinned meanwhile"));
+            output::say(&format!(
+                "image {id} stays: it was pinned meanwhile, or is the newest good one"
+            ));
         }
         let stays = |planned: &Planned| forgotten.spared.contains(&planned.id);
         let done = plan.into_iter().filter(|planned| !stays(planned));
@@ -125,16 +127,15 @@ fn report(
     } else {
         ("removed", "")
     };
-    let mut text = String::new();
-    for planned in plan {
+    let lines = plan.iter().map(|planned| {
         let (id, reason) = (planned.id, planned.fate.reason());
         let what = match planned.fate {
             Fate::Kept(_) => "kept",
             Fate::Removed(_) => goes,
         };
-        text += &format!("{id} {what} ({reason})\n");
-    }
-    output::print(&text)?;
+        format!("{id} {what} ({reason})\n")
+    });
+    output::print(&lines.collect::<String>())?;
     let count = removed(plan).len();
     output::say(&format!(
         "images {goes}: {count}, {least}{} given back",

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{Failure, Global, output};
 use crate::store::{ImageId, Swept};
-use crate::supervisor::size;
+use crate::supervisor::{Copies, size};
 
 /// What `prune --json` prints.
 #[derive(Serialize)]
@@ -14,6 +14,8 @@ struct Report {
     dry_run: bool,
     temporary_files: usize,
     packs: usize,
+    /// Copies of ckpt-run that no image needs.
+    programs: usize,
     /// Disk space given back, all together.
     bytes: u64,
     /// Of it, from inside of packs that stay.
@@ -25,23 +27,26 @@ struct Report {
 pub(super) fn run(global: &Global, dry_run: bool) -> Result<ExitCode, Failure> {
     let store = global.open()?;
     let lock = store.lock()?;
+    let copies = Copies::find(&store, &lock, None)?;
     let swept = if dry_run {
         store.prunable(&lock)?
     } else {
+        copies.remove()?;
         store.prune(&lock)?
     };
-    for id in &swept.unreadable {
+    let report = report(dry_run, &copies, swept);
+    for id in &report.unreadable {
         output::say(&format!(
             "no pack is touched, because image {id} cannot be read; `ckpt-run forget {id}` lets it go"
         ));
     }
     if global.json {
-        return output::print_json(&report(dry_run, swept));
+        return output::print_json(&report);
     }
-    output::print(&text(dry_run, &swept))
+    output::print(&text(&report))
 }
 
-fn report(dry_run: bool, swept: Swept) -> Report {
+fn report(dry_run: bool, copies: &Copies, swept: Swept) -> Report {
     let Swept {
         temporary_files,
         packs,
@@ -53,19 +58,25 @@ fn report(dry_run: bool, swept: Swept) -> Report {
         dry_run,
         temporary_files,
         packs,
-        bytes,
+        programs: copies.count(),
+        bytes: bytes + copies.bytes,
         hole_bytes,
         unreadable,
     }
 }
 
-fn text(dry_run: bool, swept: &Swept) -> String {
-    let would = if dry_run { "would be " } else { "" };
+fn text(report: &Report) -> String {
+    let would = if report.dry_run { "would be " } else { "" };
+    let counts = [
+        ("temporary files", report.temporary_files),
+        ("packs", report.packs),
+        ("old copies of ckpt-run", report.programs),
+    ];
+    let lines = counts.map(|(what, count)| format!("{what} {would}removed: {count}\n"));
     format!(
-        "temporary files {would}removed: {}\npacks {would}removed: {}\nspace {would}given back: {}, {} of it inside of packs that stay\n",
-        swept.temporary_files,
-        swept.packs,
-        size(swept.bytes),
-        size(swept.hole_bytes),
+        "{}space {would}given back: {}, {} of it inside of packs that stay\n",
+        lines.concat(),
+        size(report.bytes),
+        size(report.hole_bytes),
     )
 }

@@ -3,7 +3,7 @@
 //! The manifests of the images go first and durably, then what only they needed. Whatever
 //! a plan says, a pinned image stays, and so does the newest good one.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use jiff::Zoned;
 use nix::fcntl::FlockArg;
@@ -163,39 +163,6 @@ impl Store {
         forgotten.swept = Garbage::of_images(self, &scope)?.remove(self)?;
         forgotten.swept.bytes += manifest_bytes;
         Ok(forgotten)
-    }
-
-    /// How much is given back, at least, once the first of these images is gone, the first
-    /// two, and so on: the space of the packs that no other image names.
-    ///
-    /// # Errors
-    /// The images cannot be listed.
-    pub fn gains(&self, ids: &[ImageId]) -> Result<Vec<u64>, ReadError> {
-        let mut gains = vec![0; ids.len()];
-        let places: HashMap<ImageId, usize> = ids.iter().copied().zip(0..).collect();
-        // When each pack goes: with the last image that names it; `None` if one stays.
-        let mut goes: HashMap<PackName, Option<usize>> = HashMap::new();
-        for found in self.summaries()? {
-            let Ok(summary) = found.summary else {
-                // No pack is removed then.
-                return Ok(vec![0; ids.len()]);
-            };
-            let place = places.get(&found.id).copied();
-            for pack in summary.packs {
-                let last = goes.entry(pack.name).or_insert(place);
-                *last = last.zip(place).map(|(one, other)| one.max(other));
-            }
-        }
-        for (name, place) in goes {
-            if let Some(gain) = place.and_then(|place| gains.get_mut(place)) {
-                *gain += space(&self.pack_file(name));
-            }
-        }
-        let sums = gains.iter().scan(0, |sum: &mut u64, gain| {
-            *sum += gain;
-            Some(*sum)
-        });
-        Ok(sums.collect())
     }
 
     /// Whether the manifest went; not if its image is pinned. See `pins`.

@@ -119,14 +119,14 @@ impl Garbage {
 
 /// What the manifests name.
 #[derive(Default)]
-struct Live {
+pub(super) struct Live {
     ids: HashSet<ImageId>,
-    users: Users,
-    unreadable: Vec<ImageId>,
+    pub(super) users: Users,
+    pub(super) unreadable: Vec<ImageId>,
 }
 
 impl Live {
-    fn of(images: Vec<Found>) -> Self {
+    pub(super) fn of(images: Vec<Found>) -> Self {
         let mut live = Self::default();
         for found in images {
             live.ids.insert(found.id);

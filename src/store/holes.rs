@@ -45,6 +45,9 @@ pub(super) enum Scope {
 /// The packs that images name, and which images do.
 pub(super) type Users = BTreeMap<PackName, (Pack, Vec<ImageId>)>;
 
+/// Ranges of packs that images refer to: whole pages, sorted, apart from each other.
+pub(super) type Pages = HashMap<PackName, Vec<Range<u64>>>;
+
 /// Ranges of one pack that nobody refers to.
 #[derive(Debug)]
 pub(super) struct Holes {
@@ -58,7 +61,7 @@ pub(super) struct Holes {
 /// Looks for dead space worth giving back. `users` names every image there is.
 pub(super) fn find(store: &Store, users: &Users, scope: &Scope) -> Result<Vec<Holes>, ReadError> {
     let chosen = choose(users, scope);
-    let mut live: HashMap<PackName, Vec<Range<u64>>> = HashMap::new();
+    let mut live = Pages::new();
     for image in images_of(users, &chosen) {
         let manifest = store.manifest(image)?;
         add_live(&mut live, &manifest, &chosen);
@@ -72,7 +75,7 @@ pub(super) fn find(store: &Store, users: &Users, scope: &Scope) -> Result<Vec<Ho
 }
 
 /// The packs to look at, oldest first.
-fn choose(users: &Users, scope: &Scope) -> Vec<PackName> {
+pub(super) fn choose(users: &Users, scope: &Scope) -> Vec<PackName> {
     match scope {
         Scope::Nothing => Vec::new(),
         Scope::Everything => users.keys().copied().collect(),
@@ -92,7 +95,7 @@ fn choose(users: &Users, scope: &Scope) -> Vec<PackName> {
 }
 
 /// The images that name any of these packs, oldest first.
-fn images_of(users: &Users, chosen: &[PackName]) -> Vec<ImageId> {
+pub(super) fn images_of(users: &Users, chosen: &[PackName]) -> Vec<ImageId> {
     let packs = chosen.iter().filter_map(|name| users.get(name));
     let mut images: Vec<ImageId> = packs.flat_map(|(_, images)| images).copied().collect();
     images.sort_unstable();
@@ -101,11 +104,7 @@ fn images_of(users: &Users, chosen: &[PackName]) -> Vec<ImageId> {
 }
 
 /// Adds the pages that the image's chunks touch.
-fn add_live(
-    live: &mut HashMap<PackName, Vec<Range<u64>>>,
-    manifest: &Manifest,
-    chosen: &[PackName],
-) {
+pub(super) fn add_live(live: &mut Pages, manifest: &Manifest, chosen: &[PackName]) {
     let wanted: HashSet<&PackName> = chosen.iter().collect();
     for chunk in &manifest.chunks {
         match chunk.content {
@@ -155,7 +154,7 @@ fn dead(len: u64, live: &[Range<u64>]) -> Vec<Range<u64>> {
 }
 
 /// `None` where it does not pay, as after a time before, or where the file is not the pack.
-fn holes_of(path: &Path, pack: Pack, live: &[Range<u64>]) -> Option<Holes> {
+pub(super) fn holes_of(path: &Path, pack: Pack, live: &[Range<u64>]) -> Option<Holes> {
     let found = fs::symlink_metadata(path).ok()?;
     if !found.is_file() || found.len() != pack.len {
         return None;

@@ -43,6 +43,7 @@ mod files;
 mod fixtures;
 mod flow;
 mod forget;
+mod gains;
 mod garbage;
 mod holes;
 mod id;

@@ -98,6 +98,44 @@ fn looking_ahead_finds_what_the_next_image_replaces_but_never_the_newest() {
 }
 
 #[test]
+fn dead_space_in_packs_that_stay_is_gained_and_told_exactly() {
+    let (_folder, store) = temporary_store();
+    let lock = store.lock().unwrap();
+    let shared = noise(1, CHUNK_BYTES);
+    for seed in 10..13 {
+        let own = noise(seed, 16 * CHUNK_BYTES);
+        write_image(&store, &lock, &[("a", &own), ("b", &shared)]);
+    }
+    let gains = store.gains(&[id(1), id(2)]).unwrap();
+    // All but perhaps the rest of a pack that holds less than a hole is worth.
+    assert!(gains[0] >= 12 * CHUNK_BYTES as u64, "{gains:?}");
+    assert!(gains[1] >= gains[0] + 12 * CHUNK_BYTES as u64, "{gains:?}");
+    for (count, gain) in (1..).zip(gains) {
+        let ids: Vec<ImageId> = (1..=count).map(id).collect();
+        let (_copy, twin) = twin_of(&store);
+        let twin_lock = twin.lock().unwrap();
+        let plan = twin.plan_named(&ids).unwrap();
+        let swept = twin.forget(&twin_lock, &plan).unwrap().swept;
+        assert!(
+            swept.bytes >= gain && swept.bytes <= gain + (64 << 10),
+            "{swept:?} {gain}"
+        );
+        twin.verify(id(3), &never).unwrap();
+    }
+}
+
+/// A copy of the store, in a folder of its own.
+fn twin_of(store: &Store) -> (tempfile::TempDir, Store) {
+    let (folder, twin) = temporary_store();
+    for part in ["images", "packs"] {
+        for entry in fs::read_dir(store.path().join(part)).unwrap().flatten() {
+            fs::copy(entry.path(), twin.path().join(part).join(entry.file_name())).unwrap();
+        }
+    }
+    (folder, twin)
+}
+
+#[test]
 fn a_shared_pack_is_gained_with_the_last_image_that_needs_it() {
     let (_folder, store) = temporary_store();
     let lock = store.lock().unwrap();
