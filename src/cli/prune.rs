@@ -20,7 +20,7 @@ struct Report {
     bytes: u64,
     /// Of it, from inside of packs that stay.
     hole_bytes: u64,
-    /// Images that cannot be read: as long as there are any, no pack is touched.
+    /// Images that cannot be read: as long as there are any, what they may need stays.
     unreadable: Vec<ImageId>,
 }
 
@@ -37,7 +37,7 @@ pub(super) fn run(global: &Global, dry_run: bool) -> Result<ExitCode, Failure> {
     let report = report(dry_run, &copies, swept);
     for id in &report.unreadable {
         output::say(&format!(
-            "no pack is touched, because image {id} cannot be read; `ckpt-run forget {id}` lets it go"
+            "image {id} cannot be read, so what it may need stays; `ckpt-run forget {id}` lets it go"
         ));
     }
     if global.json {

@@ -25,8 +25,8 @@ use super::pack::{HEADER_BYTES, Pack, PackName};
 /// A pack that gives back less is left alone: a hole costs the file system an extent.
 const GAIN_BYTES_MIN: u64 = 1 << 20;
 
-/// Manifests read in full for the holes of one rotation, all its packs together: a second or
-/// two for images of 100 GiB. What is left out waits for `prune`.
+/// Manifests read in full for the holes of one rotation, all its packs together. Each has up
+/// to 20 MiB for an image of 100 GiB. What is left out waits for `prune`.
 const MANIFESTS_MAX: usize = 32;
 
 /// What file systems give back; a larger block frees less, and never too much.

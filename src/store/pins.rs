@@ -274,6 +274,26 @@ mod tests {
     }
 
     #[test]
+    fn a_sweep_that_takes_the_mark_for_a_leftover_only_makes_the_pin_try_again() {
+        let (_folder, store) = temporary_store();
+        let lock = store.lock().unwrap();
+        write_image(&store, &lock, &[]);
+        for round in 0..30 {
+            std::thread::scope(|scope| {
+                let pin = scope.spawn(|| store.pin(id(1), "note"));
+                // Each can spoil one try.
+                for _ in 1..MARK_TRIES {
+                    store.sweep(&lock).unwrap();
+                }
+                pin.join()
+                    .unwrap()
+                    .unwrap_or_else(|error| panic!("{round}: {error}"));
+            });
+            assert!(store.unpin(id(1)).unwrap());
+        }
+    }
+
+    #[test]
     fn a_number_is_not_given_again_while_a_pin_has_it() {
         let (_folder, store) = temporary_store();
         let lock = store.lock().unwrap();

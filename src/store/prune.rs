@@ -23,7 +23,8 @@ pub struct Swept {
     pub bytes: u64,
     /// Of it, from inside of packs that stay.
     pub hole_bytes: u64,
-    /// Images whose manifests cannot be read. If there are any, no pack was touched.
+    /// Images whose manifests cannot be read. As long as there are any, what they may need stays:
+    /// all dead space in packs, and where not even their packs are known, all packs.
     pub unreadable: Vec<ImageId>,
 }
 
