@@ -9,7 +9,7 @@ use super::images::find;
 use super::{Failure, Global, output};
 use crate::clock;
 use crate::config::Override;
-use crate::store::{Fate, ImageId, Planned, Store};
+use crate::store::{Effort, Fate, ImageId, Planned, Store};
 use crate::supervisor::{policy, size};
 
 /// What may go. Without images the rules decide: these, and the settings for those that are not given.
@@ -85,7 +85,7 @@ pub(super) fn run(global: &Global, arguments: &ForgetArguments) -> Result<ExitCo
         // The lock first: what is planned is what there is.
         let lock = store.lock()?;
         let plan = plan(&store)?;
-        let forgotten = store.forget(&lock, &plan)?;
+        let forgotten = store.forget(&lock, &plan, Effort::Thorough)?;
         for id in &forgotten.spared {
             output::say(&format!(
                 "image {id} stays: it was pinned meanwhile, or is the newest good one"

@@ -50,6 +50,15 @@ pub enum ForgetError {
     },
 }
 
+/// How far dead space inside of packs that stay is given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effort {
+    /// As far as a rotation has time: the largest parts of packs that few images share.
+    Quick,
+    /// All that the removed images leave.
+    Thorough,
+}
+
 /// What was removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Forgotten {
@@ -138,7 +147,12 @@ impl Store {
     ///
     /// # Panics
     /// If the lock is that of another store.
-    pub fn forget(&self, lock: &StoreLock, plan: &[Planned]) -> Result<Forgotten, WriteError> {
+    pub fn forget(
+        &self,
+        lock: &StoreLock,
+        plan: &[Planned],
+        effort: Effort,
+    ) -> Result<Forgotten, WriteError> {
         let _busy = lock.claim(self.path()).ok_or(WriteError::Busy)?;
         let going = plan.iter().filter(|planned| planned.fate.is_removed());
         let going: Vec<ImageId> = going.map(|planned| planned.id).collect();
@@ -159,7 +173,11 @@ impl Store {
             }
         }
         durable::sync_folder(&self.images_folder())?;
-        let scope = Scope::Shared(packs_of(&found, &forgotten.images));
+        let packs = packs_of(&found, &forgotten.images);
+        let scope = match effort {
+            Effort::Quick => Scope::Quick(packs),
+            Effort::Thorough => Scope::These(packs),
+        };
         forgotten.swept = Garbage::of_images(self, &scope)?.remove(self)?;
         forgotten.swept.bytes += manifest_bytes;
         Ok(forgotten)

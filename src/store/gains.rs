@@ -10,7 +10,7 @@ use super::layout::Store;
 use super::pack::PackName;
 
 impl Store {
-    /// How much [`Store::forget`] gives back, at least, once the first of these images is gone,
+    /// How much a thorough [`Store::forget`] gives back, at least, once the first of these images is gone,
     /// the first two, and so on: the packs that no other image names, and the dead space in
     /// those that stay.
     ///
@@ -46,7 +46,7 @@ impl<'a> Gains<'a> {
             images.any(|image| ids.contains(image))
         });
         let packs: Vec<PackName> = named.map(|(name, _)| *name).collect();
-        let scope = Scope::Shared(packs.iter().copied().collect());
+        let scope = Scope::These(packs.iter().copied().collect());
         Self {
             store,
             users,

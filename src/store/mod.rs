@@ -74,7 +74,7 @@ pub use chunk::{CHUNK_BYTES, Hash};
 pub use codec::Codec;
 pub use entries::ImageEntry;
 pub use error::{ReadError, WriteError};
-pub use forget::{ForgetError, Forgotten};
+pub use forget::{Effort, ForgetError, Forgotten};
 pub use id::{ImageId, ParseImageIdError};
 pub use layout::{OpenError, Store};
 pub use lock::{LockError, StoreLock};

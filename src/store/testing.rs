@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{self, Command, Stdio};
 use std::time::Duration;
 
-use super::{ImageId, Manifest, Policy, Store, StoreLock, WriteError, WriteOptions};
+use super::{Effort, ImageId, Manifest, Policy, Store, StoreLock, WriteError, WriteOptions};
 
 const STORE_VARIABLE: &str = "CKPT_RUN_TEST_STORE";
 const READY: &str = "the child is ready";
@@ -47,7 +47,7 @@ impl Store {
             keep_daily: 0,
         };
         let plan = self.plan(&policy, &crate::clock::local())?;
-        Ok(self.forget(lock, &plan)?.images)
+        Ok(self.forget(lock, &plan, Effort::Quick)?.images)
     }
 }
 

@@ -15,7 +15,7 @@ use super::snapshot_error::SnapshotError;
 use super::workshop::Workshop;
 use crate::clock;
 use crate::config;
-use crate::store::{Fate, ImageEntry, ImageId, Planned, Policy, WriteError};
+use crate::store::{Effort, Fate, ImageEntry, ImageId, Planned, Policy, WriteError};
 
 /// Share of a job's memory that its first image has on the disk. Floating point numbers, which
 /// are most of a large job, compressed to 0.75 (bfloat16) and 0.88 (float32); programs and
@@ -40,20 +40,20 @@ pub(super) fn rotate(shop: &Workshop) {
         .store
         .plan(&policy(&shop.config.retention), &clock::local())
         .map_err(WriteError::from)
-        .and_then(|plan| forget(shop, &plan));
+        .and_then(|plan| forget(shop, &plan, Effort::Quick));
     if let Err(error) = removed {
         tracing::warn!("cannot remove old images: {}", chain(&error));
     }
 }
 
-fn forget(shop: &Workshop, plan: &[Planned]) -> Result<(), WriteError> {
+fn forget(shop: &Workshop, plan: &[Planned], effort: Effort) -> Result<(), WriteError> {
     for Planned { id, fate } in plan {
         match fate {
             Fate::Removed(_) => tracing::debug!(image = %id, reason = fate.reason(), "removing"),
             Fate::Kept(_) => tracing::trace!(image = %id, reason = fate.reason(), "keeping"),
         }
     }
-    let forgotten = shop.store.forget(&shop.lock, plan)?;
+    let forgotten = shop.store.forget(&shop.lock, plan, effort)?;
     if !forgotten.images.is_empty() {
         tracing::debug!(
             images = forgotten.images.len(),
@@ -102,7 +102,7 @@ pub(super) fn make(shop: &Workshop, run: u64, memory: u64) -> Result<(), Snapsho
         .filter(|planned| planned.fate.is_removed())
         .take(count)
         .collect();
-    forget(shop, &first)?;
+    forget(shop, &first, Effort::Thorough)?;
     match free_bytes(shop) {
         // Some were pinned meanwhile, or somebody else was faster.
         Some(free) if !need.fits(free) => Err(need.refusal(free)),

@@ -41,7 +41,7 @@ fn named_images_go_and_the_space_that_they_had_is_told() {
     let plan = store.plan_named(&[id(2), id(1), id(2)]).unwrap();
     assert_eq!(removed(&plan), [id(1), id(2)]);
     let gains = store.gains(&[id(1), id(2)]).unwrap();
-    let forgotten = store.forget(&lock, &plan).unwrap();
+    let forgotten = store.forget(&lock, &plan, Effort::Thorough).unwrap();
     assert_eq!(
         (forgotten.images, forgotten.spared),
         (vec![id(1), id(2)], vec![])
@@ -75,7 +75,7 @@ fn an_old_plan_takes_neither_the_newest_good_image_nor_a_pinned_one() {
     assert_eq!(removed(&plan), [id(1), id(2)]);
     store.set_aside(&lock, id(3), "torn").unwrap();
     store.pin(id(1), "").unwrap();
-    let forgotten = store.forget(&lock, &plan).unwrap();
+    let forgotten = store.forget(&lock, &plan, Effort::Thorough).unwrap();
     assert_eq!(
         (forgotten.images, forgotten.spared),
         (vec![], vec![id(1), id(2)])
@@ -115,7 +115,10 @@ fn dead_space_in_packs_that_stay_is_gained_and_told_exactly() {
         let (_copy, twin) = twin_of(&store);
         let twin_lock = twin.lock().unwrap();
         let plan = twin.plan_named(&ids).unwrap();
-        let swept = twin.forget(&twin_lock, &plan).unwrap().swept;
+        let swept = twin
+            .forget(&twin_lock, &plan, Effort::Thorough)
+            .unwrap()
+            .swept;
         assert!(
             swept.bytes >= gain && swept.bytes <= gain + (64 << 10),
             "{swept:?} {gain}"

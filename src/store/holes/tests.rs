@@ -145,13 +145,37 @@ fn a_rotation_reads_only_so_many_manifests() {
         pack(4, vec![id(1)]),
     ]
     .into();
-    let of = |images: &[u64]| Scope::Shared(images.iter().map(|image| name(*image)).collect());
+    let of = |images: &[u64]| Scope::Quick(images.iter().map(|image| name(*image)).collect());
     let chosen = choose(&users, &of(&[1, 2, 3]));
     assert_eq!(chosen, [name(1), name(3)]);
     assert_eq!(images_of(&users, &chosen).len(), MANIFESTS_MAX);
     assert_eq!(choose(&users, &of(&[9])), []);
     assert_eq!(choose(&users, &Scope::Everything).len(), 4);
+    let these = Scope::These([name(1), name(2)].into());
+    assert_eq!(choose(&users, &these), [name(1), name(2)]);
     assert_eq!(choose(&users, &Scope::Nothing), []);
+}
+
+#[test]
+fn a_rotation_punches_the_largest_holes_only() {
+    let pack = |lengths: &[u64]| Holes {
+        path: PathBuf::new(),
+        ranges: lengths.iter().map(|length| 4096..4096 + length).collect(),
+        bytes: lengths.iter().sum(),
+    };
+    let mut holes = vec![pack(&[10, 70, 30]), pack(&[20]), pack(&[50, 30])];
+    keep_largest(&mut holes, 6);
+    assert_eq!(holes.len(), 3);
+    keep_largest(&mut holes, 3);
+    let left: Vec<u64> = holes
+        .iter()
+        .flat_map(|pack| &pack.ranges)
+        .map(length)
+        .collect();
+    assert_eq!(left, [70, 30, 50]);
+    assert_eq!(holes.iter().map(|pack| pack.bytes).sum::<u64>(), 150);
+    keep_largest(&mut holes, 0);
+    assert!(holes.is_empty());
 }
 
 proptest! {
