@@ -15,9 +15,12 @@ use crate::supervisor::{OURS, chain};
 
 mod config;
 pub mod doctor;
+mod forget;
 mod images;
 mod list;
 mod output;
+mod pin;
+mod prune;
 mod run;
 mod show;
 mod snapshot;
@@ -89,6 +92,32 @@ enum Verb {
         /// Their ids, or `latest` [default: all]
         images: Vec<String>,
     },
+    /// Keep an image whatever the rules say, until it is unpinned
+    Pin {
+        /// Its id, or `latest`
+        image: String,
+        /// Why, for those who read the list
+        #[arg(
+            long,
+            value_name = "TEXT",
+            default_value = "",
+            hide_default_value = true
+        )]
+        note: String,
+    },
+    /// Leave an image to the rules again
+    Unpin {
+        /// Its id, or `latest`
+        image: String,
+    },
+    /// Remove images: those named, or those that no rule keeps
+    Forget(forget::ForgetArguments),
+    /// Remove what no image needs, and give its space back
+    Prune {
+        /// Only say what would go
+        #[arg(long)]
+        dry_run: bool,
+    },
     /// Check whether this machine can snapshot and restore jobs
     Doctor,
     /// Show the settings, and where they come from
@@ -150,6 +179,10 @@ fn dispatch(global: &Global, verb: Verb) -> Result<ExitCode, Failure> {
         Verb::List => list::run(global),
         Verb::Show { image } => show::run(global, &image),
         Verb::Verify { images } => verify::run(global, &images),
+        Verb::Pin { image, note } => pin::pin(global, &image, &note),
+        Verb::Unpin { image } => pin::unpin(global, &image),
+        Verb::Forget(arguments) => forget::run(global, &arguments),
+        Verb::Prune { dry_run } => prune::run(global, dry_run),
         Verb::Doctor => {
             let config = global.load(Vec::new())?.config;
             let search = Search::new(config.criu.path);
