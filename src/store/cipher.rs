@@ -257,6 +257,9 @@ mod tests {
             seal(&chunks),
             "d7bc8a2f4405b9663f1eabcae0d060842e7f95b8e1d87e"
         );
-        assert_eq!(seal(&manifests), "");
+        assert_eq!(
+            seal(&manifests),
+            "d874c1434bf125e3934aae8d2803cbe128b992bcbc07bb"
+        );
     }
 }

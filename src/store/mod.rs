@@ -5,6 +5,7 @@
 //! lock                     flocked by the one process that writes; says which
 //! images/000012.manifest   what image 12 is made of; its name is the commit
 //! images/000012.damaged    why image 12 must not be restored
+//! images/000012.pinned     a note; no rule removes image 12
 //! packs/000012-00.pack     compressed chunks that image 12 added
 //! ```
 //! Anything else in the folder belongs to others and is left alone, but for files whose
@@ -37,6 +38,8 @@ mod columns;
 mod cut;
 mod disk;
 pub mod durable;
+#[cfg(test)]
+mod encryption_tests;
 mod entries;
 mod error;
 mod fetch;
@@ -44,6 +47,10 @@ mod files;
 #[cfg(test)]
 mod fixtures;
 mod flow;
+mod forget;
+mod gains;
+mod garbage;
+mod holes;
 mod id;
 mod index;
 mod key;
@@ -53,6 +60,7 @@ mod lock;
 mod manifest;
 mod pack;
 mod pack_writer;
+mod pins;
 #[cfg(test)]
 mod properties;
 mod prune;
@@ -74,14 +82,17 @@ pub use chunk::{CHUNK_BYTES, Hash};
 pub use codec::Codec;
 pub use entries::ImageEntry;
 pub use error::{ReadError, WriteError};
+pub use forget::{Effort, ForgetError, Forgotten};
 pub use id::{ImageId, ParseImageIdError};
 pub use key::{InvalidKey, Key};
 pub use layout::{OpenError, Store};
 pub use lock::{LockError, StoreLock};
 pub use manifest::{Chunk, Content, InvalidManifest, Manifest, Stored, Stream, is_stream_name};
 pub use pack::{Pack, PackError, PackName};
+pub use pins::PinError;
 pub use prune::Swept;
 pub use reader::ImageReader;
+pub use retention::{Fate, KeptBy, Planned, Policy, RemovedBy};
 pub use stream::StreamWriter;
 pub use verify::Verified;
 pub use wire::ManifestError;
