@@ -138,7 +138,7 @@ impl Cipher {
         let mut decryptor = self.with(nonce).decryptor(about, plain);
         let decrypted = decryptor.update(text);
         decrypted
-            .and_then(|_| decryptor.finalize(tag))
+            .and_then(|()| decryptor.finalize(tag))
             .map(|_| ())
             .map_err(|_| Unsealed)
     }

@@ -127,13 +127,14 @@ fn the_same_image_in_two_stores_of_one_key_has_nothing_in_common() {
     assert!(equal < one.len() / 200, "{equal} of {}", one.len());
 }
 
+type Open = fn(&Path, Option<&Key>) -> Result<Store, OpenError>;
+
 #[test]
 fn a_store_opens_with_its_key_only_and_is_not_touched() {
     let (_folder, plain) = temporary_store();
     let (_other, store) = encrypted_store();
     write(&store, &store.lock().unwrap());
     let before = files(store.path());
-    type Open = fn(&Path, Option<&Key>) -> Result<Store, OpenError>;
     for open in [Store::open_with as Open, Store::create_or_open_with] {
         let text =
             |store: &Store, key: Option<&Key>| open(store.path(), key).unwrap_err().to_string();

@@ -103,9 +103,12 @@ impl ManifestError {
         match self {
             Self::Read(error) => is_loss(error),
             Self::Newer { .. } | Self::Damaged(_) | Self::Invalid(_) => true,
-            // The image may be good: with its key, or in its own store.
-            Self::Encrypted | Self::NotEncrypted => false,
-            Self::TooLarge | Self::Compress(_) | Self::Seal(_) => false,
+            // An image that is encrypted where the store is not may be good with its key.
+            Self::Encrypted
+            | Self::NotEncrypted
+            | Self::TooLarge
+            | Self::Compress(_)
+            | Self::Seal(_) => false,
         }
     }
 }
