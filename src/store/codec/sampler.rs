@@ -31,9 +31,9 @@ const SEARCH_LEVEL: i32 = -5;
 /// The highest level of a trial: higher ones take longer and find hardly more in a sample.
 const TRIAL_LEVEL_MAX: i32 = 1;
 /// Wider numbers take longer to put together: they must save this part of the chunk.
-const WIDER_FRACTION: f32 = 128.0;
+const WIDER_FRACTION: usize = 128;
 /// A frame's headers and the description of its Huffman code.
-const CODE_BYTES: f32 = 64.0;
+const CODE_BYTES: usize = 64;
 
 /// The way to store a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,35 +113,36 @@ impl Sampler {
         }
     }
 
-    /// The bytes that the best planes of the sample take.
+    /// The bytes that the best planes of the sample take, of a chunk of that length.
     fn planes(&self, raw_len: usize) -> (usize, Plan) {
-        let len = self.sample.len() as f32;
-        let code_bytes = CODE_BYTES * len / raw_len.max(1) as f32;
-        let mut best = (
-            f32::INFINITY,
-            Plan {
-                width: Width::Two,
-                coded: 0,
-            },
-        );
-        for width in Width::ALL {
-            let mut size = 0.0;
-            let mut coded = 0;
+        let len = self.sample.len();
+        let code_bytes = CODE_BYTES * len / raw_len.max(1);
+        let of_width = |width: Width| {
+            let plane_len = len / width.bytes();
+            let mut plan = Plan { width, coded: 0 };
+            let mut size = len % width.bytes();
             for place in 0..width.bytes() {
-                let plane_len = len / width.bytes() as f32;
-                let code = self.merged(place, width.bytes()).huffman_bytes() + code_bytes;
-                if code < plane_len * (1.0 - 1.0 / super::SAVED_FRACTION as f32) {
-                    coded |= 1 << place;
-                    size += code;
+                let coded = self.merged(place, width.bytes()).huffman_bytes() + code_bytes;
+                if pays(coded, plane_len) {
+                    plan.coded |= 1 << place;
+                    size += coded;
                 } else {
                     size += plane_len;
                 }
             }
-            if size + len / WIDER_FRACTION < best.0 {
-                best = (size, Plan { width, coded });
-            }
-        }
-        (best.0 as usize, best.1)
+            (size, plan)
+        };
+        let [narrow, wider @ ..] = Width::ALL;
+        wider
+            .into_iter()
+            .map(of_width)
+            .fold(of_width(narrow), |best, wider| {
+                if wider.0 + len / WIDER_FRACTION < best.0 {
+                    wider
+                } else {
+                    best
+                }
+            })
     }
 
     /// The bytes that zstd makes of the sample.
@@ -150,7 +151,7 @@ impl Sampler {
         if pays(found, self.sample.len()) {
             compressed(&mut self.trial, &self.sample, &mut self.output)
         } else if self.codes_literals {
-            Ok(self.merged(0, 1).huffman_bytes() as usize)
+            Ok(self.merged(0, 1).huffman_bytes())
         } else {
             Ok(found)
         }
@@ -188,7 +189,12 @@ impl Counts {
     /// What a Huffman code makes of so many bytes. From the entropy of the counts, which
     /// is too low by half a bit a kind of byte seen (Miller and Madow), and not below
     /// the one bit a byte that such a code needs.
-    fn huffman_bytes(&self) -> f32 {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "at least 0 and at most a sample"
+    )]
+    fn huffman_bytes(&self) -> usize {
         let mut terms = [0.0; Self::LANES];
         let mut kinds = [0.0; Self::LANES];
         let mut total = [0.0; Self::LANES];
@@ -203,16 +209,17 @@ impl Counts {
         let total: f32 = total.iter().sum();
         let kinds: f32 = kinds.iter().sum();
         if kinds <= 1.0 {
-            return 0.0;
+            return 0;
         }
         let entropy = total * log2(total) - terms.iter().sum::<f32>();
         let bits = entropy + (kinds - 1.0) * 0.5 * std::f32::consts::LOG2_E;
-        bits.max(total) / 8.0
+        (bits.max(total) / 8.0) as usize
     }
 }
 
 /// Within 0.01 for what is at least 1, and finite for 0; the standard one is no
 /// instruction and takes longer than the rest together.
+#[expect(clippy::cast_precision_loss, reason = "the exponent has eight bits")]
 fn log2(x: f32) -> f32 {
     let bits = x.to_bits();
     let exponent = (bits >> 23) as f32 - 127.0;
