@@ -47,13 +47,13 @@ impl<'a> Fetcher<'a> {
                 self.packs.read(stored.pack, stored.offset, raw)?;
                 check(stored, raw)?;
             }
-            Codec::Zstd => {
+            Codec::Zstd | Codec::Planes => {
                 // A valid manifest has no stored chunk longer than CHUNK_BYTES.
                 let bytes = &mut self.stored[..stored.len as usize];
                 self.packs.read(stored.pack, stored.offset, bytes)?;
                 check(stored, bytes)?;
                 self.decoder
-                    .decompress(bytes, raw)
+                    .decode(stored.codec, bytes, raw)
                     .map_err(Fault::Decompress)?;
             }
         }

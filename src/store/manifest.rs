@@ -172,10 +172,7 @@ impl Manifest {
                 Content::Stored(stored) => {
                     let pack = self.packs.get(stored.pack as usize);
                     let end = stored.offset.checked_add(u64::from(stored.len));
-                    let len_fits = match stored.codec {
-                        Codec::Raw => stored.len == chunk.raw_len,
-                        Codec::Zstd => (1..chunk.raw_len).contains(&stored.len),
-                    };
+                    let len_fits = stored.codec.fits(stored.len, chunk.raw_len);
                     let inside = pack.zip(end).is_some_and(|(pack, end)| end <= pack.len);
                     len_fits && inside && stored.offset >= HEADER_BYTES
                 }
