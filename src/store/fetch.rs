@@ -51,11 +51,11 @@ impl<'a> Fetcher<'a> {
     pub(super) fn fetch(&mut self, stored: &Stored, raw: &mut [u8]) -> Result<(), Fault> {
         match stored.codec {
             Codec::Raw => self.read(stored, raw)?,
-            Codec::Zstd => {
+            Codec::Zstd | Codec::Planes => {
                 let mut bytes = std::mem::take(&mut self.stored);
-                let read = self.decompress(stored, &mut bytes, raw);
+                let decoded = self.decode(stored, &mut bytes, raw);
                 self.stored = bytes;
-                read?;
+                decoded?;
             }
         }
         if self.packs.store().name_of(raw) == stored.hash {
@@ -65,18 +65,13 @@ impl<'a> Fetcher<'a> {
         }
     }
 
-    fn decompress(
-        &mut self,
-        stored: &Stored,
-        bytes: &mut [u8],
-        raw: &mut [u8],
-    ) -> Result<(), Fault> {
+    fn decode(&mut self, stored: &Stored, bytes: &mut [u8], raw: &mut [u8]) -> Result<(), Fault> {
         let overhead = self.secrets.map_or(0, |_| OVERHEAD_BYTES);
         // A valid manifest has no stored chunk longer than CHUNK_BYTES.
         let bytes = &mut bytes[..stored.len as usize - overhead];
         self.read(stored, bytes)?;
         self.decoder
-            .decompress(bytes, raw)
+            .decode(stored.codec, bytes, raw)
             .map_err(Fault::Decompress)
     }
 

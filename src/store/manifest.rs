@@ -176,13 +176,9 @@ impl Manifest {
                     let pack = self.packs.get(stored.pack as usize);
                     let end = stored.offset.checked_add(u64::from(stored.len));
                     let overhead = if self.encrypted { OVERHEAD_LEN } else { 0 };
-                    let len_fits = stored
-                        .len
-                        .checked_sub(overhead)
-                        .is_some_and(|len| match stored.codec {
-                            Codec::Raw => len == chunk.raw_len,
-                            Codec::Zstd => (1..chunk.raw_len).contains(&len),
-                        });
+                    let encoded_len = stored.len.checked_sub(overhead);
+                    let len_fits =
+                        encoded_len.is_some_and(|len| stored.codec.fits(len, chunk.raw_len));
                     let inside = pack.zip(end).is_some_and(|(pack, end)| end <= pack.len);
                     len_fits && inside && stored.offset >= HEADER_BYTES
                 }

@@ -79,7 +79,7 @@ mod worker;
 mod writer;
 
 pub use chunk::{CHUNK_BYTES, Hash};
-pub use codec::Codec;
+pub use codec::{Codec, Decoder, Encoder};
 pub use entries::ImageEntry;
 pub use error::{ReadError, WriteError};
 pub use forget::{Effort, ForgetError, Forgotten};
