@@ -1,5 +1,6 @@
-//! The only place that asks for the time.
+//! The only place that asks for the time, or for chance.
 
+use std::io;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use jiff::tz::TimeZone;
@@ -28,4 +29,14 @@ pub fn local() -> Zoned {
     Timestamp::from_millisecond(ms)
         .unwrap_or(Timestamp::UNIX_EPOCH)
         .to_zoned(TimeZone::system())
+}
+
+/// Bytes that nobody can guess, from the kernel.
+///
+/// # Errors
+/// The kernel has none to give, which happens only early at boot or in a broken sandbox.
+pub fn random() -> io::Result<[u8; 32]> {
+    let mut bytes = [0; 32];
+    getrandom::fill(&mut bytes)?;
+    Ok(bytes)
 }

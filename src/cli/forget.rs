@@ -6,7 +6,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::images::find;
-use super::{Failure, Global, output};
+use super::{Failure, Global, open, output};
 use crate::clock;
 use crate::config::Override;
 use crate::store::{Effort, Fate, ImageId, Planned, Store};
@@ -69,7 +69,7 @@ struct Line {
 
 pub(super) fn run(global: &Global, arguments: &ForgetArguments) -> Result<ExitCode, Failure> {
     let config = global.load(arguments.overrides())?.config;
-    let store = Store::open(&config.store)?;
+    let store = open(&config)?;
     let plan = |store: &Store| -> Result<Vec<Planned>, Failure> {
         if arguments.images.is_empty() {
             return Ok(store.plan(&policy(&config.retention), &clock::local())?);

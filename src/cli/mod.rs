@@ -8,15 +8,16 @@ use std::process::ExitCode;
 use clap::error::{ContextKind, ErrorKind};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
-use crate::config::{ConfigError, Loaded, Override, Sources};
+use crate::config::{Config, ConfigError, Loaded, Override, Sources};
 use crate::criu::Search;
-use crate::store::{OpenError, Store};
-use crate::supervisor::{OURS, chain};
+use crate::store::Store;
+use crate::supervisor::{OURS, chain, read_key};
 
 mod config;
 pub mod doctor;
 mod forget;
 mod images;
+mod key;
 mod list;
 mod output;
 mod pin;
@@ -123,6 +124,9 @@ enum Verb {
     /// Show the settings, and where they come from
     #[command(subcommand)]
     Config(config::ConfigVerb),
+    /// Make keys for encrypted stores
+    #[command(subcommand)]
+    Key(key::KeyVerb),
 }
 
 /// Runs the command line of this process.
@@ -189,6 +193,7 @@ fn dispatch(global: &Global, verb: Verb) -> Result<ExitCode, Failure> {
             Ok(doctor::run(global.json, &config.store, &search))
         }
         Verb::Config(verb) => config::run(global, &verb),
+        Verb::Key(verb) => key::run(&verb),
     }
 }
 
@@ -207,9 +212,14 @@ impl Global {
 
     /// Opens the store that is there.
     fn open(&self) -> Result<Store, Failure> {
-        let path = self.load(Vec::new())?.config.store;
-        Store::open(&path).map_err(|error: OpenError| error.into())
+        open(&self.load(Vec::new())?.config)
     }
+}
+
+/// Opens the store of these settings, with its key.
+fn open(config: &Config) -> Result<Store, Failure> {
+    let key = read_key(&config.encryption)?;
+    Ok(Store::open_with(&config.store, key.as_ref())?)
 }
 
 /// Explains a command line that clap does not understand; `ckpt-run ./train` lacks its `--`.

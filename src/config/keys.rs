@@ -14,7 +14,7 @@ use toml::Value as Shown;
 use super::model::Choice;
 use super::units::{format_duration, format_exit_status, format_size, parse_exit_status, shown};
 use super::value::Value;
-use super::{Buffer, Config, Cpus, CronExpression, Interval, Invalid, RestartLimit};
+use super::{Buffer, Config, Cpus, CronExpression, Encryption, Interval, Invalid, RestartLimit};
 
 /// In seconds.
 const DAY: u64 = 24 * 3600;
@@ -80,6 +80,9 @@ impl Key {
 /// Paths of the two keys that exclude each other.
 pub(super) const INTERVAL_PATH: &str = "snapshot.interval";
 pub(super) const CRON_PATH: &str = "snapshot.cron";
+/// Paths of the two other keys that exclude each other.
+pub(super) const KEY_FILE_PATH: &str = "encryption.key_file";
+pub(super) const KEY_COMMAND_PATH: &str = "encryption.key_command";
 /// Paths of the two waits that limit each other.
 pub(super) const BACKOFF_PATH: &str = "restart.backoff";
 pub(super) const BACKOFF_MAX_PATH: &str = "restart.backoff_max";
@@ -185,6 +188,30 @@ pub(super) const KEYS: &[Key] = &[
         get: |config| Shown::from(config.retention.keep_daily),
     },
     Key {
+        path: KEY_FILE_PATH,
+        set: |config, value| {
+            let file = optional_path(value)?.map(Encryption::KeyFile);
+            set_encryption(config, KEY_FILE_PATH, file);
+            Ok(())
+        },
+        get: |config| match &config.encryption {
+            Encryption::KeyFile(path) => Shown::String(path.to_string_lossy().into_owned()),
+            Encryption::KeyCommand(_) | Encryption::Off => optional(None),
+        },
+    },
+    Key {
+        path: KEY_COMMAND_PATH,
+        set: |config, value| {
+            let command = command(value)?.map(Encryption::KeyCommand);
+            set_encryption(config, KEY_COMMAND_PATH, command);
+            Ok(())
+        },
+        get: |config| match &config.encryption {
+            Encryption::KeyCommand(command) => Shown::from(command.as_str()),
+            Encryption::KeyFile(_) | Encryption::Off => optional(None),
+        },
+    },
+    Key {
         path: "restart.policy",
         set: |config, value| set(&mut config.restart.policy, value.choice()),
         get: |config| word(config.restart.policy),
@@ -264,6 +291,33 @@ pub(super) const KEYS: &[Key] = &[
 fn set<T>(field: &mut T, value: Result<T, Invalid>) -> Result<(), Invalid> {
     *field = value?;
     Ok(())
+}
+
+/// The key that gave this setting.
+pub(super) fn encryption_path(encryption: &Encryption) -> Option<&'static str> {
+    match encryption {
+        Encryption::Off => None,
+        Encryption::KeyFile(_) => Some(KEY_FILE_PATH),
+        Encryption::KeyCommand(_) => Some(KEY_COMMAND_PATH),
+    }
+}
+
+/// Either key ends the other; "" ends only its own.
+fn set_encryption(config: &mut Config, path: &str, given: Option<Encryption>) {
+    let is_own = encryption_path(&config.encryption) == Some(path);
+    config.encryption = match given {
+        Some(given) => given,
+        None if is_own => Encryption::Off,
+        None => return,
+    };
+}
+
+fn command(value: &Value) -> Result<Option<String>, Invalid> {
+    let text = value.text()?;
+    if text.contains('\0') {
+        return Err(Invalid::Command { given: shown(text) });
+    }
+    Ok(Some(text.to_owned()).filter(|text| !text.trim().is_empty()))
 }
 
 fn path(value: &Value) -> Result<PathBuf, Invalid> {

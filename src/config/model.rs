@@ -23,6 +23,8 @@ pub struct Config {
     pub snapshot: Snapshot,
     /// `[retention]`: which images are kept.
     pub retention: Retention,
+    /// `[encryption]`: whether images are encrypted.
+    pub encryption: Encryption,
     /// `[restart]`: what happens when the job ends.
     pub restart: Restart,
     /// `[restore]`.
@@ -107,6 +109,17 @@ pub struct Retention {
     pub keep_hourly: u32,
     /// Days of which the newest image is kept.
     pub keep_daily: u32,
+}
+
+/// `[encryption]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Encryption {
+    /// None.
+    Off,
+    /// With the key in a file.
+    KeyFile(PathBuf),
+    /// With the key that a shell command prints.
+    KeyCommand(String),
 }
 
 /// `[restore]`.
@@ -314,6 +327,7 @@ impl Default for Config {
                 keep_hourly: 0,
                 keep_daily: 0,
             },
+            encryption: Encryption::Off,
             restart: Restart {
                 policy: RestartPolicy::OnFailure,
                 max: RestartLimit::Times(3),

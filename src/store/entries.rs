@@ -56,11 +56,13 @@ impl Store {
     /// # Errors
     /// [`ReadError::Missing`] or [`ReadError::Manifest`].
     pub fn manifest(&self, id: ImageId) -> Result<Manifest, ReadError> {
-        wire::read_manifest(&self.manifest_file(id), id).map_err(|source| match source {
-            ManifestError::Read(error) if error.kind() == io::ErrorKind::NotFound => {
-                ReadError::Missing { image: id }
+        wire::read_manifest(&self.manifest_file(id), id, self.secrets()).map_err(|source| {
+            match source {
+                ManifestError::Read(error) if error.kind() == io::ErrorKind::NotFound => {
+                    ReadError::Missing { image: id }
+                }
+                source => ReadError::Manifest { image: id, source },
             }
-            source => ReadError::Manifest { image: id, source },
         })
     }
 
@@ -76,7 +78,7 @@ impl Store {
     /// The summaries of all manifests, oldest first.
     pub(super) fn summaries(&self) -> Result<Vec<Found>, ReadError> {
         let found = self.ids()?.into_iter().filter_map(|id| {
-            match wire::read_summary(&self.manifest_file(id), id) {
+            match wire::read_summary(&self.manifest_file(id), id, self.secrets()) {
                 Err(ManifestError::Read(error)) if error.kind() == io::ErrorKind::NotFound => None,
                 summary => Some(Found { id, summary }),
             }

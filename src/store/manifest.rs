@@ -6,6 +6,7 @@
 use std::collections::HashSet;
 
 use super::chunk::{CHUNK_LEN_MAX, Hash};
+use super::cipher::OVERHEAD_LEN;
 use super::codec::Codec;
 use super::id::ImageId;
 use super::pack::{HEADER_BYTES, Pack};
@@ -30,6 +31,8 @@ pub struct Manifest {
     pub packs: Vec<Pack>,
     /// Length of all streams together.
     pub raw_bytes: u64,
+    /// Whether its chunks are sealed.
+    pub encrypted: bool,
     /// Bytes that this image added to the store's packs.
     pub stored_bytes: u64,
     /// What the caller wanted to remember with the image.
@@ -68,7 +71,7 @@ pub enum Content {
 /// A chunk in a pack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stored {
-    /// BLAKE3 of the uncompressed bytes.
+    /// BLAKE3 of the uncompressed bytes, with a key in an encrypted store.
     pub hash: Hash,
     /// Position in [`Manifest::packs`].
     pub pack: u32,
@@ -172,7 +175,11 @@ impl Manifest {
                 Content::Stored(stored) => {
                     let pack = self.packs.get(stored.pack as usize);
                     let end = stored.offset.checked_add(u64::from(stored.len));
-                    let len_fits = stored.codec.fits(stored.len, chunk.raw_len);
+                    let overhead = if self.encrypted { OVERHEAD_LEN } else { 0 };
+                    let len_fits = stored
+                        .len
+                        .checked_sub(overhead)
+                        .is_some_and(|len| stored.codec.fits(len, chunk.raw_len));
                     let inside = pack.zip(end).is_some_and(|(pack, end)| end <= pack.len);
                     len_fits && inside && stored.offset >= HEADER_BYTES
                 }
@@ -247,6 +254,7 @@ pub(super) mod tests {
                 len: 100,
             }],
             raw_bytes: 500,
+            encrypted: false,
             stored_bytes: 100,
             meta: b"{}".to_vec(),
         }

@@ -5,9 +5,8 @@
 //! 8   format                  u32, little endian like all numbers
 //! 12  number within image     u32
 //! 16  image that wrote it     u64
-//! 24  salt                    32 bytes, zero in a store that is not encrypted
-//! 56  zero                    8 bytes
-//! 64  chunks, as the manifests describe them
+//! 24  zero                    40 bytes
+//! 64  chunks, as the manifests describe them, each sealed in an encrypted store
 //! ```
 //! In format 1 the chunks begin at 24. A [sink](super::sink) writes packs; once sealed
 //! they never change. Knows nothing of manifests: where a chunk lies is the caller's to
@@ -33,9 +32,6 @@ pub(super) const HEADER_LEN: usize = 64;
 /// The part that all formats have.
 const COMMON_LEN: usize = 24;
 const MAGIC: [u8; 8] = *b"CKPTPACK";
-
-/// What makes the keys of each image differ, where a store is encrypted.
-pub(super) type Salt = [u8; 32];
 
 /// Packs that a reader keeps open, so that their chunks can be read even when the packs
 /// are removed meanwhile: some hundred GiB, and a quarter of the usual limit of 1024
@@ -64,10 +60,9 @@ impl PackName {
     }
 
     /// What the pack begins with.
-    pub(super) fn header(self, salt: Salt) -> [u8; HEADER_LEN] {
+    pub(super) fn header(self) -> [u8; HEADER_LEN] {
         let mut header = [0; HEADER_LEN];
         header[..COMMON_LEN].copy_from_slice(&self.common(FORMAT));
-        header[COMMON_LEN..COMMON_LEN + salt.len()].copy_from_slice(&salt);
         header
     }
 
@@ -135,14 +130,8 @@ impl PackError {
     }
 }
 
-/// A pack that is the one the manifest means.
-#[derive(Debug)]
-struct OpenPack {
-    file: File,
-    salt: Salt,
-}
-
-fn open(store: &Store, pack: Pack) -> Result<OpenPack, PackError> {
+/// Opens a pack after checking that it is the one the manifest means.
+fn open(store: &Store, pack: Pack) -> Result<File, PackError> {
     let path = store.pack_file(pack.name);
     let failed = |source| PackError::Read {
         path: path.clone(),
@@ -157,27 +146,23 @@ fn open(store: &Store, pack: Pack) -> Result<OpenPack, PackError> {
             expected: pack.len,
         });
     }
-    match read_header(&file, pack.name).map_err(failed)? {
-        Some(salt) => Ok(OpenPack { file, salt }),
-        None => Err(PackError::Header { path }),
+    if has_header(&file, pack.name).map_err(failed)? {
+        Ok(file)
+    } else {
+        Err(PackError::Header { path })
     }
 }
 
-/// The salt of the pack of this name; `None` where another file is in its place.
-fn read_header(file: &File, name: PackName) -> io::Result<Option<Salt>> {
+/// Whether this is the pack of this name.
+fn has_header(file: &File, name: PackName) -> io::Result<bool> {
     let mut common = [0; COMMON_LEN];
     file.read_exact_at(&mut common, 0)?;
-    let mut salt = Salt::default();
     if common == name.common(1) {
-        return Ok(Some(salt)); // it had none
+        return Ok(true);
     }
-    if common != name.common(FORMAT) {
-        return Ok(None);
-    }
-    let mut zero = [0; HEADER_LEN - COMMON_LEN - size_of::<Salt>()];
-    file.read_exact_at(&mut salt, COMMON_LEN as u64)?;
-    file.read_exact_at(&mut zero, (COMMON_LEN + salt.len()) as u64)?;
-    Ok(zero.iter().all(|byte| *byte == 0).then_some(salt))
+    let mut header = [0; HEADER_LEN];
+    file.read_exact_at(&mut header, 0)?;
+    Ok(header == name.header())
 }
 
 /// The packs of an image, open: what was there when reading began stays readable, also
@@ -187,7 +172,6 @@ fn read_header(file: &File, name: PackName) -> io::Result<Option<Salt>> {
 pub(super) struct PackFiles {
     store: Store,
     packs: Vec<Pack>,
-    salts: Vec<Salt>,
     /// The first ones.
     kept: Vec<File>,
     reopened: Mutex<HashMap<u32, Arc<File>>>,
@@ -196,11 +180,9 @@ pub(super) struct PackFiles {
 impl PackFiles {
     /// Opens all packs once, so that an image that lacks one fails before its first byte.
     pub(super) fn new(store: &Store, packs: Vec<Pack>) -> Result<Self, PackError> {
-        let mut salts = Vec::with_capacity(packs.len());
         let mut kept = Vec::new();
         for pack in &packs {
-            let OpenPack { file, salt } = open(store, *pack)?;
-            salts.push(salt);
+            let file = open(store, *pack)?;
             if kept.len() < KEPT_OPEN_MAX {
                 kept.push(file);
             }
@@ -208,16 +190,13 @@ impl PackFiles {
         Ok(Self {
             store: store.clone(),
             packs,
-            salts,
             kept,
             reopened: Mutex::default(),
         })
     }
 
-    /// The salt of a pack, by its place in the table; zeros where it has none.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for encrypted chunks"))]
-    pub(super) fn salt(&self, index: u32) -> &Salt {
-        &self.salts[index as usize]
+    pub(super) fn store(&self) -> &Store {
+        &self.store
     }
 
     /// Fills `bytes` from a pack, by its place in the table.
@@ -240,7 +219,7 @@ impl PackFiles {
         if files.len() >= REOPENED_MAX {
             files.clear();
         }
-        let file = Arc::new(open(&self.store, self.packs[index as usize])?.file);
+        let file = Arc::new(open(&self.store, self.packs[index as usize])?);
         files.insert(index, Arc::clone(&file));
         Ok(file)
     }
@@ -258,11 +237,10 @@ mod tests {
         image: ImageId::FIRST,
         number: 0,
     };
-    const SALT: Salt = [7; 32];
 
     /// A pack that holds the given bytes.
     fn written(store: &Store, image: ImageId, bytes: &[u8]) -> (Pack, u64) {
-        let sink = PackSink::new(store, image, SALT);
+        let sink = PackSink::new(store, image);
         let (_, offset) = sink.append(bytes).unwrap();
         (sink.seal().unwrap().remove(0), offset)
     }
@@ -292,7 +270,7 @@ mod tests {
         let (_folder, store) = temporary_store();
         let (pack, _) = written(&store, ImageId::FIRST, b"chunk");
         let path = store.pack_file(NAME);
-        assert_eq!(open(&store, pack).unwrap().salt, SALT);
+        open(&store, pack).unwrap();
         let longer = Pack {
             len: pack.len + 1,
             ..pack
@@ -302,7 +280,7 @@ mod tests {
             Err(PackError::Length { .. })
         ));
         let good = fs::read(&path).unwrap();
-        for at in (0..COMMON_LEN).chain(COMMON_LEN + SALT.len()..HEADER_LEN) {
+        for at in 0..HEADER_LEN {
             let mut bad = good.clone();
             bad[at] ^= 0x40;
             fs::write(&path, bad).unwrap();
@@ -324,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pack_of_format_1_has_a_short_header_and_no_salt() {
+    fn a_pack_of_format_1_has_a_short_header() {
         let (_folder, store) = temporary_store();
         let bytes = [&NAME.common(1)[..], b"chunk"].concat();
         fs::write(store.pack_file(NAME), &bytes).unwrap();
@@ -333,7 +311,6 @@ mod tests {
             len: bytes.len() as u64,
         };
         let files = PackFiles::new(&store, vec![pack]).unwrap();
-        assert_eq!(*files.salt(0), Salt::default());
         let mut chunk = [0; 5];
         files.read(0, HEADER_BYTES, &mut chunk).unwrap();
         assert_eq!(&chunk, b"chunk");

@@ -192,12 +192,14 @@ impl ImageReader {
         let image = self.manifest.id;
         match fault {
             Fault::Pack(source) => ReadError::Pack { image, source },
-            Fault::Check | Fault::Decompress(_) | Fault::Hash => ReadError::Corrupt {
-                image,
-                stream: stream.name.clone(),
-                chunk,
-                reason: fault.to_string(),
-            },
+            Fault::Check | Fault::Open(_) | Fault::Decompress(_) | Fault::Hash => {
+                ReadError::Corrupt {
+                    image,
+                    stream: stream.name.clone(),
+                    chunk,
+                    reason: fault.to_string(),
+                }
+            }
         }
     }
 

@@ -15,7 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use super::error::WriteError;
 use super::id::ImageId;
 use super::layout::Store;
-use super::pack::{HEADER_LEN, Pack, PackName, Salt};
+use super::pack::{HEADER_LEN, Pack, PackName};
 use super::pack_writer::{PackWriter, STAGING_BYTES, Staging};
 use super::sync::{locked, wait};
 
@@ -29,7 +29,6 @@ const STAGING_BUFFERS_MAX: usize = 4;
 pub(super) struct PackSink {
     store: Store,
     image: ImageId,
-    salt: Salt,
     state: Mutex<State>,
     /// A buffer came back, a pack was sealed, or something failed.
     changed: Condvar,
@@ -58,11 +57,10 @@ struct Job {
 
 impl PackSink {
     /// A sink for the packs of an image; none is begun before there is something to store.
-    pub(super) fn new(store: &Store, image: ImageId, salt: Salt) -> Self {
+    pub(super) fn new(store: &Store, image: ImageId) -> Self {
         Self {
             store: store.clone(),
             image,
-            salt,
             state: Mutex::default(),
             changed: Condvar::new(),
         }
@@ -159,7 +157,7 @@ impl PackSink {
         state.begun += 1;
         let ended = state.end_current();
         state.fill_next(Arc::new(pack));
-        state.fill(&name.header(self.salt));
+        state.fill(&name.header());
         Ok(ended)
     }
 
@@ -248,12 +246,11 @@ mod tests {
     use super::*;
 
     const IMAGE: ImageId = ImageId::FIRST;
-    const SALT: Salt = [9; 32];
 
     #[test]
     fn what_many_workers_append_lies_where_they_were_told() {
         let (_folder, store) = temporary_store();
-        let sink = PackSink::new(&store, IMAGE, SALT);
+        let sink = PackSink::new(&store, IMAGE);
         // Lengths from nothing to the longest: buffers end anywhere within chunks.
         let longest = STAGING_BYTES - HEADER_LEN - 1;
         let lengths = |worker: usize| (0..40).map(move |n| (worker * 7919 + n * 30_011) % longest);
@@ -292,21 +289,20 @@ mod tests {
             let index = u32::try_from(index).unwrap();
             files.read(index, offset, &mut bytes).unwrap();
             assert!(bytes == noise(seed, len), "{name} {offset}");
-            assert_eq!(*files.salt(index), SALT);
         }
     }
 
     #[test]
     fn a_sink_that_got_nothing_has_no_packs() {
         let (_folder, store) = temporary_store();
-        assert_eq!(PackSink::new(&store, IMAGE, SALT).seal().unwrap(), []);
+        assert_eq!(PackSink::new(&store, IMAGE).seal().unwrap(), []);
         assert_eq!(packs(&store), [""; 0]);
     }
 
     #[test]
     fn the_first_failure_is_everyones() {
         let (_folder, store) = temporary_store();
-        let sink = PackSink::new(&store, IMAGE, SALT);
+        let sink = PackSink::new(&store, IMAGE);
         let taken = PackName {
             image: IMAGE,
             number: 1,
@@ -328,7 +324,7 @@ mod tests {
     #[test]
     fn a_sink_given_up_takes_no_more_and_keeps_no_memory() {
         let (_folder, store) = temporary_store();
-        let sink = PackSink::new(&store, IMAGE, SALT);
+        let sink = PackSink::new(&store, IMAGE);
         sink.append(b"chunk").unwrap();
         sink.abandon();
         assert!(sink.append(b"chunk").is_err() && sink.seal().is_err());

@@ -6,11 +6,13 @@ use std::sync::{Arc, Mutex};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::assembly::{Assembly, Claim, Place};
-use super::chunk::{self, CHUNK_BYTES, ZEROS};
+use super::chunk::{CHUNK_BYTES, Hash, ZEROS};
+use super::cipher::OVERHEAD_BYTES;
 use super::codec::Encoder;
 use super::cut::{Cut, Cutter, Marks, Part};
 use super::error::WriteError;
 use super::flow::{Flow, Piece, Work};
+use super::layout::Store;
 use super::sink::PackSink;
 use super::sync::locked;
 
@@ -20,6 +22,7 @@ const NICENESS: i32 = 10;
 /// What the workers of an image share.
 #[derive(Debug)]
 pub(super) struct Shared {
+    pub(super) store: Store,
     pub(super) flow: Arc<Flow>,
     pub(super) assembly: Assembly,
     /// One for each stream.
@@ -69,6 +72,8 @@ pub(super) struct Worker {
     encoder: Encoder,
     /// Where a chunk is put together that lies in several pieces.
     chunk: Vec<u8>,
+    /// Its sealed form, in an encrypted store.
+    sealed: Vec<u8>,
 }
 
 impl Worker {
@@ -77,6 +82,7 @@ impl Worker {
             shared,
             encoder: Encoder::new(level).map_err(WriteError::Compress)?,
             chunk: Vec::with_capacity(CHUNK_BYTES),
+            sealed: vec![0; CHUNK_BYTES + OVERHEAD_BYTES],
         })
     }
 
@@ -141,20 +147,29 @@ impl Worker {
         bytes: &[u8],
     ) -> Result<(), WriteError> {
         let raw_len = u32::try_from(bytes.len()).map_err(|_| WriteError::TooManyChunks)?;
-        let hash = chunk::hash(bytes);
+        let hash = self.shared.store.name_of(bytes);
         let assembly = &self.shared.assembly;
         match assembly.set(stream, position, raw_len, hash)? {
             Claim::Known => Ok(()),
             Claim::New(position) => {
-                let place = self.store(bytes)?;
+                let place = self.store(hash, bytes)?;
                 self.shared.assembly.place(position, place);
                 Ok(())
             }
         }
     }
 
-    fn store(&mut self, bytes: &[u8]) -> Result<Place, WriteError> {
-        let (codec, stored) = self.encoder.encode(bytes).map_err(WriteError::Compress)?;
+    fn store(&mut self, name: Hash, bytes: &[u8]) -> Result<Place, WriteError> {
+        let (codec, encoded) = self.encoder.encode(bytes).map_err(WriteError::Compress)?;
+        let stored = match self.shared.store.secrets() {
+            Some(secrets) => {
+                let sealed = &mut self.sealed[..encoded.len() + OVERHEAD_BYTES];
+                let result = secrets.chunks.seal(&name, encoded, sealed);
+                result.map_err(WriteError::Seal)?;
+                sealed
+            }
+            None => encoded,
+        };
         let len = u32::try_from(stored.len()).map_err(|_| WriteError::TooManyChunks)?;
         let (pack, offset) = self.shared.sink.append(stored)?;
         Ok(Place {

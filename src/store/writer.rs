@@ -20,7 +20,7 @@ use super::index::Index;
 use super::layout::{FORMAT, Store};
 use super::lock::{Busy, StoreLock};
 use super::manifest::Manifest;
-use super::pack::{Pack, Salt};
+use super::pack::Pack;
 use super::sink::PackSink;
 use super::stream::StreamWriter;
 use super::wire::{self, META_BYTES_MAX, ManifestError};
@@ -80,10 +80,11 @@ impl Store {
         let image = next_image(self)?;
         let index = Index::load(self)?;
         let shared = Arc::new(Shared {
+            store: self.clone(),
             flow: Arc::new(Flow::new(options.buffer)),
             assembly: Assembly::new(index),
             cutters: Mutex::default(),
-            sink: PackSink::new(self, image, Salt::default()),
+            sink: PackSink::new(self, image),
         });
         let mut writer = ImageWriter {
             store: self.clone(),
@@ -196,6 +197,7 @@ impl ImageWriter {
             chunks: assembled.chunks,
             packs: assembled.packs,
             raw_bytes: assembled.raw_bytes,
+            encrypted: self.store.secrets().is_some(),
             stored_bytes: packs.iter().map(|pack| pack.len).sum(),
             meta: meta.to_vec(),
         })
@@ -205,7 +207,7 @@ impl ImageWriter {
         let store = &self.store;
         // What no reader would accept must not get a name.
         let valid = manifest.validate().map_err(ManifestError::Invalid);
-        let encoded = valid.and_then(|()| wire::encode(manifest));
+        let encoded = valid.and_then(|()| wire::encode(manifest, store.secrets()));
         let file = encoded.map_err(|source| WriteError::Manifest {
             image: manifest.id,
             source,
