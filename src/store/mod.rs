@@ -33,6 +33,8 @@ mod buffer;
 mod chunk;
 mod codec;
 mod columns;
+#[cfg(test)]
+mod crash;
 mod disk;
 pub mod durable;
 mod entries;
