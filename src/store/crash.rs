@@ -144,6 +144,7 @@ impl Recorded {
     }
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "an operation")]
 fn nothing(_: &Path, _: &Ledger) -> Outcome {
     Ok(())
 }

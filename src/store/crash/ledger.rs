@@ -198,9 +198,10 @@ macro_rules! ensure {
 impl Promises {
     /// Opens what a crash left with the real code, and says what is wrong with it.
     pub(super) fn check(&self, path: &Path) -> Result<(), String> {
-        let opened = match self.created {
-            true => Store::open(path),
-            false => Store::create_or_open(path),
+        let opened = if self.created {
+            Store::open(path)
+        } else {
+            Store::create_or_open(path)
         };
         let store = opened.map_err(|error| format!("opening: {error}"))?;
         let lock = store.lock().map_err(|error| format!("lock: {error}"))?;

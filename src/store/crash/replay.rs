@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use super::log::{DataChange, Entry, Event, NameChange, Tree};
@@ -192,11 +192,11 @@ impl Tree {
 
     /// Makes the tree real, in a folder that is empty.
     pub(super) fn materialise(&self, root: &Path) {
-        self.materialise_folder(root, PathBuf::new());
+        self.materialise_folder(root, Path::new(""));
     }
 
-    fn materialise_folder(&self, root: &Path, folder: PathBuf) {
-        for (name, entry) in self.folders.get(&folder).into_iter().flatten() {
+    fn materialise_folder(&self, root: &Path, folder: &Path) {
+        for (name, entry) in self.folders.get(folder).into_iter().flatten() {
             let path = folder.join(name);
             match entry {
                 Entry::Folder => {
@@ -204,7 +204,7 @@ impl Tree {
                         .mode(0o700)
                         .create(root.join(&path))
                         .unwrap();
-                    self.materialise_folder(root, path);
+                    self.materialise_folder(root, &path);
                 }
                 Entry::File(file) => {
                     let mut options = OpenOptions::new();
