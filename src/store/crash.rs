@@ -241,6 +241,16 @@ fn give_up_and_write(path: &Path, ledger: &Ledger) -> Outcome {
     Ok(())
 }
 
+/// Nobody knows then whether the manifest has its name.
+fn fail_to_commit(path: &Path, ledger: &Ledger) -> Outcome {
+    let store = Store::open(path)?;
+    let lock = store.lock()?;
+    ledger.log().fail_next("SyncFolder of images");
+    let written = ledger.write(&store, &lock, &streams(2));
+    assert!(written.is_err(), "the sync failed");
+    Ok(())
+}
+
 fn life(path: &Path, ledger: &Ledger) -> Outcome {
     let store = Store::open(path)?;
     let lock = store.lock()?;
@@ -285,6 +295,11 @@ fn a_crash_while_an_image_is_set_aside() {
 #[test]
 fn a_crash_after_an_image_was_given_up() {
     check(one_image, give_up_and_write);
+}
+
+#[test]
+fn a_crash_after_a_commit_failed() {
+    check(one_image, fail_to_commit);
 }
 
 #[test]

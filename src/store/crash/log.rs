@@ -98,6 +98,8 @@ struct State {
     files_begun: usize,
     /// Steps from now until one fails.
     fails_in: Option<usize>,
+    /// Which one fails the next time, such as "`SyncFolder` of images".
+    fails_named: Option<&'static str>,
     /// The one that did.
     failed: Option<String>,
 }
@@ -109,7 +111,7 @@ static ATTACHED: Mutex<Vec<Arc<Recorder>>> = Mutex::new(Vec::new());
 pub(in crate::store) fn perform<T>(
     target: &Target<'_>,
     act: impl FnOnce() -> io::Result<T>,
-    describe: impl FnOnce() -> Step,
+    describe: impl Fn() -> Step,
 ) -> io::Result<T> {
     let path = match target {
         Target::Path(path) => path.to_path_buf(),
@@ -145,6 +147,7 @@ impl Log {
                 files_begun: base.contents.len(),
                 files,
                 fails_in: None,
+                fails_named: None,
                 failed: None,
             }),
             base,
@@ -156,6 +159,11 @@ impl Log {
     /// Lets the step after `steps` more fail.
     pub(super) fn fail_after(&self, steps: usize) {
         locked(&self.recorder.state).fails_in = Some(steps);
+    }
+
+    /// Lets the next step of this name fail.
+    pub(super) fn fail_next(&self, name: &'static str) {
+        locked(&self.recorder.state).fails_named = Some(name);
     }
 
     /// The step that failed.
@@ -186,17 +194,12 @@ impl Recorder {
         &self,
         path: &Path,
         act: impl FnOnce() -> io::Result<T>,
-        describe: impl FnOnce() -> Step,
+        describe: impl Fn() -> Step,
     ) -> io::Result<T> {
         let mut state = locked(&self.state);
-        state.fails_in = match state.fails_in {
-            Some(0) => {
-                state.fails_in = None;
-                state.failed = Some(format!("{} of {}", describe().name(), name_of(path)));
-                return Err(Errno::EIO.into());
-            }
-            later => later.map(|steps| steps - 1),
-        };
+        if state.fails_in.is_some() || state.fails_named.is_some() {
+            state.fail(&format!("{} of {}", describe().name(), name_of(path)))?;
+        }
         let result = act()?;
         let events = state.events_of(
             describe(),
@@ -209,6 +212,18 @@ impl Recorder {
 }
 
 impl State {
+    /// Fails the step where that is due.
+    fn fail(&mut self, name: &str) -> io::Result<()> {
+        let is_due = self.fails_in == Some(0) || self.fails_named == Some(name);
+        self.fails_in = self.fails_in.and_then(|steps| steps.checked_sub(1));
+        if is_due {
+            self.fails_named = None;
+            self.failed = Some(name.to_owned());
+            return Err(Errno::EIO.into());
+        }
+        Ok(())
+    }
+
     /// `path` is that of the target, for steps that name none.
     fn events_of(
         &mut self,
