@@ -35,6 +35,8 @@ mod chunk;
 mod cipher;
 mod codec;
 mod columns;
+#[cfg(test)]
+mod crash;
 mod cut;
 mod disk;
 pub mod durable;
