@@ -14,8 +14,8 @@ import threading
 import time
 
 BEAT_SECONDS = 0.001
-GAP_NS = 15_000_000  # several times what the interpreter's lock and the scheduler take
-GAPS = 62
+GAP_NS = 20_000_000  # several times what the interpreter's lock and the scheduler take
+GAPS = 126
 WORDS = 4 + 2 * GAPS
 BEAT, STEPS, GOAL, GAP_COUNT, RING = 0, 1, 2, 3, 4
 
