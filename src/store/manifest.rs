@@ -26,7 +26,7 @@ pub struct Manifest {
     pub streams: Vec<Stream>,
     /// The distinct chunks that the streams consist of.
     pub chunks: Vec<Chunk>,
-    /// The packs that the chunks lie in.
+    /// The packs that the chunks lie in, of any image: a repair finds chunks in newer ones.
     pub packs: Vec<Pack>,
     /// Length of all streams together.
     pub raw_bytes: u64,
@@ -109,12 +109,6 @@ pub enum InvalidManifest {
         /// Position in the table.
         chunk: usize,
     },
-    /// A pack was written by a newer image than this one.
-    #[error("pack {pack} is of a newer image")]
-    Pack {
-        /// Position in the table.
-        pack: usize,
-    },
     /// The streams have another length together.
     #[error("the streams do not make up {raw_bytes} bytes")]
     RawBytes {
@@ -135,11 +129,6 @@ pub fn is_stream_name(name: &str) -> bool {
 
 impl Manifest {
     pub(super) fn validate(&self) -> Result<(), InvalidManifest> {
-        for (index, pack) in self.packs.iter().enumerate() {
-            if pack.name.image > self.id {
-                return Err(InvalidManifest::Pack { pack: index });
-            }
-        }
         for (index, chunk) in self.chunks.iter().enumerate() {
             if !self.is_valid_chunk(chunk) {
                 return Err(InvalidManifest::Chunk { chunk: index });
@@ -198,14 +187,6 @@ impl Manifest {
             });
         }
         Ok(())
-    }
-
-    /// The first stream that has a chunk, and the chunk's position in it.
-    pub(super) fn first_use(&self, chunk: u32) -> Option<(&Stream, usize)> {
-        self.streams.iter().find_map(|stream| {
-            let position = stream.chunks.iter().position(|index| *index == chunk)?;
-            Some((stream, position))
-        })
     }
 }
 
@@ -298,8 +279,6 @@ pub(super) mod tests {
         );
         let twice = broken(|m| m.streams.push(m.streams[0].clone()));
         assert!(matches!(twice, InvalidManifest::StreamTwice { .. }));
-        let newer = broken(|m| m.packs[0].name.image = ImageId::new(13).unwrap());
-        assert_eq!(newer, InvalidManifest::Pack { pack: 0 });
     }
 
     #[test]

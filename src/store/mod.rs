@@ -33,6 +33,9 @@ mod buffer;
 mod chunk;
 mod codec;
 mod columns;
+mod copy;
+#[cfg(test)]
+mod damage;
 pub mod durable;
 mod entries;
 mod error;
@@ -52,7 +55,10 @@ mod pack;
 mod properties;
 mod prune;
 mod reader;
+mod repair;
+mod report;
 mod retention;
+mod scan;
 mod stream;
 mod sync;
 #[cfg(test)]
@@ -66,6 +72,7 @@ mod writer;
 
 pub use chunk::{CHUNK_BYTES, Hash};
 pub use codec::Codec;
+pub use copy::CopyError;
 pub use entries::ImageEntry;
 pub use error::{ReadError, WriteError};
 pub use id::{ImageId, ParseImageIdError};
@@ -75,7 +82,9 @@ pub use manifest::{Chunk, Content, InvalidManifest, Manifest, Stored, Stream, is
 pub use pack::{Pack, PackError, PackName};
 pub use prune::Swept;
 pub use reader::ImageReader;
+pub use repair::{Fate, Marks, RepairPlan, Repaired, RepairedImage};
+pub use report::{BadRun, BadStream, ChunkFault, ImageReport, Report, Verdict};
 pub use stream::StreamWriter;
-pub use verify::Verified;
+pub use verify::{Selection, Verified};
 pub use wire::ManifestError;
 pub use writer::{ImageWriter, WriteOptions};

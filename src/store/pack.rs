@@ -229,12 +229,57 @@ pub(super) fn open(store: &Store, pack: Pack) -> Result<File, PackError> {
     Ok(file)
 }
 
+/// A pack's file as it is, whatever it should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Probe {
+    pub(super) len: u64,
+    pub(super) header_fits: bool,
+}
+
+/// Looks at a pack that may be damaged.
+pub(super) fn probe(store: &Store, name: PackName) -> Result<Probe, PackError> {
+    let path = store.pack_file(name);
+    let mut header = [0; HEADER_LEN];
+    let read = File::open(&path).and_then(|file| {
+        let len = file.metadata()?.len();
+        if len >= HEADER_BYTES {
+            file.read_exact_at(&mut header, 0)?;
+        }
+        Ok(len)
+    });
+    match read {
+        Ok(len) => Ok(Probe {
+            len,
+            header_fits: header == name.header(),
+        }),
+        Err(source) => Err(PackError::Read { path, source }),
+    }
+}
+
+/// Writes the header of a pack again, durably, after the chunks in it have proved which
+/// pack it is. Cut short, it leaves a header that does not fit, as before.
+pub(super) fn mend_header(store: &Store, name: PackName) -> io::Result<()> {
+    let file = OpenOptions::new().write(true).open(store.pack_file(name))?;
+    file.write_all_at(&name.header(), 0)?;
+    file.sync_all()
+}
+
 /// The packs of an image, open as needed.
 #[derive(Debug)]
 pub(super) struct PackFiles {
     store: Store,
     packs: Vec<Pack>,
+    admission: Admission,
     open: Mutex<HashMap<u32, Arc<File>>>,
+}
+
+/// Which files serve as packs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Admission {
+    /// Those that are what the manifest says.
+    Right,
+    /// All that have the name: the caller looks for what is left of them.
+    Named,
 }
 
 impl PackFiles {
@@ -246,8 +291,27 @@ impl PackFiles {
         Ok(Self {
             store: store.clone(),
             packs,
+            admission: Admission::Right,
             open: Mutex::default(),
         })
+    }
+
+    /// Packs that may be damaged; their lengths and headers are not looked at.
+    pub(super) fn unchecked(store: &Store, packs: Vec<Pack>) -> Self {
+        Self {
+            store: store.clone(),
+            packs,
+            admission: Admission::Named,
+            open: Mutex::default(),
+        }
+    }
+
+    /// The caller will not read this part again: it need not stay in the page cache. A hint.
+    pub(super) fn forget(&self, index: u32, offset: u64, len: u64) {
+        if let Ok(file) = self.file(index, self.packs[index as usize]) {
+            let advice = PosixFadviseAdvice::POSIX_FADV_DONTNEED;
+            let _ = posix_fadvise(&*file, signed(offset), signed(len), advice);
+        }
     }
 
     /// Fills `bytes` from a pack, by its place in the table.
@@ -269,7 +333,14 @@ impl PackFiles {
         if files.len() >= OPEN_MAX {
             files.clear();
         }
-        let file = Arc::new(open(&self.store, pack)?);
+        let file = match self.admission {
+            Admission::Right => open(&self.store, pack)?,
+            Admission::Named => {
+                let path = self.store.pack_file(pack.name);
+                File::open(&path).map_err(|source| PackError::Read { path, source })?
+            }
+        };
+        let file = Arc::new(file);
         files.insert(index, Arc::clone(&file));
         Ok(file)
     }

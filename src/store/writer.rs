@@ -105,6 +105,11 @@ impl ImageWriter {
         self.shared.image
     }
 
+    /// Makes the image one of another time than now: a copy is as old as what it is a copy of.
+    pub(super) fn set_created(&mut self, created_unix_ms: u64) {
+        self.created_unix_ms = created_unix_ms;
+    }
+
     /// Gets memory for `bytes` of streams, within the buffer, ready to be written to.
     /// Takes a quarter of a second a GiB on two cores: call it before the freeze. Where there is not
     /// that much memory, less is taken.
