@@ -13,6 +13,9 @@ use super::pack::{HEADER_BYTES, Pack};
 /// Longest name of a stream, that of a file.
 const NAME_BYTES_MAX: usize = 255;
 
+/// The first format in which each stored chunk has a check.
+const FORMAT_OF_CHECKS: u32 = 2;
+
 /// Everything needed to read an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
@@ -78,6 +81,8 @@ pub struct Stored {
     pub len: u32,
     /// Their form.
     pub codec: Codec,
+    /// XXH3 (64 bits) of the bytes in the pack. Unknown in images of format 1.
+    pub check: Option<u64>,
 }
 
 /// A rule that a manifest breaks.
@@ -103,8 +108,8 @@ pub enum InvalidManifest {
         /// The length it should have.
         raw_len: u64,
     },
-    /// A chunk has a length or place that no chunk can have.
-    #[error("chunk {chunk} lies outside of its pack or has an impossible length")]
+    /// A chunk has a length or place that no chunk can have, or lacks its check.
+    #[error("chunk {chunk} lies outside of its pack, has an impossible length or no check")]
     Chunk {
         /// Position in the table.
         chunk: usize,
@@ -164,7 +169,8 @@ impl Manifest {
                         Codec::Zstd => (1..chunk.raw_len).contains(&stored.len),
                     };
                     let inside = pack.zip(end).is_some_and(|(pack, end)| end <= pack.len);
-                    len_fits && inside && stored.offset >= HEADER_BYTES
+                    let has_check = stored.check.is_some() || self.format < FORMAT_OF_CHECKS;
+                    len_fits && inside && has_check && stored.offset >= HEADER_BYTES
                 }
             }
     }
@@ -193,6 +199,7 @@ impl Manifest {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::store::layout::FORMAT;
     use crate::store::pack::PackName;
 
     /// One stream of three chunks: stored, zero, stored again.
@@ -204,10 +211,11 @@ pub(super) mod tests {
             offset: HEADER_BYTES,
             len: 50,
             codec: Codec::Zstd,
+            check: Some(99),
         };
         let chunk = |raw_len, content| Chunk { raw_len, content };
         Manifest {
-            format: 1,
+            format: FORMAT,
             id,
             created_unix_ms: 1_800_000_000_000,
             streams: vec![Stream {
@@ -260,6 +268,7 @@ pub(super) mod tests {
         assert_eq!(broken(|m| stored(m).len = 0), refused);
         assert_eq!(broken(|m| stored(m).len = 100), refused);
         assert_eq!(broken(|m| stored(m).codec = Codec::Raw), refused);
+        assert_eq!(broken(|m| stored(m).check = None), refused);
         assert_eq!(broken(|m| m.chunks[0].raw_len = CHUNK_LEN_MAX + 1), refused);
         assert_eq!(
             broken(|m| m.chunks[1].raw_len = 0),

@@ -132,7 +132,7 @@ impl ImageReader {
         let image = self.manifest.id;
         match fault {
             Fault::Pack(source) => ReadError::Pack { image, source },
-            Fault::Decompress(_) | Fault::Hash => ReadError::Corrupt {
+            Fault::Check | Fault::Decompress(_) | Fault::Hash => ReadError::Corrupt {
                 image,
                 stream: stream.name.clone(),
                 chunk,

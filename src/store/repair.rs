@@ -22,13 +22,14 @@ use std::fs;
 use super::chunk::Hash;
 use super::durable;
 use super::error::{ReadError, WriteError};
+use super::fetch;
 use super::files::{self, FileKind};
 use super::id::ImageId;
 use super::layout::{FORMAT, Store};
 use super::lock::{Busy, StoreLock};
 use super::manifest::{Content, Manifest};
-use super::pack::{self, Pack, PackName, Probe};
-use super::report::{ChunkFault, ImageReport, Verdict, is_manifest_lost};
+use super::pack::{self, Pack, PackFiles, PackName};
+use super::report::{ImageReport, Verdict, is_manifest_lost};
 use super::scan::{PackState, Place, Scan};
 use super::verify::Selection;
 use super::wire::{self, ManifestError};
@@ -126,7 +127,7 @@ impl Store {
     ) -> Result<RepairPlan, WriteError> {
         let busy = lock.claim(self.path()).ok_or(WriteError::Busy)?;
         let (report, scan) = self.survey(Selection::All, progress)?;
-        let healer = Healer::new(&scan, &report.images);
+        let healer = Healer::new(self, &scan, &report.images);
         let mut plan = RepairPlan {
             store: self.clone(),
             outcome: Repaired::default(),
@@ -179,6 +180,9 @@ impl RepairPlan {
                 source,
             })?;
         }
+        if !self.manifests.is_empty() {
+            store.upgrade()?;
+        }
         for (image, file) in &self.manifests {
             durable::write(&store.manifest_file(*image), file)?;
         }
@@ -221,19 +225,19 @@ impl RepairPlan {
             return Ok(Decided::without_packs(Fate::Left));
         }
         let manifest = self.store.manifest(image.id)?;
-        let fate = match (image.verdict(), healer.heal(&manifest)) {
-            (Verdict::Whole, _) => Fate::Whole,
-            (Verdict::Unknown, _) | (Verdict::Damaged, Healing::Uncertain) => Fate::Left,
-            (Verdict::Damaged, Healing::Lost) => return Ok(Decided::without_packs(Fate::Dropped)),
-            (Verdict::Damaged, Healing::Healed { manifest, chunks }) => {
-                let packs = manifest.packs.clone();
-                self.manifests.push((image.id, encode(&manifest)?));
-                let fate = Fate::Healed { chunks };
-                return Ok(Decided { fate, packs });
-            }
+        let healing = match image.verdict() {
+            Verdict::Whole => return Ok(Decided::as_is(Fate::Whole, manifest)),
+            Verdict::Unknown => return Ok(Decided::as_is(Fate::Left, manifest)),
+            Verdict::Damaged => healer.heal(&manifest)?,
         };
-        let packs = manifest.packs;
-        Ok(Decided { fate, packs })
+        match healing {
+            Healing::Lost => Ok(Decided::without_packs(Fate::Dropped)),
+            Healing::Uncertain => Ok(Decided::as_is(Fate::Left, manifest)),
+            Healing::Healed { manifest, chunks } => {
+                self.manifests.push((image.id, encode(&manifest)?));
+                Ok(Decided::as_is(Fate::Healed { chunks }, manifest))
+            }
+        }
     }
 
     fn find_garbage(&mut self, needed: &HashSet<PackName>) -> Result<(), ReadError> {
@@ -262,6 +266,11 @@ struct Decided {
 }
 
 impl Decided {
+    fn as_is(fate: Fate, manifest: Manifest) -> Self {
+        let packs = manifest.packs;
+        Self { fate, packs }
+    }
+
     fn without_packs(fate: Fate) -> Self {
         let packs = Vec::new();
         Self { fate, packs }
@@ -281,6 +290,7 @@ fn encode(manifest: &Manifest) -> Result<Vec<u8>, WriteError> {
 /// Finds other places for chunks that are bad where they should be.
 struct Healer<'a> {
     scan: &'a Scan,
+    files: PackFiles,
     /// For chunks that are bad somewhere, where they are whole.
     spares: HashMap<(Hash, u32), &'a Place>,
     /// Whether everything that may have a spare could be read.
@@ -298,7 +308,7 @@ enum Healing {
 }
 
 impl<'a> Healer<'a> {
-    fn new(scan: &'a Scan, images: &[ImageReport]) -> Self {
+    fn new(store: &Store, scan: &'a Scan, images: &[ImageReport]) -> Self {
         let name = |place: &Place| (place.stored.hash, place.raw_len);
         let wanted: HashSet<_> = scan.faults().map(|(place, _)| name(place)).collect();
         let good = scan.good().filter(|place| wanted.contains(&name(place)));
@@ -306,55 +316,67 @@ impl<'a> Healer<'a> {
             None | Some(ManifestError::Newer { .. }) => true,
             Some(error) => is_manifest_lost(error),
         };
-        let packs = scan.packs().iter();
         Self {
             scan,
+            files: scan.files(store),
             spares: good.map(|place| (name(place), place)).collect(),
-            is_complete: images.iter().all(reached)
-                && packs
-                    .into_iter()
-                    .all(|(_, state)| *state != PackState::OutOfReach),
+            is_complete: images.iter().all(reached) && scan.reached_all(),
         }
     }
 
     /// The manifest with every chunk where it is whole, and packs as long as they are.
-    fn heal(&self, manifest: &Manifest) -> Healing {
+    fn heal(&self, manifest: &Manifest) -> Result<Healing, ReadError> {
         let bad = self.scan.bad_chunks(manifest);
-        let mut packs = PackTable::default();
+        let mut table = PackTable::default();
         let mut healed = manifest.clone();
-        let mut count = 0;
+        let mut chunks = 0;
         for (chunk, fault) in healed.chunks.iter_mut().zip(bad) {
             let Content::Stored(stored) = &mut chunk.content else {
                 continue;
             };
-            let name = match fault {
-                None => manifest.packs[stored.pack as usize].name,
-                Some(fault) => match self.spares.get(&(stored.hash, chunk.raw_len)) {
-                    Some(spare) => {
-                        *stored = spare.stored;
-                        count += 1;
-                        self.scan.packs()[spare.stored.pack as usize].0
-                    }
-                    None if fault == ChunkFault::OutOfReach || !self.is_complete => {
-                        return Healing::Uncertain;
-                    }
-                    None => return Healing::Lost,
-                },
+            chunks += usize::from(fault.is_some());
+            let found = match fault {
+                None => self.scan.number(manifest.packs[stored.pack as usize].name),
+                Some(_) => {
+                    let spare = self.spares.get(&(stored.hash, chunk.raw_len));
+                    spare.map(|place| {
+                        *stored = place.stored;
+                        place.stored.pack
+                    })
+                }
             };
-            match self
-                .scan
-                .probe(name)
-                .and_then(|probe| packs.position(name, probe))
-            {
-                Some(position) => stored.pack = position,
-                None => return Healing::Uncertain,
+            let Some((number, pack)) = found.and_then(|number| Some((number, self.pack(number)?)))
+            else {
+                return Ok(if self.is_complete {
+                    Healing::Lost
+                } else {
+                    Healing::Uncertain
+                });
+            };
+            if stored.check.is_none() {
+                stored.pack = number;
+                let check = fetch::missing_check(&self.files, stored);
+                let image = manifest.id;
+                stored.check = Some(check.map_err(|source| ReadError::Pack { image, source })?);
             }
+            stored.pack = table.position(pack);
         }
-        healed.packs = packs.packs;
-        healed.format = FORMAT;
-        Healing::Healed {
+        (healed.packs, healed.format) = (table.packs, FORMAT);
+        Ok(Healing::Healed {
             manifest: healed,
-            chunks: count,
+            chunks,
+        })
+    }
+
+    /// A pack of the scan's, as long as it is.
+    fn pack(&self, number: u32) -> Option<Pack> {
+        let (name, state) = self.scan.packs()[number as usize];
+        match state {
+            PackState::Readable(probe) => Some(Pack {
+                name,
+                len: probe.len,
+            }),
+            PackState::Lost | PackState::OutOfReach => None,
         }
     }
 }
@@ -367,15 +389,12 @@ struct PackTable {
 }
 
 impl PackTable {
-    fn position(&mut self, name: PackName, probe: Probe) -> Option<u32> {
-        if let Some(position) = self.positions.get(&name) {
-            return Some(*position);
-        }
-        let position = u32::try_from(self.packs.len()).ok()?;
-        let len = probe.len;
-        self.packs.push(Pack { name, len });
-        self.positions.insert(name, position);
-        Some(position)
+    fn position(&mut self, pack: Pack) -> u32 {
+        *self.positions.entry(pack.name).or_insert_with(|| {
+            self.packs.push(pack);
+            // No more than the scan has, which counts them so.
+            u32::try_from(self.packs.len() - 1).unwrap_or(u32::MAX)
+        })
     }
 }
 
@@ -384,13 +403,15 @@ mod tests {
     use std::fs::File;
     use std::os::unix::fs::FileExt;
 
-    use super::super::CHUNK_BYTES;
     use super::super::codec::tests::noise;
     use super::super::damage::{files_of, reads_back, small_store};
     use super::super::testing::{
         OPTIONS, image_files, never, packs, read_stream, temporary_store, write_image,
     };
     use super::*;
+
+    /// Less than the shortest chunk that is cut: one chunk, in one pack.
+    const BYTES: usize = 10_000;
 
     fn plan(store: &Store, lock: &StoreLock) -> RepairPlan {
         store.plan_repair(lock, Marks::Keep, &never).unwrap()
@@ -437,7 +458,7 @@ mod tests {
         for damaged in [0, 1] {
             let (_folder, store) = temporary_store();
             let lock = store.lock().unwrap();
-            let bytes = noise(1, CHUNK_BYTES);
+            let bytes = noise(1, BYTES);
             let pack = twice(&store, &lock, &bytes)[damaged];
             flip(&store, pack, 1000);
             let repaired = plan(&store, &lock).apply().unwrap();
@@ -457,7 +478,7 @@ mod tests {
     fn an_image_that_lacks_a_byte_is_dropped_and_the_others_stay() {
         let (_folder, store) = temporary_store();
         let lock = store.lock().unwrap();
-        let (old, new) = (noise(1, CHUNK_BYTES), noise(2, CHUNK_BYTES));
+        let (old, new) = (noise(1, BYTES), noise(2, BYTES));
         let first = write_image(&store, &lock, &[("a", &old)]);
         let second = write_image(&store, &lock, &[("a", &old), ("b", &new)]);
         store.set_aside(&lock, second.id, "torn").unwrap();
@@ -467,7 +488,7 @@ mod tests {
         let repaired = plan(&store, &lock).apply().unwrap();
         assert_eq!(fates(&repaired), [Fate::Whole, Fate::Dropped]);
         assert_eq!((&repaired.removed_packs, packs(&store).len()), (&own, 1));
-        assert!(repaired.freed_bytes > CHUNK_BYTES as u64);
+        assert!(repaired.freed_bytes > BYTES as u64);
         assert_eq!(image_files(&store), ["000001.manifest"], "nor its mark");
         assert!(read_stream(&store, first.id, "a") == old);
     }
@@ -509,7 +530,7 @@ mod tests {
     fn nothing_is_dropped_for_what_cannot_be_read_for_now() {
         let (_folder, store) = temporary_store();
         let lock = store.lock().unwrap();
-        let [first, second] = twice(&store, &lock, &noise(1, CHUNK_BYTES));
+        let [first, second] = twice(&store, &lock, &noise(1, BYTES));
         flip(&store, first, 1000);
         let pack = store.pack_file(second);
         let spare = store.path().join("spare");

@@ -79,10 +79,13 @@ pub enum ChunkFault {
     /// The pack is missing or too short, or the disk fails there.
     #[error("it is lost")]
     Lost,
+    /// What lies there are other bytes than were stored.
+    #[error("its stored bytes have changed")]
+    Check,
     /// What lies there is not of the form it was stored in.
     #[error("it cannot be decompressed")]
     Form,
-    /// What lies there are other bytes.
+    /// What lies there is stored well, but is another chunk.
     #[error("its hash is wrong")]
     Content,
     /// The pack cannot be read for now.

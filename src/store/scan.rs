@@ -28,8 +28,8 @@ const WORKERS_MAX: usize = 16;
 /// next to each other and seldom meet at the queue.
 const BATCH_BYTES: u64 = 4 << 20;
 
-/// Memory for a distinct chunk, at most: 400 thousand chunks, 100 GiB, take 29 MB.
-const PLACE_BYTES: usize = 72;
+/// Memory for a distinct chunk, at most: 100 GiB in chunks of 64 KiB take 130 MB.
+const PLACE_BYTES: usize = 80;
 const _: () = assert!(size_of::<Place>() <= PLACE_BYTES);
 
 /// A chunk where a manifest says that it lies.
@@ -79,7 +79,7 @@ impl Scan {
     /// Adds the chunks of an image.
     pub(super) fn add(&mut self, store: &Store, manifest: &Manifest) {
         let packs = manifest.packs.iter();
-        let numbers: Vec<u32> = packs.map(|pack| self.number(store, pack.name)).collect();
+        let numbers: Vec<u32> = packs.map(|pack| self.admit(store, pack.name)).collect();
         let chunks = manifest.chunks.iter();
         let mut fresh: Vec<Place> = chunks
             .filter_map(|chunk| place(chunk, &numbers))
@@ -92,7 +92,7 @@ impl Scan {
         }
     }
 
-    fn number(&mut self, store: &Store, name: PackName) -> u32 {
+    fn admit(&mut self, store: &Store, name: PackName) -> u32 {
         *self.numbers.entry(name).or_insert_with(|| {
             let state = match pack::probe(store, name) {
                 Ok(probe) => PackState::Readable(probe),
@@ -125,22 +125,34 @@ impl Scan {
         &self.packs
     }
 
-    /// The file of a pack, where it can be read.
-    pub(super) fn probe(&self, name: PackName) -> Option<Probe> {
-        let number = *self.numbers.get(&name)?;
-        match self.packs[number as usize].1 {
-            PackState::Readable(probe) => Some(probe),
-            PackState::Lost | PackState::OutOfReach => None,
-        }
+    /// The position of a pack in the table.
+    pub(super) fn number(&self, name: PackName) -> Option<u32> {
+        self.numbers.get(&name).copied()
     }
 
-    /// Those of the packs that can be read and whose header is not theirs.
+    /// Whether nothing was passed over because it cannot be read for now.
+    pub(super) fn reached_all(&self) -> bool {
+        let mut packs = self.packs.iter();
+        packs.all(|(_, state)| *state != PackState::OutOfReach)
+    }
+
+    /// The files of all packs, whatever state they are in.
+    pub(super) fn files(&self, store: &Store) -> PackFiles {
+        let named = |(name, _): &(PackName, PackState)| Pack {
+            name: *name,
+            len: 0, // not looked at
+        };
+        PackFiles::unchecked(store, self.packs.iter().map(named).collect())
+    }
+
+    /// Those of `packs` that can be read and whose header is not theirs.
     pub(super) fn misnamed(&self, packs: &HashSet<PackName>) -> Vec<PackName> {
-        let misnamed =
-            |name: &&PackName| self.probe(**name).is_some_and(|probe| !probe.header_fits);
-        let mut misnamed: Vec<PackName> = packs.iter().filter(misnamed).copied().collect();
-        misnamed.sort_unstable();
-        misnamed
+        let misnamed = |(name, state): &&(PackName, PackState)| match state {
+            PackState::Readable(probe) => !probe.header_fits && packs.contains(name),
+            PackState::Lost | PackState::OutOfReach => false,
+        };
+        let found = self.packs.iter().filter(misnamed).map(|(name, _)| *name);
+        found.collect()
     }
 
     pub(super) fn has_faults(&self) -> bool {
@@ -163,10 +175,9 @@ impl Scan {
 
     /// Which chunks of an image that was added are bad, by their positions in its table.
     pub(super) fn bad_chunks(&self, manifest: &Manifest) -> Vec<Option<ChunkFault>> {
-        let known = |pack: &Pack| self.numbers.get(&pack.name).copied();
         // A pack that the image had not when it was added has no place here.
-        let packs = manifest.packs.iter();
-        let numbers: Vec<u32> = packs.map(|pack| known(pack).unwrap_or(u32::MAX)).collect();
+        let packs = manifest.packs.iter().map(|pack| self.number(pack.name));
+        let numbers: Vec<u32> = packs.map(|number| number.unwrap_or(u32::MAX)).collect();
         let fault = |chunk: &Chunk| {
             let position = self.position(&place(chunk, &numbers)?)?;
             let faults = &self.faults;
@@ -194,14 +205,9 @@ impl Scan {
         store: &Store,
         progress: &(dyn Fn(u64, u64) + Sync),
     ) -> Result<(), ReadError> {
-        let named = |(name, _): &(PackName, PackState)| Pack {
-            name: *name,
-            len: 0, // not looked at
-        };
-        let files = PackFiles::unchecked(store, self.packs.iter().map(named).collect());
         let pass = Pass {
             scan: self,
-            files,
+            files: self.files(store),
             progress,
             total: self.bytes(),
             next: Mutex::new(0),
@@ -340,6 +346,7 @@ impl Pass<'_> {
         match fetcher.fetch(&place.stored, raw) {
             Ok(()) => Ok(None),
             Err(Fault::Hash) => Ok(Some(ChunkFault::Content)),
+            Err(Fault::Check) => Ok(Some(ChunkFault::Check)),
             Err(Fault::Decompress(_)) => Ok(Some(ChunkFault::Form)),
             Err(Fault::Pack(error)) if error.is_damage() => Ok(Some(ChunkFault::Lost)),
             Err(Fault::Pack(source)) => Err(ReadError::Pack {

@@ -64,7 +64,7 @@ impl Store {
     }
 
     /// Reads and hashes every chunk of the images again, on all cores, a chunk that they
-    /// share once. Takes 72 bytes of memory a distinct chunk at most. `progress` gets the bytes
+    /// share once. Takes 80 bytes of memory a distinct chunk. `progress` gets the bytes
     /// done and in total, from any thread, one call at a time.
     ///
     /// A chunk that no stream uses is not looked for in the report.
