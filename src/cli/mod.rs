@@ -14,10 +14,13 @@ use crate::store::{OpenError, Store};
 use crate::supervisor::{OURS, chain};
 
 mod config;
+mod copy;
 pub mod doctor;
 mod images;
 mod list;
 mod output;
+mod progress;
+mod repair;
 mod run;
 mod show;
 mod snapshot;
@@ -84,11 +87,15 @@ enum Verb {
         #[arg(default_value = "latest")]
         image: String,
     },
-    /// Read images again and check every byte
+    /// Read images again, check every byte, name all that is bad
     Verify {
         /// Their ids, or `latest` [default: all]
         images: Vec<String>,
     },
+    /// Heal damaged images where that is possible, remove those that are lost
+    Repair(repair::RepairArguments),
+    /// Copy an image into another store
+    Copy(copy::CopyArguments),
     /// Check whether this machine can snapshot and restore jobs
     Doctor,
     /// Show the settings, and where they come from
@@ -150,6 +157,8 @@ fn dispatch(global: &Global, verb: Verb) -> Result<ExitCode, Failure> {
         Verb::List => list::run(global),
         Verb::Show { image } => show::run(global, &image),
         Verb::Verify { images } => verify::run(global, &images),
+        Verb::Repair(arguments) => repair::run(global, &arguments),
+        Verb::Copy(arguments) => copy::run(global, &arguments),
         Verb::Doctor => {
             let config = global.load(Vec::new())?.config;
             let search = Search::new(config.criu.path);

@@ -247,7 +247,8 @@ fn everything_that_is_bad_is_named_and_not_only_the_first() {
 #[test]
 fn forged_manifests_are_named() {
     type Change = fn(&mut Manifest);
-    let stored = |change: fn(&mut Stored)| {
+    type Move = fn(&mut Stored);
+    let stored = |change: Move| {
         move |manifest: &mut Manifest| {
             for chunk in &mut manifest.chunks {
                 if let Content::Stored(stored) = &mut chunk.content {
@@ -256,7 +257,7 @@ fn forged_manifests_are_named() {
             }
         }
     };
-    let places: [(&str, fn(&mut Stored)); 7] = [
+    let places: [(&str, Move); 7] = [
         ("no such pack", |stored| stored.pack = 1000),
         ("far behind the end", |stored| stored.offset = u64::MAX),
         ("a little behind the end", |stored| stored.offset += 1),
@@ -267,7 +268,7 @@ fn forged_manifests_are_named() {
     ];
     let others: [(&str, Change); 9] = [
         ("a path", |m| {
-            m.streams[0].name = "../../etc/passwd".to_owned()
+            m.streams[0].name = "../../etc/passwd".to_owned();
         }),
         ("a root", |m| m.streams[0].name = "/etc/passwd".to_owned()),
         ("two of a name", |m| m.streams[0].name = "core".to_owned()),
@@ -277,7 +278,7 @@ fn forged_manifests_are_named() {
         ("a longer pack", |m| m.packs[0].len += 1),
         ("another pack", |m| m.packs[0].name.number = u32::MAX),
         ("a pack of an image to come", |m| {
-            m.packs[0].name.image = id(999_999_999_999)
+            m.packs[0].name.image = id(999_999_999_999);
         }),
     ];
     let check = |what: &str, change: &dyn Fn(&mut Manifest)| {

@@ -27,7 +27,7 @@ use super::files::{self, FileKind};
 use super::id::ImageId;
 use super::layout::{FORMAT, Store};
 use super::lock::{Busy, StoreLock};
-use super::manifest::{Content, Manifest};
+use super::manifest::{Content, Manifest, Stored};
 use super::pack::{self, Pack, PackFiles, PackName};
 use super::report::{ImageReport, Verdict, is_manifest_lost};
 use super::scan::{PackState, Place, Scan};
@@ -334,18 +334,15 @@ impl<'a> Healer<'a> {
             let Content::Stored(stored) = &mut chunk.content else {
                 continue;
             };
-            chunks += usize::from(fault.is_some());
-            let found = match fault {
-                None => self.scan.number(manifest.packs[stored.pack as usize].name),
-                Some(_) => {
-                    let spare = self.spares.get(&(stored.hash, chunk.raw_len));
-                    spare.map(|place| {
-                        *stored = place.stored;
-                        place.stored.pack
-                    })
-                }
+            let place = if fault.is_some() {
+                chunks += 1;
+                let spare = self.spares.get(&(stored.hash, chunk.raw_len));
+                spare.map(|spare| spare.stored)
+            } else {
+                let number = self.scan.number(manifest.packs[stored.pack as usize].name);
+                number.map(|pack| Stored { pack, ..*stored })
             };
-            let Some((number, pack)) = found.and_then(|number| Some((number, self.pack(number)?)))
+            let Some((place, pack)) = place.and_then(|place| Some((place, self.pack(place)?)))
             else {
                 return Ok(if self.is_complete {
                     Healing::Lost
@@ -353,13 +350,11 @@ impl<'a> Healer<'a> {
                     Healing::Uncertain
                 });
             };
-            if stored.check.is_none() {
-                stored.pack = number;
-                let check = fetch::missing_check(&self.files, stored);
-                let image = manifest.id;
-                stored.check = Some(check.map_err(|source| ReadError::Pack { image, source })?);
-            }
-            stored.pack = table.position(pack);
+            *stored = Stored {
+                pack: table.position(pack),
+                check: Some(self.check(manifest.id, &place)?),
+                ..place
+            };
         }
         (healed.packs, healed.format) = (table.packs, FORMAT);
         Ok(Healing::Healed {
@@ -368,9 +363,9 @@ impl<'a> Healer<'a> {
         })
     }
 
-    /// A pack of the scan's, as long as it is.
-    fn pack(&self, number: u32) -> Option<Pack> {
-        let (name, state) = self.scan.packs()[number as usize];
+    /// The pack of a place, as long as it is.
+    fn pack(&self, place: Stored) -> Option<Pack> {
+        let (name, state) = self.scan.packs()[place.pack as usize];
         match state {
             PackState::Readable(probe) => Some(Pack {
                 name,
@@ -378,6 +373,12 @@ impl<'a> Healer<'a> {
             }),
             PackState::Lost | PackState::OutOfReach => None,
         }
+    }
+
+    fn check(&self, image: ImageId, place: &Stored) -> Result<u64, ReadError> {
+        let missing = || fetch::missing_check(&self.files, place);
+        let check = place.check.map_or_else(missing, Ok);
+        check.map_err(|source| ReadError::Pack { image, source })
     }
 }
 
@@ -405,6 +406,7 @@ mod tests {
 
     use super::super::codec::tests::noise;
     use super::super::damage::{files_of, reads_back, small_store};
+    use super::super::fixtures;
     use super::super::testing::{
         OPTIONS, image_files, never, packs, read_stream, temporary_store, write_image,
     };
@@ -572,6 +574,27 @@ mod tests {
             let next = write_image(&store, &lock, &[("pages", &contents[&id(1)][0].1)]);
             assert_eq!(next.stored_bytes, 0, "new images rely on it again");
         }
+    }
+
+    #[test]
+    fn an_image_of_format_1_is_healed_into_one_of_today() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("store");
+        fixtures::copy(&fixtures::folder(1), &path);
+        let store = Store::open(&path).unwrap();
+        let lock = store.lock().unwrap();
+        let before = read_stream(&store, id(2), "pages-1.img");
+        for pack in packs(&store) {
+            let path = store.packs_folder().join(pack);
+            let bytes = fs::read(&path).unwrap();
+            fs::write(&path, [&bytes[..], b"x"].concat()).unwrap();
+        }
+        let repaired = plan(&store, &lock).apply().unwrap();
+        assert_eq!(fates(&repaired), [Fate::Healed { chunks: 0 }; 3]);
+        assert_eq!(Store::open(&path).unwrap().format(), FORMAT);
+        assert!(store.verify_all(Selection::All, &never).unwrap().is_whole());
+        let next = write_image(&store, &lock, &[("pages-1.img", &before)]);
+        store.verify(next.id, &never).unwrap();
     }
 
     #[test]
