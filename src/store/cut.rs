@@ -272,6 +272,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::store::chunk::ZEROS;
     use crate::store::codec::tests::noise;
 
     /// Cuts a stream whose pieces arrive in the order that `seed` gives; the chunks by
@@ -307,7 +308,7 @@ mod tests {
     }
 
     fn part_bytes(part: &Part<&[u8]>) -> Vec<u8> {
-        part.piece.unwrap_or(&[0; CHUNK_BYTES])[part.range.clone()].to_vec()
+        part.piece.unwrap_or(&ZEROS[..])[part.range.clone()].to_vec()
     }
 
     fn found_again(first: &[u8], second: &[u8]) -> f64 {

@@ -8,9 +8,13 @@ use std::path::{Path, PathBuf};
 
 use super::codec::tests::noise;
 use super::files::{self, FileKind};
+use super::pack::{COMMON_LEN, Salt};
 use super::testing::{never, temporary_store, write_image};
 use super::wire;
 use super::*;
+
+/// Where packs have their salt, which has no meaning in a store that is not encrypted.
+pub(super) const SALT: std::ops::Range<usize> = COMMON_LEN..COMMON_LEN + size_of::<Salt>();
 
 type Contents = BTreeMap<ImageId, Vec<(&'static str, Vec<u8>)>>;
 
@@ -100,10 +104,11 @@ fn said(store: &Store, id: ImageId) -> String {
 }
 
 #[test]
-fn every_flipped_bit_is_found() {
+fn every_flipped_bit_is_found_if_it_has_a_meaning() {
     let (_folder, store, contents) = small_store();
     assert_eq!(not_whole(&store, &contents), []);
     for path in files_of(&store) {
+        let is_pack = path.starts_with(store.packs_folder());
         let file = File::options().read(true).write(true).open(&path).unwrap();
         let bytes = fs::read(&path).unwrap();
         for bit in 0..bytes.len() * 8 {
@@ -111,7 +116,8 @@ fn every_flipped_bit_is_found() {
             file.write_all_at(&[byte ^ 1 << (bit % 8)], at as u64)
                 .unwrap();
             let bad = not_whole(&store, &contents);
-            assert_ne!(bad, [], "bit {bit} of {path:?}");
+            let without_meaning = is_pack && SALT.contains(&at);
+            assert!(!bad.is_empty() || without_meaning, "bit {bit} of {path:?}");
             file.write_all_at(&[byte], at as u64).unwrap();
         }
     }

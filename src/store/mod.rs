@@ -17,7 +17,7 @@
 //! not written again, the rest is compressed where a sample says that it pays.
 //!
 //! ```text
-//! begin ─▶ streams fill buffers ─▶ workers: cut, hash, look up, compress, append to a pack
+//! begin ─▶ streams fill buffers ─▶ workers: cut, hash, look up, compress, append to packs
 //!       ─▶ packs synced ─▶ manifest written, synced, renamed ─▶ folder synced
 //! ```
 //! So an image that can be seen is whole and durable, and a crash at any point leaves
@@ -37,6 +37,7 @@ mod copy;
 mod cut;
 #[cfg(test)]
 mod damage;
+mod disk;
 pub mod durable;
 mod entries;
 mod error;
@@ -52,6 +53,8 @@ mod layout;
 mod lock;
 mod manifest;
 mod pack;
+mod pack_writer;
+mod probe;
 #[cfg(test)]
 mod properties;
 mod prune;
@@ -60,6 +63,7 @@ mod repair;
 mod report;
 mod retention;
 mod scan;
+mod sink;
 mod stream;
 mod sync;
 #[cfg(test)]

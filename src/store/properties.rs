@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 
 use super::codec::tests::noise;
-use super::damage::{files_of, reads_back, small_store};
+use super::damage::{SALT, files_of, reads_back, small_store};
 use super::testing::{never, packs, read_stream, temporary_store, write_image};
 use super::*;
 
@@ -136,12 +136,19 @@ impl Damage {
     /// Damages that meet a file that is gone do nothing.
     fn apply(&self, files: &[PathBuf]) {
         match self {
-            Self::Flip(file, at, bit) => change(file.get(files), |bytes| {
-                if !bytes.is_empty() {
-                    let at = at.index(bytes.len());
-                    bytes[at] ^= 1 << bit;
-                }
-            }),
+            Self::Flip(file, at, bit) => {
+                let path: &PathBuf = file.get(files);
+                let is_pack = path
+                    .extension()
+                    .is_some_and(|extension| extension == "pack");
+                change(path, |bytes| {
+                    let at = at.index(bytes.len().max(1));
+                    let at = if is_pack && SALT.contains(&at) { 0 } else { at };
+                    if let Some(byte) = bytes.get_mut(at) {
+                        *byte ^= 1 << bit;
+                    }
+                });
+            }
             Self::Cut(file, at) => change(file.get(files), |bytes| {
                 bytes.truncate(at.index(bytes.len().max(1)));
             }),

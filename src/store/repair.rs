@@ -28,7 +28,8 @@ use super::id::ImageId;
 use super::layout::{FORMAT, Store};
 use super::lock::{Busy, StoreLock};
 use super::manifest::{Content, Manifest, Stored};
-use super::pack::{self, Pack, PackFiles, PackName};
+use super::pack::{Pack, PackFiles, PackName};
+use super::probe;
 use super::report::{ImageReport, Verdict, is_manifest_lost};
 use super::scan::{PackState, Place, Scan};
 use super::verify::Selection;
@@ -107,6 +108,8 @@ pub struct RepairPlan {
     outcome: Repaired,
     /// The files of healed manifests.
     manifests: Vec<(ImageId, Vec<u8>)>,
+    /// Packs whose header is written again, and where their first chunk lies.
+    mended: Vec<(PackName, u64)>,
     _busy: Busy,
 }
 
@@ -132,6 +135,7 @@ impl Store {
             store: self.clone(),
             outcome: Repaired::default(),
             manifests: Vec::new(),
+            mended: Vec::new(),
             _busy: busy,
         };
         let (mut needed, mut healed) = (HashSet::new(), HashSet::new());
@@ -154,7 +158,9 @@ impl Store {
                 unmarked,
             });
         }
-        plan.outcome.mended_packs = scan.misnamed(&healed);
+        let misnamed = scan.misnamed().into_iter();
+        plan.mended = misnamed.filter(|(name, _)| healed.contains(name)).collect();
+        plan.outcome.mended_packs = plan.mended.iter().map(|(name, _)| *name).collect();
         plan.find_garbage(&needed)?;
         Ok(plan)
     }
@@ -174,8 +180,8 @@ impl RepairPlan {
     /// repair does the rest.
     pub fn apply(self) -> Result<Repaired, WriteError> {
         let store = &self.store;
-        for name in &self.outcome.mended_packs {
-            pack::mend_header(store, *name).map_err(|source| WriteError::Pack {
+        for (name, first) in &self.mended {
+            probe::mend_header(store, *name, *first).map_err(|source| WriteError::Pack {
                 path: store.pack_file(*name),
                 source,
             })?;

@@ -8,7 +8,7 @@
 //! cache again: verifying a store must not push out what the job works with.
 //! Damaged packs are read as far as that goes, so that what is left of them can be told.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Mutex;
 
@@ -17,7 +17,8 @@ use super::error::ReadError;
 use super::fetch::{Fault, Fetcher};
 use super::layout::Store;
 use super::manifest::{Chunk, Content, Manifest, Stored};
-use super::pack::{self, Pack, PackFiles, PackName, Probe};
+use super::pack::{Pack, PackFiles, PackName, Salt};
+use super::probe::{self, Probe};
 use super::report::{BadRun, BadStream, ChunkFault};
 use super::sync::locked;
 
@@ -94,7 +95,7 @@ impl Scan {
 
     fn admit(&mut self, store: &Store, name: PackName) -> u32 {
         *self.numbers.entry(name).or_insert_with(|| {
-            let state = match pack::probe(store, name) {
+            let state = match probe::probe(store, name) {
                 Ok(probe) => PackState::Readable(probe),
                 Err(error) if error.is_damage() => PackState::Lost,
                 Err(_) => PackState::OutOfReach,
@@ -138,21 +139,32 @@ impl Scan {
 
     /// The files of all packs, whatever state they are in.
     pub(super) fn files(&self, store: &Store) -> PackFiles {
-        let named = |(name, _): &(PackName, PackState)| Pack {
-            name: *name,
-            len: 0, // not looked at
+        let named = |(name, state): &(PackName, PackState)| {
+            let pack = Pack {
+                name: *name,
+                len: 0, // not looked at
+            };
+            match state {
+                PackState::Readable(probe) => (pack, probe.salt),
+                PackState::Lost | PackState::OutOfReach => (pack, Salt::default()),
+            }
         };
         PackFiles::unchecked(store, self.packs.iter().map(named).collect())
     }
 
-    /// Those of `packs` that can be read and whose header is not theirs.
-    pub(super) fn misnamed(&self, packs: &HashSet<PackName>) -> Vec<PackName> {
-        let misnamed = |(name, state): &&(PackName, PackState)| match state {
-            PackState::Readable(probe) => !probe.header_fits && packs.contains(name),
-            PackState::Lost | PackState::OutOfReach => false,
-        };
-        let found = self.packs.iter().filter(misnamed).map(|(name, _)| *name);
-        found.collect()
+    /// Where the first good place of a pack lies whose header is not its own.
+    pub(super) fn misnamed(&self) -> BTreeMap<PackName, u64> {
+        let mut found = BTreeMap::new();
+        for place in self.good() {
+            let (name, state) = self.packs[place.stored.pack as usize];
+            match state {
+                PackState::Readable(probe) if !probe.header_fits => {
+                    found.entry(name).or_insert(place.stored.offset);
+                }
+                PackState::Readable(_) | PackState::Lost | PackState::OutOfReach => {}
+            }
+        }
+        found
     }
 
     pub(super) fn has_faults(&self) -> bool {

@@ -135,7 +135,7 @@ impl Store {
         ImageReport {
             raw_bytes: manifest.raw_bytes,
             packs: packs
-                .filter_map(|pack| pack::open(self, *pack).err())
+                .filter_map(|pack| pack::inspect(self, *pack))
                 .collect(),
             ..self.blank(manifest.id)
         }

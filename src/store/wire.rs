@@ -347,7 +347,7 @@ fn checksum(head: &[u8], parts: &[&[u8]]) -> [u8; SUM_LEN] {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::codec::Codec;
     use super::super::manifest::tests::example;
     use super::super::manifest::{Chunk, Content, Stored};
@@ -373,6 +373,24 @@ mod tests {
         sums[..SUM_LEN].copy_from_slice(&checksum(head, &[summary]));
         sums[SUM_LEN..].copy_from_slice(&checksum(head, &[body]));
         bytes
+    }
+
+    /// Writes the manifest as if its body had `body_len` bytes, none of which are there.
+    pub(in crate::store) fn write_without_body(path: &Path, manifest: &Manifest, body_len: u64) {
+        let summary = summary_message(manifest).encode_to_vec();
+        let header = Header {
+            format: manifest.format,
+            needs: manifest.format,
+            image: manifest.id.number(),
+            summary_len: u32::try_from(summary.len()).unwrap(),
+            body_len,
+            raw_body_len: body_len,
+        };
+        let head = header.to_bytes();
+        let sums = [checksum(&head, &[&summary]), [0; SUM_LEN]].concat();
+        std::fs::write(path, [&head[..], &sums, &summary].concat()).unwrap();
+        let file = File::options().write(true).open(path).unwrap();
+        file.set_len(header.file_len()).unwrap();
     }
 
     #[test]
