@@ -2,6 +2,9 @@
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use jiff::tz::TimeZone;
+use jiff::{Timestamp, Zoned};
+
 /// Monotonic time, for intervals and durations.
 #[must_use]
 pub fn now() -> Instant {
@@ -16,4 +19,13 @@ pub fn unix_ms() -> u64 {
         .map_or(0, |since| {
             u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
         })
+}
+
+/// Wall-clock time in the zone of this machine; the epoch for a clock set to what no calendar has.
+#[must_use]
+pub fn local() -> Zoned {
+    let ms = i64::try_from(unix_ms()).unwrap_or(0);
+    Timestamp::from_millisecond(ms)
+        .unwrap_or(Timestamp::UNIX_EPOCH)
+        .to_zoned(TimeZone::system())
 }

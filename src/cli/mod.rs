@@ -16,10 +16,13 @@ use crate::supervisor::{OURS, chain};
 mod config;
 mod copy;
 pub mod doctor;
+mod forget;
 mod images;
 mod list;
 mod output;
+mod pin;
 mod progress;
+mod prune;
 mod repair;
 mod run;
 mod show;
@@ -96,6 +99,32 @@ enum Verb {
     Repair(repair::RepairArguments),
     /// Copy an image into another store
     Copy(copy::CopyArguments),
+    /// Keep an image whatever the rules say, until it is unpinned
+    Pin {
+        /// Its id, or `latest`
+        image: String,
+        /// Why, for those who read the list
+        #[arg(
+            long,
+            value_name = "TEXT",
+            default_value = "",
+            hide_default_value = true
+        )]
+        note: String,
+    },
+    /// Leave an image to the rules again
+    Unpin {
+        /// Its id, or `latest`
+        image: String,
+    },
+    /// Remove images: those named, or those that no rule keeps
+    Forget(forget::ForgetArguments),
+    /// Remove what no image needs, and give its space back
+    Prune {
+        /// Only say what would go
+        #[arg(long)]
+        dry_run: bool,
+    },
     /// Check whether this machine can snapshot and restore jobs
     Doctor,
     /// Show the settings, and where they come from
@@ -159,6 +188,10 @@ fn dispatch(global: &Global, verb: Verb) -> Result<ExitCode, Failure> {
         Verb::Verify { images } => verify::run(global, &images),
         Verb::Repair(arguments) => repair::run(global, &arguments),
         Verb::Copy(arguments) => copy::run(global, &arguments),
+        Verb::Pin { image, note } => pin::pin(global, &image, &note),
+        Verb::Unpin { image } => pin::unpin(global, &image),
+        Verb::Forget(arguments) => forget::run(global, &arguments),
+        Verb::Prune { dry_run } => prune::run(global, dry_run),
         Verb::Doctor => {
             let config = global.load(Vec::new())?.config;
             let search = Search::new(config.criu.path);

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::progress::Progress;
 use super::verify::Findings;
 use super::{Failure, Global, output};
-use crate::store::{Fate, ImageId, Marks, PackName, Repaired, RepairedImage};
+use crate::store::{ImageId, Marks, PackName, Remedy, Repaired, RepairedImage};
 use crate::supervisor::size;
 
 /// How a store is repaired.
@@ -37,7 +37,7 @@ struct Shown {
 
 #[derive(Serialize)]
 struct ShownImage {
-    /// keep, heal, drop or leave.
+    /// keep, heal, drop, leave (it may be whole) or spare (it is lost, but pinned).
     action: &'static str,
     /// Chunks that it has from another place now.
     healed_chunks: usize,
@@ -61,11 +61,22 @@ pub(super) fn run(global: &Global, arguments: &RepairArguments) -> Result<ExitCo
     if !global.json {
         output::print(&text(&shown, plan.outcome().is_nothing())?)?;
     }
-    if !arguments.dry_run {
-        plan.apply()?;
+    if arguments.dry_run {
+        return if global.json {
+            output::print_json(&shown)
+        } else {
+            Ok(ExitCode::SUCCESS)
+        };
     }
+    let done = self::shown(&plan.apply()?, false);
     if global.json {
-        output::print_json(&shown)?;
+        return output::print_json(&done);
+    }
+    for (image, planned) in done.images.iter().zip(&shown.images) {
+        if image.action != planned.action {
+            let id = image.findings.id;
+            output::say(&format!("image {id} was pinned meanwhile and stays"));
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -84,11 +95,12 @@ fn shown(outcome: &Repaired, dry_run: bool) -> Shown {
 
 impl From<&RepairedImage> for ShownImage {
     fn from(image: &RepairedImage) -> Self {
-        let (action, healed_chunks) = match image.fate {
-            Fate::Whole => ("keep", 0),
-            Fate::Healed { chunks } => ("heal", chunks),
-            Fate::Dropped => ("drop", 0),
-            Fate::Left => ("leave", 0),
+        let (action, healed_chunks) = match image.remedy {
+            Remedy::Whole => ("keep", 0),
+            Remedy::Healed { chunks } => ("heal", chunks),
+            Remedy::Dropped => ("drop", 0),
+            Remedy::Left => ("leave", 0),
+            Remedy::Spared => ("spare", 0),
         };
         Self {
             action,
@@ -107,6 +119,9 @@ fn text(shown: &Shown, is_nothing: bool) -> Result<String, std::fmt::Error> {
         if image.action == "heal" {
             let chunks = image.healed_chunks;
             write!(out, ", {chunks} chunks from where they are whole")?;
+        }
+        if image.action == "spare" {
+            write!(out, ", it is pinned")?;
         }
         match set_aside {
             Some(_) if image.unmarked => write!(out, ", no longer set aside")?,

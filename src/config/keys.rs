@@ -38,6 +38,12 @@ const LEVEL: RangeInclusive<i64> = -7..=19;
 const CPUS: RangeInclusive<i64> = 1..=1024;
 /// Reading all manifests of a store stays a matter of seconds.
 const KEEP_LAST: RangeInclusive<i64> = 1..=100_000;
+/// As many images as `keep_last` can keep, one every hour; a longer time is a typing error.
+const KEEP_WITHIN: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(100_000 * 3600);
+/// As `KEEP_LAST`, where none makes sense.
+const KEEP_PERIODS: RangeInclusive<i64> = 0..=100_000;
+/// Above, there is no such disk.
+const MIN_FREE: RangeInclusive<u64> = 0..=1 << 50;
 /// -1 is no limit; above, it might as well be.
 const RESTARTS: RangeInclusive<i64> = -1..=1_000_000;
 /// Below 1 the waits would get shorter; above 100 the second is the longest.
@@ -114,6 +120,11 @@ pub(super) const KEYS: &[Key] = &[
         },
     },
     Key {
+        path: "snapshot.min_free",
+        set: |config, value| set(&mut config.snapshot.min_free, value.size(&MIN_FREE)),
+        get: |config| size(config.snapshot.min_free),
+    },
+    Key {
         path: "snapshot.grace",
         set: |config, value| set(&mut config.snapshot.grace, value.duration(&WAIT_OR_NOT)),
         get: |config| duration(config.snapshot.grace),
@@ -148,6 +159,30 @@ pub(super) const KEYS: &[Key] = &[
         path: "retention.keep_last",
         set: |config, value| set(&mut config.retention.keep_last, narrow(value, &KEEP_LAST)),
         get: |config| Shown::from(config.retention.keep_last),
+    },
+    Key {
+        path: "retention.keep_within",
+        set: |config, value| {
+            let time = value.duration(&KEEP_WITHIN);
+            set(&mut config.retention.keep_within, time)
+        },
+        get: |config| duration(config.retention.keep_within),
+    },
+    Key {
+        path: "retention.keep_hourly",
+        set: |config, value| {
+            let hours = narrow(value, &KEEP_PERIODS);
+            set(&mut config.retention.keep_hourly, hours)
+        },
+        get: |config| Shown::from(config.retention.keep_hourly),
+    },
+    Key {
+        path: "retention.keep_daily",
+        set: |config, value| {
+            let days = narrow(value, &KEEP_PERIODS);
+            set(&mut config.retention.keep_daily, days)
+        },
+        get: |config| Shown::from(config.retention.keep_daily),
     },
     Key {
         path: "restart.policy",

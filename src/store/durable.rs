@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use super::disk;
 
 /// How names of temporary files begin, so that a sweep finds those of a killed writer.
-pub(super) const TEMPORARY_PREFIX: &str = ".tmp-";
+pub const TEMPORARY_PREFIX: &str = ".tmp-";
 
 /// A durable write that did not happen, or of which it is not known whether it lasts.
 #[derive(Debug, thiserror::Error)]

@@ -31,6 +31,8 @@ pub struct ImageEntry {
     pub meta: Vec<u8>,
     /// Why it must not be restored: it was set aside, or its manifest cannot be read.
     pub damaged: Option<String>,
+    /// The note of its pin, perhaps empty; `None` if it is not pinned.
+    pub pinned: Option<String>,
 }
 
 /// An image's number and what its manifest says in short.
@@ -96,6 +98,7 @@ impl Store {
             stored_bytes: summary.stored_bytes,
             meta: summary.meta,
             damaged: mark.or(unreadable),
+            pinned: self.pin_note(found.id),
         }
     }
 
@@ -123,7 +126,11 @@ pub(super) fn plain_text(text: &str) -> String {
 fn manifest_id(kind: FileKind) -> Option<ImageId> {
     match kind {
         FileKind::Manifest(id) => Some(id),
-        FileKind::Damaged(_) | FileKind::Pack(_) | FileKind::Temporary | FileKind::Foreign => None,
+        FileKind::Damaged(_)
+        | FileKind::Pinned(_)
+        | FileKind::Pack(_)
+        | FileKind::Temporary
+        | FileKind::Foreign => None,
     }
 }
 

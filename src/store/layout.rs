@@ -173,6 +173,10 @@ impl Store {
         self.images_folder().join(format!("{id}.damaged"))
     }
 
+    pub(super) fn pinned_file(&self, id: ImageId) -> PathBuf {
+        self.images_folder().join(format!("{id}.pinned"))
+    }
+
     pub(super) fn pack_file(&self, name: PackName) -> PathBuf {
         self.packs_folder().join(name.to_string())
     }

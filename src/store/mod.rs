@@ -5,6 +5,7 @@
 //! lock                     flocked by the one process that writes; says which
 //! images/000012.manifest   what image 12 is made of; its name is the commit
 //! images/000012.damaged    why image 12 must not be restored
+//! images/000012.pinned     a note; no rule removes image 12
 //! packs/000012-00.pack     compressed chunks that image 12 added
 //! ```
 //! Anything else in the folder belongs to others and is left alone, but for files whose
@@ -46,6 +47,11 @@ mod files;
 #[cfg(test)]
 mod fixtures;
 mod flow;
+mod forget;
+mod gains;
+mod garbage;
+mod heal;
+mod holes;
 mod id;
 mod index;
 mod lanes;
@@ -54,6 +60,7 @@ mod lock;
 mod manifest;
 mod pack;
 mod pack_writer;
+mod pins;
 mod probe;
 #[cfg(test)]
 mod properties;
@@ -80,15 +87,18 @@ pub use codec::Codec;
 pub use copy::CopyError;
 pub use entries::ImageEntry;
 pub use error::{ReadError, WriteError};
+pub use forget::{Effort, ForgetError, Forgotten};
 pub use id::{ImageId, ParseImageIdError};
 pub use layout::{OpenError, Store};
 pub use lock::{LockError, StoreLock};
 pub use manifest::{Chunk, Content, InvalidManifest, Manifest, Stored, Stream, is_stream_name};
 pub use pack::{Pack, PackError, PackName};
+pub use pins::PinError;
 pub use prune::Swept;
 pub use reader::ImageReader;
-pub use repair::{Fate, Marks, RepairPlan, Repaired, RepairedImage};
+pub use repair::{Marks, Remedy, RepairPlan, Repaired, RepairedImage};
 pub use report::{BadRun, BadStream, ChunkFault, ImageReport, Report, Verdict};
+pub use retention::{Fate, KeptBy, Planned, Policy, RemovedBy};
 pub use stream::StreamWriter;
 pub use verify::{Selection, Verified};
 pub use wire::ManifestError;

@@ -262,7 +262,9 @@ fn next_image(store: &Store) -> Result<ImageId, WriteError> {
         let images = files::list(&folder)?
             .into_iter()
             .filter_map(|(_, kind)| match kind {
-                FileKind::Manifest(image) | FileKind::Damaged(image) => Some(image),
+                FileKind::Manifest(image) | FileKind::Damaged(image) | FileKind::Pinned(image) => {
+                    Some(image)
+                }
                 FileKind::Pack(pack) => Some(pack.image),
                 FileKind::Temporary | FileKind::Foreign => None,
             });
