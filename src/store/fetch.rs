@@ -88,6 +88,13 @@ impl<'a> Fetcher<'a> {
     }
 }
 
+/// The check of a chunk that was stored before there were any. Its hash was compared just now.
+pub(super) fn missing_check(packs: &PackFiles, stored: &Stored) -> Result<u64, PackError> {
+    let mut bytes = vec![0; stored.len as usize];
+    packs.read(stored.pack, stored.offset, &mut bytes)?;
+    Ok(xxh3_64(&bytes))
+}
+
 fn check(stored: &Stored, bytes: &[u8]) -> Result<(), Fault> {
     match stored.check {
         Some(expected) if xxh3_64(bytes) != expected => Err(Fault::Check),
