@@ -14,6 +14,7 @@ use crate::store::Store;
 use crate::supervisor::{OURS, chain, read_key};
 
 mod config;
+mod copy;
 pub mod doctor;
 mod forget;
 mod images;
@@ -21,7 +22,9 @@ mod key;
 mod list;
 mod output;
 mod pin;
+mod progress;
 mod prune;
+mod repair;
 mod run;
 mod show;
 mod snapshot;
@@ -88,11 +91,15 @@ enum Verb {
         #[arg(default_value = "latest")]
         image: String,
     },
-    /// Read images again and check every byte
+    /// Read images again, check every byte, name all that is bad
     Verify {
         /// Their ids, or `latest` [default: all]
         images: Vec<String>,
     },
+    /// Heal damaged images where that is possible, remove those that are lost
+    Repair(repair::RepairArguments),
+    /// Copy an image into another store
+    Copy(copy::CopyArguments),
     /// Keep an image whatever the rules say, until it is unpinned
     Pin {
         /// Its id, or `latest`
@@ -183,6 +190,8 @@ fn dispatch(global: &Global, verb: Verb) -> Result<ExitCode, Failure> {
         Verb::List => list::run(global),
         Verb::Show { image } => show::run(global, &image),
         Verb::Verify { images } => verify::run(global, &images),
+        Verb::Repair(arguments) => repair::run(global, &arguments),
+        Verb::Copy(arguments) => copy::run(global, &arguments),
         Verb::Pin { image, note } => pin::pin(global, &image, &note),
         Verb::Unpin { image } => pin::unpin(global, &image),
         Verb::Forget(arguments) => forget::run(global, &arguments),

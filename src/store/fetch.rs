@@ -53,9 +53,9 @@ impl<'a> Fetcher<'a> {
             Codec::Raw => self.read(stored, raw)?,
             Codec::Zstd | Codec::Planes => {
                 let mut bytes = std::mem::take(&mut self.stored);
-                let decoded = self.decode(stored, &mut bytes, raw);
+                let read = self.decode(stored, &mut bytes, raw);
                 self.stored = bytes;
-                decoded?;
+                read?;
             }
         }
         if self.packs.store().name_of(raw) == stored.hash {
@@ -86,6 +86,13 @@ impl<'a> Fetcher<'a> {
         check(stored, sealed)?;
         Ok(secrets.chunks.open(&stored.hash, sealed, bytes)?)
     }
+}
+
+/// The check of a chunk that was stored before there were any. Its hash was compared just now.
+pub(super) fn missing_check(packs: &PackFiles, stored: &Stored) -> Result<u64, PackError> {
+    let mut bytes = vec![0; stored.len as usize];
+    packs.read(stored.pack, stored.offset, &mut bytes)?;
+    Ok(xxh3_64(&bytes))
 }
 
 fn check(stored: &Stored, bytes: &[u8]) -> Result<(), Fault> {

@@ -184,7 +184,7 @@ impl Store {
     }
 
     /// Whether the manifest went; not if its image is pinned. See `pins`.
-    fn remove_manifest(&self, id: ImageId) -> Result<bool, WriteError> {
+    pub(super) fn remove_manifest(&self, id: ImageId) -> Result<bool, WriteError> {
         let path = self.manifest_file(id);
         match hold(&path, FlockArg::LockExclusiveNonblock) {
             Ok(Hold::Held(_held)) if self.pin_note(id).is_none() => {

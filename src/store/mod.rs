@@ -43,7 +43,12 @@ mod chunk;
 mod cipher;
 mod codec;
 mod columns;
+mod copy;
+#[cfg(test)]
+mod crash;
 mod cut;
+#[cfg(test)]
+mod damage;
 mod disk;
 pub mod durable;
 #[cfg(test)]
@@ -58,6 +63,7 @@ mod flow;
 mod forget;
 mod gains;
 mod garbage;
+mod heal;
 mod holes;
 mod id;
 mod index;
@@ -69,11 +75,15 @@ mod manifest;
 mod pack;
 mod pack_writer;
 mod pins;
+mod probe;
 #[cfg(test)]
 mod properties;
 mod prune;
 mod reader;
+mod repair;
+mod report;
 mod retention;
+mod scan;
 mod sink;
 mod stream;
 mod sync;
@@ -88,6 +98,7 @@ mod writer;
 
 pub use chunk::{CHUNK_BYTES, Hash};
 pub use codec::{Codec, Decoder, Encoder};
+pub use copy::CopyError;
 pub use entries::ImageEntry;
 pub use error::{ReadError, WriteError};
 pub use forget::{Effort, ForgetError, Forgotten};
@@ -100,8 +111,10 @@ pub use pack::{Pack, PackError, PackName};
 pub use pins::PinError;
 pub use prune::Swept;
 pub use reader::ImageReader;
+pub use repair::{Marks, Remedy, RepairPlan, Repaired, RepairedImage};
+pub use report::{BadRun, BadStream, ChunkFault, ImageReport, Report, Verdict};
 pub use retention::{Fate, KeptBy, Planned, Policy, RemovedBy};
 pub use stream::StreamWriter;
-pub use verify::Verified;
+pub use verify::{Selection, Verified};
 pub use wire::ManifestError;
 pub use writer::{ImageWriter, WriteOptions};

@@ -20,6 +20,8 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+
 use super::error::is_loss;
 use super::id::ImageId;
 use super::layout::{FORMAT, Store};
@@ -30,7 +32,7 @@ pub(super) const HEADER_BYTES: u64 = 24;
 /// Length of the header that is written today.
 pub(super) const HEADER_LEN: usize = 64;
 /// The part that all formats have.
-const COMMON_LEN: usize = 24;
+pub(super) const COMMON_LEN: usize = 24;
 const MAGIC: [u8; 8] = *b"CKPTPACK";
 
 /// Packs that a reader keeps open, so that their chunks can be read even when the packs
@@ -66,7 +68,8 @@ impl PackName {
         header
     }
 
-    fn common(self, format: u32) -> [u8; COMMON_LEN] {
+    /// What the pack begins with in any format.
+    pub(super) fn common(self, format: u32) -> [u8; COMMON_LEN] {
         let mut common = [0; COMMON_LEN];
         common[..8].copy_from_slice(&MAGIC);
         common[8..12].copy_from_slice(&format.to_le_bytes());
@@ -130,6 +133,11 @@ impl PackError {
     }
 }
 
+/// Why a pack is not what the manifest says, if it is not.
+pub(super) fn inspect(store: &Store, pack: Pack) -> Option<PackError> {
+    open(store, pack).err()
+}
+
 /// Opens a pack after checking that it is the one the manifest means.
 fn open(store: &Store, pack: Pack) -> Result<File, PackError> {
     let path = store.pack_file(pack.name);
@@ -154,7 +162,7 @@ fn open(store: &Store, pack: Pack) -> Result<File, PackError> {
 }
 
 /// Whether this is the pack of this name.
-fn has_header(file: &File, name: PackName) -> io::Result<bool> {
+pub(super) fn has_header(file: &File, name: PackName) -> io::Result<bool> {
     let mut common = [0; COMMON_LEN];
     file.read_exact_at(&mut common, 0)?;
     if common == name.common(1) {
@@ -172,9 +180,19 @@ fn has_header(file: &File, name: PackName) -> io::Result<bool> {
 pub(super) struct PackFiles {
     store: Store,
     packs: Vec<Pack>,
+    admission: Admission,
     /// The first ones.
     kept: Vec<File>,
     reopened: Mutex<HashMap<u32, Arc<File>>>,
+}
+
+/// Which files serve as packs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Admission {
+    /// Those that are what the manifest says.
+    Right,
+    /// All that have the name: the caller looks for what is left of them.
+    Named,
 }
 
 impl PackFiles {
@@ -190,6 +208,7 @@ impl PackFiles {
         Ok(Self {
             store: store.clone(),
             packs,
+            admission: Admission::Right,
             kept,
             reopened: Mutex::default(),
         })
@@ -197,6 +216,18 @@ impl PackFiles {
 
     pub(super) fn store(&self) -> &Store {
         &self.store
+    }
+
+    /// Packs that may be damaged or missing: their lengths and headers are not looked at,
+    /// and none is open before it is read.
+    pub(super) fn unchecked(store: &Store, packs: Vec<Pack>) -> Self {
+        Self {
+            store: store.clone(),
+            packs,
+            admission: Admission::Named,
+            kept: Vec::new(),
+            reopened: Mutex::default(),
+        }
     }
 
     /// Fills `bytes` from a pack, by its place in the table.
@@ -211,6 +242,17 @@ impl PackFiles {
         })
     }
 
+    /// A part of a pack will not be read again: it need not stay in the page cache. A hint.
+    pub(super) fn forget(&self, index: u32, offset: u64, len: u64) {
+        let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+        let advice = PosixFadviseAdvice::POSIX_FADV_DONTNEED;
+        let drop = |file: &File| posix_fadvise(file, signed(offset), signed(len), advice);
+        let _ = match self.kept.get(index as usize) {
+            Some(file) => drop(file),
+            None => self.reopen(index).map_or(Ok(()), |file| drop(&file)),
+        };
+    }
+
     fn reopen(&self, index: u32) -> Result<Arc<File>, PackError> {
         let mut files = locked(&self.reopened);
         if let Some(file) = files.get(&index) {
@@ -219,7 +261,15 @@ impl PackFiles {
         if files.len() >= REOPENED_MAX {
             files.clear();
         }
-        let file = Arc::new(open(&self.store, self.packs[index as usize])?);
+        let pack = self.packs[index as usize];
+        let file = match self.admission {
+            Admission::Right => open(&self.store, pack)?,
+            Admission::Named => {
+                let path = self.store.pack_file(pack.name);
+                File::open(&path).map_err(|source| PackError::Read { path, source })?
+            }
+        };
+        let file = Arc::new(file);
         files.insert(index, Arc::clone(&file));
         Ok(file)
     }

@@ -183,12 +183,8 @@ impl ImageReader {
         Ok(bytes)
     }
 
-    pub(super) fn packs(&self) -> &PackFiles {
-        &self.packs
-    }
-
     /// What a fault at a chunk of a stream means for the image.
-    pub(super) fn damage(&self, stream: &Stream, chunk: usize, fault: Fault) -> ReadError {
+    fn damage(&self, stream: &Stream, chunk: usize, fault: Fault) -> ReadError {
         let image = self.manifest.id;
         match fault {
             Fault::Pack(source) => ReadError::Pack { image, source },

@@ -103,11 +103,28 @@ impl Store {
     }
 }
 
+impl Store {
+    /// The file of a manifest. What no reader would accept must not get a name.
+    pub(super) fn encode(&self, manifest: &Manifest) -> Result<Vec<u8>, WriteError> {
+        let valid = manifest.validate().map_err(ManifestError::Invalid);
+        let encoded = valid.and_then(|()| wire::encode(manifest, self.secrets()));
+        encoded.map_err(|source| WriteError::Manifest {
+            image: manifest.id,
+            source,
+        })
+    }
+}
+
 impl ImageWriter {
     /// The image's number.
     #[must_use]
     pub fn id(&self) -> ImageId {
         self.image
+    }
+
+    /// Makes the image one of another time than now: a copy is as old as what it is a copy of.
+    pub(super) fn set_created(&mut self, created_unix_ms: u64) {
+        self.created_unix_ms = created_unix_ms;
     }
 
     /// Gets memory for `bytes` of streams, within the buffer, ready to be written to.
@@ -205,13 +222,7 @@ impl ImageWriter {
 
     fn publish(&mut self, manifest: &Manifest) -> Result<(), WriteError> {
         let store = &self.store;
-        // What no reader would accept must not get a name.
-        let valid = manifest.validate().map_err(ManifestError::Invalid);
-        let encoded = valid.and_then(|()| wire::encode(manifest, store.secrets()));
-        let file = encoded.map_err(|source| WriteError::Manifest {
-            image: manifest.id,
-            source,
-        })?;
+        let file = store.encode(manifest)?;
         durable::sync_folder(&store.packs_folder())?;
         durable::write(&store.manifest_file(manifest.id), &file)?;
         self.outcome = Outcome::Published;
