@@ -2,8 +2,10 @@
 
 use std::io;
 
-use ckpt_run::store::{CHUNK_BYTES, Codec, Decoder, Encoder};
+use ckpt_run::store::{Codec, Decoder, Encoder};
 use zstd::bulk::{Compressor, Decompressor};
+
+use super::CHUNK_BYTES;
 
 /// A way to store a chunk. Keeps what it made of the last one.
 pub trait Candidate {
@@ -136,7 +138,7 @@ struct Shuffled {
     unit: Unit,
     width: usize,
     zstd: Zstd,
-    shuffled: Vec<u8>,
+    blocks: Vec<u8>,
     spare: Vec<u8>,
 }
 
@@ -148,7 +150,7 @@ impl Shuffled {
             unit,
             width,
             zstd: Zstd::new(level)?,
-            shuffled: vec![0; CHUNK_BYTES],
+            blocks: vec![0; CHUNK_BYTES],
             spare: vec![0; BLOCK_BYTES],
         })
     }
@@ -164,7 +166,7 @@ impl Candidate for Shuffled {
     }
 
     fn encode(&mut self, raw: &[u8]) -> io::Result<usize> {
-        let shuffled = &mut self.shuffled[..raw.len()];
+        let shuffled = &mut self.blocks[..raw.len()];
         shuffled.copy_from_slice(raw);
         for block in shuffled.chunks_exact_mut(BLOCK_BYTES) {
             halve(block, &mut self.spare, self.width);
