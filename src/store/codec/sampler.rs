@@ -270,6 +270,6 @@ mod tests {
             let x = f32::from(x);
             assert!((log2(x) - x.log2()).abs() < 0.011, "{x}");
         }
-        assert_eq!(0.0 * log2(0.0), 0.0);
+        assert!(log2(0.0).is_finite());
     }
 }
