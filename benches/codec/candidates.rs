@@ -133,7 +133,8 @@ enum Unit {
     Bits,
 }
 
-/// Numbers transposed in blocks of 8 KiB, as the libraries that are known for it do, then zstd.
+/// Numbers transposed, bits in blocks of 8 KiB as the library that is known for it does,
+/// then zstd. Portable code: libraries with AVX2 are faster.
 struct Shuffled {
     unit: Unit,
     width: usize,
@@ -142,7 +143,14 @@ struct Shuffled {
     spare: Vec<u8>,
 }
 
-const BLOCK_BYTES: usize = 8192;
+impl Unit {
+    fn block_bytes(self) -> usize {
+        match self {
+            Self::Bytes => CHUNK_BYTES,
+            Self::Bits => 8192,
+        }
+    }
+}
 
 impl Shuffled {
     fn new(unit: Unit, width: usize, level: i32) -> io::Result<Self> {
@@ -151,7 +159,7 @@ impl Shuffled {
             width,
             zstd: Zstd::new(level)?,
             blocks: vec![0; CHUNK_BYTES],
-            spare: vec![0; BLOCK_BYTES],
+            spare: vec![0; unit.block_bytes()],
         })
     }
 }
@@ -166,13 +174,14 @@ impl Candidate for Shuffled {
     }
 
     fn encode(&mut self, raw: &[u8]) -> io::Result<usize> {
+        let plane_bytes = self.unit.block_bytes() / self.width;
         let shuffled = &mut self.blocks[..raw.len()];
         shuffled.copy_from_slice(raw);
-        for block in shuffled.chunks_exact_mut(BLOCK_BYTES) {
+        for block in shuffled.chunks_exact_mut(self.unit.block_bytes()) {
             halve(block, &mut self.spare, self.width);
             if self.unit == Unit::Bits {
                 turn(block);
-                for plane in block.chunks_exact_mut(BLOCK_BYTES / self.width) {
+                for plane in block.chunks_exact_mut(plane_bytes) {
                     halve(plane, &mut self.spare, 8);
                 }
             }
@@ -182,9 +191,10 @@ impl Candidate for Shuffled {
 
     fn decode(&mut self, raw: &mut [u8]) -> io::Result<()> {
         self.zstd.decode(raw)?;
-        for block in raw.chunks_exact_mut(BLOCK_BYTES) {
+        let plane_bytes = self.unit.block_bytes() / self.width;
+        for block in raw.chunks_exact_mut(self.unit.block_bytes()) {
             if self.unit == Unit::Bits {
-                for plane in block.chunks_exact_mut(BLOCK_BYTES / self.width) {
+                for plane in block.chunks_exact_mut(plane_bytes) {
                     double(plane, &mut self.spare, 8);
                 }
                 turn(block);

@@ -44,7 +44,7 @@ fn main() -> io::Result<()> {
 }
 
 fn compare(name: &str, bytes: &[u8]) -> io::Result<()> {
-    println!("{name}, {} MiB", bytes.len() >> 20);
+    println!("{name}, {} KiB", bytes.len() >> 10);
     println!(
         "  {:28} {:>7} {:>7} {:>7} {:>7}",
         "", "saved", "ratio", "GB/s in", "out"
@@ -57,7 +57,7 @@ fn compare(name: &str, bytes: &[u8]) -> io::Result<()> {
         }
     }
     for (candidate, result) in candidates.iter().zip(&mut results) {
-        let saved = 100.0 - 100.0 * bytes.len_f64().recip() * result.stored;
+        let saved = 100.0 * (bytes.len_f64() - result.stored) / bytes.len_f64();
         println!(
             "  {:28} {saved:6.1}% {:7.3} {:7.2} {:7.2}  {}",
             candidate.name(),
