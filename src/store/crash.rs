@@ -11,6 +11,9 @@
 
 mod ledger;
 pub(super) mod log;
+mod mending;
+mod promises;
+mod removing;
 mod replay;
 
 use std::collections::{BTreeSet, HashSet};
@@ -21,7 +24,7 @@ use std::path::Path;
 use super::codec::tests::noise;
 use super::{CHUNK_BYTES, ImageId, Store};
 use ledger::{Notes, Streams};
-use log::{Event, Log, Tree};
+use log::{DataChange, Entry, Event, Log, Tree};
 use replay::{Crash, workplace};
 
 pub(super) use ledger::Ledger;
@@ -125,6 +128,20 @@ impl Recorded {
         let events: String = events.map(|event| format!("  {event}\n")).collect();
         let state = state.describe();
         format!("{fault}\nafter\n{events}a crash left, with seed {seed}, {state}")
+    }
+
+    /// Whether anything changed in the folder or below it.
+    fn touches(&self, folder: &Path) -> bool {
+        let inside = self.base.folders.iter();
+        let inside = inside.filter(|(path, _)| path.starts_with(folder));
+        let entries: Vec<Entry> = inside
+            .flat_map(|(_, names)| names.values().copied())
+            .collect();
+        assert!(!entries.is_empty(), "no such folder");
+        self.events.iter().any(|event| match event {
+            Event::Name(path, _) | Event::SyncFolder(path) => path.starts_with(folder),
+            Event::Data(file, _) | Event::Sync(file) => entries.contains(&Entry::File(*file)),
+        })
     }
 
     /// The syncs that may be left out and no crash tells.
