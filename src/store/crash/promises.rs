@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::super::key::KEY_FILE;
 use super::super::testing::never;
-use super::super::{ImageId, Marks, OpenError, Store, StoreLock, Swept};
+use super::super::{ImageId, Marks, OpenError, RepairPlan, Store, StoreLock, Swept};
 use super::ledger::{Ledger, Presence, Streams, Texts, key, texts};
 
 /// What must be true of a store.
@@ -39,7 +39,7 @@ impl Promises {
         if !self.broken.is_empty() {
             self.check_entries(&store, &self.broken)?;
             let repaired = store.plan_repair(&lock, Marks::Keep, &never);
-            let repaired = repaired.and_then(|plan| plan.apply());
+            let repaired = repaired.and_then(RepairPlan::apply);
             repaired.map_err(|error| format!("repair: {error}"))?;
         }
         let swept = store.sweep(&lock);
