@@ -2,8 +2,10 @@
 
 use std::io;
 
-use ckpt_run::store::{CHUNK_BYTES, Codec, Decoder, Encoder};
+use ckpt_run::store::{Codec, Decoder, Encoder};
 use zstd::bulk::{Compressor, Decompressor};
+
+use super::CHUNK_BYTES;
 
 /// A way to store a chunk. Keeps what it made of the last one.
 pub trait Candidate {
@@ -131,16 +133,24 @@ enum Unit {
     Bits,
 }
 
-/// Numbers transposed in blocks of 8 KiB, as the libraries that are known for it do, then zstd.
+/// Numbers transposed, bits in blocks of 8 KiB as the library that is known for it does,
+/// then zstd. Portable code: libraries with AVX2 are faster.
 struct Shuffled {
     unit: Unit,
     width: usize,
     zstd: Zstd,
-    shuffled: Vec<u8>,
+    blocks: Vec<u8>,
     spare: Vec<u8>,
 }
 
-const BLOCK_BYTES: usize = 8192;
+impl Unit {
+    fn block_bytes(self) -> usize {
+        match self {
+            Self::Bytes => CHUNK_BYTES,
+            Self::Bits => 8192,
+        }
+    }
+}
 
 impl Shuffled {
     fn new(unit: Unit, width: usize, level: i32) -> io::Result<Self> {
@@ -148,8 +158,8 @@ impl Shuffled {
             unit,
             width,
             zstd: Zstd::new(level)?,
-            shuffled: vec![0; CHUNK_BYTES],
-            spare: vec![0; BLOCK_BYTES],
+            blocks: vec![0; CHUNK_BYTES],
+            spare: vec![0; unit.block_bytes()],
         })
     }
 }
@@ -164,13 +174,14 @@ impl Candidate for Shuffled {
     }
 
     fn encode(&mut self, raw: &[u8]) -> io::Result<usize> {
-        let shuffled = &mut self.shuffled[..raw.len()];
+        let plane_bytes = self.unit.block_bytes() / self.width;
+        let shuffled = &mut self.blocks[..raw.len()];
         shuffled.copy_from_slice(raw);
-        for block in shuffled.chunks_exact_mut(BLOCK_BYTES) {
+        for block in shuffled.chunks_exact_mut(self.unit.block_bytes()) {
             halve(block, &mut self.spare, self.width);
             if self.unit == Unit::Bits {
                 turn(block);
-                for plane in block.chunks_exact_mut(BLOCK_BYTES / self.width) {
+                for plane in block.chunks_exact_mut(plane_bytes) {
                     halve(plane, &mut self.spare, 8);
                 }
             }
@@ -180,9 +191,10 @@ impl Candidate for Shuffled {
 
     fn decode(&mut self, raw: &mut [u8]) -> io::Result<()> {
         self.zstd.decode(raw)?;
-        for block in raw.chunks_exact_mut(BLOCK_BYTES) {
+        let plane_bytes = self.unit.block_bytes() / self.width;
+        for block in raw.chunks_exact_mut(self.unit.block_bytes()) {
             if self.unit == Unit::Bits {
-                for plane in block.chunks_exact_mut(BLOCK_BYTES / self.width) {
+                for plane in block.chunks_exact_mut(plane_bytes) {
                     double(plane, &mut self.spare, 8);
                 }
                 turn(block);

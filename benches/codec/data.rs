@@ -2,20 +2,22 @@
 
 use std::fs;
 use std::io;
+use std::path::PathBuf;
 
-use ckpt_run::store::CHUNK_BYTES;
+use super::CHUNK_BYTES;
 
 const BYTES: usize = 8 << 20;
 /// Of a file this much is measured, from places all over it.
 const FILE_BYTES_MAX: usize = 64 << 20;
 
-pub fn generated() -> Vec<(String, Vec<u8>)> {
+pub fn generated() -> io::Result<Vec<(String, Vec<u8>)>> {
     let noise = noise(BYTES);
     let weights: Vec<f64> = normal(1).map(|x| x * 0.02).collect();
     let float32 = narrowed(&weights, BYTES);
     let bfloat16 = bfloat16(&weights);
-    let text = text();
-    let mixed = [&float32[..], &text, &noise, &bfloat16, &code()]
+    let text = text()?;
+    let code = code()?;
+    let mixed = [&float32[..], &text, &noise, &bfloat16, &code]
         .iter()
         .flat_map(|kind| kind.chunks(80_000).take(20))
         .flatten()
@@ -26,7 +28,7 @@ pub fn generated() -> Vec<(String, Vec<u8>)> {
     let moments: Vec<f64> = spread
         .map(|(x, y)| x * x * (4.0 * y).exp() * 1e-8)
         .collect();
-    vec![
+    Ok(vec![
         ("float32 weights, N(0, 0.02)".into(), float32),
         ("bfloat16 weights, N(0, 0.02)".into(), bfloat16),
         ("float16 weights, N(0, 0.02)".into(), float16(&weights)),
@@ -35,9 +37,9 @@ pub fn generated() -> Vec<(String, Vec<u8>)> {
         ("float64, N(0, 0.02)".into(), float64(&weights)),
         ("noise".into(), noise),
         ("text".into(), text),
-        ("machine code (this program)".into(), code()),
+        ("machine code (this program)".into(), code),
         ("pieces of 80 kB of all of them".into(), mixed),
-    ]
+    ])
 }
 
 pub fn of_file(path: &str) -> io::Result<Vec<u8>> {
@@ -65,12 +67,13 @@ fn noise(len: usize) -> Vec<u8> {
 fn normal(seed: u8) -> impl Iterator<Item = f64> {
     let mut reader = blake3::Hasher::new().update(&[seed]).finalize_xof();
     std::iter::repeat_with(move || {
-        let mut bytes = [0; 8];
-        reader.fill(&mut bytes);
-        let [a, b, c, d, e, f, g, h] = bytes;
-        let even = |bytes| (f64::from(u32::from_le_bytes(bytes)) + 0.5) / 4_294_967_296.0;
-        let radius = (-2.0 * even([a, b, c, d]).ln()).sqrt();
-        let angle = std::f64::consts::TAU * even([e, f, g, h]);
+        let mut even = || {
+            let mut bytes = [0; 4];
+            reader.fill(&mut bytes);
+            (f64::from(u32::from_le_bytes(bytes)) + 0.5) / 4_294_967_296.0
+        };
+        let radius = (-2.0 * even().ln()).sqrt();
+        let angle = std::f64::consts::TAU * even();
         [radius * angle.cos(), radius * angle.sin()]
     })
     .flatten()
@@ -116,7 +119,7 @@ fn float16(numbers: &[f64]) -> Vec<u8> {
         .flat_map(|bits| {
             let sign = bits >> 16 & 0x8000;
             let magnitude = (bits & 0x7fff_ffff) >> 13;
-            let bits = sign | magnitude.checked_sub(112 << 10).unwrap_or_default();
+            let bits = sign | magnitude.saturating_sub(112 << 10);
             bits.to_le_bytes()[..2].to_owned()
         })
         .collect()
@@ -130,22 +133,25 @@ fn int8(numbers: &[f64]) -> Vec<u8> {
     quantised.flat_map(i8::to_le_bytes).collect()
 }
 
-fn text() -> Vec<u8> {
-    let sources = concat!(
-        include_str!("../../README.md"),
-        include_str!("../../CHANGELOG.md"),
-        include_str!("../../Cargo.lock"),
-        include_str!("../../config/default.toml"),
-        include_str!("main.rs"),
-        include_str!("data.rs"),
-    );
-    sources.bytes().collect()
+/// The sources of the program.
+fn text() -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    let mut folders = vec![PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                text.extend(fs::read(path)?);
+            }
+        }
+    }
+    Ok(text)
 }
 
-fn code() -> Vec<u8> {
-    fs::read("/proc/self/exe")
-        .unwrap_or_default()
-        .into_iter()
-        .take(BYTES)
-        .collect()
+fn code() -> io::Result<Vec<u8>> {
+    let mut bytes = fs::read("/proc/self/exe")?;
+    bytes.truncate(BYTES);
+    Ok(bytes)
 }

@@ -4,7 +4,8 @@
 //! ```text
 //! cargo bench --bench codec -- [FILE]...
 //! ```
-//! Each file is cut into chunks of 256 KiB and those of zeros left out, as the store does. All
+//! Everything is cut into chunks of 64 KiB, around which those of the store gather, and of
+//! files the zeros are left out, as the store does. All
 //! candidates take turns in every round, on CPU time; the median round is reported.
 
 mod candidates;
@@ -13,11 +14,12 @@ mod data;
 use std::io;
 use std::time::Duration;
 
-use ckpt_run::store::CHUNK_BYTES;
 use nix::time::{ClockId, clock_gettime};
 
 use candidates::{Candidate, candidates};
 
+/// The usual size in the store.
+const CHUNK_BYTES: usize = 64 * 1024;
 /// Odd, so that the median is one of them.
 const ROUNDS: usize = 7;
 
@@ -29,9 +31,9 @@ fn main() -> io::Result<()> {
         .collect();
     println!("{}", machine());
     println!(
-        "median of {ROUNDS} rounds, CPU time of one thread, chunks of 256 KiB, GB = 10^9 bytes\n"
+        "median of {ROUNDS} rounds, CPU time of one thread, chunks of 64 KiB, GB = 10^9 bytes\n"
     );
-    for (name, bytes) in data::generated() {
+    for (name, bytes) in data::generated()? {
         compare(&name, &bytes)?;
     }
     for file in files {
@@ -42,7 +44,7 @@ fn main() -> io::Result<()> {
 }
 
 fn compare(name: &str, bytes: &[u8]) -> io::Result<()> {
-    println!("{name}, {} MiB", bytes.len() >> 20);
+    println!("{name}, {} KiB", bytes.len() >> 10);
     println!(
         "  {:28} {:>7} {:>7} {:>7} {:>7}",
         "", "saved", "ratio", "GB/s in", "out"
@@ -55,7 +57,7 @@ fn compare(name: &str, bytes: &[u8]) -> io::Result<()> {
         }
     }
     for (candidate, result) in candidates.iter().zip(&mut results) {
-        let saved = 100.0 - 100.0 * bytes.len_f64().recip() * result.stored;
+        let saved = 100.0 * (bytes.len_f64() - result.stored) / bytes.len_f64();
         println!(
             "  {:28} {saved:6.1}% {:7.3} {:7.2} {:7.2}  {}",
             candidate.name(),

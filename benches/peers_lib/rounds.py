@@ -110,7 +110,7 @@ def image(peer, job, pulse, report):
         "cpu_seconds": meter.cpu_seconds,
         "peak_bytes": meter.peak_bytes,
     }
-    report(peer, "image", {**values, **peer.details()})
+    report(peer, "image", {**values, "told": peer.details()})
 
 
 def restore(peer, pulse, report):

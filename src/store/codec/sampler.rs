@@ -1,30 +1,37 @@
 //! What a sample of a chunk says about the cheapest way to store it.
 //!
-//! Two questions are asked of two places in the chunk, 8 KiB each:
+//! Two questions are asked of a sixteenth of the chunk, taken from four places:
 //!
 //! - How uneven are the bytes at every eighth place? From eight histograms follows what
-//!   a Huffman code would make of the planes of every [`Width`]. No trial: a tenth of
-//!   the time of one.
-//! - Are there matches? A trial with zstd's fastest search, which codes no literals. Only
-//!   where it finds some does the sample have to be compressed as the chunk would be.
+//!   a Huffman code would make of the planes of every [`Width`].
+//! - Are there any matches? Zstd's fastest search tells, which codes no literals. Where
+//!   there are none, zstd could do no more than planes do.
 //!
-//! The rule: the forms are ordered by the time they take to undo, raw, planes, zstd, and
-//! one that takes longer must save a thirty-second of the chunk more than those before it.
+//! Where there are both matches and planes that pay, a larger sample is compressed as the
+//! chunk would be. The rule: planes pay if they save a thirty-second of the chunk, and zstd,
+//! which takes longer to undo, if it saves a thirty-second more than they.
 
 use std::io;
 
 use zstd::bulk::Compressor;
 
-use super::pays;
+use super::super::chunk::CHUNK_BYTES;
 use super::planes::{Plan, Width};
+use super::{SAVED_FRACTION, pays};
 
-/// A chunk of less than twice the sample is its own sample.
-const SAMPLED_BYTES_MIN: usize = 4 * SAMPLE_PART_BYTES;
-/// Taken from the beginning and from the middle: together a sixteenth of a full chunk.
-const SAMPLE_PART_BYTES: usize = 8 * 1024;
-const _: () = assert!(SAMPLE_PART_BYTES.is_multiple_of(Width::PLANES_MAX));
-// The counters of two merged histograms may hold a whole sample.
-const _: () = assert!(SAMPLED_BYTES_MIN <= u16::MAX as usize);
+/// Parts of a sample, as far from each other as can be: a chunk may hold several things.
+const PARTS: usize = 4;
+/// The sixteenth, in four parts.
+const PART_FRACTION: usize = 64;
+/// Smaller samples say nothing of matches.
+const PART_BYTES_MIN: usize = 1024;
+/// In smaller samples zstd finds too little of what it finds in the chunk.
+const TRIAL_PART_BYTES: usize = 4 * 1024;
+/// Longer ones than a trial takes.
+const SAMPLE_BYTES_MAX: usize = 2 * PARTS * TRIAL_PART_BYTES;
+const _: () = assert!(CHUNK_BYTES / PART_FRACTION <= TRIAL_PART_BYTES);
+// A counter, also one of merged histograms, may have to hold a whole sample.
+const _: () = assert!(SAMPLE_BYTES_MAX <= u16::MAX as usize);
 
 /// Searches for matches at several times the speed of level 1, and does nothing else.
 const SEARCH_LEVEL: i32 = -5;
@@ -47,7 +54,6 @@ pub(super) enum Choice {
 pub(super) struct Sampler {
     search: Compressor<'static>,
     trial: Compressor<'static>,
-    codes_literals: bool,
     sample: Vec<u8>,
     output: Vec<u8>,
     counts: Box<[Counts; Width::PLANES_MAX]>,
@@ -58,43 +64,59 @@ impl Sampler {
         Ok(Self {
             search: Compressor::new(SEARCH_LEVEL)?,
             trial: Compressor::new(level.min(TRIAL_LEVEL_MAX))?,
-            // Zero is the default level, which is above.
-            codes_literals: level >= 0,
-            sample: Vec::with_capacity(SAMPLED_BYTES_MIN),
-            output: Vec::with_capacity(zstd::zstd_safe::compress_bound(SAMPLED_BYTES_MIN)),
+            sample: Vec::with_capacity(SAMPLE_BYTES_MAX),
+            output: Vec::with_capacity(zstd::zstd_safe::compress_bound(SAMPLE_BYTES_MAX)),
             counts: Box::new([Counts([0; 256]); Width::PLANES_MAX]),
         })
     }
 
     pub(super) fn choose(&mut self, raw: &[u8]) -> io::Result<Choice> {
-        self.take(raw);
+        let part = (raw.len() / PART_FRACTION).max(PART_BYTES_MIN);
+        self.take(raw, part);
         self.count();
         let whole = self.sample.len();
         let (planes, plan) = self.planes(raw.len());
-        let (faster, choice) = if pays(planes, whole) {
-            (planes, Choice::Planes(plan))
-        } else {
-            (whole, Choice::Raw)
-        };
-        // No zstd gets far enough below what costs next to nothing.
-        let zstd = self.zstd()?;
-        Ok(if zstd + whole / super::SAVED_FRACTION < faster {
+        let planes_pay = pays(planes, whole);
+        let matches = compressed(&mut self.search, &self.sample, &mut self.output)? < whole;
+        match (planes_pay, matches) {
+            (false, false) => return Ok(Choice::Raw),
+            (false, true) => return Ok(Choice::Zstd),
+            (true, false) => return Ok(Choice::Planes(plan)),
+            (true, true) => {}
+        }
+        // What zstd saves of the smaller sample it also saves of the larger one.
+        let mut zstd_pays = self.zstd_pays(planes, whole)?;
+        if !zstd_pays {
+            self.take(raw, TRIAL_PART_BYTES);
+            zstd_pays = self.sample.len() > whole && self.zstd_pays(planes, whole)?;
+        }
+        Ok(if zstd_pays {
             Choice::Zstd
         } else {
-            choice
+            Choice::Planes(plan)
         })
     }
 
-    fn take(&mut self, raw: &[u8]) {
+    /// Whether zstd makes a thirty-second less of the sample than planes, which make
+    /// `planes` of `whole`.
+    fn zstd_pays(&mut self, planes: usize, whole: usize) -> io::Result<bool> {
+        let len = self.sample.len();
+        let zstd = compressed(&mut self.trial, &self.sample, &mut self.output)?;
+        Ok(zstd + len / SAVED_FRACTION < planes * len / whole)
+    }
+
+    /// A chunk of less than twice the sample is its own sample.
+    fn take(&mut self, raw: &[u8], part: usize) {
         self.sample.clear();
-        if raw.len() < SAMPLED_BYTES_MIN {
+        if raw.len() < 2 * PARTS * part {
             self.sample.extend_from_slice(raw);
             return;
         }
-        let middle = (raw.len() / 2).next_multiple_of(Width::PLANES_MAX);
-        for at in [0, middle] {
-            self.sample
-                .extend_from_slice(&raw[at..at + SAMPLE_PART_BYTES]);
+        // Numbers stay where they are modulo their width.
+        let part = part.next_multiple_of(Width::PLANES_MAX);
+        for place in 0..PARTS {
+            let at = (raw.len() / PARTS * place).next_multiple_of(Width::PLANES_MAX);
+            self.sample.extend_from_slice(&raw[at..at + part]);
         }
     }
 
@@ -145,18 +167,6 @@ impl Sampler {
             })
     }
 
-    /// The bytes that zstd makes of the sample.
-    fn zstd(&mut self) -> io::Result<usize> {
-        let found = compressed(&mut self.search, &self.sample, &mut self.output)?;
-        if pays(found, self.sample.len()) {
-            compressed(&mut self.trial, &self.sample, &mut self.output)
-        } else if self.codes_literals {
-            Ok(self.merged(0, 1).huffman_bytes())
-        } else {
-            Ok(found)
-        }
-    }
-
     /// The bytes at `place` and every `width` further.
     fn merged(&self, place: usize, width: usize) -> Counts {
         let mut merged = self.counts[place];
@@ -195,24 +205,24 @@ impl Counts {
         reason = "at least 0 and at most a sample"
     )]
     fn huffman_bytes(&self) -> usize {
+        let kinds = self
+            .0
+            .iter()
+            .map(|count| u16::from(*count > 0))
+            .sum::<u16>();
+        let total = f32::from(self.0.iter().sum::<u16>());
         let mut terms = [0.0; Self::LANES];
-        let mut kinds = [0.0; Self::LANES];
-        let mut total = [0.0; Self::LANES];
         for counts in self.0.as_chunks::<{ Self::LANES }>().0 {
+            let counts = counts.map(f32::from);
             for lane in 0..Self::LANES {
-                let count = f32::from(counts[lane]);
-                terms[lane] += count * log2(count);
-                total[lane] += count;
-                kinds[lane] += count.min(1.0);
+                terms[lane] += counts[lane] * log2(counts[lane]);
             }
         }
-        let total: f32 = total.iter().sum();
-        let kinds: f32 = kinds.iter().sum();
-        if kinds <= 1.0 {
+        if kinds <= 1 {
             return 0;
         }
         let entropy = total * log2(total) - terms.iter().sum::<f32>();
-        let bits = entropy + (kinds - 1.0) * 0.5 * std::f32::consts::LOG2_E;
+        let bits = entropy + f32::from(kinds - 1) * 0.5 * std::f32::consts::LOG2_E;
         (bits.max(total) / 8.0) as usize
     }
 }
@@ -222,7 +232,44 @@ impl Counts {
 #[expect(clippy::cast_precision_loss, reason = "the exponent has eight bits")]
 fn log2(x: f32) -> f32 {
     let bits = x.to_bits();
-    let exponent = (bits >> 23) as f32 - 127.0;
+    // Only the signed conversion is an instruction.
+    let exponent = (bits >> 23).cast_signed() as f32 - 127.0;
     let mantissa = f32::from_bits(bits & 0x007f_ffff | 0x3f80_0000);
-    exponent + (2.0 - mantissa / 3.0) * mantissa - 5.0 / 3.0
+    exponent + (2.0 - mantissa * (1.0 / 3.0)) * mantissa - 5.0 / 3.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::planes::{HEADERS_BYTES_MAX, Packer};
+    use super::super::tests::{bfloat16, float32, float64, text};
+    use super::*;
+
+    #[test]
+    fn the_size_foreseen_from_a_sample_is_near_the_one_that_comes() {
+        let mut sampler = Sampler::new(1).unwrap();
+        let mut packer = Packer::new().unwrap();
+        let mut output = vec![0; 2 * CHUNK_BYTES + HEADERS_BYTES_MAX];
+        for len in [16 * 1024, 64 * 1024, CHUNK_BYTES] {
+            for raw in [text(len), float32(len), bfloat16(len), float64(len)] {
+                sampler.take(&raw, (len / PART_FRACTION).max(PART_BYTES_MIN));
+                sampler.count();
+                let (size, plan) = sampler.planes(len);
+                let foreseen = size * len / sampler.sample.len();
+                let packed = packer.pack(&raw, plan, &mut output).unwrap();
+                assert!(
+                    packed.abs_diff(foreseen) < len / 50,
+                    "{plan:?} {foreseen} {packed}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn the_quick_logarithm_is_near_the_right_one() {
+        for x in 1..=u16::MAX {
+            let x = f32::from(x);
+            assert!((log2(x) - x.log2()).abs() < 0.011, "{x}");
+        }
+        assert!(log2(0.0).is_finite());
+    }
 }

@@ -12,7 +12,7 @@ pub(in crate::store) fn noise(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-fn text(len: usize) -> Vec<u8> {
+pub(super) fn text(len: usize) -> Vec<u8> {
     (0_u32..)
         .flat_map(|line| format!("line {line} of what repeats itself.\n").into_bytes())
         .take(len)
@@ -33,19 +33,19 @@ fn normal(seed: u64, count: usize) -> impl Iterator<Item = f64> {
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "that is the type")]
-fn float32(len: usize) -> Vec<u8> {
+pub(super) fn float32(len: usize) -> Vec<u8> {
     normal(3, len / 4)
         .flat_map(|x| (x as f32).to_le_bytes())
         .collect()
 }
 
-fn bfloat16(len: usize) -> Vec<u8> {
+pub(super) fn bfloat16(len: usize) -> Vec<u8> {
     let wide = float32(len * 2);
     let (wide, _) = wide.as_chunks::<4>();
     wide.iter().flat_map(|x| [x[2], x[3]]).collect()
 }
 
-fn float64(len: usize) -> Vec<u8> {
+pub(super) fn float64(len: usize) -> Vec<u8> {
     normal(3, len / 8).flat_map(f64::to_le_bytes).collect()
 }
 
