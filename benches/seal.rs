@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let folder = arguments
         .next()
         .map_or_else(std::env::temp_dir, PathBuf::from);
-    let mut inputs = data::generated();
+    let mut inputs = data::generated()?;
     for file in arguments {
         inputs.push((file.clone(), data::of_file(&file)?));
     }
