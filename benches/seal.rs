@@ -15,7 +15,8 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ckpt_run::store::{ImageId, Key, Store, StoreLock, WriteOptions};
+// `CHUNK_BYTES` is for `data`.
+use ckpt_run::store::{CHUNK_BYTES, ImageId, Key, Store, StoreLock, WriteOptions};
 use nix::time::{ClockId, clock_gettime};
 
 /// Odd, so that the median is one of them.
@@ -40,7 +41,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let folder = arguments
         .next()
         .map_or_else(std::env::temp_dir, PathBuf::from);
-    let mut inputs = data::generated();
+    let mut inputs = data::generated()?;
     for file in arguments {
         inputs.push((file.clone(), data::of_file(&file)?));
     }
