@@ -172,7 +172,9 @@ class Streamer(CriuPeer):
         return self.start_restored("--stream", server=server)
 
     def streamer(self, verb):
-        return f"'{self.setting.programs['criu-image-streamer']}' --images-dir '{self.images}' {verb}"
+        return (
+            f"'{self.setting.programs['criu-image-streamer']}' --images-dir '{self.images}' {verb}"
+        )
 
 
 class StreamerZstd(Streamer):

@@ -9,6 +9,7 @@ import sys
 
 import bare_freeze
 
+
 def find_programs(arguments):
     """What there is of the peers, by name: a program, for DMTCP the folder of its programs."""
     given = {

@@ -299,7 +299,12 @@ fn check_mode(path: &Path) -> Result<(), OpenError> {
 fn write_key_check(path: &Path, key: Option<&Key>) -> Result<(), OpenError> {
     let file = path.join(KEY_FILE);
     let Some(key) = key else {
-        return Ok(durable::remove(&file)?);
+        // To last before there is a format, or a crash could leave a store that wants that key.
+        if file.exists() {
+            durable::remove(&file)?;
+            durable::sync_folder(path)?;
+        }
+        return Ok(());
     };
     let check = KeyCheck::new(key).map_err(|source| OpenError::Random {
         path: path.to_owned(),
