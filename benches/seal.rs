@@ -15,7 +15,8 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ckpt_run::store::{ImageId, Key, Store, StoreLock, WriteOptions};
+// `CHUNK_BYTES` is for `data`.
+use ckpt_run::store::{CHUNK_BYTES, ImageId, Key, Store, StoreLock, WriteOptions};
 use nix::time::{ClockId, clock_gettime};
 
 /// Odd, so that the median is one of them.
