@@ -15,6 +15,8 @@ use crate::supervisor::{OURS, chain};
 
 mod config;
 pub mod doctor;
+#[cfg(any(fuzzing, test))]
+pub(crate) mod fuzz;
 mod images;
 mod list;
 mod output;

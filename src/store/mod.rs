@@ -41,6 +41,8 @@ mod files;
 #[cfg(test)]
 mod fixtures;
 mod flow;
+#[cfg(any(fuzzing, test))]
+pub(crate) mod fuzz;
 mod id;
 mod index;
 mod lanes;

@@ -63,7 +63,7 @@ impl PackName {
         (pack.to_string() == name).then_some(pack)
     }
 
-    fn header(self) -> [u8; HEADER_LEN] {
+    pub(super) fn header(self) -> [u8; HEADER_LEN] {
         let mut header = [0; HEADER_LEN];
         header[..8].copy_from_slice(&MAGIC);
         header[8..12].copy_from_slice(&FORMAT.to_le_bytes());

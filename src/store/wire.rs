@@ -32,6 +32,9 @@ use super::layout::FORMAT;
 use super::manifest::{InvalidManifest, Manifest};
 use super::pack::Pack;
 
+#[cfg(any(fuzzing, test))]
+pub(super) mod fuzz;
+
 const MAGIC: [u8; 8] = *b"CKPTMANI";
 const HEADER_LEN: usize = 80;
 const CHECKED_LEN: usize = 48;
