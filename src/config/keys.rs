@@ -30,6 +30,8 @@ const LOCK_TIMEOUT: RangeInclusive<Duration> =
     Duration::from_millis(100)..=Duration::from_secs(3600);
 /// Below, the pipes alone would fill it; above, there is no such machine.
 const BUFFER: RangeInclusive<u64> = 16 << 20..=1 << 50;
+/// Below, reading ahead would stop; above, there is no such machine.
+const RESTORE_BUFFER: RangeInclusive<u64> = 1 << 20..=1 << 50;
 /// What zstd knows, less the levels that need gigabytes of memory.
 const LEVEL: RangeInclusive<i64> = -7..=19;
 /// More threads than any one machine has.
@@ -193,6 +195,11 @@ pub(super) const KEYS: &[Key] = &[
         path: "restart.without_image",
         set: |config, value| set(&mut config.restart.without_image, value.choice()),
         get: |config| word(config.restart.without_image),
+    },
+    Key {
+        path: "restore.buffer",
+        set: |config, value| set(&mut config.restore.buffer, value.size(&RESTORE_BUFFER)),
+        get: |config| size(config.restore.buffer),
     },
     Key {
         path: "files.keep_content",

@@ -25,6 +25,8 @@ pub struct Config {
     pub retention: Retention,
     /// `[restart]`: what happens when the job ends.
     pub restart: Restart,
+    /// `[restore]`.
+    pub restore: Restore,
     /// `[files]`: files the job writes.
     pub files: Files,
     /// `[criu]`: the criu program.
@@ -97,6 +99,13 @@ pub enum Cpus {
 pub struct Retention {
     /// Newest images to keep, at least 1.
     pub keep_last: u32,
+}
+
+/// `[restore]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Restore {
+    /// Host memory for chunks that are read ahead, in bytes.
+    pub buffer: u64,
 }
 
 /// `[restart]`.
@@ -300,6 +309,7 @@ impl Default for Config {
                 prevent: vec![ExitStatus::Exited(2)],
                 without_image: WithoutImage::GiveUp,
             },
+            restore: Restore { buffer: 64 << 20 },
             files: Files {
                 keep_content: 16 << 20,
             },

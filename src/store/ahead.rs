@@ -1,35 +1,39 @@
 //! Reading ahead: threads prepare the items of a sequence, one consumer gets them in
 //! order.
 //!
-//! At most [`READ_AHEAD`] items are ready or in preparation. The consumer's thread
-//! prepares, too, when nobody has begun what it needs next. Knows nothing of chunks.
+//! No more items than the window has room for are ready or in preparation. The consumer's
+//! thread prepares, too, when nobody has begun what it needs next. Knows nothing of chunks.
 
 use std::sync::{Condvar, Mutex};
 use std::thread::Builder;
 
 use super::sync::{locked, wait};
 
-/// Items between the fastest worker and the consumer: with chunks of 256 KiB, 16 MiB a
-/// stream, four chunks for each of sixteen workers.
-const READ_AHEAD: usize = 64;
+/// How much is done at a time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Extent {
+    /// Threads, the consumer's included.
+    pub(super) workers: usize,
+    /// Items between the fastest worker and the consumer, at least one.
+    pub(super) window: usize,
+}
 
-/// Runs `prepare` for the items 0 to `len` in up to `workers` threads, this one included,
-/// and `consume` in this thread, in order. `begin` makes the state of each thread;
-/// `prepare` gets a consumed item to use again, if there is one. Ends early when
-/// `consume` fails.
+/// Runs `prepare` for the items 0 to `len` and `consume` in this thread, in order.
+/// `begin` makes the state of each thread; `prepare` gets a consumed item to use again, if
+/// there is one. Ends early when `consume` fails.
 pub(super) fn in_order<S: Send, T: Send, E>(
     len: usize,
-    workers: usize,
+    extent: Extent,
     begin: impl Fn() -> Result<S, E>,
     prepare: impl Fn(&mut S, usize, Option<T>) -> T + Sync,
     mut consume: impl FnMut(&mut T) -> Result<(), E>,
 ) -> Result<(), E> {
-    let window = Window::new(len);
+    let window = Window::new(len, extent.window.max(1));
     let (window, prepare) = (&window, &prepare);
     let mut own = begin()?;
     std::thread::scope(|scope| {
         let _stop = Stop(window);
-        for _ in 1..workers.min(len) {
+        for _ in 1..extent.workers.min(len).min(extent.window) {
             let mut state = begin()?;
             let work = move || {
                 let stop = Stop(window);
@@ -62,6 +66,7 @@ enum Step<T> {
 
 struct Window<T> {
     len: usize,
+    size: usize,
     state: Mutex<State<T>>,
     /// A worker may take an item.
     room: Condvar,
@@ -74,20 +79,21 @@ struct State<T> {
     next: usize,
     /// The item that the consumer needs.
     needed: usize,
-    /// Prepared items, each at its number modulo `READ_AHEAD`.
+    /// Prepared items, each at its number modulo the window's size.
     ready: Vec<Option<T>>,
     spare: Vec<T>,
     stopped: bool,
 }
 
 impl<T> Window<T> {
-    fn new(len: usize) -> Self {
+    fn new(len: usize, size: usize) -> Self {
         Self {
             len,
+            size,
             state: Mutex::new(State {
                 next: 0,
                 needed: 0,
-                ready: (0..READ_AHEAD).map(|_| None).collect(),
+                ready: (0..size).map(|_| None).collect(),
                 spare: Vec::new(),
                 stopped: false,
             }),
@@ -100,7 +106,7 @@ impl<T> Window<T> {
     fn take(&self) -> Option<(usize, Option<T>)> {
         let mut state = locked(&self.state);
         while !state.stopped && state.next < self.len {
-            if state.next < state.needed + READ_AHEAD {
+            if state.next < state.needed + self.size {
                 let spare = state.spare.pop();
                 state.next += 1;
                 return Some((state.next - 1, spare));
@@ -112,7 +118,7 @@ impl<T> Window<T> {
 
     fn put(&self, item: usize, prepared: T) {
         let mut state = locked(&self.state);
-        state.ready[item % READ_AHEAD] = Some(prepared);
+        state.ready[item % self.size] = Some(prepared);
         if item == state.needed {
             self.ready.notify_one();
         }
@@ -126,7 +132,7 @@ impl<T> Window<T> {
             if state.stopped || needed == self.len {
                 return None;
             }
-            if let Some(item) = state.ready[needed % READ_AHEAD].take() {
+            if let Some(item) = state.ready[needed % self.size].take() {
                 return Some(Step::Ready(item));
             }
             if state.next == needed {
@@ -166,11 +172,16 @@ mod tests {
 
     use super::*;
 
-    fn numbers(len: usize, workers: usize) -> Vec<usize> {
+    const TWO: Extent = Extent {
+        workers: 2,
+        window: 64,
+    };
+
+    fn numbers(len: usize, extent: Extent) -> Vec<usize> {
         let mut seen = Vec::new();
         let result: Result<(), ()> = in_order(
             len,
-            workers,
+            extent,
             || Ok(()),
             |(), item, _| item,
             |item| {
@@ -185,8 +196,9 @@ mod tests {
     #[test]
     fn items_come_in_order_and_each_once() {
         for len in [0, 1, 2, 63, 64, 65, 1000] {
-            for workers in [0, 1, 2, 7] {
-                assert_eq!(numbers(len, workers), (0..len).collect::<Vec<_>>());
+            for (workers, window) in [(0, 64), (1, 1), (2, 64), (7, 0), (7, 3)] {
+                let extent = Extent { workers, window };
+                assert_eq!(numbers(len, extent), (0..len).collect::<Vec<_>>());
             }
         }
     }
@@ -197,12 +209,12 @@ mod tests {
         let mut consumed = 0;
         let result = in_order(
             10_000,
-            4,
+            Extent { workers: 4, ..TWO },
             || Ok(()),
             |(), _, _| prepared.fetch_add(1, Ordering::SeqCst),
             |_| {
                 consumed += 1;
-                assert!(prepared.load(Ordering::SeqCst) <= consumed + READ_AHEAD);
+                assert!(prepared.load(Ordering::SeqCst) <= consumed + TWO.window);
                 if consumed == 100 {
                     Err("enough")
                 } else {
@@ -211,7 +223,7 @@ mod tests {
             },
         );
         assert_eq!(result, Err("enough"));
-        assert!(prepared.load(Ordering::SeqCst) < 100 + READ_AHEAD + 4);
+        assert!(prepared.load(Ordering::SeqCst) < 100 + TWO.window + 4);
     }
 
     #[test]
@@ -221,7 +233,7 @@ mod tests {
         let here = std::thread::current().id();
         let result: Result<(), ()> = in_order(
             2,
-            2,
+            TWO,
             || Ok(()),
             |(), _, _| {
                 if std::thread::current().id() == here {

@@ -6,7 +6,9 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
 
-use super::chunk::Hash;
+use hashbrown::HashTable;
+
+use super::chunk::{Hash, key_of};
 use super::codec::Codec;
 use super::error::WriteError;
 use super::index::Index;
@@ -21,6 +23,7 @@ pub(super) struct Place {
     pub(super) offset: u64,
     pub(super) len: u32,
     pub(super) codec: Codec,
+    pub(super) check: u64,
 }
 
 /// Whether a worker has to store a chunk.
@@ -61,7 +64,8 @@ struct State {
     streams: Vec<Draft>,
     names: HashSet<String>,
     chunks: Vec<(u32, Entry)>,
-    by_hash: HashMap<Hash, u32>,
+    /// Positions in `chunks` of those that have a hash, by their hash.
+    by_hash: HashTable<u32>,
     zeros: HashMap<u32, u32>,
 }
 
@@ -109,22 +113,12 @@ impl Assembly {
         u32::try_from(state.streams.len() - 1).map_err(|_| WriteError::TooManyChunks)
     }
 
-    pub(super) fn finish(&self, stream: u32) {
-        locked(&self.state).streams[stream as usize].progress = Progress::Finished;
-    }
-
-    /// Length of all streams so far.
-    pub(super) fn raw_bytes(&self) -> u64 {
-        let state = locked(&self.state);
-        state.streams.iter().map(|stream| stream.raw_len).sum()
-    }
-
-    /// A stream got a chunk, whose content comes later.
-    pub(super) fn extend(&self, stream: u32, raw_len: usize) {
+    /// The stream has all its bytes; its chunks may still come.
+    pub(super) fn finish(&self, stream: u32, raw_len: u64) {
         let mut state = locked(&self.state);
         let draft = &mut state.streams[stream as usize];
-        draft.raw_len += raw_len as u64;
-        draft.chunks.push(None);
+        draft.raw_len = raw_len;
+        draft.progress = Progress::Finished;
     }
 
     /// A chunk is all zero.
@@ -154,7 +148,7 @@ impl Assembly {
         hash: Hash,
     ) -> Result<Claim, WriteError> {
         let mut state = locked(&self.state);
-        let (chunk, claim) = match state.by_hash.get(&hash).copied() {
+        let (chunk, claim) = match state.find(&hash) {
             Some(chunk) => (chunk, Claim::Known),
             None => state.claim(raw_len, hash)?,
         };
@@ -231,12 +225,40 @@ impl State {
             let chunk = self.add(raw_len, Entry::Claimed(hash))?;
             (chunk, Claim::New(chunk))
         };
-        self.by_hash.insert(hash, chunk);
+        let Self {
+            by_hash, chunks, ..
+        } = self;
+        by_hash.insert_unique(key_of(&hash), chunk, |other| {
+            chunks[*other as usize]
+                .1
+                .hash()
+                .map_or(0, |hash| key_of(&hash))
+        });
         Ok((chunk, claim))
     }
 
+    fn find(&self, hash: &Hash) -> Option<u32> {
+        let same = |chunk: &u32| self.chunks[*chunk as usize].1.hash() == Some(*hash);
+        self.by_hash.find(key_of(hash), same).copied()
+    }
+
     fn set(&mut self, stream: u32, position: u32, chunk: u32) {
-        self.streams[stream as usize].chunks[position as usize] = Some(chunk);
+        let chunks = &mut self.streams[stream as usize].chunks;
+        let position = position as usize;
+        if chunks.len() <= position {
+            chunks.resize(position + 1, None);
+        }
+        chunks[position] = Some(chunk);
+    }
+}
+
+impl Entry {
+    fn hash(&self) -> Option<Hash> {
+        match self {
+            Self::Zero => None,
+            Self::Old(stored) => Some(stored.hash),
+            Self::Claimed(hash) | Self::Placed(hash, _) => Some(*hash),
+        }
     }
 }
 
@@ -268,6 +290,7 @@ impl PackTable {
                     offset: place.offset,
                     len: place.len,
                     codec: place.codec,
+                    check: Some(place.check),
                 }))
             }
         }

@@ -2,9 +2,8 @@
 //!
 //! Pure functions of bytes; knows nothing of files or threads.
 
-/// Size of every chunk but the last of a stream. Small enough that one changed page
-/// rewrites little and that it stays in a core's cache, large enough that the table
-/// of a 100 GiB image (400 thousand chunks) stays below 20 MiB.
+/// Length of the longest chunk, and of the pieces that streams are read in: it stays in a
+/// core's cache. `cut` says how long most chunks are.
 pub const CHUNK_BYTES: usize = 256 * 1024;
 
 /// `CHUNK_BYTES` as the type of a chunk's length on disk.
@@ -13,6 +12,12 @@ const _: () = assert!(CHUNK_LEN_MAX as usize == CHUNK_BYTES);
 
 /// The name of a chunk: BLAKE3 of its uncompressed bytes.
 pub type Hash = [u8; 32];
+
+/// Where a table of chunks looks for a name. A hash is as random as a table wants.
+pub(super) fn key_of(hash: &Hash) -> u64 {
+    let (first, _) = hash.split_first_chunk().unwrap_or((&[0; 8], &[]));
+    u64::from_le_bytes(*first)
+}
 
 /// A chunk's worth of zeros, to compare with and to write from.
 pub(super) static ZEROS: [u8; CHUNK_BYTES] = [0; CHUNK_BYTES];

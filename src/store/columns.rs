@@ -57,6 +57,9 @@ pub(super) struct BodyMessage {
     offsets: Vec<u64>,
     #[prost(uint32, repeated, tag = "10")]
     lens: Vec<u32>,
+    /// None in format 1.
+    #[prost(fixed64, repeated, tag = "11")]
+    checks: Vec<u64>,
 }
 
 const KIND_ZERO: u8 = 0;
@@ -109,6 +112,7 @@ pub(super) fn body_message(manifest: &Manifest) -> Result<BodyMessage, ManifestE
                 body.packs.push(stored.pack);
                 body.offsets.push(stored.offset);
                 body.lens.push(stored.len);
+                body.checks.extend(stored.check);
             }
         }
     }
@@ -145,6 +149,7 @@ pub(super) fn chunks_of(body: &BodyMessage) -> Option<Vec<Chunk>> {
     let same_length = body.packs.len() == count
         && body.offsets.len() == count
         && body.lens.len() == count
+        && (body.checks.is_empty() || body.checks.len() == count)
         && body.chunk_lens.len() == body.chunk_kinds.len();
     if !rest.is_empty() || !same_length {
         return None;
@@ -164,6 +169,7 @@ pub(super) fn chunks_of(body: &BodyMessage) -> Option<Vec<Chunk>> {
                 offset: body.offsets[next],
                 len: body.lens[next],
                 codec: Codec::from_disk(*kind)?,
+                check: body.checks.get(next).copied(),
             };
             next += 1;
             let content = Content::Stored(stored);
@@ -200,6 +206,7 @@ mod tests {
         assert!(broken(|body| body.packs.clear()));
         assert!(broken(|body| body.offsets.push(1)));
         assert!(broken(|body| body.lens.push(1)));
+        assert!(broken(|body| body.checks.push(1)));
     }
 
     proptest! {

@@ -11,7 +11,7 @@ use super::files::{self, FileKind};
 use super::id::ImageId;
 use super::layout::Store;
 use super::manifest::Manifest;
-use super::wire::{ManifestError, Sealed, Summary};
+use super::wire::{self, ManifestError, Summary};
 
 /// A reason is a few lines for people.
 pub(super) const REASON_BYTES_MAX: usize = 4096;
@@ -54,15 +54,12 @@ impl Store {
     /// # Errors
     /// [`ReadError::Missing`] or [`ReadError::Manifest`].
     pub fn manifest(&self, id: ImageId) -> Result<Manifest, ReadError> {
-        let sealed = Sealed::read(&self.manifest_file(id), id);
-        sealed
-            .and_then(|sealed| sealed.manifest())
-            .map_err(|source| match source {
-                ManifestError::Read(error) if error.kind() == io::ErrorKind::NotFound => {
-                    ReadError::Missing { image: id }
-                }
-                source => ReadError::Manifest { image: id, source },
-            })
+        wire::read_manifest(&self.manifest_file(id), id).map_err(|source| match source {
+            ManifestError::Read(error) if error.kind() == io::ErrorKind::NotFound => {
+                ReadError::Missing { image: id }
+            }
+            source => ReadError::Manifest { image: id, source },
+        })
     }
 
     /// The images that have a manifest, oldest first.
@@ -77,8 +74,7 @@ impl Store {
     /// The summaries of all manifests, oldest first.
     pub(super) fn summaries(&self) -> Result<Vec<Found>, ReadError> {
         let found = self.ids()?.into_iter().filter_map(|id| {
-            let sealed = Sealed::read(&self.manifest_file(id), id);
-            match sealed.and_then(|sealed| sealed.summary()) {
+            match wire::read_summary(&self.manifest_file(id), id) {
                 Err(ManifestError::Read(error)) if error.kind() == io::ErrorKind::NotFound => None,
                 summary => Some(Found { id, summary }),
             }

@@ -1,10 +1,10 @@
 //! The way of pieces from the streams to the workers, in bounded memory.
 //!
 //! ```text
-//!            acquire                    push                      take
-//! free ───────────────▶ held by stream ───────▶ queue ───────────────▶ worker
-//!  ▲                                                                     │
-//!  └───────────────────────────── done ◀─────────────────────────────────┘
+//!            acquire                    push                 take
+//! free ───────────────▶ held by stream ───────▶ queue ──────────▶ worker ──▶ cutter
+//!  ▲                                                                            │
+//!  └──────────────────── give_back, when its last chunk is stored ◀─────────────┘
 //!
 //! Holding ── start ──▶ Running ── close ──▶ Closing ── queue empty ──▶ workers leave
 //!    └──────────────────── stop (abort, failure) ───────────────────▶ workers leave
@@ -14,7 +14,8 @@
 //! even when all are taken and nothing is on its way back, because its source may be
 //! waiting for another stream to be read. A full chunk that a lane still copies is on
 //! its way back (see [`Passing`]), so a stream has only one such buffer however many
-//! lanes it has: memory is at most the buffer, one chunk for each open stream, and
+//! lanes it has. The last pieces of an open stream, whose next cut is not known, are not.
+//! So memory is at most the buffer, three pieces for each open stream, and
 //! `SMALL_BYTES_MAX`. Knows nothing of hashes or packs.
 
 use std::collections::VecDeque;
@@ -35,18 +36,31 @@ const SMALL_BYTES_MAX: usize = 16 << 20;
 /// Threads that populate memory: beyond these the kernel's own locks are the limit.
 const POPULATE_THREADS_MAX: usize = 8;
 
-/// A chunk on its way to a worker.
+/// What a worker is given, with `P` for the bytes of a piece. Streams are numbered in the
+/// order they were opened, pieces within their stream.
+#[derive(Debug)]
+pub(super) enum Work<P> {
+    Piece {
+        stream: u32,
+        position: u32,
+        piece: P,
+    },
+    /// A full piece of zeros, which takes no memory.
+    Zeros { stream: u32, position: u32 },
+    /// The stream has so many pieces.
+    End { stream: u32, pieces: u32 },
+}
+
+/// Bytes of a stream on their way; all pieces but the last are full. Their memory goes
+/// back when this is dropped.
 #[derive(Debug)]
 pub(super) struct Piece {
-    /// Which stream, in the order they were opened.
-    pub(super) stream: u32,
-    /// Position in the stream.
-    pub(super) position: u32,
+    flow: Arc<Flow>,
     bytes: Bytes,
 }
 
 #[derive(Debug)]
-enum Bytes {
+pub(super) enum Bytes {
     Whole { buffer: Buffer, len: usize },
     Small(Box<[u8]>),
 }
@@ -57,6 +71,14 @@ impl Piece {
             Bytes::Whole { buffer, len } => &buffer[..*len],
             Bytes::Small(bytes) => bytes,
         }
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        let nothing = Bytes::Small(Box::default());
+        let bytes = std::mem::replace(&mut self.bytes, nothing);
+        self.flow.give_back(bytes);
     }
 }
 
@@ -74,9 +96,9 @@ struct State {
     free: Vec<Buffer>,
     /// Buffers of slabs, free or not.
     mapped: usize,
-    queue: VecDeque<Piece>,
+    queue: VecDeque<Work<Bytes>>,
     small_bytes: usize,
-    /// Pieces that workers have.
+    /// Workers that are at work.
     busy: usize,
     /// Full chunks that lanes have.
     passing: usize,
@@ -198,14 +220,20 @@ impl Flow {
 
     /// Gives a filled buffer to the workers.
     pub(super) fn push(&self, stream: u32, position: u32, buffer: Buffer, len: usize) {
+        let piece = Bytes::Whole { buffer, len };
         self.enqueue(
             locked(&self.state),
-            Piece {
+            Work::Piece {
                 stream,
                 position,
-                bytes: Bytes::Whole { buffer, len },
+                piece,
             },
         );
+    }
+
+    /// As `push`, for a full piece of zeros.
+    pub(super) fn push_zeros(&self, stream: u32, position: u32) {
+        self.enqueue(locked(&self.state), Work::Zeros { stream, position });
     }
 
     /// As `push`, for the last piece of a stream, which may be short.
@@ -216,20 +244,25 @@ impl Flow {
             return self.push(stream, position, buffer, len);
         }
         state.small_bytes += len;
-        let bytes = Bytes::Small(buffer[..len].into());
+        let piece = Bytes::Small(buffer[..len].into());
         self.put_back(&mut state, buffer);
         self.enqueue(
             state,
-            Piece {
+            Work::Piece {
                 stream,
                 position,
-                bytes,
+                piece,
             },
         );
     }
 
-    fn enqueue(&self, mut state: MutexGuard<'_, State>, piece: Piece) {
-        state.queue.push_back(piece);
+    /// Says that a stream has no more pieces than these.
+    pub(super) fn push_end(&self, stream: u32, pieces: u32) {
+        self.enqueue(locked(&self.state), Work::End { stream, pieces });
+    }
+
+    fn enqueue(&self, mut state: MutexGuard<'_, State>, work: Work<Bytes>) {
+        state.queue.push_back(work);
         if may_work(&state) {
             self.work.notify_one();
         }
@@ -247,18 +280,18 @@ impl Flow {
         self.space.notify_one();
     }
 
-    /// The next piece for a worker; `None` when it shall leave.
-    pub(super) fn take(&self) -> Option<Piece> {
+    /// What a worker does next, until it calls `rest`; `None` when it shall leave.
+    pub(super) fn take(self: &Arc<Self>) -> Option<Work<Piece>> {
         let mut state = locked(&self.state);
         loop {
             if state.stopped.is_some() {
                 return None;
             }
             if may_work(&state)
-                && let Some(piece) = state.queue.pop_front()
+                && let Some(work) = state.queue.pop_front()
             {
                 state.busy += 1;
-                return Some(piece);
+                return Some(self.lend(work));
             }
             if state.phase == Phase::Closing && state.queue.is_empty() {
                 return None;
@@ -267,14 +300,38 @@ impl Flow {
         }
     }
 
-    /// Takes back what a worker is done with.
-    pub(super) fn done(&self, piece: Piece) {
+    fn lend(self: &Arc<Self>, work: Work<Bytes>) -> Work<Piece> {
+        match work {
+            Work::Piece {
+                stream,
+                position,
+                piece: bytes,
+            } => {
+                let flow = Arc::clone(self);
+                let piece = Piece { flow, bytes };
+                Work::Piece {
+                    stream,
+                    position,
+                    piece,
+                }
+            }
+            Work::Zeros { stream, position } => Work::Zeros { stream, position },
+            Work::End { stream, pieces } => Work::End { stream, pieces },
+        }
+    }
+
+    fn give_back(&self, bytes: Bytes) {
         let mut state = locked(&self.state);
-        state.busy -= 1;
-        match piece.bytes {
+        match bytes {
             Bytes::Whole { buffer, .. } => self.put_back(&mut state, buffer),
             Bytes::Small(bytes) => state.small_bytes -= bytes.len(),
         }
+    }
+
+    /// A worker is done with what it took.
+    pub(super) fn rest(&self) {
+        let mut state = locked(&self.state);
+        state.busy -= 1;
         self.wake_if_still(&state);
     }
 

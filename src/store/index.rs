@@ -1,4 +1,8 @@
-//! The chunks that a new image need not write again: those of the images that exist.
+//! The chunks that a new image need not write again: those of the newest images.
+//!
+//! Nearly all that an older image shares with the next one, the images between them have,
+//! too. So only the newest are read, and beginning an image costs the same however many
+//! the store has.
 //!
 //! What lies where a damaged image has a chunk is not trusted, nor is a pack that is
 //! missing or has another length: a new image must never depend on bytes that may be
@@ -7,34 +11,45 @@
 use std::collections::{HashMap, HashSet};
 use std::fs;
 
-use super::chunk::Hash;
+use hashbrown::HashTable;
+
+use super::chunk::{Hash, key_of};
 use super::error::ReadError;
-use super::layout::Store;
+use super::layout::{FORMAT, Store};
 use super::manifest::{Chunk, Content, Manifest, Stored};
 use super::pack::{Pack, PackName};
+
+/// Good images that are looked at: the newest, and the one before, because what a job
+/// does by turns looks more like that one. About 70 bytes of memory a chunk.
+const IMAGES_MAX: usize = 2;
 
 /// Where the chunks of existing images lie.
 #[derive(Debug, Default)]
 pub(super) struct Index {
-    chunks: HashMap<Hash, Chunk>,
+    chunks: Vec<Chunk>,
+    /// Positions in `chunks`, by their hash.
+    by_hash: HashTable<u32>,
     packs: Vec<Pack>,
+    positions: HashMap<Pack, Option<u32>>,
     /// Where chunks of damaged images lie.
     doubted: HashSet<(PackName, u64)>,
 }
 
 impl Index {
-    /// Reads the manifests of all images. Those that cannot be read add nothing.
+    /// Reads the manifests of the newest images, and of the damaged ones. Those that
+    /// cannot be read, or have another format than ours, add nothing.
     pub(super) fn load(store: &Store) -> Result<Self, ReadError> {
         let mut index = Self::default();
-        let (damaged, good): (Vec<_>, Vec<_>) = store
-            .ids()?
-            .into_iter()
-            .partition(|id| store.damage_mark(*id).is_some());
+        let newest_first = store.ids()?.into_iter().rev();
+        let (damaged, good): (Vec<_>, Vec<_>) =
+            newest_first.partition(|id| store.damage_mark(*id).is_some());
         for manifest in damaged.iter().filter_map(|id| store.manifest(*id).ok()) {
             let places = stored(&manifest).map(|(_, stored)| place(&manifest, stored));
             index.doubted.extend(places);
         }
-        for manifest in good.iter().filter_map(|id| store.manifest(*id).ok()) {
+        let manifests = good.iter().filter_map(|id| store.manifest(*id).ok());
+        let usable = manifests.filter(|manifest| manifest.format == FORMAT);
+        for manifest in usable.take(IMAGES_MAX) {
             index.add(store, &manifest);
         }
         Ok(index)
@@ -42,8 +57,13 @@ impl Index {
 
     /// The known chunk of this hash, which was checked to have this length.
     pub(super) fn get(&self, hash: &Hash, raw_len: u32) -> Option<Chunk> {
-        let chunk = self.chunks.get(hash).copied();
-        chunk.filter(|chunk| chunk.raw_len == raw_len)
+        self.find(hash).filter(|chunk| chunk.raw_len == raw_len)
+    }
+
+    fn find(&self, hash: &Hash) -> Option<Chunk> {
+        let same = |position: &u32| hash_of(&self.chunks[*position as usize]) == Some(*hash);
+        let position = self.by_hash.find(key_of(hash), same)?;
+        Some(self.chunks[*position as usize])
     }
 
     /// The packs that known chunks refer to by position.
@@ -58,29 +78,51 @@ impl Index {
             .map(|pack| self.pack_position(store, *pack))
             .collect();
         for (chunk, stored) in stored(manifest) {
-            if self.doubted.contains(&place(manifest, stored)) {
+            let Some(pack) = places[stored.pack as usize] else {
+                continue;
+            };
+            if self.doubted.contains(&place(manifest, stored)) || self.find(&stored.hash).is_some()
+            {
                 continue;
             }
-            if let Some(pack) = places[stored.pack as usize] {
-                let content = Content::Stored(Stored { pack, ..stored });
-                self.chunks
-                    .entry(stored.hash)
-                    .or_insert(Chunk { content, ..*chunk });
-            }
+            let content = Content::Stored(Stored { pack, ..stored });
+            self.insert(stored.hash, Chunk { content, ..*chunk });
         }
     }
 
+    fn insert(&mut self, hash: Hash, chunk: Chunk) {
+        // A manifest has less than 2^32 chunks; of two with more, the rest is written again.
+        let Ok(position) = u32::try_from(self.chunks.len()) else {
+            return;
+        };
+        self.chunks.push(chunk);
+        let Self {
+            by_hash, chunks, ..
+        } = self;
+        by_hash.insert_unique(key_of(&hash), position, |other| {
+            hash_of(&chunks[*other as usize]).map_or(0, |hash| key_of(&hash))
+        });
+    }
+
     fn pack_position(&mut self, store: &Store, pack: Pack) -> Option<u32> {
-        let known = self.packs.iter().position(|known| *known == pack);
-        if let Some(position) = known {
-            return u32::try_from(position).ok();
+        if let Some(known) = self.positions.get(&pack) {
+            return *known;
         }
-        let found = fs::metadata(store.pack_file(pack.name)).ok()?;
-        if found.len() != pack.len {
-            return None;
+        let whole =
+            fs::metadata(store.pack_file(pack.name)).is_ok_and(|found| found.len() == pack.len);
+        let position = u32::try_from(self.packs.len()).ok().filter(|_| whole);
+        if position.is_some() {
+            self.packs.push(pack);
         }
-        self.packs.push(pack);
-        u32::try_from(self.packs.len() - 1).ok()
+        self.positions.insert(pack, position);
+        position
+    }
+}
+
+fn hash_of(chunk: &Chunk) -> Option<Hash> {
+    match chunk.content {
+        Content::Zero => None,
+        Content::Stored(stored) => Some(stored.hash),
     }
 }
 

@@ -15,7 +15,7 @@ use super::id::ImageId;
 use super::pack::PackName;
 
 /// The format that this version writes.
-pub(super) const FORMAT: u32 = 1;
+pub(super) const FORMAT: u32 = 2;
 
 const FORMAT_FILE: &str = "format";
 const FORMAT_MAGIC: &str = "ckpt-run store ";
@@ -115,10 +115,7 @@ impl Store {
             check_mode(path)?;
             durable::create_folder(&path.join(IMAGES))?;
             durable::create_folder(&path.join(PACKS))?;
-            durable::write(
-                &path.join(FORMAT_FILE),
-                format!("{FORMAT_MAGIC}{FORMAT}\n").as_bytes(),
-            )?;
+            write_format(path)?;
         }
         Self::open(path)
     }
@@ -145,6 +142,15 @@ impl Store {
     /// The format of the store; a newer one than ours can only be read.
     pub(super) fn format(&self) -> u32 {
         self.format
+    }
+
+    /// Keeps versions that do not know our images from writing beside them. Called before
+    /// the first image of this format is begun.
+    pub(super) fn upgrade(&self) -> Result<(), DurableError> {
+        if self.format < FORMAT {
+            write_format(&self.path)?;
+        }
+        Ok(())
     }
 
     pub(super) fn images_folder(&self) -> PathBuf {
@@ -216,6 +222,11 @@ fn not_store(path: &Path) -> OpenError {
     }
 }
 
+fn write_format(store: &Path) -> Result<(), DurableError> {
+    let line = format!("{FORMAT_MAGIC}{FORMAT}\n");
+    durable::write(&store.join(FORMAT_FILE), line.as_bytes())
+}
+
 fn read_format(path: &Path) -> Result<Option<u32>, OpenError> {
     let file = match fs::File::open(path) {
         Ok(file) => file,
@@ -280,7 +291,7 @@ mod tests {
         Store::create_or_open(&path).unwrap();
         assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o700);
         let format = fs::read_to_string(path.join("format")).unwrap();
-        assert_eq!(format, "ckpt-run store 1\n");
+        assert_eq!(format, "ckpt-run store 2\n");
         assert_eq!(Store::create_or_open(&path).unwrap().path(), path);
         assert_eq!(Store::open(&path).unwrap().format(), FORMAT);
     }

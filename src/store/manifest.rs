@@ -78,6 +78,8 @@ pub struct Stored {
     pub len: u32,
     /// Their form.
     pub codec: Codec,
+    /// XXH3 (64 bits) of the bytes in the pack. Unknown in images of format 1.
+    pub check: Option<u64>,
 }
 
 /// A rule that a manifest breaks.
@@ -212,6 +214,7 @@ impl Manifest {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::store::layout::FORMAT;
     use crate::store::pack::PackName;
 
     /// One stream of three chunks: stored, zero, stored again.
@@ -223,10 +226,11 @@ pub(super) mod tests {
             offset: HEADER_BYTES,
             len: 50,
             codec: Codec::Zstd,
+            check: Some(99),
         };
         let chunk = |raw_len, content| Chunk { raw_len, content };
         Manifest {
-            format: 1,
+            format: FORMAT,
             id,
             created_unix_ms: 1_800_000_000_000,
             streams: vec![Stream {

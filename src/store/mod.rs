@@ -1,7 +1,7 @@
 //! The image store: a folder that holds the snapshots of one job.
 //!
 //! ```text
-//! format                   "ckpt-run store 1"
+//! format                   "ckpt-run store 2"
 //! lock                     flocked by the one process that writes; says which
 //! images/000012.manifest   what image 12 is made of; its name is the commit
 //! images/000012.damaged    why image 12 must not be restored
@@ -11,13 +11,13 @@
 //! names begin with `.tmp-`, which a sweep removes. The folder has mode 0700 and its
 //! files 0600, because images hold every secret the job had in memory.
 //!
-//! An image is a set of named streams. A stream is cut into chunks of 256 KiB; a chunk
-//! is named by the BLAKE3 hash of its bytes; chunks of zeros are only counted, a chunk
-//! that an image already has is not written again, the rest is compressed with zstd where
-//! a sample says that it pays.
+//! An image is a set of named streams. A stream is cut into chunks by its content, at
+//! borders of 4 KiB pages, 16 to 256 KiB long; a chunk is named by the BLAKE3 hash of its
+//! bytes; chunks of zeros are only counted, a chunk that one of the newest images has is
+//! not written again, the rest is compressed where a sample says that it pays.
 //!
 //! ```text
-//! begin ─▶ streams fill buffers ─▶ workers: hash, look up, compress, append to a pack
+//! begin ─▶ streams fill buffers ─▶ workers: cut, hash, look up, compress, append to a pack
 //!       ─▶ packs synced ─▶ manifest written, synced, renamed ─▶ folder synced
 //! ```
 //! So an image that can be seen is whole and durable, and a crash at any point leaves
@@ -33,6 +33,7 @@ mod buffer;
 mod chunk;
 mod codec;
 mod columns;
+mod cut;
 pub mod durable;
 mod entries;
 mod error;

@@ -22,7 +22,7 @@ use nix::fcntl::{FallocateFlags, PosixFadviseAdvice, fallocate, posix_fadvise};
 
 use super::error::is_loss;
 use super::id::ImageId;
-use super::layout::{FORMAT, Store};
+use super::layout::Store;
 use super::sync::locked;
 
 /// A worker goes on in a new pack after this: small enough that removing an image
@@ -66,7 +66,7 @@ impl PackName {
     pub(super) fn header(self) -> [u8; HEADER_LEN] {
         let mut header = [0; HEADER_LEN];
         header[..8].copy_from_slice(&MAGIC);
-        header[8..12].copy_from_slice(&FORMAT.to_le_bytes());
+        header[8..12].copy_from_slice(&1_u32.to_le_bytes());
         header[12..16].copy_from_slice(&self.number.to_le_bytes());
         header[16..].copy_from_slice(&self.image.number().to_le_bytes());
         header
@@ -80,7 +80,7 @@ impl fmt::Display for PackName {
 }
 
 /// A pack as a manifest lists it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Pack {
     /// Which file.
     pub name: PackName,

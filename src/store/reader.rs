@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::io::Write;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::ahead;
-use super::chunk::ZEROS;
+use super::ahead::{self, Extent};
+use super::chunk::{CHUNK_BYTES, ZEROS};
 use super::error::ReadError;
 use super::fetch::{Fault, Fetcher};
 use super::id::ImageId;
@@ -20,10 +21,19 @@ const WORKERS_MAX: usize = 8;
 /// which are done before a thread is started.
 const PARALLEL_CHUNKS_MIN: usize = 8;
 
-/// An image being read. Streams can be read from several threads at once. Pruning the
-/// image meanwhile makes reading fail.
+/// Chunks that a stream may be ahead of its consumer: eight for each worker.
+const WINDOW_MAX: usize = 8 * WORKERS_MAX;
+
+/// What the streams of an image may hold ahead together, unless the caller says otherwise.
+const BUFFER_DEFAULT: u64 = 64 << 20;
+
+/// An image being read. Streams can be read from several threads at once; together they
+/// hold no more than the buffer, and one chunk each. Pruning the image meanwhile makes
+/// reading fail.
 #[derive(Debug)]
 pub struct ImageReader {
+    /// Chunks that may still be read ahead.
+    room: AtomicUsize,
     manifest: Manifest,
     streams: HashMap<String, usize>,
     packs: PackFiles,
@@ -56,6 +66,7 @@ impl Store {
             .map_err(|source| ReadError::Pack { image: id, source })?;
         let names = manifest.streams.iter().map(|stream| stream.name.clone());
         Ok(ImageReader {
+            room: AtomicUsize::new(chunks_in(BUFFER_DEFAULT)),
             streams: names.zip(0..).collect(),
             packs,
             manifest,
@@ -63,7 +74,48 @@ impl Store {
     }
 }
 
+/// Chunks of the greatest length that a buffer has room for.
+fn chunks_in(buffer: u64) -> usize {
+    usize::try_from(buffer).unwrap_or(usize::MAX) / CHUNK_BYTES
+}
+
+/// A part of the room that a stream has while it is read.
+struct Share<'a> {
+    room: &'a AtomicUsize,
+    chunks: usize,
+}
+
+impl<'a> Share<'a> {
+    fn none(room: &'a AtomicUsize) -> Self {
+        Self { room, chunks: 0 }
+    }
+
+    /// Half of what is left, so that streams which begin later find some.
+    fn of(room: &'a AtomicUsize) -> Self {
+        let mut chunks = 0;
+        let take = |left: usize| {
+            chunks = left.div_ceil(2).min(WINDOW_MAX);
+            Some(left - chunks)
+        };
+        let _ = room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+        Self { room, chunks }
+    }
+}
+
+impl Drop for Share<'_> {
+    fn drop(&mut self) {
+        self.room.fetch_add(self.chunks, Ordering::Relaxed);
+    }
+}
+
 impl ImageReader {
+    /// Sets how many bytes of chunks may wait in memory for their consumers.
+    #[must_use]
+    pub fn with_buffer(mut self, bytes: u64) -> Self {
+        self.room = AtomicUsize::new(chunks_in(bytes));
+        self
+    }
+
     /// What the image is made of.
     #[must_use]
     pub fn manifest(&self) -> &Manifest {
@@ -84,13 +136,17 @@ impl ImageReader {
     pub fn copy_to(&self, name: &str, sink: &mut impl Write) -> Result<u64, ReadError> {
         let stream = self.stream(name)?;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let workers = match stream.chunks.len() {
-            0..PARALLEL_CHUNKS_MIN => 1,
-            _ => cores.min(WORKERS_MAX),
+        let share = match stream.chunks.len() {
+            0..PARALLEL_CHUNKS_MIN => Share::none(&self.room),
+            _ => Share::of(&self.room),
+        };
+        let extent = Extent {
+            workers: cores.min(WORKERS_MAX),
+            window: share.chunks,
         };
         ahead::in_order(
             stream.chunks.len(),
-            workers,
+            extent,
             || Fetcher::new(&self.packs).map_err(ReadError::Worker),
             |fetcher, position, spare| self.prepare(fetcher, stream, position, spare),
             |prepared| {
@@ -136,7 +192,7 @@ impl ImageReader {
         let image = self.manifest.id;
         match fault {
             Fault::Pack(source) => ReadError::Pack { image, source },
-            Fault::Decompress(_) | Fault::Hash => ReadError::Corrupt {
+            Fault::Check | Fault::Decompress(_) | Fault::Hash => ReadError::Corrupt {
                 image,
                 stream: stream.name.clone(),
                 chunk,
@@ -174,5 +230,40 @@ impl ImageReader {
             }
         };
         prepared
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::codec::tests::noise;
+    use crate::store::testing::{temporary_store, write_image};
+
+    #[test]
+    fn an_image_is_read_whatever_the_buffer() {
+        let (_folder, store) = temporary_store();
+        let lock = store.lock().unwrap();
+        let bytes = noise(1, 40 * CHUNK_BYTES + 5);
+        let image = write_image(&store, &lock, &[("a", &bytes)]).id;
+        for buffer in [0, 1, CHUNK_BYTES as u64, u64::MAX] {
+            let reader = store.read(image).unwrap().with_buffer(buffer);
+            let read = reader.read_to_vec("a", u64::MAX).unwrap();
+            assert!(read == bytes, "{buffer}");
+            let room = reader.room.into_inner();
+            assert_eq!(room, chunks_in(buffer));
+        }
+    }
+
+    #[test]
+    fn streams_share_the_room_and_give_it_back() {
+        let room = AtomicUsize::new(100);
+        let first = Share::of(&room);
+        let second = Share::of(&room);
+        let third = Share::of(&room);
+        assert_eq!([first.chunks, second.chunks, third.chunks], [50, 25, 13]);
+        drop((first, second, third));
+        assert_eq!(room.into_inner(), 100);
+        let none = AtomicUsize::new(0);
+        assert_eq!(Share::of(&none).chunks, 0);
     }
 }

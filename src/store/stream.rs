@@ -8,11 +8,14 @@ use std::io::{self, Read};
 use std::sync::Arc;
 
 use super::buffer::Buffer;
-use super::chunk::{self, CHUNK_BYTES, CHUNK_LEN_MAX};
+use super::chunk::{self, CHUNK_BYTES};
 use super::error::WriteError;
 use super::flow::Passing;
 use super::lanes::Lanes;
 use super::worker::Shared;
+
+/// Pieces of a stream: 16 TiB. They are cut into less than 64 times as many chunks.
+const PIECES_MAX: u32 = u32::MAX / 64;
 
 /// What is read of a pipe before lanes are opened: whole chunks, more than most of CRIU's files have.
 const START_BYTES: u64 = 4 * CHUNK_BYTES as u64;
@@ -26,7 +29,7 @@ pub struct StreamWriter {
     stream: u32,
     position: u32,
     raw_len: u64,
-    /// The chunk that is being filled.
+    /// The piece that is being filled.
     current: Option<Filling>,
     state: StreamState,
 }
@@ -93,7 +96,7 @@ impl StreamWriter {
             Some(Filling { buffer, len: 0 }) => {
                 Ok(start + self.copy_in_lanes(pipe, lanes, Some(buffer))?)
             }
-            // Lanes take whole chunks only, and one was begun before.
+            // Lanes take whole pieces only, and one was begun before.
             begun @ Some(_) => {
                 self.current = begun;
                 Ok(start + self.copy_from(&mut source)?)
@@ -113,8 +116,8 @@ impl StreamWriter {
         let (shared, stream) = (&*shared, self.stream);
         std::thread::scope(|scope| {
             let take = move |buffer, (position, passing): (u32, Passing<'_>)| {
-                take_chunk(shared, stream, position, buffer);
-                drop(passing); // only now that the queue has the chunk
+                take_piece(shared, stream, position, buffer);
+                drop(passing); // only now that the queue has the piece
             };
             let lanes = Lanes::open(scope, count, take).map_err(|e| self.source_error(e))?;
             let ended = loop {
@@ -126,7 +129,7 @@ impl StreamWriter {
                     Ok(passage) if passage.is_full() => passage,
                     ended => break ended,
                 };
-                let position = self.next_position(CHUNK_BYTES)?;
+                let position = self.next_position()?;
                 self.raw_len += CHUNK_BYTES as u64;
                 if let Err(error) = lanes.complete(&passage, (position, shared.flow.passing())) {
                     break Err(error);
@@ -170,13 +173,14 @@ impl StreamWriter {
             if len == 0 {
                 self.shared.flow.release(buffer);
             } else {
-                let position = self.next_position(len)?;
+                let position = self.next_position()?;
                 self.shared
                     .flow
                     .push_last(self.stream, position, buffer, len);
             }
         }
-        self.shared.assembly.finish(self.stream);
+        self.shared.flow.push_end(self.stream, self.position);
+        self.shared.assembly.finish(self.stream, self.raw_len);
         self.state = StreamState::Finished;
         Ok(self.raw_len)
     }
@@ -202,35 +206,34 @@ impl StreamWriter {
         let Some(full) = self.current.take_if(is_full) else {
             return Ok(());
         };
-        let position = self.next_position(CHUNK_BYTES)?;
-        if !chunk::is_zero(&full.buffer) {
-            self.shared
-                .flow
-                .push(self.stream, position, full.buffer, CHUNK_BYTES);
-            return Ok(());
+        let position = self.next_position()?;
+        let flow = &self.shared.flow;
+        if chunk::is_zero(&full.buffer) {
+            // Costs no memory: the buffer is filled again.
+            flow.push_zeros(self.stream, position);
+            self.current = Some(Filling { len: 0, ..full });
+        } else {
+            flow.push(self.stream, position, full.buffer, CHUNK_BYTES);
         }
-        // Costs no memory: the buffer is filled again.
-        self.current = Some(Filling { len: 0, ..full });
-        let assembly = &self.shared.assembly;
-        assembly.set_zero(self.stream, position, CHUNK_LEN_MAX)
+        Ok(())
     }
 
-    fn next_position(&mut self, raw_len: usize) -> Result<u32, WriteError> {
-        let position = self.position;
-        self.position = position.checked_add(1).ok_or(WriteError::TooManyChunks)?;
-        self.shared.assembly.extend(self.stream, raw_len);
-        Ok(position)
+    fn next_position(&mut self) -> Result<u32, WriteError> {
+        if self.position == PIECES_MAX {
+            return Err(WriteError::TooManyChunks);
+        }
+        self.position += 1;
+        Ok(self.position - 1)
     }
 }
 
-/// Sends off a full chunk that a lane has copied. A failure shows up when the image is committed.
-fn take_chunk(shared: &Shared, stream: u32, position: u32, buffer: Buffer) {
-    if !chunk::is_zero(&buffer) {
-        return shared.flow.push(stream, position, buffer, CHUNK_BYTES);
-    }
-    shared.flow.release(buffer);
-    if let Err(error) = shared.assembly.set_zero(stream, position, CHUNK_LEN_MAX) {
-        shared.flow.stop(error);
+/// Sends off a full piece that a lane has copied.
+fn take_piece(shared: &Shared, stream: u32, position: u32, buffer: Buffer) {
+    if chunk::is_zero(&buffer) {
+        shared.flow.release(buffer);
+        shared.flow.push_zeros(stream, position);
+    } else {
+        shared.flow.push(stream, position, buffer, CHUNK_BYTES);
     }
 }
 

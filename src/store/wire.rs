@@ -1,21 +1,24 @@
 //! A manifest's form on disk: header, summary, body.
 //!
 //! ```text
-//! 0   magic "CKPTMANI"                         8 bytes
-//! 8   format it was written in                 u32, little endian like all numbers
-//! 12  lowest format that a reader must know    u32
-//! 16  image                                    u64
-//! 24  length of the summary                    u32
-//! 28  zero                                     u32
-//! 32  length of the body                       u64
-//! 40  length of the body, uncompressed         u64
-//! 48  BLAKE3 of bytes 0..48, summary and body  32 bytes
-//! 80  summary                                  protobuf
-//!     body                                     protobuf, one zstd frame
+//! 0    magic "CKPTMANI"                         8 bytes
+//! 8    format it was written in                 u32, little endian like all numbers
+//! 12   lowest format that a reader must know    u32
+//! 16   image                                    u64
+//! 24   length of the summary                    u32
+//! 28   zero                                     u32
+//! 32   length of the body                       u64
+//! 40   length of the body, uncompressed         u64
+//! 48   BLAKE3 of bytes 0..48 and the summary    32 bytes
+//! 80   BLAKE3 of bytes 0..48 and the body       32 bytes
+//! 112  summary                                  protobuf
+//!      body                                     protobuf, one zstd frame
 //! ```
-//! The summary is what listing and pruning need; the body holds streams and chunks as
-//! packed columns, about 45 bytes a chunk. Lengths and checksum come first, so that
-//! nothing is allocated or parsed on the word of damaged bytes.
+//! The summary is what listing and pruning need, which do not read more; the body holds
+//! streams and chunks as packed columns, about 55 bytes a chunk. Lengths and checksums
+//! come first, so that nothing is allocated or parsed on the word of damaged bytes.
+//!
+//! Format 1 had one checksum, of bytes 0..48, summary and body, and the summary at 80.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -36,14 +39,17 @@ use super::pack::Pack;
 pub(super) mod fuzz;
 
 const MAGIC: [u8; 8] = *b"CKPTMANI";
-const HEADER_LEN: usize = 80;
+/// Header without checksums.
 const CHECKED_LEN: usize = 48;
+const SUM_LEN: usize = 32;
+/// The last format with one checksum for everything.
+const FORMAT_OF_ONE_SUM: u32 = 1;
 
 /// The caller's own data: some JSON, in memory whenever images are listed.
 pub(super) const META_BYTES_MAX: usize = 4 << 20;
 /// Meta and a table of 300 thousand packs, which is 300 TiB.
 const SUMMARY_BYTES_MAX: u32 = 8 << 20;
-/// A body of 45 bytes a chunk for 20 million chunks, an image of 5 TiB.
+/// A body of 55 bytes a chunk for 19 million chunks, an image of more than a TiB.
 const BODY_BYTES_MAX: u64 = 1 << 30;
 /// Bodies are mostly hashes, which do not compress: more effort gains nothing.
 const BODY_LEVEL: i32 = 1;
@@ -114,52 +120,86 @@ pub(super) fn encode(manifest: &Manifest) -> Result<Vec<u8>, ManifestError> {
     if header.is_too_large() {
         return Err(ManifestError::TooLarge);
     }
-    let mut file = Vec::with_capacity(HEADER_LEN + summary.len() + body.len());
-    header.write_to(&mut file);
-    let checksum = checksum(&file, &[&summary, &body]);
-    file.extend_from_slice(&checksum);
-    file.extend_from_slice(&summary);
-    file.extend_from_slice(&body);
-    Ok(file)
+    let head = header.to_bytes();
+    Ok([
+        &head[..],
+        &checksum(&head, &[&summary]),
+        &checksum(&head, &[&body]),
+        &summary,
+        &body,
+    ]
+    .concat())
 }
 
-/// A manifest's file whose lengths, name and checksum are right.
-pub(super) struct Sealed {
-    id: ImageId,
+/// What listing and pruning need of the manifest of image `id`.
+pub(super) fn read_summary(path: &Path, id: ImageId) -> Result<Summary, ManifestError> {
+    Sections::read(path, id, Extent::Summary)?.summary()
+}
+
+/// The manifest of image `id`.
+pub(super) fn read_manifest(path: &Path, id: ImageId) -> Result<Manifest, ManifestError> {
+    Sections::read(path, id, Extent::Whole)?.manifest(id)
+}
+
+/// How much of a manifest is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Extent {
+    Summary,
+    Whole,
+}
+
+/// The parts of a manifest whose lengths, name and checksums are right.
+struct Sections {
     header: Header,
-    content: Vec<u8>,
+    summary: Vec<u8>,
+    /// Empty where it was not read.
+    body: Vec<u8>,
 }
 
-impl Sealed {
-    /// Reads the file of image `id`.
-    pub(super) fn read(path: &Path, id: ImageId) -> Result<Self, ManifestError> {
+impl Sections {
+    fn read(path: &Path, id: ImageId, extent: Extent) -> Result<Self, ManifestError> {
         let mut file = File::open(path).map_err(ManifestError::Read)?;
         let len = file.metadata().map_err(ManifestError::Read)?.len();
-        let mut first = [0; HEADER_LEN];
-        if len < HEADER_LEN as u64 {
+        if len < (CHECKED_LEN + SUM_LEN) as u64 {
             return Err(ManifestError::Damaged("it is too short"));
         }
-        file.read_exact(&mut first).map_err(ManifestError::Read)?;
-        let header = Header::parse(&first, id)?;
-        let content_len = u64::from(header.summary_len) + header.body_len;
-        if len != HEADER_LEN as u64 + content_len {
+        let head: [u8; CHECKED_LEN] = read_array(&mut file)?;
+        let header = Header::parse(&head, id)?;
+        if len != header.file_len() {
             return Err(ManifestError::Damaged("its length is wrong"));
         }
-        let content_len = usize::try_from(content_len).map_err(|_| ManifestError::TooLarge)?;
-        let mut content = vec![0; content_len];
-        file.read_exact(&mut content).map_err(ManifestError::Read)?;
-        if checksum(&first[..CHECKED_LEN], &[&content]) != first[CHECKED_LEN..] {
-            return Err(ManifestError::Damaged("its checksum is wrong"));
+        if header.format == FORMAT_OF_ONE_SUM {
+            let sum: [u8; SUM_LEN] = read_array(&mut file)?;
+            let summary = read_vec(&mut file, header.summary_len.into())?;
+            let body = read_vec(&mut file, header.body_len)?;
+            check(sum, &head, &[&summary, &body])?;
+            return Ok(Self {
+                header,
+                summary,
+                body,
+            });
         }
+        let summary_sum: [u8; SUM_LEN] = read_array(&mut file)?;
+        let body_sum: [u8; SUM_LEN] = read_array(&mut file)?;
+        let summary = read_vec(&mut file, header.summary_len.into())?;
+        check(summary_sum, &head, &[&summary])?;
+        let body = match extent {
+            Extent::Summary => Vec::new(),
+            Extent::Whole => {
+                let body = read_vec(&mut file, header.body_len)?;
+                check(body_sum, &head, &[&body])?;
+                body
+            }
+        };
         Ok(Self {
-            id,
             header,
-            content,
+            summary,
+            body,
         })
     }
 
-    pub(super) fn summary(&self) -> Result<Summary, ManifestError> {
-        let message = SummaryMessage::decode(&self.content[..self.summary_len()])
+    fn summary(&self) -> Result<Summary, ManifestError> {
+        let message = SummaryMessage::decode(&self.summary[..])
             .map_err(|_| ManifestError::Damaged("its summary cannot be decoded"))?;
         Ok(Summary {
             packs: packs_of(&message).ok_or(ManifestError::Damaged("its pack table is broken"))?,
@@ -170,11 +210,10 @@ impl Sealed {
         })
     }
 
-    pub(super) fn manifest(&self) -> Result<Manifest, ManifestError> {
+    fn manifest(&self, id: ImageId) -> Result<Manifest, ManifestError> {
         let summary = self.summary()?;
-        let stored = &self.content[self.summary_len()..];
         let raw_len = usize::try_from(self.header.raw_body_len);
-        let raw = zstd::bulk::decompress(stored, raw_len.map_err(|_| ManifestError::TooLarge)?)
+        let raw = zstd::bulk::decompress(&self.body, raw_len.map_err(|_| ManifestError::TooLarge)?)
             .ok()
             .filter(|raw| raw.len() as u64 == self.header.raw_body_len)
             .ok_or(ManifestError::Damaged("its body cannot be decompressed"))?;
@@ -184,7 +223,7 @@ impl Sealed {
         let (streams, chunks) = streams_of(&body).zip(chunks_of(&body)).ok_or(columns)?;
         let manifest = Manifest {
             format: self.header.format,
-            id: self.id,
+            id,
             created_unix_ms: summary.created_unix_ms,
             streams,
             chunks,
@@ -195,10 +234,6 @@ impl Sealed {
         };
         manifest.validate()?;
         Ok(manifest)
-    }
-
-    fn summary_len(&self) -> usize {
-        self.header.summary_len as usize
     }
 }
 
@@ -212,18 +247,19 @@ struct Header {
 }
 
 impl Header {
-    fn write_to(&self, file: &mut Vec<u8>) {
-        file.extend_from_slice(&MAGIC);
-        file.extend_from_slice(&self.format.to_le_bytes());
-        file.extend_from_slice(&self.needs.to_le_bytes());
-        file.extend_from_slice(&self.image.to_le_bytes());
-        file.extend_from_slice(&self.summary_len.to_le_bytes());
-        file.extend_from_slice(&0_u32.to_le_bytes());
-        file.extend_from_slice(&self.body_len.to_le_bytes());
-        file.extend_from_slice(&self.raw_body_len.to_le_bytes());
+    fn to_bytes(&self) -> [u8; CHECKED_LEN] {
+        let mut bytes = [0; CHECKED_LEN];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..12].copy_from_slice(&self.format.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.needs.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.image.to_le_bytes());
+        bytes[24..28].copy_from_slice(&self.summary_len.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.body_len.to_le_bytes());
+        bytes[40..48].copy_from_slice(&self.raw_body_len.to_le_bytes());
+        bytes
     }
 
-    fn parse(bytes: &[u8; HEADER_LEN], id: ImageId) -> Result<Self, ManifestError> {
+    fn parse(bytes: &[u8; CHECKED_LEN], id: ImageId) -> Result<Self, ManifestError> {
         if bytes[..8] != MAGIC {
             return Err(ManifestError::Damaged(
                 "it does not begin as a manifest does",
@@ -250,6 +286,15 @@ impl Header {
         Ok(header)
     }
 
+    /// Length of the whole file.
+    fn file_len(&self) -> u64 {
+        let sums = match self.format {
+            FORMAT_OF_ONE_SUM => SUM_LEN,
+            _ => 2 * SUM_LEN,
+        };
+        (CHECKED_LEN + sums) as u64 + u64::from(self.summary_len) + self.body_len
+    }
+
     fn is_too_large(&self) -> bool {
         self.summary_len > SUMMARY_BYTES_MAX
             || self.body_len > BODY_BYTES_MAX
@@ -257,21 +302,47 @@ impl Header {
     }
 }
 
-fn u32_at(bytes: &[u8; HEADER_LEN], at: usize) -> u32 {
+fn u32_at(bytes: &[u8; CHECKED_LEN], at: usize) -> u32 {
     let mut number = [0; 4];
     number.copy_from_slice(&bytes[at..at + 4]);
     u32::from_le_bytes(number)
 }
 
-fn u64_at(bytes: &[u8; HEADER_LEN], at: usize) -> u64 {
+fn u64_at(bytes: &[u8; CHECKED_LEN], at: usize) -> u64 {
     let mut number = [0; 8];
     number.copy_from_slice(&bytes[at..at + 8]);
     u64::from_le_bytes(number)
 }
 
-fn checksum(header: &[u8], parts: &[&[u8]]) -> [u8; 32] {
+fn read_array<const LEN: usize>(file: &mut File) -> Result<[u8; LEN], ManifestError> {
+    let mut bytes = [0; LEN];
+    file.read_exact(&mut bytes).map_err(ManifestError::Read)?;
+    Ok(bytes)
+}
+
+/// `len` was compared with the length of the file.
+fn read_vec(file: &mut File, len: u64) -> Result<Vec<u8>, ManifestError> {
+    let len = usize::try_from(len).map_err(|_| ManifestError::TooLarge)?;
+    let mut bytes = vec![0; len];
+    file.read_exact(&mut bytes).map_err(ManifestError::Read)?;
+    Ok(bytes)
+}
+
+fn check(
+    expected: [u8; SUM_LEN],
+    head: &[u8; CHECKED_LEN],
+    parts: &[&[u8]],
+) -> Result<(), ManifestError> {
+    if checksum(head, parts) == expected {
+        Ok(())
+    } else {
+        Err(ManifestError::Damaged("its checksum is wrong"))
+    }
+}
+
+fn checksum(head: &[u8], parts: &[&[u8]]) -> [u8; SUM_LEN] {
     let mut hasher = blake3::Hasher::new();
-    hasher.update(header);
+    hasher.update(head);
     for part in parts {
         hasher.update(part);
     }
@@ -290,15 +361,20 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("manifest");
         std::fs::write(&path, bytes).unwrap();
-        Sealed::read(&path, example().id)?.manifest()
+        read_manifest(&path, example().id)
     }
 
-    /// The file with its header changed and its checksum made right again.
+    /// The file with its header changed and its checksums made right again.
     fn reseal(change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
         let mut bytes = encode(&example()).unwrap();
+        let summary_at = CHECKED_LEN + 2 * SUM_LEN;
+        let body_at = summary_at + bytes[24] as usize;
         change(&mut bytes);
-        let sum = checksum(&bytes[..CHECKED_LEN], &[&bytes[HEADER_LEN..]]);
-        bytes[CHECKED_LEN..HEADER_LEN].copy_from_slice(&sum);
+        let (head, rest) = bytes.split_at_mut(CHECKED_LEN);
+        let (sums, sections) = rest.split_at_mut(2 * SUM_LEN);
+        let (summary, body) = sections.split_at(body_at - summary_at);
+        sums[..SUM_LEN].copy_from_slice(&checksum(head, &[summary]));
+        sums[SUM_LEN..].copy_from_slice(&checksum(head, &[body]));
         bytes
     }
 
@@ -349,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hundred_gibibytes_have_a_manifest_of_less_than_twenty_mebibytes() {
+    fn four_hundred_thousand_chunks_have_a_manifest_of_less_than_24_mebibytes() {
         let count = 400_000_u32;
         let mut manifest = example();
         let len = 200_000;
@@ -360,6 +436,7 @@ mod tests {
                 offset: 24 + u64::from(index / 100) * u64::from(len),
                 len,
                 codec: Codec::Zstd,
+                check: Some(u64::from(index) << 32),
             };
             Chunk {
                 raw_len: 256 * 1024,
@@ -379,7 +456,7 @@ mod tests {
         manifest.streams[0].raw_len = manifest.raw_bytes;
         manifest.streams[0].chunks = (0..count).collect();
         let bytes = encode(&manifest).unwrap();
-        assert!(bytes.len() < 20 << 20, "{}", bytes.len());
+        assert!(bytes.len() < 24 << 20, "{}", bytes.len());
         assert_eq!(read(&bytes).unwrap(), manifest);
     }
 }

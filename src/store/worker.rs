@@ -1,31 +1,79 @@
-//! A worker of an image being written: takes pieces, names them by their hash and puts
-//! the new ones into packs of its own.
+//! A worker of an image being written: looks at pieces, and of the chunks that they are
+//! cut into, names each by its hash and puts the new ones into packs of its own.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::assembly::{Assembly, Claim, Place};
-use super::chunk;
+use super::chunk::{self, CHUNK_BYTES, ZEROS};
 use super::codec::Encoder;
+use super::cut::{Cut, Cutter, Marks, Part};
 use super::error::WriteError;
-use super::flow::{Flow, Piece};
+use super::flow::{Flow, Piece, Work};
 use super::id::ImageId;
 use super::layout::Store;
 use super::pack::{Pack, PackName, PackWriter};
+use super::sync::locked;
+
+/// How much less than the job's threads ours matter to the scheduler.
+const NICENESS: i32 = 10;
 
 /// What the workers of an image share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) store: Store,
     pub(super) image: ImageId,
-    pub(super) flow: Flow,
+    pub(super) flow: Arc<Flow>,
     pub(super) assembly: Assembly,
+    /// One for each stream.
+    pub(super) cutters: Mutex<Vec<Cutter<Arc<Piece>>>>,
     pub(super) packs_begun: AtomicU32,
+}
+
+impl Shared {
+    /// Hands a piece to its stream's cutter; returns the stream and its chunks that are
+    /// complete now.
+    fn cut(&self, work: Work<Piece>) -> (u32, Vec<Cut<Arc<Piece>>>) {
+        match work {
+            Work::Piece {
+                stream,
+                position,
+                piece,
+            } => {
+                let marks = Marks::of(piece.bytes());
+                let piece = Some(Arc::new(piece));
+                (
+                    stream,
+                    self.cutter(stream, |cutter| cutter.add(position, piece, marks)),
+                )
+            }
+            Work::Zeros { stream, position } => {
+                let add = |cutter: &mut Cutter<_>| cutter.add(position, None, Marks::zeros());
+                (stream, self.cutter(stream, add))
+            }
+            Work::End { stream, pieces } => {
+                (stream, self.cutter(stream, |cutter| cutter.end(pieces)))
+            }
+        }
+    }
+
+    fn cutter<T>(&self, stream: u32, action: impl FnOnce(&mut Cutter<Arc<Piece>>) -> T) -> T {
+        let mut cutters = locked(&self.cutters);
+        let number = stream as usize;
+        if cutters.len() <= number {
+            cutters.resize_with(number + 1, Cutter::default);
+        }
+        action(&mut cutters[number])
+    }
 }
 
 pub(super) struct Worker {
     shared: Arc<Shared>,
     encoder: Encoder,
+    /// Where a chunk is put together that lies in several pieces.
+    chunk: Vec<u8>,
     current: Option<PackWriter>,
     sealed: Vec<Pack>,
 }
@@ -35,6 +83,7 @@ impl Worker {
         Ok(Self {
             shared,
             encoder: Encoder::new(level).map_err(WriteError::Compress)?,
+            chunk: Vec::with_capacity(CHUNK_BYTES),
             current: None,
             sealed: Vec::new(),
         })
@@ -53,24 +102,60 @@ impl Worker {
     }
 
     fn work(&mut self) -> Result<(), WriteError> {
+        // The thread's own: the job's threads win where there are not cores for all.
+        if let Err(error) = rustix::process::nice(NICENESS) {
+            tracing::debug!(%error, "a worker of the store keeps its priority");
+        }
         let shared = Arc::clone(&self.shared);
-        while let Some(piece) = shared.flow.take() {
-            let result = self.process(&piece);
-            shared.flow.done(piece);
+        while let Some(work) = shared.flow.take() {
+            let (stream, cuts) = shared.cut(work);
+            let mut cuts = cuts.into_iter();
+            let result = cuts.try_for_each(|cut| self.process(stream, cut));
+            drop(cuts);
+            shared.flow.rest();
             result?;
         }
         Ok(())
     }
 
-    fn process(&mut self, piece: &Piece) -> Result<(), WriteError> {
-        let bytes = piece.bytes();
-        let raw_len = u32::try_from(bytes.len()).map_err(|_| WriteError::TooManyChunks)?;
-        let assembly = &self.shared.assembly;
-        if chunk::is_zero(bytes) {
-            return assembly.set_zero(piece.stream, piece.position, raw_len);
+    fn process(&mut self, stream: u32, cut: Cut<Arc<Piece>>) -> Result<(), WriteError> {
+        let Some(parts) = cut.parts else {
+            let raw_len = u32::try_from(cut.len).map_err(|_| WriteError::TooManyChunks)?;
+            return self.shared.assembly.set_zero(stream, cut.position, raw_len);
+        };
+        if let [
+            Part {
+                piece: Some(piece),
+                range,
+            },
+        ] = &parts[..]
+        {
+            return self.process_bytes(stream, cut.position, &piece.bytes()[range.clone()]);
         }
+        let mut chunk = std::mem::take(&mut self.chunk);
+        chunk.clear();
+        for part in parts {
+            let whole = part
+                .piece
+                .as_ref()
+                .map_or(&ZEROS[..], |piece| piece.bytes());
+            chunk.extend_from_slice(&whole[part.range]);
+        }
+        let result = self.process_bytes(stream, cut.position, &chunk);
+        self.chunk = chunk;
+        result
+    }
+
+    fn process_bytes(
+        &mut self,
+        stream: u32,
+        position: u32,
+        bytes: &[u8],
+    ) -> Result<(), WriteError> {
+        let raw_len = u32::try_from(bytes.len()).map_err(|_| WriteError::TooManyChunks)?;
         let hash = chunk::hash(bytes);
-        match assembly.set(piece.stream, piece.position, raw_len, hash)? {
+        let assembly = &self.shared.assembly;
+        match assembly.set(stream, position, raw_len, hash)? {
             Claim::Known => Ok(()),
             Claim::New(position) => {
                 let place = self.store(bytes)?;
@@ -101,6 +186,7 @@ impl Worker {
             offset,
             len: u32::try_from(stored.len()).map_err(|_| WriteError::TooManyChunks)?,
             codec,
+            check: xxh3_64(stored),
         })
     }
 

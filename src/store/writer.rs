@@ -7,8 +7,8 @@
 //! packs durable before the manifest gets its name, so an image that can be seen is
 //! whole. Dropped before that, the writer takes its packs away again.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use super::assembly::Assembly;
@@ -60,8 +60,8 @@ enum Outcome {
 }
 
 impl Store {
-    /// Begins the next image. Reads the manifests of all images to know their chunks,
-    /// so it belongs before the freeze.
+    /// Begins the next image. Reads the manifests of the newest images to know their
+    /// chunks, so it belongs before the freeze.
     ///
     /// # Errors
     /// [`WriteError::Busy`] while another image is written under this lock.
@@ -74,13 +74,15 @@ impl Store {
         options: WriteOptions,
     ) -> Result<ImageWriter, WriteError> {
         let busy = lock.claim(self.path()).ok_or(WriteError::Busy)?;
+        self.upgrade()?;
         let image = next_image(self)?;
         let index = Index::load(self)?;
         let shared = Arc::new(Shared {
             store: self.clone(),
             image,
-            flow: Flow::new(options.buffer),
+            flow: Arc::new(Flow::new(options.buffer)),
             assembly: Assembly::new(index),
+            cutters: Mutex::default(),
             packs_begun: AtomicU32::new(0),
         });
         let mut writer = ImageWriter {
@@ -126,12 +128,6 @@ impl ImageWriter {
     /// buffer is full.
     pub fn start_workers(&self) {
         self.shared.flow.start();
-    }
-
-    /// Bytes that all streams have so far, but for the chunk each is filling.
-    #[must_use]
-    pub fn raw_bytes(&self) -> u64 {
-        self.shared.assembly.raw_bytes()
     }
 
     /// Waits until every chunk is durable. No stream can be written afterwards. Only

@@ -7,7 +7,7 @@ use std::thread;
 use super::describe::{chain, seconds};
 use super::event::Event;
 use super::requests::SAVED;
-use super::restart::{Decision, ExitStatus, Images, decide};
+use super::restart::{Decision, ExitStatus, decide};
 use super::run::{RunError, system};
 use super::run_state::Progress;
 use super::supervise::{AfterEnd, Running, Stage, Stopping, Supervisor};
@@ -140,10 +140,7 @@ impl Supervisor {
         self.stopping = Stopping::No;
         self.refused.clear();
         self.budget.ended(status);
-        let images = Images {
-            available: self.available_or_none().len(),
-            failed: 0,
-        };
+        let images = self.available_or_none().len();
         match decide(status, &self.shop.config.restart, self.budget, images) {
             Decision::Finished { code } => {
                 self.finish(code, Progress::Finished);
@@ -190,10 +187,7 @@ impl Supervisor {
         let crash = ExitStatus::Signaled(nix::libc::SIGKILL);
         let mut budget = self.budget;
         budget.ended(crash);
-        let images = Images {
-            available: self.available_or_none().len(),
-            failed: 0,
-        };
+        let images = self.available_or_none().len();
         let decision = decide(crash, &self.shop.config.restart, budget, images);
         matches!(decision, Decision::Restore { .. })
     }

@@ -52,15 +52,6 @@ impl Budget {
     }
 }
 
-/// The images that a restart can choose from.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Images {
-    /// Those that are not set aside.
-    pub available: usize,
-    /// Those set aside because restoring them failed since this end of the job.
-    pub failed: usize,
-}
-
 /// What to do next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
@@ -69,8 +60,8 @@ pub enum Decision {
         /// The code to exit with.
         code: u8,
     },
-    /// Wait, then restore the newest available image but `skip_newest`. If that
-    /// image fails, set it aside and decide again with the same budget.
+    /// Wait, then restore the newest available image but `skip_newest`, or where that
+    /// fails the next older one.
     Restore {
         /// Less than the number of available images.
         skip_newest: usize,
@@ -102,11 +93,8 @@ pub enum Reason {
     RestartsSpent(u32),
     /// It crashed this many times without a new image.
     CrashedAgain(u32),
-    /// There is no image to restore; so many failed.
-    NoImage {
-        /// Images set aside since the job ended.
-        failed: usize,
-    },
+    /// There is no image to restore.
+    NoImage,
 }
 
 impl fmt::Display for Reason {
@@ -121,17 +109,14 @@ impl fmt::Display for Reason {
             Self::CrashedAgain(crashes) => {
                 write!(f, "crashed {crashes} times without a new image")
             }
-            Self::NoImage { failed: 0 } => f.write_str("there is no image yet"),
-            Self::NoImage { failed } => {
-                write!(f, "none of the images ({failed}) could be restored")
-            }
+            Self::NoImage => f.write_str("there is no image yet"),
         }
     }
 }
 
-/// Decides what follows on the job's end.
+/// Decides what follows on the job's end, when so many images are there to restore.
 #[must_use]
-pub fn decide(ended: ExitStatus, rules: &Restart, budget: Budget, images: Images) -> Decision {
+pub fn decide(ended: ExitStatus, rules: &Restart, budget: Budget, images: usize) -> Decision {
     if ended.is_success() && rules.policy != RestartPolicy::Always {
         return Decision::Finished { code: ended.code() };
     }
@@ -141,11 +126,7 @@ pub fn decide(ended: ExitStatus, rules: &Restart, budget: Budget, images: Images
             reason,
         };
     }
-    // A failed image comes after a crash that was waited for already.
-    let delay = match images.failed {
-        0 => backoff(rules, budget.restarts),
-        _ => Duration::ZERO,
-    };
+    let delay = backoff(rules, budget.restarts);
     if ended.is_success() {
         return Decision::StartAnew { delay };
     }
@@ -177,19 +158,17 @@ fn choose(
     ended: ExitStatus,
     rules: &Restart,
     budget: Budget,
-    images: Images,
+    images: usize,
     delay: Duration,
 ) -> Decision {
     let give_up = |reason| Decision::GiveUp {
         code: ended.code(),
         reason,
     };
-    let Some(oldest) = images.available.checked_sub(1) else {
+    let Some(oldest) = images.checked_sub(1) else {
         return match rules.without_image {
             WithoutImage::Start => Decision::StartAnew { delay },
-            WithoutImage::GiveUp => give_up(Reason::NoImage {
-                failed: images.failed,
-            }),
+            WithoutImage::GiveUp => give_up(Reason::NoImage),
         };
     };
     if budget.crashes >= CRASHES_GIVE_UP {

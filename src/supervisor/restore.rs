@@ -125,7 +125,8 @@ pub(super) struct Candidate {
 
 /// Looks at an image. Touches nothing.
 pub(super) fn examine(shop: &Workshop, id: ImageId) -> Result<Candidate, RestoreError> {
-    let image = shop.store.read(id)?;
+    let buffer = shop.config.restore.buffer;
+    let image = shop.store.read(id)?.with_buffer(buffer);
     let facts: ImageFacts =
         serde_json::from_slice(&image.manifest().meta).map_err(RestoreError::Facts)?;
     if facts.cuda.is_some() && !cuda::available() {

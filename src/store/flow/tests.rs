@@ -2,28 +2,33 @@
 
 use super::*;
 
+fn flow(buffer: u64) -> Arc<Flow> {
+    Arc::new(Flow::new(buffer))
+}
+
 const TWO_BUFFERS: u64 = 2 * CHUNK_BYTES as u64;
 
 #[test]
 fn workers_rest_until_started() {
-    let flow = Flow::new(TWO_BUFFERS);
+    let flow = flow(TWO_BUFFERS);
     flow.push(0, 0, flow.acquire().unwrap(), 10);
     assert!(!may_work(&locked(&flow.state)));
     flow.start();
-    let piece = flow.take().unwrap();
-    assert_eq!(
-        (piece.stream, piece.position, piece.bytes().len()),
-        (0, 0, 10)
+    let taken = flow.take();
+    assert!(
+        matches!(&taken, Some(Work::Piece { stream: 0, position: 0, piece }) if piece.bytes().len() == 10),
+        "{taken:?}"
     );
 }
 
 #[test]
 fn a_full_buffer_makes_workers_run_before_they_are_started() {
-    let flow = Flow::new(TWO_BUFFERS);
+    let flow = flow(TWO_BUFFERS);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            while let Some(piece) = flow.take() {
-                flow.done(piece);
+            while let Some(work) = flow.take() {
+                drop(work);
+                flow.rest();
             }
         });
         for position in 0..100 {
@@ -37,7 +42,7 @@ fn a_full_buffer_makes_workers_run_before_they_are_started() {
 
 #[test]
 fn open_streams_beyond_the_buffer_get_one_each() {
-    let flow = Flow::new(TWO_BUFFERS);
+    let flow = flow(TWO_BUFFERS);
     let held: Vec<Buffer> = (0..5).map(|_| flow.acquire().unwrap()).collect();
     assert_eq!(held.iter().filter(|buffer| buffer.is_pooled()).count(), 2);
     for buffer in held {
@@ -60,7 +65,7 @@ fn acquire_while(flow: &Flow, then: impl FnOnce()) -> Buffer {
 
 #[test]
 fn a_chunk_in_a_lane_is_waited_for() {
-    let flow = Flow::new(CHUNK_BYTES as u64);
+    let flow = flow(CHUNK_BYTES as u64);
     let (buffer, passing) = (flow.acquire().unwrap(), flow.passing());
     let next = acquire_while(&flow, || {
         flow.release(buffer);
@@ -71,14 +76,14 @@ fn a_chunk_in_a_lane_is_waited_for() {
 
 #[test]
 fn a_lane_that_failed_is_not_waited_for() {
-    let flow = Flow::new(CHUNK_BYTES as u64);
+    let flow = flow(CHUNK_BYTES as u64);
     let (_held, passing) = (flow.acquire().unwrap(), flow.passing());
     assert!(!acquire_while(&flow, || drop(passing)).is_pooled());
 }
 
 #[test]
 fn ends_of_streams_keep_no_buffer() {
-    let flow = Flow::new(TWO_BUFFERS);
+    let flow = flow(TWO_BUFFERS);
     for stream in 0..1000 {
         flow.push_last(stream, 0, flow.acquire().unwrap(), 200);
     }
@@ -88,7 +93,7 @@ fn ends_of_streams_keep_no_buffer() {
 
 #[test]
 fn reserving_stays_within_the_limit() {
-    let flow = Flow::new(TWO_BUFFERS);
+    let flow = flow(TWO_BUFFERS);
     flow.reserve(u64::MAX);
     let state = locked(&flow.state);
     assert_eq!((state.free.len(), state.mapped), (2, 2));
@@ -96,7 +101,7 @@ fn reserving_stays_within_the_limit() {
 
 #[test]
 fn stopping_wakes_a_stream_that_waits() {
-    let flow = Flow::new(CHUNK_BYTES as u64);
+    let flow = flow(CHUNK_BYTES as u64);
     flow.push(0, 0, flow.acquire().unwrap(), 1);
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| flow.acquire());
@@ -108,4 +113,17 @@ fn stopping_wakes_a_stream_that_waits() {
         );
     });
     assert!(flow.take().is_none() && flow.check().is_err());
+}
+
+#[test]
+fn a_piece_that_waits_for_its_next_cut_is_not_waited_for() {
+    let flow = flow(CHUNK_BYTES as u64);
+    flow.push(0, 0, flow.acquire().unwrap(), CHUNK_BYTES);
+    flow.start();
+    let mut kept = None;
+    let next = acquire_while(&flow, || {
+        kept = flow.take();
+        flow.rest();
+    });
+    assert!(kept.is_some() && !next.is_pooled());
 }

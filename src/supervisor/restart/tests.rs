@@ -18,13 +18,6 @@ fn crashes(crashes: u32) -> Budget {
     }
 }
 
-fn available(available: usize) -> Images {
-    Images {
-        available,
-        failed: 0,
-    }
-}
-
 fn give_up(code: u8, reason: Reason) -> Decision {
     Decision::GiveUp { code, reason }
 }
@@ -44,7 +37,7 @@ fn each_policy_restarts_the_ends_of_its_name() {
         (Always, Signaled(11), true),
     ] {
         let rules = Restart { policy, ..rules() };
-        let decision = decide(ended, &rules, crashes(1), available(1));
+        let decision = decide(ended, &rules, crashes(1), 1);
         let expected = if restarted {
             Decision::Restore {
                 skip_newest: 0,
@@ -65,24 +58,14 @@ fn a_success_is_the_end_except_under_always() {
         RestartPolicy::OnAbnormal,
     ] {
         let rules = Restart { policy, ..rules() };
-        let decision = decide(
-            ExitStatus::Exited(0),
-            &rules,
-            Budget::default(),
-            available(3),
-        );
+        let decision = decide(ExitStatus::Exited(0), &rules, Budget::default(), 3);
         assert_eq!(decision, Decision::Finished { code: 0 });
     }
     let rules = Restart {
         policy: RestartPolicy::Always,
         ..rules()
     };
-    let decision = decide(
-        ExitStatus::Exited(0),
-        &rules,
-        Budget::default(),
-        available(3),
-    );
+    let decision = decide(ExitStatus::Exited(0), &rules, Budget::default(), 3);
     let delay = Duration::from_secs(1);
     assert_eq!(decision, Decision::StartAnew { delay });
 }
@@ -92,16 +75,16 @@ fn a_prevented_end_is_not_retried() {
     let mut rules = rules();
     let usage = ExitStatus::Exited(2);
     assert_eq!(
-        decide(usage, &rules, crashes(1), available(1)),
+        decide(usage, &rules, crashes(1), 1),
         give_up(2, Reason::Prevented(usage))
     );
     rules.prevent = vec![ExitStatus::Signaled(4)];
     let illegal = ExitStatus::Signaled(4);
     assert_eq!(
-        decide(illegal, &rules, crashes(1), available(1)),
+        decide(illegal, &rules, crashes(1), 1),
         give_up(132, Reason::Prevented(illegal))
     );
-    let killed = decide(KILLED, &rules, crashes(1), available(1));
+    let killed = decide(KILLED, &rules, crashes(1), 1);
     assert!(matches!(killed, Decision::Restore { .. }));
 }
 
@@ -119,7 +102,7 @@ fn crashes_without_a_new_image_go_back_once_and_then_give_up() {
             max: RestartLimit::Unlimited,
             ..rules()
         };
-        let decision = decide(KILLED, &rules, crashes(crash), available(images));
+        let decision = decide(KILLED, &rules, crashes(crash), images);
         let expected = match expected {
             Some((skip_newest, delay)) => Decision::Restore { skip_newest, delay },
             None => give_up(137, Reason::CrashedAgain(3)),
@@ -135,11 +118,11 @@ fn a_crash_without_any_image_starts_anew_until_the_restarts_are_spent() {
         ..rules()
     };
     for restarts in 0..3 {
-        let decision = decide(KILLED, &rules, crashes(restarts + 1), available(0));
+        let decision = decide(KILLED, &rules, crashes(restarts + 1), 0);
         assert!(matches!(decision, Decision::StartAnew { .. }));
     }
     assert_eq!(
-        decide(KILLED, &rules, crashes(4), available(0)),
+        decide(KILLED, &rules, crashes(4), 0),
         give_up(137, Reason::RestartsSpent(3))
     );
 }
@@ -150,30 +133,9 @@ fn a_crash_without_any_image_gives_up_if_so_configured() {
         without_image: WithoutImage::GiveUp,
         ..rules()
     };
-    for failed in [0, 2] {
-        let images = Images {
-            available: 0,
-            failed,
-        };
-        assert_eq!(
-            decide(ExitStatus::Exited(7), &rules, crashes(1), images),
-            give_up(7, Reason::NoImage { failed })
-        );
-    }
-}
-
-#[test]
-fn a_failed_image_is_followed_by_the_next_without_another_wait() {
-    let images = Images {
-        available: 2,
-        failed: 1,
-    };
     assert_eq!(
-        decide(KILLED, &rules(), crashes(1), images),
-        Decision::Restore {
-            skip_newest: 0,
-            delay: Duration::ZERO
-        }
+        decide(ExitStatus::Exited(7), &rules, crashes(1), 0),
+        give_up(7, Reason::NoImage)
     );
 }
 
@@ -184,7 +146,7 @@ fn no_restarts_at_all_is_a_limit_too() {
         ..rules()
     };
     assert_eq!(
-        decide(KILLED, &rules, crashes(1), available(1)),
+        decide(KILLED, &rules, crashes(1), 1),
         give_up(137, Reason::RestartsSpent(0))
     );
 }
@@ -251,7 +213,7 @@ proptest! {
     }
 
     /// Plays a run: each end comes after so many new images, and the decision
-    /// is carried out; so many of the images fail to restore each time.
+    /// is carried out; so many of the images fail to restore and are gone each time.
     #[test]
     fn no_run_restarts_more_often_than_allowed(
         rules in any_rules(),
@@ -265,24 +227,11 @@ proptest! {
                 available += new_images;
             }
             budget.ended(ended);
-            let mut images = Images { available, failed: 0 };
-            let decision = loop {
-                let decision = decide(ended, &rules, budget, images);
-                match decision {
-                    Decision::Restore { skip_newest, .. } => {
-                        prop_assert!(skip_newest < images.available);
-                        if images.failed == failures {
-                            break decision;
-                        }
-                        images.available -= 1;
-                        images.failed += 1;
-                    }
-                    Decision::Finished { .. }
-                    | Decision::StartAnew { .. }
-                    | Decision::GiveUp { .. } => break decision,
-                }
-            };
-            available = images.available;
+            let decision = decide(ended, &rules, budget, available);
+            if let Decision::Restore { skip_newest, .. } = decision {
+                prop_assert!(skip_newest < available);
+                available -= failures.min(available);
+            }
             match decision {
                 Decision::Finished { code } => {
                     prop_assert_eq!(code, 0);

@@ -1,0 +1,383 @@
+//! Where a stream is cut into chunks: by its content, at page borders.
+//!
+//! Pages of a process move inside CRIU's files from one image to the next, when pages in
+//! front of them come or go. So a chunk ends where a fingerprint of its last page says
+//! so, wherever that page lies; the cuts move with the pages, and chunks are found again.
+//! Runs of zero pages become chunks of their own, which take no space.
+//!
+//! ```text
+//! piece ─▶ Marks (64 pages, one bit each, any thread) ─▶ Cutter (in order) ─▶ Cut, Cut, …
+//! ```
+//! A cut may reach over several pieces. Knows nothing of hashes, packs or threads.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::chunk::{CHUNK_BYTES, is_zero};
+
+/// Unit of a cut: the pages that CRIU writes.
+const PAGE_BYTES: usize = 4096;
+/// Pages of the longest chunk, and of a piece: one bit of a word each.
+const PAGES_MAX: u32 = 64;
+const _: () = assert!(PAGES_MAX as usize * PAGE_BYTES == CHUNK_BYTES);
+
+/// No data chunk is cut before this many pages: the table would cost more than it saves.
+const PAGES_MIN: u32 = 4;
+/// From here on a chunk is cut at a more frequent fingerprint, so that lengths gather
+/// around this one.
+const PAGES_NORMAL: u32 = 16;
+/// One in 32 pages ends a chunk below `PAGES_NORMAL`, one in 8 above.
+const SELDOM: u64 = 0x1f;
+const OFTEN: u64 = 0x7;
+/// A run of so many zero pages is a chunk of its own; a shorter one compresses well
+/// where it is.
+const ZERO_PAGES_MIN: u32 = 8;
+
+/// What matters of the pages of a piece; bit n is page n.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Marks {
+    zero: u64,
+    seldom: u64,
+    often: u64,
+    /// Length of the piece.
+    len: usize,
+}
+
+impl Marks {
+    /// Looks at a piece of up to `CHUNK_BYTES`.
+    pub(super) fn of(bytes: &[u8]) -> Self {
+        let mut marks = Self {
+            zero: 0,
+            seldom: 0,
+            often: 0,
+            len: bytes.len(),
+        };
+        for (number, page) in bytes.chunks(PAGE_BYTES).enumerate() {
+            if is_zero(page) {
+                marks.zero |= 1 << number;
+                continue;
+            }
+            let fingerprint = xxh3_64(page);
+            marks.seldom |= u64::from(fingerprint & SELDOM == 0) << number;
+            marks.often |= u64::from(fingerprint & OFTEN == 0) << number;
+        }
+        marks
+    }
+
+    /// A full piece of zeros.
+    pub(super) fn zeros() -> Self {
+        Self {
+            zero: u64::MAX,
+            seldom: 0,
+            often: 0,
+            len: CHUNK_BYTES,
+        }
+    }
+
+    fn has(bits: u64, page: usize) -> bool {
+        bits >> page & 1 == 1
+    }
+}
+
+/// A chunk-to-be.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Cut<P> {
+    /// Position among the chunks of the stream.
+    pub(super) position: u32,
+    pub(super) len: usize,
+    /// Where its bytes lie; `None` if all are zero.
+    pub(super) parts: Option<Vec<Part<P>>>,
+}
+
+/// Consecutive bytes of a piece.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Part<P> {
+    /// `None` for a piece of zeros that takes no memory.
+    pub(super) piece: Option<P>,
+    pub(super) range: Range<usize>,
+}
+
+/// Cuts one stream, whose pieces may arrive in any order.
+#[derive(Debug)]
+pub(super) struct Cutter<P> {
+    /// Pieces that arrived before their turn.
+    early: BTreeMap<u32, (Option<P>, Marks)>,
+    /// The piece whose turn it is.
+    next: u32,
+    /// How many pieces there are, once known.
+    end: Option<u32>,
+    /// Cuts made so far.
+    cuts: u32,
+    chunk: Growing<P>,
+}
+
+/// The chunk that is being made.
+#[derive(Debug)]
+struct Growing<P> {
+    parts: Vec<Part<P>>,
+    pages: u32,
+    /// Zero pages at its end.
+    zero_pages: u32,
+}
+
+impl<P> Default for Growing<P> {
+    fn default() -> Self {
+        Self {
+            parts: Vec::new(),
+            pages: 0,
+            zero_pages: 0,
+        }
+    }
+}
+
+impl<P: Clone> Default for Cutter<P> {
+    fn default() -> Self {
+        Self {
+            early: BTreeMap::new(),
+            next: 0,
+            end: None,
+            cuts: 0,
+            chunk: Growing::default(),
+        }
+    }
+}
+
+impl<P: Clone> Cutter<P> {
+    /// Adds the piece of a position; returns the chunks that are complete now.
+    pub(super) fn add(&mut self, position: u32, piece: Option<P>, marks: Marks) -> Vec<Cut<P>> {
+        self.early.insert(position, (piece, marks));
+        self.advance()
+    }
+
+    /// The stream has `pieces` pieces; returns the chunks that are complete now.
+    pub(super) fn end(&mut self, pieces: u32) -> Vec<Cut<P>> {
+        self.end = Some(pieces);
+        self.advance()
+    }
+
+    fn advance(&mut self) -> Vec<Cut<P>> {
+        let mut cuts = Vec::new();
+        while let Some((piece, marks)) = self.early.remove(&self.next) {
+            self.next += 1;
+            for page in 0..marks.len.div_ceil(PAGE_BYTES) {
+                self.take_page(piece.as_ref(), &marks, page, &mut cuts);
+            }
+        }
+        if self.end == Some(self.next) && self.chunk.pages > 0 {
+            self.cut(&mut cuts);
+        }
+        cuts
+    }
+
+    fn take_page(&mut self, piece: Option<&P>, marks: &Marks, page: usize, cuts: &mut Vec<Cut<P>>) {
+        let start = page * PAGE_BYTES;
+        let range = start..marks.len.min(start + PAGE_BYTES);
+        if Marks::has(marks.zero, page) {
+            self.chunk.push(piece, range);
+            self.chunk.zero_pages += 1;
+            let data = self.chunk.pages > self.chunk.zero_pages;
+            if data && self.chunk.zero_pages == ZERO_PAGES_MIN {
+                let zeros = self.chunk.split_zeros();
+                self.cut(cuts);
+                self.chunk = zeros;
+            }
+        } else {
+            if self.chunk.is_zero() && self.chunk.pages >= ZERO_PAGES_MIN {
+                self.cut(cuts);
+            }
+            self.chunk.push(piece, range);
+            self.chunk.zero_pages = 0;
+            let pages = self.chunk.pages;
+            let ends = (pages >= PAGES_MIN && Marks::has(marks.seldom, page))
+                || (pages >= PAGES_NORMAL && Marks::has(marks.often, page));
+            if ends {
+                return self.cut(cuts);
+            }
+        }
+        if self.chunk.pages == PAGES_MAX {
+            self.cut(cuts);
+        }
+    }
+
+    fn cut(&mut self, cuts: &mut Vec<Cut<P>>) {
+        let chunk = std::mem::take(&mut self.chunk);
+        cuts.push(Cut {
+            position: self.cuts,
+            len: chunk.parts.iter().map(|part| part.range.len()).sum(),
+            parts: (!chunk.is_zero()).then_some(chunk.parts),
+        });
+        self.cuts += 1;
+    }
+}
+
+impl<P: Clone> Growing<P> {
+    fn is_zero(&self) -> bool {
+        self.zero_pages == self.pages
+    }
+
+    fn push(&mut self, piece: Option<&P>, range: Range<usize>) {
+        self.pages += 1;
+        // A piece follows its own last page only: another one begins at 0.
+        match self.parts.last_mut() {
+            Some(last) if last.range.end == range.start => last.range.end = range.end,
+            Some(_) | None => self.parts.push(Part {
+                piece: piece.cloned(),
+                range,
+            }),
+        }
+    }
+
+    /// Takes the zero pages off the end.
+    fn split_zeros(&mut self) -> Self {
+        let mut zeros = Self {
+            parts: Vec::new(),
+            pages: self.zero_pages,
+            zero_pages: self.zero_pages,
+        };
+        let mut bytes = self.tail_bytes();
+        while bytes > 0 {
+            let Some(last) = self.parts.last_mut() else {
+                break;
+            };
+            let taken = bytes.min(last.range.len());
+            let from = last.range.end - taken;
+            zeros.parts.push(Part {
+                piece: last.piece.clone(),
+                range: from..last.range.end,
+            });
+            last.range.end = from;
+            if last.range.is_empty() {
+                self.parts.pop();
+            }
+            bytes -= taken;
+        }
+        zeros.parts.reverse();
+        self.pages -= self.zero_pages;
+        self.zero_pages = 0;
+        zeros
+    }
+
+    /// Bytes of the zero pages at the end, of which the very last may be short.
+    fn tail_bytes(&self) -> usize {
+        let last = self.parts.last().map_or(0, |part| part.range.end);
+        let short = (PAGE_BYTES - last % PAGE_BYTES) % PAGE_BYTES;
+        self.zero_pages as usize * PAGE_BYTES - short
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::store::chunk::ZEROS;
+    use crate::store::codec::tests::noise;
+
+    /// Cuts a stream whose pieces arrive in the order that `seed` gives; the chunks by
+    /// their positions.
+    fn chunks(stream: &[u8], seed: u64) -> Vec<Vec<u8>> {
+        let mut cutter = Cutter::default();
+        let mut pieces: Vec<(u32, &[u8])> = (0..).zip(stream.chunks(CHUNK_BYTES)).collect();
+        let count = u32::try_from(pieces.len()).unwrap();
+        pieces.sort_by_key(|(position, _)| (u64::from(*position) ^ seed) % 4);
+        let mut cuts = Vec::new();
+        if seed % 2 == 1 {
+            cuts.extend(cutter.end(count));
+        }
+        for (position, piece) in pieces {
+            let marks = Marks::of(piece);
+            let held = (marks != Marks::zeros()).then_some(piece);
+            cuts.extend(cutter.add(position, held, marks));
+        }
+        cuts.extend(cutter.end(count));
+        cuts.sort_by_key(|cut| cut.position);
+        (0..)
+            .zip(&cuts)
+            .for_each(|(n, cut)| assert_eq!(cut.position, n));
+        let bytes = |cut: &Cut<&[u8]>| match &cut.parts {
+            None => vec![0; cut.len],
+            Some(parts) => parts.iter().flat_map(part_bytes).collect(),
+        };
+        let chunks: Vec<Vec<u8>> = cuts.iter().map(bytes).collect();
+        for (cut, chunk) in cuts.iter().zip(&chunks) {
+            assert_eq!(cut.len, chunk.len());
+        }
+        chunks
+    }
+
+    fn part_bytes(part: &Part<&[u8]>) -> Vec<u8> {
+        part.piece.unwrap_or(&ZEROS[..])[part.range.clone()].to_vec()
+    }
+
+    fn found_again(first: &[u8], second: &[u8]) -> f64 {
+        let known: std::collections::HashSet<Vec<u8>> = chunks(first, 0).into_iter().collect();
+        let again = chunks(second, 0)
+            .into_iter()
+            .filter(|chunk| known.contains(chunk));
+        let bytes: usize = again.map(|chunk| chunk.len()).sum();
+        f64::from(u32::try_from(bytes).unwrap()) / f64::from(u32::try_from(second.len()).unwrap())
+    }
+
+    #[test]
+    fn pages_that_moved_are_found_again() {
+        let first = noise(1, 1000 * PAGE_BYTES);
+        let new = noise(2, 3 * PAGE_BYTES);
+        let (head, tail) = first.split_at(500 * PAGE_BYTES);
+        for second in [
+            [&new[..], &first[..]].concat(),
+            [head, &new, tail].concat(),
+            [&head[7 * PAGE_BYTES..], tail].concat(),
+        ] {
+            let found = found_again(&first, &second);
+            assert!(found > 0.9, "{found}");
+        }
+    }
+
+    #[test]
+    fn most_chunks_have_some_sixteen_pages() {
+        let stream = noise(3, 5000 * PAGE_BYTES);
+        let chunks = chunks(&stream, 0);
+        let average = stream.len() / chunks.len() / PAGE_BYTES;
+        assert!((14..26).contains(&average), "{average}");
+        let (_, all_but_last) = chunks.split_last().unwrap();
+        let least = all_but_last.iter().map(Vec::len).min().unwrap();
+        assert!(least >= PAGES_MIN as usize * PAGE_BYTES, "{least}");
+    }
+
+    #[test]
+    fn long_runs_of_zeros_are_chunks_of_their_own_and_short_ones_are_not() {
+        let page = noise(4, PAGE_BYTES);
+        for (zeros, own) in [(1, false), (7, false), (8, true), (200, true)] {
+            let stream = [&page[..], &vec![0; zeros * PAGE_BYTES], &page].concat();
+            let zero_chunks = chunks(&stream, 0)
+                .iter()
+                .filter(|chunk| is_zero(chunk))
+                .count();
+            assert_eq!(zero_chunks > 0, own, "{zeros}");
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(60))]
+
+        #[test]
+        fn chunks_make_up_the_stream_in_whatever_order_pieces_arrive(
+            runs in prop::collection::vec((0..4_u64, 1..150_usize), 0..8),
+            tail in 0..PAGE_BYTES,
+            seed in 0..8_u64,
+        ) {
+            let run = |(kind, pages): (u64, usize)| match kind {
+                0 | 1 => vec![0; pages * PAGE_BYTES],
+                seed => noise(seed, pages * PAGE_BYTES),
+            };
+            let mut stream: Vec<u8> = runs.into_iter().flat_map(run).collect();
+            stream.extend(std::iter::repeat_n(u8::from(seed > 3), tail));
+            let chunks = chunks(&stream, seed);
+            prop_assert!(chunks.concat() == stream);
+            prop_assert!(chunks.iter().all(|chunk| !chunk.is_empty() && chunk.len() <= CHUNK_BYTES));
+            prop_assert_eq!(chunks, self::chunks(&stream, 0));
+        }
+    }
+}
