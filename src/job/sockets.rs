@@ -287,7 +287,7 @@ pub(super) fn refused(body: &[u8]) -> io::Result<()> {
     let number = body.get(..4).and_then(|bytes| bytes.try_into().ok());
     match number.map(i32::from_ne_bytes) {
         Some(0) => Ok(()),
-        Some(negative) => Err(Errno::from_raw(-negative).into()),
+        Some(negative) => Err(Errno::from_raw(negative.wrapping_neg()).into()),
         None => Err(io::ErrorKind::InvalidData.into()),
     }
 }
