@@ -15,6 +15,7 @@ mod tests;
 
 use std::cell::OnceCell;
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
@@ -81,10 +82,10 @@ pub fn pack(input: &[u8]) -> bool {
 #[must_use]
 pub fn protocol(input: &[u8]) -> bool {
     match input.split_first() {
-        Some((b'd', talk)) => talk::dump(&folder(), talk),
-        Some((b'r', talk)) => talk::restore(&folder(), talk),
-        Some((b'q', talk)) => talk::requests(talk),
-        Some((b'e', talk)) => talk::events(talk),
+        Some((b'd', talk)) => without_leak(|| talk::dump(&folder(), talk)),
+        Some((b'r', talk)) => without_leak(|| talk::restore(&folder(), talk)),
+        Some((b'q', talk)) => without_leak(|| talk::requests(talk)),
+        Some((b'e', talk)) => without_leak(|| talk::events(talk)),
         Some((b'c', bytes)) => supervisor::fuzz::control_request(bytes),
         Some((b'a', line)) => supervisor::fuzz::control_answer(&String::from_utf8_lossy(line)),
         Some(_) | None => false,
@@ -201,6 +202,19 @@ fn comes_back(loaded: &Loaded) -> bool {
         assert_eq!(again.config, loaded.config);
     }
     true
+}
+
+/// Every descriptor that came in must be closed again. Other tests open some meanwhile, so only
+/// the fuzzer can tell.
+fn without_leak(talk: impl FnOnce() -> bool) -> bool {
+    let lowest_free = || {
+        let free = nix::unistd::dup(std::io::stderr()).unwrap();
+        cfg!(fuzzing).then(|| free.as_raw_fd())
+    };
+    let before = lowest_free();
+    let accepted = talk();
+    assert_eq!(lowest_free(), before, "a descriptor was left open");
+    accepted
 }
 
 fn file(name: &str, bytes: &[u8]) -> PathBuf {
