@@ -22,6 +22,7 @@ use tempfile::TempDir;
 
 use crate::config::{self, Loaded, Override, ProjectFile, Sources};
 use crate::store::ImageEntry;
+use crate::store::fuzz::Kind;
 use crate::supervisor::RunState;
 use crate::{cli, criu, cuda, job, store, supervisor};
 
@@ -48,27 +49,33 @@ fn folder() -> PathBuf {
     })
 }
 
-/// `f`ile as it is, with its checksum made right (`s`ealed), or as two `m`essages.
+/// `f`ile as it is, with its checksums made right (`s`), or as two `m`essages, also those of
+/// an encrypted store (`k`).
 #[must_use]
 pub fn manifest(input: &[u8]) -> bool {
     match input.split_first() {
         Some((b'f', file)) => {
-            let (accepted, entries) = store::fuzz::manifest(file);
+            let (accepted, entries) = store::fuzz::manifest(Kind::Plain, file);
             entries.iter().for_each(cli::fuzz::listed);
             accepted
         }
         Some((b's', file)) => store::fuzz::resealed_manifest(file),
-        Some((b'm', messages)) => store::fuzz::manifest_messages(messages),
+        Some((b'm', messages)) => store::fuzz::manifest_messages(Kind::Plain, messages),
+        Some((b'k', messages)) => store::fuzz::manifest_messages(Kind::Encrypted, messages),
         Some(_) | None => false,
     }
 }
 
-/// `f`ile, `c`hunk, en`e`coding and back; a `n`ame, a store's f`o`rmat, a `r`eason.
+/// `f`ile, `c`hunk, also that of an encrypted store (`x`), `e`ncoding and back; a `n`ame, a
+/// store's f`o`rmat, a `r`eason, a `k`ey and its c`h`eck.
 #[must_use]
 pub fn pack(input: &[u8]) -> bool {
     match input.split_first() {
         Some((b'f', file)) => store::fuzz::pack_file(file),
-        Some((b'c', chunk)) => store::fuzz::chunk(chunk),
+        Some((b'c', chunk)) => store::fuzz::chunk(Kind::Plain, chunk),
+        Some((b'x', chunk)) => store::fuzz::chunk(Kind::Encrypted, chunk),
+        Some((b'k', text)) => store::fuzz::key(text),
+        Some((b'h', text)) => store::fuzz::key_check_file(text),
         Some((b'e', raw)) => store::fuzz::round_trip(raw),
         Some((b'n', name)) => store::fuzz::file_name(&String::from_utf8_lossy(name)),
         Some((b'o', text)) => store::fuzz::format_file(text),
@@ -131,6 +138,7 @@ fn image_facts(meta: &[u8]) -> bool {
         stored_bytes: u64::MAX >> (number(3) % 64),
         meta: meta.to_vec(),
         damaged: None,
+        pinned: None,
     });
     supervisor::fuzz::image_facts(meta)
 }

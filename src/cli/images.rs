@@ -21,6 +21,10 @@ pub(super) struct Summary {
     pub trigger: Option<&'static str>,
     /// Why it cannot be restored.
     pub damaged: Option<String>,
+    /// Whether no rule removes it.
+    pub pinned: bool,
+    /// Why it is pinned, where that was said.
+    pub note: Option<String>,
 }
 
 impl From<&ImageEntry> for Summary {
@@ -37,8 +41,15 @@ impl From<&ImageEntry> for Summary {
                 .map(|facts| milliseconds(facts.freeze_seconds)),
             trigger: facts.as_ref().map(|facts| facts.trigger.as_str()),
             damaged: entry.damaged.clone(),
+            pinned: entry.pinned.is_some(),
+            note: note(entry),
         }
     }
+}
+
+/// What was said when the image was pinned, if anything.
+pub(super) fn note(entry: &ImageEntry) -> Option<String> {
+    entry.pinned.clone().filter(|note| !note.is_empty())
 }
 
 #[expect(

@@ -38,10 +38,7 @@ pub(super) fn table(images: &[Summary]) -> Table {
                 .freeze_ms
                 .map_or_else(|| "?".to_owned(), |ms| format!("{ms} ms")),
             image.trigger.unwrap_or("?").to_owned(),
-            image
-                .damaged
-                .as_ref()
-                .map_or_else(String::new, |reason| format!("damaged: {reason}")),
+            remarks(image),
         ]);
     }
     for column in 1..=4 {
@@ -50,6 +47,17 @@ pub(super) fn table(images: &[Summary]) -> Table {
         }
     }
     table
+}
+
+fn remarks(image: &Summary) -> String {
+    let pinned = image.pinned.then(|| match &image.note {
+        Some(note) => format!("pinned: {note}"),
+        None => "pinned".to_owned(),
+    });
+    let damaged = image.damaged.as_ref();
+    let damaged = damaged.map(|reason| format!("damaged: {reason}"));
+    let remarks: Vec<String> = pinned.into_iter().chain(damaged).collect();
+    remarks.join("; ")
 }
 
 /// `3m 20s`: whole seconds, the largest two units.

@@ -8,18 +8,25 @@ use std::process::ExitCode;
 use clap::error::{ContextKind, ErrorKind};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
-use crate::config::{ConfigError, Loaded, Override, Sources};
+use crate::config::{Config, ConfigError, Loaded, Override, Sources};
 use crate::criu::Search;
-use crate::store::{OpenError, Store};
-use crate::supervisor::{OURS, chain};
+use crate::store::Store;
+use crate::supervisor::{OURS, chain, read_key};
 
 mod config;
+mod copy;
 pub mod doctor;
+mod forget;
 #[cfg(any(fuzzing, test))]
 pub(crate) mod fuzz;
 mod images;
+mod key;
 mod list;
 mod output;
+mod pin;
+mod progress;
+mod prune;
+mod repair;
 mod run;
 mod show;
 mod snapshot;
@@ -86,16 +93,49 @@ enum Verb {
         #[arg(default_value = "latest")]
         image: String,
     },
-    /// Read images again and check every byte
+    /// Read images again, check every byte, name all that is bad
     Verify {
         /// Their ids, or `latest` [default: all]
         images: Vec<String>,
+    },
+    /// Heal damaged images where that is possible, remove those that are lost
+    Repair(repair::RepairArguments),
+    /// Copy an image into another store
+    Copy(copy::CopyArguments),
+    /// Keep an image whatever the rules say, until it is unpinned
+    Pin {
+        /// Its id, or `latest`
+        image: String,
+        /// Why, for those who read the list
+        #[arg(
+            long,
+            value_name = "TEXT",
+            default_value = "",
+            hide_default_value = true
+        )]
+        note: String,
+    },
+    /// Leave an image to the rules again
+    Unpin {
+        /// Its id, or `latest`
+        image: String,
+    },
+    /// Remove images: those named, or those that no rule keeps
+    Forget(forget::ForgetArguments),
+    /// Remove what no image needs, and give its space back
+    Prune {
+        /// Only say what would go
+        #[arg(long)]
+        dry_run: bool,
     },
     /// Check whether this machine can snapshot and restore jobs
     Doctor,
     /// Show the settings, and where they come from
     #[command(subcommand)]
     Config(config::ConfigVerb),
+    /// Make keys for encrypted stores
+    #[command(subcommand)]
+    Key(key::KeyVerb),
 }
 
 /// Runs the command line of this process.
@@ -152,12 +192,19 @@ fn dispatch(global: &Global, verb: Verb) -> Result<ExitCode, Failure> {
         Verb::List => list::run(global),
         Verb::Show { image } => show::run(global, &image),
         Verb::Verify { images } => verify::run(global, &images),
+        Verb::Repair(arguments) => repair::run(global, &arguments),
+        Verb::Copy(arguments) => copy::run(global, &arguments),
+        Verb::Pin { image, note } => pin::pin(global, &image, &note),
+        Verb::Unpin { image } => pin::unpin(global, &image),
+        Verb::Forget(arguments) => forget::run(global, &arguments),
+        Verb::Prune { dry_run } => prune::run(global, dry_run),
         Verb::Doctor => {
             let config = global.load(Vec::new())?.config;
             let search = Search::new(config.criu.path);
             Ok(doctor::run(global.json, &config.store, &search))
         }
         Verb::Config(verb) => config::run(global, &verb),
+        Verb::Key(verb) => key::run(&verb),
     }
 }
 
@@ -176,9 +223,14 @@ impl Global {
 
     /// Opens the store that is there.
     fn open(&self) -> Result<Store, Failure> {
-        let path = self.load(Vec::new())?.config.store;
-        Store::open(&path).map_err(|error: OpenError| error.into())
+        open(&self.load(Vec::new())?.config)
     }
+}
+
+/// Opens the store of these settings, with its key.
+fn open(config: &Config) -> Result<Store, Failure> {
+    let key = read_key(&config.encryption)?;
+    Ok(Store::open_with(&config.store, key.as_ref())?)
 }
 
 /// Explains a command line that clap does not understand; `ckpt-run ./train` lacks its `--`.

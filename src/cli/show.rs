@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
-use super::images::{find, timestamp};
+use super::images::{find, note, timestamp};
 use super::{Failure, Global, output};
 use crate::store::ImageId;
 use crate::supervisor::{ImageFacts, size};
@@ -18,6 +18,8 @@ struct Shown<'a> {
     raw_bytes: u64,
     stored_bytes: u64,
     damaged: Option<&'a str>,
+    pinned: bool,
+    note: Option<String>,
     #[serde(flatten)]
     facts: &'a ImageFacts,
     streams: Vec<StreamSize<'a>>,
@@ -41,6 +43,8 @@ pub(super) fn run(global: &Global, image: &str) -> Result<ExitCode, Failure> {
         raw_bytes: manifest.raw_bytes,
         stored_bytes: manifest.stored_bytes,
         damaged: entry.as_ref().and_then(|entry| entry.damaged.as_deref()),
+        pinned: entry.as_ref().is_some_and(|entry| entry.pinned.is_some()),
+        note: entry.as_ref().and_then(note),
         facts: &facts,
         streams: manifest
             .streams
@@ -63,6 +67,9 @@ fn text(image: &Shown<'_>) -> Result<String, std::fmt::Error> {
     writeln!(out, "image      {}", image.id)?;
     if let Some(reason) = image.damaged {
         writeln!(out, "damaged    {reason}")?;
+    }
+    if image.pinned {
+        writeln!(out, "pinned     {}", image.note.as_deref().unwrap_or("yes"))?;
     }
     writeln!(
         out,

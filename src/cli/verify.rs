@@ -1,96 +1,149 @@
 //! `ckpt-run verify`: reads images again and checks every byte.
 
 use std::process::ExitCode;
-use std::sync::Mutex;
 
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use super::images::find;
+use super::progress::Progress;
 use super::{Failure, Global, output};
-use crate::store::{ImageId, ReadError, Store};
+use crate::store::{BadRun, ImageId, ImageReport, Selection, Verdict};
 use crate::supervisor::{chain, size};
 
-/// Exit code when an image is not what it was.
-const DAMAGED: u8 = 1;
+/// Exit code when an image is not what it was, or this cannot be told.
+const NOT_WHOLE: u8 = 1;
 
-#[derive(Serialize)]
-struct Verdict {
-    id: ImageId,
+/// What is wrong with an image, in words. The CLI's JSON.
+#[derive(Debug, Serialize)]
+pub(super) struct Findings {
+    pub(super) id: ImageId,
     good: bool,
+    verdict: &'static str,
     raw_bytes: u64,
-    /// What is wrong.
-    problem: Option<String>,
+    /// Why it was set aside, which says nothing of its bytes.
+    pub(super) set_aside: Option<String>,
+    /// Why its manifest cannot be read.
+    manifest: Option<String>,
+    /// What is wrong with its packs.
+    packs: Vec<String>,
+    streams: Vec<Stream>,
+}
+
+#[derive(Debug, Serialize)]
+struct Stream {
+    name: String,
+    runs: Vec<Run>,
+}
+
+/// Chunks in a row, from the first to before the end.
+#[derive(Debug, Serialize)]
+struct Run {
+    first_chunk: usize,
+    end_chunk: usize,
+    first_byte: u64,
+    end_byte: u64,
+    pack: String,
+    problem: String,
+    #[serde(skip)]
+    text: String,
+}
+
+impl From<&ImageReport> for Findings {
+    fn from(report: &ImageReport) -> Self {
+        let verdict = report.verdict();
+        let streams = report.streams.iter().map(|stream| Stream {
+            name: stream.name.clone(),
+            runs: stream.runs.iter().map(Run::from).collect(),
+        });
+        Self {
+            id: report.id,
+            good: verdict == Verdict::Whole,
+            verdict: match verdict {
+                Verdict::Whole => "good",
+                Verdict::Damaged => "damaged",
+                Verdict::Unknown => "unknown",
+            },
+            raw_bytes: report.raw_bytes,
+            set_aside: report.set_aside.clone(),
+            manifest: report.manifest.as_ref().map(|error| chain(error)),
+            packs: report.packs.iter().map(|error| chain(error)).collect(),
+            streams: streams.collect(),
+        }
+    }
+}
+
+impl From<&BadRun> for Run {
+    fn from(run: &BadRun) -> Self {
+        Self {
+            first_chunk: run.chunks.start,
+            end_chunk: run.chunks.end,
+            first_byte: run.bytes.start,
+            end_byte: run.bytes.end,
+            pack: run.pack.to_string(),
+            problem: run.fault.to_string(),
+            text: run.to_string(),
+        }
+    }
+}
+
+impl Findings {
+    /// Everything that is wrong, a line each.
+    pub(super) fn problems(&self) -> Vec<String> {
+        let streams = self.streams.iter().flat_map(|stream| {
+            let text = |run: &Run| format!("{}: {}", stream.name, run.text);
+            stream.runs.iter().map(text)
+        });
+        let manifest = self.manifest.iter().cloned();
+        manifest
+            .chain(self.packs.iter().cloned())
+            .chain(streams)
+            .collect()
+    }
+
+    fn text(&self) -> String {
+        let mut lines = self.problems().into_iter();
+        let head = match self.verdict {
+            "good" => format!("{} good ({})", self.id, size(self.raw_bytes)),
+            verdict => {
+                let first = lines.next().unwrap_or_default();
+                format!("{} {}: {first}", self.id, verdict.to_uppercase())
+            }
+        };
+        let mark = self.set_aside.iter();
+        let mark = mark.map(|reason| format!("set aside: {reason}"));
+        let more = lines.chain(mark).map(|line| format!("       {line}\n"));
+        format!("{head}\n{}", more.collect::<String>())
+    }
 }
 
 pub(super) fn run(global: &Global, names: &[String]) -> Result<ExitCode, Failure> {
     let store = global.open()?;
-    let images = if names.is_empty() {
-        store.images()?.into_iter().map(|image| image.id).collect()
-    } else {
-        names
-            .iter()
-            .map(|name| find(&store, name))
-            .collect::<Result<Vec<_>, _>>()?
-    };
-    let verdicts = images
-        .into_iter()
-        .map(|id| verify(&store, id))
+    let named = names
+        .iter()
+        .map(|name| find(&store, name))
         .collect::<Result<Vec<_>, _>>()?;
-    let all_good = verdicts.iter().all(|verdict| verdict.good);
-    if global.json {
-        output::print_json(&verdicts)?;
-    } else {
-        for verdict in &verdicts {
-            output::print(&line(verdict))?;
-        }
+    let images = match &named[..] {
+        [] => Selection::All,
+        ids => Selection::These(ids),
+    };
+    let progress = Progress::new("verify");
+    let report = store.verify_all(images, &|done, total| progress.show(done, total))?;
+    drop(progress);
+    for image in &report.gone {
+        output::say(&format!(
+            "image {image} was removed while it was being read"
+        ));
     }
-    Ok(if all_good {
+    let findings: Vec<Findings> = report.images.iter().map(Findings::from).collect();
+    if global.json {
+        output::print_json(&findings)?;
+    } else {
+        let lines: Vec<String> = findings.iter().map(Findings::text).collect();
+        output::print(&lines.concat())?;
+    }
+    Ok(if report.is_whole() {
         ExitCode::SUCCESS
     } else {
-        ExitCode::from(DAMAGED)
+        ExitCode::from(NOT_WHOLE)
     })
-}
-
-/// Only what is wrong with the image itself is a verdict.
-fn verify(store: &Store, id: ImageId) -> Result<Verdict, Failure> {
-    // Draws on a terminal only.
-    let bar = ProgressBar::new(0).with_prefix(id.to_string());
-    if let Ok(style) = ProgressStyle::with_template(
-        "{prefix} {bar:30} {bytes}/{total_bytes} {binary_bytes_per_sec}",
-    ) {
-        bar.set_style(style);
-    }
-    let shown = Mutex::new(&bar);
-    let result = store.verify(id, &|done, total| {
-        if let Ok(bar) = shown.lock() {
-            bar.set_length(total);
-            bar.set_position(done);
-        }
-    });
-    bar.finish_and_clear();
-    match result {
-        Ok(verified) => Ok(Verdict {
-            id,
-            good: true,
-            raw_bytes: verified.raw_bytes,
-            problem: None,
-        }),
-        Err(error) if error.is_damage() && !matches!(error, ReadError::Missing { .. }) => {
-            Ok(Verdict {
-                id,
-                good: false,
-                raw_bytes: 0,
-                problem: Some(chain(&error)),
-            })
-        }
-        Err(error) => Err(error.into()),
-    }
-}
-
-fn line(verdict: &Verdict) -> String {
-    match &verdict.problem {
-        None => format!("{} good ({})\n", verdict.id, size(verdict.raw_bytes)),
-        Some(problem) => format!("{} DAMAGED: {problem}\n", verdict.id),
-    }
 }

@@ -213,6 +213,12 @@ pub enum Invalid {
         /// The text.
         given: String,
     },
+    /// Not a command that a shell can be given.
+    #[error("{given:?} holds a zero byte")]
+    Command {
+        /// The text.
+        given: String,
+    },
     /// Not a path that can be used as it is.
     #[error("{given:?} {reason}")]
     Path {

@@ -14,7 +14,7 @@ use toml::Value as Shown;
 use super::model::Choice;
 use super::units::{format_duration, format_exit_status, format_size, parse_exit_status, shown};
 use super::value::Value;
-use super::{Buffer, Config, Cpus, CronExpression, Interval, Invalid, RestartLimit};
+use super::{Buffer, Config, Cpus, CronExpression, Encryption, Interval, Invalid, RestartLimit};
 
 /// In seconds.
 const DAY: u64 = 24 * 3600;
@@ -38,6 +38,12 @@ const LEVEL: RangeInclusive<i64> = -7..=19;
 const CPUS: RangeInclusive<i64> = 1..=1024;
 /// Reading all manifests of a store stays a matter of seconds.
 const KEEP_LAST: RangeInclusive<i64> = 1..=100_000;
+/// As many images as `keep_last` can keep, one every hour; a longer time is a typing error.
+const KEEP_WITHIN: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(100_000 * 3600);
+/// As `KEEP_LAST`, where none makes sense.
+const KEEP_PERIODS: RangeInclusive<i64> = 0..=100_000;
+/// Above, there is no such disk.
+const MIN_FREE: RangeInclusive<u64> = 0..=1 << 50;
 /// -1 is no limit; above, it might as well be.
 const RESTARTS: RangeInclusive<i64> = -1..=1_000_000;
 /// Below 1 the waits would get shorter; above 100 the second is the longest.
@@ -74,6 +80,9 @@ impl Key {
 /// Paths of the two keys that exclude each other.
 pub(super) const INTERVAL_PATH: &str = "snapshot.interval";
 pub(super) const CRON_PATH: &str = "snapshot.cron";
+/// Paths of the two other keys that exclude each other.
+pub(super) const KEY_FILE_PATH: &str = "encryption.key_file";
+pub(super) const KEY_COMMAND_PATH: &str = "encryption.key_command";
 /// Paths of the two waits that limit each other.
 pub(super) const BACKOFF_PATH: &str = "restart.backoff";
 pub(super) const BACKOFF_MAX_PATH: &str = "restart.backoff_max";
@@ -114,6 +123,11 @@ pub(super) const KEYS: &[Key] = &[
         },
     },
     Key {
+        path: "snapshot.min_free",
+        set: |config, value| set(&mut config.snapshot.min_free, value.size(&MIN_FREE)),
+        get: |config| size(config.snapshot.min_free),
+    },
+    Key {
         path: "snapshot.grace",
         set: |config, value| set(&mut config.snapshot.grace, value.duration(&WAIT_OR_NOT)),
         get: |config| duration(config.snapshot.grace),
@@ -148,6 +162,54 @@ pub(super) const KEYS: &[Key] = &[
         path: "retention.keep_last",
         set: |config, value| set(&mut config.retention.keep_last, narrow(value, &KEEP_LAST)),
         get: |config| Shown::from(config.retention.keep_last),
+    },
+    Key {
+        path: "retention.keep_within",
+        set: |config, value| {
+            let time = value.duration(&KEEP_WITHIN);
+            set(&mut config.retention.keep_within, time)
+        },
+        get: |config| duration(config.retention.keep_within),
+    },
+    Key {
+        path: "retention.keep_hourly",
+        set: |config, value| {
+            let hours = narrow(value, &KEEP_PERIODS);
+            set(&mut config.retention.keep_hourly, hours)
+        },
+        get: |config| Shown::from(config.retention.keep_hourly),
+    },
+    Key {
+        path: "retention.keep_daily",
+        set: |config, value| {
+            let days = narrow(value, &KEEP_PERIODS);
+            set(&mut config.retention.keep_daily, days)
+        },
+        get: |config| Shown::from(config.retention.keep_daily),
+    },
+    Key {
+        path: KEY_FILE_PATH,
+        set: |config, value| {
+            let file = optional_path(value)?.map(Encryption::KeyFile);
+            set_encryption(config, KEY_FILE_PATH, file);
+            Ok(())
+        },
+        get: |config| match &config.encryption {
+            Encryption::KeyFile(path) => Shown::String(path.to_string_lossy().into_owned()),
+            Encryption::KeyCommand(_) | Encryption::Off => optional(None),
+        },
+    },
+    Key {
+        path: KEY_COMMAND_PATH,
+        set: |config, value| {
+            let command = command(value)?.map(Encryption::KeyCommand);
+            set_encryption(config, KEY_COMMAND_PATH, command);
+            Ok(())
+        },
+        get: |config| match &config.encryption {
+            Encryption::KeyCommand(command) => Shown::from(command.as_str()),
+            Encryption::KeyFile(_) | Encryption::Off => optional(None),
+        },
     },
     Key {
         path: "restart.policy",
@@ -229,6 +291,33 @@ pub(super) const KEYS: &[Key] = &[
 fn set<T>(field: &mut T, value: Result<T, Invalid>) -> Result<(), Invalid> {
     *field = value?;
     Ok(())
+}
+
+/// The key that gave this setting.
+pub(super) fn encryption_path(encryption: &Encryption) -> Option<&'static str> {
+    match encryption {
+        Encryption::Off => None,
+        Encryption::KeyFile(_) => Some(KEY_FILE_PATH),
+        Encryption::KeyCommand(_) => Some(KEY_COMMAND_PATH),
+    }
+}
+
+/// Either key ends the other; "" ends only its own.
+fn set_encryption(config: &mut Config, path: &str, given: Option<Encryption>) {
+    let is_own = encryption_path(&config.encryption) == Some(path);
+    config.encryption = match given {
+        Some(given) => given,
+        None if is_own => Encryption::Off,
+        None => return,
+    };
+}
+
+fn command(value: &Value) -> Result<Option<String>, Invalid> {
+    let text = value.text()?;
+    if text.contains('\0') {
+        return Err(Invalid::Command { given: shown(text) });
+    }
+    Ok(Some(text.to_owned()).filter(|text| !text.trim().is_empty()))
 }
 
 fn path(value: &Value) -> Result<PathBuf, Invalid> {

@@ -2,7 +2,8 @@
 //!
 //! Later places win, key by key. The schedule is one decision in two keys: a
 //! place that gives `snapshot.interval` ends a `snapshot.cron` from further
-//! below, and one place that gives both contradicts itself.
+//! below, and one place that gives both contradicts itself. So it is with the two
+//! keys that say where the store's key is.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,12 +11,18 @@ use std::fmt::Write as _;
 use serde::{Serialize, Serializer};
 
 use super::file::{read_if_there, read_project};
-use super::keys::{BACKOFF_MAX_PATH, BACKOFF_PATH, CRON_PATH, INTERVAL_PATH, KEYS, Key};
+use super::keys::{
+    BACKOFF_MAX_PATH, BACKOFF_PATH, CRON_PATH, INTERVAL_PATH, KEY_COMMAND_PATH, KEY_FILE_PATH,
+    KEYS, Key, encryption_path,
+};
 use super::layer::{Entry, environment_layer, flag_layer, toml_layer};
 use super::{Config, ConfigError, Origin, Sources};
 
 /// The commented file with every key, built into the program.
 pub const DEFAULT_TOML: &str = include_str!("../../config/default.toml");
+
+/// Why two keys exclude each other.
+const ONE_OF_TWO: &str = "only one can be given; remove the other";
 
 /// Settings, and where each of them came from.
 #[derive(Debug, Clone, PartialEq)]
@@ -73,6 +80,7 @@ impl Loaded {
     /// Sets what one place says.
     fn lay(&mut self, layer: Vec<Entry>) -> Result<(), ConfigError> {
         let mut here: BTreeMap<&'static str, Origin> = BTreeMap::new();
+        let mut key_given: Option<(Origin, &'static str)> = None;
         for entry in layer {
             let path = entry.key.path;
             (entry.key.set)(&mut self.config, &entry.value).map_err(|problem| {
@@ -86,9 +94,20 @@ impl Loaded {
                 let why = "both set the same key; keep one";
                 return Err(contradiction((first, path), (entry.origin, path), why));
             }
+            if encryption_path(&self.config.encryption) == Some(path) {
+                let second = (entry.origin, path);
+                if let Some(first) = key_given.replace(second.clone()) {
+                    return Err(contradiction(first, second, ONE_OF_TWO));
+                }
+            }
         }
         if let Some(interval) = here.get(INTERVAL_PATH) {
             self.end_cron(interval.clone(), here.get(CRON_PATH).cloned())?;
+        }
+        if let Some((origin, _)) = key_given {
+            // What the other key has, it has from here: nothing.
+            here.insert(KEY_FILE_PATH, origin.clone());
+            here.insert(KEY_COMMAND_PATH, origin);
         }
         let here = here.into_iter();
         self.origins
@@ -107,11 +126,7 @@ impl Loaded {
             }
             (None, _) => return Ok(()),
         };
-        Err(contradiction(
-            first,
-            second,
-            "only one can be given; remove the other",
-        ))
+        Err(contradiction(first, second, ONE_OF_TWO))
     }
 
     fn check_backoff(&self) -> Result<(), ConfigError> {

@@ -23,6 +23,8 @@ pub struct Config {
     pub snapshot: Snapshot,
     /// `[retention]`: which images are kept.
     pub retention: Retention,
+    /// `[encryption]`: whether images are encrypted.
+    pub encryption: Encryption,
     /// `[restart]`: what happens when the job ends.
     pub restart: Restart,
     /// `[restore]`.
@@ -55,6 +57,8 @@ pub struct Snapshot {
     pub cron: Option<CronExpression>,
     /// Host memory for an image on its way to the disk.
     pub buffer: Buffer,
+    /// Bytes that stay free where the store is; 0 is no check.
+    pub min_free: u64,
     /// Time for the last snapshot after a request to stop.
     pub grace: Duration,
     /// Time for submitted GPU work to finish; fits 32 bits of milliseconds.
@@ -99,6 +103,23 @@ pub enum Cpus {
 pub struct Retention {
     /// Newest images to keep, at least 1.
     pub keep_last: u32,
+    /// Images that are not older are kept.
+    pub keep_within: Duration,
+    /// Hours of which the newest image is kept.
+    pub keep_hourly: u32,
+    /// Days of which the newest image is kept.
+    pub keep_daily: u32,
+}
+
+/// `[encryption]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Encryption {
+    /// None.
+    Off,
+    /// With the key in a file.
+    KeyFile(PathBuf),
+    /// With the key that a shell command prints.
+    KeyCommand(String),
 }
 
 /// `[restore]`.
@@ -293,13 +314,20 @@ impl Default for Config {
                 interval: Interval::Every(Duration::from_secs(15 * 60)),
                 cron: None,
                 buffer: Buffer::Auto,
+                min_free: 1 << 30,
                 grace: Duration::from_secs(60),
                 lock_timeout: Duration::from_secs(30),
                 timeout: Duration::from_secs(10 * 60),
                 level: 1,
                 cpus: Cpus::Auto,
             },
-            retention: Retention { keep_last: 5 },
+            retention: Retention {
+                keep_last: 5,
+                keep_within: Duration::ZERO,
+                keep_hourly: 0,
+                keep_daily: 0,
+            },
+            encryption: Encryption::Off,
             restart: Restart {
                 policy: RestartPolicy::OnFailure,
                 max: RestartLimit::Times(3),

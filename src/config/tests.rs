@@ -240,6 +240,49 @@ fn the_later_place_decides_between_interval_and_cron() {
 }
 
 #[test]
+fn the_later_place_decides_between_key_file_and_key_command() {
+    let machine = Machine::new()
+        .file("user.toml", "encryption.key_file = '/k'")
+        .project("encryption.key_command = 'pass show k'");
+    let loaded = machine.load();
+    let command = Encryption::KeyCommand("pass show k".to_owned());
+    assert_eq!(loaded.config.encryption, command);
+    let origin = loaded.origins["encryption.key_file"].to_string();
+    assert!(origin.ends_with("ckpt-run.toml:1"), "{origin}");
+
+    let machine = machine.variable("CKPT_RUN_ENCRYPTION_KEY_FILE", "/v");
+    let file = Encryption::KeyFile(PathBuf::from("/v"));
+    assert_eq!(machine.load().config.encryption, file);
+    let machine = machine.flag("--none", "encryption.key_file", "");
+    assert_eq!(machine.load().config.encryption, Encryption::Off);
+}
+
+#[test]
+fn an_empty_key_ends_only_itself() {
+    let machine = Machine::new()
+        .file("user.toml", "encryption.key_file = '/k'")
+        .project("encryption.key_command = ' '");
+    let file = Encryption::KeyFile(PathBuf::from("/k"));
+    assert_eq!(machine.load().config.encryption, file);
+}
+
+#[test]
+fn one_place_with_key_file_and_key_command_contradicts_itself() {
+    let both = "[encryption]\nkey_file = '/k'\nkey_command = 'pass show k'";
+    let refusal = Machine::new().project(both).refusal();
+    for part in [
+        "ckpt-run.toml:2: encryption.key_file",
+        "ckpt-run.toml:3: encryption.key_command",
+        "only one can be given",
+    ] {
+        assert!(refusal.contains(part), "{refusal}");
+    }
+    let one = "[encryption]\nkey_file = '/k'\nkey_command = ''";
+    let file = Encryption::KeyFile(PathBuf::from("/k"));
+    assert_eq!(Machine::new().project(one).load().config.encryption, file);
+}
+
+#[test]
 fn one_key_by_two_variables_is_a_contradiction() {
     let machine = Machine::new()
         .variable("CKPT_RUN_CRIU", "/a")

@@ -151,6 +151,7 @@ impl Value {
             | Invalid::Neither { .. }
             | Invalid::Cron { .. }
             | Invalid::ExitStatus { .. }
+            | Invalid::Command { .. }
             | Invalid::Path { .. } => problem,
         })
     }

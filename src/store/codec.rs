@@ -1,10 +1,25 @@
-//! How the bytes of a chunk are stored: as they are, or compressed with zstd where a
-//! sample says that it pays.
+//! How the bytes of a chunk are stored: as they are, as byte planes, or compressed with
+//! zstd, whichever a sample says pays.
 //!
+//! ```text
+//! chunk ─▶ sampler ─┬─▶ raw     keys, compressed files, noise
+//!                   ├─▶ planes  weights, gradients, moments of an optimizer
+//!                   └─▶ zstd    text, heaps, code
+//! ```
 //! Works on slices; knows nothing of packs or threads. One encoder or decoder a thread.
+
+mod planes;
+mod sampler;
+mod shuffle;
+#[cfg(test)]
+pub(super) mod tests;
 
 use std::io;
 
+use zstd::bulk::{Compressor, Decompressor};
+
+use self::planes::{HEADERS_BYTES_MAX, Packer, Unpacker};
+use self::sampler::{Choice, Sampler};
 use super::chunk::CHUNK_BYTES;
 
 /// The form of a stored chunk. The numbers are those on disk.
@@ -15,6 +30,9 @@ pub enum Codec {
     Raw = 1,
     /// One zstd frame.
     Zstd = 2,
+    /// The bytes of numbers, sorted by their place in the number, the uneven ones
+    /// entropy coded.
+    Planes = 3,
 }
 
 impl Codec {
@@ -22,154 +40,127 @@ impl Codec {
         match byte {
             1 => Some(Self::Raw),
             2 => Some(Self::Zstd),
+            3 => Some(Self::Planes),
             _ => None,
         }
     }
+
+    /// Whether a chunk of `raw_len` bytes can be as long as that in this form.
+    pub(super) fn fits(self, stored_len: u32, raw_len: u32) -> bool {
+        match self {
+            Self::Raw => stored_len == raw_len,
+            Self::Zstd | Self::Planes => (1..raw_len).contains(&stored_len),
+        }
+    }
 }
 
-/// Below this a chunk is its own sample.
-const SAMPLED_BYTES_MIN: usize = 64 * 1024;
-/// Taken from the beginning and from the middle: a sixteenth of a full chunk.
-const SAMPLE_PART_BYTES: usize = 8 * 1024;
 /// Compression pays when it saves a thirty-second: less does not make up for the
-/// time that the restore takes to decompress.
+/// time that the restore takes to undo it.
 const SAVED_FRACTION: usize = 32;
-
-/// Compresses chunks, with its own memory.
-pub(super) struct Encoder {
-    zstd: zstd::bulk::Compressor<'static>,
-    sample: Vec<u8>,
-    output: Vec<u8>,
-}
-
-impl Encoder {
-    /// `level` as zstd has it; it clamps what it does not know.
-    pub(super) fn new(level: i32) -> io::Result<Self> {
-        Ok(Self {
-            zstd: zstd::bulk::Compressor::new(level)?,
-            sample: Vec::with_capacity(2 * SAMPLE_PART_BYTES),
-            output: Vec::with_capacity(zstd::zstd_safe::compress_bound(CHUNK_BYTES)),
-        })
-    }
-
-    /// The stored form of a chunk, which is never longer than the chunk.
-    pub(super) fn encode<'a>(&'a mut self, raw: &'a [u8]) -> io::Result<(Codec, &'a [u8])> {
-        if !self.sample_pays(raw)? {
-            return Ok((Codec::Raw, raw));
-        }
-        self.output.clear();
-        let len = self.zstd.compress_to_buffer(raw, &mut self.output)?;
-        if pays(len, raw.len()) {
-            Ok((Codec::Zstd, &self.output))
-        } else {
-            Ok((Codec::Raw, raw))
-        }
-    }
-
-    fn sample_pays(&mut self, raw: &[u8]) -> io::Result<bool> {
-        if raw.len() < SAMPLED_BYTES_MIN {
-            return Ok(true);
-        }
-        let middle = raw.len() / 2;
-        self.sample.clear();
-        self.sample.extend_from_slice(&raw[..SAMPLE_PART_BYTES]);
-        self.sample
-            .extend_from_slice(&raw[middle..middle + SAMPLE_PART_BYTES]);
-        self.output.clear();
-        let len = self
-            .zstd
-            .compress_to_buffer(&self.sample[..], &mut self.output)?;
-        Ok(pays(len, self.sample.len()))
-    }
-}
 
 fn pays(compressed: usize, raw: usize) -> bool {
     compressed + raw / SAVED_FRACTION < raw
 }
 
-/// Restores chunks.
-pub(super) struct Decoder {
-    zstd: zstd::bulk::Decompressor<'static>,
+/// Compresses chunks, with its own memory: two to three MiB at level 1.
+pub struct Encoder {
+    sampler: Sampler,
+    zstd: Compressor<'static>,
+    packer: Packer,
+    output: Vec<u8>,
 }
 
-impl Decoder {
-    pub(super) fn new() -> io::Result<Self> {
+impl Encoder {
+    /// `level` as zstd has it; it clamps what it does not know. Planes do not depend on it.
+    ///
+    /// # Errors
+    /// There is no memory for zstd.
+    pub fn new(level: i32) -> io::Result<Self> {
+        let room = zstd::zstd_safe::compress_bound(CHUNK_BYTES) + HEADERS_BYTES_MAX;
         Ok(Self {
-            zstd: zstd::bulk::Decompressor::new()?,
+            sampler: Sampler::new(level)?,
+            zstd: Compressor::new(level)?,
+            packer: Packer::new()?,
+            output: vec![0; room],
         })
     }
 
-    /// Decompresses a frame into all of `raw`; a frame that holds more or less than that
-    /// is an error.
-    pub(super) fn decompress(&mut self, stored: &[u8], raw: &mut [u8]) -> io::Result<()> {
-        let len = self.zstd.decompress_to_buffer(stored, raw)?;
-        if len == raw.len() {
-            Ok(())
+    /// The stored form of a chunk, which is never longer than the chunk.
+    ///
+    /// # Errors
+    /// The bytes are more than a chunk has, or zstd failed.
+    pub fn encode<'a>(&'a mut self, raw: &'a [u8]) -> io::Result<(Codec, &'a [u8])> {
+        check_len(raw)?;
+        let (codec, len) = match self.sampler.choose(raw)? {
+            Choice::Raw => return Ok((Codec::Raw, raw)),
+            Choice::Zstd => {
+                let len = self.zstd.compress_to_buffer(raw, &mut self.output[..])?;
+                (Codec::Zstd, len)
+            }
+            Choice::Planes(plan) => {
+                let len = self.packer.pack(raw, plan, &mut self.output)?;
+                (Codec::Planes, len)
+            }
+        };
+        if pays(len, raw.len()) {
+            Ok((codec, &self.output[..len]))
         } else {
-            Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                format!("{len} bytes where {} are expected", raw.len()),
-            ))
+            Ok((Codec::Raw, raw))
         }
     }
 }
 
-#[cfg(test)]
-pub(super) mod tests {
-    use super::*;
+/// Restores chunks, with its own memory.
+pub struct Decoder {
+    zstd: Decompressor<'static>,
+    unpacker: Unpacker,
+}
 
-    /// Bytes that do not compress, the same for the same seed.
-    pub(in crate::store) fn noise(seed: u64, len: usize) -> Vec<u8> {
-        let mut bytes = vec![0; len];
-        let mut hasher = blake3::Hasher::new();
-        hasher.update(&seed.to_le_bytes());
-        hasher.finalize_xof().fill(&mut bytes);
-        bytes
+impl Decoder {
+    /// # Errors
+    /// There is no memory for zstd.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self {
+            zstd: Decompressor::new()?,
+            unpacker: Unpacker::new(),
+        })
     }
 
-    fn text(len: usize) -> Vec<u8> {
-        b"what repeats itself compresses. "
-            .iter()
-            .copied()
-            .cycle()
-            .take(len)
-            .collect()
-    }
-
-    #[test]
-    fn what_pays_is_compressed_and_the_rest_is_not() {
-        let mut encoder = Encoder::new(1).unwrap();
-        for len in [1000, CHUNK_BYTES] {
-            let (codec, stored) = encoder
-                .encode(&noise(1, len))
-                .map(|(c, s)| (c, s.len()))
-                .unwrap();
-            assert_eq!((codec, stored), (Codec::Raw, len));
-            let (codec, stored) = encoder
-                .encode(&text(len))
-                .map(|(c, s)| (c, s.len()))
-                .unwrap();
-            assert_eq!(codec, Codec::Zstd);
-            assert!(stored < len / 4, "{stored}");
+    /// Fills all of `raw` from the stored form of a chunk, which may be any bytes. On an
+    /// error `raw` holds anything.
+    ///
+    /// # Errors
+    /// The stored bytes are not that form of a chunk of this length.
+    pub fn decode(&mut self, codec: Codec, stored: &[u8], raw: &mut [u8]) -> io::Result<()> {
+        check_len(raw)?;
+        match codec {
+            Codec::Raw if stored.len() == raw.len() => raw.copy_from_slice(stored),
+            Codec::Raw => return Err(damaged("another length than the chunk's")),
+            Codec::Zstd => unpack_frame(&mut self.zstd, stored, raw)?,
+            Codec::Planes => self.unpacker.unpack(&mut self.zstd, stored, raw)?,
         }
-        let (codec, _) = encoder.encode(b"x").unwrap();
-        assert_eq!(codec, Codec::Raw);
+        Ok(())
     }
+}
 
-    #[test]
-    fn a_frame_of_another_length_is_an_error() {
-        let mut encoder = Encoder::new(1).unwrap();
-        let raw = text(5000);
-        let (_, stored) = encoder.encode(&raw).unwrap();
-        let mut decoder = Decoder::new().unwrap();
-        let mut exact = vec![0; 5000];
-        decoder.decompress(stored, &mut exact).unwrap();
-        assert_eq!(exact, raw);
-        for len in [0, 4999, 5001] {
-            assert!(
-                decoder.decompress(stored, &mut vec![0; len]).is_err(),
-                "{len}"
-            );
-        }
+fn check_len(raw: &[u8]) -> io::Result<()> {
+    if raw.len() <= CHUNK_BYTES {
+        return Ok(());
     }
+    let message = format!("{} bytes are more than a chunk", raw.len());
+    Err(io::Error::new(io::ErrorKind::InvalidInput, message))
+}
+
+/// Decompresses a frame into all of `raw`.
+fn unpack_frame(zstd: &mut Decompressor<'static>, frame: &[u8], raw: &mut [u8]) -> io::Result<()> {
+    let len = zstd.decompress_to_buffer(frame, raw)?;
+    if len == raw.len() {
+        Ok(())
+    } else {
+        Err(damaged("a frame of another length"))
+    }
+}
+
+fn damaged(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
 }

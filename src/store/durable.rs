@@ -5,13 +5,13 @@
 //! is synced. Every small file of a store goes this way, and the run state of the
 //! caller too. Knows nothing of what it writes.
 
-use std::fs::{DirBuilder, File, Permissions};
-use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::io;
 use std::path::{Path, PathBuf};
 
+use super::disk;
+
 /// How names of temporary files begin, so that a sweep finds those of a killed writer.
-pub(super) const TEMPORARY_PREFIX: &str = ".tmp-";
+pub const TEMPORARY_PREFIX: &str = ".tmp-";
 
 /// A durable write that did not happen, or of which it is not known whether it lasts.
 #[derive(Debug, thiserror::Error)]
@@ -99,24 +99,25 @@ pub fn write_program(path: &Path, content: &[u8]) -> Result<(), DurableError> {
 
 fn replace(path: &Path, content: &[u8], mode: u32) -> Result<(), DurableError> {
     let folder = folder_of(path);
-    let mut file = tempfile::Builder::new()
+    let temporary = tempfile::Builder::new()
         .prefix(TEMPORARY_PREFIX)
-        .permissions(Permissions::from_mode(mode))
-        .tempfile_in(folder)
+        .make_in(folder, |path| disk::create_new(path, mode))
         .map_err(|source| DurableError::CreateTemporary {
             path: folder.to_owned(),
             source,
         })?;
-    file.write_all(content)
-        .and_then(|()| file.as_file().sync_all())
+    disk::write_at(temporary.as_file(), content, 0)
+        .and_then(|()| disk::sync(temporary.as_file()))
         .map_err(|source| DurableError::Write {
             path: path.to_owned(),
             source,
         })?;
-    file.persist(path).map_err(|failed| DurableError::Rename {
+    let mut temporary = temporary.into_temp_path();
+    disk::rename(&temporary, path).map_err(|source| DurableError::Rename {
         path: path.to_owned(),
-        source: failed.error,
+        source,
     })?;
+    temporary.disable_cleanup(true); // nothing has that name any more
     sync_folder(folder)
 }
 
@@ -125,12 +126,10 @@ fn replace(path: &Path, content: &[u8], mode: u32) -> Result<(), DurableError> {
 /// # Errors
 /// The folder cannot be opened or synced.
 pub fn sync_folder(path: &Path) -> Result<(), DurableError> {
-    File::open(path)
-        .and_then(|folder| folder.sync_all())
-        .map_err(|source| DurableError::SyncFolder {
-            path: path.to_owned(),
-            source,
-        })
+    disk::sync_folder(path).map_err(|source| DurableError::SyncFolder {
+        path: path.to_owned(),
+        source,
+    })
 }
 
 /// Creates a folder of mode 0700, or leaves the one that is there as it is.
@@ -160,7 +159,7 @@ pub(super) fn create_parents(path: &Path) -> Result<(), DurableError> {
 /// may: whoever created it may have been killed before syncing.
 fn create_folder_with(path: &Path, mode: u32) -> Result<(), DurableError> {
     let parent = folder_of(path);
-    match DirBuilder::new().mode(mode).create(path) {
+    match disk::create_folder(path, mode) {
         Ok(()) => sync_folder(parent),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => match sync_folder(parent) {
             Err(error) if error.io_error().kind() == io::ErrorKind::PermissionDenied => Ok(()),
@@ -176,7 +175,7 @@ fn create_folder_with(path: &Path, mode: u32) -> Result<(), DurableError> {
 /// Removes a file, or does nothing where there is none. It lasts once the folder is
 /// synced, which the caller does once for many.
 pub(super) fn remove(path: &Path) -> Result<(), DurableError> {
-    match std::fs::remove_file(path) {
+    match disk::remove_file(path) {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(source) => Err(DurableError::Remove {
@@ -195,6 +194,8 @@ fn folder_of(path: &Path) -> &Path {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]

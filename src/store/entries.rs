@@ -31,6 +31,8 @@ pub struct ImageEntry {
     pub meta: Vec<u8>,
     /// Why it must not be restored: it was set aside, or its manifest cannot be read.
     pub damaged: Option<String>,
+    /// The note of its pin, perhaps empty; `None` if it is not pinned.
+    pub pinned: Option<String>,
 }
 
 /// An image's number and what its manifest says in short.
@@ -54,11 +56,13 @@ impl Store {
     /// # Errors
     /// [`ReadError::Missing`] or [`ReadError::Manifest`].
     pub fn manifest(&self, id: ImageId) -> Result<Manifest, ReadError> {
-        wire::read_manifest(&self.manifest_file(id), id).map_err(|source| match source {
-            ManifestError::Read(error) if error.kind() == io::ErrorKind::NotFound => {
-                ReadError::Missing { image: id }
+        wire::read_manifest(&self.manifest_file(id), id, self.secrets()).map_err(|source| {
+            match source {
+                ManifestError::Read(error) if error.kind() == io::ErrorKind::NotFound => {
+                    ReadError::Missing { image: id }
+                }
+                source => ReadError::Manifest { image: id, source },
             }
-            source => ReadError::Manifest { image: id, source },
         })
     }
 
@@ -74,7 +78,7 @@ impl Store {
     /// The summaries of all manifests, oldest first.
     pub(super) fn summaries(&self) -> Result<Vec<Found>, ReadError> {
         let found = self.ids()?.into_iter().filter_map(|id| {
-            match wire::read_summary(&self.manifest_file(id), id) {
+            match wire::read_summary(&self.manifest_file(id), id, self.secrets()) {
                 Err(ManifestError::Read(error)) if error.kind() == io::ErrorKind::NotFound => None,
                 summary => Some(Found { id, summary }),
             }
@@ -96,6 +100,7 @@ impl Store {
             stored_bytes: summary.stored_bytes,
             meta: summary.meta,
             damaged: mark.or(unreadable),
+            pinned: self.pin_note(found.id),
         }
     }
 
@@ -123,7 +128,11 @@ pub(super) fn plain_text(text: &str) -> String {
 fn manifest_id(kind: FileKind) -> Option<ImageId> {
     match kind {
         FileKind::Manifest(id) => Some(id),
-        FileKind::Damaged(_) | FileKind::Pack(_) | FileKind::Temporary | FileKind::Foreign => None,
+        FileKind::Damaged(_)
+        | FileKind::Pinned(_)
+        | FileKind::Pack(_)
+        | FileKind::Temporary
+        | FileKind::Foreign => None,
     }
 }
 

@@ -71,6 +71,9 @@ pub enum WriteError {
     /// zstd failed.
     #[error("cannot compress a chunk")]
     Compress(#[source] io::Error),
+    /// The kernel has no random bytes.
+    #[error("cannot encrypt a chunk")]
+    Seal(#[source] io::Error),
     /// A pack cannot be written.
     #[error("cannot write {path}")]
     Pack {
@@ -122,6 +125,7 @@ impl WriteError {
             | Self::TooManyChunks
             | Self::MetaTooLarge { .. }
             | Self::Compress(_)
+            | Self::Seal(_)
             | Self::Manifest { .. }
             | Self::WorkerPanicked
             | Self::Aborted => false,

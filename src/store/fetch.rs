@@ -1,4 +1,4 @@
-//! Getting one stored chunk back: read, check, decompress, and compare with its name.
+//! Getting one stored chunk back: read, check, open, decompress, and compare with its name.
 //!
 //! The only way by which bytes leave a pack; nothing that fails the comparison does. The
 //! check of the stored bytes finds what changes them without changing what they
@@ -6,7 +6,8 @@
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::chunk::{self, CHUNK_BYTES};
+use super::chunk::CHUNK_BYTES;
+use super::cipher::{OVERHEAD_BYTES, Secrets, Unsealed};
 use super::codec::{Codec, Decoder};
 use super::manifest::Stored;
 use super::pack::{PackError, PackFiles};
@@ -20,6 +21,8 @@ pub(super) enum Fault {
     Decompress(std::io::Error),
     #[error("its stored bytes have changed")]
     Check,
+    #[error("it cannot be decrypted: {0}")]
+    Open(#[from] Unsealed),
     #[error("its hash is wrong")]
     Hash,
 }
@@ -27,7 +30,9 @@ pub(super) enum Fault {
 /// Fetches chunks, with its own memory; one a thread.
 pub(super) struct Fetcher<'a> {
     packs: &'a PackFiles,
+    secrets: Option<&'a Secrets>,
     decoder: Decoder,
+    sealed: Vec<u8>,
     stored: Vec<u8>,
 }
 
@@ -35,7 +40,9 @@ impl<'a> Fetcher<'a> {
     pub(super) fn new(packs: &'a PackFiles) -> std::io::Result<Self> {
         Ok(Self {
             packs,
+            secrets: packs.store().secrets(),
             decoder: Decoder::new()?,
+            sealed: vec![0; CHUNK_BYTES + OVERHEAD_BYTES],
             stored: vec![0; CHUNK_BYTES],
         })
     }
@@ -43,26 +50,49 @@ impl<'a> Fetcher<'a> {
     /// Fills all of `raw`, whose length is the chunk's. On an error `raw` holds anything.
     pub(super) fn fetch(&mut self, stored: &Stored, raw: &mut [u8]) -> Result<(), Fault> {
         match stored.codec {
-            Codec::Raw => {
-                self.packs.read(stored.pack, stored.offset, raw)?;
-                check(stored, raw)?;
-            }
-            Codec::Zstd => {
-                // A valid manifest has no stored chunk longer than CHUNK_BYTES.
-                let bytes = &mut self.stored[..stored.len as usize];
-                self.packs.read(stored.pack, stored.offset, bytes)?;
-                check(stored, bytes)?;
-                self.decoder
-                    .decompress(bytes, raw)
-                    .map_err(Fault::Decompress)?;
+            Codec::Raw => self.read(stored, raw)?,
+            Codec::Zstd | Codec::Planes => {
+                let mut bytes = std::mem::take(&mut self.stored);
+                let read = self.decode(stored, &mut bytes, raw);
+                self.stored = bytes;
+                read?;
             }
         }
-        if chunk::hash(raw) == stored.hash {
+        if self.packs.store().name_of(raw) == stored.hash {
             Ok(())
         } else {
             Err(Fault::Hash)
         }
     }
+
+    fn decode(&mut self, stored: &Stored, bytes: &mut [u8], raw: &mut [u8]) -> Result<(), Fault> {
+        let overhead = self.secrets.map_or(0, |_| OVERHEAD_BYTES);
+        // A valid manifest has no stored chunk longer than CHUNK_BYTES.
+        let bytes = &mut bytes[..stored.len as usize - overhead];
+        self.read(stored, bytes)?;
+        self.decoder
+            .decode(stored.codec, bytes, raw)
+            .map_err(Fault::Decompress)
+    }
+
+    /// Fills `bytes` with what was stored, opened.
+    fn read(&mut self, stored: &Stored, bytes: &mut [u8]) -> Result<(), Fault> {
+        let Some(secrets) = self.secrets else {
+            self.packs.read(stored.pack, stored.offset, bytes)?;
+            return check(stored, bytes);
+        };
+        let sealed = &mut self.sealed[..stored.len as usize];
+        self.packs.read(stored.pack, stored.offset, sealed)?;
+        check(stored, sealed)?;
+        Ok(secrets.chunks.open(&stored.hash, sealed, bytes)?)
+    }
+}
+
+/// The check of a chunk that was stored before there were any. Its hash was compared just now.
+pub(super) fn missing_check(packs: &PackFiles, stored: &Stored) -> Result<u64, PackError> {
+    let mut bytes = vec![0; stored.len as usize];
+    packs.read(stored.pack, stored.offset, &mut bytes)?;
+    Ok(xxh3_64(&bytes))
 }
 
 fn check(stored: &Stored, bytes: &[u8]) -> Result<(), Fault> {

@@ -14,6 +14,7 @@ use super::pack::PackName;
 pub(super) enum FileKind {
     Manifest(ImageId),
     Damaged(ImageId),
+    Pinned(ImageId),
     Pack(PackName),
     Temporary,
     /// Not ours: never read, never removed.
@@ -32,7 +33,10 @@ impl FileKind {
         if let Some(id) = image(name.strip_suffix(".manifest")) {
             return Self::Manifest(id);
         }
-        image(name.strip_suffix(".damaged")).map_or(Self::Foreign, Self::Damaged)
+        if let Some(id) = image(name.strip_suffix(".damaged")) {
+            return Self::Damaged(id);
+        }
+        image(name.strip_suffix(".pinned")).map_or(Self::Foreign, Self::Pinned)
     }
 }
 
@@ -61,6 +65,7 @@ mod tests {
         let id = ImageId::new(12).unwrap();
         assert_eq!(FileKind::of("000012.manifest"), FileKind::Manifest(id));
         assert_eq!(FileKind::of("000012.damaged"), FileKind::Damaged(id));
+        assert_eq!(FileKind::of("000012.pinned"), FileKind::Pinned(id));
         assert_eq!(FileKind::of(".tmp-abc"), FileKind::Temporary);
         for name in [
             "12.manifest",

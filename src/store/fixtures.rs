@@ -16,7 +16,7 @@ use super::*;
 /// Formats that have a folder.
 const FORMATS: [u32; 1] = [1];
 
-fn folder(format: u32) -> PathBuf {
+pub(super) fn folder(format: u32) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/store-{format}"))
 }
 
@@ -39,7 +39,7 @@ fn contents() -> [Vec<(&'static str, Vec<u8>)>; 3] {
     ]
 }
 
-fn copy(from: &Path, to: &Path) {
+pub(super) fn copy(from: &Path, to: &Path) {
     fs::create_dir(to).unwrap();
     fs::set_permissions(to, fs::Permissions::from_mode(0o700)).unwrap();
     for entry in fs::read_dir(from).unwrap() {

@@ -22,6 +22,8 @@ use super::pack::{Pack, PackName};
 /// Good images that are looked at: the newest, and the one before, because what a job
 /// does by turns looks more like that one. About 70 bytes of memory a chunk.
 const IMAGES_MAX: usize = 2;
+/// Manifests that are read to find them: those of another format are of no use.
+const TRIES_MAX: usize = 4;
 
 /// Where the chunks of existing images lie.
 #[derive(Debug, Default)]
@@ -47,7 +49,8 @@ impl Index {
             let places = stored(&manifest).map(|(_, stored)| place(&manifest, stored));
             index.doubted.extend(places);
         }
-        let manifests = good.iter().filter_map(|id| store.manifest(*id).ok());
+        let tried = good.iter().take(TRIES_MAX);
+        let manifests = tried.filter_map(|id| store.manifest(*id).ok());
         let usable = manifests.filter(|manifest| manifest.format == FORMAT);
         for manifest in usable.take(IMAGES_MAX) {
             index.add(store, &manifest);

@@ -7,11 +7,15 @@ use std::fs;
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use super::chunk::{self, Hash};
+use super::cipher::Secrets;
 use super::durable::{self, DurableError};
 use super::error::ReadError;
 use super::files::{self, FileKind};
 use super::id::ImageId;
+use super::key::{KEY_FILE, Key, KeyCheck, KeyCheckError};
 use super::pack::PackName;
 
 /// The format that this version writes.
@@ -30,6 +34,8 @@ const PACKS: &str = "packs";
 pub struct Store {
     path: PathBuf,
     format: u32,
+    /// In an encrypted store.
+    secrets: Option<Arc<Secrets>>,
 }
 
 /// A folder that cannot be used as a store. Nothing was changed, except that
@@ -92,6 +98,45 @@ pub enum OpenError {
         /// The file.
         path: PathBuf,
     },
+    /// Nothing in it can be read without its key.
+    #[error(
+        "the store {path} is encrypted and no key is given: set encryption.key_file or encryption.key_command"
+    )]
+    KeyMissing {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Nothing in it can be read with this key.
+    #[error(
+        "the key is not that of the store {path}: give the key that it was made with, or choose another store"
+    )]
+    KeyWrong {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Images would not be encrypted although a key is given.
+    #[error(
+        "the store {path} was made without encryption, and a key is given: choose another store, \
+         or set neither encryption.key_file nor encryption.key_command"
+    )]
+    KeyUnused {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The file by which the store knows its key is not one of ours.
+    #[error("{path} does not say which key the store has: the file is damaged")]
+    KeyCheck {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The kernel has no random bytes.
+    #[error("cannot make the encrypted store {path}")]
+    Random {
+        /// The path.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
     /// The folder cannot be listed.
     #[error(transparent)]
     List(#[from] ReadError),
@@ -101,11 +146,20 @@ pub enum OpenError {
 }
 
 impl Store {
-    /// Opens the store at `path`, or creates one where nothing or an empty folder is.
+    /// As [`create_or_open_with`](Self::create_or_open_with), without a key.
     ///
     /// # Errors
     /// See [`OpenError`].
     pub fn create_or_open(path: &Path) -> Result<Self, OpenError> {
+        Self::create_or_open_with(path, None)
+    }
+
+    /// Opens the store at `path`, or creates one where nothing or an empty folder is,
+    /// encrypted if there is a key.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn create_or_open_with(path: &Path, key: Option<&Key>) -> Result<Self, OpenError> {
         durable::create_parents(path)?;
         durable::create_folder(path)?;
         if inspect(path)?.is_none() {
@@ -115,22 +169,51 @@ impl Store {
             check_mode(path)?;
             durable::create_folder(&path.join(IMAGES))?;
             durable::create_folder(&path.join(PACKS))?;
+            write_key_check(path, key)?;
             write_format(path)?;
         }
-        Self::open(path)
+        Self::open_with(path, key)
     }
 
-    /// Opens the store at `path`.
+    /// As [`open_with`](Self::open_with), without a key.
     ///
     /// # Errors
     /// See [`OpenError`].
     pub fn open(path: &Path) -> Result<Self, OpenError> {
+        Self::open_with(path, None)
+    }
+
+    /// Opens the store at `path`, with the key that it was created with, if any.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open_with(path: &Path, key: Option<&Key>) -> Result<Self, OpenError> {
         let format = inspect(path)?.ok_or_else(|| not_store(path))?;
         check_mode(path)?;
+        check_key(path, key)?;
         Ok(Self {
             path: path.to_owned(),
             format,
+            secrets: key.map(|key| Arc::new(Secrets::new(key))),
         })
+    }
+
+    /// Whether what the store holds is encrypted.
+    #[must_use]
+    pub fn is_encrypted(&self) -> bool {
+        self.secrets.is_some()
+    }
+
+    pub(super) fn secrets(&self) -> Option<&Secrets> {
+        self.secrets.as_deref()
+    }
+
+    /// The name of a chunk in this store.
+    pub(super) fn name_of(&self, chunk: &[u8]) -> Hash {
+        match &self.secrets {
+            Some(secrets) => secrets.name(chunk),
+            None => chunk::hash(chunk),
+        }
     }
 
     /// The folder.
@@ -173,6 +256,10 @@ impl Store {
         self.images_folder().join(format!("{id}.damaged"))
     }
 
+    pub(super) fn pinned_file(&self, id: ImageId) -> PathBuf {
+        self.images_folder().join(format!("{id}.pinned"))
+    }
+
     pub(super) fn pack_file(&self, name: PackName) -> PathBuf {
         self.packs_folder().join(name.to_string())
     }
@@ -205,6 +292,36 @@ fn check_mode(path: &Path) -> Result<(), OpenError> {
         return Err(OpenError::Exposed { path, mode });
     }
     Ok(())
+}
+
+/// Gives a store that is being created what it will know its key by. An attempt before may
+/// have had another key, or none.
+fn write_key_check(path: &Path, key: Option<&Key>) -> Result<(), OpenError> {
+    let file = path.join(KEY_FILE);
+    let Some(key) = key else {
+        return Ok(durable::remove(&file)?);
+    };
+    let check = KeyCheck::new(key).map_err(|source| OpenError::Random {
+        path: path.to_owned(),
+        source,
+    })?;
+    Ok(durable::write(&file, check.to_text().as_bytes())?)
+}
+
+fn check_key(path: &Path, key: Option<&Key>) -> Result<(), OpenError> {
+    let file = path.join(KEY_FILE);
+    let check = KeyCheck::read(&file).map_err(|error| match error {
+        KeyCheckError::Read(source) => read_error(&file, source),
+        KeyCheckError::Damaged => OpenError::KeyCheck { path: file },
+    })?;
+    let path = path.to_owned();
+    match (check, key) {
+        (None, None) => Ok(()),
+        (Some(check), Some(key)) if check.fits(key) => Ok(()),
+        (Some(_), Some(_)) => Err(OpenError::KeyWrong { path }),
+        (Some(_), None) => Err(OpenError::KeyMissing { path }),
+        (None, Some(_)) => Err(OpenError::KeyUnused { path }),
+    }
 }
 
 fn metadata(path: &Path) -> Result<fs::Metadata, OpenError> {
@@ -251,7 +368,7 @@ fn read_format(path: &Path) -> Result<Option<u32>, OpenError> {
 
 /// Whether the folder holds no more than a creation that was cut short leaves.
 fn is_unfinished(path: &Path) -> Result<bool, OpenError> {
-    let ours = [IMAGES, PACKS, LOCK_FILE];
+    let ours = [IMAGES, PACKS, LOCK_FILE, KEY_FILE];
     Ok(files::list(path)?.iter().all(|(path, kind)| {
         *kind == FileKind::Temporary || ours.iter().any(|name| path.ends_with(name))
     }))

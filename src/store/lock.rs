@@ -4,9 +4,8 @@
 //! leaves no stale lock. A child forked without `exec` inherits a copy and keeps the
 //! store locked as long as it lives. Reading needs no lock.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
+use super::disk;
 use super::layout::{FORMAT, Store};
 
 /// What the holder writes about itself: a pid and a host name.
@@ -90,14 +90,7 @@ impl Store {
             path: path.clone(),
             source,
         };
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(&path)
-            .map_err(failed)?;
+        let file = disk::open_or_create(&path, 0o600).map_err(failed)?;
         let file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(file) => file,
             Err((file, Errno::EWOULDBLOCK)) => {
@@ -144,10 +137,11 @@ impl Drop for Busy {
     }
 }
 
-fn write_holder(mut file: &File) -> io::Result<()> {
-    file.set_len(0)?; // first: no name is better than that of the holder before
+fn write_holder(file: &File) -> io::Result<()> {
+    disk::set_len(file, 0)?; // first: no name is better than that of the holder before
     let host = nix::unistd::gethostname()?;
-    writeln!(file, "process {} on {}", std::process::id(), host.display())
+    let line = format!("process {} on {}\n", std::process::id(), host.display());
+    disk::write_at(file, line.as_bytes(), 0)
 }
 
 fn read_holder(file: File) -> String {

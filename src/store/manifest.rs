@@ -6,12 +6,16 @@
 use std::collections::HashSet;
 
 use super::chunk::{CHUNK_LEN_MAX, Hash};
+use super::cipher::OVERHEAD_LEN;
 use super::codec::Codec;
 use super::id::ImageId;
 use super::pack::{HEADER_BYTES, Pack};
 
 /// Longest name of a stream, that of a file.
 const NAME_BYTES_MAX: usize = 255;
+
+/// The first format in which each stored chunk has a check.
+const FORMAT_OF_CHECKS: u32 = 2;
 
 /// Everything needed to read an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,10 +30,12 @@ pub struct Manifest {
     pub streams: Vec<Stream>,
     /// The distinct chunks that the streams consist of.
     pub chunks: Vec<Chunk>,
-    /// The packs that the chunks lie in.
+    /// The packs that the chunks lie in, of any image: a repair finds chunks in newer ones.
     pub packs: Vec<Pack>,
     /// Length of all streams together.
     pub raw_bytes: u64,
+    /// Whether its chunks are sealed.
+    pub encrypted: bool,
     /// Bytes that this image added to the store's packs.
     pub stored_bytes: u64,
     /// What the caller wanted to remember with the image.
@@ -68,7 +74,7 @@ pub enum Content {
 /// A chunk in a pack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stored {
-    /// BLAKE3 of the uncompressed bytes.
+    /// BLAKE3 of the uncompressed bytes, with a key in an encrypted store.
     pub hash: Hash,
     /// Position in [`Manifest::packs`].
     pub pack: u32,
@@ -105,17 +111,11 @@ pub enum InvalidManifest {
         /// The length it should have.
         raw_len: u64,
     },
-    /// A chunk has a length or place that no chunk can have.
-    #[error("chunk {chunk} lies outside of its pack or has an impossible length")]
+    /// A chunk has a length or place that no chunk can have, or lacks its check.
+    #[error("chunk {chunk} lies outside of its pack, has an impossible length or no check")]
     Chunk {
         /// Position in the table.
         chunk: usize,
-    },
-    /// A pack was written by a newer image than this one.
-    #[error("pack {pack} is of a newer image")]
-    Pack {
-        /// Position in the table.
-        pack: usize,
     },
     /// The streams have another length together.
     #[error("the streams do not make up {raw_bytes} bytes")]
@@ -137,11 +137,6 @@ pub fn is_stream_name(name: &str) -> bool {
 
 impl Manifest {
     pub(super) fn validate(&self) -> Result<(), InvalidManifest> {
-        for (index, pack) in self.packs.iter().enumerate() {
-            if pack.name.image > self.id {
-                return Err(InvalidManifest::Pack { pack: index });
-            }
-        }
         for (index, chunk) in self.chunks.iter().enumerate() {
             if !self.is_valid_chunk(chunk) {
                 return Err(InvalidManifest::Chunk { chunk: index });
@@ -172,12 +167,14 @@ impl Manifest {
                 Content::Stored(stored) => {
                     let pack = self.packs.get(stored.pack as usize);
                     let end = stored.offset.checked_add(u64::from(stored.len));
-                    let len_fits = match stored.codec {
-                        Codec::Raw => stored.len == chunk.raw_len,
-                        Codec::Zstd => (1..chunk.raw_len).contains(&stored.len),
-                    };
+                    let overhead = if self.encrypted { OVERHEAD_LEN } else { 0 };
+                    let len_fits = stored
+                        .len
+                        .checked_sub(overhead)
+                        .is_some_and(|len| stored.codec.fits(len, chunk.raw_len));
                     let inside = pack.zip(end).is_some_and(|(pack, end)| end <= pack.len);
-                    len_fits && inside && stored.offset >= HEADER_BYTES
+                    let has_check = stored.check.is_some() || self.format < FORMAT_OF_CHECKS;
+                    len_fits && inside && has_check && stored.offset >= HEADER_BYTES
                 }
             }
     }
@@ -200,14 +197,6 @@ impl Manifest {
             });
         }
         Ok(())
-    }
-
-    /// The first stream that has a chunk, and the chunk's position in it.
-    pub(super) fn first_use(&self, chunk: u32) -> Option<(&Stream, usize)> {
-        self.streams.iter().find_map(|stream| {
-            let position = stream.chunks.iter().position(|index| *index == chunk)?;
-            Some((stream, position))
-        })
     }
 }
 
@@ -250,6 +239,7 @@ pub(super) mod tests {
                 len: 100,
             }],
             raw_bytes: 500,
+            encrypted: false,
             stored_bytes: 100,
             meta: b"{}".to_vec(),
         }
@@ -283,6 +273,7 @@ pub(super) mod tests {
         assert_eq!(broken(|m| stored(m).len = 0), refused);
         assert_eq!(broken(|m| stored(m).len = 100), refused);
         assert_eq!(broken(|m| stored(m).codec = Codec::Raw), refused);
+        assert_eq!(broken(|m| stored(m).check = None), refused);
         assert_eq!(broken(|m| m.chunks[0].raw_len = CHUNK_LEN_MAX + 1), refused);
         assert_eq!(
             broken(|m| m.chunks[1].raw_len = 0),
@@ -302,8 +293,6 @@ pub(super) mod tests {
         );
         let twice = broken(|m| m.streams.push(m.streams[0].clone()));
         assert!(matches!(twice, InvalidManifest::StreamTwice { .. }));
-        let newer = broken(|m| m.packs[0].name.image = ImageId::new(13).unwrap());
-        assert_eq!(newer, InvalidManifest::Pack { pack: 0 });
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! lock                     flocked by the one process that writes; says which
 //! images/000012.manifest   what image 12 is made of; its name is the commit
 //! images/000012.damaged    why image 12 must not be restored
+//! images/000012.pinned     a note; no rule removes image 12
 //! packs/000012-00.pack     compressed chunks that image 12 added
 //! ```
 //! Anything else in the folder belongs to others and is left alone, but for files whose
@@ -17,7 +18,7 @@
 //! not written again, the rest is compressed where a sample says that it pays.
 //!
 //! ```text
-//! begin ─▶ streams fill buffers ─▶ workers: cut, hash, look up, compress, append to a pack
+//! begin ─▶ streams fill buffers ─▶ workers: cut, hash, look up, compress, append to packs
 //!       ─▶ packs synced ─▶ manifest written, synced, renamed ─▶ folder synced
 //! ```
 //! So an image that can be seen is whole and durable, and a crash at any point leaves
@@ -31,10 +32,19 @@ mod ahead;
 mod assembly;
 mod buffer;
 mod chunk;
+mod cipher;
 mod codec;
 mod columns;
+mod copy;
+#[cfg(test)]
+mod crash;
 mod cut;
+#[cfg(test)]
+mod damage;
+mod disk;
 pub mod durable;
+#[cfg(test)]
+mod encryption_tests;
 mod entries;
 mod error;
 mod fetch;
@@ -42,20 +52,33 @@ mod files;
 #[cfg(test)]
 mod fixtures;
 mod flow;
+mod forget;
 #[cfg(any(fuzzing, test))]
 pub(crate) mod fuzz;
+mod gains;
+mod garbage;
+mod heal;
+mod holes;
 mod id;
 mod index;
+mod key;
 mod lanes;
 mod layout;
 mod lock;
 mod manifest;
 mod pack;
+mod pack_writer;
+mod pins;
+mod probe;
 #[cfg(test)]
 mod properties;
 mod prune;
 mod reader;
+mod repair;
+mod report;
 mod retention;
+mod scan;
+mod sink;
 mod stream;
 mod sync;
 #[cfg(test)]
@@ -68,17 +91,24 @@ mod worker;
 mod writer;
 
 pub use chunk::{CHUNK_BYTES, Hash};
-pub use codec::Codec;
+pub use codec::{Codec, Decoder, Encoder};
+pub use copy::CopyError;
 pub use entries::ImageEntry;
 pub use error::{ReadError, WriteError};
+pub use forget::{Effort, ForgetError, Forgotten};
 pub use id::{ImageId, ParseImageIdError};
+pub use key::{InvalidKey, Key};
 pub use layout::{OpenError, Store};
 pub use lock::{LockError, StoreLock};
 pub use manifest::{Chunk, Content, InvalidManifest, Manifest, Stored, Stream, is_stream_name};
 pub use pack::{Pack, PackError, PackName};
+pub use pins::PinError;
 pub use prune::Swept;
 pub use reader::ImageReader;
+pub use repair::{Marks, Remedy, RepairPlan, Repaired, RepairedImage};
+pub use report::{BadRun, BadStream, ChunkFault, ImageReport, Report, Verdict};
+pub use retention::{Fate, KeptBy, Planned, Policy, RemovedBy};
 pub use stream::StreamWriter;
-pub use verify::Verified;
+pub use verify::{Selection, Verified};
 pub use wire::ManifestError;
 pub use writer::{ImageWriter, WriteOptions};

@@ -5,44 +5,42 @@
 //! 8   format                  u32, little endian like all numbers
 //! 12  number within image     u32
 //! 16  image that wrote it     u64
-//! 24  chunks, as the manifests describe them
+//! 24  zero                    40 bytes
+//! 64  chunks, as the manifests describe them, each sealed in an encrypted store
 //! ```
-//! A pack is written by one worker, sealed (cut to length and synced), and never
-//! changed. Knows nothing of manifests: where a chunk lies is the caller's to remember.
+//! In format 1 the chunks begin at 24. A [sink](super::sink) writes packs; once sealed
+//! they never change. Knows nothing of manifests: where a chunk lies is the caller's to
+//! remember.
 
 use std::collections::HashMap;
 use std::fmt;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use nix::fcntl::{FallocateFlags, PosixFadviseAdvice, fallocate, posix_fadvise};
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
 use super::error::is_loss;
 use super::id::ImageId;
-use super::layout::Store;
+use super::layout::{FORMAT, Store};
 use super::sync::locked;
 
-/// A worker goes on in a new pack after this: small enough that removing an image
-/// gives back most of its space, large enough that packs stay few.
-/// Tests want several packs without a gibibyte each.
-const PACK_BYTES_MAX: u64 = if cfg!(test) { 2 << 20 } else { 1 << 30 };
-
-/// Length of the header; the first chunk lies there.
+/// The lowest offset that a chunk can have, in any format.
 pub(super) const HEADER_BYTES: u64 = 24;
-const HEADER_LEN: usize = 24;
+/// Length of the header that is written today.
+pub(super) const HEADER_LEN: usize = 64;
+/// The part that all formats have.
+pub(super) const COMMON_LEN: usize = 24;
 const MAGIC: [u8; 8] = *b"CKPTPACK";
 
-/// Disk space is taken and writing back is started in steps of this, so that the sync
-/// at the end finds little to do. Writing 4 GiB was seven times as fast as without.
-const STEP_BYTES: u64 = 64 << 20;
-/// No space is taken ahead for less than this: most packs of small jobs.
-const STEP_FROM_BYTES: u64 = 8 << 20;
-
-/// Packs that a reader keeps open: well below the usual limit of 1024 descriptors.
-const OPEN_MAX: usize = 128;
+/// Packs that a reader keeps open, so that their chunks can be read even when the packs
+/// are removed meanwhile: some hundred GiB, and a quarter of the usual limit of 1024
+/// descriptors.
+const KEPT_OPEN_MAX: usize = if cfg!(test) { 3 } else { 256 };
+/// Packs beyond those that are open at a time.
+const REOPENED_MAX: usize = if cfg!(test) { 2 } else { 64 };
 
 /// The name of a pack: the image that wrote it and a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -63,13 +61,21 @@ impl PackName {
         (pack.to_string() == name).then_some(pack)
     }
 
+    /// What the pack begins with.
     pub(super) fn header(self) -> [u8; HEADER_LEN] {
         let mut header = [0; HEADER_LEN];
-        header[..8].copy_from_slice(&MAGIC);
-        header[8..12].copy_from_slice(&1_u32.to_le_bytes());
-        header[12..16].copy_from_slice(&self.number.to_le_bytes());
-        header[16..].copy_from_slice(&self.image.number().to_le_bytes());
+        header[..COMMON_LEN].copy_from_slice(&self.common(FORMAT));
         header
+    }
+
+    /// What the pack begins with in any format.
+    pub(super) fn common(self, format: u32) -> [u8; COMMON_LEN] {
+        let mut common = [0; COMMON_LEN];
+        common[..8].copy_from_slice(&MAGIC);
+        common[8..12].copy_from_slice(&format.to_le_bytes());
+        common[12..16].copy_from_slice(&self.number.to_le_bytes());
+        common[16..].copy_from_slice(&self.image.number().to_le_bytes());
+        common
     }
 }
 
@@ -86,84 +92,6 @@ pub struct Pack {
     pub name: PackName,
     /// Its length, header included.
     pub len: u64,
-}
-
-/// A pack being written. Dropping it leaves the file, which no manifest names.
-pub(super) struct PackWriter {
-    name: PackName,
-    file: File,
-    len: u64,
-    allocated: u64,
-    written_back: u64,
-}
-
-impl PackWriter {
-    pub(super) fn create(store: &Store, name: PackName) -> io::Result<Self> {
-        let file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(store.pack_file(name))?;
-        file.write_all_at(&name.header(), 0)?;
-        Ok(Self {
-            name,
-            file,
-            len: HEADER_BYTES,
-            allocated: STEP_FROM_BYTES,
-            written_back: 0,
-        })
-    }
-
-    pub(super) fn name(&self) -> PackName {
-        self.name
-    }
-
-    pub(super) fn has_room(&self, bytes: usize) -> bool {
-        self.len + bytes as u64 <= PACK_BYTES_MAX
-    }
-
-    /// Appends a stored chunk and says at which offset it lies.
-    pub(super) fn append(&mut self, stored: &[u8]) -> io::Result<u64> {
-        let offset = self.len;
-        self.file.write_all_at(stored, offset)?;
-        self.len += stored.len() as u64;
-        self.keep_ahead();
-        Ok(offset)
-    }
-
-    /// Makes the pack durable; its name is, once the folder is synced.
-    pub(super) fn seal(self) -> io::Result<Pack> {
-        // Gives back what was allocated ahead.
-        self.file.set_len(self.len)?;
-        self.file.sync_all()?;
-        Ok(Pack {
-            name: self.name,
-            len: self.len,
-        })
-    }
-
-    /// Both are hints: a file system that takes neither is only slower, and where
-    /// space runs out the write itself says so.
-    fn keep_ahead(&mut self) {
-        if self.len > self.allocated {
-            let (offset, bytes) = (signed(self.allocated), signed(STEP_BYTES));
-            let keep = FallocateFlags::FALLOC_FL_KEEP_SIZE;
-            let _ = fallocate(&self.file, keep, offset, bytes);
-            self.allocated += STEP_BYTES;
-        }
-        if self.len - self.written_back >= STEP_BYTES {
-            // Linux starts to write the dirty pages of the range and does not wait.
-            let (offset, bytes) = (signed(self.written_back), signed(STEP_BYTES));
-            let advice = PosixFadviseAdvice::POSIX_FADV_DONTNEED;
-            let _ = posix_fadvise(&self.file, offset, bytes, advice);
-            self.written_back += STEP_BYTES;
-        }
-    }
-}
-
-/// A pack is about as long as `PACK_BYTES_MAX` at most, far from the sign.
-fn signed(bytes: u64) -> i64 {
-    i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
 /// A pack that cannot serve: the chunks in it are lost.
@@ -205,8 +133,13 @@ impl PackError {
     }
 }
 
+/// Why a pack is not what the manifest says, if it is not.
+pub(super) fn inspect(store: &Store, pack: Pack) -> Option<PackError> {
+    open(store, pack).err()
+}
+
 /// Opens a pack after checking that it is the one the manifest means.
-pub(super) fn open(store: &Store, pack: Pack) -> Result<File, PackError> {
+fn open(store: &Store, pack: Pack) -> Result<File, PackError> {
     let path = store.pack_file(pack.name);
     let failed = |source| PackError::Read {
         path: path.clone(),
@@ -221,55 +154,122 @@ pub(super) fn open(store: &Store, pack: Pack) -> Result<File, PackError> {
             expected: pack.len,
         });
     }
-    let mut header = [0; HEADER_LEN];
-    file.read_exact_at(&mut header, 0).map_err(failed)?;
-    if header != pack.name.header() {
-        return Err(PackError::Header { path });
+    if has_header(&file, pack.name).map_err(failed)? {
+        Ok(file)
+    } else {
+        Err(PackError::Header { path })
     }
-    Ok(file)
 }
 
-/// The packs of an image, open as needed.
+/// Whether this is the pack of this name.
+pub(super) fn has_header(file: &File, name: PackName) -> io::Result<bool> {
+    let mut common = [0; COMMON_LEN];
+    file.read_exact_at(&mut common, 0)?;
+    if common == name.common(1) {
+        return Ok(true);
+    }
+    let mut header = [0; HEADER_LEN];
+    file.read_exact_at(&mut header, 0)?;
+    Ok(header == name.header())
+}
+
+/// The packs of an image, open: what was there when reading began stays readable, also
+/// when the image is removed meanwhile. Of more packs than can be kept open, the rest is
+/// opened as needed.
 #[derive(Debug)]
 pub(super) struct PackFiles {
     store: Store,
     packs: Vec<Pack>,
-    open: Mutex<HashMap<u32, Arc<File>>>,
+    admission: Admission,
+    /// The first ones.
+    kept: Vec<File>,
+    reopened: Mutex<HashMap<u32, Arc<File>>>,
+}
+
+/// Which files serve as packs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Admission {
+    /// Those that are what the manifest says.
+    Right,
+    /// All that have the name: the caller looks for what is left of them.
+    Named,
 }
 
 impl PackFiles {
-    /// Checks all packs once, so that an image that lacks one fails before its first byte.
+    /// Opens all packs once, so that an image that lacks one fails before its first byte.
     pub(super) fn new(store: &Store, packs: Vec<Pack>) -> Result<Self, PackError> {
+        let mut kept = Vec::new();
         for pack in &packs {
-            open(store, *pack)?;
+            let file = open(store, *pack)?;
+            if kept.len() < KEPT_OPEN_MAX {
+                kept.push(file);
+            }
         }
         Ok(Self {
             store: store.clone(),
             packs,
-            open: Mutex::default(),
+            admission: Admission::Right,
+            kept,
+            reopened: Mutex::default(),
         })
+    }
+
+    pub(super) fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Packs that may be damaged or missing: their lengths and headers are not looked at,
+    /// and none is open before it is read.
+    pub(super) fn unchecked(store: &Store, packs: Vec<Pack>) -> Self {
+        Self {
+            store: store.clone(),
+            packs,
+            admission: Admission::Named,
+            kept: Vec::new(),
+            reopened: Mutex::default(),
+        }
     }
 
     /// Fills `bytes` from a pack, by its place in the table.
     pub(super) fn read(&self, index: u32, offset: u64, bytes: &mut [u8]) -> Result<(), PackError> {
-        let pack = self.packs[index as usize];
-        self.file(index, pack)?
-            .read_exact_at(bytes, offset)
-            .map_err(|source| PackError::Read {
-                path: self.store.pack_file(pack.name),
-                source,
-            })
+        let read = match self.kept.get(index as usize) {
+            Some(file) => file.read_exact_at(bytes, offset),
+            None => self.reopen(index)?.read_exact_at(bytes, offset),
+        };
+        read.map_err(|source| PackError::Read {
+            path: self.store.pack_file(self.packs[index as usize].name),
+            source,
+        })
     }
 
-    fn file(&self, index: u32, pack: Pack) -> Result<Arc<File>, PackError> {
-        let mut files = locked(&self.open);
+    /// A part of a pack will not be read again: it need not stay in the page cache. A hint.
+    pub(super) fn forget(&self, index: u32, offset: u64, len: u64) {
+        let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+        let advice = PosixFadviseAdvice::POSIX_FADV_DONTNEED;
+        let drop = |file: &File| posix_fadvise(file, signed(offset), signed(len), advice);
+        let _ = match self.kept.get(index as usize) {
+            Some(file) => drop(file),
+            None => self.reopen(index).map_or(Ok(()), |file| drop(&file)),
+        };
+    }
+
+    fn reopen(&self, index: u32) -> Result<Arc<File>, PackError> {
+        let mut files = locked(&self.reopened);
         if let Some(file) = files.get(&index) {
             return Ok(Arc::clone(file));
         }
-        if files.len() >= OPEN_MAX {
+        if files.len() >= REOPENED_MAX {
             files.clear();
         }
-        let file = Arc::new(open(&self.store, pack)?);
+        let pack = self.packs[index as usize];
+        let file = match self.admission {
+            Admission::Right => open(&self.store, pack)?,
+            Admission::Named => {
+                let path = self.store.pack_file(pack.name);
+                File::open(&path).map_err(|source| PackError::Read { path, source })?
+            }
+        };
+        let file = Arc::new(file);
         files.insert(index, Arc::clone(&file));
         Ok(file)
     }
@@ -277,6 +277,9 @@ impl PackFiles {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
+    use super::super::sink::PackSink;
     use super::*;
     use crate::store::testing::temporary_store;
 
@@ -284,6 +287,13 @@ mod tests {
         image: ImageId::FIRST,
         number: 0,
     };
+
+    /// A pack that holds the given bytes.
+    fn written(store: &Store, image: ImageId, bytes: &[u8]) -> (Pack, u64) {
+        let sink = PackSink::new(store, image);
+        let (_, offset) = sink.append(bytes).unwrap();
+        (sink.seal().unwrap().remove(0), offset)
+    }
 
     #[test]
     fn pack_names_have_one_form_only() {
@@ -306,39 +316,9 @@ mod tests {
     }
 
     #[test]
-    fn a_sealed_pack_has_no_space_taken_ahead() {
-        use std::os::unix::fs::MetadataExt;
+    fn a_pack_of_another_length_name_or_header_is_refused() {
         let (_folder, store) = temporary_store();
-        let mut writer = PackWriter::create(&store, NAME).unwrap();
-        let part = vec![7; 1 << 20];
-        for _ in 0..70 {
-            writer.append(&part).unwrap();
-        }
-        let pack = writer.seal().unwrap();
-        assert_eq!(pack.len, HEADER_BYTES + (70 << 20));
-        let found = store.pack_file(NAME).metadata().unwrap();
-        assert_eq!((found.len(), found.mode() & 0o777), (pack.len, 0o600));
-        assert!(
-            found.blocks() * 512 < pack.len + (4 << 20),
-            "{}",
-            found.blocks()
-        );
-    }
-
-    #[test]
-    fn a_pack_is_never_overwritten() {
-        let (_folder, store) = temporary_store();
-        PackWriter::create(&store, NAME).unwrap().seal().unwrap();
-        let error = PackWriter::create(&store, NAME).err().unwrap();
-        assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
-    }
-
-    #[test]
-    fn a_pack_of_another_length_name_or_magic_is_refused() {
-        let (_folder, store) = temporary_store();
-        let mut writer = PackWriter::create(&store, NAME).unwrap();
-        writer.append(b"chunk").unwrap();
-        let pack = writer.seal().unwrap();
+        let (pack, _) = written(&store, ImageId::FIRST, b"chunk");
         let path = store.pack_file(NAME);
         open(&store, pack).unwrap();
         let longer = Pack {
@@ -349,9 +329,18 @@ mod tests {
             open(&store, longer),
             Err(PackError::Length { .. })
         ));
+        let good = fs::read(&path).unwrap();
+        for at in 0..HEADER_LEN {
+            let mut bad = good.clone();
+            bad[at] ^= 0x40;
+            fs::write(&path, bad).unwrap();
+            let opened = open(&store, pack);
+            assert!(matches!(opened, Err(PackError::Header { .. })), "{at}");
+        }
         let other = PackName { number: 1, ..NAME };
-        std::fs::rename(&path, store.pack_file(other)).unwrap();
+        fs::rename(&path, store.pack_file(other)).unwrap();
         assert!(matches!(open(&store, pack), Err(PackError::Read { .. })));
+        fs::write(store.pack_file(other), good).unwrap();
         let renamed = Pack {
             name: other,
             ..pack
@@ -360,5 +349,50 @@ mod tests {
             open(&store, renamed),
             Err(PackError::Header { .. })
         ));
+    }
+
+    #[test]
+    fn a_pack_of_format_1_has_a_short_header() {
+        let (_folder, store) = temporary_store();
+        let bytes = [&NAME.common(1)[..], b"chunk"].concat();
+        fs::write(store.pack_file(NAME), &bytes).unwrap();
+        let pack = Pack {
+            name: NAME,
+            len: bytes.len() as u64,
+        };
+        let files = PackFiles::new(&store, vec![pack]).unwrap();
+        let mut chunk = [0; 5];
+        files.read(0, HEADER_BYTES, &mut chunk).unwrap();
+        assert_eq!(&chunk, b"chunk");
+    }
+
+    #[test]
+    fn packs_that_are_kept_open_stay_readable_when_they_are_removed() {
+        let (_folder, store) = temporary_store();
+        let mut offset = 0;
+        let mut packs = Vec::new();
+        for number in 1..=7 {
+            let image = ImageId::new(number).unwrap();
+            let written = written(&store, image, &number.to_le_bytes());
+            packs.push(written.0);
+            offset = written.1;
+        }
+        let files = PackFiles::new(&store, packs.clone()).unwrap();
+        let read = |index: u32| {
+            let mut bytes = [0; 8];
+            let read = files.read(index, offset, &mut bytes);
+            read.map(|()| assert_eq!(u64::from_le_bytes(bytes), u64::from(index) + 1))
+        };
+        for index in (0..7).chain((0..7).rev()) {
+            read(index).unwrap();
+        }
+        for pack in &packs {
+            fs::remove_file(store.pack_file(pack.name)).unwrap();
+        }
+        for index in 0..3 {
+            read(index).unwrap();
+        }
+        let open: Vec<u32> = (3..7).filter(|index| read(*index).is_ok()).collect();
+        assert_eq!(open.len(), REOPENED_MAX, "{open:?}");
     }
 }

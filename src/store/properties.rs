@@ -1,12 +1,14 @@
 //! Promises of the whole store that hold for any content and any damage.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use proptest::prelude::*;
+use proptest::sample::Index;
 
 use super::codec::tests::noise;
-use super::testing::{names, never, packs, read_stream, temporary_store, write_image};
+use super::damage::{files_of, reads_back, small_store};
+use super::testing::{never, packs, read_stream, temporary_store, write_image};
 use super::*;
 
 /// A stream as its pieces: how many bytes of which kind.
@@ -22,32 +24,6 @@ fn stream_bytes() -> impl Strategy<Value = Vec<u8>> {
         });
         bytes.flatten().collect()
     })
-}
-
-fn files_of(store: &Store) -> Vec<PathBuf> {
-    let folder = |name: &str| {
-        let folder = store.path().join(name);
-        names(&folder)
-            .into_iter()
-            .map(move |name| folder.join(name))
-    };
-    folder("images").chain(folder("packs")).collect()
-}
-
-fn damage(path: &Path, at: f64, truncate: bool) {
-    let mut bytes = fs::read(path).unwrap();
-    #[expect(
-        clippy::cast_precision_loss,
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss
-    )]
-    let at = (at * bytes.len() as f64) as usize;
-    if truncate {
-        bytes.truncate(at);
-    } else {
-        bytes[at] ^= 1 << (at % 8);
-    }
-    fs::write(path, bytes).unwrap();
 }
 
 proptest! {
@@ -81,36 +57,119 @@ proptest! {
     }
 
     #[test]
-    fn damage_is_found_and_never_handed_out(
+    fn a_single_damage_is_found_and_never_handed_out(
         streams in prop::collection::vec(stream_bytes(), 1..4),
-        file: prop::sample::Index,
-        at in 0.0..1.0,
-        truncate: bool,
+        damage in damage_of_one_file(),
     ) {
         let (_folder, store) = temporary_store();
         let lock = store.lock().unwrap();
-        let names: Vec<String> = (0..streams.len()).map(|number| number.to_string()).collect();
+        let names = ["a", "b", "c"];
         let named: Vec<(&str, &[u8])> =
-            names.iter().zip(&streams).map(|(name, bytes)| (&name[..], &bytes[..])).collect();
+            names.into_iter().zip(streams.iter().map(|bytes| &bytes[..])).collect();
         let id = write_image(&store, &lock, &named).id;
+        damage.apply(&files_of(&store));
+        prop_assert!(store.verify(id, &never).is_err());
+        let streams: Vec<(&str, Vec<u8>)> = names.into_iter().zip(streams).collect();
+        prop_assert!(!reads_back(&store, id, &streams));
+    }
+
+    #[test]
+    fn damage_is_found_never_handed_out_and_repaired(damages in prop::collection::vec(damage(), 1..5)) {
+        let (_folder, store, contents) = small_store();
         let files = files_of(&store);
-        damage(file.get::<PathBuf>(&files), at, truncate);
-        let verified = store.verify(id, &never);
-        let mut found = false;
-        for (name, bytes) in &named {
-            let mut sink = Vec::new();
-            let result = store.read(id).and_then(|reader| reader.copy_to(name, &mut sink));
-            // What is handed out is right, up to where the damage begins.
-            prop_assert!(bytes.starts_with(&sink));
-            match result {
-                Ok(len) => prop_assert_eq!(len, bytes.len() as u64),
-                Err(error) => {
-                    prop_assert!(error.is_damage());
-                    found = true;
+        for damage in &damages {
+            damage.apply(&files);
+        }
+        let report = store.verify_all(Selection::All, &never).unwrap();
+        let mut readable = Vec::new();
+        for (id, streams) in &contents {
+            let is_readable = reads_back(&store, *id, streams);
+            readable.extend(is_readable.then_some(*id));
+            let image = report.images.iter().find(|image| image.id == *id);
+            let is_whole = image.is_some_and(|image| image.verdict() == Verdict::Whole);
+            prop_assert_eq!(is_whole, is_readable);
+        }
+        let lock = store.lock().unwrap();
+        let repaired = repair(&store, &lock);
+        let unknown = !repaired.unknown.is_empty();
+        // All that was whole is there, all that is there is whole.
+        let report = store.verify_all(Selection::All, &never).unwrap();
+        prop_assert!(readable.iter().all(|id| report.images.iter().any(|image| image.id == *id)));
+        for image in &report.images {
+            let whole = reads_back(&store, image.id, &contents[&image.id]);
+            prop_assert_eq!(image.verdict() == Verdict::Whole, whole);
+            prop_assert!(whole || unknown, "{:?}", image);
+        }
+        let again = repair(&store, &lock);
+        prop_assert!(again.is_nothing(), "{:?}", again);
+        let next = write_image(&store, &lock, &[("pages", b"next")]);
+        store.verify(next.id, &never).unwrap();
+    }
+}
+
+/// What can happen to the files of a store.
+#[derive(Clone, Debug)]
+enum Damage {
+    Flip(Index, Index, u8),
+    Cut(Index, Index),
+    Grow(Index, Vec<u8>),
+    Remove(Index),
+    Swap(Index, Index),
+}
+
+fn damage_of_one_file() -> impl Strategy<Value = Damage> {
+    let file = any::<Index>;
+    prop_oneof![
+        4 => (file(), any::<Index>(), 0..8_u8).prop_map(|(f, at, bit)| Damage::Flip(f, at, bit)),
+        1 => (file(), any::<Index>()).prop_map(|(file, at)| Damage::Cut(file, at)),
+        1 => (file(), prop::collection::vec(any::<u8>(), 1..9)).prop_map(|(f, b)| Damage::Grow(f, b)),
+        1 => file().prop_map(Damage::Remove),
+    ]
+}
+
+fn damage() -> impl Strategy<Value = Damage> {
+    let swap = (any::<Index>(), any::<Index>()).prop_map(|(one, other)| Damage::Swap(one, other));
+    prop_oneof![7 => damage_of_one_file(), 1 => swap]
+}
+
+impl Damage {
+    /// Damages that meet a file that is gone do nothing.
+    fn apply(&self, files: &[PathBuf]) {
+        match self {
+            Self::Flip(file, at, bit) => {
+                change(file.get(files), |bytes| {
+                    let at = at.index(bytes.len().max(1));
+                    if let Some(byte) = bytes.get_mut(at) {
+                        *byte ^= 1 << bit;
+                    }
+                });
+            }
+            Self::Cut(file, at) => change(file.get(files), |bytes| {
+                bytes.truncate(at.index(bytes.len().max(1)));
+            }),
+            Self::Grow(file, more) => change(file.get(files), |bytes| bytes.extend(more)),
+            Self::Remove(file) => {
+                let _ = fs::remove_file(file.get::<PathBuf>(files));
+            }
+            Self::Swap(one, other) => {
+                let (one, other): (&PathBuf, &PathBuf) = (one.get(files), other.get(files));
+                if let (Ok(first), Ok(second)) = (fs::read(one), fs::read(other)) {
+                    fs::write(one, second).unwrap();
+                    fs::write(other, first).unwrap();
                 }
             }
         }
-        prop_assert!(verified.is_err());
-        prop_assert!(found || verified.is_err());
     }
+}
+
+fn change(path: &PathBuf, change: impl FnOnce(&mut Vec<u8>)) {
+    if let Ok(mut bytes) = fs::read(path) {
+        change(&mut bytes);
+        fs::write(path, bytes).unwrap();
+    }
+}
+
+fn repair(store: &Store, lock: &StoreLock) -> Repaired {
+    let plan = store.plan_repair(lock, Marks::Keep, &never).unwrap();
+    plan.apply().unwrap()
 }

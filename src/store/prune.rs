@@ -1,34 +1,30 @@
-//! Removing what is no longer wanted: old images, and what a killed writer left.
+//! Removing what no image needs, and marking images that must not be used.
 //!
-//! A manifest goes first and durably, then the packs that no manifest names, then the
-//! mark of a damaged image: cut short at any point, every image that is left is whole,
-//! and the next sweep finishes the work. As long as one manifest cannot be read, nobody
-//! knows its packs, and none is removed.
-
-use std::collections::HashSet;
-use std::fs;
-use std::path::Path;
+//! A sweep is quick and for the start of a run; pruning looks into every pack. Both find
+//! first and remove then, see `garbage`.
 
 use super::durable;
 use super::entries::{REASON_BYTES_MAX, plain_text};
-use super::error::{ReadError, WriteError};
-use super::files::{self, FileKind};
+use super::error::WriteError;
+use super::garbage::Garbage;
+use super::holes::Scope;
 use super::id::ImageId;
 use super::layout::Store;
 use super::lock::StoreLock;
-use super::pack::PackName;
-use super::retention::{self, Candidate, Condition};
 
-/// What a sweep found.
+/// What was found and removed, or would be.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Swept {
-    /// Temporary files that were removed.
+    /// Temporary files of killed writers.
     pub temporary_files: usize,
-    /// Packs that no manifest names and that were removed.
+    /// Packs that no manifest names.
     pub packs: usize,
-    /// Length of all these files.
+    /// Disk space given back, all together.
     pub bytes: u64,
-    /// Images whose manifests cannot be read. If there are any, no pack was removed.
+    /// Of it, from inside of packs that stay.
+    pub hole_bytes: u64,
+    /// Images whose manifests cannot be read. As long as there are any, what they may need stays:
+    /// all dead space in packs, and where not even their packs are known, all packs.
     pub unreadable: Vec<ImageId>,
 }
 
@@ -53,41 +49,6 @@ impl Store {
         Ok(())
     }
 
-    /// Removes the images that `keep_last` newer good ones have replaced; returns which.
-    /// The newest good image always stays.
-    ///
-    /// # Errors
-    /// [`WriteError::Busy`] while an image is written. After another error some images
-    /// may be gone; those left are whole.
-    ///
-    /// # Panics
-    /// If the lock is that of another store.
-    pub fn rotate(&self, lock: &StoreLock, keep_last: usize) -> Result<Vec<ImageId>, WriteError> {
-        let _busy = lock.claim(self.path()).ok_or(WriteError::Busy)?;
-        let images: Vec<Candidate> = self
-            .images()?
-            .into_iter()
-            .map(|entry| Candidate {
-                id: entry.id,
-                condition: match entry.damaged {
-                    None => Condition::Good,
-                    Some(_) => Condition::Damaged,
-                },
-            })
-            .collect();
-        let planned = retention::plan(&images, keep_last);
-        if planned.is_empty() {
-            return Ok(planned);
-        }
-        for id in &planned {
-            durable::remove(&self.manifest_file(*id))?;
-        }
-        durable::sync_folder(&self.images_folder())?;
-        self.remove_garbage(&mut Swept::default())?;
-        tracing::debug!(images = planned.len(), "old images removed");
-        Ok(planned)
-    }
-
     /// Removes what a killed writer or pruner left. Nobody may be writing to a file of the store
     /// by [`durable::write`] then: its temporary file would go.
     ///
@@ -99,86 +60,40 @@ impl Store {
     /// If the lock is that of another store.
     pub fn sweep(&self, lock: &StoreLock) -> Result<Swept, WriteError> {
         let _busy = lock.claim(self.path()).ok_or(WriteError::Busy)?;
-        let mut swept = Swept::default();
-        // Only here: the caller may be writing a file of its own there when images rotate.
-        remove_temporary(self.path(), &mut swept)?;
-        self.remove_garbage(&mut swept)?;
-        Ok(swept)
+        let garbage = Garbage::of_images(self, &Scope::Nothing)?;
+        garbage.with_temporary(self)?.remove(self)
     }
 
-    fn remove_garbage(&self, swept: &mut Swept) -> Result<(), WriteError> {
-        remove_temporary(&self.images_folder(), swept)?;
-        remove_temporary(&self.packs_folder(), swept)?;
-        let images = self.live()?;
-        swept.unreadable = images.unreadable;
-        if swept.unreadable.is_empty() {
-            self.remove_packs(&images.packs, swept)?;
-        }
-        self.remove_marks(&images.ids)
+    /// As [`Store::sweep`], and gives back the dead space inside of all packs. Reads every
+    /// manifest in full.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Panics
+    /// If the lock is that of another store.
+    pub fn prune(&self, lock: &StoreLock) -> Result<Swept, WriteError> {
+        let _busy = lock.claim(self.path()).ok_or(WriteError::Busy)?;
+        self.leftovers()?.remove(self)
     }
 
-    fn remove_packs(&self, live: &HashSet<PackName>, swept: &mut Swept) -> Result<(), WriteError> {
-        for (path, kind) in files::list(&self.packs_folder())? {
-            if matches!(kind, FileKind::Pack(name) if !live.contains(&name)) {
-                swept.bytes += length(&path);
-                swept.packs += 1;
-                durable::remove(&path)?;
-            }
-        }
-        durable::sync_folder(&self.packs_folder())?;
-        Ok(())
+    /// What [`Store::prune`] would do. Takes the lock, for what is being written looks like
+    /// garbage.
+    ///
+    /// # Errors
+    /// As there; changes nothing.
+    ///
+    /// # Panics
+    /// If the lock is that of another store.
+    pub fn prunable(&self, lock: &StoreLock) -> Result<Swept, WriteError> {
+        let _busy = lock.claim(self.path()).ok_or(WriteError::Busy)?;
+        Ok(self.leftovers()?.account())
     }
 
-    /// Removes the marks of images that are gone.
-    fn remove_marks(&self, ids: &HashSet<ImageId>) -> Result<(), WriteError> {
-        for (path, kind) in files::list(&self.images_folder())? {
-            if matches!(kind, FileKind::Damaged(id) if !ids.contains(&id)) {
-                durable::remove(&path)?;
-            }
-        }
-        durable::sync_folder(&self.images_folder())?;
-        Ok(())
+    fn leftovers(&self) -> Result<Garbage, WriteError> {
+        let garbage = Garbage::of_images(self, &Scope::Everything)?;
+        Ok(garbage.with_temporary(self)?)
     }
-
-    fn live(&self) -> Result<Live, ReadError> {
-        let mut live = Live::default();
-        for found in self.summaries()? {
-            live.ids.insert(found.id);
-            match found.summary {
-                Ok(summary) => live
-                    .packs
-                    .extend(summary.packs.iter().map(|pack| pack.name)),
-                Err(error) => {
-                    tracing::warn!(image = %found.id, %error, "packs stay while a manifest cannot be read");
-                    live.unreadable.push(found.id);
-                }
-            }
-        }
-        Ok(live)
-    }
-}
-
-#[derive(Default)]
-struct Live {
-    ids: HashSet<ImageId>,
-    packs: HashSet<PackName>,
-    unreadable: Vec<ImageId>,
-}
-
-fn remove_temporary(folder: &Path, swept: &mut Swept) -> Result<(), WriteError> {
-    for (path, kind) in files::list(folder)? {
-        if kind == FileKind::Temporary && path.is_file() {
-            swept.bytes += length(&path);
-            swept.temporary_files += 1;
-            durable::remove(&path)?;
-        }
-    }
-    Ok(())
-}
-
-/// For the account only: 0 where it cannot be had.
-fn length(path: &Path) -> u64 {
-    fs::symlink_metadata(path).map_or(0, |found| found.len())
 }
 
 #[cfg(test)]
@@ -188,6 +103,8 @@ mod tests {
     use super::super::testing::{
         Child, OPTIONS, image_files, never, packs, read_stream, temporary_store, write_image,
     };
+    use std::fs;
+
     use super::*;
 
     #[test]

@@ -28,8 +28,8 @@ const WINDOW_MAX: usize = 8 * WORKERS_MAX;
 const BUFFER_DEFAULT: u64 = 64 << 20;
 
 /// An image being read. Streams can be read from several threads at once; together they
-/// hold no more than the buffer, and one chunk each. Pruning the image meanwhile makes
-/// reading fail.
+/// hold no more than the buffer, and one chunk each. It holds its packs open: an image of
+/// up to 256 of them can be removed meanwhile.
 #[derive(Debug)]
 pub struct ImageReader {
     /// Chunks that may still be read ahead.
@@ -183,21 +183,19 @@ impl ImageReader {
         Ok(bytes)
     }
 
-    pub(super) fn packs(&self) -> &PackFiles {
-        &self.packs
-    }
-
     /// What a fault at a chunk of a stream means for the image.
-    pub(super) fn damage(&self, stream: &Stream, chunk: usize, fault: Fault) -> ReadError {
+    fn damage(&self, stream: &Stream, chunk: usize, fault: Fault) -> ReadError {
         let image = self.manifest.id;
         match fault {
             Fault::Pack(source) => ReadError::Pack { image, source },
-            Fault::Check | Fault::Decompress(_) | Fault::Hash => ReadError::Corrupt {
-                image,
-                stream: stream.name.clone(),
-                chunk,
-                reason: fault.to_string(),
-            },
+            Fault::Check | Fault::Open(_) | Fault::Decompress(_) | Fault::Hash => {
+                ReadError::Corrupt {
+                    image,
+                    stream: stream.name.clone(),
+                    chunk,
+                    reason: fault.to_string(),
+                }
+            }
         }
     }
 

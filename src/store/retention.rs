@@ -1,12 +1,111 @@
-//! Which images go when only so many are to be kept. A pure function.
+//! Which images go, by the rules for keeping them. A pure function of images, rules and now.
+//!
+//! An image stays if any rule keeps it. Days and hours are those of local time, as in the
+//! schedule of snapshots; when a clock is set back, an hour that comes twice is two hours.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use jiff::{Timestamp, Zoned};
 
 use super::id::ImageId;
+
+const HOUR_MS: i64 = 3_600_000;
+const DAY_MS: i64 = 24 * HOUR_MS;
+
+/// The rules for keeping images.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// Newest good images that stay; the newest one stays even with 0.
+    pub keep_last: u32,
+    /// Images that are not older stay.
+    pub keep_within: Duration,
+    /// Of this many hours, the newest that have a good image, the newest good image stays.
+    pub keep_hourly: u32,
+    /// As `keep_hourly`, of days.
+    pub keep_daily: u32,
+}
+
+/// What happens to an image, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Planned {
+    /// The image.
+    pub id: ImageId,
+    /// What happens to it.
+    pub fate: Fate,
+}
+
+/// Whether an image stays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It stays.
+    Kept(KeptBy),
+    /// It goes.
+    Removed(RemovedBy),
+}
+
+/// The first rule that keeps an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeptBy {
+    /// Nothing removes the newest good image.
+    Newest,
+    /// It is pinned.
+    Pin,
+    /// [`Policy::keep_last`].
+    Last,
+    /// [`Policy::keep_within`].
+    Within,
+    /// [`Policy::keep_hourly`].
+    Hourly,
+    /// [`Policy::keep_daily`].
+    Daily,
+    /// Only images that were named go, and it was not.
+    Unnamed,
+}
+
+/// Why an image goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RemovedBy {
+    /// No rule keeps it.
+    Policy,
+    /// It was named.
+    Name,
+}
+
+impl Fate {
+    /// Whether the image goes.
+    #[must_use]
+    pub fn is_removed(self) -> bool {
+        match self {
+            Self::Kept(_) => false,
+            Self::Removed(_) => true,
+        }
+    }
+
+    /// The reason in a few words.
+    #[must_use]
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::Kept(KeptBy::Newest) => "the newest good image",
+            Self::Kept(KeptBy::Pin) => "pinned",
+            Self::Kept(KeptBy::Last) => "keep_last",
+            Self::Kept(KeptBy::Within) => "keep_within",
+            Self::Kept(KeptBy::Hourly) => "keep_hourly",
+            Self::Kept(KeptBy::Daily) => "keep_daily",
+            Self::Kept(KeptBy::Unnamed) => "not named",
+            Self::Removed(RemovedBy::Policy) => "no rule keeps it",
+            Self::Removed(RemovedBy::Name) => "named",
+        }
+    }
+}
 
 /// What matters of an image here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Candidate {
     pub(super) id: ImageId,
+    pub(super) created_unix_ms: u64,
     pub(super) condition: Condition,
+    pub(super) pin: Pin,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,84 +114,108 @@ pub(super) enum Condition {
     Damaged,
 }
 
-/// The images to remove, oldest first, of `images`, oldest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pin {
+    Pinned,
+    Loose,
+}
+
+/// What the rules say of `images`, oldest first.
 ///
-/// An image goes once `keep_last` good ones are newer: a damaged one takes nobody's place
-/// and stays as long as a good one of its age would. At least one good image is kept.
-pub(super) fn plan(images: &[Candidate], keep_last: usize) -> Vec<ImageId> {
-    let mut newer_good = 0;
-    let mut removed = Vec::new();
-    for image in images.iter().rev() {
-        if newer_good >= keep_last.max(1) {
-            removed.push(image.id);
-        }
-        match image.condition {
-            Condition::Good => newer_good += 1,
-            Condition::Damaged => {}
+/// A damaged image takes nobody's place and goes with its time: it stays while it is within
+/// `keep_last` or `keep_within`, and is never the image of an hour or a day. A pinned good
+/// one takes its place like any other.
+pub(super) fn plan(images: &[Candidate], policy: &Policy, now: &Zoned) -> Vec<Planned> {
+    let mut rules = Rules::new(*policy, now);
+    let newest_first = images.iter().rev();
+    let mut planned: Vec<Planned> = newest_first.map(|image| rules.judge(image)).collect();
+    planned.reverse();
+    planned
+}
+
+/// What the rules have used up on newer images.
+struct Rules<'a> {
+    policy: Policy,
+    now: &'a Zoned,
+    newer_good: u32,
+    /// Each with its distance to UTC.
+    hours: HashSet<(i64, i32)>,
+    days: HashSet<i64>,
+}
+
+impl<'a> Rules<'a> {
+    fn new(policy: Policy, now: &'a Zoned) -> Self {
+        Self {
+            policy,
+            now,
+            newer_good: 0,
+            hours: HashSet::new(),
+            days: HashSet::new(),
         }
     }
-    removed.reverse();
-    removed
+
+    fn judge(&mut self, image: &Candidate) -> Planned {
+        // At least 1: without a good image, the damaged ones may be all there is.
+        let last = self.newer_good < self.policy.keep_last.max(1);
+        let within = self.is_within(image.created_unix_ms);
+        let (newest, hourly, daily) = match image.condition {
+            Condition::Good => self.take_places(image.created_unix_ms),
+            Condition::Damaged => (false, false, false),
+        };
+        let rules = [
+            (newest, KeptBy::Newest),
+            (image.pin == Pin::Pinned, KeptBy::Pin),
+            (last, KeptBy::Last),
+            (within, KeptBy::Within),
+            (hourly, KeptBy::Hourly),
+            (daily, KeptBy::Daily),
+        ];
+        let kept = rules.into_iter().find(|(keeps, _)| *keeps);
+        let fate = match kept {
+            None => Fate::Removed(RemovedBy::Policy),
+            Some((_, rule)) => Fate::Kept(rule),
+        };
+        Planned { id: image.id, fate }
+    }
+
+    /// Whether a good image is the newest of all, of an hour that counts, of a day that counts.
+    fn take_places(&mut self, created_unix_ms: u64) -> (bool, bool, bool) {
+        let (hour, day) = self.local(created_unix_ms);
+        let newest = self.newer_good == 0;
+        self.newer_good = self.newer_good.saturating_add(1);
+        (
+            newest,
+            take(&mut self.hours, hour, self.policy.keep_hourly),
+            take(&mut self.days, day, self.policy.keep_daily),
+        )
+    }
+
+    /// An image of the future is within any time: a clock that is wrong removes nothing.
+    fn is_within(&self, created_unix_ms: u64) -> bool {
+        let now = u64::try_from(self.now.timestamp().as_millisecond()).unwrap_or(0);
+        let age = Duration::from_millis(now.saturating_sub(created_unix_ms));
+        !self.policy.keep_within.is_zero() && age <= self.policy.keep_within
+    }
+
+    /// The local hour, with its distance to UTC, and the local day.
+    fn local(&self, unix_ms: u64) -> ((i64, i32), i64) {
+        let ms = i64::try_from(unix_ms).ok();
+        let time = ms.and_then(|ms| Timestamp::from_millisecond(ms).ok());
+        // No clock shows it: as good a guess as any.
+        let time = time.unwrap_or(Timestamp::UNIX_EPOCH);
+        let offset = self.now.time_zone().to_offset(time).seconds();
+        let local = time.as_millisecond() + i64::from(offset) * 1000;
+        (
+            (local.div_euclid(HOUR_MS), offset),
+            local.div_euclid(DAY_MS),
+        )
+    }
+}
+
+/// Whether `period` is a new one, and one of the first `count`.
+fn take<T: Eq + std::hash::Hash>(taken: &mut HashSet<T>, period: T, count: u32) -> bool {
+    taken.len() < count as usize && taken.insert(period)
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn images(good: &[bool]) -> Vec<Candidate> {
-        let condition = |good: &bool| {
-            if *good {
-                Condition::Good
-            } else {
-                Condition::Damaged
-            }
-        };
-        let candidate = |(number, good)| Candidate {
-            id: ImageId::new(number).unwrap(),
-            condition: condition(good),
-        };
-        (1..).zip(good).map(candidate).collect()
-    }
-
-    fn removed(good: &[bool], keep_last: usize) -> Vec<u64> {
-        plan(&images(good), keep_last)
-            .into_iter()
-            .map(ImageId::number)
-            .collect()
-    }
-
-    #[test]
-    fn the_newest_good_images_stay() {
-        assert_eq!(removed(&[true, true, true], 2), [1]);
-        assert_eq!(removed(&[true, true, true], 0), [1, 2]);
-        assert_eq!(removed(&[], 2), [0; 0]);
-    }
-
-    #[test]
-    fn damaged_images_take_no_place_and_go_with_their_time() {
-        assert_eq!(removed(&[true, false, true, false], 2), [0; 0]);
-        assert_eq!(removed(&[true, false, true, true], 2), [1, 2]);
-        assert_eq!(removed(&[false, false], 1), [0; 0]);
-    }
-
-    proptest! {
-        #[test]
-        fn the_plan_obeys_its_rules(good: Vec<bool>, keep_last in 0_usize..6) {
-            let images = images(&good);
-            let removed = plan(&images, keep_last);
-            let newer_good = |id| {
-                let newer = images.iter().filter(|other| other.id > id);
-                newer.filter(|other| other.condition == Condition::Good).count()
-            };
-            for image in &images {
-                let goes = newer_good(image.id) >= keep_last.max(1);
-                prop_assert_eq!(removed.contains(&image.id), goes);
-            }
-            prop_assert!(removed.is_sorted());
-            let newest_good = images.iter().rfind(|image| image.condition == Condition::Good);
-            prop_assert!(newest_good.is_none_or(|image| !removed.contains(&image.id)));
-        }
-    }
-}
+mod tests;

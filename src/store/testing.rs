@@ -3,8 +3,9 @@
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{self, Command, Stdio};
+use std::time::Duration;
 
-use super::{ImageId, Manifest, Store, StoreLock, WriteOptions};
+use super::{Effort, ImageId, Manifest, Policy, Store, StoreLock, WriteError, WriteOptions};
 
 const STORE_VARIABLE: &str = "CKPT_RUN_TEST_STORE";
 const READY: &str = "the child is ready";
@@ -30,6 +31,24 @@ pub(super) fn write_image(store: &Store, lock: &StoreLock, streams: &[(&str, &[u
         assert_eq!(stream.finish().unwrap(), bytes.len() as u64);
     }
     writer.commit(b"meta").unwrap()
+}
+
+impl Store {
+    /// Keeps so many good images; returns those that went.
+    pub(super) fn rotate(
+        &self,
+        lock: &StoreLock,
+        keep_last: u32,
+    ) -> Result<Vec<ImageId>, WriteError> {
+        let policy = Policy {
+            keep_last,
+            keep_within: Duration::ZERO,
+            keep_hourly: 0,
+            keep_daily: 0,
+        };
+        let plan = self.plan(&policy, &crate::clock::local())?;
+        Ok(self.forget(lock, &plan, Effort::Quick)?.images)
+    }
 }
 
 pub(super) fn read_stream(store: &Store, id: ImageId, name: &str) -> Vec<u8> {

@@ -305,6 +305,19 @@ fn a_lost_pack_is_not_relied_on() {
 }
 
 #[test]
+fn an_image_that_is_removed_while_it_is_read_stays_readable() {
+    let (_folder, store) = temporary_store();
+    let lock = store.lock().unwrap();
+    let data = noise(1, 4 << 20);
+    let image = write_image(&store, &lock, &[("a", &data)]);
+    let reader = store.read(image.id).unwrap();
+    write_image(&store, &lock, &[("a", b"new")]);
+    store.rotate(&lock, 1).unwrap();
+    assert!(store.read(image.id).is_err());
+    assert!(reader.read_to_vec("a", u64::MAX).unwrap() == data);
+}
+
+#[test]
 fn a_failing_sink_is_not_the_images_fault() {
     struct Full(usize);
     impl Write for Full {
@@ -386,4 +399,44 @@ fn a_pipe_copied_in_lanes_gives_the_same_bytes() {
             "{extra}"
         );
     }
+}
+
+/// Bytes that this thread has read from files so far.
+fn bytes_read() -> u64 {
+    let account = fs::read_to_string("/proc/thread-self/io").unwrap();
+    let line = account
+        .lines()
+        .find_map(|line| line.strip_prefix("rchar: "));
+    line.unwrap().parse().unwrap()
+}
+
+#[test]
+fn neither_listing_nor_beginning_an_image_reads_what_a_thousand_images_consist_of() {
+    let (_folder, store) = temporary_store();
+    let lock = store.lock().unwrap();
+    let data = noise(1, 20 * CHUNK_BYTES);
+    let mut manifest = write_image(&store, &lock, &[("a", &data)]);
+    // The body of an image of 10 GiB in chunks of 74 KiB.
+    let body_len = 8 << 20;
+    for _ in 0..1000 {
+        manifest.id = manifest.id.next().unwrap();
+        let path = store.manifest_file(manifest.id);
+        super::wire::tests::write_without_body(&path, &manifest, body_len);
+    }
+    let begun = std::time::Instant::now();
+    let before = bytes_read();
+    let opened = Store::open(store.path()).unwrap();
+    assert_eq!(opened.images().unwrap().len(), 1001);
+    let read = bytes_read() - before;
+    assert!(read < 1001 * 4096, "{read}");
+    println!(
+        "listed 1001 images in {:?}, {read} bytes read",
+        begun.elapsed()
+    );
+    let newest = write_image(&store, &lock, &[("a", &data)]);
+    let before = bytes_read();
+    drop(store.begin(&lock, OPTIONS).unwrap());
+    let read = bytes_read() - before;
+    assert!(read < 5 * body_len, "{read}");
+    assert_eq!(newest.id.number(), 1002);
 }

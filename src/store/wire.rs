@@ -6,7 +6,7 @@
 //! 12   lowest format that a reader must know    u32
 //! 16   image                                    u64
 //! 24   length of the summary                    u32
-//! 28   zero                                     u32
+//! 28   0, or 1 where summary and body are sealed u32
 //! 32   length of the body                       u64
 //! 40   length of the body, uncompressed         u64
 //! 48   BLAKE3 of bytes 0..48 and the summary    32 bytes
@@ -18,6 +18,10 @@
 //! streams and chunks as packed columns, about 55 bytes a chunk. Lengths and checksums
 //! come first, so that nothing is allocated or parsed on the word of damaged bytes.
 //!
+//! In an encrypted store summary and body are [sealed](super::cipher), each bound to bytes
+//! 0..48 and to which of the two it is; lengths and checksums are those of the sealed forms,
+//! so that damage shows without the key.
+//!
 //! Format 1 had one checksum, of bytes 0..48, summary and body, and the summary at 80.
 
 use std::fs::File;
@@ -26,6 +30,7 @@ use std::path::Path;
 
 use prost::Message;
 
+use super::cipher::{Cipher, OVERHEAD_BYTES, Secrets};
 use super::columns::{
     BodyMessage, SummaryMessage, body_message, chunks_of, packs_of, streams_of, summary_message,
 };
@@ -42,6 +47,9 @@ const MAGIC: [u8; 8] = *b"CKPTMANI";
 /// Header without checksums.
 const CHECKED_LEN: usize = 48;
 const SUM_LEN: usize = 32;
+const NOT_SEALED: u32 = 0;
+const SEALED: u32 = 1;
+
 /// The last format with one checksum for everything.
 const FORMAT_OF_ONE_SUM: u32 = 1;
 
@@ -70,6 +78,16 @@ pub enum ManifestError {
         /// Lowest format that can read it.
         format: u32,
     },
+    /// The store has lost the file by which it knows its key, or the image is that of
+    /// another store.
+    #[error("the image is encrypted, but the store is not")]
+    Encrypted,
+    /// The image is that of another store, or somebody without the key made it.
+    #[error("the image is not encrypted, but the store is")]
+    NotEncrypted,
+    /// The kernel has no random bytes.
+    #[error("cannot encrypt the manifest")]
+    Seal(#[source] io::Error),
     /// Lengths, magic or checksum do not fit.
     #[error("the manifest is damaged: {0}")]
     Damaged(&'static str),
@@ -90,7 +108,12 @@ impl ManifestError {
         match self {
             Self::Read(error) => is_loss(error),
             Self::Newer { .. } | Self::Damaged(_) | Self::Invalid(_) => true,
-            Self::TooLarge | Self::Compress(_) => false,
+            // An image that is encrypted where the store is not may be good with its key.
+            Self::Encrypted
+            | Self::NotEncrypted
+            | Self::TooLarge
+            | Self::Compress(_)
+            | Self::Seal(_) => false,
         }
     }
 }
@@ -105,24 +128,52 @@ pub(super) struct Summary {
     pub(super) packs: Vec<Pack>,
 }
 
-/// The file of a manifest.
-pub(super) fn encode(manifest: &Manifest) -> Result<Vec<u8>, ManifestError> {
+/// The two parts of a manifest's content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Summary,
+    Body,
+}
+
+/// The file of a manifest of a store with these secrets.
+pub(super) fn encode(
+    manifest: &Manifest,
+    secrets: Option<&Secrets>,
+) -> Result<Vec<u8>, ManifestError> {
+    assert_eq!(
+        manifest.encrypted,
+        secrets.is_some(),
+        "a manifest of another store"
+    );
     let summary = summary_message(manifest).encode_to_vec();
     let raw_body = body_message(manifest)?.encode_to_vec();
     let body = zstd::bulk::compress(&raw_body, BODY_LEVEL).map_err(ManifestError::Compress)?;
-    let summary_len = u32::try_from(summary.len()).map_err(|_| ManifestError::TooLarge)?;
+    let overhead = secrets.map_or(0, |_| OVERHEAD_BYTES);
+    let summary_len = summary.len() + overhead;
     let header = Header {
         format: manifest.format,
         needs: manifest.format,
         image: manifest.id.number(),
-        summary_len,
-        body_len: body.len() as u64,
+        summary_len: u32::try_from(summary_len).map_err(|_| ManifestError::TooLarge)?,
+        sealing: if manifest.encrypted {
+            SEALED
+        } else {
+            NOT_SEALED
+        },
+        body_len: (body.len() + overhead) as u64,
         raw_body_len: raw_body.len() as u64,
     };
     if header.is_too_large() {
         return Err(ManifestError::TooLarge);
     }
     let head = header.to_bytes();
+    let (summary, body) = match secrets {
+        None => (summary, body),
+        Some(secrets) => (
+            seal(&secrets.manifests, &head, Part::Summary, &summary)?,
+            seal(&secrets.manifests, &head, Part::Body, &body)?,
+        ),
+    };
     Ok([
         &head[..],
         &checksum(&head, &[&summary]),
@@ -134,13 +185,21 @@ pub(super) fn encode(manifest: &Manifest) -> Result<Vec<u8>, ManifestError> {
 }
 
 /// What listing and pruning need of the manifest of image `id`.
-pub(super) fn read_summary(path: &Path, id: ImageId) -> Result<Summary, ManifestError> {
-    Sections::read(path, id, Extent::Summary)?.summary()
+pub(super) fn read_summary(
+    path: &Path,
+    id: ImageId,
+    secrets: Option<&Secrets>,
+) -> Result<Summary, ManifestError> {
+    Sections::read(path, id, Extent::Summary, secrets)?.summary()
 }
 
 /// The manifest of image `id`.
-pub(super) fn read_manifest(path: &Path, id: ImageId) -> Result<Manifest, ManifestError> {
-    Sections::read(path, id, Extent::Whole)?.manifest(id)
+pub(super) fn read_manifest(
+    path: &Path,
+    id: ImageId,
+    secrets: Option<&Secrets>,
+) -> Result<Manifest, ManifestError> {
+    Sections::read(path, id, Extent::Whole, secrets)?.manifest(id)
 }
 
 /// How much of a manifest is read.
@@ -159,7 +218,12 @@ struct Sections {
 }
 
 impl Sections {
-    fn read(path: &Path, id: ImageId, extent: Extent) -> Result<Self, ManifestError> {
+    fn read(
+        path: &Path,
+        id: ImageId,
+        extent: Extent,
+        secrets: Option<&Secrets>,
+    ) -> Result<Self, ManifestError> {
         let mut file = File::open(path).map_err(ManifestError::Read)?;
         let len = file.metadata().map_err(ManifestError::Read)?.len();
         if len < (CHECKED_LEN + SUM_LEN) as u64 {
@@ -167,6 +231,7 @@ impl Sections {
         }
         let head: [u8; CHECKED_LEN] = read_array(&mut file)?;
         let header = Header::parse(&head, id)?;
+        let cipher = header.cipher(secrets)?;
         if len != header.file_len() {
             return Err(ManifestError::Damaged("its length is wrong"));
         }
@@ -185,12 +250,13 @@ impl Sections {
         let body_sum: [u8; SUM_LEN] = read_array(&mut file)?;
         let summary = read_vec(&mut file, header.summary_len.into())?;
         check(summary_sum, &head, &[&summary])?;
+        let summary = open(cipher, &head, Part::Summary, summary)?;
         let body = match extent {
             Extent::Summary => Vec::new(),
             Extent::Whole => {
                 let body = read_vec(&mut file, header.body_len)?;
                 check(body_sum, &head, &[&body])?;
-                body
+                open(cipher, &head, Part::Body, body)?
             }
         };
         Ok(Self {
@@ -230,6 +296,7 @@ impl Sections {
             chunks,
             packs: summary.packs,
             raw_bytes: summary.raw_bytes,
+            encrypted: self.header.sealing == SEALED,
             stored_bytes: summary.stored_bytes,
             meta: summary.meta,
         };
@@ -243,6 +310,7 @@ struct Header {
     needs: u32,
     image: u64,
     summary_len: u32,
+    sealing: u32,
     body_len: u64,
     raw_body_len: u64,
 }
@@ -255,6 +323,7 @@ impl Header {
         bytes[12..16].copy_from_slice(&self.needs.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.image.to_le_bytes());
         bytes[24..28].copy_from_slice(&self.summary_len.to_le_bytes());
+        bytes[28..32].copy_from_slice(&self.sealing.to_le_bytes());
         bytes[32..40].copy_from_slice(&self.body_len.to_le_bytes());
         bytes[40..48].copy_from_slice(&self.raw_body_len.to_le_bytes());
         bytes
@@ -271,6 +340,7 @@ impl Header {
             needs: u32_at(bytes, 12),
             image: u64_at(bytes, 16),
             summary_len: u32_at(bytes, 24),
+            sealing: u32_at(bytes, 28),
             body_len: u64_at(bytes, 32),
             raw_body_len: u64_at(bytes, 40),
         };
@@ -287,6 +357,24 @@ impl Header {
         Ok(header)
     }
 
+    /// What opens the parts; `None` where they are not sealed.
+    fn cipher<'a>(
+        &self,
+        secrets: Option<&'a Secrets>,
+    ) -> Result<Option<&'a Cipher>, ManifestError> {
+        match (self.sealing, secrets) {
+            // Nothing was sealed then: without this, who has no key could say that it is.
+            (SEALED, _) if self.format == FORMAT_OF_ONE_SUM => {
+                Err(ManifestError::Damaged("its sealing is unknown"))
+            }
+            (NOT_SEALED, None) => Ok(None),
+            (SEALED, Some(secrets)) => Ok(Some(&secrets.manifests)),
+            (NOT_SEALED, Some(_)) => Err(ManifestError::NotEncrypted),
+            (SEALED, None) => Err(ManifestError::Encrypted),
+            (_, _) => Err(ManifestError::Damaged("its sealing is unknown")),
+        }
+    }
+
     /// Length of the whole file.
     fn file_len(&self) -> u64 {
         let sums = match self.format {
@@ -301,6 +389,48 @@ impl Header {
             || self.body_len > BODY_BYTES_MAX
             || self.raw_body_len > BODY_BYTES_MAX
     }
+}
+
+impl Part {
+    /// What a sealed part is bound to.
+    fn about(self, head: &[u8; CHECKED_LEN]) -> [u8; CHECKED_LEN + 1] {
+        let mut about = [0; CHECKED_LEN + 1];
+        about[..CHECKED_LEN].copy_from_slice(head);
+        about[CHECKED_LEN] = match self {
+            Self::Summary => 0,
+            Self::Body => 1,
+        };
+        about
+    }
+}
+
+fn seal(
+    cipher: &Cipher,
+    head: &[u8; CHECKED_LEN],
+    part: Part,
+    plain: &[u8],
+) -> Result<Vec<u8>, ManifestError> {
+    let mut sealed = vec![0; plain.len() + OVERHEAD_BYTES];
+    cipher
+        .seal(&part.about(head), plain, &mut sealed)
+        .map_err(ManifestError::Seal)?;
+    Ok(sealed)
+}
+
+fn open(
+    cipher: Option<&Cipher>,
+    head: &[u8; CHECKED_LEN],
+    part: Part,
+    bytes: Vec<u8>,
+) -> Result<Vec<u8>, ManifestError> {
+    let Some(cipher) = cipher else {
+        return Ok(bytes);
+    };
+    let mut plain = vec![0; bytes.len().saturating_sub(OVERHEAD_BYTES)];
+    cipher
+        .open(&part.about(head), &bytes, &mut plain)
+        .map_err(|_| ManifestError::Damaged("it cannot be decrypted"))?;
+    Ok(plain)
 }
 
 fn u32_at(bytes: &[u8; CHECKED_LEN], at: usize) -> u32 {
@@ -361,7 +491,7 @@ fn checksum(head: &[u8], parts: &[&[u8]]) -> [u8; SUM_LEN] {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::codec::Codec;
     use super::super::manifest::tests::example;
     use super::super::manifest::{Chunk, Content, Stored};
@@ -372,12 +502,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("manifest");
         std::fs::write(&path, bytes).unwrap();
-        read_manifest(&path, example().id)
+        read_manifest(&path, example().id, None)
     }
 
     /// The file with its header changed and its checksums made right again.
     fn reseal(change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
-        let mut bytes = encode(&example()).unwrap();
+        let mut bytes = encode(&example(), None).unwrap();
         let summary_at = CHECKED_LEN + 2 * SUM_LEN;
         let body_at = summary_at + bytes[24] as usize;
         change(&mut bytes);
@@ -389,15 +519,34 @@ mod tests {
         bytes
     }
 
+    /// Writes the manifest as if its body had `body_len` bytes, none of which are there.
+    pub(in crate::store) fn write_without_body(path: &Path, manifest: &Manifest, body_len: u64) {
+        let summary = summary_message(manifest).encode_to_vec();
+        let header = Header {
+            format: manifest.format,
+            needs: manifest.format,
+            image: manifest.id.number(),
+            summary_len: u32::try_from(summary.len()).unwrap(),
+            sealing: NOT_SEALED,
+            body_len,
+            raw_body_len: body_len,
+        };
+        let head = header.to_bytes();
+        let sums = [checksum(&head, &[&summary]), [0; SUM_LEN]].concat();
+        std::fs::write(path, [&head[..], &sums, &summary].concat()).unwrap();
+        let file = File::options().write(true).open(path).unwrap();
+        file.set_len(header.file_len()).unwrap();
+    }
+
     #[test]
     fn a_manifest_comes_back_as_it_was() {
-        let bytes = encode(&example()).unwrap();
+        let bytes = encode(&example(), None).unwrap();
         assert_eq!(read(&bytes).unwrap(), example());
     }
 
     #[test]
     fn every_flipped_bit_and_every_missing_byte_is_noticed() {
-        let bytes = encode(&example()).unwrap();
+        let bytes = encode(&example(), None).unwrap();
         for bit in 0..bytes.len() * 8 {
             let mut damaged = bytes.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);
@@ -466,7 +615,7 @@ mod tests {
         manifest.raw_bytes = u64::from(count) * 256 * 1024;
         manifest.streams[0].raw_len = manifest.raw_bytes;
         manifest.streams[0].chunks = (0..count).collect();
-        let bytes = encode(&manifest).unwrap();
+        let bytes = encode(&manifest, None).unwrap();
         assert!(bytes.len() < 24 << 20, "{}", bytes.len());
         assert_eq!(read(&bytes).unwrap(), manifest);
     }

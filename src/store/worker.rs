@@ -1,20 +1,19 @@
 //! A worker of an image being written: looks at pieces, and of the chunks that they are
-//! cut into, names each by its hash and puts the new ones into packs of its own.
+//! cut into, names each by its hash and puts the new ones into the image's packs.
 
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::assembly::{Assembly, Claim, Place};
-use super::chunk::{self, CHUNK_BYTES, ZEROS};
+use super::chunk::{CHUNK_BYTES, Hash, ZEROS};
+use super::cipher::OVERHEAD_BYTES;
 use super::codec::Encoder;
 use super::cut::{Cut, Cutter, Marks, Part};
 use super::error::WriteError;
 use super::flow::{Flow, Piece, Work};
-use super::id::ImageId;
 use super::layout::Store;
-use super::pack::{Pack, PackName, PackWriter};
+use super::sink::PackSink;
 use super::sync::locked;
 
 /// How much less than the job's threads ours matter to the scheduler.
@@ -24,12 +23,11 @@ const NICENESS: i32 = 10;
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) store: Store,
-    pub(super) image: ImageId,
     pub(super) flow: Arc<Flow>,
     pub(super) assembly: Assembly,
     /// One for each stream.
     pub(super) cutters: Mutex<Vec<Cutter<Arc<Piece>>>>,
-    pub(super) packs_begun: AtomicU32,
+    pub(super) sink: PackSink,
 }
 
 impl Shared {
@@ -74,8 +72,8 @@ pub(super) struct Worker {
     encoder: Encoder,
     /// Where a chunk is put together that lies in several pieces.
     chunk: Vec<u8>,
-    current: Option<PackWriter>,
-    sealed: Vec<Pack>,
+    /// Its sealed form, in an encrypted store.
+    sealed: Vec<u8>,
 }
 
 impl Worker {
@@ -84,21 +82,17 @@ impl Worker {
             shared,
             encoder: Encoder::new(level).map_err(WriteError::Compress)?,
             chunk: Vec::with_capacity(CHUNK_BYTES),
-            current: None,
-            sealed: Vec::new(),
+            sealed: vec![0; CHUNK_BYTES + OVERHEAD_BYTES],
         })
     }
 
-    /// Works until the flow ends; returns the packs it wrote, durable. A failure stops
-    /// the whole image.
-    pub(super) fn run(mut self) -> Vec<Pack> {
+    /// Works until the flow ends. A failure stops the whole image.
+    pub(super) fn run(mut self) {
         let shared = Arc::clone(&self.shared);
         let _alarm = Alarm(&shared.flow);
-        let result = self.work().and_then(|()| self.seal());
-        if let Err(error) = result {
+        if let Err(error) = self.work() {
             shared.flow.stop(error);
         }
-        self.sealed
     }
 
     fn work(&mut self) -> Result<(), WriteError> {
@@ -153,69 +147,38 @@ impl Worker {
         bytes: &[u8],
     ) -> Result<(), WriteError> {
         let raw_len = u32::try_from(bytes.len()).map_err(|_| WriteError::TooManyChunks)?;
-        let hash = chunk::hash(bytes);
+        let hash = self.shared.store.name_of(bytes);
         let assembly = &self.shared.assembly;
         match assembly.set(stream, position, raw_len, hash)? {
             Claim::Known => Ok(()),
             Claim::New(position) => {
-                let place = self.store(bytes)?;
+                let place = self.store(hash, bytes)?;
                 self.shared.assembly.place(position, place);
                 Ok(())
             }
         }
     }
 
-    fn store(&mut self, bytes: &[u8]) -> Result<Place, WriteError> {
-        if let Some(pack) = &self.current
-            && !pack.has_room(bytes.len())
-        {
-            self.seal()?;
-        }
-        let pack = match self.current.take() {
-            Some(pack) => pack,
-            None => self.begin_pack()?,
+    fn store(&mut self, name: Hash, bytes: &[u8]) -> Result<Place, WriteError> {
+        let (codec, encoded) = self.encoder.encode(bytes).map_err(WriteError::Compress)?;
+        let stored = match self.shared.store.secrets() {
+            Some(secrets) => {
+                let sealed = &mut self.sealed[..encoded.len() + OVERHEAD_BYTES];
+                let result = secrets.chunks.seal(&name, encoded, sealed);
+                result.map_err(WriteError::Seal)?;
+                sealed
+            }
+            None => encoded,
         };
-        let pack = self.current.insert(pack);
-        let (codec, stored) = self.encoder.encode(bytes).map_err(WriteError::Compress)?;
-        let name = pack.name();
-        let offset = pack
-            .append(stored)
-            .map_err(|source| pack_error(&self.shared.store, name, source))?;
+        let len = u32::try_from(stored.len()).map_err(|_| WriteError::TooManyChunks)?;
+        let (pack, offset) = self.shared.sink.append(stored)?;
         Ok(Place {
-            pack: name,
+            pack,
             offset,
-            len: u32::try_from(stored.len()).map_err(|_| WriteError::TooManyChunks)?,
+            len,
             codec,
             check: xxh3_64(stored),
         })
-    }
-
-    fn begin_pack(&self) -> Result<PackWriter, WriteError> {
-        let shared = &self.shared;
-        let name = PackName {
-            image: shared.image,
-            number: shared.packs_begun.fetch_add(1, Ordering::Relaxed),
-        };
-        PackWriter::create(&shared.store, name)
-            .map_err(|source| pack_error(&shared.store, name, source))
-    }
-
-    fn seal(&mut self) -> Result<(), WriteError> {
-        let Some(pack) = self.current.take() else {
-            return Ok(());
-        };
-        let name = pack.name();
-        let sealed = pack.seal();
-        self.sealed
-            .push(sealed.map_err(|source| pack_error(&self.shared.store, name, source))?);
-        Ok(())
-    }
-}
-
-fn pack_error(store: &Store, name: PackName, source: std::io::Error) -> WriteError {
-    WriteError::Pack {
-        path: store.pack_file(name),
-        source,
     }
 }
 

@@ -7,7 +7,6 @@
 //! packs durable before the manifest gets its name, so an image that can be seen is
 //! whole. Dropped before that, the writer takes its packs away again.
 
-use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
@@ -22,6 +21,7 @@ use super::layout::{FORMAT, Store};
 use super::lock::{Busy, StoreLock};
 use super::manifest::Manifest;
 use super::pack::Pack;
+use super::sink::PackSink;
 use super::stream::StreamWriter;
 use super::wire::{self, META_BYTES_MAX, ManifestError};
 use super::worker::{Shared, Worker};
@@ -34,7 +34,7 @@ const WORKERS_MAX: usize = 256;
 pub struct WriteOptions {
     /// Bytes that may wait in memory for the workers, at least one chunk.
     pub buffer: u64,
-    /// Threads that hash, compress and write, at least one; each has a pack of its own.
+    /// Threads that hash, compress and write, at least one.
     pub workers: usize,
     /// Level of zstd; 1 is a good choice.
     pub level: i32,
@@ -44,8 +44,10 @@ pub struct WriteOptions {
 /// stop, packs are deleted.
 #[derive(Debug)]
 pub struct ImageWriter {
+    store: Store,
+    image: ImageId,
     shared: Arc<Shared>,
-    workers: Vec<JoinHandle<Vec<Pack>>>,
+    workers: Vec<JoinHandle<()>>,
     /// Durable packs, once the workers have ended.
     packs: Vec<Pack>,
     created_unix_ms: u64,
@@ -79,13 +81,14 @@ impl Store {
         let index = Index::load(self)?;
         let shared = Arc::new(Shared {
             store: self.clone(),
-            image,
             flow: Arc::new(Flow::new(options.buffer)),
             assembly: Assembly::new(index),
             cutters: Mutex::default(),
-            packs_begun: AtomicU32::new(0),
+            sink: PackSink::new(self, image),
         });
         let mut writer = ImageWriter {
+            store: self.clone(),
+            image,
             shared,
             workers: Vec::new(),
             packs: Vec::new(),
@@ -100,11 +103,28 @@ impl Store {
     }
 }
 
+impl Store {
+    /// The file of a manifest. What no reader would accept must not get a name.
+    pub(super) fn encode(&self, manifest: &Manifest) -> Result<Vec<u8>, WriteError> {
+        let valid = manifest.validate().map_err(ManifestError::Invalid);
+        let encoded = valid.and_then(|()| wire::encode(manifest, self.secrets()));
+        encoded.map_err(|source| WriteError::Manifest {
+            image: manifest.id,
+            source,
+        })
+    }
+}
+
 impl ImageWriter {
     /// The image's number.
     #[must_use]
     pub fn id(&self) -> ImageId {
-        self.shared.image
+        self.image
+    }
+
+    /// Makes the image one of another time than now: a copy is as old as what it is a copy of.
+    pub(super) fn set_created(&mut self, created_unix_ms: u64) {
+        self.created_unix_ms = created_unix_ms;
     }
 
     /// Gets memory for `bytes` of streams, within the buffer, ready to be written to.
@@ -139,9 +159,10 @@ impl ImageWriter {
         self.shared.flow.check()?;
         self.shared.assembly.check_finished()?;
         self.shared.flow.close();
-        let packs = self.join();
-        self.packs.extend(packs);
-        self.shared.flow.check()
+        self.join();
+        self.shared.flow.check()?;
+        self.packs = self.shared.sink.seal()?;
+        Ok(())
     }
 
     /// Makes the image durable and gives it its name. Blocks until then.
@@ -176,38 +197,32 @@ impl ImageWriter {
         Ok(())
     }
 
-    /// Waits for the workers. One that panicked stopped the flow and returns nothing.
-    fn join(&mut self) -> Vec<Pack> {
-        let joined = self.workers.drain(..).map(JoinHandle::join);
-        let mut packs: Vec<Pack> = joined.flat_map(Result::unwrap_or_default).collect();
-        packs.sort_by_key(|pack| pack.name);
-        packs
+    /// Waits for the workers. One that panicked stopped the flow.
+    fn join(&mut self) {
+        for worker in self.workers.drain(..) {
+            let _ = worker.join();
+        }
     }
 
     fn manifest(&self, packs: &[Pack], meta: &[u8]) -> Result<Manifest, WriteError> {
         let assembled = self.shared.assembly.assemble(packs)?;
         Ok(Manifest {
             format: FORMAT,
-            id: self.shared.image,
+            id: self.image,
             created_unix_ms: self.created_unix_ms,
             streams: assembled.streams,
             chunks: assembled.chunks,
             packs: assembled.packs,
             raw_bytes: assembled.raw_bytes,
+            encrypted: self.store.secrets().is_some(),
             stored_bytes: packs.iter().map(|pack| pack.len).sum(),
             meta: meta.to_vec(),
         })
     }
 
     fn publish(&mut self, manifest: &Manifest) -> Result<(), WriteError> {
-        let store = &self.shared.store;
-        // What no reader would accept must not get a name.
-        let valid = manifest.validate().map_err(ManifestError::Invalid);
-        let encoded = valid.and_then(|()| wire::encode(manifest));
-        let file = encoded.map_err(|source| WriteError::Manifest {
-            image: manifest.id,
-            source,
-        })?;
+        let store = &self.store;
+        let file = store.encode(manifest)?;
         durable::sync_folder(&store.packs_folder())?;
         durable::write(&store.manifest_file(manifest.id), &file)?;
         self.outcome = Outcome::Published;
@@ -217,11 +232,11 @@ impl ImageWriter {
     /// Removes what was written: first the manifest, which may have its name already if
     /// only the sync of its folder failed, and packs only if no manifest names them.
     fn remove_files(&self) -> Result<(), WriteError> {
-        let store = &self.shared.store;
-        durable::remove(&store.manifest_file(self.shared.image))?;
+        let store = &self.store;
+        durable::remove(&store.manifest_file(self.image))?;
         durable::sync_folder(&store.images_folder())?;
         for (path, kind) in files::list(&store.packs_folder())? {
-            if matches!(kind, FileKind::Pack(pack) if pack.image == self.shared.image) {
+            if matches!(kind, FileKind::Pack(pack) if pack.image == self.image) {
                 durable::remove(&path)?;
             }
         }
@@ -236,9 +251,11 @@ impl Drop for ImageWriter {
             Outcome::Pending => {
                 self.shared.flow.stop(WriteError::Aborted);
                 self.join();
+                // Streams that are still open keep the sink.
+                self.shared.sink.abandon();
                 if let Err(error) = self.remove_files() {
                     // A sweep finds them.
-                    tracing::warn!(%error, image = %self.shared.image, "leftovers of an image stay");
+                    tracing::warn!(%error, image = %self.image, "leftovers of an image stay");
                 }
             }
         }
@@ -253,7 +270,9 @@ fn next_image(store: &Store) -> Result<ImageId, WriteError> {
         let images = files::list(&folder)?
             .into_iter()
             .filter_map(|(_, kind)| match kind {
-                FileKind::Manifest(image) | FileKind::Damaged(image) => Some(image),
+                FileKind::Manifest(image) | FileKind::Damaged(image) | FileKind::Pinned(image) => {
+                    Some(image)
+                }
                 FileKind::Pack(pack) => Some(pack.image),
                 FileKind::Temporary | FileKind::Foreign => None,
             });

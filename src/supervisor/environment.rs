@@ -15,6 +15,13 @@ const NOT_FOR_THE_JOB: [&str; 6] = [
     "LISTEN_FDNAMES",
 ];
 
+/// Where the store's key is: a command may hold a secret in its words, and what the job has
+/// in memory is in every image.
+const OF_THE_KEY: [&str; 2] = [
+    "CKPT_RUN_ENCRYPTION_KEY_FILE",
+    "CKPT_RUN_ENCRYPTION_KEY_COMMAND",
+];
+
 /// Makes the job's environment from ours.
 pub(super) fn for_job(
     ours: impl Iterator<Item = (OsString, OsString)>,
@@ -27,7 +34,8 @@ pub(super) fn for_job(
         ("CKPT_RUN_SOCKET", control::socket_path(store).into()),
     ];
     let replaced = |name: &OsStr| {
-        set.iter().any(|(ours, _)| name == *ours) || NOT_FOR_THE_JOB.iter().any(|one| name == *one)
+        let mut not_passed = NOT_FOR_THE_JOB.iter().chain(&OF_THE_KEY);
+        set.iter().any(|(ours, _)| name == *ours) || not_passed.any(|one| name == *one)
     };
     ours.filter(|(name, _)| !replaced(name))
         .chain(
@@ -42,10 +50,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn systemd_s_variables_stay_here_and_ours_are_set() {
+    fn systemd_s_variables_and_the_key_s_stay_here_and_ours_are_set() {
         let ours = [
             ("PATH", "/bin"),
             ("NOTIFY_SOCKET", "/run/x"),
+            ("CKPT_RUN_ENCRYPTION_KEY_FILE", "/k"),
+            ("CKPT_RUN_ENCRYPTION_KEY_COMMAND", "echo secret"),
             ("CKPT_RUN_STORE", "other"),
         ];
         let given = for_job(
@@ -61,7 +71,9 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         assert_eq!(value("PATH"), ["/bin"]);
-        assert!(value("NOTIFY_SOCKET").is_empty());
+        for name in NOT_FOR_THE_JOB.iter().chain(&OF_THE_KEY) {
+            assert!(value(name).is_empty(), "{name}");
+        }
         assert_eq!(value("CKPT_RUN_STORE"), ["/s"]);
         assert_eq!(value("CKPT_RUN_SOCKET"), ["/s/control.sock"]);
     }

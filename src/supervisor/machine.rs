@@ -1,8 +1,10 @@
 //! What this machine is and has free.
 
 use std::fs;
+use std::io;
 use std::path::Path;
 
+use nix::sys::statvfs::statvfs;
 use procfs::{Current, Meminfo};
 
 use super::image::CudaFacts;
@@ -58,6 +60,14 @@ fn headroom_of(folder: &Path, [limit, usage, cache]: [&str; 3]) -> Option<u64> {
         .lines()
         .find_map(|line| line.strip_prefix(cache)?.trim().parse::<u64>().ok());
     Some(limit.saturating_sub(usage.saturating_sub(cached.unwrap_or(0))))
+}
+
+/// Bytes that we may still write to the disk of a folder.
+pub(super) fn free_disk(folder: &Path) -> io::Result<u64> {
+    let about = statvfs(folder)?;
+    Ok(about
+        .blocks_available()
+        .saturating_mul(about.fragment_size()))
 }
 
 /// The machine's name; empty when it has none.

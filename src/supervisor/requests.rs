@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::describe::{chain, seconds, size};
 use super::event::{Event, Reply};
 use super::image::Trigger;
+use super::room;
 use super::run::RunError;
 use super::run_state::Progress;
 use super::schedule::Snapshotted as LastSnapshot;
@@ -82,12 +83,7 @@ impl Supervisor {
             let take = AssertUnwindSafe(|| snapshot::take(subject, afterwards, computing));
             let result = catch_unwind(take).unwrap_or(Err(SnapshotError::Panicked));
             if result.is_ok() {
-                let keep_last =
-                    usize::try_from(shop.config.retention.keep_last).unwrap_or(usize::MAX);
-                match shop.store.rotate(&shop.lock, keep_last) {
-                    Ok(removed) => tracing::debug!(?removed, "rotated"),
-                    Err(error) => tracing::warn!("cannot remove old images: {}", chain(&error)),
-                }
+                room::rotate(&shop);
             }
             // The loop only ends with the run.
             let _ = events.blocking_send(Event::SnapshotEnded(Box::new(result)));

@@ -13,6 +13,7 @@ use crate::criu::{Criu, FindError, Search};
 use crate::job::{Input, Output};
 use crate::store::{LockError, OpenError, ReadError, Store, WriteError};
 
+use super::key::{KeyError, read_key};
 use super::machine;
 use super::program::{self, ProgramError};
 use super::run_state::{Progress, RunState, RunStateError};
@@ -43,6 +44,9 @@ pub enum RunError {
     /// No usable CRIU.
     #[error(transparent)]
     Criu(#[from] FindError),
+    /// The store's key cannot be had.
+    #[error(transparent)]
+    Key(#[from] KeyError),
     /// The store cannot be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
@@ -129,7 +133,10 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
     let program = command.first().ok_or(ProgramError::Missing)?;
     program::check(program)?;
     let criu = Criu::find(&Search::new(config.criu.path.clone()))?;
-    let store = Store::create_or_open(&plain(&directory.join(&config.store)))?;
+    let key = read_key(&config.encryption)?;
+    let path = plain(&directory.join(&config.store));
+    let store = Store::create_or_open_with(&path, key.as_ref())?;
+    drop(key); // the store has what it needs
     let lock = store.lock()?;
     let swept = store.sweep(&lock)?;
     tracing::debug!(?swept, "swept the store");

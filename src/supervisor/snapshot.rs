@@ -16,6 +16,7 @@ use super::dump::Dump;
 use super::gpu::Gpu;
 use super::image::{ImageFacts, Stopwatch, Trigger};
 use super::machine;
+use super::room;
 use super::snapshot_error::SnapshotError;
 use super::workshop::{Job, SharedStreams, Workshop};
 use crate::clock;
@@ -73,7 +74,7 @@ pub(super) fn take(
     let root = job::child_with_pid(job.sandbox.pid(), job.pids.root)?;
     let processes = job::tree(root)?;
     let gpu = Gpu::of(shop, &processes)?;
-    let writer = admit(shop, &processes, gpu.as_ref())?;
+    let writer = admit(subject, &processes, gpu.as_ref())?;
     watch.lap("admit");
 
     let frozen_at = clock::now();
@@ -114,7 +115,7 @@ pub(super) fn take(
 
 /// Checks that there is room, and gets the memory that the image will pass through, while the job computes.
 fn admit(
-    shop: &Workshop,
+    Subject { shop, run, .. }: Subject<'_>,
     processes: &[Process],
     gpu: Option<&Gpu>,
 ) -> Result<ImageWriter, SnapshotError> {
@@ -123,10 +124,11 @@ fn admit(
     if needed > available {
         return Err(SnapshotError::NoMemory { needed, available });
     }
+    let resident: u64 = processes.iter().map(|process| process.resident).sum();
+    room::make(shop, run, needed + resident)?;
     let writer = shop
         .store
         .begin(&shop.lock, write_options(shop, available - needed))?;
-    let resident: u64 = processes.iter().map(|process| process.resident).sum();
     writer.reserve(needed + resident);
     Ok(writer)
 }

@@ -41,6 +41,22 @@ pub enum SnapshotError {
         "cannot write the image, the disk is full: free space where the store is, keep fewer images (--keep-last), or choose another --store"
     )]
     DiskFull(#[source] Box<WriteError>),
+    /// The image would leave too little of the disk free. Nothing was frozen or written.
+    #[error(
+        "cannot begin the image: it needs about {} and {} must stay free (snapshot.min_free), but {} are free where the \
+         store is: free space there, keep fewer images (--keep-last, `ckpt-run forget`), or choose another --store",
+        size(*image),
+        size(*floor),
+        size(*free)
+    )]
+    NoRoom {
+        /// Bytes that the image is expected to have.
+        image: u64,
+        /// Bytes that must stay free.
+        floor: u64,
+        /// Bytes that are free.
+        free: u64,
+    },
     /// The GPU's content does not fit into host memory; the kernel would kill the job.
     #[error(
         "cannot suspend the GPU state: it needs {} of host memory and {} are available; free some",

@@ -11,6 +11,7 @@ use std::sync::{Mutex, OnceLock};
 
 use tempfile::TempDir;
 
+use super::leftovers::{self, COPIES, COPY_DIGITS, COPY_PREFIX};
 use crate::clock;
 use crate::config::Config;
 use crate::criu::{Criu, HOLD_PROGRAM};
@@ -158,6 +159,7 @@ impl Workshop {
     ) -> io::Result<Self> {
         let work = WorkFolder::new(store.path())?;
         let program = keep_program(Path::new("/proc/self/exe"), store.path())?;
+        leftovers::remove_copies(&store, &lock, &program);
         symlink(&program, work.path().join(HOLD_PROGRAM))?;
         fs::create_dir(work.path().join("plugins"))?;
         for folder in ["logs", "aside"] {
@@ -211,22 +213,19 @@ impl Workshop {
         folder.join(format!("{operation}-{image}-{}.log", clock::unix_ms()))
     }
 
-    /// Where what a restore of `image` cuts off files is kept.
+    /// Where what a restore of `image` cuts off files is kept. The oldest such folders go.
     pub fn aside(&self, image: impl std::fmt::Display) -> PathBuf {
-        self.store
-            .path()
-            .join("aside")
-            .join(format!("{image}-{}", clock::unix_ms()))
+        leftovers::aside(self.store.path(), image, clock::unix_ms())
     }
 }
 
 /// Copies a program into the store, under a name made from its content.
 fn keep_program(program: &Path, store: &Path) -> io::Result<PathBuf> {
-    let folder = store.join("bin");
+    let folder = store.join(COPIES);
     create_private(&folder)?;
     let content = fs::read(program)?;
     let hash = blake3::hash(&content);
-    let path = folder.join(format!("ckpt-run-{}", &hash.to_hex()[..16]));
+    let path = folder.join(format!("{COPY_PREFIX}{}", &hash.to_hex()[..COPY_DIGITS]));
     if !is_program(&path, content.len() as u64, hash)? {
         durable::write_program(&path, &content).map_err(plain)?;
     }

@@ -6,13 +6,26 @@ use std::path::PathBuf;
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
-use crate::common::{Place, can_run, wait_until};
-use crate::support::{COUNTER, counted, finish_counter, said, start, wait_for_progress};
+use crate::common::{Place, Run, can_run, wait_until};
+use crate::support::{COUNTER, counted, finish_counter, said, start_with, wait_for_progress};
 
 /// The store's copy of the program and a few images fit.
 const DISK_BYTES: u64 = 400 << 20;
 /// Less than any image of the job, more than the small files of a restore.
 const LEFT_BYTES: u64 = 256 << 10;
+
+/// Snapshots that would leave less are not begun.
+const FLOOR_BYTES: u64 = 100 << 20;
+
+/// Starts a job whose images have at least 8 MiB each for themselves.
+fn start_checked(place: &Place, min_free: &str) -> Run {
+    let script = COUNTER.replace("i += 1\n", "i += 1\n    ballast = os.urandom(8 << 20)\n");
+    start_with(place, &script, |command| {
+        command
+            .env("CKPT_RUN_SNAPSHOT_MIN_FREE", min_free)
+            .env("CKPT_RUN_RETENTION_KEEP_LAST", "2");
+    })
+}
 
 /// A small file system over a folder. Gone when dropped.
 struct Disk(PathBuf);
@@ -33,16 +46,17 @@ impl Disk {
         Self(folder)
     }
 
+    fn free(&self) -> u64 {
+        let about = nix::sys::statvfs::statvfs(&self.0).expect("statvfs");
+        about.blocks_available() * about.fragment_size()
+    }
+
     /// Fills the disk but for `left` bytes.
     fn fill(&self, left: u64) -> PathBuf {
         let path = self.0.join("filler");
         let mut filler = File::create(&path).expect("made");
         let zeros = vec![0; 64 << 10];
-        let free = || {
-            let about = nix::sys::statvfs::statvfs(&self.0).expect("statvfs");
-            about.blocks_available() * about.fragment_size()
-        };
-        while free() > left + zeros.len() as u64 {
+        while self.free() > left + zeros.len() as u64 {
             filler.write_all(&zeros).expect("filled");
         }
         path
@@ -62,8 +76,7 @@ fn a_full_disk_fails_the_snapshot_and_nothing_else() {
     }
     let place = Place::new();
     let disk = Disk::new(place.file(".ckpt-run"));
-    let script = COUNTER.replace("i += 1\n", "i += 1\n    ballast = os.urandom(8 << 20)\n");
-    let mut run = start(&place, &script);
+    let mut run = start_checked(&place, "0B");
     wait_until("the first line", || counted(&place) > 0);
     place.snapshot();
     wait_for_progress(&place);
@@ -91,4 +104,81 @@ fn a_full_disk_fails_the_snapshot_and_nothing_else() {
     run.crash();
     wait_for_progress(&place);
     finish_counter(&place, &mut run);
+}
+
+#[test]
+fn a_snapshot_that_would_not_fit_is_refused_before_anything_stands_still() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let disk = Disk::new(place.file(".ckpt-run"));
+    let mut run = start_checked(&place, "100MiB");
+    wait_until("the first line", || counted(&place) > 0);
+    place.snapshot();
+    let dumps = dump_logs(&place);
+    let filler = disk.fill(FLOOR_BYTES + (1 << 20));
+
+    let refused = place.verb(&["snapshot"]);
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success());
+    for part in [
+        "100.0 MiB must stay free",
+        "snapshot.min_free",
+        "are free",
+        "--store",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert_eq!(dump_logs(&place), dumps, "CRIU was not started");
+    wait_for_progress(&place);
+    assert_eq!(ids(&place), ["000001"]);
+
+    fs::remove_file(filler).expect("space is freed");
+    place.snapshot();
+    finish_counter(&place, &mut run);
+}
+
+#[test]
+fn an_image_that_the_next_one_replaces_makes_room_for_it() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let disk = Disk::new(place.file(".ckpt-run"));
+    let mut run = start_checked(&place, "100MiB");
+    wait_until("the first line", || counted(&place) > 0);
+    place.snapshot();
+    wait_for_progress(&place);
+    place.snapshot();
+    disk.fill(FLOOR_BYTES + (4 << 20));
+
+    wait_for_progress(&place);
+    place.snapshot();
+    assert_eq!(said(&place, "making room"), 1, "{}", place.text("err"));
+    assert_eq!(ids(&place), ["000002", "000003"]);
+    assert!(disk.free() > FLOOR_BYTES - (8 << 20));
+    assert!(place.verb(&["verify"]).status.success());
+    // A pinned image makes no room.
+    assert!(place.verb(&["pin", "2"]).status.success());
+    fs::remove_file(place.file(".ckpt-run/filler")).expect("space is freed");
+    disk.fill(FLOOR_BYTES + (4 << 20));
+    assert!(!place.verb(&["snapshot"]).status.success());
+    assert_eq!(ids(&place), ["000002", "000003"]);
+    run.crash();
+    wait_for_progress(&place);
+    finish_counter(&place, &mut run);
+}
+
+fn ids(place: &Place) -> Vec<String> {
+    let id = |image: &serde_json::Value| image["id"].as_str().map(str::to_owned);
+    place.images().iter().filter_map(id).collect()
+}
+
+/// How often CRIU was asked to dump.
+fn dump_logs(place: &Place) -> usize {
+    let logs = fs::read_dir(place.file(".ckpt-run/logs")).expect("the logs");
+    let names = logs.flatten().map(|log| log.file_name());
+    let dumps = names.filter(|name| name.to_string_lossy().starts_with("dump-"));
+    dumps.count()
 }

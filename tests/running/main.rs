@@ -1,11 +1,12 @@
 //! Running a job as a user sees it: streams, surroundings, signals, exit codes, repetition, schedule,
-//! restarts, verbs.
+//! restarts, verbs, which images are kept.
 
 #[path = "../common/mod.rs"]
 mod common;
 
 mod again;
 mod idle;
+mod keeping;
 mod plain;
 mod restarts;
 mod schedule;

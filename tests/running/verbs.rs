@@ -38,6 +38,10 @@ fn image_verbs_print_json_with_the_documented_fields() {
     assert!(image["freeze_ms"].as_u64().unwrap() > 0);
     assert_eq!(image["trigger"], "request");
     assert_eq!(image["damaged"], Value::Null);
+    assert_eq!(
+        (&image["pinned"], &image["note"]),
+        (&false.into(), &Value::Null)
+    );
 
     let shown = json(&place, &["show"]);
     assert_eq!(shown["id"], "000002", "the latest");

@@ -1,6 +1,10 @@
 //! Manifest files made by hand: the one place that fuzzing needs to know their layout.
 
-use super::{CHECKED_LEN, FORMAT_OF_ONE_SUM, Header, SUM_LEN, checksum, u32_at, u64_at};
+use super::{
+    CHECKED_LEN, FORMAT_OF_ONE_SUM, Header, NOT_SEALED, Part, SEALED, SUM_LEN, checksum, u32_at,
+    u64_at,
+};
+use crate::store::cipher::{OVERHEAD_BYTES, Secrets};
 use crate::store::id::ImageId;
 use crate::store::layout::FORMAT;
 
@@ -24,19 +28,32 @@ pub(in crate::store) fn reseal(file: &mut [u8]) {
     }
 }
 
-/// A manifest's file with these two messages, whatever is in them.
-pub(in crate::store) fn seal(id: ImageId, summary: &[u8], raw_body: &[u8]) -> Vec<u8> {
+/// A manifest's file with these two messages, whatever is in them, of a store with these secrets.
+pub(in crate::store) fn seal(
+    id: ImageId,
+    summary: &[u8],
+    raw_body: &[u8],
+    secrets: Option<&Secrets>,
+) -> Vec<u8> {
     let body = zstd::bulk::compress(raw_body, 1).unwrap();
+    let overhead = secrets.map_or(0, |_| OVERHEAD_BYTES);
     let header = Header {
         format: FORMAT,
         needs: FORMAT,
         image: id.number(),
-        summary_len: u32::try_from(summary.len()).unwrap(),
-        body_len: body.len() as u64,
+        summary_len: u32::try_from(summary.len() + overhead).unwrap(),
+        sealing: secrets.map_or(NOT_SEALED, |_| SEALED),
+        body_len: (body.len() + overhead) as u64,
         raw_body_len: raw_body.len() as u64,
     };
+    let head = header.to_bytes();
+    let part = |part, plain: &[u8]| match secrets {
+        Some(secrets) => super::seal(&secrets.manifests, &head, part, plain).unwrap(),
+        None => plain.to_vec(),
+    };
     let sums = [0; 2 * SUM_LEN];
-    let mut file = [&header.to_bytes()[..], &sums, summary, &body].concat();
+    let (summary, body) = (part(Part::Summary, summary), part(Part::Body, &body));
+    let mut file = [&head[..], &sums, &summary, &body].concat();
     reseal(&mut file);
     file
 }

@@ -1,0 +1,1 @@
+"""The parts of benches/peers: what is run (`tools`), on what (`world`), how it is measured, how it is told."""

@@ -1,0 +1,119 @@
+"""Programs that run while others measure: jobs, supervisors, coordinators. All are ended by their pid."""
+
+import os
+import select
+import signal
+import subprocess
+
+import bare_freeze
+from bare_freeze import FIRST_JOB_PID, Failure, only_child
+
+from . import meter
+from .meter import SAID_MAX
+
+END_SECONDS_MAX = 30
+
+
+class Process:
+    """One program, in a session of its own; what it says goes to `log`."""
+
+    def __init__(self, command, log):
+        self.log = log
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [str(word) for word in command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.pid = self.process.pid
+
+    def alive(self):
+        return self.process.poll() is None
+
+    def tail(self):
+        return self.log.read_text(errors="replace")[-SAID_MAX:]
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+
+class OwnJob(bare_freeze.Job):
+    """A job under nobody, in a PID and mount namespace of its own."""
+
+    def alive(self):
+        return self.process.poll() is None
+
+    def kill(self):
+        self.close()
+
+
+class Restored(Process):
+    """A job that CRIU restores in fresh namespaces. `server` is what streams the image to it."""
+
+    def __init__(self, command, images, server=None):
+        self.images = images
+        self.server = server
+        words = " ".join(f"'{word}'" for word in command)
+        command = [
+            *("unshare", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc"),
+            # pid 1 stays, as the parent of the job.
+            *("sh", "-c", f"{words} && exec sleep infinity"),
+        ]
+        super().__init__(command, images.parent / "restored.log")
+
+    def tail(self):
+        log = self.images / "restore.log"
+        return super().tail() + (log.read_text(errors="replace")[-SAID_MAX:] if log.exists() else "")
+
+    def kill(self):
+        init = only_child(self.pid)
+        if init is None:
+            self.process.kill()
+        else:
+            os.kill(init, signal.SIGKILL)  # and all in its namespace; unshare ends after them
+        self.process.wait()
+        if self.server:
+            self.server.kill()
+            self.server.wait()
+            self.server.stdout.close()
+
+
+class Supervised(Process):
+    """A supervisor in whose sandbox the job is pid 300."""
+
+    def job(self):
+        found = below(self.pid, FIRST_JOB_PID)
+        if found is None:
+            raise Failure(f"the supervisor has no job: {self.tail()}")
+        return found
+
+    def kill(self):
+        job = below(self.pid, FIRST_JOB_PID)
+        super().kill()
+        if job:
+            await_end(job)
+
+
+def below(pid, inside):
+    """The first descendant that has this pid in its own namespace."""
+    for child in meter.children(pid):
+        if meter.pid_inside(child) == inside:
+            return child
+        if found := below(child, inside):
+            return found
+    return None
+
+
+def await_end(pid):
+    """Until a process that is not our child is gone."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    ended, _, _ = select.select([fd], [], [], END_SECONDS_MAX)
+    os.close(fd)
+    if not ended:
+        raise Failure(f"process {pid} does not end")

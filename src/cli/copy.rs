@@ -1,0 +1,80 @@
+//! `ckpt-run copy`: an image into another store.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use serde::Serialize;
+
+use super::images::find;
+use super::progress::Progress;
+use super::{Failure, Global, output, shown};
+use crate::config::Cpus;
+use crate::store::{ImageId, Store, WriteOptions};
+use crate::supervisor::size;
+
+/// Chunks on their way to the workers: enough that none of them waits. Nothing is frozen.
+const BUFFER_BYTES: u64 = 64 << 20;
+
+/// What is copied where.
+#[derive(Debug, Args)]
+pub(super) struct CopyArguments {
+    /// The image's id, or `latest`
+    image: String,
+    /// Folder of the other store; created if it is not there
+    #[arg(long, value_name = "STORE")]
+    to: PathBuf,
+}
+
+#[derive(Serialize)]
+struct Copied {
+    /// Its number in the other store.
+    id: ImageId,
+    source: ImageId,
+    to: String,
+    raw_bytes: u64,
+    /// What the other store did not have before.
+    stored_bytes: u64,
+}
+
+pub(super) fn run(global: &Global, arguments: &CopyArguments) -> Result<ExitCode, Failure> {
+    let config = global.load(Vec::new())?.config;
+    let from = Store::open(&config.store)?;
+    let source = find(&from, &arguments.image)?;
+    // Not before there is something to copy: a mistyped image makes no store.
+    from.manifest(source)?;
+    let to = Store::create_or_open(&arguments.to)?;
+    let lock = to.lock()?;
+    // What a copy that was cut short left; nobody else may ever write there.
+    to.sweep(&lock)?;
+    let options = WriteOptions {
+        buffer: BUFFER_BYTES,
+        workers: match config.snapshot.cpus {
+            Cpus::Auto => std::thread::available_parallelism().map_or(1, usize::from),
+            Cpus::Count(count) => count.get(),
+        },
+        level: config.snapshot.level,
+    };
+    let progress = Progress::new("copy");
+    let show = |done, total| progress.show(done, total);
+    let copy = from.copy_image(source, &to, &lock, options, &show)?;
+    drop(progress);
+    let copied = Copied {
+        id: copy.id,
+        source,
+        to: shown(to.path()),
+        raw_bytes: copy.raw_bytes,
+        stored_bytes: copy.stored_bytes,
+    };
+    if global.json {
+        return output::print_json(&copied);
+    }
+    output::say(&format!(
+        "image {source} ({}) is image {} of {}, which grew by {}",
+        size(copied.raw_bytes),
+        copied.id,
+        copied.to,
+        size(copied.stored_bytes),
+    ));
+    output::print(&format!("{}\n", copied.id))
+}

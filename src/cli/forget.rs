@@ -1,0 +1,145 @@
+//! `ckpt-run forget`: removes images, by name or by the rules for keeping them.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use serde::Serialize;
+
+use super::images::find;
+use super::{Failure, Global, open, output};
+use crate::clock;
+use crate::config::Override;
+use crate::store::{Effort, Fate, ImageId, Planned, Store};
+use crate::supervisor::{policy, size};
+
+/// What may go. Without images the rules decide: these, and the settings for those that are not given.
+#[derive(Debug, Args)]
+pub(super) struct ForgetArguments {
+    /// Their ids; the rules do not matter then
+    #[arg(conflicts_with_all = ["keep_last", "keep_within", "keep_hourly", "keep_daily"])]
+    images: Vec<String>,
+    /// Newest images to keep
+    #[arg(long, value_name = "N")]
+    keep_last: Option<String>,
+    /// Keep images that are not older: "36h"
+    #[arg(long, value_name = "TIME")]
+    keep_within: Option<String>,
+    /// Keep the newest image of each of so many hours
+    #[arg(long, value_name = "N")]
+    keep_hourly: Option<String>,
+    /// Keep the newest image of each of so many days
+    #[arg(long, value_name = "N")]
+    keep_daily: Option<String>,
+    /// Only say what would go
+    #[arg(long)]
+    dry_run: bool,
+}
+
+impl ForgetArguments {
+    fn overrides(&self) -> Vec<Override> {
+        let flags = [
+            ("retention.keep_last", "--keep-last", &self.keep_last),
+            ("retention.keep_within", "--keep-within", &self.keep_within),
+            ("retention.keep_hourly", "--keep-hourly", &self.keep_hourly),
+            ("retention.keep_daily", "--keep-daily", &self.keep_daily),
+        ];
+        let given = flags.into_iter().filter_map(|(key, flag, value)| {
+            let value = value.clone()?;
+            Some(Override { key, flag, value })
+        });
+        given.collect()
+    }
+}
+
+/// What `forget --json` prints.
+#[derive(Serialize)]
+struct Report {
+    dry_run: bool,
+    images: Vec<Line>,
+    /// Disk space given back; for a dry run the least that would be.
+    bytes: u64,
+}
+
+#[derive(Serialize)]
+struct Line {
+    id: ImageId,
+    removed: bool,
+    reason: &'static str,
+}
+
+pub(super) fn run(global: &Global, arguments: &ForgetArguments) -> Result<ExitCode, Failure> {
+    let config = global.load(arguments.overrides())?.config;
+    let store = open(&config)?;
+    let plan = |store: &Store| -> Result<Vec<Planned>, Failure> {
+        if arguments.images.is_empty() {
+            return Ok(store.plan(&policy(&config.retention), &clock::local())?);
+        }
+        let ids = arguments.images.iter().map(|name| find(store, name));
+        Ok(store.plan_named(&ids.collect::<Result<Vec<_>, _>>()?)?)
+    };
+    let (plan, bytes) = if arguments.dry_run {
+        let plan = plan(&store)?;
+        let gains = store.gains(&removed(&plan))?;
+        (plan, gains.last().copied().unwrap_or(0))
+    } else {
+        // The lock first: what is planned is what there is.
+        let lock = store.lock()?;
+        let plan = plan(&store)?;
+        let forgotten = store.forget(&lock, &plan, Effort::Thorough)?;
+        for id in &forgotten.spared {
+            output::say(&format!(
+                "image {id} stays: it was pinned meanwhile, or is the newest good one"
+            ));
+        }
+        let stays = |planned: &Planned| forgotten.spared.contains(&planned.id);
+        let done = plan.into_iter().filter(|planned| !stays(planned));
+        (done.collect(), forgotten.swept.bytes)
+    };
+    report(global, arguments.dry_run, &plan, bytes)
+}
+
+fn removed(plan: &[Planned]) -> Vec<ImageId> {
+    let removed = plan.iter().filter(|planned| planned.fate.is_removed());
+    removed.map(|planned| planned.id).collect()
+}
+
+fn report(
+    global: &Global,
+    dry_run: bool,
+    plan: &[Planned],
+    bytes: u64,
+) -> Result<ExitCode, Failure> {
+    let line = |planned: &Planned| Line {
+        id: planned.id,
+        removed: planned.fate.is_removed(),
+        reason: planned.fate.reason(),
+    };
+    let report = Report {
+        dry_run,
+        images: plan.iter().map(line).collect(),
+        bytes,
+    };
+    if global.json {
+        return output::print_json(&report);
+    }
+    let (goes, least) = if dry_run {
+        ("would be removed", "at least ")
+    } else {
+        ("removed", "")
+    };
+    let lines = plan.iter().map(|planned| {
+        let (id, reason) = (planned.id, planned.fate.reason());
+        let what = match planned.fate {
+            Fate::Kept(_) => "kept",
+            Fate::Removed(_) => goes,
+        };
+        format!("{id} {what} ({reason})\n")
+    });
+    output::print(&lines.collect::<String>())?;
+    let count = removed(plan).len();
+    output::say(&format!(
+        "images {goes}: {count}, {least}{} given back",
+        size(bytes)
+    ));
+    Ok(ExitCode::SUCCESS)
+}

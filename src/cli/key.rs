@@ -1,0 +1,31 @@
+//! `ckpt-run key`: makes keys for encrypted stores.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Subcommand;
+
+use super::{Failure, output, shown};
+use crate::supervisor::generate_key;
+
+#[derive(Debug, Subcommand)]
+pub(super) enum KeyVerb {
+    /// Write a new key to a file that is not there yet, readable by you alone
+    Generate {
+        /// The file, for `key_file` in the section `encryption` of the settings
+        file: PathBuf,
+    },
+}
+
+pub(super) fn run(verb: &KeyVerb) -> Result<ExitCode, Failure> {
+    match verb {
+        KeyVerb::Generate { file } => {
+            generate_key(file)?;
+            output::say(&format!(
+                "wrote a new key to {}: keep a copy in another place, without it no image can be restored",
+                shown(file)
+            ));
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}

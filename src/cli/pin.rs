@@ -1,0 +1,35 @@
+//! `ckpt-run pin` and `ckpt-run unpin`: images that no rule removes.
+//!
+//! They work while a supervisor has the store.
+
+use std::process::ExitCode;
+
+use serde_json::json;
+
+use super::images::find;
+use super::{Failure, Global, output};
+
+pub(super) fn pin(global: &Global, image: &str, note: &str) -> Result<ExitCode, Failure> {
+    let store = global.open()?;
+    let id = find(&store, image)?;
+    store.pin(id, note)?;
+    if global.json {
+        return output::print_json(&json!({ "id": id, "pinned": true }));
+    }
+    output::print(&format!("{id} pinned\n"))
+}
+
+pub(super) fn unpin(global: &Global, image: &str) -> Result<ExitCode, Failure> {
+    let store = global.open()?;
+    let id = find(&store, image)?;
+    let was_pinned = store.unpin(id)?;
+    if global.json {
+        return output::print_json(&json!({ "id": id, "pinned": false, "was_pinned": was_pinned }));
+    }
+    let what = if was_pinned {
+        "unpinned"
+    } else {
+        "was not pinned"
+    };
+    output::print(&format!("{id} {what}\n"))
+}

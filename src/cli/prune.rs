@@ -1,0 +1,82 @@
+//! `ckpt-run prune`: removes what no image needs and gives its space back.
+
+use std::process::ExitCode;
+
+use serde::Serialize;
+
+use super::{Failure, Global, output};
+use crate::store::{ImageId, Swept};
+use crate::supervisor::{Copies, size};
+
+/// What `prune --json` prints.
+#[derive(Serialize)]
+struct Report {
+    dry_run: bool,
+    temporary_files: usize,
+    packs: usize,
+    /// Copies of ckpt-run that no image needs.
+    programs: usize,
+    /// Disk space given back, all together.
+    bytes: u64,
+    /// Of it, from inside of packs that stay.
+    hole_bytes: u64,
+    /// Images that cannot be read: as long as there are any, what they may need stays.
+    unreadable: Vec<ImageId>,
+}
+
+pub(super) fn run(global: &Global, dry_run: bool) -> Result<ExitCode, Failure> {
+    let store = global.open()?;
+    let lock = store.lock()?;
+    let copies = Copies::find(&store, &lock, None)?;
+    let swept = if dry_run {
+        store.prunable(&lock)?
+    } else {
+        copies.remove()?;
+        store.prune(&lock)?
+    };
+    let report = report(dry_run, &copies, swept);
+    for id in &report.unreadable {
+        output::say(&format!(
+            "image {id} cannot be read, so what it may need stays; `ckpt-run forget {id}` lets it go"
+        ));
+    }
+    if global.json {
+        return output::print_json(&report);
+    }
+    output::print(&text(&report))
+}
+
+fn report(dry_run: bool, copies: &Copies, swept: Swept) -> Report {
+    let Swept {
+        temporary_files,
+        packs,
+        bytes,
+        hole_bytes,
+        unreadable,
+    } = swept;
+    Report {
+        dry_run,
+        temporary_files,
+        packs,
+        programs: copies.count(),
+        bytes: bytes + copies.bytes,
+        hole_bytes,
+        unreadable,
+    }
+}
+
+fn text(report: &Report) -> String {
+    let would = if report.dry_run { "would be " } else { "" };
+    let counts = [
+        ("temporary files", report.temporary_files),
+        ("packs", report.packs),
+        ("old copies of ckpt-run", report.programs),
+    ];
+    let lines = counts.map(|(what, count)| format!("{what} {would}removed: {count}\n"));
+    format!(
+        "{}space {would}given back: {}, {} of it inside of packs that stay\n",
+        lines.concat(),
+        size(report.bytes),
+        size(report.hole_bytes),
+    )
+}

@@ -1,0 +1,155 @@
+//! `ckpt-run repair`: heals what can be healed, removes what is lost.
+
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+use clap::Args;
+use serde::Serialize;
+
+use super::progress::Progress;
+use super::verify::Findings;
+use super::{Failure, Global, output};
+use crate::store::{ImageId, Marks, PackName, Remedy, Repaired, RepairedImage};
+use crate::supervisor::size;
+
+/// How a store is repaired.
+#[derive(Debug, Args)]
+pub(super) struct RepairArguments {
+    /// Show what would be done, and do nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Make images that were set aside but are whole ones to restore again
+    #[arg(long)]
+    clear_marks: bool,
+}
+
+#[derive(Serialize)]
+struct Shown {
+    /// Whether it was only planned.
+    dry_run: bool,
+    images: Vec<ShownImage>,
+    mended_packs: Vec<String>,
+    removed_packs: Vec<String>,
+    freed_bytes: u64,
+    /// Images whose packs are not known, for which all packs stay.
+    unknown: Vec<ImageId>,
+}
+
+#[derive(Serialize)]
+struct ShownImage {
+    /// keep, heal, drop, leave (it may be whole) or spare (it is lost, but pinned).
+    action: &'static str,
+    /// Chunks that it has from another place now.
+    healed_chunks: usize,
+    unmarked: bool,
+    #[serde(flatten)]
+    findings: Findings,
+}
+
+pub(super) fn run(global: &Global, arguments: &RepairArguments) -> Result<ExitCode, Failure> {
+    let store = global.open()?;
+    let lock = store.lock()?;
+    let marks = if arguments.clear_marks {
+        Marks::Clear
+    } else {
+        Marks::Keep
+    };
+    let progress = Progress::new("verify");
+    let plan = store.plan_repair(&lock, marks, &|done, total| progress.show(done, total))?;
+    drop(progress);
+    let shown = shown(plan.outcome(), arguments.dry_run);
+    if !global.json {
+        output::print(&text(&shown, plan.outcome().is_nothing())?)?;
+    }
+    if arguments.dry_run {
+        return if global.json {
+            output::print_json(&shown)
+        } else {
+            Ok(ExitCode::SUCCESS)
+        };
+    }
+    let done = self::shown(&plan.apply()?, false);
+    if global.json {
+        return output::print_json(&done);
+    }
+    for (image, planned) in done.images.iter().zip(&shown.images) {
+        if image.action != planned.action {
+            let id = image.findings.id;
+            output::say(&format!("image {id} was pinned meanwhile and stays"));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn shown(outcome: &Repaired, dry_run: bool) -> Shown {
+    let texts = |packs: &[PackName]| packs.iter().map(ToString::to_string).collect();
+    Shown {
+        dry_run,
+        images: outcome.images.iter().map(ShownImage::from).collect(),
+        mended_packs: texts(&outcome.mended_packs),
+        removed_packs: texts(&outcome.removed_packs),
+        freed_bytes: outcome.freed_bytes,
+        unknown: outcome.unknown.clone(),
+    }
+}
+
+impl From<&RepairedImage> for ShownImage {
+    fn from(image: &RepairedImage) -> Self {
+        let (action, healed_chunks) = match image.remedy {
+            Remedy::Whole => ("keep", 0),
+            Remedy::Healed { chunks } => ("heal", chunks),
+            Remedy::Dropped => ("drop", 0),
+            Remedy::Left => ("leave", 0),
+            Remedy::Spared => ("spare", 0),
+        };
+        Self {
+            action,
+            healed_chunks,
+            unmarked: image.unmarked,
+            findings: Findings::from(&image.report),
+        }
+    }
+}
+
+fn text(shown: &Shown, is_nothing: bool) -> Result<String, std::fmt::Error> {
+    let mut out = String::new();
+    for image in &shown.images {
+        let Findings { id, set_aside, .. } = &image.findings;
+        write!(out, "{id} {}", image.action)?;
+        if image.action == "heal" {
+            let chunks = image.healed_chunks;
+            write!(out, ", {chunks} chunks from where they are whole")?;
+        }
+        if image.action == "spare" {
+            write!(out, ", it is pinned")?;
+        }
+        match set_aside {
+            Some(_) if image.unmarked => write!(out, ", no longer set aside")?,
+            Some(_) if image.action != "drop" => write!(out, ", set aside as before")?,
+            Some(_) | None => {}
+        }
+        writeln!(out)?;
+        for problem in image.findings.problems() {
+            writeln!(out, "       {problem}")?;
+        }
+    }
+    for pack in &shown.mended_packs {
+        writeln!(out, "write the header of {pack} again")?;
+    }
+    if !shown.removed_packs.is_empty() {
+        let (count, size) = (shown.removed_packs.len(), size(shown.freed_bytes));
+        writeln!(out, "remove {count} packs that no image needs ({size})")?;
+    }
+    if !shown.unknown.is_empty() {
+        let ids: Vec<String> = shown.unknown.iter().map(ToString::to_string).collect();
+        let ids = ids.join(", ");
+        writeln!(
+            out,
+            "keep all packs: which of them {ids} needs is not known"
+        )?;
+    }
+    if is_nothing {
+        writeln!(out, "nothing to repair")?;
+    }
+    Ok(out)
+}

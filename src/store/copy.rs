@@ -1,0 +1,277 @@
+//! Copying an image into another store.
+//!
+//! ```text
+//! read, check hash ─▶ write as any image: hash, look up, compress, pack ─▶ commit
+//! ```
+//! The copy is an image of the other store like any it wrote itself: deduplicated
+//! against its images, durable before it has a name, and nothing if anything fails on
+//! the way. The source needs no lock: a supervisor may go on writing and rotating there.
+
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+use super::error::{ReadError, WriteError};
+use super::id::ImageId;
+use super::layout::Store;
+use super::lock::StoreLock;
+use super::manifest::Manifest;
+use super::reader::ImageReader;
+use super::stream::StreamWriter;
+use super::writer::{ImageWriter, WriteOptions};
+
+/// A copy that was not made. The other store has the images it had.
+#[derive(Debug, thiserror::Error)]
+pub enum CopyError {
+    /// The image would be copied to where it is.
+    #[error("{path} is the store that the image is in")]
+    SameStore {
+        /// The store.
+        path: PathBuf,
+    },
+    /// The image must not be restored, and its copy would not say so.
+    #[error("image {image} was set aside: {reason}")]
+    SetAside {
+        /// The image.
+        image: ImageId,
+        /// Why.
+        reason: String,
+    },
+    /// Others removed the image while it was being read.
+    #[error("image {image} was removed while it was being copied; copy a newer one")]
+    Gone {
+        /// The image.
+        image: ImageId,
+    },
+    /// The image cannot be read.
+    #[error(transparent)]
+    Read(ReadError),
+    /// The copy cannot be written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
+
+impl Store {
+    /// Copies an image into the store `to`, where it gets the next number; its meta data
+    /// and its time stay. Every byte is checked as it is read. `progress` gets the bytes
+    /// copied and in total. Returns the manifest of the copy.
+    ///
+    /// # Errors
+    /// [`CopyError`]; then there is no copy, nor a part of one.
+    ///
+    /// # Panics
+    /// If the lock is not that of `to`.
+    pub fn copy_image(
+        &self,
+        id: ImageId,
+        to: &Store,
+        to_lock: &StoreLock,
+        options: WriteOptions,
+        progress: &dyn Fn(u64, u64),
+    ) -> Result<Manifest, CopyError> {
+        if self.is_same(to)? {
+            let path = to.path().to_owned();
+            return Err(CopyError::SameStore { path });
+        }
+        if let Some(reason) = self.damage_mark(id) {
+            return Err(CopyError::SetAside { image: id, reason });
+        }
+        let copied = self
+            .read(id)
+            .map_err(CopyError::Read)
+            .and_then(|reader| copy(&reader, to.begin(to_lock, options)?, progress));
+        copied.map_err(|error| match error {
+            // Its manifest goes before its packs do.
+            CopyError::Read(read) if is_gone(self, id, &read) => CopyError::Gone { image: id },
+            error => error,
+        })
+    }
+
+    fn is_same(&self, other: &Store) -> Result<bool, CopyError> {
+        let identity = |store: &Store| match fs::metadata(store.path()) {
+            Ok(found) => Ok((found.dev(), found.ino())),
+            Err(source) => Err(CopyError::Read(ReadError::List {
+                path: store.path().to_owned(),
+                source,
+            })),
+        };
+        Ok(identity(self)? == identity(other)?)
+    }
+}
+
+fn is_gone(store: &Store, id: ImageId, error: &ReadError) -> bool {
+    let is_missing = matches!(error, ReadError::Missing { .. });
+    error.is_damage() && !is_missing && !store.manifest_file(id).exists()
+}
+
+fn copy(
+    reader: &ImageReader,
+    mut writer: ImageWriter,
+    progress: &dyn Fn(u64, u64),
+) -> Result<Manifest, CopyError> {
+    let manifest = reader.manifest();
+    writer.set_created(manifest.created_unix_ms);
+    writer.start_workers(); // nothing is frozen here
+    let mut done = 0;
+    for source in &manifest.streams {
+        let mut sink = Sink {
+            stream: writer.stream(&source.name)?,
+            failure: None,
+            passed: &mut |len| {
+                done += len;
+                progress(done, manifest.raw_bytes);
+            },
+        };
+        match (reader.copy_to(&source.name, &mut sink), sink.failure) {
+            (_, Some(failure)) => return Err(failure.into()),
+            (Err(error), None) => return Err(CopyError::Read(error)),
+            (Ok(_), None) => sink.stream.finish()?,
+        };
+    }
+    Ok(writer.commit(&manifest.meta)?)
+}
+
+/// A stream as what a reader writes to; keeps the error that `io::Error` cannot.
+struct Sink<'a> {
+    stream: StreamWriter,
+    failure: Option<WriteError>,
+    passed: &'a mut dyn FnMut(u64),
+}
+
+impl Write for Sink<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if let Err(failure) = self.stream.write_all(bytes) {
+            self.failure = Some(failure);
+            return Err(io::ErrorKind::Other.into());
+        }
+        (self.passed)(bytes.len() as u64);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::super::CHUNK_BYTES;
+    use super::super::codec::tests::noise;
+    use super::super::testing::{
+        OPTIONS, image_files, never, packs, read_stream, temporary_store, write_image,
+    };
+    use super::*;
+
+    fn nobody(_: u64, _: u64) {}
+
+    #[test]
+    fn a_copy_has_the_bytes_the_meta_data_and_the_time_of_the_image() {
+        let (_folder, store) = temporary_store();
+        let (_other_folder, other) = temporary_store();
+        let (lock, other_lock) = (store.lock().unwrap(), other.lock().unwrap());
+        let pages = [
+            noise(1, 3 * CHUNK_BYTES),
+            vec![0; 2 * CHUNK_BYTES],
+            noise(2, 7),
+        ]
+        .concat();
+        write_image(&store, &lock, &[("a", b"older")]);
+        let streams: [(&str, &[u8]); 3] = [("pages", &pages), ("empty", b""), ("core", b"core")];
+        let source = write_image(&store, &lock, &streams);
+        let last = Cell::new((0, 0));
+        let progress = |done, total| last.set((done, total));
+        let copy = store
+            .copy_image(source.id, &other, &other_lock, OPTIONS, &progress)
+            .unwrap();
+        assert_eq!(last.get(), (source.raw_bytes, source.raw_bytes));
+        assert_eq!(copy.id.number(), 1, "the next number there");
+        assert_eq!(copy.created_unix_ms, source.created_unix_ms);
+        assert_eq!(copy.meta, b"meta");
+        other.verify(copy.id, &never).unwrap();
+        for (name, bytes) in streams {
+            assert!(read_stream(&other, copy.id, name) == bytes, "{name}");
+        }
+        let again = store
+            .copy_image(source.id, &other, &other_lock, OPTIONS, &nobody)
+            .unwrap();
+        assert_eq!(
+            (again.id.number(), again.stored_bytes),
+            (2, 0),
+            "all of it is there"
+        );
+    }
+
+    #[test]
+    fn a_damaged_image_is_not_copied_nor_a_part_of_it() {
+        let (_folder, store) = temporary_store();
+        let (_other_folder, other) = temporary_store();
+        let (lock, other_lock) = (store.lock().unwrap(), other.lock().unwrap());
+        let source = write_image(
+            &store,
+            &lock,
+            &[("a", b"good"), ("b", &noise(1, 40 * CHUNK_BYTES))],
+        );
+        let path = store.pack_file(source.packs[0].name);
+        let mut bytes = fs::read(&path).unwrap();
+        let last = bytes.len() - 1;
+        bytes[last] ^= 1;
+        fs::write(&path, bytes).unwrap();
+        let copy = || store.copy_image(source.id, &other, &other_lock, OPTIONS, &nobody);
+        let error = copy().unwrap_err();
+        assert!(
+            matches!(error, CopyError::Read(ReadError::Corrupt { .. })),
+            "{error}"
+        );
+        store
+            .set_aside(&lock, source.id, "its hash is wrong")
+            .unwrap();
+        let error = copy().unwrap_err();
+        assert!(matches!(error, CopyError::SetAside { .. }), "{error}");
+        assert_eq!((packs(&other).len(), image_files(&other).len()), (0, 0));
+    }
+
+    #[test]
+    fn an_image_that_is_rotated_away_meanwhile_is_said_to_be_gone() {
+        let (_folder, store) = temporary_store();
+        let (_other_folder, other) = temporary_store();
+        let (lock, other_lock) = (store.lock().unwrap(), other.lock().unwrap());
+        // More packs than a reader has open from the beginning.
+        let first = write_image(
+            &store,
+            &lock,
+            &[("a", b"a"), ("b", &noise(1, 40 * CHUNK_BYTES))],
+        );
+        let rotate = |_, _| {
+            if store.manifest_file(first.id).exists() {
+                write_image(&store, &lock, &[("a", b"new")]);
+                assert_eq!(store.rotate(&lock, 1).unwrap(), [first.id]);
+            }
+        };
+        let error = store
+            .copy_image(first.id, &other, &other_lock, OPTIONS, &rotate)
+            .unwrap_err();
+        assert!(matches!(error, CopyError::Gone { .. }), "{error}");
+        assert_eq!((packs(&other).len(), image_files(&other).len()), (0, 0));
+        let error = store
+            .copy_image(first.id, &other, &other_lock, OPTIONS, &nobody)
+            .unwrap_err();
+        assert!(
+            matches!(error, CopyError::Read(ReadError::Missing { .. })),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn an_image_is_not_copied_to_where_it_is() {
+        let (_folder, store) = temporary_store();
+        let lock = store.lock().unwrap();
+        let source = write_image(&store, &lock, &[("a", b"a")]);
+        let error = store
+            .copy_image(source.id, &store, &lock, OPTIONS, &nobody)
+            .unwrap_err();
+        assert!(matches!(error, CopyError::SameStore { .. }), "{error}");
+    }
+}

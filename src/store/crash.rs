@@ -1,0 +1,369 @@
+//! Crashes, played: after each step of a change, and for many of the states that a disk
+//! may have then, the store must keep what it promised.
+//!
+//! ```text
+//! operation ─▶ log of steps ─▶ each beginning of it ─▶ states a crash may leave
+//!     └─▶ ledger of promises ─────────────────────────────▶ opened, swept, read, written
+//! ```
+//! [`check`] does that for an operation, [`fail_each_step`] lets each of its steps fail
+//! instead. That the play would notice a sync that is missing is tested, too: each one
+//! is left out in turn.
+
+mod ledger;
+pub(super) mod log;
+mod replay;
+
+use std::collections::{BTreeSet, HashSet};
+use std::error::Error;
+use std::fs;
+use std::path::Path;
+
+use super::codec::tests::noise;
+use super::{CHUNK_BYTES, ImageId, Store};
+use ledger::{Notes, Streams};
+use log::{Event, Log, Tree};
+use replay::{Crash, workplace};
+
+pub(super) use ledger::Ledger;
+
+/// States of each beginning that are tried, where there is more than one.
+const SEEDS: u64 = 24;
+/// Enough to see that a sync is missing: the extremes, and some more.
+const SEEDS_OF_MUTANTS: u64 = 12;
+
+/// What an operation says.
+pub(super) type Outcome = Result<(), Box<dyn Error>>;
+
+/// An operation on the store at a path, which tells the ledger what it promises.
+pub(super) type Operation = fn(&Path, &Ledger) -> Outcome;
+
+/// Plays crashes at all steps of `operation`, on what `setup` made.
+pub(super) fn check(setup: Operation, operation: Operation) {
+    let recorded = Recorded::new(setup, operation);
+    if let Err(fault) = recorded.check(0, None, SEEDS) {
+        panic!("{fault}");
+    }
+}
+
+/// Lets each step of `operation` fail, one at a time: the store must go on. Returns the
+/// steps that the operation did without.
+pub(super) fn fail_each_step(setup: Operation, operation: Operation) -> BTreeSet<String> {
+    let mut passed_over = BTreeSet::new();
+    for step in 0.. {
+        let place = workplace();
+        let path = place.path().join("store");
+        let ledger = Ledger::default();
+        setup(&path, &ledger).unwrap();
+        ledger.attach(Log::attach(place.path()));
+        ledger.log().fail_after(step);
+        let outcome = operation(&path, &ledger);
+        let Some(failed) = ledger.log().failed() else {
+            outcome.unwrap();
+            assert!(step > 3, "no steps");
+            break;
+        };
+        let (_, notes) = ledger.into_log();
+        let kept = notes.promises(usize::MAX).check(&path);
+        kept.unwrap_or_else(|fault| panic!("{failed} failed at step {step}: {fault}"));
+        if outcome.is_ok() {
+            passed_over.insert(failed);
+        }
+    }
+    passed_over
+}
+
+/// An operation that was performed once.
+struct Recorded {
+    base: Tree,
+    events: Vec<Event>,
+    notes: Notes,
+}
+
+impl Recorded {
+    fn new(setup: Operation, operation: Operation) -> Self {
+        let place = workplace();
+        let path = place.path().join("store");
+        let ledger = Ledger::default();
+        setup(&path, &ledger).unwrap();
+        ledger.attach(Log::attach(place.path()));
+        operation(&path, &ledger).unwrap();
+        let (log, notes) = ledger.into_log();
+        let (base, events) = log.take();
+        Self {
+            base,
+            events,
+            notes,
+        }
+    }
+
+    /// Crashes after `first` events, and after each one more, as if one of them had been
+    /// left out.
+    fn check(&self, first: usize, left_out: Option<usize>, seeds: u64) -> Result<(), String> {
+        let mut seen = HashSet::new();
+        for beginning in first..=self.events.len() {
+            let happened = self.events[..beginning].iter().enumerate();
+            let happened = happened.filter(|(position, _)| Some(*position) != left_out);
+            let crash = Crash::after(&self.base, happened.map(|(_, event)| event));
+            let promises = self.notes.promises(beginning);
+            let seeds = if crash.is_certain() { 1 } else { seeds };
+            for seed in 0..seeds {
+                let state = crash.state(seed);
+                if !seen.insert((state.hash(), promises.notes)) {
+                    continue;
+                }
+                let place = workplace();
+                state.materialise(place.path());
+                let kept = promises.check(&place.path().join("store"));
+                kept.map_err(|fault| self.describe(&fault, beginning, seed, &state))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn describe(&self, fault: &str, beginning: usize, seed: u64, state: &Tree) -> String {
+        let events = self.events[..beginning].iter();
+        let events: String = events.map(|event| format!("  {event}\n")).collect();
+        let state = state.describe();
+        format!("{fault}\nafter\n{events}a crash left, with seed {seed}, {state}")
+    }
+
+    /// The syncs that may be left out and no crash tells.
+    fn needless_syncs(&self) -> Vec<String> {
+        let syncs = self.events.iter().enumerate();
+        let syncs = syncs.filter(|(_, event)| match event {
+            Event::Sync(_) | Event::SyncFolder(_) => true,
+            Event::Name(..) | Event::Data(..) => false,
+        });
+        let needless = syncs.filter(|(sync, _)| {
+            let checked = self.check(sync + 1, Some(*sync), SEEDS_OF_MUTANTS);
+            checked.is_ok()
+        });
+        needless
+            .map(|(sync, event)| format!("{sync}: {event}"))
+            .collect()
+    }
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "an operation")]
+fn nothing(_: &Path, _: &Ledger) -> Outcome {
+    Ok(())
+}
+
+fn create(path: &Path, ledger: &Ledger) -> Outcome {
+    ledger.open(path)?.lock()?;
+    Ok(())
+}
+
+/// What image `n` consists of: something in common with the others, something of its
+/// own, more than a staging buffer together.
+fn streams(n: u64) -> Streams {
+    let mut pages = noise(0, CHUNK_BYTES);
+    pages.extend(noise(n, CHUNK_BYTES + 777));
+    vec![
+        ("pages", pages),
+        ("core", noise(100 + n, 1000)),
+        ("empty", Vec::new()),
+    ]
+}
+
+fn id(number: u64) -> ImageId {
+    ImageId::new(number).unwrap()
+}
+
+fn write(path: &Path, ledger: &Ledger, numbers: std::ops::RangeInclusive<u64>) -> Outcome {
+    let store = ledger.open(path)?;
+    let lock = store.lock()?;
+    for number in numbers {
+        ledger.write(&store, &lock, &streams(number))?;
+    }
+    Ok(())
+}
+
+fn one_image(path: &Path, ledger: &Ledger) -> Outcome {
+    write(path, ledger, 1..=1)
+}
+
+fn two_images(path: &Path, ledger: &Ledger) -> Outcome {
+    write(path, ledger, 1..=2)
+}
+
+fn three_images(path: &Path, ledger: &Ledger) -> Outcome {
+    write(path, ledger, 1..=3)
+}
+
+fn large_image(path: &Path, ledger: &Ledger) -> Outcome {
+    let store = Store::open(path)?;
+    let large = vec![("pages", noise(1, 5 << 19))];
+    ledger.write(&store, &store.lock()?, &large)?;
+    Ok(())
+}
+
+fn rotate(path: &Path, ledger: &Ledger) -> Outcome {
+    let store = Store::open(path)?;
+    ledger.rotate(&store, &store.lock()?, 1, &[id(1), id(2)])?;
+    Ok(())
+}
+
+fn leftovers(path: &Path, ledger: &Ledger) -> Outcome {
+    one_image(path, ledger)?;
+    for name in [
+        ".tmp-a",
+        "images/.tmp-b",
+        "images/000002.damaged",
+        "packs/.tmp-c",
+        "packs/000002-00.pack",
+        "packs/000003-00.pack",
+    ] {
+        fs::write(path.join(name), noise(1, 700))?;
+    }
+    Ok(())
+}
+
+fn sweep(path: &Path, _: &Ledger) -> Outcome {
+    let store = Store::open(path)?;
+    let swept = store.sweep(&store.lock()?)?;
+    assert_eq!((swept.packs, swept.temporary_files), (2, 3));
+    Ok(())
+}
+
+fn set_aside(path: &Path, ledger: &Ledger) -> Outcome {
+    let store = Store::open(path)?;
+    ledger.set_aside(&store, &store.lock()?, id(2))?;
+    Ok(())
+}
+
+fn give_up_and_write(path: &Path, ledger: &Ledger) -> Outcome {
+    let store = Store::open(path)?;
+    let lock = store.lock()?;
+    ledger.give_up(&store, &lock, &streams(7))?;
+    // Of the same number.
+    ledger.write(&store, &lock, &streams(2))?;
+    Ok(())
+}
+
+/// Nobody knows then whether the manifest has its name.
+fn fail_to_commit(path: &Path, ledger: &Ledger) -> Outcome {
+    let store = Store::open(path)?;
+    let lock = store.lock()?;
+    ledger.log().fail_next("SyncFolder of images");
+    let written = ledger.write(&store, &lock, &streams(2));
+    assert!(written.is_err(), "the sync failed");
+    Ok(())
+}
+
+fn life(path: &Path, ledger: &Ledger) -> Outcome {
+    let store = Store::open(path)?;
+    let lock = store.lock()?;
+    ledger.write(&store, &lock, &streams(2))?;
+    ledger.set_aside(&store, &lock, id(2))?;
+    ledger.write(&store, &lock, &streams(3))?;
+    ledger.rotate(&store, &lock, 1, &[id(1), id(2)])?;
+    ledger.write(&store, &lock, &streams(4))?;
+    Ok(())
+}
+
+#[test]
+fn a_crash_while_a_store_is_created() {
+    check(nothing, create);
+}
+
+#[test]
+fn a_crash_while_images_are_written() {
+    check(create, two_images);
+}
+
+#[test]
+fn a_crash_while_an_image_of_several_packs_is_written() {
+    check(create, large_image);
+}
+
+#[test]
+fn a_crash_while_images_rotate() {
+    check(three_images, rotate);
+}
+
+#[test]
+fn a_crash_while_leftovers_are_swept() {
+    check(leftovers, sweep);
+}
+
+#[test]
+fn a_crash_while_an_image_is_set_aside() {
+    check(two_images, set_aside);
+}
+
+#[test]
+fn a_crash_after_an_image_was_given_up() {
+    check(one_image, give_up_and_write);
+}
+
+#[test]
+fn a_crash_after_a_commit_failed() {
+    check(one_image, fail_to_commit);
+}
+
+#[test]
+fn a_crash_in_the_life_of_a_store() {
+    check(one_image, life);
+}
+
+/// The lock is had without its holder's name, and space is only taken ahead.
+fn is_dispensable(step: &str) -> bool {
+    [
+        "SetLen of lock",
+        "Write of lock",
+        "Extend of 000001-00.pack",
+    ]
+    .contains(&step)
+}
+
+#[test]
+fn a_failing_step_fails_the_change_and_not_the_store() {
+    let changes: [(Operation, Operation); 6] = [
+        (nothing, create),
+        (create, two_images),
+        (create, large_image),
+        (three_images, rotate),
+        (leftovers, sweep),
+        (two_images, set_aside),
+    ];
+    for (setup, change) in changes {
+        let passed_over = fail_each_step(setup, change);
+        let all = passed_over.iter().all(|step| is_dispensable(step));
+        assert!(all, "{passed_over:?}");
+    }
+}
+
+#[test]
+fn what_cannot_be_removed_when_an_image_is_given_up_is_swept() {
+    let passed_over = fail_each_step(one_image, give_up_and_write);
+    let failed = ["Remove of 000002-00.pack", "SyncFolder of images"];
+    for failed in failed {
+        assert!(passed_over.contains(failed), "{passed_over:?}");
+    }
+}
+
+/// What these would make last need not last: a folder that the next sync covers, one
+/// that is synced in case its creator was killed, and garbage that a sweep removes again.
+#[test]
+fn each_sync_that_is_left_out_is_noticed() {
+    let changes: [(Operation, Operation, &[&str]); 6] = [
+        (nothing, create, &["3: store: sync"]),
+        (create, two_images, &["0: : sync"]),
+        (create, large_image, &[]),
+        (
+            three_images,
+            rotate,
+            &["6: store/packs: sync", "7: store/images: sync"],
+        ),
+        (
+            leftovers,
+            sweep,
+            &["7: store/packs: sync", "9: store/images: sync"],
+        ),
+        (two_images, set_aside, &[]),
+    ];
+    for (setup, change, needless) in changes {
+        assert_eq!(Recorded::new(setup, change).needless_syncs(), needless);
+    }
+}

@@ -1,0 +1,124 @@
+//! Every change that the store makes on disk, one function each: nothing else in the
+//! store creates, writes, syncs, renames or removes.
+//!
+//! Plain calls of the system. In tests each is also written down, so that a crash can be
+//! played at every point of a longer change, and any of them can be made to fail (see
+//! `crash`). Knows nothing of packs or manifests; what must be synced when is the
+//! caller's to decide.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::path::Path;
+
+use nix::fcntl::{FallocateFlags, fallocate};
+
+/// Performs a step; tests write it down with what it is.
+#[cfg(test)]
+macro_rules! step {
+    ($target:expr, $act:expr, $step:expr) => {
+        super::crash::log::perform(&$target, || $act, || $step)
+    };
+}
+#[cfg(not(test))]
+macro_rules! step {
+    ($target:expr, $act:expr, $step:expr) => {
+        $act
+    };
+}
+
+#[cfg(test)]
+use super::crash::log::{Step, Target};
+
+/// Creates a file, for writing; fails where there is one.
+pub(super) fn create_new(path: &Path, mode: u32) -> io::Result<File> {
+    step!(
+        Target::Path(path),
+        OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(mode)
+            .open(path),
+        Step::Create(path.to_owned())
+    )
+}
+
+/// Opens a file for reading and writing as it is, or creates one.
+pub(super) fn open_or_create(path: &Path, mode: u32) -> io::Result<File> {
+    step!(
+        Target::Path(path),
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(mode)
+            .open(path),
+        Step::Open(path.to_owned())
+    )
+}
+
+/// Writes all bytes.
+pub(super) fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+    step!(
+        Target::File(file),
+        file.write_all_at(bytes, offset),
+        Step::Write {
+            offset,
+            bytes: bytes.to_vec()
+        }
+    )
+}
+
+/// Cuts the file, or makes it longer by zeros.
+pub(super) fn set_len(file: &File, len: u64) -> io::Result<()> {
+    step!(Target::File(file), file.set_len(len), Step::SetLen(len))
+}
+
+/// Takes disk space from `offset` on; the file becomes as long as that.
+pub(super) fn allocate(file: &File, offset: i64, len: i64) -> io::Result<()> {
+    step!(
+        Target::File(file),
+        fallocate(file, FallocateFlags::empty(), offset, len).map_err(Into::into),
+        Step::Extend((offset + len).unsigned_abs())
+    )
+}
+
+/// Makes the file's content and length last, but not its name.
+pub(super) fn sync(file: &File) -> io::Result<()> {
+    step!(Target::File(file), file.sync_all(), Step::Sync)
+}
+
+/// Gives a file another name in the same folder, in place of what has that name.
+pub(super) fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    step!(
+        Target::Path(from),
+        fs::rename(from, to),
+        Step::Rename(from.to_owned(), to.to_owned())
+    )
+}
+
+/// Removes a file.
+pub(super) fn remove_file(path: &Path) -> io::Result<()> {
+    step!(Target::Path(path), fs::remove_file(path), {
+        Step::Remove(path.to_owned())
+    })
+}
+
+/// Creates a folder; `mode` is subject to the umask.
+pub(super) fn create_folder(path: &Path, mode: u32) -> io::Result<()> {
+    step!(
+        Target::Path(path),
+        DirBuilder::new().mode(mode).create(path),
+        Step::CreateFolder(path.to_owned())
+    )
+}
+
+/// Makes the names in a folder last.
+pub(super) fn sync_folder(path: &Path) -> io::Result<()> {
+    step!(
+        Target::Path(path),
+        File::open(path).and_then(|folder| folder.sync_all()),
+        Step::SyncFolder(path.to_owned())
+    )
+}

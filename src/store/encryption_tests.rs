@@ -1,0 +1,240 @@
+//! An encrypted store as a whole: what it gives back, what it shows, what it refuses.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use super::codec::tests::noise;
+use super::testing::{names, never, packs, read_stream, temporary_store, write_image};
+use super::*;
+
+/// Text that would be found in any file that holds it in the plain.
+const SECRET: &str = "the password is swordfish; ";
+
+fn key(byte: u8) -> Key {
+    Key::from_bytes(&[byte; 32])
+}
+
+fn encrypted_store() -> (tempfile::TempDir, Store) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    let store = Store::create_or_open_with(&path, Some(&key(1))).unwrap();
+    (folder, store)
+}
+
+/// Streams of every codec, of zeros, and of chunks that occur twice.
+fn contents() -> Vec<(&'static str, Vec<u8>)> {
+    let text = SECRET.repeat(40_000).into_bytes();
+    let random = noise(1, 3 * CHUNK_BYTES + 5);
+    vec![
+        ("pages-1.img", [&random[..], &text, &random].concat()),
+        ("core-1.img", text),
+        ("zeros", vec![0; 2 * CHUNK_BYTES]),
+        ("short", b"x".to_vec()),
+        ("empty", Vec::new()),
+    ]
+}
+
+fn write(store: &Store, lock: &StoreLock) -> Manifest {
+    let contents = contents();
+    let streams: Vec<(&str, &[u8])> = contents.iter().map(|(n, b)| (*n, &b[..])).collect();
+    write_image(store, lock, &streams)
+}
+
+/// Every file of a store, with its content.
+fn files(folder: &Path) -> Vec<(String, Vec<u8>)> {
+    let mut found = Vec::new();
+    for name in names(folder) {
+        let path = folder.join(&name);
+        if path.is_dir() {
+            found.extend(files(&path));
+        } else {
+            found.push((path.display().to_string(), fs::read(&path).unwrap()));
+        }
+    }
+    found
+}
+
+#[test]
+fn an_encrypted_store_gives_back_what_it_got() {
+    let (_folder, store) = encrypted_store();
+    let lock = store.lock().unwrap();
+    let first = write(&store, &lock);
+    let second = write(&store, &lock);
+    assert!(first.encrypted && store.is_encrypted());
+    assert_eq!(second.stored_bytes, 0, "chunks are found again");
+    drop(lock);
+    let again = Store::open_with(store.path(), Some(&key(1))).unwrap();
+    let images = again.images().unwrap();
+    assert_eq!(images.len(), 2);
+    assert!(
+        images
+            .iter()
+            .all(|image| image.damaged.is_none() && image.meta == b"meta")
+    );
+    for image in [first.id, second.id] {
+        again.verify(image, &never).unwrap();
+        for (name, bytes) in contents() {
+            assert!(read_stream(&again, image, name) == bytes, "{name}");
+        }
+    }
+    let lock = again.lock().unwrap();
+    assert_eq!(again.rotate(&lock, 1).unwrap(), [first.id]);
+    again.verify(second.id, &never).unwrap();
+}
+
+#[test]
+fn no_file_shows_content_names_or_meta_data() {
+    let (_folder, plain) = temporary_store();
+    let (_other, store) = encrypted_store();
+    write(&plain, &plain.lock().unwrap());
+    let manifest = write(&store, &store.lock().unwrap());
+    let stored = manifest
+        .chunks
+        .iter()
+        .filter_map(|chunk| match chunk.content {
+            Content::Stored(stored) => Some(stored),
+            Content::Zero => None,
+        });
+    let mut needles: Vec<Vec<u8>> = stored.map(|stored| stored.hash.to_vec()).collect();
+    needles.extend(["pages-1.img", "meta", "swordfish"].map(|text| text.as_bytes().to_vec()));
+    needles.push(noise(1, 64));
+    let shown = |store: &Store| -> Vec<usize> {
+        let files = files(store.path());
+        let has = |needle: &Vec<u8>| {
+            let contains = |bytes: &[u8]| bytes.windows(needle.len()).any(|part| part == needle);
+            files.iter().any(|(_, bytes)| contains(bytes))
+        };
+        (0..needles.len()).filter(|at| has(&needles[*at])).collect()
+    };
+    assert_eq!(shown(&store), [0; 0]);
+    // The same search finds in a plain store what is not compressed.
+    assert!(shown(&plain).len() >= 3, "{:?}", shown(&plain));
+}
+
+#[test]
+fn the_same_image_in_two_stores_of_one_key_has_nothing_in_common() {
+    let (_folder, one) = encrypted_store();
+    let (_other, other) = encrypted_store();
+    let pack = |store: &Store| {
+        write(store, &store.lock().unwrap());
+        fs::read(store.path().join("packs").join(&packs(store)[0])).unwrap()
+    };
+    let (one, other) = (pack(&one), pack(&other));
+    let (one, other) = (&one[64..], &other[64..]);
+    let equal = one.iter().zip(other).filter(|(a, b)| a == b).count();
+    // One byte in 256 is equal by chance.
+    assert!(equal < one.len() / 200, "{equal} of {}", one.len());
+}
+
+type Open = fn(&Path, Option<&Key>) -> Result<Store, OpenError>;
+
+#[test]
+fn a_store_opens_with_its_key_only_and_is_not_touched() {
+    let (_folder, plain) = temporary_store();
+    let (_other, store) = encrypted_store();
+    write(&store, &store.lock().unwrap());
+    let before = files(store.path());
+    for open in [Store::open_with as Open, Store::create_or_open_with] {
+        let text =
+            |store: &Store, key: Option<&Key>| open(store.path(), key).unwrap_err().to_string();
+        assert!(text(&store, None).contains("encrypted and no key is given: set"));
+        assert!(text(&store, Some(&key(2))).contains("the key is not that of"));
+        assert!(text(&plain, Some(&key(1))).contains("made without encryption"));
+    }
+    assert_eq!(files(store.path()), before);
+}
+
+#[test]
+fn every_flipped_byte_is_noticed() {
+    let (_folder, store) = encrypted_store();
+    let lock = store.lock().unwrap();
+    let image = write_image(
+        &store,
+        &lock,
+        &[("a", SECRET.as_bytes()), ("b", &noise(1, 300))],
+    )
+    .id;
+    for (path, good) in files(store.path()) {
+        if path.ends_with("/lock") || path.ends_with("/format") {
+            continue;
+        }
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 0x20;
+            fs::write(&path, bad).unwrap();
+            let verified = Store::open_with(store.path(), Some(&key(1)))
+                .map_err(|error| error.to_string())
+                .and_then(|store| {
+                    store
+                        .verify(image, &never)
+                        .map_err(|error| error.to_string())
+                });
+            // Digits are read in both cases.
+            let is_letter = path.ends_with("/key-check") && good[at].is_ascii_lowercase();
+            assert!(verified.is_err() || is_letter, "{path}: {at}");
+        }
+        fs::write(&path, good).unwrap();
+    }
+    store.verify(image, &never).unwrap();
+}
+
+#[test]
+fn a_manifest_of_a_plain_store_is_not_taken_for_ours() {
+    let (_folder, plain) = temporary_store();
+    let (_other, store) = encrypted_store();
+    let image = write(&plain, &plain.lock().unwrap()).id;
+    write(&store, &store.lock().unwrap());
+    let mine = fs::read(store.manifest_file(image)).unwrap();
+    fs::copy(plain.manifest_file(image), store.manifest_file(image)).unwrap();
+    let error = store.manifest(image).unwrap_err();
+    assert!(error.to_string().contains("cannot use image"), "{error}");
+    assert!(!error.is_damage(), "it may be good elsewhere");
+    fs::write(plain.manifest_file(image), mine).unwrap();
+    assert!(!plain.manifest(image).unwrap_err().is_damage());
+}
+
+#[test]
+fn a_store_that_lost_its_key_check_loses_no_image() {
+    let (_folder, store) = encrypted_store();
+    write(&store, &store.lock().unwrap());
+    let check = store.path().join("key-check");
+    let content = fs::read(&check).unwrap();
+    fs::remove_file(&check).unwrap();
+    let keyless = Store::open(store.path()).unwrap();
+    let lock = keyless.lock().unwrap();
+    keyless.sweep(&lock).unwrap();
+    keyless.prune(&lock).unwrap();
+    keyless.rotate(&lock, 1).unwrap();
+    let listed = keyless.images().unwrap();
+    assert!(listed[0].damaged.as_ref().unwrap().contains("is encrypted"));
+    drop(lock);
+    fs::write(&check, content).unwrap();
+    let store = Store::open_with(store.path(), Some(&key(1))).unwrap();
+    store.verify(ImageId::FIRST, &never).unwrap();
+}
+
+#[test]
+fn a_creation_that_was_cut_short_is_finished_with_the_key_of_today() {
+    for today in [None, Some(key(2))] {
+        let folder = tempfile::tempdir().unwrap();
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o700)).unwrap();
+        let store = Store::create_or_open_with(folder.path(), Some(&key(1))).unwrap();
+        fs::remove_file(store.path().join("format")).unwrap();
+        let store = Store::create_or_open_with(folder.path(), today.as_ref()).unwrap();
+        assert_eq!(store.is_encrypted(), today.is_some());
+        let lock = store.lock().unwrap();
+        let image = write(&store, &lock).id;
+        store.verify(image, &never).unwrap();
+    }
+}
+
+#[test]
+fn a_damaged_key_check_says_so() {
+    let (_folder, store) = encrypted_store();
+    fs::write(store.path().join("key-check"), "").unwrap();
+    for key in [None, Some(key(1))] {
+        let error = Store::open_with(store.path(), key.as_ref()).unwrap_err();
+        assert!(matches!(error, OpenError::KeyCheck { .. }), "{error}");
+    }
+}

@@ -1,0 +1,255 @@
+//! Removing images: a plan first, which can be shown, then its execution.
+//!
+//! The manifests of the images go first and durably, then what only they needed. Whatever
+//! a plan says, a pinned image stays, and so does the newest good one.
+
+use std::collections::HashSet;
+
+use jiff::Zoned;
+use nix::fcntl::FlockArg;
+
+use super::durable::{self, DurableError};
+use super::entries::{Found, ImageEntry};
+use super::error::{ReadError, WriteError};
+use super::garbage::{Garbage, space};
+use super::holes::Scope;
+use super::id::ImageId;
+use super::layout::Store;
+use super::lock::StoreLock;
+use super::pack::PackName;
+use super::pins::{Hold, hold};
+use super::prune::Swept;
+use super::retention::{self, Candidate, Condition, Fate, KeptBy, Pin, Planned, Policy, RemovedBy};
+
+/// Images that were named and cannot go. Nothing was removed.
+#[derive(Debug, thiserror::Error)]
+pub enum ForgetError {
+    /// The images cannot be looked at.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// There are no such images.
+    #[error("there is no image {}", listed(images))]
+    Missing {
+        /// Their numbers.
+        images: Vec<ImageId>,
+    },
+    /// A pin holds them.
+    #[error(
+        "cannot forget what is pinned: image {}; unpin it first",
+        listed(images)
+    )]
+    Pinned {
+        /// The images.
+        images: Vec<ImageId>,
+    },
+    /// The run could not go on without it.
+    #[error("cannot forget image {image}: it is the newest good one")]
+    Newest {
+        /// The image.
+        image: ImageId,
+    },
+}
+
+/// How far dead space inside of packs that stay is given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effort {
+    /// As far as a rotation has time: the largest parts of packs that few images share.
+    Quick,
+    /// All that the removed images leave.
+    Thorough,
+}
+
+/// What was removed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Forgotten {
+    /// The images that went, oldest first.
+    pub images: Vec<ImageId>,
+    /// Those that were to go and stay: they were pinned meanwhile, or nothing newer is good.
+    pub spared: Vec<ImageId>,
+    /// What went with them.
+    pub swept: Swept,
+}
+
+impl Store {
+    /// What a policy says of the images, oldest first. Changes nothing.
+    ///
+    /// # Errors
+    /// The images cannot be listed.
+    pub fn plan(&self, policy: &Policy, now: &Zoned) -> Result<Vec<Planned>, ReadError> {
+        let candidates: Vec<Candidate> = self.images()?.iter().map(candidate).collect();
+        Ok(retention::plan(&candidates, policy, now))
+    }
+
+    /// As [`Store::plan`], once there is one more good image. The newest good image of today
+    /// stays, because that one may fail.
+    ///
+    /// # Errors
+    /// The images cannot be listed.
+    pub fn plan_ahead(&self, policy: &Policy, now: &Zoned) -> Result<Vec<Planned>, ReadError> {
+        let mut candidates: Vec<Candidate> = self.images()?.iter().map(candidate).collect();
+        let newest_good = newest_good(&candidates);
+        let newest = candidates.last().map(|image| image.id);
+        let Some(next) = newest.and_then(ImageId::next) else {
+            return Ok(retention::plan(&candidates, policy, now));
+        };
+        candidates.push(Candidate {
+            id: next,
+            created_unix_ms: u64::try_from(now.timestamp().as_millisecond()).unwrap_or(0),
+            condition: Condition::Good,
+            pin: Pin::Loose,
+        });
+        let mut planned = retention::plan(&candidates, policy, now);
+        planned.pop();
+        for planned in &mut planned {
+            if Some(planned.id) == newest_good {
+                planned.fate = Fate::Kept(KeptBy::Newest);
+            }
+        }
+        Ok(planned)
+    }
+
+    /// The plan to remove these images, whatever the rules say.
+    ///
+    /// # Errors
+    /// See [`ForgetError`].
+    pub fn plan_named(&self, ids: &[ImageId]) -> Result<Vec<Planned>, ForgetError> {
+        let candidates: Vec<Candidate> = self.images()?.iter().map(candidate).collect();
+        let there: HashSet<ImageId> = candidates.iter().map(|image| image.id).collect();
+        let named: HashSet<ImageId> = ids.iter().copied().collect();
+        refuse(named.difference(&there), |images| ForgetError::Missing {
+            images,
+        })?;
+        let pinned = candidates
+            .iter()
+            .filter(|image| image.pin == Pin::Pinned && named.contains(&image.id));
+        refuse(pinned.map(|image| &image.id), |images| {
+            ForgetError::Pinned { images }
+        })?;
+        if let Some(image) = newest_good(&candidates).filter(|image| named.contains(image)) {
+            return Err(ForgetError::Newest { image });
+        }
+        let plan = candidates.iter().map(|image| Planned {
+            id: image.id,
+            fate: if named.contains(&image.id) {
+                Fate::Removed(RemovedBy::Name)
+            } else {
+                Fate::Kept(KeptBy::Unnamed)
+            },
+        });
+        Ok(plan.collect())
+    }
+
+    /// Removes the images that the plan removes, and what only they needed.
+    ///
+    /// # Errors
+    /// [`WriteError::Busy`] while an image is written. After another error some images may be
+    /// gone; those left are whole.
+    ///
+    /// # Panics
+    /// If the lock is that of another store.
+    pub fn forget(
+        &self,
+        lock: &StoreLock,
+        plan: &[Planned],
+        effort: Effort,
+    ) -> Result<Forgotten, WriteError> {
+        let _busy = lock.claim(self.path()).ok_or(WriteError::Busy)?;
+        let going = plan.iter().filter(|planned| planned.fate.is_removed());
+        let going: Vec<ImageId> = going.map(|planned| planned.id).collect();
+        let mut forgotten = Forgotten::default();
+        if going.is_empty() {
+            return Ok(forgotten);
+        }
+        let found = self.summaries()?;
+        let newest_good = self.newest_good(&found);
+        let mut manifest_bytes = 0;
+        for id in going {
+            let bytes = space(&self.manifest_file(id));
+            if Some(id) != newest_good && self.remove_manifest(id)? {
+                manifest_bytes += bytes;
+                forgotten.images.push(id);
+            } else {
+                forgotten.spared.push(id);
+            }
+        }
+        durable::sync_folder(&self.images_folder())?;
+        let packs = packs_of(&found, &forgotten.images);
+        let scope = match effort {
+            Effort::Quick => Scope::Quick(packs),
+            Effort::Thorough => Scope::These(packs),
+        };
+        forgotten.swept = Garbage::of_images(self, &scope)?.remove(self)?;
+        forgotten.swept.bytes += manifest_bytes;
+        Ok(forgotten)
+    }
+
+    /// Whether the manifest went; not if its image is pinned. See `pins`.
+    pub(super) fn remove_manifest(&self, id: ImageId) -> Result<bool, WriteError> {
+        let path = self.manifest_file(id);
+        match hold(&path, FlockArg::LockExclusiveNonblock) {
+            Ok(Hold::Held(_held)) if self.pin_note(id).is_none() => {
+                durable::remove(&path)?;
+                Ok(true)
+            }
+            Ok(Hold::Held(_) | Hold::Busy) => Ok(false),
+            Ok(Hold::Gone) => Ok(true),
+            Err(source) => Err(DurableError::Remove { path, source }.into()),
+        }
+    }
+
+    fn newest_good(&self, found: &[Found]) -> Option<ImageId> {
+        let good = |found: &&Found| found.summary.is_ok() && self.damage_mark(found.id).is_none();
+        found.iter().rev().find(good).map(|found| found.id)
+    }
+}
+
+fn candidate(entry: &ImageEntry) -> Candidate {
+    Candidate {
+        id: entry.id,
+        created_unix_ms: entry.created_unix_ms,
+        condition: match entry.damaged {
+            None => Condition::Good,
+            Some(_) => Condition::Damaged,
+        },
+        pin: match entry.pinned {
+            None => Pin::Loose,
+            Some(_) => Pin::Pinned,
+        },
+    }
+}
+
+fn newest_good(images: &[Candidate]) -> Option<ImageId> {
+    let mut newest_first = images.iter().rev();
+    let good = newest_first.find(|image| image.condition == Condition::Good);
+    good.map(|image| image.id)
+}
+
+fn packs_of(found: &[Found], ids: &[ImageId]) -> HashSet<PackName> {
+    let gone = found.iter().filter(|found| ids.contains(&found.id));
+    let summaries = gone.filter_map(|found| found.summary.as_ref().ok());
+    summaries
+        .flat_map(|summary| summary.packs.iter().map(|pack| pack.name))
+        .collect()
+}
+
+/// An error about these images, if there are any.
+fn refuse<'a>(
+    images: impl Iterator<Item = &'a ImageId>,
+    error: impl FnOnce(Vec<ImageId>) -> ForgetError,
+) -> Result<(), ForgetError> {
+    let mut images: Vec<ImageId> = images.copied().collect();
+    images.sort_unstable();
+    if images.is_empty() {
+        Ok(())
+    } else {
+        Err(error(images))
+    }
+}
+
+fn listed(images: &[ImageId]) -> String {
+    let names: Vec<String> = images.iter().map(ToString::to_string).collect();
+    names.join(", ")
+}
+
+#[cfg(test)]
+mod tests;

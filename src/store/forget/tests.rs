@@ -1,0 +1,174 @@
+//! What is removed, what is refused, and what a removal that was cut short leaves.
+
+use std::fs;
+use std::time::Duration;
+
+use super::super::CHUNK_BYTES;
+use super::super::codec::tests::noise;
+use super::super::testing::{image_files, never, packs, temporary_store, write_image};
+use super::*;
+use crate::clock;
+
+const LAST: Policy = Policy {
+    keep_last: 1,
+    keep_within: Duration::ZERO,
+    keep_hourly: 0,
+    keep_daily: 0,
+};
+
+fn id(number: u64) -> ImageId {
+    ImageId::new(number).unwrap()
+}
+
+/// Images 1 to `count`, which share no chunk.
+fn store_with(count: u64) -> (tempfile::TempDir, Store, StoreLock) {
+    let (folder, store) = temporary_store();
+    let lock = store.lock().unwrap();
+    for seed in 0..count {
+        write_image(&store, &lock, &[("a", &noise(seed, CHUNK_BYTES))]);
+    }
+    (folder, store, lock)
+}
+
+fn removed(plan: &[Planned]) -> Vec<ImageId> {
+    let removed = plan.iter().filter(|planned| planned.fate.is_removed());
+    removed.map(|planned| planned.id).collect()
+}
+
+#[test]
+fn named_images_go_and_the_space_that_they_had_is_told() {
+    let (_folder, store, lock) = store_with(3);
+    let plan = store.plan_named(&[id(2), id(1), id(2)]).unwrap();
+    assert_eq!(removed(&plan), [id(1), id(2)]);
+    let gains = store.gains(&[id(1), id(2)]).unwrap();
+    let forgotten = store.forget(&lock, &plan, Effort::Thorough).unwrap();
+    assert_eq!(
+        (forgotten.images, forgotten.spared),
+        (vec![id(1), id(2)], vec![])
+    );
+    assert!(forgotten.swept.packs >= 2);
+    assert!(forgotten.swept.bytes >= 2 * CHUNK_BYTES as u64);
+    assert!(gains[1] >= 2 * CHUNK_BYTES as u64 && gains[1] <= forgotten.swept.bytes);
+    assert_eq!(image_files(&store), ["000003.manifest"]);
+}
+
+#[test]
+fn images_that_are_not_there_pinned_or_needed_are_named_and_nothing_goes() {
+    let (_folder, store, lock) = store_with(4);
+    store.pin(id(1), "").unwrap();
+    let text = |ids: &[u64]| {
+        let ids: Vec<ImageId> = ids.iter().copied().map(id).collect();
+        store.plan_named(&ids).unwrap_err().to_string()
+    };
+    assert_eq!(text(&[9, 2, 7]), "there is no image 000007, 000009");
+    assert!(text(&[2, 1]).contains("pinned: image 000001"));
+    assert!(text(&[2, 4]).contains("000004: it is the newest good one"));
+    store.set_aside(&lock, id(4), "torn").unwrap();
+    assert!(text(&[3]).contains("000003: it is the newest good one"));
+    assert_eq!(removed(&store.plan_named(&[id(4)]).unwrap()), [id(4)]);
+}
+
+#[test]
+fn an_old_plan_takes_neither_the_newest_good_image_nor_a_pinned_one() {
+    let (_folder, store, lock) = store_with(3);
+    let plan = store.plan(&LAST, &clock::local()).unwrap();
+    assert_eq!(removed(&plan), [id(1), id(2)]);
+    store.set_aside(&lock, id(3), "torn").unwrap();
+    store.pin(id(1), "").unwrap();
+    let forgotten = store.forget(&lock, &plan, Effort::Thorough).unwrap();
+    assert_eq!(
+        (forgotten.images, forgotten.spared),
+        (vec![], vec![id(1), id(2)])
+    );
+    store.verify(id(2), &never).unwrap();
+}
+
+#[test]
+fn looking_ahead_finds_what_the_next_image_replaces_but_never_the_newest() {
+    let (_folder, store, lock) = store_with(3);
+    let ahead = |keep_last| {
+        let policy = Policy { keep_last, ..LAST };
+        removed(&store.plan_ahead(&policy, &clock::local()).unwrap())
+    };
+    assert_eq!(ahead(3), [id(1)]);
+    assert_eq!(ahead(1), [id(1), id(2)]);
+    assert_eq!(ahead(4), []);
+    store.set_aside(&lock, id(3), "torn").unwrap();
+    assert_eq!(ahead(1), [id(1), id(3)]);
+}
+
+#[test]
+fn dead_space_in_packs_that_stay_is_gained_and_told_exactly() {
+    let (_folder, store) = temporary_store();
+    let lock = store.lock().unwrap();
+    let shared = noise(1, CHUNK_BYTES);
+    for seed in 10..13 {
+        let own = noise(seed, 16 * CHUNK_BYTES);
+        write_image(&store, &lock, &[("a", &own), ("b", &shared)]);
+    }
+    let gains = store.gains(&[id(1), id(2)]).unwrap();
+    // All but perhaps the rest of a pack that holds less than a hole is worth.
+    assert!(gains[0] >= 12 * CHUNK_BYTES as u64, "{gains:?}");
+    assert!(gains[1] >= gains[0] + 12 * CHUNK_BYTES as u64, "{gains:?}");
+    for (count, gain) in (1..).zip(gains) {
+        let ids: Vec<ImageId> = (1..=count).map(id).collect();
+        let (_copy, twin) = twin_of(&store);
+        let twin_lock = twin.lock().unwrap();
+        let plan = twin.plan_named(&ids).unwrap();
+        let swept = twin
+            .forget(&twin_lock, &plan, Effort::Thorough)
+            .unwrap()
+            .swept;
+        assert!(
+            swept.bytes >= gain && swept.bytes <= gain + (64 << 10),
+            "{swept:?} {gain}"
+        );
+        twin.verify(id(3), &never).unwrap();
+    }
+}
+
+/// A copy of the store, in a folder of its own.
+fn twin_of(store: &Store) -> (tempfile::TempDir, Store) {
+    let (folder, twin) = temporary_store();
+    for part in ["images", "packs"] {
+        for entry in fs::read_dir(store.path().join(part)).unwrap().flatten() {
+            fs::copy(entry.path(), twin.path().join(part).join(entry.file_name())).unwrap();
+        }
+    }
+    (folder, twin)
+}
+
+#[test]
+fn a_shared_pack_is_gained_with_the_last_image_that_needs_it() {
+    let (_folder, store) = temporary_store();
+    let lock = store.lock().unwrap();
+    let data = noise(1, 4 * CHUNK_BYTES);
+    write_image(&store, &lock, &[("a", &data)]);
+    write_image(&store, &lock, &[("a", &data)]);
+    write_image(&store, &lock, &[("a", &noise(2, CHUNK_BYTES))]);
+    let gains = |ids: &[u64]| {
+        let ids: Vec<ImageId> = ids.iter().copied().map(id).collect();
+        store.gains(&ids).unwrap()
+    };
+    assert_eq!(gains(&[1])[..], [0]);
+    let both = gains(&[1, 2]);
+    assert!(both[0] == 0 && both[1] >= data.len() as u64, "{both:?}");
+    fs::write(store.manifest_file(id(3)), "torn").unwrap();
+    assert_eq!(gains(&[1, 2]), [0, 0]);
+}
+
+#[test]
+fn a_removal_cut_short_is_finished_by_the_next_sweep() {
+    let (_folder, store, lock) = store_with(3);
+    store.set_aside(&lock, id(1), "torn").unwrap();
+    store.pin(id(2), "").unwrap();
+    // Killed after the manifests had gone.
+    for number in [1, 2] {
+        fs::remove_file(store.manifest_file(id(number))).unwrap();
+    }
+    let before = packs(&store).len();
+    let swept = store.sweep(&lock).unwrap();
+    assert!(swept.packs >= 2 && packs(&store).len() == before - swept.packs);
+    assert_eq!(image_files(&store), ["000003.manifest"]);
+    store.verify(id(3), &never).unwrap();
+}

@@ -1,0 +1,168 @@
+//! What no image needs: first found, so that it can be shown, then removed.
+//!
+//! ```text
+//! manifests removed durably ─▶ packs that none names ─▶ dead space in packs ─▶ marks
+//! ```
+//! Cut short at any point, every image that is left is whole, and the next sweep goes on.
+//! As long as one manifest cannot be read, nobody knows its packs, and none is touched.
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::durable;
+use super::entries::Found;
+use super::error::{ReadError, WriteError};
+use super::files::{self, FileKind};
+use super::holes::{self, Holes, Scope, Users, disk_bytes};
+use super::id::ImageId;
+use super::layout::Store;
+use super::prune::Swept;
+
+/// Files, and parts of files, that no image needs.
+#[derive(Debug, Default)]
+pub(super) struct Garbage {
+    temporary: Vec<PathBuf>,
+    packs: Vec<PathBuf>,
+    /// Marks of images that are gone.
+    marks: Vec<PathBuf>,
+    holes: Vec<Holes>,
+    unreadable: Vec<ImageId>,
+}
+
+impl Garbage {
+    /// What images that are gone have left. No image is being written.
+    pub(super) fn of_images(store: &Store, scope: &Scope) -> Result<Self, ReadError> {
+        let live = Live::of(store.summaries()?);
+        let mut garbage = Self {
+            marks: marks(store, &live.ids)?,
+            unreadable: live.unreadable,
+            ..Self::default()
+        };
+        if garbage.unreadable.is_empty() {
+            let packs = files::list(&store.packs_folder())?.into_iter();
+            let dead = packs.filter(|(_, kind)| match kind {
+                FileKind::Pack(name) => !live.users.contains_key(name),
+                FileKind::Manifest(_)
+                | FileKind::Damaged(_)
+                | FileKind::Pinned(_)
+                | FileKind::Temporary
+                | FileKind::Foreign => false,
+            });
+            garbage.packs = dead.map(|(path, _)| path).collect();
+            garbage.find_holes(store, &live.users, scope)?;
+        }
+        Ok(garbage)
+    }
+
+    /// Adds the temporary files of killed writers.
+    pub(super) fn with_temporary(mut self, store: &Store) -> Result<Self, ReadError> {
+        let root = store.path().to_owned();
+        for folder in [root, store.images_folder(), store.packs_folder()] {
+            let found = files::list(&folder)?.into_iter();
+            let temporary =
+                found.filter(|(path, kind)| *kind == FileKind::Temporary && path.is_file());
+            self.temporary.extend(temporary.map(|(path, _)| path));
+        }
+        Ok(self)
+    }
+
+    /// The account of it.
+    pub(super) fn account(&self) -> Swept {
+        let files = self.temporary.iter().chain(&self.packs);
+        let hole_bytes = self.holes.iter().map(|holes| holes.bytes).sum();
+        Swept {
+            temporary_files: self.temporary.len(),
+            packs: self.packs.len(),
+            bytes: files.map(|path| space(path)).sum::<u64>() + hole_bytes,
+            hole_bytes,
+            unreadable: self.unreadable.clone(),
+        }
+    }
+
+    /// Removes it; returns the account.
+    pub(super) fn remove(self, store: &Store) -> Result<Swept, WriteError> {
+        let mut swept = self.account();
+        for path in &self.temporary {
+            durable::remove(path)?;
+        }
+        // A pruner may have been killed before this: a manifest that comes back after a power
+        // failure must find its packs.
+        durable::sync_folder(&store.images_folder())?;
+        for path in &self.packs {
+            durable::remove(path)?;
+        }
+        durable::sync_folder(&store.packs_folder())?;
+        let given_back = holes::give_back(&self.holes)?;
+        swept.bytes = swept.bytes - swept.hole_bytes + given_back;
+        swept.hole_bytes = given_back;
+        for path in &self.marks {
+            durable::remove(path)?;
+        }
+        durable::sync_folder(&store.images_folder())?;
+        Ok(swept)
+    }
+
+    fn find_holes(&mut self, store: &Store, users: &Users, scope: &Scope) -> Result<(), ReadError> {
+        match holes::find(store, users, scope) {
+            Ok(holes) => self.holes = holes,
+            // Its summary was good, so packs are known, but not what is dead in them.
+            Err(ReadError::Manifest { image, source }) => {
+                tracing::warn!(%image, error = %source, "dead space stays while a manifest cannot be read");
+                self.unreadable.push(image);
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+}
+
+/// What the manifests name.
+#[derive(Default)]
+pub(super) struct Live {
+    ids: HashSet<ImageId>,
+    pub(super) users: Users,
+    pub(super) unreadable: Vec<ImageId>,
+}
+
+impl Live {
+    pub(super) fn of(images: Vec<Found>) -> Self {
+        let mut live = Self::default();
+        for found in images {
+            live.ids.insert(found.id);
+            match found.summary {
+                Ok(summary) => {
+                    for pack in summary.packs {
+                        let (_, images) = live
+                            .users
+                            .entry(pack.name)
+                            .or_insert_with(|| (pack, Vec::new()));
+                        images.push(found.id);
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(image = %found.id, %error, "packs stay while a manifest cannot be read");
+                    live.unreadable.push(found.id);
+                }
+            }
+        }
+        live
+    }
+}
+
+/// The marks of images that are gone.
+fn marks(store: &Store, ids: &HashSet<ImageId>) -> Result<Vec<PathBuf>, ReadError> {
+    let found = files::list(&store.images_folder())?.into_iter();
+    let stale = found.filter(|(_, kind)| match kind {
+        FileKind::Damaged(id) | FileKind::Pinned(id) => !ids.contains(id),
+        FileKind::Manifest(_) | FileKind::Pack(_) | FileKind::Temporary | FileKind::Foreign => {
+            false
+        }
+    });
+    Ok(stale.map(|(path, _)| path).collect())
+}
+
+/// For the account only: 0 where it cannot be had.
+pub(super) fn space(path: &Path) -> u64 {
+    fs::symlink_metadata(path).map_or(0, |found| disk_bytes(&found))
+}

@@ -1,0 +1,129 @@
+//! Finding other places for chunks that are bad where a manifest says that they lie.
+//!
+//! A chunk is the same wherever its hash is. Knows what a scan found and makes manifests of
+//! it; changes nothing.
+
+use std::collections::{HashMap, HashSet};
+
+use super::chunk::Hash;
+use super::error::ReadError;
+use super::fetch;
+use super::id::ImageId;
+use super::layout::{FORMAT, Store};
+use super::manifest::{Content, Manifest, Stored};
+use super::pack::{Pack, PackFiles, PackName};
+use super::report::{ImageReport, is_manifest_lost};
+use super::scan::{PackState, Place, Scan};
+use super::wire::ManifestError;
+
+/// Finds other places for chunks that are bad where they should be.
+pub(super) struct Healer<'a> {
+    scan: &'a Scan,
+    files: PackFiles,
+    /// For chunks that are bad somewhere, where they are whole.
+    spares: HashMap<(Hash, u32), &'a Place>,
+    /// Whether everything that may have a spare could be read.
+    is_complete: bool,
+}
+
+pub(super) enum Healing {
+    Healed {
+        manifest: Manifest,
+        chunks: usize,
+    },
+    Lost,
+    /// The missing chunk may lie in what cannot be read for now.
+    Uncertain,
+}
+
+impl<'a> Healer<'a> {
+    pub(super) fn new(store: &Store, scan: &'a Scan, images: &[ImageReport]) -> Self {
+        let name = |place: &Place| (place.stored.hash, place.raw_len);
+        let wanted: HashSet<_> = scan.faults().map(|(place, _)| name(place)).collect();
+        let good = scan.good().filter(|place| wanted.contains(&name(place)));
+        let reached = |image: &ImageReport| match &image.manifest {
+            None | Some(ManifestError::Newer { .. }) => true,
+            Some(error) => is_manifest_lost(error),
+        };
+        Self {
+            scan,
+            files: scan.files(store),
+            spares: good.map(|place| (name(place), place)).collect(),
+            is_complete: images.iter().all(reached) && scan.reached_all(),
+        }
+    }
+
+    /// The manifest with every chunk where it is whole, and packs as long as they are.
+    pub(super) fn heal(&self, manifest: &Manifest) -> Result<Healing, ReadError> {
+        let bad = self.scan.bad_chunks(manifest);
+        let mut table = PackTable::default();
+        let mut healed = manifest.clone();
+        let mut chunks = 0;
+        for (chunk, fault) in healed.chunks.iter_mut().zip(bad) {
+            let Content::Stored(stored) = &mut chunk.content else {
+                continue;
+            };
+            let place = if fault.is_some() {
+                chunks += 1;
+                let spare = self.spares.get(&(stored.hash, chunk.raw_len));
+                spare.map(|spare| spare.stored)
+            } else {
+                let number = self.scan.number(manifest.packs[stored.pack as usize].name);
+                number.map(|pack| Stored { pack, ..*stored })
+            };
+            let Some((place, pack)) = place.and_then(|place| Some((place, self.pack(place)?)))
+            else {
+                return Ok(if self.is_complete {
+                    Healing::Lost
+                } else {
+                    Healing::Uncertain
+                });
+            };
+            *stored = Stored {
+                pack: table.position(pack),
+                check: Some(self.check(manifest.id, &place)?),
+                ..place
+            };
+        }
+        (healed.packs, healed.format) = (table.packs, FORMAT);
+        Ok(Healing::Healed {
+            manifest: healed,
+            chunks,
+        })
+    }
+
+    /// The pack of a place, as long as it is.
+    fn pack(&self, place: Stored) -> Option<Pack> {
+        let (name, state) = self.scan.packs()[place.pack as usize];
+        match state {
+            PackState::Readable(probe) => Some(Pack {
+                name,
+                len: probe.len,
+            }),
+            PackState::Lost | PackState::OutOfReach => None,
+        }
+    }
+
+    fn check(&self, image: ImageId, place: &Stored) -> Result<u64, ReadError> {
+        let missing = || fetch::missing_check(&self.files, place);
+        let check = place.check.map_or_else(missing, Ok);
+        check.map_err(|source| ReadError::Pack { image, source })
+    }
+}
+
+/// The packs of a healed manifest.
+#[derive(Default)]
+struct PackTable {
+    packs: Vec<Pack>,
+    positions: HashMap<PackName, u32>,
+}
+
+impl PackTable {
+    fn position(&mut self, pack: Pack) -> u32 {
+        *self.positions.entry(pack.name).or_insert_with(|| {
+            self.packs.push(pack);
+            // No more than the scan has, which counts them so.
+            u32::try_from(self.packs.len() - 1).unwrap_or(u32::MAX)
+        })
+    }
+}

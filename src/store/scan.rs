@@ -1,0 +1,389 @@
+//! Reading every chunk of many images once, in the order they lie on the disk.
+//!
+//! ```text
+//! add images ─▶ table of distinct places ─▶ threads take batches, fetch, forget ─▶ faults
+//! ```
+//! A place is read once however many images name it. The table takes [`PLACE_BYTES`] a
+//! distinct chunk; besides it there is one manifest in memory at a time. What was read leaves the page
+//! cache again: verifying a store must not push out what the job works with.
+//! Damaged packs are read as far as that goes, so that what is left of them can be told.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::sync::Mutex;
+
+use super::chunk::Hash;
+use super::error::ReadError;
+use super::fetch::{Fault, Fetcher};
+use super::layout::Store;
+use super::manifest::{Chunk, Content, Manifest, Stored};
+use super::pack::{Pack, PackFiles, PackName};
+use super::probe::{self, Probe};
+use super::report::{BadRun, BadStream, ChunkFault};
+use super::sync::locked;
+
+/// More threads than these wait for the disk.
+const WORKERS_MAX: usize = 16;
+
+/// What a thread takes at a time: a few milliseconds of a fast disk, so that threads read
+/// next to each other and seldom meet at the queue.
+const BATCH_BYTES: u64 = 4 << 20;
+
+/// Memory for a distinct chunk, at most: 100 GiB in chunks of 64 KiB take 130 MB.
+const PLACE_BYTES: usize = 80;
+const _: () = assert!(size_of::<Place>() <= PLACE_BYTES);
+
+/// A chunk where a manifest says that it lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) raw_len: u32,
+    /// `pack` is the position in the scan's table.
+    pub(super) stored: Stored,
+}
+
+/// What is known of a pack's file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PackState {
+    Readable(Probe),
+    Lost,
+    /// For want of permission, memory or descriptors.
+    OutOfReach,
+}
+
+/// The chunks of some images, and which of them are bad.
+#[derive(Debug, Default)]
+pub(super) struct Scan {
+    numbers: HashMap<PackName, u32>,
+    packs: Vec<(PackName, PackState)>,
+    /// Sorted by [`Place::key`], each once.
+    places: Vec<Place>,
+    /// Positions in `places`, ascending.
+    faults: Vec<(usize, ChunkFault)>,
+}
+
+impl Place {
+    /// Orders places as they lie on the disk. Where two manifests differ about a place,
+    /// the place is read for each.
+    fn key(&self) -> (u32, u64, u32, u32, Hash) {
+        let stored = &self.stored;
+        (
+            stored.pack,
+            stored.offset,
+            stored.len,
+            self.raw_len,
+            stored.hash,
+        )
+    }
+}
+
+impl Scan {
+    /// Adds the chunks of an image.
+    pub(super) fn add(&mut self, store: &Store, manifest: &Manifest) {
+        let packs = manifest.packs.iter();
+        let numbers: Vec<u32> = packs.map(|pack| self.admit(store, pack.name)).collect();
+        let chunks = manifest.chunks.iter();
+        let mut fresh: Vec<Place> = chunks
+            .filter_map(|chunk| place(chunk, &numbers))
+            .filter(|place| self.position(place).is_none())
+            .collect();
+        if !fresh.is_empty() {
+            self.places.append(&mut fresh);
+            self.places.sort_unstable_by_key(Place::key);
+            self.places.dedup();
+        }
+    }
+
+    fn admit(&mut self, store: &Store, name: PackName) -> u32 {
+        *self.numbers.entry(name).or_insert_with(|| {
+            let state = match probe::probe(store, name) {
+                Ok(probe) => PackState::Readable(probe),
+                Err(error) if error.is_damage() => PackState::Lost,
+                Err(_) => PackState::OutOfReach,
+            };
+            self.packs.push((name, state));
+            // A summary has at most 300 thousand packs, and this many images have no store.
+            u32::try_from(self.packs.len() - 1).unwrap_or(u32::MAX)
+        })
+    }
+
+    fn position(&self, place: &Place) -> Option<usize> {
+        let key = place.key();
+        let found = self.places.binary_search_by_key(&key, Place::key).ok()?;
+        (self.places[found] == *place).then_some(found)
+    }
+
+    /// Uncompressed bytes of all places.
+    pub(super) fn bytes(&self) -> u64 {
+        let bytes = self.places.iter().map(|place| u64::from(place.raw_len));
+        bytes.sum()
+    }
+
+    pub(super) fn places(&self) -> &[Place] {
+        &self.places
+    }
+
+    pub(super) fn packs(&self) -> &[(PackName, PackState)] {
+        &self.packs
+    }
+
+    /// The position of a pack in the table.
+    pub(super) fn number(&self, name: PackName) -> Option<u32> {
+        self.numbers.get(&name).copied()
+    }
+
+    /// Whether nothing was passed over because it cannot be read for now.
+    pub(super) fn reached_all(&self) -> bool {
+        let mut packs = self.packs.iter();
+        packs.all(|(_, state)| *state != PackState::OutOfReach)
+    }
+
+    /// The files of all packs, whatever state they are in.
+    pub(super) fn files(&self, store: &Store) -> PackFiles {
+        let named = |(name, _): &(PackName, PackState)| Pack {
+            name: *name,
+            len: 0, // not looked at
+        };
+        PackFiles::unchecked(store, self.packs.iter().map(named).collect())
+    }
+
+    /// Where the first good place of a pack lies whose header is not its own.
+    pub(super) fn misnamed(&self) -> BTreeMap<PackName, u64> {
+        let mut found = BTreeMap::new();
+        for place in self.good() {
+            let (name, state) = self.packs[place.stored.pack as usize];
+            match state {
+                PackState::Readable(probe) if !probe.header_fits => {
+                    found.entry(name).or_insert(place.stored.offset);
+                }
+                PackState::Readable(_) | PackState::Lost | PackState::OutOfReach => {}
+            }
+        }
+        found
+    }
+
+    pub(super) fn has_faults(&self) -> bool {
+        !self.faults.is_empty()
+    }
+
+    /// The places that are bad.
+    pub(super) fn faults(&self) -> impl Iterator<Item = (&Place, ChunkFault)> {
+        let faults = self.faults.iter();
+        faults.map(|(position, fault)| (&self.places[*position], *fault))
+    }
+
+    /// The places that are good.
+    pub(super) fn good(&self) -> impl Iterator<Item = &Place> {
+        let mut faults = self.faults.iter().map(|(position, _)| *position).peekable();
+        let places = self.places.iter().enumerate();
+        let good = places.filter(move |(position, _)| faults.next_if_eq(position).is_none());
+        good.map(|(_, place)| place)
+    }
+
+    /// Which chunks of an image that was added are bad, by their positions in its table.
+    pub(super) fn bad_chunks(&self, manifest: &Manifest) -> Vec<Option<ChunkFault>> {
+        // A pack that the image had not when it was added has no place here.
+        let packs = manifest.packs.iter().map(|pack| self.number(pack.name));
+        let numbers: Vec<u32> = packs.map(|number| number.unwrap_or(u32::MAX)).collect();
+        let fault = |chunk: &Chunk| {
+            let position = self.position(&place(chunk, &numbers)?)?;
+            let faults = &self.faults;
+            let found = faults.binary_search_by_key(&position, |(position, _)| *position);
+            found.ok().map(|found| faults[found].1)
+        };
+        manifest.chunks.iter().map(fault).collect()
+    }
+
+    /// The streams of an image that was added which lack bytes.
+    pub(super) fn bad_streams(&self, manifest: &Manifest) -> Vec<BadStream> {
+        let bad = self.bad_chunks(manifest);
+        let streams = manifest.streams.iter().map(|stream| BadStream {
+            name: stream.name.clone(),
+            runs: runs(manifest, &stream.chunks, &bad),
+        });
+        streams.filter(|stream| !stream.runs.is_empty()).collect()
+    }
+
+    /// Reads and checks every place. `progress` gets the bytes done and in total, from any
+    /// thread, one call at a time. Fails only where nothing can be said of the store, for
+    /// want of memory or descriptors.
+    pub(super) fn run(
+        &mut self,
+        store: &Store,
+        progress: &(dyn Fn(u64, u64) + Sync),
+    ) -> Result<(), ReadError> {
+        let pass = Pass {
+            scan: self,
+            files: self.files(store),
+            progress,
+            total: self.bytes(),
+            next: Mutex::new(0),
+            done: Mutex::default(),
+        };
+        let mut done = pass.run()?;
+        done.faults.sort_unstable_by_key(|(position, _)| *position);
+        self.faults = done.faults;
+        Ok(())
+    }
+}
+
+fn place(chunk: &Chunk, numbers: &[u32]) -> Option<Place> {
+    match chunk.content {
+        Content::Zero => None,
+        Content::Stored(stored) => Some(Place {
+            raw_len: chunk.raw_len,
+            stored: Stored {
+                pack: numbers[stored.pack as usize],
+                ..stored
+            },
+        }),
+    }
+}
+
+fn runs(manifest: &Manifest, chunks: &[u32], bad: &[Option<ChunkFault>]) -> Vec<BadRun> {
+    let mut runs: Vec<BadRun> = Vec::new();
+    let mut offset = 0;
+    for (position, index) in chunks.iter().enumerate() {
+        let chunk = &manifest.chunks[*index as usize];
+        let end = offset + u64::from(chunk.raw_len);
+        if let (Some(fault), Content::Stored(stored)) = (bad[*index as usize], chunk.content) {
+            let run = BadRun {
+                chunks: position..position + 1,
+                bytes: offset..end,
+                pack: manifest.packs[stored.pack as usize].name,
+                fault,
+            };
+            match runs.last_mut().filter(|last| continues(last, &run)) {
+                Some(last) => (last.chunks.end, last.bytes.end) = (run.chunks.end, run.bytes.end),
+                None => runs.push(run),
+            }
+        }
+        offset = end;
+    }
+    runs
+}
+
+fn continues(last: &BadRun, next: &BadRun) -> bool {
+    last.chunks.end == next.chunks.start && last.pack == next.pack && last.fault == next.fault
+}
+
+/// One reading of all places.
+struct Pass<'a> {
+    scan: &'a Scan,
+    files: PackFiles,
+    progress: &'a (dyn Fn(u64, u64) + Sync),
+    total: u64,
+    /// The first place that no thread has taken.
+    next: Mutex<usize>,
+    done: Mutex<Done>,
+}
+
+#[derive(Default)]
+struct Done {
+    bytes: u64,
+    faults: Vec<(usize, ChunkFault)>,
+    failure: Option<ReadError>,
+}
+
+impl Pass<'_> {
+    fn run(self) -> Result<Done, ReadError> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let stored = self.scan.places.iter().map(|place| place.stored.len);
+        let batches = stored.map(u64::from).sum::<u64>().div_ceil(BATCH_BYTES);
+        let batches = usize::try_from(batches).unwrap_or(usize::MAX);
+        std::thread::scope(|scope| {
+            for _ in 1..cores.min(WORKERS_MAX).min(batches) {
+                // One thread less is only slower.
+                let _ = std::thread::Builder::new().spawn_scoped(scope, || self.work());
+            }
+            self.work();
+        });
+        let mut done = std::mem::take(&mut *locked(&self.done));
+        match done.failure.take() {
+            Some(failure) => Err(failure),
+            None => Ok(done),
+        }
+    }
+
+    fn work(&self) {
+        let mut fetcher = match Fetcher::new(&self.files) {
+            Ok(fetcher) => fetcher,
+            Err(error) => return self.fail(ReadError::Worker(error)),
+        };
+        let mut raw = Vec::new();
+        while let Some(batch) = self.take() {
+            for position in batch.clone() {
+                let place = &self.scan.places[position];
+                match self.check(&mut fetcher, place, &mut raw) {
+                    Ok(fault) => self.count(position, place, fault),
+                    Err(failure) => return self.fail(failure),
+                }
+            }
+            self.forget(&batch);
+        }
+    }
+
+    /// The next places of one pack, [`BATCH_BYTES`] of them.
+    fn take(&self) -> Option<Range<usize>> {
+        let mut next = locked(&self.next);
+        let places = &self.scan.places;
+        let first = places.get(*next)?;
+        let end = first.stored.offset.saturating_add(BATCH_BYTES);
+        let ours =
+            |place: &&Place| place.stored.pack == first.stored.pack && place.stored.offset < end;
+        let count = places[*next..].iter().take_while(ours).count();
+        let batch = *next..*next + count;
+        *next = batch.end;
+        Some(batch)
+    }
+
+    fn check(
+        &self,
+        fetcher: &mut Fetcher<'_>,
+        place: &Place,
+        raw: &mut Vec<u8>,
+    ) -> Result<Option<ChunkFault>, ReadError> {
+        let (name, state) = self.scan.packs[place.stored.pack as usize];
+        match state {
+            PackState::Readable(_) => {}
+            PackState::Lost => return Ok(Some(ChunkFault::Lost)),
+            PackState::OutOfReach => return Ok(Some(ChunkFault::OutOfReach)),
+        }
+        raw.resize(place.raw_len as usize, 0);
+        match fetcher.fetch(&place.stored, raw) {
+            Ok(()) => Ok(None),
+            Err(Fault::Hash) => Ok(Some(ChunkFault::Content)),
+            Err(Fault::Check | Fault::Open(_)) => Ok(Some(ChunkFault::Check)),
+            Err(Fault::Decompress(_)) => Ok(Some(ChunkFault::Form)),
+            Err(Fault::Pack(error)) if error.is_damage() => Ok(Some(ChunkFault::Lost)),
+            Err(Fault::Pack(source)) => Err(ReadError::Pack {
+                image: name.image,
+                source,
+            }),
+        }
+    }
+
+    fn count(&self, position: usize, place: &Place, fault: Option<ChunkFault>) {
+        let mut done = locked(&self.done);
+        done.bytes += u64::from(place.raw_len);
+        done.faults.extend(fault.map(|fault| (position, fault)));
+        (self.progress)(done.bytes, self.total);
+    }
+
+    /// Lets the page cache drop what was read, and the batch before it: the kernel keeps
+    /// a page or a larger piece of the cache that reaches over the end of what is dropped.
+    fn forget(&self, batch: &Range<usize>) {
+        let (first, last) = (
+            &self.scan.places[batch.start],
+            &self.scan.places[batch.end - 1],
+        );
+        let start = first.stored.offset.saturating_sub(BATCH_BYTES);
+        let end = last.stored.offset + u64::from(last.stored.len);
+        self.files.forget(first.stored.pack, start, end - start);
+    }
+
+    /// Keeps the first failure and lets nobody begin another batch.
+    fn fail(&self, failure: ReadError) {
+        *locked(&self.next) = self.scan.places.len();
+        locked(&self.done).failure.get_or_insert(failure);
+    }
+}

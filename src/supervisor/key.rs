@@ -1,0 +1,387 @@
+//! Gets the store's key from where the settings say it is: a file, or a command's output.
+//!
+//! Read before anything is touched and before there is a job. The file is closed and the
+//! command has ended by then, so the job inherits neither; the key itself stays in this
+//! process. Knows nothing of what the key is used for.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use nix::fcntl::OFlag;
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
+use nix::unistd::Pid;
+use zeroize::Zeroizing;
+
+use crate::config::Encryption;
+use crate::store::durable::{self, DurableError};
+use crate::store::{InvalidKey, Key};
+
+/// A key in digits is a quarter of this; anything longer is no key.
+const KEY_TEXT_BYTES_MAX: usize = 256;
+/// Whoever is asked for a passphrase has typed it by then.
+const COMMAND_LIMIT: Duration = Duration::from_secs(120);
+
+/// Why there is no key. Nothing was touched.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    /// The file cannot be read.
+    #[error("cannot read the key file {path}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// It is a folder, a pipe, a device.
+    #[error("cannot use the key file {path}: it is not a regular file; see encryption.key_command")]
+    NotFile {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Somebody else could exchange the key.
+    #[error(
+        "cannot use the key file {path}: it belongs to user {owner}, not to you; `chown` it to yourself"
+    )]
+    Owner {
+        /// The file.
+        path: PathBuf,
+        /// User id that owns the file.
+        owner: u32,
+    },
+    /// Others may have seen the key.
+    #[error(
+        "cannot use the key file {path}: others may use it (mode {mode:04o}); run `chmod 600` on it"
+    )]
+    Exposed {
+        /// The file.
+        path: PathBuf,
+        /// Permission bits of the file.
+        mode: u32,
+    },
+    /// The content is not a key.
+    #[error("cannot use the key of {origin}")]
+    Invalid {
+        /// Where it came from.
+        origin: String,
+        /// What is wrong.
+        source: InvalidKey,
+    },
+    /// There is no shell, or it cannot be waited for.
+    #[error("cannot run the key command `{command}`")]
+    Start {
+        /// The command.
+        command: String,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The command failed; it may have said why on stderr.
+    #[error("cannot get the key: `{command}` failed ({status})")]
+    Failed {
+        /// The command.
+        command: String,
+        /// How it ended.
+        status: ExitStatus,
+    },
+    /// The command did not end. Its shell was killed; what the shell started may go on.
+    #[error("cannot get the key: `{command}` did not end within {} s", limit.as_secs())]
+    Silent {
+        /// The command.
+        command: String,
+        /// The time it had.
+        limit: Duration,
+    },
+    /// The new key's file cannot be made; one that was there is untouched.
+    #[error("cannot create the key file {path}")]
+    Create {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The new key's file may not outlive a power failure.
+    #[error(transparent)]
+    Durable(#[from] DurableError),
+}
+
+/// The key that the settings name, or `None` where they name none.
+///
+/// # Errors
+/// See [`KeyError`].
+pub fn read_key(encryption: &Encryption) -> Result<Option<Key>, KeyError> {
+    match encryption {
+        Encryption::Off => Ok(None),
+        Encryption::KeyFile(path) => read_file(path).map(Some),
+        Encryption::KeyCommand(command) => run_command(command, COMMAND_LIMIT).map(Some),
+    }
+}
+
+/// Writes a new key to a file that must not be there yet, mode 0600, durably.
+///
+/// # Errors
+/// [`KeyError::Create`] or [`KeyError::Durable`].
+pub fn generate_key(path: &Path) -> Result<(), KeyError> {
+    let failed = |source| KeyError::Create {
+        path: path.to_owned(),
+        source,
+    };
+    let key = Key::generate().map_err(failed)?;
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(failed)?;
+    file.write_all(key.to_text().as_bytes())
+        .and_then(|()| file.sync_all())
+        .map_err(failed)?;
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
+    Ok(durable::sync_folder(folder.unwrap_or(Path::new(".")))?)
+}
+
+fn read_file(path: &Path) -> Result<Key, KeyError> {
+    let failed = |source| KeyError::Read {
+        path: path.to_owned(),
+        source,
+    };
+    // A fifo of that name must not hang us.
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags((OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits())
+        .open(path)
+        .map_err(failed)?;
+    check_access(path, &file)?;
+    let text = read_text(file).map_err(failed)?;
+    parse(&text, || path.display().to_string())
+}
+
+/// Looks at the open file, not at the path: nobody can exchange it in between.
+fn check_access(path: &Path, file: &File) -> Result<(), KeyError> {
+    let found = file.metadata().map_err(|source| KeyError::Read {
+        path: path.to_owned(),
+        source,
+    })?;
+    let path = || path.to_owned();
+    if !found.is_file() {
+        return Err(KeyError::NotFile { path: path() });
+    }
+    let owner = found.uid();
+    if owner != 0 && owner != nix::unistd::geteuid().as_raw() {
+        return Err(KeyError::Owner {
+            path: path(),
+            owner,
+        });
+    }
+    // Root hands files out by their group; one's own group may be everybody.
+    let closed = if owner == 0 { 0o037 } else { 0o077 };
+    let mode = found.mode() & 0o7777;
+    if mode & closed != 0 {
+        return Err(KeyError::Exposed { path: path(), mode });
+    }
+    Ok(())
+}
+
+/// Runs the command in a shell of its own, with our environment and stderr.
+fn run_command(command: &str, limit: Duration) -> Result<Key, KeyError> {
+    let failed = |source| KeyError::Start {
+        command: command.to_owned(),
+        source,
+    };
+    let mut child = Command::new("sh")
+        .args(["-c", command])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(failed)?;
+    let text = answer(&mut child, limit);
+    if !matches!(text, Ok(Some(_))) {
+        let _ = child.kill(); // it may have ended by itself
+    }
+    let status = child.wait().map_err(failed)?;
+    let text = text.map_err(failed)?.ok_or_else(|| KeyError::Silent {
+        command: command.to_owned(),
+        limit,
+    })?;
+    if !status.success() {
+        return Err(KeyError::Failed {
+            command: command.to_owned(),
+            status,
+        });
+    }
+    parse(&text, || format!("`{command}`"))
+}
+
+/// What the child writes until it ends; `None` if it does not within the limit. It is not
+/// reaped, so its pid stays its own.
+fn answer(child: &mut Child, limit: Duration) -> io::Result<Option<Zeroizing<Vec<u8>>>> {
+    let stdout = child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
+    let pid = i32::try_from(child.id()).map_err(io::Error::other)?;
+    let (sender, answer) = mpsc::channel();
+    let listen = move || {
+        // Nobody listens any more after the limit.
+        let _ = sender.send(listen(stdout, Pid::from_raw(pid)));
+    };
+    thread::Builder::new()
+        .name("key".to_owned())
+        .spawn(listen)?;
+    answer.recv_timeout(limit).ok().transpose()
+}
+
+/// Reads to the end, then waits for the child's.
+fn listen(stdout: ChildStdout, pid: Pid) -> io::Result<Zeroizing<Vec<u8>>> {
+    let text = read_text(stdout)?;
+    waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT)?;
+    Ok(text)
+}
+
+/// All there is, but no more than shows that it is too long.
+fn read_text(source: impl Read) -> io::Result<Zeroizing<Vec<u8>>> {
+    // With room to spare: a vector that grows leaves a copy behind.
+    let mut text = Zeroizing::new(Vec::with_capacity(2 * KEY_TEXT_BYTES_MAX));
+    source
+        .take(KEY_TEXT_BYTES_MAX as u64)
+        .read_to_end(&mut text)?;
+    Ok(text)
+}
+
+fn parse(text: &[u8], origin: impl Fn() -> String) -> Result<Key, KeyError> {
+    Key::parse(text).map_err(|source| KeyError::Invalid {
+        origin: origin(),
+        source,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::{PermissionsExt, chown};
+
+    use super::*;
+
+    /// Far more than any of these commands takes.
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    fn file(mode: u32) -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("key");
+        generate_key(&path).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+        (folder, path)
+    }
+
+    fn text(key: &Key) -> String {
+        key.to_text().to_string()
+    }
+
+    #[test]
+    fn a_generated_key_is_private_and_is_read_again() {
+        let (_folder, path) = file(0o600);
+        let key = read_key(&Encryption::KeyFile(path.clone()))
+            .unwrap()
+            .unwrap();
+        assert_eq!(text(&key), fs::read_to_string(&path).unwrap());
+        let error = generate_key(&path).unwrap_err();
+        assert!(matches!(error, KeyError::Create { .. }), "{error}");
+        assert_eq!(text(&key), fs::read_to_string(&path).unwrap());
+        let (_folder, fresh) = file(0o400);
+        assert_ne!(text(&read_file(&fresh).unwrap()), text(&key));
+        assert!(read_key(&Encryption::Off).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_key_file_that_others_may_use_is_refused() {
+        let us = nix::unistd::geteuid();
+        // Root's own files may be open to their group.
+        let of_group = if us.is_root() { 0o660 } else { 0o640 };
+        for mode in [0o604, 0o602, 0o620, 0o610, of_group, 0o777] {
+            let (_folder, path) = file(mode);
+            let error = read_file(&path).unwrap_err();
+            assert!(
+                matches!(error, KeyError::Exposed { .. }),
+                "{mode:o}: {error}"
+            );
+        }
+        if !us.is_root() {
+            eprintln!("skipped: only root can give a file away");
+            return;
+        }
+        let (_folder, path) = file(0o640);
+        read_file(&path).unwrap();
+        let (_folder, path) = file(0o600);
+        chown(&path, Some(12345), None).unwrap();
+        let error = read_file(&path).unwrap_err();
+        assert!(
+            matches!(error, KeyError::Owner { owner: 12345, .. }),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_refused_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let fifo = folder.path().join("fifo");
+        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRUSR).unwrap();
+        for path in [fifo.as_path(), folder.path(), Path::new("/dev/zero")] {
+            let error = read_file(path).unwrap_err();
+            assert!(matches!(error, KeyError::NotFile { .. }), "{error}");
+        }
+        let error = read_file(Path::new("/no/such/key")).unwrap_err();
+        assert!(matches!(error, KeyError::Read { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_is_no_key_says_so_without_showing_it() {
+        let (_folder, path) = file(0o600);
+        for content in ["", "hunter2", &"hunter2".repeat(1 << 20)] {
+            fs::write(&path, content).unwrap();
+            let error = read_file(&path).unwrap_err();
+            assert!(matches!(error, KeyError::Invalid { .. }), "{error}");
+            assert!(!format!("{error:?}").contains("hunter"), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn a_command_prints_the_key() {
+        let (_folder, path) = file(0o600);
+        let key = read_file(&path).unwrap();
+        let shown = run_command(&format!("cat '{}'", path.display()), LIMIT).unwrap();
+        assert_eq!(text(&shown), text(&key));
+        let piped = format!("cat && printf {} | cat", text(&key).trim());
+        assert_eq!(text(&run_command(&piped, LIMIT).unwrap()), text(&key));
+    }
+
+    #[test]
+    fn a_command_that_fails_prints_nothing_or_too_much_is_refused() {
+        let key = Key::generate().unwrap().to_text().trim().to_owned();
+        let run = |command: &str| run_command(command, LIMIT).unwrap_err();
+        let error = run(&format!("echo {key}; exit 3"));
+        assert!(matches!(&error, KeyError::Failed { status, .. } if status.code() == Some(3)));
+        for command in ["true", "echo hunter2", &format!("echo {key}; echo {key}")] {
+            let error = run(command);
+            assert!(
+                matches!(error, KeyError::Invalid { .. }),
+                "{command}: {error}"
+            );
+        }
+        assert!(matches!(run("exec yes"), KeyError::Failed { .. }));
+    }
+
+    #[test]
+    fn a_command_that_does_not_end_is_killed() {
+        let limit = Duration::from_millis(200);
+        for command in ["exec sleep 1000", "exec >&-; exec sleep 1000"] {
+            let error = run_command(command, limit).unwrap_err();
+            assert!(
+                matches!(error, KeyError::Silent { .. }),
+                "{command}: {error}"
+            );
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Room on the store's disk: old images go after a snapshot, and before one that would not
+//! fit.
+//!
+//! ```text
+//! enough is free ────────────────────────────────────────────────▶ begin
+//! not enough ─▶ images that this snapshot replaces anyway ─▶ go ─▶ begin
+//!                     └─ not enough either, or none ─────────────▶ refused, none goes
+//! ```
+//! How much a snapshot needs is a guess; one that was wrong ends as any full disk does.
+
+use super::describe::{chain, size};
+use super::image::run_of;
+use super::machine;
+use super::snapshot_error::SnapshotError;
+use super::workshop::Workshop;
+use crate::clock;
+use crate::config;
+use crate::store::{Effort, Fate, ImageEntry, ImageId, Planned, Policy, WriteError};
+
+/// Share of a job's memory that its first image has on the disk. Floating point numbers, which
+/// are most of a large job, compressed to 0.75 (bfloat16) and 0.88 (float32); programs and
+/// their heaps to less than 0.4.
+const FIRST_IMAGE_QUARTERS: u64 = 3;
+
+/// The rules as the store knows them.
+#[must_use]
+pub fn policy(retention: &config::Retention) -> Policy {
+    Policy {
+        keep_last: retention.keep_last,
+        keep_within: retention.keep_within,
+        keep_hourly: retention.keep_hourly,
+        keep_daily: retention.keep_daily,
+    }
+}
+
+/// Removes the images that the rules give up. What goes wrong is told and no more: the new
+/// image is there.
+pub(super) fn rotate(shop: &Workshop) {
+    let removed = shop
+        .store
+        .plan(&policy(&shop.config.retention), &clock::local())
+        .map_err(WriteError::from)
+        .and_then(|plan| forget(shop, &plan, Effort::Quick));
+    if let Err(error) = removed {
+        tracing::warn!("cannot remove old images: {}", chain(&error));
+    }
+}
+
+fn forget(shop: &Workshop, plan: &[Planned], effort: Effort) -> Result<(), WriteError> {
+    for Planned { id, fate } in plan {
+        match fate {
+            Fate::Removed(_) => tracing::debug!(image = %id, reason = fate.reason(), "removing"),
+            Fate::Kept(_) => tracing::trace!(image = %id, reason = fate.reason(), "keeping"),
+        }
+    }
+    let forgotten = shop.store.forget(&shop.lock, plan, effort)?;
+    if !forgotten.images.is_empty() {
+        tracing::debug!(
+            images = forgotten.images.len(),
+            bytes = %size(forgotten.swept.bytes),
+            "old images removed"
+        );
+    }
+    Ok(())
+}
+
+/// Sees to it that the next image fits, before anything stands still. `memory` is what the job
+/// has, on the host and on GPUs.
+pub(super) fn make(shop: &Workshop, run: u64, memory: u64) -> Result<(), SnapshotError> {
+    let floor = shop.config.snapshot.min_free;
+    if floor == 0 {
+        return Ok(());
+    }
+    let Some(free) = free_bytes(shop) else {
+        return Ok(());
+    };
+    let images = shop.store.images().map_err(WriteError::from)?;
+    let need = Need {
+        image: expected_bytes(&images, run, memory),
+        floor,
+    };
+    if need.fits(free) {
+        return Ok(());
+    }
+    let policy = policy(&shop.config.retention);
+    let plan = shop.store.plan_ahead(&policy, &clock::local());
+    let plan = plan.map_err(WriteError::from)?;
+    let going = plan.iter().filter(|planned| planned.fate.is_removed());
+    let going: Vec<ImageId> = going.map(|planned| planned.id).collect();
+    let gains = shop.store.gains(&going).map_err(WriteError::from)?;
+    let Some(count) = need.removals(free, &gains) else {
+        return Err(need.refusal(free));
+    };
+    tracing::info!(
+        images = count,
+        free = %size(free),
+        needed = %size(need.bytes()),
+        "making room: old images go before the snapshot"
+    );
+    let first: Vec<Planned> = plan
+        .into_iter()
+        .filter(|planned| planned.fate.is_removed())
+        .take(count)
+        .collect();
+    forget(shop, &first, Effort::Thorough)?;
+    match free_bytes(shop) {
+        // Some were pinned meanwhile, or somebody else was faster.
+        Some(free) if !need.fits(free) => Err(need.refusal(free)),
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// What a snapshot wants of the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Need {
+    image: u64,
+    floor: u64,
+}
+
+impl Need {
+    fn bytes(self) -> u64 {
+        self.image.saturating_add(self.floor)
+    }
+
+    fn fits(self, free: u64) -> bool {
+        free >= self.bytes()
+    }
+
+    /// How many images must go at least; `gains` is what is freed once the first, the first
+    /// two, … are gone. `None` when all of them are not enough.
+    fn removals(self, free: u64, gains: &[u64]) -> Option<usize> {
+        let enough = |gain: &u64| self.fits(free.saturating_add(*gain));
+        gains.iter().position(enough).map(|index| index + 1)
+    }
+
+    fn refusal(self, free: u64) -> SnapshotError {
+        SnapshotError::NoRoom {
+            image: self.image,
+            floor: self.floor,
+            free,
+        }
+    }
+}
+
+/// What the next image of a run adds to the store: as much as its newest good one did, which
+/// shared with the one before as the next will share with it. Before there is one, a share of
+/// the job's memory.
+fn expected_bytes(images: &[ImageEntry], run: u64, memory: u64) -> u64 {
+    let of_run = |image: &&ImageEntry| image.damaged.is_none() && run_of(&image.meta) == Some(run);
+    match images.iter().rfind(of_run) {
+        Some(image) => image.stored_bytes,
+        None => memory / 4 * FIRST_IMAGE_QUARTERS,
+    }
+}
+
+/// `None` when it cannot be told: no reason to refuse a snapshot.
+fn free_bytes(shop: &Workshop) -> Option<u64> {
+    match machine::free_disk(shop.store.path()) {
+        Ok(free) => Some(free),
+        Err(error) => {
+            tracing::debug!(%error, "cannot tell the free space of the store's disk");
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn image(number: u64, run: u64, stored_bytes: u64) -> ImageEntry {
+        ImageEntry {
+            id: ImageId::new(number).unwrap(),
+            created_unix_ms: 0,
+            raw_bytes: 10 * GIB,
+            stored_bytes,
+            meta: format!("{{\"run\": {run}}}").into_bytes(),
+            damaged: None,
+            pinned: None,
+        }
+    }
+
+    #[test]
+    fn the_newest_good_image_of_the_run_tells_what_the_next_one_needs() {
+        let mut images = vec![image(1, 7, 3 * GIB), image(2, 7, GIB), image(3, 6, 5 * GIB)];
+        assert_eq!(expected_bytes(&images, 7, 8 * GIB), GIB);
+        images[1].damaged = Some("torn".to_owned());
+        assert_eq!(expected_bytes(&images, 7, 8 * GIB), 3 * GIB);
+        assert_eq!(expected_bytes(&images, 8, 8 * GIB), 6 * GIB);
+    }
+
+    #[test]
+    fn no_more_images_go_than_are_needed_and_none_when_all_are_not_enough() {
+        let need = Need {
+            image: 2 * GIB,
+            floor: GIB,
+        };
+        assert!(need.fits(3 * GIB) && !need.fits(3 * GIB - 1));
+        let gains = [0, GIB, 2 * GIB];
+        assert_eq!(need.removals(2 * GIB, &gains), Some(2));
+        assert_eq!(need.removals(GIB, &gains), Some(3));
+        assert_eq!(need.removals(GIB - 1, &gains), None);
+        assert_eq!(need.removals(GIB, &[]), None);
+        let most = Need {
+            image: u64::MAX,
+            floor: GIB,
+        };
+        assert!(!most.fits(u64::MAX - 1));
+    }
+
+    #[test]
+    fn a_refusal_says_what_is_needed_what_is_free_and_what_to_do() {
+        let need = Need {
+            image: 2 * GIB,
+            floor: GIB,
+        };
+        let text = need.refusal(GIB / 2).to_string();
+        for part in [
+            "2.0 GiB",
+            "1.0 GiB",
+            "512.0 MiB",
+            "snapshot.min_free",
+            "--store",
+            "forget",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+}
