@@ -20,6 +20,9 @@ pub mod clock;
 pub mod config;
 pub mod criu;
 pub mod cuda;
+#[cfg(any(fuzzing, test))]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod job;
 pub mod sandbox;
 pub mod store;

@@ -23,7 +23,7 @@ pub(super) fn run(global: &Global) -> Result<ExitCode, Failure> {
     output::print(&format!("{}\n", table(&images)))
 }
 
-fn table(images: &[Summary]) -> Table {
+pub(super) fn table(images: &[Summary]) -> Table {
     let mut table = Table::new();
     table
         .load_style(TableStyle::new())

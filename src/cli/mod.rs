@@ -17,6 +17,8 @@ mod config;
 mod copy;
 pub mod doctor;
 mod forget;
+#[cfg(any(fuzzing, test))]
+pub(crate) mod fuzz;
 mod images;
 mod key;
 mod list;

@@ -17,6 +17,10 @@ const REQUEST_BYTES_MAX: u32 = 4096;
 /// unprivileged process may ask for.
 const PIPE_BYTES: i32 = 1 << 20;
 
+/// Descriptors that the kernel passes with one message (`SCM_MAX_FD`): one is wanted, but with room
+/// for fewer those that fit would be ours, unseen and for ever.
+const DESCRIPTORS_MAX: usize = 253;
+
 /// CRIU's `img_streamer_request_entry`.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct FileRequest {
@@ -60,7 +64,7 @@ pub(super) fn write_reply(mut connection: &UnixStream, exists: bool) -> io::Resu
 /// Receives the pipe that carries the image file, and makes it as large as it helps.
 pub(super) fn receive_pipe(connection: &UnixStream) -> io::Result<File> {
     let mut dummy = [0; 1];
-    let mut space = nix::cmsg_space!([RawFd; 1]);
+    let mut space = nix::cmsg_space!([RawFd; DESCRIPTORS_MAX]);
     let mut parts = [IoSliceMut::new(&mut dummy)];
     let message = recvmsg::<()>(
         connection.as_raw_fd(),
@@ -68,14 +72,17 @@ pub(super) fn receive_pipe(connection: &UnixStream) -> io::Result<File> {
         Some(&mut space),
         MsgFlags::MSG_CMSG_CLOEXEC,
     )?;
-    let number = message
-        .cmsgs()?
-        .find_map(|control| match control {
-            ControlMessageOwned::ScmRights(numbers) => numbers.first().copied(),
-            _ => None,
-        })
+    let mut received = Vec::new();
+    for control in message.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(numbers) = control {
+            received.extend(numbers.into_iter().map(own));
+        }
+    }
+    let mut received = received.into_iter();
+    let pipe = received
+        .next()
+        .map(File::from)
         .ok_or_else(|| invalid("image stream request without a pipe"))?;
-    let pipe = File::from(own(number));
     // A smaller pipe is slower, not wrong.
     let _ = fcntl(&pipe, FcntlArg::F_SETPIPE_SZ(PIPE_BYTES));
     Ok(pipe)
@@ -107,4 +114,29 @@ pub(super) fn wait_readable<const N: usize>(
 
 fn invalid(message: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{IoSlice, PipeWriter};
+
+    use nix::sys::socket::{ControlMessage, sendmsg};
+
+    use super::*;
+
+    #[test]
+    fn of_several_descriptors_only_the_first_stays_open() {
+        let (criu, ours) = UnixStream::pair().unwrap();
+        let (readers, writers): (Vec<_>, Vec<PipeWriter>) =
+            (0..3).map(|_| io::pipe().unwrap()).unzip();
+        let numbers: Vec<RawFd> = readers.iter().map(AsRawFd::as_raw_fd).collect();
+        let rights = [ControlMessage::ScmRights(&numbers)];
+        let bytes = [IoSlice::new(&[0])];
+        sendmsg::<()>(criu.as_raw_fd(), &bytes, &rights, MsgFlags::empty(), None).unwrap();
+        drop(readers);
+        let _first = receive_pipe(&ours).unwrap();
+        let is_open = |mut writer: &PipeWriter| writer.write(b"x").is_ok();
+        let open: Vec<bool> = writers.iter().map(is_open).collect();
+        assert_eq!(open, [true, false, false]);
+    }
 }

@@ -9,6 +9,8 @@
 mod capture;
 mod command;
 mod find;
+#[cfg(any(fuzzing, test))]
+pub(crate) mod fuzz;
 mod hold;
 mod log;
 mod message;

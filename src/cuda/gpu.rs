@@ -152,7 +152,7 @@ fn from_proc(folder: &Path) -> Result<Inventory, GpuError> {
 }
 
 /// Parses `/proc/driver/nvidia/gpus/*/information`; `None` without a UUID.
-fn parse_information(text: &str) -> Option<Gpu> {
+pub(super) fn parse_information(text: &str) -> Option<Gpu> {
     let field = |name: &str| {
         text.lines().find_map(|line| {
             let (key, value) = line.split_once(':')?;

@@ -23,6 +23,8 @@
 //! This module knows nothing of CRIU, images or the sandbox.
 
 mod error;
+#[cfg(any(fuzzing, test))]
+pub(crate) mod fuzz;
 mod gpu;
 mod group;
 mod loader;

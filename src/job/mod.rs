@@ -5,6 +5,8 @@
 //! have to agree on.
 
 mod files;
+#[cfg(any(fuzzing, test))]
+pub(crate) mod fuzz;
 mod input;
 mod output;
 mod replay;

@@ -197,7 +197,7 @@ fn canonical(address: SocketAddr) -> SocketAddr {
 }
 
 /// A socket that its owner has closed.
-struct Closed {
+pub(super) struct Closed {
     family: u8,
     /// The kernel's `inet_diag_sockid`, cookie included: it names this socket and no later one.
     id: [u8; ID_BYTES],
@@ -274,7 +274,7 @@ impl Diagnosis {
 }
 
 /// Type and body of the next netlink message; `None` at the end.
-fn next_message<'a>(rest: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
+pub(super) fn next_message<'a>(rest: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
     let length = u32::from_ne_bytes(rest.get(..4)?.try_into().ok()?) as usize;
     let kind = u16::from_ne_bytes(rest.get(4..6)?.try_into().ok()?);
     let body = rest.get(HEADER_BYTES..length)?;
@@ -283,18 +283,18 @@ fn next_message<'a>(rest: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
 }
 
 /// The error number of an `NLMSG_ERROR`; 0 is an acknowledgement.
-fn refused(body: &[u8]) -> io::Result<()> {
+pub(super) fn refused(body: &[u8]) -> io::Result<()> {
     let number = body.get(..4).and_then(|bytes| bytes.try_into().ok());
     match number.map(i32::from_ne_bytes) {
         Some(0) => Ok(()),
-        Some(negative) => Err(Errno::from_raw(-negative).into()),
+        Some(negative) => Err(Errno::from_raw(negative.wrapping_neg()).into()),
         None => Err(io::ErrorKind::InvalidData.into()),
     }
 }
 
 impl Closed {
     /// From an `inet_diag_msg`; `None` for one that has an owner.
-    fn parse(body: &[u8]) -> Option<Self> {
+    pub(super) fn parse(body: &[u8]) -> Option<Self> {
         let report: &[u8; REPORT_BYTES] = body.get(..REPORT_BYTES)?.try_into().ok()?;
         let (family, state) = (report[0], report[1]);
         let id: [u8; ID_BYTES] = report[4..4 + ID_BYTES].try_into().ok()?;

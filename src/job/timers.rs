@@ -113,7 +113,7 @@ fn timers_of(pid: i32) -> Result<Vec<i32>, ProcError> {
 
 /// What `/proc` tells of a timer; seconds and nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct State {
+pub(super) struct State {
     ticks: u64,
     left: (i64, i64),
     period: (i64, i64),
@@ -124,7 +124,7 @@ impl State {
         self.left == (0, 0) && self.period != (0, 0)
     }
 
-    fn parse(text: &str) -> Option<Self> {
+    pub(super) fn parse(text: &str) -> Option<Self> {
         let field = |name| {
             Some(
                 text.lines()

@@ -20,6 +20,8 @@
 //! ends it kills them all before it goes.
 
 mod descendants;
+#[cfg(any(fuzzing, test))]
+pub(crate) mod fuzz;
 mod host;
 mod init;
 mod protocol;

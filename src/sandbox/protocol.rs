@@ -129,8 +129,12 @@ pub(super) fn receive<T: DeserializeOwned>(
             "message too long",
         ));
     }
-    let mut body = vec![0; length as usize];
-    (&*socket).read_exact(&mut body)?;
+    // Grows with what comes, not with what is announced.
+    let mut body = Vec::new();
+    socket.take(length.into()).read_to_end(&mut body)?;
+    if body.len() < length as usize {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
     Ok(Some((serde_json::from_slice(&body)?, descriptors)))
 }
 

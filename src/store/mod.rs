@@ -61,6 +61,8 @@ mod files;
 mod fixtures;
 mod flow;
 mod forget;
+#[cfg(any(fuzzing, test))]
+pub(crate) mod fuzz;
 mod gains;
 mod garbage;
 mod heal;

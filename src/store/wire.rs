@@ -40,6 +40,9 @@ use super::layout::FORMAT;
 use super::manifest::{InvalidManifest, Manifest};
 use super::pack::Pack;
 
+#[cfg(any(fuzzing, test))]
+pub(super) mod fuzz;
+
 const MAGIC: [u8; 8] = *b"CKPTMANI";
 /// Header without checksums.
 const CHECKED_LEN: usize = 48;
@@ -58,6 +61,8 @@ const SUMMARY_BYTES_MAX: u32 = 8 << 20;
 const BODY_BYTES_MAX: u64 = 1 << 30;
 /// Bodies are mostly hashes, which do not compress: more effort gains nothing.
 const BODY_LEVEL: i32 = 1;
+/// Level 1 looks back 2^19 bytes; a reader has that much and some room, whatever a frame asks for.
+const BODY_WINDOW_LOG_MAX: u32 = 23;
 
 /// Bytes that are not a manifest we can read.
 #[derive(Debug, thiserror::Error)]
@@ -278,8 +283,7 @@ impl Sections {
 
     fn manifest(&self, id: ImageId) -> Result<Manifest, ManifestError> {
         let summary = self.summary()?;
-        let raw_len = usize::try_from(self.header.raw_body_len);
-        let raw = zstd::bulk::decompress(&self.body, raw_len.map_err(|_| ManifestError::TooLarge)?)
+        let raw = decompress(&self.body, self.header.raw_body_len)
             .ok()
             .filter(|raw| raw.len() as u64 == self.header.raw_body_len)
             .ok_or(ManifestError::Damaged("its body cannot be decompressed"))?;
@@ -362,6 +366,10 @@ impl Header {
         secrets: Option<&'a Secrets>,
     ) -> Result<Option<&'a Cipher>, ManifestError> {
         match (self.sealing, secrets) {
+            // Nothing was sealed then: without this, who has no key could say that it is.
+            (SEALED, _) if self.format == FORMAT_OF_ONE_SUM => {
+                Err(ManifestError::Damaged("its sealing is unknown"))
+            }
             (NOT_SEALED, None) => Ok(None),
             (SEALED, Some(secrets)) => Ok(Some(&secrets.manifests)),
             (NOT_SEALED, Some(_)) => Err(ManifestError::NotEncrypted),
@@ -452,6 +460,16 @@ fn read_vec(file: &mut File, len: u64) -> Result<Vec<u8>, ManifestError> {
     let mut bytes = vec![0; len];
     file.read_exact(&mut bytes).map_err(ManifestError::Read)?;
     Ok(bytes)
+}
+
+/// Memory grows with what is in the frame, not with what is said of it.
+fn decompress(body: &[u8], raw_len: u64) -> io::Result<Vec<u8>> {
+    let mut decoder = zstd::stream::read::Decoder::with_buffer(body)?;
+    decoder.window_log_max(BODY_WINDOW_LOG_MAX)?;
+    let mut raw = Vec::new();
+    // One byte more tells that there are too many.
+    decoder.take(raw_len + 1).read_to_end(&mut raw)?;
+    Ok(raw)
 }
 
 fn check(

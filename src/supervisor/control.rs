@@ -19,6 +19,9 @@ use tokio::sync::oneshot;
 use super::event::Event;
 use crate::store::ImageId;
 
+#[cfg(any(fuzzing, test))]
+pub(super) mod fuzz;
+
 /// The socket's name in the store.
 const SOCKET: &str = "control.sock";
 /// Longest request.

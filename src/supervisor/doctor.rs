@@ -13,6 +13,9 @@ use serde::Serialize;
 
 use crate::criu::{Criu, Search};
 
+#[cfg(any(fuzzing, test))]
+pub(super) use {gpu::driver_version, space::cgroup_headroom};
+
 /// What was found about one thing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Check {

@@ -11,6 +11,8 @@ mod dump;
 mod endings;
 mod environment;
 mod event;
+#[cfg(any(fuzzing, test))]
+pub(crate) mod fuzz;
 mod gpu;
 mod image;
 mod key;

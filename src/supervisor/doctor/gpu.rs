@@ -51,7 +51,7 @@ fn checks_in(driver: &Path) -> Vec<Check> {
 
 /// The version and its first number, from the line
 /// `NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  ...`.
-fn driver_version(text: &str) -> Option<(&str, u32)> {
+pub(in crate::supervisor) fn driver_version(text: &str) -> Option<(&str, u32)> {
     let line = text
         .lines()
         .find(|line| line.starts_with("NVRM version:"))?;

@@ -80,7 +80,7 @@ fn memory_check(available: Option<u64>, in_cgroup: Option<u64>) -> Check {
 
 /// The least room below any memory limit on the way from our cgroup to the root. Page cache that
 /// can be dropped counts as room. `cgroups` is the text of /proc/self/cgroup.
-fn cgroup_headroom(root: &Path, cgroups: &str) -> Option<u64> {
+pub(in crate::supervisor) fn cgroup_headroom(root: &Path, cgroups: &str) -> Option<u64> {
     let lines = cgroups.lines().filter_map(|line| {
         let mut parts = line.splitn(3, ':').skip(1);
         Some((parts.next()?, parts.next()?))

@@ -1,0 +1,8 @@
+//! See `ckpt_run::fuzzing::manifest`.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|input: &[u8]| {
+    let _ = ckpt_run::fuzzing::manifest(input);
+});

@@ -1,0 +1,232 @@
+//! The decoders as the fuzz targets in `fuzz/` call them: bytes from outside go in, nothing
+//! may break.
+//!
+//! A target is a function of bytes. The first byte, a letter, says what the rest is; so one
+//! target covers a family of decoders. Each returns whether the input was accepted: a seed
+//! whose name begins with `valid` must be, which shows that a target still gets through to
+//! what it is for. Breaking means a panic, a failed assertion, a hang, or memory out of
+//! proportion to the input.
+//!
+//! Compiled for fuzzing and for tests only; a test runs the corpus through the same functions.
+
+mod talk;
+#[cfg(test)]
+mod tests;
+
+use std::cell::OnceCell;
+use std::fs;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+
+use crate::config::{self, Loaded, Override, ProjectFile, Sources};
+use crate::store::ImageEntry;
+use crate::store::fuzz::Kind;
+use crate::supervisor::RunState;
+use crate::{cli, criu, cuda, job, store, supervisor};
+
+/// A target: its name, which is that of its binary and its corpus, and its function.
+pub type Target = (&'static str, fn(&[u8]) -> bool);
+
+/// All targets.
+pub const TARGETS: [Target; 4] = [
+    ("manifest", manifest),
+    ("pack", pack),
+    ("protocol", protocol),
+    ("metadata", metadata),
+];
+
+thread_local! {
+    static FOLDER: OnceCell<TempDir> = const { OnceCell::new() };
+}
+
+/// A folder of this thread's, for files and sockets.
+fn folder() -> PathBuf {
+    FOLDER.with(|folder| {
+        let folder = folder.get_or_init(|| tempfile::tempdir().unwrap());
+        folder.path().to_owned()
+    })
+}
+
+/// `f`ile as it is, with its checksums made right (`s`), or as two `m`essages, also those of
+/// an encrypted store (`k`).
+#[must_use]
+pub fn manifest(input: &[u8]) -> bool {
+    match input.split_first() {
+        Some((b'f', file)) => {
+            let (accepted, entries) = store::fuzz::manifest(Kind::Plain, file);
+            entries.iter().for_each(cli::fuzz::listed);
+            accepted
+        }
+        Some((b's', file)) => store::fuzz::resealed_manifest(file),
+        Some((b'm', messages)) => store::fuzz::manifest_messages(Kind::Plain, messages),
+        Some((b'k', messages)) => store::fuzz::manifest_messages(Kind::Encrypted, messages),
+        Some(_) | None => false,
+    }
+}
+
+/// `f`ile, `c`hunk, also that of an encrypted store (`x`), `e`ncoding and back; a `n`ame, a
+/// store's f`o`rmat, a `r`eason, a `k`ey and its c`h`eck.
+#[must_use]
+pub fn pack(input: &[u8]) -> bool {
+    match input.split_first() {
+        Some((b'f', file)) => store::fuzz::pack_file(file),
+        Some((b'c', chunk)) => store::fuzz::chunk(Kind::Plain, chunk),
+        Some((b'x', chunk)) => store::fuzz::chunk(Kind::Encrypted, chunk),
+        Some((b'k', text)) => store::fuzz::key(text),
+        Some((b'h', text)) => store::fuzz::key_check_file(text),
+        Some((b'e', raw)) => store::fuzz::round_trip(raw),
+        Some((b'n', name)) => store::fuzz::file_name(&String::from_utf8_lossy(name)),
+        Some((b'o', text)) => store::fuzz::format_file(text),
+        Some((b'r', text)) => store::fuzz::reason(text),
+        Some(_) | None => false,
+    }
+}
+
+/// A talk (see `talk`) with the receiver of a `d`ump, the sender of a `r`estore, the sandbox
+/// (`q` and `e`: requests and events); plain bytes to the `c`ontrol socket, and its `a`nswer.
+#[must_use]
+pub fn protocol(input: &[u8]) -> bool {
+    match input.split_first() {
+        Some((b'd', talk)) => without_leak(|| talk::dump(&folder(), talk)),
+        Some((b'r', talk)) => without_leak(|| talk::restore(&folder(), talk)),
+        Some((b'q', talk)) => without_leak(|| talk::requests(talk)),
+        Some((b'e', talk)) => without_leak(|| talk::events(talk)),
+        Some((b'c', bytes)) => supervisor::fuzz::control_request(bytes),
+        Some((b'a', line)) => supervisor::fuzz::control_answer(&String::from_utf8_lossy(line)),
+        Some(_) | None => false,
+    }
+}
+
+/// CRIU's `l`og and `v`ersion; an `i`mage's facts, a `r`un's state; a `c`onfiguration file,
+/// `e`nvironment and flags; what /proc says: a `t`imer, a `g`pu, the `d`river, c`o`ntrol groups;
+/// `n`etlink.
+#[must_use]
+pub fn metadata(input: &[u8]) -> bool {
+    let Some((letter, bytes)) = input.split_first() else {
+        return false;
+    };
+    let text = || String::from_utf8_lossy(bytes);
+    match letter {
+        b'l' => criu_log(bytes),
+        b'v' => criu::fuzz::version(&text()),
+        b'i' => image_facts(bytes),
+        b'r' => run_state(bytes),
+        b'c' => config_file(bytes),
+        b'e' => settings(&text()),
+        b't' => job::fuzz::timer(&text()),
+        b'n' => job::fuzz::netlink(bytes),
+        b'g' => cuda::fuzz::information(&text()),
+        b'd' => supervisor::fuzz::driver_version(&text()),
+        b'o' => supervisor::fuzz::cgroups(&folder(), &text()),
+        _ => false,
+    }
+}
+
+fn criu_log(bytes: &[u8]) -> bool {
+    let path = file("criu.log", bytes);
+    criu::reason_in(&path).is_some_and(|reason| !reason.to_string().is_empty())
+}
+
+fn image_facts(meta: &[u8]) -> bool {
+    let number = |index: usize| u64::from(meta.get(index).copied().unwrap_or(0));
+    cli::fuzz::listed(&ImageEntry {
+        id: store::ImageId::new(1 + number(0)).unwrap(),
+        created_unix_ms: u64::MAX >> (number(1) % 64),
+        raw_bytes: u64::MAX >> (number(2) % 64),
+        stored_bytes: u64::MAX >> (number(3) % 64),
+        meta: meta.to_vec(),
+        damaged: None,
+        pinned: None,
+    });
+    supervisor::fuzz::image_facts(meta)
+}
+
+fn run_state(bytes: &[u8]) -> bool {
+    file("run.json", bytes);
+    let Ok(state) = RunState::load(&folder()) else {
+        return false;
+    };
+    let state = state.unwrap();
+    let text = serde_json::to_vec(&state).unwrap();
+    file("run.json", &text);
+    assert_eq!(RunState::load(&folder()).unwrap(), Some(state));
+    true
+}
+
+fn config_file(bytes: &[u8]) -> bool {
+    let sources = Sources {
+        project: ProjectFile::Named(file("ckpt-run.toml", bytes)),
+        ..no_sources()
+    };
+    config::load(&sources).is_ok_and(|loaded| comes_back(&loaded))
+}
+
+/// A line a setting: `NAME=VALUE` for a variable, with `--` before it for a flag.
+fn settings(text: &str) -> bool {
+    let mut sources = no_sources();
+    for (name, value) in text.lines().filter_map(|line| line.split_once('=')) {
+        let value = value.to_owned();
+        if let Some(flag) = name.strip_prefix("--") {
+            let known = [
+                "snapshot.interval",
+                "snapshot.cron",
+                "retention.keep_last",
+                "restart.policy",
+            ];
+            sources
+                .overrides
+                .extend(known.iter().find(|key| **key == flag).map(|key| Override {
+                    key,
+                    flag: "--flag",
+                    value,
+                }));
+        } else {
+            sources.environment.push((name.to_owned(), value));
+        }
+    }
+    config::load(&sources).is_ok_and(|loaded| comes_back(&loaded))
+}
+
+fn no_sources() -> Sources {
+    Sources {
+        system: PathBuf::from("/nonexistent"),
+        user: None,
+        project: ProjectFile::InWorkingDirectory(PathBuf::from("/nonexistent")),
+        environment: Vec::new(),
+        overrides: Vec::new(),
+    }
+}
+
+/// What is printed of settings sets them again.
+fn comes_back(loaded: &Loaded) -> bool {
+    for text in [loaded.config.to_toml(), loaded.to_toml_with_origins()] {
+        let sources = Sources {
+            project: ProjectFile::Named(file("again.toml", text.as_bytes())),
+            ..no_sources()
+        };
+        let again = config::load(&sources).unwrap_or_else(|error| panic!("{error}: {text}"));
+        assert_eq!(again.config, loaded.config);
+    }
+    true
+}
+
+/// Every descriptor that came in must be closed again. Other tests open some meanwhile, so only
+/// the fuzzer can tell.
+fn without_leak(talk: impl FnOnce() -> bool) -> bool {
+    let lowest_free = || {
+        let free = nix::unistd::dup(std::io::stderr()).unwrap();
+        cfg!(fuzzing).then(|| free.as_raw_fd())
+    };
+    let before = lowest_free();
+    let accepted = talk();
+    assert_eq!(lowest_free(), before, "a descriptor was left open");
+    accepted
+}
+
+fn file(name: &str, bytes: &[u8]) -> PathBuf {
+    let path = Path::new(&folder()).join(name);
+    fs::write(&path, bytes).unwrap();
+    path
+}

@@ -1,0 +1,175 @@
+//! One side of a conversation over a unix socket, as the fuzzer makes it up.
+//!
+//! ```text
+//! 0 to 127      so many bytes follow, which are said
+//! 128 to 254    one byte is said, with 0 to 3 pipes that hold a few bytes (the number modulo 4)
+//! 255           the action script of a dump calls
+//! ```
+//! All is said before the other side listens, and then comes the end, so nobody waits for ever.
+
+use std::fs::File;
+use std::io::{IoSlice, Read, Write};
+use std::net::Shutdown;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+
+use crate::criu::{Capture, Serve};
+use crate::sandbox;
+
+/// Parts of one conversation: of 127 bytes, and what the kernel adds, they fit the socket's buffer.
+const PARTS_MAX: usize = 128;
+/// Pipes in one conversation: the limit on descriptors is far away.
+const PIPES_MAX: usize = 32;
+
+enum Say<'a> {
+    Bytes(&'a [u8]),
+    Pipes(usize),
+    Call,
+}
+
+fn parse(mut input: &[u8]) -> Vec<Say<'_>> {
+    let (mut all, mut pipes) = (Vec::new(), 0);
+    while let Some((&first, rest)) = input.split_first() {
+        input = rest;
+        match first {
+            0..128 => {
+                let (bytes, rest) = input
+                    .split_at_checked(usize::from(first))
+                    .unwrap_or((input, &[]));
+                input = rest;
+                all.push(Say::Bytes(bytes));
+            }
+            128..255 => {
+                let count = usize::from(first - 128) % 4;
+                pipes += count;
+                all.push(Say::Pipes(count));
+            }
+            255 => all.push(Say::Call),
+        }
+        if pipes > PIPES_MAX || all.len() >= PARTS_MAX {
+            break;
+        }
+    }
+    all
+}
+
+fn say(socket: &UnixStream, parts: &[Say<'_>]) {
+    for part in parts {
+        match part {
+            Say::Bytes(bytes) => (&*socket).write_all(bytes).unwrap(),
+            Say::Pipes(count) => say_pipes(socket, *count),
+            Say::Call => {}
+        }
+    }
+}
+
+fn say_all(socket: &UnixStream, input: &[u8]) {
+    say(socket, &parse(input));
+    socket.shutdown(Shutdown::Write).unwrap();
+}
+
+fn say_pipes(socket: &UnixStream, count: usize) {
+    let pipe = || {
+        let (reader, writer) = nix::unistd::pipe().unwrap();
+        File::from(writer).write_all(b"pages").unwrap();
+        reader
+    };
+    let pipes: Vec<OwnedFd> = (0..count).map(|_| pipe()).collect();
+    let numbers: Vec<RawFd> = pipes.iter().map(AsRawFd::as_raw_fd).collect();
+    let rights = [ControlMessage::ScmRights(&numbers)];
+    let rights = if count == 0 { &[][..] } else { &rights[..] };
+    let bytes = [IoSlice::new(&[0])];
+    sendmsg::<()>(socket.as_raw_fd(), &bytes, rights, MsgFlags::empty(), None).unwrap();
+}
+
+/// As CRIU at a dump: whether a whole image came in. What follows a call of the action script
+/// is said once that is answered.
+pub(super) fn dump(folder: &Path, input: &[u8]) -> bool {
+    clear(folder, &["streamer-capture.sock", "hold.sock"]);
+    let capture = Capture::bind(folder).unwrap();
+    let criu = UnixStream::connect(folder.join("streamer-capture.sock")).unwrap();
+    let parts = parse(input);
+    let call = parts.iter().position(|part| matches!(part, Say::Call));
+    let call = call.filter(|call| are_whole_requests(&parts[..*call]));
+    let (before, after) = parts.split_at(call.unwrap_or(parts.len()));
+    say(&criu, before);
+    let _script = call.map(|_| UnixStream::connect(capture.hold_path()).unwrap());
+    if call.is_none() {
+        criu.shutdown(Shutdown::Write).unwrap();
+    }
+    let frozen = |_| {
+        say(&criu, after);
+        criu.shutdown(Shutdown::Write)
+    };
+    let (_call_off, called_off) = UnixStream::pair().unwrap();
+    let received = AtomicU64::new(0);
+    let receive = |_: &str, mut pipe: File| {
+        let bytes = pipe.read_to_end(&mut Vec::new())? as u64;
+        received.fetch_add(bytes, Ordering::Relaxed);
+        Ok(bytes)
+    };
+    let captured = capture.run(&called_off, receive, frozen);
+    captured.is_ok_and(|captured| {
+        assert_eq!(captured.bytes, received.into_inner());
+        true
+    })
+}
+
+/// Whether nothing is missing: who misses something waits for it, and so for us.
+fn are_whole_requests(parts: &[Say<'_>]) -> bool {
+    let (pairs, rest) = parts.as_chunks::<2>();
+    rest.is_empty()
+        && pairs.iter().all(|[request, pipe]| {
+            let len = match request {
+                Say::Bytes(bytes) => bytes.split_first_chunk(),
+                Say::Pipes(_) | Say::Call => None,
+            };
+            len.is_some_and(|(len, body)| u32::from_le_bytes(*len) as usize == body.len())
+                && matches!(pipe, Say::Pipes(_))
+        })
+}
+
+/// As CRIU at a restore: whether the talk came to a regular end.
+pub(super) fn restore(folder: &Path, input: &[u8]) -> bool {
+    clear(folder, &["streamer-serve.sock"]);
+    let serve = Serve::bind(folder).unwrap();
+    let criu = UnixStream::connect(folder.join("streamer-serve.sock")).unwrap();
+    say_all(&criu, input);
+    criu.set_nonblocking(true).unwrap();
+    let (_call_off, called_off) = UnixStream::pair().unwrap();
+    let exists = |name: &str| {
+        // Takes the earlier answers: they must not fill the socket.
+        while (&criu).read(&mut [0; 64]).is_ok_and(|got| got > 0) {}
+        name.len() % 4 != 1
+    };
+    let send = |name: &str, _pipe: File| match name {
+        "broken" => Err(()),
+        _ => Ok(0),
+    };
+    serve.run(&called_off, exists, send).is_ok()
+}
+
+/// As the supervisor to the sandbox: whether all of it was understood.
+pub(super) fn requests(input: &[u8]) -> bool {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    say_all(&ours, input);
+    sandbox::fuzz::requests(&theirs)
+}
+
+/// As the sandbox to the supervisor.
+pub(super) fn events(input: &[u8]) -> bool {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    say_all(&ours, input);
+    sandbox::fuzz::events(&theirs)
+}
+
+fn clear(folder: &Path, names: &[&str]) {
+    for name in names {
+        // The first time there is none.
+        let _ = std::fs::remove_file(folder.join(name));
+    }
+}

@@ -1,0 +1,65 @@
+//! Manifest files made by hand: the one place that fuzzing needs to know their layout.
+
+use super::{
+    CHECKED_LEN, FORMAT_OF_ONE_SUM, Header, NOT_SEALED, Part, SEALED, SUM_LEN, checksum, u32_at,
+    u64_at,
+};
+use crate::store::cipher::{OVERHEAD_BYTES, Secrets};
+use crate::store::id::ImageId;
+use crate::store::layout::FORMAT;
+
+/// Makes the checksums of a manifest's file right, so that what they protect gets decoded.
+pub(in crate::store) fn reseal(file: &mut [u8]) {
+    let Some((head, rest)) = file.split_first_chunk_mut::<CHECKED_LEN>() else {
+        return;
+    };
+    let format = u32_at(head, 8);
+    let summary_len = usize::try_from(u32_at(head, 24)).unwrap();
+    let Some((sum, rest)) = rest.split_first_chunk_mut::<SUM_LEN>() else {
+        return;
+    };
+    if format == FORMAT_OF_ONE_SUM {
+        *sum = checksum(head, &[rest]);
+    } else if let Some((body_sum, content)) = rest.split_first_chunk_mut::<SUM_LEN>()
+        && let Some((summary, body)) = content.split_at_checked(summary_len)
+    {
+        *sum = checksum(head, &[summary]);
+        *body_sum = checksum(head, &[body]);
+    }
+}
+
+/// A manifest's file with these two messages, whatever is in them, of a store with these secrets.
+pub(in crate::store) fn seal(
+    id: ImageId,
+    summary: &[u8],
+    raw_body: &[u8],
+    secrets: Option<&Secrets>,
+) -> Vec<u8> {
+    let body = zstd::bulk::compress(raw_body, 1).unwrap();
+    let overhead = secrets.map_or(0, |_| OVERHEAD_BYTES);
+    let header = Header {
+        format: FORMAT,
+        needs: FORMAT,
+        image: id.number(),
+        summary_len: u32::try_from(summary.len() + overhead).unwrap(),
+        sealing: secrets.map_or(NOT_SEALED, |_| SEALED),
+        body_len: (body.len() + overhead) as u64,
+        raw_body_len: raw_body.len() as u64,
+    };
+    let head = header.to_bytes();
+    let part = |part, plain: &[u8]| match secrets {
+        Some(secrets) => super::seal(&secrets.manifests, &head, part, plain).unwrap(),
+        None => plain.to_vec(),
+    };
+    let sums = [0; 2 * SUM_LEN];
+    let (summary, body) = (part(Part::Summary, summary), part(Part::Body, &body));
+    let mut file = [&head[..], &sums, &summary, &body].concat();
+    reseal(&mut file);
+    file
+}
+
+/// The image that a file says it is of.
+pub(in crate::store) fn image_of(file: &[u8]) -> Option<ImageId> {
+    let header = file.first_chunk::<CHECKED_LEN>()?;
+    ImageId::new(u64_at(header, 16))
+}

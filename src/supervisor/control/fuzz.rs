@@ -1,0 +1,55 @@
+//! Both ends of the control socket for fuzzing.
+
+use std::io::{BufRead, BufReader, Write};
+
+use tokio::net::UnixStream;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::mpsc::channel;
+
+use super::{Answer, Event, blocking, converse};
+use crate::store::ImageId;
+
+thread_local! {
+    static RUNTIME: Runtime = Builder::new_current_thread().enable_io().build().unwrap();
+}
+
+/// A client that says this and hangs up its half; whether a snapshot was asked for.
+pub(in crate::supervisor) fn client_says(bytes: &[u8]) -> bool {
+    RUNTIME.with(|runtime| runtime.block_on(conversation(bytes)))
+}
+
+async fn conversation(bytes: &[u8]) -> bool {
+    let (mut client, ours) = blocking::UnixStream::pair().unwrap();
+    client.write_all(bytes).unwrap();
+    client.shutdown(std::net::Shutdown::Write).unwrap();
+    ours.set_nonblocking(true).unwrap();
+    let ours = UnixStream::from_std(ours).unwrap();
+    let (sender, mut receiver) = channel(1);
+    let supervisor = async {
+        match receiver.recv().await {
+            Some(Event::SnapshotRequest(reply)) => {
+                reply.send(Ok(ImageId::new(1).unwrap())).unwrap();
+                true
+            }
+            Some(other) => panic!("no client can cause {other:?}"),
+            None => false,
+        }
+    };
+    let (result, asked) = tokio::join!(converse(ours, sender), supervisor);
+    if std::str::from_utf8(bytes).is_err() {
+        // Whether it is in the first line or behind it.
+        return asked;
+    }
+    result.unwrap();
+    let mut answer = String::new();
+    BufReader::new(client).read_line(&mut answer).unwrap();
+    assert!(answer.ends_with('\n'));
+    let is_image = matches!(serde_json::from_str(&answer).unwrap(), Answer::Image(_));
+    assert_eq!(is_image, asked);
+    asked
+}
+
+/// What a supervisor says to a client.
+pub(in crate::supervisor) fn supervisor_says(line: &str) -> bool {
+    serde_json::from_str::<Answer>(line).is_ok()
+}

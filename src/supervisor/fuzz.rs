@@ -1,0 +1,40 @@
+//! What the supervisor reads from files and sockets, for fuzzing.
+
+use std::path::Path;
+
+use super::control::fuzz;
+use super::doctor;
+use super::image::{ImageFacts, run_of};
+
+/// What an image says of itself.
+pub(crate) fn image_facts(meta: &[u8]) -> bool {
+    let run = run_of(meta);
+    let Ok(facts) = serde_json::from_slice::<ImageFacts>(meta) else {
+        return false;
+    };
+    assert_eq!(run, Some(facts.run));
+    let text = serde_json::to_vec(&facts).unwrap();
+    let again: ImageFacts = serde_json::from_slice(&text).unwrap();
+    assert_eq!(serde_json::to_vec(&again).unwrap(), text);
+    true
+}
+
+/// A client of the control socket says this.
+pub(crate) fn control_request(bytes: &[u8]) -> bool {
+    fuzz::client_says(bytes)
+}
+
+/// The supervisor at the control socket says this.
+pub(crate) fn control_answer(line: &str) -> bool {
+    fuzz::supervisor_says(line)
+}
+
+/// `/proc/driver/nvidia/version`.
+pub(crate) fn driver_version(text: &str) -> bool {
+    doctor::driver_version(text).is_some()
+}
+
+/// `/proc/self/cgroup`, below an empty folder.
+pub(crate) fn cgroups(root: &Path, text: &str) -> bool {
+    doctor::cgroup_headroom(root, text).is_some()
+}
