@@ -5,7 +5,7 @@ use std::io;
 use ckpt_run::store::{Codec, Decoder, Encoder};
 use zstd::bulk::{Compressor, Decompressor};
 
-use super::CHUNK_BYTES;
+use super::data::CHUNK_BYTES;
 
 /// A way to store a chunk. Keeps what it made of the last one.
 pub trait Candidate {

@@ -4,8 +4,8 @@ use std::fs;
 use std::io;
 use std::path::PathBuf;
 
-use super::CHUNK_BYTES;
-
+/// What most chunks of an image have.
+pub const CHUNK_BYTES: usize = 64 * 1024;
 const BYTES: usize = 8 << 20;
 /// Of a file this much is measured, from places all over it.
 const FILE_BYTES_MAX: usize = 64 << 20;

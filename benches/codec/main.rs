@@ -11,6 +11,7 @@
 mod candidates;
 mod data;
 
+use data::CHUNK_BYTES;
 use std::io;
 use std::time::Duration;
 
@@ -18,8 +19,6 @@ use nix::time::{ClockId, clock_gettime};
 
 use candidates::{Candidate, candidates};
 
-/// The usual size in the store.
-const CHUNK_BYTES: usize = 64 * 1024;
 /// Odd, so that the median is one of them.
 const ROUNDS: usize = 7;
 

@@ -14,7 +14,6 @@ import json
 import random
 
 import numpy
-
 from heartbeat import Heart
 
 WIDTH = 1024

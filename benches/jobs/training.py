@@ -10,7 +10,6 @@ memory. --bf16 has the weights that are computed with as bfloat16 bits beside th
 import argparse
 
 import numpy
-
 from heartbeat import Heart
 
 WIDTH = 1024
@@ -36,9 +35,7 @@ class Layer:
 
     def quantize(self):
         if self.bits is not None:
-            numpy.right_shift(
-                self.weights.view(numpy.uint32), 16, out=self.bits, casting="unsafe"
-            )
+            numpy.right_shift(self.weights.view(numpy.uint32), 16, out=self.bits, casting="unsafe")
 
     def computed_with(self):
         if self.bits is None:

@@ -75,6 +75,7 @@ class CriuPeer:
         shutil.rmtree(self.images, ignore_errors=True)
 
     def details(self):
+        """What it says itself about its newest image."""
         return {}
 
 
@@ -149,26 +150,6 @@ class Restic(DumpAndPack):
         meter.run([*self.restic, "restore", "latest", "--target", "/"])
 
 
-class Rustic(DumpAndPack):
-    name = "criu, then rustic"
-    rounds_max = 1
-    needs = "rustic"
-
-    def prepare(self):
-        self.rustic = [
-            *(self.setting.programs["rustic"], "--no-progress", "--log-level", "error"),
-            *("--repository", self.store, "--password", PASSWORD),
-            *("--cache-dir", self.work / "cache"),
-        ]
-        subprocess.run([*self.rustic, "init"], check=True, stdout=subprocess.DEVNULL)
-
-    def pack(self, meter):
-        meter.run([*self.rustic, "backup", self.images])
-
-    def unpack(self, meter):
-        meter.run([*self.rustic, "restore", f"latest:{self.images}", self.images])
-
-
 class Streamer(CriuPeer):
     """`criu dump --stream` through criu-image-streamer into a compressor."""
 
@@ -191,7 +172,9 @@ class Streamer(CriuPeer):
         return self.start_restored("--stream", server=server)
 
     def streamer(self, verb):
-        return f"'{self.setting.programs['criu-image-streamer']}' --images-dir '{self.images}' {verb}"
+        return (
+            f"'{self.setting.programs['criu-image-streamer']}' --images-dir '{self.images}' {verb}"
+        )
 
 
 class StreamerZstd(Streamer):

@@ -9,22 +9,12 @@ import sys
 
 import bare_freeze
 
-# How each program that may be there tells its version.
-VERSIONS = {
-    "ckpt-run": "--version",
-    "restic": "version",
-    "rustic": "--version",
-    "criu-image-streamer": None,
-    "dmtcp": None,
-}
-
 
 def find_programs(arguments):
     """What there is of the peers, by name: a program, for DMTCP the folder of its programs."""
     given = {
         "ckpt-run": arguments.bin,
         "restic": shutil.which("restic"),
-        "rustic": arguments.rustic or shutil.which("rustic"),
         "criu-image-streamer": arguments.streamer or shutil.which("criu-image-streamer"),
         "dmtcp": arguments.dmtcp and arguments.dmtcp / "bin",
     }
@@ -58,11 +48,14 @@ def describe(programs, criu_prefix, python):
         "lz4": version(["lz4", "--version"]),
         "tar": version(["tar", "--version"]),
     }
-    for name, path in programs.items():
-        if name == "dmtcp":
-            told[name] = version([path / "dmtcp_launch", "--version"])
-        elif VERSIONS[name]:
-            told[name] = version([path, VERSIONS[name]])
+    # criu-image-streamer does not tell.
+    for name, command in (
+        ("ckpt-run", ["--version"]),
+        ("restic", ["version"]),
+        ("dmtcp", ["--version"]),
+    ):
+        if path := programs.get(name):
+            told[name] = version([path / "dmtcp_launch" if name == "dmtcp" else path, *command])
     return told
 
 
@@ -75,5 +68,7 @@ def processor():
 
 def version(command):
     """The first line that a program says of itself."""
-    said = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
-    return ((said.stdout or said.stderr).strip().splitlines() or ["unknown"])[0]
+    words = [str(word) for word in command]
+    said = subprocess.run(words, capture_output=True, text=True, check=False)
+    line = ((said.stdout or said.stderr).strip().splitlines() or ["unknown"])[0]
+    return line.strip("* ")

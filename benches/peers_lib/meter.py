@@ -20,8 +20,8 @@ class Meter:
 
     `residents` are processes of the tool that were there before, such as a supervisor. A job's
     processes do not count: not those in `jobs` nor any below them. A tool that works inside the
-    job's process has that in `hosts` instead: its CPU time counts, and that of copies of it that
-    the tool makes and leaves to end alone; their memory, which is the job's, does not.
+    job's process has that in `hosts` instead: its CPU time counts, and that of processes which the
+    tool makes of it and leaves to end alone; their memory, most of which is the job's, does not.
     """
 
     def __init__(self, residents=(), jobs=(), hosts=()):
@@ -84,9 +84,9 @@ class Meter:
 
     def sample(self):
         while not self.stopping.wait(SAMPLE_SECONDS):
-            hosted = self.tree(self.hosts)
-            self.copies |= {pid: cpu_seconds(pid) for pid in hosted if pid not in self.hosts}
-            pids = [pid for pid in self.tree(list(self.roots)) if pid not in hosted]
+            for host in self.hosts:
+                self.copies |= {pid: cpu_seconds(pid) for pid in session(host) if pid != host}
+            pids = [pid for pid in self.tree(list(self.roots)) if pid not in self.hosts]
             self.peak_bytes = max(self.peak_bytes, sum(map(resident_bytes, pids)))
 
     def tree(self, roots):
@@ -115,13 +115,23 @@ def children(pid):
     return [int(child) for child in found]
 
 
+def session(leader):
+    """The processes of a session."""
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [pid for pid in pids if stat(pid)[3:4] == [str(leader)]]
+
+
 def cpu_seconds(pid):
     """Of a process and of those of its children that were waited for."""
+    return sum(map(int, stat(pid)[11:15])) / TICKS_A_SECOND
+
+
+def stat(pid):
+    """The fields of /proc/PID/stat from the third on; none of a process that ended."""
     try:
-        fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return 0.0
-    return sum(map(int, fields[11:15])) / TICKS_A_SECOND
+        return []
 
 
 def resident_bytes(pid):

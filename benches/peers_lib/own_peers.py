@@ -31,6 +31,7 @@ class OwnPeer:
         """There is none."""
 
     def details(self):
+        """What it says itself about its newest image."""
         return {}
 
 
@@ -63,7 +64,6 @@ class CkptRun(OwnPeer):
         return self.start_job()
 
     def details(self):
-        """What it says itself about its newest image."""
         shown = subprocess.run(
             [str(word) for word in [*self.command("show"), "latest", "--json"]],
             capture_output=True,

@@ -1,5 +1,6 @@
 """The same as a picture: one row of panels a workload, one bar a peer."""
 
+import statistics
 from xml.sax.saxutils import escape
 
 MIB = 1 << 20
@@ -11,16 +12,18 @@ PANELS = (
     ("restore, s", "restore", "restore_seconds", 1, "{:.2f}"),
 )
 OURS = "ckpt-run"
-NAME_WIDTH, PANEL_WIDTH, BAR_WIDTH, VALUE_WIDTH = 210, 170, 115, 45
+# Bars end at so many times the median, lest one that is far off makes all others invisible.
+LONGEST_MEDIANS = 3
+NAME_WIDTH, PANEL_WIDTH, BAR_WIDTH = 210, 170, 115
 LINE, HEAD, GAP = 20, 46, 26
 STYLE = (
     "text{font:12px sans-serif;fill:#222}.w{font-weight:bold;font-size:14px}.h{fill:#555}"
-    ".o{font-weight:bold}rect.o{fill:#c2410c}rect.p{fill:#94a3b8}"
+    ".o{font-weight:bold}rect.o{fill:#c2410c}rect.p{fill:#94a3b8}.cut{fill:white}"
 )
 
 
 def svg(results):
-    """The picture's text. A bar's length is relative to the panel's longest."""
+    """The picture's text. A bar that does not fit is cut, and marked."""
     parts, top = [], GAP
     for workload, peers in results.workloads.items():
         parts.append(text(10, top, workload, "w"))
@@ -43,7 +46,8 @@ def draw_panel(results, workload, panel, left, top):
     title, kind, name, unit, form = panel
     peers = results.workloads[workload]
     values = {peer: results.median(workload, peer, kind, name) for peer in peers}
-    longest = max((value for value in values.values() if value is not None), default=0) or 1
+    there = [value for value in values.values() if value is not None] or [1]
+    longest = min(max(there), LONGEST_MEDIANS * statistics.median(there)) or 1
     parts = [text(left, top + LINE, title, "h")]
     for row, (peer, value) in enumerate(values.items()):
         line = top + HEAD + row * LINE
@@ -51,12 +55,16 @@ def draw_panel(results, workload, panel, left, top):
         if value is None:
             parts.append(text(left, line, "–", style))
             continue
-        width = max(1, BAR_WIDTH * value / longest)
-        parts.append(
-            f'<rect class="{style}" x="{left}" y="{line - 11}" width="{width:.1f}" height="14"/>'
-        )
+        width = max(1, BAR_WIDTH * min(1, value / longest))
+        parts.append(bar(left, line - 11, width, style))
+        if value > longest:
+            parts.append(bar(left + width - 12, line - 11, 3, "cut"))
         parts.append(text(left + width + 4, line, form.format(value / unit), style))
     return parts
+
+
+def bar(x, y, width, style):
+    return f'<rect class="{style}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="14"/>'
 
 
 def text(x, y, words, style):

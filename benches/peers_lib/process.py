@@ -66,7 +66,9 @@ class Restored(Process):
 
     def tail(self):
         log = self.images / "restore.log"
-        return super().tail() + (log.read_text(errors="replace")[-SAID_MAX:] if log.exists() else "")
+        return super().tail() + (
+            log.read_text(errors="replace")[-SAID_MAX:] if log.exists() else ""
+        )
 
     def kill(self):
         init = only_child(self.pid)

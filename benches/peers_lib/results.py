@@ -4,13 +4,13 @@ import json
 import statistics
 
 MIB = 1 << 20
-# Head of the column, what it shows of the first and of the second image, how.
+# Head of the column, what it shows of both images, how.
 COLUMNS = (
-    ("freeze, s", ("freeze_seconds", "freeze_seconds"), 1, "{:.2f}"),
-    ("durable, s", ("durable_seconds", "durable_seconds"), 1, "{:.2f}"),
-    ("bytes added, MiB", ("bytes_added", "bytes_added"), MIB, "{:.0f}"),
-    ("CPU, s", ("cpu_seconds", "cpu_seconds"), 1, "{:.2f}"),
-    ("peak memory, MiB", ("peak_bytes", "peak_bytes"), MIB, "{:.0f}"),
+    ("freeze, s", "freeze_seconds", 1, "{:.2f}"),
+    ("durable, s", "durable_seconds", 1, "{:.2f}"),
+    ("bytes added, MiB", "bytes_added", MIB, "{:.0f}"),
+    ("CPU, s", "cpu_seconds", 1, "{:.2f}"),
+    ("peak memory, MiB", "peak_bytes", MIB, "{:.0f}"),
 )
 
 
@@ -27,13 +27,7 @@ class Results:
 
     def add(self, workload, peer, kind, values):
         entry = self.peer(workload, peer)
-        if kind == "error":
-            entry["errors"].append(values)
-        elif kind == "restore":
-            entry["restore"].append(values)
-        else:
-            kind = "first" if len(entry["first"]) == len(entry["second"]) else "second"
-            entry[kind].append(values)
+        entry["errors" if kind == "error" else kind].append(values)
 
     def median(self, workload, peer, kind, name):
         """Of a value over the rounds; None where there is none."""
@@ -65,7 +59,7 @@ class Results:
         machine = "\n".join(f"- {name}: {value}" for name, value in self.machine.items())
         tables = "\n\n".join(self.table(workload) for workload in self.workloads)
         return (
-            f"{machine}\n\nMedians over the rounds; first image / second image, some hundred steps "
+            f"{machine}\n\nMedians over the rounds; first image / second image, some steps "
             f"later. In brackets: how many rounds, where not all.\n\n{tables}\n"
         )
 
@@ -76,10 +70,9 @@ class Results:
         peers = self.workloads[workload]
         rounds = max(len(entry["first"]) for entry in peers.values())
         for peer, entry in peers.items():
-            cells = [f"{name_with_rounds(peer, len(entry['first']), rounds)}"]
-            for _, names, unit, form in COLUMNS:
-                pair = zip(("first", "second"), names)
-                values = (self.median(workload, peer, kind, name) for kind, name in pair)
+            cells = [name_with_rounds(peer, len(entry["first"]), rounds)]
+            for _, name, unit, form in COLUMNS:
+                values = (self.median(workload, peer, kind, name) for kind in ("first", "second"))
                 cells.append(" / ".join(told(value, unit, form) for value in values))
             restore = self.median(workload, peer, "restore", "restore_seconds")
             cells.append(told(restore, 1, "{:.2f}"))

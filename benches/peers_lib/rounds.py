@@ -64,8 +64,9 @@ def run_round(setting, group, number, report):
     peers = peers[number % len(peers) :] + peers[: number % len(peers)]
     take_images(setting, peers, pulse, report)
     for peer in peers:
-        if peer.keeps and not peer.failed:
-            attempt(peer, report, lambda peer=peer: restore(peer, pulse, report))
+        wanted = peer.keeps and not peer.failed
+        if wanted and (values := attempt(peer, report, lambda peer=peer: restore(peer, pulse))):
+            report(peer, "restore", values)
         shutil.rmtree(peer.work, ignore_errors=True)
 
 
@@ -75,25 +76,28 @@ def take_images(setting, peers, pulse, report):
     job = peers[0].start_job()
     try:
         pulse.await_beat(0, job)
-        for steps in (WARM_STEPS, setting.steps):
+        for kind, steps in (("first", WARM_STEPS), ("second", setting.steps)):
             pulse.advance(steps, job)
             for peer in peers:
                 if not peer.failed:
-                    attempt(peer, report, lambda peer=peer: image(peer, job, pulse, report))
+                    values = attempt(peer, report, lambda peer=peer: image(peer, job, pulse))
+                    if values:
+                        report(peer, kind, values)
     finally:
         job.kill()
 
 
 def attempt(peer, report, action):
-    """A peer that fails is told and left out from there; others go on."""
+    """The action's values. A peer that fails is told and left out from there; others go on."""
     try:
-        action()
+        return action()
     except (Failure, OSError, subprocess.SubprocessError) as failure:
         peer.failed = True
         report(peer, "error", str(failure))
+        return None
 
 
-def image(peer, job, pulse, report):
+def image(peer, job, pulse):
     before = disk_bytes(peer.store)
     with peer.meter(job) as meter:
         since, begun = time.time(), time.monotonic_ns()
@@ -102,18 +106,18 @@ def image(peer, job, pulse, report):
         durable = time.monotonic_ns()
     gaps = pulse.gaps(begun, job)
     peer.forget_dump()
-    values = {
+    return {
         "freeze_seconds": max(gaps, default=0.0),
         "gaps_seconds": gaps,
         "durable_seconds": (durable - begun) / 1e9,
         "bytes_added": disk_bytes(peer.store) - before,
         "cpu_seconds": meter.cpu_seconds,
         "peak_bytes": meter.peak_bytes,
+        "told": peer.details(),
     }
-    report(peer, "image", {**values, **peer.details()})
 
 
-def restore(peer, pulse, report):
+def restore(peer, pulse):
     drop_page_cache()
     with Meter() as meter:
         begun = time.monotonic_ns()
@@ -122,4 +126,4 @@ def restore(peer, pulse, report):
             alive = pulse.await_life(job, RESTORE_SECONDS_MAX)
         finally:
             job.kill()
-    report(peer, "restore", {"restore_seconds": (alive - begun) / 1e9})
+    return {"restore_seconds": (alive - begun) / 1e9}

@@ -10,8 +10,8 @@ use super::images::find;
 use super::progress::Progress;
 use super::{Failure, Global, output, shown};
 use crate::config::Cpus;
-use crate::store::{ImageId, Store, WriteOptions};
-use crate::supervisor::size;
+use crate::store::{ImageId, OpenError, Store, WriteOptions};
+use crate::supervisor::{read_key, size};
 
 /// Chunks on their way to the workers: enough that none of them waits. Nothing is frozen.
 const BUFFER_BYTES: u64 = 64 << 20;
@@ -21,7 +21,8 @@ const BUFFER_BYTES: u64 = 64 << 20;
 pub(super) struct CopyArguments {
     /// The image's id, or `latest`
     image: String,
-    /// Folder of the other store; created if it is not there
+    /// Folder of the other store; created if it is not there, encrypted if the settings
+    /// name a key
     #[arg(long, value_name = "STORE")]
     to: PathBuf,
 }
@@ -39,11 +40,16 @@ struct Copied {
 
 pub(super) fn run(global: &Global, arguments: &CopyArguments) -> Result<ExitCode, Failure> {
     let config = global.load(Vec::new())?.config;
-    let from = Store::open(&config.store)?;
+    let key = read_key(&config.encryption)?;
+    let from = match Store::open_with(&config.store, key.as_ref()) {
+        // So a store that was made without a key can be left for one with a key.
+        Err(OpenError::KeyUnused { .. }) => Store::open(&config.store)?,
+        opened => opened?,
+    };
     let source = find(&from, &arguments.image)?;
     // Not before there is something to copy: a mistyped image makes no store.
     from.manifest(source)?;
-    let to = Store::create_or_open(&arguments.to)?;
+    let to = Store::create_or_open_with(&arguments.to, key.as_ref())?;
     let lock = to.lock()?;
     // What a copy that was cut short left; nobody else may ever write there.
     to.sweep(&lock)?;

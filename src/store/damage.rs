@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use super::codec::tests::noise;
 use super::files::{self, FileKind};
 use super::testing::{never, temporary_store, write_image};
+use super::wire;
 use super::*;
 
 type Contents = BTreeMap<ImageId, Vec<(&'static str, Vec<u8>)>>;
@@ -284,7 +285,11 @@ fn forged_manifests_are_named() {
         let (_folder, store, contents) = small_store();
         let mut manifest = store.manifest(id(1)).unwrap();
         change(&mut manifest);
-        fs::write(store.manifest_file(id(1)), store.encode(&manifest).unwrap()).unwrap();
+        fs::write(
+            store.manifest_file(id(1)),
+            wire::encode(&manifest, store.secrets()).unwrap(),
+        )
+        .unwrap();
         assert_eq!(not_whole(&store, &contents), [id(1)], "{what}");
         assert_ne!(said(&store, id(1)), "", "{what}");
     };

@@ -11,7 +11,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::Path;
 
-use nix::fcntl::{FallocateFlags, fallocate};
+use nix::fcntl::{FallocateFlags, OFlag, fallocate};
 
 /// Performs a step; tests write it down with what it is.
 #[cfg(test)]
@@ -58,6 +58,14 @@ pub(super) fn open_or_create(path: &Path, mode: u32) -> io::Result<File> {
     )
 }
 
+/// Opens a file that is there, for reading and writing; changes nothing yet. A symbolic link
+/// is not followed.
+pub(super) fn open(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    let options = options.read(true).write(true);
+    options.custom_flags(OFlag::O_NOFOLLOW.bits()).open(path)
+}
+
 /// Writes all bytes.
 pub(super) fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
     step!(
@@ -81,6 +89,17 @@ pub(super) fn allocate(file: &File, offset: i64, len: i64) -> io::Result<()> {
         Target::File(file),
         fallocate(file, FallocateFlags::empty(), offset, len).map_err(Into::into),
         Step::Extend((offset + len).unsigned_abs())
+    )
+}
+
+/// Gives the disk space of a part of the file back, which then reads as zeros; the length
+/// stays.
+pub(super) fn punch(file: &File, offset: u64, len: u64) -> io::Result<()> {
+    let how = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    step!(
+        Target::File(file),
+        fallocate(file, how, signed(offset)?, signed(len)?).map_err(Into::into),
+        Step::Punch { offset, len }
     )
 }
 
@@ -121,4 +140,58 @@ pub(super) fn sync_folder(path: &Path) -> io::Result<()> {
         File::open(path).and_then(|folder| folder.sync_all()),
         Step::SyncFolder(path.to_owned())
     )
+}
+
+fn signed(bytes: u64) -> io::Result<i64> {
+    i64::try_from(bytes).map_err(|_| io::ErrorKind::FileTooLarge.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What changes something on disk, or opens a file for it.
+    const CHANGES: [&str; 17] = [
+        "fs::copy",
+        "fs::create",
+        "fs::hard_link",
+        "fs::remove",
+        "fs::rename",
+        "fs::set_permissions",
+        "fs::write",
+        "DirBuilder",
+        "File::create",
+        "File::options",
+        "OpenOptions",
+        "fallocate",
+        ".set_len(",
+        ".sync_all(",
+        ".sync_data(",
+        ".write_all_at(",
+        ".write_at(",
+    ];
+
+    #[test]
+    fn nothing_else_in_the_store_changes_the_disk() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/store");
+        let modules = fs::read_to_string(folder.join("mod.rs")).unwrap();
+        let is_for_tests = |name: &str| modules.contains(&format!("#[cfg(test)]\nmod {name};"));
+        let mut seen = 0;
+        for entry in fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_stem().unwrap().to_str().unwrap();
+            if path.is_dir() || name == "disk" || is_for_tests(name) {
+                continue;
+            }
+            let text = fs::read_to_string(&path).unwrap();
+            let code = text.split("mod tests {").next().unwrap();
+            let found: Vec<&&str> = CHANGES
+                .iter()
+                .filter(|call| code.contains(**call))
+                .collect();
+            assert!(found.is_empty(), "{name} has {found:?}");
+            seen += 1;
+        }
+        assert!(seen > 30, "{seen}");
+    }
 }

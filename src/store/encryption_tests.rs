@@ -35,6 +35,11 @@ fn contents() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
+fn repair(store: &Store, lock: &StoreLock) -> Repaired {
+    let plan = store.plan_repair(lock, Marks::Clear, &never).unwrap();
+    plan.apply().unwrap()
+}
+
 fn write(store: &Store, lock: &StoreLock) -> Manifest {
     let contents = contents();
     let streams: Vec<(&str, &[u8])> = contents.iter().map(|(n, b)| (*n, &b[..])).collect();
@@ -206,12 +211,79 @@ fn a_store_that_lost_its_key_check_loses_no_image() {
     keyless.sweep(&lock).unwrap();
     keyless.prune(&lock).unwrap();
     keyless.rotate(&lock, 1).unwrap();
+    repair(&keyless, &lock);
     let listed = keyless.images().unwrap();
     assert!(listed[0].damaged.as_ref().unwrap().contains("is encrypted"));
     drop(lock);
     fs::write(&check, content).unwrap();
     let store = Store::open_with(store.path(), Some(&key(1))).unwrap();
     store.verify(ImageId::FIRST, &never).unwrap();
+}
+
+#[test]
+fn an_image_of_another_key_is_no_image_and_is_not_repaired_away() {
+    let (_folder, store) = encrypted_store();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    let other = Store::create_or_open_with(&path, Some(&key(2))).unwrap();
+    write(&store, &store.lock().unwrap());
+    let image = write(&other, &other.lock().unwrap()).id;
+    let theirs = fs::read(other.manifest_file(image)).unwrap();
+    fs::write(store.manifest_file(image), &theirs).unwrap();
+    let error = store.manifest(image).unwrap_err();
+    assert!(error.is_damage(), "{error}");
+    repair(&store, &store.lock().unwrap());
+    assert_eq!(fs::read(store.manifest_file(image)).unwrap(), theirs);
+}
+
+#[test]
+fn an_encrypted_store_heals_what_it_has_twice_and_drops_what_is_lost() {
+    let (_folder, store) = encrypted_store();
+    let lock = store.lock().unwrap();
+    write(&store, &lock);
+    // An image that was set aside shares no chunk with the next.
+    store.set_aside(&lock, ImageId::FIRST, "a test").unwrap();
+    let second = write(&store, &lock).id;
+    let pack = |at: usize| store.path().join("packs").join(&packs(&store)[at]);
+    let flip = |path: &Path| {
+        let mut bytes = fs::read(path).unwrap();
+        bytes[100] ^= 1;
+        fs::write(path, bytes).unwrap();
+    };
+    flip(&pack(1));
+    assert!(store.verify(second, &never).is_err());
+    let repaired = repair(&store, &lock);
+    let fates: Vec<Remedy> = repaired.images.iter().map(|image| image.remedy).collect();
+    assert!(
+        matches!(fates[..], [Remedy::Whole, Remedy::Healed { chunks: 1 }]),
+        "{fates:?}"
+    );
+    store.verify(second, &never).unwrap();
+    flip(&pack(0));
+    repair(&store, &lock);
+    assert_eq!(store.images().unwrap().len(), 0);
+}
+
+#[test]
+fn a_copy_goes_from_a_plain_store_into_an_encrypted_one_and_back() {
+    let (_folder, plain) = temporary_store();
+    let (_other, store) = encrypted_store();
+    let image = write(&plain, &plain.lock().unwrap()).id;
+    let lock = store.lock().unwrap();
+    let options = testing::OPTIONS;
+    let copy = plain
+        .copy_image(image, &store, &lock, options, &never)
+        .unwrap();
+    assert!(copy.encrypted);
+    let (_third, back) = temporary_store();
+    let back_lock = back.lock().unwrap();
+    let copy = store
+        .copy_image(copy.id, &back, &back_lock, options, &never)
+        .unwrap();
+    assert!(!copy.encrypted);
+    for (name, bytes) in contents() {
+        assert!(read_stream(&back, copy.id, name) == bytes, "{name}");
+    }
 }
 
 #[test]

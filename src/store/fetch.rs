@@ -53,9 +53,9 @@ impl<'a> Fetcher<'a> {
             Codec::Raw => self.read(stored, raw)?,
             Codec::Zstd | Codec::Planes => {
                 let mut bytes = std::mem::take(&mut self.stored);
-                let read = self.decode(stored, &mut bytes, raw);
+                let decoded = self.decode(stored, &mut bytes, raw);
                 self.stored = bytes;
-                read?;
+                decoded?;
             }
         }
         if self.packs.store().name_of(raw) == stored.hash {

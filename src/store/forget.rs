@@ -172,7 +172,6 @@ impl Store {
                 forgotten.spared.push(id);
             }
         }
-        durable::sync_folder(&self.images_folder())?;
         let packs = packs_of(&found, &forgotten.images);
         let scope = match effort {
             Effort::Quick => Scope::Quick(packs),

@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::durable;
+use super::durable::{self, DurableError};
 use super::entries::Found;
 use super::error::{ReadError, WriteError};
 use super::files::{self, FileKind};
@@ -86,20 +86,14 @@ impl Garbage {
         for path in &self.temporary {
             durable::remove(path)?;
         }
-        // A pruner may have been killed before this: a manifest that comes back after a power
-        // failure must find its packs.
+        // Of manifests that the caller removed, or a pruner who was killed: one that comes back
+        // after a power failure must find its packs, and no holes in them.
         durable::sync_folder(&store.images_folder())?;
-        for path in &self.packs {
-            durable::remove(path)?;
-        }
-        durable::sync_folder(&store.packs_folder())?;
+        remove_all(&self.packs, &store.packs_folder())?;
         let given_back = holes::give_back(&self.holes)?;
         swept.bytes = swept.bytes - swept.hole_bytes + given_back;
         swept.hole_bytes = given_back;
-        for path in &self.marks {
-            durable::remove(path)?;
-        }
-        durable::sync_folder(&store.images_folder())?;
+        remove_all(&self.marks, &store.images_folder())?;
         Ok(swept)
     }
 
@@ -115,6 +109,17 @@ impl Garbage {
         }
         Ok(())
     }
+}
+
+/// Removes files of one folder, durably.
+fn remove_all(files: &[PathBuf], folder: &Path) -> Result<(), DurableError> {
+    if files.is_empty() {
+        return Ok(());
+    }
+    for path in files {
+        durable::remove(path)?;
+    }
+    durable::sync_folder(folder)
 }
 
 /// What the manifests name.

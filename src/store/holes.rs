@@ -7,15 +7,15 @@
 //! knows what is dead.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
-use nix::fcntl::{FallocateFlags, OFlag, fallocate};
 
+use super::disk;
 use super::error::{ReadError, WriteError};
 use super::id::ImageId;
 use super::layout::Store;
@@ -23,7 +23,7 @@ use super::manifest::{Content, Manifest};
 use super::pack::{HEADER_BYTES, Pack, PackName};
 
 /// A pack that gives back less is left alone: a hole costs the file system an extent.
-const GAIN_BYTES_MIN: u64 = 1 << 20;
+const GAIN_BYTES_MIN: u64 = if cfg!(test) { 64 << 10 } else { 1 << 20 };
 
 /// Manifests read in full for the holes of one rotation, all its packs together. Each has up
 /// to 20 MiB for an image of 100 GiB. What is left out waits for `prune`.
@@ -242,15 +242,10 @@ pub(super) fn give_back(holes: &[Holes]) -> Result<u64, WriteError> {
 /// Punches holes; the file keeps its length. Whether they outlast a power failure matters to
 /// nobody.
 fn punch(path: &Path, ranges: &[Range<u64>]) -> io::Result<u64> {
-    let file = File::options()
-        .write(true)
-        .custom_flags(OFlag::O_NOFOLLOW.bits())
-        .open(path)?;
+    let file = disk::open(path)?;
     let before = disk_bytes(&file.metadata()?);
-    let how = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
     for range in ranges {
-        let (offset, len) = (signed(range.start)?, signed(length(range))?);
-        fallocate(&file, how, offset, len)?;
+        disk::punch(&file, range.start, length(range))?;
     }
     Ok(before.saturating_sub(disk_bytes(&file.metadata()?)))
 }
@@ -258,10 +253,6 @@ fn punch(path: &Path, ranges: &[Range<u64>]) -> io::Result<u64> {
 fn is_unsupported(error: &io::Error) -> bool {
     let code = error.raw_os_error().map(Errno::from_raw);
     matches!(code, Some(Errno::EOPNOTSUPP | Errno::ENOSYS))
-}
-
-fn signed(bytes: u64) -> io::Result<i64> {
-    i64::try_from(bytes).map_err(|_| io::ErrorKind::FileTooLarge.into())
 }
 
 /// The space that a file has on the disk, holes left out.

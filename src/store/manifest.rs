@@ -168,10 +168,9 @@ impl Manifest {
                     let pack = self.packs.get(stored.pack as usize);
                     let end = stored.offset.checked_add(u64::from(stored.len));
                     let overhead = if self.encrypted { OVERHEAD_LEN } else { 0 };
-                    let len_fits = stored
-                        .len
-                        .checked_sub(overhead)
-                        .is_some_and(|len| stored.codec.fits(len, chunk.raw_len));
+                    let encoded_len = stored.len.checked_sub(overhead);
+                    let len_fits =
+                        encoded_len.is_some_and(|len| stored.codec.fits(len, chunk.raw_len));
                     let inside = pack.zip(end).is_some_and(|(pack, end)| end <= pack.len);
                     let has_check = stored.check.is_some() || self.format < FORMAT_OF_CHECKS;
                     len_fits && inside && has_check && stored.offset >= HEADER_BYTES

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! format                   "ckpt-run store 2"
+//! key-check                by what an encrypted store knows its key
 //! lock                     flocked by the one process that writes; says which
 //! images/000012.manifest   what image 12 is made of; its name is the commit
 //! images/000012.damaged    why image 12 must not be restored
@@ -25,6 +26,13 @@
 //! the images there were. The formats of [manifests](Manifest) and packs are described in
 //! `wire` and `pack`; each file carries its format and the lowest one a reader must know.
 //! A newer store is read as far as that allows, and never written.
+//!
+//! A store that is created with a [`Key`] is encrypted: names of chunks are made with the
+//! key, chunks are sealed after compression, and so are both parts of a manifest (`cipher`
+//! says how). In the plain stay the names of files, which number images and packs; their
+//! lengths and times; headers, which repeat the names; the reasons in `.damaged`, which
+//! name a stream and a place in it, and the notes in `.pinned`. Whoever can write to the
+//! store can remove an image or put an older one back under its name, but not make one.
 //!
 //! Blocking code on plain threads. Knows nothing of who makes the streams.
 

@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
+use super::disk;
 use super::durable::{self, DurableError};
 use super::entries::plain_text;
 use super::id::ImageId;
@@ -91,7 +92,7 @@ pub(super) enum Hold {
 /// Holds a manifest, shared to pin it, exclusive to remove it. Waits for nobody.
 pub(super) fn hold(manifest: &Path, how: FlockArg) -> io::Result<Hold> {
     // Writing too: NFS wants it of an exclusive lock.
-    let file = match File::options().read(true).write(true).open(manifest) {
+    let file = match disk::open(manifest) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Hold::Gone),
         opened => opened?,
     };

@@ -33,7 +33,7 @@ pub(super) fn probe(store: &Store, name: PackName) -> Result<Probe, PackError> {
 /// pack it is; `first` is where the first of them lies that is needed. Cut short, it leaves a
 /// header that does not fit, as before.
 pub(super) fn mend_header(store: &Store, name: PackName, first: u64) -> io::Result<()> {
-    let file = disk::open_or_create(&store.pack_file(name), 0o600)?;
+    let file = disk::open(&store.pack_file(name))?;
     if first < HEADER_LEN as u64 {
         disk::write_at(&file, &name.common(1), 0)?;
     } else {

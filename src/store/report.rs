@@ -157,7 +157,7 @@ impl fmt::Display for BadRun {
 /// Whether no version can read the manifest, as far as this one can tell.
 pub(super) fn is_manifest_lost(error: &ManifestError) -> bool {
     match error {
-        ManifestError::Newer { .. } => false,
+        ManifestError::Newer { .. } | ManifestError::OtherKey => false,
         ManifestError::Read(_)
         | ManifestError::Damaged(_)
         | ManifestError::Invalid(_)

@@ -80,6 +80,9 @@ pub enum ManifestError {
     /// The image is that of another store, or somebody without the key made it.
     #[error("the image is not encrypted, but the store is")]
     NotEncrypted,
+    /// It is whole, but this key does not open it.
+    #[error("the manifest was sealed with another key")]
+    OtherKey,
     /// The kernel has no random bytes.
     #[error("cannot encrypt the manifest")]
     Seal(#[source] io::Error),
@@ -102,7 +105,7 @@ impl ManifestError {
     pub(super) fn is_damage(&self) -> bool {
         match self {
             Self::Read(error) => is_loss(error),
-            Self::Newer { .. } | Self::Damaged(_) | Self::Invalid(_) => true,
+            Self::Newer { .. } | Self::Damaged(_) | Self::Invalid(_) | Self::OtherKey => true,
             // An image that is encrypted where the store is not may be good with its key.
             Self::Encrypted
             | Self::NotEncrypted
@@ -421,7 +424,7 @@ fn open(
     let mut plain = vec![0; bytes.len().saturating_sub(OVERHEAD_BYTES)];
     cipher
         .open(&part.about(head), &bytes, &mut plain)
-        .map_err(|_| ManifestError::Damaged("it cannot be decrypted"))?;
+        .map_err(|_| ManifestError::OtherKey)?;
     Ok(plain)
 }
 

@@ -5,6 +5,7 @@
 mod common;
 
 mod again;
+mod encryption;
 mod idle;
 mod keeping;
 mod plain;

@@ -1,18 +1,22 @@
-//! What a store promised at each point of a change, and whether it is kept afterwards.
+//! What a store promised at each point of a change.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::error::Error;
+use std::path::Path;
 use std::sync::{Mutex, OnceLock};
 
 use super::super::error::WriteError;
 use super::super::sync::locked;
-use super::super::testing::OPTIONS;
-use super::super::{ImageId, OpenError, Store, StoreLock, Swept, WriteOptions};
+use super::super::testing::{OPTIONS, never};
+use super::super::{
+    CopyError, Effort, ImageId, Key, Marks, OpenError, PinError, Store, StoreLock, Swept,
+    WriteOptions, durable,
+};
 use super::log::Log;
+use super::promises::Promises;
 
 /// Why images are set aside.
-const REASON: &str = "a reason";
+pub(super) const REASON: &str = "a reason";
 
 /// The streams of an image: their names and bytes.
 pub(in crate::store) type Streams = Vec<(&'static str, Vec<u8>)>;
@@ -31,26 +35,36 @@ enum Note {
     Created,
     Image(ImageId, Presence),
     Content(ImageId, Streams),
-    Mark(ImageId, Presence),
+    /// Why it is set aside.
+    Mark(ImageId, Texts),
+    /// The note of its pin.
+    Pin(ImageId, Texts),
+    /// It cannot be read until the store is repaired.
+    Broken(ImageId),
+    Mended(ImageId),
+    /// The store has a key, from its creation on.
+    Encrypted,
 }
+
+/// What may be found where a text may be.
+pub(super) type Texts = Vec<Option<&'static str>>;
 
 /// Whether a thing is there after a crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Presence {
+pub(super) enum Presence {
     Maybe,
     Yes,
     No,
 }
 
-/// What must be true of a store.
-#[derive(Default)]
-pub(super) struct Promises {
-    /// How many notes they follow from.
-    pub(super) notes: usize,
-    created: bool,
-    images: BTreeMap<ImageId, Presence>,
-    contents: BTreeMap<ImageId, Streams>,
-    marks: BTreeMap<ImageId, Presence>,
+/// From one worker the events come in the same order each time.
+const ONE_WORKER: WriteOptions = WriteOptions {
+    workers: 1,
+    ..OPTIONS
+};
+
+pub(super) fn key() -> Key {
+    Key::from_bytes(&[1; 32])
 }
 
 impl Ledger {
@@ -82,6 +96,14 @@ impl Ledger {
         Ok(store)
     }
 
+    /// As [`Ledger::open`], with a key.
+    pub(super) fn open_encrypted(&self, path: &Path) -> Result<Store, OpenError> {
+        self.note(Note::Encrypted);
+        let store = Store::create_or_open_with(path, Some(&key()))?;
+        self.note(Note::Created);
+        Ok(store)
+    }
+
     /// Writes an image.
     pub(in crate::store) fn write(
         &self,
@@ -89,12 +111,7 @@ impl Ledger {
         lock: &StoreLock,
         streams: &Streams,
     ) -> Result<ImageId, WriteError> {
-        // One worker, so that the events come in the same order each time.
-        let options = WriteOptions {
-            workers: 1,
-            ..OPTIONS
-        };
-        let writer = store.begin(lock, options)?;
+        let writer = store.begin(lock, ONE_WORKER)?;
         let id = writer.id();
         self.note(Note::Content(id, streams.clone()));
         self.note(Note::Image(id, Presence::Maybe));
@@ -136,14 +153,140 @@ impl Ledger {
         keep_last: u32,
         going: &[ImageId],
     ) -> Result<(), WriteError> {
-        for id in going {
-            self.note(Note::Image(*id, Presence::Maybe));
-        }
+        self.note_all(going, Presence::Maybe);
         assert_eq!(store.rotate(lock, keep_last)?, going);
+        self.note_all(going, Presence::No);
+        Ok(())
+    }
+
+    /// Removes images by their numbers.
+    pub(super) fn forget(
+        &self,
+        store: &Store,
+        lock: &StoreLock,
+        going: &[ImageId],
+    ) -> Result<Swept, Box<dyn Error>> {
+        let plan = store.plan_named(going)?;
+        self.note_all(going, Presence::Maybe);
+        let forgotten = store.forget(lock, &plan, Effort::Thorough)?;
+        assert_eq!(forgotten.images, going);
+        self.note_all(going, Presence::No);
+        Ok(forgotten.swept)
+    }
+
+    /// Prunes after another was killed who had removed the manifests of images.
+    pub(super) fn prune(
+        &self,
+        store: &Store,
+        lock: &StoreLock,
+        going: &[ImageId],
+    ) -> Result<Swept, WriteError> {
+        self.note_all(going, Presence::Maybe);
         for id in going {
-            self.note(Note::Image(*id, Presence::No));
+            durable::remove(&store.manifest_file(*id))?;
+        }
+        let swept = store.prune(lock)?;
+        self.note_all(going, Presence::No);
+        Ok(swept)
+    }
+
+    /// Copies an image of these streams; the copy has the number `id`.
+    pub(super) fn copy(
+        &self,
+        (source, image): (&Store, ImageId),
+        (to, lock): (&Store, &StoreLock),
+        id: ImageId,
+        streams: &Streams,
+    ) -> Result<(), CopyError> {
+        self.note(Note::Content(id, streams.clone()));
+        self.note(Note::Image(id, Presence::Maybe));
+        match source.copy_image(image, to, lock, ONE_WORKER, &never) {
+            Ok(copy) => {
+                assert_eq!(copy.id, id);
+                self.note(Note::Image(id, Presence::Yes));
+                Ok(())
+            }
+            Err(error) => {
+                self.note(Note::Image(id, Presence::No));
+                Err(error)
+            }
+        }
+    }
+
+    /// These cannot be read until the store is repaired, and the lost ones never.
+    pub(super) fn harmed(&self, broken: &[ImageId], lost: &[ImageId]) {
+        for id in broken.iter().chain(lost) {
+            self.note(Note::Broken(*id));
+        }
+        self.note_all(lost, Presence::Maybe);
+    }
+
+    /// Repairs the store, by which the broken images are healed or go.
+    pub(super) fn repair(
+        &self,
+        store: &Store,
+        lock: &StoreLock,
+        going: &[ImageId],
+        unmarked: &[ImageId],
+    ) -> Result<(), WriteError> {
+        let marks = if unmarked.is_empty() {
+            Marks::Keep
+        } else {
+            Marks::Clear
+        };
+        let plan = store.plan_repair(lock, marks, &never)?;
+        for id in unmarked {
+            self.note(Note::Mark(*id, vec![None, Some(REASON)]));
+        }
+        plan.apply()?;
+        self.note_all(going, Presence::No);
+        for id in unmarked {
+            self.note(Note::Mark(*id, vec![None]));
+        }
+        for id in self.promises().broken {
+            self.note(Note::Mended(id));
         }
         Ok(())
+    }
+
+    /// Pins an image.
+    pub(super) fn pin(
+        &self,
+        store: &Store,
+        id: ImageId,
+        text: &'static str,
+    ) -> Result<(), PinError> {
+        self.change_pin(id, Some(text), || store.pin(id, text))
+    }
+
+    /// Takes its pin away.
+    pub(super) fn unpin(&self, store: &Store, id: ImageId) -> Result<(), PinError> {
+        self.change_pin(id, None, || store.unpin(id).map(drop))
+    }
+
+    fn change_pin(
+        &self,
+        id: ImageId,
+        to: Option<&'static str>,
+        change: impl FnOnce() -> Result<(), PinError>,
+    ) -> Result<(), PinError> {
+        let mut texts = texts(&self.promises().pins, id);
+        texts.push(to);
+        self.note(Note::Pin(id, texts));
+        change()?;
+        self.note(Note::Pin(id, vec![to]));
+        Ok(())
+    }
+
+    fn note_all(&self, ids: &[ImageId], presence: Presence) {
+        for id in ids {
+            self.note(Note::Image(*id, presence));
+        }
+    }
+
+    /// What is promised by now.
+    pub(super) fn promises(&self) -> Promises {
+        Notes(locked(&self.notes).clone()).promises(usize::MAX)
     }
 
     /// Marks an image as damaged.
@@ -153,9 +296,9 @@ impl Ledger {
         lock: &StoreLock,
         id: ImageId,
     ) -> Result<(), WriteError> {
-        self.note(Note::Mark(id, Presence::Maybe));
+        self.note(Note::Mark(id, vec![None, Some(REASON)]));
         store.set_aside(lock, id, REASON)?;
-        self.note(Note::Mark(id, Presence::Yes));
+        self.note(Note::Mark(id, vec![Some(REASON)]));
         Ok(())
     }
 }
@@ -178,137 +321,26 @@ impl Notes {
                 Note::Content(id, streams) => {
                     promises.contents.insert(id, streams);
                 }
-                Note::Mark(id, presence) => {
-                    promises.marks.insert(id, presence);
+                Note::Mark(id, texts) => {
+                    promises.marks.insert(id, texts);
                 }
+                Note::Pin(id, texts) => {
+                    promises.pins.insert(id, texts);
+                }
+                Note::Broken(id) => {
+                    promises.broken.insert(id);
+                }
+                Note::Mended(id) => {
+                    promises.broken.remove(&id);
+                }
+                Note::Encrypted => promises.is_encrypted = true,
             }
         }
         promises
     }
 }
 
-macro_rules! ensure {
-    ($condition:expr, $($text:tt)+) => {
-        if !$condition {
-            return Err(format!($($text)+));
-        }
-    };
-}
-
-impl Promises {
-    /// Opens what a crash left with the real code, and says what is wrong with it.
-    pub(super) fn check(&self, path: &Path) -> Result<(), String> {
-        let opened = if self.created {
-            Store::open(path)
-        } else {
-            Store::create_or_open(path)
-        };
-        let store = opened.map_err(|error| format!("opening: {error}"))?;
-        let lock = store.lock().map_err(|error| format!("lock: {error}"))?;
-        let swept = store.sweep(&lock);
-        let swept = swept.map_err(|error| format!("sweep: {error}"))?;
-        ensure!(swept.unreadable.is_empty(), "unreadable: {swept:?}");
-        let visible = self.check_images(&store)?;
-        check_leftovers(&store, &visible)?;
-        let again = store
-            .sweep(&lock)
-            .map_err(|error| format!("sweep: {error}"))?;
-        ensure!(
-            again == Swept::default(),
-            "the sweep left something: {again:?}"
-        );
-        self.check_goes_on(&store, &lock, &visible)
-    }
-
-    fn check_images(&self, store: &Store) -> Result<Vec<ImageId>, String> {
-        let entries = store.images().map_err(|error| format!("images: {error}"))?;
-        let visible: Vec<ImageId> = entries.iter().map(|entry| entry.id).collect();
-        for (id, presence) in &self.images {
-            let is_visible = visible.contains(id);
-            ensure!(
-                is_visible || *presence != Presence::Yes,
-                "image {id} is gone"
-            );
-            ensure!(
-                !is_visible || *presence != Presence::No,
-                "image {id} is there"
-            );
-        }
-        for entry in &entries {
-            let id = entry.id;
-            ensure!(
-                self.images.contains_key(&id),
-                "image {id} comes from nowhere"
-            );
-            let marked = self.marks.get(&id).copied().unwrap_or(Presence::No);
-            let allowed = match marked {
-                Presence::No => [None, None],
-                Presence::Maybe => [None, Some(REASON)],
-                Presence::Yes => [Some(REASON), Some(REASON)],
-            };
-            let damaged = entry.damaged.as_deref();
-            ensure!(
-                allowed.contains(&damaged),
-                "image {id} is marked as {damaged:?}"
-            );
-            self.check_content(store, id)?;
-        }
-        Ok(visible)
-    }
-
-    fn check_content(&self, store: &Store, id: ImageId) -> Result<(), String> {
-        let reader = store.read(id).map_err(|error| format!("{error:?}"))?;
-        for (name, bytes) in &self.contents[&id] {
-            let read = reader.read_to_vec(name, u64::MAX);
-            let read = read.map_err(|error| format!("{error:?}"))?;
-            ensure!(read == *bytes, "image {id} differs in {name}");
-        }
-        Ok(())
-    }
-
-    /// A new image that has much in common with the others, and those after it.
-    fn check_goes_on(
-        &self,
-        store: &Store,
-        lock: &StoreLock,
-        visible: &[ImageId],
-    ) -> Result<(), String> {
-        let mut streams: Streams = vec![("new", b"after the crash".to_vec())];
-        if let Some(newest) = visible.last() {
-            streams.extend(self.contents[newest].clone());
-        }
-        let ledger = Ledger::default();
-        let written = ledger.write(store, lock, &streams);
-        let id = written.map_err(|error| format!("a new image: {error}"))?;
-        ensure!(
-            visible.iter().all(|other| *other < id),
-            "the number {id} again"
-        );
-        let notes = Notes(ledger.notes.into_inner().unwrap());
-        notes.promises(0).check_content(store, id)
-    }
-}
-
-/// After a sweep there is nothing but what the images need.
-fn check_leftovers(store: &Store, visible: &[ImageId]) -> Result<(), String> {
-    let mut wanted: Vec<PathBuf> = Vec::new();
-    for id in visible {
-        wanted.extend([store.manifest_file(*id), store.damaged_file(*id)]);
-        let manifest = store.manifest(*id).map_err(|error| format!("{error}"))?;
-        let packs = manifest.packs.iter();
-        wanted.extend(packs.map(|pack| store.pack_file(pack.name)));
-    }
-    let outside = ["format", "lock", "images", "packs"].map(|name| store.path().join(name));
-    wanted.extend(outside);
-    for folder in [
-        store.path().to_owned(),
-        store.images_folder(),
-        store.packs_folder(),
-    ] {
-        for found in fs::read_dir(folder).unwrap() {
-            let path = found.unwrap().path();
-            ensure!(wanted.contains(&path), "{} is left", path.display());
-        }
-    }
-    Ok(())
+/// What is promised for an image: nothing, where that is not said.
+pub(super) fn texts(promised: &BTreeMap<ImageId, Texts>, id: ImageId) -> Texts {
+    promised.get(&id).cloned().unwrap_or_else(|| vec![None])
 }

@@ -33,6 +33,10 @@ pub(in crate::store) enum Step {
     SetLen(u64),
     /// The file is at least this long.
     Extend(u64),
+    Punch {
+        offset: u64,
+        len: u64,
+    },
     Sync,
     Rename(PathBuf, PathBuf),
     Remove(PathBuf),
@@ -68,6 +72,7 @@ pub(super) enum DataChange {
     Write { offset: usize, bytes: Vec<u8> },
     SetLen(usize),
     Extend(usize),
+    Punch { offset: usize, len: usize },
 }
 
 /// A step as a crash sees it.
@@ -270,6 +275,10 @@ impl State {
             }
             Step::SetLen(len) => data(self, DataChange::SetLen(usize::try_from(len).unwrap())),
             Step::Extend(len) => data(self, DataChange::Extend(usize::try_from(len).unwrap())),
+            Step::Punch { offset, len } => {
+                let (offset, len) = (offset.try_into().unwrap(), len.try_into().unwrap());
+                data(self, DataChange::Punch { offset, len })
+            }
             Step::Sync => self.files.get(&relative(path)).copied().map(Event::Sync),
             Step::SyncFolder(path) => Some(Event::SyncFolder(relative(&path))),
         }
@@ -284,6 +293,7 @@ impl Step {
             Self::Write { .. } => "Write",
             Self::SetLen(_) => "SetLen",
             Self::Extend(_) => "Extend",
+            Self::Punch { .. } => "Punch",
             Self::Sync => "Sync",
             Self::Rename(..) => "Rename",
             Self::Remove(_) => "Remove",
@@ -302,6 +312,9 @@ impl fmt::Display for Event {
             }
             Self::Data(file, DataChange::SetLen(len)) => write!(f, "file {file}: length {len}"),
             Self::Data(file, DataChange::Extend(len)) => write!(f, "file {file}: room to {len}"),
+            Self::Data(file, DataChange::Punch { offset, len }) => {
+                write!(f, "file {file}: a hole of {len} bytes at {offset}")
+            }
             Self::SyncFolder(folder) => write!(f, "{}: sync", folder.display()),
             Self::Sync(file) => write!(f, "file {file}: sync"),
         }

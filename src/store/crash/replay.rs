@@ -1,12 +1,13 @@
 //! What a crash may leave of the steps before it.
 //!
 //! What was synced is there. Of the rest, as POSIX allows, any part in any order: each
-//! name that was set, removed or moved, each write or only some of its sectors, each
+//! name that was set, removed or moved, each write or hole or only some of its sectors, each
 //! change of a length, also without the bytes it was made for.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::Write;
+use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -178,13 +179,15 @@ impl Tree {
             DataChange::Write { offset, bytes } => {
                 let end = offset + bytes.len();
                 content.resize(content.len().max(end), 0);
-                let mut at = *offset;
-                while at < end {
-                    let next = end.min((at / SECTOR_BYTES + 1) * SECTOR_BYTES);
-                    if keeps(at) {
-                        content[at..next].copy_from_slice(&bytes[at - offset..next - offset]);
-                    }
-                    at = next;
+                for part in sectors(*offset..end).filter(|part| keeps(part.start)) {
+                    let from = part.start - offset..part.end - offset;
+                    content[part].copy_from_slice(&bytes[from]);
+                }
+            }
+            DataChange::Punch { offset, len } => {
+                let end = content.len().min(offset + len);
+                for part in sectors(*offset..end).filter(|part| keeps(part.start)) {
+                    content[part].fill(0);
                 }
             }
         }
@@ -244,6 +247,17 @@ impl Tree {
         });
         files.collect::<Vec<_>>().join(", ")
     }
+}
+
+/// A range, cut at the borders of sectors.
+fn sectors(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let mut at = range.start;
+    std::iter::from_fn(move || {
+        let next = range.end.min((at / SECTOR_BYTES + 1) * SECTOR_BYTES);
+        let part = at..next;
+        at = next;
+        (!part.is_empty()).then_some(part)
+    })
 }
 
 /// Where states are made: in memory, where there is a folder for that.

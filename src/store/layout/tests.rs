@@ -1,0 +1,87 @@
+//! Tests of opening and creating stores.
+
+use std::os::unix::fs::PermissionsExt;
+
+use super::*;
+
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+#[test]
+fn a_new_store_is_private_and_opens_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("deep/store");
+    Store::create_or_open(&path).unwrap();
+    assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o700);
+    let format = fs::read_to_string(path.join("format")).unwrap();
+    assert_eq!(format, "ckpt-run store 2\n");
+    assert_eq!(Store::create_or_open(&path).unwrap().path(), path);
+    assert_eq!(Store::open(&path).unwrap().format(), FORMAT);
+}
+
+#[test]
+fn a_store_that_others_can_read_is_refused_with_the_line_that_helps() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("it's");
+    Store::create_or_open(&path).unwrap();
+    set_mode(&path, 0o750);
+    let text = Store::open(&path).unwrap_err().to_string();
+    assert!(text.contains("mode 0750"), "{text}");
+    assert!(text.ends_with(r"/it'\''s'`"), "{text}");
+}
+
+#[test]
+fn a_store_of_another_user_is_refused() {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: only root can give a folder away");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    Store::create_or_open(&path).unwrap();
+    std::os::unix::fs::chown(&path, Some(12345), None).unwrap();
+    let error = Store::open(&path).unwrap_err();
+    assert!(
+        matches!(error, OpenError::Owner { owner: 12345, .. }),
+        "{error}"
+    );
+    assert!(error.to_string().contains("`chown -R 0 /"), "{error}");
+}
+
+#[test]
+fn no_store_is_made_among_other_files() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("thesis.tex"), "").unwrap();
+    let error = Store::create_or_open(folder.path()).unwrap_err();
+    assert!(matches!(error, OpenError::NotStore { .. }), "{error}");
+    assert_eq!(folder.path().read_dir().unwrap().count(), 1);
+}
+
+#[test]
+fn a_creation_that_was_cut_short_is_finished() {
+    let folder = tempfile::tempdir().unwrap();
+    set_mode(folder.path(), 0o700);
+    fs::create_dir(folder.path().join("images")).unwrap();
+    fs::write(folder.path().join(".tmp-x"), "ckpt").unwrap();
+    Store::create_or_open(folder.path()).unwrap();
+    assert!(folder.path().join("packs").is_dir());
+}
+
+#[test]
+fn a_missing_or_damaged_store_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = Store::open(&folder.path().join("none"));
+    assert!(matches!(missing, Err(OpenError::Missing { .. })));
+    for text in [
+        "",
+        "ckpt-run store \n",
+        "ckpt-run store 0\n",
+        "ckpt-run store 1",
+        "x 1\n",
+    ] {
+        fs::write(folder.path().join("format"), text).unwrap();
+        let damaged = Store::create_or_open(folder.path());
+        assert!(matches!(damaged, Err(OpenError::Format { .. })), "{text:?}");
+    }
+}
