@@ -77,15 +77,17 @@ impl Sampler {
         let whole = self.sample.len();
         let (planes, plan) = self.planes(raw.len());
         let planes_pay = pays(planes, whole);
-        let matches = compressed(&mut self.search, &self.sample, &mut self.output)? < whole;
-        match (planes_pay, matches) {
+        let searched = compressed(&mut self.search, &self.sample, &mut self.output)?;
+        match (planes_pay, searched < whole) {
             (false, false) => return Ok(Choice::Raw),
             (false, true) => return Ok(Choice::Zstd),
             (true, false) => return Ok(Choice::Planes(plan)),
             (true, true) => {}
         }
-        // What zstd saves of the smaller sample it also saves of the larger one.
-        let mut zstd_pays = self.zstd_pays(planes, whole)?;
+        // What matches alone save, zstd saves too; what it saves of the smaller sample it
+        // also saves of the larger one.
+        let mut zstd_pays =
+            searched + whole / SAVED_FRACTION < planes || self.zstd_pays(planes, whole)?;
         if !zstd_pays {
             self.take(raw, TRIAL_PART_BYTES);
             zstd_pays = self.sample.len() > whole && self.zstd_pays(planes, whole)?;
