@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 // `CHUNK_BYTES` is for `data`.
-use ckpt_run::store::{CHUNK_BYTES, ImageId, Key, Store, StoreLock, WriteOptions};
+use ckpt_run::store::{ImageId, Key, Store, StoreLock, WriteOptions};
 use nix::time::{ClockId, clock_gettime};
 
 /// Odd, so that the median is one of them.
