@@ -19,7 +19,11 @@ const FLOOR_BYTES: u64 = 100 << 20;
 
 /// Starts a job whose images have at least 8 MiB each for themselves.
 fn start_checked(place: &Place, min_free: &str) -> Run {
-    let script = COUNTER.replace("i += 1\n", "i += 1\n    ballast = os.urandom(8 << 20)\n");
+    // In place: an image always holds the same amount of it.
+    let begin = "i = 0\nballast = bytearray(8 << 20); noise = open('/dev/urandom', 'rb', 0)\n";
+    let script = COUNTER
+        .replace("i = 0\n", begin)
+        .replace("i += 1\n", "i += 1\n    noise.readinto(ballast)\n");
     start_with(place, &script, |command| {
         command
             .env("CKPT_RUN_SNAPSHOT_MIN_FREE", min_free)

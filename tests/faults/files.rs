@@ -4,8 +4,8 @@ use std::fs;
 
 use nix::sys::signal::Signal;
 
-use crate::common::{Place, Run, can_run, wait_until};
-use crate::support::{counted, lines, said, start, wait_for_progress};
+use crate::common::{Place, Run, can_run, descendants, wait_until};
+use crate::support::{counted, lines, said, start, wait_for_progress, wait_until_gone};
 
 /// Writes each number in every way there is.
 const WRITE: &str = r#"
@@ -88,8 +88,11 @@ fn refused_until_undone(change: impl Fn(&Place), undo: impl Fn(&Place), words: &
     wait_until("the first line", || counted(&place) > 3);
     place.snapshot();
     wait_for_progress(&place);
+    let everything = descendants(run.pid());
     run.signal(Signal::SIGKILL);
     run.wait();
+    // Its job dies with it, but not in the same moment.
+    wait_until_gone(&everything);
 
     change(&place);
     let files = ["log", "input", "out"].map(|name| place.text(name));
