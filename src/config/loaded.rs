@@ -38,25 +38,8 @@ pub struct Loaded {
 /// # Errors
 /// The first thing that is wrong, with its place; nothing is loaded then.
 pub fn load(sources: &Sources) -> Result<Loaded, ConfigError> {
-    let mut loaded = Loaded {
-        config: Config::default(),
-        origins: BTreeMap::new(),
-    };
-    loaded.lay(toml_layer(DEFAULT_TOML, |_| Origin::Default)?)?;
-    for path in [Some(&sources.system), sources.user.as_ref()]
-        .into_iter()
-        .flatten()
-    {
-        if let Some(text) = read_if_there(path)? {
-            loaded.lay(toml_layer(&text, in_file(path))?)?;
-        }
-    }
-    if let Some((path, text)) = read_project(&sources.project)? {
-        loaded.lay(toml_layer(&text, in_file(path))?)?;
-    }
-    loaded.lay(environment_layer(&sources.environment)?)?;
-    loaded.lay(flag_layer(&sources.overrides)?)?;
-    loaded.check_backoff()?;
+    let mut loaded = Loaded::defaults()?;
+    loaded.lay_all(sources)?;
     Ok(loaded)
 }
 
@@ -75,6 +58,34 @@ impl Loaded {
             let origin = self.origins.get(key.path);
             origin.map(|origin| format!("  # {origin}").replace('\n', " "))
         })
+    }
+
+    /// What is embedded.
+    pub(super) fn defaults() -> Result<Self, ConfigError> {
+        let mut loaded = Self {
+            config: Config::default(),
+            origins: BTreeMap::new(),
+        };
+        loaded.lay(toml_layer(DEFAULT_TOML, |_| Origin::Default)?)?;
+        Ok(loaded)
+    }
+
+    /// Sets what all other places say.
+    pub(super) fn lay_all(&mut self, sources: &Sources) -> Result<(), ConfigError> {
+        for path in [Some(&sources.system), sources.user.as_ref()]
+            .into_iter()
+            .flatten()
+        {
+            if let Some(text) = read_if_there(path)? {
+                self.lay(toml_layer(&text, in_file(path))?)?;
+            }
+        }
+        if let Some((path, text)) = read_project(&sources.project)? {
+            self.lay(toml_layer(&text, in_file(path))?)?;
+        }
+        self.lay(environment_layer(&sources.environment)?)?;
+        self.lay(flag_layer(&sources.overrides)?)?;
+        self.check_backoff()
     }
 
     /// Sets what one place says.

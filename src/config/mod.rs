@@ -15,6 +15,8 @@
 mod cron;
 mod error;
 mod file;
+#[cfg(any(fuzzing, test))]
+pub(crate) mod fuzz;
 mod keys;
 mod layer;
 mod loaded;

@@ -1,0 +1,15 @@
+//! Settings for fuzzing.
+
+use super::{ConfigError, Loaded, Sources};
+
+thread_local! {
+    /// They take longer than everything else together.
+    static DEFAULTS: Loaded = Loaded::defaults().unwrap();
+}
+
+/// As [`load`](super::load).
+pub(crate) fn load(sources: &Sources) -> Result<Loaded, ConfigError> {
+    let mut loaded = DEFAULTS.with(Clone::clone);
+    loaded.lay_all(sources)?;
+    Ok(loaded)
+}
