@@ -31,6 +31,23 @@ fn start_checked(place: &Place, min_free: &str) -> Run {
     })
 }
 
+/// A counting job with one image, whose store is on a small disk.
+fn one_image(min_free: &str) -> (Place, Disk, Run) {
+    let place = Place::new();
+    let disk = Disk::new(place.file(".ckpt-run"));
+    let run = start_checked(&place, min_free);
+    wait_until("the first line", || counted(&place) > 0);
+    place.snapshot();
+    (place, disk, run)
+}
+
+/// What a snapshot that must not succeed says.
+fn refused_snapshot(place: &Place) -> String {
+    let refused = place.verb(&["snapshot"]);
+    assert!(!refused.status.success());
+    String::from_utf8_lossy(&refused.stderr).into_owned()
+}
+
 /// A small file system over a folder. Gone when dropped.
 struct Disk(PathBuf);
 
@@ -78,17 +95,11 @@ fn a_full_disk_fails_the_snapshot_and_nothing_else() {
     if !can_run() {
         return;
     }
-    let place = Place::new();
-    let disk = Disk::new(place.file(".ckpt-run"));
-    let mut run = start_checked(&place, "0B");
-    wait_until("the first line", || counted(&place) > 0);
-    place.snapshot();
+    let (place, disk, mut run) = one_image("0B");
     wait_for_progress(&place);
     let filler = disk.fill(LEFT_BYTES);
 
-    let refused = place.verb(&["snapshot"]);
-    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(!refused.status.success());
+    let text = refused_snapshot(&place);
     assert!(text.contains("disk is full"), "{text}");
     assert!(text.contains("free space"), "{text}");
     wait_for_progress(&place);
@@ -115,17 +126,11 @@ fn a_snapshot_that_would_not_fit_is_refused_before_anything_stands_still() {
     if !can_run() {
         return;
     }
-    let place = Place::new();
-    let disk = Disk::new(place.file(".ckpt-run"));
-    let mut run = start_checked(&place, "100MiB");
-    wait_until("the first line", || counted(&place) > 0);
-    place.snapshot();
+    let (place, disk, mut run) = one_image("100MiB");
     let dumps = dump_logs(&place);
     let filler = disk.fill(FLOOR_BYTES + (1 << 20));
 
-    let refused = place.verb(&["snapshot"]);
-    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(!refused.status.success());
+    let text = refused_snapshot(&place);
     for part in [
         "100.0 MiB must stay free",
         "snapshot.min_free",
@@ -148,11 +153,7 @@ fn an_image_that_the_next_one_replaces_makes_room_for_it() {
     if !can_run() {
         return;
     }
-    let place = Place::new();
-    let disk = Disk::new(place.file(".ckpt-run"));
-    let mut run = start_checked(&place, "100MiB");
-    wait_until("the first line", || counted(&place) > 0);
-    place.snapshot();
+    let (place, disk, mut run) = one_image("100MiB");
     wait_for_progress(&place);
     place.snapshot();
     disk.fill(FLOOR_BYTES + (4 << 20));
@@ -167,7 +168,7 @@ fn an_image_that_the_next_one_replaces_makes_room_for_it() {
     assert!(place.verb(&["pin", "2"]).status.success());
     fs::remove_file(place.file(".ckpt-run/filler")).expect("space is freed");
     disk.fill(FLOOR_BYTES + (4 << 20));
-    assert!(!place.verb(&["snapshot"]).status.success());
+    refused_snapshot(&place);
     assert_eq!(ids(&place), ["000002", "000003"]);
     run.crash();
     wait_for_progress(&place);
