@@ -9,8 +9,8 @@
 //! Holding ── start ──▶ Running ── close ──▶ Closing ── queue empty ──▶ workers leave
 //!    └──────────────────── stop (abort, failure) ───────────────────▶ workers leave
 //! ```
-//! While Holding, workers take pieces only when a stream waits for a buffer: the cores
-//! belong to the freeze until memory runs out. Each open stream may have one buffer
+//! While Holding, workers take pieces only as far as there are cores to spare, or when a
+//! stream waits for a buffer: the others belong to the freeze until memory runs out. Each open stream may have one buffer
 //! even when all are taken and nothing is on its way back, because its source may be
 //! waiting for another stream to be read. A full chunk that a lane still copies is on
 //! its way back (see [`Passing`]), so a stream has only one such buffer however many
@@ -92,6 +92,8 @@ enum Phase {
 #[derive(Debug)]
 struct State {
     phase: Phase,
+    /// Workers that may be at work while Holding.
+    spare_workers: usize,
     stopped: Option<Arc<WriteError>>,
     free: Vec<Buffer>,
     /// Buffers of slabs, free or not.
@@ -132,6 +134,7 @@ impl Flow {
             buffers_max: buffers.max(1),
             state: Mutex::new(State {
                 phase: Phase::Holding,
+                spare_workers: 0,
                 stopped: None,
                 free: Vec::new(),
                 mapped: 0,
@@ -355,6 +358,12 @@ impl Flow {
         }
     }
 
+    /// Lets so many workers take pieces while Holding.
+    pub(super) fn spare(&self, workers: usize) {
+        locked(&self.state).spare_workers = workers;
+        self.work.notify_all();
+    }
+
     /// Lets workers take pieces as they come.
     pub(super) fn start(&self) {
         self.advance(Phase::Running);
@@ -406,7 +415,7 @@ impl Drop for Passing<'_> {
 
 fn may_work(state: &State) -> bool {
     match state.phase {
-        Phase::Holding => state.waiting > 0,
+        Phase::Holding => state.waiting > 0 || state.busy < state.spare_workers,
         Phase::Running | Phase::Closing => true,
     }
 }

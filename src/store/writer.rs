@@ -144,8 +144,14 @@ impl ImageWriter {
         StreamWriter::open(&self.shared, name)
     }
 
-    /// The job computes again: lets the workers run. Before this they run only while the
-    /// buffer is full.
+    /// Lets so many workers run from now on: as many as there are cores that nobody needs
+    /// while the job stands still.
+    pub fn spare_workers(&self, count: usize) {
+        self.shared.flow.spare(count);
+    }
+
+    /// The job computes again: lets the workers run. Before this the others run only while
+    /// the buffer is full.
     pub fn start_workers(&self) {
         self.shared.flow.start();
     }

@@ -25,6 +25,9 @@ use crate::cuda;
 use crate::job::{self, Process};
 use crate::store::{ImageId, ImageWriter, WriteOptions};
 
+/// Cores that the freeze may need: CRIU's, those that copy its largest file, the driver's.
+const FREEZE_CORES: usize = 8;
+
 /// What the job does after its snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Afterwards {
@@ -130,6 +133,8 @@ fn admit(
         .store
         .begin(&shop.lock, write_options(shop, available - needed))?;
     writer.reserve(needed + resident);
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    writer.spare_workers(cores.saturating_sub(FREEZE_CORES));
     Ok(writer)
 }
 

@@ -22,6 +22,20 @@ fn workers_rest_until_started() {
 }
 
 #[test]
+fn spared_workers_work_before_they_are_started_and_no_others() {
+    let flow = flow(TWO_BUFFERS);
+    for position in 0..2 {
+        flow.push(0, position, flow.acquire().unwrap(), 10);
+    }
+    flow.spare(1);
+    let first = flow.take();
+    assert!(matches!(first, Some(Work::Piece { position: 0, .. })));
+    assert!(!may_work(&locked(&flow.state)), "one is at work");
+    flow.rest();
+    assert!(matches!(flow.take(), Some(Work::Piece { position: 1, .. })));
+}
+
+#[test]
 fn a_full_buffer_makes_workers_run_before_they_are_started() {
     let flow = flow(TWO_BUFFERS);
     std::thread::scope(|scope| {
