@@ -19,14 +19,15 @@ pub(super) struct Extent {
 }
 
 /// Runs `prepare` for the items 0 to `len` and `consume` in this thread, in order.
-/// `begin` makes the state of each thread; `prepare` gets a consumed item to use again, if
-/// there is one. Ends early when `consume` fails.
+/// `begin` makes the state of each thread. `consume` says which items it is done with, this
+/// one or earlier ones; `prepare` gets one of them to use again, if there is one. Ends
+/// early when `consume` fails.
 pub(super) fn in_order<S: Send, T: Send, E>(
     len: usize,
     extent: Extent,
     begin: impl Fn() -> Result<S, E>,
     prepare: impl Fn(&mut S, usize, Option<T>) -> T + Sync,
-    mut consume: impl FnMut(&mut T) -> Result<(), E>,
+    mut consume: impl FnMut(T, &mut Vec<T>) -> Result<(), E>,
 ) -> Result<(), E> {
     let window = Window::new(len, extent.window.max(1));
     let (window, prepare) = (&window, &prepare);
@@ -46,13 +47,14 @@ pub(super) fn in_order<S: Send, T: Send, E>(
             // One thread less is only slower.
             let _ = Builder::new().spawn_scoped(scope, work);
         }
+        let mut done = Vec::new();
         while let Some(step) = window.step() {
-            let mut item = match step {
+            let item = match step {
                 Step::Ready(item) => item,
                 Step::Prepare(item, spare) => prepare(&mut own, item, spare),
             };
-            consume(&mut item)?;
-            window.consumed(item);
+            consume(item, &mut done)?;
+            window.consumed(&mut done);
         }
         Ok(())
     })
@@ -143,10 +145,10 @@ impl<T> Window<T> {
         }
     }
 
-    fn consumed(&self, item: T) {
+    fn consumed(&self, done: &mut Vec<T>) {
         let mut state = locked(&self.state);
         state.needed += 1;
-        state.spare.push(item);
+        state.spare.append(done);
         self.room.notify_one();
     }
 
@@ -184,8 +186,9 @@ mod tests {
             extent,
             || Ok(()),
             |(), item, _| item,
-            |item| {
-                seen.push(*item);
+            |item, done| {
+                seen.push(item);
+                done.push(item);
                 Ok(())
             },
         );
@@ -212,7 +215,7 @@ mod tests {
             Extent { workers: 4, ..TWO },
             || Ok(()),
             |(), _, _| prepared.fetch_add(1, Ordering::SeqCst),
-            |_| {
+            |_, _| {
                 consumed += 1;
                 assert!(prepared.load(Ordering::SeqCst) <= consumed + TWO.window);
                 if consumed == 100 {
@@ -242,7 +245,7 @@ mod tests {
                 other.get_or_init(|| ());
                 panic!("the other thread");
             },
-            |()| Ok(()),
+            |(), _| Ok(()),
         );
         result.unwrap();
     }

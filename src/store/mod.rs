@@ -87,6 +87,7 @@ mod report;
 mod retention;
 mod scan;
 mod sink;
+mod splice;
 mod stream;
 mod sync;
 #[cfg(test)]

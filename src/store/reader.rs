@@ -1,7 +1,8 @@
 //! Reading an image: streams go out, every chunk checked before any of its bytes.
 
 use std::collections::HashMap;
-use std::io::Write;
+use std::fs::File;
+use std::io::{self, Write};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::ahead::{self, Extent};
@@ -12,6 +13,7 @@ use super::id::ImageId;
 use super::layout::Store;
 use super::manifest::{Content, Manifest, Stream};
 use super::pack::PackFiles;
+use super::splice::Splicer;
 
 /// Threads that read, decompress and hash one stream: one core of today does about
 /// 1 GB/s, and what takes the stream takes less than 10.
@@ -52,6 +54,16 @@ enum Outcome {
     Checked,
     Zero(usize),
     Fault(usize, Fault),
+}
+
+impl Prepared {
+    fn bytes(&self) -> &[u8] {
+        match self.outcome {
+            Outcome::Checked => &self.buffer,
+            Outcome::Zero(len) => &ZEROS[..len],
+            Outcome::Fault(..) => &[],
+        }
+    }
 }
 
 impl Store {
@@ -135,6 +147,36 @@ impl ImageReader {
     /// went to the sink. [`ReadError::Sink`] when the sink failed.
     pub fn copy_to(&self, name: &str, sink: &mut impl Write) -> Result<u64, ReadError> {
         let stream = self.stream(name)?;
+        self.each_chunk(stream, |prepared, done| {
+            let written = sink.write_all(prepared.bytes());
+            done.push(prepared);
+            written
+        })?;
+        sink.flush().map_err(ReadError::Sink)?;
+        Ok(stream.raw_len)
+    }
+
+    /// As [`copy_to`](Self::copy_to), into a pipe, whose reader gets our own pages. It must
+    /// read them before this image fails to be read, or not trust what it read.
+    ///
+    /// # Errors
+    /// As there; [`ReadError::Sink`] also when `pipe` is none.
+    pub fn splice_to(&self, name: &str, pipe: &File) -> Result<u64, ReadError> {
+        let stream = self.stream(name)?;
+        let mut splicer = Splicer::new(pipe, stream.raw_len).map_err(ReadError::Sink)?;
+        self.each_chunk(stream, |prepared, done| {
+            splicer.put(prepared, Prepared::bytes, done)
+        })?;
+        Ok(stream.raw_len)
+    }
+
+    /// Hands out the chunks of a stream in order, all of them checked, with a list to put
+    /// those into that may be used again.
+    fn each_chunk(
+        &self,
+        stream: &Stream,
+        mut take: impl FnMut(Prepared, &mut Vec<Prepared>) -> io::Result<()>,
+    ) -> Result<(), ReadError> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let share = match stream.chunks.len() {
             0..PARALLEL_CHUNKS_MIN => Share::none(&self.room),
@@ -149,19 +191,14 @@ impl ImageReader {
             extent,
             || Fetcher::new(&self.packs).map_err(ReadError::Worker),
             |fetcher, position, spare| self.prepare(fetcher, stream, position, spare),
-            |prepared| {
-                let bytes = match std::mem::take(&mut prepared.outcome) {
-                    Outcome::Checked => &prepared.buffer,
-                    Outcome::Zero(len) => &ZEROS[..len],
-                    Outcome::Fault(position, fault) => {
-                        return Err(self.damage(stream, position, fault));
-                    }
-                };
-                sink.write_all(bytes).map_err(ReadError::Sink)
+            |mut prepared: Prepared, done| match std::mem::take(&mut prepared.outcome) {
+                Outcome::Fault(position, fault) => Err(self.damage(stream, position, fault)),
+                outcome @ (Outcome::Checked | Outcome::Zero(_)) => {
+                    prepared.outcome = outcome;
+                    take(prepared, done).map_err(ReadError::Sink)
+                }
             },
-        )?;
-        sink.flush().map_err(ReadError::Sink)?;
-        Ok(stream.raw_len)
+        )
     }
 
     /// A whole stream, if it is at most `limit` bytes long.

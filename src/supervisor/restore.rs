@@ -286,7 +286,7 @@ fn run_criu(
     let (ended, served) = thread::scope(|scope| {
         let exists = |name: &str| image.contains(&format!("criu/{name}"));
         let serving =
-            scope.spawn(move || serve.run(&stopped, exists, |name, pipe| send(image, name, pipe)));
+            scope.spawn(move || serve.run(&stopped, exists, |name, pipe| send(image, name, &pipe)));
         let ended = sandbox
             .run_tool(tool, &descriptors)
             .and_then(|run| run.wait(shop.config.snapshot.timeout));
@@ -319,8 +319,8 @@ fn run_criu(
 }
 
 /// Writes an image file into CRIU's pipe. CRIU may close a pipe before its end; it judges what it needs.
-fn send(image: &ImageReader, name: &str, mut pipe: File) -> Result<u64, ReadError> {
-    match image.copy_to(&format!("criu/{name}"), &mut pipe) {
+fn send(image: &ImageReader, name: &str, pipe: &File) -> Result<u64, ReadError> {
+    match image.splice_to(&format!("criu/{name}"), pipe) {
         Err(ReadError::Sink(_)) => Ok(0),
         other => other,
     }

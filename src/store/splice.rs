@@ -1,0 +1,151 @@
+//! A stream into a pipe without copying it there.
+//!
+//! `write` copies into the pipe's own pages while it holds the pipe's lock, which the
+//! reader wants for its own copy; `vmsplice` lends the pipe our pages. What was lent must
+//! stay as it is until it was read. A pipe of so many slots holds no more than the last
+//! so many that were put in, and a slot has at most a page: so a buffer is free again
+//! once as many pages have followed it, and the last ones of a stream, which none will
+//! follow, are copied. Knows nothing of chunks.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, IoSlice, Write};
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, SpliceFFlags, fcntl, vmsplice};
+
+/// The page that a slot holds at most. Where pages are larger, buffers are kept for longer.
+const PAGE_BYTES: u64 = 4096;
+
+/// The writing end of a pipe that a stream of a known length goes into, in pieces of `T`.
+pub(super) struct Splicer<'a, T> {
+    pipe: &'a File,
+    /// What the pipe holds at most.
+    capacity: u64,
+    /// What of the stream is still to come.
+    left: u64,
+    /// Whole pages that were put in.
+    pages: u64,
+    /// Lent to the pipe, with the pages that had been put in then.
+    lent: VecDeque<(u64, T)>,
+}
+
+impl<'a, T> Splicer<'a, T> {
+    /// # Errors
+    /// `pipe` is none.
+    pub(super) fn new(pipe: &'a File, stream_len: u64) -> io::Result<Self> {
+        let capacity = fcntl(pipe, FcntlArg::F_GETPIPE_SZ)?;
+        Ok(Self {
+            pipe,
+            capacity: u64::try_from(capacity).map_err(io::Error::other)?,
+            left: stream_len,
+            pages: 0,
+            lent: VecDeque::new(),
+        })
+    }
+
+    /// Puts the bytes of a piece in. Pieces that are free again go to `spare`, this one or
+    /// others.
+    pub(super) fn put(
+        &mut self,
+        piece: T,
+        bytes: impl FnOnce(&T) -> &[u8],
+        spare: &mut Vec<T>,
+    ) -> io::Result<()> {
+        let bytes = bytes(&piece);
+        let len = bytes.len() as u64;
+        self.left = self.left.saturating_sub(len);
+        if self.left < self.capacity {
+            self.pipe.write_all(bytes)?;
+            spare.push(piece);
+            return Ok(());
+        }
+        self.lend(bytes)?;
+        self.pages += len / PAGE_BYTES;
+        self.lent.push_back((self.pages, piece));
+        let slots = self.capacity / PAGE_BYTES;
+        while let Some((then, piece)) = self.lent.pop_front() {
+            if self.pages - then < slots {
+                self.lent.push_front((then, piece));
+                break;
+            }
+            spare.push(piece);
+        }
+        Ok(())
+    }
+
+    fn lend(&self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            match vmsplice(self.pipe, &[IoSlice::new(bytes)], SpliceFFlags::empty()) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(len) => bytes = &bytes[len..],
+                Err(Errno::EINTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::fd::OwnedFd;
+
+    use super::*;
+    use crate::store::codec::tests::noise;
+
+    const PIECE: usize = 3 * 4096 + 700;
+
+    /// Sends pieces through a pipe; buffers that are free are overwritten at once.
+    fn sent_through(count: usize, keep: impl Fn(usize)) -> (Vec<u8>, Vec<u8>) {
+        let (mut reader, writer) = io::pipe().unwrap();
+        let pipe = File::from(OwnedFd::from(writer));
+        let bytes = noise(1, count * PIECE);
+        let read = std::thread::scope(|scope| {
+            let reading = scope.spawn(move || {
+                let mut read = Vec::new();
+                reader.read_to_end(&mut read).unwrap();
+                read
+            });
+            let mut splicer = Splicer::new(&pipe, bytes.len() as u64).unwrap();
+            let mut spare: Vec<Vec<u8>> = Vec::new();
+            for piece in bytes.chunks(PIECE) {
+                let mut buffer = spare.pop().unwrap_or_default();
+                buffer.clear();
+                buffer.extend_from_slice(piece);
+                splicer.put(buffer, |buffer| buffer, &mut spare).unwrap();
+                for buffer in &mut spare {
+                    buffer.fill(0xEE);
+                }
+                keep(splicer.lent.len());
+            }
+            for (_, buffer) in &mut splicer.lent {
+                buffer.fill(0xEE);
+            }
+            drop(pipe);
+            reading.join().unwrap()
+        });
+        (bytes, read)
+    }
+
+    #[test]
+    fn what_is_read_is_what_was_put_in_though_buffers_are_used_again() {
+        for count in [0, 1, 5, 6, 400] {
+            let (bytes, read) = sent_through(count, |_| ());
+            assert!(bytes == read, "{count}");
+        }
+    }
+
+    #[test]
+    fn no_more_is_lent_than_the_pipe_holds_and_one() {
+        // A pipe of 64 KiB has 16 slots; a piece is counted as 3 pages.
+        sent_through(400, |lent| assert!(lent <= 16 / 3 + 1, "{lent}"));
+    }
+
+    #[test]
+    fn a_file_is_no_pipe() {
+        let file = tempfile::tempfile().unwrap();
+        assert!(Splicer::<()>::new(&file, 1).is_err());
+    }
+}
