@@ -264,6 +264,11 @@ pub(super) const KEYS: &[Key] = &[
         get: |config| size(config.restore.buffer),
     },
     Key {
+        path: "network.tcp",
+        set: |config, value| set(&mut config.network.tcp, value.choice()),
+        get: |config| word(config.network.tcp),
+    },
+    Key {
         path: "files.keep_content",
         set: |config, value| set(&mut config.files.keep_content, value.size(&KEEP_CONTENT)),
         get: |config| size(config.files.keep_content),

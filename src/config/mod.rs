@@ -30,7 +30,7 @@ pub use error::{ConfigError, Distrust, Invalid};
 pub use loaded::{DEFAULT_TOML, Loaded, load};
 pub use model::{
     Buffer, Config, Cpus, Criu, Encryption, ExitStatus, Files, Interval, Isolation, Log, LogLevel,
-    Restart, RestartLimit, RestartPolicy, Retention, Snapshot, WithoutImage,
+    Network, Restart, RestartLimit, RestartPolicy, Retention, Snapshot, Tcp, WithoutImage,
 };
 pub use sources::{Origin, Override, ProjectFile, Sources};
 

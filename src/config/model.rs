@@ -29,6 +29,8 @@ pub struct Config {
     pub restart: Restart,
     /// `[restore]`.
     pub restore: Restore,
+    /// `[network]`.
+    pub network: Network,
     /// `[files]`: files the job writes.
     pub files: Files,
     /// `[criu]`: the criu program.
@@ -127,6 +129,22 @@ pub enum Encryption {
 pub struct Restore {
     /// Host memory for chunks that are read ahead, in bytes.
     pub buffer: u64,
+}
+
+/// `[network]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Network {
+    /// What becomes of connections to others at a restore.
+    pub tcp: Tcp,
+}
+
+/// What becomes of a TCP connection between the job and others at a restore.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tcp {
+    /// The job finds it closed.
+    Close,
+    /// It is restored as it was.
+    Keep,
 }
 
 /// `[restart]`.
@@ -279,6 +297,10 @@ impl Choice for WithoutImage {
         &[("start", Self::Start), ("give-up", Self::GiveUp)];
 }
 
+impl Choice for Tcp {
+    const WORDS: &'static [(&'static str, Self)] = &[("close", Self::Close), ("keep", Self::Keep)];
+}
+
 impl Choice for LogLevel {
     const WORDS: &'static [(&'static str, Self)] = &[
         ("off", Self::Off),
@@ -338,6 +360,7 @@ impl Default for Config {
                 without_image: WithoutImage::GiveUp,
             },
             restore: Restore { buffer: 64 << 20 },
+            network: Network { tcp: Tcp::Close },
             files: Files {
                 keep_content: 16 << 20,
             },

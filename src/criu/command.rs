@@ -20,6 +20,15 @@ pub struct DumpOptions<'a> {
     pub log_level: u8,
 }
 
+/// What a restore does with sockets that are one end of a TCP connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tcp {
+    /// They are connected again. Needs their local addresses.
+    Established,
+    /// They are not connected.
+    Closed,
+}
+
 /// What a restore needs to know.
 #[derive(Clone, Copy, Debug)]
 pub struct RestoreOptions<'a> {
@@ -31,6 +40,8 @@ pub struct RestoreOptions<'a> {
     pub libdir: &'a Path,
     /// Verbosity, 0 to 4.
     pub log_level: u8,
+    /// What becomes of established TCP connections, all of them.
+    pub tcp: Tcp,
     /// Inode of a pipe at the dump, and the descriptor of CRIU's that takes its place.
     pub pipes: &'a [(u64, i32)],
 }
@@ -88,6 +99,11 @@ pub fn restore_arguments(options: &RestoreOptions<'_>) -> Vec<OsString> {
             OsStr::new("--restore-sibling"),
         ],
     );
+    match options.tcp {
+        Tcp::Established => {}
+        // CRIU (4.2.1) looks at this option before the other.
+        Tcp::Closed => push(&mut arguments, &[OsStr::new("--tcp-close")]),
+    }
     for (inode, descriptor) in options.pipes {
         push(
             &mut arguments,
@@ -138,6 +154,7 @@ mod tests {
             log: path,
             libdir: path,
             log_level: 2,
+            tcp: Tcp::Established,
             pipes: &[(4711, 200)],
         };
         let arguments = restore_arguments(&options);

@@ -1,6 +1,6 @@
 //! What the kernel tells of a job, for fuzzing.
 
-use super::sockets::{Closed, next_message, refused};
+use super::sockets::diagnosis::{Found, next_message, refused};
 use super::timers::State;
 
 /// A timer's `/proc/PID/fdinfo/FD`.
@@ -12,7 +12,7 @@ pub(crate) fn timer(text: &str) -> bool {
 pub(crate) fn netlink(answer: &[u8]) -> bool {
     let (mut rest, mut found) = (answer, false);
     while let Some((_, body)) = next_message(&mut rest) {
-        found |= Closed::parse(body).is_some();
+        found |= Found::parse(body).is_some();
         // Either is an answer.
         let _ = refused(body);
     }

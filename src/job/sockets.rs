@@ -2,41 +2,23 @@
 //! left of them when a restore needs their addresses again.
 //!
 //! A killed job leaves sockets in `TIME_WAIT` for a minute. Nobody owns them, but
-//! their addresses cannot be bound, so they are destroyed before a restore by
-//! the kernel's socket diagnosis (`SOCK_DESTROY`, Linux 4.5, `CONFIG_INET_DIAG_DESTROY`).
+//! their addresses cannot be bound, so they are destroyed before a restore.
+//! Connections to others cannot come back: those have gone on, or have heard that the
+//! job died. Restored, they would be open at one end only.
 
-use std::collections::HashSet;
+pub(super) mod diagnosis;
+
+use std::collections::{HashMap, HashSet};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::net::SocketAddr;
 
-use nix::errno::Errno;
-use nix::libc;
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket,
-};
 use procfs::ProcError;
 use procfs::net::{TcpNetEntry, TcpState};
 use procfs::process::{FDTarget, Process as ProcessEntry};
 use serde::{Deserialize, Serialize};
 
-/// Netlink message type that destroys a socket (`linux/sock_diag.h`).
-const SOCK_DESTROY: u16 = 21;
-/// Netlink message type that asks for sockets (`linux/sock_diag.h`).
-const SOCK_DIAG_BY_FAMILY: u16 = 20;
-/// `struct nlmsghdr`.
-const HEADER_BYTES: usize = 16;
-/// `struct inet_diag_sockid`.
-const ID_BYTES: usize = 48;
-/// `struct inet_diag_msg`.
-const REPORT_BYTES: usize = 72;
-/// The kernel fills at most 32 KiB a datagram of a dump.
-const ANSWER_BYTES: usize = 64 << 10;
-/// States of a socket that its owner has closed (bits of `tcp_states.h`): `FIN_WAIT1`, `FIN_WAIT2`, `TIME_WAIT`, `LAST_ACK`, `CLOSING`.
-const CLOSED_STATES: u32 = 1 << 4 | 1 << 5 | 1 << TIME_WAIT | 1 << 9 | 1 << 11;
-const TIME_WAIT: u8 = 6;
-/// `IPPROTO_TCP`, as a byte of a request.
-const TCP: u8 = 6;
+use diagnosis::{Diagnosis, Which};
+pub(super) use diagnosis::{Found, next_message, refused};
 
 /// The TCP sockets of a job at a snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,6 +27,12 @@ pub struct Sockets {
     pub listening: Vec<SocketAddr>,
     /// Connections of the job with itself, as each of both ends sees them: local, remote.
     pub connections: Vec<(SocketAddr, SocketAddr)>,
+    /// Connections to others: local, remote.
+    #[serde(default)]
+    pub outside: Vec<(SocketAddr, SocketAddr)>,
+    /// Connected sockets that are none of those: the other end was closed, or nobody has accepted it.
+    #[serde(default)]
+    pub half_closed: usize,
 }
 
 /// Why the job's sockets could not be recorded or what is left of them not removed.
@@ -98,26 +86,57 @@ impl Sockets {
     }
 
     fn of<'a>(entries: impl Iterator<Item = &'a TcpNetEntry>) -> Self {
-        let (mut listening, mut ends) = (Vec::new(), HashSet::new());
+        let (mut listening, mut ends) = (Vec::new(), HashMap::new());
         for entry in entries {
             let local = canonical(entry.local_address);
             if entry.state == TcpState::Listen {
                 listening.push(local);
             } else {
-                ends.insert((local, canonical(entry.remote_address)));
+                ends.insert(
+                    (local, canonical(entry.remote_address)),
+                    entry.state.clone(),
+                );
             }
         }
-        // A connection to somebody outside is not ours to end.
-        let mut connections: Vec<_> = ends
-            .iter()
-            .copied()
-            .filter(|(local, remote)| ends.contains(&(*remote, *local)))
-            .collect();
+        let (mut connections, mut outside, mut half_closed) = (Vec::new(), Vec::new(), 0);
+        for ((local, remote), state) in &ends {
+            if ends.contains_key(&(*remote, *local)) {
+                connections.push((*local, *remote));
+            } else if local.ip() != remote.ip() || is_open(state) {
+                outside.push((*local, *remote));
+            } else {
+                half_closed += 1;
+            }
+        }
         connections.sort_unstable();
+        outside.sort_unstable();
         Self {
             listening,
             connections,
+            outside,
+            half_closed,
         }
+    }
+
+    /// Whether all connections are to others.
+    #[must_use]
+    pub fn are_outside_only(&self) -> bool {
+        !self.outside.is_empty() && self.connections.is_empty() && self.half_closed == 0
+    }
+
+    /// Aborts the connections to others, which the restored job believes in: whom it was connected
+    /// to has heard of its death, or goes on without it. How many there were.
+    ///
+    /// # Errors
+    /// When the kernel refuses; those aborted before stay so.
+    pub fn abort_outside(&self) -> Result<usize, SocketsError> {
+        if self.outside.is_empty() {
+            return Ok(0);
+        }
+        destroy(Which::Connected, |found| {
+            let ends = (found.local, found.remote);
+            found.owned && self.outside.binary_search(&ends).is_ok()
+        })
     }
 
     /// Destroys what is left of these sockets, now that their processes are dead. How many there were.
@@ -131,27 +150,11 @@ impl Sockets {
         if self.listening.is_empty() && self.connections.is_empty() {
             return Ok(0);
         }
-        let diagnosis = Diagnosis::open().map_err(SocketsError::Ask)?;
-        let mut destroyed = 0;
-        for family in [libc::AF_INET, libc::AF_INET6] {
-            for closed in diagnosis.closed(family).map_err(SocketsError::Ask)? {
-                if self.claims(&closed) {
-                    diagnosis
-                        .destroy(&closed)
-                        .map_err(|source| SocketsError::Destroy {
-                            local: closed.local,
-                            remote: closed.remote,
-                            source,
-                        })?;
-                    destroyed += 1;
-                }
-            }
-        }
-        Ok(destroyed)
+        destroy(Which::Closed, |found| !found.owned && self.claims(found))
     }
 
-    fn claims(&self, closed: &Closed) -> bool {
-        let Closed { local, remote, .. } = closed;
+    fn claims(&self, closed: &Found) -> bool {
+        let Found { local, remote, .. } = closed;
         let recorded = self.connections.binary_search(&(*local, *remote)).is_ok();
         // A connection that was made after the snapshot. It holds no data, and no stray packet of it is on its way.
         let blocks = closed.waits
@@ -163,6 +166,33 @@ impl Sockets {
                 || self.connections.iter().any(|(ours, _)| ours == local));
         recorded || blocks
     }
+}
+
+/// Destroys the sockets that are chosen; how many.
+fn destroy(which: Which, chosen: impl Fn(&Found) -> bool) -> Result<usize, SocketsError> {
+    let diagnosis = Diagnosis::open().map_err(SocketsError::Ask)?;
+    let mut destroyed = 0;
+    for found in diagnosis.list(which).map_err(SocketsError::Ask)? {
+        if chosen(&found) {
+            diagnosis
+                .destroy(&found)
+                .map_err(|source| SocketsError::Destroy {
+                    local: found.local,
+                    remote: found.remote,
+                    source,
+                })?;
+            destroyed += 1;
+        }
+    }
+    Ok(destroyed)
+}
+
+/// Whether the other end has not been closed.
+fn is_open(state: &TcpState) -> bool {
+    matches!(
+        state,
+        TcpState::Established | TcpState::SynSent | TcpState::SynRecv
+    )
 }
 
 fn covers(listening: &SocketAddr, local: &SocketAddr) -> bool {
@@ -194,133 +224,6 @@ fn table(pid: i32) -> Result<Vec<TcpNetEntry>, ProcError> {
 /// An IPv4 address in an IPv6 socket is an IPv4 address.
 fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
-}
-
-/// A socket that its owner has closed.
-pub(super) struct Closed {
-    family: u8,
-    /// The kernel's `inet_diag_sockid`, cookie included: it names this socket and no later one.
-    id: [u8; ID_BYTES],
-    local: SocketAddr,
-    remote: SocketAddr,
-    /// In `TIME_WAIT`.
-    waits: bool,
-}
-
-/// A netlink socket to the kernel's socket diagnosis.
-struct Diagnosis(OwnedFd);
-
-impl Diagnosis {
-    fn open() -> io::Result<Self> {
-        Ok(Self(socket(
-            AddressFamily::Netlink,
-            SockType::Raw,
-            SockFlag::SOCK_CLOEXEC,
-            SockProtocol::NetlinkSockDiag,
-        )?))
-    }
-
-    fn closed(&self, family: i32) -> io::Result<Vec<Closed>> {
-        self.ask(
-            SOCK_DIAG_BY_FAMILY,
-            libc::NLM_F_DUMP,
-            u8::try_from(family).map_err(io::Error::other)?,
-            &[0; ID_BYTES],
-        )?;
-        let (mut found, mut buffer) = (Vec::new(), vec![0; ANSWER_BYTES]);
-        loop {
-            let got = recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
-            let mut rest = &buffer[..got];
-            while let Some((kind, body)) = next_message(&mut rest) {
-                match i32::from(kind) {
-                    libc::NLMSG_DONE => return Ok(found),
-                    libc::NLMSG_ERROR => refused(body)?,
-                    _ => found.extend(Closed::parse(body)),
-                }
-            }
-        }
-    }
-
-    fn destroy(&self, closed: &Closed) -> io::Result<()> {
-        self.ask(SOCK_DESTROY, libc::NLM_F_ACK, closed.family, &closed.id)?;
-        let mut buffer = vec![0; ANSWER_BYTES];
-        let got = recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
-        match next_message(&mut &buffer[..got]) {
-            Some((_, body)) => match refused(body) {
-                // It went by itself.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-                other => other,
-            },
-            None => Err(io::ErrorKind::InvalidData.into()),
-        }
-    }
-
-    /// Sends an `inet_diag_req_v2` for TCP.
-    fn ask(&self, kind: u16, flags: i32, family: u8, id: &[u8; ID_BYTES]) -> io::Result<()> {
-        let flags = u16::try_from(libc::NLM_F_REQUEST | flags).map_err(io::Error::other)?;
-        let mut message = Vec::with_capacity(HEADER_BYTES + 8 + ID_BYTES);
-        message.extend([0; 4]);
-        message.extend(kind.to_ne_bytes());
-        message.extend(flags.to_ne_bytes());
-        message.extend([0; 8]);
-        message.extend([family, TCP, 0, 0]);
-        message.extend(CLOSED_STATES.to_ne_bytes());
-        message.extend(id);
-        let length = u32::try_from(message.len()).map_err(io::Error::other)?;
-        message[..4].copy_from_slice(&length.to_ne_bytes());
-        send(self.0.as_raw_fd(), &message, MsgFlags::empty())?;
-        Ok(())
-    }
-}
-
-/// Type and body of the next netlink message; `None` at the end.
-pub(super) fn next_message<'a>(rest: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
-    let length = u32::from_ne_bytes(rest.get(..4)?.try_into().ok()?) as usize;
-    let kind = u16::from_ne_bytes(rest.get(4..6)?.try_into().ok()?);
-    let body = rest.get(HEADER_BYTES..length)?;
-    *rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
-    Some((kind, body))
-}
-
-/// The error number of an `NLMSG_ERROR`; 0 is an acknowledgement.
-pub(super) fn refused(body: &[u8]) -> io::Result<()> {
-    let number = body.get(..4).and_then(|bytes| bytes.try_into().ok());
-    match number.map(i32::from_ne_bytes) {
-        Some(0) => Ok(()),
-        Some(negative) => Err(Errno::from_raw(negative.wrapping_neg()).into()),
-        None => Err(io::ErrorKind::InvalidData.into()),
-    }
-}
-
-impl Closed {
-    /// From an `inet_diag_msg`; `None` for one that has an owner.
-    pub(super) fn parse(body: &[u8]) -> Option<Self> {
-        let report: &[u8; REPORT_BYTES] = body.get(..REPORT_BYTES)?.try_into().ok()?;
-        let (family, state) = (report[0], report[1]);
-        let id: [u8; ID_BYTES] = report[4..4 + ID_BYTES].try_into().ok()?;
-        let inode = u32::from_ne_bytes(report[68..72].try_into().ok()?);
-        let local = address(family, &id[4..20], &id[0..2])?;
-        let remote = address(family, &id[20..36], &id[2..4])?;
-        (inode == 0).then_some(Self {
-            family,
-            id,
-            local,
-            remote,
-            waits: state == TIME_WAIT,
-        })
-    }
-}
-
-fn address(family: u8, ip: &[u8], port: &[u8]) -> Option<SocketAddr> {
-    let ip = if i32::from(family) == libc::AF_INET {
-        IpAddr::V4(Ipv4Addr::from(<[u8; 4]>::try_from(ip.get(..4)?).ok()?))
-    } else {
-        IpAddr::V6(Ipv6Addr::from(<[u8; 16]>::try_from(ip).ok()?)).to_canonical()
-    };
-    Some(SocketAddr::new(
-        ip,
-        u16::from_be_bytes(port.try_into().ok()?),
-    ))
 }
 
 #[cfg(test)]

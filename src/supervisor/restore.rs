@@ -19,7 +19,8 @@ use std::thread;
 use std::time::Duration;
 
 use crate::clock;
-use crate::criu::{RestoreOptions, Serve, ServeError, restore_arguments};
+use crate::config;
+use crate::criu::{RestoreOptions, Serve, ServeError, Tcp, restore_arguments};
 use crate::cuda;
 use crate::job::{self, CutAway, RewindError};
 use crate::sandbox::{Ended, Sandbox, SandboxError, ToolCommand};
@@ -193,6 +194,9 @@ pub(super) fn bring_back(
     let restored = run_criu(shop, sandbox, &image, id, &facts, &ends);
     job::remove_links(&facts.files);
     restored?;
+    if shop.config.network.tcp == config::Tcp::Close {
+        facts.sockets.abort_outside()?;
+    }
     streams
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
@@ -273,6 +277,7 @@ fn run_criu(
         log: &log,
         libdir: &shop.libdir(),
         log_level: shop.config.criu.log_level,
+        tcp: tcp(shop, facts),
         pipes: &pipes,
     }));
     let tool = ToolCommand {
@@ -315,6 +320,14 @@ fn run_criu(
         }),
         (Err(SandboxError::Slow(limit)), _) => Err(RestoreError::Slow(limit)),
         (Err(error), _) => Err(error.into()),
+    }
+}
+
+/// CRIU treats all connections alike; where there are both kinds, those to others are aborted later.
+fn tcp(shop: &Workshop, facts: &ImageFacts) -> Tcp {
+    match shop.config.network.tcp {
+        config::Tcp::Close if facts.sockets.are_outside_only() => Tcp::Closed,
+        config::Tcp::Close | config::Tcp::Keep => Tcp::Established,
     }
 }
 

@@ -1,5 +1,9 @@
-//! Sockets inside the tree.
+//! Sockets inside the tree, and connections to others.
 
+use std::fs;
+use std::net::TcpListener;
+
+use super::common::{Place, can_run};
 use super::survival::survives;
 
 #[test]
@@ -94,4 +98,80 @@ for i in steps():
     sender.send(b"datagram %d" % i); note(receiver.recv(100))
 "#,
     );
+}
+
+/// A job that is connected to us, besides `more`, crashes and is restored; returns what it says of the
+/// connection then. Everything within the job goes on in any case.
+fn connection_to_others(setting: &str, more: &str) -> Option<String> {
+    if !can_run() {
+        return None;
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+    let address = listener.local_addr().expect("an address");
+    let script = format!(
+        r#"
+import os, socket, time
+def until(name):
+    while not os.path.exists(name): time.sleep(0.005)
+other = socket.create_connection(("{}", {}))
+{more}
+print("connected", flush=True)
+until("snapshotted")
+print("on", flush=True)
+until("restored")
+for one, another in inside:
+    one.sendall(b"within"); assert another.recv(6) == b"within"
+try:
+    other.send(b"hello")
+    print("open", flush=True)
+except OSError as error:
+    print("closed", flush=True)
+"#,
+        address.ip(),
+        address.port()
+    );
+    let place = Place::new();
+    fs::write(place.file("job.py"), script).expect("the script is written");
+    let mut run = place.start_with(
+        &["--interval", "never"],
+        &["python3", "job.py"],
+        |command| {
+            command.env("CKPT_RUN_NETWORK_TCP", setting);
+            command.env("CKPT_RUN_RESTART_BACKOFF", "50ms");
+        },
+    );
+    let _ours = listener.accept().expect("the job's connection");
+    place.wait_for("out", "connected\n");
+    place.snapshot();
+    fs::write(place.file("snapshotted"), "").expect("a gate");
+    place.wait_for("out", "on\n");
+    run.crash();
+    place.wait_for("err", "restored");
+    fs::write(place.file("restored"), "").expect("a gate");
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    let out = place.text("out");
+    Some(out.lines().last().unwrap_or_default().to_owned())
+}
+
+const NOTHING_INSIDE: &str = "inside = []";
+const ALSO_INSIDE: &str = r#"
+listening = socket.create_server(("127.0.0.1", 0))
+inside = [(socket.create_connection(listening.getsockname()), listening.accept()[0])]
+"#;
+
+#[test]
+fn a_connection_to_others_is_found_closed_after_a_restore() {
+    for more in [NOTHING_INSIDE, ALSO_INSIDE] {
+        let Some(said) = connection_to_others("close", more) else {
+            return;
+        };
+        assert_eq!(said, "closed", "{more}");
+    }
+}
+
+#[test]
+fn a_connection_to_others_is_kept_where_that_is_wanted() {
+    if let Some(said) = connection_to_others("keep", NOTHING_INSIDE) {
+        assert_eq!(said, "open");
+    }
 }
