@@ -17,8 +17,7 @@ use procfs::net::{TcpNetEntry, TcpState};
 use procfs::process::{FDTarget, Process as ProcessEntry};
 use serde::{Deserialize, Serialize};
 
-use diagnosis::{Diagnosis, Which};
-pub(super) use diagnosis::{Found, next_message, refused};
+use diagnosis::{Diagnosis, Found, Which};
 
 /// The TCP sockets of a job at a snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
