@@ -83,6 +83,8 @@ struct Global {
 enum Verb {
     /// Run a command under supervision; the same as `ckpt-run -- CMD`
     Run(run::RunArguments),
+    /// Go on with the run that the store holds from its newest image, or from an older one
+    Restore(run::RestoreArguments),
     /// Ask the running supervisor for a snapshot, wait, print the image's id
     Snapshot,
     /// List the images
@@ -188,6 +190,7 @@ impl<E: std::error::Error> From<E> for Failure {
 fn dispatch(global: &Global, verb: Verb) -> Result<ExitCode, Failure> {
     match verb {
         Verb::Run(arguments) => run::run(global, arguments),
+        Verb::Restore(arguments) => run::restore(global, &arguments),
         Verb::Snapshot => snapshot::run(global),
         Verb::List => list::run(global),
         Verb::Show { image } => show::run(global, &image),

@@ -1,4 +1,4 @@
-//! `ckpt-run -- CMD` and `ckpt-run run -- CMD`.
+//! `ckpt-run -- CMD` and `ckpt-run run -- CMD`; `ckpt-run restore`.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -7,12 +7,13 @@ use clap::Args;
 
 use super::{Failure, Global};
 use crate::config::{LogLevel, Override};
-use crate::supervisor::{self, RunOptions, chain};
+use crate::store::ImageId;
+use crate::supervisor::{self, ImageChoice, RunOptions, What, chain};
 use crate::telemetry;
 
-/// What a run can be told on the command line; everything else is in the settings.
+/// How a job is supervised, as far as the command line tells; everything else is in the settings.
 #[derive(Debug, Default, PartialEq, Args)]
-pub(super) struct RunArguments {
+struct Supervision {
     /// Time between snapshots: "15m", 900 (seconds), or "never"
     #[arg(short, long, value_name = "TIME")]
     interval: Option<String>,
@@ -34,6 +35,13 @@ pub(super) struct RunArguments {
     /// auto, namespaces or none
     #[arg(long, value_name = "HOW")]
     isolation: Option<String>,
+}
+
+/// A run of a command.
+#[derive(Debug, Default, PartialEq, Args)]
+pub(super) struct RunArguments {
+    #[command(flatten)]
+    supervision: Supervision,
     /// Begin anew, whatever the store holds
     #[arg(long)]
     fresh: bool,
@@ -42,7 +50,17 @@ pub(super) struct RunArguments {
     pub(super) command: Vec<OsString>,
 }
 
-impl RunArguments {
+/// A run that goes on from an image.
+#[derive(Debug, Args)]
+pub(super) struct RestoreArguments {
+    /// Its id, or `latest`. Where it cannot be restored, the next older one is tried
+    #[arg(default_value = "latest")]
+    image: String,
+    #[command(flatten)]
+    supervision: Supervision,
+}
+
+impl Supervision {
     fn overrides(&self) -> Vec<Override> {
         [
             ("snapshot.interval", "--interval", &self.interval),
@@ -66,19 +84,30 @@ impl RunArguments {
 }
 
 pub(super) fn run(global: &Global, arguments: RunArguments) -> Result<ExitCode, Failure> {
-    let config = global.load(arguments.overrides())?.config;
+    let what = What::Command {
+        line: arguments.command,
+        fresh: arguments.fresh,
+    };
+    supervise(global, &arguments.supervision, what)
+}
+
+pub(super) fn restore(global: &Global, arguments: &RestoreArguments) -> Result<ExitCode, Failure> {
+    let choice = match arguments.image.as_str() {
+        "latest" => ImageChoice::Newest,
+        id => ImageChoice::This(id.parse::<ImageId>()?),
+    };
+    supervise(global, &arguments.supervision, What::Image(choice))
+}
+
+fn supervise(global: &Global, supervision: &Supervision, what: What) -> Result<ExitCode, Failure> {
+    let config = global.load(supervision.overrides())?.config;
     let level = match (global.quiet, global.verbose) {
         (true, _) => LogLevel::Warn,
         (_, true) => LogLevel::Debug,
         (false, false) => config.log.level,
     };
     telemetry::to_stderr(level.as_str());
-    let options = RunOptions {
-        config,
-        command: arguments.command,
-        fresh: arguments.fresh,
-    };
-    match supervisor::run(options) {
+    match supervisor::run(RunOptions { config, what }) {
         Ok(code) => Ok(ExitCode::from(code)),
         Err(error) => Err(Failure {
             text: chain(&error),

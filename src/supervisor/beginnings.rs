@@ -9,6 +9,7 @@ use std::thread;
 use super::describe::{chain, seconds, size};
 use super::environment;
 use super::event::Event;
+use super::image::run_of;
 use super::program::ProgramError;
 use super::restore::{self, Candidate, RestoreError, Restored};
 use super::run::{RunError, system};
@@ -250,7 +251,7 @@ impl Supervisor {
         let images = self.shop.store.images()?;
         let ours = images
             .into_iter()
-            .filter(|image| image.damaged.is_none() && self.is_ours(&image.meta));
+            .filter(|image| image.damaged.is_none() && self.state.goes_on_from(image));
         Ok(ours
             .map(|image| image.id)
             .filter(|id| !self.refused.contains(id))
@@ -264,7 +265,7 @@ impl Supervisor {
             .store
             .images()?
             .iter()
-            .any(|image| super::image::run_of(&image.meta).is_none() || self.is_ours(&image.meta)))
+            .any(|image| run_of(&image.meta).is_none_or(|run| run == self.state.started_unix_ms)))
     }
 
     /// As `available`; none where the store cannot be read, which is no reason to end a job that computes.
@@ -278,10 +279,6 @@ impl Supervisor {
     /// The newest image to go on from.
     pub fn newest(&self) -> Option<ImageId> {
         self.available_or_none().pop()
-    }
-
-    fn is_ours(&self, meta: &[u8]) -> bool {
-        super::image::run_of(meta) == Some(self.state.started_unix_ms)
     }
 }
 

@@ -40,6 +40,6 @@ pub use leftovers::Copies;
 pub use program::ProgramError;
 pub use restore::RestoreError;
 pub use room::policy;
-pub use run::{OURS, RunError, RunOptions, run};
-pub use run_state::{Progress, RunState, RunStateError};
+pub use run::{ImageChoice, OURS, RunError, RunOptions, What, run};
+pub use run_state::{NoSuchImage, Progress, RunState, RunStateError};
 pub use snapshot_error::SnapshotError;

@@ -11,12 +11,12 @@ use crate::clock;
 use crate::config::Config;
 use crate::criu::{Criu, FindError, Search};
 use crate::job::{Input, Output};
-use crate::store::{LockError, OpenError, ReadError, Store, WriteError};
+use crate::store::{ImageId, LockError, OpenError, ReadError, Store, WriteError};
 
 use super::key::{KeyError, read_key};
 use super::machine;
 use super::program::{self, ProgramError};
-use super::run_state::{Progress, RunState, RunStateError};
+use super::run_state::{NoSuchImage, Progress, RunState, RunStateError};
 use super::supervise::Supervisor;
 use super::workshop::{Streams, Workshop};
 use crate::telemetry;
@@ -29,10 +29,31 @@ pub const OURS: u8 = 125;
 pub struct RunOptions {
     /// All settings.
     pub config: Config,
-    /// The job's command line.
-    pub command: Vec<OsString>,
-    /// Forget the run that the store holds and begin anew.
-    pub fresh: bool,
+    /// The run.
+    pub what: What,
+}
+
+/// Which run it is.
+#[derive(Clone, Debug)]
+pub enum What {
+    /// That of a command: it begins, or goes on where its newest image is.
+    Command {
+        /// The job's command line.
+        line: Vec<OsString>,
+        /// Forget the run that the store holds and begin anew.
+        fresh: bool,
+    },
+    /// The one that the store holds, whatever became of it: it goes on from an image.
+    Image(ImageChoice),
+}
+
+/// Which image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ImageChoice {
+    /// The newest one.
+    Newest,
+    /// This one. Newer ones are not gone on from any more.
+    This(ImageId),
 }
 
 /// Why a run did not begin, or could not go on. The job does not run.
@@ -76,6 +97,15 @@ pub enum RunError {
         /// The command that was given.
         here: String,
     },
+    /// The store holds no run.
+    #[error(
+        "cannot go on: the store {} holds no run (is --store right?); begin one with ckpt-run -- CMD",
+        .0.display()
+    )]
+    NoRun(PathBuf),
+    /// The image is not there, or is one of an earlier run.
+    #[error(transparent)]
+    NoSuchImage(#[from] NoSuchImage),
     /// Something of the system's failed.
     #[error("cannot {operation}")]
     System {
@@ -111,7 +141,7 @@ impl RunError {
 pub(super) enum Beginning {
     /// With the job's start.
     Start,
-    /// From the newest image.
+    /// From the newest image that may be gone on from.
     Restore,
 }
 
@@ -124,27 +154,23 @@ pub(super) enum Beginning {
 /// When the run cannot begin or go on; nothing of the job runs then.
 pub fn run(options: RunOptions) -> Result<u8, RunError> {
     machine::use_one_heap();
-    let RunOptions {
-        config,
-        command,
-        fresh,
-    } = options;
+    let RunOptions { config, what } = options;
     let directory = std::env::current_dir().map_err(system("find the working directory"))?;
-    let program = command.first().ok_or(ProgramError::Missing)?;
-    program::check(program)?;
+    if let What::Command { line, .. } = &what {
+        program::check(line.first().ok_or(ProgramError::Missing)?)?;
+    }
     let criu = Criu::find(&Search::new(config.criu.path.clone()))?;
     let key = read_key(&config.encryption)?;
     let path = plain(&directory.join(&config.store));
-    let store = Store::create_or_open_with(&path, key.as_ref())?;
+    let store = match what {
+        What::Command { .. } => Store::create_or_open_with(&path, key.as_ref())?,
+        What::Image(_) => Store::open_with(&path, key.as_ref())?,
+    };
     drop(key); // the store has what it needs
     let lock = store.lock()?;
     let swept = store.sweep(&lock)?;
     tracing::debug!(?swept, "swept the store");
-    let words: Vec<String> = command
-        .iter()
-        .map(|word| word.to_string_lossy().into_owned())
-        .collect();
-    let Some((state, beginning)) = begin(&store, &words, &directory, fresh)? else {
+    let Some((state, beginning, command)) = begin(&store, what, &directory)? else {
         tracing::info!(store = %store.path().display(), "this run has finished already; --fresh begins anew");
         return Ok(0);
     };
@@ -176,29 +202,45 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
     result
 }
 
-/// Decides how the run begins; `None` when it has finished already.
+/// Decides how the run begins, and with which command; `None` when it has finished already.
 fn begin(
     store: &Store,
-    command: &[String],
+    what: What,
     directory: &Path,
-    fresh: bool,
-) -> Result<Option<(RunState, Beginning)>, RunError> {
-    let new = || RunState::new(command.to_vec(), directory.to_owned(), clock::unix_ms());
-    let Some(mut state) = RunState::load(store.path())?.filter(|_| !fresh) else {
-        return Ok(Some((new(), Beginning::Start)));
+) -> Result<Option<(RunState, Beginning, Vec<OsString>)>, RunError> {
+    let known = RunState::load(store.path())?;
+    let (line, fresh) = match what {
+        What::Command { line, fresh } => (line, fresh),
+        What::Image(choice) => {
+            let mut state = known.ok_or_else(|| RunError::NoRun(store.path().to_owned()))?;
+            if let ImageChoice::This(id) = choice {
+                state.go_back(id, &store.images()?)?;
+            }
+            state.progress = Progress::Running;
+            let command = state.command.iter().map(OsString::from).collect();
+            return Ok(Some((state, Beginning::Restore, command)));
+        }
     };
-    if state.command != command {
+    let words: Vec<String> = line
+        .iter()
+        .map(|word| word.to_string_lossy().into_owned())
+        .collect();
+    let Some(mut state) = known.filter(|_| !fresh) else {
+        let state = RunState::new(words, directory.to_owned(), clock::unix_ms());
+        return Ok(Some((state, Beginning::Start, line)));
+    };
+    if state.command != words {
         return Err(RunError::OtherCommand {
             store: store.path().to_owned(),
             there: state.command.join(" "),
-            here: command.join(" "),
+            here: words.join(" "),
         });
     }
     match state.progress {
         Progress::Finished => Ok(None),
         Progress::Running | Progress::Saved | Progress::Failed { .. } => {
             state.progress = Progress::Running;
-            Ok(Some((state, Beginning::Restore)))
+            Ok(Some((state, Beginning::Restore, line)))
         }
     }
 }

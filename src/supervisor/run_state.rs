@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::image::run_of;
 use crate::store::durable::{self, DurableError};
+use crate::store::{ImageEntry, ImageId};
 
 /// The file's name in the store.
 const FILE: &str = "run.json";
@@ -37,6 +39,13 @@ pub enum RunStateError {
     #[error(transparent)]
     Write(#[from] DurableError),
 }
+
+/// The image is not there, or is one of an earlier run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "cannot go on from image {0}: it is none of this run's; `ckpt-run list` shows which there are"
+)]
+pub struct NoSuchImage(pub ImageId);
 
 /// How far the run has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,6 +78,18 @@ pub struct RunState {
     pub restarts: u64,
     /// How far it has come.
     pub progress: Progress,
+    /// Images that it does not go on from any more, because it went back to an older one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    abandoned: Option<Abandoned>,
+}
+
+/// Those images, by their numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Abandoned {
+    /// The one that was gone back to, which is not among them.
+    after: ImageId,
+    /// The newest there was then.
+    through: ImageId,
 }
 
 impl RunState {
@@ -82,7 +103,34 @@ impl RunState {
             started_unix_ms,
             restarts: 0,
             progress: Progress::Running,
+            abandoned: None,
         }
+    }
+
+    /// Whether the run goes on from this image, if it is not damaged.
+    #[must_use]
+    pub fn goes_on_from(&self, image: &ImageEntry) -> bool {
+        let abandoned = self
+            .abandoned
+            .is_some_and(|range| range.after < image.id && image.id <= range.through);
+        run_of(&image.meta) == Some(self.started_unix_ms) && !abandoned
+    }
+
+    /// Goes back to an image: newer ones are those of a life that is given up. They stay in the store.
+    ///
+    /// # Errors
+    /// When the run has no such image.
+    pub fn go_back(&mut self, id: ImageId, images: &[ImageEntry]) -> Result<(), NoSuchImage> {
+        let ours = |image: &&ImageEntry| run_of(&image.meta) == Some(self.started_unix_ms);
+        if !images.iter().filter(ours).any(|image| image.id == id) {
+            return Err(NoSuchImage(id));
+        }
+        let newest = images.iter().map(|image| image.id).max();
+        self.abandoned = newest.map(|newest| Abandoned {
+            after: id,
+            through: newest,
+        });
+        Ok(())
     }
 
     /// Reads the state in a store; `None` when no run was begun there.

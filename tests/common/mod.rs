@@ -68,6 +68,7 @@ impl Place {
     }
 
     /// Starts a supervised job with stdout in `out` and the supervisor's messages in `err`; both are appended to.
+    /// Without a job, `options` are a verb that knows one.
     pub fn start(&self, options: &[&str], job: &[&str]) -> Run {
         self.start_with(options, job, |_| {})
     }
@@ -86,9 +87,10 @@ impl Place {
                 .expect("a log")
         };
         let mut command = self.command(options);
+        if !job.is_empty() {
+            command.arg("--").args(job);
+        }
         command
-            .arg("--")
-            .args(job)
             .stdin(Stdio::null())
             .stdout(append("out"))
             .stderr(append("err"));

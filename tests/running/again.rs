@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 
-use super::common::{Place, can_run, code};
+use super::common::{Place, can_run, code, wait_until};
 use super::{UNTIL_GO, stderr};
 
 #[test]
@@ -209,4 +209,76 @@ fn wrong_settings_name_their_place_and_nothing_is_started() {
         stderr(&output)
     );
     assert!(!place.file("ran").exists());
+}
+
+/// Reads one number after another from `next`, as far as the test has written it, and writes each down.
+const FOLLOWER: &str = r"
+import time
+print('ready', flush=True)
+done = 0
+while done < 4:
+    try: wanted = int(open('next').read() or 0)
+    except FileNotFoundError: wanted = 0
+    while done < wanted:
+        done += 1
+        print('step', done, flush=True)
+    time.sleep(0.005)
+";
+
+#[test]
+fn a_run_goes_back_to_an_older_image_and_never_on_from_those_it_gave_up() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let step = |number: u32| {
+        fs::write(place.file("next.new"), number.to_string()).unwrap();
+        fs::rename(place.file("next.new"), place.file("next")).unwrap();
+        place.wait_for("out", &format!("step {number}\n"));
+    };
+    let mut run = place.start_python(&[], FOLLOWER);
+    place.wait_for("out", "ready");
+    step(1);
+    assert_eq!(place.snapshot(), "000001");
+    step(2);
+    assert_eq!(place.snapshot(), "000002");
+    run.signal(nix::sys::signal::Signal::SIGKILL);
+    run.wait();
+
+    let missing = place.verb(&["restore", "000007"]);
+    assert_eq!(code(missing.status), 125);
+    assert!(stderr(&missing).contains("000007"), "{}", stderr(&missing));
+
+    fs::write(place.file("next"), "1").unwrap();
+    let mut run = place.start(&["restore", "000001"], &[]);
+    for restores in 1..=2 {
+        let restored = || place.text("err").matches("restored image=000001").count();
+        wait_until("the restore", || restored() == restores);
+        if restores == 1 {
+            run.crash();
+        }
+    }
+    step(3);
+    assert_eq!(place.snapshot(), "000003");
+    run.crash();
+    place.wait_for("err", "restored image=000003");
+    step(4);
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert!(!place.text("err").contains("restored image=000002"));
+    assert_eq!(place.text("out"), "ready\nstep 1\nstep 2\nstep 3\nstep 4\n");
+}
+
+#[test]
+fn there_is_nothing_to_restore_where_there_was_no_run() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let none = place.verb(&["restore"]);
+    assert_eq!(code(none.status), 125);
+    let said = stderr(&none);
+    assert!(
+        said.contains("store") && said.contains(".ckpt-run"),
+        "{said}"
+    );
 }
