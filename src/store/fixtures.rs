@@ -13,11 +13,16 @@ use super::layout::FORMAT;
 use super::testing::{never, read_stream, write_image};
 use super::*;
 
-/// Formats that have a folder.
-const FORMATS: [u32; 1] = [1];
+/// What there is: the folder's name, and whether its store is encrypted.
+const STORES: [(&str, bool); 3] = [("1", false), ("2", false), ("2-encrypted", true)];
 
-pub(super) fn folder(format: u32) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/store-{format}"))
+/// The key of the encrypted ones. It protects nothing.
+fn key(encrypted: bool) -> Option<Key> {
+    encrypted.then(|| Key::from_bytes(&[7; 32]))
+}
+
+pub(super) fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/store-{name}"))
 }
 
 /// What the images 1 to 3 consist of: every codec, zeros, chunks that images share.
@@ -55,11 +60,11 @@ pub(super) fn copy(from: &Path, to: &Path) {
 
 #[test]
 fn stores_of_every_format_are_read_and_go_on() {
-    for format in FORMATS {
+    for (format, encrypted) in STORES {
         let temporary = tempfile::tempdir().unwrap();
         let path = temporary.path().join("store");
         copy(&folder(format), &path);
-        let store = Store::open(&path).unwrap();
+        let store = Store::open_with(&path, key(encrypted).as_ref()).unwrap();
         let images = store.images().unwrap();
         let numbers: Vec<u64> = images.iter().map(|image| image.id.number()).collect();
         assert_eq!(numbers, [1, 2, 3], "format {format}");
@@ -90,14 +95,17 @@ fn stores_of_every_format_are_read_and_go_on() {
 #[test]
 #[ignore = "writes into the source tree, once a format"]
 fn write_fixture() {
-    let path = folder(FORMAT);
-    let store = Store::create_or_open(&path).unwrap();
-    let lock = store.lock().unwrap();
-    for streams in contents() {
-        let named: Vec<(&str, &[u8])> = streams.iter().map(|(n, b)| (*n, &b[..])).collect();
-        write_image(&store, &lock, &named);
+    for (suffix, encrypted) in [("", false), ("-encrypted", true)] {
+        let path = folder(&format!("{FORMAT}{suffix}"));
+        let store = Store::create_or_open_with(&path, key(encrypted).as_ref()).unwrap();
+        let lock = store.lock().unwrap();
+        for streams in contents() {
+            let named: Vec<(&str, &[u8])> = streams.iter().map(|(n, b)| (*n, &b[..])).collect();
+            write_image(&store, &lock, &named);
+        }
+        store
+            .set_aside(&lock, ImageId::new(3).unwrap(), "a reason")
+            .unwrap();
+        fs::remove_file(path.join("lock")).unwrap();
     }
-    store
-        .set_aside(&lock, ImageId::new(3).unwrap(), "a reason")
-        .unwrap();
 }

@@ -183,7 +183,7 @@ fn packs_whose_chunks_are_whole_serve_on() {
 fn an_image_of_format_1_is_healed_into_one_of_today() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
-    fixtures::copy(&fixtures::folder(1), &path);
+    fixtures::copy(&fixtures::folder("1"), &path);
     let store = Store::open(&path).unwrap();
     let lock = store.lock().unwrap();
     let before = read_stream(&store, id(2), "pages-1.img");
