@@ -77,6 +77,7 @@ pub(super) fn run(global: &Global, arguments: RunArguments) -> Result<ExitCode, 
         config,
         command: arguments.command,
         fresh: arguments.fresh,
+        gpu_map: Vec::new(),
     };
     match supervisor::run(options) {
         Ok(code) => Ok(ExitCode::from(code)),

@@ -31,6 +31,8 @@ pub struct Config {
     pub restore: Restore,
     /// `[files]`: files the job writes.
     pub files: Files,
+    /// `[cuda]`: GPU jobs.
+    pub cuda: Cuda,
     /// `[criu]`: the criu program.
     pub criu: Criu,
     /// `[log]`: what is said on stderr.
@@ -223,6 +225,24 @@ pub struct Files {
     pub keep_content: u64,
 }
 
+/// `[cuda]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cuda {
+    /// Whether NCCL is told to share no GPU memory.
+    pub nccl: Nccl,
+}
+
+/// What the job's environment tells NCCL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Nccl {
+    /// As `Checkpointable` where there is more than one GPU, else nothing.
+    Auto,
+    /// To use what the driver can bring back.
+    Checkpointable,
+    /// Nothing.
+    Off,
+}
+
 /// `[criu]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Criu {
@@ -277,6 +297,14 @@ impl Choice for RestartPolicy {
 impl Choice for WithoutImage {
     const WORDS: &'static [(&'static str, Self)] =
         &[("start", Self::Start), ("give-up", Self::GiveUp)];
+}
+
+impl Choice for Nccl {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("auto", Self::Auto),
+        ("checkpointable", Self::Checkpointable),
+        ("off", Self::Off),
+    ];
 }
 
 impl Choice for LogLevel {
@@ -341,6 +369,7 @@ impl Default for Config {
             files: Files {
                 keep_content: 16 << 20,
             },
+            cuda: Cuda { nccl: Nccl::Auto },
             criu: Criu {
                 path: None,
                 log_level: 2,

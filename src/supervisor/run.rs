@@ -13,6 +13,7 @@ use crate::criu::{Criu, FindError, Search};
 use crate::job::{Input, Output};
 use crate::store::{LockError, OpenError, ReadError, Store, WriteError};
 
+use super::gpu_plan::GpuPairs;
 use super::key::{KeyError, read_key};
 use super::machine;
 use super::program::{self, ProgramError};
@@ -33,6 +34,8 @@ pub struct RunOptions {
     pub command: Vec<OsString>,
     /// Forget the run that the store holds and begin anew.
     pub fresh: bool,
+    /// The GPUs that take the place of others in a restore, by UUID; empty leaves the choice to us.
+    pub gpu_map: GpuPairs,
 }
 
 /// Why a run did not begin, or could not go on. The job does not run.
@@ -128,6 +131,7 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
         config,
         command,
         fresh,
+        gpu_map,
     } = options;
     let directory = std::env::current_dir().map_err(system("find the working directory"))?;
     let program = command.first().ok_or(ProgramError::Missing)?;
@@ -149,7 +153,7 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
         return Ok(0);
     };
     state.save(store.path())?;
-    let shop = Workshop::new(config, store, lock, criu, command, directory)
+    let shop = Workshop::new(config, store, lock, criu, command, directory, gpu_map)
         .map_err(system("prepare the work folder"))?;
     // Our own messages go to stderr: cutting its file would cut them too.
     let shared = same_file(io::stdout().as_fd(), io::stderr().as_fd());

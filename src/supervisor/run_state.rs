@@ -67,6 +67,12 @@ pub struct RunState {
     pub started_unix_ms: u64,
     /// How often the job was restored or started anew.
     pub restarts: u64,
+    /// How many snapshots have failed.
+    #[serde(default)]
+    pub failed_snapshots: u64,
+    /// The kind of the last of those failures.
+    #[serde(default)]
+    pub last_failure: Option<String>,
     /// How far it has come.
     pub progress: Progress,
 }
@@ -81,6 +87,8 @@ impl RunState {
             directory,
             started_unix_ms,
             restarts: 0,
+            failed_snapshots: 0,
+            last_failure: None,
             progress: Progress::Running,
         }
     }
