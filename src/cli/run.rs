@@ -107,7 +107,12 @@ fn supervise(global: &Global, supervision: &Supervision, what: What) -> Result<E
         (false, false) => config.log.level,
     };
     telemetry::to_stderr(level.as_str());
-    match supervisor::run(RunOptions { config, what }) {
+    let options = RunOptions {
+        config,
+        what,
+        gpu_map: Vec::new(),
+    };
+    match supervisor::run(options) {
         Ok(code) => Ok(ExitCode::from(code)),
         Err(error) => Err(Failure {
             text: chain(&error),

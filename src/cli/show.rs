@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::images::{find, note, timestamp};
 use super::{Failure, Global, output};
 use crate::store::ImageId;
-use crate::supervisor::{ImageFacts, size};
+use crate::supervisor::{GpuFacts, ImageFacts, size};
 
 /// An image as `show --json` prints it.
 #[derive(Serialize)]
@@ -97,7 +97,11 @@ fn text(image: &Shown<'_>) -> Result<String, std::fmt::Error> {
             "cuda       {} processes, driver {}, {}",
             cuda.pids.len(),
             cuda.driver,
-            cuda.gpus.join(", ")
+            cuda.gpus
+                .iter()
+                .map(described)
+                .collect::<Vec<_>>()
+                .join(", ")
         )?,
         None => writeln!(out, "cuda       none")?,
     }
@@ -120,4 +124,16 @@ fn text(image: &Shown<'_>) -> Result<String, std::fmt::Error> {
         )?;
     }
     Ok(out)
+}
+
+/// `NVIDIA H200 (GPU-…) 1.5 GiB in use`, as far as the image knows.
+fn described(gpu: &GpuFacts) -> String {
+    let used = gpu
+        .used_bytes
+        .map(|bytes| format!(" {} in use", size(bytes)));
+    let used = used.unwrap_or_default();
+    if gpu.name.is_empty() {
+        return format!("{}{used}", gpu.uuid);
+    }
+    format!("{} ({}){used}", gpu.name, gpu.uuid)
 }

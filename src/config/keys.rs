@@ -274,6 +274,11 @@ pub(super) const KEYS: &[Key] = &[
         get: |config| size(config.files.keep_content),
     },
     Key {
+        path: "cuda.nccl",
+        set: |config, value| set(&mut config.cuda.nccl, value.choice()),
+        get: |config| word(config.cuda.nccl),
+    },
+    Key {
         path: CRIU_PATH,
         set: |config, value| set(&mut config.criu.path, optional_path(value)),
         get: |config| {

@@ -33,6 +33,8 @@ pub struct Config {
     pub network: Network,
     /// `[files]`: files the job writes.
     pub files: Files,
+    /// `[cuda]`: GPU jobs.
+    pub cuda: Cuda,
     /// `[criu]`: the criu program.
     pub criu: Criu,
     /// `[log]`: what is said on stderr.
@@ -241,6 +243,24 @@ pub struct Files {
     pub keep_content: u64,
 }
 
+/// `[cuda]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cuda {
+    /// Whether NCCL is told to share no GPU memory.
+    pub nccl: Nccl,
+}
+
+/// What the job's environment tells NCCL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Nccl {
+    /// As `Checkpointable` where there is more than one GPU, else nothing.
+    Auto,
+    /// To use what the driver can bring back.
+    Checkpointable,
+    /// Nothing.
+    Off,
+}
+
 /// `[criu]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Criu {
@@ -299,6 +319,14 @@ impl Choice for WithoutImage {
 
 impl Choice for Tcp {
     const WORDS: &'static [(&'static str, Self)] = &[("close", Self::Close), ("keep", Self::Keep)];
+}
+
+impl Choice for Nccl {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("auto", Self::Auto),
+        ("checkpointable", Self::Checkpointable),
+        ("off", Self::Off),
+    ];
 }
 
 impl Choice for LogLevel {
@@ -364,6 +392,7 @@ impl Default for Config {
             files: Files {
                 keep_content: 16 << 20,
             },
+            cuda: Cuda { nccl: Nccl::Auto },
             criu: Criu {
                 path: None,
                 log_level: 2,

@@ -4,13 +4,12 @@
 //! kernel driver's files tell all but the memory. libcuda is not asked: its
 //! list would need `cuInit`, whose memory a process cannot give back.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
 use super::error::GpuError;
 use super::loader::available;
-use super::nvml::Nvml;
+use super::nvml::{Nvml, Route};
 
 /// Where the kernel driver describes each GPU, a folder each.
 const PROC_GPUS: &str = "/proc/driver/nvidia/gpus";
@@ -32,6 +31,48 @@ pub struct Gpu {
     /// Whether persistence mode is on, where known. Without it a restore
     /// needs CUDA initialized in the supervisor, at the cost of its memory.
     pub persistent: Option<bool>,
+    /// Whether it is split up (MIG), where known.
+    pub mig: Option<bool>,
+    /// Who may compute on it, where known.
+    pub mode: Option<ComputeMode>,
+    /// Whether any process computes on it, where known. An MPS server is one.
+    pub busy: Option<bool>,
+}
+
+/// Who may compute on a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ComputeMode {
+    /// Any number of processes.
+    Shared,
+    /// One process at a time, which may be an MPS server.
+    Exclusive,
+    /// None.
+    Prohibited,
+}
+
+impl ComputeMode {
+    /// From `nvmlComputeMode_t`; 1 was exclusive to a thread.
+    fn from_raw(raw: u32) -> Option<Self> {
+        match raw {
+            0 => Some(Self::Shared),
+            1 | 3 => Some(Self::Exclusive),
+            2 => Some(Self::Prohibited),
+            _ => None,
+        }
+    }
+}
+
+/// A process on a GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuUse {
+    /// The process, as the driver tells it: another one's where its PID namespace is not ours.
+    pub pid: i32,
+    /// The GPU.
+    pub uuid: String,
+    /// Its device memory there, bytes, where the driver tells.
+    pub bytes: Option<u64>,
+    /// Whether it computes through an MPS server.
+    pub through_mps: bool,
 }
 
 /// Bytes of device memory.
@@ -52,7 +93,7 @@ pub struct Inventory {
     pub gpus: Vec<Gpu>,
 }
 
-/// Lists the GPUs; empty on a machine without any. Reads free memory as of now.
+/// Lists the GPUs; none on a machine without any, and no driver on one without that. Reads free memory as of now.
 /// Makes no CUDA context; a few milliseconds where persistence mode is on, a
 /// second and more a GPU where it is off, because the driver then wakes them.
 ///
@@ -60,7 +101,10 @@ pub struct Inventory {
 /// When there are GPUs and neither NVML nor the kernel driver describes them.
 pub fn inventory() -> Result<Inventory, GpuError> {
     if !available() {
-        return Ok(Inventory::default());
+        return Ok(Inventory {
+            driver: driver_release(),
+            gpus: Vec::new(),
+        });
     }
     match Nvml::load() {
         Ok(Some(nvml)) => from_nvml(&nvml),
@@ -100,6 +144,12 @@ fn from_nvml(nvml: &Nvml) -> Result<Inventory, GpuError> {
                     free_bytes,
                 }),
                 persistent: device.persistent,
+                mig: device.mig,
+                mode: device.mode.and_then(ComputeMode::from_raw),
+                busy: nvml
+                    .processes(index, Route::Own)
+                    .ok()
+                    .map(|all| !all.is_empty()),
             })
         })
         .collect::<Result<_, GpuError>>()?;
@@ -109,18 +159,42 @@ fn from_nvml(nvml: &Nvml) -> Result<Inventory, GpuError> {
     })
 }
 
-/// Device memory of these processes (pids as the host sees them), bytes, on all GPUs. `None` where NVML is not
-/// there, or does not tell it of each of them.
+/// Who computes on the GPUs, every GPU and process on its own. `None` where NVML is not there or does not tell.
 #[must_use]
-pub fn memory_of(pids: &[i32]) -> Option<u64> {
+pub fn uses() -> Option<Vec<GpuUse>> {
     let nvml = Nvml::load().ok()??;
-    let mut known = BTreeMap::new();
+    let mut found = Vec::new();
     for index in 0..nvml.count().ok()?.min(GPUS_MAX) {
-        for (pid, bytes) in nvml.processes(index).ok()? {
-            *known.entry(pid).or_insert(0) += bytes;
-        }
+        let uuid = nvml.device(index).ok()?.uuid;
+        // A library without this question knows of no such process.
+        let through_mps = nvml.processes(index, Route::Mps).unwrap_or_default();
+        let own = nvml.processes(index, Route::Own).ok()?;
+        let own = own.into_iter().map(|process| (process, false));
+        let all = own.chain(through_mps.into_iter().map(|process| (process, true)));
+        found.extend(all.map(|((pid, bytes), through_mps)| GpuUse {
+            pid,
+            uuid: uuid.clone(),
+            bytes,
+            through_mps,
+        }));
     }
-    pids.iter().map(|pid| known.get(pid).copied()).sum()
+    Some(found)
+}
+
+/// How many GPUs this machine, or container, has device files of. Wakes none of them.
+#[must_use]
+pub fn device_count() -> usize {
+    let Ok(entries) = fs::read_dir("/dev") else {
+        return 0;
+    };
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    names.filter(|name| is_device(name)).count()
+}
+
+/// `nvidia0` and so on; not `nvidiactl`, `nvidia-uvm`.
+fn is_device(name: &str) -> bool {
+    name.strip_prefix("nvidia")
+        .is_some_and(|number| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()))
 }
 
 fn from_proc(folder: &Path) -> Result<Inventory, GpuError> {
@@ -167,6 +241,9 @@ pub(super) fn parse_information(text: &str) -> Option<Gpu> {
         uuid: field("GPU UUID")?,
         memory: None,
         persistent: None,
+        mig: None,
+        mode: None,
+        busy: None,
     })
 }
 
@@ -193,6 +270,9 @@ mod tests {
                 uuid: "GPU-6d1c2d4e-0000-0000-0000-000000000001".to_owned(),
                 memory: None,
                 persistent: None,
+                mig: None,
+                mode: None,
+                busy: None,
             }]
         );
     }
@@ -215,6 +295,40 @@ mod tests {
             eprintln!("SKIPPED: this machine has a GPU");
             return;
         }
-        assert_eq!(inventory().unwrap(), Inventory::default());
+        assert_eq!(inventory().unwrap().gpus, []);
+    }
+
+    #[test]
+    fn only_numbered_device_files_are_gpus() {
+        let names = [
+            "nvidia0",
+            "nvidia12",
+            "nvidiactl",
+            "nvidia-uvm",
+            "nvidia",
+            "nvidia1x",
+            "tty1",
+        ];
+        assert_eq!(
+            names.map(is_device),
+            [true, true, false, false, false, false, false]
+        );
+    }
+
+    #[test]
+    fn compute_modes_are_nvml_s() {
+        let modes = [0, 1, 2, 3, 4].map(ComputeMode::from_raw);
+        let exclusive = Some(ComputeMode::Exclusive);
+        let shared = Some(ComputeMode::Shared);
+        assert_eq!(
+            modes,
+            [
+                shared,
+                exclusive,
+                Some(ComputeMode::Prohibited),
+                exclusive,
+                None
+            ]
+        );
     }
 }

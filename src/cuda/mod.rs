@@ -39,7 +39,7 @@ mod fake;
 pub use error::{
     Aftermath, Call, CallError, Code, GpuError, Left, LoadError, LockError, TreeError,
 };
-pub use gpu::{Gpu, GpuMemory, Inventory, inventory, memory_of};
+pub use gpu::{ComputeMode, Gpu, GpuMemory, GpuUse, Inventory, device_count, inventory, uses};
 pub use loader::{Driver, DriverVersion, available};
 pub use process::{CudaProcess, State};
 pub use tree::{Locked, ResumeTimes, SuspendOptions, Suspended, find, lock_all, resume_restored};

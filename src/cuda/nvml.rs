@@ -16,6 +16,8 @@ use super::error::GpuError;
 
 /// `nvmlReturn_t`: 0 is success.
 type Answer = c_int;
+/// `NVML_ERROR_NOT_SUPPORTED`.
+const NOT_SUPPORTED: Answer = 3;
 /// `nvmlDevice_t`.
 type Handle = *mut c_void;
 
@@ -54,6 +56,26 @@ pub(super) struct Device {
     pub(super) uuid: String,
     pub(super) memory: Option<(u64, u64)>,
     pub(super) persistent: Option<bool>,
+    pub(super) mig: Option<bool>,
+    pub(super) mode: Option<u32>,
+}
+
+/// How a process came to the GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Route {
+    /// With a context of its own.
+    Own,
+    /// Through an MPS server.
+    Mps,
+}
+
+impl Route {
+    const fn call(self) -> &'static str {
+        match self {
+            Self::Own => "nvmlDeviceGetComputeRunningProcesses_v3",
+            Self::Mps => "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+        }
+    }
 }
 
 /// An initialized NVML; dropping it shuts it down and unloads it.
@@ -103,27 +125,32 @@ impl Nvml {
             uuid: self.device_text("nvmlDeviceGetUUID", handle)?,
             memory: self.memory(handle).ok(),
             persistent: self.persistent(handle).ok(),
+            mig: self.mig(handle),
+            mode: self.mode(handle).ok(),
         })
     }
 
-    /// Device memory of each process that computes on the GPU: pid, bytes. Bytes that the driver does not tell are left out.
-    pub(super) fn processes(&self, index: u32) -> Result<Vec<(i32, u64)>, GpuError> {
-        const CALL: &str = "nvmlDeviceGetComputeRunningProcesses_v3";
+    /// Each process that came to the GPU this way: pid, and bytes of device memory where the driver tells them.
+    pub(super) fn processes(
+        &self,
+        index: u32,
+        route: Route,
+    ) -> Result<Vec<(i32, Option<u64>)>, GpuError> {
         type Function<'lib> =
             Symbol<'lib, unsafe extern "C" fn(Handle, *mut c_uint, *mut RawProcess) -> Answer>;
-        let function: Function = symbol(&self.library, CALL)?;
+        let call = route.call();
+        let function: Function = symbol(&self.library, call)?;
         let handle = self.handle(index)?;
         let mut found = vec![RawProcess::default(); PROCESSES_MAX];
         let mut count = c_uint::try_from(found.len()).unwrap_or(0);
         // SAFETY: the handle is NVML's own; the array has as many elements as `count` says.
         let answer = unsafe { function(handle, &raw mut count, found.as_mut_ptr()) };
-        check(&self.library, CALL, answer)?;
+        check(&self.library, call, answer)?;
         found.truncate(count as usize);
-        let known = found
+        let told = |bytes| Some(bytes).filter(|bytes| *bytes != c_ulonglong::MAX);
+        Ok(found
             .into_iter()
-            .filter(|process| process.used != c_ulonglong::MAX);
-        Ok(known
-            .filter_map(|process| Some((i32::try_from(process.pid).ok()?, process.used)))
+            .filter_map(|process| Some((i32::try_from(process.pid).ok()?, told(process.used))))
             .collect())
     }
 
@@ -167,6 +194,33 @@ impl Nvml {
         let answer = unsafe { function(handle, &raw mut mode) };
         check(&self.library, CALL, answer)?;
         Ok(mode == 1)
+    }
+
+    /// Whether the GPU is split up; a model that cannot be is not. `None` where the library does not tell.
+    fn mig(&self, handle: Handle) -> Option<bool> {
+        const CALL: &str = "nvmlDeviceGetMigMode";
+        type Function<'lib> =
+            Symbol<'lib, unsafe extern "C" fn(Handle, *mut c_uint, *mut c_uint) -> Answer>;
+        let function: Function = symbol(&self.library, CALL).ok()?;
+        let (mut current, mut pending) = (0, 0);
+        // SAFETY: the handle is NVML's own; writes one unsigned int to each of two valid pointers.
+        match unsafe { function(handle, &raw mut current, &raw mut pending) } {
+            0 => Some(current == 1),
+            NOT_SUPPORTED => Some(false),
+            _ => None,
+        }
+    }
+
+    /// `nvmlComputeMode_t`.
+    fn mode(&self, handle: Handle) -> Result<c_uint, GpuError> {
+        const CALL: &str = "nvmlDeviceGetComputeMode";
+        let function: Symbol<unsafe extern "C" fn(Handle, *mut c_uint) -> Answer> =
+            symbol(&self.library, CALL)?;
+        let mut mode = 0;
+        // SAFETY: the handle is NVML's own; writes one int-sized enum to a valid pointer.
+        let answer = unsafe { function(handle, &raw mut mode) };
+        check(&self.library, CALL, answer)?;
+        Ok(mode)
     }
 
     fn text(

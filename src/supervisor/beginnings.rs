@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread;
 
 use super::describe::{chain, seconds, size};
-use super::environment;
+use super::environment::{self, Setting};
 use super::event::Event;
 use super::image::run_of;
 use super::program::ProgramError;
@@ -18,6 +18,7 @@ use super::supervise::{AfterEnd, Restoring, Running, Stage, Supervisor, now};
 use super::workshop::Job;
 use crate::clock;
 use crate::config;
+use crate::cuda;
 use crate::job::InputMark;
 use crate::sandbox::{
     Ended, Isolation, JobPids, Sandbox, SandboxError, SpawnError, privilege_missing,
@@ -67,11 +68,17 @@ impl Supervisor {
         self.serial += 1;
         let (serial, events) = (self.serial, self.events.clone());
         let job = self.state.started_unix_ms.to_string();
-        let environment = environment::for_job(std::env::vars_os(), self.shop.store.path(), &job);
+        let (store, nccl) = (self.shop.store.path(), self.for_nccl());
+        let environment = environment::for_job(std::env::vars_os(), store, &job, &nccl);
         Sandbox::start(&self.shop.program, isolation, &environment, move |news| {
             // The loop only ends with the run.
             let _ = events.blocking_send(Event::Sandbox(serial, news));
         })
+    }
+
+    fn for_nccl(&self) -> Vec<Setting> {
+        let choice = self.shop.config.cuda.nccl;
+        environment::for_nccl(choice, cuda::device_count(), |name| std::env::var_os(name))
     }
 
     pub fn started(&mut self, pids: JobPids) -> Result<(), RunError> {
@@ -87,6 +94,17 @@ impl Supervisor {
             command = %self.state.command.join(" "),
             "job started"
         );
+        let nccl = self.for_nccl();
+        if !nccl.is_empty() {
+            let set: Vec<String> = nccl
+                .iter()
+                .map(|(name, value)| format!("{name}={value}"))
+                .collect();
+            tracing::info!(
+                set = %set.join(" "),
+                "NCCL shares no memory between GPUs, so that the job can be snapshotted; cuda.nccl = \"off\" leaves it alone"
+            );
+        }
         self.now_running(job, None, false);
         self.suspend_when_idle();
         self.snapshot_when_idle()

@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::criu::{Criu, Search};
 
 #[cfg(any(fuzzing, test))]
-pub(super) use {gpu::driver_version, space::cgroup_headroom};
+pub(super) use space::cgroup_headroom;
 
 /// What was found about one thing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

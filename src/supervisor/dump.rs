@@ -9,9 +9,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::describe::why;
-use super::image::{CudaFacts, ImageFacts, Stopwatch, Trigger};
+use super::gpu::Holders;
+use super::gpu_facts::CudaFacts;
+use super::image::{ImageFacts, Stopwatch, Trigger};
 use super::machine;
-use super::snapshot::Snapshotted;
+use super::snapshot::{Snapshotted, Subject};
 use super::snapshot_error::SnapshotError;
 use super::workshop::{Job, SharedStreams, Workshop};
 use crate::clock;
@@ -36,6 +38,8 @@ pub(super) struct Dump<'a> {
     shop: &'a Workshop,
     job: &'a Job,
     streams: &'a SharedStreams,
+    /// Who was at the GPU when the snapshot was admitted.
+    holders: &'a Holders,
     /// Which run of the store the image belongs to.
     run: u64,
     /// The tree's first process, as the host sees it.
@@ -59,10 +63,14 @@ struct Recorded {
 
 impl<'a> Dump<'a> {
     pub fn new(
-        shop: &'a Workshop,
-        job: &'a Job,
-        streams: &'a SharedStreams,
-        run: u64,
+        Subject {
+            shop,
+            job,
+            streams,
+            run,
+            trigger: _,
+        }: Subject<'a>,
+        holders: &'a Holders,
         root: i32,
         writer: ImageWriter,
     ) -> Self {
@@ -70,6 +78,7 @@ impl<'a> Dump<'a> {
             shop,
             job,
             streams,
+            holders,
             run,
             root,
             id: writer.id(),
@@ -232,6 +241,9 @@ impl<'a> Dump<'a> {
             // CRIU dumps a zombie as willingly; restored, it would only be the same crash again.
             return Err(SnapshotError::Ended);
         }
+        if let Some(pid) = self.holders.newcomer(&processes) {
+            return Err(SnapshotError::Changed { pid });
+        }
         let pids: Vec<i32> = processes.iter().map(|process| process.host_pid).collect();
         let mut files = job::collect(&pids)?;
         let sockets = job::Sockets::record(&pids)?;
@@ -271,7 +283,7 @@ impl<'a> Dump<'a> {
     pub fn facts(
         &self,
         trigger: Trigger,
-        cuda_pids: Option<&[i32]>,
+        cuda: Option<(&[i32], CudaFacts)>,
         freeze: Duration,
     ) -> Result<ImageFacts, SnapshotError> {
         let recorded = self
@@ -282,14 +294,14 @@ impl<'a> Dump<'a> {
         // CRIU cannot succeed without having run the action script, and with it `record`.
         let recorded =
             recorded.ok_or_else(|| SnapshotError::Stream(io::ErrorKind::UnexpectedEof.into()))?;
-        let cuda = cuda_pids.map(|host_pids| CudaFacts {
+        let cuda = cuda.map(|(host_pids, facts)| CudaFacts {
             pids: recorded
                 .processes
                 .iter()
                 .filter(|process| host_pids.contains(&process.host_pid))
                 .map(|process| process.pid)
                 .collect(),
-            ..machine::cuda_facts()
+            ..facts
         });
         Ok(ImageFacts {
             trigger,

@@ -1,9 +1,12 @@
-//! The environment that the job gets: the caller's, without what was meant for us.
+//! The environment that the job gets: the caller's, without what was meant for us, and with what makes
+//! NCCL suspendable.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use super::control;
+use super::obstacle::CHECKPOINTABLE_NCCL;
+use crate::config::Nccl;
 
 /// Systemd's messages to its own child; a job that took them for its own would answer in our name.
 const NOT_FOR_THE_JOB: [&str; 6] = [
@@ -22,11 +25,40 @@ const OF_THE_KEY: [&str; 2] = [
     "CKPT_RUN_ENCRYPTION_KEY_COMMAND",
 ];
 
+/// A variable and its value.
+pub(super) type Setting = (&'static str, &'static str);
+
+/// What is to be set for NCCL: all that the caller has not set. `gpus` is how many there are, `ours` looks into the
+/// caller's environment.
+pub(super) fn for_nccl(
+    choice: Nccl,
+    gpus: usize,
+    ours: impl Fn(&str) -> Option<OsString>,
+) -> Vec<Setting> {
+    let wanted = match choice {
+        Nccl::Auto => visible(gpus, ours("CUDA_VISIBLE_DEVICES")) > 1,
+        Nccl::Checkpointable => true,
+        Nccl::Off => false,
+    };
+    let settings = CHECKPOINTABLE_NCCL.into_iter().filter(|_| wanted);
+    settings.filter(|(name, _)| ours(name).is_none()).collect()
+}
+
+/// How many of so many GPUs the list leaves. Not exact: which words name a GPU is only known to the driver.
+fn visible(gpus: usize, list: Option<OsString>) -> usize {
+    list.map_or(gpus, |list| {
+        let list = list.to_string_lossy().into_owned();
+        let words = list.split(',').filter(|word| !word.trim().is_empty());
+        words.count().min(gpus)
+    })
+}
+
 /// Makes the job's environment from ours.
 pub(super) fn for_job(
     ours: impl Iterator<Item = (OsString, OsString)>,
     store: &Path,
     job: &str,
+    nccl: &[Setting],
 ) -> Vec<(OsString, OsString)> {
     let set = [
         ("CKPT_RUN_JOB", OsString::from(job)),
@@ -42,6 +74,7 @@ pub(super) fn for_job(
             set.iter()
                 .map(|(name, value)| (OsString::from(name), value.clone())),
         )
+        .chain(nccl.iter().map(|(name, value)| (name.into(), value.into())))
         .collect()
 }
 
@@ -62,6 +95,7 @@ mod tests {
             ours.iter().map(|(k, v)| (k.into(), v.into())),
             Path::new("/s"),
             "7",
+            &[("NCCL_P2P_DISABLE", "1")],
         );
         let value = |name: &str| {
             given
@@ -74,7 +108,32 @@ mod tests {
         for name in NOT_FOR_THE_JOB.iter().chain(&OF_THE_KEY) {
             assert!(value(name).is_empty(), "{name}");
         }
+        assert_eq!(value("NCCL_P2P_DISABLE"), ["1"]);
         assert_eq!(value("CKPT_RUN_STORE"), ["/s"]);
         assert_eq!(value("CKPT_RUN_SOCKET"), ["/s/control.sock"]);
+    }
+
+    #[test]
+    fn nccl_is_told_where_there_are_several_gpus_and_nothing_that_the_user_decided() {
+        let [all, two, none] = [&CHECKPOINTABLE_NCCL[..], &CHECKPOINTABLE_NCCL[1..], &[]];
+        type Settings<'a> = &'a [(&'a str, &'a str)];
+        let cases: [(Nccl, usize, Settings, Settings); 8] = [
+            (Nccl::Auto, 0, &[], none),
+            (Nccl::Auto, 1, &[], none),
+            (Nccl::Auto, 2, &[], all),
+            (Nccl::Auto, 8, &[("CUDA_VISIBLE_DEVICES", "3")], none),
+            (Nccl::Auto, 8, &[("CUDA_VISIBLE_DEVICES", "3,4")], all),
+            (Nccl::Auto, 2, &[("NCCL_P2P_DISABLE", "0")], two),
+            (Nccl::Checkpointable, 1, &[], all),
+            (Nccl::Off, 8, &[], none),
+        ];
+        for (choice, gpus, ours, expected) in cases {
+            let of = |name: &str| {
+                let found = ours.iter().find(|(key, _)| *key == name);
+                found.map(|(_, value)| OsString::from(value))
+            };
+            let given = for_nccl(choice, gpus, of);
+            assert_eq!(given, expected, "{choice:?} {gpus} {ours:?}");
+        }
     }
 }

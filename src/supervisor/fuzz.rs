@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::control::fuzz;
 use super::doctor;
+use super::gpu_plan;
 use super::image::{ImageFacts, run_of};
 
 /// What an image says of itself.
@@ -29,9 +30,9 @@ pub(crate) fn control_answer(line: &str) -> bool {
     fuzz::supervisor_says(line)
 }
 
-/// `/proc/driver/nvidia/version`.
+/// A release of the driver, such as an image or the machine names.
 pub(crate) fn driver_version(text: &str) -> bool {
-    doctor::driver_version(text).is_some()
+    gpu_plan::branch(text).is_some()
 }
 
 /// `/proc/self/cgroup`, below an empty folder.

@@ -1,18 +1,63 @@
-//! The job's CUDA processes, for a snapshot and after a restore.
+//! The job's CUDA processes: who they are, what they have, and how they are suspended for a snapshot.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
+use super::gpu_facts::CudaFacts;
 use super::image::Stopwatch;
 use super::machine;
+use super::obstacle::{self, CudaUser, FABRIC_DEVICES};
 use super::snapshot_error::SnapshotError;
 use super::workshop::Workshop;
-use crate::cuda;
+use crate::cuda::{self, GpuUse};
 use crate::job::{self, Process};
 
 /// Longest attempt to lock all CUDA processes at once; then all are let go and tried again.
 const LOCK_ATTEMPT: Duration = Duration::from_millis(400);
 /// Device files of the driver.
 const DEVICES: &str = "/dev/nvidia";
+/// NCCL's library, whatever its version.
+const NCCL_LIBRARY: &str = "libnccl.so";
+
+/// The processes that have the driver's device files open: those that use CUDA, begin to, or were forked from one
+/// that does. None on a machine without a driver.
+#[derive(Debug, Default)]
+pub(super) struct Holders {
+    known: Option<BTreeSet<i32>>,
+    /// How the paths of the device files begin.
+    devices: &'static str,
+}
+
+impl Holders {
+    /// Looks at all processes of the job, while it computes.
+    pub fn of(processes: &[Process]) -> Self {
+        let among = |processes: &[Process]| {
+            let pids = processes.iter().map(|process| process.host_pid);
+            pids.filter(|pid| job::has_open(*pid, DEVICES)).collect()
+        };
+        Self {
+            known: cuda::available().then(|| among(processes)),
+            devices: DEVICES,
+        }
+    }
+
+    /// The first of `processes` that has come to the GPU since, by a fork or by starting CUDA. What it has there
+    /// is in no image.
+    pub fn newcomer(&self, processes: &[Process]) -> Option<i32> {
+        let known = self.known.as_ref()?;
+        let mut pids = processes.iter().map(|process| process.host_pid);
+        pids.find(|pid| !known.contains(pid) && job::has_open(*pid, self.devices))
+    }
+
+    /// Those that are there still and were not suspended.
+    fn others(&self, processes: &[Process], suspended: &[i32]) -> Vec<i32> {
+        let known = self.known.iter().flatten().copied();
+        let is_there = |pid: &i32| processes.iter().any(|process| process.host_pid == *pid);
+        known
+            .filter(|pid| !suspended.contains(pid) && is_there(pid))
+            .collect()
+    }
+}
 
 /// The job's CUDA processes.
 pub(super) struct Gpu<'a> {
@@ -20,41 +65,53 @@ pub(super) struct Gpu<'a> {
     users: Vec<i32>,
     /// Device memory that moves into host memory.
     pub bytes: u64,
+    /// What the image will say of the GPUs; no pids yet.
+    pub facts: CudaFacts,
 }
 
 impl<'a> Gpu<'a> {
     /// Looks for CUDA processes; none on a machine without a driver. A driver that cannot suspend them matters
-    /// only when there are some.
-    pub fn of(shop: &'a Workshop, processes: &[Process]) -> Result<Option<Self>, SnapshotError> {
-        if !cuda::available() {
+    /// only when there are some, and so does what could not come back.
+    pub fn of(
+        shop: &'a Workshop,
+        processes: &[Process],
+        holders: &Holders,
+    ) -> Result<Option<Self>, SnapshotError> {
+        let Some(holding) = &holders.known else {
             return Ok(None);
-        }
-        let pids: Vec<i32> = processes.iter().map(|process| process.host_pid).collect();
+        };
         let driver = match shop.driver() {
             Ok(driver) => driver,
-            Err(error) if pids.iter().any(|pid| job::has_open(*pid, DEVICES)) => {
-                return Err(error.into());
-            }
+            Err(error) if !holding.is_empty() => return Err(error.into()),
             Err(error) => {
                 tracing::debug!(%error, "no CUDA process can be suspended, and none is there");
                 return Ok(None);
             }
         };
+        let pids: Vec<i32> = processes.iter().map(|process| process.host_pid).collect();
         let users = cuda::find(driver, &pids);
         if users.is_empty() {
             return Ok(None);
         }
-        let bytes = machine::gpu_memory_of(&users);
+        let gpus = shop.gpus();
+        let uses = uses_of(&users);
+        let described: Vec<CudaUser> = users.iter().map(|pid| describe(*pid, &uses)).collect();
+        let split = gpus.gpus.iter().filter(|gpu| gpu.mig == Some(true));
+        let split: Vec<String> = split.map(|gpu| gpu.uuid.clone()).collect();
+        obstacle::look(&described, gpus.gpus.len(), &split)?;
+        let environments: Vec<Vec<u8>> =
+            described.into_iter().map(|user| user.environment).collect();
         Ok(Some(Self {
             driver,
+            bytes: memory_of(&users, &uses).unwrap_or_else(machine::gpu_memory_in_use),
+            facts: CudaFacts::of(&gpus, &uses, &environments),
             users,
-            bytes,
         }))
     }
 
     /// Moves the GPU state into host memory.
     pub fn suspend(
-        self,
+        &self,
         shop: &Workshop,
         watch: &mut Stopwatch,
     ) -> Result<cuda::Suspended, SnapshotError> {
@@ -68,5 +125,102 @@ impl<'a> Gpu<'a> {
         let suspended = locked.suspend().map_err(failed)?;
         watch.lap("suspend");
         Ok(suspended)
+    }
+
+    /// A process that uses CUDA and was not suspended: it has begun to since the job was looked at.
+    pub fn newcomer(
+        &self,
+        holders: &Holders,
+        processes: &[Process],
+        suspended: &[i32],
+    ) -> Option<i32> {
+        let others = holders.others(processes, suspended);
+        cuda::find(self.driver, &others).first().copied()
+    }
+}
+
+/// What these processes have on the GPUs.
+fn uses_of(users: &[i32]) -> Vec<GpuUse> {
+    let all = cuda::uses().unwrap_or_default();
+    all.into_iter()
+        .filter(|one| users.contains(&one.pid))
+        .collect()
+}
+
+/// Their device memory, bytes; `None` where the driver does not tell it of each of them.
+fn memory_of(users: &[i32], uses: &[GpuUse]) -> Option<u64> {
+    let told = |pid: &i32| {
+        let mut own = uses.iter().filter(|one| one.pid == *pid).peekable();
+        own.peek()?;
+        own.map(|one| one.bytes).sum::<Option<u64>>()
+    };
+    users.iter().map(told).sum()
+}
+
+/// Reads from `/proc` what an obstacle is known by. What cannot be read is not there.
+fn describe(pid: i32, uses: &[GpuUse]) -> CudaUser {
+    let own = || uses.iter().filter(|one| one.pid == pid);
+    CudaUser {
+        pid,
+        nccl: job::has_mapped(pid, NCCL_LIBRARY),
+        environment: job::environment(pid),
+        gpus: own().map(|one| one.uuid.clone()).collect(),
+        through_mps: own().any(|one| one.through_mps),
+        fabric: job::has_open(pid, FABRIC_DEVICES),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn used(pid: i32, bytes: Option<u64>) -> GpuUse {
+        GpuUse {
+            pid,
+            uuid: "a".to_owned(),
+            bytes,
+            through_mps: false,
+        }
+    }
+
+    #[test]
+    fn memory_is_known_only_when_it_is_told_of_every_process() {
+        let uses = [
+            used(1, Some(5)),
+            used(1, Some(6)),
+            used(2, Some(7)),
+            used(3, None),
+        ];
+        assert_eq!(memory_of(&[1, 2], &uses), Some(18));
+        assert_eq!(memory_of(&[1, 3], &uses), None);
+        assert_eq!(memory_of(&[1, 4], &uses), None);
+    }
+
+    #[test]
+    fn a_process_that_opens_a_device_after_the_look_is_a_newcomer() {
+        // A folder of ours stands in for that of the devices.
+        let folder = tempfile::tempdir().unwrap();
+        let devices = folder.path().join("nvidia").display().to_string();
+        let devices: &'static str = Box::leak(devices.into_boxed_str());
+        let holders = |known: &[i32]| Holders {
+            known: Some(known.iter().copied().collect()),
+            devices,
+        };
+        let me = Process {
+            host_pid: i32::try_from(std::process::id()).unwrap(),
+            pid: 300,
+            resident: 0,
+        };
+        assert_eq!(Holders::default().newcomer(&[me]), None);
+        let before = holders(&[]);
+        assert_eq!(before.newcomer(&[me]), None);
+        let file = std::fs::File::create(folder.path().join("nvidia0")).unwrap();
+        assert_eq!(before.newcomer(&[me]), Some(me.host_pid));
+        let known = holders(&[me.host_pid]);
+        assert_eq!(known.newcomer(&[me]), None);
+        assert_eq!(known.others(&[me], &[]), [me.host_pid]);
+        assert!(known.others(&[me], &[me.host_pid]).is_empty());
+        assert!(known.others(&[], &[]).is_empty());
+        drop(file);
     }
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use super::gpu_facts::CudaFacts;
 use crate::clock;
 use crate::job::{InputMark, OpenFile, OutputMark, Sockets, Timer};
 use crate::sandbox::{Isolation, JobPids};
@@ -44,17 +45,6 @@ pub struct Phase {
     pub name: String,
     /// Seconds.
     pub seconds: f64,
-}
-
-/// The CUDA part of an image.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CudaFacts {
-    /// The driver's release.
-    pub driver: String,
-    /// UUIDs of the GPUs.
-    pub gpus: Vec<String>,
-    /// The CUDA processes, as the job sees their pids.
-    pub pids: Vec<i32>,
 }
 
 /// All that an image says about itself.

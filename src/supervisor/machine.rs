@@ -7,7 +7,6 @@ use std::path::Path;
 use nix::sys::statvfs::statvfs;
 use procfs::{Current, Meminfo};
 
-use super::image::CudaFacts;
 use crate::cuda;
 
 /// Host memory that can still be had, bytes: the machine's, or what the cgroup leaves. 0 when unknown.
@@ -84,26 +83,13 @@ pub(super) fn kernel_release() -> String {
         .unwrap_or_default()
 }
 
-/// Driver and GPUs; no pids.
-pub(super) fn cuda_facts() -> CudaFacts {
-    let inventory = cuda::inventory().unwrap_or_default();
-    CudaFacts {
-        driver: inventory.driver.unwrap_or_default(),
-        gpus: inventory.gpus.into_iter().map(|gpu| gpu.uuid).collect(),
-        pids: Vec::new(),
-    }
-}
-
-/// Device memory of these processes, bytes. Where the driver does not tell, all that is in use by whomever:
-/// the most that they can have.
-pub(super) fn gpu_memory_of(pids: &[i32]) -> u64 {
-    cuda::memory_of(pids).unwrap_or_else(|| {
-        let gpus = cuda::inventory().unwrap_or_default().gpus;
-        let memory = gpus.into_iter().filter_map(|gpu| gpu.memory);
-        memory
-            .map(|memory| memory.total_bytes.saturating_sub(memory.free_bytes))
-            .sum()
-    })
+/// Device memory in use by whomever, bytes: the most that a job can have.
+pub(super) fn gpu_memory_in_use() -> u64 {
+    let gpus = cuda::inventory().unwrap_or_default().gpus;
+    let memory = gpus.into_iter().filter_map(|gpu| gpu.memory);
+    memory
+        .map(|memory| memory.total_bytes.saturating_sub(memory.free_bytes))
+        .sum()
 }
 
 /// Makes the allocator use one heap for all threads: only that one can be given back in full.

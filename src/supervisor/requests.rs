@@ -108,9 +108,14 @@ impl Supervisor {
             return Ok(());
         };
         let ended = now();
+        let failures = match &result {
+            Ok(_) => 0,
+            Err(_) => self.last.failures.saturating_add(1),
+        };
         self.last = LastSnapshot {
             begun: wanted.begun.unwrap_or(ended),
             ended,
+            failures,
         };
         match result {
             Ok(done) => {
@@ -144,16 +149,25 @@ impl Supervisor {
             return;
         }
         let sandbox = Arc::clone(&running.job.sandbox);
+        let kind = error.kind().as_str();
+        self.state.failed_snapshots += 1;
+        self.state.last_failure = Some(kind.to_owned());
+        self.remember();
         let doubtful =
             error.job_is_doubtful() && self.stopping == Stopping::No && self.would_restore();
         if error.job_is_lost() || doubtful {
             tracing::error!(
+                kind,
                 "snapshot failed, the job does not compute as before and is ended: {reason}"
             );
             sandbox.kill();
             return;
         }
-        tracing::warn!("snapshot failed, the job goes on, older images are untouched: {reason}");
+        tracing::warn!(
+            kind,
+            failed = self.last.failures,
+            "snapshot failed, the job goes on, older images are untouched: {reason}"
+        );
         match (wanted.afterwards, self.stopping) {
             (Afterwards::Stop, Stopping::Until(_)) => {
                 tracing::info!("sending SIGTERM to the job");

@@ -1,7 +1,7 @@
 //! A restore: an image becomes the running job.
 //!
 //! ```text
-//! check machine → plan files → rewind files and streams → (fresh sandbox) → criu restore, chunks
+//! check machine → plan files → choose GPUs → rewind files and streams → (fresh sandbox) → criu restore, chunks
 //! verified as they flow → resume CUDA → the job computes
 //! ```
 //!
@@ -27,8 +27,9 @@ use crate::sandbox::{Ended, Sandbox, SandboxError, ToolCommand};
 use crate::store::{ImageId, ImageReader, ReadError};
 
 use super::describe::why;
+use super::gpu_plan::Refusal;
 use super::image::{ImageFacts, Phase, Stopwatch};
-use super::machine;
+use super::restore_gpu;
 use super::workshop::{SharedStreams, Workshop};
 
 /// Number of the first descriptor that CRIU inherits: above those of its own start, below its service descriptors.
@@ -43,9 +44,9 @@ pub enum RestoreError {
     /// Its facts make no sense.
     #[error("cannot understand the image's facts")]
     Facts(#[source] serde_json::Error),
-    /// The image holds GPU state and this machine has no usable driver.
-    #[error("cannot restore GPU state: {0}")]
-    NoGpu(String),
+    /// The image holds GPU state that this machine cannot take. Nothing was touched.
+    #[error("cannot restore GPU state")]
+    Gpu(#[from] Refusal),
     /// Files of the job cannot be put back.
     #[error("cannot put the job's files back")]
     Files(#[from] RewindError),
@@ -91,6 +92,14 @@ pub enum RestoreError {
     /// The CUDA driver's library could not be used.
     #[error("cannot load the CUDA driver")]
     Driver(#[from] cuda::LoadError),
+    /// A process of the image that used CUDA is not there any more.
+    #[error(
+        "cannot find process {pid}, whose GPU state the image holds: it ended as soon as it was restored"
+    )]
+    CudaProcessMissing {
+        /// Pid as the job sees it.
+        pid: i32,
+    },
     /// The GPU state could not be resumed.
     #[error("cannot resume the GPU state")]
     Resume(#[source] Box<cuda::TreeError>),
@@ -130,18 +139,8 @@ pub(super) fn examine(shop: &Workshop, id: ImageId) -> Result<Candidate, Restore
     let image = shop.store.read(id)?.with_buffer(buffer);
     let facts: ImageFacts =
         serde_json::from_slice(&image.manifest().meta).map_err(RestoreError::Facts)?;
-    if facts.cuda.is_some() && !cuda::available() {
-        return Err(RestoreError::NoGpu(
-            "this machine has no NVIDIA driver; restore on one that has".to_owned(),
-        ));
-    }
-    if let Some(then) = facts.cuda.as_ref().map(|cuda| cuda.gpus.len()) {
-        let now = machine::cuda_facts().gpus.len();
-        if now < then {
-            return Err(RestoreError::NoGpu(format!(
-                "the job had {then} GPUs and this machine has {now}; restore on one that has as many"
-            )));
-        }
+    if let Some(cuda_facts) = &facts.cuda {
+        restore_gpu::examine(shop, cuda_facts)?;
     }
     let files = job::plan(&facts.files)?;
     Ok(Candidate {
@@ -177,6 +176,8 @@ pub(super) fn bring_back(
         image,
         files,
     } = candidate;
+    let choose = |cuda_facts| restore_gpu::choose(shop, cuda_facts);
+    let gpus = facts.cuda.as_ref().map(choose).transpose()?;
     facts.sockets.destroy_leftovers()?;
     for content in facts.files.iter().filter_map(|file| file.content.as_ref()) {
         // Read once for nothing but its hashes: no file is overwritten by half of a damaged one.
@@ -204,8 +205,8 @@ pub(super) fn bring_back(
         .open();
     start_timers(sandbox, &facts)?;
     watch.lap("restore");
-    if let Some(cuda_facts) = &facts.cuda {
-        resume_cuda(shop, sandbox, &facts, &cuda_facts.pids)?;
+    if let Some((cuda_facts, gpus)) = facts.cuda.as_ref().zip(gpus) {
+        restore_gpu::resume(shop, sandbox, &facts, &cuda_facts.pids, &gpus)?;
         watch.lap("resume");
     }
     Ok(Restored {
@@ -348,20 +349,4 @@ fn start_timers(sandbox: &Sandbox, facts: &ImageFacts) -> Result<(), RestoreErro
         return Ok(());
     };
     Ok(job::arm_timers(&facts.timers, &job::tree(root)?)?)
-}
-
-fn resume_cuda(
-    shop: &Workshop,
-    sandbox: &Sandbox,
-    facts: &ImageFacts,
-    pids: &[i32],
-) -> Result<(), RestoreError> {
-    let root = job::child_with_pid(sandbox.pid(), facts.pids.root)?;
-    let host_pids: Vec<i32> = job::tree(root)?
-        .into_iter()
-        .filter(|process| pids.contains(&process.pid))
-        .map(|process| process.host_pid)
-        .collect();
-    cuda::resume_restored(shop.driver()?, &host_pids)
-        .map_err(|error| RestoreError::Resume(Box::new(error)))
 }

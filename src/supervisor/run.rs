@@ -13,6 +13,7 @@ use crate::criu::{Criu, FindError, Search};
 use crate::job::{Input, Output};
 use crate::store::{ImageId, LockError, OpenError, ReadError, Store, WriteError};
 
+use super::gpu_plan::GpuPairs;
 use super::key::{KeyError, read_key};
 use super::machine;
 use super::program::{self, ProgramError};
@@ -31,6 +32,8 @@ pub struct RunOptions {
     pub config: Config,
     /// The run.
     pub what: What,
+    /// The GPUs that take the place of others in a restore, by UUID; empty leaves the choice to us.
+    pub gpu_map: GpuPairs,
 }
 
 /// Which run it is.
@@ -154,7 +157,11 @@ pub(super) enum Beginning {
 /// When the run cannot begin or go on; nothing of the job runs then.
 pub fn run(options: RunOptions) -> Result<u8, RunError> {
     machine::use_one_heap();
-    let RunOptions { config, what } = options;
+    let RunOptions {
+        config,
+        what,
+        gpu_map,
+    } = options;
     let directory = std::env::current_dir().map_err(system("find the working directory"))?;
     if let What::Command { line, .. } = &what {
         program::check(line.first().ok_or(ProgramError::Missing)?)?;
@@ -175,7 +182,7 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
         return Ok(0);
     };
     state.save(store.path())?;
-    let shop = Workshop::new(config, store, lock, criu, command, directory)
+    let shop = Workshop::new(config, store, lock, criu, command, directory, gpu_map)
         .map_err(system("prepare the work folder"))?;
     // Our own messages go to stderr: cutting its file would cut them too.
     let shared = same_file(io::stdout().as_fd(), io::stderr().as_fd());

@@ -76,6 +76,12 @@ pub struct RunState {
     pub started_unix_ms: u64,
     /// How often the job was restored or started anew.
     pub restarts: u64,
+    /// How many snapshots have failed.
+    #[serde(default)]
+    pub failed_snapshots: u64,
+    /// The kind of the last of those failures.
+    #[serde(default)]
+    pub last_failure: Option<String>,
     /// How far it has come.
     pub progress: Progress,
     /// Images that it does not go on from any more, because it went back to an older one.
@@ -102,6 +108,8 @@ impl RunState {
             directory,
             started_unix_ms,
             restarts: 0,
+            failed_snapshots: 0,
+            last_failure: None,
             progress: Progress::Running,
             abandoned: None,
         }

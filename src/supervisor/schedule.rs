@@ -2,7 +2,8 @@
 //! snapshot and now.
 //!
 //! Intervals count monotonic time from the end of the last snapshot, so neither a
-//! slow snapshot nor a suspended machine is followed by a burst. Cron expressions
+//! slow snapshot nor a suspended machine is followed by a burst. After failures in a
+//! row the pause doubles each time, up to an hour. Cron expressions
 //! count local time from the last snapshot: times that passed since then are one
 //! snapshot, late. Waiting itself is the supervisor's loop, which asks
 //! [`Schedule::wait`] again each time it wakes.
@@ -32,6 +33,12 @@ const SIT_OUT_MS_MAX: u64 = 3 * 3600 * 1000;
 /// Twice a year until 2100, where crate `cron` ends, and room for odd zones.
 const TRANSITIONS_MAX: usize = 1000;
 
+/// Longest pause after failures, unless the interval is longer: what keeps a job from being snapshotted often lasts
+/// as long as the job, and each attempt costs it a little time.
+const PAUSE_MAX: Duration = Duration::from_secs(3600);
+/// Pause after the first failure of a cron schedule: its finest step without seconds.
+const CRON_PAUSE: Duration = Duration::from_secs(60);
+
 /// A moment on both clocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Now {
@@ -49,6 +56,8 @@ pub struct Snapshotted {
     pub begun: Now,
     /// When it ended and the job computed again.
     pub ended: Now,
+    /// How many have failed in a row, this one included; 0 after a success.
+    pub failures: u32,
 }
 
 impl Snapshotted {
@@ -58,7 +67,20 @@ impl Snapshotted {
         Self {
             begun: now,
             ended: now,
+            failures: 0,
         }
+    }
+
+    /// Time after its end that must pass before another is tried without being asked for.
+    fn pause(self, interval: Duration) -> Duration {
+        let Some(doublings) = self.failures.checked_sub(1) else {
+            return Duration::ZERO;
+        };
+        let longest = PAUSE_MAX.max(interval);
+        let factor = 1_u32.checked_shl(doublings).filter(|factor| *factor > 0);
+        factor.map_or(longest, |factor| {
+            interval.saturating_mul(factor).min(longest)
+        })
     }
 }
 
@@ -96,17 +118,20 @@ impl Schedule {
     /// Time until the next snapshot, zero when it is due; `None` when there is none.
     #[must_use]
     pub fn next(&self, last: Snapshotted, now: Now) -> Option<Duration> {
+        let passed = now
+            .monotonic
+            .saturating_duration_since(last.ended.monotonic);
         match self {
             Self::Never => None,
             Self::Every(interval) => {
-                let passed = now
-                    .monotonic
-                    .saturating_duration_since(last.ended.monotonic);
-                Some(interval.saturating_sub(passed))
+                let wait = last.pause(*interval).max(*interval);
+                Some(wait.saturating_sub(passed))
             }
             Self::Cron(times) => {
                 let due_ms = times.next_after_ms(counted_from_ms(last, now))?;
-                Some(Duration::from_millis(due_ms.saturating_sub(now.unix_ms)))
+                let due = Duration::from_millis(due_ms.saturating_sub(now.unix_ms));
+                let pause = last.pause(CRON_PAUSE);
+                Some(due.max(pause.saturating_sub(passed)))
             }
         }
     }

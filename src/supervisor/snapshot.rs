@@ -10,10 +10,10 @@
 //! snapshot leaves the job computing and the store as it was.
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::dump::Dump;
-use super::gpu::Gpu;
+use super::gpu::{Gpu, Holders};
 use super::image::{ImageFacts, Stopwatch, Trigger};
 use super::machine;
 use super::room;
@@ -27,6 +27,14 @@ use crate::store::{ImageId, ImageWriter, WriteOptions};
 
 /// Cores that the freeze may need: CRIU's, those that copy its largest file, the driver's.
 const FREEZE_CORES: usize = 8;
+
+/// Host memory beyond the GPU's content that must be free for a suspend: page tables for the copy (1/512 of it), the
+/// smallest buffer of the store, CRIU, and what the job itself allocates until it stands still. The kernel's answer to
+/// less is to kill the job.
+const SUSPEND_HEADROOM: u64 = 512 << 20;
+/// How often a snapshot is tried whose job changes under our hands. A job that starts CUDA does it once a process;
+/// one that is still at it the third time is better left alone until the next snapshot is due.
+const ATTEMPTS_MAX: u32 = 3;
 
 /// What the job does after its snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,44 +67,74 @@ pub(super) struct Subject<'a> {
     pub trigger: Trigger,
 }
 
-/// Takes a snapshot. Blocks until the image is durable; `computing` is called when the job computes again.
+/// Takes a snapshot. Blocks until the image is durable; `computing` is called when the job computes again. A job
+/// that changed under our hands is tried again.
 pub(super) fn take(
     subject: Subject<'_>,
     afterwards: Afterwards,
-    computing: impl FnOnce(Duration),
+    computing: impl Fn(Duration),
+) -> Result<Snapshotted, SnapshotError> {
+    let begun = clock::now();
+    again_while_it_changes(|| attempt(subject, afterwards, begun, &computing))
+}
+
+/// Tries until nothing came to the GPU meanwhile, a few times at most.
+fn again_while_it_changes<T>(
+    mut attempt: impl FnMut() -> Result<T, SnapshotError>,
+) -> Result<T, SnapshotError> {
+    for number in 1..ATTEMPTS_MAX {
+        match attempt() {
+            Err(SnapshotError::Changed { pid }) => tracing::info!(
+                pid,
+                attempt = number,
+                "a process came to the GPU during the snapshot; it is taken again"
+            ),
+            result => return result,
+        }
+    }
+    attempt()
+}
+
+fn attempt(
+    subject: Subject<'_>,
+    afterwards: Afterwards,
+    begun: Instant,
+    computing: impl Fn(Duration),
 ) -> Result<Snapshotted, SnapshotError> {
     let Subject {
-        shop,
-        job,
-        streams,
-        run,
-        trigger,
+        shop, job, trigger, ..
     } = subject;
-    let begun = clock::now();
     let mut watch = Stopwatch::start();
     let root = job::child_with_pid(job.sandbox.pid(), job.pids.root)?;
     let processes = job::tree(root)?;
-    let gpu = Gpu::of(shop, &processes)?;
+    let holders = Holders::of(&processes);
+    let gpu = Gpu::of(shop, &processes, &holders)?;
     let writer = admit(subject, &processes, gpu.as_ref())?;
     watch.lap("admit");
 
     let frozen_at = clock::now();
-    let suspended = gpu.map(|gpu| gpu.suspend(shop, &mut watch)).transpose()?;
-    let cuda_pids = suspended
+    let suspend = |gpu: &Gpu| gpu.suspend(shop, &mut watch);
+    let suspended = gpu.as_ref().map(suspend).transpose()?;
+    let dump = Dump::new(subject, &holders, root, writer);
+    let pids = suspended
         .as_ref()
         .map(|suspended| suspended.pids().to_vec());
-    let dump = Dump::new(shop, job, streams, run, root, writer);
-    let dumped = match afterwards {
+    let cuda = gpu.as_ref().zip(pids.as_deref());
+    let facts = |freeze| {
+        let of = |(gpu, pids): (&Gpu, _)| (pids, gpu.facts.clone());
+        dump.facts(trigger, cuda.map(of), freeze)
+    };
+    let unchanged = cuda.map_or(Ok(()), |(gpu, pids)| look_again(gpu, &holders, root, pids));
+    let dumped = unchanged.and_then(|()| match afterwards {
         Afterwards::Continue => dump.run(|_| Ok(())).map(|_| None),
         Afterwards::Stop => dump
             .run_and_stop(|dump| {
                 let mut watch = watch.clone();
                 watch.lap("dump");
-                let facts = dump.facts(trigger, cuda_pids.as_deref(), clock::now() - frozen_at);
-                dump.commit(facts, &mut watch, begun)
+                dump.commit(facts(clock::now() - frozen_at), &mut watch, begun)
             })
             .map(Some),
-    };
+    });
     if let Ok(Some(snapshotted)) = dumped {
         // The suspended processes are dead; nothing is left to resume.
         std::mem::forget(suspended);
@@ -112,8 +150,22 @@ pub(super) fn take(
     computing(freeze);
     resumed.map_err(|error| SnapshotError::Resume(Box::new(error)))?;
     dumped?;
-    let facts = dump.facts(trigger, cuda_pids.as_deref(), freeze);
-    dump.commit(facts, &mut watch, begun)
+    dump.commit(facts(freeze), &mut watch, begun)
+}
+
+/// Whether a process has begun to use CUDA since the job was looked at: what it has on the GPU was not suspended.
+fn look_again(
+    gpu: &Gpu,
+    holders: &Holders,
+    root: i32,
+    suspended: &[i32],
+) -> Result<(), SnapshotError> {
+    let processes = job::tree(root)?;
+    let newcomer = holders.newcomer(&processes);
+    match newcomer.or_else(|| gpu.newcomer(holders, &processes, suspended)) {
+        Some(pid) => Err(SnapshotError::Changed { pid }),
+        None => Ok(()),
+    }
 }
 
 /// Checks that there is room, and gets the memory that the image will pass through, while the job computes.
@@ -124,8 +176,12 @@ fn admit(
 ) -> Result<ImageWriter, SnapshotError> {
     let needed = gpu.map_or(0, |gpu| gpu.bytes);
     let available = machine::available_memory();
-    if needed > available {
-        return Err(SnapshotError::NoMemory { needed, available });
+    if needed > 0 && needed.saturating_add(SUSPEND_HEADROOM) > available {
+        return Err(SnapshotError::NoMemory {
+            needed,
+            headroom: SUSPEND_HEADROOM,
+            available,
+        });
     }
     let resident: u64 = processes.iter().map(|process| process.resident).sum();
     room::make(shop, run, needed + resident)?;
@@ -152,5 +208,36 @@ fn write_options(shop: &Workshop, free: u64) -> WriteOptions {
         buffer,
         workers,
         level: shop.config.snapshot.level,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_that_changes_is_tried_again_a_few_times() {
+        for (changes, tries, taken) in [(0, 1, true), (2, 3, true), (3, 3, false), (9, 3, false)] {
+            let mut tried = 0;
+            let result = again_while_it_changes(|| {
+                tried += 1;
+                if tried <= changes {
+                    return Err(SnapshotError::Changed { pid: 7 });
+                }
+                Ok(())
+            });
+            assert_eq!((tried, result.is_ok()), (tries, taken), "{changes} changes");
+        }
+    }
+
+    #[test]
+    fn any_other_failure_ends_the_attempts() {
+        let mut tried = 0;
+        let result: Result<(), _> = again_while_it_changes(|| {
+            tried += 1;
+            Err(SnapshotError::Ended)
+        });
+        assert!(matches!(result, Err(SnapshotError::Ended)));
+        assert_eq!(tried, 1);
     }
 }

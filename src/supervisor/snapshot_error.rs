@@ -4,10 +4,17 @@ use std::io;
 use std::time::Duration;
 
 use super::describe::size;
-use crate::cuda;
+use super::obstacle::Obstacle;
+use crate::cuda::{self, CallError, TreeError};
 use crate::job;
 use crate::sandbox::SandboxError;
 use crate::store::WriteError;
+
+/// `CUresult`s that say why a process could not be suspended.
+const CUDA_ERROR_OUT_OF_MEMORY: i32 = 2;
+const CUDA_ERROR_OPERATING_SYSTEM: i32 = 304;
+const CUDA_ERROR_NOT_PERMITTED: i32 = 800;
+const CUDA_ERROR_NOT_SUPPORTED: i32 = 801;
 
 /// Why there is no new image. The job computes, and older images are untouched, unless a variant says otherwise.
 #[derive(Debug, thiserror::Error)]
@@ -59,15 +66,29 @@ pub enum SnapshotError {
     },
     /// The GPU's content does not fit into host memory; the kernel would kill the job.
     #[error(
-        "cannot suspend the GPU state: it needs {} of host memory and {} are available; free some",
+        "cannot suspend the GPU state: it needs {} of host memory and {} to spare, and {} are available; free some, or          raise the memory limit of the container",
         size(*needed),
+        size(*headroom),
         size(*available)
     )]
     NoMemory {
         /// Bytes of GPU memory.
         needed: u64,
+        /// Bytes of host memory that are wanted beyond it.
+        headroom: u64,
         /// Bytes of host memory.
         available: u64,
+    },
+    /// The job has what the driver could not bring back. Nothing was frozen.
+    #[error("cannot suspend the GPU state")]
+    Obstacle(#[from] Obstacle),
+    /// A process came to the GPU while the snapshot was taken, each time that it was tried.
+    #[error(
+        "cannot take a snapshot while process {pid} begins to use the GPU, or is forked from one that does; it is tried          again later"
+    )]
+    Changed {
+        /// Pid as the host sees it.
+        pid: i32,
     },
     /// The CUDA driver's library could not be used.
     #[error("cannot load the CUDA driver")]
@@ -115,7 +136,95 @@ pub enum SnapshotError {
     },
 }
 
+/// Why snapshots fail, in a word for logs and counters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FailureKind {
+    /// The GPU work did not stand still in time.
+    Busy,
+    /// Processes came to the GPU all the time.
+    Changed,
+    /// The job uses what cannot be brought back.
+    Unsupported,
+    /// Too little host memory.
+    Memory,
+    /// Too little disk space.
+    Disk,
+    /// We may not control the job's processes.
+    Privilege,
+    /// The CUDA driver cannot do it, or failed.
+    Driver,
+    /// CRIU cannot do it, or failed.
+    Criu,
+    /// The store failed.
+    Store,
+    /// The job ended.
+    Ended,
+    /// Something of the system's, or a mistake of ours.
+    System,
+}
+
+impl FailureKind {
+    /// The word.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Busy => "busy",
+            Self::Changed => "changed",
+            Self::Unsupported => "unsupported",
+            Self::Memory => "memory",
+            Self::Disk => "disk",
+            Self::Privilege => "privilege",
+            Self::Driver => "driver",
+            Self::Criu => "criu",
+            Self::Store => "store",
+            Self::Ended => "ended",
+            Self::System => "system",
+        }
+    }
+}
+
+/// What kind of failure a code of the driver's is, of a call that was to stop a process.
+fn kind_of(error: &CallError) -> FailureKind {
+    match error.code.number {
+        CUDA_ERROR_NOT_SUPPORTED => FailureKind::Unsupported,
+        CUDA_ERROR_NOT_PERMITTED | CUDA_ERROR_OPERATING_SYSTEM => FailureKind::Privilege,
+        CUDA_ERROR_OUT_OF_MEMORY => FailureKind::Memory,
+        _ => FailureKind::Driver,
+    }
+}
+
 impl SnapshotError {
+    /// The kind of failure.
+    #[must_use]
+    pub fn kind(&self) -> FailureKind {
+        match self {
+            Self::Store(_) => FailureKind::Store,
+            Self::DiskFull(_) | Self::NoRoom { .. } => FailureKind::Disk,
+            Self::NoMemory { .. } => FailureKind::Memory,
+            Self::Obstacle(_) => FailureKind::Unsupported,
+            Self::Changed { .. } => FailureKind::Changed,
+            Self::Driver(_) | Self::Resume(_) => FailureKind::Driver,
+            Self::Suspend(error) => match &**error {
+                TreeError::TimedOut { .. } => FailureKind::Busy,
+                TreeError::Lock { source, .. } | TreeError::Suspend { source, .. } => {
+                    kind_of(source)
+                }
+                TreeError::TooMany { .. } | TreeError::Resume { .. } => FailureKind::Driver,
+            },
+            Self::Criu { .. } | Self::Slow(_) | Self::Stream(_) => FailureKind::Criu,
+            Self::Ended => FailureKind::Ended,
+            Self::Doubtful { source, .. } => source.kind(),
+            Self::Tree(_)
+            | Self::Files(_)
+            | Self::Sockets(_)
+            | Self::Timers(_)
+            | Self::Content { .. }
+            | Self::Prepare(_)
+            | Self::Sandbox(_)
+            | Self::Panicked => FailureKind::System,
+        }
+    }
+
     /// Whether the job may be left in a state in which it cannot compute.
     #[must_use]
     pub fn job_is_lost(&self) -> bool {
@@ -139,6 +248,41 @@ impl From<WriteError> for SnapshotError {
             Self::DiskFull(Box::new(error))
         } else {
             Self::Store(Box::new(error))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::{Aftermath, Call, Code};
+
+    #[test]
+    fn the_driver_s_answer_tells_the_kind_of_failure() {
+        let cases = [
+            (CUDA_ERROR_NOT_SUPPORTED, FailureKind::Unsupported),
+            (CUDA_ERROR_NOT_PERMITTED, FailureKind::Privilege),
+            (CUDA_ERROR_OPERATING_SYSTEM, FailureKind::Privilege),
+            (CUDA_ERROR_OUT_OF_MEMORY, FailureKind::Memory),
+            (999, FailureKind::Driver),
+        ];
+        for (number, kind) in cases {
+            let source = CallError {
+                pid: 7,
+                call: Call::Checkpoint,
+                code: Code {
+                    number,
+                    name: String::new(),
+                    meaning: String::new(),
+                },
+            };
+            let aftermath = Aftermath::default();
+            let error = TreeError::Suspend { source, aftermath };
+            assert_eq!(
+                SnapshotError::Suspend(Box::new(error)).kind(),
+                kind,
+                "{number}"
+            );
         }
     }
 }

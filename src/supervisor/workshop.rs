@@ -11,6 +11,7 @@ use std::sync::{Mutex, OnceLock};
 
 use tempfile::TempDir;
 
+use super::gpu_plan::GpuPairs;
 use super::leftovers::{self, COPIES, COPY_DIGITS, COPY_PREFIX};
 use crate::clock;
 use crate::config::Config;
@@ -44,10 +45,14 @@ pub(super) struct Workshop {
     pub directory: PathBuf,
     /// Marks this supervisor's process.
     pub instance: String,
+    /// The user's map of GPUs for restores; empty leaves the choice to us.
+    pub gpu_map: GpuPairs,
     /// The copy of this binary that sandboxes run; images map it, so it must outlive an upgrade.
     pub program: PathBuf,
     /// Loaded when it is first needed: it is large.
     driver: OnceLock<cuda::Driver>,
+    /// Asked for once: what they have free is not in question, and asking wakes them where they may sleep.
+    gpus: OnceLock<cuda::Inventory>,
 }
 
 /// Private folder with short paths, for sockets. The store links to it, so that the next supervisor
@@ -156,6 +161,7 @@ impl Workshop {
         criu: Criu,
         command: Vec<OsString>,
         directory: PathBuf,
+        gpu_map: GpuPairs,
     ) -> io::Result<Self> {
         let work = WorkFolder::new(store.path())?;
         let program = keep_program(Path::new("/proc/self/exe"), store.path())?;
@@ -175,8 +181,10 @@ impl Workshop {
             command,
             directory,
             instance,
+            gpu_map,
             program,
             driver: OnceLock::new(),
+            gpus: OnceLock::new(),
         })
     }
 
@@ -187,6 +195,21 @@ impl Workshop {
         }
         let driver = cuda::Driver::load()?;
         Ok(self.driver.get_or_init(|| driver))
+    }
+
+    /// The machine's GPUs as they were when first asked for: which ones they are, not what is free on them. None
+    /// where they cannot be listed.
+    pub fn gpus(&self) -> cuda::Inventory {
+        if let Some(known) = self.gpus.get() {
+            return known.clone();
+        }
+        match cuda::inventory() {
+            Ok(found) => self.gpus.get_or_init(|| found).clone(),
+            Err(error) => {
+                tracing::debug!(%error, "the GPUs cannot be listed");
+                cuda::Inventory::default()
+            }
+        }
     }
 
     /// The action script of a dump.

@@ -84,7 +84,11 @@ fn an_interval_counts_from_the_end_of_a_slow_snapshot() {
     let begun = clock("2026-01-01T00:00:00Z");
     let ended = later(begun, 20 * MINUTES);
     let schedule = Schedule::Every(Duration::from_secs(15 * MINUTES));
-    let last = Snapshotted { begun, ended };
+    let last = Snapshotted {
+        begun,
+        ended,
+        failures: 0,
+    };
     let quarter = Duration::from_secs(15 * MINUTES);
     assert_eq!(schedule.wait(last, ended), Some(quarter));
     let due = later(ended, 15 * MINUTES);
@@ -150,6 +154,28 @@ fn a_wait_for_local_time_looks_at_the_clock_every_minute() {
 }
 
 #[test]
+fn the_pause_doubles_with_each_failure_up_to_an_hour_and_ends_with_a_success() {
+    let now = clock("2026-01-01T00:00:30Z");
+    let waits = |schedule: &Schedule, failures: &[u32]| {
+        let failed = |failures: &u32| Snapshotted {
+            failures: *failures,
+            ..Snapshotted::not_yet(now)
+        };
+        let wait = |failures| schedule.next(failed(failures), now).unwrap().as_secs();
+        failures.iter().map(wait).collect::<Vec<_>>()
+    };
+    let failures = [0, 1, 2, 3, 4, 40, u32::MAX];
+    let every = |seconds| Schedule::Every(Duration::from_secs(seconds));
+    assert_eq!(
+        waits(&every(900), &failures),
+        [900, 900, 1800, 3600, 3600, 3600, 3600]
+    );
+    assert_eq!(waits(&every(2 * HOUR), &failures), [2 * HOUR; 7]);
+    let minutely = waits(&cron("* * * * *"), &failures);
+    assert_eq!(minutely, [30, 60, 120, 240, 480, 3600, 3600]);
+}
+
+#[test]
 fn missed_cron_times_run_once_late() {
     let start = clock("2026-01-01T00:00:00Z");
     let schedule = cron("*/10 * * * *");
@@ -160,6 +186,7 @@ fn missed_cron_times_run_once_late() {
     let last = Snapshotted {
         begun: woken,
         ended: later(woken, 30),
+        failures: 0,
     };
     let left = schedule.next(last, last.ended).unwrap();
     assert_eq!(left, Duration::from_secs(10 * MINUTES - 91));
@@ -169,7 +196,14 @@ fn missed_cron_times_run_once_late() {
 fn times_that_pass_during_a_snapshot_do_not_follow_it_at_once() {
     let begun = clock("2026-01-01T00:10:00Z");
     let ended = later(begun, 25 * MINUTES);
-    let left = cron("*/10 * * * *").next(Snapshotted { begun, ended }, ended);
+    let left = cron("*/10 * * * *").next(
+        Snapshotted {
+            begun,
+            ended,
+            failures: 0,
+        },
+        ended,
+    );
     assert_eq!(left, Some(Duration::from_secs(5 * MINUTES)));
 }
 
@@ -183,6 +217,7 @@ fn a_clock_set_back_does_not_fire_twice() {
         let last = Snapshotted {
             begun: fired,
             ended,
+            failures: 0,
         };
         let now = set(later(fired, 20), -3600);
         let again = later(now, HOUR);

@@ -1,0 +1,66 @@
+//! What a process has been given and has loaded, read from `/proc`; for whoever must know what kind of
+//! process it is.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+
+use procfs::process::{MMapPath, Process as ProcessEntry};
+
+/// Most of an environment that is read: the kernel gives arguments and environment a quarter of the stack's limit,
+/// 2 MiB as a rule and 6 MiB at most.
+const ENVIRONMENT_BYTES_MAX: u64 = 6 << 20;
+
+/// The environment that a process (a host pid) was started with: entries that each end with a zero byte. What it has
+/// set since is not in it. Empty where it cannot be read.
+#[must_use]
+pub fn environment(pid: i32) -> Vec<u8> {
+    let mut environment = Vec::new();
+    let read = File::open(format!("/proc/{pid}/environ")).and_then(|file| {
+        file.take(ENVIRONMENT_BYTES_MAX)
+            .read_to_end(&mut environment)
+    });
+    if let Err(error) = read {
+        tracing::debug!(pid, %error, "cannot read the environment");
+    }
+    environment
+}
+
+/// Whether a process (a host pid) has a file mapped whose name begins with `prefix`.
+#[must_use]
+pub fn has_mapped(pid: i32, prefix: &str) -> bool {
+    let maps = ProcessEntry::new(pid).and_then(|process| process.maps());
+    maps.is_ok_and(|maps| {
+        maps.iter().any(|map| match &map.pathname {
+            MMapPath::Path(path) => path
+                .file_name()
+                .is_some_and(|name| name.as_bytes().starts_with(prefix.as_bytes())),
+            _ => false,
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_shows_its_environment_and_its_libraries() {
+        let mut child = std::process::Command::new("cat")
+            .env_clear()
+            .env("GIVEN", "a b")
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        // Once it answers, it runs the new program.
+        std::io::Write::write_all(child.stdin.as_mut().unwrap(), b"x").unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        assert_eq!(environment(pid), b"GIVEN=a b\0");
+        assert!(has_mapped(pid, "libc.so") && !has_mapped(pid, "libnccl.so"));
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert!(environment(pid).is_empty() && !has_mapped(pid, "libc.so"));
+    }
+}

@@ -1,0 +1,259 @@
+//! What an image says of the GPUs its job had: enough to tell, on another day or machine, whether the
+//! job can come back there. It must not know how that is decided: see `gpu_plan`.
+
+use serde::{Deserialize, Serialize};
+
+use crate::cuda::{GpuUse, Inventory};
+
+/// How CUDA is told which GPUs a process sees.
+const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
+/// How CUDA is told in which order it numbers them.
+const DEVICE_ORDER: &str = "CUDA_DEVICE_ORDER";
+
+/// The CUDA part of an image.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CudaFacts {
+    /// The driver's release.
+    pub driver: String,
+    /// The GPUs, in the driver's order.
+    pub gpus: Vec<GpuFacts>,
+    /// The CUDA processes, as the job sees their pids.
+    pub pids: Vec<i32>,
+}
+
+/// A GPU at the time of the snapshot.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Told")]
+pub struct GpuFacts {
+    /// `GPU-` and the UUID.
+    pub uuid: String,
+    /// The model; empty when unknown.
+    pub name: String,
+    /// Its device memory, bytes.
+    pub memory_bytes: Option<u64>,
+    /// Device memory that the job used there, bytes; at least so much where it is told of only some processes.
+    pub used_bytes: Option<u64>,
+    /// Whether it was split up (MIG).
+    pub mig: Option<bool>,
+    /// Whether a process of the job could see it.
+    pub visible: Option<bool>,
+}
+
+/// What a manifest may hold; the first images knew nothing but the UUID.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Told {
+    Uuid(String),
+    Facts {
+        uuid: String,
+        #[serde(default)]
+        name: String,
+        memory_bytes: Option<u64>,
+        used_bytes: Option<u64>,
+        mig: Option<bool>,
+        visible: Option<bool>,
+    },
+}
+
+impl From<Told> for GpuFacts {
+    fn from(told: Told) -> Self {
+        match told {
+            Told::Uuid(uuid) => Self {
+                uuid,
+                ..Self::default()
+            },
+            Told::Facts {
+                uuid,
+                name,
+                memory_bytes,
+                used_bytes,
+                mig,
+                visible,
+            } => Self {
+                uuid,
+                name,
+                memory_bytes,
+                used_bytes,
+                mig,
+                visible,
+            },
+        }
+    }
+}
+
+impl CudaFacts {
+    /// Describes the machine's GPUs and what the job has on them; no pids. `uses` are the job's own, `environments`
+    /// those of its CUDA processes.
+    pub(super) fn of(machine: &Inventory, uses: &[GpuUse], environments: &[Vec<u8>]) -> Self {
+        let seen: Vec<Option<Vec<usize>>> = environments
+            .iter()
+            .map(|environment| visible(machine, |name| variable(environment, name)))
+            .collect();
+        let gpus = machine.gpus.iter().enumerate().map(|(index, gpu)| {
+            let used: Vec<&GpuUse> = uses.iter().filter(|one| one.uuid == gpu.uuid).collect();
+            let told = used.iter().filter_map(|one| one.bytes);
+            GpuFacts {
+                uuid: gpu.uuid.clone(),
+                name: gpu.name.clone(),
+                memory_bytes: gpu.memory.map(|memory| memory.total_bytes),
+                used_bytes: told.reduce(u64::saturating_add),
+                mig: gpu.mig,
+                visible: if used.is_empty() {
+                    seen_by_any(&seen, index)
+                } else {
+                    Some(true)
+                },
+            }
+        });
+        Self {
+            driver: machine.driver.clone().unwrap_or_default(),
+            gpus: gpus.collect(),
+            pids: Vec::new(),
+        }
+    }
+}
+
+/// Whether one of the processes sees the GPU; `None` where it cannot be told of all of them.
+fn seen_by_any(seen: &[Option<Vec<usize>>], index: usize) -> Option<bool> {
+    let sees = |known: &Option<Vec<usize>>| known.as_ref().map(|gpus| gpus.contains(&index));
+    if seen.iter().any(|known| sees(known) == Some(true)) {
+        return Some(true);
+    }
+    let all_told = !seen.is_empty() && seen.iter().all(Option::is_some);
+    all_told.then_some(false)
+}
+
+/// A variable of a process's environment in the form of `/proc/PID/environ`.
+pub(super) fn variable(environment: &[u8], name: &str) -> Option<String> {
+    environment.split(|byte| *byte == 0).find_map(|entry| {
+        let value = entry.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?;
+        Some(String::from_utf8_lossy(value).into_owned())
+    })
+}
+
+/// The GPUs, as places in the inventory, that a process with these variables sees. `None` where that cannot be told:
+/// CUDA numbers GPUs of several models by their speed.
+pub(super) fn visible(
+    machine: &Inventory,
+    variable: impl Fn(&str) -> Option<String>,
+) -> Option<Vec<usize>> {
+    let all = || machine.gpus.iter().enumerate();
+    let Some(list) = variable(VISIBLE_DEVICES) else {
+        return Some(all().map(|(index, _)| index).collect());
+    };
+    let one_model = machine
+        .gpus
+        .windows(2)
+        .all(|two| two[0].name == two[1].name);
+    let in_order = one_model || variable(DEVICE_ORDER).as_deref() == Some("PCI_BUS_ID");
+    let mut seen = Vec::new();
+    for word in list.split(',').map(str::trim) {
+        let found = if let Ok(number) = word.parse::<usize>() {
+            if !in_order {
+                return None;
+            }
+            Some(number).filter(|number| *number < machine.gpus.len())
+        } else if word.starts_with("GPU-") {
+            all().find_map(|(index, gpu)| gpu.uuid.starts_with(word).then_some(index))
+        } else if word.starts_with("MIG-") {
+            return None;
+        } else {
+            None
+        };
+        // CUDA looks no further than the first word that names no GPU.
+        let Some(index) = found else { break };
+        seen.push(index);
+    }
+    Some(seen)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::{Gpu, GpuMemory};
+
+    fn machine(names: &[&str]) -> Inventory {
+        let gpus = names.iter().enumerate().map(|(index, name)| Gpu {
+            index: u32::try_from(index).unwrap(),
+            name: (*name).to_owned(),
+            uuid: format!("GPU-{index}"),
+            memory: Some(GpuMemory {
+                total_bytes: 80,
+                free_bytes: 70,
+            }),
+            persistent: None,
+            mig: Some(false),
+            mode: None,
+            busy: None,
+        });
+        Inventory {
+            driver: Some("580.1".to_owned()),
+            gpus: gpus.collect(),
+        }
+    }
+
+    #[test]
+    fn visible_devices_are_read_as_cuda_reads_them() {
+        let one_model = machine(&["A", "A", "A"]);
+        let cases: [(Option<&str>, Option<&[usize]>); 8] = [
+            (None, Some(&[0, 1, 2])),
+            (Some("1"), Some(&[1])),
+            (Some(" 2, 0"), Some(&[2, 0])),
+            (Some(""), Some(&[])),
+            (Some("-1"), Some(&[])),
+            (Some("0,9,1"), Some(&[0])),
+            (Some("GPU-1,0"), Some(&[1, 0])),
+            (Some("MIG-GPU-1/0/0"), None),
+        ];
+        for (list, expected) in cases {
+            let of = |name: &str| list.filter(|_| name == VISIBLE_DEVICES).map(str::to_owned);
+            assert_eq!(visible(&one_model, of).as_deref(), expected, "{list:?}");
+        }
+    }
+
+    #[test]
+    fn numbers_among_several_models_tell_nothing_unless_they_are_in_the_bus_s_order() {
+        let mixed = machine(&["A", "B"]);
+        let of = |order: &'static str| {
+            move |name: &str| match name {
+                VISIBLE_DEVICES => Some("1".to_owned()),
+                DEVICE_ORDER => Some(order.to_owned()),
+                _ => None,
+            }
+        };
+        assert_eq!(visible(&mixed, of("FASTEST_FIRST")), None);
+        assert_eq!(visible(&mixed, of("PCI_BUS_ID")), Some(vec![1]));
+    }
+
+    #[test]
+    fn a_gpu_in_use_is_visible_whatever_the_environment_says() {
+        let used = |pid, uuid: &str, bytes| GpuUse {
+            pid,
+            uuid: uuid.to_owned(),
+            bytes,
+            through_mps: false,
+        };
+        let uses = [
+            used(1, "GPU-0", Some(5)),
+            used(2, "GPU-0", Some(6)),
+            used(2, "GPU-2", None),
+        ];
+        let environment = b"A=b\0CUDA_VISIBLE_DEVICES=0\0".to_vec();
+        let facts = CudaFacts::of(&machine(&["A", "A", "A"]), &uses, &[environment]);
+        let of = |index: usize| (facts.gpus[index].used_bytes, facts.gpus[index].visible);
+        assert_eq!(of(0), (Some(11), Some(true)));
+        assert_eq!(of(1), (None, Some(false)));
+        assert_eq!(of(2), (None, Some(true)));
+        assert_eq!(seen_by_any(&[Some(vec![0]), None], 1), None);
+    }
+
+    #[test]
+    fn images_that_know_only_uuids_are_read() {
+        let old = r#"{"driver":"580.1","gpus":["GPU-0"],"pids":[300]}"#;
+        let facts: CudaFacts = serde_json::from_str(old).unwrap();
+        assert_eq!(facts.gpus[0].uuid, "GPU-0");
+        assert_eq!(facts.gpus[0].used_bytes, None);
+        let text = serde_json::to_string(&facts).unwrap();
+        assert_eq!(serde_json::from_str::<CudaFacts>(&text).unwrap(), facts);
+    }
+}

@@ -1,0 +1,225 @@
+//! What the driver cannot carry, recognised before it is asked to: there, a checkpoint may succeed and the way
+//! back fail, and the process is lost.
+//!
+//! Memory that processes share across GPUs leaves no trace in `/proc`: not NCCL's peer-to-peer transport, and not
+//! `cuIpcOpenMemHandle` (driver 580, measured: maps and descriptors of both sides are the same before and after).
+//! So NCCL is known by its library, its settings and the number of GPUs in use; a program that shares memory by
+//! CUDA IPC of its own cannot be recognised here. Peer access between the GPUs of one process comes back (580,
+//! measured) and is no obstacle.
+//!
+//! A pure function of a description; it must not know how that was made.
+
+use super::gpu_facts::variable;
+
+/// The settings with which NCCL shares no GPU memory: it goes through host memory and sockets instead, and comes
+/// back (NCCL with driver 580, measured with all three).
+pub(super) const CHECKPOINTABLE_NCCL: [(&str, &str); 3] = [
+    ("NCCL_P2P_DISABLE", "1"),
+    ("NCCL_CUMEM_ENABLE", "0"),
+    ("NCCL_CUMEM_HOST_ENABLE", "0"),
+];
+/// Memory of GPUs of other machines, reached through `NVLink`.
+pub(super) const FABRIC_DEVICES: &str = "/dev/nvidia-caps-imex-channels";
+
+/// A CUDA process of the job.
+#[derive(Clone, Debug, Default)]
+pub(super) struct CudaUser {
+    /// Its pid, as the host sees it.
+    pub pid: i32,
+    /// Whether it has NCCL's library in memory. `PyTorch` always has.
+    pub nccl: bool,
+    /// Its environment, as `/proc/PID/environ` has it; empty where it cannot be read.
+    pub environment: Vec<u8>,
+    /// UUIDs of the GPUs it computes on; empty where the driver does not tell.
+    pub gpus: Vec<String>,
+    /// Whether it computes through an MPS server.
+    pub through_mps: bool,
+    /// Whether it has the door to other machines' GPUs open.
+    pub fabric: bool,
+}
+
+/// What the driver could not bring back. Nothing was frozen; the job computes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Obstacle {
+    /// NCCL shares GPU memory.
+    #[error(
+        "process {pid} uses NCCL on several GPUs and {sign}: memory that GPUs share does not come back. Run with \
+         cuda.nccl = \"checkpointable\", or set {remedy} for the job"
+    )]
+    PeerTransport {
+        /// Pid as the host sees it.
+        pid: i32,
+        /// By what it was recognised.
+        sign: String,
+        /// The environment that makes it suspendable.
+        remedy: String,
+    },
+    /// Memory of other machines' GPUs.
+    #[error(
+        "process {pid} shares GPU memory with other machines (it has {FABRIC_DEVICES} open), which does not come back; set NCCL_MNNVL_ENABLE=0 for the job"
+    )]
+    Fabric {
+        /// Pid as the host sees it.
+        pid: i32,
+    },
+    /// MPS.
+    #[error(
+        "process {pid} computes through an MPS server, which keeps a part of its state; run the job without MPS (CUDA_MPS_PIPE_DIRECTORY=/nonexistent)"
+    )]
+    Mps {
+        /// Pid as the host sees it.
+        pid: i32,
+    },
+    /// MIG.
+    #[error(
+        "process {pid} computes on {gpu}, which is split up (MIG): the driver suspends jobs on whole GPUs only"
+    )]
+    Mig {
+        /// Pid as the host sees it.
+        pid: i32,
+        /// The GPU's UUID.
+        gpu: String,
+    },
+}
+
+/// Looks for what would not come back. `machine_gpus` is their number, `split` the UUIDs of those that are split up.
+pub(super) fn look(
+    users: &[CudaUser],
+    machine_gpus: usize,
+    split: &[String],
+) -> Result<(), Obstacle> {
+    for user in users {
+        let pid = user.pid;
+        if user.fabric {
+            return Err(Obstacle::Fabric { pid });
+        }
+        if user.through_mps {
+            return Err(Obstacle::Mps { pid });
+        }
+        if let Some(gpu) = user.gpus.iter().find(|gpu| split.contains(gpu)) {
+            let gpu = gpu.clone();
+            return Err(Obstacle::Mig { pid, gpu });
+        }
+    }
+    if gpus_in_use(users, machine_gpus) < 2 {
+        return Ok(());
+    }
+    for user in users.iter().filter(|user| user.nccl) {
+        if let Some(sign) = shares_memory(&user.environment) {
+            return Err(Obstacle::PeerTransport {
+                pid: user.pid,
+                sign,
+                remedy: CHECKPOINTABLE_NCCL
+                    .map(|(name, value)| format!("{name}={value}"))
+                    .join(" "),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// On how many GPUs the job computes; as many as it may, where the driver does not tell.
+fn gpus_in_use(users: &[CudaUser], machine_gpus: usize) -> usize {
+    if users.iter().any(|user| user.gpus.is_empty()) {
+        return machine_gpus;
+    }
+    let mut all: Vec<&String> = users.iter().flat_map(|user| &user.gpus).collect();
+    all.sort_unstable();
+    all.dedup();
+    all.len()
+}
+
+/// The first setting that lets NCCL share memory.
+fn shares_memory(environment: &[u8]) -> Option<String> {
+    // Not to use peers at any distance is the same as not to use them.
+    let level = variable(environment, "NCCL_P2P_LEVEL");
+    let far_only = level.is_some_and(|level| level.eq_ignore_ascii_case("LOC") || level == "0");
+    CHECKPOINTABLE_NCCL.iter().find_map(|(name, wanted)| {
+        if *name == "NCCL_P2P_DISABLE" && far_only {
+            return None;
+        }
+        match variable(environment, name) {
+            Some(value) if value.trim() == *wanted => None,
+            Some(value) => Some(format!("{name} is {value:?}")),
+            None => Some(format!("{name} is not set")),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SAFE: &str = "NCCL_P2P_DISABLE=1 NCCL_CUMEM_ENABLE=0 NCCL_CUMEM_HOST_ENABLE=0";
+
+    fn user(pid: i32, nccl: bool, environment: &str, gpus: &[&str]) -> CudaUser {
+        CudaUser {
+            pid,
+            nccl,
+            environment: environment.replace(' ', "\0").into_bytes(),
+            gpus: gpus.iter().map(|gpu| (*gpu).to_owned()).collect(),
+            ..CudaUser::default()
+        }
+    }
+
+    #[test]
+    fn nccl_that_shares_memory_between_gpus_is_refused_with_sign_and_remedy() {
+        let rank = |pid, environment, gpu| user(pid, true, environment, &[gpu]);
+        let alone = |environment| vec![user(1, true, environment, &["a", "b"])];
+        let host = "NCCL_P2P_DISABLE=1 NCCL_CUMEM_ENABLE=0";
+        let asked = "NCCL_P2P_DISABLE=0 NCCL_CUMEM_ENABLE=0 NCCL_CUMEM_HOST_ENABLE=0";
+        let ranks = vec![rank(1, "", "a"), rank(2, "", "b")];
+        let half_safe = vec![rank(1, SAFE, "a"), rank(2, "", "b")];
+        let cases = [
+            (
+                ranks,
+                "process 1 uses NCCL on several GPUs and NCCL_P2P_DISABLE is not set",
+            ),
+            (half_safe, "process 2 uses NCCL"),
+            (alone(""), "process 1 uses NCCL"),
+            (alone(host), "NCCL_CUMEM_HOST_ENABLE is not set"),
+            (alone(asked), "NCCL_P2P_DISABLE is \"0\""),
+            (vec![user(1, true, "", &[])], "process 1 uses NCCL"),
+        ];
+        for (users, expected) in cases {
+            let text = look(&users, 8, &[]).unwrap_err().to_string();
+            assert!(text.contains(expected) && text.contains(SAFE), "{text}");
+        }
+    }
+
+    #[test]
+    fn nccl_that_shares_nothing_is_no_obstacle() {
+        let rank = |pid, environment, gpu| user(pid, true, environment, &[gpu]);
+        let local = "NCCL_P2P_LEVEL=LOC NCCL_CUMEM_ENABLE=0 NCCL_CUMEM_HOST_ENABLE=0";
+        let unknown = [user(1, true, "", &[]), user(2, true, "", &[])];
+        assert_eq!(look(&unknown, 1, &[]), Ok(()), "a machine with one GPU");
+        let cases = [
+            ("PyTorch on one of many", vec![rank(1, "", "a")]),
+            ("workers on one", vec![rank(1, "", "a"), rank(2, "", "a")]),
+            ("safe ranks", vec![rank(1, SAFE, "a"), rank(2, SAFE, "b")]),
+            (
+                "no peer is near enough",
+                vec![user(1, true, local, &["a", "b"])],
+            ),
+            ("no NCCL", vec![user(1, false, "", &["a", "b"])]),
+        ];
+        for (case, users) in cases {
+            assert_eq!(look(&users, 8, &[]), Ok(()), "{case}");
+        }
+    }
+
+    #[test]
+    fn mps_mig_and_other_machines_memory_are_refused() {
+        let mut one = user(7, false, "", &["a"]);
+        assert_eq!(look(&[one.clone()], 1, &["b".to_owned()]), Ok(()));
+        let gpu = "a".to_owned();
+        assert_eq!(
+            look(&[one.clone()], 1, std::slice::from_ref(&gpu)),
+            Err(Obstacle::Mig { pid: 7, gpu })
+        );
+        one.through_mps = true;
+        assert_eq!(look(&[one.clone()], 1, &[]), Err(Obstacle::Mps { pid: 7 }));
+        one.fabric = true;
+        assert_eq!(look(&[one], 1, &[]), Err(Obstacle::Fabric { pid: 7 }));
+    }
+}

@@ -1,0 +1,156 @@
+//! The GPU part of a restore: looks for GPUs before anything is touched, and resumes the state once the processes
+//! are there.
+
+use std::thread;
+use std::time::Duration;
+
+use super::describe::chain;
+use super::gpu_facts::{CudaFacts, visible};
+use super::gpu_plan::{GpuPlan, Here, Refusal, plan};
+use super::image::ImageFacts;
+use super::restore::RestoreError;
+use super::workshop::Workshop;
+use crate::cuda;
+use crate::job;
+use crate::sandbox::Sandbox;
+
+/// Time between two looks at GPUs that are in use. The driver tells nobody when memory becomes free.
+const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+/// Looks at GPUs that are in use, 15 s in all. A killed job's memory is given back within seconds, when the kernel
+/// has taken its processes apart; what is in use for longer is somebody's.
+const LOOKS_MAX: u32 = 31;
+
+/// Looks for GPUs for the image's job. Those that may become free pass: there is time until they are needed.
+pub(super) fn examine(shop: &Workshop, facts: &CudaFacts) -> Result<(), RestoreError> {
+    if !cuda::available() {
+        return Err(Refusal::NoGpu.into());
+    }
+    // Loaded here so that one that cannot do it is known now.
+    shop.driver()?;
+    match look(shop, facts) {
+        Err(refusal) if !refusal.may_pass() => Err(refusal.into()),
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
+/// Chooses the GPUs. Blocks while they are in use, some seconds at most.
+pub(super) fn choose(shop: &Workshop, facts: &CudaFacts) -> Result<GpuPlan, Refusal> {
+    let chosen = wait_for(|| look(shop, facts), || thread::sleep(LOOK_INTERVAL))?;
+    if let Some((then, now)) = &chosen.other_driver {
+        tracing::warn!(%then, %now, "the image was made with another release of the NVIDIA driver");
+    }
+    Ok(chosen)
+}
+
+fn wait_for(
+    mut look: impl FnMut() -> Result<GpuPlan, Refusal>,
+    mut pause: impl FnMut(),
+) -> Result<GpuPlan, Refusal> {
+    for number in 1..LOOKS_MAX {
+        match look() {
+            Err(refusal) if refusal.may_pass() => {
+                if number == 1 {
+                    tracing::info!("waiting for the GPUs: {refusal}");
+                }
+                pause();
+            }
+            result => return result,
+        }
+    }
+    look()
+}
+
+fn look(shop: &Workshop, facts: &CudaFacts) -> Result<GpuPlan, Refusal> {
+    let machine = match cuda::inventory() {
+        Ok(machine) => machine,
+        Err(error) => {
+            tracing::debug!(
+                "restoring onto GPUs that cannot be listed: {}",
+                chain(&error)
+            );
+            return Ok(GpuPlan::default());
+        }
+    };
+    let all = || (0..machine.gpus.len()).collect();
+    let open: Vec<usize> = visible(&machine, |name| std::env::var(name).ok()).unwrap_or_else(all);
+    let here = Here {
+        machine: &machine,
+        open: &open,
+        wanted: &shop.gpu_map,
+    };
+    plan(facts, here)
+}
+
+/// Resumes the state of the restored processes; each of them runs when this returns.
+pub(super) fn resume(
+    shop: &Workshop,
+    sandbox: &Sandbox,
+    facts: &ImageFacts,
+    pids: &[i32],
+    gpus: &GpuPlan,
+) -> Result<(), RestoreError> {
+    let root = job::child_with_pid(sandbox.pid(), facts.pids.root)?;
+    let host_pids = host_pids(&job::tree(root)?, pids)?;
+    for (old, new) in &gpus.map {
+        tracing::info!(%old, %new, "a GPU takes the place of another");
+    }
+    cuda::resume_restored(shop.driver()?, &host_pids)
+        .map_err(|error| RestoreError::Resume(Box::new(error)))
+}
+
+/// The CUDA processes of the image among those that are there: all of them, or the state of one is lost.
+fn host_pids(there: &[job::Process], pids: &[i32]) -> Result<Vec<i32>, RestoreError> {
+    let find = |pid: &i32| {
+        let found = there.iter().find(|process| process.pid == *pid);
+        let found = found.map(|process| process.host_pid);
+        found.ok_or(RestoreError::CudaProcessMissing { pid: *pid })
+    };
+    pids.iter().map(find).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn full() -> Refusal {
+        Refusal::Memory {
+            gpu: "a".to_owned(),
+            needed: 2,
+            free: 1,
+        }
+    }
+
+    #[test]
+    fn gpus_that_become_free_are_waited_for_and_others_are_not() {
+        for (full_looks, looks, chosen) in [(0, 1, true), (30, 31, true), (31, 31, false)] {
+            let (mut looked, mut paused) = (0, 0);
+            let result = wait_for(
+                || {
+                    looked += 1;
+                    if looked > full_looks {
+                        Ok(GpuPlan::default())
+                    } else {
+                        Err(full())
+                    }
+                },
+                || paused += 1,
+            );
+            assert_eq!((looked, result.is_ok()), (looks, chosen));
+            assert_eq!(paused, looks - 1);
+        }
+        let refused = wait_for(|| Err(Refusal::NoGpu), || panic!("waited in vain"));
+        assert_eq!(refused, Err(Refusal::NoGpu));
+    }
+
+    #[test]
+    fn a_cuda_process_that_did_not_come_back_fails_the_restore() {
+        let there = [(4300, 300), (4301, 301)].map(|(host_pid, pid)| job::Process {
+            host_pid,
+            pid,
+            resident: 0,
+        });
+        assert_eq!(host_pids(&there, &[301]).unwrap(), [4301]);
+        let error = host_pids(&there, &[300, 302]).unwrap_err();
+        assert!(error.to_string().contains("302"), "{error}");
+    }
+}
