@@ -349,6 +349,6 @@ fn resume_cuda(
         .filter(|process| pids.contains(&process.pid))
         .map(|process| process.host_pid)
         .collect();
-    cuda::resume_restored(shop.driver()?, &host_pids)
+    cuda::resume_restored(shop.driver()?, &host_pids, &cuda::GpuMap::default())
         .map_err(|error| RestoreError::Resume(Box::new(error)))
 }
