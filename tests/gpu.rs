@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use ckpt_run::cuda::{self, CallError, Driver, State, SuspendOptions, TreeError};
+use ckpt_run::cuda::{self, CallError, Driver, GpuMap, State, SuspendOptions, TreeError};
 
 /// Enough to see the driver copy, little enough for any GPU.
 const JOB_GIB: &str = "0.5";
@@ -199,7 +199,7 @@ fn processes_left_suspended_are_resumed_as_after_a_restore() {
     let process = driver.process(job.pid());
     process.lock(Duration::from_secs(5)).unwrap();
     process.checkpoint().unwrap();
-    cuda::resume_restored(&driver, &[job.pid()]).unwrap();
+    cuda::resume_restored(&driver, &[job.pid()], &GpuMap::default()).unwrap();
     assert_eq!(process.state().unwrap(), State::Running);
     job.line();
 }

@@ -7,6 +7,7 @@ use clap::Args;
 
 use super::{Failure, Global};
 use crate::config::{LogLevel, Override};
+use crate::cuda::GpuMap;
 use crate::store::ImageId;
 use crate::supervisor::{self, ImageChoice, RunOptions, What, chain};
 use crate::telemetry;
@@ -35,6 +36,10 @@ struct Supervision {
     /// auto, namespaces or none
     #[arg(long, value_name = "HOW")]
     isolation: Option<String>,
+    /// At a restore, the GPUs that take the place of others: every GPU that the job could see [default: the same ones,
+    /// or as many of the same model]
+    #[arg(long, value_name = "OLD=NEW,…")]
+    gpu_map: Option<GpuMap>,
 }
 
 /// A run of a command.
@@ -110,7 +115,7 @@ fn supervise(global: &Global, supervision: &Supervision, what: What) -> Result<E
     let options = RunOptions {
         config,
         what,
-        gpu_map: Vec::new(),
+        gpu_map: supervision.gpu_map.clone().unwrap_or_default(),
     };
     match supervisor::run(options) {
         Ok(code) => Ok(ExitCode::from(code)),

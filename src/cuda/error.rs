@@ -1,14 +1,15 @@
 //! What can go wrong with the driver, in words a user can act on.
 //!
-//! A failed call names the pid, the call and CUDA's own code; a failed
-//! operation on the whole job adds in what state it left each process.
+//! A failed call names the pid, the call and CUDA's own code. What fails on
+//! many processes at once is in [`super::tree`].
 
 use std::fmt;
 use std::time::Duration;
 
 use thiserror::Error;
 
-use super::process::State;
+use super::loader::DriverVersion;
+use super::state::State;
 use super::sys;
 
 /// Why the CUDA driver cannot be used on this machine.
@@ -155,8 +156,9 @@ fn advice(call: Call, number: i32) -> Option<&'static str> {
              NCCL_CUMEM_HOST_ENABLE=0",
         ),
         (Call::Restore, sys::INVALID_VALUE) => Some(
-            "a GPU that the process used is not visible here, or the process shares GPU memory \
-             with another one",
+            "a GPU that the process used is not visible here, or the GPU map lacks one (it has to \
+             name every GPU that was visible where the process was suspended), or the process \
+             shares GPU memory with another one",
         ),
         (Call::Restore, sys::OUT_OF_MEMORY) => {
             Some("the GPU has less free memory than the process had in use")
@@ -196,144 +198,53 @@ pub enum LockError {
     Call(#[from] CallError),
 }
 
-/// An operation on the whole job failed. What could be undone was undone.
-#[derive(Debug, Error)]
-pub enum TreeError {
-    /// More processes than threads that are reasonable to wait with.
-    #[error("suspend {count} CUDA processes at once: at most {most} are supported")]
-    TooMany {
-        /// How many there are.
-        count: usize,
-        /// How many are supported.
-        most: usize,
-    },
-    /// The job's GPU work never stood still in all processes at once.
-    #[error(
-        "lock the job's CUDA processes: GPU work of {} did not finish in {attempts} attempts \
-         over {:.1} s; {aftermath}",
-        Pids(busy), waited.as_secs_f64()
-    )]
+/// The driver takes no map of GPUs. Nothing was done.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error(
+    "restore onto other GPUs with the NVIDIA driver {version}: drivers 580 and newer (CUDA 13.0) \
+     can, this one restores onto the same GPUs only"
+)]
+pub struct MapError {
+    /// The driver.
+    pub version: DriverVersion,
+}
+
+/// A process was not restored onto other GPUs. It is left checkpointed, unless
+/// the driver's code says otherwise.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum RestoreOntoError {
+    /// The driver takes no map.
+    #[error(transparent)]
+    Map(#[from] MapError),
+    /// The driver refused.
+    #[error(transparent)]
+    Call(#[from] CallError),
+}
+
+/// A process did not come to a state. Waiting does nothing to it.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum WaitError {
+    /// It was in another state all the time.
+    #[error("see CUDA process {pid} {wanted} within {waited:.1?}: it is {last}")]
     TimedOut {
-        /// The processes that were still busy in the last attempt.
-        busy: Vec<i32>,
-        /// How often all were tried together.
-        attempts: u32,
+        /// The process.
+        pid: i32,
+        /// The state that was waited for.
+        wanted: State,
+        /// Its state when the waiting ended.
+        last: State,
         /// For how long.
         waited: Duration,
-        /// What was left.
-        aftermath: Aftermath,
     },
-    /// A process cannot be locked.
-    #[error("lock the job's CUDA processes; {aftermath}")]
-    Lock {
-        /// The first failure.
-        #[source]
-        source: CallError,
-        /// What was left.
-        aftermath: Aftermath,
+    /// The driver gave it up: it will never be in another state.
+    #[error("see CUDA process {pid} {wanted}: it has failed, which is final; end it")]
+    Failed {
+        /// The process.
+        pid: i32,
+        /// The state that was waited for.
+        wanted: State,
     },
-    /// GPU memory could not be moved to the host.
-    #[error("suspend the job's GPU state; {aftermath}")]
-    Suspend {
-        /// The first failure.
-        #[source]
-        source: CallError,
-        /// What was left.
-        aftermath: Aftermath,
-    },
-    /// GPU memory could not be moved back, or a process could not be let go.
-    #[error("resume the job's GPU state; {aftermath}")]
-    Resume {
-        /// What was left.
-        aftermath: Aftermath,
-    },
-}
-
-impl TreeError {
-    /// What the failed operation left behind.
-    #[must_use]
-    pub fn aftermath(&self) -> Option<&Aftermath> {
-        match self {
-            Self::TooMany { .. } => None,
-            Self::TimedOut { aftermath, .. }
-            | Self::Lock { aftermath, .. }
-            | Self::Suspend { aftermath, .. }
-            | Self::Resume { aftermath } => Some(aftermath),
-        }
-    }
-
-    /// Whether every process that still exists computes.
-    #[must_use]
-    pub fn is_computing(&self) -> bool {
-        self.aftermath().is_none_or(Aftermath::is_computing)
-    }
-}
-
-/// The processes that an operation and its undo did not leave running.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Aftermath {
-    /// Empty when all of the job computes.
-    pub stuck: Vec<Left>,
-}
-
-impl Aftermath {
-    /// Whether every process that still exists computes.
-    #[must_use]
-    pub fn is_computing(&self) -> bool {
-        self.stuck.is_empty()
-    }
-}
-
-impl fmt::Display for Aftermath {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.is_computing() {
-            return f.write_str("the job computes");
-        }
-        f.write_str("the job does not compute:")?;
-        for (index, left) in self.stuck.iter().enumerate() {
-            write!(f, "{} {left}", if index == 0 { "" } else { "," })?;
-        }
-        Ok(())
-    }
-}
-
-/// A process that does not compute and could not be made to.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Left {
-    /// The process.
-    pub pid: i32,
-    /// Its state, if the driver still tells.
-    pub state: Option<State>,
-    /// The last call that failed on it.
-    pub failure: Option<CallError>,
-}
-
-impl fmt::Display for Left {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "process {} is left ", self.pid)?;
-        match self.state {
-            Some(state) => write!(f, "{state}")?,
-            None => f.write_str("in an unknown state")?,
-        }
-        self.failure
-            .as_ref()
-            .map_or(Ok(()), |failure| write!(f, " (cannot {failure})"))
-    }
-}
-
-/// "process 300" or "processes 300, 301".
-struct Pids<'a>(&'a [i32]);
-
-impl fmt::Display for Pids<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.0.len() == 1 {
-            "process"
-        } else {
-            "processes"
-        })?;
-        for (index, pid) in self.0.iter().enumerate() {
-            write!(f, "{} {pid}", if index == 0 { "" } else { "," })?;
-        }
-        Ok(())
-    }
+    /// The driver does not tell.
+    #[error(transparent)]
+    Call(#[from] CallError),
 }

@@ -4,8 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::error::{Call, Code};
-use super::process::{CheckpointApi, State};
+use super::map::GpuMap;
+use super::process::CheckpointApi;
+use super::state::State;
 use super::sys;
+use super::uuid::GpuUuid;
 
 /// What a failing call does to the state before it reports its failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,13 +19,27 @@ pub(crate) enum Effect {
     Done,
 }
 
+/// Calls that fail: from the `from`-th of a kind on (counted from 0), so many of them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Fault {
+    pub(crate) call: Call,
+    pub(crate) from: usize,
+    pub(crate) times: usize,
+    pub(crate) code: i32,
+    pub(crate) effect: Effect,
+}
+
 #[derive(Default)]
 struct Inner {
     states: BTreeMap<i32, State>,
     calls: Vec<(Call, i32)>,
     fail_nth: Option<(usize, i32, Effect)>,
     fail_always: Vec<(i32, Call, i32)>,
+    faults: Vec<Fault>,
     gone: Vec<i32>,
+    /// A GPU that every restore has to map.
+    moved_from: Option<GpuUuid>,
+    maps: Vec<GpuMap>,
 }
 
 /// Shared by the test and the code under test.
@@ -32,8 +49,12 @@ pub(crate) struct Fake(Mutex<Inner>);
 impl Fake {
     /// Running CUDA processes.
     pub(crate) fn new(pids: &[i32]) -> Arc<Self> {
+        Self::in_state(pids, State::Running)
+    }
+
+    pub(crate) fn in_state(pids: &[i32], state: State) -> Arc<Self> {
         let fake = Self::default();
-        fake.inner().states = pids.iter().map(|&pid| (pid, State::Running)).collect();
+        fake.inner().states = pids.iter().map(|&pid| (pid, state)).collect();
         Arc::new(fake)
     }
 
@@ -44,6 +65,21 @@ impl Fake {
 
     pub(crate) fn fail_always(&self, pid: i32, call: Call, code: i32) {
         self.inner().fail_always.push((pid, call, code));
+    }
+
+    /// From now on these and no others; the first that fits a call counts.
+    pub(crate) fn fail(&self, faults: &[Fault]) {
+        self.inner().faults = faults.to_vec();
+    }
+
+    /// The processes had this GPU, which is not here.
+    pub(crate) fn move_from(&self, gpu: GpuUuid) {
+        self.inner().moved_from = Some(gpu);
+    }
+
+    /// The map of each restore.
+    pub(crate) fn maps(&self) -> Vec<GpuMap> {
+        self.inner().maps.clone()
     }
 
     pub(crate) fn set(&self, pid: i32, state: State) {
@@ -92,7 +128,16 @@ impl Fake {
 impl Inner {
     fn begin(&mut self, pid: i32, call: Call) -> Option<(i32, Effect)> {
         let n = self.calls.len();
+        let of_kind = self.calls.iter().filter(|(other, _)| *other == call);
+        let nth = of_kind.count();
         self.calls.push((call, pid));
+        let fault = self.faults.iter().find(|fault| {
+            let places = fault.from..fault.from.saturating_add(fault.times);
+            fault.call == call && places.contains(&nth)
+        });
+        if let Some(fault) = fault {
+            return Some((fault.code, fault.effect));
+        }
         if let Some((_, number, effect)) = self.fail_nth.filter(|(at, ..)| *at == n) {
             return Some((number, effect));
         }
@@ -128,7 +173,10 @@ impl CheckpointApi for Fake {
     }
 
     fn restore_thread(&self, pid: i32) -> Result<i32, Code> {
-        Ok(pid + 1)
+        let known = self.inner().states.contains_key(&pid);
+        known
+            .then_some(pid + 1)
+            .ok_or_else(|| code(sys::NOT_INITIALIZED))
     }
 
     fn lock(&self, pid: i32, timeout_ms: u32) -> Result<(), Code> {
@@ -140,7 +188,19 @@ impl CheckpointApi for Fake {
         self.step(pid, Call::Checkpoint, State::Locked, State::Checkpointed)
     }
 
-    fn restore(&self, pid: i32) -> Result<(), Code> {
+    fn restore(&self, pid: i32, map: &GpuMap) -> Result<(), Code> {
+        {
+            let mut inner = self.inner();
+            inner.maps.push(map.clone());
+            let missing = inner.moved_from.is_some_and(|gpu| {
+                let named = map.pairs().iter().any(|pair| pair.old == gpu);
+                !named
+            });
+            if missing {
+                inner.calls.push((Call::Restore, pid));
+                return Err(code(sys::INVALID_VALUE));
+            }
+        }
         self.step(pid, Call::Restore, State::Checkpointed, State::Locked)
     }
 

@@ -8,10 +8,13 @@
 use std::sync::Arc;
 use std::thread;
 
-use super::error::{Aftermath, Call, CallError, Code, Left, TreeError};
+use super::error::{Call, CallError, Code};
 use super::loader::Driver;
-use super::process::{CheckpointApi, State};
+use super::map::GpuMap;
+use super::process::CheckpointApi;
+use super::state::State;
 use super::sys;
+use super::tree::{Aftermath, Left, TreeError};
 
 /// A thread is held for each process while they are locked; eight GPUs with a
 /// few processes each are far below this.
@@ -39,11 +42,19 @@ pub(super) struct Group {
     api: Arc<dyn CheckpointApi>,
     pids: Vec<i32>,
     without: Without,
+    /// For every restore, the ones that undo as well.
+    map: GpuMap,
     settled: bool,
 }
 
 impl Group {
-    pub(super) fn new(driver: &Driver, pids: &[i32], without: Without) -> Result<Self, TreeError> {
+    pub(super) fn new(
+        driver: &Driver,
+        pids: &[i32],
+        without: Without,
+        map: &GpuMap,
+    ) -> Result<Self, TreeError> {
+        driver.check_map(map)?;
         let mut pids = pids.to_vec();
         pids.sort_unstable();
         pids.dedup();
@@ -61,12 +72,50 @@ impl Group {
             api,
             pids,
             without,
-            settled: false,
+            map: map.clone(),
+            // Nothing has been done yet.
+            settled: true,
         })
     }
 
     pub(super) fn pids(&self) -> &[i32] {
         &self.pids
+    }
+
+    /// Looks at every process before anything is done to one. Those that somebody
+    /// has suspended already, or that have ended, leave the group; one that the
+    /// driver gives no answer for stays, for the lock to fail with the reason.
+    pub(super) fn only_running(&mut self) -> Result<(), TreeError> {
+        let api = &*self.api;
+        let states = in_parallel(&self.pids, |pid| Some((pid, api.state(pid))));
+        let mut leave = Vec::new();
+        for (pid, state) in states {
+            match state {
+                Ok(State::Running) => {}
+                Ok(
+                    state @ (State::Locked
+                    | State::Failed
+                    | State::Checkpointing
+                    | State::Restoring
+                    | State::Unknown(_)),
+                ) => return Err(TreeError::NotRunning { pid, state }),
+                Err(_) if api.exists(pid) => {}
+                Ok(State::Checkpointed) | Err(_) => leave.push(pid),
+            }
+        }
+        self.pids.retain(|pid| !leave.contains(pid));
+        Ok(())
+    }
+
+    /// Gives the processes up as they are: nothing is undone any more.
+    pub(super) fn leave(mut self) {
+        self.settled = true;
+    }
+
+    /// Restores every process at once, with the group's map.
+    pub(super) fn restore(&mut self) -> Vec<CallError> {
+        let map = self.map.clone();
+        self.each(|api, pid| api.restore(pid, &map), Call::Restore)
     }
 
     /// Makes one call on every process at once. Returns the failures; a process
@@ -95,9 +144,9 @@ impl Group {
     /// Gets every process to running, from whatever state it is in.
     pub(super) fn bring_back(&mut self) -> Aftermath {
         self.settled = true;
-        let (api, without) = (&*self.api, self.without);
+        let (api, without, map) = (&*self.api, self.without, &self.map);
         Aftermath {
-            stuck: in_parallel(&self.pids, |pid| bring_back(api, pid, without).err()),
+            stuck: in_parallel(&self.pids, |pid| bring_back(api, pid, without, map).err()),
         }
     }
 
@@ -130,7 +179,12 @@ impl std::fmt::Debug for Group {
 }
 
 /// Restores and unlocks as the process's state asks for, until it runs.
-fn bring_back(api: &dyn CheckpointApi, pid: i32, without: Without) -> Result<(), Left> {
+fn bring_back(
+    api: &dyn CheckpointApi,
+    pid: i32,
+    without: Without,
+    map: &GpuMap,
+) -> Result<(), Left> {
     let mut left = Left {
         pid,
         state: None,
@@ -143,8 +197,10 @@ fn bring_back(api: &dyn CheckpointApi, pid: i32, without: Without) -> Result<(),
         let (call, result) = match state {
             Ok(State::Running) => return Ok(()),
             Ok(State::Locked) => (Call::Unlock, api.unlock(pid)),
-            Ok(State::Checkpointed) => (Call::Restore, api.restore(pid)),
-            Ok(State::Failed | State::Unknown(_)) => break,
+            Ok(State::Checkpointed) => (Call::Restore, api.restore(pid, map)),
+            Ok(State::Failed | State::Checkpointing | State::Restoring | State::Unknown(_)) => {
+                break;
+            }
             Err(code) => match without {
                 Without::Changed if code.number == sys::NOT_INITIALIZED => return Ok(()),
                 Without::Changed | Without::Lost => (Call::GetState, Err(code)),
@@ -170,7 +226,10 @@ fn bring_back(api: &dyn CheckpointApi, pid: i32, without: Without) -> Result<(),
 /// Calls `function` for every pid at once, each on a thread of its own, and
 /// collects what is returned, in the order of the pids. A pid that no thread
 /// can be had for is done on this one: late, but done.
-fn in_parallel<T: Send>(pids: &[i32], function: impl Fn(i32) -> Option<T> + Sync) -> Vec<T> {
+pub(super) fn in_parallel<T: Send>(
+    pids: &[i32],
+    function: impl Fn(i32) -> Option<T> + Sync,
+) -> Vec<T> {
     if let [pid] = *pids {
         return function(pid).into_iter().collect();
     }

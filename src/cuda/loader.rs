@@ -14,11 +14,17 @@ use std::sync::{Arc, Once};
 
 use libloading::Library;
 
-use super::error::{Code, LoadError};
-use super::process::{CheckpointApi, CudaProcess, State};
+use super::error::{Code, LoadError, MapError};
+use super::map::GpuMap;
+use super::process::{CheckpointApi, CudaProcess};
+use super::state::State;
 use super::{gpu, sys};
 
 const LIBRARY: &str = "libcuda.so.1";
+
+/// First CUDA whose `cuCheckpointProcessRestore` takes pairs of GPUs. To older
+/// ones their bytes are reserved; what they make of a pair is not documented.
+const GPU_MAP_CUDA: (u32, u32) = (13, 0);
 
 /// Whether this machine (or container) has GPU device nodes. Cheap: ask this
 /// before [`Driver::load`], so that libcuda is never loaded in vain.
@@ -50,6 +56,10 @@ impl DriverVersion {
             cuda_minor: raw % 1000 / 10,
         }
     }
+
+    fn is_at_least(&self, (major, minor): (u32, u32)) -> bool {
+        (self.cuda_major, self.cuda_minor) >= (major, minor)
+    }
 }
 
 impl fmt::Display for DriverVersion {
@@ -61,6 +71,17 @@ impl fmt::Display for DriverVersion {
             self.cuda_major, self.cuda_minor
         )
     }
+}
+
+/// What a driver can do beyond suspending and resuming on the same GPUs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Which driver it is.
+    pub version: DriverVersion,
+    /// Whether a process can be restored onto other GPUs. Told by the version,
+    /// because the function is the same: the header of CUDA 13.0 (driver 580)
+    /// is the first that has pairs of GPUs.
+    pub gpu_map: bool,
 }
 
 /// The loaded CUDA driver. Clones share it. Loading it makes no CUDA context.
@@ -100,7 +121,27 @@ impl Driver {
     /// A process by its pid as this process sees it. Asks nothing yet.
     #[must_use]
     pub fn process(&self, pid: i32) -> CudaProcess {
-        CudaProcess::new(Arc::clone(&self.api), pid)
+        CudaProcess::new(self.clone(), pid)
+    }
+
+    /// What this driver can do. That it can suspend and resume at all, the
+    /// value itself says: [`Driver::load`] refuses one that cannot.
+    #[must_use]
+    pub fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            gpu_map: self.version.is_at_least(GPU_MAP_CUDA),
+            version: self.version.clone(),
+        }
+    }
+
+    /// Whether a restore may be given this map.
+    pub(super) fn check_map(&self, map: &GpuMap) -> Result<(), MapError> {
+        if map.is_empty() || self.capabilities().gpu_map {
+            return Ok(());
+        }
+        Err(MapError {
+            version: self.version.clone(),
+        })
     }
 
     pub(super) fn api(&self) -> &Arc<dyn CheckpointApi> {
@@ -110,9 +151,15 @@ impl Driver {
     /// A driver that is not there, for tests of what happens above it.
     #[cfg(test)]
     pub(crate) fn fake(api: Arc<dyn CheckpointApi>) -> Self {
+        Self::fake_of(api, 13000)
+    }
+
+    /// One of another version, in the form of `cuDriverGetVersion`.
+    #[cfg(test)]
+    pub(crate) fn fake_of(api: Arc<dyn CheckpointApi>, raw: i32) -> Self {
         Self {
             api,
-            version: DriverVersion::from_raw(13000, None),
+            version: DriverVersion::from_raw(raw, None),
         }
     }
 }
@@ -263,9 +310,15 @@ impl CheckpointApi for Functions {
         self.check(result)
     }
 
-    fn restore(&self, pid: i32) -> Result<(), Code> {
-        let mut args = sys::RestoreArgs::same_gpus();
-        // SAFETY: the args are 64 zeroed bytes: no GPU map, so nothing is pointed to.
+    fn restore(&self, pid: i32, map: &GpuMap) -> Result<(), Code> {
+        let pairs = map.pairs().iter().map(|pair| sys::GpuPair {
+            old: *pair.old.as_bytes(),
+            new: *pair.new.as_bytes(),
+        });
+        let mut pairs: Vec<sys::GpuPair> = pairs.collect();
+        let mut args = sys::RestoreArgs::onto(&mut pairs);
+        // SAFETY: the args are 64 bytes, zero but for the pairs, of which there are as many as
+        // counted and which outlive the call; a driver that knows no pairs is given none.
         let result = unsafe { (self.restore)(pid, &raw mut args) };
         self.check(result)
     }
@@ -295,6 +348,20 @@ mod tests {
             "of unknown release (CUDA 12.8)"
         );
         assert_eq!(DriverVersion::from_raw(-1, None).cuda_major, 0);
+    }
+
+    #[test]
+    fn only_drivers_that_know_gpu_pairs_are_given_a_map() {
+        let driver = |raw| Driver::fake_of(crate::cuda::fake::Fake::new(&[]), raw);
+        let gpu = crate::cuda::GpuUuid::from_bytes([7; 16]);
+        let map: GpuMap = format!("{gpu}={gpu}").parse().unwrap();
+        for (raw, can) in [(12080, false), (12090, false), (13000, true), (13040, true)] {
+            assert_eq!(driver(raw).capabilities().gpu_map, can, "{raw}");
+            assert_eq!(driver(raw).check_map(&map).is_ok(), can, "{raw}");
+            assert!(driver(raw).check_map(&GpuMap::default()).is_ok(), "{raw}");
+        }
+        let text = driver(12080).check_map(&map).unwrap_err().to_string();
+        assert!(text.contains("12.8") && text.contains("580"), "{text}");
     }
 
     #[test]

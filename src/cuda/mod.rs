@@ -9,7 +9,10 @@
 //! While a process is checkpointed its device memory lives in its own host
 //! memory, where CRIU can carry it. [`lock_all`], [`Locked`] and [`Suspended`]
 //! do this for every CUDA process of a job at once and undo what they cannot
-//! finish; [`Driver`] and [`CudaProcess`] are the single calls beneath.
+//! finish; [`Driver`] and [`CudaProcess`] are the single calls beneath, and
+//! [`suspend_all`] and [`resume_all`] the two halves apart, for processes that
+//! are to stay suspended. A process that was suspended on other GPUs is resumed
+//! with a [`GpuMap`].
 //!
 //! # What it costs
 //! `libcuda.so.1` is loaded by name at run time and on first use only: a
@@ -28,18 +31,29 @@ pub(crate) mod fuzz;
 mod gpu;
 mod group;
 mod loader;
+mod map;
 mod nvml;
 mod process;
+mod state;
+mod suspension;
 mod sys;
 mod tree;
+mod uuid;
 
 #[cfg(test)]
 mod fake;
 
 pub use error::{
-    Aftermath, Call, CallError, Code, GpuError, Left, LoadError, LockError, TreeError,
+    Call, CallError, Code, GpuError, LoadError, LockError, MapError, RestoreOntoError, WaitError,
 };
 pub use gpu::{ComputeMode, Gpu, GpuMemory, GpuUse, Inventory, device_count, inventory, uses};
-pub use loader::{Driver, DriverVersion, available};
-pub use process::{CudaProcess, State};
-pub use tree::{Locked, ResumeTimes, SuspendOptions, Suspended, find, lock_all, resume_restored};
+pub use loader::{Capabilities, Driver, DriverVersion, available};
+pub use map::{GpuMap, GpuMapError, GpuPair};
+pub use process::CudaProcess;
+pub use state::State;
+pub use suspension::{Step, resume_all, step_all, suspend_all, toggle_all};
+pub use tree::{
+    Aftermath, Left, Locked, ResumeTimes, SuspendOptions, Suspended, TreeError, find, lock_all,
+    resume_restored,
+};
+pub use uuid::{GpuUuid, UuidError};

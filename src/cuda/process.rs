@@ -1,53 +1,22 @@
-//! One CUDA process: its state, and the four steps between states.
+//! One CUDA process: its state, and the driver's four steps between states.
 //!
 //! [`CheckpointApi`] is the seam to the driver. The real one is the loaded
 //! library; tests put a fake there to fail what a GPU cannot be made to fail.
 
 use std::fmt;
-use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
-use super::error::{Call, CallError, Code, LockError};
+use super::error::{Call, CallError, Code, LockError, RestoreOntoError, WaitError};
+use super::loader::Driver;
+use super::map::GpuMap;
+use super::state::State;
 use super::sys;
+use crate::clock;
 
-/// Where the driver says a process is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
-    /// It computes.
-    Running,
-    /// Its CUDA calls block; its submitted work is done.
-    Locked,
-    /// Its GPU memory is in host memory and it holds no GPU.
-    Checkpointed,
-    /// The driver gave the process up.
-    Failed,
-    /// A state newer than this program.
-    Unknown(i32),
-}
-
-impl State {
-    pub(super) fn from_raw(raw: i32) -> Self {
-        match raw {
-            0 => Self::Running,
-            1 => Self::Locked,
-            2 => Self::Checkpointed,
-            3 => Self::Failed,
-            other => Self::Unknown(other),
-        }
-    }
-}
-
-impl fmt::Display for State {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Running => f.write_str("running"),
-            Self::Locked => f.write_str("locked"),
-            Self::Checkpointed => f.write_str("checkpointed"),
-            Self::Failed => f.write_str("failed"),
-            Self::Unknown(raw) => write!(f, "in CUDA state {raw}"),
-        }
-    }
-}
+/// Pause between two questions for a state: short against the fastest
+/// checkpoint (0.25 s), long against the answer.
+const WAIT_PAUSE: Duration = Duration::from_millis(10);
 
 /// The driver's calls on another process. All block; only lock is bounded.
 pub(crate) trait CheckpointApi: Send + Sync {
@@ -59,7 +28,8 @@ pub(crate) trait CheckpointApi: Send + Sync {
     /// `timeout_ms` is at least 1.
     fn lock(&self, pid: i32, timeout_ms: u32) -> Result<(), Code>;
     fn checkpoint(&self, pid: i32) -> Result<(), Code>;
-    fn restore(&self, pid: i32) -> Result<(), Code>;
+    /// An empty map: onto the same GPUs.
+    fn restore(&self, pid: i32, map: &GpuMap) -> Result<(), Code>;
     fn unlock(&self, pid: i32) -> Result<(), Code>;
     /// Whether the process still exists and can run (a zombie cannot).
     fn exists(&self, pid: i32) -> bool;
@@ -67,15 +37,18 @@ pub(crate) trait CheckpointApi: Send + Sync {
 
 /// A process that uses CUDA, by its pid as this process sees it. Holding one
 /// holds nothing: the process may end at any time, and dropping does nothing.
+///
+/// These are the driver's single steps; none is undone. [`CudaProcess::suspend`]
+/// and [`CudaProcess::resume`] take the steps together and undo what they cannot finish.
 #[derive(Clone)]
 pub struct CudaProcess {
-    api: Arc<dyn CheckpointApi>,
+    driver: Driver,
     pid: i32,
 }
 
 impl CudaProcess {
-    pub(super) fn new(api: Arc<dyn CheckpointApi>, pid: i32) -> Self {
-        Self { api, pid }
+    pub(super) fn new(driver: Driver, pid: i32) -> Self {
+        Self { driver, pid }
     }
 
     /// The process.
@@ -84,20 +57,26 @@ impl CudaProcess {
         self.pid
     }
 
+    pub(super) fn driver(&self) -> &Driver {
+        &self.driver
+    }
+
     /// Where the driver says the process is.
     ///
     /// # Errors
     /// Code 3 (not initialized) when the process does not use CUDA.
     pub fn state(&self) -> Result<State, CallError> {
-        self.called(Call::GetState, self.api.state(self.pid))
+        self.called(Call::GetState, self.api().state(self.pid))
     }
 
-    /// The thread of the process in which the driver does its work on it.
+    /// The thread of the process in which the driver does its work on it. Whoever
+    /// stops the process's threads one by one has to let this one run during the steps.
     ///
     /// # Errors
     /// When the process does not use CUDA or has ended.
     pub fn restore_thread(&self) -> Result<i32, CallError> {
-        self.called(Call::GetRestoreThreadId, self.api.restore_thread(self.pid))
+        let tid = self.api().restore_thread(self.pid);
+        self.called(Call::GetRestoreThreadId, tid)
     }
 
     /// Waits for the submitted GPU work, then blocks further CUDA calls.
@@ -105,9 +84,10 @@ impl CudaProcess {
     /// (NCCL) must be locked at the same time: see [`super::lock_all`].
     ///
     /// # Errors
-    /// [`LockError::TimedOut`] leaves the process running and unharmed.
+    /// [`LockError::TimedOut`] leaves the process running and unharmed; a
+    /// refusal leaves it in the state it was in.
     pub fn lock(&self, timeout: Duration) -> Result<(), LockError> {
-        match self.api.lock(self.pid, timeout_ms(timeout)) {
+        match self.api().lock(self.pid, timeout_ms(timeout)) {
             Err(code) if code.number == sys::NOT_READY => Err(LockError::TimedOut {
                 pid: self.pid,
                 timeout,
@@ -123,24 +103,72 @@ impl CudaProcess {
     /// # Errors
     /// Code 801 (managed memory) leaves the process locked and unharmed.
     pub fn checkpoint(&self) -> Result<(), CallError> {
-        self.called(Call::Checkpoint, self.api.checkpoint(self.pid))
+        self.called(Call::Checkpoint, self.api().checkpoint(self.pid))
     }
 
     /// Moves GPU memory back. Checkpointed becomes locked. Has no limit either.
     ///
     /// # Errors
-    /// For lack of free GPU memory, which is final for the process.
+    /// The process is left checkpointed; for lack of free GPU memory that is
+    /// final (reported of drivers 570 to 580): ask for the memory first.
     pub fn restore(&self) -> Result<(), CallError> {
-        self.api.prepare();
-        self.called(Call::Restore, self.api.restore(self.pid))
+        self.api().prepare();
+        let restored = self.api().restore(self.pid, &GpuMap::default());
+        self.called(Call::Restore, restored)
+    }
+
+    /// Moves GPU memory onto the GPUs that `map` names; an empty map is
+    /// [`CudaProcess::restore`].
+    ///
+    /// # Errors
+    /// The process is left checkpointed. Code 1 for a map that lacks a GPU,
+    /// after which a restore with the right map works.
+    pub fn restore_onto(&self, map: &GpuMap) -> Result<(), RestoreOntoError> {
+        self.driver.check_map(map)?;
+        self.api().prepare();
+        Ok(self.called(Call::Restore, self.api().restore(self.pid, map))?)
     }
 
     /// Lets CUDA calls through again. Locked becomes running.
     ///
     /// # Errors
-    /// Code 401 (illegal state) when the process is not locked.
+    /// Code 401 (illegal state) when the process is not locked; it stays as it is.
     pub fn unlock(&self) -> Result<(), CallError> {
-        self.called(Call::Unlock, self.api.unlock(self.pid))
+        self.called(Call::Unlock, self.api().unlock(self.pid))
+    }
+
+    /// Waits until somebody else has brought the process to `wanted`. Asks at
+    /// least once; an answer of the driver's may come later than `timeout`.
+    ///
+    /// # Errors
+    /// When it is in another state until then, when the driver gives it up, or
+    /// when it ends. Nothing was done to it.
+    pub fn wait_for_state(&self, wanted: State, timeout: Duration) -> Result<(), WaitError> {
+        let begun = clock::now();
+        loop {
+            let last = self.state()?;
+            if last == wanted {
+                return Ok(());
+            }
+            let pid = self.pid;
+            if last == State::Failed {
+                return Err(WaitError::Failed { pid, wanted });
+            }
+            let waited = begun.elapsed();
+            if waited >= timeout {
+                return Err(WaitError::TimedOut {
+                    pid,
+                    wanted,
+                    last,
+                    waited,
+                });
+            }
+            thread::sleep(WAIT_PAUSE.min(timeout.saturating_sub(waited)));
+        }
+    }
+
+    fn api(&self) -> &dyn CheckpointApi {
+        &**self.driver.api()
     }
 
     fn called<T>(&self, call: Call, result: Result<T, Code>) -> Result<T, CallError> {
@@ -181,7 +209,10 @@ pub(super) fn exists(pid: i32) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::cuda::GpuUuid;
     use crate::cuda::fake::Fake;
 
     #[test]
@@ -205,17 +236,14 @@ mod tests {
         assert!(exists(i32::try_from(std::process::id()).unwrap()));
     }
 
-    #[test]
-    fn states_newer_than_this_program_are_kept() {
-        assert_eq!(State::from_raw(2), State::Checkpointed);
-        assert_eq!(State::from_raw(4), State::Unknown(4));
-        assert_eq!(State::from_raw(-1), State::Unknown(-1));
+    fn process(fake: &Arc<Fake>) -> CudaProcess {
+        Driver::fake(fake.clone()).process(7)
     }
 
     #[test]
     fn the_steps_lead_through_the_states_and_back() {
         let fake = Fake::new(&[7]);
-        let process = CudaProcess::new(fake.clone(), 7);
+        let process = process(&fake);
         assert_eq!(process.state().unwrap(), State::Running);
         process.lock(Duration::from_millis(400)).unwrap();
         assert_eq!(process.state().unwrap(), State::Locked);
@@ -230,7 +258,7 @@ mod tests {
     fn a_busy_process_is_a_timeout_and_stays_running() {
         let fake = Fake::new(&[7]);
         fake.fail_always(7, Call::Lock, sys::NOT_READY);
-        let process = CudaProcess::new(fake.clone(), 7);
+        let process = process(&fake);
         let error = process.lock(Duration::from_millis(5)).unwrap_err();
         assert!(
             matches!(error, LockError::TimedOut { pid: 7, .. }),
@@ -243,7 +271,7 @@ mod tests {
     fn a_refusal_names_pid_call_code_and_what_to_do() {
         let fake = Fake::new(&[7]);
         fake.fail_always(7, Call::Checkpoint, sys::NOT_SUPPORTED);
-        let process = CudaProcess::new(fake, 7);
+        let process = process(&fake);
         process.lock(Duration::from_millis(5)).unwrap();
         let text = process.checkpoint().unwrap_err().to_string();
         assert!(text.starts_with("checkpoint CUDA process 7: "), "{text}");
@@ -251,5 +279,74 @@ mod tests {
             text.contains("801") && text.contains("managed memory"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_process_is_restored_onto_the_gpus_of_the_map() {
+        let fake = Fake::new(&[7]);
+        let [old, new] = [1, 2].map(|n| GpuUuid::from_bytes([n; 16]));
+        fake.move_from(old);
+        fake.set(7, State::Checkpointed);
+        let process = process(&fake);
+        let error = process.restore().unwrap_err();
+        assert_eq!(error.code.number, sys::INVALID_VALUE);
+        assert!(error.to_string().contains("GPU map lacks one"), "{error}");
+        let wrong: GpuMap = format!("{new}={old}").parse().unwrap();
+        let error = process.restore_onto(&wrong).unwrap_err();
+        assert!(matches!(error, RestoreOntoError::Call(_)), "{error}");
+        assert_eq!(process.state().unwrap(), State::Checkpointed);
+        let map: GpuMap = format!("{old}={new}").parse().unwrap();
+        process.restore_onto(&map).unwrap();
+        assert_eq!(process.state().unwrap(), State::Locked);
+        assert_eq!(fake.maps(), [GpuMap::default(), wrong, map]);
+    }
+
+    #[test]
+    fn a_driver_without_gpu_maps_is_not_asked_to_restore() {
+        let fake = Fake::new(&[7]);
+        fake.set(7, State::Checkpointed);
+        let process = Driver::fake_of(fake.clone(), 12090).process(7);
+        let gpu = GpuUuid::from_bytes([1; 16]);
+        let map: GpuMap = format!("{gpu}={gpu}").parse().unwrap();
+        let error = process.restore_onto(&map).unwrap_err();
+        assert!(matches!(error, RestoreOntoError::Map(_)), "{error}");
+        assert!(fake.calls().is_empty());
+        process.restore_onto(&GpuMap::default()).unwrap();
+    }
+
+    #[test]
+    fn waiting_for_a_state_ends_with_it_or_with_the_time() {
+        let fake = Fake::new(&[7]);
+        let process = process(&fake);
+        process
+            .wait_for_state(State::Running, Duration::ZERO)
+            .unwrap();
+        let timeout = Duration::from_millis(30);
+        let error = process.wait_for_state(State::Locked, timeout).unwrap_err();
+        assert!(
+            matches!(error, WaitError::TimedOut { last: State::Running, waited, .. } if waited >= timeout),
+            "{error}"
+        );
+        assert!(fake.calls().len() > 2, "asked again and again");
+        thread::scope(|scope| {
+            let waiting =
+                scope.spawn(|| process.wait_for_state(State::Locked, Duration::from_secs(60)));
+            process.lock(Duration::from_secs(1)).unwrap();
+            waiting.join().unwrap().unwrap();
+        });
+    }
+
+    #[test]
+    fn nobody_waits_for_a_process_that_failed_or_ended() {
+        let fake = Fake::new(&[7]);
+        let process = process(&fake);
+        let hour = Duration::from_secs(3600);
+        fake.set(7, State::Failed);
+        let error = process.wait_for_state(State::Running, hour).unwrap_err();
+        assert!(matches!(error, WaitError::Failed { .. }), "{error}");
+        process.wait_for_state(State::Failed, hour).unwrap();
+        fake.end(7);
+        let error = process.wait_for_state(State::Running, hour).unwrap_err();
+        assert!(matches!(error, WaitError::Call(_)), "{error}");
     }
 }

@@ -47,10 +47,19 @@ pub(super) struct ReservedArgs {
     reserved: [u64; 8],
 }
 
-/// `CUcheckpointRestoreArgs` with no GPU map: each GPU is restored onto itself.
+/// `CUcheckpointGpuPair`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct GpuPair {
+    pub(super) old: [u8; 16],
+    pub(super) new: [u8; 16],
+}
+
+/// `CUcheckpointRestoreArgs`. The map came with CUDA 13.0; before, its bytes
+/// were reserved and had to be zero, as they are without a map.
 #[repr(C)]
 pub(super) struct RestoreArgs {
-    gpu_pairs: *mut c_void,
+    gpu_pairs: *mut GpuPair,
     gpu_pairs_count: c_uint,
     padding: c_uint,
     custom_storage: *mut *mut c_void,
@@ -58,10 +67,18 @@ pub(super) struct RestoreArgs {
 }
 
 impl RestoreArgs {
-    pub(super) fn same_gpus() -> Self {
+    /// Points to `pairs`, which must outlive the call that the args are for.
+    /// None: each GPU is restored onto itself.
+    pub(super) fn onto(pairs: &mut [GpuPair]) -> Self {
+        let gpu_pairs = if pairs.is_empty() {
+            std::ptr::null_mut()
+        } else {
+            pairs.as_mut_ptr()
+        };
         Self {
-            gpu_pairs: std::ptr::null_mut(),
-            gpu_pairs_count: 0,
+            gpu_pairs,
+            // Saturated, it would still count no more pairs than there are.
+            gpu_pairs_count: c_uint::try_from(pairs.len()).unwrap_or(c_uint::MAX),
             padding: 0,
             custom_storage: std::ptr::null_mut(),
             reserved: [0; 5],
@@ -73,6 +90,10 @@ const _: () = {
     assert!(size_of::<LockArgs>() == 64);
     assert!(offset_of!(LockArgs, timeout_ms) == 0);
     assert!(size_of::<ReservedArgs>() == 64);
+    assert!(size_of::<GpuPair>() == 32);
+    assert!(align_of::<GpuPair>() == 1);
+    assert!(offset_of!(GpuPair, old) == 0);
+    assert!(offset_of!(GpuPair, new) == 16);
     assert!(size_of::<RestoreArgs>() == 64);
     assert!(offset_of!(RestoreArgs, gpu_pairs) == 0);
     assert!(offset_of!(RestoreArgs, gpu_pairs_count) == 8);
@@ -91,3 +112,36 @@ pub(super) type Lock = unsafe extern "C" fn(pid: c_int, args: *mut LockArgs) -> 
 pub(super) type WithReserved =
     unsafe extern "C" fn(pid: c_int, args: *mut ReservedArgs) -> CuResult;
 pub(super) type Restore = unsafe extern "C" fn(pid: c_int, args: *mut RestoreArgs) -> CuResult;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the driver reads at an offset, in eight bytes.
+    fn word(args: &RestoreArgs, offset: usize) -> u64 {
+        match offset {
+            0 => args.gpu_pairs as u64,
+            8 => u64::from(args.gpu_pairs_count) | u64::from(args.padding) << 32,
+            16 => args.custom_storage as u64,
+            _ => args.reserved[(offset - 24) / 8],
+        }
+    }
+
+    #[test]
+    fn without_a_map_all_64_bytes_are_zero() {
+        let args = RestoreArgs::onto(&mut []);
+        assert!((0..64).step_by(8).all(|offset| word(&args, offset) == 0));
+    }
+
+    #[test]
+    fn a_map_is_a_pointer_and_a_count() {
+        let mut pairs = [GpuPair {
+            old: [1; 16],
+            new: [2; 16],
+        }; 3];
+        let args = RestoreArgs::onto(&mut pairs);
+        assert_eq!(word(&args, 0), pairs.as_ptr() as u64);
+        assert_eq!(word(&args, 8), 3);
+        assert!((16..64).step_by(8).all(|offset| word(&args, offset) == 0));
+    }
+}

@@ -19,12 +19,17 @@
 use std::thread;
 use std::time::Duration;
 
-use super::error::{Call, TreeError};
+use super::error::Call;
 use super::group::{Group, Without};
 use super::loader::Driver;
+use super::map::GpuMap;
 use super::process::{CheckpointApi, timeout_ms};
 use super::sys;
 use crate::clock;
+
+mod error;
+
+pub use error::{Aftermath, Left, TreeError};
 
 /// Pause between two attempts to lock: long enough for ranks that wait for each
 /// other to reach another place, short against a step of training.
@@ -66,17 +71,20 @@ impl Default for SuspendOptions {
 
 /// Locks all processes, or none: those locked are unlocked before each new
 /// attempt, so that the job advances in between. Processes that end meanwhile
-/// are dropped from the set. No pids is fine and locks nothing.
+/// are dropped from the set, and so are those that somebody has suspended
+/// already: they stay so. No pids is fine and locks nothing.
 ///
 /// # Errors
 /// When the GPU work does not stand still within `options.total`, or the
 /// driver refuses. The job computes, unless the error's aftermath says otherwise.
+/// A process that somebody else has locked is refused and not touched.
 pub fn lock_all(
     driver: &Driver,
     pids: &[i32],
     options: &SuspendOptions,
 ) -> Result<Locked, TreeError> {
-    let mut group = Group::new(driver, pids, Without::Changed)?;
+    let mut group = Group::new(driver, pids, Without::Changed, &GpuMap::default())?;
+    group.only_running()?;
     let begun = clock::now();
     let mut attempts = 0;
     loop {
@@ -147,6 +155,11 @@ impl Locked {
         }
     }
 
+    /// Leaves the processes locked, for somebody else to go on with.
+    pub fn leave(self) {
+        self.group.leave();
+    }
+
     /// Lets the job compute again.
     ///
     /// # Errors
@@ -171,6 +184,11 @@ impl Suspended {
         self.group.pids()
     }
 
+    /// Leaves the processes suspended, for [`resume_restored`] to go on with, now or after a restore.
+    pub fn leave(self) {
+        self.group.leave();
+    }
+
     /// Moves GPU memory back and lets the job compute again.
     ///
     /// # Errors
@@ -179,7 +197,7 @@ impl Suspended {
         let begun = clock::now();
         // Failures are not looked at: the second pass goes by each process's
         // state, tries again what failed, and reports what still does not run.
-        self.group.each(CheckpointApi::restore, Call::Restore);
+        self.group.restore();
         let restore = begun.elapsed();
         self.group.resumed()?;
         Ok(ResumeTimes {
@@ -198,14 +216,15 @@ pub struct ResumeTimes {
     pub unlock: Duration,
 }
 
-/// Resumes processes that CRIU has restored from an image taken while they were
-/// suspended. Returns when the driver says that each of them runs.
+/// Resumes processes that were left suspended, or that CRIU has restored from an
+/// image taken while they were; onto the GPUs that `map` names, or the same ones
+/// with an empty map. Returns when the driver says that each of them runs.
 ///
 /// # Errors
-/// Naming the processes that do not compute. The restore of the job has failed
-/// then; the others run.
-pub fn resume_restored(driver: &Driver, pids: &[i32]) -> Result<(), TreeError> {
-    Group::new(driver, pids, Without::Lost)?.resumed()
+/// Naming the processes that do not compute; the others run. With a map that
+/// the driver cannot take, nothing was done.
+pub fn resume_restored(driver: &Driver, pids: &[i32], map: &GpuMap) -> Result<(), TreeError> {
+    Group::new(driver, pids, Without::Lost, map)?.resumed()
 }
 
 /// Another pause after each attempt: spread over 1 to [`PAUSE_MS_MAX`] ms by a
@@ -215,5 +234,7 @@ fn pause(attempt: u32) -> Duration {
     Duration::from_millis(1 + mixed % PAUSE_MS_MAX)
 }
 
+#[cfg(test)]
+mod faults;
 #[cfg(test)]
 mod tests;

@@ -100,6 +100,9 @@ pub enum RestoreError {
         /// Pid as the job sees it.
         pid: i32,
     },
+    /// The image's GPUs cannot be told apart.
+    #[error("cannot tell the image's GPUs")]
+    Gpus(#[from] cuda::GpuMapError),
     /// The GPU state could not be resumed.
     #[error("cannot resume the GPU state")]
     Resume(#[source] Box<cuda::TreeError>),
@@ -140,7 +143,7 @@ pub(super) fn examine(shop: &Workshop, id: ImageId) -> Result<Candidate, Restore
     let facts: ImageFacts =
         serde_json::from_slice(&image.manifest().meta).map_err(RestoreError::Facts)?;
     if let Some(cuda_facts) = &facts.cuda {
-        restore_gpu::examine(shop, cuda_facts)?;
+        restore_gpu::examine(shop, id, cuda_facts)?;
     }
     let files = job::plan(&facts.files)?;
     Ok(Candidate {
@@ -176,7 +179,7 @@ pub(super) fn bring_back(
         image,
         files,
     } = candidate;
-    let choose = |cuda_facts| restore_gpu::choose(shop, cuda_facts);
+    let choose = |cuda_facts| restore_gpu::choose(shop, id, cuda_facts);
     let gpus = facts.cuda.as_ref().map(choose).transpose()?;
     facts.sockets.destroy_leftovers()?;
     for content in facts.files.iter().filter_map(|file| file.content.as_ref()) {

@@ -10,9 +10,10 @@ use super::gpu_plan::{GpuPlan, Here, Refusal, plan};
 use super::image::ImageFacts;
 use super::restore::RestoreError;
 use super::workshop::Workshop;
-use crate::cuda;
+use crate::cuda::{self, GpuMap, GpuMapError, GpuPair};
 use crate::job;
 use crate::sandbox::Sandbox;
+use crate::store::ImageId;
 
 /// Time between two looks at GPUs that are in use. The driver tells nobody when memory becomes free.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
@@ -21,21 +22,21 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 const LOOKS_MAX: u32 = 31;
 
 /// Looks for GPUs for the image's job. Those that may become free pass: there is time until they are needed.
-pub(super) fn examine(shop: &Workshop, facts: &CudaFacts) -> Result<(), RestoreError> {
+pub(super) fn examine(shop: &Workshop, id: ImageId, facts: &CudaFacts) -> Result<(), RestoreError> {
     if !cuda::available() {
         return Err(Refusal::NoGpu.into());
     }
     // Loaded here so that one that cannot do it is known now.
     shop.driver()?;
-    match look(shop, facts) {
+    match look(shop, id, facts) {
         Err(refusal) if !refusal.may_pass() => Err(refusal.into()),
         Ok(_) | Err(_) => Ok(()),
     }
 }
 
 /// Chooses the GPUs. Blocks while they are in use, some seconds at most.
-pub(super) fn choose(shop: &Workshop, facts: &CudaFacts) -> Result<GpuPlan, Refusal> {
-    let chosen = wait_for(|| look(shop, facts), || thread::sleep(LOOK_INTERVAL))?;
+pub(super) fn choose(shop: &Workshop, id: ImageId, facts: &CudaFacts) -> Result<GpuPlan, Refusal> {
+    let chosen = wait_for(|| look(shop, id, facts), || thread::sleep(LOOK_INTERVAL))?;
     if let Some((then, now)) = &chosen.other_driver {
         tracing::warn!(%then, %now, "the image was made with another release of the NVIDIA driver");
     }
@@ -60,7 +61,7 @@ fn wait_for(
     look()
 }
 
-fn look(shop: &Workshop, facts: &CudaFacts) -> Result<GpuPlan, Refusal> {
+fn look(shop: &Workshop, id: ImageId, facts: &CudaFacts) -> Result<GpuPlan, Refusal> {
     let machine = match cuda::inventory() {
         Ok(machine) => machine,
         Err(error) => {
@@ -76,7 +77,7 @@ fn look(shop: &Workshop, facts: &CudaFacts) -> Result<GpuPlan, Refusal> {
     let here = Here {
         machine: &machine,
         open: &open,
-        wanted: &shop.gpu_map,
+        wanted: shop.gpu_map_for(id),
     };
     plan(facts, here)
 }
@@ -91,11 +92,24 @@ pub(super) fn resume(
 ) -> Result<(), RestoreError> {
     let root = job::child_with_pid(sandbox.pid(), facts.pids.root)?;
     let host_pids = host_pids(&job::tree(root)?, pids)?;
-    for (old, new) in &gpus.map {
-        tracing::info!(%old, %new, "a GPU takes the place of another");
+    let map = map(gpus)?;
+    for pair in map.pairs().iter().filter(|pair| pair.old != pair.new) {
+        tracing::info!(old = %pair.old, new = %pair.new, "a GPU takes the place of another");
     }
-    cuda::resume_restored(shop.driver()?, &host_pids)
+    cuda::resume_restored(shop.driver()?, &host_pids, &map)
         .map_err(|error| RestoreError::Resume(Box::new(error)))
+}
+
+/// The plan as the driver wants it.
+fn map(gpus: &GpuPlan) -> Result<GpuMap, GpuMapError> {
+    let pair = |(old, new): &(String, String)| {
+        Ok(GpuPair {
+            old: old.parse()?,
+            new: new.parse()?,
+        })
+    };
+    let pairs: Result<_, GpuMapError> = gpus.map.iter().map(pair).collect();
+    GpuMap::new(pairs?)
 }
 
 /// The CUDA processes of the image among those that are there: all of them, or the state of one is lost.

@@ -10,16 +10,16 @@ use std::sync::{Arc, Mutex};
 use crate::clock;
 use crate::config::Config;
 use crate::criu::{Criu, FindError, Search};
+use crate::cuda::GpuMap;
 use crate::job::{Input, Output};
 use crate::store::{ImageId, LockError, OpenError, ReadError, Store, WriteError};
 
-use super::gpu_plan::GpuPairs;
 use super::key::{KeyError, read_key};
 use super::machine;
 use super::program::{self, ProgramError};
 use super::run_state::{NoSuchImage, Progress, RunState, RunStateError};
 use super::supervise::Supervisor;
-use super::workshop::{Streams, Workshop};
+use super::workshop::{Moved, Streams, Workshop};
 use crate::telemetry;
 
 /// Exit code for failures of ours, before or around the job.
@@ -32,8 +32,8 @@ pub struct RunOptions {
     pub config: Config,
     /// The run.
     pub what: What,
-    /// The GPUs that take the place of others in a restore, by UUID; empty leaves the choice to us.
-    pub gpu_map: GpuPairs,
+    /// The GPUs that take the place of others in a restore; empty leaves the choice to us.
+    pub gpu_map: GpuMap,
 }
 
 /// Which run it is.
@@ -182,7 +182,13 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
         return Ok(0);
     };
     state.save(store.path())?;
-    let shop = Workshop::new(config, store, lock, criu, command, directory, gpu_map)
+    let pairs = gpu_map.pairs().iter();
+    let gpu_map = pairs.map(|pair| (pair.old.to_string(), pair.new.to_string()));
+    let moved = Moved {
+        map: gpu_map.collect(),
+        through: store.images()?.last().map(|image| image.id),
+    };
+    let shop = Workshop::new(config, store, lock, criu, command, directory, moved)
         .map_err(system("prepare the work folder"))?;
     // Our own messages go to stderr: cutting its file would cut them too.
     let shared = same_file(io::stdout().as_fd(), io::stderr().as_fd());

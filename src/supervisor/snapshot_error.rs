@@ -209,7 +209,12 @@ impl SnapshotError {
                 TreeError::Lock { source, .. } | TreeError::Suspend { source, .. } => {
                     kind_of(source)
                 }
-                TreeError::TooMany { .. } | TreeError::Resume { .. } => FailureKind::Driver,
+                TreeError::Query(source) => kind_of(source),
+                TreeError::Map(_)
+                | TreeError::NotRunning { .. }
+                | TreeError::Mixed { .. }
+                | TreeError::TooMany { .. }
+                | TreeError::Resume { .. } => FailureKind::Driver,
             },
             Self::Criu { .. } | Self::Slow(_) | Self::Stream(_) => FailureKind::Criu,
             Self::Ended => FailureKind::Ended,

@@ -20,7 +20,7 @@ use crate::cuda;
 use crate::job::{Input, Output, OutputMark};
 use crate::sandbox::{JobPids, Sandbox};
 use crate::store::durable::{self, DurableError};
-use crate::store::{Store, StoreLock};
+use crate::store::{ImageId, Store, StoreLock};
 
 /// CRIU logs that are kept; they tell why an older snapshot failed.
 const LOGS_KEPT: usize = 20;
@@ -45,8 +45,7 @@ pub(super) struct Workshop {
     pub directory: PathBuf,
     /// Marks this supervisor's process.
     pub instance: String,
-    /// The user's map of GPUs for restores; empty leaves the choice to us.
-    pub gpu_map: GpuPairs,
+    moved: Moved,
     /// The copy of this binary that sandboxes run; images map it, so it must outlive an upgrade.
     pub program: PathBuf,
     /// Loaded when it is first needed: it is large.
@@ -107,6 +106,14 @@ fn is_work_folder(path: &Path) -> bool {
             .is_ok_and(|metadata| metadata.is_dir() && metadata.uid() == user)
 }
 
+/// Where the user moves the job.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Moved {
+    pub map: GpuPairs,
+    /// The last image from before: in later ones it has moved already.
+    pub through: Option<ImageId>,
+}
+
 /// A job that runs, or is about to.
 #[derive(Debug)]
 pub(super) struct Job {
@@ -161,7 +168,7 @@ impl Workshop {
         criu: Criu,
         command: Vec<OsString>,
         directory: PathBuf,
-        gpu_map: GpuPairs,
+        moved: Moved,
     ) -> io::Result<Self> {
         let work = WorkFolder::new(store.path())?;
         let program = keep_program(Path::new("/proc/self/exe"), store.path())?;
@@ -181,7 +188,7 @@ impl Workshop {
             command,
             directory,
             instance,
-            gpu_map,
+            moved,
             program,
             driver: OnceLock::new(),
             gpus: OnceLock::new(),
@@ -209,6 +216,15 @@ impl Workshop {
                 tracing::debug!(%error, "the GPUs cannot be listed");
                 cuda::Inventory::default()
             }
+        }
+    }
+
+    /// The user's map of GPUs for a restore of this image; empty leaves the choice to us.
+    pub fn gpu_map_for(&self, id: ImageId) -> &[(String, String)] {
+        if Some(id) <= self.moved.through {
+            &self.moved.map
+        } else {
+            &[]
         }
     }
 

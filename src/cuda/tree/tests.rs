@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::cuda::fake::{Effect, Fake};
-use crate::cuda::process::State;
+use crate::cuda::state::State;
 
 const PIDS: [i32; 3] = [300, 301, 302];
 
@@ -69,7 +69,8 @@ fn whichever_call_fails_every_process_runs_afterwards() {
                 let result = cycle(&fake);
                 let context = format!("call {n} failed with {code} ({effect:?}): {result:?}");
                 assert_all_running(&fake, &context);
-                let steps_forward = n < 2 * PIDS.len();
+                // After a look at each: lock and checkpoint.
+                let steps_forward = (PIDS.len()..3 * PIDS.len()).contains(&n);
                 assert_eq!(result.is_err(), steps_forward, "{context}");
                 if let Err(error) = result {
                     assert!(error.is_computing(), "{context}");
@@ -114,7 +115,7 @@ fn a_busy_process_is_reported_and_the_others_are_unlocked() {
 #[test]
 fn a_lock_that_times_out_is_tried_again_from_running() {
     let fake = Fake::new(&PIDS);
-    fake.fail_nth(1, sys::NOT_READY, Effect::None);
+    fake.fail_nth(PIDS.len() + 1, sys::NOT_READY, Effect::None);
     let options = SuspendOptions::default();
     let locked = lock_all(&driver(&fake), &PIDS, &options).unwrap();
     assert_eq!(locked.attempts(), 2);
@@ -167,6 +168,17 @@ fn a_process_that_ends_during_the_lock_is_left_out() {
 }
 
 #[test]
+fn a_process_that_somebody_has_suspended_stays_so() {
+    let fake = Fake::new(&PIDS);
+    fake.set(301, State::Checkpointed);
+    let locked = lock_all(&driver(&fake), &PIDS, &once()).unwrap();
+    assert_eq!(locked.pids(), [300, 302]);
+    locked.suspend().unwrap().resume().unwrap();
+    assert_eq!(fake.state_of(300), Some(State::Running));
+    assert_eq!(fake.state_of(301), Some(State::Checkpointed));
+}
+
+#[test]
 fn a_process_that_changes_its_program_needs_no_bringing_back() {
     let fake = Fake::new(&PIDS);
     fake.change(301);
@@ -180,7 +192,7 @@ fn a_process_that_changes_its_program_needs_no_bringing_back() {
 fn a_restored_process_without_its_gpu_state_is_an_error() {
     let fake = Fake::new(&PIDS);
     fake.change(301);
-    let error = resume_restored(&driver(&fake), &PIDS).unwrap_err();
+    let error = resume_restored(&driver(&fake), &PIDS, &GpuMap::default()).unwrap_err();
     assert_eq!(error.aftermath().unwrap().stuck[0].pid, 301);
 }
 
@@ -197,7 +209,7 @@ fn restored_processes_are_resumed_from_any_state_the_image_holds() {
     let fake = Fake::new(&PIDS);
     fake.set(300, State::Checkpointed);
     fake.set(301, State::Locked);
-    resume_restored(&driver(&fake), &PIDS).unwrap();
+    resume_restored(&driver(&fake), &PIDS, &GpuMap::default()).unwrap();
     assert_all_running(&fake, "a restore");
 }
 
@@ -205,7 +217,7 @@ fn restored_processes_are_resumed_from_any_state_the_image_holds() {
 fn a_restored_process_that_the_driver_gave_up_is_an_error() {
     let fake = Fake::new(&PIDS);
     fake.set(301, State::Failed);
-    let error = resume_restored(&driver(&fake), &PIDS).unwrap_err();
+    let error = resume_restored(&driver(&fake), &PIDS, &GpuMap::default()).unwrap_err();
     assert!(
         error.to_string().contains("process 301 is left failed"),
         "{error}"
