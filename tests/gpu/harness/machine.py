@@ -22,9 +22,19 @@ def said(*words):
 
 def gpu_query(what):
     """One value a GPU, from nvidia-smi."""
+    return smi(f"--query-gpu={what}")
+
+
+def gpus_of(pids):
+    """UUIDs of the GPUs that any of these processes computes on."""
+    apps = [line.split(", ") for line in smi("--query-compute-apps=pid,gpu_uuid")]
+    return sorted({gpu for pid, gpu in apps if int(pid) in pids})
+
+
+def smi(query):
     try:
         done = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits"],
+            ["nvidia-smi", query, "--format=csv,noheader,nounits"],
             capture_output=True,
             text=True,
             timeout=30,

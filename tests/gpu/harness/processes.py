@@ -47,6 +47,14 @@ def job_of(supervisor):
     return []
 
 
+def alive(pid):
+    """Whether it is there and no zombie."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def kill(pids):
     """SIGKILL to each; returns how many were there."""
     count = 0

@@ -129,6 +129,14 @@ class Trial:
         self.until(lambda: len(run.log().restores) > restores, "the restore", run)
         self.outcome.back.append(time.monotonic() - killed)
 
+    def kill_all(self, run):
+        """SIGKILL to ckpt-run, as when the machine goes; its job dies with it."""
+        job = run.job()
+        run.process.kill()
+        run.process.wait()
+        self.outcome.crashes += 1
+        self.until(lambda: not any(map(processes.alive, job)), "the end of the killed job")
+
     def finish(self, program, what):
         self.until(lambda: program.code() is not None, f"the end of {what}")
         if program.code() != 0:

@@ -1,4 +1,7 @@
-"""Data-parallel training for torchrun: NCCL with one GPU a rank, gloo without GPUs."""
+"""Data-parallel training for torchrun: NCCL with one GPU a rank, gloo without GPUs.
+
+--refusable holds a pipe made with O_DIRECT where there are no GPUs, which CRIU cannot dump.
+"""
 
 import os
 
@@ -6,7 +9,11 @@ import common
 
 
 def main():
-    options = common.parse(__doc__)
+    options = common.parse(
+        __doc__, lambda parser: parser.add_argument("--refusable", action="store_true")
+    )
+    if options.refusable and options.device == "cpu":
+        os.pipe2(os.O_DIRECT)
     torch = common.prepare_torch()
     import torch.distributed as group
     from torch.nn.parallel import DistributedDataParallel
