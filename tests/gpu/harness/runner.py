@@ -91,8 +91,11 @@ class Runner:
         print(*(f"{name}: {value}" for name, value in facts), sep="\n")
         print(report.header(), flush=True)
         with concurrent.futures.ThreadPoolExecutor(self.options.parallel) as pool:
-            for future in [pool.submit(self.one, job) for job in self.options.chosen]:
-                future.result()
+            running = {pool.submit(self.one, job): job for job in self.options.chosen}
+            for future, job in running.items():
+                if error := future.exception():
+                    self.say(f"{job.name}: a mistake in this script: {error!r}")
+                    self.outcomes.append(trials.Outcome(job.name, verdict="FAILED: in the script"))
         self.outcomes.sort(
             key=lambda found: [j.name for j in self.options.chosen].index(found.name)
         )
@@ -117,7 +120,7 @@ class Runner:
             job, self.tools, self.work / job.name, chance, deadline, self.called_off
         )
         if left < TRIAL_SECONDS_MIN or self.called_off.is_set():
-            trial.outcome.verdict = "NOT RUN: no time left"
+            trial.outcome.fail("not run, no time left")
         else:
             trial.run()
         outcome = trial.outcome

@@ -25,7 +25,7 @@ class Outcome:
 
     name: str
     good: bool = False
-    verdict: str = "not run"
+    verdict: str = ""
     snapshots: list = dataclasses.field(default_factory=list)
     failures: list = dataclasses.field(default_factory=list)
     called_off: int = 0
@@ -34,6 +34,11 @@ class Outcome:
     back: list = dataclasses.field(default_factory=list)
     seconds: float = 0
     notes: list = dataclasses.field(default_factory=list)
+
+    def fail(self, why):
+        """The first reason counts."""
+        if self.good or not self.verdict.startswith("FAILED"):
+            self.good, self.verdict = False, f"FAILED: {why}"
 
 
 class Trial:
@@ -47,19 +52,25 @@ class Trial:
         self.plain = None
 
     def run(self):
-        """Never raises but for mistakes in this program."""
+        """Never raises: whatever happens to one job, the others go on."""
         begun = time.monotonic()
+        self.guard(self.work)
+        for program in self.programs:
+            self.guard(program.end)
+        self.guard(self.count)
+        self.outcome.seconds = time.monotonic() - begun
+
+    def work(self):
+        self.outcome.verdict = self.job.trial(self)
+        self.outcome.good = True
+
+    def guard(self, step):
         try:
-            self.job.trial(self)
-            self.outcome.good = True
-        except (Failure, OSError) as failure:
-            self.outcome.verdict = f"FAILED: {failure}"
-        finally:
-            for program in self.programs:
-                program.end()
-            self.count()
-            self.outcome.seconds = time.monotonic() - begun
-        return self.outcome
+            step()
+        except Failure as failure:
+            self.outcome.fail(str(failure))
+        except Exception as error:  # noqa: BLE001: GPU time is dear, the others go on
+            self.outcome.fail(f"{type(error).__name__}: {error}")
 
     def count(self):
         for program in self.programs:
@@ -116,8 +127,9 @@ class Trial:
         self.until(lambda: run.lines() >= steps, f"step {steps}", run)
 
     def new_image(self, run):
-        have = len(run.log().snapshots)
-        self.until(lambda: len(run.log().snapshots) > have, "a new image", run)
+        """Waits for an image of what the job is now: the next one may have been begun before."""
+        wanted = len(run.log().snapshots) + 2
+        self.until(lambda: len(run.log().snapshots) >= wanted, "two new images", run)
 
     def crash(self, run, whole):
         """Kills the whole job, or its first process alone, and waits until it is back."""
@@ -176,7 +188,7 @@ def restored(trial):
     trial.finish(run, "the job")
     trial.finish(reference, "the uninterrupted run")
     trial.same(reference, run)
-    trial.outcome.verdict = "equal"
+    return "equal"
 
 
 def refused(trial):
@@ -203,4 +215,4 @@ def refused(trial):
     )
     if before / after < PACE_MIN:
         raise Failure(f"slower after the refusals: {before:.0f} ms a step, then {after:.0f} ms")
-    trial.outcome.verdict = "refused, goes on, equal"
+    return "refused, goes on, equal"
