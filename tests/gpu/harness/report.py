@@ -73,12 +73,19 @@ def tails(trial):
         lines = program.stderr.read_text(errors="replace").splitlines()
         own = [text for text in lines if text.startswith("ckpt-run:")]
         others = [text for text in lines if not text.startswith("ckpt-run:")]
+        # The same refusal again and again says nothing new.
+        own = [text for text, before in zip(own, [None, *own]) if not alike(text, before)]
         shown = [*own[-TAIL_LINES:], *others[-TAIL_LINES:]]
         # Progress bars are one long line.
         shown = [text.rpartition("\r")[2][:LINE_WIDTH_MAX] for text in shown]
         if shown:
             yield f"{program.folder.name}:"
             yield from (f"  {text}" for text in shown)
+
+
+def alike(text, before):
+    """Whether two lines are the same but for the names of logs."""
+    return before is not None and text.partition(" (log: ")[0] == before.partition(" (log: ")[0]
 
 
 def record(path, title, line_used, facts, outcomes):

@@ -69,7 +69,7 @@ class Trial:
             step()
         except Failure as failure:
             self.outcome.fail(str(failure))
-        except Exception as error:  # noqa: BLE001: GPU time is dear, the others go on
+        except Exception as error:  # noqa: BLE001 (the others go on)
             self.outcome.fail(f"{type(error).__name__}: {error}")
 
     def count(self):
