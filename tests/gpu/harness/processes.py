@@ -98,6 +98,11 @@ class Program:
         """Lines on stdout so far."""
         return self.stdout.read_bytes().count(b"\n")
 
+    def kill(self):
+        """SIGKILL; an error when it is stuck in the kernel or the driver."""
+        self.process.kill()
+        self.process.wait(END_SECONDS_MAX)
+
     def end(self):
         """Ends it and all below it; harmless when it has ended."""
         if self.code() is not None:
@@ -112,8 +117,7 @@ class Program:
             except subprocess.TimeoutExpired:
                 pass
         else:
-            self.process.kill()
-            self.process.wait()
+            self.kill()
         # A plain job's own children; those of a sandbox die with it.
         kill(pid for pid in below if os.path.exists(f"/proc/{pid}") and session(pid) == self.pid)
 

@@ -8,8 +8,8 @@ import time
 from . import processes, supervised
 
 POLL_SECONDS = 0.05
-# A refused snapshot must not leave the job slower than this share of its pace before.
-PACE_MIN = 0.95
+# A refused snapshot must not leave the job slower than this share of its pace before; others share the GPU.
+PACE_MIN = 0.9
 # Steps before and after the refused snapshots that the pace is taken from.
 PACE_STEPS = 40
 REFUSALS = 2
@@ -144,8 +144,7 @@ class Trial:
     def kill_all(self, run):
         """SIGKILL to ckpt-run, as when the machine goes; its job dies with it."""
         job = run.job()
-        run.process.kill()
-        run.process.wait()
+        run.kill()
         self.outcome.crashes += 1
         self.until(lambda: not any(map(processes.alive, job)), "the end of the killed job")
 
