@@ -49,7 +49,7 @@ class Job:
             "--device": tools.device,
             "--steps": str(self.steps),
             "--ms-per-step": str(pace_ms),
-            "--result": self.result,
+            "--result": RESULT,
             "--times": self.times,
         }
         options = [word for pair in options.items() for word in pair]
