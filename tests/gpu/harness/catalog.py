@@ -63,9 +63,10 @@ class Job:
         path = f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin"
         return os.environ | ENVIRONMENT | {"PATH": path} | dict(self.more) | tools.environment
 
-    def missing(self):
-        """A module that it needs and that is not installed."""
-        return next((name for name in self.needs if importlib.util.find_spec(name) is None), None)
+    def missing(self, device):
+        """A module that it needs and that is not installed; NumPy stands in for CuPy without a GPU."""
+        needs = [name for name in self.needs if device == "cuda" or name != "cupy"]
+        return next((name for name in needs if importlib.util.find_spec(name) is None), None)
 
 
 ONE_GPU = (

@@ -109,7 +109,7 @@ class Runner:
         return 1 if bad or not self.outcomes else 0
 
     def one(self, job):
-        if missing := job.missing():
+        if missing := job.missing(self.tools.device):
             self.say(f"{job.name:<16}  SKIPPED: no {missing} here")
             return
         left = self.deadline - time.monotonic()
