@@ -207,10 +207,11 @@ def refused(trial):
     trial.outcome.notes.append(said[0].splitlines()[-1] if said[0] else "nothing was said")
     if any(len(words.splitlines()) != 1 for words in said):
         trial.outcome.notes.append(f"the refusal has {len(said[0].splitlines())} lines, not one")
+    # The first step also waits for what is still starting.
     times = [float(line) for line in (run.folder / trial.job.times).read_text().split()]
     before, after = (statistics.median(part) for part in (times[:PACE_STEPS], times[-PACE_STEPS:]))
     trial.outcome.notes.append(
-        f"step before {before:.0f} ms, after {after:.0f} ms, longest {max(times):.0f} ms"
+        f"step before {before:.0f} ms, after {after:.0f} ms, longest {max(times[1:]):.0f} ms"
     )
     if before / after < PACE_MIN:
         raise Failure(f"slower after the refusals: {before:.0f} ms a step, then {after:.0f} ms")
