@@ -69,10 +69,13 @@ class Job:
         return next((name for name in needs if importlib.util.find_spec(name) is None), None)
 
 
+# The longest first; what matters least last, for when the time does not suffice.
 ONE_GPU = (
     Job("hf-trainer", "JOBS/hf_trainer.py", ("torch", "transformers", "accelerate")),
     Job("compile", "JOBS/compile.py"),
     Job("jax", "JOBS/jax_job.py", ("jax", "numpy")),
+    Job("managed", "JOBS/managed.py", (), trial=trials.refused),
+    Job("ipc", "JOBS/ipc.py", trial=trials.refused),
     Job("dataloader", "JOBS/dataloader.py"),
     Job("dataloader-keep", "JOBS/dataloader.py --persistent --pin"),
     Job("dataloader-spawn", "JOBS/dataloader.py --persistent --start spawn"),
@@ -98,7 +101,5 @@ ONE_GPU = (
         "PYTHON -m pkg.ask 250 0 > requests; PYTHON JOBS/inference.py OPTIONS < requests",
         shell=True,
     ),
-    Job("managed", "JOBS/managed.py", (), trial=trials.refused),
     Job("cupy-managed", "JOBS/cupy_job.py --managed", ("cupy", "numpy"), trial=trials.refused),
-    Job("ipc", "JOBS/ipc.py", trial=trials.refused),
 )

@@ -64,7 +64,8 @@ def notes(outcome):
         found.append(f"{outcome.called_off} of the crashes fell into a snapshot")
     if outcome.failures and not outcome.good:
         found.append(outcome.failures[-1])
-    return found
+    # Logs do not outlive the run.
+    return [note.partition(" (log: ")[0] for note in found]
 
 
 def tails(trial):

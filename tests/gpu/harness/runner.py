@@ -15,7 +15,7 @@ import time
 from . import machine, report, trials
 
 # A trial that has less than this left is not begun.
-TRIAL_SECONDS_MIN = 40
+TRIAL_SECONDS_MIN = 60
 # Longest trial: several times what is usual.
 TRIAL_SECONDS_MAX = 210
 # For ending what still runs when the time is up.
