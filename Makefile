@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: help setup build demo test check
+.PHONY: help setup build demo test check gpu
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s  %s\n", $$1, $$2 }' Makefile
@@ -24,3 +24,6 @@ check: setup ## format, lints, documentation
 	$(CARGO) fmt --check
 	$(CARGO) clippy --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps
+
+gpu: ## what to run on a machine with a GPU, and where
+	@scripts/gpu-help

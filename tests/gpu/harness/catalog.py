@@ -1,0 +1,105 @@
+"""The jobs by name, and how each is started."""
+
+import collections.abc
+import dataclasses
+import importlib.util
+import os
+import pathlib
+import shlex
+
+from . import trials
+
+JOBS = pathlib.Path(__file__).resolve().parent.parent / "jobs"
+RESULT, TIMES = "result.txt", "times.txt"
+# What keeps runs equal and on this machine alone, and NVLink's multicast off.
+ENVIRONMENT = {
+    "PYTHONPATH": str(JOBS),
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "OMP_NUM_THREADS": "2",
+    "HF_HUB_OFFLINE": "1",
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A job and what is done with it.
+
+    `line` holds Python's arguments, or for `shell` a line for `sh -c`; JOBS is the jobs' folder, PYTHON
+    the interpreter, OPTIONS the options of all jobs.
+    """
+
+    name: str
+    line: str
+    needs: tuple = ("torch",)
+    shell: bool = False
+    trial: collections.abc.Callable = trials.restored
+    interval: int = 4
+    crashes: int = 2
+    steps: int = 250
+    ms_per_step: int = 100
+    more: tuple = ()
+    result: str = RESULT
+    times: str = TIMES
+
+    def words(self, tools, pace_ms):
+        options = {
+            "--device": tools.device,
+            "--steps": str(self.steps),
+            "--ms-per-step": str(pace_ms),
+            "--result": RESULT,
+            "--times": self.times,
+        }
+        options = [word for pair in options.items() for word in pair]
+        parts = {"JOBS": str(JOBS), "PYTHON": tools.python, "OPTIONS": shlex.join(options)}
+        line = self.line if self.shell else f"PYTHON {self.line} OPTIONS"
+        for name, value in parts.items():
+            line = line.replace(name, value)
+        return ["sh", "-c", line] if self.shell else shlex.split(line)
+
+    def environment(self, tools):
+        path = f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin"
+        return os.environ | ENVIRONMENT | {"PATH": path} | dict(self.more) | tools.environment
+
+    def missing(self, device):
+        """A module that it needs and that is not installed; NumPy stands in for CuPy without a GPU."""
+        needs = [name for name in self.needs if device == "cuda" or name != "cupy"]
+        return next((name for name in needs if importlib.util.find_spec(name) is None), None)
+
+
+# The longest first; what matters least last, for when the time does not suffice.
+ONE_GPU = (
+    Job("hf-trainer", "JOBS/hf_trainer.py", ("torch", "transformers", "accelerate")),
+    Job("compile", "JOBS/compile.py"),
+    Job("jax", "JOBS/jax_job.py", ("jax", "numpy")),
+    Job("managed", "JOBS/managed.py", (), trial=trials.refused),
+    Job("ipc", "JOBS/ipc.py", trial=trials.refused),
+    Job("dataloader", "JOBS/dataloader.py"),
+    Job("dataloader-keep", "JOBS/dataloader.py --persistent --pin"),
+    Job("dataloader-spawn", "JOBS/dataloader.py --persistent --start spawn"),
+    Job("hf-accelerate", "JOBS/hf_accelerate.py", ("torch", "accelerate")),
+    Job("cupy", "JOBS/cupy_job.py", ("cupy", "numpy")),
+    Job("amp", "JOBS/amp.py"),
+    Job("graphs", "JOBS/graphs.py"),
+    Job("cudnn", "JOBS/cudnn.py"),
+    Job("nvml", "JOBS/nvml.py"),
+    Job("progress", "JOBS/progress.py"),
+    Job("saves", "JOBS/saves.py"),
+    Job("module", "-m pkg.train"),
+    Job(
+        "shell",
+        "mkdir -p sub; cd sub; PYTHON -m pkg.train OPTIONS; echo done",
+        shell=True,
+        result=f"sub/{RESULT}",
+    ),
+    Job("tee", "PYTHON -m pkg.train OPTIONS 2>&1 | tee train.log", shell=True),
+    Job("serve-pipe", "PYTHON -m pkg.ask 250 50 | PYTHON JOBS/inference.py OPTIONS", shell=True),
+    Job(
+        "serve-file",
+        "PYTHON -m pkg.ask 250 0 > requests; PYTHON JOBS/inference.py OPTIONS < requests",
+        shell=True,
+    ),
+    Job("cupy-managed", "JOBS/cupy_job.py --managed", ("cupy", "numpy"), trial=trials.refused),
+)

@@ -1,0 +1,164 @@
+"""The command line of the scripts: options, several trials beside each other, and the end of them all."""
+
+import argparse
+import concurrent.futures
+import dataclasses
+import pathlib
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+
+from . import machine, report, trials
+
+# A trial that has less than this left is not begun.
+TRIAL_SECONDS_MIN = 60
+# Longest trial: several times what is usual.
+TRIAL_SECONDS_MAX = 210
+# For ending what still runs when the time is up.
+END_SECONDS = 25
+# Of each log that is kept.
+LOG_BYTES_MAX = 200_000
+
+
+@dataclasses.dataclass
+class Tools:
+    """What the trials run with."""
+
+    bin: pathlib.Path
+    criu: pathlib.Path
+    python: str
+    device: str
+    cpus: int
+    environment: dict
+
+
+def parse(doc, jobs, parallel, minutes, add=lambda parser: None):
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    root = pathlib.Path(__file__).resolve().parents[3]
+    path = pathlib.Path
+    parser.add_argument("--bin", type=path, default=root / "target/release/ckpt-run")
+    parser.add_argument("--criu", type=path, default=root / ".criu", help="prefix of a CRIU")
+    parser.add_argument("--python", default=sys.executable, help="has the jobs' packages")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--jobs", help=f"of: {', '.join(job.name for job in jobs)}")
+    parser.add_argument("--parallel", type=int, default=parallel, help="jobs at a time")
+    parser.add_argument("--minutes", type=float, default=minutes, help="for everything")
+    parser.add_argument("--limit", type=int, default=TRIAL_SECONDS_MAX, help="seconds for a job")
+    parser.add_argument("--seed", type=int, default=1, help="of the moments of the crashes")
+    parser.add_argument("--cpus", type=int, default=4, help="ckpt-run's, for each job")
+    parser.add_argument("--work", type=path, help="folder for images and logs, some GB")
+    parser.add_argument("--logs", type=path, help="the logs of failed jobs are copied there")
+    parser.add_argument("--keep", action="store_true", help="the work folder stays")
+    parser.add_argument(
+        "--record", nargs="?", const="", metavar="NAME", help="writes benches/results/…-NAME.md"
+    )
+    add(parser)
+    options = parser.parse_args()
+    options.bin, options.criu = options.bin.resolve(), options.criu.resolve()
+    for needed in (options.bin, options.criu):
+        if not needed.exists():
+            parser.error(f"{needed} is not there")
+    names = options.jobs.split(",") if options.jobs else [job.name for job in jobs]
+    if unknown := set(names) - {job.name for job in jobs}:
+        parser.error(f"no such jobs: {', '.join(sorted(unknown))}")
+    options.chosen = [job for job in jobs if job.name in names]
+    return options
+
+
+class Runner:
+    def __init__(self, options, title):
+        self.options, self.title = options, title
+        self.tools = Tools(
+            options.bin, options.criu, options.python, options.device, options.cpus, {}
+        )
+        self.deadline = time.monotonic() + options.minutes * 60 - END_SECONDS
+        self.work = pathlib.Path(tempfile.mkdtemp(prefix="gpu-jobs.", dir=options.work)).resolve()
+        self.output, self.called_off = threading.Lock(), threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: self.called_off.set())
+        self.outcomes = []
+
+    def run(self):
+        """Returns the exit code."""
+        begun = time.monotonic()
+        facts = machine.facts(self.tools)
+        print(*(f"{name}: {value}" for name, value in facts), sep="\n")
+        print(report.header(), flush=True)
+        with concurrent.futures.ThreadPoolExecutor(self.options.parallel) as pool:
+            running = {pool.submit(self.one, job): job for job in self.options.chosen}
+            for future, job in running.items():
+                if error := future.exception():
+                    self.say(f"{job.name}: a mistake in this script: {error!r}")
+                    self.outcomes.append(trials.Outcome(job.name, verdict="FAILED: in the script"))
+        self.outcomes.sort(
+            key=lambda found: [j.name for j in self.options.chosen].index(found.name)
+        )
+        if self.options.record is not None:
+            self.record(facts)
+        if not self.options.keep:
+            shutil.rmtree(self.work, ignore_errors=True)
+        bad = [found.name for found in self.outcomes if not found.good]
+        passed = len(self.outcomes) - len(bad)
+        print(f"{passed} passed, {len(bad)} failed in {time.monotonic() - begun:.0f} s", *bad)
+        return 1 if bad or not self.outcomes else 0
+
+    def one(self, job):
+        if missing := job.missing(self.tools.device):
+            self.say(f"{job.name:<16}  SKIPPED: no {missing} here")
+            return
+        left = self.deadline - time.monotonic()
+        # Seeded by the job's name: the same crashes whatever runs beside it.
+        chance = random.Random(f"{self.options.seed} {job.name}")
+        deadline = time.monotonic() + min(left, self.options.limit)
+        trial = trials.Trial(
+            job, self.tools, self.work / job.name, chance, deadline, self.called_off
+        )
+        if left < TRIAL_SECONDS_MIN or self.called_off.is_set():
+            trial.outcome.fail("not run, no time left")
+        else:
+            trial.run()
+        outcome = trial.outcome
+        text = [report.line(report.cells(outcome))]
+        text += [f"    {note[: report.LINE_WIDTH_MAX * 2]}" for note in report.notes(outcome)]
+        if not outcome.good:
+            text += [f"    | {line}" for line in report.tails(trial)]
+            self.keep_logs(trial)
+        if not self.options.keep:
+            trial.clear()
+        self.outcomes.append(outcome)
+        self.say("\n".join(text))
+
+    def say(self, text):
+        with self.output:
+            print(text, flush=True)
+
+    def keep_logs(self, trial):
+        """Copies the ends of a failed trial's logs, CRIU's too."""
+        if not self.options.logs:
+            return
+        patterns = ("*/stdout", "*/stderr", "*/*.txt", "supervised/store/logs/*")
+        for path in (found for pattern in patterns for found in trial.folder.glob(pattern)):
+            copy = self.options.logs / trial.job.name / path.relative_to(trial.folder)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(path.read_bytes()[-LOG_BYTES_MAX:])
+
+    def record(self, facts):
+        name = self.options.record or dict(facts)["GPU"].partition(",")[0].removeprefix("NVIDIA ")
+        name = name.lower().replace(" ", "-")
+        path = report.RESULTS / f"{self.title}-{name}.md"
+        line = f"tests/gpu/{pathlib.Path(sys.argv[0]).name} {self.arguments()}".rstrip()
+        report.record(path, self.title, line, facts, self.outcomes)
+        print(f"written: {path}")
+
+    def arguments(self):
+        """Those that change what is measured."""
+        options = self.options
+        told = [f"--parallel {options.parallel}", f"--seed {options.seed}"]
+        told += [f"--jobs {options.jobs}"] if options.jobs else []
+        return " ".join(told)

@@ -1,0 +1,74 @@
+"""A job under ckpt-run, and what ckpt-run's log says about it. Its command line and log are known here alone."""
+
+import re
+import subprocess
+
+from . import processes
+
+SNAPSHOT = re.compile(r'^ckpt-run: snapshot image=(\d+) .*phases="([^"]*)"')
+RESTORED = re.compile(r"^ckpt-run: restored image=(\d+) took=([\d.]+)s")
+FAILED = re.compile(r"^ckpt-run: (?:warning|error): (snapshot failed.*)")
+CALLED_OFF = re.compile(r"^ckpt-run: snapshot called off")
+# The time that the job stands still.
+FREEZE_PHASES = ("lock", "suspend", "dump", "resume", "unlock")
+SETTINGS = """[snapshot]
+timeout = "2m"
+{cpus}
+[retention]
+keep_last = 3
+"""
+
+
+class Log:
+    """What has happened so far."""
+
+    def __init__(self, text):
+        self.own = [line for line in text.splitlines() if line.startswith("ckpt-run:")]
+        self.snapshots = [phases(found[2]) for found in self._all(SNAPSHOT)]
+        self.restores = [float(found[2]) for found in self._all(RESTORED)]
+        self.failures = [found[1] for found in self._all(FAILED)]
+        self.called_off = len(self._all(CALLED_OFF))
+
+    def _all(self, pattern):
+        return [found for line in self.own if (found := pattern.search(line))]
+
+
+def phases(text):
+    """`lock 0.001, dump 0.247` as numbers."""
+    return {name: float(time) for name, time in (part.split() for part in text.split(", "))}
+
+
+def freeze(snapshot):
+    return sum(snapshot.get(phase, 0) for phase in FREEZE_PHASES)
+
+
+class Supervised(processes.Program):
+    """`ckpt-run … -- JOB` in a folder of its own."""
+
+    def __init__(self, tools, folder, words, environment, interval, options=()):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.tools, self.store = tools, folder / "store"
+        cpus = f"cpus = {tools.cpus}\n" if tools.cpus else ""
+        (folder / "ckpt-run.toml").write_text(SETTINGS.format(cpus=cpus), encoding="ascii")
+        own = [tools.bin, "--store", self.store, "--criu", tools.criu, "--interval", interval]
+        super().__init__([*own, *options, "--", *words], folder, environment)
+
+    def log(self):
+        return Log(self.stderr.read_text(encoding="utf-8", errors="replace"))
+
+    def job(self):
+        """Pids of the job, its first process first."""
+        return processes.job_of(self.pid)
+
+    def snapshot(self, seconds_max):
+        """Asks for a snapshot; returns (exit code, what was said)."""
+        words = [self.tools.bin, "snapshot", "--store", self.store]
+        done = subprocess.run(
+            [str(word) for word in words],
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=seconds_max,
+            check=False,
+        )
+        return done.returncode, (done.stderr or done.stdout).strip()

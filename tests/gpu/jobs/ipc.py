@@ -1,0 +1,48 @@
+"""Two processes that share a tensor in GPU memory (CUDA IPC), as torch.multiprocessing passes them.
+
+--apart has the second process compute on a second GPU. Without a GPU it holds a pipe made with
+O_DIRECT, which CRIU cannot dump, so that there is something to refuse.
+"""
+
+import os
+
+import common
+
+
+def other(requests, answers, device):
+    """Adds to the tensor that it was given, when told to."""
+    tensor = requests.get()
+    while (step := requests.get()) is not None:
+        tensor += step
+        answers.put(float(tensor.to(device).double().sum()))
+    del tensor
+
+
+def main():
+    options = common.parse(
+        __doc__, lambda parser: parser.add_argument("--apart", action="store_true")
+    )
+    torch = common.prepare_torch()
+    import torch.multiprocessing as processes
+
+    run = common.Run(options)
+    keep = os.pipe2(os.O_DIRECT) if options.device == "cpu" else ()
+    context = processes.get_context("spawn")
+    requests, answers = context.Queue(), context.Queue()
+    second = "cuda:1" if options.apart and options.device == "cuda" else options.device
+    helper = context.Process(target=other, args=(requests, answers, second), daemon=True)
+    helper.start()
+    tensor = torch.zeros(1 << 20, device=options.device)
+    requests.put(tensor)
+    for step in run.steps():
+        requests.put(step)
+        run.say(step, answers.get(timeout=60))
+    requests.put(None)
+    helper.join()
+    for fd in keep:
+        os.close(fd)
+    run.end(tensor=common.torch_digest(torch, tensor))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Jobs that are run as modules, `python -m pkg.NAME`."""
