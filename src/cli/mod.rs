@@ -23,6 +23,7 @@ mod images;
 mod key;
 mod list;
 mod output;
+mod pause;
 mod pin;
 mod progress;
 mod prune;
@@ -87,6 +88,14 @@ enum Verb {
     Restore(run::RestoreArguments),
     /// Ask the running supervisor for a snapshot, wait, print the image's id
     Snapshot,
+    /// Snapshot the job, stop it, and free its GPUs for others
+    Pause,
+    /// Let a paused job go on
+    Unpause {
+        /// Wait until its GPUs have room for it
+        #[arg(long)]
+        wait: bool,
+    },
     /// List the images
     List,
     /// Show all about an image
@@ -192,6 +201,8 @@ fn dispatch(global: &Global, verb: Verb) -> Result<ExitCode, Failure> {
         Verb::Run(arguments) => run::run(global, arguments),
         Verb::Restore(arguments) => run::restore(global, &arguments),
         Verb::Snapshot => snapshot::run(global),
+        Verb::Pause => pause::pause(global),
+        Verb::Unpause { wait } => pause::unpause(global, wait),
         Verb::List => list::run(global),
         Verb::Show { image } => show::run(global, &image),
         Verb::Verify { images } => verify::run(global, &images),

@@ -133,6 +133,7 @@ impl Supervisor {
         self.stage = Stage::Running(Running {
             job,
             busy: None,
+            pause: None,
             ended,
             gone,
         });

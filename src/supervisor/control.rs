@@ -1,4 +1,4 @@
-//! The control socket in the store: how `ckpt-run snapshot` reaches the supervisor.
+//! The control socket in the store: how `ckpt-run snapshot`, `pause` and `unpause` reach the supervisor.
 //!
 //! One JSON object a line in each direction. Whoever can open the socket (mode
 //! 0600 in a folder of mode 0700) may ask.
@@ -17,6 +17,8 @@ use tokio::sync::mpsc::Sender;
 use tokio::sync::oneshot;
 
 use super::event::Event;
+use super::pause::StillPaused;
+use super::snapshot::Afterwards;
 use crate::store::ImageId;
 
 #[cfg(any(fuzzing, test))]
@@ -33,12 +35,17 @@ const ANSWER_BYTES_MAX: u64 = 1 << 20;
 #[serde(rename_all = "kebab-case")]
 enum Request {
     Snapshot,
+    Pause,
+    Unpause,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Answer {
     Image(ImageId),
+    Done,
+    /// Not now; the same request may succeed later.
+    Later(String),
     Failed(String),
 }
 
@@ -52,11 +59,22 @@ pub enum ControlError {
     #[error("cannot talk to the supervisor")]
     Talk(#[from] io::Error),
     /// It ended before it answered.
-    #[error("cannot wait for the snapshot: the supervisor ended")]
+    #[error("cannot wait for the answer: the supervisor ended")]
     Ended,
-    /// It said no.
-    #[error("cannot take a snapshot: {0}")]
-    Refused(String),
+    /// It does not understand, or its answer is not understood.
+    #[error("cannot talk to the supervisor: it is of another version of ckpt-run")]
+    OtherVersion,
+    /// It could not.
+    #[error("cannot {action}: {reason}")]
+    Refused {
+        /// What was asked for.
+        action: &'static str,
+        /// Its reason.
+        reason: String,
+    },
+    /// It cannot now.
+    #[error("cannot unpause the job: {0}; --wait waits for that")]
+    NotYet(String),
 }
 
 /// Path of the control socket of a store.
@@ -70,6 +88,40 @@ pub fn socket_path(store: &Path) -> PathBuf {
 /// # Errors
 /// When no supervisor runs, or the snapshot failed; the job goes on in every case.
 pub fn request_snapshot(store: &Path) -> Result<ImageId, ControlError> {
+    image(ask(store, &Request::Snapshot)?, "take a snapshot")
+}
+
+/// Asks the supervisor of `store` to pause the job: it is snapshotted, stopped, and holds no GPU any more.
+///
+/// # Errors
+/// When no supervisor runs, or the snapshot failed; the job goes on in every case.
+pub fn request_pause(store: &Path) -> Result<ImageId, ControlError> {
+    image(ask(store, &Request::Pause)?, "pause the job")
+}
+
+/// Asks the supervisor of `store` to let a paused job go on.
+///
+/// # Errors
+/// When no supervisor runs or the job is not paused; [`ControlError::NotYet`] while the GPUs have no room for it.
+pub fn request_unpause(store: &Path) -> Result<(), ControlError> {
+    let action = "unpause the job";
+    match ask(store, &Request::Unpause)? {
+        Answer::Done => Ok(()),
+        Answer::Later(reason) => Err(ControlError::NotYet(reason)),
+        Answer::Failed(reason) => Err(ControlError::Refused { action, reason }),
+        Answer::Image(_) => Err(ControlError::OtherVersion),
+    }
+}
+
+fn image(answer: Answer, action: &'static str) -> Result<ImageId, ControlError> {
+    match answer {
+        Answer::Image(id) => Ok(id),
+        Answer::Failed(reason) => Err(ControlError::Refused { action, reason }),
+        Answer::Done | Answer::Later(_) => Err(ControlError::OtherVersion),
+    }
+}
+
+fn ask(store: &Path, request: &Request) -> Result<Answer, ControlError> {
     let mut connection = with_short_path(store, |path| blocking::UnixStream::connect(path))
         .map_err(|error| match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
@@ -77,7 +129,7 @@ pub fn request_snapshot(store: &Path) -> Result<ImageId, ControlError> {
             }
             _ => ControlError::Talk(error),
         })?;
-    let mut line = serde_json::to_vec(&Request::Snapshot).map_err(io::Error::from)?;
+    let mut line = serde_json::to_vec(request).map_err(io::Error::from)?;
     line.push(b'\n');
     connection.write_all(&line)?;
     let mut answer = String::new();
@@ -85,10 +137,7 @@ pub fn request_snapshot(store: &Path) -> Result<ImageId, ControlError> {
     if answer.is_empty() {
         return Err(ControlError::Ended);
     }
-    match serde_json::from_str(&answer).map_err(io::Error::from)? {
-        Answer::Image(id) => Ok(id),
-        Answer::Failed(reason) => Err(ControlError::Refused(reason)),
-    }
+    serde_json::from_str(&answer).map_err(|_| ControlError::OtherVersion)
 }
 
 /// Listens on the store's control socket. The caller holds the store's lock, so an old socket is a dead one.
@@ -131,19 +180,35 @@ async fn converse(connection: UnixStream, events: Sender<Event>) -> io::Result<(
         .await?;
     let answer = match serde_json::from_str(&line) {
         Err(error) => Answer::Failed(format!("understand the request: {error}")),
-        Ok(Request::Snapshot) => {
-            let (reply, replied) = oneshot::channel();
-            let sent = events.send(Event::SnapshotRequest(reply)).await;
-            match (sent, replied.await) {
-                (Ok(()), Ok(Ok(id))) => Answer::Image(id),
-                (Ok(()), Ok(Err(reason))) => Answer::Failed(reason),
-                (Err(_), _) | (_, Err(_)) => Answer::Failed("the run has ended".to_owned()),
-            }
-        }
+        Ok(request) => answered(request, &events).await,
     };
     let mut text = serde_json::to_vec(&answer)?;
     text.push(b'\n');
     writer.write_all(&text).await
+}
+
+async fn answered(request: Request, events: &Sender<Event>) -> Answer {
+    let ended = || Answer::Failed("the run has ended".to_owned());
+    let (afterwards, (reply, replied)) = match request {
+        Request::Snapshot => (Afterwards::Continue, oneshot::channel()),
+        Request::Pause => (Afterwards::Pause, oneshot::channel()),
+        Request::Unpause => {
+            let (reply, replied) = oneshot::channel();
+            let sent = events.send(Event::UnpauseRequest(reply)).await;
+            return match (sent, replied.await) {
+                (Ok(()), Ok(Ok(()))) => Answer::Done,
+                (Ok(()), Ok(Err(StillPaused::NoRoom(reason)))) => Answer::Later(reason),
+                (Ok(()), Ok(Err(StillPaused::Failed(reason)))) => Answer::Failed(reason),
+                (Err(_), _) | (_, Err(_)) => ended(),
+            };
+        }
+    };
+    let sent = events.send(Event::SnapshotRequest(afterwards, reply)).await;
+    match (sent, replied.await) {
+        (Ok(()), Ok(Ok(id))) => Answer::Image(id),
+        (Ok(()), Ok(Err(reason))) => Answer::Failed(reason),
+        (Err(_), _) | (_, Err(_)) => ended(),
+    }
 }
 
 /// Socket paths end at 107 bytes; a store's may be longer, one through `/proc` is not.

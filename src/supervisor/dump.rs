@@ -8,6 +8,10 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
 use super::describe::why;
 use super::gpu::Holders;
 use super::gpu_facts::CudaFacts;
@@ -162,6 +166,25 @@ impl<'a> Dump<'a> {
             },
             Ok,
         )
+    }
+
+    /// Sends every task of the job SIGSTOP. Frozen as they are, none stops before CRIU lets go of it, nor is it
+    /// stopped in the image. Not so our own first process: it hears of the job's end.
+    pub fn stop_tasks(&self) -> Result<(), SnapshotError> {
+        let ours = self.job.pids.root;
+        for process in self
+            .processes()
+            .iter()
+            .filter(|process| process.pid != ours)
+        {
+            let pid = Pid::from_raw(process.host_pid);
+            match kill(pid, Signal::SIGSTOP) {
+                // A zombie's pid may be free by now.
+                Ok(()) | Err(Errno::ESRCH) => {}
+                Err(errno) => return Err(SnapshotError::Prepare(errno.into())),
+            }
+        }
+        Ok(())
     }
 
     fn tool(&self, directory: &Path, log: &Path, capture: &Capture) -> ToolCommand {

@@ -69,7 +69,13 @@ impl Supervisor {
     pub fn end_job(&mut self, then: AfterEnd) -> Result<(), RunError> {
         let stage = std::mem::replace(&mut self.stage, Stage::Ending(then));
         let (sandbox, gone) = match stage {
-            Stage::Running(running) => (Some(Arc::clone(&running.job.sandbox)), running.gone),
+            Stage::Running(running) => {
+                let sandbox = Arc::clone(&running.job.sandbox);
+                if let Some(pause) = running.pause {
+                    pause.abandon();
+                }
+                (Some(sandbox), running.gone)
+            }
             Stage::Starting(sandbox) => (Some(sandbox), false),
             Stage::Restoring(restoring) => (Some(restoring.sandbox), restoring.gone),
             // A job that has ended by itself stays what it is.

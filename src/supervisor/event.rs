@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
+use super::pause::{Paused, Refused, StillPaused};
 use super::restore::{RestoreError, Restored};
 use super::signals::Signal;
-use super::snapshot::Snapshotted;
+use super::snapshot::{Afterwards, Snapshotted};
 use super::snapshot_error::SnapshotError;
 use crate::sandbox;
 use crate::store::ImageId;
@@ -17,19 +18,26 @@ pub(super) const EVENTS_MAX: usize = 256;
 /// Answer to a client that asked for a snapshot.
 pub(super) type Reply = oneshot::Sender<Result<ImageId, String>>;
 
+/// Answer to a client that asked for the end of a pause.
+pub(super) type UnpauseReply = oneshot::Sender<Result<(), StillPaused>>;
+
 /// Something that happened.
 #[derive(Debug)]
 pub(super) enum Event {
     /// A signal arrived.
     Signal(Signal),
-    /// A client asks for a snapshot.
-    SnapshotRequest(Reply),
+    /// A client asks for a snapshot, and says what the job does then.
+    SnapshotRequest(Afterwards, Reply),
+    /// A client asks that the paused job goes on.
+    UnpauseRequest(UnpauseReply),
+    /// The job goes on, or stays paused.
+    Unpaused(Box<Result<Duration, Refused>>, UnpauseReply),
     /// News from the sandbox of this number; `None` when every process of it is gone.
     Sandbox(u64, Option<sandbox::Event>),
     /// The job computes again after this freeze; the image is not durable yet.
     Computing(Duration),
-    /// A snapshot ended.
-    SnapshotEnded(Box<Result<Snapshotted, SnapshotError>>),
+    /// A snapshot ended; with a job that is paused now, if it was to be.
+    SnapshotEnded(Box<Result<(Snapshotted, Option<Paused>), SnapshotError>>),
     /// A restore ended.
     RestoreEnded(Box<Result<Restored, RestoreError>>),
     /// What a dead job had written is delivered.

@@ -21,6 +21,7 @@ mod key;
 mod leftovers;
 mod machine;
 mod obstacle;
+mod pause;
 mod program;
 mod requests;
 pub mod restart;
@@ -36,7 +37,7 @@ mod snapshot_error;
 mod supervise;
 mod workshop;
 
-pub use control::{ControlError, request_snapshot};
+pub use control::{ControlError, request_pause, request_snapshot, request_unpause};
 pub use describe::{chain, seconds, size};
 pub use gpu_facts::{CudaFacts, GpuFacts};
 pub use gpu_plan::{GpuPairs, Refusal};

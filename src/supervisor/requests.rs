@@ -6,17 +6,19 @@ use std::thread;
 use std::time::Duration;
 
 use super::describe::{chain, seconds, size};
-use super::event::{Event, Reply};
+use super::event::{Event, Reply, UnpauseReply};
 use super::image::Trigger;
+use super::pause::{Paused, Refused, StillPaused};
 use super::room;
-use super::run::RunError;
+use super::run::{RunError, system};
 use super::run_state::Progress;
 use super::schedule::Snapshotted as LastSnapshot;
 use super::snapshot::{self, Afterwards, Snapshotted, Subject};
 use super::snapshot_error::SnapshotError;
-use super::supervise::{AfterEnd, Running, Stage, Stopping, Supervisor, Wanted, now};
+use super::supervise::{AfterEnd, Pause, Running, Stage, Stopping, Supervisor, Wanted, now};
 use crate::clock;
 use crate::sandbox::Sandbox;
+use crate::store::ImageId;
 
 /// Exit code: saved and stopped, run the same line again.
 pub(super) const SAVED: u8 = 75;
@@ -33,6 +35,16 @@ impl Supervisor {
         afterwards: Afterwards,
         reply: Option<Reply>,
     ) -> Result<(), RunError> {
+        if let Some(image) = self.paused_image() {
+            // The newest image is the job as it stands.
+            if let Some(reply) = reply {
+                let _ = reply.send(Ok(image)); // a client that went away
+            }
+            return match afterwards {
+                Afterwards::Continue | Afterwards::Pause => Ok(()),
+                Afterwards::Stop => self.end_job(AfterEnd::Exit(SAVED, Progress::Saved)),
+            };
+        }
         let wanted = self.wanted.get_or_insert_with(|| Wanted {
             trigger,
             afterwards,
@@ -40,7 +52,7 @@ impl Supervisor {
             replies: Vec::new(),
         });
         wanted.replies.extend(reply);
-        if afterwards == Afterwards::Stop {
+        if afterwards > wanted.afterwards {
             wanted.trigger = trigger;
             wanted.afterwards = afterwards;
         }
@@ -99,7 +111,7 @@ impl Supervisor {
 
     pub fn snapshot_ended(
         &mut self,
-        result: Result<Snapshotted, SnapshotError>,
+        result: Result<(Snapshotted, Option<Paused>), SnapshotError>,
     ) -> Result<(), RunError> {
         let Stage::Running(running) = &mut self.stage else {
             return Ok(());
@@ -118,8 +130,14 @@ impl Supervisor {
             failures,
         };
         match result {
-            Ok(done) => {
+            Ok((done, paused)) => {
                 report(&done);
+                if let Some(paused) = paused {
+                    tracing::info!(
+                        "paused: the job stands still, its GPUs are free; `ckpt-run unpause` lets it go on"
+                    );
+                    running.pause = Some(Pause::Paused(done.id, paused));
+                }
                 self.budget.refill();
                 self.refused.clear();
                 for reply in wanted.replies {
@@ -174,8 +192,94 @@ impl Supervisor {
                 tell(&sandbox, nix::libc::SIGTERM);
             }
             (Afterwards::Stop, _) => self.stopping = Stopping::No,
-            (Afterwards::Continue, _) => {}
+            (Afterwards::Continue | Afterwards::Pause, _) => {}
         }
+    }
+
+    /// The image that the job stands still at, if somebody paused it.
+    fn paused_image(&self) -> Option<ImageId> {
+        match &self.stage {
+            Stage::Running(running) => running.pause.as_ref().map(Pause::image),
+            Stage::Idle
+            | Stage::Starting(_)
+            | Stage::Restoring(_)
+            | Stage::Ending(_)
+            | Stage::Waiting { .. } => None,
+        }
+    }
+
+    /// Lets a paused job go on, on a thread: the driver takes its time.
+    pub fn unpause(&mut self, reply: UnpauseReply) -> Result<(), RunError> {
+        let Stage::Running(Running { pause, .. }) = &mut self.stage else {
+            not_paused(reply);
+            return Ok(());
+        };
+        let paused = match pause.take() {
+            Some(Pause::Paused(image, paused)) => {
+                *pause = Some(Pause::Ending(image));
+                paused
+            }
+            other => {
+                *pause = other;
+                not_paused(reply);
+                return Ok(());
+            }
+        };
+        let events = self.events.clone();
+        let work = move || {
+            let result = Box::new(paused.unpause());
+            // The loop only ends with the run.
+            let _ = events.blocking_send(Event::Unpaused(result, reply));
+        };
+        // Where there is no thread, the job goes on as it is dropped, and dies of that if it cannot.
+        thread::Builder::new()
+            .name("unpause".to_owned())
+            .spawn(work)
+            .map(drop)
+            .map_err(system("start a thread"))
+    }
+
+    pub fn unpaused(
+        &mut self,
+        result: Result<Duration, Refused>,
+        reply: UnpauseReply,
+    ) -> Result<(), RunError> {
+        let Stage::Running(running) = &mut self.stage else {
+            // It was killed meanwhile.
+            if let Err(Refused {
+                paused: Some(paused),
+                ..
+            }) = result
+            {
+                paused.abandon();
+            }
+            return Ok(());
+        };
+        let image = running.pause.take().map(|pause| pause.image());
+        let answer = match result {
+            Ok(took) => {
+                tracing::info!(took = %seconds(took), "unpaused: the job computes again");
+                // The interval does not count the time that nothing computed.
+                self.last = LastSnapshot::not_yet(now());
+                Ok(())
+            }
+            Err(Refused { paused, why }) => {
+                match (image, paused) {
+                    (Some(image), Some(paused)) => {
+                        running.pause = Some(Pause::Paused(image, *paused));
+                    }
+                    _ => running.job.sandbox.kill(),
+                }
+                if let StillPaused::Failed(reason) = &why {
+                    tracing::error!("the job does not go on and will be restored: {reason}");
+                }
+                Err(why)
+            }
+        };
+        let _ = reply.send(answer); // a client that went away
+        self.suspend_when_idle();
+        self.settle()?;
+        self.snapshot_when_idle()
     }
 
     /// SIGUSR2 or SIGTERM: one more snapshot, then the end.
@@ -230,6 +334,10 @@ impl Supervisor {
             self.stopping = Stopping::ByTheJob(clock::now());
         }
         match &self.stage {
+            // It cannot hear us, and nothing is lost.
+            Stage::Running(Running { pause: Some(_), .. }) => {
+                self.end_job(AfterEnd::Exit(SAVED, Progress::Saved))
+            }
             Stage::Running(running) => {
                 tell(&running.job.sandbox, signal);
                 Ok(())
@@ -244,6 +352,11 @@ impl Supervisor {
             }
         }
     }
+}
+
+fn not_paused(reply: UnpauseReply) {
+    let why = StillPaused::Failed("it is not paused".to_owned());
+    let _ = reply.send(Err(why)); // a client that went away
 }
 
 /// Sends the job a signal. One that is just ending needs none.

@@ -9,6 +9,7 @@
 //! it wrote, the suspended GPU state resumes, CRIU releases the tasks. A failed
 //! snapshot leaves the job computing and the store as it was.
 
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,7 @@ use super::dump::Dump;
 use super::gpu::{Gpu, Holders};
 use super::image::{ImageFacts, Stopwatch, Trigger};
 use super::machine;
+use super::pause::Paused;
 use super::room;
 use super::snapshot_error::SnapshotError;
 use super::workshop::{Job, SharedStreams, Workshop};
@@ -36,11 +38,13 @@ const SUSPEND_HEADROOM: u64 = 512 << 20;
 /// one that is still at it the third time is better left alone until the next snapshot is due.
 const ATTEMPTS_MAX: u32 = 3;
 
-/// What the job does after its snapshot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What the job does after its snapshot; of several wishes the last of these counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Afterwards {
     /// It goes on.
     Continue,
+    /// It stands still, and its GPUs are free for others.
+    Pause,
     /// It is killed as it stands, once the image is durable.
     Stop,
 }
@@ -60,7 +64,7 @@ pub(super) struct Snapshotted {
 #[derive(Clone, Copy)]
 pub(super) struct Subject<'a> {
     pub shop: &'a Workshop,
-    pub job: &'a Job,
+    pub job: &'a Arc<Job>,
     pub streams: &'a SharedStreams,
     /// Which run of the store the image belongs to.
     pub run: u64,
@@ -68,12 +72,12 @@ pub(super) struct Subject<'a> {
 }
 
 /// Takes a snapshot. Blocks until the image is durable; `computing` is called when the job computes again. A job
-/// that changed under our hands is tried again.
+/// that changed under our hands is tried again. One that was to be paused comes with the image.
 pub(super) fn take(
     subject: Subject<'_>,
     afterwards: Afterwards,
     computing: impl Fn(Duration),
-) -> Result<Snapshotted, SnapshotError> {
+) -> Result<(Snapshotted, Option<Paused>), SnapshotError> {
     let begun = clock::now();
     again_while_it_changes(|| attempt(subject, afterwards, begun, &computing))
 }
@@ -100,7 +104,7 @@ fn attempt(
     afterwards: Afterwards,
     begun: Instant,
     computing: impl Fn(Duration),
-) -> Result<Snapshotted, SnapshotError> {
+) -> Result<(Snapshotted, Option<Paused>), SnapshotError> {
     let Subject {
         shop, job, trigger, ..
     } = subject;
@@ -127,6 +131,7 @@ fn attempt(
     let unchanged = cuda.map_or(Ok(()), |(gpu, pids)| look_again(gpu, &holders, root, pids));
     let dumped = unchanged.and_then(|()| match afterwards {
         Afterwards::Continue => dump.run(|_| Ok(())).map(|_| None),
+        Afterwards::Pause => dump.run(Dump::stop_tasks).map(|_| None),
         Afterwards::Stop => dump
             .run_and_stop(|dump| {
                 let mut watch = watch.clone();
@@ -138,9 +143,17 @@ fn attempt(
     if let Ok(Some(snapshotted)) = dumped {
         // The suspended processes are dead; nothing is left to resume.
         std::mem::forget(suspended);
-        return Ok(snapshotted);
+        return Ok((snapshotted, None));
     }
     watch.lap("dump");
+    if afterwards == Afterwards::Pause {
+        let gpu_facts = gpu.as_ref().map(|gpu| gpu.facts.clone());
+        // Dropped on the way out, it lets the job go on.
+        let paused = Paused::new(Arc::clone(job), suspended.zip(gpu_facts));
+        dumped?;
+        let image = dump.commit(facts(clock::now() - frozen_at), &mut watch, begun)?;
+        return Ok((image, Some(paused)));
+    }
     let resumed = suspended.map(cuda::Suspended::resume).transpose();
     if let Ok(Some(times)) = &resumed {
         watch.add("resume", times.restore);
@@ -150,7 +163,8 @@ fn attempt(
     computing(freeze);
     resumed.map_err(|error| SnapshotError::Resume(Box::new(error)))?;
     dumped?;
-    dump.commit(facts(freeze), &mut watch, begun)
+    let image = dump.commit(facts(freeze), &mut watch, begun)?;
+    Ok((image, None))
 }
 
 /// Whether a process has begun to use CUDA since the job was looked at: what it has on the GPU was not suspended.

@@ -26,6 +26,7 @@ use super::control;
 use super::event::{EVENTS_MAX, Event, Reply, Timer};
 use super::image::Trigger;
 use super::machine;
+use super::pause::Paused;
 use super::restart::{Budget, ExitStatus};
 use super::run::{Beginning, RunError, system};
 use super::run_state::{Progress, RunState};
@@ -62,8 +63,34 @@ pub(super) enum Stage {
 pub(super) struct Running {
     pub job: Arc<Job>,
     pub busy: Option<Wanted>,
+    pub pause: Option<Pause>,
     pub ended: Option<Ended>,
     pub gone: bool,
+}
+
+/// The job stands still, as somebody asked.
+#[derive(Debug)]
+pub(super) enum Pause {
+    /// As it is in this image.
+    Paused(ImageId, Paused),
+    /// It is about to go on; the image is still what it is.
+    Ending(ImageId),
+}
+
+impl Pause {
+    pub fn image(&self) -> ImageId {
+        match self {
+            Self::Paused(image, _) | Self::Ending(image) => *image,
+        }
+    }
+
+    /// The job was killed.
+    pub fn abandon(self) {
+        match self {
+            Self::Paused(_, paused) => paused.abandon(),
+            Self::Ending(_) => {}
+        }
+    }
 }
 
 /// A restore under way.
@@ -207,6 +234,7 @@ impl Supervisor {
         let schedule = match &self.stage {
             Stage::Running(Running {
                 busy: None,
+                pause: None,
                 ended: None,
                 ..
             }) => self.schedule.wait(self.last, now()),
@@ -235,9 +263,11 @@ impl Supervisor {
     fn handle(&mut self, event: Event) -> Result<(), RunError> {
         match event {
             Event::Signal(signal) => self.signal(signal),
-            Event::SnapshotRequest(reply) => {
-                self.want(Trigger::Request, Afterwards::Continue, Some(reply))
+            Event::SnapshotRequest(afterwards, reply) => {
+                self.want(Trigger::Request, afterwards, Some(reply))
             }
+            Event::UnpauseRequest(reply) => self.unpause(reply),
+            Event::Unpaused(result, reply) => self.unpaused(*result, reply),
             Event::Sandbox(serial, news) if serial == self.serial => self.sandbox_news(news),
             Event::Sandbox(..) => Ok(()),
             Event::Computing(freeze) => {
@@ -309,8 +339,12 @@ impl Supervisor {
             Stage::Starting(_)
             | Stage::Restoring(_)
             | Stage::Running(Running { busy: Some(_), .. }) => return,
+            // A paused one stands still.
+            Stage::Running(Running { pause: Some(_), .. })
+            | Stage::Idle
+            | Stage::Ending(_)
+            | Stage::Waiting { .. } => None,
             Stage::Running(running) => Some(Arc::clone(&running.job.sandbox)),
-            Stage::Idle | Stage::Ending(_) | Stage::Waiting { .. } => None,
         };
         self.suspend_wanted = false;
         let stopped = clock::now();

@@ -8,6 +8,7 @@ mod again;
 mod encryption;
 mod idle;
 mod keeping;
+mod pause;
 mod plain;
 mod restarts;
 mod schedule;

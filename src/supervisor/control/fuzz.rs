@@ -13,7 +13,7 @@ thread_local! {
     static RUNTIME: Runtime = Builder::new_current_thread().enable_io().build().unwrap();
 }
 
-/// A client that says this and hangs up its half; whether a snapshot was asked for.
+/// A client that says this and hangs up its half; whether anything was asked for.
 pub(in crate::supervisor) fn client_says(bytes: &[u8]) -> bool {
     RUNTIME.with(|runtime| runtime.block_on(conversation(bytes)))
 }
@@ -27,8 +27,12 @@ async fn conversation(bytes: &[u8]) -> bool {
     let (sender, mut receiver) = channel(1);
     let supervisor = async {
         match receiver.recv().await {
-            Some(Event::SnapshotRequest(reply)) => {
+            Some(Event::SnapshotRequest(_, reply)) => {
                 reply.send(Ok(ImageId::new(1).unwrap())).unwrap();
+                true
+            }
+            Some(Event::UnpauseRequest(reply)) => {
+                reply.send(Ok(())).unwrap();
                 true
             }
             Some(other) => panic!("no client can cause {other:?}"),
@@ -44,8 +48,11 @@ async fn conversation(bytes: &[u8]) -> bool {
     let mut answer = String::new();
     BufReader::new(client).read_line(&mut answer).unwrap();
     assert!(answer.ends_with('\n'));
-    let is_image = matches!(serde_json::from_str(&answer).unwrap(), Answer::Image(_));
-    assert_eq!(is_image, asked);
+    let is_done = match serde_json::from_str(&answer).unwrap() {
+        Answer::Image(_) | Answer::Done => true,
+        Answer::Later(_) | Answer::Failed(_) => false,
+    };
+    assert_eq!(is_done, asked);
     asked
 }
 

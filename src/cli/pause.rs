@@ -1,0 +1,38 @@
+//! `ckpt-run pause` and `unpause`.
+
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use super::{Failure, Global, output};
+use crate::supervisor::{ControlError, request_pause, request_unpause};
+
+/// Between two looks at the GPUs: the driver tells nobody when memory gets free.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+pub(super) fn pause(global: &Global) -> Result<ExitCode, Failure> {
+    let store = global.load(Vec::new())?.config.store;
+    let id = request_pause(&store)?;
+    if global.json {
+        return output::print_json(&serde_json::json!({ "id": id }));
+    }
+    output::print(&format!("{id}\n"))
+}
+
+pub(super) fn unpause(global: &Global, wait: bool) -> Result<ExitCode, Failure> {
+    let store = global.load(Vec::new())?.config.store;
+    let mut said = false;
+    loop {
+        match request_unpause(&store) {
+            Ok(()) => return Ok(ExitCode::SUCCESS),
+            Err(ControlError::NotYet(reason)) if wait => {
+                if !said && !global.quiet {
+                    output::say(&format!("waiting: {reason}"));
+                    said = true;
+                }
+                thread::sleep(LOOK_INTERVAL);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! A paused job: snapshotted, its tasks stopped, its GPU state in host memory, its GPUs free for others.
+//!
+//! ```text
+//! snapshot, tasks frozen ──▶ stopped ── room on the GPUs? ── tasks go on, GPU state resumes ──▶ computing
+//!                               └──── abandoned: the job was killed
+//! ```
+//! The tasks go on before the GPU state resumes, because the driver has a thread of theirs do that; calls to
+//! CUDA wait meanwhile. Must not know who asks.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::describe::{chain, size};
+use super::gpu_facts::CudaFacts;
+use super::workshop::Job;
+use crate::clock;
+use crate::cuda::{self, Inventory};
+
+/// A job that stands still. Dropped, it goes on, as far as that is possible.
+#[derive(Debug)]
+pub(super) struct Paused {
+    job: Arc<Job>,
+    gpu: Option<(cuda::Suspended, CudaFacts)>,
+    /// Nothing is to be undone any more.
+    settled: bool,
+}
+
+/// Why a job is still paused.
+#[derive(Debug)]
+pub(super) enum StillPaused {
+    /// Others use its GPUs.
+    NoRoom(String),
+    /// There is nothing that could go on.
+    Failed(String),
+}
+
+/// A job that did not go on; without it when its GPU state was lost on the way.
+#[derive(Debug)]
+pub(super) struct Refused {
+    pub paused: Option<Box<Paused>>,
+    pub why: StillPaused,
+}
+
+impl Paused {
+    /// Of a job whose tasks are stopped, and the GPU state of those that have one.
+    pub fn new(job: Arc<Job>, gpu: Option<(cuda::Suspended, CudaFacts)>) -> Self {
+        Self {
+            job,
+            gpu,
+            settled: false,
+        }
+    }
+
+    /// Lets the job go on, if its GPUs have room for it; returns how long that took. Blocks as long as the driver takes.
+    pub fn unpause(mut self) -> Result<Duration, Refused> {
+        let needs = self.gpu.as_ref().map(|(_, facts)| facts);
+        let machine = || cuda::inventory().unwrap_or_default();
+        if let Some(why) = needs.and_then(|facts| lacking(facts, &machine())) {
+            return Err(Refused {
+                paused: Some(Box::new(self)),
+                why: StillPaused::NoRoom(why),
+            });
+        }
+        let begun = clock::now();
+        self.settled = true;
+        let failed = |reason| Refused {
+            paused: None,
+            why: StillPaused::Failed(reason),
+        };
+        self.continue_tasks()
+            .map_err(|error| failed(chain(&error)))?;
+        if let Some((suspended, _)) = self.gpu.take() {
+            suspended.resume().map_err(|error| failed(chain(&error)))?;
+        }
+        Ok(clock::now() - begun)
+    }
+
+    /// The job was killed: there is nothing to resume.
+    pub fn abandon(mut self) {
+        self.settled = true;
+        // Dropping it would ask the driver to resume what is dying.
+        std::mem::forget(self.gpu.take());
+    }
+
+    fn continue_tasks(&self) -> Result<(), crate::sandbox::SandboxError> {
+        self.job.sandbox.signal(nix::libc::SIGCONT, true)
+    }
+}
+
+impl Drop for Paused {
+    fn drop(&mut self) {
+        if self.settled {
+            return;
+        }
+        if let Err(error) = self.continue_tasks() {
+            tracing::warn!("the paused job cannot be told to go on: {}", chain(&error));
+        }
+        // The GPU state resumes as it is dropped.
+    }
+}
+
+/// What the GPUs lack for the job to come back, in words; `None` when they have it, or do not tell.
+fn lacking(facts: &CudaFacts, machine: &Inventory) -> Option<String> {
+    let lacks: Vec<String> = facts
+        .gpus
+        .iter()
+        .filter_map(|then| {
+            let needed = then.used_bytes?;
+            let now = machine.gpus.iter().find(|gpu| gpu.uuid == then.uuid)?;
+            let free = now.memory?.free_bytes;
+            (free < needed).then(|| {
+                format!(
+                    "GPU {} ({}) has {} free and the job needs {} there",
+                    now.index,
+                    now.uuid,
+                    size(free),
+                    size(needed)
+                )
+            })
+        })
+        .collect();
+    (!lacks.is_empty()).then(|| lacks.join("; "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::{Gpu, GpuMemory};
+    use crate::supervisor::gpu_facts::GpuFacts;
+
+    #[test]
+    fn a_gpu_without_room_is_named_and_one_that_does_not_tell_is_trusted() {
+        let gpu = |uuid: &str, free: Option<u64>| Gpu {
+            index: 3,
+            name: String::new(),
+            uuid: uuid.to_owned(),
+            memory: free.map(|free_bytes| GpuMemory {
+                total_bytes: 1 << 40,
+                free_bytes,
+            }),
+            persistent: None,
+            mig: None,
+            mode: None,
+            busy: None,
+        };
+        let used = |uuid: &str, used_bytes| GpuFacts {
+            uuid: uuid.to_owned(),
+            used_bytes,
+            ..GpuFacts::default()
+        };
+        let machine = Inventory {
+            driver: None,
+            gpus: vec![gpu("a", Some(2 << 30)), gpu("b", None)],
+        };
+        let lacking = |gpus| {
+            let facts = CudaFacts {
+                gpus,
+                ..CudaFacts::default()
+            };
+            lacking(&facts, &machine)
+        };
+        assert_eq!(
+            lacking(vec![used("a", Some(2 << 30)), used("b", Some(1))]),
+            None
+        );
+        assert_eq!(lacking(vec![used("a", None), used("c", Some(1))]), None);
+        let why = lacking(vec![used("a", Some(3 << 30))]).unwrap();
+        assert!(
+            why.contains("GPU 3 (a)") && why.contains("2.0 GiB") && why.contains("3.0 GiB"),
+            "{why}"
+        );
+    }
+}
