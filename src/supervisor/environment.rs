@@ -82,6 +82,8 @@ pub(super) fn for_job(
 mod tests {
     use super::*;
 
+    type Settings<'a> = &'a [(&'a str, &'a str)];
+
     #[test]
     fn systemd_s_variables_and_the_key_s_stay_here_and_ours_are_set() {
         let ours = [
@@ -116,7 +118,6 @@ mod tests {
     #[test]
     fn nccl_is_told_where_there_are_several_gpus_and_nothing_that_the_user_decided() {
         let [all, two, none] = [&CHECKPOINTABLE_NCCL[..], &CHECKPOINTABLE_NCCL[1..], &[]];
-        type Settings<'a> = &'a [(&'a str, &'a str)];
         let cases: [(Nccl, usize, Settings, Settings); 8] = [
             (Nccl::Auto, 0, &[], none),
             (Nccl::Auto, 1, &[], none),
