@@ -121,8 +121,8 @@ impl CudaProcess {
     /// [`CudaProcess::restore`].
     ///
     /// # Errors
-    /// The process is left checkpointed. Code 1 for a map that lacks a GPU,
-    /// after which a restore with the right map works.
+    /// The process is left checkpointed. Code 1 for a map that lacks a GPU that
+    /// was visible to it.
     pub fn restore_onto(&self, map: &GpuMap) -> Result<(), RestoreOntoError> {
         self.driver.check_map(map)?;
         self.api().prepare();
