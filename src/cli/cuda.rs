@@ -3,40 +3,41 @@
 //! What the verbs do is in [`crate::cuda`]; here are only words, maps and exit codes.
 
 use std::process::ExitCode;
-use std::str::FromStr;
-use std::time::Duration;
 
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 use nix::sys::signal::{SigSet, Signal};
 use serde::Serialize;
 
-use super::{Failure, Global, OURS, output};
-use crate::config::parse_duration;
-use crate::cuda::{
-    self, CallError, Driver, GpuMap, GpuMapError, GpuUuid, State, Step, SuspendOptions,
-};
+use super::{Failure, Global, output};
+use crate::cuda::{self, CallError, Driver, GpuMap, State, Step};
 use crate::supervisor::chain;
 
+mod arguments;
 mod gpus;
+
+use arguments::{Pids, Return, Stop, Toggle};
 
 /// Exit code when the machine, the driver or a process refuses.
 const REFUSED: u8 = 1;
 
-/// Said by `--help` of the verb.
+/// Said by `--help` of the verb; in lines that a terminal of 100 columns does not break.
 pub(super) const HELP: &str = "\
-Pids are those that this process sees. What was printed last is the state of each process. `lock` and `suspend`
-stop all processes or none, so that ranks that wait for each other do not deadlock; `checkpoint`, `restore` and
-`unlock` are the driver's single steps, and nothing is undone. Ctrl-C does not interrupt a step: a process whose
-checkpoint is stopped half-way is lost.
+Pids are those that this process sees; what is printed is where each process is in the end.
+`lock` and `suspend` stop all processes or none, so that ranks that wait for each other do not
+deadlock; `checkpoint`, `restore` and `unlock` are the driver's single steps, and nothing is
+undone. Ctrl-C does not interrupt: a process whose checkpoint is stopped half-way is lost.
 
-A --gpu-map names every GPU that was visible to the process where it was suspended, also those that stay:
+A --gpu-map names every GPU that was visible to the process where it was suspended, also those
+that stay:
   ckpt-run cuda resume --pid 4711 --gpu-map GPU-A=GPU-B,GPU-B=GPU-A
-A suspended process does not tell which GPUs it had, so `auto` wants them (`ckpt-run show` has an image's):
+A suspended process does not tell which GPUs it had, so `auto` wants them (`ckpt-run show` has an
+image's). Those that are here stay themselves; those that are gone become the others of this
+machine, in its order:
   ckpt-run cuda resume --pid 4711 --gpu-map auto --from GPU-A,GPU-B
-GPUs of --from that are here stay themselves; those that are gone become the others of this machine, in its order.
 
 Exit codes:
-  0 all processes are where they should be; 1 one is not, or there is no GPU or driver; 125 a wrong line";
+  0 all processes are where they should be; 1 one is not, or there is no GPU or no driver;
+  125 a wrong line";
 
 #[derive(Debug, Subcommand)]
 pub(super) enum CudaVerb {
@@ -60,131 +61,6 @@ pub(super) enum CudaVerb {
     Suspend(Stop),
     /// Restore and unlock
     Resume(Return),
-}
-
-#[derive(Debug, Args)]
-pub(super) struct Pids {
-    /// A process; may be repeated
-    #[arg(short, long = "pid", value_name = "N", required = true,
-          value_parser = clap::value_parser!(i32).range(1..))]
-    pids: Vec<i32>,
-}
-
-#[derive(Debug, Args)]
-pub(super) struct Patience {
-    /// How long to wait for the GPU work of all processes
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
-    timeout: Duration,
-}
-
-#[derive(Debug, Args)]
-pub(super) struct Onto {
-    /// Restore onto other GPUs: OLD=NEW,OLD=NEW, or `auto` with --from
-    #[arg(long, value_name = "MAP")]
-    gpu_map: Option<MapArgument>,
-    /// The GPUs that the processes had, for `--gpu-map auto`
-    #[arg(
-        long,
-        value_name = "OLD,OLD",
-        value_delimiter = ',',
-        requires = "gpu_map"
-    )]
-    from: Vec<GpuUuid>,
-}
-
-#[derive(Debug, Args)]
-pub(super) struct Stop {
-    #[command(flatten)]
-    pids: Pids,
-    #[command(flatten)]
-    patience: Patience,
-}
-
-#[derive(Debug, Args)]
-pub(super) struct Return {
-    #[command(flatten)]
-    pids: Pids,
-    #[command(flatten)]
-    onto: Onto,
-}
-
-#[derive(Debug, Args)]
-pub(super) struct Toggle {
-    #[command(flatten)]
-    pids: Pids,
-    #[command(flatten)]
-    patience: Patience,
-    #[command(flatten)]
-    onto: Onto,
-}
-
-#[derive(Debug, Clone)]
-enum MapArgument {
-    Auto,
-    Given(GpuMap),
-}
-
-impl FromStr for MapArgument {
-    type Err = GpuMapError;
-
-    fn from_str(text: &str) -> Result<Self, GpuMapError> {
-        if text == "auto" {
-            Ok(Self::Auto)
-        } else {
-            text.parse().map(Self::Given)
-        }
-    }
-}
-
-impl Pids {
-    /// Each once, in the order given.
-    fn once(&self) -> Vec<i32> {
-        let mut pids: Vec<i32> = Vec::with_capacity(self.pids.len());
-        for pid in &self.pids {
-            if !pids.contains(pid) {
-                pids.push(*pid);
-            }
-        }
-        pids
-    }
-}
-
-impl Patience {
-    /// A process alone waits for no other: one attempt takes all the time.
-    fn options(&self, pids: &[i32]) -> SuspendOptions {
-        let attempt = match pids {
-            [_] => self.timeout,
-            _ => SuspendOptions::default().attempt,
-        };
-        SuspendOptions {
-            attempt,
-            total: self.timeout,
-        }
-    }
-}
-
-impl Onto {
-    /// The map; `here` lists the GPUs of this machine, and is asked only for `auto`.
-    fn map(&self, here: impl Fn() -> Result<Vec<GpuUuid>, Failure>) -> Result<GpuMap, Failure> {
-        let wrong = |text: &str| Failure {
-            text: text.to_owned(),
-            code: OURS,
-        };
-        match (&self.gpu_map, &self.from[..]) {
-            (None, _) => Ok(GpuMap::default()),
-            (Some(MapArgument::Given(map)), []) => Ok(map.clone()),
-            (Some(MapArgument::Given(_)), _) => Err(wrong(
-                "--from goes with --gpu-map auto; a map that is given names the old GPUs itself",
-            )),
-            (Some(MapArgument::Auto), []) => Err(wrong(
-                "--gpu-map auto needs --from OLD,OLD: the UUIDs of all GPUs that were visible to the process where it \
-                 was suspended, which it does not tell (`ckpt-run show` has an image's)",
-            )),
-            (Some(MapArgument::Auto), old) => {
-                GpuMap::onto(old, &here()?).map_err(|error| refused(&error))
-            }
-        }
-    }
 }
 
 /// A process after the verb; an element of the JSON.

@@ -110,7 +110,7 @@ impl CudaProcess {
     ///
     /// # Errors
     /// The process is left checkpointed; for lack of free GPU memory that is
-    /// final (reported of drivers 570 to 580): ask for the memory first.
+    /// final for it (reported of the driver): ask for the memory first.
     pub fn restore(&self) -> Result<(), CallError> {
         self.api().prepare();
         let restored = self.api().restore(self.pid, &GpuMap::default());

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use clap::Parser;
 
 use super::*;
+use crate::cli::OURS;
+use crate::cuda::GpuUuid;
 use crate::cuda::fake::Fake;
 
 const PIDS: [i32; 2] = [300, 301];
