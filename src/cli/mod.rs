@@ -15,6 +15,7 @@ use crate::supervisor::{OURS, chain, read_key};
 
 mod config;
 mod copy;
+mod cuda;
 pub mod doctor;
 mod forget;
 #[cfg(any(fuzzing, test))]
@@ -141,6 +142,9 @@ enum Verb {
     },
     /// Check whether this machine can snapshot and restore jobs
     Doctor,
+    /// Suspend and resume CUDA processes by hand, by their pids
+    #[command(subcommand, after_help = cuda::HELP)]
+    Cuda(cuda::CudaVerb),
     /// Show the settings, and where they come from
     #[command(subcommand)]
     Config(config::ConfigVerb),
@@ -217,6 +221,7 @@ fn dispatch(global: &Global, verb: Verb) -> Result<ExitCode, Failure> {
             let search = Search::new(config.criu.path);
             Ok(doctor::run(global.json, &config.store, &search))
         }
+        Verb::Cuda(verb) => cuda::run(global, &verb),
         Verb::Config(verb) => config::run(global, &verb),
         Verb::Key(verb) => key::run(&verb),
     }

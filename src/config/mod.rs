@@ -35,5 +35,7 @@ pub use model::{
 };
 pub use sources::{Origin, Override, ProjectFile, Sources};
 
+pub(crate) use units::parse_duration;
+
 #[cfg(test)]
 mod tests;

@@ -19,7 +19,7 @@ const SIZE_UNITS: [(&str, u64); 4] = [
 ];
 
 /// A duration with units, "1h 30m".
-pub(super) fn parse_duration(text: &str) -> Result<Duration, Invalid> {
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, Invalid> {
     let text = text.trim();
     if is_bare_number(text) {
         return Err(no_unit(text, "s"));

@@ -41,7 +41,7 @@ mod tree;
 mod uuid;
 
 #[cfg(test)]
-mod fake;
+pub(crate) mod fake;
 
 pub use error::{
     Call, CallError, Code, GpuError, LoadError, LockError, MapError, RestoreOntoError, WaitError,

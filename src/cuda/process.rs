@@ -110,7 +110,7 @@ impl CudaProcess {
     ///
     /// # Errors
     /// The process is left checkpointed; for lack of free GPU memory that is
-    /// final (reported of drivers 570 to 580): ask for the memory first.
+    /// final for it (reported of the driver): ask for the memory first.
     pub fn restore(&self) -> Result<(), CallError> {
         self.api().prepare();
         let restored = self.api().restore(self.pid, &GpuMap::default());
@@ -121,8 +121,8 @@ impl CudaProcess {
     /// [`CudaProcess::restore`].
     ///
     /// # Errors
-    /// The process is left checkpointed. Code 1 for a map that lacks a GPU,
-    /// after which a restore with the right map works.
+    /// The process is left checkpointed. Code 1 for a map that lacks a GPU that
+    /// was visible to it.
     pub fn restore_onto(&self, map: &GpuMap) -> Result<(), RestoreOntoError> {
         self.driver.check_map(map)?;
         self.api().prepare();

@@ -5,6 +5,7 @@
 mod common;
 
 mod again;
+mod cuda;
 mod encryption;
 mod idle;
 mod keeping;

@@ -1,0 +1,286 @@
+//! `ckpt-run cuda`: suspends and resumes CUDA processes by hand, by their pids.
+//!
+//! What the verbs do is in [`crate::cuda`]; here are only words, maps and exit codes.
+
+use std::process::ExitCode;
+
+use clap::Subcommand;
+use nix::sys::signal::{SigSet, Signal};
+use serde::Serialize;
+
+use super::{Failure, Global, output};
+use crate::cuda::{self, CallError, Driver, GpuMap, State, Step};
+use crate::supervisor::chain;
+
+mod arguments;
+mod gpus;
+
+use arguments::{Pids, Return, Stop, Toggle};
+
+/// Exit code when the machine, the driver or a process refuses.
+const REFUSED: u8 = 1;
+
+/// Said by `--help` of the verb; in lines that a terminal of 100 columns does not break.
+pub(super) const HELP: &str = "\
+Pids are those that this process sees; what is printed is where each process is in the end.
+`lock` and `suspend` stop all processes or none, so that ranks that wait for each other do not
+deadlock; `checkpoint`, `restore` and `unlock` are the driver's single steps, and nothing is
+undone. Ctrl-C does not interrupt: a process whose checkpoint is stopped half-way is lost.
+
+A --gpu-map names every GPU that was visible to the process where it was suspended, also those
+that stay:
+  ckpt-run cuda resume --pid 4711 --gpu-map GPU-A=GPU-B,GPU-B=GPU-A
+A suspended process does not tell which GPUs it had, so `auto` wants them (`ckpt-run show` has an
+image's). Those that are here stay themselves; those that are gone become the others of this
+machine, in its order:
+  ckpt-run cuda resume --pid 4711 --gpu-map auto --from GPU-A,GPU-B
+
+Exit codes:
+  0 all processes are where they should be; 1 one is not, or there is no GPU or no driver;
+  125 a wrong line";
+
+#[derive(Debug, Subcommand)]
+pub(super) enum CudaVerb {
+    /// List the driver, what it can do, and the GPUs with their UUIDs
+    Gpus,
+    /// Print the state of each process: running, locked, checkpointed or failed
+    State(Pids),
+    /// Print the thread of each process in which the driver works on it
+    Tid(Pids),
+    /// Wait for the GPU work of all processes, then block their CUDA calls
+    Lock(Stop),
+    /// Move the GPU memory of locked processes into their host memory
+    Checkpoint(Pids),
+    /// Move the GPU memory of checkpointed processes back; they stay locked
+    Restore(Return),
+    /// Let CUDA calls of locked processes through again
+    Unlock(Pids),
+    /// Suspend processes that run, or resume processes that are suspended
+    Toggle(Toggle),
+    /// Lock and checkpoint; the processes stay suspended when this ends
+    Suspend(Stop),
+    /// Restore and unlock
+    Resume(Return),
+}
+
+/// A process after the verb; an element of the JSON.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+struct Line {
+    pid: i32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    state: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tid: Option<i32>,
+    /// Why it is not where it should be.
+    error: Option<String>,
+}
+
+/// What a verb did: the processes, and what failed for all of them together.
+struct Outcome {
+    lines: Vec<Line>,
+    failure: Option<String>,
+}
+
+pub(super) fn run(global: &Global, verb: &CudaVerb) -> Result<ExitCode, Failure> {
+    // Looked at before the driver, so that a wrong line is one on every machine.
+    let onto = match verb {
+        CudaVerb::Restore(arguments) | CudaVerb::Resume(arguments) => Some(&arguments.onto),
+        CudaVerb::Toggle(arguments) => Some(&arguments.onto),
+        CudaVerb::Gpus
+        | CudaVerb::State(_)
+        | CudaVerb::Tid(_)
+        | CudaVerb::Lock(_)
+        | CudaVerb::Checkpoint(_)
+        | CudaVerb::Unlock(_)
+        | CudaVerb::Suspend(_) => None,
+    };
+    let map = onto.map_or(Ok(GpuMap::default()), |onto| onto.map(gpus::here))?;
+    let driver = Driver::load().map_err(|error| refused(&error))?;
+    let outcome = match verb {
+        CudaVerb::Gpus => return gpus::run(global, &driver),
+        verb => act(&driver, verb, map)?,
+    };
+    if let Some(failure) = &outcome.failure {
+        output::say(failure);
+    }
+    for line in &outcome.lines {
+        if let Some(error) = &line.error {
+            output::say(error);
+        }
+    }
+    if global.json {
+        output::print_json(&outcome.lines)?;
+    } else {
+        output::print(&outcome.text())?;
+    }
+    Ok(outcome.code())
+}
+
+/// Does what the verb says, to the end. `Gpus` is about no process and does nothing.
+fn act(driver: &Driver, verb: &CudaVerb, map: GpuMap) -> Result<Outcome, Failure> {
+    match verb {
+        CudaVerb::Gpus => Ok(Outcome::of(Vec::new())),
+        CudaVerb::State(pids) => Ok(Outcome::of(states(driver, &pids.once()))),
+        CudaVerb::Tid(pids) => Ok(Outcome::of(threads(driver, &pids.once()))),
+        CudaVerb::Lock(Stop { pids, patience }) => {
+            let pids = pids.once();
+            hold_signals()?;
+            let locked = cuda::lock_all(driver, &pids, &patience.options(&pids));
+            let locked = locked.map(cuda::Locked::leave).map(|()| State::Locked);
+            Ok(Outcome::after(driver, &pids, locked))
+        }
+        CudaVerb::Suspend(Stop { pids, patience }) => {
+            let pids = pids.once();
+            hold_signals()?;
+            let suspended = cuda::suspend_all(driver, &pids, &patience.options(&pids));
+            let suspended = suspended.map(|()| State::Checkpointed);
+            Ok(Outcome::after(driver, &pids, suspended))
+        }
+        CudaVerb::Resume(Return { pids, .. }) => {
+            let pids = pids.once();
+            hold_signals()?;
+            let resumed = cuda::resume_all(driver, &pids, &map).map(|()| State::Running);
+            Ok(Outcome::after(driver, &pids, resumed))
+        }
+        CudaVerb::Toggle(Toggle { pids, patience, .. }) => {
+            let pids = pids.once();
+            hold_signals()?;
+            let toggled = cuda::toggle_all(driver, &pids, &patience.options(&pids), &map);
+            Ok(Outcome::after(driver, &pids, toggled))
+        }
+        CudaVerb::Checkpoint(pids) => step(driver, pids, &Step::Checkpoint, State::Checkpointed),
+        CudaVerb::Restore(Return { pids, .. }) => {
+            step(driver, pids, &Step::Restore(map), State::Locked)
+        }
+        CudaVerb::Unlock(pids) => step(driver, pids, &Step::Unlock, State::Running),
+    }
+}
+
+fn step(driver: &Driver, pids: &Pids, step: &Step, to: State) -> Result<Outcome, Failure> {
+    let pids = pids.once();
+    hold_signals()?;
+    let failed = cuda::step_all(driver, &pids, step).map_err(|error| refused(&error))?;
+    let mut lines = states(driver, &pids);
+    for line in &mut lines {
+        match failed.iter().find(|error| error.pid == line.pid) {
+            Some(error) => line.error = Some(cannot(error)),
+            None => line.expect(to),
+        }
+    }
+    Ok(Outcome::of(lines))
+}
+
+/// A process whose checkpoint or restore is stopped half-way is lost: signals that would end
+/// this process wait until it has ended by itself.
+fn hold_signals() -> Result<(), Failure> {
+    let mut held = SigSet::empty();
+    for signal in [
+        Signal::SIGINT,
+        Signal::SIGTERM,
+        Signal::SIGHUP,
+        Signal::SIGQUIT,
+    ] {
+        held.add(signal);
+    }
+    Ok(held.thread_block()?)
+}
+
+impl Line {
+    fn expect(&mut self, wanted: State) {
+        let wanted = wanted.to_string();
+        if self.error.is_none() && self.state.as_ref() != Some(&wanted) {
+            let state = self.state.as_deref().unwrap_or_default();
+            self.error = Some(format!("process {} is {state}, not {wanted}", self.pid));
+        }
+    }
+}
+
+impl Outcome {
+    fn of(lines: Vec<Line>) -> Self {
+        Self {
+            lines,
+            failure: None,
+        }
+    }
+
+    /// Where the processes are after something was done with all of them.
+    fn after(driver: &Driver, pids: &[i32], done: Result<State, cuda::TreeError>) -> Self {
+        let mut lines = states(driver, pids);
+        let failure = match done {
+            Ok(wanted) => {
+                for line in &mut lines {
+                    line.expect(wanted);
+                }
+                None
+            }
+            Err(error) => Some(cannot(&error)),
+        };
+        Self { lines, failure }
+    }
+
+    /// A line for each process that tells something.
+    fn text(&self) -> String {
+        let told = self.lines.iter().filter_map(|line| {
+            let tid = line.tid.map(|tid| tid.to_string());
+            Some((line.pid, line.state.clone().or(tid)?))
+        });
+        told.map(|(pid, told)| format!("{pid} {told}\n")).collect()
+    }
+
+    fn code(&self) -> ExitCode {
+        let failed = self.failure.is_some() || self.lines.iter().any(|line| line.error.is_some());
+        if failed {
+            ExitCode::from(REFUSED)
+        } else {
+            ExitCode::SUCCESS
+        }
+    }
+}
+
+fn states(driver: &Driver, pids: &[i32]) -> Vec<Line> {
+    let state = |&pid: &i32| {
+        let (state, error) = told(driver.process(pid).state());
+        Line {
+            pid,
+            state: state.map(|state| state.to_string()),
+            tid: None,
+            error,
+        }
+    };
+    pids.iter().map(state).collect()
+}
+
+fn threads(driver: &Driver, pids: &[i32]) -> Vec<Line> {
+    let thread = |&pid: &i32| {
+        let (tid, error) = told(driver.process(pid).restore_thread());
+        Line {
+            pid,
+            state: None,
+            tid,
+            error,
+        }
+    };
+    pids.iter().map(thread).collect()
+}
+
+fn told<T>(result: Result<T, CallError>) -> (Option<T>, Option<String>) {
+    match result {
+        Ok(value) => (Some(value), None),
+        Err(error) => (None, Some(cannot(&error))),
+    }
+}
+
+fn refused(error: &dyn std::error::Error) -> Failure {
+    Failure {
+        text: cannot(error),
+        code: REFUSED,
+    }
+}
+
+/// The words of an error of [`crate::cuda`], which name what could not be done.
+fn cannot(error: &dyn std::error::Error) -> String {
+    format!("cannot {}", chain(error))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,139 @@
+//! What the verbs of `ckpt-run cuda` are told: processes, patience, other GPUs.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::refused;
+use crate::cli::{Failure, OURS};
+use crate::config::parse_duration;
+use crate::cuda::{GpuMap, GpuMapError, GpuUuid, SuspendOptions};
+
+#[derive(Debug, Args)]
+pub(in crate::cli) struct Pids {
+    /// A process; may be repeated
+    #[arg(short, long = "pid", value_name = "N", required = true,
+          value_parser = clap::value_parser!(i32).range(1..))]
+    pids: Vec<i32>,
+}
+
+#[derive(Debug, Args)]
+pub(in crate::cli) struct Patience {
+    /// How long to wait for the GPU work of all processes
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
+    timeout: Duration,
+}
+
+#[derive(Debug, Args)]
+pub(in crate::cli) struct Onto {
+    /// Restore onto other GPUs: OLD=NEW,OLD=NEW, or `auto` with --from
+    #[arg(long, value_name = "MAP")]
+    gpu_map: Option<MapArgument>,
+    /// The GPUs that the processes had, for `--gpu-map auto`
+    #[arg(
+        long,
+        value_name = "OLD,OLD",
+        value_delimiter = ',',
+        requires = "gpu_map"
+    )]
+    from: Vec<GpuUuid>,
+}
+
+#[derive(Debug, Args)]
+pub(in crate::cli) struct Stop {
+    #[command(flatten)]
+    pub(super) pids: Pids,
+    #[command(flatten)]
+    pub(super) patience: Patience,
+}
+
+#[derive(Debug, Args)]
+pub(in crate::cli) struct Return {
+    #[command(flatten)]
+    pub(super) pids: Pids,
+    #[command(flatten)]
+    pub(super) onto: Onto,
+}
+
+#[derive(Debug, Args)]
+pub(in crate::cli) struct Toggle {
+    #[command(flatten)]
+    pub(super) pids: Pids,
+    #[command(flatten)]
+    pub(super) patience: Patience,
+    #[command(flatten)]
+    pub(super) onto: Onto,
+}
+
+#[derive(Debug, Clone)]
+enum MapArgument {
+    Auto,
+    Given(GpuMap),
+}
+
+impl FromStr for MapArgument {
+    type Err = GpuMapError;
+
+    fn from_str(text: &str) -> Result<Self, GpuMapError> {
+        if text == "auto" {
+            Ok(Self::Auto)
+        } else {
+            text.parse().map(Self::Given)
+        }
+    }
+}
+
+impl Pids {
+    /// Each once, in the order given.
+    pub(super) fn once(&self) -> Vec<i32> {
+        let mut pids: Vec<i32> = Vec::with_capacity(self.pids.len());
+        for pid in &self.pids {
+            if !pids.contains(pid) {
+                pids.push(*pid);
+            }
+        }
+        pids
+    }
+}
+
+impl Patience {
+    /// A process alone waits for no other: one attempt takes all the time.
+    pub(super) fn options(&self, pids: &[i32]) -> SuspendOptions {
+        let attempt = match pids {
+            [_] => self.timeout,
+            _ => SuspendOptions::default().attempt,
+        };
+        SuspendOptions {
+            attempt,
+            total: self.timeout,
+        }
+    }
+}
+
+impl Onto {
+    /// The map; `here` lists the GPUs of this machine, and is asked only for `auto`.
+    pub(super) fn map(
+        &self,
+        here: impl Fn() -> Result<Vec<GpuUuid>, Failure>,
+    ) -> Result<GpuMap, Failure> {
+        let wrong = |text: &str| Failure {
+            text: text.to_owned(),
+            code: OURS,
+        };
+        match (&self.gpu_map, &self.from[..]) {
+            (None, _) => Ok(GpuMap::default()),
+            (Some(MapArgument::Given(map)), []) => Ok(map.clone()),
+            (Some(MapArgument::Given(_)), _) => Err(wrong(
+                "--from goes with --gpu-map auto; a map that is given names the old GPUs itself",
+            )),
+            (Some(MapArgument::Auto), []) => Err(wrong(
+                "--gpu-map auto needs --from OLD,OLD: the UUIDs of all GPUs that were visible to the process where it \
+                 was suspended, which it does not tell (`ckpt-run show` has an image's)",
+            )),
+            (Some(MapArgument::Auto), old) => {
+                GpuMap::onto(old, &here()?).map_err(|error| refused(&error))
+            }
+        }
+    }
+}
