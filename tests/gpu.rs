@@ -453,22 +453,17 @@ fn a_job_goes_on_on_another_gpu() {
     assert!(driver.capabilities().gpu_map, "{:?}", driver.capabilities());
     let map = rotation(&gpus);
     let process = driver.process(job.pid());
-    let used = |job: &Counter| cuda::memory_of(&[job.pid()]);
-    eprintln!(
-        "before: {:?} bytes; {:?}",
-        used(&job),
-        cuda::inventory().unwrap()
-    );
+    let used = |job: &Counter| {
+        let all = cuda::uses().unwrap_or_default().into_iter();
+        all.filter(|one| one.pid == job.pid()).collect::<Vec<_>>()
+    };
+    eprintln!("before: {:?}; {:?}", used(&job), cuda::inventory().unwrap());
     for _ in 0..gpus.len() {
         process.suspend(TIMEOUT).unwrap();
         process.resume(&map).unwrap();
         assert_eq!(process.state().unwrap(), State::Running);
         job.line();
-        eprintln!(
-            "moved: {:?} bytes; {:?}",
-            used(&job),
-            cuda::inventory().unwrap()
-        );
+        eprintln!("moved: {:?}; {:?}", used(&job), cuda::inventory().unwrap());
     }
     let pid = job.pid();
     verb(&format!("suspend --pid {pid}"), 0);
