@@ -29,8 +29,8 @@ pub use cron::CronExpression;
 pub use error::{ConfigError, Distrust, Invalid};
 pub use loaded::{DEFAULT_TOML, Loaded, load};
 pub use model::{
-    Buffer, Config, Cpus, Criu, Encryption, ExitStatus, Files, Interval, Isolation, Log, LogLevel,
-    Restart, RestartLimit, RestartPolicy, Retention, Snapshot, WithoutImage,
+    Buffer, Config, Cpus, Criu, Encryption, ExitStatus, Files, Interval, IoUring, Isolation, Log,
+    LogLevel, Restart, RestartLimit, RestartPolicy, Retention, Sandbox, Snapshot, WithoutImage,
 };
 pub use sources::{Origin, Override, ProjectFile, Sources};
 

@@ -4,6 +4,7 @@
 //! Knows nothing of CRIU, CUDA or the store; the supervisor carries what they
 //! have to agree on.
 
+mod devices;
 mod files;
 #[cfg(any(fuzzing, test))]
 pub(crate) mod fuzz;
@@ -15,6 +16,7 @@ mod sockets;
 mod timers;
 mod tree;
 
+pub use devices::{Holder, holders, majors};
 pub use files::{Access, FilesError, OpenFile, collect, has_open};
 pub use input::{Input, InputMark};
 pub use output::{Output, OutputMark};

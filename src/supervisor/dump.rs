@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::bystanders::Bystanders;
 use super::describe::why;
 use super::image::{CudaFacts, ImageFacts, Stopwatch, Trigger};
 use super::machine;
@@ -17,6 +18,7 @@ use super::workshop::{Job, SharedStreams, Workshop};
 use crate::clock;
 use crate::criu::{
     Capture, CaptureError, Captured, DumpOptions, HOLD_SOCKET_VARIABLE, dump_arguments,
+    plugin_takes,
 };
 use crate::job::{self, OpenFile, Process};
 use crate::sandbox::{Ended, Isolation, SandboxError, ToolCommand, ToolRun};
@@ -40,6 +42,7 @@ pub(super) struct Dump<'a> {
     run: u64,
     /// The tree's first process, as the host sees it.
     root: i32,
+    bystanders: Bystanders,
     id: ImageId,
     writer: Mutex<Option<ImageWriter>>,
     recorded: Mutex<Option<Recorded>>,
@@ -64,6 +67,7 @@ impl<'a> Dump<'a> {
         streams: &'a SharedStreams,
         run: u64,
         root: i32,
+        bystanders: Bystanders,
         writer: ImageWriter,
     ) -> Self {
         Self {
@@ -72,6 +76,7 @@ impl<'a> Dump<'a> {
             streams,
             run,
             root,
+            bystanders,
             id: writer.id(),
             writer: Mutex::new(Some(writer)),
             recorded: Mutex::default(),
@@ -165,7 +170,10 @@ impl<'a> Dump<'a> {
             libdir: &self.shop.libdir(),
             log_level: self.shop.config.criu.log_level,
         }));
-        let environment = vec![(HOLD_SOCKET_VARIABLE.into(), capture.hold_path().into())];
+        let environment = vec![
+            (HOLD_SOCKET_VARIABLE.into(), capture.hold_path().into()),
+            plugin_takes(self.bystanders.majors()),
+        ];
         ToolCommand {
             argv,
             environment,
@@ -232,6 +240,7 @@ impl<'a> Dump<'a> {
             // CRIU dumps a zombie as willingly; restored, it would only be the same crash again.
             return Err(SnapshotError::Ended);
         }
+        self.bystanders.check(&processes)?;
         let pids: Vec<i32> = processes.iter().map(|process| process.host_pid).collect();
         let mut files = job::collect(&pids)?;
         let sockets = job::Sockets::record(&pids)?;

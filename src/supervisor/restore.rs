@@ -19,7 +19,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::clock;
-use crate::criu::{RestoreOptions, Serve, ServeError, restore_arguments};
+use crate::criu::{RestoreOptions, Serve, ServeError, plugin_restores, restore_arguments};
 use crate::cuda;
 use crate::job::{self, CutAway, RewindError};
 use crate::sandbox::{Ended, Sandbox, SandboxError, ToolCommand};
@@ -277,7 +277,7 @@ fn run_criu(
     }));
     let tool = ToolCommand {
         argv,
-        environment: Vec::new(),
+        environment: plugin_restores(shop.criu.version).into_iter().collect(),
         first_descriptor: FIRST_DESCRIPTOR,
         restores: Some(facts.pids),
     };

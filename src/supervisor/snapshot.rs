@@ -12,6 +12,7 @@
 use std::thread;
 use std::time::Duration;
 
+use super::bystanders::Bystanders;
 use super::dump::Dump;
 use super::gpu::Gpu;
 use super::image::{ImageFacts, Stopwatch, Trigger};
@@ -85,7 +86,8 @@ pub(super) fn take(
     let cuda_pids = suspended
         .as_ref()
         .map(|suspended| suspended.pids().to_vec());
-    let dump = Dump::new(shop, job, streams, run, root, writer);
+    let bystanders = Bystanders::of(shop, root)?;
+    let dump = Dump::new(shop, job, streams, run, root, bystanders, writer);
     let dumped = match afterwards {
         Afterwards::Continue => dump.run(|_| Ok(())).map(|_| None),
         Afterwards::Stop => dump

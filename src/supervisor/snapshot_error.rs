@@ -78,6 +78,15 @@ pub enum SnapshotError {
     /// The GPU state did not come back: the job does not compute.
     #[error("cannot resume the GPU state; the job does not compute any more and will be restored")]
     Resume(#[source] Box<cuda::TreeError>),
+    /// A process has the GPU's devices open, and whether it uses them is not to be known now.
+    #[error(
+        "cannot snapshot process {pid} of the job: it holds the GPU's device files as if it were about to use CUDA; the \
+         next snapshot will know"
+    )]
+    Device {
+        /// Pid as the job sees it.
+        pid: i32,
+    },
     /// A socket or a stream of our own failed.
     #[error("cannot prepare the dump")]
     Prepare(#[source] io::Error),

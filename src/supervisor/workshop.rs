@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use super::leftovers::{self, COPIES, COPY_DIGITS, COPY_PREFIX};
 use crate::clock;
 use crate::config::Config;
-use crate::criu::{Criu, HOLD_PROGRAM};
+use crate::criu::{self, Criu, HOLD_PROGRAM};
 use crate::cuda;
 use crate::job::{Input, Output, OutputMark};
 use crate::sandbox::{JobPids, Sandbox};
@@ -28,6 +28,8 @@ const LOGS_KEPT: usize = 20;
 const WORK_PARENT: &str = "/tmp";
 /// How their names begin.
 const WORK_PREFIX: &str = "ckpt-run.";
+/// Folder of CRIU's plugins in a work folder.
+const PLUGINS: &str = "plugins";
 /// The link in a store to its supervisor's work folder.
 const WORK_LINK: &str = "work";
 
@@ -161,7 +163,9 @@ impl Workshop {
         let program = keep_program(Path::new("/proc/self/exe"), store.path())?;
         leftovers::remove_copies(&store, &lock, &program);
         symlink(&program, work.path().join(HOLD_PROGRAM))?;
-        fs::create_dir(work.path().join("plugins"))?;
+        let plugins = work.path().join(PLUGINS);
+        create_private(&plugins)?;
+        criu::install_plugin(&plugins)?;
         for folder in ["logs", "aside"] {
             create_private(&store.path().join(folder))?;
         }
@@ -194,9 +198,9 @@ impl Workshop {
         self.work.path().join(HOLD_PROGRAM)
     }
 
-    /// An empty folder: no plugin of the system's acts on our job.
+    /// Folder of our plugin: none of the system's acts on our job.
     pub fn libdir(&self) -> PathBuf {
-        self.work.path().join("plugins")
+        self.work.path().join(PLUGINS)
     }
 
     /// A fresh folder for the sockets of one dump or restore.

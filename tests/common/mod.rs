@@ -78,6 +78,13 @@ impl Place {
         job: &[&str],
         change: impl FnOnce(&mut Command),
     ) -> Run {
+        let mut command = self.command(options);
+        command.arg("--").args(job);
+        self.spawn(command, change)
+    }
+
+    /// Starts a command that is, or becomes, a supervisor; its streams go where those of `start` do.
+    pub fn spawn(&self, mut command: Command, change: impl FnOnce(&mut Command)) -> Run {
         let append = |name| {
             File::options()
                 .create(true)
@@ -85,10 +92,7 @@ impl Place {
                 .open(self.file(name))
                 .expect("a log")
         };
-        let mut command = self.command(options);
         command
-            .arg("--")
-            .args(job)
             .stdin(Stdio::null())
             .stdout(append("out"))
             .stderr(append("err"));

@@ -7,6 +7,7 @@ mod common;
 mod again;
 mod encryption;
 mod idle;
+mod io_uring;
 mod keeping;
 mod plain;
 mod restarts;
