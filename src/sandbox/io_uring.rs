@@ -41,7 +41,7 @@ impl IoUring {
 
 fn install() {
     let program = libc::sock_fprog {
-        len: FILTER.len() as u16,
+        len: LENGTH,
         filter: FILTER.as_ptr().cast_mut(),
     };
     // SAFETY: the kernel copies the filter and does not write to it.
@@ -66,36 +66,43 @@ const MACHINES: [u32; 2] = [0xc000_003e, 0x4000_0003];
 #[cfg(target_arch = "aarch64")]
 const MACHINES: [u32; 2] = [0xc000_00b7, 0x4000_0028];
 
-const FILTER: [sock_filter; 7] = [
-    load(offset_of!(libc::seccomp_data, arch)),
+const LENGTH: u16 = 7;
+/// Where the kernel shows what is called (`struct seccomp_data`), and on which machine.
+const NUMBER: u32 = 0;
+const MACHINE: u32 = 4;
+const _: () = assert!(offset_of!(libc::seccomp_data, nr) == NUMBER as usize);
+const _: () = assert!(offset_of!(libc::seccomp_data, arch) == MACHINE as usize);
+
+// Classes and modes of BPF (`linux/bpf_common.h`), which are the same for ever.
+const LOAD_WORD: u16 = 0x20;
+const JUMP_IF_EQUAL: u16 = 0x15;
+const RETURN: u16 = 0x06;
+
+const FILTER: [sock_filter; LENGTH as usize] = [
+    instruction(LOAD_WORD, MACHINE),
     skip_unless(MACHINES[0], 1, 0),
     skip_unless(MACHINES[1], 0, 3),
-    load(offset_of!(libc::seccomp_data, nr)),
+    instruction(LOAD_WORD, NUMBER),
     skip_unless(IO_URING_SETUP, 0, 1),
-    answer(libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32),
-    answer(libc::SECCOMP_RET_ALLOW),
+    instruction(
+        RETURN,
+        libc::SECCOMP_RET_ERRNO | libc::ENOSYS.cast_unsigned(),
+    ),
+    instruction(RETURN, libc::SECCOMP_RET_ALLOW),
 ];
-
-const fn load(offset: usize) -> sock_filter {
-    instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset as u32)
-}
 
 /// Skips so many instructions when the loaded value is this one, or is not.
 const fn skip_unless(value: u32, when_equal: u8, otherwise: u8) -> sock_filter {
     sock_filter {
         jt: when_equal,
         jf: otherwise,
-        ..instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, value)
+        ..instruction(JUMP_IF_EQUAL, value)
     }
 }
 
-const fn answer(value: u32) -> sock_filter {
-    instruction(libc::BPF_RET | libc::BPF_K, value)
-}
-
-const fn instruction(code: u32, value: u32) -> sock_filter {
+const fn instruction(code: u16, value: u32) -> sock_filter {
     sock_filter {
-        code: code as u16,
+        code,
         jt: 0,
         jf: 0,
         k: value,
