@@ -35,7 +35,7 @@ fn compile() -> Result<(), String> {
         // For musl, which links statically unless told; on others it changes nothing.
         .arg("-Ctarget-feature=-crt-static")
         // The functions of the C library are CRIU's own; no file of it is needed to link.
-        .args(["-Clink-arg=-nostdlib", "-Dwarnings"])
+        .arg("-Clink-arg=-nostdlib")
         .arg("-o")
         .arg(&library)
         .arg(Path::new("plugin").join("main.rs"));

@@ -135,7 +135,7 @@ mod tests {
     use std::os::unix::process::CommandExt;
     use std::process::{Command, Stdio};
 
-    use super::super::tree::tree;
+    use super::super::tree::{is_alive, tree};
     use super::*;
 
     const LIST: &str = "Character devices:\n  1 mem\n195 nvidia\n195 nvidia-modeset\n195 nvidiactl\n\
@@ -180,6 +180,9 @@ mod tests {
         let none = holders(&processes, &[195]).unwrap();
         drop(job.stdin.take());
         job.wait().unwrap();
+        while is_alive(child) {
+            std::thread::yield_now();
+        }
 
         let [parent, worker] = found[..] else {
             panic!("{found:?}");

@@ -28,7 +28,8 @@ const LOGS_KEPT: usize = 20;
 const WORK_PARENT: &str = "/tmp";
 /// How their names begin.
 const WORK_PREFIX: &str = "ckpt-run.";
-/// Folder of CRIU's plugins in a work folder.
+/// Folder of CRIU's plugins in a store: code may lie there, as our own copy does, where [`WORK_PARENT`] may be
+/// mounted `noexec`.
 const PLUGINS: &str = "plugins";
 /// The link in a store to its supervisor's work folder.
 const WORK_LINK: &str = "work";
@@ -163,9 +164,7 @@ impl Workshop {
         let program = keep_program(Path::new("/proc/self/exe"), store.path())?;
         leftovers::remove_copies(&store, &lock, &program);
         symlink(&program, work.path().join(HOLD_PROGRAM))?;
-        let plugins = work.path().join(PLUGINS);
-        create_private(&plugins)?;
-        criu::install_plugin(&plugins)?;
+        renew_plugins(&store.path().join(PLUGINS))?;
         for folder in ["logs", "aside"] {
             create_private(&store.path().join(folder))?;
         }
@@ -200,7 +199,7 @@ impl Workshop {
 
     /// Folder of our plugin: none of the system's acts on our job.
     pub fn libdir(&self) -> PathBuf {
-        self.work.path().join(PLUGINS)
+        self.store.path().join(PLUGINS)
     }
 
     /// A fresh folder for the sockets of one dump or restore.
@@ -261,6 +260,16 @@ fn create_private(folder: &Path) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
         Ok(()) | Err(_) => fs::set_permissions(folder, fs::Permissions::from_mode(0o700)),
     }
+}
+
+/// Makes the folder of CRIU's plugins anew: it runs whatever is in there.
+fn renew_plugins(folder: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    create_private(folder)?;
+    criu::install_plugin(folder)
 }
 
 /// Keeps the `keep` files of a folder that were written to last.
@@ -330,6 +339,24 @@ mod tests {
         }
         assert!(inner.is_dir() && file.path().exists());
         assert!(fs::symlink_metadata(link.path()).is_ok());
+    }
+
+    #[test]
+    fn the_folder_of_plugins_is_closed_and_holds_ours_alone() {
+        let store = tempfile::tempdir().unwrap();
+        let folder = store.path().join(PLUGINS);
+        fs::create_dir(&folder).unwrap();
+        fs::write(folder.join("other.so"), "not ours").unwrap();
+        fs::write(folder.join("ckpt-run.so"), "cut short").unwrap();
+        renew_plugins(&folder).unwrap();
+        let names: Vec<_> = folder
+            .read_dir()
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
+        assert_eq!(names, ["ckpt-run.so"]);
+        assert!(fs::metadata(folder.join("ckpt-run.so")).unwrap().len() > 1000);
+        assert_eq!(fs::metadata(&folder).unwrap().mode() & 0o777, 0o700);
     }
 
     #[test]
