@@ -102,6 +102,11 @@ pub(super) const KEYS: &[Key] = &[
         get: |config| word(config.isolation),
     },
     Key {
+        path: "sandbox.io_uring",
+        set: |config, value| set(&mut config.sandbox.io_uring, value.choice()),
+        get: |config| word(config.sandbox.io_uring),
+    },
+    Key {
         path: INTERVAL_PATH,
         set: |config, value| set(&mut config.snapshot.interval, interval(value)),
         get: |config| match config.snapshot.interval {

@@ -19,6 +19,8 @@ pub struct Config {
     pub store: PathBuf,
     /// How the job is kept apart from the machine.
     pub isolation: Isolation,
+    /// `[sandbox]`: what the job sees of the machine.
+    pub sandbox: Sandbox,
     /// `[snapshot]`: when and how snapshots are taken.
     pub snapshot: Snapshot,
     /// `[retention]`: which images are kept.
@@ -50,6 +52,22 @@ pub enum Isolation {
     Namespaces,
     /// A plain child.
     None,
+}
+
+/// `[sandbox]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sandbox {
+    /// Whether the job sees `io_uring`.
+    pub io_uring: IoUring,
+}
+
+/// Whether the job sees `io_uring`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IoUring {
+    /// It does not, where we have `CAP_SYS_ADMIN`.
+    Hide,
+    /// It does, and cannot be snapshotted while it uses it.
+    Allow,
 }
 
 /// `[snapshot]`.
@@ -303,6 +321,10 @@ impl Choice for Isolation {
     ];
 }
 
+impl Choice for IoUring {
+    const WORDS: &'static [(&'static str, Self)] = &[("hide", Self::Hide), ("allow", Self::Allow)];
+}
+
 impl Choice for RestartPolicy {
     const WORDS: &'static [(&'static str, Self)] = &[
         ("no", Self::No),
@@ -360,6 +382,9 @@ impl Default for Config {
         Self {
             store: PathBuf::from("./.ckpt-run"),
             isolation: Isolation::Auto,
+            sandbox: Sandbox {
+                io_uring: IoUring::Hide,
+            },
             snapshot: Snapshot {
                 interval: Interval::Every(Duration::from_secs(15 * 60)),
                 cron: None,

@@ -14,7 +14,7 @@ pub struct DumpOptions<'a> {
     pub log: &'a Path,
     /// The action script.
     pub hold: &'a Path,
-    /// An empty folder: no plugin of the system's acts on our job.
+    /// Folder of our plugin: none of the system's acts on our job.
     pub libdir: &'a Path,
     /// Verbosity, 0 to 4.
     pub log_level: u8,
@@ -36,7 +36,7 @@ pub struct RestoreOptions<'a> {
     pub directory: &'a Path,
     /// Where CRIU writes its log.
     pub log: &'a Path,
-    /// An empty folder: no plugin of the system's acts on our job.
+    /// Folder of our plugin: none of the system's acts on our job.
     pub libdir: &'a Path,
     /// Verbosity, 0 to 4.
     pub log_level: u8,

@@ -27,6 +27,10 @@ impl fmt::Display for Reason {
 /// A text that CRIU logs, what it means, and what to do.
 struct Known(&'static str, &'static str, &'static str);
 
+const IO_URING: &str = "the job uses io_uring, which CRIU cannot dump";
+const HIDE_IO_URING: &str =
+    "start it with sandbox.io_uring = \"hide\", which is the default and takes CAP_SYS_ADMIN";
+
 /// In order of precedence: the first that is found in an error line wins.
 const KNOWN: &[Known] = &[
     Known(
@@ -49,15 +53,13 @@ const KNOWN: &[Known] = &[
         "a file that the job has open is gone",
         "put the file back as it was at the snapshot",
     ),
-    Known(
-        "anon_inode:[io_uring]",
-        "the job uses io_uring, which CRIU cannot dump",
-        "disable io_uring in the job (for libuv: UV_USE_IO_URING=0)",
-    ),
+    Known("anon_inode:[io_uring]", IO_URING, HIDE_IO_URING),
+    // Since Linux 6.7 such a descriptor cannot be sent through a socket (EINVAL), which is how CRIU gets at all of them.
+    Known("send_fds failed (-22)", IO_URING, HIDE_IO_URING),
     Known(
         "Can't handle non-regular mapping",
         "the job maps a device, which CRIU cannot dump",
-        "a process forked after CUDA was initialised keeps the GPU's device files: use num_workers=0",
+        "unmap it before snapshots; only what a process without CUDA has of an NVIDIA GPU is left out",
     ),
     Known(
         "Can't dump file",

@@ -14,6 +14,7 @@ pub(crate) mod fuzz;
 mod hold;
 mod log;
 mod message;
+mod plugin;
 mod serve;
 mod version;
 
@@ -22,5 +23,6 @@ pub use command::{DumpOptions, RestoreOptions, Tcp, dump_arguments, restore_argu
 pub use find::{AskError, CheckError, Criu, FindError, Search};
 pub use hold::{HOLD_PROGRAM, HOLD_SOCKET_VARIABLE, main as hold_main};
 pub use log::{Reason, reason_in};
+pub use plugin::{install_plugin, plugin_restores, plugin_takes};
 pub use serve::{Serve, ServeError};
 pub use version::Version;

@@ -4,6 +4,7 @@
 //! Knows nothing of CRIU, CUDA or the store; the supervisor carries what they
 //! have to agree on.
 
+mod devices;
 mod files;
 #[cfg(any(fuzzing, test))]
 pub(crate) mod fuzz;
@@ -16,6 +17,7 @@ mod sockets;
 mod timers;
 mod tree;
 
+pub use devices::{Holder, holders, majors};
 pub use files::{Access, FilesError, OpenFile, collect, has_open};
 pub use input::{Input, InputMark};
 pub use output::{Output, OutputMark};
@@ -24,5 +26,6 @@ pub use rewind::{CutAway, Plan, RewindError, plan, remove_links};
 pub use sockets::{Sockets, SocketsError};
 pub use timers::{Timer, TimersError, arm_timers, rung_timers};
 pub use tree::{
-    Process, TreeError, child_with_pid, died_under_trace, is_alive, tree, with_remains_of_criu,
+    Process, TreeError, child_with_pid, died_under_trace, first_stopped, is_alive, tree,
+    with_remains_of_criu,
 };

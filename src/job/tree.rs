@@ -63,6 +63,18 @@ pub fn is_alive(pid: i32) -> bool {
     state.is_ok_and(|state| !matches!(state, ProcState::Zombie | ProcState::Dead))
 }
 
+/// The first of `processes` that stands still by a signal or a debugger; its pid as the job sees it.
+#[must_use]
+pub fn first_stopped(processes: &[Process]) -> Option<i32> {
+    let stopped = |process: &&Process| {
+        let state = ProcessEntry::new(process.host_pid)
+            .and_then(|entry| entry.stat())
+            .and_then(|stat| stat.state());
+        state.is_ok_and(|state| matches!(state, ProcState::Stopped | ProcState::Tracing))
+    };
+    processes.iter().find(stopped).map(|process| process.pid)
+}
+
 /// Whether one of `processes` was killed while it was traced.
 #[must_use]
 pub fn died_under_trace(processes: &[Process]) -> bool {

@@ -17,6 +17,7 @@ use nix::sys::wait::{Id, WaitPidFlag, waitid, waitpid};
 use nix::unistd::Pid;
 
 use super::Isolation;
+use super::io_uring::IoUring;
 use super::protocol::{Ended, Event, Request, ToolCommand, receive, send};
 use super::spawn::{SpawnError, spawn};
 
@@ -135,12 +136,14 @@ impl Sandbox {
     pub fn start_job(
         &self,
         command: &[OsString],
+        io_uring: IoUring,
         stdio: &[OwnedFd; 3],
     ) -> Result<(), SandboxError> {
         let (program, arguments) = command.split_first().ok_or(SandboxError::Gone)?;
         let request = Request::Start {
             program: program.clone(),
             arguments: arguments.to_vec(),
+            io_uring,
         };
         let descriptors: Vec<RawFd> = stdio.iter().map(AsRawFd::as_raw_fd).collect();
         self.say(&request, &descriptors)

@@ -24,6 +24,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, setsid};
 
+use super::io_uring::IoUring;
 use super::protocol::{Ended, Event, JobPids, Request, ToolCommand, receive, send};
 use super::spawn::CONTROL_DESCRIPTOR;
 use super::{ROOT_PID, descendants, root};
@@ -141,9 +142,13 @@ impl Init {
 
     fn handle(&mut self, request: Request, descriptors: Vec<OwnedFd>) -> io::Result<()> {
         let answer = match request {
-            Request::Start { program, arguments } => {
-                self.start(&program, &arguments, descriptors).map(Some)
-            }
+            Request::Start {
+                program,
+                arguments,
+                io_uring,
+            } => self
+                .start(&program, &arguments, io_uring, descriptors)
+                .map(Some),
             Request::Run(tool) => self.run_tool(&tool, &descriptors).map(|()| None),
             Request::Signal { signal, everyone } => {
                 self.signal(signal, everyone);
@@ -170,6 +175,7 @@ impl Init {
         &mut self,
         program: &OsString,
         arguments: &[OsString],
+        io_uring: IoUring,
         stdio: Vec<OwnedFd>,
     ) -> io::Result<Event> {
         let stdio = match <[OwnedFd; 3]>::try_from(stdio) {
@@ -179,7 +185,7 @@ impl Init {
         if self.isolated {
             fs::write("/proc/sys/kernel/ns_last_pid", (ROOT_PID - 1).to_string())?;
         }
-        match root::start(program, arguments, stdio, self.isolated) {
+        match root::start(program, arguments, io_uring, stdio, self.isolated) {
             Ok(pids) => {
                 self.job = Some(pids);
                 Ok(Event::Started(pids))

@@ -24,12 +24,14 @@ mod descendants;
 pub(crate) mod fuzz;
 mod host;
 mod init;
+mod io_uring;
 mod protocol;
 mod root;
 mod spawn;
 
 pub use host::{Sandbox, SandboxError, ToolRun};
 pub use init::main as init_main;
+pub use io_uring::IoUring;
 pub use protocol::{Ended, Event, JobPids, ToolCommand};
 pub use spawn::{SpawnError, privilege_missing};
 

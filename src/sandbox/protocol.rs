@@ -12,6 +12,8 @@ use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, s
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::io_uring::IoUring;
+
 /// Longest message: a command line may have 2 MiB (`ARG_MAX`), several times that in JSON.
 const MESSAGE_BYTES_MAX: u32 = 32 << 20;
 /// Most descriptors that travel with one message: the job's three, with room.
@@ -24,6 +26,7 @@ pub(super) enum Request {
     Start {
         program: OsString,
         arguments: Vec<OsString>,
+        io_uring: IoUring,
     },
     /// Run a tool. Descriptors: those it inherits, from `first_descriptor` up.
     Run(ToolCommand),

@@ -27,6 +27,7 @@ use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, signal, sigprocma
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork, pipe2, setsid};
 
+use super::io_uring::IoUring;
 use super::protocol::JobPids;
 
 /// Exit code when the job's program is not there (the shell's convention).
@@ -41,6 +42,7 @@ const NOT_RUNNABLE: i32 = 126;
 pub(super) fn start(
     program: &OsString,
     arguments: &[OsString],
+    io_uring: IoUring,
     stdio: [OwnedFd; 3],
     isolated: bool,
 ) -> io::Result<JobPids> {
@@ -49,7 +51,7 @@ pub(super) fn start(
     match unsafe { fork() }? {
         ForkResult::Child => {
             drop(answer);
-            run(program, arguments, stdio, isolated, answer_to)
+            run(program, arguments, io_uring, stdio, isolated, answer_to)
         }
         ForkResult::Parent { child } => {
             drop((stdio, answer_to));
@@ -74,11 +76,12 @@ pub(super) fn start(
 fn run(
     program: &OsString,
     arguments: &[OsString],
+    io_uring: IoUring,
     stdio: [OwnedFd; 3],
     isolated: bool,
     answer_to: OwnedFd,
 ) -> ! {
-    let started = prepare(isolated).and_then(|()| spawn_job(program, arguments, stdio));
+    let started = prepare(isolated).and_then(|()| spawn_job(program, arguments, io_uring, stdio));
     let (text, failed_with) = match &started {
         Ok(pid) => (format!("pid {pid}"), None),
         Err(error) => {
@@ -116,7 +119,12 @@ fn prepare(isolated: bool) -> io::Result<()> {
     Ok(())
 }
 
-fn spawn_job(program: &OsString, arguments: &[OsString], stdio: [OwnedFd; 3]) -> io::Result<Pid> {
+fn spawn_job(
+    program: &OsString,
+    arguments: &[OsString],
+    io_uring: IoUring,
+    stdio: [OwnedFd; 3],
+) -> io::Result<Pid> {
     let [stdin, stdout, stderr] = stdio;
     let mut command = Command::new(program);
     command
@@ -124,13 +132,14 @@ fn spawn_job(program: &OsString, arguments: &[OsString], stdio: [OwnedFd; 3]) ->
         .stdin(Stdio::from(stdin))
         .stdout(Stdio::from(stdout))
         .stderr(Stdio::from(stderr));
-    // SAFETY: the closure makes two async-signal-safe system calls.
+    // SAFETY: the closure makes nothing but system calls.
     unsafe {
-        command.pre_exec(|| {
+        command.pre_exec(move || {
             setsid()?;
             // A group-wide SIGUSR1 or SIGUSR2 meant for the supervisor must not kill the job.
             signal(Signal::SIGUSR1, SigHandler::SigIgn)?;
             signal(Signal::SIGUSR2, SigHandler::SigIgn)?;
+            io_uring.apply();
             Ok(())
         });
     }

@@ -21,7 +21,7 @@ use crate::config;
 use crate::cuda;
 use crate::job::InputMark;
 use crate::sandbox::{
-    Ended, Isolation, JobPids, Sandbox, SandboxError, SpawnError, privilege_missing,
+    Ended, IoUring, Isolation, JobPids, Sandbox, SandboxError, SpawnError, privilege_missing,
 };
 use crate::store::ImageId;
 
@@ -37,7 +37,11 @@ impl Supervisor {
         let stdin = streams.stdin.connect().map_err(&connect)?;
         let [stdout, stderr] = streams.connect_outputs().map_err(&connect)?;
         let ends = [stdin, stdout, stderr];
-        sandbox.start_job(&self.shop.command, &ends)?;
+        let io_uring = match self.shop.config.sandbox.io_uring {
+            config::IoUring::Hide => IoUring::Hide,
+            config::IoUring::Allow => IoUring::Allow,
+        };
+        sandbox.start_job(&self.shop.command, io_uring, &ends)?;
         streams.stdin.open();
         drop(streams);
         self.stage = Stage::Starting(sandbox);

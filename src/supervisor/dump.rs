@@ -12,8 +12,8 @@ use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use super::bystanders::Bystanders;
 use super::describe::why;
-use super::gpu::Holders;
 use super::gpu_facts::CudaFacts;
 use super::image::{ImageFacts, Stopwatch, Trigger};
 use super::machine;
@@ -23,6 +23,7 @@ use super::workshop::{Job, SharedStreams, Workshop};
 use crate::clock;
 use crate::criu::{
     Capture, CaptureError, Captured, DumpOptions, HOLD_SOCKET_VARIABLE, dump_arguments,
+    plugin_takes,
 };
 use crate::job::{self, OpenFile, Process};
 use crate::sandbox::{Ended, Isolation, SandboxError, ToolCommand, ToolRun};
@@ -42,12 +43,11 @@ pub(super) struct Dump<'a> {
     shop: &'a Workshop,
     job: &'a Job,
     streams: &'a SharedStreams,
-    /// Who was at the GPU when the snapshot was admitted.
-    holders: &'a Holders,
     /// Which run of the store the image belongs to.
     run: u64,
     /// The tree's first process, as the host sees it.
     root: i32,
+    bystanders: Bystanders,
     id: ImageId,
     writer: Mutex<Option<ImageWriter>>,
     recorded: Mutex<Option<Recorded>>,
@@ -74,17 +74,17 @@ impl<'a> Dump<'a> {
             run,
             trigger: _,
         }: Subject<'a>,
-        holders: &'a Holders,
         root: i32,
+        bystanders: Bystanders,
         writer: ImageWriter,
     ) -> Self {
         Self {
             shop,
             job,
             streams,
-            holders,
             run,
             root,
+            bystanders,
             id: writer.id(),
             writer: Mutex::new(Some(writer)),
             recorded: Mutex::default(),
@@ -197,7 +197,10 @@ impl<'a> Dump<'a> {
             libdir: &self.shop.libdir(),
             log_level: self.shop.config.criu.log_level,
         }));
-        let environment = vec![(HOLD_SOCKET_VARIABLE.into(), capture.hold_path().into())];
+        let environment = vec![
+            (HOLD_SOCKET_VARIABLE.into(), capture.hold_path().into()),
+            plugin_takes(self.bystanders.majors()),
+        ];
         ToolCommand {
             argv,
             environment,
@@ -264,9 +267,7 @@ impl<'a> Dump<'a> {
             // CRIU dumps a zombie as willingly; restored, it would only be the same crash again.
             return Err(SnapshotError::Ended);
         }
-        if let Some(pid) = self.holders.newcomer(&processes) {
-            return Err(SnapshotError::Changed { pid });
-        }
+        self.bystanders.check(&processes)?;
         let pids: Vec<i32> = processes.iter().map(|process| process.host_pid).collect();
         let mut files = job::collect(&pids)?;
         let sockets = job::Sockets::record(&pids)?;

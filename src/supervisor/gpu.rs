@@ -1,6 +1,5 @@
 //! The job's CUDA processes: who they are, what they have, and how they are suspended for a snapshot.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::gpu_facts::CudaFacts;
@@ -19,46 +18,6 @@ const DEVICES: &str = "/dev/nvidia";
 /// NCCL's library, whatever its version.
 const NCCL_LIBRARY: &str = "libnccl.so";
 
-/// The processes that have the driver's device files open: those that use CUDA, begin to, or were forked from one
-/// that does. None on a machine without a driver.
-#[derive(Debug, Default)]
-pub(super) struct Holders {
-    known: Option<BTreeSet<i32>>,
-    /// How the paths of the device files begin.
-    devices: &'static str,
-}
-
-impl Holders {
-    /// Looks at all processes of the job, while it computes.
-    pub fn of(processes: &[Process]) -> Self {
-        let among = |processes: &[Process]| {
-            let pids = processes.iter().map(|process| process.host_pid);
-            pids.filter(|pid| job::has_open(*pid, DEVICES)).collect()
-        };
-        Self {
-            known: cuda::available().then(|| among(processes)),
-            devices: DEVICES,
-        }
-    }
-
-    /// The first of `processes` that has come to the GPU since, by a fork or by starting CUDA. What it has there
-    /// is in no image.
-    pub fn newcomer(&self, processes: &[Process]) -> Option<i32> {
-        let known = self.known.as_ref()?;
-        let mut pids = processes.iter().map(|process| process.host_pid);
-        pids.find(|pid| !known.contains(pid) && job::has_open(*pid, self.devices))
-    }
-
-    /// Those that are there still and were not suspended.
-    fn others(&self, processes: &[Process], suspended: &[i32]) -> Vec<i32> {
-        let known = self.known.iter().flatten().copied();
-        let is_there = |pid: &i32| processes.iter().any(|process| process.host_pid == *pid);
-        known
-            .filter(|pid| !suspended.contains(pid) && is_there(pid))
-            .collect()
-    }
-}
-
 /// The job's CUDA processes.
 pub(super) struct Gpu<'a> {
     driver: &'a cuda::Driver,
@@ -72,17 +31,19 @@ pub(super) struct Gpu<'a> {
 impl<'a> Gpu<'a> {
     /// Looks for CUDA processes; none on a machine without a driver. A driver that cannot suspend them matters
     /// only when there are some, and so does what could not come back.
-    pub fn of(
-        shop: &'a Workshop,
-        processes: &[Process],
-        holders: &Holders,
-    ) -> Result<Option<Self>, SnapshotError> {
-        let Some(holding) = &holders.known else {
+    pub fn of(shop: &'a Workshop, processes: &[Process]) -> Result<Option<Self>, SnapshotError> {
+        if !cuda::available() {
             return Ok(None);
-        };
+        }
+        let holds = |process: &&Process| job::has_open(process.host_pid, DEVICES);
+        let holders: Vec<Process> = processes.iter().filter(holds).copied().collect();
+        // The driver's answer about a stopped process does not come before that goes on (580.159.04).
+        if let Some(pid) = job::first_stopped(&holders) {
+            return Err(SnapshotError::Stopped { pid });
+        }
         let driver = match shop.driver() {
             Ok(driver) => driver,
-            Err(error) if !holding.is_empty() => return Err(error.into()),
+            Err(error) if !holders.is_empty() => return Err(error.into()),
             Err(error) => {
                 tracing::debug!(%error, "no CUDA process can be suspended, and none is there");
                 return Ok(None);
@@ -125,17 +86,6 @@ impl<'a> Gpu<'a> {
         let suspended = locked.suspend().map_err(failed)?;
         watch.lap("suspend");
         Ok(suspended)
-    }
-
-    /// A process that uses CUDA and was not suspended: it has begun to since the job was looked at.
-    pub fn newcomer(
-        &self,
-        holders: &Holders,
-        processes: &[Process],
-        suspended: &[i32],
-    ) -> Option<i32> {
-        let others = holders.others(processes, suspended);
-        cuda::find(self.driver, &others).first().copied()
     }
 }
 
@@ -194,33 +144,5 @@ mod tests {
         assert_eq!(memory_of(&[1, 2], &uses), Some(18));
         assert_eq!(memory_of(&[1, 3], &uses), None);
         assert_eq!(memory_of(&[1, 4], &uses), None);
-    }
-
-    #[test]
-    fn a_process_that_opens_a_device_after_the_look_is_a_newcomer() {
-        // A folder of ours stands in for that of the devices.
-        let folder = tempfile::tempdir().unwrap();
-        let devices = folder.path().join("nvidia").display().to_string();
-        let devices: &'static str = Box::leak(devices.into_boxed_str());
-        let holders = |known: &[i32]| Holders {
-            known: Some(known.iter().copied().collect()),
-            devices,
-        };
-        let me = Process {
-            host_pid: i32::try_from(std::process::id()).unwrap(),
-            pid: 300,
-            resident: 0,
-        };
-        assert_eq!(Holders::default().newcomer(&[me]), None);
-        let before = holders(&[]);
-        assert_eq!(before.newcomer(&[me]), None);
-        let file = std::fs::File::create(folder.path().join("nvidia0")).unwrap();
-        assert_eq!(before.newcomer(&[me]), Some(me.host_pid));
-        let known = holders(&[me.host_pid]);
-        assert_eq!(known.newcomer(&[me]), None);
-        assert_eq!(known.others(&[me], &[]), [me.host_pid]);
-        assert!(known.others(&[me], &[me.host_pid]).is_empty());
-        assert!(known.others(&[], &[]).is_empty());
-        drop(file);
     }
 }

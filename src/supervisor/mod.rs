@@ -4,6 +4,7 @@
 //! `snapshot` and `restore` (the two ways, phase by phase).
 
 mod beginnings;
+mod bystanders;
 mod control;
 mod describe;
 pub mod doctor;

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use crate::clock;
 use crate::config;
-use crate::criu::{RestoreOptions, Serve, ServeError, Tcp, restore_arguments};
+use crate::criu::{RestoreOptions, Serve, ServeError, Tcp, plugin_restores, restore_arguments};
 use crate::cuda;
 use crate::job::{self, CutAway, RewindError};
 use crate::sandbox::{Ended, Sandbox, SandboxError, ToolCommand};
@@ -286,7 +286,7 @@ fn run_criu(
     }));
     let tool = ToolCommand {
         argv,
-        environment: Vec::new(),
+        environment: plugin_restores(shop.criu.version).into_iter().collect(),
         first_descriptor: FIRST_DESCRIPTOR,
         restores: Some(facts.pids),
     };

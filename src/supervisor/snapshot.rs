@@ -13,8 +13,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::bystanders::Bystanders;
 use super::dump::Dump;
-use super::gpu::{Gpu, Holders};
+use super::gpu::Gpu;
 use super::image::{ImageFacts, Stopwatch, Trigger};
 use super::machine;
 use super::pause::Paused;
@@ -88,10 +89,10 @@ fn again_while_it_changes<T>(
 ) -> Result<T, SnapshotError> {
     for number in 1..ATTEMPTS_MAX {
         match attempt() {
-            Err(SnapshotError::Changed { pid }) => tracing::info!(
+            Err(SnapshotError::Device { pid }) => tracing::info!(
                 pid,
                 attempt = number,
-                "a process came to the GPU during the snapshot; it is taken again"
+                "a process is on its way to the GPU; the snapshot is taken again"
             ),
             result => return result,
         }
@@ -111,15 +112,15 @@ fn attempt(
     let mut watch = Stopwatch::start();
     let root = job::child_with_pid(job.sandbox.pid(), job.pids.root)?;
     let processes = job::tree(root)?;
-    let holders = Holders::of(&processes);
-    let gpu = Gpu::of(shop, &processes, &holders)?;
+    let gpu = Gpu::of(shop, &processes)?;
     let writer = admit(subject, &processes, gpu.as_ref())?;
     watch.lap("admit");
 
     let frozen_at = clock::now();
     let suspend = |gpu: &Gpu| gpu.suspend(shop, &mut watch);
     let suspended = gpu.as_ref().map(suspend).transpose()?;
-    let dump = Dump::new(subject, &holders, root, writer);
+    let bystanders = Bystanders::of(shop, root)?;
+    let dump = Dump::new(subject, root, bystanders, writer);
     let pids = suspended
         .as_ref()
         .map(|suspended| suspended.pids().to_vec());
@@ -128,8 +129,7 @@ fn attempt(
         let of = |(gpu, pids): (&Gpu, _)| (pids, gpu.facts.clone());
         dump.facts(trigger, cuda.map(of), freeze)
     };
-    let unchanged = cuda.map_or(Ok(()), |(gpu, pids)| look_again(gpu, &holders, root, pids));
-    let dumped = unchanged.and_then(|()| match afterwards {
+    let dumped = match afterwards {
         Afterwards::Continue => dump.run(|_| Ok(())).map(|_| None),
         Afterwards::Pause => dump.run(Dump::stop_tasks).map(|_| None),
         Afterwards::Stop => dump
@@ -139,7 +139,7 @@ fn attempt(
                 dump.commit(facts(clock::now() - frozen_at), &mut watch, begun)
             })
             .map(Some),
-    });
+    };
     if let Ok(Some(snapshotted)) = dumped {
         // The suspended processes are dead; nothing is left to resume.
         std::mem::forget(suspended);
@@ -165,21 +165,6 @@ fn attempt(
     dumped?;
     let image = dump.commit(facts(freeze), &mut watch, begun)?;
     Ok((image, None))
-}
-
-/// Whether a process has begun to use CUDA since the job was looked at: what it has on the GPU was not suspended.
-fn look_again(
-    gpu: &Gpu,
-    holders: &Holders,
-    root: i32,
-    suspended: &[i32],
-) -> Result<(), SnapshotError> {
-    let processes = job::tree(root)?;
-    let newcomer = holders.newcomer(&processes);
-    match newcomer.or_else(|| gpu.newcomer(holders, &processes, suspended)) {
-        Some(pid) => Err(SnapshotError::Changed { pid }),
-        None => Ok(()),
-    }
 }
 
 /// Checks that there is room, and gets the memory that the image will pass through, while the job computes.
@@ -236,7 +221,7 @@ mod tests {
             let result = again_while_it_changes(|| {
                 tried += 1;
                 if tried <= changes {
-                    return Err(SnapshotError::Changed { pid: 7 });
+                    return Err(SnapshotError::Device { pid: 7 });
                 }
                 Ok(())
             });

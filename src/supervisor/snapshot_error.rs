@@ -82,12 +82,13 @@ pub enum SnapshotError {
     /// The job has what the driver could not bring back. Nothing was frozen.
     #[error("cannot suspend the GPU state")]
     Obstacle(#[from] Obstacle),
-    /// A process came to the GPU while the snapshot was taken, each time that it was tried.
+    /// The driver says nothing about a stopped process. Nothing was frozen.
     #[error(
-        "cannot take a snapshot while process {pid} begins to use the GPU, or is forked from one that does; it is tried          again later"
+        "cannot suspend the GPU state of process {pid}, which is stopped (SIGSTOP or a debugger): let it go on, as with \
+         kill -CONT"
     )]
-    Changed {
-        /// Pid as the host sees it.
+    Stopped {
+        /// Pid as the job sees it.
         pid: i32,
     },
     /// The CUDA driver's library could not be used.
@@ -99,6 +100,15 @@ pub enum SnapshotError {
     /// The GPU state did not come back: the job does not compute.
     #[error("cannot resume the GPU state; the job does not compute any more and will be restored")]
     Resume(#[source] Box<cuda::TreeError>),
+    /// A process has the GPU's devices open, and whether it uses them is not to be known now.
+    #[error(
+        "cannot take a snapshot while process {pid} begins to use the GPU: it holds the GPU's device files and the \
+         driver does not know it yet; it is tried again later"
+    )]
+    Device {
+        /// Pid as the job sees it.
+        pid: i32,
+    },
     /// A socket or a stream of our own failed.
     #[error("cannot prepare the dump")]
     Prepare(#[source] io::Error),
@@ -202,7 +212,8 @@ impl SnapshotError {
             Self::DiskFull(_) | Self::NoRoom { .. } => FailureKind::Disk,
             Self::NoMemory { .. } => FailureKind::Memory,
             Self::Obstacle(_) => FailureKind::Unsupported,
-            Self::Changed { .. } => FailureKind::Changed,
+            Self::Device { .. } => FailureKind::Changed,
+            Self::Stopped { .. } => FailureKind::Busy,
             Self::Driver(_) | Self::Resume(_) => FailureKind::Driver,
             Self::Suspend(error) => match &**error {
                 TreeError::TimedOut { .. } => FailureKind::Busy,

@@ -15,7 +15,7 @@ use super::gpu_plan::GpuPairs;
 use super::leftovers::{self, COPIES, COPY_DIGITS, COPY_PREFIX};
 use crate::clock;
 use crate::config::Config;
-use crate::criu::{Criu, HOLD_PROGRAM};
+use crate::criu::{self, Criu, HOLD_PROGRAM};
 use crate::cuda;
 use crate::job::{Input, Output, OutputMark};
 use crate::sandbox::{JobPids, Sandbox};
@@ -29,6 +29,9 @@ const LOGS_KEPT: usize = 20;
 const WORK_PARENT: &str = "/tmp";
 /// How their names begin.
 const WORK_PREFIX: &str = "ckpt-run.";
+/// Folder of CRIU's plugins in a store: code may lie there, as our own copy does, where [`WORK_PARENT`] may be
+/// mounted `noexec`.
+const PLUGINS: &str = "plugins";
 /// The link in a store to its supervisor's work folder.
 const WORK_LINK: &str = "work";
 
@@ -174,7 +177,7 @@ impl Workshop {
         let program = keep_program(Path::new("/proc/self/exe"), store.path())?;
         leftovers::remove_copies(&store, &lock, &program);
         symlink(&program, work.path().join(HOLD_PROGRAM))?;
-        fs::create_dir(work.path().join("plugins"))?;
+        renew_plugins(&store.path().join(PLUGINS))?;
         for folder in ["logs", "aside"] {
             create_private(&store.path().join(folder))?;
         }
@@ -233,9 +236,9 @@ impl Workshop {
         self.work.path().join(HOLD_PROGRAM)
     }
 
-    /// An empty folder: no plugin of the system's acts on our job.
+    /// Folder of our plugin: none of the system's acts on our job.
     pub fn libdir(&self) -> PathBuf {
-        self.work.path().join("plugins")
+        self.store.path().join(PLUGINS)
     }
 
     /// A fresh folder for the sockets of one dump or restore.
@@ -296,6 +299,16 @@ fn create_private(folder: &Path) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
         Ok(()) | Err(_) => fs::set_permissions(folder, fs::Permissions::from_mode(0o700)),
     }
+}
+
+/// Makes the folder of CRIU's plugins anew: it runs whatever is in there.
+fn renew_plugins(folder: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    create_private(folder)?;
+    criu::install_plugin(folder)
 }
 
 /// Keeps the `keep` files of a folder that were written to last.
@@ -365,6 +378,24 @@ mod tests {
         }
         assert!(inner.is_dir() && file.path().exists());
         assert!(fs::symlink_metadata(link.path()).is_ok());
+    }
+
+    #[test]
+    fn the_folder_of_plugins_is_closed_and_holds_ours_alone() {
+        let store = tempfile::tempdir().unwrap();
+        let folder = store.path().join(PLUGINS);
+        fs::create_dir(&folder).unwrap();
+        fs::write(folder.join("other.so"), "not ours").unwrap();
+        fs::write(folder.join("ckpt-run.so"), "cut short").unwrap();
+        renew_plugins(&folder).unwrap();
+        let names: Vec<_> = folder
+            .read_dir()
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
+        assert_eq!(names, ["ckpt-run.so"]);
+        assert!(fs::metadata(folder.join("ckpt-run.so")).unwrap().len() > 1000);
+        assert_eq!(fs::metadata(&folder).unwrap().mode() & 0o777, 0o700);
     }
 
     #[test]

@@ -79,6 +79,15 @@ impl Place {
         job: &[&str],
         change: impl FnOnce(&mut Command),
     ) -> Run {
+        let mut command = self.command(options);
+        if !job.is_empty() {
+            command.arg("--").args(job);
+        }
+        self.spawn(command, change)
+    }
+
+    /// Starts a command that is, or becomes, a supervisor; its streams go where those of `start` do.
+    pub fn spawn(&self, mut command: Command, change: impl FnOnce(&mut Command)) -> Run {
         let append = |name| {
             File::options()
                 .create(true)
@@ -86,10 +95,6 @@ impl Place {
                 .open(self.file(name))
                 .expect("a log")
         };
-        let mut command = self.command(options);
-        if !job.is_empty() {
-            command.arg("--").args(job);
-        }
         command
             .stdin(Stdio::null())
             .stdout(append("out"))

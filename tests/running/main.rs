@@ -8,6 +8,7 @@ mod again;
 mod cuda;
 mod encryption;
 mod idle;
+mod io_uring;
 mod keeping;
 mod pause;
 mod plain;

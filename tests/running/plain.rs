@@ -22,7 +22,7 @@ fn left_behind(place: &Place) -> Vec<i32> {
 }
 
 /// Pid of the Python job.
-fn python(run: &Run) -> i32 {
+pub fn python(run: &Run) -> i32 {
     let mut found = None;
     wait_until("the job's process", || {
         found = descendants(run.pid()).into_iter().find(|pid| {

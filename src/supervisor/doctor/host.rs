@@ -173,7 +173,7 @@ fn seccomp(status: &ProcessStatus) -> Check {
     match status.seccomp {
         None => Check::note(
             NAME,
-            "the kernel has no seccomp: jobs that use io_uring cannot be snapshotted",
+            "the kernel has no seccomp: io_uring cannot be hidden, and jobs that use it not be snapshotted",
             "use a kernel built with CONFIG_SECCOMP_FILTER",
         ),
         Some(SECCOMP_FILTERED) => Check::note(

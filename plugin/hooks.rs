@@ -1,0 +1,214 @@
+#![allow(unsafe_code, reason = "called by CRIU through C")]
+//! What CRIU calls, and the descriptor by which it finds it (`CR_PLUGIN_DESC`).
+//!
+//! ```text
+//! dump     HANDLE_DEVICE_VMA, DUMP_EXT_FILE   a device of the list?  0 (nothing to save) : -ENOTSUP (CRIU refuses)
+//! restore  RESTORE_EXT_FILE                   → /dev/null
+//!          UPDATE_VMA_MAP                     → /dev/zero
+//! ```
+//! The list is of major numbers: those of the driver, as the kernel gave them out. A path proves nothing, for the
+//! job may make nodes and mounts of any name, and a hook learns neither the process nor the path.
+//!
+//! At a restore CRIU asks only for what this plugin took at the dump, for no other plugin is ever loaded, and gets
+//! nothing but `/dev/null` and `/dev/zero`, whatever the image says.
+//!
+//! ABI: `criu-plugin.h`, CRIU 3.17 to 4.2.1. Order and arguments of the hooks below are the same in all of them.
+
+use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
+
+use super::variables::{MAJORS, RETRY};
+
+/// Version 0.2.0, as CRIU packs it.
+const VERSION: c_uint = 2 << 8;
+/// Hooks up to `UPDATE_VMA_MAP`. CRIU refuses a plugin that has more than it knows ("Corrupted plugin").
+const HOOKS: c_uint = 9;
+
+/// "Not mine": CRIU goes on as if there were no plugin.
+const NOT_MINE: c_int = -95;
+/// CRIU takes the new offset and the descriptor.
+const UPDATED: c_int = 1;
+
+/// `cr_plugin_desc_t`.
+#[repr(C)]
+pub struct Descriptor {
+    pub name: &'static [u8; 9],
+    pub init: Option<extern "C" fn(stage: c_int) -> c_int>,
+    pub exit: Option<extern "C" fn(stage: c_int, result: c_int)>,
+    pub version: c_uint,
+    pub max_hooks: c_uint,
+    pub hooks: Hooks,
+}
+
+/// The hooks, in CRIU's order.
+#[repr(C)]
+pub struct Hooks {
+    dump_unix_socket: Option<extern "C" fn()>,
+    restore_unix_socket: Option<extern "C" fn()>,
+    pub dump_file: Option<extern "C" fn(c_int, c_int) -> c_int>,
+    pub restore_file: Option<unsafe extern "C" fn(c_int, *mut bool) -> c_int>,
+    dump_mount: Option<extern "C" fn()>,
+    restore_mount: Option<extern "C" fn()>,
+    dump_link: Option<extern "C" fn()>,
+    pub handle_device_mapping: Option<extern "C" fn(c_int, *const c_void) -> c_int>,
+    pub update_mapping:
+        Option<unsafe extern "C" fn(*const c_char, u64, u64, *mut u64, *mut c_int) -> c_int>,
+}
+
+const _: () = assert!(size_of::<Hooks>() == HOOKS as usize * size_of::<*const c_void>());
+const _: () = assert!(core::mem::offset_of!(Descriptor, hooks) == 32);
+
+/// Found by its name.
+#[unsafe(no_mangle)]
+pub static CR_PLUGIN_DESC: Descriptor = Descriptor {
+    name: b"ckpt-run\0",
+    init: None,
+    exit: None,
+    version: VERSION,
+    max_hooks: HOOKS,
+    hooks: Hooks {
+        dump_unix_socket: None,
+        restore_unix_socket: None,
+        dump_file: Some(dump_file),
+        restore_file: Some(restore_file),
+        dump_mount: None,
+        restore_mount: None,
+        dump_link: None,
+        handle_device_mapping: Some(handle_device_mapping),
+        update_mapping: Some(update_mapping),
+    },
+};
+
+/// A file that CRIU cannot dump is open.
+extern "C" fn dump_file(descriptor: c_int, _id: c_int) -> c_int {
+    verdict(descriptor)
+}
+
+/// A file that is neither regular nor `/dev/zero` is mapped. CRIU's `struct stat` is left alone: it differs by machine.
+extern "C" fn handle_device_mapping(descriptor: c_int, _status: *const c_void) -> c_int {
+    verdict(descriptor)
+}
+
+/// Opens what takes the file's place.
+///
+/// # Safety
+/// Where [`RETRY`] is set, `retry` points to a `bool`. Up to CRIU 4.2.1 there is no such argument, and it
+/// holds anything; later it points to a `bool` without a value (criu-dev, `files-ext.c`).
+unsafe extern "C" fn restore_file(_id: c_int, retry: *mut bool) -> c_int {
+    // SAFETY: the name ends with a zero; CRIU's process has one thread.
+    if !unsafe { getenv(RETRY.as_ptr()) }.is_null() {
+        // SAFETY: by the contract above.
+        unsafe { retry.write(false) };
+    }
+    open_both_ways(c"/dev/null")
+}
+
+/// Opens what takes the mapped file's place. CRIU maps it at the old address, with the old protection.
+///
+/// # Safety
+/// `offset` and `descriptor` point to what CRIU wants to know.
+unsafe extern "C" fn update_mapping(
+    _path: *const c_char,
+    _address: u64,
+    _old_offset: u64,
+    offset: *mut u64,
+    descriptor: *mut c_int,
+) -> c_int {
+    let zeros = open_both_ways(c"/dev/zero");
+    if zeros < 0 {
+        return zeros;
+    }
+    // SAFETY: by the contract above.
+    unsafe { offset.write(0) };
+    // SAFETY: by the contract above.
+    unsafe { descriptor.write(zeros) };
+    UPDATED
+}
+
+fn verdict(descriptor: c_int) -> c_int {
+    // SAFETY: the name ends with a zero; CRIU's process has one thread, so the value stays.
+    let majors = unsafe { getenv(MAJORS.as_ptr()) };
+    if majors.is_null() {
+        return NOT_MINE;
+    }
+    // SAFETY: a value of the environment ends with a zero, and nobody changes it.
+    let majors = unsafe { CStr::from_ptr(majors) };
+    match device_major(descriptor) {
+        Some(major) if is_listed(majors.to_bytes(), major) => 0,
+        Some(_) | None => NOT_MINE,
+    }
+}
+
+/// Whether `major` is one of the decimal numbers of `list`, which are separated by spaces.
+pub fn is_listed(list: &[u8], major: u32) -> bool {
+    list.split(|byte| *byte == b' ')
+        .any(|word| number(word) == Some(major))
+}
+
+fn number(word: &[u8]) -> Option<u32> {
+    let mut value: Option<u32> = None;
+    for byte in word {
+        let digit = byte.is_ascii_digit().then(|| u32::from(byte - b'0'))?;
+        value = Some(value.unwrap_or(0).checked_mul(10)?.checked_add(digit)?);
+    }
+    value
+}
+
+/// The driver's number, when the descriptor is of a character device.
+fn device_major(descriptor: c_int) -> Option<u32> {
+    let mut status = Status::default();
+    // SAFETY: the path is empty, which AT_EMPTY_PATH makes the descriptor itself (an O_PATH one as well), and
+    // `status` is as large as the kernel's structure.
+    let result = unsafe {
+        statx(
+            descriptor,
+            c"".as_ptr(),
+            AT_EMPTY_PATH,
+            STATX_TYPE,
+            &raw mut status,
+        )
+    };
+    let is_device = u32::from(status.mode) & S_IFMT == S_IFCHR;
+    (result == 0 && status.mask & STATX_TYPE != 0 && is_device).then_some(status.device_major)
+}
+
+fn open_both_ways(path: &CStr) -> c_int {
+    // SAFETY: the path ends with a zero; without O_CREAT there is no third argument.
+    unsafe { open(path.as_ptr(), O_RDWR) }
+}
+
+const O_RDWR: c_int = 2;
+const AT_EMPTY_PATH: c_int = 0x1000;
+const STATX_TYPE: c_uint = 1;
+const S_IFMT: u32 = 0o170_000;
+const S_IFCHR: u32 = 0o020_000;
+
+/// `struct statx`, the same on every machine (Linux, `uapi/linux/stat.h`).
+#[repr(C)]
+#[derive(Default)]
+struct Status {
+    mask: u32,
+    _before_mode: [u32; 6],
+    mode: u16,
+    _after_mode: u16,
+    _before_device: [u64; 12],
+    device_major: u32,
+    device_minor: u32,
+    _after_device: [u64; 15],
+}
+
+const _: () = assert!(size_of::<Status>() == 256);
+const _: () = assert!(core::mem::offset_of!(Status, mode) == 28);
+const _: () = assert!(core::mem::offset_of!(Status, device_major) == 128);
+
+// Of the C library that CRIU runs with; none is linked. `statx` is in glibc 2.28.
+unsafe extern "C" {
+    fn getenv(name: *const c_char) -> *const c_char;
+    fn open(path: *const c_char, flags: c_int, ...) -> c_int;
+    fn statx(
+        folder: c_int,
+        path: *const c_char,
+        flags: c_int,
+        mask: c_uint,
+        status: *mut Status,
+    ) -> c_int;
+}

@@ -1,0 +1,26 @@
+//! The CRIU plugin of `ckpt-run`, a shared library that `build.rs` compiles and the program carries.
+//!
+//! A child that a CUDA process forked and that never executes another program (a `PyTorch` `DataLoader` worker) keeps
+//! the GPU's device files open and mapped, though it cannot use them. CRIU refuses such files. This plugin says at a
+//! dump that they need no saving, and puts `/dev/null` and zeros in their place at a restore.
+//!
+//! It is loaded into CRIU, which runs as root, by whatever C library CRIU has: no standard library, nothing linked,
+//! nothing allocated. It knows only devices; that nobody uses them is the supervisor's to find out.
+//!
+//! This file is what makes it a library of its own; the program includes `variables`, and its tests `hooks`.
+
+#![no_std]
+
+mod hooks;
+mod variables;
+
+/// Nothing here panics; should it ever, the process that CRIU dumps or restores must not be touched by it.
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    // SAFETY: takes no arguments and does not return.
+    unsafe { abort() }
+}
+
+unsafe extern "C" {
+    fn abort() -> !;
+}

@@ -1,0 +1,8 @@
+//! What the supervisor tells the plugin, by CRIU's environment.
+
+use core::ffi::CStr;
+
+/// The major numbers of the devices that may be taken, in decimal, separated by spaces. Without it none may.
+pub const MAJORS: &CStr = c"CKPT_RUN_PLUGIN_MAJORS";
+/// Set where CRIU's `RESTORE_EXT_FILE` has a second argument.
+pub const RETRY: &CStr = c"CKPT_RUN_PLUGIN_RETRY";
