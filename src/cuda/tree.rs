@@ -19,11 +19,12 @@
 use std::thread;
 use std::time::Duration;
 
-use super::error::Call;
+use super::error::{Call, CallError};
 use super::group::{Group, Without};
 use super::loader::Driver;
 use super::map::GpuMap;
 use super::process::{CheckpointApi, timeout_ms};
+use super::state::State;
 use super::sys;
 use crate::clock;
 
@@ -98,7 +99,7 @@ pub fn lock_all(
         let aftermath = group.bring_back();
         let (busy, refused): (Vec<_>, Vec<_>) = failures
             .into_iter()
-            .partition(|failure| failure.code.number == sys::NOT_READY);
+            .partition(|failure| passes(failure, &**driver.api()));
         if let Some(source) = refused.into_iter().next() {
             return Err(TreeError::Lock { source, aftermath });
         }
@@ -114,6 +115,16 @@ pub fn lock_all(
         }
         tracing::debug!(attempts, "GPU work does not stand still yet");
         thread::sleep(pause(attempts));
+    }
+}
+
+/// Whether a lock may succeed at another attempt: the process has work to do, or is inside `cuInit`. There the
+/// driver calls it running and answers a lock with 3, not initialized (580.159.04).
+fn passes(failure: &CallError, api: &dyn CheckpointApi) -> bool {
+    match failure.code.number {
+        sys::NOT_READY => true,
+        sys::NOT_INITIALIZED => api.state(failure.pid) == Ok(State::Running),
+        _ => false,
     }
 }
 

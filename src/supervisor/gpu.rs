@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use super::gpu_facts::CudaFacts;
+use super::gpu_facts::{CudaFacts, variable, visible};
 use super::image::Stopwatch;
 use super::machine;
 use super::obstacle::{self, CudaUser, FABRIC_DEVICES};
 use super::snapshot_error::SnapshotError;
 use super::workshop::Workshop;
-use crate::cuda::{self, GpuUse};
+use crate::cuda::{self, GpuUse, Inventory};
 use crate::job::{self, Process};
 
 /// Longest attempt to lock all CUDA processes at once; then all are let go and tried again.
@@ -56,7 +56,8 @@ impl<'a> Gpu<'a> {
         }
         let gpus = shop.gpus();
         let uses = uses_of(&users);
-        let described: Vec<CudaUser> = users.iter().map(|pid| describe(*pid, &uses)).collect();
+        let describe = |pid: &i32| describe(*pid, &uses, &gpus);
+        let described: Vec<CudaUser> = users.iter().map(describe).collect();
         let split = gpus.gpus.iter().filter(|gpu| gpu.mig == Some(true));
         let split: Vec<String> = split.map(|gpu| gpu.uuid.clone()).collect();
         obstacle::look(&described, gpus.gpus.len(), &split)?;
@@ -108,21 +109,64 @@ fn memory_of(users: &[i32], uses: &[GpuUse]) -> Option<u64> {
 }
 
 /// Reads from `/proc` what an obstacle is known by. What cannot be read is not there.
-fn describe(pid: i32, uses: &[GpuUse]) -> CudaUser {
+fn describe(pid: i32, uses: &[GpuUse], machine: &Inventory) -> CudaUser {
     let own = || uses.iter().filter(|one| one.pid == pid);
+    let environment = job::environment(pid);
     CudaUser {
         pid,
         nccl: job::has_mapped(pid, NCCL_LIBRARY),
-        environment: job::environment(pid),
-        gpus: own().map(|one| one.uuid.clone()).collect(),
+        gpus: gpus_of(own(), &environment, machine),
+        environment,
         through_mps: own().any(|one| one.through_mps),
         fabric: job::has_open(pid, FABRIC_DEVICES),
     }
 }
 
+/// UUIDs of the GPUs that a process computes on. One that has only just begun, or was only just resumed, is not on
+/// the driver's list yet: it may compute on all that it sees. Empty where that cannot be told either.
+fn gpus_of<'a>(
+    uses: impl Iterator<Item = &'a GpuUse>,
+    environment: &[u8],
+    machine: &Inventory,
+) -> Vec<String> {
+    let told: Vec<String> = uses.map(|one| one.uuid.clone()).collect();
+    if !told.is_empty() {
+        return told;
+    }
+    let seen = visible(machine, |name| variable(environment, name)).unwrap_or_default();
+    let uuid = |place: usize| machine.gpus[place].uuid.clone();
+    seen.into_iter().map(uuid).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::Gpu;
+
+    #[test]
+    fn a_process_that_the_driver_does_not_list_yet_computes_on_what_it_sees() {
+        let gpu = |uuid: &str| Gpu {
+            index: 0,
+            name: String::new(),
+            uuid: uuid.to_owned(),
+            memory: None,
+            persistent: None,
+            mig: None,
+            mode: None,
+            busy: None,
+        };
+        let machine = Inventory {
+            driver: None,
+            gpus: vec![gpu("a"), gpu("b")],
+        };
+        let listed = [used(1, None)];
+        let gpus =
+            |uses: &[GpuUse], environment: &[u8]| gpus_of(uses.iter(), environment, &machine);
+        assert_eq!(gpus(&listed, b""), ["a"]);
+        assert_eq!(gpus(&[], b"CUDA_VISIBLE_DEVICES=1\0"), ["b"]);
+        assert_eq!(gpus(&[], b"HOME=/\0"), ["a", "b"]);
+        assert!(gpus(&[], b"CUDA_VISIBLE_DEVICES=MIG-1\0").is_empty());
+    }
 
     fn used(pid: i32, bytes: Option<u64>) -> GpuUse {
         GpuUse {

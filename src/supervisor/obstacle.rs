@@ -30,7 +30,7 @@ pub(super) struct CudaUser {
     pub nccl: bool,
     /// Its environment, as `/proc/PID/environ` has it; empty where it cannot be read.
     pub environment: Vec<u8>,
-    /// UUIDs of the GPUs it computes on; empty where the driver does not tell.
+    /// UUIDs of the GPUs it computes on, or may; empty where that cannot be told.
     pub gpus: Vec<String>,
     /// Whether it computes through an MPS server.
     pub through_mps: bool,

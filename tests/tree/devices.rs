@@ -134,7 +134,7 @@ fn a_program_with_a_device_open_that_the_driver_does_not_know_is_not_snapshotted
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success());
     assert!(said.contains("process 301"), "{said}");
-    assert!(said.contains("about to use CUDA"), "{said}");
+    assert!(said.contains("begins to use the GPU"), "{said}");
     goes_on(&place, &mut run);
 }
 

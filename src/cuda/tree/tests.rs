@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use super::*;
 use crate::cuda::fake::{Effect, Fake};
-use crate::cuda::state::State;
 
 const PIDS: [i32; 3] = [300, 301, 302];
 
@@ -113,14 +112,16 @@ fn a_busy_process_is_reported_and_the_others_are_unlocked() {
 }
 
 #[test]
-fn a_lock_that_times_out_is_tried_again_from_running() {
-    let fake = Fake::new(&PIDS);
-    fake.fail_nth(PIDS.len() + 1, sys::NOT_READY, Effect::None);
-    let options = SuspendOptions::default();
-    let locked = lock_all(&driver(&fake), &PIDS, &options).unwrap();
-    assert_eq!(locked.attempts(), 2);
-    locked.unlock().unwrap();
-    assert_all_running(&fake, "the second attempt");
+fn a_lock_that_times_out_or_meets_cuinit_is_tried_again_from_running() {
+    for code in [sys::NOT_READY, sys::NOT_INITIALIZED] {
+        let fake = Fake::new(&PIDS);
+        fake.fail_nth(PIDS.len() + 1, code, Effect::None);
+        let options = SuspendOptions::default();
+        let locked = lock_all(&driver(&fake), &PIDS, &options).unwrap();
+        assert_eq!(locked.attempts(), 2, "{code}");
+        locked.unlock().unwrap();
+        assert_all_running(&fake, "the second attempt");
+    }
 }
 
 #[test]

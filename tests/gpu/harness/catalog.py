@@ -88,6 +88,7 @@ ONE_GPU = (
     Job("progress", "JOBS/progress.py"),
     Job("saves", "JOBS/saves.py"),
     Job("module", "-m pkg.train"),
+    Job("pause", "-m pkg.train", trial=trials.paused),
     Job(
         "shell",
         "mkdir -p sub; cd sub; PYTHON -m pkg.train OPTIONS; echo done",

@@ -60,9 +60,9 @@ class Supervised(processes.Program):
         """Pids of the job, its first process first."""
         return processes.job_of(self.pid)
 
-    def snapshot(self, seconds_max):
-        """Asks for a snapshot; returns (exit code, what was said)."""
-        words = [self.tools.bin, "snapshot", "--store", self.store]
+    def ask(self, verb, seconds_max):
+        """Asks the supervisor; returns (exit code, what was said)."""
+        words = [self.tools.bin, *verb.split(), "--store", self.store]
         done = subprocess.run(
             [str(word) for word in words],
             cwd=self.folder,

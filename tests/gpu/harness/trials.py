@@ -5,7 +5,7 @@ import shutil
 import statistics
 import time
 
-from . import processes, supervised
+from . import machine, processes, supervised
 
 POLL_SECONDS = 0.05
 # A refused snapshot must not leave the job slower than this share of its pace before; others share the GPU.
@@ -162,6 +162,14 @@ class Trial:
             if expected.read_bytes() != got.read_bytes():
                 raise Failure(f"DIFFERS: {name}: {first_difference(expected, got)}")
 
+    def ask(self, run, verb):
+        return run.ask(verb, max(1, self.deadline - time.monotonic()))
+
+    def demand(self, run, verb):
+        code, words = self.ask(run, verb)
+        if code != 0:
+            raise Failure(f"{verb}: {words}")
+
     def clear(self):
         """Images are large; logs stay."""
         shutil.rmtree(self.folder / "supervised" / "store", ignore_errors=True)
@@ -190,6 +198,28 @@ def restored(trial):
     return "equal"
 
 
+def paused(trial):
+    """Paused, it stands still and has nothing on a GPU, on which the uninterrupted run computes meanwhile."""
+    run = trial.supervise("never")
+    trial.computes(run, PACE_STEPS)
+    on = machine.gpus_of(run.job())
+    trial.demand(run, "pause")
+    left = machine.gpus_of(run.job())
+    lines = run.lines()
+    reference = trial.reference()
+    trial.finish(reference, "the uninterrupted run")
+    if run.lines() != lines or run.code() is not None:
+        raise Failure("it went on while it was paused")
+    trial.demand(run, "unpause --wait")
+    back = machine.gpus_of(run.job())
+    trial.finish(run, "the job")
+    trial.same(reference, run)
+    trial.outcome.notes.append(f"GPUs in use: {len(on)}, paused {len(left)}, then {len(back)}")
+    if left or on != back:
+        raise Failure(f"on {on}, paused on {left}, then on {back}")
+    return "paused, equal"
+
+
 def refused(trial):
     """A snapshot is refused in words, and the job goes on at its pace, to the same result."""
     reference = trial.reference()
@@ -197,7 +227,7 @@ def refused(trial):
     said = []
     for number in range(REFUSALS):
         trial.computes(run, PACE_STEPS * (number + 1))
-        code, words = run.snapshot(max(1, trial.deadline - time.monotonic()))
+        code, words = trial.ask(run, "snapshot")
         if code == 0:
             raise Failure("a snapshot was taken of what cannot be restored")
         said.append(words)

@@ -1,5 +1,6 @@
 """A training that saves its state every some steps: a temporary file that gets its name when it is whole."""
 
+import contextlib
 import os
 
 import common
@@ -25,7 +26,9 @@ def main():
         os.replace(f"{path}.tmp", path)
         kept.append(path)
         for old in kept[:-KEEP]:
-            os.remove(old)
+            # After a crash a file that was removed since the image is removed once more.
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(old)
         del kept[:-KEEP]
 
     common.train(run, network, optimizer, torch, after)
