@@ -11,49 +11,15 @@ use std::time::Duration;
 
 use toml::Value as Shown;
 
-use super::model::Choice;
+use super::choice::Choice;
+use super::limits::{
+    BACKOFF_FACTOR, BUFFER, CPUS, CRIU_LOG_LEVEL, INTERVAL, KEEP_CONTENT, KEEP_LAST, KEEP_PERIODS,
+    KEEP_WITHIN, LEVEL, LOCK_TIMEOUT, MIN_FREE, PREVENT_ITEMS_MAX, RESTARTS, RESTORE_BUFFER, WAIT,
+    WAIT_OR_NOT,
+};
 use super::units::{format_duration, format_exit_status, format_size, parse_exit_status, shown};
 use super::value::Value;
 use super::{Buffer, Config, Cpus, CronExpression, Encryption, Interval, Invalid, RestartLimit};
-
-/// In seconds.
-const DAY: u64 = 24 * 3600;
-
-/// Shorter intervals are all freeze; longer ones overflow no clock.
-const INTERVAL: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(365 * DAY);
-/// A wait of more than a day is a typing error, and hides a hanging job.
-const WAIT: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(DAY);
-/// As `WAIT`, where not waiting makes sense.
-const WAIT_OR_NOT: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(DAY);
-/// The driver takes milliseconds in 32 bits, and all ranks are tried for many times.
-const LOCK_TIMEOUT: RangeInclusive<Duration> =
-    Duration::from_millis(100)..=Duration::from_secs(3600);
-/// Below, the pipes alone would fill it; above, there is no such machine.
-const BUFFER: RangeInclusive<u64> = 16 << 20..=1 << 50;
-/// Below, reading ahead would stop; above, there is no such machine.
-const RESTORE_BUFFER: RangeInclusive<u64> = 1 << 20..=1 << 50;
-/// What zstd knows, less the levels that need gigabytes of memory.
-const LEVEL: RangeInclusive<i64> = -7..=19;
-/// More threads than any one machine has.
-const CPUS: RangeInclusive<i64> = 1..=1024;
-/// Reading all manifests of a store stays a matter of seconds.
-const KEEP_LAST: RangeInclusive<i64> = 1..=100_000;
-/// As many images as `keep_last` can keep, one every hour; a longer time is a typing error.
-const KEEP_WITHIN: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(100_000 * 3600);
-/// As `KEEP_LAST`, where none makes sense.
-const KEEP_PERIODS: RangeInclusive<i64> = 0..=100_000;
-/// Above, there is no such disk.
-const MIN_FREE: RangeInclusive<u64> = 0..=1 << 50;
-/// -1 is no limit; above, it might as well be.
-const RESTARTS: RangeInclusive<i64> = -1..=1_000_000;
-/// Below 1 the waits would get shorter; above 100 the second is the longest.
-const BACKOFF_FACTOR: RangeInclusive<f64> = 1.0..=100.0;
-/// There are 256 exit codes and 31 signals with names.
-const PREVENT_ITEMS_MAX: usize = 287;
-/// Copied while the job is frozen.
-const KEEP_CONTENT: RangeInclusive<u64> = 0..=1 << 30;
-/// `-v0` to `-v4` of CRIU.
-const CRIU_LOG_LEVEL: RangeInclusive<i64> = 0..=4;
 
 /// One setting.
 pub(super) struct Key {

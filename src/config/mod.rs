@@ -12,6 +12,7 @@
 //!
 //! Nothing here knows what a setting does, nor asks for the time.
 
+mod choice;
 mod cron;
 mod error;
 mod file;
@@ -19,6 +20,7 @@ mod file;
 pub(crate) mod fuzz;
 mod keys;
 mod layer;
+mod limits;
 mod loaded;
 mod model;
 mod sources;

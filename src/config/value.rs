@@ -10,7 +10,7 @@ use std::time::Duration;
 use toml::de::DeValue;
 
 use super::Invalid;
-use super::model::Choice;
+use super::choice::Choice;
 use super::units::{format_duration, format_size, parse_duration, parse_size, shown};
 
 /// A value that no key has taken yet.

@@ -5,7 +5,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use super::codec::tests::noise;
-use super::testing::{names, never, packs, read_stream, temporary_store, write_image};
+use super::testing::{
+    flip, names, never, packs, place_of, read_stream, temporary_store, write_image,
+};
 use super::*;
 
 /// Text that would be found in any file that holds it in the plain.
@@ -240,17 +242,13 @@ fn an_image_of_another_key_is_no_image_and_is_not_repaired_away() {
 fn an_encrypted_store_heals_what_it_has_twice_and_drops_what_is_lost() {
     let (_folder, store) = encrypted_store();
     let lock = store.lock().unwrap();
-    write(&store, &lock);
+    let first = place_of(&write(&store, &lock), "short");
     // An image that was set aside shares no chunk with the next.
     store.set_aside(&lock, ImageId::FIRST, "a test").unwrap();
-    let second = write(&store, &lock).id;
-    let pack = |at: usize| store.path().join("packs").join(&packs(&store)[at]);
-    let flip = |path: &Path| {
-        let mut bytes = fs::read(path).unwrap();
-        bytes[100] ^= 1;
-        fs::write(path, bytes).unwrap();
-    };
-    flip(&pack(1));
+    let second = write(&store, &lock);
+    let (pack, at) = place_of(&second, "short");
+    flip(&store, pack, at);
+    let second = second.id;
     assert!(store.verify(second, &never).is_err());
     let repaired = repair(&store, &lock);
     let fates: Vec<Remedy> = repaired.images.iter().map(|image| image.remedy).collect();
@@ -259,7 +257,7 @@ fn an_encrypted_store_heals_what_it_has_twice_and_drops_what_is_lost() {
         "{fates:?}"
     );
     store.verify(second, &never).unwrap();
-    flip(&pack(0));
+    flip(&store, first.0, first.1);
     repair(&store, &lock);
     assert_eq!(store.images().unwrap().len(), 0);
 }

@@ -1,10 +1,14 @@
 //! What the store's tests share: stores in temporary folders, and other processes.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{self, Command, Stdio};
 use std::time::Duration;
 
+use super::manifest::Content;
+use super::pack::PackName;
 use super::{Effort, ImageId, Manifest, Policy, Store, StoreLock, WriteError, WriteOptions};
 
 const STORE_VARIABLE: &str = "CKPT_RUN_TEST_STORE";
@@ -31,6 +35,25 @@ pub(super) fn write_image(store: &Store, lock: &StoreLock, streams: &[(&str, &[u
         assert_eq!(stream.finish().unwrap(), bytes.len() as u64);
     }
     writer.commit(b"meta").unwrap()
+}
+
+/// Where the first chunk of a stream lies: workers may store chunks in any order.
+pub(super) fn place_of(manifest: &Manifest, stream: &str) -> (PackName, u64) {
+    let mut streams = manifest.streams.iter();
+    let stream = streams.find(|found| found.name == stream).unwrap();
+    match manifest.chunks[stream.chunks[0] as usize].content {
+        Content::Stored(stored) => (manifest.packs[stored.pack as usize].name, stored.offset),
+        Content::Zero => panic!("the stream's first chunk is stored"),
+    }
+}
+
+/// Changes a byte of a pack.
+pub(super) fn flip(store: &Store, pack: PackName, at: u64) {
+    let path = store.pack_file(pack);
+    let file = File::options().read(true).write(true).open(path).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).unwrap();
+    file.write_all_at(&[!byte[0]], at).unwrap();
 }
 
 impl Store {

@@ -1,15 +1,12 @@
 use std::fs;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 
 use super::*;
 use crate::store::codec::tests::noise;
 use crate::store::damage::{files_of, reads_back, small_store};
 use crate::store::fixtures;
 use crate::store::layout::FORMAT;
-use crate::store::manifest::Content;
 use crate::store::testing::{
-    OPTIONS, image_files, never, packs, read_stream, temporary_store, write_image,
+    OPTIONS, flip, image_files, never, packs, place_of, read_stream, temporary_store, write_image,
 };
 
 /// Less than the shortest chunk that is cut: one chunk, in one pack.
@@ -25,14 +22,6 @@ fn remedies(repaired: &Repaired) -> Vec<Remedy> {
 
 fn id(number: u64) -> ImageId {
     ImageId::new(number).unwrap()
-}
-
-fn flip(store: &Store, pack: PackName, at: u64) {
-    let path = store.pack_file(pack);
-    let file = File::options().read(true).write(true).open(path).unwrap();
-    let mut byte = [0];
-    file.read_exact_at(&mut byte, at).unwrap();
-    file.write_all_at(&[!byte[0]], at).unwrap();
 }
 
 /// Two images of the same bytes that share nothing, and the only pack of each.
@@ -198,16 +187,6 @@ fn an_image_of_format_1_is_healed_into_one_of_today() {
     assert!(store.verify_all(Selection::All, &never).unwrap().is_whole());
     let next = write_image(&store, &lock, &[("pages-1.img", &before)]);
     store.verify(next.id, &never).unwrap();
-}
-
-/// Where the first chunk of a stream lies: workers may store chunks in any order.
-fn place_of(manifest: &Manifest, stream: &str) -> (PackName, u64) {
-    let mut streams = manifest.streams.iter();
-    let stream = streams.find(|found| found.name == stream).unwrap();
-    match manifest.chunks[stream.chunks[0] as usize].content {
-        Content::Stored(stored) => (manifest.packs[stored.pack as usize].name, stored.offset),
-        Content::Zero => panic!("the stream's first chunk is stored"),
-    }
 }
 
 #[test]

@@ -1,0 +1,58 @@
+//! The words that stand for the values of an enum in files, variables and flags.
+
+use super::model::{IoUring, Isolation, LogLevel, Nccl, RestartPolicy, Tcp, WithoutImage};
+
+/// An enum whose values have a word each in files and flags.
+pub(super) trait Choice: Copy + PartialEq + 'static {
+    /// Every value with its word.
+    const WORDS: &'static [(&'static str, Self)];
+}
+
+impl Choice for Isolation {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("auto", Self::Auto),
+        ("namespaces", Self::Namespaces),
+        ("none", Self::None),
+    ];
+}
+
+impl Choice for IoUring {
+    const WORDS: &'static [(&'static str, Self)] = &[("hide", Self::Hide), ("allow", Self::Allow)];
+}
+
+impl Choice for RestartPolicy {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("no", Self::No),
+        ("on-failure", Self::OnFailure),
+        ("on-abnormal", Self::OnAbnormal),
+        ("always", Self::Always),
+    ];
+}
+
+impl Choice for WithoutImage {
+    const WORDS: &'static [(&'static str, Self)] =
+        &[("start", Self::Start), ("give-up", Self::GiveUp)];
+}
+
+impl Choice for Tcp {
+    const WORDS: &'static [(&'static str, Self)] = &[("close", Self::Close), ("keep", Self::Keep)];
+}
+
+impl Choice for Nccl {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("auto", Self::Auto),
+        ("checkpointable", Self::Checkpointable),
+        ("off", Self::Off),
+    ];
+}
+
+impl Choice for LogLevel {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("off", Self::Off),
+        ("error", Self::Error),
+        ("warn", Self::Warn),
+        ("info", Self::Info),
+        ("debug", Self::Debug),
+        ("trace", Self::Trace),
+    ];
+}
