@@ -1,8 +1,9 @@
 //! Processes of the job that hold the GPU's device files and do not use CUDA: children that a CUDA process forked.
 //!
 //! CRIU cannot dump such files; our plugin leaves them out of the image. That is right only for files that nobody
-//! uses, so it is checked twice that no others are there:
+//! uses, so it is checked that no others are there:
 //!
+//! - Before anything is suspended: no program has such files that the driver does not know.
 //! - After the suspend, which takes all device files from the processes that use CUDA or NVML (measured with driver
 //!   580.159.04): the driver knows none of the holders, and each of them was forked and has executed no program
 //!   since. One that did may be on its way into `cuInit`: then it has files before the driver knows it.
@@ -17,6 +18,15 @@ use crate::job::{self, Holder, Process};
 /// How the names of the driver's parts begin in `/proc/devices` (470 to 580: nvidia, nvidia-frontend, nvidia-uvm,
 /// nvidia-modeset, nvidia-caps, nvidiactl and others).
 const DRIVER: &str = "nvidia";
+
+/// Looks for programs that have come to the GPU and whom the driver does not know yet, before any other is suspended:
+/// `users` are those that it knows. Others of the job may be about to meet them there (NCCL), and wait.
+pub(super) fn nobody_arrives(processes: &[Process], users: &[i32]) -> Result<(), SnapshotError> {
+    let holders = job::holders(processes, &job::majors(DRIVER))?;
+    let arrives = |holder: &&Holder| !holder.forked && !users.contains(&holder.host_pid);
+    let arriving = holders.iter().find(arrives);
+    arriving.map_or(Ok(()), |one| Err(SnapshotError::Device { pid: one.pid }))
+}
 
 /// What CRIU may leave out of this snapshot.
 #[derive(Debug, Default)]

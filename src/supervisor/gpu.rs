@@ -71,6 +71,11 @@ impl<'a> Gpu<'a> {
         }))
     }
 
+    /// The processes, as the host sees them.
+    pub fn users(&self) -> &[i32] {
+        &self.users
+    }
+
     /// Moves the GPU state into host memory.
     pub fn suspend(
         &self,

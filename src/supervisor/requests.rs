@@ -35,16 +35,6 @@ impl Supervisor {
         afterwards: Afterwards,
         reply: Option<Reply>,
     ) -> Result<(), RunError> {
-        if let Some(image) = self.paused_image() {
-            // The newest image is the job as it stands.
-            if let Some(reply) = reply {
-                let _ = reply.send(Ok(image)); // a client that went away
-            }
-            return match afterwards {
-                Afterwards::Continue | Afterwards::Pause => Ok(()),
-                Afterwards::Stop => self.end_job(AfterEnd::Exit(SAVED, Progress::Saved)),
-            };
-        }
         let wanted = self.wanted.get_or_insert_with(|| Wanted {
             trigger,
             afterwards,
@@ -61,6 +51,9 @@ impl Supervisor {
 
     /// Begins the wanted snapshot if the job runs and no other is taken.
     pub fn snapshot_when_idle(&mut self) -> Result<(), RunError> {
+        if let Some(image) = self.paused_image() {
+            return self.answer_paused(image);
+        }
         let Stage::Running(
             running @ Running {
                 busy: None,
@@ -205,6 +198,20 @@ impl Supervisor {
             | Stage::Restoring(_)
             | Stage::Ending(_)
             | Stage::Waiting { .. } => None,
+        }
+    }
+
+    /// What is wanted of a paused job is done: the newest image is the job as it stands.
+    fn answer_paused(&mut self, image: ImageId) -> Result<(), RunError> {
+        let Some(wanted) = self.wanted.take() else {
+            return Ok(());
+        };
+        for reply in wanted.replies {
+            let _ = reply.send(Ok(image)); // a client that went away
+        }
+        match wanted.afterwards {
+            Afterwards::Continue | Afterwards::Pause => Ok(()),
+            Afterwards::Stop => self.end_job(AfterEnd::Exit(SAVED, Progress::Saved)),
         }
     }
 

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::bystanders::Bystanders;
+use super::bystanders::{self, Bystanders};
 use super::dump::Dump;
 use super::gpu::Gpu;
 use super::image::{ImageFacts, Stopwatch, Trigger};
@@ -36,8 +36,10 @@ const FREEZE_CORES: usize = 8;
 /// less is to kill the job.
 const SUSPEND_HEADROOM: u64 = 512 << 20;
 /// How often a snapshot is tried whose job changes under our hands. A job that starts CUDA does it once a process;
-/// one that is still at it the third time is better left alone until the next snapshot is due.
-const ATTEMPTS_MAX: u32 = 3;
+/// one that is still at it the last time is better left alone until the next snapshot is due.
+const ATTEMPTS_MAX: u32 = 5;
+/// Between two attempts: starting CUDA takes up to some seconds, and the driver tells nobody when it is done.
+const ATTEMPT_PAUSE: Duration = Duration::from_secs(1);
 
 /// What the job does after its snapshot; of several wishes the last of these counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -80,20 +82,25 @@ pub(super) fn take(
     computing: impl Fn(Duration),
 ) -> Result<(Snapshotted, Option<Paused>), SnapshotError> {
     let begun = clock::now();
-    again_while_it_changes(|| attempt(subject, afterwards, begun, &computing))
+    let attempt = || attempt(subject, afterwards, begun, &computing);
+    again_while_it_changes(attempt, || thread::sleep(ATTEMPT_PAUSE))
 }
 
 /// Tries until nothing came to the GPU meanwhile, a few times at most.
 fn again_while_it_changes<T>(
     mut attempt: impl FnMut() -> Result<T, SnapshotError>,
+    mut pause: impl FnMut(),
 ) -> Result<T, SnapshotError> {
     for number in 1..ATTEMPTS_MAX {
         match attempt() {
-            Err(SnapshotError::Device { pid }) => tracing::info!(
-                pid,
-                attempt = number,
-                "a process is on its way to the GPU; the snapshot is taken again"
-            ),
+            Err(SnapshotError::Device { pid }) => {
+                tracing::info!(
+                    pid,
+                    attempt = number,
+                    "a process is on its way to the GPU; the snapshot is taken again"
+                );
+                pause();
+            }
             result => return result,
         }
     }
@@ -113,6 +120,7 @@ fn attempt(
     let root = job::child_with_pid(job.sandbox.pid(), job.pids.root)?;
     let processes = job::tree(root)?;
     let gpu = Gpu::of(shop, &processes)?;
+    bystanders::nobody_arrives(&processes, gpu.as_ref().map_or(&[], Gpu::users))?;
     let writer = admit(subject, &processes, gpu.as_ref())?;
     watch.lap("admit");
 
@@ -146,13 +154,19 @@ fn attempt(
         return Ok((snapshotted, None));
     }
     watch.lap("dump");
+    let mut dumped = dumped.map(drop);
     if afterwards == Afterwards::Pause {
-        let gpu_facts = gpu.as_ref().map(|gpu| gpu.facts.clone());
-        // Dropped on the way out, it lets the job go on.
-        let paused = Paused::new(Arc::clone(job), suspended.zip(gpu_facts));
-        dumped?;
-        let image = dump.commit(facts(clock::now() - frozen_at), &mut watch, begun)?;
-        return Ok((image, Some(paused)));
+        let freeze = clock::now() - frozen_at;
+        match dumped.and_then(|()| dump.commit(facts(freeze), &mut watch, begun)) {
+            Ok(image) => {
+                let gpu_facts = gpu.as_ref().map(|gpu| gpu.facts.clone());
+                let paused = Paused::new(Arc::clone(job), suspended.zip(gpu_facts));
+                return Ok((image, Some(paused)));
+            }
+            Err(error) => dumped = Err(error),
+        }
+        // A sandbox that is gone needs no signal.
+        let _ = job.sandbox.signal(nix::libc::SIGCONT, true);
     }
     let resumed = suspended.map(cuda::Suspended::resume).transpose();
     if let Ok(Some(times)) = &resumed {
@@ -216,26 +230,29 @@ mod tests {
 
     #[test]
     fn a_job_that_changes_is_tried_again_a_few_times() {
-        for (changes, tries, taken) in [(0, 1, true), (2, 3, true), (3, 3, false), (9, 3, false)] {
-            let mut tried = 0;
-            let result = again_while_it_changes(|| {
+        for (changes, tries, taken) in [(0, 1, true), (4, 5, true), (5, 5, false), (9, 5, false)] {
+            let (mut tried, mut paused) = (0, 0);
+            let attempt = || {
                 tried += 1;
                 if tried <= changes {
                     return Err(SnapshotError::Device { pid: 7 });
                 }
                 Ok(())
-            });
+            };
+            let result = again_while_it_changes(attempt, || paused += 1);
             assert_eq!((tried, result.is_ok()), (tries, taken), "{changes} changes");
+            assert_eq!(paused, tries - 1);
         }
     }
 
     #[test]
     fn any_other_failure_ends_the_attempts() {
         let mut tried = 0;
-        let result: Result<(), _> = again_while_it_changes(|| {
+        let attempt = || {
             tried += 1;
             Err(SnapshotError::Ended)
-        });
+        };
+        let result: Result<(), _> = again_while_it_changes(attempt, || panic!("waited in vain"));
         assert!(matches!(result, Err(SnapshotError::Ended)));
         assert_eq!(tried, 1);
     }

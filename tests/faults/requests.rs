@@ -91,6 +91,27 @@ fn a_stop_during_a_snapshot_saves_once_more_and_the_same_line_goes_on() {
 }
 
 #[test]
+fn a_stop_during_a_pause_needs_no_other_image() {
+    if !can_run() {
+        return;
+    }
+    let (place, mut run) = counting();
+    let mut client = place.command(&["pause"]).spawn().expect("ckpt-run starts");
+    wait_for_criu(&run, "dump");
+    run.signal(Signal::SIGTERM);
+    assert_eq!(run.wait(), 75, "{}", place.text("err"));
+    client.wait().expect("the client ends");
+    let mut again = start_counter(&place);
+    wait_for_progress(&place);
+    assert_eq!(
+        said(&place, "cut off"),
+        0,
+        "nothing was computed after the last image"
+    );
+    finish_counter(&place, &mut again);
+}
+
+#[test]
 fn a_stop_during_a_restore_is_obeyed_and_the_same_line_goes_on() {
     if !can_run() {
         return;
