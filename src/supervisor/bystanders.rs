@@ -24,8 +24,7 @@ const DRIVER: &str = "nvidia";
 pub(super) fn nobody_arrives(processes: &[Process], users: &[i32]) -> Result<(), SnapshotError> {
     let holders = job::holders(processes, &job::majors(DRIVER))?;
     let arrives = |holder: &&Holder| !holder.forked && !users.contains(&holder.host_pid);
-    let arriving = holders.iter().find(arrives);
-    arriving.map_or(Ok(()), |one| Err(SnapshotError::Device { pid: one.pid }))
+    refuse(holders.iter().find(arrives))
 }
 
 /// What CRIU may leave out of this snapshot.
@@ -65,17 +64,19 @@ impl Bystanders {
     /// Whether nothing has changed, now that the tasks are frozen.
     pub fn check(&self, frozen: &[Process]) -> Result<(), SnapshotError> {
         let holders = job::holders(frozen, &self.majors)?;
-        let stranger = holders.iter().find(|one| !self.holders.contains(one));
-        stranger.map_or(Ok(()), |one| Err(SnapshotError::Device { pid: one.pid }))
+        refuse(holders.iter().find(|one| !self.holders.contains(one)))
     }
 }
 
 /// `users` are those that the driver knows.
 fn admit(holders: &[Holder], users: &[i32]) -> Result<(), SnapshotError> {
-    let doubtful = holders
-        .iter()
-        .find(|holder| !holder.forked || users.contains(&holder.host_pid));
-    doubtful.map_or(Ok(()), |one| Err(SnapshotError::Device { pid: one.pid }))
+    let doubtful = |holder: &&Holder| !holder.forked || users.contains(&holder.host_pid);
+    refuse(holders.iter().find(doubtful))
+}
+
+/// No snapshot because of this one, if there is one.
+fn refuse(holder: Option<&Holder>) -> Result<(), SnapshotError> {
+    holder.map_or(Ok(()), |one| Err(SnapshotError::Device { pid: one.pid }))
 }
 
 #[cfg(test)]

@@ -188,27 +188,37 @@ async fn converse(connection: UnixStream, events: Sender<Event>) -> io::Result<(
 }
 
 async fn answered(request: Request, events: &Sender<Event>) -> Answer {
-    let ended = || Answer::Failed("the run has ended".to_owned());
-    let (afterwards, (reply, replied)) = match request {
-        Request::Snapshot => (Afterwards::Continue, oneshot::channel()),
-        Request::Pause => (Afterwards::Pause, oneshot::channel()),
+    let afterwards = match request {
+        Request::Snapshot => Afterwards::Continue,
+        Request::Pause => Afterwards::Pause,
         Request::Unpause => {
-            let (reply, replied) = oneshot::channel();
-            let sent = events.send(Event::UnpauseRequest(reply)).await;
-            return match (sent, replied.await) {
-                (Ok(()), Ok(Ok(()))) => Answer::Done,
-                (Ok(()), Ok(Err(StillPaused::NoRoom(reason)))) => Answer::Later(reason),
-                (Ok(()), Ok(Err(StillPaused::Failed(reason)))) => Answer::Failed(reason),
-                (Err(_), _) | (_, Err(_)) => ended(),
+            return match asked(events, Event::UnpauseRequest).await {
+                Some(Ok(())) => Answer::Done,
+                Some(Err(StillPaused::NoRoom(reason))) => Answer::Later(reason),
+                Some(Err(StillPaused::Failed(reason))) => Answer::Failed(reason),
+                None => ended(),
             };
         }
     };
-    let sent = events.send(Event::SnapshotRequest(afterwards, reply)).await;
-    match (sent, replied.await) {
-        (Ok(()), Ok(Ok(id))) => Answer::Image(id),
-        (Ok(()), Ok(Err(reason))) => Answer::Failed(reason),
-        (Err(_), _) | (_, Err(_)) => ended(),
+    match asked(events, |reply| Event::SnapshotRequest(afterwards, reply)).await {
+        Some(Ok(id)) => Answer::Image(id),
+        Some(Err(reason)) => Answer::Failed(reason),
+        None => ended(),
     }
+}
+
+/// Asks the loop; `None` when the run ends before it answers.
+async fn asked<T>(
+    events: &Sender<Event>,
+    event: impl FnOnce(oneshot::Sender<T>) -> Event,
+) -> Option<T> {
+    let (reply, replied) = oneshot::channel();
+    events.send(event(reply)).await.ok()?;
+    replied.await.ok()
+}
+
+fn ended() -> Answer {
+    Answer::Failed("the run has ended".to_owned())
 }
 
 /// Socket paths end at 107 bytes; a store's may be longer, one through `/proc` is not.

@@ -78,8 +78,10 @@ impl Paused {
     /// The job was killed: there is nothing to resume.
     pub fn abandon(mut self) {
         self.settled = true;
-        // Dropping it would ask the driver to resume what is dying.
-        std::mem::forget(self.gpu.take());
+        // Dropped, it would ask the driver to resume what is dying.
+        if let Some((suspended, _)) = self.gpu.take() {
+            suspended.leave();
+        }
     }
 
     fn continue_tasks(&self) -> Result<(), crate::sandbox::SandboxError> {

@@ -150,7 +150,9 @@ fn attempt(
     };
     if let Ok(Some(snapshotted)) = dumped {
         // The suspended processes are dead; nothing is left to resume.
-        std::mem::forget(suspended);
+        if let Some(suspended) = suspended {
+            suspended.leave();
+        }
         return Ok((snapshotted, None));
     }
     watch.lap("dump");

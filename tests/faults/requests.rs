@@ -76,18 +76,26 @@ fn a_stop_during_a_snapshot_saves_once_more_and_the_same_line_goes_on() {
         let (place, mut run) = counting();
         let mut client = begin_snapshot(&place);
         wait_for_criu(&run, "dump");
-        run.signal(signal);
-        assert_eq!(run.wait(), 75, "{}", place.text("err"));
+        saved_and_stopped_by(signal, &place, &mut run);
         client.wait().expect("the client ends");
-        let mut again = start_counter(&place);
-        wait_for_progress(&place);
-        assert_eq!(
-            said(&place, "cut off"),
-            0,
-            "nothing was computed after the last image"
-        );
-        finish_counter(&place, &mut again);
+        goes_on_from_where_it_stopped(&place);
     }
+}
+
+fn saved_and_stopped_by(signal: Signal, place: &Place, run: &mut crate::common::Run) {
+    run.signal(signal);
+    assert_eq!(run.wait(), 75, "{}", place.text("err"));
+}
+
+fn goes_on_from_where_it_stopped(place: &Place) {
+    let mut again = start_counter(place);
+    wait_for_progress(place);
+    assert_eq!(
+        said(place, "cut off"),
+        0,
+        "nothing was computed after the last image"
+    );
+    finish_counter(place, &mut again);
 }
 
 #[test]
@@ -98,17 +106,9 @@ fn a_stop_during_a_pause_needs_no_other_image() {
     let (place, mut run) = counting();
     let mut client = place.command(&["pause"]).spawn().expect("ckpt-run starts");
     wait_for_criu(&run, "dump");
-    run.signal(Signal::SIGTERM);
-    assert_eq!(run.wait(), 75, "{}", place.text("err"));
+    saved_and_stopped_by(Signal::SIGTERM, &place, &mut run);
     client.wait().expect("the client ends");
-    let mut again = start_counter(&place);
-    wait_for_progress(&place);
-    assert_eq!(
-        said(&place, "cut off"),
-        0,
-        "nothing was computed after the last image"
-    );
-    finish_counter(&place, &mut again);
+    goes_on_from_where_it_stopped(&place);
 }
 
 #[test]
