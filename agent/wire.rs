@@ -1,0 +1,117 @@
+//! What the supervisor and the agent in a job's process say to each other, in datagrams of host byte order.
+//!
+//! ```text
+//! supervisor                          agent
+//!   HELLO    ──────────────────────▶         who are you, what do you hold
+//!            ◀──────────────────────  OK     thread, segments, bytes, flags
+//!   PROBE    ──────────────────────▶         may the driver be called now (all other threads are stopped)
+//!            ◀──────────────────────  OK, BUSY
+//!   RELEASE  ──────────────────────▶         let go of all device memory
+//!            ◀──────────────────────  MORE   up to BATCH_MAX segments, a descriptor each; as often as needed
+//!            ◀──────────────────────  OK     nothing is mapped any more
+//!   MAP      ──────────────────────▶         segments first.. of the order of the release, a descriptor each
+//!            ◀──────────────────────  OK     these are mapped where they were
+//! ```
+//! The agent answers to where a request came from, with its serial number. A request that was carried out already
+//! is answered OK again. Shared with the agent, which has no standard library; whoever receives checks everything.
+
+/// First word of every datagram.
+pub const MAGIC: u32 = u32::from_ne_bytes(*b"ckpA");
+/// Changes with any change of these messages; a restored process has the agent of its time.
+pub const VERSION: u32 = 1;
+
+/// Environment variable with the run's token: [`TOKEN_LEN`] hexadecimal digits. Without it the agent does nothing.
+pub const TOKEN_VARIABLE: &str = "CKPT_RUN_AGENT";
+/// Digits of a token.
+pub const TOKEN_LEN: usize = 32;
+/// An agent's socket has the abstract name PREFIX, token, "/", pid as the process itself sees it, decimal.
+pub const NAME_PREFIX: &str = "ckpt-run-agent/";
+
+/// Most segments, and descriptors, in a datagram; Linux takes 253 descriptors (SCM_MAX_FD).
+pub const BATCH_MAX: usize = 64;
+
+/// Kinds of requests.
+pub const HELLO: u32 = 1;
+/// See above.
+pub const PROBE: u32 = 2;
+/// See above.
+pub const RELEASE: u32 = 3;
+/// See above.
+pub const MAP: u32 = 4;
+
+/// Done.
+pub const OK: u32 = 0;
+/// A part of the answer; more come.
+pub const MORE: u32 = 1;
+/// A stopped thread holds what the agent needs. Nothing was changed.
+pub const BUSY: u32 = 2;
+/// The request makes no sense, or not now. Nothing was changed.
+pub const REFUSED: u32 = 3;
+/// The driver failed with `code`; what was begun was undone.
+pub const DRIVER: u32 = 4;
+/// The driver failed with `code`, and undoing failed as well: the process's device memory is incomplete.
+pub const LOST: u32 = 5;
+
+/// Flag: memory is released and waits for MAP.
+pub const RELEASED: u32 = 1;
+/// Flag: some memory was given by the supervisor once. The driver cannot bring it back, only RELEASE and MAP can.
+pub const IMPORTED: u32 = 2;
+/// Flag: the process has shared device memory with others, or uses theirs (CUDA IPC).
+pub const SHARES: u32 = 4;
+
+/// Supervisor to agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Request {
+    pub magic: u32,
+    pub version: u32,
+    pub kind: u32,
+    /// MAP: number of the first segment.
+    pub first: u32,
+    /// MAP: number of segments, and of descriptors that come along.
+    pub count: u32,
+    pub reserved: u32,
+    /// Repeated in the answers.
+    pub serial: u64,
+}
+
+/// Agent to supervisor; `count` segments follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Reply {
+    pub magic: u32,
+    pub version: u32,
+    pub kind: u32,
+    pub status: u32,
+    /// The driver's `CUresult` for `DRIVER` and `LOST`, else 0.
+    pub code: i32,
+    /// The agent's thread, as the process itself sees it.
+    pub thread: i32,
+    /// Number of the first segment that follows.
+    pub first: u32,
+    /// Segments that follow, with a descriptor each; 0 in all but MORE.
+    pub count: u32,
+    /// Segments in all.
+    pub total: u32,
+    /// `RELEASED`, `IMPORTED`, `SHARES`.
+    pub flags: u32,
+    /// Length of all segments, bytes.
+    pub bytes: u64,
+    pub serial: u64,
+}
+
+/// A piece of device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Segment {
+    /// Where the process has it mapped.
+    pub address: u64,
+    /// Bytes; a multiple of the driver's granularity.
+    pub len: u64,
+    /// UUID of its GPU.
+    pub device: [u8; 16],
+}
+
+const _: () = assert!(size_of::<Request>() == 32);
+const _: () = assert!(size_of::<Reply>() == 56);
+const _: () = assert!(size_of::<Segment>() == 32);
