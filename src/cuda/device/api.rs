@@ -98,7 +98,8 @@ pub(super) struct Functions {
     device_count: sys::DeviceGetCount,
     device: sys::DeviceGet,
     device_uuid: sys::DeviceGetUuid,
-    pub(super) primary_set_flags: sys::PrimaryCtxSetFlags,
+    /// Since CUDA 11; without it threads that wait for the GPU keep a core busy.
+    pub(super) primary_set_flags: Option<sys::PrimaryCtxSetFlags>,
     pub(super) primary_retain: sys::PrimaryCtxRetain,
     pub(super) primary_release: sys::PrimaryCtxRelease,
     pub(super) set_current: sys::OfHandle,
@@ -138,7 +139,7 @@ impl Functions {
             device_count: find(library, "cuDeviceGetCount", None)?,
             device: find(library, "cuDeviceGet", None)?,
             device_uuid,
-            primary_set_flags: find(library, "cuDevicePrimaryCtxSetFlags_v2", None)?,
+            primary_set_flags: find(library, "cuDevicePrimaryCtxSetFlags_v2", None).ok(),
             primary_retain: find(library, "cuDevicePrimaryCtxRetain", None)?,
             primary_release: find(library, "cuDevicePrimaryCtxRelease_v2", None)?,
             set_current: find(library, "cuCtxSetCurrent", None)?,

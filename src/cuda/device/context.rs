@@ -43,9 +43,11 @@ impl Context {
         device: sys::Device,
     ) -> Result<Self, DeviceError> {
         let functions = api.functions();
-        // SAFETY: a number that the driver gave, and one of its flags.
-        let result = unsafe { (functions.primary_set_flags)(device, sys::SCHEDULE_BLOCKING) };
-        api.check("cuDevicePrimaryCtxSetFlags", result)?;
+        if let Some(set_flags) = functions.primary_set_flags {
+            // SAFETY: a number that the driver gave, and one of its flags.
+            let result = unsafe { set_flags(device, sys::SCHEDULE_BLOCKING) };
+            api.check("cuDevicePrimaryCtxSetFlags", result)?;
+        }
         let mut handle = 0;
         // SAFETY: the driver writes one pointer-sized value to a valid pointer.
         let result = unsafe { (functions.primary_retain)(&raw mut handle, device) };
