@@ -24,6 +24,7 @@ pub mod cuda;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod job;
+pub mod resident;
 pub mod sandbox;
 pub mod store;
 pub mod supervisor;
