@@ -1,0 +1,88 @@
+//! Failures and hanging calls that a test asks for.
+//!
+//! `FAKE_CUDA_FAIL` `call[:nth[:code]]`, several separated by commas: the nth call of that name (from 1; 0 is every
+//! one, and without it) answers code (999) and does nothing. `FAKE_CUDA_HANG` `call:nth:path`: it waits until the
+//! file exists, inside the driver, and goes on. Both count in each process on its own and are for jobs;
+//! `FAKE_CUDA_CALLER_FAIL` and `FAKE_CUDA_CALLER_HANG` are for programs whose name begins with `ckpt`, whose
+//! `cuCheckpointProcess...` calls can fail as well.
+//!
+//! The same specifications are read from the files `fail`, `hang`, `caller-fail`, `caller-hang` of the GPUs' folder
+//! at each call, for failures in the midst of a run; there only nth 0 makes sense after a restore.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::{Mutex, OnceLock};
+use std::time::Duration;
+
+use super::card;
+use super::code::{Answer, UNKNOWN};
+
+/// Time between two looks for a file.
+const POLL: Duration = Duration::from_millis(2);
+
+/// Counts the call, lets it hang, lets it fail.
+pub fn meet(call: &str) -> Answer {
+    static COUNTS: Mutex<Option<HashMap<String, u64>>> = Mutex::new(None);
+    let count = {
+        let mut counts = COUNTS.lock().map_err(|_| UNKNOWN)?;
+        let count = counts
+            .get_or_insert_default()
+            .entry(call.to_owned())
+            .or_default();
+        *count += 1;
+        *count
+    };
+    for rule in rules("HANG") {
+        if let Some(path) = applies(&rule, call, count) {
+            wait_for(Path::new(path.unwrap_or("/")));
+        }
+    }
+    for rule in rules("FAIL") {
+        if let Some(code) = applies(&rule, call, count) {
+            return Err(code.and_then(|code| code.parse().ok()).unwrap_or(UNKNOWN));
+        }
+    }
+    Ok(())
+}
+
+/// Returns when the file exists.
+pub fn wait_for(path: &Path) {
+    while !path.exists() {
+        std::thread::sleep(POLL);
+    }
+}
+
+/// The third word, when the rule is for this call.
+fn applies<'a>(rule: &'a str, call: &str, count: u64) -> Option<Option<&'a str>> {
+    let mut words = rule.trim().splitn(3, ':');
+    let name = words.next()?;
+    let nth: u64 = words.next().map_or(Some(0), |nth| nth.parse().ok())?;
+    (name == call && (nth == 0 || nth == count)).then(|| words.next())
+}
+
+/// What the environment and the file say for this kind of program.
+fn rules(kind: &str) -> Vec<String> {
+    let name = if is_caller() {
+        format!("CALLER_{kind}")
+    } else {
+        kind.to_owned()
+    };
+    let set = std::env::var(format!("FAKE_CUDA_{name}")).unwrap_or_default();
+    let file = name.to_lowercase().replace('_', "-");
+    let written = std::fs::read_to_string(card::folder().join(file)).unwrap_or_default();
+    [set, written]
+        .iter()
+        .flat_map(|text| text.split(','))
+        .map(str::to_owned)
+        .collect()
+}
+
+fn is_caller() -> bool {
+    static CALLER: OnceLock<bool> = OnceLock::new();
+    *CALLER.get_or_init(|| {
+        let program = std::env::current_exe().unwrap_or_default();
+        program
+            .file_name()
+            .is_some_and(|name| name.as_encoded_bytes().starts_with(b"ckpt"))
+    })
+}

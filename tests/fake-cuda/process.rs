@@ -1,0 +1,233 @@
+//! What the driver knows of this process: its GPUs, contexts, memory and addresses.
+//!
+//! Guarded by a lock of its own that is held for moments only, and never while a thread waits: the restore thread
+//! takes it when the gate is closed and all other threads may be stopped.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::c::{self, Access};
+use super::card::{self, Memory};
+use super::code::{Answer, Code, INVALID_CONTEXT, INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE};
+
+/// Number of a piece of memory, and of a handle, in this process.
+pub type Id = u64;
+
+/// Where a piece of memory is.
+pub enum Place {
+    Device(Memory),
+    /// In host memory, while the process is checkpointed.
+    Host {
+        at: u64,
+        device: usize,
+        len: u64,
+    },
+    /// It was another process's, and cannot come back.
+    Lost,
+}
+
+/// Who made a piece of memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    Own,
+    Imported,
+}
+
+pub struct Piece {
+    pub place: Place,
+    pub origin: Origin,
+    /// `requestedHandleTypes` of `cuMemCreate`.
+    pub exportable: bool,
+}
+
+/// How a range of addresses came to be.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// `cuMemAlloc`: addresses and memory are one.
+    Private,
+    /// `cuMemMap` into a reservation.
+    Virtual,
+}
+
+/// Device memory at an address.
+#[derive(Clone, Copy)]
+pub struct Mapping {
+    /// Bytes that were asked for.
+    pub asked: u64,
+    /// Bytes that are mapped.
+    pub len: u64,
+    pub piece: Id,
+    pub access: Access,
+    pub kind: Kind,
+}
+
+pub struct Handle {
+    pub piece: Id,
+    pub count: u32,
+}
+
+pub struct Context {
+    /// The process's number of the GPU.
+    pub ordinal: usize,
+    /// Of a primary context.
+    pub users: u32,
+    /// What the driver itself takes.
+    pub piece: Option<Id>,
+}
+
+#[derive(Default)]
+pub struct Process {
+    /// The GPU that each of the process's numbers means.
+    pub gpus: Vec<usize>,
+    pub pieces: BTreeMap<Id, Piece>,
+    pub handles: BTreeMap<Id, Handle>,
+    pub reservations: BTreeMap<u64, u64>,
+    pub mappings: BTreeMap<u64, Mapping>,
+    pub contexts: BTreeMap<usize, Context>,
+    /// Pinned host memory.
+    pub pinned: BTreeMap<u64, u64>,
+    last: Id,
+}
+
+static PROCESS: Mutex<Option<Process>> = Mutex::new(None);
+
+/// The process, for this thread alone.
+pub struct Guard(MutexGuard<'static, Option<Process>>);
+
+impl std::ops::Deref for Guard {
+    type Target = Process;
+    fn deref(&self) -> &Process {
+        self.0.as_ref().expect("set by process()")
+    }
+}
+
+impl std::ops::DerefMut for Guard {
+    fn deref_mut(&mut self) -> &mut Process {
+        self.0.as_mut().expect("set by process()")
+    }
+}
+
+pub fn process() -> Guard {
+    let mut guard = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
+    guard.get_or_insert_with(|| Process {
+        gpus: visible(),
+        ..Process::default()
+    });
+    Guard(guard)
+}
+
+/// GPUs that `CUDA_VISIBLE_DEVICES` leaves, in its order.
+fn visible() -> Vec<usize> {
+    let Ok(list) = std::env::var("CUDA_VISIBLE_DEVICES") else {
+        return (0..card::devices()).collect();
+    };
+    let number = |word: &str| {
+        let by_uuid = (0..card::devices()).find(|&device| card::uuid_text(device) == word);
+        by_uuid
+            .or_else(|| word.parse().ok())
+            .filter(|&device| device < card::devices())
+    };
+    list.split(',')
+        .map_while(|word| number(word.trim()))
+        .collect()
+}
+
+impl Process {
+    pub fn next(&mut self) -> Id {
+        self.last += 1;
+        self.last
+    }
+
+    /// The GPU of a number.
+    pub fn gpu(&self, ordinal: i32) -> Result<usize, Code> {
+        let ordinal = usize::try_from(ordinal).map_err(|_| INVALID_DEVICE)?;
+        self.gpus.get(ordinal).copied().ok_or(INVALID_DEVICE)
+    }
+
+    /// The process's number of a GPU.
+    pub fn ordinal(&self, gpu: usize) -> Option<usize> {
+        self.gpus.iter().position(|&one| one == gpu)
+    }
+
+    pub fn context(&self, context: usize) -> Result<&Context, Code> {
+        self.contexts.get(&context).ok_or(INVALID_CONTEXT)
+    }
+
+    pub fn add(&mut self, memory: Memory, origin: Origin, exportable: bool) -> Id {
+        let id = self.next();
+        self.pieces.insert(
+            id,
+            Piece {
+                place: Place::Device(memory),
+                origin,
+                exportable,
+            },
+        );
+        id
+    }
+
+    /// The memory of a piece; there is one while calls pass the gate.
+    pub fn memory(&self, piece: Id) -> Result<&Memory, Code> {
+        match self.pieces.get(&piece).map(|piece| &piece.place) {
+            Some(Place::Device(memory)) => Ok(memory),
+            Some(Place::Host { .. } | Place::Lost) | None => Err(INVALID_HANDLE),
+        }
+    }
+
+    pub fn piece_of(&self, handle: Id) -> Result<Id, Code> {
+        self.handles
+            .get(&handle)
+            .map(|handle| handle.piece)
+            .ok_or(INVALID_VALUE)
+    }
+
+    /// Forgets a piece that neither a handle nor a mapping nor a context holds.
+    pub fn forget_unused(&mut self, piece: Id) {
+        let held = self.handles.values().any(|one| one.piece == piece)
+            || self.mappings.values().any(|one| one.piece == piece)
+            || self.contexts.values().any(|one| one.piece == Some(piece));
+        if !held {
+            self.pieces.remove(&piece);
+        }
+    }
+
+    /// The mapping that an address lies in.
+    pub fn mapping_at(&self, address: u64) -> Option<(u64, Mapping)> {
+        let (&at, &mapping) = self.mappings.range(..=address).next_back()?;
+        (address < at + mapping.len).then_some((at, mapping))
+    }
+
+    /// Whether all of the range is device memory that may be read and written.
+    pub fn check_range(&self, address: u64, len: u64) -> Answer {
+        let end = address.checked_add(len).ok_or(INVALID_VALUE)?;
+        let mut at = address;
+        while at < end {
+            let (from, mapping) = self.mapping_at(at).ok_or(INVALID_VALUE)?;
+            if mapping.access == Access::None {
+                return Err(INVALID_VALUE);
+            }
+            at = from + mapping.len;
+        }
+        Ok(())
+    }
+
+    /// Whether no mapping overlaps the range.
+    pub fn is_vacant(&self, address: u64, len: u64) -> bool {
+        let before = self.mappings.range(..address + len).next_back();
+        before.is_none_or(|(at, mapping)| at + mapping.len <= address)
+    }
+
+    /// The reservation that the whole range lies in.
+    pub fn is_reserved(&self, address: u64, len: u64) -> bool {
+        let before = self.reservations.range(..=address).next_back();
+        before.is_some_and(|(at, reserved)| address + len <= at + reserved)
+    }
+
+    /// Maps a piece over addresses that are reserved or were mapped before.
+    pub fn map(&mut self, at: u64, mapping: Mapping) -> Answer {
+        let file = self.memory(mapping.piece)?.open()?;
+        c::map_file(Some(at), mapping.len, &file, mapping.access)?;
+        self.mappings.insert(at, mapping);
+        Ok(())
+    }
+}
