@@ -7,6 +7,7 @@ use std::collections::hash_map::DefaultHasher;
 use std::ffi::OsString;
 use std::fs;
 use std::hash::{Hash, Hasher};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -15,6 +16,26 @@ use tempfile::TempDir;
 
 /// Where its memory is: a tmpfs, as large as the host's memory allows.
 const MEMORY: &str = "/dev/shm";
+
+/// Puts a small `/dev` in the place of the real one: the usual nodes and mounts, and the driver's, which are those of
+/// `/dev/null`. Arguments: a folder to build it in, number of GPUs, the command.
+const DEVICES: &str = r#"
+stage=$1 count=$2; shift 2
+mount -t tmpfs -o mode=755 dev "$stage"
+node() { mknod -m 666 "$stage/$1" c "$2" "$3"; }
+node null 1 3; node zero 1 5; node full 1 7; node random 1 8; node urandom 1 9; node tty 5 0
+for link in fd:/proc/self/fd stdin:/proc/self/fd/0 stdout:/proc/self/fd/1 stderr:/proc/self/fd/2 ptmx:pts/ptmx; do
+    ln -s "${link#*:}" "$stage/${link%%:*}"
+done
+for folder in pts shm; do
+    mkdir "$stage/$folder"
+    mount --rbind "/dev/$folder" "$stage/$folder"
+done
+node nvidiactl 1 3; node nvidia-uvm 1 3
+while [ "$count" -gt 0 ]; do count=$((count - 1)); node "nvidia$count" 1 3; done
+mount --move "$stage" /dev
+exec "$@"
+"#;
 
 /// GPUs of a test's own. They and all their memory end with it.
 pub struct FakeGpu {
@@ -55,6 +76,38 @@ impl FakeGpu {
         ]
     }
 
+    /// The command in a mount namespace whose `/dev` has the driver's device files, which `ckpt-run` looks for, with
+    /// these GPUs in its environment. It keeps its folder, its environment and its pid; needs root.
+    pub fn wrap(&self, command: &Command) -> Command {
+        let stage = self.folder().join("dev");
+        fs::create_dir_all(&stage).expect("a folder");
+        let mut wrapped = Command::new("unshare");
+        wrapped.args([
+            "--mount",
+            "--propagation",
+            "private",
+            "sh",
+            "-euc",
+            DEVICES,
+            "sh",
+        ]);
+        wrapped.arg(stage).arg(self.devices.to_string());
+        wrapped
+            .arg(command.get_program())
+            .args(command.get_args())
+            .envs(self.environment());
+        if let Some(folder) = command.get_current_dir() {
+            wrapped.current_dir(folder);
+        }
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => wrapped.env(name, value),
+                None => wrapped.env_remove(name),
+            };
+        }
+        wrapped
+    }
+
     /// Bytes of a GPU's memory that some process holds, whoever it is.
     pub fn used_bytes(&self, device: u32) -> u64 {
         let prefix = format!("d{device}-");
@@ -83,10 +136,15 @@ pub fn library() -> &'static Path {
         let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake-cuda");
         let folder = build_folder().join(format!("fake-cuda-{:016x}", hash(&sources)));
         if !folder.exists() {
-            build(&sources.join("lib.rs"), &folder);
+            build(&sources, &folder);
         }
         folder
     })
+}
+
+/// The sample job: `tests/fake-cuda/job.rs`.
+pub fn job() -> PathBuf {
+    library().join("job")
 }
 
 /// `target/debug`, where the test runs from `target/debug/deps`.
@@ -112,17 +170,20 @@ fn hash(sources: &Path) -> u64 {
 }
 
 /// Builds beside and renames: other tests may do the same at the same time.
-fn build(source: &Path, folder: &Path) {
+fn build(sources: &Path, folder: &Path) {
     let beside = tempfile::tempdir_in(build_folder()).expect("a folder");
-    let library = beside.path().join("libcuda.so.1");
-    rustc(
-        source,
-        &library,
-        &["--crate-type=cdylib", "--crate-name=cuda", "-Cpanic=abort"],
-    );
-    std::os::unix::fs::symlink("libcuda.so.1", beside.path().join("libnvidia-ml.so.1"))
-        .expect("a link");
-    // Whoever comes second finds the name taken by the same library.
+    let file = |name| beside.path().join(name);
+    let library = [
+        "--crate-type=cdylib",
+        "--crate-name=cuda",
+        "-Cpanic=abort",
+        // Found by its name as well by a program that has loaded it by its path.
+        "-Clink-arg=-Wl,-soname,libcuda.so.1",
+    ];
+    rustc(&sources.join("lib.rs"), &file("libcuda.so.1"), &library);
+    rustc(&sources.join("job.rs"), &file("job"), &[]);
+    symlink("libcuda.so.1", file("libnvidia-ml.so.1")).expect("a link");
+    // Whoever comes second finds the name taken by the same files.
     if fs::rename(beside.path(), folder).is_ok() {
         let _ = beside.keep();
     }

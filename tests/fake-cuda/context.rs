@@ -3,10 +3,11 @@
 
 use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::sync::Mutex;
 
 use super::c::{give, give_if_asked};
 use super::card::{self, Memory};
-use super::code::{Answer, Code, INVALID_CONTEXT, INVALID_VALUE};
+use super::code::{Answer, Code, INVALID_CONTEXT, INVALID_VALUE, NOT_INITIALIZED, UNKNOWN};
 use super::gate::{self, calls};
 use super::process::{Context, Origin, process};
 
@@ -39,14 +40,26 @@ pub extern "C" fn cuInit(flags: c_uint) -> c_int {
     if flags != 0 {
         return INVALID_VALUE;
     }
+    initialize().err().unwrap_or(0)
+}
+
+/// The restore thread comes first: a process that is still inside is one that uses CUDA.
+fn initialize() -> Answer {
+    static STARTED: Mutex<bool> = Mutex::new(false);
+    if gate::is_of_parent() {
+        return Err(NOT_INITIALIZED);
+    }
+    let mut started = STARTED.lock().map_err(|_| UNKNOWN)?;
     if gate::is_initialized() {
-        return 0;
+        return Ok(());
     }
-    if let Err(code) = super::faults::meet("cuInit") {
-        return code;
+    if !*started {
+        super::restore::start()?;
+        *started = true;
     }
+    super::faults::meet("cuInit")?;
     gate::set_initialized();
-    0
+    Ok(())
 }
 
 fn retain(ordinal: c_int) -> Result<usize, Code> {

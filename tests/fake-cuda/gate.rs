@@ -29,6 +29,11 @@ pub fn is_initialized() -> bool {
     INITIALIZED.load(Ordering::Acquire) == std::process::id()
 }
 
+/// Whether a process initialized CUDA and forked this one: it never has any.
+pub fn is_of_parent() -> bool {
+    ![0, std::process::id()].contains(&INITIALIZED.load(Ordering::Acquire))
+}
+
 pub fn set_initialized() {
     INITIALIZED.store(std::process::id(), Ordering::Release);
 }

@@ -17,17 +17,21 @@
 //! What a test sets in the environment is in `card` (GPUs) and `faults` (failures and hanging calls). There are no
 //! kernels: jobs compute on the host between copies. Built by plain `rustc`, without crates, by `tests/common/fake_gpu.rs`.
 #![allow(unsafe_code, reason = "a C library")]
-#![allow(dead_code, reason = "the checkpoint interface comes next")]
 #![allow(non_snake_case, reason = "NVIDIA's names")]
 
 mod c;
 mod card;
+mod checkpoint;
 mod code;
 mod context;
 mod copy;
 mod faults;
 mod gate;
+mod link;
 mod lookup;
 mod memory;
+mod nvml;
 mod process;
+mod restore;
+mod suspend;
 mod virtual_memory;

@@ -1,0 +1,265 @@
+//! Datagrams with descriptors and the sender's identity, through a Unix socket.
+//!
+//! Descriptors that came with a datagram are closed with it, unless somebody takes them.
+
+use core::ffi::c_int;
+use core::mem::{self, MaybeUninit};
+use core::ptr;
+
+use super::sys::{self, Address, ControlHead, Credentials, Limit, Message, Piece};
+use super::wire::{BATCH_MAX, Reply, Request, Segment};
+
+/// Numbers from here up: out of the way of a job that closes or duplicates low ones, and the kernel's table of
+/// descriptors, which reaches up to the highest, stays small.
+const NUMBER_MAX: u64 = 16_384;
+/// Tries of 1 ms to send descriptors while the user has too many on the way (unprivileged: as many as may be open).
+const TRIES_MAX: u32 = 5_000;
+/// Words of room for `SCM_RIGHTS` of a batch and `SCM_CREDENTIALS`, each with its head.
+const CONTROL_WORDS: usize = 2 + BATCH_MAX / 2 + 2 + 2;
+
+/// A received datagram.
+pub struct Incoming {
+    bytes: [u8; size_of::<Request>()],
+    is_whole: bool,
+    from: Address,
+    from_len: u32,
+    pub sender: Option<Credentials>,
+    descriptors: [c_int; BATCH_MAX],
+    count: usize,
+    /// Descriptors were lost for want of free numbers.
+    pub is_cut: bool,
+}
+
+impl Incoming {
+    /// The request, when the datagram has its length.
+    pub fn request(&self) -> Option<Request> {
+        // SAFETY: plain numbers of this length, of any value.
+        self.is_whole
+            .then(|| unsafe { ptr::read_unaligned(self.bytes.as_ptr().cast()) })
+    }
+
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// The descriptor of this number, which is the caller's from now on; -1 when there is none.
+    pub fn take(&mut self, index: usize) -> c_int {
+        self.descriptors
+            .get_mut(index)
+            .map_or(-1, |descriptor| mem::replace(descriptor, -1))
+    }
+}
+
+impl Drop for Incoming {
+    fn drop(&mut self) {
+        for descriptor in self.descriptors {
+            if descriptor >= 0 {
+                // SAFETY: received, and nobody took it.
+                unsafe { sys::close(descriptor) };
+            }
+        }
+    }
+}
+
+/// An answer: a head and up to a batch of segments, with a descriptor each.
+pub struct Outgoing {
+    pub reply: Reply,
+    pub segments: [Segment; BATCH_MAX],
+    pub descriptors: [c_int; BATCH_MAX],
+}
+
+/// Waits for a datagram. On failure the error number.
+pub fn receive(socket: c_int) -> Result<Incoming, c_int> {
+    let mut incoming = Incoming {
+        bytes: [0; _],
+        is_whole: false,
+        from: Address {
+            family: 0,
+            path: [0; 108],
+        },
+        from_len: 0,
+        sender: None,
+        descriptors: [-1; BATCH_MAX],
+        count: 0,
+        is_cut: false,
+    };
+    let mut piece = Piece {
+        start: incoming.bytes.as_mut_ptr().cast(),
+        len: incoming.bytes.len(),
+    };
+    let mut control = [0u64; CONTROL_WORDS];
+    let mut message = Message {
+        name: (&raw mut incoming.from).cast(),
+        name_len: size_of::<Address>() as u32,
+        pieces: &raw mut piece,
+        pieces_len: 1,
+        control: control.as_mut_ptr().cast(),
+        control_len: size_of_val(&control),
+        flags: 0,
+    };
+    // SAFETY: all that the message points to has the lengths it says.
+    let len = unsafe { sys::recvmsg(socket, &raw mut message, sys::MSG_CMSG_CLOEXEC) };
+    if len < 0 {
+        return Err(sys::errno());
+    }
+    incoming.from_len = message.name_len;
+    incoming.is_cut = message.flags & sys::MSG_CTRUNC != 0;
+    let whole = usize::try_from(len) == Ok(size_of::<Request>());
+    incoming.is_whole = whole && message.flags & sys::MSG_TRUNC == 0;
+    let used = message.control_len / 8;
+    read_control(control.get(..used).unwrap_or(&control), &mut incoming);
+    Ok(incoming)
+}
+
+/// Takes descriptors and credentials out of what the kernel wrote beside a datagram.
+fn read_control(mut words: &[u64], incoming: &mut Incoming) {
+    const HEAD: usize = size_of::<ControlHead>();
+    while words.len() * 8 >= HEAD {
+        // SAFETY: there is a whole head.
+        let head = unsafe { *words.as_ptr().cast::<ControlHead>() };
+        let Some(len) = head.len.checked_sub(HEAD) else {
+            return;
+        };
+        let body = &words[HEAD / 8..];
+        let len = len.min(size_of_val(body));
+        if head.level == sys::SOL_SOCKET && head.kind == sys::SCM_RIGHTS {
+            for index in 0..len / 4 {
+                // SAFETY: within the body.
+                let number = unsafe { *body.as_ptr().cast::<c_int>().add(index) };
+                if let Some(place) = incoming.descriptors.get_mut(incoming.count) {
+                    *place = number;
+                    incoming.count += 1;
+                } else {
+                    // SAFETY: received with this datagram.
+                    unsafe { sys::close(number) };
+                }
+            }
+        }
+        if head.level == sys::SOL_SOCKET
+            && head.kind == sys::SCM_CREDENTIALS
+            && len >= size_of::<Credentials>()
+        {
+            // SAFETY: within the body.
+            incoming.sender = Some(unsafe { *body.as_ptr().cast() });
+        }
+        words = body.get(len.div_ceil(8)..).unwrap_or(&[]);
+    }
+}
+
+/// Sends an answer to where the request came from; false when it did not go.
+pub fn send(socket: c_int, to: &Incoming, answer: &Outgoing) -> bool {
+    let count = (answer.reply.count as usize).min(BATCH_MAX);
+    let mut pieces = [
+        Piece {
+            start: (&raw const answer.reply).cast_mut().cast(),
+            len: size_of::<Reply>(),
+        },
+        Piece {
+            start: answer.segments.as_ptr().cast_mut().cast(),
+            len: count * size_of::<Segment>(),
+        },
+    ];
+    let mut control = MaybeUninit::<[u64; CONTROL_WORDS]>::zeroed();
+    let control: *mut u64 = control.as_mut_ptr().cast();
+    let head = ControlHead {
+        len: size_of::<ControlHead>() + 4 * count,
+        level: sys::SOL_SOCKET,
+        kind: sys::SCM_RIGHTS,
+    };
+    // SAFETY: there is room for a head.
+    unsafe { control.cast::<ControlHead>().write(head) };
+    // SAFETY: and behind it for the numbers of a batch.
+    unsafe {
+        let place = control.cast::<ControlHead>().add(1).cast();
+        ptr::copy_nonoverlapping(answer.descriptors.as_ptr(), place, count);
+    };
+    let message = Message {
+        name: (&raw const to.from).cast_mut().cast(),
+        name_len: to.from_len,
+        pieces: pieces.as_mut_ptr(),
+        pieces_len: pieces.len(),
+        control: if count == 0 { ptr::null_mut() } else { control.cast() },
+        control_len: if count == 0 { 0 } else { (head.len + 7) & !7 },
+        flags: 0,
+    };
+    for _ in 0..TRIES_MAX {
+        // SAFETY: all that the message points to has the lengths it says.
+        if unsafe { sys::sendmsg(socket, &raw const message, sys::MSG_NOSIGNAL) } >= 0 {
+            return true;
+        }
+        match sys::errno() {
+            sys::EINTR => {}
+            sys::ETOOMANYREFS => sys::pause_ms(1),
+            _ => return false,
+        }
+    }
+    false
+}
+
+/// The same descriptor at a high number, or as it is when there is none.
+pub fn move_up(descriptor: c_int) -> c_int {
+    let mut limit = Limit { soft: 0, hard: 0 };
+    // SAFETY: there is room for the answer.
+    if unsafe { sys::getrlimit(sys::RLIMIT_NOFILE, &raw mut limit) } != 0 {
+        return descriptor;
+    }
+    let from = (limit.soft / 2).min(NUMBER_MAX);
+    let high = sys::duplicate_from(descriptor, c_int::try_from(from).unwrap_or(0));
+    if high < 0 {
+        return descriptor;
+    }
+    // SAFETY: the copy takes its place.
+    unsafe { sys::close(descriptor) };
+    high
+}
+
+/// Lets the process have as many descriptors as it may, for there was no room; what it had stays below.
+pub fn make_room() {
+    let mut limit = Limit { soft: 0, hard: 0 };
+    // SAFETY: there is room for the answer.
+    if unsafe { sys::getrlimit(sys::RLIMIT_NOFILE, &raw mut limit) } == 0 && limit.soft < limit.hard
+    {
+        limit.soft = limit.hard;
+        // SAFETY: a whole limit.
+        unsafe { sys::setrlimit(sys::RLIMIT_NOFILE, &raw const limit) };
+    }
+}
+
+/// A name in the making.
+pub struct Name {
+    address: Address,
+    len: usize,
+}
+
+impl Name {
+    /// `None` when there is no more room.
+    pub fn push(&mut self, bytes: &[u8]) -> Option<()> {
+        let end = self.len.checked_add(bytes.len())?;
+        self.address.path.get_mut(self.len..end)?.copy_from_slice(bytes);
+        self.len = end;
+        Some(())
+    }
+
+    /// In decimal.
+    pub fn push_number(&mut self, number: u32) -> Option<()> {
+        if number >= 10 {
+            self.push_number(number / 10)?;
+        }
+        self.push(&[b'0' + u8::try_from(number % 10).ok()?])
+    }
+}
+
+/// An abstract address, and its length.
+pub fn address(write: impl FnOnce(&mut Name) -> Option<()>) -> Option<(Address, u32)> {
+    let mut name = Name {
+        address: Address {
+            family: sys::AF_UNIX as u16,
+            path: [0; 108],
+        },
+        // An abstract name begins with a zero.
+        len: 1,
+    };
+    write(&mut name)?;
+    let len = size_of::<u16>() + name.len;
+    Some((name.address, u32::try_from(len).ok()?))
+}

@@ -1,0 +1,149 @@
+//! The functions of the CUDA driver that the agent calls, and the few structures they take. No decisions here.
+//!
+//! Layouts are those of `cuda.h`, the same from CUDA 11.3 to 13.0.
+
+use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use core::mem::transmute;
+use core::ptr;
+use core::sync::atomic::{AtomicPtr, Ordering};
+
+pub const SUCCESS: c_int = 0;
+pub const INVALID_VALUE: c_int = 1;
+pub const OUT_OF_MEMORY: c_int = 2;
+pub const NOT_INITIALIZED: c_int = 3;
+
+/// `CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED`.
+pub const ATTRIBUTE_MAPPING: c_int = 102;
+/// `CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED`.
+pub const ATTRIBUTE_DESCRIPTORS: c_int = 103;
+/// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED`.
+pub const ATTRIBUTE_RDMA: c_int = 110;
+
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+pub const DESCRIPTOR: c_int = 1;
+/// `CU_MEM_ALLOC_GRANULARITY_MINIMUM`.
+pub const GRANULARITY_MINIMUM: c_int = 0;
+
+/// `CUmemAllocationProp`: pinned memory of a device that can be exported as a descriptor.
+#[repr(C)]
+pub struct Properties {
+    kind: c_int,
+    handle_types: c_int,
+    location: Location,
+    windows: *const c_void,
+    compression: u8,
+    rdma: u8,
+    usage: u16,
+    reserved: [u8; 4],
+}
+
+/// `CUmemLocation`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Location {
+    kind: c_int,
+    id: c_int,
+}
+
+/// `CUmemAccessDesc`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Access {
+    location: Location,
+    flags: c_int,
+}
+
+const _: () = assert!(size_of::<Properties>() == 32);
+const _: () = assert!(size_of::<Access>() == 12);
+
+impl Properties {
+    pub fn new(device: c_int, rdma: bool) -> Self {
+        Self {
+            kind: 1,
+            handle_types: DESCRIPTOR,
+            location: Location::device(device),
+            windows: ptr::null(),
+            compression: 0,
+            rdma: u8::from(rdma),
+            usage: 0,
+            reserved: [0; 4],
+        }
+    }
+}
+
+impl Location {
+    const fn device(id: c_int) -> Self {
+        Self { kind: 1, id }
+    }
+}
+
+impl Access {
+    /// Reading and writing by a device.
+    pub const fn full(device: c_int) -> Self {
+        Self {
+            location: Location::device(device),
+            flags: 3,
+        }
+    }
+}
+
+/// Driver calls as functions of this module, by pointers that [`load`] finds.
+macro_rules! driver {
+    ($($name:ident = $symbol:literal ($($argument:ident: $type:ty),*);)*) => {
+        #[allow(non_camel_case_types, reason = "numbers of the functions")]
+        enum Number { $($name),* }
+        const SYMBOLS: &[&CStr] = &[$($symbol),*];
+        static POINTERS: [AtomicPtr<c_void>; SYMBOLS.len()] =
+            [const { AtomicPtr::new(ptr::null_mut()) }; SYMBOLS.len()];
+        $(
+            /// # Safety
+            /// As the driver's documentation says of the function, and [`load`] was successful.
+            pub unsafe fn $name($($argument: $type),*) -> c_int {
+                let function = POINTERS[Number::$name as usize].load(Ordering::Relaxed);
+                // SAFETY: the driver's function of this name, which has this type.
+                let function: unsafe extern "C" fn($($type),*) -> c_int = unsafe { transmute(function) };
+                // SAFETY: by the contract above.
+                unsafe { function($($argument),*) }
+            }
+        )*
+    };
+}
+
+driver! {
+    context_current = c"cuCtxGetCurrent" (context: *mut usize);
+    context_device = c"cuCtxGetDevice" (device: *mut c_int);
+    context_set = c"cuCtxSetCurrent" (context: usize);
+    context_push = c"cuCtxPushCurrent_v2" (context: usize);
+    context_pop = c"cuCtxPopCurrent_v2" (context: *mut usize);
+    context_synchronize = c"cuCtxSynchronize" ();
+    peer_disable = c"cuCtxDisablePeerAccess" (context: usize);
+    primary_retain = c"cuDevicePrimaryCtxRetain" (context: *mut usize, device: c_int);
+    primary_release = c"cuDevicePrimaryCtxRelease_v2" (device: c_int);
+    primary_state = c"cuDevicePrimaryCtxGetState" (device: c_int, flags: *mut c_uint, active: *mut c_int);
+    device_attribute = c"cuDeviceGetAttribute" (value: *mut c_int, attribute: c_int, device: c_int);
+    device_uuid = c"cuDeviceGetUuid" (uuid: *mut [u8; 16], device: c_int);
+    granularity = c"cuMemGetAllocationGranularity" (len: *mut usize, properties: *const Properties, option: c_int);
+    reserve = c"cuMemAddressReserve" (address: *mut u64, len: usize, alignment: usize, wanted: u64, flags: u64);
+    address_free = c"cuMemAddressFree" (address: u64, len: usize);
+    create = c"cuMemCreate" (handle: *mut u64, len: usize, properties: *const Properties, flags: u64);
+    release = c"cuMemRelease" (handle: u64);
+    map = c"cuMemMap" (address: u64, len: usize, offset: usize, handle: u64, flags: u64);
+    unmap = c"cuMemUnmap" (address: u64, len: usize);
+    set_access = c"cuMemSetAccess" (address: u64, len: usize, access: *const Access, count: usize);
+    export = c"cuMemExportToShareableHandle" (descriptor: *mut c_int, handle: u64, kind: c_int, flags: u64);
+    import = c"cuMemImportFromShareableHandle" (handle: *mut u64, descriptor: *mut c_void, kind: c_int);
+}
+
+/// Finds all functions; false when one is missing, and then none may be called. May be done again, by any thread.
+pub fn load(find: impl Fn(*const c_char) -> *mut c_void) -> bool {
+    SYMBOLS.iter().zip(&POINTERS).all(|(symbol, pointer)| {
+        let found = find(symbol.as_ptr());
+        pointer.store(found, Ordering::Relaxed);
+        !found.is_null()
+    })
+}
+
+/// A driver's answer as a result; errors are its codes.
+pub fn check(code: c_int) -> Result<(), c_int> {
+    if code == SUCCESS { Ok(()) } else { Err(code) }
+}

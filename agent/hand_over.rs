@@ -1,0 +1,417 @@
+//! Lets go of all device memory for a snapshot, and takes it back.
+//!
+//! ```text
+//!          RELEASE: send descriptors → unmap all → release imported → release own → close descriptors
+//! mapped ────────────────────────────────────────────────────────────────────────────────────────────▶ released
+//!        ◀────────────────────────────────────────────────────────────────────────────────────────────
+//!          MAP, in as many parts as there are: import → map → set access → keep the descriptor
+//! ```
+//! While memory is released this holds the lock: a thread of the job that runs meanwhile and asks for memory waits for
+//! it before it calls the driver, and so never holds what MAP needs. All other threads are stopped while a request is
+//! carried out; one that holds the lock makes the answer BUSY.
+//!
+//! Until the last mapping is gone a failure is undone with the handles still held. Of imported memory the descriptors
+//! stay until all of it is released. Own memory comes last, and a failure there does no harm: the driver's checkpoint
+//! takes what is own, but loses a process that holds what is imported (driver 580).
+
+use core::ffi::{c_int, c_void};
+use core::ptr;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use super::datagram::{self, Incoming, Outgoing};
+use super::driver::{self, Access, Properties, check};
+use super::lock::Guard;
+use super::memory::{self, BYTES, IMPORTED, SEGMENTS, STATE, State, length};
+use super::sys;
+use super::table::Entry;
+use super::wire::{self, BATCH_MAX, MAGIC, Reply, Request, Segment, VERSION};
+
+/// Set when the job shared memory with another process.
+pub static SHARES: AtomicBool = AtomicBool::new(false);
+
+/// Why a request was not carried out.
+enum Failure {
+    Busy,
+    Refused,
+    /// The driver's code; all is as before.
+    Driver(c_int),
+    /// The driver's code; memory is missing.
+    Lost(c_int),
+}
+
+/// What the agent's thread remembers between requests.
+pub struct HandOver {
+    /// The lock, while memory is released.
+    released: Option<Guard<'static, State>>,
+}
+
+impl HandOver {
+    pub const fn new() -> Self {
+        Self { released: None }
+    }
+
+    /// Carries a request out and says how it went.
+    pub fn answer(&mut self, socket: c_int, mut incoming: Incoming) {
+        let Some(request) = incoming.request() else {
+            return;
+        };
+        let done = if request.version == VERSION {
+            self.carry_out(socket, &request, &mut incoming)
+        } else {
+            Err(Failure::Refused)
+        };
+        // No context of the job's stays with this thread.
+        if SEGMENTS.load(Ordering::Relaxed) != 0 {
+            // SAFETY: makes none current.
+            unsafe { driver::context_set(0) };
+        }
+        let (status, code) = match done {
+            Ok(()) => (wire::OK, 0),
+            Err(Failure::Busy) => (wire::BUSY, 0),
+            Err(Failure::Refused) => (wire::REFUSED, 0),
+            Err(Failure::Driver(code)) => (wire::DRIVER, code),
+            Err(Failure::Lost(code)) => (wire::LOST, code),
+        };
+        let answer = self.outgoing(&request, status, code);
+        datagram::send(socket, &incoming, &answer);
+    }
+
+    fn carry_out(
+        &mut self,
+        socket: c_int,
+        request: &Request,
+        incoming: &mut Incoming,
+    ) -> Result<(), Failure> {
+        match request.kind {
+            wire::HELLO => Ok(()),
+            wire::PROBE => self.probe(),
+            wire::RELEASE => self.release(socket, request, incoming),
+            wire::MAP => self.map(request, incoming),
+            _ => Err(Failure::Refused),
+        }
+    }
+
+    fn outgoing(&self, request: &Request, status: u32, code: c_int) -> Outgoing {
+        let flag = |is_set: bool, flag| if is_set { flag } else { 0 };
+        let total = SEGMENTS.load(Ordering::Relaxed);
+        let released = self.released.is_some();
+        let imported = released || IMPORTED.load(Ordering::Relaxed) != 0;
+        Outgoing {
+            reply: Reply {
+                magic: MAGIC,
+                version: VERSION,
+                kind: request.kind,
+                status,
+                code,
+                thread: sys::thread(),
+                first: 0,
+                count: 0,
+                total: u32::try_from(total).unwrap_or(u32::MAX),
+                flags: flag(released, wire::RELEASED)
+                    | flag(imported, wire::IMPORTED)
+                    | flag(SHARES.load(Ordering::Relaxed), wire::SHARES),
+                bytes: BYTES.load(Ordering::Relaxed),
+                serial: request.serial,
+            },
+            segments: [const {
+                Segment {
+                    address: 0,
+                    len: 0,
+                    device: [0; 16],
+                }
+            }; BATCH_MAX],
+            descriptors: [-1; BATCH_MAX],
+        }
+    }
+
+    /// Whether the driver can be called: one that a stopped thread was calling may let nobody in, and then there is no
+    /// answer.
+    fn probe(&mut self) -> Result<(), Failure> {
+        if let Some(state) = &mut self.released {
+            return probe_devices(state).map_err(Failure::Driver);
+        }
+        let mut state = STATE.try_lock().ok_or(Failure::Busy)?;
+        probe_devices(&mut state).map_err(Failure::Driver)
+    }
+
+    fn release(
+        &mut self,
+        socket: c_int,
+        request: &Request,
+        incoming: &Incoming,
+    ) -> Result<(), Failure> {
+        if self.released.is_some() {
+            return Ok(());
+        }
+        let mut state = STATE.try_lock().ok_or(Failure::Busy)?;
+        if state.table.entries().is_empty() {
+            // Nothing would ever be mapped, and the lock never be given back.
+            return Ok(());
+        }
+        for (number, batch) in state.table.entries().chunks(BATCH_MAX).enumerate() {
+            let mut answer = self.outgoing(request, wire::MORE, 0);
+            answer.reply.first = u32::try_from(number * BATCH_MAX).unwrap_or(u32::MAX);
+            send_batch(socket, incoming, batch, &mut answer)?;
+        }
+        unmap_all(&mut state)?;
+        release_imported(&mut state)?;
+        for entry in state.table.entries_mut() {
+            if entry.descriptor < 0 {
+                // SAFETY: ours, not mapped, and given up here.
+                unsafe { driver::release(entry.handle) };
+            } else {
+                // SAFETY: ours alone; the supervisor has its own.
+                unsafe { sys::close(entry.descriptor) };
+                entry.descriptor = -1;
+                IMPORTED.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+        self.released = Some(state);
+        Ok(())
+    }
+
+    fn map(&mut self, request: &Request, incoming: &mut Incoming) -> Result<(), Failure> {
+        if incoming.is_cut {
+            datagram::make_room();
+            return Err(Failure::Busy);
+        }
+        let (first, count) = (request.first as usize, request.count as usize);
+        let end = first.checked_add(count).ok_or(Failure::Refused)?;
+        let total = SEGMENTS.load(Ordering::Relaxed);
+        if count == 0 || count != incoming.count() || end > total {
+            return Err(Failure::Refused);
+        }
+        // Without a release all is mapped: this was carried out before.
+        let Some(state) = &mut self.released else {
+            return Ok(());
+        };
+        let was = core::array::from_fn::<bool, BATCH_MAX, _>(|index| {
+            let entry = state.table.entries().get(first + index);
+            entry.is_none_or(|entry| entry.mapped)
+        });
+        for index in (0..count).filter(|index| !was[*index]) {
+            let position = first + index;
+            if let Err(code) = take_back(state, position, incoming.take(index)) {
+                for done in (0..index).filter(|done| !was[*done]) {
+                    let_go(state, first + done);
+                }
+                return Err(Failure::Driver(code));
+            }
+        }
+        if state.table.entries().iter().all(|entry| entry.mapped) {
+            self.released = None;
+        }
+        Ok(())
+    }
+}
+
+/// Sends a batch of segments, each with a descriptor of its memory.
+fn send_batch(
+    socket: c_int,
+    to: &Incoming,
+    batch: &[Entry],
+    answer: &mut Outgoing,
+) -> Result<(), Failure> {
+    let mut result = Ok(());
+    for (entry, (segment, descriptor)) in batch
+        .iter()
+        .zip(answer.segments.iter_mut().zip(&mut answer.descriptors))
+    {
+        segment.address = entry.address;
+        segment.len = entry.len;
+        result = describe(entry, segment, descriptor);
+        if result.is_err() {
+            break;
+        }
+        answer.reply.count += 1;
+    }
+    if result.is_ok() && !datagram::send(socket, to, answer) {
+        result = Err(Failure::Refused);
+    }
+    for (entry, descriptor) in batch.iter().zip(answer.descriptors) {
+        if entry.descriptor < 0 && descriptor >= 0 {
+            // SAFETY: exported for this datagram.
+            unsafe { sys::close(descriptor) };
+        }
+    }
+    result
+}
+
+fn describe(entry: &Entry, segment: &mut Segment, descriptor: &mut c_int) -> Result<(), Failure> {
+    enter(entry).map_err(Failure::Driver)?;
+    // Asked for every time: the process may have been restored onto another GPU.
+    // SAFETY: there is room for the answer.
+    check(unsafe { driver::device_uuid(&raw mut segment.device, entry.device) })
+        .map_err(Failure::Driver)?;
+    if entry.descriptor >= 0 {
+        *descriptor = entry.descriptor;
+        return Ok(());
+    }
+    // SAFETY: our handle, and room for the answer.
+    let mut export = || unsafe { driver::export(descriptor, entry.handle, driver::DESCRIPTOR, 0) };
+    check(export())
+        .or_else(|_| {
+            // Perhaps for want of a free number; the driver has no code for that.
+            datagram::make_room();
+            check(export())
+        })
+        .map_err(Failure::Driver)
+}
+
+/// Makes the context current that the entry belongs to. Switching is cheap, and mostly there is one.
+fn enter(entry: &Entry) -> Result<(), c_int> {
+    // SAFETY: the driver refuses a context that is none any more.
+    check(unsafe { driver::context_set(entry.context) })
+}
+
+/// Unmaps all, or nothing.
+fn unmap_all(state: &mut State) -> Result<(), Failure> {
+    for position in 0..state.table.entries().len() {
+        let entry = &mut state.table.entries_mut()[position];
+        let done = enter(entry).and_then(|()| {
+            // SAFETY: mapped there, and the GPU stands still.
+            check(unsafe { driver::unmap(entry.address, length(entry)) })
+        });
+        match done {
+            Ok(()) => entry.mapped = false,
+            Err(code) => return Err(undo(state, code)),
+        }
+    }
+    Ok(())
+}
+
+/// Releases what came from elsewhere, or nothing.
+fn release_imported(state: &mut State) -> Result<(), Failure> {
+    for position in 0..state.table.entries().len() {
+        let entry = &state.table.entries()[position];
+        if entry.descriptor < 0 {
+            continue;
+        }
+        // SAFETY: ours, not mapped, and given up here.
+        if let Err(code) = check(unsafe { driver::release(entry.handle) }) {
+            for before in 0..position {
+                if let Err(code) = import_again(&mut state.table.entries_mut()[before]) {
+                    return Err(Failure::Lost(code));
+                }
+            }
+            return Err(undo(state, code));
+        }
+    }
+    Ok(())
+}
+
+fn import_again(entry: &mut Entry) -> Result<(), c_int> {
+    if entry.descriptor < 0 {
+        return Ok(());
+    }
+    enter(entry)?;
+    entry.handle = import(entry.descriptor)?;
+    Ok(())
+}
+
+/// Maps again what is not mapped, by the handles that are still held.
+fn undo(state: &mut State, code: c_int) -> Failure {
+    for position in 0..state.table.entries().len() {
+        let mut entry = state.table.entries()[position];
+        if entry.mapped {
+            continue;
+        }
+        if let Err(code) = enter(&entry).and_then(|()| memory::map(state, &mut entry)) {
+            return Failure::Lost(code);
+        }
+        state.table.entries_mut()[position] = entry;
+    }
+    Failure::Driver(code)
+}
+
+fn import(descriptor: c_int) -> Result<u64, c_int> {
+    let mut handle = 0;
+    let value: *mut c_void = ptr::without_provenance_mut(descriptor as usize);
+    // SAFETY: there is room for the answer; the driver takes the number itself.
+    check(unsafe { driver::import(&raw mut handle, value, driver::DESCRIPTOR) })?;
+    Ok(handle)
+}
+
+/// Maps the memory behind the descriptor where the entry was, and keeps the descriptor.
+fn take_back(state: &mut State, position: usize, descriptor: c_int) -> Result<(), c_int> {
+    let mut entry = state.table.entries()[position];
+    let mapped = enter(&entry).and_then(|()| {
+        entry.handle = import(descriptor)?;
+        memory::map(state, &mut entry).inspect_err(|_| {
+            // SAFETY: imported above, and not mapped.
+            unsafe { driver::release(entry.handle) };
+        })
+    });
+    if let Err(code) = mapped {
+        // SAFETY: received, and taken by nobody.
+        unsafe { sys::close(descriptor) };
+        return Err(code);
+    }
+    entry.descriptor = datagram::move_up(descriptor);
+    state.table.entries_mut()[position] = entry;
+    IMPORTED.fetch_add(1, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Undoes [`take_back`]. What the driver does not take back stays mapped, and counts as such.
+fn let_go(state: &mut State, position: usize) {
+    let entry = &mut state.table.entries_mut()[position];
+    // SAFETY: mapped there, and nothing used it yet.
+    let done = enter(entry).and_then(|()| check(unsafe { driver::unmap(entry.address, length(entry)) }));
+    if done.is_ok() {
+        // SAFETY: ours, not mapped, and given up here.
+        unsafe { driver::release(entry.handle) };
+        // SAFETY: ours alone.
+        unsafe { sys::close(entry.descriptor) };
+        entry.descriptor = -1;
+        entry.mapped = false;
+        IMPORTED.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Calls the driver as a release and a mapping do, on a granule of each device that has memory of ours.
+fn probe_devices(state: &mut State) -> Result<(), c_int> {
+    let mut seen = 0u64;
+    for position in 0..state.table.entries().len() {
+        let entry = state.table.entries()[position];
+        if seen >> entry.device & 1 == 0 {
+            seen |= 1 << entry.device;
+            enter(&entry)?;
+            probe_device(state, &entry)?;
+        }
+    }
+    Ok(())
+}
+
+fn probe_device(state: &mut State, entry: &Entry) -> Result<(), c_int> {
+    let Some((granule, rdma)) = state.device(entry.device) else {
+        return Ok(());
+    };
+    let (mut address, mut handle) = (0, 0);
+    // SAFETY: there is room for the answer.
+    check(unsafe { driver::reserve(&raw mut address, granule, 0, 0, 0) })?;
+    let properties = Properties::new(entry.device, rdma);
+    // SAFETY: there is room for the answer, and the properties are whole.
+    let mut code = unsafe { driver::create(&raw mut handle, granule, &raw const properties, 0) };
+    if code == driver::SUCCESS {
+        // SAFETY: reserved and created above.
+        code = unsafe { driver::map(address, granule, 0, handle, 0) };
+        if code == driver::SUCCESS {
+            // SAFETY: mapped above.
+            code = unsafe { driver::unmap(address, granule) };
+        }
+        // SAFETY: created above.
+        unsafe { driver::release(handle) };
+    } else if code == driver::OUT_OF_MEMORY {
+        // The GPU is full: what is mapped gets once more the access that it has.
+        code = driver::SUCCESS;
+        if entry.mapped {
+            let access = Access::full(entry.device);
+            // SAFETY: mapped there.
+            code = unsafe { driver::set_access(entry.address, length(entry), &raw const access, 1) };
+        }
+    }
+    // SAFETY: nothing is mapped there any more.
+    unsafe { driver::address_free(address, granule) };
+    check(code)
+}

@@ -1,0 +1,136 @@
+//! The driver's functions that have one of ours, each twice: for who was given a pointer, and as a symbol for who is
+//! linked to it.
+
+use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use core::mem::transmute;
+
+use super::driver::NOT_INITIALIZED;
+use super::interpose::{self, Hook};
+use super::{contexts, memory};
+
+// SAFETY: holds addresses of functions and of text alone.
+unsafe impl Sync for Hook {}
+
+macro_rules! hooks {
+    ($($symbol:ident = $ours:path, $base:literal, $version:literal ($($argument:ident: $type:ty),*);)*) => {
+        #[allow(non_camel_case_types, reason = "numbers of the functions")]
+        enum Number { $($symbol),* }
+
+        pub const COUNT: usize = [$($version),*].len();
+
+        /// All of them, by their numbers.
+        pub static HOOKS: [Hook; COUNT] = [$(Hook {
+            symbol: name(concat!(stringify!($symbol), "\0")),
+            base: $base,
+            version: $version,
+            picked: picked::$symbol as *const (),
+            linked: linked::$symbol as *const (),
+        }),*];
+
+        #[allow(non_snake_case, reason = "the driver's names")]
+        mod picked {
+            use super::*;
+            $(
+                /// # Safety
+                /// As the driver's; called by who was given it in the place of the driver's own.
+                pub unsafe extern "C" fn $symbol($($argument: $type),*) -> c_int {
+                    let real = interpose::own(Number::$symbol as usize);
+                    // SAFETY: the driver's function of this name, which has this type; it was found before.
+                    let real: unsafe extern "C" fn($($type),*) -> c_int = unsafe { transmute(real) };
+                    // SAFETY: by the contract above.
+                    unsafe {
+                        if interpose::is_on() { $ours(real, $($argument),*) } else { real($($argument),*) }
+                    }
+                }
+            )*
+        }
+
+        #[allow(non_snake_case, reason = "the driver's names")]
+        mod linked {
+            use super::*;
+            $(
+                /// # Safety
+                /// As the driver's.
+                #[unsafe(no_mangle)]
+                pub unsafe extern "C" fn $symbol($($argument: $type),*) -> c_int {
+                    let target = interpose::linked(Number::$symbol as usize);
+                    if target.is_null() {
+                        return NOT_INITIALIZED;
+                    }
+                    // SAFETY: a function of this name.
+                    let target: unsafe extern "C" fn($($type),*) -> c_int = unsafe { transmute(target) };
+                    // SAFETY: by the contract above.
+                    unsafe { target($($argument),*) }
+                }
+            )*
+        }
+    };
+}
+
+hooks! {
+    cuGetProcAddress = proc_address, c"cuGetProcAddress", 11030
+        (name: *const c_char, out: *mut *mut c_void, version: c_int, flags: u64);
+    cuGetProcAddress_v2 = proc_address_status, c"cuGetProcAddress", 12000
+        (name: *const c_char, out: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_int);
+    cuMemAlloc_v2 = memory::allocate, c"cuMemAlloc", 3020 (out: *mut u64, len: usize);
+    cuMemFree_v2 = memory::free, c"cuMemFree", 3020 (address: u64);
+    cuMemGetAddressRange_v2 = memory::address_range, c"cuMemGetAddressRange", 3020
+        (base: *mut u64, len: *mut usize, address: u64);
+    cuCtxDestroy = contexts::destroy, c"cuCtxDestroy", 2000 (context: usize);
+    cuCtxDestroy_v2 = contexts::destroy, c"cuCtxDestroy", 4000 (context: usize);
+    cuDevicePrimaryCtxReset = contexts::reset, c"cuDevicePrimaryCtxReset", 7000 (device: c_int);
+    cuDevicePrimaryCtxReset_v2 = contexts::reset, c"cuDevicePrimaryCtxReset", 11000 (device: c_int);
+    cuDevicePrimaryCtxRelease = contexts::reset, c"cuDevicePrimaryCtxRelease", 7000 (device: c_int);
+    cuDevicePrimaryCtxRelease_v2 = contexts::reset, c"cuDevicePrimaryCtxRelease", 11000 (device: c_int);
+    cuCtxEnablePeerAccess = contexts::enable_peer, c"cuCtxEnablePeerAccess", 4000 (peer: usize, flags: c_uint);
+}
+
+const fn name(text: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(text.as_bytes()) {
+        Ok(name) => name,
+        Err(_) => c"",
+    }
+}
+
+type ProcAddress = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64) -> c_int;
+type ProcAddressStatus =
+    unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> c_int;
+
+/// # Safety
+/// As `cuGetProcAddress`, which is `real`.
+unsafe fn proc_address(
+    real: ProcAddress,
+    name: *const c_char,
+    out: *mut *mut c_void,
+    version: c_int,
+    flags: u64,
+) -> c_int {
+    // SAFETY: by the contract above.
+    unsafe {
+        let code = real(name, out, version, flags);
+        if code == 0 {
+            interpose::substitute(out);
+        }
+        code
+    }
+}
+
+/// # Safety
+/// As `cuGetProcAddress_v2`, which is `real`.
+unsafe fn proc_address_status(
+    real: ProcAddressStatus,
+    name: *const c_char,
+    out: *mut *mut c_void,
+    version: c_int,
+    flags: u64,
+    status: *mut c_int,
+) -> c_int {
+    // SAFETY: by the contract above.
+    unsafe {
+        let code = real(name, out, version, flags, status);
+        if code == 0 {
+            interpose::substitute(out);
+        }
+        code
+    }
+}

@@ -1,0 +1,297 @@
+//! Puts the agent's functions in the place of the driver's, for whoever looks for them, and nothing else of it.
+//!
+//! ```text
+//! dlsym(libcuda, name) ───────────▶ pick ──────▶ ours, when the driver's own would be found
+//! cuGetProcAddress(name, version) ▶ substitute ▶ ours, when the driver answers one that is known
+//! linked with -lcuda ─────────────▶ linked ────▶ ours, when the driver's own is next; else what is next
+//! ```
+//! A runtime linked into the program, one in a library, and direct users all come through one of these. Without a
+//! token in the environment, and in the child of a fork, all is as if the agent were not there.
+//!
+//! A program that refers weakly to one of these functions by linking, without libcuda in the process, sees the agent's;
+//! it answers that the driver is not initialised. Asking for one by `dlsym` does find nothing then.
+
+use core::ffi::{CStr, c_char, c_int, c_void};
+use core::mem::transmute;
+use core::ptr;
+use core::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
+
+use super::hooks::{COUNT, HOOKS};
+use super::wire::{TOKEN_LEN, TOKEN_VARIABLE};
+use super::{elf, sys};
+
+/// `dlsym` handles.
+const RTLD_DEFAULT: usize = 0;
+const RTLD_NEXT: usize = usize::MAX;
+const RTLD_LAZY: c_int = 1;
+const RTLD_NOLOAD: c_int = 4;
+
+const LIBRARY: &CStr = c"libcuda.so.1";
+
+type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
+type Dlopen = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
+type ProcAddress = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64) -> c_int;
+
+/// A function of the driver that has one of ours.
+pub struct Hook {
+    /// Its name in libcuda.
+    pub symbol: &'static CStr,
+    /// What `cuGetProcAddress` knows it by, and since which version.
+    pub base: &'static CStr,
+    pub version: c_int,
+    /// Ours, for those who were given a pointer.
+    pub picked: *const (),
+    /// Ours, for those who are linked to it.
+    pub linked: *const (),
+}
+
+/// Answer of [`pick`]: a function, or where `dlsym` is to go on.
+#[repr(C)]
+pub struct Picked {
+    answer: *mut c_void,
+    onwards: *mut c_void,
+}
+
+type Pointers = [AtomicPtr<c_void>; COUNT];
+const NONE: Pointers = [const { AtomicPtr::new(ptr::null_mut()) }; COUNT];
+/// The driver's own, as its symbol table has them.
+static OWN: Pointers = NONE;
+/// The same as `cuGetProcAddress` gives them out.
+static GIVEN: Pointers = NONE;
+/// What linked callers get: our `picked`, or another library's function of that name.
+static LINKED: Pointers = NONE;
+
+static DLSYM: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+static LIBCUDA: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+
+const UNKNOWN: u8 = 0;
+const ON: u8 = 1;
+const OFF: u8 = 2;
+static MODE: AtomicU8 = AtomicU8::new(UNKNOWN);
+static TOKEN: [AtomicU8; TOKEN_LEN] = [const { AtomicU8::new(0) }; TOKEN_LEN];
+
+/// Whether the agent does anything in this process. Asks the environment once.
+pub fn is_on() -> bool {
+    match MODE.load(Ordering::Acquire) {
+        ON => true,
+        UNKNOWN => {
+            let mode = if read_token() { ON } else { OFF };
+            // The child of a fork may have been faster in switching it off.
+            let _ = MODE.compare_exchange(UNKNOWN, mode, Ordering::AcqRel, Ordering::Relaxed);
+            MODE.load(Ordering::Acquire) == ON
+        }
+        _ => false,
+    }
+}
+
+/// From now on all is passed on to the driver.
+pub fn switch_off() {
+    MODE.store(OFF, Ordering::Release);
+}
+
+fn read_token() -> bool {
+    let mut name = [0u8; TOKEN_VARIABLE.len() + 1];
+    name[..TOKEN_VARIABLE.len()].copy_from_slice(TOKEN_VARIABLE.as_bytes());
+    // SAFETY: the name ends with a zero.
+    let value = unsafe { sys::getenv(name.as_ptr().cast()) };
+    if value.is_null() {
+        return false;
+    }
+    // SAFETY: a value of the environment ends with a zero.
+    let value = unsafe { CStr::from_ptr(value) }.to_bytes();
+    let is_token = value.len() == TOKEN_LEN && value.iter().all(u8::is_ascii_hexdigit);
+    for (kept, byte) in TOKEN.iter().zip(value) {
+        kept.store(*byte, Ordering::Relaxed);
+    }
+    is_token
+}
+
+/// The run's token, while [`is_on`].
+pub fn token() -> [u8; TOKEN_LEN] {
+    core::array::from_fn(|index| TOKEN[index].load(Ordering::Relaxed))
+}
+
+/// What our `dlsym` does. Every other name costs two comparisons of a byte.
+///
+/// # Safety
+/// As for `dlsym`.
+pub unsafe extern "C" fn pick(handle: usize, name: *const c_char) -> Picked {
+    let onwards = Picked {
+        answer: ptr::null_mut(),
+        onwards: real_dlsym() as *mut c_void,
+    };
+    // SAFETY: by the contract above; `or` reads the second byte only where the first is no zero.
+    if unsafe { name.is_null() || *name != b'c'.cast_signed() || *name.add(1) != b'u'.cast_signed() } {
+        return onwards;
+    }
+    // SAFETY: by the contract above.
+    let name = unsafe { CStr::from_ptr(name) };
+    let Some(index) = HOOKS.iter().position(|hook| hook.symbol == name) else {
+        return onwards;
+    };
+    if !is_on() {
+        return onwards;
+    }
+    let own = find_own(index);
+    let next = || real(RTLD_NEXT, name);
+    let found = match handle {
+        RTLD_NEXT if !own.is_null() => return onwards,
+        RTLD_DEFAULT | RTLD_NEXT => next(),
+        handle => match real(handle, name) {
+            // A handle of everything, where we stand before the driver.
+            found if ptr::eq(found.cast(), HOOKS[index].linked) => match next() {
+                found if found.is_null() && !own.is_null() => own,
+                found => found,
+            },
+            found => found,
+        },
+    };
+    let answer = match found {
+        found if found.is_null() && handle == RTLD_DEFAULT && !own.is_null() => ours(index),
+        found if found == own && !own.is_null() => ours(index),
+        found => found,
+    };
+    Picked {
+        answer,
+        onwards: nothing as *mut c_void,
+    }
+}
+
+/// `dlsym` where there is nothing to find.
+extern "C" fn nothing(_handle: usize, _name: *const c_char) -> *mut c_void {
+    ptr::null_mut()
+}
+
+fn ours(index: usize) -> *mut c_void {
+    HOOKS[index].picked.cast_mut().cast()
+}
+
+/// The C library's `dlsym`; one that finds nothing, should it have none.
+fn real_dlsym() -> Dlsym {
+    let mut function = DLSYM.load(Ordering::Relaxed);
+    if function.is_null() {
+        function = elf::find(c"dlsym");
+        if function.is_null() {
+            function = nothing as *mut c_void;
+        } else {
+            DLSYM.store(function, Ordering::Relaxed);
+        }
+    }
+    // SAFETY: `dlsym`, which has this type.
+    unsafe { transmute(function) }
+}
+
+/// `dlsym` as if the agent's own were not there; `RTLD_NEXT` means behind the agent.
+fn real(handle: usize, name: &CStr) -> *mut c_void {
+    let handle = ptr::with_exposed_provenance_mut(handle);
+    // SAFETY: the name ends with a zero. A handle that is none is the caller's fault, and the answer its own.
+    let found = unsafe { real_dlsym()(handle, name.as_ptr()) };
+    // Not a jump: the C library looks at where this call came from.
+    core::hint::black_box(found)
+}
+
+/// libcuda, once it is in the process.
+fn libcuda() -> *mut c_void {
+    let mut library = LIBCUDA.load(Ordering::Acquire);
+    if !library.is_null() {
+        return library;
+    }
+    let open = elf::find(c"dlopen");
+    if open.is_null() {
+        return library;
+    }
+    // SAFETY: `dlopen`, which has this type.
+    let open: Dlopen = unsafe { transmute(open) };
+    // SAFETY: the name ends with a zero. Never closed, so that what was found in it stays.
+    library = unsafe { open(LIBRARY.as_ptr(), RTLD_LAZY | RTLD_NOLOAD) };
+    if !library.is_null() {
+        LIBCUDA.store(library, Ordering::Release);
+    }
+    library
+}
+
+/// A function of the driver's own, or null.
+pub fn symbol(name: *const c_char) -> *mut c_void {
+    let library = libcuda();
+    if library.is_null() {
+        return library;
+    }
+    // SAFETY: a handle that stays open, and names of ours.
+    unsafe { real_dlsym()(library, name) }
+}
+
+/// The driver's function of a hook, or null while there is none.
+fn find_own(index: usize) -> *mut c_void {
+    let mut own = OWN[index].load(Ordering::Acquire);
+    if own.is_null() {
+        own = symbol(HOOKS[index].symbol.as_ptr());
+        OWN[index].store(own, Ordering::Release);
+    }
+    own
+}
+
+/// The driver's function behind one of ours that somebody was given.
+pub fn own(index: usize) -> *mut c_void {
+    OWN[index].load(Ordering::Acquire)
+}
+
+/// What a caller gets that is linked to the name: ours, another library's, or null without any.
+pub fn linked(index: usize) -> *mut c_void {
+    let known = LINKED[index].load(Ordering::Acquire);
+    if !known.is_null() {
+        return known;
+    }
+    let (own, next) = (find_own(index), real(RTLD_NEXT, HOOKS[index].symbol));
+    let target = match next {
+        next if next.is_null() || next == own => own,
+        next => next,
+    };
+    let target = if target == own && !own.is_null() { ours(index) } else { target };
+    LINKED[index].store(target, Ordering::Release);
+    target
+}
+
+/// Puts ours in the place of a function that `cuGetProcAddress` gave out; versions and flags stay its decision.
+///
+/// # Safety
+/// `pointer` is null or points to such an answer.
+pub unsafe fn substitute(pointer: *mut *mut c_void) {
+    if pointer.is_null() {
+        return;
+    }
+    // SAFETY: by the contract above.
+    let found = unsafe { *pointer };
+    if found.is_null() {
+        return;
+    }
+    for index in 0..COUNT {
+        let own = find_own(index);
+        if !own.is_null() && (found == own || found == given(index)) {
+            // SAFETY: by the contract above.
+            unsafe { *pointer = ours(index) };
+            return;
+        }
+    }
+}
+
+/// What `cuGetProcAddress` gives for a hook, should that be another pointer than the symbol's.
+fn given(index: usize) -> *mut c_void {
+    let known = GIVEN[index].load(Ordering::Acquire);
+    if !known.is_null() {
+        return known;
+    }
+    let ask = symbol(c"cuGetProcAddress".as_ptr());
+    let mut found = ptr::null_mut();
+    if !ask.is_null() {
+        // SAFETY: the driver's function, which has this type since CUDA 11.3.
+        let ask: ProcAddress = unsafe { transmute(ask) };
+        let hook = &HOOKS[index];
+        // SAFETY: the name ends with a zero, and `found` has room for the answer.
+        let code = unsafe { ask(hook.base.as_ptr(), &raw mut found, hook.version, 0) };
+        if code != 0 || found.is_null() {
+            found = own(index);
+        }
+        GIVEN[index].store(found, Ordering::Release);
+    }
+    found
+}

@@ -1,0 +1,194 @@
+//! What the agent asks of the C library and the kernel. No driver here.
+//!
+//! Only functions that are in the main library of every glibc and of musl are named here, without versions; those that
+//! lived in `libdl` or `libpthread` before glibc 2.34 are found by `elf` when they are needed.
+
+use core::ffi::{c_char, c_int, c_long, c_uint, c_void};
+use core::ptr;
+
+/// `struct iovec`.
+#[repr(C)]
+pub struct Piece {
+    pub start: *mut c_void,
+    pub len: usize,
+}
+
+/// `struct msghdr`. musl has 32-bit lengths and padding in the place of the 64-bit ones: the same on little endian.
+#[repr(C)]
+pub struct Message {
+    pub name: *mut c_void,
+    pub name_len: c_uint,
+    pub pieces: *mut Piece,
+    pub pieces_len: usize,
+    pub control: *mut c_void,
+    pub control_len: usize,
+    pub flags: c_int,
+}
+
+/// `struct cmsghdr`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct ControlHead {
+    pub len: usize,
+    pub level: c_int,
+    pub kind: c_int,
+}
+
+/// `struct ucred`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Credentials {
+    pub pid: c_int,
+    pub uid: c_uint,
+    pub gid: c_uint,
+}
+
+/// `struct sockaddr_un`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Address {
+    pub family: u16,
+    pub path: [u8; 108],
+}
+
+/// `struct rlimit`.
+#[repr(C)]
+pub struct Limit {
+    pub soft: u64,
+    pub hard: u64,
+}
+
+const _: () = assert!(size_of::<Message>() == 56);
+const _: () = assert!(size_of::<ControlHead>() == 16);
+const _: () = assert!(size_of::<Address>() == 110);
+
+pub const AF_UNIX: c_int = 1;
+pub const SOCK_DGRAM: c_int = 2;
+pub const SOCK_CLOEXEC: c_int = 0o2_000_000;
+pub const SOL_SOCKET: c_int = 1;
+pub const SO_PASSCRED: c_int = 16;
+pub const SO_SNDTIMEO: c_int = 21;
+pub const SCM_RIGHTS: c_int = 1;
+pub const SCM_CREDENTIALS: c_int = 2;
+pub const MSG_CTRUNC: c_int = 0x8;
+pub const MSG_TRUNC: c_int = 0x20;
+pub const MSG_NOSIGNAL: c_int = 0x4000;
+pub const MSG_CMSG_CLOEXEC: c_int = 0x4000_0000;
+pub const RLIMIT_NOFILE: c_int = 7;
+
+pub const EINTR: c_int = 4;
+pub const ETOOMANYREFS: c_int = 109;
+
+const F_DUPFD_CLOEXEC: c_int = 1030;
+const FUTEX_WAIT_PRIVATE: c_long = 128;
+const FUTEX_WAKE_PRIVATE: c_long = 129;
+const SIG_SETMASK: c_long = 2;
+const PR_SET_NAME: c_int = 15;
+
+#[cfg(target_arch = "x86_64")]
+mod number {
+    use core::ffi::c_long;
+    pub const FUTEX: c_long = 202;
+    pub const RT_SIGPROCMASK: c_long = 14;
+    pub const GETTID: c_long = 186;
+    pub const NANOSLEEP: c_long = 35;
+}
+#[cfg(target_arch = "aarch64")]
+mod number {
+    use core::ffi::c_long;
+    pub const FUTEX: c_long = 98;
+    pub const RT_SIGPROCMASK: c_long = 135;
+    pub const GETTID: c_long = 178;
+    pub const NANOSLEEP: c_long = 101;
+}
+
+unsafe extern "C" {
+    pub fn getenv(name: *const c_char) -> *const c_char;
+    pub fn getpid() -> c_int;
+    pub fn geteuid() -> c_uint;
+    pub fn abort() -> !;
+    pub fn close(descriptor: c_int) -> c_int;
+    pub fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_int;
+    pub fn bind(socket: c_int, address: *const Address, len: c_uint) -> c_int;
+    pub fn setsockopt(
+        socket: c_int,
+        level: c_int,
+        option: c_int,
+        value: *const c_void,
+        len: c_uint,
+    ) -> c_int;
+    pub fn sendmsg(socket: c_int, message: *const Message, flags: c_int) -> isize;
+    pub fn recvmsg(socket: c_int, message: *mut Message, flags: c_int) -> isize;
+    pub fn getrlimit(resource: c_int, limit: *mut Limit) -> c_int;
+    pub fn setrlimit(resource: c_int, limit: *const Limit) -> c_int;
+    pub fn dl_iterate_phdr(
+        callback: unsafe extern "C" fn(*const c_void, usize, *mut c_void) -> c_int,
+        data: *mut c_void,
+    ) -> c_int;
+    fn fcntl(descriptor: c_int, command: c_int, ...) -> c_int;
+    fn prctl(option: c_int, ...) -> c_int;
+    fn syscall(number: c_long, ...) -> c_long;
+    fn __errno_location() -> *mut c_int;
+}
+
+/// The error of the call before, in this thread.
+pub fn errno() -> c_int {
+    // SAFETY: the C library gives every thread such a place.
+    unsafe { *__errno_location() }
+}
+
+/// Sleeps until `word` is woken, unless it is not `expected` any more. May return without reason.
+pub fn futex_wait(word: *const u32, expected: u32) {
+    let forever = ptr::null::<c_void>();
+    // SAFETY: the kernel reads the word alone, and fails where there is none.
+    unsafe { syscall(number::FUTEX, word, FUTEX_WAIT_PRIVATE, expected, forever) };
+}
+
+/// Wakes one thread that sleeps there.
+pub fn futex_wake(word: *const u32) {
+    // SAFETY: the address is looked up, not read.
+    unsafe { syscall(number::FUTEX, word, FUTEX_WAKE_PRIVATE, 1) };
+}
+
+/// This thread, as the process itself sees it.
+pub fn thread() -> c_int {
+    // SAFETY: has no arguments.
+    let thread = unsafe { syscall(number::GETTID) };
+    c_int::try_from(thread).unwrap_or(0)
+}
+
+/// Sets the signals that are blocked in this thread; the mask of before.
+pub fn block_signals(mask: u64) -> u64 {
+    let mut before = 0u64;
+    let set = &raw const mask;
+    // SAFETY: both masks have the kernel's 8 bytes. The C library's own call takes out signals that it says itself.
+    unsafe {
+        syscall(
+            number::RT_SIGPROCMASK,
+            SIG_SETMASK,
+            set,
+            &raw mut before,
+            8usize,
+        )
+    };
+    before
+}
+
+/// Names this thread; at most 15 bytes and a zero.
+pub fn name_thread(name: &core::ffi::CStr) {
+    // SAFETY: reads up to the zero.
+    unsafe { prctl(PR_SET_NAME, name.as_ptr()) };
+}
+
+/// A copy of the descriptor, closed by exec, with the lowest free number from `number`; negative when there is none.
+pub fn duplicate_from(descriptor: c_int, number: c_int) -> c_int {
+    // SAFETY: F_DUPFD_CLOEXEC takes an int.
+    unsafe { fcntl(descriptor, F_DUPFD_CLOEXEC, number) }
+}
+
+/// Gives the kernel a moment to let go of something that it cannot be asked to wait for.
+pub fn pause_ms(ms: u32) {
+    let time = [0i64, i64::from(ms) * 1_000_000];
+    // SAFETY: a timespec of the two supported machines; the rest is not written.
+    unsafe { syscall(number::NANOSLEEP, time.as_ptr(), ptr::null::<c_void>()) };
+}

@@ -1,0 +1,300 @@
+//! One process's agent, as the supervisor sees it: a request, its answers, everything checked.
+//!
+//! An answer counts when it comes from the agent's address and from root or the job's user. Answers to requests that
+//! were given up are passed over, but those to a release, which carry memory, are kept for whoever asks again.
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::socket::UnixAddr;
+
+use super::channel::{Channel, Datagram};
+use super::embed::Token;
+use super::error::AgentError;
+use super::message::{decode, encode};
+use super::receipt::{Held, Receipt};
+use super::wire::{self, BATCH_MAX, MAGIC, NAME_PREFIX, Reply, Request, VERSION};
+use crate::clock;
+
+/// Times that a part of a mapping is sent to an agent that had no room for its descriptors: it makes room at the first.
+const TRIES_MAX: u32 = 3;
+
+/// What an agent says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// Its thread, as the process sees it.
+    pub thread: i32,
+    /// Pieces of device memory it answers for.
+    pub segments: u32,
+    /// Their length in all.
+    pub bytes: u64,
+    /// Memory is released and waits for [`Agent::map`].
+    pub released: bool,
+    /// Some memory was given by the supervisor once, so the driver cannot bring it back.
+    pub imported: bool,
+    /// The process has shared device memory with others, or uses theirs.
+    pub shares: bool,
+}
+
+/// A process's agent. It keeps descriptors between a [`release`](Agent::release) that took too long and the next.
+#[derive(Debug)]
+pub struct Agent<'a> {
+    channel: &'a mut Channel,
+    pid: i32,
+    name: Vec<u8>,
+    uid: u32,
+    receipt: Receipt,
+    /// Serial of the first release that may still be answered.
+    release_since: Option<u64>,
+}
+
+/// Requests by their kinds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Hello,
+    Probe,
+    Release,
+    Map,
+}
+
+impl Kind {
+    const fn number(self) -> u32 {
+        match self {
+            Self::Hello => wire::HELLO,
+            Self::Probe => wire::PROBE,
+            Self::Release => wire::RELEASE,
+            Self::Map => wire::MAP,
+        }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Hello => "asking for the agent",
+            Self::Probe => "asking the driver",
+            Self::Release => "releasing the device memory",
+            Self::Map => "mapping the device memory",
+        }
+    }
+}
+
+impl<'a> Agent<'a> {
+    pub(super) fn new(channel: &'a mut Channel, token: &Token, pid: i32) -> Self {
+        Self {
+            channel,
+            pid,
+            name: format!("{NAME_PREFIX}{token}/{pid}").into_bytes(),
+            uid: nix::unistd::geteuid().as_raw(),
+            receipt: Receipt::default(),
+            release_since: None,
+        }
+    }
+
+    /// The user that the process runs as, should that not be ours.
+    #[must_use]
+    pub fn owned_by(mut self, uid: u32) -> Self {
+        self.uid = uid;
+        self
+    }
+
+    /// What the agent is and has; `None` when nobody has its name.
+    ///
+    /// # Errors
+    /// No sensible answer in time.
+    pub fn hello(&mut self, limit: Duration) -> Result<Option<Hello>, AgentError> {
+        match self.ask(Kind::Hello, (0, &[]), clock::now() + limit) {
+            Ok(reply) => Ok(Some(Hello {
+                thread: reply.thread,
+                segments: reply.total,
+                bytes: reply.bytes,
+                released: reply.flags & wire::RELEASED != 0,
+                imported: reply.flags & wire::IMPORTED != 0,
+                shares: reply.flags & wire::SHARES != 0,
+            })),
+            Err(AgentError::Gone { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether the agent can use the driver, while all other threads are stopped and CUDA is not locked.
+    ///
+    /// # Errors
+    /// It cannot: [`AgentError::Busy`] or [`AgentError::TimedOut`] when a stopped thread is inside. After a time-out the
+    /// agent goes on as soon as the thread does, which changes nothing.
+    pub fn probe(&mut self, limit: Duration) -> Result<(), AgentError> {
+        self.ask(Kind::Probe, (0, &[]), clock::now() + limit)
+            .map(drop)
+    }
+
+    /// Has the process let go of all its device memory; what is returned keeps it.
+    ///
+    /// # Errors
+    /// After [`AgentError::TimedOut`] memory may be released, now or later: what came is kept here, and the next call
+    /// goes on from it. After [`AgentError::Malformed`] and [`AgentError::Lost`] the process is not to be let go.
+    /// Otherwise it has its memory.
+    pub fn release(&mut self, limit: Duration) -> Result<Vec<Held>, AgentError> {
+        let reply = self.ask(Kind::Release, (0, &[]), clock::now() + limit)?;
+        self.release_since = None;
+        match self.receipt.take() {
+            Some(held) => Ok(held),
+            None if reply.total == 0 => Ok(Vec::new()),
+            None => Err(AgentError::AlreadyReleased {
+                request: Kind::Release.name(),
+                pid: self.pid,
+            }),
+        }
+    }
+
+    /// Gives a process back all its memory, in the order of the release. The descriptors may be of other memory with
+    /// the same content; whoever has them keeps them, as the process's agent does.
+    ///
+    /// # Errors
+    /// What was mapped stays so; the call can be repeated.
+    pub fn map(&mut self, held: &[Held], limit: Duration) -> Result<(), AgentError> {
+        let deadline = clock::now() + limit;
+        let mut first = 0;
+        for batch in held.chunks(BATCH_MAX) {
+            let mut tries = 1;
+            while let Err(error) = self.ask(Kind::Map, (first, batch), deadline) {
+                if tries == TRIES_MAX || !matches!(error, AgentError::Busy { .. }) {
+                    return Err(error);
+                }
+                tries += 1;
+            }
+            first = first.saturating_add(u32::try_from(batch.len()).unwrap_or(u32::MAX));
+        }
+        Ok(())
+    }
+
+    /// Sends a request and waits for its last answer.
+    fn ask(
+        &mut self,
+        kind: Kind,
+        (first, batch): (u32, &[Held]),
+        deadline: Instant,
+    ) -> Result<Reply, AgentError> {
+        self.channel.serial += 1;
+        let serial = self.channel.serial;
+        let request = Request {
+            magic: MAGIC,
+            version: VERSION,
+            kind: kind.number(),
+            first,
+            count: u32::try_from(batch.len()).unwrap_or(u32::MAX),
+            reserved: 0,
+            serial,
+        };
+        if kind == Kind::Release {
+            self.release_since.get_or_insert(serial);
+        }
+        let descriptors: Vec<_> = batch.iter().map(|held| held.descriptor.as_fd()).collect();
+        let address = UnixAddr::new_abstract(&self.name).map_err(|errno| self.io(kind, errno))?;
+        match self.channel.send(&address, &encode(&request), &descriptors) {
+            Ok(()) => {}
+            Err(Errno::ECONNREFUSED) => return Err(self.gone(kind)),
+            // Its queue is full: it has not answered for long.
+            Err(Errno::EAGAIN) => return Err(self.timed_out(kind)),
+            Err(errno) => return Err(self.io(kind, errno)),
+        }
+        loop {
+            let left = deadline.saturating_duration_since(clock::now());
+            let received = self.channel.receive(left);
+            match received.map_err(|errno| self.io(kind, errno))? {
+                Some(datagram) => {
+                    if let Some(reply) = self.take_in(kind, serial, datagram)? {
+                        return self.judge(kind, reply);
+                    }
+                }
+                None if clock::now() >= deadline => return Err(self.timed_out(kind)),
+                None => {}
+            }
+        }
+    }
+
+    /// The answer that ends the wait, if this is it.
+    fn take_in(
+        &mut self,
+        kind: Kind,
+        serial: u64,
+        datagram: Datagram,
+    ) -> Result<Option<Reply>, AgentError> {
+        let is_agent =
+            datagram.from == self.name && (datagram.uid == 0 || datagram.uid == self.uid);
+        if !is_agent {
+            return Ok(None);
+        }
+        let malformed = |what| AgentError::Malformed {
+            request: kind.name(),
+            pid: self.pid,
+            what,
+        };
+        if datagram.is_cut {
+            return Err(malformed(
+                "a datagram that was cut, or too few free descriptors here",
+            ));
+        }
+        let Some((reply, segments)) = decode(&datagram.bytes) else {
+            return Err(malformed("no answer of this version"));
+        };
+        let is_release = reply.kind == wire::RELEASE
+            && self
+                .release_since
+                .is_some_and(|since| (since..=serial).contains(&reply.serial));
+        if is_release {
+            self.receipt
+                .absorb(&reply, &segments, datagram.descriptors)
+                .map_err(malformed)?;
+        }
+        if reply.serial != serial || is_release && reply.status == wire::MORE {
+            return Ok(None);
+        }
+        if reply.kind != kind.number() {
+            return Err(malformed("an answer to another question"));
+        }
+        if !is_release && !segments.is_empty() {
+            return Err(malformed("segments nobody asked for"));
+        }
+        Ok(Some(reply))
+    }
+
+    fn judge(&mut self, kind: Kind, reply: Reply) -> Result<Reply, AgentError> {
+        let (request, pid, code) = (kind.name(), self.pid, reply.code);
+        if reply.status != wire::OK && kind == Kind::Release {
+            self.release_since = None;
+        }
+        match reply.status {
+            wire::OK => Ok(reply),
+            wire::BUSY => Err(AgentError::Busy { request, pid }),
+            wire::REFUSED => Err(AgentError::Refused { request, pid }),
+            wire::DRIVER => Err(AgentError::Driver { request, pid, code }),
+            wire::LOST => Err(AgentError::Lost { request, pid, code }),
+            _ => Err(AgentError::Malformed {
+                request,
+                pid,
+                what: "an unknown status",
+            }),
+        }
+    }
+
+    fn io(&self, kind: Kind, errno: Errno) -> AgentError {
+        AgentError::Io {
+            request: kind.name(),
+            pid: self.pid,
+            source: errno.into(),
+        }
+    }
+
+    fn timed_out(&self, kind: Kind) -> AgentError {
+        AgentError::TimedOut {
+            request: kind.name(),
+            pid: self.pid,
+        }
+    }
+
+    fn gone(&self, kind: Kind) -> AgentError {
+        AgentError::Gone {
+            request: kind.name(),
+            pid: self.pid,
+        }
+    }
+}

@@ -1,0 +1,196 @@
+#![allow(
+    unsafe_code,
+    reason = "receives descriptors, of which none may be lost even where there are too many"
+)]
+//! The supervisor's socket: datagrams with descriptors, from a known address and a known user.
+
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{
+    AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, bind, sendmsg,
+    setsockopt, socket, sockopt,
+};
+
+use super::agent::Agent;
+use super::embed::Token;
+use super::message::REPLY_LEN_MAX;
+
+/// Room for answers that wait: a batch takes some 4 KiB of it, descriptors none.
+const BUFFER_LEN: usize = 4 << 20;
+/// Linux puts no more into a datagram (`SCM_MAX_FD`).
+const DESCRIPTORS_MAX: usize = 253;
+/// Words of room for descriptors and credentials, each with a head of two words.
+const CONTROL_WORDS: usize = 2 + DESCRIPTORS_MAX.div_ceil(2) + 2 + 2;
+
+/// A socket to talk to agents by, one at a time.
+#[derive(Debug)]
+pub struct Channel {
+    socket: OwnedFd,
+    /// Of the request before.
+    pub(super) serial: u64,
+}
+
+/// A datagram that came.
+pub(super) struct Datagram {
+    /// Its bytes, at most [`REPLY_LEN_MAX`].
+    pub(super) bytes: Vec<u8>,
+    /// What came with it.
+    pub(super) descriptors: Vec<OwnedFd>,
+    /// Abstract name of the sender.
+    pub(super) from: Vec<u8>,
+    /// The user it runs as.
+    pub(super) uid: u32,
+    /// Something of it did not fit, or there were too few numbers for descriptors.
+    pub(super) is_cut: bool,
+}
+
+impl Channel {
+    /// A socket with a name that the kernel chooses.
+    ///
+    /// # Errors
+    /// When there is no socket to be had.
+    pub fn bind() -> io::Result<Self> {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let socket = socket(AddressFamily::Unix, SockType::Datagram, flags, None)?;
+        setsockopt(&socket, sockopt::PassCred, &true)?;
+        // Beyond the system's limit where we may.
+        if setsockopt(&socket, sockopt::RcvBufForce, &BUFFER_LEN).is_err() {
+            setsockopt(&socket, sockopt::RcvBuf, &BUFFER_LEN)?;
+        }
+        bind(socket.as_raw_fd(), &UnixAddr::new_unnamed())?;
+        Ok(Self { socket, serial: 0 })
+    }
+
+    /// The agent of a process, by its pid as it sees that itself. Whether there is one, [`Agent::hello`] tells.
+    pub fn agent(&mut self, token: &Token, pid_inside: i32) -> Agent<'_> {
+        Agent::new(self, token, pid_inside)
+    }
+
+    /// Sends a datagram at once or not at all.
+    pub(super) fn send(
+        &self,
+        to: &UnixAddr,
+        bytes: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> nix::Result<()> {
+        let numbers: Vec<RawFd> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
+        let rights = [ControlMessage::ScmRights(&numbers)];
+        let ancillary: &[ControlMessage<'_>] = if numbers.is_empty() { &[] } else { &rights };
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+        loop {
+            let bytes = [IoSlice::new(bytes)];
+            match sendmsg(self.socket.as_raw_fd(), &bytes, ancillary, flags, Some(to)) {
+                Err(Errno::EINTR) => {}
+                result => return result.map(drop),
+            }
+        }
+    }
+
+    /// The next datagram, if one comes in time.
+    pub(super) fn receive(&self, limit: Duration) -> nix::Result<Option<Datagram>> {
+        let limit = PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX);
+        let mut polled = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut polled, limit) {
+            Ok(_) => {}
+            Err(Errno::EINTR) => return Ok(None),
+            Err(errno) => return Err(errno),
+        }
+        match receive(self.socket.as_fd()) {
+            Ok(datagram) => Ok(Some(datagram)),
+            Err(Errno::EAGAIN | Errno::EINTR) => Ok(None),
+            Err(errno) => Err(errno),
+        }
+    }
+}
+
+/// Not by `nix`, which shows no descriptors of a datagram that was cut, so that they stay open for good.
+fn receive(socket: BorrowedFd<'_>) -> nix::Result<Datagram> {
+    let mut bytes = vec![0; REPLY_LEN_MAX];
+    let mut control = [0u64; CONTROL_WORDS];
+    let mut address = MaybeUninit::<libc::sockaddr_un>::zeroed();
+    let mut piece = libc::iovec {
+        iov_base: bytes.as_mut_ptr().cast(),
+        iov_len: bytes.len(),
+    };
+    // SAFETY: a message of zeros is an empty one.
+    let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+    message.msg_name = address.as_mut_ptr().cast();
+    message.msg_namelen = u32::try_from(size_of_val(&address)).unwrap_or(0);
+    message.msg_iov = &raw mut piece;
+    message.msg_iovlen = 1;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = size_of_val(&control) as _;
+    let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
+    // SAFETY: all that the message points to has the lengths it says.
+    let len = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
+    let len = Errno::result(len)?;
+    bytes.truncate(usize::try_from(len).unwrap_or(0));
+    // SAFETY: zeros, and what the kernel wrote over them.
+    let address = unsafe { address.assume_init() };
+    let mut datagram = Datagram {
+        bytes,
+        descriptors: Vec::new(),
+        from: abstract_name(&address, message.msg_namelen),
+        uid: u32::MAX,
+        is_cut: message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0,
+    };
+    // SAFETY: the message as the kernel has filled it.
+    unsafe { read_control(&message, &mut datagram) };
+    Ok(datagram)
+}
+
+/// # Safety
+/// The message was filled by `recvmsg`, and nobody took its descriptors.
+unsafe fn read_control(message: &libc::msghdr, datagram: &mut Datagram) {
+    // SAFETY: by the contract above.
+    let mut head = unsafe { libc::CMSG_FIRSTHDR(message) };
+    while !head.is_null() {
+        // SAFETY: a head within the room for them; the room is aligned.
+        let (control, data) = unsafe { (*head, libc::CMSG_DATA(head)) };
+        // SAFETY: adds up lengths.
+        let empty = unsafe { libc::CMSG_LEN(0) } as usize;
+        let len = (control.cmsg_len as usize).saturating_sub(empty);
+        match (control.cmsg_level, control.cmsg_type) {
+            (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
+                for index in 0..len / size_of::<RawFd>() {
+                    // SAFETY: within the data.
+                    let number = unsafe { ptr::read_unaligned(data.cast::<RawFd>().add(index)) };
+                    // SAFETY: the kernel has just installed it for us.
+                    datagram
+                        .descriptors
+                        .push(unsafe { OwnedFd::from_raw_fd(number) });
+                }
+            }
+            (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) if len >= size_of::<libc::ucred>() => {
+                // SAFETY: within the data.
+                let sender = unsafe { ptr::read_unaligned(data.cast::<libc::ucred>()) };
+                datagram.uid = sender.uid;
+            }
+            _ => {}
+        }
+        // SAFETY: by the contract above.
+        head = unsafe { libc::CMSG_NXTHDR(message, head) };
+    }
+}
+
+/// The name without its leading zero; empty for a sender that has none.
+fn abstract_name(address: &libc::sockaddr_un, len: libc::socklen_t) -> Vec<u8> {
+    let begin = std::mem::offset_of!(libc::sockaddr_un, sun_path);
+    let len = usize::try_from(len).unwrap_or(0).saturating_sub(begin);
+    let mut path = address
+        .sun_path
+        .iter()
+        .take(len)
+        .map(|byte| byte.cast_unsigned());
+    match path.next() {
+        Some(0) => path.collect(),
+        _ => Vec::new(),
+    }
+}

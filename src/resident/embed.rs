@@ -1,0 +1,143 @@
+//! The agent's library and how it gets into a job: a file, and two variables of the environment.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::fs::{self, Permissions};
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::wire::{TOKEN_LEN, TOKEN_VARIABLE};
+use crate::clock;
+
+/// Compiled by `build.rs`.
+pub(super) const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/ckpt-run-agent.so"));
+/// The dynamic loader's.
+const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
+/// Readable and executable for all: the job may run as another user.
+const MODE: u32 = 0o755;
+/// What separates names in `LD_PRELOAD`, or is replaced there: no path may contain it.
+const SEPARATORS: &[u8] = b" :$";
+
+/// Writes the library into a folder that the job's user can reach, under a name that changes with its content; a file
+/// that is there and right is left alone. The path to preload.
+///
+/// # Errors
+/// When it cannot be written, or the folder's path has a character that cannot be in `LD_PRELOAD`.
+pub fn install(folder: &Path) -> io::Result<PathBuf> {
+    let folder = folder.canonicalize()?;
+    let bytes = folder.as_os_str().as_bytes();
+    if bytes.iter().any(|byte| SEPARATORS.contains(byte)) {
+        let reason = format!(
+            "{} contains a space, a colon or a dollar sign, which LD_PRELOAD cannot carry; use another folder",
+            folder.display()
+        );
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
+    }
+    let hash = blake3::hash(LIBRARY).to_hex();
+    let path = folder.join(format!("ckpt-run-agent-{}.so", &hash[..16]));
+    if !is_right(&path) {
+        let mut file = tempfile::NamedTempFile::new_in(&folder)?;
+        file.write_all(LIBRARY)?;
+        file.as_file()
+            .set_permissions(Permissions::from_mode(MODE))?;
+        file.as_file().sync_all()?;
+        file.persist(&path)?;
+    }
+    Ok(path)
+}
+
+fn is_right(path: &Path) -> bool {
+    let Ok(metadata) = fs::symlink_metadata(path) else {
+        return false;
+    };
+    metadata.is_file()
+        && metadata.mode() & 0o7777 == MODE
+        && metadata.len() == LIBRARY.len() as u64
+        && fs::read(path).is_ok_and(|bytes| bytes == LIBRARY)
+}
+
+/// What a job's environment needs for the agent at `path`; what the job preloads itself comes behind it.
+#[must_use]
+pub fn environment(
+    path: &Path,
+    token: &Token,
+    existing_ld_preload: Option<&OsStr>,
+) -> Vec<(OsString, OsString)> {
+    let mut preload = path.as_os_str().to_owned();
+    if let Some(existing) = existing_ld_preload.filter(|existing| !existing.is_empty()) {
+        preload.push(":");
+        preload.push(existing);
+    }
+    vec![
+        (PRELOAD_VARIABLE.into(), preload),
+        (TOKEN_VARIABLE.into(), token.to_string().into()),
+    ]
+}
+
+/// What names the agents of a run, and lets nobody guess their names: 128 bits by chance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct Token([u8; TOKEN_LEN / 2]);
+
+impl Token {
+    /// A new one.
+    ///
+    /// # Errors
+    /// The kernel has no random bytes to give.
+    pub fn random() -> io::Result<Self> {
+        let mut bytes = [0; TOKEN_LEN / 2];
+        bytes.copy_from_slice(&clock::random()?[..TOKEN_LEN / 2]);
+        Ok(Self(bytes))
+    }
+}
+
+/// Text that is no token.
+#[derive(Debug, thiserror::Error)]
+#[error("an agent's token has {TOKEN_LEN} hexadecimal digits, in lower case")]
+pub struct TokenError;
+
+impl fmt::Display for Token {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(out, "{byte:02x}"))
+    }
+}
+
+impl FromStr for Token {
+    type Err = TokenError;
+
+    fn from_str(text: &str) -> Result<Self, TokenError> {
+        let digit = |byte: u8| match byte {
+            b'0'..=b'9' => Ok(byte - b'0'),
+            b'a'..=b'f' => Ok(byte - b'a' + 10),
+            _ => Err(TokenError),
+        };
+        let (pairs, rest) = text.as_bytes().as_chunks::<2>();
+        let mut bytes = [0; TOKEN_LEN / 2];
+        if pairs.len() != bytes.len() || !rest.is_empty() {
+            return Err(TokenError);
+        }
+        for (byte, [high, low]) in bytes.iter_mut().zip(pairs) {
+            *byte = digit(*high)? << 4 | digit(*low)?;
+        }
+        Ok(Self(bytes))
+    }
+}
+
+impl From<Token> for String {
+    fn from(token: Token) -> Self {
+        token.to_string()
+    }
+}
+
+impl TryFrom<String> for Token {
+    type Error = TokenError;
+
+    fn try_from(text: String) -> Result<Self, TokenError> {
+        text.parse()
+    }
+}

@@ -1,0 +1,32 @@
+//! Device memory that stays on the GPU: the agent that the program carries, and what the supervisor says to it.
+//!
+//! ```text
+//! install, environment ─▶ the job preloads the agent (agent/)
+//! Channel ─▶ Agent: hello, probe, release ─▶ a descriptor for each piece of memory …… map ─▶ all is as before
+//! ```
+//! The agent backs large allocations of a process by memory that others can keep. Released, the memory is held by the
+//! descriptors alone, and the driver has little left to save. What is done with the descriptors is not known here.
+
+#[path = "../../agent/wire.rs"]
+#[allow(
+    dead_code,
+    missing_docs,
+    reason = "shared with the agent, which uses another part"
+)]
+mod wire;
+
+mod agent;
+mod channel;
+mod embed;
+mod error;
+mod message;
+mod receipt;
+
+pub use agent::{Agent, Hello};
+pub use channel::Channel;
+pub use embed::{Token, TokenError, environment, install};
+pub use error::AgentError;
+pub use receipt::{Held, Segment};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,132 @@
+//! What has come of a release so far: the pieces in order, until the agent says that all is gone.
+//!
+//! ```text
+//! MORE first=0 ▶ MORE first=64 ▶ … ▶ OK      complete: everything checked, all of it ours
+//!   └ BUSY, REFUSED, DRIVER                  nothing was released; what came is dropped
+//! ```
+//! It outlives a wait that was too short: dropped, the descriptors of memory that is released would take it along.
+
+use std::os::fd::OwnedFd;
+
+use super::wire::{self, Reply};
+
+/// A piece of a process's device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Segment {
+    /// Where the process has it mapped.
+    pub address: u64,
+    /// Bytes.
+    pub len: u64,
+    /// UUID of its GPU.
+    pub device: [u8; 16],
+}
+
+/// A piece of device memory that its process has let go of. On drop, unless it is mapped or kept elsewhere, it is gone.
+#[derive(Debug)]
+pub struct Held {
+    /// What it is.
+    pub segment: Segment,
+    /// What keeps it; can be imported any number of times.
+    pub descriptor: OwnedFd,
+}
+
+/// The answers to a release, as far as they came.
+#[derive(Debug, Default)]
+pub(super) struct Receipt {
+    held: Vec<Held>,
+    /// Memory is released, and all of it is here.
+    is_complete: bool,
+}
+
+/// An answer that cannot be.
+pub(super) type Wrong = &'static str;
+
+impl Receipt {
+    /// Takes in an answer to a release.
+    pub(super) fn absorb(
+        &mut self,
+        reply: &Reply,
+        segments: &[wire::Segment],
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(), Wrong> {
+        match reply.status {
+            wire::MORE => self.add(reply, segments, descriptors),
+            wire::OK if reply.total == 0 || reply.flags & wire::RELEASED != 0 => {
+                self.is_complete = self.is_complete || self.matches(reply)?;
+                Ok(())
+            }
+            wire::OK => Err("released, but not released"),
+            // Nothing was changed, or all is lost.
+            _ => {
+                self.held.clear();
+                Ok(())
+            }
+        }
+    }
+
+    fn add(
+        &mut self,
+        reply: &Reply,
+        segments: &[wire::Segment],
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(), Wrong> {
+        if segments.is_empty() || segments.len() > wire::BATCH_MAX {
+            return Err("a batch of no size");
+        }
+        if segments.len() != descriptors.len() {
+            return Err("not as many descriptors as segments");
+        }
+        if reply.first == 0 {
+            self.held.clear();
+            self.is_complete = false;
+        }
+        if usize::try_from(reply.first) != Ok(self.held.len()) {
+            return Err("segments out of order");
+        }
+        if self.is_complete {
+            return Err("segments after the last");
+        }
+        for (segment, descriptor) in segments.iter().zip(descriptors) {
+            let start = match self.held.last() {
+                Some(Held { segment, .. }) => segment.address + segment.len,
+                None => 0,
+            };
+            if segment.len == 0 || segment.address.checked_add(segment.len).is_none() {
+                return Err("a segment of no length");
+            }
+            if segment.address < start {
+                return Err("segments that overlap");
+            }
+            self.held.push(Held {
+                segment: Segment {
+                    address: segment.address,
+                    len: segment.len,
+                    device: segment.device,
+                },
+                descriptor,
+            });
+        }
+        Ok(())
+    }
+
+    /// Whether all that the agent counts has come; false when nothing has, for it may have gone to others.
+    fn matches(&self, reply: &Reply) -> Result<bool, Wrong> {
+        if self.held.is_empty() && reply.total != 0 {
+            return Ok(false);
+        }
+        // The pieces lie in order without overlap, so their sum fits.
+        let bytes: u64 = self.held.iter().map(|held| held.segment.len).sum();
+        if usize::try_from(reply.total) != Ok(self.held.len()) || reply.bytes != bytes {
+            return Err("not all segments came");
+        }
+        Ok(true)
+    }
+
+    /// All pieces, once the agent has said that they are released.
+    pub(super) fn take(&mut self) -> Option<Vec<Held>> {
+        self.is_complete.then(|| {
+            self.is_complete = false;
+            std::mem::take(&mut self.held)
+        })
+    }
+}

@@ -1,0 +1,367 @@
+//! A job for the fake GPU that ends with the same words whatever was done to it: it finds the driver as the CUDA
+//! runtime does (`dlsym` of `cuGetProcAddress_v2`, all else through that), and each word of its device memory
+//! depends on all steps before.
+//!
+//! ```text
+//! job [--steps 40] [--pause-ms 20] [--segments 300,64K,2M,4M] [--threads 1] [--renew 5] [--log FILE]
+//!     [--wait-at STEP:FILE] [--kernel-at STEP:FILE] [--hold-at STEP:FILE] [--init-only]
+//! ```
+//! Every thread has all segments, on GPU (thread modulo GPUs), and frees and allocates one anew every `--renew` steps.
+//! Each step appends a line to standard output and to the log. At a step, the first thread can be made to wait
+//! (`--wait-at`), to work on the GPU (`--kernel-at`: a lock waits for it) or to hold the driver's lock (`--hold-at`)
+//! until the file exists; meanwhile all others wait outside of the driver.
+#![allow(unsafe_code, reason = "calls the driver through C")]
+
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::fs::File;
+use std::io::Write;
+use std::mem::transmute_copy;
+use std::path::Path;
+use std::process::exit;
+use std::sync::{Barrier, Mutex};
+use std::time::Duration;
+
+unsafe extern "C" {
+    fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void;
+    fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
+}
+const RTLD_NOW: c_int = 2;
+
+/// Ends the job when a call fails.
+fn must(call: &str, code: c_int) {
+    if code != 0 {
+        eprintln!("{call} answered {code}");
+        exit(70);
+    }
+}
+
+type GetProcAddress =
+    unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> c_int;
+type UntilFile = unsafe extern "C" fn(*const c_char) -> c_int;
+
+/// The functions that the job uses.
+#[derive(Clone, Copy)]
+struct Driver {
+    init: unsafe extern "C" fn(u32) -> c_int,
+    count: unsafe extern "C" fn(*mut c_int) -> c_int,
+    retain: unsafe extern "C" fn(*mut usize, c_int) -> c_int,
+    set_current: unsafe extern "C" fn(usize) -> c_int,
+    alloc: unsafe extern "C" fn(*mut u64, usize) -> c_int,
+    free: unsafe extern "C" fn(u64) -> c_int,
+    fill: unsafe extern "C" fn(u64, u8, usize) -> c_int,
+    upload: unsafe extern "C" fn(u64, *const u64, usize) -> c_int,
+    download: unsafe extern "C" fn(*mut u64, u64, usize) -> c_int,
+    copy: unsafe extern "C" fn(u64, u64, usize) -> c_int,
+    synchronize: unsafe extern "C" fn() -> c_int,
+    kernel: UntilFile,
+    hold: UntilFile,
+}
+
+impl Driver {
+    fn load() -> Self {
+        // SAFETY: a library for any program.
+        let library = unsafe { dlopen(c"libcuda.so.1".as_ptr(), RTLD_NOW) };
+        let direct = |name: &str| {
+            let name = CString::new(name).unwrap();
+            // SAFETY: an open library, or none; then nothing is found.
+            let found = unsafe { dlsym(library, name.as_ptr()) };
+            if library.is_null() || found.is_null() {
+                eprintln!("no {name:?}");
+                exit(71);
+            }
+            found
+        };
+        // SAFETY: the type of that name.
+        let first: GetProcAddress = unsafe { transmute_copy(&direct("cuGetProcAddress_v2")) };
+        let lookup = ask(first, "cuGetProcAddress", 12000);
+        // SAFETY: the type of that name since CUDA 12.0.
+        let lookup: GetProcAddress = unsafe { transmute_copy(&lookup) };
+        let get = |name, version| ask(lookup, name, version);
+        // SAFETY: the types of these names in these versions.
+        unsafe {
+            Self {
+                init: transmute_copy(&get("cuInit", 2000)),
+                count: transmute_copy(&get("cuDeviceGetCount", 2000)),
+                retain: transmute_copy(&get("cuDevicePrimaryCtxRetain", 7000)),
+                set_current: transmute_copy(&get("cuCtxSetCurrent", 4000)),
+                alloc: transmute_copy(&get("cuMemAlloc", 3020)),
+                free: transmute_copy(&get("cuMemFree", 3020)),
+                fill: transmute_copy(&get("cuMemsetD8", 3020)),
+                upload: transmute_copy(&get("cuMemcpyHtoD", 3020)),
+                download: transmute_copy(&get("cuMemcpyDtoH", 3020)),
+                copy: transmute_copy(&get("cuMemcpyDtoD", 3020)),
+                synchronize: transmute_copy(&get("cuCtxSynchronize", 2000)),
+                kernel: transmute_copy(&direct("fakeKernel")),
+                hold: transmute_copy(&direct("fakeHoldDriverLock")),
+            }
+        }
+    }
+}
+
+fn ask(lookup: GetProcAddress, name: &str, version: c_int) -> *mut c_void {
+    let name = CString::new(name).unwrap();
+    let (mut found, mut status) = (std::ptr::null_mut(), 0);
+    // SAFETY: a text and two places for what is found.
+    let code = unsafe { lookup(name.as_ptr(), &raw mut found, version, 0, &raw mut status) };
+    must("cuGetProcAddress", code);
+    if found.is_null() || status != 0 {
+        eprintln!("no {name:?} of {version}: {status}");
+        exit(71);
+    }
+    found
+}
+
+/// An allocation, and a buffer of the host's to work on it.
+struct Segment {
+    address: u64,
+    words: Vec<u64>,
+}
+
+impl Segment {
+    fn new(driver: &Driver, bytes: usize) -> Self {
+        let mut segment = Self {
+            address: 0,
+            words: vec![0; bytes.div_ceil(8)],
+        };
+        segment.allocate(driver);
+        // SAFETY: as many bytes as allocated.
+        must("cuMemsetD8", unsafe {
+            (driver.fill)(segment.address, 3, segment.bytes())
+        });
+        segment
+    }
+
+    fn bytes(&self) -> usize {
+        self.words.len() * 8
+    }
+
+    fn allocate(&mut self, driver: &Driver) {
+        // SAFETY: a place for an address.
+        must("cuMemAlloc", unsafe {
+            (driver.alloc)(&raw mut self.address, self.bytes())
+        });
+    }
+
+    /// Each word becomes another one; the first half is copied from the second on the GPU.
+    fn step(&mut self, driver: &Driver, step: u64) -> u64 {
+        let (at, bytes) = (self.address, self.bytes());
+        // SAFETY: as many bytes as allocated here and there.
+        must("cuMemcpyDtoH", unsafe {
+            (driver.download)(self.words.as_mut_ptr(), at, bytes)
+        });
+        let mut sum = step;
+        for (index, word) in (0_u64..).zip(&mut self.words) {
+            *word = word
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(index ^ step);
+            sum = sum.rotate_left(5) ^ *word;
+        }
+        // SAFETY: as above.
+        must("cuMemcpyHtoD", unsafe {
+            (driver.upload)(at, self.words.as_ptr(), bytes)
+        });
+        let half = self.words.len() / 2 * 8;
+        // SAFETY: two halves of an allocation.
+        must("cuMemcpyDtoD", unsafe {
+            (driver.copy)(at, at + (bytes - half) as u64, half)
+        });
+        sum
+    }
+
+    /// To another allocation with the same contents.
+    fn renew(&mut self, driver: &Driver) {
+        let (old, bytes) = (self.address, self.bytes());
+        self.allocate(driver);
+        // SAFETY: two allocations of these bytes, the old one not used again.
+        unsafe {
+            must("cuMemcpyDtoD", (driver.copy)(self.address, old, bytes));
+            must("cuMemFree", (driver.free)(old));
+        }
+    }
+}
+
+struct Options {
+    steps: u64,
+    pause: Duration,
+    segments: Vec<usize>,
+    threads: usize,
+    renew: u64,
+    log: Option<String>,
+    wait_at: Option<(u64, String)>,
+    kernel_at: Option<(u64, String)>,
+    hold_at: Option<(u64, String)>,
+    init_only: bool,
+}
+
+impl Options {
+    fn parse() -> Self {
+        let mut options = Self {
+            steps: 40,
+            pause: Duration::from_millis(20),
+            segments: sizes("300,64K,2M,4M"),
+            threads: 1,
+            renew: 5,
+            log: None,
+            wait_at: None,
+            kernel_at: None,
+            hold_at: None,
+            init_only: false,
+        };
+        let mut words = std::env::args().skip(1);
+        while let Some(word) = words.next() {
+            let mut value = || words.next().expect("a value");
+            match word.as_str() {
+                "--steps" => options.steps = value().parse().unwrap(),
+                "--pause-ms" => options.pause = Duration::from_millis(value().parse().unwrap()),
+                "--segments" => options.segments = sizes(&value()),
+                "--threads" => options.threads = value().parse().unwrap(),
+                "--renew" => options.renew = value().parse().unwrap(),
+                "--log" => options.log = Some(value()),
+                "--wait-at" => options.wait_at = Some(at(&value())),
+                "--kernel-at" => options.kernel_at = Some(at(&value())),
+                "--hold-at" => options.hold_at = Some(at(&value())),
+                "--init-only" => options.init_only = true,
+                other => panic!("no option {other}"),
+            }
+        }
+        options
+    }
+}
+
+fn sizes(list: &str) -> Vec<usize> {
+    let size = |word: &str| {
+        let (number, unit) = match word.strip_suffix('K') {
+            Some(number) => (number, 1 << 10),
+            None => word
+                .strip_suffix('M')
+                .map_or((word, 1), |number| (number, 1 << 20)),
+        };
+        number.parse::<usize>().unwrap() * unit
+    };
+    list.split(',').map(size).collect()
+}
+
+fn at(text: &str) -> (u64, String) {
+    let (step, path) = text.split_once(':').expect("STEP:FILE");
+    (step.parse().unwrap(), path.to_owned())
+}
+
+/// What the threads share.
+struct Job {
+    options: Options,
+    driver: Driver,
+    gpus: c_int,
+    log: Option<File>,
+    sums: Vec<Mutex<u64>>,
+    barrier: Barrier,
+}
+
+impl Job {
+    fn work(&self, thread: usize) {
+        let (driver, options) = (&self.driver, &self.options);
+        let mut context = 0;
+        let gpu = c_int::try_from(thread).unwrap() % self.gpus;
+        // SAFETY: a place for a context, and that context.
+        unsafe {
+            must(
+                "cuDevicePrimaryCtxRetain",
+                (driver.retain)(&raw mut context, gpu),
+            );
+            must("cuCtxSetCurrent", (driver.set_current)(context));
+        }
+        let new = |bytes: &usize| Segment::new(driver, *bytes);
+        let mut segments: Vec<Segment> = options.segments.iter().map(new).collect();
+        for step in 0..options.steps {
+            let mut sum = 0_u64;
+            for segment in &mut segments {
+                sum = sum.rotate_left(7) ^ segment.step(driver, step + thread as u64);
+            }
+            if step % options.renew == options.renew - 1 {
+                let chosen = usize::try_from(step / options.renew).unwrap() % segments.len();
+                segments[chosen].renew(driver);
+            }
+            // SAFETY: takes nothing.
+            must("cuCtxSynchronize", unsafe { (driver.synchronize)() });
+            *self.sums[thread].lock().unwrap() = sum;
+            self.barrier.wait();
+            if thread == 0 {
+                self.report(step);
+                std::thread::sleep(options.pause);
+            }
+            self.barrier.wait();
+        }
+    }
+
+    /// The first thread's, while all others wait.
+    fn report(&self, step: u64) {
+        let sums = self.sums.iter().map(|sum| *sum.lock().unwrap());
+        let line = format!("{step} {:016x}\n", sums.fold(0, |all, sum| all ^ sum));
+        if let Some(mut log) = self.log.as_ref() {
+            log.write_all(line.as_bytes()).unwrap();
+        }
+        print!("{line}");
+        std::io::stdout().flush().unwrap();
+        let file = |option: &Option<(u64, String)>| {
+            option
+                .clone()
+                .filter(|(at, _)| *at == step)
+                .map(|(_, path)| path)
+        };
+        if let Some(path) = file(&self.options.wait_at) {
+            while !Path::new(&path).exists() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        if let Some(path) = file(&self.options.kernel_at) {
+            until(self.driver.kernel, path);
+        }
+        if let Some(path) = file(&self.options.hold_at) {
+            until(self.driver.hold, path);
+        }
+    }
+}
+
+fn until(function: UntilFile, path: String) {
+    let path = CString::new(path).unwrap();
+    // SAFETY: a text.
+    must("until the file is there", unsafe {
+        function(path.as_ptr())
+    });
+}
+
+fn main() {
+    let options = Options::parse();
+    let driver = Driver::load();
+    // SAFETY: the flags must be 0.
+    must("cuInit", unsafe { (driver.init)(0) });
+    if options.init_only {
+        return;
+    }
+    let mut gpus = 0;
+    // SAFETY: a place for a number.
+    must("cuDeviceGetCount", unsafe { (driver.count)(&raw mut gpus) });
+    let threads = options.threads;
+    let append = |path| {
+        File::options()
+            .create(true)
+            .append(true)
+            .open(path)
+            .unwrap()
+    };
+    let job = Job {
+        log: options.log.as_ref().map(append),
+        options,
+        driver,
+        gpus,
+        sums: (0..threads).map(|_| Mutex::new(0)).collect(),
+        barrier: Barrier::new(threads),
+    };
+    std::thread::scope(|scope| {
+        for thread in 1..threads {
+            let job = &job;
+            scope.spawn(move || job.work(thread));
+        }
+        job.work(0);
+    });
+    println!("done");
+}
