@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """How long a job stands still at the least: the driver and CRIU with nothing around them.
 
-    bare_freeze.py --criu PREFIX [--cpu] [--rounds N] [--json] -- JOB ARGS...
+    bare_freeze.py --criu PREFIX [--cpu] [--rounds N] [--images FOLDER] [--json] -- JOB ARGS...
 
 Starts the job in a PID and mount namespace of its own, waits until it has
 printed its first lines (its memory is touched then), and stops it N times:
 
     lock -> driver checkpoint -> criu dump --stream --leave-running -> driver restore -> unlock
 
-The image goes through 1 MiB pipes into readers of 1 MiB that throw it away.
+The image goes through 1 MiB pipes into readers of 1 MiB that throw it away, or
+with --images, which may be on a tmpfs, into files there until the round is over.
 After each round the job must print further lines. This is the yardstick for
 ckpt-run's own freeze on the same job; it makes no image that could be restored
 and has none of the safeguards. --cpu leaves the driver out. Needs root.
@@ -240,18 +241,31 @@ def criu_command(prefix):
     return [str(loader), "--library-path", str(libraries), str(prefix / "usr/sbin/criu")]
 
 
-def dump(job, criu, work):
+class Files:
+    """The image as files in a folder, in the place of a Sink; `finish` removes them."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def finish(self):
+        size = sum(path.stat().st_size for path in self.folder.iterdir())
+        shutil.rmtree(self.folder)
+        return size
+
+
+def dump(job, criu, work, into):
     """One dump; the tasks run again afterwards. Returns the sink, which may still be reading."""
-    images = work / "images"
+    images = (into or work) / "images"
     plugins = work / "plugins"  # empty: no plugin of the system's acts
     shutil.rmtree(images, ignore_errors=True)
     images.mkdir()
     plugins.mkdir(exist_ok=True)
-    sink = Sink(images)
+    sink = Files(images) if into else Sink(images)
     command = [
         *("nsenter", "--target", str(job.init), "--pid", "--mount"),
         *(*criu, "dump", "--tree", str(FIRST_JOB_PID), "--images-dir", str(images)),
-        *("--stream", "--leave-running", "--libdir", str(plugins)),
+        *([] if into else ["--stream"]),
+        *("--leave-running", "--libdir", str(plugins)),
         *("--log-file", str(images / "dump.log"), "-v1"),
     ]
     result = subprocess.run(
@@ -264,7 +278,7 @@ def dump(job, criu, work):
     return sink
 
 
-def freeze(job, criu, work, driver):
+def freeze(job, criu, work, driver, into=None):
     """One round; returns seconds by phase, in order, and the image's bytes."""
     pids = [job.pid] if driver and driver.uses_cuda(job.pid) else []
     phases = {}
@@ -285,7 +299,7 @@ def freeze(job, criu, work, driver):
     if pids:
         timed("lock", lambda: [driver.lock(pid) for pid in pids])
         timed("checkpoint", lambda: each("Checkpoint"))
-    timed("dump", lambda: sinks.append(dump(job, criu, work)))
+    timed("dump", lambda: sinks.append(dump(job, criu, work, into)))
     if pids:
         timed("restore", lambda: each("Restore"))
         timed("unlock", lambda: each("Unlock"))
@@ -301,7 +315,7 @@ def measure(arguments, work):
     try:
         job.advance(START_SECONDS_MAX)
         for _ in range(arguments.rounds):
-            phases, size = freeze(job, criu, work, driver)
+            phases, size = freeze(job, criu, work, driver, arguments.images)
             rounds.append({**phases, "bytes": size})
             job.advance(LINES_SECONDS_MAX)
     finally:
@@ -317,6 +331,9 @@ def parse():
     parser.add_argument("--criu", type=pathlib.Path, required=True, help="prefix that holds CRIU")
     parser.add_argument("--cpu", action="store_true", help="the job uses no GPU")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--images", type=pathlib.Path, metavar="FOLDER", help="keeps each image there for its round"
+    )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("job", nargs="+", help="the command, after --")
     return parser.parse_args()
@@ -338,7 +355,9 @@ def main():
         print(json.dumps(result))
         return 0
     for entry in result["rounds"]:
-        phases = "  ".join(f"{name} {value:.3f}" for name, value in entry.items() if name != "bytes")
+        phases = "  ".join(
+            f"{name} {value:.3f}" for name, value in entry.items() if name != "bytes"
+        )
         print(f"{phases}  ({entry['bytes'] / 2**20:.0f} MiB)")
     print(f"median {result['freeze_seconds_median']:.3f} s")
     return 0

@@ -10,6 +10,7 @@
 // and STEPS print the same. It keeps no checkpoints and knows nothing of ckpt-run.
 //
 // Build: nvcc -O2 -o counter counter.cu
+// With -DCOUNTER_BITS=16 only so many bits of each word are used: images are a fraction of the memory.
 
 #include <cerrno>
 #include <cstdarg>
@@ -20,6 +21,12 @@
 #include <unistd.h>
 
 using Word = unsigned long long;
+
+#ifndef COUNTER_BITS
+#define COUNTER_BITS 64
+#endif
+constexpr int UNUSED_BITS = 64 - COUNTER_BITS;
+constexpr Word USED = ~0ull >> UNUSED_BITS;
 
 constexpr int BLOCKS = 1024;
 constexpr int THREADS = 256;
@@ -40,7 +47,7 @@ __global__ void fill(Word* memory, size_t words)
 {
     size_t stride = size_t(gridDim.x) * blockDim.x;
     for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < words; i += stride)
-        memory[i] = (i ^ (i >> 31)) * 0x9E3779B97F4A7C15ull;
+        memory[i] = (i ^ (i >> 31)) * 0x9E3779B97F4A7C15ull >> UNUSED_BITS;
 }
 
 // Steps do not commute, so that none can be lost, repeated or swapped unseen.
@@ -48,7 +55,7 @@ __global__ void advance(Word* memory, size_t words, Word step)
 {
     size_t stride = size_t(gridDim.x) * blockDim.x;
     for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < words; i += stride)
-        memory[i] = (memory[i] ^ (memory[i] >> 29)) * 0xD1342543DE82EF95ull + (i ^ (step << 40));
+        memory[i] = ((memory[i] ^ (memory[i] >> 29)) * 0xD1342543DE82EF95ull + (i ^ step ^ (step << 40))) & USED;
 }
 
 // The factors are odd: no change of a single word cancels. The order of the

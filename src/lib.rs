@@ -18,12 +18,14 @@ use std::process::ExitCode;
 pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod copier;
 pub mod criu;
 pub mod cuda;
 #[cfg(any(fuzzing, test))]
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod job;
+mod passing;
 pub mod sandbox;
 pub mod store;
 pub mod supervisor;
@@ -39,8 +41,12 @@ pub fn helper_main() -> Option<ExitCode> {
     if Path::new(&name).file_name() == Some(OsStr::new(criu::HOLD_PROGRAM)) {
         return Some(criu::hold_main());
     }
-    if arguments.next()? == sandbox::INIT_ARGUMENT {
+    let first = arguments.next()?;
+    if first == sandbox::INIT_ARGUMENT {
         return Some(sandbox::init_main(arguments.next()?.to_str()?));
+    }
+    if first == copier::ARGUMENT && copier::started_as_one() {
+        return Some(copier::main());
     }
     None
 }

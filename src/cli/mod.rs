@@ -9,6 +9,7 @@ use clap::error::{ContextKind, ErrorKind};
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::config::{Config, ConfigError, Loaded, Override, Sources};
+use crate::copier;
 use crate::criu::Search;
 use crate::store::Store;
 use crate::supervisor::{OURS, chain, read_key};
@@ -151,6 +152,9 @@ enum Verb {
     /// Make keys for encrypted stores
     #[command(subcommand)]
     Key(key::KeyVerb),
+    /// Copy GPU memory for a supervisor, which starts this by itself
+    #[command(name = copier::ARGUMENT, hide = true)]
+    GpuCopier,
 }
 
 /// Runs the command line of this process.
@@ -224,6 +228,13 @@ fn dispatch(global: &Global, verb: Verb) -> Result<ExitCode, Failure> {
         Verb::Cuda(verb) => cuda::run(global, &verb),
         Verb::Config(verb) => config::run(global, &verb),
         Verb::Key(verb) => key::run(&verb),
+        // Started by a supervisor it does not get here: see `helper_main`.
+        Verb::GpuCopier => Err(Failure {
+            text: "gpu-copier is a part of ckpt-run that a supervisor starts by itself; its standard input has to be \
+                   the supervisor's socket"
+                .to_owned(),
+            code: OURS,
+        }),
     }
 }
 

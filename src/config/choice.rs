@@ -1,6 +1,6 @@
 //! The words that stand for the values of an enum in files, variables and flags.
 
-use super::model::{IoUring, Isolation, LogLevel, Nccl, RestartPolicy, Tcp, WithoutImage};
+use super::model::{IoUring, Isolation, LogLevel, Memory, Nccl, RestartPolicy, Tcp, WithoutImage};
 
 /// An enum whose values have a word each in files and flags.
 pub(super) trait Choice: Copy + PartialEq + 'static {
@@ -36,6 +36,14 @@ impl Choice for WithoutImage {
 
 impl Choice for Tcp {
     const WORDS: &'static [(&'static str, Self)] = &[("close", Self::Close), ("keep", Self::Keep)];
+}
+
+impl Choice for Memory {
+    const WORDS: &'static [(&'static str, Self)] = &[
+        ("auto", Self::Auto),
+        ("resident", Self::Resident),
+        ("driver", Self::Driver),
+    ];
 }
 
 impl Choice for Nccl {

@@ -250,6 +250,11 @@ pub(super) const KEYS: &[Key] = &[
         get: |config| word(config.cuda.nccl),
     },
     Key {
+        path: "cuda.memory",
+        set: |config, value| set(&mut config.cuda.memory, value.choice()),
+        get: |config| word(config.cuda.memory),
+    },
+    Key {
         path: CRIU_PATH,
         set: |config, value| set(&mut config.criu.path, optional_path(value)),
         get: |config| {

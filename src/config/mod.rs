@@ -32,7 +32,7 @@ pub use error::{ConfigError, Distrust, Invalid};
 pub use loaded::{DEFAULT_TOML, Loaded, load};
 pub use model::{
     Buffer, Config, Cpus, Criu, Cuda, Encryption, ExitStatus, Files, Interval, IoUring, Isolation,
-    Log, LogLevel, Nccl, Network, Restart, RestartLimit, RestartPolicy, Retention, Sandbox,
+    Log, LogLevel, Memory, Nccl, Network, Restart, RestartLimit, RestartPolicy, Retention, Sandbox,
     Snapshot, Tcp, WithoutImage,
 };
 pub use sources::{Origin, Override, ProjectFile, Sources};

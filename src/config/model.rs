@@ -266,6 +266,19 @@ pub struct Files {
 pub struct Cuda {
     /// Whether NCCL is told to share no GPU memory.
     pub nccl: Nccl,
+    /// Where device memory is while the job is suspended.
+    pub memory: Memory,
+}
+
+/// Where device memory is while the job is suspended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Memory {
+    /// As `Resident` where that is possible, else as `Driver`.
+    Auto,
+    /// Large allocations stay on the GPU and are copied into the image from there.
+    Resident,
+    /// The driver copies all of it into the job's own host memory.
+    Driver,
 }
 
 /// What the job's environment tells NCCL.
@@ -362,7 +375,10 @@ impl Default for Config {
             files: Files {
                 keep_content: 16 << 20,
             },
-            cuda: Cuda { nccl: Nccl::Auto },
+            cuda: Cuda {
+                nccl: Nccl::Auto,
+                memory: Memory::Auto,
+            },
             criu: Criu {
                 path: None,
                 log_level: 2,

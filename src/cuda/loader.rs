@@ -20,7 +20,7 @@ use super::process::{CheckpointApi, CudaProcess};
 use super::state::State;
 use super::{gpu, sys};
 
-const LIBRARY: &str = "libcuda.so.1";
+pub(super) const LIBRARY: &str = "libcuda.so.1";
 
 /// First CUDA whose `cuCheckpointProcessRestore` takes pairs of GPUs. To older
 /// ones their bytes are reserved; what they make of a pair is not documented.
@@ -186,12 +186,7 @@ struct Functions {
 
 impl Functions {
     fn load(library: &'static str) -> Result<(Self, DriverVersion), LoadError> {
-        // SAFETY: libcuda's constructors are written to run in any program that
-        // loads it; this is the only way it is ever loaded.
-        let library = unsafe { Library::new(library) }
-            .map_err(|source| LoadError::Library { library, source })?;
-        // Never unloaded: the function pointers below outlive this function.
-        let library: &'static Library = Box::leak(Box::new(library));
+        let library = open(library)?;
         let get_version: sys::DriverGetVersion = find(library, "cuDriverGetVersion", None)?;
         let mut raw = 0;
         // SAFETY: the driver writes one int to the pointer, which is valid for it.
@@ -220,19 +215,38 @@ impl Functions {
     }
 
     fn check(&self, result: sys::CuResult) -> Result<(), Code> {
-        if result == sys::SUCCESS {
-            return Ok(());
-        }
-        Err(Code {
-            number: result,
-            name: text(self.error_name, result),
-            meaning: text(self.error_string, result),
-        })
+        code(self.error_name, self.error_string, result)
     }
 }
 
+/// Opens the driver's library, or the one that stands in for it.
+pub(super) fn open(library: &'static str) -> Result<&'static Library, LoadError> {
+    // SAFETY: libcuda's constructors are written to run in any program that
+    // loads it; this is the only way it is ever loaded.
+    let library = unsafe { Library::new(library) }
+        .map_err(|source| LoadError::Library { library, source })?;
+    // Never unloaded: the functions that are taken out of it are kept.
+    Ok(Box::leak(Box::new(library)))
+}
+
+/// What a call answered, in the driver's words if it failed.
+pub(super) fn code(
+    name: sys::GetErrorText,
+    meaning: sys::GetErrorText,
+    result: sys::CuResult,
+) -> Result<(), Code> {
+    if result == sys::SUCCESS {
+        return Ok(());
+    }
+    Err(Code {
+        number: result,
+        name: text(name, result),
+        meaning: text(meaning, result),
+    })
+}
+
 /// Takes `symbol` out of the library as a `T`, which must be its type.
-fn find<T: Copy>(
+pub(super) fn find<T: Copy>(
     library: &'static Library,
     symbol: &'static str,
     version: Option<&DriverVersion>,

@@ -18,13 +18,14 @@
 //! `libcuda.so.1` is loaded by name at run time and on first use only: a
 //! program that never meets a GPU never loads it. Ask [`available`] first (it
 //! looks at device nodes), call [`Driver::load`] at the first snapshot. No CUDA
-//! context is ever made here, so no GPU memory is taken. `cuInit`, which is what
+//! context is made but by [`device`], which is for a process that wants one. `cuInit`, which is what
 //! makes libcuda large in memory, is called once, before the first lock or restore,
 //! and only where a restore may need it: unless every GPU of the machine is known to
 //! have persistence mode on.
 //!
 //! This module knows nothing of CRIU, images or the sandbox.
 
+pub mod device;
 mod error;
 #[cfg(any(fuzzing, test))]
 pub(crate) mod fuzz;

@@ -4,15 +4,15 @@
 //! Both ends are the same binary of the same run, so the format has no version.
 
 use std::ffi::OsString;
-use std::io::{self, IoSlice, IoSliceMut, Read};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::io::{self, Read};
+use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 
-use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::io_uring::IoUring;
+use crate::passing;
 
 /// Longest message: a command line may have 2 MiB (`ARG_MAX`), several times that in JSON.
 const MESSAGE_BYTES_MAX: u32 = 32 << 20;
@@ -101,15 +101,7 @@ pub(super) fn send(
         .filter(|length| *length <= MESSAGE_BYTES_MAX)
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "message too long"))?;
     let head = length.to_le_bytes();
-    let rights = [ControlMessage::ScmRights(descriptors)];
-    let ancillary: &[ControlMessage<'_>] = if descriptors.is_empty() { &[] } else { &rights };
-    let sent = sendmsg::<()>(
-        socket.as_raw_fd(),
-        &[IoSlice::new(&head)],
-        ancillary,
-        MsgFlags::MSG_NOSIGNAL,
-        None,
-    )?;
+    let sent = passing::send(socket, &head, descriptors)?;
     let mut rest = head[sent..].to_vec();
     rest.extend_from_slice(&body);
     io::Write::write_all(&mut &*socket, &rest)
@@ -120,7 +112,7 @@ pub(super) fn receive<T: DeserializeOwned>(
     socket: &UnixStream,
 ) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
     let mut head = [0u8; 4];
-    let (got, descriptors) = receive_head(socket, &mut head)?;
+    let (got, descriptors) = passing::receive::<DESCRIPTORS_MAX>(socket, &mut head)?;
     if got == 0 {
         return Ok(None);
     }
@@ -141,38 +133,10 @@ pub(super) fn receive<T: DeserializeOwned>(
     Ok(Some((serde_json::from_slice(&body)?, descriptors)))
 }
 
-#[allow(
-    unsafe_code,
-    reason = "received descriptors are raw numbers until owned"
-)]
-fn receive_head(socket: &UnixStream, head: &mut [u8; 4]) -> io::Result<(usize, Vec<OwnedFd>)> {
-    let mut space = nix::cmsg_space!([RawFd; DESCRIPTORS_MAX]);
-    let mut parts = [IoSliceMut::new(head)];
-    let message = loop {
-        match recvmsg::<()>(
-            socket.as_raw_fd(),
-            &mut parts,
-            Some(&mut space),
-            MsgFlags::MSG_CMSG_CLOEXEC,
-        ) {
-            Err(nix::errno::Errno::EINTR) => {}
-            other => break other?,
-        }
-    };
-    let mut descriptors = Vec::new();
-    for control in message.cmsgs()? {
-        if let ControlMessageOwned::ScmRights(numbers) = control {
-            for number in numbers {
-                // SAFETY: the kernel has just installed this descriptor for us, nobody else owns it.
-                descriptors.push(unsafe { OwnedFd::from_raw_fd(number) });
-            }
-        }
-    }
-    Ok((message.bytes, descriptors))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use super::*;
 
     #[test]

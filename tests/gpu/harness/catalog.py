@@ -7,7 +7,7 @@ import os
 import pathlib
 import shlex
 
-from . import trials
+from . import programs, trials
 
 JOBS = pathlib.Path(__file__).resolve().parent.parent / "jobs"
 RESULT, TIMES = "result.txt", "times.txt"
@@ -23,18 +23,25 @@ ENVIRONMENT = {
 }
 
 
+def environment():
+    """Every job's."""
+    return os.environ | ENVIRONMENT | {"PATH": programs.PATH}
+
+
 @dataclasses.dataclass(frozen=True)
 class Job:
     """A job and what is done with it.
 
     `line` holds Python's arguments, or for `shell` a line for `sh -c`; JOBS is the jobs' folder, PYTHON
-    the interpreter, OPTIONS the options of all jobs.
+    the interpreter, OPTIONS the options of all jobs. With `program`, a CUDA source that is compiled into
+    the folder above the job's, it is a command; STEPS and PACE are what OPTIONS would have said.
     """
 
     name: str
     line: str
     needs: tuple = ("torch",)
     shell: bool = False
+    program: str = ""
     trial: collections.abc.Callable = trials.restored
     interval: int = 4
     crashes: int = 2
@@ -53,18 +60,26 @@ class Job:
             "--times": self.times,
         }
         options = [word for pair in options.items() for word in pair]
-        parts = {"JOBS": str(JOBS), "PYTHON": tools.python, "OPTIONS": shlex.join(options)}
-        line = self.line if self.shell else f"PYTHON {self.line} OPTIONS"
+        parts = {
+            "JOBS": str(JOBS),
+            "PYTHON": tools.python,
+            "OPTIONS": shlex.join(options),
+            "STEPS": str(self.steps),
+            "PACE": str(pace_ms),
+        }
+        whole = self.shell or self.program
+        line = self.line if whole else f"PYTHON {self.line} OPTIONS"
         for name, value in parts.items():
             line = line.replace(name, value)
         return ["sh", "-c", line] if self.shell else shlex.split(line)
 
-    def environment(self, tools):
-        path = f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin"
-        return os.environ | ENVIRONMENT | {"PATH": path} | dict(self.more) | tools.environment
+    def environment(self):
+        return environment() | dict(self.more)
 
     def missing(self, device):
-        """A module that it needs and that is not installed; NumPy stands in for CuPy without a GPU."""
+        """What it needs and is not here: a module, a GPU or a compiler; NumPy stands in for CuPy without a GPU."""
+        if self.program:
+            return programs.missing(device)
         needs = [name for name in self.needs if device == "cuda" or name != "cupy"]
         return next((name for name in needs if importlib.util.find_spec(name) is None), None)
 
@@ -87,6 +102,12 @@ ONE_GPU = (
     Job("nvml", "JOBS/nvml.py"),
     Job("progress", "JOBS/progress.py"),
     Job("saves", "JOBS/saves.py"),
+    Job("counter", f"../counter 1 STEPS PACE {RESULT}", (), program="examples/counter.cu"),
+    Job(
+        "expandable",
+        "JOBS/big.py --gib 2",
+        more=(("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),),
+    ),
     Job("module", "-m pkg.train"),
     Job("pause", "-m pkg.train", trial=trials.paused),
     Job(

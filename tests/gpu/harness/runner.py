@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 
-from . import machine, report, trials
+from . import machine, report, supervised, trials
 
 # A trial that has less than this left is not begun.
 TRIAL_SECONDS_MIN = 60
@@ -33,37 +33,52 @@ class Tools:
     python: str
     device: str
     cpus: int
-    environment: dict
+    # `cuda.memory`; empty: ckpt-run's own.
+    memory: str = ""
 
 
-def parse(doc, jobs, parallel, minutes, add=lambda parser: None):
-    parser = argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_tools(parser):
+    """The options that say what to run with and how long."""
     root = pathlib.Path(__file__).resolve().parents[3]
     path = pathlib.Path
     parser.add_argument("--bin", type=path, default=root / "target/release/ckpt-run")
     parser.add_argument("--criu", type=path, default=root / ".criu", help="prefix of a CRIU")
     parser.add_argument("--python", default=sys.executable, help="has the jobs' packages")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--work", type=path, help="folder for images and logs, some GB")
+    parser.add_argument("--keep", action="store_true", help="the work folder stays")
+
+
+def check_tools(parser, options):
+    options.bin, options.criu = options.bin.resolve(), options.criu.resolve()
+    for needed in (options.bin, options.criu):
+        if not needed.exists():
+            parser.error(f"{needed} is not there")
+
+
+def parse(doc, jobs, parallel, minutes, add=lambda parser: None):
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_tools(parser)
     parser.add_argument("--jobs", help=f"of: {', '.join(job.name for job in jobs)}")
     parser.add_argument("--parallel", type=int, default=parallel, help="jobs at a time")
     parser.add_argument("--minutes", type=float, default=minutes, help="for everything")
     parser.add_argument("--limit", type=int, default=TRIAL_SECONDS_MAX, help="seconds for a job")
     parser.add_argument("--seed", type=int, default=1, help="of the moments of the crashes")
     parser.add_argument("--cpus", type=int, default=4, help="ckpt-run's, for each job")
-    parser.add_argument("--work", type=path, help="folder for images and logs, some GB")
-    parser.add_argument("--logs", type=path, help="the logs of failed jobs are copied there")
-    parser.add_argument("--keep", action="store_true", help="the work folder stays")
+    parser.add_argument(
+        "--memory", choices=supervised.MEMORY, default="", help="ckpt-run's cuda.memory"
+    )
+    parser.add_argument(
+        "--logs", type=pathlib.Path, help="the logs of failed jobs are copied there"
+    )
     parser.add_argument(
         "--record", nargs="?", const="", metavar="NAME", help="writes benches/results/…-NAME.md"
     )
     add(parser)
     options = parser.parse_args()
-    options.bin, options.criu = options.bin.resolve(), options.criu.resolve()
-    for needed in (options.bin, options.criu):
-        if not needed.exists():
-            parser.error(f"{needed} is not there")
+    check_tools(parser, options)
     names = options.jobs.split(",") if options.jobs else [job.name for job in jobs]
     if unknown := set(names) - {job.name for job in jobs}:
         parser.error(f"no such jobs: {', '.join(sorted(unknown))}")
@@ -75,7 +90,8 @@ class Runner:
     def __init__(self, options, title):
         self.options, self.title = options, title
         self.tools = Tools(
-            options.bin, options.criu, options.python, options.device, options.cpus, {}
+            *(options.bin, options.criu, options.python, options.device),
+            *(options.cpus, options.memory),
         )
         self.deadline = time.monotonic() + options.minutes * 60 - END_SECONDS
         self.work = pathlib.Path(tempfile.mkdtemp(prefix="gpu-jobs.", dir=options.work)).resolve()
@@ -161,4 +177,5 @@ class Runner:
         options = self.options
         told = [f"--parallel {options.parallel}", f"--seed {options.seed}"]
         told += [f"--jobs {options.jobs}"] if options.jobs else []
+        told += [f"--memory {options.memory}"] if options.memory else []
         return " ".join(told)

@@ -1,22 +1,41 @@
 """A job under ckpt-run, and what ckpt-run's log says about it. Its command line and log are known here alone."""
 
+import dataclasses
 import re
+import shutil
 import subprocess
 
 from . import processes
 
 SNAPSHOT = re.compile(r'^ckpt-run: snapshot image=(\d+) .*phases="([^"]*)"')
+FIELDS = re.compile(r'\b(freeze|durable|raw|stored)=("[^"]*"|\S+)')
 RESTORED = re.compile(r"^ckpt-run: restored image=(\d+) took=([\d.]+)s")
 FAILED = re.compile(r"^ckpt-run: (?:warning|error): (snapshot failed.*)")
 CALLED_OFF = re.compile(r"^ckpt-run: snapshot called off")
 # The time that the job stands still.
 FREEZE_PHASES = ("lock", "suspend", "dump", "resume", "unlock")
-SETTINGS = """[snapshot]
-timeout = "2m"
-{cpus}
-[retention]
-keep_last = 3
-"""
+# What ckpt-run is told where GPU memory stays during a snapshot.
+MEMORY = ("auto", "resident", "driver")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What a run's ckpt-run.toml says; what is empty is left to ckpt-run."""
+
+    keep: int = 3
+    memory: str = ""
+    backoff: str = ""
+
+    def text(self, cpus):
+        sections = {
+            "snapshot": ['timeout = "2m"', *([f"cpus = {cpus}"] if cpus else [])],
+            "retention": [f"keep_last = {self.keep}"],
+            "cuda": [f'memory = "{self.memory}"'] if self.memory else [],
+            "restart": [f'backoff = "{self.backoff}"'] if self.backoff else [],
+        }
+        return "".join(
+            "\n".join([f"[{name}]", *lines, ""]) for name, lines in sections.items() if lines
+        )
 
 
 class Log:
@@ -24,13 +43,21 @@ class Log:
 
     def __init__(self, text):
         self.own = [line for line in text.splitlines() if line.startswith("ckpt-run:")]
-        self.snapshots = [phases(found[2]) for found in self._all(SNAPSHOT)]
+        snapshots = self._all(SNAPSHOT)
+        self.snapshots = [phases(found[2]) for found in snapshots]
+        # The same ones: what else their lines say.
+        self.reports = [fields(found[0]) for found in snapshots]
         self.restores = [float(found[2]) for found in self._all(RESTORED)]
         self.failures = [found[1] for found in self._all(FAILED)]
         self.called_off = len(self._all(CALLED_OFF))
 
     def _all(self, pattern):
         return [found for line in self.own if (found := pattern.search(line))]
+
+
+def fields(line):
+    """`freeze=5.60s stored="1.5 GiB"` as words."""
+    return {name: value.strip('"') for name, value in FIELDS.findall(line)}
 
 
 def phases(text):
@@ -43,15 +70,17 @@ def freeze(snapshot):
 
 
 class Supervised(processes.Program):
-    """`ckpt-run … -- JOB` in a folder of its own."""
+    """`ckpt-run … -- JOB` in a folder of its own; `launcher` is a command that becomes ckpt-run."""
 
-    def __init__(self, tools, folder, words, environment, interval, options=()):
+    def __init__(
+        self, tools, folder, words, environment, interval, options=(), settings=None, launcher=()
+    ):
         folder.mkdir(parents=True, exist_ok=True)
         self.tools, self.store = tools, folder / "store"
-        cpus = f"cpus = {tools.cpus}\n" if tools.cpus else ""
-        (folder / "ckpt-run.toml").write_text(SETTINGS.format(cpus=cpus), encoding="ascii")
+        text = (settings or Settings(memory=tools.memory)).text(tools.cpus)
+        (folder / "ckpt-run.toml").write_text(text, encoding="ascii")
         own = [tools.bin, "--store", self.store, "--criu", tools.criu, "--interval", interval]
-        super().__init__([*own, *options, "--", *words], folder, environment)
+        super().__init__([*launcher, *own, *options, "--", *words], folder, environment)
 
     def log(self):
         return Log(self.stderr.read_text(encoding="utf-8", errors="replace"))
@@ -72,3 +101,7 @@ class Supervised(processes.Program):
             check=False,
         )
         return done.returncode, (done.stderr or done.stdout).strip()
+
+    def clear(self):
+        """Images are large; logs stay."""
+        shutil.rmtree(self.store, ignore_errors=True)

@@ -5,7 +5,7 @@ import shutil
 import statistics
 import time
 
-from . import machine, processes, supervised
+from . import machine, processes, programs, supervised
 
 POLL_SECONDS = 0.05
 # A refused snapshot must not leave the job slower than this share of its pace before; others share the GPU.
@@ -61,6 +61,8 @@ class Trial:
         self.outcome.seconds = time.monotonic() - begun
 
     def work(self):
+        if self.job.program:
+            programs.build(self.job.program, self.folder)
         self.outcome.verdict = self.job.trial(self)
         self.outcome.good = True
 
@@ -100,7 +102,7 @@ class Trial:
 
     def start(self, make, name, pace_ms):
         words = self.job.words(self.tools, pace_ms)
-        program = make(words, self.folder / name, self.job.environment(self.tools))
+        program = make(words, self.folder / name, self.job.environment())
         self.programs.append(program)
         return program
 

@@ -1,0 +1,286 @@
+//! The supervisor's handle on a copier.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::error::CopierError;
+use super::lane::Lane;
+use super::process::Process;
+use super::wire::{BATCH_MAX, Reply, Request, Socket, VERSION};
+use crate::clock;
+use crate::cuda::GpuUuid;
+use crate::cuda::device::Room;
+
+/// How long a program may take to say that it is a copier: it says so before it does anything else.
+const GREETING_MAX: Duration = Duration::from_secs(10);
+/// How long the driver may take. Waking many GPUs without persistence mode is the longest, a second or two each.
+const ANSWER_MAX: Duration = Duration::from_secs(60);
+
+/// A piece of GPU memory that the copier has. Its number is never given again by the same copier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SegmentId(pub(super) u64);
+
+/// A running copier. Dropped, it is killed and waited for; calls of its lanes then fail.
+#[derive(Debug)]
+pub struct Copier {
+    control: Mutex<Control>,
+    process: Process,
+}
+
+#[derive(Debug)]
+struct Control {
+    socket: Socket,
+    /// An answer may come that belongs to a request that was given up.
+    broken: bool,
+}
+
+impl Copier {
+    /// This program itself.
+    pub const SELF: &str = "/proc/self/exe";
+
+    /// Starts `program`, usually [`Copier::SELF`], as a copier, and waits until it has said that it is one.
+    ///
+    /// # Errors
+    /// [`CopierError::NotACopier`] for another program, or another version.
+    pub fn start(program: &Path) -> Result<Self, CopierError> {
+        let failed = |source| CopierError::Start {
+            program: program.to_owned(),
+            source,
+        };
+        let (ours, theirs) = Socket::pair().map_err(failed)?;
+        let process = Process::start(program, theirs.into()).map_err(failed)?;
+        let control = Mutex::new(Control {
+            socket: ours,
+            broken: false,
+        });
+        let copier = Self { control, process };
+        let hello = Request::Hello { version: VERSION };
+        match copier.ask("greet the copier", &hello, &[], Some(GREETING_MAX)) {
+            Ok((Reply::Hello { version: VERSION }, _)) => Ok(copier),
+            Ok(_) | Err(_) => Err(CopierError::NotACopier {
+                program: program.to_owned(),
+            }),
+        }
+    }
+
+    /// Its process, as the host sees it.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// Makes the context of a GPU, unless it is there, and tells how much room there is then. Takes 0.3 s and more.
+    ///
+    /// # Errors
+    /// [`CopierError::Device`] without that GPU or a driver; [`CopierError::OutOfMemory`] when not even a context fits.
+    pub fn open(&self, gpu: GpuUuid) -> Result<Room, CopierError> {
+        let operation = "open a GPU for copying";
+        let gpu = *gpu.as_bytes();
+        match self.ask(operation, &Request::Open { gpu }, &[], Some(ANSWER_MAX))? {
+            (Reply::Room { free, total }, _) => Ok(Room { free, total }),
+            _ => Err(self.unexpected(operation)),
+        }
+    }
+
+    /// Takes memory of a GPU for shadows: all of it, or none. The next [`Copier::shadow`] gives back what it does not use.
+    ///
+    /// # Errors
+    /// [`CopierError::OutOfMemory`], also when the GPU has it in pieces only.
+    pub fn reserve(&self, gpu: GpuUuid, bytes: u64) -> Result<u64, CopierError> {
+        let operation = "reserve GPU memory";
+        let gpu = *gpu.as_bytes();
+        let request = Request::Reserve { gpu, bytes };
+        self.ask_done(operation, &request, Some(ANSWER_MAX))?;
+        Ok(bytes)
+    }
+
+    /// Maps memory that another process exported as this descriptor, which the copier does not keep.
+    ///
+    /// # Errors
+    /// [`CopierError::Device`] when it is no such descriptor, or not of that length.
+    pub fn import(
+        &self,
+        gpu: GpuUuid,
+        descriptor: BorrowedFd<'_>,
+        len: u64,
+    ) -> Result<SegmentId, CopierError> {
+        let operation = "import GPU memory";
+        let gpu = *gpu.as_bytes();
+        let request = Request::Import { gpu, len };
+        let descriptors = [descriptor.as_raw_fd()];
+        match self.ask(operation, &request, &descriptors, Some(ANSWER_MAX))? {
+            (Reply::Segment { id }, none) if none.is_empty() => Ok(SegmentId(id)),
+            _ => Err(self.unexpected(operation)),
+        }
+    }
+
+    /// Makes memory that can be exported, and the descriptor that keeps it alive. Its content is not defined.
+    ///
+    /// # Errors
+    /// [`CopierError::OutOfMemory`]; [`CopierError::Device`] for a length that is not whole pages of the GPU.
+    pub fn create(&self, gpu: GpuUuid, len: u64) -> Result<(SegmentId, OwnedFd), CopierError> {
+        let operation = "create GPU memory";
+        let gpu = *gpu.as_bytes();
+        let request = Request::Create { gpu, len };
+        let (reply, descriptors) = self.ask(operation, &request, &[], Some(ANSWER_MAX))?;
+        match (reply, <[OwnedFd; 1]>::try_from(descriptors)) {
+            (Reply::Segment { id }, Ok([descriptor])) => Ok((SegmentId(id), descriptor)),
+            _ => Err(self.unexpected(operation)),
+        }
+    }
+
+    /// Copies segments, in this order, into the memory reserved on their GPUs, all GPUs at the same time, until it is
+    /// full; returns, segment by segment, how many bytes from its beginning are safe now.
+    ///
+    /// Those are drained from the shadow from now on, whatever becomes of the original, which is let go of when all of
+    /// it is safe. Of one segment a GPU only a part may fit. Reserved memory that is left is given back. There is
+    /// no limit on the time, because it is that of the copying alone.
+    ///
+    /// # Errors
+    /// [`CopierError::Refused`] for a segment that is not there, or named twice; [`CopierError::Device`] when a GPU
+    /// failed, and then segments of other calls and batches (of 1024) may have a shadow, those of this one have none.
+    pub fn shadow(&self, segments: &[SegmentId]) -> Result<Vec<u64>, CopierError> {
+        let operation = "shadow GPU memory";
+        let mut safe = Vec::with_capacity(segments.len());
+        let mut rest = segments;
+        loop {
+            let (batch, others) = rest.split_at(rest.len().min(BATCH_MAX));
+            rest = others;
+            let last = rest.is_empty();
+            let request = Request::Shadow {
+                segments: numbers(batch),
+                last,
+            };
+            match self.ask(operation, &request, &[], None)? {
+                (Reply::Shadowed { bytes }, _) if bytes.len() == batch.len() => safe.extend(bytes),
+                _ => return Err(self.unexpected(operation)),
+            }
+            if last {
+                return Ok(safe);
+            }
+        }
+    }
+
+    /// Lets go of segments and their shadows; what a lane is copying just now goes when that is done.
+    ///
+    /// # Errors
+    /// [`CopierError::Refused`] for a segment that is not there.
+    pub fn release(&self, segments: &[SegmentId]) -> Result<(), CopierError> {
+        segments.chunks(BATCH_MAX).try_for_each(|batch| {
+            let segments = numbers(batch);
+            let request = Request::Release { segments };
+            self.ask_done("release GPU memory", &request, Some(ANSWER_MAX))
+        })
+    }
+
+    /// Another connection, for copying at the same time as others. Pins 32 MiB of host memory, which takes a while.
+    ///
+    /// # Errors
+    /// [`CopierError::Refused`] before a GPU was opened, and beyond 64 lanes.
+    pub fn lane(&self) -> Result<Lane, CopierError> {
+        let operation = "open a lane";
+        let talk = |source| CopierError::Talk { operation, source };
+        let (ours, theirs) = Socket::pair().map_err(talk)?;
+        let descriptors = [theirs.as_fd().as_raw_fd()];
+        match self.ask(operation, &Request::Lane, &descriptors, Some(ANSWER_MAX))? {
+            (Reply::Done, none) if none.is_empty() => Ok(Lane::new(ours)),
+            _ => Err(self.unexpected(operation)),
+        }
+    }
+
+    fn ask_done(
+        &self,
+        operation: &'static str,
+        request: &Request,
+        limit: Option<Duration>,
+    ) -> Result<(), CopierError> {
+        match self.ask(operation, request, &[], limit)? {
+            (Reply::Done, none) if none.is_empty() => Ok(()),
+            _ => Err(self.unexpected(operation)),
+        }
+    }
+
+    fn ask(
+        &self,
+        operation: &'static str,
+        request: &Request,
+        descriptors: &[RawFd],
+        limit: Option<Duration>,
+    ) -> Result<(Reply, Vec<OwnedFd>), CopierError> {
+        let mut control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        if control.broken {
+            return Err(CopierError::Gone { operation });
+        }
+        let answer = ask(&control.socket, operation, request, descriptors, limit);
+        match answer {
+            Ok((Reply::Failed(refusal), _)) => Err(CopierError::refused(operation, refusal)),
+            Ok(answer) => Ok(answer),
+            Err(error) => {
+                control.broken = true;
+                self.process.kill();
+                Err(error)
+            }
+        }
+    }
+
+    /// Whoever gives such an answer is not to be asked again.
+    fn unexpected(&self, operation: &'static str) -> CopierError {
+        self.control
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .broken = true;
+        self.process.kill();
+        CopierError::unexpected(operation)
+    }
+}
+
+/// One request, one answer.
+pub(super) fn ask(
+    socket: &Socket,
+    operation: &'static str,
+    request: &impl serde::Serialize,
+    descriptors: &[RawFd],
+    limit: Option<Duration>,
+) -> Result<(Reply, Vec<OwnedFd>), CopierError> {
+    let talk = |source: io::Error| match source.kind() {
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
+            CopierError::Gone { operation }
+        }
+        _ => CopierError::Talk { operation, source },
+    };
+    socket.send(request, descriptors).map_err(talk)?;
+    if let Some(limit) = limit
+        && !answers_within(socket, limit).map_err(talk)?
+    {
+        return Err(CopierError::Slow { operation, limit });
+    }
+    let answer = socket.receive::<Reply>().map_err(talk)?;
+    answer.ok_or(CopierError::Gone { operation })
+}
+
+fn answers_within(socket: &Socket, limit: Duration) -> io::Result<bool> {
+    let end = clock::now() + limit;
+    loop {
+        let left = end.saturating_duration_since(clock::now());
+        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+        match poll(
+            &mut [PollFd::new(socket.as_fd(), PollFlags::POLLIN)],
+            timeout,
+        ) {
+            Ok(0) if left.is_zero() => return Ok(false),
+            Ok(0) | Err(Errno::EINTR) => {}
+            Ok(_) => return Ok(true),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn numbers(segments: &[SegmentId]) -> Vec<u64> {
+    segments.iter().map(|segment| segment.0).collect()
+}

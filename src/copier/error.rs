@@ -1,0 +1,114 @@
+//! What can go wrong between the supervisor and its copier.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use thiserror::Error;
+
+use super::wire::Refusal;
+
+/// Why the copier did not do what was asked. A job is never harmed by it: the copier works on memory of its own, or on
+/// what the job has let go of and others hold as well.
+#[derive(Debug, Error)]
+pub enum CopierError {
+    /// The program could not be started.
+    #[error("start {} as the copier of GPU memory", program.display())]
+    Start {
+        /// The program.
+        program: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// What was started does not answer as a copier of this version does.
+    #[error(
+        "use {} as the copier of GPU memory: it does not answer as one of this version (a program that uses \
+         the library has to call ckpt_run::helper_main first)",
+        program.display()
+    )]
+    NotACopier {
+        /// The program.
+        program: PathBuf,
+    },
+    /// A connection broke, or something unexpected was said. The copier is ended.
+    #[error("{operation}: talk to the copier")]
+    Talk {
+        /// What was to be done.
+        operation: &'static str,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The process has ended. Start another one.
+    #[error("{operation}: the copier has ended")]
+    Gone {
+        /// What was to be done.
+        operation: &'static str,
+    },
+    /// No answer came in time. The copier is ended, because nobody knows what it will still do.
+    #[error("{operation} within {limit:?}: the copier does not answer")]
+    Slow {
+        /// What was to be done.
+        operation: &'static str,
+        /// How long was waited.
+        limit: Duration,
+    },
+    /// A GPU has too little free memory. Nothing was taken.
+    #[error("{operation}: {reason}")]
+    OutOfMemory {
+        /// What was to be done.
+        operation: &'static str,
+        /// The copier's words.
+        reason: String,
+    },
+    /// The CUDA driver refused, or does not work.
+    #[error("{operation}: {reason}")]
+    Device {
+        /// What was to be done.
+        operation: &'static str,
+        /// The copier's words.
+        reason: String,
+    },
+    /// The pipe cannot be used, or its other end is gone. A part may have gone through it.
+    #[error("{operation}: {reason}")]
+    Pipe {
+        /// What was to be done.
+        operation: &'static str,
+        /// The copier's words.
+        reason: String,
+    },
+    /// The pipe ended before the memory was full.
+    #[error("{operation}: the pipe ended {missing} bytes too early")]
+    Short {
+        /// What was to be done.
+        operation: &'static str,
+        /// Bytes that were not filled at least.
+        missing: u64,
+    },
+    /// What was asked for makes no sense, or not now. Nothing was done.
+    #[error("{operation}: {reason}")]
+    Refused {
+        /// What was to be done.
+        operation: &'static str,
+        /// The copier's words.
+        reason: String,
+    },
+}
+
+impl CopierError {
+    pub(super) fn refused(operation: &'static str, refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::OutOfMemory(reason) => Self::OutOfMemory { operation, reason },
+            Refusal::Device(reason) => Self::Device { operation, reason },
+            Refusal::Pipe(reason) => Self::Pipe { operation, reason },
+            Refusal::Short { missing } => Self::Short { operation, missing },
+            Refusal::Request(reason) => Self::Refused { operation, reason },
+        }
+    }
+
+    pub(super) fn unexpected(operation: &'static str) -> Self {
+        let source = io::Error::new(io::ErrorKind::InvalidData, "unexpected answer");
+        Self::Talk { operation, source }
+    }
+}

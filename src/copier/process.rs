@@ -1,0 +1,109 @@
+//! The copier's process: started, and ended, by a thread that lives as long as it does.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Sender, channel};
+use std::thread::{self, JoinHandle};
+
+use super::ARGUMENT;
+
+/// What of our environment must not reach the copier: it has to see all GPUs, and it is no process of the job, whose
+/// agent is not to be loaded into it.
+const WITHOUT: [&str; 3] = ["CUDA_VISIBLE_DEVICES", "LD_PRELOAD", "CKPT_RUN_AGENT"];
+
+/// The process. Killed and waited for when dropped.
+#[derive(Debug)]
+pub(super) struct Process {
+    pid: u32,
+    stop: Option<Sender<()>>,
+    keeper: Option<JoinHandle<()>>,
+}
+
+impl Process {
+    /// Starts `program` with this as its standard input.
+    ///
+    /// A thread keeps it: the kernel tells a process of the death of the *thread* that started it
+    /// (`PR_SET_PDEATHSIG`), and the caller's may end at any time.
+    pub(super) fn start(program: &Path, socket: OwnedFd) -> io::Result<Self> {
+        let mut command = Command::new(program);
+        command
+            .arg0("ckpt-run")
+            .arg(ARGUMENT)
+            .stdin(Stdio::from(socket))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            // Ctrl-C is for the supervisor, which may need the copier for its last snapshot.
+            .process_group(0);
+        for name in WITHOUT {
+            command.env_remove(name);
+        }
+        let (started, starting) = channel();
+        let (stop, stopping) = channel::<()>();
+        let keeper = thread::Builder::new()
+            .name("copier".to_owned())
+            .spawn(move || {
+                let child = command.spawn();
+                // It holds our copy of the socket, and with that the end of the connection.
+                drop(command);
+                match child {
+                    Ok(child) => {
+                        let _ = started.send(Ok(child.id()));
+                        let _ = stopping.recv();
+                        end(child);
+                    }
+                    Err(error) => drop(started.send(Err(error))),
+                }
+            })?;
+        let pid = starting
+            .recv()
+            .unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))?;
+        Ok(Self {
+            pid,
+            stop: Some(stop),
+            keeper: Some(keeper),
+        })
+    }
+
+    /// As the host sees it.
+    pub(super) fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Ends it, without waiting.
+    pub(super) fn kill(&self) {
+        if let Some(stop) = &self.stop {
+            let _ = stop.send(());
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(keeper) = self.keeper.take() {
+            let _ = keeper.join();
+        }
+    }
+}
+
+/// Until it was waited for, its number is nobody else's.
+fn end(mut child: Child) {
+    if let Err(error) = child.kill().and_then(|()| child.wait()) {
+        tracing::warn!(%error, "copier not ended");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_agents_variable_is_the_one_that_is_removed() {
+        let wire = include_str!("../../agent/wire.rs");
+        let line = format!("TOKEN_VARIABLE: &str = \"{}\";", WITHOUT[2]);
+        assert!(wire.contains(&line));
+    }
+}

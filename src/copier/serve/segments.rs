@@ -1,0 +1,159 @@
+//! What is where: a segment's bytes lie in extents, of its shadow first, of the original behind.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::copier::wire::{Part, Refusal};
+use crate::cuda::device::{Context, DeviceMemory};
+
+/// Most segments at a time: more than a job has allocations; each is a mapping of this process.
+const SEGMENTS_MAX: usize = 1 << 16;
+
+/// A piece of GPU memory by its number. Never changed: a shadow makes another one of the same number, and who copies
+/// from the old one goes on with that.
+#[derive(Debug)]
+pub(super) struct Segment {
+    context: Context,
+    pub(super) len: u64,
+    /// Bytes from the beginning that lie in a shadow.
+    pub(super) safe: u64,
+    /// In order, without gaps.
+    extents: Vec<Extent>,
+}
+
+/// Bytes that lie together.
+#[derive(Debug, Clone)]
+pub(super) struct Extent {
+    pub(super) memory: Arc<DeviceMemory>,
+    pub(super) offset: u64,
+    pub(super) len: u64,
+}
+
+impl Segment {
+    /// Memory as it was created or imported.
+    pub(super) fn whole(memory: DeviceMemory) -> Self {
+        let context = memory.context().clone();
+        let len = memory.len();
+        let extents = vec![Extent {
+            memory: Arc::new(memory),
+            offset: 0,
+            len,
+        }];
+        Self {
+            context,
+            len,
+            safe: 0,
+            extents,
+        }
+    }
+
+    /// The same with its beginning in `shadow`, which was copied from it.
+    pub(super) fn shadowed(&self, mut shadow: Vec<Extent>) -> Self {
+        let safe = shadow.iter().map(|extent| extent.len).sum();
+        shadow.extend(self.extents_of(safe..self.len, u64::MAX));
+        Self {
+            context: self.context.clone(),
+            len: self.len,
+            safe,
+            extents: shadow,
+        }
+    }
+
+    pub(super) fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// Where the bytes of `range` lie, in pieces of up to `len_max`.
+    pub(super) fn extents_of(
+        &self,
+        range: Range<u64>,
+        len_max: u64,
+    ) -> impl Iterator<Item = Extent> {
+        let mut start = 0;
+        self.extents.iter().flat_map(move |extent| {
+            let here = start..start + extent.len;
+            start = here.end;
+            let end = range.end.min(here.end);
+            let mut at = range.start.max(here.start);
+            std::iter::from_fn(move || {
+                let len = end.checked_sub(at).filter(|len| *len > 0)?.min(len_max);
+                let offset = extent.offset + (at - here.start);
+                at += len;
+                let memory = Arc::clone(&extent.memory);
+                Some(Extent {
+                    memory,
+                    offset,
+                    len,
+                })
+            })
+        })
+    }
+}
+
+/// All segments, shared by the threads.
+#[derive(Debug, Default)]
+pub(super) struct Segments {
+    table: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    last: u64,
+    found: HashMap<u64, Arc<Segment>>,
+}
+
+impl Segments {
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn add(&self, segment: Segment) -> Result<u64, Refusal> {
+        let mut table = self.lock();
+        if table.found.len() >= SEGMENTS_MAX {
+            let text = format!("there are {SEGMENTS_MAX} segments already; release some");
+            return Err(Refusal::request(text));
+        }
+        table.last += 1;
+        let id = table.last;
+        table.found.insert(id, Arc::new(segment));
+        Ok(id)
+    }
+
+    pub(super) fn get(&self, id: u64) -> Result<Arc<Segment>, Refusal> {
+        let found = self.lock().found.get(&id).map(Arc::clone);
+        found.ok_or_else(|| not_there(id))
+    }
+
+    /// The segment of a part that lies within it.
+    pub(super) fn of(&self, part: Part) -> Result<Arc<Segment>, Refusal> {
+        let segment = self.get(part.segment)?;
+        if part.start <= part.end && part.end <= segment.len {
+            return Ok(segment);
+        }
+        Err(Refusal::Request(format!(
+            "bytes {} to {} of a segment of {}",
+            part.start, part.end, segment.len
+        )))
+    }
+
+    pub(super) fn replace(&self, id: u64, segment: Segment) {
+        self.lock().found.insert(id, Arc::new(segment));
+    }
+
+    /// All of them or, when one is not there, none. What they held is let go of outside of the lock.
+    pub(super) fn remove(&self, ids: &[u64]) -> Result<(), Refusal> {
+        let mut table = self.lock();
+        if let Some(id) = ids.iter().find(|id| !table.found.contains_key(id)) {
+            return Err(not_there(*id));
+        }
+        let gone: Vec<_> = ids.iter().map(|id| table.found.remove(id)).collect();
+        drop(table);
+        drop(gone);
+        Ok(())
+    }
+}
+
+fn not_there(id: u64) -> Refusal {
+    Refusal::Request(format!("there is no segment {id}"))
+}

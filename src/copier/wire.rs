@@ -1,0 +1,231 @@
+//! What the supervisor and the copier say to each other: a JSON value a datagram, at most one descriptor with it.
+//!
+//! Every request has one answer, in order. Both ends are of the same build, or the greeting says that they are not.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::passing;
+
+/// Changes with any change of the messages.
+pub(super) const VERSION: u32 = 1;
+/// Most segments in a message: their numbers have up to 20 digits.
+pub(super) const BATCH_MAX: usize = 1024;
+/// Longest message: a full batch, and room; well below the 208 KiB that a socket's buffer has by default.
+const MESSAGE_BYTES_MAX: usize = 64 << 10;
+/// Longest text of an error: the driver's are a few hundred bytes.
+const TEXT_BYTES_MAX: usize = 4 << 10;
+
+/// On the first connection.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Request {
+    Hello {
+        version: u32,
+    },
+    Open {
+        gpu: [u8; 16],
+    },
+    Reserve {
+        gpu: [u8; 16],
+        bytes: u64,
+    },
+    /// Descriptor: the memory.
+    Import {
+        gpu: [u8; 16],
+        len: u64,
+    },
+    Create {
+        gpu: [u8; 16],
+        len: u64,
+    },
+    /// After the last batch, what is left of the reserved memory is given back.
+    Shadow {
+        segments: Vec<u64>,
+        last: bool,
+    },
+    Release {
+        segments: Vec<u64>,
+    },
+    /// Descriptor: the copier's end of the lane's connection.
+    Lane,
+}
+
+/// On a lane. Descriptor: the pipe.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum LaneRequest {
+    Drain(Part),
+    Fill(Part),
+}
+
+/// A part of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Part {
+    pub(super) segment: u64,
+    pub(super) start: u64,
+    pub(super) end: u64,
+}
+
+/// From the copier.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Reply {
+    Hello {
+        version: u32,
+    },
+    Room {
+        free: u64,
+        total: u64,
+    },
+    /// After Create, with a descriptor: the memory.
+    Segment {
+        id: u64,
+    },
+    /// As many numbers as segments were named.
+    Shadowed {
+        bytes: Vec<u64>,
+    },
+    Done,
+    Failed(Refusal),
+}
+
+/// Why a request was not carried out. The copier can be asked for other things.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Refusal {
+    /// A GPU has too little free memory.
+    OutOfMemory(String),
+    /// The driver's.
+    Device(String),
+    /// The pipe cannot be written or read.
+    Pipe(String),
+    /// The pipe ended too early.
+    Short { missing: u64 },
+    /// The request makes no sense, or not now.
+    Request(String),
+}
+
+impl Refusal {
+    pub(super) fn request(text: impl Into<String>) -> Self {
+        Self::Request(text.into())
+    }
+}
+
+impl Request {
+    /// How many descriptors come with it.
+    pub(super) fn descriptors(&self) -> usize {
+        match self {
+            Self::Import { .. } | Self::Lane => 1,
+            Self::Hello { .. }
+            | Self::Open { .. }
+            | Self::Reserve { .. }
+            | Self::Create { .. }
+            | Self::Shadow { .. }
+            | Self::Release { .. } => 0,
+        }
+    }
+}
+
+/// An end of a connection.
+#[derive(Debug)]
+pub(super) struct Socket(OwnedFd);
+
+impl Socket {
+    /// Two that are connected, closed on exec.
+    pub(super) fn pair() -> io::Result<(Self, Self)> {
+        let (one, other) = socketpair(
+            AddressFamily::Unix,
+            SockType::SeqPacket,
+            None,
+            SockFlag::SOCK_CLOEXEC,
+        )?;
+        Ok((Self(one), Self(other)))
+    }
+
+    pub(super) fn send(&self, message: &impl Serialize, descriptors: &[RawFd]) -> io::Result<()> {
+        let bytes = serde_json::to_vec(message)?;
+        if bytes.len() > MESSAGE_BYTES_MAX {
+            let error = io::Error::new(io::ErrorKind::InvalidInput, "message too long");
+            return Err(error);
+        }
+        passing::send(&self.0, &bytes, descriptors).map(drop)
+    }
+
+    /// `None` at the end of the connection.
+    pub(super) fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+        let mut bytes = vec![0; MESSAGE_BYTES_MAX];
+        let (len, descriptors) = match passing::receive::<1>(&self.0, &mut bytes) {
+            // So ends a connection to a process that was killed before it had read all.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
+            other => other?,
+        };
+        if len == 0 {
+            return Ok(None);
+        }
+        Ok(Some((serde_json::from_slice(&bytes[..len])?, descriptors)))
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl From<OwnedFd> for Socket {
+    fn from(descriptor: OwnedFd) -> Self {
+        Self(descriptor)
+    }
+}
+
+impl From<Socket> for OwnedFd {
+    fn from(socket: Socket) -> Self {
+        socket.0
+    }
+}
+
+/// A text that fits a message.
+pub(super) fn short(mut text: String) -> String {
+    let end = (0..=TEXT_BYTES_MAX)
+        .rev()
+        .find(|&end| text.is_char_boundary(end));
+    text.truncate(end.unwrap_or(0));
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_batch_fits_a_message() {
+        let (left, right) = Socket::pair().unwrap();
+        let full = Reply::Shadowed {
+            bytes: vec![u64::MAX; BATCH_MAX],
+        };
+        left.send(&full, &[]).unwrap();
+        let (reply, none) = right.receive::<Reply>().unwrap().unwrap();
+        assert_eq!(reply, full);
+        assert!(none.is_empty());
+    }
+
+    #[test]
+    fn a_message_that_is_too_long_is_not_sent() {
+        let (left, _right) = Socket::pair().unwrap();
+        let long = Refusal::Pipe("x".repeat(MESSAGE_BYTES_MAX));
+        let error = left.send(&long, &[]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        let text = "ü".repeat(MESSAGE_BYTES_MAX);
+        left.send(&Refusal::Pipe(short(text)), &[]).unwrap();
+    }
+
+    #[test]
+    fn what_is_no_message_is_an_error_and_the_end_is_none() {
+        let (left, right) = Socket::pair().unwrap();
+        passing::send(&left, b"ckpt-run: unknown verb", &[]).unwrap();
+        assert!(right.receive::<Reply>().is_err());
+        drop(left);
+        assert!(right.receive::<Reply>().unwrap().is_none());
+    }
+}

@@ -1,0 +1,193 @@
+//! The driver's functions for contexts, memory and copies, and the words for what they answer.
+#![allow(
+    unsafe_code,
+    reason = "calls into libcuda, which has no safe interface"
+)]
+
+use std::ffi::c_int;
+use std::fmt;
+use std::sync::Arc;
+
+use super::context::Context;
+use super::error::DeviceError;
+use super::sys;
+use crate::cuda::loader::{LIBRARY, code, find, open};
+use crate::cuda::sys::{CuResult, GetErrorText, Init};
+use crate::cuda::{GpuUuid, LoadError};
+
+/// More than any machine has; a bound on what the driver's count may lead to.
+const GPUS_MAX: c_int = 256;
+
+/// The CUDA driver, initialized in this process. Clones share it.
+#[derive(Clone)]
+pub struct DeviceApi {
+    functions: Arc<Functions>,
+}
+
+impl DeviceApi {
+    /// Loads `libcuda.so.1` and initializes CUDA. The library stays until the process ends.
+    ///
+    /// # Errors
+    /// [`DeviceError::Load`] without a driver, or with one that lacks a function; [`DeviceError::Call`] when
+    /// it does not work, for example without a GPU.
+    pub fn load() -> Result<Self, DeviceError> {
+        let functions = Functions::load(LIBRARY)?;
+        // SAFETY: the flags must be 0, and are; any thread may call it.
+        let result = unsafe { (functions.init)(0) };
+        functions.check("cuInit", result)?;
+        Ok(Self {
+            functions: Arc::new(functions),
+        })
+    }
+
+    /// The context of a GPU, which is made unless this process has one already.
+    ///
+    /// # Errors
+    /// When CUDA shows no such GPU (`CUDA_VISIBLE_DEVICES` hides some), or has no room for a context.
+    pub fn context(&self, gpu: GpuUuid) -> Result<Context, DeviceError> {
+        let devices = self.devices()?;
+        let found = devices.iter().find(|(uuid, _)| *uuid == gpu);
+        let &(_, device) = found.ok_or(DeviceError::NoSuchGpu {
+            gpu,
+            count: devices.len(),
+        })?;
+        Context::retain(self, gpu, device)
+    }
+
+    fn devices(&self) -> Result<Vec<(GpuUuid, sys::Device)>, DeviceError> {
+        let mut count = 0;
+        // SAFETY: the driver writes one int to a valid pointer.
+        let result = unsafe { (self.functions.device_count)(&raw mut count) };
+        self.check("cuDeviceGetCount", result)?;
+        (0..count.min(GPUS_MAX))
+            .map(|ordinal| {
+                let mut device = 0;
+                // SAFETY: the driver writes one int to a valid pointer.
+                let result = unsafe { (self.functions.device)(&raw mut device, ordinal) };
+                self.check("cuDeviceGet", result)?;
+                let mut uuid = [0; 16];
+                // SAFETY: the driver writes 16 bytes, which the array has.
+                let result = unsafe { (self.functions.device_uuid)(&raw mut uuid, device) };
+                self.check("cuDeviceGetUuid", result)?;
+                Ok((GpuUuid::from_bytes(uuid), device))
+            })
+            .collect()
+    }
+
+    pub(super) fn functions(&self) -> &Functions {
+        &self.functions
+    }
+
+    /// The result of `call`, which has just been made.
+    pub(super) fn check(&self, call: &'static str, result: CuResult) -> Result<(), DeviceError> {
+        self.functions.check(call, result)
+    }
+}
+
+impl fmt::Debug for DeviceApi {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("DeviceApi")
+    }
+}
+
+/// Valid for ever, because the library is never unloaded.
+pub(super) struct Functions {
+    init: Init,
+    error_name: GetErrorText,
+    error_string: GetErrorText,
+    device_count: sys::DeviceGetCount,
+    device: sys::DeviceGet,
+    device_uuid: sys::DeviceGetUuid,
+    /// Since CUDA 11; without it threads that wait for the GPU keep a core busy.
+    pub(super) primary_set_flags: Option<sys::PrimaryCtxSetFlags>,
+    pub(super) primary_retain: sys::PrimaryCtxRetain,
+    pub(super) primary_release: sys::PrimaryCtxRelease,
+    pub(super) set_current: sys::OfHandle,
+    pub(super) info: sys::MemGetInfo,
+    pub(super) allocate: sys::MemAlloc,
+    pub(super) free: sys::MemFree,
+    pub(super) granularity: sys::GetGranularity,
+    pub(super) create: sys::MemCreate,
+    pub(super) release: sys::MemRelease,
+    pub(super) reserve: sys::AddressReserve,
+    pub(super) free_address: sys::OfRange,
+    pub(super) map: sys::MemMap,
+    pub(super) unmap: sys::OfRange,
+    pub(super) set_access: sys::MemSetAccess,
+    pub(super) export: sys::Export,
+    pub(super) import: sys::Import,
+    pub(super) host_allocate: sys::HostAlloc,
+    pub(super) host_free: sys::HostFree,
+    pub(super) stream_create: sys::StreamCreate,
+    pub(super) stream_destroy: sys::OfHandle,
+    pub(super) stream_synchronize: sys::OfHandle,
+    pub(super) copy_to_host: sys::CopyToHost,
+    pub(super) copy_to_device: sys::CopyToDevice,
+    pub(super) copy_on_device: sys::CopyOnDevice,
+}
+
+impl Functions {
+    fn load(library: &'static str) -> Result<Self, LoadError> {
+        let library = open(library)?;
+        // The newer name tells a part of a GPU (MIG) by its own UUID; drivers before 11.4 lack it.
+        let device_uuid = find(library, "cuDeviceGetUuid_v2", None)
+            .or_else(|_| find(library, "cuDeviceGetUuid", None))?;
+        Ok(Self {
+            init: find(library, "cuInit", None)?,
+            error_name: find(library, "cuGetErrorName", None)?,
+            error_string: find(library, "cuGetErrorString", None)?,
+            device_count: find(library, "cuDeviceGetCount", None)?,
+            device: find(library, "cuDeviceGet", None)?,
+            device_uuid,
+            primary_set_flags: find(library, "cuDevicePrimaryCtxSetFlags_v2", None).ok(),
+            primary_retain: find(library, "cuDevicePrimaryCtxRetain", None)?,
+            primary_release: find(library, "cuDevicePrimaryCtxRelease_v2", None)?,
+            set_current: find(library, "cuCtxSetCurrent", None)?,
+            info: find(library, "cuMemGetInfo_v2", None)?,
+            allocate: find(library, "cuMemAlloc_v2", None)?,
+            free: find(library, "cuMemFree_v2", None)?,
+            granularity: find(library, "cuMemGetAllocationGranularity", None)?,
+            create: find(library, "cuMemCreate", None)?,
+            release: find(library, "cuMemRelease", None)?,
+            reserve: find(library, "cuMemAddressReserve", None)?,
+            free_address: find(library, "cuMemAddressFree", None)?,
+            map: find(library, "cuMemMap", None)?,
+            unmap: find(library, "cuMemUnmap", None)?,
+            set_access: find(library, "cuMemSetAccess", None)?,
+            export: find(library, "cuMemExportToShareableHandle", None)?,
+            import: find(library, "cuMemImportFromShareableHandle", None)?,
+            host_allocate: find(library, "cuMemHostAlloc", None)?,
+            host_free: find(library, "cuMemFreeHost", None)?,
+            stream_create: find(library, "cuStreamCreate", None)?,
+            stream_destroy: find(library, "cuStreamDestroy_v2", None)?,
+            stream_synchronize: find(library, "cuStreamSynchronize", None)?,
+            copy_to_host: find(library, "cuMemcpyDtoHAsync_v2", None)?,
+            copy_to_device: find(library, "cuMemcpyHtoDAsync_v2", None)?,
+            copy_on_device: find(library, "cuMemcpyDtoDAsync_v2", None)?,
+        })
+    }
+
+    fn check(&self, call: &'static str, result: CuResult) -> Result<(), DeviceError> {
+        code(self.error_name, self.error_string, result)
+            .map_err(|code| DeviceError::Call { call, code })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_without_a_function_is_told_by_its_name() {
+        // Any library that is not libcuda stands in for an old one.
+        let error = Functions::load("libm.so.6").err().unwrap();
+        assert!(matches!(error, LoadError::TooOld { .. }), "{error}");
+        assert!(error.to_string().contains("cuDeviceGetUuid"), "{error}");
+    }
+
+    #[test]
+    fn a_missing_library_is_an_ordinary_error() {
+        let error = Functions::load("libcuda-is-not-here.so.1").err().unwrap();
+        assert!(matches!(error, LoadError::Library { .. }), "{error}");
+    }
+}

@@ -1,0 +1,125 @@
+//! A GPU's primary context, which all of a process's threads share.
+#![allow(
+    unsafe_code,
+    reason = "calls into libcuda, which has no safe interface"
+)]
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::api::{DeviceApi, Functions};
+use super::error::DeviceError;
+use super::sys;
+use crate::cuda::GpuUuid;
+use crate::cuda::sys::CuResult;
+
+/// A context of a GPU. Clones share it, and so does everything that was made with it; when the last goes, so does the
+/// context.
+#[derive(Clone)]
+pub struct Context {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    api: DeviceApi,
+    gpu: GpuUuid,
+    device: sys::Device,
+    handle: sys::Opaque,
+}
+
+/// Memory of a GPU, bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// What nobody uses, as of now.
+    pub free: u64,
+    /// All of it.
+    pub total: u64,
+}
+
+impl Context {
+    pub(super) fn retain(
+        api: &DeviceApi,
+        gpu: GpuUuid,
+        device: sys::Device,
+    ) -> Result<Self, DeviceError> {
+        let functions = api.functions();
+        if let Some(set_flags) = functions.primary_set_flags {
+            // SAFETY: a number that the driver gave, and one of its flags.
+            let result = unsafe { set_flags(device, sys::SCHEDULE_BLOCKING) };
+            api.check("cuDevicePrimaryCtxSetFlags", result)?;
+        }
+        let mut handle = 0;
+        // SAFETY: the driver writes one pointer-sized value to a valid pointer.
+        let result = unsafe { (functions.primary_retain)(&raw mut handle, device) };
+        api.check("cuDevicePrimaryCtxRetain", result)?;
+        let shared = Arc::new(Shared {
+            api: api.clone(),
+            gpu,
+            device,
+            handle,
+        });
+        Ok(Self { shared })
+    }
+
+    /// The GPU.
+    #[must_use]
+    pub fn gpu(&self) -> GpuUuid {
+        self.shared.gpu
+    }
+
+    /// How much of its memory is free, and how much it has.
+    ///
+    /// # Errors
+    /// The driver's, for example after a fault of the GPU.
+    pub fn free_and_total(&self) -> Result<Room, DeviceError> {
+        let functions = self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the driver writes two sizes to valid pointers.
+        let result = unsafe { (functions.info)(&raw mut free, &raw mut total) };
+        self.check("cuMemGetInfo", result)?;
+        Ok(Room {
+            free: free as u64,
+            total: total as u64,
+        })
+    }
+
+    pub(super) fn device(&self) -> sys::Device {
+        self.shared.device
+    }
+
+    /// Makes it the calling thread's, and hands out the driver's functions.
+    pub(super) fn enter(&self) -> Result<&Functions, DeviceError> {
+        let functions = self.shared.api.functions();
+        // SAFETY: the context was retained and is released only when nothing uses it any more.
+        let result = unsafe { (functions.set_current)(self.shared.handle) };
+        self.check("cuCtxSetCurrent", result)?;
+        Ok(functions)
+    }
+
+    pub(super) fn check(&self, call: &'static str, result: CuResult) -> Result<(), DeviceError> {
+        self.shared.api.check(call, result)
+    }
+
+    /// Says why something could not be given back. The end of the process will.
+    pub(super) fn check_end(&self, call: &'static str, result: CuResult) {
+        if let Err(error) = self.check(call, result) {
+            tracing::debug!(%error, gpu = %self.gpu(), "GPU resource not given back");
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: retained once by `retain`, and everything made with the context is gone.
+        let result = unsafe { (self.api.functions().primary_release)(self.device) };
+        if let Err(error) = self.api.check("cuDevicePrimaryCtxRelease", result) {
+            tracing::debug!(%error, gpu = %self.gpu, "context not given back");
+        }
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Context").field(&self.gpu()).finish()
+    }
+}

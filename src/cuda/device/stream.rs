@@ -1,0 +1,201 @@
+//! Copies. The GPU makes them by itself while the caller does something else, but none outlives the call that began it.
+#![allow(
+    unsafe_code,
+    reason = "calls into libcuda, which has no safe interface"
+)]
+
+use std::fmt;
+
+use super::context::Context;
+use super::error::DeviceError;
+use super::host::Pinned;
+use super::memory::{DeviceMemory, size};
+use super::sys;
+
+/// An order of copies of one GPU; those of different streams go on at the same time.
+pub struct Stream {
+    context: Context,
+    handle: sys::Opaque,
+}
+
+impl Stream {
+    /// A new one.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn new(context: &Context) -> Result<Self, DeviceError> {
+        let functions = context.enter()?;
+        let mut handle = 0;
+        // SAFETY: the driver writes one pointer-sized value to a valid pointer.
+        let result =
+            unsafe { (functions.stream_create)(&raw mut handle, sys::STREAM_NON_BLOCKING) };
+        context.check("cuStreamCreate", result)?;
+        Ok(Self {
+            context: context.clone(),
+            handle,
+        })
+    }
+
+    /// Copies `len` bytes of device memory, from `offset` on, to the beginning of `buffer`, and calls `meanwhile`.
+    /// Returns what that returned, once the copy has ended.
+    ///
+    /// # Errors
+    /// A range that is not there; the driver's, and then the buffer's content is of no use.
+    pub fn read<T>(
+        &self,
+        memory: &DeviceMemory,
+        offset: u64,
+        buffer: &mut Pinned,
+        len: usize,
+        meanwhile: impl FnOnce() -> T,
+    ) -> Result<T, DeviceError> {
+        let from = self.begin(memory, offset, buffer, len)?;
+        let functions = self.context.enter()?;
+        let to = buffer.as_mut_ptr().cast();
+        let end = End(self);
+        // SAFETY: both sides have `len` bytes and are borrowed until `end` has seen the copy end.
+        let result = unsafe { (functions.copy_to_host)(to, from, len, self.handle) };
+        self.context.check("cuMemcpyDtoHAsync", result)?;
+        let done = meanwhile();
+        end.now()?;
+        Ok(done)
+    }
+
+    /// Copies the first `len` bytes of `buffer` into device memory, from `offset` on, and calls `meanwhile`. Returns
+    /// what that returned, once the copy has ended.
+    ///
+    /// # Errors
+    /// A range that is not there; the driver's, and then the memory's content is of no use.
+    pub fn write<T>(
+        &self,
+        memory: &DeviceMemory,
+        offset: u64,
+        buffer: &Pinned,
+        len: usize,
+        meanwhile: impl FnOnce() -> T,
+    ) -> Result<T, DeviceError> {
+        let to = self.begin(memory, offset, buffer, len)?;
+        let functions = self.context.enter()?;
+        let from = buffer.as_ptr().cast();
+        let end = End(self);
+        // SAFETY: both sides have `len` bytes and are borrowed until `end` has seen the copy end.
+        let result = unsafe { (functions.copy_to_device)(to, from, len, self.handle) };
+        self.context.check("cuMemcpyHtoDAsync", result)?;
+        let done = meanwhile();
+        end.now()?;
+        Ok(done)
+    }
+
+    /// The device's address of the copy, which is within both sides.
+    fn begin(
+        &self,
+        memory: &DeviceMemory,
+        offset: u64,
+        buffer: &Pinned,
+        len: usize,
+    ) -> Result<sys::Address, DeviceError> {
+        self.check_gpu(memory)?;
+        if len > buffer.len() {
+            return Err(DeviceError::Range {
+                offset: 0,
+                len: len as u64,
+                available: buffer.len() as u64,
+            });
+        }
+        memory.at(offset, len as u64)
+    }
+
+    fn check_gpu(&self, memory: &DeviceMemory) -> Result<(), DeviceError> {
+        let (from, to) = (memory.context().gpu(), self.context.gpu());
+        if from == to {
+            return Ok(());
+        }
+        Err(DeviceError::OtherGpu { from, to })
+    }
+
+    fn synchronize(&self) -> Result<(), DeviceError> {
+        let functions = self.context.enter()?;
+        // SAFETY: a live stream of this context.
+        let result = unsafe { (functions.stream_synchronize)(self.handle) };
+        self.context.check("cuStreamSynchronize", result)
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let Ok(functions) = self.context.enter() else {
+            return;
+        };
+        // SAFETY: a live stream, destroyed once; no copy is under way.
+        let result = unsafe { (functions.stream_destroy)(self.handle) };
+        self.context.check_end("cuStreamDestroy", result);
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Stream").field(&self.context.gpu()).finish()
+    }
+}
+
+/// The end of the copies of a stream. Waits for it when dropped, also on a panic: what they use is only borrowed.
+///
+/// A wait that fails leaves nothing under way: the driver reports an error of the GPU only after it has stopped all of
+/// the context's work.
+struct End<'a>(&'a Stream);
+
+impl End<'_> {
+    fn now(self) -> Result<(), DeviceError> {
+        let stream = self.0;
+        std::mem::forget(self);
+        stream.synchronize()
+    }
+}
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        // Whoever drops it has an error of its own already.
+        let _ = self.0.synchronize();
+    }
+}
+
+/// A copy within a GPU.
+#[derive(Debug, Clone, Copy)]
+pub struct DeviceCopy<'a> {
+    /// The order that it goes into, of the same GPU.
+    pub stream: &'a Stream,
+    /// From this memory,
+    pub from: &'a DeviceMemory,
+    /// from here on,
+    pub from_offset: u64,
+    /// to this memory,
+    pub to: &'a DeviceMemory,
+    /// from here on,
+    pub to_offset: u64,
+    /// so many bytes.
+    pub len: u64,
+}
+
+/// Makes copies within GPUs, those of different streams at the same time; returns when all have ended.
+///
+/// # Errors
+/// A range that is not there, or the driver's: then some were made and others not.
+pub fn copy_all(copies: &[DeviceCopy<'_>]) -> Result<(), DeviceError> {
+    // Each waits in its drop if a later one cannot be begun.
+    let ends = copies.iter().map(begin).collect::<Result<Vec<_>, _>>()?;
+    ends.into_iter().try_for_each(End::now)
+}
+
+fn begin<'a>(copy: &DeviceCopy<'a>) -> Result<End<'a>, DeviceError> {
+    copy.stream.check_gpu(copy.from)?;
+    copy.stream.check_gpu(copy.to)?;
+    let from = copy.from.at(copy.from_offset, copy.len)?;
+    let to = copy.to.at(copy.to_offset, copy.len)?;
+    let functions = copy.stream.context.enter()?;
+    let end = End(copy.stream);
+    // SAFETY: both sides have `len` bytes on this GPU and are borrowed until `end` has seen the copy end.
+    let result =
+        unsafe { (functions.copy_on_device)(to, from, size(copy.len), copy.stream.handle) };
+    copy.stream.context.check("cuMemcpyDtoDAsync", result)?;
+    Ok(end)
+}

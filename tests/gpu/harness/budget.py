@@ -1,0 +1,38 @@
+"""The time there is, and waiting within it."""
+
+import time
+
+from .trials import Failure
+
+POLL_SECONDS = 0.05
+
+
+class OutOfTime(Failure):
+    """The end of the budget, or it was called off."""
+
+
+class Budget:
+    """Ends at its deadline, or when it is called off; a part of it ends earlier."""
+
+    def __init__(self, seconds, called_off):
+        self.deadline = time.monotonic() + seconds
+        self.called_off = called_off
+
+    def left(self):
+        return 0 if self.called_off.is_set() else max(0, self.deadline - time.monotonic())
+
+    def part(self, seconds):
+        return Budget(min(seconds, self.left()), self.called_off)
+
+    def until(self, condition, what, program=None, poll=POLL_SECONDS):
+        """Waits until it holds and returns it; the end of `program` before is a Failure."""
+        while not (found := condition()):
+            if program and program.code() is not None:
+                # Both may have come since the condition was looked at.
+                if found := condition():
+                    return found
+                raise Failure(f"ended with {program.code()} before {what}")
+            if not self.left():
+                raise OutOfTime(f"no time left while waiting for {what}")
+            time.sleep(poll)
+        return found

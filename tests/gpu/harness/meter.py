@@ -1,0 +1,102 @@
+"""How much host memory something takes at its peak: of the whole machine, and of ckpt-run's own processes."""
+
+import multiprocessing
+import os
+import pathlib
+import threading
+
+from . import processes
+
+POLL_SECONDS = 0.05
+KIB_PER_MIB, KIB_PER_GIB = 1 << 10, 1 << 20
+# Faulted in at a time: the kernel may refuse a mapping larger than the memory it knows of so far.
+TOUCH_BYTES = 1 << 30
+TOUCH_SECONDS_MAX = 180
+
+
+class Meter:
+    """Watches from its making until `end`.
+
+    The machine's share is what MemAvailable sinks by: it counts pinned memory and tmpfs, not page cache.
+    Of ckpt-run it is the resident memory of all processes that run `binary` under `pid`, its helpers and copiers
+    included.
+    """
+
+    def __init__(self, pid=None, binary=None):
+        self.pid, self.binary = pid, binary
+        self.before, self.lowest, self.own = available_kib(), available_kib(), 0
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self._watch, daemon=True)
+        self.thread.start()
+
+    def _watch(self):
+        while not self.over.wait(POLL_SECONDS):
+            self.lowest = min(self.lowest, available_kib())
+            if self.pid:
+                pids = [self.pid, *processes.descendants(self.pid)]
+                self.own = max(self.own, sum(map(resident_kib, filter(self._is_own, pids))))
+
+    def _is_own(self, pid):
+        try:
+            return os.path.samefile(f"/proc/{pid}/exe", self.binary)
+        except OSError:
+            return False
+
+    def end(self):
+        self.over.set()
+        self.thread.join()
+
+    @property
+    def host_gib(self):
+        return (self.before - self.lowest) / KIB_PER_GIB
+
+    @property
+    def own_mib(self):
+        return self.own / KIB_PER_MIB
+
+
+def available_kib():
+    return kib("/proc/meminfo", "MemAvailable:")
+
+
+def resident_kib(pid):
+    return kib(f"/proc/{pid}/status", "VmRSS:")
+
+
+def kib(path, name):
+    try:
+        for line in pathlib.Path(path).read_text().splitlines():
+            if line.startswith(name):
+                return int(line.split()[1])
+    except OSError:
+        pass  # it has ended
+    return 0
+
+
+def touch(gib):
+    """Faults in so much host memory from many processes at once, all of it held until the last has its share.
+
+    Some machines hand out memory slowly when it is touched for the first time; the measurements are not about that.
+    """
+    count = max(1, min(os.cpu_count(), gib))
+    context = multiprocessing.get_context("fork")
+    barrier = context.Barrier(count)
+    shares = [gib // count + (number < gib % count) for number in range(count)]
+    workers = [
+        context.Process(target=_touch, args=(share, barrier), daemon=True) for share in shares
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(TOUCH_SECONDS_MAX)
+    return all(worker.exitcode == 0 for worker in workers)
+
+
+def _touch(gib, barrier):
+    import mmap
+
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
+    held = [mmap.mmap(-1, TOUCH_BYTES, flags=flags) for _ in range(gib)]
+    barrier.wait(TOUCH_SECONDS_MAX)
+    for block in held:
+        block.close()

@@ -1,0 +1,69 @@
+"""The programs that are measured. Without a GPU a small PyTorch training stands in for each, to try the script."""
+
+import collections.abc
+import dataclasses
+import functools
+
+from . import catalog, programs
+
+COUNTER, CHURN, HOG = "examples/counter.cu", "tests/gpu/jobs/churn.cu", "tests/gpu/jobs/hog.cu"
+# Only so many bits of each word are used: an image is about a quarter of the memory.
+NARROW = ("-DCOUNTER_BITS=16",)
+ENDLESS = 10**9
+# In a program's own folder: it ends when the file is there.
+ENOUGH = "enough"
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """`words(steps, pace_ms)` is its command. `ends` tells that it ends by itself once ENOUGH is there."""
+
+    name: str
+    gib: float
+    words: collections.abc.Callable
+    ends: bool = False
+
+    def endless(self, pace_ms):
+        return self.words(ENDLESS, pace_ms)
+
+
+def counter(context, gib, narrow=False):
+    """One allocation of so much memory; prints a checksum of all of it each step."""
+    if context.tools.device == "cpu":
+        return dataclasses.replace(big(context, gib), name=f"stand-in {gib:g}")
+    program = build(context, COUNTER, "narrow" if narrow else "counter", NARROW if narrow else ())
+    name = f"counter {gib:g} GiB{' (packs)' if narrow else ''}"
+    return Subject(name, gib, lambda steps, pace_ms: [program, gib, steps, pace_ms])
+
+
+def churn(context, gib):
+    """Two threads that allocate and free all the time; prints a checksum of all each step."""
+    if context.tools.device == "cpu":
+        return dataclasses.replace(big(context, gib), name=f"stand-in {gib:g}")
+    program = build(context, CHURN, "churn")
+    return Subject(
+        f"churn {gib:g} GiB",
+        gib,
+        lambda steps, pace_ms: [program, gib, steps, pace_ms, ENOUGH],
+        ends=True,
+    )
+
+
+def big(context, gib):
+    """A PyTorch training; prints the loss of each step, and a checksum of all its state now and then."""
+    fixed = [context.tools.python, catalog.JOBS / "big.py", "--device", context.tools.device]
+    return Subject(
+        f"training {gib:g} GiB",
+        gib,
+        lambda steps, pace_ms: [*fixed, "--gib", gib, "--steps", steps, "--ms-per-step", pace_ms],
+    )
+
+
+@functools.cache
+def build(context, source, name, flags=()):
+    return programs.build(source, context.work / "programs", name, flags)
+
+
+def missing(context):
+    """What the CUDA programs need and is not here, or None."""
+    return None if context.tools.device == "cpu" else programs.missing("cuda")

@@ -1,0 +1,1 @@
+"""What the script `resident` measures, a file for each part."""

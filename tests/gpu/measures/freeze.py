@@ -1,0 +1,80 @@
+"""Part a: how long a CUDA program with so much memory stands still, and how long it takes to come back.
+
+Its memory is random bytes. Where the disk has no room for two such images only 16 bits of each word are ("packs").
+For "little room", a second process takes GPU memory until the half of the program's size is free, too little for a
+copy on the GPU.
+"""
+
+import contextlib
+
+from harness import processes, subjects, ways
+
+TITLE = "a. Freeze of a CUDA program"
+COLUMNS = ways.COLUMNS
+LEGEND = f"""{ways.LEGEND} (packs): only 16 bits of each word are used, so that two images fit on the disk.
+little room: another process has taken GPU memory until half of the program's size was free."""
+# Images on the disk at a time, and what else it is for.
+IMAGES, DISK_SPARE_GIB = 2.2, 4
+# Smaller programs are not worth the time of another row.
+CRAMPED_GIB_MIN = 64
+# Pause after a step: an uninterrupted run, which makes none, must be much faster.
+PACE_MS_MIN, PACE_MS_PER_GIB = 100, 4
+# Of larger programs, rounds are fewer than asked for, though not fewer than this.
+FULL_ROUNDS_GIB, ROUNDS_MIN = 16, 2
+
+
+def run(context, section):
+    for gib in context.options.sizes:
+        size(context, section, gib)
+
+
+def size(context, section, gib):
+    """All ways for one size."""
+    narrow = ways.free_gib(context.work) < gib * IMAGES + DISK_SPARE_GIB
+    subject = subjects.counter(context, gib, narrow)
+    rounds = max(min(ROUNDS_MIN, context.options.rounds), rounds_of(context, gib))
+    found = []
+    for measured in measure(context, subject, rounds):
+        found.append(measured)
+        print(f"    {subject.name}: {measured.way}: {ways.brief(measured)}", flush=True)
+    ways.compare(context, found, subject.name, lambda steps: subject.words(steps, 0))
+    for measured in found:
+        section.row(*measured.cells())
+        context.judge(measured.result)
+
+
+def rounds_of(context, gib):
+    return int(context.options.rounds * min(1, FULL_ROUNDS_GIB / gib))
+
+
+def measure(context, subject, rounds):
+    """The way that matters most first, for when the time does not suffice."""
+    pace = max(PACE_MS_MIN, int(PACE_MS_PER_GIB * subject.gib))
+    words = subject.endless(pace)
+    for memory in ("resident", "driver"):
+        yield ways.supervised_way(context, subject.name, memory, words, memory, rounds)
+    if subject.gib >= CRAMPED_GIB_MIN and context.tools.device == "cuda":
+        way = "resident, little room"
+        with crowded(context, subject.gib) as fill:
+            yield ways.supervised_way(
+                context, subject.name, way, words, "resident", rounds, after_start=fill
+            )
+    yield ways.bare_way(context, subject.name, words, subject.gib, rounds)
+
+
+@contextlib.contextmanager
+def crowded(context, gib):
+    """Gives a function that has another process take GPU memory; it is ended with the context."""
+    program = subjects.build(context, subjects.HOG, "hog")
+    hogs = []
+
+    def fill(_session):
+        hog = processes.Program([program, gib / 2], context.folder("hog", gib), context.variables())
+        hogs.append(hog)
+        context.budget.until(hog.lines, "a full GPU", hog)
+
+    try:
+        yield fill
+    finally:
+        for hog in hogs:
+            hog.kill()
