@@ -167,6 +167,26 @@ fn a_job_with_work_on_the_gpu_cannot_be_locked_and_goes_on() {
 }
 
 #[test]
+fn a_call_that_hangs_keeps_a_job_from_being_locked() {
+    if !can_run() {
+        return;
+    }
+    let (place, gpu) = (Place::new(), FakeGpu::new());
+    let rule = format!("cuMemFree_v2:1:{}", place.file("go").display());
+    fs::write(gpu.folder().join("hang"), rule).expect("written");
+    let mut run = job(&place, &gpu, &JOB);
+    place.wait_for("out", "\n3 ");
+    let pid = run.pid().to_string();
+    let busy = cuda(
+        &place,
+        &gpu,
+        &["suspend", "--timeout", "200ms", "--pid", &pid],
+    );
+    assert_eq!(said(&busy), format!("{pid} running\n"), "{}", errors(&busy));
+    ends_as_ever(&place, &mut run);
+}
+
+#[test]
 fn a_thread_that_holds_the_driver_s_lock_does_not_keep_a_job_from_being_suspended() {
     if !can_run() {
         return;

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! job [--steps 40] [--pause-ms 20] [--segments 300,64K,2M,4M] [--threads 1] [--renew 5] [--log FILE]
-//!     [--wait-at STEP:FILE] [--kernel-at STEP:FILE] [--hold-at STEP:FILE] [--import] [--init-only]
+//!     [--wait-at STEP:FILE] [--kernel-at STEP:FILE] [--hold-at STEP:FILE] [--import]
 //! ```
 //! Every thread has all segments, on GPU (thread modulo GPUs), and frees and allocates one anew every `--renew` steps.
 //! Each step appends a line to standard output and to the log. At a step, the first thread can be made to wait
@@ -206,7 +206,7 @@ fn import(driver: &Driver) {
             (driver.export)(&raw mut descriptor, own, 1, 0),
         );
         must("cuMemRelease", (driver.release)(own));
-        let pointer = descriptor as usize as *mut c_void;
+        let pointer = descriptor as isize as *mut c_void;
         must(
             "cuMemImport",
             (driver.import)(&raw mut imported, pointer, 1),
@@ -227,7 +227,6 @@ struct Options {
     kernel_at: Option<(u64, String)>,
     hold_at: Option<(u64, String)>,
     import: bool,
-    init_only: bool,
 }
 
 impl Options {
@@ -243,7 +242,6 @@ impl Options {
             kernel_at: None,
             hold_at: None,
             import: false,
-            init_only: false,
         };
         let mut words = std::env::args().skip(1);
         while let Some(word) = words.next() {
@@ -259,7 +257,6 @@ impl Options {
                 "--kernel-at" => options.kernel_at = Some(at(&value())),
                 "--hold-at" => options.hold_at = Some(at(&value())),
                 "--import" => options.import = true,
-                "--init-only" => options.init_only = true,
                 other => panic!("no option {other}"),
             }
         }
@@ -373,9 +370,6 @@ fn main() {
     let driver = Driver::load();
     // SAFETY: the flags must be 0.
     must("cuInit", unsafe { (driver.init)(0) });
-    if options.init_only {
-        return;
-    }
     if options.import {
         import(&driver);
     }
