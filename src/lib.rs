@@ -26,6 +26,7 @@ pub mod cuda;
 pub mod fuzzing;
 pub mod job;
 mod passing;
+pub mod resident;
 pub mod sandbox;
 pub mod store;
 pub mod supervisor;

@@ -6,7 +6,8 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use nix::errno::Errno;
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 
-/// Sends bytes, and descriptors with the first of them; how many bytes went. A peer that is gone is an error, no signal.
+/// Sends bytes, and descriptors with the first of them; how many bytes went. A peer that is gone is an error, no
+/// signal.
 pub(crate) fn send(socket: &impl AsFd, bytes: &[u8], descriptors: &[RawFd]) -> io::Result<usize> {
     let rights = [ControlMessage::ScmRights(descriptors)];
     let ancillary: &[ControlMessage<'_>] = if descriptors.is_empty() { &[] } else { &rights };
@@ -25,7 +26,8 @@ pub(crate) fn send(socket: &impl AsFd, bytes: &[u8], descriptors: &[RawFd]) -> i
     }
 }
 
-/// Receives what has come, and up to `DESCRIPTORS` descriptors with it, closed on exec; no bytes are the end of the connection.
+/// Receives what has come, and up to `DESCRIPTORS` descriptors with it, closed on exec; no bytes are the end of the
+/// connection.
 ///
 /// A datagram that is longer than `bytes`, or more descriptors than that, are an error.
 pub(crate) fn receive<const DESCRIPTORS: usize>(

@@ -88,7 +88,8 @@ impl Copier {
         }
     }
 
-    /// Takes memory of a GPU for shadows: all of it, or none. The next [`Copier::shadow`] gives back what it does not use.
+    /// Takes memory of a GPU for shadows: all of it, or none. The next [`Copier::shadow`] gives back what it does not
+    /// use.
     ///
     /// # Errors
     /// [`CopierError::OutOfMemory`], also when the GPU has it in pieces only.
@@ -144,7 +145,8 @@ impl Copier {
     ///
     /// # Errors
     /// [`CopierError::Refused`] for a segment that is not there, or named twice; [`CopierError::Device`] when a GPU
-    /// failed, and then segments of other calls and batches (of 1024) may have a shadow, those of this one have none.
+    /// failed. Segments of batches before (of 1024) then have their shadow, all others have none, and the reserved
+    /// memory stays for another try.
     pub fn shadow(&self, segments: &[SegmentId]) -> Result<Vec<u64>, CopierError> {
         let operation = "shadow GPU memory";
         let mut safe = Vec::with_capacity(segments.len());

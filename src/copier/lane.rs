@@ -7,8 +7,8 @@ use super::client::{SegmentId, ask};
 use super::error::CopierError;
 use super::wire::{LaneRequest, Part, Reply, Socket};
 
-/// A connection of its own to a copier, which serves it with a thread. An error of one request, or of one lane, harms no
-/// other. Dropped, its thread ends.
+/// A connection of its own to a copier, which serves it with a thread. An error of one request, or of one lane, harms
+/// no other. Dropped, its thread ends.
 #[derive(Debug)]
 pub struct Lane {
     socket: Socket,
@@ -41,7 +41,8 @@ impl Lane {
         self.ask("drain GPU memory", &request, pipe)
     }
 
-    /// Reads a part of a segment from a pipe: as many bytes as the range has, no more. Returns when they are on the GPU.
+    /// Reads a part of a segment from a pipe: as many bytes as the range has, no more. Returns when they are on the
+    /// GPU.
     ///
     /// # Errors
     /// [`CopierError::Short`] when the pipe ends before; [`CopierError::Refused`] for a range that is not there, or a

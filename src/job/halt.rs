@@ -356,7 +356,10 @@ for line in sys.stdin:
         drop(halted);
         // Ours to wait for as its parent and as its tracer: the latter may have been first.
         let _ = job.child.wait();
-        assert!(matches!(halt(job.pid(), &[]), Err(HaltError::Threads { .. })));
+        assert!(matches!(
+            halt(job.pid(), &[]),
+            Err(HaltError::Threads { .. })
+        ));
     }
 
     #[test]

@@ -73,7 +73,10 @@ impl Supervisor {
         let (serial, events) = (self.serial, self.events.clone());
         let job = self.state.started_unix_ms.to_string();
         let (store, nccl) = (self.shop.store.path(), self.for_nccl());
-        let environment = environment::for_job(std::env::vars_os(), store, &job, &nccl);
+        let mut environment = environment::for_job(std::env::vars_os(), store, &job, &nccl);
+        if let Some((library, token)) = &self.shop.agent {
+            environment::preload(&mut environment, library, token);
+        }
         Sandbox::start(&self.shop.program, isolation, &environment, move |news| {
             // The loop only ends with the run.
             let _ = events.blocking_send(Event::Sandbox(serial, news));
@@ -92,6 +95,7 @@ impl Supervisor {
         let job = Arc::new(Job {
             sandbox: Arc::clone(sandbox),
             pids,
+            token: self.shop.agent.as_ref().map(|(_, token)| token.clone()),
         });
         tracing::info!(
             store = %self.shop.store.path().display(),
@@ -180,6 +184,7 @@ impl Supervisor {
     fn begin_restore(&mut self, candidate: Candidate, skip_newest: usize) -> Result<(), RunError> {
         let id = candidate.id;
         let (isolation, pids) = (candidate.facts.isolation(), candidate.facts.pids);
+        let token = candidate.facts.token.clone();
         let sandbox = self.new_sandbox(Some(isolation))?;
         tracing::info!(image = %id, "restoring");
         let (shop, streams) = (Arc::clone(&self.shop), Arc::clone(&self.streams));
@@ -199,6 +204,7 @@ impl Supervisor {
             sandbox,
             id,
             pids,
+            token,
             skip_newest,
             ended: None,
             gone: false,
@@ -219,6 +225,7 @@ impl Supervisor {
                 let job = Arc::new(Job {
                     sandbox: Arc::clone(&restoring.sandbox),
                     pids: restoring.pids,
+                    token: restoring.token.take(),
                 });
                 let (ended, gone) = (restoring.ended, restoring.gone);
                 self.now_running(job, ended, gone);

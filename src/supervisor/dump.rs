@@ -252,6 +252,21 @@ impl<'a> Dump<'a> {
         Ok(stream.finish()?)
     }
 
+    /// Takes a stream that is not CRIU's into the image.
+    pub fn receive_memory(&self, name: &str, pipe: &std::fs::File) -> Result<u64, SnapshotError> {
+        let mut stream = self.stream(name)?;
+        stream.copy_from(&mut &*pipe)?;
+        Ok(stream.finish()?)
+    }
+
+    /// Has the image's buffers emptied from now on: the job computes, or waits for just that.
+    pub fn start_workers(&self) {
+        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(writer) = writer.as_mut() {
+            writer.start_workers();
+        }
+    }
+
     fn stream(&self, name: &str) -> Result<StreamWriter, SnapshotError> {
         let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         let writer = writer
@@ -307,7 +322,7 @@ impl<'a> Dump<'a> {
     pub fn facts(
         &self,
         trigger: Trigger,
-        cuda: Option<(&[i32], CudaFacts)>,
+        cuda: Option<(Vec<i32>, CudaFacts)>,
         freeze: Duration,
     ) -> Result<ImageFacts, SnapshotError> {
         let recorded = self
@@ -329,6 +344,7 @@ impl<'a> Dump<'a> {
         });
         Ok(ImageFacts {
             trigger,
+            token: self.job.token.clone(),
             command: self
                 .shop
                 .command

@@ -7,6 +7,7 @@ use std::path::Path;
 use super::control;
 use super::obstacle::CHECKPOINTABLE_NCCL;
 use crate::config::Nccl;
+use crate::resident::{self, Token};
 
 /// Systemd's messages to its own child; a job that took them for its own would answer in our name.
 const NOT_FOR_THE_JOB: [&str; 6] = [
@@ -76,6 +77,14 @@ pub(super) fn for_job(
         )
         .chain(nccl.iter().map(|(name, value)| (name.into(), value.into())))
         .collect()
+}
+
+/// Has the job's programs load an agent, besides what they load anyway.
+pub(super) fn preload(environment: &mut Vec<(OsString, OsString)>, library: &Path, token: &Token) {
+    let present = environment.iter().find(|(name, _)| name == "LD_PRELOAD");
+    let set = resident::environment(library, token, present.map(|(_, value)| value.as_os_str()));
+    environment.retain(|(name, _)| set.iter().all(|(ours, _)| name != ours));
+    environment.extend(set);
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use super::gpu_facts::{CudaFacts, variable, visible};
 use super::image::Stopwatch;
 use super::machine;
 use super::obstacle::{self, CudaUser, FABRIC_DEVICES};
+use super::resident::{Carrying, Keeping, Suspension};
 use super::snapshot_error::SnapshotError;
 use super::workshop::Workshop;
 use crate::cuda::{self, GpuUse, Inventory};
@@ -76,22 +77,32 @@ impl<'a> Gpu<'a> {
         &self.users
     }
 
-    /// Moves the GPU state into host memory.
+    /// The driver that knows them.
+    pub fn driver(&self) -> &cuda::Driver {
+        self.driver
+    }
+
+    /// Suspends the GPU state: what is to be kept stays, the rest moves into host memory.
     pub fn suspend(
         &self,
         shop: &Workshop,
+        keeping: Option<&Keeping>,
         watch: &mut Stopwatch,
-    ) -> Result<cuda::Suspended, SnapshotError> {
+    ) -> Result<(Suspension, Option<Carrying>), SnapshotError> {
         let options = cuda::SuspendOptions {
             attempt: LOCK_ATTEMPT,
             total: shop.config.snapshot.lock_timeout,
         };
+        if let Some(keeping) = keeping {
+            let (suspension, carrying) = keeping.suspend(self, &options, watch)?;
+            return Ok((suspension, Some(carrying)));
+        }
         let failed = |error| SnapshotError::Suspend(Box::new(error));
         let locked = cuda::lock_all(self.driver, &self.users, &options).map_err(failed)?;
         watch.lap("lock");
         let suspended = locked.suspend().map_err(failed)?;
         watch.lap("suspend");
-        Ok(suspended)
+        Ok((Suspension::Driver(suspended), None))
     }
 }
 

@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::resident::ResidentFacts;
 use crate::cuda::{GpuUse, Inventory};
 
 /// How CUDA is told which GPUs a process sees.
@@ -19,6 +20,9 @@ pub struct CudaFacts {
     pub gpus: Vec<GpuFacts>,
     /// The CUDA processes, as the job sees their pids.
     pub pids: Vec<i32>,
+    /// Device memory that is in the image apart from the processes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resident: Option<ResidentFacts>,
 }
 
 /// A GPU at the time of the snapshot.
@@ -109,6 +113,7 @@ impl CudaFacts {
             driver: machine.driver.clone().unwrap_or_default(),
             gpus: gpus.collect(),
             pids: Vec::new(),
+            resident: None,
         }
     }
 }

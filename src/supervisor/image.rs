@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::gpu_facts::CudaFacts;
 use crate::clock;
 use crate::job::{InputMark, OpenFile, OutputMark, Sockets, Timer};
+use crate::resident::Token;
 use crate::sandbox::{Isolation, JobPids};
 
 /// Why a snapshot was taken.
@@ -78,6 +79,9 @@ pub struct ImageFacts {
     pub isolated: bool,
     /// The CUDA part, where there is one.
     pub cuda: Option<CudaFacts>,
+    /// What the job's agents are called by; images from before there were agents have none.
+    #[serde(default)]
+    pub token: Option<Token>,
     /// Standard streams.
     pub stdin: InputMark,
     /// Standard streams.

@@ -12,15 +12,18 @@ use std::time::Duration;
 
 use super::describe::{chain, size};
 use super::gpu_facts::CudaFacts;
-use super::workshop::Job;
+use super::image::Stopwatch;
+use super::resident::{ResidentError, Suspension, refill};
+use super::workshop::{Job, Workshop};
 use crate::clock;
 use crate::cuda::{self, Inventory};
+use crate::store::ImageId;
 
 /// A job that stands still. Dropped, it goes on, as far as that is possible.
 #[derive(Debug)]
 pub(super) struct Paused {
     job: Arc<Job>,
-    gpu: Option<(cuda::Suspended, CudaFacts)>,
+    gpu: Option<(Suspension, CudaFacts)>,
     /// Nothing is to be undone any more.
     settled: bool,
 }
@@ -42,8 +45,12 @@ pub(super) struct Refused {
 }
 
 impl Paused {
-    /// Of a job whose tasks are stopped, and the GPU state of those that have one.
-    pub fn new(job: Arc<Job>, gpu: Option<(cuda::Suspended, CudaFacts)>) -> Self {
+    /// Of a job whose tasks are stopped, and the GPU state of those that have one; what stayed on the GPUs is in the
+    /// image, and leaves them.
+    pub fn new(job: Arc<Job>, mut gpu: Option<(Suspension, CudaFacts)>) -> Self {
+        if let Some(kept) = gpu.as_mut().and_then(|(suspended, _)| suspended.kept_mut()) {
+            kept.evict();
+        }
         Self {
             job,
             gpu,
@@ -51,8 +58,9 @@ impl Paused {
         }
     }
 
-    /// Lets the job go on, if its GPUs have room for it; returns how long that took. Blocks as long as the driver takes.
-    pub fn unpause(mut self) -> Result<Duration, Refused> {
+    /// Lets the job go on, if its GPUs have room for it; returns how long that took. Blocks as long as the driver takes,
+    /// and as it takes to read from the image `id` what was on the GPUs only.
+    pub fn unpause(mut self, shop: &Workshop, id: ImageId) -> Result<Duration, Refused> {
         let needs = self.gpu.as_ref().map(|(_, facts)| facts);
         let machine = || cuda::inventory().unwrap_or_default();
         if let Some(why) = needs.and_then(|facts| lacking(facts, &machine())) {
@@ -67,12 +75,31 @@ impl Paused {
             paused: None,
             why: StillPaused::Failed(reason),
         };
+        self.refill(shop, id)
+            .map_err(|error| failed(chain(&error)))?;
         self.continue_tasks()
             .map_err(|error| failed(chain(&error)))?;
         if let Some((suspended, _)) = self.gpu.take() {
-            suspended.resume().map_err(|error| failed(chain(&error)))?;
+            let resumed = suspended.resume(&mut Stopwatch::start());
+            resumed.map_err(|error| failed(chain(&error)))?;
         }
         Ok(clock::now() - begun)
+    }
+
+    /// Puts back on the GPUs what is in the image only.
+    fn refill(&mut self, shop: &Workshop, id: ImageId) -> Result<(), ResidentError> {
+        let Some((suspended, facts)) = &mut self.gpu else {
+            return Ok(());
+        };
+        let Some((kept, facts)) = suspended.kept_mut().zip(facts.resident.as_ref()) else {
+            return Ok(());
+        };
+        let image = shop.store.read(id);
+        let image = image.map_err(|error| ResidentError::Read(Box::new(error)))?;
+        for (pid, memory) in refill(shop, &image, facts, &Vec::new())? {
+            kept.put(pid, memory)?;
+        }
+        Ok(())
     }
 
     /// The job was killed: there is nothing to resume.

@@ -221,10 +221,10 @@ impl Supervisor {
             not_paused(reply);
             return Ok(());
         };
-        let paused = match pause.take() {
+        let (image, paused) = match pause.take() {
             Some(Pause::Paused(image, paused)) => {
                 *pause = Some(Pause::Ending(image));
-                paused
+                (image, paused)
             }
             other => {
                 *pause = other;
@@ -232,9 +232,9 @@ impl Supervisor {
                 return Ok(());
             }
         };
-        let events = self.events.clone();
+        let (shop, events) = (Arc::clone(&self.shop), self.events.clone());
         let work = move || {
-            let result = Box::new(paused.unpause());
+            let result = Box::new(paused.unpause(&shop, image));
             // The loop only ends with the run.
             let _ = events.blocking_send(Event::Unpaused(result, reply));
         };

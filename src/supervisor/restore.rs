@@ -29,6 +29,7 @@ use crate::store::{ImageId, ImageReader, ReadError};
 use super::describe::why;
 use super::gpu_plan::Refusal;
 use super::image::{ImageFacts, Phase, Stopwatch};
+use super::resident::{ResidentError, refill};
 use super::restore_gpu;
 use super::workshop::{SharedStreams, Workshop};
 
@@ -103,6 +104,9 @@ pub enum RestoreError {
     /// The image's GPUs cannot be told apart.
     #[error("cannot tell the image's GPUs")]
     Gpus(#[from] cuda::GpuMapError),
+    /// Device memory could not be put back.
+    #[error("cannot restore GPU memory")]
+    Resident(#[source] Box<ResidentError>),
     /// The GPU state could not be resumed.
     #[error("cannot resume the GPU state")]
     Resume(#[source] Box<cuda::TreeError>),
@@ -116,8 +120,15 @@ impl RestoreError {
         match self {
             Self::Read(error) => !error.is_damage(),
             Self::Facts(_) => false,
+            Self::Resident(error) => error.image_may_be_good(),
             _ => true,
         }
+    }
+}
+
+impl From<ResidentError> for RestoreError {
+    fn from(error: ResidentError) -> Self {
+        Self::Resident(Box::new(error))
     }
 }
 
@@ -195,9 +206,23 @@ pub(super) fn bring_back(
     })?;
     let (ends, input_lost) = reconnect(shop, streams, &facts, &aside)?;
     watch.lap("rewind");
-    let restored = run_criu(shop, sandbox, &image, id, &facts, &ends);
+    let (restored, memory) = thread::scope(|scope| {
+        let memory = facts.cuda.as_ref().zip(gpus.as_ref());
+        let memory = memory.and_then(|(cuda, gpus)| {
+            let refill = |facts| refill(shop, &image, facts, &gpus.map);
+            let refill = cuda
+                .resident
+                .as_ref()
+                .map(|facts| scope.spawn(move || refill(facts)));
+            refill
+        });
+        let restored = run_criu(shop, sandbox, &image, id, &facts, &ends);
+        (restored, memory.map(thread::ScopedJoinHandle::join))
+    });
     job::remove_links(&facts.files);
     restored?;
+    let memory = memory.transpose().map_err(|_| RestoreError::Panicked)?;
+    let memory = memory.transpose()?;
     if shop.config.network.tcp == config::Tcp::Close {
         facts.sockets.abort_outside()?;
     }
@@ -209,7 +234,7 @@ pub(super) fn bring_back(
     start_timers(sandbox, &facts)?;
     watch.lap("restore");
     if let Some((cuda_facts, gpus)) = facts.cuda.as_ref().zip(gpus) {
-        restore_gpu::resume(shop, sandbox, &facts, &cuda_facts.pids, &gpus)?;
+        restore_gpu::resume(shop, sandbox, &facts, &cuda_facts.pids, &gpus, memory)?;
         watch.lap("resume");
     }
     Ok(Restored {

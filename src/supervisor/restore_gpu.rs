@@ -8,6 +8,7 @@ use super::describe::chain;
 use super::gpu_facts::{CudaFacts, visible};
 use super::gpu_plan::{GpuPlan, Here, Refusal, plan};
 use super::image::ImageFacts;
+use super::resident::{self, Kept, Memory};
 use super::restore::RestoreError;
 use super::workshop::Workshop;
 use crate::cuda::{self, GpuMap, GpuMapError, GpuPair};
@@ -89,14 +90,21 @@ pub(super) fn resume(
     facts: &ImageFacts,
     pids: &[i32],
     gpus: &GpuPlan,
+    memory: Option<Memory>,
 ) -> Result<(), RestoreError> {
     let root = job::child_with_pid(sandbox.pid(), facts.pids.root)?;
-    let host_pids = host_pids(&job::tree(root)?, pids)?;
+    let there = job::tree(root)?;
+    let host_pids = host_pids(&there, pids)?;
     let map = map(gpus)?;
     for pair in map.pairs().iter().filter(|pair| pair.old != pair.new) {
         tracing::info!(old = %pair.old, new = %pair.new, "a GPU takes the place of another");
     }
-    cuda::resume_restored(shop.driver()?, &host_pids, &map)
+    let driver = shop.driver()?;
+    if let Some((memory, token)) = memory.zip(facts.token.as_ref()) {
+        let kept = Kept::restored(driver, token, &there, memory)?;
+        return Ok(resident::resume_restored(driver, &host_pids, &map, kept)?);
+    }
+    cuda::resume_restored(driver, &host_pids, &map)
         .map_err(|error| RestoreError::Resume(Box::new(error)))
 }
 

@@ -9,6 +9,7 @@
 //! it wrote, the suspended GPU state resumes, CRIU releases the tasks. A failed
 //! snapshot leaves the job computing and the store as it was.
 
+use std::fs::File;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,15 +17,16 @@ use std::time::{Duration, Instant};
 use super::bystanders::{self, Bystanders};
 use super::dump::Dump;
 use super::gpu::Gpu;
+use super::gpu_facts::CudaFacts;
 use super::image::{ImageFacts, Stopwatch, Trigger};
 use super::machine;
 use super::pause::Paused;
+use super::resident::{Keeping, Kept, Suspension};
 use super::room;
 use super::snapshot_error::SnapshotError;
 use super::workshop::{Job, SharedStreams, Workshop};
 use crate::clock;
 use crate::config::{Buffer, Cpus};
-use crate::cuda;
 use crate::job::{self, Process};
 use crate::store::{ImageId, ImageWriter, WriteOptions};
 
@@ -121,22 +123,20 @@ fn attempt(
     let processes = job::tree(root)?;
     let gpu = Gpu::of(shop, &processes)?;
     bystanders::nobody_arrives(&processes, gpu.as_ref().map_or(&[], Gpu::users))?;
-    let writer = admit(subject, &processes, gpu.as_ref())?;
+    let keeping = keeping(subject, &processes, gpu.as_ref(), afterwards)?;
+    let writer = admit(subject, &processes, gpu.as_ref(), keeping.as_ref())?;
     watch.lap("admit");
 
     let frozen_at = clock::now();
-    let suspend = |gpu: &Gpu| gpu.suspend(shop, &mut watch);
-    let suspended = gpu.as_ref().map(suspend).transpose()?;
+    let suspend = |gpu: &Gpu| gpu.suspend(shop, keeping.as_ref(), &mut watch);
+    let (suspended, carrying) = gpu.as_ref().map(suspend).transpose()?.unzip();
+    let mut carrying = carrying.flatten();
     let bystanders = Bystanders::of(shop, root)?;
     let dump = Dump::new(subject, root, bystanders, writer);
-    let pids = suspended
-        .as_ref()
-        .map(|suspended| suspended.pids().to_vec());
-    let cuda = gpu.as_ref().zip(pids.as_deref());
-    let facts = |freeze| {
-        let of = |(gpu, pids): (&Gpu, _)| (pids, gpu.facts.clone());
-        dump.facts(trigger, cuda.map(of), freeze)
-    };
+    let cuda = gpu.as_ref().zip(suspended.as_ref());
+    let cuda = cuda.map(|(gpu, suspended)| (suspended.pids().to_vec(), cuda_facts(gpu, suspended)));
+    let facts = |freeze| dump.facts(trigger, cuda.clone(), freeze);
+    let receive = |name: &str, pipe: &File| dump.receive_memory(name, pipe);
     let dumped = match afterwards {
         Afterwards::Continue => dump.run(|_| Ok(())).map(|_| None),
         Afterwards::Pause => dump.run(Dump::stop_tasks).map(|_| None),
@@ -144,6 +144,12 @@ fn attempt(
             .run_and_stop(|dump| {
                 let mut watch = watch.clone();
                 watch.lap("dump");
+                dump.start_workers();
+                if let Some(carrying) = &mut carrying {
+                    carrying.while_frozen(receive)?;
+                    carrying.afterwards(receive)?;
+                    watch.lap("copy");
+                }
                 dump.commit(facts(clock::now() - frozen_at), &mut watch, begun)
             })
             .map(Some),
@@ -157,11 +163,23 @@ fn attempt(
     }
     watch.lap("dump");
     let mut dumped = dumped.map(drop);
+    if let Some(carrying) = &mut carrying {
+        dumped = dumped.and_then(|()| carrying.while_frozen(receive));
+        watch.lap("copy");
+    }
+    let commit = |freeze, watch: &mut Stopwatch| {
+        dump.start_workers();
+        if let Some(carrying) = &carrying {
+            carrying.afterwards(receive)?;
+            watch.lap("drain");
+        }
+        dump.commit(facts(freeze), watch, begun)
+    };
     if afterwards == Afterwards::Pause {
         let freeze = clock::now() - frozen_at;
-        match dumped.and_then(|()| dump.commit(facts(freeze), &mut watch, begun)) {
+        match dumped.and_then(|()| commit(freeze, &mut watch)) {
             Ok(image) => {
-                let gpu_facts = gpu.as_ref().map(|gpu| gpu.facts.clone());
+                let gpu_facts = cuda.map(|(_, facts)| facts);
                 let paused = Paused::new(Arc::clone(job), suspended.zip(gpu_facts));
                 return Ok((image, Some(paused)));
             }
@@ -170,26 +188,46 @@ fn attempt(
         // A sandbox that is gone needs no signal.
         let _ = job.sandbox.signal(nix::libc::SIGCONT, true);
     }
-    let resumed = suspended.map(cuda::Suspended::resume).transpose();
-    if let Ok(Some(times)) = &resumed {
-        watch.add("resume", times.restore);
-        watch.add("unlock", times.unlock);
-    }
+    let resumed = suspended.map(|suspended| suspended.resume(&mut watch));
     let freeze = clock::now() - frozen_at;
     computing(freeze);
-    resumed.map_err(|error| SnapshotError::Resume(Box::new(error)))?;
+    resumed.transpose()?;
     dumped?;
-    let image = dump.commit(facts(freeze), &mut watch, begun)?;
+    let image = commit(freeze, &mut watch)?;
     Ok((image, None))
+}
+
+/// What stays on the GPUs, with all that takes time before the job stops.
+fn keeping(
+    Subject { shop, job, .. }: Subject<'_>,
+    processes: &[Process],
+    gpu: Option<&Gpu<'_>>,
+    afterwards: Afterwards,
+) -> Result<Option<Keeping>, SnapshotError> {
+    let Some((gpu, token)) = gpu.zip(job.token.as_ref()) else {
+        return Ok(None);
+    };
+    let to_host = afterwards == Afterwards::Pause;
+    Ok(Keeping::prepare(shop, token, gpu, processes, to_host)?)
+}
+
+/// What the image will say of the GPUs and of what stayed on them; no pids yet.
+fn cuda_facts(gpu: &Gpu<'_>, suspended: &Suspension) -> CudaFacts {
+    CudaFacts {
+        resident: suspended.kept().map(Kept::facts),
+        ..gpu.facts.clone()
+    }
 }
 
 /// Checks that there is room, and gets the memory that the image will pass through, while the job computes.
 fn admit(
     Subject { shop, run, .. }: Subject<'_>,
     processes: &[Process],
-    gpu: Option<&Gpu>,
+    gpu: Option<&Gpu<'_>>,
+    keeping: Option<&Keeping>,
 ) -> Result<ImageWriter, SnapshotError> {
-    let needed = gpu.map_or(0, |gpu| gpu.bytes);
+    let all = gpu.map_or(0, |gpu| gpu.bytes);
+    let needed = all.saturating_sub(keeping.map_or(0, Keeping::bytes));
     let available = machine::available_memory();
     if needed > 0 && needed.saturating_add(SUSPEND_HEADROOM) > available {
         return Err(SnapshotError::NoMemory {
@@ -199,7 +237,7 @@ fn admit(
         });
     }
     let resident: u64 = processes.iter().map(|process| process.resident).sum();
-    room::make(shop, run, needed + resident)?;
+    room::make(shop, run, all + resident)?;
     let writer = shop
         .store
         .begin(&shop.lock, write_options(shop, available - needed))?;

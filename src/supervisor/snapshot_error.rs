@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::describe::size;
 use super::obstacle::Obstacle;
+use super::resident::ResidentError;
 use crate::cuda::{self, CallError, TreeError};
 use crate::job;
 use crate::sandbox::SandboxError;
@@ -100,6 +101,9 @@ pub enum SnapshotError {
     /// The GPU state did not come back: the job does not compute.
     #[error("cannot resume the GPU state; the job does not compute any more and will be restored")]
     Resume(#[source] Box<cuda::TreeError>),
+    /// Device memory could not stay on the GPUs, or did not come back from there.
+    #[error("cannot keep GPU memory for the image")]
+    Resident(#[source] Box<ResidentError>),
     /// A process has the GPU's devices open, and whether it uses them is not to be known now.
     #[error(
         "cannot take a snapshot while process {pid} begins to use the GPU: it holds the GPU's device files and the \
@@ -193,6 +197,22 @@ impl FailureKind {
     }
 }
 
+impl FailureKind {
+    /// The kind of a suspend that failed.
+    pub(super) fn of(error: &TreeError) -> Self {
+        match error {
+            TreeError::TimedOut { .. } => Self::Busy,
+            TreeError::Lock { source, .. } | TreeError::Suspend { source, .. } => kind_of(source),
+            TreeError::Query(source) => kind_of(source),
+            TreeError::Map(_)
+            | TreeError::NotRunning { .. }
+            | TreeError::Mixed { .. }
+            | TreeError::TooMany { .. }
+            | TreeError::Resume { .. } => Self::Driver,
+        }
+    }
+}
+
 /// What kind of failure a code of the driver's is, of a call that was to stop a process.
 fn kind_of(error: &CallError) -> FailureKind {
     match error.code.number {
@@ -215,18 +235,8 @@ impl SnapshotError {
             Self::Device { .. } => FailureKind::Changed,
             Self::Stopped { .. } => FailureKind::Busy,
             Self::Driver(_) | Self::Resume(_) => FailureKind::Driver,
-            Self::Suspend(error) => match &**error {
-                TreeError::TimedOut { .. } => FailureKind::Busy,
-                TreeError::Lock { source, .. } | TreeError::Suspend { source, .. } => {
-                    kind_of(source)
-                }
-                TreeError::Query(source) => kind_of(source),
-                TreeError::Map(_)
-                | TreeError::NotRunning { .. }
-                | TreeError::Mixed { .. }
-                | TreeError::TooMany { .. }
-                | TreeError::Resume { .. } => FailureKind::Driver,
-            },
+            Self::Suspend(error) => FailureKind::of(error),
+            Self::Resident(error) => error.kind(),
             Self::Criu { .. } | Self::Slow(_) | Self::Stream(_) => FailureKind::Criu,
             Self::Ended => FailureKind::Ended,
             Self::Doubtful { source, .. } => source.kind(),
@@ -247,6 +257,7 @@ impl SnapshotError {
         match self {
             Self::Resume(_) => true,
             Self::Suspend(error) => !error.is_computing(),
+            Self::Resident(error) => error.job_is_lost(),
             _ => false,
         }
     }
@@ -255,6 +266,12 @@ impl SnapshotError {
     #[must_use]
     pub fn job_is_doubtful(&self) -> bool {
         matches!(self, Self::Doubtful { .. })
+    }
+}
+
+impl From<ResidentError> for SnapshotError {
+    fn from(error: ResidentError) -> Self {
+        Self::Resident(Box::new(error))
     }
 }
 

@@ -35,6 +35,7 @@ use super::signals::{self, Signal};
 use super::snapshot::Afterwards;
 use super::workshop::{Job, SharedStreams, Streams, Workshop};
 use crate::clock;
+use crate::resident::Token;
 use crate::sandbox::{self, Ended, JobPids, Sandbox};
 use crate::store::ImageId;
 
@@ -99,6 +100,7 @@ pub(super) struct Restoring {
     pub sandbox: Arc<Sandbox>,
     pub id: ImageId,
     pub pids: JobPids,
+    pub token: Option<Token>,
     pub skip_newest: usize,
     pub ended: Option<Ended>,
     pub gone: bool,

@@ -14,10 +14,11 @@ use tempfile::TempDir;
 use super::gpu_plan::GpuPairs;
 use super::leftovers::{self, COPIES, COPY_DIGITS, COPY_PREFIX};
 use crate::clock;
-use crate::config::Config;
+use crate::config::{Config, Memory};
 use crate::criu::{self, Criu, HOLD_PROGRAM};
 use crate::cuda;
 use crate::job::{Input, Output, OutputMark};
+use crate::resident::{self, Token};
 use crate::sandbox::{JobPids, Sandbox};
 use crate::store::durable::{self, DurableError};
 use crate::store::{ImageId, Store, StoreLock};
@@ -51,6 +52,8 @@ pub(super) struct Workshop {
     moved: Moved,
     /// The copy of this binary that sandboxes run; images map it, so it must outlive an upgrade.
     pub program: PathBuf,
+    /// What is preloaded into a job that starts, and what it is called by, if anything is.
+    pub agent: Option<(PathBuf, Token)>,
     /// Loaded when it is first needed: it is large.
     driver: OnceLock<cuda::Driver>,
     /// Asked for once: what they have free is not in question, and asking wakes them where they may sleep.
@@ -122,6 +125,8 @@ pub(super) struct Moved {
 pub(super) struct Job {
     pub sandbox: std::sync::Arc<Sandbox>,
     pub pids: JobPids,
+    /// What its agents are called by, if it was started with any.
+    pub token: Option<Token>,
 }
 
 /// The job's standard streams; they outlive each start of it.
@@ -181,6 +186,13 @@ impl Workshop {
         for folder in ["logs", "aside"] {
             create_private(&store.path().join(folder))?;
         }
+        let agent = match config.cuda.memory {
+            Memory::Auto | Memory::Resident if cuda::available() => {
+                let library = resident::install(&store.path().join(COPIES))?;
+                Some((library, Token::random()?))
+            }
+            Memory::Auto | Memory::Resident | Memory::Driver => None,
+        };
         let instance = format!("{}-{}", std::process::id(), clock::unix_ms());
         Ok(Self {
             work,
@@ -193,6 +205,7 @@ impl Workshop {
             instance,
             moved,
             program,
+            agent,
             driver: OnceLock::new(),
             gpus: OnceLock::new(),
         })

@@ -13,8 +13,8 @@ use super::context::Context;
 use super::error::DeviceError;
 use super::sys;
 
-/// A buffer of pinned host memory, which all contexts of the process may use; zeros at first. Pinning takes 0.35 s a GiB: make it once,
-/// use it often.
+/// A buffer of pinned host memory, which all contexts of the process may use; zeros at first. Pinning takes 0.35 s a
+/// GiB: make it once, use it often.
 pub struct Pinned {
     context: Context,
     start: NonNull<u8>,

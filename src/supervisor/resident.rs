@@ -1,0 +1,30 @@
+//! Device memory that stays on the GPUs while the job is suspended (`cuda.memory`).
+//!
+//! ```text
+//! prepare ─▶ lock ─▶ halt ─▶ unlock ─▶ agents let go ─▶ lock ─▶ suspend ─▶ threads go on ─▶ (criu dump)
+//!                                         │ copier: shadow on the GPU, or straight into the image
+//!            (criu) ─▶ halt ─▶ resume ─▶ agents map ─▶ threads go on ─▶ computing ─▶ shadow into the image
+//! ```
+//! An agent in each process of the job has backed large allocations by memory that can be held from outside. Here the
+//! processes are halted, so that none meets an address without memory, and descriptors keep the memory. The driver
+//! suspends the rest, which is small. A copier process reads the memory meanwhile; at a restore it makes and fills it
+//! before the agents map it.
+//!
+//! Memory that was mapped from a descriptor once is lost to the driver's own way (580: restore answers 801), so a
+//! process with such memory is suspended in this way or not at all.
+
+mod carrier;
+mod choice;
+mod error;
+mod facts;
+mod keep;
+mod keeping;
+mod refill;
+mod suspension;
+
+pub use error::ResidentError;
+pub use facts::{ResidentFacts, ResidentProcess, ResidentSegment};
+pub(super) use keep::{Kept, resume_restored};
+pub(super) use keeping::{Carrying, Keeping};
+pub(super) use refill::{Memory, refill};
+pub(super) use suspension::Suspension;

@@ -1,0 +1,232 @@
+//! Device memory on its way into an image and out of one: a copier process, and lanes that work side by side.
+//!
+//! ```text
+//! GPU ─▶ copier's lane ─▶ pipe ─▶ stream of the image        a part of a segment at a time, and back
+//! ```
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+
+use super::error::ResidentError;
+use super::facts::{Part, ResidentFacts};
+use super::keep::Kept;
+use crate::copier::{Copier, CopierError, Lane, SegmentId};
+use crate::cuda::GpuUuid;
+use crate::resident::{Held, Segment};
+
+/// Most lanes: one passes several GB/s, and few disks or decompressors take more than eight give.
+const LANES_MAX: usize = 8;
+/// A lane's pipe; the default of 64 KiB costs a factor of five.
+const PIPE_BYTES: i32 = 1 << 20;
+/// GPU memory that a shadow leaves free, for what the job allocates until it stands still and what the driver needs
+/// to resume it.
+const SHADOW_HEADROOM: u64 = 1 << 30;
+
+/// A copier and its lanes.
+#[derive(Debug)]
+pub(in crate::supervisor) struct Carrier {
+    copier: Copier,
+    lanes: Mutex<Vec<Lane>>,
+}
+
+/// Memory that the copier has taken over.
+#[derive(Debug)]
+pub(in crate::supervisor) struct Taken {
+    parts: Vec<Part>,
+    segments: Vec<SegmentId>,
+    /// Of each segment, how many bytes from its beginning have a shadow: the job may change the original.
+    safe: Vec<u64>,
+}
+
+/// The same under way.
+pub(in crate::supervisor) type Taking = JoinHandle<Result<Taken, ResidentError>>;
+
+impl Carrier {
+    /// Starts a copier with contexts on these GPUs.
+    pub fn start(program: &Path, gpus: &[GpuUuid]) -> Result<Self, ResidentError> {
+        let copier = Copier::start(program)?;
+        for gpu in gpus {
+            copier.open(*gpu)?;
+        }
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let lanes = (0..(cores / 2).clamp(1, LANES_MAX)).map(|_| copier.lane());
+        let lanes: Result<_, CopierError> = lanes.collect();
+        Ok(Self {
+            lanes: Mutex::new(lanes?),
+            copier,
+        })
+    }
+
+    /// Reserves GPU memory for a shadow of up to `bytes` on each of the GPUs, as far as there is room.
+    pub fn make_room(&self, gpus: &[GpuUuid], bytes: u64) -> Result<(), ResidentError> {
+        for gpu in gpus {
+            let free = self.copier.open(*gpu)?.free;
+            let wanted = bytes.min(free.saturating_sub(SHADOW_HEADROOM));
+            match self.copier.reserve(*gpu, wanted) {
+                Ok(_) => {}
+                // Others took it: then it goes straight into the image.
+                Err(error @ CopierError::OutOfMemory { .. }) => {
+                    tracing::debug!(%gpu, %error, "no room for a shadow");
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes over what was kept, on a thread: the driver suspends the rest meanwhile.
+    pub fn take(self: &Arc<Self>, kept: &Kept) -> Result<Taking, ResidentError> {
+        let facts = kept.facts();
+        let mut memory = Vec::new();
+        for held in kept.processes().iter().flat_map(|process| &process.held) {
+            memory.push((held.segment, held.descriptor.try_clone()?));
+        }
+        let carrier = Arc::clone(self);
+        let taking = thread::Builder::new().name("gpu-take".to_owned());
+        Ok(taking.spawn(move || carrier.take_over(&facts, &memory))?)
+    }
+
+    fn take_over(
+        &self,
+        facts: &ResidentFacts,
+        memory: &[(Segment, OwnedFd)],
+    ) -> Result<Taken, ResidentError> {
+        let import = |(segment, descriptor): &(Segment, OwnedFd)| {
+            let gpu = GpuUuid::from_bytes(segment.device);
+            self.copier.import(gpu, descriptor.as_fd(), segment.len)
+        };
+        let segments: Result<Vec<SegmentId>, CopierError> = memory.iter().map(import).collect();
+        let segments = segments?;
+        Ok(Taken {
+            safe: self.copier.shadow(&segments)?,
+            parts: facts.parts(),
+            segments,
+        })
+    }
+
+    /// Reads memory into streams: what has no shadow, while the job stands still, or the rest.
+    pub fn drain<E: From<ResidentError> + Send>(
+        &self,
+        taken: &Taken,
+        shadowed: Shadowed,
+        receive: impl Fn(&str, &File) -> Result<u64, E> + Sync,
+    ) -> Result<(), E> {
+        let wanted = |part: &&Part| {
+            let safe = part.end <= taken.safe[part.segment];
+            safe == (shadowed == Shadowed::Yes)
+        };
+        let parts: Vec<&Part> = taken.parts.iter().filter(wanted).collect();
+        self.side_by_side(&parts, |lane, part| {
+            let (read, write) = pipe()?;
+            let read = File::from(read);
+            thread::scope(|scope| -> Result<(), E> {
+                let id = taken.segments[part.segment];
+                let draining = scope.spawn(move || lane.drain(id, part.begin..part.end, write));
+                let received = receive(&part.stream, &read);
+                // A copier that still writes hears of a failure here.
+                drop(read);
+                received?;
+                let drained = draining.join().map_err(|_| ResidentError::Panicked)?;
+                Ok(drained.map_err(ResidentError::from)?)
+            })
+        })
+    }
+
+    /// Makes memory and fills it from an image's streams. `map` says which GPU takes the place of which.
+    pub fn fill<E: From<ResidentError> + Send>(
+        &self,
+        facts: &ResidentFacts,
+        map: impl Fn(&str) -> Option<GpuUuid>,
+        send: impl Fn(&str, &File) -> Result<u64, E> + Sync,
+    ) -> Result<BTreeMap<i32, Vec<Held>>, E> {
+        let mut memory: BTreeMap<i32, Vec<Held>> = BTreeMap::new();
+        let mut segments = Vec::new();
+        for process in &facts.processes {
+            for segment in &process.segments {
+                let gpu = map(&segment.gpu).ok_or(ResidentError::Facts)?;
+                let (id, descriptor) = self
+                    .copier
+                    .create(gpu, segment.len)
+                    .map_err(ResidentError::from)?;
+                segments.push(id);
+                memory.entry(process.pid).or_default().push(Held {
+                    segment: Segment {
+                        address: segment.address,
+                        len: segment.len,
+                        device: *gpu.as_bytes(),
+                    },
+                    descriptor,
+                });
+            }
+        }
+        let parts = facts.parts();
+        let parts: Vec<&Part> = parts.iter().collect();
+        self.side_by_side(&parts, |lane, part| {
+            let (read, write) = pipe()?;
+            let write = File::from(write);
+            thread::scope(|scope| -> Result<(), E> {
+                let id = segments[part.segment];
+                let filling = scope.spawn(move || lane.fill(id, part.begin..part.end, read));
+                let sent = send(&part.stream, &write);
+                drop(write);
+                let filled = filling.join().map_err(|_| ResidentError::Panicked)?;
+                sent?;
+                Ok(filled.map_err(ResidentError::from)?)
+            })
+        })?;
+        Ok(memory)
+    }
+
+    /// Has each lane do one part after the other, until all are done or one fails.
+    fn side_by_side<E: From<ResidentError> + Send>(
+        &self,
+        parts: &[&Part],
+        work: impl Fn(&mut Lane, &Part) -> Result<(), E> + Sync,
+    ) -> Result<(), E> {
+        let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = AtomicUsize::new(0);
+        let (next, work) = (&next, &work);
+        let drive = |lane: &mut Lane| {
+            while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
+                if let Err(error) = work(lane, part) {
+                    // The others end with the part that they are at.
+                    next.store(parts.len(), Ordering::Relaxed);
+                    return Err(error);
+                }
+            }
+            Ok(())
+        };
+        let drive = &drive;
+        thread::scope(|scope| {
+            let threads: Vec<_> = lanes
+                .iter_mut()
+                .map(|lane| scope.spawn(move || drive(lane)))
+                .collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap_or(Err(ResidentError::Panicked.into())))
+                .collect()
+        })
+    }
+}
+
+/// Which memory of a snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::supervisor) enum Shadowed {
+    Yes,
+    No,
+}
+
+fn pipe() -> Result<(OwnedFd, OwnedFd), ResidentError> {
+    let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC).map_err(std::io::Error::from)?;
+    // Smaller is only slower: an unprivileged user has a limit for all pipes.
+    let _ = fcntl(&write, FcntlArg::F_SETPIPE_SZ(PIPE_BYTES));
+    Ok((read, write))
+}

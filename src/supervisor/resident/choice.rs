@@ -1,0 +1,130 @@
+//! Which way a snapshot goes: a pure function of what the user wants and what the agents say.
+
+use super::error::ResidentError;
+use crate::config::Memory;
+use crate::resident::Hello;
+
+/// A CUDA process of the job, and its agent's words if it has one.
+#[derive(Clone, Debug)]
+pub(in crate::supervisor) struct Cover {
+    /// As the host sees it.
+    pub host_pid: i32,
+    /// As the job sees it.
+    pub pid: i32,
+    pub hello: Option<Hello>,
+}
+
+/// What becomes of the device memory.
+#[derive(Debug)]
+pub(in crate::supervisor) enum Way {
+    /// The driver copies it into host memory. Why so, where the user may have expected otherwise.
+    Driver(Option<&'static str>),
+    /// What the agents of these processes hold stays on the GPUs.
+    Resident(Vec<Cover>),
+}
+
+impl Cover {
+    fn bytes(&self) -> u64 {
+        self.hello.as_ref().map_or(0, |hello| hello.bytes)
+    }
+
+    /// Whether the driver alone would lose its memory.
+    pub(super) fn is_bound(&self) -> bool {
+        self.hello.as_ref().is_some_and(|hello| hello.imported)
+    }
+}
+
+/// Device memory that stays, bytes.
+pub(in crate::supervisor) fn bytes(covers: &[Cover]) -> u64 {
+    covers.iter().map(Cover::bytes).sum()
+}
+
+/// Chooses. `to_host` when the memory is to leave the GPUs whatever it costs: a pause.
+///
+/// # Errors
+/// When neither way brings the memory back.
+pub(in crate::supervisor) fn choose(
+    memory: Memory,
+    to_host: bool,
+    covers: Vec<Cover>,
+) -> Result<Way, ResidentError> {
+    let shares = |cover: &&Cover| cover.hello.as_ref().is_some_and(|hello| hello.shares);
+    if let Some(cover) = covers.iter().find(shares) {
+        return Err(ResidentError::Shares { pid: cover.pid });
+    }
+    let bound = covers.iter().any(Cover::is_bound);
+    let covered: Vec<Cover> = covers
+        .into_iter()
+        .filter(|cover| cover.bytes() > 0)
+        .collect();
+    if bound {
+        return Ok(Way::Resident(covered));
+    }
+    Ok(match memory {
+        Memory::Driver => Way::Driver(None),
+        Memory::Auto | Memory::Resident if to_host => Way::Driver(None),
+        Memory::Auto | Memory::Resident if covered.is_empty() => {
+            Way::Driver(Some("the job has no large allocations that an agent holds"))
+        }
+        Memory::Auto | Memory::Resident => Way::Resident(covered),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cover(bytes: u64, imported: bool, shares: bool) -> Cover {
+        Cover {
+            host_pid: 1300,
+            pid: 300,
+            hello: Some(Hello {
+                thread: 301,
+                segments: 1,
+                bytes,
+                released: false,
+                imported,
+                shares,
+            }),
+        }
+    }
+
+    fn resident(memory: Memory, to_host: bool, covers: &[Cover]) -> Option<usize> {
+        match choose(memory, to_host, covers.to_vec()).unwrap() {
+            Way::Driver(_) => None,
+            Way::Resident(covers) => Some(covers.len()),
+        }
+    }
+
+    #[test]
+    fn large_memory_stays_unless_it_must_leave_the_gpu() {
+        let none = Cover {
+            hello: None,
+            ..cover(0, false, false)
+        };
+        let covers = [cover(5, false, false), cover(0, false, false), none.clone()];
+        for memory in [Memory::Auto, Memory::Resident] {
+            assert_eq!(resident(memory, false, &covers), Some(1));
+            assert_eq!(resident(memory, true, &covers), None);
+            assert_eq!(resident(memory, false, &covers[1..]), None);
+            assert_eq!(resident(memory, false, &[]), None);
+        }
+        assert_eq!(resident(Memory::Driver, false, &covers), None);
+    }
+
+    #[test]
+    fn what_the_driver_would_lose_always_goes_this_way() {
+        for memory in [Memory::Auto, Memory::Resident, Memory::Driver] {
+            for to_host in [false, true] {
+                let covers = [cover(5, true, false)];
+                assert_eq!(resident(memory, to_host, &covers), Some(1));
+            }
+        }
+    }
+
+    #[test]
+    fn shared_memory_is_refused() {
+        let error = choose(Memory::Driver, false, vec![cover(5, true, true)]).unwrap_err();
+        assert!(error.to_string().contains("process 300"), "{error}");
+    }
+}

@@ -1,0 +1,132 @@
+//! Why device memory could not stay on the GPUs, or did not come back from there.
+
+use std::io;
+
+use crate::copier::CopierError;
+use crate::cuda::TreeError;
+use crate::job::HaltError;
+use crate::resident::AgentError;
+use crate::store::ReadError;
+
+use super::super::snapshot_error::FailureKind;
+
+/// The job computes, unless [`ResidentError::job_is_lost`] says otherwise.
+#[derive(Debug, thiserror::Error)]
+pub enum ResidentError {
+    /// The threads of a process could not be stopped.
+    #[error("cannot stop the job's threads")]
+    Halt(#[from] HaltError),
+    /// The driver failed, in one of the steps around.
+    #[error(transparent)]
+    Cuda(Box<TreeError>),
+    /// Each time, a thread stood still within a call of CUDA's that all others wait for.
+    #[error(
+        "cannot stop the job between two calls to CUDA, tried {tries} times; it is tried again later (cuda.memory = \
+         \"driver\" for a new start does without)"
+    )]
+    Busy {
+        /// How often it was tried.
+        tries: u32,
+    },
+    /// An agent does not do its part.
+    #[error("cannot let the agent in process {pid} handle its GPU memory")]
+    Agent {
+        /// Pid as the job sees it.
+        pid: i32,
+        /// The reason.
+        #[source]
+        source: AgentError,
+    },
+    /// A process whose memory is in the image, or its agent, is not there.
+    #[error("cannot find process {pid}, or the agent in it, whose GPU memory the image holds")]
+    Missing {
+        /// Pid as the job sees it.
+        pid: i32,
+    },
+    /// A process shares device memory, which cannot be brought back.
+    #[error(
+        "process {pid} shares GPU memory with others (CUDA IPC): that cannot be brought back, so no snapshot is taken"
+    )]
+    Shares {
+        /// Pid as the job sees it.
+        pid: i32,
+    },
+    /// The memory did not come back: its processes cannot compute.
+    #[error("GPU memory of process {pid} is lost; the job will be restored")]
+    Lost {
+        /// Pid as the job sees it.
+        pid: i32,
+        /// Why.
+        #[source]
+        source: Box<ResidentError>,
+    },
+    /// The copier failed.
+    #[error("cannot copy GPU memory")]
+    Copier(#[from] CopierError),
+    /// A socket or pipe of our own failed.
+    #[error("cannot talk to the agents")]
+    Socket(#[from] io::Error),
+    /// The image cannot be read.
+    #[error("cannot read GPU memory from the image")]
+    Read(#[source] Box<ReadError>),
+    /// The image's facts make no sense.
+    #[error("the image's GPU memory is not described as this program does it")]
+    Facts,
+    /// A thread of ours panicked, which is a mistake in this program.
+    #[error("a mistake in ckpt-run, please report it")]
+    Panicked,
+}
+
+impl ResidentError {
+    /// Whether the job may be left in a state in which it cannot compute.
+    #[must_use]
+    pub fn job_is_lost(&self) -> bool {
+        match self {
+            Self::Lost { .. } => true,
+            Self::Cuda(error) => !error.is_computing(),
+            Self::Agent { source, .. } => matches!(source, AgentError::Lost { .. }),
+            Self::Halt(_)
+            | Self::Busy { .. }
+            | Self::Shares { .. }
+            | Self::Missing { .. }
+            | Self::Copier(_)
+            | Self::Socket(_)
+            | Self::Read(_)
+            | Self::Facts
+            | Self::Panicked => false,
+        }
+    }
+}
+
+impl ResidentError {
+    /// Whether another attempt to restore may succeed.
+    pub(in crate::supervisor) fn image_may_be_good(&self) -> bool {
+        match self {
+            Self::Read(error) => !error.is_damage(),
+            Self::Facts => false,
+            _ => true,
+        }
+    }
+
+    /// The kind of failure of the snapshot.
+    pub(in crate::supervisor) fn kind(&self) -> FailureKind {
+        match self {
+            Self::Halt(HaltError::Trace { .. }) => FailureKind::Privilege,
+            Self::Halt(HaltError::Slow { .. }) | Self::Busy { .. } => FailureKind::Busy,
+            Self::Halt(HaltError::Threads { .. }) => FailureKind::Ended,
+            Self::Cuda(error) => FailureKind::of(error),
+            Self::Shares { .. } => FailureKind::Unsupported,
+            Self::Agent { .. } | Self::Lost { .. } | Self::Missing { .. } | Self::Copier(_) => {
+                FailureKind::Driver
+            }
+            Self::Read(_) => FailureKind::Store,
+            Self::Socket(_) | Self::Facts | Self::Panicked => FailureKind::System,
+        }
+    }
+}
+
+impl From<TreeError> for ResidentError {
+    fn from(error: TreeError) -> Self {
+        Self::Cuda(Box::new(error))
+    }
+}

@@ -1,0 +1,170 @@
+//! A snapshot's share of this: who keeps what, decided and prepared before the job stops, and carried into the image.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use super::carrier::{Carrier, Shadowed, Taken, Taking};
+use super::choice::{Cover, Way, bytes, choose};
+use super::error::ResidentError;
+use super::keep::{self, HELLO_LIMIT};
+use super::suspension::Suspension;
+use crate::config::Memory;
+use crate::cuda::{GpuUuid, SuspendOptions};
+use crate::job::Process;
+use crate::resident::{Channel, Token};
+
+use super::super::gpu::Gpu;
+use super::super::image::Stopwatch;
+use super::super::snapshot_error::SnapshotError;
+use super::super::workshop::Workshop;
+
+/// What a snapshot keeps on the GPUs, and the copier that is ready for it.
+#[derive(Debug)]
+pub(in crate::supervisor) struct Keeping {
+    token: Token,
+    covers: Vec<Cover>,
+    carrier: Arc<Carrier>,
+}
+
+/// Kept memory on its way into the image.
+#[derive(Debug)]
+pub(in crate::supervisor) struct Carrying {
+    carrier: Arc<Carrier>,
+    taking: Option<Taking>,
+    taken: Option<Taken>,
+}
+
+impl Keeping {
+    /// Decides and prepares; `None` when the driver does it all. `to_host` for a pause.
+    pub fn prepare(
+        shop: &Workshop,
+        token: &Token,
+        gpu: &Gpu<'_>,
+        processes: &[Process],
+        to_host: bool,
+    ) -> Result<Option<Self>, ResidentError> {
+        let wanted = shop.config.cuda.memory;
+        let covers = match choose(wanted, to_host, ask(token, gpu, processes)?)? {
+            Way::Resident(covers) => covers,
+            Way::Driver(reason) => {
+                say(wanted, reason.map(str::to_owned));
+                return Ok(None);
+            }
+        };
+        let bound = covers.iter().any(Cover::is_bound);
+        match start_carrier(shop, gpu, &covers) {
+            Ok(carrier) => Ok(Some(Self {
+                token: token.clone(),
+                covers,
+                carrier: Arc::new(carrier),
+            })),
+            Err(error) if bound => Err(error),
+            Err(error) => {
+                say(wanted, Some(super::super::describe::chain(&error)));
+                Ok(None)
+            }
+        }
+    }
+
+    /// Device memory that stays where it is, bytes.
+    pub fn bytes(&self) -> u64 {
+        bytes(&self.covers)
+    }
+
+    /// Suspends the job's GPU state.
+    pub fn suspend(
+        &self,
+        gpu: &Gpu<'_>,
+        options: &SuspendOptions,
+        watch: &mut Stopwatch,
+    ) -> Result<(Suspension, Carrying), ResidentError> {
+        let who = (&self.token, &self.covers[..]);
+        let take = |kept: &_| self.carrier.take(kept);
+        let (suspended, kept, taking) =
+            keep::suspend(gpu.driver(), gpu.users(), who, options, watch, take)?;
+        let carrying = Carrying {
+            carrier: Arc::clone(&self.carrier),
+            taking: Some(taking),
+            taken: None,
+        };
+        Ok((Suspension::resident(suspended, kept), carrying))
+    }
+}
+
+/// Asks every CUDA process for its agent.
+fn ask(token: &Token, gpu: &Gpu<'_>, processes: &[Process]) -> Result<Vec<Cover>, ResidentError> {
+    let mut channel = Channel::bind()?;
+    let users = processes
+        .iter()
+        .filter(|process| gpu.users().contains(&process.host_pid));
+    let cover = |process: &Process| {
+        let pid = process.pid;
+        let hello = channel.agent(token, pid).hello(HELLO_LIMIT);
+        Ok(Cover {
+            host_pid: process.host_pid,
+            pid,
+            hello: hello.map_err(|source| ResidentError::Agent { pid, source })?,
+        })
+    };
+    users.map(cover).collect()
+}
+
+fn start_carrier(
+    shop: &Workshop,
+    gpu: &Gpu<'_>,
+    covers: &[Cover],
+) -> Result<Carrier, ResidentError> {
+    let gpus = gpu.facts.gpus.iter();
+    let used = gpus.filter(|gpu| gpu.used_bytes.is_some_and(|bytes| bytes > 0));
+    // One that the driver does not list yet is opened when its memory comes.
+    let gpus: Vec<GpuUuid> = used.filter_map(|gpu| gpu.uuid.parse().ok()).collect();
+    let carrier = Carrier::start(&shop.program, &gpus)?;
+    carrier.make_room(&gpus, bytes(covers))?;
+    Ok(carrier)
+}
+
+/// Says why the driver does it all.
+fn say(wanted: Memory, reason: Option<String>) {
+    match (wanted, reason) {
+        (Memory::Driver, _) | (_, None) => {}
+        (Memory::Resident, Some(reason)) => {
+            tracing::warn!("GPU memory goes the driver's way: {reason}");
+        }
+        (Memory::Auto, Some(reason)) => {
+            tracing::info!("GPU memory goes the driver's way: {reason}");
+        }
+    }
+}
+
+impl Carrying {
+    /// Takes into the image what has no shadow. The job stands still.
+    pub fn while_frozen(
+        &mut self,
+        receive: impl Fn(&str, &File) -> Result<u64, SnapshotError> + Sync,
+    ) -> Result<(), SnapshotError> {
+        if let Some(taking) = self.taking.take() {
+            let taken = taking.join().map_err(|_| ResidentError::Panicked)?;
+            self.taken = Some(taken?);
+        }
+        self.drain(Shadowed::No, receive)
+    }
+
+    /// Takes the rest into the image.
+    pub fn afterwards(
+        &self,
+        receive: impl Fn(&str, &File) -> Result<u64, SnapshotError> + Sync,
+    ) -> Result<(), SnapshotError> {
+        self.drain(Shadowed::Yes, receive)
+    }
+
+    fn drain(
+        &self,
+        shadowed: Shadowed,
+        receive: impl Fn(&str, &File) -> Result<u64, SnapshotError> + Sync,
+    ) -> Result<(), SnapshotError> {
+        match &self.taken {
+            Some(taken) => self.carrier.drain(taken, shadowed, receive),
+            None => Ok(()),
+        }
+    }
+}

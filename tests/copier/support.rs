@@ -1,0 +1,131 @@
+//! A copier on GPUs that are not there, and pipes with known bytes in them.
+
+use std::fs::{self, File, Permissions};
+use std::io::{Read, Write};
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use ckpt_run::copier::{Copier, Lane, SegmentId};
+use ckpt_run::cuda::GpuUuid;
+use nix::fcntl::{FcntlArg, fcntl};
+use tempfile::TempDir;
+
+use crate::fake_gpu::FakeGpu;
+
+pub const MIB: u64 = 1 << 20;
+
+/// Fake GPUs, and a program that is a copier and sees them.
+pub struct Machine {
+    pub gpus: FakeGpu,
+    folder: TempDir,
+}
+
+impl Machine {
+    /// One GPU.
+    pub fn of_mib(mib: u64) -> Self {
+        Self::with(1, mib)
+    }
+
+    pub fn with(devices: u32, mib: u64) -> Self {
+        let machine = Self {
+            gpus: FakeGpu::with(devices, mib),
+            folder: tempfile::tempdir().unwrap(),
+        };
+        let variables: String = machine
+            .gpus
+            .environment()
+            .iter()
+            .map(|(name, value)| format!("export {name}='{}'\n", value.to_str().unwrap()))
+            .collect();
+        let script = format!(
+            "#!/bin/sh\nenv > \"$0.environment\"\n{variables}exec {} \"$@\"\n",
+            env!("CARGO_BIN_EXE_ckpt-run")
+        );
+        fs::write(machine.program(), script).unwrap();
+        fs::set_permissions(machine.program(), Permissions::from_mode(0o700)).unwrap();
+        machine
+    }
+
+    pub fn program(&self) -> PathBuf {
+        self.folder.path().join("copier")
+    }
+
+    pub fn copier(&self) -> Copier {
+        Copier::start(&self.program()).unwrap()
+    }
+
+    /// One that has opened the first GPU.
+    pub fn open(&self) -> Copier {
+        let copier = self.copier();
+        copier.open(gpu(0)).unwrap();
+        copier
+    }
+}
+
+/// The UUIDs of the fake's GPUs end with their numbers.
+pub fn gpu(number: u8) -> GpuUuid {
+    format!("GPU-fa4e0000-0000-4000-8000-0000000000{number:02x}")
+        .parse()
+        .unwrap()
+}
+
+/// Bytes that do not repeat, and are others for every seed.
+pub fn bytes(seed: u64, len: u64) -> Vec<u8> {
+    let mut bytes = vec![0; usize::try_from(len).unwrap()];
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&seed.to_le_bytes());
+    hasher.finalize_xof().fill(&mut bytes);
+    bytes
+}
+
+/// As whoever drains and fills makes them.
+pub fn pipe() -> (File, OwnedFd) {
+    let (reader, writer) = nix::unistd::pipe().unwrap();
+    fcntl(&writer, FcntlArg::F_SETPIPE_SZ(1 << 20)).unwrap();
+    (File::from(reader), writer)
+}
+
+pub fn fill(lane: &mut Lane, segment: SegmentId, range: Range<u64>, content: &[u8]) {
+    let (reader, writer) = pipe();
+    thread::scope(|scope| {
+        scope.spawn(move || File::from(writer).write_all(content).unwrap());
+        lane.fill(segment, range, &reader).unwrap();
+    });
+}
+
+pub fn drain(lane: &mut Lane, segment: SegmentId, range: Range<u64>) -> Vec<u8> {
+    let (mut reader, writer) = pipe();
+    thread::scope(|scope| {
+        let all = scope.spawn(move || {
+            let mut all = Vec::new();
+            reader.read_to_end(&mut all).unwrap();
+            all
+        });
+        lane.drain(segment, range, &writer).unwrap();
+        // The copier has closed its end, so that this is the end of the stream.
+        drop(writer);
+        all.join().unwrap()
+    })
+}
+
+/// Without printing megabytes when they differ.
+pub fn assert_same(found: &[u8], expected: &[u8]) {
+    if found == expected {
+        return;
+    }
+    let mut pairs = found.iter().zip(expected);
+    let differ = pairs.position(|(one, other)| one != other);
+    panic!(
+        "{} bytes instead of {}, the first that differs is {differ:?}",
+        found.len(),
+        expected.len()
+    );
+}
+
+/// The environment that the machine's last copier was started with.
+pub fn environment(program: &Path) -> String {
+    fs::read_to_string(program.with_extension("environment")).unwrap()
+}
