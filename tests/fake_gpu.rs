@@ -1,4 +1,5 @@
-//! GPU jobs on the fake GPU (`tests/fake-cuda`), with the real program and the real CRIU: snapshots by the driver.
+//! GPU jobs on the fake GPU (`tests/fake-cuda`), with the real program and the real CRIU: snapshots by the driver, and
+//! what the driver is known to do.
 
 mod common;
 #[path = "common/fake_gpu.rs"]
@@ -7,19 +8,70 @@ mod fake_gpu;
 use std::fs;
 use std::process::{Command, Output};
 
-use common::{Place, can_run};
+use common::{Place, Run, can_run};
 use fake_gpu::FakeGpu;
 
-/// What the job prints when nobody touches it.
-fn uninterrupted(gpu: &FakeGpu, arguments: &[&str]) -> String {
-    let mut job = Command::new(fake_gpu::job());
-    let output = job.args(arguments).envs(gpu.environment()).output().expect("the job starts");
-    assert!(output.status.success(), "{}", errors(&output));
-    String::from_utf8(output.stdout).expect("text")
-}
+/// Long enough for something to be done to it; it waits at step 20 until there is a file `go`.
+const JOB: [&str; 8] = [
+    "--threads",
+    "2",
+    "--steps",
+    "30",
+    "--pause-ms",
+    "2",
+    "--wait-at",
+    "20:go",
+];
+const UUIDS: [&str; 2] = [
+    "GPU-fa4e0000-0000-4000-8000-000000000000",
+    "GPU-fa4e0000-0000-4000-8000-000000000001",
+];
 
 fn errors(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// A job beside no supervisor, its output in `out`.
+fn job(place: &Place, gpu: &FakeGpu, arguments: &[&str]) -> Run {
+    let mut command = Command::new(fake_gpu::job());
+    command
+        .args(arguments)
+        .envs(gpu.environment())
+        .current_dir(place.path());
+    place.spawn(command, |_| {})
+}
+
+/// A supervised job.
+fn supervised(place: &Place, gpu: &FakeGpu, arguments: &[&str]) -> Run {
+    let mut command = place.command(&["--interval", "never", "--"]);
+    command.arg(fake_gpu::job()).args(arguments);
+    place.spawn(gpu.wrap(&command), |_| {})
+}
+
+/// A verb that talks to the driver itself.
+fn cuda(place: &Place, gpu: &FakeGpu, arguments: &[&str]) -> Output {
+    let mut command = place.command(&["cuda"]);
+    command.args(arguments);
+    gpu.wrap(&command).output().expect("ckpt-run starts")
+}
+
+/// What [`JOB`] prints when nobody touches it.
+fn uninterrupted() -> String {
+    let (place, gpu) = (Place::new(), FakeGpu::new());
+    let mut run = job(&place, &gpu, &JOB[..6]);
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    place.text("out")
+}
+
+/// Lets the job go on to its end, which must be that of [`uninterrupted`].
+fn ends_as_ever(place: &Place, run: &mut Run) {
+    fs::write(place.file("go"), "").expect("written");
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("out"), uninterrupted(), "{}", place.text("err"));
 }
 
 #[test]
@@ -28,19 +80,209 @@ fn a_gpu_job_that_was_killed_comes_back_and_ends_as_if_nothing_had_happened() {
         return;
     }
     let (place, gpu) = (Place::new(), FakeGpu::new());
-    let job = ["--threads", "2", "--steps", "30", "--pause-ms", "5", "--log", "log"];
-    let program = fake_gpu::job();
-    let mut command = place.command(&["--interval", "never", "--"]);
-    command.arg(program).args(job).args(["--wait-at", "20:go"]);
-    let mut run = place.spawn(gpu.wrap(&command), |_| {});
+    let mut run = supervised(&place, &gpu, &[&JOB[..], &["--log", "log"]].concat());
     place.wait_for("out", "\n10 ");
     place.snapshot();
-    eprintln!("{:#?}", place.images());
     place.wait_for("out", "\n20 ");
     run.crash();
+    ends_as_ever(&place, &mut run);
+    assert_eq!(place.text("log") + "done\n", place.text("out"));
+    assert_eq!(gpu.used_bytes(0) + gpu.used_bytes(1), 0);
+}
+
+#[test]
+fn suspended_memory_leaves_the_gpu_and_can_come_back_on_another_one() {
+    if !can_run() {
+        return;
+    }
+    let (place, gpu) = (Place::new(), FakeGpu::new());
+    let mut run = job(
+        &place,
+        &gpu,
+        &[&JOB[2..], &["--segments", "300,4M"]].concat(),
+    );
+    place.wait_for("out", "\n20 ");
+    let pid = run.pid().to_string();
+    let [on_first, on_second] = [0, 1].map(|device| gpu.used_bytes(device));
+    assert!(on_first > 4 << 20, "{on_first}");
+    assert_eq!(on_second, 0);
+    let done = cuda(&place, &gpu, &["suspend", "--pid", &pid]);
+    assert_eq!(
+        said(&done),
+        format!("{pid} checkpointed\n"),
+        "{}",
+        errors(&done)
+    );
+    assert_eq!(gpu.used_bytes(0), 0);
+    let [first, second] = UUIDS;
+    let short = format!("{first}={second}");
+    let refused = cuda(
+        &place,
+        &gpu,
+        &["resume", "--pid", &pid, "--gpu-map", &short],
+    );
+    assert_eq!(refused.status.code(), Some(1), "{}", errors(&refused));
+    assert!(
+        errors(&refused).contains("map lacks one"),
+        "{}",
+        errors(&refused)
+    );
+    let map = format!("{first}={second},{second}={first}");
+    let done = cuda(&place, &gpu, &["resume", "--pid", &pid, "--gpu-map", &map]);
+    assert_eq!(said(&done), format!("{pid} running\n"), "{}", errors(&done));
+    assert_eq!([0, 1].map(|device| gpu.used_bytes(device)), [0, on_first]);
     fs::write(place.file("go"), "").expect("written");
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
-    let expected = uninterrupted(&FakeGpu::new(), &job[..6]);
-    assert!(place.text("out") == expected, "{}\n{}", place.text("out"), place.text("err"));
-    assert_eq!(place.text("log") + "done\n", expected);
+    let untouched = Place::new();
+    let mut alone = job(
+        &untouched,
+        &gpu,
+        &[&JOB[2..6], &["--segments", "300,4M"]].concat(),
+    );
+    assert_eq!(alone.wait(), 0);
+    assert_eq!(place.text("out"), untouched.text("out"));
+}
+
+#[test]
+fn a_job_with_work_on_the_gpu_cannot_be_locked_and_goes_on() {
+    if !can_run() {
+        return;
+    }
+    let (place, gpu) = (Place::new(), FakeGpu::new());
+    let mut run = job(
+        &place,
+        &gpu,
+        &[&JOB[..6], &["--kernel-at", "20:go"]].concat(),
+    );
+    place.wait_for("out", "\n20 ");
+    let pid = run.pid().to_string();
+    let busy = cuda(
+        &place,
+        &gpu,
+        &["suspend", "--timeout", "200ms", "--pid", &pid],
+    );
+    assert_eq!(busy.status.code(), Some(1), "{}", errors(&busy));
+    assert_eq!(said(&busy), format!("{pid} running\n"));
+    ends_as_ever(&place, &mut run);
+}
+
+#[test]
+fn a_call_that_hangs_keeps_a_job_from_being_locked() {
+    if !can_run() {
+        return;
+    }
+    let (place, gpu) = (Place::new(), FakeGpu::new());
+    let rule = format!("cuMemFree_v2:1:{}", place.file("go").display());
+    fs::write(gpu.folder().join("hang"), rule).expect("written");
+    let mut run = job(&place, &gpu, &JOB);
+    place.wait_for("out", "\n3 ");
+    let pid = run.pid().to_string();
+    let busy = cuda(
+        &place,
+        &gpu,
+        &["suspend", "--timeout", "200ms", "--pid", &pid],
+    );
+    assert_eq!(said(&busy), format!("{pid} running\n"), "{}", errors(&busy));
+    ends_as_ever(&place, &mut run);
+}
+
+#[test]
+fn a_thread_that_holds_the_driver_s_lock_does_not_keep_a_job_from_being_suspended() {
+    if !can_run() {
+        return;
+    }
+    let (place, gpu) = (Place::new(), FakeGpu::new());
+    let mut run = job(&place, &gpu, &[&JOB[..6], &["--hold-at", "20:go"]].concat());
+    place.wait_for("out", "\n20 ");
+    let pid = run.pid().to_string();
+    for (verb, state) in [("suspend", "checkpointed"), ("resume", "running")] {
+        let done = cuda(&place, &gpu, &[verb, "--pid", &pid]);
+        assert_eq!(said(&done), format!("{pid} {state}\n"), "{}", errors(&done));
+    }
+    ends_as_ever(&place, &mut run);
+}
+
+#[test]
+fn imported_memory_is_suspended_and_cannot_be_resumed() {
+    if !can_run() {
+        return;
+    }
+    let (place, gpu) = (Place::new(), FakeGpu::new());
+    let run = job(&place, &gpu, &[&JOB[..], &["--import"]].concat());
+    place.wait_for("out", "\n20 ");
+    let pid = run.pid().to_string();
+    let done = cuda(&place, &gpu, &["suspend", "--pid", &pid]);
+    assert_eq!(
+        said(&done),
+        format!("{pid} checkpointed\n"),
+        "{}",
+        errors(&done)
+    );
+    let lost = cuda(&place, &gpu, &["resume", "--pid", &pid]);
+    assert_eq!(said(&lost), format!("{pid} checkpointed\n"));
+    assert!(errors(&lost).contains("801"), "{}", errors(&lost));
+}
+
+#[test]
+fn the_restore_thread_is_known_by_its_number_outside_of_the_job_s_namespace() {
+    if !can_run() {
+        return;
+    }
+    let (place, gpu) = (Place::new(), FakeGpu::new());
+    let mut run = supervised(&place, &gpu, &JOB);
+    place.wait_for("out", "\n20 ");
+    let pid = run.job();
+    let told = cuda(&place, &gpu, &["tid", "--pid", &pid.to_string()]);
+    let thread: i32 = said(&told)
+        .split_whitespace()
+        .last()
+        .expect("a thread")
+        .parse()
+        .expect("a number");
+    let name = fs::read_to_string(format!("/proc/{pid}/task/{thread}/comm")).expect("a thread");
+    assert_eq!(name, "fake-restore\n");
+    ends_as_ever(&place, &mut run);
+}
+
+#[test]
+fn a_checkpoint_that_fails_fails_the_snapshot_and_the_job_goes_on() {
+    if !can_run() {
+        return;
+    }
+    let (place, gpu) = (Place::new(), FakeGpu::new());
+    let mut run = supervised(&place, &gpu, &JOB);
+    place.wait_for("out", "\n10 ");
+    let rule = gpu.folder().join("caller-fail");
+    fs::write(&rule, "cuCheckpointProcessCheckpoint:0:2").expect("written");
+    let refused = place.verb(&["snapshot"]);
+    assert_eq!(refused.status.code(), Some(125));
+    assert!(
+        errors(&refused).contains("out of memory"),
+        "{}",
+        errors(&refused)
+    );
+    fs::remove_file(rule).expect("removed");
+    place.snapshot();
+    ends_as_ever(&place, &mut run);
+}
+
+#[test]
+fn calls_fail_where_a_test_says_so_and_where_the_gpu_is_full() {
+    let place = Place::new();
+    let small = FakeGpu::with(1, 6);
+    assert_eq!(job(&place, &small, &["--steps", "1"]).wait(), 70);
+    assert_eq!(place.text("err"), "cuMemAlloc answered 2\n");
+    let gpu = FakeGpu::new();
+    fs::write(gpu.folder().join("fail"), "cuMemcpyDtoD_v2:3:700").expect("written");
+    assert_eq!(job(&place, &gpu, &["--pause-ms", "0"]).wait(), 70);
+    assert!(
+        place.text("err").ends_with("cuMemcpyDtoD answered 700\n"),
+        "{}",
+        place.text("err")
+    );
+    assert!(
+        place.text("out").is_empty(),
+        "in the first step: {}",
+        place.text("out")
+    );
 }

@@ -8,6 +8,7 @@
 //! socket. A file that can be locked exclusively is dead: the kernel does the accounting. A process holds its own
 //! memory by a mapping of one page, not by a descriptor: a forked child gets neither, and CRIU sees none.
 
+use std::fmt::Write;
 use std::fs::{self, File};
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
@@ -206,16 +207,12 @@ impl Drop for Memory {
 
 /// As NVML and `CUDA_VISIBLE_DEVICES` have it.
 pub fn uuid_text(device: usize) -> String {
-    let hex: String = uuid(device)
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
-    let (a, b, c, d, e) = (
-        &hex[..8],
-        &hex[8..12],
-        &hex[12..16],
-        &hex[16..20],
-        &hex[20..],
-    );
-    format!("GPU-{a}-{b}-{c}-{d}-{e}")
+    let mut text = String::from("GPU");
+    for (place, byte) in uuid(device).iter().enumerate() {
+        if [0, 4, 6, 8, 10].contains(&place) {
+            text.push('-');
+        }
+        let _ = write!(text, "{byte:02x}");
+    }
+    text
 }

@@ -141,9 +141,8 @@ fn attribute(number: c_int, gpu: usize) -> c_int {
         1 => 1024,
         10 => 32,
         16 => 132,
-        // Compute capability, place on the bus.
+        // Compute capability 9.0, place on the bus.
         75 => 9,
-        76 => 0,
         33 => gpu as c_int + 1,
         _ => 0,
     }

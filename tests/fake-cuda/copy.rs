@@ -55,7 +55,7 @@ fn fill<T: Copy>(to: u64, value: T, count: usize) -> Answer {
         return Err(INVALID_CONTEXT);
     }
     let len = count.checked_mul(size_of::<T>()).ok_or(INVALID_VALUE)?;
-    if to % size_of::<T>() as u64 != 0 {
+    if !to.is_multiple_of(size_of::<T>() as u64) {
         return Err(INVALID_VALUE);
     }
     let to = End::Device(to).check(len)?;

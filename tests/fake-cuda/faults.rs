@@ -15,34 +15,31 @@ use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use super::card;
-use super::code::{Answer, UNKNOWN};
+use super::code::{Answer, Code, UNKNOWN};
 
 /// Time between two looks for a file.
 const POLL: Duration = Duration::from_millis(2);
 
 /// Counts the call, lets it hang, lets it fail.
 pub fn meet(call: &str) -> Answer {
+    let count = count(call)?;
+    for path in applying("HANG", call, count) {
+        wait_for(Path::new(&path));
+    }
+    let code = applying("FAIL", call, count).into_iter().next();
+    code.map_or(Ok(()), |code| Err(code.parse().unwrap_or(UNKNOWN)))
+}
+
+/// How often a call of this name was made, with this one.
+fn count(call: &str) -> Result<u64, Code> {
     static COUNTS: Mutex<Option<HashMap<String, u64>>> = Mutex::new(None);
-    let count = {
-        let mut counts = COUNTS.lock().map_err(|_| UNKNOWN)?;
-        let count = counts
-            .get_or_insert_default()
-            .entry(call.to_owned())
-            .or_default();
-        *count += 1;
-        *count
-    };
-    for rule in rules("HANG") {
-        if let Some(path) = applies(&rule, call, count) {
-            wait_for(Path::new(path.unwrap_or("/")));
-        }
-    }
-    for rule in rules("FAIL") {
-        if let Some(code) = applies(&rule, call, count) {
-            return Err(code.and_then(|code| code.parse().ok()).unwrap_or(UNKNOWN));
-        }
-    }
-    Ok(())
+    let mut counts = COUNTS.lock().map_err(|_| UNKNOWN)?;
+    let count = counts
+        .get_or_insert_default()
+        .entry(call.to_owned())
+        .or_default();
+    *count += 1;
+    Ok(*count)
 }
 
 /// Returns when the file exists.
@@ -52,12 +49,16 @@ pub fn wait_for(path: &Path) {
     }
 }
 
-/// The third word, when the rule is for this call.
-fn applies<'a>(rule: &'a str, call: &str, count: u64) -> Option<Option<&'a str>> {
-    let mut words = rule.trim().splitn(3, ':');
-    let name = words.next()?;
-    let nth: u64 = words.next().map_or(Some(0), |nth| nth.parse().ok())?;
-    (name == call && (nth == 0 || nth == count)).then(|| words.next())
+/// The third words of the rules for this call; empty where there is none.
+fn applying(kind: &str, call: &str, count: u64) -> Vec<String> {
+    let third = |rule: String| {
+        let mut words = rule.trim().splitn(3, ':');
+        let name = words.next()?;
+        let nth: u64 = words.next().map_or(Some(0), |nth| nth.parse().ok())?;
+        let applies = name == call && (nth == 0 || nth == count);
+        applies.then(|| words.next().unwrap_or_default().to_owned())
+    };
+    rules(kind).into_iter().filter_map(third).collect()
 }
 
 /// What the environment and the file say for this kind of program.

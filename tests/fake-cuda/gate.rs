@@ -1,7 +1,7 @@
 //! The entrance of the driver: what every call of a job passes.
 //!
 //! ```text
-//! call ──▶ initialized in this process? ──▶ gate ──▶ faults ──▶ the driver's lock ──▶ its work
+//! call ──▶ initialized here? ──▶ gate ──▶ faults ──▶ the driver's lock ──▶ its work
 //! ```
 //! The gate is what a checkpoint's lock closes: one word, so that a thread that is stopped anywhere holds nothing of
 //! it. The driver's own lock is another one, and [`fakeHoldDriverLock`] holds it without having passed the gate: a

@@ -4,18 +4,20 @@
 //!
 //! ```text
 //! job [--steps 40] [--pause-ms 20] [--segments 300,64K,2M,4M] [--threads 1] [--renew 5] [--log FILE]
-//!     [--wait-at STEP:FILE] [--kernel-at STEP:FILE] [--hold-at STEP:FILE] [--init-only]
+//!     [--wait-at STEP:FILE] [--kernel-at STEP:FILE] [--hold-at STEP:FILE] [--import]
 //! ```
 //! Every thread has all segments, on GPU (thread modulo GPUs), and frees and allocates one anew every `--renew` steps.
 //! Each step appends a line to standard output and to the log. At a step, the first thread can be made to wait
 //! (`--wait-at`), to work on the GPU (`--kernel-at`: a lock waits for it) or to hold the driver's lock (`--hold-at`)
-//! until the file exists; meanwhile all others wait outside of the driver.
+//! until the file exists; meanwhile all others wait outside of the driver. `--import`: it holds memory that came by a
+//! descriptor, from itself; the driver cannot bring that back.
 #![allow(unsafe_code, reason = "calls the driver through C")]
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::fs::File;
 use std::io::Write;
 use std::mem::transmute_copy;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::Path;
 use std::process::exit;
 use std::sync::{Barrier, Mutex};
@@ -53,6 +55,10 @@ struct Driver {
     download: unsafe extern "C" fn(*mut u64, u64, usize) -> c_int,
     copy: unsafe extern "C" fn(u64, u64, usize) -> c_int,
     synchronize: unsafe extern "C" fn() -> c_int,
+    create: unsafe extern "C" fn(*mut u64, usize, *const [i32; 8], u64) -> c_int,
+    export: unsafe extern "C" fn(*mut c_int, u64, c_int, u64) -> c_int,
+    import: unsafe extern "C" fn(*mut u64, *mut c_void, c_int) -> c_int,
+    release: unsafe extern "C" fn(u64) -> c_int,
     kernel: UntilFile,
     hold: UntilFile,
 }
@@ -91,6 +97,10 @@ impl Driver {
                 download: transmute_copy(&get("cuMemcpyDtoH", 3020)),
                 copy: transmute_copy(&get("cuMemcpyDtoD", 3020)),
                 synchronize: transmute_copy(&get("cuCtxSynchronize", 2000)),
+                create: transmute_copy(&get("cuMemCreate", 10020)),
+                export: transmute_copy(&get("cuMemExportToShareableHandle", 10020)),
+                import: transmute_copy(&get("cuMemImportFromShareableHandle", 10020)),
+                release: transmute_copy(&get("cuMemRelease", 10020)),
                 kernel: transmute_copy(&direct("fakeKernel")),
                 hold: transmute_copy(&direct("fakeHoldDriverLock")),
             }
@@ -180,6 +190,32 @@ impl Segment {
     }
 }
 
+/// Memory whose only handle is an imported one.
+fn import(driver: &Driver) {
+    // Pinned, by descriptor, on a device: the first one.
+    let properties = [1, 1, 1, 0, 0, 0, 0, 0];
+    let (mut own, mut imported, mut descriptor) = (0, 0, -1);
+    // SAFETY: places for two handles and a descriptor; 32 bytes of properties.
+    unsafe {
+        must(
+            "cuMemCreate",
+            (driver.create)(&raw mut own, 2 << 20, &raw const properties, 0),
+        );
+        must(
+            "cuMemExport",
+            (driver.export)(&raw mut descriptor, own, 1, 0),
+        );
+        must("cuMemRelease", (driver.release)(own));
+        let pointer = descriptor as isize as *mut c_void;
+        must(
+            "cuMemImport",
+            (driver.import)(&raw mut imported, pointer, 1),
+        );
+    }
+    // SAFETY: nobody else has it.
+    drop(unsafe { OwnedFd::from_raw_fd(descriptor) });
+}
+
 struct Options {
     steps: u64,
     pause: Duration,
@@ -190,7 +226,7 @@ struct Options {
     wait_at: Option<(u64, String)>,
     kernel_at: Option<(u64, String)>,
     hold_at: Option<(u64, String)>,
-    init_only: bool,
+    import: bool,
 }
 
 impl Options {
@@ -205,7 +241,7 @@ impl Options {
             wait_at: None,
             kernel_at: None,
             hold_at: None,
-            init_only: false,
+            import: false,
         };
         let mut words = std::env::args().skip(1);
         while let Some(word) = words.next() {
@@ -220,7 +256,7 @@ impl Options {
                 "--wait-at" => options.wait_at = Some(at(&value())),
                 "--kernel-at" => options.kernel_at = Some(at(&value())),
                 "--hold-at" => options.hold_at = Some(at(&value())),
-                "--init-only" => options.init_only = true,
+                "--import" => options.import = true,
                 other => panic!("no option {other}"),
             }
         }
@@ -334,8 +370,8 @@ fn main() {
     let driver = Driver::load();
     // SAFETY: the flags must be 0.
     must("cuInit", unsafe { (driver.init)(0) });
-    if options.init_only {
-        return;
+    if options.import {
+        import(&driver);
     }
     let mut gpus = 0;
     // SAFETY: a place for a number.

@@ -15,8 +15,14 @@
 //! - A child that was forked has no CUDA (3). A process without CUDA answers 3, a missing one 304, a wrong state 401.
 //!
 //! What a test sets in the environment is in `card` (GPUs) and `faults` (failures and hanging calls). There are no
-//! kernels: jobs compute on the host between copies. Built by plain `rustc`, without crates, by `tests/common/fake_gpu.rs`.
+//! kernels: jobs compute on the host between copies. `tests/common/fake_gpu.rs` builds it by plain `rustc`.
 #![allow(unsafe_code, reason = "a C library")]
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss,
+    reason = "addresses and lengths are C's words of 64 bits; counts are small"
+)]
 #![allow(non_snake_case, reason = "NVIDIA's names")]
 
 mod c;

@@ -104,9 +104,8 @@ fn attribute(out: *mut c_void, number: c_int, address: u64) -> Answer {
     match number {
         1 => give(out.cast(), current()),
         2 => give(out.cast(), if is_device { 2 } else { 1 }),
-        3 => give(out.cast(), address),
         4 if is_device => Err(INVALID_VALUE),
-        4 => give(out.cast(), address),
+        3 | 4 => give(out.cast(), address),
         8 => give(out.cast(), false),
         9 => give(out.cast(), ordinal(&target)?),
         11 => give(out.cast(), from),

@@ -41,7 +41,9 @@ fn copy_all(process: &Guard) -> Result<Vec<(Id, Place)>, Code> {
         match place {
             Ok(place) => copies.push((*id, place)),
             Err(code) => {
-                copies.iter().for_each(|(_, place)| discard(place));
+                for (_, place) in &copies {
+                    discard(place);
+                }
                 return Err(code);
             }
         }

@@ -65,7 +65,7 @@ fn gpu_of(properties: &Properties) -> Result<usize, Code> {
 
 fn in_units(len: usize) -> Result<u64, Code> {
     let len = len as u64;
-    if len == 0 || len % GRANULARITY != 0 {
+    if len == 0 || !len.is_multiple_of(GRANULARITY) {
         Err(INVALID_VALUE)
     } else {
         Ok(len)
@@ -96,7 +96,7 @@ fn export(descriptor: *mut c_int, handle: Id) -> Answer {
 fn map(at: u64, len: u64, handle: Id) -> Answer {
     let mut process = process();
     let piece = process.piece_of(handle)?;
-    let fits = at % GRANULARITY == 0 && len <= process.memory(piece)?.len;
+    let fits = at.is_multiple_of(GRANULARITY) && len <= process.memory(piece)?.len;
     if !fits || !process.is_reserved(at, len) || !process.is_vacant(at, len) {
         return Err(INVALID_VALUE);
     }
@@ -222,7 +222,7 @@ calls! {
         if flags != 0 || !alignment.is_power_of_two() || address.is_null() {
             return Err(INVALID_VALUE);
         }
-        let hint = if hint % alignment == 0 { hint } else { 0 };
+        let hint = if hint.is_multiple_of(alignment) { hint } else { 0 };
         let at = c::reserve(len, alignment, hint)?;
         process().reservations.insert(at, len);
         give(address, at)
