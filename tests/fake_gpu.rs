@@ -13,7 +13,11 @@ use fake_gpu::FakeGpu;
 /// What the job prints when nobody touches it.
 fn uninterrupted(gpu: &FakeGpu, arguments: &[&str]) -> String {
     let mut job = Command::new(fake_gpu::job());
-    let output = job.args(arguments).envs(gpu.environment()).output().expect("the job starts");
+    let output = job
+        .args(arguments)
+        .envs(gpu.environment())
+        .output()
+        .expect("the job starts");
     assert!(output.status.success(), "{}", errors(&output));
     String::from_utf8(output.stdout).expect("text")
 }
@@ -28,7 +32,16 @@ fn a_gpu_job_that_was_killed_comes_back_and_ends_as_if_nothing_had_happened() {
         return;
     }
     let (place, gpu) = (Place::new(), FakeGpu::new());
-    let job = ["--threads", "2", "--steps", "30", "--pause-ms", "5", "--log", "log"];
+    let job = [
+        "--threads",
+        "2",
+        "--steps",
+        "30",
+        "--pause-ms",
+        "5",
+        "--log",
+        "log",
+    ];
     let program = fake_gpu::job();
     let mut command = place.command(&["--interval", "never", "--"]);
     command.arg(program).args(job).args(["--wait-at", "20:go"]);
@@ -41,6 +54,11 @@ fn a_gpu_job_that_was_killed_comes_back_and_ends_as_if_nothing_had_happened() {
     fs::write(place.file("go"), "").expect("written");
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     let expected = uninterrupted(&FakeGpu::new(), &job[..6]);
-    assert!(place.text("out") == expected, "{}\n{}", place.text("out"), place.text("err"));
+    assert!(
+        place.text("out") == expected,
+        "{}\n{}",
+        place.text("out"),
+        place.text("err")
+    );
     assert_eq!(place.text("log") + "done\n", expected);
 }
