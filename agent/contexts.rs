@@ -64,24 +64,18 @@ fn is_active(device: c_int) -> bool {
     code == driver::SUCCESS && active != 0
 }
 
-/// `cuCtxEnablePeerAccess`: the current device may use the memory of the peer's.
+/// `cuCtxEnablePeerAccess`: the current device may use the memory of the peer's. Where that works for the driver's own
+/// memory but not for ours, the job is told that it does not, and copies another way.
 ///
 /// # Safety
 /// As the driver's function, which is `real`.
 pub unsafe fn enable_peer(real: EnablePeer, peer: usize, flags: c_uint) -> c_int {
     // SAFETY: by the contract above.
     let code = unsafe { real(peer, flags) };
-    if code != driver::SUCCESS || !super::talk::is_ready() {
-        return code;
+    if code == driver::SUCCESS && super::talk::is_ready() && open_to_current(peer).is_err() {
+        return driver::PEER_ACCESS_UNSUPPORTED;
     }
-    match open_to_current(peer) {
-        Ok(()) => driver::SUCCESS,
-        Err(code) => {
-            // SAFETY: enabled above.
-            unsafe { driver::peer_disable(peer) };
-            code
-        }
-    }
+    code
 }
 
 fn open_to_current(peer: usize) -> Result<(), c_int> {

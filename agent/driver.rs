@@ -11,6 +11,7 @@ pub const SUCCESS: c_int = 0;
 pub const INVALID_VALUE: c_int = 1;
 pub const OUT_OF_MEMORY: c_int = 2;
 pub const NOT_INITIALIZED: c_int = 3;
+pub const PEER_ACCESS_UNSUPPORTED: c_int = 217;
 
 /// `CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED`.
 pub const ATTRIBUTE_MAPPING: c_int = 102;
@@ -116,7 +117,6 @@ driver! {
     context_push = c"cuCtxPushCurrent_v2" (context: usize);
     context_pop = c"cuCtxPopCurrent_v2" (context: *mut usize);
     context_synchronize = c"cuCtxSynchronize" ();
-    peer_disable = c"cuCtxDisablePeerAccess" (context: usize);
     primary_retain = c"cuDevicePrimaryCtxRetain" (context: *mut usize, device: c_int);
     primary_release = c"cuDevicePrimaryCtxRelease_v2" (device: c_int);
     primary_state = c"cuDevicePrimaryCtxGetState" (device: c_int, flags: *mut c_uint, active: *mut c_int);

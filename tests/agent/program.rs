@@ -1,0 +1,225 @@
+//! A CUDA program that does what a test writes to its standard input, a line each, and answers with a line.
+//!
+//! It finds the driver by `dlsym`, by `cuGetProcAddress` (first argument), or is linked to it (`--cfg linked`).
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::io::{BufRead, Write};
+use std::mem::transmute;
+use std::sync::OnceLock;
+
+unsafe extern "C" {
+    fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void;
+    fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
+    fn fork() -> c_int;
+    fn waitpid(pid: c_int, status: *mut c_int, options: c_int) -> c_int;
+    fn _exit(code: c_int) -> !;
+}
+
+#[cfg(linked)]
+#[link(name = "cuda")]
+unsafe extern "C" {
+    fn cuMemAlloc_v2(address: *mut u64, len: usize) -> c_int;
+    fn cuMemFree_v2(address: u64) -> c_int;
+    fn cuMemGetAddressRange_v2(base: *mut u64, len: *mut usize, address: u64) -> c_int;
+}
+
+type ProcAddress =
+    unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> c_int;
+
+fn library() -> *mut c_void {
+    static LIBRARY: OnceLock<usize> = OnceLock::new();
+    let open = || unsafe { dlopen(c"libcuda.so.1".as_ptr(), 2) } as usize;
+    *LIBRARY.get_or_init(open) as *mut c_void
+}
+
+/// A function by its exported name; its base name and version for `cuGetProcAddress`.
+fn find(name: &str, base: &str, version: c_int) -> *mut c_void {
+    #[cfg(linked)]
+    match name {
+        "cuMemAlloc_v2" => return cuMemAlloc_v2 as *mut c_void,
+        "cuMemFree_v2" => return cuMemFree_v2 as *mut c_void,
+        "cuMemGetAddressRange_v2" => return cuMemGetAddressRange_v2 as *mut c_void,
+        _ => {}
+    }
+    let text = CString::new(name).unwrap();
+    let found = if std::env::args().nth(1).as_deref() == Some("asking") {
+        let ask = unsafe { dlsym(library(), c"cuGetProcAddress_v2".as_ptr()) };
+        let ask: ProcAddress = unsafe { transmute(ask) };
+        // The runtime asks for the asking function itself.
+        let (mut better, mut found, mut status) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
+        let itself = c"cuGetProcAddress".as_ptr();
+        assert_eq!(unsafe { ask(itself, &mut better, 12000, 0, &mut status) }, 0);
+        let ask: ProcAddress = unsafe { transmute(better) };
+        let base = CString::new(base).unwrap();
+        assert_eq!(unsafe { ask(base.as_ptr(), &mut found, version, 0, &mut status) }, 0);
+        found
+    } else {
+        unsafe { dlsym(library(), text.as_ptr()) }
+    };
+    assert!(!found.is_null(), "{name}");
+    found
+}
+
+macro_rules! cuda {
+    ($($name:ident $symbol:literal $base:literal $version:literal ($($argument:ident: $type:ty),*);)*) => {
+        $(fn $name($($argument: $type),*) -> c_int {
+            static FOUND: OnceLock<usize> = OnceLock::new();
+            let found = *FOUND.get_or_init(|| find($symbol, $base, $version) as usize);
+            let function: unsafe extern "C" fn($($type),*) -> c_int = unsafe { transmute(found) };
+            unsafe { function($($argument),*) }
+        })*
+    };
+}
+
+cuda! {
+    init "cuInit" "cuInit" 2000 (flags: u32);
+    retain "cuDevicePrimaryCtxRetain" "cuDevicePrimaryCtxRetain" 7000 (context: *mut usize, device: c_int);
+    reset "cuDevicePrimaryCtxReset_v2" "cuDevicePrimaryCtxReset" 11000 (device: c_int);
+    create "cuCtxCreate_v2" "cuCtxCreate" 3020 (context: *mut usize, flags: u32, device: c_int);
+    destroy "cuCtxDestroy_v2" "cuCtxDestroy" 4000 (context: usize);
+    set_current "cuCtxSetCurrent" "cuCtxSetCurrent" 4000 (context: usize);
+    enable_peer "cuCtxEnablePeerAccess" "cuCtxEnablePeerAccess" 4000 (context: usize, flags: u32);
+    alloc "cuMemAlloc_v2" "cuMemAlloc" 3020 (address: *mut u64, len: usize);
+    free "cuMemFree_v2" "cuMemFree" 3020 (address: u64);
+    range "cuMemGetAddressRange_v2" "cuMemGetAddressRange" 3020 (base: *mut u64, len: *mut usize, address: u64);
+    upload "cuMemcpyHtoD_v2" "cuMemcpyHtoD" 3020 (address: u64, from: *const c_void, len: usize);
+    download "cuMemcpyDtoH_v2" "cuMemcpyDtoH" 3020 (to: *mut c_void, address: u64, len: usize);
+}
+
+fn pattern(len: usize, seed: u64) -> Vec<u64> {
+    (0..len as u64 / 8).map(|index| (index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15 ^ seed)).collect()
+}
+
+fn write(address: u64, len: usize, seed: u64) -> c_int {
+    upload(address, pattern(len, seed).as_ptr().cast(), len)
+}
+
+fn is_same(address: u64, len: usize, seed: u64) -> bool {
+    let mut found = vec![0u64; len / 8];
+    download(found.as_mut_ptr().cast(), address, len) == 0 && found == pattern(len, seed)
+}
+
+fn allocate(len: usize) -> (c_int, u64) {
+    let mut address = 0;
+    (alloc(&mut address, len), address)
+}
+
+/// Threads that allocate, write, check and free; how many of the checks failed.
+fn churn(threads: u64, rounds: u64, context: usize) -> u64 {
+    let one = move |thread: u64| {
+        set_current(context);
+        let mut bad = 0;
+        for round in 0..rounds {
+            let len = (2 + (thread + round) as usize % 3) << 20;
+            let (code, address) = allocate(len);
+            let seed = thread << 32 | round;
+            let good = code == 0 && write(address, len, seed) == 0 && is_same(address, len, seed);
+            bad += u64::from(!good || free(address) != 0);
+        }
+        bad
+    };
+    let threads: Vec<_> = (0..threads).map(|thread| std::thread::spawn(move || one(thread))).collect();
+    threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+}
+
+/// Descriptors, by what they are.
+fn descriptors() -> String {
+    let names = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let links = names.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+    let count = |what: &str, links: &[String]| links.iter().filter(|link| link.contains(what)).count();
+    let links: Vec<String> = links.map(|link| link.display().to_string()).collect();
+    format!("memory {} sockets {}", count("/d0-", &links) + count("/d1-", &links), count("socket:", &links))
+}
+
+/// In a child: what it can do with its parent's memory.
+fn forked(address: u64) -> String {
+    let child = unsafe { fork() };
+    if child == 0 {
+        let answer = format!("free {} alloc {} {}", free(address), allocate(4 << 20).0, descriptors());
+        std::fs::write(format!("/tmp/agent-fork-{}", std::process::id()), answer).unwrap();
+        unsafe { _exit(0) };
+    }
+    let mut status = 0;
+    unsafe { waitpid(child, &mut status, 0) };
+    let path = format!("/tmp/agent-fork-{child}");
+    let answer = std::fs::read_to_string(&path).unwrap_or_default();
+    let _ = std::fs::remove_file(path);
+    format!("{status} {answer}")
+}
+
+fn symbol_of_all(name: &str) -> bool {
+    let name = CString::new(name).unwrap();
+    !unsafe { dlsym(std::ptr::null_mut(), name.as_ptr()) }.is_null()
+}
+
+fn main() {
+    let mut contexts: HashMap<u64, usize> = HashMap::new();
+    for line in std::io::stdin().lock().lines() {
+        let line = line.unwrap();
+        let words: Vec<&str> = line.split(' ').collect();
+        let number = |index: usize| words[index].parse::<u64>().unwrap();
+        let answer = match words[0] {
+            "global" => symbol_of_all(words[1]).to_string(),
+            "init" => {
+                let code = init(0);
+                let mut context = 0;
+                let retained = retain(&mut context, 0);
+                contexts.insert(0, context);
+                format!("{code} {retained} {}", set_current(context))
+            }
+            "context" => {
+                let mut context = 0;
+                let code = create(&mut context, 0, number(2) as c_int);
+                contexts.insert(number(1), context);
+                code.to_string()
+            }
+            "enter" => set_current(contexts.get(&number(1)).copied().unwrap_or(0)).to_string(),
+            "destroy" => destroy(contexts[&number(1)]).to_string(),
+            "reset" => reset(number(1) as c_int).to_string(),
+            "peer" => enable_peer(contexts[&number(1)], 0).to_string(),
+            "alloc" => {
+                let (code, address) = allocate(number(1) as usize);
+                format!("{code} {address}")
+            }
+            "free" => free(number(1)).to_string(),
+            "write" => write(number(1), number(2) as usize, number(3)).to_string(),
+            "check" => is_same(number(1), number(2) as usize, number(3)).to_string(),
+            "range" => {
+                let (mut base, mut len) = (0, 0);
+                let code = range(&mut base, &mut len, number(1));
+                format!("{code} {base} {len}")
+            }
+            // In another thread, which may hang; the answer comes later.
+            "later-alloc" => {
+                let (context, len) = (contexts[&0], number(1) as usize);
+                std::thread::spawn(move || {
+                    set_current(context);
+                    let (code, address) = allocate(len);
+                    println!("later {code} {address}");
+                });
+                "begun".to_owned()
+            }
+            "churn" => churn(number(1), number(2), contexts[&0]).to_string(),
+            "fork" => forked(number(1)),
+            "descriptors" => descriptors(),
+            "exec" => {
+                use std::os::unix::process::CommandExt;
+                println!("executing");
+                let mut itself = std::process::Command::new("/proc/self/exe");
+                panic!("{}", itself.args(std::env::args().skip(1)).exec());
+            }
+            "cost" => {
+                let (name, rounds) = (CString::new(words[1]).unwrap(), number(2));
+                let begun = std::time::Instant::now();
+                for _ in 0..rounds {
+                    unsafe { dlsym(library(), name.as_ptr()) };
+                }
+                format!("{} ns", begun.elapsed().as_nanos() as u64 / rounds)
+            }
+            other => panic!("{other}"),
+        };
+        println!("{answer}");
+        std::io::stdout().flush().unwrap();
+    }
+}
