@@ -60,8 +60,8 @@ impl HandOver {
         } else {
             Err(Failure::Refused)
         };
-        // No context of the job's stays with this thread.
-        if SEGMENTS.load(Ordering::Relaxed) != 0 {
+        // No context of the job's stays with this thread. A HELLO comes at any time, also while calls to the driver wait.
+        if request.kind != wire::HELLO && SEGMENTS.load(Ordering::Relaxed) != 0 {
             // SAFETY: makes none current.
             unsafe { driver::context_set(0) };
         }
