@@ -18,12 +18,12 @@ class Meter:
     """Watches from its making until `end`.
 
     The machine's share is what MemAvailable sinks by: it counts pinned memory and tmpfs, not page cache.
-    Of ckpt-run it is the resident memory of all processes that run `binary` under `pid`, its helpers and copiers
+    Of ckpt-run it is the resident memory of all processes with the program of `pid` under it, its helpers and copiers
     included.
     """
 
-    def __init__(self, pid=None, binary=None):
-        self.pid, self.binary = pid, binary
+    def __init__(self, pid=None):
+        self.pid = pid
         self.before, self.lowest, self.own = available_kib(), available_kib(), 0
         self.over = threading.Event()
         self.thread = threading.Thread(target=self._watch, daemon=True)
@@ -38,7 +38,7 @@ class Meter:
 
     def _is_own(self, pid):
         try:
-            return os.path.samefile(f"/proc/{pid}/exe", self.binary)
+            return os.path.samefile(f"/proc/{pid}/exe", f"/proc/{self.pid}/exe")
         except OSError:
             return False
 

@@ -50,7 +50,7 @@ class Session:
             settings=settings,
             launcher=launcher,
         )
-        self.meter = meter.Meter(self.run.pid, context.tools.bin)
+        self.meter = meter.Meter(self.run.pid)
 
     def __enter__(self):
         return self
