@@ -135,10 +135,9 @@ pub unsafe extern "C" fn pick(handle: usize, name: *const c_char) -> Picked {
     let Some(index) = HOOKS.iter().position(|hook| hook.symbol == name) else {
         return onwards;
     };
-    if !is_on() {
-        return onwards;
-    }
     let own = find_own(index);
+    // Switched off, our symbols are still there, and must not be what is found.
+    let ours = || if is_on() { ours(index) } else { own };
     let next = || real(RTLD_NEXT, name);
     let found = match handle {
         RTLD_NEXT if !own.is_null() => return onwards,
@@ -153,8 +152,8 @@ pub unsafe extern "C" fn pick(handle: usize, name: *const c_char) -> Picked {
         },
     };
     let answer = match found {
-        found if found.is_null() && handle == RTLD_DEFAULT && !own.is_null() => ours(index),
-        found if found == own && !own.is_null() => ours(index),
+        found if found.is_null() && handle == RTLD_DEFAULT && !own.is_null() => ours(),
+        found if found == own && !own.is_null() => ours(),
         found => found,
     };
     Picked {

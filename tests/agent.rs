@@ -358,9 +358,14 @@ fn without_a_token_nothing_is_done() {
 #[test]
 fn looking_for_the_driver_everywhere_finds_it_only_where_it_is() {
     let gpu = FakeGpu::new();
-    let mut job = Job::new(&gpu, Way::Looking);
-    assert_eq!(job.ask("global cuMemAlloc_v2"), "false");
-    assert_eq!(job.ask("global malloc"), "true");
+    let token = Token::random().unwrap();
+    let mut set = environment(library(), &token, None);
+    for _ in 0..2 {
+        let mut job = Job::with(&gpu, Way::Looking, token, &set);
+        assert_eq!(job.ask("global cuMemAlloc_v2"), "false");
+        assert_eq!(job.ask("global malloc"), "true");
+        set.truncate(1);
+    }
     let mut job = Job::new(&gpu, Way::Linked);
     assert_eq!(job.ask("global cuMemAlloc_v2"), "true");
     assert_eq!(job.ask("global cuNothing"), "false");
