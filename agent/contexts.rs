@@ -86,7 +86,9 @@ fn open_to_current(peer: usize) -> Result<(), c_int> {
     for entry in state.table.entries() {
         if entry.device == owner && entry.mapped {
             // SAFETY: the entry is mapped there.
-            check(unsafe { driver::set_access(entry.address, length(entry), &raw const access, 1) })?;
+            check(unsafe {
+                driver::set_access(entry.address, length(entry), &raw const access, 1)
+            })?;
         }
     }
     state.add_peer(owner, device);

@@ -90,7 +90,7 @@ pub fn receive(socket: c_int) -> Result<Incoming, c_int> {
     let mut control = [0u64; CONTROL_WORDS];
     let mut message = Message {
         name: (&raw mut incoming.from).cast(),
-        name_len: size_of::<Address>() as u32,
+        name_len: sys::ADDRESS_LEN,
         pieces: &raw mut piece,
         pieces_len: 1,
         control: control.as_mut_ptr().cast(),
@@ -178,7 +178,11 @@ pub fn send(socket: c_int, to: &Incoming, answer: &Outgoing) -> bool {
         name_len: to.from_len,
         pieces: pieces.as_mut_ptr(),
         pieces_len: pieces.len(),
-        control: if count == 0 { ptr::null_mut() } else { control.cast() },
+        control: if count == 0 {
+            ptr::null_mut()
+        } else {
+            control.cast()
+        },
         control_len: if count == 0 { 0 } else { (head.len + 7) & !7 },
         flags: 0,
     };
@@ -235,7 +239,10 @@ impl Name {
     /// `None` when there is no more room.
     pub fn push(&mut self, bytes: &[u8]) -> Option<()> {
         let end = self.len.checked_add(bytes.len())?;
-        self.address.path.get_mut(self.len..end)?.copy_from_slice(bytes);
+        self.address
+            .path
+            .get_mut(self.len..end)?
+            .copy_from_slice(bytes);
         self.len = end;
         Some(())
     }
@@ -253,7 +260,7 @@ impl Name {
 pub fn address(write: impl FnOnce(&mut Name) -> Option<()>) -> Option<(Address, u32)> {
     let mut name = Name {
         address: Address {
-            family: sys::AF_UNIX as u16,
+            family: u16::try_from(sys::AF_UNIX).ok()?,
             path: [0; 108],
         },
         // An abstract name begins with a zero.

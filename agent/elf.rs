@@ -83,7 +83,8 @@ pub fn find(name: &CStr) -> *mut c_void {
 /// Called by `dl_iterate_phdr` with what it promises, and a [`Search`].
 unsafe extern "C" fn visit(object: *const c_void, _len: usize, search: *mut c_void) -> c_int {
     // SAFETY: by the contract above.
-    let (object, search) = unsafe { (&*object.cast::<Object>(), &mut *search.cast::<Search<'_>>()) };
+    let (object, search) =
+        unsafe { (&*object.cast::<Object>(), &mut *search.cast::<Search<'_>>()) };
     if object.segments.is_null() {
         return 0;
     }

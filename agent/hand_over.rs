@@ -326,7 +326,8 @@ fn undo(state: &mut State, code: c_int) -> Failure {
 
 fn import(descriptor: c_int) -> Result<u64, c_int> {
     let mut handle = 0;
-    let value: *mut c_void = ptr::without_provenance_mut(descriptor as usize);
+    let value: *mut c_void =
+        ptr::without_provenance_mut(usize::try_from(descriptor).unwrap_or(usize::MAX));
     // SAFETY: there is room for the answer; the driver takes the number itself.
     check(unsafe { driver::import(&raw mut handle, value, driver::DESCRIPTOR) })?;
     Ok(handle)
@@ -357,7 +358,8 @@ fn take_back(state: &mut State, position: usize, descriptor: c_int) -> Result<()
 fn let_go(state: &mut State, position: usize) {
     let entry = &mut state.table.entries_mut()[position];
     // SAFETY: mapped there, and nothing used it yet.
-    let done = enter(entry).and_then(|()| check(unsafe { driver::unmap(entry.address, length(entry)) }));
+    let done =
+        enter(entry).and_then(|()| check(unsafe { driver::unmap(entry.address, length(entry)) }));
     if done.is_ok() {
         // SAFETY: ours, not mapped, and given up here.
         unsafe { driver::release(entry.handle) };
@@ -408,7 +410,8 @@ fn probe_device(state: &mut State, entry: &Entry) -> Result<(), c_int> {
         if entry.mapped {
             let access = Access::full(entry.device);
             // SAFETY: mapped there.
-            code = unsafe { driver::set_access(entry.address, length(entry), &raw const access, 1) };
+            code =
+                unsafe { driver::set_access(entry.address, length(entry), &raw const access, 1) };
         }
     }
     // SAFETY: nothing is mapped there any more.

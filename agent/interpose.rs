@@ -53,6 +53,10 @@ pub struct Picked {
 }
 
 type Pointers = [AtomicPtr<c_void>; COUNT];
+#[allow(
+    clippy::declare_interior_mutable_const,
+    reason = "what three statics begin with"
+)]
 const NONE: Pointers = [const { AtomicPtr::new(ptr::null_mut()) }; COUNT];
 /// The driver's own, as its symbol table has them.
 static OWN: Pointers = NONE;
@@ -121,7 +125,9 @@ pub unsafe extern "C" fn pick(handle: usize, name: *const c_char) -> Picked {
         onwards: real_dlsym() as *mut c_void,
     };
     // SAFETY: by the contract above; `or` reads the second byte only where the first is no zero.
-    if unsafe { name.is_null() || *name != b'c'.cast_signed() || *name.add(1) != b'u'.cast_signed() } {
+    if unsafe {
+        name.is_null() || *name != b'c'.cast_signed() || *name.add(1) != b'u'.cast_signed()
+    } {
         return onwards;
     }
     // SAFETY: by the contract above.
@@ -129,10 +135,9 @@ pub unsafe extern "C" fn pick(handle: usize, name: *const c_char) -> Picked {
     let Some(index) = HOOKS.iter().position(|hook| hook.symbol == name) else {
         return onwards;
     };
-    if !is_on() {
-        return onwards;
-    }
     let own = find_own(index);
+    // Switched off, our symbols are still there, and must not be what is found.
+    let ours = || if is_on() { ours(index) } else { own };
     let next = || real(RTLD_NEXT, name);
     let found = match handle {
         RTLD_NEXT if !own.is_null() => return onwards,
@@ -147,8 +152,8 @@ pub unsafe extern "C" fn pick(handle: usize, name: *const c_char) -> Picked {
         },
     };
     let answer = match found {
-        found if found.is_null() && handle == RTLD_DEFAULT && !own.is_null() => ours(index),
-        found if found == own && !own.is_null() => ours(index),
+        found if found.is_null() && handle == RTLD_DEFAULT && !own.is_null() => ours(),
+        found if found == own && !own.is_null() => ours(),
         found => found,
     };
     Picked {
@@ -246,7 +251,11 @@ pub fn linked(index: usize) -> *mut c_void {
         next if next.is_null() || next == own => own,
         next => next,
     };
-    let target = if target == own && !own.is_null() { ours(index) } else { target };
+    let target = if target == own && !own.is_null() {
+        ours(index)
+    } else {
+        target
+    };
     LINKED[index].store(target, Ordering::Release);
     target
 }

@@ -28,6 +28,9 @@ mod wire;
 
 /// In the place of the C library's: gives out our functions, or goes on as if the caller had jumped there, for
 /// `RTLD_NEXT` and `RTLD_DEFAULT` depend on who calls.
+///
+/// # Safety
+/// As `dlsym`, whose arguments it takes.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
@@ -49,6 +52,9 @@ pub unsafe extern "C" fn dlsym() {
     )
 }
 
+/// See above.
+///
+/// # Safety
 /// See above.
 #[cfg(target_arch = "aarch64")]
 #[unsafe(no_mangle)]

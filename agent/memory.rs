@@ -124,13 +124,14 @@ fn make(state: &State, mut entry: Entry, rdma: bool) -> Result<Entry, c_int> {
     check(unsafe { driver::reserve(&raw mut entry.address, len, 0, 0, 0) })?;
     let properties = Properties::new(entry.device, rdma);
     // SAFETY: there is room for the answer, and the properties are whole.
-    let made = check(unsafe { driver::create(&raw mut entry.handle, len, &raw const properties, 0) })
-        .and_then(|()| {
-            map(state, &mut entry).inspect_err(|_| {
-                // SAFETY: the handle is ours and not mapped.
-                unsafe { driver::release(entry.handle) };
-            })
-        });
+    let made =
+        check(unsafe { driver::create(&raw mut entry.handle, len, &raw const properties, 0) })
+            .and_then(|()| {
+                map(state, &mut entry).inspect_err(|_| {
+                    // SAFETY: the handle is ours and not mapped.
+                    unsafe { driver::release(entry.handle) };
+                })
+            });
     if let Err(code) = made {
         // SAFETY: nothing is mapped there.
         unsafe { driver::address_free(entry.address, len) };
@@ -288,7 +289,11 @@ impl State {
                 let mut len = 0;
                 // SAFETY: there is room for the answer, and the properties are whole.
                 check(unsafe {
-                    driver::granularity(&raw mut len, &raw const properties, driver::GRANULARITY_MINIMUM)
+                    driver::granularity(
+                        &raw mut len,
+                        &raw const properties,
+                        driver::GRANULARITY_MINIMUM,
+                    )
                 })
                 .ok()?;
                 known.granularity = len;

@@ -60,9 +60,11 @@ pub struct Limit {
 
 const _: () = assert!(size_of::<Message>() == 56);
 const _: () = assert!(size_of::<ControlHead>() == 16);
-const _: () = assert!(size_of::<Address>() == 110);
+const _: () = assert!(size_of::<Address>() == ADDRESS_LEN as usize);
 
 pub const AF_UNIX: c_int = 1;
+/// Length of an [`Address`].
+pub const ADDRESS_LEN: c_uint = 110;
 pub const SOCK_DGRAM: c_int = 2;
 pub const SOCK_CLOEXEC: c_int = 0o2_000_000;
 pub const SOL_SOCKET: c_int = 1;

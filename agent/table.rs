@@ -53,6 +53,10 @@ pub struct Table {
 }
 
 impl Table {
+    #[allow(
+        clippy::large_stack_arrays,
+        reason = "for statics: computed when compiled"
+    )]
     pub const fn new() -> Self {
         // All zeros but the descriptors would put the table in .data; see `insert` for what makes the rest valid.
         Self {

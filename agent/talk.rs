@@ -48,7 +48,11 @@ type AtFork =
 /// Whether the driver has all that the agent needs, and nothing failed yet.
 pub fn is_ready() -> bool {
     if STAGE.load(Ordering::Acquire) == UNTRIED {
-        let stage = if driver::load(interpose::symbol) { READY } else { FAILED };
+        let stage = if driver::load(interpose::symbol) {
+            READY
+        } else {
+            FAILED
+        };
         let _ = STAGE.compare_exchange(UNTRIED, stage, Ordering::AcqRel, Ordering::Relaxed);
     }
     matches!(STAGE.load(Ordering::Acquire), READY | STARTED)
@@ -111,7 +115,11 @@ fn open_socket() -> Option<c_int> {
 fn watch_forks() -> Option<()> {
     // glibc has `pthread_atfork` in a part that is linked into programs; this is what that calls.
     let register = elf::find(c"__register_atfork");
-    let register = if register.is_null() { elf::find(c"pthread_atfork") } else { register };
+    let register = if register.is_null() {
+        elf::find(c"pthread_atfork")
+    } else {
+        register
+    };
     if register.is_null() {
         return None;
     }
@@ -189,7 +197,11 @@ extern "C" fn run(_: *mut c_void) -> *mut c_void {
 fn is_from_supervisor(incoming: &Incoming) -> bool {
     // SAFETY: has no arguments.
     let own = unsafe { sys::geteuid() };
-    let may_ask = incoming.sender.is_some_and(|sender| sender.uid == 0 || sender.uid == own);
+    let may_ask = incoming
+        .sender
+        .is_some_and(|sender| sender.uid == 0 || sender.uid == own);
     may_ask
-        && incoming.request().is_some_and(|request: Request| request.magic == MAGIC)
+        && incoming
+            .request()
+            .is_some_and(|request: Request| request.magic == MAGIC)
 }

@@ -27,7 +27,7 @@ pub const TOKEN_LEN: usize = 32;
 /// An agent's socket has the abstract name PREFIX, token, "/", pid as the process itself sees it, decimal.
 pub const NAME_PREFIX: &str = "ckpt-run-agent/";
 
-/// Most segments, and descriptors, in a datagram; Linux takes 253 descriptors (SCM_MAX_FD).
+/// Most segments, and descriptors, in a datagram; Linux takes 253 descriptors (`SCM_MAX_FD`).
 pub const BATCH_MAX: usize = 64;
 
 /// Kinds of requests.

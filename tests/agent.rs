@@ -1,4 +1,5 @@
 //! The agent in real processes, on the fake GPU: what a program sees of it, and what the supervisor gets from it.
+#![allow(unsafe_code, reason = "stops threads by ptrace")]
 
 #[path = "common/fake_gpu.rs"]
 mod fake_gpu;
@@ -13,9 +14,12 @@ use std::time::Duration;
 
 use ckpt_run::resident::{Agent, AgentError, Channel, Held, Hello, Token, environment, install};
 use fake_gpu::FakeGpu;
+use nix::libc;
 
 /// Longest wait for anything.
 const LIMIT: Duration = Duration::from_secs(20);
+/// Long for a driver that nobody holds.
+const A_MOMENT: Duration = Duration::from_millis(40);
 /// Shortest that shows that nothing comes.
 const SOON: Duration = Duration::from_millis(300);
 const MIB: usize = 1 << 20;
@@ -354,9 +358,14 @@ fn without_a_token_nothing_is_done() {
 #[test]
 fn looking_for_the_driver_everywhere_finds_it_only_where_it_is() {
     let gpu = FakeGpu::new();
-    let mut job = Job::new(&gpu, Way::Looking);
-    assert_eq!(job.ask("global cuMemAlloc_v2"), "false");
-    assert_eq!(job.ask("global malloc"), "true");
+    let token = Token::random().unwrap();
+    let mut set = environment(library(), &token, None);
+    for _ in 0..2 {
+        let mut job = Job::with(&gpu, Way::Looking, token, &set);
+        assert_eq!(job.ask("global cuMemAlloc_v2"), "false");
+        assert_eq!(job.ask("global malloc"), "true");
+        set.truncate(1);
+    }
     let mut job = Job::new(&gpu, Way::Linked);
     assert_eq!(job.ask("global cuMemAlloc_v2"), "true");
     assert_eq!(job.ask("global cuNothing"), "false");
@@ -387,31 +396,50 @@ fn a_thread_inside_the_agent_makes_it_busy_and_loses_nothing() {
     let mut job = Job::ready(&gpu, Way::Looking);
     job.alloc(4 * MIB);
     let gate = gpu.folder().join("gate");
-    std::fs::write(
-        gpu.folder().join("hang"),
-        format!("cuMemCreate:0:{}", gate.display()),
-    )
-    .unwrap();
+    let rule = format!("cuMemCreate:2:{}", gate.display());
+    std::fs::write(gpu.folder().join("hang"), rule).unwrap();
     assert_eq!(job.ask(&format!("later-alloc {}", 6 * MIB)), "begun");
-    let mut channel = Channel::bind().unwrap();
-    let mut agent = job.agent(&mut channel);
-    // It is on its way there: free and busy are both right until it has arrived.
-    while agent.probe(SOON).is_ok() {}
-    let probed = agent.probe(SOON);
-    if matches!(probed, Err(AgentError::Busy { .. })) {
-        assert!(matches!(agent.release(LIMIT), Err(AgentError::Busy { .. })));
-    } else {
-        assert!(
-            matches!(probed, Err(AgentError::TimedOut { .. })),
-            "{probed:?}"
-        );
-    }
+    // Until the thread has arrived the answer is another.
+    let busy = loop {
+        let mut channel = Channel::bind().unwrap();
+        match job.agent(&mut channel).release(LIMIT) {
+            Ok(held) => job.map(&held),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(busy, AgentError::Busy { .. }), "{busy}");
+    let probed = job.agent(&mut Channel::bind().unwrap()).probe(LIMIT);
+    assert!(matches!(probed, Err(AgentError::Busy { .. })), "{probed:?}");
     std::fs::write(&gate, "").unwrap();
     let later = job.hear();
     assert!(later.starts_with("later 0 "), "{later}");
     let held = job.release();
     assert_eq!(held.len(), 2);
     job.map(&held);
+}
+
+#[test]
+fn what_came_too_late_is_kept_for_the_next_to_ask() {
+    let gpu = FakeGpu::new();
+    let mut job = Job::ready(&gpu, Way::Looking);
+    let address = job.alloc(4 * MIB);
+    job.alloc(6 * MIB);
+    job.ask(&format!("write {address} {} 4", 4 * MIB));
+    let gate = gpu.folder().join("gate");
+    let rule = format!("cuMemUnmap:0:{}", gate.display());
+    std::fs::write(gpu.folder().join("hang"), rule).unwrap();
+    let mut channel = Channel::bind().unwrap();
+    let mut agent = job.agent(&mut channel);
+    for _ in 0..2 {
+        let late = agent.release(SOON);
+        assert!(matches!(late, Err(AgentError::TimedOut { .. })), "{late:?}");
+    }
+    std::fs::write(&gate, "").unwrap();
+    assert!(agent.hello(LIMIT).unwrap().unwrap().released);
+    let held = agent.release(LIMIT).unwrap();
+    assert_eq!(held.len(), 2);
+    agent.map(&held, LIMIT).unwrap();
+    assert_eq!(job.ask(&format!("check {address} {} 4", 4 * MIB)), "true");
 }
 
 #[test]
@@ -596,28 +624,84 @@ fn another_program_in_the_same_process_begins_anew() {
     assert_eq!(job.segments(), 1);
 }
 
+/// All threads of a process but one, stopped as the supervisor stops them; let go on drop.
+struct Stopped(Vec<i32>);
+
+impl Stopped {
+    fn all_but(pid: i32, thread: i32) -> Self {
+        let mut stopped = Self(Vec::new());
+        // A thread may start another until it is stopped itself.
+        loop {
+            let known = stopped.0.len();
+            for entry in std::fs::read_dir(format!("/proc/{pid}/task"))
+                .unwrap()
+                .flatten()
+            {
+                let found: i32 = entry.file_name().to_str().unwrap().parse().unwrap();
+                if found != thread && !stopped.0.contains(&found) {
+                    stopped.stop(found);
+                }
+            }
+            if stopped.0.len() == known {
+                return stopped;
+            }
+        }
+    }
+
+    fn stop(&mut self, thread: i32) {
+        // SAFETY: none of these requests reads or writes memory of ours.
+        unsafe {
+            // One that has just ended is no matter.
+            if libc::ptrace(libc::PTRACE_SEIZE, thread, 0, 0) == 0 {
+                libc::ptrace(libc::PTRACE_INTERRUPT, thread, 0, 0);
+                let mut status = 0;
+                libc::waitpid(thread, &raw mut status, libc::__WALL);
+                if libc::WIFSTOPPED(status) {
+                    self.0.push(thread);
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        for thread in &self.0 {
+            // SAFETY: as above.
+            unsafe { libc::ptrace(libc::PTRACE_DETACH, *thread, 0, 0) };
+        }
+    }
+}
+
 #[test]
 fn many_threads_keep_their_memory_through_many_releases() {
     let gpu = FakeGpu::with(1, 4096);
     let mut job = Job::ready(&gpu, Way::Asking);
     job.alloc(2 * MIB);
-    job.tell("churn 8 60");
-    let mut released = 0;
-    loop {
+    let thread = job.hello().unwrap().thread;
+    job.tell("churn 6 30");
+    let (mut released, mut refused) = (0, 0);
+    let answer = loop {
         if let Ok(answer) = job.lines.try_recv() {
-            assert_eq!(answer, "0");
-            break;
+            break answer;
         }
         let mut channel = Channel::bind().unwrap();
         let mut agent = job.agent(&mut channel);
-        // Threads are stopped by a signal here, as the supervisor stops them by ptrace.
-        nix::sys::signal::kill(nix::unistd::Pid::from_raw(job.pid()), None).unwrap();
-        assert!(
-            agent.probe(LIMIT).is_ok()
-                || matches!(agent.probe(LIMIT), Ok(()) | Err(AgentError::Busy { .. }))
-        );
-        released += 1;
-    }
+        let stopped = Stopped::all_but(job.pid(), thread);
+        match agent.probe(A_MOMENT) {
+            Ok(()) => {
+                let held = agent.release(LIMIT).unwrap();
+                agent.map(&held, LIMIT).unwrap();
+                released += 1;
+            }
+            Err(AgentError::Busy { .. } | AgentError::TimedOut { .. }) => refused += 1,
+            Err(other) => panic!("{other}"),
+        }
+        drop(stopped);
+        agent.hello(LIMIT).unwrap();
+    };
+    eprintln!("{released} releases, {refused} times a thread was inside");
+    assert_eq!(answer, "0");
     assert!(released > 0);
     assert_eq!(job.segments(), 1);
 }

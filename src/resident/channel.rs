@@ -7,7 +7,6 @@
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::ptr;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -156,22 +155,24 @@ unsafe fn read_control(message: &libc::msghdr, datagram: &mut Datagram) {
         let (control, data) = unsafe { (*head, libc::CMSG_DATA(head)) };
         // SAFETY: adds up lengths.
         let empty = unsafe { libc::CMSG_LEN(0) } as usize;
+        #[allow(clippy::unnecessary_cast, reason = "not a usize in every C library")]
         let len = (control.cmsg_len as usize).saturating_sub(empty);
+        // SAFETY: the kernel has written so many bytes behind the head.
+        let body = unsafe { std::slice::from_raw_parts(data, len) };
+        let (words, _) = body.as_chunks();
         match (control.cmsg_level, control.cmsg_type) {
             (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
-                for index in 0..len / size_of::<RawFd>() {
-                    // SAFETY: within the data.
-                    let number = unsafe { ptr::read_unaligned(data.cast::<RawFd>().add(index)) };
+                for number in words.iter().copied().map(RawFd::from_ne_bytes) {
                     // SAFETY: the kernel has just installed it for us.
-                    datagram
-                        .descriptors
-                        .push(unsafe { OwnedFd::from_raw_fd(number) });
+                    let descriptor = unsafe { OwnedFd::from_raw_fd(number) };
+                    datagram.descriptors.push(descriptor);
                 }
             }
-            (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) if len >= size_of::<libc::ucred>() => {
-                // SAFETY: within the data.
-                let sender = unsafe { ptr::read_unaligned(data.cast::<libc::ucred>()) };
-                datagram.uid = sender.uid;
+            // A `ucred`: pid, uid, gid.
+            (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) => {
+                datagram.uid = words
+                    .get(1)
+                    .map_or(u32::MAX, |word| u32::from_ne_bytes(*word));
             }
             _ => {}
         }
