@@ -58,7 +58,7 @@ pub unsafe fn get_handle(real: Get, handle: *mut IpcHandle, address: u64) -> c_i
     // What was opened here is not passed on, as with the driver's own.
     let Some(entry) = entry.filter(|entry| entry.owner == 0 && !handle.is_null()) else {
         // SAFETY: by the contract above.
-        return unsafe { real(handle, address) };
+        return shared(unsafe { real(handle, address) });
     };
     SHARES.store(true, Ordering::Relaxed);
     let ours = IpcHandle {
@@ -74,12 +74,23 @@ pub unsafe fn get_handle(real: Get, handle: *mut IpcHandle, address: u64) -> c_i
     driver::SUCCESS
 }
 
+/// Memory of the driver's own was shared, if that succeeded: the supervisor has to hear of it.
+fn shared(code: c_int) -> c_int {
+    if code == driver::SUCCESS && talk::is_ready() {
+        SHARES.store(true, Ordering::Relaxed);
+        let _state = STATE.lock();
+        // Without the thread nobody hears of it, and the job goes on as it would without us.
+        let _ = talk::start();
+    }
+    code
+}
+
 /// # Safety
 /// As `cuIpcOpenMemHandle_v2`, which is `real`.
 pub unsafe fn open_handle(real: Open, out: *mut u64, handle: IpcHandle, flags: c_uint) -> c_int {
     if handle.magic != HANDLE_MAGIC || handle.token != interpose::token() {
         // SAFETY: by the contract above.
-        return unsafe { real(out, handle, flags) };
+        return shared(unsafe { real(out, handle, flags) });
     }
     if out.is_null() || flags != LAZY_PEERS {
         return driver::INVALID_VALUE;

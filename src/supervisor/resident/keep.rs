@@ -224,13 +224,18 @@ impl Kept {
         for index in 0..self.processes.len() {
             let process = &mut self.processes[index];
             let mut agent = self.channel.agent(&self.token, process.pid);
-            let released = agent
-                .probe(PROBE_LIMIT)
-                .and_then(|()| agent.release(HANDLE_LIMIT));
+            let pid = process.pid;
+            let released = agent.probe(PROBE_LIMIT).and_then(|()| {
+                let first = agent.release(HANDLE_LIMIT);
+                // What came before the time was over is with this agent, and it alone: asked again, it has all.
+                match first {
+                    Err(AgentError::TimedOut { .. }) => agent.release(HANDLE_LIMIT),
+                    done => done,
+                }
+            });
             match released {
                 Ok(held) => process.held = held,
                 Err(source) => {
-                    let pid = process.pid;
                     self.give_back()?;
                     return Err(ResidentError::Agent { pid, source });
                 }
