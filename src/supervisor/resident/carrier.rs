@@ -4,13 +4,15 @@
 //! GPU ─▶ copier's lane ─▶ pipe ─▶ stream of the image        a part of a segment at a time, and back
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
@@ -25,6 +27,9 @@ use crate::resident::{Held, Segment};
 const LANES_MAX: usize = 8;
 /// A lane's pipe; the default of 64 KiB costs a factor of five.
 const PIPE_BYTES: i32 = 1 << 20;
+/// For one part to go through a lane, to or from a slow disk as well (256 MiB at 3 MB/s). A copier that hangs would hold
+/// up the job for ever.
+const PART_LIMIT: Duration = Duration::from_secs(90);
 /// GPU memory that a shadow leaves free, for what the job allocates until it stands still and what the driver needs
 /// to resume it.
 const SHADOW_HEADROOM: u64 = 1 << 30;
@@ -98,6 +103,11 @@ impl Carrier {
         facts: &ResidentFacts,
         memory: &[(Segment, OwnedFd)],
     ) -> Result<Taken, ResidentError> {
+        // The driver does not list the GPUs of a process that has only just begun.
+        let gpus: BTreeSet<[u8; 16]> = memory.iter().map(|(one, _)| one.device).collect();
+        for gpu in gpus {
+            self.copier.open(GpuUuid::from_bytes(gpu))?;
+        }
         let import = |(segment, descriptor): &(Segment, OwnedFd)| {
             let gpu = GpuUuid::from_bytes(segment.device);
             self.copier.import(gpu, descriptor.as_fd(), segment.len)
@@ -184,6 +194,21 @@ impl Carrier {
         Ok(memory)
     }
 
+    /// Ends the copier when no part gets through; until all lanes are done.
+    fn watch(&self, working: &Receiver<()>) {
+        loop {
+            match working.recv_timeout(PART_LIMIT) {
+                Ok(()) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) => {
+                    tracing::warn!("the copier of GPU memory hangs, and is ended");
+                    self.copier.kill();
+                    return;
+                }
+            }
+        }
+    }
+
     /// Has each lane do one part after the other, until all are done or one fails.
     fn side_by_side<E: From<ResidentError> + Send>(
         &self,
@@ -193,13 +218,16 @@ impl Carrier {
         let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
         let next = AtomicUsize::new(0);
         let (next, work) = (&next, &work);
-        let drive = |lane: &mut Lane| {
+        let (working, watched) = channel();
+        let drive = |lane: &mut Lane, working: Sender<()>| {
             while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
                 if let Err(error) = work(lane, part) {
                     // The others end with the part that they are at.
                     next.store(parts.len(), Ordering::Relaxed);
                     return Err(error);
                 }
+                // The watch ends with a copier that hangs, and so do we.
+                let _ = working.send(());
             }
             Ok(())
         };
@@ -207,8 +235,13 @@ impl Carrier {
         thread::scope(|scope| {
             let threads: Vec<_> = lanes
                 .iter_mut()
-                .map(|lane| scope.spawn(move || drive(lane)))
+                .map(|lane| {
+                    let working = working.clone();
+                    scope.spawn(move || drive(lane, working))
+                })
                 .collect();
+            drop(working);
+            scope.spawn(move || self.watch(&watched));
             threads
                 .into_iter()
                 .map(|thread| thread.join().unwrap_or(Err(ResidentError::Panicked.into())))
