@@ -2,7 +2,7 @@
 //!
 //! `FAKE_CUDA_FAIL` `call[:nth[:code]]`, several separated by commas: the nth call of that name (from 1; 0 is every
 //! one, and without it) answers code (999) and does nothing. `FAKE_CUDA_HANG` `call:nth:path`: it waits until the
-//! file exists, inside the driver, and goes on. Both count in each process on its own and are for jobs;
+//! file exists, inside the driver, and goes on; that it does, a file `hangs-<call>` in the GPUs' folder says. Both count in each process on its own and are for jobs;
 //! `FAKE_CUDA_CALLER_FAIL` and `FAKE_CUDA_CALLER_HANG` are for programs whose name begins with `ckpt`, whose
 //! `cuCheckpointProcess...` calls can fail as well.
 //!
@@ -27,6 +27,7 @@ const POLL: Duration = Duration::from_millis(2);
 pub fn meet(call: &str) -> Answer {
     let count = count(call)?;
     for path in applying("HANG", call, count) {
+        let _ = std::fs::write(card::folder().join(format!("hangs-{call}")), "");
         wait_for(Path::new(&path));
     }
     let code = applying("FAIL", call, count).into_iter().next();

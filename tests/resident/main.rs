@@ -1,11 +1,16 @@
 //! Device memory that stays on the GPU while the job is suspended, on the fake GPU (`tests/fake-cuda`) with the real
 //! program and the real CRIU. Whatever happens, the job ends as one that nobody touched.
 
+mod busy;
 #[path = "../common/mod.rs"]
 mod common;
+mod copying;
 #[path = "../common/fake_gpu.rs"]
 mod fake_gpu;
 mod faults;
+mod options;
+mod pausing;
+mod sequence;
 mod support;
 
 use common::can_run;

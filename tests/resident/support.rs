@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Command;
 use std::sync::OnceLock;
 
-use crate::common::{Place, Run};
+use crate::common::{Place, Run, wait_until};
 use crate::fake_gpu::{self, FakeGpu};
 
 /// Long enough for something to be done to it; it waits at step 20 until there is a file `go`.
@@ -97,6 +97,14 @@ impl Scene {
         reason.lines().next().unwrap_or_default().to_owned()
     }
 
+    /// Waits until it was restored once more than before, and rests.
+    pub fn restored(&self) {
+        let before = self.count("snapshot failed, the job does not compute");
+        wait_until("the restored job", || {
+            self.count("ckpt-run: restored ") == before
+        });
+    }
+
     /// Has calls fail: of the job's processes (`fail`), or of ours (`caller-fail`).
     pub fn rule(&self, file: &str, rule: &str) {
         fs::write(self.gpu.folder().join(file), rule).expect("written");
@@ -118,6 +126,11 @@ impl Scene {
             .flatten()
             .filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix))
             .count()
+    }
+
+    /// Whether somebody is in this call, and hangs.
+    pub fn hangs(&self, call: &str) -> bool {
+        self.gpu.folder().join(format!("hangs-{call}")).exists()
     }
 
     /// No call fails or hangs any more.
