@@ -380,12 +380,15 @@ for line in sys.stdin:
 
     #[test]
     fn a_first_thread_that_has_ended_is_no_obstacle() {
-        let script = "import ctypes, threading, time
-            threading.Thread(target=time.sleep, args=(100,)).start()
-            print(flush=True)
-            ctypes.CDLL(None).pthread_exit(None)";
+        let script = format!(
+            "import ctypes, threading, time\n\
+            threading.Thread(target=time.sleep, args=(100,)).start()\n\
+            print(flush=True)\n\
+            ctypes.CDLL(None).syscall({}, 0)",
+            nix::libc::SYS_exit
+        );
         let mut child = Command::new("python3")
-            .args(["-c", script])
+            .args(["-c", &script])
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();

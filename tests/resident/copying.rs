@@ -60,10 +60,11 @@ fn a_copier_that_fails_costs_a_snapshot_at_most() {
     };
     for (call, fails) in [
         ("cuMemImportFromShareableHandle", true),
-        ("cuMemMap", true),
+        ("cuMemAddressReserve", true),
+        ("cuMemSetAccess", true),
         ("cuMemcpyDtoDAsync_v2", true),
         ("cuMemcpyDtoHAsync_v2", true),
-        // Without a shadow it goes straight into the image.
+        // Without memory for a shadow it goes straight into the image.
         ("cuMemAlloc_v2", false),
     ] {
         scene.fail_next("caller-fail", call, 1);
@@ -71,6 +72,7 @@ fn a_copier_that_fails_costs_a_snapshot_at_most() {
             let error = scene.refused();
             assert!(error.contains("copy GPU memory"), "{call}: {error}");
         } else {
+            scene.rule("caller-fail", &format!("{call}:token:2"));
             scene.place.snapshot();
         }
         assert_eq!(scene.left(call), 0, "{call}");

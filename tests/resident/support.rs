@@ -14,7 +14,7 @@ pub const JOB: [&str; 10] = [
     "--threads",
     "2",
     "--segments",
-    "300,64K,2M,4M",
+    "300,64K,2M,2M",
     "--steps",
     "30",
     "--pause-ms",
