@@ -19,7 +19,8 @@ use crate::cuda::device::Room;
 
 /// How long a program may take to say that it is a copier: it says so before it does anything else.
 const GREETING_MAX: Duration = Duration::from_secs(10);
-/// How long the driver may take. Waking many GPUs without persistence mode is the longest, a second or two each.
+/// How long the driver may take. Waking many GPUs without persistence mode is the longest, a second or two each; a GPU
+/// copies its own memory in a tenth of a second.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
 /// A piece of GPU memory that the copier has. Its number is never given again by the same copier.
@@ -67,6 +68,11 @@ impl Copier {
                 program: program.to_owned(),
             }),
         }
+    }
+
+    /// Ends it, without waiting: whoever waits for it hears of that.
+    pub fn kill(&self) {
+        self.process.kill();
     }
 
     /// Its process, as the host sees it.
@@ -140,8 +146,7 @@ impl Copier {
     /// full; returns, segment by segment, how many bytes from its beginning are safe now.
     ///
     /// Those are drained from the shadow from now on, whatever becomes of the original, which is let go of when all of
-    /// it is safe. Of one segment a GPU only a part may fit. Reserved memory that is left is given back. There is
-    /// no limit on the time, because it is that of the copying alone.
+    /// it is safe. Of one segment a GPU only a part may fit. Reserved memory that is left is given back.
     ///
     /// # Errors
     /// [`CopierError::Refused`] for a segment that is not there, or named twice; [`CopierError::Device`] when a GPU
@@ -159,7 +164,7 @@ impl Copier {
                 segments: numbers(batch),
                 last,
             };
-            match self.ask(operation, &request, &[], None)? {
+            match self.ask(operation, &request, &[], Some(ANSWER_MAX))? {
                 (Reply::Shadowed { bytes }, _) if bytes.len() == batch.len() => safe.extend(bytes),
                 _ => return Err(self.unexpected(operation)),
             }

@@ -109,20 +109,24 @@ pub fn halt(pid: i32, spared: &[i32]) -> Result<Halted, HaltError> {
     Err(HaltError::Threads { pid })
 }
 
-/// The thread of `pid` (a host pid) that `id` means: as the host sees it, or as the process itself does.
+/// The thread of `pid` (a host pid) that calls itself `id`, as the host sees it. Both may have threads of that number,
+/// and then they are not the same.
 #[must_use]
 pub fn thread_of(pid: i32, id: i32) -> Option<i32> {
-    let threads = threads_of(pid).ok()?;
-    if threads.contains(&id) {
-        return Some(id);
-    }
     let innermost = |thread: &i32| {
         let task = ProcessEntry::new(pid).and_then(|entry| entry.task_from_tid(*thread));
         let status = task.and_then(|task| task.status());
         let ids = status.ok().and_then(|status| status.nspid);
         ids.and_then(|ids| ids.last().copied()) == Some(id)
     };
-    threads.into_iter().find(innermost)
+    threads_of(pid).ok()?.into_iter().find(innermost)
+}
+
+/// A first thread that has ended before the others is listed as long as they run, and cannot be traced.
+fn has_ended(pid: i32, thread: i32) -> bool {
+    let task = ProcessEntry::new(pid).and_then(|entry| entry.task_from_tid(thread));
+    task.and_then(|task| task.stat())
+        .map_or(true, |stat| matches!(stat.state, 'Z' | 'X'))
 }
 
 fn threads_of(pid: i32) -> Result<Vec<i32>, HaltError> {
@@ -149,6 +153,11 @@ impl Halted {
             Ok(()) => {}
             // It has ended since.
             Err(Errno::ESRCH) => return Ok(()),
+            Err(Errno::EPERM) if has_ended(pid, id) => {
+                let stop = Stop::Gone;
+                self.threads.push(Thread { id: thread, stop });
+                return Ok(());
+            }
             Err(source) => {
                 return Err(HaltError::Trace {
                     pid,
@@ -367,5 +376,35 @@ for line in sys.stdin:
         let job = Counters::start();
         assert_eq!(thread_of(job.pid(), job.threads[2]), Some(job.threads[2]));
         assert_eq!(thread_of(job.pid(), 1), None);
+    }
+
+    #[test]
+    fn a_first_thread_that_has_ended_is_no_obstacle() {
+        let script = format!(
+            "import ctypes, threading, time\n\
+            threading.Thread(target=time.sleep, args=(100,)).start()\n\
+            print(flush=True)\n\
+            ctypes.CDLL(None).syscall({}, 0)",
+            nix::libc::SYS_exit
+        );
+        let mut child = Command::new("python3")
+            .args(["-c", &script])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        while !has_ended(pid, pid) {
+            std::thread::yield_now();
+        }
+        let halted = halt(pid, &[]);
+        child.kill().unwrap();
+        let halted = halted.unwrap();
+        assert_eq!(halted.threads.len(), 2);
+        drop(halted);
+        child.wait().unwrap();
     }
 }

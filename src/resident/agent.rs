@@ -130,7 +130,7 @@ impl<'a> Agent<'a> {
     ///
     /// # Errors
     /// After [`AgentError::TimedOut`] memory may be released, now or later: what came is kept here, and the next call
-    /// goes on from it. After [`AgentError::Malformed`] and [`AgentError::Lost`] the process is not to be let go.
+    /// goes on from it, unless [`Agent::call_off`] ends it. After [`AgentError::Malformed`] and [`AgentError::Lost`] the process is not to be let go.
     /// Otherwise it has its memory.
     pub fn release(&mut self, limit: Duration) -> Result<Vec<Held>, AgentError> {
         let reply = self.ask(Kind::Release, (0, &[]), clock::now() + limit)?;
@@ -142,6 +142,37 @@ impl<'a> Agent<'a> {
                 request: Kind::Release.name(),
                 pid: self.pid,
             }),
+        }
+    }
+
+    /// Calls off a release that failed without an answer. The channel is of no use afterwards.
+    ///
+    /// An agent that cannot send all its segments lets go of none. So `None` says that the process has its memory, and
+    /// keeps it; else it has let go of it just now.
+    ///
+    /// # Errors
+    /// [`AgentError::TimedOut`]: all was sent, and it may let go of it at any time. The process is not to be let go.
+    pub fn call_off(&mut self) -> Result<Option<Vec<Held>>, AgentError> {
+        self.channel.close();
+        let kind = Kind::Release;
+        loop {
+            let received = self.channel.receive(Duration::ZERO);
+            match received.map_err(|errno| self.io(kind, errno))? {
+                // What came later than the end.
+                Some(datagram) if datagram.bytes.is_empty() => break,
+                Some(datagram) => match self.take_in(kind, self.channel.serial, datagram)? {
+                    Some(reply) if reply.status == wire::LOST => {
+                        return self.judge(kind, reply).map(|_| None);
+                    }
+                    Some(_) | None => {}
+                },
+                None => break,
+            }
+        }
+        match self.receipt.take() {
+            Some(held) => Ok(Some(held)),
+            None if self.receipt.is_short() => Ok(None),
+            None => Err(self.timed_out(kind)),
         }
     }
 

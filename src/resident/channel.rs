@@ -13,8 +13,8 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
-    AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, bind, sendmsg,
-    setsockopt, socket, sockopt,
+    AddressFamily, ControlMessage, MsgFlags, Shutdown, SockFlag, SockType, UnixAddr, bind, sendmsg,
+    setsockopt, shutdown, socket, sockopt,
 };
 
 use super::agent::Agent;
@@ -65,6 +65,12 @@ impl Channel {
         }
         bind(socket.as_raw_fd(), &UnixAddr::new_unnamed())?;
         Ok(Self { socket, serial: 0 })
+    }
+
+    /// From now on nobody can send here (Linux: EPIPE); what came before can be received.
+    pub(super) fn close(&self) {
+        // It cannot fail on an open socket.
+        let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Read);
     }
 
     /// The agent of a process, by its pid as it sees that itself. Whether there is one, [`Agent::hello`] tells.

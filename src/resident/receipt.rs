@@ -34,6 +34,8 @@ pub struct Held {
 #[derive(Debug, Default)]
 pub(super) struct Receipt {
     held: Vec<Held>,
+    /// How many pieces there are, once a batch came.
+    total: u32,
     /// Memory is released, and all of it is here.
     is_complete: bool,
 }
@@ -86,6 +88,7 @@ impl Receipt {
         if self.is_complete {
             return Err("segments after the last");
         }
+        self.total = reply.total;
         for (segment, descriptor) in segments.iter().zip(descriptors) {
             let start = match self.held.last() {
                 Some(Held { segment, .. }) => segment.address + segment.len,
@@ -120,6 +123,12 @@ impl Receipt {
             return Err("not all segments came");
         }
         Ok(true)
+    }
+
+    /// Whether the agent has more to send before it lets go of anything.
+    pub(super) fn is_short(&self) -> bool {
+        self.held.is_empty()
+            || usize::try_from(self.total).is_ok_and(|total| self.held.len() < total)
     }
 
     /// All pieces, once the agent has said that they are released.

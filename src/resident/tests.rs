@@ -15,6 +15,8 @@ use super::receipt::Receipt;
 use super::wire::{self, Reply, Request};
 use super::*;
 
+mod call_off;
+
 #[path = "../../agent/table.rs"]
 #[allow(
     dead_code,

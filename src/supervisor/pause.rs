@@ -70,13 +70,17 @@ impl Paused {
             });
         }
         let begun = clock::now();
+        if let Err(error) = self.refill(shop, id) {
+            return Err(Refused {
+                paused: Some(Box::new(self)),
+                why: StillPaused::Failed(chain(&error)),
+            });
+        }
         self.settled = true;
         let failed = |reason| Refused {
             paused: None,
             why: StillPaused::Failed(reason),
         };
-        self.refill(shop, id)
-            .map_err(|error| failed(chain(&error)))?;
         self.continue_tasks()
             .map_err(|error| failed(chain(&error)))?;
         if let Some((suspended, _)) = self.gpu.take() {

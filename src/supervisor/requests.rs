@@ -271,14 +271,18 @@ impl Supervisor {
                 Ok(())
             }
             Err(Refused { paused, why }) => {
-                match (image, paused) {
+                let meaning = match (image, paused) {
                     (Some(image), Some(paused)) => {
                         running.pause = Some(Pause::Paused(image, *paused));
+                        "the job stays paused"
                     }
-                    _ => running.job.sandbox.kill(),
-                }
+                    _ => {
+                        running.job.sandbox.kill();
+                        "the job does not go on and will be restored"
+                    }
+                };
                 if let StillPaused::Failed(reason) = &why {
-                    tracing::error!("the job does not go on and will be restored: {reason}");
+                    tracing::error!("{meaning}: {reason}");
                 }
                 Err(why)
             }

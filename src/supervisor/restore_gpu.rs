@@ -8,7 +8,7 @@ use super::describe::chain;
 use super::gpu_facts::{CudaFacts, visible};
 use super::gpu_plan::{GpuPlan, Here, Refusal, plan};
 use super::image::ImageFacts;
-use super::resident::{self, Kept, Memory};
+use super::resident::{self, Kept, Memory, ResidentError};
 use super::restore::RestoreError;
 use super::workshop::Workshop;
 use crate::cuda::{self, GpuMap, GpuMapError, GpuPair};
@@ -100,7 +100,8 @@ pub(super) fn resume(
         tracing::info!(old = %pair.old, new = %pair.new, "a GPU takes the place of another");
     }
     let driver = shop.driver()?;
-    if let Some((memory, token)) = memory.zip(facts.token.as_ref()) {
+    if let Some(memory) = memory {
+        let token = facts.token.as_ref().ok_or(ResidentError::Facts)?;
         let kept = Kept::restored(driver, token, &there, memory)?;
         return Ok(resident::resume_restored(driver, &host_pids, &map, kept)?);
     }

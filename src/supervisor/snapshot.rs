@@ -21,7 +21,7 @@ use super::gpu_facts::CudaFacts;
 use super::image::{ImageFacts, Stopwatch, Trigger};
 use super::machine;
 use super::pause::Paused;
-use super::resident::{Keeping, Kept, Suspension};
+use super::resident::{Keeping, Kept, ResidentError, Suspension};
 use super::room;
 use super::snapshot_error::SnapshotError;
 use super::workshop::{Job, SharedStreams, Workshop};
@@ -86,7 +86,7 @@ pub(super) fn take(
     computing: impl Fn(Duration),
 ) -> Result<(Snapshotted, Option<Paused>), SnapshotError> {
     let begun = clock::now();
-    let attempt = || attempt(subject, afterwards, begun, &computing);
+    let attempt = || attempt(subject, afterwards, begun, None, &computing);
     again_while_it_changes(attempt, || thread::sleep(ATTEMPT_PAUSE))
 }
 
@@ -111,11 +111,13 @@ fn again_while_it_changes<T>(
     attempt()
 }
 
+/// `despite` the failure that is to be avoided.
 fn attempt(
     subject: Subject<'_>,
     afterwards: Afterwards,
     begun: Instant,
-    computing: impl Fn(Duration),
+    despite: Option<&ResidentError>,
+    computing: &impl Fn(Duration),
 ) -> Result<(Snapshotted, Option<Paused>), SnapshotError> {
     let Subject {
         shop, job, trigger, ..
@@ -125,15 +127,31 @@ fn attempt(
     let processes = job::tree(root)?;
     let gpu = Gpu::of(shop, &processes)?;
     bystanders::nobody_arrives(&processes, gpu.as_ref().map_or(&[], Gpu::users))?;
-    let keeping = keeping(subject, &processes, gpu.as_ref(), afterwards)?;
+    let keeping = keeping(subject, &processes, gpu.as_ref(), afterwards, despite)?;
     let writer = admit(subject, &processes, gpu.as_ref(), keeping.as_ref())?;
     watch.lap("admit");
 
     let frozen_at = clock::now();
-    let suspend = |gpu: &Gpu| gpu.suspend(shop, keeping, &mut watch);
-    let (suspended, carrying) = gpu.as_ref().map(suspend).transpose()?.unzip();
+    let suspend = |gpu: &Gpu| gpu.suspend(shop, keeping.as_ref(), &mut watch);
+    let suspended = gpu.as_ref().map(suspend).transpose();
+    let (suspended, carrying) = match (suspended, &keeping) {
+        (Err(SnapshotError::Resident(error)), Some(keeping)) if keeping.is_avoidable(&error) => {
+            drop(writer);
+            return attempt(subject, afterwards, begun, Some(&error), computing);
+        }
+        (suspended, _) => suspended?.unzip(),
+    };
+    // What the copier has on the GPUs goes as soon as it is in the image.
+    drop(keeping);
     let mut carrying = carrying.flatten();
-    let bystanders = Bystanders::of(shop, root)?;
+    let bystanders = match Bystanders::of(shop, root) {
+        Ok(bystanders) => bystanders,
+        Err(error) => {
+            // Not by dropping it: the job may be lost.
+            let resumed = suspended.map(|suspended| suspended.resume(&mut watch));
+            return resumed.transpose().and(Err(error));
+        }
+    };
     let dump = Dump::new(subject, root, bystanders, writer);
     let cuda = gpu.as_ref().zip(suspended.as_ref());
     let cuda = cuda.map(|(gpu, suspended)| (suspended.pids().to_vec(), cuda_facts(gpu, suspended)));
@@ -205,12 +223,15 @@ fn keeping(
     processes: &[Process],
     gpu: Option<&Gpu<'_>>,
     afterwards: Afterwards,
+    despite: Option<&ResidentError>,
 ) -> Result<Option<Keeping>, SnapshotError> {
     let Some((gpu, token)) = gpu.zip(job.token.as_ref()) else {
         return Ok(None);
     };
     let to_host = afterwards == Afterwards::Pause;
-    Ok(Keeping::prepare(shop, token, gpu, processes, to_host)?)
+    Ok(Keeping::prepare(
+        shop, token, gpu, processes, to_host, despite,
+    )?)
 }
 
 /// What the image will say of the GPUs and of what stayed on them; no pids yet.

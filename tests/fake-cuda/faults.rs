@@ -2,9 +2,12 @@
 //!
 //! `FAKE_CUDA_FAIL` `call[:nth[:code]]`, several separated by commas: the nth call of that name (from 1; 0 is every
 //! one, and without it) answers code (999) and does nothing. `FAKE_CUDA_HANG` `call:nth:path`: it waits until the
-//! file exists, inside the driver, and goes on. Both count in each process on its own and are for jobs;
+//! file exists, inside the driver, and goes on; that it does, a file `hangs-<call>` in the GPUs' folder says. Both count in each process on its own and are for jobs;
 //! `FAKE_CUDA_CALLER_FAIL` and `FAKE_CUDA_CALLER_HANG` are for programs whose name begins with `ckpt`, whose
 //! `cuCheckpointProcess...` calls can fail as well.
+//!
+//! With `token` for nth, a rule applies as often as there are files `token-<call>-<any>` in the GPUs' folder, of which
+//! each time removes one, whichever process it is in.
 //!
 //! The same specifications are read from the files `fail`, `hang`, `caller-fail`, `caller-hang` of the GPUs' folder
 //! at each call, for failures in the midst of a run; there only nth 0 makes sense after a restore.
@@ -24,6 +27,7 @@ const POLL: Duration = Duration::from_millis(2);
 pub fn meet(call: &str) -> Answer {
     let count = count(call)?;
     for path in applying("HANG", call, count) {
+        let _ = std::fs::write(card::folder().join(format!("hangs-{call}")), "");
         wait_for(Path::new(&path));
     }
     let code = applying("FAIL", call, count).into_iter().next();
@@ -54,11 +58,23 @@ fn applying(kind: &str, call: &str, count: u64) -> Vec<String> {
     let third = |rule: String| {
         let mut words = rule.trim().splitn(3, ':');
         let name = words.next()?;
-        let nth: u64 = words.next().map_or(Some(0), |nth| nth.parse().ok())?;
-        let applies = name == call && (nth == 0 || nth == count);
+        let nth = words.next().unwrap_or("0");
+        let applies = name == call
+            && match nth {
+                "token" => take_token(call),
+                nth => nth.parse().is_ok_and(|nth: u64| nth == 0 || nth == count),
+            };
         applies.then(|| words.next().unwrap_or_default().to_owned())
     };
     rules(kind).into_iter().filter_map(third).collect()
+}
+
+fn take_token(call: &str) -> bool {
+    let prefix = format!("token-{call}-");
+    let entries = std::fs::read_dir(card::folder()).into_iter().flatten().flatten();
+    let mut tokens = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix));
+    // Of several that want the same one, one can remove it.
+    tokens.any(|token| std::fs::remove_file(token.path()).is_ok())
 }
 
 /// What the environment and the file say for this kind of program.

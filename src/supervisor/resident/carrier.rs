@@ -4,13 +4,15 @@
 //! GPU ─▶ copier's lane ─▶ pipe ─▶ stream of the image        a part of a segment at a time, and back
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
@@ -28,6 +30,9 @@ const PIPE_BYTES: i32 = 1 << 20;
 /// The part of a GPU's memory that a shadow leaves free, one in so many: for what the job allocates until the shadow is
 /// in the image, some seconds later.
 const SHADOW_LEAVES: u64 = 16;
+/// For one part to go through a lane, to or from a slow disk as well (256 MiB at 3 MB/s). A copier that hangs would hold
+/// up the job for ever.
+const PART_LIMIT: Duration = Duration::from_secs(90);
 
 /// A copier and its lanes.
 #[derive(Debug)]
@@ -99,6 +104,11 @@ impl Carrier {
         facts: &ResidentFacts,
         memory: &[(Segment, OwnedFd)],
     ) -> Result<Taken, ResidentError> {
+        // The driver does not list the GPUs of a process that has only just begun.
+        let gpus: BTreeSet<[u8; 16]> = memory.iter().map(|(one, _)| one.device).collect();
+        for gpu in gpus {
+            self.copier.open(GpuUuid::from_bytes(gpu))?;
+        }
         let import = |(segment, descriptor): &(Segment, OwnedFd)| {
             let gpu = GpuUuid::from_bytes(segment.device);
             self.copier.import(gpu, descriptor.as_fd(), segment.len)
@@ -193,6 +203,21 @@ impl Carrier {
         Ok(memory)
     }
 
+    /// Ends the copier when no part gets through; until all lanes are done.
+    fn watch(&self, working: &Receiver<()>) {
+        loop {
+            match working.recv_timeout(PART_LIMIT) {
+                Ok(()) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) => {
+                    tracing::warn!("the copier of GPU memory hangs, and is ended");
+                    self.copier.kill();
+                    return;
+                }
+            }
+        }
+    }
+
     /// Has each lane do one part after the other, until all are done or one fails.
     fn side_by_side<E: From<ResidentError> + Send>(
         &self,
@@ -202,13 +227,16 @@ impl Carrier {
         let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
         let next = AtomicUsize::new(0);
         let (next, work) = (&next, &work);
-        let drive = |lane: &mut Lane| {
+        let (working, watched) = channel();
+        let drive = |lane: &mut Lane, working: Sender<()>| {
             while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
                 if let Err(error) = work(lane, part) {
                     // The others end with the part that they are at.
                     next.store(parts.len(), Ordering::Relaxed);
                     return Err(error);
                 }
+                // The watch ends with a copier that hangs, and so do we.
+                let _ = working.send(());
             }
             Ok(())
         };
@@ -216,8 +244,13 @@ impl Carrier {
         thread::scope(|scope| {
             let threads: Vec<_> = lanes
                 .iter_mut()
-                .map(|lane| scope.spawn(move || drive(lane)))
+                .map(|lane| {
+                    let working = working.clone();
+                    scope.spawn(move || drive(lane, working))
+                })
                 .collect();
+            drop(working);
+            scope.spawn(move || self.watch(&watched));
             threads
                 .into_iter()
                 .map(|thread| thread.join().unwrap_or(Err(ResidentError::Panicked.into())))

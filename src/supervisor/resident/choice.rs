@@ -19,12 +19,13 @@ pub(in crate::supervisor) struct Cover {
 pub(in crate::supervisor) enum Way {
     /// The driver copies it into host memory. Why so, where the user may have expected otherwise.
     Driver(Option<&'static str>),
-    /// What the agents of these processes hold stays on the GPUs.
+    /// What agents of these processes hold stays on the GPUs; some of them may have none.
     Resident(Vec<Cover>),
 }
 
 impl Cover {
-    fn bytes(&self) -> u64 {
+    /// Device memory that its agent holds.
+    pub(super) fn bytes(&self) -> u64 {
         self.hello.as_ref().map_or(0, |hello| hello.bytes)
     }
 
@@ -53,20 +54,16 @@ pub(in crate::supervisor) fn choose(
         return Err(ResidentError::Shares { pid: cover.pid });
     }
     let bound = covers.iter().any(Cover::is_bound);
-    let covered: Vec<Cover> = covers
-        .into_iter()
-        .filter(|cover| cover.bytes() > 0)
-        .collect();
     if bound {
-        return Ok(Way::Resident(covered));
+        return Ok(Way::Resident(covers));
     }
     Ok(match memory {
         Memory::Driver => Way::Driver(None),
         Memory::Auto | Memory::Resident if to_host => Way::Driver(None),
-        Memory::Auto | Memory::Resident if covered.is_empty() => {
+        Memory::Auto | Memory::Resident if bytes(&covers) == 0 => {
             Way::Driver(Some("the job has no large allocations that an agent holds"))
         }
-        Memory::Auto | Memory::Resident => Way::Resident(covered),
+        Memory::Auto | Memory::Resident => Way::Resident(covers),
     })
 }
 
@@ -104,7 +101,7 @@ mod tests {
         };
         let covers = [cover(5, false, false), cover(0, false, false), none.clone()];
         for memory in [Memory::Auto, Memory::Resident] {
-            assert_eq!(resident(memory, false, &covers), Some(1));
+            assert_eq!(resident(memory, false, &covers), Some(3));
             assert_eq!(resident(memory, true, &covers), None);
             assert_eq!(resident(memory, false, &covers[1..]), None);
             assert_eq!(resident(memory, false, &[]), None);

@@ -60,6 +60,9 @@ pub enum ResidentError {
         #[source]
         source: Box<ResidentError>,
     },
+    /// A paused job's memory was not read from its image.
+    #[error("the memory is in the image only")]
+    Evicted,
     /// The copier failed.
     #[error("cannot copy GPU memory")]
     Copier(#[from] CopierError),
@@ -84,14 +87,15 @@ impl ResidentError {
         match self {
             Self::Lost { .. } => true,
             Self::Cuda(error) => !error.is_computing(),
-            Self::Agent { source, .. } => matches!(source, AgentError::Lost { .. }),
             Self::Halt(_)
+            | Self::Agent { .. }
             | Self::Busy { .. }
             | Self::Shares { .. }
             | Self::Missing { .. }
             | Self::Copier(_)
             | Self::Socket(_)
             | Self::Read(_)
+            | Self::Evicted
             | Self::Facts
             | Self::Panicked => false,
         }
@@ -116,11 +120,15 @@ impl ResidentError {
             Self::Halt(HaltError::Threads { .. }) => FailureKind::Ended,
             Self::Cuda(error) => FailureKind::of(error),
             Self::Shares { .. } => FailureKind::Unsupported,
+            Self::Agent {
+                source: AgentError::Busy { .. } | AgentError::TimedOut { .. },
+                ..
+            } => FailureKind::Busy,
             Self::Agent { .. } | Self::Lost { .. } | Self::Missing { .. } | Self::Copier(_) => {
                 FailureKind::Driver
             }
             Self::Read(_) => FailureKind::Store,
-            Self::Socket(_) | Self::Facts | Self::Panicked => FailureKind::System,
+            Self::Socket(_) | Self::Evicted | Self::Facts | Self::Panicked => FailureKind::System,
         }
     }
 }

@@ -1,5 +1,7 @@
 //! What an image says of device memory that is in it apart from the processes.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 /// Longest part of a segment in one stream of an image: parts are read and written in parallel.
@@ -79,7 +81,9 @@ impl ResidentFacts {
 
     /// Whether an image can have told this; what is read from a disk is not believed.
     pub(super) fn is_sane(&self) -> bool {
-        self.segments().count() <= SEGMENTS_MAX
+        let pids: BTreeSet<i32> = self.processes.iter().map(|process| process.pid).collect();
+        pids.len() == self.processes.len()
+            && self.segments().count() <= SEGMENTS_MAX
             && self.segments().all(|segment| {
                 segment.len > 0 && segment.address.checked_add(segment.len).is_some()
             })
@@ -132,5 +136,8 @@ mod tests {
         for lens in [&[0][..], &[u64::MAX - 5, 6], &[u64::MAX]] {
             assert!(!facts(lens).is_sane(), "{lens:?}");
         }
+        let mut twice = facts(&[1]);
+        twice.processes[1].pid = twice.processes[0].pid;
+        assert!(!twice.is_sane());
     }
 }

@@ -19,8 +19,10 @@ pub(super) const HELLO_LIMIT: Duration = Duration::from_secs(1);
 /// For an agent to try whether the driver answers it. Those few calls take less than a millisecond; more means that a
 /// thread stands still within the driver.
 const PROBE_LIMIT: Duration = Duration::from_millis(250);
-/// For an agent to unmap or map all it has: 50 segments take 2 and 10 ms, and it may have 16,384.
-const HANDLE_LIMIT: Duration = Duration::from_secs(30);
+/// For an agent to unmap all it has: 50 segments take 2 ms, and it may have 16,384. The job stands still meanwhile.
+const RELEASE_LIMIT: Duration = Duration::from_secs(5);
+/// For an agent to map all it has: 50 segments take 10 ms. Without an answer the job is lost.
+const MAP_LIMIT: Duration = Duration::from_secs(30);
 /// How often the job is stopped anew until no thread stands still within the driver.
 const TRIES_MAX: u32 = 5;
 /// Between two such tries: long enough for a call to CUDA to end.
@@ -34,12 +36,16 @@ pub(in crate::supervisor) struct Kept {
     channel: Channel,
     token: Token,
     processes: Vec<KeptProcess>,
+    /// What it held is in an image only.
+    evicted: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct KeptProcess {
     pub host_pid: i32,
     pub pid: i32,
+    /// Its agent has memory; the others are halted along with it, so that none waits on the GPU for one that is.
+    covered: bool,
     /// Threads that are never halted: the agent's and the driver's, as the host sees them.
     spared: Vec<i32>,
     pub held: Vec<Held>,
@@ -76,19 +82,30 @@ pub(in crate::supervisor) fn suspend(
         drop(halted);
         thread::sleep(TRY_PAUSE);
     };
-    let rest = || {
-        let taking = take(&kept)?;
-        watch.lap("release");
-        // They stay halted until their state is suspended: none of them may run while it has no memory.
-        let suspended = lock()?.suspend()?;
-        watch.lap("suspend");
-        Ok((suspended, taking))
+    let taking = take(&kept);
+    watch.lap("release");
+    // They stay halted until their state is suspended: none of them may run while it has no memory.
+    let suspend = || -> Result<_, ResidentError> { Ok(lock()?.suspend()?) };
+    let failed = match taking.map(|taking| (suspend(), taking)) {
+        Ok((Ok(suspended), taking)) => {
+            watch.lap("suspend");
+            return Ok((suspended, kept, taking));
+        }
+        Ok((Err(error), taking)) => (error, Some(taking)),
+        Err(error) => (error, None),
     };
-    let result: Result<_, ResidentError> = rest();
-    let undone = result.is_err().then(|| kept.give_back()).transpose();
+    let (error, taking) = failed;
+    // One that is stuck would not answer.
+    let given_back = if error.job_is_lost() {
+        Ok(())
+    } else {
+        kept.give_back()
+    };
     drop(halted);
-    undone?;
-    result.map(|(suspended, taking)| (suspended, kept, taking))
+    // The copier is done with the memory before anybody tries again, and the job does not wait for it.
+    drop(taking.map(Taking::join));
+    given_back?;
+    Err(error)
 }
 
 /// Resumes processes that were restored, onto the memory that `kept` has for them.
@@ -101,6 +118,7 @@ pub(in crate::supervisor) fn resume_restored(
     map: &GpuMap,
     mut kept: Kept,
 ) -> Result<(), ResidentError> {
+    // On every error the caller ends the job.
     let halted = kept.halt()?;
     cuda::resume_restored(driver, pids, map)?;
     kept.give_back()?;
@@ -116,18 +134,19 @@ impl Kept {
         covers: &[Cover],
     ) -> Result<Self, ResidentError> {
         let process = |cover: &Cover| {
-            let agent = cover.hello.as_ref().map(|hello| hello.thread);
-            let resumes = driver.process(cover.host_pid).restore_thread();
-            let resumes = resumes.map_err(cuda::TreeError::from)?;
-            let spared = agent.into_iter().chain([resumes]);
-            let spared = spared.map(|thread| {
-                let pid = cover.host_pid;
-                job::thread_of(pid, thread).ok_or(HaltError::Threads { pid })
-            });
+            let pid = cover.host_pid;
+            // The driver numbers it as we do, and the agent as the process does.
+            let resumes = driver.process(pid).restore_thread();
+            let mut spared = vec![resumes.map_err(cuda::TreeError::from)?];
+            if let Some(hello) = &cover.hello {
+                let agent = job::thread_of(pid, hello.thread);
+                spared.push(agent.ok_or(HaltError::Threads { pid })?);
+            }
             Ok(KeptProcess {
-                host_pid: cover.host_pid,
+                host_pid: pid,
                 pid: cover.pid,
-                spared: spared.collect::<Result<_, _>>()?,
+                covered: cover.bytes() > 0,
+                spared,
                 held: Vec::new(),
             })
         };
@@ -136,6 +155,7 @@ impl Kept {
             channel: Channel::bind()?,
             token: token.clone(),
             processes: processes?,
+            evicted: false,
         })
     }
 
@@ -187,6 +207,7 @@ impl Kept {
         let mut processes = self.processes.iter_mut();
         let process = processes.find(|process| process.pid == pid);
         process.ok_or(ResidentError::Facts)?.held = memory;
+        self.evicted = false;
         Ok(())
     }
 
@@ -195,6 +216,12 @@ impl Kept {
         for process in &mut self.processes {
             process.held.clear();
         }
+        self.evicted = true;
+    }
+
+    /// Whether there is memory to give back.
+    pub(super) fn is_evicted(&self) -> bool {
+        self.evicted
     }
 
     /// What an image will say of it.
@@ -209,11 +236,15 @@ impl Kept {
             segments: process.held.iter().map(segment).collect(),
         };
         ResidentFacts {
-            processes: self.processes.iter().map(process).collect(),
+            processes: self.covered().map(process).collect(),
         }
     }
 
-    /// Halts every process but for those that handle its memory.
+    fn covered(&self) -> impl Iterator<Item = &KeptProcess> {
+        self.processes.iter().filter(|process| process.covered)
+    }
+
+    /// Halts every process but for those threads that handle its memory.
     pub(super) fn halt(&self) -> Result<Vec<Halted>, HaltError> {
         let halt = |process: &KeptProcess| job::halt(process.host_pid, &process.spared);
         self.processes.iter().map(halt).collect()
@@ -221,27 +252,59 @@ impl Kept {
 
     /// Takes the memory of every process, or of none.
     fn let_go(&mut self) -> Result<(), ResidentError> {
-        for index in 0..self.processes.len() {
-            let process = &mut self.processes[index];
-            let mut agent = self.channel.agent(&self.token, process.pid);
-            let pid = process.pid;
-            let released = agent.probe(PROBE_LIMIT).and_then(|()| {
-                let first = agent.release(HANDLE_LIMIT);
-                // What came before the time was over is with this agent, and it alone: asked again, it has all.
-                match first {
-                    Err(AgentError::TimedOut { .. }) => agent.release(HANDLE_LIMIT),
-                    done => done,
-                }
-            });
-            match released {
-                Ok(held) => process.held = held,
-                Err(source) => {
-                    self.give_back()?;
-                    return Err(ResidentError::Agent { pid, source });
-                }
+        let Self {
+            channel, processes, ..
+        } = self;
+        let covered = || processes.iter().filter(|process| process.covered);
+        // What is taken and given back can be suspended in this way only from then on: not before all are ready.
+        for pid in covered().map(|process| process.pid) {
+            let probed = channel.agent(&self.token, pid).probe(PROBE_LIMIT);
+            probed.map_err(|source| ResidentError::Agent { pid, source })?;
+        }
+        for place in 0..self.processes.len() {
+            if !self.processes[place].covered {
+                continue;
+            }
+            match self.release(self.processes[place].pid) {
+                Ok(held) => self.processes[place].held = held,
+                Err(error) if error.job_is_lost() => return Err(error),
+                Err(error) => return self.give_back().and(Err(error)),
             }
         }
         Ok(())
+    }
+
+    /// # Errors
+    /// It has its memory and keeps it, unless it is lost.
+    fn release(&mut self, pid: i32) -> Result<Vec<Held>, ResidentError> {
+        let mut agent = self.channel.agent(&self.token, pid);
+        let error = match agent.release(RELEASE_LIMIT) {
+            Ok(held) => return Ok(held),
+            Err(error) => error,
+        };
+        let failed = |source| ResidentError::Agent { pid, source };
+        let lost = |source| ResidentError::Lost {
+            pid,
+            source: Box::new(source),
+        };
+        match error {
+            AgentError::TimedOut { .. } | AgentError::Io { .. } => {
+                let called_off = agent.call_off();
+                self.channel = Channel::bind().map_err(|error| lost(error.into()))?;
+                match called_off {
+                    Ok(None) => Err(failed(error)),
+                    Ok(Some(held)) => Ok(held),
+                    Err(error) => Err(lost(failed(error))),
+                }
+            }
+            AgentError::AlreadyReleased { .. }
+            | AgentError::Malformed { .. }
+            | AgentError::Lost { .. } => Err(lost(failed(error))),
+            AgentError::Busy { .. }
+            | AgentError::Gone { .. }
+            | AgentError::Refused { .. }
+            | AgentError::Driver { .. } => Err(failed(error)),
+        }
     }
 
     /// Has the agents map everything where it was. Their processes are halted, and their calls to CUDA do not wait.
@@ -249,7 +312,7 @@ impl Kept {
         for process in &mut self.processes {
             let mut agent = self.channel.agent(&self.token, process.pid);
             let mut tries = 1;
-            while let Err(source) = agent.map(&process.held, HANDLE_LIMIT) {
+            while let Err(source) = agent.map(&process.held, MAP_LIMIT) {
                 let pid = process.pid;
                 if tries == MAP_TRIES_MAX {
                     let source = Box::new(ResidentError::Agent { pid, source });
@@ -265,6 +328,23 @@ impl Kept {
 }
 
 impl ResidentError {
+    /// Whether the driver may do what failed in this way, as long as it never was done in this way.
+    pub(super) fn driver_may(&self) -> bool {
+        match self {
+            Self::Agent { .. } | Self::Busy { .. } | Self::Halt(_) => !self.job_is_lost(),
+            Self::Cuda(_)
+            | Self::Missing { .. }
+            | Self::Shares { .. }
+            | Self::Lost { .. }
+            | Self::Copier(_)
+            | Self::Socket(_)
+            | Self::Read(_)
+            | Self::Evicted
+            | Self::Facts
+            | Self::Panicked => false,
+        }
+    }
+
     /// Whether it may succeed when the job is stopped at another moment.
     fn passes(&self) -> bool {
         let Self::Agent { source, .. } = self else {

@@ -13,7 +13,9 @@ use crate::cuda::{GpuUuid, SuspendOptions};
 use crate::job::Process;
 use crate::resident::{Channel, Token};
 
+use super::super::describe::chain;
 use super::super::gpu::Gpu;
+use super::super::gpu_facts::GpuFacts;
 use super::super::image::Stopwatch;
 use super::super::snapshot_error::SnapshotError;
 use super::super::workshop::Workshop;
@@ -37,19 +39,22 @@ pub(in crate::supervisor) struct Carrying {
 }
 
 impl Keeping {
-    /// Decides and prepares; `None` when the driver does it all. `to_host` for a pause.
+    /// Decides and prepares; `None` when the driver does it all. `to_host` for a pause; `despite` what failed before.
     pub fn prepare(
         shop: &Workshop,
         token: &Token,
         gpu: &Gpu<'_>,
         processes: &[Process],
         to_host: bool,
+        despite: Option<&ResidentError>,
     ) -> Result<Option<Self>, ResidentError> {
         let wanted = shop.config.cuda.memory;
-        let covers = match choose(wanted, to_host, ask(token, gpu, processes)?)? {
+        let now = despite.map_or(wanted, |_| Memory::Driver);
+        let covers = match choose(now, to_host, ask(token, gpu, processes)?)? {
             Way::Resident(covers) => covers,
             Way::Driver(reason) => {
-                say(wanted, reason.map(str::to_owned));
+                let failure = despite.map(|error| chain(error));
+                say(wanted, failure.or(reason.map(str::to_owned)));
                 return Ok(None);
             }
         };
@@ -63,7 +68,7 @@ impl Keeping {
             })),
             Err(error) if bound => Err(error),
             Err(error) => {
-                say(wanted, Some(super::super::describe::chain(&error)));
+                say(wanted, Some(chain(&error)));
                 Ok(None)
             }
         }
@@ -79,9 +84,14 @@ impl Keeping {
         self.bytes().saturating_sub(self.room)
     }
 
+    /// Whether a snapshot that failed so may go the driver's way.
+    pub fn is_avoidable(&self, error: &ResidentError) -> bool {
+        error.driver_may() && !self.covers.iter().any(Cover::is_bound)
+    }
+
     /// Suspends the job's GPU state.
     pub fn suspend(
-        self,
+        &self,
         gpu: &Gpu<'_>,
         options: &SuspendOptions,
         watch: &mut Stopwatch,
@@ -91,7 +101,7 @@ impl Keeping {
         let (suspended, kept, taking) =
             keep::suspend(gpu.driver(), gpu.users(), who, options, watch, take)?;
         let carrying = Carrying {
-            carrier: self.carrier,
+            carrier: Arc::clone(&self.carrier),
             taking: Some(taking),
             taken: None,
         };
@@ -123,9 +133,11 @@ fn start_carrier(
     covers: &[Cover],
 ) -> Result<(Carrier, u64), ResidentError> {
     let gpus = gpu.facts.gpus.iter();
-    let used = gpus.filter(|gpu| gpu.used_bytes.is_some_and(|bytes| bytes > 0));
-    // One that the driver does not list yet is opened when its memory comes.
-    let gpus: Vec<GpuUuid> = used.filter_map(|gpu| gpu.uuid.parse().ok()).collect();
+    let used = |gpu: &&GpuFacts| gpu.used_bytes.is_some_and(|bytes| bytes > 0);
+    // One that the driver does not list yet is opened when its memory comes; if none is, it may be any.
+    let any = !gpus.clone().any(|gpu| used(&gpu));
+    let gpus = gpus.filter(|gpu| any || used(gpu));
+    let gpus: Vec<GpuUuid> = gpus.filter_map(|gpu| gpu.uuid.parse().ok()).collect();
     let carrier = Carrier::start(&shop.program, &gpus)?;
     let room = carrier.make_room(&gpus, bytes(covers))?;
     Ok((carrier, room))

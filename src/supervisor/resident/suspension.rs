@@ -7,6 +7,7 @@ use super::keep::Kept;
 use crate::clock;
 use crate::cuda;
 
+use super::super::describe::chain;
 use super::super::image::Stopwatch;
 use super::super::snapshot_error::SnapshotError;
 
@@ -96,13 +97,18 @@ impl Resident {
         &mut self,
         suspended: cuda::Suspended,
     ) -> Result<(cuda::ResumeTimes, Duration), ResidentError> {
-        // Before the driver lets them go: they have no memory yet.
-        let halted = match self.kept.halt() {
+        // Before the driver lets them go: they have no memory yet. Halted and let go on this very thread.
+        let halted = if self.kept.is_evicted() {
+            Err(ResidentError::Evicted)
+        } else {
+            self.kept.halt().map_err(ResidentError::from)
+        };
+        let halted = match halted {
             Ok(halted) => halted,
             Err(error) => {
                 suspended.leave();
                 let pid = self.kept.processes().first().map_or(0, |one| one.pid);
-                let source = Box::new(error.into());
+                let source = Box::new(error);
                 return Err(ResidentError::Lost { pid, source });
             }
         };
@@ -119,7 +125,10 @@ impl Drop for Resident {
         let suspended = self.suspended.take();
         let resumed = suspended.map(|suspended| self.resume(suspended));
         if let Some(Err(error)) = resumed {
-            tracing::error!(%error, "the job's GPU state could not be resumed");
+            tracing::error!(
+                "the job's GPU state could not be resumed: {}",
+                chain(&error)
+            );
         }
     }
 }

@@ -1,0 +1,58 @@
+//! What the user chose: no agent at all, a library of the job's own beside it.
+
+use std::fs;
+
+use crate::common::can_run;
+use crate::support::{JOB, Scene, gpu};
+
+fn environment(scene: &Scene) -> String {
+    let bytes = fs::read(format!("/proc/{}/environ", scene.run.job())).expect("its environment");
+    String::from_utf8_lossy(&bytes).replace('\0', "\n")
+}
+
+/// The abstract names of agents.
+fn sockets() -> String {
+    fs::read_to_string("/proc/net/unix").expect("the sockets")
+}
+
+#[test]
+fn without_an_agent_all_is_the_driver_s() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::at_rest("driver");
+    let environment = environment(&scene);
+    assert!(!environment.contains("LD_PRELOAD"), "{environment}");
+    assert!(!environment.contains("CKPT_RUN_AGENT"), "{environment}");
+    let reason = scene.driver_snapshot();
+    assert_eq!(reason, "");
+    scene.run.crash();
+    scene.ends_as_ever();
+}
+
+#[test]
+fn a_library_that_the_job_loads_stays() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::with(gpu(), "auto", &JOB, &[("LD_PRELOAD", "libm.so.6")]);
+    scene.rests();
+    let environment = environment(&scene);
+    let token = environment
+        .lines()
+        .find_map(|line| line.strip_prefix("CKPT_RUN_AGENT="))
+        .expect("a token");
+    assert!(sockets().contains(token), "{}", sockets());
+    let preload = environment
+        .lines()
+        .find_map(|line| line.strip_prefix("LD_PRELOAD="))
+        .expect("libraries");
+    assert!(
+        preload.contains("libm.so.6") && preload.len() > 9,
+        "{preload}"
+    );
+    let maps = fs::read_to_string(format!("/proc/{}/maps", scene.run.job())).expect("its maps");
+    assert!(maps.contains("libm.so"), "{maps}");
+    scene.resident_snapshot();
+    scene.ends_as_ever();
+}

@@ -1,0 +1,90 @@
+//! Pauses, and the last snapshot of a run that is stopped.
+
+use std::fs;
+
+use nix::sys::signal::Signal;
+
+use crate::common::can_run;
+use crate::fake_gpu;
+use crate::support::{JOB, Scene, begin, uninterrupted};
+
+fn done(scene: &Scene, verb: &str) {
+    let output = scene.place.verb(&[verb]);
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{error}{}", scene.said());
+}
+
+#[test]
+fn a_paused_job_has_nothing_on_the_gpus_whichever_way_its_memory_went() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::at_rest("resident");
+    let used = scene.used();
+    done(&scene, "pause");
+    assert_eq!(
+        scene.count(" release "),
+        0,
+        "the driver's way: {}",
+        scene.said()
+    );
+    assert_eq!(scene.used(), [0, 0]);
+    done(&scene, "unpause");
+    assert_eq!(scene.used(), used);
+    scene.resident_snapshot();
+    for _ in 0..2 {
+        done(&scene, "pause");
+        assert_eq!(scene.used(), [0, 0]);
+        done(&scene, "unpause");
+        assert_eq!(scene.used(), used);
+    }
+    scene.resident_snapshot();
+    scene.run.crash();
+    scene.ends_as_ever();
+}
+
+#[test]
+fn a_job_whose_memory_cannot_be_read_yet_stays_paused() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::at_rest("resident");
+    scene.resident_snapshot();
+    done(&scene, "pause");
+    for call in ["cuMemCreate", "cuMemcpyHtoDAsync_v2"] {
+        scene.fail_next("caller-fail", call, 1);
+        let output = scene.place.verb(&["unpause"]);
+        assert_ne!(output.status.code(), Some(0));
+        assert_eq!(scene.left(call), 0);
+        scene.mend();
+        assert_eq!(scene.used(), [0, 0]);
+    }
+    assert_eq!(scene.count("the job stays paused"), 2, "{}", scene.said());
+    done(&scene, "unpause");
+    scene.resident_snapshot();
+    scene.ends_as_ever();
+}
+
+#[test]
+fn a_run_that_is_stopped_goes_on_from_its_last_snapshot() {
+    if !can_run() {
+        return;
+    }
+    let Scene {
+        place,
+        gpu,
+        mut run,
+    } = Scene::at_rest("resident");
+    run.signal(Signal::SIGTERM);
+    run.wait();
+    let said = place.text("err");
+    assert!(said.contains(" release "), "{said}");
+    assert_eq!([0, 1].map(|device| gpu.used_bytes(device)), [0, 0]);
+    let program = fake_gpu::job();
+    let words = [&[program.to_str().expect("a path")], &JOB[..]].concat();
+    let mut run = begin(&place, &gpu, "resident", &words, &[]);
+    fs::write(place.file("go"), "").expect("written");
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("out"), uninterrupted());
+    assert_eq!([0, 1].map(|device| gpu.used_bytes(device)), [0, 0]);
+}

@@ -1,0 +1,140 @@
+//! One thing after the other: snapshots, crashes, restores onto other GPUs, several processes.
+
+use std::fs;
+
+use nix::sys::signal::Signal;
+
+use crate::common::{Place, can_run, wait_until};
+use crate::fake_gpu::{self, FakeGpu};
+use crate::support::{self, JOB, Scene, alone, begin};
+
+const UUIDS: [&str; 2] = [
+    "GPU-fa4e0000-0000-4000-8000-000000000000",
+    "GPU-fa4e0000-0000-4000-8000-000000000001",
+];
+
+#[test]
+fn snapshots_and_crashes_follow_each_other_while_memory_comes_and_goes() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::start("resident");
+    for step in ["\n3 ", "\n8 ", "\n13 "] {
+        scene.place.wait_for("out", step);
+        scene.resident_snapshot();
+    }
+    scene.rests();
+    scene.run.crash();
+    wait_until("the first restore", || {
+        scene.count("ckpt-run: restored ") == 1
+    });
+    scene.resident_snapshot();
+    scene.run.crash();
+    wait_until("the second restore", || {
+        scene.count("ckpt-run: restored ") == 2
+    });
+    scene.ends_as_ever();
+}
+
+#[test]
+fn many_snapshots_and_crashes_of_threads_that_allocate_and_free() {
+    if !can_run() {
+        return;
+    }
+    let job = [
+        &["--wait-at", "180:go", "--threads", "2"][..],
+        &["--segments", "64K,2M,2M", "--renew", "1"],
+        &["--steps", "200", "--pause-ms", "20"],
+    ]
+    .concat();
+    let mut scene = Scene::with(support::gpu(), "resident", &job, &[]);
+    scene.place.wait_for("out", "\n5 ");
+    for number in 1..=20 {
+        scene.resident_snapshot();
+        if number % 5 == 0 {
+            scene.run.crash();
+            wait_until("the restore", || {
+                scene.count("ckpt-run: restored ") == number / 5
+            });
+        }
+    }
+    scene.go();
+    assert_eq!(scene.run.wait(), 0, "{}", scene.said());
+    assert_eq!(scene.place.text("out"), alone(&job[2..]));
+    assert_eq!(scene.used(), [0, 0]);
+}
+
+#[test]
+fn memory_comes_back_on_another_gpu() {
+    if !can_run() {
+        return;
+    }
+    // Its one thread computes on the first GPU.
+    let job = [&JOB[..2], &["--steps", "30", "--segments", "300,2M,6M"]].concat();
+    let (place, gpu) = (Place::new(), support::gpu());
+    let program = fake_gpu::job();
+    let words = [&[program.to_str().expect("a path")], &job[..]].concat();
+    let mut run = begin(&place, &gpu, "resident", &words, &[]);
+    place.wait_for("out", "\n20 ");
+    let id = place.snapshot();
+    let used = gpu.used_bytes(0);
+    assert_eq!(gpu.used_bytes(1), 0);
+    run.signal(Signal::SIGKILL);
+    run.wait();
+    wait_until("free GPUs", || gpu.used_bytes(0) == 0);
+    let [first, second] = UUIDS;
+    let map = format!("{first}={second},{second}={first}");
+    let command = place.command(&["restore", "--config", "config", "--gpu-map", &map, &id]);
+    let mut run = place.spawn(gpu.wrap(&command), |_| {});
+    wait_until("the memory on the other GPU", || gpu.used_bytes(1) == used);
+    assert_eq!(gpu.used_bytes(0), 0, "{}", place.text("err"));
+    // And from there once more.
+    wait_until("the restored job", || {
+        place.text("err").contains("ckpt-run: restored ")
+    });
+    place.snapshot();
+    run.crash();
+    fs::write(place.file("go"), "").expect("written");
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("out"), alone(&job[2..]));
+    assert_eq!([gpu.used_bytes(0), gpu.used_bytes(1)], [0, 0]);
+}
+
+#[test]
+fn several_processes_are_halted_together_those_without_an_agent_as_well() {
+    if !can_run() {
+        return;
+    }
+    let (place, gpu) = (Place::new(), FakeGpu::with(2, 3072));
+    let job = "\"$job\" --wait-at 20:go --steps 30 --pause-ms 2 --segments 300,2M,4M";
+    let script =
+        format!("{job} > a & {job} --threads 2 > b & LD_PRELOAD= {job} > c & wait; echo ended");
+    let program = fake_gpu::job();
+    let variables = [("job", program.to_str().expect("a path"))];
+    let mut run = begin(&place, &gpu, "resident", &["sh", "-c", &script], &variables);
+    for name in ["a", "b", "c"] {
+        place.wait_for(name, "\n20 ");
+    }
+    place.snapshot();
+    place.snapshot();
+    assert_eq!(place.text("err").matches(" release ").count(), 2);
+    run.crash();
+    wait_until("the restored job", || {
+        place.text("err").contains("ckpt-run: restored ")
+    });
+    place.snapshot();
+    fs::write(place.file("go"), "").expect("written");
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    let one = [
+        "--steps",
+        "30",
+        "--pause-ms",
+        "2",
+        "--segments",
+        "300,2M,4M",
+    ];
+    let two = [&one[..], &["--threads", "2"]].concat();
+    for (name, job) in [("a", &one[..]), ("b", &two), ("c", &one)] {
+        assert_eq!(place.text(name), alone(job), "{name}");
+    }
+}
