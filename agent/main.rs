@@ -22,6 +22,7 @@ mod interpose;
 mod lock;
 mod memory;
 mod probe;
+mod remake;
 mod share;
 mod sys;
 mod table;

@@ -22,6 +22,9 @@ const WASTE_PARTS: usize = 8;
 /// Devices of a process: the driver shows 64 at most.
 pub const DEVICES_MAX: usize = 64;
 
+/// Of a device that was not asked for.
+const NO_UUID: [u8; 16] = [0; 16];
+
 /// All that the agent remembers.
 pub struct State {
     pub table: Table,
@@ -29,7 +32,7 @@ pub struct State {
     next_id: u64,
 }
 
-/// What is known of a device, asked for once.
+/// What is known of a device, asked for once and after a move.
 #[derive(Clone, Copy)]
 struct Device {
     asked: bool,
@@ -38,6 +41,8 @@ struct Device {
     rdma: bool,
     /// Devices that may use this one's memory, a bit each.
     peers: u64,
+    /// When it was asked for first.
+    uuid: [u8; 16],
 }
 
 pub static STATE: Lock<State> = Lock::new(State {
@@ -47,6 +52,7 @@ pub static STATE: Lock<State> = Lock::new(State {
         granularity: 0,
         rdma: false,
         peers: 0,
+        uuid: NO_UUID,
     }; DEVICES_MAX],
     next_id: 0,
 });
@@ -276,6 +282,14 @@ pub unsafe fn address_range(
     driver::SUCCESS
 }
 
+/// UUID of the device, as it is now.
+pub fn uuid(device: c_int) -> Result<[u8; 16], c_int> {
+    let mut uuid = NO_UUID;
+    // SAFETY: there is room for the answer.
+    check(unsafe { driver::device_uuid(&raw mut uuid, device) })?;
+    Ok(uuid)
+}
+
 /// Bytes of an entry: it was a `usize` once.
 pub fn length(entry: &Entry) -> usize {
     usize::try_from(entry.len).unwrap_or(usize::MAX)
@@ -307,10 +321,29 @@ impl State {
                 .ok()?;
                 known.granularity = len;
             }
+            if known.uuid == NO_UUID {
+                known.uuid = uuid(device).ok()?;
+            }
             known.rdma = rdma;
             known.asked = true;
         }
         (known.granularity != 0).then_some((known.granularity, known.rdma))
+    }
+
+    /// Forgets what may be otherwise with another GPU.
+    pub fn ask_anew(&mut self) {
+        for known in &mut self.devices {
+            known.asked = false;
+        }
+    }
+
+    /// Whether another GPU has taken the place of the one that the device was.
+    pub fn has_moved(&self, device: c_int) -> Result<bool, c_int> {
+        let number = usize::try_from(device).unwrap_or(DEVICES_MAX);
+        match self.devices.get(number).map(|known| known.uuid) {
+            None | Some(NO_UUID) => Ok(false),
+            Some(before) => Ok(uuid(device)? != before),
+        }
     }
 
     fn peers(&self, device: c_int) -> u64 {

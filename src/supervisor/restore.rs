@@ -29,7 +29,7 @@ use crate::store::{ImageId, ImageReader, ReadError};
 use super::describe::why;
 use super::gpu_plan::Refusal;
 use super::image::{ImageFacts, Phase, Stopwatch};
-use super::resident::{ResidentError, refill};
+use super::resident::{Moved, ResidentError, refill};
 use super::restore_gpu;
 use super::workshop::{SharedStreams, Workshop};
 
@@ -206,15 +206,16 @@ pub(super) fn bring_back(
     })?;
     let (ends, input_lost) = reconnect(shop, streams, &facts, &aside)?;
     watch.lap("rewind");
+    let memory = facts.cuda.as_ref().zip(gpus.as_ref());
+    let moved = memory.and_then(|(cuda, gpus)| {
+        let facts = cuda.resident.as_ref()?;
+        Moved::of(&image, facts, &gpus.map)
+    });
     let (restored, memory) = thread::scope(|scope| {
-        let memory = facts.cuda.as_ref().zip(gpus.as_ref());
         let memory = memory.and_then(|(cuda, gpus)| {
             let refill = |facts| refill(shop, &image, facts, &gpus.map);
-            let refill = cuda
-                .resident
-                .as_ref()
-                .map(|facts| scope.spawn(move || refill(facts)));
-            refill
+            let facts = cuda.resident.as_ref().filter(|_| moved.is_none());
+            facts.map(|facts| scope.spawn(move || refill(facts)))
         });
         let restored = run_criu(shop, sandbox, &image, id, &facts, &ends);
         (restored, memory.map(thread::ScopedJoinHandle::join))
@@ -233,8 +234,9 @@ pub(super) fn bring_back(
         .open();
     start_timers(sandbox, &facts)?;
     watch.lap("restore");
-    if let Some((cuda_facts, gpus)) = facts.cuda.as_ref().zip(gpus) {
-        restore_gpu::resume(shop, sandbox, &facts, &cuda_facts.pids, &gpus, memory)?;
+    if let Some((cuda_facts, gpus)) = facts.cuda.as_ref().zip(gpus.as_ref()) {
+        let pids = &cuda_facts.pids;
+        restore_gpu::resume(shop, sandbox, (&facts, pids), gpus, memory, moved)?;
         watch.lap("resume");
     }
     Ok(Restored {

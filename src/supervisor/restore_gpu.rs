@@ -8,7 +8,7 @@ use super::describe::chain;
 use super::gpu_facts::{CudaFacts, visible};
 use super::gpu_plan::{GpuPlan, Here, Refusal, plan};
 use super::image::ImageFacts;
-use super::resident::{self, Kept, Memory, ResidentError};
+use super::resident::{self, Kept, Memory, Moved, ResidentError};
 use super::restore::RestoreError;
 use super::workshop::Workshop;
 use crate::cuda::{self, GpuMap, GpuMapError, GpuPair};
@@ -87,10 +87,10 @@ fn look(shop: &Workshop, id: ImageId, facts: &CudaFacts) -> Result<GpuPlan, Refu
 pub(super) fn resume(
     shop: &Workshop,
     sandbox: &Sandbox,
-    facts: &ImageFacts,
-    pids: &[i32],
+    (facts, pids): (&ImageFacts, &[i32]),
     gpus: &GpuPlan,
     memory: Option<Memory>,
+    moved: Option<Moved<'_>>,
 ) -> Result<(), RestoreError> {
     let root = job::child_with_pid(sandbox.pid(), facts.pids.root)?;
     let there = job::tree(root)?;
@@ -100,6 +100,10 @@ pub(super) fn resume(
         tracing::info!(old = %pair.old, new = %pair.new, "a GPU takes the place of another");
     }
     let driver = shop.driver()?;
+    if let Some(moved) = moved {
+        let token = facts.token.as_ref().ok_or(ResidentError::Facts)?;
+        return Ok(moved.resume(shop, driver, (&host_pids, &map), (token, &there))?);
+    }
     if let Some(memory) = memory {
         let token = facts.token.as_ref().ok_or(ResidentError::Facts)?;
         let kept = Kept::restored(driver, token, &there, memory)?;
