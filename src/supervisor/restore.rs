@@ -104,6 +104,9 @@ pub enum RestoreError {
     /// The image's GPUs cannot be told apart.
     #[error("cannot tell the image's GPUs")]
     Gpus(#[from] cuda::GpuMapError),
+    /// The threads of a CUDA process could not be stopped.
+    #[error("cannot stop the job's threads")]
+    Halt(#[from] job::HaltError),
     /// Device memory could not be put back.
     #[error("cannot restore GPU memory")]
     Resident(#[source] Box<ResidentError>),
@@ -234,7 +237,7 @@ pub(super) fn bring_back(
     start_timers(sandbox, &facts)?;
     watch.lap("restore");
     if let Some((cuda_facts, gpus)) = facts.cuda.as_ref().zip(gpus) {
-        restore_gpu::resume(shop, sandbox, &facts, &cuda_facts.pids, &gpus, memory)?;
+        restore_gpu::resume(shop, sandbox, &facts, cuda_facts, &gpus, memory)?;
         watch.lap("resume");
     }
     Ok(Restored {

@@ -8,8 +8,9 @@ use super::describe::chain;
 use super::gpu_facts::{CudaFacts, visible};
 use super::gpu_plan::{GpuPlan, Here, Refusal, plan};
 use super::image::ImageFacts;
-use super::resident::{self, Kept, Memory, ResidentError};
+use super::resident::{Kept, Memory, ResidentError};
 use super::restore::RestoreError;
+use super::standing::Standing;
 use super::workshop::Workshop;
 use crate::cuda::{self, GpuMap, GpuMapError, GpuPair};
 use crate::job;
@@ -88,25 +89,28 @@ pub(super) fn resume(
     shop: &Workshop,
     sandbox: &Sandbox,
     facts: &ImageFacts,
-    pids: &[i32],
+    cuda_facts: &CudaFacts,
     gpus: &GpuPlan,
     memory: Option<Memory>,
 ) -> Result<(), RestoreError> {
     let root = job::child_with_pid(sandbox.pid(), facts.pids.root)?;
     let there = job::tree(root)?;
-    let host_pids = host_pids(&there, pids)?;
+    let host_pids = host_pids(&there, &cuda_facts.pids)?;
     let map = map(gpus)?;
     for pair in map.pairs().iter().filter(|pair| pair.old != pair.new) {
         tracing::info!(old = %pair.old, new = %pair.new, "a GPU takes the place of another");
     }
     let driver = shop.driver()?;
+    // On every error the caller ends the job.
+    let still = Standing::restored(&cuda_facts.standing, &there)?.halt()?;
+    cuda::resume_restored(driver, &host_pids, &map)
+        .map_err(|error| RestoreError::Resume(Box::new(error)))?;
     if let Some(memory) = memory {
         let token = facts.token.as_ref().ok_or(ResidentError::Facts)?;
-        let kept = Kept::restored(driver, token, &there, memory)?;
-        return Ok(resident::resume_restored(driver, &host_pids, &map, kept)?);
+        Kept::restored(token, memory)?.give_back()?;
     }
-    cuda::resume_restored(driver, &host_pids, &map)
-        .map_err(|error| RestoreError::Resume(Box::new(error)))
+    drop(still);
+    Ok(())
 }
 
 /// The plan as the driver wants it.
