@@ -116,11 +116,12 @@ impl ResidentError {
     pub(in crate::supervisor) fn kind(&self) -> FailureKind {
         match self {
             Self::Halt(HaltError::Trace { .. }) => FailureKind::Privilege,
-            Self::Halt(HaltError::Slow { .. }) | Self::Busy { .. } => FailureKind::Busy,
             Self::Halt(HaltError::Threads { .. }) => FailureKind::Ended,
             Self::Cuda(error) => FailureKind::of(error),
             Self::Shares { .. } => FailureKind::Unsupported,
-            Self::Agent {
+            Self::Halt(HaltError::Slow { .. })
+            | Self::Busy { .. }
+            | Self::Agent {
                 source: AgentError::Busy { .. } | AgentError::TimedOut { .. },
                 ..
             } => FailureKind::Busy,

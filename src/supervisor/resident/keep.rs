@@ -153,7 +153,7 @@ impl Kept {
         let processes: Result<_, ResidentError> = covers.iter().map(process).collect();
         Ok(Self {
             channel: Channel::bind()?,
-            token: token.clone(),
+            token: *token,
             processes: processes?,
             evicted: false,
         })

@@ -59,7 +59,7 @@ impl Keeping {
         let bound = covers.iter().any(Cover::is_bound);
         match start_carrier(shop, gpu, &covers) {
             Ok(carrier) => Ok(Some(Self {
-                token: token.clone(),
+                token: *token,
                 covers,
                 carrier: Arc::new(carrier),
             })),
