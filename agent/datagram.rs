@@ -7,7 +7,7 @@ use core::mem::{self, MaybeUninit};
 use core::ptr;
 
 use super::sys::{self, Address, ControlHead, Credentials, Limit, Message, Piece};
-use super::wire::{BATCH_MAX, Reply, Request, Segment};
+use super::wire::{BATCH_MAX, NAME_PREFIX, Reply, Request, Segment};
 
 /// Numbers from here up: out of the way of a job that closes or duplicates low ones, and the kernel's table of
 /// descriptors, which reaches up to the highest, stays small.
@@ -17,12 +17,28 @@ const TRIES_MAX: u32 = 5_000;
 /// Words of room for `SCM_RIGHTS` of a batch and `SCM_CREDENTIALS`, each with its head.
 const CONTROL_WORDS: usize = 2 + BATCH_MAX / 2 + 2 + 2;
 
+/// The longest datagram that is understood: an answer with a segment.
+const SHARED_LEN: usize = size_of::<Reply>() + size_of::<Segment>();
+/// What stands where there is none.
+pub const NO_SEGMENT: Segment = Segment {
+    address: 0,
+    len: 0,
+    device: [0; 16],
+};
+
+/// Somebody's address.
+#[derive(Clone, Copy)]
+pub struct Peer {
+    pub address: Address,
+    pub len: u32,
+}
+
 /// A received datagram.
 pub struct Incoming {
-    bytes: [u8; size_of::<Request>()],
-    is_whole: bool,
-    from: Address,
-    from_len: u32,
+    bytes: [u8; SHARED_LEN],
+    /// Of the bytes; 0 when there were more.
+    len: usize,
+    pub from: Peer,
     pub sender: Option<Credentials>,
     descriptors: [c_int; BATCH_MAX],
     count: usize,
@@ -34,7 +50,28 @@ impl Incoming {
     /// The request, when the datagram has its length.
     pub fn request(&self) -> Option<Request> {
         // SAFETY: plain numbers of this length, of any value.
-        self.is_whole
+        (self.len == size_of::<Request>())
+            .then(|| unsafe { ptr::read_unaligned(self.bytes.as_ptr().cast()) })
+    }
+
+    /// The answer and its segment, when the datagram is one of that.
+    pub fn shared(&self) -> Option<(Reply, Segment)> {
+        if self.len != SHARED_LEN {
+            return self.answer().map(|reply| (reply, NO_SEGMENT));
+        }
+        let segment = self.bytes.as_ptr().wrapping_add(size_of::<Reply>());
+        // SAFETY: plain numbers of these lengths, of any value.
+        Some(unsafe {
+            (
+                ptr::read_unaligned(self.bytes.as_ptr().cast()),
+                ptr::read_unaligned(segment.cast()),
+            )
+        })
+    }
+
+    fn answer(&self) -> Option<Reply> {
+        // SAFETY: plain numbers of this length, of any value.
+        (self.len == size_of::<Reply>())
             .then(|| unsafe { ptr::read_unaligned(self.bytes.as_ptr().cast()) })
     }
 
@@ -71,13 +108,15 @@ pub struct Outgoing {
 /// Waits for a datagram. On failure the error number.
 pub fn receive(socket: c_int) -> Result<Incoming, c_int> {
     let mut incoming = Incoming {
-        bytes: [0; _],
-        is_whole: false,
-        from: Address {
-            family: 0,
-            path: [0; 108],
+        bytes: [0; SHARED_LEN],
+        len: 0,
+        from: Peer {
+            address: Address {
+                family: 0,
+                path: [0; 108],
+            },
+            len: 0,
         },
-        from_len: 0,
         sender: None,
         descriptors: [-1; BATCH_MAX],
         count: 0,
@@ -89,7 +128,7 @@ pub fn receive(socket: c_int) -> Result<Incoming, c_int> {
     };
     let mut control = [0u64; CONTROL_WORDS];
     let mut message = Message {
-        name: (&raw mut incoming.from).cast(),
+        name: (&raw mut incoming.from.address).cast(),
         name_len: sys::ADDRESS_LEN,
         pieces: &raw mut piece,
         pieces_len: 1,
@@ -102,10 +141,11 @@ pub fn receive(socket: c_int) -> Result<Incoming, c_int> {
     if len < 0 {
         return Err(sys::errno());
     }
-    incoming.from_len = message.name_len;
+    incoming.from.len = message.name_len;
     incoming.is_cut = message.flags & sys::MSG_CTRUNC != 0;
-    let whole = usize::try_from(len) == Ok(size_of::<Request>());
-    incoming.is_whole = whole && message.flags & sys::MSG_TRUNC == 0;
+    if message.flags & sys::MSG_TRUNC == 0 {
+        incoming.len = usize::try_from(len).unwrap_or(0);
+    }
     let used = message.control_len / 8;
     read_control(control.get(..used).unwrap_or(&control), &mut incoming);
     Ok(incoming)
@@ -146,19 +186,28 @@ fn read_control(mut words: &[u64], incoming: &mut Incoming) {
     }
 }
 
-/// Sends an answer to where the request came from; false when it did not go.
-pub fn send(socket: c_int, to: &Incoming, answer: &Outgoing) -> bool {
+/// Sends an answer; false when it did not go.
+pub fn send(socket: c_int, to: &Peer, answer: &Outgoing) -> bool {
     let count = (answer.reply.count as usize).min(BATCH_MAX);
     let mut pieces = [
-        Piece {
-            start: (&raw const answer.reply).cast_mut().cast(),
-            len: size_of::<Reply>(),
-        },
+        Piece::of(&answer.reply),
         Piece {
             start: answer.segments.as_ptr().cast_mut().cast(),
             len: count * size_of::<Segment>(),
         },
     ];
+    let descriptors = answer.descriptors.get(..count).unwrap_or(&[]);
+    send_pieces(socket, to, &mut pieces, descriptors)
+}
+
+/// Sends a request; false when it did not go.
+pub fn send_request(socket: c_int, to: &Peer, request: &Request) -> bool {
+    send_pieces(socket, to, &mut [Piece::of(request)], &[])
+}
+
+/// The pieces are read alone, and there are no more descriptors than a batch has.
+fn send_pieces(socket: c_int, to: &Peer, pieces: &mut [Piece], descriptors: &[c_int]) -> bool {
+    let count = descriptors.len();
     let mut control = MaybeUninit::<[u64; CONTROL_WORDS]>::zeroed();
     let control: *mut u64 = control.as_mut_ptr().cast();
     let head = ControlHead {
@@ -171,11 +220,11 @@ pub fn send(socket: c_int, to: &Incoming, answer: &Outgoing) -> bool {
     // SAFETY: and behind it for the numbers of a batch.
     unsafe {
         let place = control.cast::<ControlHead>().add(1).cast();
-        ptr::copy_nonoverlapping(answer.descriptors.as_ptr(), place, count);
+        ptr::copy_nonoverlapping(descriptors.as_ptr(), place, count);
     };
     let message = Message {
-        name: (&raw const to.from).cast_mut().cast(),
-        name_len: to.from_len,
+        name: (&raw const to.address).cast_mut().cast(),
+        name_len: to.len,
         pieces: pieces.as_mut_ptr(),
         pieces_len: pieces.len(),
         control: if count == 0 {
@@ -230,14 +279,14 @@ pub fn make_room() {
 }
 
 /// A name in the making.
-pub struct Name {
+struct Name {
     address: Address,
     len: usize,
 }
 
 impl Name {
     /// `None` when there is no more room.
-    pub fn push(&mut self, bytes: &[u8]) -> Option<()> {
+    fn push(&mut self, bytes: &[u8]) -> Option<()> {
         let end = self.len.checked_add(bytes.len())?;
         self.address
             .path
@@ -248,7 +297,7 @@ impl Name {
     }
 
     /// In decimal.
-    pub fn push_number(&mut self, number: u32) -> Option<()> {
+    fn push_number(&mut self, number: u32) -> Option<()> {
         if number >= 10 {
             self.push_number(number / 10)?;
         }
@@ -256,8 +305,8 @@ impl Name {
     }
 }
 
-/// An abstract address, and its length.
-pub fn address(write: impl FnOnce(&mut Name) -> Option<()>) -> Option<(Address, u32)> {
+/// The address of an agent.
+pub fn agent(token: &[u8], pid: u32) -> Option<Peer> {
     let mut name = Name {
         address: Address {
             family: u16::try_from(sys::AF_UNIX).ok()?,
@@ -266,7 +315,12 @@ pub fn address(write: impl FnOnce(&mut Name) -> Option<()>) -> Option<(Address, 
         // An abstract name begins with a zero.
         len: 1,
     };
-    write(&mut name)?;
-    let len = size_of::<u16>() + name.len;
-    Some((name.address, u32::try_from(len).ok()?))
+    name.push(NAME_PREFIX.as_bytes())?;
+    name.push(token)?;
+    name.push(b"/")?;
+    name.push_number(pid)?;
+    Some(Peer {
+        address: name.address,
+        len: u32::try_from(size_of::<u16>() + name.len).ok()?,
+    })
 }

@@ -11,6 +11,7 @@ pub const SUCCESS: c_int = 0;
 pub const INVALID_VALUE: c_int = 1;
 pub const OUT_OF_MEMORY: c_int = 2;
 pub const NOT_INITIALIZED: c_int = 3;
+pub const INVALID_CONTEXT: c_int = 201;
 pub const PEER_ACCESS_UNSUPPORTED: c_int = 217;
 
 /// `CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED`.
@@ -69,6 +70,13 @@ impl Properties {
             usage: 0,
             reserved: [0; 4],
         }
+    }
+}
+
+impl Properties {
+    /// The device that the memory is on.
+    pub fn device(&self) -> c_int {
+        self.location.id
     }
 }
 
@@ -131,6 +139,7 @@ driver! {
     unmap = c"cuMemUnmap" (address: u64, len: usize);
     set_access = c"cuMemSetAccess" (address: u64, len: usize, access: *const Access, count: usize);
     export = c"cuMemExportToShareableHandle" (descriptor: *mut c_int, handle: u64, kind: c_int, flags: u64);
+    properties = c"cuMemGetAllocationPropertiesFromHandle" (properties: *mut Properties, handle: u64);
     import = c"cuMemImportFromShareableHandle" (handle: *mut u64, descriptor: *mut c_void, kind: c_int);
 }
 

@@ -15,13 +15,14 @@
 //! takes what is own, but loses a process that holds what is imported (driver 580).
 
 use core::ffi::{c_int, c_void};
-use core::ptr;
 use core::sync::atomic::{AtomicBool, Ordering};
+use core::{ptr, slice};
 
-use super::datagram::{self, Incoming, Outgoing};
-use super::driver::{self, Access, Properties, check};
+use super::datagram::{self, Incoming, NO_SEGMENT, Outgoing};
+use super::driver::{self, check};
 use super::lock::Guard;
 use super::memory::{self, BYTES, IMPORTED, SEGMENTS, STATE, State, length};
+use super::probe::{enter, leave, probe_devices};
 use super::sys;
 use super::table::Entry;
 use super::wire::{self, BATCH_MAX, MAGIC, Reply, Request, Segment, VERSION};
@@ -60,11 +61,7 @@ impl HandOver {
         } else {
             Err(Failure::Refused)
         };
-        // No context of the job's stays with this thread. A HELLO comes at any time, also while calls to the driver wait.
-        if request.kind != wire::HELLO && SEGMENTS.load(Ordering::Relaxed) != 0 {
-            // SAFETY: makes none current.
-            unsafe { driver::context_set(0) };
-        }
+        leave();
         let (status, code) = match done {
             Ok(()) => (wire::OK, 0),
             Err(Failure::Busy) => (wire::BUSY, 0),
@@ -73,7 +70,7 @@ impl HandOver {
             Err(Failure::Lost(code)) => (wire::LOST, code),
         };
         let answer = self.outgoing(&request, status, code);
-        datagram::send(socket, &incoming, &answer);
+        datagram::send(socket, &incoming.from, &answer);
     }
 
     fn carry_out(
@@ -87,6 +84,7 @@ impl HandOver {
             wire::PROBE => self.probe(),
             wire::RELEASE => self.release(socket, request, incoming),
             wire::MAP => self.map(request, incoming),
+            wire::SHARE => self.share(socket, request, incoming),
             _ => Err(Failure::Refused),
         }
     }
@@ -113,13 +111,7 @@ impl HandOver {
                 bytes: BYTES.load(Ordering::Relaxed),
                 serial: request.serial,
             },
-            segments: [const {
-                Segment {
-                    address: 0,
-                    len: 0,
-                    device: [0; 16],
-                }
-            }; BATCH_MAX],
+            segments: [NO_SEGMENT; BATCH_MAX],
             descriptors: [-1; BATCH_MAX],
         }
     }
@@ -168,6 +160,27 @@ impl HandOver {
         }
         self.released = Some(state);
         Ok(())
+    }
+
+    /// Another process of the job opens a segment. While memory is released it has to wait.
+    fn share(
+        &mut self,
+        socket: c_int,
+        request: &Request,
+        incoming: &Incoming,
+    ) -> Result<(), Failure> {
+        if self.released.is_some() {
+            return Err(Failure::Busy);
+        }
+        let state = STATE.try_lock().ok_or(Failure::Busy)?;
+        let id = u64::from(request.count) << 32 | u64::from(request.first);
+        let is_asked = |entry: &&Entry| entry.owner == 0 && entry.id == id;
+        let entry = state.table.entries().iter().find(is_asked);
+        let entry = entry.ok_or(Failure::Refused)?;
+        let mut answer = self.outgoing(request, wire::MORE, 0);
+        answer.reply.bytes = entry.asked;
+        SHARES.store(true, Ordering::Relaxed);
+        send_batch(socket, incoming, slice::from_ref(entry), &mut answer)
     }
 
     fn map(&mut self, request: &Request, incoming: &mut Incoming) -> Result<(), Failure> {
@@ -225,7 +238,7 @@ fn send_batch(
         }
         answer.reply.count += 1;
     }
-    if result.is_ok() && !datagram::send(socket, to, answer) {
+    if result.is_ok() && !datagram::send(socket, &to.from, answer) {
         result = Err(Failure::Refused);
     }
     for (entry, descriptor) in batch.iter().zip(answer.descriptors) {
@@ -256,12 +269,6 @@ fn describe(entry: &Entry, segment: &mut Segment, descriptor: &mut c_int) -> Res
             check(export())
         })
         .map_err(Failure::Driver)
-}
-
-/// Makes the context current that the entry belongs to. Switching is cheap, and mostly there is one.
-fn enter(entry: &Entry) -> Result<(), c_int> {
-    // SAFETY: the driver refuses a context that is none any more.
-    check(unsafe { driver::context_set(entry.context) })
 }
 
 /// Unmaps all, or nothing.
@@ -324,7 +331,7 @@ fn undo(state: &mut State, code: c_int) -> Failure {
     Failure::Driver(code)
 }
 
-fn import(descriptor: c_int) -> Result<u64, c_int> {
+pub fn import(descriptor: c_int) -> Result<u64, c_int> {
     let mut handle = 0;
     let value: *mut c_void =
         ptr::without_provenance_mut(usize::try_from(descriptor).unwrap_or(usize::MAX));
@@ -369,52 +376,4 @@ fn let_go(state: &mut State, position: usize) {
         entry.mapped = false;
         IMPORTED.fetch_sub(1, Ordering::Relaxed);
     }
-}
-
-/// Calls the driver as a release and a mapping do, on a granule of each device that has memory of ours.
-fn probe_devices(state: &mut State) -> Result<(), c_int> {
-    let mut seen = 0u64;
-    for position in 0..state.table.entries().len() {
-        let entry = state.table.entries()[position];
-        if seen >> entry.device & 1 == 0 {
-            seen |= 1 << entry.device;
-            enter(&entry)?;
-            probe_device(state, &entry)?;
-        }
-    }
-    Ok(())
-}
-
-fn probe_device(state: &mut State, entry: &Entry) -> Result<(), c_int> {
-    let Some((granule, rdma)) = state.device(entry.device) else {
-        return Ok(());
-    };
-    let (mut address, mut handle) = (0, 0);
-    // SAFETY: there is room for the answer.
-    check(unsafe { driver::reserve(&raw mut address, granule, 0, 0, 0) })?;
-    let properties = Properties::new(entry.device, rdma);
-    // SAFETY: there is room for the answer, and the properties are whole.
-    let mut code = unsafe { driver::create(&raw mut handle, granule, &raw const properties, 0) };
-    if code == driver::SUCCESS {
-        // SAFETY: reserved and created above.
-        code = unsafe { driver::map(address, granule, 0, handle, 0) };
-        if code == driver::SUCCESS {
-            // SAFETY: mapped above.
-            code = unsafe { driver::unmap(address, granule) };
-        }
-        // SAFETY: created above.
-        unsafe { driver::release(handle) };
-    } else if code == driver::OUT_OF_MEMORY {
-        // The GPU is full: what is mapped gets once more the access that it has.
-        code = driver::SUCCESS;
-        if entry.mapped {
-            let access = Access::full(entry.device);
-            // SAFETY: mapped there.
-            code =
-                unsafe { driver::set_access(entry.address, length(entry), &raw const access, 1) };
-        }
-    }
-    // SAFETY: nothing is mapped there any more.
-    unsafe { driver::address_free(address, granule) };
-    check(code)
 }

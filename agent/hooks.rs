@@ -6,6 +6,7 @@ use core::mem::transmute;
 
 use super::driver::NOT_INITIALIZED;
 use super::interpose::{self, Hook};
+use super::share::{self, IpcHandle};
 use super::{contexts, memory};
 
 // SAFETY: holds addresses of functions and of text alone.
@@ -83,6 +84,13 @@ hooks! {
     cuDevicePrimaryCtxRelease = contexts::reset, c"cuDevicePrimaryCtxRelease", 7000 (device: c_int);
     cuDevicePrimaryCtxRelease_v2 = contexts::reset, c"cuDevicePrimaryCtxRelease", 11000 (device: c_int);
     cuCtxEnablePeerAccess = contexts::enable_peer, c"cuCtxEnablePeerAccess", 4000 (peer: usize, flags: c_uint);
+    cuIpcGetMemHandle = share::get_handle, c"cuIpcGetMemHandle", 4010
+        (handle: *mut IpcHandle, address: u64);
+    cuIpcOpenMemHandle = share::open_handle, c"cuIpcOpenMemHandle", 4010
+        (address: *mut u64, handle: IpcHandle, flags: c_uint);
+    cuIpcOpenMemHandle_v2 = share::open_handle, c"cuIpcOpenMemHandle", 11000
+        (address: *mut u64, handle: IpcHandle, flags: c_uint);
+    cuIpcCloseMemHandle = share::close_handle, c"cuIpcCloseMemHandle", 4010 (address: u64);
 }
 
 const fn name(text: &'static str) -> &'static CStr {

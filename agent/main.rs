@@ -21,6 +21,8 @@ mod hooks;
 mod interpose;
 mod lock;
 mod memory;
+mod probe;
+mod share;
 mod sys;
 mod table;
 mod talk;

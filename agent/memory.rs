@@ -98,7 +98,12 @@ fn covered(asked: usize) -> Option<u64> {
         device,
         ..Entry::NONE
     };
-    let entry = make(&state, entry, rdma).ok()?;
+    let entry = make(&state, entry, |handle, len| {
+        let properties = Properties::new(device, rdma);
+        // SAFETY: there is room for the answer, and the properties are whole.
+        check(unsafe { driver::create(handle, len, &raw const properties, 0) })
+    })
+    .ok()?;
     state.next_id += 1;
     state.insert(entry);
     Some(entry.address)
@@ -117,21 +122,21 @@ pub fn current() -> Option<(usize, c_int)> {
     Some((context, device))
 }
 
-/// Reserves, creates and maps; nothing is left when that fails.
-fn make(state: &State, mut entry: Entry, rdma: bool) -> Result<Entry, c_int> {
-    let len = usize::try_from(entry.len).map_err(|_| driver::INVALID_VALUE)?;
+/// Reserves, gets a handle and maps it; nothing is left when that fails.
+pub fn make(
+    state: &State,
+    mut entry: Entry,
+    get: impl FnOnce(*mut u64, usize) -> Result<(), c_int>,
+) -> Result<Entry, c_int> {
+    let len = length(&entry);
     // SAFETY: there is room for the answer.
     check(unsafe { driver::reserve(&raw mut entry.address, len, 0, 0, 0) })?;
-    let properties = Properties::new(entry.device, rdma);
-    // SAFETY: there is room for the answer, and the properties are whole.
-    let made =
-        check(unsafe { driver::create(&raw mut entry.handle, len, &raw const properties, 0) })
-            .and_then(|()| {
-                map(state, &mut entry).inspect_err(|_| {
-                    // SAFETY: the handle is ours and not mapped.
-                    unsafe { driver::release(entry.handle) };
-                })
-            });
+    let made = get(&raw mut entry.handle, len).and_then(|()| {
+        map(state, &mut entry).inspect_err(|_| {
+            // SAFETY: the handle is ours and not mapped.
+            unsafe { driver::release(entry.handle) };
+        })
+    });
     if let Err(code) = made {
         // SAFETY: nothing is mapped there.
         unsafe { driver::address_free(entry.address, len) };
@@ -186,6 +191,10 @@ fn free_ours(address: u64) -> Option<Result<(), c_int>> {
         Some((position, entry))
     };
     let (_, entry) = find(&STATE.lock())?;
+    if entry.owner != 0 {
+        // As the driver: what was opened is closed.
+        return Some(Err(driver::INVALID_VALUE));
+    }
     // The driver's own waits too, and answers the error of a broken context, a driver that has ended or a capture.
     // Not under the lock: what the GPU waits for may need memory first.
     if let Err(code) = synchronize(entry.context) {
@@ -193,12 +202,12 @@ fn free_ours(address: u64) -> Option<Result<(), c_int>> {
     }
     let mut state = STATE.lock();
     // Another thread may have freed it meanwhile.
-    let (position, entry) = find(&state).filter(|(_, now)| now.id == entry.id)?;
+    let (position, entry) = find(&state).filter(|(_, now)| now.id == entry.id && now.owner == 0)?;
     Some(tear_down(&entry).map(|()| state.remove(position)))
 }
 
 /// Waits for all work of a context.
-fn synchronize(context: usize) -> Result<(), c_int> {
+pub fn synchronize(context: usize) -> Result<(), c_int> {
     within(context, || {
         // SAFETY: has no arguments.
         check(unsafe { driver::context_synchronize() })
@@ -319,14 +328,17 @@ impl State {
         }
     }
 
-    fn insert(&mut self, entry: Entry) {
+    pub fn insert(&mut self, entry: Entry) {
         if self.table.insert(entry) {
             SEGMENTS.fetch_add(1, Ordering::Release);
             BYTES.fetch_add(entry.len, Ordering::Relaxed);
+            if entry.descriptor >= 0 {
+                IMPORTED.fetch_add(1, Ordering::Relaxed);
+            }
         }
     }
 
-    fn remove(&mut self, position: usize) {
+    pub fn remove(&mut self, position: usize) {
         if let Some(entry) = self.table.entries().get(position) {
             SEGMENTS.fetch_sub(1, Ordering::Release);
             BYTES.fetch_sub(entry.len, Ordering::Relaxed);

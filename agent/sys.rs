@@ -13,6 +13,16 @@ pub struct Piece {
     pub len: usize,
 }
 
+impl Piece {
+    /// All of a value, to be read alone.
+    pub fn of<T>(value: &T) -> Self {
+        Self {
+            start: (&raw const *value).cast_mut().cast(),
+            len: size_of::<T>(),
+        }
+    }
+}
+
 /// `struct msghdr`. musl has 32-bit lengths and padding in the place of the 64-bit ones: the same on little endian.
 #[repr(C)]
 pub struct Message {
@@ -69,6 +79,7 @@ pub const SOCK_DGRAM: c_int = 2;
 pub const SOCK_CLOEXEC: c_int = 0o2_000_000;
 pub const SOL_SOCKET: c_int = 1;
 pub const SO_PASSCRED: c_int = 16;
+pub const SO_RCVTIMEO: c_int = 20;
 pub const SO_SNDTIMEO: c_int = 21;
 pub const SCM_RIGHTS: c_int = 1;
 pub const SCM_CREDENTIALS: c_int = 2;

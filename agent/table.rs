@@ -3,7 +3,7 @@
 //! Of a fixed size, for nothing is allocated in the job's process; pages that were never used take no memory.
 
 /// Pieces that are remembered at a time; more are the driver's own. A training run of 17 GiB had 49, and an entry
-/// costs 64 bytes.
+/// costs 72 bytes.
 pub const ENTRIES_MAX: usize = 16_384;
 
 /// A piece of device memory.
@@ -19,7 +19,7 @@ pub struct Entry {
     pub handle: u64,
     /// The driver's context it was made in.
     pub context: usize,
-    /// Never given twice in a process.
+    /// Never given twice in a process; of the other process's, when there is one.
     pub id: u64,
     /// The driver's number of its GPU.
     pub device: i32,
@@ -27,8 +27,10 @@ pub struct Entry {
     pub descriptor: i32,
     /// Whether there is memory behind the address.
     pub mapped: bool,
-    /// Whether it is another process's (CUDA IPC).
-    pub foreign: bool,
+    /// The process it belongs to, when that is another (CUDA IPC); else 0.
+    pub owner: i32,
+    /// Times that it was opened, when it is another process's.
+    pub opened: u32,
 }
 
 impl Entry {
@@ -42,7 +44,8 @@ impl Entry {
         device: 0,
         descriptor: -1,
         mapped: false,
-        foreign: false,
+        owner: 0,
+        opened: 0,
     };
 }
 

@@ -11,9 +11,10 @@ use core::mem::{MaybeUninit, transmute};
 use core::ptr;
 use core::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 
-use super::datagram::{self, Incoming};
+use super::datagram::{self, Incoming, Peer};
 use super::hand_over::HandOver;
-use super::wire::{MAGIC, NAME_PREFIX, Request};
+use super::sys::Piece;
+use super::wire::{MAGIC, Request};
 use super::{driver, elf, interpose, memory, sys};
 
 /// Stack of the thread. The driver's calls need some 50 KiB; untouched pages cost nothing.
@@ -80,35 +81,38 @@ pub fn start() -> Option<()> {
 
 /// A socket with the agent's name, at a number where it is in nobody's way.
 fn open_socket() -> Option<c_int> {
+    // SAFETY: has no arguments.
+    let pid = unsafe { sys::getpid() }.unsigned_abs();
+    let name = datagram::agent(&interpose::token(), pid)?;
+    new_socket(&name).map(datagram::move_up)
+}
+
+/// A socket with a name that waits for nobody for ever when it sends.
+pub fn new_socket(name: &Peer) -> Option<c_int> {
     // SAFETY: plain numbers.
-    let low = unsafe { sys::socket(sys::AF_UNIX, sys::SOCK_DGRAM | sys::SOCK_CLOEXEC, 0) };
-    if low < 0 {
+    let socket = unsafe { sys::socket(sys::AF_UNIX, sys::SOCK_DGRAM | sys::SOCK_CLOEXEC, 0) };
+    if socket < 0 {
         return None;
     }
-    let socket = datagram::move_up(low);
     let one: c_int = 1;
-    let time = [SEND_S, 0];
-    let (address, len) = datagram::address(|name| {
-        name.push(NAME_PREFIX.as_bytes())?;
-        name.push(&interpose::token())?;
-        name.push(b"/")?;
-        // SAFETY: has no arguments.
-        name.push_number(unsafe { sys::getpid() }.unsigned_abs())
-    })?;
-    let set = |option, value: *const c_void, len| {
-        // SAFETY: the value has this length.
-        unsafe { sys::setsockopt(socket, sys::SOL_SOCKET, option, value, len) == 0 }
-    };
-    let good = set(sys::SO_PASSCRED, (&raw const one).cast(), 4)
-        && set(sys::SO_SNDTIMEO, time.as_ptr().cast(), 16)
+    let good = set(socket, sys::SO_PASSCRED, &one)
+        && set(socket, sys::SO_SNDTIMEO, &[SEND_S, 0])
         // SAFETY: the address has this length.
-        && unsafe { sys::bind(socket, &raw const address, len) } == 0;
+        && unsafe { sys::bind(socket, &raw const name.address, name.len) } == 0;
     if !good {
         // SAFETY: ours alone.
         unsafe { sys::close(socket) };
         return None;
     }
     Some(socket)
+}
+
+/// Sets an option of a socket.
+pub fn set<T>(socket: c_int, option: c_int, value: &T) -> bool {
+    let value = Piece::of(value);
+    let len = u32::try_from(value.len).unwrap_or(0);
+    // SAFETY: the value has this length.
+    unsafe { sys::setsockopt(socket, sys::SOL_SOCKET, option, value.start, len) == 0 }
 }
 
 /// Has `in_child` called in every child of a fork.
@@ -195,13 +199,17 @@ extern "C" fn run(_: *mut c_void) -> *mut c_void {
 
 /// Root and the job's own user may ask; others are not answered.
 fn is_from_supervisor(incoming: &Incoming) -> bool {
-    // SAFETY: has no arguments.
-    let own = unsafe { sys::geteuid() };
-    let may_ask = incoming
-        .sender
-        .is_some_and(|sender| sender.uid == 0 || sender.uid == own);
-    may_ask
+    is_trusted(incoming)
         && incoming
             .request()
             .is_some_and(|request: Request| request.magic == MAGIC)
+}
+
+/// Whether it comes from root or from the job's own user.
+pub fn is_trusted(incoming: &Incoming) -> bool {
+    // SAFETY: has no arguments.
+    let own = unsafe { sys::geteuid() };
+    incoming
+        .sender
+        .is_some_and(|sender| sender.uid == 0 || sender.uid == own)
 }

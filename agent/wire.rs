@@ -12,6 +12,11 @@
 //!   MAP      ──────────────────────▶         segments first.. of the order of the release, a descriptor each
 //!            ◀──────────────────────  OK     these are mapped where they were
 //! ```
+//! An agent also asks another of the same run and user, for a process that opens memory of another one (CUDA IPC):
+//! ```text
+//!   SHARE    ──────────────────────▶         the segment whose number is `first`, and above it `count`
+//!            ◀──────────────────────  MORE   it, with a descriptor; `bytes` is what was asked for
+//! ```
 //! The agent answers to where a request came from, with its serial number. A request that was carried out already
 //! is answered OK again. Shared with the agent, which has no standard library; whoever receives checks everything.
 
@@ -38,6 +43,8 @@ pub const PROBE: u32 = 2;
 pub const RELEASE: u32 = 3;
 /// See above.
 pub const MAP: u32 = 4;
+/// Between agents; see above.
+pub const SHARE: u32 = 5;
 
 /// Done.
 pub const OK: u32 = 0;

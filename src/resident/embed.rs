@@ -15,7 +15,7 @@ use super::wire::{TOKEN_LEN, TOKEN_VARIABLE};
 use crate::clock;
 
 /// Compiled by `build.rs`.
-pub(super) const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/ckpt-run-agent.so"));
+const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/ckpt-run-agent.so"));
 /// The dynamic loader's.
 const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 /// Readable and executable for all: the job may run as another user.
@@ -141,3 +141,6 @@ impl TryFrom<String> for Token {
         text.parse()
     }
 }
+
+#[cfg(test)]
+mod tests;

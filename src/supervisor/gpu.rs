@@ -86,7 +86,7 @@ impl<'a> Gpu<'a> {
     pub fn suspend(
         &self,
         shop: &Workshop,
-        keeping: Option<&Keeping>,
+        keeping: Option<Keeping>,
         watch: &mut Stopwatch,
     ) -> Result<(Suspension, Option<Carrying>), SnapshotError> {
         let options = cuda::SuspendOptions {

@@ -37,6 +37,8 @@ const FREEZE_CORES: usize = 8;
 /// smallest buffer of the store, CRIU, and what the job itself allocates until it stands still. The kernel's answer to
 /// less is to kill the job.
 const SUSPEND_HEADROOM: u64 = 512 << 20;
+/// Host memory for what comes of GPU memory while the job computes: nothing waits for it, and the job may want its own.
+const DRAIN_BUFFER: u64 = 1 << 30;
 /// How often a snapshot is tried whose job changes under our hands. A job that starts CUDA does it once a process;
 /// one that is still at it the last time is better left alone until the next snapshot is due.
 const ATTEMPTS_MAX: u32 = 5;
@@ -130,14 +132,15 @@ fn attempt(
     watch.lap("admit");
 
     let frozen_at = clock::now();
-    let suspend = |gpu: &Gpu| gpu.suspend(shop, keeping.as_ref(), &mut watch);
+    let avoidable = keeping.as_ref().is_some_and(Keeping::is_avoidable);
+    let suspend = |gpu: &Gpu| gpu.suspend(shop, keeping, &mut watch);
     let suspended = gpu.as_ref().map(suspend).transpose();
-    let (suspended, carrying) = match (suspended, &keeping) {
-        (Err(SnapshotError::Resident(error)), Some(keeping)) if keeping.is_avoidable(&error) => {
+    let (suspended, carrying) = match suspended {
+        Err(SnapshotError::Resident(error)) if avoidable && error.driver_may() => {
             drop(writer);
             return attempt(subject, afterwards, begun, Some(&error), computing);
         }
-        (suspended, _) => suspended?.unzip(),
+        suspended => suspended?.unzip(),
     };
     let mut carrying = carrying.flatten();
     let bystanders = match Bystanders::of(shop, root) {
@@ -161,7 +164,7 @@ fn attempt(
                 let mut watch = watch.clone();
                 watch.lap("dump");
                 dump.start_workers();
-                if let Some(carrying) = &mut carrying {
+                if let Some(mut carrying) = carrying.take() {
                     carrying.while_frozen(receive)?;
                     carrying.afterwards(receive)?;
                     watch.lap("copy");
@@ -183,9 +186,9 @@ fn attempt(
         dumped = dumped.and_then(|()| carrying.while_frozen(receive));
         watch.lap("copy");
     }
-    let commit = |freeze, watch: &mut Stopwatch| {
+    let mut commit = |freeze, watch: &mut Stopwatch| {
         dump.start_workers();
-        if let Some(carrying) = &carrying {
+        if let Some(carrying) = carrying.take() {
             carrying.afterwards(receive)?;
             watch.lap("drain");
         }
@@ -257,19 +260,21 @@ fn admit(
     }
     let resident: u64 = processes.iter().map(|process| process.resident).sum();
     room::make(shop, run, all + resident)?;
-    let writer = shop
-        .store
-        .begin(&shop.lock, write_options(shop, available - needed))?;
+    let frozen = needed + resident + keeping.map_or(0, Keeping::bytes_without_shadow);
+    let options = write_options(shop, available - needed, keeping.map(|_| frozen));
+    let writer = shop.store.begin(&shop.lock, options)?;
     writer.reserve(needed + resident);
     let cores = thread::available_parallelism().map_or(1, usize::from);
     writer.spare_workers(cores.saturating_sub(FREEZE_CORES));
     Ok(writer)
 }
 
-/// `free` is the host memory that is left once the GPU's content is in it.
-fn write_options(shop: &Workshop, free: u64) -> WriteOptions {
+/// `free` is the host memory that is left once the GPU's content is in it; `frozen` the bytes that come while the job
+/// stands still, where more come later.
+fn write_options(shop: &Workshop, free: u64, frozen: Option<u64>) -> WriteOptions {
+    let later = frozen.map_or(u64::MAX, |bytes| bytes.saturating_add(DRAIN_BUFFER));
     let buffer = match shop.config.snapshot.buffer {
-        Buffer::Auto => free / 2,
+        Buffer::Auto => later.min(free / 2),
         Buffer::Bytes(bytes) => bytes,
     };
     let workers = match shop.config.snapshot.cpus {

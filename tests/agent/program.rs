@@ -84,7 +84,27 @@ cuda! {
     free "cuMemFree_v2" "cuMemFree" 3020 (address: u64);
     range "cuMemGetAddressRange_v2" "cuMemGetAddressRange" 3020 (base: *mut u64, len: *mut usize, address: u64);
     upload "cuMemcpyHtoD_v2" "cuMemcpyHtoD" 3020 (address: u64, from: *const c_void, len: usize);
+    get_handle "cuIpcGetMemHandle" "cuIpcGetMemHandle" 4010 (handle: *mut [u8; 64], address: u64);
+    open_handle "cuIpcOpenMemHandle_v2" "cuIpcOpenMemHandle" 11000 (address: *mut u64, handle: Handle, flags: u32);
+    close_handle "cuIpcCloseMemHandle" "cuIpcCloseMemHandle" 4010 (address: u64);
     download "cuMemcpyDtoH_v2" "cuMemcpyDtoH" 3020 (to: *mut c_void, address: u64, len: usize);
+}
+
+/// `CUipcMemHandle`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Handle([u8; 64]);
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn unhex(text: &str) -> Handle {
+    let mut bytes = [0; 64];
+    for (index, byte) in bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * index..2 * index + 2], 16).unwrap();
+    }
+    Handle(bytes)
 }
 
 fn pattern(len: usize, seed: u64) -> Vec<u64> {
@@ -200,6 +220,25 @@ fn main() {
                 });
                 "begun".to_owned()
             }
+            // In another thread: inside the driver until the file exists.
+            "hold" => {
+                let path = CString::new(words[1]).unwrap();
+                let hold = unsafe { dlsym(library(), c"fakeHoldDriverLock".as_ptr()) };
+                let hold: unsafe extern "C" fn(*const c_char) -> c_int = unsafe { transmute(hold) };
+                std::thread::spawn(move || unsafe { hold(path.as_ptr()) });
+                "begun".to_owned()
+            }
+            "export" => {
+                let mut handle = [0; 64];
+                let code = get_handle(&mut handle, number(1));
+                format!("{code} {}", hex(&handle))
+            }
+            "open" => {
+                let mut address = 0;
+                let code = open_handle(&mut address, unhex(words[1]), 1);
+                format!("{code} {address}")
+            }
+            "close" => close_handle(number(1)).to_string(),
             "churn" => churn(number(1), number(2), contexts[&0]).to_string(),
             "fork" => forked(number(1)),
             "descriptors" => descriptors(),

@@ -30,9 +30,9 @@ const PIPE_BYTES: i32 = 1 << 20;
 /// For one part to go through a lane, to or from a slow disk as well (256 MiB at 3 MB/s). A copier that hangs would hold
 /// up the job for ever.
 const PART_LIMIT: Duration = Duration::from_secs(90);
-/// GPU memory that a shadow leaves free, for what the job allocates until it stands still and what the driver needs
-/// to resume it.
-const SHADOW_HEADROOM: u64 = 1 << 30;
+/// The part of a GPU's memory that a shadow leaves free, one in so many: for what the job allocates until the shadow is
+/// in the image, some seconds later.
+const SHADOW_LEAVES: u64 = 16;
 
 /// A copier and its lanes.
 #[derive(Debug)]
@@ -69,13 +69,14 @@ impl Carrier {
         })
     }
 
-    /// Reserves GPU memory for a shadow of up to `bytes` on each of the GPUs, as far as there is room.
-    pub fn make_room(&self, gpus: &[GpuUuid], bytes: u64) -> Result<(), ResidentError> {
+    /// Reserves GPU memory for a shadow of up to `bytes` on each of the GPUs, as far as there is room; how much in all.
+    pub fn make_room(&self, gpus: &[GpuUuid], bytes: u64) -> Result<u64, ResidentError> {
+        let mut reserved = 0;
         for gpu in gpus {
-            let free = self.copier.open(*gpu)?.free;
-            let wanted = bytes.min(free.saturating_sub(SHADOW_HEADROOM));
+            let room = self.copier.open(*gpu)?;
+            let wanted = bytes.min(room.free.saturating_sub(room.total / SHADOW_LEAVES));
             match self.copier.reserve(*gpu, wanted) {
-                Ok(_) => {}
+                Ok(bytes) => reserved += bytes,
                 // Others took it: then it goes straight into the image.
                 Err(error @ CopierError::OutOfMemory { .. }) => {
                     tracing::debug!(%gpu, %error, "no room for a shadow");
@@ -83,7 +84,7 @@ impl Carrier {
                 Err(error) => return Err(error.into()),
             }
         }
-        Ok(())
+        Ok(reserved)
     }
 
     /// Takes over what was kept, on a thread: the driver suspends the rest meanwhile.
@@ -147,6 +148,14 @@ impl Carrier {
                 Ok(drained.map_err(ResidentError::from)?)
             })
         })
+    }
+
+    /// Lets go of originals that nothing more is read of; the job may free them now.
+    pub fn leave_originals(&self, taken: &Taken) -> Result<(), ResidentError> {
+        let segments = taken.segments.iter().zip(&taken.safe);
+        let unsafe_ones = segments.filter(|(_, safe)| **safe == 0);
+        let originals: Vec<SegmentId> = unsafe_ones.map(|(segment, _)| *segment).collect();
+        Ok(self.copier.release(&originals)?)
     }
 
     /// Makes memory and fills it from an image's streams. `map` says which GPU takes the place of which.

@@ -329,7 +329,7 @@ impl Kept {
 
 impl ResidentError {
     /// Whether the driver may do what failed in this way, as long as it never was done in this way.
-    pub(super) fn driver_may(&self) -> bool {
+    pub(in crate::supervisor) fn driver_may(&self) -> bool {
         match self {
             Self::Agent { .. } | Self::Busy { .. } | Self::Halt(_) => !self.job_is_lost(),
             Self::Cuda(_)

@@ -26,6 +26,8 @@ pub(in crate::supervisor) struct Keeping {
     token: Token,
     covers: Vec<Cover>,
     carrier: Arc<Carrier>,
+    /// Room on the GPUs for a shadow, bytes.
+    room: u64,
 }
 
 /// Kept memory on its way into the image.
@@ -58,10 +60,11 @@ impl Keeping {
         };
         let bound = covers.iter().any(Cover::is_bound);
         match start_carrier(shop, gpu, &covers) {
-            Ok(carrier) => Ok(Some(Self {
+            Ok((carrier, room)) => Ok(Some(Self {
                 token: *token,
                 covers,
                 carrier: Arc::new(carrier),
+                room,
             })),
             Err(error) if bound => Err(error),
             Err(error) => {
@@ -76,14 +79,19 @@ impl Keeping {
         bytes(&self.covers)
     }
 
-    /// Whether a snapshot that failed so may go the driver's way.
-    pub fn is_avoidable(&self, error: &ResidentError) -> bool {
-        error.driver_may() && !self.covers.iter().any(Cover::is_bound)
+    /// Whether what fails in this way may go the driver's way.
+    pub fn is_avoidable(&self) -> bool {
+        !self.covers.iter().any(Cover::is_bound)
+    }
+
+    /// What of it is read while the job stands still, bytes, as far as one can tell.
+    pub fn bytes_without_shadow(&self) -> u64 {
+        self.bytes().saturating_sub(self.room)
     }
 
     /// Suspends the job's GPU state.
     pub fn suspend(
-        &self,
+        self,
         gpu: &Gpu<'_>,
         options: &SuspendOptions,
         watch: &mut Stopwatch,
@@ -93,7 +101,7 @@ impl Keeping {
         let (suspended, kept, taking) =
             keep::suspend(gpu.driver(), gpu.users(), who, options, watch, take)?;
         let carrying = Carrying {
-            carrier: Arc::clone(&self.carrier),
+            carrier: self.carrier,
             taking: Some(taking),
             taken: None,
         };
@@ -123,7 +131,7 @@ fn start_carrier(
     shop: &Workshop,
     gpu: &Gpu<'_>,
     covers: &[Cover],
-) -> Result<Carrier, ResidentError> {
+) -> Result<(Carrier, u64), ResidentError> {
     let gpus = gpu.facts.gpus.iter();
     let used = |gpu: &&GpuFacts| gpu.used_bytes.is_some_and(|bytes| bytes > 0);
     // One that the driver does not list yet is opened when its memory comes; if none is, it may be any.
@@ -131,8 +139,8 @@ fn start_carrier(
     let gpus = gpus.filter(|gpu| any || used(gpu));
     let gpus: Vec<GpuUuid> = gpus.filter_map(|gpu| gpu.uuid.parse().ok()).collect();
     let carrier = Carrier::start(&shop.program, &gpus)?;
-    carrier.make_room(&gpus, bytes(covers))?;
-    Ok(carrier)
+    let room = carrier.make_room(&gpus, bytes(covers))?;
+    Ok((carrier, room))
 }
 
 /// Says why the driver does it all.
@@ -158,12 +166,16 @@ impl Carrying {
             let taken = taking.join().map_err(|_| ResidentError::Panicked)?;
             self.taken = Some(taken?);
         }
-        self.drain(Shadowed::No, receive)
+        self.drain(Shadowed::No, receive)?;
+        if let Some(taken) = &self.taken {
+            self.carrier.leave_originals(taken)?;
+        }
+        Ok(())
     }
 
-    /// Takes the rest into the image.
+    /// Takes the rest into the image; then nothing of ours is left on the GPUs.
     pub fn afterwards(
-        &self,
+        self,
         receive: impl Fn(&str, &File) -> Result<u64, SnapshotError> + Sync,
     ) -> Result<(), SnapshotError> {
         self.drain(Shadowed::Yes, receive)

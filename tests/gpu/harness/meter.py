@@ -1,9 +1,12 @@
 """How much host memory something takes at its peak: of the whole machine, and of ckpt-run's own processes."""
 
+import mmap
 import multiprocessing
 import os
 import pathlib
 import threading
+import time
+from multiprocessing import connection
 
 from . import processes
 
@@ -12,6 +15,7 @@ KIB_PER_MIB, KIB_PER_GIB = 1 << 10, 1 << 20
 # Faulted in at a time: the kernel may refuse a mapping larger than the memory it knows of so far.
 TOUCH_BYTES = 1 << 30
 TOUCH_SECONDS_MAX = 180
+TOUCH_POLL_SECONDS = 1
 
 
 class Meter:
@@ -87,14 +91,21 @@ def touch(gib):
     ]
     for worker in workers:
         worker.start()
-    for worker in workers:
-        worker.join(TOUCH_SECONDS_MAX)
-    return all(worker.exitcode == 0 for worker in workers)
+    deadline = time.monotonic() + TOUCH_SECONDS_MAX
+    running = {worker.sentinel: worker for worker in workers}
+    # One that the kernel ends for want of memory ends all.
+    while running and time.monotonic() < deadline:
+        ended = [running.pop(end) for end in connection.wait(running, TOUCH_POLL_SECONDS)]
+        if any(worker.exitcode != 0 for worker in ended):
+            break
+    for worker in running.values():
+        worker.terminate()
+    return not running
 
 
 def _touch(gib, barrier):
-    import mmap
-
+    # The first to go when there is less memory than that.
+    pathlib.Path("/proc/self/oom_score_adj").write_text("1000")
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
     held = [mmap.mmap(-1, TOUCH_BYTES, flags=flags) for _ in range(gib)]
     barrier.wait(TOUCH_SECONDS_MAX)

@@ -17,8 +17,10 @@ BARE = pathlib.Path(__file__).resolve().parents[3] / "benches/bare_freeze.py"
 BARE_SECONDS_PER_GIB, BARE_SECONDS = 1.2, 4
 # Host memory beyond the copies of the GPU's.
 SPARE_GIB = 6
-# Left for ending things when another round is begun.
-END_SECONDS = 20
+# Left for ending things, and for the uninterrupted run, when another round is begun.
+END_SECONDS = 30
+# A way that has less than this left is not begun: its program starts, too.
+START_SECONDS = 45
 
 COLUMNS = (
     ("program", 16),
@@ -124,6 +126,9 @@ def supervised_way(
 ):
     """`rounds` snapshots and then `crashes` under ckpt-run; the functions are given the session."""
     measured = Measured(program, way)
+    if context.budget.left() < START_SECONDS:
+        measured.result = "no time left"
+        return measured
     folder = context.folder(program, way)
     settings = supervised.Settings(keep=1, memory=memory, backoff="0s")
     with (
@@ -154,7 +159,7 @@ def bare_way(context, program, words, gib, rounds):
     rounds = min(rounds, possible)
     if free < gib + SPARE_GIB:
         measured.why = f"needs {gib + SPARE_GIB:.0f} GiB of host memory, {free:.0f} are free"
-    elif rounds < 1:
+    elif rounds < 1 or context.budget.left() < START_SECONDS:
         measured.why = "no time left"
     if measured.why:
         measured.result = f"n/a: {measured.why}"
@@ -212,7 +217,8 @@ def compare(context, all_measured, name, words_of):
         if run.code() != 0:
             raise Failure(f"the uninterrupted run ended with {run.code()}")
         for measured in compared:
-            measured.result = measured.result or sessions.verdict(run.stdout, measured.stdout)
+            verdict = sessions.verdict(run.stdout, measured.stdout)
+            measured.result = ", ".join(filter(None, (verdict, measured.result)))
     except Failure as failure:
         for measured in compared:
             measured.result = measured.result or f"not compared: {failure}"

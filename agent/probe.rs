@@ -1,0 +1,74 @@
+//! The agent's thread in the driver: contexts it is in, and whether the driver lets it in at all.
+
+use core::ffi::c_int;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use super::driver::{self, Access, Properties, check};
+use super::memory::{State, length};
+use super::table::Entry;
+
+/// Whether a context of the job's is current in the agent's thread, the one that asks.
+static ENTERED: AtomicBool = AtomicBool::new(false);
+
+/// Makes the context current that the entry belongs to. Switching is cheap, and mostly there is one.
+pub fn enter(entry: &Entry) -> Result<(), c_int> {
+    ENTERED.store(true, Ordering::Relaxed);
+    // SAFETY: the driver refuses a context that is none any more.
+    check(unsafe { driver::context_set(entry.context) })
+}
+
+/// No context stays with the thread. Calls the driver only if it was called before: it may let nobody in.
+pub fn leave() {
+    if ENTERED.swap(false, Ordering::Relaxed) {
+        // SAFETY: makes none current.
+        unsafe { driver::context_set(0) };
+    }
+}
+
+/// Calls the driver as a release and a mapping do, on a granule of each device that has memory of ours.
+pub fn probe_devices(state: &mut State) -> Result<(), c_int> {
+    let mut seen = 0u64;
+    for position in 0..state.table.entries().len() {
+        let entry = state.table.entries()[position];
+        if seen >> entry.device & 1 == 0 {
+            seen |= 1 << entry.device;
+            enter(&entry)?;
+            probe_device(state, &entry)?;
+        }
+    }
+    Ok(())
+}
+
+fn probe_device(state: &mut State, entry: &Entry) -> Result<(), c_int> {
+    let Some((granule, rdma)) = state.device(entry.device) else {
+        return Ok(());
+    };
+    let (mut address, mut handle) = (0, 0);
+    // SAFETY: there is room for the answer.
+    check(unsafe { driver::reserve(&raw mut address, granule, 0, 0, 0) })?;
+    let properties = Properties::new(entry.device, rdma);
+    // SAFETY: there is room for the answer, and the properties are whole.
+    let mut code = unsafe { driver::create(&raw mut handle, granule, &raw const properties, 0) };
+    if code == driver::SUCCESS {
+        // SAFETY: reserved and created above.
+        code = unsafe { driver::map(address, granule, 0, handle, 0) };
+        if code == driver::SUCCESS {
+            // SAFETY: mapped above.
+            code = unsafe { driver::unmap(address, granule) };
+        }
+        // SAFETY: created above.
+        unsafe { driver::release(handle) };
+    } else if code == driver::OUT_OF_MEMORY {
+        // The GPU is full: what is mapped gets once more the access that it has.
+        code = driver::SUCCESS;
+        if entry.mapped {
+            let access = Access::full(entry.device);
+            // SAFETY: mapped there.
+            code =
+                unsafe { driver::set_access(entry.address, length(entry), &raw const access, 1) };
+        }
+    }
+    // SAFETY: nothing is mapped there any more.
+    unsafe { driver::address_free(address, granule) };
+    check(code)
+}

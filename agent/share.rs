@@ -1,0 +1,298 @@
+//! CUDA IPC with our memory, which the driver's own cannot do: a handle of ours, and the other process's agent.
+//!
+//! ```text
+//! cuIpcGetMemHandle ─▶ handle: run, process, number ─▶ the job carries it to another process
+//! cuIpcOpenMemHandle ─▶ SHARE to the agent of that process ─▶ descriptor ─▶ import, map
+//! cuIpcCloseMemHandle ─▶ unmap, release, once for the last of its openings
+//! ```
+//! A process that shares memory says so to the supervisor: its memory is not its own, and a snapshot of it is more
+//! than its process.
+
+use core::ffi::{c_int, c_uint};
+use core::sync::atomic::Ordering;
+
+use super::datagram::{self, Incoming, Peer};
+use super::driver::{self, Properties, check};
+use super::hand_over::{SHARES, import};
+use super::memory::{self, SEGMENTS, STATE, State, current, synchronize, tear_down};
+use super::sys::{self, Address};
+use super::table::Entry;
+use super::wire::{self, MAGIC, Reply, Request, Segment, VERSION};
+use super::{interpose, talk};
+
+/// First word of our handles. The driver's own begin otherwise, and a token stands behind it in any case.
+const HANDLE_MAGIC: u64 = u64::from_ne_bytes(*b"ckpt-ipc");
+/// Seconds for an answer: the other agent may be in the midst of a request.
+const ANSWER_S: i64 = 5;
+/// Tries of 2 ms while the other process's memory is released, or in the midst of an allocation: 2 minutes.
+const TRIES_MAX: u32 = 60_000;
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`, the one flag there is.
+const LAZY_PEERS: c_uint = 1;
+/// `CUDA_ERROR_MAP_FAILED`.
+const MAP_FAILED: c_int = 205;
+
+/// `CUipcMemHandle`, which is 64 bytes without alignment.
+#[derive(Clone, Copy)]
+#[repr(C, packed)]
+pub struct IpcHandle {
+    magic: u64,
+    token: [u8; 32],
+    id: u64,
+    owner: u32,
+    reserved: [u32; 3],
+}
+
+const _: () = assert!(size_of::<IpcHandle>() == 64);
+
+type Get = unsafe extern "C" fn(*mut IpcHandle, u64) -> c_int;
+type Open = unsafe extern "C" fn(*mut u64, IpcHandle, c_uint) -> c_int;
+type Close = unsafe extern "C" fn(u64) -> c_int;
+
+/// # Safety
+/// As `cuIpcGetMemHandle`, which is `real`.
+pub unsafe fn get_handle(real: Get, handle: *mut IpcHandle, address: u64) -> c_int {
+    let entry = match SEGMENTS.load(Ordering::Acquire) {
+        0 => None,
+        _ => STATE.lock().table.around(address).copied(),
+    };
+    // What was opened here is not passed on, as with the driver's own.
+    let Some(entry) = entry.filter(|entry| entry.owner == 0 && !handle.is_null()) else {
+        // SAFETY: by the contract above.
+        return shared(unsafe { real(handle, address) });
+    };
+    SHARES.store(true, Ordering::Relaxed);
+    let ours = IpcHandle {
+        magic: HANDLE_MAGIC,
+        token: interpose::token(),
+        id: entry.id,
+        // SAFETY: has no arguments.
+        owner: unsafe { sys::getpid() }.unsigned_abs(),
+        reserved: [0; 3],
+    };
+    // SAFETY: by the contract above.
+    unsafe { handle.write(ours) };
+    driver::SUCCESS
+}
+
+/// Memory of the driver's own was shared, if that succeeded: the supervisor has to hear of it.
+fn shared(code: c_int) -> c_int {
+    if code == driver::SUCCESS && talk::is_ready() {
+        SHARES.store(true, Ordering::Relaxed);
+        let _state = STATE.lock();
+        // Without the thread nobody hears of it, and the job goes on as it would without us.
+        let _ = talk::start();
+    }
+    code
+}
+
+/// # Safety
+/// As `cuIpcOpenMemHandle_v2`, which is `real`.
+pub unsafe fn open_handle(real: Open, out: *mut u64, handle: IpcHandle, flags: c_uint) -> c_int {
+    if handle.magic != HANDLE_MAGIC || handle.token != interpose::token() {
+        // SAFETY: by the contract above.
+        return shared(unsafe { real(out, handle, flags) });
+    }
+    if out.is_null() || flags != LAZY_PEERS {
+        return driver::INVALID_VALUE;
+    }
+    match open(&handle) {
+        Ok(address) => {
+            // SAFETY: by the contract above.
+            unsafe { *out = address };
+            driver::SUCCESS
+        }
+        Err(code) => code,
+    }
+}
+
+fn open(handle: &IpcHandle) -> Result<u64, c_int> {
+    // SAFETY: has no arguments.
+    let itself = unsafe { sys::getpid() }.unsigned_abs();
+    if handle.owner == itself || !talk::is_ready() {
+        return Err(driver::INVALID_CONTEXT);
+    }
+    let (context, device) = current().ok_or(driver::INVALID_CONTEXT)?;
+    if let Some(address) = open_again(handle, context) {
+        return Ok(address);
+    }
+    // Not under the lock: the other process may be asking us.
+    let (mut incoming, reply, segment) = ask(handle)?;
+    let entry = Entry {
+        len: segment.len,
+        asked: reply.bytes.min(segment.len),
+        context,
+        id: handle.id,
+        owner: handle.owner.cast_signed(),
+        opened: 1,
+        ..Entry::NONE
+    };
+    let descriptor = incoming.take(0);
+    let mut state = STATE.lock();
+    let made = open_now(&mut state, entry, device, descriptor);
+    if made.is_err() {
+        // SAFETY: received, and taken by nobody.
+        unsafe { sys::close(descriptor) };
+    }
+    made
+}
+
+/// Opened in this context before: the same again.
+fn open_again(handle: &IpcHandle, context: usize) -> Option<u64> {
+    let mut state = STATE.lock();
+    let owner = handle.owner.cast_signed();
+    let is_it = |entry: &&mut Entry| {
+        entry.owner == owner && entry.id == handle.id && entry.context == context
+    };
+    let entry = state.table.entries_mut().iter_mut().find(is_it)?;
+    entry.opened += 1;
+    Some(entry.address)
+}
+
+/// Imports and maps; the descriptor is kept, for nothing imported can be exported.
+fn open_now(
+    state: &mut State,
+    mut entry: Entry,
+    device: c_int,
+    descriptor: c_int,
+) -> Result<u64, c_int> {
+    talk::start().ok_or(MAP_FAILED)?;
+    if state.table.is_full() {
+        return Err(driver::OUT_OF_MEMORY);
+    }
+    let imported = import(descriptor)?;
+    let mut properties = Properties::new(device, false);
+    // SAFETY: there is room for the answer. A device that is not told is taken to be the current one.
+    let told = check(unsafe { driver::properties(&raw mut properties, imported) });
+    entry.device = told.map_or(device, |()| properties.device());
+    if entry.device != device {
+        state.add_peer(entry.device, device);
+    }
+    let mut is_given = false;
+    let made = memory::make(state, entry, |handle, _| {
+        is_given = true;
+        // SAFETY: there is room for it.
+        unsafe { *handle = imported };
+        Ok(())
+    });
+    if !is_given {
+        // SAFETY: imported above; otherwise `make` has given it up.
+        unsafe { driver::release(imported) };
+    }
+    let mut entry = made?;
+    entry.descriptor = datagram::move_up(descriptor);
+    SHARES.store(true, Ordering::Relaxed);
+    state.insert(entry);
+    Ok(entry.address)
+}
+
+/// Asks the process that the memory belongs to, until it can answer.
+fn ask(handle: &IpcHandle) -> Result<(Incoming, Reply, Segment), c_int> {
+    let to = datagram::agent(&handle.token, handle.owner).ok_or(driver::INVALID_VALUE)?;
+    // No path: the kernel chooses a name.
+    let nameless = Peer {
+        address: Address {
+            family: u16::try_from(sys::AF_UNIX).unwrap_or(0),
+            path: [0; 108],
+        },
+        len: 2,
+    };
+    let socket = talk::new_socket(&nameless).ok_or(MAP_FAILED)?;
+    talk::set(socket, sys::SO_RCVTIMEO, &[ANSWER_S, 0]);
+    let mut result = Err(MAP_FAILED);
+    for serial in 0..TRIES_MAX {
+        result = ask_once(socket, &to, handle, u64::from(serial));
+        if !matches!(
+            result,
+            Ok((
+                _,
+                Reply {
+                    status: wire::BUSY,
+                    ..
+                },
+                _
+            ))
+        ) {
+            break;
+        }
+        sys::pause_ms(2);
+    }
+    // SAFETY: ours alone.
+    unsafe { sys::close(socket) };
+    let (incoming, reply, segment) = result?;
+    let is_whole = reply.status == wire::MORE && incoming.count() == 1 && segment.len != 0;
+    if is_whole {
+        Ok((incoming, reply, segment))
+    } else {
+        Err(driver::INVALID_VALUE)
+    }
+}
+
+fn ask_once(
+    socket: c_int,
+    to: &Peer,
+    handle: &IpcHandle,
+    serial: u64,
+) -> Result<(Incoming, Reply, Segment), c_int> {
+    let request = Request {
+        magic: MAGIC,
+        version: VERSION,
+        kind: wire::SHARE,
+        first: u32::try_from(handle.id & u64::from(u32::MAX)).unwrap_or(0),
+        count: u32::try_from(handle.id >> 32).unwrap_or(0),
+        reserved: 0,
+        serial,
+    };
+    if !datagram::send_request(socket, to, &request) {
+        return Err(driver::INVALID_VALUE);
+    }
+    loop {
+        let incoming = match datagram::receive(socket) {
+            Ok(incoming) => incoming,
+            Err(sys::EINTR) => continue,
+            Err(_) => return Err(MAP_FAILED),
+        };
+        let Some((reply, segment)) = incoming.shared() else {
+            continue;
+        };
+        let is_answer = reply.magic == MAGIC && reply.version == VERSION && reply.serial == serial;
+        // The OK behind a segment says nothing more.
+        if is_answer && talk::is_trusted(&incoming) && reply.kind == wire::SHARE {
+            return Ok((incoming, reply, segment));
+        }
+    }
+}
+
+/// # Safety
+/// As `cuIpcCloseMemHandle`, which is `real`.
+pub unsafe fn close_handle(real: Close, address: u64) -> c_int {
+    match close(address) {
+        Some(Ok(())) => driver::SUCCESS,
+        Some(Err(code)) => code,
+        // SAFETY: by the contract above.
+        None => unsafe { real(address) },
+    }
+}
+
+/// `None`: nothing that was opened here.
+fn close(address: u64) -> Option<Result<(), c_int>> {
+    if SEGMENTS.load(Ordering::Acquire) == 0 {
+        return None;
+    }
+    let find = |state: &State| {
+        let position = state.table.at(address)?;
+        let entry = *state.table.entries().get(position)?;
+        (entry.owner != 0).then_some((position, entry))
+    };
+    let (_, entry) = find(&STATE.lock())?;
+    // As in `free`: not under the lock.
+    if let Err(code) = synchronize(entry.context) {
+        return Some(Err(code));
+    }
+    let mut state = STATE.lock();
+    let (position, entry) = find(&state)?;
+    if entry.opened > 1 {
+        state.table.entries_mut()[position].opened -= 1;
+        return Some(Ok(()));
+    }
+    Some(tear_down(&entry).map(|()| state.remove(position)))
+}
