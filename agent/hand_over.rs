@@ -27,6 +27,7 @@ use super::probe::{enter, leave, probe_devices};
 use super::remake::{self, MOVED};
 use super::sys;
 use super::table::Entry;
+use super::tell::send_batch;
 use super::wire::{self, BATCH_MAX, MAGIC, Reply, Request, Segment, VERSION};
 
 /// Set when the job shared memory with another process.
@@ -195,10 +196,11 @@ impl HandOver {
         let Some(mut state) = self.released.take() else {
             let state = STATE.try_lock().ok_or(Failure::Busy)?;
             // Either this was carried out before, or there is nothing to make.
-            return match MOVED.load(Ordering::Relaxed) || state.table.entries().is_empty() {
-                true => self.send_all(&state, socket, request, incoming),
-                false => Err(Failure::Refused),
-            };
+            if MOVED.load(Ordering::Relaxed) || state.table.entries().is_empty() {
+                return self.send_all(&state, socket, request, incoming);
+            }
+            return Err(Failure::Refused);
+        };
         };
         let made = remake::make_all(&mut state).and_then(|()| {
             let sent = self.send_all(&state, socket, request, incoming);
@@ -265,57 +267,6 @@ impl HandOver {
         }
         Ok(())
     }
-}
-
-/// Sends a batch of segments, each with a descriptor of its memory.
-fn send_batch(
-    socket: c_int,
-    to: &Incoming,
-    batch: &[Entry],
-    answer: &mut Outgoing,
-) -> Result<(), Failure> {
-    let mut result = Ok(());
-    for (entry, (segment, descriptor)) in batch
-        .iter()
-        .zip(answer.segments.iter_mut().zip(&mut answer.descriptors))
-    {
-        segment.address = entry.address;
-        segment.len = entry.len;
-        result = describe(entry, segment, descriptor);
-        if result.is_err() {
-            break;
-        }
-        answer.reply.count += 1;
-    }
-    if result.is_ok() && !datagram::send(socket, &to.from, answer) {
-        result = Err(Failure::Refused);
-    }
-    for (entry, descriptor) in batch.iter().zip(answer.descriptors) {
-        if entry.descriptor < 0 && descriptor >= 0 {
-            // SAFETY: exported for this datagram.
-            unsafe { sys::close(descriptor) };
-        }
-    }
-    result
-}
-
-fn describe(entry: &Entry, segment: &mut Segment, descriptor: &mut c_int) -> Result<(), Failure> {
-    enter(entry).map_err(Failure::Driver)?;
-    // Asked for every time: the process may have been restored onto another GPU.
-    segment.device = memory::uuid(entry.device).map_err(Failure::Driver)?;
-    if entry.descriptor >= 0 {
-        *descriptor = entry.descriptor;
-        return Ok(());
-    }
-    // SAFETY: our handle, and room for the answer.
-    let mut export = || unsafe { driver::export(descriptor, entry.handle, driver::DESCRIPTOR, 0) };
-    check(export())
-        .or_else(|_| {
-            // Perhaps for want of a free number; the driver has no code for that.
-            datagram::make_room();
-            check(export())
-        })
-        .map_err(Failure::Driver)
 }
 
 /// Unmaps all, or nothing.

@@ -36,7 +36,7 @@ pub fn probe_devices(state: &mut State) -> Result<(), c_int> {
             seen |= 1 << entry.device;
             enter(&entry)?;
             probe_device(state, &entry)?;
-            if state.has_moved(entry.device)? {
+            if state.devices.has_moved(entry.device)? {
                 MOVED.store(true, Ordering::Relaxed);
             }
         }
@@ -45,7 +45,7 @@ pub fn probe_devices(state: &mut State) -> Result<(), c_int> {
 }
 
 fn probe_device(state: &mut State, entry: &Entry) -> Result<(), c_int> {
-    let Some((granule, rdma)) = state.device(entry.device) else {
+    let Some((granule, rdma)) = state.devices.known(entry.device) else {
         return Ok(());
     };
     let (mut address, mut handle) = (0, 0);

@@ -26,7 +26,7 @@ pub fn make_all(state: &mut State) -> Result<(), Failure> {
     if state.table.entries().iter().any(cannot) {
         return Err(Failure::Refused);
     }
-    state.ask_anew();
+    state.devices.ask_anew();
     for position in 0..state.table.entries().len() {
         let entry = state.table.entries()[position];
         match make(state, entry) {
@@ -39,7 +39,10 @@ pub fn make_all(state: &mut State) -> Result<(), Failure> {
 
 fn make(state: &mut State, mut entry: Entry) -> Result<Entry, c_int> {
     enter(&entry)?;
-    let (_, rdma) = state.device(entry.device).ok_or(driver::INVALID_VALUE)?;
+    let (_, rdma) = state
+        .devices
+        .known(entry.device)
+        .ok_or(driver::INVALID_VALUE)?;
     let properties = Properties::new(entry.device, rdma);
     let len = length(&entry);
     // SAFETY: there is room for the answer, and the properties are whole.

@@ -4,7 +4,8 @@
 //! running ──seize, interrupt──▶ stopping ──wait──▶ halted ──detach──▶ running
 //! ```
 //! By ptrace, as CRIU and debuggers do it: no signal is sent, and no handler of the job's runs. Where the calling
-//! thread ends, the kernel lets all of them go. Must not know what is done meanwhile.
+//! thread ends, the kernel lets all of them go. A halted process can be left stopped by SIGSTOP, for somebody else to
+//! trace, and be halted again later, without one of its threads having run. Must not know what is done meanwhile.
 
 use std::marker::PhantomData;
 use std::thread;
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::ptrace;
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use procfs::process::Process as ProcessEntry;
@@ -63,6 +64,7 @@ pub enum HaltError {
 #[derive(Debug)]
 #[must_use = "dropping it lets the threads go on"]
 pub struct Halted {
+    process: Pid,
     threads: Vec<Thread>,
     /// Only the thread that traces may let go.
     not_send: PhantomData<*const ()>,
@@ -90,6 +92,7 @@ enum Stop {
 /// A thread cannot be traced or does not stop; then all run on.
 pub fn halt(pid: i32, spared: &[i32]) -> Result<Halted, HaltError> {
     let mut halted = Halted {
+        process: Pid::from_raw(pid),
         threads: Vec::new(),
         not_send: PhantomData,
     };
@@ -113,13 +116,16 @@ pub fn halt(pid: i32, spared: &[i32]) -> Result<Halted, HaltError> {
 /// and then they are not the same.
 #[must_use]
 pub fn thread_of(pid: i32, id: i32) -> Option<i32> {
-    let innermost = |thread: &i32| {
-        let task = ProcessEntry::new(pid).and_then(|entry| entry.task_from_tid(*thread));
-        let status = task.and_then(|task| task.status());
-        let ids = status.ok().and_then(|status| status.nspid);
-        ids.and_then(|ids| ids.last().copied()) == Some(id)
-    };
-    threads_of(pid).ok()?.into_iter().find(innermost)
+    let inside = |thread: &i32| number_inside(pid, *thread) == Some(id);
+    threads_of(pid).ok()?.into_iter().find(inside)
+}
+
+/// How the process `pid` itself calls its thread `id`; both as the host sees them.
+#[must_use]
+pub fn number_inside(pid: i32, id: i32) -> Option<i32> {
+    let task = ProcessEntry::new(pid).and_then(|entry| entry.task_from_tid(id));
+    let status = task.and_then(|task| task.status()).ok()?;
+    status.nspid.and_then(|ids| ids.last().copied())
 }
 
 /// A first thread that has ended before the others is listed as long as they run, and cannot be traced.
@@ -143,6 +149,18 @@ fn threads_of(pid: i32) -> Result<Vec<i32>, HaltError> {
 }
 
 impl Halted {
+    /// Lets the tracer go and leaves the process stopped, all of it, as by SIGSTOP: no thread runs in between, because
+    /// the kernel has one that is let go take part in the stop. [`halt`] works on it as on any.
+    pub fn stop(self) {
+        // One that has died needs it no more.
+        let _ = kill(self.process, Signal::SIGSTOP);
+    }
+
+    /// Ends the stop of the process for those threads that were spared; the others are held by us now.
+    pub fn wake_spared(&self) {
+        let _ = kill(self.process, Signal::SIGCONT);
+    }
+
     fn has(&self, id: i32) -> bool {
         self.threads.iter().any(|thread| thread.id.as_raw() == id)
     }
@@ -369,6 +387,37 @@ for line in sys.stdin:
             halt(job.pid(), &[]),
             Err(HaltError::Threads { .. })
         ));
+    }
+
+    #[test]
+    fn a_process_that_is_left_stopped_and_halted_again_has_not_run() {
+        let mut job = Counters::start();
+        let pid = job.pid();
+        let spared = job.threads[1];
+        let ran = |job: &Counters| -> u64 {
+            let others = [job.threads[0], job.threads[2]];
+            let task = |id| ProcessEntry::new(pid).unwrap().task_from_tid(id).unwrap();
+            let times = others.map(|id| task(id).schedstat().unwrap().sum_exec_runtime);
+            times.iter().sum()
+        };
+        let halted = halt(pid, &[spared]).unwrap();
+        let before = ran(&job);
+        halted.stop();
+        while job.threads.iter().any(|id| job.state(*id) != 'T') {
+            std::thread::yield_now();
+        }
+        let halted = halt(pid, &[spared]).unwrap();
+        halted.wake_spared();
+        while job.state(spared) == 'T' {
+            std::thread::yield_now();
+        }
+        let others = [job.state(job.threads[0]), job.state(job.threads[2])];
+        assert_eq!(others, ['t', 't']);
+        // To stop and to be traced takes microseconds in the kernel; a turn of a thread that counts is milliseconds.
+        let ran = ran(&job) - before;
+        assert!(ran < 2_000_000, "{ran} ns");
+        drop(halted);
+        assert_eq!(job.ask().len(), 3);
     }
 
     #[test]

@@ -20,7 +20,7 @@ mod tree;
 
 pub use devices::{Holder, holders, majors};
 pub use files::{Access, FilesError, OpenFile, collect, has_open};
-pub use halt::{HaltError, Halted, halt, thread_of};
+pub use halt::{HaltError, Halted, halt, number_inside, thread_of};
 pub use input::{Input, InputMark};
 pub use output::{Output, OutputMark};
 pub use process::{environment, has_mapped};

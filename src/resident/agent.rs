@@ -22,6 +22,7 @@ const TRIES_MAX: u32 = 3;
 
 /// What an agent says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools, reason = "the agent's flags")]
 pub struct Hello {
     /// Its thread, as the process sees it.
     pub thread: i32,

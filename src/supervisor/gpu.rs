@@ -6,8 +6,10 @@ use super::gpu_facts::{CudaFacts, variable, visible};
 use super::image::Stopwatch;
 use super::machine;
 use super::obstacle::{self, CudaUser, FABRIC_DEVICES};
-use super::resident::{Carrying, Keeping, Suspension};
+use super::resident::{Carrying, Keeping};
 use super::snapshot_error::SnapshotError;
+use super::standing::{Standing, StandingError};
+use super::suspension::Suspension;
 use super::workshop::Workshop;
 use crate::cuda::{self, GpuUse, Inventory};
 use crate::job::{self, Process};
@@ -22,6 +24,8 @@ const NCCL_LIBRARY: &str = "libnccl.so";
 /// The job's CUDA processes.
 pub(super) struct Gpu<'a> {
     driver: &'a cuda::Driver,
+    /// The processes, and as the host sees them.
+    processes: Vec<Process>,
     users: Vec<i32>,
     /// Device memory that moves into host memory.
     pub bytes: u64,
@@ -68,6 +72,11 @@ impl<'a> Gpu<'a> {
             driver,
             bytes: memory_of(&users, &uses).unwrap_or_else(machine::gpu_memory_in_use),
             facts: CudaFacts::of(&gpus, &uses, &environments),
+            processes: processes
+                .iter()
+                .filter(|process| users.contains(&process.host_pid))
+                .copied()
+                .collect(),
             users,
         }))
     }
@@ -93,16 +102,32 @@ impl<'a> Gpu<'a> {
             attempt: LOCK_ATTEMPT,
             total: shop.config.snapshot.lock_timeout,
         };
+        let standing = self.standing(keeping)?;
         if let Some(keeping) = keeping {
-            let (suspension, carrying) = keeping.suspend(self, &options, watch)?;
+            let (suspended, still, kept, carrying) =
+                keeping.suspend(self, &standing, &options, watch)?;
+            let suspension = Suspension::new(suspended, standing, still, Some(kept));
             return Ok((suspension, Some(carrying)));
         }
         let failed = |error| SnapshotError::Suspend(Box::new(error));
         let locked = cuda::lock_all(self.driver, &self.users, &options).map_err(failed)?;
         watch.lap("lock");
+        let still = standing.halt()?;
         let suspended = locked.suspend().map_err(failed)?;
         watch.lap("suspend");
-        Ok((Suspension::Driver(suspended), None))
+        Ok((Suspension::new(suspended, standing, still, None), None))
+    }
+
+    /// All of them, for they may wait for each other on the GPUs.
+    fn standing(&self, keeping: Option<&Keeping>) -> Result<Standing, SnapshotError> {
+        let agent = |process: &Process| keeping?.agent_of(process.host_pid);
+        match Standing::of(self.driver, &self.processes, agent) {
+            Ok(standing) => Ok(standing),
+            Err(StandingError::Driver(error)) => {
+                Err(SnapshotError::Suspend(Box::new(error.into())))
+            }
+            Err(StandingError::Threads(error)) => Err(error.into()),
+        }
     }
 }
 

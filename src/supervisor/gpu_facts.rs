@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::resident::ResidentFacts;
+use super::standing::StandingFacts;
 use crate::cuda::{GpuUse, Inventory};
 
 /// How CUDA is told which GPUs a process sees.
@@ -20,6 +21,9 @@ pub struct CudaFacts {
     pub gpus: Vec<GpuFacts>,
     /// The CUDA processes, as the job sees their pids.
     pub pids: Vec<i32>,
+    /// Which of their threads bring them back, while all others stand still; not told in the first images.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub standing: Vec<StandingFacts>,
     /// Device memory that is in the image apart from the processes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resident: Option<ResidentFacts>,
@@ -113,6 +117,7 @@ impl CudaFacts {
             driver: machine.driver.clone().unwrap_or_default(),
             gpus: gpus.collect(),
             pids: Vec::new(),
+            standing: Vec::new(),
             resident: None,
         }
     }

@@ -36,7 +36,9 @@ pub mod schedule;
 mod signals;
 mod snapshot;
 mod snapshot_error;
+mod standing;
 mod supervise;
+mod suspension;
 mod workshop;
 
 pub use control::{ControlError, request_pause, request_snapshot, request_unpause};
@@ -54,3 +56,4 @@ pub use room::policy;
 pub use run::{ImageChoice, OURS, RunError, RunOptions, What, run};
 pub use run_state::{NoSuchImage, Progress, RunState, RunStateError};
 pub use snapshot_error::{FailureKind, SnapshotError};
+pub use standing::StandingFacts;

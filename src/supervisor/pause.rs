@@ -1,11 +1,10 @@
 //! A paused job: snapshotted, its tasks stopped, its GPU state in host memory, its GPUs free for others.
 //!
 //! ```text
-//! snapshot, tasks frozen ──▶ stopped ── room on the GPUs? ── tasks go on, GPU state resumes ──▶ computing
+//! snapshot, tasks frozen ──▶ stopped ── room on the GPUs? ── GPU state resumes, tasks go on ──▶ computing
 //!                               └──── abandoned: the job was killed
 //! ```
-//! The tasks go on before the GPU state resumes, because the driver has a thread of theirs do that; calls to
-//! CUDA wait meanwhile. Must not know who asks.
+//! Those with GPU state go on as it is back, the others after them. Must not know who asks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +12,8 @@ use std::time::Duration;
 use super::describe::{chain, size};
 use super::gpu_facts::CudaFacts;
 use super::image::Stopwatch;
-use super::resident::{ResidentError, Suspension, refill};
+use super::resident::{ResidentError, refill};
+use super::suspension::Suspension;
 use super::workshop::{Job, Workshop};
 use crate::clock;
 use crate::cuda::{self, Inventory};
@@ -81,12 +81,12 @@ impl Paused {
             paused: None,
             why: StillPaused::Failed(reason),
         };
-        self.continue_tasks()
-            .map_err(|error| failed(chain(&error)))?;
         if let Some((suspended, _)) = self.gpu.take() {
             let resumed = suspended.resume(&mut Stopwatch::start());
             resumed.map_err(|error| failed(chain(&error)))?;
         }
+        self.continue_tasks()
+            .map_err(|error| failed(chain(&error)))?;
         Ok(clock::now() - begun)
     }
 
@@ -125,10 +125,11 @@ impl Drop for Paused {
         if self.settled {
             return;
         }
+        // The GPU state resumes as it is dropped, before the others may look for it.
+        drop(self.gpu.take());
         if let Err(error) = self.continue_tasks() {
             tracing::warn!("the paused job cannot be told to go on: {}", chain(&error));
         }
-        // The GPU state resumes as it is dropped.
     }
 }
 

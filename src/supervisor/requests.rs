@@ -271,15 +271,12 @@ impl Supervisor {
                 Ok(())
             }
             Err(Refused { paused, why }) => {
-                let meaning = match (image, paused) {
-                    (Some(image), Some(paused)) => {
-                        running.pause = Some(Pause::Paused(image, *paused));
-                        "the job stays paused"
-                    }
-                    _ => {
-                        running.job.sandbox.kill();
-                        "the job does not go on and will be restored"
-                    }
+                let meaning = if let Some((image, paused)) = image.zip(paused) {
+                    running.pause = Some(Pause::Paused(image, *paused));
+                    "the job stays paused"
+                } else {
+                    running.job.sandbox.kill();
+                    "the job does not go on and will be restored"
                 };
                 if let StillPaused::Failed(reason) = &why {
                     tracing::error!("{meaning}: {reason}");

@@ -1,7 +1,7 @@
 //! Device memory that stays on the GPUs while the job is suspended (`cuda.memory`).
 //!
 //! ```text
-//! prepare ─▶ lock ─▶ halt ─▶ unlock ─▶ agents let go ─▶ lock ─▶ suspend ─▶ threads go on ─▶ (criu dump)
+//! prepare ─▶ lock ─▶ halt ─▶ unlock ─▶ agents let go ─▶ lock ─▶ suspend ─▶ stop ─▶ (criu dump)
 //!                                         │ copier: shadow on the GPU, or straight into the image
 //!            (criu) ─▶ halt ─▶ resume ─▶ agents map ─▶ threads go on ─▶ computing ─▶ shadow into the image
 //! ```
@@ -21,12 +21,10 @@ mod keep;
 mod keeping;
 mod moving;
 mod refill;
-mod suspension;
 
 pub use error::ResidentError;
 pub use facts::{ResidentFacts, ResidentProcess, ResidentSegment};
-pub(super) use keep::{Kept, resume_restored};
+pub(super) use keep::Kept;
 pub(super) use keeping::{Carrying, Keeping};
-pub(super) use moving::Moved;
-pub(super) use refill::{Memory, refill};
-pub(super) use suspension::Suspension;
+pub(super) use moving::Returning;
+pub(super) use refill::refill;

@@ -29,7 +29,7 @@ use crate::store::{ImageId, ImageReader, ReadError};
 use super::describe::why;
 use super::gpu_plan::Refusal;
 use super::image::{ImageFacts, Phase, Stopwatch};
-use super::resident::{Moved, ResidentError, refill};
+use super::resident::{ResidentError, Returning};
 use super::restore_gpu;
 use super::workshop::{SharedStreams, Workshop};
 
@@ -104,6 +104,9 @@ pub enum RestoreError {
     /// The image's GPUs cannot be told apart.
     #[error("cannot tell the image's GPUs")]
     Gpus(#[from] cuda::GpuMapError),
+    /// The threads of a CUDA process could not be stopped.
+    #[error("cannot stop the job's threads")]
+    Halt(#[from] job::HaltError),
     /// Device memory could not be put back.
     #[error("cannot restore GPU memory")]
     Resident(#[source] Box<ResidentError>),
@@ -206,16 +209,12 @@ pub(super) fn bring_back(
     })?;
     let (ends, input_lost) = reconnect(shop, streams, &facts, &aside)?;
     watch.lap("rewind");
-    let memory = facts.cuda.as_ref().zip(gpus.as_ref());
-    let moved = memory.and_then(|(cuda, gpus)| {
-        let facts = cuda.resident.as_ref()?;
-        Moved::of(&image, facts, &gpus.map)
-    });
     let (restored, memory) = thread::scope(|scope| {
+        let memory = facts.cuda.as_ref().zip(gpus.as_ref());
         let memory = memory.and_then(|(cuda, gpus)| {
-            let refill = |facts| refill(shop, &image, facts, &gpus.map);
-            let facts = cuda.resident.as_ref().filter(|_| moved.is_none());
-            facts.map(|facts| scope.spawn(move || refill(facts)))
+            let refill = |facts| Returning::begin(shop, &image, facts, &gpus.map);
+            let resident = cuda.resident.as_ref();
+            resident.map(|facts| scope.spawn(move || refill(facts)))
         });
         let restored = run_criu(shop, sandbox, &image, id, &facts, &ends);
         (restored, memory.map(thread::ScopedJoinHandle::join))
@@ -235,8 +234,7 @@ pub(super) fn bring_back(
     start_timers(sandbox, &facts)?;
     watch.lap("restore");
     if let Some((cuda_facts, gpus)) = facts.cuda.as_ref().zip(gpus.as_ref()) {
-        let pids = &cuda_facts.pids;
-        restore_gpu::resume(shop, sandbox, (&facts, pids), gpus, memory, moved)?;
+        restore_gpu::resume(shop, sandbox, &facts, cuda_facts, gpus, memory)?;
         watch.lap("resume");
     }
     Ok(Restored {

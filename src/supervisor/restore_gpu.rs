@@ -8,8 +8,9 @@ use super::describe::chain;
 use super::gpu_facts::{CudaFacts, visible};
 use super::gpu_plan::{GpuPlan, Here, Refusal, plan};
 use super::image::ImageFacts;
-use super::resident::{self, Kept, Memory, Moved, ResidentError};
+use super::resident::{ResidentError, Returning};
 use super::restore::RestoreError;
+use super::standing::Standing;
 use super::workshop::Workshop;
 use crate::cuda::{self, GpuMap, GpuMapError, GpuPair};
 use crate::job;
@@ -87,30 +88,29 @@ fn look(shop: &Workshop, id: ImageId, facts: &CudaFacts) -> Result<GpuPlan, Refu
 pub(super) fn resume(
     shop: &Workshop,
     sandbox: &Sandbox,
-    (facts, pids): (&ImageFacts, &[i32]),
+    facts: &ImageFacts,
+    cuda_facts: &CudaFacts,
     gpus: &GpuPlan,
-    memory: Option<Memory>,
-    moved: Option<Moved<'_>>,
+    memory: Option<Returning<'_>>,
 ) -> Result<(), RestoreError> {
     let root = job::child_with_pid(sandbox.pid(), facts.pids.root)?;
     let there = job::tree(root)?;
-    let host_pids = host_pids(&there, pids)?;
+    let host_pids = host_pids(&there, &cuda_facts.pids)?;
     let map = map(gpus)?;
     for pair in map.pairs().iter().filter(|pair| pair.old != pair.new) {
         tracing::info!(old = %pair.old, new = %pair.new, "a GPU takes the place of another");
     }
     let driver = shop.driver()?;
-    if let Some(moved) = moved {
-        let token = facts.token.as_ref().ok_or(ResidentError::Facts)?;
-        return Ok(moved.resume(shop, driver, (&host_pids, &map), (token, &there))?);
-    }
+    // On every error the caller ends the job.
+    let still = Standing::restored(&cuda_facts.standing, &there)?.halt()?;
+    cuda::resume_restored(driver, &host_pids, &map)
+        .map_err(|error| RestoreError::Resume(Box::new(error)))?;
     if let Some(memory) = memory {
         let token = facts.token.as_ref().ok_or(ResidentError::Facts)?;
-        let kept = Kept::restored(driver, token, &there, memory)?;
-        return Ok(resident::resume_restored(driver, &host_pids, &map, kept)?);
+        memory.finish(token)?;
     }
-    cuda::resume_restored(driver, &host_pids, &map)
-        .map_err(|error| RestoreError::Resume(Box::new(error)))
+    drop(still);
+    Ok(())
 }
 
 /// The plan as the driver wants it.

@@ -21,9 +21,10 @@ use super::gpu_facts::CudaFacts;
 use super::image::{ImageFacts, Stopwatch, Trigger};
 use super::machine;
 use super::pause::Paused;
-use super::resident::{Keeping, Kept, ResidentError, Suspension};
+use super::resident::{Keeping, Kept, ResidentError};
 use super::room;
 use super::snapshot_error::SnapshotError;
+use super::suspension::Suspension;
 use super::workshop::{Job, SharedStreams, Workshop};
 use crate::clock;
 use crate::config::{Buffer, Cpus};
@@ -205,10 +206,12 @@ fn attempt(
             }
             Err(error) => dumped = Err(error),
         }
-        // A sandbox that is gone needs no signal.
-        let _ = job.sandbox.signal(nix::libc::SIGCONT, true);
     }
     let resumed = suspended.map(|suspended| suspended.resume(&mut watch));
+    if afterwards == Afterwards::Pause {
+        // Those without GPU state. A sandbox that is gone needs no signal.
+        let _ = job.sandbox.signal(nix::libc::SIGCONT, true);
+    }
     let freeze = clock::now() - frozen_at;
     computing(freeze);
     resumed.transpose()?;
@@ -237,6 +240,7 @@ fn keeping(
 /// What the image will say of the GPUs and of what stayed on them; no pids yet.
 fn cuda_facts(gpu: &Gpu<'_>, suspended: &Suspension) -> CudaFacts {
     CudaFacts {
+        standing: suspended.standing().facts(),
         resident: suspended.kept().map(Kept::facts),
         ..gpu.facts.clone()
     }

@@ -101,6 +101,9 @@ pub enum SnapshotError {
     /// The GPU state did not come back: the job does not compute.
     #[error("cannot resume the GPU state; the job does not compute any more and will be restored")]
     Resume(#[source] Box<cuda::TreeError>),
+    /// The threads of a CUDA process could not be stopped.
+    #[error("cannot stop the job's threads")]
+    Halt(#[from] job::HaltError),
     /// Device memory could not stay on the GPUs, or did not come back from there.
     #[error("cannot keep GPU memory for the image")]
     Resident(#[source] Box<ResidentError>),
@@ -198,6 +201,15 @@ impl FailureKind {
 }
 
 impl FailureKind {
+    /// The kind of a halt that failed.
+    pub(super) fn of_halt(error: &job::HaltError) -> Self {
+        match error {
+            job::HaltError::Trace { .. } => Self::Privilege,
+            job::HaltError::Slow { .. } => Self::Busy,
+            job::HaltError::Threads { .. } => Self::Ended,
+        }
+    }
+
     /// The kind of a suspend that failed.
     pub(super) fn of(error: &TreeError) -> Self {
         match error {
@@ -237,6 +249,7 @@ impl SnapshotError {
             Self::Driver(_) | Self::Resume(_) => FailureKind::Driver,
             Self::Suspend(error) => FailureKind::of(error),
             Self::Resident(error) => error.kind(),
+            Self::Halt(error) => FailureKind::of_halt(error),
             Self::Criu { .. } | Self::Slow(_) | Self::Stream(_) => FailureKind::Criu,
             Self::Ended => FailureKind::Ended,
             Self::Doubtful { source, .. } => source.kind(),

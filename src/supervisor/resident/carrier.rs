@@ -4,7 +4,7 @@
 //! GPU ─▶ copier's lane ─▶ pipe ─▶ stream of the image        a part of a segment at a time, and back
 //! ```
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -19,6 +19,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use super::error::ResidentError;
 use super::facts::{Part, ResidentFacts};
 use super::keep::Kept;
+use super::refill::Memory;
 use crate::copier::{Copier, CopierError, Lane, SegmentId};
 use crate::cuda::GpuUuid;
 use crate::resident::{Held, Segment};
@@ -163,8 +164,8 @@ impl Carrier {
         &self,
         facts: &ResidentFacts,
         map: impl Fn(&str) -> Option<GpuUuid>,
-    ) -> Result<(BTreeMap<i32, Vec<Held>>, Vec<SegmentId>), ResidentError> {
-        let mut memory: BTreeMap<i32, Vec<Held>> = BTreeMap::new();
+    ) -> Result<(Memory, Vec<SegmentId>), ResidentError> {
+        let mut memory = Memory::new();
         let mut segments = Vec::new();
         for process in &facts.processes {
             for segment in &process.segments {

@@ -37,12 +37,6 @@ pub enum ResidentError {
         #[source]
         source: AgentError,
     },
-    /// A process whose memory is in the image, or its agent, is not there.
-    #[error("cannot find process {pid}, or the agent in it, whose GPU memory the image holds")]
-    Missing {
-        /// Pid as the job sees it.
-        pid: i32,
-    },
     /// A process shares device memory, which cannot be brought back.
     #[error(
         "process {pid} shares GPU memory with others (CUDA IPC): that cannot be brought back, so no snapshot is taken"
@@ -50,6 +44,13 @@ pub enum ResidentError {
     Shares {
         /// Pid as the job sees it.
         pid: i32,
+    },
+    /// Stopped processes could not be halted to be resumed, or have nothing to be resumed with.
+    #[error("cannot resume the job; it will be restored")]
+    Stuck {
+        /// Why.
+        #[source]
+        source: Box<ResidentError>,
     },
     /// The memory did not come back: its processes cannot compute.
     #[error("GPU memory of process {pid} is lost; the job will be restored")]
@@ -85,13 +86,12 @@ impl ResidentError {
     #[must_use]
     pub fn job_is_lost(&self) -> bool {
         match self {
-            Self::Lost { .. } => true,
+            Self::Lost { .. } | Self::Stuck { .. } => true,
             Self::Cuda(error) => !error.is_computing(),
             Self::Halt(_)
             | Self::Agent { .. }
             | Self::Busy { .. }
             | Self::Shares { .. }
-            | Self::Missing { .. }
             | Self::Copier(_)
             | Self::Socket(_)
             | Self::Read(_)
@@ -115,18 +115,17 @@ impl ResidentError {
     /// The kind of failure of the snapshot.
     pub(in crate::supervisor) fn kind(&self) -> FailureKind {
         match self {
-            Self::Halt(HaltError::Trace { .. }) => FailureKind::Privilege,
-            Self::Halt(HaltError::Slow { .. }) | Self::Busy { .. } => FailureKind::Busy,
-            Self::Halt(HaltError::Threads { .. }) => FailureKind::Ended,
+            Self::Halt(error) => FailureKind::of_halt(error),
             Self::Cuda(error) => FailureKind::of(error),
             Self::Shares { .. } => FailureKind::Unsupported,
             Self::Agent {
                 source: AgentError::Busy { .. } | AgentError::TimedOut { .. },
                 ..
             } => FailureKind::Busy,
-            Self::Agent { .. } | Self::Lost { .. } | Self::Missing { .. } | Self::Copier(_) => {
+            Self::Agent { .. } | Self::Lost { .. } | Self::Stuck { .. } | Self::Copier(_) => {
                 FailureKind::Driver
             }
+            Self::Busy { .. } => FailureKind::Busy,
             Self::Read(_) => FailureKind::Store,
             Self::Socket(_) | Self::Evicted | Self::Facts | Self::Panicked => FailureKind::System,
         }

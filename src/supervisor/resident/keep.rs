@@ -8,11 +8,11 @@ use super::choice::Cover;
 use super::error::ResidentError;
 use super::facts::{ResidentFacts, ResidentProcess, ResidentSegment};
 use super::refill::Memory;
-use crate::cuda::{self, Driver, GpuMap, GpuUuid, SuspendOptions};
-use crate::job::{self, HaltError, Halted, Process};
+use crate::cuda::{self, Driver, GpuUuid, SuspendOptions};
 use crate::resident::{AgentError, Channel, Held, Token};
 
 use super::super::image::Stopwatch;
+use super::super::standing::{Standing, Still};
 
 /// For an agent to say what it holds. It answers from memory; more means that there is none.
 pub(super) const HELLO_LIMIT: Duration = Duration::from_secs(1);
@@ -44,54 +44,49 @@ pub(in crate::supervisor) struct Kept {
 
 #[derive(Debug)]
 pub(super) struct KeptProcess {
-    pub host_pid: i32,
     pub pid: i32,
-    /// Its agent has memory; the others are halted along with it, so that none waits on the GPU for one that is.
-    covered: bool,
-    /// Threads that are never halted: the agent's and the driver's, as the host sees them.
-    spared: Vec<i32>,
     pub held: Vec<Held>,
 }
 
 /// Halts the processes, has the agents let go, and suspends the GPU state of all `users`; `take` is called with the
-/// memory before that. Their threads go on when this returns, into calls to CUDA that wait.
+/// memory before that. They stand still, halted, when this returns.
 ///
 /// # Errors
 /// Everything is as it was, unless the error says that the job is lost.
 pub(in crate::supervisor) fn suspend(
     driver: &Driver,
     users: &[i32],
+    standing: &Standing,
     (token, covers): (&Token, &[Cover]),
     options: &SuspendOptions,
     watch: &mut Stopwatch,
     take: impl FnOnce(&Kept) -> Result<Taking, ResidentError>,
-) -> Result<(cuda::Suspended, Kept, Taking), ResidentError> {
-    let mut kept = Kept::of(driver, token, covers)?;
+) -> Result<(cuda::Suspended, Still, Kept, Taking), ResidentError> {
+    let mut kept = Kept::of(token, covers)?;
     let lock = || cuda::lock_all(driver, users, options);
     let mut tries = 0;
-    let halted = loop {
+    let still = loop {
         tries += 1;
         let locked = lock()?;
         watch.lap("lock");
-        let halted = kept.halt()?;
+        let still = standing.halt()?;
         locked.unlock()?;
         match kept.let_go() {
-            Ok(()) => break halted,
+            Ok(()) => break still,
             Err(error) if !error.passes() => return Err(error),
             Err(_) if tries == TRIES_MAX => return Err(ResidentError::Busy { tries }),
             Err(error) => tracing::debug!(tries, %error, "the job is stopped anew"),
         }
-        drop(halted);
+        drop(still);
         thread::sleep(TRY_PAUSE);
     };
     let taking = take(&kept);
     watch.lap("release");
-    // They stay halted until their state is suspended: none of them may run while it has no memory.
     let suspend = || -> Result<_, ResidentError> { Ok(lock()?.suspend()?) };
     let failed = match taking.map(|taking| (suspend(), taking)) {
         Ok((Ok(suspended), taking)) => {
             watch.lap("suspend");
-            return Ok((suspended, kept, taking));
+            return Ok((suspended, still, kept, taking));
         }
         Ok((Err(error), taking)) => (error, Some(taking)),
         Err(error) => (error, None),
@@ -103,97 +98,43 @@ pub(in crate::supervisor) fn suspend(
     } else {
         kept.give_back()
     };
-    drop(halted);
+    drop(still);
     // The copier is done with the memory before anybody tries again, and the job does not wait for it.
     drop(taking.map(Taking::join));
     given_back?;
     Err(error)
 }
 
-/// Resumes processes that were restored, onto the memory that `kept` has for them.
-///
-/// # Errors
-/// The job cannot compute.
-pub(in crate::supervisor) fn resume_restored(
-    driver: &Driver,
-    pids: &[i32],
-    map: &GpuMap,
-    mut kept: Kept,
-) -> Result<(), ResidentError> {
-    // On every error the caller ends the job.
-    let halted = kept.halt()?;
-    cuda::resume_restored(driver, pids, map)?;
-    kept.give_back()?;
-    drop(halted);
-    Ok(())
-}
-
 impl Kept {
-    /// Of processes that still hold their memory, or none: nothing is kept yet.
-    pub(in crate::supervisor) fn of(
-        driver: &Driver,
-        token: &Token,
-        covers: &[Cover],
-    ) -> Result<Self, ResidentError> {
-        let process = |cover: &Cover| {
-            let pid = cover.host_pid;
-            // The driver numbers it as we do, and the agent as the process does.
-            let resumes = driver.process(pid).restore_thread();
-            let mut spared = vec![resumes.map_err(cuda::TreeError::from)?];
-            if let Some(hello) = &cover.hello {
-                let agent = job::thread_of(pid, hello.thread);
-                spared.push(agent.ok_or(HaltError::Threads { pid })?);
-            }
-            Ok(KeptProcess {
-                host_pid: pid,
-                pid: cover.pid,
-                covered: cover.bytes() > 0,
-                spared,
-                held: Vec::new(),
-            })
+    /// Of processes that still hold their memory: nothing is kept yet.
+    fn of(token: &Token, covers: &[Cover]) -> Result<Self, ResidentError> {
+        let covered = covers.iter().filter(|cover| cover.bytes() > 0);
+        let process = |cover: &Cover| KeptProcess {
+            pid: cover.pid,
+            held: Vec::new(),
         };
-        let processes: Result<_, ResidentError> = covers.iter().map(process).collect();
         Ok(Self {
             channel: Channel::bind()?,
-            token: token.clone(),
-            processes: processes?,
+            token: *token,
+            processes: covered.map(process).collect(),
             evicted: false,
         })
     }
 
     /// Of restored processes, and the memory that was made for them.
-    ///
-    /// # Errors
-    /// One of them is not there, or has no agent any more.
     pub(in crate::supervisor) fn restored(
-        driver: &Driver,
         token: &Token,
-        there: &[Process],
         memory: Memory,
     ) -> Result<Self, ResidentError> {
-        let mut channel = Channel::bind()?;
-        let mut cover = |pid: &i32| {
-            let process = there.iter().find(|process| process.pid == *pid);
-            let hello = channel.agent(token, *pid).hello(HELLO_LIMIT);
-            let failed = |source| ResidentError::Agent { pid: *pid, source };
-            Ok(Cover {
-                host_pid: process
-                    .ok_or(ResidentError::Missing { pid: *pid })?
-                    .host_pid,
-                pid: *pid,
-                hello: Some(
-                    hello
-                        .map_err(failed)?
-                        .ok_or(ResidentError::Missing { pid: *pid })?,
-                ),
-            })
-        };
-        let covers: Result<Vec<Cover>, ResidentError> = memory.keys().map(&mut cover).collect();
-        let mut kept = Self::of(driver, token, &covers?)?;
-        for (pid, memory) in memory {
-            kept.put(pid, memory)?;
-        }
-        Ok(kept)
+        let memory = memory.into_iter();
+        Ok(Self {
+            channel: Channel::bind()?,
+            token: *token,
+            processes: memory
+                .map(|(pid, held)| KeptProcess { pid, held })
+                .collect(),
+            evicted: false,
+        })
     }
 
     pub(super) fn processes(&self) -> &[KeptProcess] {
@@ -222,7 +163,7 @@ impl Kept {
     }
 
     /// Whether there is memory to give back.
-    pub(super) fn is_evicted(&self) -> bool {
+    pub(in crate::supervisor) fn is_evicted(&self) -> bool {
         self.evicted
     }
 
@@ -238,35 +179,19 @@ impl Kept {
             segments: process.held.iter().map(segment).collect(),
         };
         ResidentFacts {
-            processes: self.covered().map(process).collect(),
+            processes: self.processes.iter().map(process).collect(),
         }
-    }
-
-    fn covered(&self) -> impl Iterator<Item = &KeptProcess> {
-        self.processes.iter().filter(|process| process.covered)
-    }
-
-    /// Halts every process but for those threads that handle its memory.
-    pub(super) fn halt(&self) -> Result<Vec<Halted>, HaltError> {
-        let halt = |process: &KeptProcess| job::halt(process.host_pid, &process.spared);
-        self.processes.iter().map(halt).collect()
     }
 
     /// Takes the memory of every process, or of none.
     fn let_go(&mut self) -> Result<(), ResidentError> {
-        let Self {
-            channel, processes, ..
-        } = self;
-        let covered = || processes.iter().filter(|process| process.covered);
         // What is taken and given back can be suspended in this way only from then on: not before all are ready.
-        for pid in covered().map(|process| process.pid) {
-            let probed = channel.agent(&self.token, pid).probe(PROBE_LIMIT);
+        for process in &self.processes {
+            let pid = process.pid;
+            let probed = self.channel.agent(&self.token, pid).probe(PROBE_LIMIT);
             probed.map_err(|source| ResidentError::Agent { pid, source })?;
         }
         for place in 0..self.processes.len() {
-            if !self.processes[place].covered {
-                continue;
-            }
             match self.release(self.processes[place].pid) {
                 Ok(held) => self.processes[place].held = held,
                 Err(error) if error.job_is_lost() => return Err(error),
@@ -323,7 +248,7 @@ impl Kept {
     }
 
     /// Has the agents map everything where it was. Their processes are halted, and their calls to CUDA do not wait.
-    pub(super) fn give_back(&mut self) -> Result<(), ResidentError> {
+    pub(in crate::supervisor) fn give_back(&mut self) -> Result<(), ResidentError> {
         for process in &mut self.processes {
             let mut agent = self.channel.agent(&self.token, process.pid);
             let mut tries = 1;
@@ -348,9 +273,9 @@ impl ResidentError {
         match self {
             Self::Agent { .. } | Self::Busy { .. } | Self::Halt(_) => !self.job_is_lost(),
             Self::Cuda(_)
-            | Self::Missing { .. }
             | Self::Shares { .. }
             | Self::Lost { .. }
+            | Self::Stuck { .. }
             | Self::Copier(_)
             | Self::Socket(_)
             | Self::Read(_)

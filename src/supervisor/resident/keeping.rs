@@ -6,10 +6,9 @@ use std::sync::Arc;
 use super::carrier::{Carrier, Shadowed, Taken, Taking};
 use super::choice::{Cover, Way, bytes, choose};
 use super::error::ResidentError;
-use super::keep::{self, HELLO_LIMIT};
-use super::suspension::Suspension;
+use super::keep::{self, HELLO_LIMIT, Kept};
 use crate::config::Memory;
-use crate::cuda::{GpuUuid, SuspendOptions};
+use crate::cuda::{self, GpuUuid, SuspendOptions};
 use crate::job::Process;
 use crate::resident::{Channel, Token};
 
@@ -18,6 +17,7 @@ use super::super::gpu::Gpu;
 use super::super::gpu_facts::GpuFacts;
 use super::super::image::Stopwatch;
 use super::super::snapshot_error::SnapshotError;
+use super::super::standing::{Standing, Still};
 use super::super::workshop::Workshop;
 
 /// What a snapshot keeps on the GPUs, and the copier that is ready for it.
@@ -89,23 +89,34 @@ impl Keeping {
         error.driver_may() && !self.covers.iter().any(Cover::is_bound)
     }
 
-    /// Suspends the job's GPU state.
+    /// What all CUDA processes of the job, these and others, have for an agent.
+    pub fn agent_of(&self, host_pid: i32) -> Option<i32> {
+        let cover = self
+            .covers
+            .iter()
+            .find(|cover| cover.host_pid == host_pid)?;
+        cover.hello.as_ref().map(|hello| hello.thread)
+    }
+
+    /// Suspends the job's GPU state; it stands still then.
     pub fn suspend(
         &self,
         gpu: &Gpu<'_>,
+        standing: &Standing,
         options: &SuspendOptions,
         watch: &mut Stopwatch,
-    ) -> Result<(Suspension, Carrying), ResidentError> {
+    ) -> Result<(cuda::Suspended, Still, Kept, Carrying), ResidentError> {
         let who = (&self.token, &self.covers[..]);
         let take = |kept: &_| self.carrier.take(kept);
-        let (suspended, kept, taking) =
-            keep::suspend(gpu.driver(), gpu.users(), who, options, watch, take)?;
+        let (driver, users) = (gpu.driver(), gpu.users());
+        let (suspended, still, kept, taking) =
+            keep::suspend(driver, users, standing, who, options, watch, take)?;
         let carrying = Carrying {
             carrier: Arc::clone(&self.carrier),
             taking: Some(taking),
             taken: None,
         };
-        Ok((Suspension::resident(suspended, kept), carrying))
+        Ok((suspended, still, kept, carrying))
     }
 }
 

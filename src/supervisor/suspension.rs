@@ -1,0 +1,117 @@
+//! A job whose GPU state is suspended: its CUDA processes stand still, whichever way their device memory went.
+
+use std::time::Duration;
+
+use super::describe::chain;
+use super::image::Stopwatch;
+use super::resident::{Kept, ResidentError};
+use super::snapshot_error::SnapshotError;
+use super::standing::{Standing, Still};
+use crate::clock;
+use crate::cuda;
+
+/// Dropped, the job goes on, as far as that is possible.
+#[derive(Debug)]
+pub(super) struct Suspension {
+    /// Taken when it is settled.
+    suspended: Option<cuda::Suspended>,
+    standing: Standing,
+    /// What stayed on the GPUs, if anything did.
+    kept: Option<Kept>,
+}
+
+impl Suspension {
+    /// Of processes that are halted; from now on they are stopped.
+    pub fn new(
+        suspended: cuda::Suspended,
+        standing: Standing,
+        still: Still,
+        kept: Option<Kept>,
+    ) -> Self {
+        still.stop();
+        Self {
+            suspended: Some(suspended),
+            standing,
+            kept,
+        }
+    }
+
+    /// The processes, as the host sees them.
+    pub fn pids(&self) -> &[i32] {
+        self.suspended.as_ref().map_or(&[], cuda::Suspended::pids)
+    }
+
+    /// Who stands still.
+    pub fn standing(&self) -> &Standing {
+        &self.standing
+    }
+
+    /// What stayed on the GPUs.
+    pub fn kept(&self) -> Option<&Kept> {
+        self.kept.as_ref()
+    }
+
+    /// The same, to let go of it and to put it back.
+    pub fn kept_mut(&mut self) -> Option<&mut Kept> {
+        self.kept.as_mut()
+    }
+
+    /// Leaves the processes as they are: they are dead, or dying.
+    pub fn leave(mut self) {
+        if let Some(suspended) = self.suspended.take() {
+            suspended.leave();
+        }
+    }
+
+    /// Lets the job compute again.
+    pub fn resume(mut self, watch: &mut Stopwatch) -> Result<(), SnapshotError> {
+        let Some(suspended) = self.suspended.take() else {
+            return Ok(());
+        };
+        let (times, map) = self.bring_back(suspended)?;
+        watch.add("resume", times.restore);
+        watch.add("unlock", times.unlock);
+        if self.kept.is_some() {
+            watch.add("map", map);
+        }
+        Ok(())
+    }
+
+    fn bring_back(
+        &mut self,
+        suspended: cuda::Suspended,
+    ) -> Result<(cuda::ResumeTimes, Duration), SnapshotError> {
+        // Halted and let go on this very thread.
+        let halted = match &self.kept {
+            Some(kept) if kept.is_evicted() => Err(ResidentError::Evicted),
+            Some(_) | None => self.standing.halt().map_err(ResidentError::from),
+        };
+        let still = match halted {
+            Ok(still) => still,
+            Err(error) => {
+                suspended.leave();
+                let source = Box::new(error);
+                return Err(ResidentError::Stuck { source }.into());
+            }
+        };
+        let resumed = suspended.resume();
+        let times = resumed.map_err(|error| SnapshotError::Resume(Box::new(error)))?;
+        let begun = clock::now();
+        if let Some(kept) = &mut self.kept {
+            kept.give_back()?;
+        }
+        drop(still);
+        Ok((times, begun.elapsed()))
+    }
+}
+
+impl Drop for Suspension {
+    fn drop(&mut self) {
+        let suspended = self.suspended.take();
+        let resumed = suspended.map(|suspended| self.bring_back(suspended));
+        if let Some(Err(error)) = resumed {
+            let reason = chain(&error);
+            tracing::error!("the job's GPU state could not be resumed: {reason}");
+        }
+    }
+}
