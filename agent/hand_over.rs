@@ -201,7 +201,6 @@ impl HandOver {
             }
             return Err(Failure::Refused);
         };
-        };
         let made = remake::make_all(&mut state).and_then(|()| {
             let sent = self.send_all(&state, socket, request, incoming);
             sent.map_err(|failure| remake::undo(&mut state, failure))
