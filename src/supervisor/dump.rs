@@ -344,7 +344,7 @@ impl<'a> Dump<'a> {
         });
         Ok(ImageFacts {
             trigger,
-            token: self.job.token.clone(),
+            token: self.job.token,
             command: self
                 .shop
                 .command

@@ -213,11 +213,8 @@ pub(super) fn bring_back(
         let memory = facts.cuda.as_ref().zip(gpus.as_ref());
         let memory = memory.and_then(|(cuda, gpus)| {
             let refill = |facts| refill(shop, &image, facts, &gpus.map);
-            let refill = cuda
-                .resident
-                .as_ref()
-                .map(|facts| scope.spawn(move || refill(facts)));
-            refill
+            let resident = cuda.resident.as_ref();
+            resident.map(|facts| scope.spawn(move || refill(facts)))
         });
         let restored = run_criu(shop, sandbox, &image, id, &facts, &ends);
         (restored, memory.map(thread::ScopedJoinHandle::join))
