@@ -91,6 +91,6 @@ fn open_to_current(peer: usize) -> Result<(), c_int> {
             })?;
         }
     }
-    state.add_peer(owner, device);
+    state.devices.add_peer(owner, device);
     Ok(())
 }

@@ -5,6 +5,7 @@
 //! mapped ────────────────────────────────────────────────────────────────────────────────────────────▶ released
 //!        ◀────────────────────────────────────────────────────────────────────────────────────────────
 //!          MAP, in as many parts as there are: import → map → set access → keep the descriptor
+//!          REMAKE, on another GPU: create → map → set access → send descriptors
 //! ```
 //! While memory is released this holds the lock: a thread of the job that runs meanwhile and asks for memory waits for
 //! it before it calls the driver, and so never holds what MAP needs. All other threads are stopped while a request is
@@ -23,15 +24,17 @@ use super::driver::{self, check};
 use super::lock::Guard;
 use super::memory::{self, BYTES, IMPORTED, SEGMENTS, STATE, State, length};
 use super::probe::{enter, leave, probe_devices};
+use super::remake::{self, MOVED};
 use super::sys;
 use super::table::Entry;
+use super::tell::send_batch;
 use super::wire::{self, BATCH_MAX, MAGIC, Reply, Request, Segment, VERSION};
 
 /// Set when the job shared memory with another process.
 pub static SHARES: AtomicBool = AtomicBool::new(false);
 
 /// Why a request was not carried out.
-enum Failure {
+pub enum Failure {
     Busy,
     Refused,
     /// The driver's code; all is as before.
@@ -84,6 +87,7 @@ impl HandOver {
             wire::PROBE => self.probe(),
             wire::RELEASE => self.release(socket, request, incoming),
             wire::MAP => self.map(request, incoming),
+            wire::REMAKE => self.remake(socket, request, incoming),
             wire::SHARE => self.share(socket, request, incoming),
             _ => Err(Failure::Refused),
         }
@@ -107,7 +111,8 @@ impl HandOver {
                 total: u32::try_from(total).unwrap_or(u32::MAX),
                 flags: flag(released, wire::RELEASED)
                     | flag(imported, wire::IMPORTED)
-                    | flag(SHARES.load(Ordering::Relaxed), wire::SHARES),
+                    | flag(SHARES.load(Ordering::Relaxed), wire::SHARES)
+                    | flag(MOVED.load(Ordering::Relaxed), wire::MOVED),
                 bytes: BYTES.load(Ordering::Relaxed),
                 serial: request.serial,
             },
@@ -123,7 +128,11 @@ impl HandOver {
             return probe_devices(state).map_err(Failure::Driver);
         }
         let mut state = STATE.try_lock().ok_or(Failure::Busy)?;
-        probe_devices(&mut state).map_err(Failure::Driver)
+        probe_devices(&mut state).map_err(Failure::Driver)?;
+        if MOVED.load(Ordering::Relaxed) {
+            return Err(Failure::Refused);
+        }
+        Ok(())
     }
 
     fn release(
@@ -135,16 +144,15 @@ impl HandOver {
         if self.released.is_some() {
             return Ok(());
         }
+        if MOVED.load(Ordering::Relaxed) {
+            return Err(Failure::Refused);
+        }
         let mut state = STATE.try_lock().ok_or(Failure::Busy)?;
         if state.table.entries().is_empty() {
             // Nothing would ever be mapped, and the lock never be given back.
             return Ok(());
         }
-        for (number, batch) in state.table.entries().chunks(BATCH_MAX).enumerate() {
-            let mut answer = self.outgoing(request, wire::MORE, 0);
-            answer.reply.first = u32::try_from(number * BATCH_MAX).unwrap_or(u32::MAX);
-            send_batch(socket, incoming, batch, &mut answer)?;
-        }
+        self.send_all(&state, socket, request, incoming)?;
         unmap_all(&mut state)?;
         release_imported(&mut state)?;
         for entry in state.table.entries_mut() {
@@ -160,6 +168,48 @@ impl HandOver {
         }
         self.released = Some(state);
         Ok(())
+    }
+
+    /// Tells all segments, each with a descriptor of its memory.
+    fn send_all(
+        &self,
+        state: &State,
+        socket: c_int,
+        request: &Request,
+        incoming: &Incoming,
+    ) -> Result<(), Failure> {
+        for (number, batch) in state.table.entries().chunks(BATCH_MAX).enumerate() {
+            let mut answer = self.outgoing(request, wire::MORE, 0);
+            answer.reply.first = u32::try_from(number * BATCH_MAX).unwrap_or(u32::MAX);
+            send_batch(socket, incoming, batch, &mut answer)?;
+        }
+        Ok(())
+    }
+
+    /// Makes memory of the process's own in the place of what it has let go of.
+    fn remake(
+        &mut self,
+        socket: c_int,
+        request: &Request,
+        incoming: &Incoming,
+    ) -> Result<(), Failure> {
+        let Some(mut state) = self.released.take() else {
+            let state = STATE.try_lock().ok_or(Failure::Busy)?;
+            // Either this was carried out before, or there is nothing to make.
+            if MOVED.load(Ordering::Relaxed) || state.table.entries().is_empty() {
+                return self.send_all(&state, socket, request, incoming);
+            }
+            return Err(Failure::Refused);
+        };
+        let made = remake::make_all(&mut state).and_then(|()| {
+            let sent = self.send_all(&state, socket, request, incoming);
+            sent.map_err(|failure| remake::undo(&mut state, failure))
+        });
+        match made {
+            Ok(()) => MOVED.store(true, Ordering::Relaxed),
+            Err(_) => self.released = Some(state),
+        }
+        made
     }
 
     /// Another process of the job opens a segment. While memory is released it has to wait.
@@ -216,59 +266,6 @@ impl HandOver {
         }
         Ok(())
     }
-}
-
-/// Sends a batch of segments, each with a descriptor of its memory.
-fn send_batch(
-    socket: c_int,
-    to: &Incoming,
-    batch: &[Entry],
-    answer: &mut Outgoing,
-) -> Result<(), Failure> {
-    let mut result = Ok(());
-    for (entry, (segment, descriptor)) in batch
-        .iter()
-        .zip(answer.segments.iter_mut().zip(&mut answer.descriptors))
-    {
-        segment.address = entry.address;
-        segment.len = entry.len;
-        result = describe(entry, segment, descriptor);
-        if result.is_err() {
-            break;
-        }
-        answer.reply.count += 1;
-    }
-    if result.is_ok() && !datagram::send(socket, &to.from, answer) {
-        result = Err(Failure::Refused);
-    }
-    for (entry, descriptor) in batch.iter().zip(answer.descriptors) {
-        if entry.descriptor < 0 && descriptor >= 0 {
-            // SAFETY: exported for this datagram.
-            unsafe { sys::close(descriptor) };
-        }
-    }
-    result
-}
-
-fn describe(entry: &Entry, segment: &mut Segment, descriptor: &mut c_int) -> Result<(), Failure> {
-    enter(entry).map_err(Failure::Driver)?;
-    // Asked for every time: the process may have been restored onto another GPU.
-    // SAFETY: there is room for the answer.
-    check(unsafe { driver::device_uuid(&raw mut segment.device, entry.device) })
-        .map_err(Failure::Driver)?;
-    if entry.descriptor >= 0 {
-        *descriptor = entry.descriptor;
-        return Ok(());
-    }
-    // SAFETY: our handle, and room for the answer.
-    let mut export = || unsafe { driver::export(descriptor, entry.handle, driver::DESCRIPTOR, 0) };
-    check(export())
-        .or_else(|_| {
-            // Perhaps for want of a free number; the driver has no code for that.
-            datagram::make_room();
-            check(export())
-        })
-        .map_err(Failure::Driver)
 }
 
 /// Unmaps all, or nothing.

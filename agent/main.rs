@@ -14,6 +14,7 @@
 
 mod contexts;
 mod datagram;
+mod devices;
 mod driver;
 mod elf;
 mod hand_over;
@@ -22,10 +23,12 @@ mod interpose;
 mod lock;
 mod memory;
 mod probe;
+mod remake;
 mod share;
 mod sys;
 mod table;
 mod talk;
+mod tell;
 mod wire;
 
 /// In the place of the C library's: gives out our functions, or goes on as if the caller had jumped there, for

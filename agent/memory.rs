@@ -9,6 +9,7 @@
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use super::devices::{DEVICES_MAX, Devices};
 use super::driver::{self, Access, Properties, check};
 use super::lock::{Guard, Lock};
 use super::sys;
@@ -19,35 +20,17 @@ use super::talk;
 const COVERED_MIN: usize = 2 << 20;
 /// The rounding to whole granules may waste this part of what was asked for.
 const WASTE_PARTS: usize = 8;
-/// Devices of a process: the driver shows 64 at most.
-pub const DEVICES_MAX: usize = 64;
 
 /// All that the agent remembers.
 pub struct State {
     pub table: Table,
-    devices: [Device; DEVICES_MAX],
+    pub devices: Devices,
     next_id: u64,
-}
-
-/// What is known of a device, asked for once.
-#[derive(Clone, Copy)]
-struct Device {
-    asked: bool,
-    /// 0: memory that can be mapped and exported is not to be had.
-    granularity: usize,
-    rdma: bool,
-    /// Devices that may use this one's memory, a bit each.
-    peers: u64,
 }
 
 pub static STATE: Lock<State> = Lock::new(State {
     table: Table::new(),
-    devices: [Device {
-        asked: false,
-        granularity: 0,
-        rdma: false,
-        peers: 0,
-    }; DEVICES_MAX],
+    devices: Devices::new(),
     next_id: 0,
 });
 /// Pieces, bytes and pieces that came from elsewhere, for who cannot have the lock.
@@ -84,7 +67,7 @@ fn covered(asked: usize) -> Option<u64> {
     if state.table.is_full() {
         return None;
     }
-    let (granularity, rdma) = state.device(device)?;
+    let (granularity, rdma) = state.devices.known(device)?;
     let len = asked.checked_next_multiple_of(granularity)?;
     if len - asked > asked / WASTE_PARTS {
         return None;
@@ -150,7 +133,7 @@ pub fn map(state: &State, entry: &mut Entry) -> Result<(), c_int> {
     let len = length(entry);
     // SAFETY: the address is reserved for the entry, and nothing is mapped there.
     check(unsafe { driver::map(entry.address, len, 0, entry.handle, 0) })?;
-    let peers = state.peers(entry.device);
+    let peers = state.devices.peers(entry.device);
     let mut access = [const { Access::full(0) }; DEVICES_MAX];
     let mut count = 0;
     for device in (0..).take(DEVICES_MAX) {
@@ -282,52 +265,6 @@ pub fn length(entry: &Entry) -> usize {
 }
 
 impl State {
-    /// Granularity and RDMA of a device that has what is needed.
-    pub fn device(&mut self, device: c_int) -> Option<(usize, bool)> {
-        let known = self.devices.get_mut(usize::try_from(device).ok()?)?;
-        if !known.asked {
-            let has = |attribute| {
-                let mut value = 0;
-                // SAFETY: there is room for the answer.
-                let code = unsafe { driver::device_attribute(&raw mut value, attribute, device) };
-                code == driver::SUCCESS && value != 0
-            };
-            let rdma = has(driver::ATTRIBUTE_RDMA);
-            if has(driver::ATTRIBUTE_MAPPING) && has(driver::ATTRIBUTE_DESCRIPTORS) {
-                let properties = Properties::new(device, rdma);
-                let mut len = 0;
-                // SAFETY: there is room for the answer, and the properties are whole.
-                check(unsafe {
-                    driver::granularity(
-                        &raw mut len,
-                        &raw const properties,
-                        driver::GRANULARITY_MINIMUM,
-                    )
-                })
-                .ok()?;
-                known.granularity = len;
-            }
-            known.rdma = rdma;
-            known.asked = true;
-        }
-        (known.granularity != 0).then_some((known.granularity, known.rdma))
-    }
-
-    fn peers(&self, device: c_int) -> u64 {
-        let number = usize::try_from(device).unwrap_or(DEVICES_MAX);
-        self.devices.get(number).map_or(0, |known| known.peers)
-    }
-
-    /// `device` may use the memory of `owner` from now on, also what comes later.
-    pub fn add_peer(&mut self, owner: c_int, device: c_int) {
-        let number = usize::try_from(owner).unwrap_or(DEVICES_MAX);
-        if let Some(known) = self.devices.get_mut(number)
-            && (0..64).contains(&device)
-        {
-            known.peers |= 1 << device;
-        }
-    }
-
     pub fn insert(&mut self, entry: Entry) {
         if self.table.insert(entry) {
             SEGMENTS.fetch_add(1, Ordering::Release);

@@ -5,6 +5,7 @@ use core::sync::atomic::{AtomicBool, Ordering};
 
 use super::driver::{self, Access, Properties, check};
 use super::memory::{State, length};
+use super::remake::MOVED;
 use super::table::Entry;
 
 /// Whether a context of the job's is current in the agent's thread, the one that asks.
@@ -25,7 +26,8 @@ pub fn leave() {
     }
 }
 
-/// Calls the driver as a release and a mapping do, on a granule of each device that has memory of ours.
+/// Calls the driver as a release and a mapping do, on a granule of each device that has memory of ours, and sees whether
+/// it is the device of before.
 pub fn probe_devices(state: &mut State) -> Result<(), c_int> {
     let mut seen = 0u64;
     for position in 0..state.table.entries().len() {
@@ -34,13 +36,16 @@ pub fn probe_devices(state: &mut State) -> Result<(), c_int> {
             seen |= 1 << entry.device;
             enter(&entry)?;
             probe_device(state, &entry)?;
+            if state.devices.has_moved(entry.device)? {
+                MOVED.store(true, Ordering::Relaxed);
+            }
         }
     }
     Ok(())
 }
 
 fn probe_device(state: &mut State, entry: &Entry) -> Result<(), c_int> {
-    let Some((granule, rdma)) = state.device(entry.device) else {
+    let Some((granule, rdma)) = state.devices.known(entry.device) else {
         return Ok(());
     };
     let (mut address, mut handle) = (0, 0);

@@ -165,7 +165,7 @@ fn open_now(
     let told = check(unsafe { driver::properties(&raw mut properties, imported) });
     entry.device = told.map_or(device, |()| properties.device());
     if entry.device != device {
-        state.add_peer(entry.device, device);
+        state.devices.add_peer(entry.device, device);
     }
     let mut is_given = false;
     let made = memory::make(state, entry, |handle, _| {

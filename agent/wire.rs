@@ -11,6 +11,9 @@
 //!            ◀──────────────────────  OK     nothing is mapped any more
 //!   MAP      ──────────────────────▶         segments first.. of the order of the release, a descriptor each
 //!            ◀──────────────────────  OK     these are mapped where they were
+//!   REMAKE   ──────────────────────▶         instead of MAP, when the driver has restored it onto another GPU
+//!            ◀──────────────────────  MORE   as after RELEASE: the process's own memory, new, of any content
+//!            ◀──────────────────────  OK     all is mapped where it was
 //! ```
 //! An agent also asks another of the same run and user, for a process that opens memory of another one (CUDA IPC):
 //! ```text
@@ -23,7 +26,7 @@
 /// First word of every datagram.
 pub const MAGIC: u32 = u32::from_ne_bytes(*b"ckpA");
 /// Changes with any change of these messages; a restored process has the agent of its time.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Environment variable with the run's token: [`TOKEN_LEN`] hexadecimal digits. Without it the agent does nothing.
 pub const TOKEN_VARIABLE: &str = "CKPT_RUN_AGENT";
@@ -45,6 +48,8 @@ pub const RELEASE: u32 = 3;
 pub const MAP: u32 = 4;
 /// Between agents; see above.
 pub const SHARE: u32 = 5;
+/// See above.
+pub const REMAKE: u32 = 6;
 
 /// Done.
 pub const OK: u32 = 0;
@@ -65,6 +70,9 @@ pub const RELEASED: u32 = 1;
 pub const IMPORTED: u32 = 2;
 /// Flag: the process has shared device memory with others, or uses theirs (CUDA IPC).
 pub const SHARES: u32 = 4;
+/// Flag: the process was restored onto another GPU, so the driver imports no memory there: MAP would fail, and RELEASE
+/// is refused. The driver's own way is left.
+pub const MOVED: u32 = 8;
 
 /// Supervisor to agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,7 +108,7 @@ pub struct Reply {
     pub count: u32,
     /// Segments in all.
     pub total: u32,
-    /// `RELEASED`, `IMPORTED`, `SHARES`.
+    /// `RELEASED`, `IMPORTED`, `SHARES`, `MOVED`.
     pub flags: u32,
     /// Length of all segments, bytes.
     pub bytes: u64,

@@ -11,5 +11,7 @@ mod hand_over;
 mod job;
 #[path = "agent/processes.rs"]
 mod processes;
+#[path = "agent/remake.rs"]
+mod remake;
 #[path = "agent/sharing.rs"]
 mod sharing;

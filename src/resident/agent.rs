@@ -22,6 +22,7 @@ const TRIES_MAX: u32 = 3;
 
 /// What an agent says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::struct_excessive_bools, reason = "the agent's flags")]
 pub struct Hello {
     /// Its thread, as the process sees it.
     pub thread: i32,
@@ -35,6 +36,8 @@ pub struct Hello {
     pub imported: bool,
     /// The process has shared device memory with others, or uses theirs.
     pub shares: bool,
+    /// It was restored onto another GPU: its driver imports no memory there, so the driver alone can keep it.
+    pub moved: bool,
 }
 
 /// A process's agent. It keeps descriptors between a [`release`](Agent::release) that took too long and the next.
@@ -45,8 +48,8 @@ pub struct Agent<'a> {
     name: Vec<u8>,
     uid: u32,
     receipt: Receipt,
-    /// Serial of the first release that may still be answered.
-    release_since: Option<u64>,
+    /// A request whose answers carry memory, and the serial of the first of its kind that may still be answered.
+    awaited: Option<(Kind, u64)>,
 }
 
 /// Requests by their kinds.
@@ -56,6 +59,7 @@ enum Kind {
     Probe,
     Release,
     Map,
+    Remake,
 }
 
 impl Kind {
@@ -65,6 +69,7 @@ impl Kind {
             Self::Probe => wire::PROBE,
             Self::Release => wire::RELEASE,
             Self::Map => wire::MAP,
+            Self::Remake => wire::REMAKE,
         }
     }
 
@@ -74,6 +79,15 @@ impl Kind {
             Self::Probe => "asking the driver",
             Self::Release => "releasing the device memory",
             Self::Map => "mapping the device memory",
+            Self::Remake => "making the device memory anew",
+        }
+    }
+
+    /// Whether the answers bring descriptors.
+    const fn brings_memory(self) -> bool {
+        match self {
+            Self::Release | Self::Remake => true,
+            Self::Hello | Self::Probe | Self::Map => false,
         }
     }
 }
@@ -86,7 +100,7 @@ impl<'a> Agent<'a> {
             name: format!("{NAME_PREFIX}{token}/{pid}").into_bytes(),
             uid: nix::unistd::geteuid().as_raw(),
             receipt: Receipt::default(),
-            release_since: None,
+            awaited: None,
         }
     }
 
@@ -110,6 +124,7 @@ impl<'a> Agent<'a> {
                 released: reply.flags & wire::RELEASED != 0,
                 imported: reply.flags & wire::IMPORTED != 0,
                 shares: reply.flags & wire::SHARES != 0,
+                moved: reply.flags & wire::MOVED != 0,
             })),
             Err(AgentError::Gone { .. }) => Ok(None),
             Err(error) => Err(error),
@@ -134,7 +149,7 @@ impl<'a> Agent<'a> {
     /// Otherwise it has its memory.
     pub fn release(&mut self, limit: Duration) -> Result<Vec<Held>, AgentError> {
         let reply = self.ask(Kind::Release, (0, &[]), clock::now() + limit)?;
-        self.release_since = None;
+        self.awaited = None;
         match self.receipt.take() {
             Some(held) => Ok(held),
             None if reply.total == 0 => Ok(Vec::new()),
@@ -197,6 +212,23 @@ impl<'a> Agent<'a> {
         Ok(())
     }
 
+    /// Has a process that was restored onto another GPU, and has no memory yet, make memory of its own where it was, of
+    /// any content; what is returned lets others fill it. From then on it lets go of none (`moved`).
+    ///
+    /// # Errors
+    /// After [`AgentError::TimedOut`] it may be made, now or later; the call can be repeated. After
+    /// [`AgentError::Malformed`] and [`AgentError::Lost`] the process is not to be let go. Otherwise it has none.
+    pub fn remake(&mut self, limit: Duration) -> Result<Vec<Held>, AgentError> {
+        let kind = Kind::Remake;
+        let reply = self.ask(kind, (0, &[]), clock::now() + limit)?;
+        self.awaited = None;
+        match self.receipt.take() {
+            Some(held) => Ok(held),
+            None if reply.total == 0 => Ok(Vec::new()),
+            None => Err(self.malformed(kind, "made, but nothing came")),
+        }
+    }
+
     /// Sends a request and waits for its last answer.
     fn ask(
         &mut self,
@@ -215,8 +247,8 @@ impl<'a> Agent<'a> {
             reserved: 0,
             serial,
         };
-        if kind == Kind::Release {
-            self.release_since.get_or_insert(serial);
+        if kind.brings_memory() && self.awaited.is_none_or(|(before, _)| before != kind) {
+            self.awaited = Some((kind, serial));
         }
         let descriptors: Vec<_> = batch.iter().map(|held| held.descriptor.as_fd()).collect();
         let address = UnixAddr::new_abstract(&self.name).map_err(|errno| self.io(kind, errno))?;
@@ -254,44 +286,36 @@ impl<'a> Agent<'a> {
         if !is_agent {
             return Ok(None);
         }
-        let malformed = |what| AgentError::Malformed {
-            request: kind.name(),
-            pid: self.pid,
-            what,
-        };
         if datagram.is_cut {
-            return Err(malformed(
-                "a datagram that was cut, or too few free descriptors here",
-            ));
+            let what = "a datagram that was cut, or too few free descriptors here";
+            return Err(self.malformed(kind, what));
         }
         let Some((reply, segments)) = decode(&datagram.bytes) else {
-            return Err(malformed("no answer of this version"));
+            return Err(self.malformed(kind, "no answer of this version"));
         };
-        let is_release = reply.kind == wire::RELEASE
-            && self
-                .release_since
-                .is_some_and(|since| (since..=serial).contains(&reply.serial));
-        if is_release {
-            self.receipt
-                .absorb(&reply, &segments, datagram.descriptors)
-                .map_err(malformed)?;
+        let brings_memory = self.awaited.is_some_and(|(kind, since)| {
+            reply.kind == kind.number() && (since..=serial).contains(&reply.serial)
+        });
+        if brings_memory {
+            let absorbed = self.receipt.absorb(&reply, &segments, datagram.descriptors);
+            absorbed.map_err(|what| self.malformed(kind, what))?;
         }
-        if reply.serial != serial || is_release && reply.status == wire::MORE {
+        if reply.serial != serial || brings_memory && reply.status == wire::MORE {
             return Ok(None);
         }
         if reply.kind != kind.number() {
-            return Err(malformed("an answer to another question"));
+            return Err(self.malformed(kind, "an answer to another question"));
         }
-        if !is_release && !segments.is_empty() {
-            return Err(malformed("segments nobody asked for"));
+        if !brings_memory && !segments.is_empty() {
+            return Err(self.malformed(kind, "segments nobody asked for"));
         }
         Ok(Some(reply))
     }
 
     fn judge(&mut self, kind: Kind, reply: Reply) -> Result<Reply, AgentError> {
         let (request, pid, code) = (kind.name(), self.pid, reply.code);
-        if reply.status != wire::OK && kind == Kind::Release {
-            self.release_since = None;
+        if reply.status != wire::OK && kind.brings_memory() {
+            self.awaited = None;
         }
         match reply.status {
             wire::OK => Ok(reply),
@@ -299,11 +323,15 @@ impl<'a> Agent<'a> {
             wire::REFUSED => Err(AgentError::Refused { request, pid }),
             wire::DRIVER => Err(AgentError::Driver { request, pid, code }),
             wire::LOST => Err(AgentError::Lost { request, pid, code }),
-            _ => Err(AgentError::Malformed {
-                request,
-                pid,
-                what: "an unknown status",
-            }),
+            _ => Err(self.malformed(kind, "an unknown status")),
+        }
+    }
+
+    fn malformed(&self, kind: Kind, what: &'static str) -> AgentError {
+        AgentError::Malformed {
+            request: kind.name(),
+            pid: self.pid,
+            what,
         }
     }
 

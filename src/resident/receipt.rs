@@ -1,4 +1,4 @@
-//! What has come of a release so far: the pieces in order, until the agent says that all is gone.
+//! What has come of a release so far, or of memory made anew: the pieces in order, until the agent says that it is done.
 //!
 //! ```text
 //! MORE first=0 ▶ MORE first=64 ▶ … ▶ OK      complete: everything checked, all of it ours
@@ -21,7 +21,8 @@ pub struct Segment {
     pub device: [u8; 16],
 }
 
-/// A piece of device memory that its process has let go of. On drop, unless it is mapped or kept elsewhere, it is gone.
+/// A piece of device memory that its process has let go of, or has made anew. On drop, unless it is mapped or kept
+/// elsewhere, it is gone.
 #[derive(Debug)]
 pub struct Held {
     /// What it is.
@@ -30,13 +31,13 @@ pub struct Held {
     pub descriptor: OwnedFd,
 }
 
-/// The answers to a release, as far as they came.
+/// The answers to such a request, as far as they came.
 #[derive(Debug, Default)]
 pub(super) struct Receipt {
     held: Vec<Held>,
     /// How many pieces there are, once a batch came.
     total: u32,
-    /// Memory is released, and all of it is here.
+    /// It is done, and all of it is here.
     is_complete: bool,
 }
 
@@ -44,7 +45,7 @@ pub(super) struct Receipt {
 pub(super) type Wrong = &'static str;
 
 impl Receipt {
-    /// Takes in an answer to a release.
+    /// Takes in an answer.
     pub(super) fn absorb(
         &mut self,
         reply: &Reply,
@@ -53,11 +54,14 @@ impl Receipt {
     ) -> Result<(), Wrong> {
         match reply.status {
             wire::MORE => self.add(reply, segments, descriptors),
-            wire::OK if reply.total == 0 || reply.flags & wire::RELEASED != 0 => {
+            wire::OK
+                if reply.total == 0
+                    || (reply.kind == wire::RELEASE) == (reply.flags & wire::RELEASED != 0) =>
+            {
                 self.is_complete = self.is_complete || self.matches(reply)?;
                 Ok(())
             }
-            wire::OK => Err("released, but not released"),
+            wire::OK => Err("done, but not as it should be"),
             // Nothing was changed, or all is lost.
             _ => {
                 self.held.clear();

@@ -318,7 +318,10 @@ fn an_agent_that_talks_nonsense_is_found_out() {
         b"x".to_vec(),
         [bytes(&good), vec![0]].concat(),
         bytes(&Reply { count: 1, ..good }),
-        bytes(&Reply { version: 2, ..good }),
+        bytes(&Reply {
+            version: wire::VERSION - 1,
+            ..good
+        }),
         bytes(&Reply {
             kind: wire::MAP,
             ..good

@@ -8,7 +8,7 @@
 //! An agent in each process of the job has backed large allocations by memory that can be held from outside. Here the
 //! processes are halted, so that none meets an address without memory, and descriptors keep the memory. The driver
 //! suspends the rest, which is small. A copier process reads the memory meanwhile; at a restore it makes and fills it
-//! before the agents map it.
+//! before the agents map it, or, on another GPU, fills what they have made there.
 //!
 //! Memory that was mapped from a descriptor once is lost to the driver's own way (580: restore answers 801), so a
 //! process with such memory is suspended in this way or not at all.
@@ -19,10 +19,12 @@ mod error;
 mod facts;
 mod keep;
 mod keeping;
+mod moving;
 mod refill;
 
 pub use error::ResidentError;
 pub use facts::{ResidentFacts, ResidentProcess, ResidentSegment};
 pub(super) use keep::Kept;
 pub(super) use keeping::{Carrying, Keeping};
-pub(super) use refill::{Memory, refill};
+pub(super) use moving::Returning;
+pub(super) use refill::refill;

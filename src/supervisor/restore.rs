@@ -29,7 +29,7 @@ use crate::store::{ImageId, ImageReader, ReadError};
 use super::describe::why;
 use super::gpu_plan::Refusal;
 use super::image::{ImageFacts, Phase, Stopwatch};
-use super::resident::{ResidentError, refill};
+use super::resident::{ResidentError, Returning};
 use super::restore_gpu;
 use super::workshop::{SharedStreams, Workshop};
 
@@ -212,7 +212,7 @@ pub(super) fn bring_back(
     let (restored, memory) = thread::scope(|scope| {
         let memory = facts.cuda.as_ref().zip(gpus.as_ref());
         let memory = memory.and_then(|(cuda, gpus)| {
-            let refill = |facts| refill(shop, &image, facts, &gpus.map);
+            let refill = |facts| Returning::begin(shop, &image, facts, &gpus.map);
             let resident = cuda.resident.as_ref();
             resident.map(|facts| scope.spawn(move || refill(facts)))
         });
@@ -233,8 +233,8 @@ pub(super) fn bring_back(
         .open();
     start_timers(sandbox, &facts)?;
     watch.lap("restore");
-    if let Some((cuda_facts, gpus)) = facts.cuda.as_ref().zip(gpus) {
-        restore_gpu::resume(shop, sandbox, &facts, cuda_facts, &gpus, memory)?;
+    if let Some((cuda_facts, gpus)) = facts.cuda.as_ref().zip(gpus.as_ref()) {
+        restore_gpu::resume(shop, sandbox, &facts, cuda_facts, gpus, memory)?;
         watch.lap("resume");
     }
     Ok(Restored {

@@ -8,7 +8,7 @@ use super::describe::chain;
 use super::gpu_facts::{CudaFacts, visible};
 use super::gpu_plan::{GpuPlan, Here, Refusal, plan};
 use super::image::ImageFacts;
-use super::resident::{Kept, Memory, ResidentError};
+use super::resident::{ResidentError, Returning};
 use super::restore::RestoreError;
 use super::standing::Standing;
 use super::workshop::Workshop;
@@ -91,7 +91,7 @@ pub(super) fn resume(
     facts: &ImageFacts,
     cuda_facts: &CudaFacts,
     gpus: &GpuPlan,
-    memory: Option<Memory>,
+    memory: Option<Returning<'_>>,
 ) -> Result<(), RestoreError> {
     let root = job::child_with_pid(sandbox.pid(), facts.pids.root)?;
     let there = job::tree(root)?;
@@ -107,7 +107,7 @@ pub(super) fn resume(
         .map_err(|error| RestoreError::Resume(Box::new(error)))?;
     if let Some(memory) = memory {
         let token = facts.token.as_ref().ok_or(ResidentError::Facts)?;
-        Kept::restored(token, memory)?.give_back()?;
+        memory.finish(token)?;
     }
     drop(still);
     Ok(())

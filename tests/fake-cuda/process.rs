@@ -79,6 +79,8 @@ pub struct Context {
 pub struct Process {
     /// The GPU that each of the process's numbers means.
     pub gpus: Vec<usize>,
+    /// The same when the process began.
+    pub gpus_at_first: Vec<usize>,
     pub pieces: BTreeMap<Id, Piece>,
     pub handles: BTreeMap<Id, Handle>,
     pub reservations: BTreeMap<u64, u64>,
@@ -111,6 +113,7 @@ pub fn process() -> Guard {
     let mut guard = PROCESS.lock().unwrap_or_else(PoisonError::into_inner);
     guard.get_or_insert_with(|| Process {
         gpus: visible(),
+        gpus_at_first: visible(),
         ..Process::default()
     });
     Guard(guard)
@@ -147,6 +150,12 @@ impl Process {
     /// The process's number of a GPU.
     pub fn ordinal(&self, gpu: usize) -> Option<usize> {
         self.gpus.iter().position(|&one| one == gpu)
+    }
+
+    /// Whether memory of a GPU can be imported: not of one that came later, in the place of another (580.159.04).
+    pub fn imports_from(&self, gpu: usize) -> bool {
+        let mut numbers = self.gpus.iter().zip(&self.gpus_at_first);
+        numbers.any(|(now, first)| *now == gpu && *first == gpu)
     }
 
     pub fn context(&self, context: usize) -> Result<&Context, Code> {

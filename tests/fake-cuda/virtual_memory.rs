@@ -5,7 +5,7 @@ use std::os::fd::{BorrowedFd, IntoRawFd};
 
 use super::c::{self, Access, give, read};
 use super::card::Memory;
-use super::code::{Answer, Code, INVALID_VALUE, NOT_SUPPORTED};
+use super::code::{Answer, Code, INVALID_VALUE, NOT_INITIALIZED, NOT_SUPPORTED};
 use super::gate::calls;
 use super::process::{Handle, Id, Kind, Mapping, Origin, process};
 
@@ -285,7 +285,11 @@ calls! {
         let descriptor = c_int::try_from(descriptor as isize).ok().filter(|fd| *fd >= 0).ok_or(INVALID_VALUE)?;
         // SAFETY: open during the call, by the caller's word; one that is not is refused by the kernel.
         let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
-        give(handle, new_handle(Memory::import(descriptor)?, Origin::Imported, true))
+        let memory = Memory::import(descriptor)?;
+        if !process().imports_from(memory.device) {
+            return Err(NOT_INITIALIZED);
+        }
+        give(handle, new_handle(memory, Origin::Imported, true))
     }
     11000 fn cuMemRetainAllocationHandle(handle: *mut Id, address: *mut c_void) {
         if handle.is_null() {

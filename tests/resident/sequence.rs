@@ -4,7 +4,7 @@ use std::fs;
 
 use nix::sys::signal::Signal;
 
-use crate::common::{Place, can_run, wait_until};
+use crate::common::{Place, Run, can_run, wait_until};
 use crate::fake_gpu::{self, FakeGpu};
 use crate::support::{self, JOB, Scene, alone, begin};
 
@@ -64,40 +64,132 @@ fn many_snapshots_and_crashes_of_threads_that_allocate_and_free() {
     assert_eq!(scene.used(), [0, 0]);
 }
 
+/// A job computes on the first GPU, and it and its supervisor are killed; it goes on on the second, by a map.
+struct Elsewhere {
+    place: Place,
+    gpu: FakeGpu,
+    run: Run,
+    /// What the job prints when nobody touches it.
+    alone: String,
+    /// Memory that it had on the first GPU.
+    used: u64,
+}
+
+impl Elsewhere {
+    /// `visible`: of the GPUs, to the run before and to the one after. Which calls of the job fail, likewise.
+    fn begin(visible: [&str; 2], map: &str, faults: [&str; 2]) -> Self {
+        // Its one thread computes on the first GPU.
+        let job = [&JOB[..2], &["--steps", "30", "--segments", "300,2M,6M"]].concat();
+        let (place, gpu) = (Place::new(), support::gpu());
+        let program = fake_gpu::job();
+        let words = [&[program.to_str().expect("a path")], &job[..]].concat();
+        let [before, after] = visible.map(|list| [("CUDA_VISIBLE_DEVICES", list)]);
+        let mut run = begin(&place, &gpu, "resident", &words, &before);
+        place.wait_for("out", "\n20 ");
+        let fail = |rule: &str| fs::write(gpu.folder().join("fail"), rule).expect("written");
+        fail(faults[0]);
+        let id = place.snapshot();
+        let used = gpu.used_bytes(0);
+        assert_eq!(gpu.used_bytes(1), 0);
+        run.signal(Signal::SIGKILL);
+        run.wait();
+        wait_until("free GPUs", || gpu.used_bytes(0) == 0);
+        fail(faults[1]);
+        let command = place.command(&["restore", "--config", "config", "--gpu-map", map, &id]);
+        let mut wrapped = gpu.wrap(&command);
+        wrapped.envs(after);
+        let run = place.spawn(wrapped, |_| {});
+        let alone = alone(&job[2..]);
+        Self {
+            place,
+            gpu,
+            run,
+            alone,
+            used,
+        }
+    }
+
+    fn restored(&self, times: usize) {
+        wait_until("the restored job", || {
+            self.place
+                .text("err")
+                .matches("ckpt-run: restored ")
+                .count()
+                == times
+        });
+        wait_until("the memory on the other GPU", || {
+            self.gpu.used_bytes(1) == self.used
+        });
+        assert_eq!(self.gpu.used_bytes(0), 0, "{}", self.place.text("err"));
+    }
+
+    fn ends_as_ever(mut self) {
+        fs::write(self.place.file("go"), "").expect("written");
+        let said = || self.place.text("err");
+        assert_eq!(self.run.wait(), 0, "{}", said());
+        assert_eq!(self.place.text("out"), self.alone, "{}", said());
+        assert_eq!([0, 1].map(|gpu| self.gpu.used_bytes(gpu)), [0, 0]);
+    }
+}
+
 #[test]
 fn memory_comes_back_on_another_gpu() {
     if !can_run() {
         return;
     }
-    // Its one thread computes on the first GPU.
-    let job = [&JOB[..2], &["--steps", "30", "--segments", "300,2M,6M"]].concat();
-    let (place, gpu) = (Place::new(), support::gpu());
-    let program = fake_gpu::job();
-    let words = [&[program.to_str().expect("a path")], &job[..]].concat();
-    let mut run = begin(&place, &gpu, "resident", &words, &[]);
-    place.wait_for("out", "\n20 ");
-    let id = place.snapshot();
-    let used = gpu.used_bytes(0);
-    assert_eq!(gpu.used_bytes(1), 0);
-    run.signal(Signal::SIGKILL);
-    run.wait();
-    wait_until("free GPUs", || gpu.used_bytes(0) == 0);
     let [first, second] = UUIDS;
-    let map = format!("{first}={second},{second}={first}");
-    let command = place.command(&["restore", "--config", "config", "--gpu-map", &map, &id]);
-    let mut run = place.spawn(gpu.wrap(&command), |_| {});
-    wait_until("the memory on the other GPU", || gpu.used_bytes(1) == used);
-    assert_eq!(gpu.used_bytes(0), 0, "{}", place.text("err"));
-    // And from there once more.
-    wait_until("the restored job", || {
-        place.text("err").contains("ckpt-run: restored ")
-    });
-    place.snapshot();
-    run.crash();
-    fs::write(place.file("go"), "").expect("written");
-    assert_eq!(run.wait(), 0, "{}", place.text("err"));
-    assert_eq!(place.text("out"), alone(&job[2..]));
-    assert_eq!([gpu.used_bytes(0), gpu.used_bytes(1)], [0, 0]);
+    let one_way = format!("{first}={second}");
+    let both_ways = format!("{first}={second},{second}={first}");
+    for (visible, map) in [(["0", "1"], one_way), (["0,1", "0,1"], both_ways)] {
+        let scene = Elsewhere::begin(visible, &map, ["", ""]);
+        scene.restored(1);
+        // And from there, where the driver takes no memory from outside, as often as wanted.
+        scene.place.snapshot();
+        scene.place.snapshot();
+        let said = scene.place.text("err");
+        assert_eq!(said.matches(" release ").count(), 1, "{said}");
+        assert!(said.contains("restored onto another GPU"), "{said}");
+        scene.run.crash();
+        scene.restored(2);
+        scene.place.snapshot();
+        scene.ends_as_ever();
+    }
+}
+
+#[test]
+fn a_job_that_the_driver_has_moved_keeps_going_the_driver_s_way() {
+    if !can_run() {
+        return;
+    }
+    let [first, second] = UUIDS;
+    let map = format!("{first}={second}");
+    let no_export = "cuMemExportToShareableHandle:0:2";
+    let scene = Elsewhere::begin(["0", "1"], &map, [no_export, ""]);
+    scene.restored(1);
+    // The agent finds out when it is asked to let go, and the next one is told at once.
+    for reason in ["refused by its agent", "restored onto another GPU"] {
+        scene.place.snapshot();
+        let said = scene.place.text("err");
+        assert_eq!(said.matches(reason).count(), 1, "{said}");
+        assert_eq!(said.matches(" release ").count(), 0, "{said}");
+    }
+    scene.run.crash();
+    scene.restored(2);
+    scene.ends_as_ever();
+}
+
+#[test]
+fn memory_that_cannot_be_made_on_another_gpu_fails_the_restore() {
+    if !can_run() {
+        return;
+    }
+    let [first, second] = UUIDS;
+    let map = format!("{first}={second}");
+    let mut scene = Elsewhere::begin(["0", "1"], &map, ["", "cuMemCreate:0:2"]);
+    assert_ne!(scene.run.wait(), 0);
+    let said = scene.place.text("err");
+    assert!(said.contains("making the device memory anew"), "{said}");
+    assert_eq!([0, 1].map(|gpu| scene.gpu.used_bytes(gpu)), [0, 0]);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! GPU ─▶ copier's lane ─▶ pipe ─▶ stream of the image        a part of a segment at a time, and back
 //! ```
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -19,6 +19,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use super::error::ResidentError;
 use super::facts::{Part, ResidentFacts};
 use super::keep::Kept;
+use super::refill::Memory;
 use crate::copier::{Copier, CopierError, Lane, SegmentId};
 use crate::cuda::GpuUuid;
 use crate::resident::{Held, Segment};
@@ -158,22 +159,18 @@ impl Carrier {
         Ok(self.copier.release(&originals)?)
     }
 
-    /// Makes memory and fills it from an image's streams. `map` says which GPU takes the place of which.
-    pub fn fill<E: From<ResidentError> + Send>(
+    /// Makes memory for an image's processes. `map` says which GPU takes the place of which.
+    pub fn make(
         &self,
         facts: &ResidentFacts,
         map: impl Fn(&str) -> Option<GpuUuid>,
-        send: impl Fn(&str, &File) -> Result<u64, E> + Sync,
-    ) -> Result<BTreeMap<i32, Vec<Held>>, E> {
-        let mut memory: BTreeMap<i32, Vec<Held>> = BTreeMap::new();
+    ) -> Result<(Memory, Vec<SegmentId>), ResidentError> {
+        let mut memory = Memory::new();
         let mut segments = Vec::new();
         for process in &facts.processes {
             for segment in &process.segments {
                 let gpu = map(&segment.gpu).ok_or(ResidentError::Facts)?;
-                let (id, descriptor) = self
-                    .copier
-                    .create(gpu, segment.len)
-                    .map_err(ResidentError::from)?;
+                let (id, descriptor) = self.copier.create(gpu, segment.len)?;
                 segments.push(id);
                 memory.entry(process.pid).or_default().push(Held {
                     segment: Segment {
@@ -185,6 +182,28 @@ impl Carrier {
                 });
             }
         }
+        Ok((memory, segments))
+    }
+
+    /// Takes memory that others made, on these GPUs, to fill it.
+    pub fn import<'a>(
+        &self,
+        memory: impl Iterator<Item = (GpuUuid, &'a Held)>,
+    ) -> Result<Vec<SegmentId>, ResidentError> {
+        let import = |(gpu, held): (GpuUuid, &Held)| {
+            let descriptor = held.descriptor.as_fd();
+            Ok(self.copier.import(gpu, descriptor, held.segment.len)?)
+        };
+        memory.map(import).collect()
+    }
+
+    /// Fills the memory of an image's processes from its streams.
+    pub fn fill<E: From<ResidentError> + Send>(
+        &self,
+        facts: &ResidentFacts,
+        segments: &[SegmentId],
+        send: impl Fn(&str, &File) -> Result<u64, E> + Sync,
+    ) -> Result<(), E> {
         let parts = facts.parts();
         let parts: Vec<&Part> = parts.iter().collect();
         self.side_by_side(&parts, |lane, part| {
@@ -199,8 +218,7 @@ impl Carrier {
                 sent?;
                 Ok(filled.map_err(ResidentError::from)?)
             })
-        })?;
-        Ok(memory)
+        })
     }
 
     /// Ends the copier when no part gets through; until all lanes are done.

@@ -57,12 +57,16 @@ pub(in crate::supervisor) fn choose(
     if bound {
         return Ok(Way::Resident(covers));
     }
+    let moved = |cover: &Cover| cover.hello.as_ref().is_some_and(|hello| hello.moved);
     Ok(match memory {
         Memory::Driver => Way::Driver(None),
         Memory::Auto | Memory::Resident if to_host => Way::Driver(None),
         Memory::Auto | Memory::Resident if bytes(&covers) == 0 => {
             Way::Driver(Some("the job has no large allocations that an agent holds"))
         }
+        Memory::Auto | Memory::Resident if covers.iter().any(moved) => Way::Driver(Some(
+            "the job was restored onto another GPU, where its driver takes no memory from outside",
+        )),
         Memory::Auto | Memory::Resident => Way::Resident(covers),
     })
 }
@@ -82,6 +86,7 @@ mod tests {
                 released: false,
                 imported,
                 shares,
+                moved: false,
             }),
         }
     }
@@ -107,6 +112,13 @@ mod tests {
             assert_eq!(resident(memory, false, &[]), None);
         }
         assert_eq!(resident(Memory::Driver, false, &covers), None);
+    }
+
+    #[test]
+    fn what_was_moved_to_another_gpu_goes_the_driver_s_way() {
+        let mut covers = [cover(5, false, false), cover(5, false, false)];
+        covers[1].hello.as_mut().unwrap().moved = true;
+        assert_eq!(resident(Memory::Resident, false, &covers), None);
     }
 
     #[test]

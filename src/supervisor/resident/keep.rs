@@ -23,6 +23,8 @@ const PROBE_LIMIT: Duration = Duration::from_millis(250);
 const RELEASE_LIMIT: Duration = Duration::from_secs(5);
 /// For an agent to map all it has: 50 segments take 10 ms. Without an answer the job is lost.
 const MAP_LIMIT: Duration = Duration::from_secs(30);
+/// For an agent to make all it had on another GPU. The driver clears it, at hundreds of GB/s.
+const REMAKE_LIMIT: Duration = Duration::from_secs(60);
 /// How often the job is stopped anew until no thread stands still within the driver.
 const TRIES_MAX: u32 = 5;
 /// Between two such tries: long enough for a call to CUDA to end.
@@ -230,6 +232,19 @@ impl Kept {
             | AgentError::Refused { .. }
             | AgentError::Driver { .. } => Err(failed(error)),
         }
+    }
+
+    /// Has the agents make memory where it was, by their pids as the job sees them. Their processes are halted, and their
+    /// calls to CUDA do not wait.
+    pub(super) fn remake(&mut self) -> Result<Memory, ResidentError> {
+        let mut remake = |process: &KeptProcess| {
+            let pid = process.pid;
+            let mut agent = self.channel.agent(&self.token, pid);
+            let made = agent.remake(REMAKE_LIMIT);
+            let made = made.map_err(|source| ResidentError::Agent { pid, source })?;
+            Ok((pid, made))
+        };
+        self.processes.iter().map(&mut remake).collect()
     }
 
     /// Has the agents map everything where it was. Their processes are halted, and their calls to CUDA do not wait.

@@ -1,10 +1,11 @@
 //! Device memory out of an image: made on the GPUs and filled, before its processes map it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 
 use super::carrier::Carrier;
 use super::error::ResidentError;
-use super::facts::ResidentFacts;
+use super::facts::{ResidentFacts, ResidentSegment};
 use crate::cuda::GpuUuid;
 use crate::resident::Held;
 use crate::store::{ImageReader, ReadError};
@@ -28,20 +29,33 @@ pub(in crate::supervisor) fn refill(
     if !facts.is_sane() {
         return Err(ResidentError::Facts);
     }
-    let now = |then: &str| -> Option<GpuUuid> {
-        let moved = map.iter().find(|(old, _)| old == then);
-        moved.map_or(then, |(_, new)| new).parse().ok()
-    };
-    let mut gpus: Vec<GpuUuid> = facts
-        .segments()
-        .map(|segment| now(&segment.gpu).ok_or(ResidentError::Facts))
-        .collect::<Result<_, _>>()?;
-    gpus.sort_unstable();
-    gpus.dedup();
-    let carrier = Carrier::start(&shop.program, &gpus)?;
-    carrier.fill(facts, now, |name, pipe| match image.splice_to(name, pipe) {
+    let carrier = Carrier::start(&shop.program, &gpus_now(facts, map)?)?;
+    let (memory, segments) = carrier.make(facts, |then| new_gpu(map, then))?;
+    carrier.fill(facts, &segments, |name, pipe| read(image, name, pipe))?;
+    Ok(memory)
+}
+
+/// The GPU that takes the place of another, or that one.
+pub(super) fn new_gpu(map: &GpuPairs, then: &str) -> Option<GpuUuid> {
+    let moved = map.iter().find(|(old, _)| old == then);
+    moved.map_or(then, |(_, new)| new).parse().ok()
+}
+
+/// All GPUs that memory comes back on.
+pub(super) fn gpus_now(
+    facts: &ResidentFacts,
+    map: &GpuPairs,
+) -> Result<Vec<GpuUuid>, ResidentError> {
+    let gpu = |segment: &ResidentSegment| new_gpu(map, &segment.gpu);
+    let gpus: Option<BTreeSet<GpuUuid>> = facts.segments().map(gpu).collect();
+    Ok(gpus.ok_or(ResidentError::Facts)?.into_iter().collect())
+}
+
+/// Writes a stream of the image into a pipe of the copier's.
+pub(super) fn read(image: &ImageReader, name: &str, pipe: &File) -> Result<u64, ResidentError> {
+    match image.splice_to(name, pipe) {
         // The copier says why it reads no more.
         Err(ReadError::Sink(_)) => Ok(0),
         other => other.map_err(|error| ResidentError::Read(Box::new(error))),
-    })
+    }
 }

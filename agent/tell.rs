@@ -1,0 +1,63 @@
+//! Segments on their way to whoever asked: each with its GPU and a descriptor of its memory.
+
+use core::ffi::c_int;
+
+use super::datagram::{self, Incoming, Outgoing};
+use super::devices::uuid;
+use super::driver::{self, check};
+use super::hand_over::Failure;
+use super::probe::enter;
+use super::sys;
+use super::table::Entry;
+use super::wire::Segment;
+
+/// Sends a batch of segments, each with a descriptor of its memory.
+pub fn send_batch(
+    socket: c_int,
+    to: &Incoming,
+    batch: &[Entry],
+    answer: &mut Outgoing,
+) -> Result<(), Failure> {
+    let mut result = Ok(());
+    for (entry, (segment, descriptor)) in batch
+        .iter()
+        .zip(answer.segments.iter_mut().zip(&mut answer.descriptors))
+    {
+        segment.address = entry.address;
+        segment.len = entry.len;
+        result = describe(entry, segment, descriptor);
+        if result.is_err() {
+            break;
+        }
+        answer.reply.count += 1;
+    }
+    if result.is_ok() && !datagram::send(socket, &to.from, answer) {
+        result = Err(Failure::Refused);
+    }
+    for (entry, descriptor) in batch.iter().zip(answer.descriptors) {
+        if entry.descriptor < 0 && descriptor >= 0 {
+            // SAFETY: exported for this datagram.
+            unsafe { sys::close(descriptor) };
+        }
+    }
+    result
+}
+
+fn describe(entry: &Entry, segment: &mut Segment, descriptor: &mut c_int) -> Result<(), Failure> {
+    enter(entry).map_err(Failure::Driver)?;
+    // Asked for every time: the process may have been restored onto another GPU.
+    segment.device = uuid(entry.device).map_err(Failure::Driver)?;
+    if entry.descriptor >= 0 {
+        *descriptor = entry.descriptor;
+        return Ok(());
+    }
+    // SAFETY: our handle, and room for the answer.
+    let mut export = || unsafe { driver::export(descriptor, entry.handle, driver::DESCRIPTOR, 0) };
+    check(export())
+        .or_else(|_| {
+            // Perhaps for want of a free number; the driver has no code for that.
+            datagram::make_room();
+            check(export())
+        })
+        .map_err(Failure::Driver)
+}

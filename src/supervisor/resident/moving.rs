@@ -1,0 +1,151 @@
+//! Device memory of an image on its way to restored processes: the same GPUs as before, or others.
+//!
+//! ```text
+//! the same   (criu) copier makes and fills memory ─▶ halt ─▶ resume ─▶ agents map it ─▶ threads go on
+//! others     (criu) copier starts ─▶ halt ─▶ resume ─▶ agents make memory ─▶ copier fills it ─▶ threads go on
+//! ```
+//! A process that the driver has moved to another GPU cannot import memory that others made there (580.159.04: error
+//! 3), but others can import what it makes itself. So the threads stand still while that is filled.
+
+use std::collections::BTreeSet;
+
+use super::carrier::Carrier;
+use super::error::ResidentError;
+use super::facts::{ResidentFacts, ResidentSegment};
+use super::keep::Kept;
+use super::refill::{Memory, gpus_now, new_gpu, read, refill};
+use crate::cuda::GpuUuid;
+use crate::resident::{Held, Token};
+use crate::store::ImageReader;
+
+use super::super::gpu_plan::GpuPairs;
+use super::super::workshop::Workshop;
+
+/// Memory that waits for its processes to be resumed.
+#[derive(Debug)]
+pub(in crate::supervisor) enum Returning<'a> {
+    /// It is there.
+    Made(Memory),
+    /// It is made when they are on their new GPUs.
+    Moving(Moving<'a>),
+}
+
+/// What is made later, and who fills it then.
+#[derive(Debug)]
+pub(in crate::supervisor) struct Moving<'a> {
+    carrier: Carrier,
+    image: &'a ImageReader,
+    facts: &'a ResidentFacts,
+    map: &'a GpuPairs,
+}
+
+impl<'a> Returning<'a> {
+    /// Does what can be done before the processes are there.
+    ///
+    /// # Errors
+    /// Nothing is left on the GPUs.
+    pub fn begin(
+        shop: &Workshop,
+        image: &'a ImageReader,
+        facts: &'a ResidentFacts,
+        map: &'a GpuPairs,
+    ) -> Result<Self, ResidentError> {
+        if !moves(facts, map) {
+            return Ok(Self::Made(refill(shop, image, facts, map)?));
+        }
+        let gpus = gpus_now(facts, map)?;
+        Ok(Self::Moving(Moving {
+            carrier: Carrier::start(&shop.program, &gpus)?,
+            image,
+            facts,
+            map,
+        }))
+    }
+
+    /// Gives the processes their memory. They are halted, and their calls to CUDA do not wait.
+    ///
+    /// # Errors
+    /// The job cannot compute.
+    pub fn finish(self, token: &Token) -> Result<(), ResidentError> {
+        match self {
+            Self::Made(memory) => Kept::restored(token, memory)?.give_back(),
+            Self::Moving(moving) => {
+                let memory = moving.remake(token)?;
+                moving.fill(&memory)
+            }
+        }
+    }
+}
+
+/// Whether memory comes back on another GPU than it was on.
+fn moves(facts: &ResidentFacts, map: &GpuPairs) -> bool {
+    let had: BTreeSet<&str> = facts.segments().map(|segment| &*segment.gpu).collect();
+    map.iter()
+        .any(|(old, new)| old != new && had.contains(&**old))
+}
+
+impl Moving<'_> {
+    /// All agents make their memory; in the order of the facts.
+    fn remake(&self, token: &Token) -> Result<Vec<Held>, ResidentError> {
+        let waiting = self.facts.processes.iter().map(|one| (one.pid, Vec::new()));
+        let mut made = Kept::restored(token, waiting.collect())?.remake()?;
+        let mut memory = Vec::new();
+        for process in &self.facts.processes {
+            let held = made.remove(&process.pid).unwrap_or_default();
+            let place = |held: &Held| (held.segment.address, held.segment.len);
+            let wanted = |segment: &ResidentSegment| (segment.address, segment.len);
+            if !held
+                .iter()
+                .map(place)
+                .eq(process.segments.iter().map(wanted))
+            {
+                return Err(ResidentError::Facts);
+            }
+            memory.extend(held);
+        }
+        Ok(memory)
+    }
+
+    fn fill(&self, memory: &[Held]) -> Result<(), ResidentError> {
+        let gpu = |segment: &ResidentSegment| new_gpu(self.map, &segment.gpu);
+        let gpus: Option<Vec<GpuUuid>> = self.facts.segments().map(gpu).collect();
+        let gpus = gpus.ok_or(ResidentError::Facts)?;
+        let segments = self.carrier.import(gpus.into_iter().zip(memory))?;
+        let send = |name: &str, pipe: &_| read(self.image, name, pipe);
+        self.carrier.fill(self.facts, &segments, send)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::facts::ResidentProcess;
+    use super::*;
+
+    #[test]
+    fn memory_moves_with_its_own_gpu_only() {
+        let segment = |gpu: &str| ResidentSegment {
+            address: 0,
+            len: 1,
+            gpu: gpu.to_owned(),
+        };
+        let process = ResidentProcess {
+            pid: 300,
+            segments: vec![segment("a"), segment("b"), segment("a")],
+        };
+        let facts = ResidentFacts {
+            processes: vec![process],
+        };
+        for (map, expected) in [
+            (&[][..], false),
+            (&[("a", "a"), ("b", "b"), ("c", "d")], false),
+            (&[("a", "a"), ("b", "c"), ("c", "b")], true),
+            (&[("a", "d")], true),
+        ] {
+            let map: GpuPairs = map
+                .iter()
+                .map(|(old, new)| ((*old).to_owned(), (*new).to_owned()))
+                .collect();
+            assert_eq!(moves(&facts, &map), expected, "{map:?}");
+        }
+    }
+}
