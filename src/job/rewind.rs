@@ -5,16 +5,20 @@
 
 use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
 use super::files::{Access, OpenFile};
+use super::nodes::{self, Node, NodesError};
 
 /// Why the files cannot be put back, or could not.
 #[derive(Debug, thiserror::Error)]
 pub enum RewindError {
+    /// A folder or named pipe is gone and cannot be made again.
+    #[error(transparent)]
+    Nodes(#[from] NodesError),
     /// A file that the job had open is not there any more.
     #[error("cannot find {}, which the job had open at the snapshot: put it back, or restore an older image", .0.display())]
     Vanished(PathBuf),
@@ -57,6 +61,8 @@ pub enum RewindError {
 /// What will be done, in order.
 #[derive(Debug, Default)]
 pub struct Plan {
+    /// Folders and named pipes to make before.
+    nodes: Vec<Node>,
     steps: Vec<Step>,
     /// Hard links to make afterwards: the file, its further name.
     links: Vec<(PathBuf, PathBuf)>,
@@ -89,12 +95,15 @@ pub struct CutAway {
     pub kept: PathBuf,
 }
 
-/// Compares the files with their state at the snapshot. Touches nothing.
+/// Compares the files, and the folders and named pipes, with their state at the snapshot. Touches nothing.
 ///
 /// # Errors
-/// The first file that cannot be put back.
-pub fn plan(files: &[OpenFile]) -> Result<Plan, RewindError> {
-    let mut plan = Plan::default();
+/// The first one that cannot be put back.
+pub fn plan(files: &[OpenFile], nodes: &[Node]) -> Result<Plan, RewindError> {
+    let mut plan = Plan {
+        nodes: nodes::missing(nodes)?,
+        ..Plan::default()
+    };
     for file in files {
         if let Some(action) = action_for(file)? {
             plan.steps.push(Step {
@@ -166,6 +175,7 @@ impl Plan {
         aside: &Path,
         content: impl Fn(&str, &mut File) -> io::Result<()>,
     ) -> Result<Vec<CutAway>, RewindError> {
+        nodes::remake(&self.nodes)?;
         let mut cut = Vec::new();
         for (index, Step { file, action }) in self.steps.into_iter().enumerate() {
             let name = file
@@ -190,9 +200,10 @@ impl Plan {
                         .open(&file.path)
                         .map_err(system("make anew", &file.path))?;
                     refill(&file, &mut target, &content)?;
-                    chown(&file.path, Some(file.owner.0), Some(file.owner.1))
+                    fchown(&target, Some(file.owner.0), Some(file.owner.1))
                         .map_err(system("set the owner of", &file.path))?;
-                    fs::set_permissions(&file.path, fs::Permissions::from_mode(file.mode))
+                    target
+                        .set_permissions(fs::Permissions::from_mode(file.mode))
                         .map_err(system("set the mode of", &file.path))?;
                 }
             }

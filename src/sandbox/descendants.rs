@@ -1,6 +1,6 @@
-//! The processes below pid 1 where no PID namespace holds them together.
+//! The processes below pid 1, where no PID namespace holds them together or not all are meant.
 //!
-//! Pid 1 is a subreaper there: whatever loses its parent comes to it, so that
+//! Pid 1 is a subreaper: whatever loses its parent comes to it, so that
 //! nothing below it can get away. Knows nothing of what the processes are.
 
 use std::fs;
@@ -12,7 +12,12 @@ use nix::unistd::Pid;
 
 /// Sends a signal to every descendant of this process.
 pub(super) fn signal_all(signal: Signal) {
-    for pid in all() {
+    signal_all_but(&[], signal);
+}
+
+/// As [`signal_all`], but for these children and what is below them.
+pub(super) fn signal_all_but(spared: &[Pid], signal: Signal) {
+    for pid in all_but(spared) {
         // One that is gone by now needs no signal.
         let _ = kill(pid, signal);
     }
@@ -32,9 +37,10 @@ pub(super) fn kill_all() {
     }
 }
 
-/// All descendants of this process, parents before children.
-fn all() -> Vec<Pid> {
+/// All descendants of this process but for some children and what is below them, parents before children.
+fn all_but(spared: &[Pid]) -> Vec<Pid> {
     let mut found = children("self");
+    found.retain(|pid| !spared.contains(pid));
     let mut next = 0;
     while let Some(pid) = found.get(next) {
         let below = children(&pid.to_string());

@@ -257,17 +257,39 @@ impl Init {
             }
             send(&self.control, &Event::ToolEnded(ended), &[])?;
             if let Some(ended) = self.early_end.take() {
-                send(&self.control, &Event::JobEnded(ended), &[])?;
+                self.job_ended(ended)?;
             }
         } else if self.job.is_some_and(|job| job.root == pid.as_raw()) {
             // While the restore is under way, a job that is already gone must not overtake its news.
             if self.tools.values().any(Option::is_some) {
                 self.early_end = Some(ended);
             } else {
-                send(&self.control, &Event::JobEnded(ended), &[])?;
+                self.job_ended(ended)?;
             }
         }
         Ok(())
+    }
+
+    /// Reports the job's end. After a crash nothing of it may go on until the supervisor, which may be in the midst of
+    /// a snapshot, has decided: orphans that notice tidy away what the restored job needs. After an exit they have
+    /// that time, to write what they were given.
+    fn job_ended(&self, ended: Ended) -> io::Result<()> {
+        match ended {
+            Ended::Signaled(_) => self.kill_orphans(),
+            Ended::Exited(_) => {}
+        }
+        send(&self.control, &Event::JobEnded(ended), &[])
+    }
+
+    fn kill_orphans(&self) {
+        if self.isolated && self.tools.is_empty() {
+            // At one stroke; that there is nobody left is fine.
+            let _ = kill(Pid::from_raw(-1), Signal::SIGKILL);
+            return;
+        }
+        // CRIU goes on: it may have everything for an image. What is forked under our eyes ends with the sandbox.
+        let tools: Vec<Pid> = self.tools.keys().copied().collect();
+        descendants::signal_all_but(&tools, Signal::SIGKILL);
     }
 }
 

@@ -95,7 +95,7 @@ impl Supervisor {
         let job = Arc::new(Job {
             sandbox: Arc::clone(sandbox),
             pids,
-            token: self.shop.agent.as_ref().map(|(_, token)| token.clone()),
+            token: self.shop.agent.as_ref().map(|(_, token)| *token),
         });
         tracing::info!(
             store = %self.shop.store.path().display(),
@@ -184,7 +184,7 @@ impl Supervisor {
     fn begin_restore(&mut self, candidate: Candidate, skip_newest: usize) -> Result<(), RunError> {
         let id = candidate.id;
         let (isolation, pids) = (candidate.facts.isolation(), candidate.facts.pids);
-        let token = candidate.facts.token.clone();
+        let token = candidate.facts.token;
         let sandbox = self.new_sandbox(Some(isolation))?;
         tracing::info!(image = %id, "restoring");
         let (shop, streams) = (Arc::clone(&self.shop), Arc::clone(&self.streams));

@@ -25,7 +25,7 @@ use crate::criu::{
     Capture, CaptureError, Captured, DumpOptions, HOLD_SOCKET_VARIABLE, dump_arguments,
     plugin_takes,
 };
-use crate::job::{self, OpenFile, Process};
+use crate::job::{self, Node, OpenFile, Process};
 use crate::sandbox::{Ended, Isolation, SandboxError, ToolCommand, ToolRun};
 use crate::store::{ImageId, ImageWriter, StreamWriter};
 
@@ -58,6 +58,7 @@ pub(super) struct Dump<'a> {
 struct Recorded {
     processes: Vec<Process>,
     files: Vec<OpenFile>,
+    nodes: Vec<Node>,
     sockets: job::Sockets,
     timers: Vec<job::Timer>,
     stdin: job::InputMark,
@@ -308,6 +309,7 @@ impl<'a> Dump<'a> {
         let [stdout, stderr] = streams.mark_outputs().map_err(SnapshotError::Prepare)?;
         let recorded = Recorded {
             processes,
+            nodes: job::needed(&pids, &files),
             files,
             sockets,
             timers,
@@ -344,7 +346,7 @@ impl<'a> Dump<'a> {
         });
         Ok(ImageFacts {
             trigger,
-            token: self.job.token.clone(),
+            token: self.job.token,
             command: self
                 .shop
                 .command
@@ -367,6 +369,7 @@ impl<'a> Dump<'a> {
             stdout: recorded.stdout,
             stderr: recorded.stderr,
             files: recorded.files,
+            nodes: recorded.nodes,
             sockets: recorded.sockets,
             timers: recorded.timers,
         })

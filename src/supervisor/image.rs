@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::gpu_facts::CudaFacts;
 use crate::clock;
-use crate::job::{InputMark, OpenFile, OutputMark, Sockets, Timer};
+use crate::job::{InputMark, Node, OpenFile, OutputMark, Sockets, Timer};
 use crate::resident::Token;
 use crate::sandbox::{Isolation, JobPids};
 
@@ -90,6 +90,9 @@ pub struct ImageFacts {
     pub stderr: OutputMark,
     /// Regular files that the job had open or mapped.
     pub files: Vec<OpenFile>,
+    /// Folders and named pipes that it needs; images made before they were recorded have none.
+    #[serde(default)]
+    pub nodes: Vec<Node>,
     /// Its TCP sockets, whose addresses a restore needs again.
     pub sockets: Sockets,
     /// Its timers that a restore starts again.

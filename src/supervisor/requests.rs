@@ -129,7 +129,7 @@ impl Supervisor {
                     tracing::info!(
                         "paused: the job stands still, its GPUs are free; `ckpt-run unpause` lets it go on"
                     );
-                    running.pause = Some(Pause::Paused(done.id, paused));
+                    running.pause = Some(Pause::Paused(done.id, Box::new(paused)));
                 }
                 self.budget.refill();
                 self.refused.clear();
@@ -272,7 +272,7 @@ impl Supervisor {
             }
             Err(Refused { paused, why }) => {
                 let meaning = if let Some((image, paused)) = image.zip(paused) {
-                    running.pause = Some(Pause::Paused(image, *paused));
+                    running.pause = Some(Pause::Paused(image, paused));
                     "the job stays paused"
                 } else {
                     running.job.sandbox.kill();

@@ -159,7 +159,7 @@ pub(super) fn examine(shop: &Workshop, id: ImageId) -> Result<Candidate, Restore
     if let Some(cuda_facts) = &facts.cuda {
         restore_gpu::examine(shop, id, cuda_facts)?;
     }
-    let files = job::plan(&facts.files)?;
+    let files = job::plan(&facts.files, &facts.nodes)?;
     Ok(Candidate {
         id,
         facts,

@@ -214,8 +214,9 @@ impl FailureKind {
     pub(super) fn of(error: &TreeError) -> Self {
         match error {
             TreeError::TimedOut { .. } => Self::Busy,
-            TreeError::Lock { source, .. } | TreeError::Suspend { source, .. } => kind_of(source),
-            TreeError::Query(source) => kind_of(source),
+            TreeError::Lock { source, .. }
+            | TreeError::Suspend { source, .. }
+            | TreeError::Query(source) => kind_of(source),
             TreeError::Map(_)
             | TreeError::NotRunning { .. }
             | TreeError::Mixed { .. }

@@ -73,7 +73,7 @@ pub(super) struct Running {
 #[derive(Debug)]
 pub(super) enum Pause {
     /// As it is in this image.
-    Paused(ImageId, Paused),
+    Paused(ImageId, Box<Paused>),
     /// It is about to go on; the image is still what it is.
     Ending(ImageId),
 }

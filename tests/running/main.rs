@@ -10,6 +10,7 @@ mod encryption;
 mod idle;
 mod io_uring;
 mod keeping;
+mod orphans;
 mod pause;
 mod plain;
 mod restarts;

@@ -7,6 +7,7 @@ mod common;
 mod devices;
 mod events;
 mod files;
+mod folders;
 mod memory;
 mod processes;
 mod rounds;

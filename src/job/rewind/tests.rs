@@ -29,7 +29,7 @@ fn a_log_that_grew_is_cut_and_its_end_is_kept_aside() {
     fs::write(&log, "one\n").unwrap();
     let file = recorded(&log, Access::Write, None);
     fs::write(&log, "one\ntwo\n").unwrap();
-    let cut = plan(&[file])
+    let cut = plan(&[file], &[])
         .unwrap()
         .execute(&folder.path().join("aside"), never)
         .unwrap();
@@ -46,7 +46,7 @@ fn a_file_the_job_reads_back_gets_its_old_content() {
     let file = recorded(&state, Access::Update, Some("files/0"));
     fs::write(&state, "0002+").unwrap();
     let refill = |_: &str, target: &mut File| target.write_all(b"0001");
-    plan(&[file])
+    plan(&[file], &[])
         .unwrap()
         .execute(&folder.path().join("aside"), refill)
         .unwrap();
@@ -67,7 +67,7 @@ fn a_file_that_shrank_vanished_or_was_replaced_is_named_and_nothing_is_touched()
 
     fs::write(&bad, "con").unwrap();
     assert!(matches!(
-        plan(&files),
+        plan(&files, &[]),
         Err(RewindError::Shrank {
             then: 7,
             now: 3,
@@ -77,9 +77,9 @@ fn a_file_that_shrank_vanished_or_was_replaced_is_named_and_nothing_is_touched()
     let other = folder.path().join("other");
     fs::write(&other, "something else").unwrap();
     fs::rename(&other, &bad).unwrap();
-    assert!(matches!(plan(&files), Err(RewindError::Replaced(path)) if path == bad));
+    assert!(matches!(plan(&files, &[]), Err(RewindError::Replaced(path)) if path == bad));
     fs::remove_file(&bad).unwrap();
-    assert!(matches!(plan(&files), Err(RewindError::Vanished(path)) if path == bad));
+    assert!(matches!(plan(&files, &[]), Err(RewindError::Vanished(path)) if path == bad));
     assert_eq!(fs::read_to_string(&grown).unwrap(), "ab");
 }
 
@@ -91,7 +91,7 @@ fn a_file_in_memory_that_vanished_is_made_anew() {
     let file = recorded(&path, Access::Update, Some("files/0"));
     fs::remove_file(&path).unwrap();
     let refill = |_: &str, target: &mut File| target.write_all(b"abc");
-    plan(&[file])
+    plan(&[file], &[])
         .unwrap()
         .execute(folder.path(), refill)
         .unwrap();
@@ -106,7 +106,9 @@ fn a_library_that_was_upgraded_is_named() {
     fs::write(&library, "v1").unwrap();
     let mut file = recorded(&library, Access::Map, None);
     file.modified_ns -= 1;
-    assert!(matches!(plan(&[file]), Err(RewindError::Changed { path, .. }) if path == library));
+    assert!(
+        matches!(plan(&[file], &[]), Err(RewindError::Changed { path, .. }) if path == library)
+    );
 }
 
 #[test]
@@ -115,5 +117,5 @@ fn an_unchanged_file_needs_no_step() {
     let log = folder.path().join("log");
     fs::write(&log, "same").unwrap();
     let file = recorded(&log, Access::Write, None);
-    assert!(plan(&[file]).unwrap().steps.is_empty());
+    assert!(plan(&[file], &[]).unwrap().steps.is_empty());
 }

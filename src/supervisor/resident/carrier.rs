@@ -271,8 +271,7 @@ impl Carrier {
             scope.spawn(move || self.watch(&watched));
             threads
                 .into_iter()
-                .map(|thread| thread.join().unwrap_or(Err(ResidentError::Panicked.into())))
-                .collect()
+                .try_for_each(|thread| thread.join().unwrap_or(Err(ResidentError::Panicked.into())))
         })
     }
 }

@@ -118,14 +118,14 @@ impl ResidentError {
             Self::Halt(error) => FailureKind::of_halt(error),
             Self::Cuda(error) => FailureKind::of(error),
             Self::Shares { .. } => FailureKind::Unsupported,
-            Self::Agent {
+            Self::Busy { .. }
+            | Self::Agent {
                 source: AgentError::Busy { .. } | AgentError::TimedOut { .. },
                 ..
             } => FailureKind::Busy,
             Self::Agent { .. } | Self::Lost { .. } | Self::Stuck { .. } | Self::Copier(_) => {
                 FailureKind::Driver
             }
-            Self::Busy { .. } => FailureKind::Busy,
             Self::Read(_) => FailureKind::Store,
             Self::Socket(_) | Self::Evicted | Self::Facts | Self::Panicked => FailureKind::System,
         }

@@ -1,0 +1,166 @@
+//! The folders and named pipes that a restore needs, recorded while the job is frozen.
+//!
+//! A job that dies tidies up: Python's multiprocessing removes `/tmp/pymp-XXXX`, in which its sockets are. CRIU (4.2.1)
+//! makes the socket files anew, removing those that are still there, but neither the folder they are in, nor
+//! folders that processes work in or have open, nor named pipes. How those come back is in `remake`.
+
+mod bound;
+mod remake;
+
+use std::collections::{BTreeMap, HashSet};
+use std::ffi::OsString;
+use std::fs::{self, Metadata};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::files::OpenFile;
+use bound::Borrower;
+pub use remake::NodesError;
+pub(super) use remake::{missing, remake};
+
+/// Most nodes of an image: a job needs a handful, and one that has this many open loses what else it would need.
+const NODES_MAX: usize = 65_536;
+/// What the kernel makes there, nobody else can.
+const KERNELS_OWN: [&str; 2] = ["/proc", "/sys"];
+
+/// Something with a name that is no file, and that a restore makes again when it is gone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Node {
+    /// Absolute path, without links.
+    pub path: PathBuf,
+    /// What it is.
+    pub kind: NodeKind,
+    /// Permission bits.
+    pub mode: u32,
+    /// Owner and group.
+    pub owner: (u32, u32),
+}
+
+/// What a node is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NodeKind {
+    /// A folder.
+    Folder,
+    /// A named pipe.
+    Fifo,
+}
+
+impl NodeKind {
+    fn of(metadata: &Metadata) -> Option<Self> {
+        let kind = metadata.file_type();
+        if kind.is_dir() {
+            Some(Self::Folder)
+        } else {
+            kind.is_fifo().then_some(Self::Fifo)
+        }
+    }
+}
+
+/// Lists what a restore of `pids` (host pids, frozen) and of the `files` whose content is kept needs, by path.
+///
+/// What has no name any more is left out: CRIU brings it back by itself. So is what cannot be looked at: the restore
+/// needs it only if it is gone by then.
+#[must_use]
+pub fn needed(pids: &[i32], files: &[OpenFile]) -> Vec<Node> {
+    let mut recording = Recording::default();
+    for file in files.iter().filter(|file| file.content.is_some()) {
+        recording.add_parent(&file.path);
+    }
+    for pid in pids {
+        recording.add_process(*pid);
+    }
+    if recording.nodes.len() >= NODES_MAX {
+        tracing::warn!(
+            max = NODES_MAX,
+            "too many open folders: not all can be made again"
+        );
+    }
+    recording.nodes.into_values().collect()
+}
+
+#[derive(Default)]
+struct Recording {
+    nodes: BTreeMap<PathBuf, Node>,
+    /// What descriptors of other processes have led to.
+    seen: HashSet<OsString>,
+}
+
+impl Recording {
+    fn add_process(&mut self, pid: i32) {
+        for link in ["cwd", "root"] {
+            self.add_link(&PathBuf::from(format!("/proc/{pid}/{link}")));
+        }
+        let borrower = Borrower::new(pid);
+        let descriptors = fs::read_dir(format!("/proc/{pid}/fd"));
+        for descriptor in descriptors.into_iter().flatten().flatten() {
+            let link = descriptor.path();
+            let Ok(target) = fs::read_link(&link) else {
+                continue;
+            };
+            let is_socket = target.as_os_str().as_bytes().starts_with(b"socket:");
+            if !(is_socket || target.is_absolute()) || !self.seen.insert(target.into_os_string()) {
+                continue;
+            }
+            if !is_socket {
+                self.add_link(&link);
+            } else if let Some(path) = borrower
+                .as_ref()
+                .zip(link.file_name())
+                .and_then(|(borrower, number)| borrower.bound_path(number.to_str()?.parse().ok()?))
+            {
+                self.add_parent(&path);
+            }
+        }
+    }
+
+    /// Adds what a link in `/proc` leads to, if that still has the name it says.
+    fn add_link(&mut self, link: &Path) {
+        let (Ok(path), Ok(metadata)) = (fs::read_link(link), fs::metadata(link)) else {
+            return;
+        };
+        if let Some(kind) = NodeKind::of(&metadata).filter(|_| has_name(&metadata, &path)) {
+            self.add_parent(&path);
+            self.add(&path, kind, &metadata);
+        }
+    }
+
+    /// Adds the folder of `path` and those above it.
+    fn add_parent(&mut self, path: &Path) {
+        let folders: Vec<&Path> = path.ancestors().skip(1).collect();
+        for folder in folders.into_iter().rev() {
+            if self.nodes.contains_key(folder) {
+                continue;
+            }
+            match fs::symlink_metadata(folder) {
+                Ok(metadata) if metadata.is_dir() => self.add(folder, NodeKind::Folder, &metadata),
+                Ok(_) | Err(_) => return,
+            }
+        }
+    }
+
+    fn add(&mut self, path: &Path, kind: NodeKind, metadata: &Metadata) {
+        let ours = path.parent().is_some() && !KERNELS_OWN.iter().any(|own| path.starts_with(own));
+        if !ours || self.nodes.len() >= NODES_MAX {
+            return;
+        }
+        let node = Node {
+            path: path.to_owned(),
+            kind,
+            mode: metadata.mode() & 0o7777,
+            owner: (metadata.uid(), metadata.gid()),
+        };
+        self.nodes.insert(node.path.clone(), node);
+    }
+}
+
+fn has_name(metadata: &Metadata, path: &Path) -> bool {
+    let identity = |one: &Metadata| (one.dev(), one.ino());
+    fs::symlink_metadata(path).is_ok_and(|named| identity(&named) == identity(metadata))
+}
+
+#[cfg(test)]
+mod tests;

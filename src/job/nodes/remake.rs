@@ -1,0 +1,208 @@
+//! Makes folders and named pipes again that were there at the snapshot and are gone.
+//!
+//! What is there is left alone. Nothing is made through a link: recorded paths have none, so one that is there now
+//! was put there since, and leads elsewhere.
+
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::{Component, Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open, openat};
+use nix::libc::PATH_MAX;
+use nix::sys::stat::{Mode, SFlag, fstat, mkdirat};
+use nix::unistd::mkfifoat;
+
+use super::{NODES_MAX, Node, NodeKind};
+
+/// A folder in which everybody may make files and nobody may remove those of others, such as `/tmp`.
+const SHARED: u32 = 0o1002;
+
+/// Why folders and named pipes cannot be made again, or could not.
+#[derive(Debug, thiserror::Error)]
+pub enum NodesError {
+    /// Something else has the name.
+    #[error("cannot make {} again, which the job needs: {} is something else now; move it away, or restore an older image", path.display(), obstacle.display())]
+    Obstructed {
+        /// What is to be made.
+        path: PathBuf,
+        /// What is no folder, or not what it was.
+        obstacle: PathBuf,
+    },
+    /// Somebody else has made a folder of that name where everybody may.
+    #[error("cannot go on in {}: user {owner} has made a folder of that name since the snapshot; remove it", path.display())]
+    Foreign {
+        /// The folder.
+        path: PathBuf,
+        /// Its owner.
+        owner: u32,
+    },
+    /// No snapshot records that.
+    #[error("cannot make {} again: it is no path that a snapshot records; restore an older image", .0.display())]
+    Senseless(PathBuf),
+    /// No snapshot records so many.
+    #[error(
+        "cannot make {0} folders again: a snapshot records {NODES_MAX} at most; restore an older image"
+    )]
+    TooMany(usize),
+    /// A system call failed.
+    #[error("cannot make {} again, which the job needs", path.display())]
+    System {
+        /// What is to be made.
+        path: PathBuf,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Those of `nodes` that are gone, each after the folder it is in. Touches nothing.
+pub(in crate::job) fn missing(nodes: &[Node]) -> Result<Vec<Node>, NodesError> {
+    if nodes.len() > NODES_MAX {
+        return Err(NodesError::TooMany(nodes.len()));
+    }
+    let mut gone = Vec::new();
+    for node in nodes {
+        if !is_sensible(node) {
+            return Err(NodesError::Senseless(node.path.clone()));
+        }
+        if is_missing(node)? {
+            gone.push(node.clone());
+        }
+    }
+    gone.sort_unstable_by(|one, other| one.path.cmp(&other.path));
+    Ok(gone)
+}
+
+/// Makes what is `missing`. What somebody else has made meanwhile is left alone.
+pub(in crate::job) fn remake(nodes: &[Node]) -> Result<(), NodesError> {
+    for node in nodes {
+        let failed = |errno: Errno| NodesError::System {
+            path: node.path.clone(),
+            source: errno.into(),
+        };
+        let (Some(parent), Some(name)) = (node.path.parent(), node.path.file_name()) else {
+            return Err(NodesError::Senseless(node.path.clone()));
+        };
+        let folder = open_folder(node, parent)?.ok_or_else(|| failed(Errno::ENOENT))?;
+        // Nobody else's before it has its owner.
+        let made = match node.kind {
+            NodeKind::Folder => mkdirat(&folder, name, Mode::S_IRWXU),
+            NodeKind::Fifo => mkfifoat(&folder, name, Mode::S_IRUSR | Mode::S_IWUSR),
+        };
+        match made {
+            Ok(()) => {}
+            Err(Errno::EEXIST) if !is_missing(node)? => continue,
+            Err(errno) => return Err(failed(errno)),
+        }
+        let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let made = openat(&folder, name, flags, Mode::empty()).map_err(failed)?;
+        set_owner_and_mode(node, &made).map_err(|source| NodesError::System {
+            path: node.path.clone(),
+            source,
+        })?;
+        tracing::debug!(path = %node.path.display(), "made again");
+    }
+    Ok(())
+}
+
+fn set_owner_and_mode(node: &Node, made: &OwnedFd) -> io::Result<()> {
+    let kind = SFlag::from_bits_truncate(fstat(made)?.st_mode) & SFlag::S_IFMT;
+    let wanted = match node.kind {
+        NodeKind::Folder => SFlag::S_IFDIR,
+        NodeKind::Fifo => SFlag::S_IFIFO,
+    };
+    if kind != wanted {
+        return Err(io::ErrorKind::AlreadyExists.into());
+    }
+    // By the descriptor: the name may be another's by now.
+    let link = format!("/proc/self/fd/{}", made.as_raw_fd());
+    chown(&link, Some(node.owner.0), Some(node.owner.1))?;
+    fs::set_permissions(&link, Permissions::from_mode(node.mode))
+}
+
+/// Whether a recorded node is one that [`super::needed`] can have recorded.
+fn is_sensible(node: &Node) -> bool {
+    let path = &node.path;
+    let mut components = path.components();
+    let plain = components.next() == Some(Component::RootDir)
+        && components.all(|component| matches!(component, Component::Normal(_)))
+        // The components of "/a/." and "/a//b" do not tell.
+        && path.components().collect::<PathBuf>().as_os_str() == path.as_os_str();
+    let length = path.as_os_str().len();
+    plain && (2..PATH_MAX.cast_unsigned() as usize).contains(&length) && node.mode <= 0o7777
+}
+
+fn is_missing(node: &Node) -> Result<bool, NodesError> {
+    let obstructed = |obstacle: &Path| NodesError::Obstructed {
+        path: node.path.clone(),
+        obstacle: obstacle.to_owned(),
+    };
+    // Through links: who has moved a folder and left a link knows what he does.
+    match fs::metadata(&node.path) {
+        Ok(metadata) if NodeKind::of(&metadata) == Some(node.kind) => {
+            refuse_foreign(node)?;
+            Ok(false)
+        }
+        Ok(_) => Err(obstructed(&node.path)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            if fs::symlink_metadata(&node.path).is_ok() {
+                return Err(obstructed(&node.path));
+            }
+            // Refused while nothing is touched: a folder above it that is none.
+            open_folder(node, node.path.parent().unwrap_or(&node.path))?;
+            Ok(true)
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
+            open_folder(node, node.path.parent().unwrap_or(&node.path))?;
+            Err(obstructed(&node.path))
+        }
+        Err(source) => Err(NodesError::System {
+            path: node.path.clone(),
+            source,
+        }),
+    }
+}
+
+/// Refuses what another user has put into a shared folder in the place of what the job has tidied away.
+fn refuse_foreign(node: &Node) -> Result<(), NodesError> {
+    let parent = node.path.parent().map(fs::metadata);
+    let shared = parent.is_some_and(|parent| parent.is_ok_and(|it| it.mode() & SHARED == SHARED));
+    match fs::symlink_metadata(&node.path) {
+        Ok(there) if shared && ![0, node.owner.0].contains(&there.uid()) => {
+            Err(NodesError::Foreign {
+                path: node.path.clone(),
+                owner: there.uid(),
+            })
+        }
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
+/// Opens a folder, component by component, following no link; `None` when it is not there.
+fn open_folder(node: &Node, folder: &Path) -> Result<Option<OwnedFd>, NodesError> {
+    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let failed = |errno: Errno| NodesError::System {
+        path: node.path.clone(),
+        source: errno.into(),
+    };
+    let mut opened = open("/", flags, Mode::empty()).map_err(failed)?;
+    let mut path = PathBuf::from("/");
+    for component in folder.components().skip(1) {
+        path.push(component);
+        opened = match openat(&opened, component.as_os_str(), flags, Mode::empty()) {
+            Ok(next) => next,
+            Err(Errno::ENOENT) => return Ok(None),
+            Err(Errno::ENOTDIR | Errno::ELOOP) => {
+                return Err(NodesError::Obstructed {
+                    path: node.path.clone(),
+                    obstacle: path,
+                });
+            }
+            Err(errno) => return Err(failed(errno)),
+        };
+    }
+    Ok(Some(opened))
+}
