@@ -4,8 +4,9 @@
 //! running ─ halt ─▶ halted ─(driver suspends)─ stop ─▶ stopped ─(CRIU)─▶ stopped ─ halt ─▶ halted ─(driver resumes)─▶ running
 //! ```
 //! While they are halted or stopped, no thread of theirs runs but the few that the driver and the agent need for that
-//! work. It must be so: calls to CUDA look at addresses before they wait for a suspended driver, and fail where memory
-//! is gone (580.159.04), and what a running thread maps where the driver has been may be in its way when it comes back.
+//! work. It must be so. The driver's own mappings are inaccessible while it is suspended, and some of its calls read
+//! them, or look at an address, before they wait for it (580.159.04): a thread that asks whether an event has happened
+//! dies of SIGSEGV, a copy fails with "invalid argument", and a graph or a kernel of NCCL's with a launch failure.
 //! Halted is by ptrace, which CRIU needs for itself; in between SIGSTOP keeps them, and an image has them stopped.
 
 use serde::{Deserialize, Serialize};

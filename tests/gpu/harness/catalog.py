@@ -87,8 +87,8 @@ class Job:
 # The longest first; what matters least last, for when the time does not suffice.
 ONE_GPU = (
     Job("hf-trainer", "JOBS/hf_trainer.py", ("torch", "transformers", "accelerate")),
-    Job("compile", "JOBS/compile.py"),
-    Job("jax", "JOBS/jax_job.py", ("jax", "numpy")),
+    Job("compile", "JOBS/compile.py", steps=500),
+    Job("jax", "JOBS/jax_job.py", ("jax", "numpy"), steps=500),
     Job("managed", "JOBS/managed.py", (), trial=trials.refused),
     Job("ipc", "JOBS/ipc.py", trial=trials.refused),
     Job("dataloader", "JOBS/dataloader.py"),
