@@ -36,6 +36,9 @@ pub use error::{Aftermath, Left, TreeError};
 /// other to reach another place, short against a step of training.
 const PAUSE_MS_MAX: u64 = 60;
 
+/// Attempts of the first length; as many follow of twice that length, and so on. NCCL ranks need up to 18.
+const SHORT_ATTEMPTS: u32 = 20;
+
 /// Those of `pids` that use CUDA, in the order given. Skips processes that have
 /// ended. One that the driver gives no answer for is kept, so that the lock
 /// fails with the reason instead of an image lacking its GPU state.
@@ -56,6 +59,7 @@ pub fn find(driver: &Driver, pids: &[i32]) -> Vec<i32> {
 pub struct SuspendOptions {
     /// One attempt at all processes. Short, because ranks locked at unlucky
     /// moments wait for each other until it is over (400 ms: 1 to 18 attempts).
+    /// Attempts get longer where many fail.
     pub attempt: Duration,
     /// All attempts together. The first attempt is always made.
     pub total: Duration,
@@ -91,7 +95,7 @@ pub fn lock_all(
     loop {
         attempts += 1;
         let left = options.total.saturating_sub(begun.elapsed());
-        let timeout = timeout_ms(options.attempt.min(left));
+        let timeout = timeout_ms(length(options.attempt, attempts).min(left));
         let failures = group.each(|api, pid| api.lock(pid, timeout), Call::Lock);
         if failures.is_empty() {
             return Ok(Locked { group, attempts });
@@ -236,6 +240,12 @@ pub struct ResumeTimes {
 /// the driver cannot take, nothing was done.
 pub fn resume_restored(driver: &Driver, pids: &[i32], map: &GpuMap) -> Result<(), TreeError> {
     Group::new(driver, pids, Without::Lost, map)?.resumed()
+}
+
+/// How long an attempt may take: the first ones are short, for ranks that wait for each other; where those do not
+/// do, the work itself is long, or others share the GPU.
+fn length(first: Duration, attempt: u32) -> Duration {
+    first * (1 + attempt / SHORT_ATTEMPTS)
 }
 
 /// Another pause after each attempt: spread over 1 to [`PAUSE_MS_MAX`] ms by a

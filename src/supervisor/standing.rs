@@ -114,6 +114,12 @@ impl Standing {
         self.processes.iter().filter_map(facts).collect()
     }
 
+    /// Whether one of them has ended: its memory is nobody's concern any more.
+    pub fn has_ended(&self) -> bool {
+        let mut processes = self.processes.iter();
+        processes.any(|stander| !job::is_alive(stander.host_pid))
+    }
+
     /// Halts all that live, stopped or running; their spared threads run then.
     pub fn halt(&self) -> Result<Still, HaltError> {
         let living = self

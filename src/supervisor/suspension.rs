@@ -98,7 +98,11 @@ impl Suspension {
         let times = resumed.map_err(|error| SnapshotError::Resume(Box::new(error)))?;
         let begun = clock::now();
         if let Some(kept) = &mut self.kept {
-            kept.give_back()?;
+            match kept.give_back() {
+                // Killed meanwhile, or by a signal that waited: that is its end, and no failure of ours.
+                Err(_) if self.standing.has_ended() => return Err(SnapshotError::Ended),
+                given_back => given_back?,
+            }
         }
         drop(still);
         Ok((times, begun.elapsed()))

@@ -14,7 +14,7 @@ COLUMNS = ways.COLUMNS
 LEGEND = f"""{ways.LEGEND} The uninterrupted run is compared in every loss, and in checksums of all weights and
 optimizer state every 50 steps."""
 PACE_MS = 50
-CRASHES_MAX = 3
+CRASHES_MAX = 2
 # Enough for a median; each also starts a process anew.
 RATE_STEPS, RATE_ROUNDS_MAX = 200, 3
 # Lines after the last event that certainly hold a checksum of the state.
