@@ -155,6 +155,8 @@ impl<'a> Dump<'a> {
         let mut done = None;
         let run = self.run(|dump| {
             done = Some(commit(dump)?);
+            // Pid 1 takes a moment to die; no task is to compute when CRIU lets go of it.
+            let _ = dump.stop_tasks();
             dump.job.sandbox.kill();
             Ok(())
         });
