@@ -12,6 +12,7 @@ mod dump;
 mod endings;
 mod environment;
 mod event;
+mod freeze;
 #[cfg(any(fuzzing, test))]
 pub(crate) mod fuzz;
 mod gpu;

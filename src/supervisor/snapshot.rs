@@ -2,29 +2,26 @@
 //!
 //! ```text
 //! admit → lock → suspend → dump, tasks frozen → drained, recorded → released → resume
-//!       └──────────────────────────── freeze ────────────────────────────────────────┘→ write → commit
+//!       └──────────────────── freeze (`freeze`) ──────────────────────────────────────┘→ write → commit
 //! ```
 //!
-//! Each step undoes itself when a later one fails: the image writer deletes what
-//! it wrote, the suspended GPU state resumes, CRIU releases the tasks. A failed
-//! snapshot leaves the job computing and the store as it was.
+//! Here is what comes before the freeze, while the job computes. Each step undoes itself when a later one fails: the
+//! image writer deletes what it wrote, the suspended GPU state resumes, CRIU releases the tasks. A failed snapshot
+//! leaves the job computing and the store as it was.
 
-use std::fs::File;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::bystanders::{self, Bystanders};
-use super::dump::Dump;
+use super::bystanders;
+use super::freeze::{Frozen, NotFrozen};
 use super::gpu::Gpu;
-use super::gpu_facts::CudaFacts;
 use super::image::{ImageFacts, Stopwatch, Trigger};
 use super::machine;
 use super::pause::Paused;
-use super::resident::{Keeping, Kept, ResidentError};
+use super::resident::{Keeping, ResidentError};
 use super::room;
 use super::snapshot_error::SnapshotError;
-use super::suspension::Suspension;
 use super::workshop::{Job, SharedStreams, Workshop};
 use crate::clock;
 use crate::config::{Buffer, Cpus};
@@ -120,9 +117,7 @@ fn attempt(
     despite: Option<&ResidentError>,
     computing: &impl Fn(Duration),
 ) -> Result<(Snapshotted, Option<Paused>), SnapshotError> {
-    let Subject {
-        shop, job, trigger, ..
-    } = subject;
+    let Subject { shop, job, .. } = subject;
     let mut watch = Stopwatch::start();
     let root = job::child_with_pid(job.sandbox.pid(), job.pids.root)?;
     let processes = job::tree(root)?;
@@ -131,93 +126,22 @@ fn attempt(
     let keeping = keeping(subject, &processes, gpu.as_ref(), afterwards, despite)?;
     let writer = admit(subject, &processes, gpu.as_ref(), keeping.as_ref())?;
     watch.lap("admit");
-
-    let frozen_at = clock::now();
-    let suspend = |gpu: &Gpu| gpu.suspend(shop, keeping.as_ref(), &mut watch);
-    let suspended = gpu.as_ref().map(suspend).transpose();
-    let (suspended, carrying) = match (suspended, &keeping) {
-        (Err(SnapshotError::Resident(error)), Some(keeping)) if keeping.is_avoidable(&error) => {
-            drop(writer);
+    let gpu = (gpu.as_ref(), keeping);
+    let frozen = match Frozen::begin(subject, root, gpu, writer, watch, begun) {
+        Ok(frozen) => frozen,
+        Err(NotFrozen::Avoidable(error)) => {
             return attempt(subject, afterwards, begun, Some(&error), computing);
         }
-        (suspended, _) => suspended?.unzip(),
+        Err(NotFrozen::Failed(error)) => return Err(error),
     };
-    // What the copier has on the GPUs goes as soon as it is in the image.
-    drop(keeping);
-    let mut carrying = carrying.flatten();
-    let bystanders = match Bystanders::of(shop, root) {
-        Ok(bystanders) => bystanders,
-        Err(error) => {
-            // Not by dropping it: the job may be lost.
-            let resumed = suspended.map(|suspended| suspended.resume(&mut watch));
-            return resumed.transpose().and(Err(error));
-        }
-    };
-    let dump = Dump::new(subject, root, bystanders, writer);
-    let cuda = gpu.as_ref().zip(suspended.as_ref());
-    let cuda = cuda.map(|(gpu, suspended)| (suspended.pids().to_vec(), cuda_facts(gpu, suspended)));
-    let facts = |freeze| dump.facts(trigger, cuda.clone(), freeze);
-    let receive = |name: &str, pipe: &File| dump.receive_memory(name, pipe);
-    let dumped = match afterwards {
-        Afterwards::Continue => dump.run(|_| Ok(())).map(|_| None),
-        Afterwards::Pause => dump.run(Dump::stop_tasks).map(|_| None),
-        Afterwards::Stop => dump
-            .run_and_stop(|dump| {
-                let mut watch = watch.clone();
-                watch.lap("dump");
-                dump.start_workers();
-                if let Some(mut carrying) = carrying.take() {
-                    carrying.while_frozen(receive)?;
-                    carrying.afterwards(receive)?;
-                    watch.lap("copy");
-                }
-                dump.commit(facts(clock::now() - frozen_at), &mut watch, begun)
-            })
-            .map(Some),
-    };
-    if let Ok(Some(snapshotted)) = dumped {
-        // The suspended processes are dead; nothing is left to resume.
-        if let Some(suspended) = suspended {
-            suspended.leave();
-        }
-        return Ok((snapshotted, None));
-    }
-    watch.lap("dump");
-    let mut dumped = dumped.map(drop);
-    if let Some(carrying) = &mut carrying {
-        dumped = dumped.and_then(|()| carrying.while_frozen(receive));
-        watch.lap("copy");
-    }
-    let mut commit = |freeze, watch: &mut Stopwatch| {
-        dump.start_workers();
-        if let Some(carrying) = carrying.take() {
-            carrying.afterwards(receive)?;
-            watch.lap("drain");
-        }
-        dump.commit(facts(freeze), watch, begun)
-    };
-    if afterwards == Afterwards::Pause {
-        let freeze = clock::now() - frozen_at;
-        match dumped.and_then(|()| commit(freeze, &mut watch)) {
-            Ok(image) => {
-                let gpu_facts = cuda.map(|(_, facts)| facts);
-                let paused = Paused::new(Arc::clone(job), suspended.zip(gpu_facts));
-                return Ok((image, Some(paused)));
-            }
-            Err(error) => dumped = Err(error),
+    match afterwards {
+        Afterwards::Continue => frozen.go_on(computing).map(|image| (image, None)),
+        Afterwards::Stop => frozen.stop(computing).map(|image| (image, None)),
+        Afterwards::Pause => {
+            let (image, paused) = frozen.pause(computing)?;
+            Ok((image, Some(paused)))
         }
     }
-    let resumed = suspended.map(|suspended| suspended.resume(&mut watch));
-    if afterwards == Afterwards::Pause {
-        // Those without GPU state. A sandbox that is gone needs no signal.
-        let _ = job.sandbox.signal(nix::libc::SIGCONT, true);
-    }
-    let freeze = clock::now() - frozen_at;
-    computing(freeze);
-    resumed.transpose()?;
-    dumped?;
-    let image = commit(freeze, &mut watch)?;
-    Ok((image, None))
 }
 
 /// What stays on the GPUs, with all that takes time before the job stops.
@@ -235,15 +159,6 @@ fn keeping(
     Ok(Keeping::prepare(
         shop, token, gpu, processes, to_host, despite,
     )?)
-}
-
-/// What the image will say of the GPUs and of what stayed on them; no pids yet.
-fn cuda_facts(gpu: &Gpu<'_>, suspended: &Suspension) -> CudaFacts {
-    CudaFacts {
-        standing: suspended.standing().facts(),
-        resident: suspended.kept().map(Kept::facts),
-        ..gpu.facts.clone()
-    }
 }
 
 /// Checks that there is room, and gets the memory that the image will pass through, while the job computes.

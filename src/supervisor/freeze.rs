@@ -1,0 +1,208 @@
+//! The part of a snapshot in which the job stands still, and how it ends.
+//!
+//! ```text
+//! begin: lock → suspend ─┬─ go_on: dump → copy → resume ← the job computes → drain → commit
+//!                        ├─ pause: dump, tasks stopped → copy → drain → commit → stands still
+//!                        └─ stop:  dump → copy → drain → commit, tasks frozen → killed
+//! ```
+//! copy and drain are of device memory that stayed on the GPUs. Whatever fails, the job is resumed.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::bystanders::Bystanders;
+use super::dump::Dump;
+use super::gpu::Gpu;
+use super::gpu_facts::CudaFacts;
+use super::image::{ImageFacts, Stopwatch};
+use super::pause::Paused;
+use super::resident::{Carrying, Keeping, Kept, ResidentError};
+use super::snapshot::{Snapshotted, Subject};
+use super::snapshot_error::SnapshotError;
+use super::suspension::Suspension;
+use crate::clock;
+use crate::store::ImageWriter;
+
+/// A job that stands still for a snapshot.
+pub(super) struct Frozen<'a> {
+    subject: Subject<'a>,
+    dump: Dump<'a>,
+    suspended: Option<Suspension>,
+    /// Device memory on its way into the image.
+    carrying: Option<Carrying>,
+    /// The CUDA processes, as the host sees them, and what the image will say of them.
+    cuda: Option<(Vec<i32>, CudaFacts)>,
+    watch: Stopwatch,
+    begun: Instant,
+    since: Instant,
+}
+
+/// Why a job is not frozen.
+pub(super) enum NotFrozen {
+    /// It computes, and the driver alone may do what failed.
+    Avoidable(ResidentError),
+    Failed(SnapshotError),
+}
+
+impl<'a> Frozen<'a> {
+    /// Suspends the GPU state; the tasks themselves are CRIU's. `begun` is when the snapshot was.
+    ///
+    /// # Errors
+    /// As [`SnapshotError`] says.
+    pub fn begin(
+        subject: Subject<'a>,
+        root: i32,
+        (gpu, keeping): (Option<&Gpu<'_>>, Option<Keeping>),
+        writer: ImageWriter,
+        mut watch: Stopwatch,
+        begun: Instant,
+    ) -> Result<Self, NotFrozen> {
+        let since = clock::now();
+        let suspend = |gpu: &Gpu<'_>| gpu.suspend(subject.shop, keeping.as_ref(), &mut watch);
+        let (suspended, carrying) = match (gpu.map(suspend).transpose(), &keeping) {
+            (Err(SnapshotError::Resident(error)), Some(keeping))
+                if keeping.is_avoidable(&error) =>
+            {
+                return Err(NotFrozen::Avoidable(*error));
+            }
+            (suspended, _) => suspended.map_err(NotFrozen::Failed)?.unzip(),
+        };
+        let bystanders = match Bystanders::of(subject.shop, root) {
+            Ok(bystanders) => bystanders,
+            Err(error) => {
+                // Not by dropping it: the job may be lost.
+                let resumed = suspended.map(|suspended| suspended.resume(&mut watch));
+                let error = resumed.transpose().err().unwrap_or(error);
+                return Err(NotFrozen::Failed(error));
+            }
+        };
+        let cuda = gpu.zip(suspended.as_ref()).map(|(gpu, suspended)| {
+            let facts = CudaFacts {
+                standing: suspended.standing().facts(),
+                resident: suspended.kept().map(Kept::facts),
+                ..gpu.facts.clone()
+            };
+            (suspended.pids().to_vec(), facts)
+        });
+        Ok(Self {
+            dump: Dump::new(subject, root, bystanders, writer),
+            subject,
+            suspended,
+            carrying: carrying.flatten(),
+            cuda,
+            watch,
+            begun,
+            since,
+        })
+    }
+
+    /// The job computes again as soon as the image has its memory; `computing` is called then.
+    pub fn go_on(mut self, computing: impl Fn(Duration)) -> Result<Snapshotted, SnapshotError> {
+        let dumped = self.dump.run(|_| Ok(())).map(drop);
+        let copied = self.copy(dumped);
+        let freeze = self.resume(computing)?;
+        copied?;
+        self.commit(freeze)
+    }
+
+    /// The job stands still from now on, with the image that it is in. It goes on where that fails.
+    pub fn pause(
+        mut self,
+        computing: impl Fn(Duration),
+    ) -> Result<(Snapshotted, Paused), SnapshotError> {
+        let dumped = self.dump.run(Dump::stop_tasks).map(drop);
+        let copied = self.copy(dumped);
+        let freeze = clock::now() - self.since;
+        match copied.and_then(|()| self.commit(freeze)) {
+            Ok(image) => {
+                let facts = self.cuda.take().map(|(_, facts)| facts);
+                let job = Arc::clone(self.subject.job);
+                let paused = Paused::new(job, self.suspended.take().zip(facts));
+                Ok((image, paused))
+            }
+            Err(error) => {
+                let resumed = self.resume(computing);
+                // Those without GPU state. A sandbox that is gone needs no signal.
+                let _ = self.subject.job.sandbox.signal(nix::libc::SIGCONT, true);
+                resumed.and(Err(error))
+            }
+        }
+    }
+
+    /// The job is killed as it stands, once the image is durable. It goes on where that fails.
+    pub fn stop(mut self, computing: impl Fn(Duration)) -> Result<Snapshotted, SnapshotError> {
+        let Self {
+            dump,
+            carrying,
+            cuda,
+            subject,
+            begun,
+            since,
+            watch,
+            ..
+        } = &mut self;
+        let mut watch = watch.clone();
+        let stopped = dump.run_and_stop(|dump| {
+            watch.lap("dump");
+            dump.start_workers();
+            if let Some(mut carrying) = carrying.take() {
+                carrying.while_frozen(receiver(dump))?;
+                carrying.afterwards(receiver(dump))?;
+                watch.lap("copy");
+            }
+            let facts = dump.facts(subject.trigger, cuda.clone(), clock::now() - *since);
+            dump.commit(facts, &mut watch, *begun)
+        });
+        match stopped {
+            Ok(image) => {
+                // The suspended processes are dead; nothing is left to resume.
+                if let Some(suspended) = self.suspended.take() {
+                    suspended.leave();
+                }
+                Ok(image)
+            }
+            Err(error) => self.resume(computing).and(Err(error)),
+        }
+    }
+
+    /// Takes device memory into the image that the job would change as it goes on.
+    fn copy(&mut self, dumped: Result<(), SnapshotError>) -> Result<(), SnapshotError> {
+        self.watch.lap("dump");
+        let Some(carrying) = &mut self.carrying else {
+            return dumped;
+        };
+        let copied = dumped.and_then(|()| carrying.while_frozen(receiver(&self.dump)));
+        self.watch.lap("copy");
+        copied
+    }
+
+    /// Lets the job compute; how long it did not.
+    fn resume(&mut self, computing: impl Fn(Duration)) -> Result<Duration, SnapshotError> {
+        let suspended = self.suspended.take();
+        let resumed = suspended.map(|suspended| suspended.resume(&mut self.watch));
+        let freeze = clock::now() - self.since;
+        computing(freeze);
+        resumed.transpose()?;
+        Ok(freeze)
+    }
+
+    /// Drains the copies of device memory, compresses, writes, publishes.
+    fn commit(&mut self, freeze: Duration) -> Result<Snapshotted, SnapshotError> {
+        self.dump.start_workers();
+        if let Some(carrying) = self.carrying.take() {
+            carrying.afterwards(receiver(&self.dump))?;
+            self.watch.lap("drain");
+        }
+        let facts: Result<ImageFacts, _> =
+            self.dump
+                .facts(self.subject.trigger, self.cuda.clone(), freeze);
+        self.dump.commit(facts, &mut self.watch, self.begun)
+    }
+}
+
+fn receiver<'a>(
+    dump: &'a Dump<'_>,
+) -> impl Fn(&str, &File) -> Result<u64, SnapshotError> + Sync + use<'a> {
+    |name, pipe| dump.receive_memory(name, pipe)
+}
