@@ -370,7 +370,7 @@ impl Default for Config {
                 prevent: vec![ExitStatus::Exited(2)],
                 without_image: WithoutImage::GiveUp,
             },
-            restore: Restore { buffer: 64 << 20 },
+            restore: Restore { buffer: 256 << 20 },
             network: Network { tcp: Tcp::Close },
             files: Files {
                 keep_content: 16 << 20,

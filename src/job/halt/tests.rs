@@ -1,0 +1,195 @@
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+
+use super::*;
+
+/// Three threads that count lines on stdout, one each, after their thread ids.
+const COUNTERS: &str = r"
+import sys, threading
+counts = [0, 0, 0]
+def count(place):
+    while True:
+        counts[place] += 1
+for place in (1, 2):
+    threading.Thread(target=count, args=(place,), daemon=True).start()
+print(*[thread.native_id for thread in threading.enumerate()], flush=True)
+for line in sys.stdin:
+    print(*counts, flush=True)
+";
+
+struct Counters {
+    child: Child,
+    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
+    threads: Vec<i32>,
+}
+
+fn numbers(line: &str) -> Vec<i32> {
+    let words = line.split_whitespace();
+    words.map(|word| word.parse().unwrap()).collect()
+}
+
+impl Counters {
+    fn start() -> Self {
+        let mut child = Command::new("python3")
+            .args(["-c", COUNTERS])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let threads = numbers(&lines.next().unwrap().unwrap());
+        Self {
+            child,
+            lines,
+            threads,
+        }
+    }
+
+    fn pid(&self) -> i32 {
+        i32::try_from(self.child.id()).unwrap()
+    }
+
+    fn ask(&mut self) -> Vec<i32> {
+        writeln!(self.child.stdin.as_mut().unwrap()).unwrap();
+        numbers(&self.lines.next().unwrap().unwrap())
+    }
+
+    fn state(&self, thread: i32) -> char {
+        let task = ProcessEntry::new(self.pid()).unwrap();
+        let task = task.task_from_tid(thread).unwrap();
+        task.stat().unwrap().state
+    }
+}
+
+impl Drop for Counters {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn all_threads_stand_still_but_those_that_are_spared() {
+    let mut job = Counters::start();
+    let pid = job.pid();
+    let halted = halt(pid, &[job.threads[1]]).unwrap();
+    let states: Vec<char> = job.threads.iter().map(|id| job.state(*id)).collect();
+    assert_eq!([states[0], states[2]], ['t', 't']);
+    assert_ne!(states[1], 't');
+    drop(halted);
+    assert_eq!(job.ask().len(), 3);
+    assert!(job.threads.iter().all(|id| job.state(*id) != 't'));
+}
+
+#[test]
+fn a_signal_that_comes_meanwhile_is_not_lost() {
+    let job = Counters::start();
+    let pid = job.pid();
+    let halted = halt(pid, &[]).unwrap();
+    nix::sys::signal::kill(Pid::from_raw(pid), Signal::SIGTERM).unwrap();
+    drop(halted);
+    let mut job = job;
+    assert_eq!(job.lines.next().map(|line| line.is_ok()), None);
+}
+
+#[test]
+fn a_process_that_is_traced_already_is_refused_and_runs_on() {
+    let mut job = Counters::start();
+    let pid = job.pid();
+    let traced = job.threads[2];
+    let (told, hold) = std::sync::mpsc::channel::<()>();
+    let (ready, begun) = std::sync::mpsc::channel::<()>();
+    let tracer = std::thread::spawn(move || {
+        ptrace::seize(Pid::from_raw(traced), ptrace::Options::empty()).unwrap();
+        ready.send(()).unwrap();
+        let _ = hold.recv();
+    });
+    begun.recv().unwrap();
+    let error = halt(pid, &[]).unwrap_err();
+    assert!(error.to_string().contains("debugger"), "{error}");
+    assert_eq!(job.ask().len(), 3);
+    drop(told);
+    tracer.join().unwrap();
+}
+
+#[test]
+fn a_process_that_is_killed_meanwhile_lets_us_go() {
+    let mut job = Counters::start();
+    let halted = halt(job.pid(), &[]).unwrap();
+    job.child.kill().unwrap();
+    drop(halted);
+    // Ours to wait for as its parent and as its tracer: the latter may have been first.
+    let _ = job.child.wait();
+    assert!(matches!(
+        halt(job.pid(), &[]),
+        Err(HaltError::Threads { .. })
+    ));
+}
+
+#[test]
+fn a_process_that_is_left_stopped_and_halted_again_has_not_run() {
+    let mut job = Counters::start();
+    let pid = job.pid();
+    let spared = job.threads[1];
+    let ran = |job: &Counters| -> u64 {
+        let others = [job.threads[0], job.threads[2]];
+        let task = |id| ProcessEntry::new(pid).unwrap().task_from_tid(id).unwrap();
+        let times = others.map(|id| task(id).schedstat().unwrap().sum_exec_runtime);
+        times.iter().sum()
+    };
+    let halted = halt(pid, &[spared]).unwrap();
+    let before = ran(&job);
+    halted.stop();
+    while job.threads.iter().any(|id| job.state(*id) != 'T') {
+        std::thread::yield_now();
+    }
+    let halted = halt(pid, &[spared]).unwrap();
+    halted.wake_spared();
+    while job.state(spared) == 'T' {
+        std::thread::yield_now();
+    }
+    let others = [job.state(job.threads[0]), job.state(job.threads[2])];
+    assert_eq!(others, ['t', 't']);
+    // To stop and to be traced takes microseconds in the kernel; a turn of a thread that counts is milliseconds.
+    let ran = ran(&job) - before;
+    assert!(ran < 2_000_000, "{ran} ns");
+    drop(halted);
+    assert_eq!(job.ask().len(), 3);
+}
+
+#[test]
+fn a_thread_is_known_by_the_number_that_the_host_sees() {
+    let job = Counters::start();
+    assert_eq!(thread_of(job.pid(), job.threads[2]), Some(job.threads[2]));
+    assert_eq!(thread_of(job.pid(), 1), None);
+}
+
+#[test]
+fn a_first_thread_that_has_ended_is_no_obstacle() {
+    let script = format!(
+        "import ctypes, threading, time\n\
+            threading.Thread(target=time.sleep, args=(100,)).start()\n\
+            print(flush=True)\n\
+            ctypes.CDLL(None).syscall({}, 0)",
+        nix::libc::SYS_exit
+    );
+    let mut child = Command::new("python3")
+        .args(["-c", &script])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    let pid = i32::try_from(child.id()).unwrap();
+    while !has_ended(pid, pid) {
+        std::thread::yield_now();
+    }
+    let halted = halt(pid, &[]);
+    child.kill().unwrap();
+    let halted = halted.unwrap();
+    assert_eq!(halted.threads.len(), 2);
+    drop(halted);
+    child.wait().unwrap();
+}
