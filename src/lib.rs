@@ -2,14 +2,15 @@
 //! restores it when it crashes, and never changes the job.
 //!
 //! ```text
-//! cli ──▶ supervisor ──▶ sandbox, job, cuda, criu, store
+//! cli ──▶ supervisor ──▶ sandbox, job, cuda, criu, store, resident; copier ──▶ cuda
 //! ```
-//! Those five know nothing of each other; what two of them must agree on is
-//! handed over by the supervisor. The command line is a thin layer over this
+//! Those six know nothing of each other; what two of them must agree on is
+//! handed over by the supervisor. `copier` is a process of its own that copies GPU
+//! memory, `resident` speaks to the agent in the job's processes. The command line is a thin layer over this
 //! library: [`supervisor::run`] does what `ckpt-run -- CMD` does.
 //!
 //! A program that uses [`supervisor::run`] calls [`helper_main`] first: parts of
-//! the work are done by copies of the program itself, inside the job's sandbox.
+//! the work are done by copies of the program itself, inside the job's sandbox or beside it.
 
 use std::ffi::OsStr;
 use std::path::Path;
