@@ -123,7 +123,8 @@ impl Carrier {
         })
     }
 
-    /// Reads memory into streams: what has no shadow, while the job stands still, or the rest.
+    /// Reads memory into streams: what has no shadow, while the job stands still, or the rest, whose shadow goes
+    /// segment by segment.
     pub fn drain<E: From<ResidentError> + Send>(
         &self,
         taken: &Taken,
@@ -135,11 +136,15 @@ impl Carrier {
             safe == (shadowed == Shadowed::Yes)
         };
         let parts: Vec<&Part> = taken.parts.iter().filter(wanted).collect();
+        let left: Vec<AtomicUsize> = taken.segments.iter().map(|_| AtomicUsize::new(0)).collect();
+        for part in &parts {
+            left[part.segment].fetch_add(1, Ordering::Relaxed);
+        }
         self.side_by_side(&parts, |lane, part| {
             let (read, write) = pipe()?;
             let read = File::from(read);
+            let id = taken.segments[part.segment];
             thread::scope(|scope| -> Result<(), E> {
-                let id = taken.segments[part.segment];
                 let draining = scope.spawn(move || lane.drain(id, part.begin..part.end, write));
                 let received = receive(&part.stream, &read);
                 // A copier that still writes hears of a failure here.
@@ -147,7 +152,13 @@ impl Carrier {
                 received?;
                 let drained = draining.join().map_err(|_| ResidentError::Panicked)?;
                 Ok(drained.map_err(ResidentError::from)?)
-            })
+            })?;
+            let was_last = left[part.segment].fetch_sub(1, Ordering::Relaxed) == 1;
+            if was_last && shadowed == Shadowed::Yes {
+                // The job may want the room.
+                self.copier.release(&[id]).map_err(ResidentError::from)?;
+            }
+            Ok(())
         })
     }
 
