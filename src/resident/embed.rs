@@ -16,8 +16,8 @@ use crate::clock;
 
 /// Compiled by `build.rs`.
 const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/ckpt-run-agent.so"));
-/// The dynamic loader's.
-const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
+/// The dynamic loader's variable for libraries that a program loads before its own.
+pub const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 /// Readable and executable for all: the job may run as another user.
 const MODE: u32 = 0o755;
 /// What separates names in `LD_PRELOAD`, or is replaced there: no path may contain it.

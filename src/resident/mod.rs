@@ -24,7 +24,7 @@ mod receipt;
 
 pub use agent::{Agent, Hello};
 pub use channel::Channel;
-pub use embed::{Token, TokenError, environment, install};
+pub use embed::{PRELOAD_VARIABLE, Token, TokenError, environment, install};
 pub use error::AgentError;
 pub use receipt::{Held, Segment};
 

@@ -81,7 +81,9 @@ pub(super) fn for_job(
 
 /// Has the job's programs load an agent, besides what they load anyway.
 pub(super) fn preload(environment: &mut Vec<(OsString, OsString)>, library: &Path, token: &Token) {
-    let present = environment.iter().find(|(name, _)| name == "LD_PRELOAD");
+    let present = environment
+        .iter()
+        .find(|(name, _)| name == resident::PRELOAD_VARIABLE);
     let set = resident::environment(library, token, present.map(|(_, value)| value.as_os_str()));
     environment.retain(|(name, _)| set.iter().all(|(ours, _)| name != ours));
     environment.extend(set);

@@ -86,6 +86,11 @@ impl<'a> Gpu<'a> {
         &self.users
     }
 
+    /// The same, by all their numbers.
+    pub fn processes(&self) -> &[Process] {
+        &self.processes
+    }
+
     /// The driver that knows them.
     pub fn driver(&self) -> &cuda::Driver {
         self.driver

@@ -123,7 +123,7 @@ fn attempt(
     let processes = job::tree(root)?;
     let gpu = Gpu::of(shop, &processes)?;
     bystanders::nobody_arrives(&processes, gpu.as_ref().map_or(&[], Gpu::users))?;
-    let keeping = keeping(subject, &processes, gpu.as_ref(), afterwards, despite)?;
+    let keeping = keeping(subject, gpu.as_ref(), afterwards, despite)?;
     let writer = admit(subject, &processes, gpu.as_ref(), keeping.as_ref())?;
     watch.lap("admit");
     let gpu = (gpu.as_ref(), keeping);
@@ -147,7 +147,6 @@ fn attempt(
 /// What stays on the GPUs, with all that takes time before the job stops.
 fn keeping(
     Subject { shop, job, .. }: Subject<'_>,
-    processes: &[Process],
     gpu: Option<&Gpu<'_>>,
     afterwards: Afterwards,
     despite: Option<&ResidentError>,
@@ -156,9 +155,7 @@ fn keeping(
         return Ok(None);
     };
     let to_host = afterwards == Afterwards::Pause;
-    Ok(Keeping::prepare(
-        shop, token, gpu, processes, to_host, despite,
-    )?)
+    Ok(Keeping::prepare(shop, token, gpu, to_host, despite)?)
 }
 
 /// Checks that there is room, and gets the memory that the image will pass through, while the job computes.

@@ -91,31 +91,27 @@ impl Carrier {
     /// Takes over what was kept, on a thread: the driver suspends the rest meanwhile.
     pub fn take(self: &Arc<Self>, kept: &Kept) -> Result<Taking, ResidentError> {
         let facts = kept.facts();
-        let mut memory = Vec::new();
-        for held in kept.processes().iter().flat_map(|process| &process.held) {
-            memory.push((held.segment, held.descriptor.try_clone()?));
-        }
+        let held = kept.processes().iter().flat_map(|process| &process.held);
+        let copy = |held: &Held| {
+            Ok(Held {
+                segment: held.segment,
+                descriptor: held.descriptor.try_clone()?,
+            })
+        };
+        let memory: Vec<Held> = held.map(copy).collect::<std::io::Result<_>>()?;
         let carrier = Arc::clone(self);
         let taking = thread::Builder::new().name("gpu-take".to_owned());
         Ok(taking.spawn(move || carrier.take_over(&facts, &memory))?)
     }
 
-    fn take_over(
-        &self,
-        facts: &ResidentFacts,
-        memory: &[(Segment, OwnedFd)],
-    ) -> Result<Taken, ResidentError> {
+    fn take_over(&self, facts: &ResidentFacts, memory: &[Held]) -> Result<Taken, ResidentError> {
+        let gpu = |held: &Held| GpuUuid::from_bytes(held.segment.device);
         // The driver does not list the GPUs of a process that has only just begun.
-        let gpus: BTreeSet<[u8; 16]> = memory.iter().map(|(one, _)| one.device).collect();
+        let gpus: BTreeSet<GpuUuid> = memory.iter().map(gpu).collect();
         for gpu in gpus {
-            self.copier.open(GpuUuid::from_bytes(gpu))?;
+            self.copier.open(gpu)?;
         }
-        let import = |(segment, descriptor): &(Segment, OwnedFd)| {
-            let gpu = GpuUuid::from_bytes(segment.device);
-            self.copier.import(gpu, descriptor.as_fd(), segment.len)
-        };
-        let segments: Result<Vec<SegmentId>, CopierError> = memory.iter().map(import).collect();
-        let segments = segments?;
+        let segments = self.import(memory.iter().map(|held| (gpu(held), held)))?;
         Ok(Taken {
             safe: self.copier.shadow(&segments)?,
             parts: facts.parts(),

@@ -44,13 +44,12 @@ impl Keeping {
         shop: &Workshop,
         token: &Token,
         gpu: &Gpu<'_>,
-        processes: &[Process],
         to_host: bool,
         despite: Option<&ResidentError>,
     ) -> Result<Option<Self>, ResidentError> {
         let wanted = shop.config.cuda.memory;
         let now = despite.map_or(wanted, |_| Memory::Driver);
-        let covers = match choose(now, to_host, ask(token, gpu, processes)?)? {
+        let covers = match choose(now, to_host, ask(token, gpu)?)? {
             Way::Resident(covers) => covers,
             Way::Driver(reason) => {
                 let failure = despite.map(|error| chain(error));
@@ -121,11 +120,8 @@ impl Keeping {
 }
 
 /// Asks every CUDA process for its agent.
-fn ask(token: &Token, gpu: &Gpu<'_>, processes: &[Process]) -> Result<Vec<Cover>, ResidentError> {
+fn ask(token: &Token, gpu: &Gpu<'_>) -> Result<Vec<Cover>, ResidentError> {
     let mut channel = Channel::bind()?;
-    let users = processes
-        .iter()
-        .filter(|process| gpu.users().contains(&process.host_pid));
     let cover = |process: &Process| {
         let pid = process.pid;
         let hello = channel.agent(token, pid).hello(HELLO_LIMIT);
@@ -135,7 +131,7 @@ fn ask(token: &Token, gpu: &Gpu<'_>, processes: &[Process]) -> Result<Vec<Cover>
             hello: hello.map_err(|source| ResidentError::Agent { pid, source })?,
         })
     };
-    users.map(cover).collect()
+    gpu.processes().iter().map(cover).collect()
 }
 
 fn start_carrier(
