@@ -25,6 +25,7 @@ pub mod cuda;
 #[cfg(any(fuzzing, test))]
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod history;
 pub mod job;
 mod passing;
 pub mod resident;

@@ -1,0 +1,149 @@
+//! The schema of the event log. Fields are added, never renamed or removed; readers ignore what they do not know.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+/// A line of the log.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Entry {
+    /// When it was written, UTC.
+    pub time: Timestamp,
+    /// The run it belongs to: when that was first started, milliseconds since 1970.
+    pub run: u64,
+    /// What happened.
+    #[serde(flatten)]
+    pub event: Event,
+}
+
+/// A part of a snapshot or restore.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Phase {
+    /// Its name, as in the log.
+    pub name: String,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+/// What happened. Durations are seconds, sizes bytes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "kebab-case")]
+pub enum Event {
+    /// A supervisor began its work on the run.
+    Opened {
+        /// Version of ckpt-run.
+        version: String,
+        /// The supervisor's process.
+        pid: u32,
+        /// The job's command line.
+        command: Vec<String>,
+    },
+    /// The job was started anew.
+    Started {
+        /// Its first process, as the machine sees it.
+        pid: i32,
+    },
+    /// A snapshot begins; the job still computes.
+    SnapshotBegan {
+        /// `schedule`, `signal`, `request` or `stop`.
+        trigger: String,
+    },
+    /// The job computes again; the image is not durable yet.
+    Computing {
+        /// How long it stood still.
+        freeze_seconds: f64,
+    },
+    /// An image is durable.
+    Snapshot {
+        /// Its id.
+        image: String,
+        /// As in `snapshot-began`.
+        trigger: String,
+        /// How long the job stood still.
+        freeze_seconds: f64,
+        /// From the beginning until the image was durable.
+        durable_seconds: f64,
+        /// What the image holds.
+        raw_bytes: u64,
+        /// What it added to the store.
+        stored_bytes: u64,
+        /// What the time was spent on.
+        phases: Vec<Phase>,
+    },
+    /// A snapshot came to nothing; older images are untouched.
+    SnapshotFailed {
+        /// Kind of the failure, a word.
+        kind: String,
+        /// The reason in words.
+        reason: String,
+        /// Whether the job computes as before; otherwise it is ended and restored.
+        job_goes_on: bool,
+    },
+    /// The job ended in a way that is restarted, or gave up.
+    Crashed {
+        /// Its exit code; 128+n for signal n.
+        code: u8,
+        /// How, in words: `exit code 1`, `SIGSEGV`.
+        how: String,
+        /// Computing time since the newest image, which is done again.
+        lost_seconds: f64,
+    },
+    /// The job was taken for hung; it is ended and restored.
+    Hung {
+        /// Which sign, in words.
+        reason: String,
+        /// How long that had lasted.
+        silent_seconds: f64,
+    },
+    /// An image became the running job.
+    Restored {
+        /// Its id.
+        image: String,
+        /// From the beginning of the restore until the job computed.
+        seconds: f64,
+        /// What the time was spent on.
+        phases: Vec<Phase>,
+    },
+    /// An image could not be restored here; the next older one is tried.
+    RestoreFailed {
+        /// Its id.
+        image: String,
+        /// The reason in words.
+        reason: String,
+    },
+    /// The job stands still and holds no GPU.
+    Paused {
+        /// The image that it is.
+        image: String,
+    },
+    /// The paused job computes again.
+    Unpaused {
+        /// How long that took.
+        seconds: f64,
+    },
+    /// The time between snapshots was chosen anew (`interval = "auto"`).
+    Interval {
+        /// The time between two snapshots.
+        seconds: f64,
+        /// The arithmetic, in words.
+        why: String,
+    },
+    /// A hook ended.
+    Hook {
+        /// Which one, as in the settings.
+        hook: String,
+        /// How: `done`, `failed`, `timed-out`, `veto`.
+        outcome: String,
+        /// How long it ran.
+        seconds: f64,
+    },
+    /// The supervisor ends.
+    Ended {
+        /// `finished`, `failed`, `saved` or `error`.
+        how: String,
+        /// Our exit code.
+        code: u8,
+    },
+    /// An event of a newer version.
+    #[serde(other)]
+    Unknown,
+}
