@@ -99,6 +99,26 @@ fn a_second_lock_that_fails_gives_the_memory_back() {
     scene.ends_as_ever();
 }
 
+/// As a thread that was halted in a place that the driver waits for.
+#[test]
+fn a_second_lock_that_waits_in_vain_has_the_job_stopped_anew() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::at_rest("resident");
+    // More than there are attempts before it is given up (14), so that the third lock begins with some.
+    let in_vain: Vec<_> = (2..40)
+        .map(|nth| format!("cuCheckpointProcessLock:{nth}:600"))
+        .collect();
+    scene.rule("caller-fail", &in_vain.join(","));
+    scene.resident_snapshot();
+    let said = scene.said();
+    // A phase for each time that it was stopped.
+    assert!(said.matches(" lock 0.").count() >= 2, "{said}");
+    scene.run.crash();
+    scene.ends_as_ever();
+}
+
 #[test]
 fn a_call_of_the_supervisor_that_fails_costs_a_snapshot_at_most() {
     if !can_run() {

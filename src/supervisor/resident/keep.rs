@@ -8,9 +8,10 @@ use super::choice::Cover;
 use super::error::ResidentError;
 use super::facts::{ResidentFacts, ResidentProcess, ResidentSegment};
 use super::refill::Memory;
-use crate::cuda::{self, Driver, GpuUuid, SuspendOptions};
+use crate::cuda::{self, Driver, GpuUuid, Locked, SuspendOptions, TreeError};
 use crate::resident::{AgentError, Channel, Held, Token};
 
+use super::super::describe::chain;
 use super::super::image::Stopwatch;
 use super::super::standing::{Standing, Still};
 
@@ -29,6 +30,11 @@ const REMAKE_LIMIT: Duration = Duration::from_secs(60);
 const TRIES_MAX: u32 = 5;
 /// Between two such tries: long enough for a call to CUDA to end.
 const TRY_PAUSE: Duration = Duration::from_millis(5);
+/// For the lock of processes whose threads all stand still: the driver takes milliseconds, unless it waits for one.
+const LOCK_AGAIN: SuspendOptions = SuspendOptions {
+    attempt: Duration::from_millis(400),
+    total: Duration::from_millis(400),
+};
 /// How often an agent is asked to map its memory.
 const MAP_TRIES_MAX: u32 = 3;
 
@@ -63,26 +69,25 @@ pub(in crate::supervisor) fn suspend(
     take: impl FnOnce(&Kept) -> Result<Taking, ResidentError>,
 ) -> Result<(cuda::Suspended, Still, Kept, Taking), ResidentError> {
     let mut kept = Kept::of(token, covers)?;
-    let lock = || cuda::lock_all(driver, users, options);
     let mut tries = 0;
-    let still = loop {
+    let (still, locked) = loop {
         tries += 1;
-        let locked = lock()?;
+        let locked = cuda::lock_all(driver, users, options)?;
         watch.lap("lock");
         let still = standing.halt()?;
         locked.unlock()?;
-        match kept.let_go() {
-            Ok(()) => break still,
+        match kept.let_go().and_then(|()| kept.lock_again(driver, users)) {
+            Ok(locked) => break (still, locked),
             Err(error) if !error.passes() => return Err(error),
             Err(_) if tries == TRIES_MAX => return Err(ResidentError::Busy { tries }),
-            Err(error) => tracing::debug!(tries, %error, "the job is stopped anew"),
+            Err(error) => tracing::debug!(tries, "the job is stopped anew: {}", chain(&error)),
         }
         drop(still);
         thread::sleep(TRY_PAUSE);
     };
     let taking = take(&kept);
     watch.lap("release");
-    let suspend = || -> Result<_, ResidentError> { Ok(lock()?.suspend()?) };
+    let suspend = || -> Result<_, ResidentError> { Ok(locked.suspend()?) };
     let failed = match taking.map(|taking| (suspend(), taking)) {
         Ok((Ok(suspended), taking)) => {
             watch.lap("suspend");
@@ -92,12 +97,7 @@ pub(in crate::supervisor) fn suspend(
         Err(error) => (error, None),
     };
     let (error, taking) = failed;
-    // One that is stuck would not answer.
-    let given_back = if error.job_is_lost() {
-        Ok(())
-    } else {
-        kept.give_back()
-    };
+    let given_back = kept.give_back_unless_lost(&error);
     drop(still);
     // The copier is done with the memory before anybody tries again, and the job does not wait for it.
     drop(taking.map(Taking::join));
@@ -201,6 +201,28 @@ impl Kept {
         Ok(())
     }
 
+    /// Locks the processes after they let go of their memory. Nothing of theirs runs and nothing is under way, so that
+    /// takes no time; but a thread may have been halted in a place that the driver waits for (in 2 of 26 snapshots of
+    /// a program that allocates all the time), and waiting does not help then.
+    ///
+    /// # Errors
+    /// They have their memory again, unless it is lost.
+    fn lock_again(&mut self, driver: &Driver, users: &[i32]) -> Result<Locked, ResidentError> {
+        let failed = match cuda::lock_all(driver, users, &LOCK_AGAIN) {
+            Ok(locked) => return Ok(locked),
+            Err(error) => ResidentError::from(error),
+        };
+        self.give_back_unless_lost(&failed).and(Err(failed))
+    }
+
+    /// One that is stuck would not answer.
+    fn give_back_unless_lost(&mut self, error: &ResidentError) -> Result<(), ResidentError> {
+        if error.job_is_lost() {
+            return Ok(());
+        }
+        self.give_back()
+    }
+
     /// # Errors
     /// It has its memory and keeps it, unless it is lost.
     fn release(&mut self, pid: i32) -> Result<Vec<Held>, ResidentError> {
@@ -287,12 +309,15 @@ impl ResidentError {
 
     /// Whether it may succeed when the job is stopped at another moment.
     fn passes(&self) -> bool {
-        let Self::Agent { source, .. } = self else {
-            return false;
-        };
-        matches!(
-            source,
-            AgentError::Busy { .. } | AgentError::TimedOut { .. }
-        )
+        match self {
+            Self::Agent { source, .. } => matches!(
+                source,
+                AgentError::Busy { .. } | AgentError::TimedOut { .. }
+            ),
+            Self::Cuda(error) => {
+                matches!(**error, TreeError::TimedOut { .. }) && error.is_computing()
+            }
+            _ => false,
+        }
     }
 }
