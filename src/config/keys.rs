@@ -257,10 +257,7 @@ pub(super) const KEYS: &[Key] = &[
     Key {
         path: CRIU_PATH,
         set: |config, value| set(&mut config.criu.path, optional_path(value)),
-        get: |config| {
-            let given = config.criu.path.as_ref();
-            optional(given.map(|path| path.to_string_lossy().into_owned()))
-        },
+        get: |config| shown_path(config.criu.path.as_ref()),
     },
     Key {
         path: "criu.log_level",
@@ -271,6 +268,11 @@ pub(super) const KEYS: &[Key] = &[
         path: "log.level",
         set: |config, value| set(&mut config.log.level, value.choice()),
         get: |config| word(config.log.level),
+    },
+    Key {
+        path: "log.events",
+        set: |config, value| set(&mut config.log.events, optional_path(value)),
+        get: |config| shown_path(config.log.events.as_ref()),
     },
 ];
 
@@ -396,6 +398,10 @@ fn duration(time: Duration) -> Shown {
 
 fn size(bytes: u64) -> Shown {
     Shown::String(format_size(bytes))
+}
+
+fn shown_path(path: Option<&PathBuf>) -> Shown {
+    optional(path.map(|path| path.to_string_lossy().into_owned()))
 }
 
 /// "" stands for nothing: TOML has no null.

@@ -39,7 +39,7 @@ pub struct Config {
     pub cuda: Cuda,
     /// `[criu]`: the criu program.
     pub criu: Criu,
-    /// `[log]`: what is said on stderr.
+    /// `[log]`: what is said on stderr, and where events are written to.
     pub log: Log,
 }
 
@@ -302,10 +302,12 @@ pub struct Criu {
 }
 
 /// `[log]`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Log {
     /// The least important messages that are still shown.
     pub level: LogLevel,
+    /// Where the run's events are written to, besides the store.
+    pub events: Option<PathBuf>,
 }
 
 /// Importance of a message.
@@ -385,6 +387,7 @@ impl Default for Config {
             },
             log: Log {
                 level: LogLevel::Info,
+                events: None,
             },
         }
     }

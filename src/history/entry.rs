@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 pub struct Entry {
     /// When it was written, UTC.
     pub time: Timestamp,
+    /// Seconds since its supervisor was opened, by a clock that nobody sets; time stopped by the terminal is left out.
+    #[serde(default)]
+    pub elapsed: f64,
     /// The run it belongs to: when that was first started, milliseconds since 1970.
     pub run: u64,
     /// What happened.
@@ -39,8 +42,9 @@ pub enum Event {
     },
     /// The job was started anew.
     Started {
-        /// Its first process, as the machine sees it.
-        pid: i32,
+        /// Its first process, as the machine sees it; none where it had ended already.
+        #[serde(default)]
+        pid: Option<i32>,
     },
     /// A snapshot begins; the job still computes.
     SnapshotBegan {
@@ -71,7 +75,7 @@ pub enum Event {
     },
     /// A snapshot came to nothing; older images are untouched.
     SnapshotFailed {
-        /// Kind of the failure, a word.
+        /// Kind of the failure, a word; `ended` where the job ended meanwhile, which is no failure.
         kind: String,
         /// The reason in words.
         reason: String,
@@ -146,4 +150,40 @@ pub enum Event {
     /// An event of a newer version.
     #[serde(other)]
     Unknown,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    const GUIDE: &str = include_str!("../../docs/guide/events.md");
+
+    /// Names of the variants, as in this file.
+    fn variants() -> BTreeSet<String> {
+        let source = include_str!("entry.rs");
+        let (_, body) = source.split_once("pub enum Event {").unwrap();
+        let (body, _) = body.split_once("\n}\n").unwrap();
+        let names = body.lines().filter_map(|line| line.strip_suffix(" {"));
+        names.map(|name| name.trim().to_owned()).collect()
+    }
+
+    #[test]
+    fn the_guide_shows_every_event_with_all_its_fields() {
+        let mut shown = BTreeSet::new();
+        for line in GUIDE.lines().filter(|line| line.starts_with('{')) {
+            let entry: Entry = serde_json::from_str(line).unwrap();
+            assert_ne!(entry.event, Event::Unknown, "{line}");
+            let given: serde_json::Value = serde_json::from_str(line).unwrap();
+            let known = serde_json::to_value(&entry).unwrap();
+            let keys = |value: &serde_json::Value| -> Vec<String> {
+                value.as_object().unwrap().keys().cloned().collect()
+            };
+            assert_eq!(keys(&given), keys(&known), "{line}");
+            let name = format!("{:?}", entry.event);
+            shown.insert(name.split(' ').next().unwrap().to_owned());
+        }
+        assert_eq!(shown, variants());
+    }
 }

@@ -1,8 +1,17 @@
 //! The event log: what happened to a run, one JSON object a line (NDJSON), in the store.
 //!
+//! ```text
+//! supervisor ── Entry ──▶ Log ──▶ events.ndjson ──▶ entries ──▶ Account ──▶ Summary ──▶ words
+//! ```
 //! The supervisor writes it; `status`, `report`, the exit summary and the metrics read it. It knows of no images, jobs
 //! or GPUs beyond their names.
 
+mod account;
 mod entry;
+mod log;
+mod summary;
 
+pub use account::Account;
 pub use entry::{Entry, Event, Phase};
+pub use log::{Entries, Log, LogError, entries, path};
+pub use summary::{Freeze, Summary, time_in_words};

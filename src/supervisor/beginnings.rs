@@ -19,6 +19,7 @@ use super::workshop::Job;
 use crate::clock;
 use crate::config;
 use crate::cuda;
+use crate::history;
 use crate::job::InputMark;
 use crate::sandbox::{
     Ended, IoUring, Isolation, JobPids, Sandbox, SandboxError, SpawnError, privilege_missing,
@@ -97,6 +98,7 @@ impl Supervisor {
             pids,
             token: self.shop.agent.as_ref().map(|(_, token)| *token),
         });
+        self.tell_started(&job.sandbox, pids);
         tracing::info!(
             store = %self.shop.store.path().display(),
             command = %self.state.command.join(" "),
@@ -230,6 +232,7 @@ impl Supervisor {
                 let (ended, gone) = (restoring.ended, restoring.gone);
                 self.now_running(job, ended, gone);
                 report(id, &restored);
+                self.tell_restored(id, &restored);
                 self.budget.restarted();
                 self.state.restarts += 1;
                 self.remember();
@@ -251,6 +254,10 @@ impl Supervisor {
     fn image_failed(&mut self, id: ImageId, error: &RestoreError) {
         let reason = chain(error);
         tracing::error!(image = %id, "restore failed: {reason}");
+        self.tell(history::Event::RestoreFailed {
+            image: id.to_string(),
+            reason: reason.clone(),
+        });
         if error.image_may_be_good() {
             self.refused.insert(id);
         } else if let Err(error) = self.shop.store.set_aside(&self.shop.lock, id, &reason) {

@@ -146,6 +146,9 @@ impl Supervisor {
         self.stopping = Stopping::No;
         self.refused.clear();
         self.budget.ended(status);
+        if !status.is_success() {
+            self.tell_crashed(status);
+        }
         let images = self.available_or_none().len();
         match decide(status, &self.shop.config.restart, self.budget, images) {
             Decision::Finished { code } => {

@@ -5,6 +5,7 @@
 
 mod beginnings;
 mod bystanders;
+mod chronicle;
 mod control;
 mod describe;
 pub mod doctor;

@@ -17,6 +17,7 @@ use super::snapshot::{self, Afterwards, Snapshotted, Subject};
 use super::snapshot_error::SnapshotError;
 use super::supervise::{AfterEnd, Pause, Running, Stage, Stopping, Supervisor, Wanted, now};
 use crate::clock;
+use crate::history;
 use crate::sandbox::Sandbox;
 use crate::store::ImageId;
 
@@ -76,6 +77,9 @@ impl Supervisor {
         let (run, trigger) = (self.state.started_unix_ms, wanted.trigger);
         let (afterwards, events) = (wanted.afterwards, self.events.clone());
         running.busy = Some(wanted);
+        self.tell(history::Event::SnapshotBegan {
+            trigger: trigger.as_str().to_owned(),
+        });
         let work = move || {
             let computing = |freeze| drop(events.blocking_send(Event::Computing(freeze)));
             let subject = Subject {
@@ -131,6 +135,12 @@ impl Supervisor {
                     );
                     running.pause = Some(Pause::Paused(done.id, Box::new(paused)));
                 }
+                let paused = running.pause.is_some();
+                self.tell_snapshot(&done);
+                if paused {
+                    let image = done.id.to_string();
+                    self.tell(history::Event::Paused { image });
+                }
                 self.budget.refill();
                 self.refused.clear();
                 for reply in wanted.replies {
@@ -157,6 +167,7 @@ impl Supervisor {
         };
         if running.ended.is_some() || running.gone || matches!(error, SnapshotError::Ended) {
             tracing::info!("snapshot called off: the job ended during it");
+            self.tell_snapshot_failed("ended", &reason, false);
             return;
         }
         let sandbox = Arc::clone(&running.job.sandbox);
@@ -166,7 +177,9 @@ impl Supervisor {
         self.remember();
         let doubtful =
             error.job_is_doubtful() && self.stopping == Stopping::No && self.would_restore();
-        if error.job_is_lost() || doubtful {
+        let goes_on = !error.job_is_lost() && !doubtful;
+        self.tell_snapshot_failed(kind, &reason, goes_on);
+        if !goes_on {
             tracing::error!(
                 kind,
                 "snapshot failed, the job does not compute as before and is ended: {reason}"
@@ -268,6 +281,9 @@ impl Supervisor {
                 tracing::info!(took = %seconds(took), "unpaused: the job computes again");
                 // The interval does not count the time that nothing computed.
                 self.last = LastSnapshot::not_yet(now());
+                self.tell(history::Event::Unpaused {
+                    seconds: took.as_secs_f64(),
+                });
                 Ok(())
             }
             Err(Refused { paused, why }) => {

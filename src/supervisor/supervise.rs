@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
+use super::chronicle::Chronicle;
 use super::control;
 use super::event::{EVENTS_MAX, Event, Reply, Timer};
 use super::image::Trigger;
@@ -35,6 +36,7 @@ use super::signals::{self, Signal};
 use super::snapshot::Afterwards;
 use super::workshop::{Job, SharedStreams, Streams, Workshop};
 use crate::clock;
+use crate::history;
 use crate::resident::Token;
 use crate::sandbox::{self, Ended, JobPids, Sandbox};
 use crate::store::ImageId;
@@ -153,6 +155,7 @@ pub(super) struct Supervisor {
     pub last: LastSnapshot,
     pub exit: Option<u8>,
     pub events: Sender<Event>,
+    pub chronicle: Chronicle,
     /// Number of the present sandbox; news from an older one is dropped.
     pub serial: u64,
     arrivals: Receiver<Event>,
@@ -179,6 +182,11 @@ impl Supervisor {
         signals::watch(&events).map_err(system("watch for signals"))?;
         control::listen(shop.store.path(), events.clone())
             .map_err(system("listen on the control socket"))?;
+        let chronicle = Chronicle::open(
+            shop.store.path(),
+            shop.config.log.events.as_ref(),
+            state.started_unix_ms,
+        );
         let schedule = Schedule::new(&shop.config.snapshot, jiff::tz::TimeZone::system());
         Ok(Self {
             shop,
@@ -192,6 +200,7 @@ impl Supervisor {
             last: LastSnapshot::not_yet(now()),
             exit: None,
             events,
+            chronicle,
             serial: 0,
             arrivals,
             schedule,
@@ -201,7 +210,9 @@ impl Supervisor {
 
     /// Runs until there is an exit code.
     pub async fn run(&mut self, beginning: Beginning) -> Result<u8, RunError> {
+        self.tell_opened();
         let result = self.run_to_exit(beginning).await;
+        self.tell_ended(&result);
         control::remove(self.shop.store.path());
         result
     }
@@ -274,6 +285,9 @@ impl Supervisor {
             Event::Sandbox(..) => Ok(()),
             Event::Computing(freeze) => {
                 tracing::debug!(freeze = ?freeze, "the job computes again");
+                self.tell(history::Event::Computing {
+                    freeze_seconds: freeze.as_secs_f64(),
+                });
                 Ok(())
             }
             Event::SnapshotEnded(result) => {
@@ -363,6 +377,7 @@ impl Supervisor {
         tell(nix::libc::SIGCONT);
         // Timers pause: the interval does not count the time that nothing computed.
         self.last.ended.monotonic += clock::now() - stopped;
+        self.chronicle.stopped_for(clock::now() - stopped);
     }
 
     fn sandbox_news(&mut self, news: Option<sandbox::Event>) -> Result<(), RunError> {

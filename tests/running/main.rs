@@ -9,6 +9,7 @@ mod cuda;
 mod encryption;
 mod idle;
 mod io_uring;
+mod journal;
 mod keeping;
 mod orphans;
 mod pause;

@@ -1,0 +1,280 @@
+//! What the events of a run add up to: a pure fold, the same over a file and over the events of a run that goes on.
+//!
+//! ```text
+//! progress   computing time that the job as it stands is made of
+//!            0 when it starts, grows while it computes, goes back to that of the image when it is restored
+//! lost       progress at a crash, less that of the image restored after it: computed twice
+//! saved      progress of the image last restored: what would have been computed again from the beginning
+//! ```
+//! Freezes, pauses and waits are no computing time. What was computed after the last event of a supervisor that was
+//! killed is not known and not counted.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use jiff::Timestamp;
+
+use super::summary::{Freeze, Summary};
+use super::{Entry, Event};
+
+/// Images whose progress is known: as many as an eager schedule takes in a day, more than most stores keep.
+const IMAGES_MAX: usize = 10_000;
+/// Snapshots of which the freeze is remembered: what a look at the status shows.
+const FREEZES_MAX: usize = 10;
+
+/// The account of the newest run among the events that were added.
+#[derive(Clone, Debug, Default)]
+pub struct Account {
+    summary: Summary,
+    run: Option<u64>,
+    /// A supervisor runs, or was killed.
+    open: bool,
+    /// Time of the supervisors that ended.
+    before: f64,
+    /// The clock of the present supervisor at its last event.
+    elapsed: f64,
+    /// As of `since`, if the job computes since then.
+    progress: f64,
+    since: Option<f64>,
+    /// Progress of the images.
+    images: BTreeMap<String, f64>,
+    /// Progress of the image that is being written.
+    pending: Option<f64>,
+    /// Progress of the image that a crash goes back to.
+    durable: f64,
+    /// The job has ended with this progress.
+    fallen: Option<(f64, Fall)>,
+    freezes: VecDeque<Freeze>,
+    failed_in_a_row: u64,
+    ended: Option<(String, u8, Timestamp)>,
+}
+
+/// How a life of the job ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fall {
+    Crash,
+    /// The supervisor was killed with it.
+    Outage,
+    Stop,
+}
+
+impl Account {
+    /// The account of the newest run in a log.
+    #[must_use]
+    pub fn of(entries: impl IntoIterator<Item = Entry>) -> Self {
+        let mut account = Self::default();
+        entries.into_iter().for_each(|entry| account.add(&entry));
+        account
+    }
+
+    /// The run; `None` before the first event.
+    #[must_use]
+    pub fn run(&self) -> Option<u64> {
+        self.run
+    }
+
+    /// What it adds up to, `now` seconds after the present supervisor was opened.
+    #[must_use]
+    pub fn summary(&self, now: f64) -> Summary {
+        let mut summary = self.summary.clone();
+        summary.run_seconds = self.before
+            + if self.open {
+                self.elapsed.max(now)
+            } else {
+                0.0
+            };
+        summary
+    }
+
+    /// As [`Account::summary`], as of the last event.
+    #[must_use]
+    pub fn summary_then(&self) -> Summary {
+        self.summary(self.elapsed)
+    }
+
+    /// Computing time that a crash would lose, `now` seconds after the present supervisor was opened.
+    #[must_use]
+    pub fn at_risk(&self, now: f64) -> f64 {
+        (self.progress_at(now) - self.durable).max(0.0)
+    }
+
+    /// The last snapshots, oldest first.
+    #[must_use]
+    pub fn freezes(&self) -> impl ExactSizeIterator<Item = &Freeze> {
+        self.freezes.iter()
+    }
+
+    /// Snapshots that have failed since the newest image.
+    #[must_use]
+    pub fn failed_in_a_row(&self) -> u64 {
+        self.failed_in_a_row
+    }
+
+    /// How the last supervisor ended, its exit code, and when; `None` while it runs, or when it was killed.
+    #[must_use]
+    pub fn ended(&self) -> Option<(&str, u8, Timestamp)> {
+        let (how, code, time) = self.ended.as_ref()?;
+        Some((how, *code, *time))
+    }
+
+    fn progress_at(&self, now: f64) -> f64 {
+        self.progress + self.since.map_or(0.0, |since| (now - since).max(0.0))
+    }
+
+    /// Goes on computing from now, with this progress.
+    fn compute(&mut self, progress: f64) {
+        self.progress = progress;
+        self.since = Some(self.elapsed);
+    }
+
+    /// Stands still.
+    fn stand(&mut self) {
+        self.progress = self.progress_at(self.elapsed);
+        self.since = None;
+    }
+
+    fn fall(&mut self, how: Fall) {
+        self.stand();
+        self.pending = None;
+        self.fallen.get_or_insert((self.progress, how));
+    }
+
+    /// The job is back with this progress, if that is known.
+    fn rise(&mut self, progress: Option<f64>) {
+        let fallen = self.fallen.take();
+        if let Some((then, how)) = fallen {
+            self.summary.lost_seconds +=
+                progress.map_or(0.0, |progress| (then - progress).max(0.0));
+            match how {
+                Fall::Crash => self.summary.survived += 1,
+                Fall::Outage => self.summary.outages += 1,
+                Fall::Stop => {}
+            }
+        }
+        let progress = progress.unwrap_or(0.0);
+        self.summary.saved_seconds = progress;
+        self.durable = progress;
+        self.compute(progress);
+    }
+
+    /// Adds an event. That of another run's supervisor begins a new account.
+    pub fn add(&mut self, entry: &Entry) {
+        if let Event::Opened { .. } = entry.event {
+            self.opened(entry);
+        }
+        // A run that begins anew has another number, and the same supervisor.
+        self.run = Some(entry.run);
+        if entry.elapsed.is_finite() {
+            self.elapsed = self.elapsed.max(entry.elapsed);
+        }
+        self.count(entry);
+    }
+
+    fn opened(&mut self, entry: &Entry) {
+        if self.run.is_some_and(|run| run != entry.run) {
+            *self = Self::default();
+        }
+        if self.open {
+            self.fall(Fall::Outage);
+            self.before += self.elapsed;
+        }
+        self.elapsed = 0.0;
+        self.open = true;
+        self.ended = None;
+        self.summary.begun.get_or_insert(entry.time);
+    }
+
+    fn count(&mut self, entry: &Entry) {
+        match &entry.event {
+            Event::Opened { .. }
+            | Event::SnapshotBegan { .. }
+            | Event::Interval { .. }
+            | Event::Hook { .. }
+            | Event::Unknown => {}
+            Event::Started { .. } => {
+                self.images.clear();
+                self.rise(Some(0.0));
+            }
+            Event::Computing { freeze_seconds } => self.computing(*freeze_seconds),
+            Event::Snapshot { .. } => self.snapshot(entry),
+            Event::SnapshotFailed { kind, .. } => {
+                self.pending = None;
+                if kind != "ended" {
+                    self.summary.failed_snapshots += 1;
+                    self.failed_in_a_row += 1;
+                }
+            }
+            Event::Crashed { .. } => {
+                self.summary.crashes += 1;
+                self.fall(Fall::Crash);
+            }
+            Event::Hung { .. } => self.summary.hangs += 1,
+            Event::Restored { image, seconds, .. } => {
+                self.summary.restores += 1;
+                self.summary.restore_seconds += seconds;
+                self.rise(self.images.get(image).copied());
+            }
+            Event::RestoreFailed { .. } => self.summary.failed_restores += 1,
+            Event::Paused { .. } => self.stand(),
+            Event::Unpaused { .. } => self.compute(self.progress),
+            Event::Ended { how, code } => self.ended_with(how, *code, entry.time),
+        }
+    }
+
+    fn computing(&mut self, freeze: f64) {
+        self.summary.freeze_seconds += freeze;
+        let progress = (self.progress_at(self.elapsed) - freeze).max(0.0);
+        self.pending = Some(progress);
+        self.compute(progress);
+    }
+
+    fn snapshot(&mut self, entry: &Entry) {
+        let Event::Snapshot {
+            image,
+            trigger,
+            freeze_seconds,
+            durable_seconds,
+            raw_bytes,
+            stored_bytes,
+            phases: _,
+        } = &entry.event
+        else {
+            return;
+        };
+        // One that is paused or stopped stood still until the end of it.
+        let progress = self.pending.take().unwrap_or_else(|| {
+            self.progress = (self.progress_at(self.elapsed) - durable_seconds).max(self.progress);
+            self.since = None;
+            self.progress
+        });
+        self.durable = progress;
+        self.images.insert(image.clone(), progress);
+        if self.images.len() > IMAGES_MAX {
+            self.images.pop_first();
+        }
+        self.summary.snapshots += 1;
+        self.failed_in_a_row = 0;
+        if self.freezes.len() == FREEZES_MAX {
+            self.freezes.pop_front();
+        }
+        self.freezes.push_back(Freeze {
+            time: entry.time,
+            image: image.clone(),
+            trigger: trigger.clone(),
+            freeze_seconds: *freeze_seconds,
+            durable_seconds: *durable_seconds,
+            raw_bytes: *raw_bytes,
+            stored_bytes: *stored_bytes,
+        });
+    }
+
+    fn ended_with(&mut self, how: &str, code: u8, time: Timestamp) {
+        self.fall(Fall::Stop);
+        self.before += self.elapsed;
+        self.elapsed = 0.0;
+        self.open = false;
+        self.ended = Some((how.to_owned(), code, time));
+    }
+}
+
+#[cfg(test)]
+mod tests;
