@@ -33,6 +33,7 @@ mod repair;
 mod run;
 mod show;
 mod snapshot;
+mod status;
 mod verify;
 
 /// Snapshots a GPU job, and restores it when it crashes, as if nothing had happened.
@@ -97,6 +98,12 @@ enum Verb {
         /// Wait until its GPUs have room for it
         #[arg(long)]
         wait: bool,
+    },
+    /// Tell how the run is; exit code 3 where no supervisor runs
+    Status {
+        /// Go on telling: a live view on a terminal, otherwise a line for each change
+        #[arg(short, long)]
+        watch: bool,
     },
     /// List the images
     List,
@@ -211,6 +218,7 @@ fn dispatch(global: &Global, verb: Verb) -> Result<ExitCode, Failure> {
         Verb::Snapshot => snapshot::run(global),
         Verb::Pause => pause::pause(global),
         Verb::Unpause { wait } => pause::unpause(global, wait),
+        Verb::Status { watch } => status::run(global, watch),
         Verb::List => list::run(global),
         Verb::Show { image } => show::run(global, &image),
         Verb::Verify { images } => verify::run(global, &images),

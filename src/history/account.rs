@@ -221,7 +221,7 @@ impl Account {
     }
 
     fn computing(&mut self, freeze: f64) {
-        self.summary.freeze_seconds += freeze;
+        self.summary.froze(freeze);
         let progress = (self.progress_at(self.elapsed) - freeze).max(0.0);
         self.pending = Some(progress);
         self.compute(progress);

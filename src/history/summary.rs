@@ -3,8 +3,12 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+/// Seconds of a freeze by which freezes are counted: from what nobody notices to what stops a service.
+pub const FREEZE_BOUNDS: [f64; 10] = [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
+
 /// A run in numbers. Durations are seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Summary {
     /// When its first supervisor began, as far as the log goes back.
     pub begun: Option<Timestamp>,
@@ -16,6 +20,8 @@ pub struct Summary {
     pub failed_snapshots: u64,
     /// How long the job stood still for snapshots after which it went on.
     pub freeze_seconds: f64,
+    /// How many of these freezes were as long as each of [`FREEZE_BOUNDS`], or the one before it; last, longer ones.
+    pub freeze_counts: [u64; FREEZE_BOUNDS.len() + 1],
     /// How often the job crashed.
     pub crashes: u64,
     /// How many of these crashes it came back from.
@@ -56,6 +62,13 @@ pub struct Freeze {
 }
 
 impl Summary {
+    /// Counts a freeze after which the job went on.
+    pub(super) fn froze(&mut self, seconds: f64) {
+        self.freeze_seconds += seconds;
+        let bound = FREEZE_BOUNDS.iter().position(|bound| seconds <= *bound);
+        self.freeze_counts[bound.unwrap_or(FREEZE_BOUNDS.len())] += 1;
+    }
+
     /// Share of the run that the job stood still for snapshots, 0 to 1.
     #[must_use]
     pub fn freeze_share(&self) -> f64 {

@@ -125,7 +125,7 @@ pub(super) fn plain_text(text: &str) -> String {
     text.trim().chars().map(plain).collect()
 }
 
-fn manifest_id(kind: FileKind) -> Option<ImageId> {
+pub(super) fn manifest_id(kind: FileKind) -> Option<ImageId> {
     match kind {
         FileKind::Manifest(id) => Some(id),
         FileKind::Damaged(_)

@@ -26,8 +26,8 @@ const FORMAT_MAGIC: &str = "ckpt-run store ";
 /// A line of text; anything longer is not ours.
 const FORMAT_FILE_BYTES_MAX: u64 = 64;
 const LOCK_FILE: &str = "lock";
-const IMAGES: &str = "images";
-const PACKS: &str = "packs";
+pub(super) const IMAGES: &str = "images";
+pub(super) const PACKS: &str = "packs";
 
 /// A folder of images. Cheap to clone; holds no file open.
 #[derive(Clone, Debug)]

@@ -94,6 +94,7 @@ mod sync;
 mod testing;
 #[cfg(test)]
 mod tests;
+mod usage;
 mod verify;
 mod wire;
 mod worker;
@@ -118,6 +119,7 @@ pub use repair::{Marks, Remedy, RepairPlan, Repaired, RepairedImage};
 pub use report::{BadRun, BadStream, ChunkFault, ImageReport, Report, Verdict};
 pub use retention::{Fate, KeptBy, Planned, Policy, RemovedBy};
 pub use stream::StreamWriter;
+pub use usage::{Usage, usage};
 pub use verify::{Selection, Verified};
 pub use wire::ManifestError;
 pub use writer::{ImageWriter, WriteOptions};

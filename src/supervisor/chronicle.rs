@@ -45,6 +45,11 @@ impl Chronicle {
         }
     }
 
+    /// The account so far.
+    pub fn account(&self) -> &Account {
+        &self.account
+    }
+
     /// Seconds since the supervisor was opened, without those that it was stopped.
     pub fn elapsed(&self) -> f64 {
         (clock::now().saturating_duration_since(self.begun)).as_secs_f64()
@@ -164,6 +169,11 @@ pub(super) fn host_pid(sandbox: &Sandbox, pids: JobPids) -> Option<i32> {
 }
 
 fn now() -> Timestamp {
-    let ms = i64::try_from(clock::unix_ms()).unwrap_or(i64::MAX);
-    Timestamp::from_millisecond(ms).unwrap_or(Timestamp::UNIX_EPOCH)
+    timestamp(clock::unix_ms())
+}
+
+/// A time in milliseconds since 1970, as far as the calendar goes.
+pub(super) fn timestamp(unix_ms: u64) -> Timestamp {
+    let ms = i64::try_from(unix_ms).unwrap_or(i64::MAX);
+    Timestamp::from_millisecond(ms).unwrap_or(Timestamp::MAX)
 }

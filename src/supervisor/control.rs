@@ -1,4 +1,4 @@
-//! The control socket in the store: how `ckpt-run snapshot`, `pause` and `unpause` reach the supervisor.
+//! The control socket in the store: how `ckpt-run snapshot`, `pause`, `unpause` and `status` reach the supervisor.
 //!
 //! One JSON object a line in each direction. Whoever can open the socket (mode
 //! 0600 in a folder of mode 0700) may ask.
@@ -9,6 +9,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net as blocking;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
@@ -19,6 +20,7 @@ use tokio::sync::oneshot;
 use super::event::Event;
 use super::pause::StillPaused;
 use super::snapshot::Afterwards;
+use super::status::Status;
 use crate::store::ImageId;
 
 #[cfg(any(fuzzing, test))]
@@ -30,6 +32,11 @@ const SOCKET: &str = "control.sock";
 const REQUEST_BYTES_MAX: u64 = 4096;
 /// Longest answer.
 const ANSWER_BYTES_MAX: u64 = 1 << 20;
+/// The loop answers between two events, each a matter of milliseconds; a stopped process never does.
+const STATUS_LIMIT: Duration = Duration::from_secs(10);
+
+/// The answer to what came too late.
+const RUN_ENDED: &str = "the run has ended";
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -37,6 +44,7 @@ enum Request {
     Snapshot,
     Pause,
     Unpause,
+    Status,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -44,6 +52,7 @@ enum Request {
 enum Answer {
     Image(ImageId),
     Done,
+    Status(Box<Status>),
     /// Not now; the same request may succeed later.
     Later(String),
     Failed(String),
@@ -58,6 +67,11 @@ pub enum ControlError {
     /// The connection failed.
     #[error("cannot talk to the supervisor")]
     Talk(#[from] io::Error),
+    /// It says nothing.
+    #[error(
+        "cannot get an answer from the supervisor within {0:?}: it may be stopped (Ctrl-Z; `fg` or kill -CONT lets it go on)"
+    )]
+    Silent(Duration),
     /// It ended before it answered.
     #[error("cannot wait for the answer: the supervisor ended")]
     Ended,
@@ -109,7 +123,21 @@ pub fn request_unpause(store: &Path) -> Result<(), ControlError> {
         Answer::Done => Ok(()),
         Answer::Later(reason) => Err(ControlError::NotYet(reason)),
         Answer::Failed(reason) => Err(ControlError::Refused { action, reason }),
-        Answer::Image(_) => Err(ControlError::OtherVersion),
+        Answer::Image(_) | Answer::Status(_) => Err(ControlError::OtherVersion),
+    }
+}
+
+/// Asks the supervisor of `store` how the run is.
+///
+/// # Errors
+/// When no supervisor runs, or it does not answer: stopped by the terminal, it cannot.
+pub fn request_status(store: &Path) -> Result<Status, ControlError> {
+    let action = "tell the status";
+    match ask_within(store, &Request::Status, Some(STATUS_LIMIT))? {
+        Answer::Status(status) => Ok(*status),
+        Answer::Failed(reason) if reason == RUN_ENDED => Err(ControlError::Ended),
+        Answer::Failed(reason) => Err(ControlError::Refused { action, reason }),
+        Answer::Image(_) | Answer::Done | Answer::Later(_) => Err(ControlError::OtherVersion),
     }
 }
 
@@ -117,11 +145,19 @@ fn image(answer: Answer, action: &'static str) -> Result<ImageId, ControlError> 
     match answer {
         Answer::Image(id) => Ok(id),
         Answer::Failed(reason) => Err(ControlError::Refused { action, reason }),
-        Answer::Done | Answer::Later(_) => Err(ControlError::OtherVersion),
+        Answer::Done | Answer::Status(_) | Answer::Later(_) => Err(ControlError::OtherVersion),
     }
 }
 
 fn ask(store: &Path, request: &Request) -> Result<Answer, ControlError> {
+    ask_within(store, request, None)
+}
+
+fn ask_within(
+    store: &Path,
+    request: &Request,
+    limit: Option<Duration>,
+) -> Result<Answer, ControlError> {
     let mut connection = with_short_path(store, |path| blocking::UnixStream::connect(path))
         .map_err(|error| match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
@@ -129,11 +165,18 @@ fn ask(store: &Path, request: &Request) -> Result<Answer, ControlError> {
             }
             _ => ControlError::Talk(error),
         })?;
+    connection.set_read_timeout(limit)?;
     let mut line = serde_json::to_vec(request).map_err(io::Error::from)?;
     line.push(b'\n');
     connection.write_all(&line)?;
     let mut answer = String::new();
-    BufReader::new(connection.take(ANSWER_BYTES_MAX)).read_line(&mut answer)?;
+    let read = BufReader::new(connection.take(ANSWER_BYTES_MAX)).read_line(&mut answer);
+    read.map_err(|error| match (error.kind(), limit) {
+        (io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut, Some(limit)) => {
+            ControlError::Silent(limit)
+        }
+        _ => ControlError::Talk(error),
+    })?;
     if answer.is_empty() {
         return Err(ControlError::Ended);
     }
@@ -191,6 +234,10 @@ async fn answered(request: Request, events: &Sender<Event>) -> Answer {
     let afterwards = match request {
         Request::Snapshot => Afterwards::Continue,
         Request::Pause => Afterwards::Pause,
+        Request::Status => {
+            let status = asked(events, Event::StatusRequest).await;
+            return status.map_or_else(ended, Answer::Status);
+        }
         Request::Unpause => {
             return match asked(events, Event::UnpauseRequest).await {
                 Some(Ok(())) => Answer::Done,
@@ -218,7 +265,7 @@ async fn asked<T>(
 }
 
 fn ended() -> Answer {
-    Answer::Failed("the run has ended".to_owned())
+    Answer::Failed(RUN_ENDED.to_owned())
 }
 
 /// Socket paths end at 107 bytes; a store's may be longer, one through `/proc` is not.

@@ -9,6 +9,7 @@ use super::restore::{RestoreError, Restored};
 use super::signals::Signal;
 use super::snapshot::{Afterwards, Snapshotted};
 use super::snapshot_error::SnapshotError;
+use super::status::Status;
 use crate::sandbox;
 use crate::store::ImageId;
 
@@ -30,6 +31,8 @@ pub(super) enum Event {
     SnapshotRequest(Afterwards, Reply),
     /// A client asks that the paused job goes on.
     UnpauseRequest(UnpauseReply),
+    /// A client asks how the run is.
+    StatusRequest(oneshot::Sender<Box<Status>>),
     /// The job goes on, or stays paused.
     Unpaused(Box<Result<Duration, Refused>>, UnpauseReply),
     /// News from the sandbox of this number; `None` when every process of it is gone.

@@ -39,11 +39,12 @@ mod signals;
 mod snapshot;
 mod snapshot_error;
 mod standing;
+mod status;
 mod supervise;
 mod suspension;
 mod workshop;
 
-pub use control::{ControlError, request_pause, request_snapshot, request_unpause};
+pub use control::{ControlError, request_pause, request_snapshot, request_status, request_unpause};
 pub use describe::{chain, seconds, size};
 pub use gpu_facts::{CudaFacts, GpuFacts};
 pub use gpu_plan::{GpuPairs, Refusal};
@@ -59,3 +60,4 @@ pub use run::{ImageChoice, OURS, RunError, RunOptions, What, run};
 pub use run_state::{NoSuchImage, Progress, RunState, RunStateError};
 pub use snapshot_error::{FailureKind, SnapshotError};
 pub use standing::StandingFacts;
+pub use status::{State, Status, StatusError, status_of_store};

@@ -34,6 +34,7 @@ use super::run_state::{Progress, RunState};
 use super::schedule::{Now, Schedule, Snapshotted as LastSnapshot};
 use super::signals::{self, Signal};
 use super::snapshot::Afterwards;
+use super::status::State;
 use super::workshop::{Job, SharedStreams, Streams, Workshop};
 use crate::clock;
 use crate::history;
@@ -159,7 +160,9 @@ pub(super) struct Supervisor {
     /// Number of the present sandbox; news from an older one is dropped.
     pub serial: u64,
     arrivals: Receiver<Event>,
-    schedule: Schedule,
+    pub schedule: Schedule,
+    /// Since when the state is what it is.
+    pub since: (State, Now),
     /// A stop by the terminal that waits for the end of a snapshot.
     suspend_wanted: bool,
 }
@@ -204,6 +207,7 @@ impl Supervisor {
             serial: 0,
             arrivals,
             schedule,
+            since: (State::Starting, now()),
             suspend_wanted: false,
         })
     }
@@ -228,6 +232,7 @@ impl Supervisor {
             }
             let event = self.next_event().await;
             self.handle(event)?;
+            self.note_state();
         }
     }
 
@@ -280,6 +285,10 @@ impl Supervisor {
                 self.want(Trigger::Request, afterwards, Some(reply))
             }
             Event::UnpauseRequest(reply) => self.unpause(reply),
+            Event::StatusRequest(reply) => {
+                let _ = reply.send(Box::new(self.status())); // a client that went away
+                Ok(())
+            }
             Event::Unpaused(result, reply) => self.unpaused(*result, reply),
             Event::Sandbox(serial, news) if serial == self.serial => self.sandbox_news(news),
             Event::Sandbox(..) => Ok(()),

@@ -17,6 +17,7 @@ mod plain;
 mod restarts;
 mod schedule;
 mod signals;
+mod status;
 mod streams;
 mod surroundings;
 mod verbs;

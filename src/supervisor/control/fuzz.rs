@@ -35,6 +35,10 @@ async fn conversation(bytes: &[u8]) -> bool {
                 reply.send(Ok(())).unwrap();
                 true
             }
+            Some(Event::StatusRequest(reply)) => {
+                reply.send(Box::default()).unwrap();
+                true
+            }
             Some(other) => panic!("no client can cause {other:?}"),
             None => false,
         }
@@ -49,7 +53,7 @@ async fn conversation(bytes: &[u8]) -> bool {
     BufReader::new(client).read_line(&mut answer).unwrap();
     assert!(answer.ends_with('\n'));
     let is_done = match serde_json::from_str(&answer).unwrap() {
-        Answer::Image(_) | Answer::Done => true,
+        Answer::Image(_) | Answer::Done | Answer::Status(_) => true,
         Answer::Later(_) | Answer::Failed(_) => false,
     };
     assert_eq!(is_done, asked);

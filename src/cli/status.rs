@@ -1,0 +1,212 @@
+//! `ckpt-run status`: how the run is, once or again and again.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use super::{Failure, Global, output};
+use crate::history::{Freeze, time_in_words};
+use crate::supervisor::{ControlError, State, Status, request_status, size, status_of_store};
+
+/// Exit code where no supervisor runs, as `systemctl status` has it for a service that does not.
+const NOT_RUNNING: u8 = 3;
+/// Between two looks at a run that is watched: as often as a reader takes notice.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
+pub(super) fn run(global: &Global, watch: bool) -> Result<ExitCode, Failure> {
+    let store = global.load(Vec::new())?.config.store;
+    let mut status = look(&store)?;
+    print(global, &status, watch)?;
+    while watch && status.state.is_supervised() {
+        thread::sleep(LOOK_INTERVAL);
+        let next = look(&store)?;
+        if differs(&status, &next) {
+            print(global, &next, watch)?;
+        }
+        status = next;
+    }
+    Ok(exit_code(&status))
+}
+
+fn exit_code(status: &Status) -> ExitCode {
+    if status.state.is_supervised() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(NOT_RUNNING)
+    }
+}
+
+/// The supervisor's answer, or what the store remembers.
+fn look(store: &Path) -> Result<Status, Failure> {
+    match request_status(store) {
+        Ok(status) => Ok(status),
+        // One that is just ending has nothing to say any more.
+        Err(ControlError::NoSupervisor(_) | ControlError::Ended) => Ok(status_of_store(store)?),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether something happened that is worth a line.
+fn differs(one: &Status, other: &Status) -> bool {
+    let essence = |status: &Status| {
+        let last = status.last_snapshot().map(|last| last.image.clone());
+        (
+            status.state,
+            last,
+            status.summary.failed_snapshots,
+            status.summary.crashes,
+            status.summary.restores,
+        )
+    };
+    essence(one) != essence(other)
+}
+
+fn print(global: &Global, status: &Status, line: bool) -> Result<ExitCode, Failure> {
+    match (global.json, line) {
+        (true, true) => output::print(&format!("{}\n", serde_json::to_string(status)?)),
+        (true, false) => output::print_json(status),
+        (false, true) => output::print(&format!("{}\n", in_a_line(status))),
+        (false, false) => output::print(&in_full(status)),
+    }
+}
+
+/// What the run is at, and how long.
+fn headline(status: &Status) -> String {
+    let since = match (status.since_seconds, status.since) {
+        (Some(seconds), _) => format!(" for {}", time_in_words(seconds)),
+        (None, Some(time)) => format!(" at {}", local(time)),
+        (None, None) => String::new(),
+    };
+    match status.state {
+        State::None => "no run".to_owned(),
+        State::Killed => "not running: the supervisor was killed; the same line goes on".to_owned(),
+        State::Saved => format!("not running: saved and stopped{since}; the same line goes on"),
+        State::Finished => format!("not running: finished{since}"),
+        State::Failed => format!("not running: the job failed and was given up{since}"),
+        State::Error => format!("not running: ckpt-run failed{since}; the same line goes on"),
+        State::Starting
+        | State::Running
+        | State::Snapshotting
+        | State::Paused
+        | State::Restoring
+        | State::Waiting
+        | State::Ending => format!("{}{since}", status.state.as_str()),
+    }
+}
+
+fn in_a_line(status: &Status) -> String {
+    let mut parts = vec![headline(status)];
+    parts.extend(
+        status
+            .last_snapshot()
+            .map(|last| format!("newest image {}", last.image)),
+    );
+    parts.extend(
+        status
+            .work_at_risk_seconds
+            .map(|at_risk| format!("{} of work at risk", time_in_words(at_risk))),
+    );
+    parts.join(", ")
+}
+
+/// A headline, and a line for each thing that is known.
+fn in_full(status: &Status) -> String {
+    let mut text = headline(status);
+    if !status.command.is_empty() {
+        text = format!("{text}: {}", status.command.join(" "));
+    }
+    text.push('\n');
+    for (name, value) in lines(status) {
+        text.push_str(&format!("  {name:<10}{value}\n"));
+    }
+    text
+}
+
+fn lines(status: &Status) -> impl Iterator<Item = (&'static str, String)> {
+    let rows = [
+        ("pids", pids(status)),
+        ("last", status.last_snapshot().map(|last| snapshot(last))),
+        ("frozen", frozen(status)),
+        ("failed", failed(status)),
+        ("next", next(status)),
+        ("at risk", at_risk(status)),
+        ("restarts", restarts(status)),
+        ("store", store(status)),
+        ("so far", so_far(status)),
+    ];
+    rows.into_iter()
+        .filter_map(|(name, value)| Some((name, value?)))
+}
+
+fn pids(status: &Status) -> Option<String> {
+    let supervisor = format!("supervisor {}", status.pid?);
+    Some(match status.job_pid {
+        Some(job) => format!("{supervisor}, job {job}"),
+        None => supervisor,
+    })
+}
+
+fn snapshot(last: &Freeze) -> String {
+    format!(
+        "{} at {} ({}): frozen {}, {}, {} new in the store",
+        last.image,
+        local(last.time),
+        last.trigger,
+        time_in_words(last.freeze_seconds),
+        size(last.raw_bytes),
+        size(last.stored_bytes),
+    )
+}
+
+/// The history of freezes, where there is one.
+fn frozen(status: &Status) -> Option<String> {
+    let times = status.snapshots.iter();
+    let times: Vec<String> = times.map(|one| time_in_words(one.freeze_seconds)).collect();
+    (times.len() > 1).then(|| times.join(", "))
+}
+
+fn failed(status: &Status) -> Option<String> {
+    let count = status.failed_in_a_row;
+    (count > 0).then(|| format!("{count} snapshots since then"))
+}
+
+fn next(status: &Status) -> Option<String> {
+    let snapshot = status.next_snapshot_seconds;
+    let restart = status.next_restart_seconds;
+    let snapshot = snapshot.map(|wait| format!("snapshot in {}", time_in_words(wait)));
+    snapshot.or_else(|| restart.map(|wait| format!("restart in {}", time_in_words(wait))))
+}
+
+fn at_risk(status: &Status) -> Option<String> {
+    let seconds = status.work_at_risk_seconds?;
+    Some(format!("{} of work", time_in_words(seconds)))
+}
+
+fn restarts(status: &Status) -> Option<String> {
+    let used = status.restarts_used?;
+    Some(match status.restarts_left {
+        Some(left) => format!("{used} since the newest image, {left} left"),
+        None => format!("{used} since the newest image, no limit"),
+    })
+}
+
+fn store(status: &Status) -> Option<String> {
+    let usage = status.usage?;
+    let path = status.store.display();
+    Some(format!(
+        "{} images, {} in {path}",
+        usage.images,
+        size(usage.bytes)
+    ))
+}
+
+fn so_far(status: &Status) -> Option<String> {
+    status.run?;
+    Some(status.summary.in_words())
+}
+
+fn local(time: jiff::Timestamp) -> String {
+    let zoned = time.to_zoned(jiff::tz::TimeZone::system());
+    zoned.strftime("%Y-%m-%d %H:%M:%S").to_string()
+}

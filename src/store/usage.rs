@@ -1,0 +1,65 @@
+//! What a store takes of its disk, by its files alone: no key is needed, and no manifest is read.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::entries::manifest_id;
+use super::error::ReadError;
+use super::files;
+use super::layout::{IMAGES, PACKS};
+
+/// Bytes of a block, as `stat` counts them.
+const BLOCK_BYTES: u64 = 512;
+
+/// What a store takes of its disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Images in it, damaged ones too.
+    pub images: u64,
+    /// Bytes that its images and their data occupy.
+    pub bytes: u64,
+}
+
+/// Looks at the store in this folder.
+///
+/// # Errors
+/// When it is none, or cannot be listed.
+pub fn usage(store: &Path) -> Result<Usage, ReadError> {
+    let mut usage = Usage::default();
+    for folder in [IMAGES, PACKS] {
+        for (path, kind) in files::list(&store.join(folder))? {
+            // One that was removed meanwhile takes nothing.
+            let blocks = path.symlink_metadata().map_or(0, |file| file.blocks());
+            usage.bytes += blocks * BLOCK_BYTES;
+            usage.images += u64::from(manifest_id(kind).is_some());
+        }
+    }
+    Ok(usage)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn images_are_counted_and_holes_take_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(usage(folder.path()).is_err());
+        for name in [IMAGES, PACKS] {
+            fs::create_dir(folder.path().join(name)).unwrap();
+        }
+        assert_eq!(usage(folder.path()).unwrap(), Usage::default());
+        for name in ["000001.manifest", "000002.manifest", "000002.damaged"] {
+            fs::write(folder.path().join(IMAGES).join(name), "x").unwrap();
+        }
+        let pack = fs::File::create(folder.path().join(PACKS).join("any")).unwrap();
+        pack.set_len(1 << 40).unwrap();
+        let found = usage(folder.path()).unwrap();
+        assert_eq!(found.images, 2);
+        assert!(found.bytes < 1 << 20, "{found:?}");
+    }
+}

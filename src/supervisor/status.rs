@@ -1,0 +1,382 @@
+//! How a run is: told by its supervisor, or, where none runs, by what its store remembers.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
+
+use super::chronicle::{host_pid, timestamp};
+use super::run_state::{Progress, RunState, RunStateError};
+use super::schedule::{Now, Snapshotted as LastSnapshot};
+use super::supervise::{Pause, Running, Stage, Supervisor, now};
+use crate::config::RestartLimit;
+use crate::history::{self, Account, Freeze, Summary};
+use crate::store::{Usage, usage};
+
+/// What is told of a command line: enough to know it again.
+const COMMAND_BYTES_MAX: usize = 4096;
+
+/// What the run is at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum State {
+    /// The job is being started.
+    Starting,
+    /// The job computes.
+    Running,
+    /// The job is snapshotted; it stands still for a part of that.
+    Snapshotting,
+    /// The job stands still and holds no GPU.
+    Paused,
+    /// An image is becoming the job.
+    Restoring,
+    /// The job crashed; the wait before it is restarted.
+    Waiting,
+    /// The job has ended, or is being ended.
+    Ending,
+    /// No supervisor runs: the job is done.
+    Finished,
+    /// No supervisor runs: the same line goes on with the run.
+    Saved,
+    /// No supervisor runs: the job was given up.
+    Failed,
+    /// No supervisor runs, and the last one was killed: the same line goes on with the run.
+    Killed,
+    /// No supervisor runs: ckpt-run failed around the job.
+    Error,
+    /// There is no run.
+    #[default]
+    None,
+}
+
+impl State {
+    /// Whether a supervisor runs.
+    #[must_use]
+    pub fn is_supervised(self) -> bool {
+        match self {
+            Self::Starting
+            | Self::Running
+            | Self::Snapshotting
+            | Self::Paused
+            | Self::Restoring
+            | Self::Waiting
+            | Self::Ending => true,
+            Self::Finished
+            | Self::Saved
+            | Self::Failed
+            | Self::Killed
+            | Self::Error
+            | Self::None => false,
+        }
+    }
+
+    /// The word, as in JSON.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Running => "running",
+            Self::Snapshotting => "snapshotting",
+            Self::Paused => "paused",
+            Self::Restoring => "restoring",
+            Self::Waiting => "waiting",
+            Self::Ending => "ending",
+            Self::Finished => "finished",
+            Self::Saved => "saved",
+            Self::Failed => "failed",
+            Self::Killed => "killed",
+            Self::Error => "error",
+            Self::None => "none",
+        }
+    }
+}
+
+/// How a run is. What is not known, or not so, is null; durations are seconds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Status {
+    /// What it is at.
+    pub state: State,
+    /// Since when.
+    pub since: Option<Timestamp>,
+    /// For how long, by a clock that nobody sets.
+    pub since_seconds: Option<f64>,
+    /// Version of ckpt-run.
+    pub version: String,
+    /// Folder of the images.
+    pub store: PathBuf,
+    /// The supervisor's process.
+    pub pid: Option<u32>,
+    /// How long it has run.
+    pub uptime_seconds: Option<f64>,
+    /// The job's first process, as the machine sees it.
+    pub job_pid: Option<i32>,
+    /// The job's command line; of a very long one, the first part.
+    pub command: Vec<String>,
+    /// The run: when it was first started, milliseconds since 1970.
+    pub run: Option<u64>,
+    /// When the next scheduled snapshot is due.
+    pub next_snapshot: Option<Timestamp>,
+    /// How long until then.
+    pub next_snapshot_seconds: Option<f64>,
+    /// Time between scheduled snapshots; for a cron schedule, from now to the next.
+    pub interval_seconds: Option<f64>,
+    /// How long until the job is restarted, where it waits for that.
+    pub next_restart_seconds: Option<f64>,
+    /// The last snapshots, at most ten, oldest first.
+    pub snapshots: Vec<Freeze>,
+    /// Snapshots that have failed since the newest image.
+    pub failed_in_a_row: u64,
+    /// Computing time that a crash now would lose.
+    pub work_at_risk_seconds: Option<f64>,
+    /// Restarts since the newest image.
+    pub restarts_used: Option<u32>,
+    /// Restarts that are left until there is a new image; null where there is no limit.
+    pub restarts_left: Option<u32>,
+    /// What the store takes.
+    pub usage: Option<Usage>,
+    /// What the run has come to so far.
+    pub summary: Summary,
+    /// The last supervisor's exit code, where none runs.
+    pub exit_code: Option<u8>,
+}
+
+/// Why the status of a store without a supervisor cannot be told.
+#[derive(Debug, thiserror::Error)]
+pub enum StatusError {
+    /// What it remembers cannot be read.
+    #[error(transparent)]
+    State(#[from] RunStateError),
+}
+
+impl Status {
+    /// The newest snapshot that the log knows of.
+    #[must_use]
+    pub fn last_snapshot(&self) -> Option<&Freeze> {
+        self.snapshots.last()
+    }
+}
+
+impl Supervisor {
+    /// How the run is.
+    pub fn status(&self) -> Status {
+        let (now, clock) = (now(), self.chronicle.elapsed());
+        let account = self.chronicle.account();
+        let (restarts_used, restarts_left) = self.restarts();
+        let next = self.next_snapshot(now);
+        let since = now
+            .monotonic
+            .saturating_duration_since(self.since.1.monotonic);
+        let as_due_now = self.schedule.next(LastSnapshot::not_yet(now), now);
+        Status {
+            state: self.since.0,
+            since: Some(timestamp(self.since.1.unix_ms)),
+            since_seconds: Some(since.as_secs_f64()),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            store: self.shop.store.path().to_owned(),
+            pid: Some(std::process::id()),
+            uptime_seconds: Some(clock),
+            job_pid: self.job_pid(),
+            command: beginning(&self.state.command),
+            run: Some(self.state.started_unix_ms),
+            next_snapshot: next.and_then(|wait| after(now, wait)),
+            next_snapshot_seconds: next.map(|wait| wait.as_secs_f64()),
+            interval_seconds: as_due_now.map(|wait| wait.as_secs_f64()),
+            next_restart_seconds: self.next_restart(now).map(|wait| wait.as_secs_f64()),
+            snapshots: account.freezes().cloned().collect(),
+            failed_in_a_row: account.failed_in_a_row(),
+            work_at_risk_seconds: Some(account.at_risk(clock)),
+            restarts_used: Some(restarts_used),
+            restarts_left,
+            usage: usage(self.shop.store.path()).ok(),
+            summary: account.summary(clock),
+            exit_code: None,
+        }
+    }
+
+    /// Remembers when the state has changed.
+    pub fn note_state(&mut self) {
+        let state = self.present_state();
+        if state != self.since.0 {
+            self.since = (state, now());
+        }
+    }
+
+    fn present_state(&self) -> State {
+        match &self.stage {
+            Stage::Starting(_) => State::Starting,
+            Stage::Running(Running { ended: Some(_), .. } | Running { gone: true, .. }) => {
+                State::Ending
+            }
+            Stage::Running(Running { busy: Some(_), .. }) => State::Snapshotting,
+            Stage::Running(Running {
+                pause: Some(Pause::Paused(..) | Pause::Ending(_)),
+                ..
+            }) => State::Paused,
+            Stage::Running(_) => State::Running,
+            Stage::Restoring(_) => State::Restoring,
+            Stage::Waiting { .. } => State::Waiting,
+            Stage::Ending(_) | Stage::Idle => State::Ending,
+        }
+    }
+
+    fn job_pid(&self) -> Option<i32> {
+        match &self.stage {
+            Stage::Running(running) => host_pid(&running.job.sandbox, running.job.pids),
+            Stage::Idle
+            | Stage::Starting(_)
+            | Stage::Restoring(_)
+            | Stage::Ending(_)
+            | Stage::Waiting { .. } => None,
+        }
+    }
+
+    fn next_snapshot(&self, now: Now) -> Option<Duration> {
+        match self.since.0 {
+            State::Running => self.schedule.next(self.last, now),
+            State::Starting
+            | State::Snapshotting
+            | State::Paused
+            | State::Restoring
+            | State::Waiting
+            | State::Ending
+            | State::Finished
+            | State::Saved
+            | State::Failed
+            | State::Killed
+            | State::Error
+            | State::None => None,
+        }
+    }
+
+    fn next_restart(&self, now: Now) -> Option<Duration> {
+        match self.stage {
+            Stage::Waiting { until, .. } => Some(until.saturating_duration_since(now.monotonic)),
+            Stage::Idle
+            | Stage::Starting(_)
+            | Stage::Running(_)
+            | Stage::Restoring(_)
+            | Stage::Ending(_) => None,
+        }
+    }
+
+    /// Used and left.
+    fn restarts(&self) -> (u32, Option<u32>) {
+        let used = self.budget.restarts;
+        match self.shop.config.restart.max {
+            RestartLimit::Unlimited => (used, None),
+            RestartLimit::Times(max) => (used, Some(max.saturating_sub(used))),
+        }
+    }
+}
+
+/// What a store remembers of its run, where no supervisor runs.
+///
+/// # Errors
+/// When the run's state cannot be read.
+pub fn status_of_store(store: &Path) -> Result<Status, StatusError> {
+    let nothing = Status {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        store: store.to_owned(),
+        usage: usage(store).ok(),
+        ..Status::default()
+    };
+    let Some(state) = RunState::load(store)? else {
+        return Ok(nothing);
+    };
+    let account = Account::of(history::entries(&history::path(store)));
+    let account = Some(account).filter(|account| account.run() == Some(state.started_unix_ms));
+    let account = account.unwrap_or_default();
+    let ended = account.ended();
+    Ok(Status {
+        state: match state.progress {
+            Progress::Running if ended.is_some() => State::Error,
+            Progress::Running => State::Killed,
+            Progress::Saved => State::Saved,
+            Progress::Finished => State::Finished,
+            Progress::Failed { .. } => State::Failed,
+        },
+        since: ended.map(|(_, _, time)| time),
+        command: beginning(&state.command),
+        run: Some(state.started_unix_ms),
+        snapshots: account.freezes().cloned().collect(),
+        failed_in_a_row: account.failed_in_a_row(),
+        summary: account.summary_then(),
+        exit_code: ended.map(|(_, code, _)| code),
+        ..nothing
+    })
+}
+
+fn after(now: Now, wait: Duration) -> Option<Timestamp> {
+    let wait = SignedDuration::try_from(wait).ok()?;
+    timestamp(now.unix_ms).checked_add(wait).ok()
+}
+
+/// As many of the words as fit.
+fn beginning(command: &[String]) -> Vec<String> {
+    let mut left = COMMAND_BYTES_MAX;
+    let fits = |word: &&String| {
+        let fits = word.len() <= left;
+        left = left.saturating_sub(word.len());
+        fits
+    };
+    command.iter().take_while(fits).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_guide_names_every_field_and_every_state() {
+        let guide = include_str!("../../docs/guide/status.md");
+        let status = Status {
+            usage: Some(Usage::default()),
+            ..Status::default()
+        };
+        let status = serde_json::to_value(status).unwrap();
+        for part in [&status, &status["usage"], &status["summary"]] {
+            for field in part.as_object().unwrap().keys() {
+                assert!(guide.contains(&format!("`{field}`")), "{field}");
+            }
+        }
+        let states = [
+            State::Starting,
+            State::Running,
+            State::Snapshotting,
+            State::Paused,
+            State::Restoring,
+            State::Waiting,
+            State::Ending,
+            State::Finished,
+            State::Saved,
+            State::Failed,
+            State::Killed,
+            State::Error,
+            State::None,
+        ];
+        for state in states {
+            assert!(guide.contains(&format!("`{}`", state.as_str())));
+            assert_eq!(serde_json::to_value(state).unwrap(), state.as_str());
+        }
+    }
+
+    #[test]
+    fn a_newer_supervisors_answer_is_understood_and_an_older_ones_too() {
+        let text = r#"{"state":"running","mood":"good","summary":{"snapshots":3,"naps":1}}"#;
+        let status: Status = serde_json::from_str(text).unwrap();
+        assert_eq!(
+            (status.state, status.summary.snapshots),
+            (State::Running, 3)
+        );
+        assert_eq!(status.pid, None);
+    }
+
+    #[test]
+    fn a_long_command_line_is_told_in_part() {
+        let words = vec!["x".repeat(1000); 10];
+        assert_eq!(beginning(&words).len(), 4);
+        assert_eq!(beginning(&["a".to_owned()]), ["a"]);
+    }
+}
