@@ -19,15 +19,13 @@ pub(super) struct Extent {
 }
 
 /// Runs `prepare` for the items 0 to `len` and `consume` in this thread, in order.
-/// `begin` makes the state of each thread. `consume` says which items it is done with, this
-/// one or earlier ones; `prepare` gets one of them to use again, if there is one. Ends
-/// early when `consume` fails.
+/// `begin` makes the state of each thread. Ends early when `consume` fails.
 pub(super) fn in_order<S: Send, T: Send, E>(
     len: usize,
     extent: Extent,
     begin: impl Fn() -> Result<S, E>,
-    prepare: impl Fn(&mut S, usize, Option<T>) -> T + Sync,
-    mut consume: impl FnMut(T, &mut Vec<T>) -> Result<(), E>,
+    prepare: impl Fn(&mut S, usize) -> T + Sync,
+    mut consume: impl FnMut(T) -> Result<(), E>,
 ) -> Result<(), E> {
     let window = Window::new(len, extent.window.max(1));
     let (window, prepare) = (&window, &prepare);
@@ -38,8 +36,8 @@ pub(super) fn in_order<S: Send, T: Send, E>(
             let mut state = begin()?;
             let work = move || {
                 let stop = Stop(window);
-                while let Some((item, spare)) = window.take() {
-                    window.put(item, prepare(&mut state, item, spare));
+                while let Some(item) = window.take() {
+                    window.put(item, prepare(&mut state, item));
                 }
                 // Only a panic stops the others.
                 std::mem::forget(stop);
@@ -47,14 +45,13 @@ pub(super) fn in_order<S: Send, T: Send, E>(
             // One thread less is only slower.
             let _ = Builder::new().spawn_scoped(scope, work);
         }
-        let mut done = Vec::new();
         while let Some(step) = window.step() {
             let item = match step {
                 Step::Ready(item) => item,
-                Step::Prepare(item, spare) => prepare(&mut own, item, spare),
+                Step::Prepare(item) => prepare(&mut own, item),
             };
-            consume(item, &mut done)?;
-            window.consumed(&mut done);
+            consume(item)?;
+            window.consumed();
         }
         Ok(())
     })
@@ -63,7 +60,7 @@ pub(super) fn in_order<S: Send, T: Send, E>(
 /// What the consumer does next.
 enum Step<T> {
     Ready(T),
-    Prepare(usize, Option<T>),
+    Prepare(usize),
 }
 
 struct Window<T> {
@@ -83,7 +80,6 @@ struct State<T> {
     needed: usize,
     /// Prepared items, each at its number modulo the window's size.
     ready: Vec<Option<T>>,
-    spare: Vec<T>,
     stopped: bool,
 }
 
@@ -96,7 +92,6 @@ impl<T> Window<T> {
                 next: 0,
                 needed: 0,
                 ready: (0..size).map(|_| None).collect(),
-                spare: Vec::new(),
                 stopped: false,
             }),
             room: Condvar::new(),
@@ -105,13 +100,12 @@ impl<T> Window<T> {
     }
 
     /// An item for a worker; `None` when it shall leave.
-    fn take(&self) -> Option<(usize, Option<T>)> {
+    fn take(&self) -> Option<usize> {
         let mut state = locked(&self.state);
         while !state.stopped && state.next < self.len {
             if state.next < state.needed + self.size {
-                let spare = state.spare.pop();
                 state.next += 1;
-                return Some((state.next - 1, spare));
+                return Some(state.next - 1);
             }
             state = wait(&self.room, state);
         }
@@ -139,16 +133,15 @@ impl<T> Window<T> {
             }
             if state.next == needed {
                 state.next += 1;
-                return Some(Step::Prepare(needed, state.spare.pop()));
+                return Some(Step::Prepare(needed));
             }
             state = wait(&self.ready, state);
         }
     }
 
-    fn consumed(&self, done: &mut Vec<T>) {
+    fn consumed(&self) {
         let mut state = locked(&self.state);
         state.needed += 1;
-        state.spare.append(done);
         self.room.notify_one();
     }
 
@@ -185,10 +178,9 @@ mod tests {
             len,
             extent,
             || Ok(()),
-            |(), item, _| item,
-            |item, done| {
+            |(), item| item,
+            |item| {
                 seen.push(item);
-                done.push(item);
                 Ok(())
             },
         );
@@ -214,8 +206,8 @@ mod tests {
             10_000,
             Extent { workers: 4, ..TWO },
             || Ok(()),
-            |(), _, _| prepared.fetch_add(1, Ordering::SeqCst),
-            |_, _| {
+            |(), _| prepared.fetch_add(1, Ordering::SeqCst),
+            |_| {
                 consumed += 1;
                 assert!(prepared.load(Ordering::SeqCst) <= consumed + TWO.window);
                 if consumed == 100 {
@@ -238,14 +230,14 @@ mod tests {
             2,
             TWO,
             || Ok(()),
-            |(), _, _| {
+            |(), _| {
                 if std::thread::current().id() == here {
                     return *other.wait();
                 }
                 other.get_or_init(|| ());
                 panic!("the other thread");
             },
-            |(), _| Ok(()),
+            |()| Ok(()),
         );
         result.unwrap();
     }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Write};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::ahead::{self, Extent};
@@ -14,6 +15,7 @@ use super::layout::Store;
 use super::manifest::{Content, Manifest, Stream};
 use super::pack::PackFiles;
 use super::splice::Splicer;
+use super::sync::locked;
 
 /// Threads that read, decompress and hash one stream: one core of today does about
 /// 1 GB/s, and what takes the stream takes less than 10.
@@ -36,32 +38,41 @@ const BUFFER_DEFAULT: u64 = 64 << 20;
 pub struct ImageReader {
     /// Chunks that may still be read ahead.
     room: AtomicUsize,
+    buffers: Buffers,
     manifest: Manifest,
     streams: HashMap<String, usize>,
     packs: PackFiles,
 }
 
-/// A chunk on its way out.
-#[derive(Default)]
-struct Prepared {
-    buffer: Vec<u8>,
-    outcome: Outcome,
+/// Memory of chunks that have gone out, for others. Fresh memory costs the kernel as much as
+/// hashing what goes into it.
+#[derive(Debug, Default)]
+struct Buffers(Mutex<Vec<Vec<u8>>>);
+
+/// A chunk on its way out. Dropped, it gives its memory back.
+struct Prepared<'a> {
+    home: &'a Buffers,
+    content: Checked,
 }
 
-#[derive(Default)]
-enum Outcome {
-    #[default]
-    Checked,
-    Zero(usize),
-    Fault(usize, Fault),
+enum Checked {
+    Bytes(Vec<u8>),
+    Zeros(usize),
 }
 
-impl Prepared {
+impl Prepared<'_> {
     fn bytes(&self) -> &[u8] {
-        match self.outcome {
-            Outcome::Checked => &self.buffer,
-            Outcome::Zero(len) => &ZEROS[..len],
-            Outcome::Fault(..) => &[],
+        match &self.content {
+            Checked::Bytes(bytes) => bytes,
+            Checked::Zeros(len) => &ZEROS[..*len],
+        }
+    }
+}
+
+impl Drop for Prepared<'_> {
+    fn drop(&mut self) {
+        if let Checked::Bytes(bytes) = &mut self.content {
+            locked(&self.home.0).push(std::mem::take(bytes));
         }
     }
 }
@@ -79,6 +90,7 @@ impl Store {
         let names = manifest.streams.iter().map(|stream| stream.name.clone());
         Ok(ImageReader {
             room: AtomicUsize::new(chunks_in(BUFFER_DEFAULT)),
+            buffers: Buffers::default(),
             streams: names.zip(0..).collect(),
             packs,
             manifest,
@@ -147,11 +159,7 @@ impl ImageReader {
     /// went to the sink. [`ReadError::Sink`] when the sink failed.
     pub fn copy_to(&self, name: &str, sink: &mut impl Write) -> Result<u64, ReadError> {
         let stream = self.stream(name)?;
-        self.each_chunk(stream, |prepared, done| {
-            let written = sink.write_all(prepared.bytes());
-            done.push(prepared);
-            written
-        })?;
+        self.each_chunk(stream, |prepared| sink.write_all(prepared.bytes()))?;
         sink.flush().map_err(ReadError::Sink)?;
         Ok(stream.raw_len)
     }
@@ -164,18 +172,15 @@ impl ImageReader {
     pub fn splice_to(&self, name: &str, pipe: &File) -> Result<u64, ReadError> {
         let stream = self.stream(name)?;
         let mut splicer = Splicer::new(pipe, stream.raw_len).map_err(ReadError::Sink)?;
-        self.each_chunk(stream, |prepared, done| {
-            splicer.put(prepared, Prepared::bytes, done)
-        })?;
+        self.each_chunk(stream, |prepared| splicer.put(prepared, Prepared::bytes))?;
         Ok(stream.raw_len)
     }
 
-    /// Hands out the chunks of a stream in order, all of them checked, with a list to put
-    /// those into that may be used again.
-    fn each_chunk(
-        &self,
-        stream: &Stream,
-        mut take: impl FnMut(Prepared, &mut Vec<Prepared>) -> io::Result<()>,
+    /// Hands out the chunks of a stream in order, all of them checked.
+    fn each_chunk<'a>(
+        &'a self,
+        stream: &'a Stream,
+        mut take: impl FnMut(Prepared<'a>) -> io::Result<()>,
     ) -> Result<(), ReadError> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let share = match stream.chunks.len() {
@@ -190,13 +195,13 @@ impl ImageReader {
             stream.chunks.len(),
             extent,
             || Fetcher::new(&self.packs).map_err(ReadError::Worker),
-            |fetcher, position, spare| self.prepare(fetcher, stream, position, spare),
-            |mut prepared: Prepared, done| match std::mem::take(&mut prepared.outcome) {
-                Outcome::Fault(position, fault) => Err(self.damage(stream, position, fault)),
-                outcome @ (Outcome::Checked | Outcome::Zero(_)) => {
-                    prepared.outcome = outcome;
-                    take(prepared, done).map_err(ReadError::Sink)
-                }
+            |fetcher, position| {
+                let prepared = self.prepare(fetcher, stream, position);
+                prepared.map_err(|fault| (position, fault))
+            },
+            |prepared| match prepared {
+                Err((position, fault)) => Err(self.damage(stream, position, fault)),
+                Ok(prepared) => take(prepared).map_err(ReadError::Sink),
             },
         )
     }
@@ -249,22 +254,22 @@ impl ImageReader {
         fetcher: &mut Fetcher<'_>,
         stream: &Stream,
         position: usize,
-        spare: Option<Prepared>,
-    ) -> Prepared {
-        let mut prepared = spare.unwrap_or_default();
+    ) -> Result<Prepared<'_>, Fault> {
         let chunk = self.manifest.chunks[stream.chunks[position] as usize];
         let raw_len = chunk.raw_len as usize;
-        prepared.outcome = match chunk.content {
-            Content::Zero => Outcome::Zero(raw_len),
-            Content::Stored(stored) => {
-                prepared.buffer.resize(raw_len, 0);
-                match fetcher.fetch(&stored, &mut prepared.buffer) {
-                    Ok(()) => Outcome::Checked,
-                    Err(fault) => Outcome::Fault(position, fault),
-                }
+        let home = &self.buffers;
+        let stored = match chunk.content {
+            Content::Zero => {
+                let content = Checked::Zeros(raw_len);
+                return Ok(Prepared { home, content });
             }
+            Content::Stored(stored) => stored,
         };
-        prepared
+        let mut bytes = locked(&home.0).pop().unwrap_or_default();
+        bytes.resize(raw_len, 0);
+        fetcher.fetch(&stored, &mut bytes)?;
+        let content = Checked::Bytes(bytes);
+        Ok(Prepared { home, content })
     }
 }
 

@@ -44,21 +44,13 @@ impl<'a, T> Splicer<'a, T> {
         })
     }
 
-    /// Puts the bytes of a piece in. Pieces that are free again go to `spare`, this one or
-    /// others.
-    pub(super) fn put(
-        &mut self,
-        piece: T,
-        bytes: impl FnOnce(&T) -> &[u8],
-        spare: &mut Vec<T>,
-    ) -> io::Result<()> {
+    /// Puts the bytes of a piece in, and drops pieces that are free again, this one or others.
+    pub(super) fn put(&mut self, piece: T, bytes: impl FnOnce(&T) -> &[u8]) -> io::Result<()> {
         let bytes = bytes(&piece);
         let len = bytes.len() as u64;
         self.left = self.left.saturating_sub(len);
         if self.left < self.capacity {
-            self.pipe.write_all(bytes)?;
-            spare.push(piece);
-            return Ok(());
+            return self.pipe.write_all(bytes);
         }
         self.lend(bytes)?;
         self.pages += len / PAGE_BYTES;
@@ -69,7 +61,6 @@ impl<'a, T> Splicer<'a, T> {
                 self.lent.push_front((then, piece));
                 break;
             }
-            spare.push(piece);
         }
         Ok(())
     }
@@ -89,6 +80,7 @@ impl<'a, T> Splicer<'a, T> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
     use std::io::Read;
     use std::os::fd::OwnedFd;
 
@@ -96,6 +88,16 @@ mod tests {
     use crate::store::codec::tests::noise;
 
     const PIECE: usize = 3 * 4096 + 700;
+
+    /// Overwritten when dropped.
+    struct Piece<'a>(Vec<u8>, &'a RefCell<Vec<Vec<u8>>>);
+
+    impl Drop for Piece<'_> {
+        fn drop(&mut self) {
+            self.0.fill(0xEE);
+            self.1.borrow_mut().push(std::mem::take(&mut self.0));
+        }
+    }
 
     /// Sends pieces through a pipe; buffers that are free are overwritten at once.
     fn sent_through(count: usize, keep: impl Fn(usize)) -> (Vec<u8>, Vec<u8>) {
@@ -108,21 +110,17 @@ mod tests {
                 reader.read_to_end(&mut read).unwrap();
                 read
             });
+            let free = RefCell::new(Vec::<Vec<u8>>::new());
             let mut splicer = Splicer::new(&pipe, bytes.len() as u64).unwrap();
-            let mut spare: Vec<Vec<u8>> = Vec::new();
             for piece in bytes.chunks(PIECE) {
-                let mut buffer = spare.pop().unwrap_or_default();
+                let mut buffer = free.borrow_mut().pop().unwrap_or_default();
                 buffer.clear();
                 buffer.extend_from_slice(piece);
-                splicer.put(buffer, |buffer| buffer, &mut spare).unwrap();
-                for buffer in &mut spare {
-                    buffer.fill(0xEE);
-                }
+                let piece = Piece(buffer, &free);
+                splicer.put(piece, |piece| &piece.0).unwrap();
                 keep(splicer.lent.len());
             }
-            for (_, buffer) in &mut splicer.lent {
-                buffer.fill(0xEE);
-            }
+            drop(splicer);
             drop(pipe);
             reading.join().unwrap()
         });
