@@ -22,13 +22,17 @@ pub fn unix_ms() -> u64 {
         })
 }
 
-/// Wall-clock time in the zone of this machine; the epoch for a clock set to what no calendar has.
+/// Wall-clock time; the epoch for a clock set to what no calendar has.
+#[must_use]
+pub fn timestamp() -> Timestamp {
+    let ms = i64::try_from(unix_ms()).unwrap_or(0);
+    Timestamp::from_millisecond(ms).unwrap_or(Timestamp::UNIX_EPOCH)
+}
+
+/// As [`timestamp`], in the zone of this machine.
 #[must_use]
 pub fn local() -> Zoned {
-    let ms = i64::try_from(unix_ms()).unwrap_or(0);
-    Timestamp::from_millisecond(ms)
-        .unwrap_or(Timestamp::UNIX_EPOCH)
-        .to_zoned(TimeZone::system())
+    timestamp().to_zoned(TimeZone::system())
 }
 
 /// Bytes that nobody can guess, from the kernel.

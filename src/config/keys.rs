@@ -17,6 +17,7 @@ use super::limits::{
     KEEP_WITHIN, LEVEL, LOCK_TIMEOUT, MIN_FREE, PREVENT_ITEMS_MAX, RESTARTS, RESTORE_BUFFER, WAIT,
     WAIT_OR_NOT,
 };
+use super::metrics::address;
 use super::units::{format_duration, format_exit_status, format_size, parse_exit_status, shown};
 use super::value::Value;
 use super::{Buffer, Config, Cpus, CronExpression, Encryption, Interval, Invalid, RestartLimit};
@@ -52,6 +53,9 @@ pub(super) const KEY_COMMAND_PATH: &str = "encryption.key_command";
 /// Paths of the two waits that limit each other.
 pub(super) const BACKOFF_PATH: &str = "restart.backoff";
 pub(super) const BACKOFF_MAX_PATH: &str = "restart.backoff_max";
+/// Paths of the two that only together open the metrics to others.
+pub(super) const LISTEN_PATH: &str = "metrics.listen";
+pub(super) const ALLOW_REMOTE_PATH: &str = "metrics.allow_remote";
 /// The key that a variable of its own sets.
 pub(super) const CRIU_PATH: &str = "criu.path";
 
@@ -273,6 +277,21 @@ pub(super) const KEYS: &[Key] = &[
         path: "log.events",
         set: |config, value| set(&mut config.log.events, optional_path(value)),
         get: |config| shown_path(config.log.events.as_ref()),
+    },
+    Key {
+        path: "metrics.textfile",
+        set: |config, value| set(&mut config.metrics.textfile, optional_path(value)),
+        get: |config| shown_path(config.metrics.textfile.as_ref()),
+    },
+    Key {
+        path: LISTEN_PATH,
+        set: |config, value| set(&mut config.metrics.listen, address(value)),
+        get: |config| optional(config.metrics.listen.map(|address| address.to_string())),
+    },
+    Key {
+        path: ALLOW_REMOTE_PATH,
+        set: |config, value| set(&mut config.metrics.allow_remote, value.boolean()),
+        get: |config| Shown::Boolean(config.metrics.allow_remote),
     },
 ];
 

@@ -12,8 +12,8 @@ use serde::{Serialize, Serializer};
 
 use super::file::{read_if_there, read_project};
 use super::keys::{
-    BACKOFF_MAX_PATH, BACKOFF_PATH, CRON_PATH, INTERVAL_PATH, KEY_COMMAND_PATH, KEY_FILE_PATH,
-    KEYS, Key, encryption_path,
+    ALLOW_REMOTE_PATH, BACKOFF_MAX_PATH, BACKOFF_PATH, CRON_PATH, INTERVAL_PATH, KEY_COMMAND_PATH,
+    KEY_FILE_PATH, KEYS, Key, LISTEN_PATH, encryption_path,
 };
 use super::layer::{Entry, environment_layer, flag_layer, toml_layer};
 use super::{Config, ConfigError, Origin, Sources};
@@ -85,7 +85,8 @@ impl Loaded {
         }
         self.lay(environment_layer(&sources.environment)?)?;
         self.lay(flag_layer(&sources.overrides)?)?;
-        self.check_backoff()
+        self.check_backoff()?;
+        self.check_remote()
     }
 
     /// Sets what one place says.
@@ -145,16 +146,36 @@ impl Loaded {
         if restart.backoff <= restart.backoff_max {
             return Ok(());
         }
-        let place = |path: &'static str| {
-            let origin = self.origins.get(path).cloned();
-            (origin.unwrap_or(Origin::Default), path)
-        };
         let why = "the first wait is longer than the longest";
         Err(contradiction(
-            place(BACKOFF_PATH),
-            place(BACKOFF_MAX_PATH),
+            self.place(BACKOFF_PATH),
+            self.place(BACKOFF_MAX_PATH),
             why,
         ))
+    }
+
+    /// Metrics are told to this machine alone, unless somebody says otherwise.
+    fn check_remote(&self) -> Result<(), ConfigError> {
+        let metrics = &self.config.metrics;
+        if metrics.allow_remote
+            || metrics
+                .listen
+                .is_none_or(|listen| listen.ip().is_loopback())
+        {
+            return Ok(());
+        }
+        let why = "other machines could read the metrics: listen on 127.0.0.1, or allow it";
+        Err(contradiction(
+            self.place(LISTEN_PATH),
+            self.place(ALLOW_REMOTE_PATH),
+            why,
+        ))
+    }
+
+    /// A key and where its value is from.
+    fn place(&self, path: &'static str) -> (Origin, &'static str) {
+        let origin = self.origins.get(path).cloned();
+        (origin.unwrap_or(Origin::Default), path)
     }
 }
 

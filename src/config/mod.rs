@@ -22,6 +22,7 @@ mod keys;
 mod layer;
 mod limits;
 mod loaded;
+mod metrics;
 mod model;
 mod sources;
 mod units;
@@ -32,8 +33,8 @@ pub use error::{ConfigError, Distrust, Invalid};
 pub use loaded::{DEFAULT_TOML, Loaded, load};
 pub use model::{
     Buffer, Config, Cpus, Criu, Cuda, Encryption, ExitStatus, Files, Interval, IoUring, Isolation,
-    Log, LogLevel, Memory, Nccl, Network, Restart, RestartLimit, RestartPolicy, Retention, Sandbox,
-    Snapshot, Tcp, WithoutImage,
+    Log, LogLevel, Memory, Metrics, Nccl, Network, Restart, RestartLimit, RestartPolicy, Retention,
+    Sandbox, Snapshot, Tcp, WithoutImage,
 };
 pub use sources::{Origin, Override, ProjectFile, Sources};
 

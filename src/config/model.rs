@@ -5,6 +5,7 @@
 //! same as that file; a test holds them together.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -41,6 +42,8 @@ pub struct Config {
     pub criu: Criu,
     /// `[log]`: what is said on stderr, and where events are written to.
     pub log: Log,
+    /// `[metrics]`: figures for Prometheus.
+    pub metrics: Metrics,
 }
 
 /// How the job is kept apart from the machine.
@@ -310,6 +313,17 @@ pub struct Log {
     pub events: Option<PathBuf>,
 }
 
+/// `[metrics]`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Metrics {
+    /// File for the node exporter's textfile collector.
+    pub textfile: Option<PathBuf>,
+    /// Address of an HTTP endpoint; of this machine alone unless `allow_remote`.
+    pub listen: Option<SocketAddr>,
+    /// Whether other machines may ask.
+    pub allow_remote: bool,
+}
+
 /// Importance of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names say it")]
@@ -389,6 +403,7 @@ impl Default for Config {
                 level: LogLevel::Info,
                 events: None,
             },
+            metrics: Metrics::default(),
         }
     }
 }

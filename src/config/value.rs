@@ -21,6 +21,7 @@ pub(super) enum Value {
     Text(String),
     Integer(i64),
     Float(f64),
+    Bool(bool),
     List(Vec<Value>),
     /// Of a type that no key takes, or a number too large for any; the type's name.
     Other(&'static str),
@@ -36,7 +37,7 @@ impl Value {
                 .as_str()
                 .parse()
                 .map_or(Self::Other("a number too large"), Self::Float),
-            DeValue::Boolean(_) => Self::Other("a boolean"),
+            DeValue::Boolean(bool) => Self::Bool(*bool),
             DeValue::Datetime(_) => Self::Other("a date"),
             DeValue::Array(items) => Self::List(
                 items
@@ -51,7 +52,7 @@ impl Value {
     pub(super) fn text(&self) -> Result<&str, Invalid> {
         match self {
             Self::Words(text) | Self::Text(text) => Ok(text),
-            Self::Integer(_) | Self::Float(_) | Self::List(_) | Self::Other(_) => {
+            Self::Integer(_) | Self::Float(_) | Self::Bool(_) | Self::List(_) | Self::Other(_) => {
                 Err(self.not("a string"))
             }
         }
@@ -64,7 +65,7 @@ impl Value {
                 given: shown(words),
                 expected: "a whole number",
             })?,
-            Self::Text(_) | Self::Float(_) | Self::List(_) | Self::Other(_) => {
+            Self::Text(_) | Self::Float(_) | Self::Bool(_) | Self::List(_) | Self::Other(_) => {
                 return Err(self.not("a whole number"));
             }
         };
@@ -81,7 +82,9 @@ impl Value {
                 given: shown(words),
                 expected: "a number",
             })?,
-            Self::Text(_) | Self::List(_) | Self::Other(_) => return Err(self.not("a number")),
+            Self::Text(_) | Self::Bool(_) | Self::List(_) | Self::Other(_) => {
+                return Err(self.not("a number"));
+            }
         };
         within(number, range, ToString::to_string)
     }
@@ -96,6 +99,19 @@ impl Value {
         within(parse_size(&self.with_unit()?)?, range, |limit| {
             format_size(*limit)
         })
+    }
+
+    pub(super) fn boolean(&self) -> Result<bool, Invalid> {
+        match self {
+            Self::Bool(bool) => Ok(*bool),
+            Self::Words(words) => words.trim().parse().map_err(|_| Invalid::Number {
+                given: shown(words),
+                expected: "\"true\" or \"false\"",
+            }),
+            Self::Text(_) | Self::Integer(_) | Self::Float(_) | Self::List(_) | Self::Other(_) => {
+                Err(self.not("true or false"))
+            }
+        }
     }
 
     pub(super) fn choice<T: Choice>(&self) -> Result<T, Invalid> {
@@ -122,7 +138,7 @@ impl Value {
                 .split(',')
                 .map(|word| Self::Words(word.trim().to_owned()))
                 .collect()),
-            Self::Text(_) | Self::Integer(_) | Self::Float(_) | Self::Other(_) => {
+            Self::Text(_) | Self::Integer(_) | Self::Float(_) | Self::Bool(_) | Self::Other(_) => {
                 Err(self.not("a list of strings"))
             }
         }
@@ -161,6 +177,7 @@ impl Value {
             Self::Words(_) | Self::Text(_) => "a string",
             Self::Integer(_) => "a whole number",
             Self::Float(_) => "a number with a fraction",
+            Self::Bool(_) => "a boolean",
             Self::List(_) => "a list",
             Self::Other(name) => name,
         };
@@ -173,7 +190,7 @@ impl Value {
             Self::Words(text) | Self::Text(text) => Ok(text.clone()),
             Self::Integer(number) => Ok(number.to_string()),
             Self::Float(number) => Ok(number.to_string()),
-            Self::List(_) | Self::Other(_) => Err(self.not("a string with a unit")),
+            Self::Bool(_) | Self::List(_) | Self::Other(_) => Err(self.not("a string with a unit")),
         }
     }
 }

@@ -62,7 +62,7 @@ impl Chronicle {
 
     fn tell(&mut self, run: u64, event: Event) {
         let entry = Entry {
-            time: now(),
+            time: clock::timestamp(),
             elapsed: self.elapsed(),
             run,
             event,
@@ -85,6 +85,7 @@ impl Supervisor {
     /// Writes down what happened.
     pub fn tell(&mut self, event: Event) {
         self.chronicle.tell(self.state.started_unix_ms, event);
+        self.metrics.news();
     }
 
     pub fn tell_opened(&mut self) {
@@ -147,6 +148,7 @@ impl Supervisor {
         };
         let how = how.to_owned();
         self.tell(Event::Ended { how, code });
+        self.metrics.end(&self.status_at_end(code));
         if result.is_ok() {
             let summary = self.chronicle.account.summary_then();
             tracing::info!("{}", summary.in_words());
@@ -166,10 +168,6 @@ fn phases(phases: &[image::Phase]) -> Vec<Phase> {
 pub(super) fn host_pid(sandbox: &Sandbox, pids: JobPids) -> Option<i32> {
     let root = job::child_with_pid(sandbox.pid(), pids.root).ok()?;
     job::child_with_pid(root, pids.job).ok()
-}
-
-fn now() -> Timestamp {
-    timestamp(clock::unix_ms())
 }
 
 /// A time in milliseconds since 1970, as far as the calendar goes.

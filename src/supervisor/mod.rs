@@ -23,6 +23,7 @@ mod image;
 mod key;
 mod leftovers;
 mod machine;
+mod metrics;
 mod obstacle;
 mod pause;
 mod program;

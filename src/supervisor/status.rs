@@ -7,6 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use super::chronicle::{host_pid, timestamp};
+use super::machine;
 use super::run_state::{Progress, RunState, RunStateError};
 use super::schedule::{Now, Snapshotted as LastSnapshot};
 use super::supervise::{Pause, Running, Stage, Supervisor, now};
@@ -120,7 +121,7 @@ pub struct Status {
     pub next_snapshot: Option<Timestamp>,
     /// How long until then.
     pub next_snapshot_seconds: Option<f64>,
-    /// Time between scheduled snapshots; for a cron schedule, from now to the next.
+    /// Time between scheduled snapshots; of a cron schedule, from the next to the one after it.
     pub interval_seconds: Option<f64>,
     /// How long until the job is restarted, where it waits for that.
     pub next_restart_seconds: Option<f64>,
@@ -136,6 +137,8 @@ pub struct Status {
     pub restarts_left: Option<u32>,
     /// What the store takes.
     pub usage: Option<Usage>,
+    /// What is free of its disk.
+    pub free_bytes: Option<u64>,
     /// What the run has come to so far.
     pub summary: Summary,
     /// The last supervisor's exit code, where none runs.
@@ -168,7 +171,6 @@ impl Supervisor {
         let since = now
             .monotonic
             .saturating_duration_since(self.since.1.monotonic);
-        let as_due_now = self.schedule.next(LastSnapshot::not_yet(now), now);
         Status {
             state: self.since.0,
             since: Some(timestamp(self.since.1.unix_ms)),
@@ -182,7 +184,7 @@ impl Supervisor {
             run: Some(self.state.started_unix_ms),
             next_snapshot: next.and_then(|wait| after(now, wait)),
             next_snapshot_seconds: next.map(|wait| wait.as_secs_f64()),
-            interval_seconds: as_due_now.map(|wait| wait.as_secs_f64()),
+            interval_seconds: self.interval(now).map(|time| time.as_secs_f64()),
             next_restart_seconds: self.next_restart(now).map(|wait| wait.as_secs_f64()),
             snapshots: account.freezes().cloned().collect(),
             failed_in_a_row: account.failed_in_a_row(),
@@ -190,8 +192,26 @@ impl Supervisor {
             restarts_used: Some(restarts_used),
             restarts_left,
             usage: usage(self.shop.store.path()).ok(),
+            free_bytes: machine::free_disk(self.shop.store.path()).ok(),
             summary: account.summary(clock),
             exit_code: None,
+        }
+    }
+
+    /// How the run is when its supervisor ends.
+    pub fn status_at_end(&self, code: u8) -> Status {
+        let state = match self.state.progress {
+            Progress::Running => State::Error,
+            Progress::Saved => State::Saved,
+            Progress::Finished => State::Finished,
+            Progress::Failed { .. } => State::Failed,
+        };
+        Status {
+            state,
+            exit_code: Some(code),
+            work_at_risk_seconds: None,
+            next_snapshot: None,
+            ..self.status()
         }
     }
 
@@ -250,6 +270,17 @@ impl Supervisor {
         }
     }
 
+    /// From the next scheduled snapshot to the one after it, were it taken in no time.
+    fn interval(&self, now: Now) -> Option<Duration> {
+        let wait = self.schedule.next(LastSnapshot::not_yet(now), now)?;
+        let ms = u64::try_from(wait.as_millis()).ok()?;
+        let then = Now {
+            monotonic: now.monotonic.checked_add(wait)?,
+            unix_ms: now.unix_ms.checked_add(ms)?,
+        };
+        self.schedule.next(LastSnapshot::not_yet(then), then)
+    }
+
     fn next_restart(&self, now: Now) -> Option<Duration> {
         match self.stage {
             Stage::Waiting { until, .. } => Some(until.saturating_duration_since(now.monotonic)),
@@ -280,6 +311,7 @@ pub fn status_of_store(store: &Path) -> Result<Status, StatusError> {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         store: store.to_owned(),
         usage: usage(store).ok(),
+        free_bytes: machine::free_disk(store).ok(),
         ..Status::default()
     };
     let Some(state) = RunState::load(store)? else {

@@ -27,6 +27,7 @@ use super::control;
 use super::event::{EVENTS_MAX, Event, Reply, Timer};
 use super::image::Trigger;
 use super::machine;
+use super::metrics::Metrics;
 use super::pause::Paused;
 use super::restart::{Budget, ExitStatus};
 use super::run::{Beginning, RunError, system};
@@ -157,6 +158,7 @@ pub(super) struct Supervisor {
     pub exit: Option<u8>,
     pub events: Sender<Event>,
     pub chronicle: Chronicle,
+    pub metrics: Metrics,
     /// Number of the present sandbox; news from an older one is dropped.
     pub serial: u64,
     arrivals: Receiver<Event>,
@@ -190,6 +192,7 @@ impl Supervisor {
             shop.config.log.events.as_ref(),
             state.started_unix_ms,
         );
+        let metrics = Metrics::start(&shop.config.metrics, &events);
         let schedule = Schedule::new(&shop.config.snapshot, jiff::tz::TimeZone::system());
         Ok(Self {
             shop,
@@ -204,6 +207,7 @@ impl Supervisor {
             exit: None,
             events,
             chronicle,
+            metrics,
             serial: 0,
             arrivals,
             schedule,
