@@ -1,5 +1,6 @@
 //! `ckpt-run status`: how the run is, once or again and again.
 
+use std::io::{self, IsTerminal};
 use std::path::Path;
 use std::process::ExitCode;
 use std::thread;
@@ -9,6 +10,9 @@ use super::{Failure, Global, output};
 use crate::history::{Freeze, time_in_words};
 use crate::supervisor::{ControlError, State, Status, request_status, size, status_of_store};
 
+mod live;
+mod view;
+
 /// Exit code where no supervisor runs, as `systemctl status` has it for a service that does not.
 const NOT_RUNNING: u8 = 3;
 /// Between two looks at a run that is watched: as often as a reader takes notice.
@@ -16,6 +20,10 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(super) fn run(global: &Global, watch: bool) -> Result<ExitCode, Failure> {
     let store = global.load(Vec::new())?.config.store;
+    let terminal = io::stdout().is_terminal() && io::stdin().is_terminal();
+    if watch && terminal && !global.json {
+        return Ok(exit_code(&live::run(&store)?));
+    }
     let mut status = look(&store)?;
     print(global, &status, watch)?;
     while watch && status.state.is_supervised() {

@@ -19,6 +19,8 @@ const FILE: &str = "events.ndjson";
 const FILE_BYTES_MAX: u64 = 16 << 20;
 /// Longest line: what is left of the longest event when it was clipped, in which each byte may take six.
 const LINE_BYTES_MAX: usize = 128 << 10;
+/// The end of a log that is looked at again and again: more events than a screen has room for.
+const TAIL_BYTES: u64 = 256 << 10;
 /// Longest text in an event that would be too long.
 const TEXT_BYTES_MAX: usize = 256;
 /// Longest list in an event that would be too long.
@@ -186,6 +188,28 @@ pub fn entries(path: &Path) -> Entries {
         files: files.into_iter().flatten().collect::<Vec<_>>().into_iter(),
         file: None,
     }
+}
+
+/// The last entries of a log, oldest first: those in its last [`TAIL_BYTES`], for a look every second.
+#[must_use]
+pub fn latest(path: &Path) -> Vec<Entry> {
+    let read = || -> io::Result<Vec<u8>> {
+        let mut file = OpenOptions::new()
+            .read(true)
+            .custom_flags(nix::libc::O_NONBLOCK)
+            .open(path)?;
+        let len = file.metadata()?.len();
+        file.seek(SeekFrom::Start(len.saturating_sub(TAIL_BYTES)))?;
+        let mut tail = Vec::new();
+        file.take(TAIL_BYTES).read_to_end(&mut tail)?;
+        Ok(tail)
+    };
+    // A line of which the beginning is not there is no entry.
+    let tail = read().unwrap_or_default();
+    let lines = tail.split(|byte| *byte == b'\n');
+    lines
+        .filter_map(|line| serde_json::from_slice(line).ok())
+        .collect()
 }
 
 /// What [`entries`] reads.

@@ -13,5 +13,5 @@ mod summary;
 
 pub use account::Account;
 pub use entry::{Entry, Event, Phase};
-pub use log::{Entries, Log, LogError, entries, path};
+pub use log::{Entries, Log, LogError, entries, latest, path};
 pub use summary::{FREEZE_BOUNDS, Freeze, Summary, time_in_words};

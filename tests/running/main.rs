@@ -11,6 +11,8 @@ mod idle;
 mod io_uring;
 mod journal;
 mod keeping;
+mod live;
+mod metrics;
 mod orphans;
 mod pause;
 mod plain;

@@ -137,6 +137,18 @@ fn what_is_no_file_is_not_read_and_a_folder_in_the_way_is_an_error() {
 }
 
 #[test]
+fn the_latest_entries_are_those_at_the_end() {
+    let (_folder, path) = place();
+    assert!(latest(&path).is_empty());
+    let mut text = vec![b'x'; 300 << 10];
+    text.push(b'\n');
+    text.extend(line(&ended(7)));
+    text.extend(line(&ended(8)));
+    fs::write(&path, text).unwrap();
+    assert_eq!(latest(&path), [ended(7), ended(8)]);
+}
+
+#[test]
 fn a_pipe_that_nobody_reads_stops_nobody() {
     let (_folder, path) = place();
     nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();

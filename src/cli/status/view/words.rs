@@ -1,0 +1,82 @@
+//! Events as a person reads them.
+
+use crate::history::{Event, time_in_words};
+use crate::supervisor::size;
+
+/// How an event is to be taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Good,
+    Bad,
+    /// The job is back.
+    Back,
+    /// The job stands still, as somebody wished.
+    Rest,
+    Plain,
+}
+
+pub(super) fn kind(event: &Event) -> Kind {
+    match event {
+        Event::Snapshot { .. } => Kind::Good,
+        Event::Crashed { .. }
+        | Event::Hung { .. }
+        | Event::RestoreFailed { .. }
+        | Event::SnapshotFailed { .. } => Kind::Bad,
+        Event::Started { .. } | Event::Restored { .. } | Event::Unpaused { .. } => Kind::Back,
+        Event::Paused { .. } => Kind::Rest,
+        Event::Opened { .. }
+        | Event::SnapshotBegan { .. }
+        | Event::Computing { .. }
+        | Event::Interval { .. }
+        | Event::Hook { .. }
+        | Event::Ended { .. }
+        | Event::Unknown => Kind::Plain,
+    }
+}
+
+/// `None` for events that others say better.
+pub(super) fn in_words(event: &Event) -> Option<String> {
+    Some(match event {
+        Event::SnapshotBegan { .. } | Event::Computing { .. } | Event::Unknown => return None,
+        Event::Opened { version, pid, .. } => format!("ckpt-run {version} began, pid {pid}"),
+        Event::Started { .. } => "the job started".to_owned(),
+        Event::Snapshot {
+            image,
+            trigger,
+            freeze_seconds,
+            raw_bytes,
+            ..
+        } => format!(
+            "snapshot {image} ({trigger}), frozen {}, {}",
+            time_in_words(*freeze_seconds),
+            size(*raw_bytes)
+        ),
+        Event::SnapshotFailed { kind, reason, .. } => format!("snapshot failed ({kind}): {reason}"),
+        Event::Crashed {
+            how, lost_seconds, ..
+        } => {
+            format!(
+                "the job crashed: {how}, {} of work lost",
+                time_in_words(*lost_seconds)
+            )
+        }
+        Event::Hung { reason, .. } => format!("the job hung: {reason}"),
+        Event::Restored { image, seconds, .. } => {
+            format!("restored {image} in {}", time_in_words(*seconds))
+        }
+        Event::RestoreFailed { image, reason } => format!("restore of {image} failed: {reason}"),
+        Event::Paused { image } => format!("paused, as in {image}"),
+        Event::Unpaused { seconds } => format!("unpaused in {}", time_in_words(*seconds)),
+        Event::Interval { seconds, why } => {
+            format!("a snapshot every {}: {why}", time_in_words(*seconds))
+        }
+        Event::Hook {
+            hook,
+            outcome,
+            seconds,
+        } => {
+            format!("hook {hook}: {outcome} after {}", time_in_words(*seconds))
+        }
+        Event::Ended { how, code } => format!("ckpt-run ended: {how}, exit code {code}"),
+    })
+}
