@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 use crate::config::{self, Loaded, Override, ProjectFile, Sources};
+use crate::history::{self, Account, Entry};
 use crate::store::ImageEntry;
 use crate::store::fuzz::Kind;
 use crate::supervisor::RunState;
@@ -99,7 +100,7 @@ pub fn protocol(input: &[u8]) -> bool {
     }
 }
 
-/// CRIU's `l`og and `v`ersion; an `i`mage's facts, a `r`un's state; a `c`onfiguration file,
+/// CRIU's `l`og and `v`ersion; an `i`mage's facts, a `r`un's state and `h`istory; a `c`onfiguration file,
 /// `e`nvironment and flags; what /proc says: a `t`imer, a `g`pu, the `d`river, c`o`ntrol groups;
 /// `n`etlink.
 #[must_use]
@@ -113,6 +114,7 @@ pub fn metadata(input: &[u8]) -> bool {
         b'v' => criu::fuzz::version(&text()),
         b'i' => image_facts(bytes),
         b'r' => run_state(bytes),
+        b'h' => event_log(bytes),
         b'c' => config_file(bytes),
         b'e' => settings(&text()),
         b't' => job::fuzz::timer(&text()),
@@ -153,6 +155,19 @@ fn run_state(bytes: &[u8]) -> bool {
     file("run.json", &text);
     assert_eq!(RunState::load(&folder()).unwrap(), Some(state));
     true
+}
+
+fn event_log(bytes: &[u8]) -> bool {
+    let path = file("events.ndjson", bytes);
+    let entries: Vec<Entry> = history::entries(&path).collect();
+    let accepted = !entries.is_empty();
+    cli::fuzz::watched(&entries);
+    let account = Account::of(entries);
+    let summary = account.summary_then();
+    assert!(summary.survived <= summary.crashes);
+    assert!(account.at_risk(0.0) >= 0.0);
+    assert!(summary.in_words().starts_with("ran "));
+    accepted
 }
 
 fn config_file(bytes: &[u8]) -> bool {

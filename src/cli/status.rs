@@ -10,6 +10,8 @@ use super::{Failure, Global, output};
 use crate::history::{Freeze, time_in_words};
 use crate::supervisor::{ControlError, State, Status, request_status, size, status_of_store};
 
+#[cfg(any(fuzzing, test))]
+pub(super) mod fuzz;
 mod live;
 mod view;
 
@@ -120,21 +122,18 @@ fn in_a_line(status: &Status) -> String {
 
 /// A headline, and a line for each thing that is known.
 fn in_full(status: &Status) -> String {
-    let mut text = headline(status);
+    let mut head = headline(status);
     if !status.command.is_empty() {
-        text = format!("{text}: {}", status.command.join(" "));
+        head = format!("{head}: {}", status.command.join(" "));
     }
-    text.push('\n');
-    for (name, value) in lines(status) {
-        text.push_str(&format!("  {name:<10}{value}\n"));
-    }
-    text
+    let rows = lines(status).map(|(name, value)| format!("  {name:<10}{value}\n"));
+    format!("{head}\n{}", rows.collect::<String>())
 }
 
 fn lines(status: &Status) -> impl Iterator<Item = (&'static str, String)> {
     let rows = [
         ("pids", pids(status)),
-        ("last", status.last_snapshot().map(|last| snapshot(last))),
+        ("last", status.last_snapshot().map(snapshot)),
         ("frozen", frozen(status)),
         ("failed", failed(status)),
         ("next", next(status)),

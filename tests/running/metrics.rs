@@ -120,7 +120,7 @@ fn the_endpoint_answers_scrapers_and_shrugs_off_the_rest() {
         assert!(said.starts_with(answer), "{said}");
     }
     // Longer than any request; the answer may be lost with what was not read.
-    let said = ask(&address, &[b'x'; 1 << 20]);
+    let said = ask(&address, &vec![b'x'; 1 << 20]);
     assert!(
         said.is_empty() || said.starts_with("HTTP/1.1 400"),
         "{said}"

@@ -312,5 +312,14 @@ fn clock_time(time: Timestamp, zone: &TimeZone) -> String {
         .to_string()
 }
 
+/// What a terminal of this size shows.
+#[cfg(any(fuzzing, test))]
+pub(super) fn drawn(view: &View, width: u16, height: u16) -> ratatui::buffer::Buffer {
+    let backend = ratatui::backend::TestBackend::new(width, height);
+    let mut terminal = ratatui::Terminal::new(backend).unwrap();
+    terminal.draw(|frame| draw(frame, view)).unwrap();
+    terminal.backend().buffer().clone()
+}
+
 #[cfg(test)]
 mod tests;

@@ -1,5 +1,3 @@
-use ratatui::Terminal;
-use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
 
 use super::*;
@@ -87,12 +85,6 @@ fn view() -> View {
         zone: TimeZone::UTC,
         colors: true,
     }
-}
-
-fn drawn(view: &View, width: u16, height: u16) -> Buffer {
-    let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-    terminal.draw(|frame| draw(frame, view)).unwrap();
-    terminal.backend().buffer().clone()
 }
 
 fn text(buffer: &Buffer) -> String {
