@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::{Failure, Global, output};
-use crate::history::{Freeze, time_in_words};
+use crate::history::{Freeze, counted, time_in_words};
 use crate::supervisor::{ControlError, State, Status, request_status, size, status_of_store};
 
 #[cfg(any(fuzzing, test))]
@@ -175,7 +175,7 @@ fn frozen(status: &Status) -> Option<String> {
 
 fn failed(status: &Status) -> Option<String> {
     let count = status.failed_in_a_row;
-    (count > 0).then(|| format!("{count} snapshots since then"))
+    (count > 0).then(|| format!("{} since then", counted(count, "snapshot")))
 }
 
 fn next(status: &Status) -> Option<String> {
@@ -201,11 +201,8 @@ fn restarts(status: &Status) -> Option<String> {
 fn store(status: &Status) -> Option<String> {
     let usage = status.usage?;
     let path = status.store.display();
-    Some(format!(
-        "{} images, {} in {path}",
-        usage.images,
-        size(usage.bytes)
-    ))
+    let images = counted(usage.images, "image");
+    Some(format!("{images}, {} in {path}", size(usage.bytes)))
 }
 
 fn so_far(status: &Status) -> Option<String> {

@@ -141,7 +141,8 @@ fn outage(count: u64) -> String {
 }
 
 /// `1 crash`, `2 crashes`.
-fn counted(count: u64, of: &str) -> String {
+#[must_use]
+pub fn counted(count: u64, of: &str) -> String {
     match (count, of) {
         (1, of) => format!("1 {of}"),
         (count, "crash") => format!("{count} crashes"),

@@ -230,6 +230,7 @@ impl Supervisor {
             Beginning::Start => self.start()?,
             Beginning::Restore => self.resume_run()?,
         }
+        self.note_state();
         loop {
             if let Some(code) = self.exit {
                 return Ok(code);

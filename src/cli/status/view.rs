@@ -17,7 +17,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Paragraph, Sparkline, Wrap};
 
 use super::{headline, next};
-use crate::history::{Entry, Event, time_in_words};
+use crate::history::{Entry, Event, counted, time_in_words};
 use crate::supervisor::{State, Status, size};
 
 mod words;
@@ -133,11 +133,11 @@ fn facts(status: &Status) -> Vec<String> {
     let restarts = status.restarts_left;
     let stored = status
         .usage
-        .map(|usage| format!("{} images, {}", usage.images, size(usage.bytes)));
+        .map(|usage| format!("{}, {}", counted(usage.images, "image"), size(usage.bytes)));
     [
         next(status),
         at_risk.map(|seconds| format!("{} at risk", time_in_words(seconds))),
-        restarts.map(|left| format!("{left} restarts left")),
+        restarts.map(|left| format!("{} left", counted(left.into(), "restart"))),
         stored,
     ]
     .into_iter()
@@ -229,13 +229,16 @@ fn column(since: i64, span: i64, width: usize) -> usize {
 }
 
 fn draw_charts(frame: &mut Frame, view: &View, area: Rect) {
-    let images = view.run().iter().filter_map(|entry| match &entry.event {
-        Event::Snapshot {
+    let images = view.run().iter().filter_map(|entry| {
+        let Event::Snapshot {
             freeze_seconds,
             raw_bytes,
             ..
-        } => Some((*freeze_seconds, *raw_bytes)),
-        _ => None,
+        } = &entry.event
+        else {
+            return None;
+        };
+        Some((*freeze_seconds, *raw_bytes))
     });
     let (freezes, sizes): (Vec<f64>, Vec<u64>) = images.unzip();
     let (Some(freeze), Some(bytes)) = (freezes.last(), sizes.last()) else {

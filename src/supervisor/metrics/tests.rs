@@ -219,6 +219,21 @@ fn promtool_finds_nothing_wrong_with_the_alerts() {
 }
 
 #[test]
+fn each_alert_comes_when_it_should_and_none_from_a_run_that_is_well() {
+    let folder = tempfile::tempdir().unwrap();
+    let (rules, test) = (
+        folder.path().join("rules.yml"),
+        folder.path().join("test.yml"),
+    );
+    fs::write(&rules, ALERTS).unwrap();
+    let cases = include_str!("alerts-test.yml").replace("RULES", rules.to_str().unwrap());
+    fs::write(&test, cases).unwrap();
+    if let Some(said) = promtool(&["test", "rules", test.to_str().unwrap()], "") {
+        assert!(said.contains("SUCCESS"), "{said}");
+    }
+}
+
+#[test]
 fn the_file_is_replaced_as_a_whole_and_stays_as_it_was_left() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.prom");
