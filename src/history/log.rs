@@ -190,7 +190,7 @@ pub fn entries(path: &Path) -> Entries {
     }
 }
 
-/// The last entries of a log, oldest first: those in its last [`TAIL_BYTES`], for a look every second.
+/// The last entries of a log, oldest first: those in its last 256 KiB, for a look every second.
 #[must_use]
 pub fn latest(path: &Path) -> Vec<Entry> {
     let read = || -> io::Result<Vec<u8>> {
