@@ -60,8 +60,26 @@ fn image_verbs_print_json_with_the_documented_fields() {
         .collect();
     assert!(phases.contains(&"dump"), "{phases:?}");
     assert!(shown["streams"].as_array().unwrap().iter().any(|stream| {
-        stream["name"].as_str().unwrap().starts_with("criu/") && stream["bytes"].is_u64()
+        stream["name"].as_str().unwrap().starts_with("criu/pages-")
+            && stream["kind"] == "memory"
+            && stream["bytes"].is_u64()
     }));
+    let tree = shown["process_tree"].as_array().unwrap();
+    let job = tree.last().unwrap();
+    // Where python3 is a script, it has become another path by now.
+    let words = job["arguments"].as_array().unwrap();
+    assert_eq!(words[words.len() - 2..], ["-u", "job.py"]);
+    assert_eq!(
+        (&job["parent"], &job["threads"]),
+        (&tree[0]["pid"], &1.into())
+    );
+    assert!(job["memory"]["anonymous"].as_u64().unwrap() > 1 << 20);
+    let text = stdout(&place.verb(&["show"]));
+    assert!(
+        text.contains("python3 -u job.py [threads 1, anonymous "),
+        "{text}"
+    );
+    assert!(text.contains("(request: ckpt-run snapshot)"), "{text}");
 
     let verified = json(&place, &["verify"]);
     assert_eq!(verified.as_array().unwrap().len(), 2);
