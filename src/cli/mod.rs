@@ -17,6 +17,7 @@ use crate::supervisor::{OURS, chain, read_key};
 mod config;
 mod copy;
 mod cuda;
+mod diff;
 pub mod doctor;
 mod forget;
 #[cfg(any(fuzzing, test))]
@@ -112,6 +113,14 @@ enum Verb {
         /// Its id, or `latest`
         #[arg(default_value = "latest")]
         image: String,
+    },
+    /// Show what is different between two images
+    Diff {
+        /// The id of the older one
+        from: String,
+        /// The id of the newer one, or `latest`
+        #[arg(default_value = "latest")]
+        to: String,
     },
     /// Read images again, check every byte, name all that is bad
     Verify {
@@ -221,6 +230,7 @@ fn dispatch(global: &Global, verb: Verb) -> Result<ExitCode, Failure> {
         Verb::Status { watch } => status::run(global, watch),
         Verb::List => list::run(global),
         Verb::Show { image } => show::run(global, &image),
+        Verb::Diff { from, to } => diff::run(global, &from, &to),
         Verb::Verify { images } => verify::run(global, &images),
         Verb::Repair(arguments) => repair::run(global, &arguments),
         Verb::Copy(arguments) => copy::run(global, &arguments),

@@ -43,6 +43,7 @@ mod chunk;
 mod cipher;
 mod codec;
 mod columns;
+mod compare;
 mod copy;
 #[cfg(test)]
 mod crash;
@@ -102,6 +103,7 @@ mod writer;
 
 pub use chunk::{CHUNK_BYTES, Hash};
 pub use codec::{Codec, Decoder, Encoder};
+pub use compare::{Comparison, Shares, StreamComparison, compare};
 pub use copy::CopyError;
 pub use entries::ImageEntry;
 pub use error::{ReadError, WriteError};

@@ -8,6 +8,7 @@ mod again;
 mod cuda;
 mod encryption;
 mod idle;
+mod images;
 mod io_uring;
 mod journal;
 mod keeping;
