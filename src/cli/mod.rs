@@ -28,6 +28,7 @@ mod list;
 mod output;
 mod pause;
 mod pin;
+mod portable;
 mod progress;
 mod prune;
 mod repair;
@@ -131,6 +132,10 @@ enum Verb {
     Repair(repair::RepairArguments),
     /// Copy an image into another store
     Copy(copy::CopyArguments),
+    /// Write an image as one file, which `import` reads
+    Export(portable::ExportArguments),
+    /// Make an image of a file that `export` wrote
+    Import(portable::ImportArguments),
     /// Keep an image whatever the rules say, until it is unpinned
     Pin {
         /// Its id, or `latest`
@@ -234,6 +239,8 @@ fn dispatch(global: &Global, verb: Verb) -> Result<ExitCode, Failure> {
         Verb::Verify { images } => verify::run(global, &images),
         Verb::Repair(arguments) => repair::run(global, &arguments),
         Verb::Copy(arguments) => copy::run(global, &arguments),
+        Verb::Export(arguments) => portable::export(global, &arguments),
+        Verb::Import(arguments) => portable::import(global, &arguments),
         Verb::Pin { image, note } => pin::pin(global, &image, &note),
         Verb::Unpin { image } => pin::unpin(global, &image),
         Verb::Forget(arguments) => forget::run(global, &arguments),

@@ -23,6 +23,8 @@
 mod error;
 mod export;
 mod frame;
+#[cfg(any(fuzzing, test))]
+pub(super) mod fuzz;
 mod import;
 #[cfg(test)]
 mod tests;

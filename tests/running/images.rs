@@ -1,11 +1,12 @@
 //! What images tell of jobs: compared with each other, and carried elsewhere as one file.
 
 use std::fs;
+use std::process::Stdio;
 
 use serde_json::Value;
 
 use super::common::{Place, can_run, code};
-use super::{stderr, stdout};
+use super::{UNTIL_GO, stderr, stdout};
 
 /// Takes memory, opens a file and starts a child once there is a file `grow`; ends with `go`.
 const GROWS: &str = r#"
@@ -84,4 +85,69 @@ fn what_grew_between_two_images_is_told() {
     );
     fs::write(place.file("go"), "").unwrap();
     assert_eq!(run.wait(), 0);
+}
+
+#[test]
+fn an_image_goes_to_another_machine_as_one_file_and_comes_back_to_life_there() {
+    if !can_run() {
+        return;
+    }
+    let (place, other) = (Place::new(), Place::new());
+    let mut run = place.start_python(&[], UNTIL_GO);
+    place.wait_for("out", "ready");
+    place.snapshot();
+    let told = json(&place, &["export", "latest", "image.ckpt"]);
+    let bytes = fs::metadata(place.file("image.ckpt")).unwrap().len();
+    assert_eq!(told["file_bytes"].as_u64(), Some(bytes));
+    assert_eq!(told["encrypted"], false);
+    let over = place.verb(&["export", "latest", "image.ckpt"]);
+    assert_eq!(code(over.status), 125);
+    assert!(
+        stderr(&over).contains("is there already"),
+        "{}",
+        stderr(&over)
+    );
+
+    // Through a pipe, as over ssh.
+    let export = place
+        .command(&["export", "latest", "-"])
+        .stdout(Stdio::piped())
+        .spawn();
+    let mut export = export.unwrap();
+    let mut import = other.command(&["import", "-", "--json"]);
+    let imported = import
+        .stdin(export.stdout.take().unwrap())
+        .output()
+        .unwrap();
+    assert!(export.wait().unwrap().success());
+    let told: Value = serde_json::from_slice(&imported.stdout).unwrap();
+    assert_eq!(told["id"], "000001", "{}", stderr(&imported));
+    assert_eq!(stdout(&other.verb(&["verify"])).lines().count(), 1);
+    let again = other.verb(&["import", &place.file("image.ckpt").display().to_string()]);
+    assert_eq!(stdout(&again), "000002\n", "{}", stderr(&again));
+    assert_eq!(json(&other, &["list"]).as_array().unwrap().len(), 2);
+
+    fs::write(place.file("go"), "").unwrap();
+    assert_eq!(run.wait(), 0);
+}
+
+#[test]
+fn what_is_no_exported_image_makes_no_store() {
+    let place = Place::new();
+    fs::write(place.file("other"), "something else").unwrap();
+    for (file, said) in [
+        ("other", "this is no exported image"),
+        ("none", "cannot read none"),
+    ] {
+        let refused = place.verb(&["import", file]);
+        assert_eq!(code(refused.status), 125);
+        assert!(stderr(&refused).contains(said), "{}", stderr(&refused));
+    }
+    assert!(!place.file(".ckpt-run").exists());
+    let json = place.verb(&["export", "latest", "-", "--json"]);
+    assert!(
+        stderr(&json).contains("--json needs the name of a file"),
+        "{}",
+        stderr(&json)
+    );
 }

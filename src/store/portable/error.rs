@@ -2,6 +2,7 @@
 
 use std::io;
 
+use super::super::durable::DurableError;
 use super::super::error::{ReadError, WriteError};
 use super::super::id::ImageId;
 
@@ -32,6 +33,9 @@ pub enum ExportError {
     /// The file cannot be written.
     #[error("cannot write the exported image")]
     Write(#[source] io::Error),
+    /// The file cannot be created or made to last.
+    #[error(transparent)]
+    Durable(#[from] DurableError),
 }
 
 /// A file that did not become an image. The store has the images it had.

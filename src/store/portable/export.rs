@@ -1,12 +1,14 @@
 //! An image becomes a file: threads fetch and check its chunks, which are written in order.
 
-use std::io::Write;
+use std::io::{BufWriter, Write};
+use std::path::Path;
 
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::super::ahead::{self, Extent};
 use super::super::chunk::{self, CHUNK_BYTES, Hash};
 use super::super::copy::is_gone;
+use super::super::durable;
 use super::super::error::ReadError;
 use super::super::fetch::{Fault, Fetcher};
 use super::super::id::ImageId;
@@ -64,6 +66,29 @@ impl Store {
         export(self, id, form, sink, progress).map_err(|error| match error {
             ExportError::Read(read) if is_gone(self, id, &read) => ExportError::Gone { image: id },
             error => error,
+        })
+    }
+}
+
+/// Bytes written at a time: a pipe's or a disk's worth.
+const SINK_BYTES: usize = 1 << 20;
+
+impl Store {
+    /// As [`export_image`](Self::export_image), into a new file (mode 0600) that is durable
+    /// afterwards. A file that has this name stays as it is.
+    ///
+    /// # Errors
+    /// As there, and [`ExportError::Durable`]; then there is no such file, nor a part of one.
+    pub fn export_to_file(
+        &self,
+        id: ImageId,
+        form: Form,
+        path: &Path,
+        progress: &dyn Fn(u64, u64),
+    ) -> Result<Exported, ExportError> {
+        durable::create_with(path, |file| {
+            let mut sink = BufWriter::with_capacity(SINK_BYTES, file);
+            self.export_image(id, form, &mut sink, progress)
         })
     }
 }

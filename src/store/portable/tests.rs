@@ -1,6 +1,8 @@
 //! Images go through files and come back, and no other file becomes one.
 
+use std::fs;
 use std::io::{self, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -490,4 +492,33 @@ fn images_that_are_there_survive_an_import_that_fails() {
     import(&store, &file[..file.len() - 1], None).unwrap_err();
     assert_eq!(names(&store.path().join("packs")), before);
     assert_same(&store, source.id);
+}
+
+#[test]
+fn a_file_is_made_whole_or_not_at_all_and_never_over_another() {
+    let (folder, store) = temporary_store();
+    let id = small(&store);
+    let here = folder.path().join("image");
+    let exported = store
+        .export_to_file(id, Form::AsStored, &here, &never)
+        .unwrap();
+    let bytes = fs::read(&here).unwrap();
+    assert_eq!(bytes.len() as u64, exported.file_bytes);
+    assert_eq!(
+        fs::metadata(&here).unwrap().permissions().mode() & 0o777,
+        0o600
+    );
+    let over = store.export_to_file(id, Form::AsStored, &here, &never);
+    assert!(matches!(over, Err(ExportError::Durable(_))), "{over:?}");
+    assert!(fs::read(&here).unwrap() == bytes, "as it was");
+    let nowhere = store.export_to_file(
+        ImageId::FIRST.next().unwrap(),
+        Form::AsStored,
+        &folder.path().join("no"),
+        &never,
+    );
+    assert!(nowhere.is_err());
+    assert_eq!(names(folder.path()), ["image", "store"]);
+    let (_other_folder, other) = temporary_store();
+    import(&other, fs::File::open(&here).unwrap(), None).unwrap();
 }
