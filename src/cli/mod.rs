@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use clap::error::{ContextKind, ErrorKind};
 use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
 
 use crate::config::{Config, ConfigError, Loaded, Override, Sources};
 use crate::copier;
@@ -14,6 +15,7 @@ use crate::criu::Search;
 use crate::store::Store;
 use crate::supervisor::{OURS, chain, read_key};
 
+mod completions;
 mod config;
 mod copy;
 mod cuda;
@@ -25,6 +27,7 @@ pub(crate) mod fuzz;
 mod images;
 mod key;
 mod list;
+mod man;
 mod output;
 mod pause;
 mod pin;
@@ -38,11 +41,14 @@ mod snapshot;
 mod status;
 mod verify;
 
+/// What we are called.
+const PROGRAM: &str = "ckpt-run";
+
 /// Snapshots a GPU job, and restores it when it crashes, as if nothing had happened.
 ///
 /// `ckpt-run -- ./train` starts the job, or goes on with it where its newest image is.
 #[derive(Debug, Parser)]
-#[command(name = "ckpt-run", version, after_help = SIGNALS, override_usage = "ckpt-run [OPTIONS] -- CMD [ARGS]...\n       ckpt-run VERB [OPTIONS]")]
+#[command(name = PROGRAM, version, after_help = SIGNALS, override_usage = "ckpt-run [OPTIONS] -- CMD [ARGS]...\n       ckpt-run VERB [OPTIONS]")]
 struct CommandLine {
     #[command(flatten)]
     global: Global,
@@ -173,6 +179,17 @@ enum Verb {
     /// Make keys for encrypted stores
     #[command(subcommand)]
     Key(key::KeyVerb),
+    /// Print what a shell needs to complete command lines of ckpt-run
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+    /// Print the manual page, or write the pages of all verbs
+    Man {
+        /// Folder for the pages, ckpt-run.1 and one for each verb; made if need be
+        #[arg(value_name = "DIR")]
+        folder: Option<PathBuf>,
+    },
     /// Copy GPU memory for a supervisor, which starts this by itself
     #[command(name = copier::ARGUMENT, hide = true)]
     GpuCopier,
@@ -208,6 +225,11 @@ pub fn main() -> ExitCode {
             ExitCode::from(failure.code)
         }
     }
+}
+
+/// All that the command line can be.
+fn grammar() -> clap::Command {
+    CommandLine::command()
 }
 
 /// A failure of ours, in words, and the exit code.
@@ -253,6 +275,8 @@ fn dispatch(global: &Global, verb: Verb) -> Result<ExitCode, Failure> {
         Verb::Cuda(verb) => cuda::run(global, &verb),
         Verb::Config(verb) => config::run(global, &verb),
         Verb::Key(verb) => key::run(&verb),
+        Verb::Completions { shell } => completions::run(shell),
+        Verb::Man { folder } => man::run(folder.as_deref()),
         // Started by a supervisor it does not get here: see `helper_main`.
         Verb::GpuCopier => Err(Failure {
             text: "gpu-copier is a part of ckpt-run that a supervisor starts by itself; its standard input has to be \
@@ -324,7 +348,7 @@ fn with_dashes(arguments: &[OsString]) -> Option<String> {
     if words.iter().any(|word| word == "--") {
         return None;
     }
-    let grammar = CommandLine::command();
+    let grammar = grammar();
     let takes_value = |word: &str| {
         grammar.get_arguments().any(|argument| {
             argument.get_action().takes_values()
@@ -373,7 +397,7 @@ mod tests {
 
     #[test]
     fn the_command_line_is_well_formed() {
-        CommandLine::command().debug_assert();
+        grammar().debug_assert();
     }
 
     #[test]

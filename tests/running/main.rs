@@ -13,6 +13,7 @@ mod io_uring;
 mod journal;
 mod keeping;
 mod orphans;
+mod pages;
 mod pause;
 mod plain;
 mod restarts;
