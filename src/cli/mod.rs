@@ -133,6 +133,9 @@ enum Verb {
     Verify {
         /// Their ids, or `latest` [default: all]
         images: Vec<String>,
+        /// All of them, which is what is done without ids
+        #[arg(long, conflicts_with = "images")]
+        all: bool,
     },
     /// Heal damaged images where that is possible, remove those that are lost
     Repair(repair::RepairArguments),
@@ -258,7 +261,7 @@ fn dispatch(global: &Global, verb: Verb) -> Result<ExitCode, Failure> {
         Verb::List => list::run(global),
         Verb::Show { image } => show::run(global, &image),
         Verb::Diff { from, to } => diff::run(global, &from, &to),
-        Verb::Verify { images } => verify::run(global, &images),
+        Verb::Verify { images, all: _ } => verify::run(global, &images),
         Verb::Repair(arguments) => repair::run(global, &arguments),
         Verb::Copy(arguments) => copy::run(global, &arguments),
         Verb::Export(arguments) => portable::export(global, &arguments),
@@ -289,7 +292,13 @@ fn dispatch(global: &Global, verb: Verb) -> Result<ExitCode, Failure> {
 
 impl Global {
     /// Loads the settings, with these flags over all else.
-    fn load(&self, mut overrides: Vec<Override>) -> Result<Loaded, ConfigError> {
+    fn load(&self, overrides: Vec<Override>) -> Result<Loaded, ConfigError> {
+        let overrides = self.overrides(overrides);
+        crate::config::load(&Sources::from_process(self.config.clone(), overrides)?)
+    }
+
+    /// Those of a verb and those of all verbs.
+    fn overrides(&self, mut overrides: Vec<Override>) -> Vec<Override> {
         let flags = [
             ("store", "--store", &self.store),
             ("criu.path", "--criu", &self.criu),
@@ -297,7 +306,7 @@ impl Global {
         for (key, flag, value) in flags {
             overrides.extend(value.clone().map(|value| Override { key, flag, value }));
         }
-        crate::config::load(&Sources::from_process(self.config.clone(), overrides)?)
+        overrides
     }
 
     /// Opens the store that is there.
