@@ -12,7 +12,7 @@ use super::images::find;
 use super::progress::Progress;
 use super::{Failure, Global, output, shown};
 use crate::store::{Exported, Form, ImageId, OpenError, PortableReader, Store};
-use crate::supervisor::{ImageFacts, OURS, read_key, size};
+use crate::supervisor::{ImageFacts, OURS, companions, read_key, size};
 
 /// Stands for stdout or stdin.
 const PIPE: &str = "-";
@@ -74,12 +74,14 @@ pub(super) fn export(global: &Global, arguments: &ExportArguments) -> Result<Exi
     } else {
         Form::AsStored
     };
+    let facts: ImageFacts = serde_json::from_slice(&store.manifest(id)?.meta)?;
+    let parts = companions(&store, &facts);
     let progress = Progress::new("export");
     let show = |done, total| progress.show(done, total);
     let exported = if to_stdout {
-        store.export_image(id, form, &mut io::stdout().lock(), &show)
+        store.export_image(id, form, &parts, &mut io::stdout().lock(), &show)
     } else {
-        store.export_to_file(id, form, &arguments.file, &show)
+        store.export_to_file(id, form, &parts, &arguments.file, &show)
     }?;
     drop(progress);
     report(global, &arguments.file, to_stdout, &exported)

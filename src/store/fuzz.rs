@@ -163,7 +163,7 @@ pub(crate) fn portable_seed() -> Vec<u8> {
     ];
     let image = super::testing::write_image(&store, &lock, &streams);
     let mut file = Vec::new();
-    let exported = store.export_image(image.id, Form::Plain, &mut file, &|_, _| {});
+    let exported = store.export_image(image.id, Form::Plain, &[], &mut file, &|_, _| {});
     exported.unwrap();
     file
 }

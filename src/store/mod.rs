@@ -117,7 +117,9 @@ pub use lock::{LockError, StoreLock};
 pub use manifest::{Chunk, Content, InvalidManifest, Manifest, Stored, Stream, is_stream_name};
 pub use pack::{Pack, PackError, PackName};
 pub use pins::PinError;
-pub use portable::{ExportError, Exported, FileDamage, Form, ImportError, PortableReader};
+pub use portable::{
+    Companion, ExportError, Exported, FileDamage, Form, ImportError, PortableReader,
+};
 pub use prune::Swept;
 pub use reader::ImageReader;
 pub use repair::{Marks, Remedy, RepairPlan, Repaired, RepairedImage};

@@ -20,6 +20,7 @@
 //! becomes an image as any other does, at its commit, or nothing. But who can make the file
 //! can make one that is right in all this: restored, an image is a program that runs.
 
+mod companion;
 mod error;
 mod export;
 mod frame;
@@ -30,7 +31,7 @@ mod import;
 mod tests;
 
 pub use error::{ExportError, FileDamage, ImportError};
-pub use export::{Exported, Form};
+pub use export::{Companion, Exported, Form};
 pub use import::PortableReader;
 
 const MAGIC: [u8; 8] = *b"CKPTFILE";

@@ -5,6 +5,7 @@
 
 mod beginnings;
 mod bystanders;
+mod carried;
 mod chronicle;
 mod control;
 mod describe;
@@ -45,6 +46,7 @@ mod supervise;
 mod suspension;
 mod workshop;
 
+pub use carried::companions;
 pub use control::{ControlError, request_pause, request_snapshot, request_status, request_unpause};
 pub use describe::{chain, seconds, size};
 pub use gpu_facts::{CudaFacts, GpuFacts};

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::common::{Place, can_run, code};
 use super::{UNTIL_GO, stderr, stdout};
+use nix::sys::signal::Signal;
 
 /// Takes memory, opens a file and starts a child once there is a file `grow`; ends with `go`.
 const GROWS: &str = r#"
@@ -127,8 +128,18 @@ fn an_image_goes_to_another_machine_as_one_file_and_comes_back_to_life_there() {
     assert_eq!(stdout(&again), "000002\n", "{}", stderr(&again));
     assert_eq!(json(&other, &["list"]).as_array().unwrap().len(), 2);
 
+    // The other machine has neither the run nor its store.
+    run.signal(Signal::SIGKILL);
+    run.wait();
+    fs::rename(place.file(".ckpt-run"), place.file("gone")).unwrap();
+    let mut restored = other.start(&["restore"], &[]);
+    other.wait_for("err", "restored");
     fs::write(place.file("go"), "").unwrap();
-    assert_eq!(run.wait(), 0);
+    assert_eq!(restored.wait(), 0, "{}", other.text("err"));
+    // Its run is that of the store from now on.
+    let same = other.start(&[], &["python3", "-u", "job.py"]).wait();
+    assert_eq!(same, 0, "{}", other.text("err"));
+    assert!(other.text("err").contains("finished already"));
 }
 
 #[test]

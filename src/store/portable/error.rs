@@ -1,6 +1,7 @@
 //! What can go wrong while an image becomes a file, or a file an image.
 
 use std::io;
+use std::path::PathBuf;
 
 use super::super::durable::DurableError;
 use super::super::error::{ReadError, WriteError};
@@ -27,6 +28,14 @@ pub enum ExportError {
     /// The image cannot be read.
     #[error(transparent)]
     Read(ReadError),
+    /// A file that goes with the image cannot be read, or changed meanwhile.
+    #[error("cannot read {path}, which goes with the image")]
+    Companion {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
     /// The kernel has no random bytes.
     #[error("cannot encrypt the file")]
     Seal(#[source] io::Error),

@@ -1,7 +1,7 @@
 //! An image becomes a file: threads fetch and check its chunks, which are written in order.
 
 use std::io::{BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -15,6 +15,7 @@ use super::super::id::ImageId;
 use super::super::layout::Store;
 use super::super::manifest::{Content, Manifest, Stored, Stream};
 use super::super::pack::PackFiles;
+use super::companion;
 use super::error::ExportError;
 use super::frame::{FrameWriter, Kind};
 use super::{FORMAT, HEADER_LEN, MAGIC, NOT_SEALED, SEALED};
@@ -32,6 +33,15 @@ pub enum Form {
     AsStored,
     /// Plain also where the store is encrypted.
     Plain,
+}
+
+/// A file that goes with an image, as a stream of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Companion {
+    /// The stream's name. Where the image has such a stream, the file is left out.
+    pub stream: String,
+    /// The file, which does not change.
+    pub path: PathBuf,
 }
 
 /// What was written.
@@ -57,13 +67,14 @@ impl Store {
         &self,
         id: ImageId,
         form: Form,
+        companions: &[Companion],
         sink: &mut impl Write,
         progress: &dyn Fn(u64, u64),
     ) -> Result<Exported, ExportError> {
         if let Some(reason) = self.damage_mark(id) {
             return Err(ExportError::SetAside { image: id, reason });
         }
-        export(self, id, form, sink, progress).map_err(|error| match error {
+        export(self, id, form, companions, sink, progress).map_err(|error| match error {
             ExportError::Read(read) if is_gone(self, id, &read) => ExportError::Gone { image: id },
             error => error,
         })
@@ -83,12 +94,13 @@ impl Store {
         &self,
         id: ImageId,
         form: Form,
+        companions: &[Companion],
         path: &Path,
         progress: &dyn Fn(u64, u64),
     ) -> Result<Exported, ExportError> {
         durable::create_with(path, |file| {
             let mut sink = BufWriter::with_capacity(SINK_BYTES, file);
-            self.export_image(id, form, &mut sink, progress)
+            self.export_image(id, form, companions, &mut sink, progress)
         })
     }
 }
@@ -97,10 +109,14 @@ fn export(
     store: &Store,
     id: ImageId,
     form: Form,
+    companions: &[Companion],
     sink: &mut impl Write,
     progress: &dyn Fn(u64, u64),
 ) -> Result<Exported, ExportError> {
     let manifest = store.manifest(id).map_err(ExportError::Read)?;
+    let companions = companion::open(&manifest, companions)?;
+    let companion_bytes: u64 = companions.iter().map(|one| one.len).sum();
+    let raw_bytes = manifest.raw_bytes.saturating_add(companion_bytes);
     let packs = PackFiles::new(store, manifest.packs.clone())
         .map_err(|source| ExportError::Read(ReadError::Pack { image: id, source }))?;
     let sealing = store.secrets().filter(|_| form == Form::AsStored);
@@ -115,8 +131,8 @@ fn export(
         sealing.map(|secrets| secrets.file(&salt)),
     );
     let created = manifest.created_unix_ms.to_le_bytes();
-    let raw_bytes = manifest.raw_bytes.to_le_bytes();
-    frames.write(Kind::Image, &[&created, &raw_bytes, &manifest.meta])?;
+    let total = raw_bytes.to_le_bytes();
+    frames.write(Kind::Image, &[&created, &total, &manifest.meta])?;
     Exporter {
         naming: match form {
             Form::Plain if store.is_encrypted() => Naming::Plain,
@@ -126,17 +142,21 @@ fn export(
         numbers: vec![0; manifest.chunks.len()],
         next_number: 0,
         done: 0,
-        progress,
+        progress: &|done| progress(done, raw_bytes),
         packs: &packs,
         manifest: &manifest,
         frames: &mut frames,
     }
     .streams()?;
-    frames.write(Kind::End, &[&raw_bytes])?;
+    let name = |raw: &[u8]| sealing.map_or_else(|| chunk::hash(raw), |secrets| secrets.name(raw));
+    for companion in companions {
+        companion.write(&mut frames, name)?;
+    }
+    frames.write(Kind::End, &[&total])?;
     frames.flush()?;
     Ok(Exported {
         id,
-        raw_bytes: manifest.raw_bytes,
+        raw_bytes,
         file_bytes: frames.bytes,
         sealed: sealing.is_some(),
     })
@@ -182,7 +202,7 @@ struct Exporter<'a, W> {
     numbers: Vec<u32>,
     next_number: u32,
     done: u64,
-    progress: &'a dyn Fn(u64, u64),
+    progress: &'a dyn Fn(u64),
     packs: &'a PackFiles,
     manifest: &'a Manifest,
     frames: &'a mut FrameWriter<W>,
@@ -278,7 +298,7 @@ impl<W: Write> Exporter<'_, W> {
             Outcome::Fault(fault) => return Err(self.damage(stream, prepared.position, fault)),
         }
         self.done += u64::from(raw_len);
-        (self.progress)(self.done, self.manifest.raw_bytes);
+        (self.progress)(self.done);
         Ok(())
     }
 

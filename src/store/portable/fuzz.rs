@@ -18,7 +18,7 @@ pub(in crate::store) fn import(store: &Store, file: &[u8]) -> bool {
     };
     store.verify(image.id, &|_, _| {}).unwrap();
     let mut again = Vec::new();
-    let exported = store.export_image(image.id, Form::Plain, &mut again, &|_, _| {});
+    let exported = store.export_image(image.id, Form::Plain, &[], &mut again, &|_, _| {});
     assert_eq!(exported.unwrap().raw_bytes, image.raw_bytes);
     assert!(PortableReader::open(&again[..], None).is_ok());
     fs::remove_file(store.manifest_file(image.id)).unwrap();

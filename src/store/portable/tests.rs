@@ -26,7 +26,9 @@ fn encrypted_store(key: &Key) -> (tempfile::TempDir, Store) {
 
 fn export(store: &Store, id: ImageId, form: Form) -> Vec<u8> {
     let mut file = Vec::new();
-    let exported = store.export_image(id, form, &mut file, &never).unwrap();
+    let exported = store
+        .export_image(id, form, &[], &mut file, &never)
+        .unwrap();
     assert_eq!(exported.file_bytes, file.len() as u64);
     file
 }
@@ -425,7 +427,7 @@ fn a_damaged_image_is_not_exported() {
     let source = write(&store);
     let (pack, at) = place_of(&source, "mixed");
     flip(&store, pack, at);
-    let export = || store.export_image(source.id, Form::AsStored, &mut Vec::new(), &never);
+    let export = || store.export_image(source.id, Form::AsStored, &[], &mut Vec::new(), &never);
     let error = export().unwrap_err();
     assert!(
         matches!(error, ExportError::Read(ReadError::Corrupt { .. })),
@@ -442,7 +444,7 @@ fn a_damaged_image_is_not_exported() {
 #[test]
 fn an_image_that_is_removed_meanwhile_is_said_to_be_gone() {
     let (_folder, store) = temporary_store();
-    let missing = store.export_image(ImageId::FIRST, Form::AsStored, &mut Vec::new(), &never);
+    let missing = store.export_image(ImageId::FIRST, Form::AsStored, &[], &mut Vec::new(), &never);
     assert!(
         matches!(missing, Err(ExportError::Read(ReadError::Missing { .. }))),
         "{missing:?}"
@@ -473,12 +475,12 @@ fn a_sink_that_fails_ends_the_export() {
     let id = small(&store);
     let len = export(&store, id, Form::AsStored).len();
     for room in [0, 50, 88, 100, len - 1] {
-        let failed = store.export_image(id, Form::AsStored, &mut Full(room), &never);
+        let failed = store.export_image(id, Form::AsStored, &[], &mut Full(room), &never);
         assert!(matches!(failed, Err(ExportError::Write(_))), "{room}");
     }
     assert!(
         store
-            .export_image(id, Form::AsStored, &mut Full(len), &never)
+            .export_image(id, Form::AsStored, &[], &mut Full(len), &never)
             .is_ok()
     );
 }
@@ -500,7 +502,7 @@ fn a_file_is_made_whole_or_not_at_all_and_never_over_another() {
     let id = small(&store);
     let here = folder.path().join("image");
     let exported = store
-        .export_to_file(id, Form::AsStored, &here, &never)
+        .export_to_file(id, Form::AsStored, &[], &here, &never)
         .unwrap();
     let bytes = fs::read(&here).unwrap();
     assert_eq!(bytes.len() as u64, exported.file_bytes);
@@ -508,12 +510,13 @@ fn a_file_is_made_whole_or_not_at_all_and_never_over_another() {
         fs::metadata(&here).unwrap().permissions().mode() & 0o777,
         0o600
     );
-    let over = store.export_to_file(id, Form::AsStored, &here, &never);
+    let over = store.export_to_file(id, Form::AsStored, &[], &here, &never);
     assert!(matches!(over, Err(ExportError::Durable(_))), "{over:?}");
     assert!(fs::read(&here).unwrap() == bytes, "as it was");
     let nowhere = store.export_to_file(
         ImageId::FIRST.next().unwrap(),
         Form::AsStored,
+        &[],
         &folder.path().join("no"),
         &never,
     );
@@ -521,4 +524,45 @@ fn a_file_is_made_whole_or_not_at_all_and_never_over_another() {
     assert_eq!(names(folder.path()), ["image", "store"]);
     let (_other_folder, other) = temporary_store();
     import(&other, fs::File::open(&here).unwrap(), None).unwrap();
+}
+
+#[test]
+fn companions_become_streams_and_none_goes_twice() {
+    for secret in [None, Some(key(1))] {
+        let folder = tempfile::tempdir().unwrap();
+        let create = |name: &str| {
+            Store::create_or_open_with(&folder.path().join(name), secret.as_ref()).unwrap()
+        };
+        let (store, other) = (create("store"), create("other"));
+        let path = folder.path().join("part");
+        let content = [noise(9, CHUNK_BYTES + 7), vec![0; CHUNK_BYTES]].concat();
+        fs::write(&path, &content).unwrap();
+        let stream = "program/part".to_owned();
+        let companions = [Companion { stream, path }];
+        let export = |store: &Store, id| {
+            let mut file = Vec::new();
+            let form = Form::AsStored;
+            store
+                .export_image(id, form, &companions, &mut file, &never)
+                .unwrap();
+            file
+        };
+        let source = small(&store);
+        let file = export(&store, source);
+        let image = import(&other, &file[..], secret.as_ref()).unwrap();
+        other.verify(image.id, &never).unwrap();
+        assert!(read_stream(&other, image.id, "program/part") == content);
+        let again = import(&other, &export(&other, image.id)[..], secret.as_ref()).unwrap();
+        assert_eq!(
+            (again.streams.len(), again.stored_bytes),
+            (image.streams.len(), 0)
+        );
+        fs::remove_file(&companions[0].path).unwrap();
+        let missing =
+            store.export_image(source, Form::AsStored, &companions, &mut Vec::new(), &never);
+        assert!(
+            matches!(missing, Err(ExportError::Companion { .. })),
+            "{missing:?}"
+        );
+    }
 }
