@@ -51,13 +51,12 @@ impl Sign {
 
 /// The first cause in the table that explains one of the symptoms, and which of them: a line that says more goes
 /// before one that comes earlier.
-pub fn find<'a>(
-    symptoms: impl Iterator<Item = Symptom<'a>> + Clone,
-) -> Option<(&'static Cause, Symptom<'a>)> {
+#[must_use]
+pub fn find<'a>(symptoms: &[Symptom<'a>]) -> Option<(&'static Cause, Symptom<'a>)> {
     CAUSES.iter().find_map(|cause| {
-        let mut symptoms = symptoms.clone();
-        let found = symptoms.find(|symptom| cause.sign.fits(*symptom))?;
-        Some((cause, found))
+        let mut symptoms = symptoms.iter();
+        let found = symptoms.find(|symptom| cause.sign.fits(**symptom))?;
+        Some((cause, *found))
     })
 }
 

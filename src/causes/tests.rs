@@ -176,7 +176,7 @@ const ANSWERS: &[(&str, i32, &str)] = &[
 ];
 
 fn cause(symptom: Symptom<'_>) -> Option<&'static Cause> {
-    find([symptom].into_iter()).map(|(cause, _)| cause)
+    find(&[symptom]).map(|(cause, _)| cause)
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn what_is_not_known_is_not_explained() {
 #[test]
 fn the_line_that_says_more_goes_first() {
     let lines = ["Can't dump file 1 of that type", "File x has bad size 1"];
-    let (cause, symptom) = find(lines.iter().map(|line| Symptom::Criu(line))).unwrap();
+    let (cause, symptom) = find(&lines.map(Symptom::Criu)).unwrap();
     assert!(cause.cause.contains("changed its size"));
     assert!(matches!(symptom, Symptom::Criu(line) if line == lines[1]));
 }

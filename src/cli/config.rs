@@ -63,7 +63,9 @@ fn check(global: &Global, file: Option<PathBuf>) -> Result<ExitCode, Failure> {
     if global.json {
         output::print_json(&Checked { good, errors })?;
     } else {
-        errors.iter().for_each(|error| output::say(error));
+        for error in &errors {
+            output::say(error);
+        }
         let count = errors.len();
         output::say(&match count {
             0 => "the settings are good; `ckpt-run config show --origin` shows them".to_owned(),

@@ -46,8 +46,8 @@ fn reason(log: &str) -> Option<Reason> {
         .lines()
         .filter(|line| line.contains("Error (") && !HARMLESS.iter().any(|text| line.contains(text)))
         .collect();
-    let symptoms = errors.iter().map(|line| Symptom::Criu(line));
-    if let Some((known, Symptom::Criu(line))) = causes::find(symptoms) {
+    let symptoms: Vec<Symptom<'_>> = errors.iter().map(|line| Symptom::Criu(line)).collect();
+    if let Some((known, Symptom::Criu(line))) = causes::find(&symptoms) {
         return Some(Reason {
             cause: format!("{} (CRIU: {})", known.cause, message(line)),
             remedy: Some(known.remedy),

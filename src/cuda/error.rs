@@ -145,7 +145,7 @@ struct Advice(Call, i32);
 impl fmt::Display for Advice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let call = self.0.to_string();
-        match causes::find(std::iter::once(Symptom::Cuda(&call, self.1))) {
+        match causes::find(&[Symptom::Cuda(&call, self.1)]) {
             Some((known, _)) => write!(f, "; {}; {}", known.cause, known.remedy),
             None => Ok(()),
         }

@@ -315,15 +315,13 @@ impl<W: Write> Exporter<'_, W> {
 impl Prepared {
     fn fetch(&mut self, fetcher: &mut Fetcher<'_>, stored: &Stored, naming: Naming) -> Outcome {
         debug_assert!(self.raw.len() <= CHUNK_BYTES, "a valid manifest");
-        match fetcher.fetch_encoded(stored, &mut self.raw, &mut self.encoded) {
-            Err(fault) => Outcome::Fault(fault),
-            Ok(()) => {
-                let name = match naming {
-                    Naming::OfTheStore => stored.hash,
-                    Naming::Plain => chunk::hash(&self.raw),
-                };
-                Outcome::Chunk(name, stored.codec as u8)
-            }
+        if let Err(fault) = fetcher.fetch_encoded(stored, &mut self.raw, &mut self.encoded) {
+            return Outcome::Fault(fault);
         }
+        let name = match naming {
+            Naming::OfTheStore => stored.hash,
+            Naming::Plain => chunk::hash(&self.raw),
+        };
+        Outcome::Chunk(name, stored.codec as u8)
     }
 }

@@ -94,10 +94,10 @@ impl Chain {
     }
 
     /// What the next sealed payload is bound to.
-    fn about(&self, head: &[u8; CHECKED_LEN]) -> [u8; 2 * CHECKED_LEN] {
+    fn about(&self, head: [u8; CHECKED_LEN]) -> [u8; 2 * CHECKED_LEN] {
         let mut about = [0; 2 * CHECKED_LEN];
         about[..CHECKED_LEN].copy_from_slice(&self.number.to_le_bytes());
-        about[CHECKED_LEN..].copy_from_slice(head);
+        about[CHECKED_LEN..].copy_from_slice(&head);
         about
     }
 }
@@ -141,7 +141,7 @@ impl<W: Write> FrameWriter<W> {
             Some(cipher) => {
                 self.sealed.resize(plain.len() + OVERHEAD_BYTES, 0);
                 cipher
-                    .seal(&self.chain.about(&head), &plain, &mut self.sealed)
+                    .seal(&self.chain.about(head), &plain, &mut self.sealed)
                     .map_err(ExportError::Seal)?;
                 &self.sealed
             }
@@ -212,7 +212,7 @@ impl<R: Read> FrameReader<R> {
         self.payload = payload;
         filled?;
         let sealed_head = head_of(kind, len);
-        let about = self.chain.about(&sealed_head);
+        let about = self.chain.about(sealed_head);
         // Of what was read, so that the zeros in the head count, too.
         if self.chain.advance(checked, &self.payload).to_le_bytes() != check {
             return Err(self.damaged(FileDamage::Check));

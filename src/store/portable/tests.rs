@@ -1,17 +1,16 @@
 //! Images go through files and come back, and no other file becomes one.
 
+mod forged;
+
 use std::fs;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
-
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::super::codec::tests::noise;
 use super::super::testing::{
     flip, image_files, names, never, packs, place_of, read_stream, temporary_store, write_image,
 };
 use super::super::{CHUNK_BYTES, ImageId, Key, Manifest, ReadError, Store};
-use super::frame::{FrameWriter, Kind};
 use super::*;
 
 fn key(byte: u8) -> Key {
@@ -259,166 +258,6 @@ fn frames_that_are_left_out_doubled_swapped_or_of_another_file_are_found() {
             assert_refused(&other, &swapped.concat(), None, &what);
         }
     }
-}
-
-/// A file of these frames, all checksums right.
-fn forged(frames: &[(Kind, &[u8])]) -> Vec<u8> {
-    let mut file = vec![0; HEADER_LEN];
-    file[..8].copy_from_slice(&MAGIC);
-    file[8..12].copy_from_slice(&FORMAT.to_le_bytes());
-    let check = xxh3_64(&file[..80]).to_le_bytes();
-    file[80..].copy_from_slice(&check);
-    let check = xxh3_64(&file);
-    let mut writer = FrameWriter::new(&mut file, check, HEADER_LEN, None);
-    for (kind, payload) in frames {
-        writer.write(*kind, &[payload]).unwrap();
-    }
-    file
-}
-
-#[test]
-fn a_forged_file_that_makes_no_sense_is_refused() {
-    let (_folder, store) = temporary_store();
-    let image = |raw: u64| [&7_u64.to_le_bytes()[..], &raw.to_le_bytes(), b"meta"].concat();
-    let (none, five) = (image(0), image(5));
-    let len = |len: u64| len.to_le_bytes();
-    let word = |len: u32| len.to_le_bytes();
-    let chunk = |raw: u32, codec: u8, name: [u8; 32], bytes: &[u8]| {
-        [&raw.to_le_bytes()[..], &[codec], &name, bytes].concat()
-    };
-    let name = *blake3::hash(b"bytes").as_bytes();
-    let right = chunk(5, 1, name, b"bytes");
-    let stream = (Kind::Stream, &b"a"[..]);
-    let (end, end_of_five) = ((Kind::End, &len(0)[..]), (Kind::End, &len(5)[..]));
-    let begin = [(Kind::Image, &five[..]), stream];
-    let good = [
-        &begin[..],
-        &[
-            (Kind::Chunk, &right),
-            (Kind::StreamEnd, &len(5)),
-            end_of_five,
-        ],
-    ];
-    import(&store, &forged(&good.concat())[..], None).unwrap();
-
-    let (_folder, store) = temporary_store();
-    let refused = |frames: &[(Kind, &[u8])], what: &str| {
-        assert_refused(&store, &forged(frames), None, what);
-    };
-    refused(&[], "no frame");
-    refused(&[end], "no image");
-    refused(
-        &[(Kind::Image, &none), (Kind::Image, &none), end],
-        "two images",
-    );
-    refused(
-        &[(Kind::Image, &none), (Kind::StreamEnd, &len(0)), end],
-        "no stream to end",
-    );
-    refused(
-        &[(Kind::Image, &none), (Kind::Zeros, &word(1)), end],
-        "zeros of no stream",
-    );
-    refused(
-        &[(Kind::Image, &none), (Kind::End, &len(1))],
-        "another total",
-    );
-    refused(&[(Kind::Image, &five), end], "not what the image said");
-    for name in [&b"../x"[..], b"/a", b"\xff", &[b'x'; 255]] {
-        let frames = [(Kind::Image, &none[..]), (Kind::Stream, name)];
-        let rest = [
-            (Kind::StreamEnd, &len(0)[..]),
-            (Kind::StreamEnd, &len(1)),
-            end,
-        ];
-        refused(
-            &[&frames[..], &rest].concat(),
-            "an impossible name or two ends",
-        );
-    }
-    let twice = [
-        stream,
-        (Kind::StreamEnd, &len(0)),
-        stream,
-        (Kind::StreamEnd, &len(0)),
-        end,
-    ];
-    refused(
-        &[&[(Kind::Image, &none[..])], &twice[..]].concat(),
-        "two streams of a name",
-    );
-    let with = |part: (Kind, &[u8]), total: u64, what: &str| {
-        let ends = [
-            (Kind::StreamEnd, &len(total)[..]),
-            (Kind::End, &len(total)[..]),
-        ];
-        let image = image(total);
-        refused(
-            &[&[(Kind::Image, &image[..]), stream, part], &ends[..]].concat(),
-            what,
-        );
-    };
-    with((Kind::Repeat, &word(0)), 5, "a repeat of nothing");
-    with((Kind::Repeat, &word(u32::MAX)), 5, "a repeat of nothing");
-    with((Kind::Zeros, &word(0)), 0, "no zeros");
-    with(
-        (Kind::Zeros, &word(u32::MAX)),
-        u32::MAX.into(),
-        "too many zeros",
-    );
-    with((Kind::Stream, b"b"), 0, "a stream in a stream");
-    for (raw, codec, name, bytes) in [
-        (5, 0, name, &b"bytes"[..]),
-        (5, 9, name, b"bytes"),
-        (4, 1, name, b"bytes"),
-        (6, 1, name, b"bytes"),
-        (5, 2, name, b"bytes"),
-        (6, 2, name, b"bytes"),
-        (9, 3, name, b"bytes"),
-        (5, 1, [0; 32], b"bytes"),
-        (u32::MAX, 2, name, b"bytes"),
-        (0, 1, name, b"bytes"),
-    ] {
-        let part = chunk(raw, codec, name, bytes);
-        with((Kind::Chunk, &part), raw.into(), &format!("{raw} {codec}"));
-    }
-    with((Kind::Chunk, &right), 4, "a stream of another length");
-}
-
-#[test]
-fn lengths_that_a_part_cannot_have_are_refused_before_there_is_memory_for_them() {
-    let (_folder, store) = temporary_store();
-    for kind in 0..=255 {
-        let mut file = forged(&[(Kind::Image, &[0; 20])]);
-        let at = HEADER_LEN;
-        file[at] = kind;
-        file[at + 4..at + 8].copy_from_slice(&u32::MAX.to_le_bytes());
-        let error = assert_refused(&store, &file, None, &format!("kind {kind}"));
-        let is_senseless = matches!(
-            error,
-            ImportError::Damaged {
-                damage: FileDamage::Senseless(_),
-                ..
-            }
-        );
-        assert!(is_senseless, "{kind}: {error}");
-    }
-}
-
-#[test]
-fn other_files_and_newer_ones_are_called_what_they_are() {
-    let (_folder, store) = temporary_store();
-    for other in [&b""[..], b"C", b"\x7fELF", &[0; 500], b"CKPTPACK and more"] {
-        let error = assert_refused(&store, other, None, "another file");
-        assert!(
-            matches!(error, ImportError::NotOurs | ImportError::Damaged { .. }),
-            "{error}"
-        );
-    }
-    let mut newer = forged(&[]);
-    newer[8] = 2;
-    let error = assert_refused(&store, &newer, None, "a newer file");
-    assert!(matches!(error, ImportError::Newer { format: 2 }), "{error}");
 }
 
 #[test]
