@@ -68,7 +68,8 @@ pub fn manifest(input: &[u8]) -> bool {
 }
 
 /// `f`ile, `c`hunk, also that of an encrypted store (`x`), `e`ncoding and back; a `n`ame, a
-/// store's f`o`rmat, a `r`eason, a `k`ey and its c`h`eck.
+/// store's f`o`rmat, a `r`eason, a `k`ey and its c`h`eck; a `p`ortable file, as it is or with its
+/// checksums made right (`q`).
 #[must_use]
 pub fn pack(input: &[u8]) -> bool {
     match input.split_first() {
@@ -77,6 +78,8 @@ pub fn pack(input: &[u8]) -> bool {
         Some((b'x', chunk)) => store::fuzz::chunk(Kind::Encrypted, chunk),
         Some((b'k', text)) => store::fuzz::key(text),
         Some((b'h', text)) => store::fuzz::key_check_file(text),
+        Some((b'p', file)) => store::fuzz::portable(file),
+        Some((b'q', file)) => store::fuzz::resealed_portable(file),
         Some((b'e', raw)) => store::fuzz::round_trip(raw),
         Some((b'n', name)) => store::fuzz::file_name(&String::from_utf8_lossy(name)),
         Some((b'o', text)) => store::fuzz::format_file(text),

@@ -5,7 +5,7 @@
 //! cli ──▶ supervisor ──▶ sandbox, job, cuda, criu, store, resident; copier ──▶ cuda
 //! ```
 //! Those six know nothing of each other; what two of them must agree on is
-//! handed over by the supervisor. `copier` is a process of its own that copies GPU
+//! handed over by the supervisor; `clock` and `causes` are for all. `copier` is a process of its own that copies GPU
 //! memory, `resident` speaks to the agent in the job's processes. The command line is a thin layer over this
 //! library: [`supervisor::run`] does what `ckpt-run -- CMD` does.
 //!
@@ -16,6 +16,7 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::process::ExitCode;
 
+pub mod causes;
 pub mod cli;
 pub mod clock;
 pub mod config;

@@ -1,13 +1,15 @@
 //! `ckpt-run config`: the settings in force, and the defaults.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Subcommand;
 use serde::Serialize;
 
-use super::{Failure, Global, output};
-use crate::config::{Config, DEFAULT_TOML};
+use super::{Failure, Global, OURS, output};
+use crate::config::{self, Config, DEFAULT_TOML, Sources};
+use crate::supervisor::chain;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum ConfigVerb {
@@ -16,6 +18,11 @@ pub(super) enum ConfigVerb {
         /// Say where each value came from
         #[arg(long)]
         origin: bool,
+    },
+    /// Check the settings of all places and tell everything that is wrong; does nothing else
+    Check {
+        /// Check this file in place of ./ckpt-run.toml
+        file: Option<PathBuf>,
     },
     /// Print the commented file of all settings with their defaults
     Default,
@@ -33,7 +40,43 @@ pub(super) fn run(global: &Global, verb: &ConfigVerb) -> Result<ExitCode, Failur
     match verb {
         ConfigVerb::Default => output::print(DEFAULT_TOML),
         ConfigVerb::Show { origin } => show(global, *origin),
+        ConfigVerb::Check { file } => check(global, file.clone()),
     }
+}
+
+/// What `config check --json` prints.
+#[derive(Serialize)]
+struct Checked {
+    good: bool,
+    errors: Vec<String>,
+}
+
+fn check(global: &Global, file: Option<PathBuf>) -> Result<ExitCode, Failure> {
+    let file = file.or_else(|| global.config.clone());
+    let overrides = global.overrides(Vec::new());
+    let errors = match Sources::from_process(file, overrides) {
+        Ok(sources) => config::check(&sources),
+        Err(error) => vec![error],
+    };
+    let errors: Vec<String> = errors.iter().map(|error| chain(error)).collect();
+    let good = errors.is_empty();
+    if global.json {
+        output::print_json(&Checked { good, errors })?;
+    } else {
+        for error in &errors {
+            output::say(error);
+        }
+        let count = errors.len();
+        output::say(&match count {
+            0 => "the settings are good; `ckpt-run config show --origin` shows them".to_owned(),
+            _ => format!("errors in the settings: {count}"),
+        });
+    }
+    Ok(if good {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(OURS)
+    })
 }
 
 fn show(global: &Global, with_origins: bool) -> Result<ExitCode, Failure> {

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use clap::error::{ContextKind, ErrorKind};
 use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
 
 use crate::config::{Config, ConfigError, Loaded, Override, Sources};
 use crate::copier;
@@ -14,9 +15,11 @@ use crate::criu::Search;
 use crate::store::Store;
 use crate::supervisor::{OURS, chain, read_key};
 
+mod completions;
 mod config;
 mod copy;
 mod cuda;
+mod diff;
 pub mod doctor;
 mod forget;
 #[cfg(any(fuzzing, test))]
@@ -24,9 +27,11 @@ pub(crate) mod fuzz;
 mod images;
 mod key;
 mod list;
+mod man;
 mod output;
 mod pause;
 mod pin;
+mod portable;
 mod progress;
 mod prune;
 mod repair;
@@ -36,11 +41,14 @@ mod snapshot;
 mod status;
 mod verify;
 
+/// What we are called.
+const PROGRAM: &str = "ckpt-run";
+
 /// Snapshots a GPU job, and restores it when it crashes, as if nothing had happened.
 ///
 /// `ckpt-run -- ./train` starts the job, or goes on with it where its newest image is.
 #[derive(Debug, Parser)]
-#[command(name = "ckpt-run", version, after_help = SIGNALS, override_usage = "ckpt-run [OPTIONS] -- CMD [ARGS]...\n       ckpt-run VERB [OPTIONS]")]
+#[command(name = PROGRAM, version, after_help = SIGNALS, override_usage = "ckpt-run [OPTIONS] -- CMD [ARGS]...\n       ckpt-run VERB [OPTIONS]")]
 struct CommandLine {
     #[command(flatten)]
     global: Global,
@@ -113,15 +121,30 @@ enum Verb {
         #[arg(default_value = "latest")]
         image: String,
     },
+    /// Show what is different between two images
+    Diff {
+        /// The id of the older one
+        from: String,
+        /// The id of the newer one, or `latest`
+        #[arg(default_value = "latest")]
+        to: String,
+    },
     /// Read images again, check every byte, name all that is bad
     Verify {
         /// Their ids, or `latest` [default: all]
         images: Vec<String>,
+        /// All of them, which is what is done without ids
+        #[arg(long, conflicts_with = "images")]
+        all: bool,
     },
     /// Heal damaged images where that is possible, remove those that are lost
     Repair(repair::RepairArguments),
     /// Copy an image into another store
     Copy(copy::CopyArguments),
+    /// Write an image as one file, which `import` reads
+    Export(portable::ExportArguments),
+    /// Make an image of a file that `export` wrote
+    Import(portable::ImportArguments),
     /// Keep an image whatever the rules say, until it is unpinned
     Pin {
         /// Its id, or `latest`
@@ -159,6 +182,17 @@ enum Verb {
     /// Make keys for encrypted stores
     #[command(subcommand)]
     Key(key::KeyVerb),
+    /// Print what a shell needs to complete command lines of ckpt-run
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+    /// Print the manual page, or write the pages of all verbs
+    Man {
+        /// Folder for the pages, ckpt-run.1 and one for each verb; made if need be
+        #[arg(value_name = "DIR")]
+        folder: Option<PathBuf>,
+    },
     /// Copy GPU memory for a supervisor, which starts this by itself
     #[command(name = copier::ARGUMENT, hide = true)]
     GpuCopier,
@@ -196,6 +230,11 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// All that the command line can be.
+fn grammar() -> clap::Command {
+    CommandLine::command()
+}
+
 /// A failure of ours, in words, and the exit code.
 struct Failure {
     text: String,
@@ -221,9 +260,12 @@ fn dispatch(global: &Global, verb: Verb) -> Result<ExitCode, Failure> {
         Verb::Status { watch } => status::run(global, watch),
         Verb::List => list::run(global),
         Verb::Show { image } => show::run(global, &image),
-        Verb::Verify { images } => verify::run(global, &images),
+        Verb::Diff { from, to } => diff::run(global, &from, &to),
+        Verb::Verify { images, all: _ } => verify::run(global, &images),
         Verb::Repair(arguments) => repair::run(global, &arguments),
         Verb::Copy(arguments) => copy::run(global, &arguments),
+        Verb::Export(arguments) => portable::export(global, &arguments),
+        Verb::Import(arguments) => portable::import(global, &arguments),
         Verb::Pin { image, note } => pin::pin(global, &image, &note),
         Verb::Unpin { image } => pin::unpin(global, &image),
         Verb::Forget(arguments) => forget::run(global, &arguments),
@@ -236,6 +278,8 @@ fn dispatch(global: &Global, verb: Verb) -> Result<ExitCode, Failure> {
         Verb::Cuda(verb) => cuda::run(global, &verb),
         Verb::Config(verb) => config::run(global, &verb),
         Verb::Key(verb) => key::run(&verb),
+        Verb::Completions { shell } => completions::run(shell),
+        Verb::Man { folder } => man::run(folder.as_deref()),
         // Started by a supervisor it does not get here: see `helper_main`.
         Verb::GpuCopier => Err(Failure {
             text: "gpu-copier is a part of ckpt-run that a supervisor starts by itself; its standard input has to be \
@@ -248,7 +292,13 @@ fn dispatch(global: &Global, verb: Verb) -> Result<ExitCode, Failure> {
 
 impl Global {
     /// Loads the settings, with these flags over all else.
-    fn load(&self, mut overrides: Vec<Override>) -> Result<Loaded, ConfigError> {
+    fn load(&self, overrides: Vec<Override>) -> Result<Loaded, ConfigError> {
+        let overrides = self.overrides(overrides);
+        crate::config::load(&Sources::from_process(self.config.clone(), overrides)?)
+    }
+
+    /// Those of a verb and those of all verbs.
+    fn overrides(&self, mut overrides: Vec<Override>) -> Vec<Override> {
         let flags = [
             ("store", "--store", &self.store),
             ("criu.path", "--criu", &self.criu),
@@ -256,7 +306,7 @@ impl Global {
         for (key, flag, value) in flags {
             overrides.extend(value.clone().map(|value| Override { key, flag, value }));
         }
-        crate::config::load(&Sources::from_process(self.config.clone(), overrides)?)
+        overrides
     }
 
     /// Opens the store that is there.
@@ -307,7 +357,7 @@ fn with_dashes(arguments: &[OsString]) -> Option<String> {
     if words.iter().any(|word| word == "--") {
         return None;
     }
-    let grammar = CommandLine::command();
+    let grammar = grammar();
     let takes_value = |word: &str| {
         grammar.get_arguments().any(|argument| {
             argument.get_action().takes_values()
@@ -356,7 +406,7 @@ mod tests {
 
     #[test]
     fn the_command_line_is_well_formed() {
-        CommandLine::command().debug_assert();
+        grammar().debug_assert();
     }
 
     #[test]

@@ -25,3 +25,9 @@ pub(super) fn print(text: &str) -> Result<ExitCode, Failure> {
 pub(super) fn print_json(data: &impl Serialize) -> Result<ExitCode, Failure> {
     print(&format!("{}\n", serde_json::to_string_pretty(data)?))
 }
+
+/// The text on one line, without what could steer a terminal.
+pub(super) fn plain(text: &str) -> String {
+    let plain = |c: char| if c.is_control() { ' ' } else { c };
+    text.chars().map(plain).collect()
+}

@@ -1,14 +1,16 @@
 //! `ckpt-run show`: all about one image.
 
-use std::fmt::Write as _;
+mod text;
+
 use std::process::ExitCode;
 
 use serde::Serialize;
 
 use super::images::{find, note, timestamp};
 use super::{Failure, Global, output};
+use crate::job::MemoryUse;
 use crate::store::ImageId;
-use crate::supervisor::{GpuFacts, ImageFacts, size};
+use crate::supervisor::{ImageFacts, StreamKind};
 
 /// An image as `show --json` prints it.
 #[derive(Serialize)]
@@ -22,12 +24,15 @@ struct Shown<'a> {
     note: Option<String>,
     #[serde(flatten)]
     facts: &'a ImageFacts,
+    /// Host memory of its processes together; `None` in images that do not tell.
+    memory: Option<MemoryUse>,
     streams: Vec<StreamSize<'a>>,
 }
 
 #[derive(Serialize)]
 struct StreamSize<'a> {
     name: &'a str,
+    kind: StreamKind,
     bytes: u64,
 }
 
@@ -46,11 +51,13 @@ pub(super) fn run(global: &Global, image: &str) -> Result<ExitCode, Failure> {
         pinned: entry.as_ref().is_some_and(|entry| entry.pinned.is_some()),
         note: entry.as_ref().and_then(note),
         facts: &facts,
+        memory: memory(&facts),
         streams: manifest
             .streams
             .iter()
             .map(|stream| StreamSize {
                 name: &stream.name,
+                kind: StreamKind::of(&stream.name),
                 bytes: stream.raw_len,
             })
             .collect(),
@@ -58,82 +65,12 @@ pub(super) fn run(global: &Global, image: &str) -> Result<ExitCode, Failure> {
     if global.json {
         return output::print_json(&shown);
     }
-    output::print(&text(&shown)?)
+    output::print(&text::text(&shown)?)
 }
 
-fn text(image: &Shown<'_>) -> Result<String, std::fmt::Error> {
-    let facts = image.facts;
-    let mut out = String::new();
-    writeln!(out, "image      {}", image.id)?;
-    if let Some(reason) = image.damaged {
-        writeln!(out, "damaged    {reason}")?;
-    }
-    if image.pinned {
-        writeln!(out, "pinned     {}", image.note.as_deref().unwrap_or("yes"))?;
-    }
-    writeln!(
-        out,
-        "created    {} on {} ({})",
-        image.created,
-        facts.host,
-        facts.trigger.as_str()
-    )?;
-    writeln!(out, "command    {}", facts.command.join(" "))?;
-    writeln!(out, "directory  {}", facts.directory.display())?;
-    writeln!(
-        out,
-        "size       {}, {} stored",
-        size(image.raw_bytes),
-        size(image.stored_bytes)
-    )?;
-    writeln!(out, "freeze     {:.3} s", facts.freeze_seconds)?;
-    for phase in &facts.phases {
-        writeln!(out, "  {:<8} {:.3} s", phase.name, phase.seconds)?;
-    }
-    writeln!(out, "processes  {}", facts.processes)?;
-    match &facts.cuda {
-        Some(cuda) => writeln!(
-            out,
-            "cuda       {} processes, driver {}, {}",
-            cuda.pids.len(),
-            cuda.driver,
-            cuda.gpus
-                .iter()
-                .map(described)
-                .collect::<Vec<_>>()
-                .join(", ")
-        )?,
-        None => writeln!(out, "cuda       none")?,
-    }
-    writeln!(
-        out,
-        "made with  CRIU {}, Linux {}",
-        facts.criu, facts.kernel
-    )?;
-    for file in facts.files.iter().filter(|file| file.written()) {
-        let kept = if file.content.is_some() {
-            ", content kept"
-        } else {
-            ""
-        };
-        writeln!(
-            out,
-            "writes     {} ({} bytes{kept})",
-            file.path.display(),
-            file.size
-        )?;
-    }
-    Ok(out)
-}
-
-/// `NVIDIA H200 (GPU-…) 1.5 GiB in use`, as far as the image knows.
-fn described(gpu: &GpuFacts) -> String {
-    let used = gpu
-        .used_bytes
-        .map(|bytes| format!(" {} in use", size(bytes)));
-    let used = used.unwrap_or_default();
-    if gpu.name.is_empty() {
-        return format!("{}{used}", gpu.uuid);
-    }
-    format!("{} ({}){used}", gpu.name, gpu.uuid)
+fn memory(facts: &ImageFacts) -> Option<MemoryUse> {
+    let processes = facts.process_tree.iter();
+    processes
+        .map(|process| process.memory)
+        .reduce(MemoryUse::and)
 }

@@ -15,6 +15,8 @@ use super::{ConfigError, Origin, Override};
 const CRIU_VARIABLE: &str = "CKPT_RUN_CRIU";
 /// Told to the job, and so to a ckpt-run that the job starts; they set nothing.
 const JOB_VARIABLES: [&str; 2] = ["CKPT_RUN_JOB", "CKPT_RUN_SOCKET"];
+/// Errors of a text that are told: one mistake leads to others, and the first few say enough.
+const SYNTAX_ERRORS_MAX: usize = 10;
 /// Suggestions compare every key with what was given; longer is no typing error.
 const SUGGEST_BYTES_MAX: usize = 64;
 /// Below this likeness (0 to 1) a suggestion only confuses.
@@ -27,8 +29,11 @@ pub(super) struct Entry {
     pub(super) origin: Origin,
 }
 
+/// What one place says, key by key, and what it says wrongly, in its order.
+pub(super) type Layer = Vec<Result<Entry, ConfigError>>;
+
 /// What the variables say, in the order given.
-pub(super) fn environment_layer(variables: &[(String, String)]) -> Result<Vec<Entry>, ConfigError> {
+pub(super) fn environment_layer(variables: &[(String, String)]) -> Layer {
     let ours = variables
         .iter()
         .filter(|(name, _)| name.starts_with(PREFIX))
@@ -52,7 +57,7 @@ pub(super) fn environment_layer(variables: &[(String, String)]) -> Result<Vec<En
 }
 
 /// What the command line says.
-pub(super) fn flag_layer(overrides: &[Override]) -> Result<Vec<Entry>, ConfigError> {
+pub(super) fn flag_layer(overrides: &[Override]) -> Layer {
     overrides
         .iter()
         .map(|given| {
@@ -74,54 +79,62 @@ pub(super) fn flag_layer(overrides: &[Override]) -> Result<Vec<Entry>, ConfigErr
         .collect()
 }
 
-/// What a file with this text says; `origin` is the origin of a line.
-pub(super) fn toml_layer(
-    text: &str,
-    origin: impl Fn(usize) -> Origin,
-) -> Result<Vec<Entry>, ConfigError> {
+/// What a file with this text says; `origin` is the origin of a line. Of a text that is not TOML only
+/// that is said: what is left of it may mean anything.
+pub(super) fn toml_layer(text: &str, origin: impl Fn(usize) -> Origin) -> Layer {
     let origin = |offset| origin(line(text, offset));
-    let table = DeTable::parse(text).map_err(|error| ConfigError::Syntax {
-        origin: origin(error.span().map_or(0, |span| span.start)),
-        message: error.message().replace('\n', ", "),
-    })?;
-    let mut entries = Vec::new();
-    collect(table.get_ref(), "", &origin, &mut entries)?;
-    Ok(entries)
+    let (table, errors) = DeTable::parse_recoverable(text);
+    if !errors.is_empty() {
+        let refused = errors.iter().take(SYNTAX_ERRORS_MAX).map(|error| {
+            Err(ConfigError::Syntax {
+                origin: origin(error.span().map_or(0, |span| span.start)),
+                message: error.message().replace('\n', ", "),
+            })
+        });
+        return refused.collect();
+    }
+    let mut found = Vec::new();
+    collect(table.get_ref(), "", &origin, &mut found);
+    // A table has its keys in the order of the alphabet.
+    found.sort_by_key(|(offset, _)| *offset);
+    found.into_iter().map(|(_, entry)| entry).collect()
 }
 
-/// Adds the keys of a table, and of the sections in it, to `entries`.
+/// Adds the keys of a table, and of the sections in it, to `found`, each with its offset in the text.
 fn collect(
     table: &DeTable<'_>,
     section: &str,
     origin: &impl Fn(usize) -> Origin,
-    entries: &mut Vec<Entry>,
-) -> Result<(), ConfigError> {
+    found: &mut Vec<(usize, Result<Entry, ConfigError>)>,
+) {
     for (name, value) in table {
-        let origin_here = origin(name.span().start);
+        let offset = name.span().start;
+        let origin_here = origin(offset);
         let path = if section.is_empty() {
             name.get_ref().to_string()
         } else {
             format!("{section}.{}", name.get_ref())
         };
         if let Some(key) = find(&path) {
-            entries.push(Entry {
+            let entry = Entry {
                 key,
                 value: Value::from_toml(value.get_ref()),
                 origin: origin_here,
-            });
+            };
+            found.push((offset, Ok(entry)));
         } else if !KEYS.iter().any(|key| key.split().0 == path) {
-            return Err(unknown(&path, origin_here));
+            found.push((offset, Err(unknown(&path, origin_here))));
         } else if let DeValue::Table(inner) = value.get_ref() {
-            collect(inner, &path, origin, entries)?;
+            collect(inner, &path, origin, found);
         } else {
-            return Err(ConfigError::Value {
+            let refused = ConfigError::Value {
                 origin: origin_here,
                 key: path,
                 problem: Box::new(Value::from_toml(value.get_ref()).not("a table")),
-            });
+            };
+            found.push((offset, Err(refused)));
         }
     }
-    Ok(())
 }
 
 fn find(path: &str) -> Option<&'static Key> {

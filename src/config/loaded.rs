@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::path::Path;
 
 use serde::{Serialize, Serializer};
 
@@ -15,7 +16,7 @@ use super::keys::{
     ALLOW_REMOTE_PATH, BACKOFF_MAX_PATH, BACKOFF_PATH, CRON_PATH, INTERVAL_PATH, KEY_COMMAND_PATH,
     KEY_FILE_PATH, KEYS, Key, LISTEN_PATH, encryption_path,
 };
-use super::layer::{Entry, environment_layer, flag_layer, toml_layer};
+use super::layer::{Entry, Layer, environment_layer, flag_layer, toml_layer};
 use super::{Config, ConfigError, Origin, Sources};
 
 /// The commented file with every key, built into the program.
@@ -43,7 +44,17 @@ pub fn load(sources: &Sources) -> Result<Loaded, ConfigError> {
     Ok(loaded)
 }
 
-fn in_file(path: &std::path::Path) -> impl Fn(usize) -> Origin {
+/// Everything that is wrong with the settings of all places, place by place; nothing for settings
+/// that [`load`] takes.
+#[must_use]
+pub fn check(sources: &Sources) -> Vec<ConfigError> {
+    match Loaded::defaults() {
+        Ok(mut loaded) => loaded.lay_and_tell(sources),
+        Err(error) => vec![error],
+    }
+}
+
+fn in_file(path: &Path) -> impl Fn(usize) -> Origin {
     |line| Origin::File {
         path: path.to_owned(),
         line,
@@ -66,55 +77,51 @@ impl Loaded {
             config: Config::default(),
             origins: BTreeMap::new(),
         };
-        loaded.lay(toml_layer(DEFAULT_TOML, |_| Origin::Default)?)?;
+        first(loaded.lay(toml_layer(DEFAULT_TOML, |_| Origin::Default)))?;
         Ok(loaded)
     }
 
     /// Sets what all other places say.
     pub(super) fn lay_all(&mut self, sources: &Sources) -> Result<(), ConfigError> {
-        for path in [Some(&sources.system), sources.user.as_ref()]
-            .into_iter()
-            .flatten()
-        {
-            if let Some(text) = read_if_there(path)? {
-                self.lay(toml_layer(&text, in_file(path))?)?;
-            }
-        }
-        if let Some((path, text)) = read_project(&sources.project)? {
-            self.lay(toml_layer(&text, in_file(path))?)?;
-        }
-        self.lay(environment_layer(&sources.environment)?)?;
-        self.lay(flag_layer(&sources.overrides)?)?;
-        self.check_backoff()?;
-        self.check_remote()
+        first(self.lay_and_tell(sources))
     }
 
-    /// Sets what one place says.
-    fn lay(&mut self, layer: Vec<Entry>) -> Result<(), ConfigError> {
+    /// Sets what all other places say, as far as it is right; what is not.
+    fn lay_and_tell(&mut self, sources: &Sources) -> Vec<ConfigError> {
+        let mut refused = Vec::new();
+        let trusted = [Some(&sources.system), sources.user.as_ref()];
+        for path in trusted.into_iter().flatten() {
+            let text = read_if_there(path).map(|text| text.map(|text| (path.as_path(), text)));
+            refused.extend(self.lay_file(text));
+        }
+        refused.extend(self.lay_file(read_project(&sources.project)));
+        refused.extend(self.lay(environment_layer(&sources.environment)));
+        refused.extend(self.lay(flag_layer(&sources.overrides)));
+        refused.extend(self.check_backoff().err());
+        refused.extend(self.check_remote().err());
+        refused
+    }
+
+    fn lay_file(&mut self, file: Result<Option<(&Path, String)>, ConfigError>) -> Vec<ConfigError> {
+        match file {
+            Ok(Some((path, text))) => self.lay(toml_layer(&text, in_file(path))),
+            Ok(None) => Vec::new(),
+            Err(error) => vec![error],
+        }
+    }
+
+    /// Sets what one place says, as far as it is right; what is not.
+    fn lay(&mut self, layer: Layer) -> Vec<ConfigError> {
+        let mut refused = Vec::new();
         let mut here: BTreeMap<&'static str, Origin> = BTreeMap::new();
         let mut key_given: Option<(Origin, &'static str)> = None;
         for entry in layer {
-            let path = entry.key.path;
-            (entry.key.set)(&mut self.config, &entry.value).map_err(|problem| {
-                ConfigError::Value {
-                    origin: entry.origin.clone(),
-                    key: path.to_owned(),
-                    problem: Box::new(problem),
-                }
-            })?;
-            if let Some(first) = here.insert(path, entry.origin.clone()) {
-                let why = "both set the same key; keep one";
-                return Err(contradiction((first, path), (entry.origin, path), why));
-            }
-            if encryption_path(&self.config.encryption) == Some(path) {
-                let second = (entry.origin, path);
-                if let Some(first) = key_given.replace(second.clone()) {
-                    return Err(contradiction(first, second, ONE_OF_TWO));
-                }
-            }
+            let set = entry.and_then(|entry| self.set(entry, &mut here, &mut key_given));
+            refused.extend(set.err());
         }
         if let Some(interval) = here.get(INTERVAL_PATH) {
-            self.end_cron(interval.clone(), here.get(CRON_PATH).cloned())?;
+            let ended = self.end_cron(interval.clone(), here.get(CRON_PATH).cloned());
+            refused.extend(ended.err());
         }
         if let Some((origin, _)) = key_given {
             // What the other key has, it has from here: nothing.
@@ -124,6 +131,33 @@ impl Loaded {
         let here = here.into_iter();
         self.origins
             .extend(here.map(|(path, origin)| (path.to_owned(), origin)));
+        refused
+    }
+
+    /// Sets one key. `here` are the keys that its place has given so far, `key_given` the one among them
+    /// that says where the store's key is.
+    fn set(
+        &mut self,
+        entry: Entry,
+        here: &mut BTreeMap<&'static str, Origin>,
+        key_given: &mut Option<(Origin, &'static str)>,
+    ) -> Result<(), ConfigError> {
+        let path = entry.key.path;
+        (entry.key.set)(&mut self.config, &entry.value).map_err(|problem| ConfigError::Value {
+            origin: entry.origin.clone(),
+            key: path.to_owned(),
+            problem: Box::new(problem),
+        })?;
+        if let Some(first) = here.insert(path, entry.origin.clone()) {
+            let why = "both set the same key; keep one";
+            return Err(contradiction((first, path), (entry.origin, path), why));
+        }
+        if encryption_path(&self.config.encryption) == Some(path) {
+            let second = (entry.origin, path);
+            if let Some(first) = key_given.replace(second.clone()) {
+                return Err(contradiction(first, second, ONE_OF_TWO));
+            }
+        }
         Ok(())
     }
 
@@ -177,6 +211,11 @@ impl Loaded {
         let origin = self.origins.get(path).cloned();
         (origin.unwrap_or(Origin::Default), path)
     }
+}
+
+/// The first of what is wrong.
+fn first(refused: Vec<ConfigError>) -> Result<(), ConfigError> {
+    refused.into_iter().next().map_or(Ok(()), Err)
 }
 
 fn contradiction(

@@ -30,7 +30,7 @@ mod value;
 
 pub use cron::CronExpression;
 pub use error::{ConfigError, Distrust, Invalid};
-pub use loaded::{DEFAULT_TOML, Loaded, load};
+pub use loaded::{DEFAULT_TOML, Loaded, check, load};
 pub use model::{
     Buffer, Config, Cpus, Criu, Cuda, Encryption, ExitStatus, Files, Interval, IoUring, Isolation,
     Log, LogLevel, Memory, Metrics, Nccl, Network, Restart, RestartLimit, RestartPolicy, Retention,

@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use super::loader::DriverVersion;
 use super::state::State;
-use super::sys;
+use crate::causes::{self, Symptom};
 
 /// Why the CUDA driver cannot be used on this machine.
 #[derive(Debug, Error)]
@@ -129,7 +129,7 @@ impl fmt::Display for Call {
 
 /// One call on one process failed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("{call} CUDA process {pid}: {code}{}", Advice(advice(*call, code.number)))]
+#[error("{call} CUDA process {pid}: {code}{}", Advice(*call, code.number))]
 pub struct CallError {
     /// The process, as this process sees it.
     pub pid: i32,
@@ -139,46 +139,16 @@ pub struct CallError {
     pub code: Code,
 }
 
-struct Advice(Option<&'static str>);
+/// What a code means and what to do about it, where that is known.
+struct Advice(Call, i32);
 
 impl fmt::Display for Advice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.map_or(Ok(()), |advice| write!(f, "; {advice}"))
-    }
-}
-
-/// What the user can do about a code, where that is known (driver 580.159).
-fn advice(call: Call, number: i32) -> Option<&'static str> {
-    match (call, number) {
-        (Call::Checkpoint | Call::Restore, sys::NOT_SUPPORTED) => Some(
-            "the job uses managed memory, CUDA IPC or peer-mapped GPU memory, which this driver \
-             cannot suspend; for NCCL set NCCL_P2P_DISABLE=1 NCCL_CUMEM_ENABLE=0 \
-             NCCL_CUMEM_HOST_ENABLE=0",
-        ),
-        (Call::Restore, sys::INVALID_VALUE) => Some(
-            "a GPU that the process used is not visible here, or the GPU map lacks one (it has to \
-             name every GPU that was visible where the process was suspended), or the process \
-             shares GPU memory with another one",
-        ),
-        (Call::Restore, sys::OUT_OF_MEMORY) => {
-            Some("the GPU has less free memory than the process had in use")
+        let call = self.0.to_string();
+        match causes::find(&[Symptom::Cuda(&call, self.1)]) {
+            Some((known, _)) => write!(f, "; {}; {}", known.cause, known.remedy),
+            None => Ok(()),
         }
-        (Call::Checkpoint, sys::OUT_OF_MEMORY) => {
-            Some("the host has too little memory for a copy of the GPU memory")
-        }
-        (_, sys::NOT_INITIALIZED) => Some("the process does not use CUDA"),
-        (_, sys::NO_DEVICE) => Some("the driver sees no GPU"),
-        (_, sys::OPERATING_SYSTEM) => {
-            Some("the process has ended, or may not be controlled by this user")
-        }
-        (_, sys::ILLEGAL_STATE) => {
-            Some("something else is suspending or resuming this process at the same time")
-        }
-        (_, sys::NOT_PERMITTED) => Some("run as the job's user or as root"),
-        (_, sys::SYSTEM_DRIVER_MISMATCH) => {
-            Some("libcuda.so.1 and the kernel driver are of different versions")
-        }
-        _ => None,
     }
 }
 

@@ -11,16 +11,17 @@ use std::mem::{offset_of, size_of};
 pub(super) type CuResult = c_int;
 
 pub(super) const SUCCESS: CuResult = 0;
+#[cfg(test)]
 pub(super) const INVALID_VALUE: CuResult = 1;
 pub(super) const OUT_OF_MEMORY: CuResult = 2;
 pub(super) const NOT_INITIALIZED: CuResult = 3;
-pub(super) const NO_DEVICE: CuResult = 100;
+#[cfg(test)]
 pub(super) const OPERATING_SYSTEM: CuResult = 304;
+#[cfg(test)]
 pub(super) const ILLEGAL_STATE: CuResult = 401;
 pub(super) const NOT_READY: CuResult = 600;
-pub(super) const NOT_PERMITTED: CuResult = 800;
+#[cfg(test)]
 pub(super) const NOT_SUPPORTED: CuResult = 801;
-pub(super) const SYSTEM_DRIVER_MISMATCH: CuResult = 803;
 
 /// `CUcheckpointLockArgs`.
 #[repr(C)]

@@ -79,3 +79,13 @@ fn write_seeds() {
         }
     }
 }
+
+#[test]
+#[ignore = "writes into the source tree, once a format"]
+fn write_seeds_of_portable_files() {
+    let portable = crate::store::fuzz::portable_seed();
+    for (letter, seed) in [(b'p', "valid-portable"), (b'q', "valid-portable-resealed")] {
+        let bytes = [&[letter][..], &portable].concat();
+        fs::write(corpus().join("pack").join(seed), bytes).unwrap();
+    }
+}

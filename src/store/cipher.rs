@@ -3,7 +3,8 @@
 //! ```text
 //! key ─┬─ "names"     ─▶ keyed BLAKE3 ─▶ names of chunks
 //!      ├─ "chunks"    ─▶ AEGIS-128L   ─▶ nonce (16 bytes) ‖ ciphertext ‖ tag (16 bytes)
-//!      └─ "manifests" ─▶ AEGIS-128L   ─▶ the same
+//!      ├─ "manifests" ─▶ AEGIS-128L   ─▶ the same
+//!      └─ "portable files" ─▶ with a salt a file: AEGIS-128L of its frames, and a check of the key
 //! ```
 //! A sealed buffer stands for itself: it can lie anywhere in any pack, and no header is
 //! needed to open it. It is bound to what it is, a chunk to its name and a part of a
@@ -44,12 +45,16 @@ const _: () = assert!(OVERHEAD_LEN as usize == OVERHEAD_BYTES);
 const NAMES: &str = "ckpt-run 2026-11-21 store, names of chunks";
 const CHUNKS: &str = "ckpt-run 2026-11-21 store, chunks";
 const MANIFESTS: &str = "ckpt-run 2026-11-21 store, manifests";
+const FILES: &str = "ckpt-run 2026-11-21 store, portable files";
+const FRAMES: &str = "ckpt-run 2026-11-21 portable file, frames";
+const FILE_CHECK: &str = "ckpt-run 2026-11-21 portable file, key check";
 
 /// What a store does with its key.
 pub(super) struct Secrets {
     names: Zeroizing<[u8; 32]>,
     pub(super) chunks: Cipher,
     pub(super) manifests: Cipher,
+    files: Key,
 }
 
 impl Secrets {
@@ -58,6 +63,7 @@ impl Secrets {
             names: key.derive(NAMES, &[]),
             chunks: Cipher::new(key, CHUNKS),
             manifests: Cipher::new(key, MANIFESTS),
+            files: Key::from_bytes(&key.derive(FILES, &[])),
         }
     }
 
@@ -65,6 +71,18 @@ impl Secrets {
     /// chunk, not even from a name.
     pub(super) fn name(&self, chunk: &[u8]) -> Hash {
         *blake3::keyed_hash(&self.names, chunk).as_bytes()
+    }
+}
+
+impl Secrets {
+    /// Seals and opens the frames of the portable file that has this salt.
+    pub(super) fn file(&self, salt: &[u8; 32]) -> Cipher {
+        Cipher::derived(&self.files.derive(FRAMES, salt))
+    }
+
+    /// By what a portable file knows its key.
+    pub(super) fn file_check(&self, salt: &[u8; 32]) -> [u8; 32] {
+        *self.files.derive(FILE_CHECK, salt)
     }
 }
 
@@ -84,7 +102,10 @@ pub(super) struct Cipher(Zeroizing<[u8; 16]>);
 
 impl Cipher {
     fn new(key: &Key, context: &str) -> Self {
-        let derived = key.derive(context, &[]);
+        Self::derived(&key.derive(context, &[]))
+    }
+
+    fn derived(derived: &[u8; 32]) -> Self {
         let mut cipher = Self(Zeroizing::default());
         cipher.0.copy_from_slice(&derived[..16]);
         cipher

@@ -100,7 +100,7 @@ impl Store {
     }
 }
 
-fn is_gone(store: &Store, id: ImageId, error: &ReadError) -> bool {
+pub(super) fn is_gone(store: &Store, id: ImageId, error: &ReadError) -> bool {
     let is_missing = matches!(error, ReadError::Missing { .. });
     error.is_damage() && !is_missing && !store.manifest_file(id).exists()
 }

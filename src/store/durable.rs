@@ -5,6 +5,7 @@
 //! is synced. Every small file of a store goes this way, and the run state of the
 //! caller too. Knows nothing of what it writes.
 
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -119,6 +120,38 @@ fn replace(path: &Path, content: &[u8], mode: u32) -> Result<(), DurableError> {
     })?;
     temporary.disable_cleanup(true); // nothing has that name any more
     sync_folder(folder)
+}
+
+/// Makes a new file (mode 0600) of what `fill` writes, durably; one that has this name stays
+/// as it is. Without success there is no file, nor a part of one.
+///
+/// # Errors
+/// What `fill` says, or [`DurableError`]: [`DurableError::Rename`] also when there is such a file.
+pub fn create_with<T, E: From<DurableError>>(
+    path: &Path,
+    fill: impl FnOnce(&File) -> Result<T, E>,
+) -> Result<T, E> {
+    let folder = folder_of(path);
+    let temporary = tempfile::Builder::new()
+        .prefix(TEMPORARY_PREFIX)
+        .make_in(folder, |path| disk::create_new(path, 0o600))
+        .map_err(|source| DurableError::CreateTemporary {
+            path: folder.to_owned(),
+            source,
+        })?;
+    let filled = fill(temporary.as_file())?;
+    disk::sync(temporary.as_file()).map_err(|source| DurableError::Write {
+        path: path.to_owned(),
+        source,
+    })?;
+    temporary
+        .persist_noclobber(path)
+        .map_err(|error| DurableError::Rename {
+            path: path.to_owned(),
+            source: error.error,
+        })?;
+    sync_folder(folder)?;
+    Ok(filled)
 }
 
 /// Makes creations, renames and removals in a folder last.

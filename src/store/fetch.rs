@@ -65,6 +65,23 @@ impl<'a> Fetcher<'a> {
         }
     }
 
+    /// As [`fetch`](Self::fetch), and `encoded` becomes the chunk's stored form, opened.
+    pub(super) fn fetch_encoded(
+        &mut self,
+        stored: &Stored,
+        raw: &mut [u8],
+        encoded: &mut Vec<u8>,
+    ) -> Result<(), Fault> {
+        let overhead = self.secrets.map_or(0, |_| OVERHEAD_BYTES);
+        encoded.resize(stored.len as usize - overhead, 0);
+        self.decode(stored, encoded, raw)?;
+        if self.packs.store().name_of(raw) == stored.hash {
+            Ok(())
+        } else {
+            Err(Fault::Hash)
+        }
+    }
+
     fn decode(&mut self, stored: &Stored, bytes: &mut [u8], raw: &mut [u8]) -> Result<(), Fault> {
         let overhead = self.secrets.map_or(0, |_| OVERHEAD_BYTES);
         // A valid manifest has no stored chunk longer than CHUNK_BYTES.

@@ -5,6 +5,8 @@ use std::fs;
 use tempfile::TempDir;
 use xxhash_rust::xxh3::xxh3_64;
 
+#[cfg(test)]
+use super::Form;
 use super::chunk::{CHUNK_BYTES, CHUNK_LEN_MAX};
 use super::cipher::OVERHEAD_BYTES;
 #[cfg(test)]
@@ -15,6 +17,7 @@ use super::key::{KEY_FILE, Key};
 use super::layout::FORMAT;
 use super::manifest::{Chunk, Content, Manifest, Stored, Stream};
 use super::pack::{self, HEADER_BYTES, Pack, PackName};
+use super::portable;
 use super::wire;
 use super::{ImageEntry, ImageId, OpenError, Store};
 
@@ -36,6 +39,7 @@ pub(crate) enum Kind {
 
 thread_local! {
     static PLAIN: (TempDir, Store) = new_store(None);
+    static PORTABLE: (TempDir, Store) = new_store(None);
     static ENCRYPTED: (TempDir, Store) = new_store(Some(&Key::from_bytes(&[7; 32])));
 }
 
@@ -129,6 +133,39 @@ pub(crate) fn pack_file(file: &[u8]) -> bool {
         assert!(problem.is_some() || file.len() as u64 >= HEADER_BYTES);
         problem.is_none()
     })
+}
+
+/// A portable file, as it is or with its checksums made right first.
+pub(crate) fn portable(file: &[u8]) -> bool {
+    PORTABLE.with(|(_folder, store)| portable::fuzz::import(store, file))
+}
+
+/// See [`portable`].
+pub(crate) fn resealed_portable(file: &[u8]) -> bool {
+    let mut file = file.to_vec();
+    portable::fuzz::reseal(&mut file);
+    portable(&file)
+}
+
+/// A portable file with every kind of frame.
+#[cfg(test)]
+pub(crate) fn portable_seed() -> Vec<u8> {
+    let (_folder, store) = new_store(None);
+    let lock = store.lock().unwrap();
+    let text = "so that zstd has something to do. "
+        .repeat(200)
+        .into_bytes();
+    let streams = [
+        ("a", &text[..]),
+        ("b", b"twice"),
+        ("c", b"twice"),
+        ("z", &[0; 8192]),
+    ];
+    let image = super::testing::write_image(&store, &lock, &streams);
+    let mut file = Vec::new();
+    let exported = store.export_image(image.id, Form::Plain, &[], &mut file, &|_, _| {});
+    exported.unwrap();
+    file
 }
 
 /// A chunk in an image of its own: codec, raw length (3 bytes), stored bytes.

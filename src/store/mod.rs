@@ -43,6 +43,7 @@ mod chunk;
 mod cipher;
 mod codec;
 mod columns;
+mod compare;
 mod copy;
 #[cfg(test)]
 mod crash;
@@ -69,6 +70,7 @@ mod heal;
 mod holes;
 mod id;
 mod index;
+mod insert;
 mod key;
 mod lanes;
 mod layout;
@@ -77,6 +79,7 @@ mod manifest;
 mod pack;
 mod pack_writer;
 mod pins;
+mod portable;
 mod probe;
 #[cfg(test)]
 mod properties;
@@ -102,6 +105,7 @@ mod writer;
 
 pub use chunk::{CHUNK_BYTES, Hash};
 pub use codec::{Codec, Decoder, Encoder};
+pub use compare::{Comparison, Shares, StreamComparison, compare};
 pub use copy::CopyError;
 pub use entries::ImageEntry;
 pub use error::{ReadError, WriteError};
@@ -113,6 +117,9 @@ pub use lock::{LockError, StoreLock};
 pub use manifest::{Chunk, Content, InvalidManifest, Manifest, Stored, Stream, is_stream_name};
 pub use pack::{Pack, PackError, PackName};
 pub use pins::PinError;
+pub use portable::{
+    Companion, ExportError, Exported, FileDamage, Form, ImportError, PortableReader,
+};
 pub use prune::Swept;
 pub use reader::ImageReader;
 pub use repair::{Marks, Remedy, RepairPlan, Repaired, RepairedImage};

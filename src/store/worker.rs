@@ -8,7 +8,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::assembly::{Assembly, Claim, Place};
 use super::chunk::{CHUNK_BYTES, Hash, ZEROS};
 use super::cipher::OVERHEAD_BYTES;
-use super::codec::Encoder;
+use super::codec::{Codec, Encoder};
 use super::cut::{Cut, Cutter, Marks, Part};
 use super::error::WriteError;
 use super::flow::{Flow, Piece, Work};
@@ -55,6 +55,34 @@ impl Shared {
                 (stream, self.cutter(stream, |cutter| cutter.end(pieces)))
             }
         }
+    }
+
+    /// Appends an encoded chunk to the image's packs; `sealed` has room for its sealed form.
+    pub(super) fn put(
+        &self,
+        name: Hash,
+        codec: Codec,
+        encoded: &[u8],
+        sealed: &mut [u8],
+    ) -> Result<Place, WriteError> {
+        let stored = match self.store.secrets() {
+            Some(secrets) => {
+                let sealed = &mut sealed[..encoded.len() + OVERHEAD_BYTES];
+                let result = secrets.chunks.seal(&name, encoded, sealed);
+                result.map_err(WriteError::Seal)?;
+                sealed
+            }
+            None => encoded,
+        };
+        let len = u32::try_from(stored.len()).map_err(|_| WriteError::TooManyChunks)?;
+        let (pack, offset) = self.sink.append(stored)?;
+        Ok(Place {
+            pack,
+            offset,
+            len,
+            codec,
+            check: xxh3_64(stored),
+        })
     }
 
     fn cutter<T>(&self, stream: u32, action: impl FnOnce(&mut Cutter<Arc<Piece>>) -> T) -> T {
@@ -161,24 +189,7 @@ impl Worker {
 
     fn store(&mut self, name: Hash, bytes: &[u8]) -> Result<Place, WriteError> {
         let (codec, encoded) = self.encoder.encode(bytes).map_err(WriteError::Compress)?;
-        let stored = match self.shared.store.secrets() {
-            Some(secrets) => {
-                let sealed = &mut self.sealed[..encoded.len() + OVERHEAD_BYTES];
-                let result = secrets.chunks.seal(&name, encoded, sealed);
-                result.map_err(WriteError::Seal)?;
-                sealed
-            }
-            None => encoded,
-        };
-        let len = u32::try_from(stored.len()).map_err(|_| WriteError::TooManyChunks)?;
-        let (pack, offset) = self.shared.sink.append(stored)?;
-        Ok(Place {
-            pack,
-            offset,
-            len,
-            codec,
-            check: xxh3_64(stored),
-        })
+        self.shared.put(name, codec, encoded, &mut self.sealed)
     }
 }
 

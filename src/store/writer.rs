@@ -17,6 +17,7 @@ use super::files::{self, FileKind};
 use super::flow::Flow;
 use super::id::ImageId;
 use super::index::Index;
+use super::insert::Inserted;
 use super::layout::{FORMAT, Store};
 use super::lock::{Busy, StoreLock};
 use super::manifest::Manifest;
@@ -142,6 +143,12 @@ impl ImageWriter {
     pub fn stream(&self, name: &str) -> Result<StreamWriter, WriteError> {
         self.shared.flow.check()?;
         StreamWriter::open(&self.shared, name)
+    }
+
+    /// Opens a stream of chunks that are hashed and encoded already.
+    pub(super) fn inserted(&self, name: &str) -> Result<Inserted, WriteError> {
+        self.shared.flow.check()?;
+        Inserted::open(&self.shared, name)
     }
 
     /// Lets so many workers run from now on: as many as there are cores that nobody needs

@@ -57,6 +57,7 @@ pub(super) struct Dump<'a> {
 
 struct Recorded {
     processes: Vec<Process>,
+    accounts: Vec<job::ProcessAccount>,
     files: Vec<OpenFile>,
     nodes: Vec<Node>,
     sockets: job::Sockets,
@@ -310,6 +311,7 @@ impl<'a> Dump<'a> {
         let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         let [stdout, stderr] = streams.mark_outputs().map_err(SnapshotError::Prepare)?;
         let recorded = Recorded {
+            accounts: job::account(&processes),
             processes,
             nodes: job::needed(&pids, &files),
             files,
@@ -364,6 +366,7 @@ impl<'a> Dump<'a> {
             freeze_seconds: freeze.as_secs_f64(),
             phases: Vec::new(),
             processes: recorded.processes.len(),
+            process_tree: recorded.accounts,
             pids: self.job.pids,
             isolated: self.job.sandbox.isolation() == Isolation::Namespaces,
             cuda,

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::gpu_facts::CudaFacts;
 use crate::clock;
-use crate::job::{InputMark, Node, OpenFile, OutputMark, Sockets, Timer};
+use crate::job::{InputMark, Node, OpenFile, OutputMark, ProcessAccount, Sockets, Timer};
 use crate::resident::Token;
 use crate::sandbox::{Isolation, JobPids};
 
@@ -73,6 +73,9 @@ pub struct ImageFacts {
     pub phases: Vec<Phase>,
     /// Number of processes.
     pub processes: usize,
+    /// They themselves, parents before children, the first 512; images made before they were recorded have none.
+    #[serde(default)]
+    pub process_tree: Vec<ProcessAccount>,
     /// The job's first processes, as it sees them.
     pub pids: JobPids,
     /// Whether it has its own namespaces.

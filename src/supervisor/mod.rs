@@ -5,6 +5,7 @@
 
 mod beginnings;
 mod bystanders;
+mod carried;
 mod chronicle;
 mod control;
 mod describe;
@@ -41,10 +42,12 @@ mod snapshot;
 mod snapshot_error;
 mod standing;
 mod status;
+mod stream_kind;
 mod supervise;
 mod suspension;
 mod workshop;
 
+pub use carried::companions;
 pub use control::{ControlError, request_pause, request_snapshot, request_status, request_unpause};
 pub use describe::{chain, seconds, size};
 pub use gpu_facts::{CudaFacts, GpuFacts};
@@ -62,3 +65,4 @@ pub use run_state::{NoSuchImage, Progress, RunState, RunStateError};
 pub use snapshot_error::{FailureKind, SnapshotError};
 pub use standing::StandingFacts;
 pub use status::{State, Status, StatusError, status_of_store};
+pub use stream_kind::StreamKind;

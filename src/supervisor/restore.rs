@@ -26,6 +26,7 @@ use crate::job::{self, CutAway, RewindError};
 use crate::sandbox::{Ended, Sandbox, SandboxError, ToolCommand};
 use crate::store::{ImageId, ImageReader, ReadError};
 
+use super::carried;
 use super::describe::why;
 use super::gpu_plan::Refusal;
 use super::image::{ImageFacts, Phase, Stopwatch};
@@ -150,7 +151,7 @@ pub(super) struct Candidate {
     files: job::Plan,
 }
 
-/// Looks at an image. Touches nothing.
+/// Looks at an image. Touches nothing, but for parts of ckpt-run, which it puts back where they are missing.
 pub(super) fn examine(shop: &Workshop, id: ImageId) -> Result<Candidate, RestoreError> {
     let buffer = shop.config.restore.buffer;
     let image = shop.store.read(id)?.with_buffer(buffer);
@@ -159,6 +160,7 @@ pub(super) fn examine(shop: &Workshop, id: ImageId) -> Result<Candidate, Restore
     if let Some(cuda_facts) = &facts.cuda {
         restore_gpu::examine(shop, id, cuda_facts)?;
     }
+    carried::put_back(&image, &facts).map_err(RestoreError::Prepare)?;
     let files = job::plan(&facts.files, &facts.nodes)?;
     Ok(Candidate {
         id,

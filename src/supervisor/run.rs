@@ -225,9 +225,11 @@ fn begin(
     let (line, fresh) = match what {
         What::Command { line, fresh } => (line, fresh),
         What::Image(choice) => {
-            let mut state = known.ok_or_else(|| RunError::NoRun(store.path().to_owned()))?;
+            let images = store.images()?;
+            let state = known.or_else(|| RunState::of_images(&images, choice));
+            let mut state = state.ok_or_else(|| RunError::NoRun(store.path().to_owned()))?;
             if let ImageChoice::This(id) = choice {
-                state.go_back(id, &store.images()?)?;
+                state.go_back(id, &images)?;
             }
             state.progress = Progress::Running;
             let command = state.command.iter().map(OsString::from).collect();

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::image::run_of;
+use super::image::{ImageFacts, run_of};
+use super::run::ImageChoice;
 use crate::store::durable::{self, DurableError};
 use crate::store::{ImageEntry, ImageId};
 
@@ -113,6 +114,18 @@ impl RunState {
             progress: Progress::Running,
             abandoned: None,
         }
+    }
+
+    /// The run of an image that came from elsewhere, in a store that holds none: of the chosen image, or of the newest
+    /// that is not damaged.
+    #[must_use]
+    pub(super) fn of_images(images: &[ImageEntry], choice: ImageChoice) -> Option<Self> {
+        let image = match choice {
+            ImageChoice::Newest => images.iter().rfind(|image| image.damaged.is_none()),
+            ImageChoice::This(id) => images.iter().find(|image| image.id == id),
+        };
+        let facts: ImageFacts = serde_json::from_slice(&image?.meta).ok()?;
+        Some(Self::new(facts.command, facts.directory, facts.run))
     }
 
     /// Whether the run goes on from this image, if it is not damaged.

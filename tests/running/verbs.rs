@@ -60,8 +60,26 @@ fn image_verbs_print_json_with_the_documented_fields() {
         .collect();
     assert!(phases.contains(&"dump"), "{phases:?}");
     assert!(shown["streams"].as_array().unwrap().iter().any(|stream| {
-        stream["name"].as_str().unwrap().starts_with("criu/") && stream["bytes"].is_u64()
+        stream["name"].as_str().unwrap().starts_with("criu/pages-")
+            && stream["kind"] == "memory"
+            && stream["bytes"].is_u64()
     }));
+    let tree = shown["process_tree"].as_array().unwrap();
+    let job = tree.last().unwrap();
+    // Where python3 is a script, it has become another path by now.
+    let words = job["arguments"].as_array().unwrap();
+    assert_eq!(words[words.len() - 2..], ["-u", "job.py"]);
+    assert_eq!(
+        (&job["parent"], &job["threads"]),
+        (&tree[0]["pid"], &1.into())
+    );
+    assert!(job["memory"]["anonymous"].as_u64().unwrap() > 1 << 20);
+    let text = stdout(&place.verb(&["show"]));
+    assert!(
+        text.contains("python3 -u job.py [threads 1, anonymous "),
+        "{text}"
+    );
+    assert!(text.contains("(request: ckpt-run snapshot)"), "{text}");
 
     let verified = json(&place, &["verify"]);
     assert_eq!(verified.as_array().unwrap().len(), 2);
@@ -72,6 +90,7 @@ fn image_verbs_print_json_with_the_documented_fields() {
             .iter()
             .all(|one| one["good"] == true)
     );
+    assert_eq!(json(&place, &["verify", "--all"]), verified);
     assert!(stdout(&place.verb(&["verify", "latest"])).starts_with("000002 good"));
 
     fs::write(place.file("go"), "").unwrap();
@@ -175,4 +194,43 @@ fn config_show_refuses_what_a_run_would_refuse() {
         "{}",
         stderr(&output)
     );
+}
+
+#[test]
+fn a_check_of_the_settings_tells_everything_and_touches_nothing() {
+    let place = Place::new();
+    fs::write(
+        place.file("other.toml"),
+        "[snapshot]\nlevle = 1\ninterval = 15\n",
+    )
+    .unwrap();
+    let good = place.verb(&["config", "check"]);
+    assert_eq!((code(good.status), stdout(&good)), (0, String::new()));
+    let bad = place.verb(&["config", "check", "other.toml", "--store", ""]);
+    assert_eq!(code(bad.status), 125);
+    let said = stderr(&bad);
+    for part in [
+        "ckpt-run: other.toml:2: snapshot.levle: unknown key; did you mean `level`?\n",
+        "ckpt-run: other.toml:3: snapshot.interval: 15 has no unit",
+        "ckpt-run: --store: store: ",
+        "errors in the settings: 3\n",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    let checked = json(&place, &["config", "check", "other.toml"]);
+    assert_eq!(
+        (
+            &checked["good"],
+            checked["errors"].as_array().unwrap().len()
+        ),
+        (&false.into(), 2)
+    );
+    let missing = place.verb(&["config", "check", "none.toml"]);
+    assert_eq!(code(missing.status), 125);
+    assert!(
+        stderr(&missing).contains("none.toml"),
+        "{}",
+        stderr(&missing)
+    );
+    assert!(!place.file(".ckpt-run").exists());
 }

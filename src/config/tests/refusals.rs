@@ -130,3 +130,36 @@ fn a_file_that_is_not_toml_is_refused_with_its_line() {
         "{refusal}"
     );
 }
+
+#[test]
+fn a_check_tells_all_that_is_wrong_place_by_place() {
+    let machine = Machine::new()
+        .file("system.toml", "[snapshot]\nlevle = 1\ninterval = 15")
+        .file("user.toml", "not toml\n[also\n")
+        .project("isolation = 'ful'\n[restart]\nbackoff = '2m'\n[log]\nlevel = 'info'")
+        .variable("CKPT_RUN_STOER", "x")
+        .flag("--store", "store", "");
+    let found: Vec<String> = check(&machine.sources)
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    let folder = machine.path("").display().to_string();
+    let found: Vec<String> = found.iter().map(|line| line.replace(&folder, "")).collect();
+    assert_eq!(found.len(), 8, "{found:#?}");
+    assert!(found[0].starts_with("system.toml:2: snapshot.levle: unknown key; did you mean"));
+    assert!(found[1].starts_with("system.toml:3: snapshot.interval: 15 has no unit"));
+    assert!(found[2].starts_with("user.toml:1: ") && found[3].starts_with("user.toml:2: "));
+    assert!(found[4].starts_with("ckpt-run.toml:1: isolation: \"ful\" is not one of"));
+    assert!(found[5].starts_with("environment CKPT_RUN_STOER: no such setting; did you mean"));
+    assert!(found[6].starts_with("--store: store: "));
+    assert!(found[7].contains("restart.backoff") && found[7].starts_with("ckpt-run.toml:3: "));
+    let first = load(&machine.sources).unwrap_err();
+    assert!(first.to_string().contains("snapshot.levle"), "{first}");
+}
+
+#[test]
+fn a_check_of_good_settings_tells_nothing() {
+    let machine = Machine::new().project("[snapshot]\nlevel = 3");
+    assert!(check(&machine.sources).is_empty());
+    assert!(load(&machine.sources).is_ok());
+}

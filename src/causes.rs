@@ -1,0 +1,332 @@
+//! What CRIU and the CUDA driver say, in the user's words: one table, and how something is found in it.
+//!
+//! A leaf: whoever hears an error asks here, and nothing here knows who does. Texts are those of CRIU 4.1 and 4.2, codes
+//! those of driver 580. `docs/guide/troubleshooting.md` is made of the table (a test says how).
+
+#[cfg(test)]
+mod tests;
+
+/// What an error means, and what to do about it.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Cause {
+    /// By what it is known.
+    pub sign: Sign,
+    /// What it means.
+    pub cause: &'static str,
+    /// What to do.
+    pub remedy: &'static str,
+}
+
+/// By what an error is known.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Sign {
+    /// All of these are in one line of CRIU's log.
+    Criu(&'static [&'static str]),
+    /// The driver answered one of these calls (any, where none is named) with this code.
+    Cuda(&'static [&'static str], i32),
+}
+
+/// What was heard.
+#[derive(Clone, Copy, Debug)]
+pub enum Symptom<'a> {
+    /// A line of CRIU's log.
+    Criu(&'a str),
+    /// The driver's answer to a call ("lock", "checkpoint", …).
+    Cuda(&'a str, i32),
+}
+
+impl Sign {
+    fn fits(&self, symptom: Symptom<'_>) -> bool {
+        match (self, symptom) {
+            (Self::Criu(texts), Symptom::Criu(line)) => {
+                texts.iter().all(|text| line.contains(text))
+            }
+            (Self::Cuda(calls, code), Symptom::Cuda(call, answer)) => {
+                *code == answer && (calls.is_empty() || calls.contains(&call))
+            }
+            (Self::Criu(_), Symptom::Cuda(..)) | (Self::Cuda(..), Symptom::Criu(_)) => false,
+        }
+    }
+}
+
+/// The first cause in the table that explains one of the symptoms, and which of them: a line that says more goes
+/// before one that comes earlier.
+#[must_use]
+pub fn find<'a>(symptoms: &[Symptom<'a>]) -> Option<(&'static Cause, Symptom<'a>)> {
+    CAUSES.iter().find_map(|cause| {
+        let mut symptoms = symptoms.iter();
+        let found = symptoms.find(|symptom| cause.sign.fits(**symptom))?;
+        Some((cause, *found))
+    })
+}
+
+const fn criu(texts: &'static [&'static str], cause: &'static str, remedy: &'static str) -> Cause {
+    let sign = Sign::Criu(texts);
+    Cause {
+        sign,
+        cause,
+        remedy,
+    }
+}
+
+const fn cuda(
+    calls: &'static [&'static str],
+    code: i32,
+    cause: &'static str,
+    remedy: &'static str,
+) -> Cause {
+    let sign = Sign::Cuda(calls, code);
+    Cause {
+        sign,
+        cause,
+        remedy,
+    }
+}
+
+const IO_URING: &str = "the job uses io_uring, which CRIU cannot dump";
+const HIDE_IO_URING: &str =
+    "start it with sandbox.io_uring = \"hide\", which is the default and takes CAP_SYS_ADMIN";
+const PUT_BACK: &str = "put the file back as it was at the snapshot, or restore an older image";
+const PID_TAKEN: &str = "a process id of the job is taken";
+const OWN_PIDS: &str = "run with isolation = \"namespaces\"";
+
+/// In order of precedence: what says more comes first.
+pub static CAUSES: &[Cause] = &[
+    criu(
+        &["has bad size"],
+        "a file that the job has open changed its size",
+        PUT_BACK,
+    ),
+    criu(
+        &["has bad mode"],
+        "a file that the job has open changed its type",
+        PUT_BACK,
+    ),
+    criu(
+        &["has bad build-ID"],
+        "a program or library of the job was replaced",
+        "reinstall the version that the job was started with",
+    ),
+    criu(
+        &["Can't open file"],
+        "a file that the job has open is gone",
+        PUT_BACK,
+    ),
+    criu(&["anon_inode:[io_uring]"], IO_URING, HIDE_IO_URING),
+    // Since Linux 6.7 such a descriptor cannot be sent through a socket (EINVAL), which is how CRIU gets at all of them.
+    criu(&["send_fds failed (-22)"], IO_URING, HIDE_IO_URING),
+    criu(
+        &["anon_inode:[userfaultfd]"],
+        "the job handles page faults by itself (userfaultfd), which CRIU cannot dump",
+        "turn that off, as in a JVM the collectors that need it, or in a VM its post-copy migration",
+    ),
+    criu(
+        &["anon_inode:[perf_event]"],
+        "a profiler inside the job counts events (perf_event), which CRIU cannot dump",
+        "end the profiler before snapshots",
+    ),
+    criu(
+        &["anon_inode:bpf"],
+        "the job has eBPF programs or maps open, which CRIU cannot dump",
+        "load them from outside the job",
+    ),
+    criu(
+        &["Can't dump file", "chr 10:229"],
+        "the job serves a FUSE file system",
+        "mount it outside the job",
+    ),
+    criu(
+        &["Can't handle non-regular mapping"],
+        "the job maps a device, which CRIU cannot dump",
+        "unmap it before snapshots; only what a process without CUDA has of an NVIDIA GPU is left out",
+    ),
+    criu(
+        &["/secretmem"],
+        "the job has secret memory (memfd_secret), which nobody else can read",
+        "turn that off in the program or library that makes it",
+    ),
+    criu(
+        &["Can't dump file"],
+        "the job has a file open that CRIU cannot dump",
+        "close the device or special file before snapshots",
+    ),
+    criu(
+        &["Can't dump ghost file", "increase limit"],
+        "the job has a deleted file open that is too large to be kept",
+        "let the job close it, or not delete it",
+    ),
+    criu(
+        &["Can't lookup mount"],
+        "the job has a file open from a mount that the sandbox does not see",
+        "open the file inside the job",
+    ),
+    criu(
+        &["External socket is used"],
+        "a unix socket of the job is connected to a process outside the job",
+        "start both ends inside the job",
+    ),
+    criu(
+        &["Can't dump half of stream unix connection"],
+        "a unix socket of the job is connected to a process outside the job",
+        "start both ends inside the job",
+    ),
+    criu(
+        &["Non-empty write queue on an in-flight socket"],
+        "data waits on a unix socket connection that the job has not accepted yet",
+        "nothing: the next snapshot finds it accepted, unless the job never accepts it",
+    ),
+    criu(
+        &["netlink: The socket has data to read"],
+        "an answer of the kernel's (netlink) waits for the job to read it",
+        "nothing: the next snapshot finds it read, unless the job never reads it",
+    ),
+    criu(
+        &["Unknown socket collected"],
+        "the job has a socket of a kind that CRIU does not know, such as vsock or Bluetooth",
+        "close it before snapshots, or use TCP or a unix socket",
+    ),
+    criu(
+        &["The packetized mode for pipes is not supported"],
+        "the job has a pipe in packet mode (O_DIRECT)",
+        "make the pipe without O_DIRECT",
+    ),
+    criu(
+        &["with SysVIPC shmem map", "doesn't live in IPC ns"],
+        "the job uses System V shared memory and has no IPC namespace of its own",
+        "run with isolation = \"namespaces\", or use POSIX shared memory (shm_open) or mmap",
+    ),
+    criu(
+        &["Can't dump nested", "namespace"],
+        "a process of the job has namespaces of its own: a container or sandbox inside the job",
+        "run ckpt-run inside of it instead, or without that sandbox",
+    ),
+    criu(
+        &["Zombies with threads are not supported"],
+        "the first thread of a process has ended while others go on",
+        "let the first thread wait for the others",
+    ),
+    criu(&["Can't fork for"], PID_TAKEN, OWN_PIDS),
+    criu(&["do not match expected", "Pid "], PID_TAKEN, OWN_PIDS),
+    criu(
+        &["ns_last_pid"],
+        "CRIU may not choose process ids",
+        "run as root or with CAP_CHECKPOINT_RESTORE, and with /proc/sys writable",
+    ),
+    criu(
+        &["Address already in use"],
+        "a network address of the job is still in use",
+        "wait until the connection's TIME_WAIT is over, or end the program that uses the address",
+    ),
+    criu(
+        &["Can't turn TCP repair mode ON"],
+        "CRIU may not touch the job's TCP connections",
+        "run as root or with CAP_NET_ADMIN",
+    ),
+    criu(
+        &["Unexpected rt vDSO area bounds"],
+        "this CRIU is too old for the running kernel",
+        "install CRIU 4.0 or newer (scripts/setup)",
+    ),
+    criu(
+        &["Not supported images version"],
+        "another version of CRIU made the image",
+        "install the version that `ckpt-run show` tells",
+    ),
+    criu(
+        &["capabilities do not match run time"],
+        "this machine's processor lacks instructions that the job may use",
+        "restore it on a machine with the processor that it was started on, or a newer one of that kind",
+    ),
+    criu(
+        &["Unsupported mapping found"],
+        "the job maps something that CRIU does not know",
+        "unmap it before snapshots",
+    ),
+    criu(
+        &["Unseizable non-zombie"],
+        "another program traces the job",
+        "detach the debugger, profiler or strace",
+    ),
+    criu(
+        &["No space left on device"],
+        "the disk is full",
+        "free space, or choose another --store",
+    ),
+    criu(
+        &["Cannot allocate memory"],
+        "the machine is out of memory",
+        "free memory, or lower snapshot.buffer",
+    ),
+    criu(
+        &["Operation not permitted"],
+        "the kernel refuses what CRIU needs",
+        "run as root, or with what `ckpt-run doctor` asks for; in a container, allow it there (seccomp, capabilities)",
+    ),
+    cuda(
+        &["checkpoint", "restore"],
+        801,
+        "the job uses managed memory, CUDA IPC or peer-mapped GPU memory, which this driver cannot suspend",
+        "for NCCL set NCCL_P2P_DISABLE=1 NCCL_CUMEM_ENABLE=0 NCCL_CUMEM_HOST_ENABLE=0 (cuda.nccl = \"checkpointable\")",
+    ),
+    cuda(
+        &["restore"],
+        1,
+        "a GPU that the process used is not visible here, the GPU map lacks one, or the process shares GPU memory with \
+         another one",
+        "let the map name every GPU that was visible where the process was suspended",
+    ),
+    cuda(
+        &["restore"],
+        2,
+        "the GPU has less free memory than the process had in use",
+        "end what uses the GPU; `ckpt-run show` tells what the image needs",
+    ),
+    cuda(
+        &["checkpoint"],
+        2,
+        "the host has too little memory for a copy of the GPU memory",
+        "free host memory, or raise the limit of the container; with cuda.memory = \"auto\" less is needed",
+    ),
+    cuda(
+        &["lock"],
+        600,
+        "the GPU work that was submitted did not finish in time",
+        "raise snapshot.lock_timeout",
+    ),
+    cuda(
+        &[],
+        3,
+        "the process does not use CUDA",
+        "name one that does: `nvidia-smi` lists them",
+    ),
+    cuda(
+        &[],
+        100,
+        "the driver sees no GPU",
+        "look at `ckpt-run doctor`; in a container, give it the GPUs",
+    ),
+    cuda(
+        &[],
+        304,
+        "the process has ended, or may not be controlled by this user",
+        "run as the job's user or as root",
+    ),
+    cuda(
+        &[],
+        401,
+        "something else is suspending or resuming this process at the same time",
+        "let it finish; what it left suspended, `ckpt-run cuda resume --pid` brings back",
+    ),
+    cuda(
+        &[],
+        800,
+        "the driver does not let this user control the process",
+        "run as the job's user or as root",
+    ),
+    cuda(
+        &[],
+        803,
+        "libcuda.so.1 and the kernel driver are of different versions",
+        "reboot after an upgrade of the driver; in a container, use the library of the host's driver",
+    ),
+];

@@ -1,0 +1,318 @@
+//! Every cause is reached by what CRIU and the driver really say, and the guide says what the table says.
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::*;
+
+/// Lines of logs, each with a part of what it means. Those that begin without a time were provoked (CRIU 4.2.1,
+/// Linux 6.18) and taken from the log as they were; the others are put together from CRIU's source.
+const LINES: &[(&str, &str)] = &[
+    (
+        "(00.034)    300: Error (criu/files-reg.c:2263): File tmp/log.txt has bad size 10 (expect 20)",
+        "changed its size",
+    ),
+    (
+        "(00.034)    300: Error (criu/files-reg.c:2271): File tmp/x has bad mode 010644 (expect 0100644)",
+        "changed its type",
+    ),
+    (
+        "(00.034)    300: Error (criu/files-reg.c:2230): File usr/lib/libc.so.6 has bad build-ID",
+        "was replaced",
+    ),
+    (
+        "(00.034)    300: Error (criu/files-reg.c:2210): Can't open file tmp/x: No such file or directory",
+        "open is gone",
+    ),
+    (
+        "(00.01) Error (criu/files-ext.c:94): Can't dump file 5 of that type [600] (anon anon_inode:[io_uring])",
+        "io_uring",
+    ),
+    (
+        "pie: 301: Error (criu/pie/parasite.c:588): send_fds failed (-22)",
+        "io_uring",
+    ),
+    (
+        "Error (criu/files-ext.c:94): Can't dump file 3 of that type [600] (anon anon_inode:[userfaultfd])",
+        "userfaultfd",
+    ),
+    (
+        "Error (criu/files-ext.c:94): Can't dump file 3 of that type [600] (anon anon_inode:[perf_event])",
+        "perf_event",
+    ),
+    (
+        "Error (criu/files-ext.c:94): Can't dump file 3 of that type [600] (anon anon_inode:bpf-map)",
+        "eBPF",
+    ),
+    (
+        "Error (criu/files-ext.c:94): Can't dump file 3 of that type [20600] (chr 10:229)",
+        "FUSE",
+    ),
+    (
+        "(00.02) Error (criu/proc_parse.c:123): Can't handle non-regular mapping on 300's map 7f81936af000",
+        "maps a device",
+    ),
+    (
+        "Error (criu/proc_parse.c:502): Unknown shit 100600 (/secretmem (deleted))",
+        "memfd_secret",
+    ),
+    (
+        "(00.02) Error (criu/files-ext.c:94): Can't dump file 3 of that type [20600] (chr 1:1)",
+        "a file open that CRIU cannot",
+    ),
+    (
+        "(00.02) Error (criu/files-reg.c:1200): Can't dump ghost file /tmp/x of 4294967296 size, increase limit",
+        "deleted file",
+    ),
+    (
+        "(00.02) Error (criu/files-reg.c:1700): Can't lookup mount=24 for fd=0 path=/null",
+        "does not see",
+    ),
+    (
+        "Error (criu/sk-unix.c:874): unix: External socket is used. Consider using --ext-unix-sk option.",
+        "outside the job",
+    ),
+    (
+        "(00.02) Error (criu/sk-unix.c:880): unix: Can't dump half of stream unix connection. name: ; peer name: x",
+        "outside the job",
+    ),
+    (
+        "Error (criu/sk-unix.c:506): unix: Non-empty write queue on an in-flight socket 0xa6386f",
+        "not accepted yet",
+    ),
+    (
+        "Error (criu/sk-netlink.c:77): netlink: The socket has data to read",
+        "netlink",
+    ),
+    (
+        "Error (criu/sockets.c:767): sockets: BUG! Unknown socket collected (family 40)",
+        "vsock",
+    ),
+    (
+        "Error (criu/pipes.c:490): The packetized mode for pipes is not supported yet",
+        "packet mode",
+    ),
+    (
+        "Error (criu/cr-dump.c:478): Task 28685 with SysVIPC shmem map @7feefaba0000 doesn't live in IPC ns",
+        "System V",
+    ),
+    (
+        "Error (criu/namespaces.c:460): Can't dump nested pid namespace for 342",
+        "container or sandbox inside",
+    ),
+    (
+        "(00.02) Error (criu/seize.c:700): Zombies with threads are not supported",
+        "first thread",
+    ),
+    (
+        "(00.02) Error (criu/cr-restore.c:1300): Can't fork for 300: File exists",
+        "process id of the job is taken",
+    ),
+    (
+        "(00.02)    300: Error (criu/cr-restore.c:1900): Pid 301 do not match expected 300",
+        "process id of the job is taken",
+    ),
+    (
+        "(00.02) Error (criu/cr-restore.c:1200): Can't open 1/sys/kernel/ns_last_pid on procfs: Read-only file system",
+        "choose process ids",
+    ),
+    (
+        "(00.02)    300: Error (criu/sk-inet.c:900): inet: Can't bind inet socket (id 5): Address already in use",
+        "still in use",
+    ),
+    (
+        "(00.02) Error (soccr/soccr.c:100): Can't turn TCP repair mode ON: Operation not permitted",
+        "TCP connections",
+    ),
+    (
+        "(00.02) Error (criu/vdso.c:600): vdso: Unexpected rt vDSO area bounds",
+        "too old",
+    ),
+    (
+        "(00.02) Error (criu/image.c:60): Not supported images version 9",
+        "another version of CRIU",
+    ),
+    (
+        "(00.02) Error (criu/cpu.c:400): cpu: CPU instruction capabilities do not match run time",
+        "processor",
+    ),
+    (
+        "(00.02) Error (criu/proc_parse.c:700): Unsupported mapping found 7f0000000000-7f0000001000",
+        "maps something",
+    ),
+    (
+        "Error (compel/src/lib/infect.c:262): Unseizable non-zombie 301 found, state S, err -1/10",
+        "traces the job",
+    ),
+    (
+        "(00.02) Error (criu/image.c:500): Can't write img file: No space left on device",
+        "disk is full",
+    ),
+    (
+        "(00.02) Error (criu/mem.c:500): Can't mmap: Cannot allocate memory",
+        "out of memory",
+    ),
+    (
+        "(00.02) Error (criu/cr-check.c:500): Unable to set PR_SET_DUMPABLE: Operation not permitted",
+        "kernel refuses",
+    ),
+];
+
+/// Answers of the driver's: call, code, and a part of what it means (codes as measured, driver 580).
+const ANSWERS: &[(&str, i32, &str)] = &[
+    ("checkpoint", 801, "managed memory"),
+    ("restore", 801, "managed memory"),
+    ("restore", 1, "GPU map lacks one"),
+    ("restore", 2, "less free memory"),
+    ("checkpoint", 2, "the host has too little"),
+    ("lock", 600, "did not finish in time"),
+    ("query", 3, "does not use CUDA"),
+    ("query", 100, "sees no GPU"),
+    ("query", 304, "has ended"),
+    ("unlock", 401, "at the same time"),
+    ("lock", 800, "does not let this user"),
+    ("query", 803, "different versions"),
+];
+
+fn cause(symptom: Symptom<'_>) -> Option<&'static Cause> {
+    find(&[symptom]).map(|(cause, _)| cause)
+}
+
+#[test]
+fn what_criu_and_the_driver_say_is_told_in_the_users_words_and_each_cause_is_reached() {
+    let mut reached = HashSet::new();
+    let lines = LINES
+        .iter()
+        .map(|(line, part)| (Symptom::Criu(line), *part));
+    let answers = ANSWERS
+        .iter()
+        .map(|(call, code, part)| (Symptom::Cuda(call, *code), *part));
+    for (symptom, part) in lines.chain(answers) {
+        let cause = cause(symptom).unwrap_or_else(|| panic!("{symptom:?}"));
+        assert!(cause.cause.contains(part), "{symptom:?}: {}", cause.cause);
+        reached.insert(std::ptr::from_ref(cause));
+    }
+    let missed = CAUSES
+        .iter()
+        .filter(|one| !reached.contains(&std::ptr::from_ref(*one)));
+    let missed: Vec<_> = missed.map(|cause| &cause.sign).collect();
+    assert!(missed.is_empty(), "{missed:?}");
+    assert!(CAUSES.len() >= 25);
+}
+
+#[test]
+fn what_is_not_known_is_not_explained() {
+    for symptom in [
+        Symptom::Criu("Error (a.c:1): something new"),
+        Symptom::Criu("801"),
+        Symptom::Cuda("unlock", 801),
+        Symptom::Cuda("restore", 9),
+        Symptom::Cuda("has bad size", 0),
+    ] {
+        assert_eq!(cause(symptom), None, "{symptom:?}");
+    }
+}
+
+#[test]
+fn the_line_that_says_more_goes_first() {
+    let lines = ["Can't dump file 1 of that type", "File x has bad size 1"];
+    let (cause, symptom) = find(&lines.map(Symptom::Criu)).unwrap();
+    assert!(cause.cause.contains("changed its size"));
+    assert!(matches!(symptom, Symptom::Criu(line) if line == lines[1]));
+}
+
+/// The texts of the table are those of the program, but for what the C library says.
+#[test]
+fn criu_has_the_texts_that_it_is_known_by() {
+    const OF_THE_KERNEL: [&str; 9] = [
+        "anon_inode:[io_uring]",
+        "anon_inode:[userfaultfd]",
+        "anon_inode:[perf_event]",
+        "anon_inode:bpf",
+        "/secretmem",
+        "Address already in use",
+        "No space left on device",
+        "Cannot allocate memory",
+        "Operation not permitted",
+    ];
+    // With the numbers that CRIU puts in, as the program does not have them.
+    const FILLED_IN: [(&str, &str); 2] = [
+        ("send_fds failed (-22)", "send_fds failed (%d)"),
+        ("chr 10:229", "of that type"),
+    ];
+    let here = Path::new(env!("CARGO_MANIFEST_DIR")).join(".criu/usr/sbin/criu");
+    let Some(program) = [here, PathBuf::from("/usr/sbin/criu")]
+        .iter()
+        .find_map(|path| fs::read(path).ok())
+    else {
+        eprintln!("SKIPPED: no CRIU to compare its texts with");
+        return;
+    };
+    let has = |text: &str| {
+        program
+            .windows(text.len())
+            .any(|part| part == text.as_bytes())
+    };
+    let texts = CAUSES.iter().flat_map(|cause| match cause.sign {
+        Sign::Criu(texts) => texts,
+        Sign::Cuda(..) => &[],
+    });
+    for text in texts.filter(|text| !OF_THE_KERNEL.contains(text)) {
+        let filled_in = FILLED_IN.iter().find(|(filled_in, _)| filled_in == text);
+        let text = filled_in.map_or(*text, |(_, text)| *text);
+        assert!(has(text), "{text:?} is not in CRIU");
+    }
+}
+
+const MARK: &str =
+    "<!-- below: the table of src/causes.rs, written by the test write_the_guide -->";
+
+fn guide() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/guide/troubleshooting.md")
+}
+
+fn tables() -> String {
+    let row =
+        |says: String, cause: &Cause| format!("| {says} | {} | {} |\n", cause.cause, cause.remedy);
+    let (mut criu, mut cuda) = (String::new(), String::new());
+    for cause in CAUSES {
+        match cause.sign {
+            Sign::Criu(texts) => {
+                let texts: Vec<String> = texts.iter().map(|text| format!("`{text}`")).collect();
+                criu += &row(texts.join(" … "), cause);
+            }
+            Sign::Cuda(calls, code) => {
+                let calls = if calls.is_empty() {
+                    "any call".to_owned()
+                } else {
+                    calls.join(", ")
+                };
+                cuda += &row(format!("{code}, {calls}"), cause);
+            }
+        }
+    }
+    format!(
+        "\n## What CRIU says\n\n| in its log | means | what to do |\n|---|---|---|\n{criu}\n\
+         ## What the CUDA driver answers\n\n| code, to which call | means | what to do |\n|---|---|---|\n{cuda}"
+    )
+}
+
+#[test]
+fn the_guide_says_what_the_table_says() {
+    let guide = fs::read_to_string(guide()).unwrap();
+    let (_, below) = guide.split_once(MARK).unwrap();
+    assert_eq!(
+        below.trim(),
+        tables().trim(),
+        "cargo test --lib write_the_guide -- --ignored"
+    );
+}
+
+#[test]
+#[ignore = "writes into the source tree, when the table has changed"]
+fn write_the_guide() {
+    let text = fs::read_to_string(guide()).unwrap();
+    let (above, _) = text.split_once(MARK).unwrap();
+    fs::write(guide(), format!("{above}{MARK}\n{}", tables())).unwrap();
+}

@@ -1,0 +1,77 @@
+//! `ckpt-run man`: the manual pages, made from the definitions of the command line.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::Command;
+use clap_mangen::Man;
+
+use super::{Failure, OURS, PROGRAM, grammar, output};
+
+/// Of commands.
+const SECTION: &str = "1";
+
+pub(super) fn run(folder: Option<&Path>) -> Result<ExitCode, Failure> {
+    let mut command = grammar();
+    // Gives verbs the options that all have, and their full names.
+    command.build();
+    let Some(folder) = folder else {
+        return output::print(&String::from_utf8_lossy(&page(PROGRAM, &command)?));
+    };
+    let mut pages = Vec::new();
+    collect(PROGRAM, &command, &mut pages)?;
+    let failed = |path: &Path| {
+        let text = format!("cannot write {}", path.display());
+        move |error: io::Error| Failure {
+            text: format!("{text}: {error}"),
+            code: OURS,
+        }
+    };
+    fs::create_dir_all(folder).map_err(failed(folder))?;
+    for (name, content) in &pages {
+        let path = folder.join(format!("{name}.{SECTION}"));
+        fs::write(&path, content).map_err(failed(&path))?;
+    }
+    output::say(&format!(
+        "{} pages written to {}",
+        pages.len(),
+        folder.display()
+    ));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The page of a command, and those of its verbs.
+fn collect(name: &str, command: &Command, pages: &mut Vec<(String, Vec<u8>)>) -> io::Result<()> {
+    pages.push((name.to_owned(), page(name, command)?));
+    let verbs = command.get_subcommands();
+    for verb in verbs.filter(|verb| !verb.is_hide_set() && verb.get_name() != "help") {
+        collect(&format!("{name}-{}", verb.get_name()), verb, pages)?;
+    }
+    Ok(())
+}
+
+fn page(name: &str, command: &Command) -> io::Result<Vec<u8>> {
+    let mut page = Vec::new();
+    Man::new(command.clone())
+        .title(name.to_owned())
+        .section(SECTION)
+        .render(&mut page)?;
+    Ok(ascii(&String::from_utf8_lossy(&page)).into_bytes())
+}
+
+/// The page with groff's names for what is not ASCII, which it takes for Latin 1.
+fn ascii(page: &str) -> String {
+    let mut text = String::with_capacity(page.len());
+    for c in page.chars() {
+        if c.is_ascii() {
+            text.push(c);
+        } else {
+            // Writing to a string cannot fail.
+            let _ = write!(text, "\\[u{:04X}]", u32::from(c));
+        }
+    }
+    text
+}

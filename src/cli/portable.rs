@@ -1,0 +1,194 @@
+//! `ckpt-run export` and `import`: an image as one file.
+
+use std::fs::File;
+use std::io::{self, BufReader, IsTerminal, Read};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Args;
+use serde::Serialize;
+
+use super::images::find;
+use super::progress::Progress;
+use super::{Failure, Global, output, shown};
+use crate::store::{Exported, Form, ImageId, OpenError, PortableReader, Store};
+use crate::supervisor::{ImageFacts, OURS, companions, read_key, size};
+
+/// Stands for stdout or stdin.
+const PIPE: &str = "-";
+/// Bytes read at a time: a pipe's or a disk's worth.
+const SOURCE_BYTES: usize = 1 << 20;
+
+/// What is written where.
+#[derive(Debug, Args)]
+pub(super) struct ExportArguments {
+    /// The image's id, or `latest`
+    image: String,
+    /// The file, which must not be there yet, or `-` for stdout
+    file: PathBuf,
+    /// Write the image of an encrypted store without encryption
+    #[arg(long)]
+    plaintext: bool,
+}
+
+/// What is read.
+#[derive(Debug, Args)]
+pub(super) struct ImportArguments {
+    /// The file, or `-` for stdin
+    file: PathBuf,
+}
+
+/// What `export --json` prints.
+#[derive(Serialize)]
+struct ExportReport {
+    id: ImageId,
+    file: String,
+    raw_bytes: u64,
+    file_bytes: u64,
+    encrypted: bool,
+}
+
+/// What `import --json` prints.
+#[derive(Serialize)]
+struct ImportReport {
+    id: ImageId,
+    store: String,
+    raw_bytes: u64,
+    /// What the store did not have before.
+    stored_bytes: u64,
+}
+
+pub(super) fn export(global: &Global, arguments: &ExportArguments) -> Result<ExitCode, Failure> {
+    let config = global.load(Vec::new())?.config;
+    let to_stdout = arguments.file == Path::new(PIPE);
+    check_target(global, &arguments.file, to_stdout)?;
+    let key = read_key(&config.encryption)?;
+    let store = match Store::open_with(&config.store, key.as_ref()) {
+        // So an image of a store that was made without a key can be brought to one with a key.
+        Err(OpenError::KeyUnused { .. }) => Store::open(&config.store)?,
+        opened => opened?,
+    };
+    let id = find(&store, &arguments.image)?;
+    let form = if arguments.plaintext {
+        Form::Plain
+    } else {
+        Form::AsStored
+    };
+    let facts: ImageFacts = serde_json::from_slice(&store.manifest(id)?.meta)?;
+    let parts = companions(&store, &facts);
+    let progress = Progress::new("export");
+    let show = |done, total| progress.show(done, total);
+    let exported = if to_stdout {
+        store.export_image(id, form, &parts, &mut io::stdout().lock(), &show)
+    } else {
+        store.export_to_file(id, form, &parts, &arguments.file, &show)
+    }?;
+    drop(progress);
+    report(global, &arguments.file, to_stdout, &exported)
+}
+
+/// Fails where nothing can be written, before anything is read.
+fn check_target(global: &Global, file: &Path, to_stdout: bool) -> Result<(), Failure> {
+    let problem = if to_stdout && io::stdout().is_terminal() {
+        "stdout is a terminal: redirect it, or name a file".to_owned()
+    } else if to_stdout && global.json {
+        "stdout is the image: --json needs the name of a file".to_owned()
+    } else if !to_stdout && file.symlink_metadata().is_ok() {
+        format!(
+            "{} is there already: choose another name, or remove it",
+            file.display()
+        )
+    } else {
+        return Ok(());
+    };
+    Err(Failure {
+        text: problem,
+        code: OURS,
+    })
+}
+
+fn report(
+    global: &Global,
+    file: &Path,
+    to_stdout: bool,
+    exported: &Exported,
+) -> Result<ExitCode, Failure> {
+    let file = file.display().to_string();
+    if global.json {
+        return output::print_json(&ExportReport {
+            id: exported.id,
+            file,
+            raw_bytes: exported.raw_bytes,
+            file_bytes: exported.file_bytes,
+            encrypted: exported.sealed,
+        });
+    }
+    let form = if exported.sealed {
+        "encrypted with the store's key"
+    } else {
+        "not encrypted: it holds every secret that the job had in memory"
+    };
+    let place = if to_stdout { "stdout" } else { &file };
+    output::say(&format!(
+        "image {} ({}) written to {place} ({}), {form}",
+        exported.id,
+        size(exported.raw_bytes),
+        size(exported.file_bytes)
+    ));
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(super) fn import(global: &Global, arguments: &ImportArguments) -> Result<ExitCode, Failure> {
+    let config = global.load(Vec::new())?.config;
+    let key = read_key(&config.encryption)?;
+    let source = source(&arguments.file)?;
+    let source = BufReader::with_capacity(SOURCE_BYTES, source);
+    // Not before there is something to import: a mistyped file makes no store.
+    let file = PortableReader::open(source, key.as_ref())?;
+    serde_json::from_slice::<ImageFacts>(file.meta()).map_err(|error| Failure {
+        text: format!("this version cannot use the image in the file: {error}"),
+        code: OURS,
+    })?;
+    let store = Store::create_or_open_with(&config.store, key.as_ref())?;
+    let lock = store.lock()?;
+    // What an import that was cut short left; nobody else may ever write there.
+    store.sweep(&lock)?;
+    let progress = Progress::new("import");
+    let show = |done, total| progress.show(done, total);
+    let image = file.import_into(&store, &lock, &show)?;
+    drop(progress);
+    let report = ImportReport {
+        id: image.id,
+        store: shown(store.path()),
+        raw_bytes: image.raw_bytes,
+        stored_bytes: image.stored_bytes,
+    };
+    if global.json {
+        return output::print_json(&report);
+    }
+    output::say(&format!(
+        "image {} ({}) of {}, which grew by {}",
+        report.id,
+        size(report.raw_bytes),
+        report.store,
+        size(report.stored_bytes)
+    ));
+    output::print(&format!("{}\n", report.id))
+}
+
+fn source(file: &Path) -> Result<Box<dyn Read>, Failure> {
+    if file != Path::new(PIPE) {
+        let opened = File::open(file).map_err(|error| Failure {
+            text: format!("cannot read {}: {error}", file.display()),
+            code: OURS,
+        })?;
+        return Ok(Box::new(opened));
+    }
+    if io::stdin().is_terminal() {
+        return Err(Failure {
+            text: "stdin is a terminal: pipe an exported image into it, or name a file".to_owned(),
+            code: OURS,
+        });
+    }
+    Ok(Box::new(io::stdin().lock()))
+}

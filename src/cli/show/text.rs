@@ -1,0 +1,273 @@
+//! An image in words.
+
+use std::fmt::{self, Write as _};
+
+use super::Shown;
+use crate::cli::output::plain;
+use crate::job::{Access, MemoryUse, OpenFile, ProcessAccount};
+use crate::supervisor::{CudaFacts, GpuFacts, ImageFacts, StreamKind, Trigger, size};
+
+/// Deepest that a process is moved to the right in the tree, levels.
+const INDENT_MAX: usize = 16;
+/// Processes that are shown: as many as an image tells of.
+const SHOWN_MAX: usize = 512;
+
+pub(super) fn text(image: &Shown<'_>) -> Result<String, fmt::Error> {
+    let mut out = String::new();
+    head(&mut out, image)?;
+    let facts = image.facts;
+    processes(&mut out, facts)?;
+    if let Some(memory) = image.memory {
+        writeln!(out, "memory     {}", used(memory))?;
+    }
+    match &facts.cuda {
+        Some(cuda) => gpus(&mut out, cuda)?,
+        None => writeln!(out, "cuda       none")?,
+    }
+    writeln!(
+        out,
+        "made with  CRIU {}, Linux {}",
+        facts.criu, facts.kernel
+    )?;
+    sockets(&mut out, facts)?;
+    files(&mut out, facts)?;
+    Ok(out)
+}
+
+fn head(out: &mut String, image: &Shown<'_>) -> fmt::Result {
+    let facts = image.facts;
+    writeln!(out, "image      {}", image.id)?;
+    if let Some(reason) = image.damaged {
+        writeln!(out, "damaged    {reason}")?;
+    }
+    if image.pinned {
+        writeln!(out, "pinned     {}", image.note.as_deref().unwrap_or("yes"))?;
+    }
+    writeln!(
+        out,
+        "created    {} on {} ({})",
+        image.created,
+        facts.host,
+        who(facts.trigger)
+    )?;
+    writeln!(out, "command    {}", plain(&facts.command.join(" ")))?;
+    writeln!(out, "directory  {}", facts.directory.display())?;
+    writeln!(
+        out,
+        "size       {}, {} stored",
+        size(image.raw_bytes),
+        size(image.stored_bytes)
+    )?;
+    for kind in StreamKind::ALL {
+        let streams = image.streams.iter().filter(|stream| stream.kind == kind);
+        let (count, bytes) = streams.fold((0, 0), |(count, bytes), stream| {
+            (count + 1, bytes + stream.bytes)
+        });
+        if count > 0 {
+            let kind = kind.as_str();
+            writeln!(out, "  {kind:<8} {}, streams: {count}", size(bytes))?;
+        }
+    }
+    writeln!(out, "freeze     {:.3} s", facts.freeze_seconds)?;
+    for phase in &facts.phases {
+        writeln!(out, "  {:<8} {:.3} s", phase.name, phase.seconds)?;
+    }
+    Ok(())
+}
+
+/// Who wanted the snapshot.
+fn who(trigger: Trigger) -> &'static str {
+    match trigger {
+        Trigger::Schedule => "schedule",
+        Trigger::Signal => "signal: SIGUSR1",
+        Trigger::Request => "request: ckpt-run snapshot",
+        Trigger::Stop => "stop: SIGUSR2, SIGTERM or ckpt-run pause",
+    }
+}
+
+/// The tree, each process below its parent.
+fn processes(out: &mut String, facts: &ImageFacts) -> fmt::Result {
+    writeln!(out, "processes  {}", facts.processes)?;
+    let shown = facts.process_tree.len().min(SHOWN_MAX);
+    for (depth, process) in in_order(&facts.process_tree[..shown]) {
+        let indent = 2 * depth.min(INDENT_MAX);
+        writeln!(
+            out,
+            "  {:>7} {:indent$}{} [threads {}, {}]",
+            process.pid,
+            "",
+            command_line(process),
+            process.threads,
+            used(process.memory)
+        )?;
+    }
+    if shown > 0 && shown < facts.processes {
+        writeln!(out, "          and {} more", facts.processes - shown)?;
+    }
+    Ok(())
+}
+
+/// Each process and its depth, children behind their parents; those whose parent is not told are roots. A list from
+/// a disk may say anything, also that a process is its own ancestor: each is given once.
+fn in_order(tree: &[ProcessAccount]) -> Vec<(usize, &ProcessAccount)> {
+    let is_child_of = |child: &ProcessAccount, parent: &ProcessAccount| {
+        child.parent == parent.pid && child.pid != parent.pid
+    };
+    let mut left: Vec<Option<&ProcessAccount>> = tree.iter().map(Some).collect();
+    let mut ordered = Vec::with_capacity(tree.len());
+    let roots_first = (0..tree.len())
+        .filter(|at| !tree.iter().any(|parent| is_child_of(&tree[*at], parent)))
+        .chain(0..tree.len());
+    for root in roots_first {
+        let mut open = vec![(0, root)];
+        while let Some((depth, at)) = open.pop() {
+            let Some(process) = left[at].take() else {
+                continue;
+            };
+            ordered.push((depth, process));
+            let children = (0..tree.len()).filter(|child| is_child_of(&tree[*child], process));
+            open.extend(children.rev().map(|child| (depth + 1, child)));
+        }
+    }
+    ordered
+}
+
+fn command_line(process: &ProcessAccount) -> String {
+    if process.arguments.is_empty() {
+        return format!("({})", plain(&process.name));
+    }
+    let more = if process.cut { " …" } else { "" };
+    format!("{}{more}", plain(&process.arguments.join(" ")))
+}
+
+fn used(memory: MemoryUse) -> String {
+    let kinds = [
+        ("anonymous", memory.anonymous),
+        ("files", memory.file),
+        ("shared", memory.shared),
+        ("swapped", memory.swapped),
+    ];
+    let some: Vec<String> = kinds
+        .into_iter()
+        .filter(|(_, bytes)| *bytes > 0)
+        .map(|(kind, bytes)| format!("{kind} {}", size(bytes)))
+        .collect();
+    if some.is_empty() {
+        return "no memory".to_owned();
+    }
+    some.join(", ")
+}
+
+fn gpus(out: &mut String, cuda: &CudaFacts) -> fmt::Result {
+    let gpus: Vec<String> = cuda.gpus.iter().map(described).collect();
+    writeln!(
+        out,
+        "cuda       {} processes, driver {}, {}",
+        cuda.pids.len(),
+        cuda.driver,
+        gpus.join(", ")
+    )?;
+    let pids: Vec<String> = cuda.pids.iter().map(i32::to_string).collect();
+    writeln!(out, "  pids     {}", pids.join(" "))?;
+    if let Some(resident) = &cuda.resident {
+        writeln!(out, "  resident {}", size(resident.bytes()))?;
+    }
+    Ok(())
+}
+
+/// `NVIDIA H200 (GPU-…) 1.5 GiB in use`, as far as the image knows.
+fn described(gpu: &GpuFacts) -> String {
+    let used = gpu
+        .used_bytes
+        .map(|bytes| format!(" {} in use", size(bytes)));
+    let used = used.unwrap_or_default();
+    if gpu.name.is_empty() {
+        return format!("{}{used}", gpu.uuid);
+    }
+    format!("{} ({}){used}", gpu.name, gpu.uuid)
+}
+
+fn sockets(out: &mut String, facts: &ImageFacts) -> fmt::Result {
+    let sockets = &facts.sockets;
+    for address in &sockets.listening {
+        writeln!(out, "listens    {address}")?;
+    }
+    for (local, remote) in &sockets.connections {
+        writeln!(out, "connected  {local} to {remote}, within the job")?;
+    }
+    for (local, remote) in &sockets.outside {
+        writeln!(out, "connected  {local} to {remote}, outside")?;
+    }
+    Ok(())
+}
+
+/// What is open; what is only mapped, programs and libraries, is counted.
+fn files(out: &mut String, facts: &ImageFacts) -> fmt::Result {
+    for file in &facts.files {
+        let Some(verb) = verb(file) else { continue };
+        let kept = if file.content.is_some() {
+            ", content kept"
+        } else {
+            ""
+        };
+        let (path, bytes) = (file.path.display().to_string(), file.size);
+        writeln!(out, "{verb:<10} {} ({bytes} bytes{kept})", plain(&path))?;
+    }
+    let mapped = facts.files.iter().filter(|file| verb(file).is_none());
+    writeln!(out, "maps       {} files", mapped.count())
+}
+
+fn verb(file: &OpenFile) -> Option<&'static str> {
+    match file.access {
+        Access::Read => Some("reads"),
+        Access::Write | Access::Update => Some("writes"),
+        Access::Map => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(pid: i32, parent: i32) -> ProcessAccount {
+        ProcessAccount {
+            pid,
+            parent,
+            threads: 1,
+            name: "x\x1b[2J".to_owned(),
+            arguments: Vec::new(),
+            cut: false,
+            memory: MemoryUse::default(),
+        }
+    }
+
+    fn order(tree: &[(i32, i32)]) -> Vec<(usize, i32)> {
+        let tree: Vec<_> = tree
+            .iter()
+            .map(|(pid, ppid)| process(*pid, *ppid))
+            .collect();
+        let ordered = in_order(&tree).into_iter();
+        ordered
+            .map(|(depth, process)| (depth, process.pid))
+            .collect()
+    }
+
+    #[test]
+    fn children_come_behind_their_parents() {
+        assert_eq!(
+            order(&[(1, 0), (300, 1), (301, 1), (302, 300)]),
+            [(0, 1), (1, 300), (2, 302), (1, 301)]
+        );
+    }
+
+    #[test]
+    fn a_tree_that_cannot_be_one_is_shown_once_all_the_same() {
+        assert_eq!(order(&[(1, 2), (2, 1)]), [(0, 1), (1, 2)]);
+        assert_eq!(order(&[(1, 1), (1, 1), (7, 9)]).len(), 3);
+    }
+
+    #[test]
+    fn names_do_not_steer_a_terminal() {
+        assert_eq!(command_line(&process(1, 0)), "(x [2J)");
+    }
+}

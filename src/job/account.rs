@@ -1,0 +1,197 @@
+//! What an image tells of the job's processes: who started whom, what each was started with, and how much
+//! memory it has of which kind.
+//!
+//! Read from `/proc` while the tasks stand still. For people alone: no restore depends on it.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::Read;
+
+use procfs::process::Process as ProcessEntry;
+use serde::{Deserialize, Serialize};
+
+use super::tree::Process;
+
+/// Processes that are described; of a job with more, the first ones of the tree. A reader wants no more.
+const DESCRIBED_MAX: usize = 512;
+/// Bytes of a command line that are kept: what a terminal shows on a few lines.
+const COMMAND_BYTES_MAX: u64 = 1024;
+/// Bytes of all command lines together: JSON may write each as six, and an image's facts have 4 MiB in all.
+const COMMANDS_BYTES_MAX: u64 = 256 << 10;
+/// Words of a command line that are kept.
+const WORDS_MAX: usize = 64;
+/// The unit of `/proc/PID/status`.
+const KIB: u64 = 1024;
+
+/// A process of the job at a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessAccount {
+    /// Pid as the job sees it.
+    pub pid: i32,
+    /// Its parent's; 0 for the first process of the tree.
+    pub parent: i32,
+    /// Threads.
+    pub threads: u64,
+    /// The name the kernel has for it.
+    pub name: String,
+    /// What it was started with; empty for a process that has wiped it, and for a zombie.
+    pub arguments: Vec<String>,
+    /// Whether there were more or longer arguments.
+    #[serde(default)]
+    pub cut: bool,
+    /// Its memory.
+    pub memory: MemoryUse,
+}
+
+/// Resident memory by kind, bytes. Pages that several processes share count for each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryUse {
+    /// Anonymous: heaps, stacks, and what the driver moved there from the GPU.
+    pub anonymous: u64,
+    /// Backed by files: programs, libraries, mapped data.
+    pub file: u64,
+    /// Shared: shared mappings without a file, tmpfs, System V.
+    pub shared: u64,
+    /// Swapped out.
+    pub swapped: u64,
+}
+
+impl MemoryUse {
+    /// This and another's.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            anonymous: self.anonymous.saturating_add(other.anonymous),
+            file: self.file.saturating_add(other.file),
+            shared: self.shared.saturating_add(other.shared),
+            swapped: self.swapped.saturating_add(other.swapped),
+        }
+    }
+}
+
+/// Describes `processes`, parents before children. One that is gone is left out.
+#[must_use]
+pub fn account(processes: &[Process]) -> Vec<ProcessAccount> {
+    let pids: HashMap<i32, i32> = processes
+        .iter()
+        .map(|process| (process.host_pid, process.pid))
+        .collect();
+    let mut room = COMMANDS_BYTES_MAX;
+    let described = processes.iter().take(DESCRIBED_MAX);
+    described
+        .filter_map(|process| describe(*process, &pids, &mut room))
+        .collect()
+}
+
+/// `room` is what the command lines may still take.
+fn describe(process: Process, pids: &HashMap<i32, i32>, room: &mut u64) -> Option<ProcessAccount> {
+    let status = ProcessEntry::new(process.host_pid).ok()?.status().ok()?;
+    let bytes = |kib: Option<u64>| kib.unwrap_or(0).saturating_mul(KIB);
+    let line = command_line(process.host_pid);
+    let (arguments, cut) = words(&line, COMMAND_BYTES_MAX.min(*room));
+    *room -= (line.len() as u64).min(COMMAND_BYTES_MAX).min(*room);
+    Some(ProcessAccount {
+        pid: process.pid,
+        parent: pids.get(&status.ppid).copied().unwrap_or(0),
+        threads: status.threads,
+        name: status.name,
+        arguments,
+        cut,
+        memory: MemoryUse {
+            anonymous: bytes(status.rssanon),
+            file: bytes(status.rssfile),
+            shared: bytes(status.rssshmem),
+            swapped: bytes(status.vmswap),
+        },
+    })
+}
+
+/// A process's (a host pid's) command line: as much as is kept, and a byte more where there is more.
+fn command_line(pid: i32) -> Vec<u8> {
+    let mut line = Vec::new();
+    let read = File::open(format!("/proc/{pid}/cmdline"))
+        .and_then(|file| file.take(COMMAND_BYTES_MAX + 1).read_to_end(&mut line));
+    if let Err(error) = read {
+        tracing::debug!(pid, %error, "cannot read the command line");
+    }
+    line
+}
+
+/// The words of a command line, each of which ends with a zero byte, within the limits; and whether there are more.
+fn words(line: &[u8], bytes_max: u64) -> (Vec<String>, bool) {
+    let kept = usize::try_from(bytes_max).map_or(line.len(), |max| max.min(line.len()));
+    let all = line[..kept].strip_suffix(b"\0").unwrap_or(&line[..kept]);
+    let is_cut = kept < line.len();
+    if all.is_empty() {
+        return (Vec::new(), is_cut);
+    }
+    let mut words = all.split(|byte| *byte == 0);
+    let first = words.by_ref().take(WORDS_MAX);
+    let first = first.map(|word| String::from_utf8_lossy(word).into_owned());
+    (first.collect(), is_cut || words.next().is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::super::tree::tree;
+    use super::*;
+
+    #[test]
+    fn a_child_is_told_with_its_parent_its_words_and_its_memory() {
+        let mut child = Command::new("cat")
+            .args(["-u", "--", "-"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // Once it answers, it runs the new program.
+        std::io::Write::write_all(child.stdin.as_mut().unwrap(), b"x").unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        let me = i32::try_from(std::process::id()).unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let accounts = account(&tree(me).unwrap());
+        let of = |pid| accounts.iter().find(|one| one.pid == pid).unwrap();
+        assert_eq!((of(me).parent, of(pid).parent), (0, me));
+        assert_eq!(of(pid).arguments, ["cat", "-u", "--", "-"]);
+        assert_eq!((of(pid).name.as_str(), of(pid).threads), ("cat", 1));
+        assert!(!of(pid).cut && of(pid).memory.anonymous > 0 && of(pid).memory.file > 0);
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert_eq!(
+            account(&[Process {
+                host_pid: pid,
+                pid,
+                resident: 0
+            }]),
+            []
+        );
+    }
+
+    #[test]
+    fn long_command_lines_are_cut_and_say_so() {
+        let told = |line: &[u8]| words(line, COMMAND_BYTES_MAX);
+        assert_eq!(told(b""), (vec![], false));
+        let three = ["a", "", "b"].map(String::from).to_vec();
+        assert_eq!(told(b"a\0\0b\0"), (three, false));
+        let (kept, cut) = told(&[b'x'; 1025]);
+        assert_eq!((kept[0].len(), cut), (1024, true));
+        let (kept, cut) = told(&b"y\0".repeat(WORDS_MAX + 1));
+        assert_eq!((kept.len(), cut), (WORDS_MAX, true));
+        let (kept, cut) = told(&b"y\0".repeat(WORDS_MAX));
+        assert_eq!((kept.len(), cut), (WORDS_MAX, false));
+        assert_eq!(words(b"abc\0", 0), (vec![], true));
+    }
+
+    #[test]
+    fn command_lines_end_when_the_room_for_them_is_used_up() {
+        let me = i32::try_from(std::process::id()).unwrap();
+        let processes = tree(me).unwrap();
+        let mut room = 3;
+        let told = describe(processes[0], &HashMap::new(), &mut room).unwrap();
+        assert_eq!((told.arguments[0].len(), told.cut, room), (3, true, 0));
+        let told = describe(processes[0], &HashMap::new(), &mut room).unwrap();
+        assert!(told.arguments.is_empty() && told.cut);
+    }
+}

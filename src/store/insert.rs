@@ -1,0 +1,84 @@
+//! A stream that comes as chunks of another store: named and encoded already, they go
+//! into the image without being cut, hashed or compressed again.
+
+use std::sync::Arc;
+
+use super::assembly::Claim;
+use super::chunk::{CHUNK_BYTES, Hash};
+use super::cipher::OVERHEAD_BYTES;
+use super::codec::Codec;
+use super::error::WriteError;
+use super::worker::Shared;
+
+/// A stream being put together. Dropped before `finish`, it keeps the image from being
+/// committed.
+pub(super) struct Inserted {
+    shared: Arc<Shared>,
+    stream: u32,
+    position: u32,
+    raw_len: u64,
+    /// Room for a sealed chunk, in an encrypted store.
+    sealed: Vec<u8>,
+}
+
+impl Inserted {
+    pub(super) fn open(shared: &Arc<Shared>, name: &str) -> Result<Self, WriteError> {
+        Ok(Self {
+            stream: shared.assembly.open(name)?,
+            shared: Arc::clone(shared),
+            position: 0,
+            raw_len: 0,
+            sealed: vec![0; CHUNK_BYTES + OVERHEAD_BYTES],
+        })
+    }
+
+    /// Adds a chunk; `encoded` is one of the forms of `raw_len` bytes that have this name.
+    pub(super) fn chunk(
+        &mut self,
+        raw_len: u32,
+        name: Hash,
+        codec: Codec,
+        encoded: &[u8],
+    ) -> Result<(), WriteError> {
+        let position = self.next(raw_len)?;
+        let assembly = &self.shared.assembly;
+        match assembly.set(self.stream, position, raw_len, name)? {
+            Claim::Known => {}
+            Claim::New(chunk) => {
+                let place = self.shared.put(name, codec, encoded, &mut self.sealed)?;
+                assembly.place(chunk, place);
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a chunk that was added before, to this stream or another of the image.
+    pub(super) fn again(&mut self, raw_len: u32, name: Hash) -> Result<(), WriteError> {
+        let position = self.next(raw_len)?;
+        let assembly = &self.shared.assembly;
+        let claim = assembly.set(self.stream, position, raw_len, name)?;
+        debug_assert_eq!(claim, Claim::Known);
+        Ok(())
+    }
+
+    /// Adds a chunk of zeros.
+    pub(super) fn zeros(&mut self, raw_len: u32) -> Result<(), WriteError> {
+        let position = self.next(raw_len)?;
+        self.shared
+            .assembly
+            .set_zero(self.stream, position, raw_len)
+    }
+
+    /// Ends the stream; returns its length.
+    pub(super) fn finish(self) -> u64 {
+        self.shared.assembly.finish(self.stream, self.raw_len);
+        self.raw_len
+    }
+
+    fn next(&mut self, raw_len: u32) -> Result<u32, WriteError> {
+        let position = self.position;
+        self.position = position.checked_add(1).ok_or(WriteError::TooManyChunks)?;
+        self.raw_len += u64::from(raw_len);
+        Ok(position)
+    }
+}

@@ -1,0 +1,82 @@
+//! Files that go with an image: they become streams of the file, and so of the image that is
+//! made of it.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::PathBuf;
+
+use super::super::chunk::{CHUNK_BYTES, Hash};
+use super::super::codec::Encoder;
+use super::super::manifest::Manifest;
+use super::error::ExportError;
+use super::export::Companion;
+use super::frame::{FrameWriter, Kind};
+
+/// Level of zstd, as for images.
+const LEVEL: i32 = 1;
+
+/// A companion that is there.
+pub(super) struct Opened {
+    stream: String,
+    path: PathBuf,
+    file: File,
+    pub(super) len: u64,
+}
+
+/// Opens those that the image does not have.
+pub(super) fn open(
+    manifest: &Manifest,
+    companions: &[Companion],
+) -> Result<Vec<Opened>, ExportError> {
+    let missing = companions.iter().filter(|companion| {
+        let mut streams = manifest.streams.iter();
+        !streams.any(|stream| stream.name == companion.stream)
+    });
+    let opened = missing.map(|Companion { stream, path }| {
+        let file = File::open(path).and_then(|file| Ok((file.metadata()?.len(), file)));
+        let (len, file) = file.map_err(|source| ExportError::Companion {
+            path: path.clone(),
+            source,
+        })?;
+        let (stream, path) = (stream.clone(), path.clone());
+        Ok(Opened {
+            stream,
+            path,
+            file,
+            len,
+        })
+    });
+    opened.collect()
+}
+
+impl Opened {
+    /// Writes the stream; `name` names chunks as the file does.
+    pub(super) fn write(
+        self,
+        frames: &mut FrameWriter<impl Write>,
+        name: impl Fn(&[u8]) -> Hash,
+    ) -> Result<(), ExportError> {
+        let failed = |source| ExportError::Companion {
+            path: self.path.clone(),
+            source,
+        };
+        let mut encoder = Encoder::new(LEVEL).map_err(failed)?;
+        let mut raw = Vec::with_capacity(CHUNK_BYTES);
+        let mut left = self.len;
+        frames.write(Kind::Stream, &[self.stream.as_bytes()])?;
+        while left > 0 {
+            raw.clear();
+            let wanted = left.min(CHUNK_BYTES as u64);
+            let read = (&self.file).take(wanted).read_to_end(&mut raw);
+            if read.map_err(failed)? as u64 != wanted {
+                return Err(failed(io::ErrorKind::UnexpectedEof.into()));
+            }
+            left -= wanted;
+            let (codec, encoded) = encoder.encode(&raw).map_err(failed)?;
+            let raw_len = u32::try_from(wanted).unwrap_or(u32::MAX).to_le_bytes();
+            let parts = [&raw_len[..], &[codec as u8], &name(&raw), encoded];
+            frames.write(Kind::Chunk, &parts)?;
+        }
+        frames.write(Kind::StreamEnd, &[&self.len.to_le_bytes()])
+    }
+}

@@ -1,0 +1,111 @@
+//! What can go wrong while an image becomes a file, or a file an image.
+
+use std::io;
+use std::path::PathBuf;
+
+use super::super::durable::DurableError;
+use super::super::error::{ReadError, WriteError};
+use super::super::id::ImageId;
+
+/// An image that did not become a file. What was written of it has no end and is refused by an
+/// import.
+#[derive(Debug, thiserror::Error)]
+pub enum ExportError {
+    /// The image must not be restored, and the file would not say so.
+    #[error("image {image} was set aside: {reason}")]
+    SetAside {
+        /// The image.
+        image: ImageId,
+        /// Why.
+        reason: String,
+    },
+    /// Others removed the image while it was being read.
+    #[error("image {image} was removed while it was being exported; export a newer one")]
+    Gone {
+        /// The image.
+        image: ImageId,
+    },
+    /// The image cannot be read.
+    #[error(transparent)]
+    Read(ReadError),
+    /// A file that goes with the image cannot be read, or changed meanwhile.
+    #[error("cannot read {path}, which goes with the image")]
+    Companion {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The kernel has no random bytes.
+    #[error("cannot encrypt the file")]
+    Seal(#[source] io::Error),
+    /// The file cannot be written.
+    #[error("cannot write the exported image")]
+    Write(#[source] io::Error),
+    /// The file cannot be created or made to last.
+    #[error(transparent)]
+    Durable(#[from] DurableError),
+}
+
+/// A file that did not become an image. The store has the images it had.
+#[derive(Debug, thiserror::Error)]
+pub enum ImportError {
+    /// The file cannot be read.
+    #[error("cannot read the exported image")]
+    Read(#[source] io::Error),
+    /// It is something else.
+    #[error("this is no exported image: it does not begin as one; `ckpt-run export` makes them")]
+    NotOurs,
+    /// A newer version made it.
+    #[error("the file needs a newer ckpt-run: its format is {format}, this version reads 1")]
+    Newer {
+        /// Its format.
+        format: u32,
+    },
+    /// Nothing in it can be read without its key.
+    #[error(
+        "the file is encrypted and no key is given: set encryption.key_file or encryption.key_command \
+         to the key of the store it came from"
+    )]
+    KeyMissing,
+    /// Nothing in it can be read with this key.
+    #[error(
+        "the file was encrypted with another key: give the key of the store it came from, or export it \
+         again with --plaintext through a pipe that is safe"
+    )]
+    KeyWrong,
+    /// It is not what was exported.
+    #[error("the file is damaged at byte {at}: {damage}; nothing was imported, export it again")]
+    Damaged {
+        /// Where the part begins that is wrong.
+        at: u64,
+        /// What is wrong.
+        damage: FileDamage,
+    },
+    /// The image cannot be written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
+
+/// What is wrong with a file.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FileDamage {
+    /// It ends where more must come.
+    #[error("it is cut short")]
+    Short,
+    /// More comes where it must end.
+    #[error("more follows its end")]
+    Long,
+    /// A checksum does not fit.
+    #[error("its checksum is wrong")]
+    Check,
+    /// A part was not sealed by who sealed the others.
+    #[error("it cannot be decrypted")]
+    Unsealed,
+    /// A part has a length or a kind that it cannot have there.
+    #[error("{0}")]
+    Senseless(&'static str),
+    /// A chunk is not what its name says.
+    #[error("a chunk cannot be decompressed or is not what its name says")]
+    Chunk,
+}
