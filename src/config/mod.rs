@@ -33,7 +33,7 @@ pub use loaded::{DEFAULT_TOML, Loaded, load};
 pub use model::{
     Buffer, Config, Cpus, Criu, Cuda, Encryption, ExitStatus, Files, Interval, IoUring, Isolation,
     Log, LogLevel, Memory, Nccl, Network, Restart, RestartLimit, RestartPolicy, Retention, Sandbox,
-    Snapshot, Tcp, WithoutImage,
+    Snapshot, Tcp, Tty, WithoutImage,
 };
 pub use sources::{Origin, Override, ProjectFile, Sources};
 

@@ -21,6 +21,7 @@ pub(super) enum Value {
     Text(String),
     Integer(i64),
     Float(f64),
+    Boolean(bool),
     List(Vec<Value>),
     /// Of a type that no key takes, or a number too large for any; the type's name.
     Other(&'static str),
@@ -36,7 +37,7 @@ impl Value {
                 .as_str()
                 .parse()
                 .map_or(Self::Other("a number too large"), Self::Float),
-            DeValue::Boolean(_) => Self::Other("a boolean"),
+            DeValue::Boolean(value) => Self::Boolean(*value),
             DeValue::Datetime(_) => Self::Other("a date"),
             DeValue::Array(items) => Self::List(
                 items
@@ -51,8 +52,23 @@ impl Value {
     pub(super) fn text(&self) -> Result<&str, Invalid> {
         match self {
             Self::Words(text) | Self::Text(text) => Ok(text),
-            Self::Integer(_) | Self::Float(_) | Self::List(_) | Self::Other(_) => {
-                Err(self.not("a string"))
+            Self::Integer(_)
+            | Self::Float(_)
+            | Self::Boolean(_)
+            | Self::List(_)
+            | Self::Other(_) => Err(self.not("a string")),
+        }
+    }
+
+    pub(super) fn boolean(&self) -> Result<bool, Invalid> {
+        match self {
+            Self::Boolean(value) => Ok(*value),
+            Self::Words(words) => words.trim().parse().map_err(|_| Invalid::Choice {
+                given: shown(words),
+                choices: "true, false".to_owned(),
+            }),
+            Self::Text(_) | Self::Integer(_) | Self::Float(_) | Self::List(_) | Self::Other(_) => {
+                Err(self.not("true or false"))
             }
         }
     }
@@ -64,7 +80,7 @@ impl Value {
                 given: shown(words),
                 expected: "a whole number",
             })?,
-            Self::Text(_) | Self::Float(_) | Self::List(_) | Self::Other(_) => {
+            Self::Text(_) | Self::Float(_) | Self::Boolean(_) | Self::List(_) | Self::Other(_) => {
                 return Err(self.not("a whole number"));
             }
         };
@@ -81,7 +97,9 @@ impl Value {
                 given: shown(words),
                 expected: "a number",
             })?,
-            Self::Text(_) | Self::List(_) | Self::Other(_) => return Err(self.not("a number")),
+            Self::Text(_) | Self::Boolean(_) | Self::List(_) | Self::Other(_) => {
+                return Err(self.not("a number"));
+            }
         };
         within(number, range, ToString::to_string)
     }
@@ -122,9 +140,11 @@ impl Value {
                 .split(',')
                 .map(|word| Self::Words(word.trim().to_owned()))
                 .collect()),
-            Self::Text(_) | Self::Integer(_) | Self::Float(_) | Self::Other(_) => {
-                Err(self.not("a list of strings"))
-            }
+            Self::Text(_)
+            | Self::Integer(_)
+            | Self::Float(_)
+            | Self::Boolean(_)
+            | Self::Other(_) => Err(self.not("a list of strings")),
         }
     }
 
@@ -161,6 +181,7 @@ impl Value {
             Self::Words(_) | Self::Text(_) => "a string",
             Self::Integer(_) => "a whole number",
             Self::Float(_) => "a number with a fraction",
+            Self::Boolean(_) => "a boolean",
             Self::List(_) => "a list",
             Self::Other(name) => name,
         };
@@ -173,7 +194,9 @@ impl Value {
             Self::Words(text) | Self::Text(text) => Ok(text.clone()),
             Self::Integer(number) => Ok(number.to_string()),
             Self::Float(number) => Ok(number.to_string()),
-            Self::List(_) | Self::Other(_) => Err(self.not("a string with a unit")),
+            Self::Boolean(_) | Self::List(_) | Self::Other(_) => {
+                Err(self.not("a string with a unit"))
+            }
         }
     }
 }

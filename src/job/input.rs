@@ -1,14 +1,16 @@
-//! The job's stdin: the caller's, through a pipe of ours.
+//! The job's stdin: the caller's, through a pipe or a terminal of ours.
 //!
-//! What the job had read at a snapshot is known, and what came after it is
-//! remembered, so that a restored job reads the same bytes again.
+//! What the job had read of a pipe at a snapshot is known, and what came after it is
+//! remembered, so that a restored job reads the same bytes again. What was typed at a
+//! terminal is gone once it is typed: whoever did it sees where the job stands.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::fs::File;
 use std::io::{self, IsTerminal, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
 use nix::errno::Errno;
@@ -16,6 +18,8 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use serde::{Deserialize, Serialize};
+
+use super::terminal::{Key, first_key};
 
 /// Input that is remembered for a restore. A job that reads more between two snapshots cannot read
 /// it again; it then goes on with what comes next.
@@ -32,9 +36,12 @@ nix::ioctl_read_bad!(
 pub struct InputMark {
     /// Bytes that the job had read.
     pub position: u64,
-    /// Inode of the pipe; CRIU knows the pipe by it. 0 when stdin is `/dev/null`.
+    /// Inode of the pipe; CRIU knows the pipe by it. 0 when stdin is `/dev/null` or a terminal.
     pub pipe: u64,
 }
+
+/// Is told of keys with a meaning for us. The job gets Ctrl-C too, afterwards.
+type OnKey = Box<dyn Fn(Key) + Send + Sync>;
 
 /// The job's standard input.
 #[derive(Debug)]
@@ -45,16 +52,24 @@ pub struct Input {
     idle: Option<OwnedFd>,
 }
 
-#[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
+    on_key: OnceLock<OnKey>,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.state.fmt(f)
+    }
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Our end of the job's pipe.
+    /// Our end of the job's pipe, or the master of its terminal.
     sink: Option<File>,
+    /// The sink is a terminal's master.
+    types: bool,
     /// The other end of a pipe whose writing end is closed: tells what the job has not read of it.
     unread: Option<File>,
     /// The job has its end. Before, ours must stay open: who opens a pipe for reading waits for a writer.
@@ -87,6 +102,7 @@ impl Input {
         let shared = Arc::new(Shared {
             state: Mutex::default(),
             changed: Condvar::new(),
+            on_key: OnceLock::new(),
         });
         let (reading, giving) = (Arc::clone(&shared), Arc::clone(&shared));
         thread::Builder::new()
@@ -136,11 +152,41 @@ impl Input {
             Some(shared) => {
                 let mut state = shared.lock();
                 state.sink = Some(sink);
+                state.types = false;
                 state.opened = false;
             }
             None => self.idle = Some(sink.into()),
         }
         Ok(read)
+    }
+
+    /// Types what comes at the master of the job's terminal.
+    pub fn connect_terminal(&mut self, master: File) {
+        self.pipe = 0;
+        if let Some(shared) = &self.shared {
+            let mut state = shared.lock();
+            state.sink = Some(master);
+            state.types = true;
+            state.opened = true;
+            shared.changed.notify_all();
+        }
+    }
+
+    /// The job at the terminal is gone: what is typed now is for the next one.
+    pub fn disconnect_terminal(&mut self) {
+        if let Some(shared) = &self.shared {
+            let mut state = shared.lock();
+            if state.types {
+                state.sink = None;
+            }
+        }
+    }
+
+    /// Has this called for keys with a meaning, before the job gets them. Once.
+    pub fn on_key(&self, call: impl Fn(Key) + Send + Sync + 'static) {
+        if let Some(shared) = &self.shared {
+            let _ = shared.on_key.set(Box::new(call));
+        }
     }
 
     /// Starts to give: the job (or CRIU, for it) has opened its end.
@@ -172,6 +218,12 @@ impl Input {
             });
         };
         let state = shared.lock();
+        if state.types {
+            return Ok(InputMark {
+                position: state.given,
+                pipe: 0,
+            });
+        }
         let pipe = state.sink.as_ref().or(state.unread.as_ref());
         let waiting = pipe.map_or(Ok(0), waiting_in)?;
         Ok(InputMark {
@@ -189,6 +241,9 @@ impl Input {
         let mut state = shared.lock();
         state.sink = None;
         state.unread = None;
+        if state.types {
+            return true;
+        }
         let oldest = state.end - state.journal.len() as u64;
         let known = (oldest..=state.end).contains(&mark.position);
         state.given = if known { mark.position } else { state.end };
@@ -264,7 +319,7 @@ impl Shared {
         let mut state = self.lock();
         loop {
             let behind = usize::try_from(state.end - state.given).unwrap_or(usize::MAX);
-            if behind == 0 && state.ended && state.opened {
+            if behind == 0 && state.ended && state.opened && !state.types {
                 // The job sees the end, after what is still in the pipe.
                 if let Some(sink) = state.sink.take() {
                     state.unread = read_end(&sink).ok();
@@ -284,14 +339,21 @@ impl Shared {
                 continue;
             };
             let start = state.journal.len() - behind;
-            let piece: Vec<u8> = state
+            let mut piece: Vec<u8> = state
                 .journal
                 .range(start..)
                 .take(READ_BYTES)
                 .copied()
                 .collect();
+            if state.types {
+                // Not with the lock: whoever is told may want it.
+                drop(state);
+                let for_us = self.hear_keys(&sink, &mut piece);
+                state = self.lock();
+                state.given = state.end.min(state.given + for_us);
+            }
             match (&sink).write(&piece) {
-                Ok(got) => state.given += got as u64,
+                Ok(got) => state.given = state.end.min(state.given + got as u64),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     drop(state);
                     wait_writable(&sink);
@@ -302,6 +364,29 @@ impl Shared {
             }
             self.changed.notify_all();
         }
+    }
+}
+
+impl Shared {
+    /// Tells of the keys in what is about to be typed, and cuts it after the first. Those that the job is not to get are
+    /// taken away: how many.
+    fn hear_keys(&self, master: &File, typed: &mut Vec<u8>) -> u64 {
+        let Some((place, key)) = first_key(master.as_fd(), typed) else {
+            return 0;
+        };
+        match (key, place) {
+            (Key::Interrupt, _) => typed.truncate(place + 1),
+            (Key::Suspend, 0) => typed.clear(),
+            // Its turn comes.
+            (Key::Suspend, _) => {
+                typed.truncate(place);
+                return 0;
+            }
+        }
+        if let Some(call) = self.on_key.get() {
+            call(key);
+        }
+        u64::from(key == Key::Suspend)
     }
 }
 

@@ -40,8 +40,10 @@ mod snapshot;
 mod snapshot_error;
 mod standing;
 mod status;
+mod streams;
 mod supervise;
 mod suspension;
+mod terminal;
 mod workshop;
 
 pub use control::{ControlError, request_pause, request_snapshot, request_status, request_unpause};
@@ -61,3 +63,4 @@ pub use run_state::{NoSuchImage, Progress, RunState, RunStateError};
 pub use snapshot_error::{FailureKind, SnapshotError};
 pub use standing::StandingFacts;
 pub use status::{State, Status, StatusError, status_of_store};
+pub use streams::{Marks, Parts, TerminalMark};

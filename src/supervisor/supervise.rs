@@ -35,7 +35,9 @@ use super::schedule::{Now, Schedule, Snapshotted as LastSnapshot};
 use super::signals::{self, Signal};
 use super::snapshot::Afterwards;
 use super::status::State;
-use super::workshop::{Job, SharedStreams, Streams, Workshop};
+use super::streams::Streams;
+use super::terminal::Keyboard;
+use super::workshop::{Job, SharedStreams, Workshop};
 use crate::clock;
 use crate::history;
 use crate::resident::Token;
@@ -165,6 +167,8 @@ pub(super) struct Supervisor {
     pub since: (State, Now),
     /// A stop by the terminal that waits for the end of a snapshot.
     suspend_wanted: bool,
+    /// The caller's terminal.
+    pub keyboard: Keyboard,
 }
 
 pub(super) fn now() -> Now {
@@ -190,6 +194,7 @@ impl Supervisor {
             shop.config.log.events.as_ref(),
             state.started_unix_ms,
         );
+        let keyboard = Keyboard::attach(&streams, &events);
         let schedule = Schedule::new(&shop.config.snapshot, jiff::tz::TimeZone::system());
         Ok(Self {
             shop,
@@ -209,6 +214,7 @@ impl Supervisor {
             schedule,
             since: (State::Starting, now()),
             suspend_wanted: false,
+            keyboard,
         })
     }
 
@@ -233,6 +239,7 @@ impl Supervisor {
             let event = self.next_event().await;
             self.handle(event)?;
             self.note_state();
+            self.attend_keyboard();
         }
     }
 
@@ -272,6 +279,7 @@ impl Supervisor {
             (schedule, Timer::Schedule),
             (backoff, Timer::Backoff),
             (grace, Timer::Grace),
+            (self.keyboard.next_look(), Timer::Foreground),
         ]
         .into_iter()
         .filter_map(|(wait, timer)| Some((wait?, timer)))
@@ -281,6 +289,10 @@ impl Supervisor {
     fn handle(&mut self, event: Event) -> Result<(), RunError> {
         match event {
             Event::Signal(signal) => self.signal(signal),
+            Event::Typed(key) => {
+                self.typed(key);
+                Ok(())
+            }
             Event::SnapshotRequest(afterwards, reply) => {
                 self.want(Trigger::Request, afterwards, Some(reply))
             }
@@ -322,6 +334,8 @@ impl Supervisor {
             }
             Event::Timer(Timer::Backoff) => self.backoff_over(),
             Event::Timer(Timer::Grace) => self.stop_now("the grace period is over"),
+            // Looked at after every event.
+            Event::Timer(Timer::Foreground) => Ok(()),
         }
     }
 
@@ -349,7 +363,14 @@ impl Supervisor {
             }
             Signal::Continue => {
                 self.suspend_wanted = false;
-                self.streams().stdin.resume();
+                self.keyboard.continued();
+                let streams = self.streams();
+                streams.stdin.resume();
+                streams.resize();
+                Ok(())
+            }
+            Signal::Resize => {
+                self.streams().resize();
                 Ok(())
             }
         }
@@ -379,6 +400,7 @@ impl Supervisor {
             }
         };
         tell(nix::libc::SIGSTOP);
+        self.keyboard.give_back();
         // Returns when somebody continues us.
         if let Err(error) = signal_hook::low_level::emulate_default_handler(nix::libc::SIGTSTP) {
             tracing::warn!(%error, "cannot stop");
