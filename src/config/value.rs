@@ -63,10 +63,7 @@ impl Value {
     pub(super) fn boolean(&self) -> Result<bool, Invalid> {
         match self {
             Self::Boolean(value) => Ok(*value),
-            Self::Words(words) => words.trim().parse().map_err(|_| Invalid::Choice {
-                given: shown(words),
-                choices: "true, false".to_owned(),
-            }),
+            Self::Words(words) => words.trim().parse().map_err(|_| self.not("true or false")),
             Self::Text(_) | Self::Integer(_) | Self::Float(_) | Self::List(_) | Self::Other(_) => {
                 Err(self.not("true or false"))
             }

@@ -68,8 +68,7 @@ impl fmt::Debug for Shared {
 struct State {
     /// Our end of the job's pipe, or the master of its terminal.
     sink: Option<File>,
-    /// The sink is a terminal's master.
-    types: bool,
+    way: Way,
     /// The other end of a pipe whose writing end is closed: tells what the job has not read of it.
     unread: Option<File>,
     /// The job has its end. Before, ours must stay open: who opens a pipe for reading waits for a writer.
@@ -84,6 +83,16 @@ struct State {
     ended: bool,
     /// We are in the background of the terminal, which gives no input there.
     refused: bool,
+}
+
+/// How the job gets its input.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Way {
+    /// Through a pipe: every byte, again after a restore.
+    #[default]
+    Piped,
+    /// Typed at its terminal.
+    Typed,
 }
 
 impl Input {
@@ -152,7 +161,7 @@ impl Input {
             Some(shared) => {
                 let mut state = shared.lock();
                 state.sink = Some(sink);
-                state.types = false;
+                state.way = Way::Piped;
                 state.opened = false;
             }
             None => self.idle = Some(sink.into()),
@@ -166,7 +175,7 @@ impl Input {
         if let Some(shared) = &self.shared {
             let mut state = shared.lock();
             state.sink = Some(master);
-            state.types = true;
+            state.way = Way::Typed;
             state.opened = true;
             shared.changed.notify_all();
         }
@@ -176,7 +185,7 @@ impl Input {
     pub fn disconnect_terminal(&mut self) {
         if let Some(shared) = &self.shared {
             let mut state = shared.lock();
-            if state.types {
+            if state.way == Way::Typed {
                 state.sink = None;
             }
         }
@@ -218,7 +227,7 @@ impl Input {
             });
         };
         let state = shared.lock();
-        if state.types {
+        if state.way == Way::Typed {
             return Ok(InputMark {
                 position: state.given,
                 pipe: 0,
@@ -241,7 +250,7 @@ impl Input {
         let mut state = shared.lock();
         state.sink = None;
         state.unread = None;
-        if state.types {
+        if state.way == Way::Typed {
             return true;
         }
         let oldest = state.end - state.journal.len() as u64;
@@ -319,7 +328,7 @@ impl Shared {
         let mut state = self.lock();
         loop {
             let behind = usize::try_from(state.end - state.given).unwrap_or(usize::MAX);
-            if behind == 0 && state.ended && state.opened && !state.types {
+            if behind == 0 && state.ended && state.opened && state.way == Way::Piped {
                 // The job sees the end, after what is still in the pipe.
                 if let Some(sink) = state.sink.take() {
                     state.unread = read_end(&sink).ok();
@@ -345,7 +354,7 @@ impl Shared {
                 .take(READ_BYTES)
                 .copied()
                 .collect();
-            if state.types {
+            if state.way == Way::Typed {
                 // Not with the lock: whoever is told may want it.
                 drop(state);
                 let for_us = self.hear_keys(&sink, &mut piece);
@@ -396,69 +405,4 @@ fn wait_writable(sink: &File) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_restored_job_reads_the_same_bytes_again_and_then_the_rest() {
-        let (source, mut caller) = io::pipe().unwrap();
-        let mut input = Input::new(Some(File::from(OwnedFd::from(source)))).unwrap();
-        let mut job = File::from(input.connect().unwrap());
-        input.open();
-        caller.write_all(b"abcdef").unwrap();
-        let mut two = [0; 2];
-        job.read_exact(&mut two).unwrap();
-        let mut marked = input.mark().unwrap();
-        assert_eq!(marked.position, 2);
-        marked.pipe = 0;
-        job.read_exact(&mut two).unwrap();
-        drop(job);
-
-        assert!(input.rewind(&marked));
-        let mut job = File::from(input.connect().unwrap());
-        input.open();
-        caller.write_all(b"gh").unwrap();
-        drop(caller);
-        let mut rest = String::new();
-        job.read_to_string(&mut rest).unwrap();
-        assert_eq!(rest, "cdefgh");
-    }
-
-    #[test]
-    fn what_is_unread_after_the_callers_end_is_read_again() {
-        let (source, mut caller) = io::pipe().unwrap();
-        let mut input = Input::new(Some(File::from(OwnedFd::from(source)))).unwrap();
-        let mut job = File::from(input.connect().unwrap());
-        input.open();
-        caller.write_all(b"abcdef").unwrap();
-        drop(caller);
-        let shared = Arc::clone(input.shared.as_ref().unwrap());
-        let mut state = shared.lock();
-        while state.unread.is_none() {
-            state = shared.changed.wait(state).unwrap();
-        }
-        drop(state);
-        let mut two = [0; 2];
-        job.read_exact(&mut two).unwrap();
-        let marked = input.mark().unwrap();
-        assert_eq!(marked.position, 2);
-        drop(job);
-        assert!(input.rewind(&marked));
-        let mut job = File::from(input.connect().unwrap());
-        input.open();
-        let mut rest = String::new();
-        job.read_to_string(&mut rest).unwrap();
-        assert_eq!(rest, "cdef");
-    }
-
-    #[test]
-    fn without_a_caller_the_job_reads_nothing() {
-        let mut input = Input::new(None).unwrap();
-        let mut text = String::new();
-        File::from(input.connect().unwrap())
-            .read_to_string(&mut text)
-            .unwrap();
-        assert_eq!(text, "");
-        assert_eq!(input.mark().unwrap(), InputMark::default());
-    }
-}
+mod tests;

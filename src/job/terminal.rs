@@ -88,6 +88,25 @@ impl Pty {
         self.slave.try_clone()
     }
 
+    /// Whether reads and writes of the job's end do not wait.
+    ///
+    /// # Errors
+    /// When it cannot be asked.
+    pub fn is_nonblocking(&self) -> io::Result<bool> {
+        Ok(fcntl_getfl(&self.slave)?.contains(OFlags::NONBLOCK))
+    }
+
+    /// Has reads and writes of the job's end not wait: CRIU (4.2.1) does not restore that of a terminal of ours.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn set_nonblocking(&self) -> io::Result<()> {
+        Ok(fcntl_setfl(
+            &self.slave,
+            fcntl_getfl(&self.slave)? | OFlags::NONBLOCK,
+        )?)
+    }
+
     /// The device files that lead to it: its own, and `/dev/tty` for those it belongs to.
     ///
     /// # Errors

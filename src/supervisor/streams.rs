@@ -51,6 +51,8 @@ pub struct TerminalMark {
     pub devices: Vec<TerminalDevice>,
     /// What of the job's it was.
     pub parts: Parts,
+    /// The job does not wait at it.
+    pub nonblocking: bool,
 }
 
 /// Where all streams stood at a snapshot.
@@ -76,7 +78,7 @@ impl Streams {
         let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
         let joined = same_file(stdout.as_fd(), stderr.as_fd());
         let wanted = match tty {
-            Tty::Auto => stdin.is_terminal() && stdout.is_terminal(),
+            Tty::Auto => stdin.is_terminal() && stdout.is_terminal() && can_have_terminal(),
             Tty::Always => true,
             Tty::Never => false,
         };
@@ -153,6 +155,11 @@ impl Streams {
             return Ok(ends);
         };
         let slave = self.connect_terminal(mark.parts)?;
+        if mark.nonblocking
+            && let Some((pty, _)) = &self.terminal
+        {
+            pty.set_nonblocking()?;
+        }
         for device in &mark.devices {
             ends.push((inherited(device), slave.try_clone()?));
         }
@@ -192,6 +199,7 @@ impl Streams {
             Ok::<_, io::Error>(TerminalMark {
                 devices: pty.devices()?,
                 parts: *parts,
+                nonblocking: pty.is_nonblocking()?,
             })
         };
         Ok(Marks {
@@ -251,6 +259,14 @@ impl Streams {
     }
 }
 
+fn can_have_terminal() -> bool {
+    let pty = Pty::open(None);
+    if let Err(error) = &pty {
+        tracing::warn!(%error, "no terminal for the job, it gets pipes: is /dev/pts mounted?");
+    }
+    pty.is_ok()
+}
+
 fn inherited(terminal: &TerminalDevice) -> Inherited {
     Inherited::Terminal {
         device: terminal.device,
@@ -265,4 +281,18 @@ fn same_file(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> bool {
             .ok()
     };
     identity(one) == identity(other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_from_before_there_were_terminals_are_understood() {
+        let old = r#"{"stdin": {"position": 7, "pipe": 1}, "stdout": {"position": 8, "pipe": 2, "file": null},
+                      "stderr": {"position": 9, "pipe": 3, "file": null}}"#;
+        let marks: Marks = serde_json::from_str(old).unwrap();
+        assert_eq!((marks.stdin.pipe, marks.stderr.position), (1, 9));
+        assert_eq!(marks.terminal, None);
+    }
 }

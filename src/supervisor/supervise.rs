@@ -303,7 +303,8 @@ impl Supervisor {
             }
             Event::Unpaused(result, reply) => self.unpaused(*result, reply),
             Event::Sandbox(serial, news) if serial == self.serial => self.sandbox_news(news),
-            Event::Sandbox(..) => Ok(()),
+            // The foreground is looked for after every event.
+            Event::Sandbox(..) | Event::Timer(Timer::Foreground) => Ok(()),
             Event::Computing(freeze) => {
                 tracing::debug!(freeze = ?freeze, "the job computes again");
                 self.tell(history::Event::Computing {
@@ -334,8 +335,6 @@ impl Supervisor {
             }
             Event::Timer(Timer::Backoff) => self.backoff_over(),
             Event::Timer(Timer::Grace) => self.stop_now("the grace period is over"),
-            // Looked at after every event.
-            Event::Timer(Timer::Foreground) => Ok(()),
         }
     }
 

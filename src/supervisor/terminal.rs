@@ -98,6 +98,9 @@ impl Supervisor {
             | Stage::Ending(_)
             | Stage::Waiting { .. } => false,
         };
+        if self.keyboard.terminal.is_none() {
+            return;
+        }
         let by_job = computes && self.exit.is_none() && self.streams().job_reads_keys();
         if self.keyboard.attend(by_job) {
             self.streams().stdin.resume();
