@@ -312,6 +312,10 @@ impl Shared {
                 }
                 Err(_) => 0,
             };
+            if got == 0 && state.way == Way::Typed && source.is_terminal() {
+                // Ctrl-D, typed while no job was there to get it; a terminal that is gone is none any more.
+                continue;
+            }
             state.ended = got == 0;
             state.end += got as u64;
             state.journal.extend(&buffer[..got]);

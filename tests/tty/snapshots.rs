@@ -65,17 +65,20 @@ fn a_restored_job_has_its_terminal_as_before() {
     let screen = Screen::new(24, 80);
     // Modes of its own, its terminal open by name, and the window asked for when told.
     let script = r#"
-import os, signal, sys, termios, time
+import os, select, signal, sys, termios, time
 modes = termios.tcgetattr(0); modes[3] &= ~termios.ECHO; termios.tcsetattr(0, termios.TCSANOW, modes)
 own = open("/dev/tty", "w")
+os.set_blocking(2, False)
 child = os.fork()
 if child == 0:
     while True: time.sleep(1)
 print("ready", flush=True)
-for line in sys.stdin:
+while True:
+    select.select([0], [], [])
+    os.read(0, 100)
     size = os.get_terminal_size()
     print("echo", bool(termios.tcgetattr(0)[3] & termios.ECHO), "size", size.lines, size.columns,
-          "foreground", os.tcgetpgrp(0) == os.getpgrp(), "session", os.getsid(0) == os.getpid(), flush=True)
+          "foreground", os.tcgetpgrp(0) == os.getpgrp(), "session", os.getsid(0) == os.getpid(), "blocking", os.get_blocking(0), flush=True)
     own.write("by name\n"); own.flush()
 "#;
     fs::write(place.file("job.py"), script).unwrap();
@@ -89,7 +92,7 @@ for line in sys.stdin:
     screen.wait_for("ckpt-run: restored");
     screen.wait_until_raw();
     screen.types("tell\r");
-    screen.wait_for("echo False size 40 100 foreground True session True");
+    screen.wait_for("echo False size 40 100 foreground True session True blocking False");
     screen.wait_for("by name");
     screen.types("\x03");
     assert_eq!(run.wait(), 130, "{}", screen.text());
@@ -175,6 +178,9 @@ fn what_is_typed_after_a_restore_is_heard() {
     screen.types("two\r");
     screen.wait_for("heard two");
     kill(Pid::from_raw(run.job()), Signal::SIGKILL).unwrap();
+    // An end of input in between is not the job's.
+    screen.wait_until("the caller's modes", |_| !screen.is_raw());
+    screen.types("\x04");
     screen.wait_for("ckpt-run: restored");
     screen.wait_until_raw();
     screen.types("three\r");
