@@ -1,9 +1,10 @@
 //! Logs: `tracing` events to stderr, each one line that begins with `ckpt-run:`.
 //!
 //! The job's own lines go to the same place. A line of ours never begins in the
-//! middle of one of the job's: it is preceded by a line break then.
+//! middle of one of the job's: whoever delivers those writes ours between them.
 
 use std::fmt::{self, Write as _};
+use std::io;
 use std::sync::OnceLock;
 
 use tracing::field::{Field, Visit};
@@ -13,10 +14,10 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Asks whether the terminal or file that we log to stands at the start of a line.
-type AtLineStart = Box<dyn Fn() -> bool + Send + Sync>;
+/// Writes a line of ours to stderr, apart from the lines of the job that go to the same place.
+type WriteLine = Box<dyn Fn(&str) + Send + Sync>;
 
-static AT_LINE_START: OnceLock<AtLineStart> = OnceLock::new();
+static WRITE_LINE: OnceLock<WriteLine> = OnceLock::new();
 
 /// Sends the logs of this crate, of `level` (a word of `tracing`'s) and above, to stderr.
 ///
@@ -26,14 +27,32 @@ pub fn to_stderr(level: &str) {
     // Somebody who uses the library may have a subscriber of their own.
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(|| Lines)
         .event_format(Line)
         .try_init();
 }
 
-/// Gives the logs a way to ask for the state of the line that the job writes. Once a process.
-pub fn share_lines_with(job: impl Fn() -> bool + Send + Sync + 'static) {
-    let _ = AT_LINE_START.set(Box::new(job));
+/// Has every line of the logs, with its end, written by `write`, which knows what the job writes to the same place; a
+/// progress display of ours belongs there too. Once a process.
+pub fn share_lines_with(write: impl Fn(&str) + Send + Sync + 'static) {
+    let _ = WRITE_LINE.set(Box::new(write));
+}
+
+/// Where lines go, one at a time.
+struct Lines;
+
+impl io::Write for Lines {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        match WRITE_LINE.get() {
+            Some(write) => write(&String::from_utf8_lossy(line)),
+            None => io::stderr().write_all(line)?,
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 struct Line;
@@ -51,12 +70,6 @@ where
     ) -> fmt::Result {
         let mut text = Text::default();
         event.record(&mut text);
-        if AT_LINE_START
-            .get()
-            .is_some_and(|at_line_start| !at_line_start())
-        {
-            writer.write_char('\n')?;
-        }
         let weight = match *event.metadata().level() {
             Level::ERROR => "error: ",
             Level::WARN => "warning: ",

@@ -36,6 +36,12 @@ struct Supervision {
     /// auto, namespaces or none
     #[arg(long, value_name = "HOW")]
     isolation: Option<String>,
+    /// Run the job in a terminal of its own, whatever our stdin and stdout are [default: when both are one]
+    #[arg(long, overrides_with = "no_tty")]
+    tty: bool,
+    /// Give the job pipes, not a terminal
+    #[arg(long, overrides_with = "tty")]
+    no_tty: bool,
     /// At a restore, the GPUs that take the place of others: every GPU that the job could see [default: the same ones,
     /// or as many of the same model]
     #[arg(long, value_name = "OLD=NEW,…")]
@@ -67,6 +73,16 @@ pub(super) struct RestoreArguments {
 
 impl Supervision {
     fn overrides(&self) -> Vec<Override> {
+        let switches = [
+            ("tty", "--tty", "true", self.tty),
+            ("tty", "--no-tty", "false", self.no_tty),
+        ];
+        let switched = switches.into_iter().filter(|(.., given)| *given);
+        let switched = switched.map(|(key, flag, value, _)| Override {
+            key,
+            flag,
+            value: value.to_owned(),
+        });
         [
             ("snapshot.interval", "--interval", &self.interval),
             ("snapshot.cron", "--cron", &self.cron),
@@ -84,6 +100,7 @@ impl Supervision {
                 value: value.clone()?,
             })
         })
+        .chain(switched)
         .collect()
     }
 }

@@ -20,7 +20,9 @@ use super::limits::{
 use super::metrics::address;
 use super::units::{format_duration, format_exit_status, format_size, parse_exit_status, shown};
 use super::value::Value;
-use super::{Buffer, Config, Cpus, CronExpression, Encryption, Interval, Invalid, RestartLimit};
+use super::{
+    Buffer, Config, Cpus, CronExpression, Encryption, Interval, Invalid, RestartLimit, Tty,
+};
 
 /// One setting.
 pub(super) struct Key {
@@ -70,6 +72,15 @@ pub(super) const KEYS: &[Key] = &[
         path: "isolation",
         set: |config, value| set(&mut config.isolation, value.choice()),
         get: |config| word(config.isolation),
+    },
+    Key {
+        path: "tty",
+        set: |config, value| set(&mut config.tty, tty(value)),
+        get: |config| match config.tty {
+            Tty::Auto => Shown::from("auto"),
+            Tty::Always => Shown::Boolean(true),
+            Tty::Never => Shown::Boolean(false),
+        },
     },
     Key {
         path: "sandbox.io_uring",
@@ -362,6 +373,14 @@ fn cron(value: &Value) -> Result<Option<CronExpression>, Invalid> {
         "" => Ok(None),
         text => CronExpression::parse(text).map(Some),
     }
+}
+
+fn tty(value: &Value) -> Result<Tty, Invalid> {
+    Ok(match value.unless("auto", Value::boolean)? {
+        None => Tty::Auto,
+        Some(true) => Tty::Always,
+        Some(false) => Tty::Never,
+    })
 }
 
 fn buffer(value: &Value) -> Result<Buffer, Invalid> {

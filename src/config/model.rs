@@ -20,6 +20,8 @@ pub struct Config {
     pub store: PathBuf,
     /// How the job is kept apart from the machine.
     pub isolation: Isolation,
+    /// Whether the job runs in a terminal of its own.
+    pub tty: Tty,
     /// `[sandbox]`: what the job sees of the machine.
     pub sandbox: Sandbox,
     /// `[snapshot]`: when and how snapshots are taken.
@@ -55,6 +57,17 @@ pub enum Isolation {
     Namespaces,
     /// A plain child.
     None,
+}
+
+/// Whether the job runs in a terminal of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tty {
+    /// When our stdin and stdout are terminals.
+    Auto,
+    /// Whatever they are.
+    Always,
+    /// Never: its streams are pipes.
+    Never,
 }
 
 /// `[sandbox]`.
@@ -356,6 +369,7 @@ impl Default for Config {
         Self {
             store: PathBuf::from("./.ckpt-run"),
             isolation: Isolation::Auto,
+            tty: Tty::Auto,
             sandbox: Sandbox {
                 io_uring: IoUring::Hide,
             },

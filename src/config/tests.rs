@@ -194,6 +194,23 @@ fn origins_are_shown_behind_the_values() {
 }
 
 #[test]
+fn a_terminal_is_wanted_refused_or_left_to_us() {
+    let tty = |text: &str| Machine::new().project(text).load().config.tty;
+    assert_eq!(tty("tty = true"), Tty::Always);
+    assert_eq!(tty("tty = false"), Tty::Never);
+    assert_eq!(tty("tty = 'auto'"), Tty::Auto);
+    let machine = Machine::new().variable("CKPT_RUN_TTY", "true");
+    assert_eq!(machine.load().config.tty, Tty::Always);
+    for refused in ["tty = 'yes'", "tty = 1"] {
+        let refusal = Machine::new().project(refused).refusal();
+        assert!(
+            refusal.contains("auto") && refusal.contains("true or false"),
+            "{refusal}"
+        );
+    }
+}
+
+#[test]
 fn a_bare_interval_means_seconds_on_the_command_line_only() {
     let machine = Machine::new().flag("--interval", "snapshot.interval", "900");
     let interval = machine.load().config.snapshot.interval;

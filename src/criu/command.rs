@@ -1,6 +1,7 @@
 //! CRIU's command lines for a dump and a restore.
 
 use std::ffi::{OsStr, OsString};
+use std::fmt;
 use std::path::Path;
 
 /// What a dump needs to know.
@@ -18,6 +19,31 @@ pub struct DumpOptions<'a> {
     pub libdir: &'a Path,
     /// Verbosity, 0 to 4.
     pub log_level: u8,
+    /// Terminals of ours that the job has open.
+    pub external: &'a [Inherited],
+}
+
+/// Something of ours that the job has open, as it was at the dump; another takes its place at a restore.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inherited {
+    /// The pipe of this inode.
+    Pipe(u64),
+    /// A terminal.
+    Terminal {
+        /// Number of the device.
+        device: u64,
+        /// Number of the file system that its file is in.
+        filesystem: u64,
+    },
+}
+
+impl fmt::Display for Inherited {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pipe(inode) => write!(f, "pipe:[{inode}]"),
+            Self::Terminal { device, filesystem } => write!(f, "tty[{device:x}:{filesystem:x}]"),
+        }
+    }
 }
 
 /// What a restore does with sockets that are one end of a TCP connection.
@@ -42,8 +68,8 @@ pub struct RestoreOptions<'a> {
     pub log_level: u8,
     /// What becomes of established TCP connections, all of them.
     pub tcp: Tcp,
-    /// Inode of a pipe at the dump, and the descriptor of CRIU's that takes its place.
-    pub pipes: &'a [(u64, i32)],
+    /// What the job had open at the dump, and the descriptor of CRIU's that takes its place.
+    pub inherited: &'a [(Inherited, i32)],
 }
 
 /// Seconds that CRIU may take to stop the tasks, and at a dump for each of its own steps.
@@ -79,6 +105,12 @@ pub fn dump_arguments(options: &DumpOptions<'_>) -> Vec<OsString> {
             options.hold.as_os_str(),
         ],
     );
+    for terminal in options.external {
+        push(
+            &mut arguments,
+            &[OsStr::new("--external"), OsStr::new(&terminal.to_string())],
+        );
+    }
     arguments
 }
 
@@ -104,12 +136,12 @@ pub fn restore_arguments(options: &RestoreOptions<'_>) -> Vec<OsString> {
         // CRIU (4.2.1) looks at this option before the other.
         Tcp::Closed => push(&mut arguments, &[OsStr::new("--tcp-close")]),
     }
-    for (inode, descriptor) in options.pipes {
+    for (inherited, descriptor) in options.inherited {
         push(
             &mut arguments,
             &[
                 OsStr::new("--inherit-fd"),
-                OsStr::new(&format!("fd[{descriptor}]:pipe:[{inode}]")),
+                OsStr::new(&format!("fd[{descriptor}]:{inherited}")),
             ],
         );
     }
@@ -147,21 +179,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_restored_pipe_is_named_by_its_inode_at_the_dump() {
+    fn a_restored_pipe_or_terminal_is_named_as_at_the_dump() {
         let path = Path::new("/x");
+        let terminal = Inherited::Terminal {
+            device: 0x8805,
+            filesystem: 0x19,
+        };
         let options = RestoreOptions {
             directory: path,
             log: path,
             libdir: path,
             log_level: 2,
             tcp: Tcp::Established,
-            pipes: &[(4711, 200)],
+            inherited: &[(Inherited::Pipe(4711), 200), (terminal, 201)],
         };
         let arguments = restore_arguments(&options);
-        let position = arguments
-            .iter()
-            .position(|one| one == "--inherit-fd")
-            .unwrap();
-        assert_eq!(arguments[position + 1], "fd[200]:pipe:[4711]");
+        let named: Vec<_> = arguments
+            .windows(2)
+            .filter(|pair| pair[0] == "--inherit-fd")
+            .map(|pair| pair[1].clone())
+            .collect();
+        assert_eq!(named, ["fd[200]:pipe:[4711]", "fd[201]:tty[8805:19]"]);
     }
 }

@@ -19,7 +19,7 @@ mod serve;
 mod version;
 
 pub use capture::{Capture, CaptureError, Captured};
-pub use command::{DumpOptions, RestoreOptions, Tcp, dump_arguments, restore_arguments};
+pub use command::{DumpOptions, Inherited, RestoreOptions, Tcp, dump_arguments, restore_arguments};
 pub use find::{AskError, CheckError, Criu, FindError, Search};
 pub use hold::{HOLD_PROGRAM, HOLD_SOCKET_VARIABLE, main as hold_main};
 pub use log::{Reason, reason_in};

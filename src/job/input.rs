@@ -1,14 +1,16 @@
-//! The job's stdin: the caller's, through a pipe of ours.
+//! The job's stdin: the caller's, through a pipe or a terminal of ours.
 //!
-//! What the job had read at a snapshot is known, and what came after it is
-//! remembered, so that a restored job reads the same bytes again.
+//! What the job had read of a pipe at a snapshot is known, and what came after it is
+//! remembered, so that a restored job reads the same bytes again. What was typed at a
+//! terminal is gone once it is typed: whoever did it sees where the job stands.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::fs::File;
 use std::io::{self, IsTerminal, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
 use nix::errno::Errno;
@@ -16,6 +18,8 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use serde::{Deserialize, Serialize};
+
+use super::terminal::{Key, first_key};
 
 /// Input that is remembered for a restore. A job that reads more between two snapshots cannot read
 /// it again; it then goes on with what comes next.
@@ -32,9 +36,12 @@ nix::ioctl_read_bad!(
 pub struct InputMark {
     /// Bytes that the job had read.
     pub position: u64,
-    /// Inode of the pipe; CRIU knows the pipe by it. 0 when stdin is `/dev/null`.
+    /// Inode of the pipe; CRIU knows the pipe by it. 0 when stdin is `/dev/null` or a terminal.
     pub pipe: u64,
 }
+
+/// Is told of keys with a meaning for us. The job gets Ctrl-C too, afterwards.
+type OnKey = Box<dyn Fn(Key) + Send + Sync>;
 
 /// The job's standard input.
 #[derive(Debug)]
@@ -45,16 +52,23 @@ pub struct Input {
     idle: Option<OwnedFd>,
 }
 
-#[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
+    on_key: OnceLock<OnKey>,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.state.fmt(f)
+    }
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Our end of the job's pipe.
+    /// Our end of the job's pipe, or the master of its terminal.
     sink: Option<File>,
+    way: Way,
     /// The other end of a pipe whose writing end is closed: tells what the job has not read of it.
     unread: Option<File>,
     /// The job has its end. Before, ours must stay open: who opens a pipe for reading waits for a writer.
@@ -69,6 +83,16 @@ struct State {
     ended: bool,
     /// We are in the background of the terminal, which gives no input there.
     refused: bool,
+}
+
+/// How the job gets its input.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Way {
+    /// Through a pipe: every byte, again after a restore.
+    #[default]
+    Piped,
+    /// Typed at its terminal.
+    Typed,
 }
 
 impl Input {
@@ -87,6 +111,7 @@ impl Input {
         let shared = Arc::new(Shared {
             state: Mutex::default(),
             changed: Condvar::new(),
+            on_key: OnceLock::new(),
         });
         let (reading, giving) = (Arc::clone(&shared), Arc::clone(&shared));
         thread::Builder::new()
@@ -136,11 +161,41 @@ impl Input {
             Some(shared) => {
                 let mut state = shared.lock();
                 state.sink = Some(sink);
+                state.way = Way::Piped;
                 state.opened = false;
             }
             None => self.idle = Some(sink.into()),
         }
         Ok(read)
+    }
+
+    /// Types what comes at the master of the job's terminal.
+    pub fn connect_terminal(&mut self, master: File) {
+        self.pipe = 0;
+        if let Some(shared) = &self.shared {
+            let mut state = shared.lock();
+            state.sink = Some(master);
+            state.way = Way::Typed;
+            state.opened = true;
+            shared.changed.notify_all();
+        }
+    }
+
+    /// The job at the terminal is gone: what is typed now is for the next one.
+    pub fn disconnect_terminal(&mut self) {
+        if let Some(shared) = &self.shared {
+            let mut state = shared.lock();
+            if state.way == Way::Typed {
+                state.sink = None;
+            }
+        }
+    }
+
+    /// Has this called for keys with a meaning, before the job gets them. Once.
+    pub fn on_key(&self, call: impl Fn(Key) + Send + Sync + 'static) {
+        if let Some(shared) = &self.shared {
+            let _ = shared.on_key.set(Box::new(call));
+        }
     }
 
     /// Starts to give: the job (or CRIU, for it) has opened its end.
@@ -172,6 +227,12 @@ impl Input {
             });
         };
         let state = shared.lock();
+        if state.way == Way::Typed {
+            return Ok(InputMark {
+                position: state.given,
+                pipe: 0,
+            });
+        }
         let pipe = state.sink.as_ref().or(state.unread.as_ref());
         let waiting = pipe.map_or(Ok(0), waiting_in)?;
         Ok(InputMark {
@@ -189,6 +250,9 @@ impl Input {
         let mut state = shared.lock();
         state.sink = None;
         state.unread = None;
+        if state.way == Way::Typed {
+            return true;
+        }
         let oldest = state.end - state.journal.len() as u64;
         let known = (oldest..=state.end).contains(&mark.position);
         state.given = if known { mark.position } else { state.end };
@@ -248,6 +312,10 @@ impl Shared {
                 }
                 Err(_) => 0,
             };
+            if got == 0 && state.way == Way::Typed && source.is_terminal() {
+                // Ctrl-D, typed while no job was there to get it; a terminal that is gone is none any more.
+                continue;
+            }
             state.ended = got == 0;
             state.end += got as u64;
             state.journal.extend(&buffer[..got]);
@@ -264,7 +332,7 @@ impl Shared {
         let mut state = self.lock();
         loop {
             let behind = usize::try_from(state.end - state.given).unwrap_or(usize::MAX);
-            if behind == 0 && state.ended && state.opened {
+            if behind == 0 && state.ended && state.opened && state.way == Way::Piped {
                 // The job sees the end, after what is still in the pipe.
                 if let Some(sink) = state.sink.take() {
                     state.unread = read_end(&sink).ok();
@@ -284,14 +352,21 @@ impl Shared {
                 continue;
             };
             let start = state.journal.len() - behind;
-            let piece: Vec<u8> = state
+            let mut piece: Vec<u8> = state
                 .journal
                 .range(start..)
                 .take(READ_BYTES)
                 .copied()
                 .collect();
+            if state.way == Way::Typed {
+                // Not with the lock: whoever is told may want it.
+                drop(state);
+                let for_us = self.hear_keys(&sink, &mut piece);
+                state = self.lock();
+                state.given = state.end.min(state.given + for_us);
+            }
             match (&sink).write(&piece) {
-                Ok(got) => state.given += got as u64,
+                Ok(got) => state.given = state.end.min(state.given + got as u64),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     drop(state);
                     wait_writable(&sink);
@@ -305,75 +380,33 @@ impl Shared {
     }
 }
 
+impl Shared {
+    /// Tells of the keys in what is about to be typed, and cuts it after the first. Those that the job is not to get are
+    /// taken away: how many.
+    fn hear_keys(&self, master: &File, typed: &mut Vec<u8>) -> u64 {
+        let Some((place, key)) = first_key(master.as_fd(), typed) else {
+            return 0;
+        };
+        match (key, place) {
+            (Key::Interrupt, _) => typed.truncate(place + 1),
+            (Key::Suspend, 0) => typed.clear(),
+            // Its turn comes.
+            (Key::Suspend, _) => {
+                typed.truncate(place);
+                return 0;
+            }
+        }
+        if let Some(call) = self.on_key.get() {
+            call(key);
+        }
+        u64::from(key == Key::Suspend)
+    }
+}
+
 fn wait_writable(sink: &File) {
     let mut watched = [PollFd::new(sink.as_fd(), PollFlags::POLLOUT)];
     while poll(&mut watched, PollTimeout::NONE) == Err(Errno::EINTR) {}
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_restored_job_reads_the_same_bytes_again_and_then_the_rest() {
-        let (source, mut caller) = io::pipe().unwrap();
-        let mut input = Input::new(Some(File::from(OwnedFd::from(source)))).unwrap();
-        let mut job = File::from(input.connect().unwrap());
-        input.open();
-        caller.write_all(b"abcdef").unwrap();
-        let mut two = [0; 2];
-        job.read_exact(&mut two).unwrap();
-        let mut marked = input.mark().unwrap();
-        assert_eq!(marked.position, 2);
-        marked.pipe = 0;
-        job.read_exact(&mut two).unwrap();
-        drop(job);
-
-        assert!(input.rewind(&marked));
-        let mut job = File::from(input.connect().unwrap());
-        input.open();
-        caller.write_all(b"gh").unwrap();
-        drop(caller);
-        let mut rest = String::new();
-        job.read_to_string(&mut rest).unwrap();
-        assert_eq!(rest, "cdefgh");
-    }
-
-    #[test]
-    fn what_is_unread_after_the_callers_end_is_read_again() {
-        let (source, mut caller) = io::pipe().unwrap();
-        let mut input = Input::new(Some(File::from(OwnedFd::from(source)))).unwrap();
-        let mut job = File::from(input.connect().unwrap());
-        input.open();
-        caller.write_all(b"abcdef").unwrap();
-        drop(caller);
-        let shared = Arc::clone(input.shared.as_ref().unwrap());
-        let mut state = shared.lock();
-        while state.unread.is_none() {
-            state = shared.changed.wait(state).unwrap();
-        }
-        drop(state);
-        let mut two = [0; 2];
-        job.read_exact(&mut two).unwrap();
-        let marked = input.mark().unwrap();
-        assert_eq!(marked.position, 2);
-        drop(job);
-        assert!(input.rewind(&marked));
-        let mut job = File::from(input.connect().unwrap());
-        input.open();
-        let mut rest = String::new();
-        job.read_to_string(&mut rest).unwrap();
-        assert_eq!(rest, "cdef");
-    }
-
-    #[test]
-    fn without_a_caller_the_job_reads_nothing() {
-        let mut input = Input::new(None).unwrap();
-        let mut text = String::new();
-        File::from(input.connect().unwrap())
-            .read_to_string(&mut text)
-            .unwrap();
-        assert_eq!(text, "");
-        assert_eq!(input.mark().unwrap(), InputMark::default());
-    }
-}
+mod tests;

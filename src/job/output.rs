@@ -1,8 +1,8 @@
-//! The job's stdout or stderr: from its pipe to ours, bytes untouched and unbuffered.
+//! The job's stdout or stderr: from its pipe or terminal to ours, bytes untouched and unbuffered.
 //!
 //! A thread delivers; whoever takes a snapshot pulls what is left in the pipe
 //! while the job stands still, so that the position of the stream is exact.
-//! One `Output` lives as long as the run; each start of the job gives it a new pipe.
+//! One `Output` lives as long as the run; each start of the job gives it a new pipe or terminal.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -19,6 +19,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 
 use super::replay::Replay;
+use super::terminal::line_end;
 
 /// Bytes taken from the pipe at once: all that the default pipe holds.
 const READ_BYTES: usize = 64 << 10;
@@ -28,7 +29,7 @@ const READ_BYTES: usize = 64 << 10;
 pub struct OutputMark {
     /// Bytes that the job had written, as an uninterrupted run counts them.
     pub position: u64,
-    /// Inode of the pipe; CRIU knows the pipe by it.
+    /// Inode of the pipe; CRIU knows the pipe by it. 0 when it is a terminal.
     pub pipe: u64,
     /// Our own output, where it is a regular file that we can cut.
     pub file: Option<FilePosition>,
@@ -98,6 +99,21 @@ impl Output {
         fcntl(&read, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         let source = File::from(read);
         self.pipe = source.metadata()?.ino();
+        self.deliver_from(source)?;
+        Ok(write)
+    }
+
+    /// Delivers what comes out of the master of the job's terminal, from which reads do not wait. It ends when nobody
+    /// has the slave any more.
+    ///
+    /// # Errors
+    /// When no thread can be made.
+    pub fn connect_terminal(&mut self, master: File) -> io::Result<()> {
+        self.pipe = 0;
+        self.deliver_from(master)
+    }
+
+    fn deliver_from(&mut self, source: File) -> io::Result<()> {
         let waiting = source.try_clone()?;
         self.shared.lock().source = Some(source);
         let shared = Arc::clone(&self.shared);
@@ -106,7 +122,7 @@ impl Output {
                 .name("output".to_owned())
                 .spawn(move || shared.relay(&waiting))?,
         );
-        Ok(write)
+        Ok(())
     }
 
     /// Pulls everything out of the pipe and tells where the stream stands. Exact while the job stands still.
@@ -141,6 +157,12 @@ impl Output {
     pub fn line_watch(&self) -> impl Fn() -> bool + use<> {
         let shared = Arc::clone(&self.shared);
         move || shared.lock().replay.begin_foreign_line()
+    }
+
+    /// Gives a way to write a line of ours to the same terminal, on a line of its own between what the job writes.
+    pub fn line_writer(&self) -> impl Fn(&str) + use<> {
+        let shared = Arc::clone(&self.shared);
+        move |line| shared.say(line)
     }
 
     /// Sets the stream back to `mark`: cuts our own file, or gets ready to hold the repetition back.
@@ -220,9 +242,44 @@ impl Shared {
 
     /// Writes all that is pending. The lock is not held meanwhile: a slow reader of ours must not stop a snapshot.
     fn deliver(&self) {
+        let state = self.settled();
+        self.deliver_some(state, usize::MAX);
+    }
+
+    /// Writes a line of ours after what was taken from the job so far.
+    fn say(&self, line: &str) {
+        let mut state = self.settled();
+        let end = line_end(self.sink.as_fd());
+        let mut text = String::new();
+        if !state.replay.begin_foreign_line_on_terminal() {
+            text.push_str(end);
+        }
+        text.push_str(line.trim_end_matches('\n'));
+        text.push_str(end);
+        state.pending.push_back(text.into_bytes());
+        // No more than that: what the job goes on to write is not our caller's work.
+        let pieces = state.pending.len();
+        self.deliver_some(state, pieces);
+    }
+
+    /// The state, while nobody delivers.
+    fn settled(&self) -> MutexGuard<'_, State> {
         let mut state = self.lock();
+        while state.delivering {
+            state = self
+                .delivered
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        state
+    }
+
+    fn deliver_some<'a>(&'a self, mut state: MutexGuard<'a, State>, pieces: usize) {
         state.delivering = true;
-        while let Some(bytes) = state.pending.pop_front() {
+        for _ in 0..pieces {
+            let Some(bytes) = state.pending.pop_front() else {
+                break;
+            };
             drop(state);
             // A reader that went away is no reason to stop the job; a write into the void is what it gets elsewhere too.
             let _ = (&self.sink).write_all(&bytes);
@@ -281,81 +338,4 @@ impl State {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_was_written_before_the_mark_is_counted_and_delivered() {
-        let (mut heard, sink) = io::pipe().unwrap();
-        let mut output = Output::new(sink.into(), true);
-        let mut job = File::from(output.connect().unwrap());
-        job.write_all(b"hello\n").unwrap();
-        let mark = output.mark().unwrap();
-        assert_eq!((mark.position, mark.file), (6, None));
-        drop(job);
-        output.drain()();
-        let mut text = [0; 6];
-        heard.read_exact(&mut text).unwrap();
-        assert_eq!(&text, b"hello\n");
-    }
-
-    #[test]
-    fn our_own_file_is_cut_back_to_the_mark() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let mut output = Output::new(file.reopen().unwrap().into(), true);
-        let mut job = File::from(output.connect().unwrap());
-        job.write_all(b"one\n").unwrap();
-        let mark = output.mark().unwrap();
-        job.write_all(b"two, at 12:00\n").unwrap();
-        drop(job);
-        output.drain()();
-        assert_eq!(
-            std::fs::read_to_string(file.path()).unwrap(),
-            "one\ntwo, at 12:00\n"
-        );
-        output.rewind(&mark, true, Path::new("unused")).unwrap();
-        let mut job = File::from(output.connect().unwrap());
-        job.write_all(b"two, at 12:01\n").unwrap();
-        drop(job);
-        output.drain()();
-        assert_eq!(
-            std::fs::read_to_string(file.path()).unwrap(),
-            "one\ntwo, at 12:01\n"
-        );
-    }
-
-    #[test]
-    fn what_an_appended_file_held_before_the_run_is_not_cut() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), "before\n").unwrap();
-        let sink = File::options().append(true).open(file.path()).unwrap();
-        let mut output = Output::new(sink.into(), true);
-        let mut job = File::from(output.connect().unwrap());
-        let mark = output.mark().unwrap();
-        job.write_all(b"one\n").unwrap();
-        drop(job);
-        output.drain()();
-        output.rewind(&mark, true, Path::new("unused")).unwrap();
-        assert_eq!(std::fs::read_to_string(file.path()).unwrap(), "before\n");
-    }
-
-    #[test]
-    fn a_slow_reader_of_ours_does_not_keep_the_mark_waiting() {
-        let (heard, sink) = io::pipe().unwrap();
-        let mut output = Output::new(sink.into(), true);
-        let job = File::from(output.connect().unwrap());
-        fcntl(&job, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
-        let mut written = 0;
-        // Fill everything up to the reader who does not read: the mark must still come.
-        loop {
-            match (&job).write(&[b'x'; 4096]) {
-                Ok(got) => written += got as u64,
-                Err(_) if output.shared.lock().delivering => break,
-                Err(_) => thread::yield_now(),
-            }
-        }
-        assert_eq!(output.mark().unwrap().position, written);
-        drop((job, heard));
-        output.drain()();
-    }
-}
+mod tests;

@@ -34,8 +34,17 @@ impl Replay {
 
     /// Somebody else writes a line to the same place, now: whether it stands at the start of one.
     pub fn begin_foreign_line(&mut self) -> bool {
+        self.begin_foreign_line_after(is_line_end)
+    }
+
+    /// As `begin_foreign_line`; after `\r` a terminal still shows what came before.
+    pub fn begin_foreign_line_on_terminal(&mut self) -> bool {
+        self.begin_foreign_line_after(|byte| byte == b'\n')
+    }
+
+    fn begin_foreign_line_after(&mut self, is_end: impl Fn(u8) -> bool) -> bool {
         let before = self.foreign_line.replace(self.end);
-        before == Some(self.end) || self.history.back().is_none_or(|byte| is_line_end(*byte))
+        before == Some(self.end) || self.history.back().is_none_or(|byte| is_end(*byte))
     }
 
     /// The job goes on from `position`; later output is a repetition where it is remembered.

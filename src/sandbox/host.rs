@@ -129,7 +129,7 @@ impl Sandbox {
         self.isolation
     }
 
-    /// Starts the job; [`Event::Started`], [`Event::NotStarted`] or [`Event::Failed`] follows.
+    /// Starts the job, in the terminal that its stdout is, if it is one; [`Event::Started`], [`Event::NotStarted`] or [`Event::Failed`] follows.
     ///
     /// # Errors
     /// When pid 1 cannot be reached.

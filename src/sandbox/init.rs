@@ -321,10 +321,10 @@ fn mount_proc() -> io::Result<()> {
     Ok(())
 }
 
-/// The job's stdin: a pipe of the supervisor as it is, `/dev/null` opened anew inside this mount namespace.
+/// The job's stdin: a pipe or terminal of the supervisor as it is, `/dev/null` opened anew inside this mount namespace.
 fn in_namespace(stdin: OwnedFd) -> io::Result<OwnedFd> {
     let kind = nix::sys::stat::fstat(&stdin)?.st_mode & libc::S_IFMT;
-    if kind == libc::S_IFIFO {
+    if kind == libc::S_IFIFO || rustix::termios::isatty(&stdin) {
         Ok(stdin)
     } else {
         Ok(fs::File::open("/dev/null")?.into())

@@ -26,6 +26,8 @@ use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, signal, sigprocmask};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork, pipe2, setsid};
+use rustix::process::ioctl_tiocsctty;
+use rustix::termios::isatty;
 
 use super::io_uring::IoUring;
 use super::protocol::JobPids;
@@ -126,6 +128,7 @@ fn spawn_job(
     stdio: [OwnedFd; 3],
 ) -> io::Result<Pid> {
     let [stdin, stdout, stderr] = stdio;
+    let in_terminal = isatty(&stdout);
     let mut command = Command::new(program);
     command
         .args(arguments)
@@ -136,6 +139,10 @@ fn spawn_job(
     unsafe {
         command.pre_exec(move || {
             setsid()?;
+            if in_terminal {
+                // The job itself leads the session: to nobody else can CRIU (4.2.1) give a controlling terminal back.
+                ioctl_tiocsctty(io::stdout())?;
+            }
             // A group-wide SIGUSR1 or SIGUSR2 meant for the supervisor must not kill the job.
             signal(Signal::SIGUSR1, SigHandler::SigIgn)?;
             signal(Signal::SIGUSR2, SigHandler::SigIgn)?;

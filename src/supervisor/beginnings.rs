@@ -35,15 +35,13 @@ impl Supervisor {
             tracing::warn!("stdin goes on with what comes next: its beginning is forgotten");
         }
         let connect = system("make the job's standard streams");
-        let stdin = streams.stdin.connect().map_err(&connect)?;
-        let [stdout, stderr] = streams.connect_outputs().map_err(&connect)?;
-        let ends = [stdin, stdout, stderr];
+        let ends = streams.connect().map_err(&connect)?;
         let io_uring = match self.shop.config.sandbox.io_uring {
             config::IoUring::Hide => IoUring::Hide,
             config::IoUring::Allow => IoUring::Allow,
         };
         sandbox.start_job(&self.shop.command, io_uring, &ends)?;
-        streams.stdin.open();
+        streams.open();
         drop(streams);
         self.stage = Stage::Starting(sandbox);
         Ok(())

@@ -4,7 +4,7 @@ use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,10 +19,11 @@ use super::image::{ImageFacts, Stopwatch, Trigger};
 use super::machine;
 use super::snapshot::{Snapshotted, Subject};
 use super::snapshot_error::SnapshotError;
+use super::streams::{Marks, Streams};
 use super::workshop::{Job, SharedStreams, Workshop};
 use crate::clock;
 use crate::criu::{
-    Capture, CaptureError, Captured, DumpOptions, HOLD_SOCKET_VARIABLE, dump_arguments,
+    Capture, CaptureError, Captured, DumpOptions, HOLD_SOCKET_VARIABLE, Inherited, dump_arguments,
     plugin_takes,
 };
 use crate::job::{self, Node, OpenFile, Process};
@@ -62,9 +63,7 @@ struct Recorded {
     nodes: Vec<Node>,
     sockets: job::Sockets,
     timers: Vec<job::Timer>,
-    stdin: job::InputMark,
-    stdout: job::OutputMark,
-    stderr: job::OutputMark,
+    streams: Marks,
 }
 
 impl<'a> Dump<'a> {
@@ -102,7 +101,8 @@ impl<'a> Dump<'a> {
         let sockets = self.shop.sockets().map_err(SnapshotError::Prepare)?;
         let log = self.shop.log("dump", self.id);
         let capture = Capture::bind(sockets.path()).map_err(SnapshotError::Prepare)?;
-        let tool = self.tool(sockets.path(), &log, &capture);
+        let terminals = self.streams().terminals().map_err(SnapshotError::Prepare)?;
+        let tool = self.tool(sockets.path(), &log, &capture, &terminals);
         let (call_off, called_off) = UnixStream::pair().map_err(SnapshotError::Prepare)?;
         let (ended, captured) = thread::scope(|scope| {
             let capturing = scope.spawn(|| {
@@ -191,7 +191,17 @@ impl<'a> Dump<'a> {
         Ok(())
     }
 
-    fn tool(&self, directory: &Path, log: &Path, capture: &Capture) -> ToolCommand {
+    fn streams(&self) -> MutexGuard<'_, Streams> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tool(
+        &self,
+        directory: &Path,
+        log: &Path,
+        capture: &Capture,
+        terminals: &[Inherited],
+    ) -> ToolCommand {
         let mut argv = self.shop.criu.argv();
         argv.extend(dump_arguments(&DumpOptions {
             root_pid: self.job.pids.root,
@@ -200,6 +210,7 @@ impl<'a> Dump<'a> {
             hold: &self.shop.hold(),
             libdir: &self.shop.libdir(),
             log_level: self.shop.config.criu.log_level,
+            external: terminals,
         }));
         let environment = vec![
             (HOLD_SOCKET_VARIABLE.into(), capture.hold_path().into()),
@@ -308,8 +319,7 @@ impl<'a> Dump<'a> {
             stream.finish()?;
             file.content = Some(name);
         }
-        let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
-        let [stdout, stderr] = streams.mark_outputs().map_err(SnapshotError::Prepare)?;
+        let streams = self.streams();
         let recorded = Recorded {
             accounts: job::account(&processes),
             processes,
@@ -317,9 +327,7 @@ impl<'a> Dump<'a> {
             files,
             sockets,
             timers,
-            stdin: streams.stdin.mark().map_err(SnapshotError::Prepare)?,
-            stdout,
-            stderr,
+            streams: streams.mark().map_err(SnapshotError::Prepare)?,
         };
         *self.recorded.lock().unwrap_or_else(PoisonError::into_inner) = Some(recorded);
         Ok(())
@@ -370,9 +378,7 @@ impl<'a> Dump<'a> {
             pids: self.job.pids,
             isolated: self.job.sandbox.isolation() == Isolation::Namespaces,
             cuda,
-            stdin: recorded.stdin,
-            stdout: recorded.stdout,
-            stderr: recorded.stderr,
+            streams: recorded.streams,
             files: recorded.files,
             nodes: recorded.nodes,
             sockets: recorded.sockets,

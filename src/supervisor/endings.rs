@@ -99,6 +99,7 @@ impl Supervisor {
         let (streams, events) = (Arc::clone(&self.streams), self.events.clone());
         let work = move || {
             let mut streams = streams.lock().unwrap_or_else(PoisonError::into_inner);
+            streams.disconnect_terminal();
             let (stdout, stderr) = (streams.stdout.drain(), streams.stderr.drain());
             drop(streams);
             stdout();

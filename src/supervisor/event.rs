@@ -10,6 +10,7 @@ use super::signals::Signal;
 use super::snapshot::{Afterwards, Snapshotted};
 use super::snapshot_error::SnapshotError;
 use super::status::Status;
+use crate::job::Key;
 use crate::sandbox;
 use crate::store::ImageId;
 
@@ -27,6 +28,8 @@ pub(super) type UnpauseReply = oneshot::Sender<Result<(), StillPaused>>;
 pub(super) enum Event {
     /// A signal arrived.
     Signal(Signal),
+    /// A key with a meaning for us was typed at the job's terminal.
+    Typed(Key),
     /// A client asks for a snapshot, and says what the job does then.
     SnapshotRequest(Afterwards, Reply),
     /// A client asks that the paused job goes on.
@@ -58,4 +61,6 @@ pub(super) enum Timer {
     Backoff,
     /// The grace period after a request to stop is over.
     Grace,
+    /// We may be in the foreground of the terminal by now.
+    Foreground,
 }

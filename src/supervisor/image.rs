@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::gpu_facts::CudaFacts;
+use super::streams::Marks;
 use crate::clock;
-use crate::job::{InputMark, Node, OpenFile, OutputMark, ProcessAccount, Sockets, Timer};
+use crate::job::{Node, OpenFile, ProcessAccount, Sockets, Timer};
 use crate::resident::Token;
 use crate::sandbox::{Isolation, JobPids};
 
@@ -86,11 +87,8 @@ pub struct ImageFacts {
     #[serde(default)]
     pub token: Option<Token>,
     /// Standard streams.
-    pub stdin: InputMark,
-    /// Standard streams.
-    pub stdout: OutputMark,
-    /// Standard streams.
-    pub stderr: OutputMark,
+    #[serde(flatten)]
+    pub streams: Marks,
     /// Regular files that the job had open or mapped.
     pub files: Vec<OpenFile>,
     /// Folders and named pipes that it needs; images made before they were recorded have none.

@@ -43,8 +43,10 @@ mod snapshot_error;
 mod standing;
 mod status;
 mod stream_kind;
+mod streams;
 mod supervise;
 mod suspension;
+mod terminal;
 mod workshop;
 
 pub use carried::companions;
@@ -66,3 +68,4 @@ pub use snapshot_error::{FailureKind, SnapshotError};
 pub use standing::StandingFacts;
 pub use status::{State, Status, StatusError, status_of_store};
 pub use stream_kind::StreamKind;
+pub use streams::{Marks, Parts, TerminalMark};

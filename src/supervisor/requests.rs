@@ -352,11 +352,16 @@ impl Supervisor {
         self.end_job(AfterEnd::Exit(code, Progress::Saved))
     }
 
-    /// Passes a signal on; the job's end by it is no crash.
-    pub fn forward(&mut self, signal: i32) -> Result<(), RunError> {
+    /// A signal was meant for the job: its end by it is no crash.
+    pub fn job_interrupted(&mut self) {
         if let Stopping::No | Stopping::ByTheJob(_) = self.stopping {
             self.stopping = Stopping::ByTheJob(clock::now());
         }
+    }
+
+    /// Passes a signal on; the job's end by it is no crash.
+    pub fn forward(&mut self, signal: i32) -> Result<(), RunError> {
+        self.job_interrupted();
         match &self.stage {
             // It cannot hear us, and nothing is lost.
             Stage::Running(Running { pause: Some(_), .. }) => {

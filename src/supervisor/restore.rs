@@ -20,7 +20,9 @@ use std::time::Duration;
 
 use crate::clock;
 use crate::config;
-use crate::criu::{RestoreOptions, Serve, ServeError, Tcp, plugin_restores, restore_arguments};
+use crate::criu::{
+    Inherited, RestoreOptions, Serve, ServeError, Tcp, plugin_restores, restore_arguments,
+};
 use crate::cuda;
 use crate::job::{self, CutAway, RewindError};
 use crate::sandbox::{Ended, Sandbox, SandboxError, ToolCommand};
@@ -32,6 +34,7 @@ use super::gpu_plan::Refusal;
 use super::image::{ImageFacts, Phase, Stopwatch};
 use super::resident::{ResidentError, Returning};
 use super::restore_gpu;
+use super::streams::Ends;
 use super::workshop::{SharedStreams, Workshop};
 
 /// Number of the first descriptor that CRIU inherits: above those of its own start, below its service descriptors.
@@ -231,8 +234,12 @@ pub(super) fn bring_back(
     streams
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
-        .stdin
         .open();
+    // Stopped at its terminal in the midst of the snapshot, it goes on; and one that fills the screen draws it anew.
+    if facts.streams.terminal.is_some() {
+        sandbox.signal(nix::libc::SIGCONT, false)?;
+        sandbox.signal(nix::libc::SIGWINCH, false)?;
+    }
     start_timers(sandbox, &facts)?;
     watch.lap("restore");
     if let Some((cuda_facts, gpus)) = facts.cuda.as_ref().zip(gpus.as_ref()) {
@@ -247,42 +254,31 @@ pub(super) fn bring_back(
     })
 }
 
-/// Sets the streams back and makes the pipes that take the place of the old ones.
+/// Sets the streams back and makes what takes the place of the old pipes or the old terminal.
 fn reconnect(
     shop: &Workshop,
     streams: &SharedStreams,
     facts: &ImageFacts,
     aside: &Path,
-) -> Result<(Vec<(u64, OwnedFd)>, bool), RestoreError> {
+) -> Result<(Ends, bool), RestoreError> {
     let same_run = facts.instance == shop.instance;
     let mut streams = streams.lock().unwrap_or_else(PoisonError::into_inner);
-    let input_known = same_run && streams.stdin.rewind(&facts.stdin);
+    let marks = &facts.streams;
+    let input_known = same_run && streams.stdin.rewind(&marks.stdin);
     streams
         .stdout
-        .rewind(&facts.stdout, same_run, &aside.join("stdout"))
+        .rewind(&marks.stdout, same_run, &aside.join("stdout"))
         .map_err(RestoreError::Prepare)?;
     streams
         .stderr
-        .rewind(&facts.stderr, same_run, &aside.join("stderr"))
+        .rewind(&marks.stderr, same_run, &aside.join("stderr"))
         .map_err(RestoreError::Prepare)?;
-    let mut ends = Vec::new();
-    if facts.stdin.pipe != 0 {
-        ends.push((
-            facts.stdin.pipe,
-            streams
-                .stdin
-                .connect_pipe()
-                .map_err(RestoreError::Prepare)?,
-        ));
-    }
-    let [stdout, stderr] = streams.connect_outputs().map_err(RestoreError::Prepare)?;
-    ends.push((facts.stdout.pipe, stdout));
-    if facts.stderr.pipe != facts.stdout.pipe {
-        ends.push((facts.stderr.pipe, stderr));
-    }
+    let ends = streams
+        .connect_again(marks)
+        .map_err(RestoreError::Prepare)?;
     Ok((
         ends,
-        facts.stdin.pipe != 0 && facts.stdin.position > 0 && !input_known,
+        marks.stdin.pipe != 0 && marks.stdin.position > 0 && !input_known,
     ))
 }
 
@@ -292,14 +288,14 @@ fn run_criu(
     image: &ImageReader,
     id: ImageId,
     facts: &ImageFacts,
-    ends: &[(u64, OwnedFd)],
+    ends: &[(Inherited, OwnedFd)],
 ) -> Result<(), RestoreError> {
     let sockets = shop.sockets().map_err(RestoreError::Prepare)?;
     let log = shop.log("restore", id);
     let serve = Serve::bind(sockets.path()).map_err(RestoreError::Prepare)?;
-    let pipes: Vec<(u64, RawFd)> = ends
+    let inherited: Vec<(Inherited, RawFd)> = ends
         .iter()
-        .map(|(inode, _)| *inode)
+        .map(|(inherited, _)| *inherited)
         .zip(FIRST_DESCRIPTOR..)
         .collect();
     let mut argv = shop.criu.argv();
@@ -309,7 +305,7 @@ fn run_criu(
         libdir: &shop.libdir(),
         log_level: shop.config.criu.log_level,
         tcp: tcp(shop, facts),
-        pipes: &pipes,
+        inherited: &inherited,
     }));
     let tool = ToolCommand {
         argv,

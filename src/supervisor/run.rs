@@ -3,7 +3,6 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -11,16 +10,15 @@ use crate::clock;
 use crate::config::Config;
 use crate::criu::{Criu, FindError, Search};
 use crate::cuda::GpuMap;
-use crate::job::{Input, Output};
 use crate::store::{ImageId, LockError, OpenError, ReadError, Store, WriteError};
 
 use super::key::{KeyError, read_key};
 use super::machine;
 use super::program::{self, ProgramError};
 use super::run_state::{NoSuchImage, Progress, RunState, RunStateError};
+use super::streams::Streams;
 use super::supervise::Supervisor;
-use super::workshop::{Moved, Streams, Workshop};
-use crate::telemetry;
+use super::workshop::{Moved, Workshop};
 
 /// Exit code for failures of ours, before or around the job.
 pub const OURS: u8 = 125;
@@ -190,17 +188,8 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
     };
     let shop = Workshop::new(config, store, lock, criu, command, directory, moved)
         .map_err(system("prepare the work folder"))?;
-    // Our own messages go to stderr: cutting its file would cut them too.
-    let shared = same_file(io::stdout().as_fd(), io::stderr().as_fd());
-    let streams = Streams {
-        stdin: Input::new(Input::callers()).map_err(system("read stdin"))?,
-        stdout: Output::new(own(io::stdout().as_fd())?, !shared),
-        stderr: Output::new(own(io::stderr().as_fd())?, false),
-        joined: shared,
-    };
-    let (stdout_line, stderr_line) = (streams.stdout.line_watch(), streams.stderr.line_watch());
-    // Both are to know of the line, so both are asked.
-    telemetry::share_lines_with(move || stderr_line() & (!shared || stdout_line()));
+    let streams = Streams::ours(shop.config.tty).map_err(system("use the standard streams"))?;
+    streams.share_lines();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -263,21 +252,6 @@ fn begin(
 /// Without `.` in the middle.
 fn plain(path: &Path) -> PathBuf {
     path.components().collect()
-}
-
-fn own(descriptor: std::os::fd::BorrowedFd<'_>) -> Result<std::os::fd::OwnedFd, RunError> {
-    descriptor
-        .try_clone_to_owned()
-        .map_err(system("use the standard streams"))
-}
-
-fn same_file(one: std::os::fd::BorrowedFd<'_>, other: std::os::fd::BorrowedFd<'_>) -> bool {
-    let identity = |descriptor| {
-        nix::sys::stat::fstat(descriptor)
-            .map(|about| (about.st_dev, about.st_ino))
-            .ok()
-    };
-    identity(one) == identity(other)
 }
 
 pub(super) fn system(operation: &'static str) -> impl Fn(io::Error) -> RunError {

@@ -23,9 +23,11 @@ pub(super) enum Signal {
     Suspend,
     /// SIGCONT: go on.
     Continue,
+    /// SIGWINCH: the terminal's window has another size.
+    Resize,
 }
 
-const MEANINGS: [(Number, Signal); 8] = [
+const MEANINGS: [(Number, Signal); 9] = [
     (Number::SIGUSR1, Signal::Snapshot),
     (Number::SIGUSR2, Signal::SaveAndStop),
     (Number::SIGTERM, Signal::Terminate),
@@ -34,6 +36,7 @@ const MEANINGS: [(Number, Signal); 8] = [
     (Number::SIGHUP, Signal::Forward(Number::SIGHUP)),
     (Number::SIGTSTP, Signal::Suspend),
     (Number::SIGCONT, Signal::Continue),
+    (Number::SIGWINCH, Signal::Resize),
 ];
 
 /// Sends every signal as an event, from now on.
@@ -56,7 +59,8 @@ pub(super) fn watch(events: &Sender<Event>) -> io::Result<()> {
     Ok(())
 }
 
-fn is_ignored(number: Number) -> bool {
+/// Whether the caller has ignored it for us.
+pub(super) fn is_ignored(number: Number) -> bool {
     let mask = procfs::process::Process::myself()
         .and_then(|me| me.status())
         .map(|status| status.sigign);

@@ -36,7 +36,9 @@ use super::schedule::{Now, Schedule, Snapshotted as LastSnapshot};
 use super::signals::{self, Signal};
 use super::snapshot::Afterwards;
 use super::status::State;
-use super::workshop::{Job, SharedStreams, Streams, Workshop};
+use super::streams::Streams;
+use super::terminal::Keyboard;
+use super::workshop::{Job, SharedStreams, Workshop};
 use crate::clock;
 use crate::history;
 use crate::resident::Token;
@@ -167,6 +169,8 @@ pub(super) struct Supervisor {
     pub since: (State, Now),
     /// A stop by the terminal that waits for the end of a snapshot.
     suspend_wanted: bool,
+    /// The caller's terminal.
+    pub keyboard: Keyboard,
 }
 
 pub(super) fn now() -> Now {
@@ -193,6 +197,7 @@ impl Supervisor {
             state.started_unix_ms,
         );
         let metrics = Metrics::start(&shop.config.metrics, &events);
+        let keyboard = Keyboard::attach(&streams, &events);
         let schedule = Schedule::new(&shop.config.snapshot, jiff::tz::TimeZone::system());
         Ok(Self {
             shop,
@@ -213,6 +218,7 @@ impl Supervisor {
             schedule,
             since: (State::Starting, now()),
             suspend_wanted: false,
+            keyboard,
         })
     }
 
@@ -238,6 +244,7 @@ impl Supervisor {
             let event = self.next_event().await;
             self.handle(event)?;
             self.note_state();
+            self.attend_keyboard();
         }
     }
 
@@ -277,6 +284,7 @@ impl Supervisor {
             (schedule, Timer::Schedule),
             (backoff, Timer::Backoff),
             (grace, Timer::Grace),
+            (self.keyboard.next_look(), Timer::Foreground),
         ]
         .into_iter()
         .filter_map(|(wait, timer)| Some((wait?, timer)))
@@ -286,6 +294,10 @@ impl Supervisor {
     fn handle(&mut self, event: Event) -> Result<(), RunError> {
         match event {
             Event::Signal(signal) => self.signal(signal),
+            Event::Typed(key) => {
+                self.typed(key);
+                Ok(())
+            }
             Event::SnapshotRequest(afterwards, reply) => {
                 self.want(Trigger::Request, afterwards, Some(reply))
             }
@@ -296,7 +308,8 @@ impl Supervisor {
             }
             Event::Unpaused(result, reply) => self.unpaused(*result, reply),
             Event::Sandbox(serial, news) if serial == self.serial => self.sandbox_news(news),
-            Event::Sandbox(..) => Ok(()),
+            // The foreground is looked for after every event.
+            Event::Sandbox(..) | Event::Timer(Timer::Foreground) => Ok(()),
             Event::Computing(freeze) => {
                 tracing::debug!(freeze = ?freeze, "the job computes again");
                 self.tell(history::Event::Computing {
@@ -354,7 +367,14 @@ impl Supervisor {
             }
             Signal::Continue => {
                 self.suspend_wanted = false;
-                self.streams().stdin.resume();
+                self.keyboard.continued();
+                let streams = self.streams();
+                streams.stdin.resume();
+                streams.resize();
+                Ok(())
+            }
+            Signal::Resize => {
+                self.streams().resize();
                 Ok(())
             }
         }
@@ -384,6 +404,7 @@ impl Supervisor {
             }
         };
         tell(nix::libc::SIGSTOP);
+        self.keyboard.give_back();
         // Returns when somebody continues us.
         if let Err(error) = signal_hook::low_level::emulate_default_handler(nix::libc::SIGTSTP) {
             tracing::warn!(%error, "cannot stop");

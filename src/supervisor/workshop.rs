@@ -3,7 +3,6 @@
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -13,11 +12,11 @@ use tempfile::TempDir;
 
 use super::gpu_plan::GpuPairs;
 use super::leftovers::{self, COPIES, COPY_DIGITS, COPY_PREFIX};
+use super::streams::Streams;
 use crate::clock;
 use crate::config::{Config, Memory};
 use crate::criu::{self, Criu, HOLD_PROGRAM};
 use crate::cuda;
-use crate::job::{Input, Output, OutputMark};
 use crate::resident::{self, Token};
 use crate::sandbox::{JobPids, Sandbox};
 use crate::store::durable::{self, DurableError};
@@ -127,42 +126,6 @@ pub(super) struct Job {
     pub pids: JobPids,
     /// What its agents are called by, if it was started with any.
     pub token: Option<Token>,
-}
-
-/// The job's standard streams; they outlive each start of it.
-#[derive(Debug)]
-pub(super) struct Streams {
-    pub stdin: Input,
-    pub stdout: Output,
-    /// Idle when `joined`.
-    pub stderr: Output,
-    /// Both go to one place of the caller's (`2>&1`): the job gets one pipe for both, so that its
-    /// lines stay in their order.
-    pub joined: bool,
-}
-
-impl Streams {
-    /// Gives the job new pipes; its ends for stdout and stderr.
-    pub fn connect_outputs(&mut self) -> io::Result<[OwnedFd; 2]> {
-        let stdout = self.stdout.connect()?;
-        let stderr = if self.joined {
-            stdout.try_clone()?
-        } else {
-            self.stderr.connect()?
-        };
-        Ok([stdout, stderr])
-    }
-
-    /// Where stdout and stderr stand. Exact while the job stands still.
-    pub fn mark_outputs(&self) -> io::Result<[OutputMark; 2]> {
-        let stdout = self.stdout.mark()?;
-        let stderr = if self.joined {
-            stdout
-        } else {
-            self.stderr.mark()?
-        };
-        Ok([stdout, stderr])
-    }
 }
 
 /// The streams as snapshots, restores and the loop share them.

@@ -1,0 +1,78 @@
+//! Tests of one output, with a pipe or a file in the place of the caller.
+
+use super::*;
+
+#[test]
+fn what_was_written_before_the_mark_is_counted_and_delivered() {
+    let (mut heard, sink) = io::pipe().unwrap();
+    let mut output = Output::new(sink.into(), true);
+    let mut job = File::from(output.connect().unwrap());
+    job.write_all(b"hello\n").unwrap();
+    let mark = output.mark().unwrap();
+    assert_eq!((mark.position, mark.file), (6, None));
+    drop(job);
+    output.drain()();
+    let mut text = [0; 6];
+    heard.read_exact(&mut text).unwrap();
+    assert_eq!(&text, b"hello\n");
+}
+
+#[test]
+fn our_own_file_is_cut_back_to_the_mark() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut output = Output::new(file.reopen().unwrap().into(), true);
+    let mut job = File::from(output.connect().unwrap());
+    job.write_all(b"one\n").unwrap();
+    let mark = output.mark().unwrap();
+    job.write_all(b"two, at 12:00\n").unwrap();
+    drop(job);
+    output.drain()();
+    assert_eq!(
+        std::fs::read_to_string(file.path()).unwrap(),
+        "one\ntwo, at 12:00\n"
+    );
+    output.rewind(&mark, true, Path::new("unused")).unwrap();
+    let mut job = File::from(output.connect().unwrap());
+    job.write_all(b"two, at 12:01\n").unwrap();
+    drop(job);
+    output.drain()();
+    assert_eq!(
+        std::fs::read_to_string(file.path()).unwrap(),
+        "one\ntwo, at 12:01\n"
+    );
+}
+
+#[test]
+fn what_an_appended_file_held_before_the_run_is_not_cut() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "before\n").unwrap();
+    let sink = File::options().append(true).open(file.path()).unwrap();
+    let mut output = Output::new(sink.into(), true);
+    let mut job = File::from(output.connect().unwrap());
+    let mark = output.mark().unwrap();
+    job.write_all(b"one\n").unwrap();
+    drop(job);
+    output.drain()();
+    output.rewind(&mark, true, Path::new("unused")).unwrap();
+    assert_eq!(std::fs::read_to_string(file.path()).unwrap(), "before\n");
+}
+
+#[test]
+fn a_slow_reader_of_ours_does_not_keep_the_mark_waiting() {
+    let (heard, sink) = io::pipe().unwrap();
+    let mut output = Output::new(sink.into(), true);
+    let job = File::from(output.connect().unwrap());
+    fcntl(&job, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
+    let mut written = 0;
+    // Fill everything up to the reader who does not read: the mark must still come.
+    loop {
+        match (&job).write(&[b'x'; 4096]) {
+            Ok(got) => written += got as u64,
+            Err(_) if output.shared.lock().delivering => break,
+            Err(_) => thread::yield_now(),
+        }
+    }
+    assert_eq!(output.mark().unwrap().position, written);
+    drop((job, heard));
+    output.drain()();
+}

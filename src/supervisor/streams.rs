@@ -1,0 +1,298 @@
+//! The job's standard streams: pipes of ours, or a terminal of ours. They outlive each start of the job.
+//!
+//! ```text
+//!                stdin          stdout      stderr
+//! in a terminal  it, or a pipe  it          it, or a pipe
+//! in none        a pipe         a pipe      a pipe
+//! ```
+//! Which, is decided when the job starts; a restored one gets what it had. What the caller has redirected stays a pipe.
+
+use std::io::{self, IsTerminal, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::Tty;
+use crate::criu::Inherited;
+use crate::job::{self, Input, InputMark, Output, OutputMark, Pty, TerminalDevice};
+use crate::telemetry;
+
+/// The job's standard streams.
+#[derive(Debug)]
+pub(super) struct Streams {
+    pub stdin: Input,
+    pub stdout: Output,
+    /// Idle when the job's stderr is where its stdout is.
+    pub stderr: Output,
+    /// Both go to one place of the caller's (`2>&1`): the job gets one pipe for both, so that its
+    /// lines stay in their order.
+    joined: bool,
+    /// What of a new job's is a terminal, if it gets one.
+    in_terminal: Option<Parts>,
+    /// The caller's terminal, whatever of ours it is.
+    callers: Option<OwnedFd>,
+    /// The present job's terminal.
+    terminal: Option<(Pty, Parts)>,
+}
+
+/// What of the job's is its terminal; stdout always is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Parts {
+    /// Its stdin.
+    pub stdin: bool,
+    /// Its stderr.
+    pub stderr: bool,
+}
+
+/// The job's terminal at a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TerminalMark {
+    /// The device files that led to it.
+    pub devices: Vec<TerminalDevice>,
+    /// What of the job's it was.
+    pub parts: Parts,
+    /// The job does not wait at it.
+    pub nonblocking: bool,
+}
+
+/// Where all streams stood at a snapshot.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Marks {
+    /// Its stdin.
+    pub stdin: InputMark,
+    /// Its stdout.
+    pub stdout: OutputMark,
+    /// Its stderr; the same as stdout where both are in one place.
+    pub stderr: OutputMark,
+    /// The terminal that it is in, if any.
+    #[serde(default)]
+    pub terminal: Option<TerminalMark>,
+}
+
+/// What of ours takes the place of what the job had open.
+pub(super) type Ends = Vec<(Inherited, OwnedFd)>;
+
+impl Streams {
+    /// Those of this process.
+    pub fn ours(tty: Tty) -> io::Result<Self> {
+        let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
+        let joined = same_file(stdout.as_fd(), stderr.as_fd());
+        let wanted = match tty {
+            Tty::Auto => stdin.is_terminal() && stdout.is_terminal() && can_have_terminal(),
+            Tty::Always => true,
+            Tty::Never => false,
+        };
+        let parts = Parts {
+            stdin: stdin.is_terminal(),
+            stderr: joined || stderr.is_terminal(),
+        };
+        let ours = [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()];
+        let callers = ours.into_iter().find(IsTerminal::is_terminal);
+        Ok(Self {
+            stdin: Input::new(Input::callers())?,
+            // Our own messages go to stderr: cutting its file would cut them too.
+            stdout: Output::new(stdout.as_fd().try_clone_to_owned()?, !joined),
+            stderr: Output::new(stderr.as_fd().try_clone_to_owned()?, false),
+            joined,
+            in_terminal: wanted.then_some(parts),
+            callers: callers.map(|one| one.try_clone_to_owned()).transpose()?,
+            terminal: None,
+        })
+    }
+
+    /// Has our own lines keep to themselves between those of the job.
+    pub fn share_lines(&self) {
+        let joined = self.joined;
+        if io::stderr().is_terminal() {
+            let output = if joined { &self.stdout } else { &self.stderr };
+            telemetry::share_lines_with(output.line_writer());
+            return;
+        }
+        let (stdout, stderr) = (self.stdout.line_watch(), self.stderr.line_watch());
+        telemetry::share_lines_with(move |line| {
+            // Both are to know of the line, so both are asked.
+            let at_start = stderr() & (!joined || stdout());
+            let before = if at_start { "" } else { "\n" };
+            // Nobody is left to be told that it cannot be told.
+            let _ = io::stderr().write_all(format!("{before}{line}").as_bytes());
+        });
+    }
+
+    /// The ends of a new job's stdin, stdout and stderr.
+    pub fn connect(&mut self) -> io::Result<[OwnedFd; 3]> {
+        let Some(parts) = self.in_terminal else {
+            let stdin = self.stdin.connect()?;
+            let [stdout, stderr] = self.connect_pipes()?;
+            return Ok([stdin, stdout, stderr]);
+        };
+        let slave = self.connect_terminal(parts)?;
+        let stdin = if parts.stdin {
+            slave.try_clone()?
+        } else {
+            self.stdin.connect()?
+        };
+        let stderr = if parts.stderr {
+            slave.try_clone()?
+        } else {
+            self.stderr.connect()?
+        };
+        Ok([stdin, slave, stderr])
+    }
+
+    /// What takes the place of what a job had at a snapshot.
+    pub fn connect_again(&mut self, marks: &Marks) -> io::Result<Ends> {
+        let mut ends = Ends::new();
+        if marks.stdin.pipe != 0 {
+            let stdin = self.stdin.connect_pipe()?;
+            ends.push((Inherited::Pipe(marks.stdin.pipe), stdin));
+        }
+        let Some(mark) = &marks.terminal else {
+            let [stdout, stderr] = self.connect_pipes()?;
+            ends.push((Inherited::Pipe(marks.stdout.pipe), stdout));
+            if marks.stderr.pipe != marks.stdout.pipe {
+                ends.push((Inherited::Pipe(marks.stderr.pipe), stderr));
+            }
+            return Ok(ends);
+        };
+        let slave = self.connect_terminal(mark.parts)?;
+        if mark.nonblocking
+            && let Some((pty, _)) = &self.terminal
+        {
+            pty.set_nonblocking()?;
+        }
+        for device in &mark.devices {
+            ends.push((inherited(device), slave.try_clone()?));
+        }
+        if !mark.parts.stderr {
+            let stderr = self.stderr.connect()?;
+            ends.push((Inherited::Pipe(marks.stderr.pipe), stderr));
+        }
+        Ok(ends)
+    }
+
+    /// The job has its stdin (or CRIU, for it): starts to give.
+    pub fn open(&mut self) {
+        self.stdin.open();
+        // CRIU gave it the window of the snapshot.
+        self.resize();
+    }
+
+    /// Everybody who had the job's terminal is gone: its output ends once we have it no more.
+    pub fn disconnect_terminal(&mut self) {
+        self.terminal = None;
+        self.stdin.disconnect_terminal();
+    }
+
+    /// Where they stand. Exact while the job stands still.
+    pub fn mark(&self) -> io::Result<Marks> {
+        let stdout = self.stdout.mark()?;
+        let with_stdout = match &self.terminal {
+            Some((_, parts)) => parts.stderr,
+            None => self.joined,
+        };
+        let stderr = if with_stdout {
+            stdout
+        } else {
+            self.stderr.mark()?
+        };
+        let mark = |(pty, parts): &(Pty, Parts)| {
+            Ok::<_, io::Error>(TerminalMark {
+                devices: pty.devices()?,
+                parts: *parts,
+                nonblocking: pty.is_nonblocking()?,
+            })
+        };
+        Ok(Marks {
+            stdin: self.stdin.mark()?,
+            stdout,
+            stderr,
+            terminal: self.terminal.as_ref().map(mark).transpose()?,
+        })
+    }
+
+    /// The terminals of ours that the job may have open.
+    pub fn terminals(&self) -> io::Result<Vec<Inherited>> {
+        let Some((pty, _)) = &self.terminal else {
+            return Ok(Vec::new());
+        };
+        Ok(pty.devices()?.iter().map(inherited).collect())
+    }
+
+    /// Whether what the caller types is for the job's terminal.
+    pub fn job_reads_keys(&self) -> bool {
+        self.terminal.as_ref().is_some_and(|(_, parts)| parts.stdin)
+    }
+
+    /// Gives the job's window the size of the caller's.
+    pub fn resize(&self) {
+        let size = self
+            .callers
+            .as_ref()
+            .and_then(|one| job::window(one.as_fd()));
+        if let Some(((pty, _), size)) = self.terminal.as_ref().zip(size)
+            && let Err(error) = pty.resize(size)
+        {
+            tracing::debug!(%error, "the job's terminal does not change its size");
+        }
+    }
+
+    fn connect_terminal(&mut self, parts: Parts) -> io::Result<OwnedFd> {
+        let pty = Pty::open(self.callers.as_ref().map(AsFd::as_fd))?;
+        let slave = pty.slave()?;
+        self.stdout.connect_terminal(pty.master()?)?;
+        if parts.stdin {
+            self.stdin.connect_terminal(pty.master()?);
+        }
+        self.terminal = Some((pty, parts));
+        Ok(slave)
+    }
+
+    /// The job's ends of new pipes for stdout and stderr.
+    fn connect_pipes(&mut self) -> io::Result<[OwnedFd; 2]> {
+        let stdout = self.stdout.connect()?;
+        let stderr = if self.joined {
+            stdout.try_clone()?
+        } else {
+            self.stderr.connect()?
+        };
+        Ok([stdout, stderr])
+    }
+}
+
+fn can_have_terminal() -> bool {
+    let pty = Pty::open(None);
+    if let Err(error) = &pty {
+        tracing::warn!(%error, "no terminal for the job, it gets pipes: is /dev/pts mounted?");
+    }
+    pty.is_ok()
+}
+
+fn inherited(terminal: &TerminalDevice) -> Inherited {
+    Inherited::Terminal {
+        device: terminal.device,
+        filesystem: terminal.filesystem,
+    }
+}
+
+fn same_file(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> bool {
+    let identity = |descriptor| {
+        nix::sys::stat::fstat(descriptor)
+            .map(|about| (about.st_dev, about.st_ino))
+            .ok()
+    };
+    identity(one) == identity(other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_from_before_there_were_terminals_are_understood() {
+        let old = r#"{"stdin": {"position": 7, "pipe": 1}, "stdout": {"position": 8, "pipe": 2, "file": null},
+                      "stderr": {"position": 9, "pipe": 3, "file": null}}"#;
+        let marks: Marks = serde_json::from_str(old).unwrap();
+        assert_eq!((marks.stdin.pipe, marks.stderr.position), (1, 9));
+        assert_eq!(marks.terminal, None);
+    }
+}
