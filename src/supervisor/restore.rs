@@ -214,37 +214,36 @@ pub(super) fn bring_back(
     })?;
     let (ends, input_lost) = reconnect(shop, streams, &facts, &aside)?;
     watch.lap("rewind");
-    let (restored, memory) = thread::scope(|scope| {
-        let memory = facts.cuda.as_ref().zip(gpus.as_ref());
-        let memory = memory.and_then(|(cuda, gpus)| {
+    thread::scope(|scope| {
+        let gpu = facts.cuda.as_ref().zip(gpus.as_ref());
+        let memory = gpu.and_then(|(cuda, gpus)| {
             let refill = |facts| Returning::begin(shop, &image, facts, &gpus.map);
             let resident = cuda.resident.as_ref();
             resident.map(|facts| scope.spawn(move || refill(facts)))
         });
         let restored = run_criu(shop, sandbox, &image, id, &facts, &ends);
-        (restored, memory.map(thread::ScopedJoinHandle::join))
-    });
-    job::remove_links(&facts.files);
-    restored?;
-    let memory = memory.transpose().map_err(|_| RestoreError::Panicked)?;
-    let memory = memory.transpose()?;
-    if shop.config.network.tcp == config::Tcp::Close {
-        facts.sockets.abort_outside()?;
-    }
-    streams
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .open();
+        job::remove_links(&facts.files);
+        restored?;
+        if shop.config.network.tcp == config::Tcp::Close {
+            facts.sockets.abort_outside()?;
+        }
+        streams
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .open();
+        start_timers(sandbox, &facts)?;
+        watch.lap("restore");
+        if let Some((cuda_facts, gpus)) = gpu {
+            restore_gpu::resume(shop, sandbox, &facts, cuda_facts, gpus, memory)?;
+            watch.lap("resume");
+        }
+        Ok::<_, RestoreError>(())
+    })?;
     // Stopped at its terminal in the midst of the snapshot, it goes on; and one that fills the screen draws it anew.
+    // Not before its GPU state is resumed.
     if facts.streams.terminal.is_some() {
         sandbox.signal(nix::libc::SIGCONT, false)?;
         sandbox.signal(nix::libc::SIGWINCH, false)?;
-    }
-    start_timers(sandbox, &facts)?;
-    watch.lap("restore");
-    if let Some((cuda_facts, gpus)) = facts.cuda.as_ref().zip(gpus.as_ref()) {
-        restore_gpu::resume(shop, sandbox, &facts, cuda_facts, gpus, memory)?;
-        watch.lap("resume");
     }
     Ok(Restored {
         phases: watch.phases().to_vec(),

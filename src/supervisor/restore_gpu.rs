@@ -84,14 +84,18 @@ fn look(shop: &Workshop, id: ImageId, facts: &CudaFacts) -> Result<GpuPlan, Refu
     plan(facts, here)
 }
 
-/// Resumes the state of the restored processes; each of them runs when this returns.
+/// Memory of the image on its way back to the GPUs, on a thread.
+pub(super) type Coming<'scope, 'image> =
+    thread::ScopedJoinHandle<'scope, Result<Returning<'image>, ResidentError>>;
+
+/// Resumes the state of the restored processes, while `memory` is still on its way; each of them runs when this returns.
 pub(super) fn resume(
     shop: &Workshop,
     sandbox: &Sandbox,
     facts: &ImageFacts,
     cuda_facts: &CudaFacts,
     gpus: &GpuPlan,
-    memory: Option<Returning<'_>>,
+    memory: Option<Coming<'_, '_>>,
 ) -> Result<(), RestoreError> {
     let root = job::child_with_pid(sandbox.pid(), facts.pids.root)?;
     let there = job::tree(root)?;
@@ -107,7 +111,8 @@ pub(super) fn resume(
         .map_err(|error| RestoreError::Resume(Box::new(error)))?;
     if let Some(memory) = memory {
         let token = facts.token.as_ref().ok_or(ResidentError::Facts)?;
-        memory.finish(token)?;
+        let memory = memory.join().map_err(|_| RestoreError::Panicked)?;
+        memory?.finish(token)?;
     }
     drop(still);
     Ok(())
