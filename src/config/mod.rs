@@ -23,6 +23,7 @@ mod layer;
 mod limits;
 mod loaded;
 mod model;
+mod operation;
 mod sources;
 mod units;
 mod value;
@@ -35,9 +36,10 @@ pub use model::{
     Log, LogLevel, Memory, Nccl, Network, Restart, RestartLimit, RestartPolicy, Retention, Sandbox,
     Snapshot, Tcp, WithoutImage,
 };
+pub use operation::{Hang, HangAction, HookCommand, Hooks, Jitter};
 pub use sources::{Origin, Override, ProjectFile, Sources};
 
-pub(crate) use units::parse_duration;
+pub(crate) use units::{format_percent, parse_duration};
 
 #[cfg(test)]
 mod tests;

@@ -147,6 +147,7 @@ impl Value {
             },
             Invalid::NoUnit { .. }
             | Invalid::Range { .. }
+            | Invalid::Percent { .. }
             | Invalid::Choice { .. }
             | Invalid::Neither { .. }
             | Invalid::Cron { .. }

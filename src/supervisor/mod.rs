@@ -20,6 +20,7 @@ mod gpu;
 mod gpu_facts;
 mod gpu_plan;
 mod image;
+pub mod interval;
 mod key;
 mod leftovers;
 mod machine;
