@@ -27,6 +27,7 @@ mod list;
 mod output;
 mod pause;
 mod pin;
+mod plan;
 mod progress;
 mod prune;
 mod repair;
@@ -148,6 +149,8 @@ enum Verb {
         #[arg(long)]
         dry_run: bool,
     },
+    /// Show the interval that `--interval auto` would choose, and its arithmetic
+    Plan(plan::PlanArguments),
     /// Check whether this machine can snapshot and restore jobs
     Doctor,
     /// Suspend and resume CUDA processes by hand, by their pids
@@ -228,6 +231,7 @@ fn dispatch(global: &Global, verb: Verb) -> Result<ExitCode, Failure> {
         Verb::Unpin { image } => pin::unpin(global, &image),
         Verb::Forget(arguments) => forget::run(global, &arguments),
         Verb::Prune { dry_run } => prune::run(global, dry_run),
+        Verb::Plan(arguments) => plan::run(global, arguments),
         Verb::Doctor => {
             let config = global.load(Vec::new())?.config;
             let search = Search::new(config.criu.path);

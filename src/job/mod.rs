@@ -4,6 +4,7 @@
 //! Knows nothing of CRIU, CUDA or the store; the supervisor carries what they
 //! have to agree on.
 
+mod activity;
 mod devices;
 mod files;
 #[cfg(any(fuzzing, test))]
@@ -19,6 +20,7 @@ mod sockets;
 mod timers;
 mod tree;
 
+pub use activity::cpu_time;
 pub use devices::{Holder, holders, majors};
 pub use files::{Access, FilesError, OpenFile, collect, has_open};
 pub use halt::{HaltError, Halted, halt, number_inside, thread_of};

@@ -148,6 +148,7 @@ impl Supervisor {
         self.budget.ended(status);
         if !status.is_success() {
             self.tell_crashed(status);
+            self.learn_failure();
         }
         let images = self.available_or_none().len();
         match decide(status, &self.shop.config.restart, self.budget, images) {

@@ -76,7 +76,12 @@ impl Cost {
         Self {
             freeze: mean(self.freeze, newest.freeze),
             slowdown: mean(self.slowdown, newest.slowdown),
-            writing: mean(self.writing, newest.writing),
+            // Images of an earlier supervisor do not tell.
+            writing: if self.writing.is_zero() {
+                newest.writing
+            } else {
+                mean(self.writing, newest.writing)
+            },
         }
     }
 }

@@ -16,6 +16,7 @@ use super::schedule::Snapshotted as LastSnapshot;
 use super::snapshot::{self, Afterwards, Snapshotted, Subject};
 use super::snapshot_error::SnapshotError;
 use super::supervise::{AfterEnd, Pause, Running, Stage, Stopping, Supervisor, Wanted, now};
+use super::timing;
 use crate::clock;
 use crate::history;
 use crate::sandbox::Sandbox;
@@ -80,8 +81,14 @@ impl Supervisor {
         self.tell(history::Event::SnapshotBegan {
             trigger: trigger.as_str().to_owned(),
         });
+        self.freeze_begins();
+        let meter = self.operation.timing.meter();
         let work = move || {
-            let computing = |freeze| drop(events.blocking_send(Event::Computing(freeze)));
+            let computing = |freeze| {
+                timing::job_released(&meter, &job);
+                drop(events.blocking_send(Event::Computing(freeze)));
+            };
+            timing::snapshot_begins(&meter, &job);
             let subject = Subject {
                 shop: &shop,
                 job: &job,
@@ -92,6 +99,7 @@ impl Supervisor {
             let take = AssertUnwindSafe(|| snapshot::take(subject, afterwards, computing));
             let result = catch_unwind(take).unwrap_or(Err(SnapshotError::Panicked));
             if result.is_ok() {
+                timing::snapshot_ends(&meter, &job);
                 room::rotate(&shop);
             }
             // The loop only ends with the run.
@@ -143,6 +151,7 @@ impl Supervisor {
                 }
                 self.budget.refill();
                 self.refused.clear();
+                self.learn_cost(&done);
                 for reply in wanted.replies {
                     let _ = reply.send(Ok(done.id)); // a client that went away
                 }

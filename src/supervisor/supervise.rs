@@ -27,6 +27,7 @@ use super::control;
 use super::event::{EVENTS_MAX, Event, Reply, Timer};
 use super::image::Trigger;
 use super::machine;
+use super::operation::Operation;
 use super::pause::Paused;
 use super::restart::{Budget, ExitStatus};
 use super::run::{Beginning, RunError, system};
@@ -159,6 +160,8 @@ pub(super) struct Supervisor {
     pub chronicle: Chronicle,
     /// Number of the present sandbox; news from an older one is dropped.
     pub serial: u64,
+    pub schedule: Schedule,
+    pub operation: Operation,
     arrivals: Receiver<Event>,
     pub schedule: Schedule,
     /// Since when the state is what it is.
@@ -191,6 +194,7 @@ impl Supervisor {
             state.started_unix_ms,
         );
         let schedule = Schedule::new(&shop.config.snapshot, jiff::tz::TimeZone::system());
+        let operation = Operation::new(&shop, &state)?;
         Ok(Self {
             shop,
             streams,
@@ -205,9 +209,10 @@ impl Supervisor {
             events,
             chronicle,
             serial: 0,
-            arrivals,
             schedule,
             since: (State::Starting, now()),
+            operation,
+            arrivals,
             suspend_wanted: false,
         })
     }
@@ -222,6 +227,7 @@ impl Supervisor {
     }
 
     async fn run_to_exit(&mut self, beginning: Beginning) -> Result<u8, RunError> {
+        self.adapt_interval();
         match beginning {
             Beginning::Start => self.start()?,
             Beginning::Restore => self.resume_run()?,
@@ -233,6 +239,7 @@ impl Supervisor {
             let event = self.next_event().await;
             self.handle(event)?;
             self.note_state();
+            self.attend();
         }
     }
 
@@ -255,7 +262,7 @@ impl Supervisor {
                 pause: None,
                 ended: None,
                 ..
-            }) => self.schedule.wait(self.last, now()),
+            }) => self.schedule_now().1,
             _ => None,
         };
         let backoff = match &self.stage {
@@ -297,6 +304,7 @@ impl Supervisor {
                 self.tell(history::Event::Computing {
                     freeze_seconds: freeze.as_secs_f64(),
                 });
+                self.freeze_ended();
                 Ok(())
             }
             Event::SnapshotEnded(result) => {
@@ -311,11 +319,7 @@ impl Supervisor {
             }
             Event::Drained => self.all_gone(),
             Event::Timer(Timer::Schedule) => {
-                if self
-                    .schedule
-                    .next(self.last, now())
-                    .is_some_and(|left| left.is_zero())
-                {
+                if self.schedule_now().0.is_some_and(|left| left.is_zero()) {
                     return self.want(Trigger::Schedule, Afterwards::Continue, None);
                 }
                 Ok(())
@@ -373,6 +377,7 @@ impl Supervisor {
         };
         self.suspend_wanted = false;
         let stopped = clock::now();
+        self.operation.clock.set(false, stopped);
         let tell = |signal| {
             if let Some(Err(error)) = sandbox.as_ref().map(|sandbox| sandbox.signal(signal, true)) {
                 tracing::debug!(%error, "the job could not be told");
