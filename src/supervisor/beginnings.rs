@@ -233,6 +233,7 @@ impl Supervisor {
                 self.now_running(job, ended, gone);
                 report(id, &restored);
                 self.tell_restored(id, &restored);
+                self.after_restore(id);
                 self.budget.restarted();
                 self.state.restarts += 1;
                 self.remember();

@@ -171,6 +171,7 @@ impl Supervisor {
             }
             Decision::GiveUp { code, reason } => {
                 tracing::error!(end = %status, "giving up: {reason}");
+                self.on_give_up(code, reason.to_string());
                 self.finish(code, Progress::Failed { code });
             }
         }

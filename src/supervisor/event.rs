@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
+use super::operation::News;
 use super::pause::{Paused, Refused, StillPaused};
 use super::restore::{RestoreError, Restored};
 use super::signals::Signal;
@@ -45,6 +46,8 @@ pub(super) enum Event {
     RestoreEnded(Box<Result<Restored, RestoreError>>),
     /// What a dead job had written is delivered.
     Drained,
+    /// News from a part beside the job.
+    Operation(Box<News>),
     /// A timer ran out.
     Timer(Timer),
 }

@@ -21,6 +21,8 @@ pub(crate) mod fuzz;
 mod gpu;
 mod gpu_facts;
 mod gpu_plan;
+mod hook;
+mod hooks;
 mod image;
 pub mod interval;
 mod key;

@@ -3,6 +3,8 @@
 //! The loop calls [`Supervisor::attend`] after each event, and hands over the timers and events of these parts.
 
 use super::computing::ComputeClock;
+use super::hook;
+use super::hooks::Hooks;
 use super::run::{RunError, system};
 use super::run_state::RunState;
 use super::supervise::{Running, Stage, Supervisor};
@@ -10,12 +12,22 @@ use super::timing::Timing;
 use super::workshop::Workshop;
 use crate::clock;
 
+/// What the threads of these parts report.
+#[derive(Debug)]
+pub(super) enum News {
+    /// A hook that was called has ended.
+    HookEnded(hook::Ended),
+    /// The hook of a snapshot that begins has ended; its thread goes on.
+    BeforeSnapshotEnded(hook::Ended),
+}
+
 /// The state of these parts.
 #[derive(Debug)]
 pub(super) struct Operation {
     /// How long the job has computed under this supervisor.
     pub clock: ComputeClock,
     pub timing: Timing,
+    pub hooks: Hooks,
     /// The job of the snapshot under way computes again.
     released: bool,
 }
@@ -27,6 +39,7 @@ impl Operation {
         Ok(Self {
             clock: ComputeClock::default(),
             timing: Timing::new(shop, state, u64::from_le_bytes(*seed)),
+            hooks: Hooks::default(),
             released: false,
         })
     }
@@ -37,6 +50,13 @@ impl Supervisor {
     pub fn attend(&mut self) {
         let computes = self.is_computing();
         self.operation.clock.set(computes, clock::now());
+    }
+
+    pub fn news(&mut self, news: News) {
+        match news {
+            News::HookEnded(ended) => self.called_hook_ended(&ended),
+            News::BeforeSnapshotEnded(ended) => self.hook_ended(&ended),
+        }
     }
 
     /// A snapshot begins: from now on the job may stand still.

@@ -82,13 +82,13 @@ impl Supervisor {
             trigger: trigger.as_str().to_owned(),
         });
         self.freeze_begins();
+        let before = self.before_snapshot(trigger, afterwards);
         let meter = self.operation.timing.meter();
         let work = move || {
             let computing = |freeze| {
                 timing::job_released(&meter, &job);
                 drop(events.blocking_send(Event::Computing(freeze)));
             };
-            timing::snapshot_begins(&meter, &job);
             let subject = Subject {
                 shop: &shop,
                 job: &job,
@@ -96,7 +96,13 @@ impl Supervisor {
                 run,
                 trigger,
             };
-            let take = AssertUnwindSafe(|| snapshot::take(subject, afterwards, computing));
+            let take = AssertUnwindSafe(|| {
+                if !before.allows() {
+                    return Err(SnapshotError::Vetoed);
+                }
+                timing::snapshot_begins(&meter, &job);
+                snapshot::take(subject, afterwards, computing)
+            });
             let result = catch_unwind(take).unwrap_or(Err(SnapshotError::Panicked));
             if result.is_ok() {
                 timing::snapshot_ends(&meter, &job);
@@ -127,6 +133,7 @@ impl Supervisor {
         let ended = now();
         let failures = match &result {
             Ok(_) => 0,
+            Err(SnapshotError::Vetoed) => self.last.failures,
             Err(_) => self.last.failures.saturating_add(1),
         };
         self.last = LastSnapshot {
@@ -152,6 +159,7 @@ impl Supervisor {
                 self.budget.refill();
                 self.refused.clear();
                 self.learn_cost(&done);
+                self.after_snapshot(&done);
                 for reply in wanted.replies {
                     let _ = reply.send(Ok(done.id)); // a client that went away
                 }
@@ -177,6 +185,10 @@ impl Supervisor {
         if running.ended.is_some() || running.gone || matches!(error, SnapshotError::Ended) {
             tracing::info!("snapshot called off: the job ended during it");
             self.tell_snapshot_failed("ended", &reason, false);
+            return;
+        }
+        if matches!(error, SnapshotError::Vetoed) {
+            tracing::info!("no snapshot this time: {reason}");
             return;
         }
         let sandbox = Arc::clone(&running.job.sandbox);

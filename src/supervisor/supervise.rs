@@ -222,6 +222,10 @@ impl Supervisor {
         self.tell_opened();
         let result = self.run_to_exit(beginning).await;
         self.tell_ended(&result);
+        if let Err(error) = &result {
+            self.on_error(error);
+        }
+        self.finish_hooks().await;
         control::remove(self.shop.store.path());
         result
     }
@@ -251,6 +255,12 @@ impl Supervisor {
                 () = tokio::time::sleep(wait) => Event::Timer(timer),
             },
         }
+    }
+
+    /// As `next_event`, without timers; `None` when nothing comes in this time.
+    pub async fn next_event_within(&mut self, limit: Duration) -> Option<Event> {
+        let next = tokio::time::timeout(limit, self.arrivals.recv());
+        next.await.ok().flatten()
     }
 
     /// The timer that runs out first.
@@ -318,6 +328,10 @@ impl Supervisor {
                 handled
             }
             Event::Drained => self.all_gone(),
+            Event::Operation(news) => {
+                self.news(*news);
+                Ok(())
+            }
             Event::Timer(Timer::Schedule) => {
                 if self.schedule_now().0.is_some_and(|left| left.is_zero()) {
                     return self.want(Trigger::Schedule, Afterwards::Continue, None);

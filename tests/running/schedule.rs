@@ -58,7 +58,11 @@ fn an_automatic_interval_follows_what_snapshots_cost_and_says_so() {
     );
     place.snapshot();
     wait_until("another interval", || {
-        place.text("err").matches("interval auto: a snapshot every").count() >= 2
+        place
+            .text("err")
+            .matches("interval auto: a snapshot every")
+            .count()
+            >= 2
     });
     wait_until("a snapshot by itself", || {
         place
