@@ -17,6 +17,7 @@ mod process;
 mod replay;
 mod rewind;
 mod sockets;
+mod stacks;
 mod timers;
 mod tree;
 
@@ -30,6 +31,7 @@ pub use output::{Output, OutputMark};
 pub use process::{environment, has_mapped};
 pub use rewind::{CutAway, Plan, RewindError, plan, remove_links};
 pub use sockets::{Sockets, SocketsError};
+pub use stacks::write_stacks;
 pub use timers::{Timer, TimersError, arm_timers, rung_timers};
 pub use tree::{
     Process, TreeError, child_with_pid, died_under_trace, first_stopped, is_alive, tree,

@@ -147,6 +147,7 @@ impl Supervisor {
             ended,
             gone,
         });
+        self.watch_anew();
     }
 
     /// The run was begun by an earlier supervisor.

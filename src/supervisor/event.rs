@@ -61,4 +61,6 @@ pub(super) enum Timer {
     Backoff,
     /// The grace period after a request to stop is over.
     Grace,
+    /// A part beside the job wants to look.
+    Operation,
 }

@@ -23,7 +23,7 @@ use crate::config::HookCommand;
 /// Exit code that calls a snapshot off.
 const VETO: i32 = 75;
 /// Lines of a hook that are shown: a notification says little, and a loop must not fill the log.
-const LINES_MAX: usize = 200;
+pub(super) const LINES_MAX: usize = 200;
 /// Bytes of a line that are shown at once; the rest are further lines.
 const LINE_BYTES_MAX: usize = 1000;
 /// Bytes read at once.
@@ -58,6 +58,8 @@ pub(super) struct Call {
     pub occasion: Occasion,
     pub command: HookCommand,
     pub timeout: Duration,
+    /// Lines of its output that are heard.
+    pub lines_max: usize,
     pub directory: PathBuf,
     /// What it is told.
     pub facts: Vec<(&'static str, OsString)>,
@@ -98,7 +100,7 @@ pub(super) struct Ended {
 /// Runs a hook to its end; `say` gets each line that it prints.
 pub(super) fn run(call: &Call, mut say: impl FnMut(&str)) -> Ended {
     let begun = clock::now();
-    let mut lines = Lines::default();
+    let mut lines = Lines::new(call.lines_max);
     let outcome = match start(call) {
         Ok((child, output)) => {
             let deadline = begun + call.timeout;
@@ -234,13 +236,22 @@ fn outcome(status: ExitStatus) -> Outcome {
 }
 
 /// Bytes as lines, so many of them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Lines {
     line: Vec<u8>,
     said: usize,
+    max: usize,
 }
 
 impl Lines {
+    fn new(max: usize) -> Self {
+        Self {
+            line: Vec::new(),
+            said: 0,
+            max,
+        }
+    }
+
     fn take(&mut self, bytes: &[u8], say: &mut impl FnMut(&str)) {
         for &byte in bytes {
             if byte != b'\n' {
@@ -255,10 +266,10 @@ impl Lines {
     fn end_line(&mut self, say: &mut impl FnMut(&str)) {
         let line = std::mem::take(&mut self.line);
         self.said += 1;
-        if self.said == LINES_MAX {
+        if self.said == self.max {
             say("(more is not shown)");
         }
-        if self.said < LINES_MAX {
+        if self.said < self.max {
             // Escape sequences are for a terminal of its own.
             let text = String::from_utf8_lossy(&line);
             say(&text.replace(char::is_control, " "));
@@ -281,6 +292,7 @@ mod tests {
             occasion: Occasion::AfterSnapshot,
             command: HookCommand::Shell(line.to_owned()),
             timeout,
+            lines_max: LINES_MAX,
             directory: "/".into(),
             facts: vec![("CKPT_RUN_IMAGE", "000007".into())],
         };
@@ -317,6 +329,7 @@ mod tests {
             occasion: Occasion::OnHang,
             command: HookCommand::Words(vec!["/no/such".to_owned()]),
             timeout: LONG,
+            lines_max: LINES_MAX,
             directory: "/".into(),
             facts: Vec::new(),
         };

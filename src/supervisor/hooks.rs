@@ -13,7 +13,7 @@ use tokio::sync::mpsc::Sender;
 
 use super::describe::{chain, seconds};
 use super::event::Event;
-use super::hook::{self, Call, Ended, Occasion, Outcome};
+use super::hook::{self, Call, Ended, LINES_MAX, Occasion, Outcome};
 use super::image::Trigger;
 use super::operation::News;
 use super::run::RunError;
@@ -178,6 +178,7 @@ impl Supervisor {
             occasion,
             command: command.clone(),
             timeout: settings.timeout,
+            lines_max: LINES_MAX,
             directory: self.shop.directory.clone(),
             facts: all,
         })

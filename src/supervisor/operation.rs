@@ -2,14 +2,23 @@
 //!
 //! The loop calls [`Supervisor::attend`] after each event, and hands over the timers and events of these parts.
 
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc::Sender;
+
 use super::computing::ComputeClock;
+use super::event::Event;
+use super::hang::Sample;
+use super::hang_watch::HangWatch;
 use super::hook;
 use super::hooks::Hooks;
 use super::run::{RunError, system};
 use super::run_state::RunState;
 use super::supervise::{Running, Stage, Supervisor};
 use super::timing::Timing;
-use super::workshop::Workshop;
+use super::workshop::{Job, SharedStreams, Workshop};
 use crate::clock;
 
 /// What the threads of these parts report.
@@ -19,6 +28,10 @@ pub(super) enum News {
     HookEnded(hook::Ended),
     /// The hook of a snapshot that begins has ended; its thread goes on.
     BeforeSnapshotEnded(hook::Ended),
+    /// A sample of this job was taken; `None` when it was just ending.
+    Sampled(Arc<Job>, Option<Sample>),
+    /// What the job does, which hangs, is in this log.
+    Diagnosed(Option<PathBuf>),
 }
 
 /// The state of these parts.
@@ -28,18 +41,26 @@ pub(super) struct Operation {
     pub clock: ComputeClock,
     pub timing: Timing,
     pub hooks: Hooks,
+    /// The signs of a hang that are looked for, if any.
+    pub hang: Option<HangWatch>,
     /// The job of the snapshot under way computes again.
     released: bool,
 }
 
 impl Operation {
-    pub fn new(shop: &Workshop, state: &RunState) -> Result<Self, RunError> {
+    pub fn new(
+        shop: &Workshop,
+        state: &RunState,
+        streams: &SharedStreams,
+        events: &Sender<Event>,
+    ) -> Result<Self, RunError> {
         let chance = clock::random().map_err(system("get random bytes"))?;
         let (seed, _) = chance.split_first_chunk().unwrap_or((&[0; 8], &[]));
         Ok(Self {
             clock: ComputeClock::default(),
             timing: Timing::new(shop, state, u64::from_le_bytes(*seed)),
             hooks: Hooks::default(),
+            hang: HangWatch::new(&shop.config.hang, &shop.directory, streams, events),
             released: false,
         })
     }
@@ -47,15 +68,30 @@ impl Operation {
 
 impl Supervisor {
     /// An event was handled.
-    pub fn attend(&mut self) {
+    pub fn attend(&mut self) -> Result<(), RunError> {
         let computes = self.is_computing();
         self.operation.clock.set(computes, clock::now());
+        self.follow_suspicion()
+    }
+
+    /// The timer of these parts that runs out first.
+    pub fn operation_wait(&self) -> Option<Duration> {
+        self.next_sample()
+    }
+
+    /// That timer ran out.
+    pub fn operation_timer(&mut self) {
+        if self.next_sample().is_some_and(|left| left.is_zero()) {
+            self.ask_for_sample();
+        }
     }
 
     pub fn news(&mut self, news: News) {
         match news {
             News::HookEnded(ended) => self.called_hook_ended(&ended),
             News::BeforeSnapshotEnded(ended) => self.hook_ended(&ended),
+            News::Sampled(job, sample) => self.sampled(&job, sample),
+            News::Diagnosed(log) => self.diagnosed(log),
         }
     }
 
@@ -67,6 +103,7 @@ impl Supervisor {
     /// The job of the snapshot under way computes again.
     pub fn freeze_ended(&mut self) {
         self.operation.released = true;
+        self.image_frozen();
     }
 
     /// Whether the job computes, as far as we know: it is not dead, restored, paused or frozen.

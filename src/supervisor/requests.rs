@@ -56,6 +56,10 @@ impl Supervisor {
         if let Some(image) = self.paused_image() {
             return self.answer_paused(image);
         }
+        if self.is_being_diagnosed() {
+            // A debugger may be in it.
+            return Ok(());
+        }
         let Stage::Running(
             running @ Running {
                 busy: None,
@@ -156,6 +160,7 @@ impl Supervisor {
                     let image = done.id.to_string();
                     self.tell(history::Event::Paused { image });
                 }
+                self.image_taken(done.id);
                 self.budget.refill();
                 self.refused.clear();
                 self.learn_cost(&done);

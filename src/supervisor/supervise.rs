@@ -194,7 +194,7 @@ impl Supervisor {
             state.started_unix_ms,
         );
         let schedule = Schedule::new(&shop.config.snapshot, jiff::tz::TimeZone::system());
-        let operation = Operation::new(&shop, &state)?;
+        let operation = Operation::new(&shop, &state, &streams, &events)?;
         Ok(Self {
             shop,
             streams,
@@ -244,6 +244,7 @@ impl Supervisor {
             self.handle(event)?;
             self.note_state();
             self.attend();
+            self.attend()?;
         }
     }
 
@@ -272,7 +273,7 @@ impl Supervisor {
                 pause: None,
                 ended: None,
                 ..
-            }) => self.schedule_now().1,
+            }) if !self.is_suspect() => self.schedule_now().1,
             _ => None,
         };
         let backoff = match &self.stage {
@@ -289,6 +290,7 @@ impl Supervisor {
             (schedule, Timer::Schedule),
             (backoff, Timer::Backoff),
             (grace, Timer::Grace),
+            (self.operation_wait(), Timer::Operation),
         ]
         .into_iter()
         .filter_map(|(wait, timer)| Some((wait?, timer)))
@@ -339,6 +341,10 @@ impl Supervisor {
                 Ok(())
             }
             Event::Timer(Timer::Backoff) => self.backoff_over(),
+            Event::Timer(Timer::Operation) => {
+                self.operation_timer();
+                Ok(())
+            }
             Event::Timer(Timer::Grace) => self.stop_now("the grace period is over"),
         }
     }

@@ -7,6 +7,7 @@ mod common;
 mod again;
 mod cuda;
 mod encryption;
+mod hangs;
 mod hooks;
 mod idle;
 mod io_uring;
