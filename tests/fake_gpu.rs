@@ -300,7 +300,7 @@ fn a_job_whose_gpu_falls_idle_is_taken_for_hung_and_one_whose_gpu_works_is_not()
     .expect("written");
     fs::write(gpu.folder().join("utilization"), "60").expect("written");
     let mut run = supervised(&place, &gpu, &JOB);
-    place.wait_for("out", "step 19");
+    place.wait_for("out", "\n19 ");
     let begun = std::time::Instant::now();
     common::wait_until("more than its limit", || begun.elapsed().as_secs() >= 4);
     assert!(

@@ -109,6 +109,7 @@ impl Supervisor {
 
     /// An image is durable.
     pub fn after_snapshot(&mut self, done: &Snapshotted) {
+        self.operation.notifier.image(done.id);
         let facts = vec![
             ("CKPT_RUN_IMAGE", done.id.to_string().into()),
             ("CKPT_RUN_TRIGGER", done.facts.trigger.as_str().into()),
@@ -122,6 +123,7 @@ impl Supervisor {
 
     /// An image is the running job.
     pub fn after_restore(&mut self, id: ImageId) {
+        self.operation.notifier.image(id);
         let facts = vec![("CKPT_RUN_IMAGE", id.to_string().into())];
         self.call_hook(Occasion::AfterRestore, facts);
     }
@@ -221,12 +223,19 @@ impl Supervisor {
         let each = self.shop.config.hooks.timeout;
         let deadline = clock::now() + each * self.operation.hooks.running + NEWS_LIMIT;
         while self.operation.hooks.running > 0 {
+            self.tell_systemd(false);
             let left = deadline.saturating_duration_since(clock::now());
-            match self.next_event_within(left).await {
+            let turn = self
+                .operation
+                .notifier
+                .wait()
+                .map_or(left, |due| due.min(left));
+            match self.next_event_within(turn).await {
                 Some(Event::Operation(news)) => match *news {
                     News::HookEnded(ended) => self.called_hook_ended(&ended),
                     other => drop(other),
                 },
+                None if turn < left => {}
                 Some(Event::Signal(Signal::Terminate | Signal::Forward(_))) | None => {
                     tracing::warn!("hooks that still run are left to themselves");
                     return;

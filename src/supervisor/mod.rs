@@ -31,6 +31,7 @@ pub mod interval;
 mod key;
 mod leftovers;
 mod machine;
+mod notify;
 mod obstacle;
 mod operation;
 mod pause;

@@ -14,6 +14,7 @@ use super::hang::Sample;
 use super::hang_watch::HangWatch;
 use super::hook;
 use super::hooks::Hooks;
+use super::notify::Notifier;
 use super::run::{RunError, system};
 use super::run_state::RunState;
 use super::supervise::{Running, Stage, Supervisor};
@@ -43,6 +44,7 @@ pub(super) struct Operation {
     pub hooks: Hooks,
     /// The signs of a hang that are looked for, if any.
     pub hang: Option<HangWatch>,
+    pub notifier: Notifier,
     /// The job of the snapshot under way computes again.
     released: bool,
 }
@@ -61,6 +63,7 @@ impl Operation {
             timing: Timing::new(shop, state, u64::from_le_bytes(*seed)),
             hooks: Hooks::default(),
             hang: HangWatch::new(&shop.config.hang, &shop.directory, streams, events),
+            notifier: Notifier::new(),
             released: false,
         })
     }
@@ -71,15 +74,18 @@ impl Supervisor {
     pub fn attend(&mut self) -> Result<(), RunError> {
         let computes = self.is_computing();
         self.operation.clock.set(computes, clock::now());
-        self.follow_suspicion()
+        self.follow_suspicion()?;
+        self.tell_systemd(computes);
+        Ok(())
     }
 
     /// The timer of these parts that runs out first.
     pub fn operation_wait(&self) -> Option<Duration> {
-        self.next_sample()
+        let waits = [self.next_sample(), self.operation.notifier.wait()];
+        waits.into_iter().flatten().min()
     }
 
-    /// That timer ran out.
+    /// That timer ran out; [`Supervisor::attend`] follows.
     pub fn operation_timer(&mut self) {
         if self.next_sample().is_some_and(|left| left.is_zero()) {
             self.ask_for_sample();

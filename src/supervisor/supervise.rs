@@ -232,12 +232,15 @@ impl Supervisor {
 
     async fn run_to_exit(&mut self, beginning: Beginning) -> Result<u8, RunError> {
         self.adapt_interval();
+        self.tell_systemd(false);
         match beginning {
             Beginning::Start => self.start()?,
             Beginning::Restore => self.resume_run()?,
         }
+        self.attend()?;
         loop {
             if let Some(code) = self.exit {
+                self.tell_systemd(false);
                 return Ok(code);
             }
             let event = self.next_event().await;

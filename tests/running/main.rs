@@ -22,6 +22,7 @@ mod signals;
 mod status;
 mod streams;
 mod surroundings;
+mod systemd;
 mod verbs;
 
 use std::fs;
