@@ -35,6 +35,7 @@ mod run;
 mod show;
 mod snapshot;
 mod status;
+mod template;
 mod verify;
 
 /// Snapshots a GPU job, and restores it when it crashes, as if nothing had happened.
@@ -151,6 +152,8 @@ enum Verb {
     },
     /// Show the interval that `--interval auto` would choose, and its arithmetic
     Plan(plan::PlanArguments),
+    /// Print a ready file for a scheduler: systemd, slurm, slurm-preempt, kubernetes, docker
+    Template(template::TemplateArguments),
     /// Check whether this machine can snapshot and restore jobs
     Doctor,
     /// Suspend and resume CUDA processes by hand, by their pids
@@ -232,6 +235,7 @@ fn dispatch(global: &Global, verb: Verb) -> Result<ExitCode, Failure> {
         Verb::Forget(arguments) => forget::run(global, &arguments),
         Verb::Prune { dry_run } => prune::run(global, dry_run),
         Verb::Plan(arguments) => plan::run(global, arguments),
+        Verb::Template(arguments) => template::run(global, &arguments),
         Verb::Doctor => {
             let config = global.load(Vec::new())?.config;
             let search = Search::new(config.criu.path);

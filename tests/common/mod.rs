@@ -163,9 +163,14 @@ impl Run {
 
     /// Host pid of the job's own first process (301 in its namespace).
     pub fn job(&self) -> i32 {
+        self.job_of(self.pid())
+    }
+
+    /// As `job`, of a supervisor that somebody else has started.
+    pub fn job_of(&self, supervisor: i32) -> i32 {
         let mut found = None;
         wait_until("the job's process", || {
-            found = descendants(self.pid())
+            found = descendants(supervisor)
                 .into_iter()
                 .find(|pid| inner_pid(*pid) == Some(301));
             found.is_some()

@@ -23,6 +23,7 @@ mod status;
 mod streams;
 mod surroundings;
 mod systemd;
+mod templates;
 mod verbs;
 
 use std::fs;
