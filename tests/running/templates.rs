@@ -247,8 +247,12 @@ fn a_time_limit_that_kills_before_the_job_is_saved_loses_what_came_after_the_las
     }
     let place = Place::new();
     fs::write(place.file("job.sbatch"), filled(&place, "slurm")).unwrap();
+    let waits = COUNT.replace("import time", "import os, time");
+    let waits =
+        format!("{waits}    while i == 20 and not os.path.exists('go'): time.sleep(0.02)\n");
+    fs::write(place.file("job.py"), waits).unwrap();
     let run = batch(&place);
-    place.wait_for("log", "5\n");
+    place.wait_for("log", "20\n");
     place.snapshot();
     let (job, supervisor) = (run.job_of(supervisor(&run).as_raw()), supervisor(&run));
     for pid in [Pid::from_raw(run.pid()), supervisor] {
@@ -256,6 +260,7 @@ fn a_time_limit_that_kills_before_the_job_is_saved_loses_what_came_after_the_las
     }
     wait_until("the job's end", || is_dead(job));
     drop(run);
+    fs::write(place.file("go"), "").unwrap();
     let mut run = batch(&place);
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     assert_eq!(place.text("log"), lines(40));
