@@ -164,13 +164,11 @@ impl Template {
         let mut text = self.text.to_owned();
         if !command.is_empty() {
             let command: Vec<&str> = command.iter().map(String::as_str).collect();
-            let mark = &["--"];
-            let filled = match self.command.strip_prefix("CMD") {
-                Some(_) => format!("CMD [{}]", words.many(&command)),
-                None => {
-                    let end = if self.command.ends_with(']') { "]" } else { "" };
-                    format!("{}{end}", words.many(&[mark, &command[..]].concat()))
-                }
+            let filled = if self.command.starts_with("CMD") {
+                format!("CMD [{}]", words.many(&command))
+            } else {
+                let end = if self.command.ends_with(']') { "]" } else { "" };
+                format!("{}{end}", words.many(&[&["--"], &command[..]].concat()))
             };
             text = text.replace(self.command, &filled);
         }

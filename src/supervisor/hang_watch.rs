@@ -271,7 +271,7 @@ impl Supervisor {
                     Err(io::Error::other("a mistake in ckpt-run, please report it"))
                 })
                 .inspect_err(|error| {
-                    tracing::warn!("cannot log what the job does: {}", chain(error))
+                    tracing::warn!("cannot log what the job does: {}", chain(error));
                 });
             // The loop only ends with the run.
             let _ = events.blocking_send(Event::Operation(Box::new(News::Diagnosed(log.ok()))));
@@ -334,18 +334,18 @@ impl Supervisor {
         if let Stage::Running(Running { busy: Some(_), .. }) = &self.stage {
             return Ok(());
         }
-        let lives = match (&self.stage, self.stopping) {
-            (
-                Stage::Running(Running {
-                    job,
-                    pause: None,
-                    ended: None,
-                    gone: false,
-                    ..
-                }),
-                Stopping::No,
-            ) => Some(Arc::clone(job)),
-            _ => None,
+        let lives = if let Stage::Running(Running {
+            job,
+            pause: None,
+            ended: None,
+            gone: false,
+            ..
+        }) = &self.stage
+            && self.stopping == Stopping::No
+        {
+            Some(Arc::clone(job))
+        } else {
+            None
         };
         match (std::mem::replace(&mut watch.state, Suspicion::None), lives) {
             (Suspicion::None, _) => return Ok(()),

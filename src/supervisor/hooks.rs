@@ -42,9 +42,10 @@ impl Hooks {
     fn call(&mut self, call: Call, events: &Sender<Event>) {
         let occasion = call.occasion.as_str();
         let queue = self.queue.get_or_insert_with(|| worker(events.clone()));
-        match queue.try_send(call) {
-            Ok(()) => self.running += 1,
-            Err(_) => tracing::warn!("hook {occasion} is not run: too many wait"),
+        if queue.try_send(call).is_ok() {
+            self.running += 1;
+        } else {
+            tracing::warn!("hook {occasion} is not run: too many wait");
         }
     }
 }
@@ -201,10 +202,10 @@ impl Supervisor {
                 tracing::debug!(took = %seconds(took), "hook {name} called the snapshot off");
             }
             Outcome::Veto => {
-                tracing::warn!("hook {name} failed, and nothing changes: exit code 75")
+                tracing::warn!("hook {name} failed, and nothing changes: exit code 75");
             }
             Outcome::Failed(why) => {
-                tracing::warn!("hook {name} failed, and nothing changes: {why}")
+                tracing::warn!("hook {name} failed, and nothing changes: {why}");
             }
             Outcome::TimedOut => tracing::warn!(
                 after = %seconds(took),

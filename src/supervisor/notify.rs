@@ -62,7 +62,7 @@ impl Notifier {
         Some(due.saturating_duration_since(clock::now()))
     }
 
-    fn say(&self, states: &[NotifyState<'_>]) {
+    fn say(states: &[NotifyState<'_>]) {
         if !states.is_empty()
             && let Err(error) = sd_notify::notify(states)
         {
@@ -98,7 +98,7 @@ impl Notifier {
             self.status.clone_from(&state.status);
             states.push(NotifyState::Status(&state.status));
         }
-        self.say(&states);
+        Self::say(&states);
     }
 }
 

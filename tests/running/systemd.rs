@@ -30,7 +30,7 @@ impl Manager {
         }
     }
 
-    fn start(&self, place: &Place, options: &[&str], script: &str) -> Run {
+    fn start(place: &Place, options: &[&str], script: &str) -> Run {
         fs::write(place.file("job.py"), script).unwrap();
         place.start_with(options, &["python3", "-u", "job.py"], |command| {
             command
@@ -81,7 +81,7 @@ fn systemd_hears_of_the_start_the_snapshots_and_the_end_and_the_job_does_not_hea
     let place = Place::new();
     let mut manager = Manager::new(&place);
     let script = format!("import os\nprint(sorted(os.environ), flush=True)\n{UNTIL_GO}");
-    let mut run = manager.start(&place, &["--interval", "never"], &script);
+    let mut run = Manager::start(&place, &["--interval", "never"], &script);
     manager.wait_for("READY=1");
     manager.wait_for("STATUS=computing, no image yet");
     place.wait_for("out", "ready");
@@ -112,13 +112,13 @@ fn a_restored_run_is_ready_once_the_job_computes_again() {
     }
     let place = Place::new();
     let mut manager = Manager::new(&place);
-    let mut run = manager.start(&place, &["--interval", "never"], COUNT);
+    let mut run = Manager::start(&place, &["--interval", "never"], COUNT);
     place.wait_for("log", "5\n");
     run.signal(Signal::SIGUSR2);
     assert_eq!(run.wait(), 75, "{}", place.text("err"));
     while manager.hear() {}
     (manager.heard, manager.passed) = (Vec::new(), 0);
-    let mut run = manager.start(&place, &["--interval", "never"], COUNT);
+    let mut run = Manager::start(&place, &["--interval", "never"], COUNT);
     manager.wait_for("READY=1");
     assert!(manager.place_of("STATUS=restoring image 000001") < manager.place_of("READY=1"));
     assert!(manager.place_of("EXTEND_TIMEOUT_USEC=60000000") < manager.place_of("READY=1"));
@@ -133,7 +133,7 @@ fn a_loop_that_hangs_feeds_no_watchdog() {
     }
     let place = Place::new();
     let mut manager = Manager::new(&place);
-    let mut run = manager.start(&place, &["--interval", "never"], UNTIL_GO);
+    let mut run = Manager::start(&place, &["--interval", "never"], UNTIL_GO);
     manager.wait_for("READY=1");
     manager.wait_for("WATCHDOG=1");
     run.signal(Signal::SIGSTOP);

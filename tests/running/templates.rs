@@ -9,7 +9,7 @@ use std::process::{Command, Output};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::common::{Place, Run, can_run, descendants, wait_until};
+use super::common::{Place, Run, can_run, descendants, job_of, wait_until};
 use super::{COUNT, is_dead, lines, stderr};
 
 const SCHEDULERS: [&str; 5] = ["systemd", "slurm", "slurm-preempt", "kubernetes", "docker"];
@@ -254,7 +254,7 @@ fn a_time_limit_that_kills_before_the_job_is_saved_loses_what_came_after_the_las
     let run = batch(&place);
     place.wait_for("log", "20\n");
     place.snapshot();
-    let (job, supervisor) = (run.job_of(supervisor(&run).as_raw()), supervisor(&run));
+    let (job, supervisor) = (job_of(supervisor(&run).as_raw()), supervisor(&run));
     for pid in [Pid::from_raw(run.pid()), supervisor] {
         kill(pid, Signal::SIGKILL).unwrap();
     }

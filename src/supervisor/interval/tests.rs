@@ -188,11 +188,11 @@ proptest! {
     }
 
     #[test]
-    fn no_other_interval_is_expected_to_waste_much_less(mtbf in 600..=1_000_000_u64, freeze in 1..30_u64) {
+    fn no_other_interval_is_expected_to_waste_much_less(mtbf in 600..=1_000_000_u32, freeze in 1..30_u32) {
         // By the model that Daly's estimate approximates: exponential failures, no time for the restart.
-        let (m, c) = (mtbf as f64, freeze as f64);
+        let (m, c) = (f64::from(mtbf), f64::from(freeze));
         let wall = |interval: f64| m * (((interval + c) / m).exp() - 1.0) / interval;
-        let best = optimum(seconds(freeze), seconds(mtbf)).as_secs_f64();
+        let best = optimum(seconds(freeze.into()), seconds(mtbf.into())).as_secs_f64();
         for factor in [0.5, 0.8, 0.9, 1.1, 1.25, 2.0] {
             prop_assert!(wall(best) <= wall(best * factor) * 1.001);
         }
