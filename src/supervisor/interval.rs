@@ -12,7 +12,7 @@
 //! failure it grows with the time that passes, and after many it is what was seen.
 //!
 //! T is never below `C / snapshot.max_overhead` nor below the time that an image takes to become durable, so that at
-//! most every second moment is spent writing; and always between [`SHORTEST`] and [`LONGEST`].
+//! most every second moment is spent writing; and always between 5 s and 4 h.
 
 use std::fmt;
 use std::time::Duration;
