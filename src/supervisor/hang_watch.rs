@@ -376,7 +376,7 @@ impl Supervisor {
             HangAction::Report => "it is left alone (hang.action)",
         };
         tracing::error!(log = %shown, "the job hangs, {reason}: {follows}");
-        self.emit(&history::Event::Hung {
+        self.tell(history::Event::Hung {
             reason: reason.clone(),
             silent_seconds: suspect.finding.quiet.as_secs_f64(),
         });

@@ -194,7 +194,7 @@ impl Supervisor {
     }
 
     /// Says how a hook ended, if not well.
-    pub fn hook_ended(&self, ended: &Ended) {
+    pub fn hook_ended(&mut self, ended: &Ended) {
         let (name, took) = (ended.occasion.as_str(), ended.took);
         match &ended.outcome {
             Outcome::Done => tracing::debug!(took = %seconds(took), "hook {name} done"),
@@ -212,7 +212,7 @@ impl Supervisor {
                 "hook {name} was killed after its time (hooks.timeout), and nothing changes"
             ),
         }
-        self.emit(&history::Event::Hook {
+        self.tell(history::Event::Hook {
             hook: name.to_owned(),
             outcome: ended.outcome.as_str().to_owned(),
             seconds: took.as_secs_f64(),

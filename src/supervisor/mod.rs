@@ -12,7 +12,6 @@ mod describe;
 mod diagnosis;
 pub mod doctor;
 mod dump;
-mod emit;
 mod endings;
 mod environment;
 mod event;

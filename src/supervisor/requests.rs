@@ -194,6 +194,7 @@ impl Supervisor {
         }
         if matches!(error, SnapshotError::Vetoed) {
             tracing::info!("no snapshot this time: {reason}");
+            self.tell_snapshot_failed(error.kind().as_str(), &reason, true);
             return;
         }
         let sandbox = Arc::clone(&running.job.sandbox);

@@ -234,7 +234,7 @@ impl Supervisor {
 
     fn next_snapshot(&self, now: Now) -> Option<Duration> {
         match self.since.0 {
-            State::Running => self.schedule.next(self.last, now),
+            State::Running => self.schedule_now().0,
             State::Starting
             | State::Snapshotting
             | State::Paused

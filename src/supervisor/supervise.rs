@@ -160,10 +160,9 @@ pub(super) struct Supervisor {
     pub chronicle: Chronicle,
     /// Number of the present sandbox; news from an older one is dropped.
     pub serial: u64,
-    pub schedule: Schedule,
-    pub operation: Operation,
     arrivals: Receiver<Event>,
     pub schedule: Schedule,
+    pub operation: Operation,
     /// Since when the state is what it is.
     pub since: (State, Now),
     /// A stop by the terminal that waits for the end of a snapshot.
@@ -209,10 +208,10 @@ impl Supervisor {
             events,
             chronicle,
             serial: 0,
-            schedule,
-            since: (State::Starting, now()),
-            operation,
             arrivals,
+            schedule,
+            operation,
+            since: (State::Starting, now()),
             suspend_wanted: false,
         })
     }
@@ -221,11 +220,11 @@ impl Supervisor {
     pub async fn run(&mut self, beginning: Beginning) -> Result<u8, RunError> {
         self.tell_opened();
         let result = self.run_to_exit(beginning).await;
-        self.tell_ended(&result);
         if let Err(error) = &result {
             self.on_error(error);
         }
         self.finish_hooks().await;
+        self.tell_ended(&result);
         control::remove(self.shop.store.path());
         result
     }
@@ -246,7 +245,6 @@ impl Supervisor {
             let event = self.next_event().await;
             self.handle(event)?;
             self.note_state();
-            self.attend();
             self.attend()?;
         }
     }

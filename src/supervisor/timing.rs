@@ -241,7 +241,7 @@ impl Supervisor {
                     timing.said = Some(chosen.interval);
                     let every = interval::rough(chosen.interval);
                     tracing::info!("interval auto: a snapshot every {every}: {chosen}");
-                    self.emit(&history::Event::Interval {
+                    self.tell(history::Event::Interval {
                         seconds: chosen.interval.as_secs_f64(),
                         why: chosen.to_string(),
                     });
