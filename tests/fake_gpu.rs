@@ -286,3 +286,29 @@ fn calls_fail_where_a_test_says_so_and_where_the_gpu_is_full() {
         place.text("out")
     );
 }
+
+#[test]
+fn a_job_whose_gpu_falls_idle_is_taken_for_hung_and_one_whose_gpu_works_is_not() {
+    if !can_run() {
+        return;
+    }
+    let (place, gpu) = (Place::new(), FakeGpu::new());
+    fs::write(
+        place.file("ckpt-run.toml"),
+        "[hang]\ngpu = '2s'\naction = 'report'",
+    )
+    .expect("written");
+    fs::write(gpu.folder().join("utilization"), "60").expect("written");
+    let mut run = supervised(&place, &gpu, &JOB);
+    place.wait_for("out", "\n19 ");
+    let begun = std::time::Instant::now();
+    common::wait_until("more than its limit", || begun.elapsed().as_secs() >= 4);
+    assert!(
+        !place.text("err").contains("hangs"),
+        "{}",
+        place.text("err")
+    );
+    fs::write(gpu.folder().join("utilization"), "0").expect("written");
+    place.wait_for("err", "the job hangs, no GPU work for");
+    ends_as_ever(&place, &mut run);
+}

@@ -31,6 +31,7 @@ mod man;
 mod output;
 mod pause;
 mod pin;
+mod plan;
 mod portable;
 mod progress;
 mod prune;
@@ -39,6 +40,7 @@ mod run;
 mod show;
 mod snapshot;
 mod status;
+mod template;
 mod verify;
 
 /// What we are called.
@@ -171,6 +173,10 @@ enum Verb {
         #[arg(long)]
         dry_run: bool,
     },
+    /// Show the interval that `--interval auto` would choose, and its arithmetic
+    Plan(plan::PlanArguments),
+    /// Print a ready file for a scheduler: systemd, slurm, slurm-preempt, kubernetes, docker
+    Template(template::TemplateArguments),
     /// Check whether this machine can snapshot and restore jobs
     Doctor,
     /// Suspend and resume CUDA processes by hand, by their pids
@@ -270,6 +276,8 @@ fn dispatch(global: &Global, verb: Verb) -> Result<ExitCode, Failure> {
         Verb::Unpin { image } => pin::unpin(global, &image),
         Verb::Forget(arguments) => forget::run(global, &arguments),
         Verb::Prune { dry_run } => prune::run(global, dry_run),
+        Verb::Plan(arguments) => plan::run(global, arguments),
+        Verb::Template(arguments) => template::run(global, &arguments),
         Verb::Doctor => {
             let config = global.load(Vec::new())?.config;
             let search = Search::new(config.criu.path);

@@ -15,12 +15,18 @@ use crate::telemetry;
 /// How a job is supervised, as far as the command line tells; everything else is in the settings.
 #[derive(Debug, Default, PartialEq, Args)]
 struct Supervision {
-    /// Time between snapshots: "15m", 900 (seconds), or "never"
+    /// Time between snapshots: "15m", 900 (seconds), "auto", or "never"
     #[arg(short, long, value_name = "TIME")]
     interval: Option<String>,
     /// Snapshot at these local times instead: "0 3 * * *"
     #[arg(long, value_name = "EXPRESSION")]
     cron: Option<String>,
+    /// Most of the job's time that snapshots may take: "1%"
+    #[arg(long, value_name = "PERCENT")]
+    max_overhead: Option<String>,
+    /// Snapshots come later by chance, by up to this: "10%" of the interval, or "30s"
+    #[arg(long, value_name = "HOW FAR")]
+    jitter: Option<String>,
     /// Images to keep
     #[arg(long, value_name = "N")]
     keep_last: Option<String>,
@@ -86,6 +92,12 @@ impl Supervision {
         [
             ("snapshot.interval", "--interval", &self.interval),
             ("snapshot.cron", "--cron", &self.cron),
+            (
+                "snapshot.max_overhead",
+                "--max-overhead",
+                &self.max_overhead,
+            ),
+            ("snapshot.jitter", "--jitter", &self.jitter),
             ("retention.keep_last", "--keep-last", &self.keep_last),
             ("restart.policy", "--restart", &self.restart),
             ("restart.max", "--max-restarts", &self.max_restarts),

@@ -165,6 +165,12 @@ pub enum Invalid {
         /// The text.
         given: String,
     },
+    /// Not a percentage.
+    #[error("{given:?} is not a percentage such as \"1%\"")]
+    Percent {
+        /// The text.
+        given: String,
+    },
     /// Not a number.
     #[error("{given:?} is not {expected}")]
     Number {

@@ -13,12 +13,15 @@ use toml::Value as Shown;
 
 use super::choice::Choice;
 use super::limits::{
-    BACKOFF_FACTOR, BUFFER, CPUS, CRIU_LOG_LEVEL, INTERVAL, KEEP_CONTENT, KEEP_LAST, KEEP_PERIODS,
-    KEEP_WITHIN, LEVEL, LOCK_TIMEOUT, MIN_FREE, PREVENT_ITEMS_MAX, RESTARTS, RESTORE_BUFFER, WAIT,
-    WAIT_OR_NOT,
+    BACKOFF_FACTOR, BUFFER, CPUS, CRIU_LOG_LEVEL, HANG, KEEP_CONTENT, KEEP_LAST, KEEP_PERIODS,
+    KEEP_WITHIN, LEVEL, LOCK_TIMEOUT, MAX_OVERHEAD, MIN_FREE, MTBF, PREVENT_ITEMS_MAX, RESTARTS,
+    RESTORE_BUFFER, WAIT, WAIT_OR_NOT,
 };
 use super::metrics::address;
-use super::units::{format_duration, format_exit_status, format_size, parse_exit_status, shown};
+use super::operation::{hook, interval, jitter, limit, show_hook, show_jitter, show_limit};
+use super::units::{
+    format_duration, format_exit_status, format_percent, format_size, parse_exit_status, shown,
+};
 use super::value::Value;
 use super::{
     Buffer, Config, Cpus, CronExpression, Encryption, Interval, Invalid, RestartLimit, Tty,
@@ -92,6 +95,7 @@ pub(super) const KEYS: &[Key] = &[
         set: |config, value| set(&mut config.snapshot.interval, interval(value)),
         get: |config| match config.snapshot.interval {
             Interval::Never => Shown::from("never"),
+            Interval::Auto => Shown::from("auto"),
             Interval::Every(time) => duration(time),
         },
     },
@@ -99,6 +103,24 @@ pub(super) const KEYS: &[Key] = &[
         path: CRON_PATH,
         set: |config, value| set(&mut config.snapshot.cron, cron(value)),
         get: |config| optional(config.snapshot.cron.as_ref().map(ToString::to_string)),
+    },
+    Key {
+        path: "snapshot.mtbf",
+        set: |config, value| set(&mut config.snapshot.mtbf, value.duration(&MTBF)),
+        get: |config| duration(config.snapshot.mtbf),
+    },
+    Key {
+        path: "snapshot.max_overhead",
+        set: |config, value| {
+            let share = value.percent(&MAX_OVERHEAD);
+            set(&mut config.snapshot.max_overhead, share)
+        },
+        get: |config| Shown::String(format_percent(config.snapshot.max_overhead)),
+    },
+    Key {
+        path: "snapshot.jitter",
+        set: |config, value| set(&mut config.snapshot.jitter, jitter(value)),
+        get: |config| show_jitter(config.snapshot.jitter),
     },
     Key {
         path: "snapshot.buffer",
@@ -245,6 +267,69 @@ pub(super) const KEYS: &[Key] = &[
         get: |config| word(config.restart.without_image),
     },
     Key {
+        path: "hang.output",
+        set: |config, value| set(&mut config.hang.output, limit(value)),
+        get: |config| show_limit(config.hang.output),
+    },
+    Key {
+        path: "hang.gpu",
+        set: |config, value| set(&mut config.hang.gpu, limit(value)),
+        get: |config| show_limit(config.hang.gpu),
+    },
+    Key {
+        path: "hang.cpu",
+        set: |config, value| set(&mut config.hang.cpu, limit(value)),
+        get: |config| show_limit(config.hang.cpu),
+    },
+    Key {
+        path: "hang.heartbeat",
+        set: |config, value| set(&mut config.hang.heartbeat, optional_path(value)),
+        get: |config| {
+            let given = config.hang.heartbeat.as_ref();
+            optional(given.map(|path| path.to_string_lossy().into_owned()))
+        },
+    },
+    Key {
+        path: "hang.heartbeat_timeout",
+        set: |config, value| set(&mut config.hang.heartbeat_timeout, value.duration(&HANG)),
+        get: |config| duration(config.hang.heartbeat_timeout),
+    },
+    Key {
+        path: "hang.action",
+        set: |config, value| set(&mut config.hang.action, value.choice()),
+        get: |config| word(config.hang.action),
+    },
+    Key {
+        path: "hooks.before_snapshot",
+        set: |config, value| set(&mut config.hooks.before_snapshot, hook(value)),
+        get: |config| show_hook(config.hooks.before_snapshot.as_ref()),
+    },
+    Key {
+        path: "hooks.after_snapshot",
+        set: |config, value| set(&mut config.hooks.after_snapshot, hook(value)),
+        get: |config| show_hook(config.hooks.after_snapshot.as_ref()),
+    },
+    Key {
+        path: "hooks.after_restore",
+        set: |config, value| set(&mut config.hooks.after_restore, hook(value)),
+        get: |config| show_hook(config.hooks.after_restore.as_ref()),
+    },
+    Key {
+        path: "hooks.on_give_up",
+        set: |config, value| set(&mut config.hooks.on_give_up, hook(value)),
+        get: |config| show_hook(config.hooks.on_give_up.as_ref()),
+    },
+    Key {
+        path: "hooks.on_hang",
+        set: |config, value| set(&mut config.hooks.on_hang, hook(value)),
+        get: |config| show_hook(config.hooks.on_hang.as_ref()),
+    },
+    Key {
+        path: "hooks.timeout",
+        set: |config, value| set(&mut config.hooks.timeout, value.duration(&WAIT)),
+        get: |config| duration(config.hooks.timeout),
+    },
+    Key {
         path: "restore.buffer",
         set: |config, value| set(&mut config.restore.buffer, value.size(&RESTORE_BUFFER)),
         get: |config| size(config.restore.buffer),
@@ -361,11 +446,6 @@ fn optional_path(value: &Value) -> Result<Option<PathBuf>, Invalid> {
         "" => Ok(None),
         _ => path(value).map(Some),
     }
-}
-
-fn interval(value: &Value) -> Result<Interval, Invalid> {
-    let time = value.unless("never", |value| value.duration(&INTERVAL))?;
-    Ok(time.map_or(Interval::Never, Interval::Every))
 }
 
 fn cron(value: &Value) -> Result<Option<CronExpression>, Invalid> {

@@ -17,6 +17,16 @@ const CRIU_VARIABLE: &str = "CKPT_RUN_CRIU";
 const JOB_VARIABLES: [&str; 2] = ["CKPT_RUN_JOB", "CKPT_RUN_SOCKET"];
 /// Errors of a text that are told: one mistake leads to others, and the first few say enough.
 const SYNTAX_ERRORS_MAX: usize = 10;
+/// Told to a hook, and so to a ckpt-run that the hook starts; they set nothing either.
+pub(crate) const HOOK_VARIABLES: [&str; 7] = [
+    "CKPT_RUN_HOOK",
+    "CKPT_RUN_IMAGE",
+    "CKPT_RUN_TRIGGER",
+    "CKPT_RUN_FREEZE_SECONDS",
+    "CKPT_RUN_EXIT_CODE",
+    "CKPT_RUN_REASON",
+    "CKPT_RUN_DIAGNOSIS",
+];
 /// Suggestions compare every key with what was given; longer is no typing error.
 const SUGGEST_BYTES_MAX: usize = 64;
 /// Below this likeness (0 to 1) a suggestion only confuses.
@@ -37,7 +47,8 @@ pub(super) fn environment_layer(variables: &[(String, String)]) -> Layer {
     let ours = variables
         .iter()
         .filter(|(name, _)| name.starts_with(PREFIX))
-        .filter(|(name, _)| name != CONFIG_VARIABLE && !JOB_VARIABLES.contains(&name.as_str()));
+        .filter(|(name, _)| name != CONFIG_VARIABLE && !JOB_VARIABLES.contains(&name.as_str()))
+        .filter(|(name, _)| !HOOK_VARIABLES.contains(&name.as_str()));
     ours.map(|(name, value)| {
         let key = KEYS.iter().find(|key| {
             key.variable() == *name || (key.path == CRIU_PATH && name == CRIU_VARIABLE)

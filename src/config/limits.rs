@@ -9,6 +9,22 @@ const DAY: u64 = 24 * 3600;
 /// Shorter intervals are all freeze; longer ones overflow no clock.
 pub(super) const INTERVAL: RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(365 * DAY);
+/// Below a minute it is no failure but a loop; above, hardware does not last.
+pub(super) const MTBF: RangeInclusive<Duration> =
+    Duration::from_secs(60)..=Duration::from_secs(365 * DAY);
+/// Below, there would hardly be a snapshot; above, hardly a job.
+pub(super) const MAX_OVERHEAD: RangeInclusive<f64> = 0.0001..=0.5;
+/// More than the interval itself would be another interval.
+pub(super) const JITTER_SHARE: RangeInclusive<f64> = 0.0..=1.0;
+/// Fleets of any size spread over an hour; and less than the clock set back that cron takes for a correction.
+pub(super) const JITTER_TIME: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(3600);
+/// Below, every job hangs; above, nobody waits for the news.
+pub(super) const HANG: RangeInclusive<Duration> =
+    Duration::from_secs(1)..=Duration::from_secs(7 * DAY);
+/// As long as one argument of a program can be (Linux: 128 KiB).
+pub(super) const HOOK_BYTES_MAX: usize = (128 << 10) - 1;
+/// A longer command belongs into a script.
+pub(super) const HOOK_WORDS_MAX: usize = 1000;
 /// A wait of more than a day is a typing error, and hides a hanging job.
 pub(super) const WAIT: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(DAY);
 /// As `WAIT`, where not waiting makes sense.

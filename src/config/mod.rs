@@ -24,6 +24,7 @@ mod limits;
 mod loaded;
 mod metrics;
 mod model;
+mod operation;
 mod sources;
 mod units;
 mod value;
@@ -36,9 +37,10 @@ pub use model::{
     Log, LogLevel, Memory, Metrics, Nccl, Network, Restart, RestartLimit, RestartPolicy, Retention,
     Sandbox, Snapshot, Tcp, Tty, WithoutImage,
 };
+pub use operation::{Hang, HangAction, HookCommand, Hooks, Jitter};
 pub use sources::{Origin, Override, ProjectFile, Sources};
 
-pub(crate) use units::parse_duration;
+pub(crate) use units::{format_percent, parse_duration};
 
 #[cfg(test)]
 mod tests;

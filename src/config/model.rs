@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::CronExpression;
+use super::operation::{Hang, HangAction, Hooks, Jitter};
 use super::units::format_exit_status;
 
 /// All settings.
@@ -32,6 +33,10 @@ pub struct Config {
     pub encryption: Encryption,
     /// `[restart]`: what happens when the job ends.
     pub restart: Restart,
+    /// `[hang]`: when a job that has not ended is taken for hung.
+    pub hang: Hang,
+    /// `[hooks]`: commands that are run on occasions.
+    pub hooks: Hooks,
     /// `[restore]`.
     pub restore: Restore,
     /// `[network]`.
@@ -93,6 +98,12 @@ pub struct Snapshot {
     pub interval: Interval,
     /// Local times to snapshot at, instead of the interval.
     pub cron: Option<CronExpression>,
+    /// Assumed computing time between two failures.
+    pub mtbf: Duration,
+    /// Most of the job's time, 0 to 1, that its freezes are to take.
+    pub max_overhead: f64,
+    /// How far a snapshot may come after its time.
+    pub jitter: Jitter,
     /// Host memory for an image on its way to the disk.
     pub buffer: Buffer,
     /// Bytes that stay free where the store is; 0 is no check.
@@ -114,6 +125,8 @@ pub struct Snapshot {
 pub enum Interval {
     /// Only when asked for.
     Never,
+    /// Chosen from what snapshots cost and how often the job fails.
+    Auto,
     /// At least one second.
     Every(Duration),
 }
@@ -376,6 +389,9 @@ impl Default for Config {
             snapshot: Snapshot {
                 interval: Interval::Every(Duration::from_secs(15 * 60)),
                 cron: None,
+                mtbf: Duration::from_secs(6 * 3600),
+                max_overhead: 0.05,
+                jitter: Jitter::Time(Duration::ZERO),
                 buffer: Buffer::Auto,
                 min_free: 1 << 30,
                 grace: Duration::from_secs(60),
@@ -399,6 +415,22 @@ impl Default for Config {
                 backoff_max: Duration::from_secs(60),
                 prevent: vec![ExitStatus::Exited(2)],
                 without_image: WithoutImage::GiveUp,
+            },
+            hang: Hang {
+                output: None,
+                gpu: None,
+                cpu: None,
+                heartbeat: None,
+                heartbeat_timeout: Duration::from_secs(5 * 60),
+                action: HangAction::Restore,
+            },
+            hooks: Hooks {
+                before_snapshot: None,
+                after_snapshot: None,
+                after_restore: None,
+                on_give_up: None,
+                on_hang: None,
+                timeout: Duration::from_secs(30),
             },
             restore: Restore { buffer: 256 << 20 },
             network: Network { tcp: Tcp::Close },

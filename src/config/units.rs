@@ -59,6 +59,23 @@ pub(super) fn format_size(bytes: u64) -> String {
     }
 }
 
+/// "1%" as 0.01.
+pub(super) fn parse_percent(text: &str) -> Result<f64, Invalid> {
+    let number = text.trim().strip_suffix('%');
+    let percent = number.and_then(|number| number.trim().parse::<f64>().ok());
+    percent
+        .filter(|percent| percent.is_finite())
+        .map(|percent| percent / 100.0)
+        .ok_or_else(|| Invalid::Percent { given: shown(text) })
+}
+
+/// 0.01 as "1%", with as many digits as it takes.
+pub(crate) fn format_percent(share: f64) -> String {
+    // What was divided by 100 does not always multiply back; nobody writes more digits.
+    let rounded = (share * 100.0 * 1e9).round() / 1e9;
+    format!("{rounded}%")
+}
+
 /// An exit code or a signal's name.
 pub(super) fn parse_exit_status(text: &str) -> Result<ExitStatus, Invalid> {
     let text = text.trim();

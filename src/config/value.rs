@@ -163,6 +163,7 @@ impl Value {
             },
             Invalid::NoUnit { .. }
             | Invalid::Range { .. }
+            | Invalid::Percent { .. }
             | Invalid::Choice { .. }
             | Invalid::Neither { .. }
             | Invalid::Cron { .. }

@@ -15,7 +15,7 @@ use super::nvml::{Nvml, Route};
 const PROC_GPUS: &str = "/proc/driver/nvidia/gpus";
 
 /// More than any machine has; a bound on what a listing may return.
-const GPUS_MAX: u32 = 256;
+pub(super) const GPUS_MAX: u32 = 256;
 
 /// A GPU of this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]

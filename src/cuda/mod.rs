@@ -25,6 +25,7 @@
 //!
 //! This module knows nothing of CRIU, images or the sandbox.
 
+mod activity;
 pub mod device;
 mod error;
 #[cfg(any(fuzzing, test))]
@@ -44,6 +45,7 @@ mod uuid;
 #[cfg(test)]
 pub(crate) mod fake;
 
+pub use activity::Activity;
 pub use error::{
     Call, CallError, Code, GpuError, LoadError, LockError, MapError, RestoreOntoError, WaitError,
 };

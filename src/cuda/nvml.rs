@@ -32,6 +32,16 @@ struct RawMemory {
 
 const _: () = assert!(size_of::<RawMemory>() == 24);
 
+/// `nvmlUtilization_t`, percent of the last moments.
+#[repr(C)]
+#[derive(Default)]
+struct RawUtilization {
+    gpu: c_uint,
+    memory: c_uint,
+}
+
+const _: () = assert!(size_of::<RawUtilization>() == 8);
+
 /// `nvmlProcessInfo_t`.
 #[repr(C)]
 #[derive(Clone, Default)]
@@ -183,6 +193,19 @@ impl Nvml {
         let answer = unsafe { function(handle, &raw mut memory) };
         check(&self.library, CALL, answer)?;
         Ok((memory.total, memory.free))
+    }
+
+    /// Percent of the last moments (up to a second) in which a GPU executed anything.
+    pub(super) fn utilization(&self, index: u32) -> Result<u32, GpuError> {
+        const CALL: &str = "nvmlDeviceGetUtilizationRates";
+        let function: Symbol<unsafe extern "C" fn(Handle, *mut RawUtilization) -> Answer> =
+            symbol(&self.library, CALL)?;
+        let handle = self.handle(index)?;
+        let mut rates = RawUtilization::default();
+        // SAFETY: the handle is NVML's own; writes one struct to a valid pointer.
+        let answer = unsafe { function(handle, &raw mut rates) };
+        check(&self.library, CALL, answer)?;
+        Ok(rates.gpu)
     }
 
     fn persistent(&self, handle: Handle) -> Result<bool, GpuError> {

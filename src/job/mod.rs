@@ -5,6 +5,7 @@
 //! have to agree on.
 
 mod account;
+mod activity;
 mod devices;
 mod files;
 #[cfg(any(fuzzing, test))]
@@ -17,11 +18,13 @@ mod process;
 mod replay;
 mod rewind;
 mod sockets;
+mod stacks;
 mod terminal;
 mod timers;
 mod tree;
 
 pub use account::{MemoryUse, ProcessAccount, account};
+pub use activity::cpu_time;
 pub use devices::{Holder, holders, majors};
 pub use files::{Access, FilesError, OpenFile, collect, has_open};
 pub use halt::{HaltError, Halted, halt, number_inside, thread_of};
@@ -31,6 +34,7 @@ pub use output::{Output, OutputMark};
 pub use process::{environment, has_mapped};
 pub use rewind::{CutAway, Plan, RewindError, plan, remove_links};
 pub use sockets::{Sockets, SocketsError};
+pub use stacks::write_stacks;
 pub use terminal::{CallersTerminal, Key, Pty, TerminalDevice, window};
 pub use timers::{Timer, TimersError, arm_timers, rung_timers};
 pub use tree::{

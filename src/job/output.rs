@@ -145,6 +145,13 @@ impl Output {
         })
     }
 
+    /// Bytes that the job has written, as far as they were taken from it; `None` while our own reader keeps it waiting.
+    #[must_use]
+    pub fn progress(&self) -> Option<u64> {
+        let state = self.shared.lock();
+        (!state.delivering).then(|| state.replay.position())
+    }
+
     /// Gives a wait until everything that a dead job wrote is delivered. It ends when no process
     /// holds the pipe and our own reader has taken all; hold no lock meanwhile.
     pub fn drain(&mut self) -> impl FnOnce() + use<> {

@@ -145,6 +145,7 @@ impl Supervisor {
             ended,
             gone,
         });
+        self.watch_anew();
     }
 
     /// The run was begun by an earlier supervisor.
@@ -231,6 +232,7 @@ impl Supervisor {
                 self.now_running(job, ended, gone);
                 report(id, &restored);
                 self.tell_restored(id, &restored);
+                self.after_restore(id);
                 self.budget.restarted();
                 self.state.restarts += 1;
                 self.remember();

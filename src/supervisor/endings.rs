@@ -149,6 +149,7 @@ impl Supervisor {
         self.budget.ended(status);
         if !status.is_success() {
             self.tell_crashed(status);
+            self.learn_failure();
         }
         let images = self.available_or_none().len();
         match decide(status, &self.shop.config.restart, self.budget, images) {
@@ -171,6 +172,7 @@ impl Supervisor {
             }
             Decision::GiveUp { code, reason } => {
                 tracing::error!(end = %status, "giving up: {reason}");
+                self.on_give_up(code, reason.to_string());
                 self.finish(code, Progress::Failed { code });
             }
         }

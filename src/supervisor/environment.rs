@@ -10,7 +10,7 @@ use crate::config::Nccl;
 use crate::resident::{self, Token};
 
 /// Systemd's messages to its own child; a job that took them for its own would answer in our name.
-const NOT_FOR_THE_JOB: [&str; 6] = [
+pub(super) const NOT_FOR_THE_JOB: [&str; 6] = [
     "NOTIFY_SOCKET",
     "WATCHDOG_PID",
     "WATCHDOG_USEC",

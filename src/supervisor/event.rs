@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
+use super::operation::News;
 use super::pause::{Paused, Refused, StillPaused};
 use super::restore::{RestoreError, Restored};
 use super::signals::Signal;
@@ -48,6 +49,8 @@ pub(super) enum Event {
     RestoreEnded(Box<Result<Restored, RestoreError>>),
     /// What a dead job had written is delivered.
     Drained,
+    /// News from a part beside the job.
+    Operation(Box<News>),
     /// A timer ran out.
     Timer(Timer),
 }
@@ -63,4 +66,6 @@ pub(super) enum Timer {
     Grace,
     /// We may be in the foreground of the terminal by now.
     Foreground,
+    /// A part beside the job wants to look.
+    Operation,
 }

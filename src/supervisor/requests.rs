@@ -16,6 +16,7 @@ use super::schedule::Snapshotted as LastSnapshot;
 use super::snapshot::{self, Afterwards, Snapshotted, Subject};
 use super::snapshot_error::SnapshotError;
 use super::supervise::{AfterEnd, Pause, Running, Stage, Stopping, Supervisor, Wanted, now};
+use super::timing;
 use crate::clock;
 use crate::history;
 use crate::sandbox::Sandbox;
@@ -55,6 +56,10 @@ impl Supervisor {
         if let Some(image) = self.paused_image() {
             return self.answer_paused(image);
         }
+        if self.is_being_diagnosed() {
+            // A debugger may be in it.
+            return Ok(());
+        }
         let Stage::Running(
             running @ Running {
                 busy: None,
@@ -80,8 +85,14 @@ impl Supervisor {
         self.tell(history::Event::SnapshotBegan {
             trigger: trigger.as_str().to_owned(),
         });
+        self.freeze_begins();
+        let before = self.before_snapshot(trigger, afterwards);
+        let meter = self.operation.timing.meter();
         let work = move || {
-            let computing = |freeze| drop(events.blocking_send(Event::Computing(freeze)));
+            let computing = |freeze| {
+                timing::job_released(&meter, &job);
+                drop(events.blocking_send(Event::Computing(freeze)));
+            };
             let subject = Subject {
                 shop: &shop,
                 job: &job,
@@ -89,9 +100,16 @@ impl Supervisor {
                 run,
                 trigger,
             };
-            let take = AssertUnwindSafe(|| snapshot::take(subject, afterwards, computing));
+            let take = AssertUnwindSafe(|| {
+                if !before.allows() {
+                    return Err(SnapshotError::Vetoed);
+                }
+                timing::snapshot_begins(&meter, &job);
+                snapshot::take(subject, afterwards, computing)
+            });
             let result = catch_unwind(take).unwrap_or(Err(SnapshotError::Panicked));
             if result.is_ok() {
+                timing::snapshot_ends(&meter, &job);
                 room::rotate(&shop);
             }
             // The loop only ends with the run.
@@ -119,6 +137,7 @@ impl Supervisor {
         let ended = now();
         let failures = match &result {
             Ok(_) => 0,
+            Err(SnapshotError::Vetoed) => self.last.failures,
             Err(_) => self.last.failures.saturating_add(1),
         };
         self.last = LastSnapshot {
@@ -141,8 +160,11 @@ impl Supervisor {
                     let image = done.id.to_string();
                     self.tell(history::Event::Paused { image });
                 }
+                self.image_taken(done.id);
                 self.budget.refill();
                 self.refused.clear();
+                self.learn_cost(&done);
+                self.after_snapshot(&done);
                 for reply in wanted.replies {
                     let _ = reply.send(Ok(done.id)); // a client that went away
                 }
@@ -168,6 +190,11 @@ impl Supervisor {
         if running.ended.is_some() || running.gone || matches!(error, SnapshotError::Ended) {
             tracing::info!("snapshot called off: the job ended during it");
             self.tell_snapshot_failed("ended", &reason, false);
+            return;
+        }
+        if matches!(error, SnapshotError::Vetoed) {
+            tracing::info!("no snapshot this time: {reason}");
+            self.tell_snapshot_failed(error.kind().as_str(), &reason, true);
             return;
         }
         let sandbox = Arc::clone(&running.job.sandbox);

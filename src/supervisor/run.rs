@@ -229,8 +229,9 @@ fn begin(
         .iter()
         .map(|word| word.to_string_lossy().into_owned())
         .collect();
-    let Some(mut state) = known.filter(|_| !fresh) else {
-        let state = RunState::new(words, directory.to_owned(), clock::unix_ms());
+    let anew = || RunState::new(words.clone(), directory.to_owned(), clock::unix_ms());
+    let Some(mut state) = known.as_ref().filter(|_| !fresh).cloned() else {
+        let state = known.map_or_else(anew, |earlier| anew().after(&earlier));
         return Ok(Some((state, Beginning::Start, line)));
     };
     if state.command != words {
@@ -243,6 +244,10 @@ fn begin(
     match state.progress {
         Progress::Finished => Ok(None),
         Progress::Running | Progress::Saved | Progress::Failed { .. } => {
+            if state.progress == Progress::Running {
+                // Its supervisor did not come to write anything else: it was killed, or the machine failed.
+                state.failures = state.failures.saturating_add(1);
+            }
             state.progress = Progress::Running;
             Ok(Some((state, Beginning::Restore, line)))
         }

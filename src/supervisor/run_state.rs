@@ -83,6 +83,12 @@ pub struct RunState {
     /// The kind of the last of those failures.
     #[serde(default)]
     pub last_failure: Option<String>,
+    /// How long the job has computed, milliseconds.
+    #[serde(default)]
+    pub computed_ms: u64,
+    /// How often it, or what ran it, has failed in that time.
+    #[serde(default)]
+    pub failures: u64,
     /// How far it has come.
     pub progress: Progress,
     /// Images that it does not go on from any more, because it went back to an older one.
@@ -111,6 +117,8 @@ impl RunState {
             restarts: 0,
             failed_snapshots: 0,
             last_failure: None,
+            computed_ms: 0,
+            failures: 0,
             progress: Progress::Running,
             abandoned: None,
         }
@@ -126,6 +134,14 @@ impl RunState {
         };
         let facts: ImageFacts = serde_json::from_slice(&image?.meta).ok()?;
         Some(Self::new(facts.command, facts.directory, facts.run))
+    }
+
+    /// With what an earlier run in this place taught about failures.
+    #[must_use]
+    pub fn after(mut self, earlier: &Self) -> Self {
+        self.computed_ms = earlier.computed_ms;
+        self.failures = earlier.failures;
+        self
     }
 
     /// Whether the run goes on from this image, if it is not damaged.

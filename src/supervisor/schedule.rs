@@ -24,6 +24,7 @@ use cron::TimeUnitSpec;
 use jiff::Timestamp;
 use jiff::tz::{AmbiguousOffset, TimeZone};
 
+use super::interval::{Rules, Seen, choose};
 use crate::config::{CronExpression, Interval, Snapshot};
 
 /// How soon a wait for local time notices that the clock was set.
@@ -111,6 +112,7 @@ impl Schedule {
         }
         match settings.interval {
             Interval::Never => Self::Never,
+            Interval::Auto => Self::Every(choose(Rules::from(settings), Seen::default()).interval),
             Interval::Every(time) => Self::Every(time),
         }
     }

@@ -139,6 +139,9 @@ pub enum SnapshotError {
     /// CRIU did not finish in time.
     #[error("cannot dump the processes within {0:?} (snapshot.timeout)")]
     Slow(Duration),
+    /// A hook called it off. Nothing was frozen.
+    #[error("the hook before_snapshot called it off (exit code 75)")]
+    Vetoed,
     /// The job died while it was dumped.
     #[error("cannot take a snapshot of a job that has ended")]
     Ended,
@@ -174,6 +177,8 @@ pub enum FailureKind {
     Criu,
     /// The store failed.
     Store,
+    /// A hook called it off.
+    Vetoed,
     /// The job ended.
     Ended,
     /// Something of the system's, or a mistake of ours.
@@ -194,6 +199,7 @@ impl FailureKind {
             Self::Driver => "driver",
             Self::Criu => "criu",
             Self::Store => "store",
+            Self::Vetoed => "vetoed",
             Self::Ended => "ended",
             Self::System => "system",
         }
@@ -252,6 +258,7 @@ impl SnapshotError {
             Self::Resident(error) => error.kind(),
             Self::Halt(error) => FailureKind::of_halt(error),
             Self::Criu { .. } | Self::Slow(_) | Self::Stream(_) => FailureKind::Criu,
+            Self::Vetoed => FailureKind::Vetoed,
             Self::Ended => FailureKind::Ended,
             Self::Doubtful { source, .. } => source.kind(),
             Self::Tree(_)

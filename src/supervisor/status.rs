@@ -167,7 +167,7 @@ impl Supervisor {
         let (now, clock) = (now(), self.chronicle.elapsed());
         let account = self.chronicle.account();
         let (restarts_used, restarts_left) = self.restarts();
-        let next = self.next_snapshot(now);
+        let next = self.next_snapshot();
         let since = now
             .monotonic
             .saturating_duration_since(self.since.1.monotonic);
@@ -252,9 +252,9 @@ impl Supervisor {
         }
     }
 
-    fn next_snapshot(&self, now: Now) -> Option<Duration> {
+    fn next_snapshot(&self) -> Option<Duration> {
         match self.since.0 {
-            State::Running => self.schedule.next(self.last, now),
+            State::Running => self.schedule_now().0,
             State::Starting
             | State::Snapshotting
             | State::Paused

@@ -28,6 +28,7 @@ use super::event::{EVENTS_MAX, Event, Reply, Timer};
 use super::image::Trigger;
 use super::machine;
 use super::metrics::Metrics;
+use super::operation::Operation;
 use super::pause::Paused;
 use super::restart::{Budget, ExitStatus};
 use super::run::{Beginning, RunError, system};
@@ -165,6 +166,7 @@ pub(super) struct Supervisor {
     pub serial: u64,
     arrivals: Receiver<Event>,
     pub schedule: Schedule,
+    pub operation: Operation,
     /// Since when the state is what it is.
     pub since: (State, Now),
     /// A stop by the terminal that waits for the end of a snapshot.
@@ -199,6 +201,7 @@ impl Supervisor {
         let metrics = Metrics::start(&shop.config.metrics, &events);
         let keyboard = Keyboard::attach(&streams, &events);
         let schedule = Schedule::new(&shop.config.snapshot, jiff::tz::TimeZone::system());
+        let operation = Operation::new(&shop, &state, &streams, &events)?;
         Ok(Self {
             shop,
             streams,
@@ -216,6 +219,7 @@ impl Supervisor {
             serial: 0,
             arrivals,
             schedule,
+            operation,
             since: (State::Starting, now()),
             suspend_wanted: false,
             keyboard,
@@ -226,25 +230,34 @@ impl Supervisor {
     pub async fn run(&mut self, beginning: Beginning) -> Result<u8, RunError> {
         self.tell_opened();
         let result = self.run_to_exit(beginning).await;
+        if let Err(error) = &result {
+            self.on_error(error);
+        }
+        self.finish_hooks().await;
         self.tell_ended(&result);
         control::remove(self.shop.store.path());
         result
     }
 
     async fn run_to_exit(&mut self, beginning: Beginning) -> Result<u8, RunError> {
+        self.adapt_interval();
+        self.tell_systemd(false);
         match beginning {
             Beginning::Start => self.start()?,
             Beginning::Restore => self.resume_run()?,
         }
         self.note_state();
+        self.attend()?;
         loop {
             if let Some(code) = self.exit {
+                self.tell_systemd(false);
                 return Ok(code);
             }
             let event = self.next_event().await;
             self.handle(event)?;
             self.note_state();
             self.attend_keyboard();
+            self.attend()?;
         }
     }
 
@@ -258,6 +271,12 @@ impl Supervisor {
         }
     }
 
+    /// As `next_event`, without timers; `None` when nothing comes in this time.
+    pub async fn next_event_within(&mut self, limit: Duration) -> Option<Event> {
+        let next = tokio::time::timeout(limit, self.arrivals.recv());
+        next.await.ok().flatten()
+    }
+
     /// The timer that runs out first.
     fn next_timer(&self) -> Option<(Duration, Timer)> {
         let until = |deadline: Instant| deadline.saturating_duration_since(clock::now());
@@ -267,7 +286,7 @@ impl Supervisor {
                 pause: None,
                 ended: None,
                 ..
-            }) => self.schedule.wait(self.last, now()),
+            }) if !self.is_suspect() => self.schedule_now().1,
             _ => None,
         };
         let backoff = match &self.stage {
@@ -285,6 +304,7 @@ impl Supervisor {
             (backoff, Timer::Backoff),
             (grace, Timer::Grace),
             (self.keyboard.next_look(), Timer::Foreground),
+            (self.operation_wait(), Timer::Operation),
         ]
         .into_iter()
         .filter_map(|(wait, timer)| Some((wait?, timer)))
@@ -315,6 +335,7 @@ impl Supervisor {
                 self.tell(history::Event::Computing {
                     freeze_seconds: freeze.as_secs_f64(),
                 });
+                self.freeze_ended();
                 Ok(())
             }
             Event::SnapshotEnded(result) => {
@@ -328,17 +349,21 @@ impl Supervisor {
                 handled
             }
             Event::Drained => self.all_gone(),
+            Event::Operation(news) => {
+                self.news(*news);
+                Ok(())
+            }
             Event::Timer(Timer::Schedule) => {
-                if self
-                    .schedule
-                    .next(self.last, now())
-                    .is_some_and(|left| left.is_zero())
-                {
+                if self.schedule_now().0.is_some_and(|left| left.is_zero()) {
                     return self.want(Trigger::Schedule, Afterwards::Continue, None);
                 }
                 Ok(())
             }
             Event::Timer(Timer::Backoff) => self.backoff_over(),
+            Event::Timer(Timer::Operation) => {
+                self.operation_timer();
+                Ok(())
+            }
             Event::Timer(Timer::Grace) => self.stop_now("the grace period is over"),
         }
     }
@@ -398,6 +423,7 @@ impl Supervisor {
         };
         self.suspend_wanted = false;
         let stopped = clock::now();
+        self.operation.clock.set(false, stopped);
         let tell = |signal| {
             if let Some(Err(error)) = sandbox.as_ref().map(|sandbox| sandbox.signal(signal, true)) {
                 tracing::debug!(%error, "the job could not be told");

@@ -146,6 +146,18 @@ impl Place {
     }
 }
 
+/// Host pid of the first process of a supervisor's job (301 in its namespace).
+pub fn job_of(supervisor: i32) -> i32 {
+    let mut found = None;
+    wait_until("the job's process", || {
+        found = descendants(supervisor)
+            .into_iter()
+            .find(|pid| inner_pid(*pid) == Some(301));
+        found.is_some()
+    });
+    found.expect("found above")
+}
+
 /// A supervisor that runs. Killed when dropped.
 pub struct Run {
     child: Child,
@@ -163,14 +175,7 @@ impl Run {
 
     /// Host pid of the job's own first process (301 in its namespace).
     pub fn job(&self) -> i32 {
-        let mut found = None;
-        wait_until("the job's process", || {
-            found = descendants(self.pid())
-                .into_iter()
-                .find(|pid| inner_pid(*pid) == Some(301));
-            found.is_some()
-        });
-        found.expect("found above")
+        job_of(self.pid())
     }
 
     /// Kills the job's first process and waits until it is gone.

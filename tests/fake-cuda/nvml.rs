@@ -3,7 +3,8 @@
 //! A process is on a GPU when it has some of its memory mapped, which a context does. One that is checkpointed has
 //! none and is not listed, and neither is one that has not made a context yet (580.159.04).
 //!
-//! `FAKE_CUDA_PERSISTENCE` 0 turns persistence mode off.
+//! `FAKE_CUDA_PERSISTENCE` 0 turns persistence mode off. A file `utilization` in the GPUs' folder says how busy they are,
+//! in percent; without it they are idle.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong};
@@ -42,6 +43,13 @@ struct ProcessInfo {
 }
 
 const _: () = assert!(size_of::<ProcessInfo>() == 24);
+
+/// `nvmlUtilization_t`.
+#[repr(C)]
+struct Utilization {
+    gpu: c_uint,
+    memory: c_uint,
+}
 
 fn number(result: Result<(), Answer>) -> Answer {
     result.err().unwrap_or(0)
@@ -133,6 +141,21 @@ extern "C" fn nvmlDeviceGetMemoryInfo(handle: Handle, memory: *mut MemoryInfo) -
                 total,
                 free: total.saturating_sub(used),
                 used,
+            },
+        )
+    }))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetUtilizationRates(handle: Handle, rates: *mut Utilization) -> Answer {
+    let told = fs::read_to_string(card::folder().join("utilization")).unwrap_or_default();
+    let busy = told.trim().parse().unwrap_or(0);
+    number(gpu(handle).and_then(|_| {
+        put(
+            rates,
+            Utilization {
+                gpu: busy,
+                memory: 0,
             },
         )
     }))

@@ -7,6 +7,8 @@ mod common;
 mod again;
 mod cuda;
 mod encryption;
+mod hangs;
+mod hooks;
 mod idle;
 mod images;
 mod io_uring;
@@ -24,6 +26,8 @@ mod signals;
 mod status;
 mod streams;
 mod surroundings;
+mod systemd;
+mod templates;
 mod verbs;
 
 use std::fs;

@@ -38,3 +38,116 @@ fn a_cron_expression_takes_snapshots() {
     fs::write(place.file("go"), "").unwrap();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
+
+#[test]
+fn an_automatic_interval_follows_what_snapshots_cost_and_says_so() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    // An assumed failure every minute and freezes of some hundredths of a second: intervals of seconds.
+    let options = ["--interval", "auto", "--keep-last", "9"];
+    fs::write(place.file("job.py"), UNTIL_GO).unwrap();
+    let mut run = place.start_with(&options, &["python3", "-u", "job.py"], |command| {
+        command.env("CKPT_RUN_SNAPSHOT_MTBF", "1m");
+    });
+    place.wait_for("out", "ready");
+    place.wait_for(
+        "err",
+        "a snapshot costs 2.00s (assumed), failures are 1m apart",
+    );
+    place.snapshot();
+    wait_until("another interval", || {
+        place
+            .text("err")
+            .matches("interval auto: a snapshot every")
+            .count()
+            >= 2
+    });
+    wait_until("a snapshot by itself", || {
+        place
+            .images()
+            .iter()
+            .any(|image| image["trigger"] == "schedule")
+    });
+    let plan = place.verb(&["plan", "--json", "--mtbf", "1m"]);
+    let plan: serde_json::Value = serde_json::from_slice(&plan.stdout).unwrap();
+    assert_eq!(plan["cost_is_measured"], true, "{plan}");
+    assert!(plan["interval_seconds"].as_f64().unwrap() < 20.0, "{plan}");
+    assert!(plan["computed_seconds"].as_f64().unwrap() > 1.0, "{plan}");
+    // A crash makes failures more frequent, also for the next supervisor.
+    run.crash();
+    place.wait_for("err", "ckpt-run: restored");
+    fs::write(place.file("go"), "").unwrap();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    let plan = place.verb(&["plan", "--json"]);
+    let plan: serde_json::Value = serde_json::from_slice(&plan.stdout).unwrap();
+    assert_eq!(plan["failures"], 1, "{plan}");
+}
+
+#[test]
+fn a_plan_is_reckoned_from_flags_alone() {
+    let place = Place::new();
+    let plan = place.verb(&[
+        "plan",
+        "--freeze",
+        "10s",
+        "--mtbf",
+        "6h",
+        "--max-overhead",
+        "50%",
+    ]);
+    let text = String::from_utf8(plan.stdout).unwrap();
+    for part in [
+        "10.00s",
+        "optimum",
+        "10m 51s",
+        "(6h assumed + 0s computed) / (1 + 0 failures)",
+    ] {
+        assert!(text.contains(part), "{text}");
+    }
+    let plan = place.verb(&["plan", "--freeze", "10s", "--max-overhead", "1%", "--json"]);
+    let plan: serde_json::Value = serde_json::from_slice(&plan.stdout).unwrap();
+    assert_eq!(
+        (&plan["interval_seconds"], &plan["reason"]),
+        (&1000.0.into(), &"max-overhead".into())
+    );
+    let wrong = place.verb(&["plan", "--max-overhead", "1"]);
+    assert_eq!(wrong.status.code(), Some(125));
+    assert!(String::from_utf8_lossy(&wrong.stderr).contains("not a percentage"));
+}
+
+#[test]
+fn a_fixed_interval_that_costs_too_much_is_warned_about_once_and_kept() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let options = ["--interval", "1", "--max-overhead", "0.01%"];
+    let mut run = place.start_python(&options, UNTIL_GO);
+    wait_until("three images", || place.images().len() >= 3);
+    fs::write(place.file("go"), "").unwrap();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    let warnings = place
+        .text("err")
+        .matches("more than snapshot.max_overhead")
+        .count();
+    assert_eq!(warnings, 1, "{}", place.text("err"));
+}
+
+#[test]
+fn chance_delays_a_scheduled_snapshot() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    // Of an hour, what chance leaves under a minute is one in sixty.
+    let mut run = place.start_python(&["--interval", "1", "--jitter", "1h"], UNTIL_GO);
+    place.wait_for("out", "ready");
+    place.snapshot();
+    let begun = std::time::Instant::now();
+    wait_until("four seconds", || begun.elapsed().as_secs() >= 4);
+    assert_eq!(place.images().len(), 1, "{}", place.text("err"));
+    fs::write(place.file("go"), "").unwrap();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+}

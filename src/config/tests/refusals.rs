@@ -33,7 +33,7 @@ fn refusals_name_file_line_key_and_a_way_out() {
         ),
         (
             "[snapshot]\ninterval = 'nevr'",
-            "ckpt-run.toml:2: snapshot.interval: neither \"never\" nor valid: \
+            "ckpt-run.toml:2: snapshot.interval: neither \"never\" or \"auto\" nor valid: \
              \"nevr\" is not a duration such as \"90s\" or \"1h 30m\"",
         ),
         (

@@ -1,0 +1,264 @@
+//! `ckpt-run template`: ready files for schedulers. They are those in `config/`, with the user's command in the place
+//! of the example's.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use super::{Failure, Global, output};
+use crate::config::Override;
+use crate::supervisor::OURS;
+
+/// What to print, with what in it.
+#[derive(Debug, Args)]
+pub(super) struct TemplateArguments {
+    /// For whom
+    #[arg(value_enum)]
+    scheduler: Scheduler,
+    /// Write it into a new file instead of printing it
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Time between snapshots in it
+    #[arg(short, long, value_name = "TIME")]
+    interval: Option<String>,
+    /// The job in it
+    #[arg(last = true, value_name = "CMD")]
+    command: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Scheduler {
+    /// A service: saved at a stop, gone on with at a start
+    Systemd,
+    /// A batch job that is saved before its time limit and requeues itself
+    Slurm,
+    /// A batch job in a preemptible partition
+    SlurmPreempt,
+    /// A Job with a volume for its store
+    Kubernetes,
+    /// A Dockerfile with CRIU
+    Docker,
+}
+
+/// How words are written in a file.
+#[derive(Debug, Clone, Copy)]
+enum Words {
+    Shell,
+    Systemd,
+    /// Strings in brackets, as in YAML and Dockerfiles.
+    List,
+}
+
+/// A file and what the user's own takes the place of, each wherever it is.
+#[derive(Debug, Clone, Copy)]
+struct Template {
+    name: &'static str,
+    text: &'static str,
+    words: Words,
+    store: &'static str,
+    interval: &'static str,
+    command: &'static str,
+}
+
+impl Scheduler {
+    fn template(self) -> Template {
+        let slurm = Template {
+            name: "slurm.sbatch",
+            text: include_str!("../../config/slurm.sbatch"),
+            words: Words::Shell,
+            store: "$HOME/ckpt-run/train",
+            interval: "--interval 15m",
+            command: "-- python train.py",
+        };
+        match self {
+            Self::Slurm => slurm,
+            Self::SlurmPreempt => Template {
+                name: "slurm-preempt.sbatch",
+                text: include_str!("../../config/slurm-preempt.sbatch"),
+                ..slurm
+            },
+            Self::Systemd => Template {
+                name: "ckpt-run.service",
+                text: include_str!("../../config/ckpt-run.service"),
+                words: Words::Systemd,
+                store: "/var/lib/ckpt-run/train",
+                ..slurm
+            },
+            Self::Kubernetes => Template {
+                name: "kubernetes-job.yaml",
+                text: include_str!("../../config/kubernetes-job.yaml"),
+                words: Words::List,
+                store: r#""/store""#,
+                interval: r#""--interval", "15m""#,
+                command: r#""--", "python", "train.py"]"#,
+            },
+            Self::Docker => Template {
+                name: "Dockerfile",
+                text: include_str!("../../config/Dockerfile"),
+                words: Words::List,
+                store: r#""/store""#,
+                interval: r#""--interval", "15m""#,
+                command: r#"CMD ["python3", "train.py"]"#,
+            },
+        }
+    }
+}
+
+impl Words {
+    fn one(self, word: &str) -> String {
+        match self {
+            Self::Shell => shell(word),
+            Self::Systemd => systemd(word),
+            // A JSON string is one of YAML's.
+            Self::List => serde_json::Value::from(word).to_string(),
+        }
+    }
+
+    fn many(self, words: &[&str]) -> String {
+        let separator = match self {
+            Self::Shell | Self::Systemd => " ",
+            Self::List => ", ",
+        };
+        let words: Vec<String> = words.iter().map(|word| self.one(word)).collect();
+        words.join(separator)
+    }
+}
+
+/// Whether a word is itself wherever words are read.
+fn is_plain(word: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+@".contains(c);
+    !word.is_empty() && word.chars().all(plain)
+}
+
+fn shell(word: &str) -> String {
+    if is_plain(word) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+/// A word of `ExecStart=`: quoted, with its specifiers and variables left alone.
+fn systemd(word: &str) -> String {
+    if is_plain(word) {
+        return word.to_owned();
+    }
+    let mut quoted = String::from('"');
+    for c in word.chars() {
+        match c {
+            '"' | '\\' => quoted.extend(['\\', c]),
+            '%' | '$' => quoted.extend([c, c]),
+            _ => quoted.push(c),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+impl Template {
+    fn filled(&self, store: Option<&str>, interval: Option<&str>, command: &[String]) -> String {
+        let words = self.words;
+        let mut text = self.text.to_owned();
+        if !command.is_empty() {
+            let command: Vec<&str> = command.iter().map(String::as_str).collect();
+            let filled = if self.command.starts_with("CMD") {
+                format!("CMD [{}]", words.many(&command))
+            } else {
+                let end = if self.command.ends_with(']') { "]" } else { "" };
+                format!("{}{end}", words.many(&[&["--"], &command[..]].concat()))
+            };
+            text = text.replace(self.command, &filled);
+        }
+        if let Some(interval) = interval {
+            text = text.replace(self.interval, &words.many(&["--interval", interval]));
+        }
+        if let Some(store) = store {
+            text = text.replace(self.store, &words.one(store));
+        }
+        text
+    }
+}
+
+pub(super) fn run(global: &Global, arguments: &TemplateArguments) -> Result<ExitCode, Failure> {
+    let interval = arguments.interval.clone().map(|value| Override {
+        key: "snapshot.interval",
+        flag: "--interval",
+        value,
+    });
+    // A time that no run would take is refused here already.
+    global.load(interval.into_iter().collect())?;
+    let words = arguments.command.iter().chain(&global.store);
+    if let Some(word) = words.into_iter().find(|word| word.contains(['\0', '\n'])) {
+        return Err(refused(format!(
+            "{word:?} has a line break, which does not go into such a file; put the job into a script"
+        )));
+    }
+    let template = arguments.scheduler.template();
+    let text = template.filled(
+        global.store.as_deref(),
+        arguments.interval.as_deref(),
+        &arguments.command,
+    );
+    match &arguments.output {
+        Some(path) => write(path, &text),
+        None if global.json => output::print_json(&Data {
+            name: template.name,
+            text,
+        }),
+        None => output::print(&text),
+    }
+}
+
+/// A file as data.
+#[derive(Serialize)]
+struct Data {
+    name: &'static str,
+    text: String,
+}
+
+fn write(path: &Path, text: &str) -> Result<ExitCode, Failure> {
+    let written = File::create_new(path).and_then(|mut file| file.write_all(text.as_bytes()));
+    written.map_err(|error| refused(format!("cannot write {}: {error}", path.display())))?;
+    output::say(&format!("wrote {}", path.display()));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn refused(text: String) -> Failure {
+    Failure { text, code: OURS }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_has_the_places_that_are_filled() {
+        for scheduler in Scheduler::value_variants() {
+            let template = scheduler.template();
+            for place in [template.store, template.interval, template.command] {
+                assert!(template.text.contains(place), "{}: {place}", template.name);
+            }
+            let command = ["./a b".to_owned(), "--lr=1".to_owned()];
+            let text = template.filled(Some("/my store"), Some("7m"), &command);
+            for place in [template.store, template.interval, template.command] {
+                assert!(!text.contains(place), "{}: {place}", template.name);
+            }
+            for part in ["/my store", "7m", "./a b", "--lr=1"] {
+                assert!(text.contains(part), "{}: {part}", template.name);
+            }
+            assert_eq!(template.filled(None, None, &[]), template.text);
+        }
+    }
+
+    #[test]
+    fn words_are_quoted_as_each_file_wants_it() {
+        let word = "it's 5% of \"$HOME\"";
+        assert_eq!(Words::Shell.one(word), r#"'it'\''s 5% of "$HOME"'"#);
+        assert_eq!(Words::Systemd.one(word), r#""it's 5%% of \"$$HOME\"""#);
+        assert_eq!(Words::List.one(word), r#""it's 5% of \"$HOME\"""#);
+        assert_eq!(Words::Shell.many(&["a/b", "--c=d"]), "a/b --c=d");
+    }
+}

@@ -1,0 +1,186 @@
+//! Settings of the run's operation: intervals that choose themselves, hang detection, hooks; with their readings.
+//!
+//! What each one means is said in `config/default.toml`, as for all of [`super::model`].
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use toml::Value as Shown;
+
+use super::choice::Choice;
+use super::limits::{HANG, HOOK_BYTES_MAX, HOOK_WORDS_MAX, INTERVAL, JITTER_SHARE, JITTER_TIME};
+use super::units::{format_duration, format_percent, parse_percent, shown};
+use super::value::Value;
+use super::{Interval, Invalid};
+
+/// How far a snapshot may come after its time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Jitter {
+    /// Up to this part of the interval, 0 to 1.
+    Share(f64),
+    /// Up to this long.
+    Time(Duration),
+}
+
+/// `[hang]`: signs by which a job is taken for hung; `None` looks for none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hang {
+    /// No output for so long.
+    pub output: Option<Duration>,
+    /// No GPU work for so long.
+    pub gpu: Option<Duration>,
+    /// No CPU time used for so long.
+    pub cpu: Option<Duration>,
+    /// A file that the job touches.
+    pub heartbeat: Option<PathBuf>,
+    /// It was not touched for so long; counts where there is a file.
+    pub heartbeat_timeout: Duration,
+    /// What is done.
+    pub action: HangAction,
+}
+
+impl Hang {
+    /// Whether there is anything to look for.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        [self.output, self.gpu, self.cpu, self.heartbeat_limit()]
+            .iter()
+            .any(Option::is_some)
+    }
+
+    /// The limit of the heartbeat, where there is one.
+    #[must_use]
+    pub fn heartbeat_limit(&self) -> Option<Duration> {
+        self.heartbeat.as_ref().map(|_| self.heartbeat_timeout)
+    }
+}
+
+/// What is done with a job that hangs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HangAction {
+    /// It is killed and restored; counts as a crash.
+    Restore,
+    /// It is said.
+    Report,
+}
+
+impl Choice for HangAction {
+    const WORDS: &'static [(&'static str, Self)] =
+        &[("restore", Self::Restore), ("report", Self::Report)];
+}
+
+/// `[hooks]`: commands that are run on occasions.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hooks {
+    /// Before a snapshot, while the job computes; may call it off.
+    pub before_snapshot: Option<HookCommand>,
+    /// Once an image is durable.
+    pub after_snapshot: Option<HookCommand>,
+    /// Once an image is the running job.
+    pub after_restore: Option<HookCommand>,
+    /// When the job is not restarted any more.
+    pub on_give_up: Option<HookCommand>,
+    /// When the job is taken for hung.
+    pub on_hang: Option<HookCommand>,
+    /// Time that each of them has.
+    pub timeout: Duration,
+}
+
+/// A command line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HookCommand {
+    /// For `sh -c`.
+    Shell(String),
+    /// A program and its arguments.
+    Words(Vec<String>),
+}
+
+pub(super) fn interval(value: &Value) -> Result<Interval, Invalid> {
+    match value.text().map(str::trim) {
+        Ok("never") => return Ok(Interval::Never),
+        Ok("auto") => return Ok(Interval::Auto),
+        Ok(_) | Err(_) => {}
+    }
+    let time = value.unless("never\" or \"auto", |value| value.duration(&INTERVAL))?;
+    Ok(time.map_or(Interval::Never, Interval::Every))
+}
+
+pub(super) fn jitter(value: &Value) -> Result<Jitter, Invalid> {
+    if value.text().is_ok_and(|text| text.trim().ends_with('%')) {
+        return Ok(Jitter::Share(value.percent(&JITTER_SHARE)?));
+    }
+    value.duration(&JITTER_TIME).map(Jitter::Time)
+}
+
+pub(super) fn show_jitter(jitter: Jitter) -> Shown {
+    Shown::String(match jitter {
+        Jitter::Share(share) => format_percent(share),
+        Jitter::Time(time) => format_duration(time),
+    })
+}
+
+/// "off", or a time.
+pub(super) fn limit(value: &Value) -> Result<Option<Duration>, Invalid> {
+    value.unless("off", |value| value.duration(&HANG))
+}
+
+pub(super) fn show_limit(limit: Option<Duration>) -> Shown {
+    Shown::String(limit.map_or_else(|| "off".to_owned(), format_duration))
+}
+
+/// A string for the shell, a list of words, or "" for none.
+pub(super) fn hook(value: &Value) -> Result<Option<HookCommand>, Invalid> {
+    let too_long = |given: usize, what: &str, most: usize| Invalid::Range {
+        given: format!("a command of {given} {what}"),
+        low: "0".to_owned(),
+        high: format!("{most} {what}"),
+    };
+    let text = |value: &Value| {
+        let text = value.text()?;
+        if text.contains('\0') {
+            return Err(Invalid::Command { given: shown(text) });
+        }
+        if text.len() > HOOK_BYTES_MAX {
+            return Err(too_long(text.len(), "bytes", HOOK_BYTES_MAX));
+        }
+        Ok(text.to_owned())
+    };
+    let Value::List(items) = value else {
+        let line = text(value)?;
+        return Ok(Some(line)
+            .filter(|line| !line.trim().is_empty())
+            .map(HookCommand::Shell));
+    };
+    if items.len() > HOOK_WORDS_MAX {
+        return Err(too_long(items.len(), "words", HOOK_WORDS_MAX));
+    }
+    let words = items.iter().map(text).collect::<Result<Vec<_>, _>>()?;
+    Ok(Some(words)
+        .filter(|words| !words.is_empty())
+        .map(HookCommand::Words))
+}
+
+pub(super) fn show_hook(command: Option<&HookCommand>) -> Shown {
+    match command {
+        None => Shown::from(""),
+        Some(HookCommand::Shell(line)) => Shown::from(line.as_str()),
+        Some(HookCommand::Words(words)) => {
+            Shown::Array(words.iter().map(|word| word.as_str().into()).collect())
+        }
+    }
+}
+
+impl Value {
+    /// A share, 0 to 1, written as a percentage.
+    pub(super) fn percent(&self, range: &std::ops::RangeInclusive<f64>) -> Result<f64, Invalid> {
+        let share = parse_percent(self.text()?)?;
+        if range.contains(&share) {
+            return Ok(share);
+        }
+        Err(Invalid::Range {
+            given: format_percent(share),
+            low: format_percent(*range.start()),
+            high: format_percent(*range.end()),
+        })
+    }
+}

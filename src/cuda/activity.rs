@@ -1,0 +1,50 @@
+//! Whether GPUs work, for whoever wants to know if a job hangs.
+
+use std::collections::BTreeSet;
+
+use super::gpu::GPUS_MAX;
+use super::loader::available;
+use super::nvml::{Nvml, Route};
+
+/// A look at the GPUs' work that can be repeated cheaply.
+pub struct Activity {
+    nvml: Nvml,
+}
+
+impl Activity {
+    /// `None` where there is no GPU, or no NVML to tell.
+    #[must_use]
+    pub fn load() -> Option<Self> {
+        if !available() {
+            return None;
+        }
+        let nvml = Nvml::load().ok()??;
+        Some(Self { nvml })
+    }
+
+    /// Whether the GPUs that these processes (as the driver numbers them) are on have worked in the last moments, a
+    /// second at most. Where none of them is to be seen on any, all GPUs are asked: in a container the driver may know
+    /// them by other numbers. `None` when no GPU tells, as with MIG.
+    #[must_use]
+    pub fn works(&self, pids: &[i32]) -> Option<bool> {
+        let pids: BTreeSet<i32> = pids.iter().copied().collect();
+        let all: Vec<u32> = (0..self.nvml.count().ok()?.min(GPUS_MAX)).collect();
+        let is_used = |index: &u32| {
+            let processes = self.nvml.processes(*index, Route::Own).unwrap_or_default();
+            processes.iter().any(|(pid, _)| pids.contains(pid))
+        };
+        let used: Vec<u32> = all.iter().copied().filter(is_used).collect();
+        let asked = if used.is_empty() { all } else { used };
+        let told = asked
+            .into_iter()
+            .filter_map(|index| self.nvml.utilization(index).ok());
+        told.map(|percent| percent > 0)
+            .reduce(|one, other| one | other)
+    }
+}
+
+impl std::fmt::Debug for Activity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Activity").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,51 @@
+//! What a job's processes have used of the CPUs, read from `/proc`: whether it computes, and how fast.
+
+use std::time::Duration;
+
+use procfs::process::Process as ProcessEntry;
+
+use super::tree::Process;
+
+/// CPU time that processes have used, and those of their children that were waited for. Exact to a tick of the kernel
+/// (10 ms), and never less than it was while nobody of the tree is adopted by others.
+#[must_use]
+pub fn cpu_time(processes: &[Process]) -> Duration {
+    let ticks = |process: &Process| {
+        let stat = ProcessEntry::new(process.host_pid).and_then(|entry| entry.stat());
+        stat.map_or(0, |stat| {
+            let waited_for = stat.cutime.max(0).unsigned_abs() + stat.cstime.max(0).unsigned_abs();
+            stat.utime + stat.stime + waited_for
+        })
+    };
+    let ticks: u64 = processes.iter().map(ticks).sum();
+    let in_a_second = procfs::ticks_per_second().max(1);
+    Duration::from_millis(ticks.saturating_mul(1000) / in_a_second)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tree::tree;
+    use super::*;
+
+    #[test]
+    fn a_busy_child_uses_time_and_an_idle_one_does_not() {
+        let used = |program: &[&str]| {
+            let mut child = std::process::Command::new(program[0])
+                .args(&program[1..])
+                .stdout(std::process::Stdio::null())
+                .spawn()
+                .unwrap();
+            let pid = i32::try_from(child.id()).unwrap();
+            let begun = crate::clock::now();
+            let mut used = Duration::ZERO;
+            while used < Duration::from_millis(50) && begun.elapsed() < Duration::from_secs(1) {
+                used = cpu_time(&tree(pid).unwrap());
+            }
+            child.kill().unwrap();
+            child.wait().unwrap();
+            used
+        };
+        assert!(used(&["yes"]) >= Duration::from_millis(50));
+        assert!(used(&["sleep", "100"]) < Duration::from_millis(50));
+    }
+}

@@ -1,0 +1,117 @@
+//! What the threads of a job do, as the kernel tells: for a log about a job that hangs.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::Path;
+
+use super::tree::Process;
+
+/// Threads that are described; a job with more shows enough with these.
+const THREADS_MAX: usize = 2048;
+/// Bytes of any one file of `/proc` that are read.
+const FILE_BYTES_MAX: u64 = 16 << 10;
+
+/// Writes down what the threads of these processes do: state, where in the kernel they wait, their system call and
+/// the kernel's stack, with command lines. What has ended meanwhile is left out.
+///
+/// # Errors
+/// When `log` cannot be written.
+pub fn write_stacks(processes: &[Process], log: &mut impl Write) -> io::Result<()> {
+    let mut left = THREADS_MAX;
+    for process in processes {
+        let folder = format!("/proc/{}", process.host_pid);
+        let line = read(Path::new(&folder), "cmdline").replace('\0', " ");
+        writeln!(
+            log,
+            "\nprocess {} (here {}), {} bytes resident: {}",
+            process.pid,
+            process.host_pid,
+            process.resident,
+            line.trim_end()
+        )?;
+        let Ok(tasks) = fs::read_dir(format!("{folder}/task")) else {
+            continue;
+        };
+        for task in tasks.flatten() {
+            if left == 0 {
+                return writeln!(
+                    log,
+                    "\n(more than {THREADS_MAX} threads: the rest is left out)"
+                );
+            }
+            left -= 1;
+            write_thread(&task.path(), log)?;
+        }
+    }
+    Ok(())
+}
+
+fn write_thread(task: &Path, log: &mut impl Write) -> io::Result<()> {
+    let status = read(task, "status");
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.map(str::trim).unwrap_or_default().to_owned()
+    };
+    let inside = field("NSpid:");
+    writeln!(
+        log,
+        "  thread {} {}: {}, waits in {}, system call {}",
+        inside.split_whitespace().last().unwrap_or("?"),
+        field("Name:"),
+        field("State:"),
+        or_nothing(&read(task, "wchan"), "0"),
+        or_nothing(&read(task, "syscall"), ""),
+    )?;
+    for line in read(task, "stack").lines() {
+        writeln!(log, "    {line}")?;
+    }
+    Ok(())
+}
+
+fn or_nothing(text: &str, nothing: &str) -> String {
+    let text = text.trim();
+    if text == nothing { "-" } else { text }.to_owned()
+}
+
+/// A file of `/proc` as text, cut; empty where it cannot be read.
+fn read(folder: &Path, name: &str) -> String {
+    let mut bytes = Vec::new();
+    let file = File::open(folder.join(name));
+    // What has ended, or what we may not know, is not there.
+    let _ = file.and_then(|file| file.take(FILE_BYTES_MAX).read_to_end(&mut bytes));
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tree::{is_alive, tree};
+    use super::*;
+
+    #[test]
+    fn a_sleeping_child_shows_its_line_and_where_it_waits() {
+        let mut child = std::process::Command::new("sleep")
+            .arg("1000")
+            .spawn()
+            .unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let begun = crate::clock::now();
+        let text = loop {
+            let mut log = Vec::new();
+            write_stacks(&tree(pid).unwrap(), &mut log).unwrap();
+            let text = String::from_utf8(log).unwrap();
+            // It is not asleep at once.
+            if text.contains("S (sleeping)") && text.contains("sleep 1000") {
+                break text;
+            }
+            assert!(begun.elapsed().as_secs() < 60, "{text}");
+        };
+        assert!(text.contains(&format!("(here {pid})")), "{text}");
+        assert!(
+            text.contains("nanosleep") || text.contains("system call 2"),
+            "{text}"
+        );
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!is_alive(pid));
+    }
+}

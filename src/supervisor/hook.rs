@@ -1,0 +1,380 @@
+//! One hook: a command of the user's that is run beside the job, told what happened, heard, and killed when it takes
+//! too long. Blocks; what follows on its end is decided elsewhere.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+
+use super::environment::NOT_FOR_THE_JOB;
+use crate::clock;
+use crate::config::HookCommand;
+
+/// Exit code that calls a snapshot off.
+const VETO: i32 = 75;
+/// Lines of a hook that are shown: a notification says little, and a loop must not fill the log.
+pub(super) const LINES_MAX: usize = 200;
+/// Bytes of a line that are shown at once; the rest are further lines.
+const LINE_BYTES_MAX: usize = 1000;
+/// Bytes read at once.
+const READ_BYTES: usize = 4096;
+
+/// The occasions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Occasion {
+    BeforeSnapshot,
+    AfterSnapshot,
+    AfterRestore,
+    OnGiveUp,
+    OnHang,
+}
+
+impl Occasion {
+    /// The key in the settings.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::BeforeSnapshot => "before_snapshot",
+            Self::AfterSnapshot => "after_snapshot",
+            Self::AfterRestore => "after_restore",
+            Self::OnGiveUp => "on_give_up",
+            Self::OnHang => "on_hang",
+        }
+    }
+}
+
+/// A hook that is to run.
+#[derive(Debug)]
+pub(super) struct Call {
+    pub occasion: Occasion,
+    pub command: HookCommand,
+    pub timeout: Duration,
+    /// Lines of its output that are heard.
+    pub lines_max: usize,
+    pub directory: PathBuf,
+    /// What it is told.
+    pub facts: Vec<(&'static str, OsString)>,
+}
+
+/// How a hook ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Outcome {
+    Done,
+    /// With the exit code that calls a snapshot off.
+    Veto,
+    /// In another way, in words.
+    Failed(String),
+    /// It was killed after its time.
+    TimedOut,
+}
+
+impl Outcome {
+    /// The word for the history.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Veto => "veto",
+            Self::Failed(_) => "failed",
+            Self::TimedOut => "timed-out",
+        }
+    }
+}
+
+/// The end of a hook.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub occasion: Occasion,
+    pub outcome: Outcome,
+    pub took: Duration,
+}
+
+/// Runs a hook to its end; `say` gets each line that it prints.
+pub(super) fn run(call: &Call, mut say: impl FnMut(&str)) -> Ended {
+    let begun = clock::now();
+    let mut lines = Lines::new(call.lines_max);
+    let outcome = match start(call) {
+        Ok((child, output)) => {
+            let deadline = begun + call.timeout;
+            follow(child, output, deadline, &mut lines, &mut say)
+                .unwrap_or_else(|error| Outcome::Failed(format!("it cannot be followed: {error}")))
+        }
+        Err(error) => Outcome::Failed(format!("it cannot be started: {error}")),
+    };
+    lines.end(&mut say);
+    Ended {
+        occasion: call.occasion,
+        outcome,
+        took: clock::now() - begun,
+    }
+}
+
+fn start(call: &Call) -> io::Result<(Child, File)> {
+    let mut command = match &call.command {
+        HookCommand::Shell(line) => {
+            let mut command = Command::new("/bin/sh");
+            command.arg("-c").arg(line);
+            command
+        }
+        HookCommand::Words(words) => {
+            let mut command = Command::new(words.first().map_or("", String::as_str));
+            command.args(words.iter().skip(1));
+            command
+        }
+    };
+    let (output, input) = io::pipe()?;
+    for name in NOT_FOR_THE_JOB {
+        command.env_remove(name);
+    }
+    let child = command
+        .envs(call.facts.iter().map(|(name, value)| (name, value)))
+        .current_dir(&call.directory)
+        .stdin(Stdio::null())
+        .stdout(input.try_clone()?)
+        .stderr(input)
+        .process_group(0)
+        .spawn()?;
+    fcntl(&output, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+    Ok((child, File::from(std::os::fd::OwnedFd::from(output))))
+}
+
+/// Hears the hook until it has ended, whoever else still holds its output, or its time is over.
+fn follow(
+    mut child: Child,
+    output: File,
+    deadline: Instant,
+    lines: &mut Lines,
+    say: &mut impl FnMut(&str),
+) -> io::Result<Outcome> {
+    let gone = rustix::process::pidfd_open(
+        rustix::process::Pid::from_child(&child),
+        rustix::process::PidfdFlags::empty(),
+    );
+    let gone = match gone {
+        Ok(gone) => gone,
+        Err(error) => {
+            kill(&mut child)?;
+            return Err(error.into());
+        }
+    };
+    let mut output = Some(output);
+    loop {
+        let left = deadline.saturating_duration_since(clock::now());
+        if left.is_zero() {
+            kill(&mut child)?;
+            return Ok(Outcome::TimedOut);
+        }
+        let mut watched = vec![PollFd::new(gone.as_fd(), PollFlags::POLLIN)];
+        watched.extend(
+            output
+                .as_ref()
+                .map(|output| PollFd::new(output.as_fd(), PollFlags::POLLIN)),
+        );
+        // Rounded up: a wait of nothing would spin.
+        let ms = i32::try_from(left.as_millis() + 1).unwrap_or(i32::MAX);
+        match poll(
+            &mut watched,
+            PollTimeout::try_from(ms).unwrap_or(PollTimeout::MAX),
+        ) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(error) => {
+                kill(&mut child)?;
+                return Err(error.into());
+            }
+        }
+        let ended = watched[0].any().unwrap_or(false);
+        if let Some(open) = &mut output
+            && !hear(open, lines, say)
+        {
+            output = None;
+        }
+        if ended {
+            return Ok(outcome(child.wait()?));
+        }
+    }
+}
+
+/// Takes what there is; false at the end of the output.
+fn hear(output: &mut File, lines: &mut Lines, say: &mut impl FnMut(&str)) -> bool {
+    /// Reads in one go: a hook that prints without end must not keep its deadline from us.
+    const READS_MAX: usize = 64;
+    let mut buffer = [0; READ_BYTES];
+    for _ in 0..READS_MAX {
+        match output.read(&mut buffer) {
+            Ok(0) => return false,
+            Ok(got) => lines.take(&buffer[..got], say),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
+        }
+    }
+    true
+}
+
+/// Kills a hook and its group.
+fn kill(child: &mut Child) -> io::Result<()> {
+    if let Ok(pid) = i32::try_from(child.id()) {
+        // It has ended between the look and now.
+        let _ = killpg(Pid::from_raw(pid), Signal::SIGKILL);
+    }
+    child.wait().map(drop)
+}
+
+fn outcome(status: ExitStatus) -> Outcome {
+    match status.code() {
+        Some(0) => Outcome::Done,
+        Some(VETO) => Outcome::Veto,
+        Some(_) | None => Outcome::Failed(status.to_string()),
+    }
+}
+
+/// Bytes as lines, so many of them.
+#[derive(Debug)]
+struct Lines {
+    line: Vec<u8>,
+    said: usize,
+    max: usize,
+}
+
+impl Lines {
+    fn new(max: usize) -> Self {
+        Self {
+            line: Vec::new(),
+            said: 0,
+            max,
+        }
+    }
+
+    fn take(&mut self, bytes: &[u8], say: &mut impl FnMut(&str)) {
+        for &byte in bytes {
+            if byte != b'\n' {
+                self.line.push(byte);
+            }
+            if byte == b'\n' || self.line.len() >= LINE_BYTES_MAX {
+                self.end_line(say);
+            }
+        }
+    }
+
+    fn end_line(&mut self, say: &mut impl FnMut(&str)) {
+        let line = std::mem::take(&mut self.line);
+        self.said += 1;
+        if self.said == self.max {
+            say("(more is not shown)");
+        }
+        if self.said < self.max {
+            // Escape sequences are for a terminal of its own.
+            let text = String::from_utf8_lossy(&line);
+            say(&text.replace(char::is_control, " "));
+        }
+    }
+
+    fn end(&mut self, say: &mut impl FnMut(&str)) {
+        if !self.line.is_empty() {
+            self.end_line(say);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn heard(line: &str, timeout: Duration) -> (Outcome, Vec<String>) {
+        let call = Call {
+            occasion: Occasion::AfterSnapshot,
+            command: HookCommand::Shell(line.to_owned()),
+            timeout,
+            lines_max: LINES_MAX,
+            directory: "/".into(),
+            facts: vec![("CKPT_RUN_IMAGE", "000007".into())],
+        };
+        let mut said = Vec::new();
+        let ended = run(&call, |line| said.push(line.to_owned()));
+        (ended.outcome, said)
+    }
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn what_a_hook_prints_is_heard_line_by_line() {
+        let (outcome, said) = heard(
+            "echo $CKPT_RUN_IMAGE; echo >&2 two; printf 'th\\033ree'",
+            LONG,
+        );
+        assert_eq!(outcome, Outcome::Done);
+        assert_eq!(said, ["000007", "two", "th ree"]);
+    }
+
+    #[test]
+    fn exit_codes_are_told_apart() {
+        assert_eq!(heard("exit 75", LONG).0, Outcome::Veto);
+        assert_eq!(
+            heard("exit 3", LONG).0,
+            Outcome::Failed("exit status: 3".to_owned())
+        );
+        assert!(matches!(heard("kill -9 $$", LONG).0, Outcome::Failed(_)));
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_a_failure() {
+        let call = Call {
+            occasion: Occasion::OnHang,
+            command: HookCommand::Words(vec!["/no/such".to_owned()]),
+            timeout: LONG,
+            lines_max: LINES_MAX,
+            directory: "/".into(),
+            facts: Vec::new(),
+        };
+        let ended = run(&call, |_| {});
+        assert!(matches!(ended.outcome, Outcome::Failed(why) if why.contains("No such file")));
+    }
+
+    #[test]
+    fn a_hook_that_takes_too_long_is_killed_with_its_group() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("pid");
+        let line = format!("sleep 1000 & echo $! > {}; wait", file.display());
+        assert_eq!(
+            heard(&line, Duration::from_millis(500)).0,
+            Outcome::TimedOut
+        );
+        let child: i32 = std::fs::read_to_string(file)
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap();
+        let begun = clock::now();
+        while crate::job::is_alive(child) {
+            assert!(begun.elapsed() < LONG, "the hook's child lives on");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_hook_has_ended_though_somebody_else_holds_its_output() {
+        let begun = clock::now();
+        let (outcome, said) = heard("sleep 5 & echo done", LONG);
+        assert_eq!((outcome, said), (Outcome::Done, vec!["done".to_owned()]));
+        assert!(begun.elapsed() < Duration::from_secs(5));
+    }
+
+    #[test]
+    fn a_hook_that_never_stops_printing_is_bounded_in_time_and_lines() {
+        let (outcome, said) = heard("yes; true", Duration::from_millis(300));
+        assert_eq!(outcome, Outcome::TimedOut);
+        assert_eq!(said.len(), LINES_MAX);
+        let (_, said) = heard("head -c 5000 /dev/zero | tr '\\0' x", LONG);
+        assert_eq!(
+            said.iter().map(String::len).collect::<Vec<_>>(),
+            [LINE_BYTES_MAX; 5]
+        );
+    }
+}
