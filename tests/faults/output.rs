@@ -161,7 +161,8 @@ while (line := os.read(0, 7)):
     os.write(1, line)
     log.write(f"{i}\n"); log.flush()
     i += 1
-    time.sleep(0.005)
+    if not os.path.exists("hurry"):
+        time.sleep(0.05)
 "#;
     let mut run = start_with(&place, echo, |command: &mut Command| {
         command.stdin(Stdio::piped());
@@ -178,6 +179,7 @@ while (line := os.read(0, 7)):
         run.crash();
         progress(&place);
     }
+    fs::write(place.file("hurry"), "").expect("written");
     stdin.write_all(second.as_bytes()).expect("written");
     drop(stdin);
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
