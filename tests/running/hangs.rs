@@ -109,6 +109,8 @@ fn images_of_the_silence_are_not_what_is_restored() {
     let mut run = start(&place, settings, &["--interval", "1s"], TALKS);
     place.wait_for("out", "ready");
     let good = place.snapshot();
+    // More than samples are late by.
+    wait(Duration::from_secs(2));
     fs::write(place.file("stuck"), "").unwrap();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     let errors = place.text("err");
@@ -129,6 +131,11 @@ fn images_of_the_silence_are_not_what_is_restored() {
         .unwrap();
     // The schedule may have taken one more before the silence.
     assert!(id >= good.as_str(), "{errors}");
+    let newest = place.images().last().unwrap()["id"].clone();
+    assert!(
+        newest.as_str().is_some_and(|newest| id < newest),
+        "{errors}"
+    );
     assert_eq!(errors.matches("the job hangs").count(), 1, "{errors}");
 }
 
