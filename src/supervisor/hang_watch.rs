@@ -392,8 +392,8 @@ impl Supervisor {
         }
     }
 
-    /// Images from the silence hold the hang: the run goes back behind them, if there is anything, and its budget is
-    /// what it was before them.
+    /// Images from the silence hold the hang: the run goes back behind them, or to the oldest, and its budget is what it
+    /// was before them.
     fn leave_out_images_since(&mut self, since: Duration) {
         let taken = self.operation.hang.as_ref().map(|watch| &watch.images);
         let taken: Vec<Taken> = taken.into_iter().flatten().copied().collect();
@@ -401,9 +401,10 @@ impl Supervisor {
             return;
         };
         self.budget = first.budget;
-        let before = self.available_or_none().into_iter();
-        let Some(newest) = before.filter(|image| *image < first.image).max() else {
-            tracing::warn!("every image is from the time in which the job was silent already");
+        // Where all are from the silence, the oldest may be from its very beginning, before the hang.
+        let all = self.available_or_none();
+        let before = all.iter().copied().filter(|image| *image < first.image);
+        let Some(newest) = before.max().or_else(|| all.first().copied()) else {
             return;
         };
         let images = self.shop.store.images().unwrap_or_default();

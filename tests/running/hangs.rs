@@ -9,11 +9,11 @@ use nix::sys::signal::Signal;
 use super::common::{Place, Run, can_run, wait_until};
 use super::{COUNT, UNTIL_GO, lines, state};
 
-/// As `COUNT`, but it sleeps for ever where there is a file `stuck`; sees that once only.
+/// As `COUNT`, but to 200, so that it is not over before we are; it sleeps for ever where there is a file `stuck`; sees that once only.
 const STICKS: &str = r#"
 import os, time
 log = open("log", "w")
-for i in range(40):
+for i in range(200):
     print(i, flush=True)
     log.write(f"{i}\n"); log.flush()
     time.sleep(0.05)
@@ -76,8 +76,8 @@ fn a_job_that_falls_silent_is_written_down_killed_and_restored() {
     fs::write(place.file("stuck"), "").unwrap();
     place.wait_for("err", "the job hangs, no output for 2s");
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
-    assert_eq!(place.text("out"), lines(40));
-    assert_eq!(place.text("log"), lines(40));
+    assert_eq!(place.text("out"), lines(200));
+    assert_eq!(place.text("log"), lines(200));
     assert_eq!(place.text("told"), "on_hang\n");
     assert!(
         place.text("err").contains("hook on_hang: no output for 2s"),
@@ -109,6 +109,8 @@ fn images_of_the_silence_are_not_what_is_restored() {
     let mut run = start(&place, settings, &["--interval", "1s"], TALKS);
     place.wait_for("out", "ready");
     let good = place.snapshot();
+    // More than samples are late by.
+    wait(Duration::from_secs(2));
     fs::write(place.file("stuck"), "").unwrap();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     let errors = place.text("err");
@@ -129,6 +131,11 @@ fn images_of_the_silence_are_not_what_is_restored() {
         .unwrap();
     // The schedule may have taken one more before the silence.
     assert!(id >= good.as_str(), "{errors}");
+    let newest = place.images().last().unwrap()["id"].clone();
+    assert!(
+        newest.as_str().is_some_and(|newest| id < newest),
+        "{errors}"
+    );
     assert_eq!(errors.matches("the job hangs").count(), 1, "{errors}");
 }
 
