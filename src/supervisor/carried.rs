@@ -68,7 +68,7 @@ fn make(image: &ImageReader, stream: &str, file: &OpenFile) -> io::Result<()> {
         .copy_to(stream, made.as_file_mut())
         .map_err(io::Error::other)?;
     made.as_file()
-        .set_permissions(Permissions::from_mode(file.mode & 0o7777))?;
+        .set_permissions(Permissions::from_mode(file.mode & 0o777))?;
     let modified = u64::try_from(file.modified_ns).map(Duration::from_nanos);
     let modified = SystemTime::UNIX_EPOCH + modified.unwrap_or_default();
     made.as_file().set_modified(modified)?;

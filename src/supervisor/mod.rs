@@ -36,6 +36,7 @@ mod notify;
 mod obstacle;
 mod operation;
 mod pause;
+mod pauses;
 mod program;
 mod requests;
 mod resident;

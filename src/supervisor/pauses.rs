@@ -1,0 +1,128 @@
+//! The loop's pauses: a job that stands still at an image, and how it goes on.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use super::describe::seconds;
+use super::event::{Event, UnpauseReply};
+use super::pause::{Refused, StillPaused};
+use super::requests::SAVED;
+use super::run::{RunError, system};
+use super::run_state::Progress;
+use super::schedule::Snapshotted as LastSnapshot;
+use super::snapshot::Afterwards;
+use super::supervise::{AfterEnd, Pause, Running, Stage, Supervisor, now};
+use crate::history;
+use crate::store::ImageId;
+
+impl Supervisor {
+    /// The image that the job stands still at, if somebody paused it.
+    pub fn paused_image(&self) -> Option<ImageId> {
+        match &self.stage {
+            Stage::Running(running) => running.pause.as_ref().map(Pause::image),
+            Stage::Idle
+            | Stage::Starting(_)
+            | Stage::Restoring(_)
+            | Stage::Ending(_)
+            | Stage::Waiting { .. } => None,
+        }
+    }
+
+    /// What is wanted of a paused job is done: the newest image is the job as it stands.
+    pub fn answer_paused(&mut self, image: ImageId) -> Result<(), RunError> {
+        let Some(wanted) = self.wanted.take() else {
+            return Ok(());
+        };
+        for reply in wanted.replies {
+            let _ = reply.send(Ok(image)); // a client that went away
+        }
+        match wanted.afterwards {
+            Afterwards::Continue | Afterwards::Pause => Ok(()),
+            Afterwards::Stop => self.end_job(AfterEnd::Exit(SAVED, Progress::Saved)),
+        }
+    }
+
+    /// Lets a paused job go on, on a thread: the driver takes its time.
+    pub fn unpause(&mut self, reply: UnpauseReply) -> Result<(), RunError> {
+        let Stage::Running(Running { pause, .. }) = &mut self.stage else {
+            not_paused(reply);
+            return Ok(());
+        };
+        let (image, paused) = match pause.take() {
+            Some(Pause::Paused(image, paused)) => {
+                *pause = Some(Pause::Ending(image));
+                (image, paused)
+            }
+            other => {
+                *pause = other;
+                not_paused(reply);
+                return Ok(());
+            }
+        };
+        let (shop, events) = (Arc::clone(&self.shop), self.events.clone());
+        let work = move || {
+            let result = Box::new(paused.unpause(&shop, image));
+            // The loop only ends with the run.
+            let _ = events.blocking_send(Event::Unpaused(result, reply));
+        };
+        // Where there is no thread, the job goes on as it is dropped, and dies of that if it cannot.
+        thread::Builder::new()
+            .name("unpause".to_owned())
+            .spawn(work)
+            .map(drop)
+            .map_err(system("start a thread"))
+    }
+
+    pub fn unpaused(
+        &mut self,
+        result: Result<Duration, Refused>,
+        reply: UnpauseReply,
+    ) -> Result<(), RunError> {
+        let Stage::Running(running) = &mut self.stage else {
+            // It was killed meanwhile.
+            if let Err(Refused {
+                paused: Some(paused),
+                ..
+            }) = result
+            {
+                paused.abandon();
+            }
+            return Ok(());
+        };
+        let image = running.pause.take().map(|pause| pause.image());
+        let answer = match result {
+            Ok(took) => {
+                tracing::info!(took = %seconds(took), "unpaused: the job computes again");
+                // The interval does not count the time that nothing computed.
+                self.last = LastSnapshot::not_yet(now());
+                self.tell(history::Event::Unpaused {
+                    seconds: took.as_secs_f64(),
+                });
+                Ok(())
+            }
+            Err(Refused { paused, why }) => {
+                let meaning = if let Some((image, paused)) = image.zip(paused) {
+                    running.pause = Some(Pause::Paused(image, paused));
+                    "the job stays paused"
+                } else {
+                    running.job.sandbox.kill();
+                    "the job does not go on and will be restored"
+                };
+                if let StillPaused::Failed(reason) = &why {
+                    tracing::error!("{meaning}: {reason}");
+                }
+                Err(why)
+            }
+        };
+        let _ = reply.send(answer); // a client that went away
+        self.suspend_when_idle();
+        self.settle()?;
+        self.snapshot_when_idle()
+    }
+}
+
+fn not_paused(reply: UnpauseReply) {
+    let why = StillPaused::Failed("it is not paused".to_owned());
+    let _ = reply.send(Err(why)); // a client that went away
+}
