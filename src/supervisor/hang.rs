@@ -58,6 +58,8 @@ pub struct Finding {
     pub sign: Sign,
     /// How long it was quiet.
     pub quiet: Duration,
+    /// How long at the most: its last life was some time before the sample that showed it.
+    pub quiet_max: Duration,
 }
 
 impl fmt::Display for Finding {
@@ -77,6 +79,8 @@ impl fmt::Display for Finding {
 struct Watch<T> {
     limit: Duration,
     last: Option<T>,
+    /// Between the sample that showed it and the one before.
+    gap: Duration,
     quiet: Duration,
     fired: bool,
 }
@@ -86,6 +90,7 @@ impl<T: Copy> Watch<T> {
         limit.map(|limit| Self {
             limit,
             last: None,
+            gap: Duration::ZERO,
             quiet: Duration::ZERO,
             fired: false,
         })
@@ -102,13 +107,27 @@ impl<T: Copy> Watch<T> {
             return false;
         };
         if self.last.is_none() || lives(self, value) {
-            (self.last, self.quiet, self.fired) = (Some(value), Duration::ZERO, false);
+            *self = Self {
+                limit: self.limit,
+                last: Some(value),
+                gap: counted,
+                quiet: Duration::ZERO,
+                fired: false,
+            };
             return false;
         }
         self.quiet += counted;
         let fires = self.quiet >= self.limit && !self.fired;
         self.fired |= fires;
         fires
+    }
+
+    fn finding(&self, sign: Sign) -> Finding {
+        Finding {
+            sign,
+            quiet: self.quiet,
+            quiet_max: self.quiet + self.gap,
+        }
     }
 }
 
@@ -138,17 +157,16 @@ impl Signs {
         if sample.stopped {
             return None;
         }
-        let finding = |sign, quiet| Some(Finding { sign, quiet });
         let mut found = None;
         if let Some(watch) = &mut self.output
             && watch.take(sample.output, counted, |watch, now| watch.last != Some(now))
         {
-            found = found.or(finding(Sign::Output, watch.quiet));
+            found = found.or(Some(watch.finding(Sign::Output)));
         }
         if let Some(watch) = &mut self.gpu
             && watch.take(sample.gpu, counted, |_, works| works)
         {
-            found = found.or(finding(Sign::Gpu, watch.quiet));
+            found = found.or(Some(watch.finding(Sign::Gpu)));
         }
         if let Some(watch) = &mut self.cpu
             && watch.take(sample.cpu, counted, |watch, now| {
@@ -156,14 +174,14 @@ impl Signs {
                 used > watch.limit.mul_f64(CPU_IDLE)
             })
         {
-            found = found.or(finding(Sign::Cpu, watch.quiet));
+            found = found.or(Some(watch.finding(Sign::Cpu)));
         }
         if let Some(watch) = &mut self.heartbeat
             && watch.take(sample.heartbeat, counted, |watch, now| {
                 watch.last != Some(now)
             })
         {
-            found = found.or(finding(Sign::Heartbeat, watch.quiet));
+            found = found.or(Some(watch.finding(Sign::Heartbeat)));
         }
         found
     }

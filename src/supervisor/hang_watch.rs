@@ -40,8 +40,6 @@ const SAMPLES: u32 = 10;
 const PERIOD_MIN: Duration = Duration::from_millis(100);
 const PERIOD_MAX: Duration = Duration::from_secs(15);
 const PERIOD_GPU: Duration = Duration::from_secs(1);
-/// Periods by which a sample may be late.
-const SLACK: u32 = 2;
 /// Images of a silence that are remembered: one a second in the longest limit would be more than any store keeps.
 const IMAGES_MAX: usize = 4096;
 
@@ -254,9 +252,8 @@ impl Supervisor {
         watch.counted = total;
         let found = watch.signs.take(&sample, counted);
         if let (Some(finding), Suspicion::None) = (found, &watch.state) {
-            // Its last life was at some time before the sample that showed it.
-            let silent = finding.quiet + SLACK * watch.period;
-            let since = total.saturating_sub(silent);
+            // A sample is counted when it arrives, some time after it was taken.
+            let since = total.saturating_sub(finding.quiet_max + watch.period);
             watch.state = Suspicion::Found(Suspect { finding, since });
         }
     }
