@@ -35,6 +35,7 @@ mod plan;
 mod portable;
 mod progress;
 mod prune;
+mod rehearse;
 mod repair;
 mod run;
 mod show;
@@ -99,6 +100,8 @@ enum Verb {
     Run(run::RunArguments),
     /// Go on with the run that the store holds from its newest image, or from an older one
     Restore(run::RestoreArguments),
+    /// Try on the job itself whether it can be kept alive: run it, snapshot it, kill it, restore it, compare
+    Rehearse(rehearse::RehearseArguments),
     /// Ask the running supervisor for a snapshot, wait, print the image's id
     Snapshot,
     /// Snapshot the job, stop it, and free its GPUs for others
@@ -260,6 +263,7 @@ fn dispatch(global: &Global, verb: Verb) -> Result<ExitCode, Failure> {
     match verb {
         Verb::Run(arguments) => run::run(global, arguments),
         Verb::Restore(arguments) => run::restore(global, &arguments),
+        Verb::Rehearse(arguments) => rehearse::run(global, arguments),
         Verb::Snapshot => snapshot::run(global),
         Verb::Pause => pause::pause(global),
         Verb::Unpause { wait } => pause::unpause(global, wait),
@@ -354,7 +358,7 @@ fn wrong_line(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
     ExitCode::from(OURS)
 }
 
-/// The line with `--` before its first word that is no option nor `run`; `None` when there is none, or
+/// The line with `--` before its first word that is no option, `run` or `rehearse`; `None` when there is none, or
 /// when it is for another verb.
 fn with_dashes(arguments: &[OsString]) -> Option<String> {
     let words: Vec<String> = arguments
@@ -389,7 +393,7 @@ fn with_dashes(arguments: &[OsString]) -> Option<String> {
             break;
         }
     }
-    if verb.is_some_and(|verb| verb != "run") {
+    if verb.is_some_and(|verb| verb != "run" && verb != "rehearse") {
         return None;
     }
     let (options, command) = words.split_at(place);
@@ -429,6 +433,10 @@ mod tests {
         assert_eq!(
             line("ckpt-run run -i 5m ./train").unwrap(),
             "ckpt-run run -i 5m -- ./train"
+        );
+        assert_eq!(
+            line("ckpt-run rehearse ./train").unwrap(),
+            "ckpt-run rehearse -- ./train"
         );
         assert_eq!(line("ckpt-run list ./train"), None);
         assert_eq!(line("ckpt-run --no-such -- ./train"), None);
