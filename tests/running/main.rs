@@ -20,6 +20,7 @@ mod orphans;
 mod pages;
 mod pause;
 mod plain;
+mod rehearse;
 mod restarts;
 mod schedule;
 mod signals;
