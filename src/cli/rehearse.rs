@@ -152,12 +152,8 @@ fn verdict(report: &Report) -> String {
 
 fn interval(report: &Report) -> Option<String> {
     let interval = as_argument(report.figures.interval_seconds?);
-    #[expect(clippy::cast_precision_loss, reason = "hours")]
-    let mtbf = time_in_words(report.figures.assumed_mtbf_seconds? as f64);
-    Some(format!(
-        "--interval {interval} suggested, assuming a failure every {mtbf} (sqrt(2 x freeze x {mtbf}), and no less than four \
-         times the writing)"
-    ))
+    let why = report.figures.interval_why.as_ref()?;
+    Some(format!("--interval {interval}, or auto; {why}"))
 }
 
 /// As `--interval` takes it.
@@ -187,7 +183,8 @@ mod tests {
                 stored_bytes: Some(1 << 20),
                 added_bytes: Some(1 << 10),
                 interval_seconds: Some(150),
-                assumed_mtbf_seconds: Some(6 * 3600),
+                interval_why: Some("arithmetic".to_owned()),
+                assumed_mtbf_seconds: Some(21_600.0),
             },
             kept: None,
         }
@@ -201,7 +198,7 @@ mod tests {
             "frozen    0.50 s, 0.40 s\n",
             "restore   1.5 s\n",
             "image     1.0 GiB, 1.0 MiB stored, the next one 1.0 KiB more\n",
-            "interval  --interval 150s suggested, assuming a failure every 6 h",
+            "interval  --interval 150s, or auto; arithmetic",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }

@@ -5,8 +5,7 @@
 //! rehearse ──▶ acts (in order) ──▶ trial        a supervisor like any other, in a temporary folder
 //!                              ──▶ signs, look  what the job does: processes, CPU time, output
 //!                              ──▶ compare      output and files before the kill and after the restore
-//!          ──▶ interval                         what follows for the schedule
-//!          ──▶ Report
+//!          ──▶ Report, with the interval that follows
 //! ```
 //! It asks the supervisor as any user does, over the control socket and the event log, and knows nothing of how
 //! snapshots are taken.
@@ -14,7 +13,6 @@
 mod acts;
 mod compare;
 mod error;
-mod interval;
 mod look;
 mod rehearse;
 mod remedy;

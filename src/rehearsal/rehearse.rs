@@ -10,13 +10,14 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::RehearsalError;
 use super::acts::Acts;
 use super::report::{Failure, Outcome, Report, Step};
 use super::trial::{Setup, Trial};
-use super::{RehearsalError, interval};
 use crate::config::Config;
 use crate::criu::Search;
 use crate::supervisor::doctor::{self, Status};
+use crate::supervisor::interval::{Cost, Rules, Seen, choose};
 
 /// What to rehearse, and how.
 pub struct Options<'a> {
@@ -158,22 +159,43 @@ fn trial(options: Options<'_>, book: &mut Book<'_>) -> Result<(), End> {
     let played = acts.play();
     book.report.kept = trial.end(options.keep);
     played?;
-    suggest(book);
+    suggest(Rules::from(&options.config.snapshot), book);
     Ok(())
 }
 
-fn suggest(book: &mut Book<'_>) {
+/// What `interval = "auto"` would choose.
+fn suggest(rules: Rules, book: &mut Book<'_>) {
     let figures = &mut book.report.figures;
     let longest = |times: &[f64]| {
         let longest = times.iter().copied().fold(0.0, f64::max);
         Duration::try_from_secs_f64(longest).unwrap_or(Duration::MAX)
     };
-    let suggested = interval::suggest(
-        longest(&figures.freeze_seconds),
-        longest(&figures.durable_seconds),
-    );
-    figures.interval_seconds = Some(suggested.as_secs());
-    figures.assumed_mtbf_seconds = Some(interval::MTBF_ASSUMED.as_secs());
+    let freeze = longest(&figures.freeze_seconds);
+    let cost = Cost {
+        freeze,
+        slowdown: Duration::ZERO,
+        writing: longest(&figures.durable_seconds).saturating_sub(freeze),
+    };
+    let seen = Seen {
+        cost: Some(cost),
+        ..Seen::default()
+    };
+    let chosen = choose(rules, seen);
+    figures.interval_seconds = Some(rounded(chosen.interval));
+    figures.interval_why = Some(chosen.to_string());
+    figures.assumed_mtbf_seconds = Some(chosen.mtbf.as_secs_f64());
+}
+
+/// In seconds; never 0. The assumption is no better than that.
+fn rounded(time: Duration) -> u64 {
+    let seconds = time.as_secs();
+    let step = match seconds {
+        ..60 => 5,
+        60..300 => 10,
+        300..3600 => 60,
+        3600.. => 600,
+    };
+    (seconds.saturating_add(step / 2) / step * step).max(step)
 }
 
 /// Without the path of a log that is gone with the trial.
@@ -190,6 +212,20 @@ fn without_log(reason: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_interval_is_rounded_to_what_people_say() {
+        for (seconds, expected) in [
+            (0, 5),
+            (7, 5),
+            (46, 45),
+            (208, 210),
+            (929, 900),
+            (5000, 4800),
+        ] {
+            assert_eq!(rounded(Duration::from_secs(seconds)), expected, "{seconds}");
+        }
+    }
 
     #[test]
     fn a_log_that_is_gone_is_not_named() {

@@ -53,8 +53,10 @@ pub struct Figures {
     pub added_bytes: Option<u64>,
     /// The suggested time between snapshots.
     pub interval_seconds: Option<u64>,
-    /// The time between two failures that the suggestion assumes.
-    pub assumed_mtbf_seconds: Option<u64>,
+    /// Its arithmetic, in words.
+    pub interval_why: Option<String>,
+    /// The time between two failures that it assumes (`snapshot.mtbf`).
+    pub assumed_mtbf_seconds: Option<f64>,
 }
 
 /// The result.

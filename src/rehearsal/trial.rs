@@ -95,8 +95,8 @@ impl<'a> Trial<'a> {
             // Ctrl-C is for us, who end it.
             .process_group(0);
         for (name, _) in std::env::vars_os() {
-            // All settings are in the file.
-            if name.as_encoded_bytes().starts_with(b"CKPT_RUN_") {
+            // All settings are in the file, and to systemd we are not the run that it waits for.
+            if name.as_encoded_bytes().starts_with(b"CKPT_RUN_") || name == "NOTIFY_SOCKET" {
                 command.env_remove(name);
             }
         }
@@ -248,6 +248,7 @@ impl Drop for Trial<'_> {
 /// The user's settings, for a trial: nothing but the store in its folder is written to, and snapshots come when asked
 /// for.
 fn for_trial(config: &Config, store: PathBuf) -> Config {
+    let own = Config::default();
     let mut config = config.clone();
     config.store = store;
     config.tty = Tty::Never;
@@ -261,6 +262,8 @@ fn for_trial(config: &Config, store: PathBuf) -> Config {
     config.restart.backoff_max = BACKOFF;
     config.restart.prevent = Vec::new();
     config.restart.without_image = WithoutImage::GiveUp;
+    // Others are not to be told, and a time without output is looked at here.
+    (config.hooks, config.hang) = (own.hooks, own.hang);
     config.log.level = LogLevel::Warn;
     config.log.events = None;
     config.metrics = Metrics::default();
