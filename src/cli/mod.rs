@@ -37,6 +37,7 @@ mod progress;
 mod prune;
 mod rehearse;
 mod repair;
+mod report;
 mod run;
 mod show;
 mod snapshot;
@@ -118,6 +119,8 @@ enum Verb {
         #[arg(short, long)]
         watch: bool,
     },
+    /// Write what happened to the run, with charts, as one page of HTML
+    Report(report::ReportArguments),
     /// List the images
     List,
     /// Show all about an image
@@ -268,6 +271,7 @@ fn dispatch(global: &Global, verb: Verb) -> Result<ExitCode, Failure> {
         Verb::Pause => pause::pause(global),
         Verb::Unpause { wait } => pause::unpause(global, wait),
         Verb::Status { watch } => status::run(global, watch),
+        Verb::Report(arguments) => report::run(global, &arguments),
         Verb::List => list::run(global),
         Verb::Show { image } => show::run(global, &image),
         Verb::Diff { from, to } => diff::run(global, &from, &to),

@@ -21,6 +21,7 @@ mod pages;
 mod pause;
 mod plain;
 mod rehearse;
+mod report;
 mod restarts;
 mod schedule;
 mod signals;
