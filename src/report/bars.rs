@@ -1,15 +1,17 @@
 //! Charts of bars: one column a snapshot, each of one or more parts on top of each other.
 //!
 //! Places across are percentages, heights are pixels: the chart is as wide as the page while its text stays as large
-//! as text is, on a phone and on a wall.
+//! as text is, on a phone and on a wall. The values of the lines stand in a margin of their own.
 
 use maud::{Markup, html};
 
 /// Height of the plot, pixels, and of the line of labels below it.
 const PLOT: f64 = 150.0;
 const LABELS: f64 = 18.0;
-/// Room above for the topmost label.
-const TOP: f64 = 16.0;
+/// Room above for the half of a label.
+const TOP: f64 = 8.0;
+/// Room for `1000.0 GiB`.
+const MARGIN: f64 = 76.0;
 /// Few columns are drawn as narrow as so many would be.
 const COLUMNS_LEAST: usize = 24;
 /// A part that is there can be seen.
@@ -64,18 +66,24 @@ pub(super) fn chart(name: &str, unit: Unit, columns: &[Column]) -> Markup {
         .max(f64::MIN_POSITIVE);
     let slots = columns.len().max(COLUMNS_LEAST);
     let height = TOP + PLOT + LABELS;
+    let y = |line: f64| TOP + PLOT * (1.0 - line / top);
     html! {
-        svg.chart width="100%" height=(height) role="img" aria-label=(name) {
-            @for line in &lines {
-                @let y = TOP + PLOT * (1.0 - line / top);
-                line.grid x1="0" x2="100%" y1=(number(y)) y2=(number(y)) {}
-                text.tick x="0" y=(number(y - 3.0)) { (label(*line, unit)) }
+        div.plot {
+            svg.margin width=(MARGIN) height=(height) aria-hidden="true" {
+                @for line in &lines {
+                    text.tick.end x=(MARGIN - 8.0) y=(number(y(*line) + 4.0)) { (label(*line, unit)) }
+                }
             }
-            line.axis x1="0" x2="100%" y1=(TOP + PLOT) y2=(TOP + PLOT) {}
-            @for (place, column) in columns.iter().enumerate() {
-                (drawn(column, place, slots, top))
+            svg.chart width="100%" height=(height) role="img" aria-label=(name) {
+                @for line in &lines {
+                    line.grid x1="0" x2="100%" y1=(number(y(*line))) y2=(number(y(*line))) {}
+                }
+                line.axis x1="0" x2="100%" y1=(TOP + PLOT) y2=(TOP + PLOT) {}
+                @for (place, column) in columns.iter().enumerate() {
+                    (drawn(column, place, slots, top))
+                }
+                (labels(columns, slots))
             }
-            (labels(columns, slots))
         }
     }
 }
@@ -168,7 +176,7 @@ mod tests {
 
     #[test]
     fn lines_are_few_and_at_round_values() {
-        assert_eq!(lines(0.0, Unit::Seconds), []);
+        assert!(lines(0.0, Unit::Seconds).is_empty());
         assert_eq!(lines(0.9, Unit::Seconds).len(), 1);
         assert_eq!(lines(3.0, Unit::Seconds), [1.0, 2.0, 3.0]);
         assert_eq!(lines(7.0, Unit::Seconds), [2.0, 4.0, 6.0]);

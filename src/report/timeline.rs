@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 
 use super::bars::number;
-use super::story::{MarkKind, SpanKind, Story};
+use super::story::{MarkKind, Span, SpanKind, Story};
 use crate::history::time_in_words;
 
 /// Pixels: a lane with its name above it.
@@ -52,11 +52,17 @@ pub(super) fn timeline(story: &Story) -> Markup {
 }
 
 fn band(story: &Story) -> Markup {
+    // A short time that it was down is not covered by a long one that it was not.
+    let (computing, others): (Vec<&Span>, Vec<&Span>) = story
+        .spans
+        .iter()
+        .partition(|span| span.kind == SpanKind::Computing);
+    let (computing, others) = (computing.into_iter(), others.into_iter());
     let width = |from: f64, to: f64| (share(to, story) - share(from, story)).max(SPAN_LEAST);
     html! {
         text.tick x="0" y=(number(NAME)) { "the job" }
         rect.s-none x="0" width="100%" y=(number(NAME + 5.0)) height=(BAND) {}
-        @for span in &story.spans {
+        @for span in computing.chain(others) {
             @let (class, name) = named(span.kind);
             rect class=(class) x=(percent(span.from, story)) width=(format!("{:.3}%", width(span.from, span.to)))
                 y=(number(NAME + 5.0)) height=(BAND) {
