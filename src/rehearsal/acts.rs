@@ -7,14 +7,14 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::compare::{Files, Outputs, Part, outputs};
+use super::compare::{Files, Part};
 use super::look::Look;
 use super::rehearse::{Book, End};
 use super::report::{Failure, Outcome};
 use super::signs::{self, LEAST, QUIET_START, Sign};
 use super::trial::Trial;
 use super::{RehearsalError, remedy};
-use crate::history::{Event, counted, time_in_words};
+use crate::history::{Event, time_in_words};
 use crate::supervisor::{chain, request_snapshot, size};
 
 /// The longest snapshot or restore: a terabyte takes that long from a slow disk.
@@ -27,7 +27,7 @@ const ATTEMPTS: usize = 3;
 const MORE_TO_DO: &str = "rehearse with more for the job to do: it has to compute for some ten seconds, a large job for longer";
 const LOOK_AT_THE_JOB: &str =
     "see whether it ends so without ckpt-run, too; --show-output shows what it says";
-const KEEP_AND_LOOK: &str = "rehearse again with --keep and look at the logs";
+pub(super) const KEEP_AND_LOOK: &str = "rehearse again with --keep and look at the logs";
 
 /// A trial, and the report of it.
 pub(super) struct Acts<'a, 'b, 'c> {
@@ -38,13 +38,13 @@ pub(super) struct Acts<'a, 'b, 'c> {
 }
 
 /// The job as it was before the kill.
-struct Before {
+pub(super) struct Before {
     sign: Sign,
     look: Look,
     files: Files,
     /// Where stdout was, at most, at the snapshot.
-    place: u64,
-    output: Part,
+    pub place: u64,
+    pub output: Part,
 }
 
 impl Acts<'_, '_, '_> {
@@ -330,67 +330,6 @@ impl Acts<'_, '_, '_> {
             return Ok(false);
         }
         Err(self.ended_by_itself("after its restore")?)
-    }
-
-    fn compare_output(&mut self, before: &Before) -> Result<(), End> {
-        let after = self.trial.output_around(before.place)?;
-        let (outcome, detail) = match outputs(&before.output, &after) {
-            Outputs::Damaged => {
-                return Err(End::failed(
-                    "what the job had printed before the snapshot has changed",
-                    KEEP_AND_LOOK,
-                ));
-            }
-            Outputs::Nothing => (
-                Outcome::Note,
-                "nothing was printed between snapshot and kill, so there is nothing to compare".to_owned(),
-            ),
-            Outputs::Same(bytes) => (
-                Outcome::Ok,
-                format!("the {} since the snapshot came again, the same", counted(bytes as u64, "byte")),
-            ),
-            Outputs::Differs(_) => (
-                Outcome::Note,
-                "what it printed since the snapshot came again, but not the same (times, random numbers?): whether a line \
-                 is missing cannot be told".to_owned(),
-            ),
-        };
-        self.book.note("output", outcome, detail);
-        Ok(())
-    }
-
-    fn compare_files(&mut self, before: &Files) -> Result<(), End> {
-        let Some(look) = signs::look(self.trial) else {
-            return Ok(());
-        };
-        // One that the job cuts and writes anew is whole at another look.
-        let mut shorter = None;
-        let whole = self.trial.wait(LEAST, |_| {
-            shorter = before
-                .first_shorter(&look.files())
-                .map(|(path, then, now)| {
-                    format!(
-                        "{} has {now} bytes, and had {then} at the snapshot",
-                        path.display()
-                    )
-                });
-            Ok(shorter.is_none().then_some(()))
-        })?;
-        if let (None, Some(reason)) = (whole, shorter) {
-            return Err(End::failed(
-                reason,
-                "see whether the job itself cuts the file, or something else on the machine",
-            ));
-        }
-        let detail = match before.len() {
-            0 => "the job writes to no file that it keeps open".to_owned(),
-            count => format!(
-                "{} that the job writes to: nothing is missing",
-                counted(count as u64, "file")
-            ),
-        };
-        self.book.note("files", Outcome::Ok, detail);
-        Ok(())
     }
 
     fn ended_by_itself(&mut self, when: &str) -> Result<End, End> {

@@ -12,6 +12,7 @@
 
 mod acts;
 mod compare;
+mod equal;
 mod error;
 mod look;
 mod rehearse;

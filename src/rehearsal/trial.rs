@@ -337,23 +337,18 @@ mod tests {
             (trial.log.events.clone(), trial.metrics.clone()),
             (None, Metrics::default())
         );
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("config.toml");
+        let mut file = private_file(&path).unwrap();
+        file.write_all(trial.to_toml().as_bytes()).unwrap();
         let sources = crate::config::Sources {
             system: "/nonexistent".into(),
             user: None,
-            project: crate::config::ProjectFile::Named(written(&trial)),
+            project: crate::config::ProjectFile::Named(path),
             environment: Vec::new(),
             overrides: Vec::new(),
         };
         assert_eq!(crate::config::load(&sources).unwrap().config, trial);
-    }
-
-    fn written(config: &Config) -> PathBuf {
-        let path = tempfile::tempdir().unwrap().keep().join("config.toml");
-        private_file(&path)
-            .unwrap()
-            .write_all(config.to_toml().as_bytes())
-            .unwrap();
-        path
     }
 
     #[test]

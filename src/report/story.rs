@@ -236,7 +236,7 @@ impl Teller {
         match entry.event {
             Event::Opened {
                 version, command, ..
-            } => self.opened(version, command),
+            } => self.opened(&clean(&version), command),
             Event::Started { .. } | Event::Unpaused { .. } => self.turn(Some(SpanKind::Computing)),
             Event::Snapshot {
                 image,
@@ -247,7 +247,7 @@ impl Teller {
                 stored_bytes,
                 phases,
             } => {
-                self.mark(MarkKind::Snapshot, format!("snapshot {image}"));
+                self.mark(MarkKind::Snapshot, &format!("snapshot {image}"));
                 let phases = phases.into_iter().map(|phase| Phase {
                     seconds: finite(phase.seconds),
                     ..phase
@@ -266,16 +266,19 @@ impl Teller {
             }
             Event::SnapshotFailed { kind, .. } if kind == "ended" => {}
             Event::SnapshotFailed { kind, .. } => {
-                self.mark(MarkKind::SnapshotFailed, format!("snapshot failed: {kind}"));
+                self.mark(
+                    MarkKind::SnapshotFailed,
+                    &format!("snapshot failed: {kind}"),
+                );
             }
             Event::Crashed { how, .. } => {
                 self.turn(Some(SpanKind::Down));
-                self.mark(MarkKind::Crash, format!("crash: {how}"));
+                self.mark(MarkKind::Crash, &format!("crash: {how}"));
             }
-            Event::Hung { reason, .. } => self.mark(MarkKind::Crash, format!("hung: {reason}")),
+            Event::Hung { reason, .. } => self.mark(MarkKind::Crash, &format!("hung: {reason}")),
             Event::Restored { image, .. } => {
                 self.turn(Some(SpanKind::Computing));
-                self.mark(MarkKind::Restore, format!("restored from {image}"));
+                self.mark(MarkKind::Restore, &format!("restored from {image}"));
             }
             Event::Paused { .. } => self.turn(Some(SpanKind::Paused)),
             Event::Ended { how, code } => {
@@ -292,18 +295,18 @@ impl Teller {
         }
     }
 
-    fn opened(&mut self, version: String, command: Vec<String>) {
+    fn opened(&mut self, version: &str, command: Vec<String>) {
         if self.open {
             // The last one said no goodbye. When it was killed is not known; what was seen ends here.
             self.turn(Some(SpanKind::Down));
-            self.mark(MarkKind::Crash, "ckpt-run had been killed".to_owned());
+            self.mark(MarkKind::Crash, "ckpt-run had been killed");
         }
         self.open = true;
         self.story.ended = None;
         self.story.command = command;
         let versions = &mut self.story.versions;
-        versions.retain(|known| *known != version);
-        versions.push(clean(&version));
+        versions.retain(|known| known != version);
+        versions.push(version.to_owned());
         if versions.len() > VERSIONS_MAX {
             versions.remove(0);
         }
@@ -326,14 +329,14 @@ impl Teller {
         self.present = kind.map(|kind| (now, kind));
     }
 
-    fn mark(&mut self, kind: MarkKind, text: String) {
+    fn mark(&mut self, kind: MarkKind, text: &str) {
         let at = self.story.seconds;
         keep(
             &mut self.marks,
             Mark {
                 at,
                 kind,
-                text: clean(&text),
+                text: clean(text),
             },
             MARKS_MAX,
         );

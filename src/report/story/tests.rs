@@ -115,7 +115,9 @@ fn a_killed_supervisor_is_a_crash_and_the_time_until_the_next_one_computes_is_do
 #[test]
 fn only_the_newest_run_is_told_and_it_is_bounded() {
     let mut entries = log(&[(0.0, opened(&["old"])), (1.0, snapshot(9))]);
-    entries.iter_mut().for_each(|entry| entry.run = 1);
+    for entry in &mut entries {
+        entry.run = 1;
+    }
     entries.extend(log(&[(10.0, opened(&["new"]))]));
     entries
         .extend((1..=5000).flat_map(|number| log(&[(10.0 + f64::from(number), snapshot(number))])));
