@@ -2,6 +2,7 @@
 //! restores it when it crashes, and never changes the job.
 //!
 //! ```text
+//! cli ──▶ rehearsal, report ──▶ supervisor
 //! cli ──▶ supervisor ──▶ sandbox, job, cuda, criu, store, resident; copier ──▶ cuda
 //! ```
 //! Those six know nothing of each other; what two of them must agree on is
@@ -29,6 +30,8 @@ pub mod fuzzing;
 pub mod history;
 pub mod job;
 mod passing;
+pub mod rehearsal;
+pub mod report;
 pub mod resident;
 pub mod sandbox;
 pub mod store;

@@ -35,7 +35,9 @@ mod plan;
 mod portable;
 mod progress;
 mod prune;
+mod rehearse;
 mod repair;
+mod report;
 mod run;
 mod show;
 mod snapshot;
@@ -99,6 +101,8 @@ enum Verb {
     Run(run::RunArguments),
     /// Go on with the run that the store holds from its newest image, or from an older one
     Restore(run::RestoreArguments),
+    /// Try on the job itself whether it can be kept alive: run it, snapshot it, kill it, restore it, compare
+    Rehearse(rehearse::RehearseArguments),
     /// Ask the running supervisor for a snapshot, wait, print the image's id
     Snapshot,
     /// Snapshot the job, stop it, and free its GPUs for others
@@ -115,6 +119,8 @@ enum Verb {
         #[arg(short, long)]
         watch: bool,
     },
+    /// Write what happened to the run, with charts, as one page of HTML
+    Report(report::ReportArguments),
     /// List the images
     List,
     /// Show all about an image
@@ -260,10 +266,12 @@ fn dispatch(global: &Global, verb: Verb) -> Result<ExitCode, Failure> {
     match verb {
         Verb::Run(arguments) => run::run(global, arguments),
         Verb::Restore(arguments) => run::restore(global, &arguments),
+        Verb::Rehearse(arguments) => rehearse::run(global, arguments),
         Verb::Snapshot => snapshot::run(global),
         Verb::Pause => pause::pause(global),
         Verb::Unpause { wait } => pause::unpause(global, wait),
         Verb::Status { watch } => status::run(global, watch),
+        Verb::Report(arguments) => report::run(global, &arguments),
         Verb::List => list::run(global),
         Verb::Show { image } => show::run(global, &image),
         Verb::Diff { from, to } => diff::run(global, &from, &to),
@@ -354,7 +362,7 @@ fn wrong_line(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
     ExitCode::from(OURS)
 }
 
-/// The line with `--` before its first word that is no option nor `run`; `None` when there is none, or
+/// The line with `--` before its first word that is no option, `run` or `rehearse`; `None` when there is none, or
 /// when it is for another verb.
 fn with_dashes(arguments: &[OsString]) -> Option<String> {
     let words: Vec<String> = arguments
@@ -389,7 +397,7 @@ fn with_dashes(arguments: &[OsString]) -> Option<String> {
             break;
         }
     }
-    if verb.is_some_and(|verb| verb != "run") {
+    if verb.is_some_and(|verb| verb != "run" && verb != "rehearse") {
         return None;
     }
     let (options, command) = words.split_at(place);
@@ -429,6 +437,10 @@ mod tests {
         assert_eq!(
             line("ckpt-run run -i 5m ./train").unwrap(),
             "ckpt-run run -i 5m -- ./train"
+        );
+        assert_eq!(
+            line("ckpt-run rehearse ./train").unwrap(),
+            "ckpt-run rehearse -- ./train"
         );
         assert_eq!(line("ckpt-run list ./train"), None);
         assert_eq!(line("ckpt-run --no-such -- ./train"), None);

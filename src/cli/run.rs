@@ -62,6 +62,9 @@ pub(super) struct RunArguments {
     /// Begin anew, whatever the store holds
     #[arg(long)]
     fresh: bool,
+    /// Stop when the process that started us ends; for a rehearsal
+    #[arg(long, hide = true)]
+    end_with_parent: bool,
     /// The job
     #[arg(last = true, value_name = "CMD")]
     pub(super) command: Vec<OsString>,
@@ -118,6 +121,9 @@ impl Supervision {
 }
 
 pub(super) fn run(global: &Global, arguments: RunArguments) -> Result<ExitCode, Failure> {
+    if arguments.end_with_parent {
+        supervisor::end_with_parent()?;
+    }
     let what = What::Command {
         line: arguments.command,
         fresh: arguments.fresh,

@@ -14,4 +14,4 @@ mod summary;
 pub use account::Account;
 pub use entry::{Entry, Event, Phase};
 pub use log::{Entries, Log, LogError, entries, latest, path};
-pub use summary::{FREEZE_BOUNDS, Freeze, Summary, counted, time_in_words};
+pub use summary::{FREEZE_BOUNDS, Freeze, Summary, counted, percent, time_in_words};

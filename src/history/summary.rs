@@ -150,8 +150,9 @@ pub fn counted(count: u64, of: &str) -> String {
     }
 }
 
-/// `0.09 %`
-fn percent(share: f64) -> String {
+/// A share, 0 to 1: `0.09 %`.
+#[must_use]
+pub fn percent(share: f64) -> String {
     let percent = share * 100.0;
     match percent {
         percent if percent >= 10.0 => format!("{percent:.0} %"),

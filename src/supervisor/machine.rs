@@ -4,6 +4,8 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use nix::sys::prctl;
+use nix::sys::signal::Signal;
 use nix::sys::statvfs::statvfs;
 use procfs::{Current, Meminfo};
 
@@ -90,6 +92,14 @@ pub(super) fn gpu_memory_in_use() -> u64 {
     memory
         .map(|memory| memory.total_bytes.saturating_sub(memory.free_bytes))
         .sum()
+}
+
+/// Has the kernel send this process SIGTERM when the thread that started it ends.
+///
+/// # Errors
+/// Hardly ever: the kernel takes any signal there is.
+pub fn end_with_parent() -> io::Result<()> {
+    Ok(prctl::set_pdeathsig(Signal::SIGTERM)?)
 }
 
 /// Makes the allocator use one heap for all threads: only that one can be given back in full.

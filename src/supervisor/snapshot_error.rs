@@ -250,7 +250,9 @@ impl SnapshotError {
             Self::Store(_) => FailureKind::Store,
             Self::DiskFull(_) | Self::NoRoom { .. } => FailureKind::Disk,
             Self::NoMemory { .. } => FailureKind::Memory,
-            Self::Obstacle(_) => FailureKind::Unsupported,
+            Self::Obstacle(_) | Self::Files(job::FilesError::Semaphore { .. }) => {
+                FailureKind::Unsupported
+            }
             Self::Device { .. } => FailureKind::Changed,
             Self::Stopped { .. } => FailureKind::Busy,
             Self::Driver(_) | Self::Resume(_) => FailureKind::Driver,
@@ -262,7 +264,7 @@ impl SnapshotError {
             Self::Ended => FailureKind::Ended,
             Self::Doubtful { source, .. } => source.kind(),
             Self::Tree(_)
-            | Self::Files(_)
+            | Self::Files(job::FilesError::Process { .. })
             | Self::Sockets(_)
             | Self::Timers(_)
             | Self::Content { .. }

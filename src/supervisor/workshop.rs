@@ -99,6 +99,16 @@ impl Drop for WorkFolder {
     }
 }
 
+/// Removes the work folder that a killed supervisor has left; for whoever removes its store, too.
+pub fn remove_work_folder(store: &Path) {
+    if let Ok(folder) = fs::read_link(store.join(WORK_LINK))
+        && is_work_folder(&folder)
+    {
+        // What stays there is small, and in a folder that is cleaned up by others.
+        let _ = fs::remove_dir_all(folder);
+    }
+}
+
 /// Whether a link leads to what a supervisor of this user made, and not to anything else.
 fn is_work_folder(path: &Path) -> bool {
     let named = path.parent() == Some(Path::new(WORK_PARENT))

@@ -20,6 +20,8 @@ mod orphans;
 mod pages;
 mod pause;
 mod plain;
+mod rehearse;
+mod report;
 mod restarts;
 mod schedule;
 mod signals;

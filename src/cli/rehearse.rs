@@ -1,0 +1,234 @@
+//! `ckpt-run rehearse`: tries on the user's own job whether it can be kept alive.
+
+use std::ffi::OsString;
+use std::io;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use clap::Args;
+use nix::libc::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+
+use super::{Failure, Global, output};
+use crate::config::parse_duration;
+use crate::history::time_in_words;
+use crate::rehearsal::{Options, Outcome, RehearsalError, Report, Step, rehearse};
+use crate::supervisor::{OURS, size};
+
+/// Said before anything is done: a rehearsal is no simulation.
+const WARNING: &str = "rehearsal: the job really runs, is killed once and comes back, and is ended after some seconds; files \
+                       that it writes are really written";
+/// What a job is given to show that it computes; enough for most to load.
+const SECONDS_DEFAULT: u64 = 30;
+/// Widest name of a step, and of an outcome.
+const NAME_WIDTH: usize = 10;
+const OUTCOME_WIDTH: usize = 6;
+
+/// What to rehearse.
+#[derive(Debug, Args)]
+pub(super) struct RehearseArguments {
+    /// Let the job compute for so long before its first snapshot [default: until it prints something, or computes]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    after: Option<Duration>,
+    /// Give the job so many seconds to show that it computes, at each step
+    #[arg(long, value_name = "N", default_value_t = SECONDS_DEFAULT, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    seconds: u64,
+    /// Show what the job prints, on stderr
+    #[arg(long)]
+    show_output: bool,
+    /// Leave the folder with the images, logs and the job's output, and say where it is
+    #[arg(long)]
+    keep: bool,
+    /// The job
+    #[arg(last = true, value_name = "CMD", required = true)]
+    command: Vec<OsString>,
+}
+
+pub(super) fn run(global: &Global, arguments: RehearseArguments) -> Result<ExitCode, Failure> {
+    let config = global.load(Vec::new())?.config;
+    let signal = Arc::new(AtomicUsize::new(0));
+    for number in [SIGINT, SIGTERM, SIGHUP, SIGQUIT] {
+        let value = usize::try_from(number).unwrap_or(0);
+        signal_hook::flag::register_usize(number, Arc::clone(&signal), value)?;
+    }
+    let interrupted = || {
+        let number = i32::try_from(signal.load(Ordering::SeqCst)).unwrap_or(0);
+        (number != 0).then_some(number)
+    };
+    output::say(WARNING);
+    let options = Options {
+        program: std::env::current_exe()?,
+        config,
+        command: arguments.command,
+        after: arguments.after.unwrap_or_default(),
+        patience: Duration::from_secs(arguments.seconds),
+        show: arguments.show_output.then(|| Box::new(io::stderr()) as _),
+        keep: arguments.keep,
+        interrupted: &interrupted,
+    };
+    let mut tell = |step: &Step| {
+        if !global.json {
+            // The result is told at the end, too.
+            let _ = output::print(&line(step));
+        }
+    };
+    let report = rehearse(options, &mut tell).map_err(failure)?;
+    if global.json {
+        output::print_json(&report)?;
+    } else {
+        output::print(&verdict(&report))?;
+    }
+    Ok(ExitCode::from(u8::from(!report.pass)))
+}
+
+fn failure(error: RehearsalError) -> Failure {
+    let code = match &error {
+        RehearsalError::Interrupted(signal) => u8::try_from(128 + signal).unwrap_or(OURS),
+        RehearsalError::Folder { .. }
+        | RehearsalError::File { .. }
+        | RehearsalError::Start { .. }
+        | RehearsalError::Thread(_)
+        | RehearsalError::Wait(_) => OURS,
+    };
+    Failure {
+        code,
+        ..Failure::from(error)
+    }
+}
+
+fn line(step: &Step) -> String {
+    let outcome = match step.outcome {
+        Outcome::Ok => "ok",
+        Outcome::Note => "note",
+        Outcome::Failed => "FAILED",
+    };
+    let (name, detail) = (step.name, &step.detail);
+    format!("{outcome:OUTCOME_WIDTH$}  {name:NAME_WIDTH$}  {detail}\n")
+}
+
+fn verdict(report: &Report) -> String {
+    let kept = report.kept.as_ref();
+    let kept = kept.map_or_else(String::new, |folder| {
+        format!("kept in {}\n", folder.display())
+    });
+    if let Some(failure) = &report.failure {
+        return format!("FAIL: {}\n  -> {}\n{kept}", failure.reason, failure.remedy);
+    }
+    let figures = &report.figures;
+    let times = |times: &[f64]| {
+        let times: Vec<String> = times.iter().map(|time| time_in_words(*time)).collect();
+        times.join(", ")
+    };
+    let mut rows = vec![
+        ("frozen", times(&figures.freeze_seconds)),
+        (
+            "durable",
+            format!("after {}", times(&figures.durable_seconds)),
+        ),
+    ];
+    rows.extend(
+        figures
+            .restore_seconds
+            .map(|time| ("restore", time_in_words(time))),
+    );
+    if let (Some(raw), Some(stored)) = (figures.raw_bytes, figures.stored_bytes) {
+        let added = figures
+            .added_bytes
+            .map(|bytes| format!(", the next one {} more", size(bytes)));
+        let added = added.unwrap_or_default();
+        rows.push((
+            "image",
+            format!("{}, {} stored{added}", size(raw), size(stored)),
+        ));
+    }
+    rows.extend(interval(report).map(|text| ("interval", text)));
+    let rows: String = rows
+        .iter()
+        .map(|(name, value)| format!("  {name:NAME_WIDTH$}{value}\n"))
+        .collect();
+    format!("PASS: the job was killed and came back\n{rows}{kept}")
+}
+
+fn interval(report: &Report) -> Option<String> {
+    let interval = as_argument(report.figures.interval_seconds?);
+    let why = report.figures.interval_why.as_ref()?;
+    Some(format!("--interval {interval}, or auto; {why}"))
+}
+
+/// As `--interval` takes it.
+fn as_argument(seconds: u64) -> String {
+    match seconds {
+        seconds if seconds % 60 == 0 => format!("{}m", seconds / 60),
+        seconds => format!("{seconds}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rehearsal::Figures;
+
+    fn report() -> Report {
+        Report {
+            pass: true,
+            failure: None,
+            command: vec!["train".to_owned()],
+            steps: Vec::new(),
+            figures: Figures {
+                freeze_seconds: vec![0.5, 0.4],
+                durable_seconds: vec![2.0, 1.0],
+                restore_seconds: Some(1.5),
+                raw_bytes: Some(1 << 30),
+                stored_bytes: Some(1 << 20),
+                added_bytes: Some(1 << 10),
+                interval_seconds: Some(150),
+                interval_why: Some("arithmetic".to_owned()),
+                assumed_mtbf_seconds: Some(21_600.0),
+            },
+            kept: None,
+        }
+    }
+
+    #[test]
+    fn a_pass_tells_what_was_measured_and_what_follows() {
+        let text = verdict(&report());
+        for part in [
+            "PASS: ",
+            "frozen    0.50 s, 0.40 s\n",
+            "restore   1.5 s\n",
+            "image     1.0 GiB, 1.0 MiB stored, the next one 1.0 KiB more\n",
+            "interval  --interval 150s, or auto; arithmetic",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+
+    #[test]
+    fn a_fail_tells_why_and_what_to_do() {
+        let failure = crate::rehearsal::Failure {
+            kind: None,
+            reason: "no".to_owned(),
+            remedy: "do".to_owned(),
+        };
+        let failed = Report {
+            pass: false,
+            failure: Some(failure),
+            kept: Some("/k".into()),
+            ..report()
+        };
+        assert_eq!(verdict(&failed), "FAIL: no\n  -> do\nkept in /k\n");
+    }
+
+    #[test]
+    fn an_interval_is_written_as_the_option_takes_it() {
+        for seconds in [10, 150, 3600] {
+            let text = as_argument(seconds);
+            assert_eq!(
+                parse_duration(&text).unwrap(),
+                Duration::from_secs(seconds),
+                "{text}"
+            );
+        }
+    }
+}

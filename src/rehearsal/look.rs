@@ -1,0 +1,74 @@
+//! What the job does, as seen from outside.
+
+use std::collections::BTreeSet;
+
+use procfs::process::Process as ProcessEntry;
+
+use super::compare::Files;
+use crate::job;
+
+/// The job at one moment.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Look {
+    /// Its processes, as it sees them.
+    pub processes: BTreeSet<i32>,
+    /// The same, as the machine sees them.
+    host_pids: Vec<i32>,
+    /// CPU time that they, and those of their children that have ended, have used since they began, or were restored.
+    pub cpu_seconds: f64,
+    /// Resident memory, bytes.
+    pub memory: u64,
+}
+
+impl Look {
+    /// The job whose first process (a host pid) this is, with the orphans that its parent has adopted; `None` when it is
+    /// gone.
+    pub(super) fn at(job: i32) -> Option<Self> {
+        let root = ProcessEntry::new(job)
+            .and_then(|entry| entry.stat())
+            .ok()?
+            .ppid;
+        let processes = job::tree(root).ok()?;
+        let mut look = Self::default();
+        for process in processes.iter().filter(|process| process.host_pid != root) {
+            look.processes.insert(process.pid);
+            look.host_pids.push(process.host_pid);
+            look.cpu_seconds += cpu_seconds(process.host_pid);
+            look.memory += process.resident;
+        }
+        (!look.processes.is_empty()).then_some(look)
+    }
+
+    /// This, with the processes alone that are there later, too.
+    pub(super) fn still_there(mut self, later: &Self) -> Self {
+        self.processes.retain(|pid| later.processes.contains(pid));
+        self
+    }
+
+    /// Files that it writes; those of processes that can be read.
+    pub(super) fn files(&self) -> Files {
+        let open = self
+            .host_pids
+            .iter()
+            .filter_map(|pid| job::collect(&[*pid]).ok());
+        Files::of(&open.flatten().collect::<Vec<_>>())
+    }
+}
+
+fn cpu_seconds(pid: i32) -> f64 {
+    let Ok(stat) = ProcessEntry::new(pid).and_then(|entry| entry.stat()) else {
+        return 0.0;
+    };
+    let of_children = stat
+        .cutime
+        .saturating_add(stat.cstime)
+        .max(0)
+        .unsigned_abs();
+    let ticks = stat
+        .utime
+        .saturating_add(stat.stime)
+        .saturating_add(of_children);
+    #[expect(clippy::cast_precision_loss, reason = "exact below 2^53 ticks")]
+    let seconds = ticks as f64 / procfs::ticks_per_second() as f64;
+    seconds
+}

@@ -1,0 +1,238 @@
+//! The rehearsal, from the first look at the machine to the verdict.
+//!
+//! ```text
+//! machine → start → computes → snapshot → goes on → kill → restore → goes on → compare → snapshot again → end
+//! ```
+//! Each step adds a line to the report; the first that fails ends the rehearsal.
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::RehearsalError;
+use super::acts::Acts;
+use super::report::{Failure, Outcome, Report, Step};
+use super::trial::{Setup, Trial};
+use crate::config::Config;
+use crate::criu::Search;
+use crate::supervisor::doctor::{self, Status};
+use crate::supervisor::interval::{Cost, Rules, Seen, choose};
+
+/// What to rehearse, and how.
+pub struct Options<'a> {
+    /// ckpt-run's own program.
+    pub program: PathBuf,
+    /// The user's settings. Images go beside its store, not into it.
+    pub config: Config,
+    /// The job's command line.
+    pub command: Vec<OsString>,
+    /// How long the job computes before its first snapshot, at least.
+    pub after: Duration,
+    /// How long the job is given to show that it computes, at each step.
+    pub patience: Duration,
+    /// Where the job's output goes, besides its files.
+    pub show: Option<Box<dyn Write + 'a>>,
+    /// Leave images, logs and output where they are.
+    pub keep: bool,
+    /// The number of the signal that asked us to stop, if one did.
+    pub interrupted: &'a dyn Fn() -> Option<i32>,
+}
+
+/// How a rehearsal ends before its last step.
+pub(super) enum End {
+    /// The job, or the machine, failed.
+    Failed(Failure),
+    /// We failed.
+    Error(RehearsalError),
+}
+
+impl From<RehearsalError> for End {
+    fn from(error: RehearsalError) -> Self {
+        Self::Error(error)
+    }
+}
+
+impl End {
+    pub(super) fn failed(reason: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self::Failed(Failure {
+            kind: None,
+            reason: reason.into(),
+            remedy: remedy.into(),
+        })
+    }
+}
+
+/// The report as it grows.
+pub(super) struct Book<'a> {
+    pub report: Report,
+    tell: &'a mut dyn FnMut(&Step),
+}
+
+impl Book<'_> {
+    pub(super) fn note(&mut self, name: &'static str, outcome: Outcome, detail: impl Into<String>) {
+        let detail = detail.into();
+        let step = Step {
+            name,
+            outcome,
+            detail,
+        };
+        (self.tell)(&step);
+        self.report.steps.push(step);
+    }
+
+    /// A step that fails, with its reason.
+    pub(super) fn failed(&mut self, name: &'static str, end: End) -> End {
+        if let End::Failed(failure) = &end {
+            let reason = failure.reason.clone();
+            self.note(name, Outcome::Failed, reason);
+        }
+        end
+    }
+}
+
+/// Runs the job in a trial and says whether it can be kept alive. `tell` hears of each step as it is done.
+///
+/// Must be called from the process's main thread: the trial's supervisor ends with the thread that started it.
+///
+/// # Errors
+/// When the rehearsal could not be brought to an end; what the job cannot do is in the report. In every case the job is
+/// ended, and nothing is left but what was to be kept.
+pub fn rehearse(
+    options: Options<'_>,
+    tell: &mut dyn FnMut(&Step),
+) -> Result<Report, RehearsalError> {
+    let words = options.command.iter();
+    let report = Report {
+        pass: false,
+        failure: None,
+        command: words
+            .map(|word| word.to_string_lossy().into_owned())
+            .collect(),
+        steps: Vec::new(),
+        figures: super::Figures::default(),
+        kept: None,
+    };
+    let mut book = Book { report, tell };
+    let end = machine(&options.config, &mut book).and_then(|()| trial(options, &mut book));
+    let mut report = book.report;
+    match end {
+        Ok(()) => report.pass = true,
+        Err(End::Failed(mut failure)) => {
+            if report.kept.is_none() {
+                failure.reason = without_log(&failure.reason);
+            }
+            report.failure = Some(failure);
+        }
+        Err(End::Error(error)) => return Err(error),
+    }
+    Ok(report)
+}
+
+/// What would fail anyway fails at once.
+fn machine(config: &Config, book: &mut Book<'_>) -> Result<(), End> {
+    const NAME: &str = "machine";
+    let checks = doctor::examine(&config.store, &Search::new(config.criu.path.clone()));
+    let Some(problem) = checks.iter().find(|check| check.status == Status::Problem) else {
+        book.note(NAME, Outcome::Ok, "it can snapshot and restore jobs");
+        return Ok(());
+    };
+    let reason = format!("{}: {}", problem.name, problem.detail);
+    let end = End::failed(reason, problem.remedy.clone().unwrap_or_default());
+    Err(book.failed(NAME, end))
+}
+
+fn trial(options: Options<'_>, book: &mut Book<'_>) -> Result<(), End> {
+    let mut trial = Trial::start(Setup {
+        program: &options.program,
+        config: &options.config,
+        command: &options.command,
+        show: options.show,
+        interrupted: options.interrupted,
+    })?;
+    let mut acts = Acts {
+        trial: &mut trial,
+        book,
+        after: options.after,
+        patience: options.patience,
+    };
+    let played = acts.play();
+    book.report.kept = trial.end(options.keep);
+    played?;
+    suggest(Rules::from(&options.config.snapshot), book);
+    Ok(())
+}
+
+/// What `interval = "auto"` would choose.
+fn suggest(rules: Rules, book: &mut Book<'_>) {
+    let figures = &mut book.report.figures;
+    let longest = |times: &[f64]| {
+        let longest = times.iter().copied().fold(0.0, f64::max);
+        Duration::try_from_secs_f64(longest).unwrap_or(Duration::MAX)
+    };
+    let freeze = longest(&figures.freeze_seconds);
+    let cost = Cost {
+        freeze,
+        slowdown: Duration::ZERO,
+        writing: longest(&figures.durable_seconds).saturating_sub(freeze),
+    };
+    let seen = Seen {
+        cost: Some(cost),
+        ..Seen::default()
+    };
+    let chosen = choose(rules, seen);
+    figures.interval_seconds = Some(rounded(chosen.interval));
+    figures.interval_why = Some(chosen.to_string());
+    figures.assumed_mtbf_seconds = Some(chosen.mtbf.as_secs_f64());
+}
+
+/// In seconds; never 0. The assumption is no better than that.
+fn rounded(time: Duration) -> u64 {
+    let seconds = time.as_secs();
+    let step = match seconds {
+        ..60 => 5,
+        60..300 => 10,
+        300..3600 => 60,
+        3600.. => 600,
+    };
+    (seconds.saturating_add(step / 2) / step * step).max(step)
+}
+
+/// Without the path of a log that is gone with the trial.
+fn without_log(reason: &str) -> String {
+    match reason.split_once(" (log: ") {
+        Some((reason, log)) => {
+            let rest = log.split_once(')').map_or("", |(_, rest)| rest);
+            format!("{reason}{rest}")
+        }
+        None => reason.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interval_is_rounded_to_what_people_say() {
+        for (seconds, expected) in [
+            (0, 5),
+            (7, 5),
+            (46, 45),
+            (208, 210),
+            (929, 900),
+            (5000, 4800),
+        ] {
+            assert_eq!(rounded(Duration::from_secs(seconds)), expected, "{seconds}");
+        }
+    }
+
+    #[test]
+    fn a_log_that_is_gone_is_not_named() {
+        assert_eq!(
+            without_log("cannot dump: x (CRIU: y); do z (log: /t/logs/1.log)"),
+            "cannot dump: x (CRIU: y); do z"
+        );
+        assert_eq!(without_log("plain"), "plain");
+    }
+}

@@ -1,0 +1,56 @@
+//! What to do about a snapshot that failed, by the kind of the failure. Reasons often say it themselves, and more exactly.
+
+/// What to do; `kind` is a word of the event log.
+pub(super) fn of_snapshot(kind: Option<&str>) -> &'static str {
+    match kind {
+        Some("busy") => {
+            "let the GPU's work in flight end sooner, or raise snapshot.lock_timeout or snapshot.timeout, and rehearse again"
+        }
+        Some("changed") => {
+            "rehearse again with --after, when the job has started all its processes"
+        }
+        Some("unsupported") => {
+            "change what the reason names; docs/guide/troubleshooting.md and the README (\"What cannot be restored\") \
+             know what can be had instead"
+        }
+        Some("memory") => {
+            "free host memory, raise the limit of the container, or set cuda.memory = \"resident\""
+        }
+        Some("disk") => "free disk space, or choose another --store",
+        Some("privilege") => "run as root; in a container, with CAP_SYS_ADMIN and CAP_SYS_PTRACE",
+        Some("driver") => "look at `ckpt-run doctor`; a newer NVIDIA driver may help",
+        Some("criu") => {
+            "let the job do without what the reason names (docs/guide/troubleshooting.md); --keep keeps CRIU's log"
+        }
+        Some("store") => "look at the disk that the store is on, or choose another --store",
+        _ => "rehearse again with --keep and look at the logs",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::supervisor::FailureKind;
+
+    #[test]
+    fn kinds_that_a_user_can_do_something_about_have_a_remedy_of_their_own() {
+        let kinds = [
+            FailureKind::Busy,
+            FailureKind::Changed,
+            FailureKind::Unsupported,
+            FailureKind::Memory,
+            FailureKind::Disk,
+            FailureKind::Privilege,
+            FailureKind::Driver,
+            FailureKind::Criu,
+            FailureKind::Store,
+        ];
+        for kind in kinds {
+            assert_ne!(
+                of_snapshot(Some(kind.as_str())),
+                of_snapshot(None),
+                "{kind:?}"
+            );
+        }
+    }
+}

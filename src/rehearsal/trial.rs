@@ -1,0 +1,360 @@
+//! The trial: a supervisor like any other, as a child process, with a store and a folder of its own. It ends with what
+//! is dropped here, and leaves nothing behind.
+
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, IsTerminal, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+
+use super::RehearsalError;
+use super::compare::Part;
+use crate::clock;
+use crate::config::{
+    Config, Interval, LogLevel, Metrics, RestartLimit, RestartPolicy, Tty, WithoutImage,
+};
+use crate::history::{self, Event};
+use crate::supervisor::remove_work_folder;
+
+/// How the folder's name begins; a dot, for the job may look at what is in its folder.
+const FOLDER_PREFIX: &str = ".ckpt-run-rehearsal-";
+/// The supervisor's option that ends it with us, if we are killed.
+const END_WITH_PARENT: &str = "--end-with-parent";
+/// Between two looks at the trial: far below what anybody notices, and a small part of one CPU.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+/// Between the kill and the restore: the output before the kill is read meanwhile.
+const BACKOFF: Duration = Duration::from_millis(500);
+/// The end of a supervisor that has nothing to save. A driver's call that it waits for may take longer.
+const END_LIMIT: Duration = Duration::from_secs(20);
+/// Output before the snapshot that is looked at again after the restore.
+const OLD_BYTES_MAX: u64 = 64 << 10;
+/// Output after the snapshot that is compared: as much as a supervisor compares.
+const NEW_BYTES_MAX: u64 = 4 << 20;
+/// Output that is passed on at a time.
+const SHOWN_BYTES_MAX: u64 = 64 << 10;
+/// The end of the messages that a reason is looked for in.
+const TAIL_BYTES_MAX: u64 = 4 << 10;
+
+/// What a trial is made of.
+pub(super) struct Setup<'a> {
+    /// ckpt-run's own program.
+    pub program: &'a Path,
+    /// The user's settings.
+    pub config: &'a Config,
+    /// The job.
+    pub command: &'a [OsString],
+    /// Where the job's output and the supervisor's messages go, besides their files.
+    pub show: Option<Box<dyn Write + 'a>>,
+    /// The number of the signal that asked us to stop, if one did.
+    pub interrupted: &'a dyn Fn() -> Option<i32>,
+}
+
+/// A supervisor under trial. Ended, and its folder removed, when dropped.
+pub(super) struct Trial<'a> {
+    folder: TempDir,
+    child: Child,
+    ended: Option<ExitStatus>,
+    /// Crashes that are of our making.
+    pub crashes_known: usize,
+    show: Option<Box<dyn Write + 'a>>,
+    shown: [u64; 2],
+    interrupted: &'a dyn Fn() -> Option<i32>,
+}
+
+impl<'a> Trial<'a> {
+    /// Starts the supervisor and, through it, the job. To be called from the main thread: the supervisor ends with the
+    /// thread that started it.
+    pub(super) fn start(setup: Setup<'a>) -> Result<Self, RehearsalError> {
+        let folder = folder(&setup.config.store)?;
+        let settings = folder.path().join("config.toml");
+        let store = folder.path().join("store");
+        private_file(&settings)
+            .and_then(|mut file| {
+                file.write_all(for_trial(setup.config, store).to_toml().as_bytes())
+            })
+            .map_err(file_error(&settings))?;
+        let [stdout, stderr] = output_paths(folder.path());
+        let open = |path: &Path| private_file(path).map_err(file_error(path));
+        let mut command = Command::new(setup.program);
+        command
+            .arg("--config")
+            .arg(&settings)
+            .args(["run", END_WITH_PARENT, "--"])
+            .args(setup.command)
+            .stdin(stdin())
+            .stdout(open(&stdout)?)
+            .stderr(open(&stderr)?)
+            // Ctrl-C is for us, who end it.
+            .process_group(0);
+        for (name, _) in std::env::vars_os() {
+            // All settings are in the file, and to systemd we are not the run that it waits for.
+            if name.as_encoded_bytes().starts_with(b"CKPT_RUN_") || name == "NOTIFY_SOCKET" {
+                command.env_remove(name);
+            }
+        }
+        let child = command.spawn().map_err(|source| RehearsalError::Start {
+            program: setup.program.to_owned(),
+            source,
+        })?;
+        Ok(Self {
+            folder,
+            child,
+            ended: None,
+            crashes_known: 0,
+            show: setup.show,
+            shown: [0; 2],
+            interrupted: setup.interrupted,
+        })
+    }
+
+    pub(super) fn store(&self) -> PathBuf {
+        self.folder.path().join("store")
+    }
+
+    /// What the event log has.
+    pub(super) fn events(&self) -> Vec<Event> {
+        let entries = history::entries(&history::path(&self.store()));
+        entries.map(|entry| entry.event).collect()
+    }
+
+    /// Whether the supervisor has ended.
+    pub(super) fn has_ended(&mut self) -> Result<bool, RehearsalError> {
+        if self.ended.is_none() {
+            self.ended = self.child.try_wait().map_err(RehearsalError::Wait)?;
+        }
+        Ok(self.ended.is_some())
+    }
+
+    /// Looks at the trial until there is an answer; `None` when there was none within the limit.
+    pub(super) fn wait<T>(
+        &mut self,
+        limit: Duration,
+        mut look: impl FnMut(&mut Self) -> Result<Option<T>, RehearsalError>,
+    ) -> Result<Option<T>, RehearsalError> {
+        let begun = clock::now();
+        loop {
+            if let Some(signal) = (self.interrupted)() {
+                return Err(RehearsalError::Interrupted(signal));
+            }
+            self.show();
+            if let Some(answer) = look(self)? {
+                return Ok(Some(answer));
+            }
+            if begun.elapsed() >= limit {
+                return Ok(None);
+            }
+            thread::sleep(LOOK_INTERVAL);
+        }
+    }
+
+    /// Bytes that the job has written to stdout and stderr.
+    pub(super) fn output_bytes(&self) -> [u64; 2] {
+        output_paths(self.folder.path())
+            .map(|path| fs::metadata(path).map_or(0, |metadata| metadata.len()))
+    }
+
+    /// What is on stdout around this place.
+    pub(super) fn output_around(&self, place: u64) -> Result<Part, RehearsalError> {
+        let [path, _] = output_paths(self.folder.path());
+        let read = || -> io::Result<Part> {
+            let begin = place.saturating_sub(OLD_BYTES_MAX);
+            Ok(Part {
+                old: bytes(&path, begin, place - begin)?,
+                new: bytes(&path, place, NEW_BYTES_MAX)?,
+            })
+        };
+        read().map_err(file_error(&path))
+    }
+
+    /// The last lines of the job's stderr, or of the supervisor's messages there, joined.
+    pub(super) fn last_words(&self, of_the_supervisor: bool) -> Option<String> {
+        const LINES: usize = 3;
+        let [_, path] = output_paths(self.folder.path());
+        let begin = self.output_bytes()[1].saturating_sub(TAIL_BYTES_MAX);
+        let tail = bytes(&path, begin, TAIL_BYTES_MAX).ok()?;
+        let tail = String::from_utf8_lossy(&tail);
+        let wanted = |line: &&str| {
+            !line.trim().is_empty() && line.starts_with("ckpt-run: ") == of_the_supervisor
+        };
+        let mut lines: Vec<&str> = tail.lines().rev().filter(wanted).take(LINES).collect();
+        lines.reverse();
+        let lines = lines
+            .iter()
+            .map(|line| line.trim_start_matches("ckpt-run: "));
+        let words = lines.collect::<Vec<_>>().join(" / ");
+        (!words.is_empty()).then_some(words)
+    }
+
+    /// Passes new output on. What is written again after a restore is passed on once.
+    fn show(&mut self) {
+        let Some(show) = &mut self.show else { return };
+        for (path, shown) in output_paths(self.folder.path()).iter().zip(&mut self.shown) {
+            let new = bytes(path, *shown, SHOWN_BYTES_MAX).unwrap_or_default();
+            *shown += new.len() as u64;
+            // A reader that went away misses nothing that it wants.
+            let _ = show.write_all(&new);
+        }
+    }
+
+    /// Ends the supervisor and the job; the folder, where it is to be kept.
+    pub(super) fn end(mut self, keep: bool) -> Option<PathBuf> {
+        self.stop();
+        self.show();
+        self.folder.disable_cleanup(keep);
+        keep.then(|| self.folder.path().to_owned())
+    }
+
+    fn stop(&mut self) {
+        if self.ended.is_some() {
+            return;
+        }
+        let pid = i32::try_from(self.child.id()).ok().map(Pid::from_raw);
+        if let Some(pid) = pid {
+            // With no time to save anything, it ends the job at once.
+            let _ = kill(pid, Signal::SIGTERM);
+        }
+        let begun = clock::now();
+        while begun.elapsed() < END_LIMIT {
+            match self.child.try_wait() {
+                Ok(None) => thread::sleep(LOOK_INTERVAL),
+                Ok(Some(status)) => {
+                    self.ended = Some(status);
+                    return;
+                }
+                Err(_) => break,
+            }
+        }
+        // The job and its sandbox die with it.
+        let _ = self.child.kill();
+        self.ended = self.child.wait().ok();
+        remove_work_folder(&self.store());
+    }
+}
+
+impl Drop for Trial<'_> {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// The user's settings, for a trial: nothing but the store in its folder is written to, and snapshots come when asked
+/// for.
+fn for_trial(config: &Config, store: PathBuf) -> Config {
+    let own = Config::default();
+    let mut config = config.clone();
+    config.store = store;
+    config.tty = Tty::Never;
+    config.snapshot.interval = Interval::Never;
+    config.snapshot.cron = None;
+    config.snapshot.grace = Duration::ZERO;
+    config.retention.keep_last = config.retention.keep_last.max(2);
+    config.restart.policy = RestartPolicy::OnFailure;
+    config.restart.max = RestartLimit::Times(1);
+    config.restart.backoff = BACKOFF;
+    config.restart.backoff_max = BACKOFF;
+    config.restart.prevent = Vec::new();
+    config.restart.without_image = WithoutImage::GiveUp;
+    // Others are not to be told, and a time without output is looked at here.
+    (config.hooks, config.hang) = (own.hooks, own.hang);
+    config.log.level = LogLevel::Warn;
+    config.log.events = None;
+    config.metrics = Metrics::default();
+    config
+}
+
+/// A folder beside the store: images go to the disk that they would be on.
+fn folder(store: &Path) -> Result<TempDir, RehearsalError> {
+    let store = std::path::absolute(store).map_err(file_error(store))?;
+    let mut folders = store.ancestors().skip(1);
+    let parent = folders.find(|folder| folder.is_dir());
+    let parent = parent.unwrap_or(Path::new("/"));
+    tempfile::Builder::new()
+        .prefix(FOLDER_PREFIX)
+        .tempdir_in(parent)
+        .map_err(|source| RehearsalError::Folder {
+            parent: parent.to_owned(),
+            source,
+        })
+}
+
+fn output_paths(folder: &Path) -> [PathBuf; 2] {
+    ["stdout", "stderr"].map(|name| folder.join(name))
+}
+
+fn private_file(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .append(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+}
+
+/// Ours, for the job may read it; not a terminal, which it would wait for.
+fn stdin() -> Stdio {
+    if io::stdin().is_terminal() {
+        Stdio::null()
+    } else {
+        Stdio::inherit()
+    }
+}
+
+fn bytes(path: &Path, begin: u64, most: u64) -> io::Result<Vec<u8>> {
+    let mut file = File::open(path)?;
+    file.seek(SeekFrom::Start(begin))?;
+    let mut bytes = Vec::new();
+    file.take(most).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn file_error(path: &Path) -> impl FnOnce(io::Error) -> RehearsalError {
+    let path = path.to_owned();
+    move |source| RehearsalError::File { path, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trial_has_the_users_settings_but_touches_nothing_of_the_users() {
+        let mut users = Config::default();
+        users.files.keep_content = 4711;
+        users.log.events = Some("/events".into());
+        users.metrics.textfile = Some("/x.prom".into());
+        users.snapshot.interval = Interval::Every(Duration::from_secs(1));
+        let trial = for_trial(&users, "/t".into());
+        assert_eq!(trial.files.keep_content, 4711);
+        assert_eq!(trial.store, Path::new("/t"));
+        assert_eq!(
+            (trial.log.events.clone(), trial.metrics.clone()),
+            (None, Metrics::default())
+        );
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("config.toml");
+        let mut file = private_file(&path).unwrap();
+        file.write_all(trial.to_toml().as_bytes()).unwrap();
+        let sources = crate::config::Sources {
+            system: "/nonexistent".into(),
+            user: None,
+            project: crate::config::ProjectFile::Named(path),
+            environment: Vec::new(),
+            overrides: Vec::new(),
+        };
+        assert_eq!(crate::config::load(&sources).unwrap().config, trial);
+    }
+
+    #[test]
+    fn the_folder_is_beside_the_store_even_where_that_is_not_there_yet() {
+        let place = tempfile::tempdir().unwrap();
+        let made = folder(&place.path().join("not/yet/there")).unwrap();
+        assert_eq!(made.path().parent(), Some(place.path()));
+    }
+}

@@ -1,0 +1,371 @@
+//! What the event log tells of the newest run, as the page needs it: bounded, and placed on one axis of time.
+
+use std::collections::VecDeque;
+
+use jiff::Timestamp;
+use serde::Serialize;
+
+use super::text::{clean, finite};
+use super::told::told;
+use crate::history::{Account, Entry, Event, Phase, Summary};
+use crate::supervisor::ImageFacts;
+
+/// Snapshots that are drawn: a bar each, on a phone three pixels wide.
+const SNAPSHOTS_MAX: usize = 120;
+/// Rows of the table: what a reader scrolls through.
+const ROWS_MAX: usize = 200;
+/// Marks and spans on the timeline: more would be one bar of colour, and megabytes of page.
+const MARKS_MAX: usize = 2000;
+/// Versions of ckpt-run that are named.
+const VERSIONS_MAX: usize = 5;
+
+/// A run. Durations are seconds, places on the axis seconds since the run began, by the clock on the wall.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Story {
+    /// The job's command line.
+    pub command: Vec<String>,
+    /// What it comes to.
+    pub summary: Summary,
+    /// How it ended and with which exit code; null while it runs, or when it was killed.
+    pub ended: Option<(String, u8)>,
+    /// Length of the axis.
+    pub seconds: f64,
+    /// When the last event was.
+    pub last: Option<Timestamp>,
+    /// Versions of ckpt-run, newest last.
+    pub versions: Vec<String>,
+    /// Where it ran, where that is known.
+    pub machine: Option<Machine>,
+    /// The newest snapshots, oldest first.
+    pub snapshots: Vec<Snapshot>,
+    /// What happened at one moment; the newest ones.
+    pub marks: Vec<Mark>,
+    /// What took time; the newest ones.
+    pub spans: Vec<Span>,
+    /// The newest events, newest first.
+    pub rows: Vec<Row>,
+    /// Events that the rows leave out.
+    pub left_out: usize,
+}
+
+/// Where the run was, by its newest image.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Machine {
+    /// Host name.
+    pub host: String,
+    /// Kernel release.
+    pub kernel: String,
+    /// CRIU's version.
+    pub criu: String,
+    /// The NVIDIA driver, for a GPU job.
+    pub driver: Option<String>,
+    /// GPU models.
+    pub gpus: Vec<String>,
+}
+
+/// A snapshot.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Snapshot {
+    /// Its image.
+    pub image: String,
+    /// When it was durable.
+    pub time: Timestamp,
+    /// Why it was taken.
+    pub trigger: String,
+    /// How long the job stood still.
+    pub freeze_seconds: f64,
+    /// From the beginning until it was durable.
+    pub durable_seconds: f64,
+    /// What the image holds.
+    pub raw_bytes: u64,
+    /// What it added to the store.
+    pub stored_bytes: u64,
+    /// What the time was spent on.
+    pub phases: Vec<Phase>,
+}
+
+/// What a mark stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MarkKind {
+    /// An image is durable.
+    Snapshot,
+    /// A snapshot came to nothing.
+    SnapshotFailed,
+    /// The job crashed or hung, or its supervisor was killed.
+    Crash,
+    /// An image became the running job.
+    Restore,
+}
+
+/// A moment.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Mark {
+    /// Its place on the axis.
+    pub at: f64,
+    /// What it is.
+    pub kind: MarkKind,
+    /// In words.
+    pub text: String,
+}
+
+/// What the job was at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SpanKind {
+    /// It computed.
+    Computing,
+    /// It was paused.
+    Paused,
+    /// It had crashed and was not back.
+    Down,
+}
+
+/// A time.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Span {
+    /// Its begin on the axis.
+    pub from: f64,
+    /// Its end.
+    pub to: f64,
+    /// What it is.
+    pub kind: SpanKind,
+}
+
+/// An event of the table.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Row {
+    /// When.
+    pub time: Timestamp,
+    /// What, in a word or two.
+    pub what: &'static str,
+    /// More of it.
+    pub detail: String,
+}
+
+impl Machine {
+    /// What an image says of it.
+    #[must_use]
+    pub fn of(facts: &ImageFacts) -> Self {
+        let cuda = facts.cuda.as_ref();
+        let gpus = cuda.map(|cuda| cuda.gpus.iter());
+        let gpus = gpus
+            .into_iter()
+            .flatten()
+            .map(|gpu| match gpu.name.as_str() {
+                "" => gpu.uuid.clone(),
+                name => name.to_owned(),
+            });
+        Self {
+            host: facts.host.clone(),
+            kernel: facts.kernel.clone(),
+            criu: facts.criu.clone(),
+            driver: cuda.map(|cuda| cuda.driver.clone()),
+            gpus: gpus.collect(),
+        }
+    }
+}
+
+impl Story {
+    /// The story of the newest run among these entries; `None` where there is no event.
+    #[must_use]
+    pub fn of(entries: impl IntoIterator<Item = Entry>, machine: Option<Machine>) -> Option<Self> {
+        let mut teller = Teller::default();
+        entries.into_iter().for_each(|entry| teller.add(entry));
+        teller.end(machine)
+    }
+}
+
+/// Reads the log event by event.
+#[derive(Default)]
+struct Teller {
+    account: Account,
+    run: Option<u64>,
+    begun: Option<Timestamp>,
+    story: Story,
+    snapshots: VecDeque<Snapshot>,
+    marks: VecDeque<Mark>,
+    spans: VecDeque<Span>,
+    rows: VecDeque<Row>,
+    told: usize,
+    /// What the job is at, and since when.
+    present: Option<(f64, SpanKind)>,
+    open: bool,
+}
+
+impl Teller {
+    fn add(&mut self, entry: Entry) {
+        if self.run != Some(entry.run) {
+            // A run that begins anew under the same supervisor was opened before it had its number.
+            *self = Self {
+                account: std::mem::take(&mut self.account),
+                run: Some(entry.run),
+                story: Story {
+                    command: std::mem::take(&mut self.story.command),
+                    versions: std::mem::take(&mut self.story.versions),
+                    ..Story::default()
+                },
+                open: self.open,
+                ..Self::default()
+            };
+        }
+        self.account.add(&entry);
+        let begun = *self.begun.get_or_insert(entry.time);
+        let since = entry.time.duration_since(begun).as_secs_f64();
+        // A clock that is set back moves nothing back.
+        self.story.seconds = self.story.seconds.max(finite(since));
+        self.story.last = Some(entry.time);
+        if let Some((what, detail)) = told(&entry.event) {
+            self.told += 1;
+            let detail = clean(&detail);
+            keep(
+                &mut self.rows,
+                Row {
+                    time: entry.time,
+                    what,
+                    detail,
+                },
+                ROWS_MAX,
+            );
+        }
+        self.place(entry);
+    }
+
+    /// On the axis.
+    fn place(&mut self, entry: Entry) {
+        match entry.event {
+            Event::Opened {
+                version, command, ..
+            } => self.opened(&clean(&version), command),
+            Event::Started { .. } | Event::Unpaused { .. } => self.turn(Some(SpanKind::Computing)),
+            Event::Snapshot {
+                image,
+                trigger,
+                freeze_seconds,
+                durable_seconds,
+                raw_bytes,
+                stored_bytes,
+                phases,
+            } => {
+                self.mark(MarkKind::Snapshot, &format!("snapshot {image}"));
+                let phases = phases.into_iter().map(|phase| Phase {
+                    seconds: finite(phase.seconds),
+                    ..phase
+                });
+                let snapshot = Snapshot {
+                    image: clean(&image),
+                    time: entry.time,
+                    trigger: clean(&trigger),
+                    freeze_seconds: finite(freeze_seconds),
+                    durable_seconds: finite(durable_seconds),
+                    raw_bytes,
+                    stored_bytes,
+                    phases: phases.collect(),
+                };
+                keep(&mut self.snapshots, snapshot, SNAPSHOTS_MAX);
+            }
+            Event::SnapshotFailed { kind, .. } if kind == "ended" => {}
+            Event::SnapshotFailed { kind, .. } => {
+                self.mark(
+                    MarkKind::SnapshotFailed,
+                    &format!("snapshot failed: {kind}"),
+                );
+            }
+            Event::Crashed { how, .. } => {
+                self.turn(Some(SpanKind::Down));
+                self.mark(MarkKind::Crash, &format!("crash: {how}"));
+            }
+            Event::Hung { reason, .. } => self.mark(MarkKind::Crash, &format!("hung: {reason}")),
+            Event::Restored { image, .. } => {
+                self.turn(Some(SpanKind::Computing));
+                self.mark(MarkKind::Restore, &format!("restored from {image}"));
+            }
+            Event::Paused { .. } => self.turn(Some(SpanKind::Paused)),
+            Event::Ended { how, code } => {
+                self.turn(None);
+                self.open = false;
+                self.story.ended = Some((clean(&how), code));
+            }
+            Event::SnapshotBegan { .. }
+            | Event::Computing { .. }
+            | Event::RestoreFailed { .. }
+            | Event::Interval { .. }
+            | Event::Hook { .. }
+            | Event::Unknown => {}
+        }
+    }
+
+    fn opened(&mut self, version: &str, command: Vec<String>) {
+        if self.open {
+            // The last one said no goodbye. When it was killed is not known; what was seen ends here.
+            self.turn(Some(SpanKind::Down));
+            self.mark(MarkKind::Crash, "ckpt-run had been killed");
+        }
+        self.open = true;
+        self.story.ended = None;
+        self.story.command = command;
+        let versions = &mut self.story.versions;
+        versions.retain(|known| known != version);
+        versions.push(version.to_owned());
+        if versions.len() > VERSIONS_MAX {
+            versions.remove(0);
+        }
+    }
+
+    /// From now on the job is at something else.
+    fn turn(&mut self, kind: Option<SpanKind>) {
+        let now = self.story.seconds;
+        if let Some((from, kind)) = self.present.take() {
+            keep(
+                &mut self.spans,
+                Span {
+                    from,
+                    to: now,
+                    kind,
+                },
+                MARKS_MAX,
+            );
+        }
+        self.present = kind.map(|kind| (now, kind));
+    }
+
+    fn mark(&mut self, kind: MarkKind, text: &str) {
+        let at = self.story.seconds;
+        keep(
+            &mut self.marks,
+            Mark {
+                at,
+                kind,
+                text: clean(text),
+            },
+            MARKS_MAX,
+        );
+    }
+
+    fn end(mut self, machine: Option<Machine>) -> Option<Story> {
+        self.run?;
+        self.turn(None);
+        let rows = self.rows.into_iter().rev().collect::<Vec<_>>();
+        Some(Story {
+            summary: self.account.summary_then(),
+            machine,
+            snapshots: self.snapshots.into(),
+            marks: self.marks.into(),
+            spans: self.spans.into(),
+            left_out: self.told - rows.len(),
+            rows,
+            ..self.story
+        })
+    }
+}
+
+/// The newest so many.
+fn keep<T>(list: &mut VecDeque<T>, item: T, most: usize) {
+    if list.len() == most {
+        list.pop_front();
+    }
+    list.push_back(item);
+}
+
+#[cfg(test)]
+pub(super) mod tests;
