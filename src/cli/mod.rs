@@ -218,27 +218,43 @@ pub fn main() -> ExitCode {
         Ok(line) => line,
         Err(error) => return wrong_line(&error, &arguments),
     };
-    let CommandLine { global, run, verb } = line;
-    let verb = match verb {
-        None if run.command.is_empty() => {
-            output::say(
-                "nothing to run: give a command after --, as in: ckpt-run -- ./train (or --help)",
-            );
-            return ExitCode::from(OURS);
-        }
-        None => Verb::Run(run),
-        Some(_) if run != run::RunArguments::default() => {
-            output::say("options of a run do not go before another verb; see ckpt-run --help");
-            return ExitCode::from(OURS);
-        }
-        Some(verb) => verb,
-    };
-    match dispatch(&global, verb) {
+    match chosen(line).and_then(|(global, verb)| dispatch(&global, verb)) {
         Ok(code) => code,
         Err(failure) => {
             output::say(&failure.text);
             ExitCode::from(failure.code)
         }
+    }
+}
+
+/// Understands a command line as [`main`] does, and does nothing. The first of the words is the program's name.
+///
+/// # Errors
+/// What is wrong with it, in words.
+pub fn parses(words: &[&str]) -> Result<(), String> {
+    match CommandLine::try_parse_from(words) {
+        Ok(line) => chosen(line).map(drop).map_err(|failure| failure.text),
+        Err(error) if is_asked_for(&error) => Ok(()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// The verb that a command line is for.
+fn chosen(line: CommandLine) -> Result<(Global, Verb), Failure> {
+    let CommandLine { global, run, verb } = line;
+    let wrong = |text: &str| Failure {
+        text: text.to_owned(),
+        code: OURS,
+    };
+    match verb {
+        None if run.command.is_empty() => Err(wrong(
+            "nothing to run: give a command after --, as in: ckpt-run -- ./train (or --help)",
+        )),
+        None => Ok((global, Verb::Run(run))),
+        Some(_) if run != run::RunArguments::default() => Err(wrong(
+            "options of a run do not go before another verb; see ckpt-run --help",
+        )),
+        Some(verb) => Ok((global, verb)),
     }
 }
 
@@ -339,13 +355,9 @@ fn open(config: &Config) -> Result<Store, Failure> {
 
 /// Explains a command line that clap does not understand; `ckpt-run ./train` lacks its `--`.
 fn wrong_line(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
-    let asked = matches!(
-        error.kind(),
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
-    );
     // A reader that went away has seen what it wanted.
     let _ = error.print();
-    if asked {
+    if is_asked_for(error) {
         return ExitCode::SUCCESS;
     }
     let about_an_option = error
@@ -360,6 +372,14 @@ fn wrong_line(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
         output::say(&format!("to run a command, put -- before it: {line}"));
     }
     ExitCode::from(OURS)
+}
+
+/// Whether it is no error: help, or the version.
+fn is_asked_for(error: &clap::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
+    )
 }
 
 /// The line with `--` before its first word that is no option, `run` or `rehearse`; `None` when there is none, or

@@ -1,0 +1,98 @@
+//! Command lines on the pages are understood by the program's own definitions.
+
+use ckpt_run::cli;
+
+use super::pages;
+
+/// Of these blocks no line is a command.
+const NO_COMMANDS: [&str; 3] = ["text", "json", "toml"];
+/// Where a shell's command ends.
+const OPERATORS: [&str; 12] = [
+    "|", "||", "&", "&&", ";", ">", ">>", "<", "2>", "2>>", "2>&1", "&>",
+];
+
+/// The command lines of ours in a shell's line: after `$ `, behind pipes, in `$(…)`, on another host.
+fn ours(line: &str) -> Vec<Vec<String>> {
+    let mut found = vec![];
+    for (place, _) in line.match_indices("$(") {
+        let inner = &line[place + 2..];
+        found.extend(ours(inner.split(')').next().unwrap_or(inner)));
+    }
+    let line = line.trim().trim_start_matches("$ ");
+    let Some(words) = shlex::split(line) else {
+        assert!(!line.starts_with("ckpt-run "), "not a shell's line: {line}");
+        return found;
+    };
+    for command in words.split(|word| OPERATORS.contains(&word.as_str())) {
+        let by_path = command.first().filter(|word| word.ends_with("/ckpt-run"));
+        let place = command.iter().position(|word| word == "ckpt-run");
+        if let Some(place) = by_path.map(|_| 0).or(place) {
+            found.push(command[place..].to_vec());
+        }
+    }
+    found
+}
+
+fn parse(line: &[String]) -> Result<(), String> {
+    let words: Vec<&str> = line.iter().map(String::as_str).collect();
+    cli::parses(&words)
+}
+
+#[test]
+fn every_command_line_is_understood() {
+    let mut count = 0;
+    for page in pages::all() {
+        let blocks = page.blocks.iter();
+        for block in blocks.filter(|block| !NO_COMMANDS.iter().any(|word| block.has(word))) {
+            for line in block.text.replace("\\\n", " ").lines() {
+                for command in ours(line) {
+                    count += 1;
+                    let understood = parse(&command);
+                    assert!(
+                        understood.is_ok(),
+                        "{}: {line}\n{}",
+                        page.path.display(),
+                        understood.unwrap_err()
+                    );
+                }
+            }
+        }
+    }
+    assert!(count > 60, "{count}");
+}
+
+#[test]
+fn every_command_in_a_sentence_is_understood() {
+    for page in pages::all() {
+        let complete = |span: &&String| !span.contains('[') && !span.contains('…');
+        let spans = page.spans.iter().filter(complete);
+        for span in spans.filter(|span| span.starts_with("ckpt-run ")) {
+            for command in ours(span) {
+                let understood = parse(&command);
+                assert!(
+                    understood.is_ok(),
+                    "{}: {span}\n{}",
+                    page.path.display(),
+                    understood.unwrap_err()
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn what_does_not_exist_is_found() {
+    for wrong in [
+        "ckpt-run lst",
+        "$ ckpt-run list --no-such-flag   # no",
+        "true | ckpt-run import",
+        "target/release/ckpt-run ./train",
+        "kill $(ckpt-run state --json | jq .pid)",
+        "ssh host ckpt-run improt -",
+    ] {
+        let commands = ours(wrong);
+        assert!(!commands.is_empty(), "{wrong}");
+        assert!(commands.iter().any(|line| parse(line).is_err()), "{wrong}");
+    }
+    assert!(ours("scripts/gpu-test --bin target/release/ckpt-run").is_empty());
+}
