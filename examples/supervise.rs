@@ -1,17 +1,22 @@
 //! A job that a Rust program supervises: `supervise STORE CMD [ARGS]` does what
-//! `ckpt-run --store STORE --interval 5m --grace 90s -- CMD` does, without the command line and its settings.
+//! `ckpt-run --store STORE --interval 5m -- CMD` does, with the settings that `ckpt-run` would have here.
 //!
-//! It needs what `ckpt-run` needs (root, CRIU). The store is used by both alike: `ckpt-run --store STORE status`
-//! and `snapshot` talk to this program.
+//! It needs what `ckpt-run` needs: root and CRIU, which a checkout has in `.criu`:
+//!
+//! ```text
+//! CKPT_RUN_CRIU=.criu cargo run --example supervise -- ./store python3 job.py
+//! ```
+//!
+//! The store is used by both alike: `ckpt-run --store STORE status` and `snapshot` talk to this program.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use ckpt_run::config::{Config, Interval};
+use ckpt_run::config::{self, ConfigError, Interval, Sources};
 use ckpt_run::cuda::GpuMap;
-use ckpt_run::supervisor::{self, RunOptions, What, chain};
+use ckpt_run::supervisor::{self, OURS, RunOptions, What, chain};
 
 fn main() -> ExitCode {
     // Parts of the work are done by copies of this program.
@@ -24,25 +29,29 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     };
     ckpt_run::telemetry::to_stderr("info");
-    match supervisor::run(options(store.into(), arguments.collect())) {
+    let options = match options(store.into(), arguments.collect()) {
+        Ok(options) => options,
+        Err(error) => return failed(&error, OURS),
+    };
+    match supervisor::run(options) {
         Ok(code) => ExitCode::from(code),
-        Err(error) => {
-            eprintln!("supervise: {}", chain(&error));
-            ExitCode::from(error.exit_code())
-        }
+        Err(error) => failed(&error, error.exit_code()),
     }
 }
 
-fn options(store: PathBuf, line: Vec<OsString>) -> RunOptions {
-    let mut config = Config {
-        store,
-        ..Config::default()
-    };
+fn options(store: PathBuf, line: Vec<OsString>) -> Result<RunOptions, ConfigError> {
+    // `Config::default()` would be the settings of no file at all.
+    let mut config = config::load(&Sources::from_process(None, vec![])?)?.config;
+    config.store = store;
     config.snapshot.interval = Interval::Every(Duration::from_secs(5 * 60));
-    config.snapshot.grace = Duration::from_secs(90);
-    RunOptions {
+    Ok(RunOptions {
         config,
         what: What::Command { line, fresh: false },
         gpu_map: GpuMap::default(),
-    }
+    })
+}
+
+fn failed(error: &dyn std::error::Error, code: u8) -> ExitCode {
+    eprintln!("supervise: {}", chain(error));
+    ExitCode::from(code)
 }

@@ -39,7 +39,12 @@ fn a_rust_program_supervises_a_job() {
     let mut command = Command::new(example());
     command
         .args([".ckpt-run", "python3", "-u", "job.py"])
-        .current_dir(place.path());
+        .current_dir(place.path())
+        .env("XDG_CONFIG_HOME", place.path());
+    let criu = Path::new(env!("CARGO_MANIFEST_DIR")).join(".criu");
+    if criu.exists() {
+        command.env("CKPT_RUN_CRIU", criu);
+    }
     let mut run = place.spawn(command, |_| {});
     place.wait_for("out", "5\n");
     place.snapshot();
