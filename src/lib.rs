@@ -8,10 +8,47 @@
 //! Those six know nothing of each other; what two of them must agree on is
 //! handed over by the supervisor; `clock` and `causes` are for all. `copier` is a process of its own that copies GPU
 //! memory, `resident` speaks to the agent in the job's processes. The command line is a thin layer over this
-//! library: [`supervisor::run`] does what `ckpt-run -- CMD` does.
+//! library: [`supervisor::run`] does what `ckpt-run -- CMD` does. The library prints nothing; what it has to say are
+//! `tracing` events, which [`telemetry::to_stderr`] shows as the command does.
 //!
 //! A program that uses [`supervisor::run`] calls [`helper_main`] first: parts of
 //! the work are done by copies of the program itself, inside the job's sandbox or beside it.
+//!
+//! ```no_run
+//! use std::process::ExitCode;
+//!
+//! use ckpt_run::config::{self, Sources};
+//! use ckpt_run::cuda::GpuMap;
+//! use ckpt_run::supervisor::{self, OURS, RunOptions, What, chain};
+//!
+//! fn main() -> ExitCode {
+//!     if let Some(code) = ckpt_run::helper_main() {
+//!         return code;
+//!     }
+//!     // The settings of all places, as for the command.
+//!     let loaded = Sources::from_process(None, vec![]).and_then(|sources| config::load(&sources));
+//!     let config = match loaded {
+//!         Ok(loaded) => loaded.config,
+//!         Err(error) => {
+//!             eprintln!("{}", chain(&error));
+//!             return ExitCode::from(OURS);
+//!         }
+//!     };
+//!     let line = vec!["python".into(), "train.py".into()];
+//!     let what = What::Command { line, fresh: false };
+//!     let gpu_map = GpuMap::default();
+//!     match supervisor::run(RunOptions { config, what, gpu_map }) {
+//!         Ok(code) => ExitCode::from(code), // the job's, or 75: saved, run me again
+//!         Err(error) => {
+//!             eprintln!("{}", chain(&error));
+//!             ExitCode::from(error.exit_code())
+//!         }
+//!     }
+//! }
+//! ```
+//! `examples/supervise.rs` is that program, run by a test. A run that goes on in another process is asked through its
+//! store: [`supervisor::request_snapshot`], [`supervisor::request_status`]; images are read through
+//! [`store::Store`], without root and without CRIU.
 
 use std::ffi::OsStr;
 use std::path::Path;

@@ -148,11 +148,21 @@ pub(super) enum Beginning {
 
 /// Supervises a job until it has ended or was saved; returns the exit code.
 ///
-/// Must be called from the process's main thread, outside of any async runtime: the sandbox dies
-/// with the thread that started it.
+/// Idempotent: with a store that holds the unfinished run of the same command it goes on from the newest good image,
+/// with a finished one it does nothing and returns 0.
+///
+/// What it expects of its process:
+/// - [`helper_main`](crate::helper_main) was called first: the sandbox is a copy of this program.
+/// - It is called from the main thread, outside of any async runtime: the sandbox dies with the thread that started it.
+/// - The process is its own meanwhile: it handles signals (SIGTERM and SIGUSR2 snapshot and stop, SIGUSR1 snapshots,
+///   SIGINT, SIGQUIT and SIGHUP go to the job), and stdin, stdout and stderr are the job's. One run a process.
+///
+/// It blocks. Requests come through the store's socket ([`request_snapshot`](super::request_snapshot) and others). A
+/// caller that is killed takes the job with it; the next call goes on from the newest image. The exit code is the
+/// job's own, 128+n when signal n killed it, or 75 when it was saved and stopped.
 ///
 /// # Errors
-/// When the run cannot begin or go on; nothing of the job runs then.
+/// When the run cannot begin or go on; nothing of the job runs then, and images are as they were.
 pub fn run(options: RunOptions) -> Result<u8, RunError> {
     machine::use_one_heap();
     let RunOptions {
