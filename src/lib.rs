@@ -8,8 +8,8 @@
 //! Those six know nothing of each other; what two of them must agree on is
 //! handed over by the supervisor; `clock` and `causes` are for all. `copier` is a process of its own that copies GPU
 //! memory, `resident` speaks to the agent in the job's processes. The command line is a thin layer over this
-//! library: [`supervisor::run`] does what `ckpt-run -- CMD` does. The library prints nothing; what it has to say are
-//! `tracing` events, which [`telemetry::to_stderr`] shows as the command does.
+//! library: [`supervisor::run`] does what `ckpt-run -- CMD` does. All but [`cli`] prints nothing; what the library has to
+//! say are `tracing` events, which [`telemetry::to_stderr`] shows as the command does.
 //!
 //! A program that uses [`supervisor::run`] calls [`helper_main`] first: parts of
 //! the work are done by copies of the program itself, inside the job's sandbox or beside it.

@@ -17,7 +17,11 @@ fn every_link_leads_to_a_page_that_is_there() {
                     panic!("{} links to {link}: {error}", page.path.display())
                 }),
             };
-            assert!(target.starts_with(root()), "{}: {link}", page.path.display());
+            assert!(
+                target.starts_with(root()),
+                "{}: {link}",
+                page.path.display()
+            );
             if !part.is_empty() {
                 let anchors = pages::read(&target).anchors;
                 let there = anchors.iter().any(|anchor| anchor == part);

@@ -73,7 +73,10 @@ impl Terminal {
     /// Runs a block, which has to end with its code: 0 at every command, or that of `run=CODE` at the last.
     pub fn run(&mut self, block: &Block) {
         self.blocks += 1;
-        let (script, done) = (format!("block-{}", self.blocks), format!("done-{}", self.blocks));
+        let (script, done) = (
+            format!("block-{}", self.blocks),
+            format!("done-{}", self.blocks),
+        );
         let (script, done) = (self.place.file(&script), self.place.file(&done));
         fs::write(&script, &block.text).unwrap();
         let mut words = block.info.split_whitespace();
@@ -118,7 +121,10 @@ impl Terminal {
     fn settle(&self, begins: bool) {
         wait_until(&format!("the run to compute; {}", self.screen()), || {
             let mut command = self.place.command(&["status", "--json"]);
-            let output = command.current_dir(&self.folder_or_place()).output().unwrap();
+            let output = command
+                .current_dir(&self.folder_or_place())
+                .output()
+                .unwrap();
             let status: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
             match output.status.code() {
                 Some(0) => {

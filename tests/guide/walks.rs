@@ -29,7 +29,9 @@ fn begun() -> Terminal {
     let place = Place::new();
     fs::write(place.file("job.py"), JOB).unwrap();
     let mut terminal = Terminal::new(place, "");
-    terminal.run(&block("ckpt-run --interval never -- python3 -u job.py >> out &"));
+    terminal.run(&block(
+        "ckpt-run --interval never -- python3 -u job.py >> out &",
+    ));
     terminal
 }
 
