@@ -315,7 +315,7 @@ pub static CAUSES: &[Cause] = &[
         &[],
         401,
         "something else is suspending or resuming this process at the same time",
-        "let it finish; what it left suspended, `ckpt-run cuda resume --pid PID` brings back",
+        "let it finish; what it left suspended, `ckpt-run cuda resume` brings back",
     ),
     cuda(
         &[],
