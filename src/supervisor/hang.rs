@@ -58,7 +58,8 @@ pub struct Finding {
     pub sign: Sign,
     /// How long it was quiet.
     pub quiet: Duration,
-    /// How long at the most: its last life was some time before the sample that showed it.
+    /// How long at the most: its last life was some time before the sample that showed it, and it may have been
+    /// silent before samples of a job that stood still, which do not count.
     pub quiet_max: Duration,
 }
 
@@ -79,8 +80,10 @@ impl fmt::Display for Finding {
 struct Watch<T> {
     limit: Duration,
     last: Option<T>,
-    /// Between the sample that showed it and the one before.
-    gap: Duration,
+    /// Since it was looked at.
+    unseen: Duration,
+    /// Since it was looked at before the look that showed its last life.
+    silent: Duration,
     quiet: Duration,
     fired: bool,
 }
@@ -90,10 +93,17 @@ impl<T: Copy> Watch<T> {
         limit.map(|limit| Self {
             limit,
             last: None,
-            gap: Duration::ZERO,
+            unseen: Duration::ZERO,
+            silent: Duration::ZERO,
             quiet: Duration::ZERO,
             fired: false,
         })
+    }
+
+    /// Time goes by, whether it is looked at or not.
+    fn pass(&mut self, counted: Duration) {
+        self.unseen += counted;
+        self.silent += counted;
     }
 
     /// `lives` compares with the last life; true when the sign fires.
@@ -107,15 +117,11 @@ impl<T: Copy> Watch<T> {
             return false;
         };
         if self.last.is_none() || lives(self, value) {
-            *self = Self {
-                limit: self.limit,
-                last: Some(value),
-                gap: counted,
-                quiet: Duration::ZERO,
-                fired: false,
-            };
+            (self.last, self.quiet, self.fired) = (Some(value), Duration::ZERO, false);
+            self.silent = std::mem::take(&mut self.unseen);
             return false;
         }
+        self.unseen = Duration::ZERO;
         self.quiet += counted;
         let fires = self.quiet >= self.limit && !self.fired;
         self.fired |= fires;
@@ -126,7 +132,7 @@ impl<T: Copy> Watch<T> {
         Finding {
             sign,
             quiet: self.quiet,
-            quiet_max: self.quiet + self.gap,
+            quiet_max: self.silent,
         }
     }
 }
@@ -152,8 +158,22 @@ impl Signs {
         }
     }
 
+    fn pass(&mut self, counted: Duration) {
+        let Self {
+            output,
+            gpu,
+            cpu,
+            heartbeat,
+        } = self;
+        output.iter_mut().for_each(|watch| watch.pass(counted));
+        gpu.iter_mut().for_each(|watch| watch.pass(counted));
+        cpu.iter_mut().for_each(|watch| watch.pass(counted));
+        heartbeat.iter_mut().for_each(|watch| watch.pass(counted));
+    }
+
     /// Takes a sample; `counted` is how long the job could have computed since the last one.
     pub fn take(&mut self, sample: &Sample, counted: Duration) -> Option<Finding> {
+        self.pass(counted);
         if sample.stopped {
             return None;
         }
@@ -244,6 +264,8 @@ mod tests {
         assert_eq!(signs.take(&output(7), 2 * SECOND), None);
         let found = signs.take(&output(7), 2 * SECOND).unwrap();
         assert_eq!(found.to_string(), "no output for 4s");
+        // It may have been silent all the time.
+        assert_eq!(found.quiet_max, 104 * SECOND);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! ```
 //! What follows on its end is as after any crash.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -40,7 +41,7 @@ const SAMPLES: u32 = 10;
 const PERIOD_MIN: Duration = Duration::from_millis(100);
 const PERIOD_MAX: Duration = Duration::from_secs(15);
 const PERIOD_GPU: Duration = Duration::from_secs(1);
-/// Images of a silence that are remembered: one a second in the longest limit would be more than any store keeps.
+/// Newest images that are remembered, for those of a silence: more than any store keeps.
 const IMAGES_MAX: usize = 4096;
 
 /// The watch over a job.
@@ -48,7 +49,6 @@ const IMAGES_MAX: usize = 4096;
 pub(super) struct HangWatch {
     signs: Signs,
     period: Duration,
-    longest: Duration,
     sampler: SyncSender<Arc<Job>>,
     /// A sample is being taken.
     asked: bool,
@@ -56,7 +56,7 @@ pub(super) struct HangWatch {
     /// The computing time at the last sample.
     counted: Duration,
     /// Images of this life, with the computing time at which each was frozen and the budget before it.
-    images: Vec<Taken>,
+    images: VecDeque<Taken>,
     frozen_at: Duration,
     state: Suspicion,
 }
@@ -102,7 +102,7 @@ impl HangWatch {
             settings.heartbeat_limit(),
         ];
         let limits = limits.into_iter().flatten();
-        let (shortest, longest) = (limits.clone().min()?, limits.max()?);
+        let shortest = limits.min()?;
         let mut period = (shortest / SAMPLES).clamp(PERIOD_MIN, PERIOD_MAX);
         if settings.gpu.is_some() {
             period = period.min(PERIOD_GPU);
@@ -116,12 +116,11 @@ impl HangWatch {
         Some(Self {
             signs: Signs::new(settings),
             period,
-            longest,
             sampler: sampler(source, events.clone()),
             asked: false,
             next: clock::now(),
             counted: Duration::ZERO,
-            images: Vec::new(),
+            images: VecDeque::new(),
             frozen_at: Duration::ZERO,
             state: Suspicion::None,
         })
@@ -313,11 +312,11 @@ impl Supervisor {
     pub fn image_taken(&mut self, image: ImageId) {
         if let Some(watch) = &mut self.operation.hang {
             let at = watch.frozen_at;
-            watch.images.retain(|taken| taken.at + watch.longest >= at);
-            if watch.images.len() < IMAGES_MAX {
-                let budget = self.budget;
-                watch.images.push(Taken { image, at, budget });
+            if watch.images.len() == IMAGES_MAX {
+                watch.images.pop_front();
             }
+            let budget = self.budget;
+            watch.images.push_back(Taken { image, at, budget });
         }
     }
 
