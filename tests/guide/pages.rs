@@ -73,14 +73,16 @@ pub fn read(path: &Path) -> Page {
             }
             Event::End(TagEnd::CodeBlock) => in_block = false,
             Event::Start(Tag::Heading { .. }) => heading = Some(String::new()),
-            Event::End(TagEnd::Heading(_)) => page.anchors.extend(heading.take().map(anchor)),
+            Event::End(TagEnd::Heading(_)) => {
+                page.anchors.extend(heading.take().as_deref().map(anchor));
+            }
             Event::Start(Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. }) => {
                 page.links.push(dest_url.to_string());
             }
             Event::Text(text) if in_block => page.blocks.last_mut().unwrap().text.push_str(&text),
-            Event::Text(text) => heading.iter_mut().for_each(|all| all.push_str(&text)),
+            Event::Text(text) => add(&mut heading, &text),
             Event::Code(code) => {
-                heading.iter_mut().for_each(|all| all.push_str(&code));
+                add(&mut heading, &code);
                 page.spans.push(code.to_string());
             }
             _ => {}
@@ -89,8 +91,14 @@ pub fn read(path: &Path) -> Page {
     page
 }
 
+fn add(heading: &mut Option<String>, text: &str) {
+    if let Some(heading) = heading {
+        heading.push_str(text);
+    }
+}
+
 /// As the usual renderers name a heading.
-fn anchor(heading: String) -> String {
+fn anchor(heading: &str) -> String {
     let kept = heading.chars().filter_map(|letter| match letter {
         ' ' => Some('-'),
         '-' | '_' => Some(letter),

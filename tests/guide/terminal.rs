@@ -3,19 +3,24 @@
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use super::common::{LIMIT, Place, descendants, wait_until};
+use super::common::{Place, descendants, wait_until};
 use super::pages::Block;
 
 /// What stands for another machine: a folder of its own.
 const SSH: &str = "#!/bin/sh\nshift\ncd \"$HOST_FOLDER\" && exec \"$@\"\n";
+
+/// Longest wait for a block, which may wait for a whole job.
+const BLOCK_LIMIT: Duration = Duration::from_secs(180);
+/// Time between two looks.
+const POLL: Duration = Duration::from_millis(20);
 
 /// A terminal with a shell, in a fresh folder.
 pub struct Terminal {
@@ -73,11 +78,8 @@ impl Terminal {
     /// Runs a block, which has to end with its code: 0 at every command, or that of `run=CODE` at the last.
     pub fn run(&mut self, block: &Block) {
         self.blocks += 1;
-        let (script, done) = (
-            format!("block-{}", self.blocks),
-            format!("done-{}", self.blocks),
-        );
-        let (script, done) = (self.place.file(&script), self.place.file(&done));
+        let script = self.place.file(&format!("block-{}", self.blocks));
+        let done = self.place.file(&format!("done-{}", self.blocks));
         fs::write(&script, &block.text).unwrap();
         let mut words = block.info.split_whitespace();
         let code = words.find_map(|word| word.strip_prefix("run="));
@@ -87,13 +89,7 @@ impl Terminal {
             "set {strict}; source {script} < /dev/null; echo $? > {shown}.new; mv {shown}.new {shown}"
         );
         writeln!(self.input, "{line}").unwrap();
-        wait_until("the block to begin", || !self.screen().is_empty());
-        for _ in 0..3 {
-            // A block may wait for the whole job.
-            if self.waited(&done) {
-                break;
-            }
-        }
+        self.wait_for(&done);
         let ended = fs::read_to_string(&done).unwrap_or_default();
         assert_eq!(
             ended.trim(),
@@ -106,15 +102,13 @@ impl Terminal {
         self.settle(begins);
     }
 
-    fn waited(&mut self, done: &std::path::Path) -> bool {
-        let begun = std::time::Instant::now();
-        while begun.elapsed() < LIMIT {
-            if done.exists() || self.shell.try_wait().unwrap().is_some() {
-                return true;
-            }
-            std::thread::sleep(Duration::from_millis(20));
+    /// Waits for the file, or the shell's end.
+    fn wait_for(&mut self, done: &Path) {
+        let begun = Instant::now();
+        while !done.exists() && self.shell.try_wait().unwrap().is_none() {
+            assert!(begun.elapsed() < BLOCK_LIMIT, "{}", self.screen());
+            std::thread::sleep(POLL);
         }
-        false
     }
 
     /// What a reader does by reading on: a run that begins or comes back has the time to.
@@ -122,7 +116,7 @@ impl Terminal {
         wait_until(&format!("the run to compute; {}", self.screen()), || {
             let mut command = self.place.command(&["status", "--json"]);
             let output = command
-                .current_dir(&self.folder_or_place())
+                .current_dir(self.folder_or_place())
                 .output()
                 .unwrap();
             let status: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
