@@ -20,6 +20,10 @@ use serde::{Deserialize, Serialize};
 
 use super::replay::Replay;
 use super::terminal::line_end;
+use status_line::Bottom;
+pub use status_line::{Patience, Shown, StatusLine};
+
+mod status_line;
 
 /// Bytes taken from the pipe at once: all that the default pipe holds.
 const READ_BYTES: usize = 64 << 10;
@@ -67,6 +71,8 @@ struct State {
     replay: Replay,
     /// Pulled, not yet delivered.
     pending: VecDeque<Vec<u8>>,
+    /// A line of ours below what was delivered, where that is a terminal.
+    bottom: Bottom,
     delivering: bool,
 }
 
@@ -170,6 +176,12 @@ impl Output {
     pub fn line_writer(&self) -> impl Fn(&str) + use<> {
         let shared = Arc::clone(&self.shared);
         move |line| shared.say(line)
+    }
+
+    /// Gives a way to show a line of ours below what the job writes to the same terminal.
+    #[must_use]
+    pub fn status_line(&self) -> StatusLine {
+        StatusLine::new(&self.shared)
     }
 
     /// Sets the stream back to `mark`: cuts our own file, or gets ready to hold the repetition back.
@@ -287,7 +299,9 @@ impl Shared {
             let Some(bytes) = state.pending.pop_front() else {
                 break;
             };
+            let erase = state.bottom.make_way(self.sink.as_fd(), &bytes);
             drop(state);
+            let _ = (&self.sink).write_all(erase);
             // A reader that went away is no reason to stop the job; a write into the void is what it gets elsewhere too.
             let _ = (&self.sink).write_all(&bytes);
             state = self.lock();
