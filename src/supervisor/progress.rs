@@ -94,6 +94,8 @@ struct Present {
     since: Instant,
     bytes: Option<Bytes>,
     computes_again: bool,
+    /// The freeze that is still to be told of, and when the job began to compute.
+    untold: Option<(Duration, Instant)>,
 }
 
 /// Bytes that pass.
@@ -125,6 +127,7 @@ impl Ongoing {
             since: clock::now(),
             bytes: None,
             computes_again: false,
+            untold: None,
         });
         self.0.changed.notify_all();
         Busy(self.clone())
@@ -155,6 +158,21 @@ impl Ongoing {
         if let Some(present) = &mut self.lock().present {
             present.computes_again = true;
         }
+    }
+
+    /// That the job computes again is to be said by whoever draws.
+    fn tell_later(&self, freeze: Duration) {
+        if let Some(present) = &mut self.lock().present {
+            present.untold = Some((freeze, clock::now()));
+        }
+    }
+
+    /// The freeze that is still to be told of, if it ended that long ago or longer.
+    fn untold(&self, settled: Duration) -> Option<Duration> {
+        let mut state = self.lock();
+        let untold = &mut state.present.as_mut()?.untold;
+        let due = |(_, since): &mut (Duration, Instant)| clock::now() - *since >= settled;
+        untold.take_if(due).map(|(freeze, _)| freeze)
     }
 
     /// How far it is.

@@ -17,6 +17,10 @@ use crate::job::{Patience, Shown, StatusLine};
 /// Time between two drawings: faster than that nobody reads. What takes less is not drawn at all.
 const DRAW_INTERVAL: Duration = Duration::from_millis(200);
 
+/// A job that the freeze caught as it wrote to its terminal has written the rest by then: a line of ours would stand in
+/// the middle.
+const SETTLE_TIME: Duration = Duration::from_millis(100);
+
 /// Without a status line, what takes longer than this has people wait for the line at its end.
 const LONG: Duration = Duration::from_secs(5);
 
@@ -42,7 +46,8 @@ impl Display {
         let ongoing = ongoing.clone();
         let draw = move || {
             while ongoing.wait_for_work(DRAW_INTERVAL) {
-                line.show(Patience::Skip, || ongoing.line(clock::now()));
+                let shown = line.show(Patience::Skip, || ongoing.line(clock::now()));
+                tell_untold(&ongoing, shown);
             }
         };
         // Without a thread there is no line, and all else as ever.
@@ -79,41 +84,24 @@ impl Supervisor {
         };
         let took = begun.map_or(freeze, |begun| clock::now() - begun.monotonic);
         let shown = self.display.as_ref().map(Display::show);
-        if deserves_line(shown, took) {
-            tracing::info!(freeze = %seconds(freeze), "the job computes again");
-        } else {
-            tracing::debug!(freeze = ?freeze, "the job computes again");
+        tracing::debug!(freeze = ?freeze, ?shown, "the freeze is over");
+        match shown {
+            None if took > LONG => tell(freeze),
+            Some(Shown::Hidden) => self.shop.ongoing.tell_later(freeze),
+            // The line that says it all is next.
+            None | Some(Shown::Drawn | Shown::Over) => {}
         }
     }
 }
 
-/// Whether that the job computes again is said in a line of its own, before the one that says it all.
-fn deserves_line(shown: Option<Shown>, took: Duration) -> bool {
-    match shown {
-        Some(Shown::Drawn) => false,
-        Some(Shown::Hidden) => true,
-        // The line that says it all is next.
-        Some(Shown::Over) => false,
-        None => took > LONG,
+/// Says what the status line, which has no place, does not show.
+fn tell_untold(ongoing: &Ongoing, shown: Shown) {
+    match (ongoing.untold(SETTLE_TIME), shown) {
+        (Some(freeze), Shown::Hidden) => tell(freeze),
+        (Some(_), Shown::Drawn | Shown::Over) | (None, _) => {}
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn it_is_said_where_the_status_line_does_not_show_it_or_people_have_waited() {
-        let short = Duration::from_secs(1);
-        let long = Duration::from_secs(6);
-        for (shown, took, said) in [
-            (Some(Shown::Drawn), long, false),
-            (Some(Shown::Hidden), short, true),
-            (Some(Shown::Over), short, false),
-            (None, short, false),
-            (None, long, true),
-        ] {
-            assert_eq!(deserves_line(shown, took), said, "{shown:?} {took:?}");
-        }
-    }
+fn tell(freeze: Duration) {
+    tracing::info!(freeze = %seconds(freeze), "the job computes again");
 }

@@ -57,6 +57,23 @@ fn bytes_are_told_with_their_rate_once_there_is_one() {
 }
 
 #[test]
+fn a_freeze_is_told_of_once_and_not_before_the_jobs_output_has_settled() {
+    let ongoing = Ongoing::default();
+    let freeze = Duration::from_secs(1);
+    ongoing.tell_later(freeze);
+    assert_eq!(ongoing.untold(Duration::ZERO), None);
+    let busy = ongoing.begin(Work::Snapshot, Step::Dump);
+    ongoing.tell_later(freeze);
+    assert_eq!(ongoing.untold(Duration::from_secs(3600)), None);
+    assert_eq!(ongoing.untold(Duration::ZERO), Some(freeze));
+    assert_eq!(ongoing.untold(Duration::ZERO), None);
+    // The line that says it all was said.
+    ongoing.tell_later(freeze);
+    drop(busy);
+    assert_eq!(ongoing.untold(Duration::ZERO), None);
+}
+
+#[test]
 fn nobody_waits_for_work_that_will_not_come() {
     let ongoing = Ongoing::default();
     ongoing.close();
