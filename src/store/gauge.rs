@@ -21,8 +21,6 @@ impl Gauge {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-
     use crate::store::chunk::{CHUNK_BYTES, ZEROS};
     use crate::store::codec::tests::noise;
     use crate::store::testing::{OPTIONS, temporary_store};

@@ -1,7 +1,7 @@
 //! The status line of a snapshot or restore under way, on the screen as a terminal interprets it.
 
 use std::fs;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use nix::sys::signal::Signal;
 
@@ -150,4 +150,35 @@ fn where_stderr_is_a_file_each_event_is_one_line_without_escapes() {
     assert_eq!(errors.matches("ckpt-run: snapshot").count(), 1, "{errors}");
     screen.wait_for("end of the job");
     assert!(!screen.text().contains("ckpt-run"), "{}", screen.text());
+}
+
+#[test]
+fn a_terminal_that_others_write_to_as_well_gets_lines_only() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let screen = Screen::new(24, COLUMNS);
+    let line = r#"print(f"step {i:04d} of many", flush=True)"#;
+    let job = JOB.replace("LINE", line).replace("PAUSE", "0.05");
+    fs::write(place.file("job.py"), job).unwrap();
+    // As with `| tee`: our stdout is a pipe, and who reads it writes to our terminal.
+    let program = place.command(&["--", "python3", "job.py"]);
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "\"$@\" | cat", "sh"]);
+    shell.arg(program.get_program()).args(program.get_args());
+    for (name, value) in program.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    let mut run = screen.start_command(&place, &shell);
+    screen.wait_for("step 0003");
+    place.snapshot();
+    fs::write(place.file("go"), "").unwrap();
+    assert_eq!(run.wait(), 0);
+    screen.wait_for("end of the job");
+    let written = screen.bytes();
+    assert!(!written.contains(&0x1b), "{}", screen.text());
 }

@@ -187,16 +187,14 @@ impl Cursor {
                 self.pass_text(byte, newline_returns);
                 Escape::Outside
             }
-            (Escape::Begun, b'[') => Escape::Control,
-            (Escape::Begun, b']') => Escape::Command,
+            (Escape::Begun, b'[') | (Escape::Control, b' '..=b'?') => Escape::Control,
             (Escape::Begun, b'(' | b')') => Escape::Charset,
-            (Escape::Control, b' '..=b'?') => Escape::Control,
             // Colours, and what erases within the line.
             (Escape::Control, b'm' | b'K') | (Escape::Charset, _) | (Escape::Command, 7) => {
                 Escape::Outside
             }
             (Escape::Command, 0x1b) => Escape::CommandEnds,
-            (Escape::Command, _) => Escape::Command,
+            (Escape::Begun, b']') | (Escape::Command, _) => Escape::Command,
             (Escape::CommandEnds, b'\\') => Escape::Outside,
             (Escape::Begun | Escape::Control | Escape::CommandEnds, _) => {
                 self.moved = true;
