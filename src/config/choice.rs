@@ -1,6 +1,8 @@
 //! The words that stand for the values of an enum in files, variables and flags.
 
-use super::model::{IoUring, Isolation, LogLevel, Memory, Nccl, RestartPolicy, Tcp, WithoutImage};
+use super::model::{
+    IoUring, Isolation, LogLevel, Memory, Nccl, RestartPolicy, ShowProgress, Tcp, WithoutImage,
+};
 
 /// An enum whose values have a word each in files and flags.
 pub(super) trait Choice: Copy + PartialEq + 'static {
@@ -52,6 +54,10 @@ impl Choice for Nccl {
         ("checkpointable", Self::Checkpointable),
         ("off", Self::Off),
     ];
+}
+
+impl Choice for ShowProgress {
+    const WORDS: &'static [(&'static str, Self)] = &[("auto", Self::Auto), ("never", Self::Never)];
 }
 
 impl Choice for LogLevel {

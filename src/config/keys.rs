@@ -370,6 +370,11 @@ pub(super) const KEYS: &[Key] = &[
         get: |config| word(config.log.level),
     },
     Key {
+        path: "log.progress",
+        set: |config, value| set(&mut config.log.progress, value.choice()),
+        get: |config| word(config.log.progress),
+    },
+    Key {
         path: "log.events",
         set: |config, value| set(&mut config.log.events, optional_path(value)),
         get: |config| shown_path(config.log.events.as_ref()),

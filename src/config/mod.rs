@@ -35,7 +35,7 @@ pub use loaded::{DEFAULT_TOML, Loaded, check, load};
 pub use model::{
     Buffer, Config, Cpus, Criu, Cuda, Encryption, ExitStatus, Files, Interval, IoUring, Isolation,
     Log, LogLevel, Memory, Metrics, Nccl, Network, Restart, RestartLimit, RestartPolicy, Retention,
-    Sandbox, Snapshot, Tcp, Tty, WithoutImage,
+    Sandbox, ShowProgress, Snapshot, Tcp, Tty, WithoutImage,
 };
 pub use operation::{Hang, HangAction, HookCommand, Hooks, Jitter};
 pub use sources::{Origin, Override, ProjectFile, Sources};

@@ -335,6 +335,8 @@ pub struct Criu {
 pub struct Log {
     /// The least important messages that are still shown.
     pub level: LogLevel,
+    /// Whether snapshots and restores under way are shown on a terminal.
+    pub progress: ShowProgress,
     /// Where the run's events are written to, besides the store.
     pub events: Option<PathBuf>,
 }
@@ -348,6 +350,15 @@ pub struct Metrics {
     pub listen: Option<SocketAddr>,
     /// Whether other machines may ask.
     pub allow_remote: bool,
+}
+
+/// Whether a status line shows what is under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ShowProgress {
+    /// Where stderr is a terminal and messages of the level "info" are shown.
+    Auto,
+    /// Nowhere.
+    Never,
 }
 
 /// Importance of a message.
@@ -447,6 +458,7 @@ impl Default for Config {
             },
             log: Log {
                 level: LogLevel::Info,
+                progress: ShowProgress::Auto,
                 events: None,
             },
             metrics: Metrics::default(),

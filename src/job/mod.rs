@@ -30,7 +30,7 @@ pub use files::{Access, FilesError, OpenFile, collect, has_open};
 pub use halt::{HaltError, Halted, halt, number_inside, thread_of};
 pub use input::{Input, InputMark};
 pub use nodes::{Node, NodeKind, NodesError, needed};
-pub use output::{Output, OutputMark};
+pub use output::{Output, OutputMark, Patience, Shown, StatusLine};
 pub use process::{environment, has_mapped};
 pub use rewind::{CutAway, Plan, RewindError, plan, remove_links};
 pub use sockets::{Sockets, SocketsError};

@@ -20,9 +20,19 @@ use serde::{Deserialize, Serialize};
 
 use super::replay::Replay;
 use super::terminal::line_end;
+use status_line::Bottom;
+pub use status_line::{Patience, Shown, StatusLine};
+
+mod status_line;
 
 /// Bytes taken from the pipe at once: all that the default pipe holds.
 const READ_BYTES: usize = 64 << 10;
+
+/// Milliseconds that a line of ours waits for the rest of what the job is writing: longer than the kernel takes to wake a writer
+/// whose terminal was full, and nothing beside a snapshot, which waits for it at worst.
+const PLACE_WAIT: u8 = 10;
+/// Reads in which the end of a job's line is looked for; one that draws longer lines than these has its line torn.
+const PLACE_READS_MAX: usize = 8;
 
 /// Where a stream stood at a snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,6 +77,8 @@ struct State {
     replay: Replay,
     /// Pulled, not yet delivered.
     pending: VecDeque<Vec<u8>>,
+    /// A line of ours below what was delivered, where that is a terminal.
+    bottom: Bottom,
     delivering: bool,
 }
 
@@ -172,6 +184,12 @@ impl Output {
         move |line| shared.say(line)
     }
 
+    /// Gives a way to show a line of ours below what the job writes to the same terminal.
+    #[must_use]
+    pub fn status_line(&self) -> StatusLine {
+        StatusLine::new(&self.shared)
+    }
+
     /// Sets the stream back to `mark`: cuts our own file, or gets ready to hold the repetition back.
     /// Call after the wait of [`Output::drain`]. `same_run` is false when another supervisor made the mark: what is
     /// cut then may be somebody else's, and is kept in the file `kept`.
@@ -258,12 +276,20 @@ impl Shared {
         let mut state = self.settled();
         let end = line_end(self.sink.as_fd());
         let mut text = String::new();
-        if !state.replay.begin_foreign_line_on_terminal() {
+        let after = state.make_place();
+        let at_start = if after.is_empty() {
+            state.replay.begin_foreign_line_on_terminal()
+        } else {
+            let before = state.pending.back().and_then(|piece| piece.last());
+            before == Some(&b'\n')
+        };
+        if !at_start {
             text.push_str(end);
         }
         text.push_str(line.trim_end_matches('\n'));
         text.push_str(end);
         state.pending.push_back(text.into_bytes());
+        state.pending.push_back(after);
         // No more than that: what the job goes on to write is not our caller's work.
         let pieces = state.pending.len();
         self.deliver_some(state, pieces);
@@ -287,7 +313,9 @@ impl Shared {
             let Some(bytes) = state.pending.pop_front() else {
                 break;
             };
+            let erase = state.bottom.make_way(self.sink.as_fd(), &bytes);
             drop(state);
+            let _ = (&self.sink).write_all(erase);
             // A reader that went away is no reason to stop the job; a write into the void is what it gets elsewhere too.
             let _ = (&self.sink).write_all(&bytes);
             state = self.lock();
@@ -323,6 +351,35 @@ impl Shared {
 }
 
 impl State {
+    /// Looks for a place for a line of ours that tears nothing: a job that writes faster than we read is met in the
+    /// middle of what it draws. Returns what comes after that place; all before it is pending.
+    fn make_place(&mut self) -> Vec<u8> {
+        for _ in 0..PLACE_READS_MAX {
+            if !self.replay.is_inside_line() || !self.comes_more() {
+                break;
+            }
+            let before = self.pending.len();
+            if !matches!(self.pull(), Ok(true)) {
+                break;
+            }
+            if let Some(piece) = self.pending.get_mut(before)
+                && let Some(place) = last_place(piece)
+            {
+                return piece.split_off(place);
+            }
+        }
+        Vec::new()
+    }
+
+    /// Whether the job writes more within a moment.
+    fn comes_more(&self) -> bool {
+        let Some(source) = &self.source else {
+            return false;
+        };
+        let mut watched = [PollFd::new(source.as_fd(), PollFlags::POLLIN)];
+        poll(&mut watched, PLACE_WAIT).is_ok_and(|ready| ready > 0)
+    }
+
     /// Takes what the pipe holds, up to one read; false when it is empty or has ended.
     fn pull(&mut self) -> io::Result<bool> {
         let Some(source) = &mut self.source else {
@@ -342,6 +399,14 @@ impl State {
             Err(error) => Err(error),
         }
     }
+}
+
+/// Where in the bytes a line begins or is drawn anew.
+fn last_place(bytes: &[u8]) -> Option<usize> {
+    let place = bytes
+        .iter()
+        .rposition(|byte| *byte == b'\n' || *byte == b'\r')?;
+    Some(place + usize::from(bytes[place] == b'\n'))
 }
 
 #[cfg(test)]

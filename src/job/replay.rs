@@ -32,6 +32,12 @@ impl Replay {
         self.next
     }
 
+    /// Whether the job may be in the middle of what it draws, where somebody else's line would tear it.
+    pub fn is_inside_line(&self) -> bool {
+        let last = self.history.back();
+        self.foreign_line != Some(self.end) && last.is_some_and(|byte| !is_line_end(*byte))
+    }
+
     /// Somebody else writes a line to the same place, now: whether it stands at the start of one.
     pub fn begin_foreign_line(&mut self) -> bool {
         self.begin_foreign_line_after(is_line_end)

@@ -25,6 +25,7 @@ use std::thread::Builder;
 use super::buffer::{Buffer, Populate, SLAB_BUFFERS, map_slab};
 use super::chunk::CHUNK_BYTES;
 use super::error::WriteError;
+use super::gauge::Gauge;
 use super::sync::{locked, wait};
 
 /// The end of a stream up to this length is copied, so that a stream of 200 bytes does
@@ -51,6 +52,16 @@ pub(super) enum Work<P> {
     End { stream: u32, pieces: u32 },
 }
 
+impl Work<Bytes> {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Piece { piece, .. } => piece.len(),
+            Self::Zeros { .. } => CHUNK_BYTES,
+            Self::End { .. } => 0,
+        }
+    }
+}
+
 /// Bytes of a stream on their way; all pieces but the last are full. Their memory goes
 /// back when this is dropped.
 #[derive(Debug)]
@@ -63,6 +74,15 @@ pub(super) struct Piece {
 pub(super) enum Bytes {
     Whole { buffer: Buffer, len: usize },
     Small(Box<[u8]>),
+}
+
+impl Bytes {
+    fn len(&self) -> usize {
+        match self {
+            Self::Whole { len, .. } => *len,
+            Self::Small(bytes) => bytes.len(),
+        }
+    }
 }
 
 impl Piece {
@@ -119,6 +139,10 @@ impl State {
 #[derive(Debug)]
 pub(super) struct Flow {
     buffers_max: usize,
+    /// What came from the streams.
+    pub(super) taken: Gauge,
+    /// What the workers are done with.
+    pub(super) stored: Gauge,
     state: Mutex<State>,
     /// Something for workers changed.
     work: Condvar,
@@ -132,6 +156,8 @@ impl Flow {
         let buffers = usize::try_from(buffer).unwrap_or(usize::MAX) / CHUNK_BYTES;
         Self {
             buffers_max: buffers.max(1),
+            taken: Gauge::default(),
+            stored: Gauge::default(),
             state: Mutex::new(State {
                 phase: Phase::Holding,
                 spare_workers: 0,
@@ -265,6 +291,7 @@ impl Flow {
     }
 
     fn enqueue(&self, mut state: MutexGuard<'_, State>, work: Work<Bytes>) {
+        self.taken.add(work.bytes());
         state.queue.push_back(work);
         if may_work(&state) {
             self.work.notify_one();

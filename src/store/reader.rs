@@ -10,6 +10,7 @@ use super::ahead::{self, Extent};
 use super::chunk::{CHUNK_BYTES, ZEROS};
 use super::error::ReadError;
 use super::fetch::{Fault, Fetcher};
+use super::gauge::Gauge;
 use super::id::ImageId;
 use super::layout::Store;
 use super::manifest::{Content, Manifest, Stream};
@@ -42,6 +43,7 @@ pub struct ImageReader {
     manifest: Manifest,
     streams: HashMap<String, usize>,
     packs: PackFiles,
+    given: Gauge,
 }
 
 /// Memory of chunks that have gone out, for others. Fresh memory costs the kernel as much as
@@ -93,6 +95,7 @@ impl Store {
             buffers: Buffers::default(),
             streams: names.zip(0..).collect(),
             packs,
+            given: Gauge::default(),
             manifest,
         })
     }
@@ -144,6 +147,12 @@ impl ImageReader {
     #[must_use]
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
+    }
+
+    /// What was given out so far, of all streams together.
+    #[must_use]
+    pub fn given(&self) -> Gauge {
+        self.given.clone()
     }
 
     /// Whether the image has this stream.
@@ -201,7 +210,10 @@ impl ImageReader {
             },
             |prepared| match prepared {
                 Err((position, fault)) => Err(self.damage(stream, position, fault)),
-                Ok(prepared) => take(prepared).map_err(ReadError::Sink),
+                Ok(prepared) => {
+                    self.given.add(prepared.bytes().len());
+                    take(prepared).map_err(ReadError::Sink)
+                }
             },
         )
     }

@@ -132,7 +132,11 @@ impl Worker {
         while let Some(work) = shared.flow.take() {
             let (stream, cuts) = shared.cut(work);
             let mut cuts = cuts.into_iter();
-            let result = cuts.try_for_each(|cut| self.process(stream, cut));
+            let result = cuts.try_for_each(|cut| {
+                let len = cut.len;
+                let processed = self.process(stream, cut);
+                processed.map(|()| shared.flow.stored.add(len))
+            });
             drop(cuts);
             shared.flow.rest();
             result?;

@@ -15,6 +15,7 @@ use super::durable;
 use super::error::WriteError;
 use super::files::{self, FileKind};
 use super::flow::Flow;
+use super::gauge::Gauge;
 use super::id::ImageId;
 use super::index::Index;
 use super::insert::Inserted;
@@ -121,6 +122,18 @@ impl ImageWriter {
     #[must_use]
     pub fn id(&self) -> ImageId {
         self.image
+    }
+
+    /// What the streams have brought so far.
+    #[must_use]
+    pub fn taken(&self) -> Gauge {
+        self.shared.flow.taken.clone()
+    }
+
+    /// What of that is in the image's packs, or was in the store before.
+    #[must_use]
+    pub fn stored(&self) -> Gauge {
+        self.shared.flow.stored.clone()
     }
 
     /// Makes the image one of another time than now: a copy is as old as what it is a copy of.

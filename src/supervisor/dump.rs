@@ -17,6 +17,7 @@ use super::describe::why;
 use super::gpu_facts::CudaFacts;
 use super::image::{ImageFacts, Stopwatch, Trigger};
 use super::machine;
+use super::progress::Step;
 use super::snapshot::{Snapshotted, Subject};
 use super::snapshot_error::SnapshotError;
 use super::streams::{Marks, Streams};
@@ -98,6 +99,7 @@ impl<'a> Dump<'a> {
         &self,
         while_frozen: impl FnOnce(&Self) -> Result<(), SnapshotError> + Send,
     ) -> Result<Captured, SnapshotError> {
+        self.shop.ongoing.step(Step::Dump);
         let sockets = self.shop.sockets().map_err(SnapshotError::Prepare)?;
         let log = self.shop.log("dump", self.id);
         let capture = Capture::bind(sockets.path()).map_err(SnapshotError::Prepare)?;
@@ -401,6 +403,9 @@ impl<'a> Dump<'a> {
             .take();
         let mut writer =
             writer.ok_or_else(|| SnapshotError::Stream(io::ErrorKind::UnexpectedEof.into()))?;
+        let taken = writer.taken().bytes();
+        self.shop.ongoing.step(Step::Write);
+        self.shop.ongoing.measure(writer.stored(), Some(taken));
         writer.start_workers();
         writer.settle()?;
         watch.lap("write");

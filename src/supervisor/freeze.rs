@@ -17,6 +17,7 @@ use super::gpu::Gpu;
 use super::gpu_facts::CudaFacts;
 use super::image::{ImageFacts, Stopwatch};
 use super::pause::Paused;
+use super::progress::Step;
 use super::resident::{Carrying, Keeping, Kept, ResidentError};
 use super::snapshot::{Snapshotted, Subject};
 use super::snapshot_error::SnapshotError;
@@ -58,6 +59,7 @@ impl<'a> Frozen<'a> {
         mut watch: Stopwatch,
         begun: Instant,
     ) -> Result<Self, NotFrozen> {
+        subject.shop.ongoing.step(Step::Suspend);
         let since = clock::now();
         let suspend = |gpu: &Gpu<'_>| gpu.suspend(subject.shop, keeping.as_ref(), &mut watch);
         let (suspended, carrying) = match (gpu.map(suspend).transpose(), &keeping) {
@@ -146,6 +148,7 @@ impl<'a> Frozen<'a> {
         let stopped = dump.run_and_stop(|dump| {
             watch.lap("dump");
             dump.start_workers();
+            subject.shop.ongoing.step(Step::Copy);
             if let Some(mut carrying) = carrying.take() {
                 carrying.while_frozen(receiver(dump))?;
                 carrying.afterwards(receiver(dump))?;
@@ -169,6 +172,7 @@ impl<'a> Frozen<'a> {
     /// Takes device memory into the image that the job would change as it goes on.
     fn copy(&mut self, dumped: Result<(), SnapshotError>) -> Result<(), SnapshotError> {
         self.watch.lap("dump");
+        self.step(Step::Copy);
         let Some(carrying) = &mut self.carrying else {
             return dumped;
         };
@@ -177,8 +181,13 @@ impl<'a> Frozen<'a> {
         copied
     }
 
+    fn step(&self, step: Step) {
+        self.subject.shop.ongoing.step(step);
+    }
+
     /// Lets the job compute; how long it did not.
     fn resume(&mut self, computing: impl Fn(Duration)) -> Result<Duration, SnapshotError> {
+        self.step(Step::Resume);
         let suspended = self.suspended.take();
         let resumed = suspended.map(|suspended| suspended.resume(&mut self.watch));
         let freeze = clock::now() - self.since;
@@ -191,6 +200,7 @@ impl<'a> Frozen<'a> {
     fn commit(&mut self, freeze: Duration) -> Result<Snapshotted, SnapshotError> {
         self.dump.start_workers();
         if let Some(carrying) = self.carrying.take() {
+            self.step(Step::Drain);
             carrying.afterwards(receiver(&self.dump))?;
             self.watch.lap("drain");
         }

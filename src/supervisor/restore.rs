@@ -32,6 +32,7 @@ use super::carried;
 use super::describe::why;
 use super::gpu_plan::Refusal;
 use super::image::{ImageFacts, Phase, Stopwatch};
+use super::progress::{Step, Work};
 use super::resident::{ResidentError, Returning};
 use super::restore_gpu;
 use super::streams::Ends;
@@ -191,6 +192,7 @@ pub(super) fn bring_back(
     candidate: Candidate,
 ) -> Result<Restored, RestoreError> {
     let begun = clock::now();
+    let _busy = shop.ongoing.begin(Work::Restore, Step::Rewind);
     let mut watch = Stopwatch::start();
     let Candidate {
         id,
@@ -198,6 +200,8 @@ pub(super) fn bring_back(
         image,
         files,
     } = candidate;
+    let expected = image.manifest().raw_bytes;
+    shop.ongoing.measure(image.given(), Some(expected));
     let choose = |cuda_facts| restore_gpu::choose(shop, id, cuda_facts);
     let gpus = facts.cuda.as_ref().map(choose).transpose()?;
     facts.sockets.destroy_leftovers()?;
@@ -214,6 +218,7 @@ pub(super) fn bring_back(
     })?;
     let (ends, input_lost) = reconnect(shop, streams, &facts, &aside)?;
     watch.lap("rewind");
+    shop.ongoing.step(Step::Restore);
     thread::scope(|scope| {
         let gpu = facts.cuda.as_ref().zip(gpus.as_ref());
         let memory = gpu.and_then(|(cuda, gpus)| {
@@ -233,6 +238,7 @@ pub(super) fn bring_back(
             .open();
         start_timers(sandbox, &facts)?;
         watch.lap("restore");
+        shop.ongoing.step(Step::Resume);
         if let Some((cuda_facts, gpus)) = gpu {
             restore_gpu::resume(shop, sandbox, &facts, cuda_facts, gpus, memory)?;
             watch.lap("resume");

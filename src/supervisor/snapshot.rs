@@ -19,6 +19,7 @@ use super::gpu::Gpu;
 use super::image::{ImageFacts, Stopwatch, Trigger};
 use super::machine;
 use super::pause::Paused;
+use super::progress::{Step, Work};
 use super::resident::{Keeping, ResidentError};
 use super::room;
 use super::snapshot_error::SnapshotError;
@@ -84,6 +85,11 @@ pub(super) fn take(
     computing: impl Fn(Duration),
 ) -> Result<(Snapshotted, Option<Paused>), SnapshotError> {
     let begun = clock::now();
+    let _busy = subject.shop.ongoing.begin(Work::Snapshot, Step::Admit);
+    let computing = |freeze| {
+        subject.shop.ongoing.computing();
+        computing(freeze);
+    };
     let attempt = || attempt(subject, afterwards, begun, None, &computing);
     again_while_it_changes(attempt, || thread::sleep(ATTEMPT_PAUSE))
 }
@@ -118,6 +124,7 @@ fn attempt(
     computing: &impl Fn(Duration),
 ) -> Result<(Snapshotted, Option<Paused>), SnapshotError> {
     let Subject { shop, job, .. } = subject;
+    shop.ongoing.step(Step::Admit);
     let mut watch = Stopwatch::start();
     let root = job::child_with_pid(job.sandbox.pid(), job.pids.root)?;
     let processes = job::tree(root)?;
@@ -180,6 +187,7 @@ fn admit(
     let frozen = needed + resident + keeping.map_or(0, Keeping::bytes_without_shadow);
     let options = write_options(shop, available - needed, keeping.map(|_| frozen));
     let writer = shop.store.begin(&shop.lock, options)?;
+    shop.ongoing.measure(writer.taken(), Some(all + resident));
     writer.reserve(needed + resident);
     let cores = thread::available_parallelism().map_or(1, usize::from);
     writer.spare_workers(cores.saturating_sub(FREEZE_CORES));

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::chronicle::{host_pid, timestamp};
 use super::machine;
+use super::progress::Stand;
 use super::run_state::{Progress, RunState, RunStateError};
 use super::schedule::{Now, Snapshotted as LastSnapshot};
 use super::supervise::{Pause, Running, Stage, Supervisor, now};
@@ -139,6 +140,8 @@ pub struct Status {
     pub usage: Option<Usage>,
     /// What is free of its disk.
     pub free_bytes: Option<u64>,
+    /// How far the snapshot or restore under way is.
+    pub progress: Option<Stand>,
     /// What the run has come to so far.
     pub summary: Summary,
     /// The last supervisor's exit code, where none runs.
@@ -193,6 +196,7 @@ impl Supervisor {
             restarts_left,
             usage: usage(self.shop.store.path()).ok(),
             free_bytes: machine::free_disk(self.shop.store.path()).ok(),
+            progress: self.shop.ongoing.now(),
             summary: account.summary(clock),
             exit_code: None,
         }

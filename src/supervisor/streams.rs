@@ -10,11 +10,12 @@
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use nix::sys::stat::SFlag;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Tty;
 use crate::criu::Inherited;
-use crate::job::{self, Input, InputMark, Output, OutputMark, Pty, TerminalDevice};
+use crate::job::{self, Input, InputMark, Output, OutputMark, Pty, StatusLine, TerminalDevice};
 use crate::telemetry;
 
 /// The job's standard streams.
@@ -116,6 +117,21 @@ impl Streams {
             // Nobody is left to be told that it cannot be told.
             let _ = io::stderr().write_all(format!("{before}{line}").as_bytes());
         });
+    }
+
+    /// The place for a line of ours below what the job writes, where our stderr is a terminal of which we know all that
+    /// is written to it: not one that the reader of our stdout writes to as well (`| tee`).
+    pub fn status_line(&self) -> Option<StatusLine> {
+        let capable = std::env::var_os("TERM").is_some_and(|name| name != "dumb");
+        if !io::stderr().is_terminal() || !capable {
+            return None;
+        }
+        if self.joined {
+            return Some(self.stdout.status_line());
+        }
+        let kind = nix::sys::stat::fstat(io::stdout()).ok()?.st_mode & SFlag::S_IFMT.bits();
+        let is_file = kind == SFlag::S_IFREG.bits();
+        is_file.then(|| self.stderr.status_line())
     }
 
     /// The ends of a new job's stdin, stdout and stderr.

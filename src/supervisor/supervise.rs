@@ -30,6 +30,7 @@ use super::machine;
 use super::metrics::Metrics;
 use super::operation::Operation;
 use super::pause::Paused;
+use super::progress::Display;
 use super::restart::{Budget, ExitStatus};
 use super::run::{Beginning, RunError, system};
 use super::run_state::{Progress, RunState};
@@ -173,6 +174,8 @@ pub(super) struct Supervisor {
     suspend_wanted: bool,
     /// The caller's terminal.
     pub keyboard: Keyboard,
+    /// What is under way, on our terminal.
+    pub display: Option<Display>,
 }
 
 pub(super) fn now() -> Now {
@@ -200,6 +203,10 @@ impl Supervisor {
         );
         let metrics = Metrics::start(&shop.config.metrics, &events);
         let keyboard = Keyboard::attach(&streams, &events);
+        let display = {
+            let streams = streams.lock().unwrap_or_else(PoisonError::into_inner);
+            Display::start(shop.config.log.progress, &streams, &shop.ongoing)
+        };
         let schedule = Schedule::new(&shop.config.snapshot, jiff::tz::TimeZone::system());
         let operation = Operation::new(&shop, &state, &streams, &events)?;
         Ok(Self {
@@ -223,6 +230,7 @@ impl Supervisor {
             since: (State::Starting, now()),
             suspend_wanted: false,
             keyboard,
+            display,
         })
     }
 
@@ -331,7 +339,7 @@ impl Supervisor {
             // The foreground is looked for after every event.
             Event::Sandbox(..) | Event::Timer(Timer::Foreground) => Ok(()),
             Event::Computing(freeze) => {
-                tracing::debug!(freeze = ?freeze, "the job computes again");
+                self.say_computing(freeze);
                 self.tell(history::Event::Computing {
                     freeze_seconds: freeze.as_secs_f64(),
                 });

@@ -12,6 +12,7 @@ use tempfile::TempDir;
 
 use super::gpu_plan::GpuPairs;
 use super::leftovers::{self, COPIES, COPY_DIGITS, COPY_PREFIX};
+use super::progress::Ongoing;
 use super::streams::Streams;
 use crate::clock;
 use crate::config::{Config, Memory};
@@ -49,6 +50,8 @@ pub(super) struct Workshop {
     /// Marks this supervisor's process.
     pub instance: String,
     moved: Moved,
+    /// What is done at present.
+    pub ongoing: Ongoing,
     /// The copy of this binary that sandboxes run; images map it, so it must outlive an upgrade.
     pub program: PathBuf,
     /// What is preloaded into a job that starts, and what it is called by, if anything is.
@@ -177,6 +180,7 @@ impl Workshop {
             directory,
             instance,
             moved,
+            ongoing: Ongoing::default(),
             program,
             agent,
             driver: OnceLock::new(),

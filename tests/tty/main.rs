@@ -6,6 +6,7 @@ mod common;
 mod keys;
 mod lines;
 mod modes;
+mod progress;
 mod snapshots;
 mod streams;
 mod support;

@@ -94,13 +94,19 @@ impl Screen {
             .expect("a terminal");
     }
 
-    /// All that was ever shown, without the carriage returns that a terminal does not show, and without our line that
-    /// has the job's words in it.
+    /// All that was ever written.
+    pub fn bytes(&self) -> Vec<u8> {
+        self.shown.lock().unwrap().clone()
+    }
+
+    /// All that was ever shown, without the carriage returns that a terminal does not show, without status lines, which
+    /// are gone when more is written, and without our line that has the job's words in it.
     pub fn text(&self) -> String {
         let shown = self.shown.lock().unwrap();
         let text = String::from_utf8_lossy(&shown).into_owned();
         let text = text.replace("\r\r\n", "\n").replace("\r\n", "\n");
         text.split_inclusive('\n')
+            .map(|line| line.rsplit("\r\x1b[K").next().unwrap_or(line))
             .filter(|line| !line.starts_with("ckpt-run: job started"))
             .collect()
     }

@@ -76,3 +76,33 @@ fn a_slow_reader_of_ours_does_not_keep_the_mark_waiting() {
     drop((job, heard));
     output.drain()();
 }
+
+#[test]
+fn a_line_of_ours_waits_for_the_end_of_what_the_job_draws() {
+    for (rest, whole) in [
+        ("2 of the bar]", "\r[1 of the bar]\r[2 of the bar]\nours\n"),
+        (
+            "2 of the bar]\r[3",
+            "\r[1 of the bar]\r[2 of the bar]\nours\n\r[3",
+        ),
+        (
+            "2 of the bar]\nnext",
+            "\r[1 of the bar]\r[2 of the bar]\nours\nnext",
+        ),
+    ] {
+        let (mut heard, sink) = io::pipe().unwrap();
+        let mut output = Output::new(sink.into(), false);
+        // Nobody delivers but who writes a line.
+        let (read, mut job) = io::pipe().unwrap();
+        fcntl(&read, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
+        output.shared.lock().source = Some(File::from(OwnedFd::from(read)));
+        job.write_all(b"\r[1 of the bar]\r[").unwrap();
+        output.mark().unwrap();
+        job.write_all(rest.as_bytes()).unwrap();
+        output.line_writer()("ours\n");
+        let mut text = vec![0; whole.len()];
+        heard.read_exact(&mut text).unwrap();
+        assert_eq!(String::from_utf8_lossy(&text), whole);
+        output.drain()();
+    }
+}

@@ -1,0 +1,284 @@
+//! What a snapshot or restore is at: filled in by its threads, read by whoever tells people.
+//!
+//! ```text
+//! snapshot, restore ── begin, step, computing ──▶ Ongoing ◀── line ── display (the terminal)
+//! the store ── bytes ──▶ its gauges ──────────────┘      ◀── now ─── status
+//! ```
+//! Whoever works never waits here for somebody who reads or draws.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::describe::{seconds, size};
+use crate::clock;
+use crate::store::Gauge;
+
+mod display;
+
+pub(super) use display::Display;
+
+/// No rate is told of less time: it would jump.
+const RATE_TIME_MIN: Duration = Duration::from_millis(200);
+
+/// What is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Work {
+    /// The job becomes an image.
+    Snapshot,
+    /// An image becomes the job.
+    Restore,
+}
+
+/// A step of it, called as in the line that is said at its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Step {
+    /// A snapshot gets memory and room; the job computes.
+    Admit,
+    /// GPU state goes to host memory.
+    Suspend,
+    /// The processes are read.
+    Dump,
+    /// Device memory is read.
+    Copy,
+    /// GPU state goes back.
+    Resume,
+    /// What was copied of device memory is fetched; the job computes.
+    Drain,
+    /// The image becomes durable.
+    Write,
+    /// Files and streams are put back.
+    Rewind,
+    /// The processes are made.
+    Restore,
+}
+
+/// How far a snapshot or restore is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stand {
+    /// What is done.
+    pub work: Work,
+    /// Its present step.
+    pub step: Step,
+    /// Bytes that have passed in this step and those like it.
+    pub bytes: u64,
+    /// Bytes there are, about; null where nobody knows.
+    pub bytes_expected: Option<u64>,
+}
+
+/// The snapshot or restore under way, if any. Clones are the same.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Ongoing(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// Something began or ended.
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    present: Option<Present>,
+    /// Nobody is told anything any more.
+    closed: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Present {
+    work: Work,
+    step: Step,
+    since: Instant,
+    bytes: Option<Bytes>,
+    computes_again: bool,
+    /// The freeze that is still to be told of, and when the job began to compute.
+    untold: Option<(Duration, Instant)>,
+}
+
+/// Bytes that pass.
+#[derive(Clone, Debug)]
+struct Bytes {
+    gauge: Gauge,
+    expected: Option<u64>,
+    /// What had passed when it was first looked at, and when that was.
+    begun: (u64, Instant),
+}
+
+/// A snapshot or restore lasts as long as this does.
+#[must_use]
+pub(super) struct Busy(Ongoing);
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.lock().present = None;
+        self.0.0.changed.notify_all();
+    }
+}
+
+impl Ongoing {
+    /// Work begins, with this step.
+    pub fn begin(&self, work: Work, step: Step) -> Busy {
+        self.lock().present = Some(Present {
+            work,
+            step,
+            since: clock::now(),
+            bytes: None,
+            computes_again: false,
+            untold: None,
+        });
+        self.0.changed.notify_all();
+        Busy(self.clone())
+    }
+
+    /// The next step begins.
+    pub fn step(&self, step: Step) {
+        if let Some(present) = &mut self.lock().present {
+            present.step = step;
+            present.since = clock::now();
+        }
+    }
+
+    /// From now on these bytes pass; about as many as `expected`.
+    pub fn measure(&self, gauge: Gauge, expected: Option<u64>) {
+        let begun = (gauge.bytes(), clock::now());
+        if let Some(present) = &mut self.lock().present {
+            present.bytes = Some(Bytes {
+                gauge,
+                expected,
+                begun,
+            });
+        }
+    }
+
+    /// The job of the snapshot computes again.
+    pub fn computing(&self) {
+        if let Some(present) = &mut self.lock().present {
+            present.computes_again = true;
+        }
+    }
+
+    /// That the job computes again is to be said by whoever draws.
+    fn tell_later(&self, freeze: Duration) {
+        if let Some(present) = &mut self.lock().present {
+            present.untold = Some((freeze, clock::now()));
+        }
+    }
+
+    /// The freeze that is still to be told of, if it ended that long ago or longer.
+    fn untold(&self, settled: Duration) -> Option<Duration> {
+        let mut state = self.lock();
+        let untold = &mut state.present.as_mut()?.untold;
+        let due = |(_, since): &mut (Duration, Instant)| clock::now() - *since >= settled;
+        untold.take_if(due).map(|(freeze, _)| freeze)
+    }
+
+    /// How far it is.
+    pub fn now(&self) -> Option<Stand> {
+        self.lock().present.as_ref().map(Present::stand)
+    }
+
+    /// How far it is, for people.
+    fn line(&self, now: Instant) -> Option<String> {
+        let state = self.lock();
+        let present = state.present.as_ref().filter(|_| !state.closed)?;
+        Some(present.line(now))
+    }
+
+    fn close(&self) {
+        self.lock().closed = true;
+        self.0.changed.notify_all();
+    }
+
+    /// Waits until there is work, and then as long again as `pause`, unless it ends. False when all is over.
+    fn wait_for_work(&self, pause: Duration) -> bool {
+        let idle = |state: &mut State| state.present.is_none() && !state.closed;
+        let busy = |state: &mut State| state.present.is_some() && !state.closed;
+        let state = self.0.changed.wait_while(self.lock(), idle);
+        let state = state.unwrap_or_else(PoisonError::into_inner);
+        let waited = self.0.changed.wait_timeout_while(state, pause, busy);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        !state.closed
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Present {
+    fn stand(&self) -> Stand {
+        Stand {
+            work: self.work,
+            step: self.step,
+            bytes: self.bytes.as_ref().map_or(0, |bytes| bytes.gauge.bytes()),
+            bytes_expected: self.bytes.as_ref().and_then(|bytes| bytes.expected),
+        }
+    }
+
+    fn line(&self, now: Instant) -> String {
+        let work = match self.work {
+            Work::Snapshot => "snapshot",
+            Work::Restore => "restore",
+        };
+        let again = if self.computes_again {
+            "the job computes again, "
+        } else {
+            ""
+        };
+        let spent = seconds(now.saturating_duration_since(self.since));
+        let bytes = self
+            .bytes
+            .as_ref()
+            .map_or_else(String::new, |bytes| bytes.text(now));
+        format!(
+            "ckpt-run: {work}: {again}{} {spent}{bytes}",
+            self.step.as_str()
+        )
+    }
+}
+
+impl Bytes {
+    /// `, 1.5 GiB of 3.0 GiB, 1.1 GiB/s`; nothing while nothing has passed.
+    fn text(&self, now: Instant) -> String {
+        let done = self.gauge.bytes();
+        if done == 0 {
+            return String::new();
+        }
+        let mut text = format!(", {}", size(done));
+        if let Some(expected) = self.expected.filter(|expected| *expected >= done) {
+            text = format!("{text} of {}", size(expected));
+        }
+        let (before, since) = self.begun;
+        let spent = now.saturating_duration_since(since);
+        let passed = done.saturating_sub(before);
+        let rate = u128::from(passed) * 1000 / spent.as_millis().max(1);
+        match u64::try_from(rate) {
+            Ok(rate) if spent >= RATE_TIME_MIN && rate > 0 => format!("{text}, {}/s", size(rate)),
+            Ok(_) | Err(_) => text,
+        }
+    }
+}
+
+impl Step {
+    /// The word, as in JSON.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Admit => "admit",
+            Self::Suspend => "suspend",
+            Self::Dump => "dump",
+            Self::Copy => "copy",
+            Self::Resume => "resume",
+            Self::Drain => "drain",
+            Self::Write => "write",
+            Self::Rewind => "rewind",
+            Self::Restore => "restore",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,184 @@
+//! The status line of a snapshot or restore under way, on the screen as a terminal interprets it.
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use nix::sys::signal::Signal;
+
+use crate::common::{Place, can_run, wait_until};
+use crate::support::Screen;
+
+/// Wide enough for our longest line.
+const COLUMNS: u16 = 250;
+/// More than a test writes lines, so that nothing scrolls away.
+const ROWS: u16 = 5000;
+
+/// Holds memory that takes a second or more to store and says a line now and then. LINE and PAUSE are
+/// the test's.
+const JOB: &str = r#"
+import os, sys, time
+ballast = os.urandom(200 << 20)
+i = 0
+while not os.path.exists("go"):
+    LINE
+    i += 1
+    time.sleep(PAUSE)
+sys.stdout.write("\nend of the job\n")
+"#;
+
+/// Starts the job at a terminal, snapshots it twice, crashes it once, lets it end; what was written and all that a
+/// terminal of the same size shows of it.
+fn shown(line: &str, pause: &str, options: &[&str], config: &str) -> (String, String) {
+    let place = Place::new();
+    fs::write(place.file("ckpt-run.toml"), config).unwrap();
+    let screen = Screen::new(24, COLUMNS);
+    let job = JOB.replace("LINE", line).replace("PAUSE", pause);
+    fs::write(place.file("job.py"), job).unwrap();
+    let arguments = [options, &["--", "python3", "job.py"]].concat();
+    let mut run = screen.start(&place, &arguments);
+    screen.wait_for("step 0003");
+    place.snapshot();
+    place.snapshot();
+    run.crash();
+    screen.wait_for("ckpt-run: restored");
+    fs::write(place.file("go"), "").unwrap();
+    assert_eq!(run.wait(), 0, "{}", screen.text());
+    screen.wait_for("end of the job");
+    let bytes = screen.bytes();
+    let mut parser = vt100::Parser::new(ROWS.try_into().unwrap(), COLUMNS.try_into().unwrap(), 0);
+    parser.process(&bytes);
+    let written = String::from_utf8_lossy(&bytes).into_owned();
+    (written, parser.screen().contents())
+}
+
+/// Fails unless the screen has each of the job's lines, whole and in order, and no status line any more.
+fn assert_whole(screen: &str) {
+    let said: Vec<&str> = screen
+        .lines()
+        .filter(|line| line.contains("step"))
+        .filter(|line| !line.starts_with("ckpt-run: job started"))
+        .collect();
+    assert!(said.len() > 3, "{screen}");
+    for (number, line) in said.iter().enumerate() {
+        assert_eq!(*line, format!("step {number:04} of many"), "{screen}");
+    }
+    for line in screen.lines().filter(|line| line.contains("ckpt-run")) {
+        assert!(line.starts_with("ckpt-run: "), "{line:?}");
+        assert!(!line.contains("ckpt-run: snapshot:"), "{line:?}");
+        assert!(!line.contains("ckpt-run: restore:"), "{line:?}");
+    }
+}
+
+#[test]
+fn a_jobs_lines_stay_whole_while_the_status_line_shows_snapshots_and_a_restore() {
+    if !can_run() {
+        return;
+    }
+    let line = r#"print(f"step {i:04d} of many", flush=True)"#;
+    // In a terminal of its own, so that ours is raw, and in none.
+    for options in [&[][..], &["--no-tty"]] {
+        let (written, screen) = shown(line, "0.05", options, "");
+        assert_whole(&screen);
+        assert!(written.contains("ckpt-run: snapshot: dump "), "{written}");
+        let again = "ckpt-run: snapshot: the job computes again, ";
+        assert!(written.contains(again), "{written}");
+        assert!(written.contains("MiB of "), "{written}");
+        assert!(written.contains("ckpt-run: restore: "), "{written}");
+    }
+}
+
+#[test]
+fn a_progress_bar_keeps_its_line_and_a_line_of_ours_says_that_the_job_computes_again() {
+    if !can_run() {
+        return;
+    }
+    let line = r#"sys.stdout.write(f"\r[step {i:04d} of the bar]"); sys.stdout.flush()"#;
+    let (_, screen) = shown(line, "0.02", &[], "");
+    let again = screen
+        .lines()
+        .filter(|line| line.starts_with("ckpt-run: the job computes again freeze="));
+    assert!(again.count() >= 1, "{screen}");
+    for line in screen.lines().filter(|line| line.contains("of the bar")) {
+        assert!(
+            line.starts_with("[step ") && line.ends_with(" of the bar]"),
+            "{line:?}"
+        );
+    }
+}
+
+#[test]
+fn log_progress_never_shows_no_status_line() {
+    if !can_run() {
+        return;
+    }
+    let line = r#"print(f"step {i:04d} of many", flush=True)"#;
+    let (written, screen) = shown(line, "0.05", &[], "[log]\nprogress = \"never\"\n");
+    assert_whole(&screen);
+    assert!(!written.contains('\x1b'), "{written:?}");
+}
+
+#[test]
+fn where_stderr_is_a_file_each_event_is_one_line_without_escapes() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let screen = Screen::new(24, COLUMNS);
+    let line = r#"print(f"step {i:04d} of many", flush=True)"#;
+    let job = JOB.replace("LINE", line).replace("PAUSE", "0.05");
+    fs::write(place.file("job.py"), job).unwrap();
+    let errors = fs::File::create(place.file("errors")).unwrap();
+    let command = place.command(&["--", "python3", "job.py"]);
+    let mut run = place.spawn(command, |command| {
+        command
+            .stdin(Stdio::null())
+            .stdout(screen.stream())
+            .stderr(errors);
+    });
+    screen.wait_for("step 0003");
+    run.signal(Signal::SIGUSR1);
+    wait_until("the snapshot", || {
+        place.text("errors").contains("ckpt-run: snapshot image=")
+    });
+    fs::write(place.file("go"), "").unwrap();
+    assert_eq!(run.wait(), 0);
+    let errors = place.text("errors");
+    assert!(
+        !errors.contains('\x1b') && !errors.contains('\r'),
+        "{errors:?}"
+    );
+    assert_eq!(errors.matches("ckpt-run: snapshot").count(), 1, "{errors}");
+    screen.wait_for("end of the job");
+    assert!(!screen.text().contains("ckpt-run"), "{}", screen.text());
+}
+
+#[test]
+fn a_terminal_that_others_write_to_as_well_gets_lines_only() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let screen = Screen::new(24, COLUMNS);
+    let line = r#"print(f"step {i:04d} of many", flush=True)"#;
+    let job = JOB.replace("LINE", line).replace("PAUSE", "0.05");
+    fs::write(place.file("job.py"), job).unwrap();
+    // As with `| tee`: our stdout is a pipe, and who reads it writes to our terminal.
+    let program = place.command(&["--", "python3", "job.py"]);
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "\"$@\" | cat", "sh"]);
+    shell.arg(program.get_program()).args(program.get_args());
+    for (name, value) in program.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    let mut run = screen.start_command(&place, &shell);
+    screen.wait_for("step 0003");
+    place.snapshot();
+    fs::write(place.file("go"), "").unwrap();
+    assert_eq!(run.wait(), 0);
+    screen.wait_for("end of the job");
+    let written = screen.bytes();
+    assert!(!written.contains(&0x1b), "{}", screen.text());
+}
