@@ -101,9 +101,10 @@ impl<T: Copy> Watch<T> {
     }
 
     /// Time goes by, whether it is looked at or not.
-    fn pass(&mut self, counted: Duration) {
+    fn later(mut self, counted: Duration) -> Self {
         self.unseen += counted;
         self.silent += counted;
+        self
     }
 
     /// `lives` compares with the last life; true when the sign fires.
@@ -159,16 +160,10 @@ impl Signs {
     }
 
     fn pass(&mut self, counted: Duration) {
-        let Self {
-            output,
-            gpu,
-            cpu,
-            heartbeat,
-        } = self;
-        output.iter_mut().for_each(|watch| watch.pass(counted));
-        gpu.iter_mut().for_each(|watch| watch.pass(counted));
-        cpu.iter_mut().for_each(|watch| watch.pass(counted));
-        heartbeat.iter_mut().for_each(|watch| watch.pass(counted));
+        self.output = self.output.map(|watch| watch.later(counted));
+        self.gpu = self.gpu.map(|watch| watch.later(counted));
+        self.cpu = self.cpu.map(|watch| watch.later(counted));
+        self.heartbeat = self.heartbeat.map(|watch| watch.later(counted));
     }
 
     /// Takes a sample; `counted` is how long the job could have computed since the last one.
