@@ -160,7 +160,7 @@ fn a_device_of_another_driver_is_refused_by_criu() {
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success());
     assert!(
-        said.contains("a file open that CRIU cannot dump") && said.contains("chr 10:229"),
+        said.contains("the job serves a FUSE file system") && said.contains("chr 10:229"),
         "{said}"
     );
     goes_on(&place, &mut run);
