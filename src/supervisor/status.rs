@@ -53,6 +53,23 @@ pub enum State {
 }
 
 impl State {
+    /// All of them.
+    pub const ALL: [Self; 13] = [
+        Self::Starting,
+        Self::Running,
+        Self::Snapshotting,
+        Self::Paused,
+        Self::Restoring,
+        Self::Waiting,
+        Self::Ending,
+        Self::Finished,
+        Self::Saved,
+        Self::Failed,
+        Self::Killed,
+        Self::Error,
+        Self::None,
+    ];
+
     /// Whether a supervisor runs.
     #[must_use]
     pub fn is_supervised(self) -> bool {
@@ -377,22 +394,7 @@ mod tests {
                 assert!(guide.contains(&format!("`{field}`")), "{field}");
             }
         }
-        let states = [
-            State::Starting,
-            State::Running,
-            State::Snapshotting,
-            State::Paused,
-            State::Restoring,
-            State::Waiting,
-            State::Ending,
-            State::Finished,
-            State::Saved,
-            State::Failed,
-            State::Killed,
-            State::Error,
-            State::None,
-        ];
-        for state in states {
+        for state in State::ALL {
             assert!(guide.contains(&format!("`{}`", state.as_str())));
             assert_eq!(serde_json::to_value(state).unwrap(), state.as_str());
         }

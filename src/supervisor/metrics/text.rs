@@ -11,22 +11,6 @@ use crate::clock;
 use crate::history::FREEZE_BOUNDS;
 use crate::supervisor::status::{State, Status};
 
-/// States that are told, each as 0 or 1.
-const STATES: [State; 12] = [
-    State::Starting,
-    State::Running,
-    State::Snapshotting,
-    State::Paused,
-    State::Restoring,
-    State::Waiting,
-    State::Ending,
-    State::Finished,
-    State::Saved,
-    State::Failed,
-    State::Killed,
-    State::Error,
-];
-
 /// The text, which grows by a figure at a time.
 struct Page {
     text: String,
@@ -72,7 +56,8 @@ impl Page {
             "gauge",
             "1 for what the run is at, 0 for the other states.",
         );
-        for state in STATES {
+        // Each as 0 or 1; a run that is not there has no metrics.
+        for state in State::ALL.into_iter().filter(|state| *state != State::None) {
             let label = format!("state=\"{}\"", state.as_str());
             self.sample("state", &label, u8::from(state == status.state));
         }
