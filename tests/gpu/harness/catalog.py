@@ -7,7 +7,7 @@ import os
 import pathlib
 import shlex
 
-from . import programs, trials
+from . import neighbours, programs, trials
 
 JOBS = pathlib.Path(__file__).resolve().parent.parent / "jobs"
 RESULT, TIMES = "result.txt", "times.txt"
@@ -50,6 +50,8 @@ class Job:
     more: tuple = ()
     result: str = RESULT
     times: str = TIMES
+    # Nothing else runs beside it: it takes a whole GPU, or is measured.
+    alone: bool = False
 
     def words(self, tools, pace_ms):
         options = {
@@ -124,4 +126,14 @@ ONE_GPU = (
         shell=True,
     ),
     Job("cupy-managed", "JOBS/cupy_job.py --managed", ("cupy", "numpy"), trial=trials.refused),
+    Job(
+        "full",
+        f"../counter 2 STEPS PACE {RESULT}",
+        (),
+        program="examples/counter.cu",
+        trial=neighbours.full,
+        steps=150,
+        alone=True,
+    ),
+    Job("mps", "-m pkg.train", trial=neighbours.mps, alone=True),
 )

@@ -31,6 +31,12 @@ def gpus_of(pids):
     return sorted({gpu for pid, gpu in apps if int(pid) in pids})
 
 
+def free_mib(gpu):
+    """Free memory of a GPU, by its UUID; None where that is not told."""
+    told = [line.split(", ") for line in smi("--query-gpu=uuid,memory.free")]
+    return next((int(free) for uuid, free in told if uuid == gpu and free.isdigit()), None)
+
+
 def smi(query):
     try:
         done = subprocess.run(

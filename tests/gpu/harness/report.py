@@ -70,7 +70,8 @@ def notes(outcome):
 
 def tails(trial):
     """The ends of a failed trial's logs: ckpt-run's own lines, and what the job said."""
-    for program in trial.programs:
+    # Those that went on in the place of others have one log.
+    for program in {program.folder: program for program in trial.programs}.values():
         lines = program.stderr.read_text(errors="replace").splitlines()
         own = [text for text in lines if text.startswith("ckpt-run:")]
         others = [text for text in lines if not text.startswith("ckpt-run:")]
@@ -89,13 +90,14 @@ def alike(text, before):
     return before is not None and text.partition(" (log: ")[0] == before.partition(" (log: ")[0]
 
 
-def record(path, title, line_used, facts, outcomes):
+def record(path, title, line_used, facts, outcomes, skipped):
     """Writes the table as Markdown."""
     rows = [[name for name, _ in COLUMNS], ["---"] * len(COLUMNS), *map(cells, outcomes)]
     text = [f"# {title}", "", f"`{line_used}`", ""]
     text += [f"- {name}: {value}" for name, value in facts]
     text += ["", LEGEND, "", *(f"| {' | '.join(row)} |" for row in rows)]
     remarks = [f"- {found.name}: {note}" for found in outcomes for note in notes(found)]
+    remarks += [f"- {name}: {why}" for name, why in skipped.items()]
     text += ["", *remarks] if remarks else []
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(text) + "\n", encoding="utf-8")

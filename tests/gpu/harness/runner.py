@@ -99,6 +99,8 @@ class Runner:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: self.called_off.set())
         self.outcomes = []
+        # Names, and why these were not tried.
+        self.skipped = {}
 
     def run(self):
         """Returns the exit code."""
@@ -106,12 +108,9 @@ class Runner:
         facts = machine.facts(self.tools)
         print(*(f"{name}: {value}" for name, value in facts), sep="\n")
         print(report.header(), flush=True)
-        with concurrent.futures.ThreadPoolExecutor(self.options.parallel) as pool:
-            running = {pool.submit(self.one, job): job for job in self.options.chosen}
-            for future, job in running.items():
-                if error := future.exception():
-                    self.say(f"{job.name}: a mistake in this script: {error!r}")
-                    self.outcomes.append(trials.Outcome(job.name, verdict="FAILED: in the script"))
+        chosen = self.options.chosen
+        self.several([job for job in chosen if not job.alone], self.options.parallel)
+        self.several([job for job in chosen if job.alone], 1)
         self.outcomes.sort(
             key=lambda found: [j.name for j in self.options.chosen].index(found.name)
         )
@@ -121,13 +120,25 @@ class Runner:
             shutil.rmtree(self.work, ignore_errors=True)
         bad = [found.name for found in self.outcomes if not found.good]
         passed = len(self.outcomes) - len(bad)
-        print(f"{passed} passed, {len(bad)} failed in {time.monotonic() - begun:.0f} s", *bad)
+        counts = f"{passed} passed, {len(self.skipped)} skipped, {len(bad)} failed"
+        print(f"{counts} in {time.monotonic() - begun:.0f} s", *bad)
         return 1 if bad or not self.outcomes else 0
+
+    def several(self, jobs, at_a_time):
+        with concurrent.futures.ThreadPoolExecutor(at_a_time) as pool:
+            running = {pool.submit(self.one, job): job for job in jobs}
+            for future, job in running.items():
+                if error := future.exception():
+                    self.say(f"{job.name}: a mistake in this script: {error!r}")
+                    self.outcomes.append(trials.Outcome(job.name, verdict="FAILED: in the script"))
+
+    def skip(self, job, why):
+        self.skipped[job.name] = f"SKIPPED: {why}"
+        self.say(f"{job.name:<16}  SKIPPED: {why}")
 
     def one(self, job):
         if missing := job.missing(self.tools.device):
-            self.say(f"{job.name:<16}  SKIPPED: no {missing} here")
-            return
+            return self.skip(job, f"no {missing} here")
         left = self.deadline - time.monotonic()
         # Seeded by the job's name: the same crashes whatever runs beside it.
         chance = random.Random(f"{self.options.seed} {job.name}")
@@ -140,6 +151,8 @@ class Runner:
         else:
             trial.run()
         outcome = trial.outcome
+        if outcome.skipped:
+            return self.skip(job, outcome.skipped)
         text = [report.line(report.cells(outcome))]
         text += [f"    {note[: report.LINE_WIDTH_MAX * 2]}" for note in report.notes(outcome)]
         if not outcome.good:
@@ -148,7 +161,7 @@ class Runner:
         if not self.options.keep:
             trial.clear()
         self.outcomes.append(outcome)
-        self.say("\n".join(text))
+        return self.say("\n".join(text))
 
     def say(self, text):
         with self.output:
@@ -169,7 +182,7 @@ class Runner:
         name = name.lower().replace(" ", "-")
         path = report.RESULTS / f"{self.title}-{name}.md"
         line = f"tests/gpu/{pathlib.Path(sys.argv[0]).name} {self.arguments()}".rstrip()
-        report.record(path, self.title, line, facts, self.outcomes)
+        report.record(path, self.title, line, facts, self.outcomes, self.skipped)
         print(f"written: {path}")
 
     def arguments(self):

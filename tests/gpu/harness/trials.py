@@ -19,6 +19,10 @@ class Failure(Exception):
     """Something that ends a trial, in words for the user."""
 
 
+class Skipped(Exception):
+    """The trial cannot be made here, for this reason."""
+
+
 @dataclasses.dataclass
 class Outcome:
     """A row of the table."""
@@ -34,6 +38,8 @@ class Outcome:
     back: list = dataclasses.field(default_factory=list)
     seconds: float = 0
     notes: list = dataclasses.field(default_factory=list)
+    # Why it was not tried.
+    skipped: str = ""
 
     def fail(self, why):
         """The first reason counts."""
@@ -48,6 +54,8 @@ class Trial:
         self.job, self.tools, self.folder, self.random = job, tools, folder, random
         self.deadline, self.called_off = deadline, called_off
         self.outcome = Outcome(job.name)
+        # Of the job and of all that runs it.
+        self.environment = job.environment()
         self.programs = []
         self.plain = None
 
@@ -69,6 +77,8 @@ class Trial:
     def guard(self, step):
         try:
             step()
+        except Skipped as skipped:
+            self.outcome.skipped = str(skipped)
         except Failure as failure:
             self.outcome.fail(str(failure))
         except Exception as error:  # noqa: BLE001 (the others go on)
@@ -90,11 +100,11 @@ class Trial:
         self.plain = self.start(processes.Program, "reference", pace_ms)
         return self.plain
 
-    def supervise(self, interval, environment=None, options=()):
+    def supervise(self, interval, environment=None, options=(), settings=None):
         """Starts the job under ckpt-run, or goes on with it."""
         return self.start(
             lambda words, folder, own: supervised.Supervised(
-                self.tools, folder, words, own | (environment or {}), interval, options
+                self.tools, folder, words, own | (environment or {}), interval, options, settings
             ),
             "supervised",
             self.job.ms_per_step,
@@ -102,7 +112,7 @@ class Trial:
 
     def start(self, make, name, pace_ms):
         words = self.job.words(self.tools, pace_ms)
-        program = make(words, self.folder / name, self.job.environment())
+        program = make(words, self.folder / name, self.environment)
         self.programs.append(program)
         return program
 
@@ -171,6 +181,7 @@ class Trial:
         code, words = self.ask(run, verb)
         if code != 0:
             raise Failure(f"{verb}: {words}")
+        return words
 
     def clear(self):
         """Images are large; logs stay."""
