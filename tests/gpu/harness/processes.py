@@ -68,9 +68,9 @@ def kill(pids):
 
 
 class Program:
-    """A program in a session of its own, with its output in files."""
+    """A program in a session of its own, with its output in files, or with a terminal for all its streams."""
 
-    def __init__(self, words, folder, environment):
+    def __init__(self, words, folder, environment, terminal=None):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.stdout, self.stderr = folder / "stdout", folder / "stderr"
@@ -80,9 +80,9 @@ class Program:
                 [str(word) for word in words],
                 cwd=folder,
                 env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
+                stdin=subprocess.DEVNULL if terminal is None else terminal,
+                stdout=stdout if terminal is None else terminal,
+                stderr=stderr if terminal is None else terminal,
                 start_new_session=True,
             )
 

@@ -11,6 +11,7 @@ SNAPSHOT = re.compile(r'^ckpt-run: snapshot image=(\d+) .*phases="([^"]*)"')
 FIELDS = re.compile(r'\b(freeze|durable|raw|stored)=("[^"]*"|\S+)')
 RESTORED = re.compile(r"^ckpt-run: restored image=(\d+) took=([\d.]+)s")
 FAILED = re.compile(r"^ckpt-run: (?:warning|error): (snapshot failed.*)")
+HUNG = re.compile(r"^ckpt-run: error: the job hangs, (.*?): it is killed and restored.* log=(\S+)")
 CALLED_OFF = re.compile(r"^ckpt-run: snapshot called off")
 # The time that the job stands still.
 FREEZE_PHASES = ("lock", "suspend", "dump", "resume", "unlock")
@@ -25,6 +26,8 @@ class Settings:
     keep: int = 3
     memory: str = ""
     backoff: str = ""
+    # A sign of `[hang]` and its limit.
+    hang: tuple = ()
 
     def text(self, cpus):
         sections = {
@@ -32,6 +35,7 @@ class Settings:
             "retention": [f"keep_last = {self.keep}"],
             "cuda": [f'memory = "{self.memory}"'] if self.memory else [],
             "restart": [f'backoff = "{self.backoff}"'] if self.backoff else [],
+            "hang": ['{} = "{}"'.format(*self.hang)] if self.hang else [],
         }
         return "".join(
             "\n".join([f"[{name}]", *lines, ""]) for name, lines in sections.items() if lines
@@ -47,7 +51,11 @@ class Log:
         self.snapshots = [phases(found[2]) for found in snapshots]
         # The same ones: what else their lines say.
         self.reports = [fields(found[0]) for found in snapshots]
+        self.images = [found[1] for found in snapshots]
+        self.restored = [found[1] for found in self._all(RESTORED)]
         self.restores = [float(found[2]) for found in self._all(RESTORED)]
+        # The signs, and where it is told what the job did.
+        self.hangs = [(found[1], found[2]) for found in self._all(HUNG)]
         self.failures = [found[1] for found in self._all(FAILED)]
         self.called_off = len(self._all(CALLED_OFF))
 
@@ -73,14 +81,23 @@ class Supervised(processes.Program):
     """`ckpt-run … -- JOB` in a folder of its own; `launcher` is a command that becomes ckpt-run."""
 
     def __init__(
-        self, tools, folder, words, environment, interval, options=(), settings=None, launcher=()
+        self,
+        tools,
+        folder,
+        words,
+        environment,
+        interval,
+        options=(),
+        settings=None,
+        launcher=(),
+        terminal=None,
     ):
         folder.mkdir(parents=True, exist_ok=True)
         self.tools, self.store = tools, folder / "store"
         text = (settings or Settings(memory=tools.memory)).text(tools.cpus)
         (folder / "ckpt-run.toml").write_text(text, encoding="ascii")
         own = [tools.bin, "--store", self.store, "--criu", tools.criu, "--interval", interval]
-        super().__init__([*launcher, *own, *options, "--", *words], folder, environment)
+        super().__init__([*launcher, *own, *options, "--", *words], folder, environment, terminal)
 
     def log(self):
         return Log(self.stderr.read_text(encoding="utf-8", errors="replace"))
