@@ -7,12 +7,14 @@ import re
 import termios
 import threading
 
-from . import supervised
+from . import sessions, supervised
 from .trials import Failure
 
 ROWS, COLUMNS = 24, 100
 READ_BYTES = 1 << 16
 CLOSE_SECONDS_MAX = 10
+# Lines that are told of, which are not about steps.
+OTHERS_MAX = 4
 # A small shell: the terminal is its own; it runs the program, says how that ended, and ends when somebody types.
 SHELL = """
 import fcntl, os, sys, termios
@@ -88,12 +90,18 @@ class AtTerminal(supervised.Supervised):
     def log(self):
         return supervised.Log("\n".join(self.terminal.lines()))
 
-    def job_lines(self):
+    def steps(self):
+        """The job's lines about its steps: what it says on stderr is at the terminal, too."""
+        return [line for line in self.terminal.lines() if sessions.STEP_LINE.match(line.encode())]
+
+    def others(self):
+        """What else the job said."""
         lines = itertools.takewhile(lambda line: not line.startswith(PROMPT), self.terminal.lines())
-        return [line for line in lines if not line.startswith("ckpt-run:")]
+        steps = set(self.steps())
+        return [line for line in lines if not line.startswith("ckpt-run:") and line not in steps]
 
     def lines(self):
-        return len(self.job_lines())
+        return len(self.steps())
 
 
 def tty(trial):
@@ -122,7 +130,8 @@ def tty(trial):
     trial.finish(run, "the job")
     terminal.close()
     trial.finish(reference, "the uninterrupted run")
-    run.stdout.write_text("".join(f"{line}\n" for line in run.job_lines()), encoding="utf-8")
+    run.stdout.write_text("".join(f"{line}\n" for line in run.steps()), encoding="utf-8")
+    trial.outcome.notes += [f"at the terminal: {line}" for line in run.others()[:OTHERS_MAX]]
     trial.same(reference, run)
     if after != before:
         raise Failure(f"the terminal's modes are {after}, and were {before}")
