@@ -230,4 +230,7 @@ def has(pid, variable):
         environment = pathlib.Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         return False
-    return name.strip() in (CONTROL[:COMM_MAX], SERVER[:COMM_MAX]) and variable in environment.split(b"\0")
+    return name.strip() in (
+        CONTROL[:COMM_MAX],
+        SERVER[:COMM_MAX],
+    ) and variable in environment.split(b"\0")
