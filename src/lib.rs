@@ -71,6 +71,7 @@ pub mod rehearsal;
 pub mod report;
 pub mod resident;
 pub mod sandbox;
+mod shared_memory;
 pub mod store;
 pub mod supervisor;
 pub mod telemetry;

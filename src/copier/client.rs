@@ -62,7 +62,7 @@ impl Copier {
         });
         let copier = Self { control, process };
         let hello = Request::Hello { version: VERSION };
-        match copier.ask("greet the copier", &hello, &[], Some(GREETING_MAX)) {
+        match copier.ask_within(GREETING_MAX, "greet the copier", &hello, &[]) {
             Ok((Reply::Hello { version: VERSION }, _)) => Ok(copier),
             Ok(_) | Err(_) => Err(CopierError::NotACopier {
                 program: program.to_owned(),
@@ -75,20 +75,34 @@ impl Copier {
         self.process.kill();
     }
 
+    /// As a drop, without waiting for its end: the driver takes a tenth of a second to take its contexts apart, and what
+    /// only it held of the GPUs is free after that.
+    pub fn leave(self) {
+        self.process.leave();
+    }
+
     /// Its process, as the host sees it.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.process.pid()
     }
 
-    /// Makes the context of a GPU, unless it is there, and tells how much room there is then. Takes 0.3 s and more.
+    /// Initializes CUDA, unless it is; the first context does it otherwise. Takes 0.2 s, and nothing of any GPU.
+    ///
+    /// # Errors
+    /// [`CopierError::Device`] without a driver or a GPU.
+    pub fn initialize(&self) -> Result<(), CopierError> {
+        self.ask_done("initialize CUDA", &Request::Initialize)
+    }
+
+    /// Makes the context of a GPU, unless it is there, and tells how much room there is then. Takes 0.1 s and more.
     ///
     /// # Errors
     /// [`CopierError::Device`] without that GPU or a driver; [`CopierError::OutOfMemory`] when not even a context fits.
     pub fn open(&self, gpu: GpuUuid) -> Result<Room, CopierError> {
         let operation = "open a GPU for copying";
         let gpu = *gpu.as_bytes();
-        match self.ask(operation, &Request::Open { gpu }, &[], Some(ANSWER_MAX))? {
+        match self.ask(operation, &Request::Open { gpu }, &[])? {
             (Reply::Room { free, total }, _) => Ok(Room { free, total }),
             _ => Err(self.unexpected(operation)),
         }
@@ -103,7 +117,7 @@ impl Copier {
         let operation = "reserve GPU memory";
         let gpu = *gpu.as_bytes();
         let request = Request::Reserve { gpu, bytes };
-        self.ask_done(operation, &request, Some(ANSWER_MAX))?;
+        self.ask_done(operation, &request)?;
         Ok(bytes)
     }
 
@@ -121,7 +135,7 @@ impl Copier {
         let gpu = *gpu.as_bytes();
         let request = Request::Import { gpu, len };
         let descriptors = [descriptor.as_raw_fd()];
-        match self.ask(operation, &request, &descriptors, Some(ANSWER_MAX))? {
+        match self.ask(operation, &request, &descriptors)? {
             (Reply::Segment { id }, none) if none.is_empty() => Ok(SegmentId(id)),
             _ => Err(self.unexpected(operation)),
         }
@@ -135,7 +149,7 @@ impl Copier {
         let operation = "create GPU memory";
         let gpu = *gpu.as_bytes();
         let request = Request::Create { gpu, len };
-        let (reply, descriptors) = self.ask(operation, &request, &[], Some(ANSWER_MAX))?;
+        let (reply, descriptors) = self.ask(operation, &request, &[])?;
         match (reply, <[OwnedFd; 1]>::try_from(descriptors)) {
             (Reply::Segment { id }, Ok([descriptor])) => Ok((SegmentId(id), descriptor)),
             _ => Err(self.unexpected(operation)),
@@ -164,7 +178,7 @@ impl Copier {
                 segments: numbers(batch),
                 last,
             };
-            match self.ask(operation, &request, &[], Some(ANSWER_MAX))? {
+            match self.ask(operation, &request, &[])? {
                 (Reply::Shadowed { bytes }, _) if bytes.len() == batch.len() => safe.extend(bytes),
                 _ => return Err(self.unexpected(operation)),
             }
@@ -182,32 +196,35 @@ impl Copier {
         segments.chunks(BATCH_MAX).try_for_each(|batch| {
             let segments = numbers(batch);
             let request = Request::Release { segments };
-            self.ask_done("release GPU memory", &request, Some(ANSWER_MAX))
+            self.ask_done("release GPU memory", &request)
         })
     }
 
-    /// Another connection, for copying at the same time as others. Pins 32 MiB of host memory, which takes a while.
+    /// Another connection, for copying at the same time as others. Pins 8 MiB of host memory, which takes a while.
     ///
     /// # Errors
     /// [`CopierError::Refused`] before a GPU was opened, and beyond 64 lanes.
     pub fn lane(&self) -> Result<Lane, CopierError> {
         let operation = "open a lane";
-        let talk = |source| CopierError::Talk { operation, source };
-        let (ours, theirs) = Socket::pair().map_err(talk)?;
-        let descriptors = [theirs.as_fd().as_raw_fd()];
-        match self.ask(operation, &Request::Lane, &descriptors, Some(ANSWER_MAX))? {
-            (Reply::Done, none) if none.is_empty() => Ok(Lane::new(ours)),
-            _ => Err(self.unexpected(operation)),
-        }
+        let failed = |source| CopierError::Talk { operation, source };
+        let (ours, theirs) = Socket::pair().map_err(failed)?;
+        let (lane, memory) = Lane::new(ours).map_err(failed)?;
+        let descriptors = [theirs.as_fd().as_raw_fd(), memory.as_raw_fd()];
+        self.send_done(operation, &Request::Lane, &descriptors)?;
+        Ok(lane)
     }
 
-    fn ask_done(
+    fn ask_done(&self, operation: &'static str, request: &Request) -> Result<(), CopierError> {
+        self.send_done(operation, request, &[])
+    }
+
+    fn send_done(
         &self,
         operation: &'static str,
         request: &Request,
-        limit: Option<Duration>,
+        descriptors: &[RawFd],
     ) -> Result<(), CopierError> {
-        match self.ask(operation, request, &[], limit)? {
+        match self.ask(operation, request, descriptors)? {
             (Reply::Done, none) if none.is_empty() => Ok(()),
             _ => Err(self.unexpected(operation)),
         }
@@ -218,14 +235,23 @@ impl Copier {
         operation: &'static str,
         request: &Request,
         descriptors: &[RawFd],
-        limit: Option<Duration>,
+    ) -> Result<(Reply, Vec<OwnedFd>), CopierError> {
+        self.ask_within(ANSWER_MAX, operation, request, descriptors)
+    }
+
+    fn ask_within(
+        &self,
+        limit: Duration,
+        operation: &'static str,
+        request: &Request,
+        descriptors: &[RawFd],
     ) -> Result<(Reply, Vec<OwnedFd>), CopierError> {
         let mut control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
         if control.broken {
             return Err(CopierError::Gone { operation });
         }
-        let answer = ask(&control.socket, operation, request, descriptors, limit);
-        match answer {
+        let said = say(&control.socket, operation, request, descriptors);
+        match said.and_then(|()| answer(&control.socket, operation, Some(limit))) {
             Ok((Reply::Failed(refusal), _)) => Err(CopierError::refused(operation, refusal)),
             Ok(answer) => Ok(answer),
             Err(error) => {
@@ -247,28 +273,40 @@ impl Copier {
     }
 }
 
-/// One request, one answer.
-pub(super) fn ask(
+/// Sends a request, which has one answer.
+pub(super) fn say(
     socket: &Socket,
     operation: &'static str,
     request: &impl serde::Serialize,
     descriptors: &[RawFd],
+) -> Result<(), CopierError> {
+    let sent = socket.send(request, descriptors);
+    sent.map_err(|error| talk(operation, error))
+}
+
+/// The answer of the oldest request that has none.
+pub(super) fn answer(
+    socket: &Socket,
+    operation: &'static str,
     limit: Option<Duration>,
 ) -> Result<(Reply, Vec<OwnedFd>), CopierError> {
-    let talk = |source: io::Error| match source.kind() {
+    let failed = |error| talk(operation, error);
+    if let Some(limit) = limit
+        && !answers_within(socket, limit).map_err(failed)?
+    {
+        return Err(CopierError::Slow { operation, limit });
+    }
+    let answer = socket.receive::<Reply>().map_err(failed)?;
+    answer.ok_or(CopierError::Gone { operation })
+}
+
+fn talk(operation: &'static str, source: io::Error) -> CopierError {
+    match source.kind() {
         io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
             CopierError::Gone { operation }
         }
         _ => CopierError::Talk { operation, source },
-    };
-    socket.send(request, descriptors).map_err(talk)?;
-    if let Some(limit) = limit
-        && !answers_within(socket, limit).map_err(talk)?
-    {
-        return Err(CopierError::Slow { operation, limit });
     }
-    let answer = socket.receive::<Reply>().map_err(talk)?;
-    answer.ok_or(CopierError::Gone { operation })
 }
 
 fn answers_within(socket: &Socket, limit: Duration) -> io::Result<bool> {

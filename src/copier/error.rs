@@ -70,22 +70,6 @@ pub enum CopierError {
         /// The copier's words.
         reason: String,
     },
-    /// The pipe cannot be used, or its other end is gone. A part may have gone through it.
-    #[error("{operation}: {reason}")]
-    Pipe {
-        /// What was to be done.
-        operation: &'static str,
-        /// The copier's words.
-        reason: String,
-    },
-    /// The pipe ended before the memory was full.
-    #[error("{operation}: the pipe ended {missing} bytes too early")]
-    Short {
-        /// What was to be done.
-        operation: &'static str,
-        /// Bytes that were not filled at least.
-        missing: u64,
-    },
     /// What was asked for makes no sense, or not now. Nothing was done.
     #[error("{operation}: {reason}")]
     Refused {
@@ -101,8 +85,6 @@ impl CopierError {
         match refusal {
             Refusal::OutOfMemory(reason) => Self::OutOfMemory { operation, reason },
             Refusal::Device(reason) => Self::Device { operation, reason },
-            Refusal::Pipe(reason) => Self::Pipe { operation, reason },
-            Refusal::Short { missing } => Self::Short { operation, missing },
             Refusal::Request(reason) => Self::Refused { operation, reason },
         }
     }

@@ -5,7 +5,8 @@
 //! supervisor                                    `ckpt-run gpu-copier`
 //!   Copier ── open, reserve, import, create, ──▶ control thread: contexts, segments, shadow
 //!     │       shadow, release
-//!     └─ Lane ── drain, fill, with a pipe ─────▶ a thread, two pinned buffers, a stream
+//!     └─ Lane ── drain, fill ──────────────────▶ a thread, a stream
+//!            └── two buffers, pinned, which both have mapped ──┘
 //! ```
 //! At a snapshot: [`Copier::open`], [`Copier::reserve`] and [`Copier::lane`] before the job stops, for they take time;
 //! then [`Copier::import`] what the job exported, [`Copier::shadow`] as much as there is room for; [`Lane::drain`] what

@@ -72,6 +72,11 @@ impl Process {
         self.pid
     }
 
+    /// Ends it; a thread of its own waits for that.
+    pub(super) fn leave(mut self) {
+        drop(self.keeper.take());
+    }
+
     /// Ends it, without waiting.
     pub(super) fn kill(&self) {
         if let Some(stop) = &self.stop {

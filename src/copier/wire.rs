@@ -1,8 +1,9 @@
-//! What the supervisor and the copier say to each other: a JSON value a datagram, at most one descriptor with it.
+//! What the supervisor and the copier say to each other: a JSON value a datagram, and descriptors with it.
 //!
 //! Every request has one answer, in order. Both ends are of the same build, or the greeting says that they are not.
 
 use std::io;
+use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
@@ -12,7 +13,10 @@ use serde::{Deserialize, Serialize};
 use crate::passing;
 
 /// Changes with any change of the messages.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
+/// A lane's memory: two halves of 4 MiB, each enough for a copy over the bus at full speed, and small to pin. A half holds
+/// several chunks of an image.
+pub(super) const LANE_BYTES: NonZeroUsize = NonZeroUsize::new(8 << 20).unwrap();
 /// Most segments in a message: their numbers have up to 20 digits.
 pub(super) const BATCH_MAX: usize = 1024;
 /// Longest message: a full batch, and room; well below the 208 KiB that a socket's buffer has by default.
@@ -26,6 +30,7 @@ pub(super) enum Request {
     Hello {
         version: u32,
     },
+    Initialize,
     Open {
         gpu: [u8; 16],
     },
@@ -50,15 +55,26 @@ pub(super) enum Request {
     Release {
         segments: Vec<u64>,
     },
-    /// Descriptor: the copier's end of the lane's connection.
+    /// Descriptors: the copier's end of the lane's connection, and the lane's memory.
     Lane,
 }
 
-/// On a lane. Descriptor: the pipe.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum LaneRequest {
-    Drain(Part),
-    Fill(Part),
+/// On a lane: a copy between GPU memory and the lane's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct LaneRequest {
+    pub(super) direction: Direction,
+    pub(super) part: Part,
+    /// Where in the lane's memory the part begins.
+    pub(super) at: u64,
+}
+
+/// Where to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Direction {
+    /// Out of the GPU.
+    Drain,
+    /// Into it.
+    Fill,
 }
 
 /// A part of a segment.
@@ -98,10 +114,6 @@ pub(super) enum Refusal {
     OutOfMemory(String),
     /// The driver's.
     Device(String),
-    /// The pipe cannot be written or read.
-    Pipe(String),
-    /// The pipe ended too early.
-    Short { missing: u64 },
     /// The request makes no sense, or not now.
     Request(String),
 }
@@ -116,8 +128,10 @@ impl Request {
     /// How many descriptors come with it.
     pub(super) fn descriptors(&self) -> usize {
         match self {
-            Self::Import { .. } | Self::Lane => 1,
+            Self::Lane => 2,
+            Self::Import { .. } => 1,
             Self::Hello { .. }
+            | Self::Initialize
             | Self::Open { .. }
             | Self::Reserve { .. }
             | Self::Create { .. }
@@ -155,7 +169,7 @@ impl Socket {
     /// `None` at the end of the connection.
     pub(super) fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
         let mut bytes = vec![0; MESSAGE_BYTES_MAX];
-        let (len, descriptors) = match passing::receive::<1>(&self.0, &mut bytes) {
+        let (len, descriptors) = match passing::receive::<2>(&self.0, &mut bytes) {
             // So ends a connection to a process that was killed before it had read all.
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
             other => other?,
@@ -213,11 +227,11 @@ mod tests {
     #[test]
     fn a_message_that_is_too_long_is_not_sent() {
         let (left, _right) = Socket::pair().unwrap();
-        let long = Refusal::Pipe("x".repeat(MESSAGE_BYTES_MAX));
+        let long = Refusal::Device("x".repeat(MESSAGE_BYTES_MAX));
         let error = left.send(&long, &[]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
         let text = "ü".repeat(MESSAGE_BYTES_MAX);
-        left.send(&Refusal::Pipe(short(text)), &[]).unwrap();
+        left.send(&Refusal::Device(short(text)), &[]).unwrap();
     }
 
     #[test]

@@ -31,20 +31,41 @@ pub(super) enum Fault {
 pub(super) struct Fetcher<'a> {
     packs: &'a PackFiles,
     secrets: Option<&'a Secrets>,
+    scratch: Scratch,
+}
+
+/// What a fetcher works with. Fresh memory costs the kernel as much as hashing what goes into it: use it again.
+pub(super) struct Scratch {
     decoder: Decoder,
     sealed: Vec<u8>,
     stored: Vec<u8>,
 }
 
-impl<'a> Fetcher<'a> {
-    pub(super) fn new(packs: &'a PackFiles) -> std::io::Result<Self> {
+impl Scratch {
+    pub(super) fn new() -> std::io::Result<Self> {
         Ok(Self {
-            packs,
-            secrets: packs.store().secrets(),
             decoder: Decoder::new()?,
             sealed: vec![0; CHUNK_BYTES + OVERHEAD_BYTES],
             stored: vec![0; CHUNK_BYTES],
         })
+    }
+}
+
+impl<'a> Fetcher<'a> {
+    pub(super) fn new(packs: &'a PackFiles) -> std::io::Result<Self> {
+        Ok(Self::with(packs, Scratch::new()?))
+    }
+
+    pub(super) fn with(packs: &'a PackFiles, scratch: Scratch) -> Self {
+        Self {
+            packs,
+            secrets: packs.store().secrets(),
+            scratch,
+        }
+    }
+
+    pub(super) fn into_scratch(self) -> Scratch {
+        self.scratch
     }
 
     /// Fills all of `raw`, whose length is the chunk's. On an error `raw` holds anything.
@@ -52,9 +73,9 @@ impl<'a> Fetcher<'a> {
         match stored.codec {
             Codec::Raw => self.read(stored, raw)?,
             Codec::Zstd | Codec::Planes => {
-                let mut bytes = std::mem::take(&mut self.stored);
+                let mut bytes = std::mem::take(&mut self.scratch.stored);
                 let decoded = self.decode(stored, &mut bytes, raw);
-                self.stored = bytes;
+                self.scratch.stored = bytes;
                 decoded?;
             }
         }
@@ -87,7 +108,8 @@ impl<'a> Fetcher<'a> {
         // A valid manifest has no stored chunk longer than CHUNK_BYTES.
         let bytes = &mut bytes[..stored.len as usize - overhead];
         self.read(stored, bytes)?;
-        self.decoder
+        self.scratch
+            .decoder
             .decode(stored.codec, bytes, raw)
             .map_err(Fault::Decompress)
     }
@@ -98,7 +120,7 @@ impl<'a> Fetcher<'a> {
             self.packs.read(stored.pack, stored.offset, bytes)?;
             return check(stored, bytes);
         };
-        let sealed = &mut self.sealed[..stored.len as usize];
+        let sealed = &mut self.scratch.sealed[..stored.len as usize];
         self.packs.read(stored.pack, stored.offset, sealed)?;
         check(stored, sealed)?;
         Ok(secrets.chunks.open(&stored.hash, sealed, bytes)?)

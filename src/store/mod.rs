@@ -93,6 +93,7 @@ mod scan;
 mod sink;
 mod splice;
 mod stream;
+mod stream_reader;
 mod sync;
 #[cfg(test)]
 mod testing;
@@ -127,7 +128,8 @@ pub use reader::ImageReader;
 pub use repair::{Marks, Remedy, RepairPlan, Repaired, RepairedImage};
 pub use report::{BadRun, BadStream, ChunkFault, ImageReport, Report, Verdict};
 pub use retention::{Fate, KeptBy, Planned, Policy, RemovedBy};
-pub use stream::StreamWriter;
+pub use stream::{StreamOpener, StreamWriter};
+pub use stream_reader::StreamReader;
 pub use usage::{Usage, usage};
 pub use verify::{Selection, Verified};
 pub use wire::ManifestError;

@@ -1,6 +1,7 @@
 //! Reading an image: streams go out, every chunk checked before any of its bytes.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
 use std::sync::Mutex;
@@ -9,11 +10,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::ahead::{self, Extent};
 use super::chunk::{CHUNK_BYTES, ZEROS};
 use super::error::ReadError;
-use super::fetch::{Fault, Fetcher};
+use super::fetch::{Fault, Fetcher, Scratch};
 use super::gauge::Gauge;
 use super::id::ImageId;
 use super::layout::Store;
-use super::manifest::{Content, Manifest, Stream};
+use super::manifest::{Chunk, Content, Manifest, Stored, Stream};
 use super::pack::PackFiles;
 use super::splice::Splicer;
 use super::sync::locked;
@@ -40,6 +41,7 @@ pub struct ImageReader {
     /// Chunks that may still be read ahead.
     room: AtomicUsize,
     buffers: Buffers,
+    scratches: Scratches,
     manifest: Manifest,
     streams: HashMap<String, usize>,
     packs: PackFiles,
@@ -50,6 +52,39 @@ pub struct ImageReader {
 /// hashing what goes into it.
 #[derive(Debug, Default)]
 struct Buffers(Mutex<Vec<Vec<u8>>>);
+
+/// What fetchers have worked with, for others.
+#[derive(Default)]
+struct Scratches(Mutex<Vec<Scratch>>);
+
+impl fmt::Debug for Scratches {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Scratches")
+    }
+}
+
+/// A fetcher that leaves to others what it worked with.
+pub(super) struct Fetching<'a> {
+    home: &'a Scratches,
+    fetcher: Option<Fetcher<'a>>,
+}
+
+impl Fetching<'_> {
+    fn fetch(&mut self, stored: &Stored, raw: &mut [u8]) -> Result<(), Fault> {
+        let Some(fetcher) = &mut self.fetcher else {
+            unreachable!("only the drop takes it")
+        };
+        fetcher.fetch(stored, raw)
+    }
+}
+
+impl Drop for Fetching<'_> {
+    fn drop(&mut self) {
+        if let Some(fetcher) = self.fetcher.take() {
+            locked(&self.home.0).push(fetcher.into_scratch());
+        }
+    }
+}
 
 /// A chunk on its way out. Dropped, it gives its memory back.
 struct Prepared<'a> {
@@ -93,6 +128,7 @@ impl Store {
         Ok(ImageReader {
             room: AtomicUsize::new(chunks_in(BUFFER_DEFAULT)),
             buffers: Buffers::default(),
+            scratches: Scratches::default(),
             streams: names.zip(0..).collect(),
             packs,
             given: Gauge::default(),
@@ -203,7 +239,7 @@ impl ImageReader {
         ahead::in_order(
             stream.chunks.len(),
             extent,
-            || Fetcher::new(&self.packs).map_err(ReadError::Worker),
+            || self.fetcher(),
             |fetcher, position| {
                 let prepared = self.prepare(fetcher, stream, position);
                 prepared.map_err(|fault| (position, fault))
@@ -253,7 +289,7 @@ impl ImageReader {
         }
     }
 
-    fn stream(&self, name: &str) -> Result<&Stream, ReadError> {
+    pub(super) fn stream(&self, name: &str) -> Result<&Stream, ReadError> {
         let position = self.streams.get(name).ok_or_else(|| ReadError::NoStream {
             image: self.manifest.id,
             stream: name.chars().take(255).collect(),
@@ -261,27 +297,58 @@ impl ImageReader {
         Ok(&self.manifest.streams[*position])
     }
 
+    pub(super) fn fetcher(&self) -> Result<Fetching<'_>, ReadError> {
+        let scratch = match locked(&self.scratches.0).pop() {
+            Some(scratch) => scratch,
+            None => Scratch::new().map_err(ReadError::Worker)?,
+        };
+        Ok(Fetching {
+            home: &self.scratches,
+            fetcher: Some(Fetcher::with(&self.packs, scratch)),
+        })
+    }
+
     fn prepare(
         &self,
-        fetcher: &mut Fetcher<'_>,
+        fetcher: &mut Fetching<'_>,
         stream: &Stream,
         position: usize,
     ) -> Result<Prepared<'_>, Fault> {
         let chunk = self.manifest.chunks[stream.chunks[position] as usize];
         let raw_len = chunk.raw_len as usize;
         let home = &self.buffers;
-        let stored = match chunk.content {
-            Content::Zero => {
-                let content = Checked::Zeros(raw_len);
-                return Ok(Prepared { home, content });
-            }
-            Content::Stored(stored) => stored,
-        };
+        if let Content::Zero = chunk.content {
+            let content = Checked::Zeros(raw_len);
+            return Ok(Prepared { home, content });
+        }
         let mut bytes = locked(&home.0).pop().unwrap_or_default();
         bytes.resize(raw_len, 0);
-        fetcher.fetch(&stored, &mut bytes)?;
+        Self::fill(fetcher, &chunk, &mut bytes)?;
         let content = Checked::Bytes(bytes);
         Ok(Prepared { home, content })
+    }
+
+    /// Fills all of `raw`, whose length is the chunk's. On an error `raw` holds anything.
+    fn fill(fetcher: &mut Fetching<'_>, chunk: &Chunk, raw: &mut [u8]) -> Result<(), Fault> {
+        match &chunk.content {
+            Content::Zero => raw.fill(0),
+            Content::Stored(stored) => fetcher.fetch(stored, raw)?,
+        }
+        Ok(())
+    }
+
+    /// As [`fill`](Self::fill), for the chunk at a position of the stream, which goes out so.
+    pub(super) fn fetch(
+        &self,
+        fetcher: &mut Fetching<'_>,
+        stream: &Stream,
+        position: usize,
+        raw: &mut [u8],
+    ) -> Result<(), ReadError> {
+        let chunk = &self.manifest.chunks[stream.chunks[position] as usize];
+        Self::fill(fetcher, chunk, raw).map_err(|fault| self.damage(stream, position, fault))?;
+        self.given.add(raw.len());
+        Ok(())
     }
 }
 

@@ -46,8 +46,31 @@ enum StreamState {
     Finished,
 }
 
+/// Opens streams of an image, from any thread. Of no use once the image is settled, or given up.
+#[derive(Clone, Debug)]
+pub struct StreamOpener {
+    shared: Arc<Shared>,
+}
+
+impl StreamOpener {
+    pub(super) fn new(shared: &Arc<Shared>) -> Self {
+        Self {
+            shared: Arc::clone(shared),
+        }
+    }
+
+    /// As [`ImageWriter::stream`](super::ImageWriter::stream).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open(&self, name: &str) -> Result<StreamWriter, WriteError> {
+        self.shared.flow.check()?;
+        StreamWriter::open(&self.shared, name)
+    }
+}
+
 impl StreamWriter {
-    pub(super) fn open(shared: &Arc<Shared>, name: &str) -> Result<Self, WriteError> {
+    fn open(shared: &Arc<Shared>, name: &str) -> Result<Self, WriteError> {
         Ok(Self {
             stream: shared.assembly.open(name)?,
             shared: Arc::clone(shared),

@@ -24,7 +24,7 @@ use super::lock::{Busy, StoreLock};
 use super::manifest::Manifest;
 use super::pack::Pack;
 use super::sink::PackSink;
-use super::stream::StreamWriter;
+use super::stream::{StreamOpener, StreamWriter};
 use super::wire::{self, META_BYTES_MAX, ManifestError};
 use super::worker::{Shared, Worker};
 
@@ -154,8 +154,13 @@ impl ImageWriter {
     /// The name is taken or not [a stream name](super::is_stream_name), or the image
     /// failed already.
     pub fn stream(&self, name: &str) -> Result<StreamWriter, WriteError> {
-        self.shared.flow.check()?;
-        StreamWriter::open(&self.shared, name)
+        self.streams().open(name)
+    }
+
+    /// What opens streams in other threads.
+    #[must_use]
+    pub fn streams(&self) -> StreamOpener {
+        StreamOpener::new(&self.shared)
     }
 
     /// Opens a stream of chunks that are hashed and encoded already.

@@ -220,6 +220,8 @@ impl Supervisor {
         let Stage::Restoring(restoring) = &mut self.stage else {
             return Ok(());
         };
+        // An image without device memory has not taken it.
+        self.shop.standby.dismiss();
         let id = restoring.id;
         match result {
             Ok(restored) => {

@@ -269,13 +269,6 @@ impl<'a> Dump<'a> {
         Ok(stream.finish()?)
     }
 
-    /// Takes a stream that is not CRIU's into the image.
-    pub fn receive_memory(&self, name: &str, pipe: &std::fs::File) -> Result<u64, SnapshotError> {
-        let mut stream = self.stream(name)?;
-        stream.copy_from(&mut &*pipe)?;
-        Ok(stream.finish()?)
-    }
-
     /// Has the image's buffers emptied from now on: the job computes, or waits for just that.
     pub fn start_workers(&self) {
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);

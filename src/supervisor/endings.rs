@@ -3,10 +3,12 @@
 
 use std::sync::{Arc, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use super::describe::{chain, seconds};
 use super::event::Event;
 use super::requests::SAVED;
+use super::resident::Standby;
 use super::restart::{Decision, ExitStatus, decide};
 use super::run::{RunError, system};
 use super::run_state::Progress;
@@ -14,10 +16,14 @@ use super::supervise::{AfterEnd, Running, Stage, Stopping, Supervisor};
 use crate::clock;
 use crate::sandbox::{Ended, SandboxError};
 
+/// Longest pause before a restart over which a copier is kept ready: it takes up GPU memory.
+const STANDBY_MAX: Duration = Duration::from_secs(5);
+
 impl Supervisor {
     pub fn job_ended(&mut self, ended: Ended) -> Result<(), RunError> {
         match &mut self.stage {
             Stage::Running(running) => {
+                tracing::debug!(?ended, "the job has ended");
                 running.ended = Some(ended);
                 self.settle()
             }
@@ -67,6 +73,13 @@ impl Supervisor {
 
     /// Kills what is left of the job; `then` follows when it is gone.
     pub fn end_job(&mut self, then: AfterEnd) -> Result<(), RunError> {
+        if matches!(then, AfterEnd::Decide(status) if !status.is_success())
+            && self.stopping == Stopping::No
+            && self.would_restore()
+            && let Some(image) = self.newest()
+        {
+            Standby::prepare(&self.shop, image);
+        }
         let stage = std::mem::replace(&mut self.stage, Stage::Ending(then));
         let (sandbox, gone) = match stage {
             Stage::Running(running) => {
@@ -120,6 +133,7 @@ impl Supervisor {
             return Ok(());
         };
         self.stage = Stage::Idle;
+        tracing::debug!("nothing of the job is left");
         match then {
             AfterEnd::Exit(code, progress) => {
                 self.finish(code, progress);
@@ -152,7 +166,11 @@ impl Supervisor {
             self.learn_failure();
         }
         let images = self.available_or_none().len();
-        match decide(status, &self.shop.config.restart, self.budget, images) {
+        let decision = decide(status, &self.shop.config.restart, self.budget, images);
+        if !matches!(decision, Decision::Restore { delay, .. } if delay <= STANDBY_MAX) {
+            self.shop.standby.dismiss();
+        }
+        match decision {
             Decision::Finished { code } => {
                 self.finish(code, Progress::Finished);
             }

@@ -7,7 +7,6 @@
 //! ```
 //! copy and drain are of device memory that stayed on the GPUs. Whatever fails, the job is resumed.
 
-use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -61,7 +60,9 @@ impl<'a> Frozen<'a> {
     ) -> Result<Self, NotFrozen> {
         subject.shop.ongoing.step(Step::Suspend);
         let since = clock::now();
-        let suspend = |gpu: &Gpu<'_>| gpu.suspend(subject.shop, keeping.as_ref(), &mut watch);
+        let streams = writer.streams();
+        let suspend =
+            |gpu: &Gpu<'_>| gpu.suspend(subject.shop, keeping.as_ref(), &streams, &mut watch);
         let (suspended, carrying) = match (gpu.map(suspend).transpose(), &keeping) {
             (Err(SnapshotError::Resident(error)), Some(keeping))
                 if keeping.is_avoidable(&error) =>
@@ -150,8 +151,8 @@ impl<'a> Frozen<'a> {
             dump.start_workers();
             subject.shop.ongoing.step(Step::Copy);
             if let Some(mut carrying) = carrying.take() {
-                carrying.while_frozen(receiver(dump))?;
-                carrying.afterwards(receiver(dump))?;
+                carrying.while_frozen()?;
+                carrying.afterwards()?;
                 watch.lap("copy");
             }
             let facts = dump.facts(subject.trigger, cuda.clone(), clock::now() - *since);
@@ -169,14 +170,14 @@ impl<'a> Frozen<'a> {
         }
     }
 
-    /// Takes device memory into the image that the job would change as it goes on.
+    /// Waits until device memory that the job would change as it goes on is in the image.
     fn copy(&mut self, dumped: Result<(), SnapshotError>) -> Result<(), SnapshotError> {
         self.watch.lap("dump");
         self.step(Step::Copy);
         let Some(carrying) = &mut self.carrying else {
             return dumped;
         };
-        let copied = dumped.and_then(|()| carrying.while_frozen(receiver(&self.dump)));
+        let copied = dumped.and_then(|()| carrying.while_frozen());
         self.watch.lap("copy");
         copied
     }
@@ -201,18 +202,14 @@ impl<'a> Frozen<'a> {
         self.dump.start_workers();
         if let Some(carrying) = self.carrying.take() {
             self.step(Step::Drain);
-            carrying.afterwards(receiver(&self.dump))?;
+            carrying.afterwards()?;
             self.watch.lap("drain");
+            let shop = self.subject.shop;
+            shop.standby.warm(&shop.program);
         }
         let facts: Result<ImageFacts, _> =
             self.dump
                 .facts(self.subject.trigger, self.cuda.clone(), freeze);
         self.dump.commit(facts, &mut self.watch, self.begun)
     }
-}
-
-fn receiver<'a>(
-    dump: &'a Dump<'_>,
-) -> impl Fn(&str, &File) -> Result<u64, SnapshotError> + Sync + use<'a> {
-    |name, pipe| dump.receive_memory(name, pipe)
 }

@@ -13,6 +13,7 @@ use super::suspension::Suspension;
 use super::workshop::Workshop;
 use crate::cuda::{self, GpuUse, Inventory};
 use crate::job::{self, Process};
+use crate::store::StreamOpener;
 
 /// Longest attempt to lock all CUDA processes at once; then all are let go and tried again.
 const LOCK_ATTEMPT: Duration = Duration::from_millis(400);
@@ -96,11 +97,13 @@ impl<'a> Gpu<'a> {
         self.driver
     }
 
-    /// Suspends the GPU state: what is to be kept stays, the rest moves into host memory.
+    /// Suspends the GPU state: what is to be kept stays, and goes into `streams` where it may not wait; the rest moves
+    /// into host memory.
     pub fn suspend(
         &self,
         shop: &Workshop,
         keeping: Option<&Keeping>,
+        streams: &StreamOpener,
         watch: &mut Stopwatch,
     ) -> Result<(Suspension, Option<Carrying>), SnapshotError> {
         let options = cuda::SuspendOptions {
@@ -110,7 +113,7 @@ impl<'a> Gpu<'a> {
         let standing = self.standing(keeping)?;
         if let Some(keeping) = keeping {
             let (suspended, still, kept, carrying) =
-                keeping.suspend(self, &standing, &options, watch)?;
+                keeping.suspend(self, &standing, &options, streams, watch)?;
             let suspension = Suspension::new(suspended, standing, still, Some(kept));
             return Ok((suspension, Some(carrying)));
         }

@@ -147,6 +147,7 @@ impl Stopwatch {
 
     /// Adds a phase that was measured elsewhere, and begins the next.
     pub fn add(&mut self, name: &str, took: Duration) {
+        tracing::debug!(phase = name, ?took, "done");
         self.phases.push(Phase {
             name: name.to_owned(),
             seconds: took.as_secs_f64(),

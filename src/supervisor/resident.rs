@@ -21,6 +21,7 @@ mod keep;
 mod keeping;
 mod moving;
 mod refill;
+mod standby;
 
 pub use error::ResidentError;
 pub use facts::{ResidentFacts, ResidentProcess, ResidentSegment};
@@ -28,3 +29,4 @@ pub(super) use keep::Kept;
 pub(super) use keeping::{Carrying, Keeping};
 pub(super) use moving::Returning;
 pub(super) use refill::refill;
+pub(super) use standby::Standby;

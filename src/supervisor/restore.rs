@@ -1,8 +1,9 @@
 //! A restore: an image becomes the running job.
 //!
 //! ```text
-//! check machine → plan files → choose GPUs → rewind files and streams → (fresh sandbox) → criu restore, chunks
-//! verified as they flow → resume CUDA → the job computes
+//! check machine → plan files → choose GPUs ─┬─▶ rewind files and streams → (fresh sandbox) → criu restore, chunks
+//!                                           │   verified as they flow → resume CUDA ─┬─▶ the job computes
+//!                                           └─▶ fill device memory ──────────────────┘
 //! ```
 //!
 //! What can be refused from the outside is refused before the first file is touched.
@@ -30,7 +31,7 @@ use crate::store::{ImageId, ImageReader, ReadError};
 
 use super::carried;
 use super::describe::why;
-use super::gpu_plan::Refusal;
+use super::gpu_plan::{GpuPlan, Refusal};
 use super::image::{ImageFacts, Phase, Stopwatch};
 use super::progress::{Step, Work};
 use super::resident::{ResidentError, Returning};
@@ -153,6 +154,8 @@ pub(super) struct Candidate {
     pub facts: ImageFacts,
     image: ImageReader,
     files: job::Plan,
+    /// The GPUs, unless they are in use.
+    gpus: Option<GpuPlan>,
 }
 
 /// Looks at an image. Touches nothing, but for parts of ckpt-run, which it puts back where they are missing.
@@ -161,9 +164,8 @@ pub(super) fn examine(shop: &Workshop, id: ImageId) -> Result<Candidate, Restore
     let image = shop.store.read(id)?.with_buffer(buffer);
     let facts: ImageFacts =
         serde_json::from_slice(&image.manifest().meta).map_err(RestoreError::Facts)?;
-    if let Some(cuda_facts) = &facts.cuda {
-        restore_gpu::examine(shop, id, cuda_facts)?;
-    }
+    let look = |cuda_facts| restore_gpu::examine(shop, id, cuda_facts);
+    let gpus = facts.cuda.as_ref().map(look).transpose()?.flatten();
     carried::put_back(&image, &facts).map_err(RestoreError::Prepare)?;
     let files = job::plan(&facts.files, &facts.nodes)?;
     Ok(Candidate {
@@ -171,6 +173,7 @@ pub(super) fn examine(shop: &Workshop, id: ImageId) -> Result<Candidate, Restore
         facts,
         image,
         files,
+        gpus,
     })
 }
 
@@ -199,34 +202,23 @@ pub(super) fn bring_back(
         facts,
         image,
         files,
+        gpus,
     } = candidate;
     let expected = image.manifest().raw_bytes;
     shop.ongoing.measure(image.given(), Some(expected));
-    let choose = |cuda_facts| restore_gpu::choose(shop, id, cuda_facts);
+    let choose = |cuda_facts| restore_gpu::choose(shop, id, cuda_facts, gpus);
     let gpus = facts.cuda.as_ref().map(choose).transpose()?;
-    facts.sockets.destroy_leftovers()?;
-    for content in facts.files.iter().filter_map(|file| file.content.as_ref()) {
-        // Read once for nothing but its hashes: no file is overwritten by half of a damaged one.
-        image.copy_to(content, &mut io::sink())?;
-    }
-    let aside = shop.aside(id);
-    let cut = files.execute(&aside, |name, target| {
-        let copied = image.copy_to(name, target);
-        copied
-            .map(drop)
-            .map_err(|error| io::Error::other(error.to_string()))
-    })?;
-    let (ends, input_lost) = reconnect(shop, streams, &facts, &aside)?;
-    watch.lap("rewind");
-    shop.ongoing.step(Step::Restore);
-    thread::scope(|scope| {
+    let rewound = thread::scope(|scope| {
         let gpu = facts.cuda.as_ref().zip(gpus.as_ref());
         let memory = gpu.and_then(|(cuda, gpus)| {
             let refill = |facts| Returning::begin(shop, &image, facts, &gpus.map);
             let resident = cuda.resident.as_ref();
             resident.map(|facts| scope.spawn(move || refill(facts)))
         });
-        let restored = run_criu(shop, sandbox, &image, id, &facts, &ends);
+        let rewound = rewind(shop, streams, &image, id, &facts, files)?;
+        watch.lap("rewind");
+        shop.ongoing.step(Step::Restore);
+        let restored = run_criu(shop, sandbox, &image, id, &facts, &rewound.ends);
         job::remove_links(&facts.files);
         restored?;
         if shop.config.network.tcp == config::Tcp::Close {
@@ -243,8 +235,12 @@ pub(super) fn bring_back(
             restore_gpu::resume(shop, sandbox, &facts, cuda_facts, gpus, memory)?;
             watch.lap("resume");
         }
-        Ok::<_, RestoreError>(())
+        Ok::<_, RestoreError>(rewound)
     })?;
+    let resident = facts.cuda.as_ref().and_then(|cuda| cuda.resident.as_ref());
+    if resident.is_some() {
+        shop.standby.warm(&shop.program);
+    }
     // Stopped at its terminal in the midst of the snapshot, it goes on; and one that fills the screen draws it anew.
     // Not before its GPU state is resumed.
     if facts.streams.terminal.is_some() {
@@ -254,7 +250,43 @@ pub(super) fn bring_back(
     Ok(Restored {
         phases: watch.phases().to_vec(),
         total: clock::now() - begun,
+        cut: rewound.cut,
+        input_lost: rewound.input_lost,
+    })
+}
+
+/// The job's surroundings as they were at the snapshot.
+struct Rewound {
+    cut: Vec<CutAway>,
+    ends: Ends,
+    input_lost: bool,
+}
+
+/// Sets files and streams back.
+fn rewind(
+    shop: &Workshop,
+    streams: &SharedStreams,
+    image: &ImageReader,
+    id: ImageId,
+    facts: &ImageFacts,
+    files: job::Plan,
+) -> Result<Rewound, RestoreError> {
+    facts.sockets.destroy_leftovers()?;
+    for content in facts.files.iter().filter_map(|file| file.content.as_ref()) {
+        // Read once for nothing but its hashes: no file is overwritten by half of a damaged one.
+        image.copy_to(content, &mut io::sink())?;
+    }
+    let aside = shop.aside(id);
+    let cut = files.execute(&aside, |name, target| {
+        let copied = image.copy_to(name, target);
+        copied
+            .map(drop)
+            .map_err(|error| io::Error::other(error.to_string()))
+    })?;
+    let (ends, input_lost) = reconnect(shop, streams, facts, &aside)?;
+    Ok(Rewound {
         cut,
+        ends,
         input_lost,
     })
 }

@@ -23,22 +23,35 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 /// has taken its processes apart; what is in use for longer is somebody's.
 const LOOKS_MAX: u32 = 31;
 
-/// Looks for GPUs for the image's job. Those that may become free pass: there is time until they are needed.
-pub(super) fn examine(shop: &Workshop, id: ImageId, facts: &CudaFacts) -> Result<(), RestoreError> {
+/// Looks for GPUs for the image's job. None yet where they may become free: there is time until they are needed.
+pub(super) fn examine(
+    shop: &Workshop,
+    id: ImageId,
+    facts: &CudaFacts,
+) -> Result<Option<GpuPlan>, RestoreError> {
     if !cuda::available() {
         return Err(Refusal::NoGpu.into());
     }
     // Loaded here so that one that cannot do it is known now.
     shop.driver()?;
     match look(shop, id, facts) {
-        Err(refusal) if !refusal.may_pass() => Err(refusal.into()),
-        Ok(_) | Err(_) => Ok(()),
+        Err(refusal) if refusal.may_pass() => Ok(None),
+        Err(refusal) => Err(refusal.into()),
+        Ok(plan) => Ok(Some(plan)),
     }
 }
 
-/// Chooses the GPUs. Blocks while they are in use, some seconds at most.
-pub(super) fn choose(shop: &Workshop, id: ImageId, facts: &CudaFacts) -> Result<GpuPlan, Refusal> {
-    let chosen = wait_for(|| look(shop, id, facts), || thread::sleep(LOOK_INTERVAL))?;
+/// The GPUs that were found, or others. Blocks while they are in use, some seconds at most.
+pub(super) fn choose(
+    shop: &Workshop,
+    id: ImageId,
+    facts: &CudaFacts,
+    found: Option<GpuPlan>,
+) -> Result<GpuPlan, Refusal> {
+    let chosen = match found {
+        Some(plan) => plan,
+        None => wait_for(|| look(shop, id, facts), || thread::sleep(LOOK_INTERVAL))?,
+    };
     if let Some((then, now)) = &chosen.other_driver {
         tracing::warn!(%then, %now, "the image was made with another release of the NVIDIA driver");
     }

@@ -188,7 +188,7 @@ fn admit(
     let options = write_options(shop, available - needed, keeping.map(|_| frozen));
     let writer = shop.store.begin(&shop.lock, options)?;
     shop.ongoing.measure(writer.taken(), Some(all + resident));
-    writer.reserve(needed + resident);
+    writer.reserve(frozen);
     let cores = thread::available_parallelism().map_or(1, usize::from);
     writer.spare_workers(cores.saturating_sub(FREEZE_CORES));
     Ok(writer)

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::describe::size;
 use super::obstacle::Obstacle;
 use super::resident::ResidentError;
+use crate::copier::CopierError;
 use crate::cuda::{self, CallError, TreeError};
 use crate::job;
 use crate::sandbox::SandboxError;
@@ -295,6 +296,12 @@ impl SnapshotError {
 impl From<ResidentError> for SnapshotError {
     fn from(error: ResidentError) -> Self {
         Self::Resident(Box::new(error))
+    }
+}
+
+impl From<CopierError> for SnapshotError {
+    fn from(error: CopierError) -> Self {
+        ResidentError::from(error).into()
     }
 }
 

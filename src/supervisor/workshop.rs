@@ -13,6 +13,7 @@ use tempfile::TempDir;
 use super::gpu_plan::GpuPairs;
 use super::leftovers::{self, COPIES, COPY_DIGITS, COPY_PREFIX};
 use super::progress::Ongoing;
+use super::resident::Standby;
 use super::streams::Streams;
 use crate::clock;
 use crate::config::{Config, Memory};
@@ -56,6 +57,8 @@ pub(super) struct Workshop {
     pub program: PathBuf,
     /// What is preloaded into a job that starts, and what it is called by, if anything is.
     pub agent: Option<(PathBuf, Token)>,
+    /// The copier of the next restore.
+    pub standby: Standby,
     /// Loaded when it is first needed: it is large.
     driver: OnceLock<cuda::Driver>,
     /// Asked for once: what they have free is not in question, and asking wakes them where they may sleep.
@@ -183,6 +186,7 @@ impl Workshop {
             ongoing: Ongoing::default(),
             program,
             agent,
+            standby: Standby::default(),
             driver: OnceLock::new(),
             gpus: OnceLock::new(),
         })

@@ -1,7 +1,7 @@
-//! What goes wrong: with lengths, pipes, memory, and processes that die.
+//! What goes wrong: with lengths, memory, callers, and processes that die.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -12,7 +12,9 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::support::{MIB, Machine, assert_same, bytes, drain, environment, fill, gpu, pipe};
+use crate::support::{
+    MIB, Machine, assert_same, bytes, drain, environment, fill, gpu, try_drain, try_fill,
+};
 
 /// Longest wait for a process to end.
 const END_MS_MAX: u16 = 20_000;
@@ -64,15 +66,19 @@ fn wrong_lengths_are_errors() {
     );
     let segment = copier.import(gpu(0), memory.as_fd(), 8 * MIB).unwrap();
     let mut lane = copier.lane().unwrap();
-    let (_reader, writer) = pipe();
     #[allow(
         clippy::reversed_empty_ranges,
         reason = "one of the things that are refused"
     )]
     for range in [0..8 * MIB + 1, 8 * MIB + 1..8 * MIB + 1, 5..4, 0..u64::MAX] {
-        let error = lane.drain(segment, range, &writer).unwrap_err();
+        let error = try_drain(&mut lane, segment, range.clone()).unwrap_err();
+        assert!(matches!(error, CopierError::Refused { .. }), "{error}");
+        let content = bytes(1, 20 * MIB);
+        let error = try_fill(&mut lane, segment, range, &content).unwrap_err();
         assert!(matches!(error, CopierError::Refused { .. }), "{error}");
     }
+    fill(&mut lane, segment, 0..MIB, &bytes(2, MIB));
+    assert_same(&drain(&mut lane, segment, 0..MIB), &bytes(2, MIB));
 }
 
 #[test]
@@ -94,12 +100,8 @@ fn what_is_not_there_is_refused() {
     let gone = copier.release(&[segment]).unwrap_err();
     assert!(matches!(gone, CopierError::Refused { .. }), "{gone}");
     let mut lane = copier.lane().unwrap();
-    let gone = lane.drain(segment, 0..1, pipe().1).unwrap_err();
+    let gone = try_drain(&mut lane, segment, 0..1).unwrap_err();
     assert!(matches!(gone, CopierError::Refused { .. }), "{gone}");
-    let no_pipe = lane
-        .drain(segment, 0..1, File::open("/dev/null").unwrap())
-        .unwrap_err();
-    assert!(matches!(no_pipe, CopierError::Pipe { .. }), "{no_pipe}");
 }
 
 #[test]
@@ -119,35 +121,44 @@ fn too_little_memory_leaves_the_copier_usable() {
     assert_same(&drain(&mut lane, segment, 0..MIB), &bytes(1, MIB));
 }
 
+/// What ends a copy from this side.
+#[derive(Debug)]
+enum Ours {
+    Enough,
+    Copier,
+}
+
+impl From<CopierError> for Ours {
+    fn from(_: CopierError) -> Self {
+        Self::Copier
+    }
+}
+
 #[test]
-fn an_error_of_a_pipe_is_one_of_that_copy_alone() {
+fn a_caller_that_gives_up_harms_no_later_copy() {
     let machine = Machine::of_mib(64);
     let copier = machine.open();
     let len = 32 * MIB;
     let (segment, _memory) = copier.create(gpu(0), len).unwrap();
     let mut lane = copier.lane().unwrap();
-    let (reader, writer) = pipe();
-    drop(reader);
-    let error = lane.drain(segment, 0..len, &writer).unwrap_err();
-    assert!(matches!(error, CopierError::Pipe { .. }), "{error}");
-
-    for (given, of, missing) in [
-        (0, 5, 5),
-        (20 * MIB, len, 12 * MIB),
-        (3 * MIB, len, 29 * MIB),
-    ] {
-        let (reader, writer) = pipe();
-        thread::scope(|scope| {
-            scope.spawn(move || File::from(writer).write_all(&bytes(1, given)).unwrap());
-            let error = lane.fill(segment, 0..of, &reader).unwrap_err();
-            assert!(
-                matches!(error, CopierError::Short { missing: found, .. } if found == missing),
-                "{error}"
-            );
-        });
+    for pieces in 0..3 {
+        let mut left = pieces;
+        let mut give_up = || {
+            left -= 1;
+            if left < 0 { Err(Ours::Enough) } else { Ok(()) }
+        };
+        let drained = lane.drain(segment, 0..len, |_| give_up());
+        assert!(matches!(drained, Err(Ours::Enough)), "{drained:?}");
+        left = pieces;
+        let mut give_up = || {
+            left -= 1;
+            if left < 0 { Err(Ours::Enough) } else { Ok(()) }
+        };
+        let filled = lane.fill(segment, 0..len, |room| give_up().map(|()| room.len()));
+        assert!(matches!(filled, Err(Ours::Enough)), "{filled:?}");
+        fill(&mut lane, segment, 0..len, &bytes(2, len));
+        assert_same(&drain(&mut lane, segment, 0..len), &bytes(2, len));
     }
-    fill(&mut lane, segment, 0..len, &bytes(2, len));
-    assert_same(&drain(&mut lane, segment, 0..len), &bytes(2, len));
 }
 
 /// All that a copier does, once; what it has at the end.
@@ -162,9 +173,8 @@ fn everything(
     let (created, _memory) = copier.create(gpu(0), len)?;
     had.push(created);
     let mut lane = copier.lane()?;
-    let (reader, writer) = pipe();
-    lane.drain(created, 0..1, &writer)?;
-    lane.fill(created, 0..1, &reader)?;
+    try_drain(&mut lane, created, 0..1)?;
+    try_fill(&mut lane, created, 0..1, &[7])?;
     copier.reserve(gpu(0), len)?;
     assert_eq!(copier.shadow(had)?, [len, 0]);
     Ok(())
@@ -186,7 +196,7 @@ fn a_call_of_the_driver_that_fails_is_named_and_leaves_nothing_behind() {
         "cuMemSetAccess",
         "cuMemCreate",
         "cuMemExportToShareableHandle",
-        "cuMemHostAlloc",
+        "cuMemHostRegister_v2",
         "cuStreamCreate",
         "cuMemcpyDtoHAsync_v2",
         "cuMemcpyHtoDAsync_v2",
@@ -221,20 +231,19 @@ fn a_copier_that_was_killed_fails_all_that_wait_for_it() {
     let copier = machine.open();
     let (segment, _memory) = copier.create(gpu(0), 32 * MIB).unwrap();
     let mut lane = copier.lane().unwrap();
-    let (reader, writer) = pipe();
-    let error = thread::scope(|scope| {
-        let copying = scope.spawn(|| lane.drain(segment, 0..32 * MIB, &writer).unwrap_err());
-        // Some of it is in the pipe: the copier is in the midst of it.
-        poll(
-            &mut [PollFd::new(reader.as_fd(), PollFlags::POLLIN)],
-            PollTimeout::NONE,
-        )
-        .unwrap();
-        kill(Pid::from_raw(pid(&copier)), Signal::SIGKILL).unwrap();
-        copying.join().unwrap()
+    let mut pieces = 0;
+    let drained: Result<(), CopierError> = lane.drain(segment, 0..32 * MIB, |_| {
+        pieces += 1;
+        // The copier is in the midst of it.
+        if pieces == 1 {
+            kill(Pid::from_raw(pid(&copier)), Signal::SIGKILL).unwrap();
+        }
+        Ok(())
     });
+    let error = drained.unwrap_err();
     assert!(matches!(error, CopierError::Gone { .. }), "{error}");
-    let error = lane.drain(segment, 0..1, &writer).unwrap_err();
+    assert!(pieces <= 2, "{pieces} pieces of a copier that is dead");
+    let error = try_drain(&mut lane, segment, 0..1).unwrap_err();
     assert!(matches!(error, CopierError::Gone { .. }), "{error}");
     for _ in 0..2 {
         let error = copier.open(gpu(0)).unwrap_err();
@@ -253,7 +262,7 @@ fn a_copier_that_is_dropped_has_ended_and_its_memory_is_free() {
     let mut lane = copier.lane().unwrap();
     drop(copier);
     assert_eq!(machine.gpus.used_bytes(0), 0);
-    let error = lane.drain(segment, 0..1, pipe().1).unwrap_err();
+    let error = try_drain(&mut lane, segment, 0..1).unwrap_err();
     assert!(matches!(error, CopierError::Gone { .. }), "{error}");
 }
 

@@ -11,7 +11,7 @@ use std::thread;
 
 use ckpt_run::copier::CopierError;
 
-use support::{MIB, Machine, assert_same, bytes, drain, fill, gpu};
+use support::{MIB, Machine, assert_same, bytes, drain, fill, gpu, try_fill};
 
 #[test]
 fn what_was_filled_is_drained() {
@@ -123,7 +123,7 @@ fn what_has_no_room_in_the_shadow_is_drained_from_the_original() {
     assert_same(&drain(&mut lane, imported[2], 0..len), &old(9));
     // What was not used up is gone, so a second time nothing changes.
     assert_eq!(copier.shadow(&imported).unwrap(), [len, 8 * MIB, 0]);
-    let refused = lane.fill(imported[1], 0..0, support::pipe().0).unwrap_err();
+    let refused = try_fill(&mut lane, imported[1], 0..0, &[]).unwrap_err();
     assert!(matches!(refused, CopierError::Refused { .. }), "{refused}");
     copier.release(&imported).unwrap();
     owner.release(&originals).unwrap();

@@ -1,16 +1,12 @@
-//! A copier on GPUs that are not there, and pipes with known bytes in them.
+//! A copier on GPUs that are not there, and known bytes.
 
-use std::fs::{self, File, Permissions};
-use std::io::{Read, Write};
+use std::fs::{self, Permissions};
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::thread;
 
-use ckpt_run::copier::{Copier, Lane, SegmentId};
+use ckpt_run::copier::{Copier, CopierError, Lane, SegmentId};
 use ckpt_run::cuda::GpuUuid;
-use nix::fcntl::{FcntlArg, fcntl};
 use tempfile::TempDir;
 
 use crate::fake_gpu::FakeGpu;
@@ -81,34 +77,42 @@ pub fn bytes(seed: u64, len: u64) -> Vec<u8> {
     bytes
 }
 
-/// As whoever drains and fills makes them.
-pub fn pipe() -> (File, OwnedFd) {
-    let (reader, writer) = nix::unistd::pipe().unwrap();
-    fcntl(&writer, FcntlArg::F_SETPIPE_SZ(1 << 20)).unwrap();
-    (File::from(reader), writer)
+/// Puts the content in pieces of changing lengths, as those of chunks are.
+pub fn try_fill(
+    lane: &mut Lane,
+    segment: SegmentId,
+    range: Range<u64>,
+    mut content: &[u8],
+) -> Result<(), CopierError> {
+    let mut longest = 1;
+    lane.fill(segment, range, |room| {
+        longest = (longest * 7) % 5_000_011;
+        let len = room.len().min(content.len()).min(longest);
+        room[..len].copy_from_slice(&content[..len]);
+        content = &content[len..];
+        Ok(len)
+    })
 }
 
 pub fn fill(lane: &mut Lane, segment: SegmentId, range: Range<u64>, content: &[u8]) {
-    let (reader, writer) = pipe();
-    thread::scope(|scope| {
-        scope.spawn(move || File::from(writer).write_all(content).unwrap());
-        lane.fill(segment, range, &reader).unwrap();
-    });
+    try_fill(lane, segment, range, content).unwrap();
+}
+
+pub fn try_drain(
+    lane: &mut Lane,
+    segment: SegmentId,
+    range: Range<u64>,
+) -> Result<Vec<u8>, CopierError> {
+    let mut all = Vec::new();
+    lane.drain(segment, range, |bytes| {
+        all.extend_from_slice(bytes);
+        Ok::<_, CopierError>(())
+    })?;
+    Ok(all)
 }
 
 pub fn drain(lane: &mut Lane, segment: SegmentId, range: Range<u64>) -> Vec<u8> {
-    let (mut reader, writer) = pipe();
-    thread::scope(|scope| {
-        let all = scope.spawn(move || {
-            let mut all = Vec::new();
-            reader.read_to_end(&mut all).unwrap();
-            all
-        });
-        lane.drain(segment, range, &writer).unwrap();
-        // The copier has closed its end, so that this is the end of the stream.
-        drop(writer);
-        all.join().unwrap()
-    })
+    try_drain(lane, segment, range).unwrap()
 }
 
 /// Without printing megabytes when they differ.

@@ -9,7 +9,7 @@ use super::segments::{Segment, Segments};
 use crate::copier::wire::{Refusal, Reply, Request, Socket, VERSION};
 use crate::cuda::GpuUuid;
 
-/// Most lanes at a time: more than there are cores to write pipes with, and 2 GiB of pinned memory.
+/// Most lanes at a time: more than there are cores that copy, and 512 MiB of pinned memory.
 const LANES_MAX: usize = 64;
 
 /// Serves the connection until it ends, or until something comes that is no request.
@@ -41,10 +41,15 @@ impl Control {
             let text = format!("{} descriptors came along", descriptors.len());
             return Err(Refusal::Request(text));
         }
-        let descriptor = descriptors.into_iter().next();
+        let mut descriptors = descriptors.into_iter();
+        let (descriptor, memory) = (descriptors.next(), descriptors.next());
         let done = (Reply::Done, None);
         Ok(match (request, descriptor) {
             (Request::Hello { .. }, _) => (Reply::Hello { version: VERSION }, None),
+            (Request::Initialize, _) => {
+                self.gpus.api()?;
+                done
+            }
             (Request::Open { gpu }, _) => {
                 let room = self.gpus.open(GpuUuid::from_bytes(gpu))?;
                 let (free, total) = (room.free, room.total);
@@ -67,13 +72,12 @@ impl Control {
                 done
             }
             (Request::Lane, Some(descriptor)) => {
-                self.lane(Socket::from(descriptor))?;
+                let memory = memory.ok_or_else(missing)?;
+                self.lane(Socket::from(descriptor), &memory)?;
                 done
             }
             // Counted above.
-            (Request::Import { .. } | Request::Lane, None) => {
-                return Err(Refusal::request("no descriptor came along"));
-            }
+            (Request::Import { .. } | Request::Lane, None) => return Err(missing()),
         })
     }
 
@@ -92,15 +96,20 @@ impl Control {
         Ok((Reply::Segment { id }, Some(descriptor)))
     }
 
-    fn lane(&self, socket: Socket) -> Result<(), Refusal> {
+    fn lane(&self, socket: Socket, memory: &OwnedFd) -> Result<(), Refusal> {
         // Each lane has the segments, and so have we.
         if Arc::strong_count(&self.segments) > LANES_MAX {
             return Err(Refusal::Request(format!(
                 "there are {LANES_MAX} lanes already"
             )));
         }
-        LaneThread::start(socket, self.gpus.contexts(), Arc::clone(&self.segments))
+        let segments = Arc::clone(&self.segments);
+        LaneThread::start(socket, memory, self.gpus.contexts(), segments)
     }
+}
+
+fn missing() -> Refusal {
+    Refusal::request("a descriptor did not come along")
 }
 
 #[cfg(test)]
@@ -143,6 +152,10 @@ mod tests {
         assert_eq!(refusal, Refusal::request("1 descriptors came along"));
         let refusal = control
             .answer(Request::Lane, vec![descriptor()])
+            .unwrap_err();
+        assert_eq!(refusal, Refusal::request("1 descriptors came along"));
+        let refusal = control
+            .answer(Request::Lane, vec![descriptor(), descriptor()])
             .unwrap_err();
         assert!(matches!(refusal, Refusal::Request(_)), "{refusal:?}");
     }

@@ -29,13 +29,16 @@ struct Gpu {
 }
 
 impl Gpus {
+    pub(super) fn api(&mut self) -> Result<&DeviceApi, Refusal> {
+        Ok(match &mut self.api {
+            Some(api) => api,
+            none => none.insert(DeviceApi::load()?),
+        })
+    }
+
     pub(super) fn open(&mut self, gpu: GpuUuid) -> Result<Room, Refusal> {
         if !self.open.contains_key(&gpu) {
-            let api = match &self.api {
-                Some(api) => api,
-                None => self.api.insert(DeviceApi::load()?),
-            };
-            let context = api.context(gpu)?;
+            let context = self.api()?.context(gpu)?;
             let stream = Stream::new(&context)?;
             let reserved = Reserved::default();
             self.open.insert(

@@ -3,7 +3,7 @@
 //! ```text
 //! DeviceApi ──▶ Context ──▶ DeviceMemory   plain, or exportable, or imported from a descriptor
 //!                       ├──▶ Pinned        host memory that the GPU reaches at full speed
-//!                       └──▶ Stream        copies between them, while the caller does something else
+//!                       └──▶ Stream        copies between them
 //! ```
 //! A context costs some 0.3 s, a few hundred MiB of host memory and as much of the GPU's, for as long as the process
 //! lives, and a process that has one cannot be forked safely: this is for processes that exist for it.

@@ -1,4 +1,4 @@
-//! Copies. The GPU makes them by itself while the caller does something else, but none outlives the call that began it.
+//! Copies. None outlives the call that began it.
 #![allow(
     unsafe_code,
     reason = "calls into libcuda, which has no safe interface"
@@ -36,73 +36,48 @@ impl Stream {
         })
     }
 
-    /// Copies `len` bytes of device memory, from `offset` on, to the beginning of `buffer`, and calls `meanwhile`.
-    /// Returns what that returned, once the copy has ended.
+    /// Copies `len` bytes of device memory, from `offset` on, into `host`, from `at` on. Returns when they are there.
     ///
     /// # Errors
-    /// A range that is not there; the driver's, and then the buffer's content is of no use.
-    pub fn read<T>(
+    /// A range that is not there; the driver's, and then what is in `host` is of no use.
+    pub fn read(
         &self,
         memory: &DeviceMemory,
         offset: u64,
-        buffer: &mut Pinned,
-        len: usize,
-        meanwhile: impl FnOnce() -> T,
-    ) -> Result<T, DeviceError> {
-        let from = self.begin(memory, offset, buffer, len)?;
+        host: &Pinned,
+        at: u64,
+        len: u64,
+    ) -> Result<(), DeviceError> {
+        self.check_gpu(memory)?;
+        let (from, to) = (memory.at(offset, len)?, host.at(at, len)?);
         let functions = self.context.enter()?;
-        let to = buffer.as_mut_ptr().cast();
         let end = End(self);
         // SAFETY: both sides have `len` bytes and are borrowed until `end` has seen the copy end.
-        let result = unsafe { (functions.copy_to_host)(to, from, len, self.handle) };
+        let result = unsafe { (functions.copy_to_host)(to, from, size(len), self.handle) };
         self.context.check("cuMemcpyDtoHAsync", result)?;
-        let done = meanwhile();
-        end.now()?;
-        Ok(done)
+        end.now()
     }
 
-    /// Copies the first `len` bytes of `buffer` into device memory, from `offset` on, and calls `meanwhile`. Returns
-    /// what that returned, once the copy has ended.
+    /// Copies `len` bytes of `host`, from `at` on, into device memory, from `offset` on. Returns when they are there.
     ///
     /// # Errors
     /// A range that is not there; the driver's, and then the memory's content is of no use.
-    pub fn write<T>(
+    pub fn write(
         &self,
         memory: &DeviceMemory,
         offset: u64,
-        buffer: &Pinned,
-        len: usize,
-        meanwhile: impl FnOnce() -> T,
-    ) -> Result<T, DeviceError> {
-        let to = self.begin(memory, offset, buffer, len)?;
+        host: &Pinned,
+        at: u64,
+        len: u64,
+    ) -> Result<(), DeviceError> {
+        self.check_gpu(memory)?;
+        let (to, from) = (memory.at(offset, len)?, host.at(at, len)?);
         let functions = self.context.enter()?;
-        let from = buffer.as_ptr().cast();
         let end = End(self);
         // SAFETY: both sides have `len` bytes and are borrowed until `end` has seen the copy end.
-        let result = unsafe { (functions.copy_to_device)(to, from, len, self.handle) };
+        let result = unsafe { (functions.copy_to_device)(to, from, size(len), self.handle) };
         self.context.check("cuMemcpyHtoDAsync", result)?;
-        let done = meanwhile();
-        end.now()?;
-        Ok(done)
-    }
-
-    /// The device's address of the copy, which is within both sides.
-    fn begin(
-        &self,
-        memory: &DeviceMemory,
-        offset: u64,
-        buffer: &Pinned,
-        len: usize,
-    ) -> Result<sys::Address, DeviceError> {
-        self.check_gpu(memory)?;
-        if len > buffer.len() {
-            return Err(DeviceError::Range {
-                offset: 0,
-                len: len as u64,
-                available: buffer.len() as u64,
-            });
-        }
-        memory.at(offset, len as u64)
+        end.now()
     }
 
     fn check_gpu(&self, memory: &DeviceMemory) -> Result<(), DeviceError> {

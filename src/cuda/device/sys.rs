@@ -21,7 +21,7 @@ pub(super) type Address = c_ulonglong;
 pub(super) const SCHEDULE_BLOCKING: c_uint = 4;
 /// `CU_STREAM_NON_BLOCKING`: knows nothing of the default stream.
 pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
-/// `CU_MEMHOSTALLOC_PORTABLE`: pinned for all contexts.
+/// `CU_MEMHOSTREGISTER_PORTABLE`: pinned for all contexts.
 pub(super) const HOST_PORTABLE: c_uint = 1;
 /// `CU_MEM_ALLOC_GRANULARITY_MINIMUM`.
 pub(super) const GRANULARITY_MINIMUM: c_uint = 0;
@@ -153,9 +153,9 @@ pub(super) type Export = unsafe extern "C" fn(
 /// The descriptor is passed as if it were a pointer.
 pub(super) type Import =
     unsafe extern "C" fn(allocation: *mut Allocation, descriptor: usize, kind: c_uint) -> CuResult;
-pub(super) type HostAlloc =
-    unsafe extern "C" fn(memory: *mut *mut c_void, len: usize, flags: c_uint) -> CuResult;
-pub(super) type HostFree = unsafe extern "C" fn(memory: *mut c_void) -> CuResult;
+pub(super) type HostRegister =
+    unsafe extern "C" fn(memory: *mut c_void, len: usize, flags: c_uint) -> CuResult;
+pub(super) type HostUnregister = unsafe extern "C" fn(memory: *mut c_void) -> CuResult;
 pub(super) type StreamCreate = unsafe extern "C" fn(stream: *mut Opaque, flags: c_uint) -> CuResult;
 pub(super) type CopyToHost =
     unsafe extern "C" fn(to: *mut c_void, from: Address, len: usize, stream: Opaque) -> CuResult;

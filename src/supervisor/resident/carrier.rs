@@ -1,21 +1,18 @@
 //! Device memory on its way into an image and out of one: a copier process, and lanes that work side by side.
 //!
 //! ```text
-//! GPU ─▶ copier's lane ─▶ pipe ─▶ stream of the image        a part of a segment at a time, and back
+//! GPU ─▶ copier's lane ─▶ stream of the image        a part of a segment at a time, and back
 //! ```
 
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
-
+use super::super::snapshot_error::SnapshotError;
 use super::error::ResidentError;
 use super::facts::{Part, ResidentFacts};
 use super::keep::Kept;
@@ -23,14 +20,17 @@ use super::refill::Memory;
 use crate::copier::{Copier, CopierError, Lane, SegmentId};
 use crate::cuda::GpuUuid;
 use crate::resident::{Held, Segment};
+use crate::store::{ImageReader, StreamOpener, StreamReader, StreamWriter};
 
-/// Most lanes: one passes several GB/s, and few disks or decompressors take more than eight give.
-const LANES_MAX: usize = 8;
-/// A lane's pipe; the default of 64 KiB costs a factor of five.
-const PIPE_BYTES: i32 = 1 << 20;
+/// Most lanes: each keeps a core busy, with copies of some GB/s or with one GB/s of decompression, and the bus takes
+/// 54 GB/s.
+const LANES_MAX: usize = 32;
+const _: () = assert!(Lane::ROOM >= StreamReader::ROOM_MIN);
 /// The part of a GPU's memory that a shadow leaves free, one in so many: for what the job allocates until the shadow is
 /// in the image, some seconds later.
 const SHADOW_LEAVES: u64 = 16;
+/// Of a lane's thread.
+const NICENESS: i32 = 5;
 /// For one part to go through a lane, to or from a slow disk as well (256 MiB at 3 MB/s). A copier that hangs would hold
 /// up the job for ever.
 const PART_LIMIT: Duration = Duration::from_secs(90);
@@ -52,22 +52,50 @@ pub(in crate::supervisor) struct Taken {
 }
 
 /// The same under way.
-pub(in crate::supervisor) type Taking = JoinHandle<Result<Taken, ResidentError>>;
+pub(in crate::supervisor) type Taking = JoinHandle<Result<Taken, SnapshotError>>;
 
 impl Carrier {
-    /// Starts a copier with contexts on these GPUs.
-    pub fn start(program: &Path, gpus: &[GpuUuid]) -> Result<Self, ResidentError> {
-        let copier = Copier::start(program)?;
-        for gpu in gpus {
-            copier.open(*gpu)?;
-        }
-        let cores = thread::available_parallelism().map_or(1, usize::from);
-        let lanes = (0..(cores / 2).clamp(1, LANES_MAX)).map(|_| copier.lane());
-        let lanes: Result<_, CopierError> = lanes.collect();
-        Ok(Self {
-            lanes: Mutex::new(lanes?),
+    /// Makes contexts of the copier on these GPUs, and its lanes.
+    pub fn begin(copier: Copier, gpus: &[GpuUuid]) -> Result<Self, ResidentError> {
+        let carrier = Self {
+            lanes: Mutex::default(),
             copier,
+        };
+        carrier.open(gpus)?;
+        let lanes = carrier.open_lanes()?;
+        tracing::debug!("the copier is ready");
+        Ok(Self {
+            lanes: Mutex::new(lanes),
+            ..carrier
         })
+    }
+
+    /// All at once: the kernel clears their memory.
+    fn open_lanes(&self) -> Result<Vec<Lane>, ResidentError> {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        thread::scope(|scope| {
+            let opening: Vec<_> = (0..cores.clamp(1, LANES_MAX))
+                .map(|_| scope.spawn(|| self.copier.lane()))
+                .collect();
+            let opened = opening.into_iter().map(|thread| match thread.join() {
+                Ok(lane) => Ok(lane?),
+                Err(_) => Err(ResidentError::Panicked),
+            });
+            opened.collect()
+        })
+    }
+
+    /// Ends the copier without waiting for its end.
+    pub fn leave(self) {
+        self.copier.leave();
+    }
+
+    /// Makes contexts on these GPUs, where there are none.
+    pub fn open(&self, gpus: &[GpuUuid]) -> Result<(), ResidentError> {
+        for gpu in gpus {
+            self.copier.open(*gpu)?;
+        }
+        Ok(())
     }
 
     /// Reserves GPU memory for a shadow of up to `bytes` on each of the GPUs, as far as there is room; how much in all.
@@ -88,8 +116,13 @@ impl Carrier {
         Ok(reserved)
     }
 
-    /// Takes over what was kept, on a thread: the driver suspends the rest meanwhile.
-    pub fn take(self: &Arc<Self>, kept: &Kept) -> Result<Taking, ResidentError> {
+    /// Takes over what was kept, and what of it has no shadow into the image, on a thread: the driver suspends the rest
+    /// meanwhile, and CRIU dumps.
+    pub fn take(
+        self: &Arc<Self>,
+        kept: &Kept,
+        streams: &StreamOpener,
+    ) -> Result<Taking, ResidentError> {
         let facts = kept.facts();
         let held = kept.processes().iter().flat_map(|process| &process.held);
         let copy = |held: &Held| {
@@ -99,9 +132,14 @@ impl Carrier {
             })
         };
         let memory: Vec<Held> = held.map(copy).collect::<std::io::Result<_>>()?;
-        let carrier = Arc::clone(self);
+        let (carrier, streams) = (Arc::clone(self), streams.clone());
         let taking = thread::Builder::new().name("gpu-take".to_owned());
-        Ok(taking.spawn(move || carrier.take_over(&facts, &memory))?)
+        Ok(taking.spawn(move || {
+            let taken = carrier.take_over(&facts, &memory)?;
+            carrier.drain(&taken, Shadowed::No, &streams)?;
+            carrier.leave_originals(&taken)?;
+            Ok(taken)
+        })?)
     }
 
     fn take_over(&self, facts: &ResidentFacts, memory: &[Held]) -> Result<Taken, ResidentError> {
@@ -121,12 +159,12 @@ impl Carrier {
 
     /// Reads memory into streams: what has no shadow, while the job stands still, or the rest, whose shadow goes
     /// segment by segment.
-    pub fn drain<E: From<ResidentError> + Send>(
+    pub fn drain(
         &self,
         taken: &Taken,
         shadowed: Shadowed,
-        receive: impl Fn(&str, &File) -> Result<u64, E> + Sync,
-    ) -> Result<(), E> {
+        streams: &StreamOpener,
+    ) -> Result<(), SnapshotError> {
         let wanted = |part: &&Part| {
             let safe = part.end <= taken.safe[part.segment];
             safe == (shadowed == Shadowed::Yes)
@@ -136,30 +174,27 @@ impl Carrier {
         for part in &parts {
             left[part.segment].fetch_add(1, Ordering::Relaxed);
         }
-        self.side_by_side(&parts, |lane, part| {
-            let (read, write) = pipe()?;
-            let read = File::from(read);
+        let copy = |lane: &mut Lane, part: &Part, stream: &mut StreamWriter| {
             let id = taken.segments[part.segment];
-            thread::scope(|scope| -> Result<(), E> {
-                let draining = scope.spawn(move || lane.drain(id, part.begin..part.end, write));
-                let received = receive(&part.stream, &read);
-                // A copier that still writes hears of a failure here.
-                drop(read);
-                received?;
-                let drained = draining.join().map_err(|_| ResidentError::Panicked)?;
-                Ok(drained.map_err(ResidentError::from)?)
-            })?;
+            lane.drain(id, part.begin..part.end, |bytes| {
+                Ok(stream.write_all(bytes)?)
+            })
+        };
+        let finish = |part: &Part, stream: StreamWriter| {
+            stream.finish()?;
             let was_last = left[part.segment].fetch_sub(1, Ordering::Relaxed) == 1;
             if was_last && shadowed == Shadowed::Yes {
                 // The job may want the room.
-                self.copier.release(&[id]).map_err(ResidentError::from)?;
+                self.copier.release(&[taken.segments[part.segment]])?;
             }
             Ok(())
-        })
+        };
+        let open = |part: &Part| Ok(streams.open(&part.stream)?);
+        self.side_by_side(&parts, open, copy, finish)
     }
 
     /// Lets go of originals that nothing more is read of; the job may free them now.
-    pub fn leave_originals(&self, taken: &Taken) -> Result<(), ResidentError> {
+    fn leave_originals(&self, taken: &Taken) -> Result<(), ResidentError> {
         let segments = taken.segments.iter().zip(&taken.safe);
         let unsafe_ones = segments.filter(|(_, safe)| **safe == 0);
         let originals: Vec<SegmentId> = unsafe_ones.map(|(segment, _)| *segment).collect();
@@ -205,27 +240,32 @@ impl Carrier {
     }
 
     /// Fills the memory of an image's processes from its streams.
-    pub fn fill<E: From<ResidentError> + Send>(
+    pub fn fill(
         &self,
         facts: &ResidentFacts,
         segments: &[SegmentId],
-        send: impl Fn(&str, &File) -> Result<u64, E> + Sync,
-    ) -> Result<(), E> {
+        image: &ImageReader,
+    ) -> Result<(), ResidentError> {
         let parts = facts.parts();
         let parts: Vec<&Part> = parts.iter().collect();
-        self.side_by_side(&parts, |lane, part| {
-            let (read, write) = pipe()?;
-            let write = File::from(write);
-            thread::scope(|scope| -> Result<(), E> {
-                let id = segments[part.segment];
-                let filling = scope.spawn(move || lane.fill(id, part.begin..part.end, read));
-                let sent = send(&part.stream, &write);
-                drop(write);
-                let filled = filling.join().map_err(|_| ResidentError::Panicked)?;
-                sent?;
-                Ok(filled.map_err(ResidentError::from)?)
+        let open = |part: &Part| {
+            let stream = image.open(&part.stream)?;
+            if stream.stream_len() == part.end - part.begin {
+                Ok(stream)
+            } else {
+                Err(ResidentError::Facts)
+            }
+        };
+        let copy = |lane: &mut Lane, part: &Part, stream: &mut StreamReader<'_>| {
+            let range = part.begin..part.end;
+            lane.fill(segments[part.segment], range, |room| {
+                match stream.read(room)? {
+                    0 => Err(ResidentError::Facts),
+                    len => Ok(len),
+                }
             })
-        })
+        };
+        self.side_by_side(&parts, open, copy, |_, _| Ok(()))
     }
 
     /// Ends the copier when no part gets through; until all lanes are done.
@@ -243,43 +283,70 @@ impl Carrier {
         }
     }
 
-    /// Has each lane do one part after the other, until all are done or one fails.
-    fn side_by_side<E: From<ResidentError> + Send>(
+    /// Has each lane do one part after the other, until all are done or one fails: opens its stream, copies, and finishes
+    /// the stream.
+    fn side_by_side<S, E: From<ResidentError> + Send>(
         &self,
         parts: &[&Part],
-        work: impl Fn(&mut Lane, &Part) -> Result<(), E> + Sync,
+        open: impl Fn(&Part) -> Result<S, E> + Sync,
+        copy: impl Fn(&mut Lane, &Part, &mut S) -> Result<(), E> + Sync,
+        finish: impl Fn(&Part, S) -> Result<(), E> + Sync,
     ) -> Result<(), E> {
         let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
         let next = AtomicUsize::new(0);
-        let (next, work) = (&next, &work);
+        let failure = Mutex::new(None);
         let (working, watched) = channel();
+        let fail = |error| {
+            // The others end with the part that they are at. What fails because of this comes later.
+            next.store(parts.len(), Ordering::Relaxed);
+            failure
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .get_or_insert(error);
+        };
+        let one = |lane: &mut Lane, part: &Part| {
+            let mut stream = open(part).map_err(&fail)?;
+            // The stream is given up after the failure is known.
+            copy(lane, part, &mut stream).map_err(&fail)?;
+            finish(part, stream).map_err(&fail)
+        };
         let drive = |lane: &mut Lane, working: Sender<()>| {
+            step_back();
             while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
-                if let Err(error) = work(lane, part) {
-                    // The others end with the part that they are at.
-                    next.store(parts.len(), Ordering::Relaxed);
-                    return Err(error);
+                if one(lane, part).is_err() {
+                    return;
                 }
                 // The watch ends with a copier that hangs, and so do we.
                 let _ = working.send(());
             }
-            Ok(())
         };
-        let drive = &drive;
-        thread::scope(|scope| {
+        let panicked = thread::scope(|scope| {
             let threads: Vec<_> = lanes
                 .iter_mut()
                 .map(|lane| {
-                    let working = working.clone();
+                    let (working, drive) = (working.clone(), &drive);
                     scope.spawn(move || drive(lane, working))
                 })
                 .collect();
             drop(working);
             scope.spawn(move || self.watch(&watched));
-            threads
-                .into_iter()
-                .try_for_each(|thread| thread.join().unwrap_or(Err(ResidentError::Panicked.into())))
-        })
+            // All of them, so that a panic is no one else's.
+            let ends: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
+            ends.iter().any(Result::is_err)
+        });
+        let failure = failure.into_inner().unwrap_or_else(PoisonError::into_inner);
+        match failure {
+            Some(error) => Err(error),
+            None if panicked => Err(ResidentError::Panicked.into()),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Lets others win where there are not cores for all: CRIU, which has fewer threads to do its part with, and the job.
+fn step_back() {
+    if let Err(error) = rustix::process::nice(NICENESS) {
+        tracing::debug!(%error, "a lane keeps its priority");
     }
 }
 
@@ -288,11 +355,4 @@ impl Carrier {
 pub(in crate::supervisor) enum Shadowed {
     Yes,
     No,
-}
-
-fn pipe() -> Result<(OwnedFd, OwnedFd), ResidentError> {
-    let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC).map_err(std::io::Error::from)?;
-    // Smaller is only slower: an unprivileged user has a limit for all pipes.
-    let _ = fcntl(&write, FcntlArg::F_SETPIPE_SZ(PIPE_BYTES));
-    Ok((read, write))
 }

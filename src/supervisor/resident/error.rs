@@ -132,6 +132,12 @@ impl ResidentError {
     }
 }
 
+impl From<ReadError> for ResidentError {
+    fn from(error: ReadError) -> Self {
+        Self::Read(Box::new(error))
+    }
+}
+
 impl From<TreeError> for ResidentError {
     fn from(error: TreeError) -> Self {
         Self::Cuda(Box::new(error))

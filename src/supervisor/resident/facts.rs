@@ -4,16 +4,28 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-/// Longest part of a segment in one stream of an image: parts are read and written in parallel.
-pub(super) const PART_BYTES: u64 = 256 << 20;
+/// Longest part of a segment in one stream of an image: parts are read and written in parallel, and end together if they
+/// are short.
+const PART_BYTES: u64 = 64 << 20;
+/// That of images which do not say it.
+const PART_BYTES_UNSAID: u64 = 256 << 20;
+/// Shorter parts make more streams than there can be.
+const PART_BYTES_MIN: u64 = 1 << 20;
 /// Most segments that an image may name; an agent has 16,384.
 const SEGMENTS_MAX: usize = 1 << 20;
 
 /// Device memory in an image, process by process.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResidentFacts {
     /// The processes that it belongs to.
     pub processes: Vec<ResidentProcess>,
+    /// Longest part of a segment in one stream, bytes.
+    #[serde(default = "part_bytes_unsaid")]
+    pub part_bytes: u64,
+}
+
+fn part_bytes_unsaid() -> u64 {
+    PART_BYTES_UNSAID
 }
 
 /// Device memory of a process.
@@ -47,19 +59,27 @@ pub(super) struct Part {
 }
 
 impl ResidentFacts {
+    pub(super) fn new(processes: Vec<ResidentProcess>) -> Self {
+        Self {
+            processes,
+            part_bytes: PART_BYTES,
+        }
+    }
+
     /// All parts, in order.
     pub(super) fn parts(&self) -> Vec<Part> {
+        let step = usize::try_from(self.part_bytes).unwrap_or(usize::MAX);
         let mut parts = Vec::new();
         let mut number = 0;
         for process in &self.processes {
             for (index, segment) in process.segments.iter().enumerate() {
                 let pid = process.pid;
-                let begins = (0..segment.len.div_ceil(PART_BYTES)).map(|part| part * PART_BYTES);
+                let begins = (0..segment.len).step_by(step);
                 parts.extend(begins.map(|begin| Part {
                     segment: number,
                     begin,
-                    end: segment.len.min(begin + PART_BYTES),
-                    stream: format!("gpu/{pid}/{index}/{}", begin / PART_BYTES),
+                    end: segment.len.min(begin + self.part_bytes),
+                    stream: format!("gpu/{pid}/{index}/{}", begin / self.part_bytes),
                 }));
                 number += 1;
             }
@@ -82,7 +102,8 @@ impl ResidentFacts {
     /// Whether an image can have told this; what is read from a disk is not believed.
     pub(super) fn is_sane(&self) -> bool {
         let pids: BTreeSet<i32> = self.processes.iter().map(|process| process.pid).collect();
-        pids.len() == self.processes.len()
+        self.part_bytes >= PART_BYTES_MIN
+            && pids.len() == self.processes.len()
             && self.segments().count() <= SEGMENTS_MAX
             && self.segments().all(|segment| {
                 segment.len > 0 && segment.address.checked_add(segment.len).is_some()
@@ -105,9 +126,7 @@ mod tests {
             pid,
             segments: lens.iter().map(segment).collect(),
         };
-        ResidentFacts {
-            processes: vec![process(300), process(301)],
-        }
+        ResidentFacts::new(vec![process(300), process(301)])
     }
 
     #[test]
@@ -131,11 +150,20 @@ mod tests {
     }
 
     #[test]
+    fn images_that_do_not_say_it_have_parts_of_256_mib() {
+        let old: ResidentFacts = serde_json::from_str(r#"{"processes":[]}"#).unwrap();
+        assert_eq!(old.part_bytes, 256 << 20);
+    }
+
+    #[test]
     fn nonsense_is_told_from_facts() {
-        assert!(facts(&[1, 2]).is_sane() && ResidentFacts::default().is_sane());
+        assert!(facts(&[1, 2]).is_sane() && facts(&[]).is_sane());
         for lens in [&[0][..], &[u64::MAX - 5, 6], &[u64::MAX]] {
             assert!(!facts(lens).is_sane(), "{lens:?}");
         }
+        let mut short = facts(&[1]);
+        short.part_bytes = 0;
+        assert!(!short.is_sane());
         let mut twice = facts(&[1]);
         twice.processes[1].pid = twice.processes[0].pid;
         assert!(!twice.is_sane());

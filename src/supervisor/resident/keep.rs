@@ -178,9 +178,7 @@ impl Kept {
             pid: process.pid,
             segments: process.held.iter().map(segment).collect(),
         };
-        ResidentFacts {
-            processes: self.processes.iter().map(process).collect(),
-        }
+        ResidentFacts::new(self.processes.iter().map(process).collect())
     }
 
     /// Takes the memory of every process, or of none.

@@ -1,6 +1,5 @@
 //! A snapshot's share of this: who keeps what, decided and prepared before the job stops, and carried into the image.
 
-use std::fs::File;
 use std::sync::Arc;
 
 use super::carrier::{Carrier, Shadowed, Taken, Taking};
@@ -19,6 +18,7 @@ use super::super::image::Stopwatch;
 use super::super::snapshot_error::SnapshotError;
 use super::super::standing::{Standing, Still};
 use super::super::workshop::Workshop;
+use crate::store::StreamOpener;
 
 /// What a snapshot keeps on the GPUs, and the copier that is ready for it.
 #[derive(Debug)]
@@ -34,6 +34,7 @@ pub(in crate::supervisor) struct Keeping {
 #[derive(Debug)]
 pub(in crate::supervisor) struct Carrying {
     carrier: Arc<Carrier>,
+    streams: StreamOpener,
     taking: Option<Taking>,
     taken: Option<Taken>,
 }
@@ -103,15 +104,17 @@ impl Keeping {
         gpu: &Gpu<'_>,
         standing: &Standing,
         options: &SuspendOptions,
+        streams: &StreamOpener,
         watch: &mut Stopwatch,
     ) -> Result<(cuda::Suspended, Still, Kept, Carrying), ResidentError> {
         let who = (&self.token, &self.covers[..]);
-        let take = |kept: &_| self.carrier.take(kept);
+        let take = |kept: &_| self.carrier.take(kept, streams);
         let (driver, users) = (gpu.driver(), gpu.users());
         let (suspended, still, kept, taking) =
             keep::suspend(driver, users, standing, who, options, watch, take)?;
         let carrying = Carrying {
             carrier: Arc::clone(&self.carrier),
+            streams: streams.clone(),
             taking: Some(taking),
             taken: None,
         };
@@ -145,7 +148,7 @@ fn start_carrier(
     let any = !gpus.clone().any(|gpu| used(&gpu));
     let gpus = gpus.filter(|gpu| any || used(gpu));
     let gpus: Vec<GpuUuid> = gpus.filter_map(|gpu| gpu.uuid.parse().ok()).collect();
-    let carrier = Carrier::start(&shop.program, &gpus)?;
+    let carrier = shop.standby.take(&shop.program, &gpus)?;
     let room = carrier.make_room(&gpus, bytes(covers))?;
     Ok((carrier, room))
 }
@@ -164,37 +167,19 @@ fn say(wanted: Memory, reason: Option<String>) {
 }
 
 impl Carrying {
-    /// Takes into the image what has no shadow. The job stands still.
-    pub fn while_frozen(
-        &mut self,
-        receive: impl Fn(&str, &File) -> Result<u64, SnapshotError> + Sync,
-    ) -> Result<(), SnapshotError> {
+    /// Waits until what has no shadow is in the image. The job stands still.
+    pub fn while_frozen(&mut self) -> Result<(), SnapshotError> {
         if let Some(taking) = self.taking.take() {
             let taken = taking.join().map_err(|_| ResidentError::Panicked)?;
             self.taken = Some(taken?);
-        }
-        self.drain(Shadowed::No, receive)?;
-        if let Some(taken) = &self.taken {
-            self.carrier.leave_originals(taken)?;
         }
         Ok(())
     }
 
     /// Takes the rest into the image; then nothing of ours is left on the GPUs.
-    pub fn afterwards(
-        self,
-        receive: impl Fn(&str, &File) -> Result<u64, SnapshotError> + Sync,
-    ) -> Result<(), SnapshotError> {
-        self.drain(Shadowed::Yes, receive)
-    }
-
-    fn drain(
-        &self,
-        shadowed: Shadowed,
-        receive: impl Fn(&str, &File) -> Result<u64, SnapshotError> + Sync,
-    ) -> Result<(), SnapshotError> {
+    pub fn afterwards(self) -> Result<(), SnapshotError> {
         match &self.taken {
-            Some(taken) => self.carrier.drain(taken, shadowed, receive),
+            Some(taken) => self.carrier.drain(taken, Shadowed::Yes, &self.streams),
             None => Ok(()),
         }
     }

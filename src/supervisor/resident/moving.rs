@@ -13,7 +13,7 @@ use super::carrier::Carrier;
 use super::error::ResidentError;
 use super::facts::{ResidentFacts, ResidentSegment};
 use super::keep::Kept;
-use super::refill::{Memory, gpus_now, new_gpu, read, refill};
+use super::refill::{Memory, gpus_now, new_gpu, refill};
 use crate::cuda::GpuUuid;
 use crate::resident::{Held, Token};
 use crate::store::ImageReader;
@@ -55,7 +55,7 @@ impl<'a> Returning<'a> {
         }
         let gpus = gpus_now(facts, map)?;
         Ok(Self::Moving(Moving {
-            carrier: Carrier::start(&shop.program, &gpus)?,
+            carrier: shop.standby.take(&shop.program, &gpus)?,
             image,
             facts,
             map,
@@ -111,8 +111,7 @@ impl Moving<'_> {
         let gpus: Option<Vec<GpuUuid>> = self.facts.segments().map(gpu).collect();
         let gpus = gpus.ok_or(ResidentError::Facts)?;
         let segments = self.carrier.import(gpus.into_iter().zip(memory))?;
-        let send = |name: &str, pipe: &_| read(self.image, name, pipe);
-        self.carrier.fill(self.facts, &segments, send)
+        self.carrier.fill(self.facts, &segments, self.image)
     }
 }
 
@@ -132,9 +131,7 @@ mod tests {
             pid: 300,
             segments: vec![segment("a"), segment("b"), segment("a")],
         };
-        let facts = ResidentFacts {
-            processes: vec![process],
-        };
+        let facts = ResidentFacts::new(vec![process]);
         for (map, expected) in [
             (&[][..], false),
             (&[("a", "a"), ("b", "b"), ("c", "d")], false),

@@ -1,14 +1,12 @@
 //! Device memory out of an image: made on the GPUs and filled, before its processes map it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 
-use super::carrier::Carrier;
 use super::error::ResidentError;
 use super::facts::{ResidentFacts, ResidentSegment};
 use crate::cuda::GpuUuid;
 use crate::resident::Held;
-use crate::store::{ImageReader, ReadError};
+use crate::store::ImageReader;
 
 use super::super::gpu_plan::GpuPairs;
 use super::super::workshop::Workshop;
@@ -29,9 +27,13 @@ pub(in crate::supervisor) fn refill(
     if !facts.is_sane() {
         return Err(ResidentError::Facts);
     }
-    let carrier = Carrier::start(&shop.program, &gpus_now(facts, map)?)?;
+    let gpus = gpus_now(facts, map)?;
+    let carrier = shop.standby.take(&shop.program, &gpus)?;
     let (memory, segments) = carrier.make(facts, |then| new_gpu(map, then))?;
-    carrier.fill(facts, &segments, |name, pipe| read(image, name, pipe))?;
+    tracing::debug!(bytes = facts.bytes(), "GPU memory is made");
+    carrier.fill(facts, &segments, image)?;
+    tracing::debug!("GPU memory is filled");
+    carrier.leave();
     Ok(memory)
 }
 
@@ -49,13 +51,4 @@ pub(super) fn gpus_now(
     let gpu = |segment: &ResidentSegment| new_gpu(map, &segment.gpu);
     let gpus: Option<BTreeSet<GpuUuid>> = facts.segments().map(gpu).collect();
     Ok(gpus.ok_or(ResidentError::Facts)?.into_iter().collect())
-}
-
-/// Writes a stream of the image into a pipe of the copier's.
-pub(super) fn read(image: &ImageReader, name: &str, pipe: &File) -> Result<u64, ResidentError> {
-    match image.splice_to(name, pipe) {
-        // The copier says why it reads no more.
-        Err(ReadError::Sink(_)) => Ok(0),
-        other => other.map_err(|error| ResidentError::Read(Box::new(error))),
-    }
 }

@@ -1,0 +1,147 @@
+//! Memory that two processes share: one makes it, both map it. Which of them uses which part when, they agree on.
+#![allow(
+    unsafe_code,
+    reason = "maps memory, and lends parts of it whose use two processes agree on"
+)]
+
+use std::fmt;
+use std::io;
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::slice;
+
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+
+/// A mapping of it; all of it is there from the start. The memory lives as long as a mapping or a descriptor does.
+pub(crate) struct SharedMemory {
+    start: NonNull<u8>,
+    len: NonZeroUsize,
+}
+
+impl SharedMemory {
+    /// Makes `len` bytes of zeros, and the descriptor by which another process maps them.
+    pub(crate) fn create(len: NonZeroUsize) -> io::Result<(Self, OwnedFd)> {
+        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+        let descriptor = memfd_create(c"ckpt-run", flags)?;
+        nix::unistd::ftruncate(
+            &descriptor,
+            i64::try_from(len.get()).map_err(io::Error::other)?,
+        )?;
+        fcntl(&descriptor, FcntlArg::F_ADD_SEALS(seals()))?;
+        Ok((Self::map(&descriptor, len)?, descriptor))
+    }
+
+    /// Maps what another process has made, if it has `len` bytes and cannot lose any: whoever touches memory that is
+    /// gone dies of it.
+    pub(crate) fn open(descriptor: &OwnedFd, len: NonZeroUsize) -> io::Result<Self> {
+        let wrong = |what| Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        let sealed = fcntl(descriptor, FcntlArg::F_GET_SEALS).unwrap_or(0);
+        if !SealFlag::from_bits_truncate(sealed).contains(seals()) {
+            return wrong("no memory that is made to be shared");
+        }
+        let found = nix::sys::stat::fstat(descriptor)?.st_size;
+        if usize::try_from(found) != Ok(len.get()) {
+            return wrong("shared memory of another length");
+        }
+        Self::map(descriptor, len)
+    }
+
+    fn map(descriptor: &OwnedFd, len: NonZeroUsize) -> io::Result<Self> {
+        let both = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        let flags = MapFlags::MAP_SHARED | MapFlags::MAP_POPULATE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists; the file keeps its
+        // length.
+        let start = unsafe { mmap(None, len, both, flags, descriptor.as_fd(), 0) }?;
+        let start = start.cast();
+        Ok(Self { start, len })
+    }
+
+    /// Bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len.get()
+    }
+
+    /// Its first byte.
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// # Safety
+    /// While the part is borrowed, no other process writes to it.
+    pub(crate) unsafe fn part(&self, part: Range<usize>) -> &[u8] {
+        let len = self.check(&part);
+        // SAFETY: within the mapping, which lives as long as `self`; nobody writes, says the caller.
+        unsafe { slice::from_raw_parts(self.start.as_ptr().add(part.start), len) }
+    }
+
+    /// # Safety
+    /// While the part is borrowed, no other process uses it.
+    pub(crate) unsafe fn part_mut(&mut self, part: Range<usize>) -> &mut [u8] {
+        let len = self.check(&part);
+        // SAFETY: as in `part`, and `&mut self` makes the access exclusive in this process.
+        unsafe { slice::from_raw_parts_mut(self.start.as_ptr().add(part.start), len) }
+    }
+
+    fn check(&self, part: &Range<usize>) -> usize {
+        assert!(part.start <= part.end && part.end <= self.len());
+        part.len()
+    }
+}
+
+/// Nobody can make it shorter or longer, nor take that back.
+fn seals() -> SealFlag {
+    SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL
+}
+
+// SAFETY: an address and a length; memory has no home thread.
+unsafe impl Send for SharedMemory {}
+// SAFETY: `&SharedMemory` gives shared reads only.
+unsafe impl Sync for SharedMemory {}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        // SAFETY: the whole of our mapping; all that was lent of it borrowed `self`.
+        let unmapped = unsafe { munmap(self.start.cast(), self.len()) };
+        debug_assert!(unmapped.is_ok(), "the mapping is ours and whole");
+    }
+}
+
+impl fmt::Debug for SharedMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedMemory")
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEN: NonZeroUsize = NonZeroUsize::new(8192).unwrap();
+
+    #[test]
+    fn what_one_writes_the_other_reads() {
+        let (mut one, descriptor) = SharedMemory::create(LEN).unwrap();
+        let other = SharedMemory::open(&descriptor, LEN).unwrap();
+        // SAFETY: this process alone has it, and borrows one mapping after the other.
+        unsafe { one.part_mut(4000..4003) }.copy_from_slice(b"abc");
+        // SAFETY: as above.
+        assert_eq!(unsafe { other.part(4000..4004) }, b"abc\0");
+    }
+
+    #[test]
+    fn what_can_shrink_or_has_another_length_is_not_mapped() {
+        let (_memory, descriptor) = SharedMemory::create(LEN).unwrap();
+        let longer = LEN.saturating_add(1);
+        assert!(SharedMemory::open(&descriptor, longer).is_err());
+        assert!(nix::unistd::ftruncate(&descriptor, 0).is_err());
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(8192).unwrap();
+        assert!(SharedMemory::open(&file.into(), LEN).is_err());
+    }
+}

@@ -1,0 +1,61 @@
+//! A stream of an image, read front to back into memory of the caller's: nothing is copied on the way there.
+
+use super::chunk::CHUNK_BYTES;
+use super::error::ReadError;
+use super::manifest::Stream;
+use super::reader::{Fetching, ImageReader};
+
+/// A stream being read, by one thread.
+pub struct StreamReader<'a> {
+    image: &'a ImageReader,
+    stream: &'a Stream,
+    fetcher: Fetching<'a>,
+    /// The next chunk.
+    next: usize,
+}
+
+impl ImageReader {
+    /// Begins to read a stream.
+    ///
+    /// # Errors
+    /// There is no such stream, or no memory for what decodes it.
+    pub fn open(&self, name: &str) -> Result<StreamReader<'_>, ReadError> {
+        Ok(StreamReader {
+            image: self,
+            stream: self.stream(name)?,
+            fetcher: self.fetcher()?,
+            next: 0,
+        })
+    }
+}
+
+impl StreamReader<'_> {
+    /// Room of so many bytes takes every chunk.
+    pub const ROOM_MIN: usize = CHUNK_BYTES;
+
+    /// All of its bytes.
+    #[must_use]
+    pub fn stream_len(&self) -> u64 {
+        self.stream.raw_len
+    }
+
+    /// Fills the beginning of `room` with the next chunks, each checked, as far as whole ones fit; returns how many bytes
+    /// that are. None: the stream has ended, or its next chunk is longer than the room.
+    ///
+    /// # Errors
+    /// [`ReadError::Corrupt`], and the room holds anything.
+    pub fn read(&mut self, room: &mut [u8]) -> Result<usize, ReadError> {
+        let mut filled = 0;
+        while let Some(number) = self.stream.chunks.get(self.next) {
+            let len = self.image.manifest().chunks[*number as usize].raw_len as usize;
+            let Some(place) = room[filled..].get_mut(..len) else {
+                break;
+            };
+            self.image
+                .fetch(&mut self.fetcher, self.stream, self.next, place)?;
+            self.next += 1;
+            filled += len;
+        }
+        Ok(filled)
+    }
+}
