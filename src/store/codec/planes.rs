@@ -131,15 +131,13 @@ impl Packer {
 
 /// Puts chunks together, with its own memory.
 pub(super) struct Unpacker {
-    planes: Vec<u8>,
-    spare: Vec<u8>,
+    decoded: Vec<u8>,
 }
 
 impl Unpacker {
     pub(super) fn new() -> Self {
         Self {
-            planes: vec![0; CHUNK_BYTES],
-            spare: vec![0; CHUNK_BYTES],
+            decoded: vec![0; CHUNK_BYTES],
         }
     }
 
@@ -155,23 +153,27 @@ impl Unpacker {
         let width = Width::from_disk(width).ok_or_else(|| damaged("an unknown width"))?;
         let numbers_len = raw.len() - raw.len() % width.bytes();
         let (numbers, rest) = raw.split_at_mut(numbers_len);
-        let planes = &mut self.planes[..numbers_len];
         let plane_len = numbers_len / width.bytes();
-        for plane in planes.chunks_exact_mut(plane_len.max(1)) {
+        let mut planes: [&[u8]; Width::PLANES_MAX] = [&[]; Width::PLANES_MAX];
+        let mut decoded = &mut self.decoded[..];
+        // Fewer bytes than a number has are stored without planes.
+        let count = if plane_len == 0 { 0 } else { width.bytes() };
+        for plane in &mut planes[..count] {
             let length = take(&mut stored, LENGTH_BYTES)?;
             let length = length.try_into().map_err(io::Error::other)?;
-            let body = take(&mut stored, u32::from_le_bytes(length) as usize)?;
-            if body.len() == plane_len {
-                plane.copy_from_slice(body);
-            } else {
-                super::unpack_frame(zstd, body, plane)?;
+            *plane = take(&mut stored, u32::from_le_bytes(length) as usize)?;
+            if plane.len() != plane_len {
+                let room;
+                (room, decoded) = decoded.split_at_mut(plane_len);
+                super::unpack_frame(zstd, plane, room)?;
+                *plane = room;
             }
         }
         if stored.len() != rest.len() {
             return Err(damaged("bytes left over or missing"));
         }
         rest.copy_from_slice(stored);
-        shuffle::join(planes, width, &mut self.spare[..numbers_len], numbers);
+        shuffle::join(&planes, width, numbers);
         Ok(())
     }
 }

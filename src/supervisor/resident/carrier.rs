@@ -331,7 +331,10 @@ impl Carrier {
             drop(working);
             scope.spawn(move || self.watch(&watched));
             // All of them, so that a panic is no one else's.
-            let ends: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
+            let ends: Vec<_> = threads
+                .into_iter()
+                .map(thread::ScopedJoinHandle::join)
+                .collect();
             ends.iter().any(Result::is_err)
         });
         let failure = failure.into_inner().unwrap_or_else(PoisonError::into_inner);
