@@ -6,12 +6,13 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use super::chronicle::{host_pid, timestamp};
+use super::chronicle::host_pid;
 use super::machine;
 use super::progress::Stand;
 use super::run_state::{Progress, RunState, RunStateError};
 use super::schedule::{Now, Snapshotted as LastSnapshot};
 use super::supervise::{Pause, Running, Stage, Supervisor, now};
+use crate::clock;
 use crate::config::RestartLimit;
 use crate::history::{self, Account, Freeze, Summary};
 use crate::store::{Usage, usage};
@@ -193,7 +194,7 @@ impl Supervisor {
             .saturating_duration_since(self.since.1.monotonic);
         Status {
             state: self.since.0,
-            since: Some(timestamp(self.since.1.unix_ms)),
+            since: Some(clock::timestamp_of(self.since.1.unix_ms)),
             since_seconds: Some(since.as_secs_f64()),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             store: self.shop.store.path().to_owned(),
@@ -363,7 +364,7 @@ pub fn status_of_store(store: &Path) -> Result<Status, StatusError> {
 
 fn after(now: Now, wait: Duration) -> Option<Timestamp> {
     let wait = SignedDuration::try_from(wait).ok()?;
-    timestamp(now.unix_ms).checked_add(wait).ok()
+    clock::timestamp_of(now.unix_ms).checked_add(wait).ok()
 }
 
 /// As many of the words as fit.
