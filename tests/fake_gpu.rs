@@ -69,7 +69,7 @@ fn uninterrupted() -> String {
 
 /// Lets the job go on to its end, which must be that of [`uninterrupted`].
 fn ends_as_ever(place: &Place, run: &mut Run) {
-    fs::write(place.file("go"), "").expect("written");
+    place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     assert_eq!(place.text("out"), uninterrupted(), "{}", place.text("err"));
 }
@@ -131,7 +131,7 @@ fn suspended_memory_leaves_the_gpu_and_can_come_back_on_another_one() {
     let done = cuda(&place, &gpu, &["resume", "--pid", &pid, "--gpu-map", &map]);
     assert_eq!(said(&done), format!("{pid} running\n"), "{}", errors(&done));
     assert_eq!([0, 1].map(|device| gpu.used_bytes(device)), [0, on_first]);
-    fs::write(place.file("go"), "").expect("written");
+    place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     let untouched = Place::new();
     let mut alone = job(

@@ -113,7 +113,7 @@ while not os.path.exists("stop"): time.sleep(0.01)
     place.wait_for("ready", "y");
     // Nothing was written yet: our own offset in the file is still 0.
     place.snapshot();
-    std::fs::write(place.file("go"), "").expect("written");
+    place.go();
     place.wait_for("out", "said\n");
     std::fs::remove_file(place.file("go")).expect("removed");
     run.signal(Signal::SIGKILL);
@@ -123,7 +123,7 @@ while not os.path.exists("stop"): time.sleep(0.01)
         !processes_with(&again, "job.py").is_empty() && said(&place, "restored") == 1
     });
     assert_eq!(place.text("out"), "from before\n");
-    std::fs::write(place.file("go"), "").expect("written");
+    place.go();
     std::fs::write(place.file("stop"), "").expect("written");
     assert_eq!(again.wait(), 0, "{}", place.text("err"));
     assert_eq!(place.text("out"), "from before\nsaid\n");

@@ -124,7 +124,7 @@ impl Elsewhere {
     }
 
     fn ends_as_ever(mut self) {
-        fs::write(self.place.file("go"), "").expect("written");
+        self.place.go();
         let said = || self.place.text("err");
         assert_eq!(self.run.wait(), 0, "{}", said());
         assert_eq!(self.place.text("out"), self.alone, "{}", said());
@@ -215,7 +215,7 @@ fn several_processes_are_halted_together_those_without_an_agent_as_well() {
         place.text("err").contains("ckpt-run: restored ")
     });
     place.snapshot();
-    fs::write(place.file("go"), "").expect("written");
+    place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     let one = [
         "--steps",

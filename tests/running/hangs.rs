@@ -183,7 +183,7 @@ fn a_heartbeat_that_stops_is_a_hang_though_the_job_computes() {
     );
     fs::write(place.file("still"), "").unwrap();
     place.wait_for("err", "the job hangs, no heartbeat for");
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
 
@@ -220,6 +220,7 @@ fn time_of_a_pause_or_a_stop_is_no_silence() {
         state(run.pid()) == Some('T') && state(job) == Some('T')
     });
     wait(Duration::from_secs(3));
+    place.go();
     run.signal(Signal::SIGCONT);
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     assert!(
