@@ -22,11 +22,19 @@ pub fn unix_ms() -> u64 {
         })
 }
 
-/// Wall-clock time; the epoch for a clock set to what no calendar has.
+/// Wall-clock time, as [`timestamp_of`] has it.
 #[must_use]
 pub fn timestamp() -> Timestamp {
-    let ms = i64::try_from(unix_ms()).unwrap_or(0);
-    Timestamp::from_millisecond(ms).unwrap_or(Timestamp::UNIX_EPOCH)
+    timestamp_of(unix_ms())
+}
+
+/// The time that [`unix_ms`] tells as this number; the last of the calendar for one beyond it.
+#[must_use]
+pub fn timestamp_of(unix_ms: u64) -> Timestamp {
+    i64::try_from(unix_ms)
+        .ok()
+        .and_then(|ms| Timestamp::from_millisecond(ms).ok())
+        .unwrap_or(Timestamp::MAX)
 }
 
 /// As [`timestamp`], in the zone of this machine.
@@ -43,4 +51,20 @@ pub fn random() -> io::Result<[u8; 32]> {
     let mut bytes = [0; 32];
     getrandom::fill(&mut bytes)?;
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_beyond_the_calendar_is_its_last() {
+        assert_eq!(timestamp_of(0), Timestamp::UNIX_EPOCH);
+        assert_eq!(
+            timestamp_of(1_795_600_800_000).to_string(),
+            "2026-11-25T10:00:00Z"
+        );
+        assert_eq!(timestamp_of(u64::MAX), Timestamp::MAX);
+        assert_eq!(timestamp_of(i64::MAX.unsigned_abs()), Timestamp::MAX);
+    }
 }

@@ -4,12 +4,16 @@
 mod common;
 #[path = "common/fake_gpu.rs"]
 mod fake_gpu;
+#[path = "common/gpu_job.rs"]
+mod gpu_job;
 
 use std::fs;
-use std::process::{Command, Output};
+use std::process::Output;
+use std::sync::OnceLock;
 
 use common::{Place, Run, can_run};
 use fake_gpu::FakeGpu;
+use gpu_job::{alone, ends_as, untouched};
 
 /// Long enough for something to be done to it; it waits at step 20 until there is a file `go`.
 const JOB: [&str; 8] = [
@@ -35,16 +39,6 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// A job beside no supervisor, its output in `out`.
-fn job(place: &Place, gpu: &FakeGpu, arguments: &[&str]) -> Run {
-    let mut command = Command::new(fake_gpu::job());
-    command
-        .args(arguments)
-        .envs(gpu.environment())
-        .current_dir(place.path());
-    place.spawn(command, |_| {})
-}
-
 /// A supervised job.
 fn supervised(place: &Place, gpu: &FakeGpu, arguments: &[&str]) -> Run {
     let mut command = place.command(&["--interval", "never", "--"]);
@@ -59,19 +53,11 @@ fn cuda(place: &Place, gpu: &FakeGpu, arguments: &[&str]) -> Output {
     gpu.wrap(&command).output().expect("ckpt-run starts")
 }
 
-/// What [`JOB`] prints when nobody touches it.
-fn uninterrupted() -> String {
-    let (place, gpu) = (Place::new(), FakeGpu::new());
-    let mut run = job(&place, &gpu, &JOB[..6]);
-    assert_eq!(run.wait(), 0, "{}", place.text("err"));
-    place.text("out")
-}
-
-/// Lets the job go on to its end, which must be that of [`uninterrupted`].
+/// Lets a [`JOB`] go on to its end, which must be that of one that nobody touched.
 fn ends_as_ever(place: &Place, run: &mut Run) {
-    fs::write(place.file("go"), "").expect("written");
-    assert_eq!(run.wait(), 0, "{}", place.text("err"));
-    assert_eq!(place.text("out"), uninterrupted(), "{}", place.text("err"));
+    static UNTOUCHED: OnceLock<String> = OnceLock::new();
+    let ends = UNTOUCHED.get_or_init(|| untouched(&FakeGpu::new(), &JOB[..6]));
+    ends_as(place, run, ends);
 }
 
 #[test]
@@ -96,7 +82,7 @@ fn suspended_memory_leaves_the_gpu_and_can_come_back_on_another_one() {
         return;
     }
     let (place, gpu) = (Place::new(), FakeGpu::new());
-    let mut run = job(
+    let mut run = alone(
         &place,
         &gpu,
         &[&JOB[2..], &["--segments", "300,4M"]].concat(),
@@ -131,16 +117,8 @@ fn suspended_memory_leaves_the_gpu_and_can_come_back_on_another_one() {
     let done = cuda(&place, &gpu, &["resume", "--pid", &pid, "--gpu-map", &map]);
     assert_eq!(said(&done), format!("{pid} running\n"), "{}", errors(&done));
     assert_eq!([0, 1].map(|device| gpu.used_bytes(device)), [0, on_first]);
-    fs::write(place.file("go"), "").expect("written");
-    assert_eq!(run.wait(), 0, "{}", place.text("err"));
-    let untouched = Place::new();
-    let mut alone = job(
-        &untouched,
-        &gpu,
-        &[&JOB[2..6], &["--segments", "300,4M"]].concat(),
-    );
-    assert_eq!(alone.wait(), 0);
-    assert_eq!(place.text("out"), untouched.text("out"));
+    let arguments = [&JOB[2..6], &["--segments", "300,4M"]].concat();
+    ends_as(&place, &mut run, &untouched(&gpu, &arguments));
 }
 
 #[test]
@@ -149,7 +127,7 @@ fn a_job_with_work_on_the_gpu_cannot_be_locked_and_goes_on() {
         return;
     }
     let (place, gpu) = (Place::new(), FakeGpu::new());
-    let mut run = job(
+    let mut run = alone(
         &place,
         &gpu,
         &[&JOB[..6], &["--kernel-at", "20:go"]].concat(),
@@ -174,7 +152,7 @@ fn a_call_that_hangs_keeps_a_job_from_being_locked() {
     let (place, gpu) = (Place::new(), FakeGpu::new());
     let rule = format!("cuMemFree_v2:1:{}", place.file("go").display());
     fs::write(gpu.folder().join("hang"), rule).expect("written");
-    let mut run = job(&place, &gpu, &JOB);
+    let mut run = alone(&place, &gpu, &JOB);
     place.wait_for("out", "\n3 ");
     let pid = run.pid().to_string();
     let busy = cuda(
@@ -192,7 +170,7 @@ fn a_thread_that_holds_the_driver_s_lock_does_not_keep_a_job_from_being_suspende
         return;
     }
     let (place, gpu) = (Place::new(), FakeGpu::new());
-    let mut run = job(&place, &gpu, &[&JOB[..6], &["--hold-at", "20:go"]].concat());
+    let mut run = alone(&place, &gpu, &[&JOB[..6], &["--hold-at", "20:go"]].concat());
     place.wait_for("out", "\n20 ");
     let pid = run.pid().to_string();
     for (verb, state) in [("suspend", "checkpointed"), ("resume", "running")] {
@@ -208,7 +186,7 @@ fn imported_memory_is_suspended_and_cannot_be_resumed() {
         return;
     }
     let (place, gpu) = (Place::new(), FakeGpu::new());
-    let run = job(&place, &gpu, &[&JOB[..], &["--import"]].concat());
+    let run = alone(&place, &gpu, &[&JOB[..], &["--import"]].concat());
     place.wait_for("out", "\n20 ");
     let pid = run.pid().to_string();
     let done = cuda(&place, &gpu, &["suspend", "--pid", &pid]);
@@ -270,11 +248,11 @@ fn a_checkpoint_that_fails_fails_the_snapshot_and_the_job_goes_on() {
 fn calls_fail_where_a_test_says_so_and_where_the_gpu_is_full() {
     let place = Place::new();
     let small = FakeGpu::with(1, 6);
-    assert_eq!(job(&place, &small, &["--steps", "1"]).wait(), 70);
+    assert_eq!(alone(&place, &small, &["--steps", "1"]).wait(), 70);
     assert_eq!(place.text("err"), "cuMemAlloc answered 2\n");
     let gpu = FakeGpu::new();
     fs::write(gpu.folder().join("fail"), "cuMemcpyDtoD_v2:3:700").expect("written");
-    assert_eq!(job(&place, &gpu, &["--pause-ms", "0"]).wait(), 70);
+    assert_eq!(alone(&place, &gpu, &["--pause-ms", "0"]).wait(), 70);
     assert!(
         place.text("err").ends_with("cuMemcpyDtoD answered 700\n"),
         "{}",

@@ -1,9 +1,9 @@
 //! How images are named on the command line and described in lists.
 
-use jiff::Timestamp;
 use serde::Serialize;
 
 use super::{Failure, shown};
+use crate::clock;
 use crate::store::{ImageEntry, ImageId, Store};
 use crate::supervisor::{ImageFacts, OURS};
 
@@ -32,7 +32,7 @@ impl From<&ImageEntry> for Summary {
         let facts: Option<ImageFacts> = serde_json::from_slice(&entry.meta).ok();
         Self {
             id: entry.id,
-            created: timestamp(entry.created_unix_ms).to_string(),
+            created: clock::timestamp_of(entry.created_unix_ms).to_string(),
             created_unix_ms: entry.created_unix_ms,
             raw_bytes: entry.raw_bytes,
             stored_bytes: entry.stored_bytes,
@@ -59,14 +59,6 @@ pub(super) fn note(entry: &ImageEntry) -> Option<String> {
 )]
 fn milliseconds(seconds: f64) -> u64 {
     (seconds * 1000.0).round() as u64
-}
-
-/// A time of the store's; the epoch for one that no clock shows.
-pub(super) fn timestamp(unix_ms: u64) -> Timestamp {
-    i64::try_from(unix_ms)
-        .ok()
-        .and_then(|ms| Timestamp::from_millisecond(ms).ok())
-        .unwrap_or(Timestamp::UNIX_EPOCH)
 }
 
 /// Finds the image that `name` means: a number, or `latest`.

@@ -6,8 +6,9 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
-use super::images::{find, note, timestamp};
+use super::images::{find, note};
 use super::{Failure, Global, output};
+use crate::clock;
 use crate::job::MemoryUse;
 use crate::store::ImageId;
 use crate::supervisor::{ImageFacts, StreamKind};
@@ -44,7 +45,7 @@ pub(super) fn run(global: &Global, image: &str) -> Result<ExitCode, Failure> {
     let entry = store.images()?.into_iter().find(|entry| entry.id == id);
     let shown = Shown {
         id,
-        created: timestamp(manifest.created_unix_ms).to_string(),
+        created: clock::timestamp_of(manifest.created_unix_ms).to_string(),
         raw_bytes: manifest.raw_bytes,
         stored_bytes: manifest.stored_bytes,
         damaged: entry.as_ref().and_then(|entry| entry.damaged.as_deref()),

@@ -1,8 +1,7 @@
 //! The words that stand for the values of an enum in files, variables and flags.
 
-use super::model::{
-    IoUring, Isolation, LogLevel, Memory, Nccl, RestartPolicy, ShowProgress, Tcp, WithoutImage,
-};
+use super::model::{IoUring, Isolation, LogLevel, Memory, Nccl, ShowProgress, Tcp};
+use super::restart::{RestartPolicy, WithoutImage};
 
 /// An enum whose values have a word each in files and flags.
 pub(super) trait Choice: Copy + PartialEq + 'static {

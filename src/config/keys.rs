@@ -4,28 +4,22 @@
 //! is a field in `model`, a row here and a paragraph in `config/default.toml`;
 //! tests hold the three together.
 
-use std::num::NonZeroUsize;
-use std::ops::RangeInclusive;
-use std::path::PathBuf;
-use std::time::Duration;
-
 use toml::Value as Shown;
 
-use super::choice::Choice;
 use super::limits::{
-    BACKOFF_FACTOR, BUFFER, CPUS, CRIU_LOG_LEVEL, HANG, KEEP_CONTENT, KEEP_LAST, KEEP_PERIODS,
-    KEEP_WITHIN, LEVEL, LOCK_TIMEOUT, MAX_OVERHEAD, MIN_FREE, MTBF, PREVENT_ITEMS_MAX, RESTARTS,
-    RESTORE_BUFFER, WAIT, WAIT_OR_NOT,
+    BACKOFF_FACTOR, CRIU_LOG_LEVEL, HANG, KEEP_CONTENT, KEEP_LAST, KEEP_PERIODS, KEEP_WITHIN,
+    LEVEL, LOCK_TIMEOUT, MAX_OVERHEAD, MIN_FREE, MTBF, RESTORE_BUFFER, WAIT, WAIT_OR_NOT,
 };
 use super::metrics::address;
 use super::operation::{hook, interval, jitter, limit, show_hook, show_jitter, show_limit};
-use super::units::{
-    format_duration, format_exit_status, format_percent, format_size, parse_exit_status, shown,
+use super::reading::{
+    buffer, command, cpus, cron, duration, narrow, optional, optional_path, path, shown_path, size,
+    tty, word,
 };
+use super::restart::{prevent, restarts};
+use super::units::{format_exit_status, format_percent};
 use super::value::Value;
-use super::{
-    Buffer, Config, Cpus, CronExpression, Encryption, Interval, Invalid, RestartLimit, Tty,
-};
+use super::{Buffer, Config, Cpus, Encryption, Interval, Invalid, RestartLimit, Tty};
 
 /// One setting.
 pub(super) struct Key {
@@ -63,6 +57,17 @@ pub(super) const LISTEN_PATH: &str = "metrics.listen";
 pub(super) const ALLOW_REMOTE_PATH: &str = "metrics.allow_remote";
 /// The key that a variable of its own sets.
 pub(super) const CRIU_PATH: &str = "criu.path";
+
+/// The row of a command in `[hooks]`.
+macro_rules! hook_key {
+    ($occasion:ident) => {
+        Key {
+            path: concat!("hooks.", stringify!($occasion)),
+            set: |config, value| set(&mut config.hooks.$occasion, hook(value)),
+            get: |config| show_hook(config.hooks.$occasion.as_ref()),
+        }
+    };
+}
 
 /// Every setting, in the order of `config/default.toml`.
 pub(super) const KEYS: &[Key] = &[
@@ -299,31 +304,11 @@ pub(super) const KEYS: &[Key] = &[
         set: |config, value| set(&mut config.hang.action, value.choice()),
         get: |config| word(config.hang.action),
     },
-    Key {
-        path: "hooks.before_snapshot",
-        set: |config, value| set(&mut config.hooks.before_snapshot, hook(value)),
-        get: |config| show_hook(config.hooks.before_snapshot.as_ref()),
-    },
-    Key {
-        path: "hooks.after_snapshot",
-        set: |config, value| set(&mut config.hooks.after_snapshot, hook(value)),
-        get: |config| show_hook(config.hooks.after_snapshot.as_ref()),
-    },
-    Key {
-        path: "hooks.after_restore",
-        set: |config, value| set(&mut config.hooks.after_restore, hook(value)),
-        get: |config| show_hook(config.hooks.after_restore.as_ref()),
-    },
-    Key {
-        path: "hooks.on_give_up",
-        set: |config, value| set(&mut config.hooks.on_give_up, hook(value)),
-        get: |config| show_hook(config.hooks.on_give_up.as_ref()),
-    },
-    Key {
-        path: "hooks.on_hang",
-        set: |config, value| set(&mut config.hooks.on_hang, hook(value)),
-        get: |config| show_hook(config.hooks.on_hang.as_ref()),
-    },
+    hook_key!(before_snapshot),
+    hook_key!(after_snapshot),
+    hook_key!(after_restore),
+    hook_key!(on_give_up),
+    hook_key!(on_hang),
     Key {
         path: "hooks.timeout",
         set: |config, value| set(&mut config.hooks.timeout, value.duration(&WAIT)),
@@ -418,116 +403,4 @@ fn set_encryption(config: &mut Config, path: &str, given: Option<Encryption>) {
         None if is_own => Encryption::Off,
         None => return,
     };
-}
-
-fn command(value: &Value) -> Result<Option<String>, Invalid> {
-    let text = value.text()?;
-    if text.contains('\0') {
-        return Err(Invalid::Command { given: shown(text) });
-    }
-    Ok(Some(text.to_owned()).filter(|text| !text.trim().is_empty()))
-}
-
-fn path(value: &Value) -> Result<PathBuf, Invalid> {
-    let text = value.text()?;
-    let refused = |reason| Invalid::Path {
-        given: shown(text),
-        reason,
-    };
-    if text.is_empty() {
-        return Err(refused("is not a path"));
-    }
-    if text.contains('\0') {
-        return Err(refused("holds a zero byte"));
-    }
-    if text == "~" || text.starts_with("~/") {
-        return Err(refused("is not expanded here; write the home folder out"));
-    }
-    Ok(PathBuf::from(text))
-}
-
-fn optional_path(value: &Value) -> Result<Option<PathBuf>, Invalid> {
-    match value.text()? {
-        "" => Ok(None),
-        _ => path(value).map(Some),
-    }
-}
-
-fn cron(value: &Value) -> Result<Option<CronExpression>, Invalid> {
-    match value.text()?.trim() {
-        "" => Ok(None),
-        text => CronExpression::parse(text).map(Some),
-    }
-}
-
-fn tty(value: &Value) -> Result<Tty, Invalid> {
-    Ok(match value.unless("auto", Value::boolean)? {
-        None => Tty::Auto,
-        Some(true) => Tty::Always,
-        Some(false) => Tty::Never,
-    })
-}
-
-fn buffer(value: &Value) -> Result<Buffer, Invalid> {
-    let bytes = value.unless("auto", |value| value.size(&BUFFER))?;
-    Ok(bytes.map_or(Buffer::Auto, Buffer::Bytes))
-}
-
-fn cpus(value: &Value) -> Result<Cpus, Invalid> {
-    let count: Option<usize> = value.unless("auto", |value| narrow(value, &CPUS))?;
-    Ok(count
-        .and_then(NonZeroUsize::new)
-        .map_or(Cpus::Auto, Cpus::Count))
-}
-
-fn restarts(value: &Value) -> Result<RestartLimit, Invalid> {
-    let times = value.integer(&RESTARTS)?;
-    Ok(u32::try_from(times).map_or(RestartLimit::Unlimited, RestartLimit::Times))
-}
-
-fn prevent(value: &Value) -> Result<Vec<super::ExitStatus>, Invalid> {
-    let items = value.list()?;
-    if items.len() > PREVENT_ITEMS_MAX {
-        return Err(Invalid::Range {
-            given: format!("a list of {}", items.len()),
-            low: "0".to_owned(),
-            high: format!("{PREVENT_ITEMS_MAX} items"),
-        });
-    }
-    items
-        .iter()
-        .map(|item| parse_exit_status(item.text()?))
-        .collect()
-}
-
-/// An integer in `range`, as the type of its field, which must hold the range.
-fn narrow<T: TryFrom<i64>>(value: &Value, range: &RangeInclusive<i64>) -> Result<T, Invalid> {
-    let number = value.integer(range)?;
-    T::try_from(number).map_err(|_| Invalid::Range {
-        given: number.to_string(),
-        low: range.start().to_string(),
-        high: range.end().to_string(),
-    })
-}
-
-fn word<T: Choice>(value: T) -> Shown {
-    let found = T::WORDS.iter().find(|(_, choice)| *choice == value);
-    Shown::from(found.map_or("", |(word, _)| word))
-}
-
-fn duration(time: Duration) -> Shown {
-    Shown::String(format_duration(time))
-}
-
-fn size(bytes: u64) -> Shown {
-    Shown::String(format_size(bytes))
-}
-
-fn shown_path(path: Option<&PathBuf>) -> Shown {
-    optional(path.map(|path| path.to_string_lossy().into_owned()))
-}
-
-/// "" stands for nothing: TOML has no null.
-fn optional(text: Option<String>) -> Shown {
-    Shown::String(text.unwrap_or_default())
 }

@@ -25,6 +25,8 @@ mod loaded;
 mod metrics;
 mod model;
 mod operation;
+mod reading;
+mod restart;
 mod sources;
 mod units;
 mod value;
@@ -33,11 +35,11 @@ pub use cron::CronExpression;
 pub use error::{ConfigError, Distrust, Invalid};
 pub use loaded::{DEFAULT_TOML, Loaded, check, load};
 pub use model::{
-    Buffer, Config, Cpus, Criu, Cuda, Encryption, ExitStatus, Files, Interval, IoUring, Isolation,
-    Log, LogLevel, Memory, Metrics, Nccl, Network, Restart, RestartLimit, RestartPolicy, Retention,
-    Sandbox, ShowProgress, Snapshot, Tcp, Tty, WithoutImage,
+    Buffer, Config, Cpus, Criu, Cuda, Encryption, Files, Interval, IoUring, Isolation, Log,
+    LogLevel, Memory, Metrics, Nccl, Network, Retention, Sandbox, ShowProgress, Snapshot, Tcp, Tty,
 };
 pub use operation::{Hang, HangAction, HookCommand, Hooks, Jitter};
+pub use restart::{ExitStatus, Restart, RestartLimit, RestartPolicy, WithoutImage};
 pub use sources::{Origin, Override, ProjectFile, Sources};
 
 pub(crate) use units::{format_percent, parse_duration};

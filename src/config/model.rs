@@ -4,7 +4,6 @@
 //! What each one means is said once, in `config/default.toml`. `Default` is the
 //! same as that file; a test holds them together.
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -12,7 +11,7 @@ use std::time::Duration;
 
 use super::CronExpression;
 use super::operation::{Hang, HangAction, Hooks, Jitter};
-use super::units::format_exit_status;
+use super::restart::{ExitStatus, Restart, RestartLimit, RestartPolicy, WithoutImage};
 
 /// All settings.
 #[derive(Debug, Clone, PartialEq)]
@@ -194,93 +193,6 @@ pub enum Tcp {
     Close,
     /// It is restored as it was.
     Keep,
-}
-
-/// `[restart]`.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Restart {
-    /// Which ends are restarted.
-    pub policy: RestartPolicy,
-    /// Restarts without a new image between them.
-    pub max: RestartLimit,
-    /// Wait before the first restart, at most `backoff_max`.
-    pub backoff: Duration,
-    /// How much longer each further wait is: 1 to 100, finite.
-    pub backoff_factor: f64,
-    /// The longest wait.
-    pub backoff_max: Duration,
-    /// Ends that are never retried.
-    pub prevent: Vec<ExitStatus>,
-    /// What happens when there is no image to restore.
-    pub without_image: WithoutImage,
-}
-
-/// Which ends of the job are restarted, in systemd's words.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RestartPolicy {
-    /// None.
-    No,
-    /// Exit codes other than 0, and signals.
-    OnFailure,
-    /// Signals.
-    OnAbnormal,
-    /// All.
-    Always,
-}
-
-/// How often the job is restarted without a new image.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RestartLimit {
-    /// No limit.
-    Unlimited,
-    /// At most this often.
-    Times(u32),
-}
-
-/// How a job ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum ExitStatus {
-    /// It exited with this code.
-    Exited(u8),
-    /// A signal of this number killed it.
-    Signaled(i32),
-}
-
-impl ExitStatus {
-    /// The exit code that says the same to whoever started us: 128+n for signal n.
-    #[must_use]
-    pub fn code(self) -> u8 {
-        match self {
-            Self::Exited(code) => code,
-            Self::Signaled(number) => {
-                u8::try_from(number).map_or(u8::MAX, |number| number.saturating_add(128))
-            }
-        }
-    }
-
-    /// Whether the job says that it has done what it was started for.
-    #[must_use]
-    pub fn is_success(self) -> bool {
-        self == Self::Exited(0)
-    }
-}
-
-impl fmt::Display for ExitStatus {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Exited(code) => write!(f, "exit code {code}"),
-            Self::Signaled(_) => f.write_str(&format_exit_status(*self)),
-        }
-    }
-}
-
-/// What happens when there is no image to restore.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WithoutImage {
-    /// The job starts from the beginning.
-    Start,
-    /// The run ends with the job's exit code.
-    GiveUp,
 }
 
 /// `[files]`.

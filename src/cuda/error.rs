@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use super::loader::DriverVersion;
 use super::state::State;
+use super::version::DriverVersion;
 use crate::causes::{self, Symptom};
 
 /// Why the CUDA driver cannot be used on this machine.

@@ -18,13 +18,10 @@ use super::error::{Code, LoadError, MapError};
 use super::map::GpuMap;
 use super::process::{CheckpointApi, CudaProcess};
 use super::state::State;
+use super::version::{Capabilities, DriverVersion};
 use super::{gpu, sys};
 
 pub(super) const LIBRARY: &str = "libcuda.so.1";
-
-/// First CUDA whose `cuCheckpointProcessRestore` takes pairs of GPUs. To older
-/// ones their bytes are reserved; what they make of a pair is not documented.
-const GPU_MAP_CUDA: (u32, u32) = (13, 0);
 
 /// Whether this machine (or container) has GPU device nodes. Cheap: ask this
 /// before [`Driver::load`], so that libcuda is never loaded in vain.
@@ -33,55 +30,6 @@ pub fn available() -> bool {
     ["/dev/nvidiactl", "/dev/nvidia0"]
         .iter()
         .any(|node| Path::new(node).exists())
-}
-
-/// The driver's version.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DriverVersion {
-    /// The driver's release, such as `580.159.04`, if the kernel module tells.
-    pub release: Option<String>,
-    /// The newest CUDA it supports: 13 of 13.0.
-    pub cuda_major: u32,
-    /// 0 of 13.0.
-    pub cuda_minor: u32,
-}
-
-impl DriverVersion {
-    /// From the form of `cuDriverGetVersion`: 1000 × major + 10 × minor.
-    fn from_raw(raw: i32, release: Option<String>) -> Self {
-        let raw = u32::try_from(raw).unwrap_or(0);
-        Self {
-            release,
-            cuda_major: raw / 1000,
-            cuda_minor: raw % 1000 / 10,
-        }
-    }
-
-    fn is_at_least(&self, (major, minor): (u32, u32)) -> bool {
-        (self.cuda_major, self.cuda_minor) >= (major, minor)
-    }
-}
-
-impl fmt::Display for DriverVersion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let release = self.release.as_deref().unwrap_or("of unknown release");
-        write!(
-            f,
-            "{release} (CUDA {}.{})",
-            self.cuda_major, self.cuda_minor
-        )
-    }
-}
-
-/// What a driver can do beyond suspending and resuming on the same GPUs.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Capabilities {
-    /// Which driver it is.
-    pub version: DriverVersion,
-    /// Whether a process can be restored onto other GPUs. Told by the version,
-    /// because the function is the same: the header of CUDA 13.0 (driver 580)
-    /// is the first that has pairs of GPUs.
-    pub gpu_map: bool,
 }
 
 /// The loaded CUDA driver. Clones share it. Loading it makes no CUDA context.
@@ -129,7 +77,7 @@ impl Driver {
     #[must_use]
     pub fn capabilities(&self) -> Capabilities {
         Capabilities {
-            gpu_map: self.version.is_at_least(GPU_MAP_CUDA),
+            gpu_map: self.version.takes_gpu_map(),
             version: self.version.clone(),
         }
     }
@@ -352,17 +300,6 @@ impl CheckpointApi for Functions {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn versions_read_as_the_driver_writes_them() {
-        let version = DriverVersion::from_raw(13000, Some("580.159.04".to_owned()));
-        assert_eq!(version.to_string(), "580.159.04 (CUDA 13.0)");
-        assert_eq!(
-            DriverVersion::from_raw(12080, None).to_string(),
-            "of unknown release (CUDA 12.8)"
-        );
-        assert_eq!(DriverVersion::from_raw(-1, None).cuda_major, 0);
-    }
 
     #[test]
     fn only_drivers_that_know_gpu_pairs_are_given_a_map() {

@@ -41,6 +41,7 @@ mod suspension;
 mod sys;
 mod tree;
 mod uuid;
+mod version;
 
 #[cfg(test)]
 pub(crate) mod fake;
@@ -50,7 +51,7 @@ pub use error::{
     Call, CallError, Code, GpuError, LoadError, LockError, MapError, RestoreOntoError, WaitError,
 };
 pub use gpu::{ComputeMode, Gpu, GpuMemory, GpuUse, Inventory, device_count, inventory, uses};
-pub use loader::{Capabilities, Driver, DriverVersion, available};
+pub use loader::{Driver, available};
 pub use map::{GpuMap, GpuMapError, GpuPair};
 pub use process::CudaProcess;
 pub use state::State;
@@ -60,3 +61,4 @@ pub use tree::{
     resume_restored,
 };
 pub use uuid::{GpuUuid, UuidError};
+pub use version::{Capabilities, DriverVersion};

@@ -6,9 +6,10 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use jiff::{Timestamp, Zoned};
+use jiff::Zoned;
 
 use super::id::ImageId;
+use crate::clock;
 
 const HOUR_MS: i64 = 3_600_000;
 const DAY_MS: i64 = 24 * HOUR_MS;
@@ -199,10 +200,7 @@ impl<'a> Rules<'a> {
 
     /// The local hour, with its distance to UTC, and the local day.
     fn local(&self, unix_ms: u64) -> ((i64, i32), i64) {
-        let ms = i64::try_from(unix_ms).ok();
-        let time = ms.and_then(|ms| Timestamp::from_millisecond(ms).ok());
-        // No clock shows it: as good a guess as any.
-        let time = time.unwrap_or(Timestamp::UNIX_EPOCH);
+        let time = clock::timestamp_of(unix_ms);
         let offset = self.now.time_zone().to_offset(time).seconds();
         let local = time.as_millisecond() + i64::from(offset) * 1000;
         (

@@ -39,26 +39,15 @@ use super::id::ImageId;
 use super::layout::FORMAT;
 use super::manifest::{InvalidManifest, Manifest};
 use super::pack::Pack;
+use header::{CHECKED_LEN, FORMAT_OF_ONE_SUM, Header, NOT_SEALED, SEALED};
 
 #[cfg(any(fuzzing, test))]
 pub(super) mod fuzz;
+mod header;
 
-const MAGIC: [u8; 8] = *b"CKPTMANI";
-/// Header without checksums.
-const CHECKED_LEN: usize = 48;
 const SUM_LEN: usize = 32;
-const NOT_SEALED: u32 = 0;
-const SEALED: u32 = 1;
-
-/// The last format with one checksum for everything.
-const FORMAT_OF_ONE_SUM: u32 = 1;
-
 /// The caller's own data: some JSON, in memory whenever images are listed.
 pub(super) const META_BYTES_MAX: usize = 4 << 20;
-/// Meta and a table of 300 thousand packs, which is 300 TiB.
-const SUMMARY_BYTES_MAX: u32 = 8 << 20;
-/// A body of 55 bytes a chunk for 19 million chunks, an image of more than a TiB.
-const BODY_BYTES_MAX: u64 = 1 << 30;
 /// Bodies are mostly hashes, which do not compress: more effort gains nothing.
 const BODY_LEVEL: i32 = 1;
 /// Level 1 looks back 2^19 bytes; a reader has that much and some room, whatever a frame asks for.
@@ -308,92 +297,6 @@ impl Sections {
     }
 }
 
-struct Header {
-    format: u32,
-    needs: u32,
-    image: u64,
-    summary_len: u32,
-    sealing: u32,
-    body_len: u64,
-    raw_body_len: u64,
-}
-
-impl Header {
-    fn to_bytes(&self) -> [u8; CHECKED_LEN] {
-        let mut bytes = [0; CHECKED_LEN];
-        bytes[..8].copy_from_slice(&MAGIC);
-        bytes[8..12].copy_from_slice(&self.format.to_le_bytes());
-        bytes[12..16].copy_from_slice(&self.needs.to_le_bytes());
-        bytes[16..24].copy_from_slice(&self.image.to_le_bytes());
-        bytes[24..28].copy_from_slice(&self.summary_len.to_le_bytes());
-        bytes[28..32].copy_from_slice(&self.sealing.to_le_bytes());
-        bytes[32..40].copy_from_slice(&self.body_len.to_le_bytes());
-        bytes[40..48].copy_from_slice(&self.raw_body_len.to_le_bytes());
-        bytes
-    }
-
-    fn parse(bytes: &[u8; CHECKED_LEN], id: ImageId) -> Result<Self, ManifestError> {
-        if bytes[..8] != MAGIC {
-            return Err(ManifestError::Damaged(
-                "it does not begin as a manifest does",
-            ));
-        }
-        let header = Self {
-            format: u32_at(bytes, 8),
-            needs: u32_at(bytes, 12),
-            image: u64_at(bytes, 16),
-            summary_len: u32_at(bytes, 24),
-            sealing: u32_at(bytes, 28),
-            body_len: u64_at(bytes, 32),
-            raw_body_len: u64_at(bytes, 40),
-        };
-        if header.needs > FORMAT {
-            let format = header.needs;
-            return Err(ManifestError::Newer { format });
-        }
-        if header.image != id.number() {
-            return Err(ManifestError::Damaged("it is that of another image"));
-        }
-        if header.is_too_large() {
-            return Err(ManifestError::Damaged("its lengths are impossible"));
-        }
-        Ok(header)
-    }
-
-    /// What opens the parts; `None` where they are not sealed.
-    fn cipher<'a>(
-        &self,
-        secrets: Option<&'a Secrets>,
-    ) -> Result<Option<&'a Cipher>, ManifestError> {
-        match (self.sealing, secrets) {
-            // Nothing was sealed then: without this, who has no key could say that it is.
-            (SEALED, _) if self.format == FORMAT_OF_ONE_SUM => {
-                Err(ManifestError::Damaged("its sealing is unknown"))
-            }
-            (NOT_SEALED, None) => Ok(None),
-            (SEALED, Some(secrets)) => Ok(Some(&secrets.manifests)),
-            (NOT_SEALED, Some(_)) => Err(ManifestError::NotEncrypted),
-            (SEALED, None) => Err(ManifestError::Encrypted),
-            (_, _) => Err(ManifestError::Damaged("its sealing is unknown")),
-        }
-    }
-
-    /// Length of the whole file.
-    fn file_len(&self) -> u64 {
-        let sums = match self.format {
-            FORMAT_OF_ONE_SUM => SUM_LEN,
-            _ => 2 * SUM_LEN,
-        };
-        (CHECKED_LEN + sums) as u64 + u64::from(self.summary_len) + self.body_len
-    }
-
-    fn is_too_large(&self) -> bool {
-        self.summary_len > SUMMARY_BYTES_MAX
-            || self.body_len > BODY_BYTES_MAX
-            || self.raw_body_len > BODY_BYTES_MAX
-    }
-}
-
 impl Part {
     /// What a sealed part is bound to.
     fn about(self, head: &[u8; CHECKED_LEN]) -> [u8; CHECKED_LEN + 1] {
@@ -434,18 +337,6 @@ fn open(
         .open(&part.about(head), &bytes, &mut plain)
         .map_err(|_| ManifestError::OtherKey)?;
     Ok(plain)
-}
-
-fn u32_at(bytes: &[u8; CHECKED_LEN], at: usize) -> u32 {
-    let mut number = [0; 4];
-    number.copy_from_slice(&bytes[at..at + 4]);
-    u32::from_le_bytes(number)
-}
-
-fn u64_at(bytes: &[u8; CHECKED_LEN], at: usize) -> u64 {
-    let mut number = [0; 8];
-    number.copy_from_slice(&bytes[at..at + 8]);
-    u64::from_le_bytes(number)
 }
 
 fn read_array<const LEN: usize>(file: &mut File) -> Result<[u8; LEN], ManifestError> {

@@ -4,8 +4,6 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use jiff::Timestamp;
-
 use super::describe::chain;
 use super::image;
 use super::restart::ExitStatus;
@@ -168,10 +166,4 @@ fn phases(phases: &[image::Phase]) -> Vec<Phase> {
 pub(super) fn host_pid(sandbox: &Sandbox, pids: JobPids) -> Option<i32> {
     let root = job::child_with_pid(sandbox.pid(), pids.root).ok()?;
     job::child_with_pid(root, pids.job).ok()
-}
-
-/// A time in milliseconds since 1970, as far as the calendar goes.
-pub(super) fn timestamp(unix_ms: u64) -> Timestamp {
-    let ms = i64::try_from(unix_ms).unwrap_or(i64::MAX);
-    Timestamp::from_millisecond(ms).unwrap_or(Timestamp::MAX)
 }

@@ -168,19 +168,27 @@ fn ask_within(
     connection.set_read_timeout(limit)?;
     let mut line = serde_json::to_vec(request).map_err(io::Error::from)?;
     line.push(b'\n');
-    connection.write_all(&line)?;
+    connection.write_all(&line).map_err(talk)?;
     let mut answer = String::new();
     let read = BufReader::new(connection.take(ANSWER_BYTES_MAX)).read_line(&mut answer);
     read.map_err(|error| match (error.kind(), limit) {
         (io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut, Some(limit)) => {
             ControlError::Silent(limit)
         }
-        _ => ControlError::Talk(error),
+        _ => talk(error),
     })?;
     if answer.is_empty() {
         return Err(ControlError::Ended);
     }
     serde_json::from_str(&answer).map_err(|_| ControlError::OtherVersion)
+}
+
+/// A supervisor that ends leaves what it was asked unread, and the kernel says so.
+fn talk(error: io::Error) -> ControlError {
+    match error.kind() {
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => ControlError::Ended,
+        _ => ControlError::Talk(error),
+    }
 }
 
 /// Listens on the store's control socket. The caller holds the store's lock, so an old socket is a dead one.
@@ -276,4 +284,25 @@ fn with_short_path<T>(store: &Path, action: impl FnOnce(&Path) -> io::Result<T>)
             .join(folder.as_raw_fd().to_string())
             .join(SOCKET),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    #[test]
+    fn a_supervisor_that_ends_with_a_request_unread_has_ended() {
+        let store = tempfile::tempdir().unwrap();
+        let listener = blocking::UnixListener::bind(socket_path(store.path())).unwrap();
+        let asked = std::thread::scope(|scope| {
+            let asks = scope.spawn(|| request_status(store.path()));
+            let (mut connection, _) = listener.accept().unwrap();
+            connection.read_exact(&mut [0]).unwrap();
+            drop(connection);
+            asks.join().unwrap()
+        });
+        assert!(matches!(asked, Err(ControlError::Ended)), "{asked:?}");
+    }
 }

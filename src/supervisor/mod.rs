@@ -23,6 +23,7 @@ mod gpu;
 mod gpu_facts;
 mod gpu_plan;
 pub mod hang;
+mod hang_sampler;
 mod hang_watch;
 mod hook;
 mod hooks;

@@ -1,12 +1,18 @@
-//! The signals that mean something to the supervisor.
+//! The signals that mean something to the supervisor, and what it does about them.
 
 use std::io;
+use std::sync::Arc;
 
 use nix::sys::signal::Signal as Number;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::Sender;
 
 use super::event::Event;
+use super::image::Trigger;
+use super::run::RunError;
+use super::snapshot::Afterwards;
+use super::supervise::{Running, Stage, Stopping, Supervisor};
+use crate::clock;
 
 /// A signal, by its meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,4 +71,80 @@ pub(super) fn is_ignored(number: Number) -> bool {
         .and_then(|me| me.status())
         .map(|status| status.sigign);
     mask.is_ok_and(|mask| mask & (1 << (number as u32 - 1)) != 0)
+}
+
+impl Supervisor {
+    /// Does what a signal asks for.
+    pub fn signal(&mut self, signal: Signal) -> Result<(), RunError> {
+        match signal {
+            Signal::Snapshot => self.want(Trigger::Signal, Afterwards::Continue, None),
+            Signal::SaveAndStop => {
+                if self.stopping == Stopping::No {
+                    self.stopping = Stopping::WhenSaved;
+                }
+                self.save_and_stop()
+            }
+            Signal::Terminate => match self.stopping {
+                Stopping::Until(_) => self.stop_now("a second SIGTERM"),
+                Stopping::No | Stopping::ByTheJob(_) | Stopping::WhenSaved => {
+                    self.stopping = Stopping::Until(clock::now() + self.shop.config.snapshot.grace);
+                    self.save_and_stop()
+                }
+            },
+            Signal::Forward(number) => self.forward(number as i32),
+            Signal::Suspend => {
+                self.suspend_wanted = true;
+                self.suspend_when_idle();
+                Ok(())
+            }
+            Signal::Continue => {
+                self.suspend_wanted = false;
+                self.keyboard.continued();
+                let streams = self.streams();
+                streams.stdin.resume();
+                streams.resize();
+                Ok(())
+            }
+            Signal::Resize => {
+                self.streams().resize();
+                Ok(())
+            }
+        }
+    }
+
+    /// Stops the job and ourselves, as the terminal asked; not in the middle of a snapshot, a start or a restore.
+    pub fn suspend_when_idle(&mut self) {
+        if !self.suspend_wanted {
+            return;
+        }
+        let sandbox = match &self.stage {
+            Stage::Starting(_)
+            | Stage::Restoring(_)
+            | Stage::Running(Running { busy: Some(_), .. }) => return,
+            // A paused one stands still.
+            Stage::Running(Running { pause: Some(_), .. })
+            | Stage::Idle
+            | Stage::Ending(_)
+            | Stage::Waiting { .. } => None,
+            Stage::Running(running) => Some(Arc::clone(&running.job.sandbox)),
+        };
+        self.suspend_wanted = false;
+        let stopped = clock::now();
+        self.operation.clock.set(false, stopped);
+        let tell = |signal| {
+            if let Some(Err(error)) = sandbox.as_ref().map(|sandbox| sandbox.signal(signal, true)) {
+                tracing::debug!(%error, "the job could not be told");
+            }
+        };
+        tell(nix::libc::SIGSTOP);
+        self.keyboard.give_back();
+        // Returns when somebody continues us.
+        if let Err(error) = signal_hook::low_level::emulate_default_handler(nix::libc::SIGTSTP) {
+            tracing::warn!(%error, "cannot stop");
+        }
+        tell(nix::libc::SIGCONT);
+        // Timers pause: the interval does not count the time that nothing computed.
+        self.last.ended.monotonic += clock::now() - stopped;
+        self.chronicle.stopped_for(clock::now() - stopped);
+    }
 }

@@ -6,110 +6,23 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use super::chronicle::{host_pid, timestamp};
+use super::chronicle::host_pid;
 use super::machine;
 use super::progress::Stand;
 use super::run_state::{Progress, RunState, RunStateError};
 use super::schedule::{Now, Snapshotted as LastSnapshot};
 use super::supervise::{Pause, Running, Stage, Supervisor, now};
+use crate::clock;
 use crate::config::RestartLimit;
 use crate::history::{self, Account, Freeze, Summary};
 use crate::store::{Usage, usage};
 
+mod state;
+
+pub use state::State;
+
 /// What is told of a command line: enough to know it again.
 const COMMAND_BYTES_MAX: usize = 4096;
-
-/// What the run is at.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum State {
-    /// The job is being started.
-    Starting,
-    /// The job computes.
-    Running,
-    /// The job is snapshotted; it stands still for a part of that.
-    Snapshotting,
-    /// The job stands still and holds no GPU.
-    Paused,
-    /// An image is becoming the job.
-    Restoring,
-    /// The job crashed; the wait before it is restarted.
-    Waiting,
-    /// The job has ended, or is being ended.
-    Ending,
-    /// No supervisor runs: the job is done.
-    Finished,
-    /// No supervisor runs: the same line goes on with the run.
-    Saved,
-    /// No supervisor runs: the job was given up.
-    Failed,
-    /// No supervisor runs, and the last one was killed: the same line goes on with the run.
-    Killed,
-    /// No supervisor runs: ckpt-run failed around the job.
-    Error,
-    /// There is no run.
-    #[default]
-    None,
-}
-
-impl State {
-    /// All of them.
-    pub const ALL: [Self; 13] = [
-        Self::Starting,
-        Self::Running,
-        Self::Snapshotting,
-        Self::Paused,
-        Self::Restoring,
-        Self::Waiting,
-        Self::Ending,
-        Self::Finished,
-        Self::Saved,
-        Self::Failed,
-        Self::Killed,
-        Self::Error,
-        Self::None,
-    ];
-
-    /// Whether a supervisor runs.
-    #[must_use]
-    pub fn is_supervised(self) -> bool {
-        match self {
-            Self::Starting
-            | Self::Running
-            | Self::Snapshotting
-            | Self::Paused
-            | Self::Restoring
-            | Self::Waiting
-            | Self::Ending => true,
-            Self::Finished
-            | Self::Saved
-            | Self::Failed
-            | Self::Killed
-            | Self::Error
-            | Self::None => false,
-        }
-    }
-
-    /// The word, as in JSON.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Starting => "starting",
-            Self::Running => "running",
-            Self::Snapshotting => "snapshotting",
-            Self::Paused => "paused",
-            Self::Restoring => "restoring",
-            Self::Waiting => "waiting",
-            Self::Ending => "ending",
-            Self::Finished => "finished",
-            Self::Saved => "saved",
-            Self::Failed => "failed",
-            Self::Killed => "killed",
-            Self::Error => "error",
-            Self::None => "none",
-        }
-    }
-}
 
 /// How a run is. What is not known, or not so, is null; durations are seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -193,7 +106,7 @@ impl Supervisor {
             .saturating_duration_since(self.since.1.monotonic);
         Status {
             state: self.since.0,
-            since: Some(timestamp(self.since.1.unix_ms)),
+            since: Some(clock::timestamp_of(self.since.1.unix_ms)),
             since_seconds: Some(since.as_secs_f64()),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             store: self.shop.store.path().to_owned(),
@@ -363,7 +276,7 @@ pub fn status_of_store(store: &Path) -> Result<Status, StatusError> {
 
 fn after(now: Now, wait: Duration) -> Option<Timestamp> {
     let wait = SignedDuration::try_from(wait).ok()?;
-    timestamp(now.unix_ms).checked_add(wait).ok()
+    clock::timestamp_of(now.unix_ms).checked_add(wait).ok()
 }
 
 /// As many of the words as fit.

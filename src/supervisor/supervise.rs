@@ -35,7 +35,7 @@ use super::restart::{Budget, ExitStatus};
 use super::run::{Beginning, RunError, system};
 use super::run_state::{Progress, RunState};
 use super::schedule::{Now, Schedule, Snapshotted as LastSnapshot};
-use super::signals::{self, Signal};
+use super::signals;
 use super::snapshot::Afterwards;
 use super::status::State;
 use super::streams::Streams;
@@ -171,7 +171,7 @@ pub(super) struct Supervisor {
     /// Since when the state is what it is.
     pub since: (State, Now),
     /// A stop by the terminal that waits for the end of a snapshot.
-    suspend_wanted: bool,
+    pub suspend_wanted: bool,
     /// The caller's terminal.
     pub keyboard: Keyboard,
     /// What is under way, on our terminal.
@@ -374,79 +374,6 @@ impl Supervisor {
             }
             Event::Timer(Timer::Grace) => self.stop_now("the grace period is over"),
         }
-    }
-
-    fn signal(&mut self, signal: Signal) -> Result<(), RunError> {
-        match signal {
-            Signal::Snapshot => self.want(Trigger::Signal, Afterwards::Continue, None),
-            Signal::SaveAndStop => {
-                if self.stopping == Stopping::No {
-                    self.stopping = Stopping::WhenSaved;
-                }
-                self.save_and_stop()
-            }
-            Signal::Terminate => match self.stopping {
-                Stopping::Until(_) => self.stop_now("a second SIGTERM"),
-                Stopping::No | Stopping::ByTheJob(_) | Stopping::WhenSaved => {
-                    self.stopping = Stopping::Until(clock::now() + self.shop.config.snapshot.grace);
-                    self.save_and_stop()
-                }
-            },
-            Signal::Forward(number) => self.forward(number as i32),
-            Signal::Suspend => {
-                self.suspend_wanted = true;
-                self.suspend_when_idle();
-                Ok(())
-            }
-            Signal::Continue => {
-                self.suspend_wanted = false;
-                self.keyboard.continued();
-                let streams = self.streams();
-                streams.stdin.resume();
-                streams.resize();
-                Ok(())
-            }
-            Signal::Resize => {
-                self.streams().resize();
-                Ok(())
-            }
-        }
-    }
-
-    /// Stops the job and ourselves, as the terminal asked; not in the middle of a snapshot, a start or a restore.
-    pub fn suspend_when_idle(&mut self) {
-        if !self.suspend_wanted {
-            return;
-        }
-        let sandbox = match &self.stage {
-            Stage::Starting(_)
-            | Stage::Restoring(_)
-            | Stage::Running(Running { busy: Some(_), .. }) => return,
-            // A paused one stands still.
-            Stage::Running(Running { pause: Some(_), .. })
-            | Stage::Idle
-            | Stage::Ending(_)
-            | Stage::Waiting { .. } => None,
-            Stage::Running(running) => Some(Arc::clone(&running.job.sandbox)),
-        };
-        self.suspend_wanted = false;
-        let stopped = clock::now();
-        self.operation.clock.set(false, stopped);
-        let tell = |signal| {
-            if let Some(Err(error)) = sandbox.as_ref().map(|sandbox| sandbox.signal(signal, true)) {
-                tracing::debug!(%error, "the job could not be told");
-            }
-        };
-        tell(nix::libc::SIGSTOP);
-        self.keyboard.give_back();
-        // Returns when somebody continues us.
-        if let Err(error) = signal_hook::low_level::emulate_default_handler(nix::libc::SIGTSTP) {
-            tracing::warn!(%error, "cannot stop");
-        }
-        tell(nix::libc::SIGCONT);
-        // Timers pause: the interval does not count the time that nothing computed.
-        self.last.ended.monotonic += clock::now() - stopped;
-        self.chronicle.stopped_for(clock::now() - stopped);
     }
 
     fn sandbox_news(&mut self, news: Option<sandbox::Event>) -> Result<(), RunError> {

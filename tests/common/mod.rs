@@ -127,6 +127,11 @@ impl Place {
             .to_owned()
     }
 
+    /// Lets a job go on that waits for a file `go`.
+    pub fn go(&self) {
+        fs::write(self.file("go"), "").expect("written");
+    }
+
     /// `ckpt-run list --json`.
     pub fn images(&self) -> Vec<serde_json::Value> {
         let output = self.verb(&["list", "--json"]);

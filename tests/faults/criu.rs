@@ -8,8 +8,8 @@ use nix::sys::signal::Signal;
 
 use crate::common::{Place, Run, can_run, wait_until};
 use crate::support::{
-    COUNTER, ON_REQUEST, Random, begin_snapshot, counted, finish_counter, processes_with, said,
-    send, snapshot_at_last, start_counter, start_with, wait_for_criu, wait_for_progress,
+    ON_REQUEST, Random, begin_snapshot, counting, counting_with, finish_counter, processes_with,
+    said, send, snapshot_at_last, wait_for_criu, wait_for_progress,
 };
 
 /// A dump of the counter takes about 100 ms.
@@ -21,9 +21,7 @@ fn a_criu_killed_in_a_dump_leaves_a_job_that_computes_and_the_next_snapshot_work
         return;
     }
     let mut random = Random::new("killed criu");
-    let place = Place::new();
-    let mut run = start_counter(&place);
-    wait_until("the first line", || counted(&place) > 0);
+    let (place, mut run) = counting();
     for _ in 0..8 {
         let mut client = begin_snapshot(&place);
         let criu = wait_for_criu(&run, "dump");
@@ -56,9 +54,7 @@ fn a_job_with_remains_of_a_killed_criu_is_restored_from_the_newest_image() {
     if !can_run() {
         return;
     }
-    let place = Place::new();
-    let mut run = start_counter(&place);
-    wait_until("the first line", || counted(&place) > 0);
+    let (place, mut run) = counting();
     place.snapshot();
     wait_until("a CRIU killed inside the job", || {
         kill_criu_inside_the_job(&place, &run)
@@ -75,9 +71,7 @@ fn a_job_with_remains_of_a_killed_criu_goes_on_where_there_is_no_image() {
     if !can_run() {
         return;
     }
-    let place = Place::new();
-    let mut run = start_counter(&place);
-    wait_until("the first line", || counted(&place) > 0);
+    let (place, mut run) = counting();
     let mut images = 0;
     wait_until("a CRIU killed inside the job", || {
         let killed = kill_criu_inside_the_job(&place, &run);
@@ -107,11 +101,9 @@ fn a_criu_that_is_stuck_in_a_dump_is_killed_after_the_timeout() {
     if !can_run() {
         return;
     }
-    let place = Place::new();
-    let mut run = start_with(&place, COUNTER, |command| {
+    let (place, mut run) = counting_with(|command| {
         command.env("CKPT_RUN_SNAPSHOT_TIMEOUT", "1s");
     });
-    wait_until("the first line", || counted(&place) > 0);
     place.snapshot();
     let client = begin_snapshot(&place);
     let criu = wait_for_criu(&run, "dump");
@@ -129,11 +121,9 @@ fn a_dump_that_takes_too_long_is_called_off_and_the_job_goes_on() {
     if !can_run() {
         return;
     }
-    let place = Place::new();
-    let mut run = start_with(&place, COUNTER, |command| {
+    let (place, mut run) = counting_with(|command| {
         command.env("CKPT_RUN_SNAPSHOT_TIMEOUT", "1s");
     });
-    wait_until("the first line", || counted(&place) > 0);
     place.snapshot();
     let begun = Instant::now();
     let client = begin_snapshot(&place);
@@ -158,9 +148,7 @@ fn a_criu_killed_in_a_restore_spoils_no_image() {
     if !can_run() {
         return;
     }
-    let place = Place::new();
-    let mut run = start_counter(&place);
-    wait_until("the first line", || counted(&place) > 0);
+    let (place, mut run) = counting();
     place.snapshot();
     wait_for_progress(&place);
     place.snapshot();
@@ -187,9 +175,7 @@ fn a_criu_killed_in_the_only_restore_ends_with_125_and_the_same_line_works() {
     if !can_run() {
         return;
     }
-    let place = Place::new();
-    let mut run = start_counter(&place);
-    wait_until("the first line", || counted(&place) > 0);
+    let (place, mut run) = counting();
     place.snapshot();
     wait_for_progress(&place);
     send(run.job(), Signal::SIGKILL);

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use crate::common::{Place, can_run, wait_until};
 use crate::support::{
-    COUNTER, counted, finish_counter, said, start, start_counter, wait_for_progress,
+    COUNTER, counted, counting, finish_counter, said, start, start_counter, wait_for_progress,
+    wait_for_the_first_line,
 };
 
 /// Takes two images, lets `damage` hurt the newer one's manifest or packs, kills the job.
@@ -18,7 +19,7 @@ fn the_older_image_is_restored_after(damage: impl FnOnce(&Path, &[PathBuf]), rea
     // Content of its own in each image.
     let script = COUNTER.replace("i += 1\n", "i += 1\n    ballast = os.urandom(1 << 20)\n");
     let mut run = start(&place, &script);
-    wait_until("the first line", || counted(&place) > 0);
+    wait_for_the_first_line(&place);
     let older = place.snapshot();
     wait_for_progress(&place);
     let newer = place.snapshot();
@@ -115,9 +116,7 @@ fn a_run_whose_images_are_all_damaged_says_so_and_ends_with_125() {
     if !can_run() {
         return;
     }
-    let place = Place::new();
-    let mut run = start_counter(&place);
-    wait_until("the first line", || counted(&place) > 0);
+    let (place, mut run) = counting();
     let image = place.snapshot();
     let manifest = place.file(&format!(".ckpt-run/images/{image}.manifest"));
     fs::write(&manifest, "nonsense").expect("written");
@@ -134,9 +133,7 @@ fn a_store_of_another_owner_is_not_used() {
     if !can_run() {
         return;
     }
-    let place = Place::new();
-    let mut run = start_counter(&place);
-    wait_until("the first line", || counted(&place) > 0);
+    let (place, mut run) = counting();
     place.snapshot();
     run.signal(nix::sys::signal::Signal::SIGKILL);
     run.wait();

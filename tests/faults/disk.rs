@@ -7,7 +7,9 @@ use std::path::PathBuf;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use crate::common::{Place, Run, can_run, wait_until};
-use crate::support::{COUNTER, counted, finish_counter, said, start_with, wait_for_progress};
+use crate::support::{
+    COUNTER, finish_counter, said, start_with, wait_for_progress, wait_for_the_first_line,
+};
 
 /// The store's copy of the program and a few images fit.
 const DISK_BYTES: u64 = 400 << 20;
@@ -36,7 +38,7 @@ fn one_image(min_free: &str) -> (Place, Disk, Run) {
     let place = Place::new();
     let disk = Disk::new(place.file(".ckpt-run"));
     let run = start_checked(&place, min_free);
-    wait_until("the first line", || counted(&place) > 0);
+    wait_for_the_first_line(&place);
     place.snapshot();
     (place, disk, run)
 }

@@ -5,7 +5,9 @@ use std::fs;
 use nix::sys::signal::Signal;
 
 use crate::common::{Place, Run, can_run, descendants, wait_until};
-use crate::support::{counted, lines, said, start, wait_for_progress, wait_until_gone};
+use crate::support::{
+    counted, lines, said, start, wait_for_progress, wait_for_the_first_line, wait_until_gone,
+};
 
 /// Writes each number in every way there is.
 const WRITE: &str = r#"
@@ -37,7 +39,7 @@ fn files_written_in_every_mode_are_as_of_an_uninterrupted_run() {
     }
     let place = Place::new();
     let mut run = start(&place, WRITE);
-    wait_until("the first line", || counted(&place) > 0);
+    wait_for_the_first_line(&place);
     for _ in 0..2 {
         wait_for_progress(&place);
         place.snapshot();

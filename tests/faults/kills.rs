@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 
 use crate::common::{Place, can_run, descendants, wait_until};
 use crate::support::{
-    Random, begin_snapshot, counted, finish_counter, processes_with, said, send, snapshot_at_last,
+    Random, begin_snapshot, counting, finish_counter, processes_with, said, send, snapshot_at_last,
     start, start_counter, wait_for_criu, wait_for_progress, wait_until_gone,
 };
 
@@ -17,9 +17,7 @@ const ROUNDS: usize = 25;
 const KILL_WITHIN_MS: u64 = 450;
 
 fn kill_the_job_again_and_again(mut random: Random) {
-    let place = Place::new();
-    let mut run = start_counter(&place);
-    wait_until("the first line", || counted(&place) > 0);
+    let (place, mut run) = counting();
     for _ in 0..ROUNDS {
         snapshot_at_last(&place);
         let mut another = begin_snapshot(&place);
@@ -47,9 +45,7 @@ fn fifty_kills_at_random_moments_leave_no_trace_in_output_and_files() {
 
 /// Kills the supervisor at a moment that `when` waits for, and runs the same line again.
 fn kill_the_supervisor(when: impl FnOnce(&Place, &crate::common::Run)) {
-    let place = Place::new();
-    let mut run = start_counter(&place);
-    wait_until("the first line", || counted(&place) > 0);
+    let (place, mut run) = counting();
     place.snapshot();
     wait_for_progress(&place);
     when(&place, &run);
@@ -113,7 +109,7 @@ while not os.path.exists("stop"): time.sleep(0.01)
     place.wait_for("ready", "y");
     // Nothing was written yet: our own offset in the file is still 0.
     place.snapshot();
-    std::fs::write(place.file("go"), "").expect("written");
+    place.go();
     place.wait_for("out", "said\n");
     std::fs::remove_file(place.file("go")).expect("removed");
     run.signal(Signal::SIGKILL);
@@ -123,7 +119,7 @@ while not os.path.exists("stop"): time.sleep(0.01)
         !processes_with(&again, "job.py").is_empty() && said(&place, "restored") == 1
     });
     assert_eq!(place.text("out"), "from before\n");
-    std::fs::write(place.file("go"), "").expect("written");
+    place.go();
     std::fs::write(place.file("stop"), "").expect("written");
     assert_eq!(again.wait(), 0, "{}", place.text("err"));
     assert_eq!(place.text("out"), "from before\nsaid\n");

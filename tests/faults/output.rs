@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
 
 use crate::common::{Place, Run, can_run, wait_until};
-use crate::support::{lines, start_with, wait_until_gone};
+use crate::support::{lines, start_with, wait_for_the_first_line, wait_until_gone};
 
 /// Numbers to stdout, the same with an `e` to stderr, progress to `log`.
 const TALK: &str = r#"
@@ -34,7 +34,7 @@ fn progress(place: &Place) {
 
 /// Snapshot, crash, snapshot, crash, end.
 fn crash_twice(place: &Place, run: &mut Run) {
-    wait_until("the first line", || counted(place) > 0);
+    wait_for_the_first_line(place);
     for _ in 0..2 {
         progress(place);
         place.snapshot();
@@ -171,7 +171,7 @@ while (line := os.read(0, 7)):
     let text: String = (0..400).map(|i| format!("line {i}\n")).collect();
     let (first, second) = text.split_at(2500);
     stdin.write_all(first.as_bytes()).expect("written");
-    wait_until("the first line", || counted(&place) > 0);
+    wait_for_the_first_line(&place);
     for _ in 0..2 {
         progress(&place);
         place.snapshot();
@@ -203,7 +203,7 @@ fn a_run_whose_output_goes_elsewhere_the_next_time_goes_on() {
             };
             command.stdout(out).stderr(err);
         });
-        wait_until("the first line", || counted(&place) > 0);
+        wait_for_the_first_line(&place);
         progress(&place);
         place.snapshot();
         progress(&place);

@@ -8,16 +8,9 @@ use nix::sys::signal::Signal;
 
 use crate::common::{Place, can_run, wait_until};
 use crate::support::{
-    begin_snapshot, counted, finish_counter, said, send, start_counter, wait_for_criu,
+    begin_snapshot, counting, finish_counter, said, send, start_counter, wait_for_criu,
     wait_for_progress,
 };
-
-fn counting() -> (Place, crate::common::Run) {
-    let place = Place::new();
-    let run = start_counter(&place);
-    wait_until("the first line", || counted(&place) > 0);
-    (place, run)
-}
 
 fn succeeds(client: std::process::Child) -> String {
     let output = client.wait_with_output().expect("the client ends");

@@ -50,6 +50,23 @@ pub fn start_counter(place: &Place) -> Run {
     start(place, COUNTER)
 }
 
+/// A run of [`COUNTER`] that has counted.
+pub fn counting() -> (Place, Run) {
+    counting_with(|_| {})
+}
+
+/// As [`counting`], with another command line or environment.
+pub fn counting_with(change: impl FnOnce(&mut Command)) -> (Place, Run) {
+    let place = Place::new();
+    let run = start_with(&place, COUNTER, change);
+    wait_for_the_first_line(&place);
+    (place, run)
+}
+
+pub fn wait_for_the_first_line(place: &Place) {
+    wait_until("the first line", || counted(place) > 0);
+}
+
 /// Starts a Python job with short waits before restarts.
 pub fn start(place: &Place, script: &str) -> Run {
     start_with(place, script, |_| {})

@@ -70,7 +70,7 @@ fn images_are_looked_into_and_carried_as_the_page_says() {
     terminal.run(&block("ckpt-run snapshot\nckpt-run snapshot"));
     terminal.run(&block("kill -USR2 %1\nwait %1 || test $? = 75"));
     // The page lets an imported image go on to the job's end.
-    fs::write(terminal.place().file("go"), "").unwrap();
+    terminal.place().go();
     for block in blocks {
         terminal.run(block);
     }
@@ -89,7 +89,7 @@ fn status_tells_what_the_page_says() {
     for block in blocks {
         if block.info.contains("run=3") {
             // It waits for the run's end.
-            fs::write(terminal.place().file("go"), "").unwrap();
+            terminal.place().go();
         }
         terminal.run(block);
     }

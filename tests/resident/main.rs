@@ -8,6 +8,8 @@ mod copying;
 #[path = "../common/fake_gpu.rs"]
 mod fake_gpu;
 mod faults;
+#[path = "../common/gpu_job.rs"]
+mod gpu_job;
 mod options;
 mod pausing;
 mod sequence;

@@ -1,7 +1,5 @@
 //! Pauses, and the last snapshot of a run that is stopped.
 
-use std::fs;
-
 use nix::sys::signal::Signal;
 
 use crate::common::can_run;
@@ -83,7 +81,7 @@ fn a_run_that_is_stopped_goes_on_from_its_last_snapshot() {
     let program = fake_gpu::job();
     let words = [&[program.to_str().expect("a path")], &JOB[..]].concat();
     let mut run = begin(&place, &gpu, "resident", &words, &[]);
-    fs::write(place.file("go"), "").expect("written");
+    place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     assert_eq!(place.text("out"), uninterrupted());
     assert_eq!([0, 1].map(|device| gpu.used_bytes(device)), [0, 0]);

@@ -6,7 +6,8 @@ use nix::sys::signal::Signal;
 
 use crate::common::{Place, Run, can_run, wait_until};
 use crate::fake_gpu::{self, FakeGpu};
-use crate::support::{self, JOB, Scene, alone, begin};
+use crate::gpu_job::untouched;
+use crate::support::{self, JOB, Scene, begin};
 
 const UUIDS: [&str; 2] = [
     "GPU-fa4e0000-0000-4000-8000-000000000000",
@@ -60,7 +61,10 @@ fn many_snapshots_and_crashes_of_threads_that_allocate_and_free() {
     }
     scene.go();
     assert_eq!(scene.run.wait(), 0, "{}", scene.said());
-    assert_eq!(scene.place.text("out"), alone(&job[2..]));
+    assert_eq!(
+        scene.place.text("out"),
+        untouched(&support::gpu(), &job[2..])
+    );
     assert_eq!(scene.used(), [0, 0]);
 }
 
@@ -99,7 +103,7 @@ impl Elsewhere {
         let mut wrapped = gpu.wrap(&command);
         wrapped.envs(after);
         let run = place.spawn(wrapped, |_| {});
-        let alone = alone(&job[2..]);
+        let alone = untouched(&support::gpu(), &job[2..]);
         Self {
             place,
             gpu,
@@ -124,7 +128,7 @@ impl Elsewhere {
     }
 
     fn ends_as_ever(mut self) {
-        fs::write(self.place.file("go"), "").expect("written");
+        self.place.go();
         let said = || self.place.text("err");
         assert_eq!(self.run.wait(), 0, "{}", said());
         assert_eq!(self.place.text("out"), self.alone, "{}", said());
@@ -215,7 +219,7 @@ fn several_processes_are_halted_together_those_without_an_agent_as_well() {
         place.text("err").contains("ckpt-run: restored ")
     });
     place.snapshot();
-    fs::write(place.file("go"), "").expect("written");
+    place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     let one = [
         "--steps",
@@ -227,6 +231,6 @@ fn several_processes_are_halted_together_those_without_an_agent_as_well() {
     ];
     let two = [&one[..], &["--threads", "2"]].concat();
     for (name, job) in [("a", &one[..]), ("b", &two), ("c", &one)] {
-        assert_eq!(place.text(name), alone(job), "{name}");
+        assert_eq!(place.text(name), untouched(&support::gpu(), job), "{name}");
     }
 }

@@ -1,11 +1,11 @@
 //! A supervised job on fake GPUs, and what is done to both.
 
 use std::fs;
-use std::process::Command;
 use std::sync::OnceLock;
 
 use crate::common::{Place, Run, wait_until};
 use crate::fake_gpu::{self, FakeGpu};
+use crate::gpu_job::{ends_as, untouched};
 
 /// Long enough for something to be done to it; it waits at step 20 until there is a file `go`.
 pub const JOB: [&str; 10] = [
@@ -145,14 +145,12 @@ impl Scene {
     }
 
     pub fn go(&self) {
-        fs::write(self.place.file("go"), "").expect("written");
+        self.place.go();
     }
 
     /// Lets the job go on to its end, which must be that of a run that nobody touched.
     pub fn ends_as_ever(mut self) {
-        self.go();
-        assert_eq!(self.run.wait(), 0, "{}", self.said());
-        assert_eq!(self.place.text("out"), uninterrupted(), "{}", self.said());
+        ends_as(&self.place, &mut self.run, uninterrupted());
         assert_eq!(self.used(), [0, 0]);
     }
 }
@@ -179,18 +177,5 @@ pub fn begin(
 /// What [`JOB`] prints when nobody touches it.
 pub fn uninterrupted() -> &'static str {
     static OUTPUT: OnceLock<String> = OnceLock::new();
-    OUTPUT.get_or_init(|| alone(&JOB[FREE..]))
-}
-
-/// What a job prints when nobody touches it.
-pub fn alone(job: &[&str]) -> String {
-    let (place, gpu) = (Place::new(), gpu());
-    let mut command = Command::new(fake_gpu::job());
-    command
-        .args(job)
-        .envs(gpu.environment())
-        .current_dir(place.path());
-    let mut run = place.spawn(command, |_| {});
-    assert_eq!(run.wait(), 0, "{}", place.text("err"));
-    place.text("out")
+    OUTPUT.get_or_init(|| untouched(&gpu(), &JOB[FREE..]))
 }

@@ -53,7 +53,7 @@ fn a_failed_run_without_an_image_begins_anew() {
     let place = Place::new();
     let line = ["--", "sh", "-c", "echo x >> ran; test -e go"];
     assert_eq!(code(place.verb(&line).status), 1);
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     let again = place.verb(&line);
     assert_eq!(code(again.status), 0, "{}", stderr(&again));
     assert_eq!(place.text("ran"), "x\nx\n");
@@ -95,7 +95,7 @@ fn a_second_supervisor_is_refused_and_told_the_first_ones_pid() {
         let said = stderr(&second);
         assert!(said.contains(&run.pid().to_string()), "{said}");
     }
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 0);
 }
 

@@ -54,7 +54,7 @@ fn a_job_is_restored_from_an_encrypted_store_and_never_has_the_key() {
     assert!(snapshot.status.success(), "{}", stderr(&snapshot));
     run.crash();
     place.wait_for("err", "ckpt-run: restored");
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     let out = place.text("out");
     assert!(

@@ -7,15 +7,17 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 
 use super::common::{Place, Run, can_run, wait_until};
-use super::{COUNT, UNTIL_GO, lines, state};
+use super::{COUNT, lines, state};
 
-/// As `COUNT`, but to 200, so that it is not over before we are; it sleeps for ever where there is a file `stuck`; sees that once only.
+/// As `COUNT`, but until there is a file `go`; it sleeps for ever where there is a file `stuck`; sees that once only.
 const STICKS: &str = r#"
 import os, time
 log = open("log", "w")
-for i in range(200):
+i = 0
+while not os.path.exists("go"):
     print(i, flush=True)
     log.write(f"{i}\n"); log.flush()
+    i += 1
     time.sleep(0.05)
     if os.path.exists("stuck"):
         time.sleep(10 ** 6)
@@ -75,9 +77,14 @@ fn a_job_that_falls_silent_is_written_down_killed_and_restored() {
     place.snapshot();
     fs::write(place.file("stuck"), "").unwrap();
     place.wait_for("err", "the job hangs, no output for 2s");
+    let counted = || place.text("out").lines().count();
+    let hung = counted();
+    wait_until("more than before it hung", || counted() > hung + 5);
+    place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
-    assert_eq!(place.text("out"), lines(200));
-    assert_eq!(place.text("log"), lines(200));
+    let all = lines(u32::try_from(counted()).unwrap());
+    assert_eq!(place.text("out"), all);
+    assert_eq!(place.text("log"), all);
     assert_eq!(place.text("told"), "on_hang\n");
     assert!(
         place.text("err").contains("hook on_hang: no output for 2s"),
@@ -183,7 +190,7 @@ fn a_heartbeat_that_stops_is_a_hang_though_the_job_computes() {
     );
     fs::write(place.file("still"), "").unwrap();
     place.wait_for("err", "the job hangs, no heartbeat for");
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
 
@@ -220,6 +227,7 @@ fn time_of_a_pause_or_a_stop_is_no_silence() {
         state(run.pid()) == Some('T') && state(job) == Some('T')
     });
     wait(Duration::from_secs(3));
+    place.go();
     run.signal(Signal::SIGCONT);
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     assert!(
@@ -237,11 +245,7 @@ fn a_job_that_hangs_again_and_again_is_given_up() {
     }
     let place = Place::new();
     fs::write(place.file("ckpt-run.toml"), "hang.output = '1s'").unwrap();
-    fs::write(
-        place.file("job.py"),
-        format!("{UNTIL_GO}time.sleep(10 ** 6)\n"),
-    )
-    .unwrap();
+    fs::write(place.file("job.py"), TALKS).unwrap();
     let mut run = place.start_with(
         &["--interval", "never"],
         &["python3", "-u", "job.py"],
@@ -251,6 +255,7 @@ fn a_job_that_hangs_again_and_again_is_given_up() {
     );
     place.wait_for("out", "ready");
     place.snapshot();
+    fs::write(place.file("stuck"), "").unwrap();
     assert_eq!(run.wait(), 137, "{}", place.text("err"));
     let errors = place.text("err");
     assert_eq!(errors.matches("the job hangs").count(), 3, "{errors}");

@@ -37,7 +37,7 @@ on_give_up = "echo $CKPT_RUN_HOOK $CKPT_RUN_EXIT_CODE $CKPT_RUN_IMAGE $CKPT_RUN_
     run.crash();
     place.wait_for("told", "after_restore 000001");
     place.wait_for("err", "ckpt-run: hook after_restore: in place\n");
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 7, "{}", place.text("err"));
     let told = place.text("told");
     let lines: Vec<&str> = told.lines().collect();
@@ -110,7 +110,7 @@ fn a_hook_that_fails_or_hangs_is_a_warning_and_the_job_goes_on() {
         "err",
         "warning: hook after_restore failed, and nothing changes: it cannot be started",
     );
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
 
@@ -146,6 +146,6 @@ fn a_hook_may_run_verbs_on_the_store_it_is_told() {
             .first()
             .is_some_and(|image| image["note"] == "by-hook")
     });
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }

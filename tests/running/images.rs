@@ -84,7 +84,7 @@ fn what_grew_between_two_images_is_told() {
         "{}",
         stderr(&missing)
     );
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 0);
 }
 
@@ -134,7 +134,7 @@ fn an_image_goes_to_another_machine_as_one_file_and_comes_back_to_life_there() {
     fs::rename(place.file(".ckpt-run"), place.file("gone")).unwrap();
     let mut restored = other.start(&["restore"], &[]);
     other.wait_for("err", "restored");
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(restored.wait(), 0, "{}", other.text("err"));
     // Its run is that of the store from now on.
     let same = other.start(&[], &["python3", "-u", "job.py"]).wait();

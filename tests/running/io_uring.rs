@@ -44,7 +44,7 @@ fn hidden_before_and_after_a_crash(isolation: &str) {
     place.snapshot();
     kill(Pid::from_raw(python(&run)), Signal::SIGKILL).unwrap();
     place.wait_for("err", "restored");
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     let expected = format!("{HIDDEN}{HIDDEN}ready\n{HIDDEN}{HIDDEN}");
     assert_eq!(place.text("out"), expected);
@@ -88,6 +88,6 @@ fn a_job_that_may_use_io_uring_is_told_why_it_has_no_snapshot() {
     } else {
         eprintln!("SKIPPED: this machine has no io_uring");
     }
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }

@@ -57,7 +57,7 @@ fn a_run_that_crashes_and_comes_back_is_written_down_and_summed_up() {
     place.snapshot();
     run.crash();
     place.wait_for("err", "ckpt-run: restored");
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 
     let expected = [
@@ -124,7 +124,7 @@ fn a_run_that_is_saved_and_goes_on_is_one_run() {
     assert_eq!(one(&place, "ended")["how"], "saved");
     let mut again = place.start_python(&["--interval", "never"], UNTIL_GO);
     place.wait_for("err", "ckpt-run: restored");
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(again.wait(), 0, "{}", place.text("err"));
     let said = said(&place);
     assert!(said.contains("1 snapshot, saved "), "{said}");
@@ -156,7 +156,7 @@ fn a_log_that_cannot_be_written_is_told_of_once_and_harms_nothing() {
     fs::write(place.file("ckpt-run.toml"), "[log]\nevents = '.'\n").unwrap();
     let mut run = start(&place);
     place.snapshot();
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     let err = place.text("err");
     assert_eq!(err.matches("events are missing there").count(), 1, "{err}");
@@ -179,7 +179,7 @@ fn pauses_and_failures_are_written_down() {
         one(&place, "paused")["image"],
         one(&place, "snapshot")["image"]
     );
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 
     let full = Place::new();
@@ -190,7 +190,7 @@ fn pauses_and_failures_are_written_down() {
     .unwrap();
     let mut run = start(&full);
     assert!(!full.verb(&["snapshot"]).status.success());
-    fs::write(full.file("go"), "").unwrap();
+    full.go();
     assert_eq!(run.wait(), 0, "{}", full.text("err"));
     let failed = one(&full, "snapshot-failed");
     assert_eq!(

@@ -70,7 +70,7 @@ fn an_image_pinned_while_the_job_runs_outlives_the_rotations() {
     assert_eq!(json(&place, &["unpin", "1"])["was_pinned"], false);
     place.snapshot();
     assert_eq!(ids(&place), ["000004"]);
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 0);
 }
 
@@ -85,7 +85,7 @@ fn forget_and_prune_say_what_goes_and_do_what_they_said() {
     for _ in 0..4 {
         place.snapshot();
     }
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 0);
 
     let said = refusal(&place, &["forget", "9", "1", "000007"]);
@@ -174,7 +174,7 @@ fn an_old_copy_of_the_program_goes_when_a_run_starts_and_the_mapped_one_stays() 
     let mut file = fs::File::options().append(true).open(&upgraded).unwrap();
     std::io::Write::write_all(&mut file, b"upgraded").unwrap();
     drop(file);
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     let mut command = std::process::Command::new(&upgraded);
     command
         .args(["--interval", "never", "--", "python3", "-u", "job.py"])

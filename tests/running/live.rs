@@ -1,6 +1,6 @@
 //! The live view in a real pseudo-terminal: `status -w` draws the run, quits, and leaves the terminal as it was.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Child, Stdio};
@@ -113,7 +113,7 @@ fn it_shows_the_job_and_q_restores_the_terminal_while_the_job_goes_on() {
         assert_eq!(viewer.end(), 0, "{name}");
     }
     assert!(!run.has_ended());
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
 
@@ -129,7 +129,7 @@ fn it_follows_the_run_and_outlives_the_supervisor() {
     place.snapshot();
     viewer.wait_for("000001");
     viewer.wait_for("frozen");
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 0);
     viewer.wait_for("finished");
     viewer.press(b"q");

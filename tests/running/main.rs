@@ -23,6 +23,7 @@ mod plain;
 mod rehearse;
 mod report;
 mod restarts;
+mod restore;
 mod schedule;
 mod signals;
 mod status;
@@ -35,14 +36,17 @@ mod verbs;
 use std::fs;
 use std::process::Output;
 
-/// Counts to 40 into a log opened in mode `w` and onto stdout, in two seconds.
+/// Counts to 40 into a log opened in mode `w` and onto stdout. Halfway it waits for a file `go`, so that it is not over
+/// before we are.
 const COUNT: &str = r#"
-import time
+import os, time
 log = open("log", "w")
 for i in range(40):
     print(i, flush=True)
     log.write(f"{i}\n"); log.flush()
-    time.sleep(0.05)
+    time.sleep(0.02)
+    while i == 20 and not os.path.exists("go"):
+        time.sleep(0.02)
 "#;
 
 /// Says `ready` and computes until there is a file `go`, then runs what follows.

@@ -72,7 +72,7 @@ fn the_file_follows_the_run_and_keeps_its_end() {
     wait_until("the restore is told", || {
         figure(&place.text("run.prom"), "ckpt_run_restores_total", "") == Some(1.0)
     });
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     let text = place.text("run.prom");
     assert_eq!(figure(&text, "ckpt_run_up", ""), Some(0.0));
@@ -147,7 +147,7 @@ fn the_endpoint_answers_scrapers_and_shrugs_off_the_rest() {
         other.text("err")
     );
 
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
 
@@ -192,7 +192,7 @@ fn a_file_that_cannot_be_written_is_a_warning_once() {
     let mut run = place.start_python(&[], UNTIL_GO);
     place.wait_for("err", "cannot write the metrics");
     place.snapshot();
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 0);
     let err = place.text("err");
     assert_eq!(err.matches("cannot write the metrics").count(), 1, "{err}");

@@ -77,6 +77,7 @@ fn a_plain_job_is_stopped_and_continued_with_us() {
     wait_until("both to stop", || {
         state(run.pid()) == Some('T') && state(job) == Some('T')
     });
+    place.go();
     run.signal(Signal::SIGCONT);
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     assert_eq!(place.text("out"), lines(40));
@@ -98,6 +99,7 @@ fn a_plain_job_comes_back_while_its_pids_are_free() {
         nix::sys::signal::Signal::SIGKILL,
     )
     .unwrap();
+    place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     assert_eq!(place.text("log"), lines(40));
     assert_eq!(place.text("out"), lines(40));

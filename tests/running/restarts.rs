@@ -45,7 +45,7 @@ fn policy_on_abnormal_restores_after_a_signal_and_not_after_an_exit_code() {
     let mut run = start_saved(&place, &["--restart", "on-abnormal"], "sys.exit(9)");
     run.crash();
     place.wait_for("err", "ckpt-run: restored");
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 9, "{}", place.text("err"));
     assert_eq!(restored(&place), 1);
     assert!(
@@ -74,7 +74,7 @@ fn a_prevented_exit_code_is_not_restarted() {
     }
     let place = Place::new();
     let mut run = start_saved(&place, &[], "sys.exit(2)");
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 2, "{}", place.text("err"));
     assert_eq!(restored(&place), 0);
     assert!(
@@ -110,7 +110,7 @@ fn the_same_crash_after_every_restore_gives_up_with_the_jobs_code() {
     }
     let place = Place::new();
     let mut run = start_saved(&place, &["--max-restarts", "-1"], "sys.exit(9)");
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 9, "{}", place.text("err"));
     assert_eq!(restored(&place), 2);
     assert!(
@@ -128,7 +128,7 @@ fn the_second_crash_goes_one_image_further_back() {
     let place = Place::new();
     let mut run = start_saved(&place, &[], "sys.exit(9)");
     let newest = place.snapshot();
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 9);
     let err = place.text("err");
     let used: Vec<&str> = err

@@ -22,7 +22,7 @@ fn an_interval_takes_snapshots_and_only_the_newest_stay() {
             .iter()
             .all(|image| image["trigger"] == "schedule")
     );
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
 
@@ -35,7 +35,7 @@ fn a_cron_expression_takes_snapshots() {
     let mut run = place.start_python(&["--cron", "* * * * * *"], UNTIL_GO);
     wait_until("two images", || place.images().len() >= 2);
     assert_eq!(place.images()[0]["trigger"], "schedule");
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
 
@@ -78,7 +78,7 @@ fn an_automatic_interval_follows_what_snapshots_cost_and_says_so() {
     // A crash makes failures more frequent, also for the next supervisor.
     run.crash();
     place.wait_for("err", "ckpt-run: restored");
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     let plan = place.verb(&["plan", "--json"]);
     let plan: serde_json::Value = serde_json::from_slice(&plan.stdout).unwrap();
@@ -126,7 +126,7 @@ fn a_fixed_interval_that_costs_too_much_is_warned_about_once_and_kept() {
     let options = ["--interval", "1", "--max-overhead", "0.01%"];
     let mut run = place.start_python(&options, UNTIL_GO);
     wait_until("three images", || place.images().len() >= 3);
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     let warnings = place
         .text("err")
@@ -148,6 +148,6 @@ fn chance_delays_a_scheduled_snapshot() {
     let begun = std::time::Instant::now();
     wait_until("four seconds", || begun.elapsed().as_secs() >= 4);
     assert_eq!(place.images().len(), 1, "{}", place.text("err"));
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }

@@ -39,7 +39,7 @@ fn a_group_wide_sigusr1_takes_one_snapshot_and_the_job_goes_on() {
     place.wait_for("out", "ready");
     killpg(Pid::from_raw(run.pid()), Signal::SIGUSR1).unwrap();
     wait_until("an image", || !place.images().is_empty());
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     let images = place.images();
     assert_eq!(images.len(), 1);
@@ -57,7 +57,7 @@ fn sigusr1_and_sigusr2_to_the_job_itself_do_not_kill_it() {
     for signal in [Signal::SIGUSR1, Signal::SIGUSR2] {
         killpg(Pid::from_raw(run.job()), signal).unwrap();
     }
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
 
@@ -76,7 +76,7 @@ fn triggers_during_a_snapshot_become_one_more() {
     place.snapshot();
     let images = place.images().len();
     assert!((2..=3).contains(&images), "{images} images");
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
 
@@ -137,6 +137,7 @@ fn a_stop_by_the_terminal_stops_the_job_too_and_both_go_on() {
     for _ in 0..20 {
         stop_and_continue(&run, job);
     }
+    place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     assert_eq!(place.text("log"), lines(40));
     assert_eq!(place.text("out"), lines(40));
@@ -166,7 +167,7 @@ fn a_stop_by_the_terminal_waits_for_the_end_of_a_snapshot() {
     place.snapshot();
     assert_eq!(place.images().len(), 2);
     assert!(!place.text("err").contains("snapshot failed"));
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
 
@@ -205,6 +206,7 @@ fn many_sigterms_at_any_time_leave_a_store_that_a_run_goes_on_from() {
     assert!(code == 75 || code == 143, "{code}: {}", place.text("err"));
     assert!(is_dead(job));
     assert!(place.verb(&["verify"]).status.success());
+    place.go();
     let mut run = place.start_python(&["--interval", "never"], COUNT);
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     assert_eq!(place.text("log"), lines(40));
@@ -229,6 +231,7 @@ fn a_saved_and_stopped_run_goes_on_with_the_same_line() {
         let saved = place.text("log");
         assert!(saved.len() < lines(40).len());
 
+        place.go();
         let mut run = place.start_python(&["--interval", "never"], COUNT);
         assert_eq!(run.wait(), 0, "{signal}: {}", place.text("err"));
         assert_eq!(place.text("log"), lines(40));

@@ -59,10 +59,9 @@ fn a_run_is_told_with_its_snapshots_its_schedule_and_what_is_at_risk() {
     assert!(after["snapshots"][0]["freeze_seconds"].as_f64().unwrap() > 0.0);
     assert!(after["usage"]["bytes"].as_u64().unwrap() > 0);
     assert_eq!(after["summary"]["snapshots"], 1);
-    assert!(
-        after["work_at_risk_seconds"].as_f64().unwrap()
-            < before["uptime_seconds"].as_f64().unwrap() + 0.5
-    );
+    let [risk, uptime] =
+        ["work_at_risk_seconds", "uptime_seconds"].map(|key| after[key].as_f64().unwrap());
+    assert!(risk < uptime - 0.5, "{risk} {uptime}");
 
     let text = stdout(&place.verb(&["status"]));
     assert!(text.starts_with("running for "), "{text}");
@@ -89,7 +88,7 @@ fn a_run_is_told_with_its_snapshots_its_schedule_and_what_is_at_risk() {
         (&1.into(), &2.into())
     );
     assert_eq!(back["summary"]["survived"], 1);
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 0);
 }
 
@@ -145,7 +144,7 @@ fn without_a_supervisor_the_store_tells_how_the_run_ended() {
     assert_eq!(state(&place), "killed");
 
     let mut last = place.start_python(&[], UNTIL_GO);
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(last.wait(), 0, "{}", place.text("err"));
     let (finished, exit) = status(&place);
     assert_eq!((&finished["state"], exit), (&"finished".into(), 3));
@@ -195,7 +194,7 @@ fn watched_without_a_terminal_each_change_is_a_line_until_the_run_ends() {
     place.snapshot();
     place.wait_for("text", "newest image 000001");
     place.wait_for("json", "000001");
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 0);
     assert_eq!(code(text.wait().unwrap()), 3, "no supervisor runs any more");
     assert_eq!(code(json.wait().unwrap()), 3);

@@ -213,6 +213,7 @@ fn slurm_saves_before_the_time_limit_requeues_and_goes_on() {
         assert_eq!(run.wait(), 75, "{}", place.text("err"));
         assert_eq!(place.text("asked-for"), "requeue 4711\n");
         assert_eq!(place.images().len(), 1);
+        place.go();
         let mut run = batch(&place);
         assert_eq!(run.wait(), 0, "{}", place.text("err"));
         assert_eq!(place.text("log"), lines(40));
@@ -234,6 +235,7 @@ fn slurm_preempts_the_tasks_and_runs_the_script_again() {
     run.signal(Signal::SIGTERM);
     kill(supervisor(&run), Signal::SIGTERM).unwrap();
     assert_eq!(run.wait(), 75, "{}", place.text("err"));
+    place.go();
     let mut run = batch(&place);
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     assert_eq!(place.text("log"), lines(40));
@@ -247,10 +249,6 @@ fn a_time_limit_that_kills_before_the_job_is_saved_loses_what_came_after_the_las
     }
     let place = Place::new();
     fs::write(place.file("job.sbatch"), filled(&place, "slurm")).unwrap();
-    let waits = COUNT.replace("import time", "import os, time");
-    let waits =
-        format!("{waits}    while i == 20 and not os.path.exists('go'): time.sleep(0.02)\n");
-    fs::write(place.file("job.py"), waits).unwrap();
     let run = batch(&place);
     place.wait_for("log", "20\n");
     place.snapshot();
@@ -260,7 +258,7 @@ fn a_time_limit_that_kills_before_the_job_is_saved_loses_what_came_after_the_las
     }
     wait_until("the job's end", || is_dead(job));
     drop(run);
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     let mut run = batch(&place);
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     assert_eq!(place.text("log"), lines(40));
@@ -290,6 +288,7 @@ fn systemd_kubernetes_and_docker_stop_with_sigterm_and_go_on_with_the_next_start
         place.wait_for("log", "5\n");
         run.signal(Signal::SIGTERM);
         assert_eq!(run.wait(), 75, "{scheduler}: {}", place.text("err"));
+        place.go();
         let mut run = words(&place, &line);
         assert_eq!(run.wait(), 0, "{scheduler}: {}", place.text("err"));
         assert_eq!(place.text("log"), lines(40), "{scheduler}");

@@ -93,7 +93,7 @@ fn image_verbs_print_json_with_the_documented_fields() {
     assert_eq!(json(&place, &["verify", "--all"]), verified);
     assert!(stdout(&place.verb(&["verify", "latest"])).starts_with("000002 good"));
 
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 0);
 }
 

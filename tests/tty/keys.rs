@@ -6,7 +6,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::common::{Place, can_run, descendants, wait_until};
-use crate::support::Screen;
+use crate::support::{Screen, at_terminal};
 use crate::{COUNT, ECHO};
 
 #[test]
@@ -17,7 +17,6 @@ fn ctrl_c_ends_the_job_with_130_and_ctrl_backslash_with_131() {
     for (key, code) in [("\x03", 130), ("\x1c", 131)] {
         let place = Place::new();
         let screen = Screen::new(24, 80);
-        let before = screen.modes();
         let mut run = screen.start(&place, &["--", "sh", "-c", "echo ready; exec sleep 1000"]);
         screen.wait_for("ready");
         screen.wait_until_raw();
@@ -26,7 +25,7 @@ fn ctrl_c_ends_the_job_with_130_and_ctrl_backslash_with_131() {
         screen.types(key);
         assert_eq!(run.wait(), code, "{}", screen.text());
         assert!(!screen.text().contains("restoring"), "{}", screen.text());
-        screen.assert_modes(&before);
+        screen.assert_modes_are_back();
     }
 }
 
@@ -56,12 +55,7 @@ fn lines_are_edited_and_echoed_by_the_jobs_terminal() {
     if !can_run() {
         return;
     }
-    let place = Place::new();
-    let screen = Screen::new(24, 80);
-    fs::write(place.file("job.py"), ECHO).unwrap();
-    let mut run = screen.start(&place, &["--", "python3", "job.py"]);
-    screen.wait_for("ready");
-    screen.wait_until_raw();
+    let (_place, screen, mut run) = at_terminal(ECHO, "ready");
     screen.types("wrong\x7f\x7f\x7f\x7f\x7fright\r");
     screen.wait_for("heard right");
     screen.types("end\r");
@@ -73,12 +67,7 @@ fn the_end_of_input_is_typed() {
     if !can_run() {
         return;
     }
-    let place = Place::new();
-    let screen = Screen::new(24, 80);
-    fs::write(place.file("job.py"), ECHO).unwrap();
-    let mut run = screen.start(&place, &["--", "python3", "job.py"]);
-    screen.wait_for("ready");
-    screen.wait_until_raw();
+    let (_place, screen, mut run) = at_terminal(ECHO, "ready");
     screen.types("\x04");
     assert_eq!(run.wait(), 0, "{}", screen.text());
 }
@@ -106,7 +95,6 @@ fn ctrl_z_stops_both_and_fg_lets_both_go_on() {
     };
     let run = screen.start_command(&place, &shell);
     screen.wait_for("shell> ");
-    let before = screen.modes();
     screen.types(&format!("{} -- python3 job.py\r", program.display()));
     screen.wait_for("count 3");
     screen.wait_until_raw();
@@ -116,7 +104,7 @@ fn ctrl_z_stops_both_and_fg_lets_both_go_on() {
         screen.wait_until("a stop", |text| {
             text.matches("Stopped").count() == 2 * round - 1
         });
-        screen.assert_modes(&before);
+        screen.assert_modes_are_back();
         let job = run.job();
         wait_until("both to stand", || is_stopped(ours) && is_stopped(job));
         // In the background it runs, and the terminal is the shell's.
@@ -138,7 +126,7 @@ fn ctrl_z_stops_both_and_fg_lets_both_go_on() {
     screen.wait_until("the shell", |text| text.ends_with("shell> "));
     screen.types("echo code=$?\r");
     screen.wait_for("code=130");
-    screen.assert_modes(&before);
+    screen.assert_modes_are_back();
 }
 
 fn is_stopped(pid: i32) -> bool {
@@ -152,12 +140,7 @@ fn ctrl_z_without_a_shell_stops_nothing() {
     if !can_run() {
         return;
     }
-    let place = Place::new();
-    let screen = Screen::new(24, 80);
-    fs::write(place.file("job.py"), ECHO).unwrap();
-    let mut run = screen.start(&place, &["--", "python3", "job.py"]);
-    screen.wait_for("ready");
-    screen.wait_until_raw();
+    let (_place, screen, mut run) = at_terminal(ECHO, "ready");
     screen.types("\x1astill here\r");
     screen.wait_for("heard still here");
     screen.types("end\r");

@@ -33,7 +33,7 @@ fn our_lines_never_break_a_progress_bars_line() {
         for _ in 0..3 {
             place.snapshot();
         }
-        fs::write(place.file("go"), "").unwrap();
+        place.go();
         assert_eq!(run.wait(), 0, "{}", screen.text());
         screen.wait_for("end of the bar");
         let text = screen.text();

@@ -2,12 +2,11 @@
 
 use std::fs;
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 
 use crate::COUNT;
 use crate::common::{Place, can_run};
-use crate::support::Screen;
+use crate::support::{Screen, at_terminal};
 
 #[test]
 fn after_a_normal_end_the_modes_are_what_they_were() {
@@ -16,13 +15,12 @@ fn after_a_normal_end_the_modes_are_what_they_were() {
     }
     let place = Place::new();
     let screen = Screen::new(24, 80);
-    let before = screen.modes();
     let mut run = screen.start(&place, &["--", "sh", "-c", "echo ready; read line"]);
     screen.wait_for("ready");
     screen.wait_until_raw();
     screen.types("\r");
     assert_eq!(run.wait(), 0, "{}", screen.text());
-    screen.assert_modes(&before);
+    screen.assert_modes_are_back();
 }
 
 #[test]
@@ -32,7 +30,6 @@ fn after_a_crash_that_gives_up_the_modes_are_what_they_were() {
     }
     let place = Place::new();
     let screen = Screen::new(24, 80);
-    let before = screen.modes();
     let script = "echo ready; read line; kill -KILL $$";
     let mut run = screen.start(&place, &["--", "sh", "-c", script]);
     screen.wait_for("ready");
@@ -40,7 +37,7 @@ fn after_a_crash_that_gives_up_the_modes_are_what_they_were() {
     screen.types("\r");
     assert_eq!(run.wait(), 137, "{}", screen.text());
     screen.wait_for("giving up");
-    screen.assert_modes(&before);
+    screen.assert_modes_are_back();
 }
 
 #[test]
@@ -48,16 +45,10 @@ fn after_sigterm_the_modes_are_what_they_were() {
     if !can_run() {
         return;
     }
-    let place = Place::new();
-    let screen = Screen::new(24, 80);
-    let before = screen.modes();
-    fs::write(place.file("job.py"), COUNT).unwrap();
-    let mut run = screen.start(&place, &["--", "python3", "job.py"]);
-    screen.wait_for("count 3");
-    screen.wait_until_raw();
+    let (_place, screen, mut run) = at_terminal(COUNT, "count 3");
     run.signal(Signal::SIGTERM);
     assert_eq!(run.wait(), 75, "{}", screen.text());
-    screen.assert_modes(&before);
+    screen.assert_modes_are_back();
 }
 
 #[test]
@@ -68,18 +59,17 @@ fn between_a_crash_and_the_restore_ctrl_c_ends_the_run() {
     let place = Place::new();
     fs::write(place.file("ckpt-run.toml"), "restart.backoff = '30s'\n").unwrap();
     let screen = Screen::new(24, 80);
-    let before = screen.modes();
     fs::write(place.file("job.py"), COUNT).unwrap();
     let mut run = screen.start(&place, &["--", "python3", "job.py"]);
     screen.wait_for("count 3");
     screen.wait_until_raw();
     place.snapshot();
-    kill(Pid::from_raw(run.job()), Signal::SIGKILL).unwrap();
+    run.crash();
     screen.wait_for("the job crashed");
     screen.wait_until("the caller's modes", |_| !screen.is_raw());
     screen.types("\x03");
     assert_eq!(run.wait(), 130, "{}", screen.text());
-    screen.assert_modes(&before);
+    screen.assert_modes_are_back();
 }
 
 #[test]
@@ -87,12 +77,7 @@ fn a_paused_job_leaves_the_terminal_to_the_caller() {
     if !can_run() {
         return;
     }
-    let place = Place::new();
-    let screen = Screen::new(24, 80);
-    fs::write(place.file("job.py"), COUNT).unwrap();
-    let mut run = screen.start(&place, &["--", "python3", "job.py"]);
-    screen.wait_for("count 3");
-    screen.wait_until_raw();
+    let (place, screen, mut run) = at_terminal(COUNT, "count 3");
     assert!(place.verb(&["pause"]).status.success());
     screen.wait_until("the caller's modes", |_| !screen.is_raw());
     assert!(place.verb(&["unpause"]).status.success());

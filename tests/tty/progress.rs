@@ -41,7 +41,7 @@ fn shown(line: &str, pause: &str, options: &[&str], config: &str) -> (String, St
     place.snapshot();
     run.crash();
     screen.wait_for("ckpt-run: restored");
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 0, "{}", screen.text());
     screen.wait_for("end of the job");
     let bytes = screen.bytes();
@@ -140,7 +140,7 @@ fn where_stderr_is_a_file_each_event_is_one_line_without_escapes() {
     wait_until("the snapshot", || {
         place.text("errors").contains("ckpt-run: snapshot image=")
     });
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 0);
     let errors = place.text("errors");
     assert!(
@@ -176,7 +176,7 @@ fn a_terminal_that_others_write_to_as_well_gets_lines_only() {
     let mut run = screen.start_command(&place, &shell);
     screen.wait_for("step 0003");
     place.snapshot();
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 0);
     screen.wait_for("end of the job");
     let written = screen.bytes();

@@ -6,7 +6,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::common::{Place, can_run, wait_until};
-use crate::support::{Screen, lines_of};
+use crate::support::{Screen, at_terminal, lines_of};
 use crate::{COUNT, ECHO};
 
 /// What a counting job has said, each number once and in order.
@@ -86,7 +86,7 @@ while True:
     screen.wait_for("ready");
     screen.wait_until_raw();
     place.snapshot();
-    kill(Pid::from_raw(run.job()), Signal::SIGKILL).unwrap();
+    run.crash();
     // Meanwhile the window changes.
     screen.resize(40, 100);
     screen.wait_for("ckpt-run: restored");
@@ -166,18 +166,13 @@ fn what_is_typed_after_a_restore_is_heard() {
     if !can_run() {
         return;
     }
-    let place = Place::new();
-    let screen = Screen::new(24, 80);
-    fs::write(place.file("job.py"), ECHO).unwrap();
-    let mut run = screen.start(&place, &["--", "python3", "job.py"]);
-    screen.wait_for("ready");
-    screen.wait_until_raw();
+    let (place, screen, mut run) = at_terminal(ECHO, "ready");
     screen.types("one\r");
     screen.wait_for("heard one");
     place.snapshot();
     screen.types("two\r");
     screen.wait_for("heard two");
-    kill(Pid::from_raw(run.job()), Signal::SIGKILL).unwrap();
+    run.crash();
     // An end of input in between is not the job's.
     screen.wait_until("the caller's modes", |_| !screen.is_raw());
     screen.types("\x04");
@@ -204,7 +199,7 @@ fn an_interpreter_with_line_editing_is_restored() {
     screen.types("x = 40\r");
     screen.wait_until("a prompt", |text| text.matches(">>> ").count() >= 2);
     place.snapshot();
-    kill(Pid::from_raw(run.job()), Signal::SIGKILL).unwrap();
+    run.crash();
     screen.wait_for("ckpt-run: restored");
     screen.wait_until_raw();
     // Cursor left and insert: the keys go to the interpreter's own editor.

@@ -1,6 +1,6 @@
 //! A terminal with somebody at it: types, looks, changes the window.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
@@ -18,6 +18,8 @@ pub struct Screen {
     /// What a command gets; kept, so that the terminal outlives it.
     slave: OwnedFd,
     shown: Arc<Mutex<Vec<u8>>>,
+    /// Its modes at first.
+    before: Termios,
 }
 
 impl Screen {
@@ -40,6 +42,7 @@ impl Screen {
             }
         });
         let screen = Self {
+            before: tcgetattr(&slave).expect("a terminal"),
             master,
             slave,
             shown,
@@ -135,13 +138,24 @@ impl Screen {
         self.wait_until("raw mode", |_| self.is_raw());
     }
 
-    /// Fails when the modes are not those of before.
-    pub fn assert_modes(&self, before: &Termios) {
-        let now = self.modes();
+    /// Fails when the modes are not those that the terminal had at first.
+    pub fn assert_modes_are_back(&self) {
+        let (before, now) = (&self.before, self.modes());
         assert_eq!(now.local_modes, before.local_modes, "{}", self.text());
         assert_eq!(now.input_modes, before.input_modes);
         assert_eq!(now.output_modes, before.output_modes);
     }
+}
+
+/// A Python job at a terminal, which has said this and gets every key at once.
+pub fn at_terminal(script: &str, said: &str) -> (Place, Screen, Run) {
+    let place = Place::new();
+    let screen = Screen::new(24, 80);
+    fs::write(place.file("job.py"), script).expect("the script is written");
+    let run = screen.start(&place, &["--", "python3", "job.py"]);
+    screen.wait_for(said);
+    screen.wait_until_raw();
+    (place, screen, run)
 }
 
 /// The lines of the job in what was shown: those that begin with this word.

@@ -1,5 +1,7 @@
 //! Tests of stdin, with pipes in the place of the caller and the job.
 
+use std::io::{Read, Write};
+
 use super::*;
 
 #[test]

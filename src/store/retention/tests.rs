@@ -1,5 +1,6 @@
 //! The rules one by one, and all of them against a model that asks for each image alone.
 
+use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use proptest::prelude::*;
 

@@ -1,9 +1,7 @@
 //! Manifest files made by hand: the one place that fuzzing needs to know their layout.
 
-use super::{
-    CHECKED_LEN, FORMAT_OF_ONE_SUM, Header, NOT_SEALED, Part, SEALED, SUM_LEN, checksum, u32_at,
-    u64_at,
-};
+use super::header::{CHECKED_LEN, FORMAT_OF_ONE_SUM, Header, NOT_SEALED, SEALED, u32_at, u64_at};
+use super::{Part, SUM_LEN, checksum};
 use crate::store::cipher::{OVERHEAD_BYTES, Secrets};
 use crate::store::id::ImageId;
 use crate::store::layout::FORMAT;

@@ -1,22 +1,7 @@
 //! The main job: a supervised job is snapshotted, killed, and comes back as if nothing had happened.
 
-mod common;
-
-use common::{Place, can_run};
-
-/// Counts into a log opened in mode `w` and onto stdout.
-const COUNT: &str = r#"
-import time
-log = open("log", "w")
-for i in range(40):
-    print(i, flush=True)
-    log.write(f"{i}\n"); log.flush()
-    time.sleep(0.05)
-"#;
-
-fn lines(count: u32) -> String {
-    (0..count).map(|i| format!("{i}\n")).collect()
-}
+use super::common::{Place, can_run};
+use super::{COUNT, lines};
 
 #[test]
 fn a_killed_job_comes_back_and_ends_as_if_nothing_had_happened() {
@@ -29,6 +14,7 @@ fn a_killed_job_comes_back_and_ends_as_if_nothing_had_happened() {
     place.snapshot();
     place.wait_for("log", "15\n");
     run.crash();
+    place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     assert_eq!(place.text("log"), lines(40));
     assert_eq!(place.text("out"), lines(40));
@@ -44,7 +30,7 @@ fn an_eventfd_that_criu_would_restore_wrongly_fails_the_snapshot_and_the_job_goe
 import os, time
 fd = os.eventfd(3, os.EFD_SEMAPHORE)
 print("ready", flush=True)
-while not os.path.exists("end"):
+while not os.path.exists("go"):
     time.sleep(0.02)
 print(os.eventfd_read(fd), flush=True)
 "#;
@@ -54,7 +40,7 @@ print(os.eventfd_read(fd), flush=True)
     assert_eq!(refused.status.code(), Some(125));
     let reason = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(reason.contains("EFD_SEMAPHORE"), "{reason}");
-    std::fs::write(place.file("end"), "").expect("written");
+    place.go();
     assert_eq!(run.wait(), 0);
     assert_eq!(place.text("out"), "ready\n1\n");
 }

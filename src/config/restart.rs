@@ -1,0 +1,118 @@
+//! Settings of `[restart]`: which ends of the job are restarted, and how often; with their readings.
+//!
+//! What each one means is said in `config/default.toml`, as for all of [`super::model`].
+
+use std::fmt;
+use std::time::Duration;
+
+use super::Invalid;
+use super::limits::{PREVENT_ITEMS_MAX, RESTARTS};
+use super::units::{format_exit_status, parse_exit_status};
+use super::value::Value;
+
+/// `[restart]`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Restart {
+    /// Which ends are restarted.
+    pub policy: RestartPolicy,
+    /// Restarts without a new image between them.
+    pub max: RestartLimit,
+    /// Wait before the first restart, at most `backoff_max`.
+    pub backoff: Duration,
+    /// How much longer each further wait is: 1 to 100, finite.
+    pub backoff_factor: f64,
+    /// The longest wait.
+    pub backoff_max: Duration,
+    /// Ends that are never retried.
+    pub prevent: Vec<ExitStatus>,
+    /// What happens when there is no image to restore.
+    pub without_image: WithoutImage,
+}
+
+/// Which ends of the job are restarted, in systemd's words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RestartPolicy {
+    /// None.
+    No,
+    /// Exit codes other than 0, and signals.
+    OnFailure,
+    /// Signals.
+    OnAbnormal,
+    /// All.
+    Always,
+}
+
+/// How often the job is restarted without a new image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RestartLimit {
+    /// No limit.
+    Unlimited,
+    /// At most this often.
+    Times(u32),
+}
+
+/// How a job ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ExitStatus {
+    /// It exited with this code.
+    Exited(u8),
+    /// A signal of this number killed it.
+    Signaled(i32),
+}
+
+impl ExitStatus {
+    /// The exit code that says the same to whoever started us: 128+n for signal n.
+    #[must_use]
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Exited(code) => code,
+            Self::Signaled(number) => {
+                u8::try_from(number).map_or(u8::MAX, |number| number.saturating_add(128))
+            }
+        }
+    }
+
+    /// Whether the job says that it has done what it was started for.
+    #[must_use]
+    pub fn is_success(self) -> bool {
+        self == Self::Exited(0)
+    }
+}
+
+impl fmt::Display for ExitStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exited(code) => write!(f, "exit code {code}"),
+            Self::Signaled(_) => f.write_str(&format_exit_status(*self)),
+        }
+    }
+}
+
+/// What happens when there is no image to restore.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WithoutImage {
+    /// The job starts from the beginning.
+    Start,
+    /// The run ends with the job's exit code.
+    GiveUp,
+}
+
+pub(super) fn restarts(value: &Value) -> Result<RestartLimit, Invalid> {
+    let times = value.integer(&RESTARTS)?;
+    Ok(u32::try_from(times).map_or(RestartLimit::Unlimited, RestartLimit::Times))
+}
+
+pub(super) fn prevent(value: &Value) -> Result<Vec<ExitStatus>, Invalid> {
+    let items = value.list()?;
+    if items.len() > PREVENT_ITEMS_MAX {
+        return Err(Invalid::Range {
+            given: format!("a list of {}", items.len()),
+            low: "0".to_owned(),
+            high: format!("{PREVENT_ITEMS_MAX} items"),
+        });
+    }
+    items
+        .iter()
+        .map(|item| parse_exit_status(item.text()?))
+        .collect()
+}

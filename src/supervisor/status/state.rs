@@ -1,0 +1,95 @@
+//! The states of a run, as they are told.
+
+use serde::{Deserialize, Serialize};
+
+/// What the run is at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum State {
+    /// The job is being started.
+    Starting,
+    /// The job computes.
+    Running,
+    /// The job is snapshotted; it stands still for a part of that.
+    Snapshotting,
+    /// The job stands still and holds no GPU.
+    Paused,
+    /// An image is becoming the job.
+    Restoring,
+    /// The job crashed; the wait before it is restarted.
+    Waiting,
+    /// The job has ended, or is being ended.
+    Ending,
+    /// No supervisor runs: the job is done.
+    Finished,
+    /// No supervisor runs: the same line goes on with the run.
+    Saved,
+    /// No supervisor runs: the job was given up.
+    Failed,
+    /// No supervisor runs, and the last one was killed: the same line goes on with the run.
+    Killed,
+    /// No supervisor runs: ckpt-run failed around the job.
+    Error,
+    /// There is no run.
+    #[default]
+    None,
+}
+
+impl State {
+    /// All of them.
+    pub const ALL: [Self; 13] = [
+        Self::Starting,
+        Self::Running,
+        Self::Snapshotting,
+        Self::Paused,
+        Self::Restoring,
+        Self::Waiting,
+        Self::Ending,
+        Self::Finished,
+        Self::Saved,
+        Self::Failed,
+        Self::Killed,
+        Self::Error,
+        Self::None,
+    ];
+
+    /// Whether a supervisor runs.
+    #[must_use]
+    pub fn is_supervised(self) -> bool {
+        match self {
+            Self::Starting
+            | Self::Running
+            | Self::Snapshotting
+            | Self::Paused
+            | Self::Restoring
+            | Self::Waiting
+            | Self::Ending => true,
+            Self::Finished
+            | Self::Saved
+            | Self::Failed
+            | Self::Killed
+            | Self::Error
+            | Self::None => false,
+        }
+    }
+
+    /// The word, as in JSON.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Running => "running",
+            Self::Snapshotting => "snapshotting",
+            Self::Paused => "paused",
+            Self::Restoring => "restoring",
+            Self::Waiting => "waiting",
+            Self::Ending => "ending",
+            Self::Finished => "finished",
+            Self::Saved => "saved",
+            Self::Failed => "failed",
+            Self::Killed => "killed",
+            Self::Error => "error",
+            Self::None => "none",
+        }
+    }
+}
