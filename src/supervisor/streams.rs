@@ -78,6 +78,8 @@ impl Streams {
     pub fn ours(tty: Tty) -> io::Result<Self> {
         let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
         let joined = same_file(stdout.as_fd(), stderr.as_fd());
+        // Cutting a file that our own messages go to would cut them too.
+        let apart = telemetry::is_apart();
         let wanted = match tty {
             Tty::Auto => stdin.is_terminal() && stdout.is_terminal() && can_have_terminal(),
             Tty::Always => true,
@@ -91,9 +93,8 @@ impl Streams {
         let callers = ours.into_iter().find(IsTerminal::is_terminal);
         Ok(Self {
             stdin: Input::new(Input::callers())?,
-            // Our own messages go to stderr: cutting its file would cut them too.
-            stdout: Output::new(stdout.as_fd().try_clone_to_owned()?, !joined),
-            stderr: Output::new(stderr.as_fd().try_clone_to_owned()?, false),
+            stdout: Output::new(stdout.as_fd().try_clone_to_owned()?, apart || !joined),
+            stderr: Output::new(stderr.as_fd().try_clone_to_owned()?, apart),
             joined,
             in_terminal: wanted.then_some(parts),
             callers: callers.map(|one| one.try_clone_to_owned()).transpose()?,
@@ -103,6 +104,9 @@ impl Streams {
 
     /// Has our own lines keep to themselves between those of the job.
     pub fn share_lines(&self) {
+        if telemetry::is_apart() {
+            return;
+        }
         let joined = self.joined;
         if io::stderr().is_terminal() {
             let output = if joined { &self.stdout } else { &self.stderr };
@@ -123,7 +127,7 @@ impl Streams {
     /// is written to it: not one that the reader of our stdout writes to as well (`| tee`).
     pub fn status_line(&self) -> Option<StatusLine> {
         let capable = std::env::var_os("TERM").is_some_and(|name| name != "dumb");
-        if !io::stderr().is_terminal() || !capable {
+        if !io::stderr().is_terminal() || !capable || telemetry::is_apart() {
             return None;
         }
         if self.joined {
