@@ -61,7 +61,7 @@ pub(super) fn run(global: &Global, arguments: &CopyArguments) -> Result<ExitCode
         },
         level: config.snapshot.level,
     };
-    let progress = Progress::new("copy");
+    let progress = Progress::new("copy", global, &config);
     let show = |done, total| progress.show(done, total);
     let copy = from.copy_image(source, &to, &lock, options, &show)?;
     drop(progress);

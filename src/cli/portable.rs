@@ -76,7 +76,7 @@ pub(super) fn export(global: &Global, arguments: &ExportArguments) -> Result<Exi
     };
     let facts: ImageFacts = serde_json::from_slice(&store.manifest(id)?.meta)?;
     let parts = companions(&store, &facts);
-    let progress = Progress::new("export");
+    let progress = Progress::new("export", global, &config);
     let show = |done, total| progress.show(done, total);
     let exported = if to_stdout {
         store.export_image(id, form, &parts, &mut io::stdout().lock(), &show)
@@ -153,7 +153,7 @@ pub(super) fn import(global: &Global, arguments: &ImportArguments) -> Result<Exi
     let lock = store.lock()?;
     // What an import that was cut short left; nobody else may ever write there.
     store.sweep(&lock)?;
-    let progress = Progress::new("import");
+    let progress = Progress::new("import", global, &config);
     let show = |done, total| progress.show(done, total);
     let image = file.import_into(&store, &lock, &show)?;
     drop(progress);

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::Args;
 
 use super::{Failure, Global};
-use crate::config::{LogLevel, Override};
+use crate::config::Override;
 use crate::cuda::GpuMap;
 use crate::store::ImageId;
 use crate::supervisor::{self, ImageChoice, OURS, RunOptions, What, chain};
@@ -157,12 +157,7 @@ pub(super) fn restore(global: &Global, arguments: &RestoreArguments) -> Result<E
 
 fn supervise(global: &Global, supervision: &Supervision, what: What) -> Result<ExitCode, Failure> {
     let config = global.load(supervision.overrides())?.config;
-    let level = match (global.quiet, global.verbose) {
-        (true, _) => LogLevel::Warn,
-        (_, true) => LogLevel::Debug,
-        (false, false) => config.log.level,
-    };
-    telemetry::to_stderr(level.as_str());
+    telemetry::to_stderr(global.log_level(&config).as_str());
     let options = RunOptions {
         config,
         what,
