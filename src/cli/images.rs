@@ -3,9 +3,9 @@
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::{Failure, shown};
+use super::{Failure, output, shown};
 use crate::store::{ImageEntry, ImageId, Store};
-use crate::supervisor::{ImageFacts, OURS};
+use crate::supervisor::{ImageFacts, OURS, RunState};
 
 /// An image in a list.
 #[derive(Debug, Serialize)]
@@ -67,6 +67,20 @@ pub(super) fn timestamp(unix_ms: u64) -> Timestamp {
         .ok()
         .and_then(|ms| Timestamp::from_millisecond(ms).ok())
         .unwrap_or(Timestamp::UNIX_EPOCH)
+}
+
+/// Says how to go on from an image that came into a store which is at another run.
+pub(super) fn tell_other_run(store: &Store, id: ImageId, meta: &[u8]) {
+    // A state that cannot be read is told of by who needs it.
+    if let Ok(Some(state)) = RunState::load(store.path())
+        && state.is_another_than_of(meta)
+    {
+        output::say(&format!(
+            "image {id} is of another run than the store is at ({}); to go on from it: ckpt-run --store {} restore {id}",
+            state.command.join(" "),
+            shown(store.path())
+        ));
+    }
 }
 
 /// Finds the image that `name` means: a number, or `latest`.

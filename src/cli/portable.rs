@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::Args;
 use serde::Serialize;
 
-use super::images::find;
+use super::images::{find, tell_other_run};
 use super::progress::Progress;
 use super::{Failure, Global, output, shown};
 use crate::store::{Exported, Form, ImageId, OpenError, PortableReader, Store};
@@ -157,6 +157,7 @@ pub(super) fn import(global: &Global, arguments: &ImportArguments) -> Result<Exi
     let show = |done, total| progress.show(done, total);
     let image = file.import_into(&store, &lock, &show)?;
     drop(progress);
+    tell_other_run(&store, image.id, &image.meta);
     let report = ImportReport {
         id: image.id,
         store: shown(store.path()),
