@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::Tty;
 use crate::criu::Inherited;
 use crate::job::{self, Input, InputMark, Output, OutputMark, Pty, StatusLine, TerminalDevice};
+use crate::sandbox::Sandbox;
 use crate::telemetry;
 
 /// The job's standard streams.
@@ -138,14 +139,14 @@ impl Streams {
         is_file.then(|| self.stderr.status_line())
     }
 
-    /// The ends of a new job's stdin, stdout and stderr.
-    pub fn connect(&mut self) -> io::Result<[OwnedFd; 3]> {
+    /// The ends of the stdin, stdout and stderr of a new job in this sandbox.
+    pub fn connect(&mut self, sandbox: &Sandbox) -> io::Result<[OwnedFd; 3]> {
         let Some(parts) = self.in_terminal else {
             let stdin = self.stdin.connect()?;
             let [stdout, stderr] = self.connect_pipes()?;
             return Ok([stdin, stdout, stderr]);
         };
-        let slave = self.connect_terminal(parts)?;
+        let slave = self.connect_terminal(parts, sandbox)?;
         let stdin = if parts.stdin {
             slave.try_clone()?
         } else {
@@ -159,8 +160,8 @@ impl Streams {
         Ok([stdin, slave, stderr])
     }
 
-    /// What takes the place of what a job had at a snapshot.
-    pub fn connect_again(&mut self, marks: &Marks) -> io::Result<Ends> {
+    /// What takes the place, in this sandbox, of what a job had at a snapshot.
+    pub fn connect_again(&mut self, marks: &Marks, sandbox: &Sandbox) -> io::Result<Ends> {
         let mut ends = Ends::new();
         if marks.stdin.pipe != 0 {
             let stdin = self.stdin.connect_pipe()?;
@@ -174,7 +175,7 @@ impl Streams {
             }
             return Ok(ends);
         };
-        let slave = self.connect_terminal(mark.parts)?;
+        let slave = self.connect_terminal(mark.parts, sandbox)?;
         if mark.nonblocking
             && let Some((pty, _)) = &self.terminal
         {
@@ -256,8 +257,15 @@ impl Streams {
         }
     }
 
-    fn connect_terminal(&mut self, parts: Parts) -> io::Result<OwnedFd> {
-        let pty = Pty::open(self.callers.as_ref().map(AsFd::as_fd))?;
+    /// The first terminal of a fresh sandbox: its number is that of the snapshot.
+    fn connect_terminal(&mut self, parts: Parts, sandbox: &Sandbox) -> io::Result<OwnedFd> {
+        let caller = self.callers.as_ref().map(AsFd::as_fd);
+        let maker = sandbox.terminal_maker();
+        let pty = match maker.map(|maker| Pty::open_from(&maker, caller)) {
+            Some(Ok(pty)) => pty,
+            // It has no terminals of its own, or may not be looked into: the machine's will do.
+            Some(Err(_)) | None => Pty::open(caller)?,
+        };
         let slave = pty.slave()?;
         self.stdout.connect_terminal(pty.master()?)?;
         if parts.stdin {
