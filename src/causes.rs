@@ -208,6 +208,16 @@ pub static CAUSES: &[Cause] = &[
     criu(&["Can't fork for"], PID_TAKEN, OWN_PIDS),
     criu(&["do not match expected", "Pid "], PID_TAKEN, OWN_PIDS),
     criu(
+        &["ctty inheritance detected"],
+        "a process of the job has /dev/tty open, and inherited the terminal of its own that this is (ssh, less, a password prompt)",
+        "let it close that before snapshots, or start it outside of terminals that the job makes",
+    ),
+    criu(
+        &["with specified index"],
+        "the number of a terminal that the job made is taken",
+        "run with isolation = \"namespaces\", or end the program that has /dev/pts of this number",
+    ),
+    criu(
         &["ns_last_pid"],
         "CRIU may not choose process ids",
         "run as root or with CAP_CHECKPOINT_RESTORE, and with /proc/sys writable",

@@ -4,6 +4,7 @@
 //! middle of one of the job's: whoever delivers those writes ours between them.
 
 use std::fmt::{self, Write as _};
+use std::fs::File;
 use std::io;
 use std::sync::OnceLock;
 
@@ -18,6 +19,8 @@ use tracing_subscriber::registry::LookupSpan;
 type WriteLine = Box<dyn Fn(&str) + Send + Sync>;
 
 static WRITE_LINE: OnceLock<WriteLine> = OnceLock::new();
+/// Where the lines go instead of stderr.
+static APART: OnceLock<File> = OnceLock::new();
 
 /// Sends the logs of this crate, of `level` (a word of `tracing`'s) and above, to stderr.
 ///
@@ -32,6 +35,16 @@ pub fn to_stderr(level: &str) {
         .try_init();
 }
 
+/// Keeps the logs out of stderr: it is the job's alone, and what it holds can be cut back at a restore. Before a run.
+pub fn to_file(file: File) {
+    let _ = APART.set(file);
+}
+
+/// Whether the logs go to a file of their own.
+pub(crate) fn is_apart() -> bool {
+    APART.get().is_some()
+}
+
 /// Has every line of the logs, with its end, written by `write`, which knows what the job writes to the same place; a
 /// progress display of ours belongs there too. Once a process.
 pub fn share_lines_with(write: impl Fn(&str) + Send + Sync + 'static) {
@@ -43,9 +56,10 @@ struct Lines;
 
 impl io::Write for Lines {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        match WRITE_LINE.get() {
-            Some(write) => write(&String::from_utf8_lossy(line)),
-            None => io::stderr().write_all(line)?,
+        match (APART.get(), WRITE_LINE.get()) {
+            (Some(mut file), _) => file.write_all(line)?,
+            (None, Some(write)) => write(&String::from_utf8_lossy(line)),
+            (None, None) => io::stderr().write_all(line)?,
         }
         Ok(line.len())
     }

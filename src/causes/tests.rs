@@ -114,6 +114,14 @@ const LINES: &[(&str, &str)] = &[
         "process id of the job is taken",
     ),
     (
+        "Error (criu/tty.c:2286): tty: ctty inheritance detected sid/pgrp 342 (ctty pid_real 342 pty pid_real 301)",
+        "has /dev/tty open",
+    ),
+    (
+        "   301: Error (criu/tty.c:625): tty: Unable to open dev/ptmx with specified index 2",
+        "is taken",
+    ),
+    (
         "(00.02) Error (criu/cr-restore.c:1200): Can't open 1/sys/kernel/ns_last_pid on procfs: Read-only file system",
         "choose process ids",
     ),

@@ -6,12 +6,12 @@ use std::process::ExitCode;
 use clap::Args;
 use serde::Serialize;
 
-use super::images::find;
+use super::images::{find, tell_other_run};
 use super::progress::Progress;
 use super::{Failure, Global, output, shown};
 use crate::config::Cpus;
 use crate::store::{ImageId, OpenError, Store, WriteOptions};
-use crate::supervisor::{read_key, size};
+use crate::supervisor::{ImageFacts, companions, read_key, size};
 
 /// Chunks on their way to the workers: enough that none of them waits. Nothing is frozen.
 const BUFFER_BYTES: u64 = 64 << 20;
@@ -48,7 +48,7 @@ pub(super) fn run(global: &Global, arguments: &CopyArguments) -> Result<ExitCode
     };
     let source = find(&from, &arguments.image)?;
     // Not before there is something to copy: a mistyped image makes no store.
-    from.manifest(source)?;
+    let meta = from.manifest(source)?.meta;
     let to = Store::create_or_open_with(&arguments.to, key.as_ref())?;
     let lock = to.lock()?;
     // What a copy that was cut short left; nobody else may ever write there.
@@ -61,10 +61,14 @@ pub(super) fn run(global: &Global, arguments: &CopyArguments) -> Result<ExitCode
         },
         level: config.snapshot.level,
     };
-    let progress = Progress::new("copy");
+    let progress = Progress::new("copy", global, &config);
     let show = |done, total| progress.show(done, total);
-    let copy = from.copy_image(source, &to, &lock, options, &show)?;
+    // An image that this version cannot restore is copied as it is.
+    let facts: Option<ImageFacts> = serde_json::from_slice(&meta).ok();
+    let parts = facts.map_or_else(Vec::new, |facts| companions(&from, &facts));
+    let copy = from.copy_image(source, &parts, &to, &lock, options, &show)?;
     drop(progress);
+    tell_other_run(&to, copy.id, &copy.meta);
     let copied = Copied {
         id: copy.id,
         source,

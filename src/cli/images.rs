@@ -2,10 +2,10 @@
 
 use serde::Serialize;
 
-use super::{Failure, shown};
+use super::{Failure, output, shown};
 use crate::clock;
 use crate::store::{ImageEntry, ImageId, Store};
-use crate::supervisor::{ImageFacts, OURS};
+use crate::supervisor::{ImageFacts, OURS, RunState};
 
 /// An image in a list.
 #[derive(Debug, Serialize)]
@@ -59,6 +59,20 @@ pub(super) fn note(entry: &ImageEntry) -> Option<String> {
 )]
 fn milliseconds(seconds: f64) -> u64 {
     (seconds * 1000.0).round() as u64
+}
+
+/// Says how to go on from an image that came into a store which is at another run.
+pub(super) fn tell_other_run(store: &Store, id: ImageId, meta: &[u8]) {
+    // A state that cannot be read is told of by who needs it.
+    if let Ok(Some(state)) = RunState::load(store.path())
+        && state.is_another_than_of(meta)
+    {
+        output::say(&format!(
+            "image {id} is of another run than the store is at ({}); to go on from it: ckpt-run --store {} restore {id}",
+            state.command.join(" "),
+            shown(store.path())
+        ));
+    }
 }
 
 /// Finds the image that `name` means: a number, or `latest`.

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 
-use crate::config::{Config, ConfigError, Loaded, Override, Sources};
+use crate::config::{Config, ConfigError, Loaded, LogLevel, Override, Sources};
 use crate::copier;
 use crate::criu::Search;
 use crate::store::Store;
@@ -339,6 +339,15 @@ impl Global {
             overrides.extend(value.clone().map(|value| Override { key, flag, value }));
         }
         overrides
+    }
+
+    /// What we say on stderr.
+    fn log_level(&self, config: &Config) -> LogLevel {
+        match (self.quiet, self.verbose) {
+            (true, _) => LogLevel::Warn,
+            (_, true) => LogLevel::Debug,
+            (false, false) => config.log.level,
+        }
     }
 
     /// Opens the store that is there.

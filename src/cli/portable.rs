@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::Args;
 use serde::Serialize;
 
-use super::images::find;
+use super::images::{find, tell_other_run};
 use super::progress::Progress;
 use super::{Failure, Global, output, shown};
 use crate::store::{Exported, Form, ImageId, OpenError, PortableReader, Store};
@@ -76,7 +76,7 @@ pub(super) fn export(global: &Global, arguments: &ExportArguments) -> Result<Exi
     };
     let facts: ImageFacts = serde_json::from_slice(&store.manifest(id)?.meta)?;
     let parts = companions(&store, &facts);
-    let progress = Progress::new("export");
+    let progress = Progress::new("export", global, &config);
     let show = |done, total| progress.show(done, total);
     let exported = if to_stdout {
         store.export_image(id, form, &parts, &mut io::stdout().lock(), &show)
@@ -153,10 +153,11 @@ pub(super) fn import(global: &Global, arguments: &ImportArguments) -> Result<Exi
     let lock = store.lock()?;
     // What an import that was cut short left; nobody else may ever write there.
     store.sweep(&lock)?;
-    let progress = Progress::new("import");
+    let progress = Progress::new("import", global, &config);
     let show = |done, total| progress.show(done, total);
     let image = file.import_into(&store, &lock, &show)?;
     drop(progress);
+    tell_other_run(&store, image.id, &image.meta);
     let report = ImportReport {
         id: image.id,
         store: shown(store.path()),

@@ -175,6 +175,7 @@ mod tests {
             failure: None,
             command: vec!["train".to_owned()],
             steps: Vec::new(),
+            output: Vec::new(),
             figures: Figures {
                 freeze_seconds: vec![0.5, 0.4],
                 durable_seconds: vec![2.0, 1.0],

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::progress::Progress;
 use super::verify::Findings;
-use super::{Failure, Global, output};
+use super::{Failure, Global, open, output};
 use crate::store::{ImageId, Marks, PackName, Remedy, Repaired, RepairedImage};
 use crate::supervisor::size;
 
@@ -47,14 +47,15 @@ struct ShownImage {
 }
 
 pub(super) fn run(global: &Global, arguments: &RepairArguments) -> Result<ExitCode, Failure> {
-    let store = global.open()?;
+    let config = global.load(Vec::new())?.config;
+    let store = open(&config)?;
     let lock = store.lock()?;
     let marks = if arguments.clear_marks {
         Marks::Clear
     } else {
         Marks::Keep
     };
-    let progress = Progress::new("verify");
+    let progress = Progress::new("verify", global, &config);
     let plan = store.plan_repair(&lock, marks, &|done, total| progress.show(done, total))?;
     drop(progress);
     let shown = shown(plan.outcome(), arguments.dry_run);

@@ -1,15 +1,17 @@
 //! `ckpt-run -- CMD` and `ckpt-run run -- CMD`; `ckpt-run restore`.
 
 use std::ffi::OsString;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Args;
 
 use super::{Failure, Global};
-use crate::config::{LogLevel, Override};
+use crate::config::Override;
 use crate::cuda::GpuMap;
 use crate::store::ImageId;
-use crate::supervisor::{self, ImageChoice, RunOptions, What, chain};
+use crate::supervisor::{self, ImageChoice, OURS, RunOptions, What, chain};
 use crate::telemetry;
 
 /// How a job is supervised, as far as the command line tells; everything else is in the settings.
@@ -65,6 +67,9 @@ pub(super) struct RunArguments {
     /// Stop when the process that started us ends; for a rehearsal
     #[arg(long, hide = true)]
     end_with_parent: bool,
+    /// Append our messages to this file and leave stderr to the job; for a rehearsal
+    #[arg(long, hide = true, value_name = "FILE")]
+    messages: Option<PathBuf>,
     /// The job
     #[arg(last = true, value_name = "CMD")]
     pub(super) command: Vec<OsString>,
@@ -124,11 +129,22 @@ pub(super) fn run(global: &Global, arguments: RunArguments) -> Result<ExitCode, 
     if arguments.end_with_parent {
         supervisor::end_with_parent()?;
     }
+    if let Some(path) = &arguments.messages {
+        telemetry::to_file(messages(path)?);
+    }
     let what = What::Command {
         line: arguments.command,
         fresh: arguments.fresh,
     };
     supervise(global, &arguments.supervision, what)
+}
+
+fn messages(path: &Path) -> Result<File, Failure> {
+    let file = File::options().append(true).open(path);
+    file.map_err(|error| Failure {
+        text: format!("cannot write messages to {}: {error}", path.display()),
+        code: OURS,
+    })
 }
 
 pub(super) fn restore(global: &Global, arguments: &RestoreArguments) -> Result<ExitCode, Failure> {
@@ -141,12 +157,7 @@ pub(super) fn restore(global: &Global, arguments: &RestoreArguments) -> Result<E
 
 fn supervise(global: &Global, supervision: &Supervision, what: What) -> Result<ExitCode, Failure> {
     let config = global.load(supervision.overrides())?.config;
-    let level = match (global.quiet, global.verbose) {
-        (true, _) => LogLevel::Warn,
-        (_, true) => LogLevel::Debug,
-        (false, false) => config.log.level,
-    };
-    telemetry::to_stderr(level.as_str());
+    telemetry::to_stderr(global.log_level(&config).as_str());
     let options = RunOptions {
         config,
         what,

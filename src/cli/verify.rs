@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::images::find;
 use super::progress::Progress;
-use super::{Failure, Global, output};
+use super::{Failure, Global, open, output};
 use crate::store::{BadRun, ImageId, ImageReport, Selection, Verdict};
 use crate::supervisor::{chain, size};
 
@@ -117,7 +117,8 @@ impl Findings {
 }
 
 pub(super) fn run(global: &Global, names: &[String]) -> Result<ExitCode, Failure> {
-    let store = global.open()?;
+    let config = global.load(Vec::new())?.config;
+    let store = open(&config)?;
     let named = names
         .iter()
         .map(|name| find(&store, name))
@@ -126,7 +127,7 @@ pub(super) fn run(global: &Global, names: &[String]) -> Result<ExitCode, Failure
         [] => Selection::All,
         ids => Selection::These(ids),
     };
-    let progress = Progress::new("verify");
+    let progress = Progress::new("verify", global, &config);
     let report = store.verify_all(images, &|done, total| progress.show(done, total))?;
     drop(progress);
     for image in &report.gone {

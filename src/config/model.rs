@@ -264,7 +264,7 @@ pub struct Metrics {
     pub allow_remote: bool,
 }
 
-/// Whether a status line shows what is under way.
+/// Whether what takes its time shows how far it is: a status line of a run's, a bar of a verb's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShowProgress {
     /// Where stderr is a terminal and messages of the level "info" are shown.
@@ -273,8 +273,19 @@ pub enum ShowProgress {
     Never,
 }
 
+impl ShowProgress {
+    /// Whether it is to be seen on a terminal, where messages of the level "info" are shown, or are not.
+    #[must_use]
+    pub fn is_wanted(self, info_is_shown: bool) -> bool {
+        match self {
+            Self::Auto => info_is_shown,
+            Self::Never => false,
+        }
+    }
+}
+
 /// Importance of a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "the names say it")]
 pub enum LogLevel {
     Off,

@@ -12,7 +12,8 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -33,6 +34,11 @@ const WINDOW: Winsize = Winsize {
 /// The name under which a process finds its own terminal.
 const OWN_TERMINAL: &str = "/dev/tty";
 
+/// How both ends are opened.
+const FLAGS: OpenptFlags = OpenptFlags::RDWR
+    .union(OpenptFlags::NOCTTY)
+    .union(OpenptFlags::CLOEXEC);
+
 /// A terminal's device file, as CRIU knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TerminalDevice {
@@ -50,16 +56,29 @@ pub struct Pty {
 }
 
 impl Pty {
-    /// A new one, with the modes and the window of the caller's.
+    /// A new one of the machine's, with the modes and the window of the caller's.
     ///
     /// # Errors
     /// When there is none to be had.
     pub fn open(caller: Option<BorrowedFd<'_>>) -> io::Result<Self> {
-        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
-        let master = openpt(flags)?;
+        Self::of(openpt(FLAGS)?, caller)
+    }
+
+    /// As `open`, from this file, which makes terminals that are elsewhere.
+    ///
+    /// # Errors
+    /// When there is none to be had.
+    pub fn open_from(maker: &Path, caller: Option<BorrowedFd<'_>>) -> io::Result<Self> {
+        let flags = i32::try_from(FLAGS.bits()).unwrap_or_default();
+        let mut options = File::options();
+        let master = options.read(true).write(true).custom_flags(flags);
+        Self::of(master.open(maker)?.into(), caller)
+    }
+
+    fn of(master: OwnedFd, caller: Option<BorrowedFd<'_>>) -> io::Result<Self> {
         grantpt(&master)?;
         unlockpt(&master)?;
-        let slave = ioctl_tiocgptpeer(&master, flags)?;
+        let slave = ioctl_tiocgptpeer(&master, FLAGS)?;
         fcntl_setfl(&master, fcntl_getfl(&master)? | OFlags::NONBLOCK)?;
         if let Some(caller) = caller {
             tcsetattr(&slave, OptionalActions::Now, &tcgetattr(caller)?)?;

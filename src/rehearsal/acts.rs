@@ -42,21 +42,21 @@ pub(super) struct Before {
     sign: Sign,
     look: Look,
     files: Files,
-    /// Where stdout was, at most, at the snapshot.
-    pub place: u64,
-    pub output: Part,
+    /// Where stdout and stderr were, at most, at the snapshot.
+    pub places: [u64; 2],
+    pub output: [Part; 2],
 }
 
 impl Acts<'_, '_, '_> {
     pub(super) fn play(&mut self) -> Result<(), End> {
         let begun = self.begin();
-        let (look, place) = self.noted("start", begun)?;
+        let (look, places) = self.noted("start", begun)?;
         let files = look.files();
         let taken = self.take_snapshot();
         self.noted("snapshot", taken)?;
-        let gone_on = self.go_on(look, &files, place);
+        let gone_on = self.go_on(look, &files, places);
         let mut before = self.noted("goes on", gone_on)?;
-        let output = self.kill(place);
+        let output = self.kill(places);
         before.output = self.noted("kill", output)?;
         let restored = self.restore();
         self.noted("restore", restored)?;
@@ -78,7 +78,7 @@ impl Acts<'_, '_, '_> {
     }
 
     /// Waits until the job computes.
-    fn begin(&mut self) -> Result<(Look, u64), End> {
+    fn begin(&mut self) -> Result<(Look, [u64; 2]), End> {
         let started = self.trial.wait(NEWS_LIMIT, |trial| {
             let events = trial.events();
             let is_started = |event: &Event| matches!(event, Event::Started { .. });
@@ -113,7 +113,7 @@ impl Acts<'_, '_, '_> {
             outcome,
             format!("{text}: {processes}, {memory} of memory"),
         );
-        Ok((look, self.trial.output_bytes()[0]))
+        Ok((look, self.trial.output_bytes()))
     }
 
     /// Takes a snapshot, and tells what it took.
@@ -209,7 +209,7 @@ impl Acts<'_, '_, '_> {
     }
 
     /// Lets the job compute a little more.
-    fn go_on(&mut self, look: Look, files: &Files, place: u64) -> Result<Before, End> {
+    fn go_on(&mut self, look: Look, files: &Files, places: [u64; 2]) -> Result<Before, End> {
         let sign = signs::of_going_on(self.trial, self.patience.min(QUIET_START))?;
         let (outcome, text) = match sign {
             Sign::Output => (Outcome::Ok, "the job computes and prints"),
@@ -228,13 +228,13 @@ impl Acts<'_, '_, '_> {
             sign,
             files: files.that_grow(&now.files()),
             look: look.still_there(&now),
-            place,
-            output: Part::default(),
+            places,
+            output: Default::default(),
         })
     }
 
     /// Kills the job; the output until then.
-    fn kill(&mut self, place: u64) -> Result<Part, End> {
+    fn kill(&mut self, places: [u64; 2]) -> Result<[Part; 2], End> {
         let job = signs::job(self.trial);
         let killed = job.is_some_and(|job| kill(Pid::from_raw(job), Signal::SIGKILL).is_ok());
         let over = self
@@ -247,8 +247,8 @@ impl Acts<'_, '_, '_> {
         if !killed || signs::is_over(self.trial)? {
             return Err(self.ended_by_itself("before it could be killed")?);
         }
-        // The restore, which cuts the file back, is some time away. Were it not, there is less to compare.
-        let output = self.trial.output_around(place)?;
+        // The restore, which cuts the files back, is some time away. Were it not, there is less to compare.
+        let output = self.trial.output_around(places)?;
         self.book
             .note("kill", Outcome::Ok, "the job was ended by SIGKILL");
         Ok(output)

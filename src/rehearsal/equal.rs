@@ -3,33 +3,40 @@
 use super::acts::{Acts, Before, KEEP_AND_LOOK};
 use super::compare::{Files, Outputs, outputs};
 use super::rehearse::End;
-use super::report::Outcome;
+use super::report::{Compared, Equality, Outcome};
 use super::signs::{self, LEAST};
 use crate::history::counted;
 
+const STREAMS: [&str; 2] = ["stdout", "stderr"];
+
 impl Acts<'_, '_, '_> {
     pub(super) fn compare_output(&mut self, before: &Before) -> Result<(), End> {
-        let after = self.trial.output_around(before.place)?;
-        let (outcome, detail) = match outputs(&before.output, &after) {
-            Outputs::Damaged => {
-                return Err(End::failed(
-                    "what the job had printed before the snapshot has changed",
-                    KEEP_AND_LOOK,
-                ));
-            }
-            Outputs::Nothing => (
-                Outcome::Note,
-                "nothing was printed between snapshot and kill, so there is nothing to compare".to_owned(),
-            ),
-            Outputs::Same(bytes) => (
-                Outcome::Ok,
-                format!("the {} since the snapshot came again, the same", counted(bytes as u64, "byte")),
-            ),
-            Outputs::Differs(_) => (
-                Outcome::Note,
-                "what it printed since the snapshot came again, but not the same (times, random numbers?): whether a line \
-                 is missing cannot be told".to_owned(),
-            ),
+        let after = self.trial.output_around(before.places)?;
+        let found = [0, 1].map(|stream| outputs(&before.output[stream], &after[stream]));
+        let streams = STREAMS.into_iter().zip(found);
+        self.book.report.output = streams.clone().map(Compared::from).collect();
+        if let Some((stream, _)) = streams
+            .clone()
+            .find(|(_, found)| *found == Outputs::Damaged)
+        {
+            return Err(End::failed(
+                format!("what the job had printed to {stream} before the snapshot has changed"),
+                KEEP_AND_LOOK,
+            ));
+        }
+        let (outcome, detail) = if found == [Outputs::Nothing; 2] {
+            let detail =
+                "nothing was printed between snapshot and kill, so there is nothing to compare";
+            (Outcome::Note, detail.to_owned())
+        } else {
+            let differs = |found: &Outputs| matches!(found, Outputs::Differs(_));
+            let outcome = if found.iter().any(differs) {
+                Outcome::Note
+            } else {
+                Outcome::Ok
+            };
+            let details = streams.map(|(stream, found)| format!("{stream}: {}", in_words(found)));
+            (outcome, details.collect::<Vec<_>>().join("; "))
         };
         self.book.note("output", outcome, detail);
         Ok(())
@@ -67,5 +74,37 @@ impl Acts<'_, '_, '_> {
         };
         self.book.note("files", Outcome::Ok, detail);
         Ok(())
+    }
+}
+
+impl From<(&'static str, Outputs)> for Compared {
+    fn from((stream, found): (&'static str, Outputs)) -> Self {
+        let (result, bytes) = match found {
+            Outputs::Damaged => (Equality::Damaged, 0),
+            Outputs::Nothing => (Equality::Nothing, 0),
+            Outputs::Same(bytes) => (Equality::Same, bytes),
+            Outputs::Differs(bytes) => (Equality::Differs, bytes),
+        };
+        Self {
+            stream,
+            result,
+            bytes,
+        }
+    }
+}
+
+fn in_words(found: Outputs) -> String {
+    match found {
+        Outputs::Damaged => "what was there before the snapshot has changed".to_owned(),
+        Outputs::Nothing => "nothing to compare".to_owned(),
+        Outputs::Same(bytes) => {
+            let bytes = counted(bytes as u64, "byte");
+            format!("the {bytes} since the snapshot came again, the same")
+        }
+        Outputs::Differs(_) => {
+            "what came since the snapshot came again, but not the same (times, random numbers?), so whether a line is \
+             missing cannot be told"
+                .to_owned()
+        }
     }
 }

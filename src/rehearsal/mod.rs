@@ -23,4 +23,4 @@ mod trial;
 
 pub use error::RehearsalError;
 pub use rehearse::{Options, rehearse};
-pub use report::{Failure, Figures, Outcome, Report, Step};
+pub use report::{Compared, Equality, Failure, Figures, Outcome, Report, Step};

@@ -110,6 +110,7 @@ pub fn rehearse(
             .map(|word| word.to_string_lossy().into_owned())
             .collect(),
         steps: Vec::new(),
+        output: Vec::new(),
         figures: super::Figures::default(),
         kept: None,
     };

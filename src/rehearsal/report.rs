@@ -59,6 +59,31 @@ pub struct Figures {
     pub assumed_mtbf_seconds: Option<f64>,
 }
 
+/// A stream of the job's, between the snapshot and the kill, and again after the restore.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Compared {
+    /// "stdout" or "stderr".
+    pub stream: &'static str,
+    /// How the two are to each other.
+    pub result: Equality,
+    /// Bytes from the snapshot on that are the same.
+    pub bytes: usize,
+}
+
+/// How the output after a restore is to that before the kill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Equality {
+    /// What was there before the snapshot is not there any more as it was.
+    Damaged,
+    /// Nothing was printed, the first time or the second: there is nothing to compare.
+    Nothing,
+    /// As far as both go.
+    Same,
+    /// They differ, as with times or random numbers.
+    Differs,
+}
+
 /// The result.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
@@ -70,6 +95,8 @@ pub struct Report {
     pub command: Vec<String>,
     /// What was done and seen, in order.
     pub steps: Vec<Step>,
+    /// What was compared of the job's output, if it came to that: stdout and stderr.
+    pub output: Vec<Compared>,
     /// What was measured.
     pub figures: Figures,
     /// Where the images, logs and the output are, if they were to be kept.

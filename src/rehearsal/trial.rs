@@ -28,6 +28,8 @@ use crate::supervisor::remove_work_folder;
 const FOLDER_PREFIX: &str = ".ckpt-run-rehearsal-";
 /// The supervisor's option that ends it with us, if we are killed.
 const END_WITH_PARENT: &str = "--end-with-parent";
+/// The supervisor's option that leaves stderr to the job.
+const MESSAGES: &str = "--messages";
 /// Between two looks at the trial: far below what anybody notices, and a small part of one CPU.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 /// Between the kill and the restore: the output before the kill is read meanwhile.
@@ -65,7 +67,7 @@ pub(super) struct Trial<'a> {
     /// Crashes that are of our making.
     pub crashes_known: usize,
     show: Option<Box<dyn Write + 'a>>,
-    shown: [u64; 2],
+    shown: [u64; 3],
     interrupted: &'a dyn Fn() -> Option<i32>,
 }
 
@@ -81,13 +83,16 @@ impl<'a> Trial<'a> {
                 file.write_all(for_trial(setup.config, store).to_toml().as_bytes())
             })
             .map_err(file_error(&settings))?;
-        let [stdout, stderr] = output_paths(folder.path());
+        let [stdout, stderr, messages] = shown_paths(folder.path());
         let open = |path: &Path| private_file(path).map_err(file_error(path));
+        open(&messages)?;
         let mut command = Command::new(setup.program);
         command
             .arg("--config")
             .arg(&settings)
-            .args(["run", END_WITH_PARENT, "--"])
+            .args(["run", END_WITH_PARENT, MESSAGES])
+            .arg(&messages)
+            .arg("--")
             .args(setup.command)
             .stdin(stdin())
             .stdout(open(&stdout)?)
@@ -110,7 +115,7 @@ impl<'a> Trial<'a> {
             ended: None,
             crashes_known: 0,
             show: setup.show,
-            shown: [0; 2],
+            shown: [0; 3],
             interrupted: setup.interrupted,
         })
     }
@@ -161,25 +166,26 @@ impl<'a> Trial<'a> {
             .map(|path| fs::metadata(path).map_or(0, |metadata| metadata.len()))
     }
 
-    /// What is on stdout around this place.
-    pub(super) fn output_around(&self, place: u64) -> Result<Part, RehearsalError> {
-        let [path, _] = output_paths(self.folder.path());
-        let read = || -> io::Result<Part> {
+    /// What is on stdout and stderr around these places.
+    pub(super) fn output_around(&self, places: [u64; 2]) -> Result<[Part; 2], RehearsalError> {
+        let [stdout, stderr] = output_paths(self.folder.path());
+        let read = |path: &Path, place: u64| {
             let begin = place.saturating_sub(OLD_BYTES_MAX);
-            Ok(Part {
-                old: bytes(&path, begin, place - begin)?,
-                new: bytes(&path, place, NEW_BYTES_MAX)?,
-            })
+            let part = bytes(path, begin, place - begin)
+                .and_then(|old| bytes(path, place, NEW_BYTES_MAX).map(|new| Part { old, new }));
+            part.map_err(file_error(path))
         };
-        read().map_err(file_error(&path))
+        Ok([read(&stdout, places[0])?, read(&stderr, places[1])?])
     }
 
-    /// The last lines of the job's stderr, or of the supervisor's messages there, joined.
+    /// The last lines of the job's stderr, or of the supervisor's messages, joined.
     pub(super) fn last_words(&self, of_the_supervisor: bool) -> Option<String> {
         const LINES: usize = 3;
-        let [_, path] = output_paths(self.folder.path());
-        let begin = self.output_bytes()[1].saturating_sub(TAIL_BYTES_MAX);
-        let tail = bytes(&path, begin, TAIL_BYTES_MAX).ok()?;
+        let [_, stderr, messages] = shown_paths(self.folder.path());
+        // Its very last one is on stderr.
+        let paths = [Some(messages).filter(|_| of_the_supervisor), Some(stderr)];
+        let tails = paths.iter().flatten().map(|path| tail(path));
+        let tail: Vec<u8> = tails.collect::<io::Result<Vec<_>>>().ok()?.concat();
         let tail = String::from_utf8_lossy(&tail);
         let wanted = |line: &&str| {
             !line.trim().is_empty() && line.starts_with("ckpt-run: ") == of_the_supervisor
@@ -196,7 +202,7 @@ impl<'a> Trial<'a> {
     /// Passes new output on. What is written again after a restore is passed on once.
     fn show(&mut self) {
         let Some(show) = &mut self.show else { return };
-        for (path, shown) in output_paths(self.folder.path()).iter().zip(&mut self.shown) {
+        for (path, shown) in shown_paths(self.folder.path()).iter().zip(&mut self.shown) {
             let new = bytes(path, *shown, SHOWN_BYTES_MAX).unwrap_or_default();
             *shown += new.len() as u64;
             // A reader that went away misses nothing that it wants.
@@ -289,6 +295,12 @@ fn output_paths(folder: &Path) -> [PathBuf; 2] {
     ["stdout", "stderr"].map(|name| folder.join(name))
 }
 
+/// The job's output and the supervisor's messages.
+fn shown_paths(folder: &Path) -> [PathBuf; 3] {
+    let [stdout, stderr] = output_paths(folder);
+    [stdout, stderr, folder.join("messages")]
+}
+
 fn private_file(path: &Path) -> io::Result<File> {
     OpenOptions::new()
         .append(true)
@@ -312,6 +324,11 @@ fn bytes(path: &Path, begin: u64, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(most).read_to_end(&mut bytes)?;
     Ok(bytes)
+}
+
+fn tail(path: &Path) -> io::Result<Vec<u8>> {
+    let begin = fs::metadata(path)?.len().saturating_sub(TAIL_BYTES_MAX);
+    bytes(path, begin, TAIL_BYTES_MAX)
 }
 
 fn file_error(path: &Path) -> impl FnOnce(io::Error) -> RehearsalError {

@@ -6,7 +6,7 @@ use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -121,6 +121,13 @@ impl Sandbox {
     #[must_use]
     pub fn pid(&self) -> i32 {
         self.pid.as_raw()
+    }
+
+    /// The file by which the machine gets a new one of the sandbox's terminals; `None` where they are the machine's.
+    #[must_use]
+    pub fn terminal_maker(&self) -> Option<PathBuf> {
+        let isolated = self.isolation == Isolation::Namespaces;
+        isolated.then(|| format!("/proc/{}/root/dev/pts/ptmx", self.pid).into())
     }
 
     /// Whether the job has namespaces of its own.

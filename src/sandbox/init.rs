@@ -10,6 +10,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode, Stdio};
@@ -28,6 +29,9 @@ use super::io_uring::IoUring;
 use super::protocol::{Ended, Event, JobPids, Request, ToolCommand, receive, send};
 use super::spawn::CONTROL_DESCRIPTOR;
 use super::{ROOT_PID, descendants, root};
+
+/// Where programs get new terminals.
+const MAKER: &str = "/dev/ptmx";
 
 /// Runs pid 1 until the supervisor is gone. `mode` is `namespaces` or `none`.
 #[must_use]
@@ -76,6 +80,8 @@ impl Init {
             if isolated {
                 step("make the mounts private", slave_mounts())?;
                 step("mount /proc", mount_proc())?;
+                // Without them the job has the machine's.
+                let _ = mount_terminals();
             } else {
                 step(
                     "adopt orphans",
@@ -318,6 +324,28 @@ fn slave_mounts() -> io::Result<()> {
 fn mount_proc() -> io::Result<()> {
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     mount(Some("proc"), "/proc", Some("proc"), flags, None::<&str>)?;
+    Ok(())
+}
+
+/// Terminals of the job's own: CRIU gives them back their numbers, which are free in a sandbox whatever the machine's are.
+fn mount_terminals() -> io::Result<()> {
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
+    // 5 is the group "tty" everywhere.
+    let options = "newinstance,ptmxmode=0666,mode=0620,gid=5";
+    mount(
+        Some("devpts"),
+        "/dev/pts",
+        Some("devpts"),
+        flags,
+        Some(options),
+    )?;
+    let filesystem = |path: &str| fs::metadata(path).map(|found| found.dev());
+    let leads_to = filesystem(MAKER)?;
+    // A node beside the folder finds it, a link goes into it; in some containers it is a mount of the machine's.
+    if leads_to != filesystem("/dev")? && leads_to != filesystem("/dev/pts")? {
+        let (source, bind) = (Some("/dev/pts/ptmx"), MsFlags::MS_BIND);
+        mount(source, MAKER, None::<&str>, bind, None::<&str>)?;
+    }
     Ok(())
 }
 

@@ -8,15 +8,18 @@
 //! the way. The source needs no lock: a supervisor may go on writing and rotating there.
 
 use std::fs;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
+use super::chunk::CHUNK_BYTES;
 use super::error::{ReadError, WriteError};
 use super::id::ImageId;
 use super::layout::Store;
 use super::lock::StoreLock;
 use super::manifest::Manifest;
+use super::portable::companion::{self, Opened};
+use super::portable::{Companion, CompanionError};
 use super::reader::ImageReader;
 use super::stream::StreamWriter;
 use super::writer::{ImageWriter, WriteOptions};
@@ -47,6 +50,9 @@ pub enum CopyError {
     /// The image cannot be read.
     #[error(transparent)]
     Read(ReadError),
+    /// A file that goes with the image cannot be read.
+    #[error(transparent)]
+    Companion(#[from] CompanionError),
     /// The copy cannot be written.
     #[error(transparent)]
     Write(#[from] WriteError),
@@ -54,8 +60,8 @@ pub enum CopyError {
 
 impl Store {
     /// Copies an image into the store `to`, where it gets the next number; its meta data
-    /// and its time stay. Every byte is checked as it is read. `progress` gets the bytes
-    /// copied and in total. Returns the manifest of the copy.
+    /// and its time stay, and `companions` become streams of it. Every byte is checked as it
+    /// is read. `progress` gets the bytes copied and in total. Returns the manifest of the copy.
     ///
     /// # Errors
     /// [`CopyError`]; then there is no copy, nor a part of one.
@@ -65,6 +71,7 @@ impl Store {
     pub fn copy_image(
         &self,
         id: ImageId,
+        companions: &[Companion],
         to: &Store,
         to_lock: &StoreLock,
         options: WriteOptions,
@@ -80,7 +87,7 @@ impl Store {
         let copied = self
             .read(id)
             .map_err(CopyError::Read)
-            .and_then(|reader| copy(&reader, to.begin(to_lock, options)?, progress));
+            .and_then(|reader| copy(&reader, companions, to.begin(to_lock, options)?, progress));
         copied.map_err(|error| match error {
             // Its manifest goes before its packs do.
             CopyError::Read(read) if is_gone(self, id, &read) => CopyError::Gone { image: id },
@@ -107,10 +114,14 @@ pub(super) fn is_gone(store: &Store, id: ImageId, error: &ReadError) -> bool {
 
 fn copy(
     reader: &ImageReader,
+    companions: &[Companion],
     mut writer: ImageWriter,
     progress: &dyn Fn(u64, u64),
 ) -> Result<Manifest, CopyError> {
     let manifest = reader.manifest();
+    let companions = companion::open(manifest, companions)?;
+    let bytes: u64 = companions.iter().map(|one| one.len).sum();
+    let total = manifest.raw_bytes.saturating_add(bytes);
     writer.set_created(manifest.created_unix_ms);
     writer.start_workers(); // nothing is frozen here
     let mut done = 0;
@@ -120,7 +131,7 @@ fn copy(
             failure: None,
             passed: &mut |len| {
                 done += len;
-                progress(done, manifest.raw_bytes);
+                progress(done, total);
             },
         };
         match (reader.copy_to(&source.name, &mut sink), sink.failure) {
@@ -129,7 +140,30 @@ fn copy(
             (Ok(_), None) => sink.stream.finish()?,
         };
     }
+    for companion in companions {
+        add(&companion, &writer)?;
+        done += companion.len;
+        progress(done, total);
+    }
     Ok(writer.commit(&manifest.meta)?)
+}
+
+/// The file becomes a stream.
+fn add(companion: &Opened, writer: &ImageWriter) -> Result<(), CopyError> {
+    let mut stream = writer.stream(&companion.stream)?;
+    let mut piece = vec![0; CHUNK_BYTES];
+    let mut left = companion.len;
+    while left > 0 {
+        let wanted = left.min(CHUNK_BYTES as u64);
+        // At most the length of the piece.
+        let part = &mut piece[..usize::try_from(wanted).unwrap_or(CHUNK_BYTES)];
+        let read = (&companion.file).read_exact(part);
+        read.map_err(|source| companion.failed(source))?;
+        stream.write_all(part)?;
+        left -= wanted;
+    }
+    stream.finish()?;
+    Ok(())
 }
 
 /// A stream as what a reader writes to; keeps the error that `io::Error` cannot.
@@ -158,7 +192,6 @@ impl Write for Sink<'_> {
 mod tests {
     use std::cell::Cell;
 
-    use super::super::CHUNK_BYTES;
     use super::super::codec::tests::noise;
     use super::super::testing::{
         OPTIONS, image_files, never, packs, read_stream, temporary_store, write_image,
@@ -184,7 +217,7 @@ mod tests {
         let last = Cell::new((0, 0));
         let progress = |done, total| last.set((done, total));
         let copy = store
-            .copy_image(source.id, &other, &other_lock, OPTIONS, &progress)
+            .copy_image(source.id, &[], &other, &other_lock, OPTIONS, &progress)
             .unwrap();
         assert_eq!(last.get(), (source.raw_bytes, source.raw_bytes));
         assert_eq!(copy.id.number(), 1, "the next number there");
@@ -195,7 +228,7 @@ mod tests {
             assert!(read_stream(&other, copy.id, name) == bytes, "{name}");
         }
         let again = store
-            .copy_image(source.id, &other, &other_lock, OPTIONS, &nobody)
+            .copy_image(source.id, &[], &other, &other_lock, OPTIONS, &nobody)
             .unwrap();
         assert_eq!(
             (again.id.number(), again.stored_bytes),
@@ -219,7 +252,7 @@ mod tests {
         let last = bytes.len() - 1;
         bytes[last] ^= 1;
         fs::write(&path, bytes).unwrap();
-        let copy = || store.copy_image(source.id, &other, &other_lock, OPTIONS, &nobody);
+        let copy = || store.copy_image(source.id, &[], &other, &other_lock, OPTIONS, &nobody);
         let error = copy().unwrap_err();
         assert!(
             matches!(error, CopyError::Read(ReadError::Corrupt { .. })),
@@ -251,12 +284,12 @@ mod tests {
             }
         };
         let error = store
-            .copy_image(first.id, &other, &other_lock, OPTIONS, &rotate)
+            .copy_image(first.id, &[], &other, &other_lock, OPTIONS, &rotate)
             .unwrap_err();
         assert!(matches!(error, CopyError::Gone { .. }), "{error}");
         assert_eq!((packs(&other).len(), image_files(&other).len()), (0, 0));
         let error = store
-            .copy_image(first.id, &other, &other_lock, OPTIONS, &nobody)
+            .copy_image(first.id, &[], &other, &other_lock, OPTIONS, &nobody)
             .unwrap_err();
         assert!(
             matches!(error, CopyError::Read(ReadError::Missing { .. })),
@@ -270,7 +303,7 @@ mod tests {
         let lock = store.lock().unwrap();
         let source = write_image(&store, &lock, &[("a", b"a")]);
         let error = store
-            .copy_image(source.id, &store, &lock, OPTIONS, &nobody)
+            .copy_image(source.id, &[], &store, &lock, OPTIONS, &nobody)
             .unwrap_err();
         assert!(matches!(error, CopyError::SameStore { .. }), "{error}");
     }

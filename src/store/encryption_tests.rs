@@ -270,13 +270,13 @@ fn a_copy_goes_from_a_plain_store_into_an_encrypted_one_and_back() {
     let lock = store.lock().unwrap();
     let options = testing::OPTIONS;
     let copy = plain
-        .copy_image(image, &store, &lock, options, &never)
+        .copy_image(image, &[], &store, &lock, options, &never)
         .unwrap();
     assert!(copy.encrypted);
     let (_third, back) = temporary_store();
     let back_lock = back.lock().unwrap();
     let copy = store
-        .copy_image(copy.id, &back, &back_lock, options, &never)
+        .copy_image(copy.id, &[], &back, &back_lock, options, &never)
         .unwrap();
     assert!(!copy.encrypted);
     for (name, bytes) in contents() {

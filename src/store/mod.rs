@@ -121,7 +121,7 @@ pub use manifest::{Chunk, Content, InvalidManifest, Manifest, Stored, Stream, is
 pub use pack::{Pack, PackError, PackName};
 pub use pins::PinError;
 pub use portable::{
-    Companion, ExportError, Exported, FileDamage, Form, ImportError, PortableReader,
+    Companion, CompanionError, ExportError, Exported, FileDamage, Form, ImportError, PortableReader,
 };
 pub use prune::Swept;
 pub use reader::ImageReader;

@@ -20,7 +20,7 @@
 //! becomes an image as any other does, at its commit, or nothing. But who can make the file
 //! can make one that is right in all this: restored, an image is a program that runs.
 
-mod companion;
+pub(super) mod companion;
 mod error;
 mod export;
 mod frame;
@@ -30,6 +30,7 @@ mod import;
 #[cfg(test)]
 mod tests;
 
+pub use companion::CompanionError;
 pub use error::{ExportError, FileDamage, ImportError};
 pub use export::{Companion, Exported, Form};
 pub use import::PortableReader;

@@ -35,7 +35,7 @@ impl Supervisor {
             tracing::warn!("stdin goes on with what comes next: its beginning is forgotten");
         }
         let connect = system("make the job's standard streams");
-        let ends = streams.connect().map_err(&connect)?;
+        let ends = streams.connect(&sandbox).map_err(&connect)?;
         let io_uring = match self.shop.config.sandbox.io_uring {
             config::IoUring::Hide => IoUring::Hide,
             config::IoUring::Allow => IoUring::Allow,

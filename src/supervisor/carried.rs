@@ -1,8 +1,8 @@
 //! Parts of ckpt-run that an image maps, and that go with it to other machines.
 //!
 //! The job's first process runs a copy of this program, and others may have the agent loaded; both lie in the `bin`
-//! folder of the store that the image was made in, and CRIU wants them where they were. An exported image carries them as
-//! streams; a restore that does not find one puts it back.
+//! folder of the store that the image was made in, and CRIU wants them where they were. An exported or copied image
+//! carries them as streams; a restore that does not find one puts it back.
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io;

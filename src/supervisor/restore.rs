@@ -215,7 +215,7 @@ pub(super) fn bring_back(
             let resident = cuda.resident.as_ref();
             resident.map(|facts| scope.spawn(move || refill(facts)))
         });
-        let rewound = rewind(shop, streams, &image, id, &facts, files)?;
+        let rewound = rewind(shop, sandbox, streams, &image, id, &facts, files)?;
         watch.lap("rewind");
         shop.ongoing.step(Step::Restore);
         let restored = run_criu(shop, sandbox, &image, id, &facts, &rewound.ends);
@@ -265,6 +265,7 @@ struct Rewound {
 /// Sets files and streams back.
 fn rewind(
     shop: &Workshop,
+    sandbox: &Sandbox,
     streams: &SharedStreams,
     image: &ImageReader,
     id: ImageId,
@@ -283,7 +284,7 @@ fn rewind(
             .map(drop)
             .map_err(|error| io::Error::other(error.to_string()))
     })?;
-    let (ends, input_lost) = reconnect(shop, streams, facts, &aside)?;
+    let (ends, input_lost) = reconnect(shop, sandbox, streams, facts, &aside)?;
     Ok(Rewound {
         cut,
         ends,
@@ -294,6 +295,7 @@ fn rewind(
 /// Sets the streams back and makes what takes the place of the old pipes or the old terminal.
 fn reconnect(
     shop: &Workshop,
+    sandbox: &Sandbox,
     streams: &SharedStreams,
     facts: &ImageFacts,
     aside: &Path,
@@ -311,7 +313,7 @@ fn reconnect(
         .rewind(&marks.stderr, same_run, &aside.join("stderr"))
         .map_err(RestoreError::Prepare)?;
     let ends = streams
-        .connect_again(marks)
+        .connect_again(marks, sandbox)
         .map_err(RestoreError::Prepare)?;
     Ok((
         ends,

@@ -10,7 +10,7 @@ use crate::clock;
 use crate::config::Config;
 use crate::criu::{Criu, FindError, Search};
 use crate::cuda::GpuMap;
-use crate::store::{ImageId, LockError, OpenError, ReadError, Store, WriteError};
+use crate::store::{ImageEntry, ImageId, LockError, OpenError, ReadError, Store, WriteError};
 
 use super::key::{KeyError, read_key};
 use super::machine;
@@ -44,16 +44,16 @@ pub enum What {
         /// Forget the run that the store holds and begin anew.
         fresh: bool,
     },
-    /// The one that the store holds, whatever became of it: it goes on from an image.
+    /// The one that the store holds, whatever became of it, or that of the image: it goes on from an image.
     Image(ImageChoice),
 }
 
 /// Which image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageChoice {
-    /// The newest one.
+    /// The newest one of the store's run.
     Newest,
-    /// This one. Newer ones are not gone on from any more.
+    /// This one, of whichever run. Newer ones are not gone on from any more.
     This(ImageId),
 }
 
@@ -104,7 +104,7 @@ pub enum RunError {
         .0.display()
     )]
     NoRun(PathBuf),
-    /// The image is not there, or is one of an earlier run.
+    /// The image is not there, or cannot be read.
     #[error(transparent)]
     NoSuchImage(#[from] NoSuchImage),
     /// Something of the system's failed.
@@ -225,10 +225,11 @@ fn begin(
         What::Command { line, fresh } => (line, fresh),
         What::Image(choice) => {
             let images = store.images()?;
-            let state = known.or_else(|| RunState::of_images(&images, choice));
+            let state = RunState::chosen(known.as_ref(), choice, &images)?;
             let mut state = state.ok_or_else(|| RunError::NoRun(store.path().to_owned()))?;
-            if let ImageChoice::This(id) = choice {
-                state.go_back(id, &images)?;
+            if let Some(left) = known.filter(|known| known.started_unix_ms != state.started_unix_ms)
+            {
+                tell_left(&left, &images);
             }
             state.progress = Progress::Running;
             let command = state.command.iter().map(OsString::from).collect();
@@ -262,6 +263,15 @@ fn begin(
             Ok(Some((state, Beginning::Restore, line)))
         }
     }
+}
+
+/// Says that the store is at another run from now on, and how to come back.
+fn tell_left(left: &RunState, images: &[ImageEntry]) {
+    let newest = images.iter().rfind(|image| left.goes_on_from(image));
+    let back = newest.map_or_else(String::new, |image| {
+        format!("; `ckpt-run restore {}` goes back to it", image.id)
+    });
+    tracing::info!(left = %left.command.join(" "), "the image is of another run than the store was at{back}");
 }
 
 /// Without `.` in the middle.

@@ -41,10 +41,10 @@ pub enum RunStateError {
     Write(#[from] DurableError),
 }
 
-/// The image is not there, or is one of an earlier run.
+/// The image is not there, or does not tell of its run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "cannot go on from image {0}: it is none of this run's; `ckpt-run list` shows which there are"
+    "cannot go on from image {0}: there is none that can be read; `ckpt-run list` shows which there are"
 )]
 pub struct NoSuchImage(pub ImageId);
 
@@ -124,10 +124,32 @@ impl RunState {
         }
     }
 
-    /// The run of an image that came from elsewhere, in a store that holds none: of the chosen image, or of the newest
-    /// that is not damaged.
-    #[must_use]
-    pub(super) fn of_images(images: &[ImageEntry], choice: ImageChoice) -> Option<Self> {
+    /// The run that goes on from the chosen image: the `known` one, which the store is at, or the run of a named image
+    /// that came from elsewhere or is from before. `None` where there is neither run nor image.
+    ///
+    /// # Errors
+    /// When there is no such image.
+    pub(super) fn chosen(
+        known: Option<&Self>,
+        choice: ImageChoice,
+        images: &[ImageEntry],
+    ) -> Result<Option<Self>, NoSuchImage> {
+        let of_another = || Self::of_images(images, choice);
+        match (known, choice) {
+            (Some(state), ImageChoice::Newest) => Ok(Some(state.clone())),
+            (None, ImageChoice::Newest) => Ok(of_another()),
+            (None, ImageChoice::This(_)) if images.is_empty() => Ok(None),
+            (known, ImageChoice::This(id)) => {
+                let ours = known.filter(|state| state.has(id, images)).cloned();
+                let mut state = ours.or_else(of_another).ok_or(NoSuchImage(id))?;
+                state.go_back(id, images)?;
+                Ok(Some(state))
+            }
+        }
+    }
+
+    /// The run of the chosen image, or of the newest that is not damaged.
+    fn of_images(images: &[ImageEntry], choice: ImageChoice) -> Option<Self> {
         let image = match choice {
             ImageChoice::Newest => images.iter().rfind(|image| image.damaged.is_none()),
             ImageChoice::This(id) => images.iter().find(|image| image.id == id),
@@ -153,13 +175,24 @@ impl RunState {
         run_of(&image.meta) == Some(self.started_unix_ms) && !abandoned
     }
 
+    /// Whether this is one of its images, given up or not.
+    fn has(&self, id: ImageId, images: &[ImageEntry]) -> bool {
+        let ours = |image: &&ImageEntry| run_of(&image.meta) == Some(self.started_unix_ms);
+        images.iter().filter(ours).any(|image| image.id == id)
+    }
+
+    /// Whether what an image says about itself is of another run.
+    #[must_use]
+    pub fn is_another_than_of(&self, meta: &[u8]) -> bool {
+        run_of(meta).is_some_and(|run| run != self.started_unix_ms)
+    }
+
     /// Goes back to an image: newer ones are those of a life that is given up. They stay in the store.
     ///
     /// # Errors
     /// When the run has no such image.
     pub fn go_back(&mut self, id: ImageId, images: &[ImageEntry]) -> Result<(), NoSuchImage> {
-        let ours = |image: &&ImageEntry| run_of(&image.meta) == Some(self.started_unix_ms);
-        if !images.iter().filter(ours).any(|image| image.id == id) {
+        if !self.has(id, images) {
             return Err(NoSuchImage(id));
         }
         let newest = images.iter().map(|image| image.id).max();

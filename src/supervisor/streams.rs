@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::Tty;
 use crate::criu::Inherited;
 use crate::job::{self, Input, InputMark, Output, OutputMark, Pty, StatusLine, TerminalDevice};
+use crate::sandbox::Sandbox;
 use crate::telemetry;
 
 /// The job's standard streams.
@@ -78,6 +79,8 @@ impl Streams {
     pub fn ours(tty: Tty) -> io::Result<Self> {
         let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
         let joined = same_file(stdout.as_fd(), stderr.as_fd());
+        // Cutting a file that our own messages go to would cut them too.
+        let apart = telemetry::is_apart();
         let wanted = match tty {
             Tty::Auto => stdin.is_terminal() && stdout.is_terminal() && can_have_terminal(),
             Tty::Always => true,
@@ -91,9 +94,8 @@ impl Streams {
         let callers = ours.into_iter().find(IsTerminal::is_terminal);
         Ok(Self {
             stdin: Input::new(Input::callers())?,
-            // Our own messages go to stderr: cutting its file would cut them too.
-            stdout: Output::new(stdout.as_fd().try_clone_to_owned()?, !joined),
-            stderr: Output::new(stderr.as_fd().try_clone_to_owned()?, false),
+            stdout: Output::new(stdout.as_fd().try_clone_to_owned()?, apart || !joined),
+            stderr: Output::new(stderr.as_fd().try_clone_to_owned()?, apart),
             joined,
             in_terminal: wanted.then_some(parts),
             callers: callers.map(|one| one.try_clone_to_owned()).transpose()?,
@@ -103,6 +105,9 @@ impl Streams {
 
     /// Has our own lines keep to themselves between those of the job.
     pub fn share_lines(&self) {
+        if telemetry::is_apart() {
+            return;
+        }
         let joined = self.joined;
         if io::stderr().is_terminal() {
             let output = if joined { &self.stdout } else { &self.stderr };
@@ -123,7 +128,7 @@ impl Streams {
     /// is written to it: not one that the reader of our stdout writes to as well (`| tee`).
     pub fn status_line(&self) -> Option<StatusLine> {
         let capable = std::env::var_os("TERM").is_some_and(|name| name != "dumb");
-        if !io::stderr().is_terminal() || !capable {
+        if !io::stderr().is_terminal() || !capable || telemetry::is_apart() {
             return None;
         }
         if self.joined {
@@ -134,14 +139,14 @@ impl Streams {
         is_file.then(|| self.stderr.status_line())
     }
 
-    /// The ends of a new job's stdin, stdout and stderr.
-    pub fn connect(&mut self) -> io::Result<[OwnedFd; 3]> {
+    /// The ends of the stdin, stdout and stderr of a new job in this sandbox.
+    pub fn connect(&mut self, sandbox: &Sandbox) -> io::Result<[OwnedFd; 3]> {
         let Some(parts) = self.in_terminal else {
             let stdin = self.stdin.connect()?;
             let [stdout, stderr] = self.connect_pipes()?;
             return Ok([stdin, stdout, stderr]);
         };
-        let slave = self.connect_terminal(parts)?;
+        let slave = self.connect_terminal(parts, sandbox)?;
         let stdin = if parts.stdin {
             slave.try_clone()?
         } else {
@@ -155,8 +160,8 @@ impl Streams {
         Ok([stdin, slave, stderr])
     }
 
-    /// What takes the place of what a job had at a snapshot.
-    pub fn connect_again(&mut self, marks: &Marks) -> io::Result<Ends> {
+    /// What takes the place, in this sandbox, of what a job had at a snapshot.
+    pub fn connect_again(&mut self, marks: &Marks, sandbox: &Sandbox) -> io::Result<Ends> {
         let mut ends = Ends::new();
         if marks.stdin.pipe != 0 {
             let stdin = self.stdin.connect_pipe()?;
@@ -170,7 +175,7 @@ impl Streams {
             }
             return Ok(ends);
         };
-        let slave = self.connect_terminal(mark.parts)?;
+        let slave = self.connect_terminal(mark.parts, sandbox)?;
         if mark.nonblocking
             && let Some((pty, _)) = &self.terminal
         {
@@ -252,8 +257,15 @@ impl Streams {
         }
     }
 
-    fn connect_terminal(&mut self, parts: Parts) -> io::Result<OwnedFd> {
-        let pty = Pty::open(self.callers.as_ref().map(AsFd::as_fd))?;
+    /// The first terminal of a fresh sandbox: its number is that of the snapshot.
+    fn connect_terminal(&mut self, parts: Parts, sandbox: &Sandbox) -> io::Result<OwnedFd> {
+        let caller = self.callers.as_ref().map(AsFd::as_fd);
+        let maker = sandbox.terminal_maker();
+        let pty = match maker.map(|maker| Pty::open_from(&maker, caller)) {
+            Some(Ok(pty)) => pty,
+            // It has no terminals of its own, or may not be looked into: the machine's will do.
+            Some(Err(_)) | None => Pty::open(caller)?,
+        };
         let slave = pty.slave()?;
         self.stdout.connect_terminal(pty.master()?)?;
         if parts.stdin {

@@ -143,6 +143,97 @@ fn an_image_goes_to_another_machine_as_one_file_and_comes_back_to_life_there() {
 }
 
 #[test]
+fn a_copied_image_comes_back_to_life_where_the_first_store_is_gone() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = place.start_python(&[], UNTIL_GO);
+    place.wait_for("out", "ready");
+    place.snapshot();
+    let copied = place.verb(&["copy", "latest", "--to", "copy"]);
+    assert_eq!(stdout(&copied), "000001\n", "{}", stderr(&copied));
+    run.signal(Signal::SIGKILL);
+    run.wait();
+    fs::remove_dir_all(place.file(".ckpt-run")).unwrap();
+    // What goes with the image goes with a copy of the copy, too.
+    let again = place.verb(&["copy", "1", "--store", "copy", "--to", "second"]);
+    assert_eq!(code(again.status), 0, "{}", stderr(&again));
+    fs::remove_dir_all(place.file("copy")).unwrap();
+
+    let mut restored = place.start(&["--store", "second", "restore"], &[]);
+    place.wait_for("err", "restored image=000001");
+    fs::write(place.file("go"), "").unwrap();
+    assert_eq!(restored.wait(), 0, "{}", place.text("err"));
+}
+
+/// Says its name and computes until there is a file of that name.
+const NAMED: &str = r#"
+import os, sys, time
+print("ready", sys.argv[1], flush=True)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.02)
+print("done", sys.argv[1], flush=True)
+"#;
+
+#[test]
+fn an_image_that_came_into_the_store_of_another_run_is_gone_on_from_once_it_is_named() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    fs::write(place.file("job.py"), NAMED).unwrap();
+    let stores = [("one", "first"), ("other", "second")];
+    for (store, name) in stores {
+        let job = ["python3", "-u", "job.py", name];
+        let mut run = place.start(&["--store", store], &job);
+        place.wait_for("out", &format!("ready {name}"));
+        let taken = place.verb(&["snapshot", "--store", store]);
+        assert_eq!(code(taken.status), 0, "{}", stderr(&taken));
+        run.signal(Signal::SIGKILL);
+        run.wait();
+    }
+    let verb = |line: &[&str]| {
+        let output = place.verb(line);
+        assert_eq!(code(output.status), 0, "{line:?}: {}", stderr(&output));
+        stderr(&output)
+    };
+    verb(&["export", "1", "image", "--store", "one"]);
+    let told = verb(&["import", "image", "--store", "other"]);
+    let how = "ckpt-run --store other restore 000002";
+    assert!(
+        told.contains(&format!(
+            "image 000002 is of another run than the store is at (python3 -u job.py second); to go on from it: {how}\n"
+        )),
+        "{told}"
+    );
+    let told = verb(&["copy", "1", "--store", "one", "--to", "other"]);
+    assert!(told.contains("image 000003 is of another run"), "{told}");
+    let told = verb(&["copy", "1", "--store", "other", "--to", "other-2"]);
+    assert!(!told.contains("another run"), "{told}");
+
+    let restore = |image: &str, name: &str| {
+        let mut run = place.start(&["--store", "other", "restore", image], &[]);
+        place.wait_for("err", &format!("restored image={image}"));
+        fs::write(place.file(name), "").unwrap();
+        assert_eq!(run.wait(), 0, "{}", place.text("err"));
+        place.wait_for("out", &format!("done {name}"));
+    };
+    restore("000002", "first");
+    assert!(
+        place.text("err").contains(
+            "of another run than the store was at; `ckpt-run restore 000001` goes back to it"
+        ),
+        "{}",
+        place.text("err")
+    );
+    // Its run is that of the store; what was there comes back in the same way.
+    let line = ["--store", "other", "--", "python3", "-u", "job.py", "first"];
+    assert!(verb(&line).contains("finished already"));
+    restore("000001", "second");
+}
+
+#[test]
 fn what_is_no_exported_image_makes_no_store() {
     let place = Place::new();
     fs::write(place.file("other"), "something else").unwrap();

@@ -203,3 +203,47 @@ fn pauses_and_failures_are_written_down() {
         said(&full)
     );
 }
+
+/// Fills memory, and writes down when it computes.
+const STEPS: &str = r#"
+import os, time
+ballast = os.urandom(256 << 20)
+steps = open("steps", "a")
+print("ready", flush=True)
+while not os.path.exists("go"):
+    steps.write(f"{time.time()}\n"); steps.flush()
+    time.sleep(0.005)
+"#;
+
+#[test]
+fn a_restore_is_told_of_at_the_moment_the_job_computes_again() {
+    /// Both are on a machine that may be busy.
+    const SLACK_SECONDS: f64 = 2.0;
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = place.start_python(&["--interval", "never"], STEPS);
+    place.wait_for("out", "ready");
+    place.snapshot();
+    run.crash();
+    place.wait_for("err", "ckpt-run: restored");
+    fs::write(place.file("go"), "").unwrap();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+
+    let (crashed, restored) = (one(&place, "crashed"), one(&place, "restored"));
+    let time = |event: &Value| -> f64 {
+        let time: jiff::Timestamp = event["time"].as_str().unwrap().parse().unwrap();
+        time.as_duration().as_secs_f64()
+    };
+    let steps = place.text("steps");
+    let steps = steps.lines().map(|line| line.parse::<f64>().unwrap());
+    let first = steps
+        .filter(|step| *step > time(&crashed))
+        .fold(f64::INFINITY, f64::min);
+    assert!((time(&restored) - first).abs() < SLACK_SECONDS, "{first}");
+    let took = restored["seconds"].as_f64().unwrap();
+    // The pause before it is not a part of it.
+    assert!(took > 0.0 && took < first - time(&crashed) + SLACK_SECONDS);
+    assert!(first - time(&crashed) < took + 1.0 + SLACK_SECONDS);
+}

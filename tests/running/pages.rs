@@ -44,6 +44,16 @@ fn shells_understand_their_completions() {
             .unwrap();
         assert!(parsed.status.success(), "{shell}: {}", stderr(&parsed));
     }
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = stdout(&place.verb(&["completions", shell]));
+        assert!(
+            script.contains("rehearse") && script.contains("max-restarts"),
+            "{shell}"
+        );
+        for hidden in ["gpu-copier", "end-with-parent", "messages"] {
+            assert!(!script.contains(hidden), "{shell}: {hidden}");
+        }
+    }
     let refused = place.verb(&["completions", "no-shell"]);
     assert_eq!(code(refused.status), 125);
 }
@@ -109,6 +119,14 @@ fn every_verb_has_a_manual_page_that_groff_takes() {
             names.contains(&format!("ckpt-run-{verb}.1")),
             "{verb}: {names:?}"
         );
+    }
+    for name in &names {
+        let page = fs::read_to_string(folder.join(name))
+            .unwrap()
+            .replace('\\', "");
+        for hidden in ["gpu-copier", "end-with-parent", "messages"] {
+            assert!(!page.contains(hidden), "{name}: {hidden}");
+        }
     }
     let main = place.verb(&["man"]);
     assert_eq!(main.stdout, fs::read(folder.join("ckpt-run.1")).unwrap());

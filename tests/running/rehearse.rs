@@ -104,6 +104,17 @@ fn a_job_that_counts_passes_and_nothing_is_left_but_its_own_files() {
         steps[7]["detail"].as_str().unwrap().contains("the same"),
         "{report:#}"
     );
+    assert_eq!(
+        steps[7]["detail"].as_str().unwrap().split_once("; "),
+        Some((
+            format!(
+                "stdout: the {} bytes since the snapshot came again, the same",
+                report["output"][0]["bytes"]
+            )
+            .as_str(),
+            "stderr: nothing to compare"
+        )),
+    );
     let figures = &report["figures"];
     assert_eq!(figures["freeze_seconds"].as_array().unwrap().len(), 2);
     assert!(figures["restore_seconds"].as_f64().unwrap() > 0.0);
@@ -123,6 +134,49 @@ fn a_job_that_counts_passes_and_nothing_is_left_but_its_own_files() {
         numbers,
         "neither a gap nor a repetition"
     );
+}
+
+#[test]
+fn what_the_job_says_on_stderr_is_compared_as_what_it_prints() {
+    if !can_run() {
+        return;
+    }
+    let count = r#"
+import sys, time
+i = 0
+while True:
+    print(i, flush=True)
+    print(FORMAT, file=sys.stderr, flush=True)
+    i += 1
+    time.sleep(0.02)
+"#;
+    let place = Place::new();
+    let output = rehearse(&place, &["--json"], &count.replace("FORMAT", "f'step {i}'"));
+    let same = report(&output);
+    assert_eq!(code(output.status), 0, "{same:#}");
+    for (stream, name) in ["stdout", "stderr"].into_iter().enumerate() {
+        let compared = &same["output"][stream];
+        assert_eq!(compared["stream"], name, "{same:#}");
+        assert_eq!(compared["result"], "same", "{same:#}");
+        assert!(compared["bytes"].as_u64().unwrap() > 2, "{same:#}");
+    }
+    assert_eq!(same["steps"][7]["outcome"], "ok", "{same:#}");
+
+    let timed = count.replace("FORMAT", "f'{time.time_ns()}'");
+    let output = rehearse(&place, &["--json"], &timed);
+    let differs = report(&output);
+    assert_eq!(code(output.status), 0, "{differs:#}");
+    let step = &differs["steps"][7];
+    assert_eq!(step["outcome"], "note", "{differs:#}");
+    let detail = step["detail"].as_str().unwrap();
+    assert!(
+        detail.contains(
+            "the same; stderr: what came since the snapshot came again, but not the same"
+        ),
+        "{detail}"
+    );
+    assert_eq!(differs["output"][0]["result"], "same", "{differs:#}");
+    assert_eq!(differs["output"][1]["result"], "differs", "{differs:#}");
 }
 
 #[test]

@@ -182,3 +182,55 @@ fn a_terminal_that_others_write_to_as_well_gets_lines_only() {
     let written = screen.bytes();
     assert!(!written.contains(&0x1b), "{}", screen.text());
 }
+
+/// What a verb writes to the terminal that it is started in.
+fn verb(place: &Place, arguments: &[&str]) -> String {
+    let screen = Screen::new(24, COLUMNS);
+    let mut run = screen.start(place, arguments);
+    assert_eq!(run.wait(), 0, "{arguments:?}: {}", screen.text());
+    let mut shell = Command::new("echo");
+    shell.arg("that is all");
+    screen.start_command(place, &shell).wait();
+    screen.wait_for("that is all");
+    String::from_utf8_lossy(&screen.bytes()).into_owned()
+}
+
+#[test]
+fn verbs_that_take_their_time_show_a_bar_where_that_is_wanted() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let job = "import os, time\nballast = os.urandom(32 << 20)\nprint('ready', flush=True)\ntime.sleep(1000)\n";
+    let mut run = place.start_python(&[], job);
+    place.wait_for("out", "ready");
+    place.snapshot();
+    run.signal(Signal::SIGTERM);
+    run.wait();
+
+    let cases: [(&[&str], bool); 4] = [
+        (&[], true),
+        (&["--json"], false),
+        (&["-q"], false),
+        (&["--config", "never.toml"], false),
+    ];
+    fs::write(place.file("never.toml"), "[log]\nprogress = \"never\"\n").unwrap();
+    for (number, (options, wanted)) in cases.into_iter().enumerate() {
+        let file = format!("image-{number}");
+        let (from, to) = (format!("from-{number}"), format!("to-{number}"));
+        let lines: [(&str, &[&str]); 5] = [
+            ("verify", &["verify", "1"]),
+            ("verify", &["repair", "--dry-run"]),
+            ("copy", &["copy", "1", "--to", &to]),
+            ("export", &["export", "1", &file]),
+            ("import", &["import", &file, "--store", &from]),
+        ];
+        for (word, line) in lines {
+            let line = [line, options].concat();
+            let written = verb(&place, &line);
+            let bar = written.contains(&format!("{word} █"));
+            assert_eq!(bar, wanted, "{line:?}: {written:?}");
+            assert_eq!(written.contains('\x1b'), wanted, "{line:?}: {written:?}");
+        }
+    }
+}

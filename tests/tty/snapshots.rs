@@ -208,3 +208,96 @@ fn an_interpreter_with_line_editing_is_restored() {
     screen.types("exit(0)\r");
     assert_eq!(run.wait(), 0, "{}", screen.text());
 }
+
+/// Talks with a child of its own at a terminal of its own, and says what each of its terminals is called.
+const OWN_TERMINAL: &str = r#"
+import fcntl, os, pty, sys, termios, time
+master, slave = pty.openpty()
+if os.fork() == 0:
+    os.setsid()
+    fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+    for line in os.fdopen(slave, closefd=False):
+        os.write(slave, b"got " + line.encode())
+modes = termios.tcgetattr(slave)
+modes[1] &= ~termios.OPOST
+modes[3] &= ~termios.ECHO
+termios.tcsetattr(slave, termios.TCSANOW, modes)
+names = [os.ttyname(one) for one in (slave, 1) if os.isatty(one)]
+print("ready at", *names, flush=True)
+for i in range(10**6):
+    os.write(master, b"%d\n" % i)
+    answer = os.read(master, 100)
+    if answer != b"got %d\n" % i or names != [os.ttyname(one) for one in (slave, 1) if os.isatty(one)]:
+        sys.exit(f"not {i}: {answer}")
+    print("count", i, flush=True)
+    if os.path.exists("go"): break
+    time.sleep(0.01)
+if os.fork() == 0:
+    own = os.open(os.ttyname(slave), os.O_RDWR | os.O_NOCTTY)
+    os._exit(os.isatty(own))
+print("end", os.WEXITSTATUS(os.wait()[1]), *names, flush=True)
+"#;
+
+#[test]
+fn a_jobs_own_terminals_come_back_although_their_numbers_are_taken_on_the_machine() {
+    if !can_run() {
+        return;
+    }
+    // In a terminal that is the job's first one, and in none.
+    for (option, names) in [
+        ("--tty", "/dev/pts/1 /dev/pts/0"),
+        ("--no-tty", "/dev/pts/0"),
+    ] {
+        let place = Place::new();
+        fs::write(place.file("job.py"), OWN_TERMINAL).unwrap();
+        let job = ["python3", "-u", "job.py"];
+        let mut run = place.start(&[option], &job);
+        place.wait_for("out", &format!("ready at {names}"));
+        place.snapshot();
+        run.signal(Signal::SIGKILL);
+        run.wait();
+        let said = lines_of(&place.text("out"), "count ").len();
+
+        let taken: Vec<Screen> = (0..24).map(|_| Screen::new(24, 80)).collect();
+        let mut run = place.start(&[option], &job);
+        place.wait_for("out", &format!("count {}", said + 10));
+        place.snapshot();
+        run.crash();
+        wait_until("the second restore", || {
+            place.text("err").matches("ckpt-run: restored").count() == 2
+        });
+        fs::write(place.file("go"), "").unwrap();
+        assert_eq!(run.wait(), 0, "{}{}", place.text("out"), place.text("err"));
+        drop(taken);
+        let end = format!("end 1 {names}");
+        assert!(place.text("out").contains(&end), "{}", place.text("out"));
+    }
+}
+
+#[test]
+fn a_program_that_was_started_in_a_terminal_of_the_jobs_comes_back_in_it() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    fs::write(place.file("job.py"), COUNT).unwrap();
+    let spawn = "import pty; pty.spawn(['sh', '-c', 'tty; python3 job.py'])";
+    let job = ["python3", "-c", spawn];
+    let mut run = place.start(&["--no-tty"], &job);
+    place.wait_for("out", "count 5\r\n");
+    place.snapshot();
+    run.signal(Signal::SIGKILL);
+    run.wait();
+    let said = lines_of(&place.text("out"), "count ").len();
+    let taken: Vec<Screen> = (0..24).map(|_| Screen::new(24, 80)).collect();
+    let mut run = place.start(&["--no-tty"], &job);
+    place.wait_for("out", &format!("count {}\r\n", said + 10));
+    drop(taken);
+    run.signal(Signal::SIGTERM);
+    run.wait();
+    let text = place.text("out").replace('\r', "");
+    assert!(text.starts_with("/dev/pts/0\n"), "{text}");
+    let restored = place.text("err").matches("ckpt-run: restored").count();
+    assert_eq!(restored, 1, "{}", place.text("err"));
+    assert_counted(&text, said + 10);
+}

@@ -200,7 +200,7 @@ impl Ledger {
     ) -> Result<(), CopyError> {
         self.note(Note::Content(id, streams.clone()));
         self.note(Note::Image(id, Presence::Maybe));
-        match source.copy_image(image, to, lock, ONE_WORKER, &never) {
+        match source.copy_image(image, &[], to, lock, ONE_WORKER, &never) {
             Ok(copy) => {
                 assert_eq!(copy.id, id);
                 self.note(Note::Image(id, Presence::Yes));

@@ -16,50 +16,61 @@ use super::frame::{FrameWriter, Kind};
 const LEVEL: i32 = 1;
 
 /// A companion that is there.
-pub(super) struct Opened {
-    stream: String,
-    path: PathBuf,
-    file: File,
-    pub(super) len: u64,
+pub(in super::super) struct Opened {
+    pub stream: String,
+    pub path: PathBuf,
+    pub file: File,
+    pub len: u64,
+}
+
+/// A companion that cannot be read, or changed meanwhile.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read {path}, which goes with the image")]
+pub struct CompanionError {
+    /// The file.
+    pub path: PathBuf,
+    /// The cause.
+    pub source: io::Error,
 }
 
 /// Opens those that the image does not have.
-pub(super) fn open(
+pub(in super::super) fn open(
     manifest: &Manifest,
     companions: &[Companion],
-) -> Result<Vec<Opened>, ExportError> {
+) -> Result<Vec<Opened>, CompanionError> {
     let missing = companions.iter().filter(|companion| {
         let mut streams = manifest.streams.iter();
         !streams.any(|stream| stream.name == companion.stream)
     });
     let opened = missing.map(|Companion { stream, path }| {
         let file = File::open(path).and_then(|file| Ok((file.metadata()?.len(), file)));
-        let (len, file) = file.map_err(|source| ExportError::Companion {
-            path: path.clone(),
-            source,
-        })?;
         let (stream, path) = (stream.clone(), path.clone());
-        Ok(Opened {
-            stream,
-            path,
-            file,
-            len,
-        })
+        match file {
+            Ok((len, file)) => Ok(Opened {
+                stream,
+                path,
+                file,
+                len,
+            }),
+            Err(source) => Err(CompanionError { path, source }),
+        }
     });
     opened.collect()
 }
 
 impl Opened {
+    pub(in super::super) fn failed(&self, source: io::Error) -> CompanionError {
+        let path = self.path.clone();
+        CompanionError { path, source }
+    }
+
     /// Writes the stream; `name` names chunks as the file does.
     pub(super) fn write(
         self,
         frames: &mut FrameWriter<impl Write>,
         name: impl Fn(&[u8]) -> Hash,
     ) -> Result<(), ExportError> {
-        let failed = |source| ExportError::Companion {
-            path: self.path.clone(),
-            source,
-        };
+        let failed = |source| self.failed(source);
         let mut encoder = Encoder::new(LEVEL).map_err(failed)?;
         let mut raw = Vec::with_capacity(CHUNK_BYTES);
         let mut left = self.len;
@@ -69,7 +80,7 @@ impl Opened {
             let wanted = left.min(CHUNK_BYTES as u64);
             let read = (&self.file).take(wanted).read_to_end(&mut raw);
             if read.map_err(failed)? as u64 != wanted {
-                return Err(failed(io::ErrorKind::UnexpectedEof.into()));
+                return Err(failed(io::ErrorKind::UnexpectedEof.into()).into());
             }
             left -= wanted;
             let (codec, encoded) = encoder.encode(&raw).map_err(failed)?;

@@ -1,11 +1,11 @@
 //! What can go wrong while an image becomes a file, or a file an image.
 
 use std::io;
-use std::path::PathBuf;
 
 use super::super::durable::DurableError;
 use super::super::error::{ReadError, WriteError};
 use super::super::id::ImageId;
+use super::companion::CompanionError;
 
 /// An image that did not become a file. What was written of it has no end and is refused by an
 /// import.
@@ -28,14 +28,9 @@ pub enum ExportError {
     /// The image cannot be read.
     #[error(transparent)]
     Read(ReadError),
-    /// A file that goes with the image cannot be read, or changed meanwhile.
-    #[error("cannot read {path}, which goes with the image")]
-    Companion {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
+    /// A file that goes with the image cannot be read.
+    #[error(transparent)]
+    Companion(#[from] CompanionError),
     /// The kernel has no random bytes.
     #[error("cannot encrypt the file")]
     Seal(#[source] io::Error),

@@ -400,7 +400,7 @@ fn companions_become_streams_and_none_goes_twice() {
         let missing =
             store.export_image(source, Form::AsStored, &companions, &mut Vec::new(), &never);
         assert!(
-            matches!(missing, Err(ExportError::Companion { .. })),
+            matches!(missing, Err(ExportError::Companion(_))),
             "{missing:?}"
         );
     }

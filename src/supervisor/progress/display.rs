@@ -34,10 +34,7 @@ pub(in super::super) struct Display {
 impl Display {
     /// Begins to show what is under way, where that is wanted and there is a terminal for it.
     pub fn start(wanted: ShowProgress, streams: &Streams, ongoing: &Ongoing) -> Option<Self> {
-        let wanted = match wanted {
-            ShowProgress::Auto => tracing::enabled!(tracing::Level::INFO),
-            ShowProgress::Never => false,
-        };
+        let wanted = wanted.is_wanted(tracing::enabled!(tracing::Level::INFO));
         let line = std::sync::Arc::new(streams.status_line().filter(|_| wanted)?);
         let display = Self {
             ongoing: ongoing.clone(),
