@@ -6,7 +6,8 @@ use tokio::sync::oneshot;
 
 use super::operation::News;
 use super::pause::{Paused, Refused, StillPaused};
-use super::restore::{RestoreError, Restored};
+use super::restore::Restored;
+use super::restore_error::RestoreError;
 use super::signals::Signal;
 use super::snapshot::{Afterwards, Snapshotted};
 use super::snapshot_error::SnapshotError;

@@ -24,128 +24,23 @@ use crate::config;
 use crate::criu::{
     Inherited, RestoreOptions, Serve, ServeError, Tcp, plugin_restores, restore_arguments,
 };
-use crate::cuda;
-use crate::job::{self, CutAway, RewindError};
+use crate::job::{self, CutAway};
 use crate::sandbox::{Ended, Sandbox, SandboxError, ToolCommand};
 use crate::store::{ImageId, ImageReader, ReadError};
 
 use super::carried;
 use super::describe::why;
-use super::gpu_plan::{GpuPlan, Refusal};
+use super::gpu_plan::GpuPlan;
 use super::image::{ImageFacts, Phase, Stopwatch};
 use super::progress::{Step, Work};
-use super::resident::{ResidentError, Returning};
+use super::resident::Returning;
+use super::restore_error::RestoreError;
 use super::restore_gpu;
 use super::streams::Ends;
 use super::workshop::{SharedStreams, Workshop};
 
 /// Number of the first descriptor that CRIU inherits: above those of its own start, below its service descriptors.
 const FIRST_DESCRIPTOR: RawFd = 200;
-
-/// Why an image did not become a running job. Nothing of it runs.
-#[derive(Debug, thiserror::Error)]
-pub enum RestoreError {
-    /// The image cannot be read.
-    #[error("cannot read the image")]
-    Read(#[source] Box<ReadError>),
-    /// Its facts make no sense.
-    #[error("cannot understand the image's facts")]
-    Facts(#[source] serde_json::Error),
-    /// The image holds GPU state that this machine cannot take. Nothing was touched.
-    #[error("cannot restore GPU state")]
-    Gpu(#[from] Refusal),
-    /// Files of the job cannot be put back.
-    #[error("cannot put the job's files back")]
-    Files(#[from] RewindError),
-    /// The dead job's sockets still hold its addresses.
-    #[error("cannot free the job's network addresses")]
-    Sockets(#[from] job::SocketsError),
-    /// A stream or socket of our own failed.
-    #[error("cannot prepare the restore")]
-    Prepare(#[source] io::Error),
-    /// The sandbox failed.
-    #[error("cannot run CRIU in the sandbox")]
-    Sandbox(#[from] SandboxError),
-    /// CRIU failed.
-    #[error("cannot restore the processes: {reason} (log: {log})")]
-    Criu {
-        /// Its reason.
-        reason: String,
-        /// Its log file.
-        log: String,
-    },
-    /// Somebody killed CRIU, the kernel for lack of memory perhaps: the image is not at fault.
-    #[error(
-        "cannot restore the processes: CRIU was killed by signal {signal} (log: {log}); is there enough memory?"
-    )]
-    Killed {
-        /// The signal.
-        signal: i32,
-        /// CRIU's log file.
-        log: String,
-    },
-    /// CRIU did not finish in time; nothing of it runs any more.
-    #[error("cannot restore the processes within {0:?} (snapshot.timeout)")]
-    Slow(Duration),
-    /// A thread of ours panicked, which is a mistake in this program.
-    #[error("cannot restore: a mistake in ckpt-run, please report it")]
-    Panicked,
-    /// The restored processes are not there.
-    #[error("cannot find the restored processes")]
-    Tree(#[from] job::TreeError),
-    /// A restored timer stands still.
-    #[error("cannot start the job's timers again")]
-    Timers(#[from] job::TimersError),
-    /// The CUDA driver's library could not be used.
-    #[error("cannot load the CUDA driver")]
-    Driver(#[from] cuda::LoadError),
-    /// A process of the image that used CUDA is not there any more.
-    #[error(
-        "cannot find process {pid}, whose GPU state the image holds: it ended as soon as it was restored"
-    )]
-    CudaProcessMissing {
-        /// Pid as the job sees it.
-        pid: i32,
-    },
-    /// The image's GPUs cannot be told apart.
-    #[error("cannot tell the image's GPUs")]
-    Gpus(#[from] cuda::GpuMapError),
-    /// The threads of a CUDA process could not be stopped.
-    #[error("cannot stop the job's threads")]
-    Halt(#[from] job::HaltError),
-    /// Device memory could not be put back.
-    #[error("cannot restore GPU memory")]
-    Resident(#[source] Box<ResidentError>),
-    /// The GPU state could not be resumed.
-    #[error("cannot resume the GPU state")]
-    Resume(#[source] Box<cuda::TreeError>),
-}
-
-impl RestoreError {
-    /// Whether trying again later may help, because the image itself is not at fault: pids, addresses, memory
-    /// and GPUs are the machine's. Every byte that CRIU gets was verified.
-    #[must_use]
-    pub fn image_may_be_good(&self) -> bool {
-        match self {
-            Self::Read(error) => !error.is_damage(),
-            Self::Facts(_) => false,
-            Self::Resident(error) => error.image_may_be_good(),
-            _ => true,
-        }
-    }
-}
-
-impl From<ResidentError> for RestoreError {
-    fn from(error: ResidentError) -> Self {
-        Self::Resident(Box::new(error))
-    }
-}
-
-impl From<ReadError> for RestoreError {
-    fn from(error: ReadError) -> Self {
-        Self::Read(Box::new(error))
-    }
-}
 
 /// An image that was looked at, and found restorable on this machine as far as one can tell.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use super::gpu_facts::{CudaFacts, visible};
 use super::gpu_plan::{GpuPlan, Here, Refusal, plan};
 use super::image::ImageFacts;
 use super::resident::{ResidentError, Returning};
-use super::restore::RestoreError;
+use super::restore_error::RestoreError;
 use super::standing::Standing;
 use super::workshop::Workshop;
 use crate::cuda::{self, GpuMap, GpuMapError, GpuPair};

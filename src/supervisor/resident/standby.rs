@@ -58,14 +58,12 @@ impl Standby {
             .unwrap_or_else(PoisonError::into_inner) = preparing;
     }
 
-    /// Ends what was prepared, without waiting: the job is not restored now.
+    /// Ends what was prepared, without waiting for its end: the job is not restored now.
     pub fn dismiss(&self) {
-        drop(
-            self.ready
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take(),
-        );
+        if let Some(starting) = taken(&self.ready) {
+            // By a thread that nobody waits for.
+            drop(spawn(move || starting.join().ok()));
+        }
     }
 
     /// A copier with contexts on these GPUs: one that was prepared, or a warm one, or another.
@@ -105,6 +103,9 @@ fn spawn<T: Send + 'static>(
 }
 
 fn wait_for<T>(slot: &Slot<T>) -> Option<T> {
-    let made = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
-    made?.join().ok().flatten()
+    taken(slot)?.join().ok().flatten()
+}
+
+fn taken<T>(slot: &Slot<T>) -> Option<JoinHandle<Option<T>>> {
+    slot.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
