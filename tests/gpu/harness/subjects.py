@@ -7,6 +7,13 @@ import functools
 from . import catalog, programs
 
 COUNTER, CHURN, HOG = "examples/counter.cu", "tests/gpu/jobs/churn.cu", "tests/gpu/jobs/hog.cu"
+HALVES, ALLOCATE = "tests/gpu/jobs/halves.cu", "tests/gpu/jobs/allocate.cu"
+# What ALLOCATE could print.
+ALLOCATED = (
+    "pairs 2 200 2.50 1.50 plain",
+    "pairs 64 200 9.00 8.00 plain",
+    "kept 64 128 9.00 8.00 plain",
+)
 # Only so many bits of each word are used: an image is about a quarter of the memory.
 NARROW = ("-DCOUNTER_BITS=16",)
 ENDLESS = 10**9
@@ -47,6 +54,25 @@ def churn(context, gib):
         lambda steps, pace_ms: [program, gib, steps, pace_ms, ENOUGH],
         ends=True,
     )
+
+
+def halves(context, gib):
+    """The counter with one half of its memory from cudaMallocAsync, which the agent does not cover; its lines are equal."""
+    if context.tools.device == "cpu":
+        return dataclasses.replace(big(context, gib), name=f"stand-in half {gib:g}")
+    program = build(context, HALVES, "halves")
+    return Subject(
+        f"halves {gib:g} GiB",
+        gib,
+        lambda steps, pace_ms: [program, "pool", gib, steps, pace_ms],
+    )
+
+
+def allocate(context):
+    """The command that times allocations, and ends by itself."""
+    if context.tools.device == "cpu":
+        return ["printf", "%s\n", *ALLOCATED]
+    return [build(context, ALLOCATE, "allocate")]
 
 
 def big(context, gib):

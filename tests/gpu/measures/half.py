@@ -1,0 +1,43 @@
+"""Part f: the freeze of a program half of whose memory the agent covers, between all of it and the driver's way.
+
+The program is the counter, and so are its lines: one uninterrupted counter judges all runs.
+"""
+
+from harness import subjects, ways
+
+TITLE = "f. Half covered"
+COLUMNS = ways.COLUMNS
+LEGEND = f"""{ways.LEGEND} halves: one half of the memory is from `cudaMalloc`, the other from `cudaMallocAsync`, which
+the agent does not cover: it goes the driver's way in the same snapshot (`tests/gpu/jobs/halves.cu`). counter: all is
+from `cudaMalloc`. Their lines are the same, and an uninterrupted counter's judge all. What is half covered is snapshotted
+and killed once more after its first kill; the times are without that."""
+GIB, PACE_MS = 8, 100
+ROUNDS_MAX = 2
+
+
+def run(context, section):
+    """What is half covered first, for when the time does not suffice."""
+    halves, whole = subjects.halves(context, GIB), subjects.counter(context, GIB)
+    found = [
+        measure(context, halves, "resident", "resident", once_more),
+        # Part a has a run of that name and way.
+        measure(context, whole, "resident, all", "resident", ways.nothing),
+        measure(context, halves, "driver", "driver", ways.nothing),
+    ]
+    ways.compare(context, found, halves.name, lambda steps: whole.words(steps, 0))
+    for measured in found:
+        section.row(*measured.cells())
+        context.judge(measured.result)
+
+
+def measure(context, subject, way, memory, at_end):
+    rounds, words = min(context.options.rounds, ROUNDS_MAX), subject.endless(PACE_MS)
+    measured = ways.supervised_way(context, subject.name, way, words, memory, rounds, at_end=at_end)
+    print(f"    {subject.name}: {way}: {ways.brief(measured)}", flush=True)
+    return measured
+
+
+def once_more(session):
+    """What came back is snapshotted, too, and comes back again."""
+    session.snapshot()
+    session.crash()
