@@ -70,8 +70,9 @@ def timed(context, words, memory, number):
         context.budget.until(lambda: run.code() is not None, "the end of the allocations")
         lines = [line.split() for line in run.stdout.read_text().splitlines()]
         if run.code() != 0 or not lines:
-            said = run.stderr.read_text(errors="replace").strip().splitlines()[-1:]
-            raise Failure(f"{memory}: ended with {run.code()}: {' '.join(said)}")
+            said = run.stderr.read_text(errors="replace").splitlines()
+            own = [line for line in said if not line.startswith("ckpt-run:")]
+            raise Failure(f"{memory}: ended with {run.code()}: {' '.join((own or said)[-1:])}")
     return {
         f"{mib} MiB, {count} {how}": Timed(float(malloc), float(free), kind)
         for how, mib, count, malloc, free, kind in lines
