@@ -10,6 +10,7 @@ use super::describe::{chain, seconds, size};
 use super::environment::{self, Setting};
 use super::event::Event;
 use super::image::run_of;
+use super::intrusion::Intrusion;
 use super::program::ProgramError;
 use super::restore::{self, Candidate, Restored};
 use super::restore_error::RestoreError;
@@ -96,6 +97,7 @@ impl Supervisor {
             sandbox: Arc::clone(sandbox),
             pids,
             token: self.shop.agent.as_ref().map(|(_, token)| *token),
+            intrusion: Intrusion::default(),
         });
         self.tell_started(&job.sandbox, pids);
         tracing::info!(
@@ -230,6 +232,7 @@ impl Supervisor {
                     sandbox: Arc::clone(&restoring.sandbox),
                     pids: restoring.pids,
                     token: restoring.token.take(),
+                    intrusion: Intrusion::default(),
                 });
                 let (ended, gone) = (restoring.ended, restoring.gone);
                 self.now_running(job, ended, gone);

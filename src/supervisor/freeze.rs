@@ -207,6 +207,7 @@ impl<'a> Frozen<'a> {
             let shop = self.subject.shop;
             shop.standby.warm(&shop.program);
         }
+        self.subject.job.intrusion.leaves_gpu(clock::now());
         let facts: Result<ImageFacts, _> =
             self.dump
                 .facts(self.subject.trigger, self.cuda.clone(), freeze);

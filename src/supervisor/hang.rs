@@ -2,7 +2,7 @@
 //!
 //! Each sign has a limit and stands alone: it is quiet for as long as samples show no life of it, and fires once when
 //! that is as long as its limit, and again only after more life. What cannot be told counts neither as life nor as
-//! quiet. Taking samples, and what is done about a job that hangs, are elsewhere.
+//! quiet. What is doubtful counts as quiet between samples that are, up to half of the limit. Taking samples, and what is done about a job that hangs, are elsewhere.
 
 use std::fmt;
 use std::time::Duration;
@@ -13,6 +13,9 @@ use crate::config::Hang;
 /// CPU time, as a part of the limit of its sign, that is no life: threads that wake to look around use less, and work
 /// uses more.
 const CPU_IDLE: f64 = 0.001;
+/// The part of a limit that must be quiet beyond doubt: of a job that snapshots hide for longer too little is known to
+/// kill it.
+const TOLD: f64 = 0.5;
 
 /// Where life is looked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,6 +39,29 @@ pub enum Touched {
     At(i64, i64),
 }
 
+/// What GPUs were seen to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GpuWork {
+    /// Nothing.
+    Idle,
+    /// The job's work.
+    Works,
+    /// Work that may be the job's, or that of a snapshot of it.
+    Doubtful,
+}
+
+impl GpuWork {
+    /// What is seen where our own work shows as well, or does not. Where nobody works, neither does the job.
+    #[must_use]
+    pub fn seen(works: bool, ours_shows: bool) -> Self {
+        match (works, ours_shows) {
+            (false, _) => Self::Idle,
+            (true, false) => Self::Works,
+            (true, true) => Self::Doubtful,
+        }
+    }
+}
+
 /// What was seen of a job at one time; `None` is not known.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Sample {
@@ -43,9 +69,9 @@ pub struct Sample {
     pub stopped: bool,
     /// Bytes that it has written.
     pub output: Option<u64>,
-    /// Whether its GPUs have worked since the last sample.
-    pub gpu: Option<bool>,
-    /// CPU time that it has used.
+    /// What its GPUs have done since the last sample.
+    pub gpu: Option<GpuWork>,
+    /// CPU time that it has used, without that of our work in it.
     pub cpu: Option<Duration>,
     /// Its heartbeat.
     pub heartbeat: Option<Touched>,
@@ -85,6 +111,10 @@ struct Watch<T> {
     /// Since it was looked at before the look that showed its last life.
     silent: Duration,
     quiet: Duration,
+    /// Doubtful time since the last sample that was not.
+    doubtful: Duration,
+    /// Part of `quiet` that was not doubtful.
+    told: Duration,
     fired: bool,
 }
 
@@ -96,6 +126,8 @@ impl<T: Copy> Watch<T> {
             unseen: Duration::ZERO,
             silent: Duration::ZERO,
             quiet: Duration::ZERO,
+            doubtful: Duration::ZERO,
+            told: Duration::ZERO,
             fired: false,
         })
     }
@@ -105,6 +137,14 @@ impl<T: Copy> Watch<T> {
         self.unseen += counted;
         self.silent += counted;
         self
+    }
+
+    /// What was seen may have been life, or not. Doubt alone is neither: it is quiet once samples before and after it
+    /// are.
+    fn doubt(&mut self, counted: Duration) {
+        if self.last.is_some() {
+            self.doubtful += counted;
+        }
     }
 
     /// `lives` compares with the last life; true when the sign fires.
@@ -119,12 +159,15 @@ impl<T: Copy> Watch<T> {
         };
         if self.last.is_none() || lives(self, value) {
             (self.last, self.quiet, self.fired) = (Some(value), Duration::ZERO, false);
+            (self.doubtful, self.told) = (Duration::ZERO, Duration::ZERO);
             self.silent = std::mem::take(&mut self.unseen);
             return false;
         }
         self.unseen = Duration::ZERO;
-        self.quiet += counted;
-        let fires = self.quiet >= self.limit && !self.fired;
+        self.quiet += counted + std::mem::take(&mut self.doubtful);
+        self.told += counted;
+        let enough = self.quiet >= self.limit && self.told >= self.limit.mul_f64(TOLD);
+        let fires = enough && !self.fired;
         self.fired |= fires;
         fires
     }
@@ -142,7 +185,7 @@ impl<T: Copy> Watch<T> {
 #[derive(Debug, Clone, Copy)]
 pub struct Signs {
     output: Option<Watch<u64>>,
-    gpu: Option<Watch<bool>>,
+    gpu: Option<Watch<GpuWork>>,
     cpu: Option<Watch<Duration>>,
     heartbeat: Option<Watch<Touched>>,
 }
@@ -178,10 +221,12 @@ impl Signs {
         {
             found = found.or(Some(watch.finding(Sign::Output)));
         }
-        if let Some(watch) = &mut self.gpu
-            && watch.take(sample.gpu, counted, |_, works| works)
-        {
-            found = found.or(Some(watch.finding(Sign::Gpu)));
+        if let Some(watch) = &mut self.gpu {
+            if sample.gpu == Some(GpuWork::Doubtful) {
+                watch.doubt(counted);
+            } else if watch.take(sample.gpu, counted, |_, work| work == GpuWork::Works) {
+                found = found.or(Some(watch.finding(Sign::Gpu)));
+            }
         }
         if let Some(watch) = &mut self.cpu
             && watch.take(sample.cpu, counted, |watch, now| {
@@ -221,6 +266,13 @@ mod tests {
     fn output(bytes: u64) -> Sample {
         Sample {
             output: Some(bytes),
+            ..Sample::default()
+        }
+    }
+
+    fn gpu(gpu: Option<GpuWork>) -> Sample {
+        Sample {
+            gpu,
             ..Sample::default()
         }
     }
@@ -266,13 +318,8 @@ mod tests {
     #[test]
     fn what_is_not_known_is_neither_life_nor_quiet() {
         let signs = signs(|hang| hang.gpu = Some(3 * SECOND));
-        let gpu = |works: [Option<bool>; 8]| {
-            works.map(|gpu| Sample {
-                gpu,
-                ..Sample::default()
-            })
-        };
-        let (on, off) = (Some(true), Some(false));
+        let gpu = |works: [Option<GpuWork>; 8]| works.map(gpu);
+        let (on, off) = (Some(GpuWork::Works), Some(GpuWork::Idle));
         assert_eq!(fires(signs, gpu([None; 8])), NEVER);
         assert_eq!(
             fires(signs, gpu([on, off, off, None, None, off, off, on])),
@@ -282,6 +329,44 @@ mod tests {
             fires(signs, gpu([off, off, on, off, off, on, off, off])),
             NEVER
         );
+    }
+
+    #[test]
+    fn a_gpu_at_rest_tells_of_the_job_whoever_may_use_it() {
+        use GpuWork::{Doubtful, Idle, Works};
+        for (works, ours, seen) in [
+            (false, false, Idle),
+            (false, true, Idle),
+            (true, false, Works),
+            (true, true, Doubtful),
+        ] {
+            assert_eq!(GpuWork::seen(works, ours), seen);
+        }
+    }
+
+    #[test]
+    fn doubtful_work_neither_hides_a_hang_nor_is_one() {
+        use GpuWork::{Doubtful, Idle, Works};
+        let signs = signs(|hang| hang.gpu = Some(4 * SECOND));
+        let fired = |works: &[GpuWork]| fires(signs, works.iter().map(|work| gpu(Some(*work))));
+        // Snapshots one after another, and a job that hangs between them: as soon as without them.
+        assert_eq!(fired(&[Works, Idle, Doubtful, Doubtful, Idle]), [4]);
+        assert_eq!(fired(&[Works, Doubtful, Idle, Doubtful, Idle]), [4]);
+        // Doubt alone kills nobody, however long.
+        assert_eq!(fired(&[Doubtful; 100]), NEVER);
+        let mut hidden = vec![Works];
+        hidden.extend([Doubtful; 100]);
+        assert_eq!(fired(&hidden), NEVER);
+        // Nor does little more than doubt: half of the limit is to be seen.
+        hidden.push(Idle);
+        assert_eq!(fired(&hidden), NEVER);
+        hidden.push(Idle);
+        assert_eq!(fired(&hidden), [102]);
+        // It lives between snapshots.
+        let lives = [Works, Doubtful, Doubtful, Idle, Doubtful].repeat(20);
+        assert_eq!(fired(&lives), NEVER);
+        // Doubt ends no silence either: it is said once.
+        assert_eq!(fired(&[Works, Idle, Idle, Idle, Idle, Doubtful, Idle]), [4]);
     }
 
     #[test]
@@ -347,7 +432,7 @@ mod tests {
         ) {
             let signs = signs(|hang| hang.gpu = Some(Duration::from_secs(limit)));
             let samples: Vec<Sample> = lives.iter().map(|works| Sample {
-                gpu: Some(*works),
+                gpu: Some(GpuWork::seen(*works, false)),
                 ..Sample::default()
             }).collect();
             let fired = fires(signs, samples);
@@ -360,6 +445,22 @@ mod tests {
                 }
             }
             prop_assert_eq!(fired, expected);
+        }
+
+        #[test]
+        fn it_fires_only_after_the_limit_half_of_it_beyond_doubt(
+            limit in 1..20_u64, seen in proptest::collection::vec((any::<bool>(), any::<bool>()), 1..200),
+        ) {
+            let signs = signs(|hang| hang.gpu = Some(Duration::from_secs(limit)));
+            let seen: Vec<GpuWork> = seen.iter().map(|(works, ours)| GpuWork::seen(*works, *ours)).collect();
+            let fired = fires(signs, seen.iter().map(|work| gpu(Some(*work))));
+            for number in fired {
+                let after_life = seen[..=number].rsplit(|work| *work == GpuWork::Works).next();
+                let idle = after_life.unwrap_or_default().iter().filter(|work| **work == GpuWork::Idle).count() as u64;
+                prop_assert_eq!(seen[number], GpuWork::Idle);
+                prop_assert!(after_life.unwrap_or_default().len() as u64 >= limit);
+                prop_assert!(idle * 2 >= limit);
+            }
         }
     }
 }

@@ -11,9 +11,10 @@ use std::thread;
 use tokio::sync::mpsc::Sender;
 
 use super::event::Event;
-use super::hang::{Sample, Touched};
+use super::hang::{GpuWork, Sample, Touched};
 use super::operation::News;
 use super::workshop::{Job, SharedStreams};
+use crate::clock;
 use crate::cuda::Activity;
 use crate::job;
 
@@ -62,11 +63,14 @@ impl Source {
         let processes = job::tree(root).ok()?;
         let pids: Vec<i32> = processes.iter().map(|process| process.host_pid).collect();
         let heartbeat = self.heartbeat.as_ref();
+        let looked = clock::now();
+        let works = activity.and_then(|activity| activity.works(&pids));
+        let seen = |works| GpuWork::seen(works, job.intrusion.shows_on_gpu(looked));
         Some(Sample {
             stopped: job::first_stopped(&processes).is_some(),
             output: self.output(),
-            gpu: activity.and_then(|activity| activity.works(&pids)),
-            cpu: Some(job::cpu_time(&processes)),
+            gpu: works.map(seen),
+            cpu: job.intrusion.own_cpu_time(|| job::cpu_time(&processes)),
             heartbeat: heartbeat.and_then(|path| touched(path)),
         })
     }

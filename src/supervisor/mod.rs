@@ -29,6 +29,7 @@ mod hook;
 mod hooks;
 mod image;
 pub mod interval;
+mod intrusion;
 mod key;
 mod leftovers;
 mod machine;

@@ -116,7 +116,10 @@ impl Paused {
     }
 
     fn continue_tasks(&self) -> Result<(), crate::sandbox::SandboxError> {
-        self.job.sandbox.signal(nix::libc::SIGCONT, true)
+        let continued = self.job.sandbox.signal(nix::libc::SIGCONT, true);
+        self.job.goes_on();
+        self.job.intrusion.leaves_gpu(clock::now());
+        continued
     }
 }
 

@@ -107,6 +107,9 @@ impl Supervisor {
                 snapshot::take(subject, afterwards, computing)
             });
             let result = catch_unwind(take).unwrap_or(Err(SnapshotError::Panicked));
+            if !matches!(&result, Ok((_, Some(_)))) {
+                job.left_alone();
+            }
             if result.is_ok() {
                 timing::snapshot_ends(&meter, &job);
                 room::rotate(&shop);

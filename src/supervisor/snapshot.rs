@@ -87,6 +87,7 @@ pub(super) fn take(
     let begun = clock::now();
     let _busy = subject.shop.ongoing.begin(Work::Snapshot, Step::Admit);
     let computing = |freeze| {
+        subject.job.goes_on();
         subject.shop.ongoing.computing();
         computing(freeze);
     };
@@ -128,6 +129,7 @@ fn attempt(
     let mut watch = Stopwatch::start();
     let root = job::child_with_pid(job.sandbox.pid(), job.pids.root)?;
     let processes = job::tree(root)?;
+    job.intrusion.begins(job::cpu_time(&processes));
     let gpu = Gpu::of(shop, &processes)?;
     bystanders::nobody_arrives(&processes, gpu.as_ref().map_or(&[], Gpu::users))?;
     let keeping = keeping(subject, gpu.as_ref(), afterwards, despite)?;

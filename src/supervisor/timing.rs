@@ -17,7 +17,6 @@ use super::workshop::{Job, Workshop};
 use crate::clock;
 use crate::config::{Interval, Jitter};
 use crate::history;
-use crate::job;
 use crate::store::{ImageEntry, Store};
 
 /// Images whose freezes are the first mean: as many as the mean remembers.
@@ -161,26 +160,21 @@ impl Meter {
 
 /// As [`Meter`]'s, for the job as it is now. One that cannot be looked at has ended.
 pub(super) fn snapshot_begins(meter: &Mutex<Meter>, job: &Job) {
-    if let Some(used) = cpu_time(job) {
+    if let Some(used) = job.cpu_time() {
         lock(meter).begins(clock::now(), used);
     }
 }
 
 /// The job computes again.
 pub(super) fn job_released(meter: &Mutex<Meter>, job: &Job) {
-    lock(meter).released = cpu_time(job).map(|used| (clock::now(), used));
+    lock(meter).released = job.cpu_time().map(|used| (clock::now(), used));
 }
 
 /// The snapshot has ended.
 pub(super) fn snapshot_ends(meter: &Mutex<Meter>, job: &Job) {
-    if let Some(used) = cpu_time(job) {
+    if let Some(used) = job.cpu_time() {
         lock(meter).ends(clock::now(), used);
     }
-}
-
-fn cpu_time(job: &Job) -> Option<Duration> {
-    let root = job::child_with_pid(job.sandbox.pid(), job.pids.root).ok()?;
-    Some(job::cpu_time(&job::tree(root).ok()?))
 }
 
 fn lock(meter: &Mutex<Meter>) -> std::sync::MutexGuard<'_, Meter> {

@@ -11,6 +11,7 @@ use std::sync::{Mutex, OnceLock};
 use tempfile::TempDir;
 
 use super::gpu_plan::GpuPairs;
+use super::intrusion::Intrusion;
 use super::leftovers::{self, COPIES, COPY_DIGITS, COPY_PREFIX};
 use super::progress::Ongoing;
 use super::resident::Standby;
@@ -142,6 +143,8 @@ pub(super) struct Job {
     pub pids: JobPids,
     /// What its agents are called by, if it was started with any.
     pub token: Option<Token>,
+    /// What we do in it, for those who look for signs that it lives.
+    pub intrusion: Intrusion,
 }
 
 /// The streams as snapshots, restores and the loop share them.

@@ -170,6 +170,35 @@ fn a_job_that_uses_no_cpu_can_be_reported_alone_and_once() {
 }
 
 #[test]
+fn snapshots_do_not_hide_that_a_job_uses_no_cpu() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let settings = "[hang]\ncpu = '3s'\naction = 'report'\n[retention]\nkeep_last = 50";
+    // As large as snapshots need to be that cost its processes CPU time each.
+    let script = "import os, time\n\
+        content = os.urandom(100 << 20)\n\
+        print('ready', flush=True)\n\
+        while not os.path.exists('still'): sum(range(10 ** 5)); time.sleep(0.01)\n\
+        time.sleep(10 ** 6)\n";
+    let _run = start(&place, settings, &["--interval", "1s"], script);
+    place.wait_for("out", "ready");
+    // The first image is written for long, and much is said of a job meanwhile.
+    let before = place.snapshot();
+    wait(Duration::from_secs(4));
+    let errors = place.text("err");
+    assert!(!errors.contains("the job hangs"), "{errors}");
+    fs::write(place.file("still"), "").unwrap();
+    place.wait_for("err", "the job hangs, no CPU time used for");
+    let images = place.images();
+    let since = images
+        .iter()
+        .filter(|image| image["id"].as_str().is_some_and(|id| id > before.as_str()));
+    assert!(since.count() >= 3, "{}", place.text("err"));
+}
+
+#[test]
 fn a_heartbeat_that_stops_is_a_hang_though_the_job_computes() {
     if !can_run() {
         return;

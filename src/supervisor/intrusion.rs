@@ -1,0 +1,208 @@
+//! What our own work in a job leaves in the signs that it lives, so that it is not taken for them.
+//!
+//! ```text
+//! snapshot:  begins ─ lock, suspend, CRIU, resume ─ computes ─ drain ─ copied ─ NVML_WINDOW ─ … ─ ends
+//! CPU time:       └────── not the job's own ──────────┘
+//! GPU work:       └────── perhaps not the job's own ────────────────────────────┘
+//! ```
+//! CRIU's code inside the job's processes is accounted to them, as is what the driver does there; NVML tells of all who
+//! use a GPU. Must not know what signs are looked for, nor what they mean.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::workshop::Job;
+use crate::clock;
+use crate::job;
+
+/// After our last work on a GPU: NVML's utilization is that of the last moments, up to a second; and some more, for
+/// what is done when we hear of it.
+const NVML_WINDOW: Duration = Duration::from_millis(1500);
+
+/// Our work in one job, and on its GPUs.
+#[derive(Debug, Default)]
+pub(super) struct Intrusion(Mutex<Marks>);
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Marks {
+    cpu: Cpu,
+    gpu: Gpu,
+}
+
+/// CPU time of the job's processes that is not the job's own.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Cpu {
+    /// What they had used when our present work began.
+    since: Option<Duration>,
+    /// What they have used during all our work before.
+    ours: Duration,
+}
+
+impl Cpu {
+    /// The first of several attempts counts.
+    fn begins(&mut self, used: Duration) {
+        self.since.get_or_insert(used);
+    }
+
+    fn ends(&mut self, used: Duration) {
+        if let Some(since) = self.since.take() {
+            self.ours += used.saturating_sub(since);
+        }
+    }
+
+    /// The job's own of what its processes have used, which was read between these two. Not known while we are at it.
+    fn own(before: Self, used: Duration, after: Self) -> Option<Duration> {
+        let calm = before.since.is_none() && before == after;
+        calm.then(|| used.saturating_sub(before.ours))
+    }
+}
+
+/// Our work on GPUs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Gpu {
+    #[default]
+    Untouched,
+    Touched,
+    LeftAt(Instant),
+}
+
+impl Gpu {
+    /// Whether a look at this time may show our work.
+    fn shows(self, looked: Instant) -> bool {
+        match self {
+            Self::Untouched => false,
+            Self::Touched => true,
+            Self::LeftAt(left) => looked < left + NVML_WINDOW,
+        }
+    }
+}
+
+impl Intrusion {
+    fn marks(&self) -> MutexGuard<'_, Marks> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// We begin to work in the job, whose processes have used this much of the CPUs.
+    pub fn begins(&self, used: Duration) {
+        let mut marks = self.marks();
+        marks.cpu.begins(used);
+        marks.gpu = Gpu::Touched;
+    }
+
+    /// Of what `look` says that the processes have used, the job's own; `None` where that cannot be told just now.
+    pub fn own_cpu_time(&self, look: impl FnOnce() -> Duration) -> Option<Duration> {
+        let before = self.marks().cpu;
+        let used = look();
+        Cpu::own(before, used, self.marks().cpu)
+    }
+
+    /// Whether what GPUs were seen to do, in a look that began then and has ended now, may be our work.
+    pub fn shows_on_gpu(&self, looked: Instant) -> bool {
+        self.marks().gpu.shows(looked)
+    }
+
+    /// Nothing of ours works on the GPUs any more.
+    pub fn leaves_gpu(&self, now: Instant) {
+        self.marks().gpu = Gpu::LeftAt(now);
+    }
+}
+
+impl Job {
+    /// CPU time that its processes have used, with that of our work in them. One that cannot be looked at has ended.
+    pub fn cpu_time(&self) -> Option<Duration> {
+        let root = job::child_with_pid(self.sandbox.pid(), self.pids.root).ok()?;
+        Some(job::cpu_time(&job::tree(root).ok()?))
+    }
+
+    /// It computes again, after our work in it.
+    pub fn goes_on(&self) {
+        let used = self.cpu_time().unwrap_or_default();
+        self.intrusion.marks().cpu.ends(used);
+    }
+
+    /// Our work in it and on its GPUs has ended, with whatever success.
+    pub fn left_alone(&self) {
+        if self.intrusion.marks().cpu.since.is_some() {
+            self.goes_on();
+        }
+        let mut marks = self.intrusion.marks();
+        if marks.gpu == Gpu::Touched {
+            marks.gpu = Gpu::LeftAt(clock::now());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::supervisor::hang::{Sample, Signs};
+
+    const MS: Duration = Duration::from_millis(1);
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn ends(intrusion: &Intrusion, used: Duration) {
+        intrusion.marks().cpu.ends(used);
+    }
+
+    #[test]
+    fn a_silent_job_is_found_hung_though_each_snapshot_uses_its_cpu_time() {
+        let mut settings = Config::default().hang;
+        settings.cpu = Some(10 * SECOND);
+        let find = |own: u32| {
+            let (intrusion, mut signs) = (Intrusion::default(), Signs::new(&settings));
+            let mut used = Duration::ZERO;
+            (0..100).find(|_| {
+                intrusion.begins(used);
+                used += 50 * MS;
+                ends(&intrusion, used);
+                used += own * MS;
+                let sample = Sample {
+                    cpu: intrusion.own_cpu_time(|| used),
+                    ..Sample::default()
+                };
+                signs.take(&sample, SECOND).is_some()
+            })
+        };
+        assert_eq!(find(0), Some(10));
+        assert_eq!(find(10), None);
+    }
+
+    #[test]
+    fn cpu_time_is_not_told_while_we_use_it() {
+        let intrusion = Intrusion::default();
+        assert_eq!(intrusion.own_cpu_time(|| 7 * MS), Some(7 * MS));
+        let began_meanwhile = intrusion.own_cpu_time(|| {
+            intrusion.begins(7 * MS);
+            8 * MS
+        });
+        assert_eq!(began_meanwhile, None);
+        assert_eq!(intrusion.own_cpu_time(|| 8 * MS), None);
+        // Another attempt: what the first one used is not the job's either.
+        intrusion.begins(10 * MS);
+        let ended_meanwhile = intrusion.own_cpu_time(|| {
+            ends(&intrusion, 17 * MS);
+            17 * MS
+        });
+        assert_eq!(ended_meanwhile, None);
+        assert_eq!(intrusion.own_cpu_time(|| 20 * MS), Some(10 * MS));
+        // One that is over is not over again.
+        ends(&intrusion, 30 * MS);
+        assert_eq!(intrusion.own_cpu_time(|| 30 * MS), Some(20 * MS));
+    }
+
+    #[test]
+    fn gpu_work_may_be_ours_until_nvml_has_forgotten_it() {
+        let intrusion = Intrusion::default();
+        let now = clock::now();
+        assert!(!intrusion.shows_on_gpu(now));
+        intrusion.begins(Duration::ZERO);
+        assert!(intrusion.shows_on_gpu(now + 100 * SECOND));
+        // The job goes on, and is copied meanwhile.
+        ends(&intrusion, Duration::ZERO);
+        assert!(intrusion.shows_on_gpu(now + 100 * SECOND));
+        intrusion.leaves_gpu(now + 100 * SECOND);
+        assert!(intrusion.shows_on_gpu(now + 100 * SECOND + NVML_WINDOW - MS));
+        assert!(!intrusion.shows_on_gpu(now + 100 * SECOND + NVML_WINDOW));
+    }
+}
