@@ -50,7 +50,10 @@ fn the_first_hour_goes_as_the_page_says() {
     assert!(blocks.len() >= 8, "{}", blocks.len());
     let mut terminal = Terminal::new(Place::new(), "first-hour");
     for block in blocks {
-        terminal.run(block);
+        // Twice the page's pace: its reader needs the time, we do not.
+        let text = block.text.replace("job.py 0.1", "job.py 0.05");
+        let info = block.info.clone();
+        terminal.run(&Block { info, text });
     }
     let screen = terminal.screen();
     for said in ["PASS", "survived 1 crash", "exit code 75", "the same"] {

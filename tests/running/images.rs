@@ -163,7 +163,7 @@ fn a_copied_image_comes_back_to_life_where_the_first_store_is_gone() {
 
     let mut restored = place.start(&["--store", "second", "restore"], &[]);
     place.wait_for("err", "restored image=000001");
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(restored.wait(), 0, "{}", place.text("err"));
 }
 

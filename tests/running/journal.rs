@@ -228,7 +228,7 @@ fn a_restore_is_told_of_at_the_moment_the_job_computes_again() {
     place.snapshot();
     run.crash();
     place.wait_for("err", "ckpt-run: restored");
-    fs::write(place.file("go"), "").unwrap();
+    place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 
     let (crashed, restored) = (one(&place, "crashed"), one(&place, "restored"));

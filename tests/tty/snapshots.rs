@@ -266,7 +266,7 @@ fn a_jobs_own_terminals_come_back_although_their_numbers_are_taken_on_the_machin
         wait_until("the second restore", || {
             place.text("err").matches("ckpt-run: restored").count() == 2
         });
-        fs::write(place.file("go"), "").unwrap();
+        place.go();
         assert_eq!(run.wait(), 0, "{}{}", place.text("out"), place.text("err"));
         drop(taken);
         let end = format!("end 1 {names}");
