@@ -141,7 +141,7 @@ fn what_the_job_says_on_stderr_is_compared_as_what_it_prints() {
     if !can_run() {
         return;
     }
-    let count = r#"
+    let count = r"
 import sys, time
 i = 0
 while True:
@@ -149,7 +149,7 @@ while True:
     print(FORMAT, file=sys.stderr, flush=True)
     i += 1
     time.sleep(0.02)
-"#;
+";
     let place = Place::new();
     let output = rehearse(&place, &["--json"], &count.replace("FORMAT", "f'step {i}'"));
     let same = report(&output);
