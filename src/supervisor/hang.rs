@@ -2,7 +2,8 @@
 //!
 //! Each sign has a limit and stands alone: it is quiet for as long as samples show no life of it, and fires once when
 //! that is as long as its limit, and again only after more life. What cannot be told counts neither as life nor as
-//! quiet. What is doubtful counts as quiet between samples that are, up to half of the limit. Taking samples, and what is done about a job that hangs, are elsewhere.
+//! quiet. What is doubtful is quiet once samples around it are, and half of a limit must be quiet beyond doubt. Taking
+//! samples, and what is done about a job that hangs, are elsewhere.
 
 use std::fmt;
 use std::time::Duration;

@@ -202,7 +202,7 @@ mod tests {
         ends(&intrusion, Duration::ZERO);
         assert!(intrusion.shows_on_gpu(now + 100 * SECOND));
         intrusion.leaves_gpu(now + 100 * SECOND);
-        assert!(intrusion.shows_on_gpu(now + 100 * SECOND + NVML_WINDOW - MS));
+        assert!(intrusion.shows_on_gpu(now + 100 * SECOND + NVML_WINDOW.mul_f64(0.99)));
         assert!(!intrusion.shows_on_gpu(now + 100 * SECOND + NVML_WINDOW));
     }
 }
