@@ -4,9 +4,9 @@
 //! command has ended by then, so the job inherits neither; the key itself stays in this
 //! process. Knows nothing of what the key is used for.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
@@ -121,7 +121,8 @@ pub fn read_key(encryption: &Encryption) -> Result<Option<Key>, KeyError> {
     }
 }
 
-/// Writes a new key to a file that must not be there yet, mode 0600, durably.
+/// Writes a new key to a file that must not be there yet, mode 0600, durably. Folders that are missing are made, mode
+/// 0700.
 ///
 /// # Errors
 /// [`KeyError::Create`] or [`KeyError::Durable`].
@@ -131,6 +132,15 @@ pub fn generate_key(path: &Path) -> Result<(), KeyError> {
         source,
     };
     let key = Key::generate().map_err(failed)?;
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)
+        .map_err(failed)?;
     let mut file = OpenOptions::new()
         .write(true)
         .create_new(true)
@@ -140,10 +150,7 @@ pub fn generate_key(path: &Path) -> Result<(), KeyError> {
     file.write_all(key.to_text().as_bytes())
         .and_then(|()| file.sync_all())
         .map_err(failed)?;
-    let folder = path
-        .parent()
-        .filter(|folder| !folder.as_os_str().is_empty());
-    Ok(durable::sync_folder(folder.unwrap_or(Path::new(".")))?)
+    Ok(durable::sync_folder(folder)?)
 }
 
 fn read_file(path: &Path) -> Result<Key, KeyError> {
@@ -274,6 +281,17 @@ mod tests {
         generate_key(&path).unwrap();
         fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
         (folder, path)
+    }
+
+    #[test]
+    fn folders_of_a_key_are_made_and_private() {
+        let folder = tempfile::tempdir().unwrap();
+        let made = folder.path().join("config/ckpt-run");
+        generate_key(&made.join("key")).unwrap();
+        for folder in [&*made, made.parent().unwrap()] {
+            let mode = fs::metadata(folder).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o700);
+        }
     }
 
     fn text(key: &Key) -> String {

@@ -1,6 +1,7 @@
 //! Pages that walk through something, walked through: real binary, real CRIU, in the page's order.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 
 use super::common::{Place, can_run};
 use super::pages::{self, Block, Page};
@@ -95,5 +96,82 @@ fn status_tells_what_the_page_says() {
             terminal.place().go();
         }
         terminal.run(block);
+    }
+}
+
+#[test]
+fn what_it_costs_is_told_as_the_page_says() {
+    if !can_run() {
+        return;
+    }
+    let page = pages::guide("tuning.md");
+    let (afterwards, meanwhile): (Vec<_>, Vec<_>) = runnable(&page)
+        .into_iter()
+        .partition(|block| block.text.contains("prune"));
+    assert!(meanwhile.len() >= 2 && afterwards.len() == 1);
+    let mut terminal = begun();
+    // The page looks back to image 11.
+    terminal.run(&block("for image in $(seq 12); do ckpt-run snapshot; done"));
+    for block in meanwhile {
+        terminal.run(block);
+    }
+    terminal.run(&block("kill -USR2 %1\nwait %1 || test $? = 75"));
+    terminal.run(afterwards[0]);
+}
+
+#[test]
+fn a_key_is_made_as_the_page_says() {
+    let page = pages::guide("security.md");
+    let blocks = runnable(&page);
+    assert!(!blocks.is_empty());
+    for block in blocks {
+        let mut terminal = Terminal::new(Place::new(), "");
+        // The reader's home is not ours to write to.
+        let (info, text) = (block.info.clone(), block.text.replace("~/", "./"));
+        terminal.run(&Block { info, text });
+        let key = terminal.place().file(".config/ckpt-run/key");
+        let mode = fs::metadata(key).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+}
+
+/// Programs that pages name and that stand in for a reader's own.
+const TRAIN: &str = "import sys\nprint('trained', sys.argv[1:], flush=True)\n";
+const STAND_INS: [(&str, &str); 3] = [
+    ("python", "#!/bin/sh\nexec python3 \"$@\"\n"),
+    (
+        "torchrun",
+        "#!/bin/sh\nshift 2\nexec python3 \"$@\" a rank\n",
+    ),
+    ("train", "#!/bin/sh\necho trained\n"),
+];
+
+#[test]
+fn programs_are_started_as_the_pages_say() {
+    if !can_run() {
+        return;
+    }
+    for name in ["pytorch.md", "terminal.md"] {
+        let page = pages::guide(name);
+        let lines: Vec<&str> = runnable(&page)
+            .iter()
+            .flat_map(|block| block.text.lines())
+            .collect();
+        assert!(lines.len() >= 2, "{name}: {lines:?}");
+        for line in lines {
+            let place = Place::new();
+            for file in ["train.py", "model.py"] {
+                fs::write(place.file(file), TRAIN).unwrap();
+            }
+            for (file, text) in STAND_INS {
+                fs::write(place.file(file), text).unwrap();
+                fs::set_permissions(place.file(file), Permissions::from_mode(0o755)).unwrap();
+            }
+            // Each in a folder of its own: a run that has finished is not begun again.
+            let mut terminal = Terminal::new(place, "");
+            terminal.run(&block(&format!("PATH=$PWD:$PATH\n{line}")));
+            let said = terminal.screen() + &terminal.place().text("log");
+            assert!(said.contains("trained"), "{name}: {line}: {said}");
+        }
     }
 }
