@@ -135,43 +135,126 @@ fn a_key_is_made_as_the_page_says() {
     }
 }
 
-/// Programs that pages name and that stand in for a reader's own.
+/// A job that says so and ends.
 const TRAIN: &str = "import sys\nprint('trained', sys.argv[1:], flush=True)\n";
-const STAND_INS: [(&str, &str); 3] = [
+/// Programs that pages name and that stand in for a reader's own, and those that are on other machines.
+const STAND_INS: [(&str, &str); 7] = [
     ("python", "#!/bin/sh\nexec python3 \"$@\"\n"),
     (
         "torchrun",
         "#!/bin/sh\nshift 2\nexec python3 \"$@\" a rank\n",
     ),
     ("train", "#!/bin/sh\necho trained\n"),
+    ("docker", "#!/bin/sh\n"),
+    ("kubectl", "#!/bin/sh\n"),
+    ("sbatch", "#!/bin/sh\ntest -s \"$1\"\n"),
+    ("systemctl", "#!/bin/sh\n"),
 ];
+/// What stands for something of the reader's, or would be outside of the fresh folder.
+const MEANT: [(&str, &str); 4] = [
+    (" ID ", " latest "),
+    ("CMD", "python train.py"),
+    ("/etc/systemd/system/", ""),
+    ("/var/lib/ckpt-run/train", "$PWD/elsewhere"),
+];
+
+fn lines_of(page: &str) -> Vec<String> {
+    let page = pages::guide(page);
+    let lines: Vec<String> = runnable(&page)
+        .iter()
+        .flat_map(|block| block.text.lines())
+        .map(|line| {
+            MEANT.iter().fold(line.to_owned(), |line, (word, meant)| {
+                line.replace(word, meant)
+            })
+        })
+        .collect();
+    assert!(!lines.is_empty(), "{}", page.path.display());
+    lines
+}
+
+/// Whether a line begins a job.
+fn starts(line: &str) -> bool {
+    line.contains(" -- ") && !line.contains(" template ")
+}
+
+fn put_stand_ins(place: &Place, train: &str) {
+    for file in ["train.py", "model.py"] {
+        fs::write(place.file(file), train).unwrap();
+    }
+    for (file, text) in STAND_INS {
+        fs::write(place.file(file), text).unwrap();
+        fs::set_permissions(place.file(file), Permissions::from_mode(0o755)).unwrap();
+    }
+}
 
 #[test]
 fn programs_are_started_as_the_pages_say() {
     if !can_run() {
         return;
     }
-    for name in ["pytorch.md", "terminal.md"] {
-        let page = pages::guide(name);
-        let lines: Vec<&str> = runnable(&page)
-            .iter()
-            .flat_map(|block| block.text.lines())
+    let pages = [
+        "intervals.md",
+        "pytorch.md",
+        "rehearse.md",
+        "terminal.md",
+        "troubleshooting.md",
+    ];
+    for page in pages {
+        let lines: Vec<String> = lines_of(page)
+            .into_iter()
+            .filter(|line| starts(line))
             .collect();
-        assert!(lines.len() >= 2, "{name}: {lines:?}");
+        assert!(!lines.is_empty(), "{page}");
         for line in lines {
-            let place = Place::new();
-            for file in ["train.py", "model.py"] {
-                fs::write(place.file(file), TRAIN).unwrap();
-            }
-            for (file, text) in STAND_INS {
-                fs::write(place.file(file), text).unwrap();
-                fs::set_permissions(place.file(file), Permissions::from_mode(0o755)).unwrap();
-            }
+            let (train, sought) = if line.contains("rehearse") {
+                (JOB, "PASS")
+            } else {
+                (TRAIN, "trained")
+            };
             // Each in a folder of its own: a run that has finished is not begun again.
+            let place = Place::new();
+            put_stand_ins(&place, train);
             let mut terminal = Terminal::new(place, "");
             terminal.run(&block(&format!("PATH=$PWD:$PATH\n{line}")));
             let said = terminal.screen() + &terminal.place().text("log");
-            assert!(said.contains("trained"), "{name}: {line}: {said}");
+            assert!(said.contains(sought), "{page}: {line}: {said}");
         }
+    }
+}
+
+#[test]
+fn a_run_is_looked_into_and_files_are_made_as_the_pages_say() {
+    if !can_run() {
+        return;
+    }
+    let mut terminal = begun();
+    put_stand_ins(terminal.place(), TRAIN);
+    terminal.run(&block("ckpt-run snapshot\nPATH=$PWD:$PATH"));
+    terminal.run(&block("kill -USR2 %1\nwait %1 || test $? = 75"));
+    let pages = [
+        "intervals.md",
+        "kubernetes.md",
+        "report.md",
+        "slurm.md",
+        "systemd.md",
+        "troubleshooting.md",
+    ];
+    for page in pages {
+        let lines: Vec<String> = lines_of(page)
+            .into_iter()
+            .filter(|line| !starts(line))
+            .collect();
+        assert!(!lines.is_empty(), "{page}");
+        terminal.run(&block(&lines.join("\n")));
+    }
+    for made in [
+        "run.html",
+        "Dockerfile",
+        "job.yaml",
+        "train.sbatch",
+        "train.service",
+    ] {
+        assert!(!terminal.place().text(made).is_empty(), "{made}");
     }
 }
