@@ -50,6 +50,28 @@ fn a_copier_that_cannot_begin_leaves_it_to_the_driver_while_that_is_possible() {
 }
 
 #[test]
+fn a_copier_waits_for_the_next_snapshot_without_gpu_memory_and_ends_with_the_run() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::at_rest("resident");
+    let before = scene.used();
+    assert_eq!(copier(&scene), None);
+    scene.resident_snapshot();
+    wait_until("a copier", || copier(&scene).is_some());
+    wait_until("the GPU memory of the one before to be free", || {
+        scene.used() == before
+    });
+    scene.resident_snapshot();
+    wait_until("the next one", || copier(&scene).is_some());
+    let waiting = copier(&scene).expect("it waits");
+    scene.ends_as_ever();
+    wait_until("its end", || {
+        !std::path::Path::new(&format!("/proc/{waiting}")).exists()
+    });
+}
+
+#[test]
 fn a_copier_that_fails_costs_a_snapshot_at_most() {
     if !can_run() {
         return;
