@@ -31,8 +31,8 @@ const _: () = assert!(Lane::ROOM >= StreamReader::ROOM_MIN);
 const SHADOW_LEAVES: u64 = 16;
 /// Of a lane's thread.
 const NICENESS: i32 = 5;
-/// For one part to go through a lane, to or from a slow disk as well (256 MiB at 3 MB/s). A copier that hangs would hold
-/// up the job for ever.
+/// For one part to go through a lane, to or from a slow disk as well (256 MiB, the parts of older images, at 3 MB/s). A
+/// copier that hangs would hold up the job for ever.
 const PART_LIMIT: Duration = Duration::from_secs(90);
 
 /// A copier and its lanes.
