@@ -18,6 +18,7 @@ demo: setup ## snapshot a job, kill it, watch it come back (root)
 	@scripts/demo
 
 test: setup ## all tests (root; those that need a GPU are skipped without one)
+	@scripts/setup-tests
 	@scripts/test
 
 check: setup ## format, lints, documentation
