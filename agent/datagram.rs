@@ -98,7 +98,7 @@ impl Drop for Incoming {
     }
 }
 
-/// An answer: a head and up to a batch of segments, with a descriptor each.
+/// An answer: a head and up to a batch of segments, with a descriptor each or with none.
 pub struct Outgoing {
     pub reply: Reply,
     pub segments: [Segment; BATCH_MAX],
@@ -196,8 +196,9 @@ pub fn send(socket: c_int, to: &Peer, answer: &Outgoing) -> bool {
             len: count * size_of::<Segment>(),
         },
     ];
-    let descriptors = answer.descriptors.get(..count).unwrap_or(&[]);
-    send_pieces(socket, to, &mut pieces, descriptors)
+    let given = answer.descriptors.iter().take(count);
+    let given = given.take_while(|descriptor| **descriptor >= 0).count();
+    send_pieces(socket, to, &mut pieces, &answer.descriptors[..given])
 }
 
 /// Sends a request; false when it did not go.

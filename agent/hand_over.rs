@@ -27,11 +27,13 @@ use super::probe::{enter, leave, probe_devices};
 use super::remake::{self, MOVED};
 use super::sys;
 use super::table::Entry;
-use super::tell::send_batch;
+use super::tell::{send_batch, send_origins};
 use super::wire::{self, BATCH_MAX, MAGIC, Reply, Request, Segment, VERSION};
 
-/// Set when the job shared memory with another process.
+/// Set when the job shared memory of the driver's own with another process.
 pub static SHARES: AtomicBool = AtomicBool::new(false);
+/// Set when it shared pieces of ours.
+pub static LENDS: AtomicBool = AtomicBool::new(false);
 
 /// Why a request was not carried out.
 pub enum Failure {
@@ -89,6 +91,7 @@ impl HandOver {
             wire::MAP => self.map(request, incoming),
             wire::REMAKE => self.remake(socket, request, incoming),
             wire::SHARE => self.share(socket, request, incoming),
+            wire::ORIGINS => self.origins(socket, request, incoming),
             _ => Err(Failure::Refused),
         }
     }
@@ -112,6 +115,7 @@ impl HandOver {
                 flags: flag(released, wire::RELEASED)
                     | flag(imported, wire::IMPORTED)
                     | flag(SHARES.load(Ordering::Relaxed), wire::SHARES)
+                    | flag(LENDS.load(Ordering::Relaxed), wire::LENDS)
                     | flag(MOVED.load(Ordering::Relaxed), wire::MOVED),
                 bytes: BYTES.load(Ordering::Relaxed),
                 serial: request.serial,
@@ -229,8 +233,26 @@ impl HandOver {
         let entry = entry.ok_or(Failure::Refused)?;
         let mut answer = self.outgoing(request, wire::MORE, 0);
         answer.reply.bytes = entry.asked;
-        SHARES.store(true, Ordering::Relaxed);
         send_batch(socket, incoming, slice::from_ref(entry), &mut answer)
+    }
+
+    /// Tells the segments that are other processes' as well.
+    fn origins(
+        &mut self,
+        socket: c_int,
+        request: &Request,
+        incoming: &Incoming,
+    ) -> Result<(), Failure> {
+        let held;
+        let state = match &self.released {
+            Some(state) => state,
+            None => {
+                held = STATE.try_lock().ok_or(Failure::Busy)?;
+                &held
+            }
+        };
+        let mut answer = self.outgoing(request, wire::MORE, 0);
+        send_origins(socket, incoming, state.table.entries(), &mut answer)
     }
 
     fn map(&mut self, request: &Request, incoming: &mut Incoming) -> Result<(), Failure> {

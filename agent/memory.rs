@@ -25,6 +25,7 @@ const WASTE_PARTS: usize = 8;
 pub struct State {
     pub table: Table,
     pub devices: Devices,
+    /// 0: none was given yet.
     next_id: u64,
 }
 
@@ -73,11 +74,16 @@ fn covered(asked: usize) -> Option<u64> {
         return None;
     }
     talk::start()?;
+    let id = match state.next_id {
+        // Also not the numbers of a process that had this one's pid before: memory is known by both.
+        0 => sys::microseconds(),
+        next => next,
+    };
     let entry = Entry {
         len: len as u64,
         asked: asked as u64,
         context,
-        id: state.next_id,
+        id,
         device,
         ..Entry::NONE
     };
@@ -87,7 +93,7 @@ fn covered(asked: usize) -> Option<u64> {
         check(unsafe { driver::create(handle, len, &raw const properties, 0) })
     })
     .ok()?;
-    state.next_id += 1;
+    state.next_id = id + 1;
     state.insert(entry);
     Some(entry.address)
 }
@@ -316,5 +322,6 @@ pub unsafe fn abandon() {
         }
     }
     state.table.clear();
+    state.next_id = 0;
     SEGMENTS.store(0, Ordering::Release);
 }

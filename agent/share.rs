@@ -5,15 +5,15 @@
 //! cuIpcOpenMemHandle ─▶ SHARE to the agent of that process ─▶ descriptor ─▶ import, map
 //! cuIpcCloseMemHandle ─▶ unmap, release, once for the last of its openings
 //! ```
-//! A process that shares memory says so to the supervisor: its memory is not its own, and a snapshot of it is more
-//! than its process.
+//! A process that shares memory says so to the supervisor, with what it takes to find the pieces that are the same
+//! (ORIGINS): an image has them once, and gives them back to all.
 
 use core::ffi::{c_int, c_uint};
 use core::sync::atomic::Ordering;
 
 use super::datagram::{self, Incoming, Peer};
 use super::driver::{self, Properties, check};
-use super::hand_over::{SHARES, import};
+use super::hand_over::{LENDS, SHARES, import};
 use super::memory::{self, SEGMENTS, STATE, State, current, synchronize, tear_down};
 use super::sys::{self, Address};
 use super::table::Entry;
@@ -52,15 +52,14 @@ type Close = unsafe extern "C" fn(u64) -> c_int;
 /// As `cuIpcGetMemHandle`, which is `real`.
 pub unsafe fn get_handle(real: Get, handle: *mut IpcHandle, address: u64) -> c_int {
     let entry = match SEGMENTS.load(Ordering::Acquire) {
+        _ if handle.is_null() => None,
         0 => None,
-        _ => STATE.lock().table.around(address).copied(),
+        _ => lend(address),
     };
-    // What was opened here is not passed on, as with the driver's own.
-    let Some(entry) = entry.filter(|entry| entry.owner == 0 && !handle.is_null()) else {
+    let Some(entry) = entry else {
         // SAFETY: by the contract above.
         return shared(unsafe { real(handle, address) });
     };
-    SHARES.store(true, Ordering::Relaxed);
     let ours = IpcHandle {
         magic: HANDLE_MAGIC,
         token: interpose::token(),
@@ -72,6 +71,21 @@ pub unsafe fn get_handle(real: Get, handle: *mut IpcHandle, address: u64) -> c_i
     // SAFETY: by the contract above.
     unsafe { handle.write(ours) };
     driver::SUCCESS
+}
+
+/// The piece around the address, which others may have from now on.
+fn lend(address: u64) -> Option<Entry> {
+    let mut state = STATE.lock();
+    let start = state.table.around(address)?.address;
+    let position = state.table.at(start)?;
+    let entry = state.table.entries_mut().get_mut(position)?;
+    // What was opened here is not passed on, as with the driver's own.
+    if entry.owner != 0 {
+        return None;
+    }
+    entry.lent = true;
+    LENDS.store(true, Ordering::Relaxed);
+    Some(*entry)
 }
 
 /// Memory of the driver's own was shared, if that succeeded: the supervisor has to hear of it.
@@ -180,7 +194,7 @@ fn open_now(
     }
     let mut entry = made?;
     entry.descriptor = datagram::move_up(descriptor);
-    SHARES.store(true, Ordering::Relaxed);
+    LENDS.store(true, Ordering::Relaxed);
     state.insert(entry);
     Ok(entry.address)
 }

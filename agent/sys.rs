@@ -132,6 +132,7 @@ unsafe extern "C" {
     ) -> c_int;
     pub fn sendmsg(socket: c_int, message: *const Message, flags: c_int) -> isize;
     pub fn recvmsg(socket: c_int, message: *mut Message, flags: c_int) -> isize;
+    fn gettimeofday(time: *mut i64, zone: *mut c_void) -> c_int;
     pub fn getrlimit(resource: c_int, limit: *mut Limit) -> c_int;
     pub fn setrlimit(resource: c_int, limit: *const Limit) -> c_int;
     pub fn dl_iterate_phdr(
@@ -197,6 +198,15 @@ pub fn name_thread(name: &core::ffi::CStr) {
 pub fn duplicate_from(descriptor: c_int, number: c_int) -> c_int {
     // SAFETY: F_DUPFD_CLOEXEC takes an int.
     unsafe { fcntl(descriptor, F_DUPFD_CLOEXEC, number) }
+}
+
+/// The time, in microseconds of the epoch; never 0.
+pub fn microseconds() -> u64 {
+    let mut time = [0i64; 2];
+    // SAFETY: there is room for a timeval of the two supported machines.
+    unsafe { gettimeofday(time.as_mut_ptr(), ptr::null_mut()) };
+    let [seconds, rest] = time.map(|part| u64::try_from(part).unwrap_or(0));
+    (seconds * 1_000_000 + rest).max(1)
 }
 
 /// Gives the kernel a moment to let go of something that it cannot be asked to wait for.

@@ -27,6 +27,8 @@ pub struct Entry {
     pub descriptor: i32,
     /// Whether there is memory behind the address.
     pub mapped: bool,
+    /// Whether other processes may have it as well: a handle of it was given out.
+    pub lent: bool,
     /// The process it belongs to, when that is another (CUDA IPC); else 0.
     pub owner: i32,
     /// Times that it was opened, when it is another process's.
@@ -44,6 +46,7 @@ impl Entry {
         device: 0,
         descriptor: -1,
         mapped: false,
+        lent: false,
         owner: 0,
         opened: 0,
     };

@@ -43,6 +43,34 @@ pub fn send_batch(
     result
 }
 
+/// Sends which of the entries several processes have, in as many batches as it takes.
+pub fn send_origins(
+    socket: c_int,
+    to: &Incoming,
+    entries: &[Entry],
+    answer: &mut Outgoing,
+) -> Result<(), Failure> {
+    // SAFETY: has no arguments.
+    let itself = unsafe { sys::getpid() };
+    let mut shared = entries
+        .iter()
+        .filter(|entry| entry.lent || entry.owner != 0)
+        .peekable();
+    while shared.peek().is_some() {
+        answer.reply.count = 0;
+        for (segment, entry) in answer.segments.iter_mut().zip(&mut shared) {
+            let owner = if entry.owner == 0 { itself } else { entry.owner };
+            *segment = Segment::shared(entry.address, owner, entry.id);
+            answer.reply.count += 1;
+        }
+        if !datagram::send(socket, &to.from, answer) {
+            return Err(Failure::Refused);
+        }
+        answer.reply.first += answer.reply.count;
+    }
+    Ok(())
+}
+
 fn describe(entry: &Entry, segment: &mut Segment, descriptor: &mut c_int) -> Result<(), Failure> {
     enter(entry).map_err(Failure::Driver)?;
     // Asked for every time: the process may have been restored onto another GPU.

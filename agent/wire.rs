@@ -14,6 +14,9 @@
 //!   REMAKE   ──────────────────────▶         instead of MAP, when the driver has restored it onto another GPU
 //!            ◀──────────────────────  MORE   as after RELEASE: the process's own memory, new, of any content
 //!            ◀──────────────────────  OK     all is mapped where it was
+//!   ORIGINS  ──────────────────────▶         which segments do several processes have mapped (CUDA IPC)
+//!            ◀──────────────────────  MORE   up to BATCH_MAX of them, made by `Segment::shared`, no descriptors
+//!            ◀──────────────────────  OK     these are all
 //! ```
 //! An agent also asks another of the same run and user, for a process that opens memory of another one (CUDA IPC):
 //! ```text
@@ -50,6 +53,8 @@ pub const MAP: u32 = 4;
 pub const SHARE: u32 = 5;
 /// See above.
 pub const REMAKE: u32 = 6;
+/// See above.
+pub const ORIGINS: u32 = 7;
 
 /// Done.
 pub const OK: u32 = 0;
@@ -68,11 +73,15 @@ pub const LOST: u32 = 5;
 pub const RELEASED: u32 = 1;
 /// Flag: some memory was given by the supervisor once. The driver cannot bring it back, only RELEASE and MAP can.
 pub const IMPORTED: u32 = 2;
-/// Flag: the process has shared device memory with others, or uses theirs (CUDA IPC).
+/// Flag: the process has shared memory of the driver's own with others, or uses theirs (CUDA IPC): nobody can bring
+/// that back.
 pub const SHARES: u32 = 4;
 /// Flag: the process was restored onto another GPU, so the driver imports no memory there: MAP would fail, and RELEASE
 /// is refused. The driver's own way is left.
 pub const MOVED: u32 = 8;
+/// Flag: the process has shared segments with others, or uses theirs (CUDA IPC). ORIGINS tells which; RELEASE and MAP of
+/// all these processes bring them back.
+pub const LENDS: u32 = 16;
 
 /// Supervisor to agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,7 +117,7 @@ pub struct Reply {
     pub count: u32,
     /// Segments in all.
     pub total: u32,
-    /// `RELEASED`, `IMPORTED`, `SHARES`, `MOVED`.
+    /// `RELEASED`, `IMPORTED`, `SHARES`, `MOVED`, `LENDS`.
     pub flags: u32,
     /// Length of all segments, bytes.
     pub bytes: u64,
@@ -125,6 +134,26 @@ pub struct Segment {
     pub len: u64,
     /// UUID of its GPU.
     pub device: [u8; 16],
+}
+
+impl Segment {
+    /// Says of the segment at an address which process it is of, and which of that process's it is.
+    pub const fn shared(address: u64, owner: i32, id: u64) -> Self {
+        let mut device = [0; 16];
+        let (place, _) = device.split_at_mut(4);
+        place.copy_from_slice(&owner.to_ne_bytes());
+        Self {
+            address,
+            len: id,
+            device,
+        }
+    }
+
+    /// The process and the number that [`Segment::shared`] was given.
+    pub const fn origin(&self) -> (i32, u64) {
+        let [a, b, c, d, ..] = self.device;
+        (i32::from_ne_bytes([a, b, c, d]), self.len)
+    }
 }
 
 const _: () = assert!(size_of::<Request>() == 32);

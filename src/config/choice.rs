@@ -51,6 +51,7 @@ impl Choice for Nccl {
     const WORDS: &'static [(&'static str, Self)] = &[
         ("auto", Self::Auto),
         ("checkpointable", Self::Checkpointable),
+        ("peer", Self::Peer),
         ("off", Self::Off),
     ];
 }

@@ -53,6 +53,9 @@ pub(super) const KEY_COMMAND_PATH: &str = "encryption.key_command";
 pub(super) const BACKOFF_PATH: &str = "restart.backoff";
 pub(super) const BACKOFF_MAX_PATH: &str = "restart.backoff_max";
 /// Paths of the two that only together open the metrics to others.
+pub(super) const NCCL_PATH: &str = "cuda.nccl";
+pub(super) const MEMORY_PATH: &str = "cuda.memory";
+
 pub(super) const LISTEN_PATH: &str = "metrics.listen";
 pub(super) const ALLOW_REMOTE_PATH: &str = "metrics.allow_remote";
 /// The key that a variable of its own sets.
@@ -330,12 +333,12 @@ pub(super) const KEYS: &[Key] = &[
         get: |config| size(config.files.keep_content),
     },
     Key {
-        path: "cuda.nccl",
+        path: NCCL_PATH,
         set: |config, value| set(&mut config.cuda.nccl, value.choice()),
         get: |config| word(config.cuda.nccl),
     },
     Key {
-        path: "cuda.memory",
+        path: MEMORY_PATH,
         set: |config, value| set(&mut config.cuda.memory, value.choice()),
         get: |config| word(config.cuda.memory),
     },

@@ -14,10 +14,10 @@ use serde::{Serialize, Serializer};
 use super::file::{read_if_there, read_project};
 use super::keys::{
     ALLOW_REMOTE_PATH, BACKOFF_MAX_PATH, BACKOFF_PATH, CRON_PATH, INTERVAL_PATH, KEY_COMMAND_PATH,
-    KEY_FILE_PATH, KEYS, Key, LISTEN_PATH, encryption_path,
+    KEY_FILE_PATH, KEYS, Key, LISTEN_PATH, MEMORY_PATH, NCCL_PATH, encryption_path,
 };
 use super::layer::{Entry, Layer, environment_layer, flag_layer, toml_layer};
-use super::{Config, ConfigError, Origin, Sources};
+use super::{Config, ConfigError, Memory, Nccl, Origin, Sources};
 
 /// The commented file with every key, built into the program.
 pub const DEFAULT_TOML: &str = include_str!("../../config/default.toml");
@@ -98,6 +98,7 @@ impl Loaded {
         refused.extend(self.lay(environment_layer(&sources.environment)));
         refused.extend(self.lay(flag_layer(&sources.overrides)));
         refused.extend(self.check_backoff().err());
+        refused.extend(self.check_nccl().err());
         refused.extend(self.check_remote().err());
         refused
     }
@@ -184,6 +185,20 @@ impl Loaded {
         Err(contradiction(
             self.place(BACKOFF_PATH),
             self.place(BACKOFF_MAX_PATH),
+            why,
+        ))
+    }
+
+    /// Without agents nobody brings back what GPUs share.
+    fn check_nccl(&self) -> Result<(), ConfigError> {
+        let cuda = &self.config.cuda;
+        if (cuda.nccl, cuda.memory) != (Nccl::Peer, Memory::Driver) {
+            return Ok(());
+        }
+        let why = "the driver alone cannot bring back memory that GPUs share: choose \"auto\" or \"resident\"";
+        Err(contradiction(
+            self.place(NCCL_PATH),
+            self.place(MEMORY_PATH),
             why,
         ))
     }

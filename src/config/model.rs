@@ -229,6 +229,8 @@ pub enum Nccl {
     Auto,
     /// To use what the driver can bring back.
     Checkpointable,
+    /// To share memory between GPUs in a way that agents can bring back, on the same GPUs.
+    Peer,
     /// Nothing.
     Off,
 }

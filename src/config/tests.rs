@@ -321,6 +321,18 @@ fn a_first_wait_longer_than_the_longest_is_refused() {
 }
 
 #[test]
+fn memory_that_gpus_share_is_not_left_to_the_driver() {
+    let peer =
+        |memory| Machine::new().project(&format!("[cuda]\nnccl = 'peer'\nmemory = '{memory}'"));
+    assert_eq!(peer("auto").load().config.cuda.nccl, Nccl::Peer);
+    assert_eq!(
+        peer("driver").refusal(),
+        "ckpt-run.toml:2: cuda.nccl and ckpt-run.toml:3: cuda.memory: the driver alone cannot bring back memory that \
+         GPUs share: choose \"auto\" or \"resident\""
+    );
+}
+
+#[test]
 fn variables_told_to_the_job_set_only_the_store() {
     let loaded = Machine::new()
         .variable("CKPT_RUN_JOB", "7")

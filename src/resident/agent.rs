@@ -19,6 +19,8 @@ use crate::clock;
 
 /// Times that a part of a mapping is sent to an agent that had no room for its descriptors: it makes room at the first.
 const TRIES_MAX: u32 = 3;
+/// More pieces than an agent has in its table.
+const SHARED_MAX: usize = 1 << 16;
 
 /// What an agent says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,10 +36,23 @@ pub struct Hello {
     pub released: bool,
     /// Some memory was given by the supervisor once, so the driver cannot bring it back.
     pub imported: bool,
-    /// The process has shared device memory with others, or uses theirs.
+    /// The process has shared memory of the driver's own with others, or uses theirs: nobody can bring that back.
     pub shares: bool,
+    /// It has shared pieces with others, or uses theirs ([`Agent::origins`]): the driver cannot bring that back.
+    pub lends: bool,
     /// It was restored onto another GPU: its driver imports no memory there, so the driver alone can keep it.
     pub moved: bool,
+}
+
+/// Whose a piece of memory is that several processes have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Origin {
+    /// Where the process has it mapped.
+    pub address: u64,
+    /// The process that allocated it, as that sees itself. It may have ended.
+    pub owner: i32,
+    /// Which of that process's pieces it is.
+    pub id: u64,
 }
 
 /// A process's agent. It keeps descriptors between a [`release`](Agent::release) that took too long and the next.
@@ -50,6 +65,8 @@ pub struct Agent<'a> {
     receipt: Receipt,
     /// A request whose answers carry memory, and the serial of the first of its kind that may still be answered.
     awaited: Option<(Kind, u64)>,
+    /// What came of the request for them so far.
+    origins: Vec<Origin>,
 }
 
 /// Requests by their kinds.
@@ -60,6 +77,7 @@ enum Kind {
     Release,
     Map,
     Remake,
+    Origins,
 }
 
 impl Kind {
@@ -70,6 +88,7 @@ impl Kind {
             Self::Release => wire::RELEASE,
             Self::Map => wire::MAP,
             Self::Remake => wire::REMAKE,
+            Self::Origins => wire::ORIGINS,
         }
     }
 
@@ -80,6 +99,7 @@ impl Kind {
             Self::Release => "releasing the device memory",
             Self::Map => "mapping the device memory",
             Self::Remake => "making the device memory anew",
+            Self::Origins => "asking for shared memory",
         }
     }
 
@@ -87,7 +107,7 @@ impl Kind {
     const fn brings_memory(self) -> bool {
         match self {
             Self::Release | Self::Remake => true,
-            Self::Hello | Self::Probe | Self::Map => false,
+            Self::Hello | Self::Probe | Self::Map | Self::Origins => false,
         }
     }
 }
@@ -101,6 +121,7 @@ impl<'a> Agent<'a> {
             uid: nix::unistd::geteuid().as_raw(),
             receipt: Receipt::default(),
             awaited: None,
+            origins: Vec::new(),
         }
     }
 
@@ -124,6 +145,7 @@ impl<'a> Agent<'a> {
                 released: reply.flags & wire::RELEASED != 0,
                 imported: reply.flags & wire::IMPORTED != 0,
                 shares: reply.flags & wire::SHARES != 0,
+                lends: reply.flags & wire::LENDS != 0,
                 moved: reply.flags & wire::MOVED != 0,
             })),
             Err(AgentError::Gone { .. }) => Ok(None),
@@ -229,6 +251,16 @@ impl<'a> Agent<'a> {
         }
     }
 
+    /// Which pieces the process has in common with others. It stands still, or the answer may be of the past.
+    ///
+    /// # Errors
+    /// No sensible answer in time, or [`AgentError::Refused`] by an agent of a time when there was no such request.
+    pub fn origins(&mut self, limit: Duration) -> Result<Vec<Origin>, AgentError> {
+        self.origins.clear();
+        self.ask(Kind::Origins, (0, &[]), clock::now() + limit)?;
+        Ok(std::mem::take(&mut self.origins))
+    }
+
     /// Sends a request and waits for its last answer.
     fn ask(
         &mut self,
@@ -306,6 +338,13 @@ impl<'a> Agent<'a> {
         if reply.kind != kind.number() {
             return Err(self.malformed(kind, "an answer to another question"));
         }
+        if kind == Kind::Origins && reply.status == wire::MORE {
+            self.origins.extend(segments.iter().map(origin));
+            if segments.is_empty() || self.origins.len() > SHARED_MAX {
+                return Err(self.malformed(kind, "no sensible number of segments"));
+            }
+            return Ok(None);
+        }
         if !brings_memory && !segments.is_empty() {
             return Err(self.malformed(kind, "segments nobody asked for"));
         }
@@ -355,5 +394,14 @@ impl<'a> Agent<'a> {
             request: kind.name(),
             pid: self.pid,
         }
+    }
+}
+
+fn origin(segment: &wire::Segment) -> Origin {
+    let (owner, id) = segment.origin();
+    Origin {
+        address: segment.address,
+        owner,
+        id,
     }
 }

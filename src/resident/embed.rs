@@ -18,6 +18,8 @@ use crate::clock;
 const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/ckpt-run-agent.so"));
 /// The dynamic loader's variable for libraries that a program loads before its own.
 pub const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
+/// How the name of its file begins.
+pub const LIBRARY_PREFIX: &str = "ckpt-run-agent-";
 /// Readable and executable for all: the job may run as another user.
 const MODE: u32 = 0o755;
 /// What separates names in `LD_PRELOAD`, or is replaced there: no path may contain it.
@@ -39,7 +41,7 @@ pub fn install(folder: &Path) -> io::Result<PathBuf> {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
     }
     let hash = blake3::hash(LIBRARY).to_hex();
-    let path = folder.join(format!("ckpt-run-agent-{}.so", &hash[..16]));
+    let path = folder.join(format!("{LIBRARY_PREFIX}{}.so", &hash[..16]));
     if !is_right(&path) {
         let mut file = tempfile::NamedTempFile::new_in(&folder)?;
         file.write_all(LIBRARY)?;

@@ -22,11 +22,12 @@ mod error;
 mod message;
 mod receipt;
 
-pub use agent::{Agent, Hello};
+pub use agent::{Agent, Hello, Origin};
 pub use channel::Channel;
-pub use embed::{PRELOAD_VARIABLE, Token, TokenError, environment, install};
+pub use embed::{LIBRARY_PREFIX, PRELOAD_VARIABLE, Token, TokenError, environment, install};
 pub use error::AgentError;
 pub use receipt::{Held, Segment};
+pub use wire::TOKEN_VARIABLE;
 
 #[cfg(test)]
 mod tests;

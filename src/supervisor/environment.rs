@@ -5,7 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use super::control;
-use super::obstacle::CHECKPOINTABLE_NCCL;
+use super::obstacle::{CHECKPOINTABLE_NCCL, PEER_NCCL};
 use crate::config::Nccl;
 use crate::resident::{self, Token};
 
@@ -36,13 +36,15 @@ pub(super) fn for_nccl(
     gpus: usize,
     ours: impl Fn(&str) -> Option<OsString>,
 ) -> Vec<Setting> {
-    let wanted = match choice {
-        Nccl::Auto => visible(gpus, ours("CUDA_VISIBLE_DEVICES")) > 1,
-        Nccl::Checkpointable => true,
-        Nccl::Off => false,
+    let several = || visible(gpus, ours("CUDA_VISIBLE_DEVICES")) > 1;
+    let settings: &[Setting] = match choice {
+        Nccl::Auto if several() => &CHECKPOINTABLE_NCCL,
+        Nccl::Auto | Nccl::Off => &[],
+        Nccl::Checkpointable => &CHECKPOINTABLE_NCCL,
+        Nccl::Peer => &PEER_NCCL,
     };
-    let settings = CHECKPOINTABLE_NCCL.into_iter().filter(|_| wanted);
-    settings.filter(|(name, _)| ours(name).is_none()).collect()
+    let unset = settings.iter().filter(|(name, _)| ours(name).is_none());
+    unset.copied().collect()
 }
 
 /// How many of so many GPUs the list leaves. Not exact: which words name a GPU is only known to the driver.
@@ -129,7 +131,7 @@ mod tests {
     #[test]
     fn nccl_is_told_where_there_are_several_gpus_and_nothing_that_the_user_decided() {
         let [all, two, none] = [&CHECKPOINTABLE_NCCL[..], &CHECKPOINTABLE_NCCL[1..], &[]];
-        let cases: [(Nccl, usize, Settings, Settings); 8] = [
+        let cases: [(Nccl, usize, Settings, Settings); 10] = [
             (Nccl::Auto, 0, &[], none),
             (Nccl::Auto, 1, &[], none),
             (Nccl::Auto, 2, &[], all),
@@ -138,6 +140,13 @@ mod tests {
             (Nccl::Auto, 2, &[("NCCL_P2P_DISABLE", "0")], two),
             (Nccl::Checkpointable, 1, &[], all),
             (Nccl::Off, 8, &[], none),
+            (Nccl::Peer, 1, &[], &PEER_NCCL),
+            (
+                Nccl::Peer,
+                8,
+                &[("NCCL_CUMEM_ENABLE", "0")],
+                &PEER_NCCL[1..],
+            ),
         ];
         for (choice, gpus, ours, expected) in cases {
             let of = |name: &str| {

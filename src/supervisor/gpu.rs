@@ -13,6 +13,7 @@ use super::suspension::Suspension;
 use super::workshop::Workshop;
 use crate::cuda::{self, GpuUse, Inventory};
 use crate::job::{self, Process};
+use crate::resident;
 use crate::store::StreamOpener;
 
 /// Longest attempt to lock all CUDA processes at once; then all are let go and tried again.
@@ -164,6 +165,8 @@ fn describe(pid: i32, uses: &[GpuUse], machine: &Inventory) -> CudaUser {
     CudaUser {
         pid,
         nccl: job::has_mapped(pid, NCCL_LIBRARY),
+        agent: variable(&environment, resident::TOKEN_VARIABLE).is_some()
+            && job::has_mapped(pid, resident::LIBRARY_PREFIX),
         gpus: gpus_of(own(), &environment, machine),
         environment,
         through_mps: own().any(|one| one.through_mps),

@@ -123,6 +123,12 @@ pub enum Refusal {
         /// The UUID.
         uuid: String,
     },
+    /// Memory that several processes have does not come back on other GPUs.
+    #[error(
+        "processes of the job share GPU memory (NCCL's peer-to-peer transport, CUDA IPC), which comes back on the same \
+         GPUs only; restore where these are, and run a job that has to move with cuda.nccl = \"checkpointable\""
+    )]
+    Shared,
     /// The user's map names a GPU twice.
     #[error("the map of GPUs names {uuid} twice; each GPU takes the place of one")]
     Twice {
@@ -146,6 +152,7 @@ impl Refusal {
             | Self::Unmapped { .. }
             | Self::NotTheJobs { .. }
             | Self::NotHere { .. }
+            | Self::Shared
             | Self::Twice { .. } => false,
         }
     }
@@ -185,6 +192,10 @@ pub(super) fn plan(then: &CudaFacts, here: Here<'_>) -> Result<GpuPlan, Refusal>
         place_hidden(then, now, &mut places)?;
         let pairs = then.gpus.iter().zip(places.into_iter().flatten());
         map.extend(pairs.map(|(old, new)| (old.uuid.clone(), now.gpus[new].uuid.clone())));
+    }
+    let resident = then.resident.as_ref();
+    if resident.is_some_and(|facts| facts.is_shared() && facts.moves(&map)) {
+        return Err(Refusal::Shared);
     }
     Ok(GpuPlan { map, other_driver })
 }

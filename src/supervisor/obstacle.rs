@@ -3,8 +3,8 @@
 //!
 //! Memory that processes share across GPUs leaves no trace in `/proc`: not NCCL's peer-to-peer transport, and not
 //! `cuIpcOpenMemHandle` (driver 580, measured: maps and descriptors of both sides are the same before and after).
-//! So NCCL is known by its library, its settings and the number of GPUs in use; a program that shares memory by
-//! CUDA IPC of its own cannot be recognised here. Peer access between the GPUs of one process comes back (580,
+//! So NCCL is known by its library, its settings and the number of GPUs in use, and a process whose agent has all that
+//! NCCL shares by its agent; a program that shares memory by CUDA IPC of its own cannot be recognised here. Peer access between the GPUs of one process comes back (580,
 //! measured) and is no obstacle.
 //!
 //! A pure function of a description; it must not know how that was made.
@@ -18,16 +18,22 @@ pub(super) const CHECKPOINTABLE_NCCL: [(&str, &str); 3] = [
     ("NCCL_CUMEM_ENABLE", "0"),
     ("NCCL_CUMEM_HOST_ENABLE", "0"),
 ];
+/// The settings with which NCCL shares GPU memory by CUDA IPC alone, which agents handle.
+pub(super) const PEER_NCCL: [(&str, &str); 2] =
+    [("NCCL_CUMEM_ENABLE", "0"), ("NCCL_CUMEM_HOST_ENABLE", "0")];
 /// Memory of GPUs of other machines, reached through `NVLink`.
 pub(super) const FABRIC_DEVICES: &str = "/dev/nvidia-caps-imex-channels";
 
 /// A CUDA process of the job.
 #[derive(Clone, Debug, Default)]
+#[allow(clippy::struct_excessive_bools, reason = "facts, each of its own")]
 pub(super) struct CudaUser {
     /// Its pid, as the host sees it.
     pub pid: i32,
     /// Whether it has NCCL's library in memory. `PyTorch` always has.
     pub nccl: bool,
+    /// Whether it has the agent.
+    pub agent: bool,
     /// Its environment, as `/proc/PID/environ` has it; empty where it cannot be read.
     pub environment: Vec<u8>,
     /// UUIDs of the GPUs it computes on, or may; empty where that cannot be told.
@@ -44,7 +50,7 @@ pub enum Obstacle {
     /// NCCL shares GPU memory.
     #[error(
         "process {pid} uses NCCL on several GPUs and {sign}: memory that GPUs share does not come back. Run with \
-         cuda.nccl = \"checkpointable\", or set {remedy} for the job"
+         cuda.nccl = \"peer\" or \"checkpointable\", or set {remedy} for the job"
     )]
     PeerTransport {
         /// Pid as the host sees it.
@@ -105,7 +111,7 @@ pub(super) fn look(
         return Ok(());
     }
     for user in users.iter().filter(|user| user.nccl) {
-        if let Some(sign) = shares_memory(&user.environment) {
+        if let Some(sign) = shares_memory(user) {
             return Err(Obstacle::PeerTransport {
                 pid: user.pid,
                 sign,
@@ -129,21 +135,24 @@ fn gpus_in_use(users: &[CudaUser], machine_gpus: usize) -> usize {
     all.len()
 }
 
-/// The first setting that lets NCCL share memory.
-fn shares_memory(environment: &[u8]) -> Option<String> {
+/// The first setting that lets NCCL share memory in a way that nobody brings back.
+fn shares_memory(user: &CudaUser) -> Option<String> {
+    let environment = &user.environment;
     // Not to use peers at any distance is the same as not to use them.
     let level = variable(environment, "NCCL_P2P_LEVEL");
     let far_only = level.is_some_and(|level| level.eq_ignore_ascii_case("LOC") || level == "0");
-    CHECKPOINTABLE_NCCL.iter().find_map(|(name, wanted)| {
-        if *name == "NCCL_P2P_DISABLE" && far_only {
-            return None;
-        }
-        match variable(environment, name) {
+    let needed: &[_] = if far_only || user.agent {
+        &PEER_NCCL
+    } else {
+        &CHECKPOINTABLE_NCCL
+    };
+    needed
+        .iter()
+        .find_map(|(name, wanted)| match variable(environment, name) {
             Some(value) if value.trim() == *wanted => None,
             Some(value) => Some(format!("{name} is {value:?}")),
             None => Some(format!("{name} is not set")),
-        }
-    })
+        })
 }
 
 #[cfg(test)]
@@ -169,6 +178,10 @@ mod tests {
         let host = "NCCL_P2P_DISABLE=1 NCCL_CUMEM_ENABLE=0";
         let asked = "NCCL_P2P_DISABLE=0 NCCL_CUMEM_ENABLE=0 NCCL_CUMEM_HOST_ENABLE=0";
         let ranks = vec![rank(1, "", "a"), rank(2, "", "b")];
+        let agent_and = |environment| CudaUser {
+            agent: true,
+            ..user(1, true, environment, &["a", "b"])
+        };
         let half_safe = vec![rank(1, SAFE, "a"), rank(2, "", "b")];
         let cases = [
             (
@@ -180,6 +193,10 @@ mod tests {
             (alone(host), "NCCL_CUMEM_HOST_ENABLE is not set"),
             (alone(asked), "NCCL_P2P_DISABLE is \"0\""),
             (vec![user(1, true, "", &[])], "process 1 uses NCCL"),
+            (
+                vec![agent_and("NCCL_CUMEM_ENABLE=1")],
+                "NCCL_CUMEM_ENABLE is \"1\"",
+            ),
         ];
         for (users, expected) in cases {
             let text = look(&users, 8, &[]).unwrap_err().to_string();
@@ -191,11 +208,16 @@ mod tests {
     fn nccl_that_shares_nothing_is_no_obstacle() {
         let rank = |pid, environment, gpu| user(pid, true, environment, &[gpu]);
         let local = "NCCL_P2P_LEVEL=LOC NCCL_CUMEM_ENABLE=0 NCCL_CUMEM_HOST_ENABLE=0";
+        let with_agent = |pid| CudaUser {
+            agent: true,
+            ..rank(pid, "NCCL_CUMEM_ENABLE=0 NCCL_CUMEM_HOST_ENABLE=0", "a")
+        };
         let unknown = [user(1, true, "", &[]), user(2, true, "", &[])];
         assert_eq!(look(&unknown, 1, &[]), Ok(()), "a machine with one GPU");
         let cases = [
             ("PyTorch on one of many", vec![rank(1, "", "a")]),
             ("workers on one", vec![rank(1, "", "a"), rank(2, "", "a")]),
+            ("ranks with agents", vec![with_agent(1), with_agent(2)]),
             ("safe ranks", vec![rank(1, SAFE, "a"), rank(2, SAFE, "b")]),
             (
                 "no peer is near enough",

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use ckpt_run::resident::{Agent, Channel, Held, Hello, Token, environment, install};
+use ckpt_run::resident::{Agent, Channel, Held, Hello, Origin, Token, environment, install};
 
 use crate::fake_gpu::{self, FakeGpu};
 
@@ -185,6 +185,12 @@ impl Job {
     pub fn release(&self) -> Vec<Held> {
         self.agent(&mut Channel::bind().unwrap())
             .release(LIMIT)
+            .unwrap()
+    }
+
+    pub fn origins(&self) -> Vec<Origin> {
+        self.agent(&mut Channel::bind().unwrap())
+            .origins(LIMIT)
             .unwrap()
     }
 

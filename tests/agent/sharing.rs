@@ -1,5 +1,9 @@
 //! CUDA IPC between processes of a run.
 
+use std::collections::BTreeSet;
+
+use ckpt_run::resident::Origin;
+
 use crate::fake_gpu::FakeGpu;
 use crate::job::{CONTEXT_LEN, Job, MIB, SOON, WAYS, Way, own_descriptors};
 
@@ -11,15 +15,22 @@ fn memory_is_shared_between_processes_of_a_run() {
         let mut user = Job::beside(&gpu, &owner, way);
         let len = 8 * MIB - 4096;
         let address = owner.alloc(len);
-        assert!(!owner.hello().unwrap().shares);
+        assert!(!owner.hello().unwrap().lends && owner.origins().is_empty());
         let answer = owner.ask(&format!("export {}", address + 4096));
         let (code, handle) = answer.split_once(' ').unwrap();
         assert_eq!(code, "0");
-        assert!(owner.hello().unwrap().shares);
+        assert!(owner.hello().unwrap().lends);
+        let origins = owner.origins();
+        assert_eq!(origins.len(), 1);
+        assert_eq!(
+            (origins[0].address, origins[0].owner),
+            (address, owner.pid())
+        );
         owner.ask(&format!("write {address} {len} 1"));
         // Also memory that the supervisor has given back, and while it has it.
         for round in 0..2 {
             let (open, held) = (format!("open {handle}"), owner.release());
+            assert_eq!(owner.origins(), origins, "also of what is released");
             user.tell(&open);
             assert!(user.lines.recv_timeout(SOON).is_err());
             owner.map(&held);
@@ -40,7 +51,12 @@ fn memory_is_shared_between_processes_of_a_run() {
                 "true"
             );
             let hello = user.hello().unwrap();
-            assert!(hello.shares && hello.imported && hello.segments == 1);
+            assert!(hello.lends && !hello.shares && hello.imported && hello.segments == 1);
+            let same = Origin {
+                address: there.parse().unwrap(),
+                ..origins[0]
+            };
+            assert_eq!(user.origins(), [same]);
             assert_eq!(user.ask(&format!("free {there}")), "1", "as the driver");
             assert_ne!(
                 user.ask(&format!("export {there}")).split(' ').next(),
@@ -63,6 +79,25 @@ fn memory_is_shared_between_processes_of_a_run() {
         assert_eq!(owner.ask(&format!("close {address}")), "1");
         assert_eq!(owner.ask(&format!("free {address}")), "0");
         assert_eq!(gpu.used_bytes(0), 2 * CONTEXT_LEN);
+    }
+}
+
+#[test]
+fn of_a_hundred_shared_pieces_all_are_told() {
+    let gpu = FakeGpu::new();
+    let mut owner = Job::ready(&gpu, Way::Asking);
+    let mut addresses: Vec<u64> = (0..130).map(|_| owner.alloc(2 * MIB)).collect();
+    let unshared = addresses.split_off(128);
+    for address in &addresses {
+        assert!(owner.ask(&format!("export {address}")).starts_with("0 "));
+    }
+    addresses.sort_unstable();
+    let origins = owner.origins();
+    assert!(origins.iter().map(|one| one.address).eq(addresses));
+    let ids: BTreeSet<u64> = origins.iter().map(|one| one.id).collect();
+    assert_eq!(ids.len(), 128);
+    for address in unshared {
+        assert_eq!(owner.ask(&format!("free {address}")), "0");
     }
 }
 

@@ -147,6 +147,11 @@ pub fn job() -> PathBuf {
     library().join("job")
 }
 
+/// The job of two processes that share memory: `tests/fake-cuda/pair.rs`.
+pub fn pair() -> PathBuf {
+    library().join("pair")
+}
+
 /// `target/debug`, where the test runs from `target/debug/deps`.
 pub fn build_folder() -> PathBuf {
     let test = std::env::current_exe().expect("the test's program");
@@ -181,7 +186,10 @@ fn build(sources: &Path, folder: &Path) {
         "-Clink-arg=-Wl,-soname,libcuda.so.1",
     ];
     rustc(&sources.join("lib.rs"), &file("libcuda.so.1"), &library);
-    rustc(&sources.join("job.rs"), &file("job"), &[]);
+    for program in ["job", "pair"] {
+        let source = sources.join(program).with_extension("rs");
+        rustc(&source, &file(program), &[]);
+    }
     symlink("libcuda.so.1", file("libnvidia-ml.so.1")).expect("a link");
     // Whoever comes second finds the name taken by the same files.
     if fs::rename(beside.path(), folder).is_ok() {

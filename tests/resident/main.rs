@@ -13,6 +13,7 @@ mod gpu_job;
 mod options;
 mod pausing;
 mod sequence;
+mod sharing;
 mod support;
 
 use common::can_run;

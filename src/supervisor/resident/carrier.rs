@@ -125,13 +125,15 @@ impl Carrier {
     ) -> Result<Taking, ResidentError> {
         let facts = kept.facts();
         let held = kept.processes().iter().flat_map(|process| &process.held);
-        let copy = |held: &Held| {
+        let originals = facts.segments().zip(held);
+        let originals = originals.filter(|(segment, _)| segment.same_as.is_none());
+        let copy = |(_, held): (_, &Held)| {
             Ok(Held {
                 segment: held.segment,
                 descriptor: held.descriptor.try_clone()?,
             })
         };
-        let memory: Vec<Held> = held.map(copy).collect::<std::io::Result<_>>()?;
+        let memory: Vec<Held> = originals.map(copy).collect::<std::io::Result<_>>()?;
         let (carrier, streams) = (Arc::clone(self), streams.clone());
         let taking = thread::Builder::new().name("gpu-take".to_owned());
         Ok(taking.spawn(move || {
@@ -207,24 +209,34 @@ impl Carrier {
         facts: &ResidentFacts,
         map: impl Fn(&str) -> Option<GpuUuid>,
     ) -> Result<(Memory, Vec<SegmentId>), ResidentError> {
-        let mut memory = Memory::new();
+        let mut made: Vec<Held> = Vec::new();
         let mut segments = Vec::new();
-        for process in &facts.processes {
-            for segment in &process.segments {
-                let gpu = map(&segment.gpu).ok_or(ResidentError::Facts)?;
+        for segment in facts.segments() {
+            let gpu = map(&segment.gpu).ok_or(ResidentError::Facts)?;
+            let descriptor = if let Some(place) = segment.same_as {
+                let original = made.get(place).ok_or(ResidentError::Facts)?;
+                original.descriptor.try_clone()?
+            } else {
                 let (id, descriptor) = self.copier.create(gpu, segment.len)?;
                 segments.push(id);
-                memory.entry(process.pid).or_default().push(Held {
-                    segment: Segment {
-                        address: segment.address,
-                        len: segment.len,
-                        device: *gpu.as_bytes(),
-                    },
-                    descriptor,
-                });
-            }
+                descriptor
+            };
+            made.push(Held {
+                segment: Segment {
+                    address: segment.address,
+                    len: segment.len,
+                    device: *gpu.as_bytes(),
+                },
+                descriptor,
+            });
         }
-        Ok((memory, segments))
+        let mut made = made.into_iter();
+        let processes = facts.processes.iter();
+        let memory = processes.map(|process| {
+            let own = made.by_ref().take(process.segments.len());
+            (process.pid, own.collect())
+        });
+        Ok((memory.collect(), segments))
     }
 
     /// Takes memory that others made, on these GPUs, to fill it.

@@ -31,7 +31,15 @@ impl Cover {
 
     /// Whether the driver alone would lose its memory.
     pub(super) fn is_bound(&self) -> bool {
-        self.hello.as_ref().is_some_and(|hello| hello.imported)
+        let bound = |hello: &Hello| hello.imported || hello.lends;
+        self.hello.as_ref().is_some_and(bound)
+    }
+
+    /// Whether nobody can bring its memory back: others have it too, and it is the driver's own, or it was moved to a
+    /// GPU where no memory is taken from outside.
+    fn is_hopeless(&self) -> bool {
+        let hopeless = |hello: &Hello| hello.shares || hello.lends && hello.moved;
+        self.hello.as_ref().is_some_and(hopeless)
     }
 }
 
@@ -49,8 +57,7 @@ pub(in crate::supervisor) fn choose(
     to_host: bool,
     covers: Vec<Cover>,
 ) -> Result<Way, ResidentError> {
-    let shares = |cover: &&Cover| cover.hello.as_ref().is_some_and(|hello| hello.shares);
-    if let Some(cover) = covers.iter().find(shares) {
+    if let Some(cover) = covers.iter().find(|cover| cover.is_hopeless()) {
         return Err(ResidentError::Shares { pid: cover.pid });
     }
     let bound = covers.iter().any(Cover::is_bound);
@@ -86,6 +93,7 @@ mod tests {
                 released: false,
                 imported,
                 shares,
+                lends: false,
                 moved: false,
             }),
         }
@@ -132,8 +140,17 @@ mod tests {
     }
 
     #[test]
-    fn shared_memory_is_refused() {
-        let error = choose(Memory::Driver, false, vec![cover(5, true, true)]).unwrap_err();
-        assert!(error.to_string().contains("process 300"), "{error}");
+    fn memory_that_agents_share_stays_on_the_gpu_and_what_nobody_brings_back_is_refused() {
+        let lends = |moved| {
+            let mut cover = cover(5, false, false);
+            let hello = cover.hello.as_mut().unwrap();
+            (hello.lends, hello.moved) = (true, moved);
+            [cover]
+        };
+        assert_eq!(resident(Memory::Driver, true, &lends(false)), Some(1));
+        for covers in [[cover(5, true, true)], lends(true)] {
+            let error = choose(Memory::Driver, false, covers.to_vec()).unwrap_err();
+            assert!(error.to_string().contains("process 300"), "{error}");
+        }
     }
 }

@@ -37,9 +37,10 @@ pub enum ResidentError {
         #[source]
         source: AgentError,
     },
-    /// A process shares device memory, which cannot be brought back.
+    /// A process shares device memory in a way that cannot be brought back.
     #[error(
-        "process {pid} shares GPU memory with others (CUDA IPC): that cannot be brought back, so no snapshot is taken"
+        "process {pid} shares GPU memory with others (CUDA IPC) that no agent handles, as pieces below 2 MiB, or all after \
+         a move to other GPUs: that cannot be brought back, so no snapshot is taken"
     )]
     Shares {
         /// Pid as the job sees it.

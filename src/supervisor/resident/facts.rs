@@ -46,12 +46,16 @@ pub struct ResidentSegment {
     pub len: u64,
     /// UUID of its GPU, as `GPU-…`.
     pub gpu: String,
+    /// The number, among those of all processes, of the segment before that is the same memory (CUDA IPC): the image
+    /// has its bytes there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub same_as: Option<usize>,
 }
 
 /// A part of a segment and the stream that holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Part {
-    /// Number of the segment among those of all processes.
+    /// Number of the segment among all that are not the same as another.
     pub segment: usize,
     pub begin: u64,
     pub end: u64,
@@ -73,6 +77,9 @@ impl ResidentFacts {
         let mut number = 0;
         for process in &self.processes {
             for (index, segment) in process.segments.iter().enumerate() {
+                if segment.same_as.is_some() {
+                    continue;
+                }
                 let pid = process.pid;
                 let begins = (0..segment.len).step_by(step);
                 parts.extend(begins.map(|begin| Part {
@@ -92,11 +99,23 @@ impl ResidentFacts {
         self.processes.iter().flat_map(|process| &process.segments)
     }
 
+    /// Whether processes have memory in common.
+    pub(in crate::supervisor) fn is_shared(&self) -> bool {
+        self.segments().any(|segment| segment.same_as.is_some())
+    }
+
+    /// Whether it comes back on another GPU than it was on.
+    pub(in crate::supervisor) fn moves(&self, map: &[(String, String)]) -> bool {
+        let had: BTreeSet<&str> = self.segments().map(|segment| &*segment.gpu).collect();
+        map.iter()
+            .any(|(old, new)| old != new && had.contains(&**old))
+    }
+
     /// Device memory in all, bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.segments()
-            .fold(0, |sum, segment| sum.saturating_add(segment.len))
+        let originals = self.segments().filter(|segment| segment.same_as.is_none());
+        originals.fold(0, |sum, segment| sum.saturating_add(segment.len))
     }
 
     /// Whether an image can have told this; what is read from a disk is not believed.
@@ -108,7 +127,22 @@ impl ResidentFacts {
             && self.segments().all(|segment| {
                 segment.len > 0 && segment.address.checked_add(segment.len).is_some()
             })
+            && self.is_shared_sanely()
             && self.bytes() < u64::MAX
+    }
+
+    fn is_shared_sanely(&self) -> bool {
+        let all: Vec<&ResidentSegment> = self.segments().collect();
+        let is_sane = |(number, segment): (usize, &&ResidentSegment)| {
+            segment.same_as.is_none_or(|place| {
+                let original = all.get(place).filter(|_| place < number);
+                original.is_some_and(|original| {
+                    original.same_as.is_none()
+                        && (original.len, &original.gpu) == (segment.len, &segment.gpu)
+                })
+            })
+        };
+        all.iter().enumerate().all(is_sane)
     }
 }
 
@@ -120,7 +154,8 @@ mod tests {
         let segment = |len: &u64| ResidentSegment {
             address: 1 << 40,
             len: *len,
-            gpu: String::new(),
+            gpu: "a".to_owned(),
+            same_as: None,
         };
         let process = |pid| ResidentProcess {
             pid,
@@ -156,6 +191,37 @@ mod tests {
     }
 
     #[test]
+    fn memory_that_processes_share_is_in_an_image_once() {
+        let mut facts = facts(&[PART_BYTES, 5]);
+        assert!(!facts.is_shared());
+        facts.processes[1].segments[1].same_as = Some(1);
+        assert!(facts.is_sane() && facts.is_shared());
+        assert_eq!(facts.bytes(), 2 * PART_BYTES + 5);
+        let parts = facts.parts();
+        let numbered = parts.iter().map(|part| (&*part.stream, part.segment));
+        let expected = [("gpu/300/0/0", 0), ("gpu/300/1/0", 1), ("gpu/301/0/0", 2)];
+        assert!(numbered.eq(expected));
+    }
+
+    #[test]
+    fn memory_moves_with_its_own_gpu_only() {
+        let mut facts = facts(&[1, 1]);
+        facts.processes[0].segments[1].gpu = "b".to_owned();
+        for (map, expected) in [
+            (&[][..], false),
+            (&[("a", "a"), ("b", "b"), ("c", "d")], false),
+            (&[("a", "a"), ("b", "c"), ("c", "b")], true),
+            (&[("a", "d")], true),
+        ] {
+            let pairs = map.iter();
+            let map: Vec<_> = pairs
+                .map(|(old, new)| ((*old).to_owned(), (*new).to_owned()))
+                .collect();
+            assert_eq!(facts.moves(&map), expected, "{map:?}");
+        }
+    }
+
+    #[test]
     fn nonsense_is_told_from_facts() {
         assert!(facts(&[1, 2]).is_sane() && facts(&[]).is_sane());
         for lens in [&[0][..], &[u64::MAX - 5, 6], &[u64::MAX]] {
@@ -164,6 +230,21 @@ mod tests {
         let mut short = facts(&[1]);
         short.part_bytes = 0;
         assert!(!short.is_sane());
+        // Itself, one of another length or GPU, one that comes later, one that is another's, and none.
+        for (number, same_as) in [(1, 1), (1, 0), (2, 3), (3, 2), (3, 4)] {
+            let mut shared = facts(&[1, 2]);
+            let own = &mut shared.processes[number / 2].segments;
+            own[number % 2].same_as = Some(same_as);
+            assert!(!shared.is_sane(), "{number} as {same_as}");
+        }
+        let mut chained = facts(&[1, 1]);
+        chained.processes[0].segments[1].same_as = Some(0);
+        chained.processes[1].segments[0].same_as = Some(1);
+        assert!(!chained.is_sane());
+        let mut elsewhere = facts(&[1]);
+        elsewhere.processes[1].segments[0].same_as = Some(0);
+        elsewhere.processes[1].segments[0].gpu = "b".to_owned();
+        assert!(!elsewhere.is_sane());
         let mut twice = facts(&[1]);
         twice.processes[1].pid = twice.processes[0].pid;
         assert!(!twice.is_sane());

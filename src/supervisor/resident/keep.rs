@@ -1,5 +1,6 @@
 //! Memory of halted processes: the agents let go of it, descriptors keep it, the agents map it again.
 
+use std::collections::HashMap;
 use std::thread;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use super::error::ResidentError;
 use super::facts::{ResidentFacts, ResidentProcess, ResidentSegment};
 use super::refill::Memory;
 use crate::cuda::{self, Driver, GpuUuid, Locked, SuspendOptions, TreeError};
-use crate::resident::{AgentError, Channel, Held, Token};
+use crate::resident::{AgentError, Channel, Held, Origin, Token};
 
 use super::super::describe::chain;
 use super::super::image::Stopwatch;
@@ -52,6 +53,8 @@ pub(in crate::supervisor) struct Kept {
 pub(super) struct KeptProcess {
     pub pid: i32,
     pub held: Vec<Held>,
+    /// What of it other processes have as well.
+    origins: Vec<Origin>,
 }
 
 /// Halts the processes, has the agents let go, and suspends the GPU state of all `users`; `take` is called with the
@@ -112,6 +115,7 @@ impl Kept {
         let process = |cover: &Cover| KeptProcess {
             pid: cover.pid,
             held: Vec::new(),
+            origins: Vec::new(),
         };
         Ok(Self {
             channel: Channel::bind()?,
@@ -131,7 +135,11 @@ impl Kept {
             channel: Channel::bind()?,
             token: *token,
             processes: memory
-                .map(|(pid, held)| KeptProcess { pid, held })
+                .map(|(pid, held)| KeptProcess {
+                    pid,
+                    held,
+                    origins: Vec::new(),
+                })
                 .collect(),
             evicted: false,
         })
@@ -169,14 +177,33 @@ impl Kept {
 
     /// What an image will say of it.
     pub(in crate::supervisor) fn facts(&self) -> ResidentFacts {
-        let segment = |held: &Held| ResidentSegment {
-            address: held.segment.address,
-            len: held.segment.len,
-            gpu: GpuUuid::from_bytes(held.segment.device).to_string(),
+        let mut firsts = HashMap::new();
+        let mut number = 0;
+        let mut segment = |process: &KeptProcess, held: &Held| {
+            let gpu = GpuUuid::from_bytes(held.segment.device).to_string();
+            let address = held.segment.address;
+            let origin = process.origins.iter().find(|one| one.address == address);
+            let first = origin.map(|one| {
+                let first = || (number, gpu.clone());
+                firsts.entry((one.owner, one.id)).or_insert_with(first)
+            });
+            let segment = ResidentSegment {
+                address,
+                len: held.segment.len,
+                // A process that cannot see the GPU that others' memory is on takes it for one of its own.
+                gpu: first.as_ref().map_or(gpu, |first| first.1.clone()),
+                same_as: first.map(|first| first.0).filter(|first| *first != number),
+            };
+            number += 1;
+            segment
         };
         let process = |process: &KeptProcess| ResidentProcess {
             pid: process.pid,
-            segments: process.held.iter().map(segment).collect(),
+            segments: process
+                .held
+                .iter()
+                .map(|held| segment(process, held))
+                .collect(),
         };
         ResidentFacts::new(self.processes.iter().map(process).collect())
     }
@@ -196,7 +223,23 @@ impl Kept {
                 Err(error) => return self.give_back().and(Err(error)),
             }
         }
+        for place in 0..self.processes.len() {
+            match self.ask_origins(self.processes[place].pid) {
+                Ok(origins) => self.processes[place].origins = origins,
+                Err(error) => return self.give_back().and(Err(error)),
+            }
+        }
         Ok(())
+    }
+
+    /// What a process that has let go of its memory has in common with others.
+    fn ask_origins(&mut self, pid: i32) -> Result<Vec<Origin>, ResidentError> {
+        let mut agent = self.channel.agent(&self.token, pid);
+        match agent.origins(HELLO_LIMIT) {
+            // An agent of an older image, which lets nobody share.
+            Err(AgentError::Refused { .. }) => Ok(Vec::new()),
+            origins => origins.map_err(|source| ResidentError::Agent { pid, source }),
+        }
     }
 
     /// Locks the processes after they let go of their memory. Nothing of theirs runs and nothing is under way, so that

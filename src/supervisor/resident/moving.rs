@@ -7,8 +7,6 @@
 //! A process that the driver has moved to another GPU cannot import memory that others made there (580.159.04: error
 //! 3), but others can import what it makes itself. So the threads stand still while that is filled.
 
-use std::collections::BTreeSet;
-
 use super::carrier::Carrier;
 use super::error::ResidentError;
 use super::facts::{ResidentFacts, ResidentSegment};
@@ -50,7 +48,7 @@ impl<'a> Returning<'a> {
         facts: &'a ResidentFacts,
         map: &'a GpuPairs,
     ) -> Result<Self, ResidentError> {
-        if !moves(facts, map) {
+        if !facts.moves(map) {
             return Ok(Self::Made(refill(shop, image, facts, map)?));
         }
         let gpus = gpus_now(facts, map)?;
@@ -75,13 +73,6 @@ impl<'a> Returning<'a> {
             }
         }
     }
-}
-
-/// Whether memory comes back on another GPU than it was on.
-fn moves(facts: &ResidentFacts, map: &GpuPairs) -> bool {
-    let had: BTreeSet<&str> = facts.segments().map(|segment| &*segment.gpu).collect();
-    map.iter()
-        .any(|(old, new)| old != new && had.contains(&**old))
 }
 
 impl Moving<'_> {
@@ -112,37 +103,5 @@ impl Moving<'_> {
         let gpus = gpus.ok_or(ResidentError::Facts)?;
         let segments = self.carrier.import(gpus.into_iter().zip(memory))?;
         self.carrier.fill(self.facts, &segments, self.image)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::facts::ResidentProcess;
-    use super::*;
-
-    #[test]
-    fn memory_moves_with_its_own_gpu_only() {
-        let segment = |gpu: &str| ResidentSegment {
-            address: 0,
-            len: 1,
-            gpu: gpu.to_owned(),
-        };
-        let process = ResidentProcess {
-            pid: 300,
-            segments: vec![segment("a"), segment("b"), segment("a")],
-        };
-        let facts = ResidentFacts::new(vec![process]);
-        for (map, expected) in [
-            (&[][..], false),
-            (&[("a", "a"), ("b", "b"), ("c", "d")], false),
-            (&[("a", "a"), ("b", "c"), ("c", "b")], true),
-            (&[("a", "d")], true),
-        ] {
-            let map: GpuPairs = map
-                .iter()
-                .map(|(old, new)| ((*old).to_owned(), (*new).to_owned()))
-                .collect();
-            assert_eq!(moves(&facts, &map), expected, "{map:?}");
-        }
     }
 }

@@ -1,0 +1,157 @@
+//! A job of two processes that use each other's device memory (CUDA IPC), each on a GPU of its own if there are two. It
+//! ends with the same words whatever was done to it.
+//!
+//! ```text
+//! pair [--steps 30] [--wait-at STEP:FILE]
+//! first   allocate, export ──── handle ───▶ open ┐
+//!         open ◀─────────────── handle ─── allocate, export      second, which the first starts
+//! each step: the first changes its own memory by the second's, then the second its own by the first's, and sums up
+//! ```
+//! So a process that had a copy of the other's memory, instead of that memory, would come to other words.
+#![allow(unsafe_code, reason = "calls the driver through C")]
+
+mod driver;
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use driver::{Driver, Handle, must};
+
+/// Words of each one's memory.
+const WORDS: usize = (4 << 20) / 8;
+const BYTES: usize = WORDS * 8;
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`.
+const LAZY_PEERS: u32 = 1;
+
+/// A process, with the other's memory beside its own.
+struct Side {
+    driver: Driver,
+    own: u64,
+    others: u64,
+}
+
+impl Side {
+    /// On the GPU of that number, modulo those there are. Exchanges handles: writes one and reads one.
+    fn begin(number: i32, output: &mut impl Write, input: &mut impl BufRead) -> Self {
+        let driver = Driver::load();
+        let (mut gpus, mut context, mut own, mut others) = (0, 0, 0, 0);
+        let mut handle = Handle([0; 64]);
+        // SAFETY: places for what is answered.
+        unsafe {
+            must("cuInit", (driver.init)(0));
+            must("cuDeviceGetCount", (driver.count)(&raw mut gpus));
+            let retained = (driver.retain)(&raw mut context, number % gpus);
+            must("cuDevicePrimaryCtxRetain", retained);
+            must("cuCtxSetCurrent", (driver.set_current)(context));
+            must("cuMemAlloc", (driver.alloc)(&raw mut own, BYTES));
+            must("cuMemsetD8", (driver.fill)(own, 3, BYTES));
+            must("cuIpcGetMemHandle", (driver.get_handle)(&raw mut handle, own));
+        }
+        let words: Vec<String> = handle.0.iter().map(u8::to_string).collect();
+        writeln!(output, "{}", words.join(" ")).unwrap();
+        output.flush().unwrap();
+        let line = hear(input).expect("the other's handle");
+        let mut bytes = line.split(' ').map(|word| word.parse().expect("a byte"));
+        let handle = Handle(std::array::from_fn(|_| bytes.next().expect("64 bytes")));
+        // SAFETY: a place for an address.
+        let opened = unsafe { (driver.open_handle)(&raw mut others, handle, LAZY_PEERS) };
+        must("cuIpcOpenMemHandle", opened);
+        Self {
+            driver,
+            own,
+            others,
+        }
+    }
+
+    /// Changes its own memory by the other's; a sum of it.
+    fn step(&self, step: u64) -> u64 {
+        let (mut own, others) = (self.read(self.own), self.read(self.others));
+        let mut sum = step;
+        for (word, other) in own.iter_mut().zip(others) {
+            *word = word
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(other ^ step);
+            sum = sum.rotate_left(5) ^ *word;
+        }
+        // SAFETY: as many bytes as allocated.
+        let written = unsafe { (self.driver.upload)(self.own, own.as_ptr(), BYTES) };
+        must("cuMemcpyHtoD", written);
+        // SAFETY: takes nothing.
+        must("cuCtxSynchronize", unsafe { (self.driver.synchronize)() });
+        sum
+    }
+
+    fn read(&self, from: u64) -> Vec<u64> {
+        let mut words = vec![0; WORDS];
+        // SAFETY: as many bytes as allocated.
+        must("cuMemcpyDtoH", unsafe {
+            (self.driver.download)(words.as_mut_ptr(), from, BYTES)
+        });
+        words
+    }
+}
+
+/// A line, without its end.
+fn hear(input: &mut impl BufRead) -> Option<String> {
+    let mut line = String::new();
+    let len = input.read_line(&mut line).expect("a line");
+    (len > 0).then(|| line.trim_end().to_owned())
+}
+
+fn second() {
+    let (mut input, mut output) = (std::io::stdin().lock(), std::io::stdout().lock());
+    let side = Side::begin(1, &mut output, &mut input);
+    while let Some(step) = hear(&mut input) {
+        let sum = side.step(step.parse().expect("a step"));
+        writeln!(output, "{sum:016x}").unwrap();
+        output.flush().unwrap();
+    }
+}
+
+fn first(steps: u64, wait_at: Option<(u64, String)>) {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .arg("second")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("a second process");
+    let mut output = child.stdin.take().unwrap();
+    let mut input = BufReader::new(child.stdout.take().unwrap());
+    let side = Side::begin(0, &mut output, &mut input);
+    for step in 0..steps {
+        let sum = side.step(step);
+        writeln!(output, "{step}").unwrap();
+        let other = hear(&mut input).expect("the other's sum");
+        println!("{step} {sum:016x} {other}");
+        while wait_at
+            .as_ref()
+            .is_some_and(|(at, path)| *at == step && !Path::new(path).exists())
+        {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+    drop(output);
+    assert!(child.wait().expect("the second process").success());
+    println!("done");
+}
+
+fn main() {
+    let (mut steps, mut wait_at) = (30, None);
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        let mut value = || words.next().expect("a value");
+        match word.as_str() {
+            "second" => return second(),
+            "--steps" => steps = value().parse().unwrap(),
+            "--wait-at" => {
+                let value = value();
+                let (step, path) = value.split_once(':').expect("STEP:FILE");
+                wait_at = Some((step.parse().unwrap(), path.to_owned()));
+            }
+            other => panic!("no option {other}"),
+        }
+    }
+    first(steps, wait_at);
+}

@@ -1,0 +1,132 @@
+//! Processes that share device memory (CUDA IPC), as NCCL's peer-to-peer transport does.
+
+use nix::sys::signal::Signal;
+
+use crate::common::{Place, Run, can_run, wait_until};
+use crate::fake_gpu::{self, FakeGpu};
+use crate::support::{self, begin};
+
+const WAIT: [&str; 2] = ["--wait-at", "20:go"];
+
+/// A run of the pair.
+struct Pair {
+    place: Place,
+    gpu: FakeGpu,
+    run: Run,
+}
+
+impl Pair {
+    fn start(arguments: &[&str]) -> Self {
+        let (place, gpu) = (Place::new(), support::gpu());
+        let program = fake_gpu::pair();
+        let words = [&[program.to_str().expect("a path")], arguments].concat();
+        let run = begin(&place, &gpu, "auto", &words, &[]);
+        Self { place, gpu, run }
+    }
+
+    fn said(&self) -> String {
+        self.place.text("err")
+    }
+
+    fn used(&self) -> [u64; 2] {
+        [0, 1].map(|gpu| self.gpu.used_bytes(gpu))
+    }
+
+    fn verb(&self, words: &[&str]) {
+        let output = self.place.verb(words);
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{error}{}", self.said());
+    }
+
+    fn crash(&self, number: usize) {
+        self.run.crash();
+        wait_until("the restore", || {
+            self.said().matches("ckpt-run: restored ").count() == number
+        });
+    }
+
+    /// With the words of one that nobody touched.
+    fn ends_as_ever(mut self) {
+        self.place.go();
+        assert_eq!(self.run.wait(), 0, "{}", self.said());
+        let mut untouched = Self::start(&[]);
+        assert_eq!(untouched.run.wait(), 0, "{}", untouched.said());
+        let said = self.said();
+        assert_eq!(
+            self.place.text("out"),
+            untouched.place.text("out"),
+            "{said}"
+        );
+        assert_eq!(self.used(), [0, 0]);
+    }
+}
+
+#[test]
+fn memory_that_processes_share_is_shared_again_after_snapshots_and_crashes() {
+    if !can_run() {
+        return;
+    }
+    let pair = Pair::start(&WAIT);
+    for step in ["\n3 ", "\n9 "] {
+        pair.place.wait_for("out", step);
+        pair.place.snapshot();
+    }
+    pair.place.wait_for("out", "\n20 ");
+    let used = pair.used();
+    pair.crash(1);
+    pair.place.wait_for("out", "\n20 ");
+    assert_eq!(pair.used(), used, "nothing is there twice");
+    pair.place.snapshot();
+    pair.crash(2);
+    assert_eq!(pair.used(), used, "nothing is there twice");
+    assert_eq!(
+        pair.said().matches(" release ").count(),
+        3,
+        "{}",
+        pair.said()
+    );
+    pair.ends_as_ever();
+}
+
+#[test]
+fn a_paused_job_gives_shared_memory_back_and_gets_it_again() {
+    if !can_run() {
+        return;
+    }
+    let pair = Pair::start(&WAIT);
+    pair.place.wait_for("out", "\n20 ");
+    let used = pair.used();
+    for _ in 0..2 {
+        pair.verb(&["pause"]);
+        assert_eq!(pair.used(), [0, 0]);
+        pair.verb(&["unpause"]);
+        assert_eq!(pair.used(), used);
+    }
+    pair.ends_as_ever();
+}
+
+#[test]
+fn shared_memory_does_not_move_to_other_gpus() {
+    if !can_run() {
+        return;
+    }
+    let mut pair = Pair::start(&WAIT);
+    pair.place.wait_for("out", "\n20 ");
+    let id = pair.place.snapshot();
+    pair.run.signal(Signal::SIGKILL);
+    pair.run.wait();
+    wait_until("free GPUs", || pair.used() == [0, 0]);
+    let uuid = |gpu: u32| format!("GPU-fa4e0000-0000-4000-8000-00000000000{gpu}");
+    let map = format!("{0}={1},{1}={0}", uuid(0), uuid(1));
+    let words = ["restore", "--config", "config", "--gpu-map", &map, &id];
+    let command = pair.gpu.wrap(&pair.place.command(&words));
+    pair.run = pair.place.spawn(command, |_| {});
+    assert_eq!(pair.run.wait(), 125, "{}", pair.said());
+    let said = pair.said();
+    assert!(said.contains("on the same GPUs only"), "{said}");
+    // The image is what it was: it comes back where the memory was.
+    let words = ["restore", "--config", "config", &id];
+    let command = pair.gpu.wrap(&pair.place.command(&words));
+    pair.run = pair.place.spawn(command, |_| {});
+    pair.ends_as_ever();
+}
