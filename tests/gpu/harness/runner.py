@@ -71,7 +71,7 @@ def parse(doc, jobs, parallel, minutes, add=lambda parser: None):
         "--memory", choices=supervised.MEMORY, default="", help="ckpt-run's cuda.memory"
     )
     parser.add_argument(
-        "--logs", type=pathlib.Path, help="the logs of failed jobs are copied there"
+        "--logs", type=pathlib.Path, help="the logs of failed and odd jobs are copied there"
     )
     parser.add_argument(
         "--record", nargs="?", const="", metavar="NAME", help="writes benches/results/…-NAME.md"
@@ -157,6 +157,7 @@ class Runner:
         text += [f"    {note[: report.LINE_WIDTH_MAX * 2]}" for note in report.notes(outcome)]
         if not outcome.good:
             text += [f"    | {line}" for line in report.tails(trial)]
+        if not outcome.good or outcome.odd:
             self.keep_logs(trial)
         if not self.options.keep:
             trial.clear()
@@ -168,7 +169,7 @@ class Runner:
             print(text, flush=True)
 
     def keep_logs(self, trial):
-        """Copies the ends of a failed trial's logs, CRIU's too."""
+        """Copies the ends of a trial's logs, CRIU's too."""
         if not self.options.logs:
             return
         patterns = ("*/stdout", "*/stderr", "*/*.txt", "supervised/store/logs/*")

@@ -12,6 +12,8 @@ FIELDS = re.compile(r'\b(freeze|durable|raw|stored)=("[^"]*"|\S+)')
 RESTORED = re.compile(r"^ckpt-run: restored image=(\d+) took=([\d.]+)s")
 FAILED = re.compile(r"^ckpt-run: (?:warning|error): (snapshot failed.*)")
 HUNG = re.compile(r"^ckpt-run: error: the job hangs, (.*?): it is killed and restored.* log=(\S+)")
+# Ends of the job and of attempts to bring it back.
+ENDED = re.compile(r"^ckpt-run: (?:warning|error): ((?:the job crashed|restore failed).*)")
 CALLED_OFF = re.compile(r"^ckpt-run: snapshot called off")
 # The time that the job stands still.
 FREEZE_PHASES = ("lock", "suspend", "dump", "resume", "unlock")
@@ -58,6 +60,7 @@ class Log:
         self.hangs = [(found[1], found[2]) for found in self._all(HUNG)]
         self.failures = [found[1] for found in self._all(FAILED)]
         self.called_off = len(self._all(CALLED_OFF))
+        self.ends = [found[1] for found in self._all(ENDED)]
 
     def _all(self, pattern):
         return [found for line in self.own if (found := pattern.search(line))]

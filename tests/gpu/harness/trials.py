@@ -38,6 +38,8 @@ class Outcome:
     back: list = dataclasses.field(default_factory=list)
     seconds: float = 0
     notes: list = dataclasses.field(default_factory=list)
+    # Its logs are worth a look, however it ends.
+    odd: bool = False
     # Why it was not tried.
     skipped: str = ""
 
@@ -92,6 +94,9 @@ class Trial:
                 self.outcome.failures = log.failures
                 self.outcome.called_off = log.called_off
                 self.outcome.restores = len(log.restores)
+                if len(log.ends) > self.outcome.crashes:
+                    self.outcome.odd = True
+                    self.outcome.notes.append(f"ended more often than killed: {'; '.join(log.ends)}")
 
     # --- steps of trials ---
 

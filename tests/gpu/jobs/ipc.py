@@ -1,7 +1,7 @@
 """Two processes that share a tensor in GPU memory (CUDA IPC), as torch.multiprocessing passes them.
 
---apart has the second process compute on a second GPU. Without a GPU it holds a pipe made with
-O_DIRECT, which CRIU cannot dump, so that there is something to refuse.
+--apart has the second process compute on a second GPU, --small shares 4 KiB instead of 4 MiB. --refusable holds a
+pipe made with O_DIRECT where there are no GPUs, which CRIU cannot dump.
 """
 
 import os
@@ -18,21 +18,25 @@ def other(requests, answers, device):
     del tensor
 
 
+def arguments(parser):
+    for name in ("--apart", "--small", "--refusable"):
+        parser.add_argument(name, action="store_true")
+
+
 def main():
-    options = common.parse(
-        __doc__, lambda parser: parser.add_argument("--apart", action="store_true")
-    )
+    options = common.parse(__doc__, arguments)
     torch = common.prepare_torch()
     import torch.multiprocessing as processes
 
     run = common.Run(options)
-    keep = os.pipe2(os.O_DIRECT) if options.device == "cpu" else ()
+    refusable = options.refusable and options.device == "cpu"
+    keep = os.pipe2(os.O_DIRECT) if refusable else ()
     context = processes.get_context("spawn")
     requests, answers = context.Queue(), context.Queue()
     second = "cuda:1" if options.apart and options.device == "cuda" else options.device
     helper = context.Process(target=other, args=(requests, answers, second), daemon=True)
     helper.start()
-    tensor = torch.zeros(1 << 20, device=options.device)
+    tensor = torch.zeros(1 << (10 if options.small else 20), device=options.device)
     requests.put(tensor)
     for step in run.steps():
         requests.put(step)
