@@ -61,8 +61,7 @@ impl<'a> Frozen<'a> {
         subject.shop.ongoing.step(Step::Suspend);
         let since = clock::now();
         let streams = writer.streams();
-        let suspend =
-            |gpu: &Gpu<'_>| gpu.suspend(subject.shop, keeping.as_ref(), &streams, &mut watch);
+        let suspend = |gpu: &Gpu<'_>| gpu.suspend(subject, keeping.as_ref(), &streams, &mut watch);
         let (suspended, carrying) = match (gpu.map(suspend).transpose(), &keeping) {
             (Err(SnapshotError::Resident(error)), Some(keeping))
                 if keeping.is_avoidable(&error) =>

@@ -6,7 +6,8 @@ use super::gpu_facts::{CudaFacts, variable, visible};
 use super::image::Stopwatch;
 use super::machine;
 use super::obstacle::{self, CudaUser, FABRIC_DEVICES};
-use super::resident::{Carrying, Keeping};
+use super::resident::{Carrying, Keeping, driver_suffices};
+use super::snapshot::Subject;
 use super::snapshot_error::SnapshotError;
 use super::standing::{Standing, StandingError};
 use super::suspension::Suspension;
@@ -102,7 +103,7 @@ impl<'a> Gpu<'a> {
     /// into host memory.
     pub fn suspend(
         &self,
-        shop: &Workshop,
+        Subject { shop, job, .. }: Subject<'_>,
         keeping: Option<&Keeping>,
         streams: &StreamOpener,
         watch: &mut Stopwatch,
@@ -121,6 +122,9 @@ impl<'a> Gpu<'a> {
         let failed = |error| SnapshotError::Suspend(Box::new(error));
         let locked = cuda::lock_all(self.driver, &self.users, &options).map_err(failed)?;
         watch.lap("lock");
+        if let Some(token) = &job.token {
+            driver_suffices(token, self)?;
+        }
         let still = standing.halt()?;
         let suspended = locked.suspend().map_err(failed)?;
         watch.lap("suspend");

@@ -26,7 +26,7 @@ mod standby;
 pub use error::ResidentError;
 pub use facts::{ResidentFacts, ResidentProcess, ResidentSegment};
 pub(super) use keep::Kept;
-pub(super) use keeping::{Carrying, Keeping};
+pub(super) use keeping::{Carrying, Keeping, driver_suffices};
 pub(super) use moving::Returning;
 pub(super) use refill::refill;
 pub(super) use standby::Standby;

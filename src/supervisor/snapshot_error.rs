@@ -108,10 +108,10 @@ pub enum SnapshotError {
     /// Device memory could not stay on the GPUs, or did not come back from there.
     #[error("cannot keep GPU memory for the image")]
     Resident(#[source] Box<ResidentError>),
-    /// A process has the GPU's devices open, and whether it uses them is not to be known now.
+    /// A process has the GPU's devices open, and whether it uses them is not to be known now; or it has come to share
+    /// memory there since the snapshot was begun.
     #[error(
-        "cannot take a snapshot while process {pid} begins to use the GPU: it holds the GPU's device files and the \
-         driver does not know it yet; it is tried again later"
+        "cannot take a snapshot while process {pid} begins to use the GPU; it is tried again later"
     )]
     Device {
         /// Pid as the job sees it.
@@ -295,7 +295,10 @@ impl SnapshotError {
 
 impl From<ResidentError> for SnapshotError {
     fn from(error: ResidentError) -> Self {
-        Self::Resident(Box::new(error))
+        match error {
+            ResidentError::Newcomer { pid } => Self::Device { pid },
+            error => Self::Resident(Box::new(error)),
+        }
     }
 }
 

@@ -2,10 +2,10 @@
 //! ends with the same words whatever was done to it.
 //!
 //! ```text
-//! pair [--steps 30] [--wait-at STEP:FILE]
+//! pair [--steps 30] [--wait-at STEP:FILE] [--begin-at FILE]
 //! first   allocate, export ──── handle ───▶ open ┐
 //!         open ◀─────────────── handle ─── allocate, export      second, which the first starts
-//! each step: the first changes its own memory by the second's, then the second its own by the first's, and sums up
+//! Each has a context before, and with --begin-at waits for the file then. Each step: the first changes its own memory by the second's, then the second its own by the first's, and sums up
 //! ```
 //! So a process that had a copy of the other's memory, instead of that memory, would come to other words.
 #![allow(unsafe_code, reason = "calls the driver through C")]
@@ -34,7 +34,12 @@ struct Side {
 
 impl Side {
     /// On the GPU of that number, modulo those there are. Exchanges handles: writes one and reads one.
-    fn begin(number: i32, output: &mut impl Write, input: &mut impl BufRead) -> Self {
+    fn begin(
+        number: i32,
+        begin_at: Option<&str>,
+        output: &mut impl Write,
+        input: &mut impl BufRead,
+    ) -> Self {
         let driver = Driver::load();
         let (mut gpus, mut context, mut own, mut others) = (0, 0, 0, 0);
         let mut handle = Handle([0; 64]);
@@ -45,6 +50,12 @@ impl Side {
             let retained = (driver.retain)(&raw mut context, number % gpus);
             must("cuDevicePrimaryCtxRetain", retained);
             must("cuCtxSetCurrent", (driver.set_current)(context));
+        }
+        while begin_at.is_some_and(|path| !Path::new(path).exists()) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // SAFETY: places for what is answered.
+        unsafe {
             must("cuMemAlloc", (driver.alloc)(&raw mut own, BYTES));
             must("cuMemsetD8", (driver.fill)(own, 3, BYTES));
             must("cuIpcGetMemHandle", (driver.get_handle)(&raw mut handle, own));
@@ -100,9 +111,9 @@ fn hear(input: &mut impl BufRead) -> Option<String> {
     (len > 0).then(|| line.trim_end().to_owned())
 }
 
-fn second() {
+fn second(begin_at: Option<&str>) {
     let (mut input, mut output) = (std::io::stdin().lock(), std::io::stdout().lock());
-    let side = Side::begin(1, &mut output, &mut input);
+    let side = Side::begin(1, begin_at, &mut output, &mut input);
     while let Some(step) = hear(&mut input) {
         let sum = side.step(step.parse().expect("a step"));
         writeln!(output, "{sum:016x}").unwrap();
@@ -110,16 +121,17 @@ fn second() {
     }
 }
 
-fn first(steps: u64, wait_at: Option<(u64, String)>) {
+fn first(steps: u64, wait_at: Option<(u64, String)>, begin_at: Option<&str>) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .arg("second")
+        .args(begin_at)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .expect("a second process");
     let mut output = child.stdin.take().unwrap();
     let mut input = BufReader::new(child.stdout.take().unwrap());
-    let side = Side::begin(0, &mut output, &mut input);
+    let side = Side::begin(0, begin_at, &mut output, &mut input);
     for step in 0..steps {
         let sum = side.step(step);
         writeln!(output, "{step}").unwrap();
@@ -138,12 +150,13 @@ fn first(steps: u64, wait_at: Option<(u64, String)>) {
 }
 
 fn main() {
-    let (mut steps, mut wait_at) = (30, None);
+    let (mut steps, mut wait_at, mut begin_at) = (30, None, None);
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         let mut value = || words.next().expect("a value");
         match word.as_str() {
-            "second" => return second(),
+            "second" => return second(words.next().as_deref()),
+            "--begin-at" => begin_at = Some(value()),
             "--steps" => steps = value().parse().unwrap(),
             "--wait-at" => {
                 let value = value();
@@ -153,5 +166,5 @@ fn main() {
             other => panic!("no option {other}"),
         }
     }
-    first(steps, wait_at);
+    first(steps, wait_at, begin_at.as_deref());
 }

@@ -43,6 +43,13 @@ impl Cover {
     }
 }
 
+/// Who of the locked processes, by its pid as the job sees it, has memory that the driver alone would lose, and is not prepared
+/// for: what agents said before is of the past, and a program that begins shares memory within milliseconds.
+pub(super) fn newcomer(now: &[Cover], is_prepared: impl Fn(&Cover) -> bool) -> Option<i32> {
+    let is_new = |cover: &&Cover| cover.is_hopeless() || cover.is_bound() && !is_prepared(cover);
+    now.iter().find(is_new).map(|cover| cover.pid)
+}
+
 /// Device memory that stays, bytes.
 pub(in crate::supervisor) fn bytes(covers: &[Cover]) -> u64 {
     covers.iter().map(Cover::bytes).sum()
@@ -137,6 +144,25 @@ mod tests {
                 assert_eq!(resident(memory, to_host, &covers), Some(1));
             }
         }
+    }
+
+    #[test]
+    fn a_process_that_shares_since_it_was_asked_is_a_newcomer() {
+        let lends = |pid, lends, shares| {
+            let mut cover = cover(5, false, shares);
+            cover.pid = pid;
+            cover.hello.as_mut().unwrap().lends = lends;
+            cover
+        };
+        let prepared = |cover: &Cover| cover.pid == 1;
+        let among = |covers: &[Cover]| newcomer(covers, prepared);
+        let harmless = [lends(1, true, false), lends(2, false, false)];
+        assert_eq!(among(&harmless), None);
+        assert_eq!(
+            among(&[lends(1, true, false), lends(2, true, false)]),
+            Some(2)
+        );
+        assert_eq!(among(&[lends(1, true, true)]), Some(1));
     }
 
     #[test]

@@ -46,6 +46,12 @@ pub enum ResidentError {
         /// Pid as the job sees it.
         pid: i32,
     },
+    /// A process came to have memory that the driver alone would lose, while the snapshot was prepared without it.
+    #[error("process {pid} has shared GPU memory since the snapshot was begun")]
+    Newcomer {
+        /// Pid as the job sees it.
+        pid: i32,
+    },
     /// Stopped processes could not be halted to be resumed, or have nothing to be resumed with.
     #[error("cannot resume the job; it will be restored")]
     Stuck {
@@ -93,6 +99,7 @@ impl ResidentError {
             | Self::Agent { .. }
             | Self::Busy { .. }
             | Self::Shares { .. }
+            | Self::Newcomer { .. }
             | Self::Copier(_)
             | Self::Socket(_)
             | Self::Read(_)
@@ -120,6 +127,7 @@ impl ResidentError {
             Self::Cuda(error) => FailureKind::of(error),
             Self::Shares { .. } => FailureKind::Unsupported,
             Self::Busy { .. }
+            | Self::Newcomer { .. }
             | Self::Agent {
                 source: AgentError::Busy { .. } | AgentError::TimedOut { .. },
                 ..

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::carrier::Taking;
-use super::choice::Cover;
+use super::choice::{Cover, newcomer};
 use super::error::ResidentError;
 use super::facts::{ResidentFacts, ResidentProcess, ResidentSegment};
 use super::refill::Memory;
@@ -17,7 +17,7 @@ use super::super::image::Stopwatch;
 use super::super::standing::{Standing, Still};
 
 /// For an agent to say what it holds. It answers from memory; more means that there is none.
-pub(super) const HELLO_LIMIT: Duration = Duration::from_secs(1);
+const HELLO_LIMIT: Duration = Duration::from_secs(1);
 /// For an agent to try whether the driver answers it. Those few calls take less than a millisecond; more means that a
 /// thread stands still within the driver.
 const PROBE_LIMIT: Duration = Duration::from_millis(250);
@@ -77,6 +77,7 @@ pub(in crate::supervisor) fn suspend(
         tries += 1;
         let locked = cuda::lock_all(driver, users, options)?;
         watch.lap("lock");
+        kept.is_whole(covers)?;
         let still = standing.halt()?;
         locked.unlock()?;
         match kept.let_go().and_then(|()| kept.lock_again(driver, users)) {
@@ -108,6 +109,23 @@ pub(in crate::supervisor) fn suspend(
     Err(error)
 }
 
+/// Asks processes, by their pids as the host and as the job sees them, for their agents.
+pub(super) fn ask(
+    channel: &mut Channel,
+    token: &Token,
+    pids: impl Iterator<Item = (i32, i32)>,
+) -> Result<Vec<Cover>, ResidentError> {
+    let cover = |(host_pid, pid)| {
+        let hello = channel.agent(token, pid).hello(HELLO_LIMIT);
+        Ok(Cover {
+            host_pid,
+            pid,
+            hello: hello.map_err(|source| ResidentError::Agent { pid, source })?,
+        })
+    };
+    pids.map(cover).collect()
+}
+
 impl Kept {
     /// Of processes that still hold their memory: nothing is kept yet.
     fn of(token: &Token, covers: &[Cover]) -> Result<Self, ResidentError> {
@@ -123,6 +141,17 @@ impl Kept {
             processes: covered.map(process).collect(),
             evicted: false,
         })
+    }
+
+    /// Whether all memory that the driver would lose is prepared for. The processes are locked.
+    fn is_whole(&mut self, covers: &[Cover]) -> Result<(), ResidentError> {
+        let pids = covers.iter().map(|cover| (cover.host_pid, cover.pid));
+        let now = ask(&mut self.channel, &self.token, pids)?;
+        let is_prepared = |cover: &Cover| self.processes.iter().any(|one| one.pid == cover.pid);
+        match newcomer(&now, is_prepared) {
+            Some(pid) => Err(ResidentError::Newcomer { pid }),
+            None => Ok(()),
+        }
     }
 
     /// Of restored processes, and the memory that was made for them.
@@ -337,6 +366,7 @@ impl ResidentError {
             Self::Agent { .. } | Self::Busy { .. } | Self::Halt(_) => !self.job_is_lost(),
             Self::Cuda(_)
             | Self::Shares { .. }
+            | Self::Newcomer { .. }
             | Self::Lost { .. }
             | Self::Stuck { .. }
             | Self::Copier(_)

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use super::carrier::{Carrier, Shadowed, Taken, Taking};
-use super::choice::{Cover, Way, bytes, choose};
+use super::choice::{Cover, Way, bytes, choose, newcomer};
 use super::error::ResidentError;
-use super::keep::{self, HELLO_LIMIT, Kept};
+use super::keep::{self, Kept};
 use crate::config::Memory;
 use crate::cuda::{self, GpuUuid, SuspendOptions};
-use crate::job::Process;
 use crate::resident::{Channel, Token};
 
 use super::super::describe::chain;
@@ -122,19 +121,25 @@ impl Keeping {
     }
 }
 
+/// Whether the driver alone can suspend the job, whose processes are locked, as was decided before.
+///
+/// # Errors
+/// Memory would be lost.
+pub(in crate::supervisor) fn driver_suffices(
+    token: &Token,
+    gpu: &Gpu<'_>,
+) -> Result<(), ResidentError> {
+    match newcomer(&ask(token, gpu)?, |_| false) {
+        Some(pid) => Err(ResidentError::Newcomer { pid }),
+        None => Ok(()),
+    }
+}
+
 /// Asks every CUDA process for its agent.
 fn ask(token: &Token, gpu: &Gpu<'_>) -> Result<Vec<Cover>, ResidentError> {
-    let mut channel = Channel::bind()?;
-    let cover = |process: &Process| {
-        let pid = process.pid;
-        let hello = channel.agent(token, pid).hello(HELLO_LIMIT);
-        Ok(Cover {
-            host_pid: process.host_pid,
-            pid,
-            hello: hello.map_err(|source| ResidentError::Agent { pid, source })?,
-        })
-    };
-    gpu.processes().iter().map(cover).collect()
+    let processes = gpu.processes().iter();
+    let pids = processes.map(|process| (process.host_pid, process.pid));
+    keep::ask(&mut Channel::bind()?, token, pids)
 }
 
 fn start_carrier(

@@ -86,9 +86,6 @@ class Job:
         return next((name for name in needs if importlib.util.find_spec(name) is None), None)
 
 
-# Each tensor is an allocation of its own: small ones are the driver's, not the agent's.
-NO_POOL = (("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),)
-
 # The longest first; what matters least last, for when the time does not suffice.
 ONE_GPU = (
     Job("hf-trainer", "JOBS/hf_trainer.py", ("torch", "transformers", "accelerate")),
@@ -96,7 +93,13 @@ ONE_GPU = (
     Job("jax", "JOBS/jax_job.py", ("jax", "numpy"), steps=500),
     Job("managed", "JOBS/managed.py", (), trial=trials.refused),
     Job("ipc", "JOBS/ipc.py", steps=400),
-    Job("ipc-small", "JOBS/ipc.py --small --refusable", trial=trials.refused, more=NO_POOL),
+    Job(
+        "ipc-small",
+        f"../lend 64 STEPS PACE {RESULT} {TIMES}",
+        (),
+        program="tests/gpu/jobs/lend.cu",
+        trial=trials.refused,
+    ),
     Job("dataloader", "JOBS/dataloader.py", steps=400),
     Job("dataloader-keep", "JOBS/dataloader.py --persistent --pin", steps=400),
     Job("dataloader-spawn", "JOBS/dataloader.py --persistent --start spawn"),

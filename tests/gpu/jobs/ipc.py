@@ -1,10 +1,7 @@
 """Two processes that share a tensor in GPU memory (CUDA IPC), as torch.multiprocessing passes them.
 
---apart has the second process compute on a second GPU, --small shares 4 KiB instead of 4 MiB. --refusable holds a
-pipe made with O_DIRECT where there are no GPUs, which CRIU cannot dump.
+--apart has the second process compute on a second GPU.
 """
-
-import os
 
 import common
 
@@ -18,33 +15,26 @@ def other(requests, answers, device):
     del tensor
 
 
-def arguments(parser):
-    for name in ("--apart", "--small", "--refusable"):
-        parser.add_argument(name, action="store_true")
-
-
 def main():
-    options = common.parse(__doc__, arguments)
+    options = common.parse(
+        __doc__, lambda parser: parser.add_argument("--apart", action="store_true")
+    )
     torch = common.prepare_torch()
     import torch.multiprocessing as processes
 
     run = common.Run(options)
-    refusable = options.refusable and options.device == "cpu"
-    keep = os.pipe2(os.O_DIRECT) if refusable else ()
     context = processes.get_context("spawn")
     requests, answers = context.Queue(), context.Queue()
     second = "cuda:1" if options.apart and options.device == "cuda" else options.device
     helper = context.Process(target=other, args=(requests, answers, second), daemon=True)
     helper.start()
-    tensor = torch.zeros(1 << (10 if options.small else 20), device=options.device)
+    tensor = torch.zeros(1 << 20, device=options.device)
     requests.put(tensor)
     for step in run.steps():
         requests.put(step)
         run.say(step, answers.get(timeout=60))
     requests.put(None)
     helper.join()
-    for fd in keep:
-        os.close(fd)
     run.end(tensor=common.torch_digest(torch, tensor))
 
 
