@@ -9,6 +9,8 @@ import contextlib
 
 from harness import processes, subjects, ways
 
+# The last two: resident where there is little room, and bare.
+WAYS = ("resident", "driver", "little", "bare")
 TITLE = "a. Freeze of a CUDA program"
 COLUMNS = ways.COLUMNS
 LEGEND = f"""{ways.LEGEND} (packs): only 16 bits of each word are used, so that two images fit on the disk.
@@ -51,15 +53,17 @@ def measure(context, subject, rounds):
     """The way that matters most first, for when the time does not suffice."""
     pace = max(PACE_MS_MIN, int(PACE_MS_PER_GIB * subject.gib))
     words = subject.endless(pace)
-    for memory in ("resident", "driver"):
+    wanted = context.options.ways
+    for memory in (memory for memory in ("resident", "driver") if memory in wanted):
         yield ways.supervised_way(context, subject.name, memory, words, memory, rounds)
-    if subject.gib >= CRAMPED_GIB_MIN and context.tools.device == "cuda":
+    if "little" in wanted and subject.gib >= CRAMPED_GIB_MIN and context.tools.device == "cuda":
         way = "resident, little room"
         with crowded(context, subject.gib) as fill:
             yield ways.supervised_way(
                 context, subject.name, way, words, "resident", rounds, after_start=fill
             )
-    yield ways.bare_way(context, subject.name, words, subject.gib, rounds)
+    if "bare" in wanted:
+        yield ways.bare_way(context, subject.name, words, subject.gib, rounds)
 
 
 @contextlib.contextmanager

@@ -28,7 +28,8 @@ def run(context, section):
     rounds = context.options.rounds
     words = subject.endless(PACE_MS)
     found = []
-    for memory in ("resident", "driver"):
+    wanted = context.options.ways
+    for memory in (memory for memory in ("resident", "driver") if memory in wanted):
         measured = ways.supervised_way(
             context,
             subject.name,
@@ -49,9 +50,10 @@ def run(context, section):
         rates(context, section, subject)
     except Failure as failure:
         section.remark(f"median step: {failure}")
-    measured = ways.bare_way(context, subject.name, words, subject.gib, rounds)
-    section.row(*measured.cells())
-    context.judge(measured.result)
+    if "bare" in wanted:
+        measured = ways.bare_way(context, subject.name, words, subject.gib, rounds)
+        section.row(*measured.cells())
+        context.judge(measured.result)
 
 
 def rates(context, section, subject):
