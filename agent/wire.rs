@@ -31,7 +31,7 @@ pub const MAGIC: u32 = u32::from_ne_bytes(*b"ckpA");
 /// Changes with any change of these messages; a restored process has the agent of its time.
 pub const VERSION: u32 = 2;
 
-/// Environment variable with the run's token: [`TOKEN_LEN`] hexadecimal digits. Without it the agent does nothing.
+/// Environment variable with the run's token, hexadecimal digits. Without it the agent does nothing.
 pub const TOKEN_VARIABLE: &str = "CKPT_RUN_AGENT";
 /// Digits of a token.
 pub const TOKEN_LEN: usize = 32;
