@@ -10,12 +10,12 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::common::{Place, Run, can_run, descendants, job_of, wait_until};
-use super::{COUNT, is_dead, lines, stderr};
+use super::{COUNT, has, is_dead, lines, stderr};
 
 const SCHEDULERS: [&str; 5] = ["systemd", "slurm", "slurm-preempt", "kubernetes", "docker"];
 
 /// A template with the job of these tests in it, snapshotted only when the scheduler says so.
-fn filled(place: &Place, scheduler: &str) -> String {
+pub fn filled(place: &Place, scheduler: &str) -> String {
     let store = place.file(".ckpt-run");
     let line = ["template", scheduler, "--interval", "never", "--store"];
     let mut command = place.command(&line);
@@ -86,17 +86,6 @@ fn list(text: &str, before: &str) -> Vec<String> {
         .lines()
         .find_map(|line| line.trim().strip_prefix(before));
     serde_json::from_str(line.unwrap().trim()).unwrap()
-}
-
-fn has(program: &str) -> bool {
-    let found = Command::new("sh")
-        .args(["-c", &format!("command -v {program}")])
-        .output();
-    let found = found.is_ok_and(|output| output.status.success());
-    if !found {
-        eprintln!("SKIPPED: no {program} here");
-    }
-    found
 }
 
 fn checked(program: &str, arguments: &[&str], file: &Path) {
