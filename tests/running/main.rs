@@ -77,7 +77,10 @@ fn is_dead(pid: i32) -> bool {
 /// Whether a program is installed; says aloud when it is not.
 fn has(program: &str) -> bool {
     let found = Command::new("sh")
-        .args(["-c", &format!("PATH=$PATH:/usr/sbin:/sbin; command -v {program}")])
+        .args([
+            "-c",
+            &format!("PATH=$PATH:/usr/sbin:/sbin; command -v {program}"),
+        ])
         .output();
     let found = found.is_ok_and(|output| output.status.success());
     if !found {

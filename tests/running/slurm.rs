@@ -8,8 +8,8 @@ use std::fs;
 use cluster::{Cluster, output_of};
 
 use super::common::{Place, can_run};
+use super::lines;
 use super::templates::filled;
-use super::{COUNT, lines};
 
 fn cluster(place: &Place) -> Option<Cluster<'_>> {
     if can_run() {
@@ -33,7 +33,12 @@ fn ends_equal(place: &Place, cluster: &Cluster<'_>, id: &str, restarts: &str) {
     place.go();
     cluster.wait_for(id, &["JobState=COMPLETED", "ExitCode=0:0", restarts]);
     assert_eq!(place.text("log"), lines(40));
-    assert_eq!(cluster.output(id), lines(40), "{}", place.text(&output_of(id)));
+    assert_eq!(
+        cluster.output(id),
+        lines(40),
+        "{}",
+        place.text(&output_of(id))
+    );
 }
 
 #[test]
