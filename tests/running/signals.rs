@@ -67,6 +67,26 @@ fn a_signal_to_all_processes_of_the_job_leaves_its_end_to_the_job() {
 }
 
 #[test]
+fn no_image_is_taken_of_a_job_that_a_signal_is_about_to_end() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    // Enough to stand still for some time.
+    let script = UNTIL_GO.replace("print(", "memory = os.urandom(1 << 20) * 512\nprint(");
+    let run = place.start_python(&["--interval", "never"], &script);
+    place.wait_for("out", "ready");
+    let job = run.job();
+    run.signal(Signal::SIGUSR1);
+    wait_until("the freeze", || state(job) == Some('t'));
+    kill(Pid::from_raw(job), Signal::SIGTERM).unwrap();
+    wait_until("the snapshot's end", || {
+        place.text("err").contains("called off") || place.text("err").contains("snapshot failed")
+    });
+    assert!(place.images().is_empty());
+}
+
+#[test]
 fn sigusr1_and_sigusr2_to_the_job_itself_do_not_kill_it() {
     if !can_run() {
         return;

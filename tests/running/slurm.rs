@@ -74,6 +74,17 @@ fn a_job_that_was_not_saved_before_the_time_was_over_goes_on_from_an_older_image
     ends_equal(&place, &cluster, &id, "Restarts=1");
 }
 
+/// Another job that takes the node, for as long as it wants.
+fn preempt(place: &Place, cluster: &Cluster<'_>, id: &str) {
+    let wrapped = "--wrap=until [ -e enough ]; do sleep 0.1; done";
+    let urgent = ["--parsable", "--partition=urgent", "--gres=gpu:1", wrapped];
+    let other = cluster.tell("sbatch", &urgent);
+    cluster.wait_for(&other, &["JobState=RUNNING"]);
+    cluster.wait_for(id, &["JobState=PENDING", "Restarts=1"]);
+    fs::write(place.file("enough"), "").unwrap();
+    cluster.wait_for(&other, &["JobState=COMPLETED"]);
+}
+
 #[test]
 fn slurm_preempts_the_job_and_it_goes_on_when_there_is_a_node_again() {
     let place = Place::new();
@@ -82,15 +93,22 @@ fn slurm_preempts_the_job_and_it_goes_on_when_there_is_a_node_again() {
     };
     let id = cluster.submit(&filled(&place, "slurm-preempt"), &[]);
     place.wait_for("log", "5\n");
-    let wrapped = "--wrap=until [ -e enough ]; do sleep 0.1; done";
-    let urgent = ["--parsable", "--partition=urgent", "--gres=gpu:1", wrapped];
-    let other = cluster.tell("sbatch", &urgent);
-    cluster.wait_for(&other, &["JobState=RUNNING"]);
-    cluster.wait_for(&id, &["Restarts=1"]);
+    preempt(&place, &cluster, &id);
     assert_eq!(place.images().len(), 1, "{}", place.text(&output_of(&id)));
-    assert_eq!(place.text("go"), "");
-    fs::write(place.file("enough"), "").unwrap();
-    cluster.wait_for(&other, &["JobState=COMPLETED"]);
+    ends_equal(&place, &cluster, &id, "Restarts=1");
+}
+
+#[test]
+fn a_job_that_is_preempted_without_notice_goes_on_from_its_newest_image() {
+    let place = Place::new();
+    let Some(cluster) = cluster(&place) else {
+        return;
+    };
+    let script = filled(&place, "slurm-preempt");
+    let id = cluster.submit(&script, &["--partition=graceless"]);
+    place.wait_for("log", "5\n");
+    place.snapshot();
+    preempt(&place, &cluster, &id);
     ends_equal(&place, &cluster, &id, "Restarts=1");
 }
 

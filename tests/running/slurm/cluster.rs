@@ -217,6 +217,7 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 MpiDefault=none
+SchedulerParameters=sched_interval=1,bf_interval=1
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 PreemptType=preempt/partition_prio
@@ -226,6 +227,7 @@ KillWait=10
 NodeName=node NodeHostname={host} NodeAddr=127.0.0.1 CPUs=2 Gres=gpu:1
 PartitionName=batch Nodes=node Default=YES PriorityTier=1 PreemptMode=OFF
 PartitionName=preemptible Nodes=node PriorityTier=1 GraceTime=60
+PartitionName=graceless Nodes=node PriorityTier=1
 PartitionName=urgent Nodes=node PriorityTier=2 PreemptMode=OFF
 "
     )
