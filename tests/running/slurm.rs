@@ -5,7 +5,7 @@ mod cluster;
 
 use std::fs;
 
-use cluster::{Cluster, output_of};
+use cluster::{Cluster, messages_of};
 
 use super::common::{Place, can_run};
 use super::lines;
@@ -33,12 +33,8 @@ fn ends_equal(place: &Place, cluster: &Cluster<'_>, id: &str, restarts: &str) {
     place.go();
     cluster.wait_for(id, &["JobState=COMPLETED", "ExitCode=0:0", restarts]);
     assert_eq!(place.text("log"), lines(40));
-    assert_eq!(
-        cluster.output(id),
-        lines(40),
-        "{}",
-        place.text(&output_of(id))
-    );
+    let output = place.text(&format!("train-{id}.out"));
+    assert_eq!(output, lines(40), "{}", place.text(&messages_of(id)));
 }
 
 #[test]
@@ -49,7 +45,7 @@ fn slurm_ends_the_time_and_the_job_goes_on_in_the_next_allocation() {
     };
     let id = cluster.submit(&with_times(&filled(&place, "slurm"), "1", "40"), &[]);
     cluster.wait_for(&id, &["Restarts=1"]);
-    assert_eq!(place.images().len(), 1, "{}", place.text(&output_of(&id)));
+    assert_eq!(place.images().len(), 1, "{}", place.text(&messages_of(&id)));
     ends_equal(&place, &cluster, &id, "Restarts=1");
 }
 
@@ -94,7 +90,7 @@ fn slurm_preempts_the_job_and_it_goes_on_when_there_is_a_node_again() {
     let id = cluster.submit(&filled(&place, "slurm-preempt"), &[]);
     place.wait_for("log", "5\n");
     preempt(&place, &cluster, &id);
-    assert_eq!(place.images().len(), 1, "{}", place.text(&output_of(&id)));
+    assert_eq!(place.images().len(), 1, "{}", place.text(&messages_of(&id)));
     ends_equal(&place, &cluster, &id, "Restarts=1");
 }
 
@@ -130,7 +126,7 @@ fn scancel_cancels() {
         place.go();
         cluster.wait_for(&id, &["JobState=COMPLETED"]);
         assert_eq!(place.text("log"), lines(40));
-        let said = place.text(&output_of(&id));
+        let said = place.text(&messages_of(&id));
         assert!(said.contains("restored image=000001"), "{said}");
     }
 }

@@ -34,7 +34,7 @@ fn with_programs(place: &Place, command: &mut Command) {
         symlink(env!("CARGO_BIN_EXE_ckpt-run"), folder.join("ckpt-run")).unwrap();
         let scripts = [
             ("scontrol", "echo \"$@\" >> asked-for"),
-            ("srun", "shift; exec \"$@\""),
+            ("srun", "shift 2; exec \"$@\""),
         ];
         for (name, script) in scripts {
             let path = folder.join(name);

@@ -117,19 +117,10 @@ impl<'a> Cluster<'a> {
             assert!(
                 begun.elapsed() < JOB_LIMIT,
                 "no {words:?}: {known:?}\n{}",
-                self.place.text(&output_of(id))
+                self.place.text(&messages_of(id))
             );
             std::thread::sleep(POLL);
         }
-    }
-
-    /// What the job itself wrote, of all its allocations.
-    pub fn output(&self, id: &str) -> String {
-        let text = self.place.text(&output_of(id));
-        let of_the_job = |line: &&str| line.bytes().all(|byte| byte.is_ascii_digit());
-        text.split_inclusive('\n')
-            .filter(|line| of_the_job(&line.trim_end()))
-            .collect()
     }
 
     fn said(&self) -> String {
@@ -154,9 +145,9 @@ impl Drop for Cluster<'_> {
     }
 }
 
-/// Where the templates let the job's output go.
-pub fn output_of(id: &str) -> String {
-    format!("train-{id}.out")
+/// Where the templates let all messages go.
+pub fn messages_of(id: &str) -> String {
+    format!("train-{id}.err")
 }
 
 /// A program that talks to this cluster, as a user of it would call it.
