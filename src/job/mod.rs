@@ -38,6 +38,6 @@ pub use stacks::write_stacks;
 pub use terminal::{CallersTerminal, Key, Pty, TerminalDevice, window};
 pub use timers::{Timer, TimersError, arm_timers, rung_timers};
 pub use tree::{
-    Process, TreeError, child_with_pid, died_under_trace, first_stopped, is_alive, tree,
+    Process, TreeError, child_with_pid, died_under_trace, first_stopped, is_alive, is_doomed, tree,
     with_remains_of_criu,
 };

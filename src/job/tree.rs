@@ -1,10 +1,19 @@
 //! The job's processes, read from `/proc`.
 
+use nix::sys::signal::Signal;
 use procfs::ProcError;
 use procfs::process::{MMapPath, ProcState, Process as ProcessEntry};
 
 /// Most processes of one job; more is taken for a runaway fork.
 const PROCESSES_MAX: usize = 32_768;
+/// What processes are ended with, of what ends those that do not expect it.
+const DEADLY: [Signal; 5] = [
+    Signal::SIGHUP,
+    Signal::SIGINT,
+    Signal::SIGQUIT,
+    Signal::SIGKILL,
+    Signal::SIGTERM,
+];
 /// How the kernel names the memory that CRIU's code is mapped from (compel, `CRIUMFD`).
 const CRIU_MAPPING: &str = "/memfd:CRIUMFD (deleted)";
 
@@ -61,6 +70,19 @@ pub fn is_alive(pid: i32) -> bool {
         .and_then(|entry| entry.stat())
         .and_then(|stat| stat.state());
     state.is_ok_and(|state| !matches!(state, ProcState::Zombie | ProcState::Dead))
+}
+
+/// Whether a process that stands still dies as soon as it goes on: it was sent a signal that ends it. False where that
+/// cannot be told.
+#[must_use]
+pub fn is_doomed(pid: i32) -> bool {
+    let status = ProcessEntry::new(pid).and_then(|entry| entry.status());
+    status.is_ok_and(|status| {
+        let sent = status.sigpnd | status.shdpnd;
+        let held_off = status.sigblk | status.sigign | status.sigcgt;
+        let ends = |signal: &Signal| sent & !held_off & (1 << (*signal as u32 - 1)) != 0;
+        DEADLY.iter().any(ends)
+    })
 }
 
 /// The first of `processes` that stands still by a signal or a debugger; its pid as the job sees it.
@@ -175,6 +197,10 @@ fn describe(host_pid: i32) -> Result<Process, TreeError> {
 
 #[cfg(test)]
 mod tests {
+    use nix::sys::signal::kill;
+    use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+    use nix::unistd::Pid;
+
     use super::*;
 
     #[test]
@@ -203,5 +229,27 @@ mod tests {
         assert_eq!(child_with_pid(me, pid).unwrap(), pid);
         child.wait().unwrap();
         assert!(matches!(child_with_pid(me, pid), Err(TreeError::NoRoot)));
+    }
+
+    #[test]
+    fn a_stopped_process_that_was_sent_a_signal_is_doomed_unless_it_is_ready_for_it() {
+        for (handling, doomed) in [
+            ("", true),
+            ("trap '' TERM;", false),
+            ("trap : TERM;", false),
+        ] {
+            let mut child = std::process::Command::new("sh")
+                .args(["-c", &format!("{handling} kill -STOP $$; exit 0")])
+                .spawn()
+                .unwrap();
+            let pid = Pid::from_raw(i32::try_from(child.id()).unwrap());
+            let stopped = waitpid(pid, Some(WaitPidFlag::WUNTRACED)).unwrap();
+            assert_eq!(stopped, WaitStatus::Stopped(pid, Signal::SIGSTOP));
+            assert!(!is_doomed(pid.as_raw()));
+            kill(pid, Signal::SIGTERM).unwrap();
+            assert_eq!(is_doomed(pid.as_raw()), doomed, "{handling}");
+            kill(pid, Signal::SIGCONT).unwrap();
+            assert_eq!(child.wait().unwrap().success(), !doomed);
+        }
     }
 }

@@ -103,6 +103,7 @@ fn run(
     match (started, failed_with) {
         (Ok(pid), _) => {
             close_from(3);
+            ignore_signals();
             end_like(wait_for(pid))
         }
         (Err(_), code) => std::process::exit(code.unwrap_or(NOT_RUNNABLE)),
@@ -154,6 +155,22 @@ fn spawn_job(
     i32::try_from(child.id())
         .map(Pid::from_raw)
         .map_err(io::Error::other)
+}
+
+/// Leaves signals that somebody sends to all processes at once, as schedulers do, to the job: it may want to end in its
+/// own way, and would be killed with us.
+fn ignore_signals() {
+    for ignored in [
+        Signal::SIGHUP,
+        Signal::SIGINT,
+        Signal::SIGQUIT,
+        Signal::SIGTERM,
+        Signal::SIGUSR1,
+        Signal::SIGUSR2,
+    ] {
+        // SAFETY: ignoring runs no code. It cannot fail: all of them can be ignored.
+        let _ = unsafe { signal(ignored, SigHandler::SigIgn) };
+    }
 }
 
 /// Reaps whatever ends, until the job does.

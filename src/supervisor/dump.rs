@@ -145,9 +145,10 @@ impl<'a> Dump<'a> {
     }
 
     fn job_lives(&self, processes: &[Process]) -> bool {
-        processes
-            .iter()
-            .any(|process| process.pid == self.job.pids.job && job::is_alive(process.host_pid))
+        processes.iter().any(|process| {
+            let pid = process.host_pid;
+            process.pid == self.job.pids.job && job::is_alive(pid) && !job::is_doomed(pid)
+        })
     }
 
     /// As `run`, but the tasks never go on: they are killed when `commit` has succeeded.
@@ -289,7 +290,8 @@ impl<'a> Dump<'a> {
     fn record(&self) -> Result<(), SnapshotError> {
         let processes = job::tree(self.root)?;
         if !self.job_lives(&processes) {
-            // CRIU dumps a zombie as willingly; restored, it would only be the same crash again.
+            // CRIU dumps a zombie as willingly, and the signal that is about to end a process; restored, it would only
+            // be the same crash again.
             return Err(SnapshotError::Ended);
         }
         self.bystanders.check(&processes)?;

@@ -23,7 +23,7 @@ const CUDA_ERROR_NOT_SUPPORTED: i32 = 801;
 pub enum SnapshotError {
     /// The process tree could not be read.
     #[error("cannot read the job's process tree")]
-    Tree(#[from] job::TreeError),
+    Tree(#[source] job::TreeError),
     /// The open files could not be listed.
     #[error("cannot list the job's open files")]
     Files(#[from] job::FilesError),
@@ -290,6 +290,16 @@ impl SnapshotError {
     #[must_use]
     pub fn job_is_doubtful(&self) -> bool {
         matches!(self, Self::Doubtful { .. })
+    }
+}
+
+impl From<job::TreeError> for SnapshotError {
+    fn from(error: job::TreeError) -> Self {
+        match error {
+            // The tree's root ends with the job.
+            job::TreeError::NoRoot => Self::Ended,
+            job::TreeError::Process { .. } | job::TreeError::TooMany => Self::Tree(error),
+        }
     }
 }
 

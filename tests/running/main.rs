@@ -26,6 +26,7 @@ mod restarts;
 mod restore;
 mod schedule;
 mod signals;
+mod slurm;
 mod status;
 mod streams;
 mod surroundings;
@@ -34,7 +35,7 @@ mod templates;
 mod verbs;
 
 use std::fs;
-use std::process::Output;
+use std::process::{Command, Output};
 
 /// Counts to 40 into a log opened in mode `w` and onto stdout. Halfway it waits for a file `go`, so that it is not over
 /// before we are.
@@ -71,6 +72,21 @@ fn state(pid: i32) -> Option<char> {
 /// Whether a process is gone, or dead and not yet reaped by whoever adopted it.
 fn is_dead(pid: i32) -> bool {
     matches!(state(pid), None | Some('Z'))
+}
+
+/// Whether a program is installed; says aloud when it is not.
+fn has(program: &str) -> bool {
+    let found = Command::new("sh")
+        .args([
+            "-c",
+            &format!("PATH=$PATH:/usr/sbin:/sbin; command -v {program}"),
+        ])
+        .output();
+    let found = found.is_ok_and(|output| output.status.success());
+    if !found {
+        eprintln!("SKIPPED: no {program} here");
+    }
+    found
 }
 
 fn stderr(output: &Output) -> String {

@@ -5,10 +5,10 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, killpg};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
-use super::common::{Place, Run, can_run, wait_until};
+use super::common::{Place, Run, can_run, descendants, wait_until};
 use super::{COUNT, UNTIL_GO, is_dead, lines, state};
 
 /// Starts a job with a connection to the test, which no snapshot can carry.
@@ -44,6 +44,46 @@ fn a_group_wide_sigusr1_takes_one_snapshot_and_the_job_goes_on() {
     let images = place.images();
     assert_eq!(images.len(), 1);
     assert_eq!(images[0]["trigger"], "signal");
+}
+
+#[test]
+fn a_signal_to_all_processes_of_the_job_leaves_its_end_to_the_job() {
+    if !can_run() {
+        return;
+    }
+    for signal in [Signal::SIGTERM, Signal::SIGHUP] {
+        let place = Place::new();
+        let handler = format!("signal.signal(signal.{signal}, lambda *_: sys.exit(5))");
+        let mut run = place.start_python(
+            &["--max-restarts", "0"],
+            &UNTIL_GO.replace("print(", &format!("{handler}\nprint(")),
+        );
+        place.wait_for("out", "ready");
+        for pid in descendants(run.pid()) {
+            kill(Pid::from_raw(pid), signal).unwrap();
+        }
+        assert_eq!(run.wait(), 5, "{}", place.text("err"));
+    }
+}
+
+#[test]
+fn no_image_is_taken_of_a_job_that_a_signal_is_about_to_end() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    // Enough to stand still for some time.
+    let script = UNTIL_GO.replace("print(", "memory = os.urandom(1 << 20) * 512\nprint(");
+    let run = place.start_python(&["--interval", "never"], &script);
+    place.wait_for("out", "ready");
+    let job = run.job();
+    run.signal(Signal::SIGUSR1);
+    wait_until("the freeze", || state(job) == Some('t'));
+    kill(Pid::from_raw(job), Signal::SIGTERM).unwrap();
+    wait_until("the snapshot's end", || {
+        place.text("err").contains("called off") || place.text("err").contains("snapshot failed")
+    });
+    assert!(place.images().is_empty());
 }
 
 #[test]

@@ -10,12 +10,12 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::common::{Place, Run, can_run, descendants, job_of, wait_until};
-use super::{COUNT, is_dead, lines, stderr};
+use super::{COUNT, has, is_dead, lines, stderr};
 
 const SCHEDULERS: [&str; 5] = ["systemd", "slurm", "slurm-preempt", "kubernetes", "docker"];
 
 /// A template with the job of these tests in it, snapshotted only when the scheduler says so.
-fn filled(place: &Place, scheduler: &str) -> String {
+pub fn filled(place: &Place, scheduler: &str) -> String {
     let store = place.file(".ckpt-run");
     let line = ["template", scheduler, "--interval", "never", "--store"];
     let mut command = place.command(&line);
@@ -34,7 +34,7 @@ fn with_programs(place: &Place, command: &mut Command) {
         symlink(env!("CARGO_BIN_EXE_ckpt-run"), folder.join("ckpt-run")).unwrap();
         let scripts = [
             ("scontrol", "echo \"$@\" >> asked-for"),
-            ("srun", "exec \"$@\""),
+            ("srun", "shift 2; exec \"$@\""),
         ];
         for (name, script) in scripts {
             let path = folder.join(name);
@@ -80,23 +80,26 @@ fn supervisor(run: &Run) -> Pid {
     Pid::from_raw(found.unwrap())
 }
 
+/// The processes of the step that hears of preemptions.
+fn listeners(run: &Run) -> Vec<Pid> {
+    let mut found = vec![];
+    wait_until("the listener", || {
+        found = descendants(run.pid());
+        found.retain(|pid| {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            line.starts_with(b"sleep\0inf") || line.starts_with(b"bash\0-c\0trap")
+        });
+        found.len() == 2
+    });
+    found.into_iter().map(Pid::from_raw).collect()
+}
+
 /// The list behind a word of a file, as YAML and Dockerfiles have it.
 fn list(text: &str, before: &str) -> Vec<String> {
     let line = text
         .lines()
         .find_map(|line| line.trim().strip_prefix(before));
     serde_json::from_str(line.unwrap().trim()).unwrap()
-}
-
-fn has(program: &str) -> bool {
-    let found = Command::new("sh")
-        .args(["-c", &format!("command -v {program}")])
-        .output();
-    let found = found.is_ok_and(|output| output.status.success());
-    if !found {
-        eprintln!("SKIPPED: no {program} here");
-    }
-    found
 }
 
 fn checked(program: &str, arguments: &[&str], file: &Path) {
@@ -203,27 +206,24 @@ fn slurm_saves_before_the_time_limit_requeues_and_goes_on() {
     if !can_run() {
         return;
     }
-    // Before the time limit, and scancel --batch --signal=TERM.
-    for signal in [Signal::SIGUSR2, Signal::SIGTERM] {
-        let place = Place::new();
-        fs::write(place.file("job.sbatch"), filled(&place, "slurm")).unwrap();
-        let mut run = batch(&place);
-        place.wait_for("log", "5\n");
-        run.signal(signal);
-        assert_eq!(run.wait(), 75, "{}", place.text("err"));
-        assert_eq!(place.text("asked-for"), "requeue 4711\n");
-        assert_eq!(place.images().len(), 1);
-        place.go();
-        let mut run = batch(&place);
-        assert_eq!(run.wait(), 0, "{}", place.text("err"));
-        assert_eq!(place.text("log"), lines(40));
-        assert_eq!(place.text("out"), lines(40));
-        assert_eq!(place.text("asked-for"), "requeue 4711\n");
-    }
+    let place = Place::new();
+    fs::write(place.file("job.sbatch"), filled(&place, "slurm")).unwrap();
+    let mut run = batch(&place);
+    place.wait_for("log", "5\n");
+    run.signal(Signal::SIGUSR2);
+    assert_eq!(run.wait(), 75, "{}", place.text("err"));
+    assert_eq!(place.text("asked-for"), "requeue 4711\n");
+    assert_eq!(place.images().len(), 1);
+    place.go();
+    let mut run = batch(&place);
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("log"), lines(40));
+    assert_eq!(place.text("out"), lines(40));
+    assert_eq!(place.text("asked-for"), "requeue 4711\n");
 }
 
 #[test]
-fn slurm_preempts_the_tasks_and_runs_the_script_again() {
+fn slurm_preempts_a_step_and_runs_the_script_again() {
     if !can_run() {
         return;
     }
@@ -231,10 +231,11 @@ fn slurm_preempts_the_tasks_and_runs_the_script_again() {
     fs::write(place.file("job.sbatch"), filled(&place, "slurm-preempt")).unwrap();
     let mut run = batch(&place);
     place.wait_for("log", "5\n");
-    // Whether the shell gets it as well depends on Slurm's settings.
-    run.signal(Signal::SIGTERM);
-    kill(supervisor(&run), Signal::SIGTERM).unwrap();
+    for pid in listeners(&run) {
+        kill(pid, Signal::SIGTERM).unwrap();
+    }
     assert_eq!(run.wait(), 75, "{}", place.text("err"));
+    assert_eq!(place.text("asked-for"), "requeue 4711\n");
     place.go();
     let mut run = batch(&place);
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
