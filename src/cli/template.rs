@@ -206,7 +206,10 @@ pub(super) fn run(global: &Global, arguments: &TemplateArguments) -> Result<Exit
         )));
     }
     let template = arguments.scheduler.template();
-    if let Some(store) = global.store.as_deref().filter(|_| template.volume.is_some())
+    if let Some(store) = global
+        .store
+        .as_deref()
+        .filter(|_| template.volume.is_some())
         && !is_in_volume(store)
     {
         return Err(refused(format!(
@@ -283,7 +286,9 @@ mod tests {
         for store in ["/store", "/", "store/train", ".ckpt-run", ""] {
             assert!(!is_in_volume(store), "{store}");
         }
-        let text = Scheduler::Kubernetes.template().filled(Some("/mnt/x/run1"), None, &[]);
+        let text = Scheduler::Kubernetes
+            .template()
+            .filled(Some("/mnt/x/run1"), None, &[]);
         assert!(text.contains(r#"mountPath: "/mnt/x""#), "{text}");
     }
 

@@ -82,7 +82,12 @@ mod tests {
         // What docker and containerd give a container that asks for nothing.
         assert_eq!(
             missing(0xa804_25fb),
-            ["CAP_NET_ADMIN", "CAP_SYS_PTRACE", "CAP_SYS_ADMIN", "CAP_SYS_TIME"]
+            [
+                "CAP_NET_ADMIN",
+                "CAP_SYS_PTRACE",
+                "CAP_SYS_ADMIN",
+                "CAP_SYS_TIME"
+            ]
         );
         assert_eq!(missing(0).len(), NEEDED.len());
     }

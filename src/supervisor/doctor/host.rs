@@ -146,7 +146,8 @@ fn privileges(effective: u64, ptrace_scope: &str, in_user_namespace: bool) -> Ch
     }
     if in_user_namespace {
         let detail = "this is a user namespace, where root has no rights on the machine";
-        let remedy = "leave it: a container that is not rootless, or `hostUsers: true` in Kubernetes";
+        let remedy =
+            "leave it: a container that is not rootless, or `hostUsers: true` in Kubernetes";
         return Check::problem(NAME, detail, remedy);
     }
     if ptrace_scope == PTRACE_FORBIDDEN {

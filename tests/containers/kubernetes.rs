@@ -1,0 +1,91 @@
+//! The pod of the Job in the Kubernetes template, played by podman, which knows pods and claims but no Jobs.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use super::image::{IN_A_REGISTRY, all_lines, machine, template};
+use super::machine::Machine;
+
+/// The claim in the template.
+const CLAIM: &str = "train-store";
+/// What podman calls the pod's container: the pod's name and its own.
+const CONTAINER: &str = "train-train";
+
+/// The template's documents: the claim and the Job.
+fn documents() -> [Value; 2] {
+    let text = template("kubernetes");
+    let all: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
+    all.try_into().unwrap()
+}
+
+/// The claim, and the pod that the Job makes.
+fn pod() -> String {
+    let [claim, job] = documents();
+    let template = &job["spec"]["template"];
+    let mut pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": template["metadata"], "spec": template["spec"]});
+    pod["metadata"]["name"] = job["metadata"]["name"].clone();
+    let container = &mut pod["spec"]["containers"][0];
+    assert_eq!(container["image"], IN_A_REGISTRY);
+    // There is no registry, and no GPU.
+    container["imagePullPolicy"] = "Never".into();
+    let limits = container["resources"]["limits"].as_object_mut().unwrap();
+    assert_eq!(limits.remove("nvidia.com/gpu"), Some(1.into()));
+    format!("{claim}\n---\n{pod}\n")
+}
+
+fn play(machine: &Machine) {
+    let file = machine.file("pod.yaml");
+    fs::write(&file, pod()).unwrap();
+    let words = ["kube", "play", "--network", "none"];
+    machine.podman(&[&words[..], &[file.to_str().unwrap()]].concat());
+}
+
+#[test]
+fn a_pod_that_is_deleted_is_saved_and_the_next_one_goes_on() {
+    let Some(machine) = machine() else { return };
+    play(&machine);
+    machine.wait_for(CLAIM, "log", "20\n", CONTAINER);
+    machine.podman(&["pod", "stop", "train"]);
+    assert_eq!(machine.wait(CONTAINER), 75, "{}", machine.err(CONTAINER));
+    let first = machine.out(CONTAINER);
+    machine.podman(&["pod", "rm", "train"]);
+    fs::write(machine.in_volume(CLAIM, "go"), "").unwrap();
+    play(&machine);
+    assert_eq!(machine.wait(CONTAINER), 0, "{}", machine.err(CONTAINER));
+    let log = fs::read_to_string(machine.in_volume(CLAIM, "log")).unwrap();
+    assert_eq!(log, all_lines());
+    assert_eq!(first + &machine.out(CONTAINER), all_lines());
+}
+
+/// The Job acts on exit codes of the container that it names.
+#[test]
+fn the_job_s_policy_is_about_the_pod_s_container_and_the_codes_that_we_end_with() {
+    let [claim, job] = documents();
+    let container = &job["spec"]["template"]["spec"]["containers"][0];
+    let rules = job["spec"]["podFailurePolicy"]["rules"].as_array().unwrap();
+    for rule in rules.iter().filter(|rule| rule["onExitCodes"].is_object()) {
+        assert_eq!(rule["onExitCodes"]["containerName"], container["name"]);
+    }
+    let action = |code: i32| {
+        let about = |rule: &&Value| {
+            let values = rule["onExitCodes"]["values"].as_array();
+            values.is_some_and(|values| values.contains(&code.into()))
+        };
+        rules.iter().find(about).map(|rule| rule["action"].clone())
+    };
+    assert_eq!(action(75), Some("Ignore".into()));
+    assert_eq!(action(127), Some("FailJob".into()));
+    assert_eq!(action(1), None);
+    let volume = &job["spec"]["template"]["spec"]["volumes"][0];
+    assert_eq!(
+        volume["persistentVolumeClaim"]["claimName"],
+        claim["metadata"]["name"]
+    );
+    let store = container["command"][2].as_str().unwrap();
+    let mount = container["volumeMounts"][0]["mountPath"].as_str().unwrap();
+    assert!(
+        store.starts_with(&format!("{mount}/")),
+        "{store} in {mount}"
+    );
+}
