@@ -77,6 +77,10 @@ fn make() -> Result<PathBuf, String> {
         Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, errno)| errno.to_string())?;
     let images = kept.join("images");
     let machine = Machine::to_make_images(images.clone())?;
+    if !machine.try_podman(&["info"]).status.success() {
+        // Of another version of podman, or of a checkout that was moved.
+        let _ = fs::remove_dir_all(&images);
+    }
     make_base(&machine, &kept)?;
     probe(&machine)?;
     let context = tempfile::tempdir().unwrap();

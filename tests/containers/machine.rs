@@ -29,8 +29,8 @@ exec cat > /dev/null
 /// Limits of processes: as root without `CAP_SYS_RESOURCE`, podman cannot give those that it gives by default.
 const PROCESSES: u64 = 4096;
 
-/// Where podman's containers are among the cgroups, in each hierarchy.
-const CGROUP: &str = "libpod_parent";
+/// What podman leaves of its cgroups, in each hierarchy; the inner one first.
+const CGROUPS: [&str; 2] = ["libpod_parent/conmon", "libpod_parent"];
 
 /// Podman, its namespaces and its storage.
 pub struct Machine {
@@ -113,8 +113,8 @@ impl Machine {
             }
         }
         command
-            .arg("--runroot")
-            .arg(self.file("runroot"))
+            // In the private /run, and of the same name each time: what lies in a storage remembers it.
+            .args(["--runroot", "/run/containers/storage"])
             .args(arguments)
             .env("CONTAINERS_CONF", self.file("containers.conf"))
             .stdin(Stdio::null());
@@ -211,8 +211,10 @@ impl Drop for Machine {
             .map(|entry| entry.path())
             .chain([root.to_owned()])
         {
-            // Another podman's containers keep it.
-            let _ = fs::remove_dir(folder.join(CGROUP));
+            // Another podman's containers keep them.
+            for left in CGROUPS {
+                let _ = fs::remove_dir(folder.join(left));
+            }
         }
     }
 }
