@@ -5,6 +5,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::time::SystemTime;
 
 use nix::sys::resource::{Resource, getrlimit};
 use tempfile::TempDir;
@@ -29,8 +30,8 @@ exec cat > /dev/null
 /// Limits of processes: as root without `CAP_SYS_RESOURCE`, podman cannot give those that it gives by default.
 const PROCESSES: u64 = 4096;
 
-/// What podman leaves of its cgroups, in each hierarchy; the inner one first.
-const CGROUPS: [&str; 2] = ["libpod_parent/conmon", "libpod_parent"];
+/// Where podman makes cgroups, in each hierarchy. It leaves some.
+const CGROUPS: &str = "libpod_parent";
 
 /// Podman, its namespaces and its storage.
 pub struct Machine {
@@ -40,6 +41,7 @@ pub struct Machine {
     first: i32,
     /// Where images are read from, or, while they are made, all storage.
     images: Storage,
+    begun: SystemTime,
 }
 
 enum Storage {
@@ -59,6 +61,7 @@ impl Machine {
     }
 
     fn start(images: Storage) -> Result<Self, String> {
+        let begun = SystemTime::now();
         let mut holder = Command::new("unshare")
             .args(["--mount", "--pid", "--fork", "--mount-proc", "--kill-child"])
             .args(["sh", "-c", HOLDER])
@@ -89,6 +92,7 @@ impl Machine {
             holder,
             first,
             images,
+            begun,
         })
     }
 
@@ -200,7 +204,6 @@ impl Drop for Machine {
                 eprintln!("--- {name}\n{}{}", self.out(name), self.err(name));
             }
         }
-        // Their cgroups are all that the namespaces' end would leave.
         let _ = self.try_podman(&["pod", "rm", "--all", "--force"]);
         let _ = self.try_podman(&["rm", "--all", "--force", "--time", "0"]);
         let _ = self.holder.kill();
@@ -211,10 +214,20 @@ impl Drop for Machine {
             .map(|entry| entry.path())
             .chain([root.to_owned()])
         {
-            // Another podman's containers keep them.
-            for left in CGROUPS {
-                let _ = fs::remove_dir(folder.join(left));
-            }
+            remove_cgroups(&folder.join(CGROUPS), self.begun);
         }
+    }
+}
+
+/// Removes the cgroups that were made since `begun` and have nothing in them.
+fn remove_cgroups(folder: &Path, begun: SystemTime) {
+    let children = fs::read_dir(folder).into_iter().flatten().flatten();
+    for child in children.filter(|child| child.file_type().is_ok_and(|kind| kind.is_dir())) {
+        remove_cgroups(&child.path(), begun);
+    }
+    let changed = fs::metadata(folder).and_then(|data| data.modified());
+    if changed.is_ok_and(|changed| changed >= begun) {
+        // Those in use stay.
+        let _ = fs::remove_dir(folder);
     }
 }
