@@ -1,10 +1,11 @@
 //! The pod of the Job in the Kubernetes template, played by podman, which knows pods and claims but no Jobs.
 
 use std::fs;
+use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::image::{IN_A_REGISTRY, all_lines, machine, template};
+use super::image::{IN_A_REGISTRY, JOB, all_lines, machine, template};
 use super::machine::Machine;
 
 /// The claim in the template.
@@ -67,12 +68,14 @@ fn a_pod_that_is_deleted_is_saved_and_the_next_one_goes_on() {
 
 /// The Job acts on exit codes of the container that it names.
 #[test]
-fn the_job_s_policy_is_about_the_pod_s_container_and_the_codes_that_we_end_with() {
+fn the_job_s_parts_name_each_other_and_its_policy_the_codes_that_we_end_with() {
     let [claim, job] = documents();
-    let container = &job["spec"]["template"]["spec"]["containers"][0];
+    let pod = &job["spec"]["template"]["spec"];
+    let container = &pod["containers"][0];
     let rules = job["spec"]["podFailurePolicy"]["rules"].as_array().unwrap();
     for rule in rules.iter().filter(|rule| rule["onExitCodes"].is_object()) {
         assert_eq!(rule["onExitCodes"]["containerName"], container["name"]);
+        assert_eq!(rule["onExitCodes"]["operator"], "In");
     }
     let action = |code: i32| {
         let about = |rule: &&Value| {
@@ -84,15 +87,22 @@ fn the_job_s_policy_is_about_the_pod_s_container_and_the_codes_that_we_end_with(
     assert_eq!(action(75), Some("Ignore".into()));
     assert_eq!(action(127), Some("FailJob".into()));
     assert_eq!(action(1), None);
-    let volume = &job["spec"]["template"]["spec"]["volumes"][0];
+    assert_eq!(pod["restartPolicy"], "Never");
+    assert_eq!(pod["terminationGracePeriodSeconds"], 360);
+    let volume = &pod["volumes"][0];
     assert_eq!(
         volume["persistentVolumeClaim"]["claimName"],
         claim["metadata"]["name"]
     );
-    let store = container["command"][2].as_str().unwrap();
-    let mount = container["volumeMounts"][0]["mountPath"].as_str().unwrap();
-    assert!(
-        store.starts_with(&format!("{mount}/")),
-        "{store} in {mount}"
-    );
+    let mount = &container["volumeMounts"][0];
+    assert_eq!(mount["name"], volume["name"]);
+    let command: Vec<&str> = container["command"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(Value::as_str)
+        .collect();
+    let store = Path::new(command[2]).parent().and_then(Path::to_str);
+    assert_eq!(store, mount["mountPath"].as_str());
+    assert_eq!(command[command.len() - JOB.len()..], JOB);
 }
