@@ -233,6 +233,37 @@ pub static CAUSES: &[Cause] = &[
         "run as root or with CAP_NET_ADMIN",
     ),
     criu(
+        &["Unable to set a monotonic clock offset"],
+        "CRIU may not set the clocks that the job goes on with",
+        "run as root or with CAP_SYS_TIME",
+    ),
+    criu(
+        &["SO_SNDBUFFORCE", "Operation not permitted"],
+        "CRIU may not give sockets their buffers back",
+        "run as root or with CAP_NET_ADMIN",
+    ),
+    criu(
+        &["Can't change root", "Operation not permitted"],
+        "CRIU may not set the job's root folder",
+        "run as root or with CAP_SYS_CHROOT",
+    ),
+    criu(
+        &["Unable to drop capability"],
+        "CRIU may not take from the job the capabilities that it did not have",
+        "run as root or with CAP_SETPCAP",
+    ),
+    criu(
+        &["suspending seccomp failed"],
+        "ckpt-run runs under a seccomp filter or in a user namespace, and may not lift the job's own filters",
+        "in a container set seccomp=unconfined (Kubernetes: seccompProfile of type Unconfined), and let it not be rootless",
+    ),
+    // SO_PASSCRED, which internet sockets do not have any more since Linux 6.16.
+    criu(
+        &["Can't get 1:16 opt"],
+        "the job has an internet socket, and this CRIU is too old for the running kernel",
+        "install CRIU 4.2 or newer",
+    ),
+    criu(
         &["Unexpected rt vDSO area bounds"],
         "this CRIU is too old for the running kernel",
         "install CRIU 4.0 or newer (scripts/setup)",

@@ -134,6 +134,30 @@ const LINES: &[(&str, &str)] = &[
         "TCP connections",
     ),
     (
+        "Error (criu/timens.c:141): timens: Unable to set a monotonic clock offset: Operation not permitted",
+        "set the clocks",
+    ),
+    (
+        "Error (criu/sockets.c:483): sockets: Unable to set socket SO_SNDBUFFORCE/SO_RCVBUFFORCE: Operation not permitted",
+        "buffers back",
+    ),
+    (
+        "   301: Error (criu/files.c:1419): Can't change root: Operation not permitted",
+        "root folder",
+    ),
+    (
+        "pie: 301: Error (criu/pie/restorer.c:316): Unable to drop capability 0: -1",
+        "take from the job",
+    ),
+    (
+        "Error (compel/src/lib/ptrace.c:27): suspending seccomp failed: Operation not permitted",
+        "seccomp filter",
+    ),
+    (
+        "Error (criu/sockets.c:628): sockets: Can't get 1:16 opt: Operation not supported",
+        "too old",
+    ),
+    (
         "(00.02) Error (criu/vdso.c:600): vdso: Unexpected rt vDSO area bounds",
         "too old",
     ),
@@ -245,7 +269,8 @@ fn criu_has_the_texts_that_it_is_known_by() {
         "Operation not permitted",
     ];
     // With the numbers that CRIU puts in, as the program does not have them.
-    const FILLED_IN: [(&str, &str); 2] = [
+    const FILLED_IN: [(&str, &str); 3] = [
+        ("Can't get 1:16 opt", "Can't get %d:%d opt"),
         ("send_fds failed (-22)", "send_fds failed (%d)"),
         ("chr 10:229", "of that type"),
     ];

@@ -60,6 +60,8 @@ struct Template {
     text: &'static str,
     words: Words,
     store: &'static str,
+    /// Where a volume with the store's folder in it is mounted.
+    volume: Option<&'static str>,
     interval: &'static str,
     command: &'static str,
 }
@@ -71,6 +73,7 @@ impl Scheduler {
             text: include_str!("../../config/slurm.sbatch"),
             words: Words::Shell,
             store: "$HOME/ckpt-run/train",
+            volume: None,
             interval: "--interval 15m",
             command: "-- python train.py",
         };
@@ -92,15 +95,17 @@ impl Scheduler {
                 name: "kubernetes-job.yaml",
                 text: include_str!("../../config/kubernetes-job.yaml"),
                 words: Words::List,
-                store: r#""/store""#,
+                store: r#""/store/train""#,
+                volume: Some(r#""/store""#),
                 interval: r#""--interval", "15m""#,
-                command: r#""--", "python", "train.py"]"#,
+                command: r#""--", "python3", "train.py"]"#,
             },
             Self::Docker => Template {
                 name: "Dockerfile",
                 text: include_str!("../../config/Dockerfile"),
                 words: Words::List,
-                store: r#""/store""#,
+                store: r#""/store/train""#,
+                volume: Some(r#""/store""#),
                 interval: r#""--interval", "15m""#,
                 command: r#"CMD ["python3", "train.py"]"#,
             },
@@ -177,6 +182,10 @@ impl Template {
         }
         if let Some(store) = store {
             text = text.replace(self.store, &words.one(store));
+            let parent = Path::new(store).parent().and_then(Path::to_str);
+            if let Some((volume, parent)) = self.volume.zip(parent) {
+                text = text.replace(volume, &words.one(parent));
+            }
         }
         text
     }
@@ -197,6 +206,17 @@ pub(super) fn run(global: &Global, arguments: &TemplateArguments) -> Result<Exit
         )));
     }
     let template = arguments.scheduler.template();
+    if let Some(store) = global
+        .store
+        .as_deref()
+        .filter(|_| template.volume.is_some())
+        && !is_in_volume(store)
+    {
+        return Err(refused(format!(
+            "--store {store}: in a container the store is a folder in a volume, and the volume is mounted at its parent; \
+             give it a path like /store/train"
+        )));
+    }
     let text = template.filled(
         global.store.as_deref(),
         arguments.interval.as_deref(),
@@ -210,6 +230,12 @@ pub(super) fn run(global: &Global, arguments: &TemplateArguments) -> Result<Exit
         }),
         None => output::print(&text),
     }
+}
+
+/// Whether a store leaves a place for a volume above it. A volume's own folder is no store: it is open to others.
+fn is_in_volume(store: &str) -> bool {
+    let parent = Path::new(store).parent();
+    store.starts_with('/') && parent.is_some_and(|parent| parent != Path::new("/"))
 }
 
 /// A file as data.
@@ -238,19 +264,32 @@ mod tests {
     fn every_file_has_the_places_that_are_filled() {
         for scheduler in Scheduler::value_variants() {
             let template = scheduler.template();
-            for place in [template.store, template.interval, template.command] {
+            let places = [template.store, template.interval, template.command];
+            for place in places.into_iter().chain(template.volume) {
                 assert!(template.text.contains(place), "{}: {place}", template.name);
             }
             let command = ["./a b".to_owned(), "--lr=1".to_owned()];
-            let text = template.filled(Some("/my store"), Some("7m"), &command);
-            for place in [template.store, template.interval, template.command] {
+            let text = template.filled(Some("/my volume/my store"), Some("7m"), &command);
+            for place in places.into_iter().chain(template.volume) {
                 assert!(!text.contains(place), "{}: {place}", template.name);
             }
-            for part in ["/my store", "7m", "./a b", "--lr=1"] {
+            for part in ["/my volume/my store", "7m", "./a b", "--lr=1"] {
                 assert!(text.contains(part), "{}: {part}", template.name);
             }
             assert_eq!(template.filled(None, None, &[]), template.text);
         }
+    }
+
+    #[test]
+    fn a_store_in_a_container_has_a_volume_above_it() {
+        assert!(is_in_volume("/store/train") && is_in_volume("/a/b/c/"));
+        for store in ["/store", "/", "store/train", ".ckpt-run", ""] {
+            assert!(!is_in_volume(store), "{store}");
+        }
+        let text = Scheduler::Kubernetes
+            .template()
+            .filled(Some("/mnt/x/run1"), None, &[]);
+        assert!(text.contains(r#"mountPath: "/mnt/x""#), "{text}");
     }
 
     #[test]

@@ -26,8 +26,12 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Errors after which CRIU goes on: it would have liked a higher limit, which takes `CAP_SYS_RESOURCE`.
-const HARMLESS: &[&str] = &["Can't setup RLIMIT_NOFILE for self"];
+/// Errors after which CRIU goes on: it would have liked a higher limit, which takes `CAP_SYS_RESOURCE`, and looks for
+/// /dev/net/tun, which containers do not have.
+const HARMLESS: &[&str] = &[
+    "Can't setup RLIMIT_NOFILE for self",
+    "tun: Unable to create tun",
+];
 
 /// Reads the end of CRIU's log and says why it failed. `None` when the log holds no error.
 #[must_use]

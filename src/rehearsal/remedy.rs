@@ -17,7 +17,7 @@ pub(super) fn of_snapshot(kind: Option<&str>) -> &'static str {
             "free host memory, raise the limit of the container, or set cuda.memory = \"resident\""
         }
         Some("disk") => "free disk space, or choose another --store",
-        Some("privilege") => "run as root; in a container, with CAP_SYS_ADMIN and CAP_SYS_PTRACE",
+        Some("privilege") => "run as root, in a container with what `ckpt-run doctor` asks for",
         Some("driver") => "look at `ckpt-run doctor`; a newer NVIDIA driver may help",
         Some("criu") => {
             "let the job do without what the reason names (docs/guide/troubleshooting.md); --keep keeps CRIU's log"

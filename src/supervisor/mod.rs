@@ -39,6 +39,7 @@ mod obstacle;
 mod operation;
 mod pause;
 mod pauses;
+mod privileges;
 mod program;
 mod progress;
 mod requests;

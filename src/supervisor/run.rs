@@ -14,6 +14,7 @@ use crate::store::{ImageEntry, ImageId, LockError, OpenError, ReadError, Store, 
 
 use super::key::{KeyError, read_key};
 use super::machine;
+use super::privileges;
 use super::program::{self, ProgramError};
 use super::run_state::{NoSuchImage, Progress, RunState, RunStateError};
 use super::streams::Streams;
@@ -189,6 +190,7 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
         tracing::info!(store = %store.path().display(), "this run has finished already; --fresh begins anew");
         return Ok(0);
     };
+    privileges::warn_of_missing();
     state.save(store.path())?;
     let pairs = gpu_map.pairs().iter();
     let gpu_map = pairs.map(|pair| (pair.old.to_string(), pair.new.to_string()));

@@ -177,31 +177,6 @@ fn bash_understands_the_batch_scripts() {
 }
 
 #[test]
-fn kubernetes_manifest_is_yaml_with_a_policy_for_75() {
-    let place = Place::new();
-    let file = place.file("job.yaml");
-    fs::write(&file, filled(&place, "kubernetes")).unwrap();
-    let check = "import sys, yaml\n\
-        volume, job = yaml.safe_load_all(open(sys.argv[1]))\n\
-        spec = job['spec']; pod = spec['template']['spec']\n\
-        assert spec['podFailurePolicy']['rules'][0] == {'action': 'Ignore', 'onExitCodes': {'containerName': 'train', 'operator': 'In', 'values': [75]}}\n\
-        assert pod['restartPolicy'] == 'Never' and pod['terminationGracePeriodSeconds'] == 360\n\
-        assert pod['containers'][0]['name'] == 'train'\n\
-        assert pod['containers'][0]['volumeMounts'][0]['mountPath'] == pod['containers'][0]['command'][2]\n\
-        assert pod['volumes'][0]['persistentVolumeClaim']['claimName'] == volume['metadata']['name']\n\
-        assert pod['containers'][0]['command'][-4:] == ['--', 'python3', '-u', 'job.py']\n";
-    let yaml = Command::new("python3")
-        .args(["-c", "import yaml"])
-        .output()
-        .unwrap();
-    if yaml.status.success() {
-        checked("python3", &["-c", check], &file);
-    } else {
-        eprintln!("SKIPPED: no YAML for Python here");
-    }
-}
-
-#[test]
 fn slurm_saves_before_the_time_limit_requeues_and_goes_on() {
     if !can_run() {
         return;

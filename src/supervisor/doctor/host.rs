@@ -13,6 +13,7 @@ use nix::sched::{CloneFlags, unshare};
 use procfs::process::{Process, Status as ProcessStatus};
 
 use super::Check;
+use crate::supervisor::privileges::{is_filtered, is_in_user_namespace, missing};
 
 /// Linux 5.9 brought `CAP_CHECKPOINT_RESTORE` and with it the interfaces that CRIU 4 prefers.
 const OLDEST_KERNEL: (u8, u8) = (5, 9);
@@ -23,22 +24,15 @@ const PIPE_BYTES: u64 = 1 << 20;
 /// `kernel.yama.ptrace_scope` that forbids tracing even to root.
 const PTRACE_FORBIDDEN: &str = "3";
 
-/// `Seccomp:` in `/proc/PID/status` of a process with a filter.
-const SECCOMP_FILTERED: u32 = 2;
-
-/// Capability numbers from linux/capability.h.
-const CAP_NET_ADMIN: u8 = 12;
-const CAP_SYS_PTRACE: u8 = 19;
-const CAP_SYS_ADMIN: u8 = 21;
-const CAP_CHECKPOINT_RESTORE: u8 = 40;
-
 /// All checks of this file.
 pub(super) fn checks() -> Vec<Check> {
     let mut checks = vec![kernel(), checkpoint_restore(), namespaces()];
     match Process::myself().and_then(|process| process.status()) {
         Ok(status) => {
             let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
-            checks.push(privileges(status.capeff, scope.unwrap_or_default().trim()));
+            let user_namespace = is_in_user_namespace();
+            let scope = scope.unwrap_or_default();
+            checks.push(privileges(status.capeff, scope.trim(), user_namespace));
             checks.push(seccomp(&status));
         }
         Err(error) => {
@@ -109,22 +103,8 @@ fn namespaces() -> Check {
 }
 
 /// Namespaces belong to a thread: made on one that ends here, the rest of us keeps its own.
-fn enter_and_run() -> Result<(), (&'static str, io::Error)> {
-    let because = |step| move |errno: Errno| (step, io::Error::from(errno));
-    unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWPID)
-        .map_err(because("make a PID and a mount namespace"))?;
-    let nothing = None::<&str>;
-    mount(
-        nothing,
-        "/",
-        nothing,
-        MsFlags::MS_REC | MsFlags::MS_PRIVATE,
-        nothing,
-    )
-    .map_err(because("make the mounts of a namespace private"))?;
-    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-    mount(Some("proc"), "/proc", Some("proc"), flags, nothing)
-        .map_err(because("mount /proc in a namespace"))?;
+fn enter_and_run() -> Result<(), Refusal> {
+    enter(CloneFlags::CLONE_NEWPID)?;
     let start = |error| ("start a process in a PID namespace", error);
     let mut first = Command::new("/bin/true");
     let status = first
@@ -138,51 +118,62 @@ fn enter_and_run() -> Result<(), (&'static str, io::Error)> {
     Err(start(io::Error::other(status.to_string())))
 }
 
-fn privileges(effective: u64, ptrace_scope: &str) -> Check {
+/// What was refused, and by which error.
+pub(super) type Refusal = (&'static str, io::Error);
+
+/// Takes the calling thread into a mount namespace of its own with a fresh /proc, as the sandbox has it: that of a
+/// container is read-only in part. `others` are more namespaces.
+pub(super) fn enter(others: CloneFlags) -> Result<(), Refusal> {
+    let because = |step| move |errno: Errno| (step, io::Error::from(errno));
+    unshare(CloneFlags::CLONE_NEWNS | others)
+        .map_err(because("make a PID and a mount namespace"))?;
+    let nothing = None::<&str>;
+    let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+    mount(nothing, "/", nothing, private, nothing)
+        .map_err(because("make the mounts of a namespace private"))?;
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    mount(Some("proc"), "/proc", Some("proc"), flags, nothing)
+        .map_err(because("mount /proc in a namespace"))
+}
+
+fn privileges(effective: u64, ptrace_scope: &str, in_user_namespace: bool) -> Check {
     const NAME: &str = "privileges";
-    let has = |capability: u8| effective & (1 << capability) != 0;
-    let mut missing = Vec::new();
-    if !has(CAP_SYS_ADMIN) {
-        missing.push("CAP_SYS_ADMIN");
-        // CAP_SYS_ADMIN includes it.
-        if !has(CAP_CHECKPOINT_RESTORE) {
-            missing.push("CAP_CHECKPOINT_RESTORE");
-        }
-    }
-    if !has(CAP_SYS_PTRACE) {
-        missing.push("CAP_SYS_PTRACE");
-    }
+    let missing = missing(effective);
     if !missing.is_empty() {
         let list = missing.join(", ");
         let remedy = format!("run as root; in a container add {list}");
         return Check::problem(NAME, format!("missing {list}"), remedy);
     }
+    if in_user_namespace {
+        let detail = "this is a user namespace, where root has no rights on the machine";
+        let remedy =
+            "leave it: a container that is not rootless, or `hostUsers: true` in Kubernetes";
+        return Check::problem(NAME, detail, remedy);
+    }
     if ptrace_scope == PTRACE_FORBIDDEN {
         let detail = "kernel.yama.ptrace_scope is 3: nobody may trace a process";
         return Check::problem(NAME, detail, "set it to 2 or less; it takes a reboot");
-    }
-    if !has(CAP_NET_ADMIN) {
-        let detail = "missing CAP_NET_ADMIN: jobs with TCP connections cannot be restored";
-        return Check::note(NAME, detail, "in a container add CAP_NET_ADMIN");
     }
     Check::ok(NAME, "all capabilities needed")
 }
 
 fn seccomp(status: &ProcessStatus) -> Check {
     const NAME: &str = "seccomp";
-    match status.seccomp {
-        None => Check::note(
+    if status.seccomp.is_none() {
+        return Check::note(
             NAME,
             "the kernel has no seccomp: io_uring cannot be hidden, and jobs that use it not be snapshotted",
             "use a kernel built with CONFIG_SECCOMP_FILTER",
-        ),
-        Some(SECCOMP_FILTERED) => Check::note(
-            NAME,
-            "this process runs under a seccomp filter, which may forbid what CRIU needs",
-            "in a container set seccomp=unconfined if `criu check` or a restore fails",
-        ),
-        Some(_) => Check::ok(NAME, "available, no filter on this process"),
+        );
     }
+    if is_filtered(status) {
+        return Check::problem(
+            NAME,
+            "this process runs under a seccomp filter: nothing can be snapshotted",
+            "in a container set seccomp=unconfined (Kubernetes: seccompProfile of type Unconfined)",
+        );
+    }
+    Check::ok(NAME, "available, no filter on this process")
 }
 
 fn pipes(text: &io::Result<String>) -> Check {
@@ -210,41 +201,24 @@ mod tests {
     use super::*;
     use crate::supervisor::doctor::Status;
 
-    const ALL: u64 = (1 << CAP_NET_ADMIN)
-        | (1 << CAP_SYS_PTRACE)
-        | (1 << CAP_SYS_ADMIN)
-        | (1 << CAP_CHECKPOINT_RESTORE);
-
     #[test]
     fn missing_capabilities_are_named() {
-        let check = privileges(ALL & !(1 << CAP_SYS_PTRACE), "1");
+        let check = privileges(!(1 << 25), "1", false);
         assert_eq!(check.status, Status::Problem);
-        assert_eq!(check.detail, "missing CAP_SYS_PTRACE");
-        let check = privileges(0, "");
-        assert_eq!(
-            check.detail,
-            "missing CAP_SYS_ADMIN, CAP_CHECKPOINT_RESTORE, CAP_SYS_PTRACE"
-        );
+        assert_eq!(check.detail, "missing CAP_SYS_TIME");
     }
 
     #[test]
-    fn sys_admin_stands_for_checkpoint_restore() {
-        let check = privileges(ALL & !(1 << CAP_CHECKPOINT_RESTORE), "0");
-        assert_eq!(check.status, Status::Ok);
-    }
-
-    #[test]
-    fn missing_net_admin_is_a_limit_and_no_problem() {
-        assert_eq!(
-            privileges(ALL & !(1 << CAP_NET_ADMIN), "1").status,
-            Status::Note
-        );
+    fn all_capabilities_of_a_user_namespace_are_not_enough() {
+        let check = privileges(u64::MAX, "1", true);
+        assert_eq!(check.status, Status::Problem);
+        assert!(check.detail.contains("user namespace"), "{check:?}");
     }
 
     #[test]
     fn forbidden_tracing_is_a_problem_even_for_root() {
-        assert_eq!(privileges(u64::MAX, "3").status, Status::Problem);
-        assert_eq!(privileges(u64::MAX, "2").status, Status::Ok);
+        assert_eq!(privileges(u64::MAX, "3", false).status, Status::Problem);
+        assert_eq!(privileges(u64::MAX, "2", false).status, Status::Ok);
     }
 
     #[test]

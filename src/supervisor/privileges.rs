@@ -1,0 +1,94 @@
+//! Which capabilities snapshots and restores take, and which of them this process lacks.
+//!
+//! What is in the table was tried by leaving one out at a time, in containers (tests/containers): without some of them a
+//! snapshot works and only the restore fails, so that they are looked for before there is anything to lose. Knows
+//! nothing of how it is told.
+
+use std::fs;
+
+use procfs::process::{Process, Status};
+
+/// `Seccomp:` in `/proc/PID/status` of a process with a filter.
+const SECCOMP_FILTERED: u32 = 2;
+
+/// A capability: its number in linux/capability.h, and its name.
+type Capability = (u8, &'static str);
+
+/// Needed by any job; `CAP_SYS_PTRACE` where Yama restricts tracing, as on Ubuntu, or processes of the job have other
+/// capabilities. `CAP_CHECKPOINT_RESTORE` is for those without `CAP_SYS_ADMIN`.
+const NEEDED: [Capability; 6] = [
+    (8, "CAP_SETPCAP"),
+    (12, "CAP_NET_ADMIN"),
+    (18, "CAP_SYS_CHROOT"),
+    (19, "CAP_SYS_PTRACE"),
+    (21, "CAP_SYS_ADMIN"),
+    (25, "CAP_SYS_TIME"),
+];
+
+/// The machine's own user namespace (`USER_NS_INIT_INO` of linux/nsfs.h).
+const INITIAL_USER_NAMESPACE: &str = "user:[4026531837]";
+
+/// Those of the needed capabilities that are not in an effective set.
+pub(super) fn missing(effective: u64) -> Vec<&'static str> {
+    let absent = NEEDED.iter().filter(|(bit, _)| effective & (1 << bit) == 0);
+    absent.map(|(_, name)| *name).collect()
+}
+
+/// Whether a process is under a seccomp filter. The kernel lets it not lift those of others (`PTRACE_O_SUSPEND_SECCOMP`),
+/// and what it starts has at least the same: it can dump nothing.
+pub(super) fn is_filtered(status: &Status) -> bool {
+    status.seccomp == Some(SECCOMP_FILTERED)
+}
+
+/// Whether this process is root in a user namespace only, as in a rootless container: the kernel asks for rights on the
+/// machine (`PTRACE_O_SUSPEND_SECCOMP` and others).
+pub(super) fn is_in_user_namespace() -> bool {
+    let namespace = fs::read_link("/proc/self/ns/user");
+    namespace.is_ok_and(|name| name.as_os_str() != INITIAL_USER_NAMESPACE)
+}
+
+/// Says at a run's beginning what its snapshots or restores will fail of.
+pub(super) fn warn_of_missing() {
+    let Ok(status) = Process::myself().and_then(|process| process.status()) else {
+        return;
+    };
+    let missing = missing(status.capeff);
+    if !missing.is_empty() {
+        tracing::warn!(
+            "snapshots or restores will fail here without {}: see `ckpt-run doctor`",
+            missing.join(", ")
+        );
+    }
+    if is_in_user_namespace() {
+        tracing::warn!(
+            "snapshots or restores will fail in this user namespace: see `ckpt-run doctor`"
+        );
+    }
+    if is_filtered(&status) {
+        tracing::warn!(
+            "snapshots will fail under this seccomp filter: in a container set seccomp=unconfined"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_named() {
+        assert!(missing(u64::MAX).is_empty());
+        assert_eq!(missing(!(1 << 25)), ["CAP_SYS_TIME"]);
+        // What docker and containerd give a container that asks for nothing.
+        assert_eq!(
+            missing(0xa804_25fb),
+            [
+                "CAP_NET_ADMIN",
+                "CAP_SYS_PTRACE",
+                "CAP_SYS_ADMIN",
+                "CAP_SYS_TIME"
+            ]
+        );
+        assert_eq!(missing(0).len(), NEEDED.len());
+    }
+}
