@@ -95,18 +95,31 @@ fn headline(status: &Status) -> String {
         State::Finished => format!("not running: finished{since}"),
         State::Failed => format!("not running: the job failed and was given up{since}"),
         State::Error => format!("not running: ckpt-run failed{since}; the same line goes on"),
+        // A state that every snapshot begins anew: how long says nothing.
+        State::Running => format!("running, {}", up(status)),
         State::Starting
-        | State::Running
         | State::Snapshotting
         | State::Paused
         | State::Restoring
         | State::Waiting
-        | State::Ending => format!("{}{since}", status.state.as_str()),
+        | State::Ending => format!("{}{since}, {}", status.state.as_str(), up(status)),
     }
+}
+
+/// How long the run is up, across snapshots and supervisors.
+fn up(status: &Status) -> String {
+    format!("up {}", time_in_words(status.summary.run_seconds))
+}
+
+/// How long the job lives since its last restore.
+fn back(status: &Status) -> Option<String> {
+    let seconds = time_in_words(status.restored_seconds?);
+    Some(format!("restored {seconds} ago"))
 }
 
 fn in_a_line(status: &Status) -> String {
     let mut parts = vec![headline(status)];
+    parts.extend(back(status));
     parts.extend(
         status
             .last_snapshot()
@@ -133,6 +146,7 @@ fn in_full(status: &Status) -> String {
 fn lines(status: &Status) -> impl Iterator<Item = (&'static str, String)> {
     let rows = [
         ("pids", pids(status)),
+        ("restored", restored(status)),
         ("last", status.last_snapshot().map(snapshot)),
         ("frozen", frozen(status)),
         ("failed", failed(status)),
@@ -152,6 +166,12 @@ fn pids(status: &Status) -> Option<String> {
         Some(job) => format!("{supervisor}, job {job}"),
         None => supervisor,
     })
+}
+
+fn restored(status: &Status) -> Option<String> {
+    let (image, time) = (status.restored_image.as_ref()?, local(status.restored?));
+    let ago = time_in_words(status.restored_seconds?);
+    Some(format!("{image} at {time}, {ago} ago"))
 }
 
 fn snapshot(last: &Freeze) -> String {
