@@ -5,6 +5,7 @@
 mod common;
 
 mod again;
+mod completions;
 mod cuda;
 mod encryption;
 mod hangs;
@@ -26,6 +27,7 @@ mod restarts;
 mod restore;
 mod schedule;
 mod signals;
+mod stacks;
 mod status;
 mod streams;
 mod surroundings;
