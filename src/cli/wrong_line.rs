@@ -75,7 +75,7 @@ fn stray(words: &[String]) -> Option<(usize, Option<&str>)> {
         }
         if word.starts_with('-') {
             place += if takes_value(word) { 2 } else { 1 };
-        } else if verb.is_none() && grammar.find_subcommand(word).is_some() {
+        } else if verb.is_none() && (word == "help" || grammar.find_subcommand(word).is_some()) {
             verb = Some(word.as_str());
             place += 1;
         } else {
@@ -86,7 +86,7 @@ fn stray(words: &[String]) -> Option<(usize, Option<&str>)> {
 
 /// The line with the verb that was meant, where the word in a verb's place looks like one.
 fn with_verb(words: &[String]) -> Option<String> {
-    let (place, None) = stray(words)? else {
+    let (place, None | Some("help")) = stray(words)? else {
         return None;
     };
     let given = Some(&words[place]).filter(|word| word.len() <= VERB_BYTES_MAX)?;
@@ -143,6 +143,7 @@ mod tests {
             "ckpt-run rehearse -- ./train"
         );
         assert_eq!(line("ckpt-run list ./train"), None);
+        assert_eq!(line("ckpt-run help snaphot"), None);
         assert_eq!(line("ckpt-run --no-such -- ./train"), None);
     }
     #[test]
@@ -160,6 +161,7 @@ mod tests {
                 "ckpt-run rehearse -- python train.py",
             ),
             ("ckpt-run resum", "ckpt-run resume"),
+            ("ckpt-run help snaphot", "ckpt-run help snapshot"),
         ] {
             assert_eq!(line(given).as_deref(), Some(meant));
         }

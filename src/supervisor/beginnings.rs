@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::thread;
 
 use super::describe::{chain, seconds, size};
+use super::doctor;
 use super::environment::{self, Setting};
 use super::event::Event;
 use super::image::run_of;
@@ -63,6 +64,9 @@ impl Supervisor {
                     "running without isolation, because {}: a restore works only while the job's pids are free",
                     chain(&error)
                 );
+                if let Some(lack) = doctor::lacking() {
+                    tracing::warn!("no snapshot can be taken: {lack}");
+                }
                 Ok(self.try_sandbox(Isolation::None)?)
             }
             other => Ok(other?),

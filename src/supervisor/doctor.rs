@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use crate::criu::{Criu, Search};
 
+pub(super) use host::lacking;
 #[cfg(any(fuzzing, test))]
 pub(super) use space::cgroup_headroom;
 

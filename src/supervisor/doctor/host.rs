@@ -12,7 +12,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use procfs::process::{Process, Status as ProcessStatus};
 
-use super::Check;
+use super::{Check, Status};
 
 /// Linux 5.9 brought `CAP_CHECKPOINT_RESTORE` and with it the interfaces that CRIU 4 prefers.
 const OLDEST_KERNEL: (u8, u8) = (5, 9);
@@ -37,8 +37,7 @@ pub(super) fn checks() -> Vec<Check> {
     let mut checks = vec![kernel(), checkpoint_restore(), namespaces()];
     match Process::myself().and_then(|process| process.status()) {
         Ok(status) => {
-            let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
-            checks.push(privileges(status.capeff, scope.unwrap_or_default().trim()));
+            checks.push(privileges(status.capeff, &ptrace_scope()));
             checks.push(seccomp(&status));
         }
         Err(error) => {
@@ -136,6 +135,21 @@ fn enter_and_run() -> Result<(), (&'static str, io::Error)> {
         return Ok(());
     }
     Err(start(io::Error::other(status.to_string())))
+}
+
+fn ptrace_scope() -> String {
+    let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
+    scope.unwrap_or_default().trim().to_owned()
+}
+
+/// What no snapshot can be taken without, and what to do about it; `None` where all is there, or cannot be told.
+pub(in crate::supervisor) fn lacking() -> Option<String> {
+    let status = Process::myself()
+        .and_then(|process| process.status())
+        .ok()?;
+    let check = privileges(status.capeff, &ptrace_scope());
+    (check.status == Status::Problem)
+        .then(|| format!("{}: {}", check.detail, check.remedy.unwrap_or_default()))
 }
 
 fn privileges(effective: u64, ptrace_scope: &str) -> Check {
