@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::{Failure, Global, output};
 use crate::history::{Freeze, counted, time_in_words};
+use crate::store::Usage;
 use crate::supervisor::{ControlError, State, Status, request_status, size, status_of_store};
 
 #[cfg(any(fuzzing, test))]
@@ -90,11 +91,11 @@ fn headline(status: &Status) -> String {
     };
     match status.state {
         State::None => "no run".to_owned(),
-        State::Killed => "not running: the supervisor was killed; the same line goes on".to_owned(),
-        State::Saved => format!("not running: saved and stopped{since}; the same line goes on"),
+        State::Killed => format!("not running: the supervisor was killed; {}", again(status)),
+        State::Saved => format!("not running: stopped{since}; {}", again(status)),
         State::Finished => format!("not running: finished{since}"),
         State::Failed => format!("not running: the job failed and was given up{since}"),
-        State::Error => format!("not running: ckpt-run failed{since}; the same line goes on"),
+        State::Error => format!("not running: ckpt-run failed{since}; {}", again(status)),
         // A state that every snapshot begins anew: how long says nothing.
         State::Running => format!("running, {}", up(status)),
         State::Starting
@@ -103,6 +104,14 @@ fn headline(status: &Status) -> String {
         | State::Restoring
         | State::Waiting
         | State::Ending => format!("{}{since}, {}", status.state.as_str(), up(status)),
+    }
+}
+
+/// What the same line does with a run that is not over.
+fn again(status: &Status) -> &'static str {
+    match status.usage {
+        Some(Usage { images: 0, .. }) => "there is no image: the same line begins anew",
+        _ => "the same line goes on",
     }
 }
 
@@ -137,7 +146,7 @@ fn in_a_line(status: &Status) -> String {
 fn in_full(status: &Status) -> String {
     let mut head = headline(status);
     if !status.command.is_empty() {
-        head = format!("{head}: {}", status.command.join(" "));
+        head = format!("{head}: {}", output::plain(&status.command.join(" ")));
     }
     let rows = lines(status).map(|(name, value)| format!("  {name:<10}{value}\n"));
     format!("{head}\n{}", rows.collect::<String>())

@@ -147,6 +147,12 @@ fn without_a_supervisor_the_store_tells_how_the_run_ended() {
         (&Value::Null, &Value::Null)
     );
 
+    let text = stdout(&place.verb(&["status"]));
+    assert!(
+        text.contains("stopped at 2") && text.contains("; the same line goes on: python3"),
+        "{text}"
+    );
+
     let again = place.start_python(&[], UNTIL_GO);
     place.wait_for("err", "ckpt-run: restored");
     wait_until("it computes", || state(&place) == "running");
@@ -227,4 +233,27 @@ fn watched_without_a_terminal_each_change_is_a_line_until_the_run_ends() {
     for line in place.text("json").lines() {
         serde_json::from_str::<Value>(line).unwrap();
     }
+}
+
+#[test]
+fn a_run_that_was_interrupted_before_its_first_image_is_not_said_to_be_saved() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = place.start(
+        &["--interval", "never"],
+        &["sh", "-c", "echo ready\nsleep 1000"],
+    );
+    place.wait_for("out", "ready");
+    run.signal(Signal::SIGINT);
+    assert_eq!(run.wait(), 130, "{}", place.text("err"));
+    let text = stdout(&place.verb(&["status"]));
+    let head = text.lines().next().unwrap();
+    assert!(
+        head.contains("there is no image: the same line begins anew"),
+        "{text}"
+    );
+    // On one line, whatever its words hold.
+    assert!(head.ends_with(": sh -c echo ready sleep 1000"), "{text}");
 }
