@@ -118,13 +118,14 @@ fn a_job_is_told_as_restored_until_it_ends() {
         (15.0, crashed()),
     ]));
     assert_eq!(account.comeback(), None);
-    log(vec![
+    let later = log(vec![
         (20.0, restored("a")),
         (30.0, computing(0.0)),
         (30.0, snapshot("b", 0.0)),
-    ])
-    .iter()
-    .for_each(|entry| account.add(entry));
+    ]);
+    for entry in &later {
+        account.add(entry);
+    }
     let comeback = account.comeback().unwrap();
     assert_eq!(comeback.image, "a");
     assert!(near(comeback.seconds(50.0), 30.0));
