@@ -1,8 +1,91 @@
+//! The shell scripts of the repository, and those that are printed: shellcheck has nothing against them.
 //! `scripts/setup` takes CRIU from a newer suite by way of the sources that the machine has. Which
 //! of them it takes, and with which keys, is checked here for the formats that apt knows.
 
 use std::fs;
-use std::process::Command;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Folders that hold nothing of the repository.
+const NOT_OURS: [&str; 5] = [".git", ".criu", "target", "shared", "corpus"];
+
+/// Files below a folder that begin with the line of a shell script.
+fn shell_scripts(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
+        let (path, kind) = (entry.path(), entry.file_type().unwrap());
+        if kind.is_dir() {
+            if !NOT_OURS.iter().any(|name| entry.file_name() == *name) {
+                shell_scripts(&path, found);
+            }
+        } else if kind.is_file() && is_shell_script(&path) {
+            found.push(path);
+        }
+    }
+}
+
+fn is_shell_script(path: &Path) -> bool {
+    let mut first = [0; 32];
+    let read = fs::File::open(path).and_then(|mut file| file.read(&mut first));
+    let text = String::from_utf8_lossy(&first[..read.unwrap_or(0)]).into_owned();
+    let line = text.lines().next().unwrap_or_default();
+    let shell = line.rsplit(['/', ' ']).next();
+    line.starts_with("#!") && matches!(shell, Some("sh" | "bash"))
+}
+
+/// Asks shellcheck about files, or about a text; `None`, said aloud, where there is none.
+fn shellcheck(files: &[PathBuf], text: &[u8]) -> Option<()> {
+    let mut command = Command::new("shellcheck");
+    if files.is_empty() {
+        command.arg("-");
+    }
+    let child = command
+        .args(files)
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn();
+    let Ok(mut child) = child else {
+        eprintln!(
+            "SKIPPED: shell scripts are not checked: no shellcheck (scripts/setup-tests installs it)"
+        );
+        return None;
+    };
+    child.stdin.take().unwrap().write_all(text).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}");
+    Some(())
+}
+
+#[test]
+fn shellcheck_has_nothing_against_the_scripts() {
+    let mut scripts = Vec::new();
+    shell_scripts(Path::new(env!("CARGO_MANIFEST_DIR")), &mut scripts);
+    for name in ["scripts/setup", ".ci/run", "config/slurm.sbatch"] {
+        assert!(
+            scripts.iter().any(|path| path.ends_with(name)),
+            "{name}: {scripts:?}"
+        );
+    }
+    shellcheck(&scripts, b"");
+}
+
+#[test]
+fn shellcheck_has_nothing_against_the_scripts_that_are_printed() {
+    for scheduler in ["slurm", "slurm-preempt"] {
+        let job = ["python", "train.py", "--name", "two words", "*", "it's"];
+        let printed = Command::new(env!("CARGO_BIN_EXE_ckpt-run"))
+            .args(["template", scheduler, "--"])
+            .args(job)
+            .output()
+            .unwrap();
+        assert!(printed.status.success(), "{printed:?}");
+        if shellcheck(&[], &printed.stdout).is_none() {
+            return;
+        }
+    }
+}
 
 /// What `scripts/setup` makes of apt sources: (file name, text), for a suite of a distribution.
 fn derived(old: &str, new: &str, distribution: &str, sources: &[(&str, &str)]) -> String {

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use clap::Command;
+use clap::{Arg, Command};
 use clap_complete::Shell;
 
 use super::{Failure, PROGRAM, grammar, output};
@@ -10,24 +10,64 @@ use super::{Failure, PROGRAM, grammar, output};
 /// How `clap_complete` (4.6.11) names us in one half of its bash script, where it takes the hyphen for
 /// a step down to a verb, and in the other half.
 const BASH_NAMES: (&str, &str) = ("ckpt__subcmd__run", "ckpt__run");
+/// What completes the words after `--`, which `clap_complete` knows nothing of: in bash and zsh where their functions
+/// begin, in fish at the end.
+const BASH_JOB: (&str, &str) = ("_ckpt__run() {\n", include_str!("completions/job.bash"));
+const ZSH_JOB: (&str, &str) = ("\n_ckpt-run() {\n", include_str!("completions/job.zsh"));
+const FISH_JOB: &str = include_str!("completions/job.fish");
+/// In fish, where it is asked whether a verb may come: not after `--`.
+const FISH_VERB: (&str, &str) = (
+    "    set -e cmd[1]\n",
+    "    contains -- -- $cmd\n    and return 1\n",
+);
 
 pub(super) fn run(shell: Shell) -> Result<ExitCode, Failure> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut visible(&grammar()), PROGRAM, &mut script);
+    let script = String::from_utf8_lossy(&script);
+    let after = |text: &str, (place, what): (&str, &str)| {
+        text.replacen(place, &format!("{place}{what}"), 1)
+    };
     let (wrong, right) = BASH_NAMES;
-    output::print(&String::from_utf8_lossy(&script).replace(wrong, right))
+    output::print(&match shell {
+        Shell::Bash => after(&script.replace(wrong, right), BASH_JOB),
+        Shell::Zsh => after(&script, ZSH_JOB),
+        Shell::Fish => {
+            let values = fish_values(&grammar());
+            format!("{}{values}{FISH_JOB}", after(&script, FISH_VERB))
+        }
+        // Elvish, PowerShell, and those that clap_complete learns.
+        _ => script.into_owned(),
+    })
 }
 
-/// The command as far as its help shows it: `clap_complete` offers what is hidden, too.
+/// What fish is not told by `clap_complete`: the words that a verb's argument can be.
+fn fish_values(command: &Command) -> String {
+    let line = |verb: &Command| {
+        let values = verb.get_positionals().flat_map(Arg::get_possible_values);
+        let values: Vec<String> = values.map(|value| value.get_name().to_owned()).collect();
+        let (verb, values) = (verb.get_name(), values.join(" "));
+        let when = format!("__fish_ckpt_run_using_subcommand {verb}");
+        (!values.is_empty())
+            .then(|| format!("complete -c {PROGRAM} -n \"{when}\" -f -a \"{values}\"\n"))
+    };
+    command.get_subcommands().filter_map(line).collect()
+}
+
+/// The command as far as its help shows it: `clap_complete` offers what is hidden, too. Without the job, too, whose words
+/// come after `--`: it would take verbs for its first.
 fn visible(command: &Command) -> Command {
-    let arguments = command.get_arguments().filter(|one| !one.is_hide_set());
+    let shown = |one: &&Arg| !one.is_hide_set() && !one.is_last_set();
+    let arguments = command.get_arguments().filter(shown);
     let verbs = command.get_subcommands().filter(|one| !one.is_hide_set());
-    let shown = Command::new(command.get_name().to_owned())
+    let aliases = command.get_visible_aliases().map(str::to_owned);
+    let made = Command::new(command.get_name().to_owned())
         .about(command.get_about().cloned().unwrap_or_default())
         .args(arguments.cloned())
-        .subcommands(verbs.map(visible));
+        .subcommands(verbs.map(visible))
+        .visible_aliases(aliases);
     match command.get_version() {
-        Some(version) => shown.version(version.to_owned()),
-        None => shown,
+        Some(version) => made.version(version.to_owned()),
+        None => made,
     }
 }

@@ -87,5 +87,8 @@ pub(super) fn find(store: &Store, name: &str) -> Result<ImageId, Failure> {
             code: OURS,
         });
     }
-    Ok(name.parse::<ImageId>()?)
+    name.parse::<ImageId>().map_err(|error| Failure {
+        text: format!("{error}, nor `latest`"),
+        code: OURS,
+    })
 }

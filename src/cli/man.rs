@@ -55,11 +55,27 @@ fn collect(name: &str, command: &Command, pages: &mut Vec<(String, Vec<u8>)>) ->
 
 fn page(name: &str, command: &Command) -> io::Result<Vec<u8>> {
     let mut page = Vec::new();
-    Man::new(command.clone())
-        .title(name.to_owned())
-        .section(SECTION)
-        .render(&mut page)?;
-    Ok(ascii(&String::from_utf8_lossy(&page)).into_bytes())
+    Man::new(command.clone()).render(&mut page)?;
+    let page = ascii(&String::from_utf8_lossy(&page));
+    Ok(tidied(name, &page).into_bytes())
+}
+
+/// The page with what `clap_mangen` (0.3) gets wrong put right: it leaves the date out of the title, which moves all that
+/// comes after it, and says "new line" twice around an empty one.
+fn tidied(name: &str, page: &str) -> String {
+    // No date: a page is made when it is asked for, from a program that says its version.
+    let version = env!("CARGO_PKG_VERSION");
+    let title =
+        format!(".TH \"{name}\" \"{SECTION}\" \"\" \"{PROGRAM} {version}\" \"User Commands\"");
+    let lines = page.lines().map(|line| {
+        if line.starts_with(".TH ") {
+            &title
+        } else {
+            line
+        }
+    });
+    let lines: Vec<&str> = lines.collect();
+    (lines.join("\n") + "\n").replace("\n.br\n\n.br\n", "\n.sp\n")
 }
 
 /// The page with groff's names for what is not ASCII, which it takes for Latin 1.

@@ -100,6 +100,7 @@ enum Verb {
     /// Run a command under supervision; the same as `ckpt-run -- CMD`
     Run(run::RunArguments),
     /// Go on with the run that the store holds from its newest image, or from an older one
+    #[command(visible_alias = "resume")]
     Restore(run::RestoreArguments),
     /// Try on the job itself whether it can be kept alive: run it, snapshot it, kill it, restore it, compare
     Rehearse(rehearse::RehearseArguments),
@@ -216,7 +217,7 @@ pub fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     let line = match CommandLine::try_parse_from(&arguments) {
         Ok(line) => line,
-        Err(error) => return wrong_line::explain(&error, &arguments),
+        Err(error) => return wrong_line::explain(error, &arguments),
     };
     match chosen(line).and_then(|(global, verb)| dispatch(&global, verb)) {
         Ok(code) => code,

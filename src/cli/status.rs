@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::{Failure, Global, output};
 use crate::history::{Freeze, counted, time_in_words};
+use crate::store::Usage;
 use crate::supervisor::{ControlError, State, Status, request_status, size, status_of_store};
 
 #[cfg(any(fuzzing, test))]
@@ -90,23 +91,44 @@ fn headline(status: &Status) -> String {
     };
     match status.state {
         State::None => "no run".to_owned(),
-        State::Killed => "not running: the supervisor was killed; the same line goes on".to_owned(),
-        State::Saved => format!("not running: saved and stopped{since}; the same line goes on"),
+        State::Killed => format!("not running: the supervisor was killed; {}", again(status)),
+        State::Saved => format!("not running: stopped{since}; {}", again(status)),
         State::Finished => format!("not running: finished{since}"),
         State::Failed => format!("not running: the job failed and was given up{since}"),
-        State::Error => format!("not running: ckpt-run failed{since}; the same line goes on"),
+        State::Error => format!("not running: ckpt-run failed{since}; {}", again(status)),
+        // A state that every snapshot begins anew: how long says nothing.
+        State::Running => format!("running, {}", up(status)),
         State::Starting
-        | State::Running
         | State::Snapshotting
         | State::Paused
         | State::Restoring
         | State::Waiting
-        | State::Ending => format!("{}{since}", status.state.as_str()),
+        | State::Ending => format!("{}{since}, {}", status.state.as_str(), up(status)),
     }
+}
+
+/// What the same line does with a run that is not over.
+fn again(status: &Status) -> &'static str {
+    match status.usage {
+        Some(Usage { images: 0, .. }) => "there is no image: the same line begins anew",
+        _ => "the same line goes on",
+    }
+}
+
+/// How long the run is up, across snapshots and supervisors.
+fn up(status: &Status) -> String {
+    format!("up {}", time_in_words(status.summary.run_seconds))
+}
+
+/// How long the job lives since its last restore.
+fn back(status: &Status) -> Option<String> {
+    let seconds = time_in_words(status.restored_seconds?);
+    Some(format!("restored {seconds} ago"))
 }
 
 fn in_a_line(status: &Status) -> String {
     let mut parts = vec![headline(status)];
+    parts.extend(back(status));
     parts.extend(
         status
             .last_snapshot()
@@ -124,7 +146,7 @@ fn in_a_line(status: &Status) -> String {
 fn in_full(status: &Status) -> String {
     let mut head = headline(status);
     if !status.command.is_empty() {
-        head = format!("{head}: {}", status.command.join(" "));
+        head = format!("{head}: {}", output::plain(&status.command.join(" ")));
     }
     let rows = lines(status).map(|(name, value)| format!("  {name:<10}{value}\n"));
     format!("{head}\n{}", rows.collect::<String>())
@@ -133,6 +155,7 @@ fn in_full(status: &Status) -> String {
 fn lines(status: &Status) -> impl Iterator<Item = (&'static str, String)> {
     let rows = [
         ("pids", pids(status)),
+        ("restored", restored(status)),
         ("last", status.last_snapshot().map(snapshot)),
         ("frozen", frozen(status)),
         ("failed", failed(status)),
@@ -152,6 +175,12 @@ fn pids(status: &Status) -> Option<String> {
         Some(job) => format!("{supervisor}, job {job}"),
         None => supervisor,
     })
+}
+
+fn restored(status: &Status) -> Option<String> {
+    let (image, time) = (status.restored_image.as_ref()?, local(status.restored?));
+    let ago = time_in_words(status.restored_seconds?);
+    Some(format!("{image} at {time}, {ago} ago"))
 }
 
 fn snapshot(last: &Freeze) -> String {

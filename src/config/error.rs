@@ -198,7 +198,7 @@ pub enum Invalid {
         choices: String,
     },
     /// Neither the key's word nor a value of its other kind.
-    #[error("neither \"{word}\" nor valid: {problem}")]
+    #[error("{problem}, nor is it \"{word}\"")]
     Neither {
         /// The word.
         word: &'static str,

@@ -46,6 +46,25 @@ pub struct Account {
     freezes: VecDeque<Freeze>,
     failed_in_a_row: u64,
     ended: Option<(String, u8, Timestamp)>,
+    comeback: Option<Comeback>,
+}
+
+/// The restore that the job lives since.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Comeback {
+    /// The image that it was.
+    pub image: String,
+    /// When it computed again.
+    pub time: Timestamp,
+    elapsed: f64,
+}
+
+impl Comeback {
+    /// Seconds since then, `now` seconds after the present supervisor was opened.
+    #[must_use]
+    pub fn seconds(&self, now: f64) -> f64 {
+        (now - self.elapsed).max(0.0)
+    }
 }
 
 /// How a life of the job ended.
@@ -116,6 +135,12 @@ impl Account {
         Some((how, *code, *time))
     }
 
+    /// The last restore; `None` while the job is none that was restored.
+    #[must_use]
+    pub fn comeback(&self) -> Option<&Comeback> {
+        self.comeback.as_ref()
+    }
+
     fn progress_at(&self, now: f64) -> f64 {
         self.progress + self.since.map_or(0.0, |since| (now - since).max(0.0))
     }
@@ -135,6 +160,7 @@ impl Account {
     fn fall(&mut self, how: Fall) {
         self.stand();
         self.pending = None;
+        self.comeback = None;
         self.fallen.get_or_insert((self.progress, how));
     }
 
@@ -212,6 +238,11 @@ impl Account {
                 self.summary.restores += 1;
                 self.summary.restore_seconds += seconds;
                 self.rise(self.images.get(image).copied());
+                self.comeback = Some(Comeback {
+                    image: image.clone(),
+                    time: entry.time,
+                    elapsed: self.elapsed,
+                });
             }
             Event::RestoreFailed { .. } => self.summary.failed_restores += 1,
             Event::Paused { .. } => self.stand(),

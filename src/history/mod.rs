@@ -11,7 +11,7 @@ mod entry;
 mod log;
 mod summary;
 
-pub use account::Account;
+pub use account::{Account, Comeback};
 pub use entry::{Entry, Event, Phase};
 pub use log::{Entries, Log, LogError, entries, latest, path};
 pub use summary::{FREEZE_BOUNDS, Freeze, Summary, counted, percent, time_in_words};

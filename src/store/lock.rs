@@ -10,14 +10,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
 use super::disk;
 use super::layout::{FORMAT, Store};
+use crate::clock;
 
-/// What the holder writes about itself: a pid and a host name.
-const HOLDER_BYTES_MAX: u64 = 512;
+/// What the holder writes about itself: a pid and a host name, a time, a command line whose letters have up to four bytes.
+const HOLDER_BYTES_MAX: u64 = 1024;
+/// As much of its command line as tells it from others.
+const COMMAND_LETTERS_MAX: usize = 120;
 
 /// The right to change a store; every writing call takes it. Dropping it, and the
 /// image writer begun with it, releases the store.
@@ -30,11 +35,14 @@ pub struct StoreLock {
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
     /// Another process writes to the store.
-    #[error("the store {path} is in use by {holder}")]
+    #[error(
+        "the store {path} is in use by {holder}: wait for its end, or use another --store; \
+         a run that goes on there answers `ckpt-run status` and `ckpt-run snapshot`"
+    )]
     Held {
         /// The store.
         path: PathBuf,
-        /// Pid and host of the other process, as far as known.
+        /// Pid and host of the other process, its command line and since when, as far as known.
         holder: String,
     },
     /// This version would lose what it does not know.
@@ -137,21 +145,57 @@ impl Drop for Busy {
     }
 }
 
+/// Three lines: older versions read the first.
 fn write_holder(file: &File) -> io::Result<()> {
     disk::set_len(file, 0)?; // first: no name is better than that of the holder before
     let host = nix::unistd::gethostname()?;
-    let line = format!("process {} on {}\n", std::process::id(), host.display());
-    disk::write_at(file, line.as_bytes(), 0)
+    let words: Vec<String> = std::env::args_os()
+        .map(|word| printable(&word.to_string_lossy()))
+        .collect();
+    let lines = format!(
+        "process {} on {}\n{}\n{}\n",
+        std::process::id(),
+        host.display(),
+        clock::timestamp(),
+        clipped(&words.join(" ")),
+    );
+    disk::write_at(file, lines.as_bytes(), 0)
 }
 
+/// Who it is, what it runs, and since when, as far as known.
 fn read_holder(file: File) -> String {
     let mut bytes = Vec::new();
     let read = file.take(HOLDER_BYTES_MAX).read_to_end(&mut bytes);
     let text = String::from_utf8_lossy(&bytes);
+    let mut lines = text.lines().map(printable);
     // The holder may be between locking and writing.
-    match (read, text.lines().next()) {
-        (Ok(_), Some(line)) => line.chars().filter(|c| !c.is_control()).collect(),
-        _ => "another process".to_owned(),
+    let (Ok(_), Some(who)) = (read, lines.next()) else {
+        return "another process".to_owned();
+    };
+    let since = lines.next().and_then(|line| line.parse::<Timestamp>().ok());
+    let since = since.map(|time| {
+        let time = time.to_zoned(TimeZone::system());
+        format!("since {}", time.strftime("%Y-%m-%d %H:%M:%S"))
+    });
+    let command = lines.next().filter(|line| !line.is_empty());
+    let known: Vec<String> = command.into_iter().chain(since).collect();
+    if known.is_empty() {
+        return who;
+    }
+    format!("{who} ({})", known.join(", "))
+}
+
+fn printable(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).collect()
+}
+
+/// The beginning of a command line that is too long for a message.
+fn clipped(line: &str) -> String {
+    let mut letters = line.chars();
+    let beginning: String = letters.by_ref().take(COMMAND_LETTERS_MAX).collect();
+    match letters.next() {
+        Some(_) => beginning + "…",
+        None => beginning,
     }
 }
 
@@ -188,6 +232,15 @@ mod tests {
         let error = store.lock().unwrap_err().to_string();
         let expected = format!("in use by process {} on ", child.pid());
         assert!(error.contains(&expected), "{error}");
+        // What it runs, since when, and what can be done.
+        for known in [
+            "store::lock::tests::child_holds_the_lock",
+            ", since 2",
+            "use another --store",
+            "`ckpt-run status`",
+        ] {
+            assert!(error.contains(known), "{error}");
+        }
         child.kill();
         store.lock().unwrap();
     }
@@ -204,6 +257,24 @@ mod tests {
         std::os::unix::fs::symlink("/dev/full", store.lock_file()).unwrap();
         let _lock = store.lock().unwrap();
         assert!(matches!(store.lock(), Err(LockError::Held { .. })));
+    }
+
+    #[test]
+    fn what_a_holder_writes_is_not_trusted() {
+        let (folder, _store) = temporary_store();
+        let read = |bytes: &[u8]| {
+            let path = folder.path().join("holder");
+            std::fs::write(&path, bytes).unwrap();
+            read_holder(File::open(path).unwrap())
+        };
+        assert_eq!(read(b""), "another process");
+        assert_eq!(read(b"process 7 on a\n"), "process 7 on a");
+        assert_eq!(
+            read(b"process 7 on a\nyesterday\nck\x1b[2Jpt\xff\n"),
+            "process 7 on a (ck[2Jpt\u{fffd})"
+        );
+        assert!(read(&[b'x'; 5000]).len() <= 1024);
+        assert_eq!(clipped(&"ä".repeat(121)), "ä".repeat(120) + "…");
     }
 
     #[test]

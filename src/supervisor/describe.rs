@@ -27,7 +27,7 @@ pub fn chain(error: &dyn Error) -> String {
 /// Why CRIU failed: its log's reason, or how it ended.
 pub(super) fn why(log: &Path, ended: Ended) -> String {
     criu::reason_in(log).map_or_else(
-        || format!("CRIU ended without a reason ({ended:?})"),
+        || format!("CRIU ended without a reason ({ended:?}); does `ckpt-run doctor` know one?"),
         |reason| reason.to_string(),
     )
 }

@@ -96,6 +96,11 @@ pub enum KeyError {
         /// The time it had.
         limit: Duration,
     },
+    /// A file of that name is there, and untouched.
+    #[error(
+        "{0} is there already, and may be the key of a store: choose another name, or move it away"
+    )]
+    Exists(PathBuf),
     /// The new key's file cannot be made; one that was there is untouched.
     #[error("cannot create the key file {path}")]
     Create {
@@ -125,11 +130,14 @@ pub fn read_key(encryption: &Encryption) -> Result<Option<Key>, KeyError> {
 /// 0700.
 ///
 /// # Errors
-/// [`KeyError::Create`] or [`KeyError::Durable`].
+/// [`KeyError::Exists`], [`KeyError::Create`] or [`KeyError::Durable`].
 pub fn generate_key(path: &Path) -> Result<(), KeyError> {
-    let failed = |source| KeyError::Create {
-        path: path.to_owned(),
-        source,
+    let failed = |source: io::Error| match source.kind() {
+        io::ErrorKind::AlreadyExists => KeyError::Exists(path.to_owned()),
+        _ => KeyError::Create {
+            path: path.to_owned(),
+            source,
+        },
     };
     let key = Key::generate().map_err(failed)?;
     let folder = path
@@ -306,7 +314,7 @@ mod tests {
             .unwrap();
         assert_eq!(text(&key), fs::read_to_string(&path).unwrap());
         let error = generate_key(&path).unwrap_err();
-        assert!(matches!(error, KeyError::Create { .. }), "{error}");
+        assert!(matches!(error, KeyError::Exists(_)), "{error}");
         assert_eq!(text(&key), fs::read_to_string(&path).unwrap());
         let (_folder, fresh) = file(0o400);
         assert_ne!(text(&read_file(&fresh).unwrap()), text(&key));

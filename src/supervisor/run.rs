@@ -191,7 +191,6 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
         return Ok(0);
     };
     privileges::warn_of_missing();
-    state.save(store.path())?;
     let pairs = gpu_map.pairs().iter();
     let gpu_map = pairs.map(|pair| (pair.old.to_string(), pair.new.to_string()));
     let moved = Moved {
@@ -202,6 +201,8 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
         .map_err(system("prepare the work folder"))?;
     let streams = Streams::ours(shop.config.tty).map_err(system("use the standard streams"))?;
     streams.share_lines();
+    // Not before: a run that cannot begin leaves the store as it was.
+    state.save(shop.store.path())?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

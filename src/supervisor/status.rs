@@ -40,8 +40,14 @@ pub struct Status {
     pub store: PathBuf,
     /// The supervisor's process.
     pub pid: Option<u32>,
-    /// How long it has run.
+    /// How long it has run; all supervisors of the run together: `run_seconds` of the summary.
     pub uptime_seconds: Option<f64>,
+    /// When the job, as it lives, was restored; null for one that was started.
+    pub restored: Option<Timestamp>,
+    /// For how long, by a clock that nobody sets.
+    pub restored_seconds: Option<f64>,
+    /// The image that it was restored from.
+    pub restored_image: Option<String>,
     /// The job's first process, as the machine sees it.
     pub job_pid: Option<i32>,
     /// The job's command line; of a very long one, the first part.
@@ -100,6 +106,7 @@ impl Supervisor {
         let (now, clock) = (now(), self.chronicle.elapsed());
         let account = self.chronicle.account();
         let (restarts_used, restarts_left) = self.restarts();
+        let comeback = account.comeback();
         let next = self.next_snapshot();
         let since = now
             .monotonic
@@ -112,6 +119,9 @@ impl Supervisor {
             store: self.shop.store.path().to_owned(),
             pid: Some(std::process::id()),
             uptime_seconds: Some(clock),
+            restored: comeback.map(|back| back.time),
+            restored_seconds: comeback.map(|back| back.seconds(clock)),
+            restored_image: comeback.map(|back| back.image.clone()),
             job_pid: self.job_pid(),
             command: beginning(&self.state.command),
             run: Some(self.state.started_unix_ms),

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 
 use super::common::{Place, can_run, code, wait_until};
-use super::{UNTIL_GO, stderr};
+use super::{UNTIL_GO, stderr, stdout};
 
 #[test]
 fn a_finished_run_says_so_and_is_not_run_again() {
@@ -281,4 +281,26 @@ fn there_is_nothing_to_restore_where_there_was_no_run() {
         said.contains("store") && said.contains(".ckpt-run"),
         "{said}"
     );
+}
+
+#[test]
+fn a_run_that_cannot_begin_leaves_the_store_as_it_was() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    assert_eq!(place.start(&[], &["true"]).wait(), 0);
+    // Where parts of ours would go; a full disk is as bad.
+    fs::remove_dir_all(place.file(".ckpt-run/bin")).unwrap();
+    fs::write(place.file(".ckpt-run/bin"), "").unwrap();
+    let refused = place.verb(&["--fresh", "--", "sleep", "100"]);
+    assert_eq!(code(refused.status), 125);
+    assert!(
+        stderr(&refused).contains("cannot prepare the work folder"),
+        "{}",
+        stderr(&refused)
+    );
+    let told = stdout(&place.verb(&["status"]));
+    assert!(told.starts_with("not running: finished"), "{told}");
+    assert!(told.contains(": true\n"), "{told}");
 }

@@ -44,7 +44,7 @@ fn wait(time: Duration) {
     wait_until("some time to pass", || begun.elapsed() >= time);
 }
 
-fn hang_log(place: &Place) -> String {
+pub(super) fn hang_log(place: &Place) -> String {
     let entries = fs::read_dir(place.file(".ckpt-run/logs"))
         .unwrap()
         .flatten();

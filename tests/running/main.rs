@@ -5,6 +5,7 @@
 mod common;
 
 mod again;
+mod completions;
 mod cuda;
 mod encryption;
 mod hangs;
@@ -27,6 +28,7 @@ mod restore;
 mod schedule;
 mod signals;
 mod slurm;
+mod stacks;
 mod status;
 mod streams;
 mod surroundings;

@@ -1,10 +1,10 @@
-//! What is made from the definitions of the command line: completions and manual pages.
+//! The manual pages, as groff and mandoc take them.
 
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use super::common::{Place, code};
+use super::common::Place;
 use super::{stderr, stdout};
 
 fn is_installed(program: &str) -> bool {
@@ -17,74 +17,12 @@ fn is_installed(program: &str) -> bool {
 }
 
 /// Whether the program is there; says aloud what is skipped without.
-fn can_check(program: &str, what: &str) -> bool {
+pub(super) fn can_check(program: &str, what: &str) -> bool {
     let there = is_installed(program);
     if !there {
         eprintln!("SKIPPED: {what}: {program} is not installed");
     }
     there
-}
-
-#[test]
-fn shells_understand_their_completions() {
-    let place = Place::new();
-    for (shell, check) in [("bash", "-n"), ("zsh", "-n"), ("fish", "--no-execute")] {
-        let script = place.verb(&["completions", shell]);
-        assert!(
-            script.status.success() && script.stdout.len() > 1000,
-            "{shell}"
-        );
-        if !can_check(shell, "parsing the completions") {
-            continue;
-        }
-        fs::write(place.file(shell), &script.stdout).unwrap();
-        let parsed = Command::new(shell)
-            .args([check.as_ref(), place.file(shell).as_os_str()])
-            .output()
-            .unwrap();
-        assert!(parsed.status.success(), "{shell}: {}", stderr(&parsed));
-    }
-    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
-        let script = stdout(&place.verb(&["completions", shell]));
-        assert!(
-            script.contains("rehearse") && script.contains("max-restarts"),
-            "{shell}"
-        );
-        for hidden in ["gpu-copier", "end-with-parent", "messages"] {
-            assert!(!script.contains(hidden), "{shell}: {hidden}");
-        }
-    }
-    let refused = place.verb(&["completions", "no-shell"]);
-    assert_eq!(code(refused.status), 125);
-}
-
-#[test]
-fn bash_completes_verbs_and_options() {
-    if !can_check("bash", "completing") {
-        return;
-    }
-    let place = Place::new();
-    fs::write(
-        place.file("script"),
-        place.verb(&["completions", "bash"]).stdout,
-    )
-    .unwrap();
-    let complete = |words: &str| {
-        let last = words.split(' ').count() - 1;
-        let line = format!(
-            "source ./script; COMP_WORDS=({words}); COMP_CWORD={last}; \
-             _ckpt__run ckpt-run \"${{COMP_WORDS[{last}]}}\" ''; echo \"${{COMPREPLY[@]}}\""
-        );
-        let done = Command::new("bash")
-            .args(["-c", &line])
-            .current_dir(place.path())
-            .output()
-            .unwrap();
-        assert!(done.stderr.is_empty(), "{}", stderr(&done));
-        stdout(&done).trim().to_owned()
-    };
-    assert_eq!(complete("ckpt-run verif"), "verify");
-    assert_eq!(complete("ckpt-run export --plai"), "--plaintext");
 }
 
 fn pages(folder: &Path) -> Vec<String> {
@@ -113,7 +51,9 @@ fn every_verb_has_a_manual_page_that_groff_takes() {
     let help = stdout(&place.verb(&["--help"]));
     let verbs = help.split("Commands:\n").nth(1).unwrap().lines();
     let verbs = verbs.take_while(|line| line.starts_with("  "));
-    let verbs = verbs.filter_map(|line| line.strip_prefix("  ")?.split_whitespace().next());
+    // What is indented further goes on with the line before.
+    let verbs = verbs.filter(|line| !line.starts_with("   "));
+    let verbs = verbs.filter_map(|line| line.split_whitespace().next());
     for verb in verbs.filter(|verb| *verb != "help") {
         assert!(
             names.contains(&format!("ckpt-run-{verb}.1")),
@@ -142,4 +82,30 @@ fn every_verb_has_a_manual_page_that_groff_takes() {
         assert!(checked.status.success(), "{name}");
         assert_eq!(stderr(&checked), "", "{name}");
     }
+}
+
+#[test]
+fn mandoc_has_nothing_against_the_pages_but_that_they_have_no_date() {
+    if !can_check("mandoc", "checking the manual pages") {
+        return;
+    }
+    let place = Place::new();
+    assert!(place.verb(&["man", "pages"]).status.success());
+    let folder = place.file("pages");
+    let checked = Command::new("mandoc")
+        .args(["-Tlint", "-W", "warning"])
+        .args(pages(&folder))
+        .current_dir(&folder)
+        .output()
+        .unwrap();
+    assert!(checked.stderr.is_empty(), "{}", stderr(&checked));
+    // A page is made when it is asked for: a date would be that of the day, or one that nobody keeps.
+    let said = stdout(&checked);
+    let said: Vec<&str> = said
+        .lines()
+        .filter(|line| !line.ends_with("WARNING: missing date, using \"\": TH"))
+        .collect();
+    assert!(said.is_empty(), "{said:#?}");
+    let title = fs::read_to_string(folder.join("ckpt-run-list.1")).unwrap();
+    assert!(title.contains(".TH \"ckpt-run-list\" \"1\""), "{title}");
 }

@@ -1,6 +1,7 @@
 //! Without namespaces: the job is a plain child, and still nothing of it stays behind.
 
 use std::fs;
+use std::process::Command;
 
 use super::common::{Place, Run, can_run, descendants, wait_until};
 use super::{COUNT, is_dead, lines};
@@ -103,4 +104,30 @@ fn a_plain_job_comes_back_while_its_pids_are_free() {
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     assert_eq!(place.text("log"), lines(40));
     assert_eq!(place.text("out"), lines(40));
+}
+
+#[test]
+fn without_privileges_it_is_said_at_once_that_nothing_can_be_snapshotted() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    // Still root, which may read all files here, without its capabilities.
+    let ours = place.command(&["--interval", "never", "--", "true"]);
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--bounding-set=-all", "--inh-caps=-all"])
+        .arg(ours.get_program())
+        .args(ours.get_args())
+        .current_dir(place.path())
+        .env("XDG_CONFIG_HOME", place.path());
+    let mut run = place.spawn(command, |_| {});
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    let said = place.text("err");
+    assert!(said.contains("running without isolation"), "{said}");
+    let expected = "will fail here without CAP_SETPCAP, CAP_NET_ADMIN";
+    assert!(
+        said.contains(expected) && said.contains("ckpt-run doctor"),
+        "{said}"
+    );
 }

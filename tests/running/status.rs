@@ -64,7 +64,11 @@ fn a_run_is_told_with_its_snapshots_its_schedule_and_what_is_at_risk() {
     assert!(risk < uptime - 0.5, "{risk} {uptime}");
 
     let text = stdout(&place.verb(&["status"]));
-    assert!(text.starts_with("running for "), "{text}");
+    // The state began anew when the snapshot ended; the run did not.
+    assert!(after["since_seconds"].as_f64().unwrap() < uptime - 0.5);
+    assert_eq!(after["restored_seconds"], Value::Null);
+    assert!(text.starts_with("running, up "), "{text}");
+    assert!(!text.contains("restored"), "{text}");
     for line in [
         "  pids      supervisor ",
         "  last      000001 at ",
@@ -88,6 +92,12 @@ fn a_run_is_told_with_its_snapshots_its_schedule_and_what_is_at_risk() {
         (&1.into(), &2.into())
     );
     assert_eq!(back["summary"]["survived"], 1);
+    assert_eq!(back["restored_image"], back["snapshots"][1]["image"]);
+    let restored = back["restored_seconds"].as_f64().unwrap();
+    assert!(restored < back["uptime_seconds"].as_f64().unwrap() - 0.5);
+    let text = stdout(&place.verb(&["status"]));
+    assert!(text.starts_with("running, up "), "{text}");
+    assert!(text.contains("\n  restored  000002 at "), "{text}");
     place.go();
     assert_eq!(run.wait(), 0);
 }
@@ -137,8 +147,21 @@ fn without_a_supervisor_the_store_tells_how_the_run_ended() {
         (&Value::Null, &Value::Null)
     );
 
+    let text = stdout(&place.verb(&["status"]));
+    assert!(
+        text.contains("stopped at 2") && text.contains("; the same line goes on: python3"),
+        "{text}"
+    );
+
     let again = place.start_python(&[], UNTIL_GO);
     place.wait_for("err", "ckpt-run: restored");
+    wait_until("it computes", || state(&place) == "running");
+    let (next, _) = status(&place);
+    let [run_seconds, uptime] = [&next["summary"]["run_seconds"], &next["uptime_seconds"]];
+    let before = saved["summary"]["run_seconds"].as_f64().unwrap();
+    // The run is as old as both of its supervisors.
+    assert!(run_seconds.as_f64().unwrap() > uptime.as_f64().unwrap() + before - 0.01);
+    assert_eq!(next["restored_image"], "000001");
     again.signal(Signal::SIGKILL);
     drop(again);
     assert_eq!(state(&place), "killed");
@@ -189,7 +212,7 @@ fn watched_without_a_terminal_each_change_is_a_line_until_the_run_ends() {
     };
     let mut text = watch(&["status", "-w"], "text");
     let mut json = watch(&["status", "-w", "--json"], "json");
-    place.wait_for("text", "running for ");
+    place.wait_for("text", "running, up ");
     place.wait_for("json", "\"running\"");
     place.snapshot();
     place.wait_for("text", "newest image 000001");
@@ -210,4 +233,27 @@ fn watched_without_a_terminal_each_change_is_a_line_until_the_run_ends() {
     for line in place.text("json").lines() {
         serde_json::from_str::<Value>(line).unwrap();
     }
+}
+
+#[test]
+fn a_run_that_was_interrupted_before_its_first_image_is_not_said_to_be_saved() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = place.start(
+        &["--interval", "never"],
+        &["sh", "-c", "echo ready\nsleep 1000"],
+    );
+    place.wait_for("out", "ready");
+    run.signal(Signal::SIGINT);
+    assert_eq!(run.wait(), 130, "{}", place.text("err"));
+    let text = stdout(&place.verb(&["status"]));
+    let head = text.lines().next().unwrap();
+    assert!(
+        head.contains("there is no image: the same line begins anew"),
+        "{text}"
+    );
+    // On one line, whatever its words hold.
+    assert!(head.ends_with(": sh -c echo ready sleep 1000"), "{text}");
 }

@@ -16,7 +16,7 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Paragraph, Sparkline, Wrap};
 
-use super::{headline, next};
+use super::{back, headline, next};
 use crate::history::{Entry, Event, counted, time_in_words};
 use crate::supervisor::{State, Status, size};
 
@@ -103,7 +103,11 @@ fn draw_head(frame: &mut Frame, view: &View, area: Rect) {
     let state = view
         .style(color_of(status.state))
         .add_modifier(Modifier::BOLD);
-    let mut first = vec![Span::styled(headline(status), state)];
+    let head: Vec<String> = [Some(headline(status)), back(status)]
+        .into_iter()
+        .flatten()
+        .collect();
+    let mut first = vec![Span::styled(head.join(", "), state)];
     if !status.command.is_empty() {
         first.push(Span::raw(format!("  {}", status.command.join(" "))));
     }

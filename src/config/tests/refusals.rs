@@ -33,8 +33,8 @@ fn refusals_name_file_line_key_and_a_way_out() {
         ),
         (
             "[snapshot]\ninterval = 'nevr'",
-            "ckpt-run.toml:2: snapshot.interval: neither \"never\" or \"auto\" nor valid: \
-             \"nevr\" is not a duration such as \"90s\" or \"1h 30m\"",
+            "ckpt-run.toml:2: snapshot.interval: \"nevr\" is not a duration such as \"90s\" or \
+             \"1h 30m\", nor is it \"never\" or \"auto\"",
         ),
         (
             "[snapshot]\ninterval = '10ms'",
@@ -114,7 +114,7 @@ fn refusals_name_variables_and_flags() {
     assert!(
         machine
             .refusal()
-            .starts_with("--interval: snapshot.interval: neither \"never\"")
+            .starts_with("--interval: snapshot.interval: \"15x\" is not a duration")
     );
 }
 

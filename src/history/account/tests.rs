@@ -109,6 +109,32 @@ fn going_one_image_further_back_loses_more() {
 }
 
 #[test]
+fn a_job_is_told_as_restored_until_it_ends() {
+    let mut account = Account::of(log(vec![
+        (0.0, opened()),
+        (0.0, started()),
+        (10.0, computing(0.0)),
+        (10.0, snapshot("a", 0.0)),
+        (15.0, crashed()),
+    ]));
+    assert_eq!(account.comeback(), None);
+    let later = log(vec![
+        (20.0, restored("a")),
+        (30.0, computing(0.0)),
+        (30.0, snapshot("b", 0.0)),
+    ]);
+    for entry in &later {
+        account.add(entry);
+    }
+    let comeback = account.comeback().unwrap();
+    assert_eq!(comeback.image, "a");
+    assert!(near(comeback.seconds(50.0), 30.0));
+    // The supervisor is killed, and the next one begins anew.
+    account.add(&log(vec![(0.0, opened())])[0]);
+    assert_eq!(account.comeback(), None);
+}
+
+#[test]
 fn a_crash_that_nothing_follows_is_not_survived() {
     let account = Account::of(log(vec![
         (0.0, opened()),

@@ -49,6 +49,8 @@ fn view() -> View {
     let status = Status {
         state: State::Running,
         since_seconds: Some(800.0),
+        restored_seconds: Some(890.0),
+        restored_image: Some("000002".to_owned()),
         run: Some(1),
         command: vec!["python".to_owned(), "train.py".to_owned()],
         next_snapshot_seconds: Some(300.0),
@@ -99,7 +101,7 @@ fn text(buffer: &Buffer) -> String {
 #[test]
 fn a_run_on_an_ordinary_terminal() {
     let expected = "\
-running for 13 min  python train.py
+running, up 1 h, restored 15 min ago  python train.py
 snapshot in 5 min  ·  10 min at risk  ·  2 restarts left  ·  3 images, 1.0 GiB
 ran 1 h: 3 snapshots (frozen 2.4 s in all, 0.07 %), survived 1 crash, lost 1 min
 of work, saved 30 min
@@ -133,7 +135,7 @@ events────────────────────────�
 fn a_small_terminal_shows_what_matters_most() {
     let small = text(&drawn(&view(), 40, 8));
     assert!(
-        small.starts_with("running for 13 min  python train.py\nsnapshot in 5 min"),
+        small.starts_with("running, up 1 h, restored 15 min ago  py\nsnapshot in 5 min"),
         "{small}"
     );
     assert!(
