@@ -16,7 +16,7 @@ mod sequence;
 mod sharing;
 mod support;
 
-use common::can_run;
+use common::{can_run, wait_until};
 use fake_gpu::FakeGpu;
 use support::{JOB, Scene};
 
@@ -32,6 +32,28 @@ fn memory_that_stays_on_the_gpu_is_in_the_image_and_comes_back() {
     assert!(scene.count(" drain ") == 1, "{}", scene.said());
     scene.run.crash();
     scene.ends_as_ever();
+}
+
+#[test]
+fn where_a_gpu_has_room_twice_memory_is_filled_while_the_killed_job_ends() {
+    if !can_run() {
+        return;
+    }
+    for (mib, times) in [(3072, 2), (10, 0)] {
+        let verbose = [("CKPT_RUN_LOG_LEVEL", "debug")];
+        let scene = Scene::with(FakeGpu::with(2, mib), "resident", &JOB, &verbose);
+        scene.rests();
+        for crash in 1..=2 {
+            scene.place.snapshot();
+            scene.run.crash();
+            wait_until("the restore", || {
+                scene.count("ckpt-run: restored ") == crash
+            });
+        }
+        let said = "filled while the job ended";
+        assert_eq!(scene.count(said), times, "{mib} MiB: {}", scene.said());
+        scene.ends_as_ever();
+    }
 }
 
 #[test]

@@ -98,12 +98,17 @@ impl Carrier {
         Ok(())
     }
 
+    /// Free memory of a GPU, less what is left to others, bytes.
+    pub fn room(&self, gpu: GpuUuid) -> Result<u64, ResidentError> {
+        let room = self.copier.open(gpu)?;
+        Ok(room.free.saturating_sub(room.total / SHADOW_LEAVES))
+    }
+
     /// Reserves GPU memory for a shadow of up to `bytes` on each of the GPUs, as far as there is room; how much in all.
     pub fn make_room(&self, gpus: &[GpuUuid], bytes: u64) -> Result<u64, ResidentError> {
         let mut reserved = 0;
         for gpu in gpus {
-            let room = self.copier.open(*gpu)?;
-            let wanted = bytes.min(room.free.saturating_sub(room.total / SHADOW_LEAVES));
+            let wanted = bytes.min(self.room(*gpu)?);
             match self.copier.reserve(*gpu, wanted) {
                 Ok(bytes) => reserved += bytes,
                 // Others took it: then it goes straight into the image.

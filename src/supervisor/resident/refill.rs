@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::carrier::Carrier;
 use super::error::ResidentError;
 use super::facts::{ResidentFacts, ResidentSegment};
+use super::standby::Ready;
 use crate::cuda::GpuUuid;
 use crate::resident::Held;
 use crate::store::ImageReader;
@@ -14,7 +16,8 @@ use super::super::workshop::Workshop;
 /// Memory of processes, by their pids as the job sees them.
 pub(in crate::supervisor) type Memory = BTreeMap<i32, Vec<Held>>;
 
-/// Makes the memory of an image on the GPUs that it had, or on those that `map` names in their place.
+/// Makes the memory of an image on the GPUs that it had, or on those that `map` names in their place, where it is not
+/// there already.
 ///
 /// # Errors
 /// Nothing is left on the GPUs.
@@ -24,11 +27,23 @@ pub(in crate::supervisor) fn refill(
     facts: &ResidentFacts,
     map: &GpuPairs,
 ) -> Result<Memory, ResidentError> {
+    let (id, gpus) = (image.manifest().id, gpus_now(facts, map)?);
+    match shop.standby.take_for(id, &shop.program, &gpus)? {
+        Ready::Memory(_, memory) => Ok(memory),
+        Ready::Copier(carrier) => fill(carrier, image, facts, map),
+    }
+}
+
+/// The same by a copier that is ready for these GPUs.
+pub(super) fn fill(
+    carrier: Carrier,
+    image: &ImageReader,
+    facts: &ResidentFacts,
+    map: &GpuPairs,
+) -> Result<Memory, ResidentError> {
     if !facts.is_sane() {
         return Err(ResidentError::Facts);
     }
-    let gpus = gpus_now(facts, map)?;
-    let carrier = shop.standby.take(&shop.program, &gpus)?;
     let (memory, segments) = carrier.make(facts, |then| new_gpu(map, then))?;
     tracing::debug!(bytes = facts.bytes(), "GPU memory is made");
     carrier.fill(facts, &segments, image)?;

@@ -1,21 +1,24 @@
 //! Copiers that are started before they are needed, so that nobody waits for them.
 //!
 //! ```text
-//! warm (CUDA is initialized, no GPU is touched) ─▶ prepare, when the job has crashed: contexts ─▶ take
+//! warm (CUDA is initialized, no GPU is touched) ─▶ prepare, when the job has crashed: contexts, memory ─▶ take
 //!                                               └───────────────── take, for a snapshot ───────▶
 //! ```
 //! To initialize CUDA takes 0.2 s and 20 MiB of host memory; a context 0.1 s and some hundred MiB of its GPU. The end of
-//! a job that has crashed takes as long.
+//! a job that has crashed takes as long, and holds its GPU memory. Where there is room for as much beside it, the memory
+//! of the image is filled meanwhile.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
+use super::super::gpu_facts::GpuFacts;
 use super::super::image::ImageFacts;
 use super::super::workshop::Workshop;
 use super::carrier::Carrier;
 use super::error::ResidentError;
-use super::refill::gpus_now;
+use super::facts::ResidentFacts;
+use super::refill::{Memory, fill, gpus_now};
 use crate::copier::{Copier, CopierError};
 use crate::cuda::GpuUuid;
 use crate::store::ImageId;
@@ -25,7 +28,16 @@ use crate::store::ImageId;
 pub(in crate::supervisor) struct Standby {
     warm: Slot<Copier>,
     /// For now, or dismissed: it takes up GPU memory.
-    ready: Slot<Carrier>,
+    ready: Slot<Ready>,
+}
+
+/// What a restore finds.
+#[derive(Debug)]
+pub(in crate::supervisor) enum Ready {
+    /// A copier with contexts.
+    Copier(Carrier),
+    /// The memory of this image, filled, on the GPUs that it was on.
+    Memory(ImageId, Memory),
 }
 
 /// What a thread makes, or has made; `None` where that failed, or was not called for.
@@ -41,15 +53,22 @@ impl Standby {
         }
     }
 
-    /// Makes contexts for the restore of this image.
+    /// Makes contexts for the restore of this image, and its memory if there is room beside that of the job.
     pub fn prepare(shop: &Arc<Workshop>, image: ImageId) {
         let ours = Arc::clone(shop);
         let preparing = spawn(move || {
             // Whatever is wrong with the image is found, and said, by its restore.
             let reader = ours.store.read(image).ok()?;
             let facts: ImageFacts = serde_json::from_slice(&reader.manifest().meta).ok()?;
-            let gpus = gpus_now(&facts.cuda?.resident?, &Vec::new()).ok()?;
-            ours.standby.begin(&ours.program, &gpus).ok()
+            let cuda = facts.cuda?;
+            let resident = cuda.resident.as_ref()?;
+            let gpus = gpus_now(resident, &Vec::new()).ok()?;
+            let carrier = ours.standby.begin(&ours.program, &gpus).ok()?;
+            if !has_room_twice(&carrier, resident, &cuda.gpus) {
+                return Some(Ready::Copier(carrier));
+            }
+            let memory = fill(carrier, &reader, resident, &Vec::new()).ok()?;
+            Some(Ready::Memory(image, memory))
         });
         *shop
             .standby
@@ -66,14 +85,31 @@ impl Standby {
         }
     }
 
+    /// For the restore of this image: its memory, or a copier with contexts on these GPUs.
+    pub fn take_for(
+        &self,
+        image: ImageId,
+        program: &Path,
+        gpus: &[GpuUuid],
+    ) -> Result<Ready, ResidentError> {
+        match wait_for(&self.ready) {
+            Some(Ready::Memory(filled, memory)) if filled == image => {
+                tracing::debug!("GPU memory was filled while the job ended");
+                Ok(Ready::Memory(filled, memory))
+            }
+            Some(Ready::Copier(carrier)) if carrier.open(gpus).is_ok() => {
+                Ok(Ready::Copier(carrier))
+            }
+            _ => self.begin(program, gpus).map(Ready::Copier),
+        }
+    }
+
     /// A copier with contexts on these GPUs: one that was prepared, or a warm one, or another.
     pub fn take(&self, program: &Path, gpus: &[GpuUuid]) -> Result<Carrier, ResidentError> {
-        if let Some(carrier) = wait_for(&self.ready)
-            && carrier.open(gpus).is_ok()
-        {
-            return Ok(carrier);
+        match wait_for(&self.ready) {
+            Some(Ready::Copier(carrier)) if carrier.open(gpus).is_ok() => Ok(carrier),
+            _ => self.begin(program, gpus),
         }
-        self.begin(program, gpus)
     }
 
     fn begin(&self, program: &Path, gpus: &[GpuUuid]) -> Result<Carrier, ResidentError> {
@@ -86,6 +122,21 @@ impl Standby {
         }
         Carrier::begin(warm_copier(program)?, gpus)
     }
+}
+
+/// Whether each GPU has room for the image's memory and then for all that a restore asks for, which does not know of it.
+fn has_room_twice(carrier: &Carrier, resident: &ResidentFacts, gpus: &[GpuFacts]) -> bool {
+    gpus.iter().all(|gpu| {
+        let own = resident.segments().filter(|one| one.gpu == gpu.uuid);
+        let bytes = own.map(|one| one.len).fold(0, u64::saturating_add);
+        let (Ok(uuid), Some(used)) = (gpu.uuid.parse(), gpu.used_bytes) else {
+            return bytes == 0;
+        };
+        bytes == 0
+            || carrier
+                .room(uuid)
+                .is_ok_and(|room| room >= bytes.saturating_add(used))
+    })
 }
 
 fn warm_copier(program: &Path) -> Result<Copier, CopierError> {
