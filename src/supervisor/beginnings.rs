@@ -111,10 +111,16 @@ impl Supervisor {
                 .iter()
                 .map(|(name, value)| format!("{name}={value}"))
                 .collect();
-            tracing::info!(
-                set = %set.join(" "),
-                "NCCL shares no memory between GPUs, so that the job can be snapshotted; cuda.nccl = \"off\" leaves it alone"
-            );
+            let set = set.join(" ");
+            if self.shop.config.cuda.nccl == config::Nccl::Peer {
+                tracing::info!(%set, "NCCL shares memory between GPUs in a way that comes back on the same GPUs");
+            } else {
+                tracing::info!(
+                    %set,
+                    "NCCL shares no memory between GPUs, so that the job can be snapshotted and comes back on any; \
+                     cuda.nccl = \"peer\" is faster and comes back on the same GPUs, \"off\" leaves it alone"
+                );
+            }
         }
         self.now_running(job, None, false);
         self.suspend_when_idle();
