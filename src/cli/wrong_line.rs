@@ -146,6 +146,7 @@ mod tests {
         assert_eq!(line("ckpt-run help snaphot"), None);
         assert_eq!(line("ckpt-run --no-such -- ./train"), None);
     }
+
     #[test]
     fn a_mistyped_verb_is_told_with_the_rest_of_its_line() {
         let line = |text: &str| with_verb(&words(text));

@@ -14,6 +14,7 @@ use super::embed::Token;
 use super::error::AgentError;
 use super::message::{decode, encode};
 use super::receipt::{Held, Receipt};
+use super::request::Kind;
 use super::wire::{self, BATCH_MAX, MAGIC, NAME_PREFIX, Reply, Request, VERSION};
 use crate::clock;
 
@@ -67,49 +68,6 @@ pub struct Agent<'a> {
     awaited: Option<(Kind, u64)>,
     /// What came of the request for them so far.
     origins: Vec<Origin>,
-}
-
-/// Requests by their kinds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Hello,
-    Probe,
-    Release,
-    Map,
-    Remake,
-    Origins,
-}
-
-impl Kind {
-    const fn number(self) -> u32 {
-        match self {
-            Self::Hello => wire::HELLO,
-            Self::Probe => wire::PROBE,
-            Self::Release => wire::RELEASE,
-            Self::Map => wire::MAP,
-            Self::Remake => wire::REMAKE,
-            Self::Origins => wire::ORIGINS,
-        }
-    }
-
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Hello => "asking for the agent",
-            Self::Probe => "asking the driver",
-            Self::Release => "releasing the device memory",
-            Self::Map => "mapping the device memory",
-            Self::Remake => "making the device memory anew",
-            Self::Origins => "asking for shared memory",
-        }
-    }
-
-    /// Whether the answers bring descriptors.
-    const fn brings_memory(self) -> bool {
-        match self {
-            Self::Release | Self::Remake => true,
-            Self::Hello | Self::Probe | Self::Map | Self::Origins => false,
-        }
-    }
 }
 
 impl<'a> Agent<'a> {

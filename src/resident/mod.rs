@@ -21,6 +21,7 @@ mod embed;
 mod error;
 mod message;
 mod receipt;
+mod request;
 
 pub use agent::{Agent, Hello, Origin};
 pub use channel::Channel;
