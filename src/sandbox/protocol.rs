@@ -4,6 +4,7 @@
 //! Both ends are the same binary of the same run, so the format has no version.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::io::{self, Read};
 use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
@@ -87,6 +88,15 @@ pub enum Ended {
     Exited(i32),
     /// This signal killed it.
     Signaled(i32),
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exited(code) => write!(f, "exit code {code}"),
+            Self::Signaled(signal) => write!(f, "signal {signal}"),
+        }
+    }
 }
 
 /// Writes one message with its descriptors.

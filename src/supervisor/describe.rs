@@ -1,6 +1,8 @@
 //! Numbers and errors as people read them.
 
 use std::error::Error;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -24,12 +26,45 @@ pub fn chain(error: &dyn Error) -> String {
     text
 }
 
-/// Why CRIU failed: its log's reason, or how it ended.
-pub(super) fn why(log: &Path, ended: Ended) -> String {
-    criu::reason_in(log).map_or_else(
-        || format!("CRIU ended without a reason ({ended:?}); does `ckpt-run doctor` know one?"),
+/// What is told of CRIU's words where it wrote no log: the linker's complaint, a usage error.
+const PRINTED_BYTES_MAX: usize = 1024;
+
+/// Why CRIU failed: its log's reason and where the log is, or how it ended. `printed` is what it wrote to stderr.
+pub(super) fn why(log: &Path, ended: Ended, printed: Option<&File>) -> String {
+    if !log.exists() {
+        let words = printed.map(words_in).filter(|words| !words.is_empty());
+        let words = words.map_or_else(String::new, |words| format!(", saying: {words}"));
+        return format!(
+            "CRIU ended with {ended} before it opened its log{words}; `ckpt-run doctor` tells whether it works here"
+        );
+    }
+    let reason = criu::reason_in(log).map_or_else(
+        || format!("CRIU ended with {ended} and without a reason; does `ckpt-run doctor` know one?"),
         |reason| reason.to_string(),
-    )
+    );
+    format!("{reason}{}", logged(log))
+}
+
+/// ` (log: PATH)`, where CRIU has come so far as to open one.
+pub(super) fn logged(log: &Path) -> String {
+    if log.exists() {
+        format!(" (log: {})", log.display())
+    } else {
+        String::new()
+    }
+}
+
+/// The beginning of a file on one line; without control characters, which could steer a terminal.
+fn words_in(file: &File) -> String {
+    let mut bytes = vec![0; PRINTED_BYTES_MAX];
+    // What cannot be read is not told.
+    let length = file.read_at(&mut bytes, 0).unwrap_or(0);
+    let text = String::from_utf8_lossy(&bytes[..length]);
+    let words: Vec<&str> = text
+        .split(|c: char| c.is_whitespace() || c.is_control())
+        .filter(|word| !word.is_empty())
+        .collect();
+    words.join(" ")
 }
 
 /// `0.42s`
@@ -42,4 +77,37 @@ pub fn seconds(time: Duration) -> String {
 #[must_use]
 pub fn size(bytes: u64) -> String {
     ByteSize::b(bytes).display().iec().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn a_log_that_criu_never_opened_is_not_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("dump.log");
+        let mut printed = tempfile::tempfile().unwrap();
+        let silent = why(&log, Ended::Exited(1), Some(&printed));
+        assert!(
+            silent.starts_with("CRIU ended with exit code 1 before it opened its log; "),
+            "{silent}"
+        );
+        printed
+            .write_all(b"criu: libnet.so.1:\n\x1b[1mno such file\n")
+            .unwrap();
+        let told = why(&log, Ended::Exited(127), Some(&printed));
+        assert!(
+            told.contains("its log, saying: criu: libnet.so.1: [1mno such file; "),
+            "{told}"
+        );
+        assert!(!told.contains("dump.log"), "{told}");
+        std::fs::write(&log, "(00.1) Error (a.c:1): first\n").unwrap();
+        assert_eq!(
+            why(&log, Ended::Signaled(9), None),
+            format!("CRIU: first (log: {})", log.display())
+        );
+    }
 }

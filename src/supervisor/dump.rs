@@ -1,6 +1,8 @@
 //! The part of a snapshot that CRIU does, and what is recorded while the tasks stand still.
 
+use std::fs::File;
 use std::io::{self, Read};
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,6 +41,8 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 const KILL_LIMIT: Duration = Duration::from_secs(5);
 /// Most threads that copy one image file.
 const LANES_MAX: usize = 4;
+/// CRIU's words before it opens its log.
+const STDERR: RawFd = 2;
 
 /// A dump, before, during and after CRIU.
 pub(super) struct Dump<'a> {
@@ -102,6 +106,7 @@ impl<'a> Dump<'a> {
         self.shop.ongoing.step(Step::Dump);
         let sockets = self.shop.sockets().map_err(SnapshotError::Prepare)?;
         let log = self.shop.log("dump", self.id);
+        let printed = tempfile::tempfile_in(sockets.path()).map_err(SnapshotError::Prepare)?;
         let capture = Capture::bind(sockets.path()).map_err(SnapshotError::Prepare)?;
         let terminals = self.streams().terminals().map_err(SnapshotError::Prepare)?;
         let tool = self.tool(sockets.path(), &log, &capture, &terminals);
@@ -118,13 +123,13 @@ impl<'a> Dump<'a> {
                     },
                 )
             });
-            let ended = self.wait_for(tool, call_off);
+            let ended = self.wait_for(tool, &printed, call_off);
             (ended, capturing.join())
         });
         let captured = captured.map_err(|_| SnapshotError::Panicked)?;
         // CRIU that ends by itself takes back what it did to the job.
         let killed = !matches!(ended, Ok(Ended::Exited(_)));
-        outcome(&log, ended, captured).map_err(|error| {
+        outcome((&log, &printed), ended, captured).map_err(|error| {
             let processes = self.processes();
             if !self.job_lives(&processes) {
                 return SnapshotError::Ended;
@@ -222,7 +227,7 @@ impl<'a> Dump<'a> {
         ToolCommand {
             argv,
             environment,
-            first_descriptor: 0,
+            first_descriptor: STDERR,
             restores: None,
         }
     }
@@ -230,8 +235,13 @@ impl<'a> Dump<'a> {
     /// Waits for CRIU; when it takes too long, calls the capture off, which makes it release the tasks.
     /// CRIU that does not do so is killed: the kernel releases them then. However it ends, nothing
     /// comes through the stream afterwards, and the capture ends too.
-    fn wait_for(&self, tool: ToolCommand, call_off: UnixStream) -> Result<Ended, SandboxError> {
-        let run = self.job.sandbox.run_tool(tool, &[])?;
+    fn wait_for(
+        &self,
+        tool: ToolCommand,
+        printed: &File,
+        call_off: UnixStream,
+    ) -> Result<Ended, SandboxError> {
+        let run = self.job.sandbox.run_tool(tool, &[printed.as_raw_fd()])?;
         let ended = self.watch_over(&run);
         drop(call_off);
         if ended.is_err() && run.wait(CALL_OFF_LIMIT).is_err() && run.kill().is_ok() {
@@ -264,7 +274,7 @@ impl<'a> Dump<'a> {
         }
     }
 
-    fn receive(&self, name: &str, pipe: &std::fs::File) -> Result<u64, SnapshotError> {
+    fn receive(&self, name: &str, pipe: &File) -> Result<u64, SnapshotError> {
         let mut stream = self.stream(&format!("criu/{name}"))?;
         stream.copy_from_pipe(pipe, lanes())?;
         Ok(stream.finish()?)
@@ -310,7 +320,7 @@ impl<'a> Dump<'a> {
                 path: file.path.display().to_string(),
                 source,
             };
-            let source = std::fs::File::open(&file.path).map_err(content)?;
+            let source = File::open(&file.path).map_err(content)?;
             let mut stream = self.stream(&name)?;
             stream.copy_from(&mut source.take(file.size))?;
             stream.finish()?;
@@ -426,7 +436,7 @@ fn lanes() -> usize {
 
 /// What the dump has come to, from both ends of the stream.
 fn outcome(
-    log: &Path,
+    (log, printed): (&Path, &File),
     ended: Result<Ended, SandboxError>,
     captured: Result<Captured, CaptureError<SnapshotError>>,
 ) -> Result<Captured, SnapshotError> {
@@ -438,8 +448,7 @@ fn outcome(
             Err(SnapshotError::Stream(io::Error::other(error.to_string())))
         }
         (Ok(ended), _) => Err(SnapshotError::Criu {
-            reason: why(log, ended),
-            log: log.display().to_string(),
+            reason: why(log, ended, Some(printed)),
         }),
         (Err(SandboxError::Slow(limit)), _) => Err(SnapshotError::Slow(limit)),
         (Err(error), _) => Err(error.into()),

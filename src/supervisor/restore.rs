@@ -29,7 +29,7 @@ use crate::sandbox::{Ended, Sandbox, SandboxError, ToolCommand};
 use crate::store::{ImageId, ImageReader, ReadError};
 
 use super::carried;
-use super::describe::why;
+use super::describe::{logged, why};
 use super::gpu_plan::GpuPlan;
 use super::image::{ImageFacts, Phase, Stopwatch};
 use super::progress::{Step, Work};
@@ -273,11 +273,10 @@ fn run_criu(
         (Ok(Ended::Exited(0)), Ok(()) | Err(ServeError::Stream(_))) => Ok(()),
         (Ok(Ended::Signaled(signal)), _) => Err(RestoreError::Killed {
             signal,
-            log: log.display().to_string(),
+            log: logged(&log),
         }),
         (Ok(ended), _) => Err(RestoreError::Criu {
-            reason: why(&log, ended),
-            log: log.display().to_string(),
+            reason: why(&log, ended, None),
         }),
         (Err(SandboxError::Slow(limit)), _) => Err(RestoreError::Slow(limit)),
         (Err(error), _) => Err(error.into()),

@@ -35,21 +35,19 @@ pub enum RestoreError {
     #[error("cannot run CRIU in the sandbox")]
     Sandbox(#[from] SandboxError),
     /// CRIU failed.
-    #[error("cannot restore the processes: {reason} (log: {log})")]
+    #[error("cannot restore the processes: {reason}")]
     Criu {
-        /// Its reason.
+        /// Its reason, and where its log is.
         reason: String,
-        /// Its log file.
-        log: String,
     },
     /// Somebody killed CRIU, the kernel for lack of memory perhaps: the image is not at fault.
     #[error(
-        "cannot restore the processes: CRIU was killed by signal {signal} (log: {log}); is there enough memory?"
+        "cannot restore the processes: CRIU was killed by signal {signal}{log}; is there enough memory?"
     )]
     Killed {
         /// The signal.
         signal: i32,
-        /// CRIU's log file.
+        /// CRIU's log file in brackets, where there is one.
         log: String,
     },
     /// CRIU did not finish in time; nothing of it runs any more.

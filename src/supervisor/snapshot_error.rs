@@ -124,12 +124,10 @@ pub enum SnapshotError {
     #[error("cannot run CRIU in the sandbox")]
     Sandbox(#[from] SandboxError),
     /// CRIU failed.
-    #[error("cannot dump the processes: {reason} (log: {log})")]
+    #[error("cannot dump the processes: {reason}")]
     Criu {
-        /// Its reason.
+        /// Its reason, and where its log is.
         reason: String,
-        /// Its log file.
-        log: String,
     },
     /// A thread of ours panicked, which is a mistake in this program.
     #[error("cannot take the snapshot: a mistake in ckpt-run, please report it")]

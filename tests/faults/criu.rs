@@ -1,6 +1,7 @@
 //! CRIU killed or stuck at work: the job computes on, or comes back.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -184,4 +185,36 @@ fn a_criu_killed_in_the_only_restore_ends_with_125_and_the_same_line_works() {
     let mut again = place.start_with(&ON_REQUEST, &["python3", "-u", "job.py"], |_| {});
     wait_for_progress(&place);
     finish_counter(&place, &mut again);
+}
+
+/// Answers for its version, and fails at all else as a program does whose libraries are missing.
+const BROKEN_CRIU: &str = r#"#!/bin/sh
+if [ "$1" = --version ]; then echo "Version: 4.2.1"; exit 0; fi
+echo "criu: error while loading shared libraries: libnet.so.1" >&2
+exit 127
+"#;
+
+#[test]
+fn a_criu_that_ends_before_it_logs_is_told_with_its_words_and_without_a_log() {
+    if !can_run() {
+        return;
+    }
+    let (place, mut run) = counting_with(|command| {
+        // Beside the job's script, which is written by now.
+        let folder = command.get_current_dir().expect("a folder").to_owned();
+        let broken = folder.join("broken-criu");
+        fs::write(&broken, BROKEN_CRIU).expect("written");
+        fs::set_permissions(&broken, fs::Permissions::from_mode(0o755)).expect("permitted");
+        command.env("CKPT_RUN_CRIU_PATH", broken);
+    });
+    let refused = place.verb(&["snapshot"]);
+    assert_eq!(refused.status.code(), Some(125));
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        text.contains("exit code 127 before it opened its log, saying: criu: error while loading shared libraries: libnet.so.1; "),
+        "{text}"
+    );
+    assert!(!text.contains("(log: "), "{text}");
+    wait_for_progress(&place);
+    finish_counter(&place, &mut run);
 }
