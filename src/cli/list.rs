@@ -1,13 +1,14 @@
 //! `ckpt-run list`: the images of a store, oldest first.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use comfy_table::{CellAlignment, Table, TableStyle};
-use jiff::{SignedDuration, SignedDurationRound, Unit};
 
 use super::images::Summary;
 use super::{Failure, Global, output, shown};
 use crate::clock;
+use crate::history::time_in_words;
 use crate::supervisor::size;
 
 pub(super) fn run(global: &Global) -> Result<ExitCode, Failure> {
@@ -20,7 +21,7 @@ pub(super) fn run(global: &Global) -> Result<ExitCode, Failure> {
         output::say(&format!("no images in {} yet", shown(store.path())));
         return Ok(ExitCode::SUCCESS);
     }
-    output::print(&format!("{}\n", table(&images)))
+    output::print(&format!("{}\n", table(&images).trim_fmt()))
 }
 
 pub(super) fn table(images: &[Summary]) -> Table {
@@ -60,18 +61,8 @@ fn remarks(image: &Summary) -> String {
     remarks.join("; ")
 }
 
-/// `3m 20s`: whole seconds, the largest two units.
+/// How long ago.
 fn age(created_unix_ms: u64) -> String {
-    let past = SignedDuration::from_millis(
-        i64::try_from(clock::unix_ms().saturating_sub(created_unix_ms)).unwrap_or(i64::MAX),
-    );
-    let unit = if past.as_hours() > 0 {
-        Unit::Minute
-    } else {
-        Unit::Second
-    };
-    let rounded = past
-        .round(SignedDurationRound::new().smallest(unit))
-        .unwrap_or(past);
-    format!("{rounded:#}")
+    let past = Duration::from_millis(clock::unix_ms().saturating_sub(created_unix_ms));
+    time_in_words(past.as_secs_f64())
 }

@@ -9,8 +9,9 @@ use serde::Serialize;
 
 use super::{Failure, Global, open, output};
 use crate::config::{Config, Override, format_percent, parse_duration};
+use crate::history::percent;
 use crate::supervisor::interval::{Chosen, Cost, Rules, Seen, choose, rough};
-use crate::supervisor::{seconds, seen_in};
+use crate::supervisor::seen_in;
 
 /// What to reckon with, instead of what the store and the settings say.
 #[derive(Debug, Args)]
@@ -73,7 +74,7 @@ pub(super) fn run(global: &Global, arguments: PlanArguments) -> Result<ExitCode,
         (None, true) => "mean freeze of the run's newest images",
         (None, false) => "assumed: there is no image yet; --freeze TIME says what it is",
     };
-    output::print(&format!("{}\n", table(rules, seen, &chosen, freeze)))
+    output::print(&format!("{}\n", table(rules, seen, &chosen, freeze).trim_fmt()))
 }
 
 /// What the store tells, if there is one.
@@ -112,7 +113,6 @@ fn data(rules: Rules, seen: Seen, chosen: &Chosen) -> Plan {
 }
 
 fn table(rules: Rules, seen: Seen, chosen: &Chosen, freeze: &str) -> Table {
-    let percent = |share: f64| format!("{:.2}%", share * 100.0);
     let mtbf = format!(
         "({} assumed + {} computed) / (1 + {} failures)",
         rough(rules.mtbf),
@@ -124,7 +124,7 @@ fn table(rules: Rules, seen: Seen, chosen: &Chosen, freeze: &str) -> Table {
         format_percent(rules.max_overhead)
     );
     let rows = [
-        ("C, what a snapshot costs", seconds(chosen.cost), freeze),
+        ("C, what a snapshot costs", rough(chosen.cost), freeze),
         ("M, time between failures", rough(chosen.mtbf), &mtbf),
         (
             "optimum (Young, Daly)",

@@ -162,12 +162,13 @@ pub fn percent(share: f64) -> String {
     }
 }
 
-/// `0.42 s`, `7.2 s`, `48 s`, `3 min 20 s`, `48 min`, `2 h 13 min`, `3 d 4 h`.
+/// `0 s`, `0.42 s`, `7.2 s`, `48 s`, `3 min 20 s`, `48 min`, `2 h 13 min`, `3 d 4 h`.
 #[must_use]
 pub fn time_in_words(seconds: f64) -> String {
     let seconds = seconds.max(0.0);
     // Each is shown as it is rounded: 9.96 is 10, and 59.7 a minute.
     match seconds {
+        seconds if seconds < 0.005 => "0 s".to_owned(),
         seconds if seconds < 0.995 => format!("{seconds:.2} s"),
         seconds if seconds < 9.95 => format!("{seconds:.1} s"),
         seconds if seconds < 59.5 => format!("{seconds:.0} s"),
@@ -243,7 +244,9 @@ mod tests {
     #[test]
     fn times_have_two_units_at_most() {
         for (seconds, words) in [
-            (-1.0, "0.00 s"),
+            (-1.0, "0 s"),
+            (0.004, "0 s"),
+            (0.006, "0.01 s"),
             (0.424, "0.42 s"),
             (0.999, "1.0 s"),
             (9.96, "10 s"),

@@ -245,7 +245,6 @@ impl Supervisor {
                 report(id, &restored);
                 self.tell_restored(id, &restored);
                 self.after_restore(id);
-                self.budget.restarted();
                 self.state.restarts += 1;
                 self.remember();
                 self.suspend_when_idle();
@@ -284,10 +283,11 @@ impl Supervisor {
             return Ok(());
         };
         self.stage = Stage::Idle;
+        // Here alone: what somebody asked for is no restart.
+        self.budget.restarted();
         if let Some(skip_newest) = skip_newest {
             return self.restore_from(skip_newest);
         }
-        self.budget.restarted();
         self.state.restarts += 1;
         // A new life from the beginning: images of the old one do not belong to it.
         self.state.started_unix_ms = clock::unix_ms().max(self.state.started_unix_ms + 1);

@@ -68,8 +68,7 @@ fn words_in(file: &File) -> String {
 }
 
 /// `0.42s`
-#[must_use]
-pub fn seconds(time: Duration) -> String {
+pub(super) fn seconds(time: Duration) -> String {
     format!("{:.2}s", time.as_secs_f64())
 }
 

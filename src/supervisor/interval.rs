@@ -17,8 +17,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::describe::seconds;
 use crate::config::{Jitter, Snapshot, format_percent};
+use crate::history::{percent, time_in_words};
 
 /// Below, a log consists of snapshots.
 const SHORTEST: Duration = Duration::from_secs(5);
@@ -30,6 +30,8 @@ const COST_ASSUMED: Duration = Duration::from_secs(2);
 const NEWEST_WEIGHT: f64 = 0.3;
 /// A change by more than this part is said.
 const NOTICEABLE: f64 = 0.2;
+/// How many times the overhead that is wanted is warned about: less is within what measurements differ by.
+const TOO_MUCH: f64 = 1.1;
 
 /// What is given.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -176,7 +178,7 @@ impl fmt::Display for Chosen {
         write!(
             f,
             "a snapshot costs {}{measured}, failures are {} apart, optimum {}",
-            seconds(self.cost),
+            rough(self.cost),
             rough(self.mtbf),
             rough(self.optimum),
         )?;
@@ -266,13 +268,14 @@ pub fn overhead(cost: Duration, interval: Duration) -> f64 {
 #[must_use]
 pub fn too_dear(rules: Rules, cost: Cost, interval: Duration) -> Option<String> {
     let least = least(cost.total(), rules.max_overhead);
-    (interval < least).then(|| {
+    let overhead = overhead(cost.total(), interval);
+    (overhead > rules.max_overhead * TOO_MUCH).then(|| {
         format!(
-            "snapshots take {:.1}% of the job's time, more than snapshot.max_overhead ({}): {} each, every {}; \
+            "snapshots take {} of the job's time, more than snapshot.max_overhead ({}): {} each, every {}; \
              --interval auto, or one of {} and more, takes less",
-            overhead(cost.total(), interval) * 100.0,
+            percent(overhead),
             format_percent(rules.max_overhead),
-            seconds(cost.total()),
+            rough(cost.total()),
             rough(interval),
             rough(least),
         )
@@ -305,18 +308,10 @@ pub fn delay(jitter: Jitter, interval: Option<Duration>, draw: f64) -> Duration 
     from_seconds(most.as_secs_f64() * draw.clamp(0.0, 1.0))
 }
 
-/// `3m 20s`: seconds below an hour, minutes above.
+/// As times are told everywhere: `3 min 20 s`.
 #[must_use]
 pub fn rough(time: Duration) -> String {
-    use jiff::{SignedDuration, SignedDurationRound, Unit};
-    let time = SignedDuration::try_from(time).unwrap_or(SignedDuration::MAX);
-    let unit = match time.as_secs() {
-        ..10 => Unit::Millisecond,
-        10..3600 => Unit::Second,
-        3600.. => Unit::Minute,
-    };
-    let rounded = time.round(SignedDurationRound::new().smallest(unit));
-    format!("{:#}", rounded.unwrap_or(time))
+    time_in_words(time.as_secs_f64())
 }
 
 /// Years of them are as good as any more.

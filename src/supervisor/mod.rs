@@ -67,7 +67,7 @@ mod workshop;
 
 pub use carried::companions;
 pub use control::{ControlError, request_pause, request_snapshot, request_status, request_unpause};
-pub use describe::{chain, seconds, size};
+pub use describe::{chain, size};
 pub use gpu_facts::{CudaFacts, GpuFacts};
 pub use gpu_plan::{GpuPairs, Refusal};
 pub use image::{ImageFacts, Phase, Trigger};

@@ -41,7 +41,7 @@ impl Budget {
         }
     }
 
-    /// Counts a restart that was carried out.
+    /// Counts a restart that is carried out.
     pub fn restarted(&mut self) {
         self.restarts = self.restarts.saturating_add(1);
     }

@@ -134,6 +134,12 @@ fn an_image_goes_to_another_machine_as_one_file_and_comes_back_to_life_there() {
     fs::rename(place.file(".ckpt-run"), place.file("gone")).unwrap();
     let mut restored = other.start(&["restore"], &[]);
     other.wait_for("err", "restored");
+    // Somebody asked for it: no restart is used up.
+    let status = json(&other, &["status"]);
+    assert_eq!(
+        (&status["restarts_used"], &status["restarts_left"]),
+        (&0.into(), &3.into())
+    );
     place.go();
     assert_eq!(restored.wait(), 0, "{}", other.text("err"));
     // Its run is that of the store from now on.

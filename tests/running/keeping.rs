@@ -48,7 +48,9 @@ fn an_image_pinned_while_the_job_runs_outlives_the_rotations() {
     let first = &place.images()[0];
     assert_eq!(first["pinned"], true);
     assert_eq!(first["note"], "before the change");
-    assert!(stdout(&place.verb(&["list"])).contains("pinned: before the change"));
+    let list = stdout(&place.verb(&["list"]));
+    assert!(list.contains("pinned: before the change"), "{list}");
+    assert!(!list.contains(" \n"), "{list:?}");
     assert_eq!(json(&place, &["show", "1"])["note"], "before the change");
     assert!(stdout(&place.verb(&["show", "1"])).contains("pinned     before the change"));
 

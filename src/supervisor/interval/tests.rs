@@ -121,9 +121,19 @@ fn an_interval_that_costs_too_much_is_warned_about_with_a_way_out() {
     let cost = seen(seconds(6), Duration::ZERO).cost.unwrap();
     assert_eq!(too_dear(rules(HOUR, 0.01), cost, seconds(600)), None);
     let warning = too_dear(rules(HOUR, 0.01), cost, seconds(60)).unwrap();
-    for part in ["9.1%", "(1%)", "6.00s each, every 1m", "10m and more"] {
+    for part in ["take 9.1 %", "(1%)", "6.0 s each, every 1 min", "10 min and more"] {
         assert!(warning.contains(part), "{warning}");
     }
+}
+
+#[test]
+fn an_interval_that_costs_about_as_much_as_is_wanted_is_not_warned_about() {
+    let cost = seen(seconds(1), Duration::ZERO).cost.unwrap();
+    let warning = |interval| too_dear(rules(HOUR, 0.05), cost, Duration::from_secs_f64(interval));
+    for interval in [20.0, 19.5, 19.0, 18.9, 17.5] {
+        assert_eq!(warning(interval), None, "{interval}");
+    }
+    assert!(warning(17.0).unwrap().contains("take 5.6 %"));
 }
 
 #[test]
@@ -146,7 +156,7 @@ fn a_delay_is_a_part_of_the_interval_or_a_time() {
 #[test]
 fn times_are_as_exact_as_they_are_short() {
     let shown = [1.2345, 75.4, 7290.0].map(|time| rough(Duration::from_secs_f64(time)));
-    assert_eq!(shown, ["1s 235ms", "1m 15s", "2h 2m"]);
+    assert_eq!(shown, ["1.2 s", "1 min 15 s", "2 h 2 min"]);
 }
 
 fn any_time(most: u64) -> impl Strategy<Value = Duration> {
