@@ -2,10 +2,12 @@
 
 use std::process::ExitCode;
 
+use clap::builder::PossibleValuesParser;
 use clap::{Arg, Command};
 use clap_complete::Shell;
 
 use super::{Failure, PROGRAM, grammar, output};
+use crate::config::{Choice, Isolation, RestartPolicy};
 
 /// How `clap_complete` (4.6.11) names us in one half of its bash script, where it takes the hyphen for
 /// a step down to a verb, and in the other half.
@@ -54,6 +56,16 @@ fn fish_values(command: &Command) -> String {
     command.get_subcommands().filter_map(line).collect()
 }
 
+/// The argument with the words that its value can be, where the settings know them: they read it, not clap.
+fn with_words(argument: Arg) -> Arg {
+    let words = match argument.get_long() {
+        Some("isolation") => Isolation::words(),
+        Some("restart") => RestartPolicy::words(),
+        Some(_) | None => return argument,
+    };
+    argument.value_parser(PossibleValuesParser::new(words))
+}
+
 /// The command as far as its help shows it: `clap_complete` offers what is hidden, too. Without the job, too, whose words
 /// come after `--`: it would take verbs for its first.
 fn visible(command: &Command) -> Command {
@@ -63,7 +75,7 @@ fn visible(command: &Command) -> Command {
     let aliases = command.get_visible_aliases().map(str::to_owned);
     let made = Command::new(command.get_name().to_owned())
         .about(command.get_about().cloned().unwrap_or_default())
-        .args(arguments.cloned())
+        .args(arguments.cloned().map(with_words))
         .subcommands(verbs.map(visible))
         .visible_aliases(aliases);
     match command.get_version() {

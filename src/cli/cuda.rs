@@ -101,11 +101,11 @@ pub(super) fn run(global: &Global, verb: &CudaVerb) -> Result<ExitCode, Failure>
         verb => act(&driver, verb, map)?,
     };
     if let Some(failure) = &outcome.failure {
-        output::say(failure);
+        output::fail(failure);
     }
     for line in &outcome.lines {
         if let Some(error) = &line.error {
-            output::say(error);
+            output::fail(error);
         }
     }
     if global.json {

@@ -222,7 +222,7 @@ pub fn main() -> ExitCode {
     match chosen(line).and_then(|(global, verb)| dispatch(&global, verb)) {
         Ok(code) => code,
         Err(failure) => {
-            output::say(&failure.text);
+            output::fail(&failure.text);
             ExitCode::from(failure.code)
         }
     }

@@ -13,6 +13,11 @@ pub(super) fn say(text: &str) {
     let _ = writeln!(io::stderr(), "ckpt-run: {text}");
 }
 
+/// Says what went wrong, in the manner of all our errors.
+pub(super) fn fail(text: &str) {
+    say(&format!("error: {text}"));
+}
+
 /// Prints data. A reader that went away, as in `list | head`, has seen what it wanted.
 pub(super) fn print(text: &str) -> Result<ExitCode, Failure> {
     match io::stdout().write_all(text.as_bytes()) {

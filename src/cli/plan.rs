@@ -74,7 +74,10 @@ pub(super) fn run(global: &Global, arguments: PlanArguments) -> Result<ExitCode,
         (None, true) => "mean freeze of the run's newest images",
         (None, false) => "assumed: there is no image yet; --freeze TIME says what it is",
     };
-    output::print(&format!("{}\n", table(rules, seen, &chosen, freeze).trim_fmt()))
+    output::print(&format!(
+        "{}\n",
+        table(rules, seen, &chosen, freeze).trim_fmt()
+    ))
 }
 
 /// What the store tells, if there is one.

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use serde::Serialize;
 
 use super::{Failure, Global, output};
-use crate::store::{ImageId, Swept};
+use crate::store::{ImageId, LockError, Swept};
 use crate::supervisor::{Copies, size};
 
 /// What `prune --json` prints.
@@ -26,13 +26,23 @@ struct Report {
 
 pub(super) fn run(global: &Global, dry_run: bool) -> Result<ExitCode, Failure> {
     let store = global.open()?;
-    let lock = store.lock()?;
-    let copies = Copies::find(&store, &lock, None)?;
-    let swept = if dry_run {
-        store.prunable(&lock)?
-    } else {
-        copies.remove()?;
-        store.prune(&lock)?
+    let (copies, swept) = match store.lock() {
+        Err(LockError::Held { holder, .. }) if dry_run => {
+            output::say(&format!(
+                "the store is in use by {holder}: what it may just be writing, and copies of ckpt-run, are left out"
+            ));
+            (Copies::default(), store.prunable_beside_writer()?)
+        }
+        lock => {
+            let lock = lock?;
+            let copies = Copies::find(&store, &lock, None)?;
+            if dry_run {
+                (copies, store.prunable(&lock)?)
+            } else {
+                copies.remove()?;
+                (copies, store.prune(&lock)?)
+            }
+        }
     };
     let report = report(dry_run, &copies, swept);
     for id in &report.unreadable {

@@ -1,6 +1,7 @@
 //! Command lines that clap does not understand: what is said of them.
 
 use std::ffi::OsString;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ErrorKind};
@@ -10,6 +11,8 @@ use crate::supervisor::OURS;
 
 /// Least likeness of a word to a verb to be taken for it: a wrong letter in a short one (`lst`, `snapshto`).
 const LIKENESS_MIN: f64 = 0.7;
+/// How clap begins an error; help that nobody asked for has none.
+const CLAP_BEGINS: &str = "error: ";
 /// Longer words are no verbs.
 const VERB_BYTES_MAX: usize = 16;
 
@@ -17,6 +20,10 @@ const VERB_BYTES_MAX: usize = 16;
 pub(super) fn explain(mut error: clap::Error, arguments: &[OsString]) -> ExitCode {
     // "put -- before it" is right for a command and wrong for an option.
     error.remove(ContextKind::Suggested);
+    if error.use_stderr() && error.to_string().starts_with(CLAP_BEGINS) {
+        // In the manner of all our errors; clap says the rest, with its colours.
+        let _ = write!(io::stderr(), "{PROGRAM}: ");
+    }
     // A reader that went away has seen what it wanted.
     let _ = error.print();
     if is_asked_for(&error) {

@@ -4,9 +4,14 @@ use super::model::{IoUring, Isolation, LogLevel, Memory, Nccl, ShowProgress, Tcp
 use super::restart::{RestartPolicy, WithoutImage};
 
 /// An enum whose values have a word each in files and flags.
-pub(super) trait Choice: Copy + PartialEq + 'static {
+pub(crate) trait Choice: Copy + PartialEq + 'static {
     /// Every value with its word.
     const WORDS: &'static [(&'static str, Self)];
+
+    /// The words.
+    fn words() -> Vec<&'static str> {
+        Self::WORDS.iter().map(|(word, _)| *word).collect()
+    }
 }
 
 impl Choice for Isolation {

@@ -12,10 +12,12 @@ use super::Origin;
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// A file is there but cannot be read, or was named and is not there.
-    #[error("cannot read configuration file {}", path.display())]
+    #[error("cannot read configuration file {} ({remedy})", path.display())]
     Read {
         /// The file.
         path: PathBuf,
+        /// What to do.
+        remedy: &'static str,
         /// What the system said.
         #[source]
         source: io::Error,

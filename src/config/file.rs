@@ -14,25 +14,59 @@ use super::{ConfigError, ProjectFile};
 /// A configuration with every key and its comments is a hundredth of this.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// The text of a file that may be missing and is trusted.
-pub(super) fn read_if_there(path: &Path) -> Result<Option<String>, ConfigError> {
-    match File::open(path) {
-        Ok(file) => read(path, &file).map(Some),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(unread(path)(source)),
+/// How a file came to be read, which tells what to do where it cannot be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// The machine's.
+    System,
+    /// The user's.
+    User,
+    /// In the working directory.
+    Project,
+    /// Where the user said.
+    Named,
+}
+
+impl Place {
+    fn remedy(self) -> &'static str {
+        match self {
+            Self::System => "let everybody read it, or remove it",
+            Self::User => {
+                "found by XDG_CONFIG_HOME, else HOME: set one of them to a folder of your own, or let yourself read it"
+            }
+            Self::Project => "let yourself read it, or name another one by --config FILE",
+            Self::Named => "named by --config or CKPT_RUN_CONFIG",
+        }
     }
+}
+
+/// The text of a file that may be missing and is trusted.
+pub(super) fn read_if_there(path: &Path, place: Place) -> Result<Option<String>, ConfigError> {
+    match File::open(path) {
+        Ok(file) => read(path, &file, place).map(Some),
+        Err(error) if is_missing(&error) => Ok(None),
+        Err(source) => Err(unread(path, place)(source)),
+    }
+}
+
+/// Services have a HOME that is no folder, such as /dev/null.
+fn is_missing(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+    )
 }
 
 /// The project's file and its text.
 pub(super) fn read_project(project: &ProjectFile) -> Result<Option<(&Path, String)>, ConfigError> {
     match project {
         ProjectFile::InWorkingDirectory(path) => match open_if_ours(path)? {
-            Some(file) => Ok(Some((path, read(path, &file)?))),
+            Some(file) => Ok(Some((path, read(path, &file, Place::Project)?))),
             None => Ok(None),
         },
-        ProjectFile::Named(path) => match read_if_there(path)? {
+        ProjectFile::Named(path) => match read_if_there(path, Place::Named)? {
             Some(text) => Ok(Some((path, text))),
-            None => Err(unread(path)(io::ErrorKind::NotFound.into())),
+            None => Err(unread(path, Place::Named)(io::ErrorKind::NotFound.into())),
         },
     }
 }
@@ -47,10 +81,10 @@ fn open_if_ours(path: &Path) -> Result<Option<File>, ConfigError> {
     let file = match opened {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(unread(path)(source)),
+        Err(source) => return Err(unread(path, Place::Project)(source)),
     };
     // Of the open file, not of the path: nobody can exchange it in between.
-    let metadata = file.metadata().map_err(unread(path))?;
+    let metadata = file.metadata().map_err(unread(path, Place::Project))?;
     match distrust(metadata.uid(), metadata.mode(), geteuid().as_raw()) {
         None => Ok(Some(file)),
         Some(trust) => Err(ConfigError::Untrusted {
@@ -73,11 +107,11 @@ fn distrust(owner: u32, mode: u32, us: u32) -> Option<Distrust> {
     }
 }
 
-fn read(path: &Path, file: &File) -> Result<String, ConfigError> {
+fn read(path: &Path, file: &File, place: Place) -> Result<String, ConfigError> {
     let mut text = String::new();
     file.take(FILE_BYTES_MAX + 1)
         .read_to_string(&mut text)
-        .map_err(unread(path))?;
+        .map_err(unread(path, place))?;
     if text.len() as u64 > FILE_BYTES_MAX {
         return Err(ConfigError::TooLarge {
             path: path.to_owned(),
@@ -87,9 +121,10 @@ fn read(path: &Path, file: &File) -> Result<String, ConfigError> {
     Ok(text)
 }
 
-fn unread(path: &Path) -> impl Fn(io::Error) -> ConfigError {
-    |source| ConfigError::Read {
+fn unread(path: &Path, place: Place) -> impl Fn(io::Error) -> ConfigError {
+    move |source| ConfigError::Read {
         path: path.to_owned(),
+        remedy: place.remedy(),
         source,
     }
 }
@@ -97,6 +132,26 @@ fn unread(path: &Path) -> impl Fn(io::Error) -> ConfigError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_below_what_is_no_folder_is_missing() {
+        let path = Path::new("/dev/null/.config/ckpt-run/config.toml");
+        assert_eq!(read_if_there(path, Place::User).unwrap(), None);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_told_with_what_led_to_it() {
+        let folder = tempfile::tempdir().unwrap();
+        for (place, word) in [
+            (Place::System, "everybody"),
+            (Place::User, "XDG_CONFIG_HOME, else HOME"),
+            (Place::Project, "--config FILE"),
+            (Place::Named, "CKPT_RUN_CONFIG"),
+        ] {
+            let text = read_if_there(folder.path(), place).unwrap_err().to_string();
+            assert!(text.contains(word), "{text}");
+        }
+    }
 
     #[test]
     fn only_our_own_and_roots_files_are_believed() {

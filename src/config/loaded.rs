@@ -11,7 +11,7 @@ use std::path::Path;
 
 use serde::{Serialize, Serializer};
 
-use super::file::{read_if_there, read_project};
+use super::file::{Place, read_if_there, read_project};
 use super::keys::{
     ALLOW_REMOTE_PATH, BACKOFF_MAX_PATH, BACKOFF_PATH, CRON_PATH, INTERVAL_PATH, KEY_COMMAND_PATH,
     KEY_FILE_PATH, KEYS, Key, LISTEN_PATH, MEMORY_PATH, NCCL_PATH, encryption_path,
@@ -89,9 +89,14 @@ impl Loaded {
     /// Sets what all other places say, as far as it is right; what is not.
     fn lay_and_tell(&mut self, sources: &Sources) -> Vec<ConfigError> {
         let mut refused = Vec::new();
-        let trusted = [Some(&sources.system), sources.user.as_ref()];
-        for path in trusted.into_iter().flatten() {
-            let text = read_if_there(path).map(|text| text.map(|text| (path.as_path(), text)));
+        let trusted = [
+            (Some(&sources.system), Place::System),
+            (sources.user.as_ref(), Place::User),
+        ];
+        for (path, place) in trusted {
+            let Some(path) = path else { continue };
+            let text =
+                read_if_there(path, place).map(|text| text.map(|text| (path.as_path(), text)));
             refused.extend(self.lay_file(text));
         }
         refused.extend(self.lay_file(read_project(&sources.project)));

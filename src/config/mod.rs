@@ -42,6 +42,7 @@ pub use operation::{Hang, HangAction, HookCommand, Hooks, Jitter};
 pub use restart::{ExitStatus, Restart, RestartLimit, RestartPolicy, WithoutImage};
 pub use sources::{Origin, Override, ProjectFile, Sources};
 
+pub(crate) use choice::Choice;
 pub(crate) use units::{format_percent, parse_duration};
 
 #[cfg(test)]

@@ -350,7 +350,7 @@ fn a_named_file_must_be_there_and_replaces_the_project_file() {
     machine.sources.project = ProjectFile::Named(named.clone());
     assert_eq!(
         machine.refusal(),
-        "cannot read configuration file other.toml"
+        "cannot read configuration file other.toml (named by --config or CKPT_RUN_CONFIG)"
     );
     fs::write(&named, "store = '/other'").unwrap();
     let config = machine.load().config;

@@ -17,6 +17,7 @@ use super::files::{self, FileKind};
 use super::holes::{self, Holes, Scope, Users, disk_bytes};
 use super::id::ImageId;
 use super::layout::Store;
+use super::pack::PackName;
 use super::prune::Swept;
 
 /// Files, and parts of files, that no image needs.
@@ -65,6 +66,16 @@ impl Garbage {
             self.temporary.extend(temporary.map(|(path, _)| path));
         }
         Ok(self)
+    }
+
+    /// Without packs of images newer than this one.
+    pub(super) fn not_after(mut self, newest: Option<ImageId>) -> Self {
+        self.packs.retain(|path| {
+            let name = path.file_name().and_then(|name| name.to_str());
+            let pack = name.and_then(PackName::from_file_name);
+            pack.is_some_and(|pack| Some(pack.image) <= newest)
+        });
+        self
     }
 
     /// The account of it.

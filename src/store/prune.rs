@@ -5,12 +5,15 @@
 
 use super::durable;
 use super::entries::{REASON_BYTES_MAX, plain_text};
-use super::error::WriteError;
+use super::error::{ReadError, WriteError};
 use super::garbage::Garbage;
 use super::holes::Scope;
 use super::id::ImageId;
 use super::layout::Store;
 use super::lock::StoreLock;
+
+/// Looks at a store from which a writer removes images meanwhile: it does so once a snapshot, which takes longer.
+const LOOKS_MAX: u32 = 5;
 
 /// What was found and removed, or would be.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -90,6 +93,23 @@ impl Store {
         Ok(self.leftovers()?.account())
     }
 
+    /// As [`Store::prunable`] while somebody else has the lock. Hinders nobody, and leaves out what may just be
+    /// written: temporary files, and packs of images newer than the newest there is.
+    ///
+    /// # Errors
+    /// The store cannot be read, or images come and go all the time.
+    pub fn prunable_beside_writer(&self) -> Result<Swept, ReadError> {
+        let mut looks = 1;
+        loop {
+            // First: what is made from now on is newer.
+            let newest = self.ids()?.last().copied();
+            match Garbage::of_images(self, &Scope::Everything) {
+                Err(ReadError::Missing { .. }) if looks < LOOKS_MAX => looks += 1,
+                garbage => return Ok(garbage?.not_after(newest).account()),
+            }
+        }
+    }
+
     fn leftovers(&self) -> Result<Garbage, WriteError> {
         let garbage = Garbage::of_images(self, &Scope::Everything)?;
         Ok(garbage.with_temporary(self)?)
@@ -137,6 +157,28 @@ mod tests {
         );
         store.verify(image.id, &never).unwrap();
         assert_eq!(store.sweep(&lock).unwrap(), Swept::default());
+    }
+
+    #[test]
+    fn beside_a_writer_what_it_writes_is_no_garbage() {
+        let (_folder, store) = temporary_store();
+        let lock = store.lock().unwrap();
+        write_image(&store, &lock, &[("a", &noise(1, CHUNK_BYTES))]);
+        write_image(&store, &lock, &[("a", &noise(2, CHUNK_BYTES))]);
+        // Of an image whose manifest is gone.
+        fs::remove_file(store.path().join("images/000001.manifest")).unwrap();
+        let writer = store.begin(&lock, OPTIONS).unwrap();
+        let mut stream = writer.stream("a").unwrap();
+        stream.write_all(&noise(9, 8 << 20)).unwrap();
+        fs::write(store.path().join("images/.tmp-x"), "half a manifest").unwrap();
+        let before = packs(&store);
+        assert!(before.iter().any(|name| name.starts_with("000003")));
+        let found = store.prunable_beside_writer().unwrap();
+        assert_eq!((found.packs, found.temporary_files), (1, 0), "{found:?}");
+        assert_eq!(packs(&store), before);
+        stream.finish().unwrap();
+        let image = writer.commit(b"").unwrap();
+        store.verify(image.id, &never).unwrap();
     }
 
     #[test]

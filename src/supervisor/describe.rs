@@ -39,7 +39,11 @@ pub(super) fn why(log: &Path, ended: Ended, printed: Option<&File>) -> String {
         );
     }
     let reason = criu::reason_in(log).map_or_else(
-        || format!("CRIU ended with {ended} and without a reason; does `ckpt-run doctor` know one?"),
+        || {
+            format!(
+                "CRIU ended with {ended} and without a reason; does `ckpt-run doctor` know one?"
+            )
+        },
         |reason| reason.to_string(),
     );
     format!("{reason}{}", logged(log))

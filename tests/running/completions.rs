@@ -34,7 +34,7 @@ printf '%s\n' "${COMPREPLY[@]}"
 "#;
 
 /// Lines, what each has to be completed to, and what must not be offered.
-const LINES: [(&str, &[&str], &str); 9] = [
+const LINES: [(&str, &[&str], &str); 12] = [
     ("ckpt-run sn", &["snapshot"], "snice"),
     ("ckpt-run --store here stat", &["status"], "stat "),
     (
@@ -54,6 +54,9 @@ const LINES: [(&str, &[&str], &str); 9] = [
     ),
     ("ckpt-run config sh", &["show"], "check"),
     ("ckpt-run template kub", &["kubernetes"], "docker"),
+    ("ckpt-run --restart on-f", &["on-failure"], "on-abnormal"),
+    ("ckpt-run restore --isolation na", &["namespaces"], "auto"),
+    ("ckpt-run run --restart al", &["always"], "never"),
     ("ckpt-run gpu-cop", &[], "gpu-copier"),
     // The job's words are not ours.
     ("ckpt-run -i 5m -- mktem", &["mktemp"], "--store"),

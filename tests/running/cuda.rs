@@ -39,7 +39,7 @@ fn without_a_gpu_every_verb_says_so() {
         assert_eq!(stdout(&output), "", "{arguments:?}");
         assert_eq!(
             stderr(&output),
-            "ckpt-run: cannot find an NVIDIA GPU: neither /dev/nvidiactl nor /dev/nvidia0 exists\n"
+            "ckpt-run: error: cannot find an NVIDIA GPU: neither /dev/nvidiactl nor /dev/nvidia0 exists\n"
         );
     }
 }

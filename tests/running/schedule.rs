@@ -54,7 +54,7 @@ fn an_automatic_interval_follows_what_snapshots_cost_and_says_so() {
     place.wait_for("out", "ready");
     place.wait_for(
         "err",
-        "a snapshot costs 2.00s (assumed), failures are 1m apart",
+        "a snapshot costs 2.0 s (assumed), failures are 1 min apart",
     );
     place.snapshot();
     wait_until("another interval", || {

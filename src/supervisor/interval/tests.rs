@@ -121,7 +121,12 @@ fn an_interval_that_costs_too_much_is_warned_about_with_a_way_out() {
     let cost = seen(seconds(6), Duration::ZERO).cost.unwrap();
     assert_eq!(too_dear(rules(HOUR, 0.01), cost, seconds(600)), None);
     let warning = too_dear(rules(HOUR, 0.01), cost, seconds(60)).unwrap();
-    for part in ["take 9.1 %", "(1%)", "6.0 s each, every 1 min", "10 min and more"] {
+    for part in [
+        "take 9.1 %",
+        "(1%)",
+        "6.0 s each, every 1 min",
+        "10 min and more",
+    ] {
         assert!(warning.contains(part), "{warning}");
     }
 }
