@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use clap::builder::PossibleValuesParser;
+use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{Arg, Command};
 use clap_complete::Shell;
 
@@ -35,8 +35,8 @@ pub(super) fn run(shell: Shell) -> Result<ExitCode, Failure> {
         Shell::Bash => after(&script.replace(wrong, right), BASH_JOB),
         Shell::Zsh => after(&script, ZSH_JOB),
         Shell::Fish => {
-            let values = fish_values(&grammar());
-            format!("{}{values}{FISH_JOB}", after(&script, FISH_VERB))
+            let (values, options) = (fish_values(&grammar()), fish_options(&grammar()));
+            format!("{}{values}{options}{FISH_JOB}", after(&script, FISH_VERB))
         }
         // Elvish, PowerShell, and those that clap_complete learns.
         _ => script.into_owned(),
@@ -54,6 +54,24 @@ fn fish_values(command: &Command) -> String {
             .then(|| format!("complete -c {PROGRAM} -n \"{when}\" -f -a \"{values}\"\n"))
     };
     command.get_subcommands().filter_map(line).collect()
+}
+
+/// In fish, the words of options before any verb: `clap_complete` looks for a verb with the option's value still missing,
+/// and gives up.
+fn fish_options(command: &Command) -> String {
+    let options = command.get_arguments().cloned().map(with_words);
+    let line = |option: Arg| {
+        let long = option.get_long()?;
+        let words = option.get_possible_values();
+        let words: Vec<&str> = words.iter().map(PossibleValue::get_name).collect();
+        let when = format!("string match -q -- --{long} (commandline -opc)[-1]");
+        let takes = option.get_action().takes_values() && !words.is_empty();
+        takes.then(|| {
+            let words = words.join(" ");
+            format!("complete -c {PROGRAM} -n \"{when}\" -l {long} -x -a \"{words}\"\n")
+        })
+    };
+    options.filter_map(line).collect()
 }
 
 /// The argument with the words that its value can be, where the settings know them: they read it, not clap.

@@ -114,6 +114,8 @@ enum Verb {
         #[arg(long)]
         wait: bool,
     },
+    /// Snapshot the job and end the run, which goes on from there when the same line is run again
+    Stop,
     /// Tell how the run is; exit code 3 where no supervisor runs
     Status {
         /// Go on telling: a live view on a terminal, otherwise a line for each change
@@ -287,6 +289,7 @@ fn dispatch(global: &Global, verb: Verb) -> Result<ExitCode, Failure> {
         Verb::Snapshot => snapshot::run(global),
         Verb::Pause => pause::pause(global),
         Verb::Unpause { wait } => pause::unpause(global, wait),
+        Verb::Stop => pause::stop(global),
         Verb::Status { watch } => status::run(global, watch),
         Verb::Report(arguments) => report::run(global, &arguments),
         Verb::List => list::run(global),

@@ -1,18 +1,27 @@
-//! `ckpt-run pause` and `unpause`.
+//! `ckpt-run pause`, `unpause` and `stop`.
 
 use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
 use super::{Failure, Global, output};
-use crate::supervisor::{ControlError, request_pause, request_unpause};
+use crate::store::ImageId;
+use crate::supervisor::{ControlError, request_pause, request_stop, request_unpause};
 
 /// Between two looks at the GPUs: the driver tells nobody when memory gets free.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(super) fn pause(global: &Global) -> Result<ExitCode, Failure> {
     let store = global.load(Vec::new())?.config.store;
-    let id = request_pause(&store)?;
+    print(global, request_pause(&store)?)
+}
+
+pub(super) fn stop(global: &Global) -> Result<ExitCode, Failure> {
+    let store = global.load(Vec::new())?.config.store;
+    print(global, request_stop(&store)?)
+}
+
+fn print(global: &Global, id: ImageId) -> Result<ExitCode, Failure> {
     if global.json {
         return output::print_json(&serde_json::json!({ "id": id }));
     }

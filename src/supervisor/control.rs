@@ -1,9 +1,10 @@
-//! The control socket in the store: how `ckpt-run snapshot`, `pause`, `unpause` and `status` reach the supervisor.
+//! The control socket in the store: how `ckpt-run snapshot`, `pause`, `unpause`, `stop` and `status` reach the supervisor.
 //!
 //! One JSON object a line in each direction. Whoever can open the socket (mode
 //! 0600 in a folder of mode 0700) may ask.
 
 use std::fs::{self, File};
+use std::future;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
@@ -13,6 +14,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
+use tokio::net::unix::OwnedWriteHalf;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::oneshot;
@@ -44,6 +46,7 @@ enum Request {
     Snapshot,
     Pause,
     Unpause,
+    Stop,
     Status,
 }
 
@@ -113,6 +116,25 @@ pub fn request_pause(store: &Path) -> Result<ImageId, ControlError> {
     image(ask(store, &Request::Pause)?, "pause the job")
 }
 
+/// Asks the supervisor of `store` to end the run once an image of it is durable, and waits until it has ended. The same
+/// line goes on from that image.
+///
+/// # Errors
+/// When no supervisor runs, or the snapshot failed; the job goes on then.
+pub fn request_stop(store: &Path) -> Result<ImageId, ControlError> {
+    let (answer, mut rest) = ask_within(store, &Request::Stop, None)?;
+    let id = image(answer, "stop the job")?;
+    // The supervisor's end, which closes the connection: from then on the store is free.
+    match rest.read(&mut [0]) {
+        Ok(0) => Ok(id),
+        Ok(_) => Err(ControlError::OtherVersion),
+        Err(error) => match talk(error) {
+            ControlError::Ended => Ok(id),
+            error => Err(error),
+        },
+    }
+}
+
 /// Asks the supervisor of `store` to let a paused job go on.
 ///
 /// # Errors
@@ -133,7 +155,7 @@ pub fn request_unpause(store: &Path) -> Result<(), ControlError> {
 /// When no supervisor runs, or it does not answer: stopped by the terminal, it cannot.
 pub fn request_status(store: &Path) -> Result<Status, ControlError> {
     let action = "tell the status";
-    match ask_within(store, &Request::Status, Some(STATUS_LIMIT))? {
+    match ask_within(store, &Request::Status, Some(STATUS_LIMIT))?.0 {
         Answer::Status(status) => Ok(*status),
         Answer::Failed(reason) if reason == RUN_ENDED => Err(ControlError::Ended),
         Answer::Failed(reason) => Err(ControlError::Refused { action, reason }),
@@ -150,14 +172,15 @@ fn image(answer: Answer, action: &'static str) -> Result<ImageId, ControlError> 
 }
 
 fn ask(store: &Path, request: &Request) -> Result<Answer, ControlError> {
-    ask_within(store, request, None)
+    ask_within(store, request, None).map(|(answer, _)| answer)
 }
 
+/// The answer, and what comes after it.
 fn ask_within(
     store: &Path,
     request: &Request,
     limit: Option<Duration>,
-) -> Result<Answer, ControlError> {
+) -> Result<(Answer, impl Read), ControlError> {
     let mut connection = with_short_path(store, |path| blocking::UnixStream::connect(path))
         .map_err(|error| match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
@@ -170,17 +193,20 @@ fn ask_within(
     line.push(b'\n');
     connection.write_all(&line).map_err(talk)?;
     let mut answer = String::new();
-    let read = BufReader::new(connection.take(ANSWER_BYTES_MAX)).read_line(&mut answer);
-    read.map_err(|error| match (error.kind(), limit) {
-        (io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut, Some(limit)) => {
-            ControlError::Silent(limit)
-        }
-        _ => talk(error),
-    })?;
+    let mut connection = BufReader::new(connection.take(ANSWER_BYTES_MAX));
+    connection
+        .read_line(&mut answer)
+        .map_err(|error| match (error.kind(), limit) {
+            (io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut, Some(limit)) => {
+                ControlError::Silent(limit)
+            }
+            _ => talk(error),
+        })?;
     if answer.is_empty() {
         return Err(ControlError::Ended);
     }
-    serde_json::from_str(&answer).map_err(|_| ControlError::OtherVersion)
+    let answer = serde_json::from_str(&answer).map_err(|_| ControlError::OtherVersion)?;
+    Ok((answer, connection))
 }
 
 /// A supervisor that ends leaves what it was asked unread, and the kernel says so.
@@ -220,28 +246,51 @@ pub(super) fn remove(store: &Path) {
 
 async fn answer(connection: UnixStream, events: Sender<Event>) {
     // A client that went away needs no answer.
-    let _ = converse(connection, events).await;
+    if let Ok(Connection::UntilTheEnd(writer)) = converse(connection, events).await {
+        // Closed when the event loop is dropped, after the supervisor.
+        future::pending::<()>().await;
+        drop(writer);
+    }
 }
 
-async fn converse(connection: UnixStream, events: Sender<Event>) -> io::Result<()> {
+/// What becomes of a connection whose client has its answer.
+#[derive(Debug)]
+enum Connection {
+    Done,
+    /// The client waits for the run's end.
+    UntilTheEnd(OwnedWriteHalf),
+}
+
+async fn converse(connection: UnixStream, events: Sender<Event>) -> io::Result<Connection> {
     let (reader, mut writer) = connection.into_split();
     let mut line = String::new();
     tokio::io::BufReader::new(reader.take(REQUEST_BYTES_MAX))
         .read_line(&mut line)
         .await?;
-    let answer = match serde_json::from_str(&line) {
+    let request = serde_json::from_str(&line);
+    let is_stop = matches!(request, Ok(Request::Stop));
+    let answer = match request {
         Err(error) => Answer::Failed(format!("understand the request: {error}")),
         Ok(request) => answered(request, &events).await,
     };
     let mut text = serde_json::to_vec(&answer)?;
     text.push(b'\n');
-    writer.write_all(&text).await
+    writer.write_all(&text).await?;
+    Ok(match answer {
+        Answer::Image(_) if is_stop => Connection::UntilTheEnd(writer),
+        Answer::Image(_)
+        | Answer::Done
+        | Answer::Status(_)
+        | Answer::Later(_)
+        | Answer::Failed(_) => Connection::Done,
+    })
 }
 
 async fn answered(request: Request, events: &Sender<Event>) -> Answer {
     let afterwards = match request {
         Request::Snapshot => Afterwards::Continue,
         Request::Pause => Afterwards::Pause,
+        Request::Stop => Afterwards::Stop,
         Request::Status => {
             let status = asked(events, Event::StatusRequest).await;
             return status.map_or_else(ended, Answer::Status);

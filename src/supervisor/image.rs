@@ -23,7 +23,7 @@ pub enum Trigger {
     Signal,
     /// `ckpt-run snapshot`.
     Request,
-    /// SIGUSR2 or SIGTERM: the last one before the run stops.
+    /// `ckpt-run stop`, SIGUSR2 or SIGTERM: the last one before the run stops.
     Stop,
 }
 

@@ -57,6 +57,7 @@ mod snapshot;
 mod snapshot_error;
 mod standing;
 mod status;
+mod stop;
 mod stream_kind;
 mod streams;
 mod supervise;
@@ -66,7 +67,9 @@ mod timing;
 mod workshop;
 
 pub use carried::companions;
-pub use control::{ControlError, request_pause, request_snapshot, request_status, request_unpause};
+pub use control::{
+    ControlError, request_pause, request_snapshot, request_status, request_stop, request_unpause,
+};
 pub use describe::{chain, size};
 pub use gpu_facts::{CudaFacts, GpuFacts};
 pub use gpu_plan::{GpuPairs, Refusal};

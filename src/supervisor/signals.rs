@@ -79,9 +79,7 @@ impl Supervisor {
         match signal {
             Signal::Snapshot => self.want(Trigger::Signal, Afterwards::Continue, None),
             Signal::SaveAndStop => {
-                if self.stopping == Stopping::No {
-                    self.stopping = Stopping::WhenSaved;
-                }
+                self.end_when_saved();
                 self.save_and_stop()
             }
             Signal::Terminate => match self.stopping {

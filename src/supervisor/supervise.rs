@@ -141,7 +141,7 @@ pub(super) enum Stopping {
     No,
     /// SIGINT and the like went to the job, at this time: its end within the grace period is no crash.
     ByTheJob(Instant),
-    /// SIGUSR2: as soon as an image is durable.
+    /// SIGUSR2 or `ckpt-run stop`: as soon as an image is durable.
     WhenSaved,
     /// SIGTERM: saved or not, at this time.
     Until(Instant),
@@ -326,6 +326,7 @@ impl Supervisor {
                 self.typed(key);
                 Ok(())
             }
+            Event::SnapshotRequest(Afterwards::Stop, reply) => self.stop_asked(reply),
             Event::SnapshotRequest(afterwards, reply) => {
                 self.want(Trigger::Request, afterwards, Some(reply))
             }

@@ -30,6 +30,7 @@ mod signals;
 mod slurm;
 mod stacks;
 mod status;
+mod stop;
 mod streams;
 mod surroundings;
 mod systemd;

@@ -81,7 +81,7 @@ fn who(trigger: Trigger) -> &'static str {
         Trigger::Schedule => "schedule",
         Trigger::Signal => "signal: SIGUSR1",
         Trigger::Request => "request: ckpt-run snapshot",
-        Trigger::Stop => "stop: SIGUSR2, SIGTERM or ckpt-run pause",
+        Trigger::Stop => "stop: ckpt-run stop, SIGUSR2 or SIGTERM",
     }
 }
 
