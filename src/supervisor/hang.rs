@@ -311,7 +311,7 @@ mod tests {
         }
         assert_eq!(signs.take(&output(7), 2 * SECOND), None);
         let found = signs.take(&output(7), 2 * SECOND).unwrap();
-        assert_eq!(found.to_string(), "no output for 4s");
+        assert_eq!(found.to_string(), "no output for 4.0 s");
         // It may have been silent all the time.
         assert_eq!(found.quiet_max, 104 * SECOND);
     }

@@ -76,7 +76,7 @@ fn a_job_that_falls_silent_is_written_down_killed_and_restored() {
     place.wait_for("log", "5\n");
     place.snapshot();
     fs::write(place.file("stuck"), "").unwrap();
-    place.wait_for("err", "the job hangs, no output for 2s");
+    place.wait_for("err", "the job hangs, no output for 2.0 s");
     let counted = || place.text("out").lines().count();
     let hung = counted();
     wait_until("more than before it hung", || counted() > hung + 5);
@@ -87,13 +87,15 @@ fn a_job_that_falls_silent_is_written_down_killed_and_restored() {
     assert_eq!(place.text("log"), all);
     assert_eq!(place.text("told"), "on_hang\n");
     assert!(
-        place.text("err").contains("hook on_hang: no output for 2s"),
+        place
+            .text("err")
+            .contains("hook on_hang: no output for 2.0 s"),
         "{}",
         place.text("err")
     );
     let log = hang_log(&place);
     for part in [
-        "no output for 2s",
+        "no output for 2.0 s",
         "process 301",
         "python3 -u job.py",
         "S (sleeping)",
