@@ -89,6 +89,7 @@ fn slurm_preempts_the_job_and_it_goes_on_when_there_is_a_node_again() {
     };
     let id = cluster.submit(&filled(&place, "slurm-preempt"), &[]);
     place.wait_for("log", "5\n");
+    cluster.wait_for_step(&id);
     preempt(&place, &cluster, &id);
     assert_eq!(place.images().len(), 1, "{}", place.text(&messages_of(&id)));
     ends_equal(&place, &cluster, &id, "Restarts=1");

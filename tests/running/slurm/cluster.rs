@@ -123,6 +123,21 @@ impl<'a> Cluster<'a> {
         }
     }
 
+    /// Waits until the job has a step, which the script starts to hear of preemptions.
+    pub fn wait_for_step(&self, id: &str) {
+        let step = format!("{id}.0");
+        let arguments = ["--noheader", "--steps", "--format=%i", "--jobs", id];
+        let begun = Instant::now();
+        while !self
+            .tell("squeue", &arguments)
+            .lines()
+            .any(|line| line.trim() == step)
+        {
+            assert!(begun.elapsed() < JOB_LIMIT, "no step: {}", self.job(id));
+            std::thread::sleep(POLL);
+        }
+    }
+
     fn said(&self) -> String {
         ["err", "slurmctld.log", "slurmd.log", "munged.log"]
             .map(|name| {
