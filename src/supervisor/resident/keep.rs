@@ -53,8 +53,8 @@ pub(in crate::supervisor) struct Kept {
 pub(super) struct KeptProcess {
     pub pid: i32,
     pub held: Vec<Held>,
-    /// What of it other processes have as well.
-    origins: Vec<Origin>,
+    /// What of it other processes have as well, by its address.
+    origins: HashMap<u64, Origin>,
 }
 
 /// Halts the processes, has the agents let go, and suspends the GPU state of all `users`; `take` is called with the
@@ -133,7 +133,7 @@ impl Kept {
         let process = |cover: &Cover| KeptProcess {
             pid: cover.pid,
             held: Vec::new(),
-            origins: Vec::new(),
+            origins: HashMap::new(),
         };
         Ok(Self {
             channel: Channel::bind()?,
@@ -167,7 +167,7 @@ impl Kept {
                 .map(|(pid, held)| KeptProcess {
                     pid,
                     held,
-                    origins: Vec::new(),
+                    origins: HashMap::new(),
                 })
                 .collect(),
             evicted: false,
@@ -211,8 +211,7 @@ impl Kept {
         let mut segment = |process: &KeptProcess, held: &Held| {
             let gpu = GpuUuid::from_bytes(held.segment.device).to_string();
             let address = held.segment.address;
-            let origin = process.origins.iter().find(|one| one.address == address);
-            let first = origin.map(|one| {
+            let first = process.origins.get(&address).map(|one| {
                 let first = || (number, gpu.clone());
                 firsts.entry((one.owner, one.id)).or_insert_with(first)
             });
@@ -254,7 +253,10 @@ impl Kept {
         }
         for place in 0..self.processes.len() {
             match self.ask_origins(self.processes[place].pid) {
-                Ok(origins) => self.processes[place].origins = origins,
+                Ok(origins) => {
+                    let by_address = origins.into_iter().map(|one| (one.address, one));
+                    self.processes[place].origins = by_address.collect();
+                }
                 Err(error) => return self.give_back().and(Err(error)),
             }
         }
