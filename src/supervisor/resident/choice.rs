@@ -43,11 +43,20 @@ impl Cover {
     }
 }
 
-/// Who of the locked processes, by its pid as the job sees it, has memory that the driver alone would lose, and is not prepared
-/// for: what agents said before is of the past, and a program that begins shares memory within milliseconds.
-pub(super) fn newcomer(now: &[Cover], is_prepared: impl Fn(&Cover) -> bool) -> Option<i32> {
+/// Whether all memory of locked processes that the driver alone would lose is prepared for: what agents said before is of
+/// the past, and a program that begins shares memory within milliseconds.
+///
+/// # Errors
+/// [`ResidentError::Newcomer`].
+pub(super) fn expect_no_newcomer(
+    now: &[Cover],
+    is_prepared: impl Fn(&Cover) -> bool,
+) -> Result<(), ResidentError> {
     let is_new = |cover: &&Cover| cover.is_hopeless() || cover.is_bound() && !is_prepared(cover);
-    now.iter().find(is_new).map(|cover| cover.pid)
+    match now.iter().find(is_new) {
+        Some(cover) => Err(ResidentError::Newcomer { pid: cover.pid }),
+        None => Ok(()),
+    }
 }
 
 /// Device memory that stays, bytes.
@@ -155,7 +164,11 @@ mod tests {
             cover
         };
         let prepared = |cover: &Cover| cover.pid == 1;
-        let among = |covers: &[Cover]| newcomer(covers, prepared);
+        let among = |covers: &[Cover]| match expect_no_newcomer(covers, prepared) {
+            Ok(()) => None,
+            Err(ResidentError::Newcomer { pid }) => Some(pid),
+            Err(error) => panic!("{error}"),
+        };
         let harmless = [lends(1, true, false), lends(2, false, false)];
         assert_eq!(among(&harmless), None);
         assert_eq!(

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::carrier::Taking;
-use super::choice::{Cover, newcomer};
+use super::choice::{Cover, expect_no_newcomer};
 use super::error::ResidentError;
 use super::facts::{ResidentFacts, ResidentProcess, ResidentSegment};
 use super::refill::Memory;
@@ -148,10 +148,7 @@ impl Kept {
         let pids = covers.iter().map(|cover| (cover.host_pid, cover.pid));
         let now = ask(&mut self.channel, &self.token, pids)?;
         let is_prepared = |cover: &Cover| self.processes.iter().any(|one| one.pid == cover.pid);
-        match newcomer(&now, is_prepared) {
-            Some(pid) => Err(ResidentError::Newcomer { pid }),
-            None => Ok(()),
-        }
+        expect_no_newcomer(&now, is_prepared)
     }
 
     /// Of restored processes, and the memory that was made for them.

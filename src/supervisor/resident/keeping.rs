@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::carrier::{Carrier, Shadowed, Taken, Taking};
-use super::choice::{Cover, Way, bytes, choose, newcomer};
+use super::choice::{Cover, Way, bytes, choose, expect_no_newcomer};
 use super::error::ResidentError;
 use super::keep::{self, Kept};
 use crate::config::Memory;
@@ -129,10 +129,7 @@ pub(in crate::supervisor) fn driver_suffices(
     token: &Token,
     gpu: &Gpu<'_>,
 ) -> Result<(), ResidentError> {
-    match newcomer(&ask(token, gpu)?, |_| false) {
-        Some(pid) => Err(ResidentError::Newcomer { pid }),
-        None => Ok(()),
-    }
+    expect_no_newcomer(&ask(token, gpu)?, |_| false)
 }
 
 /// Asks every CUDA process for its agent.

@@ -97,18 +97,28 @@ impl Standby {
                 tracing::debug!("GPU memory was filled while the job ended");
                 Ok(Ready::Memory(filled, memory))
             }
-            Some(Ready::Copier(carrier)) if carrier.open(gpus).is_ok() => {
-                Ok(Ready::Copier(carrier))
-            }
-            _ => self.begin(program, gpus).map(Ready::Copier),
+            ready => self.copier(ready, program, gpus).map(Ready::Copier),
         }
     }
 
     /// A copier with contexts on these GPUs: one that was prepared, or a warm one, or another.
     pub fn take(&self, program: &Path, gpus: &[GpuUuid]) -> Result<Carrier, ResidentError> {
-        match wait_for(&self.ready) {
+        self.copier(wait_for(&self.ready), program, gpus)
+    }
+
+    fn copier(
+        &self,
+        ready: Option<Ready>,
+        program: &Path,
+        gpus: &[GpuUuid],
+    ) -> Result<Carrier, ResidentError> {
+        match ready {
             Some(Ready::Copier(carrier)) if carrier.open(gpus).is_ok() => Ok(carrier),
-            _ => self.begin(program, gpus),
+            // What is ready is of no use here, and ends before others take its place.
+            ready => {
+                drop(ready);
+                self.begin(program, gpus)
+            }
         }
     }
 
