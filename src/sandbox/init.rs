@@ -28,7 +28,7 @@ use nix::unistd::{Pid, setsid};
 use super::io_uring::IoUring;
 use super::protocol::{Ended, Event, JobPids, Request, ToolCommand, receive, send};
 use super::spawn::CONTROL_DESCRIPTOR;
-use super::{ROOT_PID, descendants, root};
+use super::{descendants, pids, root};
 
 /// Where programs get new terminals.
 const MAKER: &str = "/dev/ptmx";
@@ -189,7 +189,7 @@ impl Init {
             Err(_) => return Err(Errno::EINVAL.into()),
         };
         if self.isolated {
-            fs::write("/proc/sys/kernel/ns_last_pid", (ROOT_PID - 1).to_string())?;
+            pids::begin_at(pids::draw()?)?;
         }
         match root::start(program, arguments, io_uring, stdio, self.isolated) {
             Ok(pids) => {
@@ -257,9 +257,13 @@ impl Init {
 
     fn report(&mut self, pid: Pid, ended: Ended) -> io::Result<()> {
         if let Some(restores) = self.tools.remove(&pid) {
-            if restores.is_some() && ended != Ended::Exited(0) {
-                self.job = None;
-                self.early_end = None;
+            if let Some(restored) = restores {
+                if ended == Ended::Exited(0) {
+                    self.go_on_after(restored);
+                } else {
+                    self.job = None;
+                    self.early_end = None;
+                }
             }
             send(&self.control, &Event::ToolEnded(ended), &[])?;
             if let Some(ended) = self.early_end.take() {
@@ -274,6 +278,15 @@ impl Init {
             }
         }
         Ok(())
+    }
+
+    /// What a restored job starts from now on gets pids beyond its own, as if it had never been away: those that CRIU
+    /// has here would be in the way of the next restore.
+    fn go_on_after(&self, restored: JobPids) {
+        if self.isolated {
+            // Rarely needed, and the job computes already.
+            let _ = pids::begin_at(restored.job + 1);
+        }
     }
 
     /// Reports the job's end. After a crash nothing of it may go on until the supervisor, which may be in the midst of

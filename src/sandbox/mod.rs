@@ -5,12 +5,12 @@
 //! supervisor (host namespaces)
 //!   │  control socket: Request →  ← Event
 //!   └─ pid 1 (`init`): single-threaded, spawns, reaps, runs tools, reports
-//!        ├─ pid 300 (`root`): first process of the job's tree, adopts its orphans
-//!        │    └─ pid 301: the job
+//!        ├─ pid N (`root`): first process of the job's tree, adopts its orphans
+//!        │    └─ pid N+1: the job
 //!        └─ tools: CRIU
 //! ```
 //!
-//! A snapshot contains pid 300 and everything below it, nothing above. The
+//! A snapshot contains `root` and everything below it, nothing above. The
 //! sandbox does not know what a tool is or what it is for: the supervisor
 //! hands it a command line. Killing pid 1 ends every process in the sandbox,
 //! and pid 1 dies with the supervisor (`PDEATHSIG` and the control socket's end).
@@ -25,6 +25,7 @@ pub(crate) mod fuzz;
 mod host;
 mod init;
 mod io_uring;
+mod pids;
 mod protocol;
 mod root;
 mod spawn;
@@ -37,10 +38,6 @@ pub use spawn::{SpawnError, privilege_missing};
 
 /// First argument by which the binary knows that it is to be a sandbox's pid 1.
 pub const INIT_ARGUMENT: &str = "__sandbox";
-
-/// Pid of the first process of the job's tree, inside the sandbox. After a wrap-around Linux never
-/// hands out a pid below 300 (`RESERVED_PIDS`), so pids below it stay free for CRIU at a restore.
-pub const ROOT_PID: i32 = 300;
 
 /// Whether the job gets namespaces of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
     unsafe_code,
     reason = "fork of a single-threaded process, signal dispositions before exec"
 )]
-//! The first process of the job's tree (pid 300): starts the job, adopts and
+//! The first process of the job's tree: starts the job, adopts and
 //! reaps its orphans, and ends exactly as the job did.
 //!
 //! It is a part of every image, so that a daemonized worker, whose parent is

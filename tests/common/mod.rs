@@ -151,13 +151,22 @@ impl Place {
     }
 }
 
-/// Host pid of the first process of a supervisor's job (301 in its namespace).
+/// Host pid of the first process of a supervisor's job, below the root of its tree: of pid 1's children in the sandbox
+/// that with the lowest of the pids that are not left to CRIU.
 pub fn job_of(supervisor: i32) -> i32 {
     let mut found = None;
     wait_until("the job's process", || {
-        found = descendants(supervisor)
+        let inside = |pid: &i32| inner_pid(*pid).filter(|inner| *inner >= 300);
+        let init = descendants(supervisor)
             .into_iter()
-            .find(|pid| inner_pid(*pid) == Some(301));
+            .find(|pid| inner_pid(*pid) == Some(1));
+        let root = init.and_then(|init| {
+            let candidates = children(init).into_iter();
+            candidates
+                .filter(|pid| inside(pid).is_some())
+                .min_by_key(inside)
+        });
+        found = root.and_then(|root| children(root).first().copied());
         found.is_some()
     });
     found.expect("found above")
@@ -178,7 +187,7 @@ impl Run {
         kill(Pid::from_raw(self.pid()), signal).expect("the supervisor runs");
     }
 
-    /// Host pid of the job's own first process (301 in its namespace).
+    /// Host pid of the job's own first process.
     pub fn job(&self) -> i32 {
         job_of(self.pid())
     }
@@ -251,20 +260,24 @@ pub fn descendants(pid: i32) -> Vec<i32> {
     let mut found = vec![];
     let mut open = vec![pid];
     while let Some(next) = open.pop() {
-        let Ok(tasks) = fs::read_dir(format!("/proc/{next}/task")) else {
-            continue;
-        };
-        for task in tasks.flatten() {
-            let children = fs::read_to_string(task.path().join("children")).unwrap_or_default();
-            let children: Vec<i32> = children
-                .split_whitespace()
-                .filter_map(|word| word.parse().ok())
-                .collect();
-            found.extend(&children);
-            open.extend(children);
-        }
+        let children = children(next);
+        found.extend(&children);
+        open.extend(children);
     }
     found
+}
+
+fn children(pid: i32) -> Vec<i32> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task"));
+    let lists = tasks.into_iter().flatten().flatten().map(|task| {
+        // A thread that has ended has none.
+        fs::read_to_string(task.path().join("children")).unwrap_or_default()
+    });
+    let words = lists.collect::<Vec<_>>().join(" ");
+    words
+        .split_whitespace()
+        .filter_map(|word| word.parse().ok())
+        .collect()
 }
 
 /// The pid of a process inside its own PID namespace.

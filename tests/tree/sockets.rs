@@ -3,8 +3,8 @@
 use std::fs;
 use std::net::TcpListener;
 
-use super::common::{Place, can_run};
-use super::survival::survives;
+use super::common::{Place, Run, can_run};
+use super::survival::{OPTIONS, survives};
 
 #[test]
 fn unix_sockets_keep_what_is_in_flight() {
@@ -173,5 +173,38 @@ fn a_connection_to_others_is_found_closed_after_a_restore() {
 fn a_connection_to_others_is_kept_where_that_is_wanted() {
     if let Some(said) = connection_to_others("keep", NOTHING_INSIDE) {
         assert_eq!(said, "open");
+    }
+}
+
+/// The CUDA driver binds such an address; jobs on one machine share the network namespace.
+#[test]
+fn two_jobs_may_name_addresses_by_their_pids() {
+    if !can_run() {
+        return;
+    }
+    let script = r#"
+import os, socket, time
+name = socket.socket(socket.AF_UNIX); name.bind("\0ckpt-run-test-%d" % os.getpid()); name.listen()
+print("bound", flush=True)
+while not os.path.exists("restored"): time.sleep(0.005)
+child = os.fork()
+if child == 0: os._exit(0)
+os.waitpid(child, 0)
+assert child > os.getpid(), (child, os.getpid())
+"#;
+    let begun: Vec<(Place, Run)> = (0..2)
+        .map(|_| {
+            let place = Place::new();
+            let run = place.start_python(&OPTIONS, script);
+            place.wait_for("out", "bound\n");
+            place.snapshot();
+            (place, run)
+        })
+        .collect();
+    for (place, mut run) in begun {
+        run.crash();
+        place.wait_for("err", "restored");
+        fs::write(place.file("restored"), "").expect("a gate");
+        assert_eq!(run.wait(), 0, "{}", place.text("err"));
     }
 }

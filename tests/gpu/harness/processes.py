@@ -5,8 +5,8 @@ import pathlib
 import signal
 import subprocess
 
-# The root of a job's tree, which adopts orphans, has this pid in its own namespace.
-ROOT_PID_INSIDE = 300
+# A sandbox leaves lower pids to CRIU. The root of the job's tree has the lowest of the others, before any later tool.
+JOB_PID_MIN = 300
 END_SECONDS_MAX = 10
 
 
@@ -40,10 +40,12 @@ def pid_inside(pid):
 
 
 def job_of(supervisor):
-    """The job's processes, its first one first."""
-    for pid in descendants(supervisor):
-        if pid_inside(pid) == ROOT_PID_INSIDE:
-            return descendants(pid)
+    """The job's processes, its first one first: all below the root of its tree."""
+    for init in descendants(supervisor):
+        if pid_inside(init) == 1:
+            inside = {pid: pid_inside(pid) or 0 for pid in children(init)}
+            jobs = [pid for pid in inside if inside[pid] >= JOB_PID_MIN]
+            return descendants(min(jobs, key=inside.get)) if jobs else []
     return []
 
 
