@@ -223,6 +223,16 @@ pub static CAUSES: &[Cause] = &[
         "run as root or with CAP_CHECKPOINT_RESTORE, and with /proc/sys writable",
     ),
     criu(
+        &["Can't link remap", "File exists"],
+        "the folder of one of the job's files has a link_remap file of another job's snapshot or restore",
+        "wait until that is done; remove the file if no ckpt-run and no CRIU works here",
+    ),
+    criu(
+        &["unix: Can't bind", "Address already in use"],
+        "another program has the name of one of the job's Unix sockets",
+        "end that program: it may be a copy of the job, or one in a container that shares the network",
+    ),
+    criu(
         &["Address already in use"],
         "a network address of the job is still in use",
         "wait until the connection's TIME_WAIT is over, or end the program that uses the address",

@@ -126,6 +126,14 @@ const LINES: &[(&str, &str)] = &[
         "choose process ids",
     ),
     (
+        "Error (criu/files-reg.c:1159): Can't link remap to /dev/shm/sem.ZBvp4E: File exists",
+        "link_remap file of another",
+    ),
+    (
+        "   301: Error (criu/sk-unix.c:1651): unix: Can't bind id 0x65 ino 177050 addr : Address already in use",
+        "Unix sockets",
+    ),
+    (
         "(00.02)    300: Error (criu/sk-inet.c:900): inet: Can't bind inet socket (id 5): Address already in use",
         "still in use",
     ),
@@ -257,13 +265,14 @@ fn the_line_that_says_more_goes_first() {
 /// The texts of the table are those of the program, but for what the C library says.
 #[test]
 fn criu_has_the_texts_that_it_is_known_by() {
-    const OF_THE_KERNEL: [&str; 9] = [
+    const OF_THE_KERNEL: [&str; 10] = [
         "anon_inode:[io_uring]",
         "anon_inode:[userfaultfd]",
         "anon_inode:[perf_event]",
         "anon_inode:bpf",
         "/secretmem",
         "Address already in use",
+        "File exists",
         "No space left on device",
         "Cannot allocate memory",
         "Operation not permitted",

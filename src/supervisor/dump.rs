@@ -15,7 +15,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::bystanders::Bystanders;
-use super::describe::why;
+use super::dump_end::{outcome, remove_links};
 use super::gpu_facts::CudaFacts;
 use super::image::{ImageFacts, Stopwatch, Trigger};
 use super::machine;
@@ -26,8 +26,7 @@ use super::streams::{Marks, Streams};
 use super::workshop::{Job, SharedStreams, Workshop};
 use crate::clock;
 use crate::criu::{
-    Capture, CaptureError, Captured, DumpOptions, HOLD_SOCKET_VARIABLE, Inherited, dump_arguments,
-    plugin_takes,
+    Capture, Captured, DumpOptions, HOLD_SOCKET_VARIABLE, Inherited, dump_arguments, plugin_takes,
 };
 use crate::job::{self, Node, OpenFile, Process};
 use crate::sandbox::{Ended, Isolation, SandboxError, ToolCommand, ToolRun};
@@ -134,6 +133,7 @@ impl<'a> Dump<'a> {
             if !self.job_lives(&processes) {
                 return SnapshotError::Ended;
             }
+            remove_links(&processes);
             match job::with_remains_of_criu(&processes).filter(|_| killed) {
                 Some(process) => SnapshotError::Doubtful {
                     pid: process.pid,
@@ -432,25 +432,4 @@ impl<'a> Dump<'a> {
 /// Threads that copy a large image file: one core is CRIU's, and few more reach the memory's speed.
 fn lanes() -> usize {
     thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).min(LANES_MAX))
-}
-
-/// What the dump has come to, from both ends of the stream.
-fn outcome(
-    (log, printed): (&Path, &File),
-    ended: Result<Ended, SandboxError>,
-    captured: Result<Captured, CaptureError<SnapshotError>>,
-) -> Result<Captured, SnapshotError> {
-    match (ended, captured) {
-        (Ok(Ended::Exited(0)), Ok(captured)) => Ok(captured),
-        // Our own failure is the cause of CRIU's.
-        (_, Err(CaptureError::Receiver(error))) => Err(error),
-        (Ok(Ended::Exited(0)), Err(error)) => {
-            Err(SnapshotError::Stream(io::Error::other(error.to_string())))
-        }
-        (Ok(ended), _) => Err(SnapshotError::Criu {
-            reason: why(log, ended, Some(printed)),
-        }),
-        (Err(SandboxError::Slow(limit)), _) => Err(SnapshotError::Slow(limit)),
-        (Err(error), _) => Err(error.into()),
-    }
 }

@@ -13,6 +13,7 @@ mod describe;
 mod diagnosis;
 pub mod doctor;
 mod dump;
+mod dump_end;
 mod endings;
 mod environment;
 mod event;

@@ -95,19 +95,15 @@ pub(super) fn take(
     again_while_it_changes(attempt, || thread::sleep(ATTEMPT_PAUSE))
 }
 
-/// Tries until nothing came to the GPU meanwhile, a few times at most.
+/// Tries until nothing came in between, a few times at most.
 fn again_while_it_changes<T>(
     mut attempt: impl FnMut() -> Result<T, SnapshotError>,
     mut pause: impl FnMut(),
 ) -> Result<T, SnapshotError> {
     for number in 1..ATTEMPTS_MAX {
         match attempt() {
-            Err(SnapshotError::Device { pid }) => {
-                tracing::info!(
-                    pid,
-                    attempt = number,
-                    "a process is on its way to the GPU; the snapshot is taken again"
-                );
+            Err(error) if error.is_passing() => {
+                tracing::info!(attempt = number, "the snapshot is taken again: {error}");
                 pause();
             }
             result => return result,

@@ -9,6 +9,7 @@ use super::resident::ResidentError;
 use crate::copier::CopierError;
 use crate::cuda::{self, CallError, TreeError};
 use crate::job;
+use crate::resident::AgentError;
 use crate::sandbox::SandboxError;
 use crate::store::WriteError;
 
@@ -16,6 +17,7 @@ use crate::store::WriteError;
 const CUDA_ERROR_OUT_OF_MEMORY: i32 = 2;
 const CUDA_ERROR_OPERATING_SYSTEM: i32 = 304;
 const CUDA_ERROR_NOT_PERMITTED: i32 = 800;
+const CUDA_ERROR_DEINITIALIZED: i32 = 4;
 const CUDA_ERROR_NOT_SUPPORTED: i32 = 801;
 
 /// Why there is no new image. The job computes, and older images are untouched, unless a variant says otherwise.
@@ -117,6 +119,14 @@ pub enum SnapshotError {
         /// Pid as the job sees it.
         pid: i32,
     },
+    /// A process is about to end: the driver has ended in it.
+    #[error(
+        "cannot take a snapshot while process {pid} ends its use of the GPU; it is tried again later"
+    )]
+    Leaving {
+        /// Pid as the job sees it.
+        pid: i32,
+    },
     /// A socket or a stream of our own failed.
     #[error("cannot prepare the dump")]
     Prepare(#[source] io::Error),
@@ -127,6 +137,12 @@ pub enum SnapshotError {
     #[error("cannot dump the processes: {reason}")]
     Criu {
         /// Its reason, and where its log is.
+        reason: String,
+    },
+    /// CRIU wants a name in a folder for a moment that another job's dump or restore has there.
+    #[error("cannot dump the processes: {reason}")]
+    NameTaken {
+        /// CRIU's reason, and where its log is.
         reason: String,
     },
     /// A thread of ours panicked, which is a mistake in this program.
@@ -252,13 +268,15 @@ impl SnapshotError {
             Self::Obstacle(_) | Self::Files(job::FilesError::Semaphore { .. }) => {
                 FailureKind::Unsupported
             }
-            Self::Device { .. } => FailureKind::Changed,
+            Self::Device { .. } | Self::Leaving { .. } => FailureKind::Changed,
             Self::Stopped { .. } => FailureKind::Busy,
             Self::Driver(_) | Self::Resume(_) => FailureKind::Driver,
             Self::Suspend(error) => FailureKind::of(error),
             Self::Resident(error) => error.kind(),
             Self::Halt(error) => FailureKind::of_halt(error),
-            Self::Criu { .. } | Self::Slow(_) | Self::Stream(_) => FailureKind::Criu,
+            Self::Criu { .. } | Self::NameTaken { .. } | Self::Slow(_) | Self::Stream(_) => {
+                FailureKind::Criu
+            }
             Self::Vetoed => FailureKind::Vetoed,
             Self::Ended => FailureKind::Ended,
             Self::Doubtful { source, .. } => source.kind(),
@@ -284,6 +302,14 @@ impl SnapshotError {
         }
     }
 
+    /// Whether it is over in a moment: the snapshot is worth another attempt.
+    pub(super) fn is_passing(&self) -> bool {
+        matches!(
+            self,
+            Self::Device { .. } | Self::Leaving { .. } | Self::NameTaken { .. }
+        )
+    }
+
     /// Whether the job computes, but is better restored.
     #[must_use]
     pub fn job_is_doubtful(&self) -> bool {
@@ -305,6 +331,15 @@ impl From<ResidentError> for SnapshotError {
     fn from(error: ResidentError) -> Self {
         match error {
             ResidentError::Newcomer { pid } => Self::Device { pid },
+            ResidentError::Agent {
+                source:
+                    AgentError::Driver {
+                        pid,
+                        code: CUDA_ERROR_DEINITIALIZED,
+                        ..
+                    },
+                ..
+            } => Self::Leaving { pid },
             error => Self::Resident(Box::new(error)),
         }
     }

@@ -30,6 +30,23 @@ fn what_the_agent_cannot_do_goes_the_driver_s_way_while_that_is_possible() {
     scene.ends_as_ever();
 }
 
+/// What a process answers whose driver has ended, as it does before the process does.
+const DEINITIALIZED: i32 = 4;
+
+#[test]
+fn a_process_that_is_about_to_end_is_waited_for() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::at_rest("auto");
+    scene.answer_next("fail", "cuCtxSetCurrent", 1, DEINITIALIZED);
+    scene.resident_snapshot();
+    let again = "the snapshot is taken again: cannot take a snapshot while process";
+    assert_eq!(scene.count(again), 1, "{}", scene.said());
+    scene.mend();
+    scene.ends_as_ever();
+}
+
 #[test]
 fn a_call_of_the_agent_that_fails_costs_a_snapshot_at_most() {
     if !can_run() {

@@ -112,10 +112,15 @@ impl Scene {
 
     /// The next so many of these calls fail.
     pub fn fail_next(&self, file: &str, call: &str, times: usize) {
+        self.answer_next(file, call, times, 999);
+    }
+
+    /// The next so many of these calls do nothing but answer this.
+    pub fn answer_next(&self, file: &str, call: &str, times: usize, code: i32) {
         for number in 0..times {
             self.rule(&format!("token-{call}-{number}"), "");
         }
-        self.rule(file, &format!("{call}:token:999"));
+        self.rule(file, &format!("{call}:token:{code}"));
     }
 
     /// How many of them have not failed yet.

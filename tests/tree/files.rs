@@ -1,6 +1,9 @@
 //! Files and pipes.
 
-use super::survival::survives;
+use std::fs;
+
+use super::common::{Place, Run, can_run};
+use super::survival::{OPTIONS, survives};
 
 #[test]
 fn files_opened_in_every_mode_go_back_with_the_job() {
@@ -147,4 +150,68 @@ child.stdin.close(); note(child.wait())
 note(open(os.path.join(home, "deep", "file")).read())
 "#,
     );
+}
+
+/// Most numbers of descriptors that CRIU gives the files of such a job.
+const NUMBERS: u32 = 400;
+
+/// A job that has a file open, as a POSIX semaphore is, by a name that it has lost: CRIU links it as `link_remap.N`.
+fn with_a_renamed_file() -> (Place, Run) {
+    let place = Place::new();
+    let run = place.start_python(
+        &OPTIONS,
+        r#"
+import os, time
+file = open("first", "w+b", 0); os.link("first", "second"); os.unlink("first"); file.write(b"content")
+print("open", flush=True)
+while not os.path.exists("go"): time.sleep(0.005)
+assert os.pread(file.fileno(), 10, 0) == b"content" and os.path.sameopenfile(file.fileno(), os.open("second", os.O_RDONLY))
+"#,
+    );
+    place.wait_for("out", "open\n");
+    (place, run)
+}
+
+fn ends_well((place, mut run): (Place, Run)) {
+    let said = place.text("err");
+    assert_eq!(
+        said.matches("the snapshot is taken again").count(),
+        1,
+        "{said}"
+    );
+    run.crash();
+    place.wait_for("err", "restored");
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+}
+
+#[test]
+fn a_name_that_another_dump_has_for_a_moment_is_waited_for() {
+    if !can_run() {
+        return;
+    }
+    let (place, run) = with_a_renamed_file();
+    let names = || (0..NUMBERS).map(|number| place.file(&format!("link_remap.{number}")));
+    names().for_each(|name| fs::write(name, "another's").unwrap());
+    std::thread::scope(|scope| {
+        let snapshot = scope.spawn(|| place.snapshot());
+        place.wait_for("err", "the snapshot is taken again");
+        names().for_each(|name| fs::remove_file(name).unwrap());
+        snapshot.join().expect("a snapshot");
+    });
+    ends_well((place, run));
+}
+
+#[test]
+fn names_that_a_killed_dump_has_left_are_taken_away() {
+    if !can_run() {
+        return;
+    }
+    let (place, run) = with_a_renamed_file();
+    for number in 0..NUMBERS {
+        let name = place.file(&format!("link_remap.{number}"));
+        fs::hard_link(place.file("second"), name).unwrap();
+    }
+    place.snapshot();
+    ends_well((place, run));
 }
