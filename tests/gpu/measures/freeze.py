@@ -21,8 +21,8 @@ IMAGES, DISK_SPARE_GIB = 2.2, 4
 CRAMPED_GIB_MIN = 64
 # Pause after a step: an uninterrupted run, which makes none, must be much faster.
 PACE_MS_MIN, PACE_MS_PER_GIB = 100, 4
-# Of larger programs, rounds are fewer than asked for, though not fewer than this.
-FULL_ROUNDS_GIB, ROUNDS_MIN = 16, 2
+# Bare and by the driver, larger programs take minutes a round: those are fewer than asked for.
+FULL_ROUNDS_GIB = 16
 
 
 def run(context, section):
@@ -34,9 +34,8 @@ def size(context, section, gib):
     """All ways for one size."""
     narrow = ways.free_gib(context.work) < gib * IMAGES + DISK_SPARE_GIB
     subject = subjects.counter(context, gib, narrow)
-    rounds = max(min(ROUNDS_MIN, context.options.rounds), rounds_of(context, gib))
     found = []
-    for measured in measure(context, subject, rounds):
+    for measured in measure(context, subject):
         found.append(measured)
         print(f"    {subject.name}: {measured.way}: {ways.brief(measured)}", flush=True)
     ways.compare(context, found, subject.name, lambda steps: subject.words(steps, 0))
@@ -45,17 +44,15 @@ def size(context, section, gib):
         context.judge(measured.result)
 
 
-def rounds_of(context, gib):
-    return int(context.options.rounds * min(1, FULL_ROUNDS_GIB / gib))
-
-
-def measure(context, subject, rounds):
+def measure(context, subject):
     """The way that matters most first, for when the time does not suffice."""
     pace = max(PACE_MS_MIN, int(PACE_MS_PER_GIB * subject.gib))
     words = subject.endless(pace)
-    wanted = context.options.ways
+    wanted, rounds = context.options.ways, context.options.rounds
+    fewer = max(1, int(rounds * min(1, FULL_ROUNDS_GIB / subject.gib)))
     for memory in (memory for memory in ("resident", "driver") if memory in wanted):
-        yield ways.supervised_way(context, subject.name, memory, words, memory, rounds)
+        times = rounds if memory == "resident" else fewer
+        yield ways.supervised_way(context, subject.name, memory, words, memory, times)
     if "little" in wanted and subject.gib >= CRAMPED_GIB_MIN and context.tools.device == "cuda":
         way = "resident, little room"
         with crowded(context, subject.gib) as fill:
@@ -63,7 +60,7 @@ def measure(context, subject, rounds):
                 context, subject.name, way, words, "resident", rounds, after_start=fill
             )
     if "bare" in wanted:
-        yield ways.bare_way(context, subject.name, words, subject.gib, rounds)
+        yield ways.bare_way(context, subject.name, words, subject.gib, fewer)
 
 
 @contextlib.contextmanager
