@@ -84,19 +84,25 @@ class Restored(Process):
 
 
 class Supervised(Process):
-    """A supervisor in whose sandbox the job is pid 300."""
+    """A supervisor, in whose sandbox the root of the job's tree has the lowest pid of those not left to CRIU."""
 
     def job(self):
-        found = below(self.pid, FIRST_JOB_PID)
+        found = self.root()
         if found is None:
             raise Failure(f"the supervisor has no job: {self.tail()}")
         return found
 
     def kill(self):
-        job = below(self.pid, FIRST_JOB_PID)
+        job = self.root()
         super().kill()
         if job:
             await_end(job)
+
+    def root(self):
+        init = below(self.pid, 1)
+        inside = {pid: meter.pid_inside(pid) or 0 for pid in (meter.children(init) if init else [])}
+        jobs = [pid for pid in inside if inside[pid] >= FIRST_JOB_PID]
+        return min(jobs, key=inside.get, default=None)
 
 
 def below(pid, inside):
