@@ -11,7 +11,7 @@ use std::fs;
 use std::process::Output;
 use std::sync::OnceLock;
 
-use common::{Place, Run, can_run};
+use common::{Place, Run, can_run, wait_until};
 use fake_gpu::FakeGpu;
 use gpu_job::{alone, ends_as, untouched};
 
@@ -242,6 +242,64 @@ fn a_checkpoint_that_fails_fails_the_snapshot_and_the_job_goes_on() {
     fs::remove_file(rule).expect("removed");
     place.snapshot();
     ends_as_ever(&place, &mut run);
+}
+
+#[test]
+fn a_job_on_a_gpu_that_is_split_up_is_not_snapshotted_and_goes_on() {
+    if !can_run() {
+        return;
+    }
+    let (place, gpu) = (Place::new(), FakeGpu::new());
+    fs::write(
+        place.file("ckpt-run.toml"),
+        "metrics.textfile = 'run.prom'\n",
+    )
+    .expect("written");
+    fs::write(gpu.folder().join("mig"), "").expect("written");
+    let mut run = supervised(&place, &gpu, &JOB);
+    place.wait_for("out", "\n10 ");
+    for refusals in 1..=2 {
+        let refused = place.verb(&["snapshot"]);
+        assert_eq!(refused.status.code(), Some(125));
+        let said = errors(&refused);
+        assert!(
+            said.contains("is split up (MIG)") && said.lines().count() == 1,
+            "{said}"
+        );
+        wait_until("the count of failures", || {
+            let figures = place.text("run.prom");
+            let mut counted = figures
+                .lines()
+                .filter(|line| line.starts_with("ckpt_run_snapshots_failed_total{"));
+            counted.any(|line| line.ends_with(&format!("}} {refusals}")))
+        });
+    }
+    assert_eq!(place.images().len(), 0);
+    ends_as_ever(&place, &mut run);
+}
+
+#[test]
+fn a_job_does_not_come_back_on_a_gpu_that_was_split_up_meanwhile_and_its_image_stays() {
+    if !can_run() {
+        return;
+    }
+    let (place, gpu) = (Place::new(), FakeGpu::new());
+    let mut run = supervised(&place, &gpu, &JOB);
+    place.wait_for("out", "\n10 ");
+    place.snapshot();
+    let split = gpu.folder().join("mig");
+    fs::write(&split, "").expect("written");
+    run.crash();
+    assert_eq!(run.wait(), 125, "{}", place.text("err"));
+    let said = place.text("err");
+    assert!(
+        said.contains("is split up (MIG), and a job cannot come back"),
+        "{said}"
+    );
+    fs::remove_file(split).expect("removed");
+    let mut again = supervised(&place, &gpu, &JOB);
+    ends_as_ever(&place, &mut again);
+    assert!(place.text("err").contains("restored image=000001"));
 }
 
 #[test]

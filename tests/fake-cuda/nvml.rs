@@ -4,7 +4,7 @@
 //! none and is not listed, and neither is one that has not made a context yet (580.159.04).
 //!
 //! `FAKE_CUDA_PERSISTENCE` 0 turns persistence mode off. A file `utilization` in the GPUs' folder says how busy they are,
-//! in percent; without it they are idle.
+//! in percent; without it they are idle. With a file `mig` there all are split up.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong};
@@ -169,11 +169,12 @@ extern "C" fn nvmlDeviceGetPersistenceMode(handle: Handle, mode: *mut c_uint) ->
 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetMigMode(
-    _handle: Handle,
-    _current: *mut c_uint,
-    _pending: *mut c_uint,
+    handle: Handle,
+    current: *mut c_uint,
+    pending: *mut c_uint,
 ) -> Answer {
-    NOT_SUPPORTED
+    let mode = c_uint::from(card::folder().join("mig").exists());
+    number(gpu(handle).and_then(|_| put(current, mode).and(put(pending, mode))))
 }
 
 #[unsafe(no_mangle)]

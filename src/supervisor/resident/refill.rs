@@ -29,7 +29,12 @@ pub(in crate::supervisor) fn refill(
 ) -> Result<Memory, ResidentError> {
     let (id, gpus) = (image.manifest().id, gpus_now(facts, map)?);
     match shop.standby.take_for(id, &shop.program, &gpus)? {
-        Ready::Memory(_, memory) => Ok(memory),
+        Ready::Memory(_, memory) => {
+            // By a reader that nobody watched: of what is to be read, so much is.
+            let read = usize::try_from(facts.bytes()).unwrap_or(usize::MAX);
+            image.given().add(read);
+            Ok(memory)
+        }
         Ready::Copier(carrier) => fill(carrier, image, facts, map),
     }
 }
