@@ -189,7 +189,7 @@ impl Init {
             Err(_) => return Err(Errno::EINVAL.into()),
         };
         if self.isolated {
-            pids::begin_at(pids::draw()?)?;
+            pids::go_on_after(pids::draw()? - 1)?;
         }
         match root::start(program, arguments, io_uring, stdio, self.isolated) {
             Ok(pids) => {
@@ -259,7 +259,7 @@ impl Init {
         if let Some(restores) = self.tools.remove(&pid) {
             if let Some(restored) = restores {
                 if ended == Ended::Exited(0) {
-                    self.go_on_after(restored);
+                    self.number_on(restored);
                 } else {
                     self.job = None;
                     self.early_end = None;
@@ -282,10 +282,10 @@ impl Init {
 
     /// What a restored job starts from now on gets pids beyond its own, as if it had never been away: those that CRIU
     /// has here would be in the way of the next restore.
-    fn go_on_after(&self, restored: JobPids) {
+    fn number_on(&self, restored: JobPids) {
         if self.isolated {
             // Rarely needed, and the job computes already.
-            let _ = pids::begin_at(restored.job + 1);
+            let _ = pids::go_on_after(restored.job);
         }
     }
 

@@ -23,7 +23,7 @@ pub(super) fn draw() -> io::Result<i32> {
     i32::try_from(pid).map_err(io::Error::other)
 }
 
-/// The next process of this PID namespace gets this pid, or the next free one.
-pub(super) fn begin_at(pid: i32) -> io::Result<()> {
-    fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string())
+/// The next process of this PID namespace gets the next free pid after this one.
+pub(super) fn go_on_after(pid: i32) -> io::Result<()> {
+    fs::write("/proc/sys/kernel/ns_last_pid", pid.to_string())
 }

@@ -192,6 +192,12 @@ impl Run {
         job_of(self.pid())
     }
 
+    /// How messages name the job's own first process: by its pid as the job sees it.
+    pub fn job_named(&self) -> String {
+        let inner = inner_pid(self.job()).expect("the job runs");
+        format!("process {inner}")
+    }
+
     /// Kills the job's first process and waits until it is gone.
     pub fn crash(&self) {
         let job = self.job();

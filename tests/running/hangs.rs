@@ -75,6 +75,7 @@ fn a_job_that_falls_silent_is_written_down_killed_and_restored() {
     let mut run = start(&place, settings, &["--interval", "never"], STICKS);
     place.wait_for("log", "5\n");
     place.snapshot();
+    let named = run.job_named();
     fs::write(place.file("stuck"), "").unwrap();
     place.wait_for("err", "the job hangs, no output for 2.0 s");
     let counted = || place.text("out").lines().count();
@@ -96,7 +97,7 @@ fn a_job_that_falls_silent_is_written_down_killed_and_restored() {
     let log = hang_log(&place);
     for part in [
         "no output for 2.0 s",
-        "process ",
+        &named,
         "python3 -u job.py",
         "S (sleeping)",
         "nanosleep",
@@ -159,6 +160,7 @@ fn a_job_that_uses_no_cpu_can_be_reported_alone_and_once() {
     nix::unistd::mkfifo(&place.file("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
     let mut run = start(&place, settings, &["--interval", "never"], script);
     place.wait_for("err", "the job hangs, no CPU time used for");
+    let named = run.job_named();
     wait(Duration::from_secs(3));
     fs::write(place.file("pipe"), "go").unwrap();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
@@ -168,7 +170,7 @@ fn a_job_that_uses_no_cpu_can_be_reported_alone_and_once() {
         "{}",
         place.text("err")
     );
-    assert!(hang_log(&place).contains("process "));
+    assert!(hang_log(&place).contains(&named));
 }
 
 #[test]

@@ -64,8 +64,8 @@ fn py_spy() -> Option<PathBuf> {
     found
 }
 
-/// The log of a job that hangs at once, with these folders before the search path.
-fn diagnosed(place: &Place, tools: &[&Path], job: &[&str]) -> String {
+/// The log of a job that hangs at once, with these folders before the search path, and how it names the job.
+fn diagnosed(place: &Place, tools: &[&Path], job: &[&str]) -> (String, String) {
     let settings = "hang.output = '1s'\nhang.action = 'report'\n";
     fs::write(place.file("ckpt-run.toml"), settings).unwrap();
     let path = env::var_os("PATH").unwrap_or_default();
@@ -75,8 +75,7 @@ fn diagnosed(place: &Place, tools: &[&Path], job: &[&str]) -> String {
         command.env("PATH", path);
     });
     place.wait_for("err", "the job hangs");
-    drop(run);
-    hang_log(place)
+    (hang_log(place), run.job_named())
 }
 
 /// Where each of these stands in the text, which must have all of them.
@@ -96,10 +95,10 @@ fn py_spy_tells_where_a_python_job_hangs() {
     let Some(tool) = py_spy() else { return };
     let place = Place::new();
     fs::write(place.file("job.py"), STUCK_PYTHON).unwrap();
-    let log = diagnosed(&place, &[&tool], &["python3", "-u", "job.py"]);
+    let (log, named) = diagnosed(&place, &[&tool], &["python3", "-u", "job.py"]);
     // The innermost first, with its line.
     let stack = [
-        ", py-spy:",
+        &format!("{named}, py-spy:"),
         "gather_gradients (job.py:4)",
         "train_step (job.py:6)",
     ];
@@ -131,9 +130,9 @@ fn eu_stack_tells_where_any_other_job_hangs() {
         .status()
         .unwrap();
     assert!(built.success());
-    let log = diagnosed(&place, &[], &["./stuck"]);
+    let (log, named) = diagnosed(&place, &[], &["./stuck"]);
     let (_, stacks) = log
-        .split_once(", eu-stack:")
+        .split_once(&format!("{named}, eu-stack:"))
         .unwrap_or_else(|| panic!("{log}"));
     let stack = ["pause", "wait_for_the_other_rank", "all_reduce", "main"];
     assert!(places(stacks, &stack).is_sorted(), "{log}");

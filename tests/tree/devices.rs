@@ -133,7 +133,7 @@ fn a_program_with_a_device_open_that_the_driver_does_not_know_is_not_snapshotted
     let refused = place.verb(&["snapshot"]);
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success());
-    assert!(said.contains("process "), "{said}");
+    assert!(said.contains(&run.job_named()), "{said}");
     assert!(said.contains("begins to use the GPU"), "{said}");
     goes_on(&place, &mut run);
 }

@@ -4,7 +4,7 @@ import json
 import pathlib
 import time
 
-from . import machine, sessions, supervised
+from . import machine, processes, sessions, supervised
 from .trials import Failure
 
 # Of freezes as words and as numbers.
@@ -195,10 +195,11 @@ def hangs(trial, always=False):
     before = len(run.log().images)
     trial.outcome.notes.append(f"hang.{sign[0]} = {sign[1]}; images before: {before}")
     expect(not run.log().restores, "it was restored before it hung")
+    named = f"process {processes.pid_inside(run.job()[0])}"
     idle = wait_for_the_finding(trial, run, seconds(sign[1]) + LATE_SECONDS_MAX)
     if on_gpu:
         trial.outcome.notes.append(f"GPU busy before: {busy}, while it hung: {idle} %")
-    check_finding(trial, run, always)
+    check_finding(trial, run, always, named)
     trial.finish(run, "the job")
     trial.finish(reference, "the uninterrupted run")
     trial.same(reference, run)
@@ -227,13 +228,13 @@ def wait_for_the_finding(trial, run, seconds_max):
     return " ".join(seen)
 
 
-def check_finding(trial, run, always):
+def check_finding(trial, run, always, named):
     reason, path = run.log().hangs[0]
     trial.outcome.notes.append(reason)
     trial.until(lambda: run.log().restores, "the restore", run)
     log = run.log()
     stacks = pathlib.Path(path).read_text(encoding="utf-8", errors="replace")
-    for word in (reason, "process ", "sleep"):
+    for word in (reason, named, "sleep"):
         expect(word in stacks, f"nothing about {word!r} in {path}")
     restored, newest = log.restored[0], max(log.images)
     trial.outcome.notes.append(f"restored from {restored}; the newest was {newest}")

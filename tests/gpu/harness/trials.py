@@ -96,7 +96,9 @@ class Trial:
                 self.outcome.restores = len(log.restores)
                 if len(log.ends) > self.outcome.crashes:
                     self.outcome.odd = True
-                    self.outcome.notes.append(f"ended more often than killed: {'; '.join(log.ends)}")
+                    self.outcome.notes.append(
+                        f"ended more often than killed: {'; '.join(log.ends)}"
+                    )
 
     # --- steps of trials ---
 
