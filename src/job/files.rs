@@ -15,6 +15,8 @@ use procfs::ProcError;
 use procfs::process::{FDTarget, MMPermissions, MMapPath, Process as ProcessEntry};
 use serde::{Deserialize, Serialize};
 
+use super::links;
+
 /// How the job can touch a file, over all its descriptors and mappings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -266,14 +268,14 @@ fn note_linked(
 }
 
 /// Whether `/proc` says so of the name.
-fn is_deleted(path: &Path) -> bool {
+pub(super) fn is_deleted(path: &Path) -> bool {
     path.as_os_str().as_bytes().ends_with(b" (deleted)")
 }
 
 /// A hard link by which CRIU finds a file whose name is gone; it is there during the dump and the restore.
 fn is_helper(path: &Path) -> bool {
     path.file_name()
-        .is_some_and(|name| name.as_bytes().starts_with(b"link_remap."))
+        .is_some_and(|name| name.as_bytes().starts_with(links::PREFIX.as_bytes()))
 }
 
 fn in_memory(path: &Path) -> bool {

@@ -7,8 +7,6 @@ use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::Duration;
 
 use super::files::{Access, OpenFile};
 use super::nodes::{self, Node, NodesError};
@@ -64,8 +62,6 @@ pub struct Plan {
     /// Folders and named pipes to make before.
     nodes: Vec<Node>,
     steps: Vec<Step>,
-    /// Hard links to make afterwards: the file, its further name.
-    links: Vec<(PathBuf, PathBuf)>,
 }
 
 #[derive(Debug)]
@@ -111,9 +107,6 @@ pub fn plan(files: &[OpenFile], nodes: &[Node]) -> Result<Plan, RewindError> {
                 action,
             });
         }
-        let links = file.links.iter().filter(|link| **link != file.path);
-        plan.links
-            .extend(links.map(|link| (file.path.clone(), link.clone())));
     }
     Ok(plan)
 }
@@ -208,47 +201,8 @@ impl Plan {
                 }
             }
         }
-        for (file, link) in &self.links {
-            add_link(file, link)?;
-        }
         Ok(cut)
     }
-}
-
-/// Removes the hard links that a restore looked for, where it has left any.
-pub fn remove_links(files: &[OpenFile]) {
-    for file in files {
-        for link in &file.links {
-            if *link == file.path || same_file(&file.path, link) {
-                // Gone is what is wanted; one that stays is only an odd name.
-                let _ = fs::remove_file(link);
-            }
-        }
-    }
-}
-
-/// Another job under restore may have a link of the same name in the folder for a moment.
-const LINK_ATTEMPTS: usize = 100;
-const LINK_PAUSE: Duration = Duration::from_millis(50);
-
-fn add_link(file: &Path, link: &Path) -> Result<(), RewindError> {
-    let mut result = Ok(());
-    for _ in 0..LINK_ATTEMPTS {
-        if same_file(file, link) {
-            return Ok(());
-        }
-        result = fs::hard_link(file, link);
-        match &result {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => thread::sleep(LINK_PAUSE),
-            Ok(()) | Err(_) => break,
-        }
-    }
-    result.map_err(system("make the link", link))
-}
-
-fn same_file(one: &Path, other: &Path) -> bool {
-    let identity = |path| fs::symlink_metadata(path).map(|about| (about.dev(), about.ino()));
-    identity(one).is_ok_and(|one| identity(other).is_ok_and(|other| one == other))
 }
 
 fn size_of(path: &Path) -> Result<u64, RewindError> {
@@ -316,7 +270,10 @@ fn refill(
     target.flush().map_err(system("write", &file.path))
 }
 
-fn system(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> RewindError + use<> {
+pub(super) fn system(
+    operation: &'static str,
+    path: &Path,
+) -> impl FnOnce(io::Error) -> RewindError + use<> {
     let path = path.to_owned();
     move |source| RewindError::System {
         operation,

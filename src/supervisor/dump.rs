@@ -15,7 +15,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::bystanders::Bystanders;
-use super::dump_end::{outcome, remove_links};
+use super::dump_end::outcome;
 use super::gpu_facts::CudaFacts;
 use super::image::{ImageFacts, Stopwatch, Trigger};
 use super::machine;
@@ -56,6 +56,8 @@ pub(super) struct Dump<'a> {
     id: ImageId,
     writer: Mutex<Option<ImageWriter>>,
     recorded: Mutex<Option<Recorded>>,
+    /// Until CRIU has ended.
+    turn: Mutex<Option<job::Turn>>,
     /// CRIU has handed over everything and is held by us.
     held: AtomicBool,
 }
@@ -82,6 +84,7 @@ impl<'a> Dump<'a> {
         root: i32,
         bystanders: Bystanders,
         writer: ImageWriter,
+        turn: job::Turn,
     ) -> Self {
         Self {
             shop,
@@ -93,6 +96,7 @@ impl<'a> Dump<'a> {
             id: writer.id(),
             writer: Mutex::new(Some(writer)),
             recorded: Mutex::default(),
+            turn: Mutex::new(Some(turn)),
             held: AtomicBool::new(false),
         }
     }
@@ -125,6 +129,12 @@ impl<'a> Dump<'a> {
             let ended = self.wait_for(tool, &printed, call_off);
             (ended, capturing.join())
         });
+        drop(
+            self.turn
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take(),
+        );
         let captured = captured.map_err(|_| SnapshotError::Panicked)?;
         // CRIU that ends by itself takes back what it did to the job.
         let killed = !matches!(ended, Ok(Ended::Exited(_)));
@@ -133,7 +143,6 @@ impl<'a> Dump<'a> {
             if !self.job_lives(&processes) {
                 return SnapshotError::Ended;
             }
-            remove_links(&processes);
             match job::with_remains_of_criu(&processes).filter(|_| killed) {
                 Some(process) => SnapshotError::Doubtful {
                     pid: process.pid,

@@ -22,6 +22,7 @@ use super::snapshot::{Snapshotted, Subject};
 use super::snapshot_error::SnapshotError;
 use super::suspension::Suspension;
 use crate::clock;
+use crate::job;
 use crate::store::ImageWriter;
 
 /// A job that stands still for a snapshot.
@@ -58,6 +59,8 @@ impl<'a> Frozen<'a> {
         mut watch: Stopwatch,
         begun: Instant,
     ) -> Result<Self, NotFrozen> {
+        // Before the job stands still.
+        let turn = turn(root);
         subject.shop.ongoing.step(Step::Suspend);
         let since = clock::now();
         let streams = writer.streams();
@@ -88,7 +91,7 @@ impl<'a> Frozen<'a> {
             (suspended.pids().to_vec(), facts)
         });
         Ok(Self {
-            dump: Dump::new(subject, root, bystanders, writer),
+            dump: Dump::new(subject, root, bystanders, writer, turn),
             subject,
             suspended,
             carrying: carrying.flatten(),
@@ -212,4 +215,11 @@ impl<'a> Frozen<'a> {
                 .facts(self.subject.trigger, self.cuda.clone(), freeze);
         self.dump.commit(facts, &mut self.watch, self.begun)
     }
+}
+
+/// Its turn to make CRIU's links in folders that other jobs use, too.
+fn turn(root: i32) -> job::Turn {
+    let processes = job::tree(root).unwrap_or_default();
+    let pids: Vec<i32> = processes.iter().map(|process| process.host_pid).collect();
+    job::Turn::to_dump(&pids)
 }

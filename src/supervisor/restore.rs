@@ -113,8 +113,13 @@ pub(super) fn bring_back(
         let rewound = rewind(shop, sandbox, streams, &image, id, &facts, files)?;
         watch.lap("rewind");
         shop.ongoing.step(Step::Restore);
-        let restored = run_criu(shop, sandbox, &image, id, &facts, &rewound.ends);
+        let turn = job::Turn::to_restore(&facts.files);
+        let restored = turn
+            .make_links(&facts.files)
+            .map_err(RestoreError::from)
+            .and_then(|()| run_criu(shop, sandbox, &image, id, &facts, &rewound.ends));
         job::remove_links(&facts.files);
+        drop(turn);
         restored?;
         if shop.config.network.tcp == config::Tcp::Close {
             facts.sockets.abort_outside()?;

@@ -139,12 +139,6 @@ pub enum SnapshotError {
         /// Its reason, and where its log is.
         reason: String,
     },
-    /// CRIU wants a name in a folder for a moment that another job's dump or restore has there.
-    #[error("cannot dump the processes: {reason}")]
-    NameTaken {
-        /// CRIU's reason, and where its log is.
-        reason: String,
-    },
     /// A thread of ours panicked, which is a mistake in this program.
     #[error("cannot take the snapshot: a mistake in ckpt-run, please report it")]
     Panicked,
@@ -274,9 +268,7 @@ impl SnapshotError {
             Self::Suspend(error) => FailureKind::of(error),
             Self::Resident(error) => error.kind(),
             Self::Halt(error) => FailureKind::of_halt(error),
-            Self::Criu { .. } | Self::NameTaken { .. } | Self::Slow(_) | Self::Stream(_) => {
-                FailureKind::Criu
-            }
+            Self::Criu { .. } | Self::Slow(_) | Self::Stream(_) => FailureKind::Criu,
             Self::Vetoed => FailureKind::Vetoed,
             Self::Ended => FailureKind::Ended,
             Self::Doubtful { source, .. } => source.kind(),
@@ -304,10 +296,7 @@ impl SnapshotError {
 
     /// Whether it is over in a moment: the snapshot is worth another attempt.
     pub(super) fn is_passing(&self) -> bool {
-        matches!(
-            self,
-            Self::Device { .. } | Self::Leaving { .. } | Self::NameTaken { .. }
-        )
+        matches!(self, Self::Device { .. } | Self::Leaving { .. })
     }
 
     /// Whether the job computes, but is better restored.

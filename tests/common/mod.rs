@@ -152,14 +152,14 @@ impl Place {
 }
 
 /// Host pid of the first process of a supervisor's job, below the root of its tree: of pid 1's children in the sandbox
-/// that with the lowest of the pids that are not left to CRIU.
+/// that with the lowest of the pids that are not left to CRIU. In a container the supervisor may be a pid 1, too.
 pub fn job_of(supervisor: i32) -> i32 {
     let mut found = None;
     wait_until("the job's process", || {
         let inside = |pid: &i32| inner_pid(*pid).filter(|inner| *inner >= 300);
         let init = descendants(supervisor)
             .into_iter()
-            .find(|pid| inner_pid(*pid) == Some(1));
+            .rfind(|pid| inner_pid(*pid) == Some(1));
         let root = init.and_then(|init| {
             let candidates = children(init).into_iter();
             candidates

@@ -1,8 +1,9 @@
 //! Files and pipes.
 
 use std::fs;
+use std::path::Path;
 
-use super::common::{Place, Run, can_run};
+use super::common::{Place, Run, can_run, wait_until};
 use super::survival::{OPTIONS, survives};
 
 #[test]
@@ -172,46 +173,95 @@ assert os.pread(file.fileno(), 10, 0) == b"content" and os.path.sameopenfile(fil
     (place, run)
 }
 
-fn ends_well((place, mut run): (Place, Run)) {
-    let said = place.text("err");
-    assert_eq!(
-        said.matches("the snapshot is taken again").count(),
-        1,
-        "{said}"
-    );
+/// Names are in the way that belong to nobody who is at work: with `make`, which is given each of them.
+fn survives_names(make: impl Fn(&Place, &Path)) -> Place {
+    let (place, mut run) = with_a_renamed_file();
+    let names = || (0..NUMBERS).map(|number| place.file(&format!("link_remap.{number}")));
+    names().for_each(|name| make(&place, &name));
+    place.snapshot();
     run.crash();
     place.wait_for("err", "restored");
     place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    place
 }
 
 #[test]
-fn a_name_that_another_dump_has_for_a_moment_is_waited_for() {
+fn links_of_somebody_else_s_criu_are_in_nobody_s_way_and_stay() {
     if !can_run() {
         return;
     }
-    let (place, run) = with_a_renamed_file();
-    let names = || (0..NUMBERS).map(|number| place.file(&format!("link_remap.{number}")));
-    names().for_each(|name| fs::write(name, "another's").unwrap());
-    std::thread::scope(|scope| {
-        let snapshot = scope.spawn(|| place.snapshot());
-        place.wait_for("err", "the snapshot is taken again");
-        names().for_each(|name| fs::remove_file(name).unwrap());
-        snapshot.join().expect("a snapshot");
-    });
-    ends_well((place, run));
-}
-
-#[test]
-fn names_that_a_killed_dump_has_left_are_taken_away() {
-    if !can_run() {
-        return;
-    }
-    let (place, run) = with_a_renamed_file();
+    let place = survives_names(|_, name| fs::write(name, "another's").unwrap());
     for number in 0..NUMBERS {
-        let name = place.file(&format!("link_remap.{number}"));
-        fs::hard_link(place.file("second"), name).unwrap();
+        assert_eq!(place.text(&format!("link_remap.{number}")), "another's");
     }
-    place.snapshot();
-    ends_well((place, run));
+}
+
+#[test]
+fn links_that_a_killed_dump_has_left_are_taken_away() {
+    if !can_run() {
+        return;
+    }
+    let place = survives_names(|place, name| fs::hard_link(place.file("second"), name).unwrap());
+    for number in 0..NUMBERS {
+        assert!(!place.file(&format!("link_remap.{number}")).exists());
+    }
+}
+
+/// All have semaphores in `/dev/shm`, and CRIU gives them the same names there.
+#[test]
+fn jobs_that_are_snapshotted_and_killed_at_once_all_come_back() {
+    if !can_run() {
+        return;
+    }
+    let script = r#"
+import multiprocessing, os, time
+def work(lock, turns, done):
+    while True:
+        turns.acquire()
+        with lock: done.release()
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    lock, turns, done = context.Lock(), context.Semaphore(0), context.Semaphore(0)
+    worker = context.Process(target=work, args=(lock, turns, done), daemon=True)
+    worker.start()
+    for i in range(1000):
+        turns.release(); done.acquire()
+        print(i, flush=True)
+        if os.path.exists("go"): break
+        time.sleep(0.02)
+"#;
+    let jobs: Vec<(Place, Run)> = (0..4)
+        .map(|_| {
+            let place = Place::new();
+            let run = place.start_python(&OPTIONS, script);
+            (place, run)
+        })
+        .collect();
+    std::thread::scope(|scope| {
+        for (place, _) in &jobs {
+            place.wait_for("out", "5\n");
+            scope.spawn(|| place.snapshot());
+        }
+    });
+    for round in 1..=2 {
+        jobs.iter().for_each(|(_, run)| run.crash());
+        for (place, _) in &jobs {
+            wait_until("its restore", || {
+                place.text("err").matches("restored image=").count() == round
+            });
+        }
+    }
+    for (place, mut run) in jobs {
+        place.go();
+        assert_eq!(run.wait(), 0, "{}", place.text("err"));
+        let out = place.text("out");
+        let lines: Vec<String> = (0..out.lines().count()).map(|i| i.to_string()).collect();
+        assert_eq!(out.lines().collect::<Vec<_>>(), lines);
+        assert!(
+            !place.text("err").contains("failed"),
+            "{}",
+            place.text("err")
+        );
+    }
 }

@@ -1,0 +1,294 @@
+//! Hard links by which CRIU finds a file that has lost the name it was opened by, and whose turn it is to make them.
+//!
+//! CRIU (4.2.1) names them `link_remap.N`, in the file's folder, for as long as a dump takes, and a restore looks for
+//! them there. N counts from the same number in each job, so jobs with files in one folder want the same names (POSIX
+//! semaphores are in `/dev/shm`; a PyTorch DataLoader has some). Hence turns, by an `flock` on the folder, which ends
+//! with its holder. A restore wants several names, so it cannot wait for one while it has another.
+//!
+//! What is there when a turn begins belongs to nobody who is at work: links that were left behind by a ckpt-run that was
+//! killed, or by somebody else's `criu dump`. They are set aside for as long as the turn lasts, and those of the same
+//! files are removed.
+
+use std::collections::BTreeSet;
+use std::fs::{self, DirEntry, File};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use procfs::process::{MMapPath, Process as ProcessEntry};
+
+use super::files::{OpenFile, is_deleted};
+use super::rewind::{RewindError, system};
+
+/// CRIU's names are this and a number.
+pub(super) const PREFIX: &str = "link_remap.";
+/// What is set aside has this behind its name.
+const ASIDE: &str = ".set-aside-by-ckpt-run";
+/// Between two looks whether it is one's turn.
+const PAUSE: Duration = Duration::from_millis(20);
+/// Looks for a dump's turn: 20 s. Others have a folder for some seconds at most, unless the driver copies much GPU
+/// memory meanwhile. Without a turn the dump may meet another's name and fail; it is tried when the next one is due.
+const DUMP_LOOKS_MAX: usize = 1000;
+/// Looks for a restore's turn: 5 min. Many jobs that come back at a time follow one another, and a restore that gave up
+/// would cost the job.
+const RESTORE_LOOKS_MAX: usize = 15_000;
+
+/// A file, by device and inode.
+type Identity = (u64, u64);
+
+/// The right to make links in folders, until it is dropped.
+#[derive(Debug)]
+pub struct Turn {
+    folders: Vec<(PathBuf, Flock<File>)>,
+}
+
+impl Turn {
+    /// For a dump of these processes (host pids). Waits while others dump or restore there, for a limited time.
+    #[must_use]
+    pub fn to_dump(pids: &[i32]) -> Self {
+        let found: Vec<_> = pids.iter().flat_map(|pid| renamed(*pid)).collect();
+        let own = found.iter().map(|(_, identity)| *identity).collect();
+        let folders = found.into_iter().map(|(folder, _)| folder).collect();
+        Self::take(folders, &own, DUMP_LOOKS_MAX)
+    }
+
+    /// For a restore of a job with these files. Waits while others dump or restore there, for a limited time.
+    #[must_use]
+    pub fn to_restore(files: &[OpenFile]) -> Self {
+        let linked = files.iter().filter(|file| !file.links.is_empty());
+        let own = linked.filter_map(|file| identity(&file.path)).collect();
+        let links = files.iter().flat_map(|file| &file.links);
+        let folders = links.filter_map(|link| Some(link.parent()?.to_owned()));
+        Self::take(folders.collect(), &own, RESTORE_LOOKS_MAX)
+    }
+
+    /// One folder after the other, in the order that everybody takes them in.
+    fn take(folders: BTreeSet<PathBuf>, own: &BTreeSet<Identity>, looks: usize) -> Self {
+        let take = |folder: PathBuf| {
+            let Some(held) = lock(&folder, looks) else {
+                tracing::warn!(
+                    folder = %folder.display(),
+                    "others snapshot or restore jobs with files there all the time; not waited for any longer"
+                );
+                return None;
+            };
+            give_back(&folder);
+            set_aside(&folder, own);
+            Some((folder, held))
+        };
+        Self {
+            folders: folders.into_iter().filter_map(take).collect(),
+        }
+    }
+
+    /// Makes the links that a restore of these files looks for.
+    ///
+    /// # Errors
+    /// One cannot be made.
+    pub fn make_links(&self, files: &[OpenFile]) -> Result<(), RewindError> {
+        for file in files {
+            for link in file.links.iter().filter(|link| **link != file.path) {
+                match fs::hard_link(&file.path, link) {
+                    Err(_) if same_file(&file.path, link) => {}
+                    made => made.map_err(system("make the link", link))?,
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        for (folder, _) in &self.folders {
+            give_back(folder);
+        }
+    }
+}
+
+/// Removes the links that a restore looked for, where it has left any.
+pub fn remove_links(files: &[OpenFile]) {
+    for file in files {
+        for link in &file.links {
+            if *link == file.path || same_file(&file.path, link) {
+                // Gone is what is wanted; one that stays is only an odd name.
+                let _ = fs::remove_file(link);
+            }
+        }
+    }
+}
+
+fn lock(folder: &Path, looks: usize) -> Option<Flock<File>> {
+    let mut file = File::open(folder).ok()?;
+    for _ in 0..looks {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(held) => return Some(held),
+            Err((back, Errno::EWOULDBLOCK)) => file = back,
+            Err(_) => return None,
+        }
+        thread::sleep(PAUSE);
+    }
+    None
+}
+
+/// Entries of a folder whose names are CRIU's, with this behind them.
+fn links_in<'a>(
+    folder: &Path,
+    behind: &'a str,
+) -> impl Iterator<Item = (DirEntry, String)> + use<'a> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(move |entry| {
+        let name = entry.file_name().into_string().ok()?;
+        let link = name.strip_suffix(behind)?.to_owned();
+        let number = link.strip_prefix(PREFIX)?;
+        (!number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
+            .then_some((entry, link))
+    })
+}
+
+fn set_aside(folder: &Path, own: &BTreeSet<Identity>) {
+    for (entry, link) in links_in(folder, "") {
+        // One that cannot be moved is somebody else's, and in the way: CRIU says so.
+        let _ = match identity(&entry.path()) {
+            Some(file) if own.contains(&file) => fs::remove_file(entry.path()),
+            _ => fs::rename(entry.path(), folder.join(format!("{link}{ASIDE}"))),
+        };
+    }
+}
+
+/// Also what a holder that was killed has set aside.
+fn give_back(folder: &Path) {
+    for (entry, link) in links_in(folder, ASIDE) {
+        // Not by renaming: that would replace one that is there.
+        if fs::hard_link(entry.path(), folder.join(link)).is_ok() {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// Files that a process has by a name that they have lost, and have another: CRIU will link them. With their folders.
+fn renamed(pid: i32) -> Vec<(PathBuf, Identity)> {
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd"));
+    let descriptors = descriptors.into_iter().flatten().flatten();
+    let opened = descriptors.filter_map(|one| Some((fs::read_link(one.path()).ok()?, one.path())));
+    let maps = ProcessEntry::new(pid).and_then(|process| process.maps());
+    let maps = maps.into_iter().flatten();
+    let mapped = maps.filter_map(|map| match map.pathname {
+        MMapPath::Path(path) => {
+            let (from, to) = map.address;
+            let link = format!("/proc/{pid}/map_files/{from:x}-{to:x}");
+            Some((path, PathBuf::from(link)))
+        }
+        _ => None,
+    });
+    let lost = opened.chain(mapped).filter(|(path, _)| is_deleted(path));
+    lost.filter_map(|(path, link)| {
+        let about = fs::metadata(link).ok()?;
+        let has_another = about.is_file() && about.nlink() > 0;
+        has_another.then_some((path.parent()?.to_owned(), (about.dev(), about.ino())))
+    })
+    .collect()
+}
+
+fn identity(path: &Path) -> Option<Identity> {
+    let about = fs::symlink_metadata(path).ok()?;
+    Some((about.dev(), about.ino()))
+}
+
+fn same_file(one: &Path, other: &Path) -> bool {
+    identity(one).is_some_and(|one| identity(other) == Some(one))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    use tempfile::TempDir;
+
+    fn me() -> i32 {
+        i32::try_from(std::process::id()).unwrap()
+    }
+
+    /// A file that is open, and has lost the name `first` and kept `second`.
+    fn renamed_file() -> (TempDir, File) {
+        let folder = tempfile::tempdir().unwrap();
+        let (first, second) = (folder.path().join("first"), folder.path().join("second"));
+        let file = File::create(&first).unwrap();
+        fs::hard_link(&first, &second).unwrap();
+        fs::remove_file(&first).unwrap();
+        (folder, file)
+    }
+
+    fn has(turn: &Turn, folder: &TempDir) -> bool {
+        turn.folders.iter().any(|(one, _)| one == folder.path())
+    }
+
+    #[test]
+    fn files_that_have_their_names_or_none_need_no_turn() {
+        let folder = tempfile::tempdir().unwrap();
+        let (named, gone) = (folder.path().join("named"), folder.path().join("gone"));
+        let _files = [File::create(named).unwrap(), File::create(&gone).unwrap()];
+        fs::remove_file(gone).unwrap();
+        assert!(renamed(me()).iter().all(|(one, _)| one != folder.path()));
+    }
+
+    #[test]
+    fn dumps_and_restores_of_files_in_one_folder_follow_one_another() {
+        let (folder, _file) = renamed_file();
+        let second = folder.path().join("second");
+        let mut files = super::super::collect(&[me()]).unwrap();
+        files.retain(|file| file.path == second);
+        files[0].links = vec![folder.path().join("link_remap.7")];
+        let turn = Turn::to_dump(&[me()]);
+        assert!(has(&turn, &folder));
+        let (done, waits) = channel();
+        std::thread::scope(|scope| {
+            let (files, folder) = (&files, &folder);
+            scope.spawn(move || {
+                let turn = Turn::to_restore(files);
+                turn.make_links(files).unwrap();
+                done.send(has(&turn, folder)).unwrap();
+            });
+            assert!(waits.recv_timeout(PAUSE * 5).is_err());
+            drop(turn);
+            assert!(waits.recv().unwrap());
+        });
+        assert!(same_file(&second, &files[0].links[0]));
+        remove_links(&files);
+        assert!(!files[0].links[0].exists());
+    }
+
+    #[test]
+    fn what_was_left_behind_is_set_aside_for_the_turn_and_removed_where_it_is_ones_own() {
+        let (folder, _file) = renamed_file();
+        let path = |name: &str| folder.path().join(name);
+        fs::write(path("link_remap.1"), "another's").unwrap();
+        fs::write(
+            path(&format!("link_remap.2{ASIDE}")),
+            "by one who was killed",
+        )
+        .unwrap();
+        fs::write(path("link_remap.x"), "no link").unwrap();
+        fs::hard_link(path("second"), path("link_remap.3")).unwrap();
+        let turn = Turn::to_dump(&[me()]);
+        let there = |names: [&str; 4]| names.map(|name| path(name).exists());
+        let names = [
+            "link_remap.1",
+            "link_remap.2",
+            "link_remap.3",
+            "link_remap.x",
+        ];
+        assert_eq!(there(names), [false, false, false, true]);
+        drop(turn);
+        assert_eq!(there(names), [true, true, false, true]);
+        assert_eq!(
+            fs::read_to_string(path("link_remap.1")).unwrap(),
+            "another's"
+        );
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 4);
+    }
+}
