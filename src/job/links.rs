@@ -2,7 +2,7 @@
 //!
 //! CRIU (4.2.1) names them `link_remap.N`, in the file's folder, for as long as a dump takes, and a restore looks for
 //! them there. N counts from the same number in each job, so jobs with files in one folder want the same names (POSIX
-//! semaphores are in `/dev/shm`; a PyTorch DataLoader has some). Hence turns, by an `flock` on the folder, which ends
+//! semaphores are in `/dev/shm`; workers of a `DataLoader` have some). Hence turns, by an `flock` on the folder, which ends
 //! with its holder. A restore wants several names, so it cannot wait for one while it has another.
 //!
 //! What is there when a turn begins belongs to nobody who is at work: links that were left behind by a ckpt-run that was
