@@ -245,7 +245,9 @@ if __name__ == "__main__":
         }
     });
     for round in 1..=2 {
-        jobs.iter().for_each(|(_, run)| run.crash());
+        for (_, run) in &jobs {
+            run.crash();
+        }
         for (place, _) in &jobs {
             wait_until("its restore", || {
                 place.text("err").matches("restored image=").count() == round
