@@ -68,13 +68,7 @@ impl Turn {
     /// One folder after the other, in the order that everybody takes them in.
     fn take(folders: BTreeSet<PathBuf>, own: &BTreeSet<Identity>, looks: usize) -> Self {
         let take = |folder: PathBuf| {
-            let Some(held) = lock(&folder, looks) else {
-                tracing::warn!(
-                    folder = %folder.display(),
-                    "others snapshot or restore jobs with files there all the time; not waited for any longer"
-                );
-                return None;
-            };
+            let held = lock(&folder, looks)?;
             give_back(&folder);
             set_aside(&folder, own);
             Some((folder, held))
@@ -121,6 +115,7 @@ pub fn remove_links(files: &[OpenFile]) {
     }
 }
 
+/// `None` where the folder is gone, or nobody else is done with it in time.
 fn lock(folder: &Path, looks: usize) -> Option<Flock<File>> {
     let mut file = File::open(folder).ok()?;
     for _ in 0..looks {
@@ -131,6 +126,10 @@ fn lock(folder: &Path, looks: usize) -> Option<Flock<File>> {
         }
         thread::sleep(PAUSE);
     }
+    tracing::warn!(
+        folder = %folder.display(),
+        "others snapshot or restore jobs with files there all the time; not waited for any longer"
+    );
     None
 }
 
