@@ -17,7 +17,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc::Sender;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use super::event::Event;
 use super::pause::StillPaused;
@@ -36,6 +36,8 @@ const REQUEST_BYTES_MAX: u64 = 4096;
 const ANSWER_BYTES_MAX: u64 = 1 << 20;
 /// The loop answers between two events, each a matter of milliseconds; a stopped process never does.
 const STATUS_LIMIT: Duration = Duration::from_secs(10);
+/// Time for the last answers to be written: a client that reads takes no time.
+const ANSWERS_LIMIT: Duration = Duration::from_secs(1);
 
 /// The answer to what came too late.
 const RUN_ENDED: &str = "the run has ended";
@@ -217,8 +219,22 @@ fn talk(error: io::Error) -> ControlError {
     }
 }
 
+/// Clients that have asked and have no answer yet.
+#[derive(Debug)]
+pub(super) struct Asking(watch::Receiver<usize>);
+
+impl Asking {
+    /// Waits until all have their answers, for a limited time: an event loop that ends takes those with it that the
+    /// supervisor has given and nobody has written.
+    pub(super) async fn end(&mut self) {
+        let none = self.0.wait_for(|clients| *clients == 0);
+        // Those that are left find the connection closed.
+        let _ = tokio::time::timeout(ANSWERS_LIMIT, none).await;
+    }
+}
+
 /// Listens on the store's control socket. The caller holds the store's lock, so an old socket is a dead one.
-pub(super) fn listen(store: &Path, events: Sender<Event>) -> io::Result<()> {
+pub(super) fn listen(store: &Path, events: Sender<Event>) -> io::Result<Asking> {
     let listener = with_short_path(store, |path| {
         match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -230,12 +246,13 @@ pub(super) fn listen(store: &Path, events: Sender<Event>) -> io::Result<()> {
     })?;
     listener.set_nonblocking(true)?;
     let listener = UnixListener::from_std(listener)?;
+    let (clients, asking) = watch::channel(0);
     tokio::spawn(async move {
         while let Ok((connection, _)) = listener.accept().await {
-            tokio::spawn(answer(connection, events.clone()));
+            tokio::spawn(answer(connection, events.clone(), clients.clone()));
         }
     });
-    Ok(())
+    Ok(Asking(asking))
 }
 
 /// Removes the socket at the end of a run.
@@ -244,9 +261,9 @@ pub(super) fn remove(store: &Path) {
     let _ = fs::remove_file(socket_path(store));
 }
 
-async fn answer(connection: UnixStream, events: Sender<Event>) {
+async fn answer(connection: UnixStream, events: Sender<Event>, clients: watch::Sender<usize>) {
     // A client that went away needs no answer.
-    if let Ok(Connection::UntilTheEnd(writer)) = converse(connection, events).await {
+    if let Ok(Connection::UntilTheEnd(writer)) = converse(connection, events, &clients).await {
         // Closed when the event loop is dropped, after the supervisor.
         future::pending::<()>().await;
         drop(writer);
@@ -261,7 +278,11 @@ enum Connection {
     UntilTheEnd(OwnedWriteHalf),
 }
 
-async fn converse(connection: UnixStream, events: Sender<Event>) -> io::Result<Connection> {
+async fn converse(
+    connection: UnixStream,
+    events: Sender<Event>,
+    clients: &watch::Sender<usize>,
+) -> io::Result<Connection> {
     let (reader, mut writer) = connection.into_split();
     let mut line = String::new();
     tokio::io::BufReader::new(reader.take(REQUEST_BYTES_MAX))
@@ -269,13 +290,14 @@ async fn converse(connection: UnixStream, events: Sender<Event>) -> io::Result<C
         .await?;
     let request = serde_json::from_str(&line);
     let is_stop = matches!(request, Ok(Request::Stop));
+    clients.send_modify(|clients| *clients += 1);
     let answer = match request {
         Err(error) => Answer::Failed(format!("understand the request: {error}")),
         Ok(request) => answered(request, &events).await,
     };
-    let mut text = serde_json::to_vec(&answer)?;
-    text.push(b'\n');
-    writer.write_all(&text).await?;
+    let written = write(&mut writer, &answer).await;
+    clients.send_modify(|clients| *clients -= 1);
+    written?;
     Ok(match answer {
         Answer::Image(_) if is_stop => Connection::UntilTheEnd(writer),
         Answer::Image(_)
@@ -284,6 +306,12 @@ async fn converse(connection: UnixStream, events: Sender<Event>) -> io::Result<C
         | Answer::Later(_)
         | Answer::Failed(_) => Connection::Done,
     })
+}
+
+async fn write(writer: &mut OwnedWriteHalf, answer: &Answer) -> io::Result<()> {
+    let mut text = serde_json::to_vec(answer)?;
+    text.push(b'\n');
+    writer.write_all(&text).await
 }
 
 async fn answered(request: Request, events: &Sender<Event>) -> Answer {

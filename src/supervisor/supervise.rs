@@ -166,6 +166,7 @@ pub(super) struct Supervisor {
     /// Number of the present sandbox; news from an older one is dropped.
     pub serial: u64,
     arrivals: Receiver<Event>,
+    asking: control::Asking,
     pub schedule: Schedule,
     pub operation: Operation,
     /// Since when the state is what it is.
@@ -194,7 +195,7 @@ impl Supervisor {
     ) -> Result<Self, RunError> {
         let (events, arrivals) = channel(EVENTS_MAX);
         signals::watch(&events).map_err(system("watch for signals"))?;
-        control::listen(shop.store.path(), events.clone())
+        let asking = control::listen(shop.store.path(), events.clone())
             .map_err(system("listen on the control socket"))?;
         let chronicle = Chronicle::open(
             shop.store.path(),
@@ -225,6 +226,7 @@ impl Supervisor {
             metrics,
             serial: 0,
             arrivals,
+            asking,
             schedule,
             operation,
             since: (State::Starting, now()),
@@ -244,6 +246,10 @@ impl Supervisor {
         self.finish_hooks().await;
         self.tell_ended(&result);
         control::remove(self.shop.store.path());
+        // Who asked too late hears that the run has ended.
+        self.arrivals.close();
+        while self.arrivals.try_recv().is_ok() {}
+        self.asking.end().await;
         result
     }
 
