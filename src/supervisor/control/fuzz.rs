@@ -43,7 +43,8 @@ async fn conversation(bytes: &[u8]) -> bool {
             None => false,
         }
     };
-    let (result, asked) = tokio::join!(converse(ours, sender), supervisor);
+    let clients = tokio::sync::watch::Sender::new(0);
+    let (result, asked) = tokio::join!(converse(ours, sender, &clients), supervisor);
     if std::str::from_utf8(bytes).is_err() {
         // Whether it is in the first line or behind it.
         return asked;
