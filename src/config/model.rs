@@ -111,7 +111,7 @@ pub struct Snapshot {
     pub grace: Duration,
     /// Time for submitted GPU work to finish; fits 32 bits of milliseconds.
     pub lock_timeout: Duration,
-    /// Time for CRIU's part of a dump or a restore.
+    /// Time for CRIU's part of a dump or a restore, and for each work of the CUDA driver's.
     pub timeout: Duration,
     /// Level of zstd, -7 to 19.
     pub level: i32,

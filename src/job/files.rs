@@ -310,7 +310,8 @@ mod tests {
         fs::remove_file(&gone).unwrap();
 
         let me = i32::try_from(std::process::id()).unwrap();
-        let files = collect(&[me]).unwrap();
+        // Other tests of this process close files meanwhile.
+        let files = (0..100).find_map(|_| collect(&[me]).ok()).unwrap();
         let of = |path: &Path| files.iter().find(|file| file.path == path);
         assert_eq!(
             of(&log).map(|file| (file.access, file.size)),

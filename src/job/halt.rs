@@ -5,7 +5,8 @@
 //! ```
 //! By ptrace, as CRIU and debuggers do it: no signal is sent, and no handler of the job's runs. Where the calling
 //! thread ends, the kernel lets all of them go. A halted process can be left stopped by SIGSTOP, for somebody else to
-//! trace, and be halted again later, without one of its threads having run. Must not know what is done meanwhile.
+//! trace, and be halted again later, without one of its threads having run. One whose lock a spared thread needs can
+//! go on for a moment (`relief`). Must not know what is done meanwhile.
 
 use std::marker::PhantomData;
 use std::thread;
@@ -19,6 +20,9 @@ use nix::unistd::Pid;
 use procfs::process::Process as ProcessEntry;
 
 use crate::clock;
+use relief::Wait;
+
+mod relief;
 
 /// Looks at the list of threads until none is new: each look finds what those running during the last one started.
 const LOOKS_MAX: u32 = 16;
@@ -66,6 +70,9 @@ pub enum HaltError {
 pub struct Halted {
     process: Pid,
     threads: Vec<Thread>,
+    spared: Vec<i32>,
+    /// Spared threads that waited for a lock at the last look.
+    waits: Vec<Wait>,
     /// Only the thread that traces may let go.
     not_send: PhantomData<*const ()>,
 }
@@ -94,6 +101,8 @@ pub fn halt(pid: i32, spared: &[i32]) -> Result<Halted, HaltError> {
     let mut halted = Halted {
         process: Pid::from_raw(pid),
         threads: Vec::new(),
+        spared: spared.to_vec(),
+        waits: Vec::new(),
         not_send: PhantomData,
     };
     for _ in 0..LOOKS_MAX {
@@ -156,6 +165,12 @@ impl Halted {
         let _ = kill(self.process, Signal::SIGSTOP);
     }
 
+    /// The process, as the host sees it.
+    #[must_use]
+    pub fn pid(&self) -> i32 {
+        self.process.as_raw()
+    }
+
     /// Ends the stop of the process for those threads that were spared; the others are held by us now.
     pub fn wake_spared(&self) {
         let _ = kill(self.process, Signal::SIGCONT);
@@ -195,7 +210,7 @@ impl Halted {
     fn wait(&mut self, pid: i32) -> Result<(), HaltError> {
         let deadline = clock::now() + STOP_LIMIT;
         for thread in &mut self.threads {
-            if !thread.stops_until(deadline) {
+            if !thread.stops_until(deadline, STOP_LOOK) {
                 return Err(HaltError::Slow {
                     pid,
                     thread: thread.id.as_raw(),
@@ -207,8 +222,8 @@ impl Halted {
 }
 
 impl Thread {
-    /// Whether it stands still, or is gone, before the deadline.
-    fn stops_until(&mut self, deadline: Instant) -> bool {
+    /// Whether it stands still, or is gone, before the deadline; with a pause between two looks.
+    fn stops_until(&mut self, deadline: Instant, pause: Duration) -> bool {
         while self.stop == Stop::Asked {
             self.look();
             if self.stop != Stop::Asked {
@@ -217,7 +232,7 @@ impl Thread {
             if clock::now() >= deadline {
                 return false;
             }
-            thread::sleep(STOP_LOOK);
+            thread::sleep(pause);
         }
         true
     }
@@ -244,7 +259,7 @@ impl Drop for Halted {
         let deadline = clock::now() + STOP_LIMIT;
         for thread in &mut self.threads {
             // One that was asked can be let go only once it stands; one that never does goes on when we end.
-            thread.stops_until(deadline);
+            thread.stops_until(deadline, STOP_LOOK);
             let signal = match thread.stop {
                 Stop::With(signal) => Some(signal),
                 Stop::Stopped => None,
@@ -253,7 +268,7 @@ impl Drop for Halted {
             if ptrace::detach(thread.id, signal).is_err() {
                 // Killed meanwhile. Its process cannot end before the end of each traced thread was taken note of.
                 thread.stop = Stop::Asked;
-                thread.stops_until(deadline);
+                thread.stops_until(deadline, STOP_LOOK);
             }
         }
     }

@@ -36,6 +36,9 @@ const DUMP_LOOKS_MAX: usize = 1000;
 /// would cost the job.
 const RESTORE_LOOKS_MAX: usize = 15_000;
 
+/// Looks until it is said who is waited for: 2 s.
+const LOOKS_SILENT: usize = 100;
+
 /// A file, by device and inode.
 type Identity = (u64, u64);
 
@@ -118,7 +121,11 @@ pub fn remove_links(files: &[OpenFile]) {
 /// `None` where the folder is gone, or nobody else is done with it in time.
 fn lock(folder: &Path, looks: usize) -> Option<Flock<File>> {
     let mut file = File::open(folder).ok()?;
-    for _ in 0..looks {
+    for look in 0..looks {
+        if look == LOOKS_SILENT {
+            let folder = folder.display();
+            tracing::info!(%folder, "waiting for another job that has files there and is snapshotted or restored");
+        }
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(held) => return Some(held),
             Err((back, Errno::EWOULDBLOCK)) => file = back,
@@ -239,7 +246,9 @@ mod tests {
     fn dumps_and_restores_of_files_in_one_folder_follow_one_another() {
         let (folder, _file) = renamed_file();
         let second = folder.path().join("second");
-        let mut files = super::super::collect(&[me()]).unwrap();
+        // Other tests of this process close files meanwhile.
+        let files = (0..100).find_map(|_| super::super::collect(&[me()]).ok());
+        let mut files = files.unwrap();
         files.retain(|file| file.path == second);
         files[0].links = vec![folder.path().join("link_remap.7")];
         let turn = Turn::to_dump(&[me()]);

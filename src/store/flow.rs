@@ -28,6 +28,11 @@ use super::error::WriteError;
 use super::gauge::Gauge;
 use super::sync::{locked, wait};
 
+mod piece;
+
+use piece::Bytes;
+pub(super) use piece::{Piece, Work};
+
 /// The end of a stream up to this length is copied, so that a stream of 200 bytes does
 /// not keep a whole buffer.
 const SMALL_BYTES: usize = 64 * 1024;
@@ -36,71 +41,6 @@ const SMALL_BYTES_MAX: usize = 16 << 20;
 
 /// Threads that populate memory: beyond these the kernel's own locks are the limit.
 const POPULATE_THREADS_MAX: usize = 8;
-
-/// What a worker is given, with `P` for the bytes of a piece. Streams are numbered in the
-/// order they were opened, pieces within their stream.
-#[derive(Debug)]
-pub(super) enum Work<P> {
-    Piece {
-        stream: u32,
-        position: u32,
-        piece: P,
-    },
-    /// A full piece of zeros, which takes no memory.
-    Zeros { stream: u32, position: u32 },
-    /// The stream has so many pieces.
-    End { stream: u32, pieces: u32 },
-}
-
-impl Work<Bytes> {
-    fn bytes(&self) -> usize {
-        match self {
-            Self::Piece { piece, .. } => piece.len(),
-            Self::Zeros { .. } => CHUNK_BYTES,
-            Self::End { .. } => 0,
-        }
-    }
-}
-
-/// Bytes of a stream on their way; all pieces but the last are full. Their memory goes
-/// back when this is dropped.
-#[derive(Debug)]
-pub(super) struct Piece {
-    flow: Arc<Flow>,
-    bytes: Bytes,
-}
-
-#[derive(Debug)]
-pub(super) enum Bytes {
-    Whole { buffer: Buffer, len: usize },
-    Small(Box<[u8]>),
-}
-
-impl Bytes {
-    fn len(&self) -> usize {
-        match self {
-            Self::Whole { len, .. } => *len,
-            Self::Small(bytes) => bytes.len(),
-        }
-    }
-}
-
-impl Piece {
-    pub(super) fn bytes(&self) -> &[u8] {
-        match &self.bytes {
-            Bytes::Whole { buffer, len } => &buffer[..*len],
-            Bytes::Small(bytes) => bytes,
-        }
-    }
-}
-
-impl Drop for Piece {
-    fn drop(&mut self) {
-        let nothing = Bytes::Small(Box::default());
-        let bytes = std::mem::replace(&mut self.bytes, nothing);
-        self.flow.give_back(bytes);
-    }
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {

@@ -1,7 +1,7 @@
 //! The part of a snapshot that CRIU does, and what is recorded while the tasks stand still.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -17,19 +17,19 @@ use nix::unistd::Pid;
 use super::bystanders::Bystanders;
 use super::dump_end::outcome;
 use super::gpu_facts::CudaFacts;
-use super::image::{ImageFacts, Stopwatch, Trigger};
-use super::machine;
+use super::image::{ImageFacts, Stopwatch};
 use super::progress::Step;
+use super::record::Recorded;
 use super::snapshot::{Snapshotted, Subject};
 use super::snapshot_error::SnapshotError;
-use super::streams::{Marks, Streams};
-use super::workshop::{Job, SharedStreams, Workshop};
+use super::streams::Streams;
+use super::workshop::Workshop;
 use crate::clock;
 use crate::criu::{
     Capture, Captured, DumpOptions, HOLD_SOCKET_VARIABLE, Inherited, dump_arguments, plugin_takes,
 };
-use crate::job::{self, Node, OpenFile, Process};
-use crate::sandbox::{Ended, Isolation, SandboxError, ToolCommand, ToolRun};
+use crate::job::{self, Process};
+use crate::sandbox::{Ended, SandboxError, ToolCommand, ToolRun};
 use crate::store::{ImageId, ImageWriter, StreamWriter};
 
 /// Time for CRIU to release the tasks and end, once a dump was called off.
@@ -45,11 +45,7 @@ const STDERR: RawFd = 2;
 
 /// A dump, before, during and after CRIU.
 pub(super) struct Dump<'a> {
-    shop: &'a Workshop,
-    job: &'a Job,
-    streams: &'a SharedStreams,
-    /// Which run of the store the image belongs to.
-    run: u64,
+    subject: Subject<'a>,
     /// The tree's first process, as the host sees it.
     root: i32,
     bystanders: Bystanders,
@@ -62,35 +58,16 @@ pub(super) struct Dump<'a> {
     held: AtomicBool,
 }
 
-struct Recorded {
-    processes: Vec<Process>,
-    accounts: Vec<job::ProcessAccount>,
-    files: Vec<OpenFile>,
-    nodes: Vec<Node>,
-    sockets: job::Sockets,
-    timers: Vec<job::Timer>,
-    streams: Marks,
-}
-
 impl<'a> Dump<'a> {
     pub fn new(
-        Subject {
-            shop,
-            job,
-            streams,
-            run,
-            trigger: _,
-        }: Subject<'a>,
+        subject: Subject<'a>,
         root: i32,
         bystanders: Bystanders,
         writer: ImageWriter,
         turn: job::Turn,
     ) -> Self {
         Self {
-            shop,
-            job,
-            streams,
-            run,
+            subject,
             root,
             bystanders,
             id: writer.id(),
@@ -106,9 +83,9 @@ impl<'a> Dump<'a> {
         &self,
         while_frozen: impl FnOnce(&Self) -> Result<(), SnapshotError> + Send,
     ) -> Result<Captured, SnapshotError> {
-        self.shop.ongoing.step(Step::Dump);
-        let sockets = self.shop.sockets().map_err(SnapshotError::Prepare)?;
-        let log = self.shop.log("dump", self.id);
+        self.shop().ongoing.step(Step::Dump);
+        let sockets = self.shop().sockets().map_err(SnapshotError::Prepare)?;
+        let log = self.shop().log("dump", self.id);
         let printed = tempfile::tempfile_in(sockets.path()).map_err(SnapshotError::Prepare)?;
         let capture = Capture::bind(sockets.path()).map_err(SnapshotError::Prepare)?;
         let terminals = self.streams().terminals().map_err(SnapshotError::Prepare)?;
@@ -161,7 +138,7 @@ impl<'a> Dump<'a> {
     fn job_lives(&self, processes: &[Process]) -> bool {
         processes.iter().any(|process| {
             let pid = process.host_pid;
-            process.pid == self.job.pids.job && job::is_alive(pid) && !job::is_doomed(pid)
+            process.pid == self.subject.job.pids.job && job::is_alive(pid) && !job::is_doomed(pid)
         })
     }
 
@@ -175,7 +152,7 @@ impl<'a> Dump<'a> {
             done = Some(commit(dump)?);
             // Pid 1 takes a moment to die; no task is to compute when CRIU lets go of it.
             let _ = dump.stop_tasks();
-            dump.job.sandbox.kill();
+            dump.subject.job.sandbox.kill();
             Ok(())
         });
         // Once the image is durable, CRIU's end by our own hand is no failure.
@@ -192,7 +169,7 @@ impl<'a> Dump<'a> {
     /// Sends every task of the job SIGSTOP. Frozen as they are, none stops before CRIU lets go of it, nor is it
     /// stopped in the image. Not so our own first process: it hears of the job's end.
     pub fn stop_tasks(&self) -> Result<(), SnapshotError> {
-        let ours = self.job.pids.root;
+        let ours = self.subject.job.pids.root;
         for process in self
             .processes()
             .iter()
@@ -208,8 +185,15 @@ impl<'a> Dump<'a> {
         Ok(())
     }
 
+    fn shop(&self) -> &'a Workshop {
+        self.subject.shop
+    }
+
     fn streams(&self) -> MutexGuard<'_, Streams> {
-        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+        self.subject
+            .streams
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn tool(
@@ -219,14 +203,14 @@ impl<'a> Dump<'a> {
         capture: &Capture,
         terminals: &[Inherited],
     ) -> ToolCommand {
-        let mut argv = self.shop.criu.argv();
+        let mut argv = self.shop().criu.argv();
         argv.extend(dump_arguments(&DumpOptions {
-            root_pid: self.job.pids.root,
+            root_pid: self.subject.job.pids.root,
             directory,
             log,
-            hold: &self.shop.hold(),
-            libdir: &self.shop.libdir(),
-            log_level: self.shop.config.criu.log_level,
+            hold: &self.shop().hold(),
+            libdir: &self.shop().libdir(),
+            log_level: self.shop().config.criu.log_level,
             external: terminals,
         }));
         let environment = vec![
@@ -250,7 +234,11 @@ impl<'a> Dump<'a> {
         printed: &File,
         call_off: UnixStream,
     ) -> Result<Ended, SandboxError> {
-        let run = self.job.sandbox.run_tool(tool, &[printed.as_raw_fd()])?;
+        let run = self
+            .subject
+            .job
+            .sandbox
+            .run_tool(tool, &[printed.as_raw_fd()])?;
         let ended = self.watch_over(&run);
         drop(call_off);
         if ended.is_err() && run.wait(CALL_OFF_LIMIT).is_err() && run.kill().is_ok() {
@@ -264,7 +252,7 @@ impl<'a> Dump<'a> {
     /// under its hands, CRIU may wait for it forever (4.2.1: `wait4` of a thread group whose other dead threads it
     /// traces too), and is killed.
     fn watch_over(&self, run: &ToolRun<'_>) -> Result<Ended, SandboxError> {
-        let limit = self.shop.config.snapshot.timeout;
+        let limit = self.shop().config.snapshot.timeout;
         let mut deadline = clock::now() + limit;
         loop {
             let left = deadline.saturating_duration_since(clock::now());
@@ -314,44 +302,18 @@ impl<'a> Dump<'a> {
             return Err(SnapshotError::Ended);
         }
         self.bystanders.check(&processes)?;
-        let pids: Vec<i32> = processes.iter().map(|process| process.host_pid).collect();
-        let mut files = job::collect(&pids)?;
-        let sockets = job::Sockets::record(&pids)?;
-        let timers = job::rung_timers(&processes)?;
-        let bytes_max = self.shop.config.files.keep_content;
-        for (index, file) in files
-            .iter_mut()
-            .filter(|file| file.wants_content(bytes_max))
-            .enumerate()
-        {
-            let name = format!("files/{index}");
-            let content = |source| SnapshotError::Content {
-                path: file.path.display().to_string(),
-                source,
-            };
-            let source = File::open(&file.path).map_err(content)?;
-            let mut stream = self.stream(&name)?;
-            stream.copy_from(&mut source.take(file.size))?;
-            stream.finish()?;
-            file.content = Some(name);
-        }
-        let streams = self.streams();
-        let recorded = Recorded {
-            accounts: job::account(&processes),
-            processes,
-            nodes: job::needed(&pids, &files),
-            files,
-            sockets,
-            timers,
-            streams: streams.mark().map_err(SnapshotError::Prepare)?,
-        };
+        let bytes_max = self.shop().config.files.keep_content;
+        let open = |name: &str| self.stream(name);
+        // Nobody else waits for the streams while contents are read.
+        let mark = || self.streams().mark();
+        let recorded = Recorded::take(processes, bytes_max, mark, open)?;
         *self.recorded.lock().unwrap_or_else(PoisonError::into_inner) = Some(recorded);
         Ok(())
     }
 
+    /// What the image says of the job.
     pub fn facts(
         &self,
-        trigger: Trigger,
         cuda: Option<(Vec<i32>, CudaFacts)>,
         freeze: Duration,
     ) -> Result<ImageFacts, SnapshotError> {
@@ -363,43 +325,7 @@ impl<'a> Dump<'a> {
         // CRIU cannot succeed without having run the action script, and with it `record`.
         let recorded =
             recorded.ok_or_else(|| SnapshotError::Stream(io::ErrorKind::UnexpectedEof.into()))?;
-        let cuda = cuda.map(|(host_pids, facts)| CudaFacts {
-            pids: recorded
-                .processes
-                .iter()
-                .filter(|process| host_pids.contains(&process.host_pid))
-                .map(|process| process.pid)
-                .collect(),
-            ..facts
-        });
-        Ok(ImageFacts {
-            trigger,
-            token: self.job.token,
-            command: self
-                .shop
-                .command
-                .iter()
-                .map(|word| word.to_string_lossy().into_owned())
-                .collect(),
-            directory: self.shop.directory.clone(),
-            host: machine::host_name(),
-            kernel: machine::kernel_release(),
-            criu: self.shop.criu.version.to_string(),
-            run: self.run,
-            instance: self.shop.instance.clone(),
-            freeze_seconds: freeze.as_secs_f64(),
-            phases: Vec::new(),
-            processes: recorded.processes.len(),
-            process_tree: recorded.accounts,
-            pids: self.job.pids,
-            isolated: self.job.sandbox.isolation() == Isolation::Namespaces,
-            cuda,
-            streams: recorded.streams,
-            files: recorded.files,
-            nodes: recorded.nodes,
-            sockets: recorded.sockets,
-            timers: recorded.timers,
-        })
+        Ok(recorded.into_facts(self.subject, cuda, freeze))
     }
 
     /// Compresses, writes, publishes. The job computes meanwhile, unless it is to stop.
@@ -418,8 +344,8 @@ impl<'a> Dump<'a> {
         let mut writer =
             writer.ok_or_else(|| SnapshotError::Stream(io::ErrorKind::UnexpectedEof.into()))?;
         let taken = writer.taken().bytes();
-        self.shop.ongoing.step(Step::Write);
-        self.shop.ongoing.measure(writer.stored(), Some(taken));
+        self.shop().ongoing.step(Step::Write);
+        self.shop().ongoing.measure(writer.stored(), Some(taken));
         writer.start_workers();
         writer.settle()?;
         watch.lap("write");

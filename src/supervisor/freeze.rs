@@ -14,7 +14,7 @@ use super::bystanders::Bystanders;
 use super::dump::Dump;
 use super::gpu::Gpu;
 use super::gpu_facts::CudaFacts;
-use super::image::{ImageFacts, Stopwatch};
+use super::image::Stopwatch;
 use super::pause::Paused;
 use super::progress::Step;
 use super::resident::{Carrying, Keeping, Kept, ResidentError};
@@ -157,7 +157,7 @@ impl<'a> Frozen<'a> {
                 carrying.afterwards()?;
                 watch.lap("copy");
             }
-            let facts = dump.facts(subject.trigger, cuda.clone(), clock::now() - *since);
+            let facts = dump.facts(cuda.clone(), clock::now() - *since);
             dump.commit(facts, &mut watch, *begun)
         });
         match stopped {
@@ -210,9 +210,7 @@ impl<'a> Frozen<'a> {
             shop.standby.warm(&shop.program);
         }
         self.subject.job.intrusion.leaves_gpu(clock::now());
-        let facts: Result<ImageFacts, _> =
-            self.dump
-                .facts(self.subject.trigger, self.cuda.clone(), freeze);
+        let facts = self.dump.facts(self.cuda.clone(), freeze);
         self.dump.commit(facts, &mut self.watch, self.begun)
     }
 }

@@ -103,7 +103,32 @@ impl<'a> Gpu<'a> {
     /// into host memory.
     pub fn suspend(
         &self,
+        subject: Subject<'_>,
+        keeping: Option<&Keeping>,
+        streams: &StreamOpener,
+        watch: &mut Stopwatch,
+    ) -> Result<(Suspension, Option<Carrying>), SnapshotError> {
+        let suspended = self
+            .standing(subject.shop, keeping)
+            .and_then(|standing| self.suspend_all(subject, standing, keeping, streams, watch));
+        suspended.map_err(|error| {
+            let ended = |process: &&Process| !job::is_alive(process.host_pid);
+            let ended: Vec<&Process> = self.processes.iter().filter(ended).collect();
+            let all = ended.len() == self.processes.len();
+            match ended.first() {
+                // What was done to them died with them, and to the others it was undone: the next look tells what is left.
+                Some(process) if all || !error.job_is_lost() => {
+                    SnapshotError::Leaving { pid: process.pid }
+                }
+                Some(_) | None => error,
+            }
+        })
+    }
+
+    fn suspend_all(
+        &self,
         Subject { shop, job, .. }: Subject<'_>,
+        standing: Standing,
         keeping: Option<&Keeping>,
         streams: &StreamOpener,
         watch: &mut Stopwatch,
@@ -112,7 +137,6 @@ impl<'a> Gpu<'a> {
             attempt: LOCK_ATTEMPT,
             total: shop.config.snapshot.lock_timeout,
         };
-        let standing = self.standing(keeping)?;
         if let Some(keeping) = keeping {
             let (suspended, still, kept, carrying) =
                 keeping.suspend(self, &standing, &options, streams, watch)?;
@@ -125,16 +149,22 @@ impl<'a> Gpu<'a> {
         if let Some(token) = &job.token {
             driver_suffices(token, self)?;
         }
-        let still = standing.halt()?;
-        let suspended = locked.suspend().map_err(failed)?;
+        let mut still = standing.halt()?;
+        let suspended = still.during(Duration::ZERO, || locked.suspend());
+        let suspended = suspended.map_err(failed)?;
         watch.lap("suspend");
         Ok((Suspension::new(suspended, standing, still, None), None))
     }
 
     /// All of them, for they may wait for each other on the GPUs.
-    fn standing(&self, keeping: Option<&Keeping>) -> Result<Standing, SnapshotError> {
+    fn standing(
+        &self,
+        shop: &Workshop,
+        keeping: Option<&Keeping>,
+    ) -> Result<Standing, SnapshotError> {
         let agent = |process: &Process| keeping?.agent_of(process.host_pid);
-        match Standing::of(self.driver, &self.processes, agent) {
+        let limit = shop.config.snapshot.timeout;
+        match Standing::of(self.driver, &self.processes, limit, agent) {
             Ok(standing) => Ok(standing),
             Err(StandingError::Driver(error)) => {
                 Err(SnapshotError::Suspend(Box::new(error.into())))

@@ -43,6 +43,7 @@ mod pauses;
 mod privileges;
 mod program;
 mod progress;
+mod record;
 mod requests;
 mod resident;
 pub mod restart;

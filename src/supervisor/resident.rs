@@ -22,6 +22,7 @@ mod keeping;
 mod moving;
 mod refill;
 mod standby;
+mod suspend;
 
 pub use error::ResidentError;
 pub use facts::{ResidentFacts, ResidentProcess, ResidentSegment};

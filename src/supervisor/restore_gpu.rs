@@ -10,7 +10,7 @@ use super::gpu_plan::{GpuPlan, Here, Refusal, plan};
 use super::image::ImageFacts;
 use super::resident::{ResidentError, Returning};
 use super::restore_error::RestoreError;
-use super::standing::Standing;
+use super::standing::{LAST_RESORT, Standing};
 use super::workshop::Workshop;
 use crate::cuda::{self, GpuMap, GpuMapError, GpuPair};
 use crate::job;
@@ -119,13 +119,17 @@ pub(super) fn resume(
     }
     let driver = shop.driver()?;
     // On every error the caller ends the job.
-    let still = Standing::restored(&cuda_facts.standing, &there)?.halt()?;
-    cuda::resume_restored(driver, &host_pids, &map)
+    let limit = shop.config.snapshot.timeout;
+    let mut still = Standing::restored(&cuda_facts.standing, &there, limit)?.halt()?;
+    still
+        .during(LAST_RESORT, || {
+            cuda::resume_restored(driver, &host_pids, &map)
+        })
         .map_err(|error| RestoreError::Resume(Box::new(error)))?;
     if let Some(memory) = memory {
         let token = facts.token.as_ref().ok_or(ResidentError::Facts)?;
         let memory = memory.join().map_err(|_| RestoreError::Panicked)?;
-        memory?.finish(token)?;
+        memory?.finish(token, &mut still)?;
     }
     drop(still);
     Ok(())

@@ -9,11 +9,23 @@
 //! dies of SIGSEGV, a copy fails with "invalid argument", and a graph or a kernel of NCCL's with a launch failure.
 //! Halted is by ptrace, which CRIU needs for itself; in between SIGSTOP keeps them, and an image has them stopped.
 
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
+use crate::clock;
 use crate::cuda::{self, Driver};
 use crate::job::{self, HaltError, Halted, Process};
 
+/// Between two looks whether halted threads are in the way of those that work: a freeze is not much longer for it.
+const LOOK: Duration = Duration::from_millis(2);
+/// Before a halted thread may run for a moment where it might use the GPU, and its memory is not there.
+pub(super) const LAST_RESORT: Duration = Duration::from_secs(2);
 /// Threads of a process that work while the others stand still, as the job sees them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StandingFacts {
@@ -27,6 +39,8 @@ pub struct StandingFacts {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Standing {
     processes: Vec<Stander>,
+    /// Longest work of the driver's or an agent's.
+    limit: Duration,
 }
 
 #[derive(Clone, Debug)]
@@ -42,6 +56,7 @@ struct Stander {
 #[must_use = "dropped, the processes go on"]
 pub(super) struct Still {
     halted: Vec<Halted>,
+    limit: Duration,
 }
 
 /// Why it cannot be told who is to stand still.
@@ -54,10 +69,12 @@ pub(super) enum StandingError {
 }
 
 impl Standing {
-    /// Of processes that run; `agent` tells the number of a process's agent as the process itself sees it.
+    /// Of processes that run; work on them may take up to `limit`. `agent` tells the number of a process's agent as the
+    /// process itself sees it.
     pub fn of(
         driver: &Driver,
         processes: &[Process],
+        limit: Duration,
         agent: impl Fn(&Process) -> Option<i32>,
     ) -> Result<Self, StandingError> {
         let stander = |process: &Process| {
@@ -77,11 +94,16 @@ impl Standing {
         let processes: Result<_, StandingError> = processes.iter().map(stander).collect();
         Ok(Self {
             processes: processes?,
+            limit,
         })
     }
 
     /// Of processes that an image has, among those that are there. One that is not is somebody else's concern.
-    pub fn restored(facts: &[StandingFacts], there: &[Process]) -> Result<Self, HaltError> {
+    pub fn restored(
+        facts: &[StandingFacts],
+        there: &[Process],
+        limit: Duration,
+    ) -> Result<Self, HaltError> {
         let stander = |facts: &StandingFacts| {
             let process = there.iter().find(|process| process.pid == facts.pid)?;
             let pid = process.host_pid;
@@ -98,6 +120,7 @@ impl Standing {
         let processes: Result<_, HaltError> = facts.iter().filter_map(stander).collect();
         Ok(Self {
             processes: processes?,
+            limit,
         })
     }
 
@@ -114,12 +137,6 @@ impl Standing {
         self.processes.iter().filter_map(facts).collect()
     }
 
-    /// Whether one of them has ended: its memory is nobody's concern any more.
-    pub fn has_ended(&self) -> bool {
-        let mut processes = self.processes.iter();
-        processes.any(|stander| !job::is_alive(stander.host_pid))
-    }
-
     /// Halts all that live, stopped or running; their spared threads run then.
     pub fn halt(&self) -> Result<Still, HaltError> {
         let living = self
@@ -130,11 +147,68 @@ impl Standing {
             .map(|stander| job::halt(stander.host_pid, &stander.spared))
             .collect::<Result<_, _>>()?;
         halted.iter().for_each(Halted::wake_spared);
-        Ok(Still { halted })
+        Ok(Still {
+            halted,
+            limit: self.limit,
+        })
     }
 }
 
 impl Still {
+    /// Has the driver or the agents work on the processes. Where they wait for a lock that a halted thread has, such
+    /// threads make way: step by step, and freely `patience` after the beginning. Work without an end harms the job
+    /// more than a crash does: the processes are killed then, so that it fails.
+    pub fn during<T: Send>(&mut self, patience: Duration, work: impl FnOnce() -> T + Send) -> T {
+        let work = Mutex::new(Some(work));
+        let work = || {
+            let work = work.lock().unwrap_or_else(PoisonError::into_inner).take();
+            work.map(|work| work())
+        };
+        let result = thread::scope(|scope| {
+            let (ended, end) = mpsc::channel::<()>();
+            let worker = thread::Builder::new().spawn_scoped(scope, || {
+                let _ended = ended;
+                work()
+            });
+            match worker {
+                Ok(worker) => {
+                    self.watch(patience, &end);
+                    let result = worker.join();
+                    result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+                }
+                // Without anybody to watch, but done.
+                Err(_) => work(),
+            }
+        });
+        result.unwrap_or_else(|| unreachable!("it is done once"))
+    }
+
+    /// Until the other side of `end` is gone.
+    fn watch(&mut self, patience: Duration, end: &mpsc::Receiver<()>) {
+        let begun = clock::now();
+        let mut reliefs = 0;
+        while let Err(RecvTimeoutError::Timeout) = end.recv_timeout(LOOK) {
+            let freely = begun.elapsed() >= patience;
+            let relieved = self.halted.iter_mut();
+            let relieved = relieved.filter_map(|halted| halted.relieve(freely).then_some(()));
+            reliefs += relieved.count();
+            if begun.elapsed() >= self.limit {
+                tracing::error!(
+                    "the driver has not come to an end within {:?} (snapshot.timeout): the job's GPU processes are killed",
+                    self.limit
+                );
+                for halted in &self.halted {
+                    // One that is dead already is as good.
+                    let _ = kill(Pid::from_raw(halted.pid()), Signal::SIGKILL);
+                }
+                let _ = end.recv();
+            }
+        }
+        if reliefs > 0 {
+            tracing::debug!(reliefs, "halted threads made way");
+        }
+    }
+
     /// Leaves them stopped, to be halted again later: none runs before.
     pub fn stop(self) {
         for halted in self.halted {

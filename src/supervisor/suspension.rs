@@ -6,7 +6,7 @@ use super::describe::chain;
 use super::image::Stopwatch;
 use super::resident::{Kept, ResidentError};
 use super::snapshot_error::SnapshotError;
-use super::standing::{Standing, Still};
+use super::standing::{LAST_RESORT, Standing, Still};
 use crate::clock;
 use crate::cuda;
 
@@ -86,7 +86,7 @@ impl Suspension {
             Some(kept) if kept.is_evicted() => Err(ResidentError::Evicted),
             Some(_) | None => self.standing.halt().map_err(ResidentError::from),
         };
-        let still = match halted {
+        let mut still = match halted {
             Ok(still) => still,
             Err(error) => {
                 suspended.leave();
@@ -94,15 +94,16 @@ impl Suspension {
                 return Err(ResidentError::Stuck { source }.into());
             }
         };
-        let resumed = suspended.resume();
+        let patience = match self.kept {
+            // Unlocked, a thread may use the GPU before its memory is there.
+            Some(_) => LAST_RESORT,
+            None => Duration::ZERO,
+        };
+        let resumed = still.during(patience, || suspended.resume());
         let times = resumed.map_err(|error| SnapshotError::Resume(Box::new(error)))?;
         let begun = clock::now();
         if let Some(kept) = &mut self.kept {
-            match kept.give_back() {
-                // Killed meanwhile, or by a signal that waited: that is its end, and no failure of ours.
-                Err(_) if self.standing.has_ended() => return Err(SnapshotError::Ended),
-                given_back => given_back?,
-            }
+            still.during(patience, || kept.give_back())?;
         }
         drop(still);
         Ok((times, begun.elapsed()))

@@ -3,13 +3,14 @@
 //!
 //! ```text
 //! job [--steps 40] [--pause-ms 20] [--segments 300,64K,2M,4M] [--threads 1] [--renew 5] [--log FILE]
-//!     [--wait-at STEP:FILE] [--kernel-at STEP:FILE] [--hold-at STEP:FILE] [--import]
+//!     [--wait-at STEP:FILE] [--kernel-at STEP:FILE] [--hold-at STEP:FILE] [--import] [--allocators 3]
 //! ```
 //! Every thread has all segments, on GPU (thread modulo GPUs), and frees and allocates one anew every `--renew` steps.
 //! Each step appends a line to standard output and to the log. At a step, the first thread can be made to wait
 //! (`--wait-at`), to work on the GPU (`--kernel-at`: a lock waits for it) or to hold the driver's lock (`--hold-at`)
 //! until the file exists; meanwhile all others wait outside of the driver. `--import`: it holds memory that came by a
-//! descriptor, from itself; the driver cannot bring that back.
+//! descriptor, from itself; the driver cannot bring that back. So many `--allocators` are threads that are inside malloc
+//! and free nearly all the time.
 #![allow(unsafe_code, reason = "calls the driver through C")]
 
 mod driver;
@@ -130,6 +131,7 @@ struct Options {
     kernel_at: Option<(u64, String)>,
     hold_at: Option<(u64, String)>,
     import: bool,
+    allocators: usize,
 }
 
 impl Options {
@@ -145,6 +147,7 @@ impl Options {
             kernel_at: None,
             hold_at: None,
             import: false,
+            allocators: 0,
         };
         let mut words = std::env::args().skip(1);
         while let Some(word) = words.next() {
@@ -160,6 +163,7 @@ impl Options {
                 "--kernel-at" => options.kernel_at = Some(at(&value())),
                 "--hold-at" => options.hold_at = Some(at(&value())),
                 "--import" => options.import = true,
+                "--allocators" => options.allocators = value().parse().unwrap(),
                 other => panic!("no option {other}"),
             }
         }
@@ -260,6 +264,18 @@ impl Job {
     }
 }
 
+/// Too large for what a thread has for itself, too small for a mapping of its own.
+fn allocate_for_ever() {
+    let mut pieces: [Vec<u8>; 64] = std::array::from_fn(|_| Vec::new());
+    for number in 0_usize.. {
+        let piece = &mut pieces[number % 64];
+        // Given back before another is taken.
+        *piece = Vec::new();
+        *piece = Vec::with_capacity(2048 + number * 7919 % 32_768);
+        std::hint::black_box(piece);
+    }
+}
+
 fn until(function: UntilFile, path: String) {
     let path = CString::new(path).unwrap();
     // SAFETY: a text.
@@ -280,6 +296,9 @@ fn main() {
     // SAFETY: a place for a number.
     must("cuDeviceGetCount", unsafe { (driver.count)(&raw mut gpus) });
     let threads = options.threads;
+    for _ in 0..options.allocators {
+        std::thread::spawn(allocate_for_ever);
+    }
     let append = |path| {
         File::options()
             .create(true)

@@ -1,7 +1,10 @@
-//! Threads that stand still within the driver, and agents that hang there.
+//! Threads that stand still within the driver or with a lock that it needs, and agents that hang there.
 
 use std::fs;
 use std::time::Instant;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::common::{can_run, wait_until};
 use crate::support::{JOB, Scene, gpu, uninterrupted};
@@ -39,6 +42,79 @@ fn a_thread_that_holds_the_driver_s_lock_for_a_while_is_waited_for() {
     });
     assert_eq!(scene.run.wait(), 0, "{}", scene.said());
     assert_eq!(scene.place.text("out"), uninterrupted());
+}
+
+/// [`JOB`] with threads that have the lock of the only heap nearly all the time, wherever they are stopped.
+fn allocating(memory: &str) {
+    let job = [&["--allocators", "3"], &JOB[..]].concat();
+    let one_heap = [("MALLOC_ARENA_MAX", "1")];
+    let scene = Scene::with(gpu(), memory, &job, &one_heap);
+    scene.rests();
+    scene.place.snapshot();
+    scene.place.snapshot();
+    scene.run.crash();
+    scene.ends_as_ever();
+}
+
+#[test]
+fn threads_that_allocate_all_the_time_are_stopped_without_harm() {
+    if can_run() {
+        allocating("auto");
+    }
+}
+
+#[test]
+fn threads_that_allocate_all_the_time_are_no_obstacle_to_the_driver() {
+    if can_run() {
+        allocating("driver");
+    }
+}
+
+/// A snapshot, not the first, whose suspend takes until `condition` and fails then, as a driver's does whose process is
+/// dead; the job is restored.
+fn dies_in_the_suspend(scene: &Scene, condition: impl Fn() -> bool) {
+    scene.place.snapshot();
+    let call = "cuCheckpointProcessCheckpoint";
+    let path = scene.place.file("dead");
+    scene.rule("caller-hang", &format!("{call}:0:{}", path.display()));
+    std::thread::scope(|scope| {
+        let refused = scope.spawn(|| scene.place.verb(&["snapshot"]));
+        wait_until("the suspend", || scene.hangs(call));
+        wait_until("the job's death", condition);
+        scene.mend();
+        fs::write(&path, "").expect("written");
+        let output = refused.join().expect("an answer");
+        assert_eq!(output.status.code(), Some(125), "{}", scene.said());
+    });
+    wait_until("the restored job", || {
+        scene.count("ckpt-run: restored ") == 1
+    });
+    scene.resident_snapshot();
+}
+
+#[test]
+fn a_driver_that_never_comes_to_an_end_costs_the_work_since_the_newest_image() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::at_rest("auto");
+    let killed = "has not come to an end within 8s";
+    dies_in_the_suspend(&scene, || scene.said().contains(killed));
+    scene.ends_as_ever();
+}
+
+#[test]
+fn a_job_that_is_killed_in_the_suspend_is_no_failed_snapshot() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::at_rest("auto");
+    let job = Pid::from_raw(scene.run.job());
+    dies_in_the_suspend(&scene, || kill(job, Signal::SIGKILL).is_ok());
+    let said = scene.said();
+    assert!(said.contains("snapshot called off"), "{said}");
+    assert!(!said.contains("snapshot failed"), "{said}");
+    scene.ends_as_ever();
 }
 
 /// Whether it was asked to try the driver and has no answer.

@@ -169,7 +169,7 @@ pub fn begin(
     variables: &[(&str, &str)],
 ) -> Run {
     let config = format!(
-        "[cuda]\nmemory = \"{memory}\"\n[snapshot]\nlock_timeout = \"2s\"\n[restart]\nbackoff = \"10ms\"\n"
+        "[cuda]\nmemory = \"{memory}\"\n[snapshot]\nlock_timeout = \"2s\"\ntimeout = \"8s\"\n[restart]\nbackoff = \"10ms\"\n"
     );
     fs::write(place.file("config"), config).expect("written");
     let mut command = place.command(&["--interval", "never", "--config", "config", "--"]);

@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use nix::fcntl::{Flock, FlockArg};
+
 use super::common::{Place, Run, can_run, wait_until};
 use super::survival::{OPTIONS, survives};
 
@@ -208,13 +210,8 @@ fn links_that_a_killed_dump_has_left_are_taken_away() {
     }
 }
 
-/// All have semaphores in `/dev/shm`, and CRIU gives them the same names there.
-#[test]
-fn jobs_that_are_snapshotted_and_killed_at_once_all_come_back() {
-    if !can_run() {
-        return;
-    }
-    let script = r#"
+/// A job with semaphores, whose files in `/dev/shm` have lost the names that they were made with.
+const SEMAPHORES: &str = r#"
 import multiprocessing, os, time
 def work(lock, turns, done):
     while True:
@@ -231,10 +228,17 @@ if __name__ == "__main__":
         if os.path.exists("go"): break
         time.sleep(0.02)
 "#;
+
+/// All have semaphores in `/dev/shm`, and CRIU gives them the same names there.
+#[test]
+fn jobs_that_are_snapshotted_and_killed_at_once_all_come_back() {
+    if !can_run() {
+        return;
+    }
     let jobs: Vec<(Place, Run)> = (0..4)
         .map(|_| {
             let place = Place::new();
-            let run = place.start_python(&OPTIONS, script);
+            let run = place.start_python(&OPTIONS, SEMAPHORES);
             (place, run)
         })
         .collect();
@@ -266,4 +270,24 @@ if __name__ == "__main__":
             place.text("err")
         );
     }
+}
+
+#[test]
+fn a_snapshot_that_waits_for_another_job_says_so() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = place.start_python(&OPTIONS, SEMAPHORES);
+    place.wait_for("out", "5\n");
+    let folder = fs::File::open("/dev/shm").expect("a folder");
+    let held = Flock::lock(folder, FlockArg::LockExclusive).expect("locked");
+    std::thread::scope(|scope| {
+        let taken = scope.spawn(|| place.snapshot());
+        place.wait_for("err", "waiting for another job");
+        drop(held);
+        taken.join().expect("a snapshot");
+    });
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }

@@ -30,12 +30,16 @@ fn numbers(line: &str) -> Vec<i32> {
 
 impl Counters {
     fn start() -> Self {
-        let mut child = Command::new("python3")
+        let child = Command::new("python3")
             .args(["-c", COUNTERS])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
+        Self::of(child)
+    }
+
+    fn of(mut child: Child) -> Self {
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let threads = numbers(&lines.next().unwrap().unwrap());
         Self {
@@ -155,6 +159,70 @@ fn a_process_that_is_left_stopped_and_halted_again_has_not_run() {
     assert!(ran < 2_000_000, "{ran} ns");
     drop(halted);
     assert_eq!(job.ask().len(), 3);
+}
+
+/// Two threads that want the same lock; the first has it nearly all the time. Prints the id of the second.
+const RIVALS: &str = r#"
+#include <pthread.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static void *want(void *nothing) {
+    printf("%ld\n", syscall(SYS_gettid));
+    fflush(stdout);
+    for (;;) {
+        pthread_mutex_lock(&lock);
+        pthread_mutex_unlock(&lock);
+    }
+}
+int main(void) {
+    pthread_t other;
+    pthread_create(&other, 0, want, 0);
+    for (;;) {
+        pthread_mutex_lock(&lock);
+        for (volatile int turn = 0; turn < 200; turn++);
+        pthread_mutex_unlock(&lock);
+    }
+}
+"#;
+
+#[test]
+fn a_spared_thread_gets_the_lock_of_a_halted_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("rivals");
+    let mut compiler = Command::new("cc")
+        .args(["-pthread", "-x", "c", "-", "-o"])
+        .arg(&program)
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut source = compiler.stdin.take().unwrap();
+    source.write_all(RIVALS.as_bytes()).unwrap();
+    drop(source);
+    assert!(compiler.wait().unwrap().success());
+    let child = Command::new(program)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut job = Counters::of(child);
+    let spared = job.threads[0];
+    for _ in 0..20 {
+        let mut halted = halt(job.pid(), &[spared]).unwrap();
+        // It waits, sooner or later, unless the other was halted in between.
+        let mut looks = 0..1000;
+        while job.state(spared) == 'R' && looks.next().is_some() {
+            std::thread::yield_now();
+        }
+        let mut reliefs = 0..10_000;
+        while job.state(spared) != 'R' && reliefs.next().is_some() {
+            halted.relieve(true);
+            std::thread::yield_now();
+        }
+        assert_eq!((job.state(spared), job.state(job.pid())), ('R', 't'));
+        drop(halted);
+    }
+    job.child.kill().unwrap();
 }
 
 #[test]

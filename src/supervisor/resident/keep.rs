@@ -1,20 +1,14 @@
 //! Memory of halted processes: the agents let go of it, descriptors keep it, the agents map it again.
 
 use std::collections::HashMap;
-use std::thread;
 use std::time::Duration;
 
-use super::carrier::Taking;
 use super::choice::{Cover, expect_no_newcomer};
 use super::error::ResidentError;
 use super::facts::{ResidentFacts, ResidentProcess, ResidentSegment};
 use super::refill::Memory;
 use crate::cuda::{self, Driver, GpuUuid, Locked, SuspendOptions, TreeError};
 use crate::resident::{AgentError, Channel, Held, Origin, Token};
-
-use super::super::describe::chain;
-use super::super::image::Stopwatch;
-use super::super::standing::{Standing, Still};
 
 /// For an agent to say what it holds. It answers from memory; more means that there is none.
 const HELLO_LIMIT: Duration = Duration::from_secs(1);
@@ -27,10 +21,6 @@ const RELEASE_LIMIT: Duration = Duration::from_secs(5);
 const MAP_LIMIT: Duration = Duration::from_secs(30);
 /// For an agent to make all it had on another GPU. The driver clears it, at hundreds of GB/s.
 const REMAKE_LIMIT: Duration = Duration::from_secs(60);
-/// How often the job is stopped anew until no thread stands still within the driver.
-const TRIES_MAX: u32 = 5;
-/// Between two such tries: long enough for a call to CUDA to end.
-const TRY_PAUSE: Duration = Duration::from_millis(5);
 /// For the lock of processes whose threads all stand still: the driver takes milliseconds, unless it waits for one.
 const LOCK_AGAIN: SuspendOptions = SuspendOptions {
     attempt: Duration::from_millis(400),
@@ -57,58 +47,6 @@ pub(super) struct KeptProcess {
     origins: HashMap<u64, Origin>,
 }
 
-/// Halts the processes, has the agents let go, and suspends the GPU state of all `users`; `take` is called with the
-/// memory before that. They stand still, halted, when this returns.
-///
-/// # Errors
-/// Everything is as it was, unless the error says that the job is lost.
-pub(in crate::supervisor) fn suspend(
-    driver: &Driver,
-    users: &[i32],
-    standing: &Standing,
-    (token, covers): (&Token, &[Cover]),
-    options: &SuspendOptions,
-    watch: &mut Stopwatch,
-    take: impl FnOnce(&Kept) -> Result<Taking, ResidentError>,
-) -> Result<(cuda::Suspended, Still, Kept, Taking), ResidentError> {
-    let mut kept = Kept::of(token, covers)?;
-    let mut tries = 0;
-    let (still, locked) = loop {
-        tries += 1;
-        let locked = cuda::lock_all(driver, users, options)?;
-        watch.lap("lock");
-        kept.is_whole(covers)?;
-        let still = standing.halt()?;
-        locked.unlock()?;
-        match kept.let_go().and_then(|()| kept.lock_again(driver, users)) {
-            Ok(locked) => break (still, locked),
-            Err(error) if !error.passes() => return Err(error),
-            Err(_) if tries == TRIES_MAX => return Err(ResidentError::Busy { tries }),
-            Err(error) => tracing::debug!(tries, "the job is stopped anew: {}", chain(&error)),
-        }
-        drop(still);
-        thread::sleep(TRY_PAUSE);
-    };
-    let taking = take(&kept);
-    watch.lap("release");
-    let suspend = || -> Result<_, ResidentError> { Ok(locked.suspend()?) };
-    let failed = match taking.map(|taking| (suspend(), taking)) {
-        Ok((Ok(suspended), taking)) => {
-            watch.lap("suspend");
-            return Ok((suspended, still, kept, taking));
-        }
-        Ok((Err(error), taking)) => (error, Some(taking)),
-        Err(error) => (error, None),
-    };
-    let (error, taking) = failed;
-    let given_back = kept.give_back_unless_lost(&error);
-    drop(still);
-    // The copier is done with the memory before anybody tries again, and the job does not wait for it.
-    drop(taking.map(Taking::join));
-    given_back?;
-    Err(error)
-}
-
 /// Asks processes, by their pids as the host and as the job sees them, for their agents.
 pub(super) fn ask(
     channel: &mut Channel,
@@ -128,7 +66,7 @@ pub(super) fn ask(
 
 impl Kept {
     /// Of processes that still hold their memory: nothing is kept yet.
-    fn of(token: &Token, covers: &[Cover]) -> Result<Self, ResidentError> {
+    pub(super) fn of(token: &Token, covers: &[Cover]) -> Result<Self, ResidentError> {
         let covered = covers.iter().filter(|cover| cover.bytes() > 0);
         let process = |cover: &Cover| KeptProcess {
             pid: cover.pid,
@@ -144,7 +82,7 @@ impl Kept {
     }
 
     /// Whether all memory that the driver would lose is prepared for. The processes are locked.
-    fn is_whole(&mut self, covers: &[Cover]) -> Result<(), ResidentError> {
+    pub(super) fn is_whole(&mut self, covers: &[Cover]) -> Result<(), ResidentError> {
         let pids = covers.iter().map(|cover| (cover.host_pid, cover.pid));
         let now = ask(&mut self.channel, &self.token, pids)?;
         let is_prepared = |cover: &Cover| self.processes.iter().any(|one| one.pid == cover.pid);
@@ -234,7 +172,7 @@ impl Kept {
     }
 
     /// Takes the memory of every process, or of none.
-    fn let_go(&mut self) -> Result<(), ResidentError> {
+    pub(super) fn let_go(&mut self) -> Result<(), ResidentError> {
         // What is taken and given back can be suspended in this way only from then on: not before all are ready.
         for process in &self.processes {
             let pid = process.pid;
@@ -276,7 +214,11 @@ impl Kept {
     ///
     /// # Errors
     /// They have their memory again, unless it is lost.
-    fn lock_again(&mut self, driver: &Driver, users: &[i32]) -> Result<Locked, ResidentError> {
+    pub(super) fn lock_again(
+        &mut self,
+        driver: &Driver,
+        users: &[i32],
+    ) -> Result<Locked, ResidentError> {
         let failed = match cuda::lock_all(driver, users, &LOCK_AGAIN) {
             Ok(locked) => return Ok(locked),
             Err(error) => ResidentError::from(error),
@@ -285,7 +227,10 @@ impl Kept {
     }
 
     /// One that is stuck would not answer.
-    fn give_back_unless_lost(&mut self, error: &ResidentError) -> Result<(), ResidentError> {
+    pub(super) fn give_back_unless_lost(
+        &mut self,
+        error: &ResidentError,
+    ) -> Result<(), ResidentError> {
         if error.job_is_lost() {
             return Ok(());
         }
@@ -338,23 +283,34 @@ impl Kept {
         self.processes.iter().map(&mut remake).collect()
     }
 
-    /// Has the agents map everything where it was. Their processes are halted, and their calls to CUDA do not wait.
+    /// Has the agents map everything where it was. Their processes are halted, and their calls to CUDA do not wait. One
+    /// that has ended needs nothing.
+    ///
+    /// # Errors
+    /// A process has not got its memory; all others that could have it have it.
     pub(in crate::supervisor) fn give_back(&mut self) -> Result<(), ResidentError> {
+        let mut result = Ok(());
         for process in &mut self.processes {
-            let mut agent = self.channel.agent(&self.token, process.pid);
-            let mut tries = 1;
-            while let Err(source) = agent.map(&process.held, MAP_LIMIT) {
-                let pid = process.pid;
-                if tries == MAP_TRIES_MAX {
-                    let source = Box::new(ResidentError::Agent { pid, source });
-                    return Err(ResidentError::Lost { pid, source });
+            let pid = process.pid;
+            let mut agent = self.channel.agent(&self.token, pid);
+            let mut mapped = agent.map(&process.held, MAP_LIMIT);
+            for _ in 1..MAP_TRIES_MAX {
+                let Err(source) = &mapped else { break };
+                if matches!(source, AgentError::Gone { .. }) {
+                    break;
                 }
                 tracing::warn!(pid, "GPU memory is mapped again: {source}");
-                tries += 1;
+                mapped = agent.map(&process.held, MAP_LIMIT);
             }
-            process.held.clear();
+            match mapped {
+                Ok(()) | Err(AgentError::Gone { .. }) => process.held.clear(),
+                Err(source) => {
+                    let source = Box::new(ResidentError::Agent { pid, source });
+                    result = result.and(Err(ResidentError::Lost { pid, source }));
+                }
+            }
         }
-        Ok(())
+        result
     }
 }
 
@@ -378,7 +334,7 @@ impl ResidentError {
     }
 
     /// Whether it may succeed when the job is stopped at another moment.
-    fn passes(&self) -> bool {
+    pub(super) fn passes(&self) -> bool {
         match self {
             Self::Agent { source, .. } => matches!(
                 source,

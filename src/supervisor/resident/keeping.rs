@@ -6,6 +6,7 @@ use super::carrier::{Carrier, Shadowed, Taken, Taking};
 use super::choice::{Cover, Way, bytes, choose, expect_no_newcomer};
 use super::error::ResidentError;
 use super::keep::{self, Kept};
+use super::suspend::suspend;
 use crate::config::Memory;
 use crate::cuda::{self, GpuUuid, SuspendOptions};
 use crate::resident::{Channel, Token};
@@ -110,7 +111,7 @@ impl Keeping {
         let take = |kept: &_| self.carrier.take(kept, streams);
         let (driver, users) = (gpu.driver(), gpu.users());
         let (suspended, still, kept, taking) =
-            keep::suspend(driver, users, standing, who, options, watch, take)?;
+            suspend(driver, users, standing, who, options, watch, take)?;
         let carrying = Carrying {
             carrier: Arc::clone(&self.carrier),
             streams: streams.clone(),

@@ -17,6 +17,7 @@ use crate::resident::{Held, Token};
 use crate::store::ImageReader;
 
 use super::super::gpu_plan::GpuPairs;
+use super::super::standing::{LAST_RESORT, Still};
 use super::super::workshop::Workshop;
 
 /// Memory that waits for its processes to be resumed.
@@ -64,11 +65,15 @@ impl<'a> Returning<'a> {
     ///
     /// # Errors
     /// The job cannot compute.
-    pub fn finish(self, token: &Token) -> Result<(), ResidentError> {
+    pub fn finish(self, token: &Token, still: &mut Still) -> Result<(), ResidentError> {
         match self {
-            Self::Made(memory) => Kept::restored(token, memory)?.give_back(),
+            Self::Made(memory) => {
+                let mut kept = Kept::restored(token, memory)?;
+                still.during(LAST_RESORT, || kept.give_back())
+            }
             Self::Moving(moving) => {
-                let memory = moving.remake(token)?;
+                let memory = still.during(LAST_RESORT, || moving.remake(token))?;
+                // As long as the disk takes, and no work of the job's processes.
                 moving.fill(&memory)
             }
         }

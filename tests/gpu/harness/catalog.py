@@ -52,6 +52,8 @@ class Job:
     times: str = TIMES
     # Nothing else runs beside it: it takes a whole GPU, or is measured.
     alone: bool = False
+    # Only where it is named: it answers a question, and is no part of the table.
+    on_request: bool = False
 
     def words(self, tools, pace_ms):
         options = {
@@ -117,6 +119,13 @@ ONE_GPU = (
         (),
         program="examples/counter.cu",
         steps=400,
+    ),
+    Job(
+        "heap",
+        f"../heap 512 STEPS PACE {RESULT}",
+        (),
+        program="tests/gpu/jobs/heap.cu",
+        more=(("MALLOC_ARENA_MAX", "1"),),
     ),
     Job(
         "expandable",

@@ -79,7 +79,8 @@ def parse(doc, jobs, parallel, minutes, add=lambda parser: None):
     add(parser)
     options = parser.parse_args()
     check_tools(parser, options)
-    names = options.jobs.split(",") if options.jobs else [job.name for job in jobs]
+    usual = [job.name for job in jobs if not job.on_request]
+    names = options.jobs.split(",") if options.jobs else usual
     if unknown := set(names) - {job.name for job in jobs}:
         parser.error(f"no such jobs: {', '.join(sorted(unknown))}")
     options.chosen = [job for job in jobs if job.name in names]

@@ -107,13 +107,13 @@ class Trial:
         self.plain = self.start(processes.Program, "reference", pace_ms)
         return self.plain
 
-    def supervise(self, interval, environment=None, options=(), settings=None):
+    def supervise(self, interval, environment=None, options=(), settings=None, name="supervised"):
         """Starts the job under ckpt-run, or goes on with it."""
         return self.start(
             lambda words, folder, own: supervised.Supervised(
                 self.tools, folder, words, own | (environment or {}), interval, options, settings
             ),
-            "supervised",
+            name,
             self.job.ms_per_step,
         )
 
@@ -139,8 +139,11 @@ class Trial:
 
     def wait(self, seconds, program):
         """A random moment passes."""
+        self.pass_time(seconds, "its crash", program)
+
+    def pass_time(self, seconds, what="a moment", program=None):
         moment = time.monotonic() + seconds
-        self.until(lambda: time.monotonic() >= moment, "its crash", program)
+        self.until(lambda: time.monotonic() >= moment, what, program)
 
     def computes(self, run, steps=1):
         self.until(lambda: run.lines() >= steps, f"step {steps}", run)

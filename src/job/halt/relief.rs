@@ -1,0 +1,205 @@
+//! Halted threads that have a lock which a spared one waits for.
+//!
+//! A thread is halted anywhere: within malloc too, with the lock of the heap that the driver's own thread allocates from
+//! or frees to, and then that thread's work never ends (580.159.04; where all threads have one heap, at the first
+//! snapshot). While all others stand still, a spared thread that waits for a lock of its process waits for one of them.
+//! Nobody can tell for which, so those that were halted at work, not in a call of the kernel that waits, go on one
+//! after the other: by single steps, with which none can be fast enough to take the lock again before the one that
+//! waits for it has it.
+
+use std::fs;
+use std::ops::Range;
+use std::thread;
+use std::time::Duration;
+
+use nix::libc;
+use nix::sys::ptrace;
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
+use procfs::process::Process as ProcessEntry;
+
+use super::{Halted, STOP_LIMIT, STOP_LOOK, Stop, Thread};
+use crate::clock;
+
+/// Most steps of a thread, some ten milliseconds; malloc and free take hundreds.
+const STEPS_MAX: u32 = 3000;
+/// Steps between two looks whether that was enough.
+const STEPS: u32 = 8;
+/// For a step; one that takes longer is a call of the kernel that waits.
+const STEP_MAX: Duration = Duration::from_micros(500);
+/// How long a thread goes on where no step helped: some code, as that of sequences which the kernel restarts, gets
+/// nowhere by steps.
+const RUN: Duration = Duration::from_micros(200);
+
+/// Signals that stop a process, unless it has a handler for them.
+const STOPPING: [Signal; 4] = [
+    Signal::SIGSTOP,
+    Signal::SIGTSTP,
+    Signal::SIGTTIN,
+    Signal::SIGTTOU,
+];
+
+/// A thread, as the host sees it, and the lock that it waits for.
+pub(super) type Wait = (i32, u64);
+
+impl Halted {
+    /// To be called every few milliseconds while spared threads have work to do: one that waits for the same lock as at
+    /// the call before is helped. Whether one was. `freely`: where single steps are no help, threads may run for a
+    /// moment, and get anywhere.
+    pub fn relieve(&mut self, freely: bool) -> bool {
+        let pid = self.process;
+        let spared = self.spared.iter();
+        let now: Vec<Wait> = spared
+            .filter_map(|&id| Some((id, awaited(pid, id)?)))
+            .collect();
+        let stuck = now.iter().copied().find(|wait| self.waits.contains(wait));
+        self.waits = now;
+        if let Some(wait) = stuck {
+            self.make_way(wait, freely);
+        }
+        stuck.is_some()
+    }
+
+    fn make_way(&mut self, wait: Wait, freely: bool) {
+        let pid = self.process;
+        let call = Call::of(pid, wait.0);
+        let near = call.and_then(|call| code(pid, *call.words.last()?));
+        let is_near = |at: &u64| near.as_ref().is_some_and(|near| near.contains(at));
+        let at_work = |thread: &Thread| thread.can_go().then(|| thread.at_work(pid)).flatten();
+        // Who has a lock is most often in the code that has others wait for it.
+        self.threads
+            .sort_by_cached_key(|thread| match at_work(thread) {
+                Some(at) if is_near(&at) => 0,
+                Some(_) => 1,
+                None => 2,
+            });
+        let is_over = || awaited(pid, wait.0) != Some(wait.1);
+        let working = |thread: &&mut Thread| at_work(thread).is_some();
+        for thread in self.threads.iter_mut().filter(working) {
+            thread.step_until(is_over);
+            if is_over() {
+                return;
+            }
+        }
+        let all = self.threads.iter_mut().filter(|thread| thread.can_go());
+        for thread in all.filter(|_| freely) {
+            thread.run();
+            if is_over() {
+                return;
+            }
+        }
+    }
+}
+
+impl Thread {
+    /// Whether it stands and can go on. With a signal that stops the whole process it would stop those at work, too.
+    fn can_go(&self) -> bool {
+        match self.stop {
+            Stop::Stopped => true,
+            Stop::With(signal) => !STOPPING.contains(&signal),
+            Stop::Asked | Stop::Gone => false,
+        }
+    }
+
+    /// Where it was halted, unless in a call of the kernel.
+    fn at_work(&self, process: Pid) -> Option<u64> {
+        let call = Call::of(process, self.id.as_raw()).filter(|call| call.number == -1);
+        call?.words.last().copied()
+    }
+
+    fn step_until(&mut self, is_over: impl Fn() -> bool) {
+        for number in 1..=STEPS_MAX {
+            self.go_on(ptrace::step);
+            // Any pause would be longer than a step.
+            if !self.stops_until(clock::now() + STEP_MAX, Duration::ZERO) {
+                self.halt_again();
+                return self.end_step();
+            }
+            if !self.can_go() || number % STEPS == 0 && is_over() {
+                return;
+            }
+        }
+    }
+
+    /// Takes back the signal of a step that ended when the thread stood already; it would kill the process.
+    fn end_step(&mut self) {
+        while self.stop == Stop::Stopped && has_pending(self.id, Signal::SIGTRAP) {
+            // It gets no further than to that signal.
+            self.go_on(ptrace::cont);
+            self.halt_again();
+        }
+    }
+
+    fn run(&mut self) {
+        self.go_on(ptrace::cont);
+        thread::sleep(RUN);
+        self.halt_again();
+    }
+
+    fn go_on(&mut self, how: impl FnOnce(Pid, Option<Signal>) -> nix::Result<()>) {
+        let signal = match self.stop {
+            Stop::With(signal) => Some(signal),
+            Stop::Stopped => None,
+            Stop::Asked | Stop::Gone => return,
+        };
+        self.stop = match how(self.id, signal) {
+            Ok(()) => Stop::Asked,
+            Err(_) => Stop::Gone,
+        };
+    }
+
+    fn halt_again(&mut self) {
+        if self.stop == Stop::Asked && ptrace::interrupt(self.id).is_err() {
+            self.stop = Stop::Gone;
+        }
+        // As at first; one that is in the kernel for longer stands as soon as it has left it.
+        self.stops_until(clock::now() + STOP_LIMIT, STOP_LOOK);
+    }
+}
+
+/// The lock that a thread waits for, by its address. Condition variables and semaphores wait in another way
+/// (`FUTEX_WAIT_BITSET`), so do locks that processes share.
+fn awaited(process: Pid, thread: i32) -> Option<u64> {
+    const LOCK: i32 = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+    let call = Call::of(process, thread).filter(|call| call.number == libc::SYS_futex)?;
+    let is_lock = call.words.get(1) == Some(&u64::from(LOCK.unsigned_abs()));
+    call.words.first().copied().filter(|_| is_lock)
+}
+
+/// Whether a signal waits for this thread alone.
+fn has_pending(thread: Pid, signal: Signal) -> bool {
+    let status = ProcessEntry::new(thread.as_raw()).and_then(|entry| entry.status());
+    status.is_ok_and(|status| status.sigpnd & 1 << (signal as i32 - 1) != 0)
+}
+
+/// The call of the kernel that a thread waits or was interrupted in.
+struct Call {
+    /// -1: in none.
+    number: i64,
+    /// Its arguments, if it is one; the last two are the stack's pointer and the program counter.
+    words: Vec<u64>,
+}
+
+impl Call {
+    /// None of a thread that runs.
+    fn of(process: Pid, thread: i32) -> Option<Self> {
+        let text = fs::read_to_string(format!("/proc/{process}/task/{thread}/syscall")).ok()?;
+        let mut words = text.split_whitespace();
+        let number = words.next()?.parse().ok()?;
+        let word = |word: &str| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok();
+        Some(Self {
+            number,
+            words: words.map(word).collect::<Option<_>>()?,
+        })
+    }
+}
+
+/// What is mapped around an address.
+fn code(process: Pid, at: u64) -> Option<Range<u64>> {
+    let maps = ProcessEntry::new(process.as_raw()).and_then(|entry| entry.maps());
+    let mut ranges = maps
+        .ok()?
+        .into_iter()
+        .map(|map| map.address.0..map.address.1);
+    ranges.find(|range| range.contains(&at))
+}

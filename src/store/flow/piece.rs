@@ -1,0 +1,72 @@
+//! What goes through the flow.
+
+use std::sync::Arc;
+
+use super::super::buffer::Buffer;
+use super::super::chunk::CHUNK_BYTES;
+use super::Flow;
+
+/// What a worker is given, with `P` for the bytes of a piece. Streams are numbered in the
+/// order they were opened, pieces within their stream.
+#[derive(Debug)]
+pub(in crate::store) enum Work<P> {
+    Piece {
+        stream: u32,
+        position: u32,
+        piece: P,
+    },
+    /// A full piece of zeros, which takes no memory.
+    Zeros { stream: u32, position: u32 },
+    /// The stream has so many pieces.
+    End { stream: u32, pieces: u32 },
+}
+
+impl Work<Bytes> {
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Self::Piece { piece, .. } => piece.len(),
+            Self::Zeros { .. } => CHUNK_BYTES,
+            Self::End { .. } => 0,
+        }
+    }
+}
+
+/// Bytes of a stream on their way; all pieces but the last are full. Their memory goes
+/// back when this is dropped.
+#[derive(Debug)]
+pub(in crate::store) struct Piece {
+    pub(super) flow: Arc<Flow>,
+    pub(super) bytes: Bytes,
+}
+
+#[derive(Debug)]
+pub(super) enum Bytes {
+    Whole { buffer: Buffer, len: usize },
+    Small(Box<[u8]>),
+}
+
+impl Bytes {
+    fn len(&self) -> usize {
+        match self {
+            Self::Whole { len, .. } => *len,
+            Self::Small(bytes) => bytes.len(),
+        }
+    }
+}
+
+impl Piece {
+    pub(in crate::store) fn bytes(&self) -> &[u8] {
+        match &self.bytes {
+            Bytes::Whole { buffer, len } => &buffer[..*len],
+            Bytes::Small(bytes) => bytes,
+        }
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        let nothing = Bytes::Small(Box::default());
+        let bytes = std::mem::replace(&mut self.bytes, nothing);
+        self.flow.give_back(bytes);
+    }
+}

@@ -1,0 +1,119 @@
+//! What an image says of a job that CRIU does not: sizes and contents of files, positions of the standard streams,
+//! sockets, timers. Taken while the tasks stand still.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::time::Duration;
+
+use super::gpu_facts::CudaFacts;
+use super::image::ImageFacts;
+use super::machine;
+use super::snapshot::Subject;
+use super::snapshot_error::SnapshotError;
+use super::streams::Marks;
+use crate::job::{self, Node, OpenFile, Process};
+use crate::sandbox::Isolation;
+use crate::store::StreamWriter;
+
+/// What was found.
+pub(super) struct Recorded {
+    processes: Vec<Process>,
+    accounts: Vec<job::ProcessAccount>,
+    files: Vec<OpenFile>,
+    nodes: Vec<Node>,
+    sockets: job::Sockets,
+    timers: Vec<job::Timer>,
+    streams: Marks,
+}
+
+impl Recorded {
+    /// Looks at everything. Contents of files up to `bytes_max` go into streams that `open` opens; the standard streams
+    /// are marked last.
+    pub fn take(
+        processes: Vec<Process>,
+        bytes_max: u64,
+        mark: impl FnOnce() -> io::Result<Marks>,
+        open: impl Fn(&str) -> Result<StreamWriter, SnapshotError>,
+    ) -> Result<Self, SnapshotError> {
+        let pids: Vec<i32> = processes.iter().map(|process| process.host_pid).collect();
+        let mut files = job::collect(&pids)?;
+        let sockets = job::Sockets::record(&pids)?;
+        let timers = job::rung_timers(&processes)?;
+        for (index, file) in files
+            .iter_mut()
+            .filter(|file| file.wants_content(bytes_max))
+            .enumerate()
+        {
+            let name = format!("files/{index}");
+            let content = |source| SnapshotError::Content {
+                path: file.path.display().to_string(),
+                source,
+            };
+            let source = File::open(&file.path).map_err(content)?;
+            let mut stream = open(&name)?;
+            stream.copy_from(&mut source.take(file.size))?;
+            stream.finish()?;
+            file.content = Some(name);
+        }
+        Ok(Self {
+            accounts: job::account(&processes),
+            processes,
+            nodes: job::needed(&pids, &files),
+            files,
+            sockets,
+            timers,
+            streams: mark().map_err(SnapshotError::Prepare)?,
+        })
+    }
+
+    /// With who it is of, and its CUDA processes by their pids as the host sees them.
+    pub fn into_facts(
+        self,
+        Subject {
+            shop,
+            job,
+            streams: _,
+            run,
+            trigger,
+        }: Subject<'_>,
+        cuda: Option<(Vec<i32>, CudaFacts)>,
+        freeze: Duration,
+    ) -> ImageFacts {
+        let cuda = cuda.map(|(host_pids, facts)| CudaFacts {
+            pids: self
+                .processes
+                .iter()
+                .filter(|process| host_pids.contains(&process.host_pid))
+                .map(|process| process.pid)
+                .collect(),
+            ..facts
+        });
+        ImageFacts {
+            trigger,
+            token: job.token,
+            command: shop
+                .command
+                .iter()
+                .map(|word| word.to_string_lossy().into_owned())
+                .collect(),
+            directory: shop.directory.clone(),
+            host: machine::host_name(),
+            kernel: machine::kernel_release(),
+            criu: shop.criu.version.to_string(),
+            run,
+            instance: shop.instance.clone(),
+            freeze_seconds: freeze.as_secs_f64(),
+            phases: Vec::new(),
+            processes: self.processes.len(),
+            process_tree: self.accounts,
+            pids: job.pids,
+            isolated: job.sandbox.isolation() == Isolation::Namespaces,
+            cuda,
+            streams: self.streams,
+            files: self.files,
+            nodes: self.nodes,
+            sockets: self.sockets,
+            timers: self.timers,
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! The suspend of processes whose device memory stays on the GPUs.
+//!
+//! ```text
+//! lock ─ halt ─ unlock ─ agents let go ─ lock again ─▶ taken, for the image ─ suspend
+//!   ▲                                        │ a thread was halted where the driver waits for it
+//!   └──────────── threads go on ─────────────┘
+//! ```
+
+use std::thread;
+use std::time::Duration;
+
+use super::carrier::Taking;
+use super::choice::Cover;
+use super::error::ResidentError;
+use super::keep::Kept;
+use crate::cuda::{self, Driver, SuspendOptions};
+use crate::resident::Token;
+
+use super::super::describe::chain;
+use super::super::image::Stopwatch;
+use super::super::standing::{LAST_RESORT, Standing, Still};
+
+/// How often the job is stopped anew until no thread stands still within the driver.
+const TRIES_MAX: u32 = 5;
+/// Between two such tries: long enough for a call to CUDA to end.
+const TRY_PAUSE: Duration = Duration::from_millis(5);
+
+/// Halts the processes, has the agents let go, and suspends the GPU state of all `users`; `take` is called with the
+/// memory before that. They stand still, halted, when this returns.
+///
+/// # Errors
+/// Everything is as it was, unless the error says that the job is lost.
+pub(in crate::supervisor) fn suspend(
+    driver: &Driver,
+    users: &[i32],
+    standing: &Standing,
+    (token, covers): (&Token, &[Cover]),
+    options: &SuspendOptions,
+    watch: &mut Stopwatch,
+    take: impl FnOnce(&Kept) -> Result<Taking, ResidentError>,
+) -> Result<(cuda::Suspended, Still, Kept, Taking), ResidentError> {
+    let mut kept = Kept::of(token, covers)?;
+    let mut tries = 0;
+    let (mut still, locked) = loop {
+        tries += 1;
+        let locked = cuda::lock_all(driver, users, options)?;
+        watch.lap("lock");
+        kept.is_whole(covers)?;
+        let mut still = standing.halt()?;
+        still.during(Duration::ZERO, || locked.unlock())?;
+        // What takes too long is tried again: nobody has to run freely for it.
+        let locked = match still.during(Duration::MAX, || kept.let_go()) {
+            Ok(()) => still.during(LAST_RESORT, || kept.lock_again(driver, users)),
+            Err(error) => Err(error),
+        };
+        match locked {
+            Ok(locked) => break (still, locked),
+            Err(error) if !error.passes() => return Err(error),
+            Err(_) if tries == TRIES_MAX => return Err(ResidentError::Busy { tries }),
+            Err(error) => tracing::debug!(tries, "the job is stopped anew: {}", chain(&error)),
+        }
+        drop(still);
+        thread::sleep(TRY_PAUSE);
+    };
+    let taking = take(&kept);
+    watch.lap("release");
+    let (error, taking) = match taking {
+        Ok(taking) => match still.during(Duration::ZERO, || locked.suspend()) {
+            Ok(suspended) => {
+                watch.lap("suspend");
+                return Ok((suspended, still, kept, taking));
+            }
+            Err(error) => (error.into(), Some(taking)),
+        },
+        Err(error) => {
+            // Unlocked, as all are that were only locked.
+            still.during(Duration::ZERO, || drop(locked));
+            (error, None)
+        }
+    };
+    let given_back = still.during(LAST_RESORT, || kept.give_back_unless_lost(&error));
+    drop(still);
+    // The copier is done with the memory before anybody tries again, and the job does not wait for it.
+    drop(taking.map(Taking::join));
+    given_back?;
+    Err(error)
+}
