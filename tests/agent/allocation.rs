@@ -58,11 +58,7 @@ fn a_full_gpu_answers_as_without_the_agent() {
         "201 0",
         "no context"
     );
-    assert_eq!(
-        gpu.used_bytes(0),
-        CONTEXT_LEN,
-        "nothing is left of what failed"
-    );
+    gpu.assert_used(0, CONTEXT_LEN, "nothing is left of what failed");
 }
 
 #[test]
@@ -78,11 +74,7 @@ fn each_failing_call_of_an_allocation_leaves_nothing_behind() {
         std::fs::write(gpu.folder().join("fail"), format!("{call}:0:2")).unwrap();
         let address = job.alloc(4 * MIB);
         assert_eq!(job.segments(), 0, "{call}");
-        assert_eq!(
-            gpu.used_bytes(0),
-            CONTEXT_LEN + 4 * MIB as u64,
-            "the driver's own alone"
-        );
+        gpu.assert_used(0, CONTEXT_LEN + 4 * MIB as u64, "the driver's own alone");
         assert_eq!(job.ask(&format!("free {address}")), "0");
         std::fs::write(gpu.folder().join("fail"), "").unwrap();
         job.alloc(4 * MIB);
@@ -101,10 +93,10 @@ fn memory_goes_with_its_context() {
     assert_eq!(job.segments(), 3);
     assert_eq!(job.ask("destroy 1"), "0");
     assert_eq!(job.segments(), 1);
-    assert_eq!(gpu.used_bytes(1), 0);
+    gpu.assert_used(1, 0, "the other GPU");
     assert_eq!(job.ask("enter 0"), "0");
     assert_eq!(job.ask(&format!("write {kept} {} 1", 4 * MIB)), "0");
     assert_eq!(job.ask("reset 0"), "0");
     assert_eq!(job.segments(), 0);
-    assert_eq!(gpu.used_bytes(0), 0);
+    gpu.assert_used(0, 0, "after the reset");
 }

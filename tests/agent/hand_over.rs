@@ -25,7 +25,7 @@ fn memory_comes_back_as_it_was_whichever_way_the_driver_was_found() {
             let used = gpu.used_bytes(0);
             let held = job.release();
             assert_eq!(held.len(), 3);
-            assert_eq!(gpu.used_bytes(0), used, "held by the descriptors");
+            gpu.assert_used(0, used, "held by the descriptors");
             let hello = job.hello().unwrap();
             assert!(hello.released && hello.bytes == 30 * MIB as u64);
             assert_eq!(
@@ -47,7 +47,7 @@ fn memory_comes_back_as_it_was_whichever_way_the_driver_was_found() {
         assert_eq!(job.ask("descriptors"), own_descriptors(0, 1));
         let hello = job.hello().unwrap();
         assert_eq!((hello.segments, hello.bytes, hello.imported), (0, 0, false));
-        assert_eq!(gpu.used_bytes(0), CONTEXT_LEN, "{way:?}");
+        gpu.assert_used(0, CONTEXT_LEN, &format!("{way:?}"));
     }
 }
 
@@ -139,7 +139,11 @@ fn who_wants_memory_while_it_is_released_waits() {
     assert!(answers[1].starts_with("later 0 "));
     drop(held);
     assert_eq!(job.segments(), 1);
-    assert_eq!(gpu.used_bytes(0), CONTEXT_LEN + 6 * MIB as u64);
+    gpu.assert_used(
+        0,
+        CONTEXT_LEN + 6 * MIB as u64,
+        "what was allocated meanwhile",
+    );
 }
 
 #[test]
@@ -269,7 +273,7 @@ fn a_job_with_few_descriptors_gets_more() {
     for address in &addresses {
         assert_eq!(job.ask(&format!("free {address}")), "0");
     }
-    assert_eq!(gpu.used_bytes(0), CONTEXT_LEN);
+    gpu.assert_used(0, CONTEXT_LEN, "all was freed");
 }
 
 /// All threads of a process but one, stopped as the supervisor stops them; let go on drop.

@@ -32,7 +32,7 @@ fn memory_made_anew_is_the_process_s_own_and_others_reach_it() {
     // Imported before, as in a restored process.
     job.map(&job.release());
     drop(job.release());
-    assert_eq!(gpu.used_bytes(0), CONTEXT_LEN);
+    gpu.assert_used(0, CONTEXT_LEN, "all was freed");
     for round in 0..2 {
         let held = remake(&job).unwrap();
         let places: Vec<u64> = held.iter().map(|held| held.segment.address).collect();
@@ -56,7 +56,7 @@ fn memory_made_anew_is_the_process_s_own_and_others_reach_it() {
     for address in addresses {
         assert_eq!(job.ask(&format!("free {address}")), "0");
     }
-    assert_eq!(gpu.used_bytes(0), CONTEXT_LEN);
+    gpu.assert_used(0, CONTEXT_LEN, "all was freed");
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn what_cannot_be_made_whole_is_not_made_at_all() {
         );
         let hello = job.hello().unwrap();
         assert!(hello.released && !hello.moved, "{rule}");
-        assert_eq!(gpu.used_bytes(0), used, "{rule}");
+        gpu.assert_used(0, used, rule);
         std::fs::write(gpu.folder().join("fail"), "").unwrap();
         // The old memory can still be taken back.
         job.map(&held);

@@ -78,7 +78,7 @@ fn memory_is_shared_between_processes_of_a_run() {
         }
         assert_eq!(owner.ask(&format!("close {address}")), "1");
         assert_eq!(owner.ask(&format!("free {address}")), "0");
-        assert_eq!(gpu.used_bytes(0), 2 * CONTEXT_LEN);
+        gpu.assert_used(0, 2 * CONTEXT_LEN, "all was freed");
     }
 }
 
@@ -141,5 +141,5 @@ fn a_handle_that_leads_nowhere_is_an_error() {
     assert_eq!(user.ask(&format!("open {handle}")), "1 0", "freed");
     drop(owner);
     assert_eq!(user.ask(&format!("open {handle}")), "1 0", "gone");
-    assert_eq!(gpu.used_bytes(0), 2 * CONTEXT_LEN);
+    gpu.assert_used(0, 2 * CONTEXT_LEN, "all was freed");
 }

@@ -1,6 +1,6 @@
 //! GPUs for tests on machines without one: `tests/fake-cuda`, built once, and the environment that leads to it.
 //!
-//! Needs the standard library and tempfile alone, so that any test can include it by `#[path]`.
+//! Needs the standard library, nix and tempfile alone, so that any test can include it by `#[path]`.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::collections::hash_map::DefaultHasher;
@@ -11,11 +11,17 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
 /// Where its memory is: a tmpfs, as large as the host's memory allows.
 const MEMORY: &str = "/dev/shm";
+
+/// Longest time that a child takes to execute its program, on a busy machine.
+const EXECUTED: Duration = Duration::from_secs(20);
+/// Time between two looks at memory that is held.
+const POLL: Duration = Duration::from_millis(5);
 
 /// Puts a small `/dev` in the place of the real one: the usual nodes and mounts, and the driver's, which are those of
 /// `/dev/null`. Arguments: a folder to build it in, number of GPUs, the command.
@@ -118,6 +124,25 @@ impl FakeGpu {
         live.filter(|entry| is_held(&entry.path()))
             .map(|entry| entry.metadata().map_or(0, |file| file.len()))
             .sum()
+    }
+
+    /// Just so many bytes of a GPU's memory are held, or will be in a moment: a child that another test of this
+    /// process starts has its descriptors, those of memory too, from its fork until it executes a program.
+    #[track_caller]
+    pub fn assert_used(&self, device: u32, bytes: u64, when: &str) {
+        let begun = Instant::now();
+        loop {
+            let used = self.used_bytes(device);
+            if used == bytes {
+                return;
+            }
+            let waited = begun.elapsed();
+            assert!(
+                waited < EXECUTED,
+                "{used} bytes of GPU {device} are held, not {bytes}: {when}"
+            );
+            std::thread::sleep(POLL);
+        }
     }
 }
 

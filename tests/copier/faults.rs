@@ -221,7 +221,7 @@ fn a_call_of_the_driver_that_fails_is_named_and_leaves_nothing_behind() {
         let mut had = Vec::new();
         everything(&copier, &memory, &mut had).unwrap();
         copier.release(&had).unwrap();
-        assert_eq!(machine.gpus.used_bytes(0), before, "{call}");
+        machine.gpus.assert_used(0, before, call);
     }
 }
 
@@ -261,7 +261,7 @@ fn a_copier_that_is_dropped_has_ended_and_its_memory_is_free() {
     drop(memory);
     let mut lane = copier.lane().unwrap();
     drop(copier);
-    assert_eq!(machine.gpus.used_bytes(0), 0);
+    machine.gpus.assert_used(0, 0, "all have ended");
     let error = try_drain(&mut lane, segment, 0..1).unwrap_err();
     assert!(matches!(error, CopierError::Gone { .. }), "{error}");
 }

@@ -75,23 +75,25 @@ fn a_shadow_keeps_the_bytes_of_its_moment() {
         segments.push((original, imported));
     }
     let imported: Vec<_> = segments.iter().map(|(_, imported)| *imported).collect();
-    let held = |at| machine.gpus.used_bytes(at) / MIB;
-    // Two contexts of 1 MiB, the memory and room for its shadow.
-    assert_eq!([held(0), held(1)], [42, 42]);
+    let assert_held = |mib: [u64; 2], when| {
+        for (at, mib) in (0..).zip(mib) {
+            machine.gpus.assert_used(at, mib * MIB, when);
+        }
+    };
+    assert_held(
+        [42, 42],
+        "two contexts of 1 MiB, the memory and room for its shadow",
+    );
     assert_eq!(copier.shadow(&imported).unwrap(), [len, len]);
     for (original, _) in &segments {
         fill(&mut lane, *original, 0..len, &bytes(9, len));
         owner.release(&[*original]).unwrap();
     }
-    assert_eq!(
-        [held(0), held(1)],
-        [22, 22],
-        "the copier has let go of the originals"
-    );
+    assert_held([22, 22], "the copier has let go of the originals");
     let mut lane = copier.lane().unwrap();
     assert_same(&drain(&mut lane, imported[0], 0..len), &bytes(1, len));
     copier.release(&imported[..1]).unwrap();
-    assert_eq!([held(0), held(1)], [2, 22], "released one by one");
+    assert_held([2, 22], "released one by one");
     assert_same(&drain(&mut lane, imported[1], 0..len), &bytes(2, len));
 }
 
@@ -127,7 +129,7 @@ fn what_has_no_room_in_the_shadow_is_drained_from_the_original() {
     assert!(matches!(refused, CopierError::Refused { .. }), "{refused}");
     copier.release(&imported).unwrap();
     owner.release(&originals).unwrap();
-    assert_eq!(machine.gpus.used_bytes(0) / MIB, 2, "two contexts");
+    machine.gpus.assert_used(0, 2 * MIB, "two contexts");
 }
 
 #[test]
