@@ -8,9 +8,13 @@ mod fake_gpu;
 mod gpu_job;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::sync::OnceLock;
+use std::thread;
 
+use ckpt_run::criu::{Criu, Search};
 use common::{Place, Run, can_run, wait_until};
 use fake_gpu::FakeGpu;
 use gpu_job::{alone, ends_as, untouched};
@@ -241,6 +245,51 @@ fn a_checkpoint_that_fails_fails_the_snapshot_and_the_job_goes_on() {
     );
     fs::remove_file(rule).expect("removed");
     place.snapshot();
+    ends_as_ever(&place, &mut run);
+}
+
+/// CRIU that is not about to dump anything before there is a file `criu-goes-on`.
+fn slow_criu(place: &Place) -> PathBuf {
+    let prefix = Path::new(env!("CARGO_MANIFEST_DIR")).join(".criu");
+    let explicit = prefix.exists().then_some(prefix);
+    let found = Criu::find(&Search::new(explicit)).expect("a CRIU");
+    let words: Vec<String> = found
+        .argv()
+        .iter()
+        .map(|word| format!("'{}'", word.to_str().expect("text")))
+        .collect();
+    let (here, criu) = (place.file("criu-is-here"), place.file("slow-criu"));
+    let script = format!(
+        "#!/bin/sh\n[ \"$1\" != dump ] || {{ : > {}; until [ -e {} ]; do :; done; }}\nexec {} \"$@\"\n",
+        here.display(),
+        place.file("criu-goes-on").display(),
+        words.join(" "),
+    );
+    fs::write(&criu, script).expect("written");
+    fs::set_permissions(&criu, fs::Permissions::from_mode(0o755)).expect("permitted");
+    criu
+}
+
+#[test]
+fn a_job_computes_while_criu_starts() {
+    if !can_run() {
+        return;
+    }
+    let (place, gpu) = (Place::new(), FakeGpu::new());
+    let mut command = place.command(&["--interval", "never", "--"]);
+    command.arg(fake_gpu::job()).args(JOB);
+    command.env("CKPT_RUN_CRIU_PATH", slow_criu(&place));
+    let mut run = place.spawn(gpu.wrap(&command), |_| {});
+    place.wait_for("out", "\n10 ");
+    thread::scope(|scope| {
+        let snapshot = scope.spawn(|| place.snapshot());
+        wait_until("CRIU", || place.file("criu-is-here").exists());
+        // Its last step before it waits for us: nobody has stopped it, or taken its memory from the GPU.
+        place.wait_for("out", "\n20 ");
+        assert!(gpu.used_bytes(0) > 0);
+        fs::write(place.file("criu-goes-on"), "").expect("written");
+        snapshot.join().expect("a snapshot");
+    });
     ends_as_ever(&place, &mut run);
 }
 

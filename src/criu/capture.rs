@@ -1,6 +1,7 @@
 //! The receiving half of `criu dump --stream`.
 //!
 //! ```text
+//! pre-dump hold   ──▶ `run()` was called ──▶ the tasks are frozen
 //! CRIU            request(name), pipe ──▶ one thread an image file, reads to EOF
 //! post-dump hold  ──▶ all requests taken, all threads done ──▶ `frozen()` ──▶ release
 //! CRIU            closes the stream ──▶ done
@@ -10,12 +11,12 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::thread::{Scope, ScopedJoinHandle};
 
 use nix::poll::PollTimeout;
 
-use super::hold::RELEASE;
+use super::hold::{BEGIN_SOCKET, GO_ON, HOLD_SOCKET};
 use super::message::{read_request, receive_pipe, wait_readable};
 
 /// Most image files of one dump: about 15 a process, so some thousand processes.
@@ -54,28 +55,31 @@ pub struct Captured {
 #[derive(Debug)]
 pub struct Capture {
     stream: UnixListener,
+    begin: UnixListener,
     hold: UnixListener,
-    hold_path: PathBuf,
 }
 
 impl Capture {
-    /// Binds the sockets in `directory`, which becomes CRIU's images directory.
+    /// Binds the sockets in `directory`, which becomes CRIU's images directory and the action script's folder. CRIU may
+    /// be started then; it leaves the tasks alone until [`run`](Self::run) is called, and ends when this is dropped.
     ///
     /// # Errors
     /// When a socket cannot be bound, for instance because the path is longer than 107 bytes.
     pub fn bind(directory: &Path) -> io::Result<Self> {
-        let hold_path = directory.join("hold.sock");
         Ok(Self {
             stream: UnixListener::bind(directory.join("streamer-capture.sock"))?,
-            hold: UnixListener::bind(&hold_path)?,
-            hold_path,
+            begin: UnixListener::bind(directory.join(BEGIN_SOCKET))?,
+            hold: UnixListener::bind(directory.join(HOLD_SOCKET))?,
         })
     }
 
-    /// Where the action script asks.
-    #[must_use]
-    pub fn hold_path(&self) -> &Path {
-        &self.hold_path
+    /// Whether CRIU asks for the tasks, within a time: its start is over.
+    ///
+    /// # Errors
+    /// When the socket cannot be looked at.
+    pub fn is_asked(&self, within: PollTimeout) -> io::Result<bool> {
+        let [asked] = wait_readable([&self.begin], within)?;
+        Ok(asked)
     }
 
     /// Receives one dump.
@@ -93,12 +97,9 @@ impl Capture {
         receive: impl Fn(&str, File) -> Result<u64, E> + Sync,
         frozen: impl FnOnce(Captured) -> Result<(), E>,
     ) -> Result<Captured, CaptureError<E>> {
-        let [called, _] = wait_readable([&self.stream, cancel], PollTimeout::NONE)
-            .map_err(CaptureError::Stream)?;
-        if !called {
-            return Err(CaptureError::Cancelled);
-        }
-        let (connection, _) = self.stream.accept().map_err(CaptureError::Stream)?;
+        let connection = accept(&self.stream, cancel)?;
+        let mut script = accept(&self.begin, cancel)?;
+        script.write_all(&[GO_ON]).map_err(CaptureError::Stream)?;
         std::thread::scope(|scope| {
             let mut reception = Reception {
                 scope,
@@ -115,6 +116,16 @@ impl Capture {
             result
         })
     }
+}
+
+fn accept<E>(listener: &UnixListener, cancel: &impl AsFd) -> Result<UnixStream, CaptureError<E>> {
+    let [called, _] =
+        wait_readable([listener, cancel], PollTimeout::NONE).map_err(CaptureError::Stream)?;
+    if !called {
+        return Err(CaptureError::Cancelled);
+    }
+    let (connection, _) = listener.accept().map_err(CaptureError::Stream)?;
+    Ok(connection)
 }
 
 struct Reception<'scope, 'env, E, R> {
@@ -156,7 +167,7 @@ impl<'env, E: Send + 'env, R: Fn(&str, File) -> Result<u64, E> + Sync> Reception
                 if let Some(frozen) = frozen.take() {
                     frozen(self.done).map_err(CaptureError::Receiver)?;
                 }
-                script.write_all(&[RELEASE]).map_err(CaptureError::Stream)?;
+                script.write_all(&[GO_ON]).map_err(CaptureError::Stream)?;
                 continue;
             }
             if cancelled {
@@ -199,6 +210,8 @@ impl<'env, E: Send + 'env, R: Fn(&str, File) -> Result<u64, E> + Sync> Reception
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+
     use super::*;
 
     /// A dump without files whose end, by CRIU or by the call-off, comes while the tasks stand still.
@@ -206,13 +219,33 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let capture = Capture::bind(folder.path()).unwrap();
         let criu = UnixStream::connect(folder.path().join("streamer-capture.sock")).unwrap();
-        let _script = UnixStream::connect(capture.hold_path()).unwrap();
+        let _begin = UnixStream::connect(folder.path().join(BEGIN_SOCKET)).unwrap();
+        let _script = UnixStream::connect(folder.path().join(HOLD_SOCKET)).unwrap();
         let (call_off, called_off) = UnixStream::pair().unwrap();
         let frozen = |_| {
             end(criu, call_off);
             Ok(())
         };
         capture.run(&called_off, |_, _| Ok(0), frozen)
+    }
+
+    #[test]
+    fn an_end_before_the_beginning_is_a_call_off_and_ends_the_script() {
+        let folder = tempfile::tempdir().unwrap();
+        let capture = Capture::bind(folder.path()).unwrap();
+        let _criu = UnixStream::connect(folder.path().join("streamer-capture.sock")).unwrap();
+        let (call_off, called_off) = UnixStream::pair().unwrap();
+        drop(call_off);
+        let result = capture.run::<()>(&called_off, |_, _| Ok(0), |_| Ok(()));
+        assert!(matches!(result, Err(CaptureError::Cancelled)), "{result:?}");
+
+        let folder = tempfile::tempdir().unwrap();
+        let capture = Capture::bind(folder.path()).unwrap();
+        assert!(!capture.is_asked(PollTimeout::ZERO).unwrap());
+        let mut script = UnixStream::connect(folder.path().join(BEGIN_SOCKET)).unwrap();
+        assert!(capture.is_asked(PollTimeout::ZERO).unwrap());
+        drop(capture);
+        assert_eq!(script.read(&mut [0]).unwrap_or(0), 0, "no word to go on");
     }
 
     #[test]

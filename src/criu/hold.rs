@@ -1,11 +1,13 @@
-//! The action script of a dump: keeps CRIU from releasing the tasks.
+//! The action script of a dump: keeps CRIU from freezing the tasks, and from releasing them, before we say so.
 //!
-//! CRIU hands memory pages to the image pipes by reference. Were the tasks
-//! released while pages still sit unread in a pipe, their later writes would
-//! show up in the image. `post-dump` runs after all images are closed and
-//! before the tasks are released: there this program waits until the
-//! supervisor has read every pipe to its end and says so. A non-zero exit
-//! aborts the dump and the tasks go on.
+//! CRIU needs tens of milliseconds before it looks at the tasks. `pre-dump` runs then: there this program waits until
+//! the supervisor has the job where it wants it, so that CRIU's start is no part of the freeze.
+//!
+//! CRIU hands memory pages to the image pipes by reference. Were the tasks released while pages still sit unread in a
+//! pipe, their later writes would show up in the image. `post-dump` runs after all images are closed and before the
+//! tasks are released: there this program waits until the supervisor has read every pipe to its end and says so.
+//!
+//! A non-zero exit aborts the dump and the tasks go on.
 
 use std::io::Read;
 use std::os::unix::net::UnixStream;
@@ -14,21 +16,28 @@ use std::process::ExitCode;
 
 /// Name under which the binary acts as the action script; CRIU gives a script no arguments.
 pub const HOLD_PROGRAM: &str = "ckpt-run-hold";
-/// Environment variable that names the socket on which the supervisor is asked.
-pub const HOLD_SOCKET_VARIABLE: &str = "CKPT_RUN_HOLD_SOCKET";
-/// The supervisor's word that the tasks may be released.
-pub(super) const RELEASE: u8 = b'r';
+/// Environment variable that names the folder of the sockets on which the supervisor is asked.
+pub const HOLD_FOLDER_VARIABLE: &str = "CKPT_RUN_HOLD_FOLDER";
+/// Where it is asked whether the tasks may be frozen.
+pub(super) const BEGIN_SOCKET: &str = "begin.sock";
+/// Where it is asked whether they may be released.
+pub(super) const HOLD_SOCKET: &str = "hold.sock";
+/// The supervisor's word that CRIU may go on.
+pub(super) const GO_ON: u8 = b'r';
 
-/// Runs the action script: asks the supervisor at `post-dump`, does nothing at other times.
+/// Runs the action script: asks the supervisor at `pre-dump` and `post-dump`, does nothing at other times.
 ///
 /// The wait has no limit of its own: it ends with the supervisor's word or its death.
 #[must_use]
 pub fn main() -> ExitCode {
-    if std::env::var("CRTOOLS_SCRIPT_ACTION").as_deref() != Ok("post-dump") {
-        return ExitCode::SUCCESS;
-    }
-    let path = std::env::var_os(HOLD_SOCKET_VARIABLE).unwrap_or_default();
-    match ask(Path::new(&path)) {
+    let action = std::env::var("CRTOOLS_SCRIPT_ACTION").unwrap_or_default();
+    let socket = match action.as_str() {
+        "pre-dump" => BEGIN_SOCKET,
+        "post-dump" => HOLD_SOCKET,
+        _ => return ExitCode::SUCCESS,
+    };
+    let folder = std::env::var_os(HOLD_FOLDER_VARIABLE).unwrap_or_default();
+    match ask(&Path::new(&folder).join(socket)) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) | Err(_) => ExitCode::FAILURE,
     }
@@ -39,7 +48,7 @@ fn ask(path: &Path) -> std::io::Result<bool> {
     // The connection is the question: the supervisor may have answered and hung up already.
     let mut word = [0; 1];
     supervisor.read_exact(&mut word)?;
-    Ok(word[0] == RELEASE)
+    Ok(word[0] == GO_ON)
 }
 
 #[cfg(test)]
@@ -58,7 +67,7 @@ mod tests {
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     let (mut script, _) = listener.accept().unwrap();
-                    script.write_all(&[RELEASE]).unwrap();
+                    script.write_all(&[GO_ON]).unwrap();
                 });
                 assert!(ask(&path).unwrap());
             });

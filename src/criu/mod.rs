@@ -21,7 +21,7 @@ mod version;
 pub use capture::{Capture, CaptureError, Captured};
 pub use command::{DumpOptions, Inherited, RestoreOptions, Tcp, dump_arguments, restore_arguments};
 pub use find::{AskError, CheckError, Criu, FindError, Search};
-pub use hold::{HOLD_PROGRAM, HOLD_SOCKET_VARIABLE, main as hold_main};
+pub use hold::{HOLD_FOLDER_VARIABLE, HOLD_PROGRAM, main as hold_main};
 pub use log::{Reason, reason_in};
 pub use plugin::{install_plugin, plugin_restores, plugin_takes};
 pub use serve::{Serve, ServeError};

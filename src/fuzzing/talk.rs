@@ -89,7 +89,10 @@ fn say_pipes(socket: &UnixStream, count: usize) {
 /// As CRIU at a dump: whether a whole image came in. What follows a call of the action script
 /// is said once that is answered.
 pub(super) fn dump(folder: &Path, input: &[u8]) -> bool {
-    clear(folder, &["streamer-capture.sock", "hold.sock"]);
+    clear(
+        folder,
+        &["streamer-capture.sock", "begin.sock", "hold.sock"],
+    );
     let capture = Capture::bind(folder).unwrap();
     let criu = UnixStream::connect(folder.join("streamer-capture.sock")).unwrap();
     let parts = parse(input);
@@ -97,7 +100,8 @@ pub(super) fn dump(folder: &Path, input: &[u8]) -> bool {
     let call = call.filter(|call| are_whole_requests(&parts[..*call]));
     let (before, after) = parts.split_at(call.unwrap_or(parts.len()));
     say(&criu, before);
-    let _script = call.map(|_| UnixStream::connect(capture.hold_path()).unwrap());
+    let _begin = UnixStream::connect(folder.join("begin.sock")).unwrap();
+    let _script = call.map(|_| UnixStream::connect(folder.join("hold.sock")).unwrap());
     if call.is_none() {
         criu.shutdown(Shutdown::Write).unwrap();
     }

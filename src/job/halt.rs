@@ -144,6 +144,16 @@ fn has_ended(pid: i32, thread: i32) -> bool {
         .map_or(true, |stat| matches!(stat.state, 'Z' | 'X'))
 }
 
+/// Whether no thread of a process is at work, or on its way into a stop.
+fn stands(pid: i32) -> bool {
+    let tasks = ProcessEntry::new(pid).and_then(|entry| entry.tasks());
+    let at_work = |stat: procfs::process::Stat| !matches!(stat.state, 'T' | 't' | 'Z' | 'X');
+    // Who is gone stands.
+    tasks.map_or(true, |tasks| {
+        !tasks.filter_map(|task| task.ok()?.stat().ok()).any(at_work)
+    })
+}
+
 fn threads_of(pid: i32) -> Result<Vec<i32>, HaltError> {
     let failed = |_| HaltError::Threads { pid };
     let tasks = ProcessEntry::new(pid).and_then(|entry| entry.tasks());
@@ -160,9 +170,18 @@ fn threads_of(pid: i32) -> Result<Vec<i32>, HaltError> {
 impl Halted {
     /// Lets the tracer go and leaves the process stopped, all of it, as by SIGSTOP: no thread runs in between, because
     /// the kernel has one that is let go take part in the stop. [`halt`] works on it as on any.
+    ///
+    /// Blocks until they stand: where CRIU (4.2.1) traces a thread that is on its way into the stop, the signal takes
+    /// the place of the trap that CRIU waits for.
     pub fn stop(self) {
+        let pid = self.pid();
         // One that has died needs it no more.
         let _ = kill(self.process, Signal::SIGSTOP);
+        drop(self);
+        let deadline = clock::now() + STOP_LIMIT;
+        while !stands(pid) && clock::now() < deadline {
+            thread::sleep(STOP_LOOK);
+        }
     }
 
     /// The process, as the host sees it.

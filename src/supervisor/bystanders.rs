@@ -27,6 +27,11 @@ pub(super) fn nobody_arrives(processes: &[Process], users: &[i32]) -> Result<(),
     refuse(holders.iter().find(arrives))
 }
 
+/// Devices that CRIU's plugin may leave out, if nobody is found to use them.
+pub(super) fn majors() -> Vec<u32> {
+    job::majors(DRIVER)
+}
+
 /// What CRIU may leave out of this snapshot.
 #[derive(Debug, Default)]
 pub(super) struct Bystanders {
@@ -45,20 +50,13 @@ impl Bystanders {
         if holders.is_empty() {
             return Ok(Self { majors, holders });
         }
-        // Nobody can tell who uses CUDA: CRIU refuses the files.
-        let Ok(driver) = shop.driver() else {
-            return Ok(Self::default());
-        };
+        // Nobody else can tell who uses CUDA.
+        let driver = shop.driver()?;
         let pids: Vec<i32> = holders.iter().map(|holder| holder.host_pid).collect();
         let users = cuda::find(driver, &pids);
         admit(&holders, &users)?;
         tracing::debug!(?holders, "device files that nobody uses are left out");
         Ok(Self { majors, holders })
-    }
-
-    /// Devices that CRIU's plugin may leave out.
-    pub fn majors(&self) -> &[u32] {
-        &self.majors
     }
 
     /// Whether nothing has changed, now that the tasks are frozen.

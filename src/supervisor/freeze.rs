@@ -10,8 +10,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::bystanders::Bystanders;
+use super::bystanders::{self, Bystanders};
 use super::dump::Dump;
+use super::dumper::Dumper;
 use super::gpu::Gpu;
 use super::gpu_facts::CudaFacts;
 use super::image::Stopwatch;
@@ -47,7 +48,8 @@ pub(super) enum NotFrozen {
 }
 
 impl<'a> Frozen<'a> {
-    /// Suspends the GPU state; the tasks themselves are CRIU's. `begun` is when the snapshot was.
+    /// Suspends the GPU state; the tasks themselves are CRIU's, which waits for its part. `begun` is when the snapshot
+    /// was.
     ///
     /// # Errors
     /// As [`SnapshotError`] says.
@@ -58,9 +60,11 @@ impl<'a> Frozen<'a> {
         writer: ImageWriter,
         mut watch: Stopwatch,
         begun: Instant,
-    ) -> Result<Self, NotFrozen> {
+    ) -> Result<(Self, Dumper<'a>), NotFrozen> {
         // Before the job stands still.
         let turn = turn(root);
+        let dumper = Dumper::start(subject, writer.id(), &bystanders::majors())
+            .map_err(NotFrozen::Failed)?;
         subject.shop.ongoing.step(Step::Suspend);
         let since = clock::now();
         let streams = writer.streams();
@@ -90,7 +94,7 @@ impl<'a> Frozen<'a> {
             };
             (suspended.pids().to_vec(), facts)
         });
-        Ok(Self {
+        let frozen = Self {
             dump: Dump::new(subject, root, bystanders, writer, turn),
             subject,
             suspended,
@@ -99,12 +103,17 @@ impl<'a> Frozen<'a> {
             watch,
             begun,
             since,
-        })
+        };
+        Ok((frozen, dumper))
     }
 
     /// The job computes again as soon as the image has its memory; `computing` is called then.
-    pub fn go_on(mut self, computing: impl Fn(Duration)) -> Result<Snapshotted, SnapshotError> {
-        let dumped = self.dump.run(|_| Ok(())).map(drop);
+    pub fn go_on(
+        mut self,
+        dumper: Dumper<'_>,
+        computing: impl Fn(Duration),
+    ) -> Result<Snapshotted, SnapshotError> {
+        let dumped = self.dump.run(dumper, |_| Ok(())).map(drop);
         let copied = self.copy(dumped);
         let freeze = self.resume(computing)?;
         copied?;
@@ -114,9 +123,10 @@ impl<'a> Frozen<'a> {
     /// The job stands still from now on, with the image that it is in. It goes on where that fails.
     pub fn pause(
         mut self,
+        dumper: Dumper<'_>,
         computing: impl Fn(Duration),
     ) -> Result<(Snapshotted, Paused), SnapshotError> {
-        let dumped = self.dump.run(Dump::stop_tasks).map(drop);
+        let dumped = self.dump.run(dumper, Dump::stop_tasks).map(drop);
         let copied = self.copy(dumped);
         let freeze = clock::now() - self.since;
         match copied.and_then(|()| self.commit(freeze)) {
@@ -136,7 +146,11 @@ impl<'a> Frozen<'a> {
     }
 
     /// The job is killed as it stands, once the image is durable. It goes on where that fails.
-    pub fn stop(mut self, computing: impl Fn(Duration)) -> Result<Snapshotted, SnapshotError> {
+    pub fn stop(
+        mut self,
+        dumper: Dumper<'_>,
+        computing: impl Fn(Duration),
+    ) -> Result<Snapshotted, SnapshotError> {
         let Self {
             dump,
             carrying,
@@ -148,7 +162,7 @@ impl<'a> Frozen<'a> {
             ..
         } = &mut self;
         let mut watch = watch.clone();
-        let stopped = dump.run_and_stop(|dump| {
+        let stopped = dump.run_and_stop(dumper, |dump| {
             watch.lap("dump");
             dump.start_workers();
             subject.shop.ongoing.step(Step::Copy);

@@ -132,7 +132,7 @@ fn attempt(
     let writer = admit(subject, &processes, gpu.as_ref(), keeping.as_ref())?;
     watch.lap("admit");
     let gpu = (gpu.as_ref(), keeping);
-    let frozen = match Frozen::begin(subject, root, gpu, writer, watch, begun) {
+    let (frozen, dumper) = match Frozen::begin(subject, root, gpu, writer, watch, begun) {
         Ok(frozen) => frozen,
         Err(NotFrozen::Avoidable(error)) => {
             return attempt(subject, afterwards, begun, Some(&error), computing);
@@ -140,10 +140,10 @@ fn attempt(
         Err(NotFrozen::Failed(error)) => return Err(error),
     };
     match afterwards {
-        Afterwards::Continue => frozen.go_on(computing).map(|image| (image, None)),
-        Afterwards::Stop => frozen.stop(computing).map(|image| (image, None)),
+        Afterwards::Continue => frozen.go_on(dumper, computing).map(|image| (image, None)),
+        Afterwards::Stop => frozen.stop(dumper, computing).map(|image| (image, None)),
         Afterwards::Pause => {
-            let (image, paused) = frozen.pause(computing)?;
+            let (image, paused) = frozen.pause(dumper, computing)?;
             Ok((image, Some(paused)))
         }
     }

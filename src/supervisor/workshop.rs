@@ -262,11 +262,10 @@ impl Workshop {
 fn keep_program(program: &Path, store: &Path) -> io::Result<PathBuf> {
     let folder = store.join(COPIES);
     create_private(&folder)?;
-    let content = fs::read(program)?;
-    let hash = blake3::hash(&content);
+    let hash = hash_of(program)?;
     let path = folder.join(format!("{COPY_PREFIX}{}", &hash.to_hex()[..COPY_DIGITS]));
-    if !is_program(&path, content.len() as u64, hash)? {
-        durable::write_program(&path, &content).map_err(plain)?;
+    if !is_program(&path, hash)? {
+        durable::write_program(&path, &fs::read(program)?).map_err(plain)?;
     }
     // Also for a copy that is there: whoever made it may have been killed before this.
     durable::sync_folder(&folder).map_err(plain)?;
@@ -275,16 +274,16 @@ fn keep_program(program: &Path, store: &Path) -> io::Result<PathBuf> {
 }
 
 /// Whether the file is there, whole, and can be run.
-fn is_program(path: &Path, len: u64, hash: blake3::Hash) -> io::Result<bool> {
-    let runs = |metadata: fs::Metadata| {
-        metadata.is_file() && metadata.len() == len && metadata.mode() & 0o100 != 0
-    };
-    if !fs::symlink_metadata(path).is_ok_and(runs) {
-        return Ok(false);
-    }
+fn is_program(path: &Path, hash: blake3::Hash) -> io::Result<bool> {
+    let runs = |metadata: fs::Metadata| metadata.is_file() && metadata.mode() & 0o100 != 0;
+    Ok(fs::symlink_metadata(path).is_ok_and(runs) && hash_of(path)? == hash)
+}
+
+/// The hash of a file's content, which is not kept in memory: a restore waits for this, and fresh memory takes longer.
+fn hash_of(path: &Path) -> io::Result<blake3::Hash> {
     let mut hasher = blake3::Hasher::new();
     hasher.update_reader(File::open(path)?)?;
-    Ok(hasher.finalize() == hash)
+    Ok(hasher.finalize())
 }
 
 fn plain(error: DurableError) -> io::Error {

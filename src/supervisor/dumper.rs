@@ -1,0 +1,229 @@
+//! CRIU at work on a dump. It is started before the job stands still, and waits for our word: its start takes tens of
+//! milliseconds (loading it, and what it finds out about the kernel), which are no part of the freeze then.
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use super::dump_end::outcome;
+use super::snapshot::Subject;
+use super::snapshot_error::SnapshotError;
+use crate::clock;
+use crate::criu::{
+    Capture, CaptureError, Captured, DumpOptions, HOLD_FOLDER_VARIABLE, dump_arguments,
+    plugin_takes,
+};
+use crate::job;
+use crate::sandbox::{Ended, SandboxError, ToolCommand, ToolRun};
+use crate::store::ImageId;
+
+/// Time for CRIU to release the tasks and end, once a dump was called off.
+const CALL_OFF_LIMIT: Duration = Duration::from_secs(10);
+/// Time between two looks at the processes while CRIU works.
+const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+/// Time between two looks whether CRIU has ended instead of asking, milliseconds.
+const LISTEN_MS: u8 = 20;
+/// Time for CRIU to die of SIGKILL.
+const KILL_LIMIT: Duration = Duration::from_secs(5);
+/// CRIU's words before it opens its log.
+const STDERR: RawFd = 2;
+
+/// CRIU that was started for a dump. Dropped, it ends; before [`run`](Self::run) it has not touched the job.
+pub(super) struct Dumper<'a> {
+    /// None once it has ended.
+    tool: Option<ToolRun<'a>>,
+    /// None once it is at work.
+    capture: Option<Capture>,
+    /// CRIU's images directory.
+    _sockets: TempDir,
+    log: PathBuf,
+    printed: File,
+    /// How long it may take.
+    limit: Duration,
+}
+
+/// How CRIU went about a dump.
+pub(super) struct Dumped {
+    pub result: Result<Captured, SnapshotError>,
+    /// It did not end by itself, which takes back what it did to the job.
+    pub killed: bool,
+}
+
+impl<'a> Dumper<'a> {
+    /// Starts CRIU and waits until it is about to freeze the tasks. `majors`: devices that its plugin may leave out.
+    pub fn start(subject: Subject<'a>, id: ImageId, majors: &[u32]) -> Result<Self, SnapshotError> {
+        let Subject { shop, job, .. } = subject;
+        let sockets = shop.sockets().map_err(SnapshotError::Prepare)?;
+        let log = shop.log("dump", id);
+        let printed = tempfile::tempfile_in(sockets.path()).map_err(SnapshotError::Prepare)?;
+        let capture = Capture::bind(sockets.path()).map_err(SnapshotError::Prepare)?;
+        let streams = subject
+            .streams
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let terminals = streams.terminals().map_err(SnapshotError::Prepare)?;
+        drop(streams);
+        let mut argv = shop.criu.argv();
+        argv.extend(dump_arguments(&DumpOptions {
+            root_pid: job.pids.root,
+            directory: sockets.path(),
+            log: &log,
+            hold: &shop.hold(),
+            libdir: &shop.libdir(),
+            log_level: shop.config.criu.log_level,
+            external: &terminals,
+        }));
+        let tool = ToolCommand {
+            argv,
+            environment: vec![
+                (HOLD_FOLDER_VARIABLE.into(), sockets.path().into()),
+                plugin_takes(majors),
+            ],
+            first_descriptor: STDERR,
+            restores: None,
+        };
+        let tool = job.sandbox.run_tool(tool, &[printed.as_raw_fd()])?;
+        let mut dumper = Self {
+            tool: Some(tool),
+            capture: Some(capture),
+            _sockets: sockets,
+            log,
+            printed,
+            limit: shop.config.snapshot.timeout,
+        };
+        dumper.is_asked()?;
+        Ok(dumper)
+    }
+
+    /// Waits until CRIU asks for the tasks.
+    fn is_asked(&mut self) -> Result<(), SnapshotError> {
+        let (Some(capture), Some(tool)) = (&self.capture, &self.tool) else {
+            return Ok(());
+        };
+        let deadline = clock::now() + self.limit;
+        let ended = loop {
+            let asked = capture.is_asked(LISTEN_MS.into());
+            if asked.map_err(SnapshotError::Prepare)? {
+                return Ok(());
+            }
+            match tool.wait(Duration::ZERO) {
+                Err(SandboxError::Slow(_)) if clock::now() < deadline => {}
+                Err(SandboxError::Slow(_)) => return Err(SnapshotError::Slow(self.limit)),
+                ended => break ended,
+            }
+        };
+        self.tool = None;
+        let nothing = Err(CaptureError::Incomplete);
+        outcome((&self.log, &self.printed), ended, nothing).map(drop)
+    }
+
+    /// Has the tree below `root` dumped. `receive` is called for each image file, and `frozen` when all of them were read
+    /// and the tasks still stand.
+    pub fn run(
+        mut self,
+        root: i32,
+        receive: impl Fn(&str, &File) -> Result<u64, SnapshotError> + Sync,
+        frozen: impl FnOnce() -> Result<(), SnapshotError> + Send,
+    ) -> Dumped {
+        let (Some(capture), Some(tool)) = (self.capture.take(), self.tool.take()) else {
+            unreachable!("only this and the drop take them");
+        };
+        let (call_off, called_off) = match UnixStream::pair() {
+            Ok(pair) => pair,
+            Err(error) => {
+                drop(capture);
+                put_an_end_to(&tool);
+                return Dumped::failed(SnapshotError::Prepare(error));
+            }
+        };
+        // CRIU has handed over everything and is held by us.
+        let held = AtomicBool::new(false);
+        let (ended, captured) = thread::scope(|scope| {
+            let capturing = scope.spawn(|| {
+                capture.run(
+                    &called_off,
+                    |name, pipe| receive(name, &pipe),
+                    |_| {
+                        held.store(true, Ordering::Relaxed);
+                        frozen()
+                    },
+                )
+            });
+            let ended = self.watch_over(&tool, root, &held);
+            // Calls the capture off, which makes CRIU release the tasks; nothing comes through the stream afterwards.
+            drop(call_off);
+            if ended.is_err() {
+                put_an_end_to(&tool);
+            }
+            (ended, capturing.join())
+        });
+        let Ok(captured) = captured else {
+            return Dumped::failed(SnapshotError::Panicked);
+        };
+        Dumped {
+            killed: !matches!(ended, Ok(Ended::Exited(_))),
+            result: outcome((&self.log, &self.printed), ended, captured),
+        }
+    }
+
+    /// Waits for CRIU within `snapshot.timeout`; while it is held by us, it does not count. When a process dies
+    /// under its hands, CRIU may wait for it forever (4.2.1: `wait4` of a thread group whose other dead threads it
+    /// traces too), and is killed.
+    fn watch_over(
+        &self,
+        tool: &ToolRun<'_>,
+        root: i32,
+        held: &AtomicBool,
+    ) -> Result<Ended, SandboxError> {
+        let mut deadline = clock::now() + self.limit;
+        loop {
+            let left = deadline.saturating_duration_since(clock::now());
+            match tool.wait(left.min(LOOK_INTERVAL)) {
+                Err(SandboxError::Slow(_)) if held.load(Ordering::Relaxed) => {
+                    deadline = clock::now() + self.limit;
+                }
+                Err(SandboxError::Slow(_)) if left > LOOK_INTERVAL => {}
+                Err(SandboxError::Slow(_)) => return Err(SandboxError::Slow(self.limit)),
+                ended => return ended,
+            }
+            if job::died_under_trace(&job::tree(root).unwrap_or_default()) {
+                tool.kill()?;
+                return tool.wait(KILL_LIMIT);
+            }
+        }
+    }
+}
+
+impl Drop for Dumper<'_> {
+    fn drop(&mut self) {
+        // Without anybody to ask, CRIU ends.
+        drop(self.capture.take());
+        if let Some(tool) = self.tool.take() {
+            put_an_end_to(&tool);
+        }
+    }
+}
+
+/// Waits for CRIU that was called off. One that does not end is killed: the kernel releases the tasks then.
+fn put_an_end_to(tool: &ToolRun<'_>) {
+    if tool.wait(CALL_OFF_LIMIT).is_err() && tool.kill().is_ok() {
+        // However it ends, the snapshot has failed.
+        let _ = tool.wait(KILL_LIMIT);
+    }
+}
+
+impl Dumped {
+    fn failed(error: SnapshotError) -> Self {
+        Self {
+            result: Err(error),
+            killed: true,
+        }
+    }
+}
