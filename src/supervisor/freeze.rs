@@ -65,6 +65,7 @@ impl<'a> Frozen<'a> {
         let turn = turn(root);
         let dumper = Dumper::start(subject, writer.id(), &bystanders::majors())
             .map_err(NotFrozen::Failed)?;
+        watch.lap("admit");
         subject.shop.ongoing.step(Step::Suspend);
         let since = clock::now();
         let streams = writer.streams();

@@ -1,7 +1,7 @@
 //! A snapshot, from the first look at the job to the durable image.
 //!
 //! ```text
-//! admit → lock → suspend → dump, tasks frozen → drained, recorded → released → resume
+//! admit, CRIU started → lock → suspend → dump, tasks frozen → drained, recorded → released → resume
 //!       └──────────────────── freeze (`freeze`) ──────────────────────────────────────┘→ write → commit
 //! ```
 //!
@@ -122,7 +122,7 @@ fn attempt(
 ) -> Result<(Snapshotted, Option<Paused>), SnapshotError> {
     let Subject { shop, job, .. } = subject;
     shop.ongoing.step(Step::Admit);
-    let mut watch = Stopwatch::start();
+    let watch = Stopwatch::start();
     let root = job::child_with_pid(job.sandbox.pid(), job.pids.root)?;
     let processes = job::tree(root)?;
     job.intrusion.begins(job::cpu_time(&processes));
@@ -130,7 +130,6 @@ fn attempt(
     bystanders::nobody_arrives(&processes, gpu.as_ref().map_or(&[], Gpu::users))?;
     let keeping = keeping(subject, gpu.as_ref(), afterwards, despite)?;
     let writer = admit(subject, &processes, gpu.as_ref(), keeping.as_ref())?;
-    watch.lap("admit");
     let gpu = (gpu.as_ref(), keeping);
     let (frozen, dumper) = match Frozen::begin(subject, root, gpu, writer, watch, begun) {
         Ok(frozen) => frozen,
