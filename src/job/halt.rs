@@ -171,8 +171,8 @@ impl Halted {
     /// Lets the tracer go and leaves the process stopped, all of it, as by SIGSTOP: no thread runs in between, because
     /// the kernel has one that is let go take part in the stop. [`halt`] works on it as on any.
     ///
-    /// Blocks until they stand: where CRIU (4.2.1) traces a thread that is on its way into the stop, the signal takes
-    /// the place of the trap that CRIU waits for.
+    /// Blocks until they stand: CRIU (4.2.1) waits for two traps of a thread that is stopped, the stop's and its own. Of
+    /// one on its way into the stop they are one, and CRIU waits for another until its timeout.
     pub fn stop(self) {
         let pid = self.pid();
         // One that has died needs it no more.

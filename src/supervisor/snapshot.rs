@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! admit, CRIU started → lock → suspend → dump, tasks frozen → drained, recorded → released → resume
-//!       └──────────────────── freeze (`freeze`) ──────────────────────────────────────┘→ write → commit
+//!                     └──────────────────── freeze (`freeze`) ──────────────────────────────────────┘→ write → commit
 //! ```
 //!
 //! Here is what comes before the freeze, while the job computes. Each step undoes itself when a later one fails: the
