@@ -144,9 +144,9 @@ fn a_process_that_is_left_stopped_and_halted_again_has_not_run() {
     let halted = halt(pid, &[spared]).unwrap();
     let before = ran(&job);
     halted.stop();
-    while job.threads.iter().any(|id| job.state(*id) != 'T') {
-        std::thread::yield_now();
-    }
+    // At once: whoever traces them next may rely on it.
+    let states: Vec<char> = job.threads.iter().map(|id| job.state(*id)).collect();
+    assert_eq!(states, ['T', 'T', 'T']);
     let halted = halt(pid, &[spared]).unwrap();
     halted.wake_spared();
     while job.state(spared) == 'T' {
