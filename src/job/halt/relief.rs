@@ -31,6 +31,18 @@ const STEP_MAX: Duration = Duration::from_micros(500);
 /// nowhere by steps.
 const RUN: Duration = Duration::from_micros(200);
 
+/// Calls of the kernel that malloc and free make with the heap's lock, and drivers with theirs. A thread that is halted
+/// in one stands at its end.
+const BRIEF: [i64; 7] = [
+    libc::SYS_brk,
+    libc::SYS_mmap,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_mprotect,
+    libc::SYS_madvise,
+    libc::SYS_ioctl,
+];
+
 /// Signals that stop a process, unless it has a handler for them.
 const STOPPING: [Signal; 4] = [
     Signal::SIGSTOP,
@@ -101,10 +113,11 @@ impl Thread {
         }
     }
 
-    /// Where it was halted, unless in a call of the kernel.
+    /// Where it was halted, unless in a call of the kernel that waits.
     fn at_work(&self, process: Pid) -> Option<u64> {
-        let call = Call::of(process, self.id.as_raw()).filter(|call| call.number == -1);
-        call?.words.last().copied()
+        let call = Call::of(process, self.id.as_raw())?;
+        let works = call.number == -1 || BRIEF.contains(&call.number);
+        call.words.last().copied().filter(|_| works)
     }
 
     fn step_until(&mut self, is_over: impl Fn() -> bool) {
