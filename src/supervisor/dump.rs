@@ -65,7 +65,6 @@ impl<'a> Dump<'a> {
     ) -> Result<Captured, SnapshotError> {
         self.shop().ongoing.step(Step::Dump);
         let dumped = dumper.run(
-            self.root,
             |name, pipe| self.receive(name, pipe),
             || {
                 self.record()?;
@@ -75,7 +74,7 @@ impl<'a> Dump<'a> {
         drop(locked(&self.turn).take());
         dumped.result.map_err(|error| {
             let processes = self.processes();
-            if !self.job_lives(&processes) {
+            if !self.subject.job.lives(&processes) {
                 return SnapshotError::Ended;
             }
             match job::with_remains_of_criu(&processes).filter(|_| dumped.killed) {
@@ -91,13 +90,6 @@ impl<'a> Dump<'a> {
     /// The tree as it is; empty when it is gone.
     fn processes(&self) -> Vec<Process> {
         job::tree(self.root).unwrap_or_default()
-    }
-
-    fn job_lives(&self, processes: &[Process]) -> bool {
-        processes.iter().any(|process| {
-            let pid = process.host_pid;
-            process.pid == self.subject.job.pids.job && job::is_alive(pid) && !job::is_doomed(pid)
-        })
     }
 
     /// As `run`, but the tasks never go on: they are killed when `commit` has succeeded.
@@ -172,7 +164,7 @@ impl<'a> Dump<'a> {
     /// Records what CRIU does not: sizes and contents of files, positions of the standard streams.
     fn record(&self) -> Result<(), SnapshotError> {
         let processes = job::tree(self.root)?;
-        if !self.job_lives(&processes) {
+        if !self.subject.job.lives(&processes) {
             // CRIU dumps a zombie as willingly, and the signal that is about to end a process; restored, it would only
             // be the same crash again.
             return Err(SnapshotError::Ended);

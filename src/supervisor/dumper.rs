@@ -41,6 +41,8 @@ pub(super) struct Dumper<'a> {
     tool: Option<ToolRun<'a>>,
     /// None once it is at work.
     capture: Option<Capture>,
+    /// The tree's first process, as the host sees it.
+    root: i32,
     /// CRIU's images directory.
     _sockets: TempDir,
     log: PathBuf,
@@ -57,8 +59,30 @@ pub(super) struct Dumped {
 }
 
 impl<'a> Dumper<'a> {
-    /// Starts CRIU and waits until it is about to freeze the tasks. `majors`: devices that its plugin may leave out.
-    pub fn start(subject: Subject<'a>, id: ImageId, majors: &[u32]) -> Result<Self, SnapshotError> {
+    /// Starts CRIU and waits until it is about to freeze the tasks below `root`. `majors`: devices that its plugin may
+    /// leave out.
+    pub fn start(
+        subject: Subject<'a>,
+        root: i32,
+        id: ImageId,
+        majors: &[u32],
+    ) -> Result<Self, SnapshotError> {
+        Self::begin(subject, root, id, majors).map_err(|error| {
+            let there = job::tree(root).unwrap_or_default();
+            if subject.job.lives(&there) {
+                error
+            } else {
+                SnapshotError::Ended
+            }
+        })
+    }
+
+    fn begin(
+        subject: Subject<'a>,
+        root: i32,
+        id: ImageId,
+        majors: &[u32],
+    ) -> Result<Self, SnapshotError> {
         let Subject { shop, job, .. } = subject;
         let sockets = shop.sockets().map_err(SnapshotError::Prepare)?;
         let log = shop.log("dump", id);
@@ -93,17 +117,18 @@ impl<'a> Dumper<'a> {
         let mut dumper = Self {
             tool: Some(tool),
             capture: Some(capture),
+            root,
             _sockets: sockets,
             log,
             printed,
             limit: shop.config.snapshot.timeout,
         };
-        dumper.is_asked()?;
+        dumper.wait_until_asked()?;
         Ok(dumper)
     }
 
     /// Waits until CRIU asks for the tasks.
-    fn is_asked(&mut self) -> Result<(), SnapshotError> {
+    fn wait_until_asked(&mut self) -> Result<(), SnapshotError> {
         let (Some(capture), Some(tool)) = (&self.capture, &self.tool) else {
             return Ok(());
         };
@@ -124,11 +149,10 @@ impl<'a> Dumper<'a> {
         outcome((&self.log, &self.printed), ended, nothing).map(drop)
     }
 
-    /// Has the tree below `root` dumped. `receive` is called for each image file, and `frozen` when all of them were read
-    /// and the tasks still stand.
+    /// Has the tasks dumped. `receive` is called for each image file, and `frozen` when all of them were read and the
+    /// tasks still stand.
     pub fn run(
         mut self,
-        root: i32,
         receive: impl Fn(&str, &File) -> Result<u64, SnapshotError> + Sync,
         frozen: impl FnOnce() -> Result<(), SnapshotError> + Send,
     ) -> Dumped {
@@ -156,7 +180,7 @@ impl<'a> Dumper<'a> {
                     },
                 )
             });
-            let ended = self.watch_over(&tool, root, &held);
+            let ended = self.watch_over(&tool, &held);
             // Calls the capture off, which makes CRIU release the tasks; nothing comes through the stream afterwards.
             drop(call_off);
             if ended.is_err() {
@@ -176,12 +200,7 @@ impl<'a> Dumper<'a> {
     /// Waits for CRIU within `snapshot.timeout`; while it is held by us, it does not count. When a process dies
     /// under its hands, CRIU may wait for it forever (4.2.1: `wait4` of a thread group whose other dead threads it
     /// traces too), and is killed.
-    fn watch_over(
-        &self,
-        tool: &ToolRun<'_>,
-        root: i32,
-        held: &AtomicBool,
-    ) -> Result<Ended, SandboxError> {
+    fn watch_over(&self, tool: &ToolRun<'_>, held: &AtomicBool) -> Result<Ended, SandboxError> {
         let mut deadline = clock::now() + self.limit;
         loop {
             let left = deadline.saturating_duration_since(clock::now());
@@ -193,7 +212,7 @@ impl<'a> Dumper<'a> {
                 Err(SandboxError::Slow(_)) => return Err(SandboxError::Slow(self.limit)),
                 ended => return ended,
             }
-            if job::died_under_trace(&job::tree(root).unwrap_or_default()) {
+            if job::died_under_trace(&job::tree(self.root).unwrap_or_default()) {
                 tool.kill()?;
                 return tool.wait(KILL_LIMIT);
             }

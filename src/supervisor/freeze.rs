@@ -63,7 +63,7 @@ impl<'a> Frozen<'a> {
     ) -> Result<(Self, Dumper<'a>), NotFrozen> {
         // Before the job stands still.
         let turn = turn(root);
-        let dumper = Dumper::start(subject, writer.id(), &bystanders::majors())
+        let dumper = Dumper::start(subject, root, writer.id(), &bystanders::majors())
             .map_err(NotFrozen::Failed)?;
         watch.lap("admit");
         subject.shop.ongoing.step(Step::Suspend);

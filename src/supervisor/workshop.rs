@@ -20,6 +20,7 @@ use crate::clock;
 use crate::config::{Config, Memory};
 use crate::criu::{self, Criu, HOLD_PROGRAM};
 use crate::cuda;
+use crate::job::{self, Process};
 use crate::resident::{self, Token};
 use crate::sandbox::{JobPids, Sandbox};
 use crate::store::durable::{self, DurableError};
@@ -145,6 +146,16 @@ pub(super) struct Job {
     pub token: Option<Token>,
     /// What we do in it, for those who look for signs that it lives.
     pub intrusion: Intrusion,
+}
+
+impl Job {
+    /// Whether its first process is among those that are there, and not about to die.
+    pub fn lives(&self, processes: &[Process]) -> bool {
+        processes.iter().any(|process| {
+            let pid = process.host_pid;
+            process.pid == self.pids.job && job::is_alive(pid) && !job::is_doomed(pid)
+        })
+    }
 }
 
 /// The streams as snapshots, restores and the loop share them.
