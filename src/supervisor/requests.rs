@@ -174,7 +174,13 @@ impl Supervisor {
                     return self.end_job(AfterEnd::Exit(SAVED, Progress::Saved));
                 }
             }
-            Err(error) => self.snapshot_failed(wanted, &error),
+            Err(error) => {
+                self.snapshot_failed(wanted, &error);
+                if matches!(error, SnapshotError::Ended) {
+                    // The word of it is on its way; no hook is to be called for another one before.
+                    return self.settle();
+                }
+            }
         }
         self.suspend_when_idle();
         self.settle()?;

@@ -125,6 +125,9 @@ fn attempt(
     let watch = Stopwatch::start();
     let root = job::child_with_pid(job.sandbox.pid(), job.pids.root)?;
     let processes = job::tree(root)?;
+    if !job.lives(&processes) {
+        return Err(SnapshotError::Ended);
+    }
     job.intrusion.begins(job::cpu_time(&processes));
     let gpu = Gpu::of(shop, &processes)?;
     bystanders::nobody_arrives(&processes, gpu.as_ref().map_or(&[], Gpu::users))?;

@@ -2,10 +2,15 @@
 
 use std::fs;
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use super::UNTIL_GO;
-use super::common::{Place, Run, can_run, wait_until};
+use super::common::{Place, Run, can_run, descendants, inner_pid, wait_until};
+
+fn send(pid: i32, signal: Signal) {
+    kill(Pid::from_raw(pid), signal).unwrap();
+}
 
 /// Starts a job with these settings; snapshots only when asked for.
 fn start(place: &Place, settings: &str, then: &str) -> Run {
@@ -112,6 +117,40 @@ fn a_hook_that_fails_or_hangs_is_a_warning_and_the_job_goes_on() {
     );
     place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
+}
+
+#[test]
+fn no_hook_is_called_for_a_job_that_has_ended() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let settings = r#"[hooks]
+before_snapshot = "echo called >> told; test ! -e slow || exec sleep 1000"
+timeout = "1h"
+"#;
+    let mut run = start(&place, settings, "");
+    place.snapshot();
+    fs::write(place.file("slow"), "").unwrap();
+    run.signal(Signal::SIGUSR2);
+    let hook = || {
+        let sleeps = |pid: &i32| {
+            fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "sleep\n")
+        };
+        descendants(run.pid()).into_iter().find(sleeps)
+    };
+    wait_until("the hook", || hook().is_some());
+    // As at the end of an allocation, all get SIGTERM. Who tells of the job's end does so late.
+    let first = |pid: &i32| inner_pid(*pid) == Some(1);
+    let first = descendants(run.pid()).into_iter().find(first).unwrap();
+    send(first, Signal::SIGSTOP);
+    send(run.job(), Signal::SIGTERM);
+    run.signal(Signal::SIGTERM);
+    send(hook().unwrap(), Signal::SIGTERM);
+    place.wait_for("err", "called off: the job ended");
+    send(first, Signal::SIGCONT);
+    assert_eq!(run.wait(), 75, "{}", place.text("err"));
+    assert_eq!(place.text("told"), "called\n".repeat(2));
 }
 
 #[test]
