@@ -151,6 +151,7 @@ impl Supervisor {
             job,
             busy: None,
             pause: None,
+            leaving: false,
             ended,
             gone,
         });

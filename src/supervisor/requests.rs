@@ -62,6 +62,7 @@ impl Supervisor {
         let Stage::Running(
             running @ Running {
                 busy: None,
+                leaving: false,
                 ended: None,
                 ..
             },
@@ -69,6 +70,11 @@ impl Supervisor {
         else {
             return Ok(());
         };
+        if self.wanted.is_some() && running.job.has_ended() {
+            // No hook is to be called.
+            running.leaving = true;
+            return Ok(());
+        }
         let Some(mut wanted) = self.wanted.take() else {
             return Ok(());
         };
@@ -174,13 +180,7 @@ impl Supervisor {
                     return self.end_job(AfterEnd::Exit(SAVED, Progress::Saved));
                 }
             }
-            Err(error) => {
-                self.snapshot_failed(wanted, &error);
-                if matches!(error, SnapshotError::Ended) {
-                    // The word of it is on its way; no hook is to be called for another one before.
-                    return self.settle();
-                }
-            }
+            Err(error) => self.snapshot_failed(wanted, &error),
         }
         self.suspend_when_idle();
         self.settle()?;
@@ -195,7 +195,8 @@ impl Supervisor {
         let Stage::Running(running) = &mut self.stage else {
             return;
         };
-        if running.ended.is_some() || running.gone || matches!(error, SnapshotError::Ended) {
+        running.leaving |= matches!(error, SnapshotError::Ended);
+        if running.ended.is_some() || running.gone || running.leaving {
             tracing::info!("snapshot called off: the job ended during it");
             self.tell_snapshot_failed("ended", &reason, false);
             return;

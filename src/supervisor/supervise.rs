@@ -73,6 +73,8 @@ pub(super) struct Running {
     pub job: Arc<Job>,
     pub busy: Option<Wanted>,
     pub pause: Option<Pause>,
+    /// It was seen that it ends, or has: the word of it is on its way, and no snapshot begins any more.
+    pub leaving: bool,
     pub ended: Option<Ended>,
     pub gone: bool,
 }
@@ -298,6 +300,7 @@ impl Supervisor {
             Stage::Running(Running {
                 busy: None,
                 pause: None,
+                leaving: false,
                 ended: None,
                 ..
             }) if !self.is_suspect() => self.schedule_now().1,

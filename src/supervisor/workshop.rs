@@ -20,7 +20,7 @@ use crate::clock;
 use crate::config::{Config, Memory};
 use crate::criu::{self, Criu, HOLD_PROGRAM};
 use crate::cuda;
-use crate::job::{self, Process};
+use crate::job::{self, Process, TreeError};
 use crate::resident::{self, Token};
 use crate::sandbox::{JobPids, Sandbox};
 use crate::store::durable::{self, DurableError};
@@ -151,10 +151,25 @@ pub(super) struct Job {
 impl Job {
     /// Whether its first process is among those that are there, and not about to die.
     pub fn lives(&self, processes: &[Process]) -> bool {
-        processes.iter().any(|process| {
-            let pid = process.host_pid;
-            process.pid == self.pids.job && job::is_alive(pid) && !job::is_doomed(pid)
-        })
+        self.first_among(processes)
+            .is_some_and(|pid| !job::is_doomed(pid))
+    }
+
+    /// Whether its first process has, by a look of our own: the sandbox's word of it may come later.
+    pub fn has_ended(&self) -> bool {
+        let root = job::child_with_pid(self.sandbox.pid(), self.pids.root);
+        match root.and_then(job::tree) {
+            Ok(there) => self.first_among(&there).is_none(),
+            Err(error) => matches!(error, TreeError::NoRoot),
+        }
+    }
+
+    /// Its first process, as the host sees it, if it lives.
+    fn first_among(&self, processes: &[Process]) -> Option<i32> {
+        let first = processes
+            .iter()
+            .find(|process| process.pid == self.pids.job)?;
+        job::is_alive(first.host_pid).then_some(first.host_pid)
     }
 }
 
