@@ -64,6 +64,7 @@ impl<'a> Dump<'a> {
         while_frozen: impl FnOnce(&Self) -> Result<(), SnapshotError> + Send,
     ) -> Result<Captured, SnapshotError> {
         self.shop().ongoing.step(Step::Dump);
+        let before = self.processes();
         let dumped = dumper.run(
             |name, pipe| self.receive(name, pipe),
             || {
@@ -77,7 +78,11 @@ impl<'a> Dump<'a> {
             if !self.subject.job.lives(&processes) {
                 return SnapshotError::Ended;
             }
-            match job::with_remains_of_criu(&processes).filter(|_| dumped.killed) {
+            // A process that is in code of CRIU's, or was and has died of it, as others may not notice.
+            let is_dead = |process: &Process| !job::is_alive(process.host_pid);
+            let hurt =
+                job::with_remains_of_criu(&processes).or_else(|| before.into_iter().find(is_dead));
+            match hurt.filter(|_| dumped.killed) {
                 Some(process) => SnapshotError::Doubtful {
                     pid: process.pid,
                     source: Box::new(error),
