@@ -64,7 +64,8 @@ impl<'a> Dump<'a> {
         while_frozen: impl FnOnce(&Self) -> Result<(), SnapshotError> + Send,
     ) -> Result<Captured, SnapshotError> {
         self.shop().ongoing.step(Step::Dump);
-        let before = self.processes();
+        let mut before = self.processes();
+        before.retain(|process| job::is_alive(process.host_pid));
         let dumped = dumper.run(
             |name, pipe| self.receive(name, pipe),
             || {
