@@ -8,13 +8,13 @@ mod fake_gpu;
 mod gpu_job;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::sync::OnceLock;
 use std::thread;
 
 use ckpt_run::criu::{Criu, Search};
+use common::script::write_script;
 use common::{Place, Run, can_run, wait_until};
 use fake_gpu::FakeGpu;
 use gpu_job::{alone, ends_as, untouched};
@@ -77,7 +77,7 @@ fn a_gpu_job_that_was_killed_comes_back_and_ends_as_if_nothing_had_happened() {
     run.crash();
     ends_as_ever(&place, &mut run);
     assert_eq!(place.text("log") + "done\n", place.text("out"));
-    assert_eq!(gpu.used_bytes(0) + gpu.used_bytes(1), 0);
+    gpu.assert_free("at its end");
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn suspended_memory_leaves_the_gpu_and_can_come_back_on_another_one() {
         "{}",
         errors(&done)
     );
-    assert_eq!(gpu.used_bytes(0), 0);
+    gpu.assert_used(0, 0, "suspended");
     let [first, second] = UUIDS;
     let short = format!("{first}={second}");
     let refused = cuda(
@@ -120,7 +120,8 @@ fn suspended_memory_leaves_the_gpu_and_can_come_back_on_another_one() {
     let map = format!("{first}={second},{second}={first}");
     let done = cuda(&place, &gpu, &["resume", "--pid", &pid, "--gpu-map", &map]);
     assert_eq!(said(&done), format!("{pid} running\n"), "{}", errors(&done));
-    assert_eq!([0, 1].map(|device| gpu.used_bytes(device)), [0, on_first]);
+    gpu.assert_used(0, 0, "moved");
+    gpu.assert_used(1, on_first, "moved");
     let arguments = [&JOB[2..6], &["--segments", "300,4M"]].concat();
     ends_as(&place, &mut run, &untouched(&gpu, &arguments));
 }
@@ -136,7 +137,8 @@ fn a_job_with_work_on_the_gpu_cannot_be_locked_and_goes_on() {
         &gpu,
         &[&JOB[..6], &["--kernel-at", "20:go"]].concat(),
     );
-    place.wait_for("out", "\n20 ");
+    let computes = gpu.folder().join("hangs-fakeKernel");
+    wait_until("the kernel", || computes.exists());
     let pid = run.pid().to_string();
     let busy = cuda(
         &place,
@@ -157,7 +159,8 @@ fn a_call_that_hangs_keeps_a_job_from_being_locked() {
     let rule = format!("cuMemFree_v2:1:{}", place.file("go").display());
     fs::write(gpu.folder().join("hang"), rule).expect("written");
     let mut run = alone(&place, &gpu, &JOB);
-    place.wait_for("out", "\n3 ");
+    let hangs = gpu.folder().join("hangs-cuMemFree_v2");
+    wait_until("the call", || hangs.exists());
     let pid = run.pid().to_string();
     let busy = cuda(
         &place,
@@ -175,7 +178,8 @@ fn a_thread_that_holds_the_driver_s_lock_does_not_keep_a_job_from_being_suspende
     }
     let (place, gpu) = (Place::new(), FakeGpu::new());
     let mut run = alone(&place, &gpu, &[&JOB[..6], &["--hold-at", "20:go"]].concat());
-    place.wait_for("out", "\n20 ");
+    let holds = gpu.folder().join("hangs-fakeHoldDriverLock");
+    wait_until("the lock", || holds.exists());
     let pid = run.pid().to_string();
     for (verb, state) in [("suspend", "checkpointed"), ("resume", "running")] {
         let done = cuda(&place, &gpu, &[verb, "--pid", &pid]);
@@ -265,8 +269,7 @@ fn slow_criu(place: &Place) -> PathBuf {
         place.file("criu-goes-on").display(),
         words.join(" "),
     );
-    fs::write(&criu, script).expect("written");
-    fs::set_permissions(&criu, fs::Permissions::from_mode(0o755)).expect("permitted");
+    write_script(&criu, &script);
     criu
 }
 

@@ -8,9 +8,9 @@
 //! All is said before the other side listens, and then comes the end, so nobody waits for ever.
 
 use std::fs::File;
-use std::io::{IoSlice, Read, Write};
+use std::io::{IoSlice, PipeReader, Read, Write};
 use std::net::Shutdown;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -74,11 +74,11 @@ fn say_all(socket: &UnixStream, input: &[u8]) {
 
 fn say_pipes(socket: &UnixStream, count: usize) {
     let pipe = || {
-        let (reader, writer) = nix::unistd::pipe().unwrap();
-        File::from(writer).write_all(b"pages").unwrap();
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        writer.write_all(b"pages").unwrap();
         reader
     };
-    let pipes: Vec<OwnedFd> = (0..count).map(|_| pipe()).collect();
+    let pipes: Vec<PipeReader> = (0..count).map(|_| pipe()).collect();
     let numbers: Vec<RawFd> = pipes.iter().map(AsRawFd::as_raw_fd).collect();
     let rights = [ControlMessage::ScmRights(&numbers)];
     let rights = if count == 0 { &[][..] } else { &rights[..] };

@@ -211,26 +211,56 @@ fn same_file(one: &Path, other: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::process::{Child, Command};
     use std::sync::mpsc::channel;
 
+    use nix::sys::wait::{WaitPidFlag, waitpid};
+    use nix::unistd::Pid;
     use tempfile::TempDir;
 
-    fn me() -> i32 {
-        i32::try_from(std::process::id()).unwrap()
+    /// A process with a file that has lost the name `first` and kept `second`.
+    struct Holder {
+        folder: TempDir,
+        process: Child,
     }
 
-    /// A file that is open, and has lost the name `first` and kept `second`.
-    fn renamed_file() -> (TempDir, File) {
-        let folder = tempfile::tempdir().unwrap();
-        let (first, second) = (folder.path().join("first"), folder.path().join("second"));
-        let file = File::create(&first).unwrap();
-        fs::hard_link(&first, &second).unwrap();
-        fs::remove_file(&first).unwrap();
-        (folder, file)
+    impl Holder {
+        fn start() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let (first, second) = (folder.path().join("first"), folder.path().join("second"));
+            let file = File::create(&first).unwrap();
+            fs::hard_link(&first, &second).unwrap();
+            fs::remove_file(&first).unwrap();
+            let process = Command::new("sh")
+                .args(["-c", "kill -STOP $$"])
+                .stdin(file)
+                .spawn()
+                .unwrap();
+            let holder = Self { folder, process };
+            // It opens and closes files as it starts.
+            waitpid(Pid::from_raw(holder.pid()), Some(WaitPidFlag::WUNTRACED)).unwrap();
+            holder
+        }
+
+        fn pid(&self) -> i32 {
+            i32::try_from(self.process.id()).unwrap()
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.folder.path().join(name)
+        }
+
+        fn is_in(&self, turn: &Turn) -> bool {
+            let mut folders = turn.folders.iter();
+            folders.any(|(folder, _)| folder == self.folder.path())
+        }
     }
 
-    fn has(turn: &Turn, folder: &TempDir) -> bool {
-        turn.folders.iter().any(|(one, _)| one == folder.path())
+    impl Drop for Holder {
+        fn drop(&mut self) {
+            self.process.kill().unwrap();
+            self.process.wait().unwrap();
+        }
     }
 
     #[test]
@@ -239,27 +269,26 @@ mod tests {
         let (named, gone) = (folder.path().join("named"), folder.path().join("gone"));
         let _files = [File::create(named).unwrap(), File::create(&gone).unwrap()];
         fs::remove_file(gone).unwrap();
-        assert!(renamed(me()).iter().all(|(one, _)| one != folder.path()));
+        let me = i32::try_from(std::process::id()).unwrap();
+        assert!(renamed(me).iter().all(|(one, _)| one != folder.path()));
     }
 
     #[test]
     fn dumps_and_restores_of_files_in_one_folder_follow_one_another() {
-        let (folder, _file) = renamed_file();
-        let second = folder.path().join("second");
-        // Other tests of this process close files meanwhile.
-        let files = (0..100).find_map(|_| super::super::collect(&[me()]).ok());
-        let mut files = files.unwrap();
+        let holder = Holder::start();
+        let second = holder.path("second");
+        let mut files = super::super::collect(&[holder.pid()]).unwrap();
         files.retain(|file| file.path == second);
-        files[0].links = vec![folder.path().join("link_remap.7")];
-        let turn = Turn::to_dump(&[me()]);
-        assert!(has(&turn, &folder));
+        files[0].links = vec![holder.path("link_remap.7")];
+        let turn = Turn::to_dump(&[holder.pid()]);
+        assert!(holder.is_in(&turn));
         let (done, waits) = channel();
         std::thread::scope(|scope| {
-            let (files, folder) = (&files, &folder);
+            let (files, holder) = (&files, &holder);
             scope.spawn(move || {
                 let turn = Turn::to_restore(files);
                 turn.make_links(files).unwrap();
-                done.send(has(&turn, folder)).unwrap();
+                done.send(holder.is_in(&turn)).unwrap();
             });
             assert!(waits.recv_timeout(PAUSE * 5).is_err());
             drop(turn);
@@ -272,8 +301,8 @@ mod tests {
 
     #[test]
     fn what_was_left_behind_is_set_aside_for_the_turn_and_removed_where_it_is_ones_own() {
-        let (folder, _file) = renamed_file();
-        let path = |name: &str| folder.path().join(name);
+        let holder = Holder::start();
+        let path = |name: &str| holder.path(name);
         fs::write(path("link_remap.1"), "another's").unwrap();
         fs::write(
             path(&format!("link_remap.2{ASIDE}")),
@@ -282,7 +311,7 @@ mod tests {
         .unwrap();
         fs::write(path("link_remap.x"), "no link").unwrap();
         fs::hard_link(path("second"), path("link_remap.3")).unwrap();
-        let turn = Turn::to_dump(&[me()]);
+        let turn = Turn::to_dump(&[holder.pid()]);
         let there = |names: [&str; 4]| names.map(|name| path(name).exists());
         let names = [
             "link_remap.1",
@@ -297,6 +326,6 @@ mod tests {
             fs::read_to_string(path("link_remap.1")).unwrap(),
             "another's"
         );
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 4);
+        assert_eq!(fs::read_dir(holder.folder.path()).unwrap().count(), 4);
     }
 }

@@ -147,12 +147,14 @@ pub(super) fn receive<T: DeserializeOwned>(
 mod tests {
     use std::os::fd::AsRawFd;
 
+    use nix::fcntl::OFlag;
+
     use super::*;
 
     #[test]
     fn a_message_keeps_its_content_and_its_descriptors() {
         let (left, right) = UnixStream::pair().unwrap();
-        let (reader, writer) = nix::unistd::pipe().unwrap();
+        let (reader, writer) = nix::unistd::pipe2(OFlag::O_CLOEXEC).unwrap();
         let request = Request::Signal {
             signal: 15,
             everyone: true,

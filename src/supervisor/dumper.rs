@@ -176,7 +176,9 @@ impl<'a> Dumper<'a> {
                     |name, pipe| receive(name, &pipe),
                     |_| {
                         held.store(true, Ordering::Relaxed);
-                        frozen()
+                        let done = frozen();
+                        held.store(false, Ordering::Relaxed);
+                        done
                     },
                 )
             });

@@ -12,7 +12,7 @@ use ckpt_run::resident::{Agent, Channel, Held, Hello, Origin, Token, environment
 use crate::fake_gpu::{self, FakeGpu};
 
 /// Longest wait for anything.
-pub const LIMIT: Duration = Duration::from_secs(20);
+pub const LIMIT: Duration = Duration::from_secs(60);
 /// Long for a driver that nobody holds.
 pub const A_MOMENT: Duration = Duration::from_millis(40);
 /// Shortest that shows that nothing comes.

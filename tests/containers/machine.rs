@@ -5,12 +5,18 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::{LazyLock, PoisonError, RwLock};
 use std::time::SystemTime;
 
 use nix::sys::resource::{Resource, getrlimit};
 use tempfile::TempDir;
 
 use super::common::{code, descendants, job_of, wait_until};
+
+/// Read by each podman at work.
+static AT_WORK: RwLock<()> = RwLock::new(());
+/// No cgroup of a test is older.
+static BEGUN: LazyLock<SystemTime> = LazyLock::new(SystemTime::now);
 
 /// The first process of the namespaces; ends when the test does, and all else with it. Programs of containers keep
 /// state and locks in /run and /dev/shm. crun does not like controllers in a version 2 hierarchy beside those of version 1.
@@ -41,7 +47,6 @@ pub struct Machine {
     first: i32,
     /// Where images are read from, or, while they are made, all storage.
     images: Storage,
-    begun: SystemTime,
 }
 
 enum Storage {
@@ -61,7 +66,7 @@ impl Machine {
     }
 
     fn start(images: Storage) -> Result<Self, String> {
-        let begun = SystemTime::now();
+        LazyLock::force(&BEGUN);
         let mut holder = Command::new("unshare")
             .args(["--mount", "--pid", "--fork", "--mount-proc", "--kill-child"])
             .args(["sh", "-c", HOLDER])
@@ -92,7 +97,6 @@ impl Machine {
             holder,
             first,
             images,
-            begun,
         })
     }
 
@@ -127,6 +131,7 @@ impl Machine {
 
     /// `podman` with these words, whatever comes of it.
     pub fn try_podman(&self, words: &[&str]) -> Output {
+        let _one_more = AT_WORK.read().unwrap_or_else(PoisonError::into_inner);
         self.command(words).output().expect("nsenter is there")
     }
 
@@ -208,13 +213,17 @@ impl Drop for Machine {
         let _ = self.try_podman(&["rm", "--all", "--force", "--time", "0"]);
         let _ = self.holder.kill();
         let _ = self.holder.wait();
+        // Those of a container that is being started are still empty; whoever is the last removes all.
+        let Ok(_alone) = AT_WORK.try_write() else {
+            return;
+        };
         let root = Path::new("/sys/fs/cgroup");
         let hierarchies = fs::read_dir(root).into_iter().flatten().flatten();
         for folder in hierarchies
             .map(|entry| entry.path())
             .chain([root.to_owned()])
         {
-            remove_cgroups(&folder.join(CGROUPS), self.begun);
+            remove_cgroups(&folder.join(CGROUPS), *BEGUN);
         }
     }
 }

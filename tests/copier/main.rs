@@ -4,6 +4,8 @@
 mod fake_gpu;
 mod faults;
 mod gpu;
+#[path = "../common/script.rs"]
+mod script;
 mod support;
 
 use std::os::fd::AsFd;

@@ -1,8 +1,7 @@
 //! A copier on GPUs that are not there, and known bytes.
 
-use std::fs::{self, Permissions};
+use std::fs;
 use std::ops::Range;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use ckpt_run::copier::{Copier, CopierError, Lane, SegmentId};
@@ -10,6 +9,7 @@ use ckpt_run::cuda::GpuUuid;
 use tempfile::TempDir;
 
 use crate::fake_gpu::FakeGpu;
+use crate::script::write_script;
 
 pub const MIB: u64 = 1 << 20;
 
@@ -40,8 +40,7 @@ impl Machine {
             "#!/bin/sh\nenv > \"$0.environment\"\n{variables}exec {} \"$@\"\n",
             env!("CARGO_BIN_EXE_ckpt-run")
         );
-        fs::write(machine.program(), script).unwrap();
-        fs::set_permissions(machine.program(), Permissions::from_mode(0o700)).unwrap();
+        write_script(&machine.program(), &script);
         machine
     }
 

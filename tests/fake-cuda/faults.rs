@@ -27,8 +27,7 @@ const POLL: Duration = Duration::from_millis(2);
 pub fn meet(call: &str) -> Answer {
     let count = count(call)?;
     for path in applying("HANG", call, count) {
-        let _ = std::fs::write(card::folder().join(format!("hangs-{call}")), "");
-        wait_for(Path::new(&path));
+        hang(call, Path::new(&path));
     }
     let code = applying("FAIL", call, count).into_iter().next();
     code.map_or(Ok(()), |code| Err(code.parse().unwrap_or(UNKNOWN)))
@@ -46,8 +45,9 @@ fn count(call: &str) -> Result<u64, Code> {
     Ok(*count)
 }
 
-/// Returns when the file exists.
-pub fn wait_for(path: &Path) {
+/// Tells who waits for that, and returns when the file exists.
+pub fn hang(call: &str, path: &Path) {
+    let _ = std::fs::write(card::folder().join(format!("hangs-{call}")), "");
     while !path.exists() {
         std::thread::sleep(POLL);
     }

@@ -98,7 +98,7 @@ pub fn open() {
 /// Not CUDA's: work on the GPU that ends when the file exists. A lock waits for it.
 #[unsafe(no_mangle)]
 extern "C" fn fakeKernel(path: *const c_char) -> c_int {
-    until(path, || {
+    until("fakeKernel", path, || {
         enter();
         leave
     })
@@ -107,20 +107,20 @@ extern "C" fn fakeKernel(path: *const c_char) -> c_int {
 /// Not CUDA's: the thread is inside the driver and holds its lock until the file exists. A lock does not wait for it.
 #[unsafe(no_mangle)]
 extern "C" fn fakeHoldDriverLock(path: *const c_char) -> c_int {
-    until(path, || {
+    until("fakeHoldDriverLock", path, || {
         let lock = DRIVER_LOCK.lock();
         move || drop(lock)
     })
 }
 
-fn until<L: FnOnce()>(path: *const c_char, take: impl FnOnce() -> L) -> c_int {
+fn until<L: FnOnce()>(call: &str, path: *const c_char, take: impl FnOnce() -> L) -> c_int {
     if path.is_null() {
         return INVALID_VALUE;
     }
     // SAFETY: the caller gives a text that ends with a zero.
     let path = unsafe { CStr::from_ptr(path) };
     let let_go = take();
-    faults::wait_for(Path::new(OsStr::from_bytes(path.to_bytes())));
+    faults::hang(call, Path::new(OsStr::from_bytes(path.to_bytes())));
     let_go();
     0
 }

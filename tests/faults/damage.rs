@@ -4,10 +4,10 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use crate::common::{Place, can_run, wait_until};
+use crate::common::{Place, can_run, descendants, wait_until};
 use crate::support::{
     COUNTER, counted, counting, finish_counter, said, start, start_counter, wait_for_progress,
-    wait_for_the_first_line,
+    wait_for_the_first_line, wait_until_gone,
 };
 
 /// Takes two images, lets `damage` hurt the newer one's manifest or packs, kills the job.
@@ -135,8 +135,10 @@ fn a_store_of_another_owner_is_not_used() {
     }
     let (place, mut run) = counting();
     place.snapshot();
+    let job = descendants(run.pid());
     run.signal(nix::sys::signal::Signal::SIGKILL);
     run.wait();
+    wait_until_gone(&job);
     let store = place.file(".ckpt-run");
     std::os::unix::fs::chown(&store, Some(12345), None).expect("given away");
     let before = counted(&place);

@@ -13,7 +13,7 @@ use crate::support::{
 const WRITE: &str = r#"
 import os, time
 open("start-a", "w").write("kept\n"); open("start-a+", "w").write("kept\n")
-open("r+", "w").write("x" * 4096 + "\n")
+open("r+", "w").write("x" * 65536 + "\n")
 w, a, rp, ap = open("log", "w"), open("start-a", "a"), open("r+", "r+"), open("start-a+", "a+")
 raw = os.open("raw", os.O_WRONLY | os.O_CREAT, 0o644)
 i = 0
@@ -60,8 +60,8 @@ fn files_written_in_every_mode_are_as_of_an_uninterrupted_run() {
     assert_eq!(place.text("number"), count.to_string());
     let overwritten = place.text("r+");
     assert!(overwritten.starts_with(&all));
-    let rest = 4097 - all.len();
-    assert_eq!(overwritten.len(), 4097);
+    let rest = 65_537 - all.len();
+    assert_eq!(overwritten.len(), 65_537);
     assert!(overwritten[all.len()..].starts_with(&"x".repeat(rest - 1)));
 }
 

@@ -168,8 +168,8 @@ while (line := os.read(0, 7)):
         command.stdin(Stdio::piped());
     });
     let mut stdin = run.stdin();
-    let text: String = (0..400).map(|i| format!("line {i}\n")).collect();
-    let (first, second) = text.split_at(2500);
+    let text: String = (0..2000).map(|i| format!("line {i}\n")).collect();
+    let (first, second) = text.split_at(12_500);
     stdin.write_all(first.as_bytes()).expect("written");
     wait_for_the_first_line(&place);
     for _ in 0..2 {

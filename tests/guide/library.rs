@@ -5,11 +5,12 @@ use std::process::Command;
 
 use super::common::{Place, can_run};
 
-/// Counts to 60 in three seconds.
+/// Counts to 60 in three seconds, and waits half-way for a file `go`.
 const COUNT: &str = "\
-import time
+import os, time
 for i in range(60):
     print(i, flush=True)
+    while i == 30 and not os.path.exists('go'): time.sleep(0.02)
     time.sleep(0.05)
 ";
 
@@ -49,6 +50,7 @@ fn a_rust_program_supervises_a_job() {
     place.wait_for("out", "5\n");
     place.snapshot();
     run.crash();
+    place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     let counted: Vec<String> = (0..60).map(|i| format!("{i}\n")).collect();
     assert_eq!(place.text("out"), counted.concat(), "{}", place.text("err"));

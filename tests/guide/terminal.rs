@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -11,6 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
+use super::common::script::write_script;
 use super::common::{Place, descendants, wait_until};
 use super::pages::Block;
 
@@ -39,8 +40,7 @@ impl Terminal {
         fs::create_dir(&bin).unwrap();
         fs::create_dir(&host).unwrap();
         symlink(env!("CARGO_BIN_EXE_ckpt-run"), bin.join("ckpt-run")).unwrap();
-        fs::write(bin.join("ssh"), SSH).unwrap();
-        fs::set_permissions(bin.join("ssh"), fs::Permissions::from_mode(0o755)).unwrap();
+        write_script(&bin.join("ssh"), SSH);
         let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
         let log = File::create(place.file("terminal")).unwrap();
         let mut shell = Command::new("bash")

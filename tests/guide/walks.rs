@@ -1,8 +1,9 @@
 //! Pages that walk through something, walked through: real binary, real CRIU, in the page's order.
 
-use std::fs::{self, Permissions};
+use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
+use super::common::script::write_script;
 use super::common::{Place, can_run};
 use super::pages::{self, Block, Page};
 use super::terminal::Terminal;
@@ -51,10 +52,7 @@ fn the_first_hour_goes_as_the_page_says() {
     assert!(blocks.len() >= 8, "{}", blocks.len());
     let mut terminal = Terminal::new(Place::new(), "first-hour");
     for block in blocks {
-        // Twice the page's pace: its reader needs the time, we do not.
-        let text = block.text.replace("job.py 0.1", "job.py 0.05");
-        let info = block.info.clone();
-        terminal.run(&Block { info, text });
+        terminal.run(block);
     }
     let screen = terminal.screen();
     for said in ["PASS", "survived 1 crash", "exit code 75", "the same"] {
@@ -180,8 +178,7 @@ fn put_stand_ins(place: &Place, train: &str) {
         fs::write(place.file(file), train).unwrap();
     }
     for (file, text) in STAND_INS {
-        fs::write(place.file(file), text).unwrap();
-        fs::set_permissions(place.file(file), Permissions::from_mode(0o755)).unwrap();
+        write_script(&place.file(file), text);
     }
 }
 

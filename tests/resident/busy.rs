@@ -1,7 +1,8 @@
 //! Threads that stand still within the driver or with a lock that it needs, and agents that hang there.
 
 use std::fs;
-use std::time::Instant;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -9,11 +10,12 @@ use nix::unistd::Pid;
 use crate::common::{can_run, wait_until};
 use crate::support::{JOB, Scene, gpu, uninterrupted};
 
-/// [`JOB`] with a thread that holds the driver's lock at step 20, where a lock of CUDA's does not see it.
-fn holding() -> Scene {
-    let job = [&["--hold-at", "20:go"], &JOB[2..]].concat();
+/// [`JOB`] with a thread that holds the driver's lock at step 20, where a lock of CUDA's does not see it, and with these
+/// options.
+fn holding(options: &[&str]) -> Scene {
+    let job = [&["--hold-at", "20:go"], &JOB[2..], options].concat();
     let scene = Scene::with(gpu(), "auto", &job, &[]);
-    scene.rests();
+    wait_until("the lock", || scene.hangs("fakeHoldDriverLock"));
     scene
 }
 
@@ -22,7 +24,7 @@ fn a_thread_that_holds_the_driver_s_lock_for_long_costs_a_snapshot() {
     if !can_run() {
         return;
     }
-    let scene = holding();
+    let scene = holding(&[]);
     let error = scene.refused();
     assert!(error.contains("did not finish"), "{error}");
     scene.ends_as_ever();
@@ -33,19 +35,24 @@ fn a_thread_that_holds_the_driver_s_lock_for_a_while_is_waited_for() {
     if !can_run() {
         return;
     }
-    let mut scene = holding();
+    let mut scene = holding(&["--wait-at", "25:end"]);
+    let agent = agent(&scene);
     std::thread::scope(|scope| {
         let taken = scope.spawn(|| scene.resident_snapshot());
-        wait_until("the agent to hang", || agent_hangs(&scene));
+        wait_until("the agent to hang", || hangs(&agent));
         scene.go();
         taken.join().expect("a snapshot");
     });
+    fs::write(scene.place.file("end"), "").expect("written");
     assert_eq!(scene.run.wait(), 0, "{}", scene.said());
     assert_eq!(scene.place.text("out"), uninterrupted());
 }
 
 /// [`JOB`] with threads that have the lock of the only heap nearly all the time, wherever they are stopped.
 fn allocating(memory: &str) {
+    /// Two at once leave no processor to a thread that makes way.
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let job = [&["--allocators", "3"], &JOB[..]].concat();
     let one_heap = [("MALLOC_ARENA_MAX", "1")];
     let scene = Scene::with(gpu(), memory, &job, &one_heap);
@@ -97,7 +104,9 @@ fn a_driver_that_never_comes_to_an_end_costs_the_work_since_the_newest_image() {
     if !can_run() {
         return;
     }
-    let scene = Scene::at_rest("auto");
+    let impatient = [("CKPT_RUN_SNAPSHOT_TIMEOUT", "8s")];
+    let scene = Scene::with(gpu(), "auto", &JOB, &impatient);
+    scene.rests();
     let killed = "has not come to an end within 8s";
     dies_in_the_suspend(&scene, || scene.said().contains(killed));
     scene.ends_as_ever();
@@ -117,14 +126,20 @@ fn a_job_that_is_killed_in_the_suspend_is_no_failed_snapshot() {
     scene.ends_as_ever();
 }
 
-/// Whether it was asked to try the driver and has no answer.
-fn agent_hangs(scene: &Scene) -> bool {
+/// The folder of its agent's thread in `/proc`.
+fn agent(scene: &Scene) -> PathBuf {
     let tasks = fs::read_dir(format!("/proc/{}/task", scene.run.job())).expect("its threads");
-    tasks.flatten().any(|task| {
-        let read = |name| fs::read_to_string(task.path().join(name)).unwrap_or_default();
-        let waits = format!("{} ", nix::libc::SYS_futex);
-        read("comm").trim() == "ckpt-agent" && read("syscall").starts_with(&waits)
-    })
+    let mut tasks = tasks.flatten().map(|task| task.path());
+    let name = |task: &PathBuf| fs::read_to_string(task.join("comm")).unwrap_or_default();
+    tasks
+        .find(|task| name(task).trim() == "ckpt-agent")
+        .expect("an agent")
+}
+
+/// Whether the agent was asked to try the driver and has no answer.
+fn hangs(agent: &Path) -> bool {
+    let waits = format!("{} ", nix::libc::SYS_futex);
+    fs::read_to_string(agent.join("syscall")).is_ok_and(|call| call.starts_with(&waits))
 }
 
 #[test]
@@ -138,9 +153,7 @@ fn an_agent_that_hangs_before_it_let_go_is_given_up() {
         "hang",
         &format!("cuMemExportToShareableHandle:0:{}", path.display()),
     );
-    let begun = Instant::now();
-    let error = scene.refused();
-    assert!(begun.elapsed().as_secs() < 20, "{error}");
+    scene.refused();
     fs::write(path, "").expect("written");
     // What it does now changes nothing.
     scene.mend();

@@ -26,14 +26,14 @@ fn a_paused_job_has_nothing_on_the_gpus_whichever_way_its_memory_went() {
         "the driver's way: {}",
         scene.said()
     );
-    assert_eq!(scene.used(), [0, 0]);
+    scene.gpu.assert_free("paused");
     done(&scene, "unpause");
     // A copier has a context for a moment.
     wait_until("the memory", || scene.used() == used);
     scene.resident_snapshot();
     for _ in 0..2 {
         done(&scene, "pause");
-        assert_eq!(scene.used(), [0, 0]);
+        scene.gpu.assert_free("paused");
         done(&scene, "unpause");
         wait_until("the memory", || scene.used() == used);
     }
@@ -56,7 +56,7 @@ fn a_job_whose_memory_cannot_be_read_yet_stays_paused() {
         assert_ne!(output.status.code(), Some(0));
         assert_eq!(scene.left(call), 0);
         scene.mend();
-        assert_eq!(scene.used(), [0, 0]);
+        scene.gpu.assert_free("paused");
     }
     assert_eq!(scene.count("the job stays paused"), 2, "{}", scene.said());
     done(&scene, "unpause");
@@ -78,12 +78,12 @@ fn a_run_that_is_stopped_goes_on_from_its_last_snapshot() {
     run.wait();
     let said = place.text("err");
     assert!(said.contains(" release "), "{said}");
-    assert_eq!([0, 1].map(|device| gpu.used_bytes(device)), [0, 0]);
+    gpu.assert_free("at its end");
     let program = fake_gpu::job();
     let words = [&[program.to_str().expect("a path")], &JOB[..]].concat();
     let mut run = begin(&place, &gpu, "resident", &words, &[]);
     place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     assert_eq!(place.text("out"), uninterrupted());
-    assert_eq!([0, 1].map(|device| gpu.used_bytes(device)), [0, 0]);
+    gpu.assert_free("at its end");
 }

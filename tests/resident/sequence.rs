@@ -65,7 +65,7 @@ fn many_snapshots_and_crashes_of_threads_that_allocate_and_free() {
         scene.place.text("out"),
         untouched(&support::gpu(), &job[2..])
     );
-    assert_eq!(scene.used(), [0, 0]);
+    scene.gpu.assert_free("at its end");
 }
 
 /// A job computes on the first GPU, and it and its supervisor are killed; it goes on on the second, by a map.
@@ -94,7 +94,7 @@ impl Elsewhere {
         fail(faults[0]);
         let id = place.snapshot();
         let used = gpu.used_bytes(0);
-        assert_eq!(gpu.used_bytes(1), 0);
+        gpu.assert_used(1, 0, "before the move");
         run.signal(Signal::SIGKILL);
         run.wait();
         wait_until("free GPUs", || gpu.used_bytes(0) == 0);
@@ -121,10 +121,9 @@ impl Elsewhere {
                 .count()
                 == times
         });
-        wait_until("the memory on the other GPU", || {
-            self.gpu.used_bytes(1) == self.used
-        });
-        assert_eq!(self.gpu.used_bytes(0), 0, "{}", self.place.text("err"));
+        let said = self.place.text("err");
+        self.gpu.assert_used(1, self.used, &said);
+        self.gpu.assert_used(0, 0, &said);
     }
 
     fn ends_as_ever(mut self) {
@@ -132,7 +131,7 @@ impl Elsewhere {
         let said = || self.place.text("err");
         assert_eq!(self.run.wait(), 0, "{}", said());
         assert_eq!(self.place.text("out"), self.alone, "{}", said());
-        assert_eq!([0, 1].map(|gpu| self.gpu.used_bytes(gpu)), [0, 0]);
+        self.gpu.assert_free("at its end");
     }
 }
 
@@ -193,7 +192,7 @@ fn memory_that_cannot_be_made_on_another_gpu_fails_the_restore() {
     assert_ne!(scene.run.wait(), 0);
     let said = scene.place.text("err");
     assert!(said.contains("making the device memory anew"), "{said}");
-    assert_eq!([0, 1].map(|gpu| scene.gpu.used_bytes(gpu)), [0, 0]);
+    scene.gpu.assert_free("at its end");
 }
 
 #[test]

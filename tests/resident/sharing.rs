@@ -59,7 +59,7 @@ impl Pair {
             untouched.place.text("out"),
             "{said}"
         );
-        assert_eq!(self.used(), [0, 0]);
+        self.gpu.assert_free("at its end");
     }
 }
 
@@ -132,7 +132,7 @@ fn a_paused_job_gives_shared_memory_back_and_gets_it_again() {
     let used = pair.used();
     for _ in 0..2 {
         pair.verb(&["pause"]);
-        assert_eq!(pair.used(), [0, 0]);
+        pair.gpu.assert_free("paused");
         pair.verb(&["unpause"]);
         // A copier has a context for a moment.
         wait_until("the memory", || pair.used() == used);
@@ -150,7 +150,7 @@ fn shared_memory_does_not_move_to_other_gpus() {
     let id = pair.place.snapshot();
     pair.run.signal(Signal::SIGKILL);
     pair.run.wait();
-    wait_until("free GPUs", || pair.used() == [0, 0]);
+    pair.gpu.assert_free("after a kill");
     let uuid = |gpu: u32| format!("GPU-fa4e0000-0000-4000-8000-00000000000{gpu}");
     let map = format!("{0}={1},{1}={0}", uuid(0), uuid(1));
     let words = ["restore", "--config", "config", "--gpu-map", &map, &id];

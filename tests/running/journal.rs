@@ -217,8 +217,8 @@ while not os.path.exists("go"):
 
 #[test]
 fn a_restore_is_told_of_at_the_moment_the_job_computes_again() {
-    /// Both are on a machine that may be busy.
-    const SLACK_SECONDS: f64 = 2.0;
+    /// Clocks are read one after the other.
+    const SLACK_SECONDS: f64 = 0.1;
     if !can_run() {
         return;
     }
@@ -241,9 +241,12 @@ fn a_restore_is_told_of_at_the_moment_the_job_computes_again() {
     let first = steps
         .filter(|step| *step > time(&crashed))
         .fold(f64::INFINITY, f64::min);
-    assert!((time(&restored) - first).abs() < SLACK_SECONDS, "{first}");
+    let (crashed, told) = (time(&crashed), time(&restored));
     let took = restored["seconds"].as_f64().unwrap();
-    // The pause before it is not a part of it.
-    assert!(took > 0.0 && took < first - time(&crashed) + SLACK_SECONDS);
-    assert!(first - time(&crashed) < took + 1.0 + SLACK_SECONDS);
+    assert!(took > 0.0);
+    // The pause before it, of a second, is not a part of it.
+    assert!(told > crashed + 1.0 + took - SLACK_SECONDS, "{told}");
+    // It computed before that was told of, or soon after, and not before the restore began.
+    assert!(first > told - took - SLACK_SECONDS, "{first} {told}");
+    assert!(first < told + 10.0, "{first} {told}");
 }

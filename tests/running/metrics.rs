@@ -100,7 +100,11 @@ fn the_endpoint_answers_scrapers_and_shrugs_off_the_rest() {
     let mut run = place.start_python(&[], UNTIL_GO);
     place.wait_for("out", "ready");
     let address = address(&place);
-    let good = ask(&address, b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n");
+    let mut good = String::new();
+    wait_until("its start", || {
+        good = ask(&address, b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n");
+        figure(&good, "ckpt_run_state", "\"running\"") == Some(1.0)
+    });
     assert!(good.starts_with("HTTP/1.1 200 OK\r\n"), "{good}");
     assert!(
         good.contains("Content-Type: text/plain; version=0.0.4"),

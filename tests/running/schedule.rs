@@ -70,11 +70,18 @@ fn an_automatic_interval_follows_what_snapshots_cost_and_says_so() {
             .iter()
             .any(|image| image["trigger"] == "schedule")
     });
-    let plan = place.verb(&["plan", "--json", "--mtbf", "1m"]);
-    let plan: serde_json::Value = serde_json::from_slice(&plan.stdout).unwrap();
+    // An image is seen a moment before the run has learned from it.
+    let plan = || -> serde_json::Value {
+        let plan = place.verb(&["plan", "--json", "--mtbf", "1m"]);
+        serde_json::from_slice(&plan.stdout).unwrap()
+    };
+    wait_until("what the run has learned from that snapshot", || {
+        plan()["computed_seconds"].as_f64().unwrap() > 1.0
+    });
+    let plan = plan();
     assert_eq!(plan["cost_is_measured"], true, "{plan}");
-    assert!(plan["interval_seconds"].as_f64().unwrap() < 20.0, "{plan}");
-    assert!(plan["computed_seconds"].as_f64().unwrap() > 1.0, "{plan}");
+    // The cost that was assumed gave 40 s.
+    assert!(plan["interval_seconds"].as_f64().unwrap() < 40.0, "{plan}");
     // A crash makes failures more frequent, also for the next supervisor.
     run.crash();
     place.wait_for("err", "ckpt-run: restored");
@@ -142,13 +149,19 @@ fn chance_delays_a_scheduled_snapshot() {
         return;
     }
     let place = Place::new();
-    // Of an hour, what chance leaves under a minute is one in sixty.
     let mut run = place.start_python(&["--interval", "1", "--jitter", "1h"], UNTIL_GO);
     place.wait_for("out", "ready");
-    place.snapshot();
+    // Of an hour, what chance leaves under a minute is one in sixty.
+    wait_until("a long delay", || {
+        place.snapshot();
+        let status = place.verb(&["status", "--json"]);
+        let status: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
+        status["next_snapshot_seconds"].as_f64() > Some(60.0)
+    });
+    let images = place.images().len();
     let begun = std::time::Instant::now();
     wait_until("four seconds", || begun.elapsed().as_secs() >= 4);
-    assert_eq!(place.images().len(), 1, "{}", place.text("err"));
+    assert_eq!(place.images().len(), images, "{}", place.text("err"));
     place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }

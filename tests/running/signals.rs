@@ -72,8 +72,10 @@ fn no_image_is_taken_of_a_job_that_a_signal_is_about_to_end() {
         return;
     }
     let place = Place::new();
-    // Enough to stand still for some time.
-    let script = UNTIL_GO.replace("print(", "memory = os.urandom(1 << 20) * 512\nprint(");
+    // Enough to stand still for some time, as it does not fit into the buffer and is slow to compress.
+    let script = UNTIL_GO.replace("print(", "memory = os.urandom(512 << 20)\nprint(");
+    let settings = "[snapshot]\nbuffer = '16MiB'\nlevel = 19\n";
+    fs::write(place.file("ckpt-run.toml"), settings).unwrap();
     let run = place.start_python(&["--interval", "never"], &script);
     place.wait_for("out", "ready");
     let job = run.job();
@@ -244,7 +246,8 @@ fn many_sigterms_at_any_time_leave_a_store_that_a_run_goes_on_from() {
     }
     let code = run.wait();
     assert!(code == 75 || code == 143, "{code}: {}", place.text("err"));
-    assert!(is_dead(job));
+    // Nobody waits for the sandbox that it has killed.
+    wait_until("the job's end", || is_dead(job));
     assert!(place.verb(&["verify"]).status.success());
     place.go();
     let mut run = place.start_python(&["--interval", "never"], COUNT);

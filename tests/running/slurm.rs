@@ -60,7 +60,8 @@ fn a_job_that_was_not_saved_before_the_time_was_over_goes_on_from_an_older_image
         "[hooks]\nbefore_snapshot = \"test ! -e slow || sleep 1000\"\ntimeout = \"1h\"\n",
     )
     .unwrap();
-    let id = cluster.submit(&with_times(&filled(&place, "slurm"), "1", "40"), &[]);
+    // Slurm looks every 30 s, and sends the signal rather too early than too late: 25 s after the start at the soonest.
+    let id = cluster.submit(&with_times(&filled(&place, "slurm"), "1", "5"), &[]);
     place.wait_for("log", "20\n");
     place.snapshot();
     fs::write(place.file("slow"), "").unwrap();

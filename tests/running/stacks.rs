@@ -16,6 +16,7 @@ const PY_SPY: &str = "py-spy==0.4.1";
 const STUCK_PYTHON: &str = r#"
 import threading
 def gather_gradients():
+    print("ready", flush=True)
     threading.Event().wait()
 def train_step():
     gather_gradients()
@@ -66,7 +67,7 @@ fn py_spy() -> Option<PathBuf> {
 
 /// The log of a job that hangs at once, with these folders before the search path, and how it names the job.
 fn diagnosed(place: &Place, tools: &[&Path], job: &[&str]) -> (String, String) {
-    let settings = "hang.output = '1s'\nhang.action = 'report'\n";
+    let settings = "hang.output = '3s'\nhang.action = 'report'\n";
     fs::write(place.file("ckpt-run.toml"), settings).unwrap();
     let path = env::var_os("PATH").unwrap_or_default();
     let own = tools.iter().map(|tool| tool.to_path_buf());
@@ -99,8 +100,8 @@ fn py_spy_tells_where_a_python_job_hangs() {
     // The innermost first, with its line.
     let stack = [
         &format!("{named}, py-spy:"),
-        "gather_gradients (job.py:4)",
-        "train_step (job.py:6)",
+        "gather_gradients (job.py:5)",
+        "train_step (job.py:7)",
     ];
     assert!(places(&log, &stack).is_sorted(), "{log}");
     assert!(log.contains("trainer"), "{log}");

@@ -33,6 +33,7 @@ fn a_run_is_told_with_its_snapshots_its_schedule_and_what_is_at_risk() {
     }
     let place = Place::new();
     let mut run = start(&place, &["--interval", "1h"]);
+    wait_until("its start", || state(&place) == "running");
     let (before, code_before) = status(&place);
     assert_eq!((&before["state"], code_before), (&"running".into(), 0));
     assert_eq!(before["pid"], run.pid());

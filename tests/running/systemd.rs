@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::net::UnixDatagram;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
@@ -71,6 +72,17 @@ impl Manager {
         run.wait()
     }
 
+    /// Hears while something else is done, for the same reason.
+    fn hear_during<T: Send>(&mut self, done: impl FnOnce() -> T + Send) -> T {
+        thread::scope(|scope| {
+            let doing = scope.spawn(done);
+            while !doing.is_finished() {
+                self.hear();
+            }
+            doing.join().unwrap()
+        })
+    }
+
     fn count(&self, wanted: &str) -> usize {
         self.heard.iter().filter(|line| *line == wanted).count()
     }
@@ -92,11 +104,11 @@ fn systemd_hears_of_the_start_the_snapshots_and_the_end_and_the_job_does_not_hea
     let mut run = Manager::start(&place, &["--interval", "never"], &script);
     manager.wait_for("READY=1");
     manager.wait_for("STATUS=computing, no image yet");
-    place.wait_for("out", "ready");
+    manager.hear_during(|| place.wait_for("out", "ready"));
     for name in ["NOTIFY_SOCKET", "WATCHDOG_USEC"] {
         assert!(!place.text("out").contains(name), "{}", place.text("out"));
     }
-    place.snapshot();
+    manager.hear_during(|| place.snapshot());
     manager.wait_for("STATUS=computing, newest image 000001");
     for _ in 0..3 {
         manager.wait_for("WATCHDOG=1");

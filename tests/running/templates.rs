@@ -2,13 +2,14 @@
 //! signals, its environment, its second run of the same line.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Command, Output};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use super::common::script::write_script;
 use super::common::{Place, Run, can_run, descendants, job_of, wait_until};
 use super::{COUNT, has, is_dead, lines, stderr};
 
@@ -37,9 +38,7 @@ fn with_programs(place: &Place, command: &mut Command) {
             ("srun", "shift 2; exec \"$@\""),
         ];
         for (name, script) in scripts {
-            let path = folder.join(name);
-            fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
-            fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+            write_script(&folder.join(name), &format!("#!/bin/sh\n{script}\n"));
         }
     }
     let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());

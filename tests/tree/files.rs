@@ -212,7 +212,7 @@ fn links_that_a_killed_dump_has_left_are_taken_away() {
 
 /// A job with semaphores, whose files in `/dev/shm` have lost the names that they were made with.
 const SEMAPHORES: &str = r#"
-import multiprocessing, os, time
+import itertools, multiprocessing, os, time
 def work(lock, turns, done):
     while True:
         turns.acquire()
@@ -222,7 +222,7 @@ if __name__ == "__main__":
     lock, turns, done = context.Lock(), context.Semaphore(0), context.Semaphore(0)
     worker = context.Process(target=work, args=(lock, turns, done), daemon=True)
     worker.start()
-    for i in range(1000):
+    for i in itertools.count():
         turns.release(); done.acquire()
         print(i, flush=True)
         if os.path.exists("go"): break

@@ -161,7 +161,11 @@ fn a_shell_in_the_terminal_has_job_control() {
     screen.wait_for("inner> ");
     screen.types("sleep 1000\r");
     let job = run.job();
-    wait_until("the sleep", || !descendants(job).is_empty());
+    // By then it has the terminal.
+    let name = |pid: &i32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    wait_until("the sleep", || {
+        descendants(job).iter().any(|pid| name(pid) == "sleep\n")
+    });
     screen.types("\x1a");
     screen.wait_for("Stopped");
     place.snapshot();
