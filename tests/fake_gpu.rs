@@ -8,14 +8,11 @@ mod fake_gpu;
 mod gpu_job;
 
 use std::fs;
-use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::sync::OnceLock;
 use std::thread;
 
-use ckpt_run::criu::{Criu, Search};
-use common::script::write_script;
-use common::{Place, Run, can_run, wait_until};
+use common::{Place, Run, can_run, criu_script, wait_until};
 use fake_gpu::FakeGpu;
 use gpu_job::{alone, ends_as, untouched};
 
@@ -252,27 +249,6 @@ fn a_checkpoint_that_fails_fails_the_snapshot_and_the_job_goes_on() {
     ends_as_ever(&place, &mut run);
 }
 
-/// CRIU that is not about to dump anything before there is a file `criu-goes-on`.
-fn slow_criu(place: &Place) -> PathBuf {
-    let prefix = Path::new(env!("CARGO_MANIFEST_DIR")).join(".criu");
-    let explicit = prefix.exists().then_some(prefix);
-    let found = Criu::find(&Search::new(explicit)).expect("a CRIU");
-    let words: Vec<String> = found
-        .argv()
-        .iter()
-        .map(|word| format!("'{}'", word.to_str().expect("text")))
-        .collect();
-    let (here, criu) = (place.file("criu-is-here"), place.file("slow-criu"));
-    let script = format!(
-        "#!/bin/sh\n[ \"$1\" != dump ] || {{ : > {}; until [ -e {} ]; do :; done; }}\nexec {} \"$@\"\n",
-        here.display(),
-        place.file("criu-goes-on").display(),
-        words.join(" "),
-    );
-    write_script(&criu, &script);
-    criu
-}
-
 #[test]
 fn a_job_computes_while_criu_starts() {
     if !can_run() {
@@ -281,7 +257,10 @@ fn a_job_computes_while_criu_starts() {
     let (place, gpu) = (Place::new(), FakeGpu::new());
     let mut command = place.command(&["--interval", "never", "--"]);
     command.arg(fake_gpu::job()).args(JOB);
-    command.env("CKPT_RUN_CRIU_PATH", slow_criu(&place));
+    // Not about to dump anything before it may.
+    let slow = "[ \"$1\" != dump ] || { : > HERE/criu-is-here; until [ -e HERE/criu-goes-on ]; do :; done; }\n\
+        exec CRIU \"$@\"";
+    command.env("CKPT_RUN_CRIU_PATH", criu_script(place.path(), slow));
     let mut run = place.spawn(gpu.wrap(&command), |_| {});
     place.wait_for("out", "\n10 ");
     thread::scope(|scope| {

@@ -120,20 +120,20 @@ impl Schedule {
     /// Time until the next snapshot, zero when it is due; `None` when there is none.
     #[must_use]
     pub fn next(&self, last: Snapshotted, now: Now) -> Option<Duration> {
-        let passed = now
-            .monotonic
-            .saturating_duration_since(last.ended.monotonic);
+        let (now_at, ended) = (now.monotonic, last.ended.monotonic);
+        let left = |wait: Duration| {
+            // Asked as if it were earlier ([`Timing::delayed`](super::timing::Timing::delayed)), also than the end.
+            let early = ended.saturating_duration_since(now_at);
+            let passed = now_at.saturating_duration_since(ended);
+            wait.saturating_add(early).saturating_sub(passed)
+        };
         match self {
             Self::Never => None,
-            Self::Every(interval) => {
-                let wait = last.pause(*interval).max(*interval);
-                Some(wait.saturating_sub(passed))
-            }
+            Self::Every(interval) => Some(left(last.pause(*interval).max(*interval))),
             Self::Cron(times) => {
                 let due_ms = times.next_after_ms(counted_from_ms(last, now))?;
                 let due = Duration::from_millis(due_ms.saturating_sub(now.unix_ms));
-                let pause = last.pause(CRON_PAUSE);
-                Some(due.max(pause.saturating_sub(passed)))
+                Some(due.max(left(last.pause(CRON_PAUSE))))
             }
         }
     }

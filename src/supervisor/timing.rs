@@ -306,8 +306,10 @@ mod tests {
                 .unwrap()
         };
         let due = Duration::from_secs(1000) + delay;
-        assert!(left(due.saturating_sub(Duration::from_millis(1))) > Duration::ZERO);
-        assert_eq!(left(due), Duration::ZERO);
+        for before in [Duration::ZERO, delay / 2, Duration::from_millis(1)] {
+            assert_eq!(left(due.saturating_sub(before)), before);
+        }
+        assert_eq!(left(Duration::ZERO), due, "told as it will be");
     }
 
     #[test]

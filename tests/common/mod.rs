@@ -8,11 +8,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use ckpt_run::criu::{Criu, Search};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
 pub mod script;
+use script::write_script;
 
 /// Longest wait for anything; a machine with two busy cores needs some of it.
 pub const LIMIT: Duration = Duration::from_secs(180);
@@ -243,6 +245,24 @@ impl Drop for Run {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// A program in CRIU's place: a shell script in which `CRIU` is the real one, and `HERE` the folder.
+pub fn criu_script(folder: &Path, script: &str) -> PathBuf {
+    let prefix = Path::new(env!("CARGO_MANIFEST_DIR")).join(".criu");
+    let explicit = prefix.exists().then_some(prefix);
+    let found = Criu::find(&Search::new(explicit)).expect("a CRIU");
+    let quoted = |word: &Path| format!("'{}'", word.to_str().expect("text"));
+    let words: Vec<String> = found
+        .argv()
+        .iter()
+        .map(|word| quoted(word.as_ref()))
+        .collect();
+    let script = script.replace("CRIU", &words.join(" "));
+    let script = script.replace("HERE", &quoted(folder));
+    let program = folder.join("criu");
+    write_script(&program, &format!("#!/bin/sh\n{script}\n"));
+    program
 }
 
 /// Time between two looks at a condition.

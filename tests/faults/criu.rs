@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 use crate::common::script::write_script;
 use ckpt_run::job::is_alive;
 
-use crate::common::{Place, Run, can_run, descendants, wait_until};
+use crate::common::{Place, Run, can_run, criu_script, descendants, wait_until};
 use crate::support::{
     ON_REQUEST, Random, begin_snapshot, counting, counting_with, finish_counter, processes_with,
     said, send, snapshot_at_last, wait_for_criu, wait_for_progress,
@@ -157,6 +157,30 @@ fn a_criu_that_is_stuck_in_a_dump_is_killed_after_the_timeout() {
     let output = client.wait_with_output().expect("the client ends");
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(text.contains("snapshot.timeout"), "{text}");
+    wait_for_progress(&place);
+    place.snapshot();
+    finish_counter(&place, &mut run);
+}
+
+#[test]
+fn a_criu_that_does_not_end_after_its_dump_is_killed_after_the_timeout() {
+    if !can_run() {
+        return;
+    }
+    let stuck = "CRIU \"$@\"; code=$?\n\
+        [ \"$1\" != dump ] || [ ! -e HERE/stuck ] || kill -STOP $$\n\
+        exit $code";
+    let (place, mut run) = counting_with(|command| {
+        let criu = criu_script(command.get_current_dir().expect("a folder"), stuck);
+        command.env("CKPT_RUN_CRIU_PATH", criu);
+        command.env("CKPT_RUN_SNAPSHOT_TIMEOUT", "4s");
+    });
+    place.snapshot();
+    fs::write(place.file("stuck"), "").expect("written");
+    let refused = place.verb(&["snapshot"]);
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(text.contains("snapshot.timeout"), "{text}");
+    fs::remove_file(place.file("stuck")).expect("removed");
     wait_for_progress(&place);
     place.snapshot();
     finish_counter(&place, &mut run);
