@@ -74,6 +74,7 @@ pub mod sandbox;
 mod shared_memory;
 pub mod store;
 pub mod supervisor;
+mod sync;
 pub mod telemetry;
 
 /// Does the work of a helper, when this process was started as one; otherwise `None`, at once.

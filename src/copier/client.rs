@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -16,6 +16,7 @@ use super::wire::{BATCH_MAX, Reply, Request, Socket, VERSION};
 use crate::clock;
 use crate::cuda::GpuUuid;
 use crate::cuda::device::Room;
+use crate::sync::locked;
 
 /// How long a program may take to say that it is a copier: it says so before it does anything else.
 const GREETING_MAX: Duration = Duration::from_secs(10);
@@ -246,7 +247,7 @@ impl Copier {
         request: &Request,
         descriptors: &[RawFd],
     ) -> Result<(Reply, Vec<OwnedFd>), CopierError> {
-        let mut control = self.control.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut control = locked(&self.control);
         if control.broken {
             return Err(CopierError::Gone { operation });
         }
@@ -264,10 +265,7 @@ impl Copier {
 
     /// Whoever gives such an answer is not to be asked again.
     fn unexpected(&self, operation: &'static str) -> CopierError {
-        self.control
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .broken = true;
+        locked(&self.control).broken = true;
         self.process.kill();
         CopierError::unexpected(operation)
     }

@@ -13,6 +13,7 @@ use std::sync::Mutex;
 use nix::poll::PollTimeout;
 
 use super::message::{read_request, receive_pipe, wait_readable, write_reply};
+use crate::sync::locked;
 
 /// Why an image could not be handed to CRIU.
 #[derive(Debug, thiserror::Error)]
@@ -79,10 +80,7 @@ impl Serve {
                     .name("image".to_owned())
                     .spawn_scoped(scope, move || {
                         if let Err(error) = send(&name, pipe) {
-                            failed
-                                .lock()
-                                .unwrap_or_else(std::sync::PoisonError::into_inner)
-                                .get_or_insert(error);
+                            locked(failed).get_or_insert(error);
                         }
                     })?;
             }

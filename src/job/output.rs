@@ -10,7 +10,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 
 use nix::errno::Errno;
@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use super::replay::Replay;
 use super::terminal::line_end;
+use crate::sync::{locked, wait};
 use status_line::Bottom;
 pub use status_line::{Patience, Shown, StatusLine};
 
@@ -235,7 +236,7 @@ fn keep_aside(sink: &File, offset: u64, kept: &Path) -> io::Result<()> {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 
     fn relay(&self, source: &File) {
@@ -294,10 +295,7 @@ impl Shared {
     fn settled(&self) -> MutexGuard<'_, State> {
         let mut state = self.lock();
         while state.delivering {
-            state = self
-                .delivered
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            state = wait(&self.delivered, state);
         }
         state
     }
@@ -322,10 +320,7 @@ impl Shared {
     /// Where our own file stands once everything pulled is in it.
     fn file_position(&self, mut state: MutexGuard<'_, State>) -> io::Result<FilePosition> {
         while state.delivering {
-            state = self
-                .delivered
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            state = wait(&self.delivered, state);
         }
         while let Some(bytes) = state.pending.pop_front() {
             (&self.sink).write_all(&bytes)?;

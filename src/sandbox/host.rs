@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -20,6 +20,7 @@ use super::Isolation;
 use super::io_uring::IoUring;
 use super::protocol::{Ended, Event, Request, ToolCommand, receive, send};
 use super::spawn::{SpawnError, spawn};
+use crate::sync::locked;
 
 /// Why the sandbox did not do what was asked.
 #[derive(Debug, thiserror::Error)]
@@ -157,7 +158,7 @@ impl Sandbox {
     }
 
     fn say(&self, request: &Request, descriptors: &[RawFd]) -> Result<(), SandboxError> {
-        let _alone = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = locked(&self.sending);
         send(&self.control, request, descriptors).map_err(SandboxError::Talk)
     }
 
@@ -195,7 +196,7 @@ impl Sandbox {
         // A sandbox that is gone is what was wanted.
         match self.isolation {
             Isolation::Namespaces => {
-                let reaped = self.reaped.lock().unwrap_or_else(PoisonError::into_inner);
+                let reaped = locked(&self.reaped);
                 if !*reaped {
                     let _ = kill(self.pid, Signal::SIGKILL);
                 }
@@ -251,7 +252,7 @@ fn reap(pid: Pid, reaped: &Mutex<bool>) {
     // The kernel lets us reap pid 1 only after every other process of its namespace is gone. Its number stays
     // taken until it is reaped, so nobody else is killed in its place.
     let _ = waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT);
-    let mut reaped = reaped.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut reaped = locked(reaped);
     let _ = waitpid(pid, None);
     *reaped = true;
 }

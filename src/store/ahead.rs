@@ -7,7 +7,7 @@
 use std::sync::{Condvar, Mutex};
 use std::thread::Builder;
 
-use super::sync::{locked, wait};
+use crate::sync::{locked, wait};
 
 /// How much is done at a time.
 #[derive(Clone, Copy, Debug)]

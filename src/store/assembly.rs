@@ -14,7 +14,7 @@ use super::error::WriteError;
 use super::index::Index;
 use super::manifest::{Chunk, Content, Stored, Stream, is_stream_name};
 use super::pack::{Pack, PackName};
-use super::sync::locked;
+use crate::sync::locked;
 
 /// Where a worker put a chunk.
 #[derive(Clone, Copy, Debug)]

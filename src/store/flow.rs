@@ -26,7 +26,7 @@ use super::buffer::{Buffer, Populate, SLAB_BUFFERS, map_slab};
 use super::chunk::CHUNK_BYTES;
 use super::error::WriteError;
 use super::gauge::Gauge;
-use super::sync::{locked, wait};
+use crate::sync::{locked, wait};
 
 mod piece;
 

@@ -94,7 +94,6 @@ mod sink;
 mod splice;
 mod stream;
 mod stream_reader;
-mod sync;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]

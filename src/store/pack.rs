@@ -25,7 +25,7 @@ use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use super::error::is_loss;
 use super::id::ImageId;
 use super::layout::{FORMAT, Store};
-use super::sync::locked;
+use crate::sync::locked;
 
 /// The lowest offset that a chunk can have, in any format.
 pub(super) const HEADER_BYTES: u64 = 24;

@@ -17,7 +17,7 @@ use nix::fcntl::{FcntlArg, OFlag, PosixFadviseAdvice, fcntl, posix_fadvise};
 use super::disk;
 use super::error::WriteError;
 use super::pack::{Pack, PackName};
-use super::sync::locked;
+use crate::sync::locked;
 
 /// A pack is followed by another after this: small enough that removing an image gives
 /// back most of its space, large enough that packs stay few.

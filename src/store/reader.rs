@@ -17,7 +17,7 @@ use super::layout::Store;
 use super::manifest::{Chunk, Content, Manifest, Stored, Stream};
 use super::pack::PackFiles;
 use super::splice::Splicer;
-use super::sync::locked;
+use crate::sync::locked;
 
 /// Threads that read, decompress and hash one stream: one core of today does about
 /// 1 GB/s, and what takes the stream takes less than 10.

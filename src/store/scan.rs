@@ -20,7 +20,7 @@ use super::manifest::{Chunk, Content, Manifest, Stored};
 use super::pack::{Pack, PackFiles, PackName};
 use super::probe::{self, Probe};
 use super::report::{BadRun, BadStream, ChunkFault};
-use super::sync::locked;
+use crate::sync::locked;
 
 /// More threads than these wait for the disk.
 const WORKERS_MAX: usize = 16;

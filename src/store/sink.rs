@@ -17,7 +17,7 @@ use super::id::ImageId;
 use super::layout::Store;
 use super::pack::{HEADER_LEN, Pack, PackName};
 use super::pack_writer::{PackWriter, STAGING_BYTES, Staging};
-use super::sync::{locked, wait};
+use crate::sync::{locked, wait};
 
 /// Staging buffers of a sink: one is filled while the others are on their way to the
 /// disk. With their bytes, all memory that a sink takes: 16 MiB.

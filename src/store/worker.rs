@@ -14,7 +14,7 @@ use super::error::WriteError;
 use super::flow::{Flow, Piece, Work};
 use super::layout::Store;
 use super::sink::PackSink;
-use super::sync::locked;
+use crate::sync::locked;
 
 /// How much less than the job's threads ours matter to the scheduler.
 const NICENESS: i32 = 10;

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -24,6 +24,7 @@ use crate::criu::Captured;
 use crate::job::{self, Process};
 use crate::sandbox::SandboxError;
 use crate::store::{ImageWriter, StreamWriter};
+use crate::sync::locked;
 
 /// Most threads that copy one image file.
 const LANES_MAX: usize = 4;
@@ -224,10 +225,6 @@ impl<'a> Dump<'a> {
             facts,
         })
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What is there for one use.

@@ -5,7 +5,6 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -23,6 +22,7 @@ use crate::criu::{
 use crate::job;
 use crate::sandbox::{Ended, SandboxError, ToolCommand, ToolRun};
 use crate::store::ImageId;
+use crate::sync::locked;
 
 /// Time for CRIU to release the tasks and end, once a dump was called off.
 const CALL_OFF_LIMIT: Duration = Duration::from_secs(10);
@@ -88,10 +88,7 @@ impl<'a> Dumper<'a> {
         let log = shop.log("dump", id);
         let printed = tempfile::tempfile_in(sockets.path()).map_err(SnapshotError::Prepare)?;
         let capture = Capture::bind(sockets.path()).map_err(SnapshotError::Prepare)?;
-        let streams = subject
-            .streams
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let streams = locked(subject.streams);
         let terminals = streams.terminals().map_err(SnapshotError::Prepare)?;
         drop(streams);
         let mut argv = shop.criu.argv();

@@ -1,7 +1,7 @@
 //! The job's ends: what is left of it is killed and its output delivered, then
 //! it is decided what follows.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use super::run_state::Progress;
 use super::supervise::{AfterEnd, Running, Stage, Stopping, Supervisor};
 use crate::clock;
 use crate::sandbox::{Ended, SandboxError};
+use crate::sync::locked;
 
 /// Longest pause before a restart over which a copier is kept ready: it takes up GPU memory.
 const STANDBY_MAX: Duration = Duration::from_secs(5);
@@ -111,7 +112,7 @@ impl Supervisor {
     pub fn drain(&mut self) -> Result<(), RunError> {
         let (streams, events) = (Arc::clone(&self.streams), self.events.clone());
         let work = move || {
-            let mut streams = streams.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut streams = locked(&streams);
             streams.disconnect_terminal();
             let (stdout, stderr) = (streams.stdout.drain(), streams.stderr.drain());
             drop(streams);

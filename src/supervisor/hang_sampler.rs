@@ -4,8 +4,8 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, PoisonError};
 use std::thread;
 
 use tokio::sync::mpsc::Sender;
@@ -17,6 +17,7 @@ use super::workshop::{Job, SharedStreams};
 use crate::clock;
 use crate::cuda::Activity;
 use crate::job;
+use crate::sync::locked;
 
 /// What is sampled.
 pub(super) struct Source {
@@ -77,7 +78,7 @@ impl Source {
 
     /// `None` while our own reader keeps the job waiting.
     fn output(&self) -> Option<u64> {
-        let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let streams = locked(&self.streams);
         Some(
             streams
                 .stdout

@@ -8,12 +8,13 @@
 //! CRIU's code inside the job's processes is accounted to them, as is what the driver does there; NVML tells of all who
 //! use a GPU. Must not know what signs are looked for, nor what they mean.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::workshop::Job;
 use crate::clock;
 use crate::job;
+use crate::sync::locked;
 
 /// After our last work on a GPU: NVML's utilization is that of the last moments, up to a second; and some more, for
 /// what is done when we hear of it.
@@ -79,7 +80,7 @@ impl Gpu {
 
 impl Intrusion {
     fn marks(&self) -> MutexGuard<'_, Marks> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0)
     }
 
     /// We begin to work in the job, whose processes have used this much of the CPUs.

@@ -11,7 +11,7 @@ use std::fs::{self, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::mpsc::Sender;
@@ -23,6 +23,7 @@ use super::event::Event;
 use super::status::Status;
 use crate::config;
 use crate::store::durable::TEMPORARY_PREFIX;
+use crate::sync::locked;
 
 mod http;
 mod text;
@@ -114,7 +115,7 @@ impl TextFile {
     }
 
     fn write(&self, status: &Status, last: bool) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = locked(&self.state);
         if state.closed {
             return;
         }

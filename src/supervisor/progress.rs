@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::describe::{seconds, size};
 use crate::clock;
 use crate::store::Gauge;
+use crate::sync::locked;
 
 mod display;
 
@@ -204,7 +205,7 @@ impl Ongoing {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0.state)
     }
 }
 

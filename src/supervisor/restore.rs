@@ -15,7 +15,6 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::PoisonError;
 use std::thread;
 use std::time::Duration;
 
@@ -38,6 +37,7 @@ use super::restore_error::RestoreError;
 use super::restore_gpu;
 use super::streams::Ends;
 use super::workshop::{SharedStreams, Workshop};
+use crate::sync::locked;
 
 /// Number of the first descriptor that CRIU inherits: above those of its own start, below its service descriptors.
 const FIRST_DESCRIPTOR: RawFd = 200;
@@ -124,10 +124,7 @@ pub(super) fn bring_back(
         if shop.config.network.tcp == config::Tcp::Close {
             facts.sockets.abort_outside()?;
         }
-        streams
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .open();
+        locked(streams).open();
         start_timers(sandbox, &facts)?;
         watch.lap("restore");
         shop.ongoing.step(Step::Resume);
@@ -201,7 +198,7 @@ fn reconnect(
     aside: &Path,
 ) -> Result<(Ends, bool), RestoreError> {
     let same_run = facts.instance == shop.instance;
-    let mut streams = streams.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut streams = locked(streams);
     let marks = &facts.streams;
     let input_known = same_run && streams.stdin.rewind(&marks.stdin);
     streams

@@ -9,8 +9,8 @@
 //! dies of SIGSEGV, a copy fails with "invalid argument", and a graph or a kernel of NCCL's with a launch failure.
 //! Halted is by ptrace, which CRIU needs for itself; in between SIGSTOP keeps them, and an image has them stopped.
 
+use std::sync::Mutex;
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::clock;
 use crate::cuda::{self, Driver};
 use crate::job::{self, HaltError, Halted, Process};
+use crate::sync::locked;
 
 /// Between two looks whether halted threads are in the way of those that work: a freeze is not much longer for it.
 const LOOK: Duration = Duration::from_millis(2);
@@ -161,7 +162,7 @@ impl Still {
     pub fn during<T: Send>(&mut self, patience: Duration, work: impl FnOnce() -> T + Send) -> T {
         let work = Mutex::new(Some(work));
         let work = || {
-            let work = work.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let work = locked(&work).take();
             work.map(|work| work())
         };
         let result = thread::scope(|scope| {

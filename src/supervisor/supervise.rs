@@ -17,7 +17,7 @@
 //! `snapshot` and `restore`, on threads that report back with an event.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::{Receiver, Sender, channel};
@@ -46,6 +46,7 @@ use crate::history;
 use crate::resident::Token;
 use crate::sandbox::{self, Ended, JobPids, Sandbox};
 use crate::store::ImageId;
+use crate::sync::locked;
 
 /// Where the run stands.
 #[derive(Debug)]
@@ -207,7 +208,7 @@ impl Supervisor {
         let metrics = Metrics::start(&shop.config.metrics, &events);
         let keyboard = Keyboard::attach(&streams, &events);
         let display = {
-            let streams = streams.lock().unwrap_or_else(PoisonError::into_inner);
+            let streams = locked(&streams);
             Display::start(shop.config.log.progress, &streams, &shop.ongoing)
         };
         let schedule = Schedule::new(&shop.config.snapshot, jiff::tz::TimeZone::system());
@@ -400,6 +401,6 @@ impl Supervisor {
     }
 
     pub fn streams(&self) -> MutexGuard<'_, Streams> {
-        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.streams)
     }
 }

@@ -6,7 +6,6 @@
 //! ```
 //! Must not know how the job's terminal is made.
 
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use nix::sys::signal::{Signal as Number, kill};
@@ -19,6 +18,7 @@ use super::signals::is_ignored;
 use super::supervise::{Running, Stage, Supervisor};
 use super::workshop::SharedStreams;
 use crate::job::{CallersTerminal, Key};
+use crate::sync::locked;
 
 /// How often we look whether we are in the foreground: a shell that takes a running job there tells nobody.
 const LOOK_INTERVAL: Duration = Duration::from_millis(300);
@@ -39,7 +39,7 @@ impl Keyboard {
     /// That of our stdin. Keys that concern us become events.
     pub fn attach(streams: &SharedStreams, events: &Sender<Event>) -> Self {
         let events = events.clone();
-        let streams = streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let streams = locked(streams);
         streams.stdin.on_key(move |key| {
             // The loop only ends with the run.
             let _ = events.blocking_send(Event::Typed(key));

@@ -1,7 +1,7 @@
 //! When the loop takes snapshots by itself: the schedule with its chance, and an interval that follows what snapshots
 //! cost and how often the job fails. The arithmetic is in `interval`; here is what is measured for it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -18,6 +18,7 @@ use crate::clock;
 use crate::config::{Interval, Jitter};
 use crate::history;
 use crate::store::{ImageEntry, Store};
+use crate::sync::locked;
 
 /// Images whose freezes are the first mean: as many as the mean remembers.
 const IMAGES_ASKED: usize = 5;
@@ -178,7 +179,7 @@ pub(super) fn snapshot_ends(meter: &Mutex<Meter>, job: &Job) {
 }
 
 fn lock(meter: &Mutex<Meter>) -> std::sync::MutexGuard<'_, Meter> {
-    meter.lock().unwrap_or_else(PoisonError::into_inner)
+    locked(meter)
 }
 
 impl Supervisor {

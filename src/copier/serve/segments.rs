@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::copier::wire::{Part, Refusal};
 use crate::cuda::device::{Context, DeviceMemory};
+use crate::sync::locked;
 
 /// Most segments at a time: more than a job has allocations; each is a mapping of this process.
 const SEGMENTS_MAX: usize = 1 << 16;
@@ -105,7 +106,7 @@ struct Table {
 
 impl Segments {
     fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.table)
     }
 
     pub(super) fn add(&self, segment: Segment) -> Result<u64, Refusal> {

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{self, IsTerminal, Read, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::OpenOptionsExt;
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
 
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
@@ -14,6 +14,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 
 use crate::job::terminal::{Key, first_key};
+use crate::sync::{locked, wait};
 
 /// Input that is remembered for a restore. A job that reads more between two snapshots cannot read
 /// it again; it then goes on with what comes next.
@@ -68,7 +69,7 @@ pub(super) enum Way {
 
 impl Shared {
     pub fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 
     /// Takes the caller's input as the job takes it, no faster.
@@ -81,10 +82,7 @@ impl Shared {
         loop {
             let mut state = self.lock();
             while state.end > state.given || state.sink.is_none() || state.refused {
-                state = self
-                    .changed
-                    .wait(state)
-                    .unwrap_or_else(PoisonError::into_inner);
+                state = wait(&self.changed, state);
             }
             drop(state);
             let result = source.read(&mut buffer);
@@ -133,10 +131,7 @@ impl Shared {
                 .filter(|_| behind > 0)
                 .and_then(|sink| sink.try_clone().ok())
             else {
-                state = self
-                    .changed
-                    .wait(state)
-                    .unwrap_or_else(PoisonError::into_inner);
+                state = wait(&self.changed, state);
                 continue;
             };
             let start = state.journal.len() - behind;

@@ -6,7 +6,6 @@ use std::path::Path;
 use std::sync::{Mutex, OnceLock};
 
 use super::super::error::WriteError;
-use super::super::sync::locked;
 use super::super::testing::{OPTIONS, never};
 use super::super::{
     CopyError, Effort, ImageId, Key, Marks, OpenError, PinError, Store, StoreLock, Swept,
@@ -14,6 +13,7 @@ use super::super::{
 };
 use super::log::Log;
 use super::promises::Promises;
+use crate::sync::locked;
 
 /// Why images are set aside.
 pub(super) const REASON: &str = "a reason";

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 
 use nix::errno::Errno;
 
-use super::super::sync::locked;
+use crate::sync::locked;
 
 /// What a step works on.
 pub(in crate::store) enum Target<'a> {

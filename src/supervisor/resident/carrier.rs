@@ -21,6 +21,7 @@ use crate::copier::{Copier, CopierError, Lane, SegmentId};
 use crate::cuda::GpuUuid;
 use crate::resident::{Held, Segment};
 use crate::store::{ImageReader, StreamOpener, StreamReader, StreamWriter};
+use crate::sync::locked;
 
 /// Most lanes: each keeps a core busy, with copies of some GB/s or with one GB/s of decompression, and the bus takes
 /// 54 GB/s.
@@ -309,17 +310,14 @@ impl Carrier {
         copy: impl Fn(&mut Lane, &Part, &mut S) -> Result<(), E> + Sync,
         finish: impl Fn(&Part, S) -> Result<(), E> + Sync,
     ) -> Result<(), E> {
-        let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lanes = locked(&self.lanes);
         let next = AtomicUsize::new(0);
         let failure = Mutex::new(None);
         let (working, watched) = channel();
         let fail = |error| {
             // The others end with the part that they are at. What fails because of this comes later.
             next.store(parts.len(), Ordering::Relaxed);
-            failure
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .get_or_insert(error);
+            locked(&failure).get_or_insert(error);
         };
         let one = |lane: &mut Lane, part: &Part| {
             let mut stream = open(part).map_err(&fail)?;

@@ -9,7 +9,7 @@
 //! of the image is filled meanwhile.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
 use super::super::gpu_facts::GpuFacts;
@@ -22,6 +22,7 @@ use super::refill::{Memory, fill, gpus_now};
 use crate::copier::{Copier, CopierError};
 use crate::cuda::GpuUuid;
 use crate::store::ImageId;
+use crate::sync::locked;
 
 /// At most one of each kind.
 #[derive(Debug, Default)]
@@ -46,7 +47,7 @@ type Slot<T> = Mutex<Option<JoinHandle<Option<T>>>>;
 impl Standby {
     /// Has a copier that is warm, from now on, for the next who needs one.
     pub fn warm(&self, program: &Path) {
-        let mut slot = self.warm.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = locked(&self.warm);
         if slot.is_none() {
             let program = program.to_owned();
             *slot = spawn(move || warm_copier(&program).ok());
@@ -70,11 +71,7 @@ impl Standby {
             let memory = fill(carrier, &reader, resident, &Vec::new()).ok()?;
             Some(Ready::Memory(image, memory))
         });
-        *shop
-            .standby
-            .ready
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = preparing;
+        *locked(&shop.standby.ready) = preparing;
     }
 
     /// Ends what was prepared, without waiting for its end: the job is not restored now.
@@ -168,5 +165,5 @@ fn wait_for<T>(slot: &Slot<T>) -> Option<T> {
 }
 
 fn taken<T>(slot: &Slot<T>) -> Option<JoinHandle<Option<T>>> {
-    slot.lock().unwrap_or_else(PoisonError::into_inner).take()
+    locked(slot).take()
 }
