@@ -122,7 +122,7 @@ impl Schedule {
     pub fn next(&self, last: Snapshotted, now: Now) -> Option<Duration> {
         let (now_at, ended) = (now.monotonic, last.ended.monotonic);
         let left = |wait: Duration| {
-            // Asked as if it were earlier ([`Timing::delayed`](super::timing::Timing::delayed)), also than the end.
+            // `now` may be before the end: of a delayed snapshot it is asked for as if it were earlier.
             let early = ended.saturating_duration_since(now_at);
             let passed = now_at.saturating_duration_since(ended);
             wait.saturating_add(early).saturating_sub(passed)
