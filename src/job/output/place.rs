@@ -8,7 +8,7 @@ use super::State;
 
 /// Milliseconds that a line of ours waits for the rest of what the job is writing: longer than the kernel takes to wake a writer
 /// whose terminal was full and who gets a processor in turn, and little beside a snapshot, which waits for it at worst.
-const PLACE_WAIT: u8 = 50;
+const PLACE_WAIT: u8 = 20;
 /// Reads in which the end of a job's line is looked for; one that draws longer lines than these has its line torn.
 const PLACE_READS_MAX: usize = 8;
 
