@@ -73,7 +73,7 @@ fn no_image_is_taken_of_a_job_that_a_signal_is_about_to_end() {
     }
     let place = Place::new();
     // Enough to stand still for some time, as it does not fit into the buffer and is slow to compress.
-    let script = UNTIL_GO.replace("print(", "memory = os.urandom(512 << 20)\nprint(");
+    let script = UNTIL_GO.replace("print(", "memory = os.urandom(16 << 20).hex()\nprint(");
     let settings = "[snapshot]\nbuffer = '16MiB'\nlevel = 19\n";
     fs::write(place.file("ckpt-run.toml"), settings).unwrap();
     let run = place.start_python(&["--interval", "never"], &script);
