@@ -4,11 +4,10 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ckpt_run::job::is_alive;
 use nix::sys::signal::Signal;
 
 use crate::common::script::write_script;
-use ckpt_run::job::is_alive;
-
 use crate::common::{Place, Run, can_run, criu_script, descendants, wait_until};
 use crate::support::{
     ON_REQUEST, Random, begin_snapshot, counting, counting_with, finish_counter, processes_with,

@@ -80,8 +80,10 @@ fn an_automatic_interval_follows_what_snapshots_cost_and_says_so() {
     });
     let plan = plan();
     assert_eq!(plan["cost_is_measured"], true, "{plan}");
-    // The cost that was assumed gave 40 s.
-    assert!(plan["interval_seconds"].as_f64().unwrap() < 40.0, "{plan}");
+    // The 2 s that were assumed gave 40 s, by snapshot.max_overhead; on a busy machine a freeze may take more than one.
+    let seconds = |name: &str| plan[name].as_f64().unwrap();
+    let most = seconds("cost_seconds") / 0.05 + 0.1;
+    assert!(seconds("interval_seconds") < most.max(20.0), "{plan}");
     // A crash makes failures more frequent, also for the next supervisor.
     run.crash();
     place.wait_for("err", "ckpt-run: restored");
