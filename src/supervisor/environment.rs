@@ -26,6 +26,9 @@ const OF_THE_KEY: [&str; 2] = [
     "CKPT_RUN_ENCRYPTION_KEY_COMMAND",
 ];
 
+/// Where the job's run has its images; by this others know whose a process is.
+pub(super) const STORE_VARIABLE: &str = "CKPT_RUN_STORE";
+
 /// A variable and its value.
 pub(super) type Setting = (&'static str, &'static str);
 
@@ -65,7 +68,7 @@ pub(super) fn for_job(
 ) -> Vec<(OsString, OsString)> {
     let set = [
         ("CKPT_RUN_JOB", OsString::from(job)),
-        ("CKPT_RUN_STORE", store.into()),
+        (STORE_VARIABLE, store.into()),
         ("CKPT_RUN_SOCKET", control::socket_path(store).into()),
     ];
     let replaced = |name: &OsStr| {

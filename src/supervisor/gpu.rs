@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use super::environment::STORE_VARIABLE;
 use super::gpu_facts::{CudaFacts, variable, visible};
 use super::image::Stopwatch;
 use super::machine;
-use super::obstacle::{self, CudaUser, FABRIC_DEVICES};
+use super::obstacle::{self, CudaUser, FABRIC_DEVICES, Neighbour, Surroundings};
 use super::resident::{Carrying, Keeping, driver_suffices};
 use super::snapshot::Subject;
 use super::snapshot_error::SnapshotError;
@@ -63,12 +64,18 @@ impl<'a> Gpu<'a> {
             return Ok(None);
         }
         let gpus = shop.gpus();
-        let uses = uses_of(&users);
+        let all = cuda::uses().unwrap_or_default();
+        let (uses, others): (Vec<GpuUse>, Vec<GpuUse>) =
+            all.into_iter().partition(|one| users.contains(&one.pid));
         let describe = |pid: &i32| describe(*pid, &uses, &gpus);
         let described: Vec<CudaUser> = users.iter().map(describe).collect();
         let split = gpus.gpus.iter().filter(|gpu| gpu.mig == Some(true));
-        let split: Vec<String> = split.map(|gpu| gpu.uuid.clone()).collect();
-        obstacle::look(&described, gpus.gpus.len(), &split)?;
+        let around = Surroundings {
+            gpus: gpus.gpus.len(),
+            split: split.map(|gpu| gpu.uuid.clone()).collect(),
+            neighbours: neighbours(others, &shop.store.path().to_string_lossy()),
+        };
+        obstacle::look(&described, &around)?;
         let environments: Vec<Vec<u8>> =
             described.into_iter().map(|user| user.environment).collect();
         Ok(Some(Self {
@@ -174,14 +181,6 @@ impl<'a> Gpu<'a> {
     }
 }
 
-/// What these processes have on the GPUs.
-fn uses_of(users: &[i32]) -> Vec<GpuUse> {
-    let all = cuda::uses().unwrap_or_default();
-    all.into_iter()
-        .filter(|one| users.contains(&one.pid))
-        .collect()
-}
-
 /// Their device memory, bytes; `None` where the driver does not tell it of each of them.
 fn memory_of(users: &[i32], uses: &[GpuUse]) -> Option<u64> {
     let told = |pid: &i32| {
@@ -206,6 +205,19 @@ fn describe(pid: i32, uses: &[GpuUse], machine: &Inventory) -> CudaUser {
         through_mps: own().any(|one| one.through_mps),
         fabric: job::has_open(pid, FABRIC_DEVICES),
     }
+}
+
+/// Those of these processes that belong to other runs than the one in `own`. Those of other containers may not be seen.
+fn neighbours(uses: Vec<GpuUse>, own: &str) -> Vec<Neighbour> {
+    let neighbour = |one: GpuUse| {
+        let store = variable(&job::environment(one.pid), STORE_VARIABLE)?;
+        (store != own).then(|| Neighbour {
+            store,
+            nccl: job::has_mapped(one.pid, NCCL_LIBRARY),
+            gpu: one.uuid,
+        })
+    };
+    uses.into_iter().filter_map(neighbour).collect()
 }
 
 /// UUIDs of the GPUs that a process computes on. One that has only just begun, or was only just resumed, is not on

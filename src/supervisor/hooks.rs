@@ -12,6 +12,7 @@ use std::time::Duration;
 use tokio::sync::mpsc::Sender;
 
 use super::describe::{chain, seconds};
+use super::environment::STORE_VARIABLE;
 use super::event::Event;
 use super::hook::{self, Call, Ended, LINES_MAX, Occasion, Outcome};
 use super::image::Trigger;
@@ -170,7 +171,7 @@ impl Supervisor {
         }?;
         let mut all = vec![
             ("CKPT_RUN_HOOK", occasion.as_str().into()),
-            ("CKPT_RUN_STORE", self.shop.store.path().into()),
+            (STORE_VARIABLE, self.shop.store.path().into()),
             (
                 "CKPT_RUN_JOB",
                 self.state.started_unix_ms.to_string().into(),

@@ -7,7 +7,14 @@
 //! NCCL shares by its agent; a program that shares memory by CUDA IPC of its own cannot be recognised here. Peer access between the GPUs of one process comes back (580,
 //! measured) and is no obstacle.
 //!
+//! What was suspended once stands in the way of others, too: the driver no longer switches away from a kernel of a
+//! process that it has resumed (580.159.04, measured with its calls alone: a kernel of 9 s beside another program's
+//! ends well before a suspend, and with "launch failure" and Xid 109 after it). The kernels of two runs of NCCL that
+//! each wait for their own peer on the same GPUs then wait for each other.
+//!
 //! A pure function of a description; it must not know how that was made.
+
+use std::collections::BTreeSet;
 
 use super::gpu_facts::variable;
 
@@ -23,6 +30,9 @@ pub(super) const PEER_NCCL: [(&str, &str); 2] =
     [("NCCL_CUMEM_ENABLE", "0"), ("NCCL_CUMEM_HOST_ENABLE", "0")];
 /// Memory of GPUs of other machines, reached through `NVLink`.
 pub(super) const FABRIC_DEVICES: &str = "/dev/nvidia-caps-imex-channels";
+
+/// From how many GPUs on NCCL's ranks wait for each other's.
+const SEVERAL: usize = 2;
 
 /// A CUDA process of the job.
 #[derive(Clone, Debug, Default)]
@@ -44,6 +54,28 @@ pub(super) struct CudaUser {
     pub fabric: bool,
 }
 
+/// A process of another run of ckpt-run that computes on this machine.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Neighbour {
+    /// The store of its run.
+    pub store: String,
+    /// Whether it has NCCL's library in memory.
+    pub nccl: bool,
+    /// UUID of a GPU that it computes on; it is here once for each.
+    pub gpu: String,
+}
+
+/// What the job's processes meet on this machine.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Surroundings {
+    /// How many GPUs there are.
+    pub gpus: usize,
+    /// UUIDs of those that are split up (MIG).
+    pub split: Vec<String>,
+    /// Who else is there.
+    pub neighbours: Vec<Neighbour>,
+}
+
 /// What the driver could not bring back. Nothing was frozen; the job computes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Obstacle {
@@ -59,6 +91,18 @@ pub enum Obstacle {
         sign: String,
         /// The environment that makes it suspendable.
         remedy: String,
+    },
+    /// Another run's NCCL on the same GPUs.
+    #[error(
+        "process {pid} uses NCCL on several GPUs, and so does the run in {store} on the same ones: once snapshots were \
+         taken of both, the driver does not switch between their kernels, which fail as they wait for each other. Give \
+         each its own GPUs (CUDA_VISIBLE_DEVICES); snapshots begin when the other run has ended"
+    )]
+    SameGpus {
+        /// Pid as the host sees it.
+        pid: i32,
+        /// The store of the other run.
+        store: String,
     },
     /// Memory of other machines' GPUs.
     #[error(
@@ -88,12 +132,8 @@ pub enum Obstacle {
     },
 }
 
-/// Looks for what would not come back. `machine_gpus` is their number, `split` the UUIDs of those that are split up.
-pub(super) fn look(
-    users: &[CudaUser],
-    machine_gpus: usize,
-    split: &[String],
-) -> Result<(), Obstacle> {
+/// Looks for what would not come back.
+pub(super) fn look(users: &[CudaUser], around: &Surroundings) -> Result<(), Obstacle> {
     for user in users {
         let pid = user.pid;
         if user.fabric {
@@ -102,12 +142,12 @@ pub(super) fn look(
         if user.through_mps {
             return Err(Obstacle::Mps { pid });
         }
-        if let Some(gpu) = user.gpus.iter().find(|gpu| split.contains(gpu)) {
+        if let Some(gpu) = user.gpus.iter().find(|gpu| around.split.contains(gpu)) {
             let gpu = gpu.clone();
             return Err(Obstacle::Mig { pid, gpu });
         }
     }
-    if gpus_in_use(users, machine_gpus) < 2 {
+    if gpus_in_use(users, around.gpus) < SEVERAL {
         return Ok(());
     }
     for user in users.iter().filter(|user| user.nccl) {
@@ -120,8 +160,27 @@ pub(super) fn look(
                     .join(" "),
             });
         }
+        if let Some(store) = rival(users, &around.neighbours) {
+            let (pid, store) = (user.pid, store.to_owned());
+            return Err(Obstacle::SameGpus { pid, store });
+        }
     }
     Ok(())
+}
+
+/// The store of another run that has NCCL and several of the job's GPUs. A job whose GPUs cannot be told may have all.
+fn rival<'a>(users: &[CudaUser], neighbours: &'a [Neighbour]) -> Option<&'a str> {
+    let ours: BTreeSet<&String> = users.iter().flat_map(|user| &user.gpus).collect();
+    let met = |one: &&Neighbour| ours.is_empty() || ours.contains(&one.gpu);
+    let is_rival = |one: &&Neighbour| {
+        let same_run = |other: &&Neighbour| other.nccl && other.store == one.store;
+        let shared = neighbours.iter().filter(same_run).filter(met);
+        shared.map(|one| &one.gpu).collect::<BTreeSet<_>>().len() >= SEVERAL
+    };
+    neighbours
+        .iter()
+        .find(is_rival)
+        .map(|one| one.store.as_str())
 }
 
 /// On how many GPUs the job computes; as many as it may, where the driver does not tell.
@@ -171,6 +230,13 @@ mod tests {
         }
     }
 
+    fn machine(gpus: usize) -> Surroundings {
+        Surroundings {
+            gpus,
+            ..Surroundings::default()
+        }
+    }
+
     #[test]
     fn nccl_that_shares_memory_between_gpus_is_refused_with_sign_and_remedy() {
         let rank = |pid, environment, gpu| user(pid, true, environment, &[gpu]);
@@ -199,7 +265,7 @@ mod tests {
             ),
         ];
         for (users, expected) in cases {
-            let text = look(&users, 8, &[]).unwrap_err().to_string();
+            let text = look(&users, &machine(8)).unwrap_err().to_string();
             assert!(text.contains(expected) && text.contains(SAFE), "{text}");
         }
     }
@@ -213,7 +279,11 @@ mod tests {
             ..rank(pid, "NCCL_CUMEM_ENABLE=0 NCCL_CUMEM_HOST_ENABLE=0", "a")
         };
         let unknown = [user(1, true, "", &[]), user(2, true, "", &[])];
-        assert_eq!(look(&unknown, 1, &[]), Ok(()), "a machine with one GPU");
+        assert_eq!(
+            look(&unknown, &machine(1)),
+            Ok(()),
+            "a machine with one GPU"
+        );
         let cases = [
             ("PyTorch on one of many", vec![rank(1, "", "a")]),
             ("workers on one", vec![rank(1, "", "a"), rank(2, "", "a")]),
@@ -226,22 +296,78 @@ mod tests {
             ("no NCCL", vec![user(1, false, "", &["a", "b"])]),
         ];
         for (case, users) in cases {
-            assert_eq!(look(&users, 8, &[]), Ok(()), "{case}");
+            assert_eq!(look(&users, &machine(8)), Ok(()), "{case}");
+        }
+    }
+
+    #[test]
+    fn nccl_of_another_run_on_the_same_gpus_is_refused() {
+        let rank = |pid, gpu| user(pid, true, SAFE, &[gpu]);
+        let ours = [rank(1, "a"), rank(2, "b")];
+        let other = |store: &str, nccl, gpu: &str| Neighbour {
+            store: store.to_owned(),
+            nccl,
+            gpu: gpu.to_owned(),
+        };
+        let beside = |users: &[CudaUser], neighbours: &[Neighbour]| {
+            let neighbours = neighbours.to_vec();
+            let around = Surroundings {
+                neighbours,
+                ..machine(8)
+            };
+            look(users, &around)
+        };
+        let ranks = ["a", "b"].map(|gpu| other("/x", true, gpu));
+        let (pid, store) = (1, "/x".to_owned());
+        let refused = Err(Obstacle::SameGpus { pid, store });
+        assert_eq!(beside(&ours, &ranks), refused);
+        let unknown = [user(1, true, SAFE, &[]), user(2, true, SAFE, &[])];
+        assert_eq!(beside(&unknown, &ranks), refused);
+        let cases: [(&str, &[CudaUser], [Neighbour; 2]); 5] = [
+            (
+                "a run on each",
+                &ours,
+                [other("/x", true, "a"), other("/y", true, "b")],
+            ),
+            (
+                "both on one",
+                &ours,
+                [other("/x", true, "a"), other("/x", true, "a")],
+            ),
+            (
+                "one shared",
+                &ours,
+                [other("/x", true, "b"), other("/x", true, "c")],
+            ),
+            (
+                "no NCCL",
+                &ours,
+                ["a", "b"].map(|gpu| other("/x", false, gpu)),
+            ),
+            ("a job on one", &ours[..1], ranks),
+        ];
+        for (case, users, neighbours) in cases {
+            assert_eq!(beside(users, &neighbours), Ok(()), "{case}");
         }
     }
 
     #[test]
     fn mps_mig_and_other_machines_memory_are_refused() {
         let mut one = user(7, false, "", &["a"]);
-        assert_eq!(look(&[one.clone()], 1, &["b".to_owned()]), Ok(()));
+        let split = |gpu: &str| Surroundings {
+            split: vec![gpu.to_owned()],
+            ..machine(1)
+        };
+        let whole = machine(1);
+        assert_eq!(look(&[one.clone()], &split("b")), Ok(()));
         let gpu = "a".to_owned();
         assert_eq!(
-            look(&[one.clone()], 1, std::slice::from_ref(&gpu)),
+            look(&[one.clone()], &split("a")),
             Err(Obstacle::Mig { pid: 7, gpu })
         );
         one.through_mps = true;
-        assert_eq!(look(&[one.clone()], 1, &[]), Err(Obstacle::Mps { pid: 7 }));
+        assert_eq!(look(&[one.clone()], &whole), Err(Obstacle::Mps { pid: 7 }));
         one.fabric = true;
-        assert_eq!(look(&[one], 1, &[]), Err(Obstacle::Fabric { pid: 7 }));
+        assert_eq!(look(&[one], &whole), Err(Obstacle::Fabric { pid: 7 }));
     }
 }

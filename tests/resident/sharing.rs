@@ -1,6 +1,8 @@
 //! Processes that share device memory (CUDA IPC), as NCCL's peer-to-peer transport does.
 
 use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
 
 use nix::sys::signal::Signal;
 
@@ -20,9 +22,7 @@ struct Pair {
 impl Pair {
     fn start(arguments: &[&str]) -> Self {
         let (place, gpu) = (Place::new(), support::gpu());
-        let program = fake_gpu::pair();
-        let words = [&[program.to_str().expect("a path")], arguments].concat();
-        let run = begin(&place, &gpu, "auto", &words, &[]);
+        let run = run(&place, &gpu, arguments, &[]);
         Self { place, gpu, run }
     }
 
@@ -61,6 +61,12 @@ impl Pair {
         );
         self.gpu.assert_free("at its end");
     }
+}
+
+fn run(place: &Place, gpu: &FakeGpu, arguments: &[&str], variables: &[(&str, &str)]) -> Run {
+    let program = fake_gpu::pair();
+    let words = [&[program.to_str().expect("a path")], arguments].concat();
+    begin(place, gpu, "auto", &words, variables)
 }
 
 #[test]
@@ -164,4 +170,47 @@ fn shared_memory_does_not_move_to_other_gpus() {
     let command = pair.gpu.wrap(&pair.place.command(&words));
     pair.run = pair.place.spawn(command, |_| {});
     pair.ends_as_ever();
+}
+
+#[test]
+fn two_runs_of_nccl_on_the_same_gpus_are_refused_snapshots_until_one_has_ended() {
+    if !can_run() {
+        return;
+    }
+    let (gpu, places) = (support::gpu(), [Place::new(), Place::new()]);
+    let library = nccl(&places[0]);
+    let preload = [("LD_PRELOAD", library.to_str().expect("a path"))];
+    let [mut one, mut two] = places
+        .each_ref()
+        .map(|place| run(place, &gpu, &WAIT, &preload));
+    for place in &places {
+        place.wait_for("out", "\n20 ");
+    }
+    let refused = places[1].verb(&["snapshot"]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success(), "{said}");
+    for part in [
+        &format!(
+            "the run in {} on the same ones",
+            places[0].file(".ckpt-run").display()
+        ),
+        "CUDA_VISIBLE_DEVICES",
+    ] {
+        assert!(said.contains(part), "{said}");
+    }
+    places[0].go();
+    assert_eq!(one.wait(), 0, "{}", places[0].text("err"));
+    places[1].snapshot();
+    places[1].go();
+    assert_eq!(two.wait(), 0, "{}", places[1].text("err"));
+    assert_eq!(places[1].text("out"), places[0].text("out"));
+}
+
+/// A library with NCCL's name, and nothing in it.
+fn nccl(place: &Place) -> PathBuf {
+    let path = place.file("libnccl.so.2");
+    let empty = ["-shared", "-x", "c", "/dev/null", "-o"];
+    let built = Command::new("cc").args(empty).arg(&path).status();
+    assert!(built.expect("a compiler").success());
+    path
 }

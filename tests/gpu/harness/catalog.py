@@ -7,7 +7,7 @@ import os
 import pathlib
 import shlex
 
-from . import neighbours, programs, trials
+from . import neighbours, programs, switching, trials
 
 JOBS = pathlib.Path(__file__).resolve().parent.parent / "jobs"
 RESULT, TIMES = "result.txt", "times.txt"
@@ -158,4 +158,5 @@ ONE_GPU = (
         alone=True,
     ),
     Job("mps", "-m pkg.train", trial=neighbours.mps, alone=True),
+    Job("long-kernel", "", (), trial=switching.long_kernel, alone=True, on_request=True),
 )

@@ -1,6 +1,5 @@
-"""What else is on the GPU: a program that has all its memory, an MPS daemon, the same job once more. These run alone."""
+"""What else is on the GPU: a program that has all its memory, an MPS daemon. These run alone."""
 
-import concurrent.futures
 import contextlib
 import json
 import os
@@ -9,7 +8,7 @@ import shutil
 import subprocess
 import time
 
-from . import machine, processes, programs, supervised, trials
+from . import machine, processes, programs, trials
 from .trials import Failure, Skipped
 
 HOG = "tests/gpu/jobs/hog.cu"
@@ -19,11 +18,6 @@ HOG_LEAVES_GIB = 0.5
 HOGS_MAX = 3
 MIB = 1 << 20
 LINES = 5
-
-PAIR_ROUNDS = 2
-# After each snapshot: contexts that cannot be switched are noticed after some 6 s.
-PAIR_SECONDS = 10
-LAUNCH_FAILURE = "unspecified launch failure"
 
 CONTROL, SERVER = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
 CONTROL_SECONDS_MAX = 30
@@ -240,39 +234,3 @@ def has(pid, variable):
         CONTROL[:COMM_MAX],
         SERVER[:COMM_MAX],
     ) and variable in environment.split(b"\0")
-
-
-def pair(trial):
-    """Two of them on the same GPUs: without ckpt-run; with it, snapshotted in turns; then at the same moment."""
-    for way in ("without ckpt-run", "snapshots in turns", "snapshots at once"):
-        two = [beside(trial, f"{way} {which}", way != "without ckpt-run") for which in "ab"]
-        for program in two:
-            trial.computes(program, trials.PACE_STEPS)
-        for _ in range(PAIR_ROUNDS):
-            if way == "snapshots at once":
-                with concurrent.futures.ThreadPoolExecutor(len(two)) as pool:
-                    list(pool.map(lambda program: trial.ask(program, "snapshot"), two))
-            for program in two:
-                if way == "snapshots in turns":
-                    trial.ask(program, "snapshot")
-                trial.pass_time(PAIR_SECONDS)
-        failed = [program.folder.name for program in two if has_failed(program)]
-        end = f"failed: {', '.join(failed)}" if failed else "both compute"
-        runs = [program for program in two if isinstance(program, supervised.Supervised)]
-        images = [len(run.log().snapshots) for run in runs]
-        trial.outcome.notes.append(f"{way}: {end}; images: {images}")
-        for program in two:
-            program.end()
-    return "measured"
-
-
-def beside(trial, name, with_images):
-    if with_images:
-        return trial.supervise("never", name=name)
-    return trial.start(processes.Program, name, 0)
-
-
-def has_failed(program):
-    """Whether CUDA did, restored since or not."""
-    said = program.stderr.read_text(encoding="utf-8", errors="replace")
-    return program.code() is not None or LAUNCH_FAILURE in said
