@@ -194,13 +194,7 @@ impl Workshop {
         for folder in ["logs", "aside"] {
             create_private(&store.path().join(folder))?;
         }
-        let agent = match config.cuda.memory {
-            Memory::Auto | Memory::Resident if cuda::available() => {
-                let library = resident::install(&store.path().join(COPIES))?;
-                Some((library, Token::random()?))
-            }
-            Memory::Auto | Memory::Resident | Memory::Driver => None,
-        };
+        let agent = agent(config.cuda.memory, &store.path().join(COPIES))?;
         let instance = format!("{}-{}", std::process::id(), clock::unix_ms());
         Ok(Self {
             work,
@@ -282,6 +276,23 @@ impl Workshop {
     pub fn aside(&self, image: impl std::fmt::Display) -> PathBuf {
         leftovers::aside(self.store.path(), image, clock::unix_ms())
     }
+}
+
+/// What keeps the job's memory on the GPU, and its secret; none where that is not wanted, or not possible and not
+/// insisted on.
+fn agent(wanted: Memory, folder: &Path) -> io::Result<Option<(PathBuf, Token)>> {
+    if wanted == Memory::Driver || !cuda::available() {
+        return Ok(None);
+    }
+    let library = match resident::install(folder) {
+        Ok(library) => library,
+        Err(error) if wanted == Memory::Auto => {
+            tracing::warn!("GPU memory goes the driver's way, which is slower: {error}");
+            return Ok(None);
+        }
+        Err(error) => return Err(error),
+    };
+    Ok(Some((library, Token::random()?)))
 }
 
 /// Copies a program into the store, under a name made from its content.

@@ -1,8 +1,9 @@
-//! What the user chose: no agent at all, a library of the job's own beside it.
+//! What the user chose: no agent at all, a library of the job's own beside it, a folder whose name no agent's path can
+//! have.
 
 use std::fs;
 
-use crate::common::can_run;
+use crate::common::{can_run, wait_until};
 use crate::support::{JOB, Scene, gpu};
 
 fn environment(scene: &Scene) -> String {
@@ -54,5 +55,29 @@ fn a_library_that_the_job_loads_stays() {
     let maps = fs::read_to_string(format!("/proc/{}/maps", scene.run.job())).expect("its maps");
     assert!(maps.contains("libm.so"), "{maps}");
     scene.resident_snapshot();
+    scene.ends_as_ever();
+}
+
+#[test]
+fn in_a_folder_that_cannot_be_preloaded_from_all_is_the_driver_s_and_a_wish_is_refused() {
+    if !can_run() {
+        return;
+    }
+    const STORE: [(&str, &str); 1] = [("CKPT_RUN_STORE", "my images")];
+    let mut scene = Scene::with(gpu(), "resident", &JOB, &STORE);
+    assert_eq!(scene.run.wait(), 125, "{}", scene.said());
+    assert_eq!(scene.count("my images/bin contains a space"), 1);
+    assert_eq!(scene.place.text("out"), "");
+
+    let scene = Scene::with(gpu(), "auto", &JOB, &STORE);
+    scene.rests();
+    let words = ["snapshot", "--store", STORE[0].1];
+    let taken = scene.place.verb(&words);
+    assert!(taken.status.success(), "{taken:?}{}", scene.said());
+    assert_eq!(scene.count("goes the driver's way"), 1, "{}", scene.said());
+    scene.run.crash();
+    wait_until("the restored job", || {
+        scene.count("ckpt-run: restored ") == 1
+    });
     scene.ends_as_ever();
 }
