@@ -63,15 +63,16 @@ fn in_a_folder_that_cannot_be_preloaded_from_all_is_the_driver_s_and_a_wish_is_r
     if !can_run() {
         return;
     }
-    const STORE: [(&str, &str); 1] = [("CKPT_RUN_STORE", "my images")];
-    let mut scene = Scene::with(gpu(), "resident", &JOB, &STORE);
+    let store = "my images";
+    let variables = [("CKPT_RUN_STORE", store)];
+    let mut scene = Scene::with(gpu(), "resident", &JOB, &variables);
     assert_eq!(scene.run.wait(), 125, "{}", scene.said());
     assert_eq!(scene.count("my images/bin contains a space"), 1);
     assert_eq!(scene.place.text("out"), "");
 
-    let scene = Scene::with(gpu(), "auto", &JOB, &STORE);
+    let scene = Scene::with(gpu(), "auto", &JOB, &variables);
     scene.rests();
-    let words = ["snapshot", "--store", STORE[0].1];
+    let words = ["snapshot", "--store", store];
     let taken = scene.place.verb(&words);
     assert!(taken.status.success(), "{taken:?}{}", scene.said());
     assert_eq!(scene.count("goes the driver's way"), 1, "{}", scene.said());
