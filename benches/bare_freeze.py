@@ -20,6 +20,7 @@ import array
 import ctypes
 import fcntl
 import json
+import mmap
 import os
 import pathlib
 import platform
@@ -128,11 +129,20 @@ class Sink:
 
     def drain(self, fd):
         fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        buffer = bytearray(PIPE_BYTES)
+        buffer = self.room()
         with os.fdopen(fd, "rb", buffering=0) as pipe:
             while count := pipe.readinto(buffer):
+                buffer = self.next(buffer, count)
                 with self.lock:
                     self.bytes += count
+
+    def room(self):
+        """Where the first bytes of a file go."""
+        return bytearray(PIPE_BYTES)
+
+    def next(self, buffer, _count):
+        """Where those after so many in the buffer go."""
+        return buffer
 
     def finish(self):
         self.thread.join(DUMP_SECONDS_MAX)
@@ -140,6 +150,24 @@ class Sink:
         if self.thread.is_alive() or self.error:
             raise Failure(f"the image stream did not end well: {self.error or 'still open'}")
         return self.bytes
+
+
+class Keeper(Sink):
+    """Keeps what it reads in memory that was touched before."""
+
+    def __init__(self, folder, room_bytes):
+        self.left = memoryview(mmap.mmap(-1, room_bytes, mmap.MAP_PRIVATE | mmap.MAP_POPULATE))
+        super().__init__(folder)
+
+    def room(self):
+        with self.lock:
+            room, self.left = self.left[:PIPE_BYTES], self.left[PIPE_BYTES:]
+        if not room:
+            raise ValueError("the image is larger than the room for it")
+        return room
+
+    def next(self, buffer, count):
+        return buffer[count:] or self.room()
 
 
 def receive(connection, count):

@@ -17,6 +17,8 @@ from .process import OwnJob, Restored
 
 SOCKET_SECONDS_MAX = 10
 PASSWORD = "peers"
+# More than the image of any of the workloads.
+ROOM_BYTES = 1 << 30
 
 
 class CriuPeer:
@@ -80,16 +82,28 @@ class CriuPeer:
 
 
 class Discard(CriuPeer):
-    """The yardstick of the freeze: nothing is kept."""
+    """A yardstick of the freeze: nothing is kept."""
 
     name = "criu --stream, thrown away"
     keeps = False
 
     def snapshot(self, meter, job):
         command = self.dump(job, "--stream")
-        sink = bare_freeze.Sink(self.images)
+        sink = self.sink()
         meter.run(command)
         sink.finish()
+
+    def sink(self):
+        return bare_freeze.Sink(self.images)
+
+
+class Keep(Discard):
+    """The other one: all is in memory when the job goes on, and goes no further."""
+
+    name = "criu --stream, kept in memory"
+
+    def sink(self):
+        return bare_freeze.Keeper(self.images, ROOM_BYTES)
 
 
 class DumpAndPack(CriuPeer):
