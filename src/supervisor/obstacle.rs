@@ -4,8 +4,8 @@
 //! Memory that processes share across GPUs leaves no trace in `/proc`: not NCCL's peer-to-peer transport, and not
 //! `cuIpcOpenMemHandle` (driver 580, measured: maps and descriptors of both sides are the same before and after).
 //! So NCCL is known by its library, its settings and the number of GPUs in use, and a process whose agent has all that
-//! NCCL shares by its agent; a program that shares memory by CUDA IPC of its own cannot be recognised here. Peer access between the GPUs of one process comes back (580,
-//! measured) and is no obstacle.
+//! NCCL shares by its agent; a program that shares memory by CUDA IPC of its own cannot be recognised here. Peer access
+//! between the GPUs of one process comes back (580, measured) and is no obstacle.
 //!
 //! What was suspended once stands in the way of others, too: the driver no longer switches away from a kernel of a
 //! process that it has resumed (580.159.04, measured with its calls alone: a kernel of 9 s beside another program's
@@ -31,7 +31,7 @@ pub(super) const PEER_NCCL: [(&str, &str); 2] =
 /// Memory of GPUs of other machines, reached through `NVLink`.
 pub(super) const FABRIC_DEVICES: &str = "/dev/nvidia-caps-imex-channels";
 
-/// From how many GPUs on NCCL's ranks wait for each other's.
+/// On so many GPUs NCCL's kernels wait for each other.
 const SEVERAL: usize = 2;
 
 /// A CUDA process of the job.
