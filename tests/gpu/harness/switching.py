@@ -64,7 +64,7 @@ def pair(trial):
                 raise trials.Failure(f"not refused: {words}")
         trial.pass_time(SECONDS)
         go_on(trial, runs)
-    trial.outcome.notes.append(words.splitlines()[-1])
+    trial.outcome.notes.append(words.splitlines()[-1].replace(str(runs[0].store), "STORE"))
     runs[0].end()
     left = runs[1:]
     trial.demand(left[0], "snapshot")
