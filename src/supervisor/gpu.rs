@@ -6,7 +6,7 @@ use super::environment::STORE_VARIABLE;
 use super::gpu_facts::{CudaFacts, variable, visible};
 use super::image::Stopwatch;
 use super::machine;
-use super::obstacle::{self, CudaUser, FABRIC_DEVICES, Neighbour, Surroundings};
+use super::obstacle::{self, CudaUser, FABRIC_DEVICES, Neighbour};
 use super::resident::{Carrying, Keeping, driver_suffices};
 use super::snapshot::Subject;
 use super::snapshot_error::SnapshotError;
@@ -70,12 +70,12 @@ impl<'a> Gpu<'a> {
         let describe = |pid: &i32| describe(*pid, &uses, &gpus);
         let described: Vec<CudaUser> = users.iter().map(describe).collect();
         let split = gpus.gpus.iter().filter(|gpu| gpu.mig == Some(true));
-        let around = Surroundings {
-            gpus: gpus.gpus.len(),
-            split: split.map(|gpu| gpu.uuid.clone()).collect(),
-            neighbours: neighbours(others, &shop.store.path().to_string_lossy()),
-        };
-        obstacle::look(&described, &around)?;
+        let split: Vec<String> = split.map(|gpu| gpu.uuid.clone()).collect();
+        let machine_gpus = gpus.gpus.len();
+        obstacle::look(&described, machine_gpus, &split)?;
+        obstacle::look_around(&described, machine_gpus, || {
+            neighbours(others, &shop.store.path().to_string_lossy())
+        })?;
         let environments: Vec<Vec<u8>> =
             described.into_iter().map(|user| user.environment).collect();
         Ok(Some(Self {

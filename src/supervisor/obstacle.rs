@@ -14,7 +14,7 @@
 //!
 //! A pure function of a description; it must not know how that was made.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::gpu_facts::variable;
 
@@ -63,17 +63,6 @@ pub(super) struct Neighbour {
     pub nccl: bool,
     /// UUID of a GPU that it computes on; it is here once for each.
     pub gpu: String,
-}
-
-/// What the job's processes meet on this machine.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Surroundings {
-    /// How many GPUs there are.
-    pub gpus: usize,
-    /// UUIDs of those that are split up (MIG).
-    pub split: Vec<String>,
-    /// Who else is there.
-    pub neighbours: Vec<Neighbour>,
 }
 
 /// What the driver could not bring back. Nothing was frozen; the job computes.
@@ -132,8 +121,12 @@ pub enum Obstacle {
     },
 }
 
-/// Looks for what would not come back.
-pub(super) fn look(users: &[CudaUser], around: &Surroundings) -> Result<(), Obstacle> {
+/// Looks for what would not come back. `machine_gpus` is their number, `split` the UUIDs of those that are split up.
+pub(super) fn look(
+    users: &[CudaUser],
+    machine_gpus: usize,
+    split: &[String],
+) -> Result<(), Obstacle> {
     for user in users {
         let pid = user.pid;
         if user.fabric {
@@ -142,12 +135,12 @@ pub(super) fn look(users: &[CudaUser], around: &Surroundings) -> Result<(), Obst
         if user.through_mps {
             return Err(Obstacle::Mps { pid });
         }
-        if let Some(gpu) = user.gpus.iter().find(|gpu| around.split.contains(gpu)) {
+        if let Some(gpu) = user.gpus.iter().find(|gpu| split.contains(gpu)) {
             let gpu = gpu.clone();
             return Err(Obstacle::Mig { pid, gpu });
         }
     }
-    if gpus_in_use(users, around.gpus) < SEVERAL {
+    if gpus_in_use(users, machine_gpus) < SEVERAL {
         return Ok(());
     }
     for user in users.iter().filter(|user| user.nccl) {
@@ -160,27 +153,36 @@ pub(super) fn look(users: &[CudaUser], around: &Surroundings) -> Result<(), Obst
                     .join(" "),
             });
         }
-        if let Some(store) = rival(users, &around.neighbours) {
-            let (pid, store) = (user.pid, store.to_owned());
-            return Err(Obstacle::SameGpus { pid, store });
-        }
     }
     Ok(())
 }
 
-/// The store of another run that has NCCL and several of the job's GPUs. A job whose GPUs cannot be told may have all.
-fn rival<'a>(users: &[CudaUser], neighbours: &'a [Neighbour]) -> Option<&'a str> {
-    let ours: BTreeSet<&String> = users.iter().flat_map(|user| &user.gpus).collect();
-    let met = |one: &&Neighbour| ours.is_empty() || ours.contains(&one.gpu);
-    let is_rival = |one: &&Neighbour| {
-        let same_run = |other: &&Neighbour| other.nccl && other.store == one.store;
-        let shared = neighbours.iter().filter(same_run).filter(met);
-        shared.map(|one| &one.gpu).collect::<BTreeSet<_>>().len() >= SEVERAL
+/// Looks for another run whose NCCL has several of the job's GPUs. A job whose GPUs cannot be told may have all. Who is
+/// there is asked only where it matters.
+pub(super) fn look_around(
+    users: &[CudaUser],
+    machine_gpus: usize,
+    neighbours: impl FnOnce() -> Vec<Neighbour>,
+) -> Result<(), Obstacle> {
+    let Some(user) = users.iter().find(|user| user.nccl) else {
+        return Ok(());
     };
-    neighbours
-        .iter()
-        .find(is_rival)
-        .map(|one| one.store.as_str())
+    if gpus_in_use(users, machine_gpus) < SEVERAL {
+        return Ok(());
+    }
+    let ours: BTreeSet<&String> = users.iter().flat_map(|user| &user.gpus).collect();
+    let met = |one: &Neighbour| one.nccl && (ours.is_empty() || ours.contains(&one.gpu));
+    let mut shared: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for one in neighbours().into_iter().filter(met) {
+        shared.entry(one.store).or_default().insert(one.gpu);
+    }
+    match shared.into_iter().find(|(_, gpus)| gpus.len() >= SEVERAL) {
+        Some((store, _)) => Err(Obstacle::SameGpus {
+            pid: user.pid,
+            store,
+        }),
+        None => Ok(()),
+    }
 }
 
 /// On how many GPUs the job computes; as many as it may, where the driver does not tell.
@@ -230,13 +232,6 @@ mod tests {
         }
     }
 
-    fn machine(gpus: usize) -> Surroundings {
-        Surroundings {
-            gpus,
-            ..Surroundings::default()
-        }
-    }
-
     #[test]
     fn nccl_that_shares_memory_between_gpus_is_refused_with_sign_and_remedy() {
         let rank = |pid, environment, gpu| user(pid, true, environment, &[gpu]);
@@ -265,7 +260,7 @@ mod tests {
             ),
         ];
         for (users, expected) in cases {
-            let text = look(&users, &machine(8)).unwrap_err().to_string();
+            let text = look(&users, 8, &[]).unwrap_err().to_string();
             assert!(text.contains(expected) && text.contains(SAFE), "{text}");
         }
     }
@@ -279,11 +274,7 @@ mod tests {
             ..rank(pid, "NCCL_CUMEM_ENABLE=0 NCCL_CUMEM_HOST_ENABLE=0", "a")
         };
         let unknown = [user(1, true, "", &[]), user(2, true, "", &[])];
-        assert_eq!(
-            look(&unknown, &machine(1)),
-            Ok(()),
-            "a machine with one GPU"
-        );
+        assert_eq!(look(&unknown, 1, &[]), Ok(()), "a machine with one GPU");
         let cases = [
             ("PyTorch on one of many", vec![rank(1, "", "a")]),
             ("workers on one", vec![rank(1, "", "a"), rank(2, "", "a")]),
@@ -296,7 +287,7 @@ mod tests {
             ("no NCCL", vec![user(1, false, "", &["a", "b"])]),
         ];
         for (case, users) in cases {
-            assert_eq!(look(&users, &machine(8)), Ok(()), "{case}");
+            assert_eq!(look(&users, 8, &[]), Ok(()), "{case}");
         }
     }
 
@@ -310,12 +301,7 @@ mod tests {
             gpu: gpu.to_owned(),
         };
         let beside = |users: &[CudaUser], neighbours: &[Neighbour]| {
-            let neighbours = neighbours.to_vec();
-            let around = Surroundings {
-                neighbours,
-                ..machine(8)
-            };
-            look(users, &around)
+            look_around(users, 8, || neighbours.to_vec())
         };
         let ranks = ["a", "b"].map(|gpu| other("/x", true, gpu));
         let (pid, store) = (1, "/x".to_owned());
@@ -349,25 +335,22 @@ mod tests {
         for (case, users, neighbours) in cases {
             assert_eq!(beside(users, &neighbours), Ok(()), "{case}");
         }
+        let unasked = || unreachable!("a job on one GPU need not know");
+        assert_eq!(look_around(&ours[..1], 8, unasked), Ok(()));
     }
 
     #[test]
     fn mps_mig_and_other_machines_memory_are_refused() {
         let mut one = user(7, false, "", &["a"]);
-        let split = |gpu: &str| Surroundings {
-            split: vec![gpu.to_owned()],
-            ..machine(1)
-        };
-        let whole = machine(1);
-        assert_eq!(look(&[one.clone()], &split("b")), Ok(()));
+        assert_eq!(look(&[one.clone()], 1, &["b".to_owned()]), Ok(()));
         let gpu = "a".to_owned();
         assert_eq!(
-            look(&[one.clone()], &split("a")),
+            look(&[one.clone()], 1, std::slice::from_ref(&gpu)),
             Err(Obstacle::Mig { pid: 7, gpu })
         );
         one.through_mps = true;
-        assert_eq!(look(&[one.clone()], &whole), Err(Obstacle::Mps { pid: 7 }));
+        assert_eq!(look(&[one.clone()], 1, &[]), Err(Obstacle::Mps { pid: 7 }));
         one.fabric = true;
-        assert_eq!(look(&[one], &whole), Err(Obstacle::Fabric { pid: 7 }));
+        assert_eq!(look(&[one], 1, &[]), Err(Obstacle::Fabric { pid: 7 }));
     }
 }
