@@ -83,9 +83,9 @@ pub enum Obstacle {
     },
     /// Another run's NCCL on the same GPUs.
     #[error(
-        "process {pid} uses NCCL on several GPUs, and so does the run in {store} on the same ones: once snapshots were \
-         taken of both, the driver does not switch between their kernels, which fail as they wait for each other. Give \
-         each its own GPUs (CUDA_VISIBLE_DEVICES); snapshots begin when the other run has ended"
+        "process {pid} computes on several GPUs with NCCL loaded, and so does the run in {store} on the same ones: once \
+         snapshots were taken of both, the driver does not switch between their kernels, which fail as they wait for \
+         each other. Give each its own GPUs (CUDA_VISIBLE_DEVICES); snapshots begin when the other run has ended"
     )]
     SameGpus {
         /// Pid as the host sees it.
