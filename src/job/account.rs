@@ -7,10 +7,9 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read;
 
-use procfs::process::Process as ProcessEntry;
 use serde::{Deserialize, Serialize};
 
-use super::tree::Process;
+use super::tree::{self, Process};
 
 /// Processes that are described; of a job with more, the first ones of the tree. A reader wants no more.
 const DESCRIBED_MAX: usize = 512;
@@ -85,7 +84,7 @@ pub fn account(processes: &[Process]) -> Vec<ProcessAccount> {
 
 /// `room` is what the command lines may still take.
 fn describe(process: Process, pids: &HashMap<i32, i32>, room: &mut u64) -> Option<ProcessAccount> {
-    let status = ProcessEntry::new(process.host_pid).ok()?.status().ok()?;
+    let status = tree::status(process.host_pid).ok()?;
     let bytes = |kib: Option<u64>| kib.unwrap_or(0).saturating_mul(KIB);
     let line = command_line(process.host_pid);
     let (arguments, cut) = words(&line, COMMAND_BYTES_MAX.min(*room));

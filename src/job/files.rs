@@ -222,7 +222,7 @@ fn note(found: &mut BTreeMap<PathBuf, OpenFile>, path: &Path, metadata: &Metadat
         access,
         inode: metadata.ino(),
         size: metadata.size(),
-        modified_ns: metadata.mtime() * 1_000_000_000 + metadata.mtime_nsec(),
+        modified_ns: modified_ns(metadata),
         mode: metadata.mode() & 0o7777,
         owner: (metadata.uid(), metadata.gid()),
         in_memory: access > Access::Map && in_memory(path),
@@ -233,6 +233,11 @@ fn note(found: &mut BTreeMap<PathBuf, OpenFile>, path: &Path, metadata: &Metadat
         file.access = access;
         file.in_memory = access > Access::Map && in_memory(path);
     }
+}
+
+/// Time of the last change of content, nanoseconds since 1970.
+pub(super) fn modified_ns(metadata: &Metadata) -> i64 {
+    metadata.mtime() * 1_000_000_000 + metadata.mtime_nsec()
 }
 
 /// Notes a file that was opened by a name it lost since, but has others: the C library makes a named semaphore so.

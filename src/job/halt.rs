@@ -19,6 +19,7 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use procfs::process::Process as ProcessEntry;
 
+use super::tree;
 use crate::clock;
 use relief::Wait;
 
@@ -133,7 +134,7 @@ pub fn thread_of(pid: i32, id: i32) -> Option<i32> {
 #[must_use]
 pub fn number_inside(pid: i32, id: i32) -> Option<i32> {
     let task = ProcessEntry::new(pid).and_then(|entry| entry.task_from_tid(id));
-    let status = task.and_then(|task| task.status()).ok()?;
+    let status = task.and_then(|_| tree::status(id)).ok()?;
     status.nspid.and_then(|ids| ids.last().copied())
 }
 

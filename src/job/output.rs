@@ -76,6 +76,8 @@ struct State {
     /// A line of ours below what was delivered, where that is a terminal.
     bottom: Bottom,
     delivering: bool,
+    /// Something could not be written, and that was told.
+    lossy: bool,
 }
 
 impl Output {
@@ -186,9 +188,9 @@ impl Output {
         StatusLine::new(&self.shared)
     }
 
-    /// Sets the stream back to `mark`: cuts our own file, or gets ready to hold the repetition back.
-    /// Call after the wait of [`Output::drain`]. `same_run` is false when another supervisor made the mark: what is
-    /// cut then may be somebody else's, and is kept in the file `kept`.
+    /// Sets the stream back to `mark`: cuts our own file, or gets ready to hold the repetition back, as where others have
+    /// written to the file, too. Call after the wait of [`Output::drain`]. `same_run` is false when another supervisor
+    /// made the mark: what is cut then may be somebody else's, and is kept in the file `kept`.
     ///
     /// # Errors
     /// When our file cannot be cut.
@@ -196,7 +198,9 @@ impl Output {
         let mut state = self.shared.lock();
         if let Some(there) = mark.file.filter(|_| self.shared.cuttable) {
             let metadata = self.shared.sink.metadata()?;
-            if metadata.ino() == there.inode && metadata.size() >= there.offset {
+            let beyond = metadata.size().checked_sub(there.offset);
+            let ours = !same_run || beyond == state.replay.delivered_since(mark.position);
+            if metadata.ino() == there.inode && beyond.is_some() && ours {
                 if !same_run && metadata.size() > there.offset {
                     keep_aside(&self.shared.sink, there.offset, kept)?;
                 }
@@ -302,19 +306,30 @@ impl Shared {
 
     fn deliver_some<'a>(&'a self, mut state: MutexGuard<'a, State>, pieces: usize) {
         state.delivering = true;
+        let mut failure = None;
         for _ in 0..pieces {
             let Some(bytes) = state.pending.pop_front() else {
                 break;
             };
             let erase = state.bottom.make_way(self.sink.as_fd(), &bytes);
             drop(state);
-            let _ = (&self.sink).write_all(erase);
-            // A reader that went away is no reason to stop the job; a write into the void is what it gets elsewhere too.
-            let _ = (&self.sink).write_all(&bytes);
+            let written = write_out(&self.sink, erase).and_then(|()| write_out(&self.sink, &bytes));
             state = self.lock();
+            if let Err(error) = written
+                && !std::mem::replace(&mut state.lossy, true)
+            {
+                failure = Some(error);
+            }
         }
         state.delivering = false;
         self.delivered.notify_all();
+        drop(state);
+        // Not earlier: the message may go to the same place.
+        if let Some(error) = failure {
+            tracing::warn!(
+                "what the job writes is lost from here on, and the job goes on: {error}"
+            );
+        }
     }
 
     /// Where our own file stands once everything pulled is in it.
@@ -323,7 +338,7 @@ impl Shared {
             state = wait(&self.delivered, state);
         }
         while let Some(bytes) = state.pending.pop_front() {
-            (&self.sink).write_all(&bytes)?;
+            write_out(&self.sink, &bytes)?;
         }
         let metadata = self.sink.metadata()?;
         let flags = OFlag::from_bits_retain(fcntl(&self.sink, FcntlArg::F_GETFL)?);
@@ -338,6 +353,28 @@ impl Shared {
             offset,
         })
     }
+}
+
+/// Writes all of it, however slowly it is taken: a descriptor that others share may be set not to wait.
+fn write_out(mut sink: &File, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match sink.write(bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => bytes = &bytes[written..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                wait_until(sink, PollFlags::POLLOUT);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Waits until a descriptor is ready, or a signal comes.
+pub(super) fn wait_until(descriptor: &File, ready: PollFlags) {
+    let mut watched = [PollFd::new(descriptor.as_fd(), ready)];
+    let _ = poll(&mut watched, PollTimeout::NONE);
 }
 
 impl State {

@@ -32,6 +32,11 @@ impl Replay {
         self.next
     }
 
+    /// Bytes that were delivered after `position`.
+    pub fn delivered_since(&self, position: u64) -> Option<u64> {
+        self.end.checked_sub(position)
+    }
+
     /// Whether the job may be in the middle of what it draws, where somebody else's line would tear it.
     pub fn is_inside_line(&self) -> bool {
         let last = self.history.back();

@@ -3,13 +3,19 @@
 //! First a plan, which looks at everything and touches nothing; then its
 //! execution. What is cut off or overwritten is kept aside.
 
-use std::fs::{self, File};
-use std::io::{self, Seek, SeekFrom, Write};
+use std::fs::{self, File, Metadata};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
-use super::files::{Access, OpenFile};
+use nix::errno::Errno;
+use nix::unistd::{Whence, lseek64};
+
+use super::files::{Access, OpenFile, modified_ns};
 use super::nodes::{self, Node, NodesError};
+
+/// Bytes of a file's name that its kept part is called by; a name has 255, and a number goes before it.
+const NAME_BYTES_MAX: usize = 200;
 
 /// Why the files cannot be put back, or could not.
 #[derive(Debug, thiserror::Error)]
@@ -23,6 +29,16 @@ pub enum RewindError {
     /// Another file has its name.
     #[error("cannot go on with {}: it was replaced by another file since the snapshot; put the old one back", .0.display())]
     Replaced(PathBuf),
+    /// It is somebody else's.
+    #[error("cannot go on with {}: it belonged to user {then} at the snapshot and belongs to user {now}; give it back (chown), or put the old one back", path.display())]
+    Owner {
+        /// The file.
+        path: PathBuf,
+        /// The user of then.
+        then: u32,
+        /// The user of now.
+        now: u32,
+    },
     /// It has fewer bytes than at the snapshot.
     #[error("cannot go on with {}: it shrank from {then} to {now} bytes since the snapshot; put the old content back", path.display())]
     Shrank {
@@ -80,7 +96,7 @@ enum Action {
     Recreate,
 }
 
-/// Something that was cut off a file, and where it is now.
+/// Something that was cut off a file, or overwritten, and where it is now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CutAway {
     /// The job's file.
@@ -123,6 +139,9 @@ fn action_for(file: &OpenFile) -> Result<Option<Action>, RewindError> {
         }
         Err(error) => return Err(system("look at", &file.path)(error)),
     };
+    if file.written() {
+        same_owner(file, &metadata)?;
+    }
     let (then, now) = (file.size, metadata.size());
     match file.access {
         Access::Read if then != now => Err(RewindError::Changed {
@@ -130,10 +149,7 @@ fn action_for(file: &OpenFile) -> Result<Option<Action>, RewindError> {
             then,
             now,
         }),
-        Access::Map
-            if then != now
-                || file.modified_ns != metadata.mtime() * 1_000_000_000 + metadata.mtime_nsec() =>
-        {
+        Access::Map if then != now || file.modified_ns != modified_ns(&metadata) => {
             Err(RewindError::Changed {
                 path: file.path.clone(),
                 then,
@@ -171,18 +187,22 @@ impl Plan {
         nodes::remake(&self.nodes)?;
         let mut cut = Vec::new();
         for (index, Step { file, action }) in self.steps.into_iter().enumerate() {
-            let name = file
-                .path
-                .file_name()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned();
-            let kept = aside.join(format!("{index}-{name}"));
+            let kept = aside.join(aside_name(index, &file.path));
             match action {
-                Action::Cut => cut.extend(cut_off(&file, file.size, kept)?),
+                Action::Cut => {
+                    let mut target = open(&file)?;
+                    cut.extend(keep_from(&file, &mut target, file.size, kept)?);
+                    target
+                        .set_len(file.size)
+                        .map_err(system("cut", &file.path))?;
+                }
                 Action::Refill => {
-                    cut.extend(cut_off(&file, file.size.min(size_of(&file.path)?), kept)?);
-                    let mut target = open(&file.path)?;
+                    let mut target = open(&file)?;
+                    // What others wrote into it meanwhile is nowhere else. Memory has no others, and no bound.
+                    let from = if file.in_memory { file.size } else { 0 };
+                    if changed(&file, &target)? {
+                        cut.extend(keep_from(&file, &mut target, from, kept)?);
+                    }
                     refill(&file, &mut target, &content)?;
                 }
                 Action::Recreate => {
@@ -205,32 +225,59 @@ impl Plan {
     }
 }
 
-fn size_of(path: &Path) -> Result<u64, RewindError> {
-    fs::metadata(path)
-        .map(|metadata| metadata.size())
-        .map_err(system("look at", path))
+/// The name under which a part of a file is kept: as much of its own as a file's name has room for.
+fn aside_name(index: usize, path: &Path) -> String {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let fits = |(at, char): &(usize, char)| at + char.len_utf8() <= NAME_BYTES_MAX;
+    let start: String = name
+        .char_indices()
+        .take_while(fits)
+        .map(|(_, char)| char)
+        .collect();
+    format!("{index}-{start}")
 }
 
-fn open(path: &Path) -> Result<File, RewindError> {
+fn same_owner(file: &OpenFile, metadata: &Metadata) -> Result<(), RewindError> {
+    let (then, now) = (file.owner.0, metadata.uid());
+    if then == now {
+        return Ok(());
+    }
+    let path = file.path.clone();
+    Err(RewindError::Owner { path, then, now })
+}
+
+/// Opens a file that is about to be changed; not what somebody else has put in its place meanwhile.
+fn open(file: &OpenFile) -> Result<File, RewindError> {
     // The recorded path was free of links; one that is there now leads elsewhere.
     let no_link = nix::libc::O_NOFOLLOW;
-    File::options()
+    let opened = File::options()
         .read(true)
         .write(true)
         .custom_flags(no_link)
-        .open(path)
-        .map_err(system("open", path))
+        .open(&file.path)
+        .map_err(system("open", &file.path))?;
+    let metadata = opened.metadata().map_err(system("look at", &file.path))?;
+    same_owner(file, &metadata)?;
+    Ok(opened)
 }
 
-/// Moves everything from `size` on into `kept`. `None` when there is nothing.
-fn cut_off(file: &OpenFile, size: u64, kept: PathBuf) -> Result<Option<CutAway>, RewindError> {
-    let mut source = open(&file.path)?;
-    source
-        .seek(SeekFrom::Start(size))
-        .map_err(system("read", &file.path))?;
-    if size_of(&file.path)? <= size {
+/// Whether anybody has written to it since the snapshot, or made it anew.
+fn changed(file: &OpenFile, opened: &File) -> Result<bool, RewindError> {
+    let now = opened.metadata().map_err(system("look at", &file.path))?;
+    Ok((now.ino(), now.size(), modified_ns(&now)) != (file.inode, file.size, file.modified_ns))
+}
+
+/// Copies everything from `from` on into `kept`. `None` when there is nothing.
+fn keep_from(
+    file: &OpenFile,
+    source: &mut File,
+    from: u64,
+    kept: PathBuf,
+) -> Result<Option<CutAway>, RewindError> {
+    let metadata = source.metadata().map_err(system("look at", &file.path))?;
+    let Some(bytes) = metadata.size().checked_sub(from).filter(|bytes| *bytes > 0) else {
         return Ok(None);
-    }
+    };
     if let Some(folder) = kept.parent() {
         fs::create_dir_all(folder).map_err(system("make the folder", folder))?;
     }
@@ -241,15 +288,38 @@ fn cut_off(file: &OpenFile, size: u64, kept: PathBuf) -> Result<Option<CutAway>,
         .mode(0o600)
         .open(&kept)
         .map_err(system("write", &kept))?;
-    let bytes =
-        io::copy(&mut source, &mut target).map_err(system("keep aside the end of", &file.path))?;
+    copy_data(source, from, metadata.size(), &mut target)
+        .map_err(system("keep aside the end of", &file.path))?;
     target.sync_all().map_err(system("write", &kept))?;
-    source.set_len(size).map_err(system("cut", &file.path))?;
     Ok(Some(CutAway {
         path: file.path.clone(),
         bytes,
         kept,
     }))
+}
+
+/// Copies a range of `source` to the beginning of `target`, and holes as holes.
+fn copy_data(source: &mut File, from: u64, end: u64, target: &mut File) -> io::Result<()> {
+    target.set_len(end - from)?;
+    let seek = |source: &File, place: u64, whence| {
+        let place = i64::try_from(place).map_err(io::Error::other)?;
+        match lseek64(source, place, whence) {
+            Ok(found) => u64::try_from(found).map_err(io::Error::other),
+            // Behind it are holes alone.
+            Err(Errno::ENXIO) => Ok(end),
+            Err(errno) => Err(errno.into()),
+        }
+    };
+    let mut place = from;
+    while place < end {
+        let data = seek(source, place, Whence::SeekData)?.min(end);
+        let hole = seek(source, data, Whence::SeekHole)?.min(end);
+        source.seek(SeekFrom::Start(data))?;
+        target.seek(SeekFrom::Start(data - from))?;
+        io::copy(&mut source.take(hole - data), target)?;
+        place = hole;
+    }
+    Ok(())
 }
 
 fn refill(

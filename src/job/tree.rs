@@ -1,8 +1,12 @@
 //! The job's processes, read from `/proc`.
 
+use std::fs;
+use std::path::Path;
+
 use nix::sys::signal::Signal;
+use procfs::FromBufRead;
 use procfs::ProcError;
-use procfs::process::{MMapPath, ProcState, Process as ProcessEntry};
+use procfs::process::{MMapPath, ProcState, Process as ProcessEntry, Status};
 
 /// Most processes of one job; more is taken for a runaway fork.
 const PROCESSES_MAX: usize = 32_768;
@@ -53,31 +57,36 @@ pub struct Process {
 /// # Errors
 /// [`TreeError::NoRoot`] when there is none.
 pub fn child_with_pid(parent: i32, pid: i32) -> Result<i32, TreeError> {
+    let mut unread = None;
     for child in children(parent)? {
         match describe(child) {
             Ok(process) if process.pid == pid => return Ok(child),
             // Another child may end at any moment.
-            Ok(_) | Err(_) => {}
+            Ok(_) => {}
+            Err(error) if is_gone(&error) => {}
+            Err(error) => unread = Some(error),
         }
     }
-    Err(TreeError::NoRoot)
+    Err(unread.unwrap_or(TreeError::NoRoot))
 }
 
-/// Whether a process (a host pid) still runs or could: it is there, and no zombie.
+/// Whether a process (a host pid) still runs or could: it is there, and no zombie. One whose first thread alone has ended
+/// looks like a zombie, and runs.
 #[must_use]
 pub fn is_alive(pid: i32) -> bool {
-    let state = ProcessEntry::new(pid)
-        .and_then(|entry| entry.stat())
-        .and_then(|stat| stat.state());
-    state.is_ok_and(|state| !matches!(state, ProcState::Zombie | ProcState::Dead))
+    let stat = ProcessEntry::new(pid).and_then(|entry| entry.stat());
+    stat.is_ok_and(|stat| match stat.state() {
+        Ok(ProcState::Zombie | ProcState::Dead) => stat.num_threads > 1,
+        Ok(_) => true,
+        Err(_) => false,
+    })
 }
 
 /// Whether a process that stands still dies as soon as it goes on: it was sent a signal that ends it. False where that
 /// cannot be told.
 #[must_use]
 pub fn is_doomed(pid: i32) -> bool {
-    let status = ProcessEntry::new(pid).and_then(|entry| entry.status());
-    status.is_ok_and(|status| {
+    status(pid).is_ok_and(|status| {
         let sent = status.sigpnd | status.shdpnd;
         let held_off = status.sigblk | status.sigign | status.sigcgt;
         let ends = |signal: &Signal| sent & !held_off & (1 << (*signal as u32 - 1)) != 0;
@@ -97,12 +106,19 @@ pub fn first_stopped(processes: &[Process]) -> Option<i32> {
     processes.iter().find(stopped).map(|process| process.pid)
 }
 
+/// `/proc/PID/status` of a process, or of a thread by its own number; both as the host sees them. A name in it may be cut
+/// in the middle of a character, since the kernel keeps 15 bytes of each.
+pub(super) fn status(pid: i32) -> Result<Status, ProcError> {
+    let text = fs::read(format!("/proc/{pid}/status"))?;
+    Status::from_buf_read(String::from_utf8_lossy(&text).as_bytes())
+}
+
 /// Whether one of `processes` was killed while it was traced.
 #[must_use]
 pub fn died_under_trace(processes: &[Process]) -> bool {
     processes.iter().any(|process| {
-        let status = ProcessEntry::new(process.host_pid).and_then(|entry| entry.status());
-        status.is_ok_and(|status| status.tracerpid != 0 && status.state.starts_with('Z'))
+        status(process.host_pid)
+            .is_ok_and(|status| status.tracerpid != 0 && status.state.starts_with('Z'))
     })
 }
 
@@ -138,21 +154,41 @@ pub fn with_remains_of_criu(processes: &[Process]) -> Option<Process> {
 /// missing, unless the tree is frozen.
 ///
 /// # Errors
-/// [`TreeError::NoRoot`] when the root is gone.
+/// [`TreeError::NoRoot`] when the root is gone, [`TreeError::Process`] where one that is there cannot be read.
 pub fn tree(root: i32) -> Result<Vec<Process>, TreeError> {
-    let mut found = vec![describe(root).map_err(|_| TreeError::NoRoot)?];
+    let first = describe(root).map_err(|error| match error {
+        error if is_gone(&error) => TreeError::NoRoot,
+        error => error,
+    })?;
+    let mut found = vec![first];
     let mut next = 0;
     while let Some(process) = found.get(next).copied() {
         next += 1;
-        let Ok(children) = children(process.host_pid) else {
-            continue;
+        let below = match children(process.host_pid) {
+            Err(error) if is_gone(&error) => continue,
+            below => below?,
         };
-        found.extend(children.into_iter().filter_map(|pid| describe(pid).ok()));
+        for pid in below {
+            match describe(pid) {
+                Err(error) if is_gone(&error) => {}
+                described => found.push(described?),
+            }
+        }
         if found.len() > PROCESSES_MAX {
             return Err(TreeError::TooMany);
         }
     }
     Ok(found)
+}
+
+/// Whether that is because the process is not there any more: others must not be taken for gone with it.
+fn is_gone(error: &TreeError) -> bool {
+    match error {
+        TreeError::Process { pid, source } => {
+            matches!(source, ProcError::NotFound(_)) || !Path::new(&format!("/proc/{pid}")).exists()
+        }
+        TreeError::NoRoot | TreeError::TooMany => false,
+    }
 }
 
 fn children(pid: i32) -> Result<Vec<i32>, TreeError> {
@@ -176,13 +212,11 @@ fn children(pid: i32) -> Result<Vec<i32>, TreeError> {
 
 fn describe(host_pid: i32) -> Result<Process, TreeError> {
     let read = || -> Result<Process, ProcError> {
-        let entry = ProcessEntry::new(host_pid)?;
-        let pid = entry
-            .status()?
+        let pid = status(host_pid)?
             .nspid
             .and_then(|pids| pids.last().copied())
             .unwrap_or(host_pid);
-        let resident = entry.statm()?.resident * procfs::page_size();
+        let resident = ProcessEntry::new(host_pid)?.statm()?.resident * procfs::page_size();
         Ok(Process {
             host_pid,
             pid,
@@ -228,6 +262,62 @@ mod tests {
         assert_eq!(child_with_pid(me, pid).unwrap(), pid);
         child.wait().unwrap();
         assert!(matches!(child_with_pid(me, pid), Err(TreeError::NoRoot)));
+    }
+
+    #[test]
+    fn a_process_whose_name_is_cut_within_a_character_is_there_with_its_children() {
+        let folder = tempfile::tempdir().unwrap();
+        // The kernel keeps 15 bytes of it.
+        let program = folder.path().join("trainiermodellé");
+        fs::copy("/bin/sh", &program).unwrap();
+        let mut child = std::process::Command::new(&program)
+            .args(["-c", "cat; exit 0"])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        // Once it answers, there are two.
+        std::io::Write::write_all(&mut stdin, b"a").unwrap();
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0]).unwrap();
+        assert!(
+            fs::read(format!("/proc/{pid}/comm"))
+                .unwrap()
+                .contains(&0xc3)
+        );
+        let me = i32::try_from(std::process::id()).unwrap();
+        assert_eq!(child_with_pid(me, pid).unwrap(), pid);
+        assert_eq!(tree(pid).unwrap().len(), 2);
+        drop(stdin);
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_process_whose_first_thread_has_ended_is_alive() {
+        let text = "
+import ctypes, sys, threading
+threading.Thread(target=lambda: (print(flush=True), sys.stdin.read())).start()
+ctypes.CDLL(None).pthread_exit(None)";
+        let mut child = std::process::Command::new("python3")
+            .args(["-c", text])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0]).unwrap();
+        let is_zombie = || {
+            let stat = ProcessEntry::new(pid).and_then(|entry| entry.stat());
+            stat.unwrap().state().unwrap() == ProcState::Zombie
+        };
+        while !is_zombie() {
+            std::thread::yield_now();
+        }
+        assert!(is_alive(pid));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!is_alive(pid));
     }
 
     #[test]

@@ -14,10 +14,12 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::ptr;
+use std::sync::OnceLock;
 
 use nix::errno::Errno;
 use nix::libc;
 use nix::sched::CloneFlags;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::Pid;
 
 use super::{INIT_ARGUMENT, Isolation};
@@ -38,6 +40,26 @@ pub enum SpawnError {
     /// Another system call failed.
     #[error("cannot start the sandbox process")]
     System(#[source] io::Error),
+}
+
+/// The limit of open descriptors that the job gets: what we were started with.
+static JOB_DESCRIPTORS: OnceLock<libc::rlimit> = OnceLock::new();
+/// As many descriptors as Linux gives a process by itself (`fs.nr_open`).
+const DESCRIPTORS_MAX: u64 = 1 << 20;
+
+/// Lets this process have as many open descriptors as it may: each piece of GPU memory that is kept is one. The job
+/// gets the limit of before.
+pub fn raise_descriptor_limit() {
+    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else {
+        return;
+    };
+    let wanted = hard.min(DESCRIPTORS_MAX);
+    if soft < wanted && setrlimit(Resource::RLIMIT_NOFILE, wanted, hard).is_ok() {
+        let _ = JOB_DESCRIPTORS.set(libc::rlimit {
+            rlim_cur: soft,
+            rlim_max: hard,
+        });
+    }
 }
 
 /// Whether an error number from setting the sandbox up means a missing privilege.
@@ -113,6 +135,10 @@ fn become_init(
     } else {
         // SAFETY: both numbers are valid in the child; whatever was at the target is not used after exec.
         unsafe { libc::dup2(socket, CONTROL_DESCRIPTOR) };
+    }
+    if let Some(limit) = JOB_DESCRIPTORS.get() {
+        // SAFETY: the structure is valid as long as the process.
+        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, limit) };
     }
     // SAFETY: the arrays are NULL-terminated and point into strings that outlive the call.
     unsafe { libc::execve(path.as_ptr(), argv.as_ptr(), envp.as_ptr()) };

@@ -151,7 +151,7 @@ impl Supervisor {
             job,
             busy: None,
             pause: None,
-            leaving: false,
+            leaving: None,
             ended,
             gone,
         });
@@ -318,6 +318,23 @@ impl Supervisor {
             .any(|image| run_of(&image.meta).is_none_or(|run| run == self.state.started_unix_ms)))
     }
 
+    /// Whether there is an image to go on from. Where the store cannot be read there may be: an answer of "none" would
+    /// give the run up.
+    pub fn may_have_image(&self) -> bool {
+        self.images_at_least() > 0
+    }
+
+    /// How many images there are to go on from, for a decision; one where the store cannot be read.
+    pub fn images_at_least(&self) -> usize {
+        match self.available() {
+            Ok(images) => images.len(),
+            Err(error) => {
+                tracing::warn!("cannot look for images: {}", chain(&error));
+                1
+            }
+        }
+    }
+
     /// As `available`; none where the store cannot be read, which is no reason to end a job that computes.
     pub fn available_or_none(&self) -> Vec<ImageId> {
         self.available().unwrap_or_else(|error| {
@@ -346,7 +363,7 @@ fn report(id: ImageId, restored: &Restored) {
             file = %cut.path.display(),
             bytes = %size(cut.bytes),
             kept = %cut.kept.display(),
-            "cut off what came after the snapshot"
+            "kept aside what came after the snapshot"
         );
     }
     if restored.input_lost {

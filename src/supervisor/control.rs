@@ -38,6 +38,10 @@ const ANSWER_BYTES_MAX: u64 = 1 << 20;
 const STATUS_LIMIT: Duration = Duration::from_secs(10);
 /// Time for the last answers to be written: a client that reads takes no time.
 const ANSWERS_LIMIT: Duration = Duration::from_secs(1);
+/// For a client's request to come; a client sends it at once.
+const REQUEST_LIMIT: Duration = Duration::from_secs(5);
+/// Before the next client is taken, when one could not be.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
 /// The answer to what came too late.
 const RUN_ENDED: &str = "the run has ended";
@@ -248,8 +252,17 @@ pub(super) fn listen(store: &Path, events: Sender<Event>) -> io::Result<Asking> 
     let listener = UnixListener::from_std(listener)?;
     let (clients, asking) = watch::channel(0);
     tokio::spawn(async move {
-        while let Ok((connection, _)) = listener.accept().await {
-            tokio::spawn(answer(connection, events.clone(), clients.clone()));
+        loop {
+            match listener.accept().await {
+                Ok((connection, _)) => {
+                    tokio::spawn(answer(connection, events.clone(), clients.clone()));
+                }
+                // Out of descriptors, as a rule: somebody gives some back.
+                Err(error) => {
+                    tracing::debug!(%error, "cannot take a client");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
         }
     });
     Ok(Asking(asking))
@@ -285,9 +298,8 @@ async fn converse(
 ) -> io::Result<Connection> {
     let (reader, mut writer) = connection.into_split();
     let mut line = String::new();
-    tokio::io::BufReader::new(reader.take(REQUEST_BYTES_MAX))
-        .read_line(&mut line)
-        .await?;
+    let mut reader = tokio::io::BufReader::new(reader.take(REQUEST_BYTES_MAX));
+    tokio::time::timeout(REQUEST_LIMIT, reader.read_line(&mut line)).await??;
     let request = serde_json::from_str(&line);
     let is_stop = matches!(request, Ok(Request::Stop));
     clients.send_modify(|clients| *clients += 1);

@@ -21,7 +21,7 @@ use super::snapshot_error::SnapshotError;
 use super::workshop::Workshop;
 use crate::clock;
 use crate::criu::Captured;
-use crate::job::{self, Process};
+use crate::job::{self, Process, TreeError};
 use crate::sandbox::SandboxError;
 use crate::store::{ImageWriter, StreamWriter};
 use crate::sync::locked;
@@ -65,7 +65,7 @@ impl<'a> Dump<'a> {
         while_frozen: impl FnOnce(&Self) -> Result<(), SnapshotError> + Send,
     ) -> Result<Captured, SnapshotError> {
         self.shop().ongoing.step(Step::Dump);
-        let mut before = self.processes();
+        let mut before = job::tree(self.root).unwrap_or_default();
         before.retain(|process| job::is_alive(process.host_pid));
         let dumped = dumper.run(
             |name, pipe| self.receive(name, pipe),
@@ -76,7 +76,11 @@ impl<'a> Dump<'a> {
         );
         drop(locked(&self.turn).take());
         dumped.result.map_err(|error| {
-            let processes = self.processes();
+            let processes = match job::tree(self.root) {
+                Ok(processes) => processes,
+                Err(TreeError::NoRoot) => return SnapshotError::Ended,
+                Err(_) => return error,
+            };
             if !self.subject.job.lives(&processes) {
                 return SnapshotError::Ended;
             }
@@ -92,11 +96,6 @@ impl<'a> Dump<'a> {
                 None => error,
             }
         })
-    }
-
-    /// The tree as it is; empty when it is gone.
-    fn processes(&self) -> Vec<Process> {
-        job::tree(self.root).unwrap_or_default()
     }
 
     /// As `run`, but the tasks never go on: they are killed when `commit` has succeeded.
@@ -128,11 +127,8 @@ impl<'a> Dump<'a> {
     /// stopped in the image. Not so our own first process: it hears of the job's end.
     pub fn stop_tasks(&self) -> Result<(), SnapshotError> {
         let ours = self.subject.job.pids.root;
-        for process in self
-            .processes()
-            .iter()
-            .filter(|process| process.pid != ours)
-        {
+        let processes = job::tree(self.root)?;
+        for process in processes.iter().filter(|process| process.pid != ours) {
             let pid = Pid::from_raw(process.host_pid);
             match kill(pid, Signal::SIGSTOP) {
                 // A zombie's pid may be free by now.

@@ -19,7 +19,7 @@ use crate::criu::{
     Capture, CaptureError, Captured, DumpOptions, HOLD_FOLDER_VARIABLE, dump_arguments,
     plugin_takes,
 };
-use crate::job;
+use crate::job::{self, TreeError};
 use crate::sandbox::{Ended, SandboxError, ToolCommand, ToolRun};
 use crate::store::ImageId;
 use crate::sync::locked;
@@ -67,13 +67,10 @@ impl<'a> Dumper<'a> {
         id: ImageId,
         majors: &[u32],
     ) -> Result<Self, SnapshotError> {
-        Self::begin(subject, root, id, majors).map_err(|error| {
-            let there = job::tree(root).unwrap_or_default();
-            if subject.job.lives(&there) {
-                error
-            } else {
-                SnapshotError::Ended
-            }
+        Self::begin(subject, root, id, majors).map_err(|error| match job::tree(root) {
+            Ok(there) if subject.job.lives(&there) => error,
+            Ok(_) | Err(TreeError::NoRoot) => SnapshotError::Ended,
+            Err(_) => error,
         })
     }
 

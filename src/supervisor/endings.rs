@@ -75,7 +75,7 @@ impl Supervisor {
     /// Kills what is left of the job; `then` follows when it is gone.
     pub fn end_job(&mut self, then: AfterEnd) -> Result<(), RunError> {
         if matches!(then, AfterEnd::Decide(status) if !status.is_success())
-            && self.stopping == Stopping::No
+            && !self.is_stopping()
             && self.would_restore()
             && let Some(image) = self.newest()
         {
@@ -166,7 +166,7 @@ impl Supervisor {
             self.tell_crashed(status);
             self.learn_failure();
         }
-        let images = self.available_or_none().len();
+        let images = self.images_at_least();
         let decision = decide(status, &self.shop.config.restart, self.budget, images);
         if !matches!(decision, Decision::Restore { delay, .. } if delay <= STANDBY_MAX) {
             self.shop.standby.dismiss();
@@ -200,12 +200,10 @@ impl Supervisor {
     /// The exit code, when the end was asked for and is no crash.
     fn asked_to_end(&self, status: ExitStatus) -> Option<u8> {
         match self.stopping {
-            Stopping::No => None,
-            // A job that goes on after SIGINT and crashes much later has crashed.
-            Stopping::ByTheJob(at) if at.elapsed() > self.shop.config.snapshot.grace => None,
-            Stopping::ByTheJob(_) => Some(status.code()),
+            _ if !self.is_stopping() => None,
+            Stopping::No | Stopping::ByTheJob(_) => Some(status.code()),
             Stopping::WhenSaved | Stopping::Until(_)
-                if status.is_success() || self.newest().is_none() =>
+                if status.is_success() || !self.may_have_image() =>
             {
                 Some(status.code())
             }
@@ -213,12 +211,17 @@ impl Supervisor {
         }
     }
 
+    /// Whether the job's end would be one that was asked for.
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.is_wanted(self.shop.config.snapshot.grace)
+    }
+
     /// Whether a crash now would be followed by a restore.
     pub fn would_restore(&self) -> bool {
         let crash = ExitStatus::Signaled(nix::libc::SIGKILL);
         let mut budget = self.budget;
         budget.ended(crash);
-        let images = self.available_or_none().len();
+        let images = self.images_at_least();
         let decision = decide(crash, &self.shop.config.restart, budget, images);
         matches!(decision, Decision::Restore { .. })
     }

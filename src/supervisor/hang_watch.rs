@@ -26,7 +26,7 @@ use super::hook::Occasion;
 use super::operation::News;
 use super::restart::Budget;
 use super::run::RunError;
-use super::supervise::{Running, Stage, Stopping, Supervisor};
+use super::supervise::{Running, Stage, Supervisor};
 use super::workshop::{Job, SharedStreams};
 use crate::clock;
 use crate::config::{Hang, HangAction};
@@ -245,6 +245,7 @@ impl Supervisor {
 
     /// Goes on with a suspicion, once that is possible.
     pub fn follow_suspicion(&mut self) -> Result<(), RunError> {
+        let stopping = self.is_stopping();
         let Some(watch) = &mut self.operation.hang else {
             return Ok(());
         };
@@ -260,7 +261,7 @@ impl Supervisor {
             gone: false,
             ..
         }) = &self.stage
-            && self.stopping == Stopping::No
+            && !stopping
         {
             Some(Arc::clone(job))
         } else {
@@ -329,7 +330,7 @@ impl Supervisor {
         let images = self.shop.store.images().unwrap_or_default();
         match self.state.go_back(newest, &images) {
             Ok(()) => {
-                tracing::info!(image = %newest, "images from the silence are left out");
+                tracing::info!(back_to = %newest, "images from the silence are left out");
                 self.remember();
             }
             Err(error) => tracing::debug!(%error, "images from the silence stay"),

@@ -62,7 +62,6 @@ impl Supervisor {
         let Stage::Running(
             running @ Running {
                 busy: None,
-                leaving: false,
                 ended: None,
                 ..
             },
@@ -70,9 +69,12 @@ impl Supervisor {
         else {
             return Ok(());
         };
+        if running.is_leaving() {
+            return Ok(());
+        }
         if self.wanted.is_some() && running.job.has_ended() {
             // No hook is to be called.
-            running.leaving = true;
+            running.leaving = Some(clock::now());
             return Ok(());
         }
         let Some(mut wanted) = self.wanted.take() else {
@@ -195,8 +197,10 @@ impl Supervisor {
         let Stage::Running(running) = &mut self.stage else {
             return;
         };
-        running.leaving |= matches!(error, SnapshotError::Ended);
-        if running.ended.is_some() || running.gone || running.leaving {
+        if matches!(error, SnapshotError::Ended) {
+            running.leaving = Some(clock::now());
+        }
+        if running.ended.is_some() || running.gone || running.is_leaving() {
             tracing::info!("snapshot called off: the job ended during it");
             self.tell_snapshot_failed("ended", &reason, false);
             return;
@@ -211,8 +215,7 @@ impl Supervisor {
         self.state.failed_snapshots += 1;
         self.state.last_failure = Some(kind.to_owned());
         self.remember();
-        let doubtful =
-            error.job_is_doubtful() && self.stopping == Stopping::No && self.would_restore();
+        let doubtful = error.job_is_doubtful() && !self.is_stopping() && self.would_restore();
         let goes_on = !error.job_is_lost() && !doubtful;
         self.tell_snapshot_failed(kind, &reason, goes_on);
         if !goes_on {
@@ -274,13 +277,13 @@ impl Supervisor {
         if let Stopping::Until(_) = self.stopping {
             self.stopping = Stopping::Until(clock::now() + DELIVERY_LIMIT);
         }
-        let saved = self.newest();
-        if let Some(id) = saved {
+        let saved = self.may_have_image();
+        if let Some(id) = self.newest() {
             tracing::warn!(image = %id, "stopping without a new image ({why}); the run goes on from the newest one");
-        } else {
+        } else if !saved {
             tracing::warn!("stopping without an image ({why}); the run begins anew");
         }
-        let code = if saved.is_some() { SAVED } else { TERMINATED };
+        let code = if saved { SAVED } else { TERMINATED };
         self.end_job(AfterEnd::Exit(code, Progress::Saved))
     }
 

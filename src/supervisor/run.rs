@@ -10,6 +10,7 @@ use crate::clock;
 use crate::config::Config;
 use crate::criu::{Criu, FindError, Search};
 use crate::cuda::GpuMap;
+use crate::sandbox;
 use crate::store::{ImageEntry, ImageId, LockError, OpenError, ReadError, Store, WriteError};
 
 use super::key::{KeyError, read_key};
@@ -166,6 +167,7 @@ pub(super) enum Beginning {
 /// When the run cannot begin or go on; nothing of the job runs then, and images are as they were.
 pub fn run(options: RunOptions) -> Result<u8, RunError> {
     machine::use_one_heap();
+    sandbox::raise_descriptor_limit();
     let RunOptions {
         config,
         what,

@@ -68,16 +68,26 @@ pub(super) enum Stage {
     },
 }
 
+/// From the sight of a job's end to the word of it: its first process may have much memory to give back.
+const LEAVING_LIMIT: Duration = Duration::from_secs(10);
+
 /// A job that runs.
 #[derive(Debug)]
 pub(super) struct Running {
     pub job: Arc<Job>,
     pub busy: Option<Wanted>,
     pub pause: Option<Pause>,
-    /// It was seen that it ends, or has: the word of it is on its way, and no snapshot begins any more.
-    pub leaving: bool,
+    /// When it was seen that it ends, or has: the word of it is on its way, and no snapshot begins.
+    pub leaving: Option<Instant>,
     pub ended: Option<Ended>,
     pub gone: bool,
+}
+
+impl Running {
+    /// Whether the word of its end is still waited for. Where none comes, it had not ended.
+    pub fn is_leaving(&self) -> bool {
+        self.leaving.is_some_and(|at| at.elapsed() < LEAVING_LIMIT)
+    }
 }
 
 /// The job stands still, as somebody asked.
@@ -148,6 +158,18 @@ pub(super) enum Stopping {
     WhenSaved,
     /// SIGTERM: saved or not, at this time.
     Until(Instant),
+}
+
+impl Stopping {
+    /// Whether an end of the job now would be wanted. `grace`: how long after SIGINT it is.
+    pub fn is_wanted(self, grace: Duration) -> bool {
+        match self {
+            Self::No => false,
+            // A job that goes on after SIGINT and crashes much later has crashed.
+            Self::ByTheJob(at) => at.elapsed() <= grace,
+            Self::WhenSaved | Self::Until(_) => true,
+        }
+    }
 }
 
 /// The state of a run. Lives on the main thread.
@@ -301,7 +323,7 @@ impl Supervisor {
             Stage::Running(Running {
                 busy: None,
                 pause: None,
-                leaving: false,
+                leaving: None,
                 ended: None,
                 ..
             }) if !self.is_suspect() => self.schedule_now().1,

@@ -1,10 +1,10 @@
 //! What every snapshot and restore of a run needs and none of them changes.
 
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
 
@@ -96,6 +96,21 @@ impl WorkFolder {
 
     fn path(&self) -> &Path {
         self.folder.path()
+    }
+
+    fn link_program(&self, program: &Path) -> io::Result<()> {
+        symlink(program, self.path().join(HOLD_PROGRAM))
+    }
+
+    /// Puts back what was cleaned away; in [`WORK_PARENT`] that happens to what is old.
+    fn make_again(&self, program: &Path) -> io::Result<()> {
+        if !self.path().exists() {
+            DirBuilder::new().mode(0o700).create(self.path())?;
+        }
+        match self.link_program(program) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+            Ok(()) | Err(_) => Ok(()),
+        }
     }
 }
 
@@ -189,7 +204,7 @@ impl Workshop {
         let work = WorkFolder::new(store.path())?;
         let program = keep_program(Path::new("/proc/self/exe"), store.path())?;
         leftovers::remove_copies(&store, &lock, &program);
-        symlink(&program, work.path().join(HOLD_PROGRAM))?;
+        work.link_program(&program)?;
         renew_plugins(&store.path().join(PLUGINS))?;
         for folder in ["logs", "aside"] {
             create_private(&store.path().join(folder))?;
@@ -260,6 +275,7 @@ impl Workshop {
 
     /// A fresh folder for the sockets of one dump or restore.
     pub fn sockets(&self) -> io::Result<TempDir> {
+        self.work.make_again(&self.program)?;
         tempfile::Builder::new()
             .prefix("images.")
             .tempdir_in(self.work.path())

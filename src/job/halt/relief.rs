@@ -20,6 +20,7 @@ use procfs::process::Process as ProcessEntry;
 
 use super::{Halted, STOP_LIMIT, STOP_LOOK, Stop, Thread};
 use crate::clock;
+use crate::job::tree;
 
 /// Most steps of a thread, some ten milliseconds; malloc and free take hundreds.
 const STEPS_MAX: u32 = 3000;
@@ -181,8 +182,7 @@ fn awaited(process: Pid, thread: i32) -> Option<u64> {
 
 /// Whether a signal waits for this thread alone.
 fn has_pending(thread: Pid, signal: Signal) -> bool {
-    let status = ProcessEntry::new(thread.as_raw()).and_then(|entry| entry.status());
-    status.is_ok_and(|status| status.sigpnd & 1 << (signal as i32 - 1) != 0)
+    tree::status(thread.as_raw()).is_ok_and(|status| status.sigpnd & 1 << (signal as i32 - 1) != 0)
 }
 
 /// The call of the kernel that a thread waits or was interrupted in.

@@ -13,6 +13,7 @@ use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 
+use crate::job::output::wait_until;
 use crate::job::terminal::{Key, first_key};
 use crate::sync::{locked, wait};
 
@@ -90,6 +91,12 @@ impl Shared {
             let got = match result {
                 Ok(got) => got,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    drop(state);
+                    // Others who share the descriptor have set it so.
+                    wait_until(&source, PollFlags::POLLIN);
+                    continue;
+                }
                 Err(error)
                     if error.raw_os_error() == Some(Errno::EIO as i32) && source.is_terminal() =>
                 {

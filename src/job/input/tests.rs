@@ -66,3 +66,22 @@ fn without_a_caller_the_job_reads_nothing() {
     assert_eq!(text, "");
     assert_eq!(input.mark().unwrap(), InputMark::default());
 }
+
+#[test]
+fn a_source_that_is_set_not_to_wait_has_not_ended() {
+    let (source, mut caller) = io::pipe().unwrap();
+    let source = File::from(OwnedFd::from(source));
+    nix::fcntl::fcntl(&source, nix::fcntl::FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
+    let mut input = Input::new(Some(source)).unwrap();
+    let mut job = File::from(input.connect().unwrap());
+    input.open();
+    // Between the letters there is nothing to read.
+    for letter in b"abc" {
+        caller.write_all(&[*letter]).unwrap();
+        let mut one = [0];
+        job.read_exact(&mut one).unwrap();
+        assert_eq!(one[0], *letter);
+    }
+    drop(caller);
+    assert_eq!(job.read(&mut [0]).unwrap(), 0);
+}

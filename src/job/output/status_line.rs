@@ -4,12 +4,12 @@
 //! line of ours is written. So the job's lines are whole on the screen, and its next byte stands where it would have
 //! stood. A job that moves the cursor about (nested progress bars, editors) has the screen to itself from then on.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use super::super::terminal::{line_end, window};
-use super::Shared;
+use super::{Shared, write_out};
 
 /// To the line's start, and everything right of it away.
 const ERASE: &str = "\r\x1b[K";
@@ -72,7 +72,7 @@ impl StatusLine {
         state.delivering = true;
         drop(state);
         // As with the job's output, a terminal that went away is told nothing.
-        let _ = (&self.shared.sink).write_all(bytes.as_bytes());
+        let _ = write_out(&self.shared.sink, bytes.as_bytes());
         self.shared.lock().delivering = false;
         self.shared.delivered.notify_all();
         shown

@@ -43,6 +43,61 @@ fn our_own_file_is_cut_back_to_the_mark() {
 }
 
 #[test]
+fn what_others_wrote_to_our_file_is_not_cut() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let append = || File::options().append(true).open(file.path()).unwrap();
+    let mut output = Output::new(append().into(), true);
+    let mut job = File::from(output.connect().unwrap());
+    job.write_all(b"one\n").unwrap();
+    let mark = output.mark().unwrap();
+    append().write_all(b"others\n").unwrap();
+    job.write_all(b"two\n").unwrap();
+    drop(job);
+    output.drain()();
+    output.rewind(&mark, true, Path::new("unused")).unwrap();
+    let mut job = File::from(output.connect().unwrap());
+    job.write_all(b"two\nthree\n").unwrap();
+    drop(job);
+    output.drain()();
+    assert_eq!(
+        std::fs::read_to_string(file.path()).unwrap(),
+        "one\nothers\ntwo\nthree\n"
+    );
+}
+
+#[test]
+fn a_sink_that_is_set_not_to_wait_gets_everything() {
+    let (mut heard, sink) = io::pipe().unwrap();
+    fcntl(&sink, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
+    let mut output = Output::new(sink.into(), true);
+    let mut job = File::from(output.connect().unwrap());
+    let text = b"0123456789abcdef".repeat(64 << 10);
+    let written = text.clone();
+    let writer = thread::spawn(move || job.write_all(&written).unwrap());
+    // Nobody reads until our pipe is full.
+    while !output.shared.lock().delivering {
+        thread::yield_now();
+    }
+    let mut got = vec![0; text.len()];
+    heard.read_exact(&mut got).unwrap();
+    assert!(got == text);
+    writer.join().unwrap();
+    output.drain()();
+}
+
+#[test]
+fn output_that_nobody_can_take_is_lost_once_and_the_job_goes_on() {
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let mut output = Output::new(full.into(), false);
+    let mut job = File::from(output.connect().unwrap());
+    job.write_all(b"one\n").unwrap();
+    drop(job);
+    output.drain()();
+    assert!(output.shared.lock().lossy);
+    assert_eq!(output.mark().unwrap().position, 4);
+}
+
+#[test]
 fn what_an_appended_file_held_before_the_run_is_not_cut() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "before\n").unwrap();

@@ -46,11 +46,60 @@ fn a_file_the_job_reads_back_gets_its_old_content() {
     let file = recorded(&state, Access::Update, Some("files/0"));
     fs::write(&state, "0002+").unwrap();
     let refill = |_: &str, target: &mut File| target.write_all(b"0001");
-    plan(&[file], &[])
-        .unwrap()
-        .execute(&folder.path().join("aside"), refill)
-        .unwrap();
+    let restore = || {
+        plan(std::slice::from_ref(&file), &[])
+            .unwrap()
+            .execute(&folder.path().join("aside"), refill)
+            .unwrap()
+    };
+    let kept = restore();
     assert_eq!(fs::read_to_string(&state).unwrap(), "0001");
+    // It may be another program's, or a new file of that name.
+    assert_eq!(fs::read_to_string(&kept[0].kept).unwrap(), "0002+");
+    let other = folder.path().join("other");
+    fs::write(&other, "precious").unwrap();
+    fs::rename(&other, &state).unwrap();
+    let kept = restore();
+    assert_eq!(fs::read_to_string(&state).unwrap(), "0001");
+    assert_eq!(fs::read_to_string(&kept[0].kept).unwrap(), "precious");
+}
+
+#[test]
+fn a_file_that_others_own_now_is_named_and_not_touched() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path().join("state");
+    fs::write(&state, "0001").unwrap();
+    let mut file = recorded(&state, Access::Update, Some("files/0"));
+    let now = file.owner.0;
+    file.owner.0 += 1;
+    let then = file.owner.0;
+    assert!(matches!(
+        plan(&[file], &[]),
+        Err(RewindError::Owner { then: t, now: n, .. }) if (t, n) == (then, now)
+    ));
+}
+
+#[test]
+fn what_is_kept_aside_has_a_name_that_fits_and_its_holes() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("é".repeat(127));
+    fs::write(&log, "abc").unwrap();
+    let file = recorded(&log, Access::Write, None);
+    let grown = File::options().write(true).open(&log).unwrap();
+    grown.set_len(1 << 30).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&grown, b"end", (1 << 30) - 3).unwrap();
+    let kept = plan(&[file], &[])
+        .unwrap()
+        .execute(&folder.path().join("aside"), never)
+        .unwrap();
+    assert_eq!(fs::metadata(&log).unwrap().len(), 3);
+    let about = fs::metadata(&kept[0].kept).unwrap();
+    assert_eq!((about.len(), kept[0].bytes), ((1 << 30) - 3, (1 << 30) - 3));
+    assert!(about.blocks() * 512 < 1 << 20, "{} blocks", about.blocks());
+    let mut end = [0; 3];
+    let kept = File::open(&kept[0].kept).unwrap();
+    std::os::unix::fs::FileExt::read_exact_at(&kept, &mut end, (1 << 30) - 6).unwrap();
+    assert_eq!(&end, b"end");
 }
 
 #[test]
