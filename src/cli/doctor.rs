@@ -4,6 +4,8 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
+use super::Failure;
+use super::output::{print, print_json};
 use crate::criu::Search;
 use crate::supervisor::doctor::{Check, Status, examine};
 
@@ -13,30 +15,19 @@ const STATUS_WIDTH: usize = 7;
 /// Runs all checks and prints them to standard output, as lines or as a JSON array.
 ///
 /// Succeeds when there is no problem; notes are no problems.
-#[must_use]
-pub fn run(json: bool, store: &Path, search: &Search) -> ExitCode {
+pub(super) fn run(json: bool, store: &Path, search: &Search) -> Result<ExitCode, Failure> {
     let checks = examine(store, search);
-    let mut out = io::stdout().lock();
-    let written = if json {
-        write_json(&mut out, &checks)
+    let printed = if json {
+        print_json(&checks)?
     } else {
-        write_lines(&mut out, &checks)
+        let mut lines = Vec::new();
+        write_lines(&mut lines, &checks)?;
+        print(&String::from_utf8_lossy(&lines))?
     };
-    // A reader that went away, as in `doctor | head`, has seen what it wanted.
-    let seen = match written {
-        Err(error) => error.kind() == io::ErrorKind::BrokenPipe,
-        Ok(()) => true,
-    };
-    if seen && count(&checks, Status::Problem) == 0 {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
-}
-
-fn write_json(out: &mut impl Write, checks: &[Check]) -> io::Result<()> {
-    serde_json::to_writer_pretty(&mut *out, checks)?;
-    writeln!(out)
+    Ok(match count(&checks, Status::Problem) {
+        0 => printed,
+        _ => ExitCode::FAILURE,
+    })
 }
 
 fn write_lines(out: &mut impl Write, checks: &[Check]) -> io::Result<()> {
@@ -117,9 +108,8 @@ mod tests {
 
     #[test]
     fn json_is_an_array_of_checks() {
-        let mut out = Vec::new();
-        write_json(&mut out, &[check("criu", Status::Problem, Some("get one"))]).unwrap();
-        let value: serde_json::Value = serde_json::from_slice(&out).unwrap();
+        let checks = [check("criu", Status::Problem, Some("get one"))];
+        let value = serde_json::to_value(checks).unwrap();
         let expected = serde_json::json!([
             {"name": "criu", "status": "problem", "detail": "about criu", "remedy": "get one"}
         ]);

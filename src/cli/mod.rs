@@ -309,7 +309,7 @@ fn dispatch(global: &Global, verb: Verb) -> Result<ExitCode, Failure> {
         Verb::Doctor => {
             let config = global.load(Vec::new())?.config;
             let search = Search::new(config.criu.path);
-            Ok(doctor::run(global.json, &config.store, &search))
+            doctor::run(global.json, &config.store, &search)
         }
         Verb::Cuda(verb) => cuda::run(global, &verb),
         Verb::Config(verb) => config::run(global, &verb),

@@ -21,7 +21,9 @@ pub(super) fn fail(text: &str) {
 /// Prints data. A reader that went away, as in `list | head`, has seen what it wanted.
 pub(super) fn print(text: &str) -> Result<ExitCode, Failure> {
     match io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(io::Error::new(error.kind(), format!("cannot write to stdout: {error}")).into())
+        }
         Ok(()) | Err(_) => Ok(ExitCode::SUCCESS),
     }
 }

@@ -132,13 +132,9 @@ fn weekday_item(item: &str) -> Result<String, String> {
     Ok(numbers.join(","))
 }
 
-/// The calendar repeats within 400 years; crate `cron` knows 1970 to 2100, so
-/// looking from its first year finds whatever happens at all.
+/// Crate `cron` knows the years up to 2100; what does not happen until then is no time to wait for.
 fn never_happens(schedule: &Schedule) -> bool {
-    schedule
-        .after(&chrono::DateTime::UNIX_EPOCH)
-        .next()
-        .is_none()
+    schedule.upcoming(chrono::Utc).next().is_none()
 }
 
 /// The parser's reason stands below the expression and a caret.

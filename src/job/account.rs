@@ -15,7 +15,7 @@ use super::tree::{self, Process};
 const DESCRIBED_MAX: usize = 512;
 /// Bytes of a command line that are kept: what a terminal shows on a few lines.
 const COMMAND_BYTES_MAX: u64 = 1024;
-/// Bytes of all command lines together: JSON may write each as six, and an image's facts have 4 MiB in all.
+/// Bytes of all command lines together: JSON may write each as six, and an image's facts have 32 MiB in all.
 const COMMANDS_BYTES_MAX: u64 = 256 << 10;
 /// Words of a command line that are kept.
 const WORDS_MAX: usize = 64;

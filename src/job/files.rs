@@ -92,6 +92,11 @@ pub enum FilesError {
         /// Pid as the host sees it.
         pid: i32,
     },
+    /// It could not be recorded, and so not be looked for at a restore.
+    #[error(
+        "cannot record {}, which the job has open: its path is not UTF-8; rename what is not", .0.display()
+    )]
+    Name(PathBuf),
     /// `/proc` of a process could not be read.
     #[error("cannot list the open files of process {pid}")]
     Process {
@@ -118,6 +123,9 @@ pub fn collect(pids: &[i32]) -> Result<Vec<OpenFile>, FilesError> {
         collect_process(*pid, &mut found)
             .map_err(|source| FilesError::Process { pid: *pid, source })?;
     }
+    if let Some(path) = found.keys().find(|path| path.to_str().is_none()) {
+        return Err(FilesError::Name(path.clone()));
+    }
     Ok(found.into_values().collect())
 }
 
@@ -138,8 +146,12 @@ fn collect_process(pid: i32, found: &mut BTreeMap<PathBuf, OpenFile>) -> Result<
     let process = ProcessEntry::new(pid)?;
     for descriptor in process.fd()? {
         let descriptor = descriptor?;
-        if let FDTarget::Path(path) = descriptor.target {
+        if let FDTarget::Path(_) = descriptor.target {
             let link = PathBuf::from(format!("/proc/{pid}/fd/{}", descriptor.fd));
+            // Its bytes; crate `procfs` has only characters.
+            let Ok(path) = fs::read_link(&link) else {
+                continue;
+            };
             let flags = descriptor_flags(pid, descriptor.fd)?;
             match fs::metadata(link) {
                 Ok(metadata) if is_deleted(&path) => {
@@ -292,6 +304,22 @@ mod tests {
     use super::*;
     use std::fs::File;
     use std::io::Write;
+
+    #[test]
+    fn a_file_whose_path_cannot_be_recorded_is_named() {
+        use std::ffi::OsStr;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(OsStr::from_bytes(b"fran\xe7ais"));
+        let mut child = std::process::Command::new("cat")
+            .stdin(std::process::Stdio::piped())
+            .stdout(File::create(&path).unwrap())
+            .spawn()
+            .unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        assert!(matches!(collect(&[pid]), Err(FilesError::Name(named)) if named == path));
+        drop(child.stdin.take());
+        child.wait().unwrap();
+    }
 
     #[test]
     fn own_files_are_listed_with_their_access_and_size() {

@@ -46,8 +46,8 @@ pub(super) mod fuzz;
 mod header;
 
 const SUM_LEN: usize = 32;
-/// The caller's own data: some JSON, in memory whenever images are listed.
-pub(super) const META_BYTES_MAX: usize = 4 << 20;
+/// The caller's own data: some JSON, in memory whenever images are listed. A job with 100,000 files takes it.
+pub(super) const META_BYTES_MAX: usize = 32 << 20;
 /// Bodies are mostly hashes, which do not compress: more effort gains nothing.
 const BODY_LEVEL: i32 = 1;
 /// Level 1 looks back 2^19 bytes; a reader has that much and some room, whatever a frame asks for.

@@ -88,7 +88,7 @@ pub enum RunError {
     State(#[from] RunStateError),
     /// The store belongs to another command.
     #[error(
-        "cannot go on: the store {} holds an unfinished run of another command\n  there: {there}\n  here:  {here}\n\
+        "cannot go on: the store {} holds a run of another command\n  there: {there}\n  here:  {here}\n\
          run the same line again, choose another --store, or begin anew with --fresh",
         store.display()
     )]

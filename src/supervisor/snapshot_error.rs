@@ -259,7 +259,8 @@ impl SnapshotError {
             Self::Store(_) => FailureKind::Store,
             Self::DiskFull(_) | Self::NoRoom { .. } => FailureKind::Disk,
             Self::NoMemory { .. } => FailureKind::Memory,
-            Self::Obstacle(_) | Self::Files(job::FilesError::Semaphore { .. }) => {
+            Self::Obstacle(_)
+            | Self::Files(job::FilesError::Semaphore { .. } | job::FilesError::Name(_)) => {
                 FailureKind::Unsupported
             }
             Self::Device { .. } | Self::Leaving { .. } => FailureKind::Changed,
