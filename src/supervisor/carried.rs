@@ -2,7 +2,8 @@
 //!
 //! The job's first process runs a copy of this program, and others may have the agent loaded; both lie in the `bin`
 //! folder of the store that the image was made in, and CRIU wants them where they were. An exported or copied image
-//! carries them as streams; a restore that does not find one puts it back.
+//! carries them as streams; a restore that does not find one puts it back. One that is there with another time, as after
+//! the store was copied as a folder, gets its time back.
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io;
@@ -11,7 +12,8 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use super::image::ImageFacts;
-use super::leftovers::{COPIES, COPY_PREFIX};
+use super::leftovers::{COPIES, COPY_DIGITS, COPY_PREFIX};
+use super::workshop::hash_of;
 use crate::job::OpenFile;
 use crate::store::{Companion, ImageReader, Store};
 
@@ -34,16 +36,24 @@ pub fn companions(store: &Store, facts: &ImageFacts) -> Vec<Companion> {
     parts.collect()
 }
 
-/// Puts back the parts that are missing and that the image carries.
+/// Puts back the parts that are missing and that the image carries, and the times of those that are there.
 pub(super) fn put_back(image: &ImageReader, facts: &ImageFacts) -> io::Result<()> {
     for file in &facts.files {
         let Some(name) = name(file) else { continue };
         let stream = format!("{FOLDER}/{name}");
-        let is_missing = fs::symlink_metadata(&file.path)
-            .is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
-        if is_missing && image.contains(&stream) {
-            tracing::info!(path = %file.path.display(), "put back a part of ckpt-run that the image maps");
-            make(image, &stream, file)?;
+        match fs::symlink_metadata(&file.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && image.contains(&stream) => {
+                tracing::info!(path = %file.path.display(), "put back a part of ckpt-run that the image maps");
+                make(image, &stream, file)?;
+            }
+            Ok(there) if there.is_file() && there.modified()? != modified(file) => {
+                // Its name tells its content.
+                let digits = hash_of(&file.path)?.to_hex();
+                if name.contains(&digits[..COPY_DIGITS]) {
+                    File::open(&file.path)?.set_modified(modified(file))?;
+                }
+            }
+            Ok(_) | Err(_) => {}
         }
     }
     Ok(())
@@ -54,6 +64,11 @@ fn name(file: &OpenFile) -> Option<&str> {
     let name = file.path.file_name()?.to_str()?;
     let folder = file.path.parent()?.file_name()?;
     (folder == COPIES && name.starts_with(COPY_PREFIX)).then_some(name)
+}
+
+fn modified(file: &OpenFile) -> SystemTime {
+    let since = u64::try_from(file.modified_ns).map(Duration::from_nanos);
+    SystemTime::UNIX_EPOCH + since.unwrap_or_default()
 }
 
 /// Makes the file as it was: what CRIU and the restore compare is mode, size and time.
@@ -69,9 +84,7 @@ fn make(image: &ImageReader, stream: &str, file: &OpenFile) -> io::Result<()> {
         .map_err(io::Error::other)?;
     made.as_file()
         .set_permissions(Permissions::from_mode(file.mode & 0o777))?;
-    let modified = u64::try_from(file.modified_ns).map(Duration::from_nanos);
-    let modified = SystemTime::UNIX_EPOCH + modified.unwrap_or_default();
-    made.as_file().set_modified(modified)?;
+    made.as_file().set_modified(modified(file))?;
     made.as_file().sync_all()?;
     made.persist_noclobber(&file.path)?;
     File::open(folder)?.sync_all()

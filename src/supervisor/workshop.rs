@@ -333,7 +333,7 @@ fn is_program(path: &Path, hash: blake3::Hash) -> io::Result<bool> {
 }
 
 /// The hash of a file's content, which is not kept in memory: a restore waits for this, and fresh memory takes longer.
-fn hash_of(path: &Path) -> io::Result<blake3::Hash> {
+pub(super) fn hash_of(path: &Path) -> io::Result<blake3::Hash> {
     let mut hasher = blake3::Hasher::new();
     hasher.update_reader(File::open(path)?)?;
     Ok(hasher.finalize())

@@ -237,6 +237,24 @@ fn a_heartbeat_that_stops_is_a_hang_though_the_job_computes() {
 }
 
 #[test]
+fn a_signal_that_the_job_survives_does_not_end_the_watch() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let settings =
+        "hang.output = '3s'\nsnapshot.grace = '1s'\nhooks.on_hang = 'rm stuck; touch go'";
+    let survives = format!("import signal\nsignal.signal(signal.SIGHUP, lambda *_: None)\n{TALKS}");
+    let mut run = start(&place, settings, &["--interval", "never"], &survives);
+    place.wait_for("out", "ready");
+    place.snapshot();
+    run.signal(Signal::SIGHUP);
+    fs::write(place.file("stuck"), "").unwrap();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert!(place.text("err").contains("the job hangs, no output"));
+}
+
+#[test]
 fn time_of_a_pause_or_a_stop_is_no_silence() {
     if !can_run() {
         return;

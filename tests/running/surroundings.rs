@@ -15,7 +15,7 @@ fn directory_environment_umask_limits_and_cgroup_are_kept() {
     let mut command = place.command(&["-q", "--", "sh", "-c"]);
     command.arg("pwd; umask; ulimit -n; echo \"$GREETING\"; cat /proc/self/cgroup");
     let output = Command::new("sh")
-        .args(["-c", "umask 027; ulimit -n 777; exec \"$0\" \"$@\""])
+        .args(["-c", "umask 027; ulimit -Sn 777; exec \"$0\" \"$@\""])
         .arg(command.get_program())
         .args(command.get_args())
         .current_dir(place.path())
