@@ -106,11 +106,12 @@ impl Carrier {
         Ok(room.free.saturating_sub(room.total / SHADOW_LEAVES))
     }
 
-    /// Reserves GPU memory for a shadow of up to `bytes` on each of the GPUs, as far as there is room; how much in all.
-    pub fn make_room(&self, gpus: &[GpuUuid], bytes: u64) -> Result<u64, ResidentError> {
+    /// Reserves GPU memory for a shadow of up to so many bytes on each of the GPUs, as far as there is room; how much in
+    /// all.
+    pub fn make_room(&self, shadows: &[(GpuUuid, u64)]) -> Result<u64, ResidentError> {
         let mut reserved = 0;
-        for gpu in gpus {
-            let wanted = bytes.min(self.room(*gpu)?);
+        for (gpu, bytes) in shadows {
+            let wanted = (*bytes).min(self.room(*gpu)?);
             match self.copier.reserve(*gpu, wanted) {
                 Ok(bytes) => reserved += bytes,
                 // Others took it: then it goes straight into the image.
