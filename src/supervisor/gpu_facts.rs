@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::resident::ResidentFacts;
 use super::standing::StandingFacts;
 use crate::cuda::{GpuUse, Inventory};
+use crate::job::variable;
 
 /// How CUDA is told which GPUs a process sees.
 const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
@@ -131,14 +132,6 @@ fn seen_by_any(seen: &[Option<Vec<usize>>], index: usize) -> Option<bool> {
     }
     let all_told = !seen.is_empty() && seen.iter().all(Option::is_some);
     all_told.then_some(false)
-}
-
-/// A variable of a process's environment in the form of `/proc/PID/environ`.
-pub(super) fn variable(environment: &[u8], name: &str) -> Option<String> {
-    environment.split(|byte| *byte == 0).find_map(|entry| {
-        let value = entry.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?;
-        Some(String::from_utf8_lossy(value).into_owned())
-    })
 }
 
 /// The GPUs, as places in the inventory, that a process with these variables sees. `None` where that cannot be told:

@@ -7,7 +7,7 @@ use super::choice::{Cover, expect_no_newcomer};
 use super::error::ResidentError;
 use super::facts::{ResidentFacts, ResidentProcess, ResidentSegment};
 use super::refill::Memory;
-use crate::cuda::{self, Driver, GpuUuid, Locked, SuspendOptions, TreeError};
+use crate::cuda::{self, Driver, GpuUuid, Locked, State, SuspendOptions, TreeError};
 use crate::job::{self, Process};
 use crate::resident::{Agent, AgentError, Channel, Held, Origin, Token};
 
@@ -51,14 +51,19 @@ pub(super) struct KeptProcess {
     origins: HashMap<u64, Origin>,
 }
 
-/// Asks processes, by their pids as the host and as the job sees them, for their agents.
+/// Asks processes, by their pids as the host and as the job sees them, for their agents. One that somebody has suspended
+/// stays so, whatever it holds, and its agent waits for the driver.
 pub(super) fn ask(
     channel: &mut Channel,
     token: &Token,
+    driver: &Driver,
     pids: impl Iterator<Item = (i32, i32)>,
 ) -> Result<Vec<Cover>, ResidentError> {
     let cover = |(host_pid, pid)| {
-        let hello = agent(channel, token, host_pid, pid).hello(HELLO_LIMIT);
+        let hello = match driver.process(host_pid).state() {
+            Ok(State::Checkpointed) => Ok(None),
+            Ok(_) | Err(_) => agent(channel, token, host_pid, pid).hello(HELLO_LIMIT),
+        };
         Ok(Cover {
             host_pid,
             pid,
@@ -107,9 +112,13 @@ impl Kept {
     }
 
     /// Whether all memory that the driver would lose is prepared for. The processes are locked.
-    pub(super) fn is_whole(&mut self, covers: &[Cover]) -> Result<(), ResidentError> {
+    pub(super) fn is_whole(
+        &mut self,
+        driver: &Driver,
+        covers: &[Cover],
+    ) -> Result<(), ResidentError> {
         let pids = covers.iter().map(|cover| (cover.host_pid, cover.pid));
-        let now = ask(&mut self.channel, &self.token, pids)?;
+        let now = ask(&mut self.channel, &self.token, driver, pids)?;
         let is_prepared = |cover: &Cover| self.processes.iter().any(|one| one.pid == cover.pid);
         expect_no_newcomer(&now, is_prepared)
     }

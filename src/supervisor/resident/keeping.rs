@@ -137,7 +137,7 @@ pub(in crate::supervisor) fn driver_suffices(
 fn ask(token: &Token, gpu: &Gpu<'_>) -> Result<Vec<Cover>, ResidentError> {
     let processes = gpu.processes().iter();
     let pids = processes.map(|process| (process.host_pid, process.pid));
-    keep::ask(&mut Channel::bind()?, token, pids)
+    keep::ask(&mut Channel::bind()?, token, gpu.driver(), pids)
 }
 
 fn start_carrier(
