@@ -40,17 +40,22 @@ pub(in crate::supervisor) struct Carrying {
 }
 
 impl Keeping {
-    /// Decides and prepares; `None` when the driver does it all. `to_host` for a pause; `despite` what failed before.
+    /// Decides and prepares; `None` when the driver does it all. `moved` processes are on other GPUs than their agents
+    /// know; `to_host` for a pause; `despite` what failed before.
     pub fn prepare(
         shop: &Workshop,
-        token: &Token,
+        (token, moved): (&Token, &[i32]),
         gpu: &Gpu<'_>,
         to_host: bool,
         despite: Option<&ResidentError>,
     ) -> Result<Option<Self>, ResidentError> {
         let wanted = shop.config.cuda.memory;
         let now = despite.map_or(wanted, |_| Memory::Driver);
-        let covers = match choose(now, to_host, ask(token, gpu)?)? {
+        let mut covers = ask(token, gpu)?;
+        for cover in &mut covers {
+            cover.know(moved);
+        }
+        let covers = match choose(now, to_host, covers)? {
             Way::Resident(covers) => covers,
             Way::Driver(reason) => {
                 let failure = despite.map(|error| chain(error));
