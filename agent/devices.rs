@@ -96,13 +96,25 @@ impl Devices {
         self.0.get(number).map_or(0, |known| known.peers)
     }
 
-    /// `device` may use the memory of `owner` from now on, also what comes later.
-    pub fn add_peer(&mut self, owner: c_int, device: c_int) {
+    /// `device` may use the memory of `owner` from now on, also what comes later. Whether it could not before.
+    pub fn add_peer(&mut self, owner: c_int, device: c_int) -> bool {
+        let before = self.peers(owner);
         let number = usize::try_from(owner).unwrap_or(DEVICES_MAX);
         if let Some(known) = self.0.get_mut(number)
             && (0..64).contains(&device)
         {
             known.peers |= 1 << device;
+        }
+        self.peers(owner) != before
+    }
+
+    /// It may not, for what comes later.
+    pub fn remove_peer(&mut self, owner: c_int, device: c_int) {
+        let number = usize::try_from(owner).unwrap_or(DEVICES_MAX);
+        if let Some(known) = self.0.get_mut(number)
+            && (0..64).contains(&device)
+        {
+            known.peers &= !(1 << device);
         }
     }
 }

@@ -178,9 +178,8 @@ fn open_now(
     // SAFETY: there is room for the answer. A device that is not told is taken to be the current one.
     let told = check(unsafe { driver::properties(&raw mut properties, imported) });
     entry.device = told.map_or(device, |()| properties.device());
-    if entry.device != device {
-        state.devices.add_peer(entry.device, device);
-    }
+    let owner = entry.device;
+    let is_new_peer = owner != device && state.devices.add_peer(owner, device);
     let mut is_given = false;
     let made = memory::make(state, entry, |handle, _| {
         is_given = true;
@@ -191,6 +190,10 @@ fn open_now(
     if !is_given {
         // SAFETY: imported above; otherwise `make` has given it up.
         unsafe { driver::release(imported) };
+    }
+    if made.is_err() && is_new_peer {
+        // Where the driver refuses that, it would refuse every later allocation there.
+        state.devices.remove_peer(owner, device);
     }
     let mut entry = made?;
     entry.descriptor = datagram::move_up(descriptor);

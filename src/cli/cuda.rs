@@ -12,6 +12,7 @@ use super::{Failure, Global, output};
 use crate::cuda::{self, CallError, Driver, GpuMap, State, Step};
 use crate::supervisor::chain;
 
+mod agents;
 mod arguments;
 mod gpus;
 
@@ -118,6 +119,14 @@ pub(super) fn run(global: &Global, verb: &CudaVerb) -> Result<ExitCode, Failure>
 
 /// Does what the verb says, to the end. `Gpus` is about no process and does nothing.
 fn act(driver: &Driver, verb: &CudaVerb, map: GpuMap) -> Result<Outcome, Failure> {
+    if let Some(pids) = suspended_by(verb)
+        && let Err(error) = agents::ask(driver, &pids)
+    {
+        return Ok(Outcome {
+            lines: states(driver, &pids),
+            failure: Some(cannot(&error)),
+        });
+    }
     match verb {
         CudaVerb::Gpus => Ok(Outcome::of(Vec::new())),
         CudaVerb::State(pids) => Ok(Outcome::of(states(driver, &pids.once()))),
@@ -153,6 +162,22 @@ fn act(driver: &Driver, verb: &CudaVerb, map: GpuMap) -> Result<Outcome, Failure
             step(driver, pids, &Step::Restore(map), State::Locked)
         }
         CudaVerb::Unlock(pids) => step(driver, pids, &Step::Unlock, State::Running),
+    }
+}
+
+/// The processes whose GPU memory the verb may take to the host.
+fn suspended_by(verb: &CudaVerb) -> Option<Vec<i32>> {
+    match verb {
+        CudaVerb::Checkpoint(pids)
+        | CudaVerb::Suspend(Stop { pids, .. })
+        | CudaVerb::Toggle(Toggle { pids, .. }) => Some(pids.once()),
+        CudaVerb::Gpus
+        | CudaVerb::State(_)
+        | CudaVerb::Tid(_)
+        | CudaVerb::Lock(_)
+        | CudaVerb::Restore(_)
+        | CudaVerb::Unlock(_)
+        | CudaVerb::Resume(_) => None,
     }
 }
 

@@ -26,6 +26,23 @@ pub fn environment(pid: i32) -> Vec<u8> {
     environment
 }
 
+/// A variable of an [`environment`].
+#[must_use]
+pub fn variable(environment: &[u8], name: &str) -> Option<String> {
+    environment.split(|byte| *byte == 0).find_map(|entry| {
+        let value = entry.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?;
+        Some(String::from_utf8_lossy(value).into_owned())
+    })
+}
+
+/// The user that a process (a host pid) runs as, which the kernel tells those whom it writes to: the real one. The owner of
+/// its folder in `/proc` is another where it has changed its user. `None` where it has ended.
+#[must_use]
+pub fn user(pid: i32) -> Option<u32> {
+    let status = ProcessEntry::new(pid).and_then(|process| process.status());
+    status.ok().map(|status| status.ruid)
+}
+
 /// Whether a process (a host pid) has a file mapped whose name begins with `prefix`.
 #[must_use]
 pub fn has_mapped(pid: i32, prefix: &str) -> bool {

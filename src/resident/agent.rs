@@ -1,6 +1,6 @@
 //! One process's agent, as the supervisor sees it: a request, its answers, everything checked.
 //!
-//! An answer counts when it comes from the agent's address and from root or the job's user. Answers to requests that
+//! An answer counts when it comes from the agent's address and from root or the process's user. Answers to requests that
 //! were given up are passed over, but those to a release, which carry memory, are kept for whoever asks again.
 
 use std::os::fd::AsFd;

@@ -97,6 +97,7 @@ impl Supervisor {
             sandbox: Arc::clone(sandbox),
             pids,
             token: self.shop.agent.as_ref().map(|(_, token)| *token),
+            moved: Vec::new(),
             intrusion: Intrusion::default(),
         });
         self.tell_started(&job.sandbox, pids);
@@ -239,6 +240,7 @@ impl Supervisor {
                     sandbox: Arc::clone(&restoring.sandbox),
                     pids: restoring.pids,
                     token: restoring.token.take(),
+                    moved: restored.moved.clone(),
                     intrusion: Intrusion::default(),
                 });
                 let (ended, gone) = (restoring.ended, restoring.gone);

@@ -27,7 +27,7 @@ const OF_THE_KEY: [&str; 2] = [
 ];
 
 /// Where the job's run has its images; by this others know whose a process is.
-pub(super) const STORE_VARIABLE: &str = "CKPT_RUN_STORE";
+pub(crate) const STORE_VARIABLE: &str = "CKPT_RUN_STORE";
 
 /// A variable and its value.
 pub(super) type Setting = (&'static str, &'static str);

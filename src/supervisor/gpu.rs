@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::environment::STORE_VARIABLE;
-use super::gpu_facts::{CudaFacts, variable, visible};
+use super::gpu_facts::{CudaFacts, visible};
 use super::image::Stopwatch;
 use super::machine;
 use super::obstacle::{self, CudaUser, FABRIC_DEVICES, Neighbour};
@@ -14,7 +14,7 @@ use super::standing::{Standing, StandingError};
 use super::suspension::Suspension;
 use super::workshop::Workshop;
 use crate::cuda::{self, GpuUse, Inventory};
-use crate::job::{self, Process};
+use crate::job::{self, Process, variable};
 use crate::resident;
 use crate::store::StreamOpener;
 

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::resident::ResidentFacts;
 use super::standing::StandingFacts;
 use crate::cuda::{GpuUse, Inventory};
+use crate::job::variable;
 
 /// How CUDA is told which GPUs a process sees.
 const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
@@ -21,6 +22,9 @@ pub struct CudaFacts {
     pub gpus: Vec<GpuFacts>,
     /// The CUDA processes, as the job sees their pids.
     pub pids: Vec<i32>,
+    /// Those of them that were moved to other GPUs, and whose agents had nothing there yet to know it by.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub moved: Vec<i32>,
     /// Which of their threads bring them back, while all others stand still; not told in the first images.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub standing: Vec<StandingFacts>,
@@ -117,9 +121,25 @@ impl CudaFacts {
             driver: machine.driver.clone().unwrap_or_default(),
             gpus: gpus.collect(),
             pids: Vec::new(),
+            moved: Vec::new(),
             standing: Vec::new(),
             resident: None,
         }
+    }
+
+    /// [`CudaFacts::moved`] of the processes that come back by this map, which is empty where they stay.
+    pub(super) fn moved_by(&self, map: &[(String, String)]) -> Vec<i32> {
+        let sees = |uuid: &str| {
+            let mut gpus = self.gpus.iter();
+            gpus.any(|gpu| gpu.uuid == uuid && gpu.visible != Some(false))
+        };
+        let moves = map.iter().any(|(old, new)| old != new && sees(old));
+        let knows = |pid: i32| {
+            let mut processes = self.resident.iter().flat_map(|facts| &facts.processes);
+            processes.any(|process| process.pid == pid && !process.segments.is_empty())
+        };
+        let moved = |pid: &i32| self.moved.contains(pid) || moves && !knows(*pid);
+        self.pids.iter().copied().filter(moved).collect()
     }
 }
 
@@ -131,14 +151,6 @@ fn seen_by_any(seen: &[Option<Vec<usize>>], index: usize) -> Option<bool> {
     }
     let all_told = !seen.is_empty() && seen.iter().all(Option::is_some);
     all_told.then_some(false)
-}
-
-/// A variable of a process's environment in the form of `/proc/PID/environ`.
-pub(super) fn variable(environment: &[u8], name: &str) -> Option<String> {
-    environment.split(|byte| *byte == 0).find_map(|entry| {
-        let value = entry.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?;
-        Some(String::from_utf8_lossy(value).into_owned())
-    })
 }
 
 /// The GPUs, as places in the inventory, that a process with these variables sees. `None` where that cannot be told:
@@ -181,6 +193,7 @@ pub(super) fn visible(
 mod tests {
     use super::*;
     use crate::cuda::{Gpu, GpuMemory};
+    use crate::supervisor::{ResidentProcess, ResidentSegment};
 
     fn machine(names: &[&str]) -> Inventory {
         let gpus = names.iter().enumerate().map(|(index, name)| Gpu {
@@ -255,6 +268,47 @@ mod tests {
         assert_eq!(of(1), (None, Some(false)));
         assert_eq!(of(2), (None, Some(true)));
         assert_eq!(seen_by_any(&[Some(vec![0]), None], 1), None);
+    }
+
+    #[test]
+    fn a_process_that_was_moved_before_its_agent_had_memory_stays_known() {
+        let holds = |pid, lens: &[u64]| ResidentProcess {
+            pid,
+            segments: lens.iter().map(|len| segment(*len)).collect(),
+        };
+        let facts = CudaFacts {
+            pids: vec![300, 301, 302],
+            moved: vec![302],
+            resident: Some(ResidentFacts {
+                processes: vec![holds(300, &[8]), holds(301, &[])],
+                part_bytes: 1 << 20,
+            }),
+            ..CudaFacts::of(
+                &machine(&["A", "A"]),
+                &[],
+                &[b"CUDA_VISIBLE_DEVICES=0\0".to_vec()],
+            )
+        };
+        let map = |pairs: [(&str, &str); 2]| {
+            let pairs = pairs.map(|(old, new)| (old.to_owned(), new.to_owned()));
+            facts.moved_by(&pairs)
+        };
+        assert_eq!(facts.moved_by(&[]), [302]);
+        assert_eq!(map([("GPU-0", "GPU-5"), ("GPU-1", "GPU-1")]), [301, 302]);
+        assert_eq!(
+            map([("GPU-0", "GPU-0"), ("GPU-1", "GPU-5")]),
+            [302],
+            "unseen"
+        );
+    }
+
+    fn segment(len: u64) -> ResidentSegment {
+        ResidentSegment {
+            address: 1 << 40,
+            len,
+            gpu: "GPU-0".to_owned(),
+            same_as: None,
+        }
     }
 
     #[test]

@@ -74,6 +74,7 @@ pub use control::{
     ControlError, request_pause, request_snapshot, request_status, request_stop, request_unpause,
 };
 pub use describe::{chain, size};
+pub(crate) use environment::STORE_VARIABLE;
 pub use gpu_facts::{CudaFacts, GpuFacts};
 pub use gpu_plan::{GpuPairs, Refusal};
 pub use image::{ImageFacts, Phase, Trigger};

@@ -86,6 +86,7 @@ impl Recorded {
                 .filter(|process| host_pids.contains(&process.host_pid))
                 .map(|process| process.pid)
                 .collect(),
+            moved: job.moved.clone(),
             ..facts
         });
         ImageFacts {

@@ -80,6 +80,8 @@ pub(super) struct Restored {
     pub cut: Vec<CutAway>,
     /// The job's input up to the crash is forgotten: it goes on with what comes next.
     pub input_lost: bool,
+    /// Of the job as it is now: see [`CudaFacts::moved`].
+    pub moved: Vec<i32>,
 }
 
 /// Brings the candidate back in `sandbox`, which is fresh. Blocks until the job computes.
@@ -134,6 +136,8 @@ pub(super) fn bring_back(
         }
         Ok::<_, RestoreError>(rewound)
     })?;
+    let gpu = facts.cuda.as_ref().zip(gpus.as_ref());
+    let moved = gpu.map(|(cuda, gpus)| cuda.moved_by(&gpus.map));
     let resident = facts.cuda.as_ref().and_then(|cuda| cuda.resident.as_ref());
     if resident.is_some() {
         shop.standby.warm(&shop.program);
@@ -149,6 +153,7 @@ pub(super) fn bring_back(
         total: clock::now() - begun,
         cut: rewound.cut,
         input_lost: rewound.input_lost,
+        moved: moved.unwrap_or_default(),
     })
 }
 

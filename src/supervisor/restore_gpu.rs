@@ -129,7 +129,7 @@ pub(super) fn resume(
     if let Some(memory) = memory {
         let token = facts.token.as_ref().ok_or(ResidentError::Facts)?;
         let memory = memory.join().map_err(|_| RestoreError::Panicked)?;
-        memory?.finish(token, &mut still)?;
+        memory?.finish(token, &there, &mut still)?;
     }
     drop(still);
     Ok(())

@@ -162,7 +162,13 @@ fn keeping(
         return Ok(None);
     };
     let to_host = afterwards == Afterwards::Pause;
-    Ok(Keeping::prepare(shop, token, gpu, to_host, despite)?)
+    Ok(Keeping::prepare(
+        shop,
+        (token, &job.moved),
+        gpu,
+        to_host,
+        despite,
+    )?)
 }
 
 /// Checks that there is room, and gets the memory that the image will pass through, while the job computes.

@@ -159,6 +159,8 @@ pub(super) struct Job {
     pub pids: JobPids,
     /// What its agents are called by, if it was started with any.
     pub token: Option<Token>,
+    /// Its [`CudaFacts::moved`].
+    pub moved: Vec<i32>,
     /// What we do in it, for those who look for signs that it lives.
     pub intrusion: Intrusion,
 }

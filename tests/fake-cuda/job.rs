@@ -4,13 +4,15 @@
 //! ```text
 //! job [--steps 40] [--pause-ms 20] [--segments 300,64K,2M,4M] [--threads 1] [--renew 5] [--log FILE]
 //!     [--wait-at STEP:FILE] [--kernel-at STEP:FILE] [--hold-at STEP:FILE] [--import] [--allocators 3]
+//!     [--user 65534] [--late STEP:6M]
 //! ```
 //! Every thread has all segments, on GPU (thread modulo GPUs), and frees and allocates one anew every `--renew` steps.
 //! Each step appends a line to standard output and to the log. At a step, the first thread can be made to wait
 //! (`--wait-at`), to work on the GPU (`--kernel-at`: a lock waits for it) or to hold the driver's lock (`--hold-at`)
 //! until the file exists; meanwhile all others wait outside of the driver. `--import`: it holds memory that came by a
 //! descriptor, from itself; the driver cannot bring that back. So many `--allocators` are threads that are inside malloc
-//! and free nearly all the time.
+//! and free nearly all the time. `--user`: it becomes that user before its first step. `--late`: every thread has a segment
+//! more from that step on.
 #![allow(unsafe_code, reason = "calls the driver through C")]
 
 mod driver;
@@ -132,6 +134,12 @@ struct Options {
     hold_at: Option<(u64, String)>,
     import: bool,
     allocators: usize,
+    user: Option<u32>,
+    late: Option<(u64, String)>,
+}
+
+unsafe extern "C" {
+    fn setuid(user: u32) -> c_int;
 }
 
 impl Options {
@@ -148,6 +156,8 @@ impl Options {
             hold_at: None,
             import: false,
             allocators: 0,
+            user: None,
+            late: None,
         };
         let mut words = std::env::args().skip(1);
         while let Some(word) = words.next() {
@@ -164,6 +174,8 @@ impl Options {
                 "--hold-at" => options.hold_at = Some(at(&value())),
                 "--import" => options.import = true,
                 "--allocators" => options.allocators = value().parse().unwrap(),
+                "--late" => options.late = Some(at(&value())),
+                "--user" => options.user = Some(value().parse().unwrap()),
                 other => panic!("no option {other}"),
             }
         }
@@ -215,6 +227,9 @@ impl Job {
         let new = |bytes: &usize| Segment::new(driver, *bytes);
         let mut segments: Vec<Segment> = options.segments.iter().map(new).collect();
         for step in 0..options.steps {
+            if let Some((_, size)) = options.late.as_ref().filter(|(at, _)| *at == step) {
+                segments.extend(sizes(size).iter().map(new));
+            }
             let mut sum = 0_u64;
             for segment in &mut segments {
                 sum = sum.rotate_left(7) ^ segment.step(driver, step + thread as u64);
@@ -291,6 +306,10 @@ fn main() {
     must("cuInit", unsafe { (driver.init)(0) });
     if options.import {
         import(&driver);
+    }
+    if let Some(user) = options.user {
+        // SAFETY: a number.
+        assert_eq!(unsafe { setuid(user) }, 0, "cannot become user {user}");
     }
     let mut gpus = 0;
     // SAFETY: a place for a number.

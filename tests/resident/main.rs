@@ -2,6 +2,7 @@
 //! program and the real CRIU. Whatever happens, the job ends as one that nobody touched.
 
 mod busy;
+mod by_hand;
 #[path = "../common/mod.rs"]
 mod common;
 mod copying;

@@ -1,7 +1,8 @@
 //! What the user chose: no agent at all, a library of the job's own beside it, a folder whose name no agent's path can
-//! have.
+//! have, another user for the job.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 
 use crate::common::{can_run, wait_until};
 use crate::support::{JOB, Scene, gpu};
@@ -55,6 +56,30 @@ fn a_library_that_the_job_loads_stays() {
     let maps = fs::read_to_string(format!("/proc/{}/maps", scene.run.job())).expect("its maps");
     assert!(maps.contains("libm.so"), "{maps}");
     scene.resident_snapshot();
+    scene.ends_as_ever();
+}
+
+#[test]
+fn a_job_that_becomes_another_user_is_answered_for_by_its_agent() {
+    if !can_run() {
+        return;
+    }
+    let gpu = gpu();
+    let all = Permissions::from_mode(0o777);
+    fs::set_permissions(gpu.folder(), all).expect("GPUs for all users");
+    let job = [&["--user", "65534"], &JOB[..]].concat();
+    let scene = Scene::with(gpu, "auto", &job, &[]);
+    scene.rests();
+    let taken = scene.place.verb(&["snapshot"]);
+    if taken.status.success() {
+        assert_eq!(scene.count(" release "), 1, "{}", scene.said());
+        scene.run.crash();
+        scene.restored();
+    } else {
+        // Without CAP_SYS_RESOURCE it comes no further, after the agent has let go and before it maps again.
+        let error = String::from_utf8_lossy(&taken.stderr);
+        assert!(error.contains("CRIU: Can't get rlimit"), "{error}");
+    }
     scene.ends_as_ever();
 }
 

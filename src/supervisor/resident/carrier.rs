@@ -32,9 +32,10 @@ const _: () = assert!(Lane::ROOM >= StreamReader::ROOM_MIN);
 const SHADOW_LEAVES: u64 = 16;
 /// Of a lane's thread.
 const NICENESS: i32 = 5;
-/// For one part to go through a lane, to or from a slow disk as well (256 MiB, the parts of older images, at 3 MB/s). A
-/// copier that hangs would hold up the job for ever.
-const PART_LIMIT: Duration = Duration::from_secs(90);
+/// For a piece to go through any of the lanes, to or from a slow disk as well: where all of them share one, it has a
+/// piece of each to move meanwhile (128 MiB, at 1.5 MB/s). A copier that hangs would hold up the job for ever.
+const PIECE_LIMIT: Duration = Duration::from_secs(90);
+const _: () = assert!(LANES_MAX * Lane::ROOM <= 128 << 20);
 
 /// A copier and its lanes.
 #[derive(Debug)]
@@ -105,11 +106,12 @@ impl Carrier {
         Ok(room.free.saturating_sub(room.total / SHADOW_LEAVES))
     }
 
-    /// Reserves GPU memory for a shadow of up to `bytes` on each of the GPUs, as far as there is room; how much in all.
-    pub fn make_room(&self, gpus: &[GpuUuid], bytes: u64) -> Result<u64, ResidentError> {
+    /// Reserves GPU memory for a shadow of up to so many bytes on each of the GPUs, as far as there is room; how much in
+    /// all.
+    pub fn make_room(&self, shadows: &[(GpuUuid, u64)]) -> Result<u64, ResidentError> {
         let mut reserved = 0;
-        for gpu in gpus {
-            let wanted = bytes.min(self.room(*gpu)?);
+        for (gpu, bytes) in shadows {
+            let wanted = (*bytes).min(self.room(*gpu)?);
             match self.copier.reserve(*gpu, wanted) {
                 Ok(bytes) => reserved += bytes,
                 // Others took it: then it goes straight into the image.
@@ -182,10 +184,12 @@ impl Carrier {
         for part in &parts {
             left[part.segment].fetch_add(1, Ordering::Relaxed);
         }
-        let copy = |lane: &mut Lane, part: &Part, stream: &mut StreamWriter| {
+        let copy = |lane: &mut Lane, part: &Part, stream: &mut StreamWriter, tell: &dyn Fn()| {
             let id = taken.segments[part.segment];
             lane.drain(id, part.begin..part.end, |bytes| {
-                Ok(stream.write_all(bytes)?)
+                stream.write_all(bytes)?;
+                tell();
+                Ok(())
             })
         };
         let finish = |part: &Part, stream: StreamWriter| {
@@ -274,22 +278,25 @@ impl Carrier {
                 Err(ResidentError::Facts)
             }
         };
-        let copy = |lane: &mut Lane, part: &Part, stream: &mut StreamReader<'_>| {
-            let range = part.begin..part.end;
-            lane.fill(segments[part.segment], range, |room| {
-                match stream.read(room)? {
-                    0 => Err(ResidentError::Facts),
-                    len => Ok(len),
-                }
-            })
-        };
+        let copy =
+            |lane: &mut Lane, part: &Part, stream: &mut StreamReader<'_>, tell: &dyn Fn()| {
+                let range = part.begin..part.end;
+                lane.fill(segments[part.segment], range, |room| {
+                    let len = stream.read(room)?;
+                    tell();
+                    if len == 0 {
+                        return Err(ResidentError::Facts);
+                    }
+                    Ok(len)
+                })
+            };
         self.side_by_side(&parts, open, copy, |_, _| Ok(()))
     }
 
-    /// Ends the copier when no part gets through; until all lanes are done.
+    /// Ends the copier when no piece gets through; until all lanes are done.
     fn watch(&self, working: &Receiver<()>) {
         loop {
-            match working.recv_timeout(PART_LIMIT) {
+            match working.recv_timeout(PIECE_LIMIT) {
                 Ok(()) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
                 Err(RecvTimeoutError::Timeout) => {
@@ -302,12 +309,12 @@ impl Carrier {
     }
 
     /// Has each lane do one part after the other, until all are done or one fails: opens its stream, copies, and finishes
-    /// the stream.
+    /// the stream. `copy` tells of each piece.
     fn side_by_side<S, E: From<ResidentError> + Send>(
         &self,
         parts: &[&Part],
         open: impl Fn(&Part) -> Result<S, E> + Sync,
-        copy: impl Fn(&mut Lane, &Part, &mut S) -> Result<(), E> + Sync,
+        copy: impl Fn(&mut Lane, &Part, &mut S, &dyn Fn()) -> Result<(), E> + Sync,
         finish: impl Fn(&Part, S) -> Result<(), E> + Sync,
     ) -> Result<(), E> {
         let mut lanes = locked(&self.lanes);
@@ -319,20 +326,23 @@ impl Carrier {
             next.store(parts.len(), Ordering::Relaxed);
             locked(&failure).get_or_insert(error);
         };
-        let one = |lane: &mut Lane, part: &Part| {
+        let one = |lane: &mut Lane, part: &Part, tell: &dyn Fn()| {
             let mut stream = open(part).map_err(&fail)?;
             // The stream is given up after the failure is known.
-            copy(lane, part, &mut stream).map_err(&fail)?;
+            copy(lane, part, &mut stream, tell).map_err(&fail)?;
             finish(part, stream).map_err(&fail)
         };
         let drive = |lane: &mut Lane, working: Sender<()>| {
             step_back();
+            // The watch ends with a copier that hangs, and so do we.
+            let tell = || {
+                let _ = working.send(());
+            };
             while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
-                if one(lane, part).is_err() {
+                if one(lane, part, &tell).is_err() {
                     return;
                 }
-                // The watch ends with a copier that hangs, and so do we.
-                let _ = working.send(());
+                tell();
             }
         };
         let panicked = thread::scope(|scope| {

@@ -24,9 +24,17 @@ pub(in crate::supervisor) enum Way {
 }
 
 impl Cover {
-    /// Device memory that its agent holds.
+    /// Device memory that its agent holds and can let go of.
     pub(super) fn bytes(&self) -> u64 {
-        self.hello.as_ref().map_or(0, |hello| hello.bytes)
+        let held = self.hello.as_ref().filter(|hello| !hello.moved);
+        held.map_or(0, |hello| hello.bytes)
+    }
+
+    /// Has it known whether it is among the processes that were moved to another GPU, which its agent may not know.
+    pub(super) fn know(&mut self, moved: &[i32]) {
+        if let Some(hello) = &mut self.hello {
+            hello.moved |= moved.contains(&self.pid);
+        }
     }
 
     /// Whether the driver alone would lose its memory.
@@ -80,16 +88,17 @@ pub(in crate::supervisor) fn choose(
     if bound {
         return Ok(Way::Resident(covers));
     }
-    let moved = |cover: &Cover| cover.hello.as_ref().is_some_and(|hello| hello.moved);
+    let moved = |hello: &Hello| hello.moved && hello.bytes > 0;
+    let moved = |cover: &Cover| cover.hello.as_ref().is_some_and(moved);
     Ok(match memory {
         Memory::Driver => Way::Driver(None),
         Memory::Auto | Memory::Resident if to_host => Way::Driver(None),
-        Memory::Auto | Memory::Resident if bytes(&covers) == 0 => {
-            Way::Driver(Some("the job has no large allocations that an agent holds"))
-        }
         Memory::Auto | Memory::Resident if covers.iter().any(moved) => Way::Driver(Some(
             "the job was restored onto another GPU, where its driver takes no memory from outside",
         )),
+        Memory::Auto | Memory::Resident if bytes(&covers) == 0 => {
+            Way::Driver(Some("the job has no large allocations that an agent holds"))
+        }
         Memory::Auto | Memory::Resident => Way::Resident(covers),
     })
 }
@@ -141,8 +150,14 @@ mod tests {
     #[test]
     fn what_was_moved_to_another_gpu_goes_the_driver_s_way() {
         let mut covers = [cover(5, false, false), cover(5, false, false)];
-        covers[1].hello.as_mut().unwrap().moved = true;
+        covers[1].know(&[301]);
+        assert_eq!(resident(Memory::Resident, false, &covers), Some(2));
+        covers[1].know(&[300]);
         assert_eq!(resident(Memory::Resident, false, &covers), None);
+        // Beside one that the driver would lose, its memory is the driver's all the same.
+        covers[0] = cover(5, true, false);
+        assert_eq!(resident(Memory::Auto, false, &covers), Some(2));
+        assert_eq!(bytes(&covers), 5);
     }
 
     #[test]

@@ -7,8 +7,9 @@ use super::choice::{Cover, expect_no_newcomer};
 use super::error::ResidentError;
 use super::facts::{ResidentFacts, ResidentProcess, ResidentSegment};
 use super::refill::Memory;
-use crate::cuda::{self, Driver, GpuUuid, Locked, SuspendOptions, TreeError};
-use crate::resident::{AgentError, Channel, Held, Origin, Token};
+use crate::cuda::{self, Driver, GpuUuid, Locked, State, SuspendOptions, TreeError};
+use crate::job::{self, Process};
+use crate::resident::{Agent, AgentError, Channel, Held, Origin, Token};
 
 /// For an agent to say what it holds. It answers from memory; more means that there is none.
 const HELLO_LIMIT: Duration = Duration::from_secs(1);
@@ -41,20 +42,28 @@ pub(in crate::supervisor) struct Kept {
 
 #[derive(Debug)]
 pub(super) struct KeptProcess {
+    /// As the host sees it.
+    host_pid: i32,
+    /// As the job sees it.
     pub pid: i32,
     pub held: Vec<Held>,
     /// What of it other processes have as well, by its address.
     origins: HashMap<u64, Origin>,
 }
 
-/// Asks processes, by their pids as the host and as the job sees them, for their agents.
+/// Asks processes, by their pids as the host and as the job sees them, for their agents. One that somebody has suspended
+/// stays so, whatever it holds, and its agent waits for the driver.
 pub(super) fn ask(
     channel: &mut Channel,
     token: &Token,
+    driver: &Driver,
     pids: impl Iterator<Item = (i32, i32)>,
 ) -> Result<Vec<Cover>, ResidentError> {
     let cover = |(host_pid, pid)| {
-        let hello = channel.agent(token, pid).hello(HELLO_LIMIT);
+        let hello = match driver.process(host_pid).state() {
+            Ok(State::Checkpointed) => Ok(None),
+            Ok(_) | Err(_) => agent(channel, token, host_pid, pid).hello(HELLO_LIMIT),
+        };
         Ok(Cover {
             host_pid,
             pid,
@@ -64,15 +73,36 @@ pub(super) fn ask(
     pids.map(cover).collect()
 }
 
+/// The agent of a process, whichever user that has become.
+fn agent<'a>(channel: &'a mut Channel, token: &Token, host_pid: i32, pid: i32) -> Agent<'a> {
+    let agent = channel.agent(token, pid);
+    match job::user(host_pid) {
+        Some(uid) => agent.owned_by(uid),
+        // It has ended, and does not answer.
+        None => agent,
+    }
+}
+
+impl KeptProcess {
+    fn of(host_pid: i32, pid: i32, held: Vec<Held>) -> Self {
+        Self {
+            host_pid,
+            pid,
+            held,
+            origins: HashMap::new(),
+        }
+    }
+
+    fn agent<'a>(&self, channel: &'a mut Channel, token: &Token) -> Agent<'a> {
+        agent(channel, token, self.host_pid, self.pid)
+    }
+}
+
 impl Kept {
     /// Of processes that still hold their memory: nothing is kept yet.
     pub(super) fn of(token: &Token, covers: &[Cover]) -> Result<Self, ResidentError> {
         let covered = covers.iter().filter(|cover| cover.bytes() > 0);
-        let process = |cover: &Cover| KeptProcess {
-            pid: cover.pid,
-            held: Vec::new(),
-            origins: HashMap::new(),
-        };
+        let process = |cover: &Cover| KeptProcess::of(cover.host_pid, cover.pid, Vec::new());
         Ok(Self {
             channel: Channel::bind()?,
             token: *token,
@@ -82,29 +112,33 @@ impl Kept {
     }
 
     /// Whether all memory that the driver would lose is prepared for. The processes are locked.
-    pub(super) fn is_whole(&mut self, covers: &[Cover]) -> Result<(), ResidentError> {
+    pub(super) fn is_whole(
+        &mut self,
+        driver: &Driver,
+        covers: &[Cover],
+    ) -> Result<(), ResidentError> {
         let pids = covers.iter().map(|cover| (cover.host_pid, cover.pid));
-        let now = ask(&mut self.channel, &self.token, pids)?;
+        let now = ask(&mut self.channel, &self.token, driver, pids)?;
         let is_prepared = |cover: &Cover| self.processes.iter().any(|one| one.pid == cover.pid);
         expect_no_newcomer(&now, is_prepared)
     }
 
-    /// Of restored processes, and the memory that was made for them.
+    /// Of restored processes, which are among those that are there, and the memory that was made for them.
     pub(in crate::supervisor) fn restored(
         token: &Token,
+        there: &[Process],
         memory: Memory,
     ) -> Result<Self, ResidentError> {
-        let memory = memory.into_iter();
+        let process = |(pid, held)| {
+            let found = there.iter().find(|process| process.pid == pid);
+            let host_pid = found.ok_or(ResidentError::Facts)?.host_pid;
+            Ok(KeptProcess::of(host_pid, pid, held))
+        };
+        let processes: Result<_, ResidentError> = memory.into_iter().map(process).collect();
         Ok(Self {
             channel: Channel::bind()?,
             token: *token,
-            processes: memory
-                .map(|(pid, held)| KeptProcess {
-                    pid,
-                    held,
-                    origins: HashMap::new(),
-                })
-                .collect(),
+            processes: processes?,
             evicted: false,
         })
     }
@@ -176,18 +210,19 @@ impl Kept {
         // What is taken and given back can be suspended in this way only from then on: not before all are ready.
         for process in &self.processes {
             let pid = process.pid;
-            let probed = self.channel.agent(&self.token, pid).probe(PROBE_LIMIT);
+            let mut agent = process.agent(&mut self.channel, &self.token);
+            let probed = agent.probe(PROBE_LIMIT);
             probed.map_err(|source| ResidentError::Agent { pid, source })?;
         }
         for place in 0..self.processes.len() {
-            match self.release(self.processes[place].pid) {
+            match self.release(place) {
                 Ok(held) => self.processes[place].held = held,
                 Err(error) if error.job_is_lost() => return Err(error),
                 Err(error) => return self.give_back().and(Err(error)),
             }
         }
         for place in 0..self.processes.len() {
-            match self.ask_origins(self.processes[place].pid) {
+            match self.ask_origins(place) {
                 Ok(origins) => {
                     let by_address = origins.into_iter().map(|one| (one.address, one));
                     self.processes[place].origins = by_address.collect();
@@ -199,8 +234,10 @@ impl Kept {
     }
 
     /// What a process that has let go of its memory has in common with others.
-    fn ask_origins(&mut self, pid: i32) -> Result<Vec<Origin>, ResidentError> {
-        let mut agent = self.channel.agent(&self.token, pid);
+    fn ask_origins(&mut self, place: usize) -> Result<Vec<Origin>, ResidentError> {
+        let process = &self.processes[place];
+        let pid = process.pid;
+        let mut agent = process.agent(&mut self.channel, &self.token);
         match agent.origins(HELLO_LIMIT) {
             // An agent of an older image, which lets nobody share.
             Err(AgentError::Refused { .. }) => Ok(Vec::new()),
@@ -239,8 +276,10 @@ impl Kept {
 
     /// # Errors
     /// It has its memory and keeps it, unless it is lost.
-    fn release(&mut self, pid: i32) -> Result<Vec<Held>, ResidentError> {
-        let mut agent = self.channel.agent(&self.token, pid);
+    fn release(&mut self, place: usize) -> Result<Vec<Held>, ResidentError> {
+        let process = &self.processes[place];
+        let pid = process.pid;
+        let mut agent = process.agent(&mut self.channel, &self.token);
         let error = match agent.release(RELEASE_LIMIT) {
             Ok(held) => return Ok(held),
             Err(error) => error,
@@ -275,7 +314,7 @@ impl Kept {
     pub(super) fn remake(&mut self) -> Result<Memory, ResidentError> {
         let mut remake = |process: &KeptProcess| {
             let pid = process.pid;
-            let mut agent = self.channel.agent(&self.token, pid);
+            let mut agent = process.agent(&mut self.channel, &self.token);
             let made = agent.remake(REMAKE_LIMIT);
             let made = made.map_err(|source| ResidentError::Agent { pid, source })?;
             Ok((pid, made))
@@ -292,7 +331,7 @@ impl Kept {
         let mut result = Ok(());
         for process in &mut self.processes {
             let pid = process.pid;
-            let mut agent = self.channel.agent(&self.token, pid);
+            let mut agent = process.agent(&mut self.channel, &self.token);
             let mut mapped = agent.map(&process.held, MAP_LIMIT);
             for _ in 1..MAP_TRIES_MAX {
                 let Err(source) = &mapped else { break };

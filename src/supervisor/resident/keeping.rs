@@ -40,17 +40,22 @@ pub(in crate::supervisor) struct Carrying {
 }
 
 impl Keeping {
-    /// Decides and prepares; `None` when the driver does it all. `to_host` for a pause; `despite` what failed before.
+    /// Decides and prepares; `None` when the driver does it all. `moved` processes are on other GPUs than their agents
+    /// know; `to_host` for a pause; `despite` what failed before.
     pub fn prepare(
         shop: &Workshop,
-        token: &Token,
+        (token, moved): (&Token, &[i32]),
         gpu: &Gpu<'_>,
         to_host: bool,
         despite: Option<&ResidentError>,
     ) -> Result<Option<Self>, ResidentError> {
         let wanted = shop.config.cuda.memory;
         let now = despite.map_or(wanted, |_| Memory::Driver);
-        let covers = match choose(now, to_host, ask(token, gpu)?)? {
+        let mut covers = ask(token, gpu)?;
+        for cover in &mut covers {
+            cover.know(moved);
+        }
+        let covers = match choose(now, to_host, covers)? {
             Way::Resident(covers) => covers,
             Way::Driver(reason) => {
                 let failure = despite.map(|error| chain(error));
@@ -137,7 +142,7 @@ pub(in crate::supervisor) fn driver_suffices(
 fn ask(token: &Token, gpu: &Gpu<'_>) -> Result<Vec<Cover>, ResidentError> {
     let processes = gpu.processes().iter();
     let pids = processes.map(|process| (process.host_pid, process.pid));
-    keep::ask(&mut Channel::bind()?, token, pids)
+    keep::ask(&mut Channel::bind()?, token, gpu.driver(), pids)
 }
 
 fn start_carrier(
@@ -145,15 +150,24 @@ fn start_carrier(
     gpu: &Gpu<'_>,
     covers: &[Cover],
 ) -> Result<(Carrier, u64), ResidentError> {
-    let gpus = gpu.facts.gpus.iter();
-    let used = |gpu: &&GpuFacts| gpu.used_bytes.is_some_and(|bytes| bytes > 0);
-    // One that the driver does not list yet is opened when its memory comes; if none is, it may be any.
-    let any = !gpus.clone().any(|gpu| used(&gpu));
-    let gpus = gpus.filter(|gpu| any || used(gpu));
-    let gpus: Vec<GpuUuid> = gpus.filter_map(|gpu| gpu.uuid.parse().ok()).collect();
+    let shadows = shadows(&gpu.facts.gpus, bytes(covers));
+    let gpus: Vec<GpuUuid> = shadows.iter().map(|(gpu, _)| *gpu).collect();
     let carrier = shop.standby.take(&shop.program, &gpus)?;
-    let room = carrier.make_room(&gpus, bytes(covers))?;
+    let room = carrier.make_room(&shadows)?;
     Ok((carrier, room))
+}
+
+/// The GPUs that the job uses, and how long a shadow of its memory may become on each, where `covered` is what agents
+/// hold on all of them.
+fn shadows(gpus: &[GpuFacts], covered: u64) -> Vec<(GpuUuid, u64)> {
+    let used = |gpu: &GpuFacts| gpu.used_bytes.filter(|bytes| *bytes > 0);
+    // One that the driver does not list yet is opened when its memory comes; if none is, it may be any.
+    let any = !gpus.iter().any(|gpu| used(gpu).is_some());
+    let shadow = |gpu: &GpuFacts| {
+        let most = used(gpu).or(any.then_some(covered))?;
+        Some((gpu.uuid.parse().ok()?, most.min(covered)))
+    };
+    gpus.iter().filter_map(shadow).collect()
 }
 
 /// Says why the driver does it all.
@@ -185,5 +199,46 @@ impl Carrying {
             Some(taken) => self.carrier.drain(taken, Shadowed::Yes, &self.streams),
             None => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UUIDS: [&str; 3] = [
+        "GPU-00000000-0000-0000-0000-000000000001",
+        "GPU-00000000-0000-0000-0000-000000000002",
+        "GPU-00000000-0000-0000-0000-000000000003",
+    ];
+
+    fn shadows_with(used: [Option<u64>; 3], covered: u64) -> Vec<(String, u64)> {
+        let gpus = UUIDS.iter().zip(used).map(|(uuid, used_bytes)| GpuFacts {
+            uuid: (*uuid).to_owned(),
+            used_bytes,
+            ..GpuFacts::default()
+        });
+        let shadows = shadows(&gpus.collect::<Vec<_>>(), covered).into_iter();
+        shadows.map(|(gpu, len)| (gpu.to_string(), len)).collect()
+    }
+
+    fn expected(lens: &[(usize, u64)]) -> Vec<(String, u64)> {
+        let lens = lens.iter();
+        lens.map(|(gpu, len)| (UUIDS[*gpu].to_owned(), *len))
+            .collect()
+    }
+
+    #[test]
+    fn a_shadow_is_no_longer_than_what_the_job_has_on_its_gpu() {
+        let unequal = shadows_with([Some(70), Some(10), None], 75);
+        assert_eq!(unequal, expected(&[(0, 70), (1, 10)]));
+        let alone = shadows_with([Some(80), Some(0), None], 75);
+        assert_eq!(alone, expected(&[(0, 75)]));
+    }
+
+    #[test]
+    fn where_no_gpu_is_listed_all_may_be_on_any() {
+        let any = shadows_with([None, None, Some(0)], 75);
+        assert_eq!(any, expected(&[(0, 75), (1, 75), (2, 75)]));
     }
 }

@@ -13,6 +13,7 @@ use super::facts::{ResidentFacts, ResidentSegment};
 use super::keep::Kept;
 use super::refill::{Memory, gpus_now, new_gpu, refill};
 use crate::cuda::GpuUuid;
+use crate::job::Process;
 use crate::resident::{Held, Token};
 use crate::store::ImageReader;
 
@@ -61,18 +62,24 @@ impl<'a> Returning<'a> {
         }))
     }
 
-    /// Gives the processes their memory. They are halted, and their calls to CUDA do not wait.
+    /// Gives the processes, which are among those that are there, their memory. They are halted, and their calls to CUDA do
+    /// not wait.
     ///
     /// # Errors
     /// The job cannot compute.
-    pub fn finish(self, token: &Token, still: &mut Still) -> Result<(), ResidentError> {
+    pub fn finish(
+        self,
+        token: &Token,
+        there: &[Process],
+        still: &mut Still,
+    ) -> Result<(), ResidentError> {
         match self {
             Self::Made(memory) => {
-                let mut kept = Kept::restored(token, memory)?;
+                let mut kept = Kept::restored(token, there, memory)?;
                 still.during(LAST_RESORT, || kept.give_back())
             }
             Self::Moving(moving) => {
-                let memory = still.during(LAST_RESORT, || moving.remake(token))?;
+                let memory = still.during(LAST_RESORT, || moving.remake(token, there))?;
                 // As long as the disk takes, and no work of the job's processes.
                 moving.fill(&memory)
             }
@@ -82,9 +89,9 @@ impl<'a> Returning<'a> {
 
 impl Moving<'_> {
     /// All agents make their memory; in the order of the facts.
-    fn remake(&self, token: &Token) -> Result<Vec<Held>, ResidentError> {
+    fn remake(&self, token: &Token, there: &[Process]) -> Result<Vec<Held>, ResidentError> {
         let waiting = self.facts.processes.iter().map(|one| (one.pid, Vec::new()));
-        let mut made = Kept::restored(token, waiting.collect())?.remake()?;
+        let mut made = Kept::restored(token, there, waiting.collect())?.remake()?;
         let mut memory = Vec::new();
         for process in &self.facts.processes {
             let held = made.remove(&process.pid).unwrap_or_default();

@@ -45,7 +45,7 @@ pub(in crate::supervisor) fn suspend(
         tries += 1;
         let locked = cuda::lock_all(driver, users, options)?;
         watch.lap("lock");
-        kept.is_whole(covers)?;
+        kept.is_whole(driver, covers)?;
         let mut still = standing.halt()?;
         still.during(Duration::ZERO, || locked.unlock())?;
         // What takes too long is tried again: nobody has to run freely for it.

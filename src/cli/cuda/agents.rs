@@ -1,0 +1,62 @@
+//! Processes of a run of ours that the driver alone would lose: they are left to their supervisor.
+
+use std::io;
+use std::time::Duration;
+
+use crate::cuda::{Driver, State};
+use crate::job;
+use crate::resident::{AgentError, Channel, Hello, TOKEN_VARIABLE, Token};
+use crate::supervisor::STORE_VARIABLE;
+
+/// For an agent to say what it holds: it answers from memory.
+const HELLO_LIMIT: Duration = Duration::from_secs(1);
+
+/// Why processes are not suspended; nothing was done.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum BoundError {
+    #[error(
+        "suspend process {pid}: the driver alone does not bring its GPU memory back, of which a snapshot has kept some \
+         on the GPU or other processes have some too; `ckpt-run pause --store {store}` suspends its job"
+    )]
+    Bound { pid: i32, store: String },
+    #[error("suspend process {pid}, whose GPU memory may be more than the driver's own")]
+    Agent {
+        pid: i32,
+        #[source]
+        source: AgentError,
+    },
+    #[error("ask the processes for their GPU memory")]
+    Socket(#[from] io::Error),
+}
+
+/// Asks those that are not suspended yet, and have an agent, whether the driver alone brings them back.
+pub(super) fn ask(driver: &Driver, pids: &[i32]) -> Result<(), BoundError> {
+    let mut channel = Channel::bind()?;
+    // The agent of one that is suspended waits for the driver.
+    let is_suspended = |pid: &i32| matches!(driver.process(*pid).state(), Ok(State::Checkpointed));
+    for pid in pids.iter().filter(|pid| !is_suspended(pid)) {
+        let environment = job::environment(*pid);
+        let hello = hello(&mut channel, *pid, &environment);
+        let hello = hello.map_err(|source| BoundError::Agent { pid: *pid, source })?;
+        if hello.is_some_and(|hello| hello.imported || hello.lends || hello.released) {
+            let store = job::variable(&environment, STORE_VARIABLE);
+            return Err(BoundError::Bound {
+                pid: *pid,
+                store: store.unwrap_or_else(|| "DIR".to_owned()),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// What the agent of a process says, if there is one.
+fn hello(channel: &mut Channel, pid: i32, environment: &[u8]) -> Result<Option<Hello>, AgentError> {
+    let token = job::variable(environment, TOKEN_VARIABLE);
+    let token = token.and_then(|token| token.parse::<Token>().ok());
+    let who = token.zip(job::number_inside(pid, pid)).zip(job::user(pid));
+    let Some(((token, inside), user)) = who else {
+        return Ok(None);
+    };
+    let mut agent = channel.agent(&token, inside).owned_by(user);
+    agent.hello(HELLO_LIMIT)
+}
