@@ -7,6 +7,8 @@ use std::os::unix::ffi::OsStrExt;
 
 use procfs::process::{MMapPath, Process as ProcessEntry};
 
+use super::tree;
+
 /// Most of an environment that is read: the kernel gives arguments and environment a quarter of the stack's limit,
 /// 2 MiB as a rule and 6 MiB at most.
 const ENVIRONMENT_BYTES_MAX: u64 = 6 << 20;
@@ -39,8 +41,7 @@ pub fn variable(environment: &[u8], name: &str) -> Option<String> {
 /// its folder in `/proc` is another where it has changed its user. `None` where it has ended.
 #[must_use]
 pub fn user(pid: i32) -> Option<u32> {
-    let status = ProcessEntry::new(pid).and_then(|process| process.status());
-    status.ok().map(|status| status.ruid)
+    tree::status(pid).ok().map(|status| status.ruid)
 }
 
 /// Whether a process (a host pid) has a file mapped whose name begins with `prefix`.
