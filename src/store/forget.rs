@@ -1,7 +1,8 @@
 //! Removing images: a plan first, which can be shown, then its execution.
 //!
 //! The manifests of the images go first and durably, then what only they needed. Whatever
-//! a plan says, a pinned image stays, and so does the newest good one.
+//! a plan says, a pinned image stays, and so do the newest good one and the newest good one
+//! that the run goes on from: newer ones may be of a life that was given up.
 
 use std::collections::HashSet;
 
@@ -19,7 +20,12 @@ use super::lock::StoreLock;
 use super::pack::PackName;
 use super::pins::{Hold, hold};
 use super::prune::Swept;
-use super::retention::{self, Candidate, Condition, Fate, KeptBy, Pin, Planned, Policy, RemovedBy};
+use super::retention::{
+    self, Candidate, Condition, Fate, KeptBy, Line, Pin, Planned, Policy, RemovedBy,
+};
+
+/// Whether the run goes on from an image, by its number and what was remembered with it.
+pub type GoesOn<'a> = &'a dyn Fn(ImageId, &[u8]) -> bool;
 
 /// Images that were named and cannot go. Nothing was removed.
 #[derive(Debug, thiserror::Error)]
@@ -42,9 +48,15 @@ pub enum ForgetError {
         /// The images.
         images: Vec<ImageId>,
     },
-    /// The run could not go on without it.
+    /// There would be nothing to go on from.
     #[error("cannot forget image {image}: it is the newest good one")]
     Newest {
+        /// The image.
+        image: ImageId,
+    },
+    /// The run could not go on without it.
+    #[error("cannot forget image {image}: it is the newest good one that the run goes on from")]
+    Current {
         /// The image.
         image: ImageId,
     },
@@ -75,21 +87,30 @@ impl Store {
     ///
     /// # Errors
     /// The images cannot be listed.
-    pub fn plan(&self, policy: &Policy, now: &Zoned) -> Result<Vec<Planned>, ReadError> {
-        let candidates: Vec<Candidate> = self.images()?.iter().map(candidate).collect();
-        Ok(retention::plan(&candidates, policy, now))
+    pub fn plan(
+        &self,
+        policy: &Policy,
+        now: &Zoned,
+        goes_on: GoesOn<'_>,
+    ) -> Result<Vec<Planned>, ReadError> {
+        Ok(retention::plan(&self.candidates(goes_on)?, policy, now))
     }
 
-    /// As [`Store::plan`], once there is one more good image. The newest good image of today
-    /// stays, because that one may fail.
+    /// As [`Store::plan`], once the run has one more good image. The newest good images of
+    /// today stay, because that one may fail.
     ///
     /// # Errors
     /// The images cannot be listed.
-    pub fn plan_ahead(&self, policy: &Policy, now: &Zoned) -> Result<Vec<Planned>, ReadError> {
-        let mut candidates: Vec<Candidate> = self.images()?.iter().map(candidate).collect();
-        let newest_good = newest_good(&candidates);
-        let newest = candidates.last().map(|image| image.id);
-        let Some(next) = newest.and_then(ImageId::next) else {
+    pub fn plan_ahead(
+        &self,
+        policy: &Policy,
+        now: &Zoned,
+        goes_on: GoesOn<'_>,
+    ) -> Result<Vec<Planned>, ReadError> {
+        let mut candidates = self.candidates(goes_on)?;
+        let (newest, current) = (newest_good(&candidates), current(&candidates));
+        let last = candidates.last().map(|image| image.id);
+        let Some(next) = last.and_then(ImageId::next) else {
             return Ok(retention::plan(&candidates, policy, now));
         };
         candidates.push(Candidate {
@@ -97,12 +118,15 @@ impl Store {
             created_unix_ms: u64::try_from(now.timestamp().as_millisecond()).unwrap_or(0),
             condition: Condition::Good,
             pin: Pin::Loose,
+            line: Line::Ours,
         });
         let mut planned = retention::plan(&candidates, policy, now);
         planned.pop();
         for planned in &mut planned {
-            if Some(planned.id) == newest_good {
+            if Some(planned.id) == newest {
                 planned.fate = Fate::Kept(KeptBy::Newest);
+            } else if Some(planned.id) == current {
+                planned.fate = Fate::Kept(KeptBy::Current);
             }
         }
         Ok(planned)
@@ -112,8 +136,12 @@ impl Store {
     ///
     /// # Errors
     /// See [`ForgetError`].
-    pub fn plan_named(&self, ids: &[ImageId]) -> Result<Vec<Planned>, ForgetError> {
-        let candidates: Vec<Candidate> = self.images()?.iter().map(candidate).collect();
+    pub fn plan_named(
+        &self,
+        ids: &[ImageId],
+        goes_on: GoesOn<'_>,
+    ) -> Result<Vec<Planned>, ForgetError> {
+        let candidates = self.candidates(goes_on)?;
         let there: HashSet<ImageId> = candidates.iter().map(|image| image.id).collect();
         let named: HashSet<ImageId> = ids.iter().copied().collect();
         refuse(named.difference(&there), |images| ForgetError::Missing {
@@ -127,6 +155,9 @@ impl Store {
         })?;
         if let Some(image) = newest_good(&candidates).filter(|image| named.contains(image)) {
             return Err(ForgetError::Newest { image });
+        }
+        if let Some(image) = current(&candidates).filter(|image| named.contains(image)) {
+            return Err(ForgetError::Current { image });
         }
         let plan = candidates.iter().map(|image| Planned {
             id: image.id,
@@ -152,6 +183,7 @@ impl Store {
         lock: &StoreLock,
         plan: &[Planned],
         effort: Effort,
+        goes_on: GoesOn<'_>,
     ) -> Result<Forgotten, WriteError> {
         let _busy = lock.claim(self.path()).ok_or(WriteError::Busy)?;
         let going = plan.iter().filter(|planned| planned.fate.is_removed());
@@ -161,11 +193,14 @@ impl Store {
             return Ok(forgotten);
         }
         let found = self.summaries()?;
-        let newest_good = self.newest_good(&found);
+        let needed = [
+            self.newest_good(&found, &|_, _| true),
+            self.newest_good(&found, goes_on),
+        ];
         let mut manifest_bytes = 0;
         for id in going {
             let bytes = space(&self.manifest_file(id));
-            if Some(id) != newest_good && self.remove_manifest(id)? {
+            if !needed.contains(&Some(id)) && self.remove_manifest(id)? {
                 manifest_bytes += bytes;
                 forgotten.images.push(id);
             } else {
@@ -196,13 +231,24 @@ impl Store {
         }
     }
 
-    fn newest_good(&self, found: &[Found]) -> Option<ImageId> {
-        let good = |found: &&Found| found.summary.is_ok() && self.damage_mark(found.id).is_none();
+    fn candidates(&self, goes_on: GoesOn<'_>) -> Result<Vec<Candidate>, ReadError> {
+        let images = self.images()?;
+        let candidates = images.iter().map(|entry| candidate(entry, goes_on));
+        Ok(candidates.collect())
+    }
+
+    /// The newest good one of those that are wanted.
+    fn newest_good(&self, found: &[Found], wanted: GoesOn<'_>) -> Option<ImageId> {
+        let good = |found: &&Found| {
+            let summary = found.summary.as_ref();
+            summary.is_ok_and(|summary| wanted(found.id, &summary.meta))
+                && self.damage_mark(found.id).is_none()
+        };
         found.iter().rev().find(good).map(|found| found.id)
     }
 }
 
-fn candidate(entry: &ImageEntry) -> Candidate {
+fn candidate(entry: &ImageEntry, goes_on: GoesOn<'_>) -> Candidate {
     Candidate {
         id: entry.id,
         created_unix_ms: entry.created_unix_ms,
@@ -214,12 +260,25 @@ fn candidate(entry: &ImageEntry) -> Candidate {
             None => Pin::Loose,
             Some(_) => Pin::Pinned,
         },
+        line: if goes_on(entry.id, &entry.meta) {
+            Line::Ours
+        } else {
+            Line::Other
+        },
     }
 }
 
 fn newest_good(images: &[Candidate]) -> Option<ImageId> {
     let mut newest_first = images.iter().rev();
     let good = newest_first.find(|image| image.condition == Condition::Good);
+    good.map(|image| image.id)
+}
+
+/// The newest good one that the run goes on from.
+fn current(images: &[Candidate]) -> Option<ImageId> {
+    let mut newest_first = images.iter().rev();
+    let good =
+        newest_first.find(|image| image.condition == Condition::Good && image.line == Line::Ours);
     good.map(|image| image.id)
 }
 

@@ -169,10 +169,16 @@ impl RunState {
     /// Whether the run goes on from this image, if it is not damaged.
     #[must_use]
     pub fn goes_on_from(&self, image: &ImageEntry) -> bool {
+        self.goes_on_from_numbered(image.id, &image.meta)
+    }
+
+    /// As [`goes_on_from`](Self::goes_on_from), by an image's number and what it says about itself.
+    #[must_use]
+    pub fn goes_on_from_numbered(&self, id: ImageId, meta: &[u8]) -> bool {
         let abandoned = self
             .abandoned
-            .is_some_and(|range| range.after < image.id && image.id <= range.through);
-        run_of(&image.meta) == Some(self.started_unix_ms) && !abandoned
+            .is_some_and(|range| range.after < id && id <= range.through);
+        run_of(meta) == Some(self.started_unix_ms) && !abandoned
     }
 
     /// Whether this is one of its images, given up or not.

@@ -263,6 +263,20 @@ fn a_run_goes_back_to_an_older_image_and_never_on_from_those_it_gave_up() {
             run.crash();
         }
     }
+    run.signal(nix::sys::signal::Signal::SIGKILL);
+    run.wait();
+    // The newest good image is one that was given up; the one to go on from stays, too.
+    let named = place.verb(&["forget", "000001"]);
+    assert!(
+        stderr(&named).contains("goes on from"),
+        "{}",
+        stderr(&named)
+    );
+    let kept = place.verb(&["forget", "--keep-last", "1"]);
+    let kept = stdout(&kept);
+    assert_eq!(kept.matches("kept").count(), 2, "{kept}");
+
+    let mut run = place.start_python(&[], FOLLOWER);
     step(3);
     assert_eq!(place.snapshot(), "000003");
     run.crash();
