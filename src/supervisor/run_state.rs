@@ -209,6 +209,12 @@ impl RunState {
         run_of(meta).is_some_and(|run| run != self.started_unix_ms)
     }
 
+    /// The newest number that an image of a life that was given up had: an image that is not one of them has a higher.
+    #[must_use]
+    pub fn newest_abandoned(&self) -> Option<ImageId> {
+        self.abandoned.iter().map(|past| past.through).max()
+    }
+
     /// Goes back to an image: newer ones are those of a life that is given up. They stay in the store.
     ///
     /// # Errors
@@ -218,6 +224,7 @@ impl RunState {
             return Err(NoSuchImage(id));
         }
         let newest = images.iter().map(|image| image.id).max();
+        let newest = newest.max(self.newest_abandoned());
         self.abandoned.extend(newest.map(|newest| Abandoned {
             after: id,
             through: newest,
@@ -330,6 +337,17 @@ mod tests {
         assert_eq!(line(&state, &images(1..=13)), [1, 8, 9, 13]);
         state.go_back(id(11), &images(1..=13)).unwrap();
         assert_eq!(line(&state, &images(1..=13)), [1, 2, 3, 4, 5, 11]);
+    }
+
+    #[test]
+    fn numbers_of_images_that_were_given_up_are_remembered_when_these_are_gone() {
+        let mut state = state();
+        assert_eq!(state.newest_abandoned(), None);
+        state.go_back(id(1), &images(1..=7)).unwrap();
+        // Damaged ones were removed.
+        state.go_back(id(1), &images(1..=3)).unwrap();
+        assert_eq!(state.newest_abandoned(), Some(id(7)));
+        assert_eq!(line(&state, &images(1..=8)), [1, 8]);
     }
 
     #[test]

@@ -187,7 +187,8 @@ fn admit(
     room::make(shop, state, all + resident)?;
     let frozen = needed + resident + keeping.map_or(0, Keeping::bytes_without_shadow);
     let options = write_options(shop, available - needed, keeping.map(|_| frozen));
-    let writer = shop.store.begin(&shop.lock, options)?;
+    let newest = state.newest_abandoned();
+    let writer = shop.store.begin_after(&shop.lock, options, newest)?;
     shop.ongoing.measure(writer.taken(), Some(all + resident));
     writer.reserve(frozen);
     let cores = thread::available_parallelism().map_or(1, usize::from);

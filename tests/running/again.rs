@@ -276,6 +276,10 @@ fn a_run_goes_back_to_an_older_image_and_never_on_from_those_it_gave_up() {
     let kept = stdout(&kept);
     assert_eq!(kept.matches("kept").count(), 2, "{kept}");
 
+    // Its number is not that of an image to come.
+    fs::write(place.file(".ckpt-run/images/000002.damaged"), "torn").unwrap();
+    assert_eq!(code(place.verb(&["forget", "000002"]).status), 0);
+
     let mut run = place.start_python(&[], FOLLOWER);
     step(3);
     assert_eq!(place.snapshot(), "000003");
