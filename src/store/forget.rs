@@ -10,7 +10,7 @@ use jiff::Zoned;
 use nix::fcntl::FlockArg;
 
 use super::durable::{self, DurableError};
-use super::entries::{Found, ImageEntry};
+use super::entries::Found;
 use super::error::{ReadError, WriteError};
 use super::garbage::{Garbage, space};
 use super::holes::Scope;
@@ -20,6 +20,7 @@ use super::lock::StoreLock;
 use super::pack::PackName;
 use super::pins::{Hold, hold};
 use super::prune::Swept;
+use super::report::is_manifest_lost;
 use super::retention::{
     self, Candidate, Condition, Fate, KeptBy, Line, Pin, Planned, Policy, RemovedBy,
 };
@@ -193,10 +194,8 @@ impl Store {
             return Ok(forgotten);
         }
         let found = self.summaries()?;
-        let needed = [
-            self.newest_good(&found, &|_, _| true),
-            self.newest_good(&found, goes_on),
-        ];
+        let candidates = self.candidates_of(&found, goes_on);
+        let needed = [newest_good(&candidates), current(&candidates)];
         let mut manifest_bytes = 0;
         for id in going {
             let bytes = space(&self.manifest_file(id));
@@ -232,39 +231,38 @@ impl Store {
     }
 
     fn candidates(&self, goes_on: GoesOn<'_>) -> Result<Vec<Candidate>, ReadError> {
-        let images = self.images()?;
-        let candidates = images.iter().map(|entry| candidate(entry, goes_on));
-        Ok(candidates.collect())
+        Ok(self.candidates_of(&self.summaries()?, goes_on))
     }
 
-    /// The newest good one of those that are wanted.
-    fn newest_good(&self, found: &[Found], wanted: GoesOn<'_>) -> Option<ImageId> {
-        let good = |found: &&Found| {
-            let summary = found.summary.as_ref();
-            summary.is_ok_and(|summary| wanted(found.id, &summary.meta))
-                && self.damage_mark(found.id).is_none()
-        };
-        found.iter().rev().find(good).map(|found| found.id)
+    fn candidates_of(&self, found: &[Found], goes_on: GoesOn<'_>) -> Vec<Candidate> {
+        let candidates = found.iter().map(|found| self.candidate(found, goes_on));
+        candidates.collect()
     }
-}
 
-fn candidate(entry: &ImageEntry, goes_on: GoesOn<'_>) -> Candidate {
-    Candidate {
-        id: entry.id,
-        created_unix_ms: entry.created_unix_ms,
-        condition: match entry.damaged {
-            None => Condition::Good,
-            Some(_) => Condition::Damaged,
-        },
-        pin: match entry.pinned {
-            None => Pin::Loose,
-            Some(_) => Pin::Pinned,
-        },
-        line: if goes_on(entry.id, &entry.meta) {
-            Line::Ours
-        } else {
-            Line::Other
-        },
+    fn candidate(&self, found: &Found, goes_on: GoesOn<'_>) -> Candidate {
+        let summary = found.summary.as_ref();
+        let is_ours = summary.is_ok_and(|summary| goes_on(found.id, &summary.meta));
+        Candidate {
+            id: found.id,
+            created_unix_ms: summary.map_or(0, |summary| summary.created_unix_ms),
+            condition: self.condition(found),
+            pin: match self.pin_note(found.id) {
+                None => Pin::Loose,
+                Some(_) => Pin::Pinned,
+            },
+            line: if is_ours { Line::Ours } else { Line::Other },
+        }
+    }
+
+    /// An image is damaged only where that is certain: a lack of descriptors or memory, or
+    /// another key, is no reason to remove it.
+    fn condition(&self, found: &Found) -> Condition {
+        match (self.read_damage_mark(found.id), &found.summary) {
+            (Ok(Some(_)), _) => Condition::Damaged,
+            (Ok(None), Ok(_)) => Condition::Good,
+            (Ok(None), Err(error)) if is_manifest_lost(error) => Condition::Damaged,
+            (Ok(None) | Err(_), _) => Condition::Unknown,
+        }
     }
 }
 

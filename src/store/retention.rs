@@ -54,6 +54,8 @@ pub enum KeptBy {
     Current,
     /// It is pinned.
     Pin,
+    /// Whether it is good cannot be told for now.
+    OutOfReach,
     /// [`Policy::keep_last`].
     Last,
     /// [`Policy::keep_within`].
@@ -92,6 +94,7 @@ impl Fate {
             Self::Kept(KeptBy::Newest) => "the newest good image",
             Self::Kept(KeptBy::Current) => "the newest good image that the run goes on from",
             Self::Kept(KeptBy::Pin) => "pinned",
+            Self::Kept(KeptBy::OutOfReach) => "it cannot be read for now",
             Self::Kept(KeptBy::Last) => "keep_last",
             Self::Kept(KeptBy::Within) => "keep_within",
             Self::Kept(KeptBy::Hourly) => "keep_hourly",
@@ -117,6 +120,8 @@ pub(super) struct Candidate {
 pub(super) enum Condition {
     Good,
     Damaged,
+    /// It cannot be read for now.
+    Unknown,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,7 +146,7 @@ pub(super) enum Line {
 ///
 /// A damaged image takes nobody's place and goes with its time: it stays while it is within
 /// `keep_last` or `keep_within`, and is never the image of an hour or a day. A pinned good
-/// one takes its place like any other.
+/// one takes its place like any other. One of which nobody knows stays and takes no place.
 pub(super) fn plan(images: &[Candidate], policy: &Policy, now: &Zoned) -> Vec<Planned> {
     let mut among_all = Rules::new(*policy, now, KeptBy::Newest);
     let mut among_ours = Rules::new(*policy, now, KeptBy::Current);
@@ -193,11 +198,12 @@ impl<'a> Rules<'a> {
         let within = self.is_within(image.created_unix_ms);
         let (newest, hourly, daily) = match image.condition {
             Condition::Good => self.take_places(image.created_unix_ms),
-            Condition::Damaged => (false, false, false),
+            Condition::Damaged | Condition::Unknown => (false, false, false),
         };
         let rules = [
             (newest, self.newest),
             (image.pin == Pin::Pinned, KeptBy::Pin),
+            (image.condition == Condition::Unknown, KeptBy::OutOfReach),
             (last, KeptBy::Last),
             (within, KeptBy::Within),
             (hourly, KeptBy::Hourly),

@@ -168,6 +168,17 @@ fn is_ours(image: &Candidate) -> bool {
     image.line == Line::Ours
 }
 
+#[test]
+fn an_image_of_which_nobody_knows_stays_and_takes_no_place() {
+    let mut images = aged(&[5, 4, 3, 2, 1]);
+    images[0].condition = Condition::Unknown;
+    images[4].condition = Condition::Unknown;
+    let planned = plan(&images, &NOTHING, &zoned(NOW, TimeZone::UTC));
+    assert_eq!(planned[0].fate, Fate::Kept(KeptBy::OutOfReach));
+    assert_eq!(planned[3].fate, Fate::Kept(KeptBy::Newest));
+    assert_eq!(removed(&images, &NOTHING), [2, 3]);
+}
+
 /// What each rule says of one image, looked at by itself.
 fn model(images: &[Candidate], index: usize, policy: &Policy) -> bool {
     let image = images[index];
@@ -184,6 +195,7 @@ fn model(images: &[Candidate], index: usize, policy: &Policy) -> bool {
     let within = u64::try_from(policy.keep_within.as_millis()).unwrap();
     newer.is_empty()
         || image.pin == Pin::Pinned
+        || image.condition == Condition::Unknown
         || newer.len() < policy.keep_last as usize
         || (within > 0 && image.created_unix_ms + within >= NOW)
         || newest_of(HOUR, policy.keep_hourly)
@@ -193,12 +205,14 @@ fn model(images: &[Candidate], index: usize, policy: &Policy) -> bool {
 prop_compose! {
     fn any_image()(
         age in 0..4 * DAY,
-        good in prop::bool::weighted(0.8),
+        condition in prop::sample::select(vec![
+            Condition::Good, Condition::Good, Condition::Good, Condition::Damaged, Condition::Unknown,
+        ]),
         pinned in prop::bool::weighted(0.1),
         ours in prop::bool::weighted(0.7),
     ) -> Candidate {
         Candidate {
-            condition: if good { Condition::Good } else { Condition::Damaged },
+            condition,
             pin: if pinned { Pin::Pinned } else { Pin::Loose },
             line: if ours { Line::Ours } else { Line::Other },
             ..image(1, NOW - age)
