@@ -9,8 +9,8 @@ use super::images::find;
 use super::{Failure, Global, open, output};
 use crate::clock;
 use crate::config::Override;
-use crate::store::{Effort, Fate, ImageId, Planned, Store};
-use crate::supervisor::{policy, size};
+use crate::store::{Effort, Fate, GoesOn, ImageId, Planned};
+use crate::supervisor::{RunState, policy, size};
 
 /// What may go. Without images the rules decide: these, and the settings for those that are not given.
 #[derive(Debug, Args)]
@@ -70,30 +70,40 @@ struct Line {
 pub(super) fn run(global: &Global, arguments: &ForgetArguments) -> Result<ExitCode, Failure> {
     let config = global.load(arguments.overrides())?.config;
     let store = open(&config)?;
-    let plan = |store: &Store| -> Result<Vec<Planned>, Failure> {
-        if arguments.images.is_empty() {
-            return Ok(store.plan(&policy(&config.retention), &clock::local())?);
-        }
-        let ids = arguments.images.iter().map(|name| find(store, name));
-        Ok(store.plan_named(&ids.collect::<Result<Vec<_>, _>>()?)?)
-    };
-    let (plan, bytes) = if arguments.dry_run {
-        let plan = plan(&store)?;
-        let gains = store.gains(&removed(&plan))?;
-        (plan, gains.last().copied().unwrap_or(0))
+    // The lock first: what is planned is what there is.
+    let lock = if arguments.dry_run {
+        None
     } else {
-        // The lock first: what is planned is what there is.
-        let lock = store.lock()?;
-        let plan = plan(&store)?;
-        let forgotten = store.forget(&lock, &plan, Effort::Thorough)?;
-        for id in &forgotten.spared {
-            output::say(&format!(
-                "image {id} stays: it was pinned meanwhile, or is the newest good one"
-            ));
+        Some(store.lock()?)
+    };
+    let run = RunState::load(store.path())?;
+    // Where no run was begun, any image may be the one to go on from.
+    let goes_on: GoesOn<'_> = &|id, meta| {
+        let run = run.as_ref();
+        run.is_none_or(|run| run.goes_on_from_numbered(id, meta))
+    };
+    let plan = if arguments.images.is_empty() {
+        store.plan(&policy(&config.retention), &clock::local(), goes_on)?
+    } else {
+        let ids = arguments.images.iter().map(|name| find(&store, name));
+        store.plan_named(&ids.collect::<Result<Vec<_>, _>>()?, goes_on)?
+    };
+    let (plan, bytes) = match lock {
+        None => {
+            let gains = store.gains(&removed(&plan))?;
+            (plan, gains.last().copied().unwrap_or(0))
         }
-        let stays = |planned: &Planned| forgotten.spared.contains(&planned.id);
-        let done = plan.into_iter().filter(|planned| !stays(planned));
-        (done.collect(), forgotten.swept.bytes)
+        Some(lock) => {
+            let forgotten = store.forget(&lock, &plan, Effort::Thorough, goes_on)?;
+            for id in &forgotten.spared {
+                output::say(&format!(
+                    "image {id} stays: it was pinned meanwhile, or is the newest good one to go on from"
+                ));
+            }
+            let stays = |planned: &Planned| forgotten.spared.contains(&planned.id);
+            let done = plan.into_iter().filter(|planned| !stays(planned));
+            (done.collect(), forgotten.swept.bytes)
+        }
     };
     report(global, arguments.dry_run, &plan, bytes)
 }

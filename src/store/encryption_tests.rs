@@ -7,7 +7,7 @@ use std::path::Path;
 
 use super::codec::tests::noise;
 use super::testing::{
-    flip, names, never, packs, place_of, read_stream, temporary_store, write_image,
+    any, flip, names, never, packs, place_of, read_stream, temporary_store, write_image,
 };
 use super::*;
 
@@ -249,6 +249,25 @@ fn an_image_of_another_key_is_no_image_and_is_not_repaired_away() {
     assert!(error.is_damage(), "{error}");
     repair(&store, &store.lock().unwrap());
     assert_eq!(fs::read(store.manifest_file(image)).unwrap(), theirs);
+}
+
+#[test]
+fn an_image_that_cannot_be_read_for_now_goes_by_name_only() {
+    let (_folder, plain) = temporary_store();
+    let (_other, store) = encrypted_store();
+    let lock = plain.lock().unwrap();
+    for _ in 0..4 {
+        write(&plain, &lock);
+    }
+    let [first, second, third] = [1, 2, 3].map(|number| ImageId::new(number).unwrap());
+    let theirs = write(&store, &store.lock().unwrap()).id;
+    fs::copy(store.manifest_file(theirs), plain.manifest_file(first)).unwrap();
+    // Its mark cannot be read: that it was set aside is a guess.
+    std::os::unix::fs::symlink("000002.damaged", plain.damaged_file(second)).unwrap();
+    assert_eq!(plain.rotate(&lock, 1).unwrap(), [third]);
+    let plan = plain.plan_named(&[first, second], &any).unwrap();
+    let forgotten = plain.forget(&lock, &plan, Effort::Quick, &any).unwrap();
+    assert_eq!(forgotten.images, [first, second]);
 }
 
 #[test]

@@ -106,15 +106,22 @@ impl Store {
 
     /// Why an image was set aside. A mark that cannot be read counts, too.
     pub(super) fn damage_mark(&self, id: ImageId) -> Option<String> {
+        self.read_damage_mark(id).unwrap_or_else(|error| {
+            Some(format!(
+                "it was set aside, the reason cannot be read: {error}"
+            ))
+        })
+    }
+
+    /// As [`Store::damage_mark`], for who is not content with a guess.
+    pub(super) fn read_damage_mark(&self, id: ImageId) -> io::Result<Option<String>> {
         let mut reason = Vec::new();
         let read = File::open(self.damaged_file(id))
             .and_then(|file| file.take(REASON_BYTES_MAX as u64).read_to_end(&mut reason));
         match read {
-            Ok(_) => Some(plain_text(&String::from_utf8_lossy(&reason))),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => Some(format!(
-                "it was set aside, the reason cannot be read: {error}"
-            )),
+            Ok(_) => Ok(Some(plain_text(&String::from_utf8_lossy(&reason)))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Removing images: a plan first, which can be shown, then its execution.
 //!
 //! The manifests of the images go first and durably, then what only they needed. Whatever
-//! a plan says, a pinned image stays, and so does the newest good one.
+//! a plan says, a pinned image stays, and so do the newest good one and the newest good one
+//! that the run goes on from: newer ones may be of a life that was given up.
 
 use std::collections::HashSet;
 
@@ -9,7 +10,7 @@ use jiff::Zoned;
 use nix::fcntl::FlockArg;
 
 use super::durable::{self, DurableError};
-use super::entries::{Found, ImageEntry};
+use super::entries::Found;
 use super::error::{ReadError, WriteError};
 use super::garbage::{Garbage, space};
 use super::holes::Scope;
@@ -19,7 +20,13 @@ use super::lock::StoreLock;
 use super::pack::PackName;
 use super::pins::{Hold, hold};
 use super::prune::Swept;
-use super::retention::{self, Candidate, Condition, Fate, KeptBy, Pin, Planned, Policy, RemovedBy};
+use super::report::is_manifest_lost;
+use super::retention::{
+    self, Candidate, Condition, Fate, KeptBy, Line, Pin, Planned, Policy, RemovedBy,
+};
+
+/// Whether the run goes on from an image, by its number and what was remembered with it.
+pub type GoesOn<'a> = &'a dyn Fn(ImageId, &[u8]) -> bool;
 
 /// Images that were named and cannot go. Nothing was removed.
 #[derive(Debug, thiserror::Error)]
@@ -42,9 +49,15 @@ pub enum ForgetError {
         /// The images.
         images: Vec<ImageId>,
     },
-    /// The run could not go on without it.
+    /// There would be nothing to go on from.
     #[error("cannot forget image {image}: it is the newest good one")]
     Newest {
+        /// The image.
+        image: ImageId,
+    },
+    /// The run could not go on without it.
+    #[error("cannot forget image {image}: it is the newest good one that the run goes on from")]
+    Current {
         /// The image.
         image: ImageId,
     },
@@ -75,21 +88,30 @@ impl Store {
     ///
     /// # Errors
     /// The images cannot be listed.
-    pub fn plan(&self, policy: &Policy, now: &Zoned) -> Result<Vec<Planned>, ReadError> {
-        let candidates: Vec<Candidate> = self.images()?.iter().map(candidate).collect();
-        Ok(retention::plan(&candidates, policy, now))
+    pub fn plan(
+        &self,
+        policy: &Policy,
+        now: &Zoned,
+        goes_on: GoesOn<'_>,
+    ) -> Result<Vec<Planned>, ReadError> {
+        Ok(retention::plan(&self.candidates(goes_on)?, policy, now))
     }
 
-    /// As [`Store::plan`], once there is one more good image. The newest good image of today
-    /// stays, because that one may fail.
+    /// As [`Store::plan`], once the run has one more good image. The newest good images of
+    /// today stay, because that one may fail.
     ///
     /// # Errors
     /// The images cannot be listed.
-    pub fn plan_ahead(&self, policy: &Policy, now: &Zoned) -> Result<Vec<Planned>, ReadError> {
-        let mut candidates: Vec<Candidate> = self.images()?.iter().map(candidate).collect();
-        let newest_good = newest_good(&candidates);
-        let newest = candidates.last().map(|image| image.id);
-        let Some(next) = newest.and_then(ImageId::next) else {
+    pub fn plan_ahead(
+        &self,
+        policy: &Policy,
+        now: &Zoned,
+        goes_on: GoesOn<'_>,
+    ) -> Result<Vec<Planned>, ReadError> {
+        let mut candidates = self.candidates(goes_on)?;
+        let (newest, current) = (newest_good(&candidates), current(&candidates));
+        let last = candidates.last().map(|image| image.id);
+        let Some(next) = last.and_then(ImageId::next) else {
             return Ok(retention::plan(&candidates, policy, now));
         };
         candidates.push(Candidate {
@@ -97,12 +119,15 @@ impl Store {
             created_unix_ms: u64::try_from(now.timestamp().as_millisecond()).unwrap_or(0),
             condition: Condition::Good,
             pin: Pin::Loose,
+            line: Line::Ours,
         });
         let mut planned = retention::plan(&candidates, policy, now);
         planned.pop();
         for planned in &mut planned {
-            if Some(planned.id) == newest_good {
+            if Some(planned.id) == newest {
                 planned.fate = Fate::Kept(KeptBy::Newest);
+            } else if Some(planned.id) == current {
+                planned.fate = Fate::Kept(KeptBy::Current);
             }
         }
         Ok(planned)
@@ -112,8 +137,12 @@ impl Store {
     ///
     /// # Errors
     /// See [`ForgetError`].
-    pub fn plan_named(&self, ids: &[ImageId]) -> Result<Vec<Planned>, ForgetError> {
-        let candidates: Vec<Candidate> = self.images()?.iter().map(candidate).collect();
+    pub fn plan_named(
+        &self,
+        ids: &[ImageId],
+        goes_on: GoesOn<'_>,
+    ) -> Result<Vec<Planned>, ForgetError> {
+        let candidates = self.candidates(goes_on)?;
         let there: HashSet<ImageId> = candidates.iter().map(|image| image.id).collect();
         let named: HashSet<ImageId> = ids.iter().copied().collect();
         refuse(named.difference(&there), |images| ForgetError::Missing {
@@ -127,6 +156,9 @@ impl Store {
         })?;
         if let Some(image) = newest_good(&candidates).filter(|image| named.contains(image)) {
             return Err(ForgetError::Newest { image });
+        }
+        if let Some(image) = current(&candidates).filter(|image| named.contains(image)) {
+            return Err(ForgetError::Current { image });
         }
         let plan = candidates.iter().map(|image| Planned {
             id: image.id,
@@ -152,6 +184,7 @@ impl Store {
         lock: &StoreLock,
         plan: &[Planned],
         effort: Effort,
+        goes_on: GoesOn<'_>,
     ) -> Result<Forgotten, WriteError> {
         let _busy = lock.claim(self.path()).ok_or(WriteError::Busy)?;
         let going = plan.iter().filter(|planned| planned.fate.is_removed());
@@ -161,11 +194,12 @@ impl Store {
             return Ok(forgotten);
         }
         let found = self.summaries()?;
-        let newest_good = self.newest_good(&found);
+        let candidates = self.candidates_of(&found, goes_on);
+        let needed = [newest_good(&candidates), current(&candidates)];
         let mut manifest_bytes = 0;
         for id in going {
             let bytes = space(&self.manifest_file(id));
-            if Some(id) != newest_good && self.remove_manifest(id)? {
+            if !needed.contains(&Some(id)) && self.remove_manifest(id)? {
                 manifest_bytes += bytes;
                 forgotten.images.push(id);
             } else {
@@ -196,30 +230,53 @@ impl Store {
         }
     }
 
-    fn newest_good(&self, found: &[Found]) -> Option<ImageId> {
-        let good = |found: &&Found| found.summary.is_ok() && self.damage_mark(found.id).is_none();
-        found.iter().rev().find(good).map(|found| found.id)
+    fn candidates(&self, goes_on: GoesOn<'_>) -> Result<Vec<Candidate>, ReadError> {
+        Ok(self.candidates_of(&self.summaries()?, goes_on))
     }
-}
 
-fn candidate(entry: &ImageEntry) -> Candidate {
-    Candidate {
-        id: entry.id,
-        created_unix_ms: entry.created_unix_ms,
-        condition: match entry.damaged {
-            None => Condition::Good,
-            Some(_) => Condition::Damaged,
-        },
-        pin: match entry.pinned {
-            None => Pin::Loose,
-            Some(_) => Pin::Pinned,
-        },
+    fn candidates_of(&self, found: &[Found], goes_on: GoesOn<'_>) -> Vec<Candidate> {
+        let candidates = found.iter().map(|found| self.candidate(found, goes_on));
+        candidates.collect()
+    }
+
+    fn candidate(&self, found: &Found, goes_on: GoesOn<'_>) -> Candidate {
+        let summary = found.summary.as_ref();
+        let is_ours = summary.is_ok_and(|summary| goes_on(found.id, &summary.meta));
+        Candidate {
+            id: found.id,
+            created_unix_ms: summary.map_or(0, |summary| summary.created_unix_ms),
+            condition: self.condition(found),
+            pin: match self.pin_note(found.id) {
+                None => Pin::Loose,
+                Some(_) => Pin::Pinned,
+            },
+            line: if is_ours { Line::Ours } else { Line::Other },
+        }
+    }
+
+    /// An image is damaged only where that is certain: a lack of descriptors or memory, or
+    /// another key, is no reason to remove it.
+    fn condition(&self, found: &Found) -> Condition {
+        match (self.read_damage_mark(found.id), &found.summary) {
+            (Ok(Some(_)), _) => Condition::Damaged,
+            (Ok(None), Ok(_)) => Condition::Good,
+            (Ok(None), Err(error)) if is_manifest_lost(error) => Condition::Damaged,
+            (Ok(None) | Err(_), _) => Condition::Unknown,
+        }
     }
 }
 
 fn newest_good(images: &[Candidate]) -> Option<ImageId> {
     let mut newest_first = images.iter().rev();
     let good = newest_first.find(|image| image.condition == Condition::Good);
+    good.map(|image| image.id)
+}
+
+/// The newest good one that the run goes on from.
+fn current(images: &[Candidate]) -> Option<ImageId> {
+    let mut newest_first = images.iter().rev();
+    let good =
+        newest_first.find(|image| image.condition == Condition::Good && image.line == Line::Ours);
     good.map(|image| image.id)
 }
 

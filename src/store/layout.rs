@@ -18,6 +18,10 @@ use super::id::ImageId;
 use super::key::{KEY_FILE, Key, KeyCheck, KeyCheckError};
 use super::pack::PackName;
 
+mod error;
+
+pub use error::OpenError;
+
 /// The format that this version writes.
 pub(super) const FORMAT: u32 = 2;
 
@@ -36,113 +40,6 @@ pub struct Store {
     format: u32,
     /// In an encrypted store.
     secrets: Option<Arc<Secrets>>,
-}
-
-/// A folder that cannot be used as a store. Nothing was changed, except that
-/// [`Store::create_or_open`] may leave an unfinished store, which it finishes next time.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    /// There is nothing at the path.
-    #[error("there is no store at {path}")]
-    Missing {
-        /// The path.
-        path: PathBuf,
-    },
-    /// The folder or a file in it cannot be looked at.
-    #[error("cannot read {path}")]
-    Read {
-        /// The path.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
-    /// The path is a file.
-    #[error("{path} is not a folder")]
-    NotFolder {
-        /// The path.
-        path: PathBuf,
-    },
-    /// Another user could change what a restore runs.
-    #[error(
-        "the store {path} belongs to user {owner}, not to user {user}: run `chown -R {user} {}`",
-        shell_word(path)
-    )]
-    Owner {
-        /// The path.
-        path: PathBuf,
-        /// User id that owns the folder.
-        owner: u32,
-        /// User id of this process.
-        user: u32,
-    },
-    /// Images hold the job's memory.
-    #[error(
-        "the store {path} is open to other users (mode {mode:04o}): run `chmod 700 {}`",
-        shell_word(path)
-    )]
-    Exposed {
-        /// The path.
-        path: PathBuf,
-        /// Permission bits of the folder.
-        mode: u32,
-    },
-    /// The folder has other content, and no store is made in the middle of it.
-    #[error("{path} is not a store and not empty; name a folder that is new or empty")]
-    NotStore {
-        /// The path.
-        path: PathBuf,
-    },
-    /// The file `format` is not one of ours.
-    #[error("{path} does not say which format the store has: the file is damaged")]
-    Format {
-        /// The file.
-        path: PathBuf,
-    },
-    /// Nothing in it can be read without its key.
-    #[error(
-        "the store {path} is encrypted and no key is given: set encryption.key_file or encryption.key_command"
-    )]
-    KeyMissing {
-        /// The path.
-        path: PathBuf,
-    },
-    /// Nothing in it can be read with this key.
-    #[error(
-        "the key is not that of the store {path}: give the key that it was made with, or choose another store"
-    )]
-    KeyWrong {
-        /// The path.
-        path: PathBuf,
-    },
-    /// Images would not be encrypted although a key is given.
-    #[error(
-        "the store {path} was made without encryption, and a key is given: choose another store, \
-         or set neither encryption.key_file nor encryption.key_command"
-    )]
-    KeyUnused {
-        /// The path.
-        path: PathBuf,
-    },
-    /// The file by which the store knows its key is not one of ours.
-    #[error("{path} does not say which key the store has: the file is damaged")]
-    KeyCheck {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The kernel has no random bytes.
-    #[error("cannot make the encrypted store {path}")]
-    Random {
-        /// The path.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
-    /// The folder cannot be listed.
-    #[error(transparent)]
-    List(#[from] ReadError),
-    /// The store cannot be created.
-    #[error(transparent)]
-    Create(#[from] DurableError),
 }
 
 impl Store {
@@ -164,7 +61,7 @@ impl Store {
         durable::create_folder(path)?;
         if inspect(path)?.is_none() {
             if !is_unfinished(path)? {
-                return Err(not_store(path));
+                return Err(without_format(path));
             }
             check_mode(path)?;
             durable::create_folder(&path.join(IMAGES))?;
@@ -188,7 +85,7 @@ impl Store {
     /// # Errors
     /// See [`OpenError`].
     pub fn open_with(path: &Path, key: Option<&Key>) -> Result<Self, OpenError> {
-        let format = inspect(path)?.ok_or_else(|| not_store(path))?;
+        let format = inspect(path)?.ok_or_else(|| without_format(path))?;
         check_mode(path)?;
         check_key(path, key)?;
         Ok(Self {
@@ -338,9 +235,25 @@ fn metadata(path: &Path) -> Result<fs::Metadata, OpenError> {
     })
 }
 
-fn not_store(path: &Path) -> OpenError {
-    OpenError::NotStore {
-        path: path.to_owned(),
+/// What a folder without a format is: a store that has lost it, or none.
+fn without_format(path: &Path) -> OpenError {
+    let is_store = contents(path).is_ok_and(|kinds| {
+        kinds.iter().any(|kind| match kind {
+            FileKind::Manifest(_)
+            | FileKind::Damaged(_)
+            | FileKind::Pinned(_)
+            | FileKind::Pack(_) => true,
+            FileKind::Temporary | FileKind::Foreign => false,
+        })
+    });
+    if is_store {
+        OpenError::Format {
+            path: path.join(FORMAT_FILE),
+        }
+    } else {
+        OpenError::NotStore {
+            path: path.to_owned(),
+        }
     }
 }
 
@@ -371,12 +284,28 @@ fn read_format(path: &Path) -> Result<Option<u32>, OpenError> {
         })
 }
 
-/// Whether the folder holds no more than a creation that was cut short leaves.
+/// Whether the folder holds no more than a creation that was cut short leaves: one with images
+/// would get another key.
 fn is_unfinished(path: &Path) -> Result<bool, OpenError> {
     let ours = [IMAGES, PACKS, LOCK_FILE, KEY_FILE];
-    Ok(files::list(path)?.iter().all(|(path, kind)| {
+    let is_bare = files::list(path)?.iter().all(|(path, kind)| {
         *kind == FileKind::Temporary || ours.iter().any(|name| path.ends_with(name))
-    }))
+    });
+    let is_temporary = |kind: &FileKind| *kind == FileKind::Temporary;
+    Ok(is_bare && contents(path)?.iter().all(is_temporary))
+}
+
+/// What is in the folders of a store, as far as there are any.
+fn contents(path: &Path) -> Result<Vec<FileKind>, ReadError> {
+    let mut kinds = Vec::new();
+    for folder in [IMAGES, PACKS] {
+        match files::list(&path.join(folder)) {
+            Ok(found) => kinds.extend(found.into_iter().map(|(_, kind)| kind)),
+            Err(ReadError::List { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(kinds)
 }
 
 fn read_error(path: &Path, source: io::Error) -> OpenError {
@@ -384,16 +313,6 @@ fn read_error(path: &Path, source: io::Error) -> OpenError {
         path: path.to_owned(),
         source,
     }
-}
-
-/// The path as one word of a shell command line.
-fn shell_word(path: &Path) -> String {
-    let text = path.display().to_string();
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+".contains(&byte);
-    if text.bytes().all(plain) {
-        return text;
-    }
-    format!("'{}'", text.replace('\'', r"'\''"))
 }
 
 #[cfg(test)]

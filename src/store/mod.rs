@@ -110,7 +110,7 @@ pub use compare::{Comparison, Shares, StreamComparison, compare};
 pub use copy::CopyError;
 pub use entries::ImageEntry;
 pub use error::{ReadError, WriteError};
-pub use forget::{Effort, ForgetError, Forgotten};
+pub use forget::{Effort, ForgetError, Forgotten, GoesOn};
 pub use gauge::Gauge;
 pub use id::{ImageId, ParseImageIdError};
 pub use key::{InvalidKey, Key};

@@ -50,8 +50,12 @@ pub enum Fate {
 pub enum KeptBy {
     /// Nothing removes the newest good image.
     Newest,
+    /// Nothing removes the newest good image that the run goes on from.
+    Current,
     /// It is pinned.
     Pin,
+    /// Whether it is good cannot be told for now.
+    OutOfReach,
     /// [`Policy::keep_last`].
     Last,
     /// [`Policy::keep_within`].
@@ -88,7 +92,9 @@ impl Fate {
     pub fn reason(self) -> &'static str {
         match self {
             Self::Kept(KeptBy::Newest) => "the newest good image",
+            Self::Kept(KeptBy::Current) => "the newest good image that the run goes on from",
             Self::Kept(KeptBy::Pin) => "pinned",
+            Self::Kept(KeptBy::OutOfReach) => "it cannot be read for now",
             Self::Kept(KeptBy::Last) => "keep_last",
             Self::Kept(KeptBy::Within) => "keep_within",
             Self::Kept(KeptBy::Hourly) => "keep_hourly",
@@ -107,12 +113,15 @@ pub(super) struct Candidate {
     pub(super) created_unix_ms: u64,
     pub(super) condition: Condition,
     pub(super) pin: Pin,
+    pub(super) line: Line,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Condition {
     Good,
     Damaged,
+    /// It cannot be read for now.
+    Unknown,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,23 +130,50 @@ pub(super) enum Pin {
     Loose,
 }
 
+/// Whose an image is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Line {
+    /// The run goes on from it, or did from one that came of it.
+    Ours,
+    /// It is of a life that was given up, or of another run.
+    Other,
+}
+
 /// What the rules say of `images`, oldest first.
+///
+/// Twice: among all images, and among those that the run goes on from, whose places no other
+/// image takes. What either keeps stays.
 ///
 /// A damaged image takes nobody's place and goes with its time: it stays while it is within
 /// `keep_last` or `keep_within`, and is never the image of an hour or a day. A pinned good
-/// one takes its place like any other.
+/// one takes its place like any other. One of which nobody knows stays and takes no place.
 pub(super) fn plan(images: &[Candidate], policy: &Policy, now: &Zoned) -> Vec<Planned> {
-    let mut rules = Rules::new(*policy, now);
+    let mut among_all = Rules::new(*policy, now, KeptBy::Newest);
+    let mut among_ours = Rules::new(*policy, now, KeptBy::Current);
     let newest_first = images.iter().rev();
-    let mut planned: Vec<Planned> = newest_first.map(|image| rules.judge(image)).collect();
+    let planned = newest_first.map(|image| {
+        let of_all = among_all.judge(image);
+        let fate = match image.line {
+            Line::Ours => either(of_all, among_ours.judge(image)),
+            Line::Other => of_all,
+        };
+        Planned { id: image.id, fate }
+    });
+    let mut planned: Vec<Planned> = planned.collect();
     planned.reverse();
     planned
+}
+
+fn either(first: Fate, second: Fate) -> Fate {
+    if first.is_removed() { second } else { first }
 }
 
 /// What the rules have used up on newer images.
 struct Rules<'a> {
     policy: Policy,
     now: &'a Zoned,
+    /// What keeps the newest good image.
+    newest: KeptBy,
     newer_good: u32,
     /// Each with its distance to UTC.
     hours: HashSet<(i64, i32)>,
@@ -145,38 +181,39 @@ struct Rules<'a> {
 }
 
 impl<'a> Rules<'a> {
-    fn new(policy: Policy, now: &'a Zoned) -> Self {
+    fn new(policy: Policy, now: &'a Zoned, newest: KeptBy) -> Self {
         Self {
             policy,
             now,
+            newest,
             newer_good: 0,
             hours: HashSet::new(),
             days: HashSet::new(),
         }
     }
 
-    fn judge(&mut self, image: &Candidate) -> Planned {
+    fn judge(&mut self, image: &Candidate) -> Fate {
         // At least 1: without a good image, the damaged ones may be all there is.
         let last = self.newer_good < self.policy.keep_last.max(1);
         let within = self.is_within(image.created_unix_ms);
         let (newest, hourly, daily) = match image.condition {
             Condition::Good => self.take_places(image.created_unix_ms),
-            Condition::Damaged => (false, false, false),
+            Condition::Damaged | Condition::Unknown => (false, false, false),
         };
         let rules = [
-            (newest, KeptBy::Newest),
+            (newest, self.newest),
             (image.pin == Pin::Pinned, KeptBy::Pin),
+            (image.condition == Condition::Unknown, KeptBy::OutOfReach),
             (last, KeptBy::Last),
             (within, KeptBy::Within),
             (hourly, KeptBy::Hourly),
             (daily, KeptBy::Daily),
         ];
         let kept = rules.into_iter().find(|(keeps, _)| *keeps);
-        let fate = match kept {
+        match kept {
             None => Fate::Removed(RemovedBy::Policy),
             Some((_, rule)) => Fate::Kept(rule),
-        };
-        Planned { id: image.id, fate }
+        }
     }
 
     /// Whether a good image is the newest of all, of an hour that counts, of a day that counts.

@@ -138,7 +138,7 @@ fn more_streams_than_buffers_are_written_at_once() {
 }
 
 #[test]
-fn a_number_is_not_given_again_while_a_mark_or_pack_has_it() {
+fn a_number_is_not_given_again_while_a_mark_or_pack_or_the_caller_has_it() {
     let (_folder, store) = temporary_store();
     let lock = store.lock().unwrap();
     fs::write(store.path().join("images/000007.damaged"), "x").unwrap();
@@ -151,6 +151,10 @@ fn a_number_is_not_given_again_while_a_mark_or_pack_has_it() {
         store.begin(&lock, OPTIONS).unwrap().id().to_string(),
         "000010"
     );
+    for (newest, next) in [(3, "000010"), (12, "000013")] {
+        let writer = store.begin_after(&lock, OPTIONS, ImageId::new(newest));
+        assert_eq!(writer.unwrap().id().to_string(), next);
+    }
     fs::write(store.path().join("packs/999999999999-00.pack"), "x").unwrap();
     assert!(matches!(
         store.begin(&lock, OPTIONS),

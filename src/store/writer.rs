@@ -77,9 +77,26 @@ impl Store {
         lock: &StoreLock,
         options: WriteOptions,
     ) -> Result<ImageWriter, WriteError> {
+        self.begin_after(lock, options, None)
+    }
+
+    /// As [`Store::begin`], with a number beyond `newest`: one that the caller remembers, even
+    /// where the store has nothing left of it.
+    ///
+    /// # Errors
+    /// As [`Store::begin`].
+    ///
+    /// # Panics
+    /// As [`Store::begin`].
+    pub fn begin_after(
+        &self,
+        lock: &StoreLock,
+        options: WriteOptions,
+        newest: Option<ImageId>,
+    ) -> Result<ImageWriter, WriteError> {
         let busy = lock.claim(self.path()).ok_or(WriteError::Busy)?;
         self.upgrade()?;
-        let image = next_image(self)?;
+        let image = next_image(self, newest)?;
         let index = Index::load(self)?;
         let shared = Arc::new(Shared {
             store: self.clone(),
@@ -293,10 +310,9 @@ impl Drop for ImageWriter {
     }
 }
 
-/// One more than any image or pack has, so that no number is given twice while something
-/// of the newest image is left.
-fn next_image(store: &Store) -> Result<ImageId, WriteError> {
-    let mut newest = None;
+/// One more than any image or pack has, and than `newest`, so that no number is given twice
+/// while something of the newest image is left.
+fn next_image(store: &Store, mut newest: Option<ImageId>) -> Result<ImageId, WriteError> {
     for folder in [store.images_folder(), store.packs_folder()] {
         let images = files::list(&folder)?
             .into_iter()

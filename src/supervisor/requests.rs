@@ -86,7 +86,7 @@ impl Supervisor {
             Arc::clone(&self.streams),
             Arc::clone(&running.job),
         );
-        let (run, trigger) = (self.state.started_unix_ms, wanted.trigger);
+        let (state, trigger) = (self.state.clone(), wanted.trigger);
         let (afterwards, events) = (wanted.afterwards, self.events.clone());
         running.busy = Some(wanted);
         self.tell(history::Event::SnapshotBegan {
@@ -104,7 +104,7 @@ impl Supervisor {
                 shop: &shop,
                 job: &job,
                 streams: &streams,
-                run,
+                state: &state,
                 trigger,
             };
             let take = AssertUnwindSafe(|| {
@@ -120,7 +120,7 @@ impl Supervisor {
             }
             if result.is_ok() {
                 timing::snapshot_ends(&meter, &job);
-                room::rotate(&shop);
+                room::rotate(&shop, &state);
             }
             // The loop only ends with the run.
             let _ = events.blocking_send(Event::SnapshotEnded(Box::new(result)));

@@ -11,11 +11,12 @@
 use super::describe::{chain, size};
 use super::image::run_of;
 use super::machine;
+use super::run_state::RunState;
 use super::snapshot_error::SnapshotError;
 use super::workshop::Workshop;
 use crate::clock;
 use crate::config;
-use crate::store::{Effort, Fate, ImageEntry, ImageId, Planned, Policy, WriteError};
+use crate::store::{Effort, Fate, GoesOn, ImageEntry, ImageId, Planned, Policy, WriteError};
 
 /// Share of a job's memory that its first image has on the disk. Floating point numbers, which
 /// are most of a large job, compressed to 0.75 (bfloat16) and 0.88 (float32); programs and
@@ -35,25 +36,31 @@ pub fn policy(retention: &config::Retention) -> Policy {
 
 /// Removes the images that the rules give up. What goes wrong is told and no more: the new
 /// image is there.
-pub(super) fn rotate(shop: &Workshop) {
+pub(super) fn rotate(shop: &Workshop, state: &RunState) {
+    let goes_on: GoesOn<'_> = &|id, meta| state.goes_on_from_numbered(id, meta);
     let removed = shop
         .store
-        .plan(&policy(&shop.config.retention), &clock::local())
+        .plan(&policy(&shop.config.retention), &clock::local(), goes_on)
         .map_err(WriteError::from)
-        .and_then(|plan| forget(shop, &plan, Effort::Quick));
+        .and_then(|plan| forget(shop, &plan, Effort::Quick, goes_on));
     if let Err(error) = removed {
         tracing::warn!("cannot remove old images: {}", chain(&error));
     }
 }
 
-fn forget(shop: &Workshop, plan: &[Planned], effort: Effort) -> Result<(), WriteError> {
+fn forget(
+    shop: &Workshop,
+    plan: &[Planned],
+    effort: Effort,
+    goes_on: GoesOn<'_>,
+) -> Result<(), WriteError> {
     for Planned { id, fate } in plan {
         match fate {
             Fate::Removed(_) => tracing::debug!(image = %id, reason = fate.reason(), "removing"),
             Fate::Kept(_) => tracing::trace!(image = %id, reason = fate.reason(), "keeping"),
         }
     }
-    let forgotten = shop.store.forget(&shop.lock, plan, effort)?;
+    let forgotten = shop.store.forget(&shop.lock, plan, effort, goes_on)?;
     if !forgotten.images.is_empty() {
         tracing::debug!(
             images = forgotten.images.len(),
@@ -66,7 +73,7 @@ fn forget(shop: &Workshop, plan: &[Planned], effort: Effort) -> Result<(), Write
 
 /// Sees to it that the next image fits, before anything stands still. `memory` is what the job
 /// has, on the host and on GPUs.
-pub(super) fn make(shop: &Workshop, run: u64, memory: u64) -> Result<(), SnapshotError> {
+pub(super) fn make(shop: &Workshop, state: &RunState, memory: u64) -> Result<(), SnapshotError> {
     let floor = shop.config.snapshot.min_free;
     if floor == 0 {
         return Ok(());
@@ -76,14 +83,15 @@ pub(super) fn make(shop: &Workshop, run: u64, memory: u64) -> Result<(), Snapsho
     };
     let images = shop.store.images().map_err(WriteError::from)?;
     let need = Need {
-        image: expected_bytes(&images, run, memory),
+        image: expected_bytes(&images, state.started_unix_ms, memory),
         floor,
     };
     if need.fits(free) {
         return Ok(());
     }
     let policy = policy(&shop.config.retention);
-    let plan = shop.store.plan_ahead(&policy, &clock::local());
+    let goes_on: GoesOn<'_> = &|id, meta| state.goes_on_from_numbered(id, meta);
+    let plan = shop.store.plan_ahead(&policy, &clock::local(), goes_on);
     let plan = plan.map_err(WriteError::from)?;
     let going = plan.iter().filter(|planned| planned.fate.is_removed());
     let going: Vec<ImageId> = going.map(|planned| planned.id).collect();
@@ -102,7 +110,7 @@ pub(super) fn make(shop: &Workshop, run: u64, memory: u64) -> Result<(), Snapsho
         .filter(|planned| planned.fate.is_removed())
         .take(count)
         .collect();
-    forget(shop, &first, Effort::Thorough)?;
+    forget(shop, &first, Effort::Thorough, goes_on)?;
     match free_bytes(shop) {
         // Some were pinned meanwhile, or somebody else was faster.
         Some(free) if !need.fits(free) => Err(need.refusal(free)),

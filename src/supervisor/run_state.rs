@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::image::{ImageFacts, run_of};
 use super::run::ImageChoice;
@@ -91,12 +91,17 @@ pub struct RunState {
     pub failures: u64,
     /// How far it has come.
     pub progress: Progress,
-    /// Images that it does not go on from any more, because it went back to an older one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    abandoned: Option<Abandoned>,
+    /// Each time that it went back to an older image, oldest first. Later ones say nothing of what was given up before:
+    /// an image of a life that was given up can be gone back to, too.
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "one_or_more"
+    )]
+    abandoned: Vec<Abandoned>,
 }
 
-/// Those images, by their numbers.
+/// Images that a run gave up when it went back, by their numbers. Those after it belong to the life that began then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Abandoned {
     /// The one that was gone back to, which is not among them.
@@ -120,7 +125,7 @@ impl RunState {
             computed_ms: 0,
             failures: 0,
             progress: Progress::Running,
-            abandoned: None,
+            abandoned: Vec::new(),
         }
     }
 
@@ -169,10 +174,27 @@ impl RunState {
     /// Whether the run goes on from this image, if it is not damaged.
     #[must_use]
     pub fn goes_on_from(&self, image: &ImageEntry) -> bool {
-        let abandoned = self
-            .abandoned
-            .is_some_and(|range| range.after < image.id && image.id <= range.through);
-        run_of(&image.meta) == Some(self.started_unix_ms) && !abandoned
+        self.goes_on_from_numbered(image.id, &image.meta)
+    }
+
+    /// As [`goes_on_from`](Self::goes_on_from), by an image's number and what it says about itself.
+    #[must_use]
+    pub fn goes_on_from_numbered(&self, id: ImageId, meta: &[u8]) -> bool {
+        run_of(meta) == Some(self.started_unix_ms) && self.is_in_line(id)
+    }
+
+    /// Whether an image is of the present life, or of one that it came of and not newer than where they part.
+    fn is_in_line(&self, id: ImageId) -> bool {
+        let mut newest = None;
+        for past in self.abandoned.iter().rev() {
+            if id > past.through {
+                break;
+            }
+            if newest.is_none_or(|newest| newest > past.through) {
+                newest = Some(past.after);
+            }
+        }
+        newest.is_none_or(|newest| id <= newest)
     }
 
     /// Whether this is one of its images, given up or not.
@@ -187,6 +209,12 @@ impl RunState {
         run_of(meta).is_some_and(|run| run != self.started_unix_ms)
     }
 
+    /// The newest number that an image of a life that was given up had: an image that is not one of them has a higher.
+    #[must_use]
+    pub fn newest_abandoned(&self) -> Option<ImageId> {
+        self.abandoned.iter().map(|past| past.through).max()
+    }
+
     /// Goes back to an image: newer ones are those of a life that is given up. They stay in the store.
     ///
     /// # Errors
@@ -196,10 +224,11 @@ impl RunState {
             return Err(NoSuchImage(id));
         }
         let newest = images.iter().map(|image| image.id).max();
-        self.abandoned = newest.map(|newest| Abandoned {
+        let newest = newest.max(self.newest_abandoned());
+        self.abandoned.extend(newest.map(|newest| Abandoned {
             after: id,
             through: newest,
-        });
+        }));
         Ok(())
     }
 
@@ -236,5 +265,101 @@ impl RunState {
         // A struct of strings and numbers always becomes JSON.
         let content = serde_json::to_vec_pretty(self).unwrap_or_default();
         Ok(durable::write(&store.join(FILE), &content)?)
+    }
+}
+
+/// Older versions knew of the last time alone.
+fn one_or_more<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Abandoned>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum OneOrMore {
+        One(Abandoned),
+        More(Vec<Abandoned>),
+    }
+    Ok(match OneOrMore::deserialize(deserializer)? {
+        OneOrMore::One(one) => vec![one],
+        OneOrMore::More(more) => more,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RUN: u64 = 7;
+
+    fn id(number: u64) -> ImageId {
+        ImageId::new(number).unwrap()
+    }
+
+    /// The run's images of these numbers.
+    fn images(numbers: std::ops::RangeInclusive<u64>) -> Vec<ImageEntry> {
+        let image = |number| ImageEntry {
+            id: id(number),
+            created_unix_ms: 0,
+            raw_bytes: 0,
+            stored_bytes: 0,
+            meta: format!("{{\"run\": {RUN}}}").into_bytes(),
+            damaged: None,
+            pinned: None,
+        };
+        numbers.map(image).collect()
+    }
+
+    fn state() -> RunState {
+        RunState::new(vec!["job".to_owned()], PathBuf::from("/"), RUN)
+    }
+
+    /// The numbers that the run goes on from, of `images`.
+    fn line(state: &RunState, images: &[ImageEntry]) -> Vec<u64> {
+        let ours = images.iter().filter(|image| state.goes_on_from(image));
+        ours.map(|image| image.id.number()).collect()
+    }
+
+    #[test]
+    fn a_run_that_goes_back_twice_revives_nothing_that_it_gave_up_first() {
+        let mut state = state();
+        state.go_back(id(1), &images(1..=7)).unwrap();
+        assert_eq!(line(&state, &images(1..=9)), [1, 8, 9]);
+        state.go_back(id(8), &images(1..=9)).unwrap();
+        assert_eq!(line(&state, &images(1..=11)), [1, 8, 10, 11]);
+        state.go_back(id(8), &images(1..=11)).unwrap();
+        assert_eq!(line(&state, &images(1..=11)), [1, 8]);
+    }
+
+    #[test]
+    fn an_image_that_was_given_up_is_gone_back_to_with_what_it_came_of() {
+        let mut state = state();
+        state.go_back(id(1), &images(1..=7)).unwrap();
+        state.go_back(id(5), &images(1..=10)).unwrap();
+        assert_eq!(line(&state, &images(1..=11)), [1, 2, 3, 4, 5, 11]);
+        state.go_back(id(9), &images(1..=12)).unwrap();
+        assert_eq!(line(&state, &images(1..=13)), [1, 8, 9, 13]);
+        state.go_back(id(11), &images(1..=13)).unwrap();
+        assert_eq!(line(&state, &images(1..=13)), [1, 2, 3, 4, 5, 11]);
+    }
+
+    #[test]
+    fn numbers_of_images_that_were_given_up_are_remembered_when_these_are_gone() {
+        let mut state = state();
+        assert_eq!(state.newest_abandoned(), None);
+        state.go_back(id(1), &images(1..=7)).unwrap();
+        // Damaged ones were removed.
+        state.go_back(id(1), &images(1..=3)).unwrap();
+        assert_eq!(state.newest_abandoned(), Some(id(7)));
+        assert_eq!(line(&state, &images(1..=8)), [1, 8]);
+    }
+
+    #[test]
+    fn what_older_versions_wrote_is_read_and_what_is_written_comes_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut text = serde_json::to_value(state()).unwrap();
+        text["abandoned"] = serde_json::json!({"after": id(1), "through": id(7)});
+        fs::write(folder.path().join(FILE), text.to_string()).unwrap();
+        let mut state = RunState::load(folder.path()).unwrap().unwrap();
+        assert_eq!(line(&state, &images(1..=8)), [1, 8]);
+        state.go_back(id(8), &images(1..=9)).unwrap();
+        state.save(folder.path()).unwrap();
+        assert_eq!(RunState::load(folder.path()).unwrap(), Some(state));
     }
 }

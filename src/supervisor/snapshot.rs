@@ -22,6 +22,7 @@ use super::pause::Paused;
 use super::progress::{Step, Work};
 use super::resident::{Keeping, ResidentError};
 use super::room;
+use super::run_state::RunState;
 use super::snapshot_error::SnapshotError;
 use super::workshop::{Job, SharedStreams, Workshop};
 use crate::clock;
@@ -72,8 +73,8 @@ pub(super) struct Subject<'a> {
     pub shop: &'a Workshop,
     pub job: &'a Arc<Job>,
     pub streams: &'a SharedStreams,
-    /// Which run of the store the image belongs to.
-    pub run: u64,
+    /// The run that the image belongs to.
+    pub state: &'a RunState,
     pub trigger: Trigger,
 }
 
@@ -173,7 +174,7 @@ fn keeping(
 
 /// Checks that there is room, and gets the memory that the image will pass through, while the job computes.
 fn admit(
-    Subject { shop, run, .. }: Subject<'_>,
+    Subject { shop, state, .. }: Subject<'_>,
     processes: &[Process],
     gpu: Option<&Gpu<'_>>,
     keeping: Option<&Keeping>,
@@ -189,10 +190,11 @@ fn admit(
         });
     }
     let resident: u64 = processes.iter().map(|process| process.resident).sum();
-    room::make(shop, run, all + resident)?;
+    room::make(shop, state, all + resident)?;
     let frozen = needed + resident + keeping.map_or(0, Keeping::bytes_without_shadow);
     let options = write_options(shop, available - needed, keeping.map(|_| frozen));
-    let writer = shop.store.begin(&shop.lock, options)?;
+    let newest = state.newest_abandoned();
+    let writer = shop.store.begin_after(&shop.lock, options, newest)?;
     shop.ongoing.measure(writer.taken(), Some(all + resident));
     writer.reserve(frozen);
     let cores = thread::available_parallelism().map_or(1, usize::from);

@@ -263,6 +263,24 @@ fn a_run_goes_back_to_an_older_image_and_never_on_from_those_it_gave_up() {
             run.crash();
         }
     }
+    run.signal(nix::sys::signal::Signal::SIGKILL);
+    run.wait();
+    // The newest good image is one that was given up; the one to go on from stays, too.
+    let named = place.verb(&["forget", "000001"]);
+    assert!(
+        stderr(&named).contains("goes on from"),
+        "{}",
+        stderr(&named)
+    );
+    let kept = place.verb(&["forget", "--keep-last", "1"]);
+    let kept = stdout(&kept);
+    assert_eq!(kept.matches("kept").count(), 2, "{kept}");
+
+    // Its number is not that of an image to come.
+    fs::write(place.file(".ckpt-run/images/000002.damaged"), "torn").unwrap();
+    assert_eq!(code(place.verb(&["forget", "000002"]).status), 0);
+
+    let mut run = place.start_python(&[], FOLLOWER);
     step(3);
     assert_eq!(place.snapshot(), "000003");
     run.crash();

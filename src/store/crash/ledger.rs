@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::{Mutex, OnceLock};
 
 use super::super::error::WriteError;
-use super::super::testing::{OPTIONS, never};
+use super::super::testing::{OPTIONS, any, never};
 use super::super::{
     CopyError, Effort, ImageId, Key, Marks, OpenError, PinError, Store, StoreLock, Swept,
     WriteOptions, durable,
@@ -166,9 +166,9 @@ impl Ledger {
         lock: &StoreLock,
         going: &[ImageId],
     ) -> Result<Swept, Box<dyn Error>> {
-        let plan = store.plan_named(going)?;
+        let plan = store.plan_named(going, &any)?;
         self.note_all(going, Presence::Maybe);
-        let forgotten = store.forget(lock, &plan, Effort::Thorough)?;
+        let forgotten = store.forget(lock, &plan, Effort::Thorough, &any)?;
         assert_eq!(forgotten.images, going);
         self.note_all(going, Presence::No);
         Ok(forgotten.swept)

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::super::CHUNK_BYTES;
 use super::super::codec::tests::noise;
-use super::super::testing::{image_files, never, packs, temporary_store, write_image};
+use super::super::testing::{any, image_files, never, packs, temporary_store, write_image};
 use super::*;
 use crate::clock;
 
@@ -38,10 +38,10 @@ fn removed(plan: &[Planned]) -> Vec<ImageId> {
 #[test]
 fn named_images_go_and_the_space_that_they_had_is_told() {
     let (_folder, store, lock) = store_with(3);
-    let plan = store.plan_named(&[id(2), id(1), id(2)]).unwrap();
+    let plan = store.plan_named(&[id(2), id(1), id(2)], &any).unwrap();
     assert_eq!(removed(&plan), [id(1), id(2)]);
     let gains = store.gains(&[id(1), id(2)]).unwrap();
-    let forgotten = store.forget(&lock, &plan, Effort::Thorough).unwrap();
+    let forgotten = store.forget(&lock, &plan, Effort::Thorough, &any).unwrap();
     assert_eq!(
         (forgotten.images, forgotten.spared),
         (vec![id(1), id(2)], vec![])
@@ -58,24 +58,24 @@ fn images_that_are_not_there_pinned_or_needed_are_named_and_nothing_goes() {
     store.pin(id(1), "").unwrap();
     let text = |ids: &[u64]| {
         let ids: Vec<ImageId> = ids.iter().copied().map(id).collect();
-        store.plan_named(&ids).unwrap_err().to_string()
+        store.plan_named(&ids, &any).unwrap_err().to_string()
     };
     assert_eq!(text(&[9, 2, 7]), "there is no image 000007, 000009");
     assert!(text(&[2, 1]).contains("pinned: image 000001"));
     assert!(text(&[2, 4]).contains("000004: it is the newest good one"));
     store.set_aside(&lock, id(4), "torn").unwrap();
     assert!(text(&[3]).contains("000003: it is the newest good one"));
-    assert_eq!(removed(&store.plan_named(&[id(4)]).unwrap()), [id(4)]);
+    assert_eq!(removed(&store.plan_named(&[id(4)], &any).unwrap()), [id(4)]);
 }
 
 #[test]
 fn an_old_plan_takes_neither_the_newest_good_image_nor_a_pinned_one() {
     let (_folder, store, lock) = store_with(3);
-    let plan = store.plan(&LAST, &clock::local()).unwrap();
+    let plan = store.plan(&LAST, &clock::local(), &any).unwrap();
     assert_eq!(removed(&plan), [id(1), id(2)]);
     store.set_aside(&lock, id(3), "torn").unwrap();
     store.pin(id(1), "").unwrap();
-    let forgotten = store.forget(&lock, &plan, Effort::Thorough).unwrap();
+    let forgotten = store.forget(&lock, &plan, Effort::Thorough, &any).unwrap();
     assert_eq!(
         (forgotten.images, forgotten.spared),
         (vec![], vec![id(1), id(2)])
@@ -88,13 +88,36 @@ fn looking_ahead_finds_what_the_next_image_replaces_but_never_the_newest() {
     let (_folder, store, lock) = store_with(3);
     let ahead = |keep_last| {
         let policy = Policy { keep_last, ..LAST };
-        removed(&store.plan_ahead(&policy, &clock::local()).unwrap())
+        removed(&store.plan_ahead(&policy, &clock::local(), &any).unwrap())
     };
     assert_eq!(ahead(3), [id(1)]);
     assert_eq!(ahead(1), [id(1), id(2)]);
     assert_eq!(ahead(4), []);
     store.set_aside(&lock, id(3), "torn").unwrap();
     assert_eq!(ahead(1), [id(1), id(3)]);
+}
+
+#[test]
+fn the_newest_good_image_that_the_run_goes_on_from_stays_whatever_is_newer() {
+    let (_folder, store, lock) = store_with(4);
+    // Gone back to image 2.
+    let goes_on: GoesOn<'_> = &|image, meta| image <= id(2) && meta == b"meta";
+    let plan = store.plan(&LAST, &clock::local(), goes_on).unwrap();
+    assert_eq!(removed(&plan), [id(1), id(3)]);
+    let ahead = store.plan_ahead(&LAST, &clock::local(), goes_on).unwrap();
+    assert_eq!(removed(&ahead), [id(1), id(3)]);
+    let refused = store.plan_named(&[id(2)], goes_on).unwrap_err().to_string();
+    assert!(
+        refused.contains("000002: it is the newest good one that the run goes on from"),
+        "{refused}"
+    );
+    // A plan of before.
+    let plan = store.plan(&LAST, &clock::local(), &any).unwrap();
+    let forgotten = store.forget(&lock, &plan, Effort::Quick, goes_on).unwrap();
+    assert_eq!(
+        (forgotten.images, forgotten.spared),
+        (vec![id(1), id(3)], vec![id(2)])
+    );
 }
 
 #[test]
@@ -114,9 +137,9 @@ fn dead_space_in_packs_that_stay_is_gained_and_told_exactly() {
         let ids: Vec<ImageId> = (1..=count).map(id).collect();
         let (_copy, twin) = twin_of(&store);
         let twin_lock = twin.lock().unwrap();
-        let plan = twin.plan_named(&ids).unwrap();
+        let plan = twin.plan_named(&ids, &any).unwrap();
         let swept = twin
-            .forget(&twin_lock, &plan, Effort::Thorough)
+            .forget(&twin_lock, &plan, Effort::Thorough, &any)
             .unwrap()
             .swept;
         assert!(

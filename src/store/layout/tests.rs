@@ -69,6 +69,34 @@ fn a_creation_that_was_cut_short_is_finished() {
 }
 
 #[test]
+fn a_store_with_images_that_lost_its_format_is_not_made_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    let key = |byte: u8| Key::from_bytes(&[byte; 32]);
+    Store::create_or_open_with(&path, Some(&key(1))).unwrap();
+    for file in [
+        "images/000001.manifest",
+        "images/000001.pinned",
+        "packs/000001-00.pack",
+    ] {
+        let check = fs::read(path.join(KEY_FILE)).unwrap();
+        fs::remove_file(path.join(FORMAT_FILE)).unwrap();
+        fs::write(path.join(file), "").unwrap();
+        for key in [None, Some(&key(1)), Some(&key(2))] {
+            let created = Store::create_or_open_with(&path, key).unwrap_err();
+            assert!(matches!(created, OpenError::Format { .. }), "{created}");
+            assert!(created.to_string().contains("/format"), "{created}");
+            let opened = Store::open_with(&path, key).unwrap_err();
+            assert!(matches!(opened, OpenError::Format { .. }), "{opened}");
+        }
+        assert_eq!(fs::read(path.join(KEY_FILE)).unwrap(), check);
+        fs::remove_file(path.join(file)).unwrap();
+        // A creation that was cut short leaves no more.
+        Store::create_or_open_with(&path, Some(&key(1))).unwrap();
+    }
+}
+
+#[test]
 fn a_missing_or_damaged_store_says_so() {
     let folder = tempfile::tempdir().unwrap();
     let missing = Store::open(&folder.path().join("none"));

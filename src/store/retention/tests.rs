@@ -30,6 +30,7 @@ fn image(number: u64, created_unix_ms: u64) -> Candidate {
         created_unix_ms,
         condition: Condition::Good,
         pin: Pin::Loose,
+        line: Line::Ours,
     }
 }
 
@@ -143,6 +144,41 @@ fn a_pinned_image_stays_whatever_the_rules_say() {
     assert_eq!(planned[2].fate, Fate::Kept(KeptBy::Newest));
 }
 
+#[test]
+fn images_of_a_life_that_was_given_up_take_no_place_of_those_that_the_run_goes_on_from() {
+    // Gone back to image 2 after image 6.
+    let mut images = aged(&[8, 7, 6, 5, 4, 3]);
+    for image in &mut images[2..] {
+        image.line = Line::Other;
+    }
+    let keep_two = Policy {
+        keep_last: 2,
+        ..NOTHING
+    };
+    assert_eq!(removed(&images, &keep_two), [3, 4]);
+    let planned = plan(&images, &NOTHING, &zoned(NOW, TimeZone::UTC));
+    assert_eq!(planned[1].fate, Fate::Kept(KeptBy::Current));
+    assert_eq!(planned[5].fate, Fate::Kept(KeptBy::Newest));
+    // The new life takes the places of the old one as it goes.
+    images.extend([image(7, NOW - 2), image(8, NOW - 1)]);
+    assert_eq!(removed(&images, &keep_two), [1, 2, 3, 4, 5, 6]);
+}
+
+fn is_ours(image: &Candidate) -> bool {
+    image.line == Line::Ours
+}
+
+#[test]
+fn an_image_of_which_nobody_knows_stays_and_takes_no_place() {
+    let mut images = aged(&[5, 4, 3, 2, 1]);
+    images[0].condition = Condition::Unknown;
+    images[4].condition = Condition::Unknown;
+    let planned = plan(&images, &NOTHING, &zoned(NOW, TimeZone::UTC));
+    assert_eq!(planned[0].fate, Fate::Kept(KeptBy::OutOfReach));
+    assert_eq!(planned[3].fate, Fate::Kept(KeptBy::Newest));
+    assert_eq!(removed(&images, &NOTHING), [2, 3]);
+}
+
 /// What each rule says of one image, looked at by itself.
 fn model(images: &[Candidate], index: usize, policy: &Policy) -> bool {
     let image = images[index];
@@ -159,6 +195,7 @@ fn model(images: &[Candidate], index: usize, policy: &Policy) -> bool {
     let within = u64::try_from(policy.keep_within.as_millis()).unwrap();
     newer.is_empty()
         || image.pin == Pin::Pinned
+        || image.condition == Condition::Unknown
         || newer.len() < policy.keep_last as usize
         || (within > 0 && image.created_unix_ms + within >= NOW)
         || newest_of(HOUR, policy.keep_hourly)
@@ -166,10 +203,18 @@ fn model(images: &[Candidate], index: usize, policy: &Policy) -> bool {
 }
 
 prop_compose! {
-    fn any_image()(age in 0..4 * DAY, good in prop::bool::weighted(0.8), pinned in prop::bool::weighted(0.1)) -> Candidate {
+    fn any_image()(
+        age in 0..4 * DAY,
+        condition in prop::sample::select(vec![
+            Condition::Good, Condition::Good, Condition::Good, Condition::Damaged, Condition::Unknown,
+        ]),
+        pinned in prop::bool::weighted(0.1),
+        ours in prop::bool::weighted(0.7),
+    ) -> Candidate {
         Candidate {
-            condition: if good { Condition::Good } else { Condition::Damaged },
+            condition,
             pin: if pinned { Pin::Pinned } else { Pin::Loose },
+            line: if ours { Line::Ours } else { Line::Other },
             ..image(1, NOW - age)
         }
     }
@@ -204,11 +249,19 @@ proptest! {
         }
         let planned = plan(&images, &policy, &zoned(NOW, TimeZone::UTC));
         prop_assert_eq!(planned.len(), images.len());
+        let ours: Vec<Candidate> = images.iter().copied().filter(is_ours).collect();
         for (index, planned) in planned.iter().enumerate() {
             prop_assert_eq!(planned.id, images[index].id);
-            prop_assert_eq!(!planned.fate.is_removed(), model(&images, index, &policy), "{:?}", planned);
+            let among_ours = ours.iter().position(|image| image.id == planned.id);
+            let kept = model(&images, index, &policy)
+                || among_ours.is_some_and(|index| model(&ours, index, &policy));
+            prop_assert_eq!(!planned.fate.is_removed(), kept, "{:?}", planned);
         }
-        let newest_good = images.iter().rposition(|image| image.condition == Condition::Good);
-        prop_assert!(newest_good.is_none_or(|index| !planned[index].fate.is_removed()));
+        let good = |image: &Candidate| image.condition == Condition::Good;
+        let newest_good = images.iter().rposition(good);
+        let current = images.iter().rposition(|image| good(image) && is_ours(image));
+        for index in newest_good.into_iter().chain(current) {
+            prop_assert!(!planned[index].fate.is_removed());
+        }
     }
 }
