@@ -248,6 +248,10 @@ impl Supervisor {
                 report(id, &restored);
                 self.tell_restored(id, &restored);
                 self.after_restore(id);
+                match self.shop.store.images() {
+                    Ok(images) => self.state.came_back(id, &images),
+                    Err(error) => tracing::warn!("cannot look for images: {}", chain(&error)),
+                }
                 self.state.restarts += 1;
                 self.remember();
                 self.suspend_when_idle();

@@ -173,6 +173,9 @@ impl Supervisor {
                 self.image_taken(done.id);
                 self.budget.refill();
                 self.refused.clear();
+                if self.state.leaves_behind(done.id) {
+                    self.remember();
+                }
                 self.learn_cost(&done);
                 self.after_snapshot(&done);
                 for reply in wanted.replies {

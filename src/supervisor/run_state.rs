@@ -99,6 +99,9 @@ pub struct RunState {
         deserialize_with = "one_or_more"
     )]
     abandoned: Vec<Abandoned>,
+    /// The image that the job came back from, while there are newer ones and it has none of its own since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    came_from: Option<ImageId>,
 }
 
 /// Images that a run gave up when it went back, by their numbers. Those after it belong to the life that began then.
@@ -126,6 +129,7 @@ impl RunState {
             failures: 0,
             progress: Progress::Running,
             abandoned: Vec::new(),
+            came_from: None,
         }
     }
 
@@ -213,6 +217,21 @@ impl RunState {
     #[must_use]
     pub fn newest_abandoned(&self) -> Option<ImageId> {
         self.abandoned.iter().map(|past| past.through).max()
+    }
+
+    /// The job came back from an image. Newer ones that were passed over may be restored yet.
+    pub fn came_back(&mut self, id: ImageId, images: &[ImageEntry]) {
+        let is_newer = |image: &ImageEntry| image.id > id && self.goes_on_from(image);
+        self.came_from = images.iter().any(is_newer).then_some(id);
+    }
+
+    /// The job as it came back has an image: those that were passed over are of another life now. Whether there are any.
+    pub fn leaves_behind(&mut self, taken: ImageId) -> bool {
+        let through = ImageId::new(taken.number().saturating_sub(1));
+        let past = self.came_from.take().zip(through);
+        let past = past.map(|(after, through)| Abandoned { after, through });
+        self.abandoned.extend(past);
+        past.is_some()
     }
 
     /// Goes back to an image: newer ones are those of a life that is given up. They stay in the store.
@@ -337,6 +356,18 @@ mod tests {
         assert_eq!(line(&state, &images(1..=13)), [1, 8, 9, 13]);
         state.go_back(id(11), &images(1..=13)).unwrap();
         assert_eq!(line(&state, &images(1..=13)), [1, 2, 3, 4, 5, 11]);
+    }
+
+    #[test]
+    fn images_that_were_passed_over_are_left_behind_once_there_is_a_new_one() {
+        let mut state = state();
+        state.came_back(id(2), &images(1..=2));
+        assert!(!state.leaves_behind(id(3)));
+        state.came_back(id(1), &images(1..=3));
+        assert_eq!(line(&state, &images(1..=3)), [1, 2, 3]);
+        assert!(state.leaves_behind(id(4)));
+        assert!(!state.leaves_behind(id(5)));
+        assert_eq!(line(&state, &images(1..=5)), [1, 4, 5]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::UNTIL_GO;
-use super::common::{Place, Run, can_run};
+use super::common::{Place, Run, can_run, wait_until};
 
 /// Starts a job that computes until there is a file `go`, then runs `end`; takes a snapshot of it.
 fn start_saved(place: &Place, options: &[&str], end: &str) -> Run {
@@ -140,4 +140,34 @@ fn the_second_crash_goes_one_image_further_back() {
         used[0].contains(&newest) && used[1].contains("000001"),
         "{err}"
     );
+}
+
+#[test]
+fn images_that_were_passed_over_are_no_way_back_for_the_life_after_them() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = start_saved(&place, &[], "");
+    place.snapshot();
+    let mut restores = 0;
+    let mut crash = |run: &Run| {
+        run.crash();
+        restores += 1;
+        wait_until("the restore", || restored(&place) == restores);
+    };
+    crash(&run);
+    crash(&run);
+    // From the first image; the second is of the life that ended so.
+    place.snapshot();
+    crash(&run);
+    crash(&run);
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    let err = place.text("err");
+    let images = err
+        .lines()
+        .filter_map(|line| line.strip_prefix("ckpt-run: restoring image="));
+    let images: Vec<&str> = images.collect();
+    assert_eq!(images, ["000002", "000001", "000003", "000001"]);
 }
