@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::error::ReadError;
+use super::files::{self, FileKind};
 use super::garbage::{Live, space};
 use super::holes::{self, Pages, Scope, Users};
 use super::id::ImageId;
@@ -18,15 +19,44 @@ impl Store {
     /// The images cannot be listed.
     pub fn gains(&self, ids: &[ImageId]) -> Result<Vec<u64>, ReadError> {
         let live = Live::of(self.summaries()?);
-        if !live.unreadable.is_empty() {
-            // No pack is touched then.
+        let Some(first) = first_with_all(ids, &live.unreadable) else {
             return Ok(vec![0; ids.len()]);
+        };
+        let lost = self.packs_of_unreadable(&live)?;
+        let mut gains = Gains::new(self, &live.users, ids);
+        let gained = match gains.all(first) {
+            Err(ReadError::Manifest { .. } | ReadError::Missing { .. }) => {
+                // Nobody knows what is dead in packs that stay.
+                gains.chosen.clear();
+                gains.all(first)
+            }
+            gained => gained,
+        };
+        let mut gained = gained?;
+        for gain in &mut gained[first..] {
+            *gain += lost;
         }
-        match Gains::new(self, &live.users, ids).all() {
-            Err(ReadError::Manifest { .. } | ReadError::Missing { .. }) => Ok(vec![0; ids.len()]),
-            gains => gains,
-        }
+        Ok(gained)
     }
+
+    /// Disk space of the packs that images without a readable manifest wrote and no other one names.
+    fn packs_of_unreadable(&self, live: &Live) -> Result<u64, ReadError> {
+        let packs = files::list(&self.packs_folder())?.into_iter();
+        let lost = packs.filter(|(_, kind)| {
+            matches!(kind, FileKind::Pack(name)
+                if live.unreadable.contains(&name.image) && !live.users.contains_key(name))
+        });
+        Ok(lost.map(|(path, _)| space(&path)).sum())
+    }
+}
+
+/// Where in `ids` the last of the unreadable ones is: before it is gone no pack is touched. `None` if one stays.
+fn first_with_all(ids: &[ImageId], unreadable: &[ImageId]) -> Option<usize> {
+    if !unreadable.iter().all(|image| ids.contains(image)) {
+        return None;
+    }
+    let last = ids.iter().rposition(|image| unreadable.contains(image));
+    Some(last.unwrap_or(0))
 }
 
 struct Gains<'a> {
@@ -56,8 +86,9 @@ impl<'a> Gains<'a> {
         }
     }
 
-    /// From the last to the first: each image that comes back makes more of its packs live.
-    fn all(&self) -> Result<Vec<u64>, ReadError> {
+    /// From the last to the first that counts, 0 for those before it: each image that comes back makes more of its
+    /// packs live.
+    fn all(&self, first: usize) -> Result<Vec<u64>, ReadError> {
         let mut pages: Pages = HashMap::new();
         for image in holes::images_of(self.users, &self.chosen) {
             if !self.ids.contains(&image) {
@@ -65,13 +96,15 @@ impl<'a> Gains<'a> {
             }
         }
         let mut gone: HashSet<ImageId> = self.ids.iter().copied().collect();
-        let mut gains = Vec::new();
-        for image in self.ids.iter().rev() {
-            gains.push(self.gain(&gone, &pages));
-            holes::add_live(&mut pages, &self.store.manifest(*image)?, &self.chosen);
-            gone.remove(image);
+        let mut gains = vec![0; self.ids.len()];
+        for index in (first..self.ids.len()).rev() {
+            gains[index] = self.gain(&gone, &pages);
+            let image = self.ids[index];
+            gone.remove(&image);
+            if index > first && !self.chosen.is_empty() {
+                holes::add_live(&mut pages, &self.store.manifest(image)?, &self.chosen);
+            }
         }
-        gains.reverse();
         Ok(gains)
     }
 

@@ -150,6 +150,46 @@ fn dead_space_in_packs_that_stay_is_gained_and_told_exactly() {
     }
 }
 
+#[test]
+fn with_the_last_image_that_cannot_be_read_the_space_of_all_is_gained() {
+    let (_folder, store, _lock) = store_with(5);
+    for number in [2, 3] {
+        fs::write(store.manifest_file(id(number)), "torn").unwrap();
+    }
+    let gains = store.gains(&[id(1), id(2), id(3), id(4)]).unwrap();
+    assert_eq!(gains[..2], [0, 0]);
+    assert!(gains[2] >= 3 * CHUNK_BYTES as u64, "{gains:?}");
+    assert!(gains[3] >= gains[2] + CHUNK_BYTES as u64, "{gains:?}");
+    assert_eq!(store.gains(&[id(1), id(2)]).unwrap(), [0, 0]);
+    for (count, gain) in (1..).zip(gains) {
+        let ids: Vec<ImageId> = (1..=count).map(id).collect();
+        let (_copy, twin) = twin_of(&store);
+        let plan = twin.plan_named(&ids, &any).unwrap();
+        let lock = twin.lock().unwrap();
+        let forgotten = twin.forget(&lock, &plan, Effort::Thorough, &any).unwrap();
+        let bytes = forgotten.swept.bytes;
+        assert!(
+            bytes >= gain && bytes <= gain + (64 << 10),
+            "{bytes} {gain}"
+        );
+    }
+}
+
+#[test]
+fn where_holes_cannot_be_told_whole_packs_are_gained() {
+    let (_folder, store, _lock) = store_with(3);
+    let file = store.manifest_file(id(1));
+    let mut bytes = fs::read(&file).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&file, bytes).unwrap();
+    assert!(store.manifest(id(1)).is_err() && store.images().unwrap()[0].damaged.is_none());
+    let gains = store.gains(&[id(2), id(1)]).unwrap();
+    assert!(
+        gains[0] >= CHUNK_BYTES as u64 && gains[1] >= 2 * CHUNK_BYTES as u64,
+        "{gains:?}"
+    );
+}
+
 /// A copy of the store, in a folder of its own.
 fn twin_of(store: &Store) -> (tempfile::TempDir, Store) {
     let (folder, twin) = temporary_store();
