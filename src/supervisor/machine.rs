@@ -5,6 +5,7 @@ use std::io;
 use std::path::Path;
 
 use nix::sys::prctl;
+use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::signal::Signal;
 use nix::sys::statvfs::statvfs;
 use procfs::{Current, Meminfo};
@@ -18,6 +19,11 @@ pub(super) fn available_memory() -> u64 {
         .and_then(|info| info.mem_available)
         .unwrap_or(0);
     machine.min(cgroup_headroom().unwrap_or(u64::MAX))
+}
+
+/// How many descriptors this process may have open; as many as it wants where the kernel does not tell.
+pub(super) fn descriptors() -> u64 {
+    getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft)
 }
 
 /// What the memory cgroup and those above it leave, v2 and v1; `None` without a limit.

@@ -72,19 +72,32 @@ pub(in crate::supervisor) fn bytes(covers: &[Cover]) -> u64 {
     covers.iter().map(Cover::bytes).sum()
 }
 
-/// Chooses. `to_host` when the memory is to leave the GPUs whatever it costs: a pause.
+/// Descriptors that one piece of memory takes while it is carried.
+const PIECE_DESCRIPTORS: u64 = 2;
+/// What the rest of the program has open, and more.
+const OTHER_DESCRIPTORS: u64 = 256;
+
+/// Chooses. `descriptors` may be open; `to_host` when the memory is to leave the GPUs whatever it costs: a pause.
 ///
 /// # Errors
 /// When neither way brings the memory back.
 pub(in crate::supervisor) fn choose(
     memory: Memory,
     to_host: bool,
+    descriptors: u64,
     covers: Vec<Cover>,
 ) -> Result<Way, ResidentError> {
     if let Some(cover) = covers.iter().find(|cover| cover.is_hopeless()) {
         return Err(ResidentError::Shares { pid: cover.pid });
     }
+    let hellos = covers.iter().filter_map(|cover| cover.hello.as_ref());
+    let pieces: u64 = hellos.map(|hello| u64::from(hello.segments)).sum();
+    let fits = pieces * PIECE_DESCRIPTORS + OTHER_DESCRIPTORS <= descriptors;
     let bound = covers.iter().any(Cover::is_bound);
+    if bound && !fits {
+        let limit = descriptors;
+        return Err(ResidentError::Descriptors { pieces, limit });
+    }
     if bound {
         return Ok(Way::Resident(covers));
     }
@@ -99,6 +112,9 @@ pub(in crate::supervisor) fn choose(
         Memory::Auto | Memory::Resident if bytes(&covers) == 0 => {
             Way::Driver(Some("the job has no large allocations that an agent holds"))
         }
+        Memory::Auto | Memory::Resident if !fits => Way::Driver(Some(
+            "the job has more pieces of GPU memory than ckpt-run may have open descriptors for (ulimit -Hn)",
+        )),
         Memory::Auto | Memory::Resident => Way::Resident(covers),
     })
 }
@@ -125,7 +141,7 @@ mod tests {
     }
 
     fn resident(memory: Memory, to_host: bool, covers: &[Cover]) -> Option<usize> {
-        match choose(memory, to_host, covers.to_vec()).unwrap() {
+        match choose(memory, to_host, 1024, covers.to_vec()).unwrap() {
             Way::Driver(_) => None,
             Way::Resident(covers) => Some(covers.len()),
         }
@@ -145,6 +161,18 @@ mod tests {
             assert_eq!(resident(memory, false, &[]), None);
         }
         assert_eq!(resident(Memory::Driver, false, &covers), None);
+    }
+
+    #[test]
+    fn more_pieces_than_descriptors_go_the_driver_s_way_or_no_way() {
+        let mut covers = [cover(5, false, false), cover(5, false, false)];
+        covers[0].hello.as_mut().unwrap().segments = 383;
+        assert_eq!(resident(Memory::Auto, false, &covers), Some(2));
+        covers[0].hello.as_mut().unwrap().segments += 1;
+        assert_eq!(resident(Memory::Auto, false, &covers), None);
+        covers[1].hello.as_mut().unwrap().imported = true;
+        let error = choose(Memory::Auto, false, 1024, covers.to_vec()).unwrap_err();
+        assert!(error.to_string().contains("385 pieces"), "{error}");
     }
 
     #[test]
@@ -203,7 +231,7 @@ mod tests {
         };
         assert_eq!(resident(Memory::Driver, true, &lends(false)), Some(1));
         for covers in [[cover(5, true, true)], lends(true)] {
-            let error = choose(Memory::Driver, false, covers.to_vec()).unwrap_err();
+            let error = choose(Memory::Driver, false, 1024, covers.to_vec()).unwrap_err();
             assert!(error.to_string().contains("process 300"), "{error}");
         }
     }

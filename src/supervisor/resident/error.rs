@@ -46,6 +46,16 @@ pub enum ResidentError {
         /// Pid as the job sees it.
         pid: i32,
     },
+    /// What an agent lets go of comes as descriptors; where one does not arrive, its memory is gone.
+    #[error(
+        "the job's {pieces} pieces of GPU memory need more open descriptors than the limit of {limit}: raise it (ulimit -Hn,          LimitNOFILE=)"
+    )]
+    Descriptors {
+        /// Pieces of memory, of all processes.
+        pieces: u64,
+        /// The limit.
+        limit: u64,
+    },
     /// A process came to have memory that the driver alone would lose, while the snapshot was prepared without it.
     #[error("process {pid} has shared GPU memory since the snapshot was begun")]
     Newcomer {
@@ -99,6 +109,7 @@ impl ResidentError {
             | Self::Agent { .. }
             | Self::Busy { .. }
             | Self::Shares { .. }
+            | Self::Descriptors { .. }
             | Self::Newcomer { .. }
             | Self::Copier(_)
             | Self::Socket(_)
@@ -125,7 +136,7 @@ impl ResidentError {
         match self {
             Self::Halt(error) => FailureKind::of_halt(error),
             Self::Cuda(error) => FailureKind::of(error),
-            Self::Shares { .. } => FailureKind::Unsupported,
+            Self::Shares { .. } | Self::Descriptors { .. } => FailureKind::Unsupported,
             Self::Busy { .. }
             | Self::Newcomer { .. }
             | Self::Agent {

@@ -360,6 +360,7 @@ impl ResidentError {
             Self::Agent { .. } | Self::Busy { .. } | Self::Halt(_) => !self.job_is_lost(),
             Self::Cuda(_)
             | Self::Shares { .. }
+            | Self::Descriptors { .. }
             | Self::Newcomer { .. }
             | Self::Lost { .. }
             | Self::Stuck { .. }

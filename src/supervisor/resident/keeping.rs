@@ -15,6 +15,7 @@ use super::super::describe::chain;
 use super::super::gpu::Gpu;
 use super::super::gpu_facts::GpuFacts;
 use super::super::image::Stopwatch;
+use super::super::machine;
 use super::super::snapshot_error::SnapshotError;
 use super::super::standing::{Standing, Still};
 use super::super::workshop::Workshop;
@@ -55,7 +56,7 @@ impl Keeping {
         for cover in &mut covers {
             cover.know(moved);
         }
-        let covers = match choose(now, to_host, covers)? {
+        let covers = match choose(now, to_host, machine::descriptors(), covers)? {
             Way::Resident(covers) => covers,
             Way::Driver(reason) => {
                 let failure = despite.map(|error| chain(error));
