@@ -132,9 +132,13 @@ fn weekday_item(item: &str) -> Result<String, String> {
     Ok(numbers.join(","))
 }
 
-/// Crate `cron` knows the years up to 2100; what does not happen until then is no time to wait for.
+/// The calendar repeats within 400 years; crate `cron` knows 1970 to 2100, so
+/// looking from its first year finds whatever happens at all.
 fn never_happens(schedule: &Schedule) -> bool {
-    schedule.upcoming(chrono::Utc).next().is_none()
+    schedule
+        .after(&chrono::DateTime::UNIX_EPOCH)
+        .next()
+        .is_none()
 }
 
 /// The parser's reason stands below the expression and a caret.

@@ -1,6 +1,7 @@
 //! Images that come to nothing, and what is left of the others then.
 
 use super::*;
+use crate::store::wire::META_BYTES_MAX;
 
 #[test]
 fn an_abandoned_image_leaves_nothing() {
@@ -79,7 +80,7 @@ fn names_and_meta_out_of_bounds_are_refused() {
         writer.stream("a"),
         Err(WriteError::StreamTwice { .. })
     ));
-    let error = writer.commit(&vec![0; (4 << 20) + 1]).unwrap_err();
+    let error = writer.commit(&vec![0; META_BYTES_MAX + 1]).unwrap_err();
     assert!(matches!(error, WriteError::MetaTooLarge { .. }), "{error}");
 }
 

@@ -10,7 +10,7 @@ use super::{Answer, Event, blocking, converse};
 use crate::store::ImageId;
 
 thread_local! {
-    static RUNTIME: Runtime = Builder::new_current_thread().enable_io().build().unwrap();
+    static RUNTIME: Runtime = Builder::new_current_thread().enable_all().build().unwrap();
 }
 
 /// A client that says this and hangs up its half; whether anything was asked for.
