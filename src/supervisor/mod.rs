@@ -61,6 +61,7 @@ mod snapshot_error;
 mod standing;
 mod status;
 mod stop;
+mod stopping;
 mod stream_kind;
 mod streams;
 mod supervise;

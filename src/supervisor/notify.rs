@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use sd_notify::NotifyState;
 
-use super::supervise::{AfterEnd, Pause, Running, Stage, Stopping, Supervisor};
+use super::stopping::Stopping;
+use super::supervise::{AfterEnd, Pause, Running, Stage, Supervisor};
 use crate::clock;
 use crate::store::ImageId;
 

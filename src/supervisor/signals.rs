@@ -11,7 +11,8 @@ use super::event::Event;
 use super::image::Trigger;
 use super::run::RunError;
 use super::snapshot::Afterwards;
-use super::supervise::{Running, Stage, Stopping, Supervisor};
+use super::stopping::Stopping;
+use super::supervise::{Running, Stage, Supervisor};
 use crate::clock;
 
 /// A signal, by its meaning.

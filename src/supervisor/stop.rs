@@ -4,7 +4,8 @@ use super::event::Reply;
 use super::image::Trigger;
 use super::run::RunError;
 use super::snapshot::Afterwards;
-use super::supervise::{AfterEnd, Stage, Stopping, Supervisor};
+use super::stopping::Stopping;
+use super::supervise::{AfterEnd, Stage, Supervisor};
 
 /// Nothing would be kept.
 const NO_IMAGE: &str = "no job runs now, and there is no image to go on from later; SIGTERM to the supervisor ends the \

@@ -38,6 +38,7 @@ use super::schedule::{Now, Schedule, Snapshotted as LastSnapshot};
 use super::signals;
 use super::snapshot::Afterwards;
 use super::status::State;
+use super::stopping::Stopping;
 use super::streams::Streams;
 use super::terminal::Keyboard;
 use super::workshop::{Job, SharedStreams, Workshop};
@@ -145,31 +146,6 @@ pub(super) struct Wanted {
     pub afterwards: Afterwards,
     pub begun: Option<Now>,
     pub replies: Vec<Reply>,
-}
-
-/// Whether we were asked to end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stopping {
-    /// No.
-    No,
-    /// SIGINT and the like went to the job, at this time: its end within the grace period is no crash.
-    ByTheJob(Instant),
-    /// SIGUSR2 or `ckpt-run stop`: as soon as an image is durable.
-    WhenSaved,
-    /// SIGTERM: saved or not, at this time.
-    Until(Instant),
-}
-
-impl Stopping {
-    /// Whether an end of the job now would be wanted. `grace`: how long after SIGINT it is.
-    pub fn is_wanted(self, grace: Duration) -> bool {
-        match self {
-            Self::No => false,
-            // A job that goes on after SIGINT and crashes much later has crashed.
-            Self::ByTheJob(at) => at.elapsed() <= grace,
-            Self::WhenSaved | Self::Until(_) => true,
-        }
-    }
 }
 
 /// The state of a run. Lives on the main thread.
