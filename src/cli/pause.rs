@@ -33,6 +33,9 @@ pub(super) fn unpause(global: &Global, wait: bool) -> Result<ExitCode, Failure> 
     let mut said = false;
     loop {
         match request_unpause(&store) {
+            Ok(()) if global.json => {
+                return output::print_json(&serde_json::json!({ "unpaused": true }));
+            }
             Ok(()) => return Ok(ExitCode::SUCCESS),
             Err(ControlError::NotYet(reason)) if wait => {
                 if !said && !global.quiet {

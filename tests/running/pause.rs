@@ -72,8 +72,10 @@ fn a_paused_job_stands_still_until_it_is_unpaused_and_misses_nothing() {
     assert_eq!(pause(&place), "000001");
     assert_eq!((place.text("out"), place.text("child")), before);
 
-    let unpaused = place.verb(&["unpause", "--wait"]);
+    let unpaused = place.verb(&["unpause", "--wait", "--json"]);
     assert_eq!(code(unpaused.status), 0, "{}", stderr(&unpaused));
+    let answer: serde_json::Value = serde_json::from_slice(&unpaused.stdout).unwrap();
+    assert_eq!(answer["unpaused"], true);
     wait_until("both go on", || {
         place.text("out") != before.0 && place.text("child") != before.1
     });
