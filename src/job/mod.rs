@@ -23,6 +23,7 @@ mod stacks;
 mod terminal;
 mod timers;
 mod tree;
+mod waiting;
 
 pub use account::{MemoryUse, ProcessAccount, account};
 pub use activity::cpu_time;

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use super::replay::Replay;
 use super::terminal::line_end;
+use super::waiting::write_out;
 use crate::sync::{locked, wait};
 use status_line::Bottom;
 pub use status_line::{Patience, Shown, StatusLine};
@@ -353,28 +354,6 @@ impl Shared {
             offset,
         })
     }
-}
-
-/// Writes all of it, however slowly it is taken: a descriptor that others share may be set not to wait.
-fn write_out(mut sink: &File, mut bytes: &[u8]) -> io::Result<()> {
-    while !bytes.is_empty() {
-        match sink.write(bytes) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(written) => bytes = &bytes[written..],
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                wait_until(sink, PollFlags::POLLOUT);
-            }
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
-}
-
-/// Waits until a descriptor is ready, or a signal comes.
-pub(super) fn wait_until(descriptor: &File, ready: PollFlags) {
-    let mut watched = [PollFd::new(descriptor.as_fd(), ready)];
-    let _ = poll(&mut watched, PollTimeout::NONE);
 }
 
 impl State {

@@ -303,7 +303,7 @@ impl Supervisor {
     }
 
     /// This run's images that are not set aside, oldest first.
-    fn available(&self) -> Result<Vec<ImageId>, RunError> {
+    pub fn available(&self) -> Result<Vec<ImageId>, RunError> {
         let images = self.shop.store.images()?;
         let ours = images
             .into_iter()
@@ -324,13 +324,8 @@ impl Supervisor {
             .any(|image| run_of(&image.meta).is_none_or(|run| run == self.state.started_unix_ms)))
     }
 
-    /// Whether there is an image to go on from. Where the store cannot be read there may be: an answer of "none" would
-    /// give the run up.
-    pub fn may_have_image(&self) -> bool {
-        self.images_at_least() > 0
-    }
-
-    /// How many images there are to go on from, for a decision; one where the store cannot be read.
+    /// How many images there are to go on from, for a decision. One where the store cannot be read: an answer of "none"
+    /// would give the run up.
     pub fn images_at_least(&self) -> usize {
         match self.available() {
             Ok(images) => images.len(),

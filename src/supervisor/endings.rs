@@ -204,7 +204,7 @@ impl Supervisor {
             _ if !self.is_stopping() => None,
             Stopping::No | Stopping::ByTheJob(_) => Some(status.code()),
             Stopping::WhenSaved | Stopping::Until(_)
-                if status.is_success() || !self.may_have_image() =>
+                if status.is_success() || self.images_at_least() == 0 =>
             {
                 Some(status.code())
             }

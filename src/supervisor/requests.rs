@@ -281,13 +281,23 @@ impl Supervisor {
         if let Stopping::Until(_) = self.stopping {
             self.stopping = Stopping::Until(clock::now() + DELIVERY_LIMIT);
         }
-        let saved = self.may_have_image();
-        if let Some(id) = self.newest() {
-            tracing::warn!(image = %id, "stopping without a new image ({why}); the run goes on from the newest one");
-        } else if !saved {
-            tracing::warn!("stopping without an image ({why}); the run begins anew");
-        }
-        let code = if saved { SAVED } else { TERMINATED };
+        let code = match self.available().map(|mut images| images.pop()) {
+            Ok(Some(id)) => {
+                tracing::warn!(image = %id, "stopping without a new image ({why}); the run goes on from the newest one");
+                SAVED
+            }
+            Ok(None) => {
+                tracing::warn!("stopping without an image ({why}); the run begins anew");
+                TERMINATED
+            }
+            Err(error) => {
+                tracing::warn!(
+                    "stopping without a new image ({why}), and those that there are cannot be looked for: {}",
+                    chain(&error)
+                );
+                SAVED
+            }
+        };
         self.end_job(AfterEnd::Exit(code, Progress::Saved))
     }
 

@@ -105,8 +105,8 @@ pub(super) fn bring_back(
     shop.ongoing.measure(image.given(), Some(expected));
     let choose = |cuda_facts| restore_gpu::choose(shop, id, cuda_facts, gpus);
     let gpus = facts.cuda.as_ref().map(choose).transpose()?;
+    let gpu = facts.cuda.as_ref().zip(gpus.as_ref());
     let rewound = thread::scope(|scope| {
-        let gpu = facts.cuda.as_ref().zip(gpus.as_ref());
         let memory = gpu.and_then(|(cuda, gpus)| {
             let refill = |facts| Returning::begin(shop, &image, facts, &gpus.map);
             let resident = cuda.resident.as_ref();
@@ -136,7 +136,6 @@ pub(super) fn bring_back(
         }
         Ok::<_, RestoreError>(rewound)
     })?;
-    let gpu = facts.cuda.as_ref().zip(gpus.as_ref());
     let moved = gpu.map(|(cuda, gpus)| cuda.moved_by(&gpus.map));
     let resident = facts.cuda.as_ref().and_then(|cuda| cuda.resident.as_ref());
     if resident.is_some() {

@@ -104,8 +104,14 @@ impl WorkFolder {
 
     /// Puts back what was cleaned away; in [`WORK_PARENT`] that happens to what is old.
     fn make_again(&self, program: &Path) -> io::Result<()> {
-        if !self.path().exists() {
-            DirBuilder::new().mode(0o700).create(self.path())?;
+        match DirBuilder::new().mode(0o700).create(self.path()) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            // Everybody may make folders there, and what is in this one CRIU runs.
+            Err(_) if !is_work_folder(self.path()) => {
+                let reason = format!("{} is somebody else's now", self.path().display());
+                return Err(io::Error::other(reason));
+            }
+            Ok(()) | Err(_) => {}
         }
         match self.link_program(program) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),

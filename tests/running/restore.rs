@@ -3,8 +3,15 @@
 use std::fs;
 use std::time::SystemTime;
 
-use super::common::{Place, can_run};
+use super::common::{Place, Run, can_run};
 use super::{COUNT, lines};
+
+/// Starts the job that counts, and waits until it does.
+fn counting(place: &Place) -> Run {
+    let run = place.start_python(&["--interval", "never"], COUNT);
+    place.wait_for("log", "5\n");
+    run
+}
 
 #[test]
 fn a_killed_job_comes_back_and_ends_as_if_nothing_had_happened() {
@@ -12,8 +19,7 @@ fn a_killed_job_comes_back_and_ends_as_if_nothing_had_happened() {
         return;
     }
     let place = Place::new();
-    let mut run = place.start_python(&["--interval", "never"], COUNT);
-    place.wait_for("log", "5\n");
+    let mut run = counting(&place);
     place.snapshot();
     place.wait_for("log", "15\n");
     run.crash();
@@ -31,8 +37,7 @@ fn a_store_is_looked_for_again_when_it_was_away_at_a_crash() {
     let place = Place::new();
     let settings = "[restart]\nbackoff = '10s'\n";
     fs::write(place.file("ckpt-run.toml"), settings).unwrap();
-    let mut run = place.start_python(&["--interval", "never"], COUNT);
-    place.wait_for("log", "5\n");
+    let mut run = counting(&place);
     place.snapshot();
     let (there, away) = (place.file(".ckpt-run/images"), place.file("away"));
     fs::rename(&there, &away).unwrap();
@@ -51,8 +56,7 @@ fn a_cleaned_temporary_folder_and_files_with_new_times_end_no_run() {
         return;
     }
     let place = Place::new();
-    let mut run = place.start_python(&["--interval", "never"], COUNT);
-    place.wait_for("log", "5\n");
+    let mut run = counting(&place);
     place.snapshot();
     // As an age-based cleaner does, and a copy of the store as a folder.
     fs::remove_dir_all(fs::read_link(place.file(".ckpt-run/work")).unwrap()).unwrap();
@@ -74,8 +78,7 @@ fn a_supervisor_has_as_many_descriptors_as_it_may() {
         return;
     }
     let place = Place::new();
-    let mut run = place.start_python(&["--interval", "never"], COUNT);
-    place.wait_for("log", "5\n");
+    let mut run = counting(&place);
     let limits = |pid: i32| {
         let text = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
         let line = text.lines().find(|line| line.starts_with("Max open files"));

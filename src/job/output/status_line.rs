@@ -9,7 +9,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use super::super::terminal::{line_end, window};
-use super::{Shared, write_out};
+use super::super::waiting::write_out;
+use super::Shared;
 
 /// To the line's start, and everything right of it away.
 const ERASE: &str = "\r\x1b[K";

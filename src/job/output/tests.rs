@@ -1,5 +1,7 @@
 //! Tests of one output, with a pipe or a file in the place of the caller.
 
+use std::io::Write;
+
 use super::*;
 
 #[test]
