@@ -83,11 +83,16 @@ impl Devices {
 
     /// Whether another GPU has taken the place of the one that the device was.
     pub fn has_moved(&self, device: c_int) -> Result<bool, c_int> {
-        let number = usize::try_from(device).unwrap_or(DEVICES_MAX);
-        match self.0.get(number).map(|known| known.uuid) {
-            None | Some(NO_UUID) => Ok(false),
-            Some(before) => Ok(uuid(device)? != before),
+        match self.first_uuid(device) {
+            NO_UUID => Ok(false),
+            before => Ok(uuid(device)? != before),
         }
+    }
+
+    /// UUID of the device when it was asked for first.
+    pub fn first_uuid(&self, device: c_int) -> [u8; 16] {
+        let number = usize::try_from(device).unwrap_or(DEVICES_MAX);
+        self.0.get(number).map_or(NO_UUID, |known| known.uuid)
     }
 
     /// Devices that may use the memory of this one, a bit each.

@@ -27,7 +27,7 @@ use super::probe::{enter, leave, probe_devices};
 use super::remake::{self, MOVED};
 use super::sys;
 use super::table::Entry;
-use super::tell::{send_batch, send_origins};
+use super::tell::{send_batch, send_holdings, send_origins};
 use super::wire::{self, BATCH_MAX, MAGIC, Reply, Request, Segment, VERSION};
 
 /// Set when the job shared memory of the driver's own with another process.
@@ -91,7 +91,16 @@ impl HandOver {
             wire::MAP => self.map(request, incoming),
             wire::REMAKE => self.remake(socket, request, incoming),
             wire::SHARE => self.share(socket, request, incoming),
-            wire::ORIGINS => self.origins(socket, request, incoming),
+            wire::ORIGINS => {
+                let mut answer = self.outgoing(request, wire::MORE, 0);
+                self.look(|state| {
+                    send_origins(socket, incoming, state.table.entries(), &mut answer)
+                })
+            }
+            wire::HOLDINGS => {
+                let mut answer = self.outgoing(request, wire::MORE, 0);
+                self.look(|state| send_holdings(socket, incoming, state, &mut answer))
+            }
             _ => Err(Failure::Refused),
         }
     }
@@ -236,23 +245,15 @@ impl HandOver {
         send_batch(socket, incoming, slice::from_ref(entry), &mut answer)
     }
 
-    /// Tells the segments that are other processes' as well.
-    fn origins(
-        &mut self,
-        socket: c_int,
-        request: &Request,
-        incoming: &Incoming,
+    /// Looks at what is there, released or not.
+    fn look(
+        &self,
+        tell: impl FnOnce(&State) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
-        let held;
-        let state = match &self.released {
-            Some(state) => state,
-            None => {
-                held = STATE.try_lock().ok_or(Failure::Busy)?;
-                &held
-            }
-        };
-        let mut answer = self.outgoing(request, wire::MORE, 0);
-        send_origins(socket, incoming, state.table.entries(), &mut answer)
+        match &self.released {
+            Some(state) => tell(state),
+            None => tell(&*STATE.try_lock().ok_or(Failure::Busy)?),
+        }
     }
 
     fn map(&mut self, request: &Request, incoming: &mut Incoming) -> Result<(), Failure> {

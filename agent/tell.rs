@@ -3,13 +3,16 @@
 use core::ffi::c_int;
 
 use super::datagram::{self, Incoming, Outgoing};
-use super::devices::uuid;
+use super::devices::{DEVICES_MAX, uuid};
 use super::driver::{self, check};
 use super::hand_over::Failure;
+use super::memory::State;
 use super::probe::enter;
 use super::sys;
 use super::table::Entry;
-use super::wire::Segment;
+use super::wire::{BATCH_MAX, Segment};
+
+const _: () = assert!(DEVICES_MAX <= BATCH_MAX);
 
 /// Sends a batch of segments, each with a descriptor of its memory.
 pub fn send_batch(
@@ -69,6 +72,30 @@ pub fn send_origins(
         answer.reply.first += answer.reply.count;
     }
     Ok(())
+}
+
+/// Sends how much of their own the process has on each GPU, without asking the driver, which may be locked.
+pub fn send_holdings(
+    socket: c_int,
+    to: &Incoming,
+    state: &State,
+    answer: &mut Outgoing,
+) -> Result<(), Failure> {
+    let mut held = [(0, 0); DEVICES_MAX];
+    for entry in state.table.entries().iter().filter(|one| one.owner == 0) {
+        let device = usize::try_from(entry.device).unwrap_or(DEVICES_MAX);
+        if let Some((len, imported)) = held.get_mut(device) {
+            *len += entry.len;
+            *imported += if entry.descriptor < 0 { 0 } else { entry.len };
+        }
+    }
+    let held = (0..).zip(held).filter(|(_, (len, _))| *len > 0);
+    for (segment, (device, (len, imported))) in answer.segments.iter_mut().zip(held) {
+        *segment = Segment::holding(state.devices.first_uuid(device), len, imported);
+        answer.reply.count += 1;
+    }
+    let sent = answer.reply.count == 0 || datagram::send(socket, &to.from, answer);
+    sent.then_some(()).ok_or(Failure::Refused)
 }
 
 fn describe(entry: &Entry, segment: &mut Segment, descriptor: &mut c_int) -> Result<(), Failure> {

@@ -17,6 +17,9 @@
 //!   ORIGINS  ──────────────────────▶         which segments do several processes have mapped (CUDA IPC)
 //!            ◀──────────────────────  MORE   up to BATCH_MAX of them, made by `Segment::shared`, no descriptors
 //!            ◀──────────────────────  OK     these are all
+//!   HOLDINGS ──────────────────────▶         how much is there on which GPU
+//!            ◀──────────────────────  MORE   one `Segment::holding` a GPU, no descriptors
+//!            ◀──────────────────────  OK     these are all
 //! ```
 //! An agent also asks another of the same run and user, for a process that opens memory of another one (CUDA IPC):
 //! ```text
@@ -55,6 +58,8 @@ pub const SHARE: u32 = 5;
 pub const REMAKE: u32 = 6;
 /// See above.
 pub const ORIGINS: u32 = 7;
+/// See above.
+pub const HOLDINGS: u32 = 8;
 
 /// Done.
 pub const OK: u32 = 0;
@@ -145,6 +150,16 @@ impl Segment {
         Self {
             address,
             len: id,
+            device,
+        }
+    }
+
+    /// Says of a GPU how much of its memory the process has made or was given, and of that, how much was given by the
+    /// supervisor.
+    pub const fn holding(device: [u8; 16], len: u64, imported: u64) -> Self {
+        Self {
+            address: imported,
+            len,
             device,
         }
     }

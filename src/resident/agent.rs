@@ -21,7 +21,7 @@ use crate::clock;
 /// Times that a part of a mapping is sent to an agent that had no room for its descriptors: it makes room at the first.
 const TRIES_MAX: u32 = 3;
 /// More pieces than an agent has in its table.
-const SHARED_MAX: usize = 1 << 16;
+const SEGMENTS_MAX: usize = 1 << 16;
 
 /// What an agent says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +56,17 @@ pub struct Origin {
     pub id: u64,
 }
 
+/// How much of a GPU's memory a process has made or was given; what is another process's does not count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holding {
+    /// UUID of the GPU.
+    pub device: [u8; 16],
+    /// Bytes.
+    pub bytes: u64,
+    /// Of these, what the supervisor has given: NVML counts it nowhere.
+    pub imported: u64,
+}
+
 /// A process's agent. It keeps descriptors between a [`release`](Agent::release) that took too long and the next.
 #[derive(Debug)]
 pub struct Agent<'a> {
@@ -66,8 +77,8 @@ pub struct Agent<'a> {
     receipt: Receipt,
     /// A request whose answers carry memory, and the serial of the first of its kind that may still be answered.
     awaited: Option<(Kind, u64)>,
-    /// What came of the request for them so far.
-    origins: Vec<Origin>,
+    /// What came of a request that brings none so far.
+    told: Vec<wire::Segment>,
 }
 
 impl<'a> Agent<'a> {
@@ -79,7 +90,7 @@ impl<'a> Agent<'a> {
             uid: nix::unistd::geteuid().as_raw(),
             receipt: Receipt::default(),
             awaited: None,
-            origins: Vec::new(),
+            told: Vec::new(),
         }
     }
 
@@ -214,9 +225,33 @@ impl<'a> Agent<'a> {
     /// # Errors
     /// No sensible answer in time, or [`AgentError::Refused`] by an agent of a time when there was no such request.
     pub fn origins(&mut self, limit: Duration) -> Result<Vec<Origin>, AgentError> {
-        self.origins.clear();
-        self.ask(Kind::Origins, (0, &[]), clock::now() + limit)?;
-        Ok(std::mem::take(&mut self.origins))
+        let told = self.told(Kind::Origins, limit)?;
+        Ok(told.iter().map(origin).collect())
+    }
+
+    /// How much the process has on which GPU.
+    ///
+    /// # Errors
+    /// As [`Agent::origins`], or [`AgentError::Busy`] while it is allocating.
+    pub fn holdings(&mut self, limit: Duration) -> Result<Vec<Holding>, AgentError> {
+        let kind = Kind::Holdings;
+        let told = self.told(kind, limit)?;
+        let holding = |one: &wire::Segment| {
+            let holding = Holding {
+                device: one.device,
+                bytes: one.len,
+                imported: one.address,
+            };
+            (holding.imported <= holding.bytes).then_some(holding)
+        };
+        let holdings: Option<Vec<Holding>> = told.iter().map(holding).collect();
+        holdings.ok_or_else(|| self.malformed(kind, "more was given than there is"))
+    }
+
+    fn told(&mut self, kind: Kind, limit: Duration) -> Result<Vec<wire::Segment>, AgentError> {
+        self.told.clear();
+        self.ask(kind, (0, &[]), clock::now() + limit)?;
+        Ok(std::mem::take(&mut self.told))
     }
 
     /// Sends a request and waits for its last answer.
@@ -296,9 +331,9 @@ impl<'a> Agent<'a> {
         if reply.kind != kind.number() {
             return Err(self.malformed(kind, "an answer to another question"));
         }
-        if kind == Kind::Origins && reply.status == wire::MORE {
-            self.origins.extend(segments.iter().map(origin));
-            if segments.is_empty() || self.origins.len() > SHARED_MAX {
+        if kind.tells() && reply.status == wire::MORE {
+            self.told.extend(&segments);
+            if segments.is_empty() || self.told.len() > SEGMENTS_MAX {
                 return Err(self.malformed(kind, "no sensible number of segments"));
             }
             return Ok(None);

@@ -23,7 +23,7 @@ mod message;
 mod receipt;
 mod request;
 
-pub use agent::{Agent, Hello, Origin};
+pub use agent::{Agent, Hello, Holding, Origin};
 pub use channel::Channel;
 pub use embed::{LIBRARY_PREFIX, PRELOAD_VARIABLE, Token, TokenError, environment, install};
 pub use error::AgentError;

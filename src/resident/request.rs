@@ -11,6 +11,7 @@ pub(super) enum Kind {
     Map,
     Remake,
     Origins,
+    Holdings,
 }
 
 impl Kind {
@@ -22,6 +23,7 @@ impl Kind {
             Self::Map => wire::MAP,
             Self::Remake => wire::REMAKE,
             Self::Origins => wire::ORIGINS,
+            Self::Holdings => wire::HOLDINGS,
         }
     }
 
@@ -33,6 +35,7 @@ impl Kind {
             Self::Map => "mapping the device memory",
             Self::Remake => "making the device memory anew",
             Self::Origins => "asking for shared memory",
+            Self::Holdings => "asking how much is on which GPU",
         }
     }
 
@@ -40,7 +43,15 @@ impl Kind {
     pub(super) const fn brings_memory(self) -> bool {
         match self {
             Self::Release | Self::Remake => true,
-            Self::Hello | Self::Probe | Self::Map | Self::Origins => false,
+            Self::Hello | Self::Probe | Self::Map | Self::Origins | Self::Holdings => false,
+        }
+    }
+
+    /// Whether the answers tell of memory and bring none.
+    pub(super) const fn tells(self) -> bool {
+        match self {
+            Self::Origins | Self::Holdings => true,
+            Self::Hello | Self::Probe | Self::Map | Self::Release | Self::Remake => false,
         }
     }
 }

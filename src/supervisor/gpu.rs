@@ -13,7 +13,7 @@ use super::snapshot_error::SnapshotError;
 use super::standing::{Standing, StandingError};
 use super::suspension::Suspension;
 use super::workshop::Workshop;
-use crate::cuda::{self, GpuUse, Inventory};
+use crate::cuda::{self, GpuUse, GpuUuid, Inventory};
 use crate::job::{self, Process, variable};
 use crate::resident;
 use crate::store::StreamOpener;
@@ -31,8 +31,9 @@ pub(super) struct Gpu<'a> {
     /// The processes, and as the host sees them.
     processes: Vec<Process>,
     users: Vec<i32>,
-    /// Device memory that moves into host memory.
+    /// Device memory of the job, bytes; where the driver does not tell it of each process, all that is in use.
     pub bytes: u64,
+    is_told: bool,
     /// What the image will say of the GPUs; no pids yet.
     pub facts: CudaFacts,
 }
@@ -78,9 +79,11 @@ impl<'a> Gpu<'a> {
         })?;
         let environments: Vec<Vec<u8>> =
             described.into_iter().map(|user| user.environment).collect();
+        let told = memory_of(&users, &uses);
         Ok(Some(Self {
             driver,
-            bytes: memory_of(&users, &uses).unwrap_or_else(machine::gpu_memory_in_use),
+            bytes: told.unwrap_or_else(machine::gpu_memory_in_use),
+            is_told: told.is_some(),
             facts: CudaFacts::of(&gpus, &uses, &environments),
             processes: processes
                 .iter()
@@ -99,6 +102,16 @@ impl<'a> Gpu<'a> {
     /// The same, by all their numbers.
     pub fn processes(&self) -> &[Process] {
         &self.processes
+    }
+
+    /// Memory of theirs that the driver told nothing of.
+    pub fn add(&mut self, more: impl Iterator<Item = (GpuUuid, u64)>) {
+        for (uuid, bytes) in more {
+            if self.is_told {
+                self.bytes = self.bytes.saturating_add(bytes);
+            }
+            self.facts.add(uuid, bytes);
+        }
     }
 
     /// The driver that knows them.

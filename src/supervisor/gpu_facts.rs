@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::resident::ResidentFacts;
 use super::standing::StandingFacts;
-use crate::cuda::{GpuUse, Inventory};
+use crate::cuda::{GpuUse, GpuUuid, Inventory};
 use crate::job::variable;
 
 /// How CUDA is told which GPUs a process sees.
@@ -124,6 +124,15 @@ impl CudaFacts {
             moved: Vec::new(),
             standing: Vec::new(),
             resident: None,
+        }
+    }
+
+    /// Has the job use so much more of a GPU.
+    pub(super) fn add(&mut self, uuid: GpuUuid, bytes: u64) {
+        let gpus = self.gpus.iter_mut();
+        for gpu in gpus.filter(|gpu| gpu.uuid.parse() == Ok(uuid)) {
+            let used = gpu.used_bytes.unwrap_or_default();
+            gpu.used_bytes = Some(used.saturating_add(bytes));
         }
     }
 

@@ -17,6 +17,7 @@ mod carrier;
 mod choice;
 mod error;
 mod facts;
+mod holdings;
 mod keep;
 mod keeping;
 mod moving;

@@ -130,9 +130,9 @@ fn attempt(
         return Err(SnapshotError::Ended);
     }
     job.intrusion.begins(job::cpu_time(&processes));
-    let gpu = Gpu::of(shop, &processes)?;
+    let mut gpu = Gpu::of(shop, &processes)?;
     bystanders::nobody_arrives(&processes, gpu.as_ref().map_or(&[], Gpu::users))?;
-    let keeping = keeping(subject, gpu.as_ref(), afterwards, despite)?;
+    let keeping = keeping(subject, gpu.as_mut(), afterwards, despite)?;
     let writer = admit(subject, &processes, gpu.as_ref(), keeping.as_ref())?;
     let gpu = (gpu.as_ref(), keeping);
     let (frozen, dumper) = match Frozen::begin(subject, root, gpu, writer, watch, begun) {
@@ -155,7 +155,7 @@ fn attempt(
 /// What stays on the GPUs, with all that takes time before the job stops.
 fn keeping(
     Subject { shop, job, .. }: Subject<'_>,
-    gpu: Option<&Gpu<'_>>,
+    gpu: Option<&mut Gpu<'_>>,
     afterwards: Afterwards,
     despite: Option<&ResidentError>,
 ) -> Result<Option<Keeping>, SnapshotError> {

@@ -91,6 +91,8 @@ fn memory_goes_with_its_context() {
     job.alloc(6 * MIB);
     job.alloc(8 * MIB);
     assert_eq!(job.segments(), 3);
+    let mib = |count: usize| (count * MIB) as u64;
+    assert_eq!(job.holdings(), [(0, mib(4), 0), (1, mib(14), 0)]);
     assert_eq!(job.ask("destroy 1"), "0");
     assert_eq!(job.segments(), 1);
     gpu.assert_used(1, 0, "the other GPU");

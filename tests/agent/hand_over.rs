@@ -20,6 +20,8 @@ fn memory_comes_back_as_it_was_whichever_way_the_driver_was_found() {
             assert_eq!(job.ask(&format!("write {address} {len} {address}")), "0");
         }
         assert_eq!(job.segments(), 3, "{way:?}");
+        let all = 30 * MIB as u64;
+        assert_eq!(job.holdings(), [(0, all, 0)]);
         // The second time the memory is imported.
         for round in 0..3 {
             let used = gpu.used_bytes(0);
@@ -27,7 +29,7 @@ fn memory_comes_back_as_it_was_whichever_way_the_driver_was_found() {
             assert_eq!(held.len(), 3);
             gpu.assert_used(0, used, "held by the descriptors");
             let hello = job.hello().unwrap();
-            assert!(hello.released && hello.bytes == 30 * MIB as u64);
+            assert!(hello.released && hello.bytes == all);
             assert_eq!(
                 job.ask("descriptors"),
                 own_descriptors(0, 1),
@@ -37,6 +39,10 @@ fn memory_comes_back_as_it_was_whichever_way_the_driver_was_found() {
             drop(held);
             let hello = job.hello().unwrap();
             assert!(!hello.released && hello.imported, "{round}");
+            assert_eq!(job.holdings(), [(0, all, all)]);
+            let own = job.alloc(2 * MIB);
+            assert_eq!(job.holdings(), [(0, all + 2 * MIB as u64, all)]);
+            assert_eq!(job.ask(&format!("free {own}")), "0");
             for (address, len) in addresses.iter().zip(sizes) {
                 assert_eq!(job.ask(&format!("check {address} {len} {address}")), "true");
             }
@@ -47,6 +53,7 @@ fn memory_comes_back_as_it_was_whichever_way_the_driver_was_found() {
         assert_eq!(job.ask("descriptors"), own_descriptors(0, 1));
         let hello = job.hello().unwrap();
         assert_eq!((hello.segments, hello.bytes, hello.imported), (0, 0, false));
+        assert_eq!(job.holdings(), []);
         gpu.assert_used(0, CONTEXT_LEN, &format!("{way:?}"));
     }
 }

@@ -188,6 +188,15 @@ impl Job {
             .unwrap()
     }
 
+    /// Bytes by GPU, in its driver's order, and what of them was given to it.
+    pub fn holdings(&self) -> Vec<(u8, u64, u64)> {
+        let mut channel = Channel::bind().unwrap();
+        let told = self.agent(&mut channel).holdings(LIMIT).unwrap();
+        let told = told.iter();
+        told.map(|one| (one.device[15], one.bytes, one.imported))
+            .collect()
+    }
+
     pub fn origins(&self) -> Vec<Origin> {
         self.agent(&mut Channel::bind().unwrap())
             .origins(LIMIT)

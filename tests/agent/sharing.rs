@@ -57,6 +57,7 @@ fn memory_is_shared_between_processes_of_a_run() {
                 ..origins[0]
             };
             assert_eq!(user.origins(), [same]);
+            assert_eq!(user.holdings(), [], "it is the owner's");
             assert_eq!(user.ask(&format!("free {there}")), "1", "as the driver");
             assert_ne!(
                 user.ask(&format!("export {there}")).split(' ').next(),

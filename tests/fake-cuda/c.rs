@@ -12,6 +12,7 @@ use super::code::{Answer, Code, INVALID_VALUE, OUT_OF_MEMORY};
 pub const PAGE: u64 = 4096;
 
 const PROT_NONE: c_int = 0;
+const PROT_READ: c_int = 1;
 const PROT_BOTH: c_int = 3;
 const MAP_SHARED: c_int = 1;
 const MAP_PRIVATE: c_int = 2;
@@ -59,6 +60,7 @@ unsafe extern "C" {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     None,
+    Read,
     Both,
 }
 
@@ -66,6 +68,7 @@ impl Access {
     const fn bits(self) -> c_int {
         match self {
             Self::None => PROT_NONE,
+            Self::Read => PROT_READ,
             Self::Both => PROT_BOTH,
         }
     }

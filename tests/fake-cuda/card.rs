@@ -153,10 +153,10 @@ impl Memory {
             .open(path);
         let file = file.map_err(|_| UNKNOWN)?;
         file.set_len(len).map_err(|_| OUT_OF_MEMORY)?;
-        Self::hold(name, &file)
+        Self::hold(name, &file, Access::None)
     }
 
-    /// Memory that a descriptor is of.
+    /// Memory that a descriptor is of. Its mapping can be read: by that NVML tells it from the process's own.
     pub fn import(descriptor: BorrowedFd<'_>) -> Result<Self, Code> {
         use std::os::fd::AsRawFd;
         let link = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
@@ -169,13 +169,13 @@ impl Memory {
             .read(true)
             .write(true)
             .open(folder().join(name));
-        Self::hold(name.to_owned(), &file.map_err(|_| INVALID_VALUE)?)
+        Self::hold(name.to_owned(), &file.map_err(|_| INVALID_VALUE)?, Access::Read)
     }
 
-    fn hold(name: String, file: &File) -> Result<Self, Code> {
+    fn hold(name: String, file: &File, access: Access) -> Result<Self, Code> {
         let (device, len) = parse(&name).ok_or(INVALID_VALUE)?;
         c::lock_file(file, Flock::Shared);
-        let anchor = c::map_file(None, PAGE, file, Access::None)?;
+        let anchor = c::map_file(None, PAGE, file, access)?;
         Ok(Self {
             name,
             anchor,

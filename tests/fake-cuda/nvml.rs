@@ -1,7 +1,8 @@
 //! NVML's answers: the GPUs, their memory, and the processes on them, as the caller sees those.
 //!
 //! A process is on a GPU when it has some of its memory mapped, which a context does. One that is checkpointed has
-//! none and is not listed, and neither is one that has not made a context yet (580.159.04).
+//! none and is not listed, and neither is one that has not made a context yet (580.159.04). What is told of a process is
+//! the memory that it made: what it imported counts nowhere (`memSharedDuped` in NVIDIA's kernel module).
 //!
 //! `FAKE_CUDA_PERSISTENCE` 0 turns persistence mode off. A file `utilization` in the GPUs' folder says how busy they are,
 //! in percent; without it they are idle. With a file `mig` there all are split up.
@@ -223,20 +224,25 @@ fn list(
     Ok(())
 }
 
-/// Who has memory of the GPU mapped, and how much.
+/// Who has memory of the GPU mapped, and how much of it is the process's own.
 fn processes(gpu: usize) -> Vec<(u32, u64)> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let used = entries.filter_map(|entry| {
         let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
         let maps = fs::read_to_string(entry.path().join("maps")).ok()?;
-        let pieces: HashMap<&str, u64> = maps.lines().filter_map(|line| piece(line, gpu)).collect();
-        (!pieces.is_empty()).then(|| (pid, pieces.values().sum()))
+        let pieces = || maps.lines().filter_map(|line| piece(line, gpu));
+        let own: HashMap<&str, u64> = pieces()
+            .filter(|(_, is_own, _)| *is_own)
+            .map(|(name, _, len)| (name, len))
+            .collect();
+        pieces().next().map(|_| (pid, own.values().sum()))
     });
     used.collect()
 }
 
-/// The piece of memory that a line of `/proc/PID/maps` is of. Its mount may be elsewhere in the process's namespace.
-fn piece(line: &str, gpu: usize) -> Option<(&str, u64)> {
+/// The piece of memory that a line of `/proc/PID/maps` is of, and whether by that line it is the process's own. Its mount
+/// may be elsewhere in the process's namespace.
+fn piece(line: &str, gpu: usize) -> Option<(&str, bool, u64)> {
     let path = Path::new(line.get(line.find('/')?..)?);
     if path.parent()?.file_name() != card::folder().file_name() {
         return None;
@@ -244,5 +250,5 @@ fn piece(line: &str, gpu: usize) -> Option<(&str, u64)> {
     let name = path.file_name()?.to_str()?;
     card::parse(name)
         .filter(|(of, _)| *of == gpu)
-        .map(|(_, len)| (name, len))
+        .map(|(_, len)| (name, line.contains(" ---"), len))
 }

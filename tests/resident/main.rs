@@ -19,7 +19,8 @@ mod support;
 
 use common::{can_run, wait_until};
 use fake_gpu::FakeGpu;
-use support::{JOB, Scene};
+use sequence::UUIDS;
+use support::{JOB, Scene, gpu};
 
 #[test]
 fn memory_that_stays_on_the_gpu_is_in_the_image_and_comes_back() {
@@ -55,6 +56,41 @@ fn where_a_gpu_has_room_twice_memory_is_filled_while_the_killed_job_ends() {
         assert_eq!(scene.count(said), times, "{mib} MiB: {}", scene.said());
         scene.ends_as_ever();
     }
+}
+
+#[test]
+fn what_a_job_has_on_its_gpu_is_known_also_of_memory_that_it_was_given_back() {
+    if !can_run() {
+        return;
+    }
+    let verbose = [("CKPT_RUN_LOG_LEVEL", "debug")];
+    let job = [&["--segments", "8M,6M"], &JOB[..4], &JOB[6..]].concat();
+    let scene = Scene::with(gpu(), "resident", &job, &verbose);
+    scene.rests();
+    for snapshot in 1..=4 {
+        scene.place.snapshot();
+        let room = format!("room for a shadow gpu={} bytes={}", UUIDS[0], 14 << 20);
+        assert_eq!(scene.count(&room), snapshot, "{}", scene.said());
+        if snapshot == 3 {
+            scene.run.crash();
+            wait_until("the restore", || scene.count("ckpt-run: restored ") == 1);
+        }
+    }
+    let used = |image: &serde_json::Value| {
+        let output = scene
+            .place
+            .verb(&["show", "--json", image["id"].as_str().expect("an ID")]);
+        let shown: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let gpus = shown["cuda"]["gpus"].as_array().expect("GPUs").iter();
+        gpus.map(|gpu| gpu["used_bytes"].as_u64())
+            .collect::<Vec<_>>()
+    };
+    let used: Vec<_> = scene.place.images().iter().map(used).collect();
+    assert_eq!(used.len(), 4);
+    assert!(
+        used[0][0] > Some(14 << 20) && used.iter().all(|one| *one == used[0]),
+        "{used:?}"
+    );
 }
 
 #[test]

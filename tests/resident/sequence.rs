@@ -9,7 +9,7 @@ use crate::fake_gpu::{self, FakeGpu};
 use crate::gpu_job::untouched;
 use crate::support::{self, JOB, Scene, begin};
 
-const UUIDS: [&str; 2] = [
+pub const UUIDS: [&str; 2] = [
     "GPU-fa4e0000-0000-4000-8000-000000000000",
     "GPU-fa4e0000-0000-4000-8000-000000000001",
 ];

@@ -113,7 +113,10 @@ impl Carrier {
         for (gpu, bytes) in shadows {
             let wanted = (*bytes).min(self.room(*gpu)?);
             match self.copier.reserve(*gpu, wanted) {
-                Ok(bytes) => reserved += bytes,
+                Ok(bytes) => {
+                    tracing::debug!(%gpu, bytes, "room for a shadow");
+                    reserved += bytes;
+                }
                 // Others took it: then it goes straight into the image.
                 Err(error @ CopierError::OutOfMemory { .. }) => {
                     tracing::debug!(%gpu, %error, "no room for a shadow");

@@ -12,7 +12,7 @@ use crate::job::{self, Process};
 use crate::resident::{Agent, AgentError, Channel, Held, Origin, Token};
 
 /// For an agent to say what it holds. It answers from memory; more means that there is none.
-const HELLO_LIMIT: Duration = Duration::from_secs(1);
+pub(super) const HELLO_LIMIT: Duration = Duration::from_secs(1);
 /// For an agent to try whether the driver answers it. Those few calls take less than a millisecond; more means that a
 /// thread stands still within the driver.
 const PROBE_LIMIT: Duration = Duration::from_millis(250);
@@ -74,7 +74,12 @@ pub(super) fn ask(
 }
 
 /// The agent of a process, whichever user that has become.
-fn agent<'a>(channel: &'a mut Channel, token: &Token, host_pid: i32, pid: i32) -> Agent<'a> {
+pub(super) fn agent<'a>(
+    channel: &'a mut Channel,
+    token: &Token,
+    host_pid: i32,
+    pid: i32,
+) -> Agent<'a> {
     let agent = channel.agent(token, pid);
     match job::user(host_pid) {
         Some(uid) => agent.owned_by(uid),

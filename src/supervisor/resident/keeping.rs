@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::carrier::{Carrier, Shadowed, Taken, Taking};
 use super::choice::{Cover, Way, bytes, choose, expect_no_newcomer};
 use super::error::ResidentError;
+use super::holdings::{Holdings, shadows};
 use super::keep::{self, Kept};
 use super::suspend::suspend;
 use crate::config::Memory;
@@ -13,7 +14,6 @@ use crate::resident::{Channel, Token};
 
 use super::super::describe::chain;
 use super::super::gpu::Gpu;
-use super::super::gpu_facts::GpuFacts;
 use super::super::image::Stopwatch;
 use super::super::machine;
 use super::super::snapshot_error::SnapshotError;
@@ -27,7 +27,9 @@ pub(in crate::supervisor) struct Keeping {
     token: Token,
     covers: Vec<Cover>,
     carrier: Arc<Carrier>,
-    /// Room on the GPUs for a shadow, bytes.
+    /// Device memory that stays where it is, bytes.
+    bytes: u64,
+    /// Room on the GPUs for a shadow of it, bytes.
     room: u64,
 }
 
@@ -41,21 +43,25 @@ pub(in crate::supervisor) struct Carrying {
 }
 
 impl Keeping {
-    /// Decides and prepares; `None` when the driver does it all. `moved` processes are on other GPUs than their agents
+    /// Decides and prepares; `None` when the driver does it all. What the job has on which GPU is known better then.
+    /// `moved` processes are on other GPUs than their agents
     /// know; `to_host` for a pause; `despite` what failed before.
     pub fn prepare(
         shop: &Workshop,
         (token, moved): (&Token, &[i32]),
-        gpu: &Gpu<'_>,
+        gpu: &mut Gpu<'_>,
         to_host: bool,
         despite: Option<&ResidentError>,
     ) -> Result<Option<Self>, ResidentError> {
         let wanted = shop.config.cuda.memory;
         let now = despite.map_or(wanted, |_| Memory::Driver);
-        let mut covers = ask(token, gpu)?;
+        let mut channel = Channel::bind()?;
+        let mut covers = ask(&mut channel, token, gpu)?;
         for cover in &mut covers {
             cover.know(moved);
         }
+        let held = Holdings::ask(&mut channel, token, &covers);
+        gpu.add(held.iter().flat_map(Holdings::imported));
         let covers = match choose(now, to_host, machine::descriptors(), covers)? {
             Way::Resident(covers) => covers,
             Way::Driver(reason) => {
@@ -65,11 +71,14 @@ impl Keeping {
             }
         };
         let bound = covers.iter().any(Cover::is_bound);
-        match start_carrier(shop, gpu, &covers) {
+        let covered = bytes(&covers);
+        let shadows = shadows(held.as_ref(), &gpu.facts.gpus, covered);
+        match start_carrier(shop, &shadows) {
             Ok((carrier, room)) => Ok(Some(Self {
                 token: *token,
                 covers,
                 carrier: Arc::new(carrier),
+                bytes: held.map_or(covered, |held| held.bytes()),
                 room,
             })),
             Err(error) if bound => Err(error),
@@ -82,7 +91,7 @@ impl Keeping {
 
     /// Device memory that stays where it is, bytes.
     pub fn bytes(&self) -> u64 {
-        bytes(&self.covers)
+        self.bytes
     }
 
     /// What of it is read while the job stands still, bytes, as far as one can tell.
@@ -136,39 +145,24 @@ pub(in crate::supervisor) fn driver_suffices(
     token: &Token,
     gpu: &Gpu<'_>,
 ) -> Result<(), ResidentError> {
-    expect_no_newcomer(&ask(token, gpu)?, |_| false)
+    expect_no_newcomer(&ask(&mut Channel::bind()?, token, gpu)?, |_| false)
 }
 
 /// Asks every CUDA process for its agent.
-fn ask(token: &Token, gpu: &Gpu<'_>) -> Result<Vec<Cover>, ResidentError> {
+fn ask(channel: &mut Channel, token: &Token, gpu: &Gpu<'_>) -> Result<Vec<Cover>, ResidentError> {
     let processes = gpu.processes().iter();
     let pids = processes.map(|process| (process.host_pid, process.pid));
-    keep::ask(&mut Channel::bind()?, token, gpu.driver(), pids)
+    keep::ask(channel, token, gpu.driver(), pids)
 }
 
 fn start_carrier(
     shop: &Workshop,
-    gpu: &Gpu<'_>,
-    covers: &[Cover],
+    shadows: &[(GpuUuid, u64)],
 ) -> Result<(Carrier, u64), ResidentError> {
-    let shadows = shadows(&gpu.facts.gpus, bytes(covers));
     let gpus: Vec<GpuUuid> = shadows.iter().map(|(gpu, _)| *gpu).collect();
     let carrier = shop.standby.take(&shop.program, &gpus)?;
-    let room = carrier.make_room(&shadows)?;
+    let room = carrier.make_room(shadows)?;
     Ok((carrier, room))
-}
-
-/// The GPUs that the job uses, and how long a shadow of its memory may become on each, where `covered` is what agents
-/// hold on all of them.
-fn shadows(gpus: &[GpuFacts], covered: u64) -> Vec<(GpuUuid, u64)> {
-    let used = |gpu: &GpuFacts| gpu.used_bytes.filter(|bytes| *bytes > 0);
-    // One that the driver does not list yet is opened when its memory comes; if none is, it may be any.
-    let any = !gpus.iter().any(|gpu| used(gpu).is_some());
-    let shadow = |gpu: &GpuFacts| {
-        let most = used(gpu).or(any.then_some(covered))?;
-        Some((gpu.uuid.parse().ok()?, most.min(covered)))
-    };
-    gpus.iter().filter_map(shadow).collect()
 }
 
 /// Says why the driver does it all.
@@ -200,46 +194,5 @@ impl Carrying {
             Some(taken) => self.carrier.drain(taken, Shadowed::Yes, &self.streams),
             None => Ok(()),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const UUIDS: [&str; 3] = [
-        "GPU-00000000-0000-0000-0000-000000000001",
-        "GPU-00000000-0000-0000-0000-000000000002",
-        "GPU-00000000-0000-0000-0000-000000000003",
-    ];
-
-    fn shadows_with(used: [Option<u64>; 3], covered: u64) -> Vec<(String, u64)> {
-        let gpus = UUIDS.iter().zip(used).map(|(uuid, used_bytes)| GpuFacts {
-            uuid: (*uuid).to_owned(),
-            used_bytes,
-            ..GpuFacts::default()
-        });
-        let shadows = shadows(&gpus.collect::<Vec<_>>(), covered).into_iter();
-        shadows.map(|(gpu, len)| (gpu.to_string(), len)).collect()
-    }
-
-    fn expected(lens: &[(usize, u64)]) -> Vec<(String, u64)> {
-        let lens = lens.iter();
-        lens.map(|(gpu, len)| (UUIDS[*gpu].to_owned(), *len))
-            .collect()
-    }
-
-    #[test]
-    fn a_shadow_is_no_longer_than_what_the_job_has_on_its_gpu() {
-        let unequal = shadows_with([Some(70), Some(10), None], 75);
-        assert_eq!(unequal, expected(&[(0, 70), (1, 10)]));
-        let alone = shadows_with([Some(80), Some(0), None], 75);
-        assert_eq!(alone, expected(&[(0, 75)]));
-    }
-
-    #[test]
-    fn where_no_gpu_is_listed_all_may_be_on_any() {
-        let any = shadows_with([None, None, Some(0)], 75);
-        assert_eq!(any, expected(&[(0, 75), (1, 75), (2, 75)]));
     }
 }

@@ -1,0 +1,163 @@
+//! How much of the job's memory is on which GPU. Its agents know: NVML leaves out what they were given.
+
+use std::collections::BTreeMap;
+use std::thread;
+use std::time::Duration;
+
+use super::choice::Cover;
+use super::keep::{HELLO_LIMIT, agent};
+use crate::clock;
+use crate::cuda::GpuUuid;
+use crate::resident::{AgentError, Channel, Holding, Token};
+
+use super::super::gpu_facts::GpuFacts;
+
+/// For a process to be caught while it is not allocating; that takes it milliseconds at a time.
+const BUSY_LIMIT: Duration = Duration::from_millis(200);
+/// Time between two questions.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// What agents hold on each GPU. Memory that several processes have counts once.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Holdings(BTreeMap<GpuUuid, Held>);
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Held {
+    bytes: u64,
+    imported: u64,
+}
+
+impl Holdings {
+    /// Asks the agents of processes that compute; `None` where one of them does not tell.
+    pub fn ask(channel: &mut Channel, token: &Token, covers: &[Cover]) -> Option<Self> {
+        let mut sum = Self::default();
+        for cover in covers.iter().filter(|cover| cover.bytes() > 0) {
+            match ask(channel, token, cover) {
+                Ok(holdings) => sum.add(&holdings),
+                Err(error) => {
+                    tracing::debug!(%error, "what is on which GPU is not known");
+                    return None;
+                }
+            }
+        }
+        Some(sum)
+    }
+
+    fn add(&mut self, holdings: &[Holding]) {
+        for one in holdings {
+            let held = self.0.entry(GpuUuid::from_bytes(one.device)).or_default();
+            held.bytes = held.bytes.saturating_add(one.bytes);
+            held.imported = held.imported.saturating_add(one.imported);
+        }
+    }
+
+    /// All of it, bytes.
+    pub fn bytes(&self) -> u64 {
+        let held = self.0.values().map(|held| held.bytes);
+        held.fold(0, u64::saturating_add)
+    }
+
+    /// What NVML leaves out, bytes by GPU.
+    pub fn imported(&self) -> impl Iterator<Item = (GpuUuid, u64)> {
+        let held = self.0.iter().map(|(gpu, held)| (*gpu, held.imported));
+        held.filter(|(_, bytes)| *bytes > 0)
+    }
+
+    fn by_gpu(&self) -> Vec<(GpuUuid, u64)> {
+        let held = self.0.iter().map(|(gpu, held)| (*gpu, held.bytes));
+        held.filter(|(_, bytes)| *bytes > 0).collect()
+    }
+}
+
+/// An agent whose process is just allocating is asked again.
+fn ask(channel: &mut Channel, token: &Token, cover: &Cover) -> Result<Vec<Holding>, AgentError> {
+    let mut agent = agent(channel, token, cover.host_pid, cover.pid);
+    let deadline = clock::now() + BUSY_LIMIT;
+    loop {
+        match agent.holdings(HELLO_LIMIT) {
+            Err(AgentError::Busy { .. }) if clock::now() < deadline => thread::sleep(PAUSE),
+            told => return told,
+        }
+    }
+}
+
+/// How long a shadow of the job's memory may become on each GPU: what is there, or where that is not told all that
+/// agents hold (`covered`) on each that the job uses.
+pub(super) fn shadows(
+    held: Option<&Holdings>,
+    gpus: &[GpuFacts],
+    covered: u64,
+) -> Vec<(GpuUuid, u64)> {
+    if let Some(held) = held {
+        return held.by_gpu();
+    }
+    let is_used = |gpu: &&GpuFacts| gpu.used_bytes.is_some_and(|bytes| bytes > 0);
+    // One that the driver does not list yet is opened when its memory comes; if none is, it may be any.
+    let any = !gpus.iter().any(|gpu| is_used(&gpu));
+    let gpus = gpus.iter().filter(|gpu| any || is_used(gpu));
+    let gpus = gpus.filter_map(|gpu| gpu.uuid.parse().ok());
+    gpus.map(|gpu| (gpu, covered)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UUIDS: [&str; 3] = [
+        "GPU-00000000-0000-0000-0000-000000000001",
+        "GPU-00000000-0000-0000-0000-000000000002",
+        "GPU-00000000-0000-0000-0000-000000000003",
+    ];
+
+    fn gpu(number: u8) -> GpuUuid {
+        UUIDS[usize::from(number) - 1].parse().expect("a UUID")
+    }
+
+    fn holding(number: u8, bytes: u64, imported: u64) -> Holding {
+        Holding {
+            device: *gpu(number).as_bytes(),
+            bytes,
+            imported,
+        }
+    }
+
+    fn used(bytes: [Option<u64>; 3]) -> Vec<GpuFacts> {
+        let gpus = UUIDS.iter().zip(bytes).map(|(uuid, used_bytes)| GpuFacts {
+            uuid: (*uuid).to_owned(),
+            used_bytes,
+            ..GpuFacts::default()
+        });
+        gpus.collect()
+    }
+
+    #[test]
+    fn a_shadow_is_as_long_as_what_is_on_its_gpu_whatever_nvml_tells() {
+        let mut held = Holdings::default();
+        held.add(&[holding(1, 70, 0), holding(2, 4, 4)]);
+        held.add(&[holding(2, 6, 1), holding(3, 0, 0)]);
+        assert_eq!(held.bytes(), 80);
+        assert_eq!(held.imported().collect::<Vec<_>>(), [(gpu(2), 5)]);
+        let gpus = used([Some(75), Some(2), Some(1)]);
+        let expected = [(gpu(1), 70), (gpu(2), 10)];
+        assert_eq!(shadows(Some(&held), &gpus, 90), expected);
+    }
+
+    #[test]
+    fn where_agents_do_not_tell_all_may_be_on_any_gpu_that_is_used() {
+        let known = shadows(None, &used([Some(70), Some(0), None]), 75);
+        assert_eq!(known, [(gpu(1), 75)]);
+        let unknown = shadows(None, &used([None, None, Some(0)]), 75);
+        assert_eq!(unknown, [(gpu(1), 75), (gpu(2), 75), (gpu(3), 75)]);
+    }
+
+    #[test]
+    fn sums_that_no_gpu_has_do_not_wrap() {
+        let mut held = Holdings::default();
+        held.add(&[
+            holding(1, u64::MAX, u64::MAX),
+            holding(1, 1, 1),
+            holding(2, 1, 0),
+        ]);
+        assert_eq!(held.bytes(), u64::MAX);
+    }
+}
