@@ -34,7 +34,7 @@ pub use host::{Sandbox, SandboxError, ToolRun};
 pub use init::main as init_main;
 pub use io_uring::IoUring;
 pub use protocol::{Ended, Event, JobPids, ToolCommand};
-pub use spawn::{SpawnError, privilege_missing, raise_descriptor_limit};
+pub use spawn::{SpawnError, privilege_missing, raise_descriptor_limit, with_job_descriptor_limit};
 
 /// First argument by which the binary knows that it is to be a sandbox's pid 1.
 pub const INIT_ARGUMENT: &str = "__sandbox";

@@ -12,7 +12,9 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::Command;
 use std::ptr;
 use std::sync::OnceLock;
 
@@ -59,6 +61,20 @@ pub fn raise_descriptor_limit() {
             rlim_cur: soft,
             rlim_max: hard,
         });
+    }
+}
+
+/// Has a command of the user's start with the limit that the job gets.
+pub fn with_job_descriptor_limit(command: &mut Command) -> &mut Command {
+    let Some(limit) = JOB_DESCRIPTORS.get() else {
+        return command;
+    };
+    // SAFETY: one system call, by a structure that is valid as long as the process.
+    unsafe {
+        command.pre_exec(move || match libc::setrlimit(libc::RLIMIT_NOFILE, limit) {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        })
     }
 }
 

@@ -128,7 +128,7 @@ pub fn request_pause(store: &Path) -> Result<ImageId, ControlError> {
 /// # Errors
 /// When no supervisor runs, or the snapshot failed; the job goes on then.
 pub fn request_stop(store: &Path) -> Result<ImageId, ControlError> {
-    let (answer, mut rest) = ask_within(store, &Request::Stop, None)?;
+    let (answer, mut rest) = ask_long(store, &Request::Stop)?;
     let id = image(answer, "stop the job")?;
     // The supervisor's end, which closes the connection: from then on the store is free.
     match rest.read(&mut [0]) {
@@ -178,7 +178,15 @@ fn image(answer: Answer, action: &'static str) -> Result<ImageId, ControlError> 
 }
 
 fn ask(store: &Path, request: &Request) -> Result<Answer, ControlError> {
-    ask_within(store, request, None).map(|(answer, _)| answer)
+    ask_long(store, request).map(|(answer, _)| answer)
+}
+
+/// For what takes as long as it takes, of a supervisor that answers at all: of one that is stopped nothing is asked.
+fn ask_long(store: &Path, request: &Request) -> Result<(Answer, impl Read), ControlError> {
+    match ask_within(store, &Request::Status, Some(STATUS_LIMIT)) {
+        Err(silent @ ControlError::Silent(_)) => Err(silent),
+        Ok(_) | Err(_) => ask_within(store, request, None),
+    }
 }
 
 /// The answer, and what comes after it.

@@ -19,6 +19,7 @@ use nix::unistd::Pid;
 use super::environment::NOT_FOR_THE_JOB;
 use crate::clock;
 use crate::config::HookCommand;
+use crate::sandbox;
 
 /// Exit code that calls a snapshot off.
 const VETO: i32 = 75;
@@ -134,7 +135,7 @@ fn start(call: &Call) -> io::Result<(Child, File)> {
     for name in NOT_FOR_THE_JOB {
         command.env_remove(name);
     }
-    let child = command
+    let child = sandbox::with_job_descriptor_limit(&mut command)
         .envs(call.facts.iter().map(|(name, value)| (name, value)))
         .current_dir(&call.directory)
         .stdin(Stdio::null())

@@ -1,6 +1,7 @@
 //! Commands of the user's on occasions: what they are told, what they may change, what they cannot harm.
 
 use std::fs;
+use std::process::Command;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -22,6 +23,30 @@ fn start(place: &Place, settings: &str, then: &str) -> Run {
     });
     place.wait_for("out", "ready");
     run
+}
+
+#[test]
+fn a_hook_has_the_job_s_limit_of_descriptors() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let settings = "[hooks]\nbefore_snapshot = \"ulimit -n > limit\"\n";
+    fs::write(place.file("ckpt-run.toml"), settings).unwrap();
+    fs::write(place.file("job.py"), format!("{UNTIL_GO}\n")).unwrap();
+    let command = place.command(&["--interval", "never", "--", "python3", "-u", "job.py"]);
+    let mut limited = Command::new("sh");
+    limited
+        .args(["-c", "ulimit -Sn 777; exec \"$0\" \"$@\""])
+        .arg(command.get_program())
+        .args(command.get_args())
+        .current_dir(place.path());
+    let mut run = place.spawn(limited, |_| {});
+    place.wait_for("out", "ready");
+    place.snapshot();
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("limit"), "777\n");
 }
 
 #[test]

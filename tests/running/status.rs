@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::process::Stdio;
+use std::thread;
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -183,16 +184,24 @@ fn a_supervisor_that_is_stopped_is_said_to_be_silent() {
         return;
     }
     let place = Place::new();
-    let run = start(&place, &[]);
+    let mut run = start(&place, &[]);
     run.signal(Signal::SIGSTOP);
-    let output = place.verb(&["status"]);
+    let outputs = thread::scope(|scope| {
+        let verbs = ["status", "snapshot", "stop"].map(|verb| scope.spawn(|| place.verb(&[verb])));
+        verbs.map(|verb| verb.join().unwrap())
+    });
     run.signal(Signal::SIGCONT);
-    assert_eq!(code(output.status), 125);
-    assert!(
-        stderr(&output).contains("may be stopped"),
-        "{}",
-        stderr(&output)
-    );
+    for output in outputs {
+        assert_eq!(code(output.status), 125);
+        assert!(
+            stderr(&output).contains("may be stopped"),
+            "{}",
+            stderr(&output)
+        );
+    }
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.images().len(), 0, "no snapshot was asked for");
 }
 
 #[test]
