@@ -248,6 +248,9 @@ impl Supervisor {
                 report(id, &restored);
                 self.tell_restored(id, &restored);
                 self.after_restore(id);
+                if let Some(reply) = self.unpausing.take() {
+                    let _ = reply.send(Ok(())); // a client that went away
+                }
                 match self.shop.store.images() {
                     Ok(images) => self.state.came_back(id, &images),
                     Err(error) => tracing::warn!("cannot look for images: {}", chain(&error)),

@@ -13,7 +13,7 @@ use super::restart::{Decision, ExitStatus, decide};
 use super::run::{RunError, system};
 use super::run_state::Progress;
 use super::stopping::Stopping;
-use super::supervise::{AfterEnd, Running, Stage, Supervisor};
+use super::supervise::{AfterEnd, Pause, Running, Stage, Supervisor};
 use crate::clock;
 use crate::sandbox::{Ended, SandboxError};
 use crate::sync::locked;
@@ -57,6 +57,7 @@ impl Supervisor {
     pub fn settle(&mut self) -> Result<(), RunError> {
         let Stage::Running(Running {
             busy: None,
+            pause,
             ended,
             gone,
             ..
@@ -70,12 +71,13 @@ impl Supervisor {
             (None, true) => ExitStatus::Signaled(nix::libc::SIGKILL),
             (None, false) => return Ok(()),
         };
-        self.end_job(AfterEnd::Decide(status))
+        let paused = matches!(pause, Some(Pause::Paused(..)));
+        self.end_job(AfterEnd::Decide { status, paused })
     }
 
     /// Kills what is left of the job; `then` follows when it is gone.
     pub fn end_job(&mut self, then: AfterEnd) -> Result<(), RunError> {
-        if matches!(then, AfterEnd::Decide(status) if !status.is_success())
+        if matches!(then, AfterEnd::Decide { status, paused: false } if !status.is_success())
             && !self.is_stopping()
             && self.would_restore()
             && let Some(image) = self.newest()
@@ -94,8 +96,8 @@ impl Supervisor {
             Stage::Starting(sandbox) => (Some(sandbox), false),
             Stage::Restoring(restoring) => (Some(restoring.sandbox), restoring.gone),
             // A job that has ended by itself stays what it is.
-            Stage::Ending(AfterEnd::Decide(status)) => {
-                self.stage = Stage::Ending(AfterEnd::Decide(status));
+            Stage::Ending(decide @ AfterEnd::Decide { .. }) => {
+                self.stage = Stage::Ending(decide);
                 return Ok(());
             }
             // Already killed, only the destination changes.
@@ -142,15 +144,16 @@ impl Supervisor {
                 Ok(())
             }
             AfterEnd::NextImage { skip_newest } => self.restore_from(skip_newest),
-            AfterEnd::Decide(status) => {
-                self.after(status);
+            AfterEnd::Decide { status, paused } => {
+                self.after(status, paused);
                 Ok(())
             }
         }
     }
 
-    /// Decides what follows on an end of the job.
-    pub fn after(&mut self, status: ExitStatus) {
+    /// Decides what follows on an end of the job. What was paused comes back when it is unpaused: its GPUs may be
+    /// another's by now.
+    pub fn after(&mut self, status: ExitStatus, paused: bool) {
         if let Some(code) = self.asked_to_end(status) {
             let progress = if status.is_success() {
                 Progress::Finished
@@ -169,24 +172,32 @@ impl Supervisor {
         }
         let images = self.images_at_least();
         let decision = decide(status, &self.shop.config.restart, self.budget, images);
-        if !matches!(decision, Decision::Restore { delay, .. } if delay <= STANDBY_MAX) {
+        let soon = matches!(decision, Decision::Restore { delay, .. } if delay <= STANDBY_MAX);
+        if paused || !soon {
             self.shop.standby.dismiss();
         }
         match decision {
             Decision::Finished { code } => {
                 self.finish(code, Progress::Finished);
             }
+            Decision::Restore { skip_newest, .. } if paused => {
+                tracing::warn!(end = %status, "the paused job crashed; `ckpt-run unpause` restores it");
+                self.stage = Stage::Waiting {
+                    until: None,
+                    skip_newest: Some(skip_newest),
+                };
+            }
             Decision::Restore { skip_newest, delay } => {
                 tracing::warn!(end = %status, wait = %seconds(delay), "the job crashed");
                 self.stage = Stage::Waiting {
-                    until: clock::now() + delay,
+                    until: Some(clock::now() + delay),
                     skip_newest: Some(skip_newest),
                 };
             }
             Decision::StartAnew { delay } => {
                 tracing::warn!(end = %status, wait = %seconds(delay), "the job ended; there is no image, it begins anew");
                 self.stage = Stage::Waiting {
-                    until: clock::now() + delay,
+                    until: Some(clock::now() + delay),
                     skip_newest: None,
                 };
             }

@@ -157,7 +157,8 @@ fn status(stage: &Stage, stopping: Stopping, image: Option<ImageId>) -> String {
         Stage::Starting(_) => "starting the job".to_owned(),
         Stage::Restoring(restoring) => format!("restoring image {}", restoring.id),
         Stage::Ending(_) => "the job has ended".to_owned(),
-        Stage::Waiting { .. } => "waiting before the job is restored".to_owned(),
+        Stage::Waiting { until: None, .. } => "paused; the job is restored then".to_owned(),
+        Stage::Waiting { until: Some(_), .. } => "waiting before the job is restored".to_owned(),
         Stage::Running(Running {
             pause: Some(pause), ..
         }) => match pause {

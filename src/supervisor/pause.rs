@@ -137,7 +137,7 @@ impl Drop for Paused {
 }
 
 /// What the GPUs lack for the job to come back, in words; `None` when they have it, or do not tell.
-fn lacking(facts: &CudaFacts, machine: &Inventory) -> Option<String> {
+pub(super) fn lacking(facts: &CudaFacts, machine: &Inventory) -> Option<String> {
     let lacks: Vec<String> = facts
         .gpus
         .iter()

@@ -6,13 +6,15 @@ use std::time::Duration;
 
 use super::describe::seconds;
 use super::event::{Event, UnpauseReply};
-use super::pause::{Refused, StillPaused};
+use super::image::ImageFacts;
+use super::pause::{Refused, StillPaused, lacking};
 use super::requests::SAVED;
 use super::run::{RunError, system};
 use super::run_state::Progress;
 use super::schedule::Snapshotted as LastSnapshot;
 use super::snapshot::Afterwards;
 use super::supervise::{AfterEnd, Pause, Running, Stage, Supervisor, now};
+use crate::cuda;
 use crate::history;
 use crate::store::ImageId;
 
@@ -21,11 +23,12 @@ impl Supervisor {
     pub fn paused_image(&self) -> Option<ImageId> {
         match &self.stage {
             Stage::Running(running) => running.pause.as_ref().map(Pause::image),
+            Stage::Waiting { until: None, .. } => self.newest(),
             Stage::Idle
             | Stage::Starting(_)
             | Stage::Restoring(_)
             | Stage::Ending(_)
-            | Stage::Waiting { .. } => None,
+            | Stage::Waiting { until: Some(_), .. } => None,
         }
     }
 
@@ -45,6 +48,9 @@ impl Supervisor {
 
     /// Lets a paused job go on, on a thread: the driver takes its time.
     pub fn unpause(&mut self, reply: UnpauseReply) -> Result<(), RunError> {
+        if let Stage::Waiting { until: None, .. } = self.stage {
+            return self.restore_paused(reply);
+        }
         let Stage::Running(Running { pause, .. }) = &mut self.stage else {
             not_paused(reply);
             return Ok(());
@@ -74,13 +80,31 @@ impl Supervisor {
             .map_err(system("start a thread"))
     }
 
+    /// Restores a job that was killed while it was paused, if its GPUs have room for it.
+    fn restore_paused(&mut self, reply: UnpauseReply) -> Result<(), RunError> {
+        // What cannot be looked at now, the restore looks at.
+        let images = self.shop.store.images().unwrap_or_default();
+        let newest = self.newest();
+        let newest = images.iter().find(|image| Some(image.id) == newest);
+        let facts = newest.and_then(|image| serde_json::from_slice::<ImageFacts>(&image.meta).ok());
+        let needs = facts.and_then(|facts| facts.cuda);
+        let machine = || cuda::inventory().unwrap_or_default();
+        if let Some(why) = needs.and_then(|facts| lacking(&facts, &machine())) {
+            let _ = reply.send(Err(StillPaused::NoRoom(why))); // a client that went away
+            return Ok(());
+        }
+        self.unpausing = Some(reply);
+        self.backoff_over()
+    }
+
     pub fn unpaused(
         &mut self,
         result: Result<Duration, Refused>,
         reply: UnpauseReply,
     ) -> Result<(), RunError> {
         let Stage::Running(running) = &mut self.stage else {
-            // It was killed meanwhile.
+            let why = "it was killed meanwhile, and is restored".to_owned();
+            let _ = reply.send(Err(StillPaused::Failed(why))); // a client that went away
             if let Err(Refused {
                 paused: Some(paused),
                 ..

@@ -250,7 +250,7 @@ impl Supervisor {
         match &self.stage {
             Stage::Running(_) => self.want(Trigger::Stop, Afterwards::Stop, None),
             // How the job ended counts, once all it wrote is delivered.
-            Stage::Ending(AfterEnd::Decide(_) | AfterEnd::Exit(..)) => Ok(()),
+            Stage::Ending(AfterEnd::Decide { .. } | AfterEnd::Exit(..)) => Ok(()),
             // Nothing has computed since the newest image.
             Stage::Idle
             | Stage::Starting(_)
@@ -267,8 +267,8 @@ impl Supervisor {
                 self.finish(code, progress);
                 return Ok(());
             }
-            Stage::Ending(AfterEnd::Decide(status)) => {
-                self.after(status);
+            Stage::Ending(AfterEnd::Decide { status, paused }) => {
+                self.after(status, paused);
                 return Ok(());
             }
             Stage::Idle

@@ -180,7 +180,8 @@ impl Supervisor {
             }) => State::Paused,
             Stage::Running(_) => State::Running,
             Stage::Restoring(_) => State::Restoring,
-            Stage::Waiting { .. } => State::Waiting,
+            Stage::Waiting { until: None, .. } => State::Paused,
+            Stage::Waiting { until: Some(_), .. } => State::Waiting,
             Stage::Ending(_) | Stage::Idle => State::Ending,
         }
     }
@@ -227,7 +228,9 @@ impl Supervisor {
 
     fn next_restart(&self, now: Now) -> Option<Duration> {
         match self.stage {
-            Stage::Waiting { until, .. } => Some(until.saturating_duration_since(now.monotonic)),
+            Stage::Waiting { until, .. } => {
+                until.map(|until| until.saturating_duration_since(now.monotonic))
+            }
             Stage::Idle
             | Stage::Starting(_)
             | Stage::Running(_)

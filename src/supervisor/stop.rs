@@ -21,7 +21,7 @@ impl Supervisor {
                 self.end_when_saved();
                 return self.want(Trigger::Stop, Afterwards::Stop, Some(reply));
             }
-            Stage::Ending(AfterEnd::Decide(_)) => Err(ENDED.to_owned()),
+            Stage::Ending(AfterEnd::Decide { .. }) => Err(ENDED.to_owned()),
             Stage::Idle
             | Stage::Restoring(_)
             | Stage::Ending(AfterEnd::NextImage { .. } | AfterEnd::Exit(..))

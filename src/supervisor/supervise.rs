@@ -24,7 +24,7 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::chronicle::Chronicle;
 use super::control;
-use super::event::{EVENTS_MAX, Event, Reply, Timer};
+use super::event::{EVENTS_MAX, Event, Reply, Timer, UnpauseReply};
 use super::image::Trigger;
 use super::machine;
 use super::metrics::Metrics;
@@ -62,9 +62,10 @@ pub(super) enum Stage {
     Restoring(Restoring),
     /// The sandbox was killed; what comes next waits until everything is gone.
     Ending(AfterEnd),
-    /// The backoff before a restart.
+    /// Before a restart: for a backoff, or without `until` until somebody unpauses the job, which was killed as it stood
+    /// still.
     Waiting {
-        until: Instant,
+        until: Option<Instant>,
         skip_newest: Option<usize>,
     },
 }
@@ -131,8 +132,8 @@ pub(super) struct Restoring {
 /// What happens once a sandbox is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AfterEnd {
-    /// Decide by how the job ended.
-    Decide(ExitStatus),
+    /// Decide by how the job ended, which somebody may have paused.
+    Decide { status: ExitStatus, paused: bool },
     /// Try the next older image.
     NextImage { skip_newest: usize },
     /// Exit with this code.
@@ -156,6 +157,8 @@ pub(super) struct Supervisor {
     pub stage: Stage,
     pub stopping: Stopping,
     pub wanted: Option<Wanted>,
+    /// Who has unpaused a job that is being restored.
+    pub unpausing: Option<UnpauseReply>,
     pub budget: Budget,
     /// Images that could not be restored here and now, though they may be good.
     pub refused: BTreeSet<ImageId>,
@@ -218,6 +221,7 @@ impl Supervisor {
             stage: Stage::Idle,
             stopping: Stopping::No,
             wanted: None,
+            unpausing: None,
             budget: Budget::default(),
             refused: BTreeSet::new(),
             last: LastSnapshot::not_yet(now()),
@@ -250,6 +254,7 @@ impl Supervisor {
         // Who asked too late hears that the run has ended.
         self.arrivals.close();
         while self.arrivals.try_recv().is_ok() {}
+        self.unpausing = None;
         self.asking.end().await;
         result
     }
@@ -308,7 +313,7 @@ impl Supervisor {
         let backoff = match &self.stage {
             Stage::Waiting {
                 until: deadline, ..
-            } => Some(until(*deadline)),
+            } => deadline.map(until),
             _ => None,
         };
         let grace = match self.stopping {

@@ -2,8 +2,9 @@
 
 use nix::sys::signal::Signal;
 
-use crate::common::{can_run, wait_until};
-use crate::fake_gpu;
+use crate::common::{Place, can_run, wait_until};
+use crate::fake_gpu::{self, FakeGpu};
+use crate::gpu_job::alone;
 use crate::support::{JOB, Scene, begin, uninterrupted};
 
 fn done(scene: &Scene, verb: &str) {
@@ -61,6 +62,30 @@ fn a_job_whose_memory_cannot_be_read_yet_stays_paused() {
     assert_eq!(scene.count("the job stays paused"), 2, "{}", scene.said());
     done(&scene, "unpause");
     scene.resident_snapshot();
+    scene.ends_as_ever();
+}
+
+#[test]
+fn a_paused_job_that_is_killed_leaves_its_gpus_to_others_until_it_is_unpaused() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::with(FakeGpu::with(2, 64), "resident", &JOB, &[]);
+    scene.rests();
+    done(&scene, "pause");
+    scene.run.crash();
+    scene.place.wait_for("err", "the paused job crashed");
+    scene.gpu.assert_free("paused and killed");
+    let place = Place::new();
+    let needs = ["--segments", "60M", "--renew", "1000", "--wait-at", "1:go"];
+    let mut other = alone(&place, &scene.gpu, &needs);
+    wait_until("the other job", || scene.used()[0] > 60 << 20);
+    let output = scene.place.verb(&["unpause"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("free and the job needs"), "{said}");
+    place.go();
+    assert_eq!(other.wait(), 0);
+    done(&scene, "unpause");
     scene.ends_as_ever();
 }
 

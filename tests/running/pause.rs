@@ -123,15 +123,47 @@ fn a_paused_job_that_is_stopped_goes_on_with_the_same_line() {
 }
 
 #[test]
-fn a_paused_job_that_is_killed_is_restored_and_computes() {
+fn a_paused_job_that_is_killed_is_restored_when_it_is_unpaused() {
     if !can_run() {
         return;
     }
     let (place, mut run) = counting();
-    pause(&place);
-    let counted = numbers(&place).len();
+    let image = pause(&place);
+    let (counted, job) = (numbers(&place).len(), run.job());
     run.crash();
+    place.wait_for("err", "the paused job crashed");
+    let status = place.verb(&["status", "--json"]);
+    let status: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
+    assert_eq!(status["state"], "paused", "{status}");
+    assert_eq!(pause(&place), image, "it is");
+    assert_eq!(numbers(&place).len(), counted);
+    let unpaused = place.verb(&["unpause"]);
+    assert_eq!(code(unpaused.status), 0, "{}", stderr(&unpaused));
+    assert_ne!(run.job(), job, "it was restored before the answer");
     wait_until("it goes on", || numbers(&place).len() > counted);
     fs::write(place.file("end"), "").unwrap();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    let numbers = numbers(&place);
+    assert!(numbers.iter().copied().eq(1..=numbers.len() as u64));
+}
+
+#[test]
+fn a_paused_job_that_is_killed_can_be_stopped_or_the_run_ended() {
+    if !can_run() {
+        return;
+    }
+    for by_signal in [false, true] {
+        let (place, mut run) = counting();
+        let image = pause(&place);
+        run.crash();
+        place.wait_for("err", "the paused job crashed");
+        if by_signal {
+            run.signal(Signal::SIGTERM);
+        } else {
+            let stopped = place.verb(&["stop"]);
+            assert_eq!(String::from_utf8_lossy(&stopped.stdout).trim(), image);
+        }
+        assert_eq!(run.wait(), 75, "{}", place.text("err"));
+        assert_eq!(place.images().len(), 1);
+    }
 }
