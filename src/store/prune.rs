@@ -124,6 +124,8 @@ mod tests {
         Child, OPTIONS, image_files, never, packs, read_stream, temporary_store, write_image,
     };
     use std::fs;
+    use std::thread;
+    use std::time::{Duration, Instant};
 
     use super::*;
 
@@ -171,8 +173,16 @@ mod tests {
         let mut stream = writer.stream("a").unwrap();
         stream.write_all(&noise(9, 8 << 20)).unwrap();
         fs::write(store.path().join("images/.tmp-x"), "half a manifest").unwrap();
-        let before = packs(&store);
-        assert!(before.iter().any(|name| name.starts_with("000003")));
+        // A thread of the writer's begins its pack.
+        let begun = Instant::now();
+        let before = loop {
+            let packs = packs(&store);
+            if packs.iter().any(|name| name.starts_with("000003")) {
+                break packs;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(60), "{packs:?}");
+            thread::sleep(Duration::from_millis(1));
+        };
         let found = store.prunable_beside_writer().unwrap();
         assert_eq!((found.packs, found.temporary_files), (1, 0), "{found:?}");
         assert_eq!(packs(&store), before);

@@ -177,10 +177,10 @@ impl Supervisor {
             Stage::Running(Running {
                 pause: Some(Pause::Paused(..) | Pause::Ending(_)),
                 ..
-            }) => State::Paused,
+            })
+            | Stage::Waiting { until: None, .. } => State::Paused,
             Stage::Running(_) => State::Running,
             Stage::Restoring(_) => State::Restoring,
-            Stage::Waiting { until: None, .. } => State::Paused,
             Stage::Waiting { until: Some(_), .. } => State::Waiting,
             Stage::Ending(_) | Stage::Idle => State::Ending,
         }
