@@ -7,7 +7,7 @@ use crate::store::ImageEntry;
 
 /// A line of a list.
 pub(crate) fn listed(entry: &ImageEntry) {
-    let summary = Summary::from(entry);
+    let summary = Summary::of(entry, None);
     assert!(serde_json::to_string(&summary).is_ok());
     assert!(!list::table(&[summary]).to_string().is_empty());
 }

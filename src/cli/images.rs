@@ -25,10 +25,34 @@ pub(super) struct Summary {
     pub pinned: bool,
     /// Why it is pinned, where that was said.
     pub note: Option<String>,
+    /// Whose it is, as far as the store knows what run it is at.
+    pub life: Option<Life>,
 }
 
-impl From<&ImageEntry> for Summary {
-    fn from(entry: &ImageEntry) -> Self {
+/// Whose an image is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Life {
+    /// Of the run that the store is at, which may go on from it.
+    Present,
+    /// Of that run, which went back to an older one since.
+    GivenUp,
+    /// Of another run.
+    Another,
+}
+
+impl Life {
+    fn of(entry: &ImageEntry, run: &RunState) -> Self {
+        match run.goes_on_from(entry) {
+            true => Self::Present,
+            false if run.is_another_than_of(&entry.meta) => Self::Another,
+            false => Self::GivenUp,
+        }
+    }
+}
+
+impl Summary {
+    pub fn of(entry: &ImageEntry, run: Option<&RunState>) -> Self {
         let facts: Option<ImageFacts> = serde_json::from_slice(&entry.meta).ok();
         Self {
             id: entry.id,
@@ -43,6 +67,9 @@ impl From<&ImageEntry> for Summary {
             damaged: entry.damaged.clone(),
             pinned: entry.pinned.is_some(),
             note: note(entry),
+            life: run
+                .filter(|_| facts.is_some())
+                .map(|run| Life::of(entry, run)),
         }
     }
 }

@@ -5,15 +5,19 @@ use std::time::Duration;
 
 use comfy_table::{CellAlignment, Table, TableStyle};
 
-use super::images::Summary;
+use super::images::{Life, Summary};
 use super::{Failure, Global, output, shown};
 use crate::clock;
 use crate::history::time_in_words;
-use crate::supervisor::size;
+use crate::supervisor::{RunState, size};
 
 pub(super) fn run(global: &Global) -> Result<ExitCode, Failure> {
     let store = global.open()?;
-    let images: Vec<Summary> = store.images()?.iter().map(Summary::from).collect();
+    // What cannot be read here ends the run that needs it, in words.
+    let run = RunState::load(store.path()).ok().flatten();
+    let images = store.images()?;
+    let images = images.iter().map(|image| Summary::of(image, run.as_ref()));
+    let images: Vec<Summary> = images.collect();
     if global.json {
         return output::print_json(&images);
     }
@@ -57,7 +61,13 @@ fn remarks(image: &Summary) -> String {
     });
     let damaged = image.damaged.as_ref();
     let damaged = damaged.map(|reason| format!("damaged: {reason}"));
-    let remarks: Vec<String> = pinned.into_iter().chain(damaged).collect();
+    let life = match image.life {
+        Some(Life::GivenUp) => Some("given up: the run went back"),
+        Some(Life::Another) => Some("of another run"),
+        Some(Life::Present) | None => None,
+    };
+    let remarks = pinned.into_iter().chain(damaged);
+    let remarks: Vec<String> = remarks.chain(life.map(str::to_owned)).collect();
     remarks.join("; ")
 }
 

@@ -77,6 +77,8 @@ fn a_fresh_run_never_restores_an_image_of_the_older_one() {
         "{}",
         stderr(&fresh)
     );
+    let list = stdout(&place.verb(&["list"]));
+    assert!(list.trim_end().ends_with("of another run"), "{list}");
     let again = place.verb(&line[1..]);
     assert_eq!(code(again.status), 137, "{}", stderr(&again));
 }
@@ -265,6 +267,15 @@ fn a_run_goes_back_to_an_older_image_and_never_on_from_those_it_gave_up() {
     }
     run.signal(nix::sys::signal::Signal::SIGKILL);
     run.wait();
+    let lives: Vec<_> = place
+        .images()
+        .iter()
+        .map(|image| image["life"].clone())
+        .collect();
+    assert_eq!(lives, ["present", "given-up"]);
+    let list = stdout(&place.verb(&["list"]));
+    let remark = list.lines().last().unwrap();
+    assert!(remark.ends_with("given up: the run went back"), "{list}");
     // The newest good image is one that was given up; the one to go on from stays, too.
     let named = place.verb(&["forget", "000001"]);
     assert!(
