@@ -136,6 +136,17 @@ impl CudaFacts {
         }
     }
 
+    /// What is left to be brought back where the memory that is in the image by itself is there already.
+    pub(super) fn beside_resident(mut self) -> Self {
+        if let Some(resident) = &self.resident {
+            for gpu in &mut self.gpus {
+                let there = resident.bytes_on(&gpu.uuid);
+                gpu.used_bytes = gpu.used_bytes.map(|used| used.saturating_sub(there));
+            }
+        }
+        self
+    }
+
     /// [`CudaFacts::moved`] of the processes that come back by this map, which is empty where they stay.
     pub(super) fn moved_by(&self, map: &[(String, String)]) -> Vec<i32> {
         let sees = |uuid: &str| {

@@ -94,6 +94,9 @@ fn look(shop: &Workshop, id: ImageId, facts: &CudaFacts) -> Result<GpuPlan, Refu
         open: &open,
         wanted: shop.gpu_map_for(id),
     };
+    if shop.standby.fills(id) {
+        return plan(&facts.clone().beside_resident(), here);
+    }
     plan(facts, here)
 }
 

@@ -114,8 +114,18 @@ impl ResidentFacts {
     /// Device memory in all, bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
+        self.sum(|_| true)
+    }
+
+    /// Device memory on this GPU, bytes.
+    pub(in crate::supervisor) fn bytes_on(&self, gpu: &str) -> u64 {
+        self.sum(|segment| segment.gpu == gpu)
+    }
+
+    fn sum(&self, counts: impl Fn(&ResidentSegment) -> bool) -> u64 {
         let originals = self.segments().filter(|segment| segment.same_as.is_none());
-        originals.fold(0, |sum, segment| sum.saturating_add(segment.len))
+        let counted = originals.filter(|segment| counts(segment));
+        counted.fold(0, |sum, segment| sum.saturating_add(segment.len))
     }
 
     /// Whether an image can have told this; what is read from a disk is not believed.

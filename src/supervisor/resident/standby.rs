@@ -30,7 +30,12 @@ pub(in crate::supervisor) struct Standby {
     warm: Slot<Copier>,
     /// For now, or dismissed: it takes up GPU memory.
     ready: Slot<Ready>,
+    /// The image whose memory that fills, if it does.
+    filled: Mutex<Filled>,
 }
+
+/// Told by the thread that fills, for as long as it is the one that a restore waits for.
+type Filled = Arc<Mutex<Option<ImageId>>>;
 
 /// What a restore finds.
 #[derive(Debug)]
@@ -54,9 +59,12 @@ impl Standby {
         }
     }
 
-    /// Makes contexts for the restore of this image, and its memory if there is room beside that of the job.
+    /// Makes contexts for the restore of this image, and its memory if there is room, beside that of the job where it is
+    /// not gone yet.
     pub fn prepare(shop: &Arc<Workshop>, image: ImageId) {
         let ours = Arc::clone(shop);
+        let filled = Filled::default();
+        *locked(&shop.standby.filled) = Arc::clone(&filled);
         let preparing = spawn(move || {
             // Whatever is wrong with the image is found, and said, by its restore.
             let reader = ours.store.read(image).ok()?;
@@ -65,17 +73,28 @@ impl Standby {
             let resident = cuda.resident.as_ref()?;
             let gpus = gpus_now(resident, &Vec::new()).ok()?;
             let carrier = ours.standby.begin(&ours.program, &gpus).ok()?;
-            if !has_room_twice(&carrier, resident, &cuda.gpus) {
+            if !has_room(&carrier, resident, &cuda.gpus) {
                 return Some(Ready::Copier(carrier));
             }
-            let memory = fill(carrier, &reader, resident, &Vec::new()).ok()?;
-            Some(Ready::Memory(image, memory))
+            *locked(&filled) = Some(image);
+            let memory = fill(carrier, &reader, resident, &Vec::new());
+            if memory.is_err() {
+                *locked(&filled) = None;
+            }
+            Some(Ready::Memory(image, memory.ok()?))
         });
         *locked(&shop.standby.ready) = preparing;
     }
 
+    /// Whether memory of this image is on the GPUs, or on its way, for its restore to take.
+    pub fn fills(&self, image: ImageId) -> bool {
+        let filled = Arc::clone(&locked(&self.filled));
+        *locked(&filled) == Some(image)
+    }
+
     /// Ends what was prepared, without waiting for its end: the job is not restored now.
     pub fn dismiss(&self) {
+        *locked(&self.filled) = Filled::default();
         if let Some(starting) = taken(&self.ready) {
             // By a thread that nobody waits for.
             drop(spawn(move || starting.join().ok()));
@@ -131,18 +150,15 @@ impl Standby {
     }
 }
 
-/// Whether each GPU has room for the image's memory and then for all that a restore asks for, which does not know of it.
-fn has_room_twice(carrier: &Carrier, resident: &ResidentFacts, gpus: &[GpuFacts]) -> bool {
+/// Whether each GPU has room for all that the job had there.
+fn has_room(carrier: &Carrier, resident: &ResidentFacts, gpus: &[GpuFacts]) -> bool {
     gpus.iter().all(|gpu| {
-        let own = resident.segments().filter(|one| one.gpu == gpu.uuid);
-        let bytes = own.map(|one| one.len).fold(0, u64::saturating_add);
+        let bytes = resident.bytes_on(&gpu.uuid);
         let (Ok(uuid), Some(used)) = (gpu.uuid.parse(), gpu.used_bytes) else {
             return bytes == 0;
         };
-        bytes == 0
-            || carrier
-                .room(uuid)
-                .is_ok_and(|room| room >= bytes.saturating_add(used))
+        let needed = used.max(bytes);
+        bytes == 0 || carrier.room(uuid).is_ok_and(|room| room >= needed)
     })
 }
 
