@@ -9,6 +9,7 @@ use std::thread;
 use super::describe::{chain, seconds, size};
 use super::environment::{self, Setting};
 use super::event::Event;
+use super::huge_pages;
 use super::image::run_of;
 use super::intrusion::Intrusion;
 use super::program::ProgramError;
@@ -244,6 +245,7 @@ impl Supervisor {
                     intrusion: Intrusion::default(),
                 });
                 let (ended, gone) = (restoring.ended, restoring.gone);
+                huge_pages::give_back(&self.shop, &job);
                 self.now_running(job, ended, gone);
                 report(id, &restored);
                 self.tell_restored(id, &restored);

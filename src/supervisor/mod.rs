@@ -29,6 +29,7 @@ mod hang_sampler;
 mod hang_watch;
 mod hook;
 mod hooks;
+mod huge_pages;
 mod image;
 pub mod interval;
 mod intrusion;

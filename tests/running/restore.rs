@@ -29,6 +29,70 @@ fn a_killed_job_comes_back_and_ends_as_if_nothing_had_happened() {
     assert_eq!(place.text("out"), lines(40));
 }
 
+/// Fills memory that its child has as well, and memory of its own, both by huge pages where there are some.
+const HUGE: &str = r#"
+import mmap, os, time
+def area(letter):
+    memory = mmap.mmap(-1, 32 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    memory.write(letter * (32 << 20))
+    return memory
+def wait():
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+shared = area(b"s")
+child = os.fork()
+own = area(b"o") if child else b""
+if child:
+    # Otherwise the kernel makes one mapping of both, of which CRIU does not know that a part is shared.
+    own.madvise(mmap.MADV_DONTDUMP)
+    print("ready", flush=True)
+wait()
+assert shared[:] == b"s" * (32 << 20) and own[:] == b"o" * len(own)
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+    print("done", flush=True)
+"#;
+
+/// Huge pages that a process has, MiB.
+fn huge_mib(pid: i32) -> u64 {
+    let maps = fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap_or_default();
+    let huge = maps
+        .lines()
+        .filter_map(|line| line.strip_prefix("AnonHugePages:"));
+    let kib = huge.filter_map(|text| text.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    kib.sum::<u64>() >> 10
+}
+
+#[test]
+fn a_restored_job_has_the_huge_pages_back_that_were_its_own() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    fs::write(place.file("job.py"), HUGE).unwrap();
+    let job = ["python3", "-u", "job.py"];
+    let mut run = place.start_with(&["--interval", "never"], &job, |command| {
+        command.env("CKPT_RUN_LOG_LEVEL", "debug");
+    });
+    place.wait_for("out", "ready");
+    let before = huge_mib(run.job());
+    if before < 56 {
+        eprintln!("skipped: the kernel has no huge pages to give ({before} MiB)");
+        return;
+    }
+    place.snapshot();
+    assert!(huge_mib(run.job()) >= before, "a snapshot takes none away");
+    run.crash();
+    // The kernel by itself would have 16 MiB after 10 s. What the child shares stays in small pages.
+    place.wait_for("err", "huge pages were asked for");
+    let after = huge_mib(run.job());
+    assert!((24..56).contains(&after), "{after} MiB");
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert!(place.text("out").ends_with("done\n"));
+}
+
 #[test]
 fn a_store_is_looked_for_again_when_it_was_away_at_a_crash() {
     if !can_run() {

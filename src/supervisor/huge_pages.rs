@@ -1,0 +1,55 @@
+//! Gives a restored job the huge pages back that it had, while it computes.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::workshop::{Job, Workshop};
+use crate::clock;
+use crate::job::{self, Process};
+
+/// Time between two looks whether a snapshot is over.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Begins with that, on a thread. Without one the kernel does it, in its own time.
+pub(super) fn give_back(shop: &Arc<Workshop>, job: &Job) {
+    let (shop, sandbox, root) = (Arc::clone(shop), job.sandbox.pid(), job.pids.root);
+    let work = move || {
+        let root = job::child_with_pid(sandbox, root);
+        match root.and_then(job::tree) {
+            Ok(processes) => collapse(&shop, &processes),
+            Err(error) => tracing::debug!(%error, "no huge pages for the restored job"),
+        }
+    };
+    let spawned = thread::Builder::new()
+        .name("huge-pages".to_owned())
+        .spawn(work);
+    if let Err(error) = spawned {
+        tracing::debug!(%error, "no thread for huge pages");
+    }
+}
+
+fn collapse(shop: &Workshop, processes: &[Process]) {
+    let begun = clock::now();
+    let mut bytes = 0;
+    for process in processes {
+        let mut last = None;
+        match job::collapse(process.host_pid, || rest(shop, &mut last)) {
+            Ok(more) => bytes += more,
+            Err(error) => tracing::debug!(pid = process.pid, %error, "no huge pages"),
+        }
+    }
+    tracing::debug!(bytes, took = ?(clock::now() - begun), "huge pages were asked for");
+}
+
+/// The job's memory is locked during a step: it gets as much time between two of them as the one before took, and a
+/// snapshot is not held up.
+fn rest(shop: &Workshop, last: &mut Option<Instant>) {
+    if let Some(last) = *last {
+        thread::sleep(clock::now() - last);
+    }
+    while shop.ongoing.now().is_some() {
+        thread::sleep(LOOK_INTERVAL);
+    }
+    *last = Some(clock::now());
+}
