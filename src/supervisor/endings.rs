@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use super::describe::{chain, seconds};
 use super::event::Event;
+use super::pauses::Pause;
 use super::requests::SAVED;
 use super::resident::Standby;
 use super::restart::{Decision, ExitStatus, decide};
 use super::run::{RunError, system};
 use super::run_state::Progress;
 use super::stopping::Stopping;
-use super::supervise::{AfterEnd, Pause, Running, Stage, Supervisor};
+use super::supervise::{AfterEnd, Running, Stage, Supervisor};
 use crate::clock;
 use crate::sandbox::{Ended, SandboxError};
 use crate::sync::locked;

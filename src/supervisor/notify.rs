@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use sd_notify::NotifyState;
 
+use super::pauses::Pause;
 use super::stopping::Stopping;
-use super::supervise::{AfterEnd, Pause, Running, Stage, Supervisor};
+use super::supervise::{AfterEnd, Running, Stage, Supervisor};
 use crate::clock;
 use crate::store::ImageId;
 

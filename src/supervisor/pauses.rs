@@ -7,16 +7,41 @@ use std::time::Duration;
 use super::describe::seconds;
 use super::event::{Event, UnpauseReply};
 use super::image::ImageFacts;
-use super::pause::{Refused, StillPaused, lacking};
+use super::pause::{Paused, Refused, StillPaused, lacking};
 use super::requests::SAVED;
 use super::run::{RunError, system};
 use super::run_state::Progress;
 use super::schedule::Snapshotted as LastSnapshot;
 use super::snapshot::Afterwards;
-use super::supervise::{AfterEnd, Pause, Running, Stage, Supervisor, now};
+use super::supervise::{AfterEnd, Running, Stage, Supervisor, now};
 use crate::cuda;
 use crate::history;
 use crate::store::ImageId;
+
+/// The job stands still, as somebody asked.
+#[derive(Debug)]
+pub(super) enum Pause {
+    /// As it is in this image.
+    Paused(ImageId, Box<Paused>),
+    /// It is about to go on; the image is still what it is.
+    Ending(ImageId),
+}
+
+impl Pause {
+    pub fn image(&self) -> ImageId {
+        match self {
+            Self::Paused(image, _) | Self::Ending(image) => *image,
+        }
+    }
+
+    /// The job was killed.
+    pub fn abandon(self) {
+        match self {
+            Self::Paused(_, paused) => paused.abandon(),
+            Self::Ending(_) => {}
+        }
+    }
+}
 
 impl Supervisor {
     /// The image that the job stands still at, if somebody paused it.

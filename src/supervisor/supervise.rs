@@ -29,7 +29,7 @@ use super::image::Trigger;
 use super::machine;
 use super::metrics::Metrics;
 use super::operation::Operation;
-use super::pause::Paused;
+use super::pauses::Pause;
 use super::progress::Display;
 use super::restart::{Budget, ExitStatus};
 use super::run::{Beginning, RunError, system};
@@ -89,31 +89,6 @@ impl Running {
     /// Whether the word of its end is still waited for. Where none comes, it had not ended.
     pub fn is_leaving(&self) -> bool {
         self.leaving.is_some_and(|at| at.elapsed() < LEAVING_LIMIT)
-    }
-}
-
-/// The job stands still, as somebody asked.
-#[derive(Debug)]
-pub(super) enum Pause {
-    /// As it is in this image.
-    Paused(ImageId, Box<Paused>),
-    /// It is about to go on; the image is still what it is.
-    Ending(ImageId),
-}
-
-impl Pause {
-    pub fn image(&self) -> ImageId {
-        match self {
-            Self::Paused(image, _) | Self::Ending(image) => *image,
-        }
-    }
-
-    /// The job was killed.
-    pub fn abandon(self) {
-        match self {
-            Self::Paused(_, paused) => paused.abandon(),
-            Self::Ending(_) => {}
-        }
     }
 }
 
