@@ -31,7 +31,7 @@ const MADV_COLLAPSE: libc::c_int = 25;
 ///
 /// # Errors
 /// The process cannot be looked at, or the kernel does not do that for us.
-pub fn collapse(host_pid: i32, mut pause: impl FnMut()) -> io::Result<u64> {
+pub fn make_huge_pages(host_pid: i32, mut pause: impl FnMut()) -> io::Result<u64> {
     let Some(huge) = length() else {
         return Ok(0);
     };

@@ -31,7 +31,7 @@ pub use activity::cpu_time;
 pub use devices::{Holder, holders, majors};
 pub use files::{Access, FilesError, OpenFile, collect, has_open};
 pub use halt::{HaltError, Halted, halt, number_inside, thread_of};
-pub use huge_pages::collapse;
+pub use huge_pages::make_huge_pages;
 pub use input::{Input, InputMark};
 pub use links::{Turn, remove_links};
 pub use nodes::{Node, NodeKind, NodesError, needed};

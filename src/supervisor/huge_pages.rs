@@ -34,7 +34,7 @@ fn collapse(shop: &Workshop, processes: &[Process]) {
     let mut bytes = 0;
     for process in processes {
         let mut last = None;
-        match job::collapse(process.host_pid, || rest(shop, &mut last)) {
+        match job::make_huge_pages(process.host_pid, || rest(shop, &mut last)) {
             Ok(more) => bytes += more,
             Err(error) => tracing::debug!(pid = process.pid, %error, "no huge pages"),
         }

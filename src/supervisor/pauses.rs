@@ -128,7 +128,7 @@ impl Supervisor {
         reply: UnpauseReply,
     ) -> Result<(), RunError> {
         let Stage::Running(running) = &mut self.stage else {
-            let why = "it was killed meanwhile, and is restored".to_owned();
+            let why = "it was killed meanwhile".to_owned();
             let _ = reply.send(Err(StillPaused::Failed(why))); // a client that went away
             if let Err(Refused {
                 paused: Some(paused),
