@@ -10,7 +10,7 @@ use nix::sys::stat::major;
 use procfs::ProcError;
 use procfs::process::{MMapPath, Process as ProcessEntry};
 
-use super::tree::{Process, TreeError};
+use super::tree::{self, Process, TreeError};
 
 /// Drivers and their major numbers.
 const DRIVERS: &str = "/proc/devices";
@@ -98,7 +98,7 @@ impl Search<'_> {
             open += usize::from(self.is_device(&link));
         }
         let mut mapped = 0;
-        for map in entry.maps()? {
+        for map in tree::maps(pid, "maps")? {
             let MMapPath::Path(_) = map.pathname else {
                 continue;
             };

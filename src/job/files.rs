@@ -15,7 +15,7 @@ use procfs::ProcError;
 use procfs::process::{FDTarget, MMPermissions, MMapPath, Process as ProcessEntry};
 use serde::{Deserialize, Serialize};
 
-use super::links;
+use super::{links, tree};
 
 /// How the job can touch a file, over all its descriptors and mappings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -162,10 +162,17 @@ fn collect_process(pid: i32, found: &mut BTreeMap<PathBuf, OpenFile>) -> Result<
             }
         }
     }
-    for map in process.maps()? {
-        let MMapPath::Path(path) = map.pathname else {
+    for map in tree::maps(pid, "maps")? {
+        let MMapPath::Path(mut path) = map.pathname else {
             continue;
         };
+        let (from, to) = map.address;
+        let link = format!("/proc/{pid}/map_files/{from:x}-{to:x}");
+        if path.to_string_lossy().contains(char::REPLACEMENT_CHARACTER)
+            && let Ok(named) = fs::read_link(&link)
+        {
+            path = named;
+        }
         let shared_writable = map
             .perms
             .contains(MMPermissions::SHARED | MMPermissions::WRITE);
@@ -180,8 +187,6 @@ fn collect_process(pid: i32, found: &mut BTreeMap<PathBuf, OpenFile>) -> Result<
         match fs::metadata(&path) {
             Ok(metadata) if metadata.ino() == map.inode => note(found, &path, &metadata, access),
             Ok(_) | Err(_) => {
-                let (from, to) = map.address;
-                let link = format!("/proc/{pid}/map_files/{from:x}-{to:x}");
                 if let Ok(metadata) = fs::metadata(link) {
                     note_linked(found, &path, &metadata, access);
                 }

@@ -19,6 +19,8 @@ use procfs::process::{
 };
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use super::tree::maps;
+
 /// Length of a huge page, bytes.
 const LENGTH: &str = "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
 /// Most that is asked for at once, bytes: some milliseconds of copying.
@@ -63,7 +65,10 @@ fn ranges(host_pid: i32, huge: u64) -> ProcResult<Vec<Range<u64>>> {
     let process = ProcessEntry::new(host_pid)?;
     let mut pages = process.pagemap()?;
     let mut ranges = Vec::new();
-    for map in process.smaps()?.iter().filter(|map| is_eligible(map)) {
+    for map in maps(host_pid, "smaps")?
+        .iter()
+        .filter(|map| is_eligible(map))
+    {
         let (start, end) = map.address;
         let mut at = start.next_multiple_of(huge);
         while at + huge <= end {

@@ -18,10 +18,11 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
-use procfs::process::{MMapPath, Process as ProcessEntry};
+use procfs::process::MMapPath;
 
 use super::files::{OpenFile, is_deleted};
 use super::rewind::{RewindError, system};
+use super::tree;
 
 /// CRIU's names are this and a number.
 pub(super) const PREFIX: &str = "link_remap.";
@@ -180,7 +181,7 @@ fn renamed(pid: i32) -> Vec<(PathBuf, Identity)> {
     let descriptors = fs::read_dir(format!("/proc/{pid}/fd"));
     let descriptors = descriptors.into_iter().flatten().flatten();
     let opened = descriptors.filter_map(|one| Some((fs::read_link(one.path()).ok()?, one.path())));
-    let maps = ProcessEntry::new(pid).and_then(|process| process.maps());
+    let maps = tree::maps(pid, "maps");
     let maps = maps.into_iter().flatten();
     let mapped = maps.filter_map(|map| match map.pathname {
         MMapPath::Path(path) => {

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 
-use procfs::process::{MMapPath, Process as ProcessEntry};
+use procfs::process::MMapPath;
 
 use super::tree;
 
@@ -47,8 +47,7 @@ pub fn user(pid: i32) -> Option<u32> {
 /// Whether a process (a host pid) has a file mapped whose name begins with `prefix`.
 #[must_use]
 pub fn has_mapped(pid: i32, prefix: &str) -> bool {
-    let maps = ProcessEntry::new(pid).and_then(|process| process.maps());
-    maps.is_ok_and(|maps| {
+    tree::maps(pid, "maps").is_ok_and(|maps| {
         maps.iter().any(|map| match &map.pathname {
             MMapPath::Path(path) => path
                 .file_name()

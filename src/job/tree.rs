@@ -6,7 +6,7 @@ use std::path::Path;
 use nix::sys::signal::Signal;
 use procfs::FromBufRead;
 use procfs::ProcError;
-use procfs::process::{MMapPath, ProcState, Process as ProcessEntry, Status};
+use procfs::process::{MMapPath, MemoryMaps, ProcState, Process as ProcessEntry, Status};
 
 /// Most processes of one job; more is taken for a runaway fork.
 const PROCESSES_MAX: usize = 32_768;
@@ -113,6 +113,13 @@ pub(super) fn status(pid: i32) -> Result<Status, ProcError> {
     Status::from_buf_read(String::from_utf8_lossy(&text).as_bytes())
 }
 
+/// `/proc/PID/maps` of a process (a host pid), or `smaps`. In names that are not UTF-8 the characters that are none are
+/// U+FFFD; `/proc/PID/map_files` has their bytes.
+pub(super) fn maps(pid: i32, file: &str) -> Result<MemoryMaps, ProcError> {
+    let text = fs::read(format!("/proc/{pid}/{file}"))?;
+    MemoryMaps::from_buf_read(String::from_utf8_lossy(&text).as_bytes())
+}
+
 /// Whether one of `processes` was killed while it was traced.
 #[must_use]
 pub fn died_under_trace(processes: &[Process]) -> bool {
@@ -138,7 +145,7 @@ pub fn with_remains_of_criu(processes: &[Process]) -> Option<Process> {
             .and_then(|stat| stat.state())
             .is_ok_and(|state| state == ProcState::Tracing);
         stopped
-            || entry.maps().is_ok_and(|maps| {
+            || maps(process.host_pid, "maps").is_ok_and(|maps| {
                 maps.iter().any(|map| match &map.pathname {
                     MMapPath::Path(path) => path.starts_with(CRIU_MAPPING),
                     _ => false,

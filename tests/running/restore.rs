@@ -185,3 +185,39 @@ print(os.eventfd_read(fd), flush=True)
     assert_eq!(run.wait(), 0);
     assert_eq!(place.text("out"), "ready\n1\n");
 }
+
+#[test]
+fn a_file_whose_name_is_not_utf8_fails_the_snapshot_by_its_name_open_or_mapped() {
+    if !can_run() {
+        return;
+    }
+    for keep in ["", "os.close(fd)"] {
+        let place = Place::new();
+        let job = format!(
+            r#"
+import mmap, os, time
+fd = os.open(b"caf\xe9", os.O_RDWR | os.O_CREAT)
+os.write(fd, b"text")
+memory = mmap.mmap(fd, 4)
+{keep}
+print("ready", flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.02)
+print(memory[:], flush=True)
+"#
+        );
+        let mut run = place.start_python(&["--interval", "never"], &job);
+        place.wait_for("out", "ready");
+        let refused = place.verb(&["snapshot"]);
+        assert_eq!(refused.status.code(), Some(125));
+        let reason = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(
+            reason.contains("/caf\u{fffd}, which the job has"),
+            "{reason}"
+        );
+        assert!(reason.contains("not UTF-8"), "{reason}");
+        place.go();
+        assert_eq!(run.wait(), 0);
+        assert_eq!(place.text("out"), "ready\nb'text'\n");
+    }
+}

@@ -16,7 +16,6 @@ use nix::libc;
 use nix::sys::ptrace;
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
-use procfs::process::Process as ProcessEntry;
 
 use super::{Halted, STOP_LIMIT, STOP_LOOK, Stop, Thread};
 use crate::clock;
@@ -209,7 +208,7 @@ impl Call {
 
 /// What is mapped around an address.
 fn code(process: Pid, at: u64) -> Option<Range<u64>> {
-    let maps = ProcessEntry::new(process.as_raw()).and_then(|entry| entry.maps());
+    let maps = tree::maps(process.as_raw(), "maps");
     let mut ranges = maps
         .ok()?
         .into_iter()
