@@ -25,6 +25,8 @@ use super::tree::maps;
 const LENGTH: &str = "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
 /// Most that is asked for at once, bytes: some milliseconds of copying.
 const STEP_MAX: u64 = 32 << 20;
+/// Refusals for want of memory until no more is asked for: each has the kernel look for some.
+const REFUSED_MAX: u32 = 8;
 /// Since Linux 6.1.
 const MADV_COLLAPSE: libc::c_int = 25;
 
@@ -32,21 +34,23 @@ const MADV_COLLAPSE: libc::c_int = 25;
 /// now.
 ///
 /// # Errors
-/// The process cannot be looked at, or the kernel does not do that for us.
+/// The process cannot be looked at, or the kernel does not do that for us (`EPERM`).
 pub fn make_huge_pages(host_pid: i32, mut pause: impl FnMut()) -> io::Result<u64> {
     let Some(huge) = length() else {
         return Ok(0);
     };
     let pid = Pid::from_raw(host_pid).ok_or(io::ErrorKind::InvalidInput)?;
     let process = pidfd_open(pid, PidfdFlags::empty())?;
-    let mut done = 0;
+    let (mut done, mut refused) = (0, 0);
     for range in ranges(host_pid, huge).map_err(io::Error::other)? {
         pause();
         match advise(process.as_raw_fd(), &range) {
             Ok(()) => done += range.end - range.start,
-            // Some of it is in use just now, or not there any more.
-            Err(Errno::EAGAIN | Errno::EBUSY | Errno::ENOMEM) => {}
-            Err(Errno::ESRCH) => break,
+            // Some of it is in use just now, or the kernel does not do it at all.
+            Err(Errno::EAGAIN | Errno::EINVAL) => {}
+            // No huge page is free, or the job may have no more; or the memory is not there any more.
+            Err(Errno::ENOMEM | Errno::EBUSY) if refused < REFUSED_MAX => refused += 1,
+            Err(Errno::ENOMEM | Errno::EBUSY | Errno::ESRCH) => break,
             Err(errno) => return Err(errno.into()),
         }
     }
