@@ -100,6 +100,14 @@ def nothing(_session):
     """What is done where nothing is."""
 
 
+def expect_shadow(context, measured, gib):
+    """What the GPU has room for twice goes through no host memory of that length."""
+    own = measured.host.own_mib if measured.host else 0
+    whole = measured.way == "resident" and context.tools.device == "cuda"
+    if whole and own > gib * 1024 / 2 and not measured.result.startswith("FAILED"):
+        measured.result = f"FAILED: no shadow on the GPU, {own:.0f} MiB of host memory"
+
+
 def brief(measured):
     """A row in words, before it is compared."""
     cells = dict(zip([name for name, _ in COLUMNS], measured.cells()))

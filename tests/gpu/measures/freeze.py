@@ -40,6 +40,7 @@ def size(context, section, gib):
         print(f"    {subject.name}: {measured.way}: {ways.brief(measured)}", flush=True)
     ways.compare(context, found, subject.name, lambda steps: subject.words(steps, 0))
     for measured in found:
+        ways.expect_shadow(context, measured, subject.gib)
         section.row(*measured.cells())
         context.judge(measured.result)
 

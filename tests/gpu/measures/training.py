@@ -44,6 +44,7 @@ def run(context, section):
         print(f"    {memory}: {ways.brief(measured)}", flush=True)
     ways.compare(context, found, subject.name, lambda steps: subject.words(steps, 0))
     for measured in found:
+        ways.expect_shadow(context, measured, subject.gib)
         section.row(*measured.cells())
         context.judge(measured.result)
     try:
