@@ -98,7 +98,7 @@ impl Search<'_> {
             open += usize::from(self.is_device(&link));
         }
         let mut mapped = 0;
-        for map in tree::maps(pid, "maps")? {
+        for map in tree::maps(pid)? {
             let MMapPath::Path(_) = map.pathname else {
                 continue;
             };

@@ -162,7 +162,7 @@ fn collect_process(pid: i32, found: &mut BTreeMap<PathBuf, OpenFile>) -> Result<
             }
         }
     }
-    for map in tree::maps(pid, "maps")? {
+    for map in tree::maps(pid)? {
         let MMapPath::Path(mut path) = map.pathname else {
             continue;
         };

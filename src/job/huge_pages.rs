@@ -19,7 +19,7 @@ use procfs::process::{
 };
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::tree::maps;
+use super::tree::smaps;
 
 /// Length of a huge page, bytes.
 const LENGTH: &str = "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
@@ -69,10 +69,7 @@ fn ranges(host_pid: i32, huge: u64) -> ProcResult<Vec<Range<u64>>> {
     let process = ProcessEntry::new(host_pid)?;
     let mut pages = process.pagemap()?;
     let mut ranges = Vec::new();
-    for map in maps(host_pid, "smaps")?
-        .iter()
-        .filter(|map| is_eligible(map))
-    {
+    for map in smaps(host_pid)?.iter().filter(|map| is_eligible(map)) {
         let (start, end) = map.address;
         let mut at = start.next_multiple_of(huge);
         while at + huge <= end {

@@ -181,7 +181,7 @@ fn renamed(pid: i32) -> Vec<(PathBuf, Identity)> {
     let descriptors = fs::read_dir(format!("/proc/{pid}/fd"));
     let descriptors = descriptors.into_iter().flatten().flatten();
     let opened = descriptors.filter_map(|one| Some((fs::read_link(one.path()).ok()?, one.path())));
-    let maps = tree::maps(pid, "maps");
+    let maps = tree::maps(pid);
     let maps = maps.into_iter().flatten();
     let mapped = maps.filter_map(|map| match map.pathname {
         MMapPath::Path(path) => {

@@ -47,7 +47,7 @@ pub fn user(pid: i32) -> Option<u32> {
 /// Whether a process (a host pid) has a file mapped whose name begins with `prefix`.
 #[must_use]
 pub fn has_mapped(pid: i32, prefix: &str) -> bool {
-    tree::maps(pid, "maps").is_ok_and(|maps| {
+    tree::maps(pid).is_ok_and(|maps| {
         maps.iter().any(|map| match &map.pathname {
             MMapPath::Path(path) => path
                 .file_name()

@@ -113,11 +113,19 @@ pub(super) fn status(pid: i32) -> Result<Status, ProcError> {
     Status::from_buf_read(String::from_utf8_lossy(&text).as_bytes())
 }
 
-/// `/proc/PID/maps` of a process (a host pid), or `smaps`. In names that are not UTF-8 the characters that are none are
-/// U+FFFD; `/proc/PID/map_files` has their bytes.
-pub(super) fn maps(pid: i32, file: &str) -> Result<MemoryMaps, ProcError> {
-    let text = fs::read(format!("/proc/{pid}/{file}"))?;
-    MemoryMaps::from_buf_read(String::from_utf8_lossy(&text).as_bytes())
+/// `/proc/PID/maps` of a process (a host pid). In names that are not UTF-8 the characters that are none are U+FFFD;
+/// `/proc/PID/map_files` has their bytes.
+pub(super) fn maps(pid: i32) -> Result<MemoryMaps, ProcError> {
+    mappings(&format!("/proc/{pid}/maps"))
+}
+
+/// The same of `/proc/PID/smaps`, for which the kernel looks at every page.
+pub(super) fn smaps(pid: i32) -> Result<MemoryMaps, ProcError> {
+    mappings(&format!("/proc/{pid}/smaps"))
+}
+
+fn mappings(path: &str) -> Result<MemoryMaps, ProcError> {
+    MemoryMaps::from_buf_read(String::from_utf8_lossy(&fs::read(path)?).as_bytes())
 }
 
 /// Whether one of `processes` was killed while it was traced.
@@ -145,7 +153,7 @@ pub fn with_remains_of_criu(processes: &[Process]) -> Option<Process> {
             .and_then(|stat| stat.state())
             .is_ok_and(|state| state == ProcState::Tracing);
         stopped
-            || maps(process.host_pid, "maps").is_ok_and(|maps| {
+            || maps(process.host_pid).is_ok_and(|maps| {
                 maps.iter().any(|map| match &map.pathname {
                     MMapPath::Path(path) => path.starts_with(CRIU_MAPPING),
                     _ => false,

@@ -17,6 +17,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::job::variable;
+
 /// The settings with which NCCL shares no GPU memory: it goes through host memory and sockets instead, and comes
 /// back (NCCL with driver 580, measured with all three).
 pub(super) const CHECKPOINTABLE_NCCL: [(&str, &str); 3] = [

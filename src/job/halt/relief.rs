@@ -208,7 +208,7 @@ impl Call {
 
 /// What is mapped around an address.
 fn code(process: Pid, at: u64) -> Option<Range<u64>> {
-    let maps = tree::maps(process.as_raw(), "maps");
+    let maps = tree::maps(process.as_raw());
     let mut ranges = maps
         .ok()?
         .into_iter()
