@@ -34,6 +34,7 @@ class Back:
 
     computing: float
     took: float
+    phases: dict
 
 
 class Session:
@@ -98,7 +99,7 @@ class Session:
         computing = time.monotonic() - killed
         logged = self.budget.until(lambda: self.run.log().restores[restores:], "its log", self.run)
         self.computes()
-        return Back(computing, logged[-1])
+        return Back(computing, logged[-1], self.run.log().ways_back[-1])
 
 
 def freeze_of(phases, report):

@@ -9,7 +9,7 @@ from . import processes
 
 SNAPSHOT = re.compile(r'^ckpt-run: snapshot image=(\d+) .*phases="([^"]*)"')
 FIELDS = re.compile(r'\b(freeze|durable|raw|stored)=("[^"]*"|\S+)')
-RESTORED = re.compile(r"^ckpt-run: restored image=(\d+) took=([\d.]+)s")
+RESTORED = re.compile(r'^ckpt-run: restored image=(\d+) took=([\d.]+)s phases="([^"]*)"')
 FAILED = re.compile(r"^ckpt-run: (?:warning|error): (snapshot failed.*)")
 HUNG = re.compile(r"^ckpt-run: error: the job hangs, (.*?): it is killed and restored.* log=(\S+)")
 # Ends of the job and of attempts to bring it back.
@@ -56,6 +56,8 @@ class Log:
         self.images = [found[1] for found in snapshots]
         self.restored = [found[1] for found in self._all(RESTORED)]
         self.restores = [float(found[2]) for found in self._all(RESTORED)]
+        # The same ones.
+        self.ways_back = [phases(found[3]) for found in self._all(RESTORED)]
         # The signs, and where it is told what the job did.
         self.hangs = [(found[1], found[2]) for found in self._all(HUNG)]
         self.failures = [found[1] for found in self._all(FAILED)]

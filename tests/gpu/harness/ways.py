@@ -36,13 +36,13 @@ COLUMNS = (
     ("result", 24),
     ("phases", 0),
 )
-LEGEND = """bare: driver and CRIU with nothing around them, the image on a tmpfs (`benches/bare_freeze.py`);
-driver, resident: ckpt-run with that `cuda.memory`. Medians; seconds. freeze: the program stands still, in brackets the
-least and the most; phases: of the freeze and around it. durable: from the start of the snapshot until it is on the
-disk. stored: the last image's bytes on the disk. host: by how much the machine's available memory sank at the most,
-own: resident memory of all processes of ckpt-run's at its most. back: from a SIGKILL until the program has computed a
-step again, the image in the page cache, no pause before the restart; restore: ckpt-run's own figure for it.
-result: every line of the run, snapshots and crashes included, against an uninterrupted one."""
+LEGEND = """bare: driver and CRIU with nothing around them, the image on a tmpfs (`benches/bare_freeze.py`); driver,
+resident: ckpt-run with that `cuda.memory`. Medians; seconds. freeze: the program stands still, in brackets the least
+and the most; phases: of the freeze and around it, and of the restore. durable: from the start of the snapshot until
+it is on the disk. stored: the last image's bytes on the disk. host: by how much the machine's available memory sank
+at the most, own: resident memory of all processes of ckpt-run's at its most. back: from a SIGKILL until the program
+has computed a step again, the image in the page cache, no pause before the restart; restore: ckpt-run's own figure
+for it. result: every line of the run, snapshots and crashes included, against an uninterrupted one."""
 
 
 @dataclasses.dataclass
@@ -66,8 +66,12 @@ class Measured:
 
         times = [freeze.seconds for freeze in self.freezes]
         span = f" ({min(times):.2f}-{max(times):.2f})" if len(times) > 1 else ""
-        names = dict.fromkeys(name for freeze in self.freezes for name in freeze.phases)
-        phases = ((name, mid(f.phases.get(name) for f in self.freezes)) for name in names)
+
+        def phases(events):
+            names = dict.fromkeys(name for event in events for name in event.phases)
+            return ", ".join(f"{name} {mid(e.phases.get(name) for e in events)}" for name in names)
+
+        told = filter(None, (phases(self.freezes), phases(self.backs)))
         own = self.host.own_mib if self.host else 0
         return (
             self.program,
@@ -81,7 +85,7 @@ class Measured:
             mid(back.computing for back in self.backs),
             mid(back.took for back in self.backs),
             self.result or "-",
-            ", ".join(f"{name} {time}" for name, time in phases),
+            "; back: ".join(told),
         )
 
     @contextlib.contextmanager
