@@ -236,6 +236,9 @@ fn begin(
             {
                 tell_left(&left, &images);
             }
+            if state.progress == Progress::Finished {
+                tracing::info!("the run had finished: what it did after the image is done again");
+            }
             state.progress = Progress::Running;
             let command = state.command.iter().map(OsString::from).collect();
             return Ok(Some((state, Beginning::Restore, command)));

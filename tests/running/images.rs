@@ -237,6 +237,10 @@ fn an_image_that_came_into_the_store_of_another_run_is_gone_on_from_once_it_is_n
     let line = ["--store", "other", "--", "python3", "-u", "job.py", "first"];
     assert!(verb(&line).contains("finished already"));
     restore("000001", "second");
+    let again = "the run had finished: what it did after the image is done again";
+    assert!(!place.text("err").contains(again), "{}", place.text("err"));
+    restore("000001", "second");
+    assert!(place.text("err").contains(again), "{}", place.text("err"));
 }
 
 #[test]
