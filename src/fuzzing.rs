@@ -17,6 +17,7 @@ use std::cell::OnceCell;
 use std::fs;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use tempfile::TempDir;
 
@@ -37,6 +38,20 @@ pub const TARGETS: [Target; 4] = [
     ("protocol", protocol),
     ("metadata", metadata),
 ];
+
+/// Runs a target, and waits until the threads that it made are gone: what one of them still holds while it ends would
+/// be taken for lost.
+pub fn run(target: fn(&[u8]) -> bool, input: &[u8]) {
+    let before = threads();
+    let _ = target(input);
+    while threads() > before {
+        thread::yield_now();
+    }
+}
+
+fn threads() -> usize {
+    fs::read_dir("/proc/self/task").map_or(0, Iterator::count)
+}
 
 thread_local! {
     static FOLDER: OnceCell<TempDir> = const { OnceCell::new() };

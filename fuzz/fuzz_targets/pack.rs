@@ -1,8 +1,9 @@
 //! See `ckpt_run::fuzzing::pack`.
 #![no_main]
 
+use ckpt_run::fuzzing;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {
-    let _ = ckpt_run::fuzzing::pack(input);
+    fuzzing::run(fuzzing::pack, input);
 });
