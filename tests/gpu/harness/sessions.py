@@ -84,7 +84,7 @@ class Session:
         """
         self.computes()
         read_all(self.run.store)
-        restores, pids = len(self.run.log().restores), self.run.job()
+        known, pids = len(self.run.log().restores), self.run.job()
         least = size = self.run.stdout.stat().st_size
         killed = time.monotonic()
         if not processes.kill(pids[:1]):
@@ -97,9 +97,14 @@ class Session:
 
         self.budget.until(writes_again, "the restore", self.run, BACK_POLL_SECONDS)
         computing = time.monotonic() - killed
-        logged = self.budget.until(lambda: self.run.log().restores[restores:], "its log", self.run)
+        log = self.budget.until(lambda: self.restored_since(known), "its log", self.run)
         self.computes()
-        return Back(computing, logged[-1], self.run.log().ways_back[-1])
+        return Back(computing, log.restores[-1], log.ways_back[-1])
+
+    def restored_since(self, known):
+        """The log, once it tells of more restores than those."""
+        log = self.run.log()
+        return log if len(log.restores) > known else None
 
 
 def freeze_of(phases, report):

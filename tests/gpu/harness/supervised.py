@@ -54,10 +54,11 @@ class Log:
         # The same ones: what else their lines say.
         self.reports = [fields(found[0]) for found in snapshots]
         self.images = [found[1] for found in snapshots]
-        self.restored = [found[1] for found in self._all(RESTORED)]
-        self.restores = [float(found[2]) for found in self._all(RESTORED)]
-        # The same ones.
-        self.ways_back = [phases(found[3]) for found in self._all(RESTORED)]
+        restores = self._all(RESTORED)
+        self.restored = [found[1] for found in restores]
+        # The same ones: what they took, in all and in phases.
+        self.restores = [float(found[2]) for found in restores]
+        self.ways_back = [phases(found[3]) for found in restores]
         # The signs, and where it is told what the job did.
         self.hangs = [(found[1], found[2]) for found in self._all(HUNG)]
         self.failures = [found[1] for found in self._all(FAILED)]
