@@ -32,6 +32,7 @@ mod error;
 pub(crate) mod fuzz;
 mod gpu;
 mod group;
+mod kept_nvml;
 mod loader;
 mod map;
 mod nvml;
@@ -51,6 +52,7 @@ pub use error::{
     Call, CallError, Code, GpuError, LoadError, LockError, MapError, RestoreOntoError, WaitError,
 };
 pub use gpu::{ComputeMode, Gpu, GpuMemory, GpuUse, Inventory, device_count, inventory, uses};
+pub use kept_nvml::KeptNvml;
 pub use loader::{Driver, available};
 pub use map::{GpuMap, GpuMapError, GpuPair};
 pub use process::CudaProcess;

@@ -1,8 +1,8 @@
 //! NVIDIA's management library, for what libcuda tells only at the price of a
 //! context: free memory, driver version, persistence mode.
 //!
-//! Loaded for one listing and unloaded again. It must not know what its
-//! answers are used for.
+//! Unloaded when the last value of it goes. It must not know what its answers
+//! are used for.
 #![allow(
     unsafe_code,
     reason = "calls into libnvidia-ml, which has no safe interface"
@@ -88,7 +88,7 @@ impl Route {
     }
 }
 
-/// An initialized NVML; dropping it shuts it down and unloads it.
+/// An initialized NVML; dropping the last one shuts it down and unloads it.
 pub(super) struct Nvml {
     library: Library,
 }

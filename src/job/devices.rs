@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
 
 use nix::sys::stat::major;
 use procfs::ProcError;
@@ -95,18 +96,16 @@ impl Search<'_> {
         let mut open = 0;
         for descriptor in entry.fd()? {
             let link = format!("/proc/{pid}/fd/{}", descriptor?.fd);
-            open += usize::from(self.is_device(&link));
+            open += usize::from(self.is_device(Path::new(&link)));
         }
         let mut mapped = 0;
         for map in tree::maps(pid)? {
             let MMapPath::Path(_) = map.pathname else {
                 continue;
             };
-            let (from, to) = map.address;
             let known = self.mapped.get(&(map.dev, map.inode)).copied();
             let is_device = known.unwrap_or_else(|| {
-                let link = format!("/proc/{pid}/map_files/{from:x}-{to:x}");
-                let is_device = self.is_device(&link);
+                let is_device = self.is_device(&tree::map_link(pid, map.address));
                 self.mapped.insert((map.dev, map.inode), is_device);
                 is_device
             });
@@ -122,7 +121,7 @@ impl Search<'_> {
     }
 
     /// Looks at the file behind a link of `/proc`, without opening it.
-    fn is_device(&self, link: &str) -> bool {
+    fn is_device(&self, link: &Path) -> bool {
         fs::metadata(link).is_ok_and(|file| {
             file.file_type().is_char_device()
                 && u32::try_from(major(file.rdev())).is_ok_and(|major| self.majors.contains(&major))

@@ -166,10 +166,9 @@ fn collect_process(pid: i32, found: &mut BTreeMap<PathBuf, OpenFile>) -> Result<
         let MMapPath::Path(mut path) = map.pathname else {
             continue;
         };
-        let (from, to) = map.address;
-        let link = format!("/proc/{pid}/map_files/{from:x}-{to:x}");
+        let link = || tree::map_link(pid, map.address);
         if path.to_string_lossy().contains(char::REPLACEMENT_CHARACTER)
-            && let Ok(named) = fs::read_link(&link)
+            && let Ok(named) = fs::read_link(link())
         {
             path = named;
         }
@@ -187,7 +186,7 @@ fn collect_process(pid: i32, found: &mut BTreeMap<PathBuf, OpenFile>) -> Result<
         match fs::metadata(&path) {
             Ok(metadata) if metadata.ino() == map.inode => note(found, &path, &metadata, access),
             Ok(_) | Err(_) => {
-                if let Ok(metadata) = fs::metadata(link) {
+                if let Ok(metadata) = fs::metadata(link()) {
                     note_linked(found, &path, &metadata, access);
                 }
             }

@@ -184,11 +184,7 @@ fn renamed(pid: i32) -> Vec<(PathBuf, Identity)> {
     let maps = tree::maps(pid);
     let maps = maps.into_iter().flatten();
     let mapped = maps.filter_map(|map| match map.pathname {
-        MMapPath::Path(path) => {
-            let (from, to) = map.address;
-            let link = format!("/proc/{pid}/map_files/{from:x}-{to:x}");
-            Some((path, PathBuf::from(link)))
-        }
+        MMapPath::Path(path) => Some((path, tree::map_link(pid, map.address))),
         _ => None,
     });
     let lost = opened.chain(mapped).filter(|(path, _)| is_deleted(path));

@@ -1,7 +1,7 @@
 //! The job's processes, read from `/proc`.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nix::sys::signal::Signal;
 use procfs::FromBufRead;
@@ -122,6 +122,11 @@ pub(super) fn maps(pid: i32) -> Result<MemoryMaps, ProcError> {
 /// The same of `/proc/PID/smaps`, for which the kernel looks at every page.
 pub(super) fn smaps(pid: i32) -> Result<MemoryMaps, ProcError> {
     mappings(&format!("/proc/{pid}/smaps"))
+}
+
+/// What leads to the file that a process (a host pid) has mapped at these addresses, whatever has become of its name.
+pub(super) fn map_link(pid: i32, (from, to): (u64, u64)) -> PathBuf {
+    PathBuf::from(format!("/proc/{pid}/map_files/{from:x}-{to:x}"))
 }
 
 fn mappings(path: &str) -> Result<MemoryMaps, ProcError> {

@@ -64,6 +64,7 @@ impl<'a> Gpu<'a> {
         if users.is_empty() {
             return Ok(None);
         }
+        shop.nvml.keep();
         let gpus = shop.gpus();
         let all = cuda::uses().unwrap_or_default();
         let (uses, others): (Vec<GpuUse>, Vec<GpuUse>) =

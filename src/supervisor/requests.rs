@@ -164,6 +164,7 @@ impl Supervisor {
                     tracing::info!(
                         "paused: the job stands still, its GPUs are free; `ckpt-run unpause` lets it go on"
                     );
+                    self.shop.nvml.release();
                     running.pause = Some(Pause::Paused(done.id, Box::new(paused)));
                 }
                 let paused = running.pause.is_some();

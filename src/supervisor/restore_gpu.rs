@@ -77,9 +77,19 @@ fn wait_for(
 }
 
 fn look(shop: &Workshop, id: ImageId, facts: &CudaFacts) -> Result<GpuPlan, Refusal> {
+    let planned = plan_now(shop, id, facts);
+    if planned.is_err() {
+        // The next look is to see GPUs that came back, too.
+        shop.nvml.release();
+    }
+    planned
+}
+
+fn plan_now(shop: &Workshop, id: ImageId, facts: &CudaFacts) -> Result<GpuPlan, Refusal> {
     let machine = match cuda::inventory() {
         Ok(machine) => machine,
         Err(error) => {
+            shop.nvml.release();
             tracing::debug!(
                 "restoring onto GPUs that cannot be listed: {}",
                 chain(&error)

@@ -65,6 +65,8 @@ pub(super) struct Workshop {
     driver: OnceLock<cuda::Driver>,
     /// Asked for once: what they have free is not in question, and asking wakes them where they may sleep.
     gpus: OnceLock<cuda::Inventory>,
+    /// For a job that uses GPUs, from its first snapshot on while it is not paused.
+    pub nvml: cuda::KeptNvml,
 }
 
 /// Private folder with short paths, for sockets. The store links to it, so that the next supervisor
@@ -235,6 +237,7 @@ impl Workshop {
             standby: Standby::default(),
             driver: OnceLock::new(),
             gpus: OnceLock::new(),
+            nvml: cuda::KeptNvml::default(),
         })
     }
 
