@@ -5,15 +5,19 @@ mod cluster;
 
 use std::fs;
 
-use cluster::{Cluster, messages_of};
+use cluster::{Cluster, NODES, messages_of};
 
 use super::common::{Place, can_run};
 use super::lines;
 use super::templates::filled;
 
 fn cluster(place: &Place) -> Option<Cluster<'_>> {
+    cluster_of(place, 1)
+}
+
+fn cluster_of(place: &Place, nodes: usize) -> Option<Cluster<'_>> {
     if can_run() {
-        Cluster::start(place)
+        Cluster::start(place, nodes)
     } else {
         None
     }
@@ -71,12 +75,19 @@ fn a_job_that_was_not_saved_before_the_time_was_over_goes_on_from_an_older_image
     ends_equal(&place, &cluster, &id, "Restarts=1");
 }
 
-/// Another job that takes the node, for as long as it wants.
-fn preempt(place: &Place, cluster: &Cluster<'_>, id: &str) {
+/// Another job that takes this node until the file `enough` is there.
+fn take(cluster: &Cluster<'_>, node: &str) -> String {
+    let node = format!("--nodelist={node}");
     let wrapped = "--wrap=until [ -e enough ]; do sleep 0.1; done";
     let urgent = ["--parsable", "--partition=urgent", "--gres=gpu:1", wrapped];
-    let other = cluster.tell("sbatch", &urgent);
+    let other = cluster.tell("sbatch", &[&urgent[..], &[&node]].concat());
     cluster.wait_for(&other, &["JobState=RUNNING"]);
+    other
+}
+
+/// Another job takes the only node, for as long as it wants.
+fn preempt(place: &Place, cluster: &Cluster<'_>, id: &str) {
+    let other = take(cluster, NODES[0]);
     cluster.wait_for(id, &["JobState=PENDING", "Restarts=1"]);
     fs::write(place.file("enough"), "").unwrap();
     cluster.wait_for(&other, &["JobState=COMPLETED"]);
@@ -108,6 +119,51 @@ fn a_job_that_is_preempted_without_notice_goes_on_from_its_newest_image() {
     place.snapshot();
     preempt(&place, &cluster, &id);
     ends_equal(&place, &cluster, &id, "Restarts=1");
+}
+
+/// The node that a job is on, and the other of two.
+fn here_and_there(cluster: &Cluster<'_>, id: &str) -> (&'static str, &'static str) {
+    let known = cluster.job(id);
+    let is_on = |node| known.contains(&format!(" NodeList={node} "));
+    if is_on(NODES[0]) {
+        (NODES[0], NODES[1])
+    } else {
+        assert!(is_on(NODES[1]), "{known}");
+        (NODES[1], NODES[0])
+    }
+}
+
+#[test]
+fn a_job_whose_node_is_taken_goes_on_on_another() {
+    let place = Place::new();
+    let Some(cluster) = cluster_of(&place, 2) else {
+        return;
+    };
+    let id = cluster.submit(&filled(&place, "slurm-preempt"), &[]);
+    place.wait_for("log", "5\n");
+    cluster.wait_for_step(&id);
+    let (here, there) = here_and_there(&cluster, &id);
+    take(&cluster, here);
+    cluster.wait_for(&id, &["JobState=RUNNING", &format!("NodeList={there}")]);
+    assert_eq!(place.images().len(), 1, "{}", place.text(&messages_of(&id)));
+    ends_equal(&place, &cluster, &id, "Restarts=1");
+}
+
+#[test]
+fn a_job_whose_node_dies_goes_on_on_another() {
+    let place = Place::new();
+    let Some(cluster) = cluster_of(&place, 2) else {
+        return;
+    };
+    let id = cluster.submit(&filled(&place, "slurm"), &[]);
+    place.wait_for("log", "5\n");
+    place.snapshot();
+    let (here, there) = here_and_there(&cluster, &id);
+    cluster.lose(here);
+    cluster.wait_for(&id, &["JobState=RUNNING", &format!("NodeList={there}")]);
+    ends_equal(&place, &cluster, &id, "Restarts=1");
+    let said = place.text(&messages_of(&id));
+    assert!(said.contains("restored image=000001"), "{said}");
 }
 
 #[test]

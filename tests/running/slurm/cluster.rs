@@ -1,6 +1,7 @@
-//! A Slurm of one node: munged, slurmctld and slurmd of the system, with a key, ports, logs and a state of their own.
+//! A Slurm of a few nodes: munged, slurmctld and slurmd of the system, with a key, ports, logs and a state of their own.
 //!
-//! They run in a PID namespace, whose end is that of everything they have started, whatever a test comes to.
+//! They run in a PID namespace, whose end is that of everything they have started, whatever a test comes to. Each node has
+//! a PID namespace in it, and a host name; the disk is all nodes' own.
 
 use std::fs;
 use std::net::TcpListener;
@@ -25,17 +26,29 @@ const PROGRAMS: [&str; 7] = [
 /// The first that ends ends all.
 const DAEMONS: &str = r#"
     here=$PWD
+    # A machine whose power goes when there is a file that says so.
+    node() {
+        unshare --uts --pid --fork --kill-child --mount-proc bash -c "hostname $1; exec slurmd -D" &
+        until [[ -e off-$1 ]]; do
+            kill -0 $! 2>/dev/null || return
+            sleep 0.1
+        done
+        kill -KILL $!
+        sleep infinity
+    }
     munged --foreground --force --num-threads=2 --socket="$here/munge" --key-file="$here/key" \
         --pid-file="$here/munged.pid" --log-file="$here/munged.log" --seed-file="$here/seed" &
     until [[ -S munge ]]; do sleep 0.05; done
     slurmctld -D &
-    slurmd -D &
+    for name in "$@"; do node "$name" & done
     wait -n
 "#;
 /// Longest a job takes to what is waited for: Slurm looks at time limits every 30 s, and takes its time to requeue.
 const JOB_LIMIT: Duration = Duration::from_secs(180);
 /// Time between two questions to Slurm.
 const POLL: Duration = Duration::from_millis(100);
+/// The nodes' names, of which a cluster has the first ones.
+pub const NODES: [&str; 2] = ["node-1", "node-2"];
 /// The end of a log that says why.
 const LOG_TAIL_BYTES: usize = 3000;
 
@@ -43,21 +56,31 @@ const LOG_TAIL_BYTES: usize = 3000;
 pub struct Cluster<'a> {
     place: &'a Place,
     daemons: Child,
+    nodes: &'static [&'static str],
 }
 
 impl<'a> Cluster<'a> {
-    /// `None` after saying why the test is skipped.
-    pub fn start(place: &'a Place) -> Option<Self> {
+    /// With this many nodes, of a GPU each; `None` after saying why the test is skipped.
+    pub fn start(place: &'a Place, nodes: usize) -> Option<Self> {
         if !PROGRAMS.into_iter().all(has) {
             return None;
         }
         let folder = place.file("slurm");
-        prepare(&folder);
+        let nodes = &NODES[..nodes];
+        prepare(&folder, nodes);
         let log = |name: &str| fs::File::create(folder.join(name)).unwrap();
         let mut daemons = command(place, "setpriv");
         daemons
             .args(["--pdeathsig", "KILL", "unshare", "--pid", "--fork"])
-            .args(["--kill-child", "--mount-proc", "bash", "-c", DAEMONS])
+            .args([
+                "--kill-child",
+                "--mount-proc",
+                "bash",
+                "-c",
+                DAEMONS,
+                "daemons",
+            ])
+            .args(nodes)
             .current_dir(&folder)
             .stdin(Stdio::null())
             .stdout(log("out"))
@@ -65,9 +88,10 @@ impl<'a> Cluster<'a> {
         let mut cluster = Self {
             place,
             daemons: daemons.spawn().unwrap(),
+            nodes,
         };
         let begun = Instant::now();
-        while !stdout(&cluster.ask("sinfo", &["--noheader", "--format=%T"])).contains("idle") {
+        while !cluster.is_idle() {
             if cluster.daemons.try_wait().unwrap().is_some() || begun.elapsed() > LIMIT {
                 eprintln!("SKIPPED: Slurm does not start here: {}", cluster.said());
                 return None;
@@ -75,6 +99,16 @@ impl<'a> Cluster<'a> {
             std::thread::sleep(POLL);
         }
         Some(cluster)
+    }
+
+    fn is_idle(&self) -> bool {
+        let states = stdout(&self.ask("sinfo", &["--noheader", "--Node", "--format=%T"]));
+        states.contains("idle") && states.lines().all(|state| state.trim() == "idle")
+    }
+
+    /// The node's power goes.
+    pub fn lose(&self, node: &str) {
+        fs::write(self.place.file(&format!("slurm/off-{node}")), "").unwrap();
     }
 
     /// Runs one of Slurm's programs to its end.
@@ -139,14 +173,18 @@ impl<'a> Cluster<'a> {
     }
 
     fn said(&self) -> String {
-        ["err", "slurmctld.log", "slurmd.log", "munged.log"]
+        let of_nodes = self.nodes.iter().map(|node| format!("{node}.log"));
+        let others = ["err", "slurmctld.log", "munged.log"].map(str::to_owned);
+        others
+            .into_iter()
+            .chain(of_nodes)
             .map(|name| {
                 let text = self.place.text(&format!("slurm/{name}"));
                 let tail = text.len().saturating_sub(LOG_TAIL_BYTES);
                 let tail = String::from_utf8_lossy(&text.as_bytes()[tail..]).into_owned();
                 format!("--- {name}\n{tail}")
             })
-            .concat()
+            .collect()
     }
 }
 
@@ -184,41 +222,51 @@ fn command(place: &Place, program: &str) -> Command {
     command
 }
 
-fn prepare(folder: &Path) {
+fn prepare(folder: &Path, nodes: &[&str]) {
     fs::create_dir_all(folder.join("bin")).unwrap();
     symlink(env!("CARGO_BIN_EXE_ckpt-run"), folder.join("bin/ckpt-run")).unwrap();
     let mut key = [0; 128];
     getrandom::fill(&mut key).unwrap();
     fs::write(folder.join("key"), key).unwrap();
     fs::set_permissions(folder.join("key"), fs::Permissions::from_mode(0o400)).unwrap();
-    fs::write(folder.join("slurm.conf"), configuration(folder)).unwrap();
+    fs::write(folder.join("slurm.conf"), configuration(folder, nodes)).unwrap();
     fs::write(folder.join("gres.conf"), "Name=gpu File=/dev/null\n").unwrap();
 }
 
-/// One node with one GPU, which is `/dev/null`. `cred_expire` is also how long a requeued job waits.
-fn configuration(folder: &Path) -> String {
+/// A GPU is `/dev/null`. `cred_expire` is also how long a requeued job waits.
+fn configuration(folder: &Path, nodes: &[&str]) -> String {
     let host = nix::unistd::gethostname().unwrap();
     let host = host.to_string_lossy();
     let host = host.split('.').next().unwrap();
     let folder = folder.display();
-    let [controller, node] = free_ports();
+    let (controller, ports) = free_ports(nodes.len());
+    let names = nodes.join(",");
+    let lines: String = nodes
+        .iter()
+        .zip(ports)
+        .map(|(node, port)| {
+            format!(
+                "NodeName={node} NodeHostname={node} NodeAddr=127.0.0.1 Port={port} CPUs=2 Gres=gpu:1\n"
+            )
+        })
+        .collect();
     format!(
         "\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={controller}
-SlurmdPort={node}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 CredType=cred/munge
 AuthInfo=socket={folder}/munge,cred_expire=5
 StateSaveLocation={folder}
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
+SlurmdLogFile={folder}/%n.log
+SlurmdTimeout=20
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -230,17 +278,20 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 GresTypes=gpu
 KillWait=10
-NodeName=node NodeHostname={host} NodeAddr=127.0.0.1 CPUs=2 Gres=gpu:1
-PartitionName=batch Nodes=node Default=YES PriorityTier=1 PreemptMode=OFF
-PartitionName=preemptible Nodes=node PriorityTier=1 GraceTime=60
-PartitionName=graceless Nodes=node PriorityTier=1
-PartitionName=urgent Nodes=node PriorityTier=2 PreemptMode=OFF
+{lines}\
+PartitionName=batch Nodes={names} Default=YES PriorityTier=1 PreemptMode=OFF
+PartitionName=preemptible Nodes={names} PriorityTier=1 GraceTime=60
+PartitionName=graceless Nodes={names} PriorityTier=1
+PartitionName=urgent Nodes={names} PriorityTier=2 PreemptMode=OFF
 "
     )
 }
 
-/// Free now. Slurm has no way to be given a port that is taken already.
-fn free_ports() -> [u16; 2] {
-    let taken = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-    taken.map(|listener| listener.local_addr().unwrap().port())
+/// One, and one for each node, free now. Slurm has no way to be given a port that is taken already.
+fn free_ports(nodes: usize) -> (u16, Vec<u16>) {
+    let bind = || TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = |listener: &TcpListener| listener.local_addr().unwrap().port();
+    let controller = bind();
+    let others: Vec<TcpListener> = (0..nodes).map(|_| bind()).collect();
+    (port(&controller), others.iter().map(port).collect())
 }
