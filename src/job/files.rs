@@ -55,6 +55,9 @@ pub struct OpenFile {
     /// Hard links that a restore looks for while it runs.
     #[serde(default)]
     pub links: Vec<PathBuf>,
+    /// Some descriptor writes where it likes, not at the end alone. Of no meaning after the snapshot.
+    #[serde(skip)]
+    pub rewrites: bool,
 }
 
 impl OpenFile {
@@ -73,11 +76,12 @@ impl OpenFile {
         self.in_memory && self.content.is_some()
     }
 
-    /// Whether its size alone does not tell what is in it: the job can read back what it wrote, or it is memory.
+    /// Whether its size alone does not tell what is in it: the job does not only append to it, or it is memory. One that
+    /// is being written anew may be written anew once more, under this name or another, before the job is restored.
     #[must_use]
     pub fn wants_content(&self, bytes_max: u64) -> bool {
-        (self.access == Access::Update && self.size <= bytes_max)
-            || (self.written() && self.in_memory)
+        let changes = self.access == Access::Update || self.rewrites;
+        (changes && self.size <= bytes_max) || (self.written() && self.in_memory)
     }
 }
 
@@ -157,7 +161,12 @@ fn collect_process(pid: i32, found: &mut BTreeMap<PathBuf, OpenFile>) -> Result<
                 Ok(metadata) if is_deleted(&path) => {
                     note_linked(found, &path, &metadata, access_of(flags));
                 }
-                Ok(metadata) => note(found, &path, &metadata, access_of(flags)),
+                Ok(metadata) => {
+                    note(found, &path, &metadata, access_of(flags));
+                    if let Some(file) = found.get_mut(&path) {
+                        file.rewrites |= rewrites(flags);
+                    }
+                }
                 Err(_) => {}
             }
         }
@@ -221,6 +230,11 @@ fn descriptor_flags(pid: i32, descriptor: i32) -> Result<OFlag, ProcError> {
     Ok(OFlag::from_bits_truncate(bits))
 }
 
+/// Whether the descriptor writes where it likes.
+fn rewrites(flags: OFlag) -> bool {
+    access_of(flags) > Access::Read && !flags.contains(OFlag::O_APPEND)
+}
+
 fn access_of(flags: OFlag) -> Access {
     match flags & OFlag::O_ACCMODE {
         OFlag::O_RDWR => Access::Update,
@@ -244,6 +258,7 @@ fn note(found: &mut BTreeMap<PathBuf, OpenFile>, path: &Path, metadata: &Metadat
         in_memory: access > Access::Map && in_memory(path),
         content: None,
         links: Vec::new(),
+        rewrites: false,
     });
     if access > file.access {
         file.access = access;

@@ -1,11 +1,11 @@
 //! The job's stdin: the caller's, through a pipe or a terminal of ours.
 //!
 //! What the job had read of a pipe at a snapshot is known, and what came after it is
-//! remembered, so that a restored job reads the same bytes again. What was typed at a
-//! terminal is gone once it is typed: whoever did it sees where the job stands.
+//! remembered, so that a restored job reads the same bytes again; of a file, which is there to be read again, also under
+//! another supervisor. What was typed at a terminal is gone once it is typed: whoever did it sees where the job stands.
 
 use std::fs::File;
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Seek, SeekFrom};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
@@ -15,7 +15,8 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use serde::{Deserialize, Serialize};
 
 use super::terminal::Key;
-use shared::{Shared, Way};
+use crate::sync::wait;
+use shared::{Shared, Source, Way};
 
 mod shared;
 
@@ -31,6 +32,35 @@ pub struct InputMark {
     pub position: u64,
     /// Inode of the pipe; CRIU knows the pipe by it. 0 when stdin is `/dev/null` or a terminal.
     pub pipe: u64,
+    /// The caller's file, if it is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<InputFile>,
+}
+
+/// A file that the job's input comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InputFile {
+    /// Number of the device it is on.
+    pub device: u64,
+    /// Inode number.
+    pub inode: u64,
+    /// Where in it the input began, bytes.
+    pub start: u64,
+}
+
+impl InputFile {
+    /// None where it is no file.
+    fn of(mut source: &File) -> io::Result<Option<Self>> {
+        let about = source.metadata()?;
+        if !about.is_file() {
+            return Ok(None);
+        }
+        Ok(Some(Self {
+            device: about.dev(),
+            inode: about.ino(),
+            start: source.stream_position()?,
+        }))
+    }
 }
 
 /// The job's standard input.
@@ -40,6 +70,8 @@ pub struct Input {
     pipe: u64,
     /// Our end of a pipe that gives nothing, until the job has the other.
     idle: Option<OwnedFd>,
+    /// The caller's file, if it is one.
+    file: Option<(File, InputFile)>,
 }
 
 impl Input {
@@ -53,7 +85,12 @@ impl Input {
                 shared: None,
                 pipe: 0,
                 idle: None,
+                file: None,
             });
+        };
+        let file = match InputFile::of(&source)? {
+            Some(about) => Some((source.try_clone()?, about)),
+            None => None,
         };
         let shared = Arc::new(Shared {
             state: Mutex::default(),
@@ -71,6 +108,7 @@ impl Input {
             shared: Some(shared),
             pipe: 0,
             idle: None,
+            file,
         })
     }
 
@@ -167,10 +205,12 @@ impl Input {
     /// # Errors
     /// When the pipe cannot be asked.
     pub fn mark(&self) -> io::Result<InputMark> {
+        let file = self.file.as_ref().map(|(_, about)| *about);
         let Some(shared) = &self.shared else {
             return Ok(InputMark {
                 position: 0,
                 pipe: self.pipe,
+                file,
             });
         };
         let state = shared.lock();
@@ -178,6 +218,7 @@ impl Input {
             return Ok(InputMark {
                 position: state.given,
                 pipe: 0,
+                file,
             });
         }
         let pipe = state.sink.as_ref().or(state.unread.as_ref());
@@ -185,6 +226,7 @@ impl Input {
         Ok(InputMark {
             position: state.given - waiting,
             pipe: self.pipe,
+            file,
         })
     }
 
@@ -204,6 +246,35 @@ impl Input {
         let known = (oldest..=state.end).contains(&mark.position);
         state.given = if known { mark.position } else { state.end };
         known
+    }
+
+    /// The same for a mark of another supervisor: false when the input is no file, or not that one.
+    ///
+    /// # Errors
+    /// When the file cannot be read from there.
+    pub fn take_up(&mut self, mark: &InputMark) -> io::Result<bool> {
+        let (Some(shared), Some((source, about)), Some(then)) =
+            (&self.shared, &mut self.file, mark.file)
+        else {
+            return Ok(false);
+        };
+        let place = then.start.saturating_add(mark.position);
+        let is_same = (about.device, about.inode) == (then.device, then.inode);
+        if !is_same || source.metadata()?.len() < place {
+            return Ok(false);
+        }
+        let mut state = shared.lock();
+        state.sink = None;
+        state.unread = None;
+        while state.source == Source::Read {
+            state = wait(&shared.changed, state);
+        }
+        source.seek(SeekFrom::Start(place))?;
+        about.start = then.start;
+        state.journal.clear();
+        (state.end, state.given) = (mark.position, mark.position);
+        state.source = Source::Waits;
+        Ok(true)
     }
 }
 

@@ -231,6 +231,26 @@ impl ReadError {
     }
 }
 
+impl ReadError {
+    /// Whether what cannot be read now may be read later: a disk, or a path to it, that is out for a moment answers as a
+    /// broken one does.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        let (Self::Manifest {
+            source: ManifestError::Read(cause),
+            ..
+        }
+        | Self::Pack {
+            source: PackError::Read { source: cause, .. },
+            ..
+        }) = self
+        else {
+            return false;
+        };
+        cause.raw_os_error() == Some(nix::libc::EIO)
+    }
+}
+
 /// Whether a failed read means that the bytes are gone.
 pub(super) fn is_loss(error: &io::Error) -> bool {
     let is_bad_disk = error.raw_os_error() == Some(nix::libc::EIO);
@@ -254,5 +274,6 @@ mod tests {
         };
         assert!(!error(nix::libc::EMFILE).is_damage() && !error(nix::libc::ENOMEM).is_damage());
         assert!(error(nix::libc::EIO).is_damage() && error(nix::libc::ENOENT).is_damage());
+        assert!(error(nix::libc::EIO).may_pass() && !error(nix::libc::ENOENT).may_pass());
     }
 }

@@ -374,7 +374,7 @@ fn report(id: ImageId, restored: &Restored) {
     }
     if restored.input_lost {
         tracing::warn!(
-            "stdin goes on with what comes next: what the job had read since the snapshot is forgotten"
+            "stdin goes on with what comes next: what the job may have read since the snapshot it does not read again"
         );
     }
     let phases: Vec<String> = restored

@@ -65,6 +65,8 @@ pub(super) enum Timer {
     Backoff,
     /// The grace period after a request to stop is over.
     Grace,
+    /// The word of an end that was seen did not come: the job goes on.
+    Left,
     /// We may be in the foreground of the terminal by now.
     Foreground,
     /// A part beside the job wants to look.

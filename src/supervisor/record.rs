@@ -11,7 +11,7 @@ use super::machine;
 use super::snapshot::Subject;
 use super::snapshot_error::SnapshotError;
 use super::streams::Marks;
-use crate::job::{self, Node, OpenFile, Process};
+use crate::job::{self, Access, Node, OpenFile, Process};
 use crate::sandbox::Isolation;
 use crate::store::StreamWriter;
 
@@ -49,7 +49,17 @@ impl Recorded {
                 path: file.path.display().to_string(),
                 source,
             };
-            let source = File::open(&file.path).map_err(content)?;
+            let source = match File::open(&file.path) {
+                Ok(source) => source,
+                // Written only, perhaps by who may not read it.
+                Err(error)
+                    if error.kind() == io::ErrorKind::PermissionDenied
+                        && file.access == Access::Write =>
+                {
+                    continue;
+                }
+                Err(error) => return Err(content(error)),
+            };
             let mut stream = open(&name)?;
             stream.copy_from(&mut source.take(file.size))?;
             stream.finish()?;

@@ -24,7 +24,7 @@ use crate::criu::{
     Inherited, RestoreOptions, Serve, ServeError, Tcp, plugin_restores, restore_arguments,
 };
 use crate::job::{self, CutAway};
-use crate::sandbox::{Ended, Sandbox, SandboxError, ToolCommand};
+use crate::sandbox::{Ended, Sandbox, SandboxError, ToolCommand, ToolRun};
 use crate::store::{ImageId, ImageReader, ReadError};
 
 use super::carried;
@@ -179,8 +179,8 @@ fn rewind(
         image.copy_to(content, &mut io::sink())?;
     }
     let aside = shop.aside(id);
-    let cut = files.execute(&aside, |name, target| {
-        let copied = image.copy_to(name, target);
+    let cut = files.execute(&aside, |name, mut target| {
+        let copied = image.copy_to(name, &mut target);
         copied
             .map(drop)
             .map_err(|error| io::Error::other(error.to_string()))
@@ -204,7 +204,12 @@ fn reconnect(
     let same_run = facts.instance == shop.instance;
     let mut streams = locked(streams);
     let marks = &facts.streams;
-    let input_known = same_run && streams.stdin.rewind(&marks.stdin);
+    let input_known = if same_run {
+        streams.stdin.rewind(&marks.stdin)
+    } else {
+        let taken_up = streams.stdin.take_up(&marks.stdin);
+        taken_up.map_err(RestoreError::Prepare)?
+    };
     streams
         .stdout
         .rewind(&marks.stdout, same_run, &aside.join("stdout"))
@@ -261,7 +266,7 @@ fn run_criu(
             scope.spawn(move || serve.run(&stopped, exists, |name, pipe| send(image, name, &pipe)));
         let ended = sandbox
             .run_tool(tool, &descriptors)
-            .and_then(|run| run.wait(shop.config.snapshot.timeout));
+            .and_then(|run| wait(&run, image, shop.config.snapshot.timeout));
         if !matches!(ended, Ok(Ended::Exited(0))) {
             // Whatever CRIU has begun ends with the sandbox, and with it the pipes that are still served.
             sandbox.kill();
@@ -286,6 +291,19 @@ fn run_criu(
         }),
         (Err(SandboxError::Slow(limit)), _) => Err(RestoreError::Slow(limit)),
         (Err(error), _) => Err(error.into()),
+    }
+}
+
+/// Waits for CRIU, as long as it reads: an image that was made in some seconds of memory's may come back by minutes of
+/// a disk's. Without a byte more in the time of `limit`, it hangs.
+fn wait(run: &ToolRun<'_>, image: &ImageReader, limit: Duration) -> Result<Ended, SandboxError> {
+    let given = image.given();
+    loop {
+        let before = given.bytes();
+        match run.wait(limit) {
+            Err(SandboxError::Slow(_)) if given.bytes() > before => {}
+            ended => return ended,
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal as Number;
 use tokio::signal::unix::{SignalKind, signal};
@@ -14,6 +15,9 @@ use super::snapshot::Afterwards;
 use super::stopping::Stopping;
 use super::supervise::{Running, Stage, Supervisor};
 use crate::clock;
+
+/// Two SIGTERM within this time are one: `timeout` sends it to its child and then to its process group.
+const SAME_SIGNAL: Duration = Duration::from_millis(300);
 
 /// A signal, by its meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +79,12 @@ pub(super) fn is_ignored(number: Number) -> bool {
 }
 
 impl Supervisor {
+    /// Whether the SIGTERM that a stop by `deadline` is for came so short a time ago that another is the same one.
+    fn began_just_now(&self, deadline: Instant) -> bool {
+        let left = deadline.saturating_duration_since(clock::now());
+        left + SAME_SIGNAL > self.shop.config.snapshot.grace
+    }
+
     /// Does what a signal asks for.
     pub fn signal(&mut self, signal: Signal) -> Result<(), RunError> {
         match signal {
@@ -84,6 +94,7 @@ impl Supervisor {
                 self.save_and_stop()
             }
             Signal::Terminate => match self.stopping {
+                Stopping::Until(deadline) if self.began_just_now(deadline) => Ok(()),
                 Stopping::Until(_) => self.stop_now("a second SIGTERM"),
                 Stopping::No | Stopping::ByTheJob(_) | Stopping::WhenSaved => {
                     self.stopping = Stopping::Until(clock::now() + self.shop.config.snapshot.grace);

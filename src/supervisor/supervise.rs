@@ -86,9 +86,15 @@ pub(super) struct Running {
 }
 
 impl Running {
-    /// Whether the word of its end is still waited for. Where none comes, it had not ended.
+    /// Whether the word of its end is still waited for.
     pub fn is_leaving(&self) -> bool {
-        self.leaving.is_some_and(|at| at.elapsed() < LEAVING_LIMIT)
+        self.leaving_for().is_some()
+    }
+
+    /// For how long. Where none comes in that time, it had not ended.
+    fn leaving_for(&self) -> Option<Duration> {
+        let left = LEAVING_LIMIT.checked_sub(self.leaving?.elapsed())?;
+        (!left.is_zero()).then_some(left)
     }
 }
 
@@ -279,10 +285,14 @@ impl Supervisor {
             Stage::Running(Running {
                 busy: None,
                 pause: None,
-                leaving: None,
                 ended: None,
                 ..
             }) if !self.is_suspect() => self.schedule_now().1,
+            _ => None,
+        };
+        // What is wanted then waits for no schedule.
+        let leaving = match &self.stage {
+            Stage::Running(running) if running.ended.is_none() => running.leaving_for(),
             _ => None,
         };
         let backoff = match &self.stage {
@@ -296,7 +306,8 @@ impl Supervisor {
             Stopping::No | Stopping::ByTheJob(_) | Stopping::WhenSaved => None,
         };
         [
-            (schedule, Timer::Schedule),
+            (schedule.filter(|_| leaving.is_none()), Timer::Schedule),
+            (leaving, Timer::Left),
             (backoff, Timer::Backoff),
             (grace, Timer::Grace),
             (self.keyboard.next_look(), Timer::Foreground),
@@ -327,6 +338,7 @@ impl Supervisor {
             Event::Sandbox(serial, news) if serial == self.serial => self.sandbox_news(news),
             // The foreground is looked for after every event.
             Event::Sandbox(..) | Event::Timer(Timer::Foreground) => Ok(()),
+            Event::Timer(Timer::Left) => self.snapshot_when_idle(),
             Event::Computing(freeze) => {
                 self.say_computing(freeze);
                 self.tell(history::Event::Computing {

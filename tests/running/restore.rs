@@ -221,3 +221,39 @@ print(memory[:], flush=True)
         assert_eq!(place.text("out"), "ready\nb'text'\n");
     }
 }
+
+#[test]
+fn a_file_that_was_being_written_anew_is_written_to_its_end_after_later_ones() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    // Saved as frameworks do: written beside and renamed, or in the same file. Each has 3 blocks of its number.
+    let job = "import os, time\n\
+        def wait(name):\n    while not os.path.exists(name): time.sleep(0.02)\n\
+        for number in range(1, 6):\n\
+        \x20   beside, same = open('model.tmp', 'wb', 0), open('same', 'wb', 0)\n\
+        \x20   for block in range(3):\n\
+        \x20       for file in (beside, same): file.write(bytes([number]) * 70000)\n\
+        \x20       if (number, block) == (2, 1): print('half', flush=True); wait('go-on')\n\
+        \x20   beside.close(); same.close(); os.rename('model.tmp', f'model-{number}')\n\
+        \x20   print('saved', number, flush=True)\n\
+        wait('go')";
+    let mut run = place.start_python(&[], job);
+    place.wait_for("out", "half");
+    place.snapshot();
+    fs::write(place.file("go-on"), "").unwrap();
+    place.wait_for("out", "saved 5");
+    fs::remove_file(place.file("model-2")).unwrap();
+    fs::remove_file(place.file("go-on")).unwrap();
+    run.crash();
+    place.wait_for("err", "restored image=000001");
+    fs::write(place.file("go-on"), "").unwrap();
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    for number in 1..=5 {
+        let saved = fs::read(place.file(&format!("model-{number}"))).unwrap();
+        assert_eq!(saved, vec![number; 210_000], "{number}");
+    }
+    assert_eq!(fs::read(place.file("same")).unwrap(), vec![5; 210_000]);
+}

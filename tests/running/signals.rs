@@ -325,9 +325,37 @@ fn a_second_sigterm_stops_at_once() {
     let job = run.job();
     run.signal(Signal::SIGTERM);
     place.wait_for("err", "sending SIGTERM");
-    run.signal(Signal::SIGTERM);
+    // One that comes at once would be the same.
+    wait_until("the end", || {
+        run.signal(Signal::SIGTERM);
+        is_dead(job)
+    });
     assert_eq!(run.wait(), 143, "{}", place.text("err"));
-    assert!(is_dead(job));
+    let said = place.text("err");
+    assert!(said.contains("a second SIGTERM"), "{said}");
+}
+
+#[test]
+fn the_same_sigterm_twice_saves_and_stops() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    fs::write(place.file("job.py"), UNTIL_GO).unwrap();
+    let run = place.start_with(&[], &["python3", "-u", "job.py"], |_| {});
+    place.wait_for("out", "ready");
+    // As `timeout` does: to its child, and to the process group that the child is in.
+    let twice = format!("kill -TERM {0}; kill -TERM {0}", run.pid());
+    assert!(
+        std::process::Command::new("sh")
+            .args(["-c", &twice])
+            .status()
+            .unwrap()
+            .success()
+    );
+    let mut run = run;
+    assert_eq!(run.wait(), 75, "{}", place.text("err"));
+    assert_eq!(place.images().len(), 1);
 }
 
 #[test]

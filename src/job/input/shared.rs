@@ -52,10 +52,22 @@ pub(super) struct State {
     pub end: u64,
     /// Bytes given to the job, as an uninterrupted run counts them.
     pub given: u64,
-    /// The caller's input has ended.
-    pub ended: bool,
+    /// What is done with the caller's input.
+    pub source: Source,
     /// We are in the background of the terminal, which gives no input there.
     pub refused: bool,
+}
+
+/// What is done with the caller's input.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Source {
+    /// Nothing, until the job wants more.
+    #[default]
+    Waits,
+    /// It is read, which takes no time of a file.
+    Read,
+    /// It has ended.
+    Ended,
 }
 
 /// How the job gets its input.
@@ -76,18 +88,25 @@ impl Shared {
     /// Takes the caller's input as the job takes it, no faster.
     pub fn read(&self, mut source: File) {
         let mut buffer = vec![0; READ_BYTES];
+        let is_file = source.metadata().is_ok_and(|about| about.is_file());
         // With the signal blocked, a read from the background fails instead of stopping us and the job.
         let mut background_read = SigSet::empty();
         background_read.add(Signal::SIGTTIN);
         let _ = background_read.thread_block();
         loop {
             let mut state = self.lock();
-            while state.end > state.given || state.sink.is_none() || state.refused {
+            while state.end > state.given
+                || state.sink.is_none()
+                || state.refused
+                || state.source == Source::Ended
+            {
                 state = wait(&self.changed, state);
             }
+            state.source = Source::Read;
             drop(state);
             let result = source.read(&mut buffer);
             let mut state = self.lock();
+            state.source = Source::Waits;
             let got = match result {
                 Ok(got) => got,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -108,13 +127,16 @@ impl Shared {
                 // Ctrl-D, typed while no job was there to get it; a terminal that is gone is none any more.
                 continue;
             }
-            state.ended = got == 0;
+            if got == 0 {
+                state.source = Source::Ended;
+            }
             state.end += got as u64;
             state.journal.extend(&buffer[..got]);
             let excess = state.journal.len().saturating_sub(JOURNAL_BYTES_MAX);
             state.journal.drain(..excess);
             self.changed.notify_all();
-            if got == 0 {
+            // Of a file, a part may be wanted again.
+            if got == 0 && !is_file {
                 return;
             }
         }
@@ -124,7 +146,11 @@ impl Shared {
         let mut state = self.lock();
         loop {
             let behind = usize::try_from(state.end - state.given).unwrap_or(usize::MAX);
-            if behind == 0 && state.ended && state.opened && state.way == Way::Piped {
+            if behind == 0
+                && state.source == Source::Ended
+                && state.opened
+                && state.way == Way::Piped
+            {
                 // The job sees the end, after what is still in the pipe.
                 if let Some(sink) = state.sink.take() {
                     state.unread = read_end(&sink).ok();

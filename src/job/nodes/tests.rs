@@ -60,6 +60,7 @@ fn sockets_pipes_open_folders_and_kept_files_are_recorded_with_the_folders_above
         in_memory: false,
         content: Some("files/0".to_owned()),
         links: Vec::new(),
+        rewrites: false,
     };
     let me = i32::try_from(std::process::id()).unwrap();
     let nodes = needed(&[me], &[kept]);

@@ -15,10 +15,11 @@ fn recorded(path: &Path, access: Access, content: Option<&str>) -> OpenFile {
         in_memory: false,
         content: content.map(str::to_owned),
         links: Vec::new(),
+        rewrites: false,
     }
 }
 
-fn never(_: &str, _: &mut File) -> io::Result<()> {
+fn never(_: &str, _: &mut dyn Write) -> io::Result<()> {
     Err(io::ErrorKind::NotFound.into())
 }
 
@@ -45,7 +46,7 @@ fn a_file_the_job_reads_back_gets_its_old_content() {
     fs::write(&state, "0001").unwrap();
     let file = recorded(&state, Access::Update, Some("files/0"));
     fs::write(&state, "0002+").unwrap();
-    let refill = |_: &str, target: &mut File| target.write_all(b"0001");
+    let refill = |_: &str, target: &mut dyn Write| target.write_all(b"0001");
     let restore = || {
         plan(std::slice::from_ref(&file), &[])
             .unwrap()
@@ -139,7 +140,7 @@ fn a_file_in_memory_that_vanished_is_made_anew() {
     fs::write(&path, "abc").unwrap();
     let file = recorded(&path, Access::Update, Some("files/0"));
     fs::remove_file(&path).unwrap();
-    let refill = |_: &str, target: &mut File| target.write_all(b"abc");
+    let refill = |_: &str, target: &mut dyn Write| target.write_all(b"abc");
     plan(&[file], &[])
         .unwrap()
         .execute(folder.path(), refill)
@@ -167,4 +168,27 @@ fn an_unchanged_file_needs_no_step() {
     fs::write(&log, "same").unwrap();
     let file = recorded(&log, Access::Write, None);
     assert!(plan(&[file], &[]).unwrap().steps.is_empty());
+}
+
+#[test]
+fn what_was_never_written_takes_no_memory_when_it_comes_back() {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = folder.path().join("segment");
+    let mut content = vec![0; 9 * 4096 + 100];
+    content[4 * 4096 + 7] = 1;
+    content[5 * 4096] = 2;
+    content[9 * 4096 + 99] = 3;
+    fs::write(&path, &content).unwrap();
+    let mut file = recorded(&path, Access::Update, Some("files/0"));
+    file.in_memory = true;
+    fs::write(&path, vec![9; 20 * 4096]).unwrap();
+    // In pieces, as an image's chunks come.
+    let refill = |_: &str, target: &mut dyn Write| {
+        let mut pieces = content.chunks(3 * 4096);
+        pieces.try_for_each(|piece| target.write_all(piece))
+    };
+    let steps = plan(&[file], &[]).unwrap();
+    steps.execute(&folder.path().join("aside"), refill).unwrap();
+    assert_eq!(fs::read(&path).unwrap(), content);
+    assert_eq!(fs::metadata(&path).unwrap().blocks() * 512, 3 * 4096);
 }
