@@ -35,7 +35,7 @@ struct Supervision {
     /// Which ends are restarted: no, on-failure, on-abnormal, always
     #[arg(long, value_name = "POLICY")]
     restart: Option<String>,
-    /// Restarts without a new image between them; -1 for no limit
+    /// Restarts without getting further between them; -1 for no limit
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     max_restarts: Option<String>,
     /// Time for the last snapshot after SIGTERM

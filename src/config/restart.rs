@@ -15,7 +15,7 @@ use super::value::Value;
 pub struct Restart {
     /// Which ends are restarted.
     pub policy: RestartPolicy,
-    /// Restarts without a new image between them.
+    /// Restarts without getting further between them.
     pub max: RestartLimit,
     /// Wait before the first restart, at most `backoff_max`.
     pub backoff: Duration,
@@ -42,7 +42,7 @@ pub enum RestartPolicy {
     Always,
 }
 
-/// How often the job is restarted without a new image.
+/// How often the job is restarted without getting further.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RestartLimit {
     /// No limit.

@@ -37,7 +37,7 @@ pub use links::{Turn, remove_links};
 pub use nodes::{Node, NodeKind, NodesError, needed};
 pub use output::{Output, OutputMark, Patience, Shown, StatusLine};
 pub use process::{environment, has_mapped, user, variable};
-pub use rewind::{CutAway, Plan, RewindError, plan};
+pub use rewind::{CutAway, Plan, RewindError, plan, undo};
 pub use sockets::{Sockets, SocketsError};
 pub use stacks::write_stacks;
 pub use terminal::{CallersTerminal, Key, Pty, TerminalDevice, window};

@@ -4,18 +4,19 @@
 //! execution. What is cut off or overwritten is kept aside.
 
 use std::fs::{self, File, Metadata};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
-use nix::errno::Errno;
-use nix::unistd::{Whence, lseek64};
-
 use super::files::{Access, OpenFile, modified_ns};
 use super::nodes::{self, Node, NodesError};
+use aside::{aside_name, keep_from, without_links};
+use refill::refill;
 
-/// Bytes of a file's name that its kept part is called by; a name has 255, and a number goes before it.
-const NAME_BYTES_MAX: usize = 200;
+pub use aside::{CutAway, undo};
+
+mod aside;
+mod refill;
 
 /// Why the files cannot be put back, or could not.
 #[derive(Debug, thiserror::Error)]
@@ -96,17 +97,6 @@ enum Action {
     Recreate,
 }
 
-/// Something that was cut off a file, or overwritten, and where it is now.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CutAway {
-    /// The job's file.
-    pub path: PathBuf,
-    /// Bytes kept aside.
-    pub bytes: u64,
-    /// The file that holds them.
-    pub kept: PathBuf,
-}
-
 /// Compares the files, and the folders and named pipes, with their state at the snapshot. Touches nothing.
 ///
 /// # Errors
@@ -178,7 +168,7 @@ impl Plan {
     /// is a folder for what is cut off, made when it is needed.
     ///
     /// # Errors
-    /// The first step that fails; the steps before it are done, and doing them again is harmless.
+    /// The first step that fails; what the steps before it have cut off is put back.
     pub fn execute(
         self,
         aside: &Path,
@@ -186,6 +176,21 @@ impl Plan {
     ) -> Result<Vec<CutAway>, RewindError> {
         nodes::remake(&self.nodes)?;
         let mut cut = Vec::new();
+        match self.take_steps(aside, content, &mut cut) {
+            Ok(()) => Ok(cut),
+            Err(error) => {
+                undo(&cut);
+                Err(error)
+            }
+        }
+    }
+
+    fn take_steps(
+        self,
+        aside: &Path,
+        content: impl Fn(&str, &mut dyn Write) -> io::Result<()>,
+        cut: &mut Vec<CutAway>,
+    ) -> Result<(), RewindError> {
         for (index, Step { file, action }) in self.steps.into_iter().enumerate() {
             let kept = aside.join(aside_name(index, &file.path));
             match action {
@@ -221,20 +226,8 @@ impl Plan {
                 }
             }
         }
-        Ok(cut)
+        Ok(())
     }
-}
-
-/// The name under which a part of a file is kept: as much of its own as a file's name has room for.
-fn aside_name(index: usize, path: &Path) -> String {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let fits = |(at, char): &(usize, char)| at + char.len_utf8() <= NAME_BYTES_MAX;
-    let start: String = name
-        .char_indices()
-        .take_while(fits)
-        .map(|(_, char)| char)
-        .collect();
-    format!("{index}-{start}")
 }
 
 fn same_owner(file: &OpenFile, metadata: &Metadata) -> Result<(), RewindError> {
@@ -248,14 +241,7 @@ fn same_owner(file: &OpenFile, metadata: &Metadata) -> Result<(), RewindError> {
 
 /// Opens a file that is about to be changed; not what somebody else has put in its place meanwhile.
 fn open(file: &OpenFile) -> Result<File, RewindError> {
-    // The recorded path was free of links; one that is there now leads elsewhere.
-    let no_link = nix::libc::O_NOFOLLOW;
-    let opened = File::options()
-        .read(true)
-        .write(true)
-        .custom_flags(no_link)
-        .open(&file.path)
-        .map_err(system("open", &file.path))?;
+    let opened = without_links(&file.path).map_err(system("open", &file.path))?;
     let metadata = opened.metadata().map_err(system("look at", &file.path))?;
     same_owner(file, &metadata)?;
     Ok(opened)
@@ -265,116 +251,6 @@ fn open(file: &OpenFile) -> Result<File, RewindError> {
 fn changed(file: &OpenFile, opened: &File) -> Result<bool, RewindError> {
     let now = opened.metadata().map_err(system("look at", &file.path))?;
     Ok((now.ino(), now.size(), modified_ns(&now)) != (file.inode, file.size, file.modified_ns))
-}
-
-/// Copies everything from `from` on into `kept`. `None` when there is nothing.
-fn keep_from(
-    file: &OpenFile,
-    source: &mut File,
-    from: u64,
-    kept: PathBuf,
-) -> Result<Option<CutAway>, RewindError> {
-    let metadata = source.metadata().map_err(system("look at", &file.path))?;
-    let Some(bytes) = metadata.size().checked_sub(from).filter(|bytes| *bytes > 0) else {
-        return Ok(None);
-    };
-    if let Some(folder) = kept.parent() {
-        fs::create_dir_all(folder).map_err(system("make the folder", folder))?;
-    }
-    let mut target = File::options()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&kept)
-        .map_err(system("write", &kept))?;
-    copy_data(source, from, metadata.size(), &mut target)
-        .map_err(system("keep aside the end of", &file.path))?;
-    target.sync_all().map_err(system("write", &kept))?;
-    Ok(Some(CutAway {
-        path: file.path.clone(),
-        bytes,
-        kept,
-    }))
-}
-
-/// Copies a range of `source` to the beginning of `target`, and holes as holes.
-fn copy_data(source: &mut File, from: u64, end: u64, target: &mut File) -> io::Result<()> {
-    target.set_len(end - from)?;
-    let seek = |source: &File, place: u64, whence| {
-        let place = i64::try_from(place).map_err(io::Error::other)?;
-        match lseek64(source, place, whence) {
-            Ok(found) => u64::try_from(found).map_err(io::Error::other),
-            // Behind it are holes alone.
-            Err(Errno::ENXIO) => Ok(end),
-            Err(errno) => Err(errno.into()),
-        }
-    };
-    let mut place = from;
-    while place < end {
-        let data = seek(source, place, Whence::SeekData)?.min(end);
-        let hole = seek(source, data, Whence::SeekHole)?.min(end);
-        source.seek(SeekFrom::Start(data))?;
-        target.seek(SeekFrom::Start(data - from))?;
-        io::copy(&mut source.take(hole - data), target)?;
-        place = hole;
-    }
-    Ok(())
-}
-
-fn refill(
-    file: &OpenFile,
-    target: &mut File,
-    content: &impl Fn(&str, &mut dyn Write) -> io::Result<()>,
-) -> Result<(), RewindError> {
-    let Some(stream) = &file.content else {
-        return Ok(());
-    };
-    let system = |operation| system(operation, &file.path);
-    if file.in_memory {
-        // What is written nowhere takes no memory.
-        target.set_len(0).map_err(system("empty"))?;
-    }
-    target.rewind().map_err(system("write"))?;
-    let mut sink = Sparse {
-        file: target,
-        holes: file.in_memory,
-    };
-    content(stream, &mut sink).map_err(system("put back the content of"))?;
-    target.set_len(file.size).map_err(system("cut"))
-}
-
-/// A file that is written from its beginning, where nothing is if `holes`: blocks of zeros are left out then.
-struct Sparse<'a> {
-    file: &'a mut File,
-    holes: bool,
-}
-
-/// A page of memory that nothing was written to.
-static EMPTY_PAGE: [u8; 4096] = [0; 4096];
-
-impl Write for Sparse<'_> {
-    /// As many pages of a kind as there are: of zeros, or of others.
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if !self.holes {
-            return self.file.write(bytes);
-        }
-        let is_empty = |page: &&[u8]| **page == EMPTY_PAGE[..page.len()];
-        let mut pages = bytes.chunks(EMPTY_PAGE.len());
-        let empty: usize = pages.clone().take_while(is_empty).map(<[u8]>::len).sum();
-        if empty > 0 {
-            let len = i64::try_from(empty).map_err(io::Error::other)?;
-            self.file.seek(SeekFrom::Current(len))?;
-            return Ok(empty);
-        }
-        let full = pages.by_ref().take_while(|page| !is_empty(page));
-        let full: usize = full.map(<[u8]>::len).sum();
-        self.file.write(&bytes[..full])
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
-    }
 }
 
 pub(super) fn system(

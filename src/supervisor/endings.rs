@@ -168,6 +168,10 @@ impl Supervisor {
         self.refused.clear();
         self.budget.ended(status);
         if !status.is_success() {
+            if status != ExitStatus::Signaled(nix::libc::SIGKILL) {
+                let clock = self.operation.clock.total(clock::now());
+                self.operation.ground.crashes(clock);
+            }
             self.tell_crashed(status);
             self.learn_failure();
         }

@@ -24,6 +24,7 @@ pub(crate) mod fuzz;
 mod gpu;
 mod gpu_facts;
 mod gpu_plan;
+mod ground;
 pub mod hang;
 mod hang_sampler;
 mod hang_watch;

@@ -10,6 +10,7 @@ use tokio::sync::mpsc::Sender;
 
 use super::computing::ComputeClock;
 use super::event::Event;
+use super::ground::Ground;
 use super::hang::Sample;
 use super::hang_watch::HangWatch;
 use super::hook;
@@ -40,6 +41,7 @@ pub(super) enum News {
 pub(super) struct Operation {
     /// How long the job has computed under this supervisor.
     pub clock: ComputeClock,
+    pub ground: Ground,
     pub timing: Timing,
     pub hooks: Hooks,
     /// The signs of a hang that are looked for, if any.
@@ -60,6 +62,7 @@ impl Operation {
         let (seed, _) = chance.split_first_chunk().unwrap_or((&[0; 8], &[]));
         Ok(Self {
             clock: ComputeClock::default(),
+            ground: Ground::default(),
             timing: Timing::new(shop, state, u64::from_le_bytes(*seed)),
             hooks: Hooks::default(),
             hang: HangWatch::new(&shop.config.hang, &shop.directory, streams, events),
@@ -109,6 +112,8 @@ impl Supervisor {
     /// The job of the snapshot under way computes again.
     pub fn freeze_ended(&mut self) {
         self.operation.released = true;
+        let clock = self.operation.clock.total(clock::now());
+        self.operation.ground.freezes(clock);
         self.image_frozen();
     }
 

@@ -174,7 +174,9 @@ impl Supervisor {
                     self.tell(history::Event::Paused { image });
                 }
                 self.image_taken(done.id);
-                self.budget.refill();
+                if self.operation.ground.taken(done.id) {
+                    self.budget.refill();
+                }
                 self.refused.clear();
                 if self.state.leaves_behind(done.id) {
                     self.remember();

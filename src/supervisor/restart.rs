@@ -1,9 +1,9 @@
 //! What to do when the job has ended by itself: a pure function of how it ended,
-//! the rules, and what happened since the last new image.
+//! the rules, and what happened since the job last got further (`ground`).
 //!
 //! ```text
-//! crashes since    images to          decision
-//! the last image   restore
+//! crashes without  images to          decision
+//! getting further  restore
 //!      1           some               restore the newest
 //!      2           some               restore the one before it, if there is one
 //!      3           some               give up
@@ -24,7 +24,7 @@ const CRASHES_FURTHER_BACK: u32 = 2;
 /// The crash that gives up: two images did not get past it.
 const CRASHES_GIVE_UP: u32 = 3;
 
-/// What was spent since the last new image, or since the start.
+/// What was spent since the job last got further: to an image of what it had not computed before a crash.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Budget {
     /// Restarts, from an image or from the beginning.
@@ -46,7 +46,7 @@ impl Budget {
         self.restarts = self.restarts.saturating_add(1);
     }
 
-    /// A new image is durable: the job got further than last time.
+    /// An image is durable of what was not computed before: the job got further than last time.
     pub fn refill(&mut self) {
         *self = Self::default();
     }
@@ -89,9 +89,9 @@ pub enum Reason {
     Policy(ExitStatus),
     /// The end is on the list of those that are never retried.
     Prevented(ExitStatus),
-    /// This many restarts without a new image are all there may be.
+    /// This many restarts without getting further are all there may be.
     RestartsSpent(u32),
-    /// It crashed this many times without a new image.
+    /// It crashed this many times without getting further.
     CrashedAgain(u32),
     /// There is no image to restore.
     NoImage,
@@ -104,10 +104,10 @@ impl fmt::Display for Reason {
             Self::Prevented(status) => write!(f, "restart.prevent lists {status}"),
             Self::RestartsSpent(max) => write!(
                 f,
-                "restarted {max} times without a new image, as often as restart.max allows"
+                "restarted {max} times without getting further, as often as restart.max allows"
             ),
             Self::CrashedAgain(crashes) => {
-                write!(f, "crashed {crashes} times without a new image")
+                write!(f, "crashed {crashes} times without getting further")
             }
             Self::NoImage => f.write_str("there is no image yet"),
         }

@@ -122,7 +122,8 @@ pub(super) fn bring_back(
             .and_then(|()| run_criu(shop, sandbox, &image, id, &facts, &rewound.ends));
         job::remove_links(&facts.files);
         drop(turn);
-        restored?;
+        // Nothing of the job has run yet.
+        restored.inspect_err(|_| job::undo(&rewound.cut))?;
         if shop.config.network.tcp == config::Tcp::Close {
             facts.sockets.abort_outside()?;
         }
@@ -185,7 +186,8 @@ fn rewind(
             .map(drop)
             .map_err(|error| io::Error::other(error.to_string()))
     })?;
-    let (ends, input_lost) = reconnect(shop, sandbox, streams, facts, &aside)?;
+    let reconnected = reconnect(shop, sandbox, streams, facts, &aside);
+    let (ends, input_lost) = reconnected.inspect_err(|_| job::undo(&cut))?;
     Ok(Rewound {
         cut,
         ends,

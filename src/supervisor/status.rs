@@ -71,7 +71,7 @@ pub struct Status {
     pub work_at_risk_seconds: Option<f64>,
     /// Restarts since the newest image.
     pub restarts_used: Option<u32>,
-    /// Restarts that are left until there is a new image; null where there is no limit.
+    /// Restarts that are left until the job gets further than before; null where there is no limit.
     pub restarts_left: Option<u32>,
     /// What the store takes.
     pub usage: Option<Usage>,

@@ -10,8 +10,8 @@ use nix::sys::signal::Signal;
 use crate::common::script::write_script;
 use crate::common::{Place, Run, can_run, criu_script, descendants, wait_until};
 use crate::support::{
-    ON_REQUEST, Random, begin_snapshot, counting, counting_with, finish_counter, processes_with,
-    said, send, snapshot_at_last, wait_for_criu, wait_for_progress,
+    ON_REQUEST, Random, begin_snapshot, counted, counting, counting_with, finish_counter,
+    processes_with, said, send, snapshot_at_last, wait_for_criu, wait_for_progress,
 };
 
 /// A dump of the counter takes about 100 ms.
@@ -246,9 +246,15 @@ fn a_criu_killed_in_the_only_restore_ends_with_125_and_the_same_line_works() {
     let (place, mut run) = counting();
     place.snapshot();
     wait_for_progress(&place);
+    let written = counted(&place);
     send(run.job(), Signal::SIGKILL);
     send(wait_for_criu(&run, "restore"), Signal::SIGKILL);
     assert_eq!(run.wait(), 125, "{}", place.text("err"));
+    // Its files are as the job has left them: an image of later could want them so.
+    let kept = counted(&place);
+    assert!(kept >= written, "{kept} lines of {written}");
+    let number: usize = place.text("counter").parse().expect("a number");
+    assert!((kept..=kept + 1).contains(&number), "{number}, {kept}");
     let mut again = place.start_with(&ON_REQUEST, &["python3", "-u", "job.py"], |_| {});
     wait_for_progress(&place);
     finish_counter(&place, &mut again);

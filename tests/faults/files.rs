@@ -68,7 +68,7 @@ fn files_written_in_every_mode_are_as_of_an_uninterrupted_run() {
 /// Writes a log and reads an input file.
 const READ_AND_WRITE: &str = r#"
 import os, time
-log, data = open("log", "w"), open("input")
+log, data = open("log", "a"), open("input")
 data.read(10)
 i = 0
 while not os.path.exists("stop"):

@@ -320,7 +320,7 @@ fn a_job_that_hangs_again_and_again_is_given_up() {
     let errors = place.text("err");
     assert_eq!(errors.matches("the job hangs").count(), 3, "{errors}");
     assert!(
-        errors.contains("crashed 3 times without a new image"),
+        errors.contains("crashed 3 times without getting further"),
         "{errors}"
     );
 }

@@ -171,3 +171,24 @@ fn images_that_were_passed_over_are_no_way_back_for_the_life_after_them() {
     let images: Vec<&str> = images.collect();
     assert_eq!(images, ["000002", "000001", "000003", "000001"]);
 }
+
+#[test]
+fn a_job_that_always_fails_at_the_same_place_is_given_up_however_many_images_it_makes() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    // The second crash comes an image after its restore.
+    let job = "import sys, time\nfor step in range(1, 37):\n    print(step, flush=True)\n    \
+        time.sleep(0.1)\nsys.exit(7)";
+    let options = ["--interval", "1s", "--max-restarts", "-1"];
+    let mut run = start(&place, &options, &["python3", "-c", job]);
+    assert_eq!(run.wait(), 7, "{}", place.text("err"));
+    let said = place.text("err");
+    assert!(
+        said.contains("crashed 3 times without getting further"),
+        "{said}"
+    );
+    let (_, restored) = said.split_once("ckpt-run: restored").expect("a restore");
+    assert!(restored.contains("ckpt-run: snapshot"), "{said}");
+}

@@ -195,7 +195,7 @@ impl Page {
         );
         self.gauge(
             "restarts_left",
-            "Restarts that are left without a new image.",
+            "Restarts that are left without getting further.",
             status.restarts_left,
         );
     }

@@ -1,0 +1,129 @@
+//! What is cut off files or overwritten in them, and where it is kept.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::unistd::{Whence, lseek64};
+
+use super::{OpenFile, RewindError, system};
+
+/// Something that was cut off a file, or overwritten, and where it is now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CutAway {
+    /// The job's file.
+    pub path: PathBuf,
+    /// Bytes kept aside.
+    pub bytes: u64,
+    /// The file that holds them.
+    pub kept: PathBuf,
+    /// Where in the job's file they were.
+    pub from: u64,
+    /// The length of the job's file without them, or with what took their place.
+    pub size: u64,
+}
+
+impl CutAway {
+    /// Puts the bytes back where they were, unless somebody has written there since.
+    fn put_back(&self) -> io::Result<()> {
+        let mut target = without_links(&self.path)?;
+        if target.metadata()?.size() != self.size {
+            return Ok(());
+        }
+        let mut kept = File::open(&self.kept)?;
+        copy_data(&mut kept, 0, self.bytes, &mut target, self.from)
+    }
+}
+
+/// Puts back what was cut off for a restore that failed: images newer than that one want their files whole. What cannot
+/// be put back stays where it was kept, and is named.
+pub fn undo(cut: &[CutAway]) {
+    for one in cut {
+        if let Err(error) = one.put_back() {
+            let (path, kept) = (one.path.display(), one.kept.display());
+            tracing::warn!(%path, %kept, "cannot put back what was cut off: {error}");
+        }
+    }
+}
+
+/// Bytes of a file's name that its kept part is called by; a name has 255, and a number goes before it.
+const NAME_BYTES_MAX: usize = 200;
+
+/// The name under which a part of a file is kept: as much of its own as a file's name has room for.
+pub(super) fn aside_name(index: usize, path: &Path) -> String {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let fits = |(at, char): &(usize, char)| at + char.len_utf8() <= NAME_BYTES_MAX;
+    let start: String = name
+        .char_indices()
+        .take_while(fits)
+        .map(|(_, char)| char)
+        .collect();
+    format!("{index}-{start}")
+}
+
+/// Copies everything from `from` on into `kept`. `None` when there is nothing.
+pub(super) fn keep_from(
+    file: &OpenFile,
+    source: &mut File,
+    from: u64,
+    kept: PathBuf,
+) -> Result<Option<CutAway>, RewindError> {
+    let metadata = source.metadata().map_err(system("look at", &file.path))?;
+    let Some(bytes) = metadata.size().checked_sub(from).filter(|bytes| *bytes > 0) else {
+        return Ok(None);
+    };
+    if let Some(folder) = kept.parent() {
+        fs::create_dir_all(folder).map_err(system("make the folder", folder))?;
+    }
+    let mut target = File::options()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&kept)
+        .map_err(system("write", &kept))?;
+    copy_data(source, from, metadata.size(), &mut target, 0)
+        .map_err(system("keep aside the end of", &file.path))?;
+    target.sync_all().map_err(system("write", &kept))?;
+    Ok(Some(CutAway {
+        path: file.path.clone(),
+        bytes,
+        kept,
+        from,
+        size: file.size,
+    }))
+}
+
+/// Copies a range of `source` to the end of `target`, which is at `at`, and holes as holes.
+fn copy_data(source: &mut File, from: u64, end: u64, target: &mut File, at: u64) -> io::Result<()> {
+    target.set_len(at)?;
+    target.set_len(at + (end - from))?;
+    let seek = |source: &File, place: u64, whence| {
+        let place = i64::try_from(place).map_err(io::Error::other)?;
+        match lseek64(source, place, whence) {
+            Ok(found) => u64::try_from(found).map_err(io::Error::other),
+            // Behind it are holes alone.
+            Err(Errno::ENXIO) => Ok(end),
+            Err(errno) => Err(errno.into()),
+        }
+    };
+    let mut place = from;
+    while place < end {
+        let data = seek(source, place, Whence::SeekData)?.min(end);
+        let hole = seek(source, data, Whence::SeekHole)?.min(end);
+        source.seek(SeekFrom::Start(data))?;
+        target.seek(SeekFrom::Start(at + (data - from)))?;
+        io::copy(&mut source.take(hole - data), target)?;
+        place = hole;
+    }
+    Ok(())
+}
+
+/// Recorded paths were free of links; one that is there now leads elsewhere.
+pub(super) fn without_links(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.custom_flags(nix::libc::O_NOFOLLOW);
+    options.read(true).write(true).open(path)
+}
