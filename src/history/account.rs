@@ -224,7 +224,8 @@ impl Account {
             Event::Snapshot { .. } => self.snapshot(entry),
             Event::SnapshotFailed { kind, .. } => {
                 self.pending = None;
-                if kind != "ended" {
+                // Neither did one fail whose job had ended, nor one that a hook called off.
+                if !["ended", "vetoed"].contains(&kind.as_str()) {
                     self.summary.failed_snapshots += 1;
                     self.failed_in_a_row += 1;
                 }

@@ -238,7 +238,7 @@ fn a_paused_job_computes_nothing_and_risks_nothing() {
 }
 
 #[test]
-fn failures_in_a_row_end_with_an_image_and_a_job_that_ended_is_none() {
+fn failures_in_a_row_end_with_an_image_and_an_ended_job_or_a_veto_is_none() {
     let failed = |kind: &str| Event::SnapshotFailed {
         kind: kind.to_owned(),
         reason: String::new(),
@@ -250,6 +250,7 @@ fn failures_in_a_row_end_with_an_image_and_a_job_that_ended_is_none() {
         (1.0, failed("disk")),
         (2.0, failed("disk")),
         (3.0, failed("ended")),
+        (3.5, failed("vetoed")),
     ]);
     let account = Account::of(entries.clone());
     assert_eq!(
