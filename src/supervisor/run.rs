@@ -250,6 +250,9 @@ fn begin(
         .collect();
     let anew = || RunState::new(words.clone(), directory.to_owned(), clock::unix_ms());
     let Some(mut state) = known.as_ref().filter(|_| !fresh).cloned() else {
+        if known.is_none() && !fresh {
+            tell_strangers(&store.images()?);
+        }
         let state = known.map_or_else(anew, |earlier| anew().after(&earlier));
         return Ok(Some((state, Beginning::Start, line)));
     };
@@ -280,6 +283,17 @@ fn tell_left(left: &RunState, images: &[ImageEntry]) {
         format!("; `ckpt-run restore {}` goes back to it", image.id)
     });
     tracing::info!(left = %left.command.join(" "), "the image is of another run than the store was at{back}");
+}
+
+/// Says that there are images in the store, of no run that this line could go on with: they were copied or imported.
+fn tell_strangers(images: &[ImageEntry]) {
+    if let Some(newest) = images.last() {
+        tracing::warn!(
+            newest = %newest.id,
+            "the store has images but does not say of which run: the job begins at its start; to go on from the newest \
+             one instead, stop it and use `ckpt-run restore`"
+        );
+    }
 }
 
 /// Without `.` in the middle.

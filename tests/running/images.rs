@@ -167,7 +167,15 @@ fn a_copied_image_comes_back_to_life_where_the_first_store_is_gone() {
     assert_eq!(code(again.status), 0, "{}", stderr(&again));
     fs::remove_dir_all(place.file("copy")).unwrap();
 
-    let mut restored = place.start(&["--store", "second", "restore"], &[]);
+    // A line of the store's own finds no run there, and says how to go on.
+    let other = place.verb(&["--store", "second", "--", "true"]);
+    let said = stderr(&other);
+    assert_eq!(code(other.status), 0, "{said}");
+    assert!(
+        said.contains("newest=000001") && said.contains("use `ckpt-run restore`"),
+        "{said}"
+    );
+    let mut restored = place.start(&["--store", "second", "restore", "1"], &[]);
     place.wait_for("err", "restored image=000001");
     place.go();
     assert_eq!(restored.wait(), 0, "{}", place.text("err"));
