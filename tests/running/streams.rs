@@ -1,12 +1,12 @@
 //! What goes in and what comes out: stdin, stdout, stderr, exit codes.
 
-use std::fs;
-use std::io::Write;
+use std::fs::{self, File};
+use std::io::{Seek, SeekFrom, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 
 use super::common::{Place, can_run, code};
-use super::stderr;
+use super::{lines, stderr};
 
 #[test]
 fn the_exit_code_is_the_jobs_own() {
@@ -137,4 +137,66 @@ fn our_lines_never_break_a_line_of_the_jobs() {
             .all(|line| line == "unfinished" || line.starts_with("ckpt-run: ")),
         "{err}"
     );
+}
+
+#[test]
+fn a_file_as_input_goes_on_where_the_job_stood_under_another_supervisor() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    fs::write(place.file("input"), format!("title\n{}", lines(40))).unwrap();
+    let job = "while read n; do echo $n\ndone=no; [ $n = 20 ] || [ $n = 30 ] || done=yes\n\
+        until [ $done = yes ] || [ -e go-$n ]; do sleep 0.05; done; done > log";
+    // Somebody has read the title: the input begins behind it.
+    let start = || {
+        let mut input = File::open(place.file("input")).unwrap();
+        input.seek(SeekFrom::Start(6)).unwrap();
+        place.start_with(&[], &["sh", "-c", job], |command| {
+            command.stdin(input);
+        })
+    };
+    let mut run = start();
+    place.wait_for("log", "\n20\n");
+    assert_eq!(code(place.verb(&["stop"]).status), 0);
+    assert_eq!(run.wait(), 75, "{}", place.text("err"));
+    // Twice: the second one counts from where the first began, too.
+    let mut run = start();
+    fs::write(place.file("go-20"), "").unwrap();
+    place.wait_for("log", "\n30\n");
+    assert_eq!(code(place.verb(&["stop"]).status), 0);
+    assert_eq!(run.wait(), 75, "{}", place.text("err"));
+    let mut run = start();
+    fs::write(place.file("go-30"), "").unwrap();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("log"), lines(40));
+    let said = place.text("err");
+    assert!(!said.contains("stdin goes on"), "{said}");
+}
+
+#[test]
+fn another_file_as_input_goes_on_with_what_comes_and_says_so() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    fs::write(place.file("one"), "1\n2\n").unwrap();
+    fs::write(place.file("other"), "3\n").unwrap();
+    let job = "read a; read b; until [ -e go ]; do sleep 0.05; done; read c; echo $a $b $c > log";
+    let start = |name| {
+        let input = File::open(place.file(name)).unwrap();
+        place.start_with(&[], &["sh", "-c", job], |command| {
+            command.stdin(input);
+        })
+    };
+    let mut run = start("one");
+    run.job();
+    place.snapshot();
+    assert_eq!(code(place.verb(&["stop"]).status), 0);
+    assert_eq!(run.wait(), 75, "{}", place.text("err"));
+    let mut run = start("other");
+    place.wait_for("err", "stdin goes on with what comes next");
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("log"), "1 2 3\n");
 }

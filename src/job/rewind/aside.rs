@@ -84,9 +84,12 @@ pub(super) fn keep_from(
         .mode(0o600)
         .open(&kept)
         .map_err(system("write", &kept))?;
-    copy_data(source, from, metadata.size(), &mut target, 0)
-        .map_err(system("keep aside the end of", &file.path))?;
-    target.sync_all().map_err(system("write", &kept))?;
+    let copied = copy_data(source, from, metadata.size(), &mut target, 0);
+    copied.and_then(|()| target.sync_all()).map_err(|error| {
+        // A part of it helps nobody, and the disk may be full.
+        let _ = fs::remove_file(&kept);
+        system("keep aside the end of", &file.path)(error)
+    })?;
     Ok(Some(CutAway {
         path: file.path.clone(),
         bytes,
