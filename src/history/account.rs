@@ -141,7 +141,15 @@ impl Account {
         self.comeback.as_ref()
     }
 
-    fn progress_at(&self, now: f64) -> f64 {
+    /// Progress of the image that a crash would go back to, in seconds of computing.
+    #[must_use]
+    pub fn durable(&self) -> f64 {
+        self.durable
+    }
+
+    /// Progress of the job, in seconds of computing, `now` seconds after the present supervisor was opened.
+    #[must_use]
+    pub fn progress_at(&self, now: f64) -> f64 {
         self.progress + self.since.map_or(0.0, |since| (now - since).max(0.0))
     }
 

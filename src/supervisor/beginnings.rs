@@ -124,7 +124,7 @@ impl Supervisor {
                 );
             }
         }
-        self.now_running(job, None, None, false);
+        self.now_running(job, None, false);
         self.suspend_when_idle();
         self.snapshot_when_idle()
     }
@@ -147,14 +147,7 @@ impl Supervisor {
         Err(SandboxError::Step { operation, source }.into())
     }
 
-    fn now_running(
-        &mut self,
-        job: Arc<Job>,
-        from: Option<ImageId>,
-        ended: Option<Ended>,
-        gone: bool,
-    ) {
-        let clock = self.operation.clock.total(clock::now());
+    fn now_running(&mut self, job: Arc<Job>, ended: Option<Ended>, gone: bool) {
         self.last = LastSnapshot::not_yet(now());
         self.stage = Stage::Running(Running {
             job,
@@ -164,7 +157,6 @@ impl Supervisor {
             ended,
             gone,
         });
-        self.operation.ground.begins(from, clock);
         self.watch_anew();
     }
 
@@ -254,7 +246,7 @@ impl Supervisor {
                 });
                 let (ended, gone) = (restoring.ended, restoring.gone);
                 huge_pages::give_back(&self.shop, &job);
-                self.now_running(job, Some(id), ended, gone);
+                self.now_running(job, ended, gone);
                 report(id, &restored);
                 self.tell_restored(id, &restored);
                 self.after_restore(id);

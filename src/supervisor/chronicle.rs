@@ -119,6 +119,19 @@ impl Supervisor {
         });
     }
 
+    /// The job has crashed by itself: what it has to pass is told by the account, which is not told yet.
+    pub fn crashed_here(&mut self) {
+        let (account, now) = (&self.chronicle.account, self.chronicle.elapsed());
+        let ground = &mut self.operation.ground;
+        ground.crashed(account.progress_at(now), account.at_risk(now));
+    }
+
+    /// Whether the image that was told last is of what the job had not computed before it crashed.
+    pub fn is_new_ground(&mut self) -> bool {
+        let image = self.chronicle.account.durable();
+        self.operation.ground.is_passed(image)
+    }
+
     pub fn tell_crashed(&mut self, status: ExitStatus) {
         let lost_seconds = self.chronicle.account.at_risk(self.chronicle.elapsed());
         self.tell(Event::Crashed {

@@ -169,8 +169,7 @@ impl Supervisor {
         self.budget.ended(status);
         if !status.is_success() {
             if status != ExitStatus::Signaled(nix::libc::SIGKILL) {
-                let clock = self.operation.clock.total(clock::now());
-                self.operation.ground.crashes(clock);
+                self.crashed_here();
             }
             self.tell_crashed(status);
             self.learn_failure();

@@ -112,8 +112,6 @@ impl Supervisor {
     /// The job of the snapshot under way computes again.
     pub fn freeze_ended(&mut self) {
         self.operation.released = true;
-        let clock = self.operation.clock.total(clock::now());
-        self.operation.ground.freezes(clock);
         self.image_frozen();
     }
 

@@ -174,7 +174,7 @@ impl Supervisor {
                     self.tell(history::Event::Paused { image });
                 }
                 self.image_taken(done.id);
-                if self.operation.ground.taken(done.id) {
+                if self.is_new_ground() {
                     self.budget.refill();
                 }
                 self.refused.clear();
