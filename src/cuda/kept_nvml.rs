@@ -1,9 +1,10 @@
 //! NVML kept initialized between two looks at the GPUs.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use super::loader::available;
 use super::nvml::Nvml;
+use crate::sync::locked;
 
 /// Spares the looks in between ([`inventory`](super::inventory), [`uses`](super::uses)) the initialization, which NVML
 /// counts and does once; it is most of what a look costs.
@@ -16,7 +17,7 @@ pub struct KeptNvml(Mutex<Option<Nvml>>);
 impl KeptNvml {
     /// Keeps it, if it is not kept and there is one. Blocks as long as a look does.
     pub fn keep(&self) {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = locked(&self.0);
         if kept.is_none() && available() {
             // Without it every look says why there is none.
             *kept = Nvml::load().ok().flatten();
@@ -25,7 +26,7 @@ impl KeptNvml {
 
     /// Lets go of it, so that the next look finds what is there then.
     pub fn release(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *locked(&self.0) = None;
     }
 }
 

@@ -232,10 +232,15 @@ impl ReadError {
 }
 
 impl ReadError {
+    /// Whether the image is bad beyond doubt, so that it is not to be tried again.
+    #[must_use]
+    pub fn condemns(&self) -> bool {
+        self.is_damage() && !self.may_pass()
+    }
+
     /// Whether what cannot be read now may be read later: a disk, or a path to it, that is out for a moment answers as a
     /// broken one does.
-    #[must_use]
-    pub fn may_pass(&self) -> bool {
+    fn may_pass(&self) -> bool {
         let (Self::Manifest {
             source: ManifestError::Read(cause),
             ..

@@ -93,7 +93,7 @@ impl RestoreError {
     #[must_use]
     pub fn image_may_be_good(&self) -> bool {
         match self {
-            Self::Read(error) => !error.is_damage() || error.may_pass(),
+            Self::Read(error) => !error.condemns(),
             Self::Facts(_) => false,
             Self::Resident(error) => error.image_may_be_good(),
             _ => true,

@@ -44,14 +44,14 @@ impl Write for Sparse<'_> {
             return self.file.write(bytes);
         }
         let is_empty = |page: &&[u8]| **page == EMPTY_PAGE[..page.len()];
-        let mut pages = bytes.chunks(EMPTY_PAGE.len());
+        let pages = bytes.chunks(EMPTY_PAGE.len());
         let empty: usize = pages.clone().take_while(is_empty).map(<[u8]>::len).sum();
         if empty > 0 {
             let len = i64::try_from(empty).map_err(io::Error::other)?;
             self.file.seek(SeekFrom::Current(len))?;
             return Ok(empty);
         }
-        let full = pages.by_ref().take_while(|page| !is_empty(page));
+        let full = pages.take_while(|page| !is_empty(page));
         let full: usize = full.map(<[u8]>::len).sum();
         self.file.write(&bytes[..full])
     }

@@ -125,7 +125,7 @@ impl ResidentError {
     /// Whether another attempt to restore may succeed.
     pub(in crate::supervisor) fn image_may_be_good(&self) -> bool {
         match self {
-            Self::Read(error) => !error.is_damage() || error.may_pass(),
+            Self::Read(error) => !error.condemns(),
             Self::Facts => false,
             _ => true,
         }
