@@ -2,6 +2,7 @@
 //! statements, and what a thread that panics was to do fails by other means.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -11,4 +12,14 @@ pub(crate) fn wait<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>) -> Mute
     condition
         .wait(guard)
         .unwrap_or_else(PoisonError::into_inner)
+}
+
+/// As [`wait`], for so long at most.
+pub(crate) fn wait_for<'a, T>(
+    condition: &Condvar,
+    guard: MutexGuard<'a, T>,
+    limit: Duration,
+) -> MutexGuard<'a, T> {
+    let waited = condition.wait_timeout(guard, limit);
+    waited.unwrap_or_else(PoisonError::into_inner).0
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 use super::state::State;
+use super::sys;
 use super::version::DriverVersion;
 use crate::causes::{self, Symptom};
 
@@ -85,6 +86,14 @@ pub struct Code {
     pub name: String,
     /// The driver's own explanation; may be empty.
     pub meaning: String,
+}
+
+impl Code {
+    /// Whether the process does not use CUDA, or not yet.
+    #[must_use]
+    pub fn is_not_initialized(&self) -> bool {
+        self.number == sys::NOT_INITIALIZED
+    }
 }
 
 impl fmt::Display for Code {

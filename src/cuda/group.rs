@@ -13,7 +13,6 @@ use super::loader::Driver;
 use super::map::GpuMap;
 use super::process::CheckpointApi;
 use super::state::State;
-use super::sys;
 use super::tree::{Aftermath, Left, TreeError};
 
 /// A thread is held for each process while they are locked; eight GPUs with a
@@ -202,7 +201,7 @@ fn bring_back(
                 break;
             }
             Err(code) => match without {
-                Without::Changed if code.number == sys::NOT_INITIALIZED => return Ok(()),
+                Without::Changed if code.is_not_initialized() => return Ok(()),
                 Without::Changed | Without::Lost => (Call::GetState, Err(code)),
             },
         };

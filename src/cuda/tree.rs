@@ -49,7 +49,7 @@ pub fn find(driver: &Driver, pids: &[i32]) -> Vec<i32> {
         .copied()
         .filter(|&pid| match api.state(pid) {
             Ok(_) => true,
-            Err(code) => code.number != sys::NOT_INITIALIZED && api.exists(pid),
+            Err(code) => !code.is_not_initialized() && api.exists(pid),
         })
         .collect()
 }

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::durable::DurableError;
 use super::id::ImageId;
@@ -96,6 +97,9 @@ pub enum WriteError {
     /// A worker panicked, which is a mistake in this program.
     #[error("a worker of the image panicked")]
     WorkerPanicked,
+    /// The store takes nothing, and a job stands still for it.
+    #[error("the store's disk took nothing for {} s: it hangs, or its server is gone", .0.as_secs())]
+    Stalled(Duration),
     /// The image was given up by the caller.
     #[error("the image was given up")]
     Aborted,
@@ -128,6 +132,7 @@ impl WriteError {
             | Self::Seal(_)
             | Self::Manifest { .. }
             | Self::WorkerPanicked
+            | Self::Stalled(_)
             | Self::Aborted => false,
         }
     }

@@ -16,17 +16,20 @@
 //! its way back (see [`Passing`]), so a stream has only one such buffer however many
 //! lanes it has. The last pieces of an open stream, whose next cut is not known, are not.
 //! So memory is at most the buffer, three pieces for each open stream, and
-//! `SMALL_BYTES_MAX`. Knows nothing of hashes or packs.
+//! `SMALL_BYTES_MAX`. A job stands still while Holding, so a stream does not wait long then for a
+//! buffer where none comes back: the image fails. Knows nothing of hashes or packs.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::Builder;
+use std::time::Duration;
 
 use super::buffer::{Buffer, Populate, SLAB_BUFFERS, map_slab};
 use super::chunk::CHUNK_BYTES;
 use super::error::WriteError;
 use super::gauge::Gauge;
-use crate::sync::{locked, wait};
+use crate::clock;
+use crate::sync::{locked, wait, wait_for};
 
 mod piece;
 
@@ -38,6 +41,12 @@ pub(super) use piece::{Piece, Work};
 const SMALL_BYTES: usize = 64 * 1024;
 /// Copies waiting at a time: the ends of ten thousand of CRIU's files at 1.5 KiB.
 const SMALL_BYTES_MAX: usize = 16 << 20;
+
+/// How long a job may stand still for a store that takes nothing: far longer than a disk that works, however busy, needs
+/// for a buffer, and shorter than a server's restart.
+const STALL_LIMIT: Duration = Duration::from_secs(30);
+/// Looks within that time whether the store takes nothing.
+const STALL_LOOKS: u32 = 30;
 
 /// Threads that populate memory: beyond these the kernel's own locks are the limit.
 const POPULATE_THREADS_MAX: usize = 8;
@@ -66,6 +75,8 @@ struct State {
     passing: usize,
     /// Streams that wait for a buffer.
     waiting: usize,
+    /// How often workers were done with something.
+    rests: u64,
 }
 
 impl State {
@@ -79,6 +90,7 @@ impl State {
 #[derive(Debug)]
 pub(super) struct Flow {
     buffers_max: usize,
+    stall_limit: Duration,
     /// What came from the streams.
     pub(super) taken: Gauge,
     /// What the workers are done with.
@@ -96,6 +108,7 @@ impl Flow {
         let buffers = usize::try_from(buffer).unwrap_or(usize::MAX) / CHUNK_BYTES;
         Self {
             buffers_max: buffers.max(1),
+            stall_limit: STALL_LIMIT,
             taken: Gauge::default(),
             stored: Gauge::default(),
             state: Mutex::new(State {
@@ -109,6 +122,7 @@ impl Flow {
                 busy: 0,
                 passing: 0,
                 waiting: 0,
+                rests: 0,
             }),
             work: Condvar::new(),
             space: Condvar::new(),
@@ -161,9 +175,11 @@ impl Flow {
         count
     }
 
-    /// A buffer for a stream that has none; waits while all are on their way to workers.
+    /// A buffer for a stream that has none; waits while all are on their way to workers, where
+    /// those get on or nobody stands still meanwhile.
     pub(super) fn acquire(&self) -> Result<Buffer, WriteError> {
         let mut state = locked(&self.state);
+        let (mut rests, mut since) = (state.rests, clock::now());
         loop {
             if let Some(error) = &state.stopped {
                 return Err(WriteError::Stopped(Arc::clone(error)));
@@ -182,8 +198,15 @@ impl Flow {
             }
             state.waiting += 1;
             self.work.notify_all();
-            state = wait(&self.space, state);
+            state = wait_for(&self.space, state, self.stall_limit / STALL_LOOKS);
             state.waiting -= 1;
+            if state.phase != Phase::Holding || state.rests != rests {
+                (rests, since) = (state.rests, clock::now());
+            } else if since.elapsed() >= self.stall_limit {
+                drop(state);
+                self.stop(WriteError::Stalled(self.stall_limit));
+                state = locked(&self.state);
+            }
         }
     }
 
@@ -302,6 +325,7 @@ impl Flow {
     pub(super) fn rest(&self) {
         let mut state = locked(&self.state);
         state.busy -= 1;
+        state.rests += 1;
         self.wake_if_still(&state);
     }
 

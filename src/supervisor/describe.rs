@@ -29,8 +29,8 @@ pub fn chain(error: &dyn Error) -> String {
 /// What is told of CRIU's words where it wrote no log: the linker's complaint, a usage error.
 const PRINTED_BYTES_MAX: usize = 1024;
 
-/// Why CRIU failed: its log's reason and where the log is, or how it ended. `printed` is what it wrote to stderr.
-pub(super) fn why(log: &Path, ended: Ended, printed: Option<&File>) -> String {
+/// Why CRIU failed: its log's reason and where the log is kept, or how it ended. `printed` is what it wrote to stderr.
+pub(super) fn why(log: &Path, kept: &Path, ended: Ended, printed: Option<&File>) -> String {
     if !log.exists() {
         let words = printed.map(words_in).filter(|words| !words.is_empty());
         let words = words.map_or_else(String::new, |words| format!(", saying: {words}"));
@@ -46,16 +46,20 @@ pub(super) fn why(log: &Path, ended: Ended, printed: Option<&File>) -> String {
         },
         |reason| reason.to_string(),
     );
-    format!("{reason}{}", logged(log))
+    format!("{reason}{}", named(kept))
 }
 
 /// ` (log: PATH)`, where CRIU has come so far as to open one.
 pub(super) fn logged(log: &Path) -> String {
     if log.exists() {
-        format!(" (log: {})", log.display())
+        named(log)
     } else {
         String::new()
     }
+}
+
+fn named(log: &Path) -> String {
+    format!(" (log: {})", log.display())
 }
 
 /// The beginning of a file on one line; without control characters, which could steer a terminal.
@@ -93,7 +97,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let log = folder.path().join("dump.log");
         let mut printed = tempfile::tempfile().unwrap();
-        let silent = why(&log, Ended::Exited(1), Some(&printed));
+        let silent = why(&log, &log, Ended::Exited(1), Some(&printed));
         assert!(
             silent.starts_with("CRIU ended with exit code 1 before it opened its log; "),
             "{silent}"
@@ -101,7 +105,7 @@ mod tests {
         printed
             .write_all(b"criu: libnet.so.1:\n\x1b[1mno such file\n")
             .unwrap();
-        let told = why(&log, Ended::Exited(127), Some(&printed));
+        let told = why(&log, &log, Ended::Exited(127), Some(&printed));
         assert!(
             told.contains("its log, saying: criu: libnet.so.1: [1mno such file; "),
             "{told}"
@@ -109,8 +113,8 @@ mod tests {
         assert!(!told.contains("dump.log"), "{told}");
         std::fs::write(&log, "(00.1) Error (a.c:1): first\n").unwrap();
         assert_eq!(
-            why(&log, Ended::Signaled(9), None),
-            format!("CRIU: first (log: {})", log.display())
+            why(&log, Path::new("/kept.log"), Ended::Signaled(9), None),
+            "CRIU: first (log: /kept.log)"
         );
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,6 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::bystanders::Bystanders;
+use super::dump_log::DumpLog;
 use super::dumper::Dumper;
 use super::gpu_facts::CudaFacts;
 use super::image::{ImageFacts, Stopwatch};
@@ -38,6 +39,8 @@ pub(super) struct Dump<'a> {
     recorded: Mutex<Option<Recorded>>,
     /// Until CRIU has ended.
     turn: Mutex<Option<job::Turn>>,
+    /// CRIU's, once it has ended.
+    log: OnceLock<Arc<DumpLog>>,
 }
 
 impl<'a> Dump<'a> {
@@ -55,6 +58,7 @@ impl<'a> Dump<'a> {
             writer: Mutex::new(Some(writer)),
             recorded: Mutex::default(),
             turn: Mutex::new(Some(turn)),
+            log: OnceLock::new(),
         }
     }
 
@@ -75,6 +79,7 @@ impl<'a> Dump<'a> {
             },
         );
         drop(locked(&self.turn).take());
+        self.log.get_or_init(|| dumped.log);
         dumped.result.map_err(|error| {
             let processes = match job::tree(self.root) {
                 Ok(processes) => processes,

@@ -2,16 +2,16 @@
 
 use std::fs::File;
 use std::io;
-use std::path::Path;
 
 use super::describe::why;
+use super::dump_log::DumpLog;
 use super::snapshot_error::SnapshotError;
 use crate::criu::{CaptureError, Captured};
 use crate::sandbox::{Ended, SandboxError};
 
 /// What the dump has come to, from both ends of the stream.
 pub(super) fn outcome(
-    (log, printed): (&Path, &File),
+    (log, printed): (&DumpLog, &File),
     ended: Result<Ended, SandboxError>,
     captured: Result<Captured, CaptureError<SnapshotError>>,
 ) -> Result<Captured, SnapshotError> {
@@ -23,7 +23,7 @@ pub(super) fn outcome(
             Err(SnapshotError::Stream(io::Error::other(error.to_string())))
         }
         (Ok(ended), _) => Err(SnapshotError::Criu {
-            reason: why(log, ended, Some(printed)),
+            reason: why(&log.path(), log.kept(), ended, Some(printed)),
         }),
         (Err(SandboxError::Slow(limit)), _) => Err(SnapshotError::Slow(limit)),
         (Err(error), _) => Err(error.into()),

@@ -4,14 +4,13 @@
 use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use tempfile::TempDir;
-
 use super::dump_end::outcome;
+use super::dump_log::DumpLog;
 use super::snapshot::Subject;
 use super::snapshot_error::SnapshotError;
 use crate::clock;
@@ -43,9 +42,7 @@ pub(super) struct Dumper<'a> {
     capture: Option<Capture>,
     /// The tree's first process, as the host sees it.
     root: i32,
-    /// CRIU's images directory.
-    _sockets: TempDir,
-    log: PathBuf,
+    log: Arc<DumpLog>,
     printed: File,
     /// How long it may take.
     limit: Duration,
@@ -56,6 +53,8 @@ pub(super) struct Dumped {
     pub result: Result<Captured, SnapshotError>,
     /// It did not end by itself, which takes back what it did to the job.
     pub killed: bool,
+    /// To be dropped when the job computes.
+    pub log: Arc<DumpLog>,
 }
 
 impl<'a> Dumper<'a> {
@@ -82,17 +81,18 @@ impl<'a> Dumper<'a> {
     ) -> Result<Self, SnapshotError> {
         let Subject { shop, job, .. } = subject;
         let sockets = shop.sockets().map_err(SnapshotError::Prepare)?;
-        let log = shop.log("dump", id);
-        let printed = tempfile::tempfile_in(sockets.path()).map_err(SnapshotError::Prepare)?;
-        let capture = Capture::bind(sockets.path()).map_err(SnapshotError::Prepare)?;
+        let log = DumpLog::new(sockets, shop.log("dump", id));
+        let sockets = log.folder();
+        let printed = tempfile::tempfile_in(sockets).map_err(SnapshotError::Prepare)?;
+        let capture = Capture::bind(sockets).map_err(SnapshotError::Prepare)?;
         let streams = locked(subject.streams);
         let terminals = streams.terminals().map_err(SnapshotError::Prepare)?;
         drop(streams);
         let mut argv = shop.criu.argv();
         argv.extend(dump_arguments(&DumpOptions {
             root_pid: job.pids.root,
-            directory: sockets.path(),
-            log: &log,
+            directory: sockets,
+            log: &log.path(),
             hold: &shop.hold(),
             libdir: &shop.libdir(),
             log_level: shop.config.criu.log_level,
@@ -101,7 +101,7 @@ impl<'a> Dumper<'a> {
         let tool = ToolCommand {
             argv,
             environment: vec![
-                (HOLD_FOLDER_VARIABLE.into(), sockets.path().into()),
+                (HOLD_FOLDER_VARIABLE.into(), sockets.into()),
                 plugin_takes(majors),
             ],
             first_descriptor: STDERR,
@@ -112,8 +112,7 @@ impl<'a> Dumper<'a> {
             tool: Some(tool),
             capture: Some(capture),
             root,
-            _sockets: sockets,
-            log,
+            log: Arc::new(log),
             printed,
             limit: shop.config.snapshot.timeout,
         };
@@ -158,7 +157,7 @@ impl<'a> Dumper<'a> {
             Err(error) => {
                 drop(capture);
                 put_an_end_to(&tool);
-                return Dumped::failed(SnapshotError::Prepare(error));
+                return self.failed(SnapshotError::Prepare(error));
             }
         };
         // CRIU has handed over everything and is held by us.
@@ -185,11 +184,20 @@ impl<'a> Dumper<'a> {
             (ended, capturing.join())
         });
         let Ok(captured) = captured else {
-            return Dumped::failed(SnapshotError::Panicked);
+            return self.failed(SnapshotError::Panicked);
         };
         Dumped {
             killed: !matches!(ended, Ok(Ended::Exited(_))),
             result: outcome((&self.log, &self.printed), ended, captured),
+            log: Arc::clone(&self.log),
+        }
+    }
+
+    fn failed(&self, error: SnapshotError) -> Dumped {
+        Dumped {
+            result: Err(error),
+            killed: true,
+            log: Arc::clone(&self.log),
         }
     }
 
@@ -231,14 +239,5 @@ fn put_an_end_to(tool: &ToolRun<'_>) {
     if tool.wait(CALL_OFF_LIMIT).is_err() && tool.kill().is_ok() {
         // However it ends, the snapshot has failed.
         let _ = tool.wait(KILL_LIMIT);
-    }
-}
-
-impl Dumped {
-    fn failed(error: SnapshotError) -> Self {
-        Self {
-            result: Err(error),
-            killed: true,
-        }
     }
 }

@@ -187,6 +187,12 @@ impl<'a> Gpu<'a> {
         let limit = shop.config.snapshot.timeout;
         match Standing::of(self.driver, &self.processes, limit, agent) {
             Ok(standing) => Ok(standing),
+            // Inside `cuInit` a process counts as one that runs, and has no thread for it yet (580.159.04).
+            Err(StandingError::Driver(error)) if error.code.is_not_initialized() => {
+                let user = self.processes.iter().find(|one| one.host_pid == error.pid);
+                let pid = user.map_or(error.pid, |user| user.pid);
+                Err(SnapshotError::Device { pid })
+            }
             Err(StandingError::Driver(error)) => {
                 Err(SnapshotError::Suspend(Box::new(error.into())))
             }

@@ -14,6 +14,7 @@ mod diagnosis;
 pub mod doctor;
 mod dump;
 mod dump_end;
+mod dump_log;
 mod dumper;
 mod endings;
 mod environment;

@@ -289,7 +289,7 @@ fn run_criu(
             log: logged(&log),
         }),
         (Ok(ended), _) => Err(RestoreError::Criu {
-            reason: why(&log, ended, None),
+            reason: why(&log, &log, ended, None),
         }),
         (Err(SandboxError::Slow(limit)), _) => Err(RestoreError::Slow(limit)),
         (Err(error), _) => Err(error.into()),

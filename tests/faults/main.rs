@@ -8,6 +8,7 @@ mod criu;
 mod damage;
 mod disk;
 mod files;
+mod hanging;
 mod kills;
 mod output;
 mod requests;

@@ -141,3 +141,21 @@ fn a_piece_that_waits_for_its_next_cut_is_not_waited_for() {
     });
     assert!(kept.is_some() && !next.is_pooled());
 }
+
+#[test]
+fn a_store_that_hangs_is_not_waited_for_while_a_job_stands_still() {
+    let mut flow = Flow::new(CHUNK_BYTES as u64);
+    flow.stall_limit = Duration::from_millis(50);
+    let flow = Arc::new(flow);
+    flow.push(0, 0, flow.acquire().unwrap(), CHUNK_BYTES);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| flow.acquire());
+        // A worker that never rests.
+        let _taken = flow.take();
+        let error = waiting.join().unwrap().unwrap_err();
+        assert!(
+            matches!(&error, WriteError::Stopped(first) if matches!(**first, WriteError::Stalled(_))),
+            "{error:?}"
+        );
+    });
+}
