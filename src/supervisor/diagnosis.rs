@@ -6,9 +6,11 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::hook::{self, Call, Occasion, Outcome};
+use super::leash::Leash;
 use super::program;
 use super::workshop::{Job, Workshop};
 use crate::clock;
@@ -64,7 +66,7 @@ fn trace(process: Process, log: &mut impl Write) -> io::Result<()> {
         let call = Call {
             occasion: Occasion::OnHang,
             command: HookCommand::Words(words),
-            timeout: TRACE_LIMIT,
+            leash: Arc::new(Leash::new(TRACE_LIMIT)),
             lines_max: TRACE_LINES_MAX,
             directory: "/".into(),
             // Symbols from the network are not worth the wait.

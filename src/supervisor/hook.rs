@@ -4,19 +4,19 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::AsFd;
-use std::os::unix::process::CommandExt;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{Signal, killpg};
-use nix::unistd::Pid;
+use nix::sys::timerfd::TimerFd;
 
 use super::environment::NOT_FOR_THE_JOB;
+use super::leash::Leash;
 use crate::clock;
 use crate::config::HookCommand;
 use crate::sandbox;
@@ -58,7 +58,7 @@ impl Occasion {
 pub(super) struct Call {
     pub occasion: Occasion,
     pub command: HookCommand,
-    pub timeout: Duration,
+    pub leash: Arc<Leash>,
     /// Lines of its output that are heard.
     pub lines_max: usize,
     pub directory: PathBuf,
@@ -103,10 +103,18 @@ pub(super) fn run(call: &Call, mut say: impl FnMut(&str)) -> Ended {
     let begun = clock::now();
     let mut lines = Lines::new(call.lines_max);
     let outcome = match start(call) {
-        Ok((child, output)) => {
-            let deadline = begun + call.timeout;
-            follow(child, output, deadline, &mut lines, &mut say)
-                .unwrap_or_else(|error| Outcome::Failed(format!("it cannot be followed: {error}")))
+        Ok((mut child, timer, output)) => {
+            let ended = follow(&child, &timer, output, &mut lines, &mut say);
+            if let Ok(true) = ended {
+                call.leash.let_go();
+            } else {
+                call.leash.kill();
+            }
+            match ended.and_then(|ended| Ok((ended, child.wait()?))) {
+                Ok((true, status)) => outcome(status),
+                Ok((false, _)) => Outcome::TimedOut,
+                Err(error) => Outcome::Failed(format!("it cannot be followed: {error}")),
+            }
         }
         Err(error) => Outcome::Failed(format!("it cannot be started: {error}")),
     };
@@ -118,7 +126,7 @@ pub(super) fn run(call: &Call, mut say: impl FnMut(&str)) -> Ended {
     }
 }
 
-fn start(call: &Call) -> io::Result<(Child, File)> {
+fn start(call: &Call) -> io::Result<(Child, Arc<TimerFd>, File)> {
     let mut command = match &call.command {
         HookCommand::Shell(line) => {
             let mut command = Command::new("/bin/sh");
@@ -132,73 +140,51 @@ fn start(call: &Call) -> io::Result<(Child, File)> {
         }
     };
     let (output, input) = io::pipe()?;
+    fcntl(&output, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
     for name in NOT_FOR_THE_JOB {
         command.env_remove(name);
     }
-    let child = sandbox::with_job_descriptor_limit(&mut command)
+    sandbox::with_job_descriptor_limit(&mut command)
         .envs(call.facts.iter().map(|(name, value)| (name, value)))
         .current_dir(&call.directory)
         .stdin(Stdio::null())
         .stdout(input.try_clone()?)
-        .stderr(input)
-        .process_group(0)
-        .spawn()?;
-    fcntl(&output, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
-    Ok((child, File::from(std::os::fd::OwnedFd::from(output))))
+        .stderr(input);
+    let (child, timer) = call.leash.start(&mut command)?;
+    Ok((child, timer, File::from(OwnedFd::from(output))))
 }
 
-/// Hears the hook until it has ended, whoever else still holds its output, or its time is over.
+/// Hears the hook until it has ended, whoever else still holds its output, or its time is over; false then.
 fn follow(
-    mut child: Child,
+    child: &Child,
+    timer: &TimerFd,
     output: File,
-    deadline: Instant,
     lines: &mut Lines,
     say: &mut impl FnMut(&str),
-) -> io::Result<Outcome> {
+) -> io::Result<bool> {
     let gone = rustix::process::pidfd_open(
-        rustix::process::Pid::from_child(&child),
+        rustix::process::Pid::from_child(child),
         rustix::process::PidfdFlags::empty(),
-    );
-    let gone = match gone {
-        Ok(gone) => gone,
-        Err(error) => {
-            kill(&mut child)?;
-            return Err(error.into());
-        }
-    };
+    )?;
     let mut output = Some(output);
     loop {
-        let left = deadline.saturating_duration_since(clock::now());
-        if left.is_zero() {
-            kill(&mut child)?;
-            return Ok(Outcome::TimedOut);
-        }
-        let mut watched = vec![PollFd::new(gone.as_fd(), PollFlags::POLLIN)];
-        watched.extend(
-            output
-                .as_ref()
-                .map(|output| PollFd::new(output.as_fd(), PollFlags::POLLIN)),
-        );
-        // Rounded up: a wait of nothing would spin.
-        let ms = i32::try_from(left.as_millis() + 1).unwrap_or(i32::MAX);
-        match poll(
-            &mut watched,
-            PollTimeout::try_from(ms).unwrap_or(PollTimeout::MAX),
-        ) {
+        let ends = [gone.as_fd(), timer.as_fd()].into_iter();
+        let mut watched: Vec<PollFd> = ends
+            .chain(output.as_ref().map(AsFd::as_fd))
+            .map(|one| PollFd::new(one, PollFlags::POLLIN))
+            .collect();
+        match poll(&mut watched, PollTimeout::NONE) {
             Ok(_) | Err(Errno::EINTR) => {}
-            Err(error) => {
-                kill(&mut child)?;
-                return Err(error.into());
-            }
+            Err(error) => return Err(error.into()),
         }
-        let ended = watched[0].any().unwrap_or(false);
+        let [ended, late] = [0, 1].map(|at| watched[at].any().unwrap_or(false));
         if let Some(open) = &mut output
             && !hear(open, lines, say)
         {
             output = None;
         }
-        if ended {
-            return Ok(outcome(child.wait()?));
+        if ended || late {
+            return Ok(ended);
         }
     }
 }
@@ -217,15 +203,6 @@ fn hear(output: &mut File, lines: &mut Lines, say: &mut impl FnMut(&str)) -> boo
         }
     }
     true
-}
-
-/// Kills a hook and its group.
-fn kill(child: &mut Child) -> io::Result<()> {
-    if let Ok(pid) = i32::try_from(child.id()) {
-        // It has ended between the look and now.
-        let _ = killpg(Pid::from_raw(pid), Signal::SIGKILL);
-    }
-    child.wait().map(drop)
 }
 
 fn outcome(status: ExitStatus) -> Outcome {
@@ -286,13 +263,16 @@ impl Lines {
 
 #[cfg(test)]
 mod tests {
+    use nix::sys::signal::Signal;
+    use nix::unistd::Pid;
+
     use super::*;
 
     fn heard(line: &str, timeout: Duration) -> (Outcome, Vec<String>) {
         let call = Call {
             occasion: Occasion::AfterSnapshot,
             command: HookCommand::Shell(line.to_owned()),
-            timeout,
+            leash: Arc::new(Leash::new(timeout)),
             lines_max: LINES_MAX,
             directory: "/".into(),
             facts: vec![("CKPT_RUN_IMAGE", "000007".into())],
@@ -329,7 +309,7 @@ mod tests {
         let call = Call {
             occasion: Occasion::OnHang,
             command: HookCommand::Words(vec!["/no/such".to_owned()]),
-            timeout: LONG,
+            leash: Arc::new(Leash::new(LONG)),
             lines_max: LINES_MAX,
             directory: "/".into(),
             facts: Vec::new(),
@@ -356,6 +336,38 @@ mod tests {
             assert!(begun.elapsed() < LONG, "the hook's child lives on");
             std::thread::yield_now();
         }
+    }
+
+    /// A hook that would take long, whose time `change` shortens or ends once it runs.
+    fn with_its_leash(change: impl Fn(&Leash)) -> Outcome {
+        let leash = Arc::new(Leash::new(LONG * 60));
+        let call = Call {
+            occasion: Occasion::BeforeSnapshot,
+            command: HookCommand::Shell("echo runs; sleep 1000".to_owned()),
+            leash: Arc::clone(&leash),
+            lines_max: LINES_MAX,
+            directory: "/".into(),
+            facts: Vec::new(),
+        };
+        run(&call, |_| change(&leash)).outcome
+    }
+
+    #[test]
+    fn a_hook_s_time_may_be_shortened_while_it_runs_but_not_extended() {
+        let outcome = with_its_leash(|leash| {
+            leash.shorten(Duration::from_millis(10));
+            leash.shorten(LONG * 60);
+        });
+        assert_eq!(outcome, Outcome::TimedOut);
+    }
+
+    #[test]
+    fn a_hook_that_nobody_waits_for_is_killed_once_and_does_not_start() {
+        let outcome = with_its_leash(|leash| assert!(leash.kill() && !leash.kill()));
+        assert!(matches!(outcome, Outcome::Failed(why) if why.contains("SIGKILL")));
+        let leash = Leash::new(LONG);
+        assert!(leash.kill());
+        assert!(leash.start(&mut Command::new("true")).is_err());
     }
 
     #[test]

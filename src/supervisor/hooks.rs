@@ -2,9 +2,11 @@
 //!
 //! They run one after the other on a thread of their own, beside a job that computes, is being written or has ended;
 //! `before_snapshot` runs on the snapshot's thread, which waits for it. None changes what happens but a veto of that
-//! one. At the end of a run those that were called are waited for.
+//! one. At the end of a run those that were called are waited for, and what still runs then is killed.
 
+use std::collections::VecDeque;
 use std::ffi::OsString;
+use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
@@ -16,6 +18,7 @@ use super::environment::STORE_VARIABLE;
 use super::event::Event;
 use super::hook::{self, Call, Ended, LINES_MAX, Occasion, Outcome};
 use super::image::Trigger;
+use super::leash::Leash;
 use super::operation::News;
 use super::run::RunError;
 use super::signals::Signal;
@@ -35,18 +38,36 @@ const NEWS_LIMIT: Duration = Duration::from_secs(5);
 #[derive(Debug, Default)]
 pub(super) struct Hooks {
     queue: Option<SyncSender<Call>>,
-    running: u32,
+    /// Those that have not ended, in their order.
+    called: VecDeque<Arc<Leash>>,
+    /// The last one before a snapshot, which may have ended.
+    before_snapshot: Option<Arc<Leash>>,
 }
 
 impl Hooks {
     /// Has a hook run after those that were called before.
     fn call(&mut self, call: Call, events: &Sender<Event>) {
         let occasion = call.occasion.as_str();
+        let leash = Arc::clone(&call.leash);
         let queue = self.queue.get_or_insert_with(|| worker(events.clone()));
         if queue.try_send(call).is_ok() {
-            self.running += 1;
+            self.called.push_back(leash);
         } else {
             tracing::warn!("hook {occasion} is not run: too many wait");
+        }
+    }
+}
+
+impl Drop for Hooks {
+    /// The run ends: nobody would hear them, or kill them after their time.
+    fn drop(&mut self) {
+        let all = self.called.iter().chain(&self.before_snapshot);
+        let killed = all.filter(|leash| leash.kill()).count();
+        if killed > 0 {
+            tracing::warn!(
+                killed,
+                "hooks that have not ended are killed, as the run ends"
+            );
         }
     }
 }
@@ -100,12 +121,23 @@ impl BeforeSnapshot {
 
 impl Supervisor {
     /// The hook of a snapshot that begins.
-    pub fn before_snapshot(&self, trigger: Trigger, afterwards: Afterwards) -> BeforeSnapshot {
+    pub fn before_snapshot(&mut self, trigger: Trigger, afterwards: Afterwards) -> BeforeSnapshot {
         let facts = vec![("CKPT_RUN_TRIGGER", trigger.as_str().into())];
+        let call = self.hook(Occasion::BeforeSnapshot, facts);
+        self.operation.hooks.before_snapshot = call.as_ref().map(|call| Arc::clone(&call.leash));
+        self.hurry_hook();
         BeforeSnapshot {
-            call: self.hook(Occasion::BeforeSnapshot, facts),
+            call,
             afterwards,
             events: self.events.clone(),
+        }
+    }
+
+    /// Where the end is near, has the hook of a snapshot leave time for it.
+    pub fn hurry_hook(&self) {
+        let leash = self.operation.hooks.before_snapshot.as_ref();
+        if let Some((leash, limit)) = leash.zip(self.stopping.hook_limit()) {
+            leash.shorten(limit);
         }
     }
 
@@ -181,7 +213,7 @@ impl Supervisor {
         Some(Call {
             occasion,
             command: command.clone(),
-            timeout: settings.timeout,
+            leash: Arc::new(Leash::new(settings.timeout)),
             lines_max: LINES_MAX,
             directory: self.shop.directory.clone(),
             facts: all,
@@ -190,7 +222,7 @@ impl Supervisor {
 
     /// A hook that was called has ended.
     pub fn called_hook_ended(&mut self, ended: &Ended) {
-        self.operation.hooks.running = self.operation.hooks.running.saturating_sub(1);
+        self.operation.hooks.called.pop_front();
         self.hook_ended(ended);
     }
 
@@ -210,7 +242,8 @@ impl Supervisor {
             }
             Outcome::TimedOut => tracing::warn!(
                 after = %seconds(took),
-                "hook {name} was killed after its time (hooks.timeout), and nothing changes"
+                "hook {name} was killed after its time ({}), and nothing changes",
+                if took < self.shop.config.hooks.timeout { "a part of the grace" } else { "hooks.timeout" }
             ),
         }
         self.tell(history::Event::Hook {
@@ -223,8 +256,9 @@ impl Supervisor {
     /// The run has ended: waits for the hooks that were called, each within its time. A SIGTERM ends the wait.
     pub async fn finish_hooks(&mut self) {
         let each = self.shop.config.hooks.timeout;
-        let deadline = clock::now() + each * self.operation.hooks.running + NEWS_LIMIT;
-        while self.operation.hooks.running > 0 {
+        let all: Duration = self.operation.hooks.called.iter().map(|_| each).sum();
+        let deadline = clock::now() + all + NEWS_LIMIT;
+        while !self.operation.hooks.called.is_empty() {
             self.tell_systemd(false);
             let left = deadline.saturating_duration_since(clock::now());
             let turn = self
@@ -238,10 +272,7 @@ impl Supervisor {
                     other => drop(other),
                 },
                 None if turn < left => {}
-                Some(Event::Signal(Signal::Terminate | Signal::Forward(_))) | None => {
-                    tracing::warn!("hooks that still run are left to themselves");
-                    return;
-                }
+                Some(Event::Signal(Signal::Terminate | Signal::Forward(_))) | None => return,
                 Some(_) => {}
             }
         }

@@ -36,6 +36,7 @@ mod image;
 pub mod interval;
 mod intrusion;
 mod key;
+mod leash;
 mod leftovers;
 mod machine;
 mod metrics;

@@ -98,6 +98,7 @@ impl Supervisor {
                 Stopping::Until(_) => self.stop_now("a second SIGTERM"),
                 Stopping::No | Stopping::ByTheJob(_) | Stopping::WhenSaved => {
                     self.stopping = Stopping::Until(clock::now() + self.shop.config.snapshot.grace);
+                    self.hurry_hook();
                     self.save_and_stop()
                 }
             },

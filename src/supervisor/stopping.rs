@@ -2,6 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use crate::clock;
+
+/// The share of the time until a stop that the hook of a snapshot may take: the rest is for the snapshot.
+const HOOK_SHARE: u32 = 4;
+
 /// Whether we were asked to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stopping {
@@ -23,6 +28,14 @@ impl Stopping {
             // A job that goes on after SIGINT and crashes much later has crashed.
             Self::ByTheJob(at) => at.elapsed() <= grace,
             Self::WhenSaved | Self::Until(_) => true,
+        }
+    }
+
+    /// How long the hook of a snapshot may take from now on, if an end is near.
+    pub fn hook_limit(self) -> Option<Duration> {
+        match self {
+            Self::No | Self::ByTheJob(_) | Self::WhenSaved => None,
+            Self::Until(end) => Some(end.saturating_duration_since(clock::now()) / HOOK_SHARE),
         }
     }
 }

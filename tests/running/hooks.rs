@@ -25,6 +25,23 @@ fn start(place: &Place, settings: &str, then: &str) -> Run {
     run
 }
 
+/// The process of a hook that sleeps, once there is one.
+fn sleeping_hook(run: &Run) -> i32 {
+    let sleeps = |pid: &i32| {
+        fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "sleep\n")
+    };
+    let mut found = None;
+    wait_until("the hook", || {
+        found = descendants(run.pid()).into_iter().find(sleeps);
+        found.is_some()
+    });
+    found.unwrap()
+}
+
+fn lives(pid: i32) -> bool {
+    kill(Pid::from_raw(pid), None).is_ok()
+}
+
 #[test]
 fn a_hook_has_the_job_s_limit_of_descriptors() {
     if !can_run() {
@@ -146,6 +163,58 @@ fn a_hook_that_fails_or_hangs_is_a_warning_and_the_job_goes_on() {
 }
 
 #[test]
+fn a_hook_that_hangs_leaves_most_of_the_grace_to_the_last_snapshot() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let settings =
+        "snapshot.grace = '20s'\nhooks.before_snapshot = 'sleep 1000; :'\nhooks.timeout = '1h'";
+    let mut run = start(&place, settings, "");
+    run.signal(Signal::SIGUSR1);
+    let hook = sleeping_hook(&run);
+    // Its snapshot was to go on; the one that follows has a hook of its own.
+    run.signal(Signal::SIGTERM);
+    assert_eq!(run.wait(), 75, "{}", place.text("err"));
+    let said = place.text("err");
+    let warning = "warning: hook before_snapshot was killed after its time (a part of the grace)";
+    assert_eq!(said.matches(warning).count(), 2, "{said}");
+    assert_eq!(place.images().len(), 2, "{said}");
+    assert!(!lives(hook));
+}
+
+#[test]
+fn hooks_that_run_are_killed_with_the_run_s_end() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let settings = "snapshot.grace = '1h'\nhooks.timeout = '1h'\n\
+        hooks.before_snapshot = 'sleep 1000; :'\nhooks.on_give_up = 'sleep 1000; :'";
+    let mut run = start(&place, settings, "");
+    run.signal(Signal::SIGTERM);
+    let hook = sleeping_hook(&run);
+    wait_until("the end after a second SIGTERM", || {
+        run.signal(Signal::SIGTERM);
+        run.has_ended()
+    });
+    wait_until("the hook's end", || !lives(hook));
+
+    let mut run = start(&place, settings, "sys.exit(7)");
+    place.go();
+    let hook = sleeping_hook(&run);
+    run.signal(Signal::SIGTERM);
+    assert_eq!(run.wait(), 7, "{}", place.text("err"));
+    wait_until("the hook's end", || !lives(hook));
+    let said = place.text("err");
+    assert_eq!(
+        said.matches("are killed, as the run ends").count(),
+        2,
+        "{said}"
+    );
+}
+
+#[test]
 fn no_hook_is_called_for_a_job_that_has_ended() {
     if !can_run() {
         return;
@@ -159,20 +228,14 @@ timeout = "1h"
     place.snapshot();
     fs::write(place.file("slow"), "").unwrap();
     run.signal(Signal::SIGUSR2);
-    let hook = || {
-        let sleeps = |pid: &i32| {
-            fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "sleep\n")
-        };
-        descendants(run.pid()).into_iter().find(sleeps)
-    };
-    wait_until("the hook", || hook().is_some());
+    let hook = sleeping_hook(&run);
     // As at the end of an allocation, all get SIGTERM. Who tells of the job's end does so late.
     let first = |pid: &i32| inner_pid(*pid) == Some(1);
     let first = descendants(run.pid()).into_iter().find(first).unwrap();
     send(first, Signal::SIGSTOP);
     send(run.job(), Signal::SIGTERM);
     run.signal(Signal::SIGTERM);
-    send(hook().unwrap(), Signal::SIGTERM);
+    send(hook, Signal::SIGTERM);
     place.wait_for("err", "called off: the job ended");
     send(first, Signal::SIGCONT);
     assert_eq!(run.wait(), 75, "{}", place.text("err"));
