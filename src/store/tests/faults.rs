@@ -85,6 +85,24 @@ fn names_and_meta_out_of_bounds_are_refused() {
 }
 
 #[test]
+fn meta_of_every_length_that_is_taken_comes_back() {
+    let folder = tempfile::tempdir().unwrap();
+    for key in [None, Some(Key::from_bytes(&[1; 32]))] {
+        let path = folder.path().join(format!("store-{}", key.is_some()));
+        let store = Store::create_or_open_with(&path, key.as_ref()).unwrap();
+        let lock = store.lock().unwrap();
+        for len in [20 << 20, META_BYTES_MAX] {
+            let meta = noise(1, len);
+            let image = store.begin(&lock, OPTIONS).unwrap().commit(&meta).unwrap();
+            assert!(store.manifest(image.id).unwrap().meta == meta, "{len}");
+            let entry = store.images().unwrap().pop().unwrap();
+            assert_eq!((entry.id, &entry.damaged), (image.id, &None));
+            assert!(entry.meta == meta, "{len}");
+        }
+    }
+}
+
+#[test]
 fn a_full_disk_fails_the_image_and_leaves_the_older_ones() {
     use nix::mount::{MsFlags, mount};
     use nix::sched::{CloneFlags, unshare};

@@ -2,7 +2,7 @@
 //!
 //! Says no to what cannot be before anything is read or allocated on its word. It knows nothing of the parts' content.
 
-use super::{ManifestError, SUM_LEN};
+use super::{META_BYTES_MAX, ManifestError, SUM_LEN};
 use crate::store::cipher::{Cipher, Secrets};
 use crate::store::id::ImageId;
 use crate::store::layout::FORMAT;
@@ -11,7 +11,7 @@ const MAGIC: [u8; 8] = *b"CKPTMANI";
 /// Header without checksums.
 pub(super) const CHECKED_LEN: usize = 48;
 /// Meta and a table of 300 thousand packs, which is 300 TiB.
-const SUMMARY_BYTES_MAX: u32 = 8 << 20;
+const SUMMARY_BYTES_MAX: usize = META_BYTES_MAX + (8 << 20);
 /// A body of 55 bytes a chunk for 19 million chunks, an image of more than a TiB.
 const BODY_BYTES_MAX: u64 = 1 << 30;
 pub(super) const NOT_SEALED: u32 = 0;
@@ -100,7 +100,7 @@ impl Header {
     }
 
     pub(super) fn is_too_large(&self) -> bool {
-        self.summary_len > SUMMARY_BYTES_MAX
+        self.summary_len as usize > SUMMARY_BYTES_MAX
             || self.body_len > BODY_BYTES_MAX
             || self.raw_body_len > BODY_BYTES_MAX
     }
