@@ -35,6 +35,14 @@ pub struct ImageEntry {
     pub pinned: Option<String>,
 }
 
+impl ImageEntry {
+    /// Whether its manifest cannot be read, for now or for ever: what the image says about itself is not known.
+    #[must_use]
+    pub fn is_unreadable(&self) -> bool {
+        self.damaged.is_some() && self.meta.is_empty()
+    }
+}
+
 /// An image's number and what its manifest says in short.
 pub(super) struct Found {
     pub(super) id: ImageId,

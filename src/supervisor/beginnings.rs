@@ -1,4 +1,4 @@
-//! The job's beginnings: start, restore, and which image to restore.
+//! The job's beginnings: start and restore. Which images there are for that is in `candidates`.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,7 +10,6 @@ use super::describe::{chain, seconds, size};
 use super::environment::{self, Setting};
 use super::event::Event;
 use super::huge_pages;
-use super::image::run_of;
 use super::intrusion::Intrusion;
 use super::program::ProgramError;
 use super::restore::{self, Candidate, Restored};
@@ -162,7 +161,8 @@ impl Supervisor {
 
     /// The run was begun by an earlier supervisor.
     pub fn resume_run(&mut self) -> Result<(), RunError> {
-        if self.available()?.is_empty() {
+        let available = self.to_restore()?;
+        if available.is_empty() {
             let start = self.shop.config.restart.without_image == config::WithoutImage::Start;
             if self.any_images()? && !start {
                 return Err(RunError::NothingRestorable);
@@ -170,20 +170,26 @@ impl Supervisor {
             tracing::info!("the run was begun before but has no image yet: it begins anew");
             return self.start();
         }
-        self.restore_from(0)
+        self.restore_one_of(available, 0)
     }
 
     /// Restores the newest image that can be, but `skip_newest`.
     pub fn restore_from(&mut self, skip_newest: usize) -> Result<(), RunError> {
-        for id in self.available()?.into_iter().rev().skip(skip_newest) {
+        let available = self.to_restore()?;
+        self.restore_one_of(available, skip_newest)
+    }
+
+    fn restore_one_of(&mut self, images: Vec<ImageId>, skip_newest: usize) -> Result<(), RunError> {
+        for id in images.into_iter().rev().skip(skip_newest) {
             match restore::examine(&self.shop, id) {
                 Ok(candidate) => return self.begin_restore(candidate, skip_newest),
                 Err(error) => self.image_failed(id, &error),
             }
         }
         // Those that were skipped are better than none.
-        if skip_newest > 0 && !self.available()?.is_empty() {
-            return self.restore_from(0);
+        let all = self.available()?;
+        if skip_newest > 0 && !all.is_empty() {
+            return self.restore_one_of(all, 0);
         }
         if !self.refused.is_empty()
             || self.shop.config.restart.without_image == config::WithoutImage::GiveUp
@@ -305,53 +311,6 @@ impl Supervisor {
         self.state.started_unix_ms = clock::unix_ms().max(self.state.started_unix_ms + 1);
         self.remember();
         self.start()
-    }
-
-    /// This run's images that are not set aside, oldest first.
-    pub fn available(&self) -> Result<Vec<ImageId>, RunError> {
-        let images = self.shop.store.images()?;
-        let ours = images
-            .into_iter()
-            .filter(|image| image.damaged.is_none() && self.state.goes_on_from(image));
-        Ok(ours
-            .map(|image| image.id)
-            .filter(|id| !self.refused.contains(id))
-            .collect())
-    }
-
-    /// Whether the run has any image, good or not.
-    fn any_images(&self) -> Result<bool, RunError> {
-        Ok(self
-            .shop
-            .store
-            .images()?
-            .iter()
-            .any(|image| run_of(&image.meta).is_none_or(|run| run == self.state.started_unix_ms)))
-    }
-
-    /// How many images there are to go on from, for a decision. One where the store cannot be read: an answer of "none"
-    /// would give the run up.
-    pub fn images_at_least(&self) -> usize {
-        match self.available() {
-            Ok(images) => images.len(),
-            Err(error) => {
-                tracing::warn!("cannot look for images: {}", chain(&error));
-                1
-            }
-        }
-    }
-
-    /// As `available`; none where the store cannot be read, which is no reason to end a job that computes.
-    pub fn available_or_none(&self) -> Vec<ImageId> {
-        self.available().unwrap_or_else(|error| {
-            tracing::warn!("cannot look for images: {}", chain(&error));
-            Vec::new()
-        })
-    }
-
-    /// The newest image to go on from.
-    pub fn newest(&self) -> Option<ImageId> {
-        self.available_or_none().pop()
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod beginnings;
 mod bystanders;
+mod candidates;
 mod carried;
 mod chronicle;
 mod computing;

@@ -181,6 +181,12 @@ impl RunState {
         self.goes_on_from_numbered(image.id, &image.meta)
     }
 
+    /// Whether an image that cannot be read may be one that the run would go on from.
+    #[must_use]
+    pub fn may_go_on_from(&self, image: &ImageEntry) -> bool {
+        image.is_unreadable() && self.is_in_line(image.id)
+    }
+
     /// As [`goes_on_from`](Self::goes_on_from), by an image's number and what it says about itself.
     #[must_use]
     pub fn goes_on_from_numbered(&self, id: ImageId, meta: &[u8]) -> bool {
@@ -221,8 +227,9 @@ impl RunState {
 
     /// The job came back from an image. Newer ones that were passed over may be restored yet.
     pub fn came_back(&mut self, id: ImageId, images: &[ImageEntry]) {
-        let is_newer = |image: &ImageEntry| image.id > id && self.goes_on_from(image);
-        self.came_from = images.iter().any(is_newer).then_some(id);
+        let mut newer = images.iter().filter(|image| image.id > id);
+        let passed_over = newer.any(|image| self.goes_on_from(image) || self.may_go_on_from(image));
+        self.came_from = passed_over.then_some(id);
     }
 
     /// The job as it came back has an image: those that were passed over are of another life now. Whether there are any.
@@ -302,95 +309,4 @@ fn one_or_more<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Abandon
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const RUN: u64 = 7;
-
-    fn id(number: u64) -> ImageId {
-        ImageId::new(number).unwrap()
-    }
-
-    /// The run's images of these numbers.
-    fn images(numbers: std::ops::RangeInclusive<u64>) -> Vec<ImageEntry> {
-        let image = |number| ImageEntry {
-            id: id(number),
-            created_unix_ms: 0,
-            raw_bytes: 0,
-            stored_bytes: 0,
-            meta: format!("{{\"run\": {RUN}}}").into_bytes(),
-            damaged: None,
-            pinned: None,
-        };
-        numbers.map(image).collect()
-    }
-
-    fn state() -> RunState {
-        RunState::new(vec!["job".to_owned()], PathBuf::from("/"), RUN)
-    }
-
-    /// The numbers that the run goes on from, of `images`.
-    fn line(state: &RunState, images: &[ImageEntry]) -> Vec<u64> {
-        let ours = images.iter().filter(|image| state.goes_on_from(image));
-        ours.map(|image| image.id.number()).collect()
-    }
-
-    #[test]
-    fn a_run_that_goes_back_twice_revives_nothing_that_it_gave_up_first() {
-        let mut state = state();
-        state.go_back(id(1), &images(1..=7)).unwrap();
-        assert_eq!(line(&state, &images(1..=9)), [1, 8, 9]);
-        state.go_back(id(8), &images(1..=9)).unwrap();
-        assert_eq!(line(&state, &images(1..=11)), [1, 8, 10, 11]);
-        state.go_back(id(8), &images(1..=11)).unwrap();
-        assert_eq!(line(&state, &images(1..=11)), [1, 8]);
-    }
-
-    #[test]
-    fn an_image_that_was_given_up_is_gone_back_to_with_what_it_came_of() {
-        let mut state = state();
-        state.go_back(id(1), &images(1..=7)).unwrap();
-        state.go_back(id(5), &images(1..=10)).unwrap();
-        assert_eq!(line(&state, &images(1..=11)), [1, 2, 3, 4, 5, 11]);
-        state.go_back(id(9), &images(1..=12)).unwrap();
-        assert_eq!(line(&state, &images(1..=13)), [1, 8, 9, 13]);
-        state.go_back(id(11), &images(1..=13)).unwrap();
-        assert_eq!(line(&state, &images(1..=13)), [1, 2, 3, 4, 5, 11]);
-    }
-
-    #[test]
-    fn images_that_were_passed_over_are_left_behind_once_there_is_a_new_one() {
-        let mut state = state();
-        state.came_back(id(2), &images(1..=2));
-        assert!(!state.leaves_behind(id(3)));
-        state.came_back(id(1), &images(1..=3));
-        assert_eq!(line(&state, &images(1..=3)), [1, 2, 3]);
-        assert!(state.leaves_behind(id(4)));
-        assert!(!state.leaves_behind(id(5)));
-        assert_eq!(line(&state, &images(1..=5)), [1, 4, 5]);
-    }
-
-    #[test]
-    fn numbers_of_images_that_were_given_up_are_remembered_when_these_are_gone() {
-        let mut state = state();
-        assert_eq!(state.newest_abandoned(), None);
-        state.go_back(id(1), &images(1..=7)).unwrap();
-        // Damaged ones were removed.
-        state.go_back(id(1), &images(1..=3)).unwrap();
-        assert_eq!(state.newest_abandoned(), Some(id(7)));
-        assert_eq!(line(&state, &images(1..=8)), [1, 8]);
-    }
-
-    #[test]
-    fn what_older_versions_wrote_is_read_and_what_is_written_comes_back() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut text = serde_json::to_value(state()).unwrap();
-        text["abandoned"] = serde_json::json!({"after": id(1), "through": id(7)});
-        fs::write(folder.path().join(FILE), text.to_string()).unwrap();
-        let mut state = RunState::load(folder.path()).unwrap().unwrap();
-        assert_eq!(line(&state, &images(1..=8)), [1, 8]);
-        state.go_back(id(8), &images(1..=9)).unwrap();
-        state.save(folder.path()).unwrap();
-        assert_eq!(RunState::load(folder.path()).unwrap(), Some(state));
-    }
-}
+mod tests;

@@ -115,6 +115,30 @@ fn a_store_is_looked_for_again_when_it_was_away_at_a_crash() {
 }
 
 #[test]
+fn a_newest_image_that_cannot_be_read_is_told_of_and_an_older_one_used() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = counting(&place);
+    place.snapshot();
+    place.wait_for("log", "15\n");
+    place.snapshot();
+    let manifest = place.file(".ckpt-run/images/000002.manifest");
+    fs::rename(&manifest, place.file("manifest")).unwrap();
+    fs::create_dir(&manifest).unwrap();
+    run.crash();
+    place.wait_for("err", "restored image=000001");
+    let said = place.text("err");
+    let warning = "warning: the image cannot be read, an older one is used: cannot read the manifest: Is a directory";
+    let told = said.lines().find(|line| line.contains(warning));
+    assert!(told.is_some_and(|line| line.contains("000002")), "{said}");
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("log"), lines(40));
+}
+
+#[test]
 fn a_cleaned_temporary_folder_and_files_with_new_times_end_no_run() {
     if !can_run() {
         return;
