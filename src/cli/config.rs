@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::{Failure, Global, OURS, output};
 use crate::config::{self, Config, DEFAULT_TOML, Sources};
-use crate::supervisor::chain;
+use crate::supervisor::{Lacks, chain};
 
 #[derive(Debug, Subcommand)]
 pub(super) enum ConfigVerb {
@@ -19,7 +19,7 @@ pub(super) enum ConfigVerb {
         #[arg(long)]
         origin: bool,
     },
-    /// Check the settings of all places and tell everything that is wrong; does nothing else
+    /// Check the settings of all places, and whether what they name is there; tells everything that is wrong
     Check {
         /// Check this file in place of ./ckpt-run.toml
         file: Option<PathBuf>,
@@ -49,22 +49,39 @@ pub(super) fn run(global: &Global, verb: &ConfigVerb) -> Result<ExitCode, Failur
 struct Checked {
     good: bool,
     errors: Vec<String>,
+    warnings: Vec<String>,
 }
 
 fn check(global: &Global, file: Option<PathBuf>) -> Result<ExitCode, Failure> {
     let file = file.or_else(|| global.config.clone());
     let overrides = global.overrides(Vec::new());
-    let errors = match Sources::from_process(file, overrides) {
-        Ok(sources) => config::check(&sources),
-        Err(error) => vec![error],
-    };
-    let errors: Vec<String> = errors.iter().map(|error| chain(error)).collect();
+    let lacks = Sources::from_process(file, overrides)
+        .map_err(|error| vec![error])
+        .and_then(|sources| {
+            let errors = config::check(&sources);
+            if errors.is_empty() {
+                let loaded = config::load(&sources).map_err(|error| vec![error])?;
+                return Ok(Lacks::of(&loaded.config));
+            }
+            Err(errors)
+        });
+    let Lacks { errors, warnings } = lacks.unwrap_or_else(|errors| Lacks {
+        errors: errors.iter().map(|error| chain(error)).collect(),
+        warnings: Vec::new(),
+    });
     let good = errors.is_empty();
     if global.json {
-        output::print_json(&Checked { good, errors })?;
+        output::print_json(&Checked {
+            good,
+            errors,
+            warnings,
+        })?;
     } else {
         for error in &errors {
             output::say(error);
+        }
+        for warning in &warnings {
+            output::say(&format!("warning: {warning}"));
         }
         let count = errors.len();
         output::say(&match count {

@@ -25,7 +25,6 @@ use super::signals::Signal;
 use super::snapshot::{Afterwards, Snapshotted};
 use super::supervise::Supervisor;
 use crate::clock;
-use crate::config::HookCommand;
 use crate::history;
 use crate::store::ImageId;
 
@@ -194,13 +193,7 @@ impl Supervisor {
     /// The hook of an occasion with all that it is told, if there is one.
     fn hook(&self, occasion: Occasion, facts: Vec<(&'static str, OsString)>) -> Option<Call> {
         let settings = &self.shop.config.hooks;
-        let command: &HookCommand = match occasion {
-            Occasion::BeforeSnapshot => settings.before_snapshot.as_ref(),
-            Occasion::AfterSnapshot => settings.after_snapshot.as_ref(),
-            Occasion::AfterRestore => settings.after_restore.as_ref(),
-            Occasion::OnGiveUp => settings.on_give_up.as_ref(),
-            Occasion::OnHang => settings.on_hang.as_ref(),
-        }?;
+        let command = occasion.command(settings)?;
         let mut all = vec![
             ("CKPT_RUN_HOOK", occasion.as_str().into()),
             (STORE_VARIABLE, self.shop.store.path().into()),

@@ -234,3 +234,48 @@ fn a_check_of_the_settings_tells_everything_and_touches_nothing() {
     );
     assert!(!place.file(".ckpt-run").exists());
 }
+
+#[test]
+fn a_check_of_the_settings_tells_what_they_name_that_is_not_there() {
+    let place = Place::new();
+    let settings = r#"
+criu.path = "no-criu"
+encryption.key_file = "no-key"
+metrics.textfile = "no-folder/train.txt"
+hooks.after_restore = ["no-program", "it is back"]
+hooks.on_hang = ["sh", "-c", "no-program"]
+hooks.on_give_up = "no-program"
+"#;
+    fs::write(place.file("ckpt-run.toml"), settings).unwrap();
+    let told = |checked: &Value, kind: &str| -> String {
+        let all = checked[kind].as_array().unwrap().iter();
+        all.map(|one| one.as_str().unwrap().to_owned() + "\n")
+            .collect()
+    };
+    let checked = json(&place, &["config", "check"]);
+    assert_eq!(checked["good"], false);
+    let (errors, warnings) = (told(&checked, "errors"), told(&checked, "warnings"));
+    for part in [
+        "criu.path: failed to ask CRIU at no-criu",
+        "encryption.key_file: cannot read the key file no-key: No such file",
+        "ckpt-run key generate no-key\n",
+    ] {
+        assert!(errors.contains(part), "{part}: {errors}");
+    }
+    for part in [
+        "metrics.textfile: there is no folder no-folder, ",
+        "metrics.textfile: the node exporter reads only files whose name ends with .prom",
+        "hooks.after_restore: cannot find no-program: no such file, and none on PATH; ",
+    ] {
+        assert!(warnings.contains(part), "{part}: {warnings}");
+    }
+    assert_eq!((errors.lines().count(), warnings.lines().count()), (2, 3));
+
+    let (_, warned) = settings.split_once("metrics").unwrap();
+    fs::write(place.file("ckpt-run.toml"), format!("metrics{warned}")).unwrap();
+    let output = place.verb(&["config", "check"]);
+    assert_eq!(code(output.status), 0);
+    let said = stderr(&output);
+    assert_eq!(said.matches("ckpt-run: warning: ").count(), 3, "{said}");
+    assert!(said.contains("the settings are good"), "{said}");
+}
