@@ -1,7 +1,9 @@
-//! What CRIU and the CUDA driver say, in the user's words: one table, and how something is found in it.
+//! What CRIU, the CUDA driver and a full disk say, in the user's words: one table, and how something is found in it.
 //!
 //! A leaf: whoever hears an error asks here, and nothing here knows who does. Texts are those of CRIU 4.1 and 4.2, codes
 //! those of driver 580. `docs/guide/troubleshooting.md` is made of the table (a test says how).
+
+use std::io;
 
 #[cfg(test)]
 mod tests;
@@ -47,6 +49,14 @@ impl Sign {
             (Self::Criu(_), Symptom::Cuda(..)) | (Self::Cuda(..), Symptom::Criu(_)) => false,
         }
     }
+}
+
+/// Whether the disk or the user's share of it is full.
+pub(crate) fn is_disk_full(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+    )
 }
 
 /// The first cause in the table that explains one of the symptoms, and which of them: a line that says more goes

@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 
@@ -19,6 +19,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 
 use super::replay::Replay;
+use super::rewind::{RewindError, keep_end, system};
 use super::terminal::line_end;
 use super::waiting::write_out;
 use crate::sync::{locked, wait};
@@ -195,18 +196,33 @@ impl Output {
     ///
     /// # Errors
     /// When our file cannot be cut.
-    pub fn rewind(&self, mark: &OutputMark, same_run: bool, kept: &Path) -> io::Result<()> {
+    pub fn rewind(
+        &self,
+        mark: &OutputMark,
+        same_run: bool,
+        kept: &Path,
+    ) -> Result<(), RewindError> {
         let mut state = self.shared.lock();
         if let Some(there) = mark.file.filter(|_| self.shared.cuttable) {
-            let metadata = self.shared.sink.metadata()?;
+            let mut sink = &self.shared.sink;
+            let handle = PathBuf::from(format!("/proc/self/fd/{}", sink.as_raw_fd()));
+            let path = std::fs::read_link(&handle).unwrap_or_else(|_| handle.clone());
+            let metadata = sink.metadata().map_err(system("look at", &path))?;
             let beyond = metadata.size().checked_sub(there.offset);
             let ours = !same_run || beyond == state.replay.delivered_since(mark.position);
             if metadata.ino() == there.inode && beyond.is_some() && ours {
-                if !same_run && metadata.size() > there.offset {
-                    keep_aside(&self.shared.sink, there.offset, kept)?;
+                if !same_run {
+                    // Ours is open for writing only, perhaps.
+                    let mut source = File::open(&handle).map_err(system("open", &path))?;
+                    let bytes = keep_end(&path, &mut source, there.offset, kept)?;
+                    if bytes > 0 {
+                        let kept = kept.display();
+                        tracing::info!(bytes, %kept, "cut off our output what came after the snapshot");
+                    }
                 }
-                self.shared.sink.set_len(there.offset)?;
-                (&self.shared.sink).seek(SeekFrom::Start(there.offset))?;
+                let cut = sink.set_len(there.offset);
+                cut.and_then(|()| sink.seek(SeekFrom::Start(there.offset)))
+                    .map_err(system("cut", &path))?;
                 state.replay.forget(mark.position);
                 return Ok(());
             }
@@ -218,25 +234,6 @@ impl Output {
         }
         Ok(())
     }
-}
-
-/// Copies the end of our own output file, from `offset` on.
-fn keep_aside(sink: &File, offset: u64, kept: &Path) -> io::Result<()> {
-    // Ours is open for writing only, perhaps.
-    let mut source = File::open(format!("/proc/self/fd/{}", sink.as_raw_fd()))?;
-    source.seek(SeekFrom::Start(offset))?;
-    if let Some(folder) = kept.parent() {
-        std::fs::create_dir_all(folder)?;
-    }
-    let mut target = File::options()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(kept)?;
-    let bytes = io::copy(&mut source, &mut target)?;
-    tracing::info!(bytes, kept = %kept.display(), "cut off our output what came after the snapshot");
-    Ok(())
 }
 
 impl Shared {

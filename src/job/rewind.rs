@@ -13,6 +13,7 @@ use super::nodes::{self, Node, NodesError};
 use aside::{aside_name, keep_from, without_links};
 use refill::refill;
 
+pub(super) use aside::keep_end;
 pub use aside::{CutAway, undo};
 
 mod aside;
@@ -59,6 +60,17 @@ pub enum RewindError {
         then: u64,
         /// Bytes now.
         now: u64,
+    },
+    /// The disk of what is kept aside is full. Every file is as it was.
+    #[error("cannot keep aside the end of {}: the disk of {} is full; the job's files are as they were, free space there and run the same line again", path.display(), folder.display())]
+    NoRoom {
+        /// The job's file.
+        path: PathBuf,
+        /// The folder on the disk that is full.
+        folder: PathBuf,
+        /// How the disk said so.
+        #[source]
+        source: io::Error,
     },
     /// A system call failed.
     #[error("cannot {operation} {}", path.display())]

@@ -9,6 +9,7 @@ use super::durable::DurableError;
 use super::id::ImageId;
 use super::pack::PackError;
 use super::wire::{META_BYTES_MAX, ManifestError};
+use crate::causes::is_disk_full;
 
 /// A change of the store that did not happen. Images that existed before are untouched.
 #[derive(Debug, thiserror::Error)]
@@ -113,8 +114,8 @@ impl WriteError {
     #[must_use]
     pub fn is_disk_full(&self) -> bool {
         match self {
-            Self::Pack { source, .. } => is_full(source),
-            Self::Durable(error) => is_full(error.io_error()),
+            Self::Pack { source, .. } => is_disk_full(source),
+            Self::Durable(error) => is_disk_full(error.io_error()),
             Self::Stopped(error) => error.is_disk_full(),
             Self::Busy
             | Self::Read(_)
@@ -136,13 +137,6 @@ impl WriteError {
             | Self::Aborted => false,
         }
     }
-}
-
-fn is_full(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
-    )
 }
 
 /// An image or a part of it that cannot be read. The store is untouched.

@@ -22,7 +22,7 @@ use crate::clock;
 use crate::config;
 use crate::cuda;
 use crate::history;
-use crate::job::InputMark;
+use crate::job::{InputMark, RewindError};
 use crate::sandbox::{
     Ended, IoUring, Isolation, JobPids, Sandbox, SandboxError, SpawnError, privilege_missing,
 };
@@ -183,7 +183,7 @@ impl Supervisor {
         for id in images.into_iter().rev().skip(skip_newest) {
             match restore::examine(&self.shop, id) {
                 Ok(candidate) => return self.begin_restore(candidate, skip_newest),
-                Err(error) => self.image_failed(id, &error),
+                Err(error) => self.image_failed(id, error)?,
             }
         }
         // Those that were skipped are better than none.
@@ -272,21 +272,26 @@ impl Supervisor {
             Err(error) => {
                 restoring.sandbox.kill();
                 let (gone, skip_newest) = (restoring.gone, restoring.skip_newest);
-                self.image_failed(id, &error);
+                self.image_failed(id, error)?;
                 self.stage = Stage::Ending(AfterEnd::NextImage { skip_newest });
                 if gone { self.drain() } else { Ok(()) }
             }
         }
     }
 
-    /// Remembers why an image did not become the job.
-    fn image_failed(&mut self, id: ImageId, error: &RestoreError) {
-        let reason = chain(error);
-        tracing::error!(image = %id, "restore failed: {reason}");
+    /// Remembers why an image did not become the job. An error where an older one would not, either.
+    fn image_failed(&mut self, id: ImageId, error: RestoreError) -> Result<(), RunError> {
+        let reason = chain(&error);
         self.tell(history::Event::RestoreFailed {
             image: id.to_string(),
             reason: reason.clone(),
         });
+        if let RestoreError::Files(RewindError::NoRoom { .. }) = error {
+            let error = RunError::NoRoom(error);
+            self.on_give_up(error.exit_code(), chain(&error));
+            return Err(error);
+        }
+        tracing::error!(image = %id, "restore failed: {reason}");
         if error.image_may_be_good() {
             self.refused.insert(id);
         } else if let Err(error) = self.shop.store.set_aside(&self.shop.lock, id, &reason) {
@@ -294,6 +299,7 @@ impl Supervisor {
             tracing::warn!(image = %id, "cannot set the image aside: {}", chain(&error));
             self.refused.insert(id);
         }
+        Ok(())
     }
 
     pub fn backoff_over(&mut self) -> Result<(), RunError> {

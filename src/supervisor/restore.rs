@@ -214,12 +214,10 @@ fn reconnect(
     };
     streams
         .stdout
-        .rewind(&marks.stdout, same_run, &aside.join("stdout"))
-        .map_err(RestoreError::Prepare)?;
+        .rewind(&marks.stdout, same_run, &aside.join("stdout"))?;
     streams
         .stderr
-        .rewind(&marks.stderr, same_run, &aside.join("stderr"))
-        .map_err(RestoreError::Prepare)?;
+        .rewind(&marks.stderr, same_run, &aside.join("stderr"))?;
     let ends = streams
         .connect_again(marks, sandbox)
         .map_err(RestoreError::Prepare)?;

@@ -17,6 +17,7 @@ use super::key::{KeyError, read_key};
 use super::machine;
 use super::privileges;
 use super::program::{self, ProgramError};
+use super::restore_error::RestoreError;
 use super::run_state::{NoSuchImage, Progress, RunState, RunStateError};
 use super::streams::Streams;
 use super::supervise::Supervisor;
@@ -126,6 +127,9 @@ pub enum RunError {
         "cannot go on: none of the images could be restored; see the messages above, or begin anew with --fresh"
     )]
     NothingRestorable,
+    /// The disk is full on which a restore keeps what it cuts off files. Older images would cut off more.
+    #[error("cannot go on")]
+    NoRoom(#[source] RestoreError),
 }
 
 impl RunError {

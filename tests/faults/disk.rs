@@ -124,6 +124,45 @@ fn a_full_disk_fails_the_snapshot_and_nothing_else() {
 }
 
 #[test]
+fn a_disk_too_full_to_keep_the_end_of_a_file_ends_the_run_and_older_images_are_not_tried() {
+    if !can_run() {
+        return;
+    }
+    let (place, disk, mut run) = one_image("0B");
+    wait_for_progress(&place);
+    place.snapshot();
+    let filler = disk.fill(LEFT_BYTES);
+    let append = || File::options().append(true).open(place.file("log"));
+    let end = "x".repeat(1 << 20);
+    append()
+        .and_then(|mut log| log.write_all(end.as_bytes()))
+        .expect("written");
+    run.crash();
+    assert_eq!(run.wait(), 125, "{}", place.text("err"));
+    let text = place.text("err");
+    for part in [
+        "the end of /",
+        "/log: the disk of /",
+        "/.ckpt-run/aside/000002-",
+        "is full; the job's files are as they were, free space there",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert_eq!(text.matches("restoring image=").count(), 1, "{text}");
+    assert!(!text.contains("--fresh"), "{text}");
+    assert!(place.text("log").ends_with(&end));
+    let left = fs::read_dir(place.file(".ckpt-run/aside")).expect("listed");
+    assert_eq!(left.count(), 0, "what was kept in vain takes no room");
+
+    fs::remove_file(filler).expect("space is freed");
+    let mut run = start_checked(&place, "0B");
+    wait_until(&format!("the restore; {}", place.text("err")), || {
+        said(&place, "restored image=000002") == 1
+    });
+    finish_counter(&place, &mut run);
+}
+
+#[test]
 fn a_snapshot_that_would_not_fit_is_refused_before_anything_stands_still() {
     if !can_run() {
         return;

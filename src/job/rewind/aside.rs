@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
+use std::ops::Range;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -9,6 +10,7 @@ use nix::errno::Errno;
 use nix::unistd::{Whence, lseek64};
 
 use super::{OpenFile, RewindError, system};
+use crate::causes::is_disk_full;
 
 /// Something that was cut off a file, or overwritten, and where it is now.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +35,9 @@ impl CutAway {
             return Ok(());
         }
         let mut kept = File::open(&self.kept)?;
-        copy_data(&mut kept, 0, self.bytes, &mut target, self.from)
+        copy_data(&mut kept, 0, self.bytes, &mut target, self.from)?;
+        target.sync_all()?;
+        discard(&self.kept)
     }
 }
 
@@ -70,33 +74,63 @@ pub(super) fn keep_from(
     from: u64,
     kept: PathBuf,
 ) -> Result<Option<CutAway>, RewindError> {
-    let metadata = source.metadata().map_err(system("look at", &file.path))?;
-    let Some(bytes) = metadata.size().checked_sub(from).filter(|bytes| *bytes > 0) else {
-        return Ok(None);
-    };
-    if let Some(folder) = kept.parent() {
-        fs::create_dir_all(folder).map_err(system("make the folder", folder))?;
-    }
-    let mut target = File::options()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&kept)
-        .map_err(system("write", &kept))?;
-    let copied = copy_data(source, from, metadata.size(), &mut target, 0);
-    copied.and_then(|()| target.sync_all()).map_err(|error| {
-        // A part of it helps nobody, and the disk may be full.
-        let _ = fs::remove_file(&kept);
-        system("keep aside the end of", &file.path)(error)
-    })?;
-    Ok(Some(CutAway {
+    let bytes = keep_end(&file.path, source, from, &kept)?;
+    Ok((bytes > 0).then(|| CutAway {
         path: file.path.clone(),
         bytes,
         kept,
         from,
         size: file.size,
     }))
+}
+
+/// Copies everything from `from` on of the file at `path`, open as `source`, into `kept`, which is made if there is
+/// anything. How many bytes that are.
+pub(in crate::job) fn keep_end(
+    path: &Path,
+    source: &mut File,
+    from: u64,
+    kept: &Path,
+) -> Result<u64, RewindError> {
+    let end = source.metadata().map_err(system("look at", path))?.size();
+    if end <= from {
+        return Ok(0);
+    }
+    let folder = kept.parent().unwrap_or(kept);
+    copy_to_new(source, from..end, folder, kept).map_err(|error| {
+        // A part of it helps nobody, and the disk may be full.
+        let _ = discard(kept);
+        if is_disk_full(&error) {
+            let (path, folder) = (path.to_owned(), folder.to_owned());
+            return RewindError::NoRoom {
+                path,
+                folder,
+                source: error,
+            };
+        }
+        system("keep aside the end of", path)(error)
+    })?;
+    Ok(end - from)
+}
+
+/// Removes something kept, and its folder if that is empty: as one of the newest it would take the place of an older one.
+fn discard(kept: &Path) -> io::Result<()> {
+    fs::remove_file(kept)?;
+    // Most often others are in it.
+    let _ = kept.parent().map(fs::remove_dir);
+    Ok(())
+}
+
+fn copy_to_new(source: &mut File, range: Range<u64>, folder: &Path, kept: &Path) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    let mut target = File::options()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(kept)?;
+    copy_data(source, range.start, range.end, &mut target, 0)?;
+    target.sync_all()
 }
 
 /// Copies a range of `source` to the end of `target`, which is at `at`, and holes as holes.
