@@ -12,10 +12,17 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::OFlag;
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use procfs::ProcError;
-use procfs::process::{FDTarget, MMPermissions, MMapPath, Process as ProcessEntry};
+use procfs::process::{FDTarget, MMapPath, Process as ProcessEntry};
 use serde::{Deserialize, Serialize};
 
 use super::{links, tree};
+
+pub(super) use sample::sample;
+pub use sample::sample_appended;
+use usage::Usage;
+
+mod sample;
+mod usage;
 
 /// How the job can touch a file, over all its descriptors and mappings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -52,6 +59,9 @@ pub struct OpenFile {
     pub in_memory: bool,
     /// Name of the image stream with its content, where that is kept.
     pub content: Option<String>,
+    /// Hash of the ends of what was in it, where the job only appends to it.
+    #[serde(default)]
+    pub sample: Option<u64>,
     /// Hard links that a restore looks for while it runs.
     #[serde(default)]
     pub links: Vec<PathBuf>,
@@ -68,6 +78,11 @@ impl OpenFile {
             Access::Write | Access::Update => true,
             Access::Read | Access::Map => false,
         }
+    }
+
+    /// Whether all that it held at the snapshot stays in it, whatever the job does.
+    fn is_appended(&self) -> bool {
+        self.written() && !self.rewrites && self.content.is_none()
     }
 
     /// Whether a restore makes it anew when it is gone.
@@ -159,14 +174,9 @@ fn collect_process(pid: i32, found: &mut BTreeMap<PathBuf, OpenFile>) -> Result<
             let flags = descriptor_flags(pid, descriptor.fd)?;
             match fs::metadata(link) {
                 Ok(metadata) if is_deleted(&path) => {
-                    note_linked(found, &path, &metadata, access_of(flags));
+                    note_linked(found, &path, &metadata, Usage::of_descriptor(flags));
                 }
-                Ok(metadata) => {
-                    note(found, &path, &metadata, access_of(flags));
-                    if let Some(file) = found.get_mut(&path) {
-                        file.rewrites |= rewrites(flags);
-                    }
-                }
+                Ok(metadata) => note(found, &path, &metadata, Usage::of_descriptor(flags)),
                 Err(_) => {}
             }
         }
@@ -181,22 +191,15 @@ fn collect_process(pid: i32, found: &mut BTreeMap<PathBuf, OpenFile>) -> Result<
         {
             path = named;
         }
-        let shared_writable = map
-            .perms
-            .contains(MMPermissions::SHARED | MMPermissions::WRITE);
-        let access = if shared_writable {
-            Access::Update
-        } else {
-            Access::Map
-        };
-        if found.get(&path).is_some_and(|known| known.access >= access) {
+        let usage = Usage::of_mapping(map.perms);
+        if found.get(&path).is_some_and(|known| usage.is_of(known)) {
             continue;
         }
         match fs::metadata(&path) {
-            Ok(metadata) if metadata.ino() == map.inode => note(found, &path, &metadata, access),
+            Ok(metadata) if metadata.ino() == map.inode => note(found, &path, &metadata, usage),
             Ok(_) | Err(_) => {
                 if let Ok(metadata) = fs::metadata(link()) {
-                    note_linked(found, &path, &metadata, access);
+                    note_linked(found, &path, &metadata, usage);
                 }
             }
         }
@@ -230,23 +233,11 @@ fn descriptor_flags(pid: i32, descriptor: i32) -> Result<OFlag, ProcError> {
     Ok(OFlag::from_bits_truncate(bits))
 }
 
-/// Whether the descriptor writes where it likes.
-fn rewrites(flags: OFlag) -> bool {
-    access_of(flags) > Access::Read && !flags.contains(OFlag::O_APPEND)
-}
-
-fn access_of(flags: OFlag) -> Access {
-    match flags & OFlag::O_ACCMODE {
-        OFlag::O_RDWR => Access::Update,
-        OFlag::O_WRONLY => Access::Write,
-        _ => Access::Read,
-    }
-}
-
-fn note(found: &mut BTreeMap<PathBuf, OpenFile>, path: &Path, metadata: &Metadata, access: Access) {
+fn note(found: &mut BTreeMap<PathBuf, OpenFile>, path: &Path, metadata: &Metadata, usage: Usage) {
     if !metadata.is_file() || metadata.nlink() == 0 || !path.is_absolute() {
         return;
     }
+    let access = usage.access;
     let file = found.entry(path.to_owned()).or_insert_with(|| OpenFile {
         path: path.to_owned(),
         access,
@@ -257,9 +248,11 @@ fn note(found: &mut BTreeMap<PathBuf, OpenFile>, path: &Path, metadata: &Metadat
         owner: (metadata.uid(), metadata.gid()),
         in_memory: access > Access::Map && in_memory(path),
         content: None,
+        sample: None,
         links: Vec::new(),
         rewrites: false,
     });
+    file.rewrites |= usage.rewrites;
     if access > file.access {
         file.access = access;
         file.in_memory = access > Access::Map && in_memory(path);
@@ -277,7 +270,7 @@ fn note_linked(
     found: &mut BTreeMap<PathBuf, OpenFile>,
     path: &Path,
     metadata: &Metadata,
-    access: Access,
+    usage: Usage,
 ) {
     if !metadata.is_file() || metadata.nlink() == 0 {
         return;
@@ -297,7 +290,7 @@ fn note_linked(
     let Some(name) = names.first().or(links.first()) else {
         return;
     };
-    note(found, name, metadata, access);
+    note(found, name, metadata, usage);
     if let Some(file) = found.get_mut(name) {
         file.links = links;
     }
@@ -357,13 +350,20 @@ mod tests {
             .truncate(true)
             .open(&both)
             .unwrap();
+        let appended = folder.path().join("appended");
+        let _appended = File::options()
+            .append(true)
+            .create(true)
+            .open(&appended)
+            .unwrap();
         let _reader = File::open(&log).unwrap();
         let _gone = File::create(&gone).unwrap();
         fs::remove_file(&gone).unwrap();
 
         let me = i32::try_from(std::process::id()).unwrap();
         // Other tests of this process close files meanwhile.
-        let files = (0..100).find_map(|_| collect(&[me]).ok()).unwrap();
+        let mut files = (0..100).find_map(|_| collect(&[me]).ok()).unwrap();
+        sample_appended(&mut files);
         let of = |path: &Path| files.iter().find(|file| file.path == path);
         assert_eq!(
             of(&log).map(|file| (file.access, file.size)),
@@ -371,6 +371,10 @@ mod tests {
         );
         assert_eq!(of(&both).map(|file| file.access), Some(Access::Update));
         assert!(of(&gone).is_none());
+        // What is written elsewhere than at the end may be the job's own work.
+        let sampled = |path| of(path).map(|file| file.sample.is_some());
+        assert_eq!(sampled(&appended), Some(true));
+        assert_eq!(sampled(&log), Some(false));
         assert!(files.iter().any(|file| file.access == Access::Map));
     }
 }

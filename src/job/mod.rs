@@ -29,7 +29,7 @@ mod waiting;
 pub use account::{MemoryUse, ProcessAccount, account};
 pub use activity::cpu_time;
 pub use devices::{Holder, holders, majors};
-pub use files::{Access, FilesError, OpenFile, collect, has_open};
+pub use files::{Access, FilesError, OpenFile, collect, has_open, sample_appended};
 pub use halt::{HaltError, Halted, halt, number_inside, thread_of};
 pub use huge_pages::make_huge_pages;
 pub use input::{Input, InputMark};

@@ -8,7 +8,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
-use super::files::{Access, OpenFile, modified_ns};
+use super::files::{Access, OpenFile, modified_ns, sample};
 use super::nodes::{self, Node, NodesError};
 use aside::{aside_name, keep_from, without_links};
 use refill::refill;
@@ -31,6 +31,9 @@ pub enum RewindError {
     /// Another file has its name.
     #[error("cannot go on with {}: it was replaced by another file since the snapshot; put the old one back", .0.display())]
     Replaced(PathBuf),
+    /// It is the same file, but what was in it at the snapshot is not.
+    #[error("cannot go on with {}: what the job had written to it was replaced in place since the snapshot; put the old content back", .0.display())]
+    Rewritten(PathBuf),
     /// It is somebody else's.
     #[error("cannot go on with {}: it belonged to user {then} at the snapshot and belongs to user {now}; give it back (chown), or put the old one back", path.display())]
     Owner {
@@ -159,19 +162,33 @@ fn action_for(file: &OpenFile) -> Result<Option<Action>, RewindError> {
             })
         }
         Access::Read | Access::Map => Ok(None),
-        // In memory it may have been made anew by an earlier restore.
-        Access::Write | Access::Update
-            if metadata.ino() != file.inode && file.content.is_none() =>
-        {
-            Err(RewindError::Replaced(file.path.clone()))
-        }
         Access::Write | Access::Update if file.content.is_some() => Ok(Some(Action::Refill)),
-        Access::Write | Access::Update if now < then => Err(RewindError::Shrank {
-            path: file.path.clone(),
-            then,
-            now,
-        }),
-        Access::Write | Access::Update => Ok((now > then).then_some(Action::Cut)),
+        Access::Write | Access::Update => {
+            holds_the_same(file, &metadata)?;
+            Ok((now > then).then_some(Action::Cut))
+        }
+    }
+}
+
+/// Checks that a file without kept content holds what it held at the snapshot: it is the same one, or a copy.
+fn holds_the_same(file: &OpenFile, metadata: &Metadata) -> Result<(), RewindError> {
+    let path = file.path.clone();
+    let (then, now) = (file.size, metadata.size());
+    let is_same = metadata.ino() == file.inode;
+    let is_like_it = now >= then && metadata.is_file() && metadata.mode() & 0o7777 == file.mode;
+    if !is_same && (file.sample.is_none() || !is_like_it) {
+        return Err(RewindError::Replaced(path));
+    }
+    if now < then {
+        return Err(RewindError::Shrank { path, then, now });
+    }
+    let Some(sample_then) = file.sample else {
+        return Ok(());
+    };
+    match sample(&path, then).map_err(system("read", &path))? {
+        sample_now if sample_now == sample_then => Ok(()),
+        _ if is_same => Err(RewindError::Rewritten(path)),
+        _ => Err(RewindError::Replaced(path)),
     }
 }
 

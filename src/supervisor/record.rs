@@ -65,6 +65,7 @@ impl Recorded {
             stream.finish()?;
             file.content = Some(name);
         }
+        job::sample_appended(&mut files);
         Ok(Self {
             accounts: job::account(&processes),
             processes,

@@ -78,12 +78,8 @@ while not os.path.exists("stop"):
     time.sleep(0.01)
 "#;
 
-/// Kills the supervisor, lets `change` do something to the files, and wants the same line to refuse with
-/// these words; then, after `undo`, to work.
-fn refused_until_undone(change: impl Fn(&Place), undo: impl Fn(&Place), words: &[&str]) {
-    if !can_run() {
-        return;
-    }
+/// A run whose supervisor was killed some time after its one snapshot.
+fn killed() -> Place {
     let place = Place::new();
     fs::write(place.file("input"), "a".repeat(100)).expect("written");
     let mut run = start(&place, READ_AND_WRITE);
@@ -95,7 +91,16 @@ fn refused_until_undone(change: impl Fn(&Place), undo: impl Fn(&Place), words: &
     run.wait();
     // Its job dies with it, but not in the same moment.
     wait_until_gone(&everything);
+    place
+}
 
+/// Lets `change` do something to the files of a run that was killed, and wants the same line to refuse with
+/// these words; then, after `undo`, to work.
+fn refused_until_undone(change: impl Fn(&Place), undo: impl Fn(&Place), words: &[&str]) {
+    if !can_run() {
+        return;
+    }
+    let place = killed();
     change(&place);
     let files = ["log", "input", "out"].map(|name| place.text(name));
     let before = place.text("err").len();
@@ -110,12 +115,19 @@ fn refused_until_undone(change: impl Fn(&Place), undo: impl Fn(&Place), words: &
     assert!(images[0]["damaged"].is_null(), "{images:?}");
 
     undo(&place);
-    let mut again = start_again(&place);
-    wait_until("the restore", || said(&place, "restored image=") == 1);
-    wait_for_progress(&place);
+    goes_on(&place);
+}
+
+/// The same line restores the job, and nobody can tell its run from an uninterrupted one.
+fn goes_on(place: &Place) {
+    let mut again = start_again(place);
+    wait_until(&format!("the restore; {}", place.text("err")), || {
+        said(place, "restored image=") == 1
+    });
+    wait_for_progress(place);
     fs::write(place.file("stop"), "").expect("written");
     assert_eq!(again.wait(), 0, "{}", place.text("err"));
-    let count = counted(&place);
+    let count = counted(place);
     assert_eq!(place.text("log"), lines(count));
     assert_eq!(place.text("out"), lines(count));
 }
@@ -142,11 +154,39 @@ fn a_replaced_file_is_named_and_once_the_old_one_is_back_the_same_line_works() {
     refused_until_undone(
         |place| {
             rename(place, "log", "elsewhere");
-            fs::write(place.file("log"), place.text("elsewhere")).expect("written");
+            fs::write(place.file("log"), others(&place.text("elsewhere"))).expect("written");
         },
         |place| rename(place, "elsewhere", "log"),
-        &["/log", "replaced"],
+        &["/log", "replaced by another file"],
     );
+}
+
+#[test]
+fn a_log_that_was_written_anew_in_place_is_named_and_once_it_is_as_before_the_same_line_works() {
+    refused_until_undone(
+        |place| {
+            fs::copy(place.file("log"), place.file("copy")).expect("copied");
+            fs::write(place.file("log"), others(&place.text("copy"))).expect("written");
+        },
+        |place| fs::write(place.file("log"), place.text("copy")).expect("written"),
+        &["/log", "replaced in place"],
+    );
+}
+
+#[test]
+fn a_log_of_which_a_copy_is_in_its_place_is_gone_on_with() {
+    if !can_run() {
+        return;
+    }
+    let place = killed();
+    rename(&place, "log", "elsewhere");
+    fs::copy(place.file("elsewhere"), place.file("log")).expect("copied");
+    goes_on(&place);
+}
+
+/// Another text of the same length.
+fn others(text: &str) -> String {
+    text.replacen('0', "-", 1)
 }
 
 #[test]

@@ -59,6 +59,7 @@ fn sockets_pipes_open_folders_and_kept_files_are_recorded_with_the_folders_above
         owner: (0, 0),
         in_memory: false,
         content: Some("files/0".to_owned()),
+        sample: None,
         links: Vec::new(),
         rewrites: false,
     };

@@ -14,6 +14,7 @@ fn recorded(path: &Path, access: Access, content: Option<&str>) -> OpenFile {
         owner: (metadata.uid(), metadata.gid()),
         in_memory: false,
         content: content.map(str::to_owned),
+        sample: None,
         links: Vec::new(),
         rewrites: false,
     }
@@ -131,6 +132,53 @@ fn a_file_that_shrank_vanished_or_was_replaced_is_named_and_nothing_is_touched()
     fs::remove_file(&bad).unwrap();
     assert!(matches!(plan(&files, &[]), Err(RewindError::Vanished(path)) if path == bad));
     assert_eq!(fs::read_to_string(&grown).unwrap(), "ab");
+}
+
+#[test]
+fn a_copy_of_a_log_is_the_log_and_what_others_wrote_in_its_place_is_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let (log, other) = (folder.path().join("log"), folder.path().join("other"));
+    fs::write(&log, "one\n").unwrap();
+    let mut file = recorded(&log, Access::Write, None);
+    file.mode = fs::metadata(&log).unwrap().mode() & 0o7777;
+    file.sample = sample(&log, file.size).ok();
+    // While it is open, no other file gets its inode.
+    let _first = File::open(&log).unwrap();
+    let plan = |file: &OpenFile| plan(std::slice::from_ref(file), &[]);
+    let replace = |text: &str| {
+        fs::write(&other, text).unwrap();
+        fs::rename(&other, &log).unwrap();
+    };
+
+    fs::write(&log, "two\nthree\n").unwrap();
+    assert!(matches!(plan(&file), Err(RewindError::Rewritten(path)) if path == log));
+    for text in ["two\n", "on", "two\nthree\n"] {
+        replace(text);
+        assert!(
+            matches!(plan(&file), Err(RewindError::Replaced(path)) if path == log),
+            "{text}"
+        );
+        assert_eq!(fs::read_to_string(&log).unwrap(), text);
+    }
+
+    replace("one\ntwo\n");
+    // Images that were made before there were samples.
+    let unsampled = OpenFile {
+        sample: None,
+        ..file.clone()
+    };
+    assert!(matches!(plan(&unsampled), Err(RewindError::Replaced(_))));
+    let unlike = OpenFile {
+        mode: file.mode ^ 0o100,
+        ..file.clone()
+    };
+    assert!(matches!(plan(&unlike), Err(RewindError::Replaced(_))));
+    let cut = plan(&file)
+        .unwrap()
+        .execute(&folder.path().join("aside"), never)
+        .unwrap();
+    assert_eq!(fs::read_to_string(&log).unwrap(), "one\n");
+    assert_eq!(fs::read_to_string(&cut[0].kept).unwrap(), "two\n");
 }
 
 #[test]

@@ -1,0 +1,73 @@
+//! By what a file is known that the job only appends to: a hash of some of what was in it at the snapshot, which stays
+//! there however much is appended. A copy of the file has it as well, and one that was written anew in place has not.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::OpenFile;
+
+/// Bytes that are read at the beginning and at the end: the job stands still meanwhile.
+const END_BYTES: usize = 64 << 10;
+/// Files that are sampled, the first by path, for the same reason: 32 MiB in all.
+const FILES_MAX: usize = 256;
+
+/// Samples the files that the job only appends to and whose content is not kept. One that cannot be read is known by its
+/// inode alone.
+pub fn sample_appended(files: &mut [OpenFile]) {
+    let appended = files.iter_mut().filter(|file| file.is_appended());
+    for file in appended.take(FILES_MAX) {
+        file.sample = sample(&file.path, file.size).ok();
+    }
+}
+
+/// The hash of both ends of the first `size` bytes, or of all where they meet.
+pub(in crate::job) fn sample(path: &Path, size: u64) -> io::Result<u64> {
+    let file = File::open(path)?;
+    let len = usize::try_from(size).map_or(2 * END_BYTES, |size| size.min(2 * END_BYTES));
+    let mut bytes = vec![0; len];
+    let (start, end) = bytes.split_at_mut(len.min(END_BYTES));
+    file.read_exact_at(start, 0)?;
+    file.read_exact_at(end, size - end.len() as u64)?;
+    Ok(xxh3_64(&bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_is_of_both_ends_and_of_nothing_behind_them() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut content: Vec<u8> = (0..=250).cycle().take(4 * END_BYTES).collect();
+        let size = content.len() as u64;
+        let mut sample_of = |change: Option<usize>, size| {
+            if let Some(at) = change {
+                content[at] ^= 1;
+            }
+            std::fs::write(file.path(), &content).unwrap();
+            sample(file.path(), size).ok()
+        };
+        let whole = sample_of(None, size);
+        assert!(whole.is_some());
+        assert_eq!(sample_of(Some(2 * END_BYTES), size), whole);
+        for at in [0, END_BYTES - 1, 3 * END_BYTES, 4 * END_BYTES - 1] {
+            assert_ne!(sample_of(Some(at), size), whole, "{at}");
+            assert_eq!(sample_of(Some(at), size), whole, "{at}");
+        }
+        for size in [0, 1, END_BYTES + 1, 2 * END_BYTES, 2 * END_BYTES + 1] {
+            let before = sample_of(None, size as u64);
+            assert!(before.is_some());
+            assert_eq!(sample_of(Some(size), size as u64), before);
+            sample_of(Some(size), 0);
+            if let Some(last) = size.checked_sub(1) {
+                assert_ne!(sample_of(Some(last), size as u64), before, "{size}");
+                sample_of(Some(last), 0);
+            }
+        }
+        assert_eq!(sample_of(None, size + 1), None);
+    }
+}
