@@ -287,9 +287,7 @@ impl Supervisor {
             reason: reason.clone(),
         });
         if let RestoreError::Files(RewindError::NoRoom { .. }) = error {
-            let error = RunError::NoRoom(error);
-            self.on_give_up(error.exit_code(), chain(&error));
-            return Err(error);
+            return Err(RunError::NoRoom(error));
         }
         tracing::error!(image = %id, "restore failed: {reason}");
         if error.image_may_be_good() {

@@ -173,7 +173,7 @@ impl Supervisor {
 
     /// The run ends with an error of ours; only one that gives the job up is told.
     pub fn on_error(&mut self, error: &RunError) {
-        if let RunError::NothingRestorable = error {
+        if let RunError::NothingRestorable | RunError::NoRoom(_) = error {
             self.on_give_up(error.exit_code(), chain(error));
         }
     }

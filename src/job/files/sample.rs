@@ -12,8 +12,8 @@ use super::OpenFile;
 
 /// Bytes that are read at the beginning and at the end: the job stands still meanwhile.
 const END_BYTES: usize = 64 << 10;
-/// Files that are sampled, the first by path, for the same reason: 32 MiB in all.
-const FILES_MAX: usize = 256;
+/// Files that are sampled, the first by path, for the same reason: 8 MiB in all.
+const FILES_MAX: usize = 64;
 
 /// Samples the files that the job only appends to and whose content is not kept. One that cannot be read is known by its
 /// inode alone.
