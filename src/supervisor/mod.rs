@@ -17,6 +17,7 @@ mod dump;
 mod dump_end;
 mod dump_log;
 mod dumper;
+mod edited;
 mod endings;
 mod environment;
 mod event;

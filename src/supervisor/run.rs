@@ -13,6 +13,7 @@ use crate::cuda::GpuMap;
 use crate::sandbox;
 use crate::store::{ImageEntry, ImageId, LockError, OpenError, ReadError, Store, WriteError};
 
+use super::edited;
 use super::key::{KeyError, read_key};
 use super::machine;
 use super::privileges;
@@ -275,6 +276,10 @@ fn begin(
                 state.failures = state.failures.saturating_add(1);
             }
             state.progress = Progress::Running;
+            let images = store.images()?;
+            if let Some(newest) = images.iter().rfind(|image| state.goes_on_from(image)) {
+                edited::tell(&line, directory, newest);
+            }
             Ok(Some((state, Beginning::Restore, line)))
         }
     }
