@@ -32,6 +32,8 @@ const FORMAT_FILE_BYTES_MAX: u64 = 64;
 const LOCK_FILE: &str = "lock";
 pub(super) const IMAGES: &str = "images";
 pub(super) const PACKS: &str = "packs";
+/// Of an ext file system.
+const LOST_AND_FOUND: &str = "lost+found";
 
 /// A folder of images. Cheap to clone; holds no file open.
 #[derive(Clone, Debug)]
@@ -284,12 +286,12 @@ fn read_format(path: &Path) -> Result<Option<u32>, OpenError> {
         })
 }
 
-/// Whether the folder holds no more than a creation that was cut short leaves: one with images
-/// would get another key.
+/// Whether the folder holds no more than a creation that was cut short leaves, or a new disk's
+/// own folder: one with images would get another key.
 fn is_unfinished(path: &Path) -> Result<bool, OpenError> {
-    let ours = [IMAGES, PACKS, LOCK_FILE, KEY_FILE];
+    let known = [IMAGES, PACKS, LOCK_FILE, KEY_FILE, LOST_AND_FOUND];
     let is_bare = files::list(path)?.iter().all(|(path, kind)| {
-        *kind == FileKind::Temporary || ours.iter().any(|name| path.ends_with(name))
+        *kind == FileKind::Temporary || known.iter().any(|name| path.ends_with(name))
     });
     let is_temporary = |kind: &FileKind| *kind == FileKind::Temporary;
     Ok(is_bare && contents(path)?.iter().all(is_temporary))

@@ -35,8 +35,6 @@ impl Disk {
             eprintln!("SKIPPED: no file system can be made in a file and mounted here");
             return None;
         }
-        // A store is begun in an empty folder that is nobody else's.
-        fs::remove_dir(folder.join("lost+found")).expect("removed");
         fs::set_permissions(&folder, Permissions::from_mode(0o700)).expect("set");
         Some(Self { folder })
     }

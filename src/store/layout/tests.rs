@@ -59,6 +59,15 @@ fn no_store_is_made_among_other_files() {
 }
 
 #[test]
+fn a_disk_that_was_just_formatted_becomes_a_store() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = folder.path().join("disk");
+    durable::create_folder(&disk).unwrap();
+    fs::create_dir(disk.join(LOST_AND_FOUND)).unwrap();
+    Store::create_or_open(&disk).unwrap();
+}
+
+#[test]
 fn a_creation_that_was_cut_short_is_finished() {
     let folder = tempfile::tempdir().unwrap();
     set_mode(folder.path(), 0o700);
