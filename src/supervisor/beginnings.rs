@@ -173,6 +173,15 @@ impl Supervisor {
         self.restore_one_of(available, 0)
     }
 
+    /// Restores this image; when that fails, no other, and the run does not go on.
+    pub fn restore_this(&mut self, id: ImageId) -> Result<(), RunError> {
+        self.chosen = Some(id);
+        match restore::examine(&self.shop, id) {
+            Ok(candidate) => self.begin_restore(candidate, 0),
+            Err(error) => self.image_failed(id, error),
+        }
+    }
+
     /// Restores the newest image that can be, but `skip_newest`.
     pub fn restore_from(&mut self, skip_newest: usize) -> Result<(), RunError> {
         let available = self.to_restore()?;
@@ -252,6 +261,7 @@ impl Supervisor {
                 });
                 let (ended, gone) = (restoring.ended, restoring.gone);
                 huge_pages::give_back(&self.shop, &job);
+                self.chosen = None;
                 self.now_running(job, ended, gone);
                 report(id, &restored);
                 self.tell_restored(id, &restored);
@@ -289,7 +299,6 @@ impl Supervisor {
         if let RestoreError::Files(RewindError::NoRoom { .. }) = error {
             return Err(RunError::NoRoom(error));
         }
-        tracing::error!(image = %id, "restore failed: {reason}");
         if error.image_may_be_good() {
             self.refused.insert(id);
         } else if let Err(error) = self.shop.store.set_aside(&self.shop.lock, id, &reason) {
@@ -297,6 +306,13 @@ impl Supervisor {
             tracing::warn!(image = %id, "cannot set the image aside: {}", chain(&error));
             self.refused.insert(id);
         }
+        if self.chosen == Some(id) {
+            return Err(RunError::Chosen {
+                image: id,
+                source: error,
+            });
+        }
+        tracing::error!(image = %id, "restore failed: {reason}");
         Ok(())
     }
 

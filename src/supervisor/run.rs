@@ -131,6 +131,17 @@ pub enum RunError {
     /// The disk is full on which a restore keeps what it cuts off files. Older images would cut off more.
     #[error("cannot go on")]
     NoRoom(#[source] RestoreError),
+    /// The image that was asked for did not become the job; no other is wanted.
+    #[error(
+        "cannot go on from image {image}, and the run stays as it was; `ckpt-run list` shows the others"
+    )]
+    Chosen {
+        /// The image.
+        image: ImageId,
+        /// Why it did not.
+        #[source]
+        source: RestoreError,
+    },
 }
 
 impl RunError {
@@ -151,6 +162,8 @@ pub(super) enum Beginning {
     Start,
     /// From the newest image that may be gone on from.
     Restore,
+    /// From this image, or not at all.
+    RestoreThis(ImageId),
 }
 
 /// Supervises a job until it has ended or was saved; returns the exit code.
@@ -193,6 +206,7 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
     let lock = store.lock()?;
     let swept = store.sweep(&lock)?;
     tracing::debug!(?swept, "swept the store");
+    let before = RunState::load(store.path())?;
     let Some((state, beginning, command)) = begin(&store, what, &directory)? else {
         tracing::info!(store = %store.path().display(), "this run has finished already; --fresh begins anew");
         return Ok(0);
@@ -209,7 +223,8 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
     let streams = Streams::ours(shop.config.tty).map_err(system("use the standard streams"))?;
     streams.share_lines();
     // Not before: a run that cannot begin leaves the store as it was.
-    state.save(shop.store.path())?;
+    let folder = shop.store.path().to_owned();
+    state.save(&folder)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -219,6 +234,9 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
         let mut supervisor = Supervisor::new(Arc::new(shop), streams, state)?;
         supervisor.run(beginning).await
     });
+    if let (Err(RunError::Chosen { .. }), Some(before)) = (&result, before) {
+        before.save(&folder)?;
+    }
     // Nothing that still waits on a blocking thread may keep us.
     runtime.shutdown_background();
     result
@@ -235,6 +253,10 @@ fn begin(
         What::Command { line, fresh } => (line, fresh),
         What::Image(choice) => {
             let images = store.images()?;
+            let beginning = match choice {
+                ImageChoice::Newest => Beginning::Restore,
+                ImageChoice::This(id) => Beginning::RestoreThis(id),
+            };
             let state = RunState::chosen(known.as_ref(), choice, &images)?;
             let mut state = state.ok_or_else(|| RunError::NoRun(store.path().to_owned()))?;
             if let Some(left) = known.filter(|known| known.started_unix_ms != state.started_unix_ms)
@@ -246,7 +268,7 @@ fn begin(
             }
             state.progress = Progress::Running;
             let command = state.command.iter().map(OsString::from).collect();
-            return Ok(Some((state, Beginning::Restore, command)));
+            return Ok(Some((state, beginning, command)));
         }
     };
     let words: Vec<String> = line

@@ -143,6 +143,8 @@ pub(super) struct Supervisor {
     pub budget: Budget,
     /// Images that could not be restored here and now, though they may be good.
     pub refused: BTreeSet<ImageId>,
+    /// The one to go on from, and no other, until the job is back.
+    pub chosen: Option<ImageId>,
     pub last: LastSnapshot,
     pub exit: Option<u8>,
     pub events: Sender<Event>,
@@ -205,6 +207,7 @@ impl Supervisor {
             unpausing: None,
             budget: Budget::default(),
             refused: BTreeSet::new(),
+            chosen: None,
             last: LastSnapshot::not_yet(now()),
             exit: None,
             events,
@@ -246,6 +249,7 @@ impl Supervisor {
         match beginning {
             Beginning::Start => self.start()?,
             Beginning::Restore => self.resume_run()?,
+            Beginning::RestoreThis(id) => self.restore_this(id)?,
         }
         self.note_state();
         self.attend()?;

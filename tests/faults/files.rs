@@ -6,7 +6,8 @@ use nix::sys::signal::Signal;
 
 use crate::common::{Place, Run, can_run, descendants, wait_until};
 use crate::support::{
-    counted, lines, said, start, wait_for_progress, wait_for_the_first_line, wait_until_gone,
+    COUNTER, counted, finish_counter, lines, said, start, wait_for_progress,
+    wait_for_the_first_line, wait_until_gone,
 };
 
 /// Writes each number in every way there is.
@@ -213,4 +214,46 @@ fn an_input_file_that_changed_is_named_and_once_it_is_as_before_the_same_line_wo
         |place| fs::write(place.file("input"), "a".repeat(100)).expect("written"),
         &["/input", "changed"],
     );
+}
+
+#[test]
+fn an_image_that_is_asked_for_comes_back_or_none_does() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    // It has a file open as long as there is one.
+    let keep_open = "i += 1\n    extra = open('extra') if os.path.exists('extra') else None\n";
+    let script = COUNTER.replace("i += 1\n", keep_open);
+    let mut run = start(&place, &script);
+    wait_for_the_first_line(&place);
+    for there in [false, true, false] {
+        if there {
+            fs::write(place.file("extra"), "x").expect("written");
+        } else {
+            let _ = fs::remove_file(place.file("extra"));
+        }
+        wait_for_progress(&place);
+        place.snapshot();
+    }
+    let everything = descendants(run.pid());
+    run.signal(Signal::SIGKILL);
+    run.wait();
+    wait_until_gone(&everything);
+
+    let count = counted(&place);
+    let asked = place.verb(&["restore", "000002"]);
+    assert_eq!(asked.status.code(), Some(125));
+    let text = String::from_utf8_lossy(&asked.stderr);
+    for part in ["cannot go on from image 000002", "/extra", "ckpt-run list"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(!text.contains("restored"), "{text}");
+    assert_eq!(counted(&place), count);
+    // Nor was the newest one given up for it.
+    let mut again = start(&place, &script);
+    wait_until(&format!("the restore; {}", place.text("err")), || {
+        said(&place, "restored image=000003") == 1
+    });
+    finish_counter(&place, &mut again);
 }
