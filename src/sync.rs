@@ -14,12 +14,13 @@ pub(crate) fn wait<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>) -> Mute
         .unwrap_or_else(PoisonError::into_inner)
 }
 
-/// As [`wait`], for so long at most.
+/// As [`wait`], for so long at most; whether that was over.
 pub(crate) fn wait_for<'a, T>(
     condition: &Condvar,
     guard: MutexGuard<'a, T>,
     limit: Duration,
-) -> MutexGuard<'a, T> {
+) -> (MutexGuard<'a, T>, bool) {
     let waited = condition.wait_timeout(guard, limit);
-    waited.unwrap_or_else(PoisonError::into_inner).0
+    let (guard, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+    (guard, waited.timed_out())
 }

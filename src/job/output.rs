@@ -211,14 +211,12 @@ impl Output {
             let beyond = metadata.size().checked_sub(there.offset);
             let ours = !same_run || beyond == state.replay.delivered_since(mark.position);
             if metadata.ino() == there.inode && beyond.is_some() && ours {
-                if !same_run {
+                if !same_run && metadata.size() > there.offset {
                     // Ours is open for writing only, perhaps.
                     let mut source = File::open(&handle).map_err(system("open", &path))?;
                     let bytes = keep_end(&path, &mut source, there.offset, kept)?;
-                    if bytes > 0 {
-                        let kept = kept.display();
-                        tracing::info!(bytes, %kept, "cut off our output what came after the snapshot");
-                    }
+                    let kept = kept.display();
+                    tracing::info!(bytes, %kept, "cut off our output what came after the snapshot");
                 }
                 let cut = sink.set_len(there.offset);
                 cut.and_then(|()| sink.seek(SeekFrom::Start(there.offset)))

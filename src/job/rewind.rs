@@ -31,9 +31,6 @@ pub enum RewindError {
     /// Another file has its name.
     #[error("cannot go on with {}: it was replaced by another file since the snapshot; put the old one back", .0.display())]
     Replaced(PathBuf),
-    /// It is the same file, but what was in it at the snapshot is not.
-    #[error("cannot go on with {}: what the job had written to it was replaced in place since the snapshot; put the old content back", .0.display())]
-    Rewritten(PathBuf),
     /// It is somebody else's.
     #[error("cannot go on with {}: it belonged to user {then} at the snapshot and belongs to user {now}; give it back (chown), or put the old one back", path.display())]
     Owner {
@@ -170,26 +167,30 @@ fn action_for(file: &OpenFile) -> Result<Option<Action>, RewindError> {
     }
 }
 
-/// Checks that a file without kept content holds what it held at the snapshot: it is the same one, or a copy.
+/// Checks that a file without kept content is the same one as at the snapshot, or a copy of it.
 fn holds_the_same(file: &OpenFile, metadata: &Metadata) -> Result<(), RewindError> {
     let path = file.path.clone();
     let (then, now) = (file.size, metadata.size());
     let is_same = metadata.ino() == file.inode;
     let is_like_it = now >= then && metadata.is_file() && metadata.mode() & 0o7777 == file.mode;
-    if !is_same && (file.sample.is_none() || !is_like_it) {
+    if !is_same && !is_like_it {
         return Err(RewindError::Replaced(path));
     }
     if now < then {
         return Err(RewindError::Shrank { path, then, now });
     }
-    let Some(sample_then) = file.sample else {
-        return Ok(());
-    };
-    match sample(&path, then).map_err(system("read", &path))? {
-        sample_now if sample_now == sample_then => Ok(()),
-        _ if is_same => Err(RewindError::Rewritten(path)),
-        _ => Err(RewindError::Replaced(path)),
+    let sampled = file.sample.map(|_| sample(&path, then)).transpose();
+    let sampled = sampled.map_err(system("read", &path))?;
+    let has_the_same = file.sample.is_some() && sampled == file.sample;
+    if !is_same && !has_the_same {
+        return Err(RewindError::Replaced(path));
     }
+    if sampled != file.sample {
+        // Logs are rotated like this, and the job is worth more than they are.
+        let path = path.display();
+        tracing::warn!(%path, bytes = then, "the job's file was written anew since the snapshot; only so much of it stays");
+    }
+    Ok(())
 }
 
 impl Plan {

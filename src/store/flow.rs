@@ -16,8 +16,8 @@
 //! its way back (see [`Passing`]), so a stream has only one such buffer however many
 //! lanes it has. The last pieces of an open stream, whose next cut is not known, are not.
 //! So memory is at most the buffer, three pieces for each open stream, and
-//! `SMALL_BYTES_MAX`. A job stands still while Holding, so a stream does not wait long then for a
-//! buffer where none comes back: the image fails. Knows nothing of hashes or packs.
+//! `SMALL_BYTES_MAX`. Where a job stands still while Holding, a stream does not wait longer than it may for a buffer
+//! when none comes back: the image fails. Knows nothing of hashes or packs.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -28,7 +28,6 @@ use super::buffer::{Buffer, Populate, SLAB_BUFFERS, map_slab};
 use super::chunk::CHUNK_BYTES;
 use super::error::WriteError;
 use super::gauge::Gauge;
-use crate::clock;
 use crate::sync::{locked, wait, wait_for};
 
 mod piece;
@@ -42,11 +41,8 @@ const SMALL_BYTES: usize = 64 * 1024;
 /// Copies waiting at a time: the ends of ten thousand of CRIU's files at 1.5 KiB.
 const SMALL_BYTES_MAX: usize = 16 << 20;
 
-/// How long a job may stand still for a store that takes nothing: far longer than a disk that works, however busy, needs
-/// for a buffer, and shorter than a server's restart.
-const STALL_LIMIT: Duration = Duration::from_secs(30);
-/// Looks within that time whether the store takes nothing.
-const STALL_LOOKS: u32 = 30;
+/// Looks whether a store takes nothing, within the time that it may. Counted, for a machine may stand still as well.
+const STALL_LOOKS: u32 = 40;
 
 /// Threads that populate memory: beyond these the kernel's own locks are the limit.
 const POPULATE_THREADS_MAX: usize = 8;
@@ -77,6 +73,8 @@ struct State {
     waiting: usize,
     /// How often workers were done with something.
     rests: u64,
+    /// How long the store may take nothing while Holding.
+    stall_limit: Option<Duration>,
 }
 
 impl State {
@@ -90,7 +88,6 @@ impl State {
 #[derive(Debug)]
 pub(super) struct Flow {
     buffers_max: usize,
-    stall_limit: Duration,
     /// What came from the streams.
     pub(super) taken: Gauge,
     /// What the workers are done with.
@@ -108,7 +105,6 @@ impl Flow {
         let buffers = usize::try_from(buffer).unwrap_or(usize::MAX) / CHUNK_BYTES;
         Self {
             buffers_max: buffers.max(1),
-            stall_limit: STALL_LIMIT,
             taken: Gauge::default(),
             stored: Gauge::default(),
             state: Mutex::new(State {
@@ -123,6 +119,7 @@ impl Flow {
                 passing: 0,
                 waiting: 0,
                 rests: 0,
+                stall_limit: None,
             }),
             work: Condvar::new(),
             space: Condvar::new(),
@@ -179,7 +176,7 @@ impl Flow {
     /// those get on or nobody stands still meanwhile.
     pub(super) fn acquire(&self) -> Result<Buffer, WriteError> {
         let mut state = locked(&self.state);
-        let (mut rests, mut since) = (state.rests, clock::now());
+        let (mut rests, mut looks) = (state.rests, 0);
         loop {
             if let Some(error) = &state.stopped {
                 return Err(WriteError::Stopped(Arc::clone(error)));
@@ -198,13 +195,23 @@ impl Flow {
             }
             state.waiting += 1;
             self.work.notify_all();
-            state = wait_for(&self.space, state, self.stall_limit / STALL_LOOKS);
+            let limit = state.stall_limit.filter(|_| state.phase == Phase::Holding);
+            let Some(limit) = limit else {
+                state = wait(&self.space, state);
+                state.waiting -= 1;
+                continue;
+            };
+            let is_late;
+            (state, is_late) = wait_for(&self.space, state, limit / STALL_LOOKS);
             state.waiting -= 1;
-            if state.phase != Phase::Holding || state.rests != rests {
-                (rests, since) = (state.rests, clock::now());
-            } else if since.elapsed() >= self.stall_limit {
+            if state.rests != rests {
+                (rests, looks) = (state.rests, 0);
+            } else if is_late {
+                looks += 1;
+            }
+            if looks >= STALL_LOOKS {
                 drop(state);
-                self.stop(WriteError::Stalled(self.stall_limit));
+                self.stop(WriteError::Stalled(limit));
                 state = locked(&self.state);
             }
         }
@@ -353,6 +360,11 @@ impl Flow {
     pub(super) fn spare(&self, workers: usize) {
         locked(&self.state).spare_workers = workers;
         self.work.notify_all();
+    }
+
+    /// From now on a store that takes nothing for so long while Holding ends the image.
+    pub(super) fn limit_stalls(&self, limit: Duration) {
+        locked(&self.state).stall_limit = Some(limit);
     }
 
     /// Lets workers take pieces as they come.

@@ -9,6 +9,7 @@
 
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use super::assembly::Assembly;
 use super::durable;
@@ -190,6 +191,12 @@ impl ImageWriter {
     /// while the job stands still.
     pub fn spare_workers(&self, count: usize) {
         self.shared.flow.spare(count);
+    }
+
+    /// Before [`start_workers`](Self::start_workers), a store that takes nothing for so long makes the image fail: a job
+    /// stands still for it.
+    pub fn limit_stalls(&self, limit: Duration) {
+        self.shared.flow.limit_stalls(limit);
     }
 
     /// The job computes again: lets the workers run. Before this the others run only while

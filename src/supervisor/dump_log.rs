@@ -1,13 +1,9 @@
 //! CRIU's log of a dump, which must not be what the job stands still for.
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
-
-/// Its name in CRIU's images directory.
-const NAME: &str = "dump.log";
 
 /// In CRIU's images directory while the job stands still: the store's disk may hang, and CRIU with it. Dropped, when the
 /// job computes again, it is kept in the store.
@@ -29,7 +25,8 @@ impl DumpLog {
 
     /// Where CRIU writes it.
     pub fn path(&self) -> PathBuf {
-        self.folder().join(NAME)
+        self.folder()
+            .join(self.kept.file_name().unwrap_or_default())
     }
 
     /// Where people find it.
@@ -40,12 +37,58 @@ impl DumpLog {
 
 impl Drop for DumpLog {
     fn drop(&mut self) {
-        match fs::copy(self.path(), &self.kept) {
-            // CRIU that ended at once has opened none.
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(log = %self.kept.display(), %error, "CRIU's log is lost");
-            }
-            Ok(_) | Err(_) => {}
+        // CRIU that ended at once has opened none.
+        if self.path().exists() {
+            keep(&self.path(), &self.kept);
         }
+    }
+}
+
+/// Keeps the logs of dumps that a killed supervisor has left in its work folder.
+pub(super) fn keep_all(work: &Path, logs: &Path) {
+    let within = |folder: &Path| {
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path())
+    };
+    for log in within(work).flat_map(|images| within(&images)) {
+        if let Some(name) = log
+            .file_name()
+            .filter(|_| log.extension() == Some("log".as_ref()))
+        {
+            keep(&log, &logs.join(name));
+        }
+    }
+}
+
+fn keep(log: &Path, kept: &Path) {
+    if let Err(error) = fs::copy(log, kept) {
+        tracing::warn!(log = %kept.display(), %error, "CRIU's log is lost");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn logs_are_kept_where_they_are_named_also_those_of_a_killed_supervisor() {
+        let folder = tempfile::tempdir().unwrap();
+        let [work, logs] = ["work", "logs"].map(|name| folder.path().join(name));
+        fs::create_dir_all(&work).unwrap();
+        fs::create_dir_all(&logs).unwrap();
+        let log = |name: &str| {
+            let images = tempfile::tempdir_in(&work).unwrap();
+            DumpLog::new(images, logs.join(name))
+        };
+        let (ended, killed, silent) = (log("dump-1.log"), log("dump-2.log"), log("dump-3.log"));
+        fs::write(ended.path(), "one").unwrap();
+        fs::write(killed.path(), "two").unwrap();
+        drop((ended, silent));
+        let kept = |name| fs::read_to_string(logs.join(name)).ok();
+        assert_eq!(kept("dump-1.log").as_deref(), Some("one"));
+        assert_eq!(kept("dump-2.log"), None);
+        keep_all(&work, &logs);
+        assert_eq!(kept("dump-2.log").as_deref(), Some("two"));
+        assert_eq!(kept("dump-3.log"), None);
     }
 }

@@ -1,4 +1,4 @@
-//! Scripts of the job's line that were edited since the image that a run goes on from: the job has read them long ago,
+//! Scripts of the job's line that are newer than the image that a run goes on from: the job has read them long ago,
 //! so a mistake that was mended in one is made again.
 
 use std::ffi::{OsStr, OsString};
@@ -17,7 +17,8 @@ pub(super) fn tell(line: &[OsString], directory: &Path, image: &ImageEntry) {
     for script in edited(line, directory, made) {
         tracing::warn!(
             image = %image.id,
-            "{} was edited since: the job goes on with what it read before; --fresh begins anew with what is there now",
+            "{} is newer than the image: the job goes on with what it had read before; --fresh begins anew with what is \
+             there now",
             script.display()
         );
     }

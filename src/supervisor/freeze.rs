@@ -29,8 +29,9 @@ use crate::store::ImageWriter;
 /// A job that stands still for a snapshot.
 pub(super) struct Frozen<'a> {
     subject: Subject<'a>,
-    dump: Dump<'a>,
+    /// Before the image: should this be dropped, the job goes on first.
     suspended: Option<Suspension>,
+    dump: Dump<'a>,
     /// Device memory on its way into the image.
     carrying: Option<Carrying>,
     /// The CUDA processes, as the host sees them, and what the image will say of them.

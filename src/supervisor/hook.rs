@@ -135,7 +135,10 @@ pub(super) fn run(call: &Call, mut say: impl FnMut(&str)) -> Ended {
                 Err(error) => Outcome::Failed(format!("it cannot be followed: {error}")),
             }
         }
-        Err(error) => Outcome::Failed(format!("it cannot be started: {error}")),
+        Err(error) => {
+            call.leash.let_go();
+            Outcome::Failed(format!("it cannot be started: {error}"))
+        }
     };
     lines.end(&mut say);
     Ended {

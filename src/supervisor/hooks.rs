@@ -2,9 +2,8 @@
 //!
 //! They run one after the other on a thread of their own, beside a job that computes, is being written or has ended;
 //! `before_snapshot` runs on the snapshot's thread, which waits for it. None changes what happens but a veto of that
-//! one. At the end of a run those that were called are waited for, and what still runs then is killed.
+//! one. At the end of a run those that were called are waited for.
 
-use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -37,8 +36,7 @@ const NEWS_LIMIT: Duration = Duration::from_secs(5);
 #[derive(Debug, Default)]
 pub(super) struct Hooks {
     queue: Option<SyncSender<Call>>,
-    /// Those that have not ended, in their order.
-    called: VecDeque<Arc<Leash>>,
+    running: u32,
     /// The last one before a snapshot, which may have ended.
     before_snapshot: Option<Arc<Leash>>,
 }
@@ -47,10 +45,9 @@ impl Hooks {
     /// Has a hook run after those that were called before.
     fn call(&mut self, call: Call, events: &Sender<Event>) {
         let occasion = call.occasion.as_str();
-        let leash = Arc::clone(&call.leash);
         let queue = self.queue.get_or_insert_with(|| worker(events.clone()));
         if queue.try_send(call).is_ok() {
-            self.called.push_back(leash);
+            self.running += 1;
         } else {
             tracing::warn!("hook {occasion} is not run: too many wait");
         }
@@ -58,15 +55,11 @@ impl Hooks {
 }
 
 impl Drop for Hooks {
-    /// The run ends: nobody would hear them, or kill them after their time.
+    /// The run ends, and with it the snapshot that waits for its hook. Others may have something to finish.
     fn drop(&mut self) {
-        let all = self.called.iter().chain(&self.before_snapshot);
-        let killed = all.filter(|leash| leash.kill()).count();
-        if killed > 0 {
-            tracing::warn!(
-                killed,
-                "hooks that have not ended are killed, as the run ends"
-            );
+        let before = self.before_snapshot.as_ref();
+        if before.is_some_and(|leash| leash.kill()) {
+            tracing::warn!("hook before_snapshot is killed, as the run ends");
         }
     }
 }
@@ -215,7 +208,7 @@ impl Supervisor {
 
     /// A hook that was called has ended.
     pub fn called_hook_ended(&mut self, ended: &Ended) {
-        self.operation.hooks.called.pop_front();
+        self.operation.hooks.running = self.operation.hooks.running.saturating_sub(1);
         self.hook_ended(ended);
     }
 
@@ -249,9 +242,8 @@ impl Supervisor {
     /// The run has ended: waits for the hooks that were called, each within its time. A SIGTERM ends the wait.
     pub async fn finish_hooks(&mut self) {
         let each = self.shop.config.hooks.timeout;
-        let all: Duration = self.operation.hooks.called.iter().map(|_| each).sum();
-        let deadline = clock::now() + all + NEWS_LIMIT;
-        while !self.operation.hooks.called.is_empty() {
+        let deadline = clock::now() + each * self.operation.hooks.running + NEWS_LIMIT;
+        while self.operation.hooks.running > 0 {
             self.tell_systemd(false);
             let left = deadline.saturating_duration_since(clock::now());
             let turn = self
@@ -265,7 +257,10 @@ impl Supervisor {
                     other => drop(other),
                 },
                 None if turn < left => {}
-                Some(Event::Signal(Signal::Terminate | Signal::Forward(_))) | None => return,
+                Some(Event::Signal(Signal::Terminate | Signal::Forward(_))) | None => {
+                    tracing::warn!("hooks that still run are left to themselves");
+                    return;
+                }
                 Some(_) => {}
             }
         }

@@ -22,6 +22,8 @@ pub(super) struct Leash(Mutex<State>);
 enum State {
     /// It may start, and has this time then.
     Waiting(Duration),
+    /// It is being started, which may hang on a disk that does.
+    Starting(Duration),
     /// It is this process group, until the timer runs out. Its leader is not reaped: the number is no other's.
     Running { group: Pid, timer: Arc<TimerFd> },
     /// It has ended, or is not to start any more.
@@ -37,16 +39,30 @@ impl Leash {
     /// Starts the hook as the leader of a process group. The timer can be read from when its time is over. Before the
     /// child is waited for, the hold has to end.
     pub fn start(&self, command: &mut Command) -> io::Result<(Child, Arc<TimerFd>)> {
-        let mut state = locked(&self.0);
-        let State::Waiting(time) = *state else {
-            return Err(io::Error::other("the run has ended"));
-        };
+        let over = || io::Error::other("the run has ended");
+        {
+            let mut state = locked(&self.0);
+            let State::Waiting(time) = *state else {
+                return Err(over());
+            };
+            *state = State::Starting(time);
+        }
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_CLOEXEC)?;
-        arm(&timer, time)?;
         let timer = Arc::new(timer);
-        let child = command.process_group(0).spawn()?;
+        let mut child = command.process_group(0).spawn()?;
+        let group = Pid::from_raw(i32::try_from(child.id()).map_err(io::Error::other)?);
+        let mut state = locked(&self.0);
+        let armed = match *state {
+            State::Starting(time) => arm(&timer, time).map_err(io::Error::from),
+            State::Waiting(_) | State::Running { .. } | State::Over => Err(over()),
+        };
+        if let Err(error) = armed {
+            kill_group(group);
+            child.wait()?;
+            return Err(error);
+        }
         *state = State::Running {
-            group: Pid::from_raw(i32::try_from(child.id()).map_err(io::Error::other)?),
+            group,
             timer: Arc::clone(&timer),
         };
         Ok((child, timer))
@@ -55,7 +71,7 @@ impl Leash {
     /// Leaves the hook no more than this time from now on.
     pub fn shorten(&self, time: Duration) {
         match &mut *locked(&self.0) {
-            State::Waiting(own) => *own = time.min(*own),
+            State::Waiting(own) | State::Starting(own) => *own = time.min(*own),
             State::Running { timer, .. } => {
                 // One that has run out says nothing.
                 let longer = matches!(timer.get(), Ok(Some(Expiration::OneShot(left))) if Duration::from(left) > time);
@@ -71,16 +87,20 @@ impl Leash {
     pub fn kill(&self) -> bool {
         let state = std::mem::replace(&mut *locked(&self.0), State::Over);
         if let State::Running { group, .. } = state {
-            // All of it may just have ended.
-            let _ = killpg(group, Signal::SIGKILL);
+            kill_group(group);
         }
         !matches!(state, State::Over)
     }
 
-    /// The hook has ended by itself; what it left behind may stay.
+    /// The hook has ended by itself, or was not started; what it left behind may stay.
     pub fn let_go(&self) {
         *locked(&self.0) = State::Over;
     }
+}
+
+/// All of it may just have ended.
+fn kill_group(group: Pid) {
+    let _ = killpg(group, Signal::SIGKILL);
 }
 
 /// A time of nothing would never be over.

@@ -206,7 +206,6 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
     let lock = store.lock()?;
     let swept = store.sweep(&lock)?;
     tracing::debug!(?swept, "swept the store");
-    let before = RunState::load(store.path())?;
     let Some((state, beginning, command)) = begin(&store, what, &directory)? else {
         tracing::info!(store = %store.path().display(), "this run has finished already; --fresh begins anew");
         return Ok(0);
@@ -222,9 +221,10 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
         .map_err(system("prepare the work folder"))?;
     let streams = Streams::ours(shop.config.tty).map_err(system("use the standard streams"))?;
     streams.share_lines();
-    // Not before: a run that cannot begin leaves the store as it was.
-    let folder = shop.store.path().to_owned();
-    state.save(&folder)?;
+    // Not before: a run that cannot begin leaves the store as it was. One that goes back does so when it is back.
+    if !matches!(beginning, Beginning::RestoreThis(_)) {
+        state.save(shop.store.path())?;
+    }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -234,9 +234,6 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
         let mut supervisor = Supervisor::new(Arc::new(shop), streams, state)?;
         supervisor.run(beginning).await
     });
-    if let (Err(RunError::Chosen { .. }), Some(before)) = (&result, before) {
-        before.save(&folder)?;
-    }
     // Nothing that still waits on a blocking thread may keep us.
     runtime.shutdown_background();
     result

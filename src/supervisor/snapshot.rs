@@ -39,6 +39,8 @@ const FREEZE_CORES: usize = 8;
 const SUSPEND_HEADROOM: u64 = 512 << 20;
 /// Host memory for what comes of GPU memory while the job computes: nothing waits for it, and the job may want its own.
 const DRAIN_BUFFER: u64 = 1 << 30;
+/// The share of `snapshot.timeout` in which a store may take nothing while the job stands still.
+const STALL_SHARE: u32 = 5;
 /// How often a snapshot is tried whose job changes under our hands. A job that starts CUDA does it once a process;
 /// one that is still at it the last time is better left alone until the next snapshot is due.
 const ATTEMPTS_MAX: u32 = 5;
@@ -134,6 +136,10 @@ fn attempt(
     bystanders::nobody_arrives(&processes, gpu.as_ref().map_or(&[], Gpu::users))?;
     let keeping = keeping(subject, gpu.as_mut(), afterwards, despite)?;
     let writer = admit(subject, &processes, gpu.as_ref(), keeping.as_ref())?;
+    if afterwards == Afterwards::Continue {
+        // One that is to stop, or to stand still, has nothing to wait for but its image.
+        writer.limit_stalls(shop.config.snapshot.timeout / STALL_SHARE);
+    }
     let gpu = (gpu.as_ref(), keeping);
     let (frozen, dumper) = match Frozen::begin(subject, root, gpu, writer, watch, begun) {
         Ok(frozen) => frozen,

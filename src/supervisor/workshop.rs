@@ -10,6 +10,7 @@ use std::sync::{Mutex, OnceLock};
 
 use tempfile::TempDir;
 
+use super::dump_log;
 use super::gpu_plan::GpuPairs;
 use super::intrusion::Intrusion;
 use super::leftovers::{self, COPIES, COPY_DIGITS, COPY_PREFIX};
@@ -26,6 +27,8 @@ use crate::sandbox::{JobPids, Sandbox};
 use crate::store::durable::{self, DurableError};
 use crate::store::{ImageId, Store, StoreLock};
 
+/// Folder of CRIU's logs in the store.
+const LOGS: &str = "logs";
 /// CRIU logs that are kept; they tell why an older snapshot failed.
 const LOGS_KEPT: usize = 20;
 
@@ -82,10 +85,11 @@ impl WorkFolder {
     fn new(store: &Path) -> io::Result<Self> {
         let link = store.join(WORK_LINK);
         if let Ok(previous) = fs::read_link(&link) {
-            if is_work_folder(&previous)
-                && let Err(error) = fs::remove_dir_all(&previous)
-            {
-                tracing::warn!(folder = %previous.display(), %error, "cannot remove an old work folder");
+            if is_work_folder(&previous) {
+                dump_log::keep_all(&previous, &store.join(LOGS));
+                if let Err(error) = fs::remove_dir_all(&previous) {
+                    tracing::warn!(folder = %previous.display(), %error, "cannot remove an old work folder");
+                }
             }
             fs::remove_file(&link)?;
         }
@@ -216,7 +220,7 @@ impl Workshop {
         leftovers::remove_copies(&store, &lock, &program);
         work.link_program(&program)?;
         renew_plugins(&store.path().join(PLUGINS))?;
-        for folder in ["logs", "aside"] {
+        for folder in [LOGS, "aside"] {
             create_private(&store.path().join(folder))?;
         }
         let agent = agent(config.cuda.memory, &store.path().join(COPIES))?;
@@ -294,7 +298,7 @@ impl Workshop {
 
     /// Where CRIU logs this operation. The oldest logs go.
     pub fn log(&self, operation: &str, image: impl std::fmt::Display) -> PathBuf {
-        let folder = self.store.path().join("logs");
+        let folder = self.store.path().join(LOGS);
         forget_old(&folder, LOGS_KEPT);
         folder.join(format!("{operation}-{image}-{}.log", clock::unix_ms()))
     }

@@ -85,7 +85,9 @@ fn a_job_does_not_stand_still_for_a_disk_that_hangs() {
         return;
     };
     let mut run = start_with(&place, &COUNTER.replace("i = 0\n", BALLAST), |command| {
-        command.env("CKPT_RUN_SNAPSHOT_BUFFER", BUFFER);
+        command
+            .env("CKPT_RUN_SNAPSHOT_BUFFER", BUFFER)
+            .env("CKPT_RUN_SNAPSHOT_TIMEOUT", "50s");
     });
     wait_for_the_first_line(&place);
     let asked = begin_snapshot(&place);
@@ -95,7 +97,7 @@ fn a_job_does_not_stand_still_for_a_disk_that_hangs() {
     assert!(disk.thaw(), "it hung until now");
     let answer = asked.wait_with_output().expect("an answer");
     let text = String::from_utf8_lossy(&answer.stderr);
-    assert!(text.contains("disk took nothing for 30 s"), "{text}");
+    assert!(text.contains("disk took nothing for 10 s"), "{text}");
 
     // All is well again.
     place.snapshot();

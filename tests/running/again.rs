@@ -292,7 +292,7 @@ fn a_run_goes_back_to_an_older_image_and_never_on_from_those_it_gave_up() {
     assert_eq!(code(place.verb(&["forget", "000002"]).status), 0);
 
     let mut run = place.start_python(&[], FOLLOWER);
-    place.wait_for("err", "job.py was edited since");
+    place.wait_for("err", "job.py is newer than the image");
     step(3);
     assert_eq!(place.snapshot(), "000003");
     run.crash();

@@ -1,5 +1,5 @@
 //! By what a file is known that the job only appends to: a hash of some of what was in it at the snapshot, which stays
-//! there however much is appended. A copy of the file has it as well, and one that was written anew in place has not.
+//! there however much is appended. A copy of the file has it as well, and another file has not.
 
 use std::fs::File;
 use std::io;
@@ -12,13 +12,16 @@ use super::OpenFile;
 
 /// Bytes that are read at the beginning and at the end: the job stands still meanwhile.
 const END_BYTES: usize = 64 << 10;
+/// What is shorter may be no more than a heading, which other files have as well.
+const BYTES_MIN: u64 = 4096;
 /// Files that are sampled, the first by path, for the same reason: 8 MiB in all.
 const FILES_MAX: usize = 64;
 
 /// Samples the files that the job only appends to and whose content is not kept. One that cannot be read is known by its
 /// inode alone.
 pub fn sample_appended(files: &mut [OpenFile]) {
-    let appended = files.iter_mut().filter(|file| file.is_appended());
+    let is_telling = |file: &&mut OpenFile| file.is_appended() && file.size >= BYTES_MIN;
+    let appended = files.iter_mut().filter(is_telling);
     for file in appended.take(FILES_MAX) {
         file.sample = sample(&file.path, file.size).ok();
     }

@@ -144,9 +144,8 @@ fn a_piece_that_waits_for_its_next_cut_is_not_waited_for() {
 
 #[test]
 fn a_store_that_hangs_is_not_waited_for_while_a_job_stands_still() {
-    let mut flow = Flow::new(CHUNK_BYTES as u64);
-    flow.stall_limit = Duration::from_millis(50);
-    let flow = Arc::new(flow);
+    let flow = flow(CHUNK_BYTES as u64);
+    flow.limit_stalls(Duration::from_millis(50));
     flow.push(0, 0, flow.acquire().unwrap(), CHUNK_BYTES);
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| flow.acquire());
