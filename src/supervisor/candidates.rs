@@ -1,7 +1,6 @@
 //! Which images the run can go on from.
 
 use super::describe::chain;
-use super::image::run_of;
 use super::run::RunError;
 use super::supervise::Supervisor;
 use crate::store::{ImageEntry, ImageId};
@@ -38,12 +37,8 @@ impl Supervisor {
 
     /// Whether the run has any image, good or not.
     pub fn any_images(&self) -> Result<bool, RunError> {
-        Ok(self
-            .shop
-            .store
-            .images()?
-            .iter()
-            .any(|image| run_of(&image.meta).is_none_or(|run| run == self.state.started_unix_ms)))
+        let images = self.shop.store.images()?;
+        Ok(images.iter().any(|image| self.state.may_have(image)))
     }
 
     /// How many images there are to go on from, for a decision. One where the store cannot be read: an answer of "none"

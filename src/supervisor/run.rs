@@ -272,12 +272,16 @@ fn begin(
         .iter()
         .map(|word| word.to_string_lossy().into_owned())
         .collect();
-    let anew = || RunState::new(words.clone(), directory.to_owned(), clock::unix_ms());
     let Some(mut state) = known.as_ref().filter(|_| !fresh).cloned() else {
+        let images = store.images()?;
         if known.is_none() && !fresh {
-            tell_strangers(&store.images()?);
+            tell_strangers(&images);
         }
-        let state = known.map_or_else(anew, |earlier| anew().after(&earlier));
+        let anew = RunState::new(words, directory.to_owned(), clock::unix_ms());
+        let mut state = anew.begun_after(&images);
+        if let Some(earlier) = &known {
+            state = state.after(earlier);
+        }
         return Ok(Some((state, Beginning::Start, line)));
     };
     if state.command != words {

@@ -102,6 +102,9 @@ pub struct RunState {
     /// The image that the job came back from, while there are newer ones and it has none of its own since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     came_from: Option<ImageId>,
+    /// The newest image that there was when it was first started: one that cannot be read is not its own up to there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    begun_after: Option<ImageId>,
 }
 
 /// Images that a run gave up when it went back, by their numbers. Those after it belong to the life that began then.
@@ -130,6 +133,7 @@ impl RunState {
             progress: Progress::Running,
             abandoned: Vec::new(),
             came_from: None,
+            begun_after: None,
         }
     }
 
@@ -167,6 +171,13 @@ impl RunState {
         Some(Self::new(facts.command, facts.directory, facts.run))
     }
 
+    /// In a store with these images, the newest last.
+    #[must_use]
+    pub fn begun_after(mut self, images: &[ImageEntry]) -> Self {
+        self.begun_after = images.last().map(|image| image.id);
+        self
+    }
+
     /// With what an earlier run in this place taught about failures.
     #[must_use]
     pub fn after(mut self, earlier: &Self) -> Self {
@@ -184,7 +195,14 @@ impl RunState {
     /// Whether an image that cannot be read may be one that the run would go on from.
     #[must_use]
     pub fn may_go_on_from(&self, image: &ImageEntry) -> bool {
-        image.is_unreadable() && self.is_in_line(image.id)
+        image.is_unreadable() && self.may_have(image) && self.is_in_line(image.id)
+    }
+
+    /// Whether an image, good or not, is the run's, or may be.
+    #[must_use]
+    pub fn may_have(&self, image: &ImageEntry) -> bool {
+        let may = || Some(image.id) > self.begun_after;
+        run_of(&image.meta).map_or_else(may, |run| run == self.started_unix_ms)
     }
 
     /// As [`goes_on_from`](Self::goes_on_from), by an image's number and what it says about itself.

@@ -74,6 +74,23 @@ fn images_that_were_passed_over_are_left_behind_once_there_is_a_new_one() {
 }
 
 #[test]
+fn an_image_that_cannot_be_read_is_not_of_a_run_that_began_after_it() {
+    let unreadable = |number| ImageEntry {
+        meta: Vec::new(),
+        damaged: Some("torn".to_owned()),
+        ..images(number..=number).remove(0)
+    };
+    let state = state().begun_after(&images(1..=3));
+    for (number, may) in [(3, false), (4, true)] {
+        let image = unreadable(number);
+        assert_eq!(
+            (state.may_have(&image), state.may_go_on_from(&image)),
+            (may, may)
+        );
+    }
+}
+
+#[test]
 fn numbers_of_images_that_were_given_up_are_remembered_when_these_are_gone() {
     let mut state = state();
     assert_eq!(state.newest_abandoned(), None);
