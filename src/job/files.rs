@@ -351,11 +351,12 @@ mod tests {
             .open(&both)
             .unwrap();
         let appended = folder.path().join("appended");
-        let _appended = File::options()
+        let mut long = File::options()
             .append(true)
             .create(true)
             .open(&appended)
             .unwrap();
+        long.write_all(&[b'x'; 4096]).unwrap();
         let _reader = File::open(&log).unwrap();
         let _gone = File::create(&gone).unwrap();
         fs::remove_file(&gone).unwrap();
