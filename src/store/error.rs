@@ -99,7 +99,7 @@ pub enum WriteError {
     #[error("a worker of the image panicked")]
     WorkerPanicked,
     /// The store takes nothing, and a job stands still for it.
-    #[error("the store's disk took nothing for {} s: it hangs, or its server is gone", .0.as_secs())]
+    #[error("the store's disk took nothing for {0:?}: it hangs, or its server is gone")]
     Stalled(Duration),
     /// The image was given up by the caller.
     #[error("the image was given up")]

@@ -28,21 +28,20 @@ use super::buffer::{Buffer, Populate, SLAB_BUFFERS, map_slab};
 use super::chunk::CHUNK_BYTES;
 use super::error::WriteError;
 use super::gauge::Gauge;
-use crate::sync::{locked, wait, wait_for};
+use crate::sync::{locked, wait};
 
 mod piece;
+mod stall;
 
 use piece::Bytes;
 pub(super) use piece::{Piece, Work};
+use stall::Stall;
 
 /// The end of a stream up to this length is copied, so that a stream of 200 bytes does
 /// not keep a whole buffer.
 const SMALL_BYTES: usize = 64 * 1024;
 /// Copies waiting at a time: the ends of ten thousand of CRIU's files at 1.5 KiB.
 const SMALL_BYTES_MAX: usize = 16 << 20;
-
-/// Looks whether a store takes nothing, within the time that it may. Counted, for a machine may stand still as well.
-const STALL_LOOKS: u32 = 40;
 
 /// Threads that populate memory: beyond these the kernel's own locks are the limit.
 const POPULATE_THREADS_MAX: usize = 8;
@@ -176,7 +175,7 @@ impl Flow {
     /// those get on or nobody stands still meanwhile.
     pub(super) fn acquire(&self) -> Result<Buffer, WriteError> {
         let mut state = locked(&self.state);
-        let (mut rests, mut looks) = (state.rests, 0);
+        let mut stall = Stall::begun(&state);
         loop {
             if let Some(error) = &state.stopped {
                 return Err(WriteError::Stopped(Arc::clone(error)));
@@ -195,25 +194,8 @@ impl Flow {
             }
             state.waiting += 1;
             self.work.notify_all();
-            let limit = state.stall_limit.filter(|_| state.phase == Phase::Holding);
-            let Some(limit) = limit else {
-                state = wait(&self.space, state);
-                state.waiting -= 1;
-                continue;
-            };
-            let is_late;
-            (state, is_late) = wait_for(&self.space, state, limit / STALL_LOOKS);
+            state = self.wait_for_space(state, &mut stall);
             state.waiting -= 1;
-            if state.rests != rests {
-                (rests, looks) = (state.rests, 0);
-            } else if is_late {
-                looks += 1;
-            }
-            if looks >= STALL_LOOKS {
-                drop(state);
-                self.stop(WriteError::Stalled(limit));
-                state = locked(&self.state);
-            }
         }
     }
 
@@ -360,11 +342,6 @@ impl Flow {
     pub(super) fn spare(&self, workers: usize) {
         locked(&self.state).spare_workers = workers;
         self.work.notify_all();
-    }
-
-    /// From now on a store that takes nothing for so long while Holding ends the image.
-    pub(super) fn limit_stalls(&self, limit: Duration) {
-        locked(&self.state).stall_limit = Some(limit);
     }
 
     /// Lets workers take pieces as they come.

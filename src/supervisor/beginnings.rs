@@ -15,6 +15,7 @@ use super::program::ProgramError;
 use super::restore::{self, Candidate, Restored};
 use super::restore_error::RestoreError;
 use super::run::{RunError, system};
+use super::run_state::RunState;
 use super::schedule::Snapshotted as LastSnapshot;
 use super::supervise::{AfterEnd, Restoring, Running, Stage, Supervisor, now};
 use super::workshop::Job;
@@ -182,6 +183,16 @@ impl Supervisor {
         }
     }
 
+    /// Where the image that was asked for did not come back, the run is where it was `before`.
+    pub fn leave_as_it_was(&self, before: Option<&RunState>) {
+        let Some((_, before)) = self.chosen.zip(before) else {
+            return;
+        };
+        if let Err(error) = before.save(self.shop.store.path()) {
+            tracing::warn!("the run counts as gone back: {}", chain(&error));
+        }
+    }
+
     /// Restores the newest image that can be, but `skip_newest`.
     pub fn restore_from(&mut self, skip_newest: usize) -> Result<(), RunError> {
         let available = self.to_restore()?;
@@ -328,7 +339,10 @@ impl Supervisor {
         }
         self.state.restarts += 1;
         // A new life from the beginning: images of the old one do not belong to it.
-        self.state.started_unix_ms = clock::unix_ms().max(self.state.started_unix_ms + 1);
+        let life = clock::unix_ms().max(self.state.started_unix_ms + 1);
+        // Without a list, any of them may be its own.
+        let images = self.shop.store.images().unwrap_or_default();
+        self.state.begin_life(life, &images);
         self.remember();
         self.start()
     }

@@ -1,5 +1,6 @@
 //! CRIU's log of a dump, which must not be what the job stands still for.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -51,10 +52,8 @@ pub(super) fn keep_all(work: &Path, logs: &Path) {
         entries.map(|entry| entry.path())
     };
     for log in within(work).flat_map(|images| within(&images)) {
-        if let Some(name) = log
-            .file_name()
-            .filter(|_| log.extension() == Some("log".as_ref()))
-        {
+        let name = log.file_name().and_then(OsStr::to_str).unwrap_or_default();
+        if name.starts_with("dump-") && log.is_file() {
             keep(&log, &logs.join(name));
         }
     }

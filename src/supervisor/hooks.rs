@@ -36,6 +36,7 @@ const NEWS_LIMIT: Duration = Duration::from_secs(5);
 #[derive(Debug, Default)]
 pub(super) struct Hooks {
     queue: Option<SyncSender<Call>>,
+    /// Those that were called and have not ended, waiting ones as well.
     running: u32,
     /// The last one before a snapshot, which may have ended.
     before_snapshot: Option<Arc<Leash>>,
@@ -258,7 +259,9 @@ impl Supervisor {
                 },
                 None if turn < left => {}
                 Some(Event::Signal(Signal::Terminate | Signal::Forward(_))) | None => {
-                    tracing::warn!("hooks that still run are left to themselves");
+                    tracing::warn!(
+                        "a hook that still runs is left to itself, and those that wait are not run"
+                    );
                     return;
                 }
                 Some(_) => {}

@@ -22,7 +22,7 @@ pub(super) struct Leash(Mutex<State>);
 enum State {
     /// It may start, and has this time then.
     Waiting(Duration),
-    /// It is being started, which may hang on a disk that does.
+    /// It is being started, which may hang on a disk that does; its time is counted from then on.
     Starting(Duration),
     /// It is this process group, until the timer runs out. Its leader is not reaped: the number is no other's.
     Running { group: Pid, timer: Arc<TimerFd> },
@@ -57,6 +57,7 @@ impl Leash {
             State::Waiting(_) | State::Running { .. } | State::Over => Err(over()),
         };
         if let Err(error) = armed {
+            drop(state);
             kill_group(group);
             child.wait()?;
             return Err(error);

@@ -204,6 +204,7 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
     };
     drop(key); // the store has what it needs
     let lock = store.lock()?;
+    let before = RunState::load(store.path())?;
     let swept = store.sweep(&lock)?;
     tracing::debug!(?swept, "swept the store");
     let Some((state, beginning, command)) = begin(&store, what, &directory)? else {
@@ -221,10 +222,8 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
         .map_err(system("prepare the work folder"))?;
     let streams = Streams::ours(shop.config.tty).map_err(system("use the standard streams"))?;
     streams.share_lines();
-    // Not before: a run that cannot begin leaves the store as it was. One that goes back does so when it is back.
-    if !matches!(beginning, Beginning::RestoreThis(_)) {
-        state.save(shop.store.path())?;
-    }
+    // Not before: a run that cannot begin leaves the store as it was.
+    state.save(shop.store.path())?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -232,7 +231,11 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
     let streams = Arc::new(Mutex::new(streams));
     let result = runtime.block_on(async {
         let mut supervisor = Supervisor::new(Arc::new(shop), streams, state)?;
-        supervisor.run(beginning).await
+        let result = supervisor.run(beginning).await;
+        if result.is_err() {
+            supervisor.leave_as_it_was(before.as_ref());
+        }
+        result
     });
     // Nothing that still waits on a blocking thread may keep us.
     runtime.shutdown_background();
@@ -277,8 +280,9 @@ fn begin(
         if known.is_none() && !fresh {
             tell_strangers(&images);
         }
-        let anew = RunState::new(words, directory.to_owned(), clock::unix_ms());
-        let mut state = anew.begun_after(&images);
+        let now = clock::unix_ms();
+        let mut state = RunState::new(words, directory.to_owned(), now);
+        state.begin_life(now, &images);
         if let Some(earlier) = &known {
             state = state.after(earlier);
         }

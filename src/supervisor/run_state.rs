@@ -102,7 +102,8 @@ pub struct RunState {
     /// The image that the job came back from, while there are newer ones and it has none of its own since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     came_from: Option<ImageId>,
-    /// The newest image that there was when it was first started: one that cannot be read is not its own up to there.
+    /// The newest image that there was when this life of the job began. Up to there none is its own, also none that
+    /// cannot be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     begun_after: Option<ImageId>,
 }
@@ -171,11 +172,10 @@ impl RunState {
         Some(Self::new(facts.command, facts.directory, facts.run))
     }
 
-    /// In a store with these images, the newest last.
-    #[must_use]
-    pub fn begun_after(mut self, images: &[ImageEntry]) -> Self {
+    /// The job begins anew, in a store with these images, the newest last: none of them belongs to the new life.
+    pub fn begin_life(&mut self, unix_ms: u64, images: &[ImageEntry]) {
+        self.started_unix_ms = unix_ms;
         self.begun_after = images.last().map(|image| image.id);
-        self
     }
 
     /// With what an earlier run in this place taught about failures.
@@ -241,6 +241,12 @@ impl RunState {
     #[must_use]
     pub fn newest_abandoned(&self) -> Option<ImageId> {
         self.abandoned.iter().map(|past| past.through).max()
+    }
+
+    /// As [`newest_abandoned`](Self::newest_abandoned), of other lives and runs as well: no number is given twice.
+    #[must_use]
+    pub fn newest_of_others(&self) -> Option<ImageId> {
+        self.newest_abandoned().max(self.begun_after)
     }
 
     /// The job came back from an image. Newer ones that were passed over may be restored yet.

@@ -136,8 +136,8 @@ fn attempt(
     bystanders::nobody_arrives(&processes, gpu.as_ref().map_or(&[], Gpu::users))?;
     let keeping = keeping(subject, gpu.as_mut(), afterwards, despite)?;
     let writer = admit(subject, &processes, gpu.as_ref(), keeping.as_ref())?;
-    if afterwards == Afterwards::Continue {
-        // One that is to stop, or to stand still, has nothing to wait for but its image.
+    if afterwards != Afterwards::Stop {
+        // A job that is to end has nothing to do but to wait for its image.
         writer.limit_stalls(shop.config.snapshot.timeout / STALL_SHARE);
     }
     let gpu = (gpu.as_ref(), keeping);
@@ -199,7 +199,7 @@ fn admit(
     room::make(shop, state, all + resident)?;
     let frozen = needed + resident + keeping.map_or(0, Keeping::bytes_without_shadow);
     let options = write_options(shop, available - needed, keeping.map(|_| frozen));
-    let newest = state.newest_abandoned();
+    let newest = state.newest_of_others();
     let writer = shop.store.begin_after(&shop.lock, options, newest)?;
     shop.ongoing.measure(writer.taken(), Some(all + resident));
     writer.reserve(frozen);

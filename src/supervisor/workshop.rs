@@ -215,14 +215,14 @@ impl Workshop {
         directory: PathBuf,
         moved: Moved,
     ) -> io::Result<Self> {
+        for folder in [LOGS, "aside"] {
+            create_private(&store.path().join(folder))?;
+        }
         let work = WorkFolder::new(store.path())?;
         let program = keep_program(Path::new("/proc/self/exe"), store.path())?;
         leftovers::remove_copies(&store, &lock, &program);
         work.link_program(&program)?;
         renew_plugins(&store.path().join(PLUGINS))?;
-        for folder in [LOGS, "aside"] {
-            create_private(&store.path().join(folder))?;
-        }
         let agent = agent(config.cuda.memory, &store.path().join(COPIES))?;
         let instance = format!("{}-{}", std::process::id(), clock::unix_ms());
         Ok(Self {

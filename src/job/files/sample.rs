@@ -1,5 +1,5 @@
 //! By what a file is known that the job only appends to: a hash of some of what was in it at the snapshot, which stays
-//! there however much is appended. A copy of the file has it as well, and another file has not.
+//! there however much is appended. A copy of the file has it as well.
 
 use std::fs::File;
 use std::io;

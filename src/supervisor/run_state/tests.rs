@@ -80,7 +80,9 @@ fn an_image_that_cannot_be_read_is_not_of_a_run_that_began_after_it() {
         damaged: Some("torn".to_owned()),
         ..images(number..=number).remove(0)
     };
-    let state = state().begun_after(&images(1..=3));
+    let mut state = state();
+    state.begin_life(RUN, &images(1..=3));
+    assert_eq!(state.newest_of_others(), Some(id(3)));
     for (number, may) in [(3, false), (4, true)] {
         let image = unreadable(number);
         assert_eq!(
