@@ -38,7 +38,7 @@ pub use model::{
     Buffer, Config, Cpus, Criu, Cuda, Encryption, Files, Interval, IoUring, Isolation, Log,
     LogLevel, Memory, Metrics, Nccl, Network, Retention, Sandbox, ShowProgress, Snapshot, Tcp, Tty,
 };
-pub use operation::{Hang, HangAction, HookCommand, Hooks, Jitter};
+pub use operation::{Hang, HangAction, HookCommand, Hooks, Jitter, Occasion};
 pub use restart::{ExitStatus, Restart, RestartLimit, RestartPolicy, WithoutImage};
 pub use sources::{Origin, Override, ProjectFile, Sources};
 

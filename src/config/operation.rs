@@ -69,6 +69,56 @@ impl Choice for HangAction {
         &[("restore", Self::Restore), ("report", Self::Report)];
 }
 
+/// The occasions on which a hook runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Occasion {
+    /// Before a snapshot, while the job computes.
+    BeforeSnapshot,
+    /// After an image became durable.
+    AfterSnapshot,
+    /// After an image became the running job.
+    AfterRestore,
+    /// After the run gave up.
+    OnGiveUp,
+    /// The job was found to hang.
+    OnHang,
+}
+
+impl Occasion {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::BeforeSnapshot,
+        Self::AfterSnapshot,
+        Self::AfterRestore,
+        Self::OnGiveUp,
+        Self::OnHang,
+    ];
+
+    /// The command that the settings give for this occasion.
+    #[must_use]
+    pub fn command(self, settings: &Hooks) -> Option<&HookCommand> {
+        match self {
+            Self::BeforeSnapshot => settings.before_snapshot.as_ref(),
+            Self::AfterSnapshot => settings.after_snapshot.as_ref(),
+            Self::AfterRestore => settings.after_restore.as_ref(),
+            Self::OnGiveUp => settings.on_give_up.as_ref(),
+            Self::OnHang => settings.on_hang.as_ref(),
+        }
+    }
+
+    /// The key in `[hooks]`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::BeforeSnapshot => "before_snapshot",
+            Self::AfterSnapshot => "after_snapshot",
+            Self::AfterRestore => "after_restore",
+            Self::OnGiveUp => "on_give_up",
+            Self::OnHang => "on_hang",
+        }
+    }
+}
+
 /// `[hooks]`: commands that are run on occasions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hooks {

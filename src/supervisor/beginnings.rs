@@ -16,9 +16,9 @@ use super::restore::{self, Candidate, Restored};
 use super::restore_error::RestoreError;
 use super::run::{RunError, system};
 use super::run_state::RunState;
+use super::running_job::Job;
 use super::schedule::Snapshotted as LastSnapshot;
 use super::supervise::{AfterEnd, Restoring, Running, Stage, Supervisor, now};
-use super::workshop::Job;
 use crate::clock;
 use crate::config;
 use crate::cuda;
@@ -177,7 +177,7 @@ impl Supervisor {
     /// Restores this image; when that fails, no other, and the run does not go on.
     pub fn restore_this(&mut self, id: ImageId) -> Result<(), RunError> {
         self.chosen = Some(id);
-        match restore::examine(&self.shop, id) {
+        match restore::examine(&self.shop, &self.standby, id) {
             Ok(candidate) => self.begin_restore(candidate, 0),
             Err(error) => self.image_failed(id, error),
         }
@@ -201,7 +201,7 @@ impl Supervisor {
 
     fn restore_one_of(&mut self, images: Vec<ImageId>, skip_newest: usize) -> Result<(), RunError> {
         for id in images.into_iter().rev().skip(skip_newest) {
-            match restore::examine(&self.shop, id) {
+            match restore::examine(&self.shop, &self.standby, id) {
                 Ok(candidate) => return self.begin_restore(candidate, skip_newest),
                 Err(error) => self.image_failed(id, error)?,
             }
@@ -228,8 +228,9 @@ impl Supervisor {
         tracing::info!(image = %id, "restoring");
         let (shop, streams) = (Arc::clone(&self.shop), Arc::clone(&self.streams));
         let (fresh, events) = (Arc::clone(&sandbox), self.events.clone());
+        let standby = Arc::clone(&self.standby);
         let work = move || {
-            let restore = || restore::bring_back(&shop, &fresh, &streams, candidate);
+            let restore = || restore::bring_back(&shop, &standby, &fresh, &streams, candidate);
             let result =
                 catch_unwind(AssertUnwindSafe(restore)).unwrap_or(Err(RestoreError::Panicked));
             // The loop only ends with the run.
@@ -259,7 +260,7 @@ impl Supervisor {
             return Ok(());
         };
         // An image without device memory has not taken it.
-        self.shop.standby.dismiss();
+        self.standby.dismiss();
         let id = restoring.id;
         match result {
             Ok(restored) => {

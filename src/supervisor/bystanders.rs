@@ -10,7 +10,7 @@
 //! - While the tasks are frozen: the holders are the same, with as many files. The driver is not asked again: its
 //!   answer about a stopped process that uses CUDA does not come before that goes on (580.159.04).
 
-use super::snapshot_error::SnapshotError;
+use super::gpu_error::GpuError;
 use super::workshop::Workshop;
 use crate::cuda;
 use crate::job::{self, Holder, Process};
@@ -21,7 +21,7 @@ const DRIVER: &str = "nvidia";
 
 /// Looks for programs that have come to the GPU and whom the driver does not know yet, before any other is suspended:
 /// `users` are those that it knows. Others of the job may be about to meet them there (NCCL), and wait.
-pub(super) fn nobody_arrives(processes: &[Process], users: &[i32]) -> Result<(), SnapshotError> {
+pub(super) fn nobody_arrives(processes: &[Process], users: &[i32]) -> Result<(), GpuError> {
     let holders = job::holders(processes, &job::majors(DRIVER))?;
     let arrives = |holder: &&Holder| !holder.forked && !users.contains(&holder.host_pid);
     refuse(holders.iter().find(arrives))
@@ -41,7 +41,7 @@ pub(super) struct Bystanders {
 
 impl Bystanders {
     /// Looks for them, after the suspend.
-    pub fn of(shop: &Workshop, root: i32) -> Result<Self, SnapshotError> {
+    pub fn of(shop: &Workshop, root: i32) -> Result<Self, GpuError> {
         let majors = job::majors(DRIVER);
         if majors.is_empty() {
             return Ok(Self::default());
@@ -60,21 +60,21 @@ impl Bystanders {
     }
 
     /// Whether nothing has changed, now that the tasks are frozen.
-    pub fn check(&self, frozen: &[Process]) -> Result<(), SnapshotError> {
+    pub fn check(&self, frozen: &[Process]) -> Result<(), GpuError> {
         let holders = job::holders(frozen, &self.majors)?;
         refuse(holders.iter().find(|one| !self.holders.contains(one)))
     }
 }
 
 /// `users` are those that the driver knows.
-fn admit(holders: &[Holder], users: &[i32]) -> Result<(), SnapshotError> {
+fn admit(holders: &[Holder], users: &[i32]) -> Result<(), GpuError> {
     let doubtful = |holder: &&Holder| !holder.forked || users.contains(&holder.host_pid);
     refuse(holders.iter().find(doubtful))
 }
 
 /// No snapshot because of this one, if there is one.
-fn refuse(holder: Option<&Holder>) -> Result<(), SnapshotError> {
-    holder.map_or(Ok(()), |one| Err(SnapshotError::Device { pid: one.pid }))
+fn refuse(holder: Option<&Holder>) -> Result<(), GpuError> {
+    holder.map_or(Ok(()), |one| Err(GpuError::Device { pid: one.pid }))
 }
 
 #[cfg(test)]
@@ -105,7 +105,7 @@ mod tests {
         ] {
             let error = admit(holders, users).unwrap_err();
             assert!(
-                matches!(error, SnapshotError::Device { pid } if pid == named),
+                matches!(error, GpuError::Device { pid } if pid == named),
                 "{error}"
             );
         }
@@ -127,7 +127,7 @@ mod tests {
             holders: Vec::new(),
         };
         let error = unseen.check(&processes[..1]).unwrap_err();
-        assert!(matches!(error, SnapshotError::Device { .. }), "{error}");
+        assert!(matches!(error, GpuError::Device { .. }), "{error}");
         assert!(Bystanders::default().check(&processes).is_ok());
         drop(null);
     }

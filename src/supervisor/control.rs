@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net as blocking;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -19,6 +19,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::{oneshot, watch};
 
+use super::environment::{SOCKET, socket_path};
 use super::event::Event;
 use super::pause::StillPaused;
 use super::snapshot::Afterwards;
@@ -33,8 +34,6 @@ pub use client::{
     ControlError, request_pause, request_snapshot, request_status, request_stop, request_unpause,
 };
 
-/// The socket's name in the store.
-const SOCKET: &str = "control.sock";
 /// Longest request.
 const REQUEST_BYTES_MAX: u64 = 4096;
 /// Time for the last answers to be written: a client that reads takes no time.
@@ -66,12 +65,6 @@ enum Answer {
     /// Not now; the same request may succeed later.
     Later(String),
     Failed(String),
-}
-
-/// Path of the control socket of a store.
-#[must_use]
-pub fn socket_path(store: &Path) -> PathBuf {
-    store.join(SOCKET)
 }
 
 /// Clients that have asked and have no answer yet.

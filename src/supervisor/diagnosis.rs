@@ -9,12 +9,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::hook::{self, Call, Occasion, Outcome};
+use super::hook::{self, Call, Outcome};
 use super::leash::Leash;
 use super::program;
-use super::workshop::{Job, Workshop};
+use super::running_job::Job;
+use super::workshop::Workshop;
 use crate::clock;
-use crate::config::HookCommand;
+use crate::config::{HookCommand, Occasion};
 use crate::job::{self, Process};
 
 /// Processes whose stacks are asked for: ranks hang together.

@@ -1,10 +1,10 @@
 //! CRIU's log of a dump, which must not be what the job stands still for.
 
-use std::ffi::OsStr;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
+
+use super::work_folder::keep_log;
 
 /// In CRIU's images directory while the job stands still: the store's disk may hang, and CRIU with it. Dropped, when the
 /// job computes again, it is kept in the store.
@@ -40,33 +40,16 @@ impl Drop for DumpLog {
     fn drop(&mut self) {
         // CRIU that ended at once has opened none.
         if self.path().exists() {
-            keep(&self.path(), &self.kept);
+            keep_log(&self.path(), &self.kept);
         }
-    }
-}
-
-/// Keeps the logs of dumps that a killed supervisor has left in its work folder.
-pub(super) fn keep_all(work: &Path, logs: &Path) {
-    let within = |folder: &Path| {
-        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-        entries.map(|entry| entry.path())
-    };
-    for log in within(work).flat_map(|images| within(&images)) {
-        let name = log.file_name().and_then(OsStr::to_str).unwrap_or_default();
-        if name.starts_with("dump-") && log.is_file() {
-            keep(&log, &logs.join(name));
-        }
-    }
-}
-
-fn keep(log: &Path, kept: &Path) {
-    if let Err(error) = fs::copy(log, kept) {
-        tracing::warn!(log = %kept.display(), %error, "CRIU's log is lost");
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
+    use super::super::work_folder::keep_logs;
     use super::*;
 
     #[test]
@@ -86,7 +69,7 @@ mod tests {
         let kept = |name| fs::read_to_string(logs.join(name)).ok();
         assert_eq!(kept("dump-1.log").as_deref(), Some("one"));
         assert_eq!(kept("dump-2.log"), None);
-        keep_all(&work, &logs);
+        keep_logs(&work, &logs);
         assert_eq!(kept("dump-2.log").as_deref(), Some("two"));
         assert_eq!(kept("dump-3.log"), None);
     }

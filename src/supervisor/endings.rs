@@ -7,9 +7,8 @@ use std::time::Duration;
 
 use super::describe::{chain, seconds};
 use super::event::Event;
+use super::exit_code::SAVED;
 use super::pauses::Pause;
-use super::requests::SAVED;
-use super::resident::Standby;
 use super::restart::{Decision, ExitStatus, decide};
 use super::run::{RunError, system};
 use super::run_state::Progress;
@@ -83,7 +82,7 @@ impl Supervisor {
             && self.would_restore()
             && let Some(image) = self.newest()
         {
-            Standby::prepare(&self.shop, image);
+            self.standby.prepare(&self.shop, image);
         }
         let stage = std::mem::replace(&mut self.stage, Stage::Ending(then));
         let (sandbox, gone) = match stage {
@@ -178,7 +177,7 @@ impl Supervisor {
         let decision = decide(status, &self.shop.config.restart, self.budget, images);
         let soon = matches!(decision, Decision::Restore { delay, .. } if delay <= STANDBY_MAX);
         if paused || !soon {
-            self.shop.standby.dismiss();
+            self.standby.dismiss();
         }
         match decision {
             Decision::Finished { code } => {

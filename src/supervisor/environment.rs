@@ -2,10 +2,8 @@
 //! NCCL suspendable.
 
 use std::ffi::{OsStr, OsString};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use super::control;
-use super::obstacle::{CHECKPOINTABLE_NCCL, PEER_NCCL};
 use crate::config::Nccl;
 use crate::resident::{self, Token};
 
@@ -29,8 +27,22 @@ const OF_THE_KEY: [&str; 2] = [
 /// Where the job's run has its images; by this others know whose a process is.
 pub(crate) const STORE_VARIABLE: &str = "CKPT_RUN_STORE";
 
+/// The socket's name in the store.
+pub(super) const SOCKET: &str = "control.sock";
+
 /// A variable and its value.
 pub(super) type Setting = (&'static str, &'static str);
+
+/// The settings with which NCCL shares no GPU memory: it goes through host memory and sockets instead, and comes
+/// back (NCCL with driver 580, measured with all three).
+pub(super) const CHECKPOINTABLE_NCCL: [(&str, &str); 3] = [
+    ("NCCL_P2P_DISABLE", "1"),
+    ("NCCL_CUMEM_ENABLE", "0"),
+    ("NCCL_CUMEM_HOST_ENABLE", "0"),
+];
+/// The settings with which NCCL shares GPU memory by CUDA IPC alone, which agents handle.
+pub(super) const PEER_NCCL: [(&str, &str); 2] =
+    [("NCCL_CUMEM_ENABLE", "0"), ("NCCL_CUMEM_HOST_ENABLE", "0")];
 
 /// What is to be set for NCCL: all that the caller has not set. `gpus` is how many there are, `ours` looks into the
 /// caller's environment.
@@ -59,6 +71,12 @@ fn visible(gpus: usize, list: Option<OsString>) -> usize {
     })
 }
 
+/// Path of the control socket of a store.
+#[must_use]
+pub fn socket_path(store: &Path) -> PathBuf {
+    store.join(SOCKET)
+}
+
 /// Makes the job's environment from ours.
 pub(super) fn for_job(
     ours: impl Iterator<Item = (OsString, OsString)>,
@@ -69,7 +87,7 @@ pub(super) fn for_job(
     let set = [
         ("CKPT_RUN_JOB", OsString::from(job)),
         (STORE_VARIABLE, store.into()),
-        ("CKPT_RUN_SOCKET", control::socket_path(store).into()),
+        ("CKPT_RUN_SOCKET", socket_path(store).into()),
     ];
     let replaced = |name: &OsStr| {
         let mut not_passed = NOT_FOR_THE_JOB.iter().chain(&OF_THE_KEY);

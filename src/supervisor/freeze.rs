@@ -14,6 +14,7 @@ use super::bystanders::{self, Bystanders};
 use super::dump::Dump;
 use super::dumper::Dumper;
 use super::gpu::Gpu;
+use super::gpu_error::GpuError;
 use super::gpu_facts::CudaFacts;
 use super::image::Stopwatch;
 use super::pause::Paused;
@@ -70,14 +71,17 @@ impl<'a> Frozen<'a> {
         subject.shop.ongoing.step(Step::Suspend);
         let since = clock::now();
         let streams = writer.streams();
-        let suspend = |gpu: &Gpu<'_>| gpu.suspend(subject, keeping.as_ref(), &streams, &mut watch);
+        let suspend = |gpu: &Gpu<'_>| {
+            let Subject { shop, job, .. } = subject;
+            gpu.suspend(shop, job, keeping.as_ref(), &streams, &mut watch)
+        };
         let (suspended, carrying) = match (gpu.map(suspend).transpose(), &keeping) {
-            (Err(SnapshotError::Resident(error)), Some(keeping))
-                if keeping.is_avoidable(&error) =>
-            {
+            (Err(GpuError::Resident(error)), Some(keeping)) if keeping.is_avoidable(&error) => {
                 return Err(NotFrozen::Avoidable(*error));
             }
-            (suspended, _) => suspended.map_err(NotFrozen::Failed)?.unzip(),
+            (suspended, _) => suspended
+                .map_err(|error| NotFrozen::Failed(error.into()))?
+                .unzip(),
         };
         let bystanders = match Bystanders::of(subject.shop, root) {
             Ok(bystanders) => bystanders,
@@ -85,7 +89,7 @@ impl<'a> Frozen<'a> {
                 // Not by dropping it: the job may be lost.
                 let resumed = suspended.map(|suspended| suspended.resume(&mut watch));
                 let error = resumed.transpose().err().unwrap_or(error);
-                return Err(NotFrozen::Failed(error));
+                return Err(NotFrozen::Failed(error.into()));
             }
         };
         let cuda = gpu.zip(suspended.as_ref()).map(|(gpu, suspended)| {
@@ -195,7 +199,7 @@ impl<'a> Frozen<'a> {
         let Some(carrying) = &mut self.carrying else {
             return dumped;
         };
-        let copied = dumped.and_then(|()| carrying.while_frozen());
+        let copied = dumped.and_then(|()| Ok(carrying.while_frozen()?));
         self.watch.lap("copy");
         copied
     }
@@ -222,8 +226,8 @@ impl<'a> Frozen<'a> {
             self.step(Step::Drain);
             carrying.afterwards()?;
             self.watch.lap("drain");
-            let shop = self.subject.shop;
-            shop.standby.warm(&shop.program);
+            let Subject { shop, standby, .. } = self.subject;
+            standby.warm(&shop.program);
         }
         self.subject.job.intrusion.leaves_gpu(clock::now());
         let facts = self.dump.facts(self.cuda.clone(), freeze);

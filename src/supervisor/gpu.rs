@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use super::environment::STORE_VARIABLE;
+use super::gpu_error::GpuError;
 use super::gpu_facts::{CudaFacts, visible};
 use super::image::Stopwatch;
 use super::machine;
 use super::obstacle::{self, CudaUser, FABRIC_DEVICES, Neighbour};
 use super::resident::{Carrying, Keeping, driver_suffices};
-use super::snapshot::Subject;
-use super::snapshot_error::SnapshotError;
+use super::running_job::Job;
 use super::standing::{Standing, StandingError};
 use super::suspension::Suspension;
 use super::workshop::Workshop;
@@ -41,7 +41,7 @@ pub(super) struct Gpu<'a> {
 impl<'a> Gpu<'a> {
     /// Looks for CUDA processes; none on a machine without a driver. A driver that cannot suspend them matters
     /// only when there are some, and so does what could not come back.
-    pub fn of(shop: &'a Workshop, processes: &[Process]) -> Result<Option<Self>, SnapshotError> {
+    pub fn of(shop: &'a Workshop, processes: &[Process]) -> Result<Option<Self>, GpuError> {
         if !cuda::available() {
             return Ok(None);
         }
@@ -49,7 +49,7 @@ impl<'a> Gpu<'a> {
         let holders: Vec<Process> = processes.iter().filter(holds).copied().collect();
         // The driver's answer about a stopped process does not come before that goes on (580.159.04).
         if let Some(pid) = job::first_stopped(&holders) {
-            return Err(SnapshotError::Stopped { pid });
+            return Err(GpuError::Stopped { pid });
         }
         let driver = match shop.driver() {
             Ok(driver) => driver,
@@ -124,14 +124,15 @@ impl<'a> Gpu<'a> {
     /// into host memory.
     pub fn suspend(
         &self,
-        subject: Subject<'_>,
+        shop: &Workshop,
+        job: &Job,
         keeping: Option<&Keeping>,
         streams: &StreamOpener,
         watch: &mut Stopwatch,
-    ) -> Result<(Suspension, Option<Carrying>), SnapshotError> {
+    ) -> Result<(Suspension, Option<Carrying>), GpuError> {
         let suspended = self
-            .standing(subject.shop, keeping)
-            .and_then(|standing| self.suspend_all(subject, standing, keeping, streams, watch));
+            .standing(shop, keeping)
+            .and_then(|standing| self.suspend_all((shop, job), standing, keeping, streams, watch));
         suspended.map_err(|error| {
             let ended = |process: &&Process| !job::is_alive(process.host_pid);
             let ended: Vec<&Process> = self.processes.iter().filter(ended).collect();
@@ -139,7 +140,7 @@ impl<'a> Gpu<'a> {
             match ended.first() {
                 // What was done to them died with them, and to the others it was undone: the next look tells what is left.
                 Some(process) if all || !error.job_is_lost() => {
-                    SnapshotError::Leaving { pid: process.pid }
+                    GpuError::Leaving { pid: process.pid }
                 }
                 Some(_) | None => error,
             }
@@ -148,12 +149,12 @@ impl<'a> Gpu<'a> {
 
     fn suspend_all(
         &self,
-        Subject { shop, job, .. }: Subject<'_>,
+        (shop, job): (&Workshop, &Job),
         standing: Standing,
         keeping: Option<&Keeping>,
         streams: &StreamOpener,
         watch: &mut Stopwatch,
-    ) -> Result<(Suspension, Option<Carrying>), SnapshotError> {
+    ) -> Result<(Suspension, Option<Carrying>), GpuError> {
         let options = cuda::SuspendOptions {
             attempt: LOCK_ATTEMPT,
             total: shop.config.snapshot.lock_timeout,
@@ -164,7 +165,7 @@ impl<'a> Gpu<'a> {
             let suspension = Suspension::new(suspended, standing, still, Some(kept));
             return Ok((suspension, Some(carrying)));
         }
-        let failed = |error| SnapshotError::Suspend(Box::new(error));
+        let failed = |error| GpuError::Suspend(Box::new(error));
         let locked = cuda::lock_all(self.driver, &self.users, &options).map_err(failed)?;
         watch.lap("lock");
         if let Some(token) = &job.token {
@@ -178,11 +179,7 @@ impl<'a> Gpu<'a> {
     }
 
     /// All of them, for they may wait for each other on the GPUs.
-    fn standing(
-        &self,
-        shop: &Workshop,
-        keeping: Option<&Keeping>,
-    ) -> Result<Standing, SnapshotError> {
+    fn standing(&self, shop: &Workshop, keeping: Option<&Keeping>) -> Result<Standing, GpuError> {
         let agent = |process: &Process| keeping?.agent_of(process.host_pid);
         let limit = shop.config.snapshot.timeout;
         match Standing::of(self.driver, &self.processes, limit, agent) {
@@ -191,11 +188,9 @@ impl<'a> Gpu<'a> {
             Err(StandingError::Driver(error)) if error.code.is_not_initialized() => {
                 let user = self.processes.iter().find(|one| one.host_pid == error.pid);
                 let pid = user.map_or(error.pid, |user| user.pid);
-                Err(SnapshotError::Device { pid })
+                Err(GpuError::Device { pid })
             }
-            Err(StandingError::Driver(error)) => {
-                Err(SnapshotError::Suspend(Box::new(error.into())))
-            }
+            Err(StandingError::Driver(error)) => Err(GpuError::Suspend(Box::new(error.into()))),
             Err(StandingError::Threads(error)) => Err(error.into()),
         }
     }

@@ -4,7 +4,6 @@
 use serde::{Deserialize, Serialize};
 
 use super::resident::ResidentFacts;
-use super::standing::StandingFacts;
 use crate::cuda::{GpuUse, GpuUuid, Inventory};
 use crate::job::variable;
 
@@ -31,6 +30,18 @@ pub struct CudaFacts {
     /// Device memory that is in the image apart from the processes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resident: Option<ResidentFacts>,
+}
+
+/// From the GPU that the job had to the one that takes its place, by UUID.
+pub type GpuPairs = Vec<(String, String)>;
+
+/// Threads of a process that work while the others stand still, as the job sees them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StandingFacts {
+    /// The process.
+    pub pid: i32,
+    /// Its threads: the driver's, and the agent's if it has one.
+    pub threads: Vec<i32>,
 }
 
 /// A GPU at the time of the snapshot.

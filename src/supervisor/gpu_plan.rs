@@ -12,11 +12,8 @@
 use std::cmp::Reverse;
 
 use super::describe::size;
-use super::gpu_facts::{CudaFacts, GpuFacts};
+use super::gpu_facts::{CudaFacts, GpuFacts, GpuPairs};
 use crate::cuda::{ComputeMode, Gpu, Inventory};
-
-/// From the GPU that the job had to the one that takes its place, by UUID.
-pub type GpuPairs = Vec<(String, String)>;
 
 /// What a restore does about GPUs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -13,7 +13,7 @@ use tokio::sync::mpsc::Sender;
 use super::event::Event;
 use super::hang::{GpuWork, Sample, Touched};
 use super::operation::News;
-use super::workshop::{Job, SharedStreams};
+use super::running_job::{Job, SharedStreams};
 use crate::clock;
 use crate::cuda::Activity;
 use crate::job;

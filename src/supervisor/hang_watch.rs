@@ -22,14 +22,13 @@ use super::diagnosis;
 use super::event::Event;
 use super::hang::{Finding, Sample, Signs};
 use super::hang_sampler::{Source, sampler};
-use super::hook::Occasion;
 use super::operation::News;
 use super::restart::Budget;
 use super::run::RunError;
+use super::running_job::{Job, SharedStreams};
 use super::supervise::{Running, Stage, Supervisor};
-use super::workshop::{Job, SharedStreams};
 use crate::clock;
-use crate::config::{Hang, HangAction};
+use crate::config::{Hang, HangAction, Occasion};
 use crate::history;
 use crate::store::ImageId;
 

@@ -18,7 +18,7 @@ use nix::sys::timerfd::TimerFd;
 use super::environment::NOT_FOR_THE_JOB;
 use super::leash::Leash;
 use crate::clock;
-use crate::config::{HookCommand, Hooks};
+use crate::config::{HookCommand, Occasion};
 use crate::sandbox;
 
 /// Exit code that calls a snapshot off.
@@ -29,48 +29,6 @@ pub(super) const LINES_MAX: usize = 200;
 const LINE_BYTES_MAX: usize = 1000;
 /// Bytes read at once.
 const READ_BYTES: usize = 4096;
-
-/// The occasions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Occasion {
-    BeforeSnapshot,
-    AfterSnapshot,
-    AfterRestore,
-    OnGiveUp,
-    OnHang,
-}
-
-impl Occasion {
-    pub const ALL: [Self; 5] = [
-        Self::BeforeSnapshot,
-        Self::AfterSnapshot,
-        Self::AfterRestore,
-        Self::OnGiveUp,
-        Self::OnHang,
-    ];
-
-    /// What the settings want to be run.
-    pub fn command(self, settings: &Hooks) -> Option<&HookCommand> {
-        match self {
-            Self::BeforeSnapshot => settings.before_snapshot.as_ref(),
-            Self::AfterSnapshot => settings.after_snapshot.as_ref(),
-            Self::AfterRestore => settings.after_restore.as_ref(),
-            Self::OnGiveUp => settings.on_give_up.as_ref(),
-            Self::OnHang => settings.on_hang.as_ref(),
-        }
-    }
-
-    /// The key in the settings.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::BeforeSnapshot => "before_snapshot",
-            Self::AfterSnapshot => "after_snapshot",
-            Self::AfterRestore => "after_restore",
-            Self::OnGiveUp => "on_give_up",
-            Self::OnHang => "on_hang",
-        }
-    }
-}
 
 /// A hook that is to run.
 #[derive(Debug)]

@@ -15,7 +15,7 @@ use tokio::sync::mpsc::Sender;
 use super::describe::{chain, seconds};
 use super::environment::STORE_VARIABLE;
 use super::event::Event;
-use super::hook::{self, Call, Ended, LINES_MAX, Occasion, Outcome};
+use super::hook::{self, Call, Ended, LINES_MAX, Outcome};
 use super::image::Trigger;
 use super::leash::Leash;
 use super::operation::News;
@@ -24,6 +24,7 @@ use super::signals::Signal;
 use super::snapshot::{Afterwards, Snapshotted};
 use super::supervise::Supervisor;
 use crate::clock;
+use crate::config::Occasion;
 use crate::history;
 use crate::store::ImageId;
 

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::workshop::{Job, Workshop};
+use super::running_job::Job;
+use super::workshop::Workshop;
 use crate::clock;
 use crate::job::{self, Process};
 

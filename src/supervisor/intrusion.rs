@@ -11,7 +11,7 @@
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use super::workshop::Job;
+use super::running_job::Job;
 use crate::clock;
 use crate::job;
 use crate::sync::locked;

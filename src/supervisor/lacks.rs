@@ -4,10 +4,9 @@ use std::io;
 use std::path::Path;
 
 use super::describe::chain;
-use super::hook::Occasion;
 use super::key::{KeyError, read_key};
 use super::program;
-use crate::config::{Config, Encryption, HookCommand};
+use crate::config::{Config, Encryption, HookCommand, Occasion};
 use crate::criu::{Criu, Search};
 
 /// What is not there or cannot be used, each with its key and what to do.

@@ -16,18 +16,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::environment::{CHECKPOINTABLE_NCCL, PEER_NCCL};
 use crate::job::variable;
 
-/// The settings with which NCCL shares no GPU memory: it goes through host memory and sockets instead, and comes
-/// back (NCCL with driver 580, measured with all three).
-pub(super) const CHECKPOINTABLE_NCCL: [(&str, &str); 3] = [
-    ("NCCL_P2P_DISABLE", "1"),
-    ("NCCL_CUMEM_ENABLE", "0"),
-    ("NCCL_CUMEM_HOST_ENABLE", "0"),
-];
-/// The settings with which NCCL shares GPU memory by CUDA IPC alone, which agents handle.
-pub(super) const PEER_NCCL: [(&str, &str); 2] =
-    [("NCCL_CUMEM_ENABLE", "0"), ("NCCL_CUMEM_HOST_ENABLE", "0")];
 /// Memory of GPUs of other machines, reached through `NVLink`.
 pub(super) const FABRIC_DEVICES: &str = "/dev/nvidia-caps-imex-channels";
 

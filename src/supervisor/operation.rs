@@ -18,9 +18,10 @@ use super::hooks::Hooks;
 use super::notify::Notifier;
 use super::run::{RunError, system};
 use super::run_state::RunState;
+use super::running_job::{Job, SharedStreams};
 use super::supervise::{Running, Stage, Supervisor};
 use super::timing::Timing;
-use super::workshop::{Job, SharedStreams, Workshop};
+use super::workshop::Workshop;
 use crate::clock;
 
 /// What the threads of these parts report.

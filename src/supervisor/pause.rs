@@ -12,9 +12,10 @@ use std::time::Duration;
 use super::describe::{chain, size};
 use super::gpu_facts::CudaFacts;
 use super::image::Stopwatch;
-use super::resident::{ResidentError, refill};
+use super::resident::{ResidentError, Standby, refill};
+use super::running_job::Job;
 use super::suspension::Suspension;
-use super::workshop::{Job, Workshop};
+use super::workshop::Workshop;
 use crate::clock;
 use crate::cuda::{self, Inventory};
 use crate::store::ImageId;
@@ -60,7 +61,12 @@ impl Paused {
 
     /// Lets the job go on, if its GPUs have room for it; returns how long that took. Blocks as long as the driver takes,
     /// and as it takes to read from the image `id` what was on the GPUs only.
-    pub fn unpause(mut self, shop: &Workshop, id: ImageId) -> Result<Duration, Refused> {
+    pub fn unpause(
+        mut self,
+        shop: &Workshop,
+        standby: &Standby,
+        id: ImageId,
+    ) -> Result<Duration, Refused> {
         let needs = self.gpu.as_ref().map(|(_, facts)| facts);
         let machine = || cuda::inventory().unwrap_or_default();
         if let Some(why) = needs.and_then(|facts| lacking(facts, &machine())) {
@@ -70,7 +76,7 @@ impl Paused {
             });
         }
         let begun = clock::now();
-        if let Err(error) = self.refill(shop, id) {
+        if let Err(error) = self.refill(shop, standby, id) {
             return Err(Refused {
                 paused: Some(Box::new(self)),
                 why: StillPaused::Failed(chain(&error)),
@@ -91,7 +97,12 @@ impl Paused {
     }
 
     /// Puts back on the GPUs what is in the image only.
-    fn refill(&mut self, shop: &Workshop, id: ImageId) -> Result<(), ResidentError> {
+    fn refill(
+        &mut self,
+        shop: &Workshop,
+        standby: &Standby,
+        id: ImageId,
+    ) -> Result<(), ResidentError> {
         let Some((suspended, facts)) = &mut self.gpu else {
             return Ok(());
         };
@@ -100,7 +111,7 @@ impl Paused {
         };
         let image = shop.store.read(id);
         let image = image.map_err(|error| ResidentError::Read(Box::new(error)))?;
-        for (pid, memory) in refill(shop, &image, facts, &Vec::new())? {
+        for (pid, memory) in refill(shop, standby, &image, facts, &Vec::new())? {
             kept.put(pid, memory)?;
         }
         Ok(())

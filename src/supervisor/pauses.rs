@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use super::describe::seconds;
 use super::event::{Event, UnpauseReply};
+use super::exit_code::SAVED;
 use super::image::ImageFacts;
 use super::pause::{Paused, Refused, StillPaused, lacking};
-use super::requests::SAVED;
 use super::run::{RunError, system};
 use super::run_state::Progress;
 use super::schedule::Snapshotted as LastSnapshot;
@@ -92,8 +92,9 @@ impl Supervisor {
             }
         };
         let (shop, events) = (Arc::clone(&self.shop), self.events.clone());
+        let standby = Arc::clone(&self.standby);
         let work = move || {
-            let result = Box::new(paused.unpause(&shop, image));
+            let result = Box::new(paused.unpause(&shop, &standby, image));
             // The loop only ends with the run.
             let _ = events.blocking_send(Event::Unpaused(result, reply));
         };

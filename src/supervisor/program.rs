@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use nix::unistd::{AccessFlags, access};
 
+use super::exit_code::{NOT_EXECUTABLE, NOT_FOUND, OURS};
+
 /// Why the command cannot be run.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
@@ -34,12 +36,12 @@ impl ProgramError {
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Missing => super::run::OURS,
-            Self::NotFound(_) => 127,
-            Self::NotRunnable(_) => 126,
+            Self::Missing => OURS,
+            Self::NotFound(_) => NOT_FOUND,
+            Self::NotRunnable(_) => NOT_EXECUTABLE,
             Self::NotStarted { source, .. } => match source.kind() {
-                std::io::ErrorKind::NotFound => 127,
-                _ => 126,
+                std::io::ErrorKind::NotFound => NOT_FOUND,
+                _ => NOT_EXECUTABLE,
             },
         }
     }

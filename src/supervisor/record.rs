@@ -83,9 +83,9 @@ impl Recorded {
         Subject {
             shop,
             job,
-            streams: _,
             state,
             trigger,
+            ..
         }: Subject<'_>,
         cuda: Option<(Vec<i32>, CudaFacts)>,
         freeze: Duration,

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::describe::{chain, seconds, size};
 use super::event::{Event, Reply};
+use super::exit_code::{SAVED, TERMINATED};
 use super::image::Trigger;
 use super::pause::Paused;
 use super::pauses::Pause;
@@ -23,12 +24,8 @@ use crate::clock;
 use crate::history;
 use crate::sandbox::Sandbox;
 
-/// Exit code: saved and stopped, run the same line again.
-pub(super) const SAVED: u8 = 75;
 /// Time for a killed job's last output to be delivered, once we are to stop at once.
 const DELIVERY_LIMIT: Duration = Duration::from_secs(5);
-/// Exit code of a job that SIGTERM ended.
-const TERMINATED: u8 = 128 + 15;
 
 impl Supervisor {
     /// Asks for a snapshot. Those asked for while one is taken become one more.
@@ -88,6 +85,7 @@ impl Supervisor {
             Arc::clone(&self.streams),
             Arc::clone(&running.job),
         );
+        let standby = Arc::clone(&self.standby);
         let (state, trigger) = (self.state.clone(), wanted.trigger);
         let (afterwards, events) = (wanted.afterwards, self.events.clone());
         running.busy = Some(wanted);
@@ -104,6 +102,7 @@ impl Supervisor {
             };
             let subject = Subject {
                 shop: &shop,
+                standby: &standby,
                 job: &job,
                 streams: &streams,
                 state: &state,

@@ -32,11 +32,12 @@ use super::describe::{logged, why};
 use super::gpu_plan::GpuPlan;
 use super::image::{ImageFacts, Phase, Stopwatch};
 use super::progress::{Step, Work};
-use super::resident::Returning;
+use super::resident::{Returning, Standby};
 use super::restore_error::RestoreError;
 use super::restore_gpu;
+use super::running_job::SharedStreams;
 use super::streams::Ends;
-use super::workshop::{SharedStreams, Workshop};
+use super::workshop::Workshop;
 use crate::sync::locked;
 
 /// Number of the first descriptor that CRIU inherits: above those of its own start, below its service descriptors.
@@ -54,12 +55,16 @@ pub(super) struct Candidate {
 }
 
 /// Looks at an image. Touches nothing, but for parts of ckpt-run, which it puts back where they are missing.
-pub(super) fn examine(shop: &Workshop, id: ImageId) -> Result<Candidate, RestoreError> {
+pub(super) fn examine(
+    shop: &Workshop,
+    standby: &Standby,
+    id: ImageId,
+) -> Result<Candidate, RestoreError> {
     let buffer = shop.config.restore.buffer;
     let image = shop.store.read(id)?.with_buffer(buffer);
     let facts: ImageFacts =
         serde_json::from_slice(&image.manifest().meta).map_err(RestoreError::Facts)?;
-    let look = |cuda_facts| restore_gpu::examine(shop, id, cuda_facts);
+    let look = |cuda_facts| restore_gpu::examine(shop, standby, id, cuda_facts);
     let gpus = facts.cuda.as_ref().map(look).transpose()?.flatten();
     carried::put_back(&image, &facts).map_err(RestoreError::Prepare)?;
     let files = job::plan(&facts.files, &facts.nodes)?;
@@ -87,6 +92,7 @@ pub(super) struct Restored {
 /// Brings the candidate back in `sandbox`, which is fresh. Blocks until the job computes.
 pub(super) fn bring_back(
     shop: &Workshop,
+    standby: &Standby,
     sandbox: &Sandbox,
     streams: &SharedStreams,
     candidate: Candidate,
@@ -103,12 +109,12 @@ pub(super) fn bring_back(
     } = candidate;
     let expected = image.manifest().raw_bytes;
     shop.ongoing.measure(image.given(), Some(expected));
-    let choose = |cuda_facts| restore_gpu::choose(shop, id, cuda_facts, gpus);
+    let choose = |cuda_facts| restore_gpu::choose(shop, standby, id, cuda_facts, gpus);
     let gpus = facts.cuda.as_ref().map(choose).transpose()?;
     let gpu = facts.cuda.as_ref().zip(gpus.as_ref());
     let rewound = thread::scope(|scope| {
         let memory = gpu.and_then(|(cuda, gpus)| {
-            let refill = |facts| Returning::begin(shop, &image, facts, &gpus.map);
+            let refill = |facts| Returning::begin(shop, standby, &image, facts, &gpus.map);
             let resident = cuda.resident.as_ref();
             resident.map(|facts| scope.spawn(move || refill(facts)))
         });
@@ -140,7 +146,7 @@ pub(super) fn bring_back(
     let moved = gpu.map(|(cuda, gpus)| cuda.moved_by(&gpus.map));
     let resident = facts.cuda.as_ref().and_then(|cuda| cuda.resident.as_ref());
     if resident.is_some() {
-        shop.standby.warm(&shop.program);
+        standby.warm(&shop.program);
     }
     // Stopped at its terminal in the midst of the snapshot, it goes on; and one that fills the screen draws it anew.
     // Not before its GPU state is resumed.

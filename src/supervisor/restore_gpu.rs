@@ -8,7 +8,7 @@ use super::describe::chain;
 use super::gpu_facts::{CudaFacts, visible};
 use super::gpu_plan::{GpuPlan, Here, Refusal, plan};
 use super::image::ImageFacts;
-use super::resident::{ResidentError, Returning};
+use super::resident::{ResidentError, Returning, Standby};
 use super::restore_error::RestoreError;
 use super::standing::{LAST_RESORT, Standing};
 use super::workshop::Workshop;
@@ -26,6 +26,7 @@ const LOOKS_MAX: u32 = 31;
 /// Looks for GPUs for the image's job. None yet where they may become free: there is time until they are needed.
 pub(super) fn examine(
     shop: &Workshop,
+    standby: &Standby,
     id: ImageId,
     facts: &CudaFacts,
 ) -> Result<Option<GpuPlan>, RestoreError> {
@@ -34,7 +35,7 @@ pub(super) fn examine(
     }
     // Loaded here so that one that cannot do it is known now.
     shop.driver()?;
-    match look(shop, id, facts) {
+    match look(shop, standby, id, facts) {
         Err(refusal) if refusal.may_pass() => Ok(None),
         Err(refusal) => Err(refusal.into()),
         Ok(plan) => Ok(Some(plan)),
@@ -44,13 +45,17 @@ pub(super) fn examine(
 /// The GPUs that were found, or others. Blocks while they are in use, some seconds at most.
 pub(super) fn choose(
     shop: &Workshop,
+    standby: &Standby,
     id: ImageId,
     facts: &CudaFacts,
     found: Option<GpuPlan>,
 ) -> Result<GpuPlan, Refusal> {
     let chosen = match found {
         Some(plan) => plan,
-        None => wait_for(|| look(shop, id, facts), || thread::sleep(LOOK_INTERVAL))?,
+        None => wait_for(
+            || look(shop, standby, id, facts),
+            || thread::sleep(LOOK_INTERVAL),
+        )?,
     };
     if let Some((then, now)) = &chosen.other_driver {
         tracing::warn!(%then, %now, "the image was made with another release of the NVIDIA driver");
@@ -76,8 +81,13 @@ fn wait_for(
     look()
 }
 
-fn look(shop: &Workshop, id: ImageId, facts: &CudaFacts) -> Result<GpuPlan, Refusal> {
-    let planned = plan_now(shop, id, facts);
+fn look(
+    shop: &Workshop,
+    standby: &Standby,
+    id: ImageId,
+    facts: &CudaFacts,
+) -> Result<GpuPlan, Refusal> {
+    let planned = plan_now(shop, standby, id, facts);
     if planned.is_err() {
         // The next look is to see GPUs that came back, too.
         shop.nvml.release();
@@ -85,7 +95,12 @@ fn look(shop: &Workshop, id: ImageId, facts: &CudaFacts) -> Result<GpuPlan, Refu
     planned
 }
 
-fn plan_now(shop: &Workshop, id: ImageId, facts: &CudaFacts) -> Result<GpuPlan, Refusal> {
+fn plan_now(
+    shop: &Workshop,
+    standby: &Standby,
+    id: ImageId,
+    facts: &CudaFacts,
+) -> Result<GpuPlan, Refusal> {
     let machine = match cuda::inventory() {
         Ok(machine) => machine,
         Err(error) => {
@@ -104,7 +119,7 @@ fn plan_now(shop: &Workshop, id: ImageId, facts: &CudaFacts) -> Result<GpuPlan, 
         open: &open,
         wanted: shop.gpu_map_for(id),
     };
-    if shop.standby.fills(id) {
+    if standby.fills(id) {
         return plan(&facts.clone().beside_resident(), here);
     }
     plan(facts, here)

@@ -14,18 +14,16 @@ use crate::sandbox;
 use crate::store::{ImageEntry, ImageId, LockError, OpenError, ReadError, Store, WriteError};
 
 use super::edited;
+use super::exit_code::OURS;
 use super::key::{KeyError, read_key};
 use super::machine;
 use super::privileges;
 use super::program::{self, ProgramError};
 use super::restore_error::RestoreError;
-use super::run_state::{NoSuchImage, Progress, RunState, RunStateError};
+use super::run_state::{ImageChoice, NoSuchImage, Progress, RunState, RunStateError};
 use super::streams::Streams;
 use super::supervise::Supervisor;
 use super::workshop::{Moved, Workshop};
-
-/// Exit code for failures of ours, before or around the job.
-pub const OURS: u8 = 125;
 
 /// What to run and how.
 #[derive(Clone, Debug)]
@@ -50,15 +48,6 @@ pub enum What {
     },
     /// The one that the store holds, whatever became of it, or that of the image: it goes on from an image.
     Image(ImageChoice),
-}
-
-/// Which image.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ImageChoice {
-    /// The newest one of the store's run.
-    Newest,
-    /// This one, of whichever run. Newer ones are not gone on from any more.
-    This(ImageId),
 }
 
 /// Why a run did not begin, or could not go on. The job does not run.

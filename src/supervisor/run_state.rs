@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::image::{ImageFacts, run_of};
-use super::run::ImageChoice;
 use crate::store::durable::{self, DurableError};
 use crate::store::{ImageEntry, ImageId};
 
@@ -17,6 +16,15 @@ const FILE: &str = "run.json";
 const FORMAT: u32 = 1;
 /// Largest file that is believed: a command line has at most 2 MiB.
 const BYTES_MAX: u64 = 16 << 20;
+
+/// Which image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ImageChoice {
+    /// The newest one of the store's run.
+    Newest,
+    /// This one, of whichever run. Newer ones are not gone on from any more.
+    This(ImageId),
+}
 
 /// Why the run's state could not be read or written.
 #[derive(Debug, thiserror::Error)]

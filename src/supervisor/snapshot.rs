@@ -16,15 +16,17 @@ use std::time::{Duration, Instant};
 use super::bystanders;
 use super::freeze::{Frozen, NotFrozen};
 use super::gpu::Gpu;
+use super::gpu_error::GpuError;
 use super::image::{ImageFacts, Stopwatch, Trigger};
 use super::machine;
 use super::pause::Paused;
 use super::progress::{Step, Work};
-use super::resident::{Keeping, ResidentError};
+use super::resident::{Keeping, ResidentError, Standby};
 use super::room;
 use super::run_state::RunState;
+use super::running_job::{Job, SharedStreams};
 use super::snapshot_error::SnapshotError;
-use super::workshop::{Job, SharedStreams, Workshop};
+use super::workshop::Workshop;
 use crate::clock;
 use crate::config::{Buffer, Cpus};
 use crate::job::{self, Process};
@@ -73,6 +75,7 @@ pub(super) struct Snapshotted {
 #[derive(Clone, Copy)]
 pub(super) struct Subject<'a> {
     pub shop: &'a Workshop,
+    pub standby: &'a Standby,
     pub job: &'a Arc<Job>,
     pub streams: &'a SharedStreams,
     /// The run that the image belongs to.
@@ -160,7 +163,9 @@ fn attempt(
 
 /// What stays on the GPUs, with all that takes time before the job stops.
 fn keeping(
-    Subject { shop, job, .. }: Subject<'_>,
+    Subject {
+        shop, standby, job, ..
+    }: Subject<'_>,
     gpu: Option<&mut Gpu<'_>>,
     afterwards: Afterwards,
     despite: Option<&ResidentError>,
@@ -169,13 +174,8 @@ fn keeping(
         return Ok(None);
     };
     let to_host = afterwards == Afterwards::Pause;
-    Ok(Keeping::prepare(
-        shop,
-        (token, &job.moved),
-        gpu,
-        to_host,
-        despite,
-    )?)
+    let keeping = Keeping::prepare((shop, standby), (token, &job.moved), gpu, to_host, despite);
+    Ok(keeping.map_err(GpuError::from)?)
 }
 
 /// Checks that there is room, and gets the memory that the image will pass through, while the job computes.
@@ -238,7 +238,7 @@ mod tests {
             let attempt = || {
                 tried += 1;
                 if tried <= changes {
-                    return Err(SnapshotError::Device { pid: 7 });
+                    return Err(GpuError::Device { pid: 7 }.into());
                 }
                 Ok(())
             };

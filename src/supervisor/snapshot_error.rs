@@ -4,21 +4,11 @@ use std::io;
 use std::time::Duration;
 
 use super::describe::size;
-use super::obstacle::Obstacle;
-use super::resident::ResidentError;
-use crate::copier::CopierError;
-use crate::cuda::{self, CallError, TreeError};
+use super::failure_kind::FailureKind;
+use super::gpu_error::GpuError;
 use crate::job;
-use crate::resident::AgentError;
 use crate::sandbox::SandboxError;
 use crate::store::WriteError;
-
-/// `CUresult`s that say why a process could not be suspended.
-const CUDA_ERROR_OUT_OF_MEMORY: i32 = 2;
-const CUDA_ERROR_OPERATING_SYSTEM: i32 = 304;
-const CUDA_ERROR_NOT_PERMITTED: i32 = 800;
-const CUDA_ERROR_DEINITIALIZED: i32 = 4;
-const CUDA_ERROR_NOT_SUPPORTED: i32 = 801;
 
 /// Why there is no new image. The job computes, and older images are untouched, unless a variant says otherwise.
 #[derive(Debug, thiserror::Error)]
@@ -83,50 +73,9 @@ pub enum SnapshotError {
         /// Bytes of host memory.
         available: u64,
     },
-    /// The job has what the driver could not bring back. Nothing was frozen.
-    #[error("cannot suspend the GPU state")]
-    Obstacle(#[from] Obstacle),
-    /// The driver says nothing about a stopped process. Nothing was frozen.
-    #[error(
-        "cannot suspend the GPU state of process {pid}, which is stopped (SIGSTOP or a debugger): let it go on, as with \
-         kill -CONT"
-    )]
-    Stopped {
-        /// Pid as the job sees it.
-        pid: i32,
-    },
-    /// The CUDA driver's library could not be used.
-    #[error("cannot load the CUDA driver")]
-    Driver(#[from] cuda::LoadError),
-    /// The GPU state could not be suspended. The job computes, unless the cause says otherwise.
-    #[error("cannot suspend the GPU state")]
-    Suspend(#[source] Box<cuda::TreeError>),
-    /// The GPU state did not come back: the job does not compute.
-    #[error("cannot resume the GPU state; the job does not compute any more and will be restored")]
-    Resume(#[source] Box<cuda::TreeError>),
-    /// The threads of a CUDA process could not be stopped.
-    #[error("cannot stop the job's threads")]
-    Halt(#[from] job::HaltError),
-    /// Device memory could not stay on the GPUs, or did not come back from there.
-    #[error("cannot keep GPU memory for the image")]
-    Resident(#[source] Box<ResidentError>),
-    /// A process has the GPU's devices open, and whether it uses them is not to be known now; or it has come to share
-    /// memory there since the snapshot was begun.
-    #[error(
-        "cannot take a snapshot while process {pid} begins to use the GPU; it is tried again later"
-    )]
-    Device {
-        /// Pid as the job sees it.
-        pid: i32,
-    },
-    /// A process is about to end: the driver has ended in it.
-    #[error(
-        "cannot take a snapshot while process {pid} ends its use of the GPU; it is tried again later"
-    )]
-    Leaving {
-        /// Pid as the job sees it.
-        pid: i32,
-    },
+    /// A step on the job's GPU state failed.
+    #[error(transparent)]
+    Gpu(GpuError),
     /// A socket or a stream of our own failed.
     #[error("cannot prepare the dump")]
     Prepare(#[source] io::Error),
@@ -165,92 +114,6 @@ pub enum SnapshotError {
     },
 }
 
-/// Why snapshots fail, in a word for logs and counters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FailureKind {
-    /// The GPU work did not stand still in time.
-    Busy,
-    /// Processes came to the GPU all the time.
-    Changed,
-    /// The job uses what cannot be brought back.
-    Unsupported,
-    /// Too little host memory.
-    Memory,
-    /// Too little disk space.
-    Disk,
-    /// We may not control the job's processes.
-    Privilege,
-    /// The CUDA driver cannot do it, or failed.
-    Driver,
-    /// CRIU cannot do it, or failed.
-    Criu,
-    /// The store failed.
-    Store,
-    /// A hook called it off.
-    Vetoed,
-    /// The job ended.
-    Ended,
-    /// Something of the system's, or a mistake of ours.
-    System,
-}
-
-impl FailureKind {
-    /// The word.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Busy => "busy",
-            Self::Changed => "changed",
-            Self::Unsupported => "unsupported",
-            Self::Memory => "memory",
-            Self::Disk => "disk",
-            Self::Privilege => "privilege",
-            Self::Driver => "driver",
-            Self::Criu => "criu",
-            Self::Store => "store",
-            Self::Vetoed => "vetoed",
-            Self::Ended => "ended",
-            Self::System => "system",
-        }
-    }
-}
-
-impl FailureKind {
-    /// The kind of a halt that failed.
-    pub(super) fn of_halt(error: &job::HaltError) -> Self {
-        match error {
-            job::HaltError::Trace { .. } => Self::Privilege,
-            job::HaltError::Slow { .. } => Self::Busy,
-            job::HaltError::Threads { .. } => Self::Ended,
-        }
-    }
-
-    /// The kind of a suspend that failed.
-    pub(super) fn of(error: &TreeError) -> Self {
-        match error {
-            TreeError::TimedOut { .. } => Self::Busy,
-            TreeError::Lock { source, .. }
-            | TreeError::Suspend { source, .. }
-            | TreeError::Query(source) => kind_of(source),
-            TreeError::Map(_)
-            | TreeError::NotRunning { .. }
-            | TreeError::Mixed { .. }
-            | TreeError::TooMany { .. }
-            | TreeError::Resume { .. } => Self::Driver,
-        }
-    }
-}
-
-/// What kind of failure a code of the driver's is, of a call that was to stop a process.
-fn kind_of(error: &CallError) -> FailureKind {
-    match error.code.number {
-        CUDA_ERROR_NOT_SUPPORTED => FailureKind::Unsupported,
-        CUDA_ERROR_NOT_PERMITTED | CUDA_ERROR_OPERATING_SYSTEM => FailureKind::Privilege,
-        CUDA_ERROR_OUT_OF_MEMORY => FailureKind::Memory,
-        _ => FailureKind::Driver,
-    }
-}
-
 impl SnapshotError {
     /// The kind of failure.
     #[must_use]
@@ -259,16 +122,10 @@ impl SnapshotError {
             Self::Store(_) => FailureKind::Store,
             Self::DiskFull(_) | Self::NoRoom { .. } => FailureKind::Disk,
             Self::NoMemory { .. } => FailureKind::Memory,
-            Self::Obstacle(_)
-            | Self::Files(job::FilesError::Semaphore { .. } | job::FilesError::Name(_)) => {
+            Self::Gpu(error) => error.kind(),
+            Self::Files(job::FilesError::Semaphore { .. } | job::FilesError::Name(_)) => {
                 FailureKind::Unsupported
             }
-            Self::Device { .. } | Self::Leaving { .. } => FailureKind::Changed,
-            Self::Stopped { .. } => FailureKind::Busy,
-            Self::Driver(_) | Self::Resume(_) => FailureKind::Driver,
-            Self::Suspend(error) => FailureKind::of(error),
-            Self::Resident(error) => error.kind(),
-            Self::Halt(error) => FailureKind::of_halt(error),
             Self::Criu { .. } | Self::Slow(_) | Self::Stream(_) => FailureKind::Criu,
             Self::Vetoed => FailureKind::Vetoed,
             Self::Ended => FailureKind::Ended,
@@ -287,17 +144,12 @@ impl SnapshotError {
     /// Whether the job may be left in a state in which it cannot compute.
     #[must_use]
     pub fn job_is_lost(&self) -> bool {
-        match self {
-            Self::Resume(_) => true,
-            Self::Suspend(error) => !error.is_computing(),
-            Self::Resident(error) => error.job_is_lost(),
-            _ => false,
-        }
+        matches!(self, Self::Gpu(error) if error.job_is_lost())
     }
 
     /// Whether it is over in a moment: the snapshot is worth another attempt.
     pub(super) fn is_passing(&self) -> bool {
-        matches!(self, Self::Device { .. } | Self::Leaving { .. })
+        matches!(self, Self::Gpu(error) if error.is_passing())
     }
 
     /// Whether the job computes, but is better restored.
@@ -317,27 +169,13 @@ impl From<job::TreeError> for SnapshotError {
     }
 }
 
-impl From<ResidentError> for SnapshotError {
-    fn from(error: ResidentError) -> Self {
+impl From<GpuError> for SnapshotError {
+    fn from(error: GpuError) -> Self {
         match error {
-            ResidentError::Newcomer { pid } => Self::Device { pid },
-            ResidentError::Agent {
-                source:
-                    AgentError::Driver {
-                        pid,
-                        code: CUDA_ERROR_DEINITIALIZED,
-                        ..
-                    },
-                ..
-            } => Self::Leaving { pid },
-            error => Self::Resident(Box::new(error)),
+            GpuError::Tree(error) => error.into(),
+            GpuError::Store(error) => (*error).into(),
+            error => Self::Gpu(error),
         }
-    }
-}
-
-impl From<CopierError> for SnapshotError {
-    fn from(error: CopierError) -> Self {
-        ResidentError::from(error).into()
     }
 }
 
@@ -347,41 +185,6 @@ impl From<WriteError> for SnapshotError {
             Self::DiskFull(Box::new(error))
         } else {
             Self::Store(Box::new(error))
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cuda::{Aftermath, Call, Code};
-
-    #[test]
-    fn the_driver_s_answer_tells_the_kind_of_failure() {
-        let cases = [
-            (CUDA_ERROR_NOT_SUPPORTED, FailureKind::Unsupported),
-            (CUDA_ERROR_NOT_PERMITTED, FailureKind::Privilege),
-            (CUDA_ERROR_OPERATING_SYSTEM, FailureKind::Privilege),
-            (CUDA_ERROR_OUT_OF_MEMORY, FailureKind::Memory),
-            (999, FailureKind::Driver),
-        ];
-        for (number, kind) in cases {
-            let source = CallError {
-                pid: 7,
-                call: Call::Checkpoint,
-                code: Code {
-                    number,
-                    name: String::new(),
-                    meaning: String::new(),
-                },
-            };
-            let aftermath = Aftermath::default();
-            let error = TreeError::Suspend { source, aftermath };
-            assert_eq!(
-                SnapshotError::Suspend(Box::new(error)).kind(),
-                kind,
-                "{number}"
-            );
         }
     }
 }

@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde::{Deserialize, Serialize};
 
+use super::gpu_facts::StandingFacts;
 use crate::clock;
 use crate::cuda::{self, Driver};
 use crate::job::{self, HaltError, Halted, Process};
@@ -27,15 +27,6 @@ use crate::sync::locked;
 const LOOK: Duration = Duration::from_millis(2);
 /// Before a halted thread may run for a moment where it might use the GPU, and its memory is not there.
 pub(super) const LAST_RESORT: Duration = Duration::from_secs(2);
-/// Threads of a process that work while the others stand still, as the job sees them.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StandingFacts {
-    /// The process.
-    pub pid: i32,
-    /// Its threads: the driver's, and the agent's if it has one.
-    pub threads: Vec<i32>,
-}
-
 /// Processes that are to stand still together, so that none waits on the GPU for one that does.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Standing {

@@ -31,9 +31,11 @@ use super::metrics::Metrics;
 use super::operation::Operation;
 use super::pauses::Pause;
 use super::progress::Display;
+use super::resident::Standby;
 use super::restart::{Budget, ExitStatus};
 use super::run::{Beginning, RunError, system};
 use super::run_state::{Progress, RunState};
+use super::running_job::{Job, SharedStreams};
 use super::schedule::{Now, Schedule, Snapshotted as LastSnapshot};
 use super::signals;
 use super::snapshot::Afterwards;
@@ -41,7 +43,7 @@ use super::status::State;
 use super::stopping::Stopping;
 use super::streams::Streams;
 use super::terminal::Keyboard;
-use super::workshop::{Job, SharedStreams, Workshop};
+use super::workshop::Workshop;
 use crate::clock;
 use crate::history;
 use crate::resident::Token;
@@ -133,6 +135,8 @@ pub(super) struct Wanted {
 /// The state of a run. Lives on the main thread.
 pub(super) struct Supervisor {
     pub shop: Arc<Workshop>,
+    /// The copiers of the next snapshot and the next restore.
+    pub standby: Arc<Standby>,
     pub streams: SharedStreams,
     pub state: RunState,
     pub stage: Stage,
@@ -199,6 +203,7 @@ impl Supervisor {
         let operation = Operation::new(&shop, &state, &streams, &events)?;
         Ok(Self {
             shop,
+            standby: Arc::default(),
             streams,
             state,
             stage: Stage::Idle,

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::describe::chain;
+use super::gpu_error::GpuError;
 use super::image::Stopwatch;
 use super::resident::{Kept, ResidentError};
-use super::snapshot_error::SnapshotError;
 use super::standing::{LAST_RESORT, Standing, Still};
 use crate::clock;
 use crate::cuda;
@@ -64,7 +64,7 @@ impl Suspension {
     }
 
     /// Lets the job compute again.
-    pub fn resume(mut self, watch: &mut Stopwatch) -> Result<(), SnapshotError> {
+    pub fn resume(mut self, watch: &mut Stopwatch) -> Result<(), GpuError> {
         let Some(suspended) = self.suspended.take() else {
             return Ok(());
         };
@@ -80,7 +80,7 @@ impl Suspension {
     fn bring_back(
         &mut self,
         suspended: cuda::Suspended,
-    ) -> Result<(cuda::ResumeTimes, Duration), SnapshotError> {
+    ) -> Result<(cuda::ResumeTimes, Duration), GpuError> {
         // Halted and let go on this very thread.
         let halted = match &self.kept {
             Some(kept) if kept.is_evicted() => Err(ResidentError::Evicted),
@@ -100,7 +100,7 @@ impl Suspension {
             None => Duration::ZERO,
         };
         let resumed = still.during(patience, || suspended.resume());
-        let times = resumed.map_err(|error| SnapshotError::Resume(Box::new(error)))?;
+        let times = resumed.map_err(|error| GpuError::Resume(Box::new(error)))?;
         let begun = clock::now();
         if let Some(kept) = &mut self.kept {
             still.during(patience, || kept.give_back())?;

@@ -14,9 +14,9 @@ use procfs::process::Process;
 use tokio::sync::mpsc::Sender;
 
 use super::event::Event;
+use super::running_job::SharedStreams;
 use super::signals::is_ignored;
 use super::supervise::{Running, Stage, Supervisor};
-use super::workshop::SharedStreams;
 use crate::job::{CallersTerminal, Key};
 use crate::sync::locked;
 

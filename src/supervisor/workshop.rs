@@ -1,46 +1,32 @@
 //! What every snapshot and restore of a run needs and none of them changes.
 
 use std::ffi::OsString;
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
 
 use tempfile::TempDir;
 
-use super::dump_log;
-use super::gpu_plan::GpuPairs;
-use super::intrusion::Intrusion;
+use super::gpu_facts::GpuPairs;
 use super::leftovers::{self, COPIES, COPY_DIGITS, COPY_PREFIX};
 use super::progress::Ongoing;
-use super::resident::Standby;
-use super::streams::Streams;
+use super::work_folder::{LOGS, WorkFolder};
 use crate::clock;
 use crate::config::{Config, Memory};
 use crate::criu::{self, Criu, HOLD_PROGRAM};
 use crate::cuda;
-use crate::job::{self, Process, TreeError};
 use crate::resident::{self, Token};
-use crate::sandbox::{JobPids, Sandbox};
 use crate::store::durable::{self, DurableError};
 use crate::store::{ImageId, Store, StoreLock};
 
-/// Folder of CRIU's logs in the store.
-const LOGS: &str = "logs";
 /// CRIU logs that are kept; they tell why an older snapshot failed.
 const LOGS_KEPT: usize = 20;
 
-/// Where work folders are: short, for a socket's path has 107 bytes at most.
-const WORK_PARENT: &str = "/tmp";
-/// How their names begin.
-const WORK_PREFIX: &str = "ckpt-run.";
 /// Folder of CRIU's plugins in a store: code may lie there, as our own copy does, where [`WORK_PARENT`] may be
 /// mounted `noexec`.
 const PLUGINS: &str = "plugins";
-/// The link in a store to its supervisor's work folder.
-const WORK_LINK: &str = "work";
 
 /// The constant part of a run.
 #[derive(Debug)]
@@ -62,98 +48,12 @@ pub(super) struct Workshop {
     pub program: PathBuf,
     /// What is preloaded into a job that starts, and what it is called by, if anything is.
     pub agent: Option<(PathBuf, Token)>,
-    /// The copier of the next restore.
-    pub standby: Standby,
     /// Loaded when it is first needed: it is large.
     driver: OnceLock<cuda::Driver>,
     /// Asked for once: what they have free is not in question, and asking wakes them where they may sleep.
     gpus: OnceLock<cuda::Inventory>,
     /// For a job that uses GPUs, from its first snapshot on while it is not paused.
     pub nvml: cuda::KeptNvml,
-}
-
-/// Private folder with short paths, for sockets. The store links to it, so that the next supervisor
-/// finds the folder of one that was killed.
-#[derive(Debug)]
-struct WorkFolder {
-    folder: TempDir,
-    link: PathBuf,
-}
-
-impl WorkFolder {
-    /// Removes the folder of a killed supervisor and makes a new one. The caller has the store's lock.
-    fn new(store: &Path) -> io::Result<Self> {
-        let link = store.join(WORK_LINK);
-        if let Ok(previous) = fs::read_link(&link) {
-            if is_work_folder(&previous) {
-                dump_log::keep_all(&previous, &store.join(LOGS));
-                if let Err(error) = fs::remove_dir_all(&previous) {
-                    tracing::warn!(folder = %previous.display(), %error, "cannot remove an old work folder");
-                }
-            }
-            fs::remove_file(&link)?;
-        }
-        let folder = tempfile::Builder::new()
-            .prefix(WORK_PREFIX)
-            .tempdir_in(WORK_PARENT)?;
-        symlink(folder.path(), &link)?;
-        Ok(Self { folder, link })
-    }
-
-    fn path(&self) -> &Path {
-        self.folder.path()
-    }
-
-    fn link_program(&self, program: &Path) -> io::Result<()> {
-        symlink(program, self.path().join(HOLD_PROGRAM))
-    }
-
-    /// Puts back what was cleaned away; in [`WORK_PARENT`] that happens to what is old.
-    fn make_again(&self, program: &Path) -> io::Result<()> {
-        match DirBuilder::new().mode(0o700).create(self.path()) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            // Everybody may make folders there, and what is in this one CRIU runs.
-            Err(_) if !is_work_folder(self.path()) => {
-                let reason = format!("{} is somebody else's now", self.path().display());
-                return Err(io::Error::other(reason));
-            }
-            Ok(()) | Err(_) => {}
-        }
-        match self.link_program(program) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-            Ok(()) | Err(_) => Ok(()),
-        }
-    }
-}
-
-impl Drop for WorkFolder {
-    fn drop(&mut self) {
-        // The folder first: while it is there, it can be found. What stays is a link to nothing.
-        let _ = fs::remove_dir_all(self.folder.path());
-        let _ = fs::remove_file(&self.link);
-    }
-}
-
-/// Removes the work folder that a killed supervisor has left; for whoever removes its store, too.
-pub fn remove_work_folder(store: &Path) {
-    if let Ok(folder) = fs::read_link(store.join(WORK_LINK))
-        && is_work_folder(&folder)
-    {
-        // What stays there is small, and in a folder that is cleaned up by others.
-        let _ = fs::remove_dir_all(folder);
-    }
-}
-
-/// Whether a link leads to what a supervisor of this user made, and not to anything else.
-fn is_work_folder(path: &Path) -> bool {
-    let named = path.parent() == Some(Path::new(WORK_PARENT))
-        && path
-            .file_name()
-            .is_some_and(|name| name.as_bytes().starts_with(WORK_PREFIX.as_bytes()));
-    let user = nix::unistd::geteuid().as_raw();
-    named
-        && fs::symlink_metadata(path)
-            .is_ok_and(|metadata| metadata.is_dir() && metadata.uid() == user)
 }
 
 /// Where the user moves the job.
@@ -163,47 +63,6 @@ pub(super) struct Moved {
     /// The last image from before: in later ones it has moved already.
     pub through: Option<ImageId>,
 }
-
-/// A job that runs, or is about to.
-#[derive(Debug)]
-pub(super) struct Job {
-    pub sandbox: std::sync::Arc<Sandbox>,
-    pub pids: JobPids,
-    /// What its agents are called by, if it was started with any.
-    pub token: Option<Token>,
-    /// Its [`CudaFacts::moved`].
-    pub moved: Vec<i32>,
-    /// What we do in it, for those who look for signs that it lives.
-    pub intrusion: Intrusion,
-}
-
-impl Job {
-    /// Whether its first process is among those that are there, and not about to die.
-    pub fn lives(&self, processes: &[Process]) -> bool {
-        self.first_among(processes)
-            .is_some_and(|pid| !job::is_doomed(pid))
-    }
-
-    /// Whether its first process has, by a look of our own: the sandbox's word of it may come later.
-    pub fn has_ended(&self) -> bool {
-        let root = job::child_with_pid(self.sandbox.pid(), self.pids.root);
-        match root.and_then(job::tree) {
-            Ok(there) => self.first_among(&there).is_none(),
-            Err(error) => matches!(error, TreeError::NoRoot),
-        }
-    }
-
-    /// Its first process, as the host sees it, if it lives.
-    fn first_among(&self, processes: &[Process]) -> Option<i32> {
-        let first = processes
-            .iter()
-            .find(|process| process.pid == self.pids.job)?;
-        job::is_alive(first.host_pid).then_some(first.host_pid)
-    }
-}
-
-/// The streams as snapshots, restores and the loop share them.
-pub(super) type SharedStreams = std::sync::Arc<Mutex<Streams>>;
 
 impl Workshop {
     pub fn new(
@@ -238,7 +97,6 @@ impl Workshop {
             ongoing: Ongoing::default(),
             program,
             agent,
-            standby: Standby::default(),
             driver: OnceLock::new(),
             gpus: OnceLock::new(),
             nvml: cuda::KeptNvml::default(),

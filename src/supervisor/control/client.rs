@@ -177,7 +177,7 @@ fn talk(error: io::Error) -> ControlError {
 mod tests {
     use std::os::unix::net::UnixListener;
 
-    use super::super::socket_path;
+    use super::super::super::environment::socket_path;
     use super::*;
 
     #[test]

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use super::super::snapshot_error::SnapshotError;
+use super::super::gpu_error::GpuError;
 use super::error::ResidentError;
 use super::facts::{Part, ResidentFacts};
 use super::keep::Kept;
@@ -54,7 +54,7 @@ pub(in crate::supervisor) struct Taken {
 }
 
 /// The same under way.
-pub(in crate::supervisor) type Taking = JoinHandle<Result<Taken, SnapshotError>>;
+pub(in crate::supervisor) type Taking = JoinHandle<Result<Taken, GpuError>>;
 
 impl Carrier {
     /// Makes contexts of the copier on these GPUs, and its lanes.
@@ -177,7 +177,7 @@ impl Carrier {
         taken: &Taken,
         shadowed: Shadowed,
         streams: &StreamOpener,
-    ) -> Result<(), SnapshotError> {
+    ) -> Result<(), GpuError> {
         let wanted = |part: &&Part| {
             let safe = part.end <= taken.safe[part.segment];
             safe == (shadowed == Shadowed::Yes)

@@ -8,7 +8,7 @@ use crate::job::HaltError;
 use crate::resident::AgentError;
 use crate::store::ReadError;
 
-use super::super::snapshot_error::FailureKind;
+use super::super::failure_kind::FailureKind;
 
 /// The job computes, unless [`ResidentError::job_is_lost`] says otherwise.
 #[derive(Debug, thiserror::Error)]

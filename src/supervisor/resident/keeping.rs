@@ -7,6 +7,7 @@ use super::choice::{Cover, Way, bytes, choose, expect_no_newcomer};
 use super::error::ResidentError;
 use super::holdings::{Holdings, shadows};
 use super::keep::{self, Kept};
+use super::standby::Standby;
 use super::suspend::suspend;
 use crate::config::Memory;
 use crate::cuda::{self, GpuUuid, SuspendOptions};
@@ -14,9 +15,9 @@ use crate::resident::{Channel, Token};
 
 use super::super::describe::chain;
 use super::super::gpu::Gpu;
+use super::super::gpu_error::GpuError;
 use super::super::image::Stopwatch;
 use super::super::machine;
-use super::super::snapshot_error::SnapshotError;
 use super::super::standing::{Standing, Still};
 use super::super::workshop::Workshop;
 use crate::store::StreamOpener;
@@ -47,7 +48,7 @@ impl Keeping {
     /// `moved` processes are on other GPUs than their agents
     /// know; `to_host` for a pause; `despite` what failed before.
     pub fn prepare(
-        shop: &Workshop,
+        (shop, standby): (&Workshop, &Standby),
         (token, moved): (&Token, &[i32]),
         gpu: &mut Gpu<'_>,
         to_host: bool,
@@ -73,7 +74,7 @@ impl Keeping {
         let bound = covers.iter().any(Cover::is_bound);
         let covered = bytes(&covers);
         let shadows = shadows(held.as_ref(), &gpu.facts.gpus, covered);
-        match start_carrier(shop, &shadows) {
+        match start_carrier(shop, standby, &shadows) {
             Ok((carrier, room)) => Ok(Some(Self {
                 token: *token,
                 covers,
@@ -157,10 +158,11 @@ fn ask(channel: &mut Channel, token: &Token, gpu: &Gpu<'_>) -> Result<Vec<Cover>
 
 fn start_carrier(
     shop: &Workshop,
+    standby: &Standby,
     shadows: &[(GpuUuid, u64)],
 ) -> Result<(Carrier, u64), ResidentError> {
     let gpus: Vec<GpuUuid> = shadows.iter().map(|(gpu, _)| *gpu).collect();
-    let carrier = shop.standby.take(&shop.program, &gpus)?;
+    let carrier = standby.take(&shop.program, &gpus)?;
     let room = carrier.make_room(shadows)?;
     Ok((carrier, room))
 }
@@ -180,7 +182,7 @@ fn say(wanted: Memory, reason: Option<String>) {
 
 impl Carrying {
     /// Waits until what has no shadow is in the image. The job stands still.
-    pub fn while_frozen(&mut self) -> Result<(), SnapshotError> {
+    pub fn while_frozen(&mut self) -> Result<(), GpuError> {
         if let Some(taking) = self.taking.take() {
             let taken = taking.join().map_err(|_| ResidentError::Panicked)?;
             self.taken = Some(taken?);
@@ -189,7 +191,7 @@ impl Carrying {
     }
 
     /// Takes the rest into the image; then nothing of ours is left on the GPUs.
-    pub fn afterwards(self) -> Result<(), SnapshotError> {
+    pub fn afterwards(self) -> Result<(), GpuError> {
         match &self.taken {
             Some(taken) => self.carrier.drain(taken, Shadowed::Yes, &self.streams),
             None => Ok(()),

@@ -12,12 +12,13 @@ use super::error::ResidentError;
 use super::facts::{ResidentFacts, ResidentSegment};
 use super::keep::Kept;
 use super::refill::{Memory, gpus_now, new_gpu, refill};
+use super::standby::Standby;
 use crate::cuda::GpuUuid;
 use crate::job::Process;
 use crate::resident::{Held, Token};
 use crate::store::ImageReader;
 
-use super::super::gpu_plan::GpuPairs;
+use super::super::gpu_facts::GpuPairs;
 use super::super::standing::{LAST_RESORT, Still};
 use super::super::workshop::Workshop;
 
@@ -46,16 +47,17 @@ impl<'a> Returning<'a> {
     /// Nothing is left on the GPUs.
     pub fn begin(
         shop: &Workshop,
+        standby: &Standby,
         image: &'a ImageReader,
         facts: &'a ResidentFacts,
         map: &'a GpuPairs,
     ) -> Result<Self, ResidentError> {
         if !facts.moves(map) {
-            return Ok(Self::Made(refill(shop, image, facts, map)?));
+            return Ok(Self::Made(refill(shop, standby, image, facts, map)?));
         }
         let gpus = gpus_now(facts, map)?;
         Ok(Self::Moving(Moving {
-            carrier: shop.standby.take(&shop.program, &gpus)?,
+            carrier: standby.take(&shop.program, &gpus)?,
             image,
             facts,
             map,

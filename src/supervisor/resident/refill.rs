@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::carrier::Carrier;
 use super::error::ResidentError;
 use super::facts::{ResidentFacts, ResidentSegment};
-use super::standby::Ready;
+use super::standby::{Ready, Standby};
 use crate::cuda::GpuUuid;
 use crate::resident::Held;
 use crate::store::ImageReader;
 
-use super::super::gpu_plan::GpuPairs;
+use super::super::gpu_facts::GpuPairs;
 use super::super::workshop::Workshop;
 
 /// Memory of processes, by their pids as the job sees them.
@@ -23,12 +23,13 @@ pub(in crate::supervisor) type Memory = BTreeMap<i32, Vec<Held>>;
 /// Nothing is left on the GPUs.
 pub(in crate::supervisor) fn refill(
     shop: &Workshop,
+    standby: &Standby,
     image: &ImageReader,
     facts: &ResidentFacts,
     map: &GpuPairs,
 ) -> Result<Memory, ResidentError> {
     let (id, gpus) = (image.manifest().id, gpus_now(facts, map)?);
-    match shop.standby.take_for(id, &shop.program, &gpus)? {
+    match standby.take_for(id, &shop.program, &gpus)? {
         Ready::Memory(_, memory) => {
             // By a reader that nobody watched: of what is to be read, so much is.
             let read = usize::try_from(facts.bytes()).unwrap_or(usize::MAX);

@@ -61,10 +61,10 @@ impl Standby {
 
     /// Makes contexts for the restore of this image, and its memory if there is room, beside that of the job where it is
     /// not gone yet.
-    pub fn prepare(shop: &Arc<Workshop>, image: ImageId) {
-        let ours = Arc::clone(shop);
+    pub fn prepare(self: &Arc<Self>, shop: &Arc<Workshop>, image: ImageId) {
+        let (ours, standby) = (Arc::clone(shop), Arc::clone(self));
         let filled = Filled::default();
-        *locked(&shop.standby.filled) = Arc::clone(&filled);
+        *locked(&self.filled) = Arc::clone(&filled);
         let preparing = spawn(move || {
             // Whatever is wrong with the image is found, and said, by its restore.
             let reader = ours.store.read(image).ok()?;
@@ -72,7 +72,7 @@ impl Standby {
             let cuda = facts.cuda?;
             let resident = cuda.resident.as_ref()?;
             let gpus = gpus_now(resident, &Vec::new()).ok()?;
-            let carrier = ours.standby.begin(&ours.program, &gpus).ok()?;
+            let carrier = standby.begin(&ours.program, &gpus).ok()?;
             if !has_room(&carrier, resident, &cuda.gpus) {
                 return Some(Ready::Copier(carrier));
             }
@@ -83,7 +83,7 @@ impl Standby {
             }
             Some(Ready::Memory(image, memory.ok()?))
         });
-        *locked(&shop.standby.ready) = preparing;
+        *locked(&self.ready) = preparing;
     }
 
     /// Whether memory of this image is on the GPUs, or on its way, for its restore to take.

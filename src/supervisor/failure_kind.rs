@@ -1,0 +1,127 @@
+//! The kinds of failed snapshots, for logs and counters.
+
+use crate::cuda::{CallError, TreeError};
+use crate::job;
+
+/// `CUresult`s that say why a process could not be suspended.
+const CUDA_ERROR_OUT_OF_MEMORY: i32 = 2;
+const CUDA_ERROR_OPERATING_SYSTEM: i32 = 304;
+const CUDA_ERROR_NOT_PERMITTED: i32 = 800;
+const CUDA_ERROR_NOT_SUPPORTED: i32 = 801;
+
+/// Why snapshots fail, in a word for logs and counters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FailureKind {
+    /// The GPU work did not stand still in time.
+    Busy,
+    /// Processes came to the GPU all the time.
+    Changed,
+    /// The job uses what cannot be brought back.
+    Unsupported,
+    /// Too little host memory.
+    Memory,
+    /// Too little disk space.
+    Disk,
+    /// We may not control the job's processes.
+    Privilege,
+    /// The CUDA driver cannot do it, or failed.
+    Driver,
+    /// CRIU cannot do it, or failed.
+    Criu,
+    /// The store failed.
+    Store,
+    /// A hook called it off.
+    Vetoed,
+    /// The job ended.
+    Ended,
+    /// Something of the system's, or a mistake of ours.
+    System,
+}
+
+impl FailureKind {
+    /// The word.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Busy => "busy",
+            Self::Changed => "changed",
+            Self::Unsupported => "unsupported",
+            Self::Memory => "memory",
+            Self::Disk => "disk",
+            Self::Privilege => "privilege",
+            Self::Driver => "driver",
+            Self::Criu => "criu",
+            Self::Store => "store",
+            Self::Vetoed => "vetoed",
+            Self::Ended => "ended",
+            Self::System => "system",
+        }
+    }
+}
+
+impl FailureKind {
+    /// The kind of a halt that failed.
+    pub(super) fn of_halt(error: &job::HaltError) -> Self {
+        match error {
+            job::HaltError::Trace { .. } => Self::Privilege,
+            job::HaltError::Slow { .. } => Self::Busy,
+            job::HaltError::Threads { .. } => Self::Ended,
+        }
+    }
+
+    /// The kind of a suspend that failed.
+    pub(super) fn of(error: &TreeError) -> Self {
+        match error {
+            TreeError::TimedOut { .. } => Self::Busy,
+            TreeError::Lock { source, .. }
+            | TreeError::Suspend { source, .. }
+            | TreeError::Query(source) => kind_of(source),
+            TreeError::Map(_)
+            | TreeError::NotRunning { .. }
+            | TreeError::Mixed { .. }
+            | TreeError::TooMany { .. }
+            | TreeError::Resume { .. } => Self::Driver,
+        }
+    }
+}
+
+/// What kind of failure a code of the driver's is, of a call that was to stop a process.
+fn kind_of(error: &CallError) -> FailureKind {
+    match error.code.number {
+        CUDA_ERROR_NOT_SUPPORTED => FailureKind::Unsupported,
+        CUDA_ERROR_NOT_PERMITTED | CUDA_ERROR_OPERATING_SYSTEM => FailureKind::Privilege,
+        CUDA_ERROR_OUT_OF_MEMORY => FailureKind::Memory,
+        _ => FailureKind::Driver,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::{Aftermath, Call, Code};
+
+    #[test]
+    fn the_driver_s_answer_tells_the_kind_of_failure() {
+        let cases = [
+            (CUDA_ERROR_NOT_SUPPORTED, FailureKind::Unsupported),
+            (CUDA_ERROR_NOT_PERMITTED, FailureKind::Privilege),
+            (CUDA_ERROR_OPERATING_SYSTEM, FailureKind::Privilege),
+            (CUDA_ERROR_OUT_OF_MEMORY, FailureKind::Memory),
+            (999, FailureKind::Driver),
+        ];
+        for (number, kind) in cases {
+            let source = CallError {
+                pid: 7,
+                call: Call::Checkpoint,
+                code: Code {
+                    number,
+                    name: String::new(),
+                    meaning: String::new(),
+                },
+            };
+            let aftermath = Aftermath::default();
+            let error = TreeError::Suspend { source, aftermath };
+            assert_eq!(FailureKind::of(&error), kind, "{number}");
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Why a step on the job's GPU state failed.
+
+use super::failure_kind::FailureKind;
+use super::obstacle::Obstacle;
+use super::resident::ResidentError;
+use crate::copier::CopierError;
+use crate::cuda;
+use crate::job;
+use crate::resident::AgentError;
+use crate::store::WriteError;
+
+/// `CUresult` of a driver that has ended in its process.
+const CUDA_ERROR_DEINITIALIZED: i32 = 4;
+
+/// Why a step on the job's GPU state failed. The job computes, unless [`GpuError::job_is_lost`] reports otherwise.
+#[derive(Debug, thiserror::Error)]
+pub enum GpuError {
+    /// The process tree could not be read.
+    #[error("cannot read the job's process tree")]
+    Tree(#[from] job::TreeError),
+    /// GPU memory could not be written into the image.
+    #[error("cannot write the image")]
+    Store(#[source] Box<WriteError>),
+    /// The job has what the driver could not bring back. Nothing was frozen.
+    #[error("cannot suspend the GPU state")]
+    Obstacle(#[from] Obstacle),
+    /// The driver says nothing about a stopped process. Nothing was frozen.
+    #[error(
+        "cannot suspend the GPU state of process {pid}, which is stopped (SIGSTOP or a debugger): let it go on, as with \
+         kill -CONT"
+    )]
+    Stopped {
+        /// Pid as the job sees it.
+        pid: i32,
+    },
+    /// The CUDA driver's library could not be used.
+    #[error("cannot load the CUDA driver")]
+    Driver(#[from] cuda::LoadError),
+    /// The GPU state could not be suspended. The job computes, unless the cause says otherwise.
+    #[error("cannot suspend the GPU state")]
+    Suspend(#[source] Box<cuda::TreeError>),
+    /// The GPU state did not come back: the job does not compute.
+    #[error("cannot resume the GPU state; the job does not compute any more and will be restored")]
+    Resume(#[source] Box<cuda::TreeError>),
+    /// The threads of a CUDA process could not be stopped.
+    #[error("cannot stop the job's threads")]
+    Halt(#[from] job::HaltError),
+    /// Device memory could not stay on the GPUs, or did not come back from there.
+    #[error("cannot keep GPU memory for the image")]
+    Resident(#[source] Box<ResidentError>),
+    /// A process has the GPU's devices open, and whether it uses them is not to be known now; or it has come to share
+    /// memory there since the snapshot was begun.
+    #[error(
+        "cannot take a snapshot while process {pid} begins to use the GPU; it is tried again later"
+    )]
+    Device {
+        /// Pid as the job sees it.
+        pid: i32,
+    },
+    /// A process is about to end: the driver has ended in it.
+    #[error(
+        "cannot take a snapshot while process {pid} ends its use of the GPU; it is tried again later"
+    )]
+    Leaving {
+        /// Pid as the job sees it.
+        pid: i32,
+    },
+}
+
+impl GpuError {
+    /// The kind of failure.
+    pub(super) fn kind(&self) -> FailureKind {
+        match self {
+            Self::Tree(_) => FailureKind::System,
+            Self::Store(_) => FailureKind::Store,
+            Self::Obstacle(_) => FailureKind::Unsupported,
+            Self::Device { .. } | Self::Leaving { .. } => FailureKind::Changed,
+            Self::Stopped { .. } => FailureKind::Busy,
+            Self::Driver(_) | Self::Resume(_) => FailureKind::Driver,
+            Self::Suspend(error) => FailureKind::of(error),
+            Self::Resident(error) => error.kind(),
+            Self::Halt(error) => FailureKind::of_halt(error),
+        }
+    }
+
+    /// Whether the job may be left in a state in which it cannot compute.
+    pub(super) fn job_is_lost(&self) -> bool {
+        match self {
+            Self::Resume(_) => true,
+            Self::Suspend(error) => !error.is_computing(),
+            Self::Resident(error) => error.job_is_lost(),
+            _ => false,
+        }
+    }
+
+    /// Whether the reason passes within moments, so that another attempt may succeed.
+    pub(super) fn is_passing(&self) -> bool {
+        matches!(self, Self::Device { .. } | Self::Leaving { .. })
+    }
+}
+
+impl From<ResidentError> for GpuError {
+    fn from(error: ResidentError) -> Self {
+        match error {
+            ResidentError::Newcomer { pid } => Self::Device { pid },
+            ResidentError::Agent {
+                source:
+                    AgentError::Driver {
+                        pid,
+                        code: CUDA_ERROR_DEINITIALIZED,
+                        ..
+                    },
+                ..
+            } => Self::Leaving { pid },
+            error => Self::Resident(Box::new(error)),
+        }
+    }
+}
+
+impl From<CopierError> for GpuError {
+    fn from(error: CopierError) -> Self {
+        ResidentError::from(error).into()
+    }
+}
+
+impl From<WriteError> for GpuError {
+    fn from(error: WriteError) -> Self {
+        Self::Store(Box::new(error))
+    }
+}

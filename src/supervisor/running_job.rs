@@ -1,0 +1,50 @@
+//! A job that runs, and the streams it shares with us.
+
+use std::sync::{Arc, Mutex};
+
+use super::intrusion::Intrusion;
+use super::streams::Streams;
+use crate::job::{self, Process, TreeError};
+use crate::resident::Token;
+use crate::sandbox::{JobPids, Sandbox};
+
+/// A job that runs, or is about to.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub sandbox: Arc<Sandbox>,
+    pub pids: JobPids,
+    /// What its agents are called by, if it was started with any.
+    pub token: Option<Token>,
+    /// Its [`CudaFacts::moved`].
+    pub moved: Vec<i32>,
+    /// What we do in it, for those who look for signs that it lives.
+    pub intrusion: Intrusion,
+}
+
+impl Job {
+    /// Whether its first process is among those that are there, and not about to die.
+    pub fn lives(&self, processes: &[Process]) -> bool {
+        self.first_among(processes)
+            .is_some_and(|pid| !job::is_doomed(pid))
+    }
+
+    /// Whether its first process has, by a look of our own: the sandbox's word of it may come later.
+    pub fn has_ended(&self) -> bool {
+        let root = job::child_with_pid(self.sandbox.pid(), self.pids.root);
+        match root.and_then(job::tree) {
+            Ok(there) => self.first_among(&there).is_none(),
+            Err(error) => matches!(error, TreeError::NoRoot),
+        }
+    }
+
+    /// Its first process, as the host sees it, if it lives.
+    fn first_among(&self, processes: &[Process]) -> Option<i32> {
+        let first = processes
+            .iter()
+            .find(|process| process.pid == self.pids.job)?;
+        job::is_alive(first.host_pid).then_some(first.host_pid)
+    }
+}
+
+/// The streams as snapshots, restores and the loop share them.
+pub(super) type SharedStreams = Arc<Mutex<Streams>>;

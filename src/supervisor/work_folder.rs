@@ -1,0 +1,176 @@
+//! The supervisor's private folder with short paths, for sockets, and the link in the store that leads to it.
+
+use std::ffi::OsStr;
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+
+use crate::criu::HOLD_PROGRAM;
+
+/// Folder of CRIU's logs in the store.
+pub(super) const LOGS: &str = "logs";
+/// Where work folders are: short, for a socket's path has 107 bytes at most.
+const WORK_PARENT: &str = "/tmp";
+/// How their names begin.
+const WORK_PREFIX: &str = "ckpt-run.";
+/// The link in a store to its supervisor's work folder.
+const WORK_LINK: &str = "work";
+
+/// Private folder with short paths, for sockets. The store links to it, so that the next supervisor
+/// finds the folder of one that was killed.
+#[derive(Debug)]
+pub(super) struct WorkFolder {
+    folder: TempDir,
+    link: PathBuf,
+}
+
+impl WorkFolder {
+    /// Removes the folder of a killed supervisor and makes a new one. The caller has the store's lock.
+    pub fn new(store: &Path) -> io::Result<Self> {
+        let link = store.join(WORK_LINK);
+        if let Ok(previous) = fs::read_link(&link) {
+            if is_work_folder(&previous) {
+                keep_logs(&previous, &store.join(LOGS));
+                if let Err(error) = fs::remove_dir_all(&previous) {
+                    tracing::warn!(folder = %previous.display(), %error, "cannot remove an old work folder");
+                }
+            }
+            fs::remove_file(&link)?;
+        }
+        let folder = tempfile::Builder::new()
+            .prefix(WORK_PREFIX)
+            .tempdir_in(WORK_PARENT)?;
+        symlink(folder.path(), &link)?;
+        Ok(Self { folder, link })
+    }
+
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub fn link_program(&self, program: &Path) -> io::Result<()> {
+        symlink(program, self.path().join(HOLD_PROGRAM))
+    }
+
+    /// Puts back what was cleaned away; in [`WORK_PARENT`] that happens to what is old.
+    pub fn make_again(&self, program: &Path) -> io::Result<()> {
+        match DirBuilder::new().mode(0o700).create(self.path()) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            // Everybody may make folders there, and what is in this one CRIU runs.
+            Err(_) if !is_work_folder(self.path()) => {
+                let reason = format!("{} is somebody else's now", self.path().display());
+                return Err(io::Error::other(reason));
+            }
+            Ok(()) | Err(_) => {}
+        }
+        match self.link_program(program) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+}
+
+impl Drop for WorkFolder {
+    fn drop(&mut self) {
+        // The folder first: while it is there, it can be found. What stays is a link to nothing.
+        let _ = fs::remove_dir_all(self.folder.path());
+        let _ = fs::remove_file(&self.link);
+    }
+}
+
+/// Removes the work folder that a killed supervisor has left; for whoever removes its store, too.
+pub fn remove_work_folder(store: &Path) {
+    if let Ok(folder) = fs::read_link(store.join(WORK_LINK))
+        && is_work_folder(&folder)
+    {
+        // What stays there is small, and in a folder that is cleaned up by others.
+        let _ = fs::remove_dir_all(folder);
+    }
+}
+
+/// Whether a link leads to what a supervisor of this user made, and not to anything else.
+fn is_work_folder(path: &Path) -> bool {
+    let named = path.parent() == Some(Path::new(WORK_PARENT))
+        && path
+            .file_name()
+            .is_some_and(|name| name.as_bytes().starts_with(WORK_PREFIX.as_bytes()));
+    let user = nix::unistd::geteuid().as_raw();
+    named
+        && fs::symlink_metadata(path)
+            .is_ok_and(|metadata| metadata.is_dir() && metadata.uid() == user)
+}
+
+/// Keeps the logs of dumps that a killed supervisor has left in its work folder.
+pub(super) fn keep_logs(work: &Path, logs: &Path) {
+    let within = |folder: &Path| {
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path())
+    };
+    for log in within(work).flat_map(|images| within(&images)) {
+        let name = log.file_name().and_then(OsStr::to_str).unwrap_or_default();
+        if name.starts_with("dump-") && log.is_file() {
+            keep_log(&log, &logs.join(name));
+        }
+    }
+}
+
+/// Copies one log into the store.
+pub(super) fn keep_log(log: &Path, kept: &Path) {
+    if let Err(error) = fs::copy(log, kept) {
+        tracing::warn!(log = %kept.display(), %error, "CRIU's log is lost");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_work_folder_of_a_killed_supervisor_is_removed() {
+        let store = tempfile::tempdir().unwrap();
+        let killed = WorkFolder::new(store.path()).unwrap();
+        let left = killed.path().to_owned();
+        fs::create_dir(left.join("plugins")).unwrap();
+        std::mem::forget(killed);
+        let next = WorkFolder::new(store.path()).unwrap();
+        assert!(!left.exists());
+        assert_eq!(
+            fs::read_link(store.path().join("work")).unwrap(),
+            next.path()
+        );
+        drop(next);
+        assert_eq!(store.path().read_dir().unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_link_to_anything_else_loses_nothing_but_itself() {
+        let place = tempfile::Builder::new()
+            .prefix("other.")
+            .tempdir_in(WORK_PARENT)
+            .unwrap();
+        let inner = place.path().join("ckpt-run.inner");
+        fs::create_dir(&inner).unwrap();
+        let file = tempfile::Builder::new()
+            .prefix(WORK_PREFIX)
+            .tempfile_in(WORK_PARENT)
+            .unwrap();
+        let link = tempfile::Builder::new()
+            .prefix(WORK_PREFIX)
+            .make_in(WORK_PARENT, |path| symlink(&inner, path))
+            .unwrap();
+        let gone = Path::new("/tmp/ckpt-run.none");
+        let dots = Path::new("/tmp/ckpt-run.x/..");
+        for target in [place.path(), &inner, file.path(), link.path(), gone, dots] {
+            let store = tempfile::tempdir().unwrap();
+            symlink(target, store.path().join("work")).unwrap();
+            WorkFolder::new(store.path()).unwrap();
+            assert!(!is_work_folder(target), "{target:?}");
+        }
+        assert!(inner.is_dir() && file.path().exists());
+        assert!(fs::symlink_metadata(link.path()).is_ok());
+    }
+}
