@@ -54,22 +54,22 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::process::ExitCode;
 
-pub mod causes;
+pub mod agent_client;
 pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod copier;
 pub mod criu;
 pub mod cuda;
+mod fd_passing;
 #[cfg(any(fuzzing, test))]
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod history;
 pub mod job;
-mod passing;
+pub mod known_errors;
 pub mod rehearsal;
 pub mod report;
-pub mod resident;
 pub mod sandbox;
 mod shared_memory;
 pub mod store;

@@ -10,7 +10,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::passing;
+use crate::fd_passing;
 
 /// Changes with any change of the messages.
 pub(super) const VERSION: u32 = 2;
@@ -163,13 +163,13 @@ impl Socket {
             let error = io::Error::new(io::ErrorKind::InvalidInput, "message too long");
             return Err(error);
         }
-        passing::send(&self.0, &bytes, descriptors).map(drop)
+        fd_passing::send(&self.0, &bytes, descriptors).map(drop)
     }
 
     /// `None` at the end of the connection.
     pub(super) fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
         let mut bytes = vec![0; MESSAGE_BYTES_MAX];
-        let (len, descriptors) = match passing::receive::<2>(&self.0, &mut bytes) {
+        let (len, descriptors) = match fd_passing::receive::<2>(&self.0, &mut bytes) {
             // So ends a connection to a process that was killed before it had read all.
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
             other => other?,
@@ -237,7 +237,7 @@ mod tests {
     #[test]
     fn what_is_no_message_is_an_error_and_the_end_is_none() {
         let (left, right) = Socket::pair().unwrap();
-        passing::send(&left, b"ckpt-run: unknown verb", &[]).unwrap();
+        fd_passing::send(&left, b"ckpt-run: unknown verb", &[]).unwrap();
         assert!(right.receive::<Reply>().is_err());
         drop(left);
         assert!(right.receive::<Reply>().unwrap().is_none());

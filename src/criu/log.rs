@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
-use crate::causes::{self, Symptom};
+use crate::known_errors::{self, Symptom};
 
 /// How much of a log's end is read: errors are the last thing that CRIU writes.
 const TAIL_BYTES_MAX: u64 = 256 << 10;
@@ -51,7 +51,7 @@ fn reason(log: &str) -> Option<Reason> {
         .filter(|line| line.contains("Error (") && !HARMLESS.iter().any(|text| line.contains(text)))
         .collect();
     let symptoms: Vec<Symptom<'_>> = errors.iter().map(|line| Symptom::Criu(line)).collect();
-    if let Some((known, Symptom::Criu(line))) = causes::find(&symptoms) {
+    if let Some((known, Symptom::Criu(line))) = known_errors::find(&symptoms) {
         return Some(Reason {
             cause: format!("{} (CRIU: {})", known.cause, message(line)),
             remedy: Some(known.remedy),

@@ -11,7 +11,7 @@ use thiserror::Error;
 use super::state::State;
 use super::sys;
 use super::version::DriverVersion;
-use crate::causes::{self, Symptom};
+use crate::known_errors::{self, Symptom};
 
 /// Why the CUDA driver cannot be used on this machine.
 #[derive(Debug, Error)]
@@ -154,7 +154,7 @@ struct Advice(Call, i32);
 impl fmt::Display for Advice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let call = self.0.to_string();
-        match causes::find(&[Symptom::Cuda(&call, self.1)]) {
+        match known_errors::find(&[Symptom::Cuda(&call, self.1)]) {
             Some((known, _)) => write!(f, "; {}; {}", known.cause, known.remedy),
             None => Ok(()),
         }

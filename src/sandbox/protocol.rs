@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::io_uring::IoUring;
-use crate::passing;
+use crate::fd_passing;
 
 /// Longest message: a command line may have 2 MiB (`ARG_MAX`), several times that in JSON.
 const MESSAGE_BYTES_MAX: u32 = 32 << 20;
@@ -111,7 +111,7 @@ pub(super) fn send(
         .filter(|length| *length <= MESSAGE_BYTES_MAX)
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "message too long"))?;
     let head = length.to_le_bytes();
-    let sent = passing::send(socket, &head, descriptors)?;
+    let sent = fd_passing::send(socket, &head, descriptors)?;
     let mut rest = head[sent..].to_vec();
     rest.extend_from_slice(&body);
     io::Write::write_all(&mut &*socket, &rest)
@@ -122,7 +122,7 @@ pub(super) fn receive<T: DeserializeOwned>(
     socket: &UnixStream,
 ) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
     let mut head = [0u8; 4];
-    let (got, descriptors) = passing::receive::<DESCRIPTORS_MAX>(socket, &mut head)?;
+    let (got, descriptors) = fd_passing::receive::<DESCRIPTORS_MAX>(socket, &mut head)?;
     if got == 0 {
         return Ok(None);
     }

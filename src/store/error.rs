@@ -9,7 +9,7 @@ use super::durable::DurableError;
 use super::id::ImageId;
 use super::pack::PackError;
 use super::wire::{META_BYTES_MAX, ManifestError};
-use crate::causes::is_disk_full;
+use crate::known_errors::is_disk_full;
 
 /// A change of the store that did not happen. Images that existed before are untouched.
 #[derive(Debug, thiserror::Error)]

@@ -4,8 +4,8 @@
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
+use crate::agent_client::{self, Token};
 use crate::config::Nccl;
-use crate::resident::{self, Token};
 
 /// Systemd's messages to its own child; a job that took them for its own would answer in our name.
 pub(super) const NOT_FOR_THE_JOB: [&str; 6] = [
@@ -106,8 +106,9 @@ pub(super) fn for_job(
 pub(super) fn preload(environment: &mut Vec<(OsString, OsString)>, library: &Path, token: &Token) {
     let present = environment
         .iter()
-        .find(|(name, _)| name == resident::PRELOAD_VARIABLE);
-    let set = resident::environment(library, token, present.map(|(_, value)| value.as_os_str()));
+        .find(|(name, _)| name == agent_client::PRELOAD_VARIABLE);
+    let set =
+        agent_client::environment(library, token, present.map(|(_, value)| value.as_os_str()));
     environment.retain(|(name, _)| set.iter().all(|(ours, _)| name != ours));
     environment.extend(set);
 }

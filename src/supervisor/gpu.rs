@@ -13,9 +13,9 @@ use super::running_job::Job;
 use super::standing::{Standing, StandingError};
 use super::suspension::Suspension;
 use super::workshop::Workshop;
+use crate::agent_client;
 use crate::cuda::{self, GpuUse, GpuUuid, Inventory};
 use crate::job::{self, Process, variable};
-use crate::resident;
 use crate::store::StreamOpener;
 
 /// Longest attempt to lock all CUDA processes at once; then all are let go and tried again.
@@ -213,8 +213,8 @@ fn describe(pid: i32, uses: &[GpuUse], machine: &Inventory) -> CudaUser {
     CudaUser {
         pid,
         nccl: job::has_mapped(pid, NCCL_LIBRARY),
-        agent: variable(&environment, resident::TOKEN_VARIABLE).is_some()
-            && job::has_mapped(pid, resident::LIBRARY_PREFIX),
+        agent: variable(&environment, agent_client::TOKEN_VARIABLE).is_some()
+            && job::has_mapped(pid, agent_client::LIBRARY_PREFIX),
         gpus: gpus_of(own(), &environment, machine),
         environment,
         through_mps: own().any(|one| one.through_mps),

@@ -3,10 +3,10 @@
 use super::failure_kind::FailureKind;
 use super::obstacle::Obstacle;
 use super::resident::ResidentError;
+use crate::agent_client::AgentError;
 use crate::copier::CopierError;
 use crate::cuda;
 use crate::job;
-use crate::resident::AgentError;
 use crate::store::WriteError;
 
 /// `CUresult` of a driver that has ended in its process.

@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use super::gpu_facts::CudaFacts;
 use super::streams::Marks;
+use crate::agent_client::Token;
 use crate::clock;
 use crate::job::{Node, OpenFile, ProcessAccount, Sockets, Timer};
-use crate::resident::Token;
 use crate::sandbox::{Isolation, JobPids};
 
 /// Why a snapshot was taken.

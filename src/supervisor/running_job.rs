@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 
 use super::intrusion::Intrusion;
 use super::streams::Streams;
+use crate::agent_client::Token;
 use crate::job::{self, Process, TreeError};
-use crate::resident::Token;
 use crate::sandbox::{JobPids, Sandbox};
 
 /// A job that runs, or is about to.

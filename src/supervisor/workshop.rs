@@ -13,11 +13,11 @@ use super::gpu_facts::GpuPairs;
 use super::leftovers::{self, COPIES, COPY_DIGITS, COPY_PREFIX};
 use super::progress::Ongoing;
 use super::work_folder::{LOGS, WorkFolder};
+use crate::agent_client::{self, Token};
 use crate::clock;
 use crate::config::{Config, Memory};
 use crate::criu::{self, Criu, HOLD_PROGRAM};
 use crate::cuda;
-use crate::resident::{self, Token};
 use crate::store::durable::{self, DurableError};
 use crate::store::{ImageId, Store, StoreLock};
 
@@ -173,7 +173,7 @@ fn agent(wanted: Memory, folder: &Path) -> io::Result<Option<(PathBuf, Token)>> 
     if wanted == Memory::Driver || !cuda::available() {
         return Ok(None);
     }
-    let library = match resident::install(folder) {
+    let library = match agent_client::install(folder) {
         Ok(library) => library,
         Err(error) if wanted == Memory::Auto => {
             tracing::warn!("GPU memory goes the driver's way, which is slower: {error}");

@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use ckpt_run::resident::{AgentError, Channel};
+use ckpt_run::agent_client::{AgentError, Channel};
 use nix::libc;
 
 use crate::fake_gpu::FakeGpu;

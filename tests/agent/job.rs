@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use ckpt_run::resident::{Agent, Channel, Held, Hello, Origin, Token, environment, install};
+use ckpt_run::agent_client::{Agent, Channel, Held, Hello, Origin, Token, environment, install};
 
 use crate::fake_gpu::{self, FakeGpu};
 

@@ -4,7 +4,7 @@ use std::os::unix::net::UnixDatagram;
 use std::process::Command;
 use std::time::Instant;
 
-use ckpt_run::resident::{AgentError, Channel, Token, environment};
+use ckpt_run::agent_client::{AgentError, Channel, Token, environment};
 
 use crate::fake_gpu::FakeGpu;
 use crate::job::{Job, LIMIT, MIB, WAYS, Way, library, own_descriptors};

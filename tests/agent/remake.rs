@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::FileExt;
 
-use ckpt_run::resident::{AgentError, Channel, Held};
+use ckpt_run::agent_client::{AgentError, Channel, Held};
 
 use crate::fake_gpu::FakeGpu;
 use crate::job::{CONTEXT_LEN, Job, LIMIT, MIB, Way, own_descriptors};

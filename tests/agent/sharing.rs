@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use ckpt_run::resident::Origin;
+use ckpt_run::agent_client::Origin;
 
 use crate::fake_gpu::FakeGpu;
 use crate::job::{CONTEXT_LEN, Job, MIB, SOON, WAYS, Way, own_descriptors};

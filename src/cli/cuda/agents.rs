@@ -3,9 +3,9 @@
 use std::io;
 use std::time::Duration;
 
+use crate::agent_client::{AgentError, Channel, Hello, TOKEN_VARIABLE, Token};
 use crate::cuda::{Driver, State};
 use crate::job;
-use crate::resident::{AgentError, Channel, Hello, TOKEN_VARIABLE, Token};
 use crate::supervisor::STORE_VARIABLE;
 
 /// For an agent to say what it holds: it answers from memory.

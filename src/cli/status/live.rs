@@ -13,7 +13,8 @@ use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 
 use super::view::{View, draw};
-use super::{Failure, LOOK_INTERVAL, look};
+use super::{LOOK_INTERVAL, look};
+use crate::cli::Failure;
 use crate::clock;
 use crate::history::{self, Entry};
 use crate::supervisor::Status;

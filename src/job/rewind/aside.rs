@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::unistd::{Whence, lseek64};
 
-use super::{OpenFile, RewindError, system};
-use crate::causes::is_disk_full;
+use super::{RewindError, system};
+use crate::job::files::OpenFile;
+use crate::known_errors::is_disk_full;
 
 /// Something that was cut off a file, or overwritten, and where it is now.
 #[derive(Clone, Debug, PartialEq, Eq)]

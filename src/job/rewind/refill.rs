@@ -3,7 +3,8 @@
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
 
-use super::{OpenFile, RewindError, system};
+use super::{RewindError, system};
+use crate::job::files::OpenFile;
 
 /// Writes the content that is kept of a file into it.
 pub(super) fn refill(

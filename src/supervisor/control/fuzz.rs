@@ -6,8 +6,9 @@ use tokio::net::UnixStream;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc::channel;
 
-use super::{Answer, Event, blocking, converse};
+use super::{Answer, blocking, converse};
 use crate::store::ImageId;
+use crate::supervisor::event::Event;
 
 thread_local! {
     static RUNTIME: Runtime = Builder::new_current_thread().enable_all().build().unwrap();

@@ -17,9 +17,9 @@ use super::error::ResidentError;
 use super::facts::{Part, ResidentFacts};
 use super::keep::Kept;
 use super::refill::Memory;
+use crate::agent_client::{Held, Segment};
 use crate::copier::{Copier, CopierError, Lane, SegmentId};
 use crate::cuda::GpuUuid;
-use crate::resident::{Held, Segment};
 use crate::store::{ImageReader, StreamOpener, StreamReader, StreamWriter};
 use crate::sync::locked;
 

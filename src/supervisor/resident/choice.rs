@@ -1,8 +1,8 @@
 //! Which way a snapshot goes: a pure function of what the user wants and what the agents say.
 
 use super::error::ResidentError;
+use crate::agent_client::Hello;
 use crate::config::Memory;
-use crate::resident::Hello;
 
 /// A CUDA process of the job, and its agent's words if it has one.
 #[derive(Clone, Debug)]

@@ -2,10 +2,10 @@
 
 use std::io;
 
+use crate::agent_client::AgentError;
 use crate::copier::CopierError;
 use crate::cuda::TreeError;
 use crate::job::HaltError;
-use crate::resident::AgentError;
 use crate::store::ReadError;
 
 use super::super::failure_kind::FailureKind;

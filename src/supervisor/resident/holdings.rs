@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use super::choice::Cover;
 use super::keep::{HELLO_LIMIT, agent};
+use crate::agent_client::{AgentError, Channel, Holding, Token};
 use crate::clock;
 use crate::cuda::GpuUuid;
-use crate::resident::{AgentError, Channel, Holding, Token};
 
 use super::super::gpu_facts::GpuFacts;
 

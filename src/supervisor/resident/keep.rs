@@ -7,9 +7,9 @@ use super::choice::{Cover, expect_no_newcomer};
 use super::error::ResidentError;
 use super::facts::{ResidentFacts, ResidentProcess, ResidentSegment};
 use super::refill::Memory;
+use crate::agent_client::{Agent, AgentError, Channel, Held, Origin, Token};
 use crate::cuda::{self, Driver, GpuUuid, Locked, State, SuspendOptions, TreeError};
 use crate::job::{self, Process};
-use crate::resident::{Agent, AgentError, Channel, Held, Origin, Token};
 
 /// For an agent to say what it holds. It answers from memory; more means that there is none.
 pub(super) const HELLO_LIMIT: Duration = Duration::from_secs(1);

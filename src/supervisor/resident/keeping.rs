@@ -9,9 +9,9 @@ use super::holdings::{Holdings, shadows};
 use super::keep::{self, Kept};
 use super::standby::Standby;
 use super::suspend::suspend;
+use crate::agent_client::{Channel, Token};
 use crate::config::Memory;
 use crate::cuda::{self, GpuUuid, SuspendOptions};
-use crate::resident::{Channel, Token};
 
 use super::super::describe::chain;
 use super::super::gpu::Gpu;

@@ -13,9 +13,9 @@ use super::facts::{ResidentFacts, ResidentSegment};
 use super::keep::Kept;
 use super::refill::{Memory, gpus_now, new_gpu, refill};
 use super::standby::Standby;
+use crate::agent_client::{Held, Token};
 use crate::cuda::GpuUuid;
 use crate::job::Process;
-use crate::resident::{Held, Token};
 use crate::store::ImageReader;
 
 use super::super::gpu_facts::GpuPairs;

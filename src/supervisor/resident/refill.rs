@@ -6,8 +6,8 @@ use super::carrier::Carrier;
 use super::error::ResidentError;
 use super::facts::{ResidentFacts, ResidentSegment};
 use super::standby::{Ready, Standby};
+use crate::agent_client::Held;
 use crate::cuda::GpuUuid;
-use crate::resident::Held;
 use crate::store::ImageReader;
 
 use super::super::gpu_facts::GpuPairs;

@@ -13,8 +13,8 @@ use super::carrier::Taking;
 use super::choice::Cover;
 use super::error::ResidentError;
 use super::keep::Kept;
+use crate::agent_client::Token;
 use crate::cuda::{self, Driver, SuspendOptions};
-use crate::resident::Token;
 
 use super::super::describe::chain;
 use super::super::image::Stopwatch;

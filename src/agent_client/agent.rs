@@ -10,9 +10,9 @@ use nix::errno::Errno;
 use nix::sys::socket::UnixAddr;
 
 use super::channel::{Channel, Datagram};
+use super::datagram::{decode, encode};
 use super::embed::Token;
 use super::error::AgentError;
-use super::message::{decode, encode};
 use super::receipt::{Held, Receipt};
 use super::request::Kind;
 use super::wire::{self, BATCH_MAX, MAGIC, NAME_PREFIX, Reply, Request, VERSION};

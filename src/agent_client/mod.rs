@@ -19,7 +19,6 @@ mod agent;
 mod channel;
 mod embed;
 mod error;
-mod message;
 mod receipt;
 mod request;
 
@@ -30,5 +29,6 @@ pub use error::AgentError;
 pub use receipt::{Held, Segment};
 pub use wire::TOKEN_VARIABLE;
 
+mod datagram;
 #[cfg(test)]
 mod tests;

@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::message::{decode, encode};
+use super::datagram::{decode, encode};
 use super::receipt::Receipt;
 use super::wire::{self, Reply, Request};
 use super::*;
 
 mod call_off;
 
-#[path = "../../agent/table.rs"]
+#[path = "../../../agent/table.rs"]
 #[allow(
     dead_code,
     missing_docs,

@@ -18,8 +18,8 @@ use nix::sys::socket::{
 };
 
 use super::agent::Agent;
+use super::datagram::REPLY_LEN_MAX;
 use super::embed::Token;
-use super::message::REPLY_LEN_MAX;
 
 /// Room for answers that wait: a batch takes some 4 KiB of it, descriptors none.
 const BUFFER_LEN: usize = 4 << 20;
