@@ -16,7 +16,8 @@ use std::time::Duration;
 
 use ckpt_run::config::{self, ConfigError, Interval, Sources};
 use ckpt_run::cuda::GpuMap;
-use ckpt_run::supervisor::{self, OURS, RunOptions, What, chain};
+use ckpt_run::run::{OURS, chain};
+use ckpt_run::supervisor::{self, RunOptions, What};
 
 fn main() -> ExitCode {
     // Parts of the work are done by copies of this program.

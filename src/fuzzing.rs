@@ -23,9 +23,9 @@ use tempfile::TempDir;
 
 use crate::config::{self, Loaded, Override, ProjectFile, Sources};
 use crate::history::{self, Account, Entry};
+use crate::run::RunState;
 use crate::store::ImageEntry;
 use crate::store::fuzz::Kind;
-use crate::supervisor::RunState;
 use crate::{cli, criu, cuda, job, store, supervisor};
 
 /// A target: its name, which is that of its binary and its corpus, and its function.

@@ -70,6 +70,7 @@ pub mod job;
 pub mod known_errors;
 pub mod rehearsal;
 pub mod report;
+pub mod run;
 pub mod sandbox;
 mod shared_memory;
 pub mod store;

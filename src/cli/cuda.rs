@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::{Failure, Global, output};
 use crate::cuda::{self, CallError, Driver, GpuMap, State, Step};
-use crate::supervisor::chain;
+use crate::run::chain;
 
 mod agents;
 mod arguments;

@@ -9,8 +9,8 @@ use super::images::find;
 use super::output::plain;
 use super::{Failure, Global, output};
 use crate::job::{Access, MemoryUse};
+use crate::run::{ImageFacts, StreamKind, size};
 use crate::store::{Comparison, ImageId, Shares, compare};
-use crate::supervisor::{ImageFacts, StreamKind, size};
 
 /// What `diff --json` prints.
 #[derive(Debug, Serialize)]

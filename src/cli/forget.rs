@@ -9,8 +9,9 @@ use super::images::find;
 use super::{Failure, Global, open, output};
 use crate::clock;
 use crate::config::Override;
+use crate::run::{RunState, size};
 use crate::store::{Effort, Fate, GoesOn, ImageId, Planned};
-use crate::supervisor::{RunState, policy, size};
+use crate::supervisor::policy;
 
 /// What may go. Without images the rules decide: these, and the settings for those that are not given.
 #[derive(Debug, Args)]

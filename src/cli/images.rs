@@ -4,8 +4,8 @@ use serde::Serialize;
 
 use super::{Failure, output, shown};
 use crate::clock;
+use crate::run::{ImageFacts, OURS, RunState};
 use crate::store::{ImageEntry, ImageId, Store};
-use crate::supervisor::{ImageFacts, OURS, RunState};
 
 /// An image in a list.
 #[derive(Debug, Serialize)]

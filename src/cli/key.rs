@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Subcommand;
 
 use super::{Failure, output, shown};
-use crate::supervisor::generate_key;
+use crate::run::generate_key;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum KeyVerb {

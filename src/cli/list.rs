@@ -9,7 +9,7 @@ use super::images::{Life, Summary};
 use super::{Failure, Global, output, shown};
 use crate::clock;
 use crate::history::time_in_words;
-use crate::supervisor::{RunState, size};
+use crate::run::{RunState, size};
 
 pub(super) fn run(global: &Global) -> Result<ExitCode, Failure> {
     let store = global.open()?;

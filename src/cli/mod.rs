@@ -11,8 +11,8 @@ use clap_complete::Shell;
 use crate::config::{Config, ConfigError, Loaded, LogLevel, Override, Sources};
 use crate::copier;
 use crate::criu::Search;
+use crate::run::{OURS, chain, read_key};
 use crate::store::Store;
-use crate::supervisor::{OURS, chain, read_key};
 
 mod completions;
 mod config;

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use serde::Serialize;
 
 use super::{Failure, Global, output};
+use crate::run::{Copies, size};
 use crate::store::{ImageId, LockError, Swept};
-use crate::supervisor::{Copies, size};
 
 /// What `prune --json` prints.
 #[derive(Serialize)]

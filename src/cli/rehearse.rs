@@ -14,7 +14,7 @@ use super::{Failure, Global, output};
 use crate::config::parse_duration;
 use crate::history::time_in_words;
 use crate::rehearsal::{Options, Outcome, RehearsalError, Report, Step, rehearse};
-use crate::supervisor::{OURS, size};
+use crate::run::{OURS, size};
 
 /// Said before anything is done: a rehearsal is no simulation.
 const WARNING: &str = "rehearsal: the job really runs, is killed once and comes back, and is ended after some seconds; files \

@@ -9,8 +9,8 @@ use serde::Serialize;
 use super::progress::Progress;
 use super::verify::Findings;
 use super::{Failure, Global, open, output};
+use crate::run::size;
 use crate::store::{ImageId, Marks, PackName, Remedy, Repaired, RepairedImage};
-use crate::supervisor::size;
 
 /// How a store is repaired.
 #[derive(Debug, Args)]

@@ -12,7 +12,7 @@ use super::{Failure, Global, open, output, shown};
 use crate::config::Config;
 use crate::history;
 use crate::report::{Machine, Story, page};
-use crate::supervisor::{ImageFacts, OURS};
+use crate::run::{ImageFacts, OURS};
 
 /// What others may do with a report is for the umask to say.
 const MODE: u32 = 0o666;

@@ -10,8 +10,9 @@ use clap::Args;
 use super::{Failure, Global};
 use crate::config::Override;
 use crate::cuda::GpuMap;
+use crate::run::{ImageChoice, OURS, chain};
 use crate::store::ImageId;
-use crate::supervisor::{self, ImageChoice, OURS, RunOptions, What, chain};
+use crate::supervisor::{self, RunOptions, What};
 use crate::telemetry;
 
 /// How a job is supervised, as far as the command line tells; everything else is in the settings.
@@ -127,7 +128,7 @@ impl Supervision {
 
 pub(super) fn run(global: &Global, arguments: RunArguments) -> Result<ExitCode, Failure> {
     if arguments.end_with_parent {
-        supervisor::end_with_parent()?;
+        crate::run::end_with_parent()?;
     }
     if let Some(path) = &arguments.messages {
         telemetry::to_file(messages(path)?);

@@ -10,8 +10,8 @@ use super::images::{find, note};
 use super::{Failure, Global, output};
 use crate::clock;
 use crate::job::MemoryUse;
+use crate::run::{ImageFacts, StreamKind};
 use crate::store::ImageId;
-use crate::supervisor::{ImageFacts, StreamKind};
 
 /// An image as `show --json` prints it.
 #[derive(Serialize)]

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use super::{Failure, Global, output};
 use crate::history::{Freeze, counted, time_in_words};
+use crate::run::size;
 use crate::store::Usage;
-use crate::supervisor::{ControlError, State, Status, request_status, size, status_of_store};
+use crate::supervisor::{ControlError, State, Status, request_status, status_of_store};
 
 #[cfg(any(fuzzing, test))]
 pub(super) mod fuzz;

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::{Failure, Global, output};
 use crate::config::Override;
-use crate::supervisor::OURS;
+use crate::run::OURS;
 
 /// What to print, with what in it.
 #[derive(Debug, Args)]

@@ -7,8 +7,8 @@ use serde::Serialize;
 use super::images::find;
 use super::progress::Progress;
 use super::{Failure, Global, open, output};
+use crate::run::{chain, size};
 use crate::store::{BadRun, ImageId, ImageReport, Selection, Verdict};
-use crate::supervisor::{chain, size};
 
 /// Exit code when an image is not what it was, or this cannot be told.
 const NOT_WHOLE: u8 = 1;

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use clap::error::{ContextKind, ErrorKind};
 
 use super::{PROGRAM, grammar, output};
-use crate::supervisor::OURS;
+use crate::run::OURS;
 
 /// Least likeness of a word to a verb to be taken for it: a wrong letter in a short one (`lst`, `snapshto`).
 const LIKENESS_MIN: f64 = 0.7;

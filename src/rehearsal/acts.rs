@@ -15,7 +15,8 @@ use super::signs::{self, LEAST, QUIET_START, Sign};
 use super::trial::Trial;
 use super::{RehearsalError, remedy};
 use crate::history::{Event, time_in_words};
-use crate::supervisor::{chain, request_snapshot, size};
+use crate::run::{chain, size};
+use crate::supervisor::request_snapshot;
 
 /// The longest snapshot or restore: a terabyte takes that long from a slow disk.
 const WORK_LIMIT: Duration = Duration::from_secs(3600);

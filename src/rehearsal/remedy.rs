@@ -30,7 +30,7 @@ pub(super) fn of_snapshot(kind: Option<&str>) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::supervisor::FailureKind;
+    use crate::run::FailureKind;
 
     #[test]
     fn kinds_that_a_user_can_do_something_about_have_a_remedy_of_their_own() {

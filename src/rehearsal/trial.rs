@@ -22,7 +22,7 @@ use crate::config::{
     Config, Interval, LogLevel, Metrics, RestartLimit, RestartPolicy, Tty, WithoutImage,
 };
 use crate::history::{self, Event};
-use crate::supervisor::remove_work_folder;
+use crate::run::remove_work_folder;
 
 /// How the folder's name begins; a dot, for the job may look at what is in its folder.
 const FOLDER_PREFIX: &str = ".ckpt-run-rehearsal-";

@@ -156,7 +156,7 @@ fn label(value: f64, unit: Unit) -> String {
             clippy::cast_sign_loss,
             reason = "saturates, and is not negative"
         )]
-        Unit::Bytes => crate::supervisor::size(value as u64),
+        Unit::Bytes => crate::run::size(value as u64),
     }
 }
 

@@ -9,7 +9,7 @@ use super::story::{Machine, Snapshot, SpanKind, Story};
 use super::text::{clean, command, utc};
 use super::timeline::{named, timeline};
 use crate::history::{counted, percent, time_in_words};
-use crate::supervisor::size;
+use crate::run::size;
 
 const STYLE: &str = include_str!("style.css");
 /// No script and no other host, whatever the job's strings hold.

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::text::{clean, finite};
 use super::told::told;
 use crate::history::{Account, Entry, Event, Phase, Summary};
-use crate::supervisor::ImageFacts;
+use crate::run::ImageFacts;
 
 /// Snapshots that are drawn: a bar each, on a phone three pixels wide.
 const SNAPSHOTS_MAX: usize = 120;

@@ -1,7 +1,7 @@
 //! Events in words, for the table.
 
 use crate::history::{Event, time_in_words};
-use crate::supervisor::size;
+use crate::run::size;
 
 /// What happened, and more of it; `None` for what another event says again.
 pub(super) fn told(event: &Event) -> Option<(&'static str, String)> {

@@ -6,17 +6,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 
-use super::describe::{chain, seconds, size};
-use super::environment::{self, Setting};
 use super::event::Event;
 use super::huge_pages;
-use super::intrusion::Intrusion;
-use super::program::ProgramError;
 use super::restore::{self, Candidate, Restored};
 use super::restore_error::RestoreError;
 use super::run::{RunError, system};
-use super::run_state::RunState;
-use super::running_job::Job;
 use super::schedule::Snapshotted as LastSnapshot;
 use super::supervise::{AfterEnd, Restoring, Running, Stage, Supervisor, now};
 use crate::clock;
@@ -24,6 +18,12 @@ use crate::config;
 use crate::cuda;
 use crate::history;
 use crate::job::{InputMark, RewindError};
+use crate::run::environment::{self, Setting};
+use crate::run::format::{chain, seconds, size};
+use crate::run::own_activity::Intrusion;
+use crate::run::program::ProgramError;
+use crate::run::run_state::RunState;
+use crate::run::running_job::Job;
 use crate::sandbox::{
     Ended, IoUring, Isolation, JobPids, Sandbox, SandboxError, SpawnError, privilege_missing,
 };

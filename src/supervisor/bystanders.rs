@@ -11,9 +11,9 @@
 //!   answer about a stopped process that uses CUDA does not come before that goes on (580.159.04).
 
 use super::gpu_error::GpuError;
-use super::workshop::Workshop;
 use crate::cuda;
 use crate::job::{self, Holder, Process};
+use crate::run::run_context::Workshop;
 
 /// How the names of the driver's parts begin in `/proc/devices` (470 to 580: nvidia, nvidia-frontend, nvidia-uvm,
 /// nvidia-modeset, nvidia-caps, nvidiactl and others).

@@ -1,8 +1,8 @@
 //! Which images the run can go on from.
 
-use super::describe::chain;
 use super::run::RunError;
 use super::supervise::Supervisor;
+use crate::run::format::chain;
 use crate::store::{ImageEntry, ImageId};
 
 impl Supervisor {

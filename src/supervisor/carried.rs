@@ -11,10 +11,10 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use super::image::ImageFacts;
-use super::leftovers::{COPIES, COPY_DIGITS, COPY_PREFIX};
-use super::workshop::hash_of;
 use crate::job::OpenFile;
+use crate::run::housekeeping::{COPIES, COPY_DIGITS, COPY_PREFIX};
+use crate::run::image_facts::ImageFacts;
+use crate::run::run_context::hash_of;
 use crate::store::{Companion, ImageReader, Store};
 
 /// The folder of their streams.

@@ -4,17 +4,17 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::describe::chain;
-use super::image;
 use super::restart::ExitStatus;
 use super::restore::Restored;
 use super::run::RunError;
-use super::run_state::Progress;
 use super::snapshot::Snapshotted;
 use super::supervise::Supervisor;
 use crate::clock;
 use crate::history::{self, Account, Entry, Event, Log, Phase};
 use crate::job;
+use crate::run::format::chain;
+use crate::run::image_facts;
+use crate::run::run_state::Progress;
 use crate::sandbox::{JobPids, Sandbox};
 use crate::store::ImageId;
 
@@ -167,8 +167,8 @@ impl Supervisor {
     }
 }
 
-fn phases(phases: &[image::Phase]) -> Vec<Phase> {
-    let phase = |phase: &image::Phase| Phase {
+fn phases(phases: &[image_facts::Phase]) -> Vec<Phase> {
+    let phase = |phase: &image_facts::Phase| Phase {
         name: phase.name.clone(),
         seconds: phase.seconds,
     };

@@ -19,11 +19,11 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::{oneshot, watch};
 
-use super::environment::{SOCKET, socket_path};
 use super::event::Event;
 use super::pause::StillPaused;
 use super::snapshot::Afterwards;
 use super::status::Status;
+use crate::run::environment::{SOCKET, socket_path};
 use crate::store::ImageId;
 
 mod client;

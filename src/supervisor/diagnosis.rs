@@ -11,12 +11,12 @@ use std::time::Duration;
 
 use super::hook::{self, Call, Outcome};
 use super::leash::Leash;
-use super::program;
-use super::running_job::Job;
-use super::workshop::Workshop;
 use crate::clock;
 use crate::config::{HookCommand, Occasion};
 use crate::job::{self, Process};
+use crate::run::program;
+use crate::run::run_context::Workshop;
+use crate::run::running_job::Job;
 
 /// Processes whose stacks are asked for: ranks hang together.
 const TRACED_MAX: usize = 8;

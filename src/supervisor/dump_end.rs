@@ -3,10 +3,10 @@
 use std::fs::File;
 use std::io;
 
-use super::describe::why;
 use super::dump_log::DumpLog;
 use super::snapshot_error::SnapshotError;
 use crate::criu::{CaptureError, Captured};
+use crate::run::format::why;
 use crate::sandbox::{Ended, SandboxError};
 
 /// What the dump has come to, from both ends of the stream.

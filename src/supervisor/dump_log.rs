@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
-use super::work_folder::keep_log;
+use crate::run::work_folder::keep_log;
 
 /// In CRIU's images directory while the job stands still: the store's disk may hang, and CRIU with it. Dropped, when the
 /// job computes again, it is kept in the store.
@@ -49,8 +49,8 @@ impl Drop for DumpLog {
 mod tests {
     use std::fs;
 
-    use super::super::work_folder::keep_logs;
     use super::*;
+    use crate::run::work_folder::keep_logs;
 
     #[test]
     fn logs_are_kept_where_they_are_named_also_those_of_a_killed_supervisor() {

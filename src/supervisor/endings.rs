@@ -5,16 +5,16 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use super::describe::{chain, seconds};
 use super::event::Event;
-use super::exit_code::SAVED;
 use super::pauses::Pause;
 use super::restart::{Decision, ExitStatus, decide};
 use super::run::{RunError, system};
-use super::run_state::Progress;
 use super::stopping::Stopping;
 use super::supervise::{AfterEnd, Running, Stage, Supervisor};
 use crate::clock;
+use crate::run::exit_code::SAVED;
+use crate::run::format::{chain, seconds};
+use crate::run::run_state::Progress;
 use crate::sandbox::{Ended, SandboxError};
 use crate::sync::locked;
 

@@ -15,16 +15,16 @@ use super::dump::Dump;
 use super::dumper::Dumper;
 use super::gpu::Gpu;
 use super::gpu_error::GpuError;
-use super::gpu_facts::CudaFacts;
-use super::image::Stopwatch;
 use super::pause::Paused;
-use super::progress::Step;
 use super::resident::{Carrying, Keeping, Kept, ResidentError};
 use super::snapshot::{Snapshotted, Subject};
 use super::snapshot_error::SnapshotError;
 use super::suspension::Suspension;
 use crate::clock;
 use crate::job;
+use crate::run::gpu_facts::CudaFacts;
+use crate::run::image_facts::Stopwatch;
+use crate::run::progress::Step;
 use crate::store::ImageWriter;
 
 /// A job that stands still for a snapshot.

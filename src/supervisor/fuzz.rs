@@ -5,7 +5,7 @@ use std::path::Path;
 use super::control::fuzz;
 use super::doctor;
 use super::gpu_plan;
-use super::image::{ImageFacts, run_of};
+use crate::run::image_facts::{ImageFacts, run_of};
 
 /// What an image says of itself.
 pub(crate) fn image_facts(meta: &[u8]) -> bool {

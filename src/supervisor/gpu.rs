@@ -2,20 +2,20 @@
 
 use std::time::Duration;
 
-use super::environment::STORE_VARIABLE;
 use super::gpu_error::GpuError;
-use super::gpu_facts::{CudaFacts, visible};
-use super::image::Stopwatch;
-use super::machine;
 use super::obstacle::{self, CudaUser, FABRIC_DEVICES, Neighbour};
 use super::resident::{Carrying, Keeping, driver_suffices};
-use super::running_job::Job;
 use super::standing::{Standing, StandingError};
 use super::suspension::Suspension;
-use super::workshop::Workshop;
 use crate::agent_client;
 use crate::cuda::{self, GpuUse, GpuUuid, Inventory};
 use crate::job::{self, Process, variable};
+use crate::run::environment::STORE_VARIABLE;
+use crate::run::gpu_facts::{CudaFacts, visible};
+use crate::run::image_facts::Stopwatch;
+use crate::run::machine;
+use crate::run::run_context::Workshop;
+use crate::run::running_job::Job;
 use crate::store::StreamOpener;
 
 /// Longest attempt to lock all CUDA processes at once; then all are let go and tried again.

@@ -1,12 +1,12 @@
 //! Why a step on the job's GPU state failed.
 
-use super::failure_kind::FailureKind;
 use super::obstacle::Obstacle;
 use super::resident::ResidentError;
 use crate::agent_client::AgentError;
 use crate::copier::CopierError;
 use crate::cuda;
 use crate::job;
+use crate::run::failure_kind::FailureKind;
 use crate::store::WriteError;
 
 /// `CUresult` of a driver that has ended in its process.

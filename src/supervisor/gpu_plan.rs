@@ -11,9 +11,9 @@
 
 use std::cmp::Reverse;
 
-use super::describe::size;
-use super::gpu_facts::{CudaFacts, GpuFacts, GpuPairs};
 use crate::cuda::{ComputeMode, Gpu, Inventory};
+use crate::run::format::size;
+use crate::run::gpu_facts::{CudaFacts, GpuFacts, GpuPairs};
 
 /// What a restore does about GPUs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -13,10 +13,10 @@ use tokio::sync::mpsc::Sender;
 use super::event::Event;
 use super::hang::{GpuWork, Sample, Touched};
 use super::operation::News;
-use super::running_job::{Job, SharedStreams};
 use crate::clock;
 use crate::cuda::Activity;
 use crate::job;
+use crate::run::running_job::{Job, SharedStreams};
 use crate::sync::locked;
 
 /// What is sampled.

@@ -17,7 +17,6 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::Sender;
 
-use super::describe::chain;
 use super::diagnosis;
 use super::event::Event;
 use super::hang::{Finding, Sample, Signs};
@@ -25,11 +24,12 @@ use super::hang_sampler::{Source, sampler};
 use super::operation::News;
 use super::restart::Budget;
 use super::run::RunError;
-use super::running_job::{Job, SharedStreams};
 use super::supervise::{Running, Stage, Supervisor};
 use crate::clock;
 use crate::config::{Hang, HangAction, Occasion};
 use crate::history;
+use crate::run::format::chain;
+use crate::run::running_job::{Job, SharedStreams};
 use crate::store::ImageId;
 
 /// Samples in the time of a limit.

@@ -15,10 +15,10 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::timerfd::TimerFd;
 
-use super::environment::NOT_FOR_THE_JOB;
 use super::leash::Leash;
 use crate::clock;
 use crate::config::{HookCommand, Occasion};
+use crate::run::environment::NOT_FOR_THE_JOB;
 use crate::sandbox;
 
 /// Exit code that calls a snapshot off.

@@ -12,11 +12,8 @@ use std::time::Duration;
 
 use tokio::sync::mpsc::Sender;
 
-use super::describe::{chain, seconds};
-use super::environment::STORE_VARIABLE;
 use super::event::Event;
 use super::hook::{self, Call, Ended, LINES_MAX, Outcome};
-use super::image::Trigger;
 use super::leash::Leash;
 use super::operation::News;
 use super::run::RunError;
@@ -26,6 +23,9 @@ use super::supervise::Supervisor;
 use crate::clock;
 use crate::config::Occasion;
 use crate::history;
+use crate::run::environment::STORE_VARIABLE;
+use crate::run::format::{chain, seconds};
+use crate::run::image_facts::Trigger;
 use crate::store::ImageId;
 
 /// Hooks that may wait for others: more than come of any occasion before the first is killed after its time.

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::running_job::Job;
-use super::workshop::Workshop;
 use crate::clock;
 use crate::job::{self, Process};
+use crate::run::run_context::Workshop;
+use crate::run::running_job::Job;
 
 /// Time between two looks whether a snapshot is over.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);

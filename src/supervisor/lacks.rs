@@ -3,11 +3,11 @@
 use std::io;
 use std::path::Path;
 
-use super::describe::chain;
-use super::key::{KeyError, read_key};
-use super::program;
 use crate::config::{Config, Encryption, HookCommand, Occasion};
 use crate::criu::{Criu, Search};
+use crate::run::encryption_key::{KeyError, read_key};
+use crate::run::format::chain;
+use crate::run::program;
 
 /// What is not there or cannot be used, each with its key and what to do.
 #[derive(Debug, Default)]

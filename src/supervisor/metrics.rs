@@ -18,10 +18,10 @@ use tokio::sync::mpsc::Sender;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{sleep, timeout};
 
-use super::describe::chain;
 use super::event::Event;
 use super::status::Status;
 use crate::config;
+use crate::run::format::chain;
 use crate::store::durable::TEMPORARY_PREFIX;
 use crate::sync::locked;
 

@@ -10,25 +10,19 @@ mod carried;
 mod chronicle;
 mod computing;
 mod control;
-mod describe;
 mod diagnosis;
 pub mod doctor;
 mod dump;
 mod dump_end;
 mod dump_log;
 mod dumper;
-mod edited;
 mod endings;
-mod environment;
 mod event;
-mod exit_code;
-mod failure_kind;
 mod freeze;
 #[cfg(any(fuzzing, test))]
 pub(crate) mod fuzz;
 mod gpu;
 mod gpu_error;
-mod gpu_facts;
 mod gpu_plan;
 mod ground;
 pub mod hang;
@@ -37,14 +31,9 @@ mod hang_watch;
 mod hook;
 mod hooks;
 mod huge_pages;
-mod image;
 pub mod interval;
-mod intrusion;
-mod key;
 mod lacks;
 mod leash;
-mod leftovers;
-mod machine;
 mod metrics;
 mod notify;
 mod obstacle;
@@ -52,8 +41,7 @@ mod operation;
 mod pause;
 mod pauses;
 mod privileges;
-mod program;
-mod progress;
+pub(crate) mod progress_line;
 mod record;
 mod requests;
 mod resident;
@@ -63,8 +51,6 @@ mod restore_error;
 mod restore_gpu;
 mod room;
 mod run;
-mod run_state;
-mod running_job;
 pub mod schedule;
 mod signals;
 mod snapshot;
@@ -73,42 +59,30 @@ mod standing;
 mod status;
 mod stop;
 mod stopping;
-mod stream_kind;
-mod streams;
 mod supervise;
 mod suspension;
 mod terminal;
 mod timing;
-mod work_folder;
-mod workshop;
 
 pub use carried::companions;
 pub use control::{
     ControlError, request_pause, request_snapshot, request_status, request_stop, request_unpause,
 };
-pub use describe::{chain, size};
-pub(crate) use environment::STORE_VARIABLE;
-pub use exit_code::OURS;
-pub use failure_kind::FailureKind;
+
 pub use gpu_error::GpuError;
-pub use gpu_facts::{CudaFacts, GpuFacts, GpuPairs, StandingFacts};
+
 pub use gpu_plan::Refusal;
-pub use image::{ImageFacts, Phase, Trigger};
-pub use key::{KeyError, generate_key, read_key};
+
 pub use lacks::Lacks;
-pub use leftovers::Copies;
-pub use machine::end_with_parent;
+
 pub use obstacle::Obstacle;
-pub use program::ProgramError;
-pub use progress::{Stand, Step, Work};
-pub use resident::{ResidentError, ResidentFacts, ResidentProcess, ResidentSegment};
+
+pub use resident::ResidentError;
 pub use restore_error::RestoreError;
 pub use room::policy;
 pub use run::{RunError, RunOptions, What, run};
-pub use run_state::{ImageChoice, NoSuchImage, Progress, RunState, RunStateError};
+
 pub use snapshot_error::SnapshotError;
 pub use status::{State, Status, StatusError, status_of_store};
-pub use stream_kind::StreamKind;
-pub use streams::{Marks, Parts, TerminalMark};
+
 pub use timing::seen_in;
-pub use work_folder::remove_work_folder;

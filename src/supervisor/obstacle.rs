@@ -16,8 +16,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::environment::{CHECKPOINTABLE_NCCL, PEER_NCCL};
 use crate::job::variable;
+use crate::run::environment::{CHECKPOINTABLE_NCCL, PEER_NCCL};
 
 /// Memory of GPUs of other machines, reached through `NVLink`.
 pub(super) const FABRIC_DEVICES: &str = "/dev/nvidia-caps-imex-channels";

@@ -17,12 +17,12 @@ use super::hook;
 use super::hooks::Hooks;
 use super::notify::Notifier;
 use super::run::{RunError, system};
-use super::run_state::RunState;
-use super::running_job::{Job, SharedStreams};
 use super::supervise::{Running, Stage, Supervisor};
 use super::timing::Timing;
-use super::workshop::Workshop;
 use crate::clock;
+use crate::run::run_context::Workshop;
+use crate::run::run_state::RunState;
+use crate::run::running_job::{Job, SharedStreams};
 
 /// What the threads of these parts report.
 #[derive(Debug)]

@@ -9,15 +9,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::describe::{chain, size};
-use super::gpu_facts::CudaFacts;
-use super::image::Stopwatch;
 use super::resident::{ResidentError, Standby, refill};
-use super::running_job::Job;
 use super::suspension::Suspension;
-use super::workshop::Workshop;
 use crate::clock;
 use crate::cuda::{self, Inventory};
+use crate::run::format::{chain, size};
+use crate::run::gpu_facts::CudaFacts;
+use crate::run::image_facts::Stopwatch;
+use crate::run::run_context::Workshop;
+use crate::run::running_job::Job;
 use crate::store::ImageId;
 
 /// A job that stands still. Dropped, it goes on, as far as that is possible.
@@ -174,7 +174,7 @@ pub(super) fn lacking(facts: &CudaFacts, machine: &Inventory) -> Option<String> 
 mod tests {
     use super::*;
     use crate::cuda::{Gpu, GpuMemory};
-    use crate::supervisor::gpu_facts::GpuFacts;
+    use crate::run::gpu_facts::GpuFacts;
 
     #[test]
     fn a_gpu_without_room_is_named_and_one_that_does_not_tell_is_trusted() {

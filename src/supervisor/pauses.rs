@@ -4,18 +4,18 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use super::describe::seconds;
 use super::event::{Event, UnpauseReply};
-use super::exit_code::SAVED;
-use super::image::ImageFacts;
 use super::pause::{Paused, Refused, StillPaused, lacking};
 use super::run::{RunError, system};
-use super::run_state::Progress;
 use super::schedule::Snapshotted as LastSnapshot;
 use super::snapshot::Afterwards;
 use super::supervise::{AfterEnd, Running, Stage, Supervisor, now};
 use crate::cuda;
 use crate::history;
+use crate::run::exit_code::SAVED;
+use crate::run::format::seconds;
+use crate::run::image_facts::ImageFacts;
+use crate::run::run_state::Progress;
 use crate::store::ImageId;
 
 /// The job stands still, as somebody asked.

@@ -5,13 +5,13 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::time::Duration;
 
-use super::gpu_facts::CudaFacts;
-use super::image::ImageFacts;
-use super::machine;
 use super::snapshot::Subject;
 use super::snapshot_error::SnapshotError;
-use super::streams::Marks;
 use crate::job::{self, Access, Node, OpenFile, Process};
+use crate::run::gpu_facts::CudaFacts;
+use crate::run::image_facts::ImageFacts;
+use crate::run::machine;
+use crate::run::streams::Marks;
 use crate::sandbox::Isolation;
 use crate::store::StreamWriter;
 

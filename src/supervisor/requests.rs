@@ -5,15 +5,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use super::describe::{chain, seconds, size};
 use super::event::{Event, Reply};
-use super::exit_code::{SAVED, TERMINATED};
-use super::image::Trigger;
 use super::pause::Paused;
 use super::pauses::Pause;
 use super::room;
 use super::run::RunError;
-use super::run_state::Progress;
 use super::schedule::Snapshotted as LastSnapshot;
 use super::snapshot::{self, Afterwards, Snapshotted, Subject};
 use super::snapshot_error::SnapshotError;
@@ -22,6 +18,10 @@ use super::supervise::{AfterEnd, Running, Stage, Supervisor, Wanted, now};
 use super::timing;
 use crate::clock;
 use crate::history;
+use crate::run::exit_code::{SAVED, TERMINATED};
+use crate::run::format::{chain, seconds, size};
+use crate::run::image_facts::Trigger;
+use crate::run::run_state::Progress;
 use crate::sandbox::Sandbox;
 
 /// Time for a killed job's last output to be delivered, once we are to stop at once.

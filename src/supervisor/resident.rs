@@ -16,7 +16,6 @@
 mod carrier;
 mod choice;
 mod error;
-mod facts;
 mod holdings;
 mod keep;
 mod keeping;
@@ -26,7 +25,7 @@ mod standby;
 mod suspend;
 
 pub use error::ResidentError;
-pub use facts::{ResidentFacts, ResidentProcess, ResidentSegment};
+
 pub(super) use keep::Kept;
 pub(super) use keeping::{Carrying, Keeping, driver_suffices};
 pub(super) use moving::Returning;

@@ -28,16 +28,16 @@ use crate::sandbox::{Ended, Sandbox, SandboxError, ToolCommand, ToolRun};
 use crate::store::{ImageId, ImageReader, ReadError};
 
 use super::carried;
-use super::describe::{logged, why};
 use super::gpu_plan::GpuPlan;
-use super::image::{ImageFacts, Phase, Stopwatch};
-use super::progress::{Step, Work};
 use super::resident::{Returning, Standby};
 use super::restore_error::RestoreError;
 use super::restore_gpu;
-use super::running_job::SharedStreams;
-use super::streams::Ends;
-use super::workshop::Workshop;
+use crate::run::format::{logged, why};
+use crate::run::image_facts::{ImageFacts, Phase, Stopwatch};
+use crate::run::progress::{Step, Work};
+use crate::run::run_context::Workshop;
+use crate::run::running_job::SharedStreams;
+use crate::run::streams::Ends;
 use crate::sync::locked;
 
 /// Number of the first descriptor that CRIU inherits: above those of its own start, below its service descriptors.

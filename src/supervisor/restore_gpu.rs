@@ -4,16 +4,16 @@
 use std::thread;
 use std::time::Duration;
 
-use super::describe::chain;
-use super::gpu_facts::{CudaFacts, visible};
 use super::gpu_plan::{GpuPlan, Here, Refusal, plan};
-use super::image::ImageFacts;
 use super::resident::{ResidentError, Returning, Standby};
 use super::restore_error::RestoreError;
 use super::standing::{LAST_RESORT, Standing};
-use super::workshop::Workshop;
 use crate::cuda::{self, GpuMap, GpuMapError, GpuPair};
 use crate::job;
+use crate::run::format::chain;
+use crate::run::gpu_facts::{CudaFacts, visible};
+use crate::run::image_facts::ImageFacts;
+use crate::run::run_context::Workshop;
 use crate::sandbox::Sandbox;
 use crate::store::ImageId;
 

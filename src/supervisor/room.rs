@@ -8,14 +8,14 @@
 //! ```
 //! How much a snapshot needs is a guess; one that was wrong ends as any full disk does.
 
-use super::describe::{chain, size};
-use super::image::run_of;
-use super::machine;
-use super::run_state::RunState;
 use super::snapshot_error::SnapshotError;
-use super::workshop::Workshop;
 use crate::clock;
 use crate::config;
+use crate::run::format::{chain, size};
+use crate::run::image_facts::run_of;
+use crate::run::machine;
+use crate::run::run_context::Workshop;
+use crate::run::run_state::RunState;
 use crate::store::{Effort, Fate, GoesOn, ImageEntry, ImageId, Planned, Policy, WriteError};
 
 /// Share of a job's memory that its first image has on the disk. Floating point numbers, which

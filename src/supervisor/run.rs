@@ -13,17 +13,17 @@ use crate::cuda::GpuMap;
 use crate::sandbox;
 use crate::store::{ImageEntry, ImageId, LockError, OpenError, ReadError, Store, WriteError};
 
-use super::edited;
-use super::exit_code::OURS;
-use super::key::{KeyError, read_key};
-use super::machine;
 use super::privileges;
-use super::program::{self, ProgramError};
 use super::restore_error::RestoreError;
-use super::run_state::{ImageChoice, NoSuchImage, Progress, RunState, RunStateError};
-use super::streams::Streams;
 use super::supervise::Supervisor;
-use super::workshop::{Moved, Workshop};
+use crate::run::encryption_key::{KeyError, read_key};
+use crate::run::exit_code::OURS;
+use crate::run::machine;
+use crate::run::program::{self, ProgramError};
+use crate::run::run_context::{Moved, Workshop};
+use crate::run::run_state::{ImageChoice, NoSuchImage, Progress, RunState, RunStateError};
+use crate::run::stale_scripts;
+use crate::run::streams::Streams;
 
 /// What to run and how.
 #[derive(Clone, Debug)]
@@ -294,7 +294,7 @@ fn begin(
             state.progress = Progress::Running;
             let images = store.images()?;
             if let Some(newest) = images.iter().rfind(|image| state.goes_on_from(image)) {
-                edited::tell(&line, directory, newest);
+                stale_scripts::tell(&line, directory, newest);
             }
             Ok(Some((state, Beginning::Restore, line)))
         }

@@ -9,12 +9,12 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::Sender;
 
 use super::event::Event;
-use super::image::Trigger;
 use super::run::RunError;
 use super::snapshot::Afterwards;
 use super::stopping::Stopping;
 use super::supervise::{Running, Stage, Supervisor};
 use crate::clock;
+use crate::run::image_facts::Trigger;
 
 /// Two SIGTERM within this time are one: `timeout` sends it to its child and then to its process group.
 const SAME_SIGNAL: Duration = Duration::from_millis(300);

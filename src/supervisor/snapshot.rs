@@ -17,19 +17,19 @@ use super::bystanders;
 use super::freeze::{Frozen, NotFrozen};
 use super::gpu::Gpu;
 use super::gpu_error::GpuError;
-use super::image::{ImageFacts, Stopwatch, Trigger};
-use super::machine;
 use super::pause::Paused;
-use super::progress::{Step, Work};
 use super::resident::{Keeping, ResidentError, Standby};
 use super::room;
-use super::run_state::RunState;
-use super::running_job::{Job, SharedStreams};
 use super::snapshot_error::SnapshotError;
-use super::workshop::Workshop;
 use crate::clock;
 use crate::config::{Buffer, Cpus};
 use crate::job::{self, Process};
+use crate::run::image_facts::{ImageFacts, Stopwatch, Trigger};
+use crate::run::machine;
+use crate::run::progress::{Step, Work};
+use crate::run::run_context::Workshop;
+use crate::run::run_state::RunState;
+use crate::run::running_job::{Job, SharedStreams};
 use crate::store::{ImageId, ImageWriter, WriteOptions};
 
 /// Cores that the freeze may need: CRIU's, those that copy its largest file, the driver's.

@@ -3,10 +3,10 @@
 use std::io;
 use std::time::Duration;
 
-use super::describe::size;
-use super::failure_kind::FailureKind;
 use super::gpu_error::GpuError;
 use crate::job;
+use crate::run::failure_kind::FailureKind;
+use crate::run::format::size;
 use crate::sandbox::SandboxError;
 use crate::store::WriteError;
 

@@ -17,10 +17,10 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::gpu_facts::StandingFacts;
 use crate::clock;
 use crate::cuda::{self, Driver};
 use crate::job::{self, HaltError, Halted, Process};
+use crate::run::gpu_facts::StandingFacts;
 use crate::sync::locked;
 
 /// Between two looks whether halted threads are in the way of those that work: a freeze is not much longer for it.

@@ -7,15 +7,15 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use super::chronicle::host_pid;
-use super::machine;
 use super::pauses::Pause;
-use super::progress::Stand;
-use super::run_state::{Progress, RunState, RunStateError};
 use super::schedule::{Now, Snapshotted as LastSnapshot};
 use super::supervise::{Running, Stage, Supervisor, now};
 use crate::clock;
 use crate::config::RestartLimit;
 use crate::history::{self, Account, Freeze, Summary};
+use crate::run::machine;
+use crate::run::progress::Stand;
+use crate::run::run_state::{Progress, RunState, RunStateError};
 use crate::store::{Usage, usage};
 
 mod state;

@@ -1,11 +1,11 @@
 //! `ckpt-run stop`: what SIGUSR2 asks for, with an answer. The way of such a snapshot is in `requests`.
 
 use super::event::Reply;
-use super::image::Trigger;
 use super::run::RunError;
 use super::snapshot::Afterwards;
 use super::stopping::Stopping;
 use super::supervise::{AfterEnd, Stage, Supervisor};
+use crate::run::image_facts::Trigger;
 
 /// Nothing would be kept.
 const NO_IMAGE: &str = "no job runs now, and there is no image to go on from later; SIGTERM to the supervisor ends the \

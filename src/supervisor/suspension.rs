@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use super::describe::chain;
 use super::gpu_error::GpuError;
-use super::image::Stopwatch;
 use super::resident::{Kept, ResidentError};
 use super::standing::{LAST_RESORT, Standing, Still};
 use crate::clock;
 use crate::cuda;
+use crate::run::format::chain;
+use crate::run::image_facts::Stopwatch;
 
 /// Dropped, the job goes on, as far as that is possible.
 #[derive(Debug)]

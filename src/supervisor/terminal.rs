@@ -14,10 +14,10 @@ use procfs::process::Process;
 use tokio::sync::mpsc::Sender;
 
 use super::event::Event;
-use super::running_job::SharedStreams;
 use super::signals::is_ignored;
 use super::supervise::{Running, Stage, Supervisor};
 use crate::job::{CallersTerminal, Key};
+use crate::run::running_job::SharedStreams;
 use crate::sync::locked;
 
 /// How often we look whether we are in the foreground: a shell that takes a running job there tells nobody.

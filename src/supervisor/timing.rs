@@ -6,18 +6,18 @@ use std::time::{Duration, Instant};
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::image::ImageFacts;
 use super::interval::{self, Cost, Rules, Seen};
 use super::run::RunError;
-use super::run_state::RunState;
-use super::running_job::Job;
 use super::schedule::{Now, Schedule, Snapshotted as LastSnapshot};
 use super::snapshot::Snapshotted;
 use super::supervise::{Supervisor, now};
-use super::workshop::Workshop;
 use crate::clock;
 use crate::config::{Interval, Jitter};
 use crate::history;
+use crate::run::image_facts::ImageFacts;
+use crate::run::run_context::Workshop;
+use crate::run::run_state::RunState;
+use crate::run::running_job::Job;
 use crate::store::{ImageEntry, Store};
 use crate::sync::locked;
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::agent_client::{AgentError, Channel, Hello, TOKEN_VARIABLE, Token};
 use crate::cuda::{Driver, State};
 use crate::job;
-use crate::supervisor::STORE_VARIABLE;
+use crate::run::STORE_VARIABLE;
 
 /// For an agent to say what it holds: it answers from memory.
 const HELLO_LIMIT: Duration = Duration::from_secs(1);

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::refused;
 use crate::cli::{Failure, Global, output};
 use crate::cuda::{self, Driver, Gpu, GpuUuid, UuidError};
-use crate::supervisor::size;
+use crate::run::size;
 
 /// What `cuda gpus --json` prints.
 #[derive(Serialize)]

@@ -5,7 +5,7 @@ use std::fmt::{self, Write as _};
 use super::Shown;
 use crate::cli::output::plain;
 use crate::job::{Access, MemoryUse, OpenFile, ProcessAccount};
-use crate::supervisor::{CudaFacts, GpuFacts, ImageFacts, StreamKind, Trigger, size};
+use crate::run::{CudaFacts, GpuFacts, ImageFacts, StreamKind, Trigger, size};
 
 /// Deepest that a process is moved to the right in the tree, levels.
 const INDENT_MAX: usize = 16;

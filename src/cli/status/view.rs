@@ -18,7 +18,8 @@ use ratatui::widgets::{Block, Borders, Paragraph, Sparkline, Wrap};
 
 use super::{back, headline, next};
 use crate::history::{Entry, Event, counted, time_in_words};
-use crate::supervisor::{State, Status, size};
+use crate::run::size;
+use crate::supervisor::{State, Status};
 
 mod words;
 

@@ -178,8 +178,8 @@ fn talk(error: io::Error) -> ControlError {
 mod tests {
     use std::os::unix::net::UnixListener;
 
-    use super::super::super::environment::socket_path;
     use super::*;
+    use crate::run::environment::socket_path;
 
     #[test]
     fn a_supervisor_that_ends_with_a_request_unread_has_ended() {

@@ -14,12 +14,12 @@ use std::time::Duration;
 
 use super::super::gpu_error::GpuError;
 use super::error::ResidentError;
-use super::facts::{Part, ResidentFacts};
 use super::keep::Kept;
 use super::refill::Memory;
 use crate::agent_client::{Held, Segment};
 use crate::copier::{Copier, CopierError, Lane, SegmentId};
 use crate::cuda::GpuUuid;
+use crate::run::resident_facts::{Part, ResidentFacts};
 use crate::store::{ImageReader, StreamOpener, StreamReader, StreamWriter};
 use crate::sync::locked;
 

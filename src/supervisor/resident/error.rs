@@ -8,7 +8,7 @@ use crate::cuda::TreeError;
 use crate::job::HaltError;
 use crate::store::ReadError;
 
-use super::super::failure_kind::FailureKind;
+use crate::run::failure_kind::FailureKind;
 
 /// The job computes, unless [`ResidentError::job_is_lost`] says otherwise.
 #[derive(Debug, thiserror::Error)]

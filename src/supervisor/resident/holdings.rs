@@ -10,7 +10,7 @@ use crate::agent_client::{AgentError, Channel, Holding, Token};
 use crate::clock;
 use crate::cuda::GpuUuid;
 
-use super::super::gpu_facts::GpuFacts;
+use crate::run::gpu_facts::GpuFacts;
 
 /// For a process to be caught while it is not allocating; that takes it milliseconds at a time.
 const BUSY_LIMIT: Duration = Duration::from_millis(200);

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use super::choice::{Cover, expect_no_newcomer};
 use super::error::ResidentError;
-use super::facts::{ResidentFacts, ResidentProcess, ResidentSegment};
 use super::refill::Memory;
 use crate::agent_client::{Agent, AgentError, Channel, Held, Origin, Token};
 use crate::cuda::{self, Driver, GpuUuid, Locked, State, SuspendOptions, TreeError};
 use crate::job::{self, Process};
+use crate::run::resident_facts::{ResidentFacts, ResidentProcess, ResidentSegment};
 
 /// For an agent to say what it holds. It answers from memory; more means that there is none.
 pub(super) const HELLO_LIMIT: Duration = Duration::from_secs(1);

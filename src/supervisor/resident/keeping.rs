@@ -13,13 +13,13 @@ use crate::agent_client::{Channel, Token};
 use crate::config::Memory;
 use crate::cuda::{self, GpuUuid, SuspendOptions};
 
-use super::super::describe::chain;
 use super::super::gpu::Gpu;
 use super::super::gpu_error::GpuError;
-use super::super::image::Stopwatch;
-use super::super::machine;
 use super::super::standing::{Standing, Still};
-use super::super::workshop::Workshop;
+use crate::run::format::chain;
+use crate::run::image_facts::Stopwatch;
+use crate::run::machine;
+use crate::run::run_context::Workshop;
 use crate::store::StreamOpener;
 
 /// What a snapshot keeps on the GPUs, and the copier that is ready for it.

@@ -9,18 +9,18 @@
 
 use super::carrier::Carrier;
 use super::error::ResidentError;
-use super::facts::{ResidentFacts, ResidentSegment};
 use super::keep::Kept;
 use super::refill::{Memory, gpus_now, new_gpu, refill};
 use super::standby::Standby;
 use crate::agent_client::{Held, Token};
 use crate::cuda::GpuUuid;
 use crate::job::Process;
+use crate::run::resident_facts::{ResidentFacts, ResidentSegment};
 use crate::store::ImageReader;
 
-use super::super::gpu_facts::GpuPairs;
 use super::super::standing::{LAST_RESORT, Still};
-use super::super::workshop::Workshop;
+use crate::run::gpu_facts::GpuPairs;
+use crate::run::run_context::Workshop;
 
 /// Memory that waits for its processes to be resumed.
 #[derive(Debug)]

@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::carrier::Carrier;
 use super::error::ResidentError;
-use super::facts::{ResidentFacts, ResidentSegment};
 use super::standby::{Ready, Standby};
 use crate::agent_client::Held;
 use crate::cuda::GpuUuid;
+use crate::run::resident_facts::{ResidentFacts, ResidentSegment};
 use crate::store::ImageReader;
 
-use super::super::gpu_facts::GpuPairs;
-use super::super::workshop::Workshop;
+use crate::run::gpu_facts::GpuPairs;
+use crate::run::run_context::Workshop;
 
 /// Memory of processes, by their pids as the job sees them.
 pub(in crate::supervisor) type Memory = BTreeMap<i32, Vec<Held>>;

@@ -12,15 +12,15 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
-use super::super::gpu_facts::GpuFacts;
-use super::super::image::ImageFacts;
-use super::super::workshop::Workshop;
 use super::carrier::Carrier;
 use super::error::ResidentError;
-use super::facts::ResidentFacts;
 use super::refill::{Memory, fill, gpus_now};
 use crate::copier::{Copier, CopierError};
 use crate::cuda::GpuUuid;
+use crate::run::gpu_facts::GpuFacts;
+use crate::run::image_facts::ImageFacts;
+use crate::run::resident_facts::ResidentFacts;
+use crate::run::run_context::Workshop;
 use crate::store::ImageId;
 use crate::sync::locked;
 

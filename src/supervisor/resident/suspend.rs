@@ -16,9 +16,9 @@ use super::keep::Kept;
 use crate::agent_client::Token;
 use crate::cuda::{self, Driver, SuspendOptions};
 
-use super::super::describe::chain;
-use super::super::image::Stopwatch;
 use super::super::standing::{LAST_RESORT, Standing, Still};
+use crate::run::format::chain;
+use crate::run::image_facts::Stopwatch;
 
 /// How often the job is stopped anew until no thread stands still within the driver.
 const TRIES_MAX: u32 = 5;

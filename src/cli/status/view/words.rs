@@ -1,7 +1,7 @@
 //! Events as a person reads them.
 
 use crate::history::{Event, time_in_words};
-use crate::supervisor::size;
+use crate::run::size;
 
 /// How an event is to be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

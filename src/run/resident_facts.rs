@@ -54,7 +54,7 @@ pub struct ResidentSegment {
 
 /// A part of a segment and the stream that holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Part {
+pub(crate) struct Part {
     /// Number of the segment among all that are not the same as another.
     pub segment: usize,
     pub begin: u64,
@@ -63,7 +63,7 @@ pub(super) struct Part {
 }
 
 impl ResidentFacts {
-    pub(super) fn new(processes: Vec<ResidentProcess>) -> Self {
+    pub(crate) fn new(processes: Vec<ResidentProcess>) -> Self {
         Self {
             processes,
             part_bytes: PART_BYTES,
@@ -71,7 +71,7 @@ impl ResidentFacts {
     }
 
     /// All parts, in order.
-    pub(super) fn parts(&self) -> Vec<Part> {
+    pub(crate) fn parts(&self) -> Vec<Part> {
         let step = usize::try_from(self.part_bytes).unwrap_or(usize::MAX);
         let mut parts = Vec::new();
         let mut number = 0;
@@ -95,17 +95,17 @@ impl ResidentFacts {
     }
 
     /// All segments, in order.
-    pub(super) fn segments(&self) -> impl Iterator<Item = &ResidentSegment> {
+    pub(crate) fn segments(&self) -> impl Iterator<Item = &ResidentSegment> {
         self.processes.iter().flat_map(|process| &process.segments)
     }
 
     /// Whether processes have memory in common.
-    pub(in crate::supervisor) fn is_shared(&self) -> bool {
+    pub(crate) fn is_shared(&self) -> bool {
         self.segments().any(|segment| segment.same_as.is_some())
     }
 
     /// Whether it comes back on another GPU than it was on.
-    pub(in crate::supervisor) fn moves(&self, map: &[(String, String)]) -> bool {
+    pub(crate) fn moves(&self, map: &[(String, String)]) -> bool {
         let had: BTreeSet<&str> = self.segments().map(|segment| &*segment.gpu).collect();
         map.iter()
             .any(|(old, new)| old != new && had.contains(&**old))
@@ -118,7 +118,7 @@ impl ResidentFacts {
     }
 
     /// Device memory on this GPU, bytes.
-    pub(in crate::supervisor) fn bytes_on(&self, gpu: &str) -> u64 {
+    pub(crate) fn bytes_on(&self, gpu: &str) -> u64 {
         self.sum(|segment| segment.gpu == gpu)
     }
 
@@ -129,7 +129,7 @@ impl ResidentFacts {
     }
 
     /// Whether an image can have told this; what is read from a disk is not believed.
-    pub(super) fn is_sane(&self) -> bool {
+    pub(crate) fn is_sane(&self) -> bool {
         let pids: BTreeSet<i32> = self.processes.iter().map(|process| process.pid).collect();
         self.part_bytes >= PART_BYTES_MIN
             && pids.len() == self.processes.len()

@@ -6,13 +6,13 @@
 use std::thread;
 use std::time::Duration;
 
-use super::super::describe::seconds;
-use super::super::streams::Streams;
-use super::super::supervise::{Running, Stage, Supervisor};
-use super::Ongoing;
+use super::supervise::{Running, Stage, Supervisor};
 use crate::clock;
 use crate::config::ShowProgress;
 use crate::job::{Patience, Shown, StatusLine};
+use crate::run::format::seconds;
+use crate::run::progress::Ongoing;
+use crate::run::streams::Streams;
 
 /// Time between two drawings: faster than that nobody reads. What takes less is not drawn at all.
 const DRAW_INTERVAL: Duration = Duration::from_millis(200);
@@ -26,7 +26,7 @@ const LONG: Duration = Duration::from_secs(5);
 
 /// The status line. Dropped, it goes away for good.
 #[derive(Debug)]
-pub(in super::super) struct Display {
+pub(crate) struct Display {
     ongoing: Ongoing,
     line: std::sync::Arc<StatusLine>,
 }
@@ -70,7 +70,7 @@ impl Drop for Display {
 
 impl Supervisor {
     /// The job of the snapshot under way computes again after `freeze`.
-    pub(in super::super) fn say_computing(&self, freeze: Duration) {
+    pub(crate) fn say_computing(&self, freeze: Duration) {
         let begun = match &self.stage {
             Stage::Running(Running { busy, .. }) => busy.as_ref().and_then(|busy| busy.begun),
             Stage::Idle

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::resident::ResidentFacts;
+use super::resident_facts::ResidentFacts;
 use crate::cuda::{GpuUse, GpuUuid, Inventory};
 use crate::job::variable;
 
@@ -107,7 +107,7 @@ impl From<Told> for GpuFacts {
 impl CudaFacts {
     /// Describes the machine's GPUs and what the job has on them; no pids. `uses` are the job's own, `environments`
     /// those of its CUDA processes.
-    pub(super) fn of(machine: &Inventory, uses: &[GpuUse], environments: &[Vec<u8>]) -> Self {
+    pub(crate) fn of(machine: &Inventory, uses: &[GpuUse], environments: &[Vec<u8>]) -> Self {
         let seen: Vec<Option<Vec<usize>>> = environments
             .iter()
             .map(|environment| visible(machine, |name| variable(environment, name)))
@@ -139,7 +139,7 @@ impl CudaFacts {
     }
 
     /// Has the job use so much more of a GPU.
-    pub(super) fn add(&mut self, uuid: GpuUuid, bytes: u64) {
+    pub(crate) fn add(&mut self, uuid: GpuUuid, bytes: u64) {
         let gpus = self.gpus.iter_mut();
         for gpu in gpus.filter(|gpu| gpu.uuid.parse() == Ok(uuid)) {
             let used = gpu.used_bytes.unwrap_or_default();
@@ -148,7 +148,7 @@ impl CudaFacts {
     }
 
     /// What is left to be brought back where the memory that is in the image by itself is there already.
-    pub(super) fn beside_resident(mut self) -> Self {
+    pub(crate) fn beside_resident(mut self) -> Self {
         if let Some(resident) = &self.resident {
             for gpu in &mut self.gpus {
                 let there = resident.bytes_on(&gpu.uuid);
@@ -159,7 +159,7 @@ impl CudaFacts {
     }
 
     /// [`CudaFacts::moved`] of the processes that come back by this map, which is empty where they stay.
-    pub(super) fn moved_by(&self, map: &[(String, String)]) -> Vec<i32> {
+    pub(crate) fn moved_by(&self, map: &[(String, String)]) -> Vec<i32> {
         let sees = |uuid: &str| {
             let mut gpus = self.gpus.iter();
             gpus.any(|gpu| gpu.uuid == uuid && gpu.visible != Some(false))
@@ -186,7 +186,7 @@ fn seen_by_any(seen: &[Option<Vec<usize>>], index: usize) -> Option<bool> {
 
 /// The GPUs, as places in the inventory, that a process with these variables sees. `None` where that cannot be told:
 /// CUDA numbers GPUs of several models by their speed.
-pub(super) fn visible(
+pub(crate) fn visible(
     machine: &Inventory,
     variable: impl Fn(&str) -> Option<String>,
 ) -> Option<Vec<usize>> {
@@ -224,7 +224,7 @@ pub(super) fn visible(
 mod tests {
     use super::*;
     use crate::cuda::{Gpu, GpuMemory};
-    use crate::supervisor::{ResidentProcess, ResidentSegment};
+    use crate::run::resident_facts::{ResidentProcess, ResidentSegment};
 
     fn machine(names: &[&str]) -> Inventory {
         let gpus = names.iter().enumerate().map(|(index, name)| Gpu {

@@ -21,7 +21,7 @@ use crate::telemetry;
 
 /// The job's standard streams.
 #[derive(Debug)]
-pub(super) struct Streams {
+pub(crate) struct Streams {
     pub stdin: Input,
     pub stdout: Output,
     /// Idle when the job's stderr is where its stdout is.
@@ -72,7 +72,7 @@ pub struct Marks {
 }
 
 /// What of ours takes the place of what the job had open.
-pub(super) type Ends = Vec<(Inherited, OwnedFd)>;
+pub(crate) type Ends = Vec<(Inherited, OwnedFd)>;
 
 impl Streams {
     /// Those of this process.

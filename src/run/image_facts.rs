@@ -113,7 +113,7 @@ impl ImageFacts {
 }
 
 /// The run that an image belongs to; `None` when its facts cannot be read.
-pub(super) fn run_of(meta: &[u8]) -> Option<u64> {
+pub(crate) fn run_of(meta: &[u8]) -> Option<u64> {
     #[derive(Deserialize)]
     struct Run {
         run: u64,
@@ -125,7 +125,7 @@ pub(super) fn run_of(meta: &[u8]) -> Option<u64> {
 
 /// Measures phases one after the other.
 #[derive(Clone, Debug)]
-pub(super) struct Stopwatch {
+pub(crate) struct Stopwatch {
     last: Instant,
     phases: Vec<Phase>,
 }

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use tempfile::TempDir;
 
 use super::gpu_facts::GpuPairs;
-use super::leftovers::{self, COPIES, COPY_DIGITS, COPY_PREFIX};
+use super::housekeeping::{self, COPIES, COPY_DIGITS, COPY_PREFIX};
 use super::progress::Ongoing;
 use super::work_folder::{LOGS, WorkFolder};
 use crate::agent_client::{self, Token};
@@ -30,7 +30,7 @@ const PLUGINS: &str = "plugins";
 
 /// The constant part of a run.
 #[derive(Debug)]
-pub(super) struct Workshop {
+pub(crate) struct Workshop {
     /// Dropped before the lock, which guards its link.
     work: WorkFolder,
     pub config: Config,
@@ -58,7 +58,7 @@ pub(super) struct Workshop {
 
 /// Where the user moves the job.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Moved {
+pub(crate) struct Moved {
     pub map: GpuPairs,
     /// The last image from before: in later ones it has moved already.
     pub through: Option<ImageId>,
@@ -79,7 +79,7 @@ impl Workshop {
         }
         let work = WorkFolder::new(store.path())?;
         let program = keep_program(Path::new("/proc/self/exe"), store.path())?;
-        leftovers::remove_copies(&store, &lock, &program);
+        housekeeping::remove_copies(&store, &lock, &program);
         work.link_program(&program)?;
         renew_plugins(&store.path().join(PLUGINS))?;
         let agent = agent(config.cuda.memory, &store.path().join(COPIES))?;
@@ -163,7 +163,7 @@ impl Workshop {
 
     /// Where what a restore of `image` cuts off files is kept. The oldest such folders go.
     pub fn aside(&self, image: impl std::fmt::Display) -> PathBuf {
-        leftovers::aside(self.store.path(), image, clock::unix_ms())
+        housekeeping::aside(self.store.path(), image, clock::unix_ms())
     }
 }
 
@@ -206,7 +206,7 @@ fn is_program(path: &Path, hash: blake3::Hash) -> io::Result<bool> {
 }
 
 /// The hash of a file's content, which is not kept in memory: a restore waits for this, and fresh memory takes longer.
-pub(super) fn hash_of(path: &Path) -> io::Result<blake3::Hash> {
+pub(crate) fn hash_of(path: &Path) -> io::Result<blake3::Hash> {
     let mut hasher = blake3::Hasher::new();
     hasher.update_reader(File::open(path)?)?;
     Ok(hasher.finalize())

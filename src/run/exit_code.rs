@@ -1,12 +1,12 @@
 //! Exit codes of the supervisor. All others are the job's own.
 
 /// The job was saved and stopped: run the same line again.
-pub(super) const SAVED: u8 = 75;
+pub(crate) const SAVED: u8 = 75;
 /// ckpt-run itself failed, before or around the job.
 pub const OURS: u8 = 125;
 /// The command is not executable, as a shell reports it.
-pub(super) const NOT_EXECUTABLE: u8 = 126;
+pub(crate) const NOT_EXECUTABLE: u8 = 126;
 /// The command was not found, as a shell reports it.
-pub(super) const NOT_FOUND: u8 = 127;
+pub(crate) const NOT_FOUND: u8 = 127;
 /// The job was ended by SIGTERM.
-pub(super) const TERMINATED: u8 = 128 + 15;
+pub(crate) const TERMINATED: u8 = 128 + 15;

@@ -13,7 +13,7 @@ use procfs::{Current, Meminfo};
 use crate::cuda;
 
 /// Host memory that can still be had, bytes: the machine's, or what the cgroup leaves. 0 when unknown.
-pub(super) fn available_memory() -> u64 {
+pub(crate) fn available_memory() -> u64 {
     let machine = Meminfo::current()
         .ok()
         .and_then(|info| info.mem_available)
@@ -22,7 +22,7 @@ pub(super) fn available_memory() -> u64 {
 }
 
 /// How many descriptors this process may have open; as many as it wants where the kernel does not tell.
-pub(super) fn descriptors() -> u64 {
+pub(crate) fn descriptors() -> u64 {
     getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft)
 }
 
@@ -70,7 +70,7 @@ fn headroom_of(folder: &Path, [limit, usage, cache]: [&str; 3]) -> Option<u64> {
 }
 
 /// Bytes that we may still write to the disk of a folder.
-pub(super) fn free_disk(folder: &Path) -> io::Result<u64> {
+pub(crate) fn free_disk(folder: &Path) -> io::Result<u64> {
     let about = statvfs(folder)?;
     Ok(about
         .blocks_available()
@@ -78,21 +78,21 @@ pub(super) fn free_disk(folder: &Path) -> io::Result<u64> {
 }
 
 /// The machine's name; empty when it has none.
-pub(super) fn host_name() -> String {
+pub(crate) fn host_name() -> String {
     nix::unistd::gethostname()
         .map(|name| name.to_string_lossy().into_owned())
         .unwrap_or_default()
 }
 
 /// The kernel's release; empty when unknown.
-pub(super) fn kernel_release() -> String {
+pub(crate) fn kernel_release() -> String {
     nix::sys::utsname::uname()
         .map(|about| about.release().to_string_lossy().into_owned())
         .unwrap_or_default()
 }
 
 /// Device memory in use by whomever, bytes: the most that a job can have.
-pub(super) fn gpu_memory_in_use() -> u64 {
+pub(crate) fn gpu_memory_in_use() -> u64 {
     let gpus = cuda::inventory().unwrap_or_default().gpus;
     let memory = gpus.into_iter().filter_map(|gpu| gpu.memory);
     memory
@@ -112,7 +112,7 @@ pub fn end_with_parent() -> io::Result<()> {
 ///
 /// The threads of a snapshot allocate little, so they hardly wait for each other.
 #[allow(unsafe_code, reason = "glibc's call has no safe wrapper")]
-pub(super) fn use_one_heap() {
+pub(crate) fn use_one_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: sets a number; has no preconditions.
     unsafe {
@@ -122,7 +122,7 @@ pub(super) fn use_one_heap() {
 
 /// Gives the memory of a snapshot's threads back to the system: the supervisor is small between events.
 #[allow(unsafe_code, reason = "glibc's call has no safe wrapper")]
-pub(super) fn return_memory() {
+pub(crate) fn return_memory() {
     #[cfg(target_env = "gnu")]
     // SAFETY: has no preconditions; it locks what it touches.
     unsafe {

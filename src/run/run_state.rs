@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::image::{ImageFacts, run_of};
+use super::image_facts::{ImageFacts, run_of};
 use crate::store::durable::{self, DurableError};
 use crate::store::{ImageEntry, ImageId};
 
@@ -151,7 +151,7 @@ impl RunState {
     ///
     /// # Errors
     /// When there is no such image.
-    pub(super) fn chosen(
+    pub(crate) fn chosen(
         known: Option<&Self>,
         choice: ImageChoice,
         images: &[ImageEntry],

@@ -48,7 +48,7 @@ impl ProgramError {
 }
 
 /// Checks that `program` can be run.
-pub(super) fn check(program: &OsStr) -> Result<(), ProgramError> {
+pub(crate) fn check(program: &OsStr) -> Result<(), ProgramError> {
     let search = std::env::var_os("PATH").unwrap_or_else(|| OsString::from("/usr/bin:/bin"));
     check_in(program, &search)
 }

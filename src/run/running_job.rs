@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::intrusion::Intrusion;
+use super::own_activity::Intrusion;
 use super::streams::Streams;
 use crate::agent_client::Token;
 use crate::job::{self, Process, TreeError};
@@ -10,7 +10,7 @@ use crate::sandbox::{JobPids, Sandbox};
 
 /// A job that runs, or is about to.
 #[derive(Debug)]
-pub(super) struct Job {
+pub(crate) struct Job {
     pub sandbox: Arc<Sandbox>,
     pub pids: JobPids,
     /// What its agents are called by, if it was started with any.
@@ -47,4 +47,4 @@ impl Job {
 }
 
 /// The streams as snapshots, restores and the loop share them.
-pub(super) type SharedStreams = Arc<Mutex<Streams>>;
+pub(crate) type SharedStreams = Arc<Mutex<Streams>>;

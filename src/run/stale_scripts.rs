@@ -12,7 +12,7 @@ use crate::store::ImageEntry;
 const SCRIPTS: [&str; 8] = ["py", "sh", "bash", "pl", "rb", "lua", "jl", "R"];
 
 /// Says which scripts are newer than the image.
-pub(super) fn tell(line: &[OsString], directory: &Path, image: &ImageEntry) {
+pub(crate) fn tell(line: &[OsString], directory: &Path, image: &ImageEntry) {
     let made = UNIX_EPOCH + Duration::from_millis(image.created_unix_ms);
     for script in edited(line, directory, made) {
         tracing::warn!(

@@ -8,7 +8,7 @@ use crate::agent_client::{self, Token};
 use crate::config::Nccl;
 
 /// Systemd's messages to its own child; a job that took them for its own would answer in our name.
-pub(super) const NOT_FOR_THE_JOB: [&str; 6] = [
+pub(crate) const NOT_FOR_THE_JOB: [&str; 6] = [
     "NOTIFY_SOCKET",
     "WATCHDOG_PID",
     "WATCHDOG_USEC",
@@ -28,25 +28,25 @@ const OF_THE_KEY: [&str; 2] = [
 pub(crate) const STORE_VARIABLE: &str = "CKPT_RUN_STORE";
 
 /// The socket's name in the store.
-pub(super) const SOCKET: &str = "control.sock";
+pub(crate) const SOCKET: &str = "control.sock";
 
 /// A variable and its value.
-pub(super) type Setting = (&'static str, &'static str);
+pub(crate) type Setting = (&'static str, &'static str);
 
 /// The settings with which NCCL shares no GPU memory: it goes through host memory and sockets instead, and comes
 /// back (NCCL with driver 580, measured with all three).
-pub(super) const CHECKPOINTABLE_NCCL: [(&str, &str); 3] = [
+pub(crate) const CHECKPOINTABLE_NCCL: [(&str, &str); 3] = [
     ("NCCL_P2P_DISABLE", "1"),
     ("NCCL_CUMEM_ENABLE", "0"),
     ("NCCL_CUMEM_HOST_ENABLE", "0"),
 ];
 /// The settings with which NCCL shares GPU memory by CUDA IPC alone, which agents handle.
-pub(super) const PEER_NCCL: [(&str, &str); 2] =
+pub(crate) const PEER_NCCL: [(&str, &str); 2] =
     [("NCCL_CUMEM_ENABLE", "0"), ("NCCL_CUMEM_HOST_ENABLE", "0")];
 
 /// What is to be set for NCCL: all that the caller has not set. `gpus` is how many there are, `ours` looks into the
 /// caller's environment.
-pub(super) fn for_nccl(
+pub(crate) fn for_nccl(
     choice: Nccl,
     gpus: usize,
     ours: impl Fn(&str) -> Option<OsString>,
@@ -78,7 +78,7 @@ pub fn socket_path(store: &Path) -> PathBuf {
 }
 
 /// Makes the job's environment from ours.
-pub(super) fn for_job(
+pub(crate) fn for_job(
     ours: impl Iterator<Item = (OsString, OsString)>,
     store: &Path,
     job: &str,
@@ -103,7 +103,7 @@ pub(super) fn for_job(
 }
 
 /// Has the job's programs load an agent, besides what they load anyway.
-pub(super) fn preload(environment: &mut Vec<(OsString, OsString)>, library: &Path, token: &Token) {
+pub(crate) fn preload(environment: &mut Vec<(OsString, OsString)>, library: &Path, token: &Token) {
     let present = environment
         .iter()
         .find(|(name, _)| name == agent_client::PRELOAD_VARIABLE);

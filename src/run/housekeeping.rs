@@ -13,16 +13,16 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::describe::chain;
+use super::format::chain;
 use crate::store::durable::TEMPORARY_PREFIX;
 use crate::store::{ImageEntry, ReadError, Store, StoreLock};
 
 /// The folder of the copies in a store.
-pub(super) const COPIES: &str = "bin";
+pub(crate) const COPIES: &str = "bin";
 /// How their names begin; a part of their hash follows.
-pub(super) const COPY_PREFIX: &str = "ckpt-run-";
+pub(crate) const COPY_PREFIX: &str = "ckpt-run-";
 /// Digits of the hash in their names.
-pub(super) const COPY_DIGITS: usize = 16;
+pub(crate) const COPY_DIGITS: usize = 16;
 
 /// The folder of what restores cut off.
 const ASIDE: &str = "aside";
@@ -88,7 +88,7 @@ impl Copies {
 }
 
 /// Removes the copies that neither an image nor this process needs, for the space alone.
-pub(super) fn remove_copies(store: &Store, lock: &StoreLock, needed: &Path) {
+pub(crate) fn remove_copies(store: &Store, lock: &StoreLock, needed: &Path) {
     let copies = match Copies::find(store, lock, Some(needed)) {
         Ok(copies) => copies,
         Err(error) => {
@@ -132,7 +132,7 @@ fn is_ours(name: &str) -> bool {
 }
 
 /// A name for the folder of what a restore cuts off; the oldest such folders go.
-pub(super) fn aside(store: &Path, image: impl std::fmt::Display, unix_ms: u64) -> PathBuf {
+pub(crate) fn aside(store: &Path, image: impl std::fmt::Display, unix_ms: u64) -> PathBuf {
     let folder = store.join(ASIDE);
     forget_aside(&folder, ASIDE_KEPT - 1);
     folder.join(format!("{image}-{unix_ms}"))

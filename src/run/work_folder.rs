@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use crate::criu::HOLD_PROGRAM;
 
 /// Folder of CRIU's logs in the store.
-pub(super) const LOGS: &str = "logs";
+pub(crate) const LOGS: &str = "logs";
 /// Where work folders are: short, for a socket's path has 107 bytes at most.
 const WORK_PARENT: &str = "/tmp";
 /// How their names begin.
@@ -23,7 +23,7 @@ const WORK_LINK: &str = "work";
 /// Private folder with short paths, for sockets. The store links to it, so that the next supervisor
 /// finds the folder of one that was killed.
 #[derive(Debug)]
-pub(super) struct WorkFolder {
+pub(crate) struct WorkFolder {
     folder: TempDir,
     link: PathBuf,
 }
@@ -105,7 +105,7 @@ fn is_work_folder(path: &Path) -> bool {
 }
 
 /// Keeps the logs of dumps that a killed supervisor has left in its work folder.
-pub(super) fn keep_logs(work: &Path, logs: &Path) {
+pub(crate) fn keep_logs(work: &Path, logs: &Path) {
     let within = |folder: &Path| {
         let entries = fs::read_dir(folder).into_iter().flatten().flatten();
         entries.map(|entry| entry.path())
@@ -119,7 +119,7 @@ pub(super) fn keep_logs(work: &Path, logs: &Path) {
 }
 
 /// Copies one log into the store.
-pub(super) fn keep_log(log: &Path, kept: &Path) {
+pub(crate) fn keep_log(log: &Path, kept: &Path) {
     if let Err(error) = fs::copy(log, kept) {
         tracing::warn!(log = %kept.display(), %error, "CRIU's log is lost");
     }

@@ -11,14 +11,10 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::describe::{seconds, size};
+use super::format::{seconds, size};
 use crate::clock;
 use crate::store::Gauge;
 use crate::sync::locked;
-
-mod display;
-
-pub(super) use display::Display;
 
 /// No rate is told of less time: it would jump.
 const RATE_TIME_MIN: Duration = Duration::from_millis(200);
@@ -72,7 +68,7 @@ pub struct Stand {
 
 /// The snapshot or restore under way, if any. Clones are the same.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Ongoing(Arc<Shared>);
+pub(crate) struct Ongoing(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
@@ -110,7 +106,7 @@ struct Bytes {
 
 /// A snapshot or restore lasts as long as this does.
 #[must_use]
-pub(super) struct Busy(Ongoing);
+pub(crate) struct Busy(Ongoing);
 
 impl Drop for Busy {
     fn drop(&mut self) {
@@ -162,14 +158,14 @@ impl Ongoing {
     }
 
     /// That the job computes again is to be said by whoever draws.
-    fn tell_later(&self, freeze: Duration) {
+    pub(crate) fn tell_later(&self, freeze: Duration) {
         if let Some(present) = &mut self.lock().present {
             present.untold = Some((freeze, clock::now()));
         }
     }
 
     /// The freeze that is still to be told of, if it ended that long ago or longer.
-    fn untold(&self, settled: Duration) -> Option<Duration> {
+    pub(crate) fn untold(&self, settled: Duration) -> Option<Duration> {
         let mut state = self.lock();
         let untold = &mut state.present.as_mut()?.untold;
         let due = |(_, since): &mut (Duration, Instant)| clock::now() - *since >= settled;
@@ -182,19 +178,19 @@ impl Ongoing {
     }
 
     /// How far it is, for people.
-    fn line(&self, now: Instant) -> Option<String> {
+    pub(crate) fn line(&self, now: Instant) -> Option<String> {
         let state = self.lock();
         let present = state.present.as_ref().filter(|_| !state.closed)?;
         Some(present.line(now))
     }
 
-    fn close(&self) {
+    pub(crate) fn close(&self) {
         self.lock().closed = true;
         self.0.changed.notify_all();
     }
 
     /// Waits until there is work, and then as long again as `pause`, unless it ends. False when all is over.
-    fn wait_for_work(&self, pause: Duration) -> bool {
+    pub(crate) fn wait_for_work(&self, pause: Duration) -> bool {
         let idle = |state: &mut State| state.present.is_none() && !state.closed;
         let busy = |state: &mut State| state.present.is_some() && !state.closed;
         let state = self.0.changed.wait_while(self.lock(), idle);

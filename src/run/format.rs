@@ -30,7 +30,7 @@ pub fn chain(error: &dyn Error) -> String {
 const PRINTED_BYTES_MAX: usize = 1024;
 
 /// Why CRIU failed: its log's reason and where the log is kept, or how it ended. `printed` is what it wrote to stderr.
-pub(super) fn why(log: &Path, kept: &Path, ended: Ended, printed: Option<&File>) -> String {
+pub(crate) fn why(log: &Path, kept: &Path, ended: Ended, printed: Option<&File>) -> String {
     if !log.exists() {
         let words = printed.map(words_in).filter(|words| !words.is_empty());
         let words = words.map_or_else(String::new, |words| format!(", saying: {words}"));
@@ -50,7 +50,7 @@ pub(super) fn why(log: &Path, kept: &Path, ended: Ended, printed: Option<&File>)
 }
 
 /// ` (log: PATH)`, where CRIU has come so far as to open one.
-pub(super) fn logged(log: &Path) -> String {
+pub(crate) fn logged(log: &Path) -> String {
     if log.exists() {
         named(log)
     } else {
@@ -76,7 +76,7 @@ fn words_in(file: &File) -> String {
 }
 
 /// `0.42s`
-pub(super) fn seconds(time: Duration) -> String {
+pub(crate) fn seconds(time: Duration) -> String {
     format!("{:.2}s", time.as_secs_f64())
 }
 

@@ -61,7 +61,7 @@ impl FailureKind {
 
 impl FailureKind {
     /// The kind of a halt that failed.
-    pub(super) fn of_halt(error: &job::HaltError) -> Self {
+    pub(crate) fn of_halt(error: &job::HaltError) -> Self {
         match error {
             job::HaltError::Trace { .. } => Self::Privilege,
             job::HaltError::Slow { .. } => Self::Busy,
@@ -70,7 +70,7 @@ impl FailureKind {
     }
 
     /// The kind of a suspend that failed.
-    pub(super) fn of(error: &TreeError) -> Self {
+    pub(crate) fn of(error: &TreeError) -> Self {
         match error {
             TreeError::TimedOut { .. } => Self::Busy,
             TreeError::Lock { source, .. }

@@ -22,7 +22,7 @@ const NVML_WINDOW: Duration = Duration::from_millis(1500);
 
 /// Our work in one job, and on its GPUs.
 #[derive(Debug, Default)]
-pub(super) struct Intrusion(Mutex<Marks>);
+pub(crate) struct Intrusion(Mutex<Marks>);
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Marks {
