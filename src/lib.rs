@@ -65,6 +65,7 @@ mod fd_passing;
 #[cfg(any(fuzzing, test))]
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod gpu;
 pub mod history;
 pub mod job;
 pub mod known_errors;

@@ -10,7 +10,6 @@ use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::bystanders::Bystanders;
 use super::dump_log::DumpLog;
 use super::dumper::Dumper;
 use super::record::Recorded;
@@ -18,6 +17,7 @@ use super::snapshot::{Snapshotted, Subject};
 use super::snapshot_error::SnapshotError;
 use crate::clock;
 use crate::criu::Captured;
+use crate::gpu::inherited_devices::Bystanders;
 use crate::job::{self, Process, TreeError};
 use crate::run::gpu_facts::CudaFacts;
 use crate::run::image_facts::{ImageFacts, Stopwatch};

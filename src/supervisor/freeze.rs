@@ -10,17 +10,17 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::bystanders::{self, Bystanders};
 use super::dump::Dump;
 use super::dumper::Dumper;
-use super::gpu::Gpu;
-use super::gpu_error::GpuError;
 use super::pause::Paused;
-use super::resident::{Carrying, Keeping, Kept, ResidentError};
 use super::snapshot::{Snapshotted, Subject};
 use super::snapshot_error::SnapshotError;
-use super::suspension::Suspension;
 use crate::clock;
+use crate::gpu::error::GpuError;
+use crate::gpu::inherited_devices::{self, Bystanders};
+use crate::gpu::processes::Gpu;
+use crate::gpu::resident::{Carrying, Keeping, Kept, ResidentError};
+use crate::gpu::suspended::Suspension;
 use crate::job;
 use crate::run::gpu_facts::CudaFacts;
 use crate::run::image_facts::Stopwatch;
@@ -65,7 +65,7 @@ impl<'a> Frozen<'a> {
     ) -> Result<(Self, Dumper<'a>), NotFrozen> {
         // Before the job stands still.
         let turn = turn(root);
-        let dumper = Dumper::start(subject, root, writer.id(), &bystanders::majors())
+        let dumper = Dumper::start(subject, root, writer.id(), &inherited_devices::majors())
             .map_err(NotFrozen::Failed)?;
         watch.lap("admit");
         subject.shop.ongoing.step(Step::Suspend);

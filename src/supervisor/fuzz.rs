@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::control::fuzz;
 use super::doctor;
-use super::gpu_plan;
+use crate::gpu::mapping;
 use crate::run::image_facts::{ImageFacts, run_of};
 
 /// What an image says of itself.
@@ -32,7 +32,7 @@ pub(crate) fn control_answer(line: &str) -> bool {
 
 /// A release of the driver, such as an image or the machine names.
 pub(crate) fn driver_version(text: &str) -> bool {
-    gpu_plan::branch(text).is_some()
+    mapping::branch(text).is_some()
 }
 
 /// `/proc/self/cgroup`, below an empty folder.

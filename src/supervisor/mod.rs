@@ -4,7 +4,6 @@
 //! `snapshot` and `restore` (the two ways, phase by phase).
 
 mod beginnings;
-mod bystanders;
 mod candidates;
 mod carried;
 mod chronicle;
@@ -21,9 +20,6 @@ mod event;
 mod freeze;
 #[cfg(any(fuzzing, test))]
 pub(crate) mod fuzz;
-mod gpu;
-mod gpu_error;
-mod gpu_plan;
 mod ground;
 pub mod hang;
 mod hang_sampler;
@@ -36,7 +32,6 @@ mod lacks;
 mod leash;
 mod metrics;
 mod notify;
-mod obstacle;
 mod operation;
 mod pause;
 mod pauses;
@@ -44,7 +39,6 @@ mod privileges;
 pub(crate) mod progress_line;
 mod record;
 mod requests;
-mod resident;
 pub mod restart;
 mod restore;
 mod restore_error;
@@ -55,12 +49,10 @@ pub mod schedule;
 mod signals;
 mod snapshot;
 mod snapshot_error;
-mod standing;
 mod status;
 mod stop;
 mod stopping;
 mod supervise;
-mod suspension;
 mod terminal;
 mod timing;
 
@@ -69,15 +61,8 @@ pub use control::{
     ControlError, request_pause, request_snapshot, request_status, request_stop, request_unpause,
 };
 
-pub use gpu_error::GpuError;
-
-pub use gpu_plan::Refusal;
-
 pub use lacks::Lacks;
 
-pub use obstacle::Obstacle;
-
-pub use resident::ResidentError;
 pub use restore_error::RestoreError;
 pub use room::policy;
 pub use run::{RunError, RunOptions, What, run};

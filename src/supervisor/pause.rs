@@ -9,10 +9,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::resident::{ResidentError, Standby, refill};
-use super::suspension::Suspension;
 use crate::clock;
 use crate::cuda::{self, Inventory};
+use crate::gpu::resident::{ResidentError, Standby, refill};
+use crate::gpu::suspended::Suspension;
 use crate::run::format::{chain, size};
 use crate::run::gpu_facts::CudaFacts;
 use crate::run::image_facts::Stopwatch;

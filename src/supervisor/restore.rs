@@ -28,10 +28,10 @@ use crate::sandbox::{Ended, Sandbox, SandboxError, ToolCommand, ToolRun};
 use crate::store::{ImageId, ImageReader, ReadError};
 
 use super::carried;
-use super::gpu_plan::GpuPlan;
-use super::resident::{Returning, Standby};
 use super::restore_error::RestoreError;
 use super::restore_gpu;
+use crate::gpu::mapping::GpuPlan;
+use crate::gpu::resident::{Returning, Standby};
 use crate::run::format::{logged, why};
 use crate::run::image_facts::{ImageFacts, Phase, Stopwatch};
 use crate::run::progress::{Step, Work};

@@ -3,9 +3,9 @@
 use std::io;
 use std::time::Duration;
 
-use super::gpu_plan::Refusal;
-use super::resident::ResidentError;
 use crate::cuda;
+use crate::gpu::mapping::Refusal;
+use crate::gpu::resident::ResidentError;
 use crate::job::{self, RewindError};
 use crate::sandbox::SandboxError;
 use crate::store::ReadError;

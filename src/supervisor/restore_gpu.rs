@@ -4,11 +4,11 @@
 use std::thread;
 use std::time::Duration;
 
-use super::gpu_plan::{GpuPlan, Here, Refusal, plan};
-use super::resident::{ResidentError, Returning, Standby};
 use super::restore_error::RestoreError;
-use super::standing::{LAST_RESORT, Standing};
 use crate::cuda::{self, GpuMap, GpuMapError, GpuPair};
+use crate::gpu::halted::{LAST_RESORT, Standing};
+use crate::gpu::mapping::{GpuPlan, Here, Refusal, plan};
+use crate::gpu::resident::{ResidentError, Returning, Standby};
 use crate::job;
 use crate::run::format::chain;
 use crate::run::gpu_facts::{CudaFacts, visible};

@@ -13,16 +13,16 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::bystanders;
 use super::freeze::{Frozen, NotFrozen};
-use super::gpu::Gpu;
-use super::gpu_error::GpuError;
 use super::pause::Paused;
-use super::resident::{Keeping, ResidentError, Standby};
 use super::room;
 use super::snapshot_error::SnapshotError;
 use crate::clock;
 use crate::config::{Buffer, Cpus};
+use crate::gpu::error::GpuError;
+use crate::gpu::inherited_devices;
+use crate::gpu::processes::Gpu;
+use crate::gpu::resident::{Keeping, ResidentError, Standby};
 use crate::job::{self, Process};
 use crate::run::image_facts::{ImageFacts, Stopwatch, Trigger};
 use crate::run::machine;
@@ -136,7 +136,7 @@ fn attempt(
     }
     job.intrusion.begins(job::cpu_time(&processes));
     let mut gpu = Gpu::of(shop, &processes)?;
-    bystanders::nobody_arrives(&processes, gpu.as_ref().map_or(&[], Gpu::users))?;
+    inherited_devices::nobody_arrives(&processes, gpu.as_ref().map_or(&[], Gpu::users))?;
     let keeping = keeping(subject, gpu.as_mut(), afterwards, despite)?;
     let writer = admit(subject, &processes, gpu.as_ref(), keeping.as_ref())?;
     if afterwards != Afterwards::Stop {

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use super::gpu_error::GpuError;
+use crate::gpu::error::GpuError;
 use crate::job;
 use crate::run::failure_kind::FailureKind;
 use crate::run::format::size;

@@ -4,7 +4,7 @@
 
 use super::{Check, sources_of};
 use crate::cuda::{self, Gpu, GpuError, Inventory};
-use crate::supervisor::gpu_plan::branch;
+use crate::gpu::mapping::branch;
 
 /// First driver branch whose libcuda can suspend and resume a process (CUDA 12.8).
 const OLDEST_DRIVER: u32 = 570;

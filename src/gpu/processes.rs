@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use super::gpu_error::GpuError;
-use super::obstacle::{self, CudaUser, FABRIC_DEVICES, Neighbour};
+use super::error::GpuError;
+use super::halted::{Standing, StandingError};
 use super::resident::{Carrying, Keeping, driver_suffices};
-use super::standing::{Standing, StandingError};
-use super::suspension::Suspension;
+use super::suspended::Suspension;
+use super::unsupported::{self, CudaUser, FABRIC_DEVICES, Neighbour};
 use crate::agent_client;
 use crate::cuda::{self, GpuUse, GpuUuid, Inventory};
 use crate::job::{self, Process, variable};
@@ -26,7 +26,7 @@ const DEVICES: &str = "/dev/nvidia";
 const NCCL_LIBRARY: &str = "libnccl.so";
 
 /// The job's CUDA processes.
-pub(super) struct Gpu<'a> {
+pub(crate) struct Gpu<'a> {
     driver: &'a cuda::Driver,
     /// The processes, and as the host sees them.
     processes: Vec<Process>,
@@ -74,8 +74,8 @@ impl<'a> Gpu<'a> {
         let split = gpus.gpus.iter().filter(|gpu| gpu.mig == Some(true));
         let split: Vec<String> = split.map(|gpu| gpu.uuid.clone()).collect();
         let machine_gpus = gpus.gpus.len();
-        obstacle::look(&described, machine_gpus, &split)?;
-        obstacle::look_around(&described, machine_gpus, || {
+        unsupported::look(&described, machine_gpus, &split)?;
+        unsupported::look_around(&described, machine_gpus, || {
             neighbours(others, &shop.store.path().to_string_lossy())
         })?;
         let environments: Vec<Vec<u8>> =

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use super::choice::{Cover, expect_no_newcomer};
 use super::error::ResidentError;
+use super::policy::{Cover, expect_no_newcomer};
 use super::refill::Memory;
 use crate::agent_client::{Agent, AgentError, Channel, Held, Origin, Token};
 use crate::cuda::{self, Driver, GpuUuid, Locked, State, SuspendOptions, TreeError};
@@ -32,7 +32,7 @@ const MAP_TRIES_MAX: u32 = 3;
 
 /// Device memory that its processes have let go of.
 #[derive(Debug)]
-pub(in crate::supervisor) struct Kept {
+pub(crate) struct Kept {
     channel: Channel,
     token: Token,
     processes: Vec<KeptProcess>,
@@ -129,7 +129,7 @@ impl Kept {
     }
 
     /// Of restored processes, which are among those that are there, and the memory that was made for them.
-    pub(in crate::supervisor) fn restored(
+    pub(crate) fn restored(
         token: &Token,
         there: &[Process],
         memory: Memory,
@@ -153,11 +153,7 @@ impl Kept {
     }
 
     /// Gives a process memory that was made for it.
-    pub(in crate::supervisor) fn put(
-        &mut self,
-        pid: i32,
-        memory: Vec<Held>,
-    ) -> Result<(), ResidentError> {
+    pub(crate) fn put(&mut self, pid: i32, memory: Vec<Held>) -> Result<(), ResidentError> {
         let mut processes = self.processes.iter_mut();
         let process = processes.find(|process| process.pid == pid);
         process.ok_or(ResidentError::Facts)?.held = memory;
@@ -166,7 +162,7 @@ impl Kept {
     }
 
     /// Lets go of the memory: it is in an image.
-    pub(in crate::supervisor) fn evict(&mut self) {
+    pub(crate) fn evict(&mut self) {
         for process in &mut self.processes {
             process.held.clear();
         }
@@ -174,12 +170,12 @@ impl Kept {
     }
 
     /// Whether there is memory to give back.
-    pub(in crate::supervisor) fn is_evicted(&self) -> bool {
+    pub(crate) fn is_evicted(&self) -> bool {
         self.evicted
     }
 
     /// What an image will say of it.
-    pub(in crate::supervisor) fn facts(&self) -> ResidentFacts {
+    pub(crate) fn facts(&self) -> ResidentFacts {
         let mut firsts = HashMap::new();
         let mut number = 0;
         let mut segment = |process: &KeptProcess, held: &Held| {
@@ -332,7 +328,7 @@ impl Kept {
     ///
     /// # Errors
     /// A process has not got its memory; all others that could have it have it.
-    pub(in crate::supervisor) fn give_back(&mut self) -> Result<(), ResidentError> {
+    pub(crate) fn give_back(&mut self) -> Result<(), ResidentError> {
         let mut result = Ok(());
         for process in &mut self.processes {
             let pid = process.pid;

@@ -7,9 +7,9 @@
 //! A process that the driver has moved to another GPU cannot import memory that others made there (580.159.04: error
 //! 3), but others can import what it makes itself. So the threads stand still while that is filled.
 
-use super::carrier::Carrier;
+use super::copy_lanes::Carrier;
 use super::error::ResidentError;
-use super::keep::Kept;
+use super::kept_memory::Kept;
 use super::refill::{Memory, gpus_now, new_gpu, refill};
 use super::standby::Standby;
 use crate::agent_client::{Held, Token};
@@ -18,13 +18,13 @@ use crate::job::Process;
 use crate::run::resident_facts::{ResidentFacts, ResidentSegment};
 use crate::store::ImageReader;
 
-use super::super::standing::{LAST_RESORT, Still};
+use super::super::halted::{LAST_RESORT, Still};
 use crate::run::gpu_facts::GpuPairs;
 use crate::run::run_context::Workshop;
 
 /// Memory that waits for its processes to be resumed.
 #[derive(Debug)]
-pub(in crate::supervisor) enum Returning<'a> {
+pub(crate) enum Returning<'a> {
     /// It is there.
     Made(Memory),
     /// It is made when they are on their new GPUs.
@@ -33,7 +33,7 @@ pub(in crate::supervisor) enum Returning<'a> {
 
 /// What is made later, and who fills it then.
 #[derive(Debug)]
-pub(in crate::supervisor) struct Moving<'a> {
+pub(crate) struct Moving<'a> {
     carrier: Carrier,
     image: &'a ImageReader,
     facts: &'a ResidentFacts,

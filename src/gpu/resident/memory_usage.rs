@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::thread;
 use std::time::Duration;
 
-use super::choice::Cover;
-use super::keep::{HELLO_LIMIT, agent};
+use super::kept_memory::{HELLO_LIMIT, agent};
+use super::policy::Cover;
 use crate::agent_client::{AgentError, Channel, Holding, Token};
 use crate::clock;
 use crate::cuda::GpuUuid;

@@ -2,20 +2,20 @@
 
 use std::sync::Arc;
 
-use super::carrier::{Carrier, Shadowed, Taken, Taking};
-use super::choice::{Cover, Way, bytes, choose, expect_no_newcomer};
+use super::copy_lanes::{Carrier, Shadowed, Taken, Taking};
 use super::error::ResidentError;
-use super::holdings::{Holdings, shadows};
-use super::keep::{self, Kept};
+use super::kept_memory::{self, Kept};
+use super::memory_usage::{Holdings, shadows};
+use super::policy::{Cover, Way, bytes, choose, expect_no_newcomer};
 use super::standby::Standby;
 use super::suspend::suspend;
 use crate::agent_client::{Channel, Token};
 use crate::config::Memory;
 use crate::cuda::{self, GpuUuid, SuspendOptions};
 
-use super::super::gpu::Gpu;
-use super::super::gpu_error::GpuError;
-use super::super::standing::{Standing, Still};
+use super::super::error::GpuError;
+use super::super::halted::{Standing, Still};
+use super::super::processes::Gpu;
 use crate::run::format::chain;
 use crate::run::image_facts::Stopwatch;
 use crate::run::machine;
@@ -24,7 +24,7 @@ use crate::store::StreamOpener;
 
 /// What a snapshot keeps on the GPUs, and the copier that is ready for it.
 #[derive(Debug)]
-pub(in crate::supervisor) struct Keeping {
+pub(crate) struct Keeping {
     token: Token,
     covers: Vec<Cover>,
     carrier: Arc<Carrier>,
@@ -36,7 +36,7 @@ pub(in crate::supervisor) struct Keeping {
 
 /// Kept memory on its way into the image.
 #[derive(Debug)]
-pub(in crate::supervisor) struct Carrying {
+pub(crate) struct Carrying {
     carrier: Arc<Carrier>,
     streams: StreamOpener,
     taking: Option<Taking>,
@@ -142,10 +142,7 @@ impl Keeping {
 ///
 /// # Errors
 /// Memory would be lost.
-pub(in crate::supervisor) fn driver_suffices(
-    token: &Token,
-    gpu: &Gpu<'_>,
-) -> Result<(), ResidentError> {
+pub(crate) fn driver_suffices(token: &Token, gpu: &Gpu<'_>) -> Result<(), ResidentError> {
     expect_no_newcomer(&ask(&mut Channel::bind()?, token, gpu)?, |_| false)
 }
 
@@ -153,7 +150,7 @@ pub(in crate::supervisor) fn driver_suffices(
 fn ask(channel: &mut Channel, token: &Token, gpu: &Gpu<'_>) -> Result<Vec<Cover>, ResidentError> {
     let processes = gpu.processes().iter();
     let pids = processes.map(|process| (process.host_pid, process.pid));
-    keep::ask(channel, token, gpu.driver(), pids)
+    kept_memory::ask(channel, token, gpu.driver(), pids)
 }
 
 fn start_carrier(

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::gpu_error::GpuError;
+use super::error::GpuError;
+use super::halted::{LAST_RESORT, Standing, Still};
 use super::resident::{Kept, ResidentError};
-use super::standing::{LAST_RESORT, Standing, Still};
 use crate::clock;
 use crate::cuda;
 use crate::run::format::chain;
@@ -12,7 +12,7 @@ use crate::run::image_facts::Stopwatch;
 
 /// Dropped, the job goes on, as far as that is possible.
 #[derive(Debug)]
-pub(super) struct Suspension {
+pub(crate) struct Suspension {
     /// Taken when it is settled.
     suspended: Option<cuda::Suspended>,
     standing: Standing,

@@ -9,14 +9,14 @@
 use std::thread;
 use std::time::Duration;
 
-use super::carrier::Taking;
-use super::choice::Cover;
+use super::copy_lanes::Taking;
 use super::error::ResidentError;
-use super::keep::Kept;
+use super::kept_memory::Kept;
+use super::policy::Cover;
 use crate::agent_client::Token;
 use crate::cuda::{self, Driver, SuspendOptions};
 
-use super::super::standing::{LAST_RESORT, Standing, Still};
+use super::super::halted::{LAST_RESORT, Standing, Still};
 use crate::run::format::chain;
 use crate::run::image_facts::Stopwatch;
 
@@ -30,7 +30,7 @@ const TRY_PAUSE: Duration = Duration::from_millis(5);
 ///
 /// # Errors
 /// Everything is as it was, unless the error says that the job is lost.
-pub(in crate::supervisor) fn suspend(
+pub(crate) fn suspend(
     driver: &Driver,
     users: &[i32],
     standing: &Standing,

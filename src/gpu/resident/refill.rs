@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::carrier::Carrier;
+use super::copy_lanes::Carrier;
 use super::error::ResidentError;
 use super::standby::{Ready, Standby};
 use crate::agent_client::Held;
@@ -14,14 +14,14 @@ use crate::run::gpu_facts::GpuPairs;
 use crate::run::run_context::Workshop;
 
 /// Memory of processes, by their pids as the job sees them.
-pub(in crate::supervisor) type Memory = BTreeMap<i32, Vec<Held>>;
+pub(crate) type Memory = BTreeMap<i32, Vec<Held>>;
 
 /// Makes the memory of an image on the GPUs that it had, or on those that `map` names in their place, where it is not
 /// there already.
 ///
 /// # Errors
 /// Nothing is left on the GPUs.
-pub(in crate::supervisor) fn refill(
+pub(crate) fn refill(
     shop: &Workshop,
     standby: &Standby,
     image: &ImageReader,

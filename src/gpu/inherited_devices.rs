@@ -10,7 +10,7 @@
 //! - While the tasks are frozen: the holders are the same, with as many files. The driver is not asked again: its
 //!   answer about a stopped process that uses CUDA does not come before that goes on (580.159.04).
 
-use super::gpu_error::GpuError;
+use super::error::GpuError;
 use crate::cuda;
 use crate::job::{self, Holder, Process};
 use crate::run::run_context::Workshop;
@@ -21,20 +21,20 @@ const DRIVER: &str = "nvidia";
 
 /// Looks for programs that have come to the GPU and whom the driver does not know yet, before any other is suspended:
 /// `users` are those that it knows. Others of the job may be about to meet them there (NCCL), and wait.
-pub(super) fn nobody_arrives(processes: &[Process], users: &[i32]) -> Result<(), GpuError> {
+pub(crate) fn nobody_arrives(processes: &[Process], users: &[i32]) -> Result<(), GpuError> {
     let holders = job::holders(processes, &job::majors(DRIVER))?;
     let arrives = |holder: &&Holder| !holder.forked && !users.contains(&holder.host_pid);
     refuse(holders.iter().find(arrives))
 }
 
 /// Devices that CRIU's plugin may leave out, if nobody is found to use them.
-pub(super) fn majors() -> Vec<u32> {
+pub(crate) fn majors() -> Vec<u32> {
     job::majors(DRIVER)
 }
 
 /// What CRIU may leave out of this snapshot.
 #[derive(Debug, Default)]
-pub(super) struct Bystanders {
+pub(crate) struct Bystanders {
     majors: Vec<u32>,
     holders: Vec<Holder>,
 }

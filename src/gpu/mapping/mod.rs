@@ -157,7 +157,7 @@ impl Refusal {
 
 /// What a restore may use.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Here<'a> {
+pub(crate) struct Here<'a> {
     /// The machine.
     pub machine: &'a Inventory,
     /// Places in it of the GPUs that the choice may take.
@@ -170,7 +170,7 @@ pub(super) struct Here<'a> {
 type Places = Vec<Option<usize>>;
 
 /// Plans a restore.
-pub(super) fn plan(then: &CudaFacts, here: Here<'_>) -> Result<GpuPlan, Refusal> {
+pub(crate) fn plan(then: &CudaFacts, here: Here<'_>) -> Result<GpuPlan, Refusal> {
     let now = here.machine;
     if now.gpus.is_empty() {
         return Err(Refusal::NoGpu);
@@ -215,7 +215,7 @@ fn compare_drivers(then: &CudaFacts, now: &Inventory) -> Result<Option<(String, 
 }
 
 /// 580 of `580.159.04`.
-pub(super) fn branch(release: &str) -> Option<u32> {
+pub(crate) fn branch(release: &str) -> Option<u32> {
     release.split('.').next()?.parse().ok()
 }
 

@@ -1,7 +1,7 @@
 //! Why a step on the job's GPU state failed.
 
-use super::obstacle::Obstacle;
 use super::resident::ResidentError;
+use super::unsupported::Obstacle;
 use crate::agent_client::AgentError;
 use crate::copier::CopierError;
 use crate::cuda;
@@ -69,7 +69,7 @@ pub enum GpuError {
 
 impl GpuError {
     /// The kind of failure.
-    pub(super) fn kind(&self) -> FailureKind {
+    pub(crate) fn kind(&self) -> FailureKind {
         match self {
             Self::Tree(_) => FailureKind::System,
             Self::Store(_) => FailureKind::Store,
@@ -84,7 +84,7 @@ impl GpuError {
     }
 
     /// Whether the job may be left in a state in which it cannot compute.
-    pub(super) fn job_is_lost(&self) -> bool {
+    pub(crate) fn job_is_lost(&self) -> bool {
         match self {
             Self::Resume(_) => true,
             Self::Suspend(error) => !error.is_computing(),
@@ -94,7 +94,7 @@ impl GpuError {
     }
 
     /// Whether the reason passes within moments, so that another attempt may succeed.
-    pub(super) fn is_passing(&self) -> bool {
+    pub(crate) fn is_passing(&self) -> bool {
         matches!(self, Self::Device { .. } | Self::Leaving { .. })
     }
 }

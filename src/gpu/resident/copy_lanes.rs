@@ -12,9 +12,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use super::super::gpu_error::GpuError;
+use super::super::error::GpuError;
 use super::error::ResidentError;
-use super::keep::Kept;
+use super::kept_memory::Kept;
 use super::refill::Memory;
 use crate::agent_client::{Held, Segment};
 use crate::copier::{Copier, CopierError, Lane, SegmentId};
@@ -39,14 +39,14 @@ const _: () = assert!(LANES_MAX * Lane::ROOM <= 128 << 20);
 
 /// A copier and its lanes.
 #[derive(Debug)]
-pub(in crate::supervisor) struct Carrier {
+pub(crate) struct Carrier {
     copier: Copier,
     lanes: Mutex<Vec<Lane>>,
 }
 
 /// Memory that the copier has taken over.
 #[derive(Debug)]
-pub(in crate::supervisor) struct Taken {
+pub(crate) struct Taken {
     parts: Vec<Part>,
     segments: Vec<SegmentId>,
     /// Of each segment, how many bytes from its beginning have a shadow: the job may change the original.
@@ -54,7 +54,7 @@ pub(in crate::supervisor) struct Taken {
 }
 
 /// The same under way.
-pub(in crate::supervisor) type Taking = JoinHandle<Result<Taken, GpuError>>;
+pub(crate) type Taking = JoinHandle<Result<Taken, GpuError>>;
 
 impl Carrier {
     /// Makes contexts of the copier on these GPUs, and its lanes.
@@ -383,7 +383,7 @@ fn step_back() {
 
 /// Which memory of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::supervisor) enum Shadowed {
+pub(crate) enum Shadowed {
     Yes,
     No,
 }

@@ -26,10 +26,10 @@ use crate::sync::locked;
 /// Between two looks whether halted threads are in the way of those that work: a freeze is not much longer for it.
 const LOOK: Duration = Duration::from_millis(2);
 /// Before a halted thread may run for a moment where it might use the GPU, and its memory is not there.
-pub(super) const LAST_RESORT: Duration = Duration::from_secs(2);
+pub(crate) const LAST_RESORT: Duration = Duration::from_secs(2);
 /// Processes that are to stand still together, so that none waits on the GPU for one that does.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Standing {
+pub(crate) struct Standing {
     processes: Vec<Stander>,
     /// Longest work of the driver's or an agent's.
     limit: Duration,
@@ -46,14 +46,14 @@ struct Stander {
 
 /// Processes that stand still. Dropped, they go on.
 #[must_use = "dropped, the processes go on"]
-pub(super) struct Still {
+pub(crate) struct Still {
     halted: Vec<Halted>,
     limit: Duration,
 }
 
 /// Why it cannot be told who is to stand still.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum StandingError {
+pub(crate) enum StandingError {
     #[error(transparent)]
     Driver(#[from] cuda::CallError),
     #[error(transparent)]

@@ -20,7 +20,7 @@ use crate::job::variable;
 use crate::run::environment::{CHECKPOINTABLE_NCCL, PEER_NCCL};
 
 /// Memory of GPUs of other machines, reached through `NVLink`.
-pub(super) const FABRIC_DEVICES: &str = "/dev/nvidia-caps-imex-channels";
+pub(crate) const FABRIC_DEVICES: &str = "/dev/nvidia-caps-imex-channels";
 
 /// On so many GPUs NCCL's kernels wait for each other.
 const SEVERAL: usize = 2;
@@ -28,7 +28,7 @@ const SEVERAL: usize = 2;
 /// A CUDA process of the job.
 #[derive(Clone, Debug, Default)]
 #[allow(clippy::struct_excessive_bools, reason = "facts, each of its own")]
-pub(super) struct CudaUser {
+pub(crate) struct CudaUser {
     /// Its pid, as the host sees it.
     pub pid: i32,
     /// Whether it has NCCL's library in memory. `PyTorch` always has.
@@ -47,7 +47,7 @@ pub(super) struct CudaUser {
 
 /// A process of another run of ckpt-run that computes on this machine.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Neighbour {
+pub(crate) struct Neighbour {
     /// The store of its run.
     pub store: String,
     /// Whether it has NCCL's library in memory.
@@ -113,7 +113,7 @@ pub enum Obstacle {
 }
 
 /// Looks for what would not come back. `machine_gpus` is their number, `split` the UUIDs of those that are split up.
-pub(super) fn look(
+pub(crate) fn look(
     users: &[CudaUser],
     machine_gpus: usize,
     split: &[String],
@@ -150,7 +150,7 @@ pub(super) fn look(
 
 /// Looks for another run whose NCCL has several of the job's GPUs. A job whose GPUs cannot be told may have all. Who is
 /// there is asked only where it matters.
-pub(super) fn look_around(
+pub(crate) fn look_around(
     users: &[CudaUser],
     machine_gpus: usize,
     neighbours: impl FnOnce() -> Vec<Neighbour>,

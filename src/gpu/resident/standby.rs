@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
-use super::carrier::Carrier;
+use super::copy_lanes::Carrier;
 use super::error::ResidentError;
 use super::refill::{Memory, fill, gpus_now};
 use crate::copier::{Copier, CopierError};
@@ -26,7 +26,7 @@ use crate::sync::locked;
 
 /// At most one of each kind.
 #[derive(Debug, Default)]
-pub(in crate::supervisor) struct Standby {
+pub(crate) struct Standby {
     warm: Slot<Copier>,
     /// For now, or dismissed: it takes up GPU memory.
     ready: Slot<Ready>,
@@ -39,7 +39,7 @@ type Filled = Arc<Mutex<Option<ImageId>>>;
 
 /// What a restore finds.
 #[derive(Debug)]
-pub(in crate::supervisor) enum Ready {
+pub(crate) enum Ready {
     /// A copier with contexts.
     Copier(Carrier),
     /// The memory of this image, filled, on the GPUs that it was on.

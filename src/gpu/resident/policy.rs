@@ -6,7 +6,7 @@ use crate::config::Memory;
 
 /// A CUDA process of the job, and its agent's words if it has one.
 #[derive(Clone, Debug)]
-pub(in crate::supervisor) struct Cover {
+pub(crate) struct Cover {
     /// As the host sees it.
     pub host_pid: i32,
     /// As the job sees it.
@@ -16,7 +16,7 @@ pub(in crate::supervisor) struct Cover {
 
 /// What becomes of the device memory.
 #[derive(Debug)]
-pub(in crate::supervisor) enum Way {
+pub(crate) enum Way {
     /// The driver copies it into host memory. Why so, where the user may have expected otherwise.
     Driver(Option<&'static str>),
     /// What agents of these processes hold stays on the GPUs; some of them may have none.
@@ -68,7 +68,7 @@ pub(super) fn expect_no_newcomer(
 }
 
 /// Device memory that stays, bytes.
-pub(in crate::supervisor) fn bytes(covers: &[Cover]) -> u64 {
+pub(crate) fn bytes(covers: &[Cover]) -> u64 {
     covers.iter().map(Cover::bytes).sum()
 }
 
@@ -81,7 +81,7 @@ const OTHER_DESCRIPTORS: u64 = 256;
 ///
 /// # Errors
 /// When neither way brings the memory back.
-pub(in crate::supervisor) fn choose(
+pub(crate) fn choose(
     memory: Memory,
     to_host: bool,
     descriptors: u64,

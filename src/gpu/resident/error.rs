@@ -123,7 +123,7 @@ impl ResidentError {
 
 impl ResidentError {
     /// Whether another attempt to restore may succeed.
-    pub(in crate::supervisor) fn image_may_be_good(&self) -> bool {
+    pub(crate) fn image_may_be_good(&self) -> bool {
         match self {
             Self::Read(error) => !error.condemns(),
             Self::Facts => false,
@@ -132,7 +132,7 @@ impl ResidentError {
     }
 
     /// The kind of failure of the snapshot.
-    pub(in crate::supervisor) fn kind(&self) -> FailureKind {
+    pub(crate) fn kind(&self) -> FailureKind {
         match self {
             Self::Halt(error) => FailureKind::of_halt(error),
             Self::Cuda(error) => FailureKind::of(error),

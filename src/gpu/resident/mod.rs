@@ -13,21 +13,21 @@
 //! Memory that was mapped from a descriptor once is lost to the driver's own way (580: restore answers 801), so a
 //! process with such memory is suspended in this way or not at all.
 
-mod carrier;
-mod choice;
+mod copy_lanes;
 mod error;
-mod holdings;
-mod keep;
-mod keeping;
-mod moving;
+mod kept_memory;
+mod memory_usage;
+mod policy;
 mod refill;
+mod resident_restore;
+mod resident_snapshot;
 mod standby;
 mod suspend;
 
 pub use error::ResidentError;
 
-pub(super) use keep::Kept;
-pub(super) use keeping::{Carrying, Keeping, driver_suffices};
-pub(super) use moving::Returning;
-pub(super) use refill::refill;
-pub(super) use standby::Standby;
+pub(crate) use kept_memory::Kept;
+pub(crate) use refill::refill;
+pub(crate) use resident_restore::Returning;
+pub(crate) use resident_snapshot::{Carrying, Keeping, driver_suffices};
+pub(crate) use standby::Standby;
