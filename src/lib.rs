@@ -61,6 +61,7 @@ pub mod config;
 pub mod copier;
 pub mod criu;
 pub mod cuda;
+pub mod doctor;
 mod fd_passing;
 #[cfg(any(fuzzing, test))]
 #[doc(hidden)]
@@ -71,9 +72,11 @@ pub mod job;
 pub mod known_errors;
 pub mod rehearsal;
 pub mod report;
+pub mod restore;
 pub mod run;
 pub mod sandbox;
 mod shared_memory;
+pub mod snapshot;
 pub mod store;
 pub mod supervisor;
 mod sync;

@@ -9,8 +9,8 @@ use serde::Serialize;
 
 use super::{Failure, Global, OURS, output};
 use crate::config::{self, Config, DEFAULT_TOML, Sources};
+use crate::doctor::Lacks;
 use crate::run::chain;
-use crate::supervisor::Lacks;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum ConfigVerb {

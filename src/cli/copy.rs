@@ -10,9 +10,9 @@ use super::images::{find, tell_other_run};
 use super::progress::Progress;
 use super::{Failure, Global, output, shown};
 use crate::config::Cpus;
+use crate::restore::companions;
 use crate::run::{ImageFacts, read_key, size};
 use crate::store::{ImageId, OpenError, Store, WriteOptions};
-use crate::supervisor::companions;
 
 /// Chunks on their way to the workers: enough that none of them waits. Nothing is frozen.
 const BUFFER_BYTES: u64 = 64 << 20;

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use super::Failure;
 use super::output::{print, print_json};
 use crate::criu::Search;
-use crate::supervisor::doctor::{Check, Status, examine};
+use crate::doctor::{Check, Status, examine};
 
 /// Widest name of a status.
 const STATUS_WIDTH: usize = 7;

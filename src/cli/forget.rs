@@ -10,8 +10,8 @@ use super::{Failure, Global, open, output};
 use crate::clock;
 use crate::config::Override;
 use crate::run::{RunState, size};
+use crate::snapshot::policy;
 use crate::store::{Effort, Fate, GoesOn, ImageId, Planned};
-use crate::supervisor::policy;
 
 /// What may go. Without images the rules decide: these, and the settings for those that are not given.
 #[derive(Debug, Args)]

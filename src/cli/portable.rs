@@ -11,9 +11,9 @@ use serde::Serialize;
 use super::images::{find, tell_other_run};
 use super::progress::Progress;
 use super::{Failure, Global, output, shown};
+use crate::restore::companions;
 use crate::run::{ImageFacts, OURS, read_key, size};
 use crate::store::{Exported, Form, ImageId, OpenError, PortableReader, Store};
-use crate::supervisor::companions;
 
 /// Stands for stdout or stdin.
 const PIPE: &str = "-";

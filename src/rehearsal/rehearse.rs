@@ -16,7 +16,7 @@ use super::report::{Failure, Outcome, Report, Step};
 use super::trial::{Setup, Trial};
 use crate::config::Config;
 use crate::criu::Search;
-use crate::supervisor::doctor::{self, Status};
+use crate::doctor::{self, Status};
 use crate::supervisor::interval::{Cost, Rules, Seen, choose};
 
 /// What to rehearse, and how.

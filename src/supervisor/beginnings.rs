@@ -7,9 +7,6 @@ use std::sync::Arc;
 use std::thread;
 
 use super::event::Event;
-use super::huge_pages;
-use super::restore::{self, Candidate, Restored};
-use super::restore_error::RestoreError;
 use super::run::{RunError, system};
 use super::schedule::Snapshotted as LastSnapshot;
 use super::supervise::{AfterEnd, Restoring, Running, Stage, Supervisor, now};
@@ -18,6 +15,9 @@ use crate::config;
 use crate::cuda;
 use crate::history;
 use crate::job::{InputMark, RewindError};
+use crate::restore::error::RestoreError;
+use crate::restore::huge_pages;
+use crate::restore::restore_image::{self, Candidate, Restored};
 use crate::run::environment::{self, Setting};
 use crate::run::format::{chain, seconds, size};
 use crate::run::own_activity::Intrusion;
@@ -177,7 +177,7 @@ impl Supervisor {
     /// Restores this image; when that fails, no other, and the run does not go on.
     pub fn restore_this(&mut self, id: ImageId) -> Result<(), RunError> {
         self.chosen = Some(id);
-        match restore::examine(&self.shop, &self.standby, id) {
+        match restore_image::examine(&self.shop, &self.standby, id) {
             Ok(candidate) => self.begin_restore(candidate, 0),
             Err(error) => self.image_failed(id, error),
         }
@@ -201,7 +201,7 @@ impl Supervisor {
 
     fn restore_one_of(&mut self, images: Vec<ImageId>, skip_newest: usize) -> Result<(), RunError> {
         for id in images.into_iter().rev().skip(skip_newest) {
-            match restore::examine(&self.shop, &self.standby, id) {
+            match restore_image::examine(&self.shop, &self.standby, id) {
                 Ok(candidate) => return self.begin_restore(candidate, skip_newest),
                 Err(error) => self.image_failed(id, error)?,
             }
@@ -230,7 +230,8 @@ impl Supervisor {
         let (fresh, events) = (Arc::clone(&sandbox), self.events.clone());
         let standby = Arc::clone(&self.standby);
         let work = move || {
-            let restore = || restore::bring_back(&shop, &standby, &fresh, &streams, candidate);
+            let restore =
+                || restore_image::bring_back(&shop, &standby, &fresh, &streams, candidate);
             let result =
                 catch_unwind(AssertUnwindSafe(restore)).unwrap_or(Err(RestoreError::Panicked));
             // The loop only ends with the run.

@@ -5,17 +5,17 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::restart::ExitStatus;
-use super::restore::Restored;
 use super::run::RunError;
-use super::snapshot::Snapshotted;
 use super::supervise::Supervisor;
 use crate::clock;
 use crate::history::{self, Account, Entry, Event, Log, Phase};
 use crate::job;
+use crate::restore::restore_image::Restored;
 use crate::run::format::chain;
 use crate::run::image_facts;
 use crate::run::run_state::Progress;
 use crate::sandbox::{JobPids, Sandbox};
+use crate::snapshot::take_snapshot::Snapshotted;
 use crate::store::ImageId;
 
 /// The run's events, in the log and added up.

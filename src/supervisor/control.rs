@@ -20,10 +20,10 @@ use tokio::sync::mpsc::Sender;
 use tokio::sync::{oneshot, watch};
 
 use super::event::Event;
-use super::pause::StillPaused;
-use super::snapshot::Afterwards;
 use super::status::Status;
 use crate::run::environment::{SOCKET, socket_path};
+use crate::snapshot::paused::StillPaused;
+use crate::snapshot::take_snapshot::Afterwards;
 use crate::store::ImageId;
 
 mod client;

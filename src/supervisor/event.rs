@@ -5,15 +5,15 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::operation::News;
-use super::pause::{Paused, Refused, StillPaused};
-use super::restore::Restored;
-use super::restore_error::RestoreError;
 use super::signals::Signal;
-use super::snapshot::{Afterwards, Snapshotted};
-use super::snapshot_error::SnapshotError;
 use super::status::Status;
 use crate::job::Key;
+use crate::restore::error::RestoreError;
+use crate::restore::restore_image::Restored;
 use crate::sandbox;
+use crate::snapshot::error::SnapshotError;
+use crate::snapshot::paused::{Paused, Refused, StillPaused};
+use crate::snapshot::take_snapshot::{Afterwards, Snapshotted};
 use crate::store::ImageId;
 
 /// Events that may wait for the loop. Senders wait when it is full; nothing is dropped.

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::control::fuzz;
-use super::doctor;
+use crate::doctor::space_checks::cgroup_headroom;
 use crate::gpu::mapping;
 use crate::run::image_facts::{ImageFacts, run_of};
 
@@ -37,5 +37,5 @@ pub(crate) fn driver_version(text: &str) -> bool {
 
 /// `/proc/self/cgroup`, below an empty folder.
 pub(crate) fn cgroups(root: &Path, text: &str) -> bool {
-    doctor::cgroup_headroom(root, text).is_some()
+    cgroup_headroom(root, text).is_some()
 }

@@ -18,7 +18,6 @@ use super::leash::Leash;
 use super::operation::News;
 use super::run::RunError;
 use super::signals::Signal;
-use super::snapshot::{Afterwards, Snapshotted};
 use super::supervise::Supervisor;
 use crate::clock;
 use crate::config::Occasion;
@@ -26,6 +25,7 @@ use crate::history;
 use crate::run::environment::STORE_VARIABLE;
 use crate::run::format::{chain, seconds};
 use crate::run::image_facts::Trigger;
+use crate::snapshot::take_snapshot::{Afterwards, Snapshotted};
 use crate::store::ImageId;
 
 /// Hooks that may wait for others: more than come of any occasion before the first is killed after its time.

@@ -5,10 +5,8 @@ use std::thread;
 use std::time::Duration;
 
 use super::event::{Event, UnpauseReply};
-use super::pause::{Paused, Refused, StillPaused, lacking};
 use super::run::{RunError, system};
 use super::schedule::Snapshotted as LastSnapshot;
-use super::snapshot::Afterwards;
 use super::supervise::{AfterEnd, Running, Stage, Supervisor, now};
 use crate::cuda;
 use crate::history;
@@ -16,6 +14,8 @@ use crate::run::exit_code::SAVED;
 use crate::run::format::seconds;
 use crate::run::image_facts::ImageFacts;
 use crate::run::run_state::Progress;
+use crate::snapshot::paused::{Paused, Refused, StillPaused, lacking};
+use crate::snapshot::take_snapshot::Afterwards;
 use crate::store::ImageId;
 
 /// The job stands still, as somebody asked.

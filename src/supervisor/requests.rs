@@ -6,13 +6,9 @@ use std::thread;
 use std::time::Duration;
 
 use super::event::{Event, Reply};
-use super::pause::Paused;
 use super::pauses::Pause;
-use super::room;
 use super::run::RunError;
 use super::schedule::Snapshotted as LastSnapshot;
-use super::snapshot::{self, Afterwards, Snapshotted, Subject};
-use super::snapshot_error::SnapshotError;
 use super::stopping::Stopping;
 use super::supervise::{AfterEnd, Running, Stage, Supervisor, Wanted, now};
 use super::timing;
@@ -23,6 +19,10 @@ use crate::run::format::{chain, seconds, size};
 use crate::run::image_facts::Trigger;
 use crate::run::run_state::Progress;
 use crate::sandbox::Sandbox;
+use crate::snapshot::disk_space;
+use crate::snapshot::error::SnapshotError;
+use crate::snapshot::paused::Paused;
+use crate::snapshot::take_snapshot::{self, Afterwards, Snapshotted, Subject};
 
 /// Time for a killed job's last output to be delivered, once we are to stop at once.
 const DELIVERY_LIMIT: Duration = Duration::from_secs(5);
@@ -113,7 +113,7 @@ impl Supervisor {
                     return Err(SnapshotError::Vetoed);
                 }
                 timing::snapshot_begins(&meter, &job);
-                snapshot::take(subject, afterwards, computing)
+                take_snapshot::take(subject, afterwards, computing)
             });
             let result = catch_unwind(take).unwrap_or(Err(SnapshotError::Panicked));
             if !matches!(&result, Ok((_, Some(_)))) {
@@ -121,7 +121,7 @@ impl Supervisor {
             }
             if result.is_ok() {
                 timing::snapshot_ends(&meter, &job);
-                room::rotate(&shop, &state);
+                disk_space::rotate(&shop, &state);
             }
             // The loop only ends with the run.
             let _ = events.blocking_send(Event::SnapshotEnded(Box::new(result)));

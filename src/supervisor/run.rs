@@ -13,9 +13,9 @@ use crate::cuda::GpuMap;
 use crate::sandbox;
 use crate::store::{ImageEntry, ImageId, LockError, OpenError, ReadError, Store, WriteError};
 
-use super::privileges;
-use super::restore_error::RestoreError;
 use super::supervise::Supervisor;
+use crate::doctor::capabilities;
+use crate::restore::error::RestoreError;
 use crate::run::encryption_key::{KeyError, read_key};
 use crate::run::exit_code::OURS;
 use crate::run::machine;
@@ -200,7 +200,7 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
         tracing::info!(store = %store.path().display(), "this run has finished already; --fresh begins anew");
         return Ok(0);
     };
-    privileges::warn_of_missing();
+    capabilities::warn_of_missing();
     let pairs = gpu_map.pairs().iter();
     let gpu_map = pairs.map(|pair| (pair.old.to_string(), pair.new.to_string()));
     let moved = Moved {

@@ -10,11 +10,11 @@ use tokio::sync::mpsc::Sender;
 
 use super::event::Event;
 use super::run::RunError;
-use super::snapshot::Afterwards;
 use super::stopping::Stopping;
 use super::supervise::{Running, Stage, Supervisor};
 use crate::clock;
 use crate::run::image_facts::Trigger;
+use crate::snapshot::take_snapshot::Afterwards;
 
 /// Two SIGTERM within this time are one: `timeout` sends it to its child and then to its process group.
 const SAME_SIGNAL: Duration = Duration::from_millis(300);

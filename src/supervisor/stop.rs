@@ -2,10 +2,10 @@
 
 use super::event::Reply;
 use super::run::RunError;
-use super::snapshot::Afterwards;
 use super::stopping::Stopping;
 use super::supervise::{AfterEnd, Stage, Supervisor};
 use crate::run::image_facts::Trigger;
+use crate::snapshot::take_snapshot::Afterwards;
 
 /// Nothing would be kept.
 const NO_IMAGE: &str = "no job runs now, and there is no image to go on from later; SIGTERM to the supervisor ends the \

@@ -33,7 +33,6 @@ use super::restart::{Budget, ExitStatus};
 use super::run::{Beginning, RunError, system};
 use super::schedule::{Now, Schedule, Snapshotted as LastSnapshot};
 use super::signals;
-use super::snapshot::Afterwards;
 use super::status::State;
 use super::stopping::Stopping;
 use super::terminal::Keyboard;
@@ -48,6 +47,7 @@ use crate::run::run_state::{Progress, RunState};
 use crate::run::running_job::{Job, SharedStreams};
 use crate::run::streams::Streams;
 use crate::sandbox::{self, Ended, JobPids, Sandbox};
+use crate::snapshot::take_snapshot::Afterwards;
 use crate::store::ImageId;
 use crate::sync::locked;
 

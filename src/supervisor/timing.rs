@@ -9,7 +9,6 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::interval::{self, Cost, Rules, Seen};
 use super::run::RunError;
 use super::schedule::{Now, Schedule, Snapshotted as LastSnapshot};
-use super::snapshot::Snapshotted;
 use super::supervise::{Supervisor, now};
 use crate::clock;
 use crate::config::{Interval, Jitter};
@@ -18,6 +17,7 @@ use crate::run::image_facts::ImageFacts;
 use crate::run::run_context::Workshop;
 use crate::run::run_state::RunState;
 use crate::run::running_job::Job;
+use crate::snapshot::take_snapshot::Snapshotted;
 use crate::store::{ImageEntry, Store};
 use crate::sync::locked;
 

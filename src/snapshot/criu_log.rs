@@ -8,7 +8,7 @@ use crate::run::work_folder::keep_log;
 
 /// In CRIU's images directory while the job stands still: the store's disk may hang, and CRIU with it. Dropped, when the
 /// job computes again, it is kept in the store.
-pub(super) struct DumpLog {
+pub(crate) struct DumpLog {
     /// CRIU's images directory.
     folder: TempDir,
     kept: PathBuf,

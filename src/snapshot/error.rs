@@ -148,7 +148,7 @@ impl SnapshotError {
     }
 
     /// Whether it is over in a moment: the snapshot is worth another attempt.
-    pub(super) fn is_passing(&self) -> bool {
+    pub(crate) fn is_passing(&self) -> bool {
         matches!(self, Self::Gpu(error) if error.is_passing())
     }
 

@@ -37,7 +37,7 @@ pub fn companions(store: &Store, facts: &ImageFacts) -> Vec<Companion> {
 }
 
 /// Puts back the parts that are missing and that the image carries, and the times of those that are there.
-pub(super) fn put_back(image: &ImageReader, facts: &ImageFacts) -> io::Result<()> {
+pub(crate) fn put_back(image: &ImageReader, facts: &ImageFacts) -> io::Result<()> {
     for file in &facts.files {
         let Some(name) = name(file) else { continue };
         let stream = format!("{FOLDER}/{name}");

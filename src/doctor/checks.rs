@@ -3,20 +3,14 @@
 //! Each check looks at one thing and answers for itself; none changes the machine, and one that
 //! cannot look says so. The checks know nothing of how their results are shown.
 
-mod gpu;
-mod host;
-mod space;
-
 use std::path::Path;
 use std::thread;
 
 use nix::sched::CloneFlags;
 use serde::Serialize;
 
+use super::{gpu_checks, host_checks, space_checks};
 use crate::criu::{CheckError, Criu, Search};
-
-#[cfg(any(fuzzing, test))]
-pub(super) use space::cgroup_headroom;
 
 /// What was found about one thing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -48,15 +42,15 @@ pub enum Status {
 /// Blocks for as long as CRIU takes to check the kernel, 40 seconds at most.
 #[must_use]
 pub fn examine(store: &Path, search: &Search) -> Vec<Check> {
-    let mut checks = host::checks();
+    let mut checks = host_checks::checks();
     checks.extend(criu_checks(search));
-    checks.extend(gpu::gpu_checks());
-    checks.extend(space::checks(store));
+    checks.extend(gpu_checks::gpu_checks());
+    checks.extend(space_checks::checks(store));
     checks
 }
 
 impl Check {
-    fn ok(name: &'static str, detail: impl Into<String>) -> Check {
+    pub(super) fn ok(name: &'static str, detail: impl Into<String>) -> Check {
         Check {
             name,
             status: Status::Ok,
@@ -65,7 +59,11 @@ impl Check {
         }
     }
 
-    fn note(name: &'static str, detail: impl Into<String>, remedy: impl Into<String>) -> Check {
+    pub(super) fn note(
+        name: &'static str,
+        detail: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Check {
         Check {
             name,
             status: Status::Note,
@@ -74,7 +72,11 @@ impl Check {
         }
     }
 
-    fn problem(name: &'static str, detail: impl Into<String>, remedy: impl Into<String>) -> Check {
+    pub(super) fn problem(
+        name: &'static str,
+        detail: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Check {
         Check {
             name,
             status: Status::Problem,
@@ -111,7 +113,7 @@ fn criu_checks(search: &Search) -> Vec<Check> {
 fn checked_in_namespace(criu: &Criu) -> Result<(), CheckError> {
     let check = || {
         // What is refused here has a check of its own.
-        let _ = host::enter(CloneFlags::empty());
+        let _ = host_checks::enter(CloneFlags::empty());
         criu.check()
     };
     let checked = thread::scope(|scope| scope.spawn(check).join());
@@ -119,7 +121,7 @@ fn checked_in_namespace(criu: &Criu) -> Result<(), CheckError> {
 }
 
 /// What an error came from, to be put behind its message.
-fn sources_of(error: &dyn std::error::Error) -> String {
+pub(super) fn sources_of(error: &dyn std::error::Error) -> String {
     let mut text = String::new();
     let mut next = error.source();
     while let Some(source) = next {

@@ -2,7 +2,7 @@
 //!
 //! A machine without a driver is as good as any for CPU jobs.
 
-use super::{Check, sources_of};
+use super::checks::{Check, sources_of};
 use crate::cuda::{self, Gpu, GpuError, Inventory};
 use crate::gpu::mapping::branch;
 
@@ -12,7 +12,7 @@ const OLDEST_DRIVER: u32 = 570;
 const NAME: &str = "nvidia";
 
 /// The driver and its GPUs.
-pub(super) fn gpu_checks() -> Vec<Check> {
+pub(crate) fn gpu_checks() -> Vec<Check> {
     vec![check_of(cuda::inventory())]
 }
 
@@ -67,7 +67,7 @@ fn counted(gpus: &[Gpu]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::supervisor::doctor::Status;
+    use crate::doctor::checks::Status;
 
     fn checked(driver: Option<&str>, models: &[&str]) -> Check {
         check_of(Ok(machine(driver, models)))

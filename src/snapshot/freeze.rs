@@ -10,11 +10,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::criu_dump::Dumper;
 use super::dump::Dump;
-use super::dumper::Dumper;
-use super::pause::Paused;
-use super::snapshot::{Snapshotted, Subject};
-use super::snapshot_error::SnapshotError;
+use super::error::SnapshotError;
+use super::paused::Paused;
+use super::take_snapshot::{Snapshotted, Subject};
 use crate::clock;
 use crate::gpu::error::GpuError;
 use crate::gpu::inherited_devices::{self, Bystanders};
@@ -28,7 +28,7 @@ use crate::run::progress::Step;
 use crate::store::ImageWriter;
 
 /// A job that stands still for a snapshot.
-pub(super) struct Frozen<'a> {
+pub(crate) struct Frozen<'a> {
     subject: Subject<'a>,
     /// Before the image: should this be dropped, the job goes on first.
     suspended: Option<Suspension>,
@@ -43,7 +43,7 @@ pub(super) struct Frozen<'a> {
 }
 
 /// Why a job is not frozen.
-pub(super) enum NotFrozen {
+pub(crate) enum NotFrozen {
     /// It computes, and the driver alone may do what failed.
     Avoidable(ResidentError),
     Failed(SnapshotError),

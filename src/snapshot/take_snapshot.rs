@@ -13,10 +13,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::disk_space;
+use super::error::SnapshotError;
 use super::freeze::{Frozen, NotFrozen};
-use super::pause::Paused;
-use super::room;
-use super::snapshot_error::SnapshotError;
+use super::paused::Paused;
 use crate::clock;
 use crate::config::{Buffer, Cpus};
 use crate::gpu::error::GpuError;
@@ -51,7 +51,7 @@ const ATTEMPT_PAUSE: Duration = Duration::from_secs(1);
 
 /// What the job does after its snapshot; of several wishes the last of these counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Afterwards {
+pub(crate) enum Afterwards {
     /// It goes on.
     Continue,
     /// It stands still, and its GPUs are free for others.
@@ -62,7 +62,7 @@ pub(super) enum Afterwards {
 
 /// A snapshot that became an image.
 #[derive(Clone, Debug)]
-pub(super) struct Snapshotted {
+pub(crate) struct Snapshotted {
     pub id: ImageId,
     pub freeze: Duration,
     pub raw_bytes: u64,
@@ -73,7 +73,7 @@ pub(super) struct Snapshotted {
 
 /// What is snapshotted, and why.
 #[derive(Clone, Copy)]
-pub(super) struct Subject<'a> {
+pub(crate) struct Subject<'a> {
     pub shop: &'a Workshop,
     pub standby: &'a Standby,
     pub job: &'a Arc<Job>,
@@ -85,7 +85,7 @@ pub(super) struct Subject<'a> {
 
 /// Takes a snapshot. Blocks until the image is durable; `computing` is called when the job computes again. A job
 /// that changed under our hands is tried again. One that was to be paused comes with the image.
-pub(super) fn take(
+pub(crate) fn take(
     subject: Subject<'_>,
     afterwards: Afterwards,
     computing: impl Fn(Duration),
@@ -196,7 +196,7 @@ fn admit(
         });
     }
     let resident: u64 = processes.iter().map(|process| process.resident).sum();
-    room::make(shop, state, all + resident)?;
+    disk_space::make(shop, state, all + resident)?;
     let frozen = needed + resident + keeping.map_or(0, Keeping::bytes_without_shadow);
     let options = write_options(shop, available - needed, keeping.map(|_| frozen));
     let newest = state.newest_of_others();

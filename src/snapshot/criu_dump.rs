@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use super::criu_log::DumpLog;
 use super::dump_end::outcome;
-use super::dump_log::DumpLog;
-use super::snapshot::Subject;
-use super::snapshot_error::SnapshotError;
+use super::error::SnapshotError;
+use super::take_snapshot::Subject;
 use crate::clock;
 use crate::criu::{
     Capture, CaptureError, Captured, DumpOptions, HOLD_FOLDER_VARIABLE, dump_arguments,
@@ -35,7 +35,7 @@ const KILL_LIMIT: Duration = Duration::from_secs(5);
 const STDERR: RawFd = 2;
 
 /// CRIU that was started for a dump. Dropped, it ends; before [`run`](Self::run) it has not touched the job.
-pub(super) struct Dumper<'a> {
+pub(crate) struct Dumper<'a> {
     /// None once it has ended.
     tool: Option<ToolRun<'a>>,
     /// None once it is at work.
@@ -49,7 +49,7 @@ pub(super) struct Dumper<'a> {
 }
 
 /// How CRIU went about a dump.
-pub(super) struct Dumped {
+pub(crate) struct Dumped {
     pub result: Result<Captured, SnapshotError>,
     /// It did not end by itself, which takes back what it did to the job.
     pub killed: bool,

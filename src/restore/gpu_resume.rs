@@ -4,7 +4,7 @@
 use std::thread;
 use std::time::Duration;
 
-use super::restore_error::RestoreError;
+use super::error::RestoreError;
 use crate::cuda::{self, GpuMap, GpuMapError, GpuPair};
 use crate::gpu::halted::{LAST_RESORT, Standing};
 use crate::gpu::mapping::{GpuPlan, Here, Refusal, plan};
@@ -24,7 +24,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 const LOOKS_MAX: u32 = 31;
 
 /// Looks for GPUs for the image's job. None yet where they may become free: there is time until they are needed.
-pub(super) fn examine(
+pub(crate) fn examine(
     shop: &Workshop,
     standby: &Standby,
     id: ImageId,
@@ -43,7 +43,7 @@ pub(super) fn examine(
 }
 
 /// The GPUs that were found, or others. Blocks while they are in use, some seconds at most.
-pub(super) fn choose(
+pub(crate) fn choose(
     shop: &Workshop,
     standby: &Standby,
     id: ImageId,
@@ -126,11 +126,11 @@ fn plan_now(
 }
 
 /// Memory of the image on its way back to the GPUs, on a thread.
-pub(super) type Coming<'scope, 'image> =
+pub(crate) type Coming<'scope, 'image> =
     thread::ScopedJoinHandle<'scope, Result<Returning<'image>, ResidentError>>;
 
 /// Resumes the state of the restored processes, while `memory` is still on its way; each of them runs when this returns.
-pub(super) fn resume(
+pub(crate) fn resume(
     shop: &Workshop,
     sandbox: &Sandbox,
     facts: &ImageFacts,

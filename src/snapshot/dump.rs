@@ -10,11 +10,11 @@ use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::dump_log::DumpLog;
-use super::dumper::Dumper;
-use super::record::Recorded;
-use super::snapshot::{Snapshotted, Subject};
-use super::snapshot_error::SnapshotError;
+use super::criu_dump::Dumper;
+use super::criu_log::DumpLog;
+use super::error::SnapshotError;
+use super::job_facts::Recorded;
+use super::take_snapshot::{Snapshotted, Subject};
 use crate::clock;
 use crate::criu::Captured;
 use crate::gpu::inherited_devices::Bystanders;
@@ -30,7 +30,7 @@ use crate::sync::locked;
 /// Most threads that copy one image file.
 const LANES_MAX: usize = 4;
 /// A dump, before, during and after CRIU.
-pub(super) struct Dump<'a> {
+pub(crate) struct Dump<'a> {
     subject: Subject<'a>,
     /// The tree's first process, as the host sees it.
     root: i32,

@@ -12,8 +12,8 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use procfs::process::{Process, Status as ProcessStatus};
 
-use super::Check;
-use crate::supervisor::privileges::{is_filtered, is_in_user_namespace, missing};
+use super::checks::Check;
+use crate::doctor::capabilities::{is_filtered, is_in_user_namespace, missing};
 
 /// Linux 5.9 brought `CAP_CHECKPOINT_RESTORE` and with it the interfaces that CRIU 4 prefers.
 const OLDEST_KERNEL: (u8, u8) = (5, 9);
@@ -25,7 +25,7 @@ const PIPE_BYTES: u64 = 1 << 20;
 const PTRACE_FORBIDDEN: &str = "3";
 
 /// All checks of this file.
-pub(super) fn checks() -> Vec<Check> {
+pub(crate) fn checks() -> Vec<Check> {
     let mut checks = vec![kernel(), checkpoint_restore(), namespaces()];
     match Process::myself().and_then(|process| process.status()) {
         Ok(status) => {
@@ -119,11 +119,11 @@ fn enter_and_run() -> Result<(), Refusal> {
 }
 
 /// What was refused, and by which error.
-pub(super) type Refusal = (&'static str, io::Error);
+pub(crate) type Refusal = (&'static str, io::Error);
 
 /// Takes the calling thread into a mount namespace of its own with a fresh /proc, as the sandbox has it: that of a
 /// container is read-only in part. `others` are more namespaces.
-pub(super) fn enter(others: CloneFlags) -> Result<(), Refusal> {
+pub(crate) fn enter(others: CloneFlags) -> Result<(), Refusal> {
     let because = |step| move |errno: Errno| (step, io::Error::from(errno));
     unshare(CloneFlags::CLONE_NEWNS | others)
         .map_err(because("make a PID and a mount namespace"))?;
@@ -199,7 +199,7 @@ fn pipes(text: &io::Result<String>) -> Check {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::supervisor::doctor::Status;
+    use crate::doctor::checks::Status;
 
     #[test]
     fn missing_capabilities_are_named() {

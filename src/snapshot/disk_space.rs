@@ -8,7 +8,7 @@
 //! ```
 //! How much a snapshot needs is a guess; one that was wrong ends as any full disk does.
 
-use super::snapshot_error::SnapshotError;
+use super::error::SnapshotError;
 use crate::clock;
 use crate::config;
 use crate::run::format::{chain, size};
@@ -36,7 +36,7 @@ pub fn policy(retention: &config::Retention) -> Policy {
 
 /// Removes the images that the rules give up. What goes wrong is told and no more: the new
 /// image is there.
-pub(super) fn rotate(shop: &Workshop, state: &RunState) {
+pub(crate) fn rotate(shop: &Workshop, state: &RunState) {
     let goes_on: GoesOn<'_> = &|id, meta| state.goes_on_from_numbered(id, meta);
     let removed = shop
         .store
@@ -73,7 +73,7 @@ fn forget(
 
 /// Sees to it that the next image fits, before anything stands still. `memory` is what the job
 /// has, on the host and on GPUs.
-pub(super) fn make(shop: &Workshop, state: &RunState, memory: u64) -> Result<(), SnapshotError> {
+pub(crate) fn make(shop: &Workshop, state: &RunState, memory: u64) -> Result<(), SnapshotError> {
     let floor = shop.config.snapshot.min_free;
     if floor == 0 {
         return Ok(());

@@ -3,14 +3,14 @@
 use std::fs::File;
 use std::io;
 
-use super::dump_log::DumpLog;
-use super::snapshot_error::SnapshotError;
+use super::criu_log::DumpLog;
+use super::error::SnapshotError;
 use crate::criu::{CaptureError, Captured};
 use crate::run::format::why;
 use crate::sandbox::{Ended, SandboxError};
 
 /// What the dump has come to, from both ends of the stream.
-pub(super) fn outcome(
+pub(crate) fn outcome(
     (log, printed): (&DumpLog, &File),
     ended: Result<Ended, SandboxError>,
     captured: Result<Captured, CaptureError<SnapshotError>>,

@@ -10,7 +10,7 @@ use nix::sys::statvfs::statvfs;
 use nix::unistd::{AccessFlags, access, geteuid};
 use procfs::Current;
 
-use super::Check;
+use super::checks::Check;
 
 /// Below this not even a small process fits the store.
 const DISK_LEAST: u64 = 1 << 30;
@@ -22,7 +22,7 @@ const MEMORY_LEAST: u64 = 512 << 20;
 const OTHERS: u32 = 0o077;
 
 /// All checks of this file, for a store that need not exist yet.
-pub(super) fn checks(store: &Path) -> Vec<Check> {
+pub(crate) fn checks(store: &Path) -> Vec<Check> {
     let memory = procfs::Meminfo::current();
     let total = memory.as_ref().map_or(0, |memory| memory.mem_total);
     let available = memory.ok().and_then(|memory| memory.mem_available);
@@ -80,7 +80,7 @@ fn memory_check(available: Option<u64>, in_cgroup: Option<u64>) -> Check {
 
 /// The least room below any memory limit on the way from our cgroup to the root. Page cache that
 /// can be dropped counts as room. `cgroups` is the text of /proc/self/cgroup.
-pub(in crate::supervisor) fn cgroup_headroom(root: &Path, cgroups: &str) -> Option<u64> {
+pub(crate) fn cgroup_headroom(root: &Path, cgroups: &str) -> Option<u64> {
     let lines = cgroups.lines().filter_map(|line| {
         let mut parts = line.splitn(3, ':').skip(1);
         Some((parts.next()?, parts.next()?))
@@ -203,7 +203,7 @@ fn nearest_existing(store: &Path) -> io::Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::supervisor::doctor::Status;
+    use crate::doctor::checks::Status;
     use std::os::unix::fs::PermissionsExt;
 
     fn put(folder: &Path, files: &[(&str, &str)]) {

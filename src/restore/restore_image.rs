@@ -27,9 +27,9 @@ use crate::job::{self, CutAway};
 use crate::sandbox::{Ended, Sandbox, SandboxError, ToolCommand, ToolRun};
 use crate::store::{ImageId, ImageReader, ReadError};
 
-use super::carried;
-use super::restore_error::RestoreError;
-use super::restore_gpu;
+use super::bundled_files;
+use super::error::RestoreError;
+use super::gpu_resume;
 use crate::gpu::mapping::GpuPlan;
 use crate::gpu::resident::{Returning, Standby};
 use crate::run::format::{logged, why};
@@ -45,7 +45,7 @@ const FIRST_DESCRIPTOR: RawFd = 200;
 
 /// An image that was looked at, and found restorable on this machine as far as one can tell.
 #[derive(Debug)]
-pub(super) struct Candidate {
+pub(crate) struct Candidate {
     pub id: ImageId,
     pub facts: ImageFacts,
     image: ImageReader,
@@ -55,7 +55,7 @@ pub(super) struct Candidate {
 }
 
 /// Looks at an image. Touches nothing, but for parts of ckpt-run, which it puts back where they are missing.
-pub(super) fn examine(
+pub(crate) fn examine(
     shop: &Workshop,
     standby: &Standby,
     id: ImageId,
@@ -64,9 +64,9 @@ pub(super) fn examine(
     let image = shop.store.read(id)?.with_buffer(buffer);
     let facts: ImageFacts =
         serde_json::from_slice(&image.manifest().meta).map_err(RestoreError::Facts)?;
-    let look = |cuda_facts| restore_gpu::examine(shop, standby, id, cuda_facts);
+    let look = |cuda_facts| gpu_resume::examine(shop, standby, id, cuda_facts);
     let gpus = facts.cuda.as_ref().map(look).transpose()?.flatten();
-    carried::put_back(&image, &facts).map_err(RestoreError::Prepare)?;
+    bundled_files::put_back(&image, &facts).map_err(RestoreError::Prepare)?;
     let files = job::plan(&facts.files, &facts.nodes)?;
     Ok(Candidate {
         id,
@@ -79,7 +79,7 @@ pub(super) fn examine(
 
 /// What a restore did and how long it took.
 #[derive(Debug)]
-pub(super) struct Restored {
+pub(crate) struct Restored {
     pub phases: Vec<Phase>,
     pub total: Duration,
     pub cut: Vec<CutAway>,
@@ -90,7 +90,7 @@ pub(super) struct Restored {
 }
 
 /// Brings the candidate back in `sandbox`, which is fresh. Blocks until the job computes.
-pub(super) fn bring_back(
+pub(crate) fn bring_back(
     shop: &Workshop,
     standby: &Standby,
     sandbox: &Sandbox,
@@ -109,7 +109,7 @@ pub(super) fn bring_back(
     } = candidate;
     let expected = image.manifest().raw_bytes;
     shop.ongoing.measure(image.given(), Some(expected));
-    let choose = |cuda_facts| restore_gpu::choose(shop, standby, id, cuda_facts, gpus);
+    let choose = |cuda_facts| gpu_resume::choose(shop, standby, id, cuda_facts, gpus);
     let gpus = facts.cuda.as_ref().map(choose).transpose()?;
     let gpu = facts.cuda.as_ref().zip(gpus.as_ref());
     let rewound = thread::scope(|scope| {
@@ -138,7 +138,7 @@ pub(super) fn bring_back(
         watch.lap("restore");
         shop.ongoing.step(Step::Resume);
         if let Some((cuda_facts, gpus)) = gpu {
-            restore_gpu::resume(shop, sandbox, &facts, cuda_facts, gpus, memory)?;
+            gpu_resume::resume(shop, sandbox, &facts, cuda_facts, gpus, memory)?;
             watch.lap("resume");
         }
         Ok::<_, RestoreError>(rewound)

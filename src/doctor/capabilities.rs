@@ -29,26 +29,26 @@ const NEEDED: [Capability; 6] = [
 const INITIAL_USER_NAMESPACE: &str = "user:[4026531837]";
 
 /// Those of the needed capabilities that are not in an effective set.
-pub(super) fn missing(effective: u64) -> Vec<&'static str> {
+pub(crate) fn missing(effective: u64) -> Vec<&'static str> {
     let absent = NEEDED.iter().filter(|(bit, _)| effective & (1 << bit) == 0);
     absent.map(|(_, name)| *name).collect()
 }
 
 /// Whether a process is under a seccomp filter. The kernel lets it not lift those of others (`PTRACE_O_SUSPEND_SECCOMP`),
 /// and what it starts has at least the same: it can dump nothing.
-pub(super) fn is_filtered(status: &Status) -> bool {
+pub(crate) fn is_filtered(status: &Status) -> bool {
     status.seccomp == Some(SECCOMP_FILTERED)
 }
 
 /// Whether this process is root in a user namespace only, as in a rootless container: the kernel asks for rights on the
 /// machine (`PTRACE_O_SUSPEND_SECCOMP` and others).
-pub(super) fn is_in_user_namespace() -> bool {
+pub(crate) fn is_in_user_namespace() -> bool {
     let namespace = fs::read_link("/proc/self/ns/user");
     namespace.is_ok_and(|name| name.as_os_str() != INITIAL_USER_NAMESPACE)
 }
 
 /// Says at a run's beginning what its snapshots or restores will fail of.
-pub(super) fn warn_of_missing() {
+pub(crate) fn warn_of_missing() {
     let Ok(status) = Process::myself().and_then(|process| process.status()) else {
         return;
     };

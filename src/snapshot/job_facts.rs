@@ -5,8 +5,8 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::time::Duration;
 
-use super::snapshot::Subject;
-use super::snapshot_error::SnapshotError;
+use super::error::SnapshotError;
+use super::take_snapshot::Subject;
 use crate::job::{self, Access, Node, OpenFile, Process};
 use crate::run::gpu_facts::CudaFacts;
 use crate::run::image_facts::ImageFacts;
@@ -16,7 +16,7 @@ use crate::sandbox::Isolation;
 use crate::store::StreamWriter;
 
 /// What was found.
-pub(super) struct Recorded {
+pub(crate) struct Recorded {
     processes: Vec<Process>,
     accounts: Vec<job::ProcessAccount>,
     files: Vec<OpenFile>,

@@ -22,7 +22,7 @@ use crate::store::ImageId;
 
 /// A job that stands still. Dropped, it goes on, as far as that is possible.
 #[derive(Debug)]
-pub(super) struct Paused {
+pub(crate) struct Paused {
     job: Arc<Job>,
     gpu: Option<(Suspension, CudaFacts)>,
     /// Nothing is to be undone any more.
@@ -31,7 +31,7 @@ pub(super) struct Paused {
 
 /// Why a job is still paused.
 #[derive(Debug)]
-pub(super) enum StillPaused {
+pub(crate) enum StillPaused {
     /// Others use its GPUs.
     NoRoom(String),
     /// There is nothing that could go on.
@@ -40,7 +40,7 @@ pub(super) enum StillPaused {
 
 /// A job that did not go on; without it when its GPU state was lost on the way.
 #[derive(Debug)]
-pub(super) struct Refused {
+pub(crate) struct Refused {
     pub paused: Option<Box<Paused>>,
     pub why: StillPaused,
 }
@@ -148,7 +148,7 @@ impl Drop for Paused {
 }
 
 /// What the GPUs lack for the job to come back, in words; `None` when they have it, or do not tell.
-pub(super) fn lacking(facts: &CudaFacts, machine: &Inventory) -> Option<String> {
+pub(crate) fn lacking(facts: &CudaFacts, machine: &Inventory) -> Option<String> {
     let lacks: Vec<String> = facts
         .gpus
         .iter()

@@ -13,7 +13,7 @@ use crate::run::running_job::Job;
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Begins with that, on a thread. Without one the kernel does it, in its own time.
-pub(super) fn give_back(shop: &Arc<Workshop>, job: &Job) {
+pub(crate) fn give_back(shop: &Arc<Workshop>, job: &Job) {
     let (shop, sandbox, root) = (Arc::clone(shop), job.sandbox.pid(), job.pids.root);
     let work = move || {
         let root = job::child_with_pid(sandbox, root);
