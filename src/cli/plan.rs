@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::{Failure, Global, open, output};
 use crate::config::{Config, Override, format_percent, parse_duration};
 use crate::history::percent;
-use crate::supervisor::interval::{Chosen, Cost, Rules, Seen, choose, rough};
+use crate::supervisor::policy::interval::{Chosen, Cost, Rules, Seen, choose, rough};
 use crate::supervisor::seen_in;
 
 /// What to reckon with, instead of what the store and the settings say.

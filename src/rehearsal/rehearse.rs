@@ -17,7 +17,7 @@ use super::trial::{Setup, Trial};
 use crate::config::Config;
 use crate::criu::Search;
 use crate::doctor::{self, Status};
-use crate::supervisor::interval::{Cost, Rules, Seen, choose};
+use crate::supervisor::policy::interval::{Cost, Rules, Seen, choose};
 
 /// What to rehearse, and how.
 pub struct Options<'a> {

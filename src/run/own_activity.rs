@@ -137,7 +137,7 @@ impl Job {
 mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::supervisor::hang::{Sample, Signs};
+    use crate::supervisor::hang::detector::{Sample, Signs};
 
     const MS: Duration = Duration::from_millis(1);
     const SECOND: Duration = Duration::from_secs(1);

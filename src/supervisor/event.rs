@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::operation::News;
-use super::signals::Signal;
-use super::status::Status;
+use super::handlers::background::News;
+use super::handlers::signals::Signal;
+use super::observers::run_status::Status;
 use crate::job::Key;
 use crate::restore::error::RestoreError;
 use crate::restore::restore_image::Restored;

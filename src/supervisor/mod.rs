@@ -1,49 +1,27 @@
 //! The supervisor: starts the job, takes snapshots, restores it, ends with its exit code.
 //!
-//! Start reading at [`run`](run::run), then `supervise` (the loop and its states), `beginnings` and `endings`,
-//! `snapshot` and `restore` (the two ways, phase by phase).
+//! Start reading at [`run`], which checks everything and hands over to the loop in `event_loop`. `handlers` holds what the
+//! loop does about each event, `policy` what it decides, `observers` who is told.
 
-mod beginnings;
-mod candidates;
-mod chronicle;
-mod computing;
-mod control;
-mod diagnosis;
-mod endings;
+pub(crate) mod control;
 mod event;
+mod event_loop;
 #[cfg(any(fuzzing, test))]
 pub(crate) mod fuzz;
-mod ground;
-pub mod hang;
-mod hang_sampler;
-mod hang_watch;
-mod hook;
-mod hooks;
-pub mod interval;
-mod leash;
-mod metrics;
-mod notify;
-mod operation;
-mod pauses;
-pub(crate) mod progress_line;
-mod requests;
-pub mod restart;
-mod run;
-pub mod schedule;
-mod signals;
-mod status;
-mod stop;
-mod stopping;
-mod supervise;
-mod terminal;
-mod timing;
+pub(crate) mod handlers;
+pub(crate) mod hang;
+pub(crate) mod hooks;
+pub(crate) mod observers;
+pub(crate) mod policy;
+mod run_job;
 
-pub use control::{
+pub use control::client::{
     ControlError, request_pause, request_snapshot, request_status, request_stop, request_unpause,
 };
 
-pub use run::{RunError, RunOptions, What, run};
+pub use run_job::{RunError, RunOptions, What, run};
 
-pub use status::{State, Status, StatusError, status_of_store};
+pub use observers::run_phase::State;
+pub use observers::run_status::{Status, StatusError, status_of_store};
 
-pub use timing::seen_in;
+pub use handlers::snapshot_timer::seen_in;

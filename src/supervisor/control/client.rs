@@ -5,9 +5,9 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::{Answer, RUN_ENDED, Request, with_short_path};
+use super::server::{Answer, RUN_ENDED, Request, with_short_path};
 use crate::store::ImageId;
-use crate::supervisor::status::Status;
+use crate::supervisor::observers::run_status::Status;
 
 /// Longest answer.
 const ANSWER_BYTES_MAX: u64 = 1 << 20;

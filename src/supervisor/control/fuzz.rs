@@ -1,12 +1,13 @@
 //! Both ends of the control socket for fuzzing.
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net as blocking;
 
 use tokio::net::UnixStream;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc::channel;
 
-use super::{Answer, blocking, converse};
+use super::server::{Answer, converse};
 use crate::store::ImageId;
 use crate::supervisor::event::Event;
 
@@ -15,7 +16,7 @@ thread_local! {
 }
 
 /// A client that says this and hangs up its half; whether anything was asked for.
-pub(in crate::supervisor) fn client_says(bytes: &[u8]) -> bool {
+pub(crate) fn client_says(bytes: &[u8]) -> bool {
     RUNTIME.with(|runtime| runtime.block_on(conversation(bytes)))
 }
 
@@ -63,6 +64,6 @@ async fn conversation(bytes: &[u8]) -> bool {
 }
 
 /// What a supervisor says to a client.
-pub(in crate::supervisor) fn supervisor_says(line: &str) -> bool {
+pub(crate) fn supervisor_says(line: &str) -> bool {
     serde_json::from_str::<Answer>(line).is_ok()
 }

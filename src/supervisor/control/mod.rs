@@ -1,0 +1,6 @@
+//! The control socket: other processes ask the supervisor for snapshots, pauses, its status and its end.
+
+pub(super) mod client;
+#[cfg(any(fuzzing, test))]
+pub(super) mod fuzz;
+pub(super) mod server;

@@ -1,0 +1,215 @@
+//! The control socket in the store: how `ckpt-run snapshot`, `pause`, `unpause`, `stop` and `status` reach the supervisor.
+//!
+//! One JSON object a line in each direction. Whoever can open the socket (mode
+//! 0600 in a folder of mode 0700) may ask.
+
+use std::fs::{self, File};
+use std::future;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net as blocking;
+use std::path::Path;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
+use tokio::net::unix::OwnedWriteHalf;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::mpsc::Sender;
+use tokio::sync::{oneshot, watch};
+
+use crate::run::environment::{SOCKET, socket_path};
+use crate::snapshot::paused::StillPaused;
+use crate::snapshot::take_snapshot::Afterwards;
+use crate::store::ImageId;
+use crate::supervisor::event::Event;
+use crate::supervisor::observers::run_status::Status;
+
+/// Longest request.
+const REQUEST_BYTES_MAX: u64 = 4096;
+/// Time for the last answers to be written: a client that reads takes no time.
+const ANSWERS_LIMIT: Duration = Duration::from_secs(1);
+/// For a client's request to come; a client sends it at once.
+const REQUEST_LIMIT: Duration = Duration::from_secs(5);
+/// Before the next client is taken, when one could not be.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+
+/// The answer to what came too late.
+pub(super) const RUN_ENDED: &str = "the run has ended";
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Request {
+    Snapshot,
+    Pause,
+    Unpause,
+    Stop,
+    Status,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Answer {
+    Image(ImageId),
+    Done,
+    Status(Box<Status>),
+    /// Not now; the same request may succeed later.
+    Later(String),
+    Failed(String),
+}
+
+/// Clients that have asked and have no answer yet.
+#[derive(Debug)]
+pub(crate) struct Asking(watch::Receiver<usize>);
+
+impl Asking {
+    /// Waits until all have their answers, for a limited time: an event loop that ends takes those with it that the
+    /// supervisor has given and nobody has written.
+    pub(crate) async fn end(&mut self) {
+        let none = self.0.wait_for(|clients| *clients == 0);
+        // Those that are left find the connection closed.
+        let _ = tokio::time::timeout(ANSWERS_LIMIT, none).await;
+    }
+}
+
+/// Listens on the store's control socket. The caller holds the store's lock, so an old socket is a dead one.
+pub(crate) fn listen(store: &Path, events: Sender<Event>) -> io::Result<Asking> {
+    let listener = with_short_path(store, |path| {
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
+        let listener = blocking::UnixListener::bind(path)?;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+        Ok(listener)
+    })?;
+    listener.set_nonblocking(true)?;
+    let listener = UnixListener::from_std(listener)?;
+    let (clients, asking) = watch::channel(0);
+    tokio::spawn(async move {
+        loop {
+            match listener.accept().await {
+                Ok((connection, _)) => {
+                    tokio::spawn(answer(connection, events.clone(), clients.clone()));
+                }
+                // Out of descriptors, as a rule: somebody gives some back.
+                Err(error) => {
+                    tracing::debug!(%error, "cannot take a client");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    });
+    Ok(Asking(asking))
+}
+
+/// Removes the socket at the end of a run.
+pub(crate) fn remove(store: &Path) {
+    // The next supervisor removes one that is left.
+    let _ = fs::remove_file(socket_path(store));
+}
+
+async fn answer(connection: UnixStream, events: Sender<Event>, clients: watch::Sender<usize>) {
+    // A client that went away needs no answer.
+    if let Ok(Connection::UntilTheEnd(writer)) = converse(connection, events, &clients).await {
+        // Closed when the event loop is dropped, after the supervisor.
+        future::pending::<()>().await;
+        drop(writer);
+    }
+}
+
+/// What becomes of a connection whose client has its answer.
+#[derive(Debug)]
+pub(super) enum Connection {
+    Done,
+    /// The client waits for the run's end.
+    UntilTheEnd(OwnedWriteHalf),
+}
+
+pub(super) async fn converse(
+    connection: UnixStream,
+    events: Sender<Event>,
+    clients: &watch::Sender<usize>,
+) -> io::Result<Connection> {
+    let (reader, mut writer) = connection.into_split();
+    let mut line = String::new();
+    let mut reader = tokio::io::BufReader::new(reader.take(REQUEST_BYTES_MAX));
+    tokio::time::timeout(REQUEST_LIMIT, reader.read_line(&mut line)).await??;
+    let request = serde_json::from_str(&line);
+    let is_stop = matches!(request, Ok(Request::Stop));
+    clients.send_modify(|clients| *clients += 1);
+    let answer = match request {
+        Err(error) => Answer::Failed(format!("understand the request: {error}")),
+        Ok(request) => answered(request, &events).await,
+    };
+    let written = write(&mut writer, &answer).await;
+    clients.send_modify(|clients| *clients -= 1);
+    written?;
+    Ok(match answer {
+        Answer::Image(_) if is_stop => Connection::UntilTheEnd(writer),
+        Answer::Image(_)
+        | Answer::Done
+        | Answer::Status(_)
+        | Answer::Later(_)
+        | Answer::Failed(_) => Connection::Done,
+    })
+}
+
+async fn write(writer: &mut OwnedWriteHalf, answer: &Answer) -> io::Result<()> {
+    let mut text = serde_json::to_vec(answer)?;
+    text.push(b'\n');
+    writer.write_all(&text).await
+}
+
+async fn answered(request: Request, events: &Sender<Event>) -> Answer {
+    let afterwards = match request {
+        Request::Snapshot => Afterwards::Continue,
+        Request::Pause => Afterwards::Pause,
+        Request::Stop => Afterwards::Stop,
+        Request::Status => {
+            let status = asked(events, Event::StatusRequest).await;
+            return status.map_or_else(ended, Answer::Status);
+        }
+        Request::Unpause => {
+            return match asked(events, Event::UnpauseRequest).await {
+                Some(Ok(())) => Answer::Done,
+                Some(Err(StillPaused::NoRoom(reason))) => Answer::Later(reason),
+                Some(Err(StillPaused::Failed(reason))) => Answer::Failed(reason),
+                None => ended(),
+            };
+        }
+    };
+    match asked(events, |reply| Event::SnapshotRequest(afterwards, reply)).await {
+        Some(Ok(id)) => Answer::Image(id),
+        Some(Err(reason)) => Answer::Failed(reason),
+        None => ended(),
+    }
+}
+
+/// Asks the loop; `None` when the run ends before it answers.
+async fn asked<T>(
+    events: &Sender<Event>,
+    event: impl FnOnce(oneshot::Sender<T>) -> Event,
+) -> Option<T> {
+    let (reply, replied) = oneshot::channel();
+    events.send(event(reply)).await.ok()?;
+    replied.await.ok()
+}
+
+fn ended() -> Answer {
+    Answer::Failed(RUN_ENDED.to_owned())
+}
+
+/// Socket paths end at 107 bytes; a store's may be longer, one through `/proc` is not.
+pub(super) fn with_short_path<T>(
+    store: &Path,
+    action: impl FnOnce(&Path) -> io::Result<T>,
+) -> io::Result<T> {
+    let folder = File::open(store)?;
+    action(
+        &Path::new("/proc/self/fd")
+            .join(folder.as_raw_fd().to_string())
+            .join(SOCKET),
+    )
+}

@@ -1,0 +1,137 @@
+//! What the loop looks after beside the job's state: when to snapshot, signs of a hang, hooks, systemd.
+//!
+//! The loop calls [`Supervisor::attend`] after each event, and hands over the timers and events of these parts.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc::Sender;
+
+use super::snapshot_timer::Timing;
+use crate::clock;
+use crate::run::run_context::Workshop;
+use crate::run::run_state::RunState;
+use crate::run::running_job::{Job, SharedStreams};
+use crate::supervisor::event::Event;
+use crate::supervisor::event_loop::{Running, Stage, Supervisor};
+use crate::supervisor::hang::detector::Sample;
+use crate::supervisor::hang::watchdog::HangWatch;
+use crate::supervisor::hooks::hook_command;
+use crate::supervisor::hooks::queue::Hooks;
+use crate::supervisor::observers::systemd::Notifier;
+use crate::supervisor::policy::compute_clock::ComputeClock;
+use crate::supervisor::policy::crash_progress::Ground;
+use crate::supervisor::run_job::{RunError, system};
+
+/// What the threads of these parts report.
+#[derive(Debug)]
+pub(crate) enum News {
+    /// A hook that was called has ended.
+    HookEnded(hook_command::Ended),
+    /// The hook of a snapshot that begins has ended; its thread goes on.
+    BeforeSnapshotEnded(hook_command::Ended),
+    /// A sample of this job was taken; `None` when it was just ending.
+    Sampled(Arc<Job>, Option<Sample>),
+    /// What the job does, which hangs, is in this log.
+    Diagnosed(Option<PathBuf>),
+}
+
+/// The state of these parts.
+#[derive(Debug)]
+pub(crate) struct Operation {
+    /// How long the job has computed under this supervisor.
+    pub clock: ComputeClock,
+    pub ground: Ground,
+    pub timing: Timing,
+    pub hooks: Hooks,
+    /// The signs of a hang that are looked for, if any.
+    pub hang: Option<HangWatch>,
+    pub notifier: Notifier,
+    /// The job of the snapshot under way computes again.
+    released: bool,
+}
+
+impl Operation {
+    pub fn new(
+        shop: &Workshop,
+        state: &RunState,
+        streams: &SharedStreams,
+        events: &Sender<Event>,
+    ) -> Result<Self, RunError> {
+        let chance = clock::random().map_err(system("get random bytes"))?;
+        let (seed, _) = chance.split_first_chunk().unwrap_or((&[0; 8], &[]));
+        Ok(Self {
+            clock: ComputeClock::default(),
+            ground: Ground::default(),
+            timing: Timing::new(shop, state, u64::from_le_bytes(*seed)),
+            hooks: Hooks::default(),
+            hang: HangWatch::new(&shop.config.hang, &shop.directory, streams, events),
+            notifier: Notifier::new(),
+            released: false,
+        })
+    }
+}
+
+impl Supervisor {
+    /// An event was handled.
+    pub fn attend(&mut self) -> Result<(), RunError> {
+        let computes = self.is_computing();
+        self.operation.clock.set(computes, clock::now());
+        self.follow_suspicion()?;
+        self.tell_systemd(computes);
+        Ok(())
+    }
+
+    /// The timer of these parts that runs out first.
+    pub fn operation_wait(&self) -> Option<Duration> {
+        let waits = [self.next_sample(), self.operation.notifier.wait()];
+        waits.into_iter().flatten().min()
+    }
+
+    /// That timer ran out; [`Supervisor::attend`] follows.
+    pub fn operation_timer(&mut self) {
+        if self.next_sample().is_some_and(|left| left.is_zero()) {
+            self.ask_for_sample();
+        }
+    }
+
+    pub fn news(&mut self, news: News) {
+        match news {
+            News::HookEnded(ended) => self.called_hook_ended(&ended),
+            News::BeforeSnapshotEnded(ended) => self.hook_ended(&ended),
+            News::Sampled(job, sample) => self.sampled(&job, sample),
+            News::Diagnosed(log) => self.diagnosed(log),
+        }
+    }
+
+    /// A snapshot begins: from now on the job may stand still.
+    pub fn freeze_begins(&mut self) {
+        self.operation.released = false;
+    }
+
+    /// The job of the snapshot under way computes again.
+    pub fn freeze_ended(&mut self) {
+        self.operation.released = true;
+        self.image_frozen();
+    }
+
+    /// Whether the job computes, as far as we know: it is not dead, restored, paused or frozen.
+    fn is_computing(&self) -> bool {
+        match &self.stage {
+            Stage::Running(Running {
+                busy,
+                pause: None,
+                ended: None,
+                gone: false,
+                ..
+            }) => busy.is_none() || self.operation.released,
+            Stage::Running(_)
+            | Stage::Idle
+            | Stage::Starting(_)
+            | Stage::Restoring(_)
+            | Stage::Ending(_)
+            | Stage::Waiting { .. } => false,
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Which images the run can go on from.
+
+use crate::run::format::chain;
+use crate::store::{ImageEntry, ImageId};
+use crate::supervisor::event_loop::Supervisor;
+use crate::supervisor::run_job::RunError;
+
+impl Supervisor {
+    /// This run's images that are not set aside, oldest first.
+    pub fn available(&self) -> Result<Vec<ImageId>, RunError> {
+        Ok(self.available_of(&self.shop.store.images()?))
+    }
+
+    /// As `available`, for a restore: of newer ones that cannot be read it is said why.
+    pub fn to_restore(&self) -> Result<Vec<ImageId>, RunError> {
+        let images = self.shop.store.images()?;
+        let available = self.available_of(&images);
+        let newest = available.last().copied();
+        let instead = newest.map_or("there is no older one", |_| "an older one is used");
+        for image in &images {
+            if Some(image.id) > newest && self.state.may_go_on_from(image) {
+                let reason = image.damaged.as_deref().unwrap_or_default();
+                tracing::warn!(image = %image.id, "the image cannot be read, {instead}: {reason}");
+            }
+        }
+        Ok(available)
+    }
+
+    fn available_of(&self, images: &[ImageEntry]) -> Vec<ImageId> {
+        let ours = images
+            .iter()
+            .filter(|image| image.damaged.is_none() && self.state.goes_on_from(image));
+        ours.map(|image| image.id)
+            .filter(|id| !self.refused.contains(id))
+            .collect()
+    }
+
+    /// Whether the run has any image, good or not.
+    pub fn any_images(&self) -> Result<bool, RunError> {
+        let images = self.shop.store.images()?;
+        Ok(images.iter().any(|image| self.state.may_have(image)))
+    }
+
+    /// How many images there are to go on from, for a decision. One where the store cannot be read: an answer of "none"
+    /// would give the run up.
+    pub fn images_at_least(&self) -> usize {
+        match self.available() {
+            Ok(images) => images.len(),
+            Err(error) => {
+                tracing::warn!("cannot look for images: {}", chain(&error));
+                1
+            }
+        }
+    }
+
+    /// As `available`; none where the store cannot be read, which is no reason to end a job that computes.
+    pub fn available_or_none(&self) -> Vec<ImageId> {
+        self.available().unwrap_or_else(|error| {
+            tracing::warn!("cannot look for images: {}", chain(&error));
+            Vec::new()
+        })
+    }
+
+    /// The newest image to go on from.
+    pub fn newest(&self) -> Option<ImageId> {
+        self.available_or_none().pop()
+    }
+}

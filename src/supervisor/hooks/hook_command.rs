@@ -1,0 +1,245 @@
+//! One hook: a command of the user's that is run beside the job, told what happened, heard, and killed when it takes
+//! too long. Blocks; what follows on its end is decided elsewhere.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::timerfd::TimerFd;
+
+use super::process_group::Leash;
+use crate::clock;
+use crate::config::{HookCommand, Occasion};
+use crate::run::environment::NOT_FOR_THE_JOB;
+use crate::sandbox;
+
+/// Exit code that calls a snapshot off.
+const VETO: i32 = 75;
+/// Lines of a hook that are shown: a notification says little, and a loop must not fill the log.
+pub(crate) const LINES_MAX: usize = 200;
+/// Bytes of a line that are shown at once; the rest are further lines.
+const LINE_BYTES_MAX: usize = 1000;
+/// Bytes read at once.
+const READ_BYTES: usize = 4096;
+
+/// A hook that is to run.
+#[derive(Debug)]
+pub(crate) struct Call {
+    pub occasion: Occasion,
+    pub command: HookCommand,
+    pub leash: Arc<Leash>,
+    /// Lines of its output that are heard.
+    pub lines_max: usize,
+    pub directory: PathBuf,
+    /// What it is told.
+    pub facts: Vec<(&'static str, OsString)>,
+}
+
+/// How a hook ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Done,
+    /// With the exit code that calls a snapshot off.
+    Veto,
+    /// In another way, in words.
+    Failed(String),
+    /// It was killed after its time.
+    TimedOut,
+}
+
+impl Outcome {
+    /// The word for the history.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Veto => "veto",
+            Self::Failed(_) => "failed",
+            Self::TimedOut => "timed-out",
+        }
+    }
+}
+
+/// The end of a hook.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub occasion: Occasion,
+    pub outcome: Outcome,
+    pub took: Duration,
+}
+
+/// Runs a hook to its end; `say` gets each line that it prints.
+pub(crate) fn run(call: &Call, mut say: impl FnMut(&str)) -> Ended {
+    let begun = clock::now();
+    let mut lines = Lines::new(call.lines_max);
+    let outcome = match start(call) {
+        Ok((mut child, timer, output)) => {
+            let ended = follow(&child, &timer, output, &mut lines, &mut say);
+            if let Ok(true) = ended {
+                call.leash.let_go();
+            } else {
+                call.leash.kill();
+            }
+            match ended.and_then(|ended| Ok((ended, child.wait()?))) {
+                Ok((true, status)) => outcome(status),
+                Ok((false, _)) => Outcome::TimedOut,
+                Err(error) => Outcome::Failed(format!("it cannot be followed: {error}")),
+            }
+        }
+        Err(error) => {
+            call.leash.let_go();
+            Outcome::Failed(format!("it cannot be started: {error}"))
+        }
+    };
+    lines.end(&mut say);
+    Ended {
+        occasion: call.occasion,
+        outcome,
+        took: clock::now() - begun,
+    }
+}
+
+fn start(call: &Call) -> io::Result<(Child, Arc<TimerFd>, File)> {
+    let mut command = match &call.command {
+        HookCommand::Shell(line) => {
+            let mut command = Command::new("/bin/sh");
+            command.arg("-c").arg(line);
+            command
+        }
+        HookCommand::Words(words) => {
+            let mut command = Command::new(words.first().map_or("", String::as_str));
+            command.args(words.iter().skip(1));
+            command
+        }
+    };
+    let (output, input) = io::pipe()?;
+    fcntl(&output, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+    for name in NOT_FOR_THE_JOB {
+        command.env_remove(name);
+    }
+    sandbox::with_job_descriptor_limit(&mut command)
+        .envs(call.facts.iter().map(|(name, value)| (name, value)))
+        .current_dir(&call.directory)
+        .stdin(Stdio::null())
+        .stdout(input.try_clone()?)
+        .stderr(input);
+    let (child, timer) = call.leash.start(&mut command)?;
+    Ok((child, timer, File::from(OwnedFd::from(output))))
+}
+
+/// Hears the hook until it has ended, whoever else still holds its output, or its time is over; false then.
+fn follow(
+    child: &Child,
+    timer: &TimerFd,
+    output: File,
+    lines: &mut Lines,
+    say: &mut impl FnMut(&str),
+) -> io::Result<bool> {
+    let gone = rustix::process::pidfd_open(
+        rustix::process::Pid::from_child(child),
+        rustix::process::PidfdFlags::empty(),
+    )?;
+    let mut output = Some(output);
+    loop {
+        let ends = [gone.as_fd(), timer.as_fd()].into_iter();
+        let mut watched: Vec<PollFd> = ends
+            .chain(output.as_ref().map(AsFd::as_fd))
+            .map(|one| PollFd::new(one, PollFlags::POLLIN))
+            .collect();
+        match poll(&mut watched, PollTimeout::NONE) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let [ended, late] = [0, 1].map(|at| watched[at].any().unwrap_or(false));
+        if let Some(open) = &mut output
+            && !hear(open, lines, say)
+        {
+            output = None;
+        }
+        if ended || late {
+            return Ok(ended);
+        }
+    }
+}
+
+/// Takes what there is; false at the end of the output.
+fn hear(output: &mut File, lines: &mut Lines, say: &mut impl FnMut(&str)) -> bool {
+    /// Reads in one go: a hook that prints without end must not keep its deadline from us.
+    const READS_MAX: usize = 64;
+    let mut buffer = [0; READ_BYTES];
+    for _ in 0..READS_MAX {
+        match output.read(&mut buffer) {
+            Ok(0) => return false,
+            Ok(got) => lines.take(&buffer[..got], say),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
+        }
+    }
+    true
+}
+
+fn outcome(status: ExitStatus) -> Outcome {
+    match status.code() {
+        Some(0) => Outcome::Done,
+        Some(VETO) => Outcome::Veto,
+        Some(_) | None => Outcome::Failed(status.to_string()),
+    }
+}
+
+/// Bytes as lines, so many of them.
+#[derive(Debug)]
+struct Lines {
+    line: Vec<u8>,
+    said: usize,
+    max: usize,
+}
+
+impl Lines {
+    fn new(max: usize) -> Self {
+        Self {
+            line: Vec::new(),
+            said: 0,
+            max,
+        }
+    }
+
+    fn take(&mut self, bytes: &[u8], say: &mut impl FnMut(&str)) {
+        for &byte in bytes {
+            if byte != b'\n' {
+                self.line.push(byte);
+            }
+            if byte == b'\n' || self.line.len() >= LINE_BYTES_MAX {
+                self.end_line(say);
+            }
+        }
+    }
+
+    fn end_line(&mut self, say: &mut impl FnMut(&str)) {
+        let line = std::mem::take(&mut self.line);
+        self.said += 1;
+        if self.said == self.max {
+            say("(more is not shown)");
+        }
+        if self.said < self.max {
+            // Escape sequences are for a terminal of its own.
+            let text = String::from_utf8_lossy(&line);
+            say(&text.replace(char::is_control, " "));
+        }
+    }
+
+    fn end(&mut self, say: &mut impl FnMut(&str)) {
+        if !self.line.is_empty() {
+            self.end_line(say);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

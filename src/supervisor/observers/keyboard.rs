@@ -1,0 +1,139 @@
+//! The caller's terminal: ours while a job reads its keys, the caller's in between.
+//!
+//! ```text
+//! job computes, we are in the foreground ──▶ raw: every key goes to the job's own terminal
+//! else (restore, backoff, pause, stopped) ─▶ its own modes: Ctrl-C is a signal to us
+//! ```
+//! Must not know how the job's terminal is made.
+
+use std::time::Duration;
+
+use nix::sys::signal::{Signal as Number, kill};
+use nix::unistd::{Pid, getpgrp, getpid};
+use procfs::process::Process;
+use tokio::sync::mpsc::Sender;
+
+use crate::job::{CallersTerminal, Key};
+use crate::run::running_job::SharedStreams;
+use crate::supervisor::event::Event;
+use crate::supervisor::event_loop::{Running, Stage, Supervisor};
+use crate::supervisor::handlers::signals::is_ignored;
+use crate::sync::locked;
+
+/// How often we look whether we are in the foreground: a shell that takes a running job there tells nobody.
+const LOOK_INTERVAL: Duration = Duration::from_millis(300);
+/// Most ancestors in our own process group: scripts that called scripts.
+const ANCESTORS_MAX: usize = 64;
+
+/// The caller's terminal, if our stdin is one. Dropped, it has its own modes.
+#[derive(Debug)]
+pub(crate) struct Keyboard {
+    terminal: Option<CallersTerminal>,
+    /// Somebody may have changed its modes.
+    doubtful: bool,
+    /// The job waits for it, and we are in the background.
+    wanted: bool,
+}
+
+impl Keyboard {
+    /// That of our stdin. Keys that concern us become events.
+    pub fn attach(streams: &SharedStreams, events: &Sender<Event>) -> Self {
+        let events = events.clone();
+        let streams = locked(streams);
+        streams.stdin.on_key(move |key| {
+            // The loop only ends with the run.
+            let _ = events.blocking_send(Event::Typed(key));
+        });
+        Self {
+            terminal: CallersTerminal::of_stdin(),
+            doubtful: false,
+            wanted: false,
+        }
+    }
+
+    /// Time until it is worth another look.
+    pub fn next_look(&self) -> Option<Duration> {
+        self.wanted.then_some(LOOK_INTERVAL)
+    }
+
+    /// We were stopped, by whomever.
+    pub fn continued(&mut self) {
+        self.doubtful = true;
+    }
+
+    /// Gives the terminal its own modes.
+    pub fn give_back(&mut self) {
+        if let Some(terminal) = &mut self.terminal {
+            terminal.give_back();
+        }
+    }
+
+    /// Makes it ours, or not. True when it has just become ours.
+    fn attend(&mut self, by_job: bool) -> bool {
+        let Some(terminal) = &mut self.terminal else {
+            return false;
+        };
+        if !by_job {
+            self.wanted = false;
+            terminal.give_back();
+            return false;
+        }
+        if terminal.is_taken() && !self.doubtful {
+            return false;
+        }
+        self.doubtful = false;
+        self.wanted = !terminal.take();
+        !self.wanted
+    }
+}
+
+impl Supervisor {
+    /// Gives the caller's terminal to whom it belongs now.
+    pub fn attend_keyboard(&mut self) {
+        let computes = match &self.stage {
+            Stage::Running(Running { pause, ended, .. }) => pause.is_none() && ended.is_none(),
+            Stage::Idle
+            | Stage::Starting(_)
+            | Stage::Restoring(_)
+            | Stage::Ending(_)
+            | Stage::Waiting { .. } => false,
+        };
+        if self.keyboard.terminal.is_none() {
+            return;
+        }
+        let by_job = computes && self.exit.is_none() && self.streams().job_reads_keys();
+        if self.keyboard.attend(by_job) {
+            self.streams().stdin.resume();
+        }
+    }
+
+    /// Does what a terminal in between would do.
+    pub fn typed(&mut self, key: Key) {
+        match key {
+            Key::Interrupt => self.job_interrupted(),
+            Key::Suspend if is_ignored(Number::SIGTSTP) || !somebody_continues_us() => {
+                tracing::debug!("not stopped: nobody could let us go on");
+            }
+            // To all that the caller's shell started with us; it comes back to us as a signal, and we stop the job.
+            Key::Suspend => drop(kill(Pid::from_raw(0), Number::SIGTSTP)),
+        }
+    }
+}
+
+/// Whether a shell watches over our process group: one whose first parent outside is not in our session is an orphan, and
+/// nobody is told that it is stopped.
+fn somebody_continues_us() -> bool {
+    let about = |pid| Process::new(pid).and_then(|process| process.stat()).ok();
+    let Some(us) = about(getpid().as_raw()) else {
+        return false;
+    };
+    let mut parent = us.ppid;
+    for _ in 0..ANCESTORS_MAX {
+        match about(parent) {
+            Some(stat) if stat.pgrp == getpgrp().as_raw() => parent = stat.ppid,
+            Some(stat) => return stat.session == us.session,
+            None => return false,
+        }
+    }
+    false
+}

@@ -1,0 +1,147 @@
+//! Figures of the run for Prometheus: a file for the node exporter's textfile collector, and an HTTP endpoint.
+//!
+//! ```text
+//! an event, or 15 s ─▶ ask the loop for the status ─▶ text ─▶ file, replaced by renaming
+//! GET /metrics ──────▶ ask the loop for the status ─▶ text ─▶ answer
+//! ```
+//! Both ask as any client does; nothing of them can stop or change the run. Where a file cannot be written or an
+//! address not be listened on, that is said once and the job goes on.
+
+use std::fs::{self, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::mpsc::Sender;
+use tokio::sync::{Notify, oneshot};
+use tokio::time::{sleep, timeout};
+
+use crate::config;
+use crate::run::format::chain;
+use crate::store::durable::TEMPORARY_PREFIX;
+use crate::supervisor::event::Event;
+use crate::supervisor::observers::run_status::Status;
+use crate::sync::locked;
+
+/// The longest that a file is left as it is: half of what a scraper that is asked every 30 s would miss.
+const WRITE_INTERVAL: Duration = Duration::from_secs(15);
+/// The shortest: a burst of events is one write.
+const WRITE_PAUSE: Duration = Duration::from_millis(200);
+
+/// Where the figures go.
+#[derive(Debug, Default)]
+pub(crate) struct Metrics {
+    file: Option<Arc<TextFile>>,
+    news: Arc<Notify>,
+}
+
+impl Metrics {
+    /// Begins to tell. Must be called inside the runtime.
+    pub fn start(settings: &config::Metrics, events: &Sender<Event>) -> Self {
+        if let Some(address) = settings.listen
+            && let Err(error) = super::http::listen(address, events.clone())
+        {
+            tracing::warn!(%address, "no metrics there (metrics.listen): {error}");
+        }
+        let file = settings.textfile.clone().map(TextFile::new).map(Arc::new);
+        let metrics = Self {
+            file,
+            news: Arc::default(),
+        };
+        if let Some(file) = &metrics.file {
+            let (file, news) = (Arc::clone(file), Arc::clone(&metrics.news));
+            tokio::spawn(keep_written(file, news, events.clone()));
+        }
+        metrics
+    }
+
+    /// Something happened.
+    pub fn news(&self) {
+        self.news.notify_one();
+    }
+
+    /// The run has ended so: the last figures.
+    pub fn end(&self, status: &Status) {
+        if let Some(file) = &self.file {
+            file.write(status, true);
+        }
+    }
+}
+
+async fn keep_written(file: Arc<TextFile>, news: Arc<Notify>, events: Sender<Event>) {
+    while let Some(status) = status(&events).await {
+        let file = Arc::clone(&file);
+        // The next one waits for this one.
+        let _ = tokio::task::spawn_blocking(move || file.write(&status, false)).await;
+        sleep(WRITE_PAUSE).await;
+        // Whether there is news or not, it is time.
+        let _ = timeout(WRITE_INTERVAL, news.notified()).await;
+    }
+}
+
+/// Asks the loop; `None` when the run has ended.
+pub(super) async fn status(events: &Sender<Event>) -> Option<Status> {
+    let (reply, replied) = oneshot::channel();
+    events.send(Event::StatusRequest(reply)).await.ok()?;
+    Some(*replied.await.ok()?)
+}
+
+/// A file that is replaced as a whole.
+#[derive(Debug)]
+pub(super) struct TextFile {
+    path: PathBuf,
+    state: Mutex<FileState>,
+}
+
+#[derive(Debug, Default)]
+struct FileState {
+    /// It has its last content.
+    closed: bool,
+    /// It was told that it cannot be written.
+    told: bool,
+}
+
+impl TextFile {
+    pub(super) fn new(path: PathBuf) -> Self {
+        Self {
+            path,
+            state: Mutex::default(),
+        }
+    }
+
+    pub(super) fn write(&self, status: &Status, last: bool) {
+        let mut state = locked(&self.state);
+        if state.closed {
+            return;
+        }
+        state.closed = last;
+        let Err(error) = replace(
+            &self.path,
+            &crate::supervisor::observers::metrics::prometheus_text::of(status),
+        ) else {
+            return;
+        };
+        if !state.told {
+            let path = self.path.display();
+            tracing::warn!(%path, "cannot write the metrics (metrics.textfile): {}", chain(&error));
+            state.told = true;
+        }
+    }
+}
+
+/// Readers see the old content or the new. It need not outlive a power failure.
+fn replace(path: &Path, content: &str) -> io::Result<()> {
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
+    let mut file = tempfile::Builder::new()
+        .prefix(TEMPORARY_PREFIX)
+        .tempfile_in(folder.unwrap_or(Path::new(".")))?;
+    file.write_all(content.as_bytes())?;
+    // The collector runs as another user.
+    fs::set_permissions(file.path(), Permissions::from_mode(0o644))?;
+    file.persist(path)?;
+    Ok(())
+}

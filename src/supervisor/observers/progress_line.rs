@@ -1,0 +1,104 @@
+//! The status line on our terminal, and the one line that says that the job computes again.
+//!
+//! A thread draws while something is under way, a few times a second. It may wait for the terminal (Ctrl-S); nobody
+//! waits for it but who writes to the same terminal.
+
+use std::thread;
+use std::time::Duration;
+
+use crate::clock;
+use crate::config::ShowProgress;
+use crate::job::{Patience, Shown, StatusLine};
+use crate::run::format::seconds;
+use crate::run::progress::Ongoing;
+use crate::run::streams::Streams;
+use crate::supervisor::event_loop::{Running, Stage, Supervisor};
+
+/// Time between two drawings: faster than that nobody reads. What takes less is not drawn at all.
+const DRAW_INTERVAL: Duration = Duration::from_millis(200);
+
+/// A job that the freeze caught as it wrote to its terminal has written the rest by then: a line of ours would stand in
+/// the middle.
+const SETTLE_TIME: Duration = Duration::from_millis(100);
+
+/// Without a status line, what takes longer than this has people wait for the line at its end.
+const LONG: Duration = Duration::from_secs(5);
+
+/// The status line. Dropped, it goes away for good.
+#[derive(Debug)]
+pub(crate) struct Display {
+    ongoing: Ongoing,
+    line: std::sync::Arc<StatusLine>,
+}
+
+impl Display {
+    /// Begins to show what is under way, where that is wanted and there is a terminal for it.
+    pub fn start(wanted: ShowProgress, streams: &Streams, ongoing: &Ongoing) -> Option<Self> {
+        let wanted = wanted.is_wanted(tracing::enabled!(tracing::Level::INFO));
+        let line = std::sync::Arc::new(streams.status_line().filter(|_| wanted)?);
+        let display = Self {
+            ongoing: ongoing.clone(),
+            line: std::sync::Arc::clone(&line),
+        };
+        let ongoing = ongoing.clone();
+        let draw = move || {
+            while ongoing.wait_for_work(DRAW_INTERVAL) {
+                let shown = line.show(Patience::Skip, || ongoing.line(clock::now()));
+                tell_untold(&ongoing, shown);
+            }
+        };
+        // Without a thread there is no line, and all else as ever.
+        let thread = thread::Builder::new()
+            .name("progress".to_owned())
+            .spawn(draw);
+        thread.is_ok().then_some(display)
+    }
+
+    /// Draws now, and says what came of it.
+    fn show(&self) -> Shown {
+        let compose = || self.ongoing.line(clock::now());
+        self.line.show(Patience::Wait, compose)
+    }
+}
+
+impl Drop for Display {
+    fn drop(&mut self) {
+        self.ongoing.close();
+        self.line.show(Patience::Wait, || None);
+    }
+}
+
+impl Supervisor {
+    /// The job of the snapshot under way computes again after `freeze`.
+    pub(crate) fn say_computing(&self, freeze: Duration) {
+        let begun = match &self.stage {
+            Stage::Running(Running { busy, .. }) => busy.as_ref().and_then(|busy| busy.begun),
+            Stage::Idle
+            | Stage::Starting(_)
+            | Stage::Restoring(_)
+            | Stage::Ending(_)
+            | Stage::Waiting { .. } => None,
+        };
+        let took = begun.map_or(freeze, |begun| clock::now() - begun.monotonic);
+        let shown = self.display.as_ref().map(Display::show);
+        tracing::debug!(freeze = ?freeze, ?shown, "the freeze is over");
+        match shown {
+            None if took > LONG => tell(freeze),
+            Some(Shown::Hidden) => self.shop.ongoing.tell_later(freeze),
+            // The line that says it all is next.
+            None | Some(Shown::Drawn | Shown::Over) => {}
+        }
+    }
+}
+
+/// Says what the status line, which has no place, does not show.
+fn tell_untold(ongoing: &Ongoing, shown: Shown) {
+    match (ongoing.untold(SETTLE_TIME), shown) {
+        (Some(freeze), Shown::Hidden) => tell(freeze),
+        (Some(_), Shown::Drawn | Shown::Over) | (None, _) => {}
+    }
+}
+
+fn tell(freeze: Duration) {
+    tracing::info!(freeze = %seconds(freeze), "the job computes again");
+}

@@ -1,0 +1,345 @@
+//! How a run is: told by its supervisor, or, where none runs, by what its store remembers.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
+
+use super::journal::host_pid;
+use crate::clock;
+use crate::config::RestartLimit;
+use crate::history::{self, Account, Freeze, Summary};
+use crate::run::machine;
+use crate::run::progress::Stand;
+use crate::run::run_state::{Progress, RunState, RunStateError};
+use crate::store::{Usage, usage};
+use crate::supervisor::event_loop::{Running, Stage, Supervisor, now};
+use crate::supervisor::handlers::pauses::Pause;
+use crate::supervisor::policy::schedule::{Now, Snapshotted as LastSnapshot};
+
+pub use crate::supervisor::observers::run_phase::State;
+
+/// What is told of a command line: enough to know it again.
+const COMMAND_BYTES_MAX: usize = 4096;
+
+/// How a run is. What is not known, or not so, is null; durations are seconds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Status {
+    /// What it is at.
+    pub state: State,
+    /// Since when.
+    pub since: Option<Timestamp>,
+    /// For how long, by a clock that nobody sets.
+    pub since_seconds: Option<f64>,
+    /// Version of ckpt-run.
+    pub version: String,
+    /// Folder of the images.
+    pub store: PathBuf,
+    /// The supervisor's process.
+    pub pid: Option<u32>,
+    /// How long it has run; all supervisors of the run together: `run_seconds` of the summary.
+    pub uptime_seconds: Option<f64>,
+    /// When the job, as it lives, was restored; null for one that was started.
+    pub restored: Option<Timestamp>,
+    /// For how long, by a clock that nobody sets.
+    pub restored_seconds: Option<f64>,
+    /// The image that it was restored from.
+    pub restored_image: Option<String>,
+    /// The job's first process, as the machine sees it.
+    pub job_pid: Option<i32>,
+    /// The job's command line; of a very long one, the first part.
+    pub command: Vec<String>,
+    /// The run: when it was first started, milliseconds since 1970.
+    pub run: Option<u64>,
+    /// When the next scheduled snapshot is due.
+    pub next_snapshot: Option<Timestamp>,
+    /// How long until then.
+    pub next_snapshot_seconds: Option<f64>,
+    /// Time between scheduled snapshots; of a cron schedule, from the next to the one after it.
+    pub interval_seconds: Option<f64>,
+    /// How long until the job is restarted, where it waits for that.
+    pub next_restart_seconds: Option<f64>,
+    /// The last snapshots, at most ten, oldest first.
+    pub snapshots: Vec<Freeze>,
+    /// Snapshots that have failed since the newest image.
+    pub failed_in_a_row: u64,
+    /// Computing time that a crash now would lose.
+    pub work_at_risk_seconds: Option<f64>,
+    /// Restarts since the newest image.
+    pub restarts_used: Option<u32>,
+    /// Restarts that are left until the job gets further than before; null where there is no limit.
+    pub restarts_left: Option<u32>,
+    /// What the store takes.
+    pub usage: Option<Usage>,
+    /// What is free of its disk.
+    pub free_bytes: Option<u64>,
+    /// How far the snapshot or restore under way is.
+    pub progress: Option<Stand>,
+    /// What the run has come to so far.
+    pub summary: Summary,
+    /// The last supervisor's exit code, where none runs.
+    pub exit_code: Option<u8>,
+}
+
+/// Why the status of a store without a supervisor cannot be told.
+#[derive(Debug, thiserror::Error)]
+pub enum StatusError {
+    /// What it remembers cannot be read.
+    #[error(transparent)]
+    State(#[from] RunStateError),
+}
+
+impl Status {
+    /// The newest snapshot that the log knows of.
+    #[must_use]
+    pub fn last_snapshot(&self) -> Option<&Freeze> {
+        self.snapshots.last()
+    }
+}
+
+impl Supervisor {
+    /// How the run is.
+    pub fn status(&self) -> Status {
+        let (now, clock) = (now(), self.chronicle.elapsed());
+        let account = self.chronicle.account();
+        let (restarts_used, restarts_left) = self.restarts();
+        let comeback = account.comeback();
+        let next = self.next_snapshot();
+        let since = now
+            .monotonic
+            .saturating_duration_since(self.since.1.monotonic);
+        Status {
+            state: self.since.0,
+            since: Some(clock::timestamp_of(self.since.1.unix_ms)),
+            since_seconds: Some(since.as_secs_f64()),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            store: self.shop.store.path().to_owned(),
+            pid: Some(std::process::id()),
+            uptime_seconds: Some(clock),
+            restored: comeback.map(|back| back.time),
+            restored_seconds: comeback.map(|back| back.seconds(clock)),
+            restored_image: comeback.map(|back| back.image.clone()),
+            job_pid: self.job_pid(),
+            command: beginning(&self.state.command),
+            run: Some(self.state.started_unix_ms),
+            next_snapshot: next.and_then(|wait| after(now, wait)),
+            next_snapshot_seconds: next.map(|wait| wait.as_secs_f64()),
+            interval_seconds: self.interval(now).map(|time| time.as_secs_f64()),
+            next_restart_seconds: self.next_restart(now).map(|wait| wait.as_secs_f64()),
+            snapshots: account.freezes().cloned().collect(),
+            failed_in_a_row: account.failed_in_a_row(),
+            work_at_risk_seconds: Some(account.at_risk(clock)),
+            restarts_used: Some(restarts_used),
+            restarts_left,
+            usage: usage(self.shop.store.path()).ok(),
+            free_bytes: machine::free_disk(self.shop.store.path()).ok(),
+            progress: self.shop.ongoing.now(),
+            summary: account.summary(clock),
+            exit_code: None,
+        }
+    }
+
+    /// How the run is when its supervisor ends.
+    pub fn status_at_end(&self, code: u8) -> Status {
+        let state = match self.state.progress {
+            Progress::Running => State::Error,
+            Progress::Saved => State::Saved,
+            Progress::Finished => State::Finished,
+            Progress::Failed { .. } => State::Failed,
+        };
+        Status {
+            state,
+            exit_code: Some(code),
+            work_at_risk_seconds: None,
+            next_snapshot: None,
+            ..self.status()
+        }
+    }
+
+    /// Remembers when the state has changed.
+    pub fn note_state(&mut self) {
+        let state = self.present_state();
+        if state != self.since.0 {
+            self.since = (state, now());
+        }
+    }
+
+    fn present_state(&self) -> State {
+        match &self.stage {
+            Stage::Starting(_) => State::Starting,
+            Stage::Running(Running { ended: Some(_), .. } | Running { gone: true, .. }) => {
+                State::Ending
+            }
+            Stage::Running(Running { busy: Some(_), .. }) => State::Snapshotting,
+            Stage::Running(Running {
+                pause: Some(Pause::Paused(..) | Pause::Ending(_)),
+                ..
+            })
+            | Stage::Waiting { until: None, .. } => State::Paused,
+            Stage::Running(_) => State::Running,
+            Stage::Restoring(_) => State::Restoring,
+            Stage::Waiting { until: Some(_), .. } => State::Waiting,
+            Stage::Ending(_) | Stage::Idle => State::Ending,
+        }
+    }
+
+    fn job_pid(&self) -> Option<i32> {
+        match &self.stage {
+            Stage::Running(running) => host_pid(&running.job.sandbox, running.job.pids),
+            Stage::Idle
+            | Stage::Starting(_)
+            | Stage::Restoring(_)
+            | Stage::Ending(_)
+            | Stage::Waiting { .. } => None,
+        }
+    }
+
+    fn next_snapshot(&self) -> Option<Duration> {
+        match self.since.0 {
+            State::Running => self.schedule_now().0,
+            State::Starting
+            | State::Snapshotting
+            | State::Paused
+            | State::Restoring
+            | State::Waiting
+            | State::Ending
+            | State::Finished
+            | State::Saved
+            | State::Failed
+            | State::Killed
+            | State::Error
+            | State::None => None,
+        }
+    }
+
+    /// From the next scheduled snapshot to the one after it, were it taken in no time.
+    fn interval(&self, now: Now) -> Option<Duration> {
+        let wait = self.schedule.next(LastSnapshot::not_yet(now), now)?;
+        let ms = u64::try_from(wait.as_millis()).ok()?;
+        let then = Now {
+            monotonic: now.monotonic.checked_add(wait)?,
+            unix_ms: now.unix_ms.checked_add(ms)?,
+        };
+        self.schedule.next(LastSnapshot::not_yet(then), then)
+    }
+
+    fn next_restart(&self, now: Now) -> Option<Duration> {
+        match self.stage {
+            Stage::Waiting { until, .. } => {
+                until.map(|until| until.saturating_duration_since(now.monotonic))
+            }
+            Stage::Idle
+            | Stage::Starting(_)
+            | Stage::Running(_)
+            | Stage::Restoring(_)
+            | Stage::Ending(_) => None,
+        }
+    }
+
+    /// Used and left.
+    fn restarts(&self) -> (u32, Option<u32>) {
+        let used = self.budget.restarts;
+        match self.shop.config.restart.max {
+            RestartLimit::Unlimited => (used, None),
+            RestartLimit::Times(max) => (used, Some(max.saturating_sub(used))),
+        }
+    }
+}
+
+/// What a store remembers of its run, where no supervisor runs.
+///
+/// # Errors
+/// When the run's state cannot be read.
+pub fn status_of_store(store: &Path) -> Result<Status, StatusError> {
+    let nothing = Status {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        store: store.to_owned(),
+        usage: usage(store).ok(),
+        free_bytes: machine::free_disk(store).ok(),
+        ..Status::default()
+    };
+    let Some(state) = RunState::load(store)? else {
+        return Ok(nothing);
+    };
+    let account = Account::of(history::entries(&history::path(store)));
+    let account = Some(account).filter(|account| account.run() == Some(state.started_unix_ms));
+    let account = account.unwrap_or_default();
+    let ended = account.ended();
+    Ok(Status {
+        state: match state.progress {
+            Progress::Running if ended.is_some() => State::Error,
+            Progress::Running => State::Killed,
+            Progress::Saved => State::Saved,
+            Progress::Finished => State::Finished,
+            Progress::Failed { .. } => State::Failed,
+        },
+        since: ended.map(|(_, _, time)| time),
+        command: beginning(&state.command),
+        run: Some(state.started_unix_ms),
+        snapshots: account.freezes().cloned().collect(),
+        failed_in_a_row: account.failed_in_a_row(),
+        summary: account.summary_then(),
+        exit_code: ended.map(|(_, code, _)| code),
+        ..nothing
+    })
+}
+
+fn after(now: Now, wait: Duration) -> Option<Timestamp> {
+    let wait = SignedDuration::try_from(wait).ok()?;
+    clock::timestamp_of(now.unix_ms).checked_add(wait).ok()
+}
+
+/// As many of the words as fit.
+fn beginning(command: &[String]) -> Vec<String> {
+    let mut left = COMMAND_BYTES_MAX;
+    let fits = |word: &&String| {
+        let fits = word.len() <= left;
+        left = left.saturating_sub(word.len());
+        fits
+    };
+    command.iter().take_while(fits).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_guide_names_every_field_and_every_state() {
+        let guide = include_str!("../../../docs/guide/status.md");
+        let status = Status {
+            usage: Some(Usage::default()),
+            ..Status::default()
+        };
+        let status = serde_json::to_value(status).unwrap();
+        for part in [&status, &status["usage"], &status["summary"]] {
+            for field in part.as_object().unwrap().keys() {
+                assert!(guide.contains(&format!("`{field}`")), "{field}");
+            }
+        }
+        for state in State::ALL {
+            assert!(guide.contains(&format!("`{}`", state.as_str())));
+            assert_eq!(serde_json::to_value(state).unwrap(), state.as_str());
+        }
+    }
+
+    #[test]
+    fn a_newer_supervisors_answer_is_understood_and_an_older_ones_too() {
+        let text = r#"{"state":"running","mood":"good","summary":{"snapshots":3,"naps":1}}"#;
+        let status: Status = serde_json::from_str(text).unwrap();
+        assert_eq!(
+            (status.state, status.summary.snapshots),
+            (State::Running, 3)
+        );
+        assert_eq!(status.pid, None);
+    }
+
+    #[test]
+    fn a_long_command_line_is_told_in_part() {
+        let words = vec!["x".repeat(1000); 10];
+        assert_eq!(beginning(&words).len(), 4);
+        assert_eq!(beginning(&["a".to_owned()]), ["a"]);
+    }
+}

@@ -1,0 +1,55 @@
+//! How long the job has computed: not while it was frozen, paused, stopped, restored or dead.
+
+use std::time::{Duration, Instant};
+
+/// Adds up the times in which the job computed.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct ComputeClock {
+    total: Duration,
+    since: Option<Instant>,
+}
+
+impl ComputeClock {
+    /// From `now` on the job computes, or does not.
+    pub fn set(&mut self, computes: bool, now: Instant) {
+        if let Some(since) = self.since.take() {
+            self.total += now.saturating_duration_since(since);
+        }
+        self.since = computes.then_some(now);
+    }
+
+    /// Whether it runs.
+    pub fn runs(&self) -> bool {
+        self.since.is_some()
+    }
+
+    /// The sum until `now`.
+    pub fn total(&self, now: Instant) -> Duration {
+        let running = self
+            .since
+            .map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+        self.total + running
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_time_between_on_and_off_counts() {
+        let start = crate::clock::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut clock = ComputeClock::default();
+        clock.set(true, at(0));
+        clock.set(true, at(3));
+        clock.set(false, at(5));
+        assert_eq!(clock.total(at(100)), Duration::from_secs(5));
+        clock.set(true, at(100));
+        assert_eq!(clock.total(at(102)), Duration::from_secs(7));
+        assert!(clock.runs());
+        // A time that lies back changes nothing.
+        clock.set(false, at(50));
+        assert_eq!(clock.total(at(200)), Duration::from_secs(5));
+    }
+}

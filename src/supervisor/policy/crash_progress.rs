@@ -1,0 +1,51 @@
+//! Whether a job gets further than the place at which it crashed, or computes the same again up to there.
+//!
+//! ```text
+//! start ──── image 1 ──── image 2 ── crash
+//!               └ restored ─ image 3 ─ …        the same ground: no progress
+//!               └ restored ─────────────── image 4    new ground
+//! ```
+//! Places are the progress that the run's account has, in seconds of computing.
+
+/// The same work takes longer at times: what has to be passed lies beyond the crash by this part of the way to it from
+/// the image before.
+const MARGIN_PARTS: f64 = 4.0;
+
+/// What has to be passed, after a crash.
+#[derive(Debug, Default)]
+pub(crate) struct Ground {
+    crash: Option<f64>,
+}
+
+impl Ground {
+    /// The job crashed by itself at this place, so far beyond its image: a kill from outside says nothing of the place.
+    pub fn crashed(&mut self, place: f64, beyond_image: f64) {
+        let beyond = place + beyond_image / MARGIN_PARTS;
+        self.crash = Some(self.crash.map_or(beyond, |crash| crash.max(beyond)));
+    }
+
+    /// Whether an image of this place is of new ground; then nothing has crashed.
+    pub fn is_passed(&mut self, image: f64) -> bool {
+        self.crash = self.crash.filter(|crash| image <= *crash);
+        self.crash.is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_of_ground_that_was_computed_before_are_no_progress() {
+        let mut ground = Ground::default();
+        assert!(ground.is_passed(10.0) && ground.is_passed(20.0));
+        // From the image at 20: 8 s to the crash, and 2 s more for those 8.
+        ground.crashed(28.0, 8.0);
+        assert!(!ground.is_passed(27.0));
+        ground.crashed(28.0, 1.0);
+        assert!(!ground.is_passed(20.0));
+        assert!(!ground.is_passed(30.0));
+        assert!(ground.is_passed(31.0));
+        assert!(ground.is_passed(5.0), "nothing has crashed since");
+    }
+}

@@ -1,0 +1,331 @@
+//! One run, from the command line to the exit code: looks at everything that
+//! can be wrong before anything is touched, then hands over to the loop.
+
+use std::ffi::OsString;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use crate::clock;
+use crate::config::Config;
+use crate::criu::{Criu, FindError, Search};
+use crate::cuda::GpuMap;
+use crate::sandbox;
+use crate::store::{ImageEntry, ImageId, LockError, OpenError, ReadError, Store, WriteError};
+
+use super::event_loop::Supervisor;
+use crate::doctor::capabilities;
+use crate::restore::error::RestoreError;
+use crate::run::encryption_key::{KeyError, read_key};
+use crate::run::exit_code::OURS;
+use crate::run::machine;
+use crate::run::program::{self, ProgramError};
+use crate::run::run_context::{Moved, Workshop};
+use crate::run::run_state::{ImageChoice, NoSuchImage, Progress, RunState, RunStateError};
+use crate::run::stale_scripts;
+use crate::run::streams::Streams;
+
+/// What to run and how.
+#[derive(Clone, Debug)]
+pub struct RunOptions {
+    /// All settings.
+    pub config: Config,
+    /// The run.
+    pub what: What,
+    /// The GPUs that take the place of others in a restore; empty leaves the choice to us.
+    pub gpu_map: GpuMap,
+}
+
+/// Which run it is.
+#[derive(Clone, Debug)]
+pub enum What {
+    /// That of a command: it begins, or goes on where its newest image is.
+    Command {
+        /// The job's command line.
+        line: Vec<OsString>,
+        /// Forget the run that the store holds and begin anew.
+        fresh: bool,
+    },
+    /// The one that the store holds, whatever became of it, or that of the image: it goes on from an image.
+    Image(ImageChoice),
+}
+
+/// Why a run did not begin, or could not go on. The job does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The program cannot be run.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+    /// No usable CRIU.
+    #[error(transparent)]
+    Criu(#[from] FindError),
+    /// The store's key cannot be had.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// The store cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The store is in use.
+    #[error(transparent)]
+    Lock(#[from] LockError),
+    /// The store cannot be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// The store cannot be written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    /// The run's state cannot be read or written.
+    #[error(transparent)]
+    State(#[from] RunStateError),
+    /// The store belongs to another command.
+    #[error(
+        "cannot go on: the store {} holds a run of another command\n  there: {there}\n  here:  {here}\n\
+         run the same line again, choose another --store, or begin anew with --fresh",
+        store.display()
+    )]
+    OtherCommand {
+        /// The store.
+        store: PathBuf,
+        /// The command of the run that is there.
+        there: String,
+        /// The command that was given.
+        here: String,
+    },
+    /// The store holds no run.
+    #[error(
+        "cannot go on: the store {} holds no run (is --store right?); begin one with ckpt-run -- CMD",
+        .0.display()
+    )]
+    NoRun(PathBuf),
+    /// The image is not there, or cannot be read.
+    #[error(transparent)]
+    NoSuchImage(#[from] NoSuchImage),
+    /// Something of the system's failed.
+    #[error("cannot {operation}")]
+    System {
+        /// What was tried.
+        operation: &'static str,
+        /// The reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The sandbox could not be started.
+    #[error("cannot start the job")]
+    Sandbox(#[from] crate::sandbox::SandboxError),
+    /// Asked to give up rather than to start without an image.
+    #[error(
+        "cannot go on: none of the images could be restored; see the messages above, or begin anew with --fresh"
+    )]
+    NothingRestorable,
+    /// The disk is full on which a restore keeps what it cuts off files. Older images would cut off more.
+    #[error("cannot go on")]
+    NoRoom(#[source] RestoreError),
+    /// The image that was asked for did not become the job; no other is wanted.
+    #[error(
+        "cannot go on from image {image}, and the run stays as it was; `ckpt-run list` shows the others"
+    )]
+    Chosen {
+        /// The image.
+        image: ImageId,
+        /// Why it did not.
+        #[source]
+        source: RestoreError,
+    },
+}
+
+impl RunError {
+    /// The process's exit code: 126 or 127 when the command is at fault, otherwise 125.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Program(error) => error.exit_code(),
+            _ => OURS,
+        }
+    }
+}
+
+/// How a run begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Beginning {
+    /// With the job's start.
+    Start,
+    /// From the newest image that may be gone on from.
+    Restore,
+    /// From this image, or not at all.
+    RestoreThis(ImageId),
+}
+
+/// Supervises a job until it has ended or was saved; returns the exit code.
+///
+/// Idempotent: with a store that holds the unfinished run of the same command it goes on from the newest good image,
+/// with a finished one it does nothing and returns 0.
+///
+/// What it expects of its process:
+/// - [`helper_main`](crate::helper_main) was called first: the sandbox is a copy of this program.
+/// - It is called from the main thread, outside of any async runtime: the sandbox dies with the thread that started it.
+/// - The process is its own meanwhile: it handles signals (SIGTERM and SIGUSR2 snapshot and stop, SIGUSR1 snapshots,
+///   SIGINT, SIGQUIT and SIGHUP go to the job), and stdin, stdout and stderr are the job's. One run a process.
+///
+/// It blocks. Requests come through the store's socket ([`request_snapshot`](super::request_snapshot) and others). A
+/// caller that is killed takes the job with it; the next call goes on from the newest image. The exit code is the
+/// job's own, 128+n when signal n killed it, or 75 when it was saved and stopped.
+///
+/// # Errors
+/// When the run cannot begin or go on; nothing of the job runs then, and images are as they were.
+pub fn run(options: RunOptions) -> Result<u8, RunError> {
+    machine::use_one_heap();
+    sandbox::raise_descriptor_limit();
+    let RunOptions {
+        config,
+        what,
+        gpu_map,
+    } = options;
+    let directory = std::env::current_dir().map_err(system("find the working directory"))?;
+    if let What::Command { line, .. } = &what {
+        program::check(line.first().ok_or(ProgramError::Missing)?)?;
+    }
+    let criu = Criu::find(&Search::new(config.criu.path.clone()))?;
+    let key = read_key(&config.encryption)?;
+    let path = plain(&directory.join(&config.store));
+    let store = match what {
+        What::Command { .. } => Store::create_or_open_with(&path, key.as_ref())?,
+        What::Image(_) => Store::open_with(&path, key.as_ref())?,
+    };
+    drop(key); // the store has what it needs
+    let lock = store.lock()?;
+    let before = RunState::load(store.path())?;
+    let swept = store.sweep(&lock)?;
+    tracing::debug!(?swept, "swept the store");
+    let Some((state, beginning, command)) = begin(&store, what, &directory)? else {
+        tracing::info!(store = %store.path().display(), "this run has finished already; --fresh begins anew");
+        return Ok(0);
+    };
+    capabilities::warn_of_missing();
+    let pairs = gpu_map.pairs().iter();
+    let gpu_map = pairs.map(|pair| (pair.old.to_string(), pair.new.to_string()));
+    let moved = Moved {
+        map: gpu_map.collect(),
+        through: store.images()?.last().map(|image| image.id),
+    };
+    let shop = Workshop::new(config, store, lock, criu, command, directory, moved)
+        .map_err(system("prepare the work folder"))?;
+    let streams = Streams::ours(shop.config.tty).map_err(system("use the standard streams"))?;
+    streams.share_lines();
+    // Not before: a run that cannot begin leaves the store as it was.
+    state.save(shop.store.path())?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(system("start the event loop"))?;
+    let streams = Arc::new(Mutex::new(streams));
+    let result = runtime.block_on(async {
+        let mut supervisor = Supervisor::new(Arc::new(shop), streams, state)?;
+        let result = supervisor.run(beginning).await;
+        if result.is_err() {
+            supervisor.leave_as_it_was(before.as_ref());
+        }
+        result
+    });
+    // Nothing that still waits on a blocking thread may keep us.
+    runtime.shutdown_background();
+    result
+}
+
+/// Decides how the run begins, and with which command; `None` when it has finished already.
+fn begin(
+    store: &Store,
+    what: What,
+    directory: &Path,
+) -> Result<Option<(RunState, Beginning, Vec<OsString>)>, RunError> {
+    let known = RunState::load(store.path())?;
+    let (line, fresh) = match what {
+        What::Command { line, fresh } => (line, fresh),
+        What::Image(choice) => {
+            let images = store.images()?;
+            let beginning = match choice {
+                ImageChoice::Newest => Beginning::Restore,
+                ImageChoice::This(id) => Beginning::RestoreThis(id),
+            };
+            let state = RunState::chosen(known.as_ref(), choice, &images)?;
+            let mut state = state.ok_or_else(|| RunError::NoRun(store.path().to_owned()))?;
+            if let Some(left) = known.filter(|known| known.started_unix_ms != state.started_unix_ms)
+            {
+                tell_left(&left, &images);
+            }
+            if state.progress == Progress::Finished {
+                tracing::info!("the run had finished: what it did after the image is done again");
+            }
+            state.progress = Progress::Running;
+            let command = state.command.iter().map(OsString::from).collect();
+            return Ok(Some((state, beginning, command)));
+        }
+    };
+    let words: Vec<String> = line
+        .iter()
+        .map(|word| word.to_string_lossy().into_owned())
+        .collect();
+    let Some(mut state) = known.as_ref().filter(|_| !fresh).cloned() else {
+        let images = store.images()?;
+        if known.is_none() && !fresh {
+            tell_strangers(&images);
+        }
+        let now = clock::unix_ms();
+        let mut state = RunState::new(words, directory.to_owned(), now);
+        state.begin_life(now, &images);
+        if let Some(earlier) = &known {
+            state = state.after(earlier);
+        }
+        return Ok(Some((state, Beginning::Start, line)));
+    };
+    if state.command != words {
+        return Err(RunError::OtherCommand {
+            store: store.path().to_owned(),
+            there: state.command.join(" "),
+            here: words.join(" "),
+        });
+    }
+    match state.progress {
+        Progress::Finished => Ok(None),
+        Progress::Running | Progress::Saved | Progress::Failed { .. } => {
+            if state.progress == Progress::Running {
+                // Its supervisor did not come to write anything else: it was killed, or the machine failed.
+                state.failures = state.failures.saturating_add(1);
+            }
+            state.progress = Progress::Running;
+            let images = store.images()?;
+            if let Some(newest) = images.iter().rfind(|image| state.goes_on_from(image)) {
+                stale_scripts::tell(&line, directory, newest);
+            }
+            Ok(Some((state, Beginning::Restore, line)))
+        }
+    }
+}
+
+/// Says that the store is at another run from now on, and how to come back.
+fn tell_left(left: &RunState, images: &[ImageEntry]) {
+    let newest = images.iter().rfind(|image| left.goes_on_from(image));
+    let back = newest.map_or_else(String::new, |image| {
+        format!("; `ckpt-run restore {}` goes back to it", image.id)
+    });
+    tracing::info!(left = %left.command.join(" "), "the image is of another run than the store was at{back}");
+}
+
+/// Says that there are images in the store, of no run that this line could go on with: they were copied or imported.
+fn tell_strangers(images: &[ImageEntry]) {
+    if let Some(newest) = images.last() {
+        tracing::warn!(
+            newest = %newest.id,
+            "the store has images but does not say of which run: the job begins at its start; to go on from the newest \
+             one instead, stop it and use `ckpt-run restore`"
+        );
+    }
+}
+
+/// Without `.` in the middle.
+fn plain(path: &Path) -> PathBuf {
+    path.components().collect()
+}
+
+pub(super) fn system(operation: &'static str) -> impl Fn(io::Error) -> RunError {
+    move |source| RunError::System { operation, source }
+}
