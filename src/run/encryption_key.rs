@@ -19,7 +19,7 @@ use nix::unistd::Pid;
 use zeroize::Zeroizing;
 
 use crate::config::Encryption;
-use crate::store::durable::{self, DurableError};
+use crate::store::fs::durable::{self, DurableError};
 use crate::store::{InvalidKey, Key};
 
 /// A key in digits is a quarter of this; anything longer is no key.

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use super::format::chain;
-use crate::store::durable::TEMPORARY_PREFIX;
+use crate::store::fs::durable::TEMPORARY_PREFIX;
 use crate::store::{ImageEntry, ReadError, Store, StoreLock};
 
 /// The folder of the copies in a store.

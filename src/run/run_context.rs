@@ -18,7 +18,7 @@ use crate::clock;
 use crate::config::{Config, Memory};
 use crate::criu::{self, Criu, HOLD_PROGRAM};
 use crate::cuda;
-use crate::store::durable::{self, DurableError};
+use crate::store::fs::durable::{self, DurableError};
 use crate::store::{ImageId, Store, StoreLock};
 
 /// CRIU logs that are kept; they tell why an older snapshot failed.

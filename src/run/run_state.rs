@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::image_facts::{ImageFacts, run_of};
-use crate::store::durable::{self, DurableError};
+use crate::store::fs::durable::{self, DurableError};
 use crate::store::{ImageEntry, ImageId};
 
 /// The file's name in the store.

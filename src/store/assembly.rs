@@ -8,12 +8,12 @@ use std::sync::Mutex;
 
 use hashbrown::HashTable;
 
-use super::chunk::{Hash, key_of};
-use super::codec::Codec;
 use super::error::WriteError;
+use super::format::chunk::{Hash, key_of};
+use super::format::codec::Codec;
+use super::format::manifest::{Chunk, Content, Stored, Stream, is_stream_name};
+use super::format::pack::{Pack, PackName};
 use super::index::Index;
-use super::manifest::{Chunk, Content, Stored, Stream, is_stream_name};
-use super::pack::{Pack, PackName};
 use crate::sync::locked;
 
 /// Where a worker put a chunk.

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use nix::libc::c_void;
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, munmap};
 
-use super::chunk::CHUNK_BYTES;
+use super::format::chunk::CHUNK_BYTES;
 
 /// Buffers of a full slab: 64 MiB, large enough that mappings stay few (the kernel
 /// allows 65,530) and small enough to be populated by several threads.

@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use super::chunk::Hash;
-use super::manifest::{Chunk, Content, Manifest};
+use super::format::chunk::Hash;
+use super::format::manifest::{Chunk, Content, Manifest};
 
 /// What an image has that another of the same store has, too, and what it has not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -113,7 +113,7 @@ fn name(chunk: &Chunk) -> Option<Hash> {
 #[cfg(test)]
 mod tests {
     use super::super::CHUNK_BYTES;
-    use super::super::codec::tests::noise;
+    use super::super::format::codec::tests::noise;
     use super::super::testing::{packs, temporary_store, write_image};
     use super::*;
 

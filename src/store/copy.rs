@@ -12,12 +12,12 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-use super::chunk::CHUNK_BYTES;
 use super::error::{ReadError, WriteError};
-use super::id::ImageId;
-use super::layout::Store;
-use super::lock::StoreLock;
-use super::manifest::Manifest;
+use super::format::chunk::CHUNK_BYTES;
+use super::format::image_id::ImageId;
+use super::format::manifest::Manifest;
+use super::format::store_folder::Store;
+use super::fs::lock::StoreLock;
 use super::portable::companion::{self, Opened};
 use super::portable::{Companion, CompanionError};
 use super::reader::ImageReader;
@@ -192,7 +192,7 @@ impl Write for Sink<'_> {
 mod tests {
     use std::cell::Cell;
 
-    use super::super::codec::tests::noise;
+    use super::super::format::codec::tests::noise;
     use super::super::testing::{
         OPTIONS, image_files, never, packs, read_stream, temporary_store, write_image,
     };

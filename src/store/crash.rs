@@ -21,7 +21,7 @@ use std::error::Error;
 use std::fs;
 use std::path::Path;
 
-use super::codec::tests::noise;
+use super::format::codec::tests::noise;
 use super::{ImageId, Store};
 use ledger::{Notes, Streams};
 use log::{DataChange, Entry, Event, Log, Tree};

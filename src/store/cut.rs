@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::chunk::{CHUNK_BYTES, is_zero};
+use super::format::chunk::{CHUNK_BYTES, is_zero};
 
 /// Unit of a cut: the pages that CRIU writes.
 const PAGE_BYTES: usize = 4096;
@@ -272,8 +272,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::store::chunk::ZEROS;
-    use crate::store::codec::tests::noise;
+    use crate::store::format::chunk::ZEROS;
+    use crate::store::format::codec::tests::noise;
 
     /// Cuts a stream whose pieces arrive in the order that `seed` gives; the chunks by
     /// their positions.

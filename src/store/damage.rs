@@ -6,10 +6,10 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use super::codec::tests::noise;
-use super::files::{self, FileKind};
+use super::format::codec::tests::noise;
+use super::format::file_names::{self, FileKind};
+use super::format::manifest_file;
 use super::testing::{never, temporary_store, write_image};
-use super::wire;
 use super::*;
 
 type Contents = BTreeMap<ImageId, Vec<(&'static str, Vec<u8>)>>;
@@ -38,7 +38,7 @@ pub(super) fn files_of(store: &Store) -> Vec<PathBuf> {
     let folders = [store.images_folder(), store.packs_folder()];
     let mut paths: Vec<PathBuf> = folders
         .iter()
-        .flat_map(|folder| files::list(folder).unwrap())
+        .flat_map(|folder| file_names::list(folder).unwrap())
         .filter(|(_, kind)| matches!(kind, FileKind::Manifest(_) | FileKind::Pack(_)))
         .map(|(path, _)| path)
         .collect();
@@ -287,7 +287,7 @@ fn forged_manifests_are_named() {
         change(&mut manifest);
         fs::write(
             store.manifest_file(id(1)),
-            wire::encode(&manifest, store.secrets()).unwrap(),
+            manifest_file::encode(&manifest, store.secrets()).unwrap(),
         )
         .unwrap();
         assert_eq!(not_whole(&store, &contents), [id(1)], "{what}");

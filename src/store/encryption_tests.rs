@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use super::codec::tests::noise;
+use super::format::codec::tests::noise;
 use super::testing::{
     any, flip, names, never, packs, place_of, read_stream, temporary_store, write_image,
 };

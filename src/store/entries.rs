@@ -7,11 +7,11 @@ use std::fs::File;
 use std::io::{self, Read};
 
 use super::error::ReadError;
-use super::files::{self, FileKind};
-use super::id::ImageId;
-use super::layout::Store;
-use super::manifest::Manifest;
-use super::wire::{self, ManifestError, Summary};
+use super::format::file_names::{self, FileKind};
+use super::format::image_id::ImageId;
+use super::format::manifest::Manifest;
+use super::format::manifest_file::{self, ManifestError, Summary};
+use super::format::store_folder::Store;
 
 /// A reason is a few lines for people.
 pub(super) const REASON_BYTES_MAX: usize = 4096;
@@ -64,19 +64,19 @@ impl Store {
     /// # Errors
     /// [`ReadError::Missing`] or [`ReadError::Manifest`].
     pub fn manifest(&self, id: ImageId) -> Result<Manifest, ReadError> {
-        wire::read_manifest(&self.manifest_file(id), id, self.secrets()).map_err(|source| {
-            match source {
+        manifest_file::read_manifest(&self.manifest_file(id), id, self.secrets()).map_err(
+            |source| match source {
                 ManifestError::Read(error) if error.kind() == io::ErrorKind::NotFound => {
                     ReadError::Missing { image: id }
                 }
                 source => ReadError::Manifest { image: id, source },
-            }
-        })
+            },
+        )
     }
 
     /// The images that have a manifest, oldest first.
     pub(super) fn ids(&self) -> Result<Vec<ImageId>, ReadError> {
-        let files = files::list(&self.images_folder())?;
+        let files = file_names::list(&self.images_folder())?;
         let ids = files.into_iter().filter_map(|(_, kind)| manifest_id(kind));
         let mut ids: Vec<ImageId> = ids.collect();
         ids.sort_unstable();
@@ -86,7 +86,7 @@ impl Store {
     /// The summaries of all manifests, oldest first.
     pub(super) fn summaries(&self) -> Result<Vec<Found>, ReadError> {
         let found = self.ids()?.into_iter().filter_map(|id| {
-            match wire::read_summary(&self.manifest_file(id), id, self.secrets()) {
+            match manifest_file::read_summary(&self.manifest_file(id), id, self.secrets()) {
                 Err(ManifestError::Read(error)) if error.kind() == io::ErrorKind::NotFound => None,
                 summary => Some(Found { id, summary }),
             }

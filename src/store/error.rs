@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::durable::DurableError;
-use super::id::ImageId;
-use super::pack::PackError;
-use super::wire::{META_BYTES_MAX, ManifestError};
+use super::format::image_id::ImageId;
+use super::format::manifest_file::{META_BYTES_MAX, ManifestError};
+use super::format::pack::PackError;
+use super::fs::durable::DurableError;
 use crate::known_errors::is_disk_full;
 
 /// A change of the store that did not happen. Images that existed before are untouched.

@@ -6,11 +6,11 @@
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::chunk::CHUNK_BYTES;
-use super::cipher::{OVERHEAD_BYTES, Secrets, Unsealed};
-use super::codec::{Codec, Decoder};
-use super::manifest::Stored;
-use super::pack::{PackError, PackFiles};
+use super::format::chunk::CHUNK_BYTES;
+use super::format::cipher::{OVERHEAD_BYTES, Secrets, Unsealed};
+use super::format::codec::{Codec, Decoder};
+use super::format::manifest::Stored;
+use super::format::pack::{PackError, PackFiles};
 
 /// Why a chunk cannot be had.
 #[derive(Debug, thiserror::Error)]

@@ -8,8 +8,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use super::codec::tests::noise;
-use super::layout::FORMAT;
+use super::format::codec::tests::noise;
+use super::format::store_folder::FORMAT;
 use super::testing::{never, read_stream, write_image};
 use super::*;
 

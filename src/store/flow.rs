@@ -25,8 +25,8 @@ use std::thread::Builder;
 use std::time::Duration;
 
 use super::buffer::{Buffer, Populate, SLAB_BUFFERS, map_slab};
-use super::chunk::CHUNK_BYTES;
 use super::error::WriteError;
+use super::format::chunk::CHUNK_BYTES;
 use super::gauge::Gauge;
 use crate::sync::{locked, wait};
 

@@ -7,18 +7,18 @@ use xxhash_rust::xxh3::xxh3_64;
 
 #[cfg(test)]
 use super::Form;
-use super::chunk::{CHUNK_BYTES, CHUNK_LEN_MAX};
-use super::cipher::OVERHEAD_BYTES;
+use super::format::chunk::{CHUNK_BYTES, CHUNK_LEN_MAX};
+use super::format::cipher::OVERHEAD_BYTES;
 #[cfg(test)]
-use super::cipher::OVERHEAD_LEN;
-use super::codec::{Codec, Decoder, Encoder};
-use super::files::FileKind;
-use super::key::{KEY_FILE, Key};
-use super::layout::FORMAT;
-use super::manifest::{Chunk, Content, Manifest, Stored, Stream};
-use super::pack::{self, HEADER_BYTES, Pack, PackName};
+use super::format::cipher::OVERHEAD_LEN;
+use super::format::codec::{Codec, Decoder, Encoder};
+use super::format::file_names::FileKind;
+use super::format::manifest::{Chunk, Content, Manifest, Stored, Stream};
+use super::format::manifest_file;
+use super::format::pack::{self, HEADER_BYTES, Pack, PackName};
+use super::format::store_folder::FORMAT;
+use super::format::store_key::{KEY_FILE, Key};
 use super::portable;
-use super::wire;
 use super::{ImageEntry, ImageId, OpenError, Store};
 
 const PACK: PackName = PackName {
@@ -59,7 +59,7 @@ fn with_store<T>(kind: Kind, action: impl FnOnce(&Store) -> T) -> T {
 
 /// A manifest's file as it is. Gives what a list of the store's images says of it, too.
 pub(crate) fn manifest(kind: Kind, file: &[u8]) -> (bool, Vec<ImageEntry>) {
-    let id = wire::fuzz::image_of(file).unwrap_or(ImageId::FIRST);
+    let id = manifest_file::fuzz_manifest::image_of(file).unwrap_or(ImageId::FIRST);
     with_store(kind, |store| {
         let path = store.manifest_file(id);
         fs::write(&path, file).unwrap();
@@ -77,7 +77,7 @@ pub(crate) fn manifest(kind: Kind, file: &[u8]) -> (bool, Vec<ImageEntry>) {
 /// that an encrypted store believes.
 pub(crate) fn resealed_manifest(file: &[u8]) -> bool {
     let mut file = file.to_vec();
-    wire::fuzz::reseal(&mut file);
+    manifest_file::fuzz_manifest::reseal(&mut file);
     assert!(!manifest(Kind::Encrypted, &file).0, "a forged manifest");
     manifest(Kind::Plain, &file).0
 }
@@ -89,7 +89,9 @@ pub(crate) fn manifest_messages(kind: Kind, input: &[u8]) -> bool {
     };
     let len = usize::from(u16::from_le_bytes(*len));
     let (summary, body) = rest.split_at_checked(len).unwrap_or((rest, &[]));
-    let seal = |store: &Store| wire::fuzz::seal(ImageId::FIRST, summary, body, store.secrets());
+    let seal = |store: &Store| {
+        manifest_file::fuzz_manifest::seal(ImageId::FIRST, summary, body, store.secrets())
+    };
     let file = with_store(kind, seal);
     manifest(kind, &file).0
 }
@@ -113,10 +115,10 @@ fn check(store: &Store, manifest: &Manifest) {
         }
     }
     if manifest.format == FORMAT {
-        let again = wire::encode(manifest, store.secrets()).unwrap();
+        let again = manifest_file::encode(manifest, store.secrets()).unwrap();
         let path = store.path().join("again");
         fs::write(&path, again).unwrap();
-        let again = wire::read_manifest(&path, manifest.id, store.secrets());
+        let again = manifest_file::read_manifest(&path, manifest.id, store.secrets());
         assert_eq!(&again.unwrap(), manifest);
     }
 }
@@ -246,7 +248,11 @@ fn read_back(store: &Store, manifest: &Manifest, stored: &[u8]) -> Option<Vec<u8
     let pack = [&PACK.header()[..], stored].concat();
     fs::write(store.pack_file(PACK), pack).unwrap();
     let path = store.manifest_file(manifest.id);
-    fs::write(&path, wire::encode(manifest, store.secrets()).unwrap()).unwrap();
+    fs::write(
+        &path,
+        manifest_file::encode(manifest, store.secrets()).unwrap(),
+    )
+    .unwrap();
     let reader = store.read(manifest.id).unwrap();
     fs::remove_file(&path).unwrap();
     reader.read_to_vec(STREAM, u64::from(CHUNK_LEN_MAX)).ok()
@@ -349,18 +355,18 @@ pub(crate) fn reason(text: &[u8]) -> bool {
 /// Seeds from a store's folder: the target's letter, a name, and the input behind the letter.
 #[cfg(test)]
 pub(crate) fn seeds(folder: &std::path::Path) -> Vec<(char, String, Vec<u8>)> {
-    use super::columns::{body_message, summary_message};
+    use super::format::manifest_file::manifest_columns::{body_message, summary_message};
     use prost::Message;
     /// Longer ones only make the fuzzer slower.
     const STORED_BYTES_MAX: u32 = 4096;
 
     let mut seeds = Vec::new();
-    for (path, kind) in super::files::list(&folder.join("images")).unwrap() {
+    for (path, kind) in super::format::file_names::list(&folder.join("images")).unwrap() {
         let FileKind::Manifest(id) = kind else {
             continue;
         };
         let file = fs::read(&path).unwrap();
-        let manifest = wire::read_manifest(&path, id, None).unwrap();
+        let manifest = manifest_file::read_manifest(&path, id, None).unwrap();
         seeds.push(('f', format!("valid-file-{id}"), file.clone()));
         seeds.push(('s', format!("valid-resealed-{id}"), file));
         if id == ImageId::FIRST {

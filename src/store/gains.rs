@@ -3,12 +3,12 @@
 use std::collections::{HashMap, HashSet};
 
 use super::error::ReadError;
-use super::files::{self, FileKind};
+use super::format::file_names::{self, FileKind};
+use super::format::image_id::ImageId;
+use super::format::pack::PackName;
+use super::format::store_folder::Store;
 use super::garbage::{Live, space};
 use super::holes::{self, Pages, Scope, Users};
-use super::id::ImageId;
-use super::layout::Store;
-use super::pack::PackName;
 
 impl Store {
     /// How much a thorough [`Store::forget`] gives back, at least, once the first of these images is gone,
@@ -41,7 +41,7 @@ impl Store {
 
     /// Disk space of the packs that images without a readable manifest wrote and no other one names.
     fn packs_of_unreadable(&self, live: &Live) -> Result<u64, ReadError> {
-        let packs = files::list(&self.packs_folder())?.into_iter();
+        let packs = file_names::list(&self.packs_folder())?.into_iter();
         let lost = packs.filter(|(_, kind)| {
             matches!(kind, FileKind::Pack(name)
                 if live.unreadable.contains(&name.image) && !live.users.contains_key(name))

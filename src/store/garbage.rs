@@ -10,14 +10,14 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::durable::{self, DurableError};
 use super::entries::Found;
 use super::error::{ReadError, WriteError};
-use super::files::{self, FileKind};
+use super::format::file_names::{self, FileKind};
+use super::format::image_id::ImageId;
+use super::format::pack::PackName;
+use super::format::store_folder::Store;
+use super::fs::durable::{self, DurableError};
 use super::holes::{self, Holes, Scope, Users, disk_bytes};
-use super::id::ImageId;
-use super::layout::Store;
-use super::pack::PackName;
 use super::prune::Swept;
 
 /// Files, and parts of files, that no image needs.
@@ -41,7 +41,7 @@ impl Garbage {
             ..Self::default()
         };
         if garbage.unreadable.is_empty() {
-            let packs = files::list(&store.packs_folder())?.into_iter();
+            let packs = file_names::list(&store.packs_folder())?.into_iter();
             let dead = packs.filter(|(_, kind)| match kind {
                 FileKind::Pack(name) => !live.users.contains_key(name),
                 FileKind::Manifest(_)
@@ -60,7 +60,7 @@ impl Garbage {
     pub(super) fn with_temporary(mut self, store: &Store) -> Result<Self, ReadError> {
         let root = store.path().to_owned();
         for folder in [root, store.images_folder(), store.packs_folder()] {
-            let found = files::list(&folder)?.into_iter();
+            let found = file_names::list(&folder)?.into_iter();
             let temporary =
                 found.filter(|(path, kind)| *kind == FileKind::Temporary && path.is_file());
             self.temporary.extend(temporary.map(|(path, _)| path));
@@ -168,7 +168,7 @@ impl Live {
 
 /// The marks of images that are gone.
 fn marks(store: &Store, ids: &HashSet<ImageId>) -> Result<Vec<PathBuf>, ReadError> {
-    let found = files::list(&store.images_folder())?.into_iter();
+    let found = file_names::list(&store.images_folder())?.into_iter();
     let stale = found.filter(|(_, kind)| match kind {
         FileKind::Damaged(id) | FileKind::Pinned(id) => !ids.contains(id),
         FileKind::Manifest(_) | FileKind::Pack(_) | FileKind::Temporary | FileKind::Foreign => {

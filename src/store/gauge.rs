@@ -21,8 +21,8 @@ impl Gauge {
 
 #[cfg(test)]
 mod tests {
-    use crate::store::chunk::{CHUNK_BYTES, ZEROS};
-    use crate::store::codec::tests::noise;
+    use crate::store::format::chunk::{CHUNK_BYTES, ZEROS};
+    use crate::store::format::codec::tests::noise;
     use crate::store::testing::{OPTIONS, temporary_store};
 
     #[test]

@@ -5,16 +5,16 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::chunk::Hash;
 use super::error::ReadError;
 use super::fetch;
-use super::id::ImageId;
-use super::layout::{FORMAT, Store};
-use super::manifest::{Content, Manifest, Stored};
-use super::pack::{Pack, PackFiles, PackName};
+use super::format::chunk::Hash;
+use super::format::image_id::ImageId;
+use super::format::manifest::{Content, Manifest, Stored};
+use super::format::manifest_file::ManifestError;
+use super::format::pack::{Pack, PackFiles, PackName};
+use super::format::store_folder::{FORMAT, Store};
 use super::report::{ImageReport, is_manifest_lost};
 use super::scan::{PackState, Place, Scan};
-use super::wire::ManifestError;
 
 /// Finds other places for chunks that are bad where they should be.
 pub(super) struct Healer<'a> {

@@ -15,12 +15,12 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 
-use super::disk;
 use super::error::{ReadError, WriteError};
-use super::id::ImageId;
-use super::layout::Store;
-use super::manifest::{Content, Manifest};
-use super::pack::{HEADER_BYTES, Pack, PackName};
+use super::format::image_id::ImageId;
+use super::format::manifest::{Content, Manifest};
+use super::format::pack::{HEADER_BYTES, Pack, PackName};
+use super::format::store_folder::Store;
+use super::fs::ops;
 
 /// A pack that gives back less is left alone: a hole costs the file system an extent.
 const GAIN_BYTES_MIN: u64 = if cfg!(test) { 64 << 10 } else { 1 << 20 };
@@ -242,10 +242,10 @@ pub(super) fn give_back(holes: &[Holes]) -> Result<u64, WriteError> {
 /// Punches holes; the file keeps its length. Whether they outlast a power failure matters to
 /// nobody.
 fn punch(path: &Path, ranges: &[Range<u64>]) -> io::Result<u64> {
-    let file = disk::open(path)?;
+    let file = ops::open(path)?;
     let before = disk_bytes(&file.metadata()?);
     for range in ranges {
-        disk::punch(&file, range.start, length(range))?;
+        ops::punch(&file, range.start, length(range))?;
     }
     Ok(before.saturating_sub(disk_bytes(&file.metadata()?)))
 }

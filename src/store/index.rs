@@ -13,11 +13,11 @@ use std::fs;
 
 use hashbrown::HashTable;
 
-use super::chunk::{Hash, key_of};
 use super::error::ReadError;
-use super::layout::{FORMAT, Store};
-use super::manifest::{Chunk, Content, Manifest, Stored};
-use super::pack::{Pack, PackName};
+use super::format::chunk::{Hash, key_of};
+use super::format::manifest::{Chunk, Content, Manifest, Stored};
+use super::format::pack::{Pack, PackName};
+use super::format::store_folder::{FORMAT, Store};
 
 /// Good images that are looked at: the newest, and the one before, because what a job
 /// does by turns looks more like that one. About 70 bytes of memory a chunk.

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 
 use super::assembly::Claim;
-use super::chunk::{CHUNK_BYTES, Hash};
-use super::cipher::OVERHEAD_BYTES;
-use super::codec::Codec;
 use super::error::WriteError;
+use super::format::chunk::{CHUNK_BYTES, Hash};
+use super::format::cipher::OVERHEAD_BYTES;
+use super::format::codec::Codec;
 use super::worker::Shared;
 
 /// A stream being put together. Dropped before `finish`, it keeps the image from being

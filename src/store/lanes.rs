@@ -22,7 +22,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, SpliceFFlags, fcntl, splice};
 
 use super::buffer::Buffer;
-use super::chunk::CHUNK_BYTES;
+use super::format::chunk::CHUNK_BYTES;
 
 /// Room in a lane: a chunk in pages, and as much again for pages that are not full.
 const LANE_BYTES: i32 = 1 << 20;

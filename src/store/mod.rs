@@ -39,10 +39,6 @@
 mod ahead;
 mod assembly;
 mod buffer;
-mod chunk;
-mod cipher;
-mod codec;
-mod columns;
 mod compare;
 mod copy;
 #[cfg(test)]
@@ -50,18 +46,17 @@ mod crash;
 mod cut;
 #[cfg(test)]
 mod damage;
-mod disk;
-pub mod durable;
 #[cfg(test)]
 mod encryption_tests;
 mod entries;
 mod error;
 mod fetch;
-mod files;
 #[cfg(test)]
 mod fixtures;
 mod flow;
 mod forget;
+pub(crate) mod format;
+pub(crate) mod fs;
 #[cfg(any(fuzzing, test))]
 pub(crate) mod fuzz;
 mod gains;
@@ -69,15 +64,9 @@ mod garbage;
 mod gauge;
 mod heal;
 mod holes;
-mod id;
 mod index;
 mod insert;
-mod key;
 mod lanes;
-mod layout;
-mod lock;
-mod manifest;
-mod pack;
 mod pack_writer;
 mod pins;
 mod portable;
@@ -100,24 +89,26 @@ mod testing;
 mod tests;
 mod usage;
 mod verify;
-mod wire;
 mod worker;
 mod writer;
 
-pub use chunk::{CHUNK_BYTES, Hash};
-pub use codec::{Codec, Decoder, Encoder};
 pub use compare::{Comparison, Shares, StreamComparison, compare};
 pub use copy::CopyError;
 pub use entries::ImageEntry;
 pub use error::{ReadError, WriteError};
 pub use forget::{Effort, ForgetError, Forgotten, GoesOn};
+pub use format::chunk::{CHUNK_BYTES, Hash};
+pub use format::codec::{Codec, Decoder, Encoder};
+pub use format::image_id::{ImageId, ParseImageIdError};
+pub use format::manifest::{
+    Chunk, Content, InvalidManifest, Manifest, Stored, Stream, is_stream_name,
+};
+pub use format::manifest_file::ManifestError;
+pub use format::pack::{Pack, PackError, PackName};
+pub use format::store_folder::{OpenError, Store};
+pub use format::store_key::{InvalidKey, Key};
+pub use fs::lock::{LockError, StoreLock};
 pub use gauge::Gauge;
-pub use id::{ImageId, ParseImageIdError};
-pub use key::{InvalidKey, Key};
-pub use layout::{OpenError, Store};
-pub use lock::{LockError, StoreLock};
-pub use manifest::{Chunk, Content, InvalidManifest, Manifest, Stored, Stream, is_stream_name};
-pub use pack::{Pack, PackError, PackName};
 pub use pins::PinError;
 pub use portable::{
     Companion, CompanionError, ExportError, Exported, FileDamage, Form, ImportError, PortableReader,
@@ -131,5 +122,4 @@ pub use stream::{StreamOpener, StreamWriter};
 pub use stream_reader::StreamReader;
 pub use usage::{Usage, usage};
 pub use verify::{Selection, Verified};
-pub use wire::ManifestError;
 pub use writer::{ImageWriter, WriteOptions};

@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, PosixFadviseAdvice, fcntl, posix_fadvise};
 
-use super::disk;
 use super::error::WriteError;
-use super::pack::{Pack, PackName};
+use super::format::pack::{Pack, PackName};
+use super::fs::ops;
 use crate::sync::locked;
 
 /// A pack is followed by another after this: small enough that removing an image gives
@@ -62,7 +62,7 @@ pub(super) struct Staging {
 
 impl PackWriter {
     pub(super) fn create(name: PackName, path: PathBuf) -> Result<Self, WriteError> {
-        let file = match disk::create_new(&path, 0o600) {
+        let file = match ops::create_new(&path, 0o600) {
             Ok(file) => file,
             Err(source) => return Err(WriteError::Pack { path, source }),
         };
@@ -100,10 +100,10 @@ impl PackWriter {
         let offset = staging.offset;
         let bytes = staging.padded();
         self.keep_ahead(offset + bytes.len() as u64);
-        let written = match disk::write_at(&self.file, bytes, offset) {
+        let written = match ops::write_at(&self.file, bytes, offset) {
             Err(error) if is_refusal(&error) => self
                 .leave_direct()
-                .and_then(|()| disk::write_at(&self.file, bytes, offset)),
+                .and_then(|()| ops::write_at(&self.file, bytes, offset)),
             written => written,
         };
         if !self.is_direct.load(Ordering::Relaxed) {
@@ -116,8 +116,8 @@ impl PackWriter {
     /// Makes the pack durable; its name is, once the folder is synced.
     pub(super) fn seal(self) -> Result<Pack, WriteError> {
         // Cuts off the padding and gives back what was taken ahead.
-        disk::set_len(&self.file, self.len())
-            .and_then(|()| disk::sync(&self.file))
+        ops::set_len(&self.file, self.len())
+            .and_then(|()| ops::sync(&self.file))
             .map_err(|source| self.error(source))?;
         if !self.is_direct.load(Ordering::Relaxed) {
             self.let_go(0, 0);
@@ -133,7 +133,7 @@ impl PackWriter {
     fn keep_ahead(&self, end: u64) {
         let mut ahead = locked(&self.ahead);
         while *ahead < end {
-            let _ = disk::allocate(&self.file, signed(*ahead), signed(STEP_BYTES));
+            let _ = ops::allocate(&self.file, signed(*ahead), signed(STEP_BYTES));
             *ahead += STEP_BYTES;
         }
     }
@@ -214,7 +214,7 @@ mod tests {
 
     use super::*;
     use crate::store::ImageId;
-    use crate::store::codec::tests::noise;
+    use crate::store::format::codec::tests::noise;
 
     const NAME: PackName = PackName {
         image: ImageId::FIRST,

@@ -22,11 +22,11 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
-use super::disk;
-use super::durable::{self, DurableError};
 use super::entries::plain_text;
-use super::id::ImageId;
-use super::layout::{FORMAT, Store};
+use super::format::image_id::ImageId;
+use super::format::store_folder::{FORMAT, Store};
+use super::fs::durable::{self, DurableError};
+use super::fs::ops;
 
 /// A note is a line or two, and in memory whenever images are listed.
 const NOTE_BYTES_MAX: usize = 4096;
@@ -92,7 +92,7 @@ pub(super) enum Hold {
 /// Holds a manifest, shared to pin it, exclusive to remove it. Waits for nobody.
 pub(super) fn hold(manifest: &Path, how: FlockArg) -> io::Result<Hold> {
     // Writing too: NFS wants it of an exclusive lock.
-    let file = match disk::open(manifest) {
+    let file = match ops::open(manifest) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Hold::Gone),
         opened => opened?,
     };

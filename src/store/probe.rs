@@ -3,9 +3,9 @@
 use std::fs::File;
 use std::io;
 
-use super::disk;
-use super::layout::Store;
-use super::pack::{HEADER_LEN, PackError, PackName, has_header};
+use super::format::pack::{HEADER_LEN, PackError, PackName, has_header};
+use super::format::store_folder::Store;
+use super::fs::ops;
 
 /// A pack's file as it is, whatever it should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,11 +33,11 @@ pub(super) fn probe(store: &Store, name: PackName) -> Result<Probe, PackError> {
 /// pack it is; `first` is where the first of them lies that is needed. Cut short, it leaves a
 /// header that does not fit, as before.
 pub(super) fn mend_header(store: &Store, name: PackName, first: u64) -> io::Result<()> {
-    let file = disk::open(&store.pack_file(name))?;
+    let file = ops::open(&store.pack_file(name))?;
     if first < HEADER_LEN as u64 {
-        disk::write_at(&file, &name.common(1), 0)?;
+        ops::write_at(&file, &name.common(1), 0)?;
     } else {
-        disk::write_at(&file, &name.header(), 0)?;
+        ops::write_at(&file, &name.header(), 0)?;
     }
-    disk::sync(&file)
+    ops::sync(&file)
 }

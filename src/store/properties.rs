@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-use super::codec::tests::noise;
 use super::damage::{files_of, reads_back, small_store};
+use super::format::codec::tests::noise;
 use super::testing::{never, packs, read_stream, temporary_store, write_image};
 use super::*;
 

@@ -3,14 +3,14 @@
 //! A sweep is quick and for the start of a run; pruning looks into every pack. Both find
 //! first and remove then, see `garbage`.
 
-use super::durable;
 use super::entries::{REASON_BYTES_MAX, plain_text};
 use super::error::{ReadError, WriteError};
+use super::format::image_id::ImageId;
+use super::format::store_folder::Store;
+use super::fs::durable;
+use super::fs::lock::StoreLock;
 use super::garbage::Garbage;
 use super::holes::Scope;
-use super::id::ImageId;
-use super::layout::Store;
-use super::lock::StoreLock;
 
 /// Looks at a store from which a writer removes images meanwhile: it does so once a snapshot, which takes longer.
 const LOOKS_MAX: u32 = 5;
@@ -119,7 +119,7 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::super::CHUNK_BYTES;
-    use super::super::codec::tests::noise;
+    use super::super::format::codec::tests::noise;
     use super::super::testing::{
         Child, OPTIONS, image_files, never, packs, read_stream, temporary_store, write_image,
     };

@@ -8,14 +8,14 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::ahead::{self, Extent};
-use super::chunk::{CHUNK_BYTES, ZEROS};
 use super::error::ReadError;
 use super::fetch::{Fault, Fetcher, Scratch};
+use super::format::chunk::{CHUNK_BYTES, ZEROS};
+use super::format::image_id::ImageId;
+use super::format::manifest::{Chunk, Content, Manifest, Stored, Stream};
+use super::format::pack::PackFiles;
+use super::format::store_folder::Store;
 use super::gauge::Gauge;
-use super::id::ImageId;
-use super::layout::Store;
-use super::manifest::{Chunk, Content, Manifest, Stored, Stream};
-use super::pack::PackFiles;
 use super::splice::Splicer;
 use crate::sync::locked;
 
@@ -355,7 +355,7 @@ impl ImageReader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::codec::tests::noise;
+    use crate::store::format::codec::tests::noise;
     use crate::store::testing::{temporary_store, write_image};
 
     #[test]

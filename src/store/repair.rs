@@ -19,16 +19,16 @@
 
 use std::collections::HashSet;
 
-use super::durable;
 use super::error::{ReadError, WriteError};
-use super::files::{self, FileKind};
+use super::format::file_names::{self, FileKind};
+use super::format::image_id::ImageId;
+use super::format::manifest::Manifest;
+use super::format::pack::{Pack, PackName};
+use super::format::store_folder::Store;
+use super::fs::durable;
+use super::fs::lock::{Busy, StoreLock};
 use super::garbage::space;
 use super::heal::{Healer, Healing};
-use super::id::ImageId;
-use super::layout::Store;
-use super::lock::{Busy, StoreLock};
-use super::manifest::Manifest;
-use super::pack::{Pack, PackName};
 use super::probe;
 use super::report::{ImageReport, Verdict, is_manifest_lost};
 use super::verify::Selection;
@@ -272,7 +272,7 @@ impl RepairPlan {
         if !self.outcome.unknown.is_empty() {
             return Ok(());
         }
-        for (path, kind) in files::list(&self.store.packs_folder())? {
+        for (path, kind) in file_names::list(&self.store.packs_folder())? {
             if let FileKind::Pack(name) = kind
                 && !needed.contains(&name)
             {

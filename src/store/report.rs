@@ -6,9 +6,9 @@ use std::fmt;
 use std::ops::Range;
 
 use super::error::ReadError;
-use super::id::ImageId;
-use super::pack::{PackError, PackName};
-use super::wire::ManifestError;
+use super::format::image_id::ImageId;
+use super::format::manifest_file::ManifestError;
+use super::format::pack::{PackError, PackName};
 
 /// What was checked, and all that is wrong with it.
 #[derive(Debug, Default)]

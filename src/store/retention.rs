@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use jiff::Zoned;
 
-use super::id::ImageId;
+use super::format::image_id::ImageId;
 use crate::clock;
 
 const HOUR_MS: i64 = 3_600_000;

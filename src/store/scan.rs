@@ -12,12 +12,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Mutex;
 
-use super::chunk::Hash;
 use super::error::ReadError;
 use super::fetch::{Fault, Fetcher};
-use super::layout::Store;
-use super::manifest::{Chunk, Content, Manifest, Stored};
-use super::pack::{Pack, PackFiles, PackName};
+use super::format::chunk::Hash;
+use super::format::manifest::{Chunk, Content, Manifest, Stored};
+use super::format::pack::{Pack, PackFiles, PackName};
+use super::format::store_folder::Store;
 use super::probe::{self, Probe};
 use super::report::{BadRun, BadStream, ChunkFault};
 use crate::sync::locked;

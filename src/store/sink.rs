@@ -13,9 +13,9 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use super::error::WriteError;
-use super::id::ImageId;
-use super::layout::Store;
-use super::pack::{HEADER_LEN, Pack, PackName};
+use super::format::image_id::ImageId;
+use super::format::pack::{HEADER_LEN, Pack, PackName};
+use super::format::store_folder::Store;
 use super::pack_writer::{PackWriter, STAGING_BYTES, Staging};
 use crate::sync::{locked, wait};
 
@@ -240,8 +240,8 @@ impl State {
 mod tests {
     use std::fs;
 
-    use super::super::codec::tests::noise;
-    use super::super::pack::PackFiles;
+    use super::super::format::codec::tests::noise;
+    use super::super::format::pack::PackFiles;
     use super::super::testing::{packs, temporary_store};
     use super::*;
 

@@ -85,7 +85,7 @@ mod tests {
     use std::os::fd::OwnedFd;
 
     use super::*;
-    use crate::store::codec::tests::noise;
+    use crate::store::format::codec::tests::noise;
 
     const PIECE: usize = 3 * 4096 + 700;
 

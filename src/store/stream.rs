@@ -8,9 +8,9 @@ use std::io::{self, Read};
 use std::sync::Arc;
 
 use super::buffer::Buffer;
-use super::chunk::{self, CHUNK_BYTES};
 use super::error::WriteError;
 use super::flow::Passing;
+use super::format::chunk::{self, CHUNK_BYTES};
 use super::lanes::Lanes;
 use super::worker::Shared;
 
@@ -280,7 +280,7 @@ mod tests {
     use std::os::fd::OwnedFd;
 
     use super::*;
-    use crate::store::codec::tests::noise;
+    use crate::store::format::codec::tests::noise;
     use crate::store::testing::{OPTIONS, read_stream, temporary_store};
 
     /// Writes `head`, then `tail` through a pipe; returns the buffers that did not come back.

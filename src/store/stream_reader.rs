@@ -1,8 +1,8 @@
 //! A stream of an image, read front to back into memory of the caller's: nothing is copied on the way there.
 
-use super::chunk::CHUNK_BYTES;
 use super::error::ReadError;
-use super::manifest::Stream;
+use super::format::chunk::CHUNK_BYTES;
+use super::format::manifest::Stream;
 use super::reader::{Fetching, ImageReader};
 
 /// A stream being read, by one thread.

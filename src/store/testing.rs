@@ -7,8 +7,8 @@ use std::path::Path;
 use std::process::{self, Command, Stdio};
 use std::time::Duration;
 
-use super::manifest::Content;
-use super::pack::PackName;
+use super::format::manifest::Content;
+use super::format::pack::PackName;
 use super::{Effort, ImageId, Manifest, Policy, Store, StoreLock, WriteError, WriteOptions};
 
 const STORE_VARIABLE: &str = "CKPT_RUN_TEST_STORE";

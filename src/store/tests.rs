@@ -4,8 +4,8 @@ use std::fs;
 use std::io::{self, Read, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::chunk::ZEROS;
-use super::codec::tests::noise;
+use super::format::chunk::ZEROS;
+use super::format::codec::tests::noise;
 use super::testing::{
     OPTIONS, image_files, never, packs, read_stream, temporary_store, write_image,
 };
@@ -247,7 +247,7 @@ fn neither_listing_nor_beginning_an_image_reads_what_a_thousand_images_consist_o
     for _ in 0..1000 {
         manifest.id = manifest.id.next().unwrap();
         let path = store.manifest_file(manifest.id);
-        super::wire::tests::write_without_body(&path, &manifest, body_len);
+        super::format::manifest_file::tests::write_without_body(&path, &manifest, body_len);
     }
     let begun = std::time::Instant::now();
     let before = bytes_read();

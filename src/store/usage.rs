@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::entries::manifest_id;
 use super::error::ReadError;
-use super::files;
-use super::layout::{IMAGES, PACKS};
+use super::format::file_names;
+use super::format::store_folder::{IMAGES, PACKS};
 
 /// Bytes of a block, as `stat` counts them.
 const BLOCK_BYTES: u64 = 512;
@@ -29,7 +29,7 @@ pub struct Usage {
 pub fn usage(store: &Path) -> Result<Usage, ReadError> {
     let mut usage = Usage::default();
     for folder in [IMAGES, PACKS] {
-        for (path, kind) in files::list(&store.join(folder))? {
+        for (path, kind) in file_names::list(&store.join(folder))? {
             // One that was removed meanwhile takes nothing.
             let blocks = path.symlink_metadata().map_or(0, |file| file.blocks());
             usage.bytes += blocks * BLOCK_BYTES;

@@ -6,10 +6,10 @@
 use std::collections::HashSet;
 
 use super::error::ReadError;
-use super::id::ImageId;
-use super::layout::Store;
-use super::manifest::Manifest;
-use super::pack;
+use super::format::image_id::ImageId;
+use super::format::manifest::Manifest;
+use super::format::pack;
+use super::format::store_folder::Store;
 use super::report::{ImageReport, Report};
 use super::scan::Scan;
 

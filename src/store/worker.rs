@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::assembly::{Assembly, Claim, Place};
-use super::chunk::{CHUNK_BYTES, Hash, ZEROS};
-use super::cipher::OVERHEAD_BYTES;
-use super::codec::{Codec, Encoder};
 use super::cut::{Cut, Cutter, Marks, Part};
 use super::error::WriteError;
 use super::flow::{Flow, Piece, Work};
-use super::layout::Store;
+use super::format::chunk::{CHUNK_BYTES, Hash, ZEROS};
+use super::format::cipher::OVERHEAD_BYTES;
+use super::format::codec::{Codec, Encoder};
+use super::format::store_folder::Store;
 use super::sink::PackSink;
 use crate::sync::locked;
 

@@ -12,21 +12,21 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::assembly::Assembly;
-use super::durable;
 use super::error::WriteError;
-use super::files::{self, FileKind};
 use super::flow::Flow;
+use super::format::file_names::{self, FileKind};
+use super::format::image_id::ImageId;
+use super::format::manifest::Manifest;
+use super::format::manifest_file::{self, META_BYTES_MAX, ManifestError};
+use super::format::pack::Pack;
+use super::format::store_folder::{FORMAT, Store};
+use super::fs::durable;
+use super::fs::lock::{Busy, StoreLock};
 use super::gauge::Gauge;
-use super::id::ImageId;
 use super::index::Index;
 use super::insert::Inserted;
-use super::layout::{FORMAT, Store};
-use super::lock::{Busy, StoreLock};
-use super::manifest::Manifest;
-use super::pack::Pack;
 use super::sink::PackSink;
 use super::stream::{StreamOpener, StreamWriter};
-use super::wire::{self, META_BYTES_MAX, ManifestError};
 use super::worker::{Shared, Worker};
 
 /// More workers than any machine of today has cores for one job.
@@ -127,7 +127,7 @@ impl Store {
     /// The file of a manifest. What no reader would accept must not get a name.
     pub(super) fn encode(&self, manifest: &Manifest) -> Result<Vec<u8>, WriteError> {
         let valid = manifest.validate().map_err(ManifestError::Invalid);
-        let encoded = valid.and_then(|()| wire::encode(manifest, self.secrets()));
+        let encoded = valid.and_then(|()| manifest_file::encode(manifest, self.secrets()));
         encoded.map_err(|source| WriteError::Manifest {
             image: manifest.id,
             source,
@@ -290,7 +290,7 @@ impl ImageWriter {
         let store = &self.store;
         durable::remove(&store.manifest_file(self.image))?;
         durable::sync_folder(&store.images_folder())?;
-        for (path, kind) in files::list(&store.packs_folder())? {
+        for (path, kind) in file_names::list(&store.packs_folder())? {
             if matches!(kind, FileKind::Pack(pack) if pack.image == self.image) {
                 durable::remove(&path)?;
             }
@@ -321,7 +321,7 @@ impl Drop for ImageWriter {
 /// while something of the newest image is left.
 fn next_image(store: &Store, mut newest: Option<ImageId>) -> Result<ImageId, WriteError> {
     for folder in [store.images_folder(), store.packs_folder()] {
-        let images = files::list(&folder)?
+        let images = file_names::list(&folder)?
             .into_iter()
             .filter_map(|(_, kind)| match kind {
                 FileKind::Manifest(image) | FileKind::Damaged(image) | FileKind::Pinned(image) => {

@@ -6,10 +6,11 @@ use std::path::Path;
 use std::sync::{Mutex, OnceLock};
 
 use super::super::error::WriteError;
+use super::super::fs::durable;
 use super::super::testing::{OPTIONS, any, never};
 use super::super::{
     CopyError, Effort, ImageId, Key, Marks, OpenError, PinError, Store, StoreLock, Swept,
-    WriteOptions, durable,
+    WriteOptions,
 };
 use super::log::Log;
 use super::promises::Promises;

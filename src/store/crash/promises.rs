@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::super::key::KEY_FILE;
+use super::super::format::store_key::KEY_FILE;
 use super::super::testing::never;
 use super::super::{ImageId, Marks, OpenError, RepairPlan, Store, StoreLock, Swept};
 use super::ledger::{Ledger, Presence, Streams, Texts, key, texts};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::super::buffer::Buffer;
-use super::super::chunk::CHUNK_BYTES;
+use super::super::format::chunk::CHUNK_BYTES;
 use super::Flow;
 
 /// What a worker is given, with `P` for the bytes of a piece. Streams are numbered in the

@@ -4,7 +4,7 @@ use std::fs;
 use std::time::Duration;
 
 use super::super::CHUNK_BYTES;
-use super::super::codec::tests::noise;
+use super::super::format::codec::tests::noise;
 use super::super::testing::{any, image_files, never, packs, temporary_store, write_image};
 use super::*;
 use crate::clock;

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::super::CHUNK_BYTES;
-use super::super::codec::tests::noise;
+use super::super::format::codec::tests::noise;
 use super::super::testing::{OPTIONS, never, packs, read_stream, temporary_store, write_image};
 use super::super::{StoreLock, Swept, WriteOptions};
 use super::*;

@@ -5,9 +5,9 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
 
-use super::super::chunk::{CHUNK_BYTES, Hash};
-use super::super::codec::Encoder;
-use super::super::manifest::Manifest;
+use super::super::format::chunk::{CHUNK_BYTES, Hash};
+use super::super::format::codec::Encoder;
+use super::super::format::manifest::Manifest;
 use super::error::ExportError;
 use super::export::Companion;
 use super::frame::{FrameWriter, Kind};

@@ -2,9 +2,9 @@
 
 use std::io;
 
-use super::super::durable::DurableError;
 use super::super::error::{ReadError, WriteError};
-use super::super::id::ImageId;
+use super::super::format::image_id::ImageId;
+use super::super::fs::durable::DurableError;
 use super::companion::CompanionError;
 
 /// An image that did not become a file. What was written of it has no end and is refused by an

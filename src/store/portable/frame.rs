@@ -15,9 +15,9 @@ use std::io::{self, Read, Write};
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::super::chunk::CHUNK_BYTES;
-use super::super::cipher::{Cipher, OVERHEAD_BYTES};
-use super::super::wire::META_BYTES_MAX;
+use super::super::format::chunk::CHUNK_BYTES;
+use super::super::format::cipher::{Cipher, OVERHEAD_BYTES};
+use super::super::format::manifest_file::META_BYTES_MAX;
 use super::error::{ExportError, FileDamage, ImportError};
 
 const HEAD_LEN: usize = 16;

@@ -4,7 +4,7 @@ use std::fs;
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use super::super::layout::Store;
+use super::super::format::store_folder::Store;
 use super::{Form, HEADER_LEN, PortableReader};
 
 /// Imports a file; an image that comes of it is whole, and another export of it as good.

@@ -5,15 +5,15 @@ use std::io::Read;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::super::chunk::{self, CHUNK_BYTES, CHUNK_LEN_MAX, Hash};
-use super::super::cipher::Secrets;
-use super::super::codec::{Codec, Decoder};
 use super::super::error::{ReadError, WriteError};
+use super::super::format::chunk::{self, CHUNK_BYTES, CHUNK_LEN_MAX, Hash};
+use super::super::format::cipher::Secrets;
+use super::super::format::codec::{Codec, Decoder};
+use super::super::format::manifest::Manifest;
+use super::super::format::store_folder::Store;
+use super::super::format::store_key::Key;
+use super::super::fs::lock::StoreLock;
 use super::super::insert::Inserted;
-use super::super::key::Key;
-use super::super::layout::Store;
-use super::super::lock::StoreLock;
-use super::super::manifest::Manifest;
 use super::super::writer::{ImageWriter, WriteOptions};
 use super::error::{FileDamage, ImportError};
 use super::frame::{CHUNK_HEAD_LEN, FrameReader, IMAGE_HEAD_LEN, Kind};

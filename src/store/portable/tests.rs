@@ -6,7 +6,7 @@ use std::fs;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 
-use super::super::codec::tests::noise;
+use super::super::format::codec::tests::noise;
 use super::super::testing::{
     flip, image_files, names, never, packs, place_of, read_stream, temporary_store, write_image,
 };

@@ -1,10 +1,10 @@
 use std::fs;
 
 use super::*;
-use crate::store::codec::tests::noise;
 use crate::store::damage::{files_of, reads_back, small_store};
 use crate::store::fixtures;
-use crate::store::layout::FORMAT;
+use crate::store::format::codec::tests::noise;
+use crate::store::format::store_folder::FORMAT;
 use crate::store::testing::{
     OPTIONS, flip, image_files, never, packs, place_of, read_stream, temporary_store, write_image,
 };

@@ -1,7 +1,7 @@
 //! Images that come to nothing, and what is left of the others then.
 
 use super::*;
-use crate::store::wire::META_BYTES_MAX;
+use crate::store::format::manifest_file::META_BYTES_MAX;
 
 #[test]
 fn an_abandoned_image_leaves_nothing() {

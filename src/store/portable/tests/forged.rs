@@ -5,7 +5,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::super::frame::{FrameWriter, Kind};
 use super::super::{FORMAT, FileDamage, HEADER_LEN, ImportError, MAGIC};
 use super::{assert_refused, import};
-use crate::store::layout::Store;
+use crate::store::format::store_folder::Store;
 use crate::store::testing::temporary_store;
 
 /// A file of these frames, all checksums right.

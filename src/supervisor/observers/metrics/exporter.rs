@@ -20,7 +20,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::config;
 use crate::run::format::chain;
-use crate::store::durable::TEMPORARY_PREFIX;
+use crate::store::fs::durable::TEMPORARY_PREFIX;
 use crate::supervisor::event::Event;
 use crate::supervisor::observers::run_status::Status;
 use crate::sync::locked;

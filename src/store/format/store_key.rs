@@ -20,7 +20,7 @@ use zeroize::{Zeroize, Zeroizing};
 use crate::clock;
 
 /// The name of the check's file.
-pub(super) const KEY_FILE: &str = "key-check";
+pub(crate) const KEY_FILE: &str = "key-check";
 const MAGIC: &str = "ckpt-run key 1 ";
 /// A line of text; anything longer is not ours.
 const KEY_FILE_BYTES_MAX: u64 = 256;
@@ -94,7 +94,7 @@ impl Key {
         text
     }
 
-    pub(super) fn from_bytes(secret: &[u8; 32]) -> Self {
+    pub(crate) fn from_bytes(secret: &[u8; 32]) -> Self {
         Self(Zeroizing::new(*secret))
     }
 
@@ -106,7 +106,7 @@ impl Key {
     }
 
     /// A key for one purpose.
-    pub(super) fn derive(&self, context: &str, salt: &[u8]) -> Zeroizing<[u8; 32]> {
+    pub(crate) fn derive(&self, context: &str, salt: &[u8]) -> Zeroizing<[u8; 32]> {
         let mut hasher = blake3::Hasher::new_derive_key(context);
         hasher.update(self.0.as_slice());
         hasher.update(salt);
@@ -124,14 +124,14 @@ impl fmt::Debug for Key {
 
 /// By what a store knows its key again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct KeyCheck {
+pub(crate) struct KeyCheck {
     salt: Salt,
     check: Digest,
 }
 
 /// Why a store's check cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum KeyCheckError {
+pub(crate) enum KeyCheckError {
     #[error("cannot read the file")]
     Read(#[source] io::Error),
     #[error("the file is damaged")]
@@ -140,14 +140,14 @@ pub(super) enum KeyCheckError {
 
 impl KeyCheck {
     /// A check for a new store.
-    pub(super) fn new(key: &Key) -> io::Result<Self> {
+    pub(crate) fn new(key: &Key) -> io::Result<Self> {
         let salt = clock::random()?;
         let check = Self::check(key, &salt);
         Ok(Self { salt, check })
     }
 
     /// The check in a file, if it is there.
-    pub(super) fn read(path: &Path) -> Result<Option<Self>, KeyCheckError> {
+    pub(crate) fn read(path: &Path) -> Result<Option<Self>, KeyCheckError> {
         let file = match File::open(path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -161,13 +161,13 @@ impl KeyCheck {
     }
 
     /// The content of the file.
-    pub(super) fn to_text(self) -> String {
+    pub(crate) fn to_text(self) -> String {
         let salt = Digest::from_bytes(self.salt).to_hex();
         format!("{MAGIC}{salt} {}\n", self.check.to_hex())
     }
 
     /// Whether the store was made with this key.
-    pub(super) fn fits(&self, key: &Key) -> bool {
+    pub(crate) fn fits(&self, key: &Key) -> bool {
         Self::check(key, &self.salt) == self.check
     }
 

@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 
-use super::planes::{Plan, Width};
+use super::byte_planes::{Plan, Width};
 use super::*;
 
 /// Bytes that do not compress, the same for the same seed.

@@ -3,6 +3,8 @@
 //! Opening checks that the folder is a store, that it belongs to this user and that
 //! nobody else can look inside: images hold every secret the job had in memory.
 
+mod open_error;
+
 use std::fs;
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
@@ -11,27 +13,25 @@ use std::sync::Arc;
 
 use super::chunk::{self, Hash};
 use super::cipher::Secrets;
-use super::durable::{self, DurableError};
-use super::error::ReadError;
-use super::files::{self, FileKind};
-use super::id::ImageId;
-use super::key::{KEY_FILE, Key, KeyCheck, KeyCheckError};
+use super::file_names::{self, FileKind};
+use super::image_id::ImageId;
 use super::pack::PackName;
+use super::store_key::{KEY_FILE, Key, KeyCheck, KeyCheckError};
+use crate::store::error::ReadError;
+use crate::store::fs::durable::{self, DurableError};
 
-mod error;
-
-pub use error::OpenError;
+pub use open_error::OpenError;
 
 /// The format that this version writes.
-pub(super) const FORMAT: u32 = 2;
+pub(crate) const FORMAT: u32 = 2;
 
 const FORMAT_FILE: &str = "format";
 const FORMAT_MAGIC: &str = "ckpt-run store ";
 /// A line of text; anything longer is not ours.
 const FORMAT_FILE_BYTES_MAX: u64 = 64;
 const LOCK_FILE: &str = "lock";
-pub(super) const IMAGES: &str = "images";
-pub(super) const PACKS: &str = "packs";
+pub(crate) const IMAGES: &str = "images";
+pub(crate) const PACKS: &str = "packs";
 /// Of an ext file system.
 const LOST_AND_FOUND: &str = "lost+found";
 
@@ -103,12 +103,12 @@ impl Store {
         self.secrets.is_some()
     }
 
-    pub(super) fn secrets(&self) -> Option<&Secrets> {
+    pub(crate) fn secrets(&self) -> Option<&Secrets> {
         self.secrets.as_deref()
     }
 
     /// The name of a chunk in this store.
-    pub(super) fn name_of(&self, chunk: &[u8]) -> Hash {
+    pub(crate) fn name_of(&self, chunk: &[u8]) -> Hash {
         match &self.secrets {
             Some(secrets) => secrets.name(chunk),
             None => chunk::hash(chunk),
@@ -122,44 +122,44 @@ impl Store {
     }
 
     /// The format of the store; a newer one than ours can only be read.
-    pub(super) fn format(&self) -> u32 {
+    pub(crate) fn format(&self) -> u32 {
         self.format
     }
 
     /// Keeps versions that do not know our images from writing beside them. Called before
     /// the first image of this format is begun.
-    pub(super) fn upgrade(&self) -> Result<(), DurableError> {
+    pub(crate) fn upgrade(&self) -> Result<(), DurableError> {
         if self.format < FORMAT {
             write_format(&self.path)?;
         }
         Ok(())
     }
 
-    pub(super) fn images_folder(&self) -> PathBuf {
+    pub(crate) fn images_folder(&self) -> PathBuf {
         self.path.join(IMAGES)
     }
 
-    pub(super) fn packs_folder(&self) -> PathBuf {
+    pub(crate) fn packs_folder(&self) -> PathBuf {
         self.path.join(PACKS)
     }
 
-    pub(super) fn lock_file(&self) -> PathBuf {
+    pub(crate) fn lock_file(&self) -> PathBuf {
         self.path.join(LOCK_FILE)
     }
 
-    pub(super) fn manifest_file(&self, id: ImageId) -> PathBuf {
+    pub(crate) fn manifest_file(&self, id: ImageId) -> PathBuf {
         self.images_folder().join(format!("{id}.manifest"))
     }
 
-    pub(super) fn damaged_file(&self, id: ImageId) -> PathBuf {
+    pub(crate) fn damaged_file(&self, id: ImageId) -> PathBuf {
         self.images_folder().join(format!("{id}.damaged"))
     }
 
-    pub(super) fn pinned_file(&self, id: ImageId) -> PathBuf {
+    pub(crate) fn pinned_file(&self, id: ImageId) -> PathBuf {
         self.images_folder().join(format!("{id}.pinned"))
     }
 
-    pub(super) fn pack_file(&self, name: PackName) -> PathBuf {
+    pub(crate) fn pack_file(&self, name: PackName) -> PathBuf {
         self.packs_folder().join(name.to_string())
     }
 }
@@ -290,7 +290,7 @@ fn read_format(path: &Path) -> Result<Option<u32>, OpenError> {
 /// own folder: one with images would get another key.
 fn is_unfinished(path: &Path) -> Result<bool, OpenError> {
     let known = [IMAGES, PACKS, LOCK_FILE, KEY_FILE, LOST_AND_FOUND];
-    let is_bare = files::list(path)?.iter().all(|(path, kind)| {
+    let is_bare = file_names::list(path)?.iter().all(|(path, kind)| {
         *kind == FileKind::Temporary || known.iter().any(|name| path.ends_with(name))
     });
     let is_temporary = |kind: &FileKind| *kind == FileKind::Temporary;
@@ -301,7 +301,7 @@ fn is_unfinished(path: &Path) -> Result<bool, OpenError> {
 fn contents(path: &Path) -> Result<Vec<FileKind>, ReadError> {
     let mut kinds = Vec::new();
     for folder in [IMAGES, PACKS] {
-        match files::list(&path.join(folder)) {
+        match file_names::list(&path.join(folder)) {
             Ok(found) => kinds.extend(found.into_iter().map(|(_, kind)| kind)),
             Err(ReadError::List { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),

@@ -16,7 +16,7 @@ use std::io;
 use zstd::bulk::Compressor;
 
 use super::super::chunk::CHUNK_BYTES;
-use super::planes::{Plan, Width};
+use super::byte_planes::{Plan, Width};
 use super::{SAVED_FRACTION, pays};
 
 /// Parts of a sample, as far from each other as can be: a chunk may hold several things.
@@ -242,7 +242,7 @@ fn log2(x: f32) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::planes::{HEADERS_BYTES_MAX, Packer};
+    use super::super::byte_planes::{HEADERS_BYTES_MAX, Packer};
     use super::super::tests::{bfloat16, float32, float64, text};
     use super::*;
 

@@ -8,18 +8,18 @@
 //! ```
 //! Works on slices; knows nothing of packs or threads. One encoder or decoder a thread.
 
-mod planes;
-mod sampler;
-mod shuffle;
+mod byte_planes;
+mod byte_shuffle;
+mod codec_choice;
 #[cfg(test)]
-pub(super) mod tests;
+pub(crate) mod tests;
 
 use std::io;
 
 use zstd::bulk::{Compressor, Decompressor};
 
-use self::planes::{HEADERS_BYTES_MAX, Packer, Unpacker};
-use self::sampler::{Choice, Sampler};
+use self::byte_planes::{HEADERS_BYTES_MAX, Packer, Unpacker};
+use self::codec_choice::{Choice, Sampler};
 use super::chunk::CHUNK_BYTES;
 
 /// The form of a stored chunk. The numbers are those on disk.
@@ -36,7 +36,7 @@ pub enum Codec {
 }
 
 impl Codec {
-    pub(super) fn from_disk(byte: u8) -> Option<Self> {
+    pub(crate) fn from_disk(byte: u8) -> Option<Self> {
         match byte {
             1 => Some(Self::Raw),
             2 => Some(Self::Zstd),
@@ -46,7 +46,7 @@ impl Codec {
     }
 
     /// Whether a chunk of `raw_len` bytes can be as long as that in this form.
-    pub(super) fn fits(self, stored_len: u32, raw_len: u32) -> bool {
+    pub(crate) fn fits(self, stored_len: u32, raw_len: u32) -> bool {
         match self {
             Self::Raw => stored_len == raw_len,
             Self::Zstd | Self::Planes => (1..raw_len).contains(&stored_len),

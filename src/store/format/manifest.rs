@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use super::chunk::{CHUNK_LEN_MAX, Hash};
 use super::cipher::OVERHEAD_LEN;
 use super::codec::Codec;
-use super::id::ImageId;
+use super::image_id::ImageId;
 use super::pack::{HEADER_BYTES, Pack};
 
 /// Longest name of a stream, that of a file.
@@ -136,7 +136,7 @@ pub fn is_stream_name(name: &str) -> bool {
 }
 
 impl Manifest {
-    pub(super) fn validate(&self) -> Result<(), InvalidManifest> {
+    pub(crate) fn validate(&self) -> Result<(), InvalidManifest> {
         for (index, chunk) in self.chunks.iter().enumerate() {
             if !self.is_valid_chunk(chunk) {
                 return Err(InvalidManifest::Chunk { chunk: index });
@@ -200,10 +200,10 @@ impl Manifest {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
-    use crate::store::layout::FORMAT;
-    use crate::store::pack::PackName;
+    use crate::store::format::pack::PackName;
+    use crate::store::format::store_folder::FORMAT;
 
     /// One stream of three chunks: stored, zero, stored again.
     pub(in crate::store) fn example() -> Manifest {

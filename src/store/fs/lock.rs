@@ -15,9 +15,9 @@ use jiff::tz::TimeZone;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
-use super::disk;
-use super::layout::{FORMAT, Store};
+use super::ops;
 use crate::clock;
+use crate::store::format::store_folder::{FORMAT, Store};
 
 /// What the holder writes about itself: a pid and a host name, a time, a command line whose letters have up to four bytes.
 const HOLDER_BYTES_MAX: u64 = 1024;
@@ -77,7 +77,7 @@ struct Held {
 /// The store is being changed by this process: an image is written, or files removed.
 /// Keeps the lock, too.
 #[derive(Debug)]
-pub(super) struct Busy {
+pub(crate) struct Busy {
     held: Arc<Held>,
 }
 
@@ -98,7 +98,7 @@ impl Store {
             path: path.clone(),
             source,
         };
-        let file = disk::open_or_create(&path, 0o600).map_err(failed)?;
+        let file = ops::open_or_create(&path, 0o600).map_err(failed)?;
         let file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(file) => file,
             Err((file, Errno::EWOULDBLOCK)) => {
@@ -126,7 +126,7 @@ impl Store {
 impl StoreLock {
     /// Claims the store for one change; `None` while another one is going on, such as
     /// an image being written, whose packs no manifest names yet.
-    pub(super) fn claim(&self, store: &Path) -> Option<Busy> {
+    pub(crate) fn claim(&self, store: &Path) -> Option<Busy> {
         self.check(store);
         let was_busy = self.held.busy.swap(true, Ordering::AcqRel);
         (!was_busy).then(|| Busy {
@@ -134,7 +134,7 @@ impl StoreLock {
         })
     }
 
-    pub(super) fn check(&self, store: &Path) {
+    pub(crate) fn check(&self, store: &Path) {
         assert_eq!(self.held.store, store, "the lock belongs to another store");
     }
 }
@@ -147,7 +147,7 @@ impl Drop for Busy {
 
 /// Three lines: older versions read the first.
 fn write_holder(file: &File) -> io::Result<()> {
-    disk::set_len(file, 0)?; // first: no name is better than that of the holder before
+    ops::set_len(file, 0)?; // first: no name is better than that of the holder before
     let host = nix::unistd::gethostname()?;
     let words: Vec<String> = std::env::args_os()
         .map(|word| printable(&word.to_string_lossy()))
@@ -159,7 +159,7 @@ fn write_holder(file: &File) -> io::Result<()> {
         clock::timestamp(),
         clipped(&words.join(" ")),
     );
-    disk::write_at(file, lines.as_bytes(), 0)
+    ops::write_at(file, lines.as_bytes(), 0)
 }
 
 /// Who it is, what it runs, and since when, as far as known.

@@ -24,6 +24,11 @@
 //!
 //! Format 1 had one checksum, of bytes 0..48, summary and body, and the summary at 80.
 
+#[cfg(any(fuzzing, test))]
+pub(in crate::store) mod fuzz_manifest;
+pub(in crate::store) mod manifest_columns;
+mod manifest_header;
+
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
@@ -31,23 +36,19 @@ use std::path::Path;
 use prost::Message;
 
 use super::cipher::{Cipher, OVERHEAD_BYTES, Secrets};
-use super::columns::{
-    BodyMessage, SummaryMessage, body_message, chunks_of, packs_of, streams_of, summary_message,
-};
-use super::error::is_loss;
-use super::id::ImageId;
-use super::layout::FORMAT;
+use super::image_id::ImageId;
 use super::manifest::{InvalidManifest, Manifest};
 use super::pack::Pack;
-use header::{CHECKED_LEN, FORMAT_OF_ONE_SUM, Header, NOT_SEALED, SEALED};
-
-#[cfg(any(fuzzing, test))]
-pub(super) mod fuzz;
-mod header;
+use super::store_folder::FORMAT;
+use crate::store::error::is_loss;
+use manifest_columns::{
+    BodyMessage, SummaryMessage, body_message, chunks_of, packs_of, streams_of, summary_message,
+};
+use manifest_header::{CHECKED_LEN, FORMAT_OF_ONE_SUM, Header, NOT_SEALED, SEALED};
 
 const SUM_LEN: usize = 32;
 /// The caller's own data: some JSON, in memory whenever images are listed. A job with 100,000 files takes it.
-pub(super) const META_BYTES_MAX: usize = 32 << 20;
+pub(crate) const META_BYTES_MAX: usize = 32 << 20;
 /// Bodies are mostly hashes, which do not compress: more effort gains nothing.
 const BODY_LEVEL: i32 = 1;
 /// Level 1 looks back 2^19 bytes; a reader has that much and some room, whatever a frame asks for.
@@ -96,7 +97,7 @@ pub enum ManifestError {
 
 impl ManifestError {
     /// Whether the image is lost to this version, rather than out of reach for now.
-    pub(super) fn is_damage(&self) -> bool {
+    pub(crate) fn is_damage(&self) -> bool {
         match self {
             Self::Read(error) => is_loss(error),
             Self::Newer { .. } | Self::Damaged(_) | Self::Invalid(_) | Self::OtherKey => true,
@@ -112,12 +113,12 @@ impl ManifestError {
 
 /// What a manifest says before its body is read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Summary {
-    pub(super) created_unix_ms: u64,
-    pub(super) raw_bytes: u64,
-    pub(super) stored_bytes: u64,
-    pub(super) meta: Vec<u8>,
-    pub(super) packs: Vec<Pack>,
+pub(crate) struct Summary {
+    pub(crate) created_unix_ms: u64,
+    pub(crate) raw_bytes: u64,
+    pub(crate) stored_bytes: u64,
+    pub(crate) meta: Vec<u8>,
+    pub(crate) packs: Vec<Pack>,
 }
 
 /// The two parts of a manifest's content.
@@ -128,7 +129,7 @@ enum Part {
 }
 
 /// The file of a manifest of a store with these secrets.
-pub(super) fn encode(
+pub(crate) fn encode(
     manifest: &Manifest,
     secrets: Option<&Secrets>,
 ) -> Result<Vec<u8>, ManifestError> {
@@ -177,7 +178,7 @@ pub(super) fn encode(
 }
 
 /// What listing and pruning need of the manifest of image `id`.
-pub(super) fn read_summary(
+pub(crate) fn read_summary(
     path: &Path,
     id: ImageId,
     secrets: Option<&Secrets>,
@@ -186,7 +187,7 @@ pub(super) fn read_summary(
 }
 
 /// The manifest of image `id`.
-pub(super) fn read_manifest(
+pub(crate) fn read_manifest(
     path: &Path,
     id: ImageId,
     secrets: Option<&Secrets>,
@@ -385,4 +386,4 @@ fn checksum(head: &[u8], parts: &[&[u8]]) -> [u8; SUM_LEN] {
 }
 
 #[cfg(test)]
-pub(super) mod tests;
+pub(crate) mod tests;

@@ -7,29 +7,29 @@
 pub const CHUNK_BYTES: usize = 256 * 1024;
 
 /// `CHUNK_BYTES` as the type of a chunk's length on disk.
-pub(super) const CHUNK_LEN_MAX: u32 = 256 * 1024;
+pub(crate) const CHUNK_LEN_MAX: u32 = 256 * 1024;
 const _: () = assert!(CHUNK_LEN_MAX as usize == CHUNK_BYTES);
 
 /// The name of a chunk: BLAKE3 of its uncompressed bytes.
 pub type Hash = [u8; 32];
 
 /// Where a table of chunks looks for a name. A hash is as random as a table wants.
-pub(super) fn key_of(hash: &Hash) -> u64 {
+pub(crate) fn key_of(hash: &Hash) -> u64 {
     let (first, _) = hash.split_first_chunk().unwrap_or((&[0; 8], &[]));
     u64::from_le_bytes(*first)
 }
 
 /// A chunk's worth of zeros, to compare with and to write from.
-pub(super) static ZEROS: [u8; CHUNK_BYTES] = [0; CHUNK_BYTES];
+pub(crate) static ZEROS: [u8; CHUNK_BYTES] = [0; CHUNK_BYTES];
 
 /// Compared at a time: a page, so that most chunks are decided by their first bytes.
 const COMPARED_BYTES: usize = 4096;
 
-pub(super) fn hash(bytes: &[u8]) -> Hash {
+pub(crate) fn hash(bytes: &[u8]) -> Hash {
     *blake3::hash(bytes).as_bytes()
 }
 
-pub(super) fn is_zero(bytes: &[u8]) -> bool {
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
     bytes
         .chunks(COMPARED_BYTES)
         .all(|page| page == &ZEROS[..page.len()])

@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::disk;
+use super::ops;
 
 /// How names of temporary files begin, so that a sweep finds those of a killed writer.
 pub const TEMPORARY_PREFIX: &str = ".tmp-";
@@ -102,19 +102,19 @@ fn replace(path: &Path, content: &[u8], mode: u32) -> Result<(), DurableError> {
     let folder = folder_of(path);
     let temporary = tempfile::Builder::new()
         .prefix(TEMPORARY_PREFIX)
-        .make_in(folder, |path| disk::create_new(path, mode))
+        .make_in(folder, |path| ops::create_new(path, mode))
         .map_err(|source| DurableError::CreateTemporary {
             path: folder.to_owned(),
             source,
         })?;
-    disk::write_at(temporary.as_file(), content, 0)
-        .and_then(|()| disk::sync(temporary.as_file()))
+    ops::write_at(temporary.as_file(), content, 0)
+        .and_then(|()| ops::sync(temporary.as_file()))
         .map_err(|source| DurableError::Write {
             path: path.to_owned(),
             source,
         })?;
     let mut temporary = temporary.into_temp_path();
-    disk::rename(&temporary, path).map_err(|source| DurableError::Rename {
+    ops::rename(&temporary, path).map_err(|source| DurableError::Rename {
         path: path.to_owned(),
         source,
     })?;
@@ -134,13 +134,13 @@ pub fn create_with<T, E: From<DurableError>>(
     let folder = folder_of(path);
     let temporary = tempfile::Builder::new()
         .prefix(TEMPORARY_PREFIX)
-        .make_in(folder, |path| disk::create_new(path, 0o600))
+        .make_in(folder, |path| ops::create_new(path, 0o600))
         .map_err(|source| DurableError::CreateTemporary {
             path: folder.to_owned(),
             source,
         })?;
     let filled = fill(temporary.as_file())?;
-    disk::sync(temporary.as_file()).map_err(|source| DurableError::Write {
+    ops::sync(temporary.as_file()).map_err(|source| DurableError::Write {
         path: path.to_owned(),
         source,
     })?;
@@ -159,7 +159,7 @@ pub fn create_with<T, E: From<DurableError>>(
 /// # Errors
 /// The folder cannot be opened or synced.
 pub fn sync_folder(path: &Path) -> Result<(), DurableError> {
-    disk::sync_folder(path).map_err(|source| DurableError::SyncFolder {
+    ops::sync_folder(path).map_err(|source| DurableError::SyncFolder {
         path: path.to_owned(),
         source,
     })
@@ -177,7 +177,7 @@ pub fn create_folder(path: &Path) -> Result<(), DurableError> {
 ///
 /// # Errors
 /// As [`create_folder`]; folders higher up may have been created.
-pub(super) fn create_parents(path: &Path) -> Result<(), DurableError> {
+pub(crate) fn create_parents(path: &Path) -> Result<(), DurableError> {
     let parents = path.ancestors().skip(1);
     let missing: Vec<&Path> = parents
         .take_while(|folder| !folder.as_os_str().is_empty() && !folder.exists())
@@ -192,7 +192,7 @@ pub(super) fn create_parents(path: &Path) -> Result<(), DurableError> {
 /// may: whoever created it may have been killed before syncing.
 fn create_folder_with(path: &Path, mode: u32) -> Result<(), DurableError> {
     let parent = folder_of(path);
-    match disk::create_folder(path, mode) {
+    match ops::create_folder(path, mode) {
         Ok(()) => sync_folder(parent),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => match sync_folder(parent) {
             Err(error) if error.io_error().kind() == io::ErrorKind::PermissionDenied => Ok(()),
@@ -207,8 +207,8 @@ fn create_folder_with(path: &Path, mode: u32) -> Result<(), DurableError> {
 
 /// Removes a file, or does nothing where there is none. It lasts once the folder is
 /// synced, which the caller does once for many.
-pub(super) fn remove(path: &Path) -> Result<(), DurableError> {
-    match disk::remove_file(path) {
+pub(crate) fn remove(path: &Path) -> Result<(), DurableError> {
+    match ops::remove_file(path) {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(source) => Err(DurableError::Remove {

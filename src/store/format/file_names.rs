@@ -4,14 +4,14 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::durable;
-use super::error::ReadError;
-use super::id::ImageId;
+use super::image_id::ImageId;
 use super::pack::PackName;
+use crate::store::error::ReadError;
+use crate::store::fs::durable;
 
 /// What a file in one of the store's folders is, by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum FileKind {
+pub(crate) enum FileKind {
     Manifest(ImageId),
     Damaged(ImageId),
     Pinned(ImageId),
@@ -22,7 +22,7 @@ pub(super) enum FileKind {
 }
 
 impl FileKind {
-    pub(super) fn of(name: &str) -> Self {
+    pub(crate) fn of(name: &str) -> Self {
         if name.starts_with(durable::TEMPORARY_PREFIX) {
             return Self::Temporary;
         }
@@ -41,7 +41,7 @@ impl FileKind {
 }
 
 /// Every name in a folder with what it is; names that are not UTF-8 are foreign.
-pub(super) fn list(folder: &Path) -> Result<Vec<(PathBuf, FileKind)>, ReadError> {
+pub(crate) fn list(folder: &Path) -> Result<Vec<(PathBuf, FileKind)>, ReadError> {
     let classify = |entry: io::Result<fs::DirEntry>| {
         let path = entry?.path();
         let name = path.file_name().and_then(|name| name.to_str());

@@ -20,7 +20,7 @@ use zstd::bulk::{Compressor, Decompressor};
 use zstd::zstd_safe::{CParameter, ParamSwitch, Strategy};
 
 use super::super::chunk::CHUNK_BYTES;
-use super::{damaged, pays, shuffle};
+use super::{byte_shuffle, damaged, pays};
 
 /// How many bytes make a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,7 +97,7 @@ impl Packer {
         let width = plan.width.bytes();
         let (numbers, rest) = raw.split_at(raw.len() - raw.len() % width);
         let planes = &mut self.planes[..numbers.len()];
-        shuffle::split(
+        byte_shuffle::split(
             numbers,
             plan.width,
             planes,
@@ -173,7 +173,7 @@ impl Unpacker {
             return Err(damaged("bytes left over or missing"));
         }
         rest.copy_from_slice(stored);
-        shuffle::join(&planes, width, numbers);
+        byte_shuffle::join(&planes, width, numbers);
         Ok(())
     }
 }

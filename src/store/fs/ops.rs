@@ -17,7 +17,7 @@ use nix::fcntl::{FallocateFlags, OFlag, fallocate};
 #[cfg(test)]
 macro_rules! step {
     ($target:expr, $act:expr, $step:expr) => {
-        super::crash::log::perform(&$target, || $act, || $step)
+        crate::store::crash::log::perform(&$target, || $act, || $step)
     };
 }
 #[cfg(not(test))]
@@ -28,10 +28,10 @@ macro_rules! step {
 }
 
 #[cfg(test)]
-use super::crash::log::{Step, Target};
+use crate::store::crash::log::{Step, Target};
 
 /// Creates a file, for writing; fails where there is one.
-pub(super) fn create_new(path: &Path, mode: u32) -> io::Result<File> {
+pub(crate) fn create_new(path: &Path, mode: u32) -> io::Result<File> {
     step!(
         Target::Path(path),
         OpenOptions::new()
@@ -44,7 +44,7 @@ pub(super) fn create_new(path: &Path, mode: u32) -> io::Result<File> {
 }
 
 /// Opens a file for reading and writing as it is, or creates one.
-pub(super) fn open_or_create(path: &Path, mode: u32) -> io::Result<File> {
+pub(crate) fn open_or_create(path: &Path, mode: u32) -> io::Result<File> {
     step!(
         Target::Path(path),
         OpenOptions::new()
@@ -60,14 +60,14 @@ pub(super) fn open_or_create(path: &Path, mode: u32) -> io::Result<File> {
 
 /// Opens a file that is there, for reading and writing; changes nothing yet. A symbolic link
 /// is not followed.
-pub(super) fn open(path: &Path) -> io::Result<File> {
+pub(crate) fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     let options = options.read(true).write(true);
     options.custom_flags(OFlag::O_NOFOLLOW.bits()).open(path)
 }
 
 /// Writes all bytes.
-pub(super) fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+pub(crate) fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
     step!(
         Target::File(file),
         file.write_all_at(bytes, offset),
@@ -79,12 +79,12 @@ pub(super) fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()>
 }
 
 /// Cuts the file, or makes it longer by zeros.
-pub(super) fn set_len(file: &File, len: u64) -> io::Result<()> {
+pub(crate) fn set_len(file: &File, len: u64) -> io::Result<()> {
     step!(Target::File(file), file.set_len(len), Step::SetLen(len))
 }
 
 /// Takes disk space from `offset` on; the file becomes as long as that.
-pub(super) fn allocate(file: &File, offset: i64, len: i64) -> io::Result<()> {
+pub(crate) fn allocate(file: &File, offset: i64, len: i64) -> io::Result<()> {
     step!(
         Target::File(file),
         fallocate(file, FallocateFlags::empty(), offset, len).map_err(Into::into),
@@ -94,7 +94,7 @@ pub(super) fn allocate(file: &File, offset: i64, len: i64) -> io::Result<()> {
 
 /// Gives the disk space of a part of the file back, which then reads as zeros; the length
 /// stays.
-pub(super) fn punch(file: &File, offset: u64, len: u64) -> io::Result<()> {
+pub(crate) fn punch(file: &File, offset: u64, len: u64) -> io::Result<()> {
     let how = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
     step!(
         Target::File(file),
@@ -104,12 +104,12 @@ pub(super) fn punch(file: &File, offset: u64, len: u64) -> io::Result<()> {
 }
 
 /// Makes the file's content and length last, but not its name.
-pub(super) fn sync(file: &File) -> io::Result<()> {
+pub(crate) fn sync(file: &File) -> io::Result<()> {
     step!(Target::File(file), file.sync_all(), Step::Sync)
 }
 
 /// Gives a file another name in the same folder, in place of what has that name.
-pub(super) fn rename(from: &Path, to: &Path) -> io::Result<()> {
+pub(crate) fn rename(from: &Path, to: &Path) -> io::Result<()> {
     step!(
         Target::Path(from),
         fs::rename(from, to),
@@ -118,14 +118,14 @@ pub(super) fn rename(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 /// Removes a file.
-pub(super) fn remove_file(path: &Path) -> io::Result<()> {
+pub(crate) fn remove_file(path: &Path) -> io::Result<()> {
     step!(Target::Path(path), fs::remove_file(path), {
         Step::Remove(path.to_owned())
     })
 }
 
 /// Creates a folder; `mode` is subject to the umask.
-pub(super) fn create_folder(path: &Path, mode: u32) -> io::Result<()> {
+pub(crate) fn create_folder(path: &Path, mode: u32) -> io::Result<()> {
     step!(
         Target::Path(path),
         DirBuilder::new().mode(mode).create(path),
@@ -134,7 +134,7 @@ pub(super) fn create_folder(path: &Path, mode: u32) -> io::Result<()> {
 }
 
 /// Makes the names in a folder last.
-pub(super) fn sync_folder(path: &Path) -> io::Result<()> {
+pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
     step!(
         Target::Path(path),
         File::open(path).and_then(|folder| folder.sync_all()),

@@ -5,7 +5,7 @@
 //! leave the planes in their order. Three times faster than one pass over each number
 //! (x86-64 with SSE2: 20 GB/s a pass). Knows nothing of what is in the planes.
 
-use super::planes::Width;
+use super::byte_planes::Width;
 
 /// Numbers that are put together at a time: with all that is between, a third of a core's first cache.
 const TILE: usize = 1024;
@@ -96,7 +96,7 @@ mod tests {
         for width in Width::ALL {
             let bytes = width.bytes();
             for count in [0, 1, 2, 15, 16, 17, 1000, 1024, 2049] {
-                let numbers = crate::store::codec::tests::noise(7, count * bytes);
+                let numbers = crate::store::format::codec::tests::noise(7, count * bytes);
                 let mut planes = vec![0; numbers.len()];
                 let mut spare = planes.clone();
                 split(&numbers, width, &mut planes, &mut spare);

@@ -5,22 +5,22 @@
 
 use prost::Message;
 
-use super::codec::Codec;
-use super::id::ImageId;
-use super::manifest::{Chunk, Content, Manifest, Stored, Stream};
-use super::pack::{Pack, PackName};
-use super::wire::ManifestError;
+use super::ManifestError;
+use crate::store::format::codec::Codec;
+use crate::store::format::image_id::ImageId;
+use crate::store::format::manifest::{Chunk, Content, Manifest, Stored, Stream};
+use crate::store::format::pack::{Pack, PackName};
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct SummaryMessage {
+pub(crate) struct SummaryMessage {
     #[prost(uint64, tag = "1")]
-    pub(super) created_unix_ms: u64,
+    pub(crate) created_unix_ms: u64,
     #[prost(uint64, tag = "2")]
-    pub(super) raw_bytes: u64,
+    pub(crate) raw_bytes: u64,
     #[prost(uint64, tag = "3")]
-    pub(super) stored_bytes: u64,
+    pub(crate) stored_bytes: u64,
     #[prost(bytes = "vec", tag = "4")]
-    pub(super) meta: Vec<u8>,
+    pub(crate) meta: Vec<u8>,
     #[prost(uint64, repeated, tag = "5")]
     pack_images: Vec<u64>,
     #[prost(uint32, repeated, tag = "6")]
@@ -31,7 +31,7 @@ pub(super) struct SummaryMessage {
 
 /// Three groups of columns: one entry a stream, one a chunk, one a stored chunk.
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct BodyMessage {
+pub(crate) struct BodyMessage {
     #[prost(string, repeated, tag = "1")]
     stream_names: Vec<String>,
     #[prost(uint64, repeated, tag = "2")]
@@ -64,7 +64,7 @@ pub(super) struct BodyMessage {
 
 const KIND_ZERO: u8 = 0;
 
-pub(super) fn summary_message(manifest: &Manifest) -> SummaryMessage {
+pub(crate) fn summary_message(manifest: &Manifest) -> SummaryMessage {
     let packs = &manifest.packs;
     SummaryMessage {
         created_unix_ms: manifest.created_unix_ms,
@@ -77,7 +77,7 @@ pub(super) fn summary_message(manifest: &Manifest) -> SummaryMessage {
     }
 }
 
-pub(super) fn packs_of(message: &SummaryMessage) -> Option<Vec<Pack>> {
+pub(crate) fn packs_of(message: &SummaryMessage) -> Option<Vec<Pack>> {
     let count = message.pack_images.len();
     if message.pack_numbers.len() != count || message.pack_lens.len() != count {
         return None;
@@ -93,7 +93,7 @@ pub(super) fn packs_of(message: &SummaryMessage) -> Option<Vec<Pack>> {
     names.zip(&message.pack_lens).map(pack).collect()
 }
 
-pub(super) fn body_message(manifest: &Manifest) -> Result<BodyMessage, ManifestError> {
+pub(crate) fn body_message(manifest: &Manifest) -> Result<BodyMessage, ManifestError> {
     let mut body = BodyMessage::default();
     for stream in &manifest.streams {
         let count = u32::try_from(stream.chunks.len()).map_err(|_| ManifestError::TooLarge)?;
@@ -119,7 +119,7 @@ pub(super) fn body_message(manifest: &Manifest) -> Result<BodyMessage, ManifestE
     Ok(body)
 }
 
-pub(super) fn streams_of(body: &BodyMessage) -> Option<Vec<Stream>> {
+pub(crate) fn streams_of(body: &BodyMessage) -> Option<Vec<Stream>> {
     let count = body.stream_names.len();
     if body.stream_lens.len() != count || body.stream_counts.len() != count {
         return None;
@@ -143,7 +143,7 @@ pub(super) fn streams_of(body: &BodyMessage) -> Option<Vec<Stream>> {
     streams.filter(|_| chunks.is_empty())
 }
 
-pub(super) fn chunks_of(body: &BodyMessage) -> Option<Vec<Chunk>> {
+pub(crate) fn chunks_of(body: &BodyMessage) -> Option<Vec<Chunk>> {
     let (hashes, rest) = body.hashes.as_chunks::<32>();
     let count = hashes.len();
     let same_length = body.packs.len() == count
@@ -183,8 +183,8 @@ pub(super) fn chunks_of(body: &BodyMessage) -> Option<Vec<Chunk>> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::manifest::tests::example;
     use super::*;
+    use crate::store::format::manifest::tests::example;
 
     #[test]
     fn columns_of_different_lengths_are_refused() {

@@ -8,7 +8,7 @@
 //! 24  zero                    40 bytes
 //! 64  chunks, as the manifests describe them, each sealed in an encrypted store
 //! ```
-//! In format 1 the chunks begin at 24. A [sink](super::sink) writes packs; once sealed
+//! In format 1 the chunks begin at 24. A [sink](crate::store::sink) writes packs; once sealed
 //! they never change. Knows nothing of manifests: where a chunk lies is the caller's to
 //! remember.
 
@@ -22,17 +22,17 @@ use std::sync::{Arc, Mutex};
 
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
-use super::error::is_loss;
-use super::id::ImageId;
-use super::layout::{FORMAT, Store};
+use super::image_id::ImageId;
+use super::store_folder::{FORMAT, Store};
+use crate::store::error::is_loss;
 use crate::sync::locked;
 
 /// The lowest offset that a chunk can have, in any format.
-pub(super) const HEADER_BYTES: u64 = 24;
+pub(crate) const HEADER_BYTES: u64 = 24;
 /// Length of the header that is written today.
-pub(super) const HEADER_LEN: usize = 64;
+pub(crate) const HEADER_LEN: usize = 64;
 /// The part that all formats have.
-pub(super) const COMMON_LEN: usize = 24;
+pub(crate) const COMMON_LEN: usize = 24;
 const MAGIC: [u8; 8] = *b"CKPTPACK";
 
 /// Packs that a reader keeps open, so that their chunks can be read even when the packs
@@ -52,7 +52,7 @@ pub struct PackName {
 }
 
 impl PackName {
-    pub(super) fn from_file_name(name: &str) -> Option<Self> {
+    pub(crate) fn from_file_name(name: &str) -> Option<Self> {
         let (image, number) = name.strip_suffix(".pack")?.split_once('-')?;
         let pack = Self {
             image: ImageId::from_file_name(image)?,
@@ -62,14 +62,14 @@ impl PackName {
     }
 
     /// What the pack begins with.
-    pub(super) fn header(self) -> [u8; HEADER_LEN] {
+    pub(crate) fn header(self) -> [u8; HEADER_LEN] {
         let mut header = [0; HEADER_LEN];
         header[..COMMON_LEN].copy_from_slice(&self.common(FORMAT));
         header
     }
 
     /// What the pack begins with in any format.
-    pub(super) fn common(self, format: u32) -> [u8; COMMON_LEN] {
+    pub(crate) fn common(self, format: u32) -> [u8; COMMON_LEN] {
         let mut common = [0; COMMON_LEN];
         common[..8].copy_from_slice(&MAGIC);
         common[8..12].copy_from_slice(&format.to_le_bytes());
@@ -125,7 +125,7 @@ pub enum PackError {
 
 impl PackError {
     /// Whether the chunks are lost, rather than out of reach for now.
-    pub(super) fn is_damage(&self) -> bool {
+    pub(crate) fn is_damage(&self) -> bool {
         match self {
             Self::Read { source, .. } => is_loss(source),
             Self::Length { .. } | Self::Header { .. } => true,
@@ -134,7 +134,7 @@ impl PackError {
 }
 
 /// Why a pack is not what the manifest says, if it is not.
-pub(super) fn inspect(store: &Store, pack: Pack) -> Option<PackError> {
+pub(crate) fn inspect(store: &Store, pack: Pack) -> Option<PackError> {
     open(store, pack).err()
 }
 
@@ -162,7 +162,7 @@ fn open(store: &Store, pack: Pack) -> Result<File, PackError> {
 }
 
 /// Whether this is the pack of this name.
-pub(super) fn has_header(file: &File, name: PackName) -> io::Result<bool> {
+pub(crate) fn has_header(file: &File, name: PackName) -> io::Result<bool> {
     let mut common = [0; COMMON_LEN];
     file.read_exact_at(&mut common, 0)?;
     if common == name.common(1) {
@@ -177,7 +177,7 @@ pub(super) fn has_header(file: &File, name: PackName) -> io::Result<bool> {
 /// when the image is removed meanwhile. Of more packs than can be kept open, the rest is
 /// opened as needed.
 #[derive(Debug)]
-pub(super) struct PackFiles {
+pub(crate) struct PackFiles {
     store: Store,
     packs: Vec<Pack>,
     admission: Admission,
@@ -197,7 +197,7 @@ enum Admission {
 
 impl PackFiles {
     /// Opens all packs once, so that an image that lacks one fails before its first byte.
-    pub(super) fn new(store: &Store, packs: Vec<Pack>) -> Result<Self, PackError> {
+    pub(crate) fn new(store: &Store, packs: Vec<Pack>) -> Result<Self, PackError> {
         let mut kept = Vec::new();
         for pack in &packs {
             let file = open(store, *pack)?;
@@ -214,13 +214,13 @@ impl PackFiles {
         })
     }
 
-    pub(super) fn store(&self) -> &Store {
+    pub(crate) fn store(&self) -> &Store {
         &self.store
     }
 
     /// Packs that may be damaged or missing: their lengths and headers are not looked at,
     /// and none is open before it is read.
-    pub(super) fn unchecked(store: &Store, packs: Vec<Pack>) -> Self {
+    pub(crate) fn unchecked(store: &Store, packs: Vec<Pack>) -> Self {
         Self {
             store: store.clone(),
             packs,
@@ -231,7 +231,7 @@ impl PackFiles {
     }
 
     /// Fills `bytes` from a pack, by its place in the table.
-    pub(super) fn read(&self, index: u32, offset: u64, bytes: &mut [u8]) -> Result<(), PackError> {
+    pub(crate) fn read(&self, index: u32, offset: u64, bytes: &mut [u8]) -> Result<(), PackError> {
         let read = match self.kept.get(index as usize) {
             Some(file) => file.read_exact_at(bytes, offset),
             None => self.reopen(index)?.read_exact_at(bytes, offset),
@@ -243,7 +243,7 @@ impl PackFiles {
     }
 
     /// A part of a pack will not be read again: it need not stay in the page cache. A hint.
-    pub(super) fn forget(&self, index: u32, offset: u64, len: u64) {
+    pub(crate) fn forget(&self, index: u32, offset: u64, len: u64) {
         let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
         let advice = PosixFadviseAdvice::POSIX_FADV_DONTNEED;
         let drop = |file: &File| posix_fadvise(file, signed(offset), signed(len), advice);
@@ -279,8 +279,8 @@ impl PackFiles {
 mod tests {
     use std::fs;
 
-    use super::super::sink::PackSink;
     use super::*;
+    use crate::store::sink::PackSink;
     use crate::store::testing::temporary_store;
 
     const NAME: PackName = PackName {

@@ -3,8 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::super::durable::DurableError;
-use super::super::error::ReadError;
+use crate::store::error::ReadError;
+use crate::store::fs::durable::DurableError;
 
 /// A folder that cannot be used as a store. Nothing was changed, except that
 /// [`Store::create_or_open`](super::Store::create_or_open) may leave an unfinished store, which it finishes next time.

@@ -29,16 +29,16 @@ use aegis::aegis128l::Aegis128L;
 use zeroize::Zeroizing;
 
 use super::chunk::Hash;
-use super::key::Key;
+use super::store_key::Key;
 use crate::clock;
 
 const NONCE_BYTES: usize = 16;
 const TAG_BYTES: usize = 16;
 /// By how much the sealed form is longer.
-pub(super) const OVERHEAD_BYTES: usize = NONCE_BYTES + TAG_BYTES;
+pub(crate) const OVERHEAD_BYTES: usize = NONCE_BYTES + TAG_BYTES;
 
 /// `OVERHEAD_BYTES` as the type of a chunk's length on disk.
-pub(super) const OVERHEAD_LEN: u32 = 32;
+pub(crate) const OVERHEAD_LEN: u32 = 32;
 const _: () = assert!(OVERHEAD_LEN as usize == OVERHEAD_BYTES);
 
 /// Fixed for ever: other texts are other keys.
@@ -50,15 +50,15 @@ const FRAMES: &str = "ckpt-run 2026-11-21 portable file, frames";
 const FILE_CHECK: &str = "ckpt-run 2026-11-21 portable file, key check";
 
 /// What a store does with its key.
-pub(super) struct Secrets {
+pub(crate) struct Secrets {
     names: Zeroizing<[u8; 32]>,
-    pub(super) chunks: Cipher,
-    pub(super) manifests: Cipher,
+    pub(crate) chunks: Cipher,
+    pub(crate) manifests: Cipher,
     files: Key,
 }
 
 impl Secrets {
-    pub(super) fn new(key: &Key) -> Self {
+    pub(crate) fn new(key: &Key) -> Self {
         Self {
             names: key.derive(NAMES, &[]),
             chunks: Cipher::new(key, CHUNKS),
@@ -69,19 +69,19 @@ impl Secrets {
 
     /// The name of a chunk: who lacks the key cannot tell whether the store has a certain
     /// chunk, not even from a name.
-    pub(super) fn name(&self, chunk: &[u8]) -> Hash {
+    pub(crate) fn name(&self, chunk: &[u8]) -> Hash {
         *blake3::keyed_hash(&self.names, chunk).as_bytes()
     }
 }
 
 impl Secrets {
     /// Seals and opens the frames of the portable file that has this salt.
-    pub(super) fn file(&self, salt: &[u8; 32]) -> Cipher {
+    pub(crate) fn file(&self, salt: &[u8; 32]) -> Cipher {
         Cipher::derived(&self.files.derive(FRAMES, salt))
     }
 
     /// By what a portable file knows its key.
-    pub(super) fn file_check(&self, salt: &[u8; 32]) -> [u8; 32] {
+    pub(crate) fn file_check(&self, salt: &[u8; 32]) -> [u8; 32] {
         *self.files.derive(FILE_CHECK, salt)
     }
 }
@@ -95,10 +95,10 @@ impl fmt::Debug for Secrets {
 /// A buffer that this key did not seal as what it is taken for, or that was changed since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("it was changed, or sealed with another key")]
-pub(super) struct Unsealed;
+pub(crate) struct Unsealed;
 
 /// Seals and opens buffers.
-pub(super) struct Cipher(Zeroizing<[u8; 16]>);
+pub(crate) struct Cipher(Zeroizing<[u8; 16]>);
 
 impl Cipher {
     fn new(key: &Key, context: &str) -> Self {
@@ -119,7 +119,7 @@ impl Cipher {
     ///
     /// # Panics
     /// If `sealed` has another length.
-    pub(super) fn seal(&self, about: &[u8], plain: &[u8], sealed: &mut [u8]) -> io::Result<()> {
+    pub(crate) fn seal(&self, about: &[u8], plain: &[u8], sealed: &mut [u8]) -> io::Result<()> {
         let random = clock::random()?;
         let (nonce, _) = random
             .split_first_chunk()
@@ -140,7 +140,7 @@ impl Cipher {
 
     /// Fills `plain`, whose length is that before sealing. On an error it holds nothing
     /// of the content.
-    pub(super) fn open(
+    pub(crate) fn open(
         &self,
         about: &[u8],
         sealed: &[u8],

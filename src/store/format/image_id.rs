@@ -25,7 +25,7 @@ pub struct ParseImageIdError {
 
 impl ImageId {
     /// The first image of a store.
-    pub(super) const FIRST: Self = Self(1);
+    pub(crate) const FIRST: Self = Self(1);
 
     /// The image with this number, if there can be one.
     #[must_use]
@@ -44,12 +44,12 @@ impl ImageId {
     }
 
     /// The number after this one; `None` after the last.
-    pub(super) const fn next(self) -> Option<Self> {
+    pub(crate) const fn next(self) -> Option<Self> {
         Self::new(self.0 + 1)
     }
 
     /// Reads the form that file names use, and only that: `000012`, not `12`.
-    pub(super) fn from_file_name(text: &str) -> Option<Self> {
+    pub(crate) fn from_file_name(text: &str) -> Option<Self> {
         text.parse().ok().filter(|id: &Self| id.to_string() == text)
     }
 }

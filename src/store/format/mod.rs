@@ -1,0 +1,12 @@
+//! The format on disk: names, headers, chunks, packs and manifests, how they are encoded, sealed and checked.
+
+pub(super) mod chunk;
+pub(super) mod cipher;
+pub(super) mod codec;
+pub(super) mod file_names;
+pub(super) mod image_id;
+pub(super) mod manifest;
+pub(super) mod manifest_file;
+pub(super) mod pack;
+pub(super) mod store_folder;
+pub(super) mod store_key;

@@ -1,0 +1,5 @@
+//! The file system: the only code of the store that changes the disk.
+
+pub mod durable;
+pub(super) mod lock;
+pub(super) mod ops;
