@@ -20,9 +20,9 @@ use super::format::store_folder::Store;
 use super::fs::lock::StoreLock;
 use super::portable::companion::{self, Opened};
 use super::portable::{Companion, CompanionError};
-use super::reader::ImageReader;
-use super::stream::StreamWriter;
-use super::writer::{ImageWriter, WriteOptions};
+use super::read::image_reader::ImageReader;
+use super::write::image_writer::{ImageWriter, WriteOptions};
+use super::write::stream_writer::StreamWriter;
 
 /// A copy that was not made. The other store has the images it had.
 #[derive(Debug, thiserror::Error)]

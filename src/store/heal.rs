@@ -6,13 +6,13 @@
 use std::collections::{HashMap, HashSet};
 
 use super::error::ReadError;
-use super::fetch;
 use super::format::chunk::Hash;
 use super::format::image_id::ImageId;
 use super::format::manifest::{Content, Manifest, Stored};
 use super::format::manifest_file::ManifestError;
 use super::format::pack::{Pack, PackFiles, PackName};
 use super::format::store_folder::{FORMAT, Store};
+use super::read::chunk_fetcher;
 use super::report::{ImageReport, is_manifest_lost};
 use super::scan::{PackState, Place, Scan};
 
@@ -105,7 +105,7 @@ impl<'a> Healer<'a> {
     }
 
     fn check(&self, image: ImageId, place: &Stored) -> Result<u64, ReadError> {
-        let missing = || fetch::missing_check(&self.files, place);
+        let missing = || chunk_fetcher::missing_check(&self.files, place);
         let check = place.check.map_or_else(missing, Ok);
         check.map_err(|source| ReadError::Pack { image, source })
     }

@@ -36,24 +36,19 @@
 //!
 //! Blocking code on plain threads. Knows nothing of who makes the streams.
 
-mod ahead;
-mod assembly;
-mod buffer;
+mod byte_counter;
 mod compare;
 mod copy;
 #[cfg(test)]
 mod crash;
-mod cut;
 #[cfg(test)]
 mod damage;
 #[cfg(test)]
 mod encryption_tests;
 mod entries;
 mod error;
-mod fetch;
 #[cfg(test)]
 mod fixtures;
-mod flow;
 mod forget;
 pub(crate) mod format;
 pub(crate) mod fs;
@@ -61,37 +56,28 @@ pub(crate) mod fs;
 pub(crate) mod fuzz;
 mod gains;
 mod garbage;
-mod gauge;
 mod heal;
 mod holes;
-mod index;
-mod insert;
-mod lanes;
-mod pack_writer;
 mod pins;
 mod portable;
 mod probe;
 #[cfg(test)]
 mod properties;
 mod prune;
-mod reader;
+pub(crate) mod read;
 mod repair;
 mod report;
 mod retention;
 mod scan;
-mod sink;
-mod splice;
-mod stream;
-mod stream_reader;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
 mod tests;
 mod usage;
 mod verify;
-mod worker;
-mod writer;
+pub(crate) mod write;
 
+pub use byte_counter::Gauge;
 pub use compare::{Comparison, Shares, StreamComparison, compare};
 pub use copy::CopyError;
 pub use entries::ImageEntry;
@@ -108,18 +94,17 @@ pub use format::pack::{Pack, PackError, PackName};
 pub use format::store_folder::{OpenError, Store};
 pub use format::store_key::{InvalidKey, Key};
 pub use fs::lock::{LockError, StoreLock};
-pub use gauge::Gauge;
 pub use pins::PinError;
 pub use portable::{
     Companion, CompanionError, ExportError, Exported, FileDamage, Form, ImportError, PortableReader,
 };
 pub use prune::Swept;
-pub use reader::ImageReader;
+pub use read::image_reader::ImageReader;
+pub use read::stream_reader::StreamReader;
 pub use repair::{Marks, Remedy, RepairPlan, Repaired, RepairedImage};
 pub use report::{BadRun, BadStream, ChunkFault, ImageReport, Report, Verdict};
 pub use retention::{Fate, KeptBy, Planned, Policy, RemovedBy};
-pub use stream::{StreamOpener, StreamWriter};
-pub use stream_reader::StreamReader;
 pub use usage::{Usage, usage};
 pub use verify::{Selection, Verified};
-pub use writer::{ImageWriter, WriteOptions};
+pub use write::image_writer::{ImageWriter, WriteOptions};
+pub use write::stream_writer::{StreamOpener, StreamWriter};

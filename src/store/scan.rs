@@ -13,12 +13,12 @@ use std::ops::Range;
 use std::sync::Mutex;
 
 use super::error::ReadError;
-use super::fetch::{Fault, Fetcher};
 use super::format::chunk::Hash;
 use super::format::manifest::{Chunk, Content, Manifest, Stored};
 use super::format::pack::{Pack, PackFiles, PackName};
 use super::format::store_folder::Store;
 use super::probe::{self, Probe};
+use super::read::chunk_fetcher::{Fault, Fetcher};
 use super::report::{BadRun, BadStream, ChunkFault};
 use crate::sync::locked;
 

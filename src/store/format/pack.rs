@@ -8,7 +8,7 @@
 //! 24  zero                    40 bytes
 //! 64  chunks, as the manifests describe them, each sealed in an encrypted store
 //! ```
-//! In format 1 the chunks begin at 24. A [sink](crate::store::sink) writes packs; once sealed
+//! In format 1 the chunks begin at 24. A [sink](crate::store::write::pack_sink) writes packs; once sealed
 //! they never change. Knows nothing of manifests: where a chunk lies is the caller's to
 //! remember.
 
@@ -280,8 +280,8 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::store::sink::PackSink;
     use crate::store::testing::temporary_store;
+    use crate::store::write::pack_sink::PackSink;
 
     const NAME: PackName = PackName {
         image: ImageId::FIRST,

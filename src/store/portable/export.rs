@@ -5,16 +5,16 @@ use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::super::ahead::{self, Extent};
 use super::super::copy::is_gone;
 use super::super::error::ReadError;
-use super::super::fetch::{Fault, Fetcher};
 use super::super::format::chunk::{self, CHUNK_BYTES, Hash};
 use super::super::format::image_id::ImageId;
 use super::super::format::manifest::{Content, Manifest, Stored, Stream};
 use super::super::format::pack::PackFiles;
 use super::super::format::store_folder::Store;
 use super::super::fs::durable;
+use super::super::read::chunk_fetcher::{Fault, Fetcher};
+use super::super::read::read_ahead::{self, Extent};
 use super::companion;
 use super::error::ExportError;
 use super::frame::{FrameWriter, Kind};
@@ -246,7 +246,7 @@ impl<W: Write> Exporter<'_, W> {
         };
         let (packs, manifest, naming) = (self.packs, self.manifest, self.naming);
         let places = std::mem::take(&mut self.places);
-        let result = ahead::in_order(
+        let result = read_ahead::in_order(
             stream.chunks.len(),
             extent,
             || {

@@ -24,17 +24,17 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::Builder;
 use std::time::Duration;
 
-use super::buffer::{Buffer, Populate, SLAB_BUFFERS, map_slab};
-use super::error::WriteError;
-use super::format::chunk::CHUNK_BYTES;
-use super::gauge::Gauge;
+use super::buffer_pool::{Buffer, Populate, SLAB_BUFFERS, map_slab};
+use crate::store::byte_counter::Gauge;
+use crate::store::error::WriteError;
+use crate::store::format::chunk::CHUNK_BYTES;
 use crate::sync::{locked, wait};
 
 mod piece;
 mod stall;
 
 use piece::Bytes;
-pub(super) use piece::{Piece, Work};
+pub(crate) use piece::{Piece, Work};
 use stall::Stall;
 
 /// The end of a stream up to this length is copied, so that a stream of 200 bytes does
@@ -85,12 +85,12 @@ impl State {
 
 /// Shared by the streams and the workers of an image.
 #[derive(Debug)]
-pub(super) struct Flow {
+pub(crate) struct Flow {
     buffers_max: usize,
     /// What came from the streams.
-    pub(super) taken: Gauge,
+    pub(crate) taken: Gauge,
     /// What the workers are done with.
-    pub(super) stored: Gauge,
+    pub(crate) stored: Gauge,
     state: Mutex<State>,
     /// Something for workers changed.
     work: Condvar,
@@ -100,7 +100,7 @@ pub(super) struct Flow {
 
 impl Flow {
     /// `buffer`: bytes that pieces may take together.
-    pub(super) fn new(buffer: u64) -> Self {
+    pub(crate) fn new(buffer: u64) -> Self {
         let buffers = usize::try_from(buffer).unwrap_or(usize::MAX) / CHUNK_BYTES;
         Self {
             buffers_max: buffers.max(1),
@@ -127,7 +127,7 @@ impl Flow {
 
     /// Maps and populates buffers until `bytes` are there, within the limit. Where the
     /// kernel has no memory to give, later calls try again.
-    pub(super) fn reserve(&self, bytes: u64) {
+    pub(crate) fn reserve(&self, bytes: u64) {
         let wanted = usize::try_from(bytes.div_ceil(CHUNK_BYTES as u64)).unwrap_or(usize::MAX);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         std::thread::scope(|scope| {
@@ -173,7 +173,7 @@ impl Flow {
 
     /// A buffer for a stream that has none; waits while all are on their way to workers, where
     /// those get on or nobody stands still meanwhile.
-    pub(super) fn acquire(&self) -> Result<Buffer, WriteError> {
+    pub(crate) fn acquire(&self) -> Result<Buffer, WriteError> {
         let mut state = locked(&self.state);
         let mut stall = Stall::begun(&state);
         loop {
@@ -200,7 +200,7 @@ impl Flow {
     }
 
     /// Gives a filled buffer to the workers.
-    pub(super) fn push(&self, stream: u32, position: u32, buffer: Buffer, len: usize) {
+    pub(crate) fn push(&self, stream: u32, position: u32, buffer: Buffer, len: usize) {
         let piece = Bytes::Whole { buffer, len };
         self.enqueue(
             locked(&self.state),
@@ -213,12 +213,12 @@ impl Flow {
     }
 
     /// As `push`, for a full piece of zeros.
-    pub(super) fn push_zeros(&self, stream: u32, position: u32) {
+    pub(crate) fn push_zeros(&self, stream: u32, position: u32) {
         self.enqueue(locked(&self.state), Work::Zeros { stream, position });
     }
 
     /// As `push`, for the last piece of a stream, which may be short.
-    pub(super) fn push_last(&self, stream: u32, position: u32, buffer: Buffer, len: usize) {
+    pub(crate) fn push_last(&self, stream: u32, position: u32, buffer: Buffer, len: usize) {
         let mut state = locked(&self.state);
         if len > SMALL_BYTES || state.small_bytes + len > SMALL_BYTES_MAX {
             drop(state);
@@ -238,7 +238,7 @@ impl Flow {
     }
 
     /// Says that a stream has no more pieces than these.
-    pub(super) fn push_end(&self, stream: u32, pieces: u32) {
+    pub(crate) fn push_end(&self, stream: u32, pieces: u32) {
         self.enqueue(locked(&self.state), Work::End { stream, pieces });
     }
 
@@ -251,7 +251,7 @@ impl Flow {
     }
 
     /// Takes back a buffer that carries nothing.
-    pub(super) fn release(&self, buffer: Buffer) {
+    pub(crate) fn release(&self, buffer: Buffer) {
         self.put_back(&mut locked(&self.state), buffer);
     }
 
@@ -263,7 +263,7 @@ impl Flow {
     }
 
     /// What a worker does next, until it calls `rest`; `None` when it shall leave.
-    pub(super) fn take(self: &Arc<Self>) -> Option<Work<Piece>> {
+    pub(crate) fn take(self: &Arc<Self>) -> Option<Work<Piece>> {
         let mut state = locked(&self.state);
         loop {
             if state.stopped.is_some() {
@@ -311,7 +311,7 @@ impl Flow {
     }
 
     /// A worker is done with what it took.
-    pub(super) fn rest(&self) {
+    pub(crate) fn rest(&self) {
         let mut state = locked(&self.state);
         state.busy -= 1;
         state.rests += 1;
@@ -319,14 +319,14 @@ impl Flow {
     }
 
     /// Counts a full chunk that a lane has, until it is pushed or released.
-    pub(super) fn passing(&self) -> Passing<'_> {
+    pub(crate) fn passing(&self) -> Passing<'_> {
         locked(&self.state).passing += 1;
         Passing { flow: self }
     }
 
     /// Buffers of slabs that are not free.
     #[cfg(test)]
-    pub(super) fn buffers_lost(&self) -> usize {
+    pub(crate) fn buffers_lost(&self) -> usize {
         let state = locked(&self.state);
         state.mapped - state.free.len()
     }
@@ -339,18 +339,18 @@ impl Flow {
     }
 
     /// Lets so many workers take pieces while Holding.
-    pub(super) fn spare(&self, workers: usize) {
+    pub(crate) fn spare(&self, workers: usize) {
         locked(&self.state).spare_workers = workers;
         self.work.notify_all();
     }
 
     /// Lets workers take pieces as they come.
-    pub(super) fn start(&self) {
+    pub(crate) fn start(&self) {
         self.advance(Phase::Running);
     }
 
     /// Lets workers leave once the queue is empty.
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         self.advance(Phase::Closing);
     }
 
@@ -360,7 +360,7 @@ impl Flow {
     }
 
     /// Ends everything; the first reason stays.
-    pub(super) fn stop(&self, error: WriteError) {
+    pub(crate) fn stop(&self, error: WriteError) {
         let mut state = locked(&self.state);
         state.stopped.get_or_insert_with(|| Arc::new(error));
         state.queue.clear();
@@ -370,7 +370,7 @@ impl Flow {
     }
 
     /// Fails once `stop` was called.
-    pub(super) fn check(&self) -> Result<(), WriteError> {
+    pub(crate) fn check(&self) -> Result<(), WriteError> {
         match &locked(&self.state).stopped {
             Some(error) => Err(WriteError::Stopped(Arc::clone(error))),
             None => Ok(()),
@@ -381,7 +381,7 @@ impl Flow {
 /// A full chunk on its way through a lane. Dropped after the chunk was pushed or released, or with
 /// a lane that failed.
 #[derive(Debug)]
-pub(super) struct Passing<'flow> {
+pub(crate) struct Passing<'flow> {
     flow: &'flow Flow,
 }
 

@@ -11,23 +11,23 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::assembly::Assembly;
-use super::error::WriteError;
-use super::flow::Flow;
-use super::format::file_names::{self, FileKind};
-use super::format::image_id::ImageId;
-use super::format::manifest::Manifest;
-use super::format::manifest_file::{self, META_BYTES_MAX, ManifestError};
-use super::format::pack::Pack;
-use super::format::store_folder::{FORMAT, Store};
-use super::fs::durable;
-use super::fs::lock::{Busy, StoreLock};
-use super::gauge::Gauge;
-use super::index::Index;
-use super::insert::Inserted;
-use super::sink::PackSink;
-use super::stream::{StreamOpener, StreamWriter};
+use super::dedup_index::Index;
+use super::manifest_builder::Assembly;
+use super::pack_sink::PackSink;
+use super::prechunked_stream::Inserted;
+use super::stream_writer::{StreamOpener, StreamWriter};
+use super::work_queue::Flow;
 use super::worker::{Shared, Worker};
+use crate::store::byte_counter::Gauge;
+use crate::store::error::WriteError;
+use crate::store::format::file_names::{self, FileKind};
+use crate::store::format::image_id::ImageId;
+use crate::store::format::manifest::Manifest;
+use crate::store::format::manifest_file::{self, META_BYTES_MAX, ManifestError};
+use crate::store::format::pack::Pack;
+use crate::store::format::store_folder::{FORMAT, Store};
+use crate::store::fs::durable;
+use crate::store::fs::lock::{Busy, StoreLock};
 
 /// More workers than any machine of today has cores for one job.
 const WORKERS_MAX: usize = 256;
@@ -125,7 +125,7 @@ impl Store {
 
 impl Store {
     /// The file of a manifest. What no reader would accept must not get a name.
-    pub(super) fn encode(&self, manifest: &Manifest) -> Result<Vec<u8>, WriteError> {
+    pub(crate) fn encode(&self, manifest: &Manifest) -> Result<Vec<u8>, WriteError> {
         let valid = manifest.validate().map_err(ManifestError::Invalid);
         let encoded = valid.and_then(|()| manifest_file::encode(manifest, self.secrets()));
         encoded.map_err(|source| WriteError::Manifest {
@@ -155,7 +155,7 @@ impl ImageWriter {
     }
 
     /// Makes the image one of another time than now: a copy is as old as what it is a copy of.
-    pub(super) fn set_created(&mut self, created_unix_ms: u64) {
+    pub(crate) fn set_created(&mut self, created_unix_ms: u64) {
         self.created_unix_ms = created_unix_ms;
     }
 
@@ -169,7 +169,7 @@ impl ImageWriter {
     /// Opens a stream. Any number can be open at once, each in a thread of its own.
     ///
     /// # Errors
-    /// The name is taken or not [a stream name](super::is_stream_name), or the image
+    /// The name is taken or not [a stream name](crate::store::is_stream_name), or the image
     /// failed already.
     pub fn stream(&self, name: &str) -> Result<StreamWriter, WriteError> {
         self.streams().open(name)
@@ -182,7 +182,7 @@ impl ImageWriter {
     }
 
     /// Opens a stream of chunks that are hashed and encoded already.
-    pub(super) fn inserted(&self, name: &str) -> Result<Inserted, WriteError> {
+    pub(crate) fn inserted(&self, name: &str) -> Result<Inserted, WriteError> {
         self.shared.flow.check()?;
         Inserted::open(&self.shared, name)
     }

@@ -12,11 +12,11 @@
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
-use super::error::WriteError;
-use super::format::image_id::ImageId;
-use super::format::pack::{HEADER_LEN, Pack, PackName};
-use super::format::store_folder::Store;
 use super::pack_writer::{PackWriter, STAGING_BYTES, Staging};
+use crate::store::error::WriteError;
+use crate::store::format::image_id::ImageId;
+use crate::store::format::pack::{HEADER_LEN, Pack, PackName};
+use crate::store::format::store_folder::Store;
 use crate::sync::{locked, wait};
 
 /// Staging buffers of a sink: one is filled while the others are on their way to the
@@ -26,7 +26,7 @@ const STAGING_BUFFERS_MAX: usize = 4;
 /// Where all new chunks of an image go. Dropping it leaves the files, which no manifest
 /// names.
 #[derive(Debug)]
-pub(super) struct PackSink {
+pub(crate) struct PackSink {
     store: Store,
     image: ImageId,
     state: Mutex<State>,
@@ -57,7 +57,7 @@ struct Job {
 
 impl PackSink {
     /// A sink for the packs of an image; none is begun before there is something to store.
-    pub(super) fn new(store: &Store, image: ImageId) -> Self {
+    pub(crate) fn new(store: &Store, image: ImageId) -> Self {
         Self {
             store: store.clone(),
             image,
@@ -71,7 +71,7 @@ impl PackSink {
     ///
     /// # Errors
     /// The first failure of any worker, again for all that come after it.
-    pub(super) fn append(&self, stored: &[u8]) -> Result<(PackName, u64), WriteError> {
+    pub(crate) fn append(&self, stored: &[u8]) -> Result<(PackName, u64), WriteError> {
         assert!(
             HEADER_LEN + stored.len() < STAGING_BYTES,
             "a chunk of {} bytes",
@@ -94,7 +94,7 @@ impl PackSink {
     /// # Errors
     /// As [`append`](Self::append). A sync that failed is not tried again: what it could
     /// not write is lost, and the kernel does not say so twice.
-    pub(super) fn seal(&self) -> Result<Vec<Pack>, WriteError> {
+    pub(crate) fn seal(&self) -> Result<Vec<Pack>, WriteError> {
         let mut state = locked(&self.state);
         if let Some(job) = state.end_current() {
             drop(state);
@@ -113,7 +113,7 @@ impl PackSink {
 
     /// Gives the packs up: closes the files and frees the memory. Nothing can be appended
     /// any more.
-    pub(super) fn abandon(&self) {
+    pub(crate) fn abandon(&self) {
         let mut state = locked(&self.state);
         state.fail(WriteError::Aborted);
         state.current = None;
@@ -240,10 +240,10 @@ impl State {
 mod tests {
     use std::fs;
 
-    use super::super::format::codec::tests::noise;
-    use super::super::format::pack::PackFiles;
-    use super::super::testing::{packs, temporary_store};
     use super::*;
+    use crate::store::format::codec::tests::noise;
+    use crate::store::format::pack::PackFiles;
+    use crate::store::testing::{packs, temporary_store};
 
     const IMAGE: ImageId = ImageId::FIRST;
 

@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, PosixFadviseAdvice, fcntl, posix_fadvise};
 
-use super::error::WriteError;
-use super::format::pack::{Pack, PackName};
-use super::fs::ops;
+use crate::store::error::WriteError;
+use crate::store::format::pack::{Pack, PackName};
+use crate::store::fs::ops;
 use crate::sync::locked;
 
 /// A pack is followed by another after this: small enough that removing an image gives
@@ -25,7 +25,7 @@ use crate::sync::locked;
 const PACK_BYTES_MAX: u64 = if cfg!(test) { 2 << 20 } else { 1 << 30 };
 
 /// One write: so long that the disk is what takes the time (`benches/results/disk.txt`).
-pub(super) const STAGING_BYTES: usize = if cfg!(test) { 512 << 10 } else { 4 << 20 };
+pub(crate) const STAGING_BYTES: usize = if cfg!(test) { 512 << 10 } else { 4 << 20 };
 
 /// Disk space is taken in steps of this, for which the writes wait: few of them. What is
 /// not used is given back when the pack is sealed.
@@ -39,7 +39,7 @@ const ALIGNMENT: usize = 4096;
 
 /// A pack that has a file.
 #[derive(Debug)]
-pub(super) struct PackWriter {
+pub(crate) struct PackWriter {
     name: PackName,
     path: PathBuf,
     file: File,
@@ -52,7 +52,7 @@ pub(super) struct PackWriter {
 
 /// A buffer, and where in the pack it belongs.
 #[derive(Debug)]
-pub(super) struct Staging {
+pub(crate) struct Staging {
     memory: Vec<u8>,
     /// Where in `memory` the aligned part begins.
     begin: usize,
@@ -61,7 +61,7 @@ pub(super) struct Staging {
 }
 
 impl PackWriter {
-    pub(super) fn create(name: PackName, path: PathBuf) -> Result<Self, WriteError> {
+    pub(crate) fn create(name: PackName, path: PathBuf) -> Result<Self, WriteError> {
         let file = match ops::create_new(&path, 0o600) {
             Ok(file) => file,
             Err(source) => return Err(WriteError::Pack { path, source }),
@@ -78,25 +78,25 @@ impl PackWriter {
         })
     }
 
-    pub(super) fn name(&self) -> PackName {
+    pub(crate) fn name(&self) -> PackName {
         self.name
     }
 
-    pub(super) fn has_room(&self, bytes: usize) -> bool {
+    pub(crate) fn has_room(&self, bytes: usize) -> bool {
         self.len() + bytes as u64 <= PACK_BYTES_MAX
     }
 
-    pub(super) fn len(&self) -> u64 {
+    pub(crate) fn len(&self) -> u64 {
         self.len.load(Ordering::Relaxed)
     }
 
     /// The next `bytes` are taken. One thread at a time.
-    pub(super) fn grow(&self, bytes: usize) {
+    pub(crate) fn grow(&self, bytes: usize) {
         self.len.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     /// Writes a buffer. Only the last one of a pack may have room left.
-    pub(super) fn write(&self, staging: &mut Staging) -> Result<(), WriteError> {
+    pub(crate) fn write(&self, staging: &mut Staging) -> Result<(), WriteError> {
         let offset = staging.offset;
         let bytes = staging.padded();
         self.keep_ahead(offset + bytes.len() as u64);
@@ -114,7 +114,7 @@ impl PackWriter {
     }
 
     /// Makes the pack durable; its name is, once the folder is synced.
-    pub(super) fn seal(self) -> Result<Pack, WriteError> {
+    pub(crate) fn seal(self) -> Result<Pack, WriteError> {
         // Cuts off the padding and gives back what was taken ahead.
         ops::set_len(&self.file, self.len())
             .and_then(|()| ops::sync(&self.file))
@@ -170,7 +170,7 @@ fn signed(bytes: u64) -> i64 {
 }
 
 impl Staging {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let memory = vec![0; STAGING_BYTES + ALIGNMENT];
         Self {
             begin: memory.as_ptr().align_offset(ALIGNMENT),
@@ -181,17 +181,17 @@ impl Staging {
     }
 
     /// Empties the buffer, for the bytes of a pack from `offset` on.
-    pub(super) fn restart(&mut self, offset: u64) {
+    pub(crate) fn restart(&mut self, offset: u64) {
         self.filled = 0;
         self.offset = offset;
     }
 
-    pub(super) fn room(&self) -> usize {
+    pub(crate) fn room(&self) -> usize {
         STAGING_BYTES - self.filled
     }
 
     /// Takes as many bytes as there is room for; returns the rest.
-    pub(super) fn take<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
+    pub(crate) fn take<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
         let (taken, rest) = bytes.split_at(bytes.len().min(self.room()));
         let at = self.begin + self.filled;
         self.memory[at..at + taken.len()].copy_from_slice(taken);

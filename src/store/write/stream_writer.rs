@@ -7,12 +7,12 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::sync::Arc;
 
-use super::buffer::Buffer;
-use super::error::WriteError;
-use super::flow::Passing;
-use super::format::chunk::{self, CHUNK_BYTES};
-use super::lanes::Lanes;
+use super::buffer_pool::Buffer;
+use super::pipe_lanes::Lanes;
+use super::work_queue::Passing;
 use super::worker::Shared;
+use crate::store::error::WriteError;
+use crate::store::format::chunk::{self, CHUNK_BYTES};
 
 /// Pieces of a stream: 16 TiB. They are cut into less than 64 times as many chunks.
 const PIECES_MAX: u32 = u32::MAX / 64;
@@ -53,13 +53,13 @@ pub struct StreamOpener {
 }
 
 impl StreamOpener {
-    pub(super) fn new(shared: &Arc<Shared>) -> Self {
+    pub(crate) fn new(shared: &Arc<Shared>) -> Self {
         Self {
             shared: Arc::clone(shared),
         }
     }
 
-    /// As [`ImageWriter::stream`](super::ImageWriter::stream).
+    /// As [`ImageWriter::stream`](crate::store::ImageWriter::stream).
     ///
     /// # Errors
     /// As there.

@@ -1,9 +1,9 @@
 //! A stream of an image, read front to back into memory of the caller's: nothing is copied on the way there.
 
-use super::error::ReadError;
-use super::format::chunk::CHUNK_BYTES;
-use super::format::manifest::Stream;
-use super::reader::{Fetching, ImageReader};
+use super::image_reader::{Fetching, ImageReader};
+use crate::store::error::ReadError;
+use crate::store::format::chunk::CHUNK_BYTES;
+use crate::store::format::manifest::Stream;
 
 /// A stream being read, by one thread.
 pub struct StreamReader<'a> {

@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::format::chunk::{CHUNK_BYTES, is_zero};
+use crate::store::format::chunk::{CHUNK_BYTES, is_zero};
 
 /// Unit of a cut: the pages that CRIU writes.
 const PAGE_BYTES: usize = 4096;
@@ -37,7 +37,7 @@ const ZERO_PAGES_MIN: u32 = 8;
 
 /// What matters of the pages of a piece; bit n is page n.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Marks {
+pub(crate) struct Marks {
     zero: u64,
     seldom: u64,
     often: u64,
@@ -47,7 +47,7 @@ pub(super) struct Marks {
 
 impl Marks {
     /// Looks at a piece of up to `CHUNK_BYTES`.
-    pub(super) fn of(bytes: &[u8]) -> Self {
+    pub(crate) fn of(bytes: &[u8]) -> Self {
         let mut marks = Self {
             zero: 0,
             seldom: 0,
@@ -67,7 +67,7 @@ impl Marks {
     }
 
     /// A full piece of zeros.
-    pub(super) fn zeros() -> Self {
+    pub(crate) fn zeros() -> Self {
         Self {
             zero: u64::MAX,
             seldom: 0,
@@ -83,25 +83,25 @@ impl Marks {
 
 /// A chunk-to-be.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Cut<P> {
+pub(crate) struct Cut<P> {
     /// Position among the chunks of the stream.
-    pub(super) position: u32,
-    pub(super) len: usize,
+    pub(crate) position: u32,
+    pub(crate) len: usize,
     /// Where its bytes lie; `None` if all are zero.
-    pub(super) parts: Option<Vec<Part<P>>>,
+    pub(crate) parts: Option<Vec<Part<P>>>,
 }
 
 /// Consecutive bytes of a piece.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Part<P> {
+pub(crate) struct Part<P> {
     /// `None` for a piece of zeros that takes no memory.
-    pub(super) piece: Option<P>,
-    pub(super) range: Range<usize>,
+    pub(crate) piece: Option<P>,
+    pub(crate) range: Range<usize>,
 }
 
 /// Cuts one stream, whose pieces may arrive in any order.
 #[derive(Debug)]
-pub(super) struct Cutter<P> {
+pub(crate) struct Cutter<P> {
     /// Pieces that arrived before their turn.
     early: BTreeMap<u32, (Option<P>, Marks)>,
     /// The piece whose turn it is.
@@ -146,13 +146,13 @@ impl<P: Clone> Default for Cutter<P> {
 
 impl<P: Clone> Cutter<P> {
     /// Adds the piece of a position; returns the chunks that are complete now.
-    pub(super) fn add(&mut self, position: u32, piece: Option<P>, marks: Marks) -> Vec<Cut<P>> {
+    pub(crate) fn add(&mut self, position: u32, piece: Option<P>, marks: Marks) -> Vec<Cut<P>> {
         self.early.insert(position, (piece, marks));
         self.advance()
     }
 
     /// The stream has `pieces` pieces; returns the chunks that are complete now.
-    pub(super) fn end(&mut self, pieces: u32) -> Vec<Cut<P>> {
+    pub(crate) fn end(&mut self, pieces: u32) -> Vec<Cut<P>> {
         self.end = Some(pieces);
         self.advance()
     }

@@ -8,27 +8,27 @@ use std::sync::Mutex;
 
 use hashbrown::HashTable;
 
-use super::error::WriteError;
-use super::format::chunk::{Hash, key_of};
-use super::format::codec::Codec;
-use super::format::manifest::{Chunk, Content, Stored, Stream, is_stream_name};
-use super::format::pack::{Pack, PackName};
-use super::index::Index;
+use super::dedup_index::Index;
+use crate::store::error::WriteError;
+use crate::store::format::chunk::{Hash, key_of};
+use crate::store::format::codec::Codec;
+use crate::store::format::manifest::{Chunk, Content, Stored, Stream, is_stream_name};
+use crate::store::format::pack::{Pack, PackName};
 use crate::sync::locked;
 
 /// Where a worker put a chunk.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
-    pub(super) pack: PackName,
-    pub(super) offset: u64,
-    pub(super) len: u32,
-    pub(super) codec: Codec,
-    pub(super) check: u64,
+pub(crate) struct Place {
+    pub(crate) pack: PackName,
+    pub(crate) offset: u64,
+    pub(crate) len: u32,
+    pub(crate) codec: Codec,
+    pub(crate) check: u64,
 }
 
 /// Whether a worker has to store a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Claim {
+pub(crate) enum Claim {
     /// It is stored already, or another worker does it.
     Known,
     /// It is new: the worker stores it and reports its place under this position.
@@ -71,20 +71,20 @@ struct State {
 
 /// Shared by the streams and the workers of an image.
 #[derive(Debug)]
-pub(super) struct Assembly {
+pub(crate) struct Assembly {
     state: Mutex<State>,
 }
 
 /// The part of a manifest that an assembly yields.
-pub(super) struct Assembled {
-    pub(super) streams: Vec<Stream>,
-    pub(super) chunks: Vec<Chunk>,
-    pub(super) packs: Vec<Pack>,
-    pub(super) raw_bytes: u64,
+pub(crate) struct Assembled {
+    pub(crate) streams: Vec<Stream>,
+    pub(crate) chunks: Vec<Chunk>,
+    pub(crate) packs: Vec<Pack>,
+    pub(crate) raw_bytes: u64,
 }
 
 impl Assembly {
-    pub(super) fn new(index: Index) -> Self {
+    pub(crate) fn new(index: Index) -> Self {
         let state = State {
             index,
             ..State::default()
@@ -95,7 +95,7 @@ impl Assembly {
     }
 
     /// Adds a stream and returns its position.
-    pub(super) fn open(&self, name: &str) -> Result<u32, WriteError> {
+    pub(crate) fn open(&self, name: &str) -> Result<u32, WriteError> {
         let name = name.to_owned();
         if !is_stream_name(&name) {
             return Err(WriteError::StreamName { name });
@@ -114,7 +114,7 @@ impl Assembly {
     }
 
     /// The stream has all its bytes; its chunks may still come.
-    pub(super) fn finish(&self, stream: u32, raw_len: u64) {
+    pub(crate) fn finish(&self, stream: u32, raw_len: u64) {
         let mut state = locked(&self.state);
         let draft = &mut state.streams[stream as usize];
         draft.raw_len = raw_len;
@@ -122,7 +122,7 @@ impl Assembly {
     }
 
     /// A chunk is all zero.
-    pub(super) fn set_zero(
+    pub(crate) fn set_zero(
         &self,
         stream: u32,
         position: u32,
@@ -140,7 +140,7 @@ impl Assembly {
     }
 
     /// A chunk has this hash.
-    pub(super) fn set(
+    pub(crate) fn set(
         &self,
         stream: u32,
         position: u32,
@@ -157,7 +157,7 @@ impl Assembly {
     }
 
     /// A claimed chunk is stored.
-    pub(super) fn place(&self, chunk: u32, place: Place) {
+    pub(crate) fn place(&self, chunk: u32, place: Place) {
         let mut state = locked(&self.state);
         let entry = &mut state.chunks[chunk as usize].1;
         match *entry {
@@ -169,7 +169,7 @@ impl Assembly {
     }
 
     /// Fails while a stream is not finished.
-    pub(super) fn check_finished(&self) -> Result<(), WriteError> {
+    pub(crate) fn check_finished(&self) -> Result<(), WriteError> {
         let state = locked(&self.state);
         let is_open = |stream: &&Draft| stream.progress == Progress::Open;
         match state.streams.iter().find(is_open) {
@@ -183,7 +183,7 @@ impl Assembly {
     /// Puts the streams together, once all are finished, all workers have left and the
     /// packs they wrote are `written`.
     /// Takes everything out: the assembly is empty afterwards.
-    pub(super) fn assemble(&self, written: &[Pack]) -> Result<Assembled, WriteError> {
+    pub(crate) fn assemble(&self, written: &[Pack]) -> Result<Assembled, WriteError> {
         let state = std::mem::take(&mut *locked(&self.state));
         let mut packs = PackTable::default();
         let mut chunks = Vec::with_capacity(state.chunks.len());

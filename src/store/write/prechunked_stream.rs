@@ -3,16 +3,16 @@
 
 use std::sync::Arc;
 
-use super::assembly::Claim;
-use super::error::WriteError;
-use super::format::chunk::{CHUNK_BYTES, Hash};
-use super::format::cipher::OVERHEAD_BYTES;
-use super::format::codec::Codec;
+use super::manifest_builder::Claim;
 use super::worker::Shared;
+use crate::store::error::WriteError;
+use crate::store::format::chunk::{CHUNK_BYTES, Hash};
+use crate::store::format::cipher::OVERHEAD_BYTES;
+use crate::store::format::codec::Codec;
 
 /// A stream being put together. Dropped before `finish`, it keeps the image from being
 /// committed.
-pub(super) struct Inserted {
+pub(crate) struct Inserted {
     shared: Arc<Shared>,
     stream: u32,
     position: u32,
@@ -22,7 +22,7 @@ pub(super) struct Inserted {
 }
 
 impl Inserted {
-    pub(super) fn open(shared: &Arc<Shared>, name: &str) -> Result<Self, WriteError> {
+    pub(crate) fn open(shared: &Arc<Shared>, name: &str) -> Result<Self, WriteError> {
         Ok(Self {
             stream: shared.assembly.open(name)?,
             shared: Arc::clone(shared),
@@ -33,7 +33,7 @@ impl Inserted {
     }
 
     /// Adds a chunk; `encoded` is one of the forms of `raw_len` bytes that have this name.
-    pub(super) fn chunk(
+    pub(crate) fn chunk(
         &mut self,
         raw_len: u32,
         name: Hash,
@@ -53,7 +53,7 @@ impl Inserted {
     }
 
     /// Adds a chunk that was added before, to this stream or another of the image.
-    pub(super) fn again(&mut self, raw_len: u32, name: Hash) -> Result<(), WriteError> {
+    pub(crate) fn again(&mut self, raw_len: u32, name: Hash) -> Result<(), WriteError> {
         let position = self.next(raw_len)?;
         let assembly = &self.shared.assembly;
         let claim = assembly.set(self.stream, position, raw_len, name)?;
@@ -62,7 +62,7 @@ impl Inserted {
     }
 
     /// Adds a chunk of zeros.
-    pub(super) fn zeros(&mut self, raw_len: u32) -> Result<(), WriteError> {
+    pub(crate) fn zeros(&mut self, raw_len: u32) -> Result<(), WriteError> {
         let position = self.next(raw_len)?;
         self.shared
             .assembly
@@ -70,7 +70,7 @@ impl Inserted {
     }
 
     /// Ends the stream; returns its length.
-    pub(super) fn finish(self) -> u64 {
+    pub(crate) fn finish(self) -> u64 {
         self.shared.assembly.finish(self.stream, self.raw_len);
         self.raw_len
     }

@@ -6,15 +6,15 @@
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::format::chunk::CHUNK_BYTES;
-use super::format::cipher::{OVERHEAD_BYTES, Secrets, Unsealed};
-use super::format::codec::{Codec, Decoder};
-use super::format::manifest::Stored;
-use super::format::pack::{PackError, PackFiles};
+use crate::store::format::chunk::CHUNK_BYTES;
+use crate::store::format::cipher::{OVERHEAD_BYTES, Secrets, Unsealed};
+use crate::store::format::codec::{Codec, Decoder};
+use crate::store::format::manifest::Stored;
+use crate::store::format::pack::{PackError, PackFiles};
 
 /// Why a chunk cannot be had.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Fault {
+pub(crate) enum Fault {
     #[error(transparent)]
     Pack(#[from] PackError),
     #[error("it cannot be decompressed: {0}")]
@@ -28,21 +28,21 @@ pub(super) enum Fault {
 }
 
 /// Fetches chunks, with its own memory; one a thread.
-pub(super) struct Fetcher<'a> {
+pub(crate) struct Fetcher<'a> {
     packs: &'a PackFiles,
     secrets: Option<&'a Secrets>,
     scratch: Scratch,
 }
 
 /// What a fetcher works with. Fresh memory costs the kernel as much as hashing what goes into it: use it again.
-pub(super) struct Scratch {
+pub(crate) struct Scratch {
     decoder: Decoder,
     sealed: Vec<u8>,
     stored: Vec<u8>,
 }
 
 impl Scratch {
-    pub(super) fn new() -> std::io::Result<Self> {
+    pub(crate) fn new() -> std::io::Result<Self> {
         Ok(Self {
             decoder: Decoder::new()?,
             sealed: vec![0; CHUNK_BYTES + OVERHEAD_BYTES],
@@ -52,11 +52,11 @@ impl Scratch {
 }
 
 impl<'a> Fetcher<'a> {
-    pub(super) fn new(packs: &'a PackFiles) -> std::io::Result<Self> {
+    pub(crate) fn new(packs: &'a PackFiles) -> std::io::Result<Self> {
         Ok(Self::with(packs, Scratch::new()?))
     }
 
-    pub(super) fn with(packs: &'a PackFiles, scratch: Scratch) -> Self {
+    pub(crate) fn with(packs: &'a PackFiles, scratch: Scratch) -> Self {
         Self {
             packs,
             secrets: packs.store().secrets(),
@@ -64,12 +64,12 @@ impl<'a> Fetcher<'a> {
         }
     }
 
-    pub(super) fn into_scratch(self) -> Scratch {
+    pub(crate) fn into_scratch(self) -> Scratch {
         self.scratch
     }
 
     /// Fills all of `raw`, whose length is the chunk's. On an error `raw` holds anything.
-    pub(super) fn fetch(&mut self, stored: &Stored, raw: &mut [u8]) -> Result<(), Fault> {
+    pub(crate) fn fetch(&mut self, stored: &Stored, raw: &mut [u8]) -> Result<(), Fault> {
         match stored.codec {
             Codec::Raw => self.read(stored, raw)?,
             Codec::Zstd | Codec::Planes => {
@@ -87,7 +87,7 @@ impl<'a> Fetcher<'a> {
     }
 
     /// As [`fetch`](Self::fetch), and `encoded` becomes the chunk's stored form, opened.
-    pub(super) fn fetch_encoded(
+    pub(crate) fn fetch_encoded(
         &mut self,
         stored: &Stored,
         raw: &mut [u8],
@@ -128,7 +128,7 @@ impl<'a> Fetcher<'a> {
 }
 
 /// The check of a chunk that was stored before there were any. Its hash was compared just now.
-pub(super) fn missing_check(packs: &PackFiles, stored: &Stored) -> Result<u64, PackError> {
+pub(crate) fn missing_check(packs: &PackFiles, stored: &Stored) -> Result<u64, PackError> {
     let mut bytes = vec![0; stored.len as usize];
     packs.read(stored.pack, stored.offset, &mut bytes)?;
     Ok(xxh3_64(&bytes))

@@ -18,18 +18,18 @@ use std::sync::Arc;
 use nix::libc::c_void;
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, munmap};
 
-use super::format::chunk::CHUNK_BYTES;
+use crate::store::format::chunk::CHUNK_BYTES;
 
 /// Buffers of a full slab: 64 MiB, large enough that mappings stay few (the kernel
 /// allows 65,530) and small enough to be populated by several threads.
-pub(super) const SLAB_BUFFERS: usize = 256;
+pub(crate) const SLAB_BUFFERS: usize = 256;
 
 /// Slabs start at this boundary, so that they can consist of huge pages.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Whether a slab's memory is there before it is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Populate {
+pub(crate) enum Populate {
     /// Pages come at the first touch.
     Later,
     /// Pages come now. Kernels before 5.14 cannot, and do it later.
@@ -38,7 +38,7 @@ pub(super) enum Populate {
 
 /// One chunk's worth of memory with one owner.
 #[derive(Debug)]
-pub(super) struct Buffer {
+pub(crate) struct Buffer {
     memory: Memory,
 }
 
@@ -59,14 +59,14 @@ struct Slab {
 
 impl Buffer {
     /// A buffer of its own, outside of every slab.
-    pub(super) fn on_heap() -> Self {
+    pub(crate) fn on_heap() -> Self {
         Self {
             memory: Memory::Heap(vec![0; CHUNK_BYTES].into_boxed_slice()),
         }
     }
 
     /// Whether the buffer is part of a slab and worth keeping.
-    pub(super) fn is_pooled(&self) -> bool {
+    pub(crate) fn is_pooled(&self) -> bool {
         match self.memory {
             Memory::Slab { .. } => true,
             Memory::Heap(_) => false,
@@ -121,7 +121,7 @@ impl Drop for Slab {
 }
 
 /// Maps memory for `count` buffers (1 to [`SLAB_BUFFERS`]) and cuts it up.
-pub(super) fn map_slab(count: usize, populate: Populate) -> io::Result<Vec<Buffer>> {
+pub(crate) fn map_slab(count: usize, populate: Populate) -> io::Result<Vec<Buffer>> {
     assert!((1..=SLAB_BUFFERS).contains(&count), "a slab of {count}");
     let used = count * CHUNK_BYTES;
     let bytes = used + HUGE_PAGE_BYTES;

@@ -21,8 +21,8 @@ use std::thread::{Scope, ScopedJoinHandle};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, SpliceFFlags, fcntl, splice};
 
-use super::buffer::Buffer;
-use super::format::chunk::CHUNK_BYTES;
+use super::buffer_pool::Buffer;
+use crate::store::format::chunk::CHUNK_BYTES;
 
 /// Room in a lane: a chunk in pages, and as much again for pages that are not full.
 const LANE_BYTES: i32 = 1 << 20;
@@ -51,28 +51,28 @@ struct Lane<'scope, T> {
 /// The lanes of one stream, whose chunks travel with a `T`. After a failed call only
 /// [`Lanes::finish`] makes sense.
 #[derive(Debug)]
-pub(super) struct Lanes<'scope, T> {
+pub(crate) struct Lanes<'scope, T> {
     lanes: Vec<Lane<'scope, T>>,
     idle: Receiver<usize>,
 }
 
 /// A chunk on its way into a lane.
 #[derive(Debug)]
-pub(super) struct Passage {
+pub(crate) struct Passage {
     lane: usize,
     len: usize,
 }
 
 impl Passage {
     /// Whether the chunk has all its bytes.
-    pub(super) fn is_full(&self) -> bool {
+    pub(crate) fn is_full(&self) -> bool {
         self.len == CHUNK_BYTES
     }
 }
 
 impl<'scope, T: Send + 'scope> Lanes<'scope, T> {
     /// Opens `count` lanes. `complete` takes each full chunk on the lane's thread.
-    pub(super) fn open<'env>(
+    pub(crate) fn open<'env>(
         scope: &'scope Scope<'scope, 'env>,
         count: usize,
         complete: impl Fn(Buffer, T) + Clone + Send + 'scope,
@@ -105,7 +105,7 @@ impl<'scope, T: Send + 'scope> Lanes<'scope, T> {
     }
 
     /// Moves a chunk out of `source` into the next idle lane. It is full unless the stream ends.
-    pub(super) fn fill(&self, buffer: Buffer, source: &File) -> io::Result<Passage> {
+    pub(crate) fn fill(&self, buffer: Buffer, source: &File) -> io::Result<Passage> {
         let mut passage = self.begin(buffer)?;
         while !passage.is_full() && self.feed(&mut passage, source)? > 0 {}
         Ok(passage)
@@ -140,12 +140,12 @@ impl<'scope, T: Send + 'scope> Lanes<'scope, T> {
     }
 
     /// Ends a full chunk.
-    pub(super) fn complete(&self, passage: &Passage, with: T) -> io::Result<()> {
+    pub(crate) fn complete(&self, passage: &Passage, with: T) -> io::Result<()> {
         self.order(passage.lane, Order::Complete(with))
     }
 
     /// Waits for all threads. Returns the unfinished chunk and its length.
-    pub(super) fn finish(self, unfinished: io::Result<Passage>) -> io::Result<(Buffer, usize)> {
+    pub(crate) fn finish(self, unfinished: io::Result<Passage>) -> io::Result<(Buffer, usize)> {
         let ordered = unfinished.and_then(|passage| self.order(passage.lane, Order::HandBack));
         // All of them first: a lane that failed says more than the order that did not reach it.
         let lanes = self.lanes.into_iter().map(|lane| {

@@ -18,7 +18,7 @@ use nix::fcntl::{FcntlArg, SpliceFFlags, fcntl, vmsplice};
 const PAGE_BYTES: u64 = 4096;
 
 /// The writing end of a pipe that a stream of a known length goes into, in pieces of `T`.
-pub(super) struct Splicer<'a, T> {
+pub(crate) struct Splicer<'a, T> {
     pipe: &'a File,
     /// What the pipe holds at most.
     capacity: u64,
@@ -33,7 +33,7 @@ pub(super) struct Splicer<'a, T> {
 impl<'a, T> Splicer<'a, T> {
     /// # Errors
     /// `pipe` is none.
-    pub(super) fn new(pipe: &'a File, stream_len: u64) -> io::Result<Self> {
+    pub(crate) fn new(pipe: &'a File, stream_len: u64) -> io::Result<Self> {
         let capacity = fcntl(pipe, FcntlArg::F_GETPIPE_SZ)?;
         Ok(Self {
             pipe,
@@ -45,7 +45,7 @@ impl<'a, T> Splicer<'a, T> {
     }
 
     /// Puts the bytes of a piece in, and drops pieces that are free again, this one or others.
-    pub(super) fn put(&mut self, piece: T, bytes: impl FnOnce(&T) -> &[u8]) -> io::Result<()> {
+    pub(crate) fn put(&mut self, piece: T, bytes: impl FnOnce(&T) -> &[u8]) -> io::Result<()> {
         let bytes = bytes(&piece);
         let len = bytes.len() as u64;
         self.left = self.left.saturating_sub(len);

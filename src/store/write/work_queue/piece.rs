@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use super::super::buffer::Buffer;
-use super::super::format::chunk::CHUNK_BYTES;
+use super::super::buffer_pool::Buffer;
 use super::Flow;
+use crate::store::format::chunk::CHUNK_BYTES;
 
 /// What a worker is given, with `P` for the bytes of a piece. Streams are numbered in the
 /// order they were opened, pieces within their stream.
 #[derive(Debug)]
-pub(in crate::store) enum Work<P> {
+pub(crate) enum Work<P> {
     Piece {
         stream: u32,
         position: u32,
@@ -34,7 +34,7 @@ impl Work<Bytes> {
 /// Bytes of a stream on their way; all pieces but the last are full. Their memory goes
 /// back when this is dropped.
 #[derive(Debug)]
-pub(in crate::store) struct Piece {
+pub(crate) struct Piece {
     pub(super) flow: Arc<Flow>,
     pub(super) bytes: Bytes,
 }
@@ -55,7 +55,7 @@ impl Bytes {
 }
 
 impl Piece {
-    pub(in crate::store) fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         match &self.bytes {
             Bytes::Whole { buffer, len } => &buffer[..*len],
             Bytes::Small(bytes) => bytes,

@@ -5,15 +5,15 @@ use std::sync::{Arc, Mutex};
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::assembly::{Assembly, Claim, Place};
-use super::cut::{Cut, Cutter, Marks, Part};
-use super::error::WriteError;
-use super::flow::{Flow, Piece, Work};
-use super::format::chunk::{CHUNK_BYTES, Hash, ZEROS};
-use super::format::cipher::OVERHEAD_BYTES;
-use super::format::codec::{Codec, Encoder};
-use super::format::store_folder::Store;
-use super::sink::PackSink;
+use super::chunker::{Cut, Cutter, Marks, Part};
+use super::manifest_builder::{Assembly, Claim, Place};
+use super::pack_sink::PackSink;
+use super::work_queue::{Flow, Piece, Work};
+use crate::store::error::WriteError;
+use crate::store::format::chunk::{CHUNK_BYTES, Hash, ZEROS};
+use crate::store::format::cipher::OVERHEAD_BYTES;
+use crate::store::format::codec::{Codec, Encoder};
+use crate::store::format::store_folder::Store;
 use crate::sync::locked;
 
 /// How much less than the job's threads ours matter to the scheduler.
@@ -21,13 +21,13 @@ const NICENESS: i32 = 10;
 
 /// What the workers of an image share.
 #[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) store: Store,
-    pub(super) flow: Arc<Flow>,
-    pub(super) assembly: Assembly,
+pub(crate) struct Shared {
+    pub(crate) store: Store,
+    pub(crate) flow: Arc<Flow>,
+    pub(crate) assembly: Assembly,
     /// One for each stream.
-    pub(super) cutters: Mutex<Vec<Cutter<Arc<Piece>>>>,
-    pub(super) sink: PackSink,
+    pub(crate) cutters: Mutex<Vec<Cutter<Arc<Piece>>>>,
+    pub(crate) sink: PackSink,
 }
 
 impl Shared {
@@ -58,7 +58,7 @@ impl Shared {
     }
 
     /// Appends an encoded chunk to the image's packs; `sealed` has room for its sealed form.
-    pub(super) fn put(
+    pub(crate) fn put(
         &self,
         name: Hash,
         codec: Codec,
@@ -95,7 +95,7 @@ impl Shared {
     }
 }
 
-pub(super) struct Worker {
+pub(crate) struct Worker {
     shared: Arc<Shared>,
     encoder: Encoder,
     /// Where a chunk is put together that lies in several pieces.
@@ -105,7 +105,7 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    pub(super) fn new(shared: Arc<Shared>, level: i32) -> Result<Self, WriteError> {
+    pub(crate) fn new(shared: Arc<Shared>, level: i32) -> Result<Self, WriteError> {
         Ok(Self {
             shared,
             encoder: Encoder::new(level).map_err(WriteError::Compress)?,
@@ -115,7 +115,7 @@ impl Worker {
     }
 
     /// Works until the flow ends. A failure stops the whole image.
-    pub(super) fn run(mut self) {
+    pub(crate) fn run(mut self) {
         let shared = Arc::clone(&self.shared);
         let _alarm = Alarm(&shared.flow);
         if let Err(error) = self.work() {

@@ -13,11 +13,11 @@ use std::fs;
 
 use hashbrown::HashTable;
 
-use super::error::ReadError;
-use super::format::chunk::{Hash, key_of};
-use super::format::manifest::{Chunk, Content, Manifest, Stored};
-use super::format::pack::{Pack, PackName};
-use super::format::store_folder::{FORMAT, Store};
+use crate::store::error::ReadError;
+use crate::store::format::chunk::{Hash, key_of};
+use crate::store::format::manifest::{Chunk, Content, Manifest, Stored};
+use crate::store::format::pack::{Pack, PackName};
+use crate::store::format::store_folder::{FORMAT, Store};
 
 /// Good images that are looked at: the newest, and the one before, because what a job
 /// does by turns looks more like that one. About 70 bytes of memory a chunk.
@@ -27,7 +27,7 @@ const TRIES_MAX: usize = 4;
 
 /// Where the chunks of existing images lie.
 #[derive(Debug, Default)]
-pub(super) struct Index {
+pub(crate) struct Index {
     chunks: Vec<Chunk>,
     /// Positions in `chunks`, by their hash.
     by_hash: HashTable<u32>,
@@ -40,7 +40,7 @@ pub(super) struct Index {
 impl Index {
     /// Reads the manifests of the newest images, and of the damaged ones. Those that
     /// cannot be read, or have another format than ours, add nothing.
-    pub(super) fn load(store: &Store) -> Result<Self, ReadError> {
+    pub(crate) fn load(store: &Store) -> Result<Self, ReadError> {
         let mut index = Self::default();
         let newest_first = store.ids()?.into_iter().rev();
         let (damaged, good): (Vec<_>, Vec<_>) =
@@ -59,7 +59,7 @@ impl Index {
     }
 
     /// The known chunk of this hash, which was checked to have this length.
-    pub(super) fn get(&self, hash: &Hash, raw_len: u32) -> Option<Chunk> {
+    pub(crate) fn get(&self, hash: &Hash, raw_len: u32) -> Option<Chunk> {
         self.find(hash).filter(|chunk| chunk.raw_len == raw_len)
     }
 
@@ -70,7 +70,7 @@ impl Index {
     }
 
     /// The packs that known chunks refer to by position.
-    pub(super) fn packs(&self) -> &[Pack] {
+    pub(crate) fn packs(&self) -> &[Pack] {
         &self.packs
     }
 

@@ -7,16 +7,16 @@ use std::io::{self, Write};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::ahead::{self, Extent};
-use super::error::ReadError;
-use super::fetch::{Fault, Fetcher, Scratch};
-use super::format::chunk::{CHUNK_BYTES, ZEROS};
-use super::format::image_id::ImageId;
-use super::format::manifest::{Chunk, Content, Manifest, Stored, Stream};
-use super::format::pack::PackFiles;
-use super::format::store_folder::Store;
-use super::gauge::Gauge;
-use super::splice::Splicer;
+use super::chunk_fetcher::{Fault, Fetcher, Scratch};
+use super::read_ahead::{self, Extent};
+use super::vmsplice::Splicer;
+use crate::store::byte_counter::Gauge;
+use crate::store::error::ReadError;
+use crate::store::format::chunk::{CHUNK_BYTES, ZEROS};
+use crate::store::format::image_id::ImageId;
+use crate::store::format::manifest::{Chunk, Content, Manifest, Stored, Stream};
+use crate::store::format::pack::PackFiles;
+use crate::store::format::store_folder::Store;
 use crate::sync::locked;
 
 /// Threads that read, decompress and hash one stream: one core of today does about
@@ -64,7 +64,7 @@ impl fmt::Debug for Scratches {
 }
 
 /// A fetcher that leaves to others what it worked with.
-pub(super) struct Fetching<'a> {
+pub(crate) struct Fetching<'a> {
     home: &'a Scratches,
     fetcher: Option<Fetcher<'a>>,
 }
@@ -236,7 +236,7 @@ impl ImageReader {
             workers: cores.min(WORKERS_MAX),
             window: share.chunks,
         };
-        ahead::in_order(
+        read_ahead::in_order(
             stream.chunks.len(),
             extent,
             || self.fetcher(),
@@ -289,7 +289,7 @@ impl ImageReader {
         }
     }
 
-    pub(super) fn stream(&self, name: &str) -> Result<&Stream, ReadError> {
+    pub(crate) fn stream(&self, name: &str) -> Result<&Stream, ReadError> {
         let position = self.streams.get(name).ok_or_else(|| ReadError::NoStream {
             image: self.manifest.id,
             stream: name.chars().take(255).collect(),
@@ -297,7 +297,7 @@ impl ImageReader {
         Ok(&self.manifest.streams[*position])
     }
 
-    pub(super) fn fetcher(&self) -> Result<Fetching<'_>, ReadError> {
+    pub(crate) fn fetcher(&self) -> Result<Fetching<'_>, ReadError> {
         let scratch = match locked(&self.scratches.0).pop() {
             Some(scratch) => scratch,
             None => Scratch::new().map_err(ReadError::Worker)?,
@@ -338,7 +338,7 @@ impl ImageReader {
     }
 
     /// As [`fill`](Self::fill), for the chunk at a position of the stream, which goes out so.
-    pub(super) fn fetch(
+    pub(crate) fn fetch(
         &self,
         fetcher: &mut Fetching<'_>,
         stream: &Stream,

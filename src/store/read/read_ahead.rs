@@ -11,16 +11,16 @@ use crate::sync::{locked, wait};
 
 /// How much is done at a time.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Extent {
+pub(crate) struct Extent {
     /// Threads, the consumer's included.
-    pub(super) workers: usize,
+    pub(crate) workers: usize,
     /// Items between the fastest worker and the consumer, at least one.
-    pub(super) window: usize,
+    pub(crate) window: usize,
 }
 
 /// Runs `prepare` for the items 0 to `len` and `consume` in this thread, in order.
 /// `begin` makes the state of each thread. Ends early when `consume` fails.
-pub(super) fn in_order<S: Send, T: Send, E>(
+pub(crate) fn in_order<S: Send, T: Send, E>(
     len: usize,
     extent: Extent,
     begin: impl Fn() -> Result<S, E>,
