@@ -10,7 +10,8 @@ use super::output::plain;
 use super::{Failure, Global, output};
 use crate::job::{Access, MemoryUse};
 use crate::run::{ImageFacts, StreamKind, size};
-use crate::store::{Comparison, ImageId, Shares, compare};
+use crate::store::compare;
+use crate::store::{Comparison, ImageId, Shares};
 
 /// What `diff --json` prints.
 #[derive(Debug, Serialize)]

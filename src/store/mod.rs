@@ -37,52 +37,32 @@
 //! Blocking code on plain threads. Knows nothing of who makes the streams.
 
 mod byte_counter;
-mod compare;
-mod copy;
 #[cfg(test)]
 mod crash;
 #[cfg(test)]
 mod damage;
 #[cfg(test)]
 mod encryption_tests;
-mod entries;
 mod error;
 #[cfg(test)]
 mod fixtures;
-mod forget;
 pub(crate) mod format;
 pub(crate) mod fs;
 #[cfg(any(fuzzing, test))]
 pub(crate) mod fuzz;
-mod gains;
-mod garbage;
-mod heal;
-mod holes;
-mod pins;
+pub(crate) mod maintain;
 mod portable;
-mod probe;
 #[cfg(test)]
 mod properties;
-mod prune;
 pub(crate) mod read;
-mod repair;
-mod report;
-mod retention;
-mod scan;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
 mod tests;
-mod usage;
-mod verify;
 pub(crate) mod write;
 
 pub use byte_counter::Gauge;
-pub use compare::{Comparison, Shares, StreamComparison, compare};
-pub use copy::CopyError;
-pub use entries::ImageEntry;
 pub use error::{ReadError, WriteError};
-pub use forget::{Effort, ForgetError, Forgotten, GoesOn};
 pub use format::chunk::{CHUNK_BYTES, Hash};
 pub use format::codec::{Codec, Decoder, Encoder};
 pub use format::image_id::{ImageId, ParseImageIdError};
@@ -94,17 +74,21 @@ pub use format::pack::{Pack, PackError, PackName};
 pub use format::store_folder::{OpenError, Store};
 pub use format::store_key::{InvalidKey, Key};
 pub use fs::lock::{LockError, StoreLock};
-pub use pins::PinError;
+pub use maintain::comparison::{Comparison, Shares, StreamComparison, compare};
+pub use maintain::disk_usage::{Usage, usage};
+pub use maintain::image_copy::CopyError;
+pub use maintain::image_list::ImageEntry;
+pub use maintain::image_removal::{Effort, ForgetError, Forgotten, GoesOn};
+pub use maintain::pins::PinError;
+pub use maintain::retention::{Fate, KeptBy, Planned, Policy, RemovedBy};
+pub use maintain::store_repair::{Marks, Remedy, RepairPlan, Repaired, RepairedImage};
+pub use maintain::sweep::Swept;
+pub use maintain::verification::{Selection, Verified};
+pub use maintain::verify_report::{BadRun, BadStream, ChunkFault, ImageReport, Report, Verdict};
 pub use portable::{
     Companion, CompanionError, ExportError, Exported, FileDamage, Form, ImportError, PortableReader,
 };
-pub use prune::Swept;
 pub use read::image_reader::ImageReader;
 pub use read::stream_reader::StreamReader;
-pub use repair::{Marks, Remedy, RepairPlan, Repaired, RepairedImage};
-pub use report::{BadRun, BadStream, ChunkFault, ImageReport, Report, Verdict};
-pub use retention::{Fate, KeptBy, Planned, Policy, RemovedBy};
-pub use usage::{Usage, usage};
-pub use verify::{Selection, Verified};
 pub use write::image_writer::{ImageWriter, WriteOptions};
 pub use write::stream_writer::{StreamOpener, StreamWriter};

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::super::copy::is_gone;
 use super::super::error::ReadError;
 use super::super::format::chunk::{self, CHUNK_BYTES, Hash};
 use super::super::format::image_id::ImageId;
@@ -13,6 +12,7 @@ use super::super::format::manifest::{Content, Manifest, Stored, Stream};
 use super::super::format::pack::PackFiles;
 use super::super::format::store_folder::Store;
 use super::super::fs::durable;
+use super::super::maintain::image_copy::is_gone;
 use super::super::read::chunk_fetcher::{Fault, Fetcher};
 use super::super::read::read_ahead::{self, Extent};
 use super::companion;

@@ -19,19 +19,19 @@
 
 use std::collections::HashSet;
 
-use super::error::{ReadError, WriteError};
-use super::format::file_names::{self, FileKind};
-use super::format::image_id::ImageId;
-use super::format::manifest::Manifest;
-use super::format::pack::{Pack, PackName};
-use super::format::store_folder::Store;
-use super::fs::durable;
-use super::fs::lock::{Busy, StoreLock};
 use super::garbage::space;
-use super::heal::{Healer, Healing};
-use super::probe;
-use super::report::{ImageReport, Verdict, is_manifest_lost};
-use super::verify::Selection;
+use super::pack_probe;
+use super::relocate::{Healer, Healing};
+use super::verification::Selection;
+use super::verify_report::{ImageReport, Verdict, is_manifest_lost};
+use crate::store::error::{ReadError, WriteError};
+use crate::store::format::file_names::{self, FileKind};
+use crate::store::format::image_id::ImageId;
+use crate::store::format::manifest::Manifest;
+use crate::store::format::pack::{Pack, PackName};
+use crate::store::format::store_folder::Store;
+use crate::store::fs::durable;
+use crate::store::fs::lock::{Busy, StoreLock};
 
 /// What becomes of images that were set aside but are whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,7 +186,7 @@ impl RepairPlan {
     pub fn apply(mut self) -> Result<Repaired, WriteError> {
         let store = &self.store;
         for (name, first) in &self.mended {
-            probe::mend_header(store, *name, *first).map_err(|source| WriteError::Pack {
+            pack_probe::mend_header(store, *name, *first).map_err(|source| WriteError::Pack {
                 path: store.pack_file(*name),
                 source,
             })?;

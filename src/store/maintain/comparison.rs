@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use super::format::chunk::Hash;
-use super::format::manifest::{Chunk, Content, Manifest};
+use crate::store::format::chunk::Hash;
+use crate::store::format::manifest::{Chunk, Content, Manifest};
 
 /// What an image has that another of the same store has, too, and what it has not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -112,10 +112,10 @@ fn name(chunk: &Chunk) -> Option<Hash> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::CHUNK_BYTES;
-    use super::super::format::codec::tests::noise;
-    use super::super::testing::{packs, temporary_store, write_image};
     use super::*;
+    use crate::store::CHUNK_BYTES;
+    use crate::store::format::codec::tests::noise;
+    use crate::store::testing::{packs, temporary_store, write_image};
 
     const MIB: u64 = 1 << 20;
 

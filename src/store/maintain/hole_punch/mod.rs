@@ -15,12 +15,12 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 
-use super::error::{ReadError, WriteError};
-use super::format::image_id::ImageId;
-use super::format::manifest::{Content, Manifest};
-use super::format::pack::{HEADER_BYTES, Pack, PackName};
-use super::format::store_folder::Store;
-use super::fs::ops;
+use crate::store::error::{ReadError, WriteError};
+use crate::store::format::image_id::ImageId;
+use crate::store::format::manifest::{Content, Manifest};
+use crate::store::format::pack::{HEADER_BYTES, Pack, PackName};
+use crate::store::format::store_folder::Store;
+use crate::store::fs::ops;
 
 /// A pack that gives back less is left alone: a hole costs the file system an extent.
 const GAIN_BYTES_MIN: u64 = if cfg!(test) { 64 << 10 } else { 1 << 20 };
@@ -40,7 +40,7 @@ const HOLES_MAX: usize = 1024;
 const PAGE_BYTES: u64 = 4096;
 
 /// Which packs are looked at.
-pub(super) enum Scope {
+pub(crate) enum Scope {
     /// None.
     Nothing,
     /// These, as far as it is quick.
@@ -52,23 +52,23 @@ pub(super) enum Scope {
 }
 
 /// The packs that images name, and which images do.
-pub(super) type Users = BTreeMap<PackName, (Pack, Vec<ImageId>)>;
+pub(crate) type Users = BTreeMap<PackName, (Pack, Vec<ImageId>)>;
 
 /// Ranges of packs that images refer to: whole pages, sorted, apart from each other.
-pub(super) type Pages = HashMap<PackName, Vec<Range<u64>>>;
+pub(crate) type Pages = HashMap<PackName, Vec<Range<u64>>>;
 
 /// Ranges of one pack that nobody refers to.
 #[derive(Debug)]
-pub(super) struct Holes {
+pub(crate) struct Holes {
     path: PathBuf,
     /// In bytes, at borders of pages.
     ranges: Vec<Range<u64>>,
     /// Disk space that they have.
-    pub(super) bytes: u64,
+    pub(crate) bytes: u64,
 }
 
 /// Looks for dead space worth giving back. `users` names every image there is.
-pub(super) fn find(store: &Store, users: &Users, scope: &Scope) -> Result<Vec<Holes>, ReadError> {
+pub(crate) fn find(store: &Store, users: &Users, scope: &Scope) -> Result<Vec<Holes>, ReadError> {
     let chosen = choose(users, scope);
     let mut live = Pages::new();
     for image in images_of(users, &chosen) {
@@ -115,7 +115,7 @@ fn length(range: &Range<u64>) -> u64 {
 }
 
 /// The packs to look at, oldest first.
-pub(super) fn choose(users: &Users, scope: &Scope) -> Vec<PackName> {
+pub(crate) fn choose(users: &Users, scope: &Scope) -> Vec<PackName> {
     match scope {
         Scope::Nothing => Vec::new(),
         Scope::Everything => users.keys().copied().collect(),
@@ -140,7 +140,7 @@ pub(super) fn choose(users: &Users, scope: &Scope) -> Vec<PackName> {
 }
 
 /// The images that name any of these packs, oldest first.
-pub(super) fn images_of(users: &Users, chosen: &[PackName]) -> Vec<ImageId> {
+pub(crate) fn images_of(users: &Users, chosen: &[PackName]) -> Vec<ImageId> {
     let packs = chosen.iter().filter_map(|name| users.get(name));
     let mut images: Vec<ImageId> = packs.flat_map(|(_, images)| images).copied().collect();
     images.sort_unstable();
@@ -149,7 +149,7 @@ pub(super) fn images_of(users: &Users, chosen: &[PackName]) -> Vec<ImageId> {
 }
 
 /// Adds the pages that the image's chunks touch.
-pub(super) fn add_live(live: &mut Pages, manifest: &Manifest, chosen: &[PackName]) {
+pub(crate) fn add_live(live: &mut Pages, manifest: &Manifest, chosen: &[PackName]) {
     let wanted: HashSet<&PackName> = chosen.iter().collect();
     for chunk in &manifest.chunks {
         match chunk.content {
@@ -199,7 +199,7 @@ fn dead(len: u64, live: &[Range<u64>]) -> Vec<Range<u64>> {
 }
 
 /// `None` where it does not pay, as after a time before, or where the file is not the pack.
-pub(super) fn holes_of(path: &Path, pack: Pack, live: &[Range<u64>]) -> Option<Holes> {
+pub(crate) fn holes_of(path: &Path, pack: Pack, live: &[Range<u64>]) -> Option<Holes> {
     let found = fs::symlink_metadata(path).ok()?;
     if !found.is_file() || found.len() != pack.len {
         return None;
@@ -221,7 +221,7 @@ pub(super) fn holes_of(path: &Path, pack: Pack, live: &[Range<u64>]) -> Option<H
 
 /// Gives dead space back; returns how much that was, and nothing more where the file system
 /// cannot.
-pub(super) fn give_back(holes: &[Holes]) -> Result<u64, WriteError> {
+pub(crate) fn give_back(holes: &[Holes]) -> Result<u64, WriteError> {
     let mut bytes = 0;
     for pack in holes {
         match punch(&pack.path, &pack.ranges) {
@@ -256,7 +256,7 @@ fn is_unsupported(error: &io::Error) -> bool {
 }
 
 /// The space that a file has on the disk, holes left out.
-pub(super) fn disk_bytes(found: &fs::Metadata) -> u64 {
+pub(crate) fn disk_bytes(found: &fs::Metadata) -> u64 {
     // Whatever the file system, stat counts in 512 bytes.
     found.blocks() * 512
 }

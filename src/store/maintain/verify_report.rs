@@ -5,10 +5,10 @@
 use std::fmt;
 use std::ops::Range;
 
-use super::error::ReadError;
-use super::format::image_id::ImageId;
-use super::format::manifest_file::ManifestError;
-use super::format::pack::{PackError, PackName};
+use crate::store::error::ReadError;
+use crate::store::format::image_id::ImageId;
+use crate::store::format::manifest_file::ManifestError;
+use crate::store::format::pack::{PackError, PackName};
 
 /// What was checked, and all that is wrong with it.
 #[derive(Debug, Default)]
@@ -121,7 +121,7 @@ impl ImageReport {
     }
 
     /// The first fault as the error that reading the image would give.
-    pub(super) fn into_error(self) -> Option<ReadError> {
+    pub(crate) fn into_error(self) -> Option<ReadError> {
         let image = self.id;
         if let Some(source) = self.manifest {
             return Some(ReadError::Manifest { image, source });
@@ -155,7 +155,7 @@ impl fmt::Display for BadRun {
 }
 
 /// Whether no version can read the manifest, as far as this one can tell.
-pub(super) fn is_manifest_lost(error: &ManifestError) -> bool {
+pub(crate) fn is_manifest_lost(error: &ManifestError) -> bool {
     match error {
         ManifestError::Newer { .. } | ManifestError::OtherKey => false,
         ManifestError::Read(_)

@@ -3,14 +3,14 @@
 //! A sweep is quick and for the start of a run; pruning looks into every pack. Both find
 //! first and remove then, see `garbage`.
 
-use super::entries::{REASON_BYTES_MAX, plain_text};
-use super::error::{ReadError, WriteError};
-use super::format::image_id::ImageId;
-use super::format::store_folder::Store;
-use super::fs::durable;
-use super::fs::lock::StoreLock;
 use super::garbage::Garbage;
-use super::holes::Scope;
+use super::hole_punch::Scope;
+use super::image_list::{REASON_BYTES_MAX, plain_text};
+use crate::store::error::{ReadError, WriteError};
+use crate::store::format::image_id::ImageId;
+use crate::store::format::store_folder::Store;
+use crate::store::fs::durable;
+use crate::store::fs::lock::StoreLock;
 
 /// Looks at a store from which a writer removes images meanwhile: it does so once a snapshot, which takes longer.
 const LOOKS_MAX: u32 = 5;
@@ -118,9 +118,9 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
-    use super::super::CHUNK_BYTES;
-    use super::super::format::codec::tests::noise;
-    use super::super::testing::{
+    use crate::store::CHUNK_BYTES;
+    use crate::store::format::codec::tests::noise;
+    use crate::store::testing::{
         Child, OPTIONS, image_files, never, packs, read_stream, temporary_store, write_image,
     };
     use std::fs;

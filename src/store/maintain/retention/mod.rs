@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use jiff::Zoned;
 
-use super::format::image_id::ImageId;
 use crate::clock;
+use crate::store::format::image_id::ImageId;
 
 const HOUR_MS: i64 = 3_600_000;
 const DAY_MS: i64 = 24 * HOUR_MS;
@@ -108,16 +108,16 @@ impl Fate {
 
 /// What matters of an image here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Candidate {
-    pub(super) id: ImageId,
-    pub(super) created_unix_ms: u64,
-    pub(super) condition: Condition,
-    pub(super) pin: Pin,
-    pub(super) line: Line,
+pub(crate) struct Candidate {
+    pub(crate) id: ImageId,
+    pub(crate) created_unix_ms: u64,
+    pub(crate) condition: Condition,
+    pub(crate) pin: Pin,
+    pub(crate) line: Line,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Condition {
+pub(crate) enum Condition {
     Good,
     Damaged,
     /// It cannot be read for now.
@@ -125,14 +125,14 @@ pub(super) enum Condition {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pin {
+pub(crate) enum Pin {
     Pinned,
     Loose,
 }
 
 /// Whose an image is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Line {
+pub(crate) enum Line {
     /// The run goes on from it, or did from one that came of it.
     Ours,
     /// It is of a life that was given up, or of another run.
@@ -147,7 +147,7 @@ pub(super) enum Line {
 /// A damaged image takes nobody's place and goes with its time: it stays while it is within
 /// `keep_last` or `keep_within`, and is never the image of an hour or a day. A pinned good
 /// one takes its place like any other. One of which nobody knows stays and takes no place.
-pub(super) fn plan(images: &[Candidate], policy: &Policy, now: &Zoned) -> Vec<Planned> {
+pub(crate) fn plan(images: &[Candidate], policy: &Policy, now: &Zoned) -> Vec<Planned> {
     let mut among_all = Rules::new(*policy, now, KeptBy::Newest);
     let mut among_ours = Rules::new(*policy, now, KeptBy::Current);
     let newest_first = images.iter().rev();

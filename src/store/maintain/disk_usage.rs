@@ -5,10 +5,10 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::entries::manifest_id;
-use super::error::ReadError;
-use super::format::file_names;
-use super::format::store_folder::{IMAGES, PACKS};
+use super::image_list::manifest_id;
+use crate::store::error::ReadError;
+use crate::store::format::file_names;
+use crate::store::format::store_folder::{IMAGES, PACKS};
 
 /// Bytes of a block, as `stat` counts them.
 const BLOCK_BYTES: u64 = 512;

@@ -2,11 +2,11 @@
 
 use proptest::prelude::*;
 
-use super::super::CHUNK_BYTES;
-use super::super::format::codec::tests::noise;
-use super::super::testing::{OPTIONS, never, packs, read_stream, temporary_store, write_image};
-use super::super::{StoreLock, Swept, WriteOptions};
 use super::*;
+use crate::store::CHUNK_BYTES;
+use crate::store::format::codec::tests::noise;
+use crate::store::testing::{OPTIONS, never, packs, read_stream, temporary_store, write_image};
+use crate::store::{StoreLock, Swept, WriteOptions};
 
 /// Disk space of all packs.
 fn on_disk(store: &Store) -> u64 {

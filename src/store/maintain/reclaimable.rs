@@ -2,13 +2,13 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::error::ReadError;
-use super::format::file_names::{self, FileKind};
-use super::format::image_id::ImageId;
-use super::format::pack::PackName;
-use super::format::store_folder::Store;
 use super::garbage::{Live, space};
-use super::holes::{self, Pages, Scope, Users};
+use super::hole_punch::{self, Pages, Scope, Users};
+use crate::store::error::ReadError;
+use crate::store::format::file_names::{self, FileKind};
+use crate::store::format::image_id::ImageId;
+use crate::store::format::pack::PackName;
+use crate::store::format::store_folder::Store;
 
 impl Store {
     /// How much a thorough [`Store::forget`] gives back, at least, once the first of these images is gone,
@@ -82,7 +82,7 @@ impl<'a> Gains<'a> {
             users,
             ids,
             packs,
-            chosen: holes::choose(users, &scope),
+            chosen: hole_punch::choose(users, &scope),
         }
     }
 
@@ -90,9 +90,9 @@ impl<'a> Gains<'a> {
     /// packs live.
     fn all(&self, first: usize) -> Result<Vec<u64>, ReadError> {
         let mut pages: Pages = HashMap::new();
-        for image in holes::images_of(self.users, &self.chosen) {
+        for image in hole_punch::images_of(self.users, &self.chosen) {
             if !self.ids.contains(&image) {
-                holes::add_live(&mut pages, &self.store.manifest(image)?, &self.chosen);
+                hole_punch::add_live(&mut pages, &self.store.manifest(image)?, &self.chosen);
             }
         }
         let mut gone: HashSet<ImageId> = self.ids.iter().copied().collect();
@@ -102,7 +102,7 @@ impl<'a> Gains<'a> {
             let image = self.ids[index];
             gone.remove(&image);
             if index > first && !self.chosen.is_empty() {
-                holes::add_live(&mut pages, &self.store.manifest(image)?, &self.chosen);
+                hole_punch::add_live(&mut pages, &self.store.manifest(image)?, &self.chosen);
             }
         }
         Ok(gains)
@@ -120,7 +120,7 @@ impl<'a> Gains<'a> {
                 return None;
             }
             let live = pages.get(name).map_or(&[][..], Vec::as_slice);
-            holes::holes_of(&path, *pack, live).map(|holes| holes.bytes)
+            hole_punch::holes_of(&path, *pack, live).map(|holes| holes.bytes)
         };
         self.packs.iter().filter_map(of_pack).sum()
     }

@@ -10,19 +10,19 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::entries::Found;
-use super::error::{ReadError, WriteError};
-use super::format::file_names::{self, FileKind};
-use super::format::image_id::ImageId;
-use super::format::pack::PackName;
-use super::format::store_folder::Store;
-use super::fs::durable::{self, DurableError};
-use super::holes::{self, Holes, Scope, Users, disk_bytes};
-use super::prune::Swept;
+use super::hole_punch::{self, Holes, Scope, Users, disk_bytes};
+use super::image_list::Found;
+use super::sweep::Swept;
+use crate::store::error::{ReadError, WriteError};
+use crate::store::format::file_names::{self, FileKind};
+use crate::store::format::image_id::ImageId;
+use crate::store::format::pack::PackName;
+use crate::store::format::store_folder::Store;
+use crate::store::fs::durable::{self, DurableError};
 
 /// Files, and parts of files, that no image needs.
 #[derive(Debug, Default)]
-pub(super) struct Garbage {
+pub(crate) struct Garbage {
     temporary: Vec<PathBuf>,
     packs: Vec<PathBuf>,
     /// Marks of images that are gone.
@@ -33,7 +33,7 @@ pub(super) struct Garbage {
 
 impl Garbage {
     /// What images that are gone have left. No image is being written.
-    pub(super) fn of_images(store: &Store, scope: &Scope) -> Result<Self, ReadError> {
+    pub(crate) fn of_images(store: &Store, scope: &Scope) -> Result<Self, ReadError> {
         let live = Live::of(store.summaries()?);
         let mut garbage = Self {
             marks: marks(store, &live.ids)?,
@@ -57,7 +57,7 @@ impl Garbage {
     }
 
     /// Adds the temporary files of killed writers.
-    pub(super) fn with_temporary(mut self, store: &Store) -> Result<Self, ReadError> {
+    pub(crate) fn with_temporary(mut self, store: &Store) -> Result<Self, ReadError> {
         let root = store.path().to_owned();
         for folder in [root, store.images_folder(), store.packs_folder()] {
             let found = file_names::list(&folder)?.into_iter();
@@ -69,7 +69,7 @@ impl Garbage {
     }
 
     /// Without packs of images newer than this one.
-    pub(super) fn not_after(mut self, newest: Option<ImageId>) -> Self {
+    pub(crate) fn not_after(mut self, newest: Option<ImageId>) -> Self {
         self.packs.retain(|path| {
             let name = path.file_name().and_then(|name| name.to_str());
             let pack = name.and_then(PackName::from_file_name);
@@ -79,7 +79,7 @@ impl Garbage {
     }
 
     /// The account of it.
-    pub(super) fn account(&self) -> Swept {
+    pub(crate) fn account(&self) -> Swept {
         let files = self.temporary.iter().chain(&self.packs);
         let hole_bytes = self.holes.iter().map(|holes| holes.bytes).sum();
         Swept {
@@ -92,7 +92,7 @@ impl Garbage {
     }
 
     /// Removes it; returns the account.
-    pub(super) fn remove(self, store: &Store) -> Result<Swept, WriteError> {
+    pub(crate) fn remove(self, store: &Store) -> Result<Swept, WriteError> {
         let mut swept = self.account();
         for path in &self.temporary {
             durable::remove(path)?;
@@ -101,7 +101,7 @@ impl Garbage {
         // after a power failure must find its packs, and no holes in them.
         durable::sync_folder(&store.images_folder())?;
         remove_all(&self.packs, &store.packs_folder())?;
-        let given_back = holes::give_back(&self.holes)?;
+        let given_back = hole_punch::give_back(&self.holes)?;
         swept.bytes = swept.bytes - swept.hole_bytes + given_back;
         swept.hole_bytes = given_back;
         remove_all(&self.marks, &store.images_folder())?;
@@ -109,7 +109,7 @@ impl Garbage {
     }
 
     fn find_holes(&mut self, store: &Store, users: &Users, scope: &Scope) -> Result<(), ReadError> {
-        match holes::find(store, users, scope) {
+        match hole_punch::find(store, users, scope) {
             Ok(holes) => self.holes = holes,
             // Its summary was good, so packs are known, but not what is dead in them.
             Err(ReadError::Manifest { image, source }) => {
@@ -135,14 +135,14 @@ fn remove_all(files: &[PathBuf], folder: &Path) -> Result<(), DurableError> {
 
 /// What the manifests name.
 #[derive(Default)]
-pub(super) struct Live {
+pub(crate) struct Live {
     ids: HashSet<ImageId>,
-    pub(super) users: Users,
-    pub(super) unreadable: Vec<ImageId>,
+    pub(crate) users: Users,
+    pub(crate) unreadable: Vec<ImageId>,
 }
 
 impl Live {
-    pub(super) fn of(images: Vec<Found>) -> Self {
+    pub(crate) fn of(images: Vec<Found>) -> Self {
         let mut live = Self::default();
         for found in images {
             live.ids.insert(found.id);
@@ -179,6 +179,6 @@ fn marks(store: &Store, ids: &HashSet<ImageId>) -> Result<Vec<PathBuf>, ReadErro
 }
 
 /// For the account only: 0 where it cannot be had.
-pub(super) fn space(path: &Path) -> u64 {
+pub(crate) fn space(path: &Path) -> u64 {
     fs::symlink_metadata(path).map_or(0, |found| disk_bytes(&found))
 }

@@ -22,11 +22,11 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
-use super::entries::plain_text;
-use super::format::image_id::ImageId;
-use super::format::store_folder::{FORMAT, Store};
-use super::fs::durable::{self, DurableError};
-use super::fs::ops;
+use super::image_list::plain_text;
+use crate::store::format::image_id::ImageId;
+use crate::store::format::store_folder::{FORMAT, Store};
+use crate::store::fs::durable::{self, DurableError};
+use crate::store::fs::ops;
 
 /// A note is a line or two, and in memory whenever images are listed.
 const NOTE_BYTES_MAX: usize = 4096;
@@ -80,7 +80,7 @@ pub enum PinError {
 }
 
 /// A manifest as one of the two sides finds it.
-pub(super) enum Hold {
+pub(crate) enum Hold {
     /// Held until dropped.
     Held(Flock<File>),
     /// The other side has it.
@@ -90,7 +90,7 @@ pub(super) enum Hold {
 }
 
 /// Holds a manifest, shared to pin it, exclusive to remove it. Waits for nobody.
-pub(super) fn hold(manifest: &Path, how: FlockArg) -> io::Result<Hold> {
+pub(crate) fn hold(manifest: &Path, how: FlockArg) -> io::Result<Hold> {
     // Writing too: NFS wants it of an exclusive lock.
     let file = match ops::open(manifest) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Hold::Gone),
@@ -145,7 +145,7 @@ impl Store {
     }
 
     /// The note of an image's pin. A mark that cannot be read counts, too.
-    pub(super) fn pin_note(&self, id: ImageId) -> Option<String> {
+    pub(crate) fn pin_note(&self, id: ImageId) -> Option<String> {
         let mut note = Vec::new();
         let read = File::open(self.pinned_file(id))
             .and_then(|file| file.take(NOTE_BYTES_MAX as u64).read_to_end(&mut note));
@@ -183,8 +183,8 @@ fn write_mark(path: &Path, note: &[u8]) -> Result<(), DurableError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{image_files, temporary_store, write_image};
     use super::*;
+    use crate::store::testing::{image_files, temporary_store, write_image};
 
     fn id(number: u64) -> ImageId {
         ImageId::new(number).unwrap()

@@ -6,15 +6,15 @@
 use std::fs::File;
 use std::io::{self, Read};
 
-use super::error::ReadError;
-use super::format::file_names::{self, FileKind};
-use super::format::image_id::ImageId;
-use super::format::manifest::Manifest;
-use super::format::manifest_file::{self, ManifestError, Summary};
-use super::format::store_folder::Store;
+use crate::store::error::ReadError;
+use crate::store::format::file_names::{self, FileKind};
+use crate::store::format::image_id::ImageId;
+use crate::store::format::manifest::Manifest;
+use crate::store::format::manifest_file::{self, ManifestError, Summary};
+use crate::store::format::store_folder::Store;
 
 /// A reason is a few lines for people.
-pub(super) const REASON_BYTES_MAX: usize = 4096;
+pub(crate) const REASON_BYTES_MAX: usize = 4096;
 
 /// An image of a store, as lists show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,9 +44,9 @@ impl ImageEntry {
 }
 
 /// An image's number and what its manifest says in short.
-pub(super) struct Found {
-    pub(super) id: ImageId,
-    pub(super) summary: Result<Summary, ManifestError>,
+pub(crate) struct Found {
+    pub(crate) id: ImageId,
+    pub(crate) summary: Result<Summary, ManifestError>,
 }
 
 impl Store {
@@ -75,7 +75,7 @@ impl Store {
     }
 
     /// The images that have a manifest, oldest first.
-    pub(super) fn ids(&self) -> Result<Vec<ImageId>, ReadError> {
+    pub(crate) fn ids(&self) -> Result<Vec<ImageId>, ReadError> {
         let files = file_names::list(&self.images_folder())?;
         let ids = files.into_iter().filter_map(|(_, kind)| manifest_id(kind));
         let mut ids: Vec<ImageId> = ids.collect();
@@ -84,7 +84,7 @@ impl Store {
     }
 
     /// The summaries of all manifests, oldest first.
-    pub(super) fn summaries(&self) -> Result<Vec<Found>, ReadError> {
+    pub(crate) fn summaries(&self) -> Result<Vec<Found>, ReadError> {
         let found = self.ids()?.into_iter().filter_map(|id| {
             match manifest_file::read_summary(&self.manifest_file(id), id, self.secrets()) {
                 Err(ManifestError::Read(error)) if error.kind() == io::ErrorKind::NotFound => None,
@@ -113,7 +113,7 @@ impl Store {
     }
 
     /// Why an image was set aside. A mark that cannot be read counts, too.
-    pub(super) fn damage_mark(&self, id: ImageId) -> Option<String> {
+    pub(crate) fn damage_mark(&self, id: ImageId) -> Option<String> {
         self.read_damage_mark(id).unwrap_or_else(|error| {
             Some(format!(
                 "it was set aside, the reason cannot be read: {error}"
@@ -122,7 +122,7 @@ impl Store {
     }
 
     /// As [`Store::damage_mark`], for who is not content with a guess.
-    pub(super) fn read_damage_mark(&self, id: ImageId) -> io::Result<Option<String>> {
+    pub(crate) fn read_damage_mark(&self, id: ImageId) -> io::Result<Option<String>> {
         let mut reason = Vec::new();
         let read = File::open(self.damaged_file(id))
             .and_then(|file| file.take(REASON_BYTES_MAX as u64).read_to_end(&mut reason));
@@ -135,12 +135,12 @@ impl Store {
 }
 
 /// The text without what could steer a terminal.
-pub(super) fn plain_text(text: &str) -> String {
+pub(crate) fn plain_text(text: &str) -> String {
     let plain = |c: char| if c.is_control() && c != '\n' { ' ' } else { c };
     text.trim().chars().map(plain).collect()
 }
 
-pub(super) fn manifest_id(kind: FileKind) -> Option<ImageId> {
+pub(crate) fn manifest_id(kind: FileKind) -> Option<ImageId> {
     match kind {
         FileKind::Manifest(id) => Some(id),
         FileKind::Damaged(_)

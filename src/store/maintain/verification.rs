@@ -5,13 +5,13 @@
 
 use std::collections::HashSet;
 
-use super::error::ReadError;
-use super::format::image_id::ImageId;
-use super::format::manifest::Manifest;
-use super::format::pack;
-use super::format::store_folder::Store;
-use super::report::{ImageReport, Report};
 use super::scan::Scan;
+use super::verify_report::{ImageReport, Report};
+use crate::store::error::ReadError;
+use crate::store::format::image_id::ImageId;
+use crate::store::format::manifest::Manifest;
+use crate::store::format::pack;
+use crate::store::format::store_folder::Store;
 
 /// What was checked, all of it good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +81,7 @@ impl Store {
     }
 
     /// As [`Store::verify_all`], with what was found of each chunk.
-    pub(super) fn survey(
+    pub(crate) fn survey(
         &self,
         images: Selection<'_>,
         progress: &(dyn Fn(u64, u64) + Sync),

@@ -12,14 +12,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Mutex;
 
-use super::error::ReadError;
-use super::format::chunk::Hash;
-use super::format::manifest::{Chunk, Content, Manifest, Stored};
-use super::format::pack::{Pack, PackFiles, PackName};
-use super::format::store_folder::Store;
-use super::probe::{self, Probe};
-use super::read::chunk_fetcher::{Fault, Fetcher};
-use super::report::{BadRun, BadStream, ChunkFault};
+use super::pack_probe::{self, Probe};
+use super::verify_report::{BadRun, BadStream, ChunkFault};
+use crate::store::error::ReadError;
+use crate::store::format::chunk::Hash;
+use crate::store::format::manifest::{Chunk, Content, Manifest, Stored};
+use crate::store::format::pack::{Pack, PackFiles, PackName};
+use crate::store::format::store_folder::Store;
+use crate::store::read::chunk_fetcher::{Fault, Fetcher};
 use crate::sync::locked;
 
 /// More threads than these wait for the disk.
@@ -35,15 +35,15 @@ const _: () = assert!(size_of::<Place>() <= PLACE_BYTES);
 
 /// A chunk where a manifest says that it lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) raw_len: u32,
+pub(crate) struct Place {
+    pub(crate) raw_len: u32,
     /// `pack` is the position in the scan's table.
-    pub(super) stored: Stored,
+    pub(crate) stored: Stored,
 }
 
 /// What is known of a pack's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PackState {
+pub(crate) enum PackState {
     Readable(Probe),
     Lost,
     /// For want of permission, memory or descriptors.
@@ -52,7 +52,7 @@ pub(super) enum PackState {
 
 /// The chunks of some images, and which of them are bad.
 #[derive(Debug, Default)]
-pub(super) struct Scan {
+pub(crate) struct Scan {
     numbers: HashMap<PackName, u32>,
     packs: Vec<(PackName, PackState)>,
     /// Sorted by [`Place::key`], each once.
@@ -78,7 +78,7 @@ impl Place {
 
 impl Scan {
     /// Adds the chunks of an image.
-    pub(super) fn add(&mut self, store: &Store, manifest: &Manifest) {
+    pub(crate) fn add(&mut self, store: &Store, manifest: &Manifest) {
         let packs = manifest.packs.iter();
         let numbers: Vec<u32> = packs.map(|pack| self.admit(store, pack.name)).collect();
         let chunks = manifest.chunks.iter();
@@ -95,7 +95,7 @@ impl Scan {
 
     fn admit(&mut self, store: &Store, name: PackName) -> u32 {
         *self.numbers.entry(name).or_insert_with(|| {
-            let state = match probe::probe(store, name) {
+            let state = match pack_probe::probe(store, name) {
                 Ok(probe) => PackState::Readable(probe),
                 Err(error) if error.is_damage() => PackState::Lost,
                 Err(_) => PackState::OutOfReach,
@@ -113,32 +113,32 @@ impl Scan {
     }
 
     /// Uncompressed bytes of all places.
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         let bytes = self.places.iter().map(|place| u64::from(place.raw_len));
         bytes.sum()
     }
 
-    pub(super) fn places(&self) -> &[Place] {
+    pub(crate) fn places(&self) -> &[Place] {
         &self.places
     }
 
-    pub(super) fn packs(&self) -> &[(PackName, PackState)] {
+    pub(crate) fn packs(&self) -> &[(PackName, PackState)] {
         &self.packs
     }
 
     /// The position of a pack in the table.
-    pub(super) fn number(&self, name: PackName) -> Option<u32> {
+    pub(crate) fn number(&self, name: PackName) -> Option<u32> {
         self.numbers.get(&name).copied()
     }
 
     /// Whether nothing was passed over because it cannot be read for now.
-    pub(super) fn reached_all(&self) -> bool {
+    pub(crate) fn reached_all(&self) -> bool {
         let mut packs = self.packs.iter();
         packs.all(|(_, state)| *state != PackState::OutOfReach)
     }
 
     /// The files of all packs, whatever state they are in.
-    pub(super) fn files(&self, store: &Store) -> PackFiles {
+    pub(crate) fn files(&self, store: &Store) -> PackFiles {
         let named = |(name, _): &(PackName, PackState)| Pack {
             name: *name,
             len: 0, // not looked at
@@ -147,7 +147,7 @@ impl Scan {
     }
 
     /// Where the first good place of a pack lies whose header is not its own.
-    pub(super) fn misnamed(&self) -> BTreeMap<PackName, u64> {
+    pub(crate) fn misnamed(&self) -> BTreeMap<PackName, u64> {
         let mut found = BTreeMap::new();
         for place in self.good() {
             let (name, state) = self.packs[place.stored.pack as usize];
@@ -161,18 +161,18 @@ impl Scan {
         found
     }
 
-    pub(super) fn has_faults(&self) -> bool {
+    pub(crate) fn has_faults(&self) -> bool {
         !self.faults.is_empty()
     }
 
     /// The places that are bad.
-    pub(super) fn faults(&self) -> impl Iterator<Item = (&Place, ChunkFault)> {
+    pub(crate) fn faults(&self) -> impl Iterator<Item = (&Place, ChunkFault)> {
         let faults = self.faults.iter();
         faults.map(|(position, fault)| (&self.places[*position], *fault))
     }
 
     /// The places that are good.
-    pub(super) fn good(&self) -> impl Iterator<Item = &Place> {
+    pub(crate) fn good(&self) -> impl Iterator<Item = &Place> {
         let mut faults = self.faults.iter().map(|(position, _)| *position).peekable();
         let places = self.places.iter().enumerate();
         let good = places.filter(move |(position, _)| faults.next_if_eq(position).is_none());
@@ -180,7 +180,7 @@ impl Scan {
     }
 
     /// Which chunks of an image that was added are bad, by their positions in its table.
-    pub(super) fn bad_chunks(&self, manifest: &Manifest) -> Vec<Option<ChunkFault>> {
+    pub(crate) fn bad_chunks(&self, manifest: &Manifest) -> Vec<Option<ChunkFault>> {
         // A pack that the image had not when it was added has no place here.
         let packs = manifest.packs.iter().map(|pack| self.number(pack.name));
         let numbers: Vec<u32> = packs.map(|number| number.unwrap_or(u32::MAX)).collect();
@@ -194,7 +194,7 @@ impl Scan {
     }
 
     /// The streams of an image that was added which lack bytes.
-    pub(super) fn bad_streams(&self, manifest: &Manifest) -> Vec<BadStream> {
+    pub(crate) fn bad_streams(&self, manifest: &Manifest) -> Vec<BadStream> {
         let bad = self.bad_chunks(manifest);
         let streams = manifest.streams.iter().map(|stream| BadStream {
             name: stream.name.clone(),
@@ -206,7 +206,7 @@ impl Scan {
     /// Reads and checks every place. `progress` gets the bytes done and in total, from any
     /// thread, one call at a time. Fails only where nothing can be said of the store, for
     /// want of memory or descriptors.
-    pub(super) fn run(
+    pub(crate) fn run(
         &mut self,
         store: &Store,
         progress: &(dyn Fn(u64, u64) + Sync),

@@ -5,19 +5,19 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::error::ReadError;
-use super::format::chunk::Hash;
-use super::format::image_id::ImageId;
-use super::format::manifest::{Content, Manifest, Stored};
-use super::format::manifest_file::ManifestError;
-use super::format::pack::{Pack, PackFiles, PackName};
-use super::format::store_folder::{FORMAT, Store};
-use super::read::chunk_fetcher;
-use super::report::{ImageReport, is_manifest_lost};
 use super::scan::{PackState, Place, Scan};
+use super::verify_report::{ImageReport, is_manifest_lost};
+use crate::store::error::ReadError;
+use crate::store::format::chunk::Hash;
+use crate::store::format::image_id::ImageId;
+use crate::store::format::manifest::{Content, Manifest, Stored};
+use crate::store::format::manifest_file::ManifestError;
+use crate::store::format::pack::{Pack, PackFiles, PackName};
+use crate::store::format::store_folder::{FORMAT, Store};
+use crate::store::read::chunk_fetcher;
 
 /// Finds other places for chunks that are bad where they should be.
-pub(super) struct Healer<'a> {
+pub(crate) struct Healer<'a> {
     scan: &'a Scan,
     files: PackFiles,
     /// For chunks that are bad somewhere, where they are whole.
@@ -26,7 +26,7 @@ pub(super) struct Healer<'a> {
     is_complete: bool,
 }
 
-pub(super) enum Healing {
+pub(crate) enum Healing {
     Healed {
         manifest: Manifest,
         chunks: usize,
@@ -37,7 +37,7 @@ pub(super) enum Healing {
 }
 
 impl<'a> Healer<'a> {
-    pub(super) fn new(store: &Store, scan: &'a Scan, images: &[ImageReport]) -> Self {
+    pub(crate) fn new(store: &Store, scan: &'a Scan, images: &[ImageReport]) -> Self {
         let name = |place: &Place| (place.stored.hash, place.raw_len);
         let wanted: HashSet<_> = scan.faults().map(|(place, _)| name(place)).collect();
         let good = scan.good().filter(|place| wanted.contains(&name(place)));
@@ -54,7 +54,7 @@ impl<'a> Healer<'a> {
     }
 
     /// The manifest with every chunk where it is whole, and packs as long as they are.
-    pub(super) fn heal(&self, manifest: &Manifest) -> Result<Healing, ReadError> {
+    pub(crate) fn heal(&self, manifest: &Manifest) -> Result<Healing, ReadError> {
         let bad = self.scan.bad_chunks(manifest);
         let mut table = PackTable::default();
         let mut healed = manifest.clone();

@@ -3,11 +3,11 @@
 use std::fs;
 use std::time::Duration;
 
-use super::super::CHUNK_BYTES;
-use super::super::format::codec::tests::noise;
-use super::super::testing::{any, image_files, never, packs, temporary_store, write_image};
 use super::*;
 use crate::clock;
+use crate::store::CHUNK_BYTES;
+use crate::store::format::codec::tests::noise;
+use crate::store::testing::{any, image_files, never, packs, temporary_store, write_image};
 
 const LAST: Policy = Policy {
     keep_last: 1,

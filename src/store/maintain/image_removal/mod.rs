@@ -9,21 +9,21 @@ use std::collections::HashSet;
 use jiff::Zoned;
 use nix::fcntl::FlockArg;
 
-use super::entries::Found;
-use super::error::{ReadError, WriteError};
-use super::format::image_id::ImageId;
-use super::format::pack::PackName;
-use super::format::store_folder::Store;
-use super::fs::durable::{self, DurableError};
-use super::fs::lock::StoreLock;
 use super::garbage::{Garbage, space};
-use super::holes::Scope;
+use super::hole_punch::Scope;
+use super::image_list::Found;
 use super::pins::{Hold, hold};
-use super::prune::Swept;
-use super::report::is_manifest_lost;
 use super::retention::{
     self, Candidate, Condition, Fate, KeptBy, Line, Pin, Planned, Policy, RemovedBy,
 };
+use super::sweep::Swept;
+use super::verify_report::is_manifest_lost;
+use crate::store::error::{ReadError, WriteError};
+use crate::store::format::image_id::ImageId;
+use crate::store::format::pack::PackName;
+use crate::store::format::store_folder::Store;
+use crate::store::fs::durable::{self, DurableError};
+use crate::store::fs::lock::StoreLock;
 
 /// Whether the run goes on from an image, by its number and what was remembered with it.
 pub type GoesOn<'a> = &'a dyn Fn(ImageId, &[u8]) -> bool;
@@ -217,7 +217,7 @@ impl Store {
     }
 
     /// Whether the manifest went; not if its image is pinned. See `pins`.
-    pub(super) fn remove_manifest(&self, id: ImageId) -> Result<bool, WriteError> {
+    pub(crate) fn remove_manifest(&self, id: ImageId) -> Result<bool, WriteError> {
         let path = self.manifest_file(id);
         match hold(&path, FlockArg::LockExclusiveNonblock) {
             Ok(Hold::Held(_held)) if self.pin_note(id).is_none() => {

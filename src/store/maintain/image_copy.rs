@@ -12,17 +12,17 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-use super::error::{ReadError, WriteError};
-use super::format::chunk::CHUNK_BYTES;
-use super::format::image_id::ImageId;
-use super::format::manifest::Manifest;
-use super::format::store_folder::Store;
-use super::fs::lock::StoreLock;
-use super::portable::companion::{self, Opened};
-use super::portable::{Companion, CompanionError};
-use super::read::image_reader::ImageReader;
-use super::write::image_writer::{ImageWriter, WriteOptions};
-use super::write::stream_writer::StreamWriter;
+use crate::store::error::{ReadError, WriteError};
+use crate::store::format::chunk::CHUNK_BYTES;
+use crate::store::format::image_id::ImageId;
+use crate::store::format::manifest::Manifest;
+use crate::store::format::store_folder::Store;
+use crate::store::fs::lock::StoreLock;
+use crate::store::portable::companion::{self, Opened};
+use crate::store::portable::{Companion, CompanionError};
+use crate::store::read::image_reader::ImageReader;
+use crate::store::write::image_writer::{ImageWriter, WriteOptions};
+use crate::store::write::stream_writer::StreamWriter;
 
 /// A copy that was not made. The other store has the images it had.
 #[derive(Debug, thiserror::Error)]
@@ -107,7 +107,7 @@ impl Store {
     }
 }
 
-pub(super) fn is_gone(store: &Store, id: ImageId, error: &ReadError) -> bool {
+pub(crate) fn is_gone(store: &Store, id: ImageId, error: &ReadError) -> bool {
     let is_missing = matches!(error, ReadError::Missing { .. });
     error.is_damage() && !is_missing && !store.manifest_file(id).exists()
 }
@@ -192,11 +192,11 @@ impl Write for Sink<'_> {
 mod tests {
     use std::cell::Cell;
 
-    use super::super::format::codec::tests::noise;
-    use super::super::testing::{
+    use super::*;
+    use crate::store::format::codec::tests::noise;
+    use crate::store::testing::{
         OPTIONS, image_files, never, packs, read_stream, temporary_store, write_image,
     };
-    use super::*;
 
     fn nobody(_: u64, _: u64) {}
 

@@ -3,19 +3,19 @@
 use std::fs::File;
 use std::io;
 
-use super::format::pack::{HEADER_LEN, PackError, PackName, has_header};
-use super::format::store_folder::Store;
-use super::fs::ops;
+use crate::store::format::pack::{HEADER_LEN, PackError, PackName, has_header};
+use crate::store::format::store_folder::Store;
+use crate::store::fs::ops;
 
 /// A pack's file as it is, whatever it should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Probe {
-    pub(super) len: u64,
-    pub(super) header_fits: bool,
+pub(crate) struct Probe {
+    pub(crate) len: u64,
+    pub(crate) header_fits: bool,
 }
 
 /// Looks at the pack of this name.
-pub(super) fn probe(store: &Store, name: PackName) -> Result<Probe, PackError> {
+pub(crate) fn probe(store: &Store, name: PackName) -> Result<Probe, PackError> {
     let path = store.pack_file(name);
     let read = File::open(&path).and_then(|file| {
         let len = file.metadata()?.len();
@@ -32,7 +32,7 @@ pub(super) fn probe(store: &Store, name: PackName) -> Result<Probe, PackError> {
 /// Writes the header of a pack again, durably, after the chunks in it have proved which
 /// pack it is; `first` is where the first of them lies that is needed. Cut short, it leaves a
 /// header that does not fit, as before.
-pub(super) fn mend_header(store: &Store, name: PackName, first: u64) -> io::Result<()> {
+pub(crate) fn mend_header(store: &Store, name: PackName, first: u64) -> io::Result<()> {
     let file = ops::open(&store.pack_file(name))?;
     if first < HEADER_LEN as u64 {
         ops::write_at(&file, &name.common(1), 0)?;

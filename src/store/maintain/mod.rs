@@ -1,0 +1,19 @@
+//! Maintenance of a store: which images stay, what can be removed, verified, repaired, compared and copied.
+
+pub(super) mod comparison;
+pub(super) mod disk_usage;
+pub(super) mod garbage;
+pub(super) mod hole_punch;
+pub(super) mod image_copy;
+pub(super) mod image_list;
+pub(super) mod image_removal;
+pub(super) mod pack_probe;
+pub(super) mod pins;
+pub(super) mod reclaimable;
+pub(super) mod relocate;
+pub(super) mod retention;
+pub(super) mod scan;
+pub(super) mod store_repair;
+pub(super) mod sweep;
+pub(super) mod verification;
+pub(super) mod verify_report;
