@@ -25,7 +25,7 @@ use crate::config::{self, Loaded, Override, ProjectFile, Sources};
 use crate::history::{self, Account, Entry};
 use crate::run::RunState;
 use crate::store::ImageEntry;
-use crate::store::fuzz::Kind;
+use crate::store::tests::fuzz_store::Kind;
 use crate::{cli, criu, cuda, job, store, supervisor};
 
 /// A target: its name, which is that of its binary and its corpus, and its function.
@@ -71,13 +71,17 @@ fn folder() -> PathBuf {
 pub fn manifest(input: &[u8]) -> bool {
     match input.split_first() {
         Some((b'f', file)) => {
-            let (accepted, entries) = store::fuzz::manifest(Kind::Plain, file);
+            let (accepted, entries) = store::tests::fuzz_store::manifest(Kind::Plain, file);
             entries.iter().for_each(cli::fuzz::listed);
             accepted
         }
-        Some((b's', file)) => store::fuzz::resealed_manifest(file),
-        Some((b'm', messages)) => store::fuzz::manifest_messages(Kind::Plain, messages),
-        Some((b'k', messages)) => store::fuzz::manifest_messages(Kind::Encrypted, messages),
+        Some((b's', file)) => store::tests::fuzz_store::resealed_manifest(file),
+        Some((b'm', messages)) => {
+            store::tests::fuzz_store::manifest_messages(Kind::Plain, messages)
+        }
+        Some((b'k', messages)) => {
+            store::tests::fuzz_store::manifest_messages(Kind::Encrypted, messages)
+        }
         Some(_) | None => false,
     }
 }
@@ -88,17 +92,17 @@ pub fn manifest(input: &[u8]) -> bool {
 #[must_use]
 pub fn pack(input: &[u8]) -> bool {
     match input.split_first() {
-        Some((b'f', file)) => store::fuzz::pack_file(file),
-        Some((b'c', chunk)) => store::fuzz::chunk(Kind::Plain, chunk),
-        Some((b'x', chunk)) => store::fuzz::chunk(Kind::Encrypted, chunk),
-        Some((b'k', text)) => store::fuzz::key(text),
-        Some((b'h', text)) => store::fuzz::key_check_file(text),
-        Some((b'p', file)) => store::fuzz::portable(file),
-        Some((b'q', file)) => store::fuzz::resealed_portable(file),
-        Some((b'e', raw)) => store::fuzz::round_trip(raw),
-        Some((b'n', name)) => store::fuzz::file_name(&String::from_utf8_lossy(name)),
-        Some((b'o', text)) => store::fuzz::format_file(text),
-        Some((b'r', text)) => store::fuzz::reason(text),
+        Some((b'f', file)) => store::tests::fuzz_store::pack_file(file),
+        Some((b'c', chunk)) => store::tests::fuzz_store::chunk(Kind::Plain, chunk),
+        Some((b'x', chunk)) => store::tests::fuzz_store::chunk(Kind::Encrypted, chunk),
+        Some((b'k', text)) => store::tests::fuzz_store::key(text),
+        Some((b'h', text)) => store::tests::fuzz_store::key_check_file(text),
+        Some((b'p', file)) => store::tests::fuzz_store::portable(file),
+        Some((b'q', file)) => store::tests::fuzz_store::resealed_portable(file),
+        Some((b'e', raw)) => store::tests::fuzz_store::round_trip(raw),
+        Some((b'n', name)) => store::tests::fuzz_store::file_name(&String::from_utf8_lossy(name)),
+        Some((b'o', text)) => store::tests::fuzz_store::format_file(text),
+        Some((b'r', text)) => store::tests::fuzz_store::reason(text),
         Some(_) | None => false,
     }
 }

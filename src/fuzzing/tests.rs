@@ -71,7 +71,7 @@ fn write_seeds() {
     for folder in fs::read_dir(fixtures).unwrap() {
         let folder = folder.unwrap().path();
         let name = folder.file_name().unwrap().to_str().unwrap().to_owned();
-        for (letter, seed, bytes) in crate::store::fuzz::seeds(&folder) {
+        for (letter, seed, bytes) in crate::store::tests::fuzz_store::seeds(&folder) {
             let target = if letter == 'c' { "pack" } else { "manifest" };
             let path = corpus().join(target).join(format!("{seed}-{name}"));
             fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -83,7 +83,7 @@ fn write_seeds() {
 #[test]
 #[ignore = "writes into the source tree, once a format"]
 fn write_seeds_of_portable_files() {
-    let portable = crate::store::fuzz::portable_seed();
+    let portable = crate::store::tests::fuzz_store::portable_seed();
     for (letter, seed) in [(b'p', "valid-portable"), (b'q', "valid-portable-resealed")] {
         let bytes = [&[letter][..], &portable].concat();
         fs::write(corpus().join("pack").join(seed), bytes).unwrap();

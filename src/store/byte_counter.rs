@@ -23,7 +23,7 @@ impl Gauge {
 mod tests {
     use crate::store::format::chunk::{CHUNK_BYTES, ZEROS};
     use crate::store::format::codec::tests::noise;
-    use crate::store::testing::{OPTIONS, temporary_store};
+    use crate::store::tests::support::{OPTIONS, temporary_store};
 
     #[test]
     fn every_byte_is_counted_once_as_it_comes_as_it_is_stored_and_as_it_is_given_out() {

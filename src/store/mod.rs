@@ -37,28 +37,14 @@
 //! Blocking code on plain threads. Knows nothing of who makes the streams.
 
 mod byte_counter;
-#[cfg(test)]
-mod crash;
-#[cfg(test)]
-mod damage;
-#[cfg(test)]
-mod encryption_tests;
 mod error;
-#[cfg(test)]
-mod fixtures;
 pub(crate) mod format;
 pub(crate) mod fs;
-#[cfg(any(fuzzing, test))]
-pub(crate) mod fuzz;
 pub(crate) mod maintain;
 mod portable;
-#[cfg(test)]
-mod properties;
 pub(crate) mod read;
-#[cfg(test)]
-mod testing;
-#[cfg(test)]
-mod tests;
+#[cfg(any(fuzzing, test))]
+pub(crate) mod tests;
 pub(crate) mod write;
 
 pub use byte_counter::Gauge;

@@ -280,7 +280,7 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::store::testing::temporary_store;
+    use crate::store::tests::support::temporary_store;
     use crate::store::write::pack_sink::PackSink;
 
     const NAME: PackName = PackName {

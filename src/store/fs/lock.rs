@@ -202,7 +202,7 @@ fn clipped(line: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::testing::{Child, temporary_store};
+    use crate::store::tests::support::{Child, temporary_store};
 
     #[test]
     fn a_second_lock_in_the_same_process_fails_until_the_first_is_dropped() {

@@ -17,7 +17,7 @@ use nix::fcntl::{FallocateFlags, OFlag, fallocate};
 #[cfg(test)]
 macro_rules! step {
     ($target:expr, $act:expr, $step:expr) => {
-        crate::store::crash::log::perform(&$target, || $act, || $step)
+        crate::store::tests::crash::disk_log::perform(&$target, || $act, || $step)
     };
 }
 #[cfg(not(test))]
@@ -28,7 +28,7 @@ macro_rules! step {
 }
 
 #[cfg(test)]
-use crate::store::crash::log::{Step, Target};
+use crate::store::tests::crash::disk_log::{Step, Target};
 
 /// Creates a file, for writing; fails where there is one.
 pub(crate) fn create_new(path: &Path, mode: u32) -> io::Result<File> {

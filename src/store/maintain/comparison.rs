@@ -115,7 +115,7 @@ mod tests {
     use super::*;
     use crate::store::CHUNK_BYTES;
     use crate::store::format::codec::tests::noise;
-    use crate::store::testing::{packs, temporary_store, write_image};
+    use crate::store::tests::support::{packs, temporary_store, write_image};
 
     const MIB: u64 = 1 << 20;
 

@@ -194,7 +194,7 @@ mod tests {
 
     use super::*;
     use crate::store::format::codec::tests::noise;
-    use crate::store::testing::{
+    use crate::store::tests::support::{
         OPTIONS, image_files, never, packs, read_stream, temporary_store, write_image,
     };
 

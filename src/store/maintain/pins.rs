@@ -184,7 +184,7 @@ fn write_mark(path: &Path, note: &[u8]) -> Result<(), DurableError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::testing::{image_files, temporary_store, write_image};
+    use crate::store::tests::support::{image_files, temporary_store, write_image};
 
     fn id(number: u64) -> ImageId {
         ImageId::new(number).unwrap()

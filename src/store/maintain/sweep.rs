@@ -120,7 +120,7 @@ impl Store {
 mod tests {
     use crate::store::CHUNK_BYTES;
     use crate::store::format::codec::tests::noise;
-    use crate::store::testing::{
+    use crate::store::tests::support::{
         Child, OPTIONS, image_files, never, packs, read_stream, temporary_store, write_image,
     };
     use std::fs;

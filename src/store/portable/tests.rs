@@ -7,7 +7,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 
 use super::super::format::codec::tests::noise;
-use super::super::testing::{
+use super::super::tests::support::{
     flip, image_files, names, never, packs, place_of, read_stream, temporary_store, write_image,
 };
 use super::super::{CHUNK_BYTES, ImageId, Key, Manifest, ReadError, Store};

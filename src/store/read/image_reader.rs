@@ -356,7 +356,7 @@ impl ImageReader {
 mod tests {
     use super::*;
     use crate::store::format::codec::tests::noise;
-    use crate::store::testing::{temporary_store, write_image};
+    use crate::store::tests::support::{temporary_store, write_image};
 
     #[test]
     fn an_image_is_read_whatever_the_buffer() {

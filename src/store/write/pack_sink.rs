@@ -243,7 +243,7 @@ mod tests {
     use super::*;
     use crate::store::format::codec::tests::noise;
     use crate::store::format::pack::PackFiles;
-    use crate::store::testing::{packs, temporary_store};
+    use crate::store::tests::support::{packs, temporary_store};
 
     const IMAGE: ImageId = ImageId::FIRST;
 

@@ -281,7 +281,7 @@ mod tests {
 
     use super::*;
     use crate::store::format::codec::tests::noise;
-    use crate::store::testing::{OPTIONS, read_stream, temporary_store};
+    use crate::store::tests::support::{OPTIONS, read_stream, temporary_store};
 
     /// Writes `head`, then `tail` through a pipe; returns the buffers that did not come back.
     fn buffers_lost(head: &[u8], tail: &[u8]) -> usize {

@@ -5,7 +5,9 @@ use proptest::prelude::*;
 use super::*;
 use crate::store::CHUNK_BYTES;
 use crate::store::format::codec::tests::noise;
-use crate::store::testing::{OPTIONS, never, packs, read_stream, temporary_store, write_image};
+use crate::store::tests::support::{
+    OPTIONS, never, packs, read_stream, temporary_store, write_image,
+};
 use crate::store::{StoreLock, Swept, WriteOptions};
 
 /// Disk space of all packs.

@@ -7,7 +7,7 @@ use super::*;
 use crate::clock;
 use crate::store::CHUNK_BYTES;
 use crate::store::format::codec::tests::noise;
-use crate::store::testing::{any, image_files, never, packs, temporary_store, write_image};
+use crate::store::tests::support::{any, image_files, never, packs, temporary_store, write_image};
 
 const LAST: Policy = Policy {
     keep_last: 1,

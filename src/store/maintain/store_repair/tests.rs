@@ -1,11 +1,11 @@
 use std::fs;
 
 use super::*;
-use crate::store::damage::{files_of, reads_back, small_store};
-use crate::store::fixtures;
 use crate::store::format::codec::tests::noise;
 use crate::store::format::store_folder::FORMAT;
-use crate::store::testing::{
+use crate::store::tests::damage::{files_of, reads_back, small_store};
+use crate::store::tests::old_formats;
+use crate::store::tests::support::{
     OPTIONS, flip, image_files, never, packs, place_of, read_stream, temporary_store, write_image,
 };
 
@@ -172,7 +172,7 @@ fn packs_whose_chunks_are_whole_serve_on() {
 fn an_image_of_format_1_is_healed_into_one_of_today() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
-    fixtures::copy(&fixtures::folder("1"), &path);
+    old_formats::copy(&old_formats::folder("1"), &path);
     let store = Store::open(&path).unwrap();
     let lock = store.lock().unwrap();
     let before = read_stream(&store, id(2), "pages-1.img");

@@ -6,7 +6,7 @@ use super::super::frame::{FrameWriter, Kind};
 use super::super::{FORMAT, FileDamage, HEADER_LEN, ImportError, MAGIC};
 use super::{assert_refused, import};
 use crate::store::format::store_folder::Store;
-use crate::store::testing::temporary_store;
+use crate::store::tests::support::temporary_store;
 
 /// A file of these frames, all checksums right.
 fn forged(frames: &[(Kind, &[u8])]) -> Vec<u8> {

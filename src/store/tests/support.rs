@@ -7,27 +7,27 @@ use std::path::Path;
 use std::process::{self, Command, Stdio};
 use std::time::Duration;
 
-use super::format::manifest::Content;
-use super::format::pack::PackName;
-use super::{Effort, ImageId, Manifest, Policy, Store, StoreLock, WriteError, WriteOptions};
+use crate::store::format::manifest::Content;
+use crate::store::format::pack::PackName;
+use crate::store::{Effort, ImageId, Manifest, Policy, Store, StoreLock, WriteError, WriteOptions};
 
 const STORE_VARIABLE: &str = "CKPT_RUN_TEST_STORE";
 const READY: &str = "the child is ready";
 
-pub(super) const OPTIONS: WriteOptions = WriteOptions {
+pub(crate) const OPTIONS: WriteOptions = WriteOptions {
     buffer: 4 << 20,
     workers: 2,
     level: 1,
 };
 
-pub(super) fn temporary_store() -> (tempfile::TempDir, Store) {
+pub(crate) fn temporary_store() -> (tempfile::TempDir, Store) {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::create_or_open(&folder.path().join("store")).unwrap();
     (folder, store)
 }
 
 /// Writes an image of the given streams.
-pub(super) fn write_image(store: &Store, lock: &StoreLock, streams: &[(&str, &[u8])]) -> Manifest {
+pub(crate) fn write_image(store: &Store, lock: &StoreLock, streams: &[(&str, &[u8])]) -> Manifest {
     let writer = store.begin(lock, OPTIONS).unwrap();
     for (name, bytes) in streams {
         let mut stream = writer.stream(name).unwrap();
@@ -38,7 +38,7 @@ pub(super) fn write_image(store: &Store, lock: &StoreLock, streams: &[(&str, &[u
 }
 
 /// Where the first chunk of a stream lies: workers may store chunks in any order.
-pub(super) fn place_of(manifest: &Manifest, stream: &str) -> (PackName, u64) {
+pub(crate) fn place_of(manifest: &Manifest, stream: &str) -> (PackName, u64) {
     let mut streams = manifest.streams.iter();
     let stream = streams.find(|found| found.name == stream).unwrap();
     match manifest.chunks[stream.chunks[0] as usize].content {
@@ -48,7 +48,7 @@ pub(super) fn place_of(manifest: &Manifest, stream: &str) -> (PackName, u64) {
 }
 
 /// Changes a byte of a pack.
-pub(super) fn flip(store: &Store, pack: PackName, at: u64) {
+pub(crate) fn flip(store: &Store, pack: PackName, at: u64) {
     let path = store.pack_file(pack);
     let file = File::options().read(true).write(true).open(path).unwrap();
     let mut byte = [0];
@@ -58,7 +58,7 @@ pub(super) fn flip(store: &Store, pack: PackName, at: u64) {
 
 impl Store {
     /// Keeps so many good images; returns those that went.
-    pub(super) fn rotate(
+    pub(crate) fn rotate(
         &self,
         lock: &StoreLock,
         keep_last: u32,
@@ -74,30 +74,30 @@ impl Store {
     }
 }
 
-pub(super) fn read_stream(store: &Store, id: ImageId, name: &str) -> Vec<u8> {
+pub(crate) fn read_stream(store: &Store, id: ImageId, name: &str) -> Vec<u8> {
     store.read(id).unwrap().read_to_vec(name, u64::MAX).unwrap()
 }
 
 /// The names of the store's packs, sorted.
-pub(super) fn packs(store: &Store) -> Vec<String> {
+pub(crate) fn packs(store: &Store) -> Vec<String> {
     names(&store.path().join("packs"))
 }
 
 /// The names of the store's manifests and marks, sorted.
-pub(super) fn image_files(store: &Store) -> Vec<String> {
+pub(crate) fn image_files(store: &Store) -> Vec<String> {
     names(&store.path().join("images"))
 }
 
 /// A run that goes on from any image.
-pub(super) fn any(_: ImageId, _: &[u8]) -> bool {
+pub(crate) fn any(_: ImageId, _: &[u8]) -> bool {
     true
 }
 
 /// Progress that nobody looks at.
-pub(super) fn never(_: u64, _: u64) {}
+pub(crate) fn never(_: u64, _: u64) {}
 
 /// The names in one of the store's folders, sorted.
-pub(super) fn names(folder: &Path) -> Vec<String> {
+pub(crate) fn names(folder: &Path) -> Vec<String> {
     let name = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name().into_string();
     let mut names: Vec<String> = folder
         .read_dir()
@@ -109,11 +109,11 @@ pub(super) fn names(folder: &Path) -> Vec<String> {
 }
 
 /// Another process, which runs an ignored test of this program.
-pub(super) struct Child(process::Child);
+pub(crate) struct Child(process::Child);
 
 impl Child {
     /// Starts the test and waits until it is ready.
-    pub(super) fn start(test: &str, store: &Path) -> Self {
+    pub(crate) fn start(test: &str, store: &Path) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args([test, "--exact", "--ignored", "--nocapture"])
             .env(STORE_VARIABLE, store)
@@ -128,7 +128,7 @@ impl Child {
     }
 
     /// The test itself: holds what `prepare` makes until killed.
-    pub(super) fn main<T>(prepare: impl FnOnce(&Path) -> T) {
+    pub(crate) fn main<T>(prepare: impl FnOnce(&Path) -> T) {
         let Some(store) = std::env::var_os(STORE_VARIABLE) else {
             eprintln!("skipped: not started by another test");
             return;
@@ -138,12 +138,12 @@ impl Child {
         let _ = std::io::stdin().read(&mut [0]);
     }
 
-    pub(super) fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.0.id()
     }
 
     /// SIGKILL, and waits until it is gone.
-    pub(super) fn kill(mut self) {
+    pub(crate) fn kill(mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
     }

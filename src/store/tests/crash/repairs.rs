@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::super::{Key, PackName};
 use super::*;
+use crate::store::{Key, PackName};
 
 /// Less than the shortest chunk that is cut: one chunk, in one pack.
 fn one_chunk(n: u64) -> Streams {

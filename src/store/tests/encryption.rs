@@ -5,11 +5,11 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use super::format::codec::tests::noise;
-use super::testing::{
-    any, flip, names, never, packs, place_of, read_stream, temporary_store, write_image,
+use super::support::{
+    OPTIONS, any, flip, names, never, packs, place_of, read_stream, temporary_store, write_image,
 };
-use super::*;
+use crate::store::format::codec::tests::noise;
+use crate::store::*;
 
 /// Text that would be found in any file that holds it in the plain.
 const SECRET: &str = "the password is swordfish; ";
@@ -300,7 +300,7 @@ fn a_copy_goes_from_a_plain_store_into_an_encrypted_one_and_back() {
     let (_other, store) = encrypted_store();
     let image = write(&plain, &plain.lock().unwrap()).id;
     let lock = store.lock().unwrap();
-    let options = testing::OPTIONS;
+    let options = OPTIONS;
     let copy = plain
         .copy_image(image, &[], &store, &lock, options, &never)
         .unwrap();

@@ -9,11 +9,11 @@
 //! instead. That the play would notice a sync that is missing is tested, too: each one
 //! is left out in turn.
 
+pub(in crate::store) mod disk_log;
 mod ledger;
-pub(super) mod log;
-mod mending;
 mod promises;
-mod removing;
+mod removals;
+mod repairs;
 mod replay;
 
 use std::collections::{BTreeSet, HashSet};
@@ -21,13 +21,13 @@ use std::error::Error;
 use std::fs;
 use std::path::Path;
 
-use super::format::codec::tests::noise;
-use super::{ImageId, Store};
+use crate::store::format::codec::tests::noise;
+use crate::store::{ImageId, Store};
+use disk_log::{DataChange, Entry, Event, Log, Tree};
 use ledger::{Notes, Streams};
-use log::{DataChange, Entry, Event, Log, Tree};
 use replay::{Crash, workplace};
 
-pub(super) use ledger::Ledger;
+pub(in crate::store) use ledger::Ledger;
 
 /// States of each beginning that are tried, where there is more than one.
 const SEEDS: u64 = 16;
@@ -35,13 +35,13 @@ const SEEDS: u64 = 16;
 const SEEDS_OF_MUTANTS: u64 = 12;
 
 /// What an operation says.
-pub(super) type Outcome = Result<(), Box<dyn Error>>;
+pub(crate) type Outcome = Result<(), Box<dyn Error>>;
 
 /// An operation on the store at a path, which tells the ledger what it promises.
-pub(super) type Operation = fn(&Path, &Ledger) -> Outcome;
+pub(crate) type Operation = fn(&Path, &Ledger) -> Outcome;
 
 /// Plays crashes at all steps of `operation`, on what `setup` made.
-pub(super) fn check(setup: Operation, operation: Operation) {
+pub(crate) fn check(setup: Operation, operation: Operation) {
     let recorded = Recorded::new(setup, operation);
     if let Err(fault) = recorded.check(0, None, SEEDS) {
         panic!("{fault}");
@@ -50,7 +50,7 @@ pub(super) fn check(setup: Operation, operation: Operation) {
 
 /// Lets each step of `operation` fail, one at a time: the store must go on. Returns the
 /// steps that the operation did without.
-pub(super) fn fail_each_step(setup: Operation, operation: Operation) -> BTreeSet<String> {
+pub(crate) fn fail_each_step(setup: Operation, operation: Operation) -> BTreeSet<String> {
     let mut passed_over = BTreeSet::new();
     for step in 0.. {
         let place = workplace();

@@ -6,20 +6,20 @@ use tempfile::TempDir;
 use xxhash_rust::xxh3::xxh3_64;
 
 #[cfg(test)]
-use super::Form;
-use super::format::chunk::{CHUNK_BYTES, CHUNK_LEN_MAX};
-use super::format::cipher::OVERHEAD_BYTES;
+use crate::store::Form;
+use crate::store::format::chunk::{CHUNK_BYTES, CHUNK_LEN_MAX};
+use crate::store::format::cipher::OVERHEAD_BYTES;
 #[cfg(test)]
-use super::format::cipher::OVERHEAD_LEN;
-use super::format::codec::{Codec, Decoder, Encoder};
-use super::format::file_names::FileKind;
-use super::format::manifest::{Chunk, Content, Manifest, Stored, Stream};
-use super::format::manifest_file;
-use super::format::pack::{self, HEADER_BYTES, Pack, PackName};
-use super::format::store_folder::FORMAT;
-use super::format::store_key::{KEY_FILE, Key};
-use super::portable;
-use super::{ImageEntry, ImageId, OpenError, Store};
+use crate::store::format::cipher::OVERHEAD_LEN;
+use crate::store::format::codec::{Codec, Decoder, Encoder};
+use crate::store::format::file_names::FileKind;
+use crate::store::format::manifest::{Chunk, Content, Manifest, Stored, Stream};
+use crate::store::format::manifest_file;
+use crate::store::format::pack::{self, HEADER_BYTES, Pack, PackName};
+use crate::store::format::store_folder::FORMAT;
+use crate::store::format::store_key::{KEY_FILE, Key};
+use crate::store::portable;
+use crate::store::{ImageEntry, ImageId, OpenError, Store};
 
 const PACK: PackName = PackName {
     image: ImageId::FIRST,
@@ -163,7 +163,7 @@ pub(crate) fn portable_seed() -> Vec<u8> {
         ("c", b"twice"),
         ("z", &[0; 8192]),
     ];
-    let image = super::testing::write_image(&store, &lock, &streams);
+    let image = super::support::write_image(&store, &lock, &streams);
     let mut file = Vec::new();
     let exported = store.export_image(image.id, Form::Plain, &[], &mut file, &|_, _| {});
     exported.unwrap();
@@ -355,13 +355,13 @@ pub(crate) fn reason(text: &[u8]) -> bool {
 /// Seeds from a store's folder: the target's letter, a name, and the input behind the letter.
 #[cfg(test)]
 pub(crate) fn seeds(folder: &std::path::Path) -> Vec<(char, String, Vec<u8>)> {
-    use super::format::manifest_file::manifest_columns::{body_message, summary_message};
+    use crate::store::format::manifest_file::manifest_columns::{body_message, summary_message};
     use prost::Message;
     /// Longer ones only make the fuzzer slower.
     const STORED_BYTES_MAX: u32 = 4096;
 
     let mut seeds = Vec::new();
-    for (path, kind) in super::format::file_names::list(&folder.join("images")).unwrap() {
+    for (path, kind) in crate::store::format::file_names::list(&folder.join("images")).unwrap() {
         let FileKind::Manifest(id) = kind else {
             continue;
         };

@@ -7,9 +7,9 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 
 use super::damage::{files_of, reads_back, small_store};
-use super::format::codec::tests::noise;
-use super::testing::{never, packs, read_stream, temporary_store, write_image};
-use super::*;
+use super::support::{never, packs, read_stream, temporary_store, write_image};
+use crate::store::format::codec::tests::noise;
+use crate::store::*;
 
 /// A stream as its pieces: how many bytes of which kind.
 fn stream_bytes() -> impl Strategy<Value = Vec<u8>> {

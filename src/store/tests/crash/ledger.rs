@@ -5,15 +5,15 @@ use std::error::Error;
 use std::path::Path;
 use std::sync::{Mutex, OnceLock};
 
-use super::super::error::WriteError;
-use super::super::fs::durable;
-use super::super::testing::{OPTIONS, any, never};
-use super::super::{
+use super::super::support::{OPTIONS, any, never};
+use super::disk_log::Log;
+use super::promises::Promises;
+use crate::store::error::WriteError;
+use crate::store::fs::durable;
+use crate::store::{
     CopyError, Effort, ImageId, Key, Marks, OpenError, PinError, Store, StoreLock, Swept,
     WriteOptions,
 };
-use super::log::Log;
-use super::promises::Promises;
 use crate::sync::locked;
 
 /// Why images are set aside.

@@ -8,10 +8,10 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use super::format::codec::tests::noise;
-use super::format::store_folder::FORMAT;
-use super::testing::{never, read_stream, write_image};
-use super::*;
+use super::support::{never, read_stream, write_image};
+use crate::store::format::codec::tests::noise;
+use crate::store::format::store_folder::FORMAT;
+use crate::store::*;
 
 /// What there is: the folder's name, and whether its store is encrypted.
 const STORES: [(&str, bool); 3] = [("1", false), ("2", false), ("2-encrypted", true)];
@@ -21,7 +21,7 @@ fn key(encrypted: bool) -> Option<Key> {
     encrypted.then(|| Key::from_bytes(&[7; 32]))
 }
 
-pub(super) fn folder(name: &str) -> PathBuf {
+pub(crate) fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/store-{name}"))
 }
 
@@ -44,7 +44,7 @@ fn contents() -> [Vec<(&'static str, Vec<u8>)>; 3] {
     ]
 }
 
-pub(super) fn copy(from: &Path, to: &Path) {
+pub(crate) fn copy(from: &Path, to: &Path) {
     fs::create_dir(to).unwrap();
     fs::set_permissions(to, fs::Permissions::from_mode(0o700)).unwrap();
     for entry in fs::read_dir(from).unwrap() {

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::super::format::store_key::KEY_FILE;
-use super::super::testing::never;
-use super::super::{ImageId, Marks, OpenError, RepairPlan, Store, StoreLock, Swept};
+use super::super::support::never;
 use super::ledger::{Ledger, Presence, Streams, Texts, key, texts};
+use crate::store::format::store_key::KEY_FILE;
+use crate::store::{ImageId, Marks, OpenError, RepairPlan, Store, StoreLock, Swept};
 
 /// What must be true of a store.
 #[derive(Default)]

@@ -1,7 +1,12 @@
 //! Images that come to nothing, and what is left of the others then.
 
-use super::*;
+use std::fs;
+use std::io::{self, Read, Write};
+
+use super::support::{OPTIONS, image_files, packs, read_stream, temporary_store, write_image};
+use crate::store::format::codec::tests::noise;
 use crate::store::format::manifest_file::META_BYTES_MAX;
+use crate::store::*;
 
 #[test]
 fn an_abandoned_image_leaves_nothing() {

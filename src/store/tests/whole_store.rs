@@ -1,17 +1,13 @@
 //! The store as a whole: what it promises, tried from outside its modules.
 
 use std::fs;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::format::chunk::ZEROS;
-use super::format::codec::tests::noise;
-use super::testing::{
-    OPTIONS, image_files, never, packs, read_stream, temporary_store, write_image,
-};
-use super::*;
-
-mod faults;
+use super::support::{OPTIONS, never, packs, read_stream, temporary_store, write_image};
+use crate::store::format::chunk::ZEROS;
+use crate::store::format::codec::tests::noise;
+use crate::store::*;
 
 #[test]
 fn an_image_comes_back_byte_for_byte() {
@@ -247,7 +243,7 @@ fn neither_listing_nor_beginning_an_image_reads_what_a_thousand_images_consist_o
     for _ in 0..1000 {
         manifest.id = manifest.id.next().unwrap();
         let path = store.manifest_file(manifest.id);
-        super::format::manifest_file::tests::write_without_body(&path, &manifest, body_len);
+        crate::store::format::manifest_file::tests::write_without_body(&path, &manifest, body_len);
     }
     let begun = std::time::Instant::now();
     let before = bytes_read();

@@ -6,16 +6,16 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use super::format::codec::tests::noise;
-use super::format::file_names::{self, FileKind};
-use super::format::manifest_file;
-use super::testing::{never, temporary_store, write_image};
-use super::*;
+use super::support::{never, temporary_store, write_image};
+use crate::store::format::codec::tests::noise;
+use crate::store::format::file_names::{self, FileKind};
+use crate::store::format::manifest_file;
+use crate::store::*;
 
 type Contents = BTreeMap<ImageId, Vec<(&'static str, Vec<u8>)>>;
 
 /// A store of a few KiB: two images that share a chunk, compressed and plain chunks, zeros.
-pub(super) fn small_store() -> (tempfile::TempDir, Store, Contents) {
+pub(crate) fn small_store() -> (tempfile::TempDir, Store, Contents) {
     let (folder, store) = temporary_store();
     let lock = store.lock().unwrap();
     let words = b"epoch 1 loss 0.25, ".repeat(20);
@@ -34,7 +34,7 @@ pub(super) fn small_store() -> (tempfile::TempDir, Store, Contents) {
 }
 
 /// The files of images and packs, but for the marks, of which only the name has a meaning.
-pub(super) fn files_of(store: &Store) -> Vec<PathBuf> {
+pub(crate) fn files_of(store: &Store) -> Vec<PathBuf> {
     let folders = [store.images_folder(), store.packs_folder()];
     let mut paths: Vec<PathBuf> = folders
         .iter()
@@ -47,7 +47,7 @@ pub(super) fn files_of(store: &Store) -> Vec<PathBuf> {
 }
 
 /// Whether an image gives all its bytes. Panics if it gives a wrong one.
-pub(super) fn reads_back(store: &Store, id: ImageId, streams: &[(&str, Vec<u8>)]) -> bool {
+pub(crate) fn reads_back(store: &Store, id: ImageId, streams: &[(&str, Vec<u8>)]) -> bool {
     let Ok(reader) = store.read(id) else {
         return false;
     };

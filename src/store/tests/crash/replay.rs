@@ -12,7 +12,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
-use super::log::{DataChange, Entry, Event, NameChange, Tree};
+use super::disk_log::{DataChange, Entry, Event, NameChange, Tree};
 
 /// What a disk writes as a whole, at least.
 const SECTOR_BYTES: usize = 512;
