@@ -1,7 +1,7 @@
 //! The words that stand for the values of an enum in files, variables and flags.
 
 use super::model::{IoUring, Isolation, LogLevel, Memory, Nccl, ShowProgress, Tcp};
-use super::restart::{RestartPolicy, WithoutImage};
+use super::restart_settings::{RestartPolicy, WithoutImage};
 
 /// An enum whose values have a word each in files and flags.
 pub(crate) trait Choice: Copy + PartialEq + 'static {

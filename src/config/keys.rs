@@ -16,7 +16,7 @@ use super::reading::{
     buffer, command, cpus, cron, duration, narrow, optional, optional_path, path, shown_path, size,
     tty, word,
 };
-use super::restart::{prevent, restarts};
+use super::restart_settings::{prevent, restarts};
 use super::units::{format_exit_status, format_percent};
 use super::value::Value;
 use super::{Buffer, Config, Cpus, Encryption, Interval, Invalid, RestartLimit, Tty};

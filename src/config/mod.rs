@@ -26,7 +26,6 @@ mod metrics;
 mod model;
 mod operation;
 mod reading;
-mod restart;
 mod sources;
 mod units;
 mod value;
@@ -39,11 +38,12 @@ pub use model::{
     LogLevel, Memory, Metrics, Nccl, Network, Retention, Sandbox, ShowProgress, Snapshot, Tcp, Tty,
 };
 pub use operation::{Hang, HangAction, HookCommand, Hooks, Jitter, Occasion};
-pub use restart::{ExitStatus, Restart, RestartLimit, RestartPolicy, WithoutImage};
+pub use restart_settings::{ExitStatus, Restart, RestartLimit, RestartPolicy, WithoutImage};
 pub use sources::{Origin, Override, ProjectFile, Sources};
 
 pub(crate) use choice::Choice;
 pub(crate) use units::{format_percent, parse_duration};
 
+mod restart_settings;
 #[cfg(test)]
 mod tests;

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use super::CronExpression;
 use super::operation::{Hang, HangAction, Hooks, Jitter};
-use super::restart::{ExitStatus, Restart, RestartLimit, RestartPolicy, WithoutImage};
+use super::restart_settings::{ExitStatus, Restart, RestartLimit, RestartPolicy, WithoutImage};
 
 /// All settings.
 #[derive(Debug, Clone, PartialEq)]

@@ -15,16 +15,16 @@
 //!
 //! The process dies with its parent, and when the [`Copier`] is dropped. It knows nothing of jobs and images.
 
-mod client;
+mod client_lane;
+mod copier_client;
+mod copier_process;
 mod error;
-mod lane;
-mod process;
 mod serve;
 mod wire;
 
-pub use client::{Copier, SegmentId};
+pub use client_lane::Lane;
+pub use copier_client::{Copier, SegmentId};
 pub use error::CopierError;
-pub use lane::Lane;
 pub use serve::{main, started_as_one};
 
 pub use crate::cuda::device::Room;

@@ -15,7 +15,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use super::version::Version;
+use super::criu_version::Version;
 pub use error::{AskError, CheckError, FindError};
 use prefix::{LOCAL_PREFIX, Prefix};
 

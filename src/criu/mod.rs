@@ -8,6 +8,7 @@
 
 mod capture;
 mod command;
+mod criu_version;
 mod find;
 #[cfg(any(fuzzing, test))]
 pub(crate) mod fuzz;
@@ -16,13 +17,12 @@ mod log;
 mod message;
 mod plugin;
 mod serve;
-mod version;
 
 pub use capture::{Capture, CaptureError, Captured};
 pub use command::{DumpOptions, Inherited, RestoreOptions, Tcp, dump_arguments, restore_arguments};
+pub use criu_version::Version;
 pub use find::{AskError, CheckError, Criu, FindError, Search};
 pub use hold::{HOLD_FOLDER_VARIABLE, HOLD_PROGRAM, main as hold_main};
 pub use log::{Reason, reason_in};
 pub use plugin::{install_plugin, plugin_restores, plugin_takes};
 pub use serve::{Serve, ServeError};
-pub use version::Version;

@@ -1,16 +1,16 @@
 //! What can go wrong with the driver, in words a user can act on.
 //!
 //! A failed call names the pid, the call and CUDA's own code. What fails on
-//! many processes at once is in [`super::tree`].
+//! many processes at once is in [`super::job_processes`].
 
 use std::fmt;
 use std::time::Duration;
 
 use thiserror::Error;
 
+use super::driver_version::DriverVersion;
 use super::state::State;
 use super::sys;
-use super::version::DriverVersion;
 use crate::known_errors::{self, Symptom};
 
 /// Why the CUDA driver cannot be used on this machine.

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use super::cuda_process::CheckpointApi;
 use super::error::{Call, Code};
 use super::map::GpuMap;
-use super::process::CheckpointApi;
 use super::state::State;
 use super::sys;
 use super::uuid::GpuUuid;

@@ -1,5 +1,5 @@
 //! A set of processes on which every call is made at once, and which is brought
-//! back to running whatever happens: the mechanism under [`super::tree`].
+//! back to running whatever happens: the mechanism under [`super::job_processes`].
 //!
 //! Which steps to take it reads from the state that the driver reports for each
 //! process, never from what was tried before, so that a call that failed after
@@ -8,12 +8,12 @@
 use std::sync::Arc;
 use std::thread;
 
+use super::cuda_process::CheckpointApi;
 use super::error::{Call, CallError, Code};
+use super::job_processes::{Aftermath, Left, TreeError};
 use super::loader::Driver;
 use super::map::GpuMap;
-use super::process::CheckpointApi;
 use super::state::State;
-use super::tree::{Aftermath, Left, TreeError};
 
 /// A thread is held for each process while they are locked; eight GPUs with a
 /// few processes each are far below this.

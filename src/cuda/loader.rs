@@ -14,11 +14,11 @@ use std::sync::{Arc, Once};
 
 use libloading::Library;
 
+use super::cuda_process::{CheckpointApi, CudaProcess};
+use super::driver_version::{Capabilities, DriverVersion};
 use super::error::{Code, LoadError, MapError};
 use super::map::GpuMap;
-use super::process::{CheckpointApi, CudaProcess};
 use super::state::State;
-use super::version::{Capabilities, DriverVersion};
 use super::{gpu, sys};
 
 pub(super) const LIBRARY: &str = "libcuda.so.1";
@@ -293,7 +293,7 @@ impl CheckpointApi for Functions {
     }
 
     fn exists(&self, pid: i32) -> bool {
-        super::process::exists(pid)
+        super::cuda_process::exists(pid)
     }
 }
 

@@ -25,7 +25,6 @@
 //!
 //! This module knows nothing of CRIU, images or the sandbox.
 
-mod activity;
 pub mod device;
 mod error;
 #[cfg(any(fuzzing, test))]
@@ -36,31 +35,32 @@ mod kept_nvml;
 mod loader;
 mod map;
 mod nvml;
-mod process;
 mod state;
 mod suspension;
 mod sys;
-mod tree;
 mod uuid;
-mod version;
 
+mod cuda_process;
+mod driver_version;
 #[cfg(test)]
 pub(crate) mod fake;
+mod gpu_activity;
+mod job_processes;
 
-pub use activity::Activity;
+pub use cuda_process::CudaProcess;
+pub use driver_version::{Capabilities, DriverVersion};
 pub use error::{
     Call, CallError, Code, GpuError, LoadError, LockError, MapError, RestoreOntoError, WaitError,
 };
 pub use gpu::{ComputeMode, Gpu, GpuMemory, GpuUse, Inventory, device_count, inventory, uses};
-pub use kept_nvml::KeptNvml;
-pub use loader::{Driver, available};
-pub use map::{GpuMap, GpuMapError, GpuPair};
-pub use process::CudaProcess;
-pub use state::State;
-pub use suspension::{Step, resume_all, step_all, suspend_all, toggle_all};
-pub use tree::{
+pub use gpu_activity::Activity;
+pub use job_processes::{
     Aftermath, Left, Locked, ResumeTimes, SuspendOptions, Suspended, TreeError, find, lock_all,
     resume_restored,
 };
+pub use kept_nvml::KeptNvml;
+pub use loader::{Driver, available};
+pub use map::{GpuMap, GpuMapError, GpuPair};
+pub use state::State;
+pub use suspension::{Step, resume_all, step_all, suspend_all, toggle_all};
 pub use uuid::{GpuUuid, UuidError};
-pub use version::{Capabilities, DriverVersion};

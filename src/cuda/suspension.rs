@@ -5,18 +5,18 @@
 //! running ──suspend──> checkpointed ──resume──> running      toggle: whichever it is not
 //! ```
 //!
-//! What they begin they finish or undo, as [`super::tree`] does; only the single
+//! What they begin they finish or undo, as [`super::job_processes`] does; only the single
 //! [`Step`]s leave things as they come. It must not know who asks.
 
 use std::time::Duration;
 
+use super::cuda_process::CudaProcess;
 use super::error::{CallError, MapError, RestoreOntoError};
 use super::group::in_parallel;
+use super::job_processes::{SuspendOptions, TreeError, lock_all, resume_restored};
 use super::loader::Driver;
 use super::map::GpuMap;
-use super::process::CudaProcess;
 use super::state::State;
-use super::tree::{SuspendOptions, TreeError, lock_all, resume_restored};
 
 /// Suspends all processes, or none, and leaves them suspended: for as long as
 /// anybody likes, also after this process has ended. Those that are suspended

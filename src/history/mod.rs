@@ -8,10 +8,10 @@
 
 mod account;
 mod entry;
-mod log;
+mod event_log;
 mod summary;
 
 pub use account::{Account, Comeback};
 pub use entry::{Entry, Event, Phase};
-pub use log::{Entries, Log, LogError, entries, latest, path};
+pub use event_log::{Entries, Log, LogError, entries, latest, path};
 pub use summary::{FREEZE_BOUNDS, Freeze, Summary, counted, percent, time_in_words};

@@ -11,18 +11,18 @@ mod files;
 #[cfg(any(fuzzing, test))]
 pub(crate) mod fuzz;
 mod halt;
-mod huge_pages;
 mod input;
 mod links;
 mod nodes;
 mod output;
+mod output_replay;
 mod process;
-mod replay;
 mod rewind;
 mod sockets;
 mod stacks;
 mod terminal;
 mod timers;
+mod transparent_huge_pages;
 mod tree;
 mod waiting;
 
@@ -31,7 +31,6 @@ pub use activity::cpu_time;
 pub use devices::{Holder, holders, majors};
 pub use files::{Access, FilesError, OpenFile, collect, has_open, sample_appended};
 pub use halt::{HaltError, Halted, halt, number_inside, thread_of};
-pub use huge_pages::make_huge_pages;
 pub use input::{Input, InputMark};
 pub use links::{Turn, remove_links};
 pub use nodes::{Node, NodeKind, NodesError, needed};
@@ -42,6 +41,7 @@ pub use sockets::{Sockets, SocketsError};
 pub use stacks::write_stacks;
 pub use terminal::{CallersTerminal, Key, Pty, TerminalDevice, window};
 pub use timers::{Timer, TimersError, arm_timers, rung_timers};
+pub use transparent_huge_pages::make_huge_pages;
 pub use tree::{
     Process, TreeError, child_with_pid, died_under_trace, first_stopped, is_alive, is_doomed, tree,
     with_remains_of_criu,

@@ -18,7 +18,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 
-use super::replay::Replay;
+use super::output_replay::Replay;
 use super::rewind::{RewindError, keep_end, system};
 use super::terminal::line_end;
 use super::waiting::write_out;

@@ -11,13 +11,13 @@ use std::path::{Path, PathBuf};
 use super::files::{Access, OpenFile, modified_ns, sample};
 use super::nodes::{self, Node, NodesError};
 use aside::{aside_name, keep_from, without_links};
-use refill::refill;
+use kept_contents::refill;
 
 pub(super) use aside::keep_end;
 pub use aside::{CutAway, undo};
 
 mod aside;
-mod refill;
+mod kept_contents;
 
 /// Why the files cannot be put back, or could not.
 #[derive(Debug, thiserror::Error)]

@@ -9,8 +9,8 @@ use nix::unistd::Pid;
 
 use super::compare::{Files, Part};
 use super::look::Look;
-use super::rehearse::{Book, End};
-use super::report::{Failure, Outcome};
+use super::rehearsal_report::{Failure, Outcome};
+use super::run_rehearsal::{Book, End};
 use super::signs::{self, LEAST, QUIET_START, Sign};
 use super::trial::Trial;
 use super::{RehearsalError, remedy};

@@ -2,8 +2,8 @@
 
 use super::acts::{Acts, Before, KEEP_AND_LOOK};
 use super::compare::{Files, Outputs, outputs};
-use super::rehearse::End;
-use super::report::{Compared, Equality, Outcome};
+use super::rehearsal_report::{Compared, Equality, Outcome};
+use super::run_rehearsal::End;
 use super::signs::{self, LEAST};
 use crate::history::counted;
 

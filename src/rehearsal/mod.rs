@@ -15,12 +15,12 @@ mod compare;
 mod equal;
 mod error;
 mod look;
-mod rehearse;
+mod rehearsal_report;
 mod remedy;
-mod report;
+mod run_rehearsal;
 mod signs;
 mod trial;
 
 pub use error::RehearsalError;
-pub use rehearse::{Options, rehearse};
-pub use report::{Compared, Equality, Failure, Figures, Outcome, Report, Step};
+pub use rehearsal_report::{Compared, Equality, Failure, Figures, Outcome, Report, Step};
+pub use run_rehearsal::{Options, rehearse};

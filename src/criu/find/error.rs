@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use crate::criu::version::Version;
+use crate::criu::criu_version::Version;
 
 /// Ends every message of a search that failed.
 const REMEDY: &str =

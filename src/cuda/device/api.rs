@@ -9,8 +9,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::context::Context;
+use super::device_types;
 use super::error::DeviceError;
-use super::sys;
 use crate::cuda::loader::{LIBRARY, code, find, open};
 use crate::cuda::sys::{CuResult, GetErrorText, Init};
 use crate::cuda::{GpuUuid, LoadError};
@@ -54,7 +54,7 @@ impl DeviceApi {
         Context::retain(self, gpu, device)
     }
 
-    fn devices(&self) -> Result<Vec<(GpuUuid, sys::Device)>, DeviceError> {
+    fn devices(&self) -> Result<Vec<(GpuUuid, device_types::Device)>, DeviceError> {
         let mut count = 0;
         // SAFETY: the driver writes one int to a valid pointer.
         let result = unsafe { (self.functions.device_count)(&raw mut count) };
@@ -95,35 +95,35 @@ pub(super) struct Functions {
     init: Init,
     error_name: GetErrorText,
     error_string: GetErrorText,
-    device_count: sys::DeviceGetCount,
-    device: sys::DeviceGet,
-    device_uuid: sys::DeviceGetUuid,
+    device_count: device_types::DeviceGetCount,
+    device: device_types::DeviceGet,
+    device_uuid: device_types::DeviceGetUuid,
     /// Since CUDA 11; without it threads that wait for the GPU keep a core busy.
-    pub(super) primary_set_flags: Option<sys::PrimaryCtxSetFlags>,
-    pub(super) primary_retain: sys::PrimaryCtxRetain,
-    pub(super) primary_release: sys::PrimaryCtxRelease,
-    pub(super) set_current: sys::OfHandle,
-    pub(super) info: sys::MemGetInfo,
-    pub(super) allocate: sys::MemAlloc,
-    pub(super) free: sys::MemFree,
-    pub(super) granularity: sys::GetGranularity,
-    pub(super) create: sys::MemCreate,
-    pub(super) release: sys::MemRelease,
-    pub(super) reserve: sys::AddressReserve,
-    pub(super) free_address: sys::OfRange,
-    pub(super) map: sys::MemMap,
-    pub(super) unmap: sys::OfRange,
-    pub(super) set_access: sys::MemSetAccess,
-    pub(super) export: sys::Export,
-    pub(super) import: sys::Import,
-    pub(super) host_register: sys::HostRegister,
-    pub(super) host_unregister: sys::HostUnregister,
-    pub(super) stream_create: sys::StreamCreate,
-    pub(super) stream_destroy: sys::OfHandle,
-    pub(super) stream_synchronize: sys::OfHandle,
-    pub(super) copy_to_host: sys::CopyToHost,
-    pub(super) copy_to_device: sys::CopyToDevice,
-    pub(super) copy_on_device: sys::CopyOnDevice,
+    pub(super) primary_set_flags: Option<device_types::PrimaryCtxSetFlags>,
+    pub(super) primary_retain: device_types::PrimaryCtxRetain,
+    pub(super) primary_release: device_types::PrimaryCtxRelease,
+    pub(super) set_current: device_types::OfHandle,
+    pub(super) info: device_types::MemGetInfo,
+    pub(super) allocate: device_types::MemAlloc,
+    pub(super) free: device_types::MemFree,
+    pub(super) granularity: device_types::GetGranularity,
+    pub(super) create: device_types::MemCreate,
+    pub(super) release: device_types::MemRelease,
+    pub(super) reserve: device_types::AddressReserve,
+    pub(super) free_address: device_types::OfRange,
+    pub(super) map: device_types::MemMap,
+    pub(super) unmap: device_types::OfRange,
+    pub(super) set_access: device_types::MemSetAccess,
+    pub(super) export: device_types::Export,
+    pub(super) import: device_types::Import,
+    pub(super) host_register: device_types::HostRegister,
+    pub(super) host_unregister: device_types::HostUnregister,
+    pub(super) stream_create: device_types::StreamCreate,
+    pub(super) stream_destroy: device_types::OfHandle,
+    pub(super) stream_synchronize: device_types::OfHandle,
+    pub(super) copy_to_host: device_types::CopyToHost,
+    pub(super) copy_to_device: device_types::CopyToDevice,
+    pub(super) copy_on_device: device_types::CopyOnDevice,
 }
 
 impl Functions {

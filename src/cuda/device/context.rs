@@ -8,8 +8,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::api::{DeviceApi, Functions};
+use super::device_types;
 use super::error::DeviceError;
-use super::sys;
 use crate::cuda::GpuUuid;
 use crate::cuda::sys::CuResult;
 
@@ -23,8 +23,8 @@ pub struct Context {
 struct Shared {
     api: DeviceApi,
     gpu: GpuUuid,
-    device: sys::Device,
-    handle: sys::Opaque,
+    device: device_types::Device,
+    handle: device_types::Opaque,
 }
 
 /// Memory of a GPU, bytes.
@@ -40,12 +40,12 @@ impl Context {
     pub(super) fn retain(
         api: &DeviceApi,
         gpu: GpuUuid,
-        device: sys::Device,
+        device: device_types::Device,
     ) -> Result<Self, DeviceError> {
         let functions = api.functions();
         if let Some(set_flags) = functions.primary_set_flags {
             // SAFETY: a number that the driver gave, and one of its flags.
-            let result = unsafe { set_flags(device, sys::SCHEDULE_BLOCKING) };
+            let result = unsafe { set_flags(device, device_types::SCHEDULE_BLOCKING) };
             api.check("cuDevicePrimaryCtxSetFlags", result)?;
         }
         let mut handle = 0;
@@ -83,7 +83,7 @@ impl Context {
         })
     }
 
-    pub(super) fn device(&self) -> sys::Device {
+    pub(super) fn device(&self) -> device_types::Device {
         self.shared.device
     }
 

@@ -16,13 +16,13 @@ use std::fmt;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use super::context::Context;
+use super::device_types::{self, AccessDescription, AllocationProperties};
 use super::error::DeviceError;
-use super::sys::{self, AccessDescription, AllocationProperties};
 
 /// A piece of a GPU's memory, given back on drop. No copy uses it then, for a copy borrows it.
 pub struct DeviceMemory {
     context: Context,
-    address: sys::Address,
+    address: device_types::Address,
     len: u64,
     kind: Kind,
 }
@@ -68,7 +68,7 @@ impl Context {
             (functions.granularity)(
                 &raw mut granularity,
                 &raw const properties,
-                sys::GRANULARITY_MINIMUM,
+                device_types::GRANULARITY_MINIMUM,
             )
         };
         self.check("cuMemGetAllocationGranularity", result)?;
@@ -113,7 +113,8 @@ impl Context {
         let mut raw = 0;
         // SAFETY: the driver writes one handle to a valid pointer; the descriptor, checked by the driver, is passed as
         // the pointer-sized value that this kind of handle takes, and is open during the call.
-        let result = unsafe { (functions.import)(&raw mut raw, number, sys::HANDLE_DESCRIPTOR) };
+        let result =
+            unsafe { (functions.import)(&raw mut raw, number, device_types::HANDLE_DESCRIPTOR) };
         self.check("cuMemImportFromShareableHandle", result)?;
         let handle = Handle::new(self, raw);
         let range = Range::reserve(self, larger)?;
@@ -139,7 +140,12 @@ impl Context {
         let mut descriptor: c_int = -1;
         // SAFETY: the driver writes one descriptor to a valid pointer; the handle is live.
         let result = unsafe {
-            (functions.export)(&raw mut descriptor, handle.raw, sys::HANDLE_DESCRIPTOR, 0)
+            (functions.export)(
+                &raw mut descriptor,
+                handle.raw,
+                device_types::HANDLE_DESCRIPTOR,
+                0,
+            )
         };
         self.check("cuMemExportToShareableHandle", result)?;
         if descriptor < 0 {
@@ -181,7 +187,7 @@ impl Context {
         self.check("cuMemMap", result)
     }
 
-    fn unmap(&self, address: sys::Address, len: u64) {
+    fn unmap(&self, address: device_types::Address, len: u64) {
         let Ok(functions) = self.enter() else { return };
         // SAFETY: the whole of a mapping of ours, which no copy uses.
         let result = unsafe { (functions.unmap)(address, size(len)) };
@@ -204,7 +210,7 @@ impl DeviceMemory {
     }
 
     /// Where a copy of `len` bytes from `offset` on begins.
-    pub(super) fn at(&self, offset: u64, len: u64) -> Result<sys::Address, DeviceError> {
+    pub(super) fn at(&self, offset: u64, len: u64) -> Result<device_types::Address, DeviceError> {
         match offset.checked_add(len) {
             Some(end) if end <= self.len => Ok(self.address + offset),
             _ => Err(DeviceError::Range {
@@ -244,11 +250,11 @@ impl fmt::Debug for DeviceMemory {
 /// An allocation, released on drop.
 struct Handle {
     context: Context,
-    raw: sys::Allocation,
+    raw: device_types::Allocation,
 }
 
 impl Handle {
-    fn new(context: &Context, raw: sys::Allocation) -> Self {
+    fn new(context: &Context, raw: device_types::Allocation) -> Self {
         let context = context.clone();
         Self { context, raw }
     }
@@ -268,7 +274,7 @@ impl Drop for Handle {
 /// Addresses, freed on drop.
 struct Range {
     context: Context,
-    address: sys::Address,
+    address: device_types::Address,
     len: u64,
 }
 

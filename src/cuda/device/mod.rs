@@ -13,15 +13,15 @@
 
 mod api;
 mod context;
+mod device_types;
 mod error;
-mod host;
+mod host_memory;
 mod memory;
 mod stream;
-mod sys;
 
 pub use api::DeviceApi;
 pub use context::{Context, Room};
 pub use error::DeviceError;
-pub use host::Pinned;
+pub use host_memory::Pinned;
 pub use memory::DeviceMemory;
 pub use stream::{DeviceCopy, Stream, copy_all};

@@ -7,15 +7,15 @@
 use std::fmt;
 
 use super::context::Context;
+use super::device_types;
 use super::error::DeviceError;
-use super::host::Pinned;
+use super::host_memory::Pinned;
 use super::memory::{DeviceMemory, size};
-use super::sys;
 
 /// An order of copies of one GPU; those of different streams go on at the same time.
 pub struct Stream {
     context: Context,
-    handle: sys::Opaque,
+    handle: device_types::Opaque,
 }
 
 impl Stream {
@@ -27,8 +27,9 @@ impl Stream {
         let functions = context.enter()?;
         let mut handle = 0;
         // SAFETY: the driver writes one pointer-sized value to a valid pointer.
-        let result =
-            unsafe { (functions.stream_create)(&raw mut handle, sys::STREAM_NON_BLOCKING) };
+        let result = unsafe {
+            (functions.stream_create)(&raw mut handle, device_types::STREAM_NON_BLOCKING)
+        };
         context.check("cuStreamCreate", result)?;
         Ok(Self {
             context: context.clone(),

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use super::RehearsalError;
 use super::acts::Acts;
-use super::report::{Failure, Outcome, Report, Step};
+use super::rehearsal_report::{Failure, Outcome, Report, Step};
 use super::trial::{Setup, Trial};
 use crate::config::Config;
 use crate::criu::Search;

@@ -19,11 +19,11 @@
 use std::thread;
 use std::time::Duration;
 
+use super::cuda_process::{CheckpointApi, timeout_ms};
 use super::error::{Call, CallError};
 use super::group::{Group, Without};
 use super::loader::Driver;
 use super::map::GpuMap;
-use super::process::{CheckpointApi, timeout_ms};
 use super::state::State;
 use super::sys;
 use crate::clock;

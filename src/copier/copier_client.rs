@@ -9,9 +9,9 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+use super::client_lane::Lane;
+use super::copier_process::Process;
 use super::error::CopierError;
-use super::lane::Lane;
-use super::process::Process;
 use super::wire::{BATCH_MAX, Reply, Request, Socket, VERSION};
 use crate::clock;
 use crate::cuda::GpuUuid;

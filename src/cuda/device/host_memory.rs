@@ -8,8 +8,8 @@ use std::ffi::c_void;
 use std::fmt;
 
 use super::context::Context;
+use super::device_types;
 use super::error::DeviceError;
-use super::sys;
 use crate::shared_memory::SharedMemory;
 
 /// Pinned memory that another process has mapped as well; all contexts of this one may use it. This process never looks
@@ -28,7 +28,7 @@ impl Pinned {
         let functions = context.enter()?;
         let (start, len) = (memory.start().as_ptr().cast(), memory.len());
         // SAFETY: the whole of a mapping, which is unmapped only after it is unpinned.
-        let result = unsafe { (functions.host_register)(start, len, sys::HOST_PORTABLE) };
+        let result = unsafe { (functions.host_register)(start, len, device_types::HOST_PORTABLE) };
         context.check("cuMemHostRegister", result)?;
         Ok(Self {
             context: context.clone(),

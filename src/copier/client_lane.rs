@@ -12,7 +12,7 @@
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 
-use super::client::{SegmentId, answer, say};
+use super::copier_client::{SegmentId, answer, say};
 use super::error::CopierError;
 use super::wire::{Direction, LANE_BYTES, LaneRequest, Part, Reply, Socket};
 use crate::shared_memory::SharedMemory;
