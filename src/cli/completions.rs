@@ -6,7 +6,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{Arg, Command};
 use clap_complete::Shell;
 
-use super::{Failure, PROGRAM, grammar, output};
+use super::{Failure, PROGRAM, grammar, print};
 use crate::config::{Choice, Isolation, RestartPolicy};
 
 /// How `clap_complete` (4.6.11) names us in one half of its bash script, where it takes the hyphen for
@@ -31,7 +31,7 @@ pub(super) fn run(shell: Shell) -> Result<ExitCode, Failure> {
         text.replacen(place, &format!("{place}{what}"), 1)
     };
     let (wrong, right) = BASH_NAMES;
-    output::print(&match shell {
+    print::print(&match shell {
         Shell::Bash => after(&script.replace(wrong, right), BASH_JOB),
         Shell::Zsh => after(&script, ZSH_JOB),
         Shell::Fish => {

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use clap::Subcommand;
 use serde::Serialize;
 
-use super::{Failure, Global, OURS, output};
+use super::{Failure, Global, OURS, print};
 use crate::config::{self, Config, DEFAULT_TOML, Sources};
 use crate::doctor::Lacks;
 use crate::run::chain;
@@ -39,7 +39,7 @@ struct WithOrigins<'a> {
 
 pub(super) fn run(global: &Global, verb: &ConfigVerb) -> Result<ExitCode, Failure> {
     match verb {
-        ConfigVerb::Default => output::print(DEFAULT_TOML),
+        ConfigVerb::Default => print::print(DEFAULT_TOML),
         ConfigVerb::Show { origin } => show(global, *origin),
         ConfigVerb::Check { file } => check(global, file.clone()),
     }
@@ -72,20 +72,20 @@ fn check(global: &Global, file: Option<PathBuf>) -> Result<ExitCode, Failure> {
     });
     let good = errors.is_empty();
     if global.json {
-        output::print_json(&Checked {
+        print::print_json(&Checked {
             good,
             errors,
             warnings,
         })?;
     } else {
         for error in &errors {
-            output::say(error);
+            print::say(error);
         }
         for warning in &warnings {
-            output::say(&format!("warning: {warning}"));
+            print::say(&format!("warning: {warning}"));
         }
         let count = errors.len();
-        output::say(&match count {
+        print::say(&match count {
             0 => "the settings are good; `ckpt-run config show --origin` shows them".to_owned(),
             _ => format!("errors in the settings: {count}"),
         });
@@ -100,10 +100,10 @@ fn check(global: &Global, file: Option<PathBuf>) -> Result<ExitCode, Failure> {
 fn show(global: &Global, with_origins: bool) -> Result<ExitCode, Failure> {
     let loaded = global.load(Vec::new())?;
     match (global.json, with_origins) {
-        (false, false) => output::print(&loaded.config.to_toml()),
-        (false, true) => output::print(&loaded.to_toml_with_origins()),
-        (true, false) => output::print_json(&loaded.config),
-        (true, true) => output::print_json(&WithOrigins {
+        (false, false) => print::print(&loaded.config.to_toml()),
+        (false, true) => print::print(&loaded.to_toml_with_origins()),
+        (true, false) => print::print_json(&loaded.config),
+        (true, true) => print::print_json(&WithOrigins {
             settings: &loaded.config,
             origins: loaded
                 .origins

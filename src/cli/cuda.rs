@@ -8,13 +8,13 @@ use clap::Subcommand;
 use nix::sys::signal::{SigSet, Signal};
 use serde::Serialize;
 
-use super::{Failure, Global, output};
+use super::{Failure, Global, print};
 use crate::cuda::{self, CallError, Driver, GpuMap, State, Step};
 use crate::run::chain;
 
 mod agents;
 mod arguments;
-mod gpus;
+mod gpu_list;
 
 use arguments::{Pids, Return, Stop, Toggle};
 
@@ -95,24 +95,24 @@ pub(super) fn run(global: &Global, verb: &CudaVerb) -> Result<ExitCode, Failure>
         | CudaVerb::Unlock(_)
         | CudaVerb::Suspend(_) => None,
     };
-    let map = onto.map_or(Ok(GpuMap::default()), |onto| onto.map(gpus::here))?;
+    let map = onto.map_or(Ok(GpuMap::default()), |onto| onto.map(gpu_list::here))?;
     let driver = Driver::load().map_err(|error| refused(&error))?;
     let outcome = match verb {
-        CudaVerb::Gpus => return gpus::run(global, &driver),
+        CudaVerb::Gpus => return gpu_list::run(global, &driver),
         verb => act(&driver, verb, map)?,
     };
     if let Some(failure) = &outcome.failure {
-        output::fail(failure);
+        print::fail(failure);
     }
     for line in &outcome.lines {
         if let Some(error) = &line.error {
-            output::fail(error);
+            print::fail(error);
         }
     }
     if global.json {
-        output::print_json(&outcome.lines)?;
+        print::print_json(&outcome.lines)?;
     } else {
-        output::print(&outcome.text())?;
+        print::print(&outcome.text())?;
     }
     Ok(outcome.code())
 }

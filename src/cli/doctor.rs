@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use super::Failure;
-use super::output::{print, print_json};
+use super::print::{print, print_json};
 use crate::criu::Search;
 use crate::doctor::{Check, Status, examine};
 

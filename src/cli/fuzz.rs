@@ -1,7 +1,8 @@
 //! What is shown of an image, for fuzzing.
 
-use super::images::Summary;
-use super::{list, status};
+use super::control::status;
+use super::store::image_names::Summary;
+use super::store::list;
 use crate::history::Entry;
 use crate::store::ImageEntry;
 

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
-use super::{Failure, output, shown};
+use super::{Failure, print, shown};
 use crate::run::generate_key;
 
 #[derive(Debug, Subcommand)]
@@ -21,7 +21,7 @@ pub(super) fn run(verb: &KeyVerb) -> Result<ExitCode, Failure> {
     match verb {
         KeyVerb::Generate { file } => {
             generate_key(file)?;
-            output::say(&format!(
+            print::say(&format!(
                 "wrote a new key to {}: keep a copy in another place, without it no image can be restored",
                 shown(file)
             ));

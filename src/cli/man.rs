@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use clap::Command;
 use clap_mangen::Man;
 
-use super::{Failure, OURS, PROGRAM, grammar, output};
+use super::{Failure, OURS, PROGRAM, grammar, print};
 
 /// Of commands.
 const SECTION: &str = "1";
@@ -19,7 +19,7 @@ pub(super) fn run(folder: Option<&Path>) -> Result<ExitCode, Failure> {
     // Gives verbs the options that all have, and their full names.
     command.build();
     let Some(folder) = folder else {
-        return output::print(&String::from_utf8_lossy(&page(PROGRAM, &command)?));
+        return print::print(&String::from_utf8_lossy(&page(PROGRAM, &command)?));
     };
     let mut pages = Vec::new();
     collect(PROGRAM, &command, &mut pages)?;
@@ -35,7 +35,7 @@ pub(super) fn run(folder: Option<&Path>) -> Result<ExitCode, Failure> {
         let path = folder.join(format!("{name}.{SECTION}"));
         fs::write(&path, content).map_err(failed(&path))?;
     }
-    output::say(&format!(
+    print::say(&format!(
         "{} pages written to {}",
         pages.len(),
         folder.display()

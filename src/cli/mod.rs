@@ -16,33 +16,21 @@ use crate::store::Store;
 
 mod completions;
 mod config;
-mod copy;
+pub(crate) mod control;
 mod cuda;
-mod diff;
 pub mod doctor;
-mod forget;
 #[cfg(any(fuzzing, test))]
 pub(crate) mod fuzz;
-mod images;
 mod key;
-mod list;
 mod man;
-mod output;
-mod pause;
-mod pin;
 mod plan;
-mod portable;
-mod progress;
-mod prune;
+mod print;
+mod progress_bar;
 mod rehearse;
-mod repair;
 mod report;
 mod run;
-mod show;
-mod snapshot;
-mod status;
+pub(crate) mod store;
 mod template;
-mod verify;
 mod wrong_line;
 
 /// What we are called.
@@ -149,13 +137,13 @@ enum Verb {
         all: bool,
     },
     /// Heal damaged images where that is possible, remove those that are lost
-    Repair(repair::RepairArguments),
+    Repair(store::repair::RepairArguments),
     /// Copy an image into another store
-    Copy(copy::CopyArguments),
+    Copy(store::copy::CopyArguments),
     /// Write an image as one file, which `import` reads
-    Export(portable::ExportArguments),
+    Export(store::export::ExportArguments),
     /// Make an image of a file that `export` wrote
-    Import(portable::ImportArguments),
+    Import(store::export::ImportArguments),
     /// Keep an image whatever the rules say, until it is unpinned
     Pin {
         /// Its id, or `latest`
@@ -175,7 +163,7 @@ enum Verb {
         image: String,
     },
     /// Remove images: those named, or those that no rule keeps
-    Forget(forget::ForgetArguments),
+    Forget(store::forget::ForgetArguments),
     /// Remove what no image needs, and give its space back
     Prune {
         /// Only say what would go
@@ -224,7 +212,7 @@ pub fn main() -> ExitCode {
     match chosen(line).and_then(|(global, verb)| dispatch(&global, verb)) {
         Ok(code) => code,
         Err(failure) => {
-            output::fail(&failure.text);
+            print::fail(&failure.text);
             ExitCode::from(failure.code)
         }
     }
@@ -286,24 +274,24 @@ fn dispatch(global: &Global, verb: Verb) -> Result<ExitCode, Failure> {
         Verb::Run(arguments) => run::run(global, arguments),
         Verb::Restore(arguments) => run::restore(global, &arguments),
         Verb::Rehearse(arguments) => rehearse::run(global, arguments),
-        Verb::Snapshot => snapshot::run(global),
-        Verb::Pause => pause::pause(global),
-        Verb::Unpause { wait } => pause::unpause(global, wait),
-        Verb::Stop => pause::stop(global),
-        Verb::Status { watch } => status::run(global, watch),
+        Verb::Snapshot => control::snapshot::run(global),
+        Verb::Pause => control::pause::pause(global),
+        Verb::Unpause { wait } => control::pause::unpause(global, wait),
+        Verb::Stop => control::pause::stop(global),
+        Verb::Status { watch } => control::status::run(global, watch),
         Verb::Report(arguments) => report::run(global, &arguments),
-        Verb::List => list::run(global),
-        Verb::Show { image } => show::run(global, &image),
-        Verb::Diff { from, to } => diff::run(global, &from, &to),
-        Verb::Verify { images, all: _ } => verify::run(global, &images),
-        Verb::Repair(arguments) => repair::run(global, &arguments),
-        Verb::Copy(arguments) => copy::run(global, &arguments),
-        Verb::Export(arguments) => portable::export(global, &arguments),
-        Verb::Import(arguments) => portable::import(global, &arguments),
-        Verb::Pin { image, note } => pin::pin(global, &image, &note),
-        Verb::Unpin { image } => pin::unpin(global, &image),
-        Verb::Forget(arguments) => forget::run(global, &arguments),
-        Verb::Prune { dry_run } => prune::run(global, dry_run),
+        Verb::List => store::list::run(global),
+        Verb::Show { image } => store::show::run(global, &image),
+        Verb::Diff { from, to } => store::diff::run(global, &from, &to),
+        Verb::Verify { images, all: _ } => store::verify::run(global, &images),
+        Verb::Repair(arguments) => store::repair::run(global, &arguments),
+        Verb::Copy(arguments) => store::copy::run(global, &arguments),
+        Verb::Export(arguments) => store::export::export(global, &arguments),
+        Verb::Import(arguments) => store::export::import(global, &arguments),
+        Verb::Pin { image, note } => store::pin::pin(global, &image, &note),
+        Verb::Unpin { image } => store::pin::unpin(global, &image),
+        Verb::Forget(arguments) => store::forget::run(global, &arguments),
+        Verb::Prune { dry_run } => store::prune::run(global, dry_run),
         Verb::Plan(arguments) => plan::run(global, arguments),
         Verb::Template(arguments) => template::run(global, &arguments),
         Verb::Doctor => {

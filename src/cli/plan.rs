@@ -7,7 +7,7 @@ use clap::Args;
 use comfy_table::{Table, TableStyle};
 use serde::Serialize;
 
-use super::{Failure, Global, open, output};
+use super::{Failure, Global, open, print};
 use crate::config::{Config, Override, format_percent, parse_duration};
 use crate::history::percent;
 use crate::supervisor::policy::interval::{Chosen, Cost, Rules, Seen, choose, rough};
@@ -67,14 +67,14 @@ pub(super) fn run(global: &Global, arguments: PlanArguments) -> Result<ExitCode,
     let rules = Rules::from(&config.snapshot);
     let chosen = choose(rules, seen);
     if global.json {
-        return output::print_json(&data(rules, seen, &chosen));
+        return print::print_json(&data(rules, seen, &chosen));
     }
     let freeze = match (arguments.freeze, chosen.measured) {
         (Some(_), _) => "as given",
         (None, true) => "mean freeze of the run's newest images",
         (None, false) => "assumed: there is no image yet; --freeze TIME says what it is",
     };
-    output::print(&format!(
+    print::print(&format!(
         "{}\n",
         table(rules, seen, &chosen, freeze).trim_fmt()
     ))

@@ -10,7 +10,7 @@ use std::time::Duration;
 use clap::Args;
 use nix::libc::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
-use super::{Failure, Global, output};
+use super::{Failure, Global, print};
 use crate::config::parse_duration;
 use crate::history::time_in_words;
 use crate::rehearsal::{Options, Outcome, RehearsalError, Report, Step, rehearse};
@@ -56,7 +56,7 @@ pub(super) fn run(global: &Global, arguments: RehearseArguments) -> Result<ExitC
         let number = i32::try_from(signal.load(Ordering::SeqCst)).unwrap_or(0);
         (number != 0).then_some(number)
     };
-    output::say(WARNING);
+    print::say(WARNING);
     let options = Options {
         program: std::env::current_exe()?,
         config,
@@ -70,14 +70,14 @@ pub(super) fn run(global: &Global, arguments: RehearseArguments) -> Result<ExitC
     let mut tell = |step: &Step| {
         if !global.json {
             // The result is told at the end, too.
-            let _ = output::print(&line(step));
+            let _ = print::print(&line(step));
         }
     };
     let report = rehearse(options, &mut tell).map_err(failure)?;
     if global.json {
-        output::print_json(&report)?;
+        print::print_json(&report)?;
     } else {
-        output::print(&verdict(&report))?;
+        print::print(&verdict(&report))?;
     }
     Ok(ExitCode::from(u8::from(!report.pass)))
 }

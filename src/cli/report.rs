@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use super::{Failure, Global, open, output, shown};
+use super::{Failure, Global, open, print, shown};
 use crate::config::Config;
 use crate::history;
 use crate::report::{Machine, Story, page};
@@ -47,7 +47,7 @@ pub(super) fn run(global: &Global, arguments: &ReportArguments) -> Result<ExitCo
     match &arguments.output {
         Some(path) => write(path, &text)
             .map_err(|error| refused(&format!("cannot write {}: {error}", path.display())))?,
-        None => return output::print(&text),
+        None => return print::print(&text),
     }
     Ok(ExitCode::SUCCESS)
 }

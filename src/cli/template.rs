@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use super::{Failure, Global, output};
+use super::{Failure, Global, print};
 use crate::config::Override;
 use crate::run::OURS;
 
@@ -224,11 +224,11 @@ pub(super) fn run(global: &Global, arguments: &TemplateArguments) -> Result<Exit
     );
     match &arguments.output {
         Some(path) => write(path, &text),
-        None if global.json => output::print_json(&Data {
+        None if global.json => print::print_json(&Data {
             name: template.name,
             text,
         }),
-        None => output::print(&text),
+        None => print::print(&text),
     }
 }
 
@@ -248,7 +248,7 @@ struct Data {
 fn write(path: &Path, text: &str) -> Result<ExitCode, Failure> {
     let written = File::create_new(path).and_then(|mut file| file.write_all(text.as_bytes()));
     written.map_err(|error| refused(format!("cannot write {}: {error}", path.display())))?;
-    output::say(&format!("wrote {}", path.display()));
+    print::say(&format!("wrote {}", path.display()));
     Ok(ExitCode::SUCCESS)
 }
 

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::error::{ContextKind, ErrorKind};
 
-use super::{PROGRAM, grammar, output};
+use super::{PROGRAM, grammar, print};
 use crate::run::OURS;
 
 /// Least likeness of a word to a verb to be taken for it: a wrong letter in a short one (`lst`, `snapshto`).
@@ -43,10 +43,10 @@ pub(super) fn explain(mut error: clap::Error, arguments: &[OsString]) -> ExitCod
             .map(|word| word.to_string_lossy().into_owned())
             .collect();
         if let Some(line) = with_verb(&words) {
-            output::say(&format!("did you mean: {line}"));
+            print::say(&format!("did you mean: {line}"));
         }
         if let Some(line) = with_dashes(&words) {
-            output::say(&format!("to run a command, put -- before it: {line}"));
+            print::say(&format!("to run a command, put -- before it: {line}"));
         }
     }
     ExitCode::from(OURS)

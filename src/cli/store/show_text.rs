@@ -2,8 +2,8 @@
 
 use std::fmt::{self, Write as _};
 
-use super::Shown;
-use crate::cli::output::plain;
+use super::show::Shown;
+use crate::cli::print::plain;
 use crate::job::{Access, MemoryUse, OpenFile, ProcessAccount};
 use crate::run::{CudaFacts, GpuFacts, ImageFacts, StreamKind, Trigger, size};
 

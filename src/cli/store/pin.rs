@@ -6,30 +6,30 @@ use std::process::ExitCode;
 
 use serde_json::json;
 
-use super::images::find;
-use super::{Failure, Global, output};
+use super::image_names::find;
+use crate::cli::{Failure, Global, print};
 
-pub(super) fn pin(global: &Global, image: &str, note: &str) -> Result<ExitCode, Failure> {
+pub(crate) fn pin(global: &Global, image: &str, note: &str) -> Result<ExitCode, Failure> {
     let store = global.open()?;
     let id = find(&store, image)?;
     store.pin(id, note)?;
     if global.json {
-        return output::print_json(&json!({ "id": id, "pinned": true }));
+        return print::print_json(&json!({ "id": id, "pinned": true }));
     }
-    output::print(&format!("{id} pinned\n"))
+    print::print(&format!("{id} pinned\n"))
 }
 
-pub(super) fn unpin(global: &Global, image: &str) -> Result<ExitCode, Failure> {
+pub(crate) fn unpin(global: &Global, image: &str) -> Result<ExitCode, Failure> {
     let store = global.open()?;
     let id = find(&store, image)?;
     let was_pinned = store.unpin(id)?;
     if global.json {
-        return output::print_json(&json!({ "id": id, "pinned": false, "was_pinned": was_pinned }));
+        return print::print_json(&json!({ "id": id, "pinned": false, "was_pinned": was_pinned }));
     }
     let what = if was_pinned {
         "unpinned"
     } else {
         "was not pinned"
     };
-    output::print(&format!("{id} {what}\n"))
+    print::print(&format!("{id} {what}\n"))
 }

@@ -8,9 +8,9 @@ use std::process::ExitCode;
 use clap::Args;
 use serde::Serialize;
 
-use super::images::{find, tell_other_run};
-use super::progress::Progress;
-use super::{Failure, Global, output, shown};
+use super::image_names::{find, tell_other_run};
+use crate::cli::progress_bar::Progress;
+use crate::cli::{Failure, Global, print, shown};
 use crate::restore::companions;
 use crate::run::{ImageFacts, OURS, read_key, size};
 use crate::store::{Exported, Form, ImageId, OpenError, PortableReader, Store};
@@ -22,7 +22,7 @@ const SOURCE_BYTES: usize = 1 << 20;
 
 /// What is written where.
 #[derive(Debug, Args)]
-pub(super) struct ExportArguments {
+pub(crate) struct ExportArguments {
     /// The image's id, or `latest`
     image: String,
     /// The file, which must not be there yet, or `-` for stdout
@@ -34,7 +34,7 @@ pub(super) struct ExportArguments {
 
 /// What is read.
 #[derive(Debug, Args)]
-pub(super) struct ImportArguments {
+pub(crate) struct ImportArguments {
     /// The file, or `-` for stdin
     file: PathBuf,
 }
@@ -59,7 +59,7 @@ struct ImportReport {
     stored_bytes: u64,
 }
 
-pub(super) fn export(global: &Global, arguments: &ExportArguments) -> Result<ExitCode, Failure> {
+pub(crate) fn export(global: &Global, arguments: &ExportArguments) -> Result<ExitCode, Failure> {
     let config = global.load(Vec::new())?.config;
     let to_stdout = arguments.file == Path::new(PIPE);
     check_target(global, &arguments.file, to_stdout)?;
@@ -116,7 +116,7 @@ fn report(
 ) -> Result<ExitCode, Failure> {
     let file = file.display().to_string();
     if global.json {
-        return output::print_json(&ExportReport {
+        return print::print_json(&ExportReport {
             id: exported.id,
             file,
             raw_bytes: exported.raw_bytes,
@@ -130,7 +130,7 @@ fn report(
         "not encrypted: it holds every secret that the job had in memory"
     };
     let place = if to_stdout { "stdout" } else { &file };
-    output::say(&format!(
+    print::say(&format!(
         "image {} ({}) written to {place} ({}), {form}",
         exported.id,
         size(exported.raw_bytes),
@@ -139,7 +139,7 @@ fn report(
     Ok(ExitCode::SUCCESS)
 }
 
-pub(super) fn import(global: &Global, arguments: &ImportArguments) -> Result<ExitCode, Failure> {
+pub(crate) fn import(global: &Global, arguments: &ImportArguments) -> Result<ExitCode, Failure> {
     let config = global.load(Vec::new())?.config;
     let key = read_key(&config.encryption)?;
     let source = source(&arguments.file)?;
@@ -166,16 +166,16 @@ pub(super) fn import(global: &Global, arguments: &ImportArguments) -> Result<Exi
         stored_bytes: image.stored_bytes,
     };
     if global.json {
-        return output::print_json(&report);
+        return print::print_json(&report);
     }
-    output::say(&format!(
+    print::say(&format!(
         "image {} ({}) of {}, which grew by {}",
         report.id,
         size(report.raw_bytes),
         report.store,
         size(report.stored_bytes)
     ));
-    output::print(&format!("{}\n", report.id))
+    print::print(&format!("{}\n", report.id))
 }
 
 fn source(file: &Path) -> Result<Box<dyn Read>, Failure> {

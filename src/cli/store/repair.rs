@@ -6,15 +6,15 @@ use std::process::ExitCode;
 use clap::Args;
 use serde::Serialize;
 
-use super::progress::Progress;
 use super::verify::Findings;
-use super::{Failure, Global, open, output};
+use crate::cli::progress_bar::Progress;
+use crate::cli::{Failure, Global, open, print};
 use crate::run::size;
 use crate::store::{ImageId, Marks, PackName, Remedy, Repaired, RepairedImage};
 
 /// How a store is repaired.
 #[derive(Debug, Args)]
-pub(super) struct RepairArguments {
+pub(crate) struct RepairArguments {
     /// Show what would be done, and do nothing
     #[arg(long)]
     dry_run: bool,
@@ -46,7 +46,7 @@ struct ShownImage {
     findings: Findings,
 }
 
-pub(super) fn run(global: &Global, arguments: &RepairArguments) -> Result<ExitCode, Failure> {
+pub(crate) fn run(global: &Global, arguments: &RepairArguments) -> Result<ExitCode, Failure> {
     let config = global.load(Vec::new())?.config;
     let store = open(&config)?;
     let lock = store.lock()?;
@@ -60,23 +60,23 @@ pub(super) fn run(global: &Global, arguments: &RepairArguments) -> Result<ExitCo
     drop(progress);
     let shown = shown(plan.outcome(), arguments.dry_run);
     if !global.json {
-        output::print(&text(&shown, plan.outcome().is_nothing())?)?;
+        print::print(&text(&shown, plan.outcome().is_nothing())?)?;
     }
     if arguments.dry_run {
         return if global.json {
-            output::print_json(&shown)
+            print::print_json(&shown)
         } else {
             Ok(ExitCode::SUCCESS)
         };
     }
     let done = self::shown(&plan.apply()?, false);
     if global.json {
-        return output::print_json(&done);
+        return print::print_json(&done);
     }
     for (image, planned) in done.images.iter().zip(&shown.images) {
         if image.action != planned.action {
             let id = image.findings.id;
-            output::say(&format!("image {id} was pinned meanwhile and stays"));
+            print::say(&format!("image {id} was pinned meanwhile and stays"));
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
-use super::{Failure, Global, output};
+use crate::cli::{Failure, Global, print};
 use crate::run::{Copies, size};
 use crate::store::{ImageId, LockError, Swept};
 
@@ -24,11 +24,11 @@ struct Report {
     unreadable: Vec<ImageId>,
 }
 
-pub(super) fn run(global: &Global, dry_run: bool) -> Result<ExitCode, Failure> {
+pub(crate) fn run(global: &Global, dry_run: bool) -> Result<ExitCode, Failure> {
     let store = global.open()?;
     let (copies, swept) = match store.lock() {
         Err(LockError::Held { holder, .. }) if dry_run => {
-            output::say(&format!(
+            print::say(&format!(
                 "the store is in use by {holder}: what it may just be writing, and copies of ckpt-run, are left out"
             ));
             (Copies::default(), store.prunable_beside_writer()?)
@@ -46,14 +46,14 @@ pub(super) fn run(global: &Global, dry_run: bool) -> Result<ExitCode, Failure> {
     };
     let report = report(dry_run, &copies, swept);
     for id in &report.unreadable {
-        output::say(&format!(
+        print::say(&format!(
             "image {id} cannot be read, so what it may need stays; `ckpt-run forget {id}` lets it go"
         ));
     }
     if global.json {
-        return output::print_json(&report);
+        return print::print_json(&report);
     }
-    output::print(&text(&report))
+    print::print(&text(&report))
 }
 
 fn report(dry_run: bool, copies: &Copies, swept: Swept) -> Report {

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use comfy_table::{CellAlignment, Table, TableStyle};
 
-use super::images::{Life, Summary};
-use super::{Failure, Global, output, shown};
+use super::image_names::{Life, Summary};
+use crate::cli::{Failure, Global, print, shown};
 use crate::clock;
 use crate::history::time_in_words;
 use crate::run::{RunState, size};
 
-pub(super) fn run(global: &Global) -> Result<ExitCode, Failure> {
+pub(crate) fn run(global: &Global) -> Result<ExitCode, Failure> {
     let store = global.open()?;
     // What cannot be read here ends the run that needs it, in words.
     let run = RunState::load(store.path()).ok().flatten();
@@ -19,16 +19,16 @@ pub(super) fn run(global: &Global) -> Result<ExitCode, Failure> {
     let images = images.iter().map(|image| Summary::of(image, run.as_ref()));
     let images: Vec<Summary> = images.collect();
     if global.json {
-        return output::print_json(&images);
+        return print::print_json(&images);
     }
     if images.is_empty() {
-        output::say(&format!("no images in {} yet", shown(store.path())));
+        print::say(&format!("no images in {} yet", shown(store.path())));
         return Ok(ExitCode::SUCCESS);
     }
-    output::print(&format!("{}\n", table(&images).trim_fmt()))
+    print::print(&format!("{}\n", table(&images).trim_fmt()))
 }
 
-pub(super) fn table(images: &[Summary]) -> Table {
+pub(crate) fn table(images: &[Summary]) -> Table {
     let mut table = Table::new();
     table
         .load_style(TableStyle::new())

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use serde::Serialize;
 
 use super::refused;
-use crate::cli::{Failure, Global, output};
+use crate::cli::{Failure, Global, print};
 use crate::cuda::{self, Driver, Gpu, GpuUuid, UuidError};
 use crate::run::size;
 
@@ -52,7 +52,7 @@ pub(super) fn run(global: &Global, driver: &Driver) -> Result<ExitCode, Failure>
         gpus: inventory.gpus.into_iter().map(Device::from).collect(),
     };
     if global.json {
-        return output::print_json(&machine);
+        return print::print_json(&machine);
     }
     let onto = if can.gpu_map {
         "also onto other GPUs of the same model (--gpu-map)"
@@ -70,7 +70,7 @@ pub(super) fn run(global: &Global, driver: &Driver) -> Result<ExitCode, Failure>
         let memory = memory.unwrap_or_default();
         format!("{}  {}  {}{memory}\n", gpu.index, gpu.uuid, gpu.name)
     });
-    output::print(&(head + &lines.collect::<String>()))
+    print::print(&(head + &lines.collect::<String>()))
 }
 
 /// The GPUs of this machine, in its order.

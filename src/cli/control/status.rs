@@ -6,14 +6,14 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
-use super::{Failure, Global, output};
+use crate::cli::{Failure, Global, print};
 use crate::history::{Freeze, counted, time_in_words};
 use crate::run::size;
 use crate::store::Usage;
 use crate::supervisor::{ControlError, State, Status, request_status, status_of_store};
 
 #[cfg(any(fuzzing, test))]
-pub(super) mod fuzz;
+pub(crate) mod fuzz;
 mod live;
 mod view;
 
@@ -22,7 +22,7 @@ const NOT_RUNNING: u8 = 3;
 /// Between two looks at a run that is watched: as often as a reader takes notice.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-pub(super) fn run(global: &Global, watch: bool) -> Result<ExitCode, Failure> {
+pub(crate) fn run(global: &Global, watch: bool) -> Result<ExitCode, Failure> {
     let store = global.load(Vec::new())?.config.store;
     let terminal = io::stdout().is_terminal() && io::stdin().is_terminal();
     if watch && terminal && !global.json {
@@ -76,10 +76,10 @@ fn differs(one: &Status, other: &Status) -> bool {
 
 fn print(global: &Global, status: &Status, line: bool) -> Result<ExitCode, Failure> {
     match (global.json, line) {
-        (true, true) => output::print(&format!("{}\n", serde_json::to_string(status)?)),
-        (true, false) => output::print_json(status),
-        (false, true) => output::print(&format!("{}\n", in_a_line(status))),
-        (false, false) => output::print(&in_full(status)),
+        (true, true) => print::print(&format!("{}\n", serde_json::to_string(status)?)),
+        (true, false) => print::print_json(status),
+        (false, true) => print::print(&format!("{}\n", in_a_line(status))),
+        (false, false) => print::print(&in_full(status)),
     }
 }
 
@@ -147,7 +147,7 @@ fn in_a_line(status: &Status) -> String {
 fn in_full(status: &Status) -> String {
     let mut head = headline(status);
     if !status.command.is_empty() {
-        head = format!("{head}: {}", output::plain(&status.command.join(" ")));
+        head = format!("{head}: {}", print::plain(&status.command.join(" ")));
     }
     let rows = lines(status).map(|(name, value)| format!("  {name:<10}{value}\n"));
     format!("{head}\n{}", rows.collect::<String>())

@@ -2,14 +2,14 @@
 
 use serde::Serialize;
 
-use super::{Failure, output, shown};
+use crate::cli::{Failure, print, shown};
 use crate::clock;
 use crate::run::{ImageFacts, OURS, RunState};
 use crate::store::{ImageEntry, ImageId, Store};
 
 /// An image in a list.
 #[derive(Debug, Serialize)]
-pub(super) struct Summary {
+pub(crate) struct Summary {
     pub id: ImageId,
     /// RFC 3339, UTC.
     pub created: String,
@@ -32,7 +32,7 @@ pub(super) struct Summary {
 /// Whose an image is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Life {
+pub(crate) enum Life {
     /// Of the run that the store is at, which may go on from it.
     Present,
     /// Of that run, which went back to an older one since.
@@ -75,7 +75,7 @@ impl Summary {
 }
 
 /// What was said when the image was pinned, if anything.
-pub(super) fn note(entry: &ImageEntry) -> Option<String> {
+pub(crate) fn note(entry: &ImageEntry) -> Option<String> {
     entry.pinned.clone().filter(|note| !note.is_empty())
 }
 
@@ -89,12 +89,12 @@ fn milliseconds(seconds: f64) -> u64 {
 }
 
 /// Says how to go on from an image that came into a store which is at another run.
-pub(super) fn tell_other_run(store: &Store, id: ImageId, meta: &[u8]) {
+pub(crate) fn tell_other_run(store: &Store, id: ImageId, meta: &[u8]) {
     // A state that cannot be read is told of by who needs it.
     if let Ok(Some(state)) = RunState::load(store.path())
         && state.is_another_than_of(meta)
     {
-        output::say(&format!(
+        print::say(&format!(
             "image {id} is of another run than the store is at ({}); to go on from it: ckpt-run --store {} restore {id}",
             state.command.join(" "),
             shown(store.path())
@@ -103,7 +103,7 @@ pub(super) fn tell_other_run(store: &Store, id: ImageId, meta: &[u8]) {
 }
 
 /// Finds the image that `name` means: a number, or `latest`.
-pub(super) fn find(store: &Store, name: &str) -> Result<ImageId, Failure> {
+pub(crate) fn find(store: &Store, name: &str) -> Result<ImageId, Failure> {
     if name == "latest" {
         let newest = store
             .images()?

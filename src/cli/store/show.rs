@@ -1,13 +1,11 @@
 //! `ckpt-run show`: all about one image.
 
-mod text;
-
 use std::process::ExitCode;
 
 use serde::Serialize;
 
-use super::images::{find, note};
-use super::{Failure, Global, output};
+use super::image_names::{find, note};
+use crate::cli::{Failure, Global, print};
 use crate::clock;
 use crate::job::MemoryUse;
 use crate::run::{ImageFacts, StreamKind};
@@ -15,29 +13,29 @@ use crate::store::ImageId;
 
 /// An image as `show --json` prints it.
 #[derive(Serialize)]
-struct Shown<'a> {
-    id: ImageId,
-    created: String,
-    raw_bytes: u64,
-    stored_bytes: u64,
-    damaged: Option<&'a str>,
-    pinned: bool,
-    note: Option<String>,
+pub(super) struct Shown<'a> {
+    pub(super) id: ImageId,
+    pub(super) created: String,
+    pub(super) raw_bytes: u64,
+    pub(super) stored_bytes: u64,
+    pub(super) damaged: Option<&'a str>,
+    pub(super) pinned: bool,
+    pub(super) note: Option<String>,
     #[serde(flatten)]
-    facts: &'a ImageFacts,
+    pub(super) facts: &'a ImageFacts,
     /// Host memory of its processes together; `None` in images that do not tell.
-    memory: Option<MemoryUse>,
-    streams: Vec<StreamSize<'a>>,
+    pub(super) memory: Option<MemoryUse>,
+    pub(super) streams: Vec<StreamSize<'a>>,
 }
 
 #[derive(Serialize)]
-struct StreamSize<'a> {
+pub(super) struct StreamSize<'a> {
     name: &'a str,
-    kind: StreamKind,
-    bytes: u64,
+    pub(super) kind: StreamKind,
+    pub(super) bytes: u64,
 }
 
-pub(super) fn run(global: &Global, image: &str) -> Result<ExitCode, Failure> {
+pub(crate) fn run(global: &Global, image: &str) -> Result<ExitCode, Failure> {
     let store = global.open()?;
     let id = find(&store, image)?;
     let manifest = store.manifest(id)?;
@@ -64,9 +62,9 @@ pub(super) fn run(global: &Global, image: &str) -> Result<ExitCode, Failure> {
             .collect(),
     };
     if global.json {
-        return output::print_json(&shown);
+        return print::print_json(&shown);
     }
-    output::print(&text::text(&shown)?)
+    print::print(&super::show_text::text(&shown)?)
 }
 
 fn memory(facts: &ImageFacts) -> Option<MemoryUse> {

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use clap::Args;
 use serde::Serialize;
 
-use super::images::find;
-use super::{Failure, Global, open, output};
+use super::image_names::find;
+use crate::cli::{Failure, Global, open, print};
 use crate::clock;
 use crate::config::Override;
 use crate::run::{RunState, size};
@@ -15,7 +15,7 @@ use crate::store::{Effort, Fate, GoesOn, ImageId, Planned};
 
 /// What may go. Without images the rules decide: these, and the settings for those that are not given.
 #[derive(Debug, Args)]
-pub(super) struct ForgetArguments {
+pub(crate) struct ForgetArguments {
     /// Their ids; the rules do not matter then
     #[arg(conflicts_with_all = ["keep_last", "keep_within", "keep_hourly", "keep_daily"])]
     images: Vec<String>,
@@ -68,7 +68,7 @@ struct Line {
     reason: &'static str,
 }
 
-pub(super) fn run(global: &Global, arguments: &ForgetArguments) -> Result<ExitCode, Failure> {
+pub(crate) fn run(global: &Global, arguments: &ForgetArguments) -> Result<ExitCode, Failure> {
     let config = global.load(arguments.overrides())?.config;
     let store = open(&config)?;
     // The lock first: what is planned is what there is.
@@ -97,7 +97,7 @@ pub(super) fn run(global: &Global, arguments: &ForgetArguments) -> Result<ExitCo
         Some(lock) => {
             let forgotten = store.forget(&lock, &plan, Effort::Thorough, goes_on)?;
             for id in &forgotten.spared {
-                output::say(&format!(
+                print::say(&format!(
                     "image {id} stays: it was pinned meanwhile, or is the newest good one to go on from"
                 ));
             }
@@ -131,7 +131,7 @@ fn report(
         bytes,
     };
     if global.json {
-        return output::print_json(&report);
+        return print::print_json(&report);
     }
     let (goes, least) = if dry_run {
         ("would be removed", "at least ")
@@ -146,9 +146,9 @@ fn report(
         };
         format!("{id} {what} ({reason})\n")
     });
-    output::print(&lines.collect::<String>())?;
+    print::print(&lines.collect::<String>())?;
     let count = removed(plan).len();
-    output::say(&format!(
+    print::say(&format!(
         "images {goes}: {count}, {least}{} given back",
         size(bytes)
     ));

@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use clap::Args;
 use serde::Serialize;
 
-use super::images::{find, tell_other_run};
-use super::progress::Progress;
-use super::{Failure, Global, output, shown};
+use super::image_names::{find, tell_other_run};
+use crate::cli::progress_bar::Progress;
+use crate::cli::{Failure, Global, print, shown};
 use crate::config::Cpus;
 use crate::restore::companions;
 use crate::run::{ImageFacts, read_key, size};
@@ -19,7 +19,7 @@ const BUFFER_BYTES: u64 = 64 << 20;
 
 /// What is copied where.
 #[derive(Debug, Args)]
-pub(super) struct CopyArguments {
+pub(crate) struct CopyArguments {
     /// The image's id, or `latest`
     image: String,
     /// Folder of the other store; created if it is not there, encrypted if the settings
@@ -39,7 +39,7 @@ struct Copied {
     stored_bytes: u64,
 }
 
-pub(super) fn run(global: &Global, arguments: &CopyArguments) -> Result<ExitCode, Failure> {
+pub(crate) fn run(global: &Global, arguments: &CopyArguments) -> Result<ExitCode, Failure> {
     let config = global.load(Vec::new())?.config;
     let key = read_key(&config.encryption)?;
     let from = match Store::open_with(&config.store, key.as_ref()) {
@@ -78,14 +78,14 @@ pub(super) fn run(global: &Global, arguments: &CopyArguments) -> Result<ExitCode
         stored_bytes: copy.stored_bytes,
     };
     if global.json {
-        return output::print_json(&copied);
+        return print::print_json(&copied);
     }
-    output::say(&format!(
+    print::say(&format!(
         "image {source} ({}) is image {} of {}, which grew by {}",
         size(copied.raw_bytes),
         copied.id,
         copied.to,
         size(copied.stored_bytes),
     ));
-    output::print(&format!("{}\n", copied.id))
+    print::print(&format!("{}\n", copied.id))
 }

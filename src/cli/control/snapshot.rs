@@ -2,14 +2,14 @@
 
 use std::process::ExitCode;
 
-use super::{Failure, Global, output};
+use crate::cli::{Failure, Global, print};
 use crate::supervisor::request_snapshot;
 
-pub(super) fn run(global: &Global) -> Result<ExitCode, Failure> {
+pub(crate) fn run(global: &Global) -> Result<ExitCode, Failure> {
     let store = global.load(Vec::new())?.config.store;
     let id = request_snapshot(&store)?;
     if global.json {
-        return output::print_json(&serde_json::json!({ "id": id }));
+        return print::print_json(&serde_json::json!({ "id": id }));
     }
-    output::print(&format!("{id}\n"))
+    print::print(&format!("{id}\n"))
 }

@@ -5,9 +5,9 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
-use super::images::find;
-use super::output::plain;
-use super::{Failure, Global, output};
+use super::image_names::find;
+use crate::cli::print::plain;
+use crate::cli::{Failure, Global, print};
 use crate::job::{Access, MemoryUse};
 use crate::run::{ImageFacts, StreamKind, size};
 use crate::store::compare;
@@ -99,7 +99,7 @@ impl ChunkBytes {
     }
 }
 
-pub(super) fn run(global: &Global, from: &str, to: &str) -> Result<ExitCode, Failure> {
+pub(crate) fn run(global: &Global, from: &str, to: &str) -> Result<ExitCode, Failure> {
     let store = global.open()?;
     let [from, to] = [find(&store, from)?, find(&store, to)?];
     let (older, newer) = (store.manifest(from)?, store.manifest(to)?);
@@ -125,9 +125,9 @@ pub(super) fn run(global: &Global, from: &str, to: &str) -> Result<ExitCode, Fai
         resized: resized(&files(&before), &files(&after)),
     };
     if global.json {
-        return output::print_json(&difference);
+        return print::print_json(&difference);
     }
-    output::print(&text(&difference))
+    print::print(&text(&difference))
 }
 
 fn gpu_bytes(facts: &ImageFacts) -> u64 {

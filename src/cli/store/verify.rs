@@ -4,9 +4,9 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
-use super::images::find;
-use super::progress::Progress;
-use super::{Failure, Global, open, output};
+use super::image_names::find;
+use crate::cli::progress_bar::Progress;
+use crate::cli::{Failure, Global, open, print};
 use crate::run::{chain, size};
 use crate::store::{BadRun, ImageId, ImageReport, Selection, Verdict};
 
@@ -15,13 +15,13 @@ const NOT_WHOLE: u8 = 1;
 
 /// What is wrong with an image, in words. The CLI's JSON.
 #[derive(Debug, Serialize)]
-pub(super) struct Findings {
-    pub(super) id: ImageId,
+pub(crate) struct Findings {
+    pub(crate) id: ImageId,
     good: bool,
     verdict: &'static str,
     raw_bytes: u64,
     /// Why it was set aside, which says nothing of its bytes.
-    pub(super) set_aside: Option<String>,
+    pub(crate) set_aside: Option<String>,
     /// Why its manifest cannot be read.
     manifest: Option<String>,
     /// What is wrong with its packs.
@@ -88,7 +88,7 @@ impl From<&BadRun> for Run {
 
 impl Findings {
     /// Everything that is wrong, a line each.
-    pub(super) fn problems(&self) -> Vec<String> {
+    pub(crate) fn problems(&self) -> Vec<String> {
         let streams = self.streams.iter().flat_map(|stream| {
             let text = |run: &Run| format!("{}: {}", stream.name, run.text);
             stream.runs.iter().map(text)
@@ -116,7 +116,7 @@ impl Findings {
     }
 }
 
-pub(super) fn run(global: &Global, names: &[String]) -> Result<ExitCode, Failure> {
+pub(crate) fn run(global: &Global, names: &[String]) -> Result<ExitCode, Failure> {
     let config = global.load(Vec::new())?.config;
     let store = open(&config)?;
     let named = names
@@ -131,16 +131,16 @@ pub(super) fn run(global: &Global, names: &[String]) -> Result<ExitCode, Failure
     let report = store.verify_all(images, &|done, total| progress.show(done, total))?;
     drop(progress);
     for image in &report.gone {
-        output::say(&format!(
+        print::say(&format!(
             "image {image} was removed while it was being read"
         ));
     }
     let findings: Vec<Findings> = report.images.iter().map(Findings::from).collect();
     if global.json {
-        output::print_json(&findings)?;
+        print::print_json(&findings)?;
     } else {
         let lines: Vec<String> = findings.iter().map(Findings::text).collect();
-        output::print(&lines.concat())?;
+        print::print(&lines.concat())?;
     }
     Ok(if report.is_whole() {
         ExitCode::SUCCESS

@@ -4,42 +4,42 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
-use super::{Failure, Global, output};
+use crate::cli::{Failure, Global, print};
 use crate::store::ImageId;
 use crate::supervisor::{ControlError, request_pause, request_stop, request_unpause};
 
 /// Between two looks at the GPUs: the driver tells nobody when memory gets free.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-pub(super) fn pause(global: &Global) -> Result<ExitCode, Failure> {
+pub(crate) fn pause(global: &Global) -> Result<ExitCode, Failure> {
     let store = global.load(Vec::new())?.config.store;
     print(global, request_pause(&store)?)
 }
 
-pub(super) fn stop(global: &Global) -> Result<ExitCode, Failure> {
+pub(crate) fn stop(global: &Global) -> Result<ExitCode, Failure> {
     let store = global.load(Vec::new())?.config.store;
     print(global, request_stop(&store)?)
 }
 
 fn print(global: &Global, id: ImageId) -> Result<ExitCode, Failure> {
     if global.json {
-        return output::print_json(&serde_json::json!({ "id": id }));
+        return print::print_json(&serde_json::json!({ "id": id }));
     }
-    output::print(&format!("{id}\n"))
+    print::print(&format!("{id}\n"))
 }
 
-pub(super) fn unpause(global: &Global, wait: bool) -> Result<ExitCode, Failure> {
+pub(crate) fn unpause(global: &Global, wait: bool) -> Result<ExitCode, Failure> {
     let store = global.load(Vec::new())?.config.store;
     let mut said = false;
     loop {
         match request_unpause(&store) {
             Ok(()) if global.json => {
-                return output::print_json(&serde_json::json!({ "unpaused": true }));
+                return print::print_json(&serde_json::json!({ "unpaused": true }));
             }
             Ok(()) => return Ok(ExitCode::SUCCESS),
             Err(ControlError::NotYet(reason)) if wait => {
                 if !said && !global.quiet {
-                    output::say(&format!("waiting: {reason}"));
+                    print::say(&format!("waiting: {reason}"));
                     said = true;
                 }
                 thread::sleep(LOOK_INTERVAL);

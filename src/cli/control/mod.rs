@@ -1,0 +1,5 @@
+//! Verbs that ask a running supervisor: snapshot, pause, stop, status.
+
+pub(super) mod pause;
+pub(super) mod snapshot;
+pub(super) mod status;
