@@ -62,4 +62,194 @@ fn name(variable: &std::ffi::CStr) -> OsString {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    #![allow(
+        unsafe_code,
+        reason = "the plugin is loaded and called as CRIU does it"
+    )]
+
+    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+    use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+    use std::process::Command;
+    use std::{env, fs, ptr};
+
+    use libloading::Library;
+
+    use super::hooks::{Descriptor, is_listed};
+    use super::*;
+
+    const NOT_MINE: i32 = -95;
+
+    /// The carried library, loaded as CRIU does.
+    fn load(folder: &Path) -> (Library, &'static Descriptor) {
+        install_plugin(folder).unwrap();
+        // SAFETY: the library has no constructors.
+        let library = unsafe { Library::new(folder.join(NAME)) }.unwrap();
+        // SAFETY: the symbol is a `Descriptor`; callers keep the library as long as they use it.
+        let descriptor = unsafe {
+            *library
+                .get::<&'static Descriptor>(b"CR_PLUGIN_DESC")
+                .unwrap()
+        };
+        (library, descriptor)
+    }
+
+    #[test]
+    fn criu_finds_four_hooks_of_an_old_enough_interface() {
+        let folder = tempfile::tempdir().unwrap();
+        let (_library, descriptor) = load(folder.path());
+        assert_eq!(descriptor.name, b"ckpt-run\0");
+        assert_eq!(
+            (descriptor.version, descriptor.max_hooks),
+            (0x0000_0200, 9),
+            "CRIU 3.17 knows these"
+        );
+        assert!(descriptor.init.is_none() && descriptor.exit.is_none());
+        let table = ptr::from_ref(&descriptor.hooks).cast::<[usize; 9]>();
+        // SAFETY: nine pointers, by the assertion beside the type.
+        let present = unsafe { *table }.map(|hook| hook != 0);
+        let mut expected = [false; 9];
+        for hook in [2, 3, 7, 8] {
+            expected[hook] = true;
+        }
+        assert_eq!(present, expected);
+        let mode = fs::metadata(folder.path().join(NAME)).unwrap().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn nothing_is_linked_to_the_plugin() {
+        // A name of a library would be in the table of strings.
+        let names_library = LIBRARY.windows(4).any(|bytes| bytes == b"libc");
+        assert!(!names_library, "it runs with whatever C library CRIU has");
+        assert!(LIBRARY.starts_with(b"\x7fELF") && LIBRARY.len() < 64 << 10);
+    }
+
+    #[test]
+    fn only_whole_decimal_numbers_of_the_list_count() {
+        assert!(is_listed(b"195 511", 195) && is_listed(b"195 511", 511));
+        assert!(is_listed(b"0", 0) && is_listed(b" 7  8 ", 8));
+        for (list, major) in [
+            (&b""[..], 0),
+            (b" ", 0),
+            (b"195 511", 19),
+            (b"195 511", 5),
+            (b"195,511", 195),
+            (b"+195", 195),
+            (b"-195", 195),
+            (b"0x7", 0),
+            (b"4294967297", 1),
+            (b"99999999999999999999", 0),
+            (b"1\x00", 1),
+        ] {
+            assert!(!is_listed(list, major), "{list:?} {major}");
+        }
+    }
+
+    #[test]
+    fn the_environment_says_what_may_be_taken() {
+        let (variable, list) = plugin_takes(&[195, 511]);
+        assert_eq!(
+            (variable.to_str(), list.to_str()),
+            (Some("CKPT_RUN_PLUGIN_MAJORS"), Some("195 511"))
+        );
+        let version = |minor, patch| Version {
+            major: 4,
+            minor,
+            patch,
+        };
+        assert_eq!(plugin_restores(version(2, 1)), None);
+        assert!(plugin_restores(version(3, 0)).is_some());
+    }
+
+    /// Name of the test that runs in a process of its own, as the plugin asks the environment.
+    const ALONE: &str = "criu::plugin::tests::verdicts_in_a_process_of_its_own";
+    /// Set there.
+    const ALONE_VARIABLE: &str = "CKPT_RUN_TEST_VERDICTS";
+
+    #[test]
+    fn only_character_devices_of_the_list_are_taken() {
+        // /dev/null has number 1:3.
+        for (majors, expected) in [
+            (Some("195 1"), "0"),
+            (Some("1"), "0"),
+            (Some("195"), "-95"),
+            (Some("11 10 "), "-95"),
+            (Some(""), "-95"),
+            (None, "-95"),
+        ] {
+            let mut command = Command::new(env::current_exe().unwrap());
+            command
+                .args(["--exact", ALONE, "--ignored", "--nocapture"])
+                .env(ALONE_VARIABLE, expected)
+                .env_remove("CKPT_RUN_PLUGIN_MAJORS");
+            if let Some(majors) = majors {
+                command.env("CKPT_RUN_PLUGIN_MAJORS", majors);
+            }
+            let output = command.output().unwrap();
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert!(said.contains("1 passed"), "{majors:?}: {said}");
+        }
+    }
+
+    #[test]
+    #[ignore = "run by another test, with an environment"]
+    fn verdicts_in_a_process_of_its_own() {
+        let Ok(expected) = env::var(ALONE_VARIABLE) else {
+            return;
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let (_library, descriptor) = load(folder.path());
+        let file = descriptor.hooks.dump_file.unwrap();
+        let mapping = descriptor.hooks.handle_device_mapping.unwrap();
+        let verdicts = |number| (file(number, 1), mapping(number, ptr::null()));
+        let open = |path: &str, flags| -> OwnedFd {
+            let mode = nix::sys::stat::Mode::empty();
+            nix::fcntl::open(path, flags, mode).unwrap()
+        };
+        let (plain, no_access) = (nix::fcntl::OFlag::O_RDONLY, nix::fcntl::OFlag::O_PATH);
+
+        let expected: i32 = expected.parse().unwrap();
+        for flags in [plain, no_access] {
+            let null = open("/dev/null", flags);
+            assert_eq!(verdicts(null.as_raw_fd()), (expected, expected));
+        }
+        let (reader, _writer) = nix::unistd::pipe().unwrap();
+        let regular = open(env::current_exe().unwrap().to_str().unwrap(), plain);
+        for other in [reader, regular, open("/", plain)] {
+            assert_eq!(verdicts(other.as_raw_fd()), (NOT_MINE, NOT_MINE));
+        }
+        let closed: RawFd = 1 << 20;
+        assert_eq!(verdicts(closed), (NOT_MINE, NOT_MINE));
+    }
+
+    #[test]
+    fn what_comes_back_is_null_and_zeros_whatever_the_image_says() {
+        let folder = tempfile::tempdir().unwrap();
+        let (_library, descriptor) = load(folder.path());
+        // Without the variable the second argument is not touched: up to CRIU 4.2.1 it holds anything.
+        let wild = ptr::without_provenance_mut(1);
+        // SAFETY: the variable is not set.
+        let number = unsafe { descriptor.hooks.restore_file.unwrap()(7, wild) };
+        assert_eq!(device(number), (1, 3));
+
+        let (mut offset, mut number) = (u64::MAX, -1);
+        let update = descriptor.hooks.update_mapping.unwrap();
+        let path = c"/etc/shadow".as_ptr();
+        // SAFETY: both pointers are to variables of their types.
+        let updated = unsafe { update(path, 0x1000, 0x2000, &raw mut offset, &raw mut number) };
+        assert_eq!((updated, offset), (1, 0));
+        assert_eq!(device(number), (1, 5));
+    }
+
+    /// Major and minor number of a character device that the caller owns.
+    fn device(number: RawFd) -> (u64, u64) {
+        // SAFETY: the plugin has just opened it for its caller.
+        let file = fs::File::from(unsafe { OwnedFd::from_raw_fd(number) });
+        let metadata = file.metadata().unwrap();
+        assert!(metadata.file_type().is_char_device());
+        assert_eq!(metadata.permissions().mode() & 0o666, 0o666);
+        let device = metadata.rdev();
+        (nix::sys::stat::major(device), nix::sys::stat::minor(device))
+    }
+}

@@ -249,4 +249,221 @@ impl Signs {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    //! What is a sign of a hang, and when.
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::config::Config;
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const NEVER: [usize; 0] = [];
+
+    fn signs(change: impl FnOnce(&mut Hang)) -> Signs {
+        let mut settings = Config::default().hang;
+        change(&mut settings);
+        Signs::new(&settings)
+    }
+
+    fn output(bytes: u64) -> Sample {
+        Sample {
+            output: Some(bytes),
+            ..Sample::default()
+        }
+    }
+
+    fn gpu(gpu: Option<GpuWork>) -> Sample {
+        Sample {
+            gpu,
+            ..Sample::default()
+        }
+    }
+
+    /// In which of these samples, a second apart, something fires.
+    fn fires(mut signs: Signs, samples: impl IntoIterator<Item = Sample>) -> Vec<usize> {
+        let samples = samples.into_iter().enumerate();
+        let fired = samples.filter(|(_, sample)| signs.take(sample, SECOND).is_some());
+        fired.map(|(number, _)| number).collect()
+    }
+
+    #[test]
+    fn a_job_that_says_nothing_hangs_after_its_limit_and_once() {
+        let signs = signs(|hang| hang.output = Some(3 * SECOND));
+        assert_eq!(fires(signs, [7, 7, 7, 7, 7, 7].map(output)), [3]);
+        // It said something and fell silent again.
+        assert_eq!(
+            fires(signs, [7, 7, 7, 8, 8, 8, 8, 9, 9, 9, 9].map(output)),
+            [6, 10]
+        );
+    }
+
+    #[test]
+    fn time_in_which_it_could_not_compute_does_not_count() {
+        let mut signs = signs(|hang| hang.output = Some(3 * SECOND));
+        for _ in 0..100 {
+            assert_eq!(signs.take(&output(7), Duration::ZERO), None);
+        }
+        let stopped = Sample {
+            stopped: true,
+            ..output(7)
+        };
+        for _ in 0..100 {
+            assert_eq!(signs.take(&stopped, SECOND), None);
+        }
+        assert_eq!(signs.take(&output(7), 2 * SECOND), None);
+        let found = signs.take(&output(7), 2 * SECOND).unwrap();
+        assert_eq!(found.to_string(), "no output for 4.0 s");
+        // It may have been silent all the time.
+        assert_eq!(found.quiet_max, 104 * SECOND);
+    }
+
+    #[test]
+    fn what_is_not_known_is_neither_life_nor_quiet() {
+        let signs = signs(|hang| hang.gpu = Some(3 * SECOND));
+        let gpu = |works: [Option<GpuWork>; 8]| works.map(gpu);
+        let (on, off) = (Some(GpuWork::Works), Some(GpuWork::Idle));
+        assert_eq!(fires(signs, gpu([None; 8])), NEVER);
+        assert_eq!(
+            fires(signs, gpu([on, off, off, None, None, off, off, on])),
+            [5]
+        );
+        assert_eq!(
+            fires(signs, gpu([off, off, on, off, off, on, off, off])),
+            NEVER
+        );
+    }
+
+    #[test]
+    fn a_gpu_at_rest_tells_of_the_job_whoever_may_use_it() {
+        use GpuWork::{Doubtful, Idle, Works};
+        for (works, ours, seen) in [
+            (false, false, Idle),
+            (false, true, Idle),
+            (true, false, Works),
+            (true, true, Doubtful),
+        ] {
+            assert_eq!(GpuWork::seen(works, ours), seen);
+        }
+    }
+
+    #[test]
+    fn doubtful_work_neither_hides_a_hang_nor_is_one() {
+        use GpuWork::{Doubtful, Idle, Works};
+        let signs = signs(|hang| hang.gpu = Some(4 * SECOND));
+        let fired = |works: &[GpuWork]| fires(signs, works.iter().map(|work| gpu(Some(*work))));
+        // Snapshots one after another, and a job that hangs between them: as soon as without them.
+        assert_eq!(fired(&[Works, Idle, Doubtful, Doubtful, Idle]), [4]);
+        assert_eq!(fired(&[Works, Doubtful, Idle, Doubtful, Idle]), [4]);
+        // Doubt alone kills nobody, however long.
+        assert_eq!(fired(&[Doubtful; 100]), NEVER);
+        let mut hidden = vec![Works];
+        hidden.extend([Doubtful; 100]);
+        assert_eq!(fired(&hidden), NEVER);
+        // Nor does little more than doubt: half of the limit is to be seen.
+        hidden.push(Idle);
+        assert_eq!(fired(&hidden), NEVER);
+        hidden.push(Idle);
+        assert_eq!(fired(&hidden), [102]);
+        // It lives between snapshots.
+        let lives = [Works, Doubtful, Doubtful, Idle, Doubtful].repeat(20);
+        assert_eq!(fired(&lives), NEVER);
+        // Doubt ends no silence either: it is said once.
+        assert_eq!(fired(&[Works, Idle, Idle, Idle, Idle, Doubtful, Idle]), [4]);
+    }
+
+    #[test]
+    fn a_little_cpu_time_is_no_life() {
+        let signs = signs(|hang| hang.cpu = Some(100 * SECOND));
+        let using = |ms_a_second: u32| {
+            (0..200).map(move |number| Sample {
+                cpu: Some(Duration::from_millis((number * ms_a_second).into())),
+                ..Sample::default()
+            })
+        };
+        assert_eq!(fires(signs, using(0)), [100]);
+        // 50 ms in 100 s are half a thousandth of a CPU.
+        let idle = (0..200_u32).map(|number| Sample {
+            cpu: Some(Duration::from_millis((number / 2).into())),
+            ..Sample::default()
+        });
+        assert_eq!(fires(signs, idle), [100]);
+        assert_eq!(fires(signs, using(10)), NEVER);
+    }
+
+    #[test]
+    fn a_heartbeat_that_is_never_there_counts_from_the_beginning() {
+        let signs = signs(|hang| {
+            hang.heartbeat = Some("beat".into());
+            hang.heartbeat_timeout = 3 * SECOND;
+        });
+        let beats = |beats: &[Touched]| {
+            let samples = beats.iter().map(|touched| Sample {
+                heartbeat: Some(*touched),
+                ..Sample::default()
+            });
+            fires(signs, samples.collect::<Vec<_>>())
+        };
+        assert_eq!(beats(&[Touched::Never; 5]), [3]);
+        let at = |time| Touched::At(time, 0);
+        // Also a clock that was set back is a touch.
+        assert_eq!(
+            beats(&[
+                Touched::Never,
+                at(9),
+                at(9),
+                at(9),
+                at(5),
+                at(5),
+                at(5),
+                at(5)
+            ]),
+            [7]
+        );
+    }
+
+    #[test]
+    fn a_sign_that_is_off_never_fires() {
+        assert!(!Config::default().hang.is_on());
+        assert_eq!(fires(signs(|_| {}), vec![Sample::default(); 1000]), NEVER);
+    }
+
+    proptest! {
+        #[test]
+        fn it_fires_exactly_when_the_last_life_is_as_long_ago_as_the_limit(
+            limit in 1..20_u64, lives in proptest::collection::vec(any::<bool>(), 1..200),
+        ) {
+            let signs = signs(|hang| hang.gpu = Some(Duration::from_secs(limit)));
+            let samples: Vec<Sample> = lives.iter().map(|works| Sample {
+                gpu: Some(GpuWork::seen(*works, false)),
+                ..Sample::default()
+            }).collect();
+            let fired = fires(signs, samples);
+            let mut expected = Vec::new();
+            let mut quiet = 0;
+            for (number, works) in lives.iter().enumerate() {
+                quiet = if *works || number == 0 { 0 } else { quiet + 1 };
+                if quiet == limit {
+                    expected.push(number);
+                }
+            }
+            prop_assert_eq!(fired, expected);
+        }
+
+        #[test]
+        fn it_fires_only_after_the_limit_half_of_it_beyond_doubt(
+            limit in 1..20_u64, seen in proptest::collection::vec((any::<bool>(), any::<bool>()), 1..200),
+        ) {
+            let signs = signs(|hang| hang.gpu = Some(Duration::from_secs(limit)));
+            let seen: Vec<GpuWork> = seen.iter().map(|(works, ours)| GpuWork::seen(*works, *ours)).collect();
+            let fired = fires(signs, seen.iter().map(|work| gpu(Some(*work))));
+            for number in fired {
+                let after_life = seen[..=number].rsplit(|work| *work == GpuWork::Works).next();
+                let idle = after_life.unwrap_or_default().iter().filter(|work| **work == GpuWork::Idle).count() as u64;
+                prop_assert_eq!(seen[number], GpuWork::Idle);
+                prop_assert!(after_life.unwrap_or_default().len() as u64 >= limit);
+                prop_assert!(idle * 2 >= limit);
+            }
+        }
+    }
+}

@@ -198,4 +198,258 @@ pub fn backoff(rules: &Restart, restarts: u32) -> Duration {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    //! The decisions as tables, and the limits as properties.
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::config::Config;
+
+    const KILLED: ExitStatus = ExitStatus::Signaled(9);
+
+    fn rules() -> Restart {
+        Config::default().restart
+    }
+
+    fn crashes(crashes: u32) -> Budget {
+        Budget {
+            restarts: crashes - 1,
+            crashes,
+        }
+    }
+
+    fn give_up(code: u8, reason: Reason) -> Decision {
+        Decision::GiveUp { code, reason }
+    }
+
+    #[test]
+    fn each_policy_restarts_the_ends_of_its_name() {
+        use ExitStatus::{Exited, Signaled};
+        use RestartPolicy::{Always, No, OnAbnormal, OnFailure};
+        for (policy, ended, restarted) in [
+            (No, Exited(1), false),
+            (No, Signaled(11), false),
+            (OnFailure, Exited(1), true),
+            (OnFailure, Signaled(11), true),
+            (OnAbnormal, Exited(1), false),
+            (OnAbnormal, Signaled(11), true),
+            (Always, Exited(1), true),
+            (Always, Signaled(11), true),
+        ] {
+            let rules = Restart { policy, ..rules() };
+            let decision = decide(ended, &rules, crashes(1), 1);
+            let expected = if restarted {
+                Decision::Restore {
+                    skip_newest: 0,
+                    delay: Duration::from_secs(1),
+                }
+            } else {
+                give_up(ended.code(), Reason::Policy(ended))
+            };
+            assert_eq!(decision, expected, "{policy:?} {ended}");
+        }
+    }
+
+    #[test]
+    fn a_success_is_the_end_except_under_always() {
+        for policy in [
+            RestartPolicy::No,
+            RestartPolicy::OnFailure,
+            RestartPolicy::OnAbnormal,
+        ] {
+            let rules = Restart { policy, ..rules() };
+            let decision = decide(ExitStatus::Exited(0), &rules, Budget::default(), 3);
+            assert_eq!(decision, Decision::Finished { code: 0 });
+        }
+        let rules = Restart {
+            policy: RestartPolicy::Always,
+            ..rules()
+        };
+        let decision = decide(ExitStatus::Exited(0), &rules, Budget::default(), 3);
+        let delay = Duration::from_secs(1);
+        assert_eq!(decision, Decision::StartAnew { delay });
+    }
+
+    #[test]
+    fn a_prevented_end_is_not_retried() {
+        let mut rules = rules();
+        let usage = ExitStatus::Exited(2);
+        assert_eq!(
+            decide(usage, &rules, crashes(1), 1),
+            give_up(2, Reason::Prevented(usage))
+        );
+        rules.prevent = vec![ExitStatus::Signaled(4)];
+        let illegal = ExitStatus::Signaled(4);
+        assert_eq!(
+            decide(illegal, &rules, crashes(1), 1),
+            give_up(132, Reason::Prevented(illegal))
+        );
+        let killed = decide(KILLED, &rules, crashes(1), 1);
+        assert!(matches!(killed, Decision::Restore { .. }));
+    }
+
+    #[test]
+    fn crashes_without_a_new_image_go_back_once_and_then_give_up() {
+        let seconds = Duration::from_secs;
+        for (crash, images, expected) in [
+            (1, 3, Some((0, seconds(1)))),
+            (2, 3, Some((1, seconds(2)))),
+            (2, 1, Some((0, seconds(2)))),
+            (3, 3, None),
+            (3, 1, None),
+        ] {
+            let rules = Restart {
+                max: RestartLimit::Unlimited,
+                ..rules()
+            };
+            let decision = decide(KILLED, &rules, crashes(crash), images);
+            let expected = match expected {
+                Some((skip_newest, delay)) => Decision::Restore { skip_newest, delay },
+                None => give_up(137, Reason::CrashedAgain(3)),
+            };
+            assert_eq!(decision, expected, "crash {crash} with {images} images");
+        }
+    }
+
+    #[test]
+    fn a_crash_without_any_image_starts_anew_until_the_restarts_are_spent() {
+        let rules = Restart {
+            without_image: WithoutImage::Start,
+            ..rules()
+        };
+        for restarts in 0..3 {
+            let decision = decide(KILLED, &rules, crashes(restarts + 1), 0);
+            assert!(matches!(decision, Decision::StartAnew { .. }));
+        }
+        assert_eq!(
+            decide(KILLED, &rules, crashes(4), 0),
+            give_up(137, Reason::RestartsSpent(3))
+        );
+    }
+
+    #[test]
+    fn a_crash_without_any_image_gives_up_if_so_configured() {
+        let rules = Restart {
+            without_image: WithoutImage::GiveUp,
+            ..rules()
+        };
+        assert_eq!(
+            decide(ExitStatus::Exited(7), &rules, crashes(1), 0),
+            give_up(7, Reason::NoImage)
+        );
+    }
+
+    #[test]
+    fn no_restarts_at_all_is_a_limit_too() {
+        let rules = Restart {
+            max: RestartLimit::Times(0),
+            ..rules()
+        };
+        assert_eq!(
+            decide(KILLED, &rules, crashes(1), 1),
+            give_up(137, Reason::RestartsSpent(0))
+        );
+    }
+
+    #[test]
+    fn signals_are_reported_as_a_shell_does() {
+        for (signal, code) in [(1, 129), (9, 137), (15, 143), (64, 192), (4000, 255)] {
+            assert_eq!(ExitStatus::Signaled(signal).code(), code);
+        }
+    }
+
+    fn any_rules() -> impl Strategy<Value = Restart> {
+        let waits = (0..=86_400_000_u64, 0..=86_400_000_u64, 1.0..=100.0_f64);
+        let policies = [
+            RestartPolicy::No,
+            RestartPolicy::OnFailure,
+            RestartPolicy::OnAbnormal,
+            RestartPolicy::Always,
+        ];
+        let without = [WithoutImage::Start, WithoutImage::GiveUp];
+        let max = prop_oneof![
+            Just(RestartLimit::Unlimited),
+            (0..6_u32).prop_map(RestartLimit::Times)
+        ];
+        (
+            waits,
+            max,
+            proptest::sample::select(policies.to_vec()),
+            proptest::sample::select(without.to_vec()),
+        )
+            .prop_map(
+                |((one, other, factor), max, policy, without_image)| Restart {
+                    policy,
+                    max,
+                    backoff: Duration::from_millis(one.min(other)),
+                    backoff_factor: factor,
+                    backoff_max: Duration::from_millis(one.max(other)),
+                    prevent: vec![ExitStatus::Exited(2)],
+                    without_image,
+                },
+            )
+    }
+
+    fn any_end() -> impl Strategy<Value = ExitStatus> {
+        prop_oneof![
+            (0..5_u8).prop_map(ExitStatus::Exited),
+            (1..65_i32).prop_map(ExitStatus::Signaled)
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn waits_never_shrink_nor_pass_the_longest(rules in any_rules(), restarts: u32) {
+            let wait = backoff(&rules, restarts);
+            prop_assert!(wait <= backoff(&rules, restarts.saturating_add(1)));
+            prop_assert!(wait <= rules.backoff_max);
+            prop_assert!(wait >= backoff(&rules, 0));
+        }
+
+        #[test]
+        fn the_first_wait_is_the_configured_one(rules in any_rules()) {
+            let first = backoff(&rules, 0);
+            prop_assert!(first.abs_diff(rules.backoff) < Duration::from_micros(1));
+        }
+
+        /// Plays a run: each end comes after so many new images, and the decision
+        /// is carried out; so many of the images fail to restore and are gone each time.
+        #[test]
+        fn no_run_restarts_more_often_than_allowed(
+            rules in any_rules(),
+            ends in prop::collection::vec((any_end(), 0..2_usize, 0..3_usize), 1..40),
+        ) {
+            let mut budget = Budget::default();
+            let mut available = 0;
+            for (ended, new_images, failures) in ends {
+                if new_images > 0 {
+                    budget.refill();
+                    available += new_images;
+                }
+                budget.ended(ended);
+                let decision = decide(ended, &rules, budget, available);
+                if let Decision::Restore { skip_newest, .. } = decision {
+                    prop_assert!(skip_newest < available);
+                    available -= failures.min(available);
+                }
+                match decision {
+                    Decision::Finished { code } => {
+                        prop_assert_eq!(code, 0);
+                        return Ok(());
+                    }
+                    Decision::GiveUp { code, .. } => {
+                        prop_assert_eq!(code, ended.code());
+                        return Ok(());
+                    }
+                    Decision::Restore { .. } => prop_assert!(budget.crashes < CRASHES_GIVE_UP),
+                    Decision::StartAnew { .. } => {}
+                }
+                budget.restarted();
+                if let RestartLimit::Times(max) = rules.max {
+                    prop_assert!(budget.restarts <= max);
+                }
+            }
+        }
+    }
+}
