@@ -25,7 +25,6 @@ mod key;
 mod man;
 mod plan;
 mod print;
-mod progress_bar;
 mod rehearse;
 mod report;
 mod run;

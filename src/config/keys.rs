@@ -10,8 +10,8 @@ use super::limits::{
     BACKOFF_FACTOR, CRIU_LOG_LEVEL, HANG, KEEP_CONTENT, KEEP_LAST, KEEP_PERIODS, KEEP_WITHIN,
     LEVEL, LOCK_TIMEOUT, MAX_OVERHEAD, MIN_FREE, MTBF, RESTORE_BUFFER, WAIT, WAIT_OR_NOT,
 };
-use super::metrics::address;
 use super::operation::{hook, interval, jitter, limit, show_hook, show_jitter, show_limit};
+use super::reading::address;
 use super::reading::{
     buffer, command, cpus, cron, duration, narrow, optional, optional_path, path, shown_path, size,
     tty, word,

@@ -22,7 +22,6 @@ mod keys;
 mod layer;
 mod limits;
 mod loaded;
-mod metrics;
 mod model;
 mod operation;
 mod reading;

@@ -1,5 +1,6 @@
 //! Readings of the keys that need more than [`Value`]'s own, and how values are shown.
 
+use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -106,4 +107,15 @@ pub(super) fn shown_path(path: Option<&PathBuf>) -> Shown {
 /// "" stands for nothing: TOML has no null.
 pub(super) fn optional(text: Option<String>) -> Shown {
     Shown::String(text.unwrap_or_default())
+}
+
+/// "" is none; a name is none either: it could be one address here and another there.
+pub(super) fn address(value: &Value) -> Result<Option<SocketAddr>, Invalid> {
+    match value.text()?.trim() {
+        "" => Ok(None),
+        text => text.parse().map(Some).map_err(|_| Invalid::Number {
+            given: shown(text),
+            expected: "an address with a port, such as \"127.0.0.1:9464\"",
+        }),
+    }
 }

@@ -31,7 +31,6 @@ mod error;
 pub(crate) mod fuzz;
 mod gpu;
 mod group;
-mod kept_nvml;
 mod loader;
 mod map;
 mod nvml;
@@ -58,9 +57,9 @@ pub use job_processes::{
     Aftermath, Left, Locked, ResumeTimes, SuspendOptions, Suspended, TreeError, find, lock_all,
     resume_restored,
 };
-pub use kept_nvml::KeptNvml;
 pub use loader::{Driver, available};
 pub use map::{GpuMap, GpuMapError, GpuPair};
+pub use nvml::KeptNvml;
 pub use state::State;
 pub use suspension::{Step, resume_all, step_all, suspend_all, toggle_all};
 pub use uuid::{GpuUuid, UuidError};

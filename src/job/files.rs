@@ -12,17 +12,11 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::OFlag;
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use procfs::ProcError;
+use procfs::process::MMPermissions;
 use procfs::process::{FDTarget, MMapPath, Process as ProcessEntry};
 use serde::{Deserialize, Serialize};
 
 use super::{links, tree};
-
-pub(super) use sample::sample;
-pub use sample::sample_appended;
-use usage::Usage;
-
-mod sample;
-mod usage;
 
 /// How the job can touch a file, over all its descriptors and mappings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -81,7 +75,7 @@ impl OpenFile {
     }
 
     /// Whether all that it held at the snapshot stays in it, whatever the job does.
-    fn is_appended(&self) -> bool {
+    pub(super) fn is_appended(&self) -> bool {
         self.written() && !self.rewrites && self.content.is_none()
     }
 
@@ -311,8 +305,47 @@ fn in_memory(path: &Path) -> bool {
     statfs(path).is_ok_and(|about| about.filesystem_type() == TMPFS_MAGIC)
 }
 
+/// What it can do to the file.
+#[derive(Clone, Copy)]
+struct Usage {
+    pub access: Access,
+    /// It writes where it likes.
+    pub rewrites: bool,
+}
+
+impl Usage {
+    pub fn of_descriptor(flags: OFlag) -> Self {
+        let access = match flags & OFlag::O_ACCMODE {
+            OFlag::O_RDWR => Access::Update,
+            OFlag::O_WRONLY => Access::Write,
+            _ => Access::Read,
+        };
+        Self {
+            access,
+            rewrites: access > Access::Read && !flags.contains(OFlag::O_APPEND),
+        }
+    }
+
+    /// Of a mapping: what is private never reaches the file.
+    pub fn of_mapping(permissions: MMPermissions) -> Self {
+        let rewrites = permissions.contains(MMPermissions::SHARED | MMPermissions::WRITE);
+        let access = if rewrites {
+            Access::Update
+        } else {
+            Access::Map
+        };
+        Self { access, rewrites }
+    }
+
+    /// Whether that is known of the file already.
+    pub fn is_of(self, known: &OpenFile) -> bool {
+        known.access >= self.access && known.rewrites >= self.rewrites
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use super::super::file_sample::sample_appended;
     use super::*;
     use std::fs::File;
     use std::io::Write;

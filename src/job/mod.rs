@@ -7,6 +7,7 @@
 mod account;
 mod activity;
 mod devices;
+mod file_sample;
 mod files;
 #[cfg(any(fuzzing, test))]
 pub(crate) mod fuzz;
@@ -29,7 +30,8 @@ mod waiting;
 pub use account::{MemoryUse, ProcessAccount, account};
 pub use activity::cpu_time;
 pub use devices::{Holder, holders, majors};
-pub use files::{Access, FilesError, OpenFile, collect, has_open, sample_appended};
+pub use file_sample::sample_appended;
+pub use files::{Access, FilesError, OpenFile, collect, has_open};
 pub use halt::{HaltError, Halted, halt, number_inside, thread_of};
 pub use input::{Input, InputMark};
 pub use links::{Turn, remove_links};

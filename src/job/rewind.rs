@@ -8,7 +8,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
-use super::files::{Access, OpenFile, modified_ns, sample};
+use super::file_sample::sample;
+use super::files::{Access, OpenFile, modified_ns};
 use super::nodes::{self, Node, NodesError};
 use aside::{aside_name, keep_from, without_links};
 use kept_contents::refill;

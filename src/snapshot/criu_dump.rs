@@ -2,6 +2,7 @@
 //! milliseconds (loading it, and what it finds out about the kernel), which are no part of the freeze then.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -10,7 +11,6 @@ use std::thread;
 use std::time::Duration;
 
 use super::criu_log::DumpLog;
-use super::dump_end::outcome;
 use super::error::SnapshotError;
 use super::take_snapshot::Subject;
 use crate::clock;
@@ -19,6 +19,7 @@ use crate::criu::{
     plugin_takes,
 };
 use crate::job::{self, TreeError};
+use crate::run::format::why;
 use crate::sandbox::{Ended, SandboxError, ToolCommand, ToolRun};
 use crate::store::ImageId;
 use crate::sync::locked;
@@ -239,5 +240,26 @@ fn put_an_end_to(tool: &ToolRun<'_>) {
     if tool.wait(CALL_OFF_LIMIT).is_err() && tool.kill().is_ok() {
         // However it ends, the snapshot has failed.
         let _ = tool.wait(KILL_LIMIT);
+    }
+}
+
+/// What the dump has come to, from both ends of the stream.
+fn outcome(
+    (log, printed): (&DumpLog, &File),
+    ended: Result<Ended, SandboxError>,
+    captured: Result<Captured, CaptureError<SnapshotError>>,
+) -> Result<Captured, SnapshotError> {
+    match (ended, captured) {
+        (Ok(Ended::Exited(0)), Ok(captured)) => Ok(captured),
+        // Our own failure is the cause of CRIU's.
+        (_, Err(CaptureError::Receiver(error))) => Err(error),
+        (Ok(Ended::Exited(0)), Err(error)) => {
+            Err(SnapshotError::Stream(io::Error::other(error.to_string())))
+        }
+        (Ok(ended), _) => Err(SnapshotError::Criu {
+            reason: why(&log.path(), log.kept(), ended, Some(printed)),
+        }),
+        (Err(SandboxError::Slow(limit)), _) => Err(SnapshotError::Slow(limit)),
+        (Err(error), _) => Err(error.into()),
     }
 }

@@ -7,7 +7,6 @@ pub(crate) mod criu_dump;
 pub(crate) mod criu_log;
 pub(crate) mod disk_space;
 pub(crate) mod dump;
-pub(crate) mod dump_end;
 pub(crate) mod error;
 pub(crate) mod freeze;
 pub(crate) mod job_facts;

@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::image_names::{find, tell_other_run};
-use crate::cli::progress_bar::Progress;
+use crate::cli::print::Progress;
 use crate::cli::{Failure, Global, print, shown};
 use crate::config::Cpus;
 use crate::restore::companions;

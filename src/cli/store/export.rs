@@ -9,7 +9,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::image_names::{find, tell_other_run};
-use crate::cli::progress_bar::Progress;
+use crate::cli::print::Progress;
 use crate::cli::{Failure, Global, print, shown};
 use crate::restore::companions;
 use crate::run::{ImageFacts, OURS, read_key, size};

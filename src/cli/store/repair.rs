@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::verify::Findings;
-use crate::cli::progress_bar::Progress;
+use crate::cli::print::Progress;
 use crate::cli::{Failure, Global, open, print};
 use crate::run::size;
 use crate::store::{ImageId, Marks, PackName, Remedy, Repaired, RepairedImage};

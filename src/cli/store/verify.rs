@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use serde::Serialize;
 
 use super::image_names::find;
-use crate::cli::progress_bar::Progress;
+use crate::cli::print::Progress;
 use crate::cli::{Failure, Global, open, print};
 use crate::run::{chain, size};
 use crate::store::{BadRun, ImageId, ImageReport, Selection, Verdict};

@@ -228,13 +228,16 @@ mod tests {
     #[test]
     fn another_process_is_named_and_its_death_frees_the_store() {
         let (_folder, store) = temporary_store();
-        let child = Child::start("store::lock::tests::child_holds_the_lock", store.path());
+        let child = Child::start(
+            concat!(module_path!(), "::child_holds_the_lock"),
+            store.path(),
+        );
         let error = store.lock().unwrap_err().to_string();
         let expected = format!("in use by process {} on ", child.pid());
         assert!(error.contains(&expected), "{error}");
         // What it runs, since when, and what can be done.
         for known in [
-            "store::lock::tests::child_holds_the_lock",
+            concat!(module_path!(), "::child_holds_the_lock"),
             ", since 2",
             "use another --store",
             "`ckpt-run status`",

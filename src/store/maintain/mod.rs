@@ -7,7 +7,6 @@ pub(super) mod hole_punch;
 pub(super) mod image_copy;
 pub(super) mod image_list;
 pub(super) mod image_removal;
-pub(super) mod pack_probe;
 pub(super) mod pins;
 pub(super) mod reclaimable;
 pub(super) mod relocate;

@@ -9,16 +9,18 @@
 //! Damaged packs are read as far as that goes, so that what is left of them can be told.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io;
 use std::ops::Range;
 use std::sync::Mutex;
 
-use super::pack_probe::{self, Probe};
 use super::verify_report::{BadRun, BadStream, ChunkFault};
 use crate::store::error::ReadError;
 use crate::store::format::chunk::Hash;
 use crate::store::format::manifest::{Chunk, Content, Manifest, Stored};
-use crate::store::format::pack::{Pack, PackFiles, PackName};
+use crate::store::format::pack::{HEADER_LEN, Pack, PackError, PackFiles, PackName, has_header};
 use crate::store::format::store_folder::Store;
+use crate::store::fs::ops;
 use crate::store::read::chunk_fetcher::{Fault, Fetcher};
 use crate::sync::locked;
 
@@ -95,7 +97,7 @@ impl Scan {
 
     fn admit(&mut self, store: &Store, name: PackName) -> u32 {
         *self.numbers.entry(name).or_insert_with(|| {
-            let state = match pack_probe::probe(store, name) {
+            let state = match probe(store, name) {
                 Ok(probe) => PackState::Readable(probe),
                 Err(error) if error.is_damage() => PackState::Lost,
                 Err(_) => PackState::OutOfReach,
@@ -386,4 +388,39 @@ impl Pass<'_> {
         *locked(&self.next) = self.scan.places.len();
         locked(&self.done).failure.get_or_insert(failure);
     }
+}
+
+/// A pack's file as it is, whatever it should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Probe {
+    pub(crate) len: u64,
+    pub(crate) header_fits: bool,
+}
+
+/// Looks at the pack of this name.
+pub(crate) fn probe(store: &Store, name: PackName) -> Result<Probe, PackError> {
+    let path = store.pack_file(name);
+    let read = File::open(&path).and_then(|file| {
+        let len = file.metadata()?.len();
+        let header_fits = match has_header(&file, name) {
+            // A file may end anywhere.
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => false,
+            read => read?,
+        };
+        Ok(Probe { len, header_fits })
+    });
+    read.map_err(|source| PackError::Read { path, source })
+}
+
+/// Writes the header of a pack again, durably, after the chunks in it have proved which
+/// pack it is; `first` is where the first of them lies that is needed. Cut short, it leaves a
+/// header that does not fit, as before.
+pub(crate) fn mend_header(store: &Store, name: PackName, first: u64) -> io::Result<()> {
+    let file = ops::open(&store.pack_file(name))?;
+    if first < HEADER_LEN as u64 {
+        ops::write_at(&file, &name.common(1), 0)?;
+    } else {
+        ops::write_at(&file, &name.header(), 0)?;
+    }
+    ops::sync(&file)
 }

@@ -137,7 +137,7 @@ mod tests {
         drop(lock);
         let before = packs(&store);
         let child = Child::start(
-            "store::prune::tests::child_writes_half_an_image",
+            concat!(module_path!(), "::child_writes_half_an_image"),
             store.path(),
         );
         child.kill();

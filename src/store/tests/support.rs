@@ -112,8 +112,9 @@ pub(crate) fn names(folder: &Path) -> Vec<String> {
 pub(crate) struct Child(process::Child);
 
 impl Child {
-    /// Starts the test and waits until it is ready.
+    /// Starts the test, given by its full path as of `module_path!`, and waits until it is ready.
     pub(crate) fn start(test: &str, store: &Path) -> Self {
+        let test = test.trim_start_matches("ckpt_run::");
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args([test, "--exact", "--ignored", "--nocapture"])
             .env(STORE_VARIABLE, store)

@@ -13,8 +13,8 @@ use crate::run::run_state::Progress;
 use crate::sandbox::{Ended, SandboxError};
 use crate::supervisor::event::Event;
 use crate::supervisor::event_loop::{AfterEnd, Running, Stage, Supervisor};
+use crate::supervisor::policy::restart::Stopping;
 use crate::supervisor::policy::restart::{Decision, ExitStatus, decide};
-use crate::supervisor::policy::stopping::Stopping;
 use crate::supervisor::run_job::{RunError, system};
 use crate::sync::locked;
 
@@ -228,7 +228,8 @@ impl Supervisor {
 
     /// Whether the job's end would be one that was asked for.
     pub fn is_stopping(&self) -> bool {
-        self.stopping.is_wanted(self.shop.config.snapshot.grace)
+        self.stopping
+            .is_wanted(clock::now(), self.shop.config.snapshot.grace)
     }
 
     /// Whether a crash now would be followed by a restore.

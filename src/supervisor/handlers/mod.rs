@@ -8,4 +8,3 @@ pub(super) mod signals;
 pub(super) mod snapshot_timer;
 pub(super) mod snapshots;
 pub(super) mod starts;
-pub(super) mod stops;

@@ -13,7 +13,7 @@ use crate::run::image_facts::Trigger;
 use crate::snapshot::take_snapshot::Afterwards;
 use crate::supervisor::event::Event;
 use crate::supervisor::event_loop::{Running, Stage, Supervisor};
-use crate::supervisor::policy::stopping::Stopping;
+use crate::supervisor::policy::restart::Stopping;
 use crate::supervisor::run_job::RunError;
 
 /// Two SIGTERM within this time are one: `timeout` sends it to its child and then to its process group.

@@ -130,7 +130,7 @@ impl Supervisor {
     /// Where the end is near, has the hook of a snapshot leave time for it.
     pub fn hurry_hook(&self) {
         let leash = self.operation.hooks.before_snapshot.as_ref();
-        if let Some((leash, limit)) = leash.zip(self.stopping.hook_limit()) {
+        if let Some((leash, limit)) = leash.zip(self.stopping.hook_limit(clock::now())) {
             leash.shorten(limit);
         }
     }

@@ -11,7 +11,7 @@ use crate::clock;
 use crate::store::ImageId;
 use crate::supervisor::event_loop::{AfterEnd, Running, Stage, Supervisor};
 use crate::supervisor::handlers::pauses::Pause;
-use crate::supervisor::policy::stopping::Stopping;
+use crate::supervisor::policy::restart::Stopping;
 
 /// How often more time is asked for, and for how much: a loop that hangs for so long is to be killed.
 const EXTEND_PERIOD: Duration = Duration::from_secs(10);

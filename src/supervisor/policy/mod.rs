@@ -5,4 +5,3 @@ pub(super) mod crash_progress;
 pub mod interval;
 pub mod restart;
 pub mod schedule;
-pub(super) mod stopping;

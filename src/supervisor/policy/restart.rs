@@ -14,7 +14,7 @@
 //! The decision is carried out, and the [`Budget`] kept, by the supervisor's loop.
 
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub use crate::config::ExitStatus;
 use crate::config::{Restart, RestartLimit, RestartPolicy, WithoutImage};
@@ -195,6 +195,42 @@ pub fn backoff(rules: &Restart, restarts: u32) -> Duration {
     Duration::try_from_secs_f64(seconds)
         .unwrap_or(rules.backoff_max)
         .min(rules.backoff_max)
+}
+
+/// The share of the time until a stop that the hook of a snapshot may take: the rest is for the snapshot.
+const HOOK_SHARE: u32 = 4;
+
+/// Whether we were asked to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stopping {
+    /// No.
+    No,
+    /// SIGINT and the like went to the job, at this time: its end within the grace period is no crash.
+    ByTheJob(Instant),
+    /// SIGUSR2 or `ckpt-run stop`: as soon as an image is durable.
+    WhenSaved,
+    /// SIGTERM: saved or not, at this time.
+    Until(Instant),
+}
+
+impl Stopping {
+    /// Whether an end of the job now would be wanted. `grace`: how long after SIGINT it is.
+    pub fn is_wanted(self, now: Instant, grace: Duration) -> bool {
+        match self {
+            Self::No => false,
+            // A job that goes on after SIGINT and crashes much later has crashed.
+            Self::ByTheJob(at) => now.saturating_duration_since(at) <= grace,
+            Self::WhenSaved | Self::Until(_) => true,
+        }
+    }
+
+    /// How long the hook of a snapshot may take from now on, if an end is near.
+    pub fn hook_limit(self, now: Instant) -> Option<Duration> {
+        match self {
+            Self::No | Self::ByTheJob(_) | Self::WhenSaved => None,
+            Self::Until(end) => Some(end.saturating_duration_since(now) / HOOK_SHARE),
+        }
+    }
 }
 
 #[cfg(test)]

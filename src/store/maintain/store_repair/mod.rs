@@ -20,8 +20,8 @@
 use std::collections::HashSet;
 
 use super::garbage::space;
-use super::pack_probe;
 use super::relocate::{Healer, Healing};
+use super::scan::mend_header;
 use super::verification::Selection;
 use super::verify_report::{ImageReport, Verdict, is_manifest_lost};
 use crate::store::error::{ReadError, WriteError};
@@ -186,7 +186,7 @@ impl RepairPlan {
     pub fn apply(mut self) -> Result<Repaired, WriteError> {
         let store = &self.store;
         for (name, first) in &self.mended {
-            pack_probe::mend_header(store, *name, *first).map_err(|source| WriteError::Pack {
+            mend_header(store, *name, *first).map_err(|source| WriteError::Pack {
                 path: store.pack_file(*name),
                 source,
             })?;
