@@ -72,7 +72,7 @@ pub fn manifest(input: &[u8]) -> bool {
     match input.split_first() {
         Some((b'f', file)) => {
             let (accepted, entries) = store::tests::fuzz_store::manifest(Kind::Plain, file);
-            entries.iter().for_each(cli::fuzz::listed);
+            entries.iter().for_each(cli::fuzz_cli::listed);
             accepted
         }
         Some((b's', file)) => store::tests::fuzz_store::resealed_manifest(file),
@@ -116,8 +116,10 @@ pub fn protocol(input: &[u8]) -> bool {
         Some((b'r', talk)) => without_leak(|| talk::restore(&folder(), talk)),
         Some((b'q', talk)) => without_leak(|| talk::requests(talk)),
         Some((b'e', talk)) => without_leak(|| talk::events(talk)),
-        Some((b'c', bytes)) => supervisor::fuzz::control_request(bytes),
-        Some((b'a', line)) => supervisor::fuzz::control_answer(&String::from_utf8_lossy(line)),
+        Some((b'c', bytes)) => supervisor::fuzz_supervisor::control_request(bytes),
+        Some((b'a', line)) => {
+            supervisor::fuzz_supervisor::control_answer(&String::from_utf8_lossy(line))
+        }
         Some(_) | None => false,
     }
 }
@@ -133,17 +135,17 @@ pub fn metadata(input: &[u8]) -> bool {
     let text = || String::from_utf8_lossy(bytes);
     match letter {
         b'l' => criu_log(bytes),
-        b'v' => criu::fuzz::version(&text()),
+        b'v' => criu::fuzz_criu::version(&text()),
         b'i' => image_facts(bytes),
         b'r' => run_state(bytes),
         b'h' => event_log(bytes),
         b'c' => config_file(bytes),
         b'e' => settings(&text()),
-        b't' => job::fuzz::timer(&text()),
-        b'n' => job::fuzz::netlink(bytes),
-        b'g' => cuda::fuzz::information(&text()),
-        b'd' => supervisor::fuzz::driver_version(&text()),
-        b'o' => supervisor::fuzz::cgroups(&folder(), &text()),
+        b't' => job::fuzz_job::timer(&text()),
+        b'n' => job::fuzz_job::netlink(bytes),
+        b'g' => cuda::fuzz_cuda::information(&text()),
+        b'd' => supervisor::fuzz_supervisor::driver_version(&text()),
+        b'o' => supervisor::fuzz_supervisor::cgroups(&folder(), &text()),
         _ => false,
     }
 }
@@ -155,7 +157,7 @@ fn criu_log(bytes: &[u8]) -> bool {
 
 fn image_facts(meta: &[u8]) -> bool {
     let number = |index: usize| u64::from(meta.get(index).copied().unwrap_or(0));
-    cli::fuzz::listed(&ImageEntry {
+    cli::fuzz_cli::listed(&ImageEntry {
         id: store::ImageId::new(1 + number(0)).unwrap(),
         created_unix_ms: u64::MAX >> (number(1) % 64),
         raw_bytes: u64::MAX >> (number(2) % 64),
@@ -164,7 +166,7 @@ fn image_facts(meta: &[u8]) -> bool {
         damaged: None,
         pinned: None,
     });
-    supervisor::fuzz::image_facts(meta)
+    supervisor::fuzz_supervisor::image_facts(meta)
 }
 
 fn run_state(bytes: &[u8]) -> bool {
@@ -183,7 +185,7 @@ fn event_log(bytes: &[u8]) -> bool {
     let path = file("events.ndjson", bytes);
     let entries: Vec<Entry> = history::entries(&path).collect();
     let accepted = !entries.is_empty();
-    cli::fuzz::watched(&entries);
+    cli::fuzz_cli::watched(&entries);
     let account = Account::of(entries);
     let summary = account.summary_then();
     assert!(summary.survived <= summary.crashes);
@@ -197,7 +199,8 @@ fn config_file(bytes: &[u8]) -> bool {
         project: ProjectFile::Named(file("ckpt-run.toml", bytes)),
         ..no_sources()
     };
-    config::fuzz::load(&sources).is_ok_and(|loaded| comes_back(&loaded, &loaded.config.to_toml()))
+    config::fuzz_config::load(&sources)
+        .is_ok_and(|loaded| comes_back(&loaded, &loaded.config.to_toml()))
 }
 
 /// A line a setting: `NAME=VALUE` for a variable, with `--` before it for a flag.
@@ -223,7 +226,7 @@ fn settings(text: &str) -> bool {
             sources.environment.push((name.to_owned(), value));
         }
     }
-    config::fuzz::load(&sources)
+    config::fuzz_config::load(&sources)
         .is_ok_and(|loaded| comes_back(&loaded, &loaded.to_toml_with_origins()))
 }
 
@@ -243,7 +246,8 @@ fn comes_back(loaded: &Loaded, text: &str) -> bool {
         project: ProjectFile::Named(file("again.toml", text.as_bytes())),
         ..no_sources()
     };
-    let again = config::fuzz::load(&sources).unwrap_or_else(|error| panic!("{error}: {text}"));
+    let again =
+        config::fuzz_config::load(&sources).unwrap_or_else(|error| panic!("{error}: {text}"));
     assert_eq!(again.config, loaded.config);
     true
 }

@@ -20,7 +20,7 @@ pub(crate) mod control;
 mod cuda;
 pub mod doctor;
 #[cfg(any(fuzzing, test))]
-pub(crate) mod fuzz;
+pub(crate) mod fuzz_cli;
 mod key;
 mod man;
 mod plan;

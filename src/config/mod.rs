@@ -16,8 +16,6 @@ mod choice;
 mod cron;
 mod error;
 mod file;
-#[cfg(any(fuzzing, test))]
-pub(crate) mod fuzz;
 mod keys;
 mod layer;
 mod limits;
@@ -43,6 +41,8 @@ pub use sources::{Origin, Override, ProjectFile, Sources};
 pub(crate) use choice::Choice;
 pub(crate) use units::{format_percent, parse_duration};
 
+#[cfg(any(fuzzing, test))]
+pub(crate) mod fuzz_config;
 mod restart_settings;
 #[cfg(test)]
 mod tests;

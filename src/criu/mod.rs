@@ -11,7 +11,7 @@ mod command;
 mod criu_version;
 mod find;
 #[cfg(any(fuzzing, test))]
-pub(crate) mod fuzz;
+pub(crate) mod fuzz_criu;
 mod hold;
 mod log;
 mod message;

@@ -27,8 +27,6 @@
 
 pub mod device;
 mod error;
-#[cfg(any(fuzzing, test))]
-pub(crate) mod fuzz;
 mod gpu;
 mod group;
 mod loader;
@@ -43,6 +41,8 @@ mod cuda_process;
 mod driver_version;
 #[cfg(test)]
 pub(crate) mod fake;
+#[cfg(any(fuzzing, test))]
+pub(crate) mod fuzz_cuda;
 mod gpu_activity;
 mod job_processes;
 

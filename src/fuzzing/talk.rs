@@ -161,14 +161,14 @@ pub(super) fn restore(folder: &Path, input: &[u8]) -> bool {
 pub(super) fn requests(input: &[u8]) -> bool {
     let (ours, theirs) = UnixStream::pair().unwrap();
     say_all(&ours, input);
-    sandbox::fuzz::requests(&theirs)
+    sandbox::fuzz_sandbox::requests(&theirs)
 }
 
 /// As the sandbox to the supervisor.
 pub(super) fn events(input: &[u8]) -> bool {
     let (ours, theirs) = UnixStream::pair().unwrap();
     say_all(&ours, input);
-    sandbox::fuzz::events(&theirs)
+    sandbox::fuzz_sandbox::events(&theirs)
 }
 
 fn clear(folder: &Path, names: &[&str]) {

@@ -10,7 +10,7 @@ mod devices;
 mod file_sample;
 mod files;
 #[cfg(any(fuzzing, test))]
-pub(crate) mod fuzz;
+pub(crate) mod fuzz_job;
 mod halt;
 mod input;
 mod links;

@@ -21,7 +21,7 @@
 
 mod descendants;
 #[cfg(any(fuzzing, test))]
-pub(crate) mod fuzz;
+pub(crate) mod fuzz_sandbox;
 mod host;
 mod init;
 mod io_uring;

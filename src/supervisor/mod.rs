@@ -7,7 +7,7 @@ pub(crate) mod control;
 mod event;
 mod event_loop;
 #[cfg(any(fuzzing, test))]
-pub(crate) mod fuzz;
+pub(crate) mod fuzz_supervisor;
 pub(crate) mod handlers;
 pub(crate) mod hang;
 pub(crate) mod hooks;

@@ -13,7 +13,7 @@ use crate::store::Usage;
 use crate::supervisor::{ControlError, State, Status, request_status, status_of_store};
 
 #[cfg(any(fuzzing, test))]
-pub(crate) mod fuzz;
+pub(crate) mod fuzz_status;
 mod live;
 mod view;
 

@@ -228,16 +228,14 @@ mod tests {
     #[test]
     fn another_process_is_named_and_its_death_frees_the_store() {
         let (_folder, store) = temporary_store();
-        let child = Child::start(
-            concat!(module_path!(), "::child_holds_the_lock"),
-            store.path(),
-        );
+        let holder = concat!(module_path!(), "::child_holds_the_lock");
+        let child = Child::start(holder, store.path());
         let error = store.lock().unwrap_err().to_string();
         let expected = format!("in use by process {} on ", child.pid());
         assert!(error.contains(&expected), "{error}");
         // What it runs, since when, and what can be done.
         for known in [
-            concat!(module_path!(), "::child_holds_the_lock"),
+            holder.trim_start_matches("ckpt_run::"),
             ", since 2",
             "use another --store",
             "`ckpt-run status`",

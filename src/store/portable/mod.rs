@@ -25,7 +25,7 @@ mod error;
 mod export;
 mod frame;
 #[cfg(any(fuzzing, test))]
-pub(super) mod fuzz;
+pub(super) mod fuzz_portable;
 mod import;
 #[cfg(test)]
 mod tests;

@@ -139,13 +139,13 @@ pub(crate) fn pack_file(file: &[u8]) -> bool {
 
 /// A portable file, as it is or with its checksums made right first.
 pub(crate) fn portable(file: &[u8]) -> bool {
-    PORTABLE.with(|(_folder, store)| portable::fuzz::import(store, file))
+    PORTABLE.with(|(_folder, store)| portable::fuzz_portable::import(store, file))
 }
 
 /// See [`portable`].
 pub(crate) fn resealed_portable(file: &[u8]) -> bool {
     let mut file = file.to_vec();
-    portable::fuzz::reseal(&mut file);
+    portable::fuzz_portable::reseal(&mut file);
     portable(&file)
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::control::fuzz;
+use super::control::fuzz_control;
 use crate::doctor::space_checks::cgroup_headroom;
 use crate::gpu::mapping;
 use crate::run::image_facts::{ImageFacts, run_of};
@@ -22,12 +22,12 @@ pub(crate) fn image_facts(meta: &[u8]) -> bool {
 
 /// A client of the control socket says this.
 pub(crate) fn control_request(bytes: &[u8]) -> bool {
-    fuzz::client_says(bytes)
+    fuzz_control::client_says(bytes)
 }
 
 /// The supervisor at the control socket says this.
 pub(crate) fn control_answer(line: &str) -> bool {
-    fuzz::supervisor_says(line)
+    fuzz_control::supervisor_says(line)
 }
 
 /// A release of the driver, such as an image or the machine names.

@@ -15,5 +15,5 @@ pub(crate) fn listed(entry: &ImageEntry) {
 
 /// The live view of these events.
 pub(crate) fn watched(events: &[Entry]) {
-    status::fuzz::watched(events);
+    status::fuzz_status::watched(events);
 }
