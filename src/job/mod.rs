@@ -25,7 +25,6 @@ mod terminal;
 mod timers;
 mod transparent_huge_pages;
 mod tree;
-mod waiting;
 
 pub use account::{MemoryUse, ProcessAccount, account};
 pub use activity::cpu_time;

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,6 @@ use serde::{Deserialize, Serialize};
 use super::output_replay::Replay;
 use super::rewind::{RewindError, keep_end, system};
 use super::terminal::line_end;
-use super::waiting::write_out;
 use crate::sync::{locked, wait};
 use status_line::Bottom;
 pub use status_line::{Patience, Shown, StatusLine};
@@ -371,6 +370,28 @@ impl State {
             Err(error) => Err(error),
         }
     }
+}
+
+/// Writes all of it, however slowly it is taken.
+pub(super) fn write_out(mut sink: &File, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match sink.write(bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => bytes = &bytes[written..],
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                wait_until(sink, PollFlags::POLLOUT);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Waits until a descriptor is ready, or a signal comes.
+pub(super) fn wait_until(descriptor: &File, ready: PollFlags) {
+    let mut watched = [PollFd::new(descriptor.as_fd(), ready)];
+    let _ = poll(&mut watched, PollTimeout::NONE);
 }
 
 #[cfg(test)]

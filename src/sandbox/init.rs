@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
@@ -28,7 +29,7 @@ use nix::unistd::{Pid, setsid};
 use super::io_uring::IoUring;
 use super::protocol::{Ended, Event, JobPids, Request, ToolCommand, receive, send};
 use super::spawn::CONTROL_DESCRIPTOR;
-use super::{descendants, pids, root};
+use super::{descendants, root};
 
 /// Where programs get new terminals.
 const MAKER: &str = "/dev/ptmx";
@@ -189,7 +190,7 @@ impl Init {
             Err(_) => return Err(Errno::EINVAL.into()),
         };
         if self.isolated {
-            pids::go_on_after(pids::draw()? - 1)?;
+            go_on_after(draw_pid()? - 1)?;
         }
         match root::start(program, arguments, io_uring, stdio, self.isolated) {
             Ok(pids) => {
@@ -285,7 +286,7 @@ impl Init {
     fn number_on(&self, restored: JobPids) {
         if self.isolated {
             // Rarely needed, and the job computes already.
-            let _ = pids::go_on_after(restored.job);
+            let _ = go_on_after(restored.job);
         }
     }
 
@@ -387,4 +388,27 @@ fn place_descriptors(command: &mut Command, first: RawFd, inherited: Vec<RawFd>)
     };
     // SAFETY: the closure makes only `dup2` calls.
     unsafe { command.pre_exec(place) };
+}
+
+/// Range of a job's first pid, drawn at random.
+///
+/// The range begins at 300: after a wrap-around Linux never hands out a pid below 300 (`RESERVED_PIDS`), so those stay
+/// free for CRIU at a restore. It ends well below the smallest usual `pid_max`, 32768, so that the job has room before it
+/// wraps. The pids of a machine's sandboxes differ because the CUDA driver binds an abstract socket
+/// `cuda-uvmfd-<inode of the PID namespace>-<pid>` in the network namespace: a restored process keeps its name while the
+/// kernel gives the inode to the next sandbox. With equal pids `cuInit` in that one fails with 304
+/// (`CUDA_ERROR_OPERATING_SYSTEM`), or a restore with "address in use".
+const FIRST_PIDS: Range<u32> = 300..30_000;
+
+/// Draws a pid for the job's first process.
+fn draw_pid() -> io::Result<i32> {
+    let mut bytes = [0; 4];
+    getrandom::fill(&mut bytes)?;
+    let pid = FIRST_PIDS.start + u32::from_ne_bytes(bytes) % (FIRST_PIDS.end - FIRST_PIDS.start);
+    i32::try_from(pid).map_err(io::Error::other)
+}
+
+/// Makes the next process of this PID namespace get the next free pid after this one.
+fn go_on_after(pid: i32) -> io::Result<()> {
+    fs::write("/proc/sys/kernel/ns_last_pid", pid.to_string())
 }

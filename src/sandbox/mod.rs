@@ -25,7 +25,6 @@ pub(crate) mod fuzz_sandbox;
 mod host;
 mod init;
 mod io_uring;
-mod pids;
 mod protocol;
 mod root;
 mod spawn;

@@ -13,8 +13,8 @@ use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 
+use crate::job::output::wait_until;
 use crate::job::terminal::{Key, first_key};
-use crate::job::waiting::wait_until;
 use crate::sync::{locked, wait};
 
 /// Input that is remembered for a restore. A job that reads more between two snapshots cannot read

@@ -9,8 +9,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use super::super::terminal::{line_end, window};
-use super::super::waiting::write_out;
 use super::Shared;
+use super::write_out;
 
 /// To the line's start, and everything right of it away.
 const ERASE: &str = "\r\x1b[K";
