@@ -1,0 +1,100 @@
+//! The Dockerfile's image, run by the line in its comments, stopped and killed.
+
+use std::fs;
+use std::path::Path;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::image_build::{IMAGE, all_lines, machine, template};
+use super::machine::Machine;
+use crate::harness::wait_until;
+
+/// The volume of that line.
+pub const VOLUME: &str = "train";
+
+/// Options of the `docker run` in the Dockerfile's comments. There is no GPU, and who looks at a container's log later
+/// does not want it removed. Nothing is granted but what is named: the rest, which docker grants unasked, is dropped.
+pub fn options() -> Vec<String> {
+    let text = template("docker");
+    let comments: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("#   "))
+        .collect();
+    let line = comments.join("\n").replace("\\\n", " ");
+    let line = line
+        .lines()
+        .find_map(|line| line.strip_prefix("docker run "))
+        .unwrap();
+    let line = line.replace("--rm ", "").replace("--gpus all ", "");
+    let mut words = shlex::split(&line).unwrap();
+    assert_eq!(words.pop().as_deref(), Some(IMAGE));
+    words.extend(["--cap-drop", "ALL"].map(str::to_owned));
+    words
+}
+
+/// Starts the line in the background, as `name`.
+pub fn start(machine: &Machine, name: &str, options: &[String]) {
+    let mut words = vec!["run", "--detach", "--name", name];
+    words.extend(options.iter().map(String::as_str));
+    machine.podman(&[&words[..], &[IMAGE]].concat());
+}
+
+pub fn go(machine: &Machine) {
+    fs::write(machine.in_volume(VOLUME, "go"), "").unwrap();
+}
+
+pub fn log(machine: &Machine) -> String {
+    fs::read_to_string(machine.in_volume(VOLUME, "log")).unwrap()
+}
+
+#[test]
+fn a_stopped_container_is_saved_and_the_next_one_goes_on() {
+    let Some(machine) = machine() else { return };
+    start(&machine, "first", &options());
+    machine.wait_for(VOLUME, "log", "20\n", "first");
+    machine.podman(&["stop", "first"]);
+    assert_eq!(machine.wait("first"), 75, "{}", machine.err("first"));
+    go(&machine);
+    start(&machine, "second", &options());
+    assert_eq!(machine.wait("second"), 0, "{}", machine.err("second"));
+    assert_eq!(log(&machine), all_lines());
+    assert_eq!(machine.out("first") + &machine.out("second"), all_lines());
+    for name in ["first", "second"] {
+        let err = machine.err(name);
+        assert!(!err.contains("warning") && !err.contains("error"), "{err}");
+    }
+}
+
+#[test]
+fn a_killed_job_comes_back_in_its_container_and_a_killed_container_in_the_next_one() {
+    let Some(machine) = machine() else { return };
+    start(&machine, "first", &options());
+    machine.wait_for(VOLUME, "log", "20\n", "first");
+    let snapshot = [
+        "exec",
+        "first",
+        "ckpt-run",
+        "--store",
+        "/store/train",
+        "snapshot",
+    ];
+    assert_eq!(machine.podman(&snapshot), "000001\n");
+    let job = machine.job();
+    kill(Pid::from_raw(job), Signal::SIGKILL).unwrap();
+    wait_until("the job's end", || {
+        !Path::new(&format!("/proc/{job}")).exists()
+    });
+    wait_until("the restore", || machine.err("first").contains("restored"));
+    let again = machine.job();
+    assert_ne!(again, job);
+    machine.podman(&["kill", "first"]);
+    assert_eq!(machine.wait("first"), 137);
+    wait_until("the end of all in it", || {
+        !Path::new(&format!("/proc/{again}")).exists()
+    });
+    go(&machine);
+    start(&machine, "second", &options());
+    assert_eq!(machine.wait("second"), 0, "{}", machine.err("second"));
+    assert_eq!(log(&machine), all_lines());
+}

@@ -1,0 +1,375 @@
+//! GPU jobs on the fake GPU (`tests/fake-cuda`), with the real program and the real CRIU: snapshots by the driver, and
+//! what the driver is known to do.
+
+use std::fs;
+use std::process::Output;
+use std::sync::OnceLock;
+use std::thread;
+
+use crate::harness::fake_gpu::{self, FakeGpu};
+use crate::harness::gpu_job::{alone, ends_as, untouched};
+use crate::harness::{Place, Run, can_run, criu_script, wait_until};
+
+/// Long enough for something to be done to it; it waits at step 20 until there is a file `go`.
+const JOB: [&str; 8] = [
+    "--threads",
+    "2",
+    "--steps",
+    "30",
+    "--pause-ms",
+    "2",
+    "--wait-at",
+    "20:go",
+];
+const UUIDS: [&str; 2] = [
+    "GPU-fa4e0000-0000-4000-8000-000000000000",
+    "GPU-fa4e0000-0000-4000-8000-000000000001",
+];
+
+fn errors(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// A supervised job.
+fn supervised(place: &Place, gpu: &FakeGpu, arguments: &[&str]) -> Run {
+    let mut command = place.command(&["--interval", "never", "--"]);
+    command.arg(fake_gpu::job()).args(arguments);
+    place.spawn(gpu.wrap(&command), |_| {})
+}
+
+/// A verb that talks to the driver itself.
+fn cuda(place: &Place, gpu: &FakeGpu, arguments: &[&str]) -> Output {
+    let mut command = place.command(&["cuda"]);
+    command.args(arguments);
+    gpu.wrap(&command).output().expect("ckpt-run starts")
+}
+
+/// Lets a [`JOB`] go on to its end, which must be that of one that nobody touched.
+fn ends_as_ever(place: &Place, run: &mut Run) {
+    static UNTOUCHED: OnceLock<String> = OnceLock::new();
+    let ends = UNTOUCHED.get_or_init(|| untouched(&FakeGpu::new(), &JOB[..6]));
+    ends_as(place, run, ends);
+}
+
+#[test]
+fn a_gpu_job_that_was_killed_comes_back_and_ends_as_if_nothing_had_happened() {
+    if !can_run() {
+        return;
+    }
+    let (place, gpu) = (Place::new(), FakeGpu::new());
+    let mut run = supervised(&place, &gpu, &[&JOB[..], &["--log", "log"]].concat());
+    place.wait_for("out", "\n10 ");
+    place.snapshot();
+    place.wait_for("out", "\n20 ");
+    run.crash();
+    ends_as_ever(&place, &mut run);
+    assert_eq!(place.text("log") + "done\n", place.text("out"));
+    gpu.assert_free("at its end");
+}
+
+#[test]
+fn suspended_memory_leaves_the_gpu_and_can_come_back_on_another_one() {
+    if !can_run() {
+        return;
+    }
+    let (place, gpu) = (Place::new(), FakeGpu::new());
+    let mut run = alone(
+        &place,
+        &gpu,
+        &[&JOB[2..], &["--segments", "300,4M"]].concat(),
+    );
+    place.wait_for("out", "\n20 ");
+    let pid = run.pid().to_string();
+    let [on_first, on_second] = [0, 1].map(|device| gpu.used_bytes(device));
+    assert!(on_first > 4 << 20, "{on_first}");
+    assert_eq!(on_second, 0);
+    let done = cuda(&place, &gpu, &["suspend", "--pid", &pid]);
+    assert_eq!(
+        said(&done),
+        format!("{pid} checkpointed\n"),
+        "{}",
+        errors(&done)
+    );
+    gpu.assert_used(0, 0, "suspended");
+    let [first, second] = UUIDS;
+    let short = format!("{first}={second}");
+    let refused = cuda(
+        &place,
+        &gpu,
+        &["resume", "--pid", &pid, "--gpu-map", &short],
+    );
+    assert_eq!(refused.status.code(), Some(1), "{}", errors(&refused));
+    assert!(
+        errors(&refused).contains("map lacks one"),
+        "{}",
+        errors(&refused)
+    );
+    let map = format!("{first}={second},{second}={first}");
+    let done = cuda(&place, &gpu, &["resume", "--pid", &pid, "--gpu-map", &map]);
+    assert_eq!(said(&done), format!("{pid} running\n"), "{}", errors(&done));
+    gpu.assert_used(0, 0, "moved");
+    gpu.assert_used(1, on_first, "moved");
+    let arguments = [&JOB[2..6], &["--segments", "300,4M"]].concat();
+    ends_as(&place, &mut run, &untouched(&gpu, &arguments));
+}
+
+#[test]
+fn a_job_with_work_on_the_gpu_cannot_be_locked_and_goes_on() {
+    if !can_run() {
+        return;
+    }
+    let (place, gpu) = (Place::new(), FakeGpu::new());
+    let mut run = alone(
+        &place,
+        &gpu,
+        &[&JOB[..6], &["--kernel-at", "20:go"]].concat(),
+    );
+    let computes = gpu.folder().join("hangs-fakeKernel");
+    wait_until("the kernel", || computes.exists());
+    let pid = run.pid().to_string();
+    let busy = cuda(
+        &place,
+        &gpu,
+        &["suspend", "--timeout", "200ms", "--pid", &pid],
+    );
+    assert_eq!(busy.status.code(), Some(1), "{}", errors(&busy));
+    assert_eq!(said(&busy), format!("{pid} running\n"));
+    ends_as_ever(&place, &mut run);
+}
+
+#[test]
+fn a_call_that_hangs_keeps_a_job_from_being_locked() {
+    if !can_run() {
+        return;
+    }
+    let (place, gpu) = (Place::new(), FakeGpu::new());
+    let rule = format!("cuMemFree_v2:1:{}", place.file("go").display());
+    fs::write(gpu.folder().join("hang"), rule).expect("written");
+    let mut run = alone(&place, &gpu, &JOB);
+    let hangs = gpu.folder().join("hangs-cuMemFree_v2");
+    wait_until("the call", || hangs.exists());
+    let pid = run.pid().to_string();
+    let busy = cuda(
+        &place,
+        &gpu,
+        &["suspend", "--timeout", "200ms", "--pid", &pid],
+    );
+    assert_eq!(said(&busy), format!("{pid} running\n"), "{}", errors(&busy));
+    ends_as_ever(&place, &mut run);
+}
+
+#[test]
+fn a_thread_that_holds_the_driver_s_lock_does_not_keep_a_job_from_being_suspended() {
+    if !can_run() {
+        return;
+    }
+    let (place, gpu) = (Place::new(), FakeGpu::new());
+    let mut run = alone(&place, &gpu, &[&JOB[..6], &["--hold-at", "20:go"]].concat());
+    let holds = gpu.folder().join("hangs-fakeHoldDriverLock");
+    wait_until("the lock", || holds.exists());
+    let pid = run.pid().to_string();
+    for (verb, state) in [("suspend", "checkpointed"), ("resume", "running")] {
+        let done = cuda(&place, &gpu, &[verb, "--pid", &pid]);
+        assert_eq!(said(&done), format!("{pid} {state}\n"), "{}", errors(&done));
+    }
+    ends_as_ever(&place, &mut run);
+}
+
+#[test]
+fn imported_memory_is_suspended_and_cannot_be_resumed() {
+    if !can_run() {
+        return;
+    }
+    let (place, gpu) = (Place::new(), FakeGpu::new());
+    let run = alone(&place, &gpu, &[&JOB[..], &["--import"]].concat());
+    place.wait_for("out", "\n20 ");
+    let pid = run.pid().to_string();
+    let done = cuda(&place, &gpu, &["suspend", "--pid", &pid]);
+    assert_eq!(
+        said(&done),
+        format!("{pid} checkpointed\n"),
+        "{}",
+        errors(&done)
+    );
+    let lost = cuda(&place, &gpu, &["resume", "--pid", &pid]);
+    assert_eq!(said(&lost), format!("{pid} checkpointed\n"));
+    assert!(errors(&lost).contains("801"), "{}", errors(&lost));
+}
+
+#[test]
+fn the_restore_thread_is_known_by_its_number_outside_of_the_job_s_namespace() {
+    if !can_run() {
+        return;
+    }
+    let (place, gpu) = (Place::new(), FakeGpu::new());
+    let mut run = supervised(&place, &gpu, &JOB);
+    place.wait_for("out", "\n20 ");
+    let pid = run.job();
+    let told = cuda(&place, &gpu, &["tid", "--pid", &pid.to_string()]);
+    let thread: i32 = said(&told)
+        .split_whitespace()
+        .last()
+        .expect("a thread")
+        .parse()
+        .expect("a number");
+    let name = fs::read_to_string(format!("/proc/{pid}/task/{thread}/comm")).expect("a thread");
+    assert_eq!(name, "fake-restore\n");
+    ends_as_ever(&place, &mut run);
+}
+
+#[test]
+fn a_checkpoint_that_fails_fails_the_snapshot_and_the_job_goes_on() {
+    if !can_run() {
+        return;
+    }
+    let (place, gpu) = (Place::new(), FakeGpu::new());
+    let mut run = supervised(&place, &gpu, &JOB);
+    place.wait_for("out", "\n10 ");
+    let rule = gpu.folder().join("caller-fail");
+    fs::write(&rule, "cuCheckpointProcessCheckpoint:0:2").expect("written");
+    let refused = place.verb(&["snapshot"]);
+    assert_eq!(refused.status.code(), Some(125));
+    assert!(
+        errors(&refused).contains("out of memory"),
+        "{}",
+        errors(&refused)
+    );
+    fs::remove_file(rule).expect("removed");
+    place.snapshot();
+    ends_as_ever(&place, &mut run);
+}
+
+#[test]
+fn a_job_computes_while_criu_starts() {
+    if !can_run() {
+        return;
+    }
+    let (place, gpu) = (Place::new(), FakeGpu::new());
+    let mut command = place.command(&["--interval", "never", "--"]);
+    command.arg(fake_gpu::job()).args(JOB);
+    // Not about to dump anything before it may.
+    let slow = "[ \"$1\" != dump ] || { : > HERE/criu-is-here; until [ -e HERE/criu-goes-on ]; do :; done; }\n\
+        exec CRIU \"$@\"";
+    command.env("CKPT_RUN_CRIU_PATH", criu_script(place.path(), slow));
+    let mut run = place.spawn(gpu.wrap(&command), |_| {});
+    place.wait_for("out", "\n10 ");
+    thread::scope(|scope| {
+        let snapshot = scope.spawn(|| place.snapshot());
+        wait_until("CRIU", || place.file("criu-is-here").exists());
+        // Its last step before it waits for us: nobody has stopped it, or taken its memory from the GPU.
+        place.wait_for("out", "\n20 ");
+        assert!(gpu.used_bytes(0) > 0);
+        fs::write(place.file("criu-goes-on"), "").expect("written");
+        snapshot.join().expect("a snapshot");
+    });
+    ends_as_ever(&place, &mut run);
+}
+
+#[test]
+fn a_job_on_a_gpu_that_is_split_up_is_not_snapshotted_and_goes_on() {
+    if !can_run() {
+        return;
+    }
+    let (place, gpu) = (Place::new(), FakeGpu::new());
+    fs::write(
+        place.file("ckpt-run.toml"),
+        "metrics.textfile = 'run.prom'\n",
+    )
+    .expect("written");
+    fs::write(gpu.folder().join("mig"), "").expect("written");
+    let mut run = supervised(&place, &gpu, &JOB);
+    place.wait_for("out", "\n10 ");
+    for refusals in 1..=2 {
+        let refused = place.verb(&["snapshot"]);
+        assert_eq!(refused.status.code(), Some(125));
+        let said = errors(&refused);
+        assert!(
+            said.contains("is split up (MIG)") && said.lines().count() == 1,
+            "{said}"
+        );
+        wait_until("the count of failures", || {
+            let figures = place.text("run.prom");
+            let mut counted = figures
+                .lines()
+                .filter(|line| line.starts_with("ckpt_run_snapshots_failed_total{"));
+            counted.any(|line| line.ends_with(&format!("}} {refusals}")))
+        });
+    }
+    assert_eq!(place.images().len(), 0);
+    ends_as_ever(&place, &mut run);
+}
+
+#[test]
+fn a_job_does_not_come_back_on_a_gpu_that_was_split_up_meanwhile_and_its_image_stays() {
+    if !can_run() {
+        return;
+    }
+    let (place, gpu) = (Place::new(), FakeGpu::new());
+    let mut run = supervised(&place, &gpu, &JOB);
+    place.wait_for("out", "\n10 ");
+    place.snapshot();
+    let split = gpu.folder().join("mig");
+    fs::write(&split, "").expect("written");
+    run.crash();
+    assert_eq!(run.wait(), 125, "{}", place.text("err"));
+    let said = place.text("err");
+    assert!(
+        said.contains("is split up (MIG), and a job cannot come back"),
+        "{said}"
+    );
+    fs::remove_file(split).expect("removed");
+    let mut again = supervised(&place, &gpu, &JOB);
+    ends_as_ever(&place, &mut again);
+    assert!(place.text("err").contains("restored image=000001"));
+}
+
+#[test]
+fn calls_fail_where_a_test_says_so_and_where_the_gpu_is_full() {
+    let place = Place::new();
+    let small = FakeGpu::with(1, 6);
+    assert_eq!(alone(&place, &small, &["--steps", "1"]).wait(), 70);
+    assert_eq!(place.text("err"), "cuMemAlloc answered 2\n");
+    let gpu = FakeGpu::new();
+    fs::write(gpu.folder().join("fail"), "cuMemcpyDtoD_v2:3:700").expect("written");
+    assert_eq!(alone(&place, &gpu, &["--pause-ms", "0"]).wait(), 70);
+    assert!(
+        place.text("err").ends_with("cuMemcpyDtoD answered 700\n"),
+        "{}",
+        place.text("err")
+    );
+    assert!(
+        place.text("out").is_empty(),
+        "in the first step: {}",
+        place.text("out")
+    );
+}
+
+#[test]
+fn a_job_whose_gpu_falls_idle_is_taken_for_hung_and_one_whose_gpu_works_is_not() {
+    if !can_run() {
+        return;
+    }
+    let (place, gpu) = (Place::new(), FakeGpu::new());
+    fs::write(
+        place.file("ckpt-run.toml"),
+        "[hang]\ngpu = '2s'\naction = 'report'",
+    )
+    .expect("written");
+    fs::write(gpu.folder().join("utilization"), "60").expect("written");
+    let mut run = supervised(&place, &gpu, &JOB);
+    place.wait_for("out", "\n19 ");
+    let begun = std::time::Instant::now();
+    wait_until("more than its limit", || begun.elapsed().as_secs() >= 4);
+    assert!(
+        !place.text("err").contains("hangs"),
+        "{}",
+        place.text("err")
+    );
+    fs::write(gpu.folder().join("utilization"), "0").expect("written");
+    place.wait_for("err", "the job hangs, no GPU work for");
+    ends_as_ever(&place, &mut run);
+}

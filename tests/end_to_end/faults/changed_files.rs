@@ -1,0 +1,243 @@
+//! The job's files: written in every way, and changed by others before the restore.
+
+use std::fs;
+
+use nix::sys::signal::Signal;
+
+use super::counter_job::{
+    COUNTER, counted, finish_counter, lines, said, start, wait_for_progress,
+    wait_for_the_first_line, wait_until_gone,
+};
+use crate::harness::{Place, Run, can_run, descendants, wait_until};
+
+/// Writes each number in every way there is.
+const WRITE: &str = r#"
+import os, time
+open("start-a", "w").write("kept\n"); open("start-a+", "w").write("kept\n")
+open("r+", "w").write("x" * 65536 + "\n")
+w, a, rp, ap = open("log", "w"), open("start-a", "a"), open("r+", "r+"), open("start-a+", "a+")
+raw = os.open("raw", os.O_WRONLY | os.O_CREAT, 0o644)
+i = 0
+open("number", "w").write("0")
+number = open("number", "r+")
+while not os.path.exists("stop"):
+    number.seek(0); value = int(number.read())
+    assert value == i
+    number.seek(0); number.write(str(value + 1)); number.flush()
+    for file in (a, rp, ap):
+        file.write(f"{i}\n"); file.flush()
+    os.write(raw, f"{i}\n".encode())
+    print(i, flush=True)
+    w.write(f"{i}\n"); w.flush()
+    i += 1
+    time.sleep(0.01)
+"#;
+
+#[test]
+fn files_written_in_every_mode_are_as_of_an_uninterrupted_run() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = start(&place, WRITE);
+    wait_for_the_first_line(&place);
+    for _ in 0..2 {
+        wait_for_progress(&place);
+        place.snapshot();
+        wait_for_progress(&place);
+        run.crash();
+        wait_for_progress(&place);
+    }
+    fs::write(place.file("stop"), "").expect("written");
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    let count = counted(&place);
+    let all = lines(count);
+    for name in ["log", "raw", "out"] {
+        assert_eq!(place.text(name), all, "{name}");
+    }
+    for name in ["start-a", "start-a+"] {
+        assert_eq!(place.text(name), format!("kept\n{all}"), "{name}");
+    }
+    assert_eq!(place.text("number"), count.to_string());
+    let overwritten = place.text("r+");
+    assert!(overwritten.starts_with(&all));
+    let rest = 65_537 - all.len();
+    assert_eq!(overwritten.len(), 65_537);
+    assert!(overwritten[all.len()..].starts_with(&"x".repeat(rest - 1)));
+}
+
+/// Writes a log and reads an input file.
+const READ_AND_WRITE: &str = r#"
+import os, time
+log, data = open("log", "a"), open("input")
+data.read(10)
+i = 0
+while not os.path.exists("stop"):
+    log.write(f"{i}\n"); log.flush()
+    print(i, flush=True)
+    i += 1
+    time.sleep(0.01)
+"#;
+
+/// A run whose supervisor was killed some time after its one snapshot, at which its log had so many bytes.
+fn killed(script: &str, bytes_min: usize) -> Place {
+    let place = Place::new();
+    fs::write(place.file("input"), "a".repeat(100)).expect("written");
+    let mut run = start(&place, script);
+    wait_until("its log", || place.text("log").len() > bytes_min);
+    place.snapshot();
+    wait_for_progress(&place);
+    let everything = descendants(run.pid());
+    run.signal(Signal::SIGKILL);
+    run.wait();
+    // Its job dies with it, but not in the same moment.
+    wait_until_gone(&everything);
+    place
+}
+
+/// Lets `change` do something to the files of a run that was killed, and wants the same line to refuse with
+/// these words; then, after `undo`, to work.
+fn refused_until_undone(change: impl Fn(&Place), undo: impl Fn(&Place), words: &[&str]) {
+    if !can_run() {
+        return;
+    }
+    let place = killed(READ_AND_WRITE, 8);
+    change(&place);
+    let files = ["log", "input", "out"].map(|name| place.text(name));
+    let before = place.text("err").len();
+    assert_eq!(start_again(&place).wait(), 125, "{}", place.text("err"));
+    let told = place.text("err").split_off(before);
+    for word in words {
+        assert!(told.contains(word), "{word:?} is not in {told}");
+    }
+    assert_eq!(files, ["log", "input", "out"].map(|name| place.text(name)));
+    let images = place.images();
+    assert_eq!(images.len(), 1);
+    assert!(images[0]["damaged"].is_null(), "{images:?}");
+
+    undo(&place);
+    goes_on(&place);
+}
+
+/// The same line restores the job, and nobody can tell its run from an uninterrupted one.
+fn goes_on(place: &Place) {
+    let mut again = start_again(place);
+    wait_until(&format!("the restore; {}", place.text("err")), || {
+        said(place, "restored image=") == 1
+    });
+    wait_for_progress(place);
+    fs::write(place.file("stop"), "").expect("written");
+    assert_eq!(again.wait(), 0, "{}", place.text("err"));
+    let count = counted(place);
+    assert_eq!(place.text("log"), lines(count));
+    assert_eq!(place.text("out"), lines(count));
+}
+
+fn start_again(place: &Place) -> Run {
+    start(place, READ_AND_WRITE)
+}
+
+fn rename(place: &Place, from: &str, to: &str) {
+    fs::rename(place.file(from), place.file(to)).expect("renamed");
+}
+
+#[test]
+fn a_vanished_file_is_named_and_once_it_is_back_the_same_line_works() {
+    refused_until_undone(
+        |place| rename(place, "log", "elsewhere"),
+        |place| rename(place, "elsewhere", "log"),
+        &["cannot find", "/log", "put it back"],
+    );
+}
+
+#[test]
+fn a_replaced_file_is_named_and_once_the_old_one_is_back_the_same_line_works() {
+    refused_until_undone(
+        |place| {
+            rename(place, "log", "elsewhere");
+            fs::write(place.file("log"), place.text("elsewhere")).expect("written");
+        },
+        |place| rename(place, "elsewhere", "log"),
+        &["/log", "replaced by another file"],
+    );
+}
+
+#[test]
+fn a_log_of_which_a_copy_is_in_its_place_is_gone_on_with() {
+    if !can_run() {
+        return;
+    }
+    // One of a few lines might be another log's.
+    let place = killed(&READ_AND_WRITE.replace("0.01", "0.001"), 4096);
+    rename(&place, "log", "elsewhere");
+    fs::copy(place.file("elsewhere"), place.file("log")).expect("copied");
+    goes_on(&place);
+}
+
+#[test]
+fn a_file_that_shrank_is_named_and_once_it_is_whole_the_same_line_works() {
+    refused_until_undone(
+        |place| {
+            fs::copy(place.file("log"), place.file("copy")).expect("copied");
+            fs::OpenOptions::new()
+                .write(true)
+                .open(place.file("log"))
+                .and_then(|log| log.set_len(2))
+                .expect("cut");
+        },
+        // In place: the file stays the same one.
+        |place| fs::write(place.file("log"), place.text("copy")).expect("written"),
+        &["/log", "shrank"],
+    );
+}
+
+#[test]
+fn an_input_file_that_changed_is_named_and_once_it_is_as_before_the_same_line_works() {
+    refused_until_undone(
+        |place| fs::write(place.file("input"), "b".repeat(101)).expect("written"),
+        |place| fs::write(place.file("input"), "a".repeat(100)).expect("written"),
+        &["/input", "changed"],
+    );
+}
+
+#[test]
+fn an_image_that_is_asked_for_comes_back_or_none_does() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    // It has a file open as long as there is one.
+    let keep_open = "i += 1\n    extra = open('extra') if os.path.exists('extra') else None\n";
+    let script = COUNTER.replace("i += 1\n", keep_open);
+    let mut run = start(&place, &script);
+    wait_for_the_first_line(&place);
+    for there in [false, true, false] {
+        if there {
+            fs::write(place.file("extra"), "x").expect("written");
+        } else {
+            let _ = fs::remove_file(place.file("extra"));
+        }
+        wait_for_progress(&place);
+        place.snapshot();
+    }
+    let everything = descendants(run.pid());
+    run.signal(Signal::SIGKILL);
+    run.wait();
+    wait_until_gone(&everything);
+
+    let count = counted(&place);
+    let asked = place.verb(&["restore", "000002"]);
+    assert_eq!(asked.status.code(), Some(125));
+    let text = String::from_utf8_lossy(&asked.stderr);
+    for part in ["cannot go on from image 000002", "/extra", "ckpt-run list"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(!text.contains("restored"), "{text}");
+    assert_eq!(counted(&place), count);
+    // Nor was the newest one given up for it.
+    let mut again = start(&place, &script);
+    wait_until(&format!("the restore; {}", place.text("err")), || {
+        said(&place, "restored image=000003") == 1
+    });
+    finish_counter(&place, &mut again);
+}

@@ -1,0 +1,189 @@
+//! What these tests share: a job that can be compared with an uninterrupted run, and ways to hurt it.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::harness::{Place, Run, descendants, wait_until};
+
+/// Snapshots only when asked for.
+pub const ON_REQUEST: [&str; 2] = ["--interval", "never"];
+
+/// Counts in memory, with a helper thread and a child, and writes each number to stdout, to a log in mode `w`
+/// and to a counter file that it reads back. Ends when the file `stop` is there.
+pub const COUNTER: &str = r#"
+import os, threading, time
+threading.Thread(target=time.sleep, args=(10000,), daemon=True).start()
+ask, told = os.pipe(); answer, heard = os.pipe()
+if os.fork() == 0:
+    os.close(told); os.close(answer)
+    while (line := os.read(ask, 64)):
+        os.write(heard, line)
+    os._exit(0)
+log = open("log", "w")
+open("counter", "w").write("0")
+counter = open("counter", "r+")
+i = 0
+while not os.path.exists("stop"):
+    os.write(told, str(i).encode())
+    assert os.read(answer, 64) == str(i).encode()
+    counter.seek(0)
+    assert int(counter.read()) == i, (counter.tell(), i)
+    counter.seek(0); counter.write(str(i + 1)); counter.flush()
+    print(i, flush=True)
+    log.write(f"{i}\n"); log.flush()
+    i += 1
+    time.sleep(0.01)
+os.close(told)
+"#;
+
+/// `0` to `count - 1`, one a line.
+pub fn lines(count: usize) -> String {
+    (0..count).fold(String::new(), |text, i| text + &format!("{i}\n"))
+}
+
+/// Starts [`COUNTER`] with short waits before restarts.
+pub fn start_counter(place: &Place) -> Run {
+    start(place, COUNTER)
+}
+
+/// A run of [`COUNTER`] that has counted.
+pub fn counting() -> (Place, Run) {
+    counting_with(|_| {})
+}
+
+/// As [`counting`], with another command line or environment.
+pub fn counting_with(change: impl FnOnce(&mut Command)) -> (Place, Run) {
+    let place = Place::new();
+    let run = start_with(&place, COUNTER, change);
+    wait_for_the_first_line(&place);
+    (place, run)
+}
+
+pub fn wait_for_the_first_line(place: &Place) {
+    wait_until("the first line", || counted(place) > 0);
+}
+
+/// Starts a Python job with short waits before restarts.
+pub fn start(place: &Place, script: &str) -> Run {
+    start_with(place, script, |_| {})
+}
+
+pub fn start_with(place: &Place, script: &str, change: impl FnOnce(&mut Command)) -> Run {
+    fs::write(place.file("job.py"), script).expect("the script is written");
+    place.start_with(&ON_REQUEST, &["python3", "-u", "job.py"], |command| {
+        command.env("CKPT_RUN_RESTART_BACKOFF", "10ms");
+        change(command);
+    })
+}
+
+/// Tells [`COUNTER`] to end, and checks that nobody can tell its run from an uninterrupted one.
+pub fn finish_counter(place: &Place, run: &mut Run) {
+    fs::write(place.file("stop"), "").expect("the stop file is written");
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    let count = counted(place);
+    assert!(count > 0);
+    assert_eq!(place.text("log"), lines(count), "{}", place.text("err"));
+    assert_eq!(place.text("out"), lines(count), "{}", place.text("err"));
+    assert_eq!(place.text("counter"), count.to_string());
+}
+
+/// How far [`COUNTER`] has come, by its log.
+pub fn counted(place: &Place) -> usize {
+    place.text("log").lines().count()
+}
+
+/// Waits until [`COUNTER`] has come further than now.
+pub fn wait_for_progress(place: &Place) {
+    let before = counted(place);
+    wait_until(&format!("progress; {}", place.text("err")), || {
+        counted(place) > before + 1
+    });
+}
+
+/// Begins a snapshot and does not wait for it.
+pub fn begin_snapshot(place: &Place) -> Child {
+    place
+        .command(&["snapshot"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("ckpt-run starts")
+}
+
+/// A snapshot that may be asked for at a bad time, again until one is taken.
+pub fn snapshot_at_last(place: &Place) {
+    wait_until(&format!("a snapshot; {}", place.text("err")), || {
+        place.verb(&["snapshot"]).status.success()
+    });
+}
+
+/// The processes below the supervisor that were started with this word among their arguments.
+pub fn processes_with(run: &Run, word: &str) -> Vec<i32> {
+    let holds = |pid: &i32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.split(|byte| *byte == 0)
+            .any(|one| one == word.as_bytes())
+    };
+    descendants(run.pid()).into_iter().filter(holds).collect()
+}
+
+/// Waits for CRIU at work (`dump` or `restore`); its first process.
+pub fn wait_for_criu(run: &Run, verb: &str) -> i32 {
+    let mut found = None;
+    wait_until(&format!("criu {verb}"), || {
+        found = processes_with(run, verb).into_iter().next();
+        found.is_some()
+    });
+    found.expect("found above")
+}
+
+pub fn send(pid: i32, signal: Signal) {
+    // A process that is gone by now was fast.
+    let _ = kill(Pid::from_raw(pid), signal);
+}
+
+/// Waits until none of these processes is left.
+pub fn wait_until_gone(pids: &[i32]) {
+    wait_until(&format!("the end of {pids:?}"), || {
+        pids.iter()
+            .all(|pid| !Path::new(&format!("/proc/{pid}")).exists())
+    });
+}
+
+/// How many times `text` is in the supervisor's messages.
+pub fn said(place: &Place, text: &str) -> usize {
+    place.text("err").matches(text).count()
+}
+
+/// Random numbers from a seed that is printed, so that a failure can be repeated.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(name: &str) -> Self {
+        let seed = std::env::var("CKPT_RUN_TEST_SEED").ok().map_or_else(
+            || {
+                use std::hash::{BuildHasher, Hasher};
+                std::collections::hash_map::RandomState::new()
+                    .build_hasher()
+                    .finish()
+            },
+            |text| text.parse().expect("CKPT_RUN_TEST_SEED is a number"),
+        );
+        eprintln!("{name}: CKPT_RUN_TEST_SEED={seed}");
+        Self(seed)
+    }
+
+    /// A number below `end` (splitmix64).
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % end
+    }
+}

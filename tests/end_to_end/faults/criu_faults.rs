@@ -1,0 +1,291 @@
+//! CRIU killed or stuck at work: the job computes on, or comes back.
+
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ckpt_run::job::is_alive;
+use nix::sys::signal::Signal;
+
+use super::counter_job::{
+    ON_REQUEST, Random, begin_snapshot, counted, counting, counting_with, finish_counter,
+    processes_with, said, send, snapshot_at_last, wait_for_criu, wait_for_progress,
+};
+use crate::harness::{Place, Run, can_run, criu_script, descendants, wait_until, write_script};
+
+/// A dump of the counter takes about 100 ms.
+const KILL_WITHIN_MS: u64 = 100;
+
+#[test]
+fn a_criu_killed_in_a_dump_leaves_a_job_that_computes_and_the_next_snapshot_works() {
+    if !can_run() {
+        return;
+    }
+    let mut random = Random::new("killed criu");
+    let (place, mut run) = counting();
+    // A job that is in code of CRIU's as that is killed dies of it, and comes back.
+    place.snapshot();
+    for _ in 0..8 {
+        let mut client = begin_snapshot(&place);
+        let criu = wait_for_criu(&run, "dump");
+        thread::sleep(Duration::from_millis(random.below(KILL_WITHIN_MS)));
+        send(criu, Signal::SIGKILL);
+        client.wait().expect("the client ends");
+        wait_for_progress(&place);
+        snapshot_at_last(&place);
+    }
+    finish_counter(&place, &mut run);
+}
+
+/// What became of a job whose CRIU was killed.
+#[derive(Debug, PartialEq, Eq)]
+enum Fate {
+    /// CRIU was too fast, or had not begun with it.
+    Untouched,
+    /// It has remains of CRIU, and was found to.
+    Doubtful,
+    /// It was in code of CRIU's, and died of that.
+    Died,
+}
+
+/// Kills CRIU while it has code of its own mapped in the job.
+fn kill_criu_inside_the_job(place: &Place, run: &Run) -> Fate {
+    let job = run.job();
+    let ends = || said(place, "called off: the job ended");
+    let (dead, words) = (ends(), place.text("err").lines().count());
+    let mut client = begin_snapshot(place);
+    let criu = wait_for_criu(run, "dump");
+    let remains = || {
+        fs::read_to_string(format!("/proc/{job}/maps")).is_ok_and(|maps| maps.contains("CRIUMFD"))
+    };
+    let deadline = Instant::now() + Duration::from_secs(2);
+    while !remains() && Instant::now() < deadline && !processes_with(run, "dump").is_empty() {}
+    send(criu, Signal::SIGKILL);
+    client.wait().expect("the client ends");
+    wait_until("the snapshot's end", || {
+        place.text("err").lines().count() > words
+    });
+    if said(place, "cannot trust process") > 0 {
+        Fate::Doubtful
+    } else if ends() > dead {
+        Fate::Died
+    } else {
+        Fate::Untouched
+    }
+}
+
+#[test]
+fn a_job_with_remains_of_a_killed_criu_is_restored_from_the_newest_image() {
+    if !can_run() {
+        return;
+    }
+    let (place, mut run) = counting();
+    place.snapshot();
+    let restored = || said(&place, "restored image=");
+    wait_until("a CRIU killed inside the job", || {
+        let before = restored();
+        let fate = kill_criu_inside_the_job(&place, &run);
+        if fate != Fate::Untouched {
+            wait_until("the restore", || restored() > before);
+        }
+        // It may still die.
+        wait_for_progress(&place);
+        fate == Fate::Doubtful
+    });
+    assert_eq!(said(&place, "cannot trust process"), 1);
+    wait_for_progress(&place);
+    place.snapshot();
+    finish_counter(&place, &mut run);
+}
+
+/// A job with remains of CRIU and without an image; `None` where CRIU was always too fast, or a process died.
+fn with_remains_and_no_image() -> Option<(Place, Run)> {
+    const TRIES: u32 = 10;
+    for _ in 0..TRIES {
+        let (place, run) = counting();
+        let processes = descendants(run.pid());
+        let all_live = || processes.iter().all(|pid| is_alive(*pid));
+        while place.images().is_empty() {
+            match kill_criu_inside_the_job(&place, &run) {
+                Fate::Untouched => {}
+                Fate::Doubtful if all_live() => return Some((place, run)),
+                // Without a child that died it waits for ever.
+                Fate::Doubtful | Fate::Died => break,
+            }
+        }
+    }
+    None
+}
+
+#[test]
+fn a_job_with_remains_of_a_killed_criu_goes_on_where_there_is_no_image() {
+    if !can_run() {
+        return;
+    }
+    let Some((place, mut run)) = with_remains_and_no_image() else {
+        eprintln!("SKIPPED: CRIU was too fast to be killed");
+        return;
+    };
+    assert_eq!(
+        said(&place, "cannot trust process"),
+        1,
+        "{}",
+        place.text("err")
+    );
+    wait_for_progress(&place);
+    place.snapshot();
+    wait_for_progress(&place);
+    run.crash();
+    wait_for_progress(&place);
+    finish_counter(&place, &mut run);
+}
+
+#[test]
+fn a_criu_that_is_stuck_in_a_dump_is_killed_after_the_timeout() {
+    if !can_run() {
+        return;
+    }
+    let (place, mut run) = counting_with(|command| {
+        command.env("CKPT_RUN_SNAPSHOT_TIMEOUT", "4s");
+    });
+    place.snapshot();
+    let client = begin_snapshot(&place);
+    let criu = wait_for_criu(&run, "dump");
+    send(criu, Signal::SIGSTOP);
+    let output = client.wait_with_output().expect("the client ends");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains("snapshot.timeout"), "{text}");
+    wait_for_progress(&place);
+    place.snapshot();
+    finish_counter(&place, &mut run);
+}
+
+#[test]
+fn a_criu_that_does_not_end_after_its_dump_is_killed_after_the_timeout() {
+    if !can_run() {
+        return;
+    }
+    let stuck = "CRIU \"$@\"; code=$?\n\
+        [ \"$1\" != dump ] || [ ! -e HERE/stuck ] || kill -STOP $$\n\
+        exit $code";
+    let (place, mut run) = counting_with(|command| {
+        let criu = criu_script(command.get_current_dir().expect("a folder"), stuck);
+        command.env("CKPT_RUN_CRIU_PATH", criu);
+        command.env("CKPT_RUN_SNAPSHOT_TIMEOUT", "4s");
+    });
+    place.snapshot();
+    fs::write(place.file("stuck"), "").expect("written");
+    let refused = place.verb(&["snapshot"]);
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(text.contains("snapshot.timeout"), "{text}");
+    fs::remove_file(place.file("stuck")).expect("removed");
+    wait_for_progress(&place);
+    place.snapshot();
+    finish_counter(&place, &mut run);
+}
+
+#[test]
+fn a_dump_that_takes_too_long_is_called_off_and_the_job_goes_on() {
+    if !can_run() {
+        return;
+    }
+    let (place, mut run) = counting_with(|command| {
+        command.env("CKPT_RUN_SNAPSHOT_TIMEOUT", "4s");
+    });
+    place.snapshot();
+    let client = begin_snapshot(&place);
+    let criu = wait_for_criu(&run, "dump");
+    send(criu, Signal::SIGSTOP);
+    // A slow CRIU, not one that waits for anything; 10 s after its time was over it would be killed.
+    thread::sleep(Duration::from_secs(6));
+    send(criu, Signal::SIGCONT);
+    let output = client.wait_with_output().expect("the client ends");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains("snapshot.timeout"), "{text}");
+    wait_for_progress(&place);
+    assert_eq!(said(&place, "cannot trust process"), 0);
+    assert_eq!(said(&place, "restoring"), 0);
+    assert_eq!(place.images().len(), 1);
+    place.snapshot();
+    finish_counter(&place, &mut run);
+}
+
+#[test]
+fn a_criu_killed_in_a_restore_spoils_no_image() {
+    if !can_run() {
+        return;
+    }
+    let (place, mut run) = counting();
+    place.snapshot();
+    wait_for_progress(&place);
+    place.snapshot();
+    wait_for_progress(&place);
+    send(run.job(), Signal::SIGKILL);
+    send(wait_for_criu(&run, "restore"), Signal::SIGKILL);
+    // The older one is restored instead.
+    wait_until("the second restore", || {
+        said(&place, "restored image=000001") == 1
+    });
+    assert_eq!(said(&place, "CRIU was killed by signal 9"), 1);
+    assert!(
+        place
+            .images()
+            .iter()
+            .all(|image| image["damaged"].is_null())
+    );
+    wait_for_progress(&place);
+    finish_counter(&place, &mut run);
+}
+
+#[test]
+fn a_criu_killed_in_the_only_restore_ends_with_125_and_the_same_line_works() {
+    if !can_run() {
+        return;
+    }
+    let (place, mut run) = counting();
+    place.snapshot();
+    wait_for_progress(&place);
+    let written = counted(&place);
+    send(run.job(), Signal::SIGKILL);
+    send(wait_for_criu(&run, "restore"), Signal::SIGKILL);
+    assert_eq!(run.wait(), 125, "{}", place.text("err"));
+    // Its files are as the job has left them: an image of later could want them so.
+    let kept = counted(&place);
+    assert!(kept >= written, "{kept} lines of {written}");
+    let number: usize = place.text("counter").parse().expect("a number");
+    assert!((kept..=kept + 1).contains(&number), "{number}, {kept}");
+    let mut again = place.start_with(&ON_REQUEST, &["python3", "-u", "job.py"], |_| {});
+    wait_for_progress(&place);
+    finish_counter(&place, &mut again);
+}
+
+/// Answers for its version, and fails at all else as a program does whose libraries are missing.
+const BROKEN_CRIU: &str = r#"#!/bin/sh
+if [ "$1" = --version ]; then echo "Version: 4.2.1"; exit 0; fi
+echo "criu: error while loading shared libraries: libnet.so.1" >&2
+exit 127
+"#;
+
+#[test]
+fn a_criu_that_ends_before_it_logs_is_told_with_its_words_and_without_a_log() {
+    if !can_run() {
+        return;
+    }
+    let (place, mut run) = counting_with(|command| {
+        // Beside the job's script, which is written by now.
+        let folder = command.get_current_dir().expect("a folder").to_owned();
+        let broken = folder.join("broken-criu");
+        write_script(&broken, BROKEN_CRIU);
+        command.env("CKPT_RUN_CRIU_PATH", broken);
+    });
+    let refused = place.verb(&["snapshot"]);
+    assert_eq!(refused.status.code(), Some(125));
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        text.contains("exit code 127 before it opened its log, saying: criu: error while loading shared libraries: libnet.so.1; "),
+        "{text}"
+    );
+    assert!(!text.contains("(log: "), "{text}");
+    wait_for_progress(&place);
+    finish_counter(&place, &mut run);
+}

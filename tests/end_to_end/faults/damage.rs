@@ -1,0 +1,152 @@
+//! Images and stores that are not what they were.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use super::counter_job::{
+    COUNTER, counted, counting, finish_counter, said, start, start_counter, wait_for_progress,
+    wait_for_the_first_line, wait_until_gone,
+};
+use crate::harness::{Place, can_run, descendants, wait_until};
+
+/// Takes two images, lets `damage` hurt the newer one's manifest or packs, kills the job.
+fn the_older_image_is_restored_after(damage: impl FnOnce(&Path, &[PathBuf]), reason: &str) {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    // Content of its own in each image.
+    let script = COUNTER.replace("i += 1\n", "i += 1\n    ballast = os.urandom(1 << 20)\n");
+    let mut run = start(&place, &script);
+    wait_for_the_first_line(&place);
+    let older = place.snapshot();
+    wait_for_progress(&place);
+    let newer = place.snapshot();
+    wait_for_progress(&place);
+    let store = place.file(".ckpt-run");
+    let packs: Vec<PathBuf> = fs::read_dir(store.join("packs"))
+        .expect("packs")
+        .map(|entry| entry.expect("a pack").path())
+        .filter(|path| path.to_string_lossy().contains(&newer))
+        .collect();
+    assert!(!packs.is_empty(), "the newer image has no pack of its own");
+    damage(&store.join(format!("images/{newer}.manifest")), &packs);
+    run.crash();
+    wait_until(
+        &format!("a restore of {older}; {}", place.text("err")),
+        || said(&place, &format!("restored image={older}")) == 1,
+    );
+    wait_for_progress(&place);
+    finish_counter(&place, &mut run);
+
+    let images = place.images();
+    let told: Vec<&str> = images
+        .iter()
+        .map(|image| image["damaged"].as_str().unwrap_or(""))
+        .collect();
+    assert!(told[0].is_empty(), "{told:?}");
+    assert!(told[1].contains(reason), "{told:?}");
+    let verified = place.verb(&["verify"]);
+    let text = String::from_utf8_lossy(&verified.stdout).into_owned();
+    assert_eq!(verified.status.code(), Some(1), "{text}");
+    assert!(text.contains(&format!("{older} good")), "{text}");
+    assert!(text.contains(&format!("{newer} DAMAGED")), "{text}");
+}
+
+#[test]
+fn a_flipped_bit_in_a_pack_costs_one_image_only() {
+    the_older_image_is_restored_after(
+        |_, packs| {
+            for pack in packs {
+                flip_every(pack, 64 << 10);
+            }
+        },
+        "damaged",
+    );
+}
+
+#[test]
+fn a_truncated_pack_costs_one_image_only() {
+    the_older_image_is_restored_after(
+        |_, packs| {
+            let pack = fs::File::options()
+                .write(true)
+                .open(&packs[0])
+                .expect("opens");
+            let length = pack.metadata().expect("metadata").len();
+            pack.set_len(length - 1).expect("truncated");
+        },
+        "bytes instead of",
+    );
+}
+
+#[test]
+fn a_missing_pack_costs_one_image_only() {
+    the_older_image_is_restored_after(
+        |_, packs| fs::remove_file(&packs[0]).expect("removed"),
+        "No such file",
+    );
+}
+
+#[test]
+fn a_forged_manifest_costs_one_image_only() {
+    the_older_image_is_restored_after(|manifest, _| flip_every(manifest, 1 << 20), "checksum");
+}
+
+/// Flips a bit in the middle of the file, and one every `distance` bytes.
+fn flip_every(path: &Path, distance: u64) {
+    let file = fs::File::options()
+        .read(true)
+        .write(true)
+        .open(path)
+        .expect("opens");
+    let length = file.metadata().expect("metadata").len();
+    let middle = std::iter::once(length / 2);
+    for place in middle.chain((distance..length).step_by(usize::try_from(distance).expect("fits")))
+    {
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, place).expect("read");
+        file.write_all_at(&[byte[0] ^ 1], place).expect("written");
+    }
+}
+
+#[test]
+fn a_run_whose_images_are_all_damaged_says_so_and_ends_with_125() {
+    if !can_run() {
+        return;
+    }
+    let (place, mut run) = counting();
+    let image = place.snapshot();
+    let manifest = place.file(&format!(".ckpt-run/images/{image}.manifest"));
+    fs::write(&manifest, "nonsense").expect("written");
+    run.crash();
+    assert_eq!(run.wait(), 137, "{}", place.text("err"));
+    // Begun before, and with images: nothing is begun anew behind the user's back.
+    let mut again = start_counter(&place);
+    assert_eq!(again.wait(), 125, "{}", place.text("err"));
+    assert_eq!(said(&place, "--fresh"), 1, "{}", place.text("err"));
+}
+
+#[test]
+fn a_store_of_another_owner_is_not_used() {
+    if !can_run() {
+        return;
+    }
+    let (place, mut run) = counting();
+    place.snapshot();
+    let job = descendants(run.pid());
+    run.signal(nix::sys::signal::Signal::SIGKILL);
+    run.wait();
+    wait_until_gone(&job);
+    let store = place.file(".ckpt-run");
+    std::os::unix::fs::chown(&store, Some(12345), None).expect("given away");
+    let before = counted(&place);
+    assert_eq!(start_counter(&place).wait(), 125);
+    assert_eq!(said(&place, "belongs to user 12345"), 1);
+    assert_eq!(counted(&place), before);
+    std::os::unix::fs::chown(&store, Some(0), None).expect("taken back");
+    let mut again = start_counter(&place);
+    wait_for_progress(&place);
+    finish_counter(&place, &mut again);
+}

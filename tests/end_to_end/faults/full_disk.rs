@@ -1,0 +1,230 @@
+//! The disk of the store is full.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::PathBuf;
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+
+use super::counter_job::{
+    COUNTER, finish_counter, said, start_with, wait_for_progress, wait_for_the_first_line,
+};
+use crate::harness::{Place, Run, can_run, wait_until};
+
+/// The store's copy of the program and a few images fit.
+const DISK_BYTES: u64 = 400 << 20;
+/// Less than any image of the job, more than the small files of a restore.
+const LEFT_BYTES: u64 = 256 << 10;
+
+/// Snapshots that would leave less are not begun.
+const FLOOR_BYTES: u64 = 100 << 20;
+
+/// Starts a job whose images have at least 8 MiB each for themselves.
+fn start_checked(place: &Place, min_free: &str) -> Run {
+    // In place: an image always holds the same amount of it.
+    let begin = "i = 0\nballast = bytearray(8 << 20); noise = open('/dev/urandom', 'rb', 0)\n";
+    let script = COUNTER
+        .replace("i = 0\n", begin)
+        .replace("i += 1\n", "i += 1\n    noise.readinto(ballast)\n");
+    start_with(place, &script, |command| {
+        command
+            .env("CKPT_RUN_SNAPSHOT_MIN_FREE", min_free)
+            .env("CKPT_RUN_RETENTION_KEEP_LAST", "2");
+    })
+}
+
+/// A counting job with one image, whose store is on a small disk.
+fn one_image(min_free: &str) -> (Place, Disk, Run) {
+    let place = Place::new();
+    let disk = Disk::new(place.file(".ckpt-run"));
+    let run = start_checked(&place, min_free);
+    wait_for_the_first_line(&place);
+    place.snapshot();
+    (place, disk, run)
+}
+
+/// What a snapshot that must not succeed says.
+fn refused_snapshot(place: &Place) -> String {
+    let refused = place.verb(&["snapshot"]);
+    assert!(!refused.status.success());
+    String::from_utf8_lossy(&refused.stderr).into_owned()
+}
+
+/// A small file system over a folder. Gone when dropped.
+struct Disk(PathBuf);
+
+impl Disk {
+    fn new(folder: PathBuf) -> Self {
+        fs::create_dir(&folder).expect("the folder is made");
+        let options = format!("size={DISK_BYTES},mode=0700");
+        let tmpfs = Some("tmpfs");
+        mount(
+            tmpfs,
+            &folder,
+            tmpfs,
+            MsFlags::empty(),
+            Some(options.as_str()),
+        )
+        .expect("mounted");
+        Self(folder)
+    }
+
+    fn free(&self) -> u64 {
+        let about = nix::sys::statvfs::statvfs(&self.0).expect("statvfs");
+        about.blocks_available() * about.fragment_size()
+    }
+
+    /// Fills the disk but for `left` bytes.
+    fn fill(&self, left: u64) -> PathBuf {
+        let path = self.0.join("filler");
+        let mut filler = File::create(&path).expect("made");
+        let zeros = vec![0; 64 << 10];
+        while self.free() > left + zeros.len() as u64 {
+            filler.write_all(&zeros).expect("filled");
+        }
+        path
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = umount2(&self.0, MntFlags::MNT_DETACH);
+    }
+}
+
+#[test]
+fn a_full_disk_fails_the_snapshot_and_nothing_else() {
+    if !can_run() {
+        return;
+    }
+    let (place, disk, mut run) = one_image("0B");
+    wait_for_progress(&place);
+    let filler = disk.fill(LEFT_BYTES);
+
+    let text = refused_snapshot(&place);
+    assert!(text.contains("disk is full"), "{text}");
+    assert!(text.contains("free space"), "{text}");
+    wait_for_progress(&place);
+    assert_eq!(place.images().len(), 1);
+    let verified = place.verb(&["verify"]);
+    assert!(verified.status.success());
+    // Not even a crash on a full disk is the end.
+    run.crash();
+    wait_until(&format!("the restore; {}", place.text("err")), || {
+        said(&place, "restored image=") == 1
+    });
+    wait_for_progress(&place);
+
+    fs::remove_file(filler).expect("space is freed");
+    place.snapshot();
+    wait_for_progress(&place);
+    run.crash();
+    wait_for_progress(&place);
+    finish_counter(&place, &mut run);
+}
+
+#[test]
+fn a_disk_too_full_to_keep_the_end_of_a_file_ends_the_run_and_older_images_are_not_tried() {
+    if !can_run() {
+        return;
+    }
+    let (place, disk, mut run) = one_image("0B");
+    wait_for_progress(&place);
+    place.snapshot();
+    let filler = disk.fill(LEFT_BYTES);
+    let append = || File::options().append(true).open(place.file("log"));
+    let end = "x".repeat(1 << 20);
+    append()
+        .and_then(|mut log| log.write_all(end.as_bytes()))
+        .expect("written");
+    run.crash();
+    assert_eq!(run.wait(), 125, "{}", place.text("err"));
+    let text = place.text("err");
+    for part in [
+        "the end of /",
+        "/log: the disk of /",
+        "/.ckpt-run/aside/000002-",
+        "is full; the job's files are as they were, free space there",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert_eq!(text.matches("restoring image=").count(), 1, "{text}");
+    assert!(!text.contains("--fresh"), "{text}");
+    assert!(place.text("log").ends_with(&end));
+    let left = fs::read_dir(place.file(".ckpt-run/aside")).expect("listed");
+    assert_eq!(left.count(), 0, "what was kept in vain takes no room");
+
+    fs::remove_file(filler).expect("space is freed");
+    let mut run = start_checked(&place, "0B");
+    wait_until(&format!("the restore; {}", place.text("err")), || {
+        said(&place, "restored image=000002") == 1
+    });
+    finish_counter(&place, &mut run);
+}
+
+#[test]
+fn a_snapshot_that_would_not_fit_is_refused_before_anything_stands_still() {
+    if !can_run() {
+        return;
+    }
+    let (place, disk, mut run) = one_image("100MiB");
+    let dumps = dump_logs(&place);
+    let filler = disk.fill(FLOOR_BYTES + (1 << 20));
+
+    let text = refused_snapshot(&place);
+    for part in [
+        "100.0 MiB must stay free",
+        "snapshot.min_free",
+        "are free",
+        "--store",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert_eq!(dump_logs(&place), dumps, "CRIU was not started");
+    wait_for_progress(&place);
+    assert_eq!(ids(&place), ["000001"]);
+
+    fs::remove_file(filler).expect("space is freed");
+    place.snapshot();
+    finish_counter(&place, &mut run);
+}
+
+#[test]
+fn an_image_that_the_next_one_replaces_makes_room_for_it() {
+    if !can_run() {
+        return;
+    }
+    let (place, disk, mut run) = one_image("100MiB");
+    wait_for_progress(&place);
+    place.snapshot();
+    disk.fill(FLOOR_BYTES + (4 << 20));
+
+    wait_for_progress(&place);
+    place.snapshot();
+    assert_eq!(said(&place, "making room"), 1, "{}", place.text("err"));
+    assert_eq!(ids(&place), ["000002", "000003"]);
+    assert!(disk.free() > FLOOR_BYTES - (8 << 20));
+    assert!(place.verb(&["verify"]).status.success());
+    // A pinned image makes no room.
+    assert!(place.verb(&["pin", "2"]).status.success());
+    fs::remove_file(place.file(".ckpt-run/filler")).expect("space is freed");
+    disk.fill(FLOOR_BYTES + (4 << 20));
+    refused_snapshot(&place);
+    assert_eq!(ids(&place), ["000002", "000003"]);
+    run.crash();
+    wait_for_progress(&place);
+    finish_counter(&place, &mut run);
+}
+
+fn ids(place: &Place) -> Vec<String> {
+    let id = |image: &serde_json::Value| image["id"].as_str().map(str::to_owned);
+    place.images().iter().filter_map(id).collect()
+}
+
+/// How often CRIU was asked to dump.
+fn dump_logs(place: &Place) -> usize {
+    let logs = fs::read_dir(place.file(".ckpt-run/logs")).expect("the logs");
+    let names = logs.flatten().map(|log| log.file_name());
+    let dumps = names.filter(|name| name.to_string_lossy().starts_with("dump-"));
+    dumps.count()
+}

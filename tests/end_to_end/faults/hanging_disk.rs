@@ -1,0 +1,108 @@
+//! The disk of the store hangs.
+
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::counter_job::{
+    COUNTER, begin_snapshot, finish_counter, start_with, wait_for_progress, wait_for_the_first_line,
+};
+use crate::harness::{Place, Run, can_run, descendants, wait_until};
+
+const DISK_BYTES: u64 = 2 << 30;
+/// The job's memory: far more than what may wait for the disk, so that it is on its way when the disk begins to hang.
+const BALLAST: &str = "i = 0\nballast = os.urandom(512 << 20)\n";
+const BUFFER: &str = "16MiB";
+
+/// A file system of its own over a folder, which can be made to hang. Gone when dropped.
+struct Disk {
+    folder: PathBuf,
+}
+
+impl Disk {
+    /// `None` after saying why the test is skipped.
+    fn new(folder: PathBuf, image: &Path) -> Option<Self> {
+        fs::create_dir(&folder).expect("the folder is made");
+        let file = File::create(image).expect("the image is made");
+        file.set_len(DISK_BYTES).expect("sparse");
+        let made = succeeds(Command::new("mkfs.ext4").arg("-q").arg(image));
+        let mount = || {
+            let mut mount = Command::new("mount");
+            succeeds(mount.args(["-o", "loop"]).arg(image).arg(&folder))
+        };
+        if !made || !mount() {
+            eprintln!("SKIPPED: no file system can be made in a file and mounted here");
+            return None;
+        }
+        fs::set_permissions(&folder, Permissions::from_mode(0o700)).expect("set");
+        Some(Self { folder })
+    }
+
+    /// From now on until `thaw`, whoever writes waits.
+    fn freeze(&self) {
+        assert!(self.told("--freeze"));
+    }
+
+    fn thaw(&self) -> bool {
+        self.told("--unfreeze")
+    }
+
+    fn told(&self, what: &str) -> bool {
+        succeeds(Command::new("fsfreeze").arg(what).arg(&self.folder))
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // It may not hang.
+        self.thaw();
+        succeeds(Command::new("umount").arg("--lazy").arg(&self.folder));
+    }
+}
+
+fn succeeds(command: &mut Command) -> bool {
+    let status = command.stderr(Stdio::null()).status();
+    status.is_ok_and(|status| status.success())
+}
+
+/// Whether CRIU has stopped a process of the run.
+fn is_stopped(run: &Run) -> bool {
+    descendants(run.pid()).into_iter().any(|pid| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let state = stat.rsplit_once(") ").map(|(_, rest)| &rest[..1]);
+        state == Some("t")
+    })
+}
+
+#[test]
+fn a_job_does_not_stand_still_for_a_disk_that_hangs() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let Some(disk) = Disk::new(place.file(".ckpt-run"), &place.file("disk")) else {
+        return;
+    };
+    let mut run = start_with(&place, &COUNTER.replace("i = 0\n", BALLAST), |command| {
+        command
+            .env("CKPT_RUN_SNAPSHOT_BUFFER", BUFFER)
+            .env("CKPT_RUN_SNAPSHOT_TIMEOUT", "50s");
+    });
+    wait_for_the_first_line(&place);
+    let asked = begin_snapshot(&place);
+    wait_until("CRIU's work", || is_stopped(&run));
+    disk.freeze();
+    wait_for_progress(&place);
+    assert!(disk.thaw(), "it hung until now");
+    let answer = asked.wait_with_output().expect("an answer");
+    let text = String::from_utf8_lossy(&answer.stderr);
+    assert!(text.contains("disk took nothing for 10s"), "{text}");
+
+    // All is well again.
+    place.snapshot();
+    wait_for_progress(&place);
+    run.crash();
+    wait_for_progress(&place);
+    finish_counter(&place, &mut run);
+}

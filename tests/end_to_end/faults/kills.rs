@@ -1,0 +1,159 @@
+//! SIGKILL of the job and of the supervisor, at every bad moment.
+
+use std::thread;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+
+use super::counter_job::{
+    Random, begin_snapshot, counting, finish_counter, processes_with, said, send, snapshot_at_last,
+    start, start_counter, wait_for_criu, wait_for_progress, wait_until_gone,
+};
+use crate::harness::{Place, Run, can_run, descendants, wait_until};
+
+/// Kills of the job in each of two runs side by side.
+const ROUNDS: usize = 25;
+/// A snapshot of the counter takes about 300 ms: some kills hit before, some in, some after it.
+const KILL_WITHIN_MS: u64 = 450;
+
+fn kill_the_job_again_and_again(mut random: Random) {
+    let (place, mut run) = counting();
+    for _ in 0..ROUNDS {
+        snapshot_at_last(&place);
+        let mut another = begin_snapshot(&place);
+        thread::sleep(Duration::from_millis(random.below(KILL_WITHIN_MS)));
+        run.crash();
+        another.wait().expect("the client ends");
+        // A restored job writes again.
+        wait_for_progress(&place);
+    }
+    finish_counter(&place, &mut run);
+    assert_eq!(said(&place, "giving up"), 0);
+}
+
+#[test]
+fn fifty_kills_at_random_moments_leave_no_trace_in_output_and_files() {
+    if !can_run() {
+        return;
+    }
+    let (one, other) = (Random::new("first run"), Random::new("second run"));
+    thread::scope(|scope| {
+        scope.spawn(|| kill_the_job_again_and_again(one));
+        scope.spawn(|| kill_the_job_again_and_again(other));
+    });
+}
+
+/// Kills the supervisor at a moment that `when` waits for, and runs the same line again.
+fn kill_the_supervisor(when: impl FnOnce(&Place, &Run)) {
+    let (place, mut run) = counting();
+    place.snapshot();
+    wait_for_progress(&place);
+    when(&place, &run);
+    let everything = descendants(run.pid());
+    assert!(!everything.is_empty());
+    run.signal(Signal::SIGKILL);
+    assert_eq!(run.wait(), 137);
+    wait_until_gone(&everything);
+    let work = std::fs::read_link(place.file(".ckpt-run/work")).expect("the store links to it");
+    assert!(work.is_dir());
+
+    let mut again = start_counter(&place);
+    wait_for_progress(&place);
+    assert!(!work.exists(), "{}", work.display());
+    finish_counter(&place, &mut again);
+}
+
+#[test]
+fn a_killed_supervisor_takes_the_job_with_it_and_the_same_line_goes_on() {
+    if can_run() {
+        kill_the_supervisor(|_, _| {});
+    }
+}
+
+#[test]
+fn a_supervisor_killed_during_a_snapshot_goes_on_from_the_image_before() {
+    if can_run() {
+        kill_the_supervisor(|place, run| {
+            let mut client = begin_snapshot(place);
+            wait_for_criu(run, "dump");
+            thread::spawn(move || client.wait());
+        });
+    }
+}
+
+#[test]
+fn a_supervisor_killed_during_a_restore_restores_when_run_again() {
+    if can_run() {
+        kill_the_supervisor(|_, run| {
+            send(run.job(), Signal::SIGKILL);
+            wait_for_criu(run, "restore");
+        });
+    }
+}
+
+#[test]
+fn appended_output_is_cut_to_the_snapshot_and_what_was_there_before_the_run_stays() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    std::fs::write(place.file("out"), "from before\n").expect("written");
+    let quiet_then_loud = r#"
+import os, time
+open("ready", "w").write("y")
+while not os.path.exists("go"): time.sleep(0.01)
+print("said", flush=True)
+while not os.path.exists("stop"): time.sleep(0.01)
+"#;
+    let mut run = start(&place, quiet_then_loud);
+    place.wait_for("ready", "y");
+    // Nothing was written yet: our own offset in the file is still 0.
+    place.snapshot();
+    place.go();
+    place.wait_for("out", "said\n");
+    std::fs::remove_file(place.file("go")).expect("removed");
+    run.signal(Signal::SIGKILL);
+    run.wait();
+    let mut again = start(&place, quiet_then_loud);
+    wait_until("the restored job", || {
+        !processes_with(&again, "job.py").is_empty() && said(&place, "restored") == 1
+    });
+    assert_eq!(place.text("out"), "from before\n");
+    place.go();
+    std::fs::write(place.file("stop"), "").expect("written");
+    assert_eq!(again.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("out"), "from before\nsaid\n");
+}
+
+#[test]
+fn a_job_that_crashes_after_every_restore_ends_with_its_own_code() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = start(
+        &place,
+        r#"
+import os, sys, time
+open("ready", "w").write("y")
+while not os.path.exists("fail"): time.sleep(0.01)
+sys.exit(41)
+"#,
+    );
+    place.wait_for("ready", "y");
+    place.snapshot();
+    place.snapshot();
+    std::fs::write(place.file("fail"), "").expect("written");
+    assert_eq!(run.wait(), 41, "{}", place.text("err"));
+    // The newest, then the one before it, then no more.
+    assert_eq!(said(&place, "restoring image=000002"), 1);
+    assert_eq!(said(&place, "restoring image=000001"), 1);
+    assert_eq!(said(&place, "giving up"), 1);
+    assert_eq!(place.images().len(), 2);
+    assert!(
+        place
+            .images()
+            .iter()
+            .all(|image| image["damaged"].is_null())
+    );
+}

@@ -1,0 +1,12 @@
+//! Everything that goes wrong: killed jobs, supervisors and CRIUs, full disks, damaged images, changed files,
+//! slow dumps, hostile clients. A job is computing or restorable after each.
+
+mod changed_files;
+mod counter_job;
+mod criu_faults;
+mod damage;
+mod full_disk;
+mod hanging_disk;
+mod job_output;
+mod kills;
+mod requests;

@@ -1,0 +1,178 @@
+//! Requests and signals at bad times, and clients that mean harm.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+
+use nix::sys::signal::Signal;
+
+use super::counter_job::{
+    begin_snapshot, counting, finish_counter, said, send, start_counter, wait_for_criu,
+    wait_for_progress,
+};
+use crate::harness::{Place, Run, can_run, wait_until};
+
+fn succeeds(client: std::process::Child) -> String {
+    let output = client.wait_with_output().expect("the client ends");
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{error}");
+    String::from_utf8(output.stdout).expect("an id")
+}
+
+#[test]
+fn snapshots_asked_for_at_once_are_all_answered() {
+    if !can_run() {
+        return;
+    }
+    let (place, mut run) = counting();
+    let clients: Vec<_> = (0..4).map(|_| begin_snapshot(&place)).collect();
+    let ids: Vec<String> = clients.into_iter().map(succeeds).collect();
+    let known = place.images().len();
+    // Those that came during the first snapshot share one.
+    assert!((1..=4).contains(&known), "{ids:?}");
+    assert!(place.verb(&["verify"]).status.success());
+    wait_for_progress(&place);
+    run.crash();
+    wait_for_progress(&place);
+    finish_counter(&place, &mut run);
+}
+
+#[test]
+fn a_snapshot_asked_for_during_a_restore_is_taken_after_it() {
+    if !can_run() {
+        return;
+    }
+    let (place, mut run) = counting();
+    place.snapshot();
+    wait_for_progress(&place);
+    send(run.job(), Signal::SIGKILL);
+    wait_for_criu(&run, "restore");
+    let id = succeeds(begin_snapshot(&place));
+    assert_eq!(id.trim(), "000002");
+    let text = place.text("err");
+    assert!(
+        text.find("restored image=") < text.find("snapshot image=000002"),
+        "{text}"
+    );
+    wait_for_progress(&place);
+    run.crash();
+    wait_for_progress(&place);
+    finish_counter(&place, &mut run);
+}
+
+#[test]
+fn a_stop_during_a_snapshot_saves_once_more_and_the_same_line_goes_on() {
+    if !can_run() {
+        return;
+    }
+    for signal in [Signal::SIGTERM, Signal::SIGUSR2] {
+        let (place, mut run) = counting();
+        let mut client = begin_snapshot(&place);
+        wait_for_criu(&run, "dump");
+        saved_and_stopped_by(signal, &place, &mut run);
+        client.wait().expect("the client ends");
+        goes_on_from_where_it_stopped(&place);
+    }
+}
+
+fn saved_and_stopped_by(signal: Signal, place: &Place, run: &mut Run) {
+    run.signal(signal);
+    assert_eq!(run.wait(), 75, "{}", place.text("err"));
+}
+
+fn goes_on_from_where_it_stopped(place: &Place) {
+    let mut again = start_counter(place);
+    wait_for_progress(place);
+    assert_eq!(
+        said(place, "cut off"),
+        0,
+        "nothing was computed after the last image"
+    );
+    finish_counter(place, &mut again);
+}
+
+#[test]
+fn a_stop_during_a_pause_needs_no_other_image() {
+    if !can_run() {
+        return;
+    }
+    let (place, mut run) = counting();
+    let mut client = place.command(&["pause"]).spawn().expect("ckpt-run starts");
+    wait_for_criu(&run, "dump");
+    saved_and_stopped_by(Signal::SIGTERM, &place, &mut run);
+    client.wait().expect("the client ends");
+    goes_on_from_where_it_stopped(&place);
+}
+
+#[test]
+fn a_stop_during_a_restore_is_obeyed_and_the_same_line_goes_on() {
+    if !can_run() {
+        return;
+    }
+    let (place, mut run) = counting();
+    place.snapshot();
+    wait_for_progress(&place);
+    send(run.job(), Signal::SIGKILL);
+    wait_for_criu(&run, "restore");
+    run.signal(Signal::SIGTERM);
+    assert_eq!(run.wait(), 75, "{}", place.text("err"));
+    let mut again = start_counter(&place);
+    wait_for_progress(&place);
+    finish_counter(&place, &mut again);
+}
+
+#[test]
+fn an_interrupt_during_a_snapshot_reaches_the_job() {
+    if !can_run() {
+        return;
+    }
+    let (place, mut run) = counting();
+    let mut client = begin_snapshot(&place);
+    wait_for_criu(&run, "dump");
+    run.signal(Signal::SIGINT);
+    // Python dies of its KeyboardInterrupt.
+    assert_eq!(run.wait(), 130, "{}", place.text("err"));
+    client.wait().expect("the client ends");
+    assert_eq!(said(&place, "restoring"), 0);
+}
+
+#[test]
+fn a_hostile_client_changes_nothing() {
+    if !can_run() {
+        return;
+    }
+    let (place, mut run) = counting();
+    let connect = || UnixStream::connect(place.file(".ckpt-run/control.sock")).expect("connects");
+    let huge = vec![b'x'; 1 << 20];
+    let mut silent = Vec::new();
+    for garbage in [
+        &b"\n"[..],
+        b"snapshot\n",
+        b"\xff\xfe\0\n",
+        b"{\"snapshot\":",
+        b"[[[[[[[[\n",
+        &huge,
+    ] {
+        let mut client = connect();
+        // The supervisor may hang up in the middle.
+        let _ = client.write_all(garbage);
+        let _ = client.shutdown(std::net::Shutdown::Write);
+        let mut answer = String::new();
+        let _ = client.read_to_string(&mut answer);
+        assert!(!answer.contains("image"), "{answer}");
+        silent.push(connect());
+    }
+    // Asks and does not wait for the answer.
+    connect().write_all(b"\"snapshot\"\n").expect("written");
+    wait_until("the snapshot that nobody waits for", || {
+        place.images().len() == 1
+    });
+    place.snapshot();
+    assert_eq!(place.images().len(), 2);
+    wait_for_progress(&place);
+    run.crash();
+    wait_for_progress(&place);
+    drop(silent);
+    finish_counter(&place, &mut run);
+    assert!(fs::metadata(place.file(".ckpt-run/control.sock")).is_err());
+}

@@ -1,0 +1,57 @@
+//! The example in Rust supervises a job.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::harness::{Place, can_run};
+
+/// Counts to 60 in three seconds, and waits half-way for a file `go`.
+const COUNT: &str = "\
+import os, time
+for i in range(60):
+    print(i, flush=True)
+    while i == 30 and not os.path.exists('go'): time.sleep(0.02)
+    time.sleep(0.05)
+";
+
+/// Where `cargo test` puts examples; built here when only this test was asked for.
+fn example() -> PathBuf {
+    let folder = Path::new(env!("CARGO_BIN_EXE_ckpt-run")).parent().unwrap();
+    let program = folder.join("examples/supervise");
+    if !program.exists() {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "--example", "supervise"]);
+        if folder.ends_with("release") {
+            cargo.arg("--release");
+        }
+        let built = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status();
+        assert!(built.unwrap().success());
+    }
+    program
+}
+
+#[test]
+fn a_rust_program_supervises_a_job() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    std::fs::write(place.file("job.py"), COUNT).unwrap();
+    let mut command = Command::new(example());
+    command
+        .args([".ckpt-run", "python3", "-u", "job.py"])
+        .current_dir(place.path())
+        .env("XDG_CONFIG_HOME", place.path());
+    let criu = Path::new(env!("CARGO_MANIFEST_DIR")).join(".criu");
+    if criu.exists() {
+        command.env("CKPT_RUN_CRIU", criu);
+    }
+    let mut run = place.spawn(command, |_| {});
+    place.wait_for("out", "5\n");
+    place.snapshot();
+    run.crash();
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    let counted: Vec<String> = (0..60).map(|i| format!("{i}\n")).collect();
+    assert_eq!(place.text("out"), counted.concat(), "{}", place.text("err"));
+}

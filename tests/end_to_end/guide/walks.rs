@@ -1,0 +1,253 @@
+//! Pages that walk through something, walked through: real binary, real CRIU, in the page's order.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use super::pages::{self, Block, Page};
+use super::terminal::Terminal;
+use crate::harness::{Place, can_run, write_script};
+
+/// Counts until there is a file `go`, then some more.
+const JOB: &str = "\
+import os, time
+step = 0
+while not os.path.exists('go') or step % 20:
+    print(step, flush=True)
+    step += 1
+    time.sleep(0.05)
+";
+
+fn runnable(page: &Page) -> Vec<&Block> {
+    let marked = |block: &&Block| {
+        let mut words = block.info.split_whitespace();
+        words.any(|word| word == "run" || word.starts_with("run="))
+    };
+    page.blocks.iter().filter(marked).collect()
+}
+
+/// A run of `JOB`, begun as a reader of those pages has one.
+fn begun() -> Terminal {
+    let place = Place::new();
+    fs::write(place.file("job.py"), JOB).unwrap();
+    let mut terminal = Terminal::new(place, "");
+    terminal.run(&block(
+        "ckpt-run --interval never -- python3 -u job.py >> out &",
+    ));
+    terminal
+}
+
+fn block(text: &str) -> Block {
+    let (info, text) = ("sh run".to_owned(), text.to_owned() + "\n");
+    Block { info, text }
+}
+
+#[test]
+fn the_first_hour_goes_as_the_page_says() {
+    if !can_run() {
+        return;
+    }
+    let page = pages::guide("first-hour.md");
+    let blocks = runnable(&page);
+    assert!(blocks.len() >= 8, "{}", blocks.len());
+    let mut terminal = Terminal::new(Place::new(), "first-hour");
+    for block in blocks {
+        terminal.run(block);
+    }
+    let screen = terminal.screen();
+    for said in ["PASS", "survived 1 crash", "exit code 75", "the same"] {
+        assert!(screen.contains(said), "{said}: {screen}");
+    }
+}
+
+#[test]
+fn images_are_looked_into_and_carried_as_the_page_says() {
+    if !can_run() {
+        return;
+    }
+    let page = pages::guide("images.md");
+    let blocks = runnable(&page);
+    assert!(blocks.len() >= 3, "{}", blocks.len());
+    let mut terminal = begun();
+    terminal.run(&block("ckpt-run snapshot\nckpt-run snapshot"));
+    terminal.run(&block("kill -USR2 %1\nwait %1 || test $? = 75"));
+    // The page lets an imported image go on to the job's end.
+    terminal.place().go();
+    for block in blocks {
+        terminal.run(block);
+    }
+}
+
+#[test]
+fn status_tells_what_the_page_says() {
+    if !can_run() {
+        return;
+    }
+    let page = pages::guide("status.md");
+    let blocks = runnable(&page);
+    assert!(blocks.len() >= 2, "{}", blocks.len());
+    let mut terminal = begun();
+    terminal.run(&block("ckpt-run snapshot"));
+    for block in blocks {
+        if block.info.contains("run=3") {
+            // It waits for the run's end.
+            terminal.place().go();
+        }
+        terminal.run(block);
+    }
+}
+
+#[test]
+fn what_it_costs_is_told_as_the_page_says() {
+    if !can_run() {
+        return;
+    }
+    let page = pages::guide("tuning.md");
+    let meanwhile = runnable(&page);
+    assert!(meanwhile.len() >= 2);
+    let mut terminal = begun();
+    // The page looks back to image 11.
+    terminal.run(&block("for image in $(seq 12); do ckpt-run snapshot; done"));
+    for block in meanwhile {
+        terminal.run(block);
+    }
+    terminal.run(&block("kill -USR2 %1\nwait %1 || test $? = 75"));
+}
+
+#[test]
+fn a_key_is_made_as_the_page_says() {
+    let page = pages::guide("security.md");
+    let blocks = runnable(&page);
+    assert!(!blocks.is_empty());
+    for block in blocks {
+        let mut terminal = Terminal::new(Place::new(), "");
+        // The reader's home is not ours to write to.
+        let (info, text) = (block.info.clone(), block.text.replace("~/", "./"));
+        terminal.run(&Block { info, text });
+        let key = terminal.place().file(".config/ckpt-run/key");
+        let mode = fs::metadata(key).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+}
+
+/// A job that says so and ends.
+const TRAIN: &str = "import sys\nprint('trained', sys.argv[1:], flush=True)\n";
+/// Programs that pages name and that stand in for a reader's own, and those that are on other machines.
+const STAND_INS: [(&str, &str); 7] = [
+    ("python", "#!/bin/sh\nexec python3 \"$@\"\n"),
+    (
+        "torchrun",
+        "#!/bin/sh\nshift 2\nexec python3 \"$@\" a rank\n",
+    ),
+    ("train", "#!/bin/sh\necho trained\n"),
+    ("docker", "#!/bin/sh\n"),
+    ("kubectl", "#!/bin/sh\n"),
+    ("sbatch", "#!/bin/sh\ntest -s \"$1\"\n"),
+    ("systemctl", "#!/bin/sh\n"),
+];
+/// What stands for something of the reader's, or would be outside of the fresh folder.
+const MEANT: [(&str, &str); 4] = [
+    (" ID ", " latest "),
+    ("CMD", "python train.py"),
+    ("/etc/systemd/system/", ""),
+    ("/var/lib/ckpt-run/train", "$PWD/elsewhere"),
+];
+
+fn lines_of(page: &str) -> Vec<String> {
+    let page = pages::guide(page);
+    let lines: Vec<String> = runnable(&page)
+        .iter()
+        .flat_map(|block| block.text.lines())
+        .map(|line| {
+            MEANT.iter().fold(line.to_owned(), |line, (word, meant)| {
+                line.replace(word, meant)
+            })
+        })
+        .collect();
+    assert!(!lines.is_empty(), "{}", page.path.display());
+    lines
+}
+
+/// Whether a line begins a job.
+fn starts(line: &str) -> bool {
+    line.contains(" -- ") && !line.contains(" template ")
+}
+
+fn put_stand_ins(place: &Place, train: &str) {
+    for file in ["train.py", "model.py"] {
+        fs::write(place.file(file), train).unwrap();
+    }
+    for (file, text) in STAND_INS {
+        write_script(&place.file(file), text);
+    }
+}
+
+#[test]
+fn programs_are_started_as_the_pages_say() {
+    if !can_run() {
+        return;
+    }
+    let pages = [
+        "intervals.md",
+        "pytorch.md",
+        "rehearse.md",
+        "terminal.md",
+        "troubleshooting.md",
+    ];
+    for page in pages {
+        let lines: Vec<String> = lines_of(page)
+            .into_iter()
+            .filter(|line| starts(line))
+            .collect();
+        assert!(!lines.is_empty(), "{page}");
+        for line in lines {
+            let (train, sought) = if line.contains("rehearse") {
+                (JOB, "PASS")
+            } else {
+                (TRAIN, "trained")
+            };
+            // Each in a folder of its own: a run that has finished is not begun again.
+            let place = Place::new();
+            put_stand_ins(&place, train);
+            let mut terminal = Terminal::new(place, "");
+            terminal.run(&block(&format!("PATH=$PWD:$PATH\n{line}")));
+            let said = terminal.screen() + &terminal.place().text("log");
+            assert!(said.contains(sought), "{page}: {line}: {said}");
+        }
+    }
+}
+
+#[test]
+fn a_run_is_looked_into_and_files_are_made_as_the_pages_say() {
+    if !can_run() {
+        return;
+    }
+    let mut terminal = begun();
+    put_stand_ins(terminal.place(), TRAIN);
+    terminal.run(&block("ckpt-run snapshot\nPATH=$PWD:$PATH"));
+    terminal.run(&block("kill -USR2 %1\nwait %1 || test $? = 75"));
+    let pages = [
+        "intervals.md",
+        "kubernetes.md",
+        "report.md",
+        "slurm.md",
+        "systemd.md",
+        "troubleshooting.md",
+    ];
+    for page in pages {
+        let lines: Vec<String> = lines_of(page)
+            .into_iter()
+            .filter(|line| !starts(line))
+            .collect();
+        assert!(!lines.is_empty(), "{page}");
+        terminal.run(&block(&lines.join("\n")));
+    }
+    for made in [
+        "run.html",
+        "Dockerfile",
+        "job.yaml",
+        "train.sbatch",
+        "train.service",
+    ] {
+        assert!(!terminal.place().text(made).is_empty(), "{made}");
+    }
+}

@@ -1,0 +1,27 @@
+//! Python jobs of many tests.
+
+/// Counts to 40 into a log opened in mode `w` and onto stdout. Halfway it waits for a file `go`, so that it is not over
+/// before we are.
+pub const COUNT: &str = r#"
+import os, time
+log = open("log", "w")
+for i in range(40):
+    print(i, flush=True)
+    log.write(f"{i}\n"); log.flush()
+    time.sleep(0.02)
+    while i == 20 and not os.path.exists("go"):
+        time.sleep(0.02)
+"#;
+
+/// Says `ready` and computes until there is a file `go`, then runs what follows.
+pub const UNTIL_GO: &str = r#"
+import os, signal, sys, time
+print("ready", flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.02)
+"#;
+
+pub fn lines(count: u32) -> String {
+    let numbers: Vec<String> = (0..count).map(|i| i.to_string()).collect();
+    numbers.join("\n") + "\n"
+}

@@ -1,0 +1,19 @@
+//! Shared parts of the end-to-end tests: a run of the real `ckpt-run` on the real CRIU, in a folder of its own.
+
+pub mod fake_gpu;
+pub mod gpu_job;
+mod jobs;
+mod outcome;
+mod place;
+mod privilege;
+mod process_tree;
+mod run;
+mod scripts;
+
+pub use jobs::{COUNT, UNTIL_GO, lines};
+pub use outcome::{LIMIT, code, stderr, stdout, wait_until};
+pub use place::Place;
+pub use privilege::{can_run, installed};
+pub use process_tree::{descendants, inner_pid, is_dead, job_of, state};
+pub use run::Run;
+pub use scripts::{criu_script, write_script};

@@ -1,0 +1,34 @@
+//! Waits for conditions, exit codes and what commands have printed.
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::{ExitStatus, Output};
+use std::time::{Duration, Instant};
+
+/// Longest wait for anything; a machine with two busy cores needs some of it.
+pub const LIMIT: Duration = Duration::from_secs(180);
+
+/// Time between two looks at a condition.
+pub const POLL: Duration = Duration::from_millis(10);
+
+/// Looks at a condition until it holds; fails aloud after [`LIMIT`].
+pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < LIMIT, "waited too long for {what}");
+        std::thread::sleep(POLL);
+    }
+}
+
+pub fn code(status: ExitStatus) -> i32 {
+    status
+        .code()
+        .unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
+}
+
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+pub fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}

@@ -1,0 +1,155 @@
+//! Folder of a test, with a store and the runs in it.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use tempfile::TempDir;
+
+use super::{Run, wait_until};
+
+/// A folder with a store, and the runs in it.
+pub struct Place {
+    folder: TempDir,
+}
+
+impl Place {
+    pub fn new() -> Self {
+        Self {
+            folder: tempfile::tempdir().expect("a temporary folder"),
+        }
+    }
+
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub fn text(&self, name: &str) -> String {
+        fs::read_to_string(self.file(name)).unwrap_or_default()
+    }
+
+    /// `ckpt-run` with these arguments, in this folder, with a clean configuration.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ckpt-run"));
+        command
+            .args(arguments)
+            .current_dir(self.path())
+            .env("XDG_CONFIG_HOME", self.path())
+            .env_remove("CKPT_RUN_STORE");
+        command
+    }
+
+    /// Runs a verb to its end.
+    pub fn verb(&self, arguments: &[&str]) -> Output {
+        self.command(arguments)
+            .stdin(Stdio::null())
+            .output()
+            .expect("ckpt-run starts")
+    }
+
+    /// Starts a supervised job with stdout in `out` and the supervisor's messages in `err`; both are appended to.
+    /// Without a job, `options` are a verb that knows one.
+    pub fn start(&self, options: &[&str], job: &[&str]) -> Run {
+        self.start_with(options, job, |_| {})
+    }
+
+    pub fn start_with(
+        &self,
+        options: &[&str],
+        job: &[&str],
+        change: impl FnOnce(&mut Command),
+    ) -> Run {
+        let mut command = self.command(options);
+        if !job.is_empty() {
+            command.arg("--").args(job);
+        }
+        self.spawn(command, change)
+    }
+
+    /// Starts a command that is, or becomes, a supervisor; its streams go where those of `start` do.
+    pub fn spawn(&self, mut command: Command, change: impl FnOnce(&mut Command)) -> Run {
+        let append = |name| {
+            File::options()
+                .create(true)
+                .append(true)
+                .open(self.file(name))
+                .expect("a log")
+        };
+        command
+            .stdin(Stdio::null())
+            .stdout(append("out"))
+            .stderr(append("err"));
+        change(&mut command);
+        Run::spawn(command, self.file("err"))
+    }
+
+    /// A Python job: `script` is written to a file and run with `python3 -u`.
+    pub fn start_python(&self, options: &[&str], script: &str) -> Run {
+        fs::write(self.file("job.py"), script).expect("the script is written");
+        self.start(options, &["python3", "-u", "job.py"])
+    }
+
+    /// Asks for a snapshot; the image's id.
+    pub fn snapshot(&self) -> String {
+        let output = self.verb(&["snapshot"]);
+        assert!(
+            output.status.success(),
+            "snapshot failed: {}\n{}",
+            String::from_utf8_lossy(&output.stderr),
+            self.text("err")
+        );
+        String::from_utf8(output.stdout)
+            .expect("an id")
+            .trim()
+            .to_owned()
+    }
+
+    /// Lets a job go on that waits for a file `go`.
+    pub fn go(&self) {
+        fs::write(self.file("go"), "").expect("written");
+    }
+
+    /// `ckpt-run list --json`.
+    pub fn images(&self) -> Vec<serde_json::Value> {
+        let output = self.verb(&["list", "--json"]);
+        serde_json::from_slice(&output.stdout).unwrap_or_default()
+    }
+
+    /// Waits until a file of the folder holds `text`.
+    pub fn wait_for(&self, name: &str, text: &str) {
+        wait_until(
+            &format!(
+                "{name} to hold {text:?}; it holds {:?}; err: {}",
+                self.text(name),
+                self.text("err")
+            ),
+            || self.text(name).contains(text),
+        );
+    }
+}
+
+/// A test that fails shows what CRIU said.
+impl Drop for Place {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        for entry in fs::read_dir(self.file(".ckpt-run/logs"))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            let log = fs::read_to_string(entry.path()).unwrap_or_default();
+            let tail = log.len().saturating_sub(LOG_TAIL_BYTES);
+            let shown = String::from_utf8_lossy(&log.as_bytes()[tail..]).into_owned();
+            eprintln!("--- {}\n{shown}", entry.path().display());
+        }
+    }
+}
+
+/// The end of a CRIU log that says why.
+const LOG_TAIL_BYTES: usize = 3000;

@@ -1,0 +1,73 @@
+//! Processes below a supervisor, by `/proc`.
+
+use std::fs::{self, File};
+use std::io::Read;
+
+use super::wait_until;
+
+/// Host pid of the first process of a supervisor's job, below the root of its tree: of pid 1's children in the sandbox
+/// that with the lowest of the pids that are not left to CRIU. In a container the supervisor may be a pid 1, too.
+pub fn job_of(supervisor: i32) -> i32 {
+    let mut found = None;
+    wait_until("the job's process", || {
+        let inside = |pid: &i32| inner_pid(*pid).filter(|inner| *inner >= 300);
+        let init = descendants(supervisor)
+            .into_iter()
+            .rfind(|pid| inner_pid(*pid) == Some(1));
+        let root = init.and_then(|init| {
+            let candidates = children(init).into_iter();
+            candidates
+                .filter(|pid| inside(pid).is_some())
+                .min_by_key(inside)
+        });
+        found = root.and_then(|root| children(root).first().copied());
+        found.is_some()
+    });
+    found.expect("found above")
+}
+
+/// All descendants of a process, by /proc.
+pub fn descendants(pid: i32) -> Vec<i32> {
+    let mut found = vec![];
+    let mut open = vec![pid];
+    while let Some(next) = open.pop() {
+        let children = children(next);
+        found.extend(&children);
+        open.extend(children);
+    }
+    found
+}
+
+fn children(pid: i32) -> Vec<i32> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task"));
+    let lists = tasks.into_iter().flatten().flatten().map(|task| {
+        // A thread that has ended has none.
+        fs::read_to_string(task.path().join("children")).unwrap_or_default()
+    });
+    let words = lists.collect::<Vec<_>>().join(" ");
+    words
+        .split_whitespace()
+        .filter_map(|word| word.parse().ok())
+        .collect()
+}
+
+/// The pid of a process inside its own PID namespace.
+pub fn inner_pid(pid: i32) -> Option<i32> {
+    let mut status = String::new();
+    File::open(format!("/proc/{pid}/status"))
+        .and_then(|mut file| file.read_to_string(&mut status))
+        .ok()?;
+    let line = status.lines().find(|line| line.starts_with("NSpid:"))?;
+    line.split_whitespace().last()?.parse().ok()
+}
+
+/// State letter of a process, as in `ps`; `None` when there is none.
+pub fn state(pid: i32) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(") ")?.1.chars().next()
+}
+
+/// Whether a process is gone, or dead and not yet reaped by whoever adopted it.
+pub fn is_dead(pid: i32) -> bool {
+    matches!(state(pid), None | Some('Z'))
+}

@@ -1,0 +1,87 @@
+//! Supervisor that a test has started.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command};
+use std::time::Instant;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::outcome::{LIMIT, POLL, code, wait_until};
+use super::process_tree::{inner_pid, job_of};
+
+/// A supervisor that runs. Killed when dropped.
+pub struct Run {
+    child: Child,
+    err: PathBuf,
+}
+
+impl Run {
+    /// Starts the command; `err` is the file of its messages.
+    pub fn spawn(mut command: Command, err: PathBuf) -> Self {
+        Self {
+            child: command.spawn().expect("ckpt-run starts"),
+            err,
+        }
+    }
+
+    pub fn pid(&self) -> i32 {
+        i32::try_from(self.child.id()).expect("a pid")
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.pid()), signal).expect("the supervisor runs");
+    }
+
+    /// Host pid of the job's own first process.
+    pub fn job(&self) -> i32 {
+        job_of(self.pid())
+    }
+
+    /// How messages name the job's own first process: by its pid as the job sees it.
+    pub fn job_named(&self) -> String {
+        let inner = inner_pid(self.job()).expect("the job runs");
+        format!("process {inner}")
+    }
+
+    /// Kills the job's first process and waits until it is gone.
+    pub fn crash(&self) {
+        let job = self.job();
+        kill(Pid::from_raw(job), Signal::SIGKILL).expect("the job runs");
+        wait_until("the job's end", || {
+            !Path::new(&format!("/proc/{job}")).exists()
+        });
+    }
+
+    /// Waits for the supervisor's end; its exit code, 128+n for a signal.
+    pub fn wait(&mut self) -> i32 {
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().expect("a child") {
+                return code(status);
+            }
+            assert!(
+                begun.elapsed() < LIMIT * 3,
+                "the run does not end: {}",
+                fs::read_to_string(&self.err).unwrap_or_default()
+            );
+            std::thread::sleep(POLL);
+        }
+    }
+
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("a child").is_some()
+    }
+
+    pub fn stdin(&mut self) -> ChildStdin {
+        self.child.stdin.take().expect("a piped stdin")
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

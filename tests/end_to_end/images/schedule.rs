@@ -1,0 +1,168 @@
+//! Snapshots by the clock, and how many of them stay.
+
+use std::fs;
+
+use crate::harness::{Place, UNTIL_GO, can_run, wait_until};
+
+#[test]
+fn an_interval_takes_snapshots_and_only_the_newest_stay() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = place.start_python(&["--interval", "1", "--keep-last", "2"], UNTIL_GO);
+    wait_until("the fourth image and two in all", || {
+        let images = place.images();
+        images.len() == 2 && images[1]["id"].as_str().is_some_and(|id| id >= "000004")
+    });
+    assert!(
+        place
+            .images()
+            .iter()
+            .all(|image| image["trigger"] == "schedule")
+    );
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+}
+
+#[test]
+fn a_cron_expression_takes_snapshots() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = place.start_python(&["--cron", "* * * * * *"], UNTIL_GO);
+    wait_until("two images", || place.images().len() >= 2);
+    assert_eq!(place.images()[0]["trigger"], "schedule");
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+}
+
+#[test]
+fn an_automatic_interval_follows_what_snapshots_cost_and_says_so() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    // An assumed failure every minute and freezes of some hundredths of a second: intervals of seconds.
+    let options = ["--interval", "auto", "--keep-last", "9"];
+    fs::write(place.file("job.py"), UNTIL_GO).unwrap();
+    let mut run = place.start_with(&options, &["python3", "-u", "job.py"], |command| {
+        command.env("CKPT_RUN_SNAPSHOT_MTBF", "1m");
+    });
+    place.wait_for("out", "ready");
+    place.wait_for(
+        "err",
+        "a snapshot costs 2.0 s (assumed), failures are 1 min apart",
+    );
+    place.snapshot();
+    wait_until("another interval", || {
+        place
+            .text("err")
+            .matches("interval auto: a snapshot every")
+            .count()
+            >= 2
+    });
+    wait_until("a snapshot by itself", || {
+        place
+            .images()
+            .iter()
+            .any(|image| image["trigger"] == "schedule")
+    });
+    // An image is seen a moment before the run has learned from it.
+    let plan = || -> serde_json::Value {
+        let plan = place.verb(&["plan", "--json", "--mtbf", "1m"]);
+        serde_json::from_slice(&plan.stdout).unwrap()
+    };
+    wait_until("what the run has learned from that snapshot", || {
+        plan()["computed_seconds"].as_f64().unwrap() > 1.0
+    });
+    let plan = plan();
+    assert_eq!(plan["cost_is_measured"], true, "{plan}");
+    // The 2 s that were assumed gave 40 s, by snapshot.max_overhead; on a busy machine a freeze may take more than one.
+    let seconds = |name: &str| plan[name].as_f64().unwrap();
+    let most = seconds("cost_seconds") / 0.05 + 0.1;
+    assert!(seconds("interval_seconds") < most.max(20.0), "{plan}");
+    // A crash makes failures more frequent, also for the next supervisor.
+    run.crash();
+    place.wait_for("err", "ckpt-run: restored");
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    let plan = place.verb(&["plan", "--json"]);
+    let plan: serde_json::Value = serde_json::from_slice(&plan.stdout).unwrap();
+    assert_eq!(plan["failures"], 1, "{plan}");
+}
+
+#[test]
+fn a_plan_is_reckoned_from_flags_alone() {
+    let place = Place::new();
+    let plan = place.verb(&[
+        "plan",
+        "--freeze",
+        "10s",
+        "--mtbf",
+        "6h",
+        "--max-overhead",
+        "50%",
+    ]);
+    let text = String::from_utf8(plan.stdout).unwrap();
+    for part in [
+        "10 s",
+        "optimum",
+        "11 min",
+        "(6 h assumed + 0 s computed) / (1 + 0 failures)",
+    ] {
+        assert!(text.contains(part), "{text}");
+    }
+    assert!(!text.contains(" \n"), "{text:?}");
+    let plan = place.verb(&["plan", "--freeze", "10s", "--max-overhead", "1%", "--json"]);
+    let plan: serde_json::Value = serde_json::from_slice(&plan.stdout).unwrap();
+    assert_eq!(
+        (&plan["interval_seconds"], &plan["reason"]),
+        (&1000.0.into(), &"max-overhead".into())
+    );
+    let wrong = place.verb(&["plan", "--max-overhead", "1"]);
+    assert_eq!(wrong.status.code(), Some(125));
+    assert!(String::from_utf8_lossy(&wrong.stderr).contains("not a percentage"));
+}
+
+#[test]
+fn a_fixed_interval_that_costs_too_much_is_warned_about_once_and_kept() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let options = ["--interval", "1", "--max-overhead", "0.01%"];
+    let mut run = place.start_python(&options, UNTIL_GO);
+    wait_until("three images", || place.images().len() >= 3);
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    let warnings = place
+        .text("err")
+        .matches("more than snapshot.max_overhead")
+        .count();
+    assert_eq!(warnings, 1, "{}", place.text("err"));
+}
+
+#[test]
+fn chance_delays_a_scheduled_snapshot() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = place.start_python(&["--interval", "1", "--jitter", "1h"], UNTIL_GO);
+    place.wait_for("out", "ready");
+    // Of an hour, what chance leaves under a minute is one in sixty.
+    wait_until("a long delay", || {
+        place.snapshot();
+        let status = place.verb(&["status", "--json"]);
+        let status: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
+        status["next_snapshot_seconds"].as_f64() > Some(60.0)
+    });
+    let images = place.images().len();
+    let begun = std::time::Instant::now();
+    wait_until("four seconds", || begun.elapsed().as_secs() >= 4);
+    assert_eq!(place.images().len(), images, "{}", place.text("err"));
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+}

@@ -1,0 +1,160 @@
+//! The live view in a real pseudo-terminal: `status -w` draws the run, quits, and leaves the terminal as it was.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::{Child, Stdio};
+use std::sync::{Arc, Mutex};
+
+use nix::pty::{OpenptyResult, Winsize, openpty};
+use nix::sys::termios::{Termios, tcgetattr};
+
+use crate::harness::{Place, Run, UNTIL_GO, can_run, code, wait_until};
+
+/// A viewer in a terminal of its own.
+struct Viewer {
+    child: Child,
+    keys: File,
+    /// Kept open: its modes are asked for.
+    terminal: OwnedFd,
+    before: Termios,
+    shown: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Viewer {
+    fn start(place: &Place, rows: u16, columns: u16) -> Self {
+        let size = Winsize {
+            ws_row: rows,
+            ws_col: columns,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
+        let OpenptyResult { master, slave } = openpty(Some(&size), None).unwrap();
+        let before = tcgetattr(&slave).unwrap();
+        let end = || Stdio::from(slave.try_clone().unwrap());
+        let child = place
+            .command(&["status", "-w"])
+            .env_remove("NO_COLOR")
+            .env("TERM", "xterm-256color")
+            .stdin(end())
+            .stdout(end())
+            .stderr(end())
+            .spawn()
+            .unwrap();
+        let shown = Arc::new(Mutex::new(Vec::new()));
+        let (mut reader, seen) = (File::from(master.try_clone().unwrap()), Arc::clone(&shown));
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(count @ 1..) = reader.read(&mut bytes) {
+                seen.lock().unwrap().extend(&bytes[..count]);
+            }
+        });
+        Self {
+            child,
+            keys: File::from(master),
+            terminal: slave,
+            before,
+            shown,
+        }
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.shown.lock().unwrap()).into_owned()
+    }
+
+    fn wait_for(&self, text: &str) {
+        wait_until(&format!("{text:?} in {:?}", self.text()), || {
+            self.text().contains(text)
+        });
+    }
+
+    fn press(&mut self, key: &[u8]) {
+        use std::io::Write;
+        self.keys.write_all(key).unwrap();
+    }
+
+    /// Waits for its end, and that the terminal is as it was.
+    fn end(mut self) -> i32 {
+        let mut status = None;
+        wait_until("the viewer's end", || {
+            status = self.child.try_wait().unwrap();
+            status.is_some()
+        });
+        let after = tcgetattr(self.terminal.as_fd()).unwrap();
+        assert_eq!(after.local_flags, self.before.local_flags);
+        assert_eq!(after.input_flags, self.before.input_flags);
+        assert_eq!(after.output_flags, self.before.output_flags);
+        self.wait_for("\u{1b}[?1049l"); // the other screen is left
+        self.wait_for("\u{1b}[?25h"); // the cursor is back
+        code(status.unwrap())
+    }
+}
+
+fn start(place: &Place) -> Run {
+    let run = place.start_python(&["--interval", "1h"], UNTIL_GO);
+    place.wait_for("out", "ready");
+    run
+}
+
+#[test]
+fn it_shows_the_job_and_q_restores_the_terminal_while_the_job_goes_on() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = start(&place);
+    for (key, name) in [(&b"q"[..], "q"), (b"\x1b", "Esc"), (b"\x03", "Ctrl-C")] {
+        let mut viewer = Viewer::start(&place, 24, 80);
+        viewer.wait_for("running");
+        viewer.wait_for("q quits");
+        viewer.wait_for("\u{1b}[?1049h");
+        viewer.press(key);
+        assert_eq!(viewer.end(), 0, "{name}");
+    }
+    assert!(!run.has_ended());
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+}
+
+#[test]
+fn it_follows_the_run_and_outlives_the_supervisor() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = start(&place);
+    let mut viewer = Viewer::start(&place, 24, 80);
+    viewer.wait_for("running");
+    place.snapshot();
+    viewer.wait_for("000001");
+    viewer.wait_for("frozen");
+    place.go();
+    assert_eq!(run.wait(), 0);
+    viewer.wait_for("finished");
+    viewer.press(b"q");
+    assert_eq!(viewer.end(), 3, "no supervisor runs any more");
+}
+
+#[test]
+fn a_tiny_terminal_and_a_signal_do_no_harm() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let _run = start(&place);
+    let viewer = Viewer::start(&place, 3, 12);
+    viewer.wait_for("running");
+    let pid = i32::try_from(viewer.child.id()).unwrap();
+    let pid = nix::unistd::Pid::from_raw(pid);
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+    assert_eq!(viewer.end(), 0);
+}
+
+#[test]
+fn without_a_run_it_says_so_and_leaves_the_screen_alone() {
+    let place = Place::new();
+    let mut viewer = Viewer::start(&place, 24, 80);
+    viewer.wait_for("no run");
+    viewer.press(b"q");
+    assert_eq!(viewer.end(), 3);
+}

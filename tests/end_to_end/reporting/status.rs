@@ -1,0 +1,268 @@
+//! `status`: what the supervisor tells of a run, and what its store remembers.
+
+use std::fs;
+use std::process::Stdio;
+use std::thread;
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use crate::harness::{Place, Run, UNTIL_GO, can_run, code, stderr, stdout, wait_until};
+
+fn start(place: &Place, options: &[&str]) -> Run {
+    let run = place.start_python(options, UNTIL_GO);
+    place.wait_for("out", "ready");
+    run
+}
+
+fn status(place: &Place) -> (Value, i32) {
+    let output = place.verb(&["status", "--json"]);
+    let json = serde_json::from_slice(&output.stdout);
+    let json = json.unwrap_or_else(|error| panic!("{error}: {}", stderr(&output)));
+    (json, code(output.status))
+}
+
+fn state(place: &Place) -> String {
+    status(place).0["state"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_run_is_told_with_its_snapshots_its_schedule_and_what_is_at_risk() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = start(&place, &["--interval", "1h"]);
+    wait_until("its start", || state(&place) == "running");
+    let (before, code_before) = status(&place);
+    assert_eq!((&before["state"], code_before), (&"running".into(), 0));
+    assert_eq!(before["pid"], run.pid());
+    assert_eq!(before["job_pid"], run.job());
+    assert_eq!(before["command"][0], "python3");
+    assert_eq!(before["interval_seconds"], 3600.0);
+    assert_eq!(
+        (&before["snapshots"], &before["usage"]["images"]),
+        (&Value::Array(vec![]), &0.into())
+    );
+    assert_eq!(
+        (&before["restarts_used"], &before["restarts_left"]),
+        (&0.into(), &3.into())
+    );
+    let next = before["next_snapshot_seconds"].as_f64().unwrap();
+    assert!(next > 3000.0 && next <= 3600.0, "{next}");
+    wait_until("work is at risk", || {
+        status(&place).0["work_at_risk_seconds"].as_f64().unwrap() > 0.5
+    });
+
+    let image = place.snapshot();
+    let (after, _) = status(&place);
+    assert_eq!(after["snapshots"][0]["image"], image);
+    assert!(after["snapshots"][0]["freeze_seconds"].as_f64().unwrap() > 0.0);
+    assert!(after["usage"]["bytes"].as_u64().unwrap() > 0);
+    assert_eq!(after["summary"]["snapshots"], 1);
+    let [risk, uptime] =
+        ["work_at_risk_seconds", "uptime_seconds"].map(|key| after[key].as_f64().unwrap());
+    assert!(risk < uptime - 0.5, "{risk} {uptime}");
+
+    let text = stdout(&place.verb(&["status"]));
+    // The state began anew when the snapshot ended; the run did not.
+    assert!(after["since_seconds"].as_f64().unwrap() < uptime - 0.5);
+    assert_eq!(after["restored_seconds"], Value::Null);
+    assert!(text.starts_with("running, up "), "{text}");
+    assert!(!text.contains("restored"), "{text}");
+    for line in [
+        "  pids      supervisor ",
+        "  last      000001 at ",
+        "  next      snapshot in ",
+        "  restarts  0 since the newest image, 3 left",
+        "  store     1 image, ",
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+
+    assert!(place.verb(&["pause"]).status.success());
+    assert_eq!(state(&place), "paused");
+    assert_eq!(status(&place).0["next_snapshot"], Value::Null);
+    assert!(place.verb(&["unpause", "--wait"]).status.success());
+    run.crash();
+    place.wait_for("err", "ckpt-run: restored");
+    wait_until("it computes", || state(&place) == "running");
+    let (back, _) = status(&place);
+    assert_eq!(
+        (&back["restarts_used"], &back["restarts_left"]),
+        (&1.into(), &2.into())
+    );
+    assert_eq!(back["summary"]["survived"], 1);
+    assert_eq!(back["restored_image"], back["snapshots"][1]["image"]);
+    let restored = back["restored_seconds"].as_f64().unwrap();
+    assert!(restored < back["uptime_seconds"].as_f64().unwrap() - 0.5);
+    let text = stdout(&place.verb(&["status"]));
+    assert!(text.starts_with("running, up "), "{text}");
+    assert!(text.contains("\n  restored  000002 at "), "{text}");
+    place.go();
+    assert_eq!(run.wait(), 0);
+}
+
+#[test]
+fn a_wait_before_a_restart_is_told() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    fs::write(
+        place.file("ckpt-run.toml"),
+        "[restart]\nbackoff = '1h'\nbackoff_max = '1h'\n",
+    )
+    .unwrap();
+    let run = start(&place, &[]);
+    place.snapshot();
+    run.crash();
+    wait_until("it waits", || state(&place) == "waiting");
+    let wait = status(&place).0["next_restart_seconds"].as_f64().unwrap();
+    assert!(wait > 3000.0 && wait <= 3600.0, "{wait}");
+}
+
+#[test]
+fn without_a_supervisor_the_store_tells_how_the_run_ended() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let nothing = place.verb(&["status"]);
+    assert_eq!(
+        (code(nothing.status), stdout(&nothing).as_str()),
+        (3, "no run\n")
+    );
+
+    let mut run = start(&place, &[]);
+    run.signal(Signal::SIGUSR2);
+    assert_eq!(run.wait(), 75);
+    let (saved, exit) = status(&place);
+    assert_eq!(
+        (&saved["state"], &saved["exit_code"], exit),
+        (&"saved".into(), &75.into(), 3)
+    );
+    assert_eq!(saved["snapshots"][0]["trigger"], "stop");
+    assert_eq!(
+        (&saved["pid"], &saved["work_at_risk_seconds"]),
+        (&Value::Null, &Value::Null)
+    );
+
+    let text = stdout(&place.verb(&["status"]));
+    assert!(
+        text.contains("stopped at 2") && text.contains("; the same line goes on: python3"),
+        "{text}"
+    );
+
+    let again = place.start_python(&[], UNTIL_GO);
+    place.wait_for("err", "ckpt-run: restored");
+    wait_until("it computes", || state(&place) == "running");
+    let (next, _) = status(&place);
+    let [run_seconds, uptime] = [&next["summary"]["run_seconds"], &next["uptime_seconds"]];
+    let before = saved["summary"]["run_seconds"].as_f64().unwrap();
+    // The run is as old as both of its supervisors.
+    assert!(run_seconds.as_f64().unwrap() > uptime.as_f64().unwrap() + before - 0.01);
+    assert_eq!(next["restored_image"], "000001");
+    again.signal(Signal::SIGKILL);
+    drop(again);
+    assert_eq!(state(&place), "killed");
+
+    let mut last = place.start_python(&[], UNTIL_GO);
+    place.go();
+    assert_eq!(last.wait(), 0, "{}", place.text("err"));
+    let (finished, exit) = status(&place);
+    assert_eq!((&finished["state"], exit), (&"finished".into(), 3));
+    assert_eq!(finished["summary"]["outages"], 1);
+    let text = stdout(&place.verb(&["status"]));
+    assert!(text.starts_with("not running: finished at 2"), "{text}");
+}
+
+#[test]
+fn a_supervisor_that_is_stopped_is_said_to_be_silent() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = start(&place, &[]);
+    run.signal(Signal::SIGSTOP);
+    let outputs = thread::scope(|scope| {
+        let verbs = ["status", "snapshot", "stop"].map(|verb| scope.spawn(|| place.verb(&[verb])));
+        verbs.map(|verb| verb.join().unwrap())
+    });
+    run.signal(Signal::SIGCONT);
+    for output in outputs {
+        assert_eq!(code(output.status), 125);
+        assert!(
+            stderr(&output).contains("may be stopped"),
+            "{}",
+            stderr(&output)
+        );
+    }
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.images().len(), 0, "no snapshot was asked for");
+}
+
+#[test]
+fn watched_without_a_terminal_each_change_is_a_line_until_the_run_ends() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = start(&place, &[]);
+    let watch = |arguments: &[&str], to: &str| {
+        let file = fs::File::create(place.file(to)).unwrap();
+        place
+            .command(arguments)
+            .stdin(Stdio::null())
+            .stdout(file)
+            .spawn()
+            .unwrap()
+    };
+    let mut text = watch(&["status", "-w"], "text");
+    let mut json = watch(&["status", "-w", "--json"], "json");
+    place.wait_for("text", "running, up ");
+    place.wait_for("json", "\"running\"");
+    place.snapshot();
+    place.wait_for("text", "newest image 000001");
+    place.wait_for("json", "000001");
+    place.go();
+    assert_eq!(run.wait(), 0);
+    assert_eq!(code(text.wait().unwrap()), 3, "no supervisor runs any more");
+    assert_eq!(code(json.wait().unwrap()), 3);
+    let said = place.text("text");
+    assert!(
+        said.lines()
+            .last()
+            .unwrap()
+            .starts_with("not running: finished"),
+        "{said}"
+    );
+    assert!(!said.contains('\u{1b}'));
+    for line in place.text("json").lines() {
+        serde_json::from_str::<Value>(line).unwrap();
+    }
+}
+
+#[test]
+fn a_run_that_was_interrupted_before_its_first_image_is_not_said_to_be_saved() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = place.start(
+        &["--interval", "never"],
+        &["sh", "-c", "echo ready\nsleep 1000"],
+    );
+    place.wait_for("out", "ready");
+    run.signal(Signal::SIGINT);
+    assert_eq!(run.wait(), 130, "{}", place.text("err"));
+    let text = stdout(&place.verb(&["status"]));
+    let head = text.lines().next().unwrap();
+    assert!(
+        head.contains("there is no image: the same line begins anew"),
+        "{text}"
+    );
+    // On one line, whatever its words hold.
+    assert!(head.ends_with(": sh -c echo ready sleep 1000"), "{text}");
+}

@@ -1,0 +1,166 @@
+//! Threads that stand still within the driver or with a lock that it needs, and agents that hang there.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::scene::{JOB, Scene, gpu, uninterrupted};
+use crate::harness::{can_run, wait_until};
+
+/// [`JOB`] with a thread that holds the driver's lock at step 20, where a lock of CUDA's does not see it, and with these
+/// options.
+fn holding(options: &[&str]) -> Scene {
+    let job = [&["--hold-at", "20:go"], &JOB[2..], options].concat();
+    let scene = Scene::with(gpu(), "auto", &job, &[]);
+    wait_until("the lock", || scene.hangs("fakeHoldDriverLock"));
+    scene
+}
+
+#[test]
+fn a_thread_that_holds_the_driver_s_lock_for_long_costs_a_snapshot() {
+    if !can_run() {
+        return;
+    }
+    let scene = holding(&[]);
+    let error = scene.refused();
+    assert!(error.contains("did not finish"), "{error}");
+    scene.ends_as_ever();
+}
+
+#[test]
+fn a_thread_that_holds_the_driver_s_lock_for_a_while_is_waited_for() {
+    if !can_run() {
+        return;
+    }
+    let mut scene = holding(&["--wait-at", "25:end"]);
+    let agent = agent(&scene);
+    std::thread::scope(|scope| {
+        let taken = scope.spawn(|| scene.resident_snapshot());
+        wait_until("the agent to hang", || hangs(&agent));
+        scene.go();
+        taken.join().expect("a snapshot");
+    });
+    fs::write(scene.place.file("end"), "").expect("written");
+    assert_eq!(scene.run.wait(), 0, "{}", scene.said());
+    assert_eq!(scene.place.text("out"), uninterrupted());
+}
+
+/// [`JOB`] with threads that have the lock of the only heap nearly all the time, wherever they are stopped.
+fn allocating(memory: &str) {
+    /// Two at once leave no processor to a thread that makes way.
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let job = [&["--allocators", "3"], &JOB[..]].concat();
+    let one_heap = [("MALLOC_ARENA_MAX", "1")];
+    let scene = Scene::with(gpu(), memory, &job, &one_heap);
+    scene.rests();
+    scene.place.snapshot();
+    scene.place.snapshot();
+    scene.run.crash();
+    scene.ends_as_ever();
+}
+
+#[test]
+fn threads_that_allocate_all_the_time_are_stopped_without_harm() {
+    if can_run() {
+        allocating("auto");
+    }
+}
+
+#[test]
+fn threads_that_allocate_all_the_time_are_no_obstacle_to_the_driver() {
+    if can_run() {
+        allocating("driver");
+    }
+}
+
+/// A snapshot, not the first, whose suspend takes until `condition` and fails then, as a driver's does whose process is
+/// dead; the job is restored.
+fn dies_in_the_suspend(scene: &Scene, condition: impl Fn() -> bool) {
+    scene.place.snapshot();
+    let call = "cuCheckpointProcessCheckpoint";
+    let path = scene.place.file("dead");
+    scene.rule("caller-hang", &format!("{call}:0:{}", path.display()));
+    std::thread::scope(|scope| {
+        let refused = scope.spawn(|| scene.place.verb(&["snapshot"]));
+        wait_until("the suspend", || scene.hangs(call));
+        wait_until("the job's death", condition);
+        scene.mend();
+        fs::write(&path, "").expect("written");
+        let output = refused.join().expect("an answer");
+        assert_eq!(output.status.code(), Some(125), "{}", scene.said());
+    });
+    wait_until("the restored job", || {
+        scene.count("ckpt-run: restored ") == 1
+    });
+    scene.resident_snapshot();
+}
+
+#[test]
+fn a_driver_that_never_comes_to_an_end_costs_the_work_since_the_newest_image() {
+    if !can_run() {
+        return;
+    }
+    let impatient = [("CKPT_RUN_SNAPSHOT_TIMEOUT", "8s")];
+    let scene = Scene::with(gpu(), "auto", &JOB, &impatient);
+    scene.rests();
+    let killed = "has not come to an end within 8s";
+    dies_in_the_suspend(&scene, || scene.said().contains(killed));
+    scene.ends_as_ever();
+}
+
+#[test]
+fn a_job_that_is_killed_in_the_suspend_is_no_failed_snapshot() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::at_rest("auto");
+    let job = Pid::from_raw(scene.run.job());
+    dies_in_the_suspend(&scene, || kill(job, Signal::SIGKILL).is_ok());
+    let said = scene.said();
+    assert!(said.contains("snapshot called off"), "{said}");
+    assert!(!said.contains("snapshot failed"), "{said}");
+    scene.ends_as_ever();
+}
+
+/// The folder of its agent's thread in `/proc`.
+fn agent(scene: &Scene) -> PathBuf {
+    let tasks = fs::read_dir(format!("/proc/{}/task", scene.run.job())).expect("its threads");
+    let mut tasks = tasks.flatten().map(|task| task.path());
+    let name = |task: &PathBuf| fs::read_to_string(task.join("comm")).unwrap_or_default();
+    tasks
+        .find(|task| name(task).trim() == "ckpt-agent")
+        .expect("an agent")
+}
+
+/// Whether the agent was asked to try the driver and has no answer.
+fn hangs(agent: &Path) -> bool {
+    let waits = format!("{} ", nix::libc::SYS_futex);
+    fs::read_to_string(agent.join("syscall")).is_ok_and(|call| call.starts_with(&waits))
+}
+
+#[test]
+fn an_agent_that_hangs_before_it_let_go_is_given_up() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::at_rest("auto");
+    let path = scene.place.file("on");
+    scene.rule(
+        "hang",
+        &format!("cuMemExportToShareableHandle:0:{}", path.display()),
+    );
+    scene.refused();
+    fs::write(path, "").expect("written");
+    // What it does now changes nothing.
+    scene.mend();
+    wait_until("the agent", || {
+        scene.place.verb(&["snapshot"]).status.success()
+    });
+    scene.resident_snapshot();
+    scene.run.crash();
+    scene.ends_as_ever();
+}

@@ -1,0 +1,60 @@
+//! `ckpt-run cuda` with processes that have an agent.
+
+use std::process::Output;
+
+use super::scene::Scene;
+use crate::harness::can_run;
+
+/// A verb that talks to the driver itself, for the job's process.
+fn cuda(scene: &Scene, verb: &str) -> Output {
+    let pid = scene.run.job().to_string();
+    let command = scene.place.command(&["cuda", verb, "--pid", &pid]);
+    let mut wrapped = scene.gpu.wrap(&command);
+    wrapped.output().expect("ckpt-run starts")
+}
+
+/// What it prints.
+fn state(scene: &Scene, verb: &str) -> String {
+    let output = cuda(scene, verb);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    said.split_whitespace()
+        .last()
+        .unwrap_or_default()
+        .to_owned()
+}
+
+#[test]
+fn a_job_that_the_driver_alone_would_lose_is_left_to_its_supervisor() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::at_rest("resident");
+    scene.resident_snapshot();
+    for verb in ["suspend", "toggle", "checkpoint"] {
+        let refused = cuda(&scene, verb);
+        assert_eq!(refused.status.code(), Some(1));
+        let error = String::from_utf8_lossy(&refused.stderr);
+        assert!(error.contains("ckpt-run pause --store /"), "{error}");
+        assert_eq!(state(&scene, "state"), "running");
+    }
+    assert_eq!(state(&scene, "lock"), "locked");
+    assert_eq!(cuda(&scene, "checkpoint").status.code(), Some(1));
+    assert_eq!(state(&scene, "unlock"), "running");
+    scene.resident_snapshot();
+    scene.ends_as_ever();
+}
+
+#[test]
+fn a_job_that_was_suspended_by_hand_stays_so_through_a_snapshot() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::at_rest("auto");
+    assert_eq!(state(&scene, "suspend"), "checkpointed");
+    scene.driver_snapshot();
+    assert_eq!(state(&scene, "state"), "checkpointed");
+    assert_eq!(state(&scene, "toggle"), "running");
+    scene.ends_as_ever();
+}

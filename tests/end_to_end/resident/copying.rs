@@ -1,0 +1,169 @@
+//! A copier that fails, is killed, or cannot start.
+
+use std::fs;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::scene::Scene;
+use crate::harness::{can_run, descendants, wait_until};
+
+/// The copier of the snapshot that is under way.
+fn copier(scene: &Scene) -> Option<i32> {
+    descendants(scene.run.pid()).into_iter().find(|pid| {
+        let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        command
+            .split(|byte| *byte == 0)
+            .any(|word| word == b"gpu-copier")
+    })
+}
+
+#[test]
+fn a_copier_that_cannot_begin_leaves_it_to_the_driver_while_that_is_possible() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::at_rest("auto");
+    let calls = [
+        "cuDevicePrimaryCtxRetain",
+        "cuStreamCreate",
+        "cuMemHostRegister_v2",
+        "cuMemGetInfo_v2",
+    ];
+    for call in calls {
+        scene.fail_next("caller-fail", call, 1);
+        let reason = scene.driver_snapshot();
+        assert!(reason.contains("copy GPU memory"), "{call}: {reason}");
+        assert_eq!(scene.left(call), 0, "{call}");
+        scene.mend();
+    }
+    scene.resident_snapshot();
+    for call in calls {
+        // The copier that was ready for it, and the one that took its place.
+        scene.fail_next("caller-fail", call, 2);
+        let error = scene.refused();
+        assert!(error.contains("copy GPU memory"), "{call}: {error}");
+        scene.mend();
+    }
+    scene.resident_snapshot();
+    scene.ends_as_ever();
+}
+
+#[test]
+fn a_copier_waits_for_the_next_snapshot_without_gpu_memory_and_ends_with_the_run() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::at_rest("resident");
+    let before = scene.used();
+    assert_eq!(copier(&scene), None);
+    scene.resident_snapshot();
+    wait_until("a copier", || copier(&scene).is_some());
+    wait_until("the GPU memory of the one before to be free", || {
+        scene.used() == before
+    });
+    scene.resident_snapshot();
+    wait_until("the next one", || copier(&scene).is_some());
+    let waiting = copier(&scene).expect("it waits");
+    scene.ends_as_ever();
+    wait_until("its end", || {
+        !std::path::Path::new(&format!("/proc/{waiting}")).exists()
+    });
+}
+
+#[test]
+fn a_copier_that_fails_costs_a_snapshot_at_most() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::at_rest("resident");
+    let used = {
+        scene.resident_snapshot();
+        scene.used()
+    };
+    for (call, fails) in [
+        ("cuMemImportFromShareableHandle", true),
+        ("cuMemAddressReserve", true),
+        ("cuMemSetAccess", true),
+        ("cuMemcpyDtoDAsync_v2", true),
+        ("cuMemcpyDtoHAsync_v2", true),
+        // Without memory for a shadow it goes straight into the image.
+        ("cuMemAlloc_v2", false),
+    ] {
+        scene.fail_next("caller-fail", call, 1);
+        if fails {
+            let error = scene.refused();
+            assert!(error.contains("copy GPU memory"), "{call}: {error}");
+        } else {
+            scene.rule("caller-fail", &format!("{call}:token:2"));
+            scene.place.snapshot();
+        }
+        assert_eq!(scene.left(call), 0, "{call}");
+        scene.mend();
+        scene.resident_snapshot();
+        wait_until("the copier's memory to be free", || scene.used() == used);
+    }
+    scene.run.crash();
+    scene.ends_as_ever();
+}
+
+#[test]
+fn a_restore_whose_copier_fails_is_made_from_the_image_before() {
+    if !can_run() {
+        return;
+    }
+    for (call, times, failed) in [
+        // The first failure is of what is filled while the job ends.
+        ("cuMemCreate", 1, 0),
+        ("cuMemCreate", 2, 1),
+        ("cuMemExportToShareableHandle", 2, 1),
+        ("cuMemcpyHtoDAsync_v2", 1, 0),
+        // As long as another copier can be started, the restore goes on.
+        ("cuDevicePrimaryCtxRetain", 2, 0),
+        ("cuDevicePrimaryCtxRetain", 3, 1),
+    ] {
+        let scene = Scene::at_rest("resident");
+        scene.resident_snapshot();
+        scene.resident_snapshot();
+        scene.fail_next("caller-fail", call, times);
+        scene.run.crash();
+        scene.place.wait_for("err", "ckpt-run: restored ");
+        assert_eq!(scene.count("restore failed"), failed, "{}", scene.said());
+        assert_eq!(scene.left(call), 0, "{call}");
+        scene.ends_as_ever();
+    }
+}
+
+#[test]
+fn a_copier_that_is_killed_in_the_midst_costs_a_snapshot() {
+    if !can_run() {
+        return;
+    }
+    // While the job stands still, and while it computes.
+    for call in [
+        "cuMemImportFromShareableHandle",
+        "cuMemcpyDtoDAsync_v2",
+        "cuMemcpyDtoHAsync_v2",
+    ] {
+        let scene = Scene::start("resident");
+        scene.place.wait_for("out", "\n5 ");
+        scene.resident_snapshot();
+        let never = scene.place.file("never");
+        scene.rule("caller-hang", &format!("{call}:0:{}", never.display()));
+        let error = std::thread::scope(|scope| {
+            let refused = scope.spawn(|| scene.refused());
+            wait_until("the copier", || copier(&scene).is_some());
+            // It hangs for good, so that any moment is in the midst of it.
+            wait_until("the copier to hang", || scene.hangs(call));
+            let pid = Pid::from_raw(copier(&scene).expect("it hangs"));
+            kill(pid, Signal::SIGKILL).expect("killed");
+            refused.join().expect("an error")
+        });
+        assert!(error.contains("copy GPU memory"), "{call}: {error}");
+        scene.mend();
+        scene.resident_snapshot();
+        scene.rests();
+        scene.run.crash();
+        scene.ends_as_ever();
+    }
+}

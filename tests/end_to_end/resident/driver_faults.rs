@@ -1,0 +1,167 @@
+//! Every call to the driver that can fail, failed: in the agent, in the supervisor, in the copier.
+
+use super::scene::{JOB, Scene, gpu};
+use crate::harness::can_run;
+
+/// What the agent's answer to a failed call of the driver becomes.
+const ANSWERED: &str = "the driver answered 999 to its agent";
+
+#[test]
+fn what_the_agent_cannot_do_goes_the_driver_s_way_while_that_is_possible() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::at_rest("auto");
+    for call in [
+        "cuMemExportToShareableHandle",
+        "cuCtxSetCurrent",
+        "cuMemAddressReserve",
+        "cuMemCreate",
+        "cuMemMap",
+        "cuMemUnmap",
+    ] {
+        scene.rule("fail", &format!("{call}:0:999"));
+        let reason = scene.driver_snapshot();
+        assert!(reason.contains(ANSWERED), "{call}: {reason}");
+        scene.mend();
+    }
+    scene.resident_snapshot();
+    scene.run.crash();
+    scene.ends_as_ever();
+}
+
+/// What a process answers whose driver has ended, as it does before the process does.
+const DEINITIALIZED: i32 = 4;
+
+#[test]
+fn a_process_that_is_about_to_end_is_waited_for() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::at_rest("auto");
+    scene.answer_next("fail", "cuCtxSetCurrent", 1, DEINITIALIZED);
+    scene.resident_snapshot();
+    let again = "the snapshot is taken again: cannot take a snapshot while process";
+    assert_eq!(scene.count(again), 1, "{}", scene.said());
+    scene.mend();
+    scene.ends_as_ever();
+}
+
+#[test]
+fn a_call_of_the_agent_that_fails_costs_a_snapshot_at_most() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::at_rest("resident");
+    scene.resident_snapshot();
+    for (call, fails) in [
+        ("cuCtxSetCurrent", true),
+        ("cuMemAddressReserve", true),
+        ("cuMemUnmap", true),
+        ("cuMemMap", true),
+        ("cuMemRelease", false),
+        ("cuMemImportFromShareableHandle", false),
+        ("cuMemSetAccess", false),
+    ] {
+        scene.fail_next("fail", call, 1);
+        if fails {
+            let error = scene.refused();
+            assert!(error.contains(ANSWERED), "{call}: {error}");
+        } else {
+            scene.resident_snapshot();
+        }
+        assert_eq!(scene.left(call), 0, "{call}: {}", scene.said());
+        scene.mend();
+    }
+    scene.resident_snapshot();
+    scene.ends_as_ever();
+}
+
+#[test]
+fn memory_that_cannot_be_mapped_again_ends_the_job_which_is_restored() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::at_rest("resident");
+    scene.resident_snapshot();
+    for call in ["cuMemImportFromShareableHandle", "cuMemSetAccess"] {
+        // As often as it is tried.
+        scene.fail_next("fail", call, 3);
+        let error = {
+            let output = scene.place.verb(&["snapshot"]);
+            String::from_utf8_lossy(&output.stderr).into_owned()
+        };
+        assert!(
+            error.contains("lost") && error.contains(ANSWERED),
+            "{error}"
+        );
+        scene.mend();
+        scene.restored();
+        scene.resident_snapshot();
+    }
+    scene.ends_as_ever();
+}
+
+#[test]
+fn a_second_lock_that_fails_gives_the_memory_back() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::at_rest("resident");
+    scene.rule("caller-fail", "cuCheckpointProcessLock:2:999");
+    let error = scene.refused();
+    assert!(error.contains("lock the job's CUDA processes"), "{error}");
+    scene.resident_snapshot();
+    scene.run.crash();
+    scene.ends_as_ever();
+}
+
+/// As a thread that was halted in a place that the driver waits for.
+#[test]
+fn a_second_lock_that_waits_in_vain_has_the_job_stopped_anew() {
+    if !can_run() {
+        return;
+    }
+    let patient = [("CKPT_RUN_SNAPSHOT_LOCK_TIMEOUT", "60s")];
+    let scene = Scene::with(gpu(), "resident", &JOB, &patient);
+    scene.rests();
+    // More than there are attempts before it is given up (14), so that the third lock begins with some.
+    let in_vain: Vec<_> = (2..40)
+        .map(|nth| format!("cuCheckpointProcessLock:{nth}:600"))
+        .collect();
+    scene.rule("caller-fail", &in_vain.join(","));
+    scene.resident_snapshot();
+    let said = scene.said();
+    // A phase for each time that it was stopped.
+    let phases = (0..=9).map(|digit| said.matches(&format!(" lock {digit}")).count());
+    assert!(phases.sum::<usize>() >= 2, "{said}");
+    scene.run.crash();
+    scene.ends_as_ever();
+}
+
+#[test]
+fn a_call_of_the_supervisor_that_fails_costs_a_snapshot_at_most() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::at_rest("auto");
+    for (call, fails) in [
+        ("cuCheckpointProcessLock", true),
+        ("cuCheckpointProcessCheckpoint", true),
+        ("cuCheckpointProcessRestore", false),
+        ("cuCheckpointProcessUnlock", false),
+    ] {
+        scene.fail_next("caller-fail", call, 1);
+        if fails {
+            let error = scene.refused();
+            assert!(error.contains("the job computes"), "{call}: {error}");
+        } else {
+            scene.place.snapshot();
+        }
+        assert_eq!(scene.left(call), 0, "{call}: {}", scene.said());
+        scene.mend();
+        scene.resident_snapshot();
+    }
+    scene.run.crash();
+    scene.ends_as_ever();
+}

@@ -1,0 +1,114 @@
+//! Pauses, and the last snapshot of a run that is stopped.
+
+use nix::sys::signal::Signal;
+
+use super::scene::{JOB, Scene, begin, uninterrupted};
+use crate::harness::fake_gpu::{self, FakeGpu};
+use crate::harness::gpu_job::alone;
+use crate::harness::{Place, can_run, wait_until};
+
+fn done(scene: &Scene, verb: &str) {
+    let output = scene.place.verb(&[verb]);
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{error}{}", scene.said());
+}
+
+#[test]
+fn a_paused_job_has_nothing_on_the_gpus_whichever_way_its_memory_went() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::at_rest("resident");
+    let used = scene.used();
+    done(&scene, "pause");
+    assert_eq!(
+        scene.count(" release "),
+        0,
+        "the driver's way: {}",
+        scene.said()
+    );
+    scene.gpu.assert_free("paused");
+    done(&scene, "unpause");
+    // A copier has a context for a moment.
+    wait_until("the memory", || scene.used() == used);
+    scene.resident_snapshot();
+    for _ in 0..2 {
+        done(&scene, "pause");
+        scene.gpu.assert_free("paused");
+        done(&scene, "unpause");
+        wait_until("the memory", || scene.used() == used);
+    }
+    scene.resident_snapshot();
+    scene.run.crash();
+    scene.ends_as_ever();
+}
+
+#[test]
+fn a_job_whose_memory_cannot_be_read_yet_stays_paused() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::at_rest("resident");
+    scene.resident_snapshot();
+    done(&scene, "pause");
+    for call in ["cuMemCreate", "cuMemcpyHtoDAsync_v2"] {
+        scene.fail_next("caller-fail", call, 1);
+        let output = scene.place.verb(&["unpause"]);
+        assert_ne!(output.status.code(), Some(0));
+        assert_eq!(scene.left(call), 0);
+        scene.mend();
+        scene.gpu.assert_free("paused");
+    }
+    assert_eq!(scene.count("the job stays paused"), 2, "{}", scene.said());
+    done(&scene, "unpause");
+    scene.resident_snapshot();
+    scene.ends_as_ever();
+}
+
+#[test]
+fn a_paused_job_that_is_killed_leaves_its_gpus_to_others_until_it_is_unpaused() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::with(FakeGpu::with(2, 64), "resident", &JOB, &[]);
+    scene.rests();
+    done(&scene, "pause");
+    scene.run.crash();
+    scene.place.wait_for("err", "the paused job crashed");
+    scene.gpu.assert_free("paused and killed");
+    let place = Place::new();
+    let needs = ["--segments", "60M", "--renew", "1000", "--wait-at", "1:go"];
+    let mut other = alone(&place, &scene.gpu, &needs);
+    wait_until("the other job", || scene.used()[0] > 60 << 20);
+    let output = scene.place.verb(&["unpause"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("free and the job needs"), "{said}");
+    place.go();
+    assert_eq!(other.wait(), 0);
+    done(&scene, "unpause");
+    scene.ends_as_ever();
+}
+
+#[test]
+fn a_run_that_is_stopped_goes_on_from_its_last_snapshot() {
+    if !can_run() {
+        return;
+    }
+    let Scene {
+        place,
+        gpu,
+        mut run,
+    } = Scene::at_rest("resident");
+    run.signal(Signal::SIGTERM);
+    run.wait();
+    let said = place.text("err");
+    assert!(said.contains(" release "), "{said}");
+    gpu.assert_free("at its end");
+    let program = fake_gpu::job();
+    let words = [&[program.to_str().expect("a path")], &JOB[..]].concat();
+    let mut run = begin(&place, &gpu, "resident", &words, &[]);
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("out"), uninterrupted());
+    gpu.assert_free("at its end");
+}

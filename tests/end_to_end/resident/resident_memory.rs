@@ -1,0 +1,93 @@
+//! Memory that stays on the GPU: in the image, back after a restore, and what is there of room for it.
+
+use super::scene::{JOB, Scene, gpu};
+use super::sequence::UUIDS;
+use crate::harness::fake_gpu::FakeGpu;
+use crate::harness::{can_run, wait_until};
+
+#[test]
+fn memory_that_stays_on_the_gpu_is_in_the_image_and_comes_back() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::start("resident");
+    scene.place.wait_for("out", "\n10 ");
+    scene.resident_snapshot();
+    scene.rests();
+    assert!(scene.count(" drain ") == 1, "{}", scene.said());
+    scene.run.crash();
+    scene.ends_as_ever();
+}
+
+#[test]
+fn memory_is_filled_before_the_restore_of_a_killed_job_also_where_there_is_no_room_for_it_twice() {
+    if !can_run() {
+        return;
+    }
+    for mib in [3072, 9] {
+        // By the end of the backoff it is there, and the restore finds little room beside it.
+        let settings = [
+            ("CKPT_RUN_LOG_LEVEL", "debug"),
+            ("CKPT_RUN_RESTART_BACKOFF", "1s"),
+        ];
+        let scene = Scene::with(FakeGpu::with(2, mib), "resident", &JOB, &settings);
+        scene.rests();
+        for crash in 1..=2 {
+            scene.place.snapshot();
+            scene.run.crash();
+            wait_until("the restore", || {
+                scene.count("ckpt-run: restored ") == crash
+            });
+        }
+        let said = "filled while the job ended";
+        assert_eq!(scene.count(said), 2, "{mib} MiB: {}", scene.said());
+        scene.ends_as_ever();
+    }
+}
+
+#[test]
+fn what_a_job_has_on_its_gpu_is_known_also_of_memory_that_it_was_given_back() {
+    if !can_run() {
+        return;
+    }
+    let verbose = [("CKPT_RUN_LOG_LEVEL", "debug")];
+    let job = [&["--segments", "8M,6M"], &JOB[..4], &JOB[6..]].concat();
+    let scene = Scene::with(gpu(), "resident", &job, &verbose);
+    scene.rests();
+    for snapshot in 1..=4 {
+        scene.place.snapshot();
+        let room = format!("room for a shadow gpu={} bytes={}", UUIDS[0], 14 << 20);
+        assert_eq!(scene.count(&room), snapshot, "{}", scene.said());
+        if snapshot == 3 {
+            scene.run.crash();
+            wait_until("the restore", || scene.count("ckpt-run: restored ") == 1);
+        }
+    }
+    let used = |image: &serde_json::Value| {
+        let output = scene
+            .place
+            .verb(&["show", "--json", image["id"].as_str().expect("an ID")]);
+        let shown: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let gpus = shown["cuda"]["gpus"].as_array().expect("GPUs").iter();
+        gpus.map(|gpu| gpu["used_bytes"].as_u64())
+            .collect::<Vec<_>>()
+    };
+    let used: Vec<_> = scene.place.images().iter().map(used).collect();
+    assert_eq!(used.len(), 4);
+    assert!(
+        used[0][0] > Some(14 << 20) && used.iter().all(|one| *one == used[0]),
+        "{used:?}"
+    );
+}
+
+#[test]
+fn without_room_for_a_shadow_memory_goes_into_the_image_while_the_job_stands_still() {
+    if !can_run() {
+        return;
+    }
+    let scene = Scene::with(FakeGpu::with(2, 64), "resident", &JOB, &[]);
+    scene.rests();
+    scene.resident_snapshot();
+    scene.run.crash();
+    scene.ends_as_ever();
+}

@@ -1,0 +1,325 @@
+//! Jobs that neither end nor go on: the signs, what is written down, and that they are restored.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+use crate::harness::{COUNT, Place, Run, can_run, lines, state, wait_until};
+
+/// As `COUNT`, but until there is a file `go`; it sleeps for ever where there is a file `stuck`; sees that once only.
+const STICKS: &str = r#"
+import os, time
+log = open("log", "w")
+i = 0
+while not os.path.exists("go"):
+    print(i, flush=True)
+    log.write(f"{i}\n"); log.flush()
+    i += 1
+    time.sleep(0.05)
+    if os.path.exists("stuck"):
+        time.sleep(10 ** 6)
+"#;
+
+/// Says something all the time until there is a file `go`; sleeps for ever where there is a file `stuck`.
+const TALKS: &str = r#"
+import os, time
+print("ready", flush=True)
+while not os.path.exists("go"):
+    print(".", flush=True)
+    time.sleep(0.05)
+    if os.path.exists("stuck"):
+        time.sleep(10 ** 6)
+"#;
+
+fn start(place: &Place, settings: &str, options: &[&str], script: &str) -> Run {
+    fs::write(place.file("ckpt-run.toml"), settings).unwrap();
+    place.start_python(options, script)
+}
+
+fn wait(time: Duration) {
+    let begun = Instant::now();
+    wait_until("some time to pass", || begun.elapsed() >= time);
+}
+
+pub(super) fn hang_log(place: &Place) -> String {
+    let entries = fs::read_dir(place.file(".ckpt-run/logs"))
+        .unwrap()
+        .flatten();
+    let mut paths = entries.map(|entry| entry.path());
+    let is_one = |path: &Path| {
+        path.file_name()
+            .unwrap()
+            .to_string_lossy()
+            .starts_with("hang-")
+    };
+    let path = paths.find(|path| is_one(path)).expect("a log of the hang");
+    assert!(
+        place.text("err").contains(path.to_str().unwrap()),
+        "{}",
+        place.text("err")
+    );
+    fs::read_to_string(path).unwrap()
+}
+
+#[test]
+fn a_job_that_falls_silent_is_written_down_killed_and_restored() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let settings = "hang.output = '2s'\nhooks.on_hang = 'rm stuck; echo $CKPT_RUN_REASON $CKPT_RUN_IMAGE; \
+        test -f $CKPT_RUN_DIAGNOSIS && echo $CKPT_RUN_HOOK > told'";
+    let mut run = start(&place, settings, &["--interval", "never"], STICKS);
+    place.wait_for("log", "5\n");
+    place.snapshot();
+    let named = run.job_named();
+    fs::write(place.file("stuck"), "").unwrap();
+    place.wait_for("err", "the job hangs, no output for ");
+    let said = place.text("err");
+    let (_, silence) = said.split_once("the job hangs, no output for ").unwrap();
+    let seconds = silence.split_whitespace().next().unwrap();
+    assert!(seconds.parse::<f64>().unwrap() >= 2.0, "{said}");
+    let reason = format!("no output for {seconds} s");
+    let counted = || place.text("out").lines().count();
+    let hung = counted();
+    wait_until("more than before it hung", || counted() > hung + 5);
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    let all = lines(u32::try_from(counted()).unwrap());
+    assert_eq!(place.text("out"), all);
+    assert_eq!(place.text("log"), all);
+    assert_eq!(place.text("told"), "on_hang\n");
+    assert!(
+        place
+            .text("err")
+            .contains(&format!("hook on_hang: {reason}")),
+        "{}",
+        place.text("err")
+    );
+    let log = hang_log(&place);
+    for part in [
+        &reason,
+        &named,
+        "python3 -u job.py",
+        "S (sleeping)",
+        "nanosleep",
+    ] {
+        assert!(log.contains(part), "{part}: {log}");
+    }
+    let state = place.text(".ckpt-run/run.json");
+    assert!(state.contains("\"failures\": 1"), "{state}");
+}
+
+#[test]
+fn images_of_the_silence_are_not_what_is_restored() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let settings =
+        "hang.output = '5s'\nhooks.on_hang = 'rm stuck; touch go'\nretention.keep_last = 50";
+    let mut run = start(&place, settings, &["--interval", "1s"], TALKS);
+    place.wait_for("out", "ready");
+    let good = place.snapshot();
+    // More than samples are late by.
+    wait(Duration::from_secs(2));
+    fs::write(place.file("stuck"), "").unwrap();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    let errors = place.text("err");
+    assert!(
+        errors.contains("images from the silence are left out"),
+        "{errors}"
+    );
+    let restored = errors
+        .lines()
+        .find(|line| line.contains("ckpt-run: restored"))
+        .unwrap();
+    let id = restored
+        .split("image=")
+        .nth(1)
+        .unwrap()
+        .split(' ')
+        .next()
+        .unwrap();
+    // The schedule may have taken one more before the silence.
+    assert!(id >= good.as_str(), "{errors}");
+    let newest = place.images().last().unwrap()["id"].clone();
+    assert!(
+        newest.as_str().is_some_and(|newest| id < newest),
+        "{errors}"
+    );
+    assert_eq!(errors.matches("the job hangs").count(), 1, "{errors}");
+}
+
+#[test]
+fn a_job_that_uses_no_cpu_can_be_reported_alone_and_once() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let settings = "[hang]\ncpu = '1s'\naction = 'report'";
+    let script = "import select, sys\nprint('ready', flush=True)\nopen('pipe').read()\n";
+    nix::unistd::mkfifo(&place.file("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let mut run = start(&place, settings, &["--interval", "never"], script);
+    place.wait_for("err", "the job hangs, no CPU time used for");
+    let named = run.job_named();
+    wait(Duration::from_secs(3));
+    fs::write(place.file("pipe"), "go").unwrap();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("err").matches("the job hangs").count(), 1);
+    assert!(
+        place.text("err").contains("it is left alone"),
+        "{}",
+        place.text("err")
+    );
+    assert!(hang_log(&place).contains(&named));
+}
+
+#[test]
+fn snapshots_do_not_hide_that_a_job_uses_no_cpu() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let settings = "[hang]\ncpu = '3s'\naction = 'report'\n[retention]\nkeep_last = 50";
+    // As large as snapshots need to be that cost its processes CPU time each.
+    let script = "import os, time\n\
+        content = os.urandom(100 << 20)\n\
+        print('ready', flush=True)\n\
+        while not os.path.exists('still'): sum(range(10 ** 5)); time.sleep(0.01)\n\
+        time.sleep(10 ** 6)\n";
+    let _run = start(&place, settings, &["--interval", "1s"], script);
+    place.wait_for("out", "ready");
+    let newest = || {
+        let images = place.images();
+        let ids = images.iter().map(|image| image["id"].as_str().unwrap());
+        ids.max().unwrap_or_default().to_owned()
+    };
+    let more_than = |id: &str| newest().as_str() > id;
+    let before = place.snapshot();
+    wait_until("one by the interval", || more_than(&before));
+    let second = newest();
+    wait_until("another", || more_than(&second));
+    let errors = place.text("err");
+    assert!(!errors.contains("the job hangs"), "{errors}");
+    let last = newest();
+    fs::write(place.file("still"), "").unwrap();
+    place.wait_for("err", "the job hangs, no CPU time used for");
+    assert!(more_than(&last), "{}", place.text("err"));
+}
+
+#[test]
+fn a_heartbeat_that_stops_is_a_hang_though_the_job_computes() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let settings = "[hang]\nheartbeat = 'beat'\nheartbeat_timeout = '2s'\naction = 'report'";
+    let script = "import os, pathlib, time\n\
+        while not os.path.exists('go'):\n\
+        \x20   if not os.path.exists('still'): pathlib.Path('beat').touch()\n\
+        \x20   print('.', flush=True); time.sleep(0.02)\n";
+    let mut run = start(&place, settings, &["--interval", "never"], script);
+    wait_until("a beat", || place.file("beat").exists());
+    wait(Duration::from_secs(3));
+    assert!(
+        !place.text("err").contains("hangs"),
+        "{}",
+        place.text("err")
+    );
+    fs::write(place.file("still"), "").unwrap();
+    place.wait_for("err", "the job hangs, no heartbeat for");
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+}
+
+#[test]
+fn a_signal_that_the_job_survives_does_not_end_the_watch() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let settings =
+        "hang.output = '3s'\nsnapshot.grace = '1s'\nhooks.on_hang = 'rm stuck; touch go'";
+    let survives = format!("import signal\nsignal.signal(signal.SIGHUP, lambda *_: None)\n{TALKS}");
+    let mut run = start(&place, settings, &["--interval", "never"], &survives);
+    place.wait_for("out", "ready");
+    place.snapshot();
+    run.signal(Signal::SIGHUP);
+    fs::write(place.file("stuck"), "").unwrap();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert!(place.text("err").contains("the job hangs, no output"));
+}
+
+#[test]
+fn time_of_a_pause_or_a_stop_is_no_silence() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    fs::write(place.file("ckpt-run.toml"), "hang.output = '2s'").unwrap();
+    fs::write(place.file("job.py"), COUNT).unwrap();
+    let mut run = place.start_with(
+        &["--interval", "never"],
+        &["python3", "-u", "job.py"],
+        |command| {
+            std::os::unix::process::CommandExt::process_group(command, 0);
+        },
+    );
+    place.wait_for("log", "5\n");
+    let job = run.job();
+    assert!(
+        place.verb(&["pause"]).status.success(),
+        "{}",
+        place.text("err")
+    );
+    wait(Duration::from_secs(3));
+    assert!(
+        place.verb(&["unpause"]).status.success(),
+        "{}",
+        place.text("err")
+    );
+    run.signal(Signal::SIGTSTP);
+    wait_until("both to stop", || {
+        state(run.pid()) == Some('T') && state(job) == Some('T')
+    });
+    wait(Duration::from_secs(3));
+    place.go();
+    run.signal(Signal::SIGCONT);
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert!(
+        !place.text("err").contains("hangs"),
+        "{}",
+        place.text("err")
+    );
+    assert_eq!(place.text("out"), lines(40));
+}
+
+#[test]
+fn a_job_that_hangs_again_and_again_is_given_up() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    fs::write(place.file("ckpt-run.toml"), "hang.output = '3s'").unwrap();
+    fs::write(place.file("job.py"), TALKS).unwrap();
+    let mut run = place.start_with(
+        &["--interval", "never"],
+        &["python3", "-u", "job.py"],
+        |command| {
+            command.env("CKPT_RUN_RESTART_BACKOFF", "50ms");
+        },
+    );
+    place.wait_for("out", "ready");
+    place.snapshot();
+    fs::write(place.file("stuck"), "").unwrap();
+    assert_eq!(run.wait(), 137, "{}", place.text("err"));
+    let errors = place.text("err");
+    assert_eq!(errors.matches("the job hangs").count(), 3, "{errors}");
+    assert!(
+        errors.contains("crashed 3 times without getting further"),
+        "{errors}"
+    );
+}

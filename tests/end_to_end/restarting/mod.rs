@@ -1,0 +1,8 @@
+//! Restarts and restores: of killed jobs, hanging jobs, runs that are started again, and rehearsals of all that.
+
+mod again;
+mod hangs;
+mod rehearse;
+mod restarts;
+mod restores;
+mod stacks;

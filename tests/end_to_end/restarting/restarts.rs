@@ -1,0 +1,193 @@
+//! Which ends of the job are restarted, from what, and how often.
+
+use std::fs;
+
+use crate::harness::{Place, Run, UNTIL_GO, can_run, wait_until};
+
+/// Starts a job that computes until there is a file `go`, then runs `end`; takes a snapshot of it.
+fn start_saved(place: &Place, options: &[&str], end: &str) -> Run {
+    fs::write(place.file("job.py"), format!("{UNTIL_GO}{end}\n")).unwrap();
+    let run = start(place, options, &["python3", "-u", "job.py"]);
+    place.wait_for("out", "ready");
+    place.snapshot();
+    run
+}
+
+fn start(place: &Place, options: &[&str], job: &[&str]) -> Run {
+    place.start_with(options, job, |command| {
+        command.env("CKPT_RUN_RESTART_BACKOFF", "50ms");
+    })
+}
+
+fn restored(place: &Place) -> usize {
+    place.text("err").matches("ckpt-run: restored").count()
+}
+
+#[test]
+fn policy_no_ends_with_the_first_crash() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = start_saved(&place, &["--restart", "no"], "");
+    run.crash();
+    assert_eq!(run.wait(), 137, "{}", place.text("err"));
+    assert_eq!(restored(&place), 0);
+}
+
+#[test]
+fn policy_on_abnormal_restores_after_a_signal_and_not_after_an_exit_code() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = start_saved(&place, &["--restart", "on-abnormal"], "sys.exit(9)");
+    run.crash();
+    place.wait_for("err", "ckpt-run: restored");
+    place.go();
+    assert_eq!(run.wait(), 9, "{}", place.text("err"));
+    assert_eq!(restored(&place), 1);
+    assert!(
+        place.text("err").contains("restart.policy"),
+        "{}",
+        place.text("err")
+    );
+}
+
+#[test]
+fn policy_always_begins_anew_after_a_success() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let options = ["--restart", "always", "--max-restarts", "2"];
+    let mut run = start(&place, &options, &["sh", "-c", "echo x >> ran"]);
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("ran"), "x\nx\nx\n");
+}
+
+#[test]
+fn a_prevented_exit_code_is_not_restarted() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = start_saved(&place, &[], "sys.exit(2)");
+    place.go();
+    assert_eq!(run.wait(), 2, "{}", place.text("err"));
+    assert_eq!(restored(&place), 0);
+    assert!(
+        place.text("err").contains("restart.prevent"),
+        "{}",
+        place.text("err")
+    );
+}
+
+#[test]
+fn restarts_without_a_new_image_are_counted() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = place.start_with(
+        &["--max-restarts", "2"],
+        &["sh", "-c", "echo x >> ran; exit 4"],
+        |command| {
+            command
+                .env("CKPT_RUN_RESTART_BACKOFF", "10ms")
+                .env("CKPT_RUN_RESTART_WITHOUT_IMAGE", "start");
+        },
+    );
+    assert_eq!(run.wait(), 4, "{}", place.text("err"));
+    assert_eq!(place.text("ran"), "x\nx\nx\n");
+}
+
+#[test]
+fn the_same_crash_after_every_restore_gives_up_with_the_jobs_code() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = start_saved(&place, &["--max-restarts", "-1"], "sys.exit(9)");
+    place.go();
+    assert_eq!(run.wait(), 9, "{}", place.text("err"));
+    assert_eq!(restored(&place), 2);
+    assert!(
+        place.text("err").contains("crashed 3 times"),
+        "{}",
+        place.text("err")
+    );
+}
+
+#[test]
+fn the_second_crash_goes_one_image_further_back() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = start_saved(&place, &[], "sys.exit(9)");
+    let newest = place.snapshot();
+    place.go();
+    assert_eq!(run.wait(), 9);
+    let err = place.text("err");
+    let used: Vec<&str> = err
+        .lines()
+        .filter(|line| line.starts_with("ckpt-run: restored"))
+        .collect();
+    assert_eq!(used.len(), 2, "{err}");
+    assert!(
+        used[0].contains(&newest) && used[1].contains("000001"),
+        "{err}"
+    );
+}
+
+#[test]
+fn images_that_were_passed_over_are_no_way_back_for_the_life_after_them() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = start_saved(&place, &[], "");
+    place.snapshot();
+    let mut restores = 0;
+    let mut crash = |run: &Run| {
+        run.crash();
+        restores += 1;
+        wait_until("the restore", || restored(&place) == restores);
+    };
+    crash(&run);
+    crash(&run);
+    // From the first image; the second is of the life that ended so.
+    place.snapshot();
+    crash(&run);
+    crash(&run);
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    let err = place.text("err");
+    let images = err
+        .lines()
+        .filter_map(|line| line.strip_prefix("ckpt-run: restoring image="));
+    let images: Vec<&str> = images.collect();
+    assert_eq!(images, ["000002", "000001", "000003", "000001"]);
+}
+
+#[test]
+fn a_job_that_always_fails_at_the_same_place_is_given_up_however_many_images_it_makes() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    // The second crash comes an image after its restore.
+    let job = "import sys, time\nfor step in range(1, 37):\n    print(step, flush=True)\n    \
+        time.sleep(0.1)\nsys.exit(7)";
+    let options = ["--interval", "1s", "--max-restarts", "-1"];
+    let mut run = start(&place, &options, &["python3", "-c", job]);
+    assert_eq!(run.wait(), 7, "{}", place.text("err"));
+    let said = place.text("err");
+    assert!(
+        said.contains("crashed 3 times without getting further"),
+        "{said}"
+    );
+    let (_, restored) = said.split_once("ckpt-run: restored").expect("a restore");
+    assert!(restored.contains("ckpt-run: snapshot"), "{said}");
+}

@@ -1,0 +1,282 @@
+//! The main job: a supervised job is snapshotted, killed, and comes back as if nothing had happened.
+
+use std::fs;
+use std::time::SystemTime;
+
+use crate::harness::{COUNT, Place, Run, can_run, lines};
+
+/// Starts the job that counts, and waits until it does.
+fn counting(place: &Place) -> Run {
+    let run = place.start_python(&["--interval", "never"], COUNT);
+    place.wait_for("log", "5\n");
+    run
+}
+
+#[test]
+fn a_killed_job_comes_back_and_ends_as_if_nothing_had_happened() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = counting(&place);
+    place.snapshot();
+    place.wait_for("log", "15\n");
+    run.crash();
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("log"), lines(40));
+    assert_eq!(place.text("out"), lines(40));
+}
+
+/// Fills memory that its child has as well, and memory of its own, both by huge pages where there are some.
+const HUGE: &str = r#"
+import mmap, os, time
+def area(letter):
+    memory = mmap.mmap(-1, 32 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    memory.write(letter * (32 << 20))
+    return memory
+def wait():
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+shared = area(b"s")
+child = os.fork()
+own = area(b"o") if child else b""
+if child:
+    # Otherwise the kernel makes one mapping of both, of which CRIU does not know that a part is shared.
+    own.madvise(mmap.MADV_DONTDUMP)
+    print("ready", flush=True)
+wait()
+assert shared[:] == b"s" * (32 << 20) and own[:] == b"o" * len(own)
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+    print("done", flush=True)
+"#;
+
+/// Huge pages that a process has, MiB.
+fn huge_mib(pid: i32) -> u64 {
+    let maps = fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap_or_default();
+    let huge = maps
+        .lines()
+        .filter_map(|line| line.strip_prefix("AnonHugePages:"));
+    let kib = huge.filter_map(|text| text.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    kib.sum::<u64>() >> 10
+}
+
+#[test]
+fn a_restored_job_has_the_huge_pages_back_that_were_its_own() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    fs::write(place.file("job.py"), HUGE).unwrap();
+    let job = ["python3", "-u", "job.py"];
+    let mut run = place.start_with(&["--interval", "never"], &job, |command| {
+        command.env("CKPT_RUN_LOG_LEVEL", "debug");
+    });
+    place.wait_for("out", "ready");
+    let before = huge_mib(run.job());
+    if before < 56 {
+        eprintln!("skipped: the kernel has no huge pages to give ({before} MiB)");
+        return;
+    }
+    place.snapshot();
+    assert!(huge_mib(run.job()) >= before, "a snapshot takes none away");
+    run.crash();
+    // The kernel by itself would have 16 MiB after 10 s. What the child shares stays in small pages.
+    place.wait_for("err", "huge pages were asked for");
+    let after = huge_mib(run.job());
+    assert!((24..56).contains(&after), "{after} MiB");
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert!(place.text("out").ends_with("done\n"));
+}
+
+#[test]
+fn a_store_is_looked_for_again_when_it_was_away_at_a_crash() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let settings = "[restart]\nbackoff = '10s'\n";
+    fs::write(place.file("ckpt-run.toml"), settings).unwrap();
+    let mut run = counting(&place);
+    place.snapshot();
+    let (there, away) = (place.file(".ckpt-run/images"), place.file("away"));
+    fs::rename(&there, &away).unwrap();
+    run.crash();
+    place.wait_for("err", "the job crashed");
+    fs::rename(&away, &there).unwrap();
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("log"), lines(40));
+    assert_eq!(place.text("out"), lines(40));
+}
+
+#[test]
+fn a_newest_image_that_cannot_be_read_is_told_of_and_an_older_one_used() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = counting(&place);
+    place.snapshot();
+    place.wait_for("log", "15\n");
+    place.snapshot();
+    let manifest = place.file(".ckpt-run/images/000002.manifest");
+    fs::rename(&manifest, place.file("manifest")).unwrap();
+    fs::create_dir(&manifest).unwrap();
+    run.crash();
+    place.wait_for("err", "restored image=000001");
+    let said = place.text("err");
+    let warning = "warning: the image cannot be read, an older one is used: cannot read the manifest: Is a directory";
+    let told = said.lines().find(|line| line.contains(warning));
+    assert!(told.is_some_and(|line| line.contains("000002")), "{said}");
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("log"), lines(40));
+}
+
+#[test]
+fn a_cleaned_temporary_folder_and_files_with_new_times_end_no_run() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = counting(&place);
+    place.snapshot();
+    // As an age-based cleaner does, and a copy of the store as a folder.
+    fs::remove_dir_all(fs::read_link(place.file(".ckpt-run/work")).unwrap()).unwrap();
+    for copy in fs::read_dir(place.file(".ckpt-run/bin")).unwrap() {
+        let copy = fs::File::open(copy.unwrap().path()).unwrap();
+        copy.set_modified(SystemTime::now()).unwrap();
+    }
+    run.crash();
+    place.wait_for("err", "restored image=000001");
+    place.snapshot();
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("log"), lines(40));
+}
+
+#[test]
+fn a_supervisor_has_as_many_descriptors_as_it_may() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = counting(&place);
+    let limits = |pid: i32| {
+        let text = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+        let line = text.lines().find(|line| line.starts_with("Max open files"));
+        let words: Vec<String> = line
+            .unwrap()
+            .split_whitespace()
+            .map(str::to_owned)
+            .collect();
+        (words[3].clone(), words[4].clone())
+    };
+    let own = limits(i32::try_from(std::process::id()).unwrap());
+    let (soft, hard) = limits(run.pid());
+    assert!(soft == hard || soft == "1048576", "{soft} of {hard}");
+    assert_eq!(limits(run.job()), own);
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+}
+
+#[test]
+fn an_eventfd_that_criu_would_restore_wrongly_fails_the_snapshot_and_the_job_goes_on() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let job = r#"
+import os, time
+fd = os.eventfd(3, os.EFD_SEMAPHORE)
+print("ready", flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.02)
+print(os.eventfd_read(fd), flush=True)
+"#;
+    let mut run = place.start_python(&["--interval", "never"], job);
+    place.wait_for("out", "ready");
+    let refused = place.verb(&["snapshot"]);
+    assert_eq!(refused.status.code(), Some(125));
+    let reason = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(reason.contains("EFD_SEMAPHORE"), "{reason}");
+    place.go();
+    assert_eq!(run.wait(), 0);
+    assert_eq!(place.text("out"), "ready\n1\n");
+}
+
+#[test]
+fn a_file_whose_name_is_not_utf8_fails_the_snapshot_by_its_name_open_or_mapped() {
+    if !can_run() {
+        return;
+    }
+    for keep in ["", "os.close(fd)"] {
+        let place = Place::new();
+        let job = format!(
+            r#"
+import mmap, os, time
+fd = os.open(b"caf\xe9", os.O_RDWR | os.O_CREAT)
+os.write(fd, b"text")
+memory = mmap.mmap(fd, 4)
+{keep}
+print("ready", flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.02)
+print(memory[:], flush=True)
+"#
+        );
+        let mut run = place.start_python(&["--interval", "never"], &job);
+        place.wait_for("out", "ready");
+        let refused = place.verb(&["snapshot"]);
+        assert_eq!(refused.status.code(), Some(125));
+        let reason = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(
+            reason.contains("/caf\u{fffd}, which the job has"),
+            "{reason}"
+        );
+        assert!(reason.contains("not UTF-8"), "{reason}");
+        place.go();
+        assert_eq!(run.wait(), 0);
+        assert_eq!(place.text("out"), "ready\nb'text'\n");
+    }
+}
+
+#[test]
+fn a_file_that_was_being_written_anew_is_written_to_its_end_after_later_ones() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    // Saved as frameworks do: written beside and renamed, or in the same file. Each has 3 blocks of its number.
+    let job = "import os, time\n\
+        def wait(name):\n    while not os.path.exists(name): time.sleep(0.02)\n\
+        for number in range(1, 6):\n\
+        \x20   beside, same = open('model.tmp', 'wb', 0), open('same', 'wb', 0)\n\
+        \x20   for block in range(3):\n\
+        \x20       for file in (beside, same): file.write(bytes([number]) * 70000)\n\
+        \x20       if (number, block) == (2, 1): print('half', flush=True); wait('go-on')\n\
+        \x20   beside.close(); same.close(); os.rename('model.tmp', f'model-{number}')\n\
+        \x20   print('saved', number, flush=True)\n\
+        wait('go')";
+    let mut run = place.start_python(&[], job);
+    place.wait_for("out", "half");
+    place.snapshot();
+    fs::write(place.file("go-on"), "").unwrap();
+    place.wait_for("out", "saved 5");
+    fs::remove_file(place.file("model-2")).unwrap();
+    fs::remove_file(place.file("go-on")).unwrap();
+    run.crash();
+    place.wait_for("err", "restored image=000001");
+    fs::write(place.file("go-on"), "").unwrap();
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    for number in 1..=5 {
+        let saved = fs::read(place.file(&format!("model-{number}"))).unwrap();
+        assert_eq!(saved, vec![number; 210_000], "{number}");
+    }
+    assert_eq!(fs::read(place.file("same")).unwrap(), vec![5; 210_000]);
+}

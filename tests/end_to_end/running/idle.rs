@@ -1,0 +1,67 @@
+//! A supervisor with nothing to do costs nothing.
+
+use std::fs;
+use std::time::Duration;
+
+use crate::harness::{Place, can_run, wait_until};
+
+/// How long the supervisor is watched.
+const WATCHED: Duration = Duration::from_secs(5);
+/// Resident memory it may have.
+const RESIDENT_KIB_MAX: u64 = 30 << 10;
+/// Wake-ups of all its threads while it is watched; one a second would be more.
+const WAKEUPS_MAX: u64 = 3;
+
+fn number(text: &str, name: &str) -> u64 {
+    let line = text.lines().find(|line| line.starts_with(name)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+/// Clock ticks that a process has computed.
+fn ticks(pid: i32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+/// The status of each thread; one that ends meanwhile is left out.
+fn threads(pid: i32) -> Vec<String> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    tasks
+        .filter_map(|task| fs::read_to_string(task.unwrap().path().join("status")).ok())
+        .collect()
+}
+
+fn wakeups(pid: i32) -> u64 {
+    let each = threads(pid);
+    each.iter()
+        .map(|status| number(status, "voluntary_ctxt_switches"))
+        .sum()
+}
+
+#[test]
+fn an_idle_supervisor_is_small_and_asleep() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let run = place.start(&[], &["sh", "-c", "echo ready; exec sleep 1000"]);
+    place.wait_for("out", "ready");
+    place.snapshot();
+    // It answers a moment before its thread ends.
+    wait_until("the end of the snapshot's thread", || {
+        !threads(run.pid())
+            .iter()
+            .any(|status| status.starts_with("Name:\tsnapshot\n"))
+    });
+    let before = (ticks(run.pid()), wakeups(run.pid()));
+    // What is measured is what happens while nothing happens.
+    std::thread::sleep(WATCHED);
+    let after = (ticks(run.pid()), wakeups(run.pid()));
+    assert!(after.0 - before.0 <= 1, "{before:?} {after:?}");
+    assert!(after.1 - before.1 <= WAKEUPS_MAX, "{before:?} {after:?}");
+    let status = fs::read_to_string(format!("/proc/{}/status", run.pid())).unwrap();
+    let resident = number(&status, "VmRSS");
+    eprintln!("idle: {before:?} {after:?} (ticks, wake-ups), {resident} KiB");
+    assert!(resident < RESIDENT_KIB_MAX, "{resident} KiB");
+}

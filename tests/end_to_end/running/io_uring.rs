@@ -1,0 +1,92 @@
+//! `io_uring` is hidden from the job, so that it can be snapshotted.
+
+use std::fs;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::plain::python;
+use crate::harness::{Place, can_run, stderr};
+
+/// Tries `io_uring_setup`, says what came of it, and again after the file `go` is there.
+const JOB: &str = r#"
+import ctypes, os, subprocess, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+def attempt():
+    ring = libc.syscall(425, 4, ctypes.create_string_buffer(120))
+    return "ring" if ring >= 0 else os.strerror(ctypes.get_errno())
+def status():
+    lines = open("/proc/self/status").read().splitlines()
+    return [line.split()[1] for line in lines if line.startswith(("NoNewPrivs:", "Seccomp:"))]
+if len(sys.argv) > 1: sys.exit(print(attempt(), *status()))
+def report():
+    print(attempt(), *status(), flush=True)
+    subprocess.run([sys.executable, __file__, "child"], check=True)
+report()
+print("ready", flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.02)
+report()
+"#;
+
+/// What `JOB` says of itself and of a program that it executes.
+const HIDDEN: &str = "Function not implemented 0 2\n";
+
+fn hidden_before_and_after_a_crash(isolation: &str) {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let options = ["--isolation", isolation, "--interval", "never"];
+    let mut run = place.start_python(&options, JOB);
+    place.wait_for("out", "ready");
+    place.snapshot();
+    kill(Pid::from_raw(python(&run)), Signal::SIGKILL).unwrap();
+    place.wait_for("err", "restored");
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    let expected = format!("{HIDDEN}{HIDDEN}ready\n{HIDDEN}{HIDDEN}");
+    assert_eq!(place.text("out"), expected);
+}
+
+#[test]
+fn a_job_does_without_io_uring_and_still_does_when_restored() {
+    hidden_before_and_after_a_crash("namespaces");
+}
+
+#[test]
+fn a_plain_job_does_without_io_uring_as_well() {
+    hidden_before_and_after_a_crash("none");
+}
+
+#[test]
+fn a_job_that_may_use_io_uring_is_told_why_it_has_no_snapshot() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    fs::write(place.file("job.py"), JOB).unwrap();
+    let mut run = place.start_with(
+        &["--interval", "never"],
+        &["python3", "-u", "job.py"],
+        |command| {
+            command.env("CKPT_RUN_SANDBOX_IO_URING", "allow");
+        },
+    );
+    place.wait_for("out", "ready");
+    let out = place.text("out");
+    assert!(!out.contains(HIDDEN), "{out}");
+    if out.starts_with("ring 0 0\n") {
+        let refused = place.verb(&["snapshot"]);
+        let said = stderr(&refused);
+        assert!(!refused.status.success(), "{said}");
+        assert!(
+            said.contains("uses io_uring") && said.contains("sandbox.io_uring = \"hide\""),
+            "{said}"
+        );
+    } else {
+        eprintln!("SKIPPED: this machine has no io_uring");
+    }
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+}

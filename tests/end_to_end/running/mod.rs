@@ -1,0 +1,12 @@
+//! Running a job as a user sees it: streams, surroundings, signals, exit codes, hooks.
+
+mod hooks;
+mod idle;
+mod io_uring;
+mod orphans;
+mod pause;
+mod plain;
+mod signals;
+mod stop;
+mod streams;
+mod surroundings;

@@ -1,0 +1,375 @@
+//! Signals to the supervisor, from the user, the terminal and the scheduler.
+
+use std::fs;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::unistd::Pid;
+
+use crate::harness::{
+    COUNT, Place, Run, UNTIL_GO, can_run, descendants, is_dead, lines, state, wait_until,
+};
+
+/// Starts a job with a connection to the test, which no snapshot can carry.
+fn start_without_snapshots(place: &Place, options: &[&str], then: &str) -> (Run, UnixStream) {
+    let listener = UnixListener::bind(place.file("outside")).unwrap();
+    let script = format!(
+        "import signal, socket, sys, time\n\
+         outside = socket.socket(socket.AF_UNIX); outside.connect('outside')\n{then}\n\
+         print('ready', flush=True)\n\
+         while True: time.sleep(0.02)\n"
+    );
+    let run = place.start_python(options, &script);
+    place.wait_for("out", "ready");
+    let (outside, _) = listener.accept().unwrap();
+    (run, outside)
+}
+
+#[test]
+fn a_group_wide_sigusr1_takes_one_snapshot_and_the_job_goes_on() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    fs::write(place.file("job.py"), UNTIL_GO).unwrap();
+    let mut run = place.start_with(&[], &["python3", "-u", "job.py"], |command| {
+        command.process_group(0);
+    });
+    place.wait_for("out", "ready");
+    killpg(Pid::from_raw(run.pid()), Signal::SIGUSR1).unwrap();
+    wait_until("an image", || !place.images().is_empty());
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    let images = place.images();
+    assert_eq!(images.len(), 1);
+    assert_eq!(images[0]["trigger"], "signal");
+}
+
+#[test]
+fn a_signal_to_all_processes_of_the_job_leaves_its_end_to_the_job() {
+    if !can_run() {
+        return;
+    }
+    for signal in [Signal::SIGTERM, Signal::SIGHUP] {
+        let place = Place::new();
+        let handler = format!("signal.signal(signal.{signal}, lambda *_: sys.exit(5))");
+        let mut run = place.start_python(
+            &["--max-restarts", "0"],
+            &UNTIL_GO.replace("print(", &format!("{handler}\nprint(")),
+        );
+        place.wait_for("out", "ready");
+        for pid in descendants(run.pid()) {
+            kill(Pid::from_raw(pid), signal).unwrap();
+        }
+        assert_eq!(run.wait(), 5, "{}", place.text("err"));
+    }
+}
+
+#[test]
+fn no_image_is_taken_of_a_job_that_a_signal_is_about_to_end() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    // Enough to stand still for some time, as it does not fit into the buffer and is slow to compress.
+    let script = UNTIL_GO.replace("print(", "memory = os.urandom(16 << 20).hex()\nprint(");
+    let settings = "[snapshot]\nbuffer = '16MiB'\nlevel = 19\n";
+    fs::write(place.file("ckpt-run.toml"), settings).unwrap();
+    let run = place.start_python(&["--interval", "never"], &script);
+    place.wait_for("out", "ready");
+    let job = run.job();
+    run.signal(Signal::SIGUSR1);
+    // Nearly all the time that it is dumped, code of CRIU's runs in its place.
+    wait_until("the freeze", || {
+        fs::read_to_string(format!("/proc/{job}/maps")).is_ok_and(|maps| maps.contains("CRIUMFD"))
+    });
+    kill(Pid::from_raw(job), Signal::SIGTERM).unwrap();
+    wait_until("the snapshot's end", || {
+        place.text("err").contains("called off") || place.text("err").contains("snapshot failed")
+    });
+    assert!(place.images().is_empty());
+}
+
+#[test]
+fn sigusr1_and_sigusr2_to_the_job_itself_do_not_kill_it() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = place.start_python(&[], UNTIL_GO);
+    place.wait_for("out", "ready");
+    for signal in [Signal::SIGUSR1, Signal::SIGUSR2] {
+        killpg(Pid::from_raw(run.job()), signal).unwrap();
+    }
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+}
+
+#[test]
+fn triggers_during_a_snapshot_become_one_more() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = place.start_python(&[], UNTIL_GO);
+    place.wait_for("out", "ready");
+    for _ in 0..20 {
+        run.signal(Signal::SIGUSR1);
+    }
+    // Joins the second or comes after it.
+    place.snapshot();
+    let images = place.images().len();
+    assert!((2..=3).contains(&images), "{images} images");
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+}
+
+#[test]
+fn the_terminals_signals_go_to_the_job_without_a_snapshot_or_a_restart() {
+    if !can_run() {
+        return;
+    }
+    for (number, (signal, name)) in (40..).zip([
+        (Signal::SIGINT, "INT"),
+        (Signal::SIGHUP, "HUP"),
+        (Signal::SIGQUIT, "QUIT"),
+    ]) {
+        let place = Place::new();
+        let script = format!(
+            "trap 'echo got {name}; exit {number}' {name}; echo ready; while :; do sleep 0.05; done"
+        );
+        let mut run = place.start(&[], &["sh", "-c", &script]);
+        place.wait_for("out", "ready");
+        place.snapshot();
+        run.signal(signal);
+        assert_eq!(run.wait(), number, "{}", place.text("err"));
+        assert_eq!(place.text("out"), format!("ready\ngot {name}\n"));
+        assert_eq!(place.images().len(), 1);
+        assert!(
+            !place.text("err").contains("restor"),
+            "{}",
+            place.text("err")
+        );
+    }
+}
+
+#[test]
+fn a_job_that_sigint_kills_ends_the_run_with_130() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = place.start(&[], &["sh", "-c", "echo ready; exec sleep 1000"]);
+    place.wait_for("out", "ready");
+    run.signal(Signal::SIGINT);
+    assert_eq!(run.wait(), 130, "{}", place.text("err"));
+}
+
+#[test]
+fn a_stop_by_the_terminal_stops_the_job_too_and_both_go_on() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    fs::write(place.file("job.py"), COUNT).unwrap();
+    let mut run = place.start_with(&[], &["python3", "-u", "job.py"], |command| {
+        command.process_group(0);
+    });
+    place.wait_for("log", "3\n");
+    let job = run.job();
+    // Often, because a signal may also meet a thread of ours in the middle of its work.
+    for _ in 0..20 {
+        stop_and_continue(&run, job);
+    }
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("log"), lines(40));
+    assert_eq!(place.text("out"), lines(40));
+}
+
+fn stop_and_continue(run: &Run, job: i32) {
+    run.signal(Signal::SIGTSTP);
+    wait_until("both to stop", || {
+        state(run.pid()) == Some('T') && state(job) == Some('T')
+    });
+    run.signal(Signal::SIGCONT);
+    wait_until("both to go on", || {
+        state(run.pid()) != Some('T') && state(job) != Some('T')
+    });
+}
+
+#[test]
+fn a_stop_by_the_terminal_waits_for_the_end_of_a_snapshot() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = place.start_python(&[], UNTIL_GO);
+    place.wait_for("out", "ready");
+    run.signal(Signal::SIGUSR1);
+    stop_and_continue(&run, run.job());
+    place.snapshot();
+    assert_eq!(place.images().len(), 2);
+    assert!(!place.text("err").contains("snapshot failed"));
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+}
+
+#[test]
+fn a_stop_by_the_terminal_while_no_job_runs_stops_us() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = place.start_with(&[], &["sh", "-c", "test -e go"], |command| {
+        command
+            .env("CKPT_RUN_RESTART_WITHOUT_IMAGE", "start")
+            .env("CKPT_RUN_RESTART_BACKOFF", "30s");
+    });
+    place.wait_for("err", "it begins anew");
+    run.signal(Signal::SIGTSTP);
+    wait_until("the stop", || state(run.pid()) == Some('T'));
+    run.signal(Signal::SIGCONT);
+    run.signal(Signal::SIGINT);
+    assert_eq!(run.wait(), 130, "{}", place.text("err"));
+}
+
+#[test]
+fn many_sigterms_at_any_time_leave_a_store_that_a_run_goes_on_from() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = place.start_python(&["--interval", "never"], COUNT);
+    place.wait_for("log", "5\n");
+    let job = run.job();
+    while !run.has_ended() {
+        run.signal(Signal::SIGTERM);
+    }
+    let code = run.wait();
+    assert!(code == 75 || code == 143, "{code}: {}", place.text("err"));
+    // Nobody waits for the sandbox that it has killed.
+    wait_until("the job's end", || is_dead(job));
+    assert!(place.verb(&["verify"]).status.success());
+    place.go();
+    let mut run = place.start_python(&["--interval", "never"], COUNT);
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("log"), lines(40));
+}
+
+#[test]
+fn a_saved_and_stopped_run_goes_on_with_the_same_line() {
+    if !can_run() {
+        return;
+    }
+    for signal in [Signal::SIGTERM, Signal::SIGUSR2] {
+        let place = Place::new();
+        let mut run = place.start_python(&["--interval", "never"], COUNT);
+        place.wait_for("log", "5\n");
+        let job = run.job();
+        run.signal(signal);
+        assert_eq!(run.wait(), 75, "{signal}: {}", place.text("err"));
+        assert!(is_dead(job));
+        let images = place.images();
+        assert_eq!(images.len(), 1);
+        assert_eq!(images[0]["trigger"], "stop");
+        let saved = place.text("log");
+        assert!(saved.len() < lines(40).len());
+
+        place.go();
+        let mut run = place.start_python(&["--interval", "never"], COUNT);
+        assert_eq!(run.wait(), 0, "{signal}: {}", place.text("err"));
+        assert_eq!(place.text("log"), lines(40));
+        assert_eq!(place.text("out"), lines(40));
+    }
+}
+
+#[test]
+fn a_job_that_cannot_be_saved_gets_sigterm_and_ends_by_itself() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let then = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))";
+    let (mut run, _outside) = start_without_snapshots(&place, &[], then);
+    run.signal(Signal::SIGTERM);
+    assert_eq!(run.wait(), 5, "{}", place.text("err"));
+    assert!(place.images().is_empty());
+}
+
+#[test]
+fn a_job_that_does_not_end_within_the_grace_period_is_killed() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let then = "signal.signal(signal.SIGTERM, signal.SIG_IGN)";
+    let (mut run, _outside) = start_without_snapshots(&place, &["--grace", "2s"], then);
+    let job = run.job();
+    let asked = Instant::now();
+    run.signal(Signal::SIGTERM);
+    assert_eq!(run.wait(), 143, "{}", place.text("err"));
+    assert!(asked.elapsed() >= Duration::from_secs(2));
+    assert!(is_dead(job));
+}
+
+#[test]
+fn a_second_sigterm_stops_at_once() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let then = "signal.signal(signal.SIGTERM, signal.SIG_IGN)";
+    let (mut run, _outside) = start_without_snapshots(&place, &["--grace", "10m"], then);
+    let job = run.job();
+    run.signal(Signal::SIGTERM);
+    place.wait_for("err", "sending SIGTERM");
+    // One that comes at once would be the same.
+    wait_until("the end", || {
+        run.signal(Signal::SIGTERM);
+        is_dead(job)
+    });
+    assert_eq!(run.wait(), 143, "{}", place.text("err"));
+    let said = place.text("err");
+    assert!(said.contains("a second SIGTERM"), "{said}");
+}
+
+#[test]
+fn the_same_sigterm_twice_saves_and_stops() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    fs::write(place.file("job.py"), UNTIL_GO).unwrap();
+    let run = place.start_with(&[], &["python3", "-u", "job.py"], |_| {});
+    place.wait_for("out", "ready");
+    // As `timeout` does: to its child, and to the process group that the child is in.
+    let twice = format!("kill -TERM {0}; kill -TERM {0}", run.pid());
+    assert!(
+        std::process::Command::new("sh")
+            .args(["-c", &twice])
+            .status()
+            .unwrap()
+            .success()
+    );
+    let mut run = run;
+    assert_eq!(run.wait(), 75, "{}", place.text("err"));
+    assert_eq!(place.images().len(), 1);
+}
+
+#[test]
+fn sigusr2_leaves_a_job_that_cannot_be_saved_running() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let (mut run, _outside) = start_without_snapshots(&place, &[], "");
+    run.signal(Signal::SIGUSR2);
+    place.wait_for("err", "snapshot failed, the job goes on");
+    assert!(!is_dead(run.job()));
+    run.signal(Signal::SIGINT);
+    // Python turns it into an exception, and that into its own death by the signal.
+    assert_eq!(run.wait(), 130, "{}", place.text("err"));
+}

@@ -1,0 +1,100 @@
+//! `ckpt-run stop`: an image, the end, and the same line goes on.
+
+use std::fs;
+
+use crate::harness::{COUNT, Place, UNTIL_GO, can_run, code, lines, stderr, stdout, wait_until};
+
+#[test]
+fn a_stopped_run_goes_on_at_once_when_the_same_line_is_run_again() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = place.start_python(&["--interval", "never"], COUNT);
+    place.wait_for("log", "5\n");
+    place.snapshot();
+    place.wait_for("log", "15\n");
+    let stopped = place.verb(&["stop"]);
+    assert_eq!(code(stopped.status), 0, "{}", stderr(&stopped));
+    assert_eq!(stdout(&stopped), "000002\n");
+    // Nobody has waited for the supervisor's end but the verb: the store is free.
+    let mut again = place.start_python(&["--interval", "never"], COUNT);
+    assert_eq!(run.wait(), 75, "{}", place.text("err"));
+    place.wait_for("err", "ckpt-run: restored image=000002");
+    place.go();
+    assert_eq!(again.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("log"), lines(40));
+    assert_eq!(place.text("out"), lines(40));
+    let nobody = place.verb(&["stop"]);
+    assert_eq!(code(nobody.status), 125);
+    assert!(stderr(&nobody).contains("none runs"), "{}", stderr(&nobody));
+}
+
+#[test]
+fn a_paused_run_is_stopped_as_it_stands() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = place.start_python(&["--interval", "never"], UNTIL_GO);
+    place.wait_for("out", "ready");
+    assert_eq!(stdout(&place.verb(&["pause"])), "000001\n");
+    let stopped = place.verb(&["stop", "--json"]);
+    let told: serde_json::Value = serde_json::from_slice(&stopped.stdout).unwrap();
+    assert_eq!(told, serde_json::json!({ "id": "000001" }));
+    assert_eq!(run.wait(), 75, "{}", place.text("err"));
+}
+
+#[test]
+fn a_stop_that_cannot_save_leaves_the_job_computing() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let job = format!("import os\nfd = os.eventfd(3, os.EFD_SEMAPHORE)\n{UNTIL_GO}");
+    let mut run = place.start_python(&["--interval", "never"], &job);
+    place.wait_for("out", "ready");
+    let refused = place.verb(&["stop"]);
+    assert_eq!(code(refused.status), 125);
+    let said = stderr(&refused);
+    assert!(
+        said.starts_with("ckpt-run: error: cannot stop the job: ")
+            && said.contains("EFD_SEMAPHORE"),
+        "{said}"
+    );
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+}
+
+#[test]
+fn a_run_that_waits_for_a_restart_is_stopped_if_there_is_an_image() {
+    if !can_run() {
+        return;
+    }
+    for saved in [true, false] {
+        let place = Place::new();
+        fs::write(
+            place.file("ckpt-run.toml"),
+            "[restart]\nbackoff = '1h'\nbackoff_max = '1h'\nwithout_image = 'start'\n",
+        )
+        .unwrap();
+        let mut run = place.start_python(&["--interval", "never"], UNTIL_GO);
+        place.wait_for("out", "ready");
+        if saved {
+            place.snapshot();
+        }
+        run.crash();
+        wait_until("it waits", || {
+            stdout(&place.verb(&["status"])).starts_with("waiting")
+        });
+        let stopped = place.verb(&["stop"]);
+        if saved {
+            assert_eq!(stdout(&stopped), "000001\n", "{}", stderr(&stopped));
+            assert_eq!(run.wait(), 75, "{}", place.text("err"));
+        } else {
+            assert_eq!(code(stopped.status), 125);
+            assert!(stderr(&stopped).contains("SIGTERM"), "{}", stderr(&stopped));
+            assert!(!run.has_ended());
+        }
+    }
+}

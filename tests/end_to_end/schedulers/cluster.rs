@@ -1,0 +1,296 @@
+//! A Slurm of a few nodes: munged, slurmctld and slurmd of the system, with a key, ports, logs and a state of their own.
+//!
+//! They run in a PID namespace, whose end is that of everything they have started, whatever a test comes to. Each node has
+//! a PID namespace in it, and a host name; the disk is all nodes' own.
+
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::harness::{LIMIT, Place, installed, stderr, stdout};
+
+/// What has to be there; `scripts/setup-tests` installs Slurm's.
+const PROGRAMS: [&str; 7] = [
+    "munged",
+    "slurmctld",
+    "slurmd",
+    "sbatch",
+    "srun",
+    "setpriv",
+    "unshare",
+];
+/// The first that ends ends all.
+const DAEMONS: &str = r#"
+    here=$PWD
+    # A machine whose power goes when there is a file that says so.
+    node() {
+        unshare --uts --pid --fork --kill-child --mount-proc bash -c "hostname $1; exec slurmd -D" &
+        until [[ -e off-$1 ]]; do
+            kill -0 $! 2>/dev/null || return
+            sleep 0.1
+        done
+        kill -KILL $!
+        sleep infinity
+    }
+    munged --foreground --force --num-threads=2 --socket="$here/munge" --key-file="$here/key" \
+        --pid-file="$here/munged.pid" --log-file="$here/munged.log" --seed-file="$here/seed" &
+    until [[ -S munge ]]; do sleep 0.05; done
+    slurmctld -D &
+    for name in "$@"; do node "$name" & done
+    wait -n
+"#;
+/// Longest a job takes to what is waited for: Slurm looks at time limits every 30 s, and takes its time to requeue.
+const JOB_LIMIT: Duration = Duration::from_secs(180);
+/// Time between two questions to Slurm.
+const POLL: Duration = Duration::from_millis(100);
+/// The nodes' names, of which a cluster has the first ones.
+pub const NODES: [&str; 2] = ["node-1", "node-2"];
+/// The end of a log that says why.
+const LOG_TAIL_BYTES: usize = 3000;
+
+/// Ended with all its jobs when dropped.
+pub struct Cluster<'a> {
+    place: &'a Place,
+    daemons: Child,
+    nodes: &'static [&'static str],
+}
+
+impl<'a> Cluster<'a> {
+    /// With this many nodes, of a GPU each; `None` after saying why the test is skipped.
+    pub fn start(place: &'a Place, nodes: usize) -> Option<Self> {
+        if !PROGRAMS.into_iter().all(installed) {
+            return None;
+        }
+        let folder = place.file("slurm");
+        let nodes = &NODES[..nodes];
+        prepare(&folder, nodes);
+        let log = |name: &str| fs::File::create(folder.join(name)).unwrap();
+        let mut daemons = command(place, "setpriv");
+        daemons
+            .args(["--pdeathsig", "KILL", "unshare", "--pid", "--fork"])
+            .args([
+                "--kill-child",
+                "--mount-proc",
+                "bash",
+                "-c",
+                DAEMONS,
+                "daemons",
+            ])
+            .args(nodes)
+            .current_dir(&folder)
+            .stdin(Stdio::null())
+            .stdout(log("out"))
+            .stderr(log("err"));
+        let mut cluster = Self {
+            place,
+            daemons: daemons.spawn().unwrap(),
+            nodes,
+        };
+        let begun = Instant::now();
+        while !cluster.is_idle() {
+            if cluster.daemons.try_wait().unwrap().is_some() || begun.elapsed() > LIMIT {
+                eprintln!("SKIPPED: Slurm does not start here: {}", cluster.said());
+                return None;
+            }
+            std::thread::sleep(POLL);
+        }
+        Some(cluster)
+    }
+
+    fn is_idle(&self) -> bool {
+        let states = stdout(&self.ask("sinfo", &["--noheader", "--Node", "--format=%T"]));
+        states.contains("idle") && states.lines().all(|state| state.trim() == "idle")
+    }
+
+    /// The node's power goes.
+    pub fn lose(&self, node: &str) {
+        fs::write(self.place.file(&format!("slurm/off-{node}")), "").unwrap();
+    }
+
+    /// Runs one of Slurm's programs to its end.
+    pub fn ask(&self, program: &str, arguments: &[&str]) -> Output {
+        command(self.place, program)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .output()
+            .unwrap()
+    }
+
+    /// The same, when it cannot fail.
+    pub fn tell(&self, program: &str, arguments: &[&str]) -> String {
+        let output = self.ask(program, arguments);
+        assert!(output.status.success(), "{program}: {}", stderr(&output));
+        stdout(&output).trim().to_owned()
+    }
+
+    /// The new job's id.
+    pub fn submit(&self, script: &str, options: &[&str]) -> String {
+        let name = "job.sbatch";
+        fs::write(self.place.file(name), script).unwrap();
+        self.tell("sbatch", &[&["--parsable"], options, &[name]].concat())
+    }
+
+    /// What Slurm knows of a job, as `Key=Value` words.
+    pub fn job(&self, id: &str) -> String {
+        stdout(&self.ask("scontrol", &["--oneliner", "show", "job", id]))
+    }
+
+    /// Waits until Slurm knows all of these words of a job.
+    pub fn wait_for(&self, id: &str, words: &[&str]) {
+        let begun = Instant::now();
+        loop {
+            let known = self.job(id);
+            let known: Vec<&str> = known.split_whitespace().collect();
+            if words.iter().all(|word| known.contains(word)) {
+                return;
+            }
+            assert!(
+                begun.elapsed() < JOB_LIMIT,
+                "no {words:?}: {known:?}\n{}",
+                self.place.text(&messages_of(id))
+            );
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// Waits until the job has a step, which the script starts to hear of preemptions.
+    pub fn wait_for_step(&self, id: &str) {
+        let step = format!("{id}.0");
+        let arguments = ["--noheader", "--steps", "--format=%i", "--jobs", id];
+        let begun = Instant::now();
+        while !self
+            .tell("squeue", &arguments)
+            .lines()
+            .any(|line| line.trim() == step)
+        {
+            assert!(begun.elapsed() < JOB_LIMIT, "no step: {}", self.job(id));
+            std::thread::sleep(POLL);
+        }
+    }
+
+    fn said(&self) -> String {
+        let of_nodes = self.nodes.iter().map(|node| format!("{node}.log"));
+        let others = ["err", "slurmctld.log", "munged.log"].map(str::to_owned);
+        others
+            .into_iter()
+            .chain(of_nodes)
+            .map(|name| {
+                let text = self.place.text(&format!("slurm/{name}"));
+                let tail = text.len().saturating_sub(LOG_TAIL_BYTES);
+                let tail = String::from_utf8_lossy(&text.as_bytes()[tail..]).into_owned();
+                format!("--- {name}\n{tail}")
+            })
+            .collect()
+    }
+}
+
+impl Drop for Cluster<'_> {
+    fn drop(&mut self) {
+        let _ = self.daemons.kill();
+        let _ = self.daemons.wait();
+        if std::thread::panicking() {
+            eprintln!("{}", self.said());
+        }
+    }
+}
+
+/// Where the templates let all messages go.
+pub fn messages_of(id: &str) -> String {
+    format!("train-{id}.err")
+}
+
+/// A program that talks to this cluster, as a user of it would call it.
+fn command(place: &Place, program: &str) -> Command {
+    let mut command = Command::new(program);
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("SLURM_") {
+            command.env_remove(name);
+        }
+    }
+    let path = std::env::var("PATH").unwrap();
+    let bin = place.file("slurm/bin");
+    command
+        .env("PATH", format!("{}:{path}:/usr/sbin:/sbin", bin.display()))
+        .env("SLURM_CONF", place.file("slurm/slurm.conf"))
+        .env("XDG_CONFIG_HOME", place.path())
+        .env_remove("CKPT_RUN_STORE")
+        .current_dir(place.path());
+    command
+}
+
+fn prepare(folder: &Path, nodes: &[&str]) {
+    fs::create_dir_all(folder.join("bin")).unwrap();
+    symlink(env!("CARGO_BIN_EXE_ckpt-run"), folder.join("bin/ckpt-run")).unwrap();
+    let mut key = [0; 128];
+    getrandom::fill(&mut key).unwrap();
+    fs::write(folder.join("key"), key).unwrap();
+    fs::set_permissions(folder.join("key"), fs::Permissions::from_mode(0o400)).unwrap();
+    fs::write(folder.join("slurm.conf"), configuration(folder, nodes)).unwrap();
+    fs::write(folder.join("gres.conf"), "Name=gpu File=/dev/null\n").unwrap();
+}
+
+/// A GPU is `/dev/null`. `cred_expire` is also how long a requeued job waits.
+fn configuration(folder: &Path, nodes: &[&str]) -> String {
+    let host = nix::unistd::gethostname().unwrap();
+    let host = host.to_string_lossy();
+    let host = host.split('.').next().unwrap();
+    let folder = folder.display();
+    let (controller, ports) = free_ports(nodes.len());
+    let names = nodes.join(",");
+    let lines: String = nodes
+        .iter()
+        .zip(ports)
+        .map(|(node, port)| {
+            format!(
+                "NodeName={node} NodeHostname={node} NodeAddr=127.0.0.1 Port={port} CPUs=2 Gres=gpu:1\n"
+            )
+        })
+        .collect();
+    format!(
+        "\
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={folder}/munge,cred_expire=5
+StateSaveLocation={folder}
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/%n.log
+SlurmdTimeout=20
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+MpiDefault=none
+SchedulerParameters=sched_interval=1,bf_interval=1
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+GresTypes=gpu
+KillWait=10
+{lines}\
+PartitionName=batch Nodes={names} Default=YES PriorityTier=1 PreemptMode=OFF
+PartitionName=preemptible Nodes={names} PriorityTier=1 GraceTime=60
+PartitionName=graceless Nodes={names} PriorityTier=1
+PartitionName=urgent Nodes={names} PriorityTier=2 PreemptMode=OFF
+"
+    )
+}
+
+/// One, and one for each node, free now. Slurm has no way to be given a port that is taken already.
+fn free_ports(nodes: usize) -> (u16, Vec<u16>) {
+    let bind = || TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = |listener: &TcpListener| listener.local_addr().unwrap().port();
+    let controller = bind();
+    let others: Vec<TcpListener> = (0..nodes).map(|_| bind()).collect();
+    (port(&controller), others.iter().map(port).collect())
+}

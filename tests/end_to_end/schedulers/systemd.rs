@@ -1,0 +1,171 @@
+//! What systemd hears of a run: a datagram socket in its place.
+
+use std::fs;
+use std::os::unix::net::UnixDatagram;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+use crate::harness::{COUNT, LIMIT, Place, Run, UNTIL_GO, can_run, lines};
+
+/// The service manager's end of the socket.
+struct Manager {
+    socket: UnixDatagram,
+    heard: Vec<String>,
+    /// What comes before was waited for.
+    passed: usize,
+}
+
+impl Manager {
+    fn new(place: &Place) -> Self {
+        let socket = UnixDatagram::bind(place.file("notify")).unwrap();
+        socket
+            .set_read_timeout(Some(Duration::from_millis(100)))
+            .unwrap();
+        Self {
+            socket,
+            heard: Vec::new(),
+            passed: 0,
+        }
+    }
+
+    fn start(place: &Place, options: &[&str], script: &str) -> Run {
+        fs::write(place.file("job.py"), script).unwrap();
+        place.start_with(options, &["python3", "-u", "job.py"], |command| {
+            command
+                .env("NOTIFY_SOCKET", place.file("notify"))
+                .env("WATCHDOG_USEC", "1000000");
+        })
+    }
+
+    /// Hears one message; false when there is none for a while.
+    fn hear(&mut self) -> bool {
+        let mut buffer = [0; 4096];
+        let Ok(got) = self.socket.recv(&mut buffer) else {
+            return false;
+        };
+        let text = String::from_utf8(buffer[..got].to_vec()).unwrap();
+        self.heard.extend(text.lines().map(str::to_owned));
+        true
+    }
+
+    fn wait_for(&mut self, wanted: &str) {
+        let begun = Instant::now();
+        loop {
+            let mut new = self.heard.iter().skip(self.passed);
+            if let Some(place) = new.position(|line| line == wanted) {
+                self.passed += place + 1;
+                return;
+            }
+            assert!(begun.elapsed() < LIMIT, "no {wanted}: {:?}", self.heard);
+            self.hear();
+        }
+    }
+
+    /// Waits for the run's end and hears it out: who talks to a full socket waits.
+    fn end(&mut self, run: &mut Run) -> i32 {
+        while !run.has_ended() {
+            self.hear();
+        }
+        run.wait()
+    }
+
+    /// Hears while something else is done, for the same reason.
+    fn hear_during<T: Send>(&mut self, done: impl FnOnce() -> T + Send) -> T {
+        thread::scope(|scope| {
+            let doing = scope.spawn(done);
+            while !doing.is_finished() {
+                self.hear();
+            }
+            doing.join().unwrap()
+        })
+    }
+
+    fn count(&self, wanted: &str) -> usize {
+        self.heard.iter().filter(|line| *line == wanted).count()
+    }
+
+    fn place_of(&self, wanted: &str) -> usize {
+        let place = self.heard.iter().position(|line| line == wanted);
+        place.unwrap_or_else(|| panic!("no {wanted}: {:?}", self.heard))
+    }
+}
+
+#[test]
+fn systemd_hears_of_the_start_the_snapshots_and_the_end_and_the_job_does_not_hear_systemd() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut manager = Manager::new(&place);
+    let script = format!("import os\nprint(sorted(os.environ), flush=True)\n{UNTIL_GO}");
+    let mut run = Manager::start(&place, &["--interval", "never"], &script);
+    manager.wait_for("READY=1");
+    manager.wait_for("STATUS=computing, no image yet");
+    manager.hear_during(|| place.wait_for("out", "ready"));
+    for name in ["NOTIFY_SOCKET", "WATCHDOG_USEC"] {
+        assert!(!place.text("out").contains(name), "{}", place.text("out"));
+    }
+    manager.hear_during(|| place.snapshot());
+    manager.wait_for("STATUS=computing, newest image 000001");
+    for _ in 0..3 {
+        manager.wait_for("WATCHDOG=1");
+    }
+    run.signal(Signal::SIGTERM);
+    manager.wait_for("STOPPING=1");
+    manager.wait_for("STATUS=taking the last snapshot");
+    assert_eq!(manager.end(&mut run), 75, "{}", place.text("err"));
+    assert!(manager.place_of("EXTEND_TIMEOUT_USEC=60000000") < manager.place_of("READY=1"));
+    assert!(manager.count("EXTEND_TIMEOUT_USEC=60000000") >= 2);
+    assert_eq!(
+        (manager.count("READY=1"), manager.count("STOPPING=1")),
+        (1, 1)
+    );
+}
+
+#[test]
+fn a_restored_run_is_ready_once_the_job_computes_again() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut manager = Manager::new(&place);
+    let mut run = Manager::start(&place, &["--interval", "never"], COUNT);
+    place.wait_for("log", "5\n");
+    run.signal(Signal::SIGUSR2);
+    assert_eq!(manager.end(&mut run), 75, "{}", place.text("err"));
+    while manager.hear() {}
+    (manager.heard, manager.passed) = (Vec::new(), 0);
+    place.go();
+    let mut run = Manager::start(&place, &["--interval", "never"], COUNT);
+    manager.wait_for("READY=1");
+    assert!(manager.place_of("STATUS=restoring image 000001") < manager.place_of("READY=1"));
+    assert!(manager.place_of("EXTEND_TIMEOUT_USEC=60000000") < manager.place_of("READY=1"));
+    assert_eq!(manager.end(&mut run), 0, "{}", place.text("err"));
+    assert_eq!(place.text("log"), lines(40));
+}
+
+#[test]
+fn a_loop_that_hangs_feeds_no_watchdog() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut manager = Manager::new(&place);
+    let mut run = Manager::start(&place, &["--interval", "never"], UNTIL_GO);
+    manager.wait_for("READY=1");
+    manager.wait_for("WATCHDOG=1");
+    run.signal(Signal::SIGSTOP);
+    // What was said before the stop.
+    while manager.hear() {}
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(2) {
+        assert!(!manager.hear(), "{:?}", manager.heard);
+    }
+    manager.passed = manager.heard.len();
+    run.signal(Signal::SIGCONT);
+    manager.wait_for("WATCHDOG=1");
+    place.go();
+    assert_eq!(manager.end(&mut run), 0, "{}", place.text("err"));
+}

@@ -1,0 +1,273 @@
+//! Files for schedulers: that they are what each scheduler reads, and what the scheduler then does, replayed here: its
+//! signals, its environment, its second run of the same line.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::harness::{
+    COUNT, Place, Run, can_run, descendants, installed, is_dead, job_of, lines, stderr, wait_until,
+    write_script,
+};
+
+const SCHEDULERS: [&str; 5] = ["systemd", "slurm", "slurm-preempt", "kubernetes", "docker"];
+
+/// A template with the job of these tests in it, snapshotted only when the scheduler says so.
+pub fn filled(place: &Place, scheduler: &str) -> String {
+    let store = place.file(".ckpt-run");
+    let line = ["template", scheduler, "--interval", "never", "--store"];
+    let mut command = place.command(&line);
+    command.arg(store).args(["--", "python3", "-u", "job.py"]);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    fs::write(place.file("job.py"), COUNT).unwrap();
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Programs of the scheduler's in front of PATH, and `ckpt-run` as users call it.
+fn with_programs(place: &Place, command: &mut Command) {
+    let folder = place.file("bin");
+    if !folder.exists() {
+        fs::create_dir(&folder).unwrap();
+        symlink(env!("CARGO_BIN_EXE_ckpt-run"), folder.join("ckpt-run")).unwrap();
+        let scripts = [
+            ("scontrol", "echo \"$@\" >> asked-for"),
+            ("srun", "shift 2; exec \"$@\""),
+        ];
+        for (name, script) in scripts {
+            write_script(&folder.join(name), &format!("#!/bin/sh\n{script}\n"));
+        }
+    }
+    let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
+    command
+        .env("PATH", path)
+        .env("XDG_CONFIG_HOME", place.path())
+        .env("SLURM_JOB_ID", "4711")
+        .env("SLURM_RESTART_COUNT", "1")
+        .current_dir(place.path());
+}
+
+fn batch(place: &Place) -> Run {
+    let mut command = Command::new("bash");
+    command.arg("job.sbatch");
+    with_programs(place, &mut command);
+    place.spawn(command, |_| {})
+}
+
+fn words(place: &Place, words: &[String]) -> Run {
+    let mut command = Command::new("env");
+    command.args(words);
+    with_programs(place, &mut command);
+    place.spawn(command, |_| {})
+}
+
+/// The supervisor among the scheduler's processes.
+fn supervisor(run: &Run) -> Pid {
+    let mut found = None;
+    wait_until("ckpt-run", || {
+        let mut all = descendants(run.pid());
+        all.insert(0, run.pid());
+        found = all.into_iter().find(|pid| {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            line.starts_with(b"ckpt-run\0")
+        });
+        found.is_some()
+    });
+    Pid::from_raw(found.unwrap())
+}
+
+/// The processes of the step that hears of preemptions.
+fn listeners(run: &Run) -> Vec<Pid> {
+    let mut found = vec![];
+    wait_until("the listener", || {
+        found = descendants(run.pid());
+        found.retain(|pid| {
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            line.starts_with(b"sleep\0inf") || line.starts_with(b"bash\0-c\0trap")
+        });
+        found.len() == 2
+    });
+    found.into_iter().map(Pid::from_raw).collect()
+}
+
+/// The list behind a word of a file, as YAML and Dockerfiles have it.
+fn list(text: &str, before: &str) -> Vec<String> {
+    let line = text
+        .lines()
+        .find_map(|line| line.trim().strip_prefix(before));
+    serde_json::from_str(line.unwrap().trim()).unwrap()
+}
+
+fn checked(program: &str, arguments: &[&str], file: &Path) {
+    let output: Output = Command::new(program)
+        .args(arguments)
+        .arg(file)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success(),
+        "{program}: {said}{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn what_is_printed_is_what_lies_in_the_config_folder() {
+    let place = Place::new();
+    let names = [
+        "ckpt-run.service",
+        "slurm.sbatch",
+        "slurm-preempt.sbatch",
+        "kubernetes-job.yaml",
+        "Dockerfile",
+    ];
+    for (scheduler, name) in SCHEDULERS.into_iter().zip(names) {
+        let printed = place.verb(&["template", scheduler]).stdout;
+        let kept = fs::read(
+            Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join("config")
+                .join(name),
+        )
+        .unwrap();
+        assert!(printed == kept, "{scheduler}");
+    }
+    let written = place.verb(&["template", "docker", "--output", "Dockerfile"]);
+    assert!(written.status.success() && written.stdout.is_empty());
+    let again = place.verb(&["template", "docker", "--output", "Dockerfile"]);
+    assert_eq!(again.status.code(), Some(125));
+    assert!(
+        stderr(&again).contains("cannot write Dockerfile"),
+        "{}",
+        stderr(&again)
+    );
+    let wrong = place.verb(&["template", "docker", "--interval", "15"]);
+    assert_eq!(wrong.status.code(), Some(0), "{}", stderr(&wrong));
+    let wrong = place.verb(&["template", "docker", "--interval", "soon"]);
+    assert_eq!(wrong.status.code(), Some(125));
+}
+
+#[test]
+fn systemd_understands_the_service() {
+    let place = Place::new();
+    let text = filled(&place, "systemd")
+        .replace("/usr/local/bin/ckpt-run", env!("CARGO_BIN_EXE_ckpt-run"));
+    let file = place.file("train.service");
+    fs::write(&file, text).unwrap();
+    if installed("systemd-analyze") {
+        checked("systemd-analyze", &["verify", "--man=no"], &file);
+    }
+}
+
+#[test]
+fn bash_understands_the_batch_scripts() {
+    let place = Place::new();
+    for scheduler in ["slurm", "slurm-preempt"] {
+        let file = place.file(scheduler);
+        fs::write(&file, filled(&place, scheduler)).unwrap();
+        checked("bash", &["-n"], &file);
+        if installed("shellcheck") {
+            checked("shellcheck", &[], &file);
+        }
+    }
+}
+
+#[test]
+fn slurm_saves_before_the_time_limit_requeues_and_goes_on() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    fs::write(place.file("job.sbatch"), filled(&place, "slurm")).unwrap();
+    let mut run = batch(&place);
+    place.wait_for("log", "5\n");
+    run.signal(Signal::SIGUSR2);
+    assert_eq!(run.wait(), 75, "{}", place.text("err"));
+    assert_eq!(place.text("asked-for"), "requeue 4711\n");
+    assert_eq!(place.images().len(), 1);
+    place.go();
+    let mut run = batch(&place);
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("log"), lines(40));
+    assert_eq!(place.text("out"), lines(40));
+    assert_eq!(place.text("asked-for"), "requeue 4711\n");
+}
+
+#[test]
+fn slurm_preempts_a_step_and_runs_the_script_again() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    fs::write(place.file("job.sbatch"), filled(&place, "slurm-preempt")).unwrap();
+    let mut run = batch(&place);
+    place.wait_for("log", "5\n");
+    for pid in listeners(&run) {
+        kill(pid, Signal::SIGTERM).unwrap();
+    }
+    assert_eq!(run.wait(), 75, "{}", place.text("err"));
+    assert_eq!(place.text("asked-for"), "requeue 4711\n");
+    place.go();
+    let mut run = batch(&place);
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("log"), lines(40));
+    assert_eq!(place.text("out"), lines(40));
+}
+
+#[test]
+fn a_time_limit_that_kills_before_the_job_is_saved_loses_what_came_after_the_last_image() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    fs::write(place.file("job.sbatch"), filled(&place, "slurm")).unwrap();
+    let run = batch(&place);
+    place.wait_for("log", "20\n");
+    place.snapshot();
+    let (job, supervisor) = (job_of(supervisor(&run).as_raw()), supervisor(&run));
+    for pid in [Pid::from_raw(run.pid()), supervisor] {
+        kill(pid, Signal::SIGKILL).unwrap();
+    }
+    wait_until("the job's end", || is_dead(job));
+    drop(run);
+    place.go();
+    let mut run = batch(&place);
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("log"), lines(40));
+    let state = place.text(".ckpt-run/run.json");
+    assert!(state.contains("\"failures\": 1"), "{state}");
+}
+
+#[test]
+fn systemd_kubernetes_and_docker_stop_with_sigterm_and_go_on_with_the_next_start() {
+    if !can_run() {
+        return;
+    }
+    for scheduler in ["systemd", "kubernetes", "docker"] {
+        let place = Place::new();
+        let text = filled(&place, scheduler);
+        let line = match scheduler {
+            "systemd" => {
+                let line = text
+                    .lines()
+                    .find_map(|line| line.strip_prefix("ExecStart=/usr/local/bin/"));
+                line.unwrap().split(' ').map(str::to_owned).collect()
+            }
+            "kubernetes" => list(&text, "command:"),
+            _ => [list(&text, "ENTRYPOINT"), list(&text, "CMD")].concat(),
+        };
+        let mut run = words(&place, &line);
+        place.wait_for("log", "5\n");
+        run.signal(Signal::SIGTERM);
+        assert_eq!(run.wait(), 75, "{scheduler}: {}", place.text("err"));
+        place.go();
+        let mut run = words(&place, &line);
+        assert_eq!(run.wait(), 0, "{scheduler}: {}", place.text("err"));
+        assert_eq!(place.text("log"), lines(40), "{scheduler}");
+        assert_eq!(place.text("out"), lines(40), "{scheduler}");
+    }
+}

@@ -1,0 +1,107 @@
+//! Folders that the dying job tidies away, with what an image needs in them.
+
+use std::fs;
+
+use nix::sys::signal::kill;
+use nix::unistd::Pid;
+
+use super::survival::{Survival, survives};
+use crate::harness::wait_until;
+
+/// As soon as there is a file `tidy`, once: removes `folder`, then kills the job's first process. What Python's
+/// multiprocessing does the other way round, without the race against the end of the sandbox.
+const TIDY: &str = r#"
+import shutil
+def tidy(folder):
+    while not os.path.exists(os.path.join(home, "tidy")): time.sleep(0.005)
+    os.remove(os.path.join(home, "tidy"))
+    shutil.rmtree(folder)
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(3600)
+"#;
+
+/// The job tidies up and dies; it must end as if it had not.
+fn survives_its_own_tidying(script: &str) {
+    let script = format!("home = os.getcwd()\n{TIDY}{script}");
+    let Some(survival) = Survival::begin(&script) else {
+        return;
+    };
+    let job = survival.run.job();
+    fs::write(survival.place.file("tidy"), "").unwrap();
+    wait_until("the job's end", || kill(Pid::from_raw(job), None).is_err());
+    survival.ends_like_an_undisturbed_run();
+}
+
+#[test]
+fn a_listener_of_multiprocessing_comes_back_with_its_folder() {
+    survives_its_own_tidying(
+        r#"
+from multiprocessing import Process, util
+from multiprocessing.connection import Client, Listener
+listener = Listener(None, "AF_UNIX", authkey=b"key")
+def serve():
+    while True:
+        with listener.accept() as peer: peer.send(peer.recv() * 2)
+threading.Thread(target=serve, daemon=True).start()
+folder = os.path.dirname(listener.address)
+assert os.path.basename(folder).startswith("pymp-")
+worker = Process(target=tidy, args=(folder,), daemon=True); worker.start()
+for i in steps():
+    with Client(listener.address, authkey=b"key") as client:
+        client.send(i); note(client.recv())
+note(oct(os.stat(folder).st_mode), os.listdir(folder) == [os.path.basename(listener.address)])
+worker.kill()
+"#,
+    );
+}
+
+#[test]
+fn all_that_an_image_needs_in_a_temporary_folder_comes_back() {
+    survives_its_own_tidying(
+        r#"
+import tempfile
+folder = tempfile.mkdtemp()
+os.chmod(folder, 0o2751); os.chown(folder, 12, 34)
+inner = os.path.join(folder, "a", "b"); os.makedirs(inner); os.chmod(inner, 0o1777)
+data = open(os.path.join(inner, "data"), "w+b", 0)
+opened = os.open(os.path.join(folder, "a"), os.O_RDONLY | os.O_DIRECTORY)
+os.mkfifo(os.path.join(folder, "fifo"), 0o640); fifo = os.open(os.path.join(folder, "fifo"), os.O_RDWR)
+child = os.fork()
+if child == 0: tidy(folder)
+os.chdir(inner)
+mail = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); mail.bind("mail")
+sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); sender.connect("mail")
+def gate(name):
+    while not os.path.exists(os.path.join(home, name)): time.sleep(0.005)
+for i in steps():
+    data.write(b"%d;" % i); note(os.pread(data.fileno(), 1000, 0))
+    os.write(fifo, b"fifo %02d" % i); sender.send(b"mail %02d" % i)
+    if i > 2: note(os.read(fifo, 7), mail.recv(100))
+for name in ".", "a", "a/b", "a/b/data", "a/b/mail", "fifo":
+    about = os.stat(os.path.join(folder, name)); note(name, oct(about.st_mode), about.st_uid, about.st_gid)
+note(os.listdir(opened), os.path.samefile(os.getcwd(), inner), sorted(os.listdir(".")))
+os.kill(child, signal.SIGKILL)
+"#,
+    );
+}
+
+#[test]
+fn a_worker_that_hears_of_its_parents_death_changes_nothing() {
+    survives(
+        r#"
+import shutil, tempfile
+folder = tempfile.mkdtemp()
+listening = socket.socket(socket.AF_UNIX); listening.bind(os.path.join(folder, "listen")); listening.listen()
+child = os.fork()
+if child == 0:
+    def tidy(*_): shutil.rmtree(folder, ignore_errors=True)
+    signal.signal(signal.SIGUSR1, tidy)
+    check(libc.prctl(1, signal.SIGUSR1))  # PR_SET_PDEATHSIG
+    while True: signal.pause()
+for i in steps():
+    client = socket.socket(socket.AF_UNIX); client.connect(os.path.join(folder, "listen"))
+    accepted = listening.accept()[0]; accepted.send(b"%d" % i); note(client.recv(10))
+os.kill(child, signal.SIGKILL)
+"#,
+    );
+}

@@ -1,0 +1,13 @@
+//! What kinds of processes and resources survive: each job uses one kind throughout, is snapshotted and killed in
+//! the middle, restored, and must end like a run that was never interrupted.
+
+mod devices;
+mod events;
+mod folders;
+mod mapped_memory;
+mod open_files;
+mod processes;
+mod rounds;
+mod sockets;
+mod survival;
+mod system_v;

@@ -1,0 +1,293 @@
+//! Files and pipes.
+
+use std::fs;
+use std::path::Path;
+
+use nix::fcntl::{Flock, FlockArg};
+
+use super::survival::{OPTIONS, survives};
+use crate::harness::{Place, Run, can_run, wait_until};
+
+#[test]
+fn files_opened_in_every_mode_go_back_with_the_job() {
+    survives(
+        r#"
+append = open("append", "ab", 0)
+truncated = open("truncated", "wb", 0)
+both = open("both", "w+b", 0)
+reader = open("append", "rb", 0)
+raw = os.open("raw", os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o640)
+for i in steps():
+    line = f"line {i}\n".encode()
+    append.write(line); truncated.write(line)
+    both.seek(0); note(both.read()); both.seek(0); both.write(line * (STEPS - i))
+    note(reader.read(), os.pwrite(raw, line, i * 5), os.pread(raw, 1000, 0))
+for name in "append", "truncated", "both", "raw": note(open(name, "rb").read(), oct(os.stat(name).st_mode))
+"#,
+    );
+}
+
+#[test]
+fn unlinked_files_keep_their_content() {
+    survives(
+        r#"
+import tempfile
+gone = open("gone", "w+b", 0); os.unlink("gone")
+big = tempfile.TemporaryFile(dir="."); big.write(hashlib.shake_128(b"x").digest(3 << 20)); big.flush()
+os.makedirs("folder/inner"); inside = open("folder/inner/file", "w+b", 0)
+os.unlink("folder/inner/file"); os.removedirs("folder/inner")
+for i in steps():
+    gone.write(b"%d\n" % i); inside.write(b"%d;" % i)
+    big.seek(i * 1000); big.write(b"%d" % i); big.flush()
+    for file in gone, inside, big:
+        note(os.pread(file.fileno(), 4 << 20, 0))
+"#,
+    );
+}
+
+#[test]
+fn pipes_keep_what_is_in_flight() {
+    survives(
+        r#"
+plain, loose = os.pipe(), os.pipe2(os.O_NONBLOCK)
+fcntl.fcntl(plain[1], 1031, 1 << 20)  # F_SETPIPE_SZ
+for n in range(50): os.write(plain[1], hashlib.shake_128(bytes([n])).digest(10000))
+for i in steps():
+    os.write(plain[1], hashlib.shake_128(b"%d" % i).digest(10000))
+    os.write(loose[1], b"packet %03d" % i)
+    note(os.read(plain[0], 7777))
+    if i % 2: note(os.read(loose[0], 10))
+note(fcntl.fcntl(plain[1], 1032))
+os.close(plain[1]); os.close(loose[1])
+note(open(plain[0], "rb").read())
+while data := os.read(loose[0], 4096): note(data)
+"#,
+    );
+}
+
+#[test]
+fn named_pipes_keep_what_is_in_flight() {
+    survives(
+        r#"
+os.mkfifo("fifo")
+fifo = os.open("fifo", os.O_RDWR)
+writer = os.open("fifo", os.O_WRONLY); reader = os.open("fifo", os.O_RDONLY | os.O_NONBLOCK)
+for i in steps():
+    os.write(writer, b"message %03d" % i)
+    if i >= 3: note(os.read(reader, 11))
+note(os.read(reader, 1000))
+"#,
+    );
+}
+
+#[test]
+fn devices_stay_open() {
+    survives(
+        r#"
+null, zero, random = [open("/dev/" + name, "r+b", 0) for name in ("null", "zero", "urandom")]
+for i in steps():
+    note(null.write(b"x" * i), null.read(10), zero.read(i), len(random.read(16)))
+"#,
+    );
+}
+
+#[test]
+fn file_locks_are_held_on() {
+    survives(
+        r#"
+whole, parts = open("whole", "w"), open("parts", "w+")
+parts.write("x" * 100); parts.flush()
+fcntl.flock(whole, fcntl.LOCK_EX)
+fcntl.lockf(parts, fcntl.LOCK_EX, 10, 20)
+probe = '''
+import fcntl
+def free(lock, *args):
+    try: lock(*args)
+    except OSError: return False
+    return True
+parts = open("parts", "r+")
+print(free(fcntl.flock, open("whole"), fcntl.LOCK_SH | fcntl.LOCK_NB),
+      [free(fcntl.lockf, parts, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, at) for at in (19, 20, 29, 30)])
+'''
+for i in steps():
+    if i % 6 == 1: note(subprocess.check_output([sys.executable, "-c", probe]))
+assert subprocess.check_output([sys.executable, "-c", probe]) == b"False [True, False, False, True]\n"
+"#,
+    );
+}
+
+#[test]
+fn two_thousand_open_files_survive() {
+    survives(
+        r#"
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+os.mkdir("many")
+many = [open(f"many/{n}", "w+b", 0) for n in range(2000)]
+for n, file in enumerate(many): file.write(b"%d" % n)
+for i in steps():
+    for file in many[i::STEPS]: file.write(b"|%d" % i)
+for file in many: note(os.pread(file.fileno(), 100, 0))
+note(resource.getrlimit(resource.RLIMIT_NOFILE), sum(os.path.getsize(f"many/{n}") for n in range(2000)))
+"#,
+    );
+}
+
+#[test]
+fn the_working_directory_stays_even_when_it_was_deleted() {
+    survives(
+        r#"
+home = os.getcwd()
+def gate(name):
+    while not os.path.exists(os.path.join(home, name)): time.sleep(0.005)
+os.mkdir("deep"); os.mkdir("lost")
+os.chdir("deep")
+child = subprocess.Popen(["cat"], cwd="../lost", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+os.rmdir("../lost")
+for i in steps():
+    with open("file", "w") as file: file.write(f"{i}\n")
+    child.stdin.write(b"%d\n" % i); child.stdin.flush()
+    note(child.stdout.readline(), os.path.basename(os.getcwd()))
+    note(os.readlink(f"/proc/{child.pid}/cwd").endswith("/lost (deleted)"))
+child.stdin.close(); note(child.wait())
+note(open(os.path.join(home, "deep", "file")).read())
+"#,
+    );
+}
+
+/// Most numbers of descriptors that CRIU gives the files of such a job.
+const NUMBERS: u32 = 400;
+
+/// A job that has a file open, as a POSIX semaphore is, by a name that it has lost: CRIU links it as `link_remap.N`.
+fn with_a_renamed_file() -> (Place, Run) {
+    let place = Place::new();
+    let run = place.start_python(
+        &OPTIONS,
+        r#"
+import os, time
+file = open("first", "w+b", 0); os.link("first", "second"); os.unlink("first"); file.write(b"content")
+print("open", flush=True)
+while not os.path.exists("go"): time.sleep(0.005)
+assert os.pread(file.fileno(), 10, 0) == b"content" and os.path.sameopenfile(file.fileno(), os.open("second", os.O_RDONLY))
+"#,
+    );
+    place.wait_for("out", "open\n");
+    (place, run)
+}
+
+/// Names are in the way that belong to nobody who is at work: with `make`, which is given each of them.
+fn survives_names(make: impl Fn(&Place, &Path)) -> Place {
+    let (place, mut run) = with_a_renamed_file();
+    let names = || (0..NUMBERS).map(|number| place.file(&format!("link_remap.{number}")));
+    names().for_each(|name| make(&place, &name));
+    place.snapshot();
+    run.crash();
+    place.wait_for("err", "restored");
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    place
+}
+
+#[test]
+fn links_of_somebody_else_s_criu_are_in_nobody_s_way_and_stay() {
+    if !can_run() {
+        return;
+    }
+    let place = survives_names(|_, name| fs::write(name, "another's").unwrap());
+    for number in 0..NUMBERS {
+        assert_eq!(place.text(&format!("link_remap.{number}")), "another's");
+    }
+}
+
+#[test]
+fn links_that_a_killed_dump_has_left_are_taken_away() {
+    if !can_run() {
+        return;
+    }
+    let place = survives_names(|place, name| fs::hard_link(place.file("second"), name).unwrap());
+    for number in 0..NUMBERS {
+        assert!(!place.file(&format!("link_remap.{number}")).exists());
+    }
+}
+
+/// A job with semaphores, whose files in `/dev/shm` have lost the names that they were made with.
+const SEMAPHORES: &str = r#"
+import itertools, multiprocessing, os, time
+def work(lock, turns, done):
+    while True:
+        turns.acquire()
+        with lock: done.release()
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    lock, turns, done = context.Lock(), context.Semaphore(0), context.Semaphore(0)
+    worker = context.Process(target=work, args=(lock, turns, done), daemon=True)
+    worker.start()
+    for i in itertools.count():
+        turns.release(); done.acquire()
+        print(i, flush=True)
+        if os.path.exists("go"): break
+        time.sleep(0.02)
+"#;
+
+/// All have semaphores in `/dev/shm`, and CRIU gives them the same names there.
+#[test]
+fn jobs_that_are_snapshotted_and_killed_at_once_all_come_back() {
+    if !can_run() {
+        return;
+    }
+    let jobs: Vec<(Place, Run)> = (0..4)
+        .map(|_| {
+            let place = Place::new();
+            let run = place.start_python(&OPTIONS, SEMAPHORES);
+            (place, run)
+        })
+        .collect();
+    std::thread::scope(|scope| {
+        for (place, _) in &jobs {
+            place.wait_for("out", "5\n");
+            scope.spawn(|| place.snapshot());
+        }
+    });
+    for round in 1..=2 {
+        for (_, run) in &jobs {
+            run.crash();
+        }
+        for (place, _) in &jobs {
+            wait_until("its restore", || {
+                place.text("err").matches("restored image=").count() == round
+            });
+        }
+    }
+    for (place, mut run) in jobs {
+        place.go();
+        assert_eq!(run.wait(), 0, "{}", place.text("err"));
+        let out = place.text("out");
+        let lines: Vec<String> = (0..out.lines().count()).map(|i| i.to_string()).collect();
+        assert_eq!(out.lines().collect::<Vec<_>>(), lines);
+        assert!(
+            !place.text("err").contains("failed"),
+            "{}",
+            place.text("err")
+        );
+    }
+}
+
+#[test]
+fn a_snapshot_that_waits_for_another_job_says_so() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = place.start_python(&OPTIONS, SEMAPHORES);
+    place.wait_for("out", "5\n");
+    let folder = fs::File::open("/dev/shm").expect("a folder");
+    let held = Flock::lock(folder, FlockArg::LockExclusive).expect("locked");
+    std::thread::scope(|scope| {
+        let taken = scope.spawn(|| place.snapshot());
+        place.wait_for("err", "waiting for another job");
+        drop(held);
+        taken.join().expect("a snapshot");
+    });
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+}

@@ -1,0 +1,210 @@
+//! Sockets inside the tree, and connections to others.
+
+use std::fs;
+use std::net::TcpListener;
+
+use super::survival::{OPTIONS, survives};
+use crate::harness::{Place, Run, can_run};
+
+#[test]
+fn unix_sockets_keep_what_is_in_flight() {
+    survives(
+        r#"
+pair = socket.socketpair()
+packets = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+listening = socket.socket(socket.AF_UNIX); listening.bind("listen"); listening.listen()
+client = socket.socket(socket.AF_UNIX); client.connect("listen"); server = listening.accept()[0]
+mail = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); mail.bind("mail")
+sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); sender.connect("mail")
+hidden = socket.socket(socket.AF_UNIX); hidden.bind("\0" + hashlib.sha256(os.getcwd().encode()).hexdigest()); hidden.listen()
+for n in range(4):
+    for one in pair[0], packets[0], client, sender: one.send(b"early %d;" % n)
+for i in steps():
+    for one, other in (pair, packets, (client, server), (sender, mail)):
+        one.send(b"message %d;" % i)
+        note(other.recv(10))
+    if i % 4 == 0:
+        for address in "listen", hidden.getsockname():
+            late = socket.socket(socket.AF_UNIX); late.connect(address)
+            accepted = (listening if address == "listen" else hidden).accept()[0]
+            late.send(b"late"); note(accepted.recv(10))
+for one, other in (pair, packets, (client, server)):
+    one.close()
+    while data := other.recv(1000): note(data)
+"#,
+    );
+}
+
+/// A listening socket, connections through it and data under way, on a family's loopback address.
+fn tcp(family: &str, address: &str) -> String {
+    format!(
+        r#"
+listening = socket.socket(socket.{family}); listening.bind(("{address}", 0)); listening.listen()
+"#
+    ) + r#"
+def connect():
+    client = socket.socket(listening.family); client.connect(listening.getsockname())
+    return client, listening.accept()[0]
+def exactly(sock, size):
+    data = b""
+    while len(data) < size:
+        more = sock.recv(size - len(data)); assert more; data += more
+    return data
+child_end, parent_end = connect()
+child = os.fork()
+if child == 0:
+    parent_end.close(); listening.close()
+    state = hashlib.sha256()
+    while data := child_end.recv(1):
+        state.update(data); child_end.sendall(state.digest())
+    os._exit(0)
+child_end.close()
+client, server = connect()
+client.sendall(hashlib.shake_128(b"in flight").digest(50000))
+silent = connect()
+for i in steps():
+    parent_end.sendall(bytes([i])); note(exactly(parent_end, 32))
+    client.sendall(hashlib.shake_128(b"%d" % i).digest(3000)); note(exactly(server, 2000))
+    server.sendall(b"back %02d" % i); note(exactly(client, 7))
+    if i % 5 == 0:
+        a, b = connect()
+        a.sendall(b"short-lived"); note(exactly(b, 11)); a.close(); b.close()
+silent[1].sendall(b"late"); note(exactly(silent[0], 4))
+client.shutdown(socket.SHUT_WR)
+rest = b""
+while data := server.recv(65536): rest += data
+note(rest)
+parent_end.close(); os.waitpid(child, 0)
+"#
+}
+
+#[test]
+fn tcp_inside_the_tree_survives() {
+    survives(&tcp("AF_INET", "127.0.0.1"));
+}
+
+#[test]
+fn tcp_over_ipv6_inside_the_tree_survives() {
+    survives(&tcp("AF_INET6", "::1"));
+}
+
+#[test]
+fn udp_inside_the_tree_survives() {
+    survives(
+        r#"
+receiver = socket.socket(type=socket.SOCK_DGRAM); receiver.bind(("127.0.0.1", 0))
+sender = socket.socket(type=socket.SOCK_DGRAM); sender.connect(receiver.getsockname())
+for i in steps():
+    sender.send(b"datagram %d" % i); note(receiver.recv(100))
+"#,
+    );
+}
+
+/// A job that is connected to us, besides `more`, crashes and is restored; returns what it says of the
+/// connection then. Everything within the job goes on in any case.
+fn connection_to_others(setting: &str, more: &str) -> Option<String> {
+    if !can_run() {
+        return None;
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
+    let address = listener.local_addr().expect("an address");
+    let script = format!(
+        r#"
+import os, socket, time
+def until(name):
+    while not os.path.exists(name): time.sleep(0.005)
+other = socket.create_connection(("{}", {}))
+{more}
+print("connected", flush=True)
+until("snapshotted")
+print("on", flush=True)
+until("restored")
+for one, another in inside:
+    one.sendall(b"within"); assert another.recv(6) == b"within"
+try:
+    other.send(b"hello")
+    print("open", flush=True)
+except OSError as error:
+    print("closed", flush=True)
+"#,
+        address.ip(),
+        address.port()
+    );
+    let place = Place::new();
+    fs::write(place.file("job.py"), script).expect("the script is written");
+    let mut run = place.start_with(
+        &["--interval", "never"],
+        &["python3", "job.py"],
+        |command| {
+            command.env("CKPT_RUN_NETWORK_TCP", setting);
+            command.env("CKPT_RUN_RESTART_BACKOFF", "50ms");
+        },
+    );
+    let _ours = listener.accept().expect("the job's connection");
+    place.wait_for("out", "connected\n");
+    place.snapshot();
+    fs::write(place.file("snapshotted"), "").expect("a gate");
+    place.wait_for("out", "on\n");
+    run.crash();
+    place.wait_for("err", "restored");
+    fs::write(place.file("restored"), "").expect("a gate");
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    let out = place.text("out");
+    Some(out.lines().last().unwrap_or_default().to_owned())
+}
+
+const NOTHING_INSIDE: &str = "inside = []";
+const ALSO_INSIDE: &str = r#"
+listening = socket.create_server(("127.0.0.1", 0))
+inside = [(socket.create_connection(listening.getsockname()), listening.accept()[0])]
+"#;
+
+#[test]
+fn a_connection_to_others_is_found_closed_after_a_restore() {
+    for more in [NOTHING_INSIDE, ALSO_INSIDE] {
+        let Some(said) = connection_to_others("close", more) else {
+            return;
+        };
+        assert_eq!(said, "closed", "{more}");
+    }
+}
+
+#[test]
+fn a_connection_to_others_is_kept_where_that_is_wanted() {
+    if let Some(said) = connection_to_others("keep", NOTHING_INSIDE) {
+        assert_eq!(said, "open");
+    }
+}
+
+/// The CUDA driver binds such an address; jobs on one machine share the network namespace.
+#[test]
+fn two_jobs_may_name_addresses_by_their_pids() {
+    if !can_run() {
+        return;
+    }
+    let script = r#"
+import os, socket, time
+name = socket.socket(socket.AF_UNIX); name.bind("\0ckpt-run-test-%d" % os.getpid()); name.listen()
+print("bound", flush=True)
+while not os.path.exists("restored"): time.sleep(0.005)
+child = os.fork()
+if child == 0: os._exit(0)
+os.waitpid(child, 0)
+assert child > os.getpid(), (child, os.getpid())
+"#;
+    let begun: Vec<(Place, Run)> = (0..2)
+        .map(|_| {
+            let place = Place::new();
+            let run = place.start_python(&OPTIONS, script);
+            place.wait_for("out", "bound\n");
+            place.snapshot();
+            (place, run)
+        })
+        .collect();
+    for (place, mut run) in begun {
+        run.crash();
+        place.wait_for("err", "restored");
+        fs::write(place.file("restored"), "").expect("a gate");
+        assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    }
+}

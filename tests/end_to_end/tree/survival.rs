@@ -1,0 +1,143 @@
+//! The way every job here goes: start, snapshot, crash, restore, end; beside it the same job undisturbed.
+
+use std::fs;
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::harness::{Place, Run, can_run};
+
+/// In front of every job: `steps` counts, and stands still where the test has to act, whatever the machine's speed.
+const PRELUDE: &str = r#"
+import array, ctypes, fcntl, hashlib, mmap, os, select, signal, socket, struct, subprocess, sys, threading, time
+
+STEPS = 20
+notes = []
+libc = ctypes.CDLL(None, use_errno=True)
+
+def note(*values):
+    text = repr(values)
+    notes.append(text if len(text) < 200 else hashlib.sha256(text.encode()).hexdigest())
+
+def gate(name):
+    while not os.path.exists(name):
+        time.sleep(0.005)
+
+def steps():
+    for i in range(STEPS):
+        if i == 8: gate("snapshotted")
+        if i == 14: gate("crashed")
+        yield i
+        print(i, flush=True)
+        time.sleep(0.01)
+
+def check(result):
+    if result == -1:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return result
+
+def until(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.005)
+"#;
+/// Behind every job.
+const EPILOGUE: &str = "\nprint(*notes, 'end', sep='\\n', flush=True)\n";
+
+/// A job under supervision that was snapshotted and has gone on a little.
+pub struct Survival {
+    pub place: Place,
+    pub run: Run,
+    expected: String,
+}
+
+/// The whole way; the job's own checks and everything it noted must come out as if nothing had happened.
+pub fn survives(script: &str) {
+    if let Some(survival) = Survival::begin(script) {
+        survival.run.crash();
+        survival.ends_like_an_undisturbed_run();
+    }
+}
+
+impl Survival {
+    /// Starts the job, takes a snapshot in the midst of its work and lets it go on. `None` where tests cannot run.
+    pub fn begin(script: &str) -> Option<Self> {
+        if !can_run() {
+            return None;
+        }
+        let script = format!("{PRELUDE}{script}{EPILOGUE}");
+        let expected = undisturbed(&script);
+        let place = Place::new();
+        fs::write(place.file("job.py"), script).expect("the script is written");
+        let run = place.start_with(&OPTIONS, &JOB, |command| {
+            command.env("CKPT_RUN_RESTART_BACKOFF", "50ms");
+        });
+        place.wait_for("out", "\n4\n");
+        place.snapshot();
+        fs::write(place.file("snapshotted"), "").expect("a gate");
+        place.wait_for("out", "\n12\n");
+        Some(Self {
+            place,
+            run,
+            expected,
+        })
+    }
+
+    pub fn ends_like_an_undisturbed_run(mut self) {
+        fs::write(self.place.file("crashed"), "").expect("a gate");
+        let err = || self.place.text("err");
+        assert_eq!(self.run.wait(), 0, "{}", err());
+        assert_eq!(self.place.text("out"), self.expected, "{}", err());
+        assert!(err().contains("restored"), "{}", err());
+    }
+
+    /// As after a reboot: the supervisor is gone with the job, then somebody starts it again.
+    pub fn supervisor_dies(self, meanwhile: impl FnOnce(&Place)) -> Self {
+        let Self {
+            place,
+            run,
+            expected,
+        } = self;
+        let mut dying = run;
+        dying.signal(nix::sys::signal::Signal::SIGKILL);
+        dying.wait();
+        meanwhile(&place);
+        let run = place.start(&OPTIONS, &JOB);
+        Self {
+            place,
+            run,
+            expected,
+        }
+    }
+}
+
+/// Jobs with named semaphores take turns: while CRIU dumps or restores one, its `link_remap.N` stands in `/dev/shm`,
+/// and another job's may have the same number. A snapshot that meets it fails, and the job goes on.
+static NAMED_SEMAPHORES: Mutex<()> = Mutex::new(());
+
+pub fn take_turns() -> MutexGuard<'static, ()> {
+    NAMED_SEMAPHORES
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+}
+
+const JOB: [&str; 3] = ["python3", "-u", "job.py"];
+pub const OPTIONS: [&str; 2] = ["--interval", "never"];
+
+/// What the job prints when nobody disturbs it.
+fn undisturbed(script: &str) -> String {
+    let place = Place::new();
+    for name in ["job.py", "snapshotted", "crashed"] {
+        fs::write(place.file(name), script).expect("a file");
+    }
+    // Like under supervision, nothing of System V is left from others.
+    let output = Command::new("unshare")
+        .args(["--ipc", "python3", "-u", "job.py"])
+        .current_dir(place.path())
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .expect("python3 starts");
+    assert!(output.status.success(), "the job fails by itself");
+    String::from_utf8(output.stdout).expect("text")
+}

@@ -1,0 +1,187 @@
+//! Keys: those for the job, those that end or stop it, and lines that are edited.
+
+use std::fs;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::screen::{Screen, at_terminal};
+use super::{COUNT, ECHO};
+use crate::harness::{Place, can_run, descendants, wait_until};
+
+#[test]
+fn ctrl_c_ends_the_job_with_130_and_ctrl_backslash_with_131() {
+    if !can_run() {
+        return;
+    }
+    for (key, code) in [("\x03", 130), ("\x1c", 131)] {
+        let place = Place::new();
+        let screen = Screen::new(24, 80);
+        let mut run = screen.start(&place, &["--", "sh", "-c", "echo ready; exec sleep 1000"]);
+        screen.wait_for("ready");
+        screen.wait_until_raw();
+        // With an image there is something a crash would be restored from.
+        place.snapshot();
+        screen.types(key);
+        assert_eq!(run.wait(), code, "{}", screen.text());
+        assert!(!screen.text().contains("restoring"), "{}", screen.text());
+        screen.assert_modes_are_back();
+    }
+}
+
+#[test]
+fn ctrl_c_reaches_the_whole_foreground_and_a_job_may_go_on_after_it() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let screen = Screen::new(24, 80);
+    let script =
+        "trap 'echo caught' INT; echo ready; sleep 1000; echo went on; read line; echo got $line";
+    let mut run = screen.start(&place, &["--", "sh", "-c", script]);
+    screen.wait_for("ready");
+    screen.wait_until_raw();
+    wait_until("the child", || descendants(run.job()).len() == 1);
+    screen.types("\x03");
+    screen.wait_for("went on");
+    screen.types("it\r");
+    assert_eq!(run.wait(), 0, "{}", screen.text());
+    screen.wait_for("got it");
+    assert!(screen.text().contains("caught"));
+}
+
+#[test]
+fn lines_are_edited_and_echoed_by_the_jobs_terminal() {
+    if !can_run() {
+        return;
+    }
+    let (_place, screen, mut run) = at_terminal(ECHO, "ready");
+    screen.types("wrong\x7f\x7f\x7f\x7f\x7fright\r");
+    screen.wait_for("heard right");
+    screen.types("end\r");
+    assert_eq!(run.wait(), 0, "{}", screen.text());
+}
+
+#[test]
+fn the_end_of_input_is_typed() {
+    if !can_run() {
+        return;
+    }
+    let (_place, screen, mut run) = at_terminal(ECHO, "ready");
+    screen.types("\x04");
+    assert_eq!(run.wait(), 0, "{}", screen.text());
+}
+
+#[test]
+fn ctrl_z_stops_both_and_fg_lets_both_go_on() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let screen = Screen::new(24, 80);
+    fs::write(place.file("job.py"), COUNT).unwrap();
+    // A shell without line editing: it leaves the terminal's modes alone, so that what is seen is our doing.
+    let mut shell = place.command(&[]);
+    let program = shell.get_program().to_owned();
+    shell = {
+        let mut real = std::process::Command::new("sh");
+        real.arg("-i").env("PS1", "shell> ");
+        for (name, value) in shell.get_envs() {
+            if let Some(value) = value {
+                real.env(name, value);
+            }
+        }
+        real
+    };
+    let run = screen.start_command(&place, &shell);
+    screen.wait_for("shell> ");
+    screen.types(&format!("{} -- python3 job.py\r", program.display()));
+    screen.wait_for("count 3");
+    screen.wait_until_raw();
+    let ours = descendants(run.pid())[0];
+    for round in 1..4 {
+        screen.types("\x1a");
+        screen.wait_until("a stop", |text| {
+            text.matches("Stopped").count() == 2 * round - 1
+        });
+        screen.assert_modes_are_back();
+        let job = run.job();
+        wait_until("both to stand", || is_stopped(ours) && is_stopped(job));
+        // In the background it runs, and the terminal is the shell's.
+        screen.types("bg\r");
+        wait_until("both to go on", || !is_stopped(ours) && !is_stopped(job));
+        let shown = screen.text().lines().count();
+        screen.wait_until("more", |text| text.lines().count() > shown + 5);
+        assert!(!screen.is_raw(), "{}", screen.text());
+        screen.types("fg\r");
+        screen.wait_until_raw();
+        screen.types("\x1a");
+        screen.wait_until("a stop", |text| {
+            text.matches("Stopped").count() == 2 * round
+        });
+        screen.types("fg\r");
+        screen.wait_until_raw();
+    }
+    screen.types("\x03");
+    screen.wait_until("the shell", |text| text.ends_with("shell> "));
+    screen.types("echo code=$?\r");
+    screen.wait_for("code=130");
+    screen.assert_modes_are_back();
+}
+
+fn is_stopped(pid: i32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ")
+        .is_some_and(|(_, rest)| rest.starts_with('T'))
+}
+
+#[test]
+fn ctrl_z_without_a_shell_stops_nothing() {
+    if !can_run() {
+        return;
+    }
+    let (_place, screen, mut run) = at_terminal(ECHO, "ready");
+    screen.types("\x1astill here\r");
+    screen.wait_for("heard still here");
+    screen.types("end\r");
+    assert_eq!(run.wait(), 0, "{}", screen.text());
+}
+
+#[test]
+fn a_shell_in_the_terminal_has_job_control() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let screen = Screen::new(24, 80);
+    let mut run = screen.start(
+        &place,
+        &["--", "env", "PS1=inner> ", "bash", "--norc", "-i"],
+    );
+    screen.wait_for("inner> ");
+    screen.types("sleep 1000\r");
+    let job = run.job();
+    // By then it has the terminal.
+    let name = |pid: &i32| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    wait_until("the sleep", || {
+        descendants(job).iter().any(|pid| name(pid) == "sleep\n")
+    });
+    screen.types("\x1a");
+    screen.wait_for("Stopped");
+    place.snapshot();
+    kill(Pid::from_raw(job), Signal::SIGKILL).unwrap();
+    screen.wait_for("ckpt-run: restored");
+    screen.wait_until_raw();
+    // Its stopped job is there, comes to the foreground, and Ctrl-C hits it and not the shell.
+    screen.types("jobs; fg\r");
+    screen.wait_until("the job", |text| text.matches("sleep 1000").count() >= 3);
+    let shell = run.job();
+    wait_until("the sleep to go on", || {
+        descendants(shell).iter().any(|pid| !is_stopped(*pid))
+    });
+    screen.types("\x03");
+    screen.types("echo $((6*7))\r");
+    screen.wait_for("42");
+    screen.types("exit 9\r");
+    assert_eq!(run.wait(), 9, "{}", screen.text());
+}

@@ -1,0 +1,87 @@
+//! The caller's terminal has its own modes again, however a run ends.
+
+use std::fs;
+
+use nix::sys::signal::Signal;
+
+use super::COUNT;
+use super::screen::{Screen, at_terminal};
+use crate::harness::{Place, can_run};
+
+#[test]
+fn after_a_normal_end_the_modes_are_what_they_were() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let screen = Screen::new(24, 80);
+    let mut run = screen.start(&place, &["--", "sh", "-c", "echo ready; read line"]);
+    screen.wait_for("ready");
+    screen.wait_until_raw();
+    screen.types("\r");
+    assert_eq!(run.wait(), 0, "{}", screen.text());
+    screen.assert_modes_are_back();
+}
+
+#[test]
+fn after_a_crash_that_gives_up_the_modes_are_what_they_were() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    let screen = Screen::new(24, 80);
+    let script = "echo ready; read line; kill -KILL $$";
+    let mut run = screen.start(&place, &["--", "sh", "-c", script]);
+    screen.wait_for("ready");
+    screen.wait_until_raw();
+    screen.types("\r");
+    assert_eq!(run.wait(), 137, "{}", screen.text());
+    screen.wait_for("giving up");
+    screen.assert_modes_are_back();
+}
+
+#[test]
+fn after_sigterm_the_modes_are_what_they_were() {
+    if !can_run() {
+        return;
+    }
+    let (_place, screen, mut run) = at_terminal(COUNT, "count 3");
+    run.signal(Signal::SIGTERM);
+    assert_eq!(run.wait(), 75, "{}", screen.text());
+    screen.assert_modes_are_back();
+}
+
+#[test]
+fn between_a_crash_and_the_restore_ctrl_c_ends_the_run() {
+    if !can_run() {
+        return;
+    }
+    let place = Place::new();
+    fs::write(place.file("ckpt-run.toml"), "restart.backoff = '30s'\n").unwrap();
+    let screen = Screen::new(24, 80);
+    fs::write(place.file("job.py"), COUNT).unwrap();
+    let mut run = screen.start(&place, &["--", "python3", "job.py"]);
+    screen.wait_for("count 3");
+    screen.wait_until_raw();
+    place.snapshot();
+    run.crash();
+    screen.wait_for("the job crashed");
+    screen.wait_until("the caller's modes", |_| !screen.is_raw());
+    screen.types("\x03");
+    assert_eq!(run.wait(), 130, "{}", screen.text());
+    screen.assert_modes_are_back();
+}
+
+#[test]
+fn a_paused_job_leaves_the_terminal_to_the_caller() {
+    if !can_run() {
+        return;
+    }
+    let (place, screen, mut run) = at_terminal(COUNT, "count 3");
+    assert!(place.verb(&["pause"]).status.success());
+    screen.wait_until("the caller's modes", |_| !screen.is_raw());
+    assert!(place.verb(&["unpause"]).status.success());
+    screen.wait_until_raw();
+    screen.types("\x03");
+    assert_eq!(run.wait(), 130, "{}", screen.text());
+}

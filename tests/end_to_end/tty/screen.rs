@@ -1,0 +1,167 @@
+//! A terminal with somebody at it: types, looks, changes the window.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::OwnedFd;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use nix::pty::openpty;
+use rustix::termios::{LocalModes, Termios, Winsize, tcgetattr, tcsetwinsize};
+
+use crate::harness::{Place, Run, wait_until};
+
+/// A terminal, as a user sees it.
+pub struct Screen {
+    master: File,
+    /// What a command gets; kept, so that the terminal outlives it.
+    slave: OwnedFd,
+    shown: Arc<Mutex<Vec<u8>>>,
+    /// Its modes at first.
+    before: Termios,
+}
+
+impl Screen {
+    pub fn new(rows: u16, columns: u16) -> Self {
+        let pair = openpty(None, None).expect("a pseudo-terminal");
+        let (master, slave) = (File::from(pair.master), pair.slave);
+        let shown = Arc::new(Mutex::new(Vec::new()));
+        let (mut source, seen) = (
+            master.try_clone().expect("a descriptor"),
+            Arc::clone(&shown),
+        );
+        thread::spawn(move || {
+            let mut piece = [0; 4096];
+            loop {
+                match source.read(&mut piece) {
+                    Ok(got) => seen.lock().unwrap().extend(&piece[..got]),
+                    Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                    Err(_) => return,
+                }
+            }
+        });
+        let screen = Self {
+            before: tcgetattr(&slave).expect("a terminal"),
+            master,
+            slave,
+            shown,
+        };
+        screen.resize(rows, columns);
+        screen
+    }
+
+    pub fn resize(&self, rows: u16, columns: u16) {
+        let size = Winsize {
+            ws_row: rows,
+            ws_col: columns,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
+        tcsetwinsize(&self.master, size).expect("a terminal");
+    }
+
+    /// Another descriptor of what a command has as a stream.
+    pub fn stream(&self) -> Stdio {
+        self.slave.try_clone().expect("a descriptor").into()
+    }
+
+    /// Starts `ckpt-run` in the foreground of this terminal.
+    pub fn start(&self, place: &Place, arguments: &[&str]) -> Run {
+        let command = place.command(arguments);
+        self.start_command(place, &command)
+    }
+
+    /// Starts a command as the first of a session at this terminal.
+    pub fn start_command(&self, place: &Place, command: &Command) -> Run {
+        let mut first = Command::new("setsid");
+        first.arg("--ctty").arg(command.get_program());
+        first.args(command.get_args()).current_dir(place.path());
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => first.env(name, value),
+                None => first.env_remove(name),
+            };
+        }
+        first.env("TERM", "xterm-256color");
+        place.spawn(first, |command| {
+            command.stdin(self.stream());
+            command.stdout(self.stream());
+            command.stderr(self.stream());
+        })
+    }
+
+    pub fn types(&self, keys: &str) {
+        (&self.master)
+            .write_all(keys.as_bytes())
+            .expect("a terminal");
+    }
+
+    /// All that was ever written.
+    pub fn bytes(&self) -> Vec<u8> {
+        self.shown.lock().unwrap().clone()
+    }
+
+    /// All that was ever shown, without the carriage returns that a terminal does not show, without status lines, which
+    /// are gone when more is written, and without our line that has the job's words in it.
+    pub fn text(&self) -> String {
+        let shown = self.shown.lock().unwrap();
+        let text = String::from_utf8_lossy(&shown).into_owned();
+        let text = text.replace("\r\r\n", "\n").replace("\r\n", "\n");
+        text.split_inclusive('\n')
+            .map(|line| line.rsplit("\r\x1b[K").next().unwrap_or(line))
+            .filter(|line| !line.starts_with("ckpt-run: job started"))
+            .collect()
+    }
+
+    pub fn wait_for(&self, text: &str) {
+        self.wait_until(&format!("{text:?}"), |shown| shown.contains(text));
+    }
+
+    pub fn wait_until(&self, what: &str, holds: impl Fn(&str) -> bool) {
+        let waited = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            wait_until(what, || holds(&self.text()));
+        }));
+        assert!(waited.is_ok(), "{what} is not shown but: {}", self.text());
+    }
+
+    pub fn modes(&self) -> Termios {
+        tcgetattr(&self.slave).expect("a terminal")
+    }
+
+    /// Whether every key goes to the program at once.
+    pub fn is_raw(&self) -> bool {
+        !self.modes().local_modes.contains(LocalModes::ICANON)
+    }
+
+    pub fn wait_until_raw(&self) {
+        self.wait_until("raw mode", |_| self.is_raw());
+    }
+
+    /// Fails when the modes are not those that the terminal had at first.
+    pub fn assert_modes_are_back(&self) {
+        let (before, now) = (&self.before, self.modes());
+        assert_eq!(now.local_modes, before.local_modes, "{}", self.text());
+        assert_eq!(now.input_modes, before.input_modes);
+        assert_eq!(now.output_modes, before.output_modes);
+    }
+}
+
+/// A Python job at a terminal, which has said this and gets every key at once.
+pub fn at_terminal(script: &str, said: &str) -> (Place, Screen, Run) {
+    let place = Place::new();
+    let screen = Screen::new(24, 80);
+    fs::write(place.file("job.py"), script).expect("the script is written");
+    let run = screen.start(&place, &["--", "python3", "job.py"]);
+    screen.wait_for(said);
+    screen.wait_until_raw();
+    (place, screen, run)
+}
+
+/// The lines of the job in what was shown: those that begin with this word.
+pub fn lines_of(text: &str, word: &str) -> Vec<String> {
+    text.lines()
+        .filter(|line| line.starts_with(word))
+        .map(str::to_owned)
+        .collect()
+}
