@@ -8,7 +8,7 @@ use std::thread;
 
 use crate::harness::fake_gpu::{self, FakeGpu};
 use crate::harness::gpu_job::{alone, ends_as, untouched};
-use crate::harness::{Place, Run, can_run, criu_script, wait_until};
+use crate::harness::{Place, Run, apply, as_root, criu_script, wait_until};
 
 /// Long enough for something to be done to it; it waits at step 20 until there is a file `go`.
 const JOB: [&str; 8] = [
@@ -55,11 +55,8 @@ fn ends_as_ever(place: &Place, run: &mut Run) {
     ends_as(place, run, ends);
 }
 
-#[test]
+#[apply(as_root)]
 fn a_gpu_job_that_was_killed_comes_back_and_ends_as_if_nothing_had_happened() {
-    if !can_run() {
-        return;
-    }
     let (place, gpu) = (Place::new(), FakeGpu::new());
     let mut run = supervised(&place, &gpu, &[&JOB[..], &["--log", "log"]].concat());
     place.wait_for("out", "\n10 ");
@@ -71,11 +68,8 @@ fn a_gpu_job_that_was_killed_comes_back_and_ends_as_if_nothing_had_happened() {
     gpu.assert_free("at its end");
 }
 
-#[test]
+#[apply(as_root)]
 fn suspended_memory_leaves_the_gpu_and_can_come_back_on_another_one() {
-    if !can_run() {
-        return;
-    }
     let (place, gpu) = (Place::new(), FakeGpu::new());
     let mut run = alone(
         &place,
@@ -117,11 +111,8 @@ fn suspended_memory_leaves_the_gpu_and_can_come_back_on_another_one() {
     ends_as(&place, &mut run, &untouched(&gpu, &arguments));
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_with_work_on_the_gpu_cannot_be_locked_and_goes_on() {
-    if !can_run() {
-        return;
-    }
     let (place, gpu) = (Place::new(), FakeGpu::new());
     let mut run = alone(
         &place,
@@ -141,11 +132,8 @@ fn a_job_with_work_on_the_gpu_cannot_be_locked_and_goes_on() {
     ends_as_ever(&place, &mut run);
 }
 
-#[test]
+#[apply(as_root)]
 fn a_call_that_hangs_keeps_a_job_from_being_locked() {
-    if !can_run() {
-        return;
-    }
     let (place, gpu) = (Place::new(), FakeGpu::new());
     let rule = format!("cuMemFree_v2:1:{}", place.file("go").display());
     fs::write(gpu.folder().join("hang"), rule).expect("written");
@@ -162,11 +150,8 @@ fn a_call_that_hangs_keeps_a_job_from_being_locked() {
     ends_as_ever(&place, &mut run);
 }
 
-#[test]
+#[apply(as_root)]
 fn a_thread_that_holds_the_driver_s_lock_does_not_keep_a_job_from_being_suspended() {
-    if !can_run() {
-        return;
-    }
     let (place, gpu) = (Place::new(), FakeGpu::new());
     let mut run = alone(&place, &gpu, &[&JOB[..6], &["--hold-at", "20:go"]].concat());
     let holds = gpu.folder().join("hangs-fakeHoldDriverLock");
@@ -179,11 +164,8 @@ fn a_thread_that_holds_the_driver_s_lock_does_not_keep_a_job_from_being_suspende
     ends_as_ever(&place, &mut run);
 }
 
-#[test]
+#[apply(as_root)]
 fn imported_memory_is_suspended_and_cannot_be_resumed() {
-    if !can_run() {
-        return;
-    }
     let (place, gpu) = (Place::new(), FakeGpu::new());
     let run = alone(&place, &gpu, &[&JOB[..], &["--import"]].concat());
     place.wait_for("out", "\n20 ");
@@ -200,11 +182,8 @@ fn imported_memory_is_suspended_and_cannot_be_resumed() {
     assert!(errors(&lost).contains("801"), "{}", errors(&lost));
 }
 
-#[test]
+#[apply(as_root)]
 fn the_restore_thread_is_known_by_its_number_outside_of_the_job_s_namespace() {
-    if !can_run() {
-        return;
-    }
     let (place, gpu) = (Place::new(), FakeGpu::new());
     let mut run = supervised(&place, &gpu, &JOB);
     place.wait_for("out", "\n20 ");
@@ -221,11 +200,8 @@ fn the_restore_thread_is_known_by_its_number_outside_of_the_job_s_namespace() {
     ends_as_ever(&place, &mut run);
 }
 
-#[test]
+#[apply(as_root)]
 fn a_checkpoint_that_fails_fails_the_snapshot_and_the_job_goes_on() {
-    if !can_run() {
-        return;
-    }
     let (place, gpu) = (Place::new(), FakeGpu::new());
     let mut run = supervised(&place, &gpu, &JOB);
     place.wait_for("out", "\n10 ");
@@ -243,11 +219,8 @@ fn a_checkpoint_that_fails_fails_the_snapshot_and_the_job_goes_on() {
     ends_as_ever(&place, &mut run);
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_computes_while_criu_starts() {
-    if !can_run() {
-        return;
-    }
     let (place, gpu) = (Place::new(), FakeGpu::new());
     let mut command = place.command(&["--interval", "never", "--"]);
     command.arg(fake_gpu::job()).args(JOB);
@@ -269,11 +242,8 @@ fn a_job_computes_while_criu_starts() {
     ends_as_ever(&place, &mut run);
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_on_a_gpu_that_is_split_up_is_not_snapshotted_and_goes_on() {
-    if !can_run() {
-        return;
-    }
     let (place, gpu) = (Place::new(), FakeGpu::new());
     fs::write(
         place.file("ckpt-run.toml"),
@@ -303,11 +273,8 @@ fn a_job_on_a_gpu_that_is_split_up_is_not_snapshotted_and_goes_on() {
     ends_as_ever(&place, &mut run);
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_does_not_come_back_on_a_gpu_that_was_split_up_meanwhile_and_its_image_stays() {
-    if !can_run() {
-        return;
-    }
     let (place, gpu) = (Place::new(), FakeGpu::new());
     let mut run = supervised(&place, &gpu, &JOB);
     place.wait_for("out", "\n10 ");
@@ -348,11 +315,8 @@ fn calls_fail_where_a_test_says_so_and_where_the_gpu_is_full() {
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_whose_gpu_falls_idle_is_taken_for_hung_and_one_whose_gpu_works_is_not() {
-    if !can_run() {
-        return;
-    }
     let (place, gpu) = (Place::new(), FakeGpu::new());
     fs::write(
         place.file("ckpt-run.toml"),

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::harness::{Place, code, installed, stderr, stdout};
+use crate::harness::{Place, code, installed, program, stderr, stdout};
 
 /// A zsh at a terminal (`zpty`), which completes each line that is given and tells what became of it, in angle brackets.
 const ZSH: &str = r#"
@@ -159,7 +159,7 @@ fn fish_completes_lines() {
     let place = Place::new();
     install(&place, "fish", "fish/completions/ckpt-run.fish");
     // It loads the completions of programs that it finds.
-    let program = Path::new(env!("CARGO_BIN_EXE_ckpt-run")).parent().unwrap();
+    let program = Path::new(program()).parent().unwrap();
     let path = format!(
         "{}:{}",
         program.display(),

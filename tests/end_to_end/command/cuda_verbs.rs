@@ -2,14 +2,14 @@
 
 use std::path::Path;
 
-use crate::harness::{Place, code, stderr, stdout};
+use crate::harness::{Place, code, skip, stderr, stdout};
 
 const GPU: &str = "GPU-6d1c2d4e-7d8a-41f3-9d0e-1c2d3e4f5a6b";
 
 fn has_gpu() -> bool {
     let found = Path::new("/dev/nvidiactl").exists() || Path::new("/dev/nvidia0").exists();
     if found {
-        eprintln!("SKIPPED: this machine has a GPU");
+        skip("this machine has a GPU");
     }
     found
 }

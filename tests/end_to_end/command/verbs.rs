@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::harness::{Place, UNTIL_GO, can_run, code, stderr, stdout};
+use crate::harness::{Place, UNTIL_GO, apply, as_root, code, stderr, stdout};
 
 fn json(place: &Place, arguments: &[&str]) -> Value {
     let output = place.verb(&[arguments, &["--json"]].concat());
@@ -12,11 +12,8 @@ fn json(place: &Place, arguments: &[&str]) -> Value {
         .unwrap_or_else(|error| panic!("{arguments:?}: {error}: {}", stderr(&output)))
 }
 
-#[test]
+#[apply(as_root)]
 fn image_verbs_print_json_with_the_documented_fields() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = place.start_python(&[], UNTIL_GO);
     place.wait_for("out", "ready");
@@ -96,11 +93,8 @@ fn image_verbs_print_json_with_the_documented_fields() {
     assert_eq!(run.wait(), 0);
 }
 
-#[test]
+#[apply(as_root)]
 fn data_goes_to_stdout_and_talk_to_stderr_without_colours() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     assert_eq!(code(place.verb(&["--", "true"]).status), 0);
     let list = place.verb(&["list"]);

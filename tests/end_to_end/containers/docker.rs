@@ -8,7 +8,7 @@ use nix::unistd::Pid;
 
 use super::image_build::{IMAGE, all_lines, machine, template};
 use super::machine::Machine;
-use crate::harness::wait_until;
+use crate::harness::{apply, as_root, wait_until};
 
 /// The volume of that line.
 pub const VOLUME: &str = "train";
@@ -48,7 +48,7 @@ pub fn log(machine: &Machine) -> String {
     fs::read_to_string(machine.in_volume(VOLUME, "log")).unwrap()
 }
 
-#[test]
+#[apply(as_root)]
 fn a_stopped_container_is_saved_and_the_next_one_goes_on() {
     let Some(machine) = machine() else { return };
     start(&machine, "first", &options());
@@ -66,7 +66,7 @@ fn a_stopped_container_is_saved_and_the_next_one_goes_on() {
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn a_killed_job_comes_back_in_its_container_and_a_killed_container_in_the_next_one() {
     let Some(machine) = machine() else { return };
     start(&machine, "first", &options());

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use nix::fcntl::{Flock, FlockArg};
 
 use super::machine::Machine;
-use crate::harness::{Place, can_run};
+use crate::harness::{Place, program, skip};
 
 /// What the Dockerfile begins with, and the release of Debian that this is.
 const BASE: (&str, &str) = ("docker.io/library/debian:13", "trixie");
@@ -53,14 +53,11 @@ pub fn template(scheduler: &str) -> String {
 /// A machine that has the image. Says aloud why there is none.
 pub fn machine() -> Option<Machine> {
     static IMAGES: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    if !can_run() {
-        return None;
-    }
     let made = IMAGES.get_or_init(make).clone();
     match made.and_then(Machine::with_images) {
         Ok(machine) => Some(machine),
         Err(reason) => {
-            eprintln!("SKIPPED: no containers here: {reason}");
+            skip(&format!("no containers here: {reason}"));
             None
         }
     }
@@ -85,7 +82,7 @@ fn make() -> Result<PathBuf, String> {
     probe(&machine)?;
     let context = tempfile::tempdir().unwrap();
     let file = |name| context.path().join(name);
-    fs::copy(env!("CARGO_BIN_EXE_ckpt-run"), file("ckpt-run")).unwrap();
+    fs::copy(program(), file("ckpt-run")).unwrap();
     fs::write(file("Dockerfile"), template("docker")).unwrap();
     fs::write(file("job.py"), SCRIPT).unwrap();
     let context = context.path().to_str().unwrap();

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::image_build::{IN_A_REGISTRY, JOB, all_lines, machine, template};
 use super::machine::Machine;
+use crate::harness::{apply, as_root};
 
 /// The claim in the template.
 const CLAIM: &str = "train-store";
@@ -47,7 +48,7 @@ fn play(machine: &Machine, document: &Value) {
     machine.podman(&[&words[..], &[file.to_str().unwrap()]].concat());
 }
 
-#[test]
+#[apply(as_root)]
 fn a_pod_that_is_deleted_is_saved_and_the_next_one_goes_on() {
     let Some(machine) = machine() else { return };
     let [claim, job] = documents();

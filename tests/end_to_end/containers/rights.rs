@@ -5,6 +5,7 @@ use serde_json::Value;
 use super::docker::{VOLUME, go, log, options, start};
 use super::image_build::{IMAGE, all_lines, machine, template};
 use super::machine::Machine;
+use crate::harness::{apply, as_root};
 
 /// Without which CRIU fails a restore at once, in words that are known. Without `CAP_SYS_ADMIN` there is no sandbox;
 /// without `CAP_SETPCAP` CRIU (4.1.1) may not come to an end; `CAP_SYS_PTRACE` is needed on some machines only.
@@ -49,7 +50,7 @@ fn both_templates_ask_for_the_same_rights() {
     assert!(!pod.contains("privileged: true"), "{pod}");
 }
 
-#[test]
+#[apply(as_root)]
 fn the_doctor_in_a_container_names_what_it_lacks() {
     let Some(machine) = machine() else { return };
     let all = options();
@@ -73,7 +74,7 @@ fn the_doctor_in_a_container_names_what_it_lacks() {
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn a_restore_without_a_right_names_it_and_harms_nothing() {
     let Some(machine) = machine() else { return };
     let all = options();

@@ -14,6 +14,7 @@ use nix::unistd::Pid;
 
 use super::contents::{MIB, assert_same, bytes, drain, fill, try_drain, try_fill};
 use super::copier_machine::{Machine, environment, gpu};
+use crate::harness::program;
 
 /// Longest wait for a process to end.
 const END_MS_MAX: u16 = 20_000;
@@ -278,7 +279,7 @@ fn another_program_is_recognized() {
 
 #[test]
 fn by_hand_it_says_what_it_is() {
-    let output = Command::new(env!("CARGO_BIN_EXE_ckpt-run"))
+    let output = Command::new(program())
         .arg("gpu-copier")
         .stdin(Stdio::null())
         .output()

@@ -8,7 +8,7 @@ use ckpt_run::cuda::GpuUuid;
 use tempfile::TempDir;
 
 use crate::harness::fake_gpu::FakeGpu;
-use crate::harness::write_script;
+use crate::harness::{program, write_script};
 
 /// Fake GPUs, and a program that is a copier and sees them.
 pub struct Machine {
@@ -35,7 +35,7 @@ impl Machine {
             .collect();
         let script = format!(
             "#!/bin/sh\nenv > \"$0.environment\"\n{variables}exec {} \"$@\"\n",
-            env!("CARGO_BIN_EXE_ckpt-run")
+            program()
         );
         write_script(&machine.program(), &script);
         machine

@@ -8,7 +8,7 @@ use super::counter_job::{
     COUNTER, counted, finish_counter, lines, said, start, wait_for_progress,
     wait_for_the_first_line, wait_until_gone,
 };
-use crate::harness::{Place, Run, can_run, descendants, wait_until};
+use crate::harness::{Place, Run, apply, as_root, descendants, wait_until};
 
 /// Writes each number in every way there is.
 const WRITE: &str = r#"
@@ -33,11 +33,8 @@ while not os.path.exists("stop"):
     time.sleep(0.01)
 "#;
 
-#[test]
+#[apply(as_root)]
 fn files_written_in_every_mode_are_as_of_an_uninterrupted_run() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = start(&place, WRITE);
     wait_for_the_first_line(&place);
@@ -98,9 +95,6 @@ fn killed(script: &str, bytes_min: usize) -> Place {
 /// Lets `change` do something to the files of a run that was killed, and wants the same line to refuse with
 /// these words; then, after `undo`, to work.
 fn refused_until_undone(change: impl Fn(&Place), undo: impl Fn(&Place), words: &[&str]) {
-    if !can_run() {
-        return;
-    }
     let place = killed(READ_AND_WRITE, 8);
     change(&place);
     let files = ["log", "input", "out"].map(|name| place.text(name));
@@ -141,7 +135,7 @@ fn rename(place: &Place, from: &str, to: &str) {
     fs::rename(place.file(from), place.file(to)).expect("renamed");
 }
 
-#[test]
+#[apply(as_root)]
 fn a_vanished_file_is_named_and_once_it_is_back_the_same_line_works() {
     refused_until_undone(
         |place| rename(place, "log", "elsewhere"),
@@ -150,7 +144,7 @@ fn a_vanished_file_is_named_and_once_it_is_back_the_same_line_works() {
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn a_replaced_file_is_named_and_once_the_old_one_is_back_the_same_line_works() {
     refused_until_undone(
         |place| {
@@ -162,11 +156,8 @@ fn a_replaced_file_is_named_and_once_the_old_one_is_back_the_same_line_works() {
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn a_log_of_which_a_copy_is_in_its_place_is_gone_on_with() {
-    if !can_run() {
-        return;
-    }
     // One of a few lines might be another log's.
     let place = killed(&READ_AND_WRITE.replace("0.01", "0.001"), 4096);
     rename(&place, "log", "elsewhere");
@@ -174,7 +165,7 @@ fn a_log_of_which_a_copy_is_in_its_place_is_gone_on_with() {
     goes_on(&place);
 }
 
-#[test]
+#[apply(as_root)]
 fn a_file_that_shrank_is_named_and_once_it_is_whole_the_same_line_works() {
     refused_until_undone(
         |place| {
@@ -191,7 +182,7 @@ fn a_file_that_shrank_is_named_and_once_it_is_whole_the_same_line_works() {
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn an_input_file_that_changed_is_named_and_once_it_is_as_before_the_same_line_works() {
     refused_until_undone(
         |place| fs::write(place.file("input"), "b".repeat(101)).expect("written"),
@@ -200,11 +191,8 @@ fn an_input_file_that_changed_is_named_and_once_it_is_as_before_the_same_line_wo
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn an_image_that_is_asked_for_comes_back_or_none_does() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     // It has a file open as long as there is one.
     let keep_open = "i += 1\n    extra = open('extra') if os.path.exists('extra') else None\n";

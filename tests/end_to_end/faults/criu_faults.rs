@@ -11,16 +11,15 @@ use super::counter_job::{
     ON_REQUEST, Random, begin_snapshot, counted, counting, counting_with, finish_counter,
     processes_with, said, send, snapshot_at_last, wait_for_criu, wait_for_progress,
 };
-use crate::harness::{Place, Run, can_run, criu_script, descendants, wait_until, write_script};
+use crate::harness::{
+    Place, Run, apply, as_root, criu_script, descendants, skip, wait_until, write_script,
+};
 
 /// A dump of the counter takes about 100 ms.
 const KILL_WITHIN_MS: u64 = 100;
 
-#[test]
+#[apply(as_root)]
 fn a_criu_killed_in_a_dump_leaves_a_job_that_computes_and_the_next_snapshot_works() {
-    if !can_run() {
-        return;
-    }
     let mut random = Random::new("killed criu");
     let (place, mut run) = counting();
     // A job that is in code of CRIU's as that is killed dies of it, and comes back.
@@ -74,11 +73,8 @@ fn kill_criu_inside_the_job(place: &Place, run: &Run) -> Fate {
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_with_remains_of_a_killed_criu_is_restored_from_the_newest_image() {
-    if !can_run() {
-        return;
-    }
     let (place, mut run) = counting();
     place.snapshot();
     let restored = || said(&place, "restored image=");
@@ -117,13 +113,10 @@ fn with_remains_and_no_image() -> Option<(Place, Run)> {
     None
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_with_remains_of_a_killed_criu_goes_on_where_there_is_no_image() {
-    if !can_run() {
-        return;
-    }
     let Some((place, mut run)) = with_remains_and_no_image() else {
-        eprintln!("SKIPPED: CRIU was too fast to be killed");
+        skip("CRIU was too fast to be killed");
         return;
     };
     assert_eq!(
@@ -140,11 +133,8 @@ fn a_job_with_remains_of_a_killed_criu_goes_on_where_there_is_no_image() {
     finish_counter(&place, &mut run);
 }
 
-#[test]
+#[apply(as_root)]
 fn a_criu_that_is_stuck_in_a_dump_is_killed_after_the_timeout() {
-    if !can_run() {
-        return;
-    }
     let (place, mut run) = counting_with(|command| {
         command.env("CKPT_RUN_SNAPSHOT_TIMEOUT", "4s");
     });
@@ -160,11 +150,8 @@ fn a_criu_that_is_stuck_in_a_dump_is_killed_after_the_timeout() {
     finish_counter(&place, &mut run);
 }
 
-#[test]
+#[apply(as_root)]
 fn a_criu_that_does_not_end_after_its_dump_is_killed_after_the_timeout() {
-    if !can_run() {
-        return;
-    }
     let stuck = "CRIU \"$@\"; code=$?\n\
         [ \"$1\" != dump ] || [ ! -e HERE/stuck ] || kill -STOP $$\n\
         exit $code";
@@ -184,11 +171,8 @@ fn a_criu_that_does_not_end_after_its_dump_is_killed_after_the_timeout() {
     finish_counter(&place, &mut run);
 }
 
-#[test]
+#[apply(as_root)]
 fn a_dump_that_takes_too_long_is_called_off_and_the_job_goes_on() {
-    if !can_run() {
-        return;
-    }
     let (place, mut run) = counting_with(|command| {
         command.env("CKPT_RUN_SNAPSHOT_TIMEOUT", "4s");
     });
@@ -210,11 +194,8 @@ fn a_dump_that_takes_too_long_is_called_off_and_the_job_goes_on() {
     finish_counter(&place, &mut run);
 }
 
-#[test]
+#[apply(as_root)]
 fn a_criu_killed_in_a_restore_spoils_no_image() {
-    if !can_run() {
-        return;
-    }
     let (place, mut run) = counting();
     place.snapshot();
     wait_for_progress(&place);
@@ -237,11 +218,8 @@ fn a_criu_killed_in_a_restore_spoils_no_image() {
     finish_counter(&place, &mut run);
 }
 
-#[test]
+#[apply(as_root)]
 fn a_criu_killed_in_the_only_restore_ends_with_125_and_the_same_line_works() {
-    if !can_run() {
-        return;
-    }
     let (place, mut run) = counting();
     place.snapshot();
     wait_for_progress(&place);
@@ -266,11 +244,8 @@ echo "criu: error while loading shared libraries: libnet.so.1" >&2
 exit 127
 "#;
 
-#[test]
+#[apply(as_root)]
 fn a_criu_that_ends_before_it_logs_is_told_with_its_words_and_without_a_log() {
-    if !can_run() {
-        return;
-    }
     let (place, mut run) = counting_with(|command| {
         // Beside the job's script, which is written by now.
         let folder = command.get_current_dir().expect("a folder").to_owned();

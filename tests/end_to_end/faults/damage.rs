@@ -8,13 +8,10 @@ use super::counter_job::{
     COUNTER, counted, counting, finish_counter, said, start, start_counter, wait_for_progress,
     wait_for_the_first_line, wait_until_gone,
 };
-use crate::harness::{Place, can_run, descendants, wait_until};
+use crate::harness::{Place, apply, as_root, descendants, wait_until};
 
 /// Takes two images, lets `damage` hurt the newer one's manifest or packs, kills the job.
 fn the_older_image_is_restored_after(damage: impl FnOnce(&Path, &[PathBuf]), reason: &str) {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     // Content of its own in each image.
     let script = COUNTER.replace("i += 1\n", "i += 1\n    ballast = os.urandom(1 << 20)\n");
@@ -54,7 +51,7 @@ fn the_older_image_is_restored_after(damage: impl FnOnce(&Path, &[PathBuf]), rea
     assert!(text.contains(&format!("{newer} DAMAGED")), "{text}");
 }
 
-#[test]
+#[apply(as_root)]
 fn a_flipped_bit_in_a_pack_costs_one_image_only() {
     the_older_image_is_restored_after(
         |_, packs| {
@@ -66,7 +63,7 @@ fn a_flipped_bit_in_a_pack_costs_one_image_only() {
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn a_truncated_pack_costs_one_image_only() {
     the_older_image_is_restored_after(
         |_, packs| {
@@ -81,7 +78,7 @@ fn a_truncated_pack_costs_one_image_only() {
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn a_missing_pack_costs_one_image_only() {
     the_older_image_is_restored_after(
         |_, packs| fs::remove_file(&packs[0]).expect("removed"),
@@ -89,7 +86,7 @@ fn a_missing_pack_costs_one_image_only() {
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn a_forged_manifest_costs_one_image_only() {
     the_older_image_is_restored_after(|manifest, _| flip_every(manifest, 1 << 20), "checksum");
 }
@@ -111,11 +108,8 @@ fn flip_every(path: &Path, distance: u64) {
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn a_run_whose_images_are_all_damaged_says_so_and_ends_with_125() {
-    if !can_run() {
-        return;
-    }
     let (place, mut run) = counting();
     let image = place.snapshot();
     let manifest = place.file(&format!(".ckpt-run/images/{image}.manifest"));
@@ -128,11 +122,8 @@ fn a_run_whose_images_are_all_damaged_says_so_and_ends_with_125() {
     assert_eq!(said(&place, "--fresh"), 1, "{}", place.text("err"));
 }
 
-#[test]
+#[apply(as_root)]
 fn a_store_of_another_owner_is_not_used() {
-    if !can_run() {
-        return;
-    }
     let (place, mut run) = counting();
     place.snapshot();
     let job = descendants(run.pid());

@@ -9,7 +9,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use super::counter_job::{
     COUNTER, finish_counter, said, start_with, wait_for_progress, wait_for_the_first_line,
 };
-use crate::harness::{Place, Run, can_run, wait_until};
+use crate::harness::{Place, Run, apply, as_root, wait_until};
 
 /// The store's copy of the program and a few images fit.
 const DISK_BYTES: u64 = 400 << 20;
@@ -92,11 +92,8 @@ impl Drop for Disk {
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn a_full_disk_fails_the_snapshot_and_nothing_else() {
-    if !can_run() {
-        return;
-    }
     let (place, disk, mut run) = one_image("0B");
     wait_for_progress(&place);
     let filler = disk.fill(LEFT_BYTES);
@@ -123,11 +120,8 @@ fn a_full_disk_fails_the_snapshot_and_nothing_else() {
     finish_counter(&place, &mut run);
 }
 
-#[test]
+#[apply(as_root)]
 fn a_disk_too_full_to_keep_the_end_of_a_file_ends_the_run_and_older_images_are_not_tried() {
-    if !can_run() {
-        return;
-    }
     let (place, disk, mut run) = one_image("0B");
     wait_for_progress(&place);
     place.snapshot();
@@ -162,11 +156,8 @@ fn a_disk_too_full_to_keep_the_end_of_a_file_ends_the_run_and_older_images_are_n
     finish_counter(&place, &mut run);
 }
 
-#[test]
+#[apply(as_root)]
 fn a_snapshot_that_would_not_fit_is_refused_before_anything_stands_still() {
-    if !can_run() {
-        return;
-    }
     let (place, disk, mut run) = one_image("100MiB");
     let dumps = dump_logs(&place);
     let filler = disk.fill(FLOOR_BYTES + (1 << 20));
@@ -189,11 +180,8 @@ fn a_snapshot_that_would_not_fit_is_refused_before_anything_stands_still() {
     finish_counter(&place, &mut run);
 }
 
-#[test]
+#[apply(as_root)]
 fn an_image_that_the_next_one_replaces_makes_room_for_it() {
-    if !can_run() {
-        return;
-    }
     let (place, disk, mut run) = one_image("100MiB");
     wait_for_progress(&place);
     place.snapshot();

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use super::counter_job::{
     COUNTER, begin_snapshot, finish_counter, start_with, wait_for_progress, wait_for_the_first_line,
 };
-use crate::harness::{Place, Run, can_run, descendants, wait_until};
+use crate::harness::{Place, Run, apply, as_root, descendants, skip, wait_until};
 
 const DISK_BYTES: u64 = 2 << 30;
 /// The job's memory: far more than what may wait for the disk, so that it is on its way when the disk begins to hang.
@@ -32,7 +32,7 @@ impl Disk {
             succeeds(mount.args(["-o", "loop"]).arg(image).arg(&folder))
         };
         if !made || !mount() {
-            eprintln!("SKIPPED: no file system can be made in a file and mounted here");
+            skip("no file system can be made in a file and mounted here");
             return None;
         }
         fs::set_permissions(&folder, Permissions::from_mode(0o700)).expect("set");
@@ -75,11 +75,8 @@ fn is_stopped(run: &Run) -> bool {
     })
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_does_not_stand_still_for_a_disk_that_hangs() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let Some(disk) = Disk::new(place.file(".ckpt-run"), &place.file("disk")) else {
         return;

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
 
 use super::counter_job::{lines, start_with, wait_for_the_first_line, wait_until_gone};
-use crate::harness::{Place, Run, can_run, wait_until};
+use crate::harness::{Place, Run, apply, as_root, wait_until};
 
 /// Numbers to stdout, the same with an `e` to stderr, progress to `log`.
 const TALK: &str = r#"
@@ -76,11 +76,8 @@ fn file(place: &Place, name: &str, append: bool) -> File {
         .expect("a file")
 }
 
-#[test]
+#[apply(as_root)]
 fn output_into_new_files_is_as_of_an_uninterrupted_run() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = start_with(&place, TALK, |command| {
         command
@@ -92,11 +89,8 @@ fn output_into_new_files_is_as_of_an_uninterrupted_run() {
     assert_eq!(of_the_job(&place.text("err")), errors(counted(&place)));
 }
 
-#[test]
+#[apply(as_root)]
 fn output_appended_to_one_file_is_as_of_an_uninterrupted_run() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     fs::write(place.file("err"), "before\n").expect("written");
     let mut run = start_with(&place, TALK, |command| {
@@ -112,11 +106,8 @@ fn output_appended_to_one_file_is_as_of_an_uninterrupted_run() {
     assert_eq!(of_the_job(text), both(counted(&place)));
 }
 
-#[test]
+#[apply(as_root)]
 fn output_into_one_pipe_is_as_of_an_uninterrupted_run() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let (mut heard, said) = std::io::pipe().expect("a pipe");
     let said = OwnedFd::from(said);
@@ -135,11 +126,8 @@ fn output_into_one_pipe_is_as_of_an_uninterrupted_run() {
     assert_eq!(of_the_job(&text), both(counted(&place)));
 }
 
-#[test]
+#[apply(as_root)]
 fn output_into_nothing_disturbs_nothing() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = start_with(&place, TALK, |command| {
         command.stdout(Stdio::null()).stderr(Stdio::null());
@@ -147,11 +135,8 @@ fn output_into_nothing_disturbs_nothing() {
     crash_twice(&place, &mut run);
 }
 
-#[test]
+#[apply(as_root)]
 fn input_from_a_pipe_is_read_again_to_the_byte() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let echo = r#"
 import os, time
@@ -186,11 +171,8 @@ while (line := os.read(0, 7)):
     assert_eq!(place.text("out"), text);
 }
 
-#[test]
+#[apply(as_root)]
 fn a_run_whose_output_goes_elsewhere_the_next_time_goes_on() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     // Apart, together, apart again: each time from an image of the time before.
     for joined in [false, true, false] {

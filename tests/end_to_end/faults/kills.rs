@@ -9,7 +9,7 @@ use super::counter_job::{
     Random, begin_snapshot, counting, finish_counter, processes_with, said, send, snapshot_at_last,
     start, start_counter, wait_for_criu, wait_for_progress, wait_until_gone,
 };
-use crate::harness::{Place, Run, can_run, descendants, wait_until};
+use crate::harness::{Place, Run, apply, as_root, descendants, wait_until};
 
 /// Kills of the job in each of two runs side by side.
 const ROUNDS: usize = 25;
@@ -31,11 +31,8 @@ fn kill_the_job_again_and_again(mut random: Random) {
     assert_eq!(said(&place, "giving up"), 0);
 }
 
-#[test]
+#[apply(as_root)]
 fn fifty_kills_at_random_moments_leave_no_trace_in_output_and_files() {
-    if !can_run() {
-        return;
-    }
     let (one, other) = (Random::new("first run"), Random::new("second run"));
     thread::scope(|scope| {
         scope.spawn(|| kill_the_job_again_and_again(one));
@@ -63,39 +60,30 @@ fn kill_the_supervisor(when: impl FnOnce(&Place, &Run)) {
     finish_counter(&place, &mut again);
 }
 
-#[test]
+#[apply(as_root)]
 fn a_killed_supervisor_takes_the_job_with_it_and_the_same_line_goes_on() {
-    if can_run() {
-        kill_the_supervisor(|_, _| {});
-    }
+    kill_the_supervisor(|_, _| {});
 }
 
-#[test]
+#[apply(as_root)]
 fn a_supervisor_killed_during_a_snapshot_goes_on_from_the_image_before() {
-    if can_run() {
-        kill_the_supervisor(|place, run| {
-            let mut client = begin_snapshot(place);
-            wait_for_criu(run, "dump");
-            thread::spawn(move || client.wait());
-        });
-    }
+    kill_the_supervisor(|place, run| {
+        let mut client = begin_snapshot(place);
+        wait_for_criu(run, "dump");
+        thread::spawn(move || client.wait());
+    });
 }
 
-#[test]
+#[apply(as_root)]
 fn a_supervisor_killed_during_a_restore_restores_when_run_again() {
-    if can_run() {
-        kill_the_supervisor(|_, run| {
-            send(run.job(), Signal::SIGKILL);
-            wait_for_criu(run, "restore");
-        });
-    }
+    kill_the_supervisor(|_, run| {
+        send(run.job(), Signal::SIGKILL);
+        wait_for_criu(run, "restore");
+    });
 }
 
-#[test]
+#[apply(as_root)]
 fn appended_output_is_cut_to_the_snapshot_and_what_was_there_before_the_run_stays() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     std::fs::write(place.file("out"), "from before\n").expect("written");
     let quiet_then_loud = r#"
@@ -125,11 +113,8 @@ while not os.path.exists("stop"): time.sleep(0.01)
     assert_eq!(place.text("out"), "from before\nsaid\n");
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_that_crashes_after_every_restore_ends_with_its_own_code() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = start(
         &place,

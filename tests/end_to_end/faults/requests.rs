@@ -10,7 +10,7 @@ use super::counter_job::{
     begin_snapshot, counting, finish_counter, said, send, start_counter, wait_for_criu,
     wait_for_progress,
 };
-use crate::harness::{Place, Run, can_run, wait_until};
+use crate::harness::{Place, Run, apply, as_root, wait_until};
 
 fn succeeds(client: std::process::Child) -> String {
     let output = client.wait_with_output().expect("the client ends");
@@ -19,11 +19,8 @@ fn succeeds(client: std::process::Child) -> String {
     String::from_utf8(output.stdout).expect("an id")
 }
 
-#[test]
+#[apply(as_root)]
 fn snapshots_asked_for_at_once_are_all_answered() {
-    if !can_run() {
-        return;
-    }
     let (place, mut run) = counting();
     let clients: Vec<_> = (0..4).map(|_| begin_snapshot(&place)).collect();
     let ids: Vec<String> = clients.into_iter().map(succeeds).collect();
@@ -37,11 +34,8 @@ fn snapshots_asked_for_at_once_are_all_answered() {
     finish_counter(&place, &mut run);
 }
 
-#[test]
+#[apply(as_root)]
 fn a_snapshot_asked_for_during_a_restore_is_taken_after_it() {
-    if !can_run() {
-        return;
-    }
     let (place, mut run) = counting();
     place.snapshot();
     wait_for_progress(&place);
@@ -60,11 +54,8 @@ fn a_snapshot_asked_for_during_a_restore_is_taken_after_it() {
     finish_counter(&place, &mut run);
 }
 
-#[test]
+#[apply(as_root)]
 fn a_stop_during_a_snapshot_saves_once_more_and_the_same_line_goes_on() {
-    if !can_run() {
-        return;
-    }
     for signal in [Signal::SIGTERM, Signal::SIGUSR2] {
         let (place, mut run) = counting();
         let mut client = begin_snapshot(&place);
@@ -91,11 +82,8 @@ fn goes_on_from_where_it_stopped(place: &Place) {
     finish_counter(place, &mut again);
 }
 
-#[test]
+#[apply(as_root)]
 fn a_stop_during_a_pause_needs_no_other_image() {
-    if !can_run() {
-        return;
-    }
     let (place, mut run) = counting();
     let mut client = place.command(&["pause"]).spawn().expect("ckpt-run starts");
     wait_for_criu(&run, "dump");
@@ -104,11 +92,8 @@ fn a_stop_during_a_pause_needs_no_other_image() {
     goes_on_from_where_it_stopped(&place);
 }
 
-#[test]
+#[apply(as_root)]
 fn a_stop_during_a_restore_is_obeyed_and_the_same_line_goes_on() {
-    if !can_run() {
-        return;
-    }
     let (place, mut run) = counting();
     place.snapshot();
     wait_for_progress(&place);
@@ -121,11 +106,8 @@ fn a_stop_during_a_restore_is_obeyed_and_the_same_line_goes_on() {
     finish_counter(&place, &mut again);
 }
 
-#[test]
+#[apply(as_root)]
 fn an_interrupt_during_a_snapshot_reaches_the_job() {
-    if !can_run() {
-        return;
-    }
     let (place, mut run) = counting();
     let mut client = begin_snapshot(&place);
     wait_for_criu(&run, "dump");
@@ -136,11 +118,8 @@ fn an_interrupt_during_a_snapshot_reaches_the_job() {
     assert_eq!(said(&place, "restoring"), 0);
 }
 
-#[test]
+#[apply(as_root)]
 fn a_hostile_client_changes_nothing() {
-    if !can_run() {
-        return;
-    }
     let (place, mut run) = counting();
     let connect = || UnixStream::connect(place.file(".ckpt-run/control.sock")).expect("connects");
     let huge = vec![b'x'; 1 << 20];

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::harness::{Place, can_run};
+use crate::harness::{Place, apply, as_root, program};
 
 /// Counts to 60 in three seconds, and waits half-way for a file `go`.
 const COUNT: &str = "\
@@ -16,7 +16,7 @@ for i in range(60):
 
 /// Where `cargo test` puts examples; built here when only this test was asked for.
 fn example() -> PathBuf {
-    let folder = Path::new(env!("CARGO_BIN_EXE_ckpt-run")).parent().unwrap();
+    let folder = Path::new(program()).parent().unwrap();
     let program = folder.join("examples/supervise");
     if !program.exists() {
         let mut cargo = Command::new(env!("CARGO"));
@@ -30,11 +30,8 @@ fn example() -> PathBuf {
     program
 }
 
-#[test]
+#[apply(as_root)]
 fn a_rust_program_supervises_a_job() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     std::fs::write(place.file("job.py"), COUNT).unwrap();
     let mut command = Command::new(example());

@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use super::pages::Block;
-use crate::harness::{Place, descendants, wait_until, write_script};
+use crate::harness::{Place, descendants, program, wait_until, write_script};
 
 /// What stands for another machine: a folder of its own.
 const SSH: &str = "#!/bin/sh\nshift\ncd \"$HOST_FOLDER\" && exec \"$@\"\n";
@@ -38,7 +38,7 @@ impl Terminal {
         let (bin, host) = (place.file("bin"), place.file("host"));
         fs::create_dir(&bin).unwrap();
         fs::create_dir(&host).unwrap();
-        symlink(env!("CARGO_BIN_EXE_ckpt-run"), bin.join("ckpt-run")).unwrap();
+        symlink(program(), bin.join("ckpt-run")).unwrap();
         write_script(&bin.join("ssh"), SSH);
         let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
         let log = File::create(place.file("terminal")).unwrap();

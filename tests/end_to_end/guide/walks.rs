@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use super::pages::{self, Block, Page};
 use super::terminal::Terminal;
-use crate::harness::{Place, can_run, write_script};
+use crate::harness::{Place, apply, as_root, write_script};
 
 /// Counts until there is a file `go`, then some more.
 const JOB: &str = "\
@@ -41,11 +41,8 @@ fn block(text: &str) -> Block {
     Block { info, text }
 }
 
-#[test]
+#[apply(as_root)]
 fn the_first_hour_goes_as_the_page_says() {
-    if !can_run() {
-        return;
-    }
     let page = pages::guide("first-hour.md");
     let blocks = runnable(&page);
     assert!(blocks.len() >= 8, "{}", blocks.len());
@@ -59,11 +56,8 @@ fn the_first_hour_goes_as_the_page_says() {
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn images_are_looked_into_and_carried_as_the_page_says() {
-    if !can_run() {
-        return;
-    }
     let page = pages::guide("images.md");
     let blocks = runnable(&page);
     assert!(blocks.len() >= 3, "{}", blocks.len());
@@ -77,11 +71,8 @@ fn images_are_looked_into_and_carried_as_the_page_says() {
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn status_tells_what_the_page_says() {
-    if !can_run() {
-        return;
-    }
     let page = pages::guide("status.md");
     let blocks = runnable(&page);
     assert!(blocks.len() >= 2, "{}", blocks.len());
@@ -96,11 +87,8 @@ fn status_tells_what_the_page_says() {
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn what_it_costs_is_told_as_the_page_says() {
-    if !can_run() {
-        return;
-    }
     let page = pages::guide("tuning.md");
     let meanwhile = runnable(&page);
     assert!(meanwhile.len() >= 2);
@@ -181,11 +169,8 @@ fn put_stand_ins(place: &Place, train: &str) {
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn programs_are_started_as_the_pages_say() {
-    if !can_run() {
-        return;
-    }
     let pages = [
         "intervals.md",
         "pytorch.md",
@@ -216,11 +201,8 @@ fn programs_are_started_as_the_pages_say() {
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn a_run_is_looked_into_and_files_are_made_as_the_pages_say() {
-    if !can_run() {
-        return;
-    }
     let mut terminal = begun();
     put_stand_ins(terminal.place(), TRAIN);
     terminal.run(&block("ckpt-run snapshot\nPATH=$PWD:$PATH"));

@@ -11,9 +11,11 @@ mod run;
 mod scripts;
 
 pub use jobs::{COUNT, UNTIL_GO, lines};
+pub use macro_rules_attribute::apply;
 pub use outcome::{LIMIT, code, stderr, stdout, wait_until};
 pub use place::Place;
-pub use privilege::{can_run, installed};
+pub(crate) use privilege::as_root;
+pub use privilege::{Privilege, installed, skip};
 pub use process_tree::{descendants, inner_pid, is_dead, job_of, state};
 pub use run::Run;
-pub use scripts::{criu_script, write_script};
+pub use scripts::{criu_script, program, write_script};

@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 
 use tempfile::TempDir;
 
-use super::{Run, wait_until};
+use super::{Run, program, wait_until};
 
 /// A folder with a store, and the runs in it.
 pub struct Place {
@@ -34,7 +34,7 @@ impl Place {
 
     /// `ckpt-run` with these arguments, in this folder, with a clean configuration.
     pub fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_ckpt-run"));
+        let mut command = Command::new(program());
         command
             .args(arguments)
             .current_dir(self.path())

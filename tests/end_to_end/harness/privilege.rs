@@ -1,17 +1,47 @@
-//! What tests need of the machine.
+//! Needs of tests. A test states them once, and the harness skips it where they are not met.
 
 use std::process::Command;
 
-/// Whether the end-to-end tests can run here; says aloud why not.
-pub fn can_run() -> bool {
-    let root = nix::unistd::geteuid().is_root();
-    if !root {
-        eprintln!("SKIPPED: end-to-end tests need root");
-    }
-    root
+use nix::unistd::geteuid;
+
+/// Privilege that a test needs.
+#[derive(Clone, Copy)]
+pub enum Privilege {
+    /// Root, which namespaces, mounts and CRIU need.
+    Root,
 }
 
-/// Whether a program is installed; says aloud when it is not.
+impl Privilege {
+    /// Returns whether the tests run with this privilege; skips the test if not.
+    pub fn is_granted(self) -> bool {
+        let granted = match self {
+            Self::Root => geteuid().is_root(),
+        };
+        if !granted {
+            skip("end-to-end tests need root");
+        }
+        granted
+    }
+}
+
+/// Declares a test that needs root: `#[apply(as_root)]` instead of `#[test]`.
+macro_rules! as_root {
+    ($(#[$attribute:meta])* fn $name:ident() $body:block) => {
+        #[test]
+        $(#[$attribute])*
+        fn $name() {
+            if $crate::harness::Privilege::Root.is_granted() $body
+        }
+    };
+}
+pub(crate) use as_root;
+
+/// Skips the rest of a test: `scripts/test` shows the line and counts the test as skipped. The test has to return.
+pub fn skip(reason: &str) {
+    eprintln!("SKIPPED: {reason}");
+}
+
+/// Returns whether a program is installed; skips the test if not.
 pub fn installed(program: &str) -> bool {
     let found = Command::new("sh")
         .args([
@@ -21,7 +51,7 @@ pub fn installed(program: &str) -> bool {
         .output();
     let found = found.is_ok_and(|output| output.status.success());
     if !found {
-        eprintln!("SKIPPED: no {program} here");
+        skip(&format!("no {program} here"));
     }
     found
 }

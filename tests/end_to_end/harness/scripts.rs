@@ -21,6 +21,11 @@ pub fn write_script(path: &Path, text: &str) {
     assert!(install.wait().expect("a child").success());
 }
 
+/// The `ckpt-run` that is tested.
+pub fn program() -> &'static str {
+    env!("CARGO_BIN_EXE_ckpt-run")
+}
+
 /// A program in CRIU's place: a shell script in which `CRIU` is the real one, and `HERE` the folder.
 pub fn criu_script(folder: &Path, script: &str) -> PathBuf {
     let prefix = Path::new(env!("CARGO_MANIFEST_DIR")).join(".criu");

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::harness::{Place, UNTIL_GO, can_run, stderr, stdout};
+use crate::harness::{Place, UNTIL_GO, apply, as_root, stderr, stdout};
 
 const FILE: &str = "CKPT_RUN_ENCRYPTION_KEY_FILE";
 const COMMAND: &str = "CKPT_RUN_ENCRYPTION_KEY_COMMAND";
@@ -21,11 +21,8 @@ fn holds(folder: &Path, text: &[u8]) -> bool {
     })
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_is_restored_from_an_encrypted_store_and_never_has_the_key() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let made = place.verb(&["key", "generate", "key"]);
     assert!(made.status.success(), "{}", stderr(&made));

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use nix::sys::signal::Signal;
 
-use crate::harness::{Place, UNTIL_GO, can_run, code, stderr, stdout};
+use crate::harness::{Place, UNTIL_GO, apply, as_root, code, stderr, stdout};
 
 /// Takes memory, opens a file and starts a child once there is a file `grow`; ends with `go`.
 const GROWS: &str = r#"
@@ -32,11 +32,8 @@ fn json(place: &Place, arguments: &[&str]) -> Value {
         .unwrap_or_else(|error| panic!("{arguments:?}: {error}: {}", stderr(&output)))
 }
 
-#[test]
+#[apply(as_root)]
 fn what_grew_between_two_images_is_told() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = place.start_python(&[], GROWS);
     place.wait_for("out", "ready");
@@ -88,11 +85,8 @@ fn what_grew_between_two_images_is_told() {
     assert_eq!(run.wait(), 0);
 }
 
-#[test]
+#[apply(as_root)]
 fn an_image_goes_to_another_machine_as_one_file_and_comes_back_to_life_there() {
-    if !can_run() {
-        return;
-    }
     let (place, other) = (Place::new(), Place::new());
     let mut run = place.start_python(&[], UNTIL_GO);
     place.wait_for("out", "ready");
@@ -148,11 +142,8 @@ fn an_image_goes_to_another_machine_as_one_file_and_comes_back_to_life_there() {
     assert!(other.text("err").contains("finished already"));
 }
 
-#[test]
+#[apply(as_root)]
 fn a_copied_image_comes_back_to_life_where_the_first_store_is_gone() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = place.start_python(&[], UNTIL_GO);
     place.wait_for("out", "ready");
@@ -190,11 +181,8 @@ while not os.path.exists(sys.argv[1]):
 print("done", sys.argv[1], flush=True)
 "#;
 
-#[test]
+#[apply(as_root)]
 fn an_image_that_came_into_the_store_of_another_run_is_gone_on_from_once_it_is_named() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     fs::write(place.file("job.py"), NAMED).unwrap();
     let stores = [("one", "first"), ("other", "second")];

@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::harness::{Place, UNTIL_GO, can_run, code, stderr, stdout};
+use crate::harness::{Place, UNTIL_GO, apply, as_root, code, program, stderr, stdout};
 
 const ON_REQUEST: [&str; 2] = ["--interval", "never"];
 
@@ -27,11 +27,8 @@ fn refusal(place: &Place, arguments: &[&str]) -> String {
     stderr(&output)
 }
 
-#[test]
+#[apply(as_root)]
 fn an_image_pinned_while_the_job_runs_outlives_the_rotations() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = place.start_python(&[&ON_REQUEST[..], &["--keep-last", "1"]].concat(), UNTIL_GO);
     place.wait_for("out", "ready");
@@ -82,11 +79,8 @@ fn an_image_pinned_while_the_job_runs_outlives_the_rotations() {
     assert_eq!(run.wait(), 0);
 }
 
-#[test]
+#[apply(as_root)]
 fn forget_and_prune_say_what_goes_and_do_what_they_said() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = place.start_python(&ON_REQUEST, UNTIL_GO);
     place.wait_for("out", "ready");
@@ -161,11 +155,8 @@ fn forget_and_prune_say_what_goes_and_do_what_they_said() {
     assert!(verified.status.success(), "{}", stdout(&verified));
 }
 
-#[test]
+#[apply(as_root)]
 fn an_old_copy_of_the_program_goes_when_a_run_starts_and_the_mapped_one_stays() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = place.start_python(&ON_REQUEST, UNTIL_GO);
     place.wait_for("out", "ready");
@@ -178,7 +169,7 @@ fn an_old_copy_of_the_program_goes_when_a_run_starts_and_the_mapped_one_stays() 
     fs::write(&old, "#!").unwrap();
     // Another build of ckpt-run goes on: the copy that the image maps is not its own.
     let upgraded = place.file("ckpt-run-upgraded");
-    fs::copy(env!("CARGO_BIN_EXE_ckpt-run"), &upgraded).unwrap();
+    fs::copy(program(), &upgraded).unwrap();
     let mut file = fs::File::options().append(true).open(&upgraded).unwrap();
     std::io::Write::write_all(&mut file, b"upgraded").unwrap();
     drop(file);

@@ -2,13 +2,10 @@
 
 use std::fs;
 
-use crate::harness::{Place, UNTIL_GO, can_run, wait_until};
+use crate::harness::{Place, UNTIL_GO, apply, as_root, wait_until};
 
-#[test]
+#[apply(as_root)]
 fn an_interval_takes_snapshots_and_only_the_newest_stay() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = place.start_python(&["--interval", "1", "--keep-last", "2"], UNTIL_GO);
     wait_until("the fourth image and two in all", || {
@@ -25,11 +22,8 @@ fn an_interval_takes_snapshots_and_only_the_newest_stay() {
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
 
-#[test]
+#[apply(as_root)]
 fn a_cron_expression_takes_snapshots() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = place.start_python(&["--cron", "* * * * * *"], UNTIL_GO);
     wait_until("two images", || place.images().len() >= 2);
@@ -38,11 +32,8 @@ fn a_cron_expression_takes_snapshots() {
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
 
-#[test]
+#[apply(as_root)]
 fn an_automatic_interval_follows_what_snapshots_cost_and_says_so() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     // An assumed failure every minute and freezes of some hundredths of a second: intervals of seconds.
     let options = ["--interval", "auto", "--keep-last", "9"];
@@ -126,11 +117,8 @@ fn a_plan_is_reckoned_from_flags_alone() {
     assert!(String::from_utf8_lossy(&wrong.stderr).contains("not a percentage"));
 }
 
-#[test]
+#[apply(as_root)]
 fn a_fixed_interval_that_costs_too_much_is_warned_about_once_and_kept() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let options = ["--interval", "1", "--max-overhead", "0.01%"];
     let mut run = place.start_python(&options, UNTIL_GO);
@@ -144,11 +132,8 @@ fn a_fixed_interval_that_costs_too_much_is_warned_about_once_and_kept() {
     assert_eq!(warnings, 1, "{}", place.text("err"));
 }
 
-#[test]
+#[apply(as_root)]
 fn chance_delays_a_scheduled_snapshot() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = place.start_python(&["--interval", "1", "--jitter", "1h"], UNTIL_GO);
     place.wait_for("out", "ready");

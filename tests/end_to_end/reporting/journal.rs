@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::harness::{Place, Run, UNTIL_GO, can_run, wait_until};
+use crate::harness::{Place, Run, UNTIL_GO, apply, as_root, wait_until};
 
 fn events(place: &Place) -> Vec<Value> {
     let text = place.text(".ckpt-run/events.ndjson");
@@ -40,11 +40,8 @@ fn start(place: &Place) -> Run {
     run
 }
 
-#[test]
+#[apply(as_root)]
 fn a_run_that_crashes_and_comes_back_is_written_down_and_summed_up() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     fs::write(
         place.file("ckpt-run.toml"),
@@ -111,11 +108,8 @@ fn a_run_that_crashes_and_comes_back_is_written_down_and_summed_up() {
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn a_run_that_is_saved_and_goes_on_is_one_run() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = start(&place);
     run.signal(Signal::SIGUSR2);
@@ -133,11 +127,8 @@ fn a_run_that_is_saved_and_goes_on_is_one_run() {
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn a_run_without_a_snapshot_is_summed_up_in_few_words_and_quietly_not_at_all() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     assert_eq!(place.start(&[], &["true"]).wait(), 0);
     assert!(said(&place).ends_with(", no snapshot"), "{}", said(&place));
@@ -146,11 +137,8 @@ fn a_run_without_a_snapshot_is_summed_up_in_few_words_and_quietly_not_at_all() {
     assert_eq!(quiet.text("err"), "");
 }
 
-#[test]
+#[apply(as_root)]
 fn a_log_that_cannot_be_written_is_told_of_once_and_harms_nothing() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     fs::write(place.file("ckpt-run.toml"), "[log]\nevents = '.'\n").unwrap();
     let mut run = start(&place);
@@ -162,11 +150,8 @@ fn a_log_that_cannot_be_written_is_told_of_once_and_harms_nothing() {
     assert_eq!(names(&place).last().unwrap(), "ended");
 }
 
-#[test]
+#[apply(as_root)]
 fn pauses_and_failures_are_written_down() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = start(&place);
     assert!(place.verb(&["pause"]).status.success());
@@ -214,13 +199,10 @@ while not os.path.exists("go"):
     time.sleep(0.005)
 "#;
 
-#[test]
+#[apply(as_root)]
 fn a_restore_is_told_of_at_the_moment_the_job_computes_again() {
     /// Clocks are read one after the other.
     const SLACK_SECONDS: f64 = 0.1;
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = place.start_python(&["--interval", "never"], STEPS);
     place.wait_for("out", "ready");

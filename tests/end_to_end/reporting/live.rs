@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use nix::pty::{OpenptyResult, Winsize, openpty};
 use nix::sys::termios::{Termios, tcgetattr};
 
-use crate::harness::{Place, Run, UNTIL_GO, can_run, code, wait_until};
+use crate::harness::{Place, Run, UNTIL_GO, apply, as_root, code, wait_until};
 
 /// A viewer in a terminal of its own.
 struct Viewer {
@@ -96,11 +96,8 @@ fn start(place: &Place) -> Run {
     run
 }
 
-#[test]
+#[apply(as_root)]
 fn it_shows_the_job_and_q_restores_the_terminal_while_the_job_goes_on() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = start(&place);
     for (key, name) in [(&b"q"[..], "q"), (b"\x1b", "Esc"), (b"\x03", "Ctrl-C")] {
@@ -116,11 +113,8 @@ fn it_shows_the_job_and_q_restores_the_terminal_while_the_job_goes_on() {
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
 
-#[test]
+#[apply(as_root)]
 fn it_follows_the_run_and_outlives_the_supervisor() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = start(&place);
     let mut viewer = Viewer::start(&place, 24, 80);
@@ -135,11 +129,8 @@ fn it_follows_the_run_and_outlives_the_supervisor() {
     assert_eq!(viewer.end(), 3, "no supervisor runs any more");
 }
 
-#[test]
+#[apply(as_root)]
 fn a_tiny_terminal_and_a_signal_do_no_harm() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let _run = start(&place);
     let viewer = Viewer::start(&place, 3, 12);

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 
-use crate::harness::{Place, UNTIL_GO, can_run, code, stderr, wait_until};
+use crate::harness::{Place, UNTIL_GO, apply, as_root, code, stderr, wait_until};
 
 /// The value of a figure in a text; its label besides the store may be given.
 fn figure(text: &str, name: &str, label: &str) -> Option<f64> {
@@ -33,11 +33,8 @@ fn ask(address: &str, request: &[u8]) -> String {
     String::from_utf8(answer).unwrap()
 }
 
-#[test]
+#[apply(as_root)]
 fn the_file_follows_the_run_and_keeps_its_end() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let settings = "[metrics]\ntextfile = 'run.prom'\n[restart]\nbackoff = '50ms'\n";
     fs::write(place.file("ckpt-run.toml"), settings).unwrap();
@@ -85,11 +82,8 @@ fn the_file_follows_the_run_and_keeps_its_end() {
     assert!(figure(&text, "ckpt_run_last_snapshot_raw_bytes", "").unwrap() > 0.0);
 }
 
-#[test]
+#[apply(as_root)]
 fn the_endpoint_answers_scrapers_and_shrugs_off_the_rest() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     fs::write(
         place.file("ckpt-run.toml"),
@@ -154,11 +148,8 @@ fn the_endpoint_answers_scrapers_and_shrugs_off_the_rest() {
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
 
-#[test]
+#[apply(as_root)]
 fn an_address_of_others_is_refused_unless_they_are_allowed() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     fs::write(
         place.file("ckpt-run.toml"),
@@ -181,11 +172,8 @@ fn an_address_of_others_is_refused_unless_they_are_allowed() {
     assert_eq!(code(allowed.status), 0, "{}", stderr(&allowed));
 }
 
-#[test]
+#[apply(as_root)]
 fn a_file_that_cannot_be_written_is_a_warning_once() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     fs::write(
         place.file("ckpt-run.toml"),

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::harness::{Place, UNTIL_GO, can_run, code, stderr, stdout};
+use crate::harness::{Place, UNTIL_GO, apply, as_root, code, skip, stderr, stdout};
 
 /// A word of a command line that would be a script, if somebody let it.
 const HOSTILE: &str =
@@ -38,7 +38,7 @@ fn chromium() -> Option<PathBuf> {
     let found = std::env::split_paths(&folders).map(|folder| folder.join("chromium"));
     let found = found.into_iter().find(|path| path.is_file());
     if found.is_none() {
-        eprintln!("SKIPPED: what a browser makes of the report needs chromium");
+        skip("what a browser makes of the report needs chromium");
     }
     found
 }
@@ -63,11 +63,8 @@ fn browse(chromium: &PathBuf, place: &Place, page: &str) -> (String, String) {
     (stdout(&output), stderr(&output))
 }
 
-#[test]
+#[apply(as_root)]
 fn a_browser_shows_the_report_of_an_eventful_run_on_a_phone_and_on_a_desk() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     eventful(&place);
     let output = place.verb(&["report", "-o", "run.html"]);
@@ -133,11 +130,8 @@ onload = () => document.body.dataset.found = JSON.stringify([...document.querySe
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn without_a_file_the_page_goes_to_stdout_and_without_a_run_there_is_none() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let nothing = place.verb(&["report"]);
     assert_eq!(code(nothing.status), 125);

@@ -7,7 +7,7 @@ use std::thread;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::harness::{Place, Run, UNTIL_GO, can_run, code, stderr, stdout, wait_until};
+use crate::harness::{Place, Run, UNTIL_GO, apply, as_root, code, stderr, stdout, wait_until};
 
 fn start(place: &Place, options: &[&str]) -> Run {
     let run = place.start_python(options, UNTIL_GO);
@@ -26,11 +26,8 @@ fn state(place: &Place) -> String {
     status(place).0["state"].as_str().unwrap().to_owned()
 }
 
-#[test]
+#[apply(as_root)]
 fn a_run_is_told_with_its_snapshots_its_schedule_and_what_is_at_risk() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = start(&place, &["--interval", "1h"]);
     wait_until("its start", || state(&place) == "running");
@@ -103,11 +100,8 @@ fn a_run_is_told_with_its_snapshots_its_schedule_and_what_is_at_risk() {
     assert_eq!(run.wait(), 0);
 }
 
-#[test]
+#[apply(as_root)]
 fn a_wait_before_a_restart_is_told() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     fs::write(
         place.file("ckpt-run.toml"),
@@ -122,11 +116,8 @@ fn a_wait_before_a_restart_is_told() {
     assert!(wait > 3000.0 && wait <= 3600.0, "{wait}");
 }
 
-#[test]
+#[apply(as_root)]
 fn without_a_supervisor_the_store_tells_how_the_run_ended() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let nothing = place.verb(&["status"]);
     assert_eq!(
@@ -177,11 +168,8 @@ fn without_a_supervisor_the_store_tells_how_the_run_ended() {
     assert!(text.starts_with("not running: finished at 2"), "{text}");
 }
 
-#[test]
+#[apply(as_root)]
 fn a_supervisor_that_is_stopped_is_said_to_be_silent() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = start(&place, &[]);
     run.signal(Signal::SIGSTOP);
@@ -203,11 +191,8 @@ fn a_supervisor_that_is_stopped_is_said_to_be_silent() {
     assert_eq!(place.images().len(), 0, "no snapshot was asked for");
 }
 
-#[test]
+#[apply(as_root)]
 fn watched_without_a_terminal_each_change_is_a_line_until_the_run_ends() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = start(&place, &[]);
     let watch = |arguments: &[&str], to: &str| {
@@ -244,11 +229,8 @@ fn watched_without_a_terminal_each_change_is_a_line_until_the_run_ends() {
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn a_run_that_was_interrupted_before_its_first_image_is_not_said_to_be_saved() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = place.start(
         &["--interval", "never"],

@@ -8,7 +8,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::scene::{JOB, Scene, gpu, uninterrupted};
-use crate::harness::{can_run, wait_until};
+use crate::harness::{apply, as_root, wait_until};
 
 /// [`JOB`] with a thread that holds the driver's lock at step 20, where a lock of CUDA's does not see it, and with these
 /// options.
@@ -19,22 +19,16 @@ fn holding(options: &[&str]) -> Scene {
     scene
 }
 
-#[test]
+#[apply(as_root)]
 fn a_thread_that_holds_the_driver_s_lock_for_long_costs_a_snapshot() {
-    if !can_run() {
-        return;
-    }
     let scene = holding(&[]);
     let error = scene.refused();
     assert!(error.contains("did not finish"), "{error}");
     scene.ends_as_ever();
 }
 
-#[test]
+#[apply(as_root)]
 fn a_thread_that_holds_the_driver_s_lock_for_a_while_is_waited_for() {
-    if !can_run() {
-        return;
-    }
     let mut scene = holding(&["--wait-at", "25:end"]);
     let agent = agent(&scene);
     std::thread::scope(|scope| {
@@ -63,18 +57,14 @@ fn allocating(memory: &str) {
     scene.ends_as_ever();
 }
 
-#[test]
+#[apply(as_root)]
 fn threads_that_allocate_all_the_time_are_stopped_without_harm() {
-    if can_run() {
-        allocating("auto");
-    }
+    allocating("auto");
 }
 
-#[test]
+#[apply(as_root)]
 fn threads_that_allocate_all_the_time_are_no_obstacle_to_the_driver() {
-    if can_run() {
-        allocating("driver");
-    }
+    allocating("driver");
 }
 
 /// A snapshot, not the first, whose suspend takes until `condition` and fails then, as a driver's does whose process is
@@ -99,11 +89,8 @@ fn dies_in_the_suspend(scene: &Scene, condition: impl Fn() -> bool) {
     scene.resident_snapshot();
 }
 
-#[test]
+#[apply(as_root)]
 fn a_driver_that_never_comes_to_an_end_costs_the_work_since_the_newest_image() {
-    if !can_run() {
-        return;
-    }
     let impatient = [("CKPT_RUN_SNAPSHOT_TIMEOUT", "8s")];
     let scene = Scene::with(gpu(), "auto", &JOB, &impatient);
     scene.rests();
@@ -112,11 +99,8 @@ fn a_driver_that_never_comes_to_an_end_costs_the_work_since_the_newest_image() {
     scene.ends_as_ever();
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_that_is_killed_in_the_suspend_is_no_failed_snapshot() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::at_rest("auto");
     let job = Pid::from_raw(scene.run.job());
     dies_in_the_suspend(&scene, || kill(job, Signal::SIGKILL).is_ok());
@@ -142,11 +126,8 @@ fn hangs(agent: &Path) -> bool {
     fs::read_to_string(agent.join("syscall")).is_ok_and(|call| call.starts_with(&waits))
 }
 
-#[test]
+#[apply(as_root)]
 fn an_agent_that_hangs_before_it_let_go_is_given_up() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::at_rest("auto");
     let path = scene.place.file("on");
     scene.rule(

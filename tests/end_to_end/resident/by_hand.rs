@@ -3,7 +3,7 @@
 use std::process::Output;
 
 use super::scene::Scene;
-use crate::harness::can_run;
+use crate::harness::{apply, as_root};
 
 /// A verb that talks to the driver itself, for the job's process.
 fn cuda(scene: &Scene, verb: &str) -> Output {
@@ -25,11 +25,8 @@ fn state(scene: &Scene, verb: &str) -> String {
         .to_owned()
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_that_the_driver_alone_would_lose_is_left_to_its_supervisor() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::at_rest("resident");
     scene.resident_snapshot();
     for verb in ["suspend", "toggle", "checkpoint"] {
@@ -46,11 +43,8 @@ fn a_job_that_the_driver_alone_would_lose_is_left_to_its_supervisor() {
     scene.ends_as_ever();
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_that_was_suspended_by_hand_stays_so_through_a_snapshot() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::at_rest("auto");
     assert_eq!(state(&scene, "suspend"), "checkpointed");
     scene.driver_snapshot();

@@ -6,7 +6,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::scene::Scene;
-use crate::harness::{can_run, descendants, wait_until};
+use crate::harness::{apply, as_root, descendants, wait_until};
 
 /// The copier of the snapshot that is under way.
 fn copier(scene: &Scene) -> Option<i32> {
@@ -18,11 +18,8 @@ fn copier(scene: &Scene) -> Option<i32> {
     })
 }
 
-#[test]
+#[apply(as_root)]
 fn a_copier_that_cannot_begin_leaves_it_to_the_driver_while_that_is_possible() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::at_rest("auto");
     let calls = [
         "cuDevicePrimaryCtxRetain",
@@ -49,11 +46,8 @@ fn a_copier_that_cannot_begin_leaves_it_to_the_driver_while_that_is_possible() {
     scene.ends_as_ever();
 }
 
-#[test]
+#[apply(as_root)]
 fn a_copier_waits_for_the_next_snapshot_without_gpu_memory_and_ends_with_the_run() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::at_rest("resident");
     let before = scene.used();
     assert_eq!(copier(&scene), None);
@@ -71,11 +65,8 @@ fn a_copier_waits_for_the_next_snapshot_without_gpu_memory_and_ends_with_the_run
     });
 }
 
-#[test]
+#[apply(as_root)]
 fn a_copier_that_fails_costs_a_snapshot_at_most() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::at_rest("resident");
     let used = {
         scene.resident_snapshot();
@@ -107,11 +98,8 @@ fn a_copier_that_fails_costs_a_snapshot_at_most() {
     scene.ends_as_ever();
 }
 
-#[test]
+#[apply(as_root)]
 fn a_restore_whose_copier_fails_is_made_from_the_image_before() {
-    if !can_run() {
-        return;
-    }
     for (call, times, failed) in [
         // The first failure is of what is filled while the job ends.
         ("cuMemCreate", 1, 0),
@@ -134,11 +122,8 @@ fn a_restore_whose_copier_fails_is_made_from_the_image_before() {
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn a_copier_that_is_killed_in_the_midst_costs_a_snapshot() {
-    if !can_run() {
-        return;
-    }
     // While the job stands still, and while it computes.
     for call in [
         "cuMemImportFromShareableHandle",

@@ -1,16 +1,13 @@
 //! Every call to the driver that can fail, failed: in the agent, in the supervisor, in the copier.
 
 use super::scene::{JOB, Scene, gpu};
-use crate::harness::can_run;
+use crate::harness::{apply, as_root};
 
 /// What the agent's answer to a failed call of the driver becomes.
 const ANSWERED: &str = "the driver answered 999 to its agent";
 
-#[test]
+#[apply(as_root)]
 fn what_the_agent_cannot_do_goes_the_driver_s_way_while_that_is_possible() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::at_rest("auto");
     for call in [
         "cuMemExportToShareableHandle",
@@ -33,11 +30,8 @@ fn what_the_agent_cannot_do_goes_the_driver_s_way_while_that_is_possible() {
 /// What a process answers whose driver has ended, as it does before the process does.
 const DEINITIALIZED: i32 = 4;
 
-#[test]
+#[apply(as_root)]
 fn a_process_that_is_about_to_end_is_waited_for() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::at_rest("auto");
     scene.answer_next("fail", "cuCtxSetCurrent", 1, DEINITIALIZED);
     scene.resident_snapshot();
@@ -47,11 +41,8 @@ fn a_process_that_is_about_to_end_is_waited_for() {
     scene.ends_as_ever();
 }
 
-#[test]
+#[apply(as_root)]
 fn a_call_of_the_agent_that_fails_costs_a_snapshot_at_most() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::at_rest("resident");
     scene.resident_snapshot();
     for (call, fails) in [
@@ -77,11 +68,8 @@ fn a_call_of_the_agent_that_fails_costs_a_snapshot_at_most() {
     scene.ends_as_ever();
 }
 
-#[test]
+#[apply(as_root)]
 fn memory_that_cannot_be_mapped_again_ends_the_job_which_is_restored() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::at_rest("resident");
     scene.resident_snapshot();
     for call in ["cuMemImportFromShareableHandle", "cuMemSetAccess"] {
@@ -102,11 +90,8 @@ fn memory_that_cannot_be_mapped_again_ends_the_job_which_is_restored() {
     scene.ends_as_ever();
 }
 
-#[test]
+#[apply(as_root)]
 fn a_second_lock_that_fails_gives_the_memory_back() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::at_rest("resident");
     scene.rule("caller-fail", "cuCheckpointProcessLock:2:999");
     let error = scene.refused();
@@ -117,11 +102,8 @@ fn a_second_lock_that_fails_gives_the_memory_back() {
 }
 
 /// As a thread that was halted in a place that the driver waits for.
-#[test]
+#[apply(as_root)]
 fn a_second_lock_that_waits_in_vain_has_the_job_stopped_anew() {
-    if !can_run() {
-        return;
-    }
     let patient = [("CKPT_RUN_SNAPSHOT_LOCK_TIMEOUT", "60s")];
     let scene = Scene::with(gpu(), "resident", &JOB, &patient);
     scene.rests();
@@ -139,11 +121,8 @@ fn a_second_lock_that_waits_in_vain_has_the_job_stopped_anew() {
     scene.ends_as_ever();
 }
 
-#[test]
+#[apply(as_root)]
 fn a_call_of_the_supervisor_that_fails_costs_a_snapshot_at_most() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::at_rest("auto");
     for (call, fails) in [
         ("cuCheckpointProcessLock", true),

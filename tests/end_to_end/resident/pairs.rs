@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 
 use super::scene::{self, begin};
 use crate::harness::fake_gpu::{self, FakeGpu};
-use crate::harness::{Place, Run, can_run, wait_until};
+use crate::harness::{Place, Run, apply, as_root, wait_until};
 
 const WAIT: [&str; 2] = ["--wait-at", "20:go"];
 
@@ -69,11 +69,8 @@ fn run(place: &Place, gpu: &FakeGpu, arguments: &[&str], variables: &[(&str, &st
     begin(place, gpu, "auto", &words, variables)
 }
 
-#[test]
+#[apply(as_root)]
 fn memory_that_processes_share_is_shared_again_after_snapshots_and_crashes() {
-    if !can_run() {
-        return;
-    }
     let pair = Pair::start(&WAIT);
     for step in ["\n3 ", "\n9 "] {
         pair.place.wait_for("out", step);
@@ -96,11 +93,8 @@ fn memory_that_processes_share_is_shared_again_after_snapshots_and_crashes() {
     pair.ends_as_ever();
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_that_begins_to_share_while_a_snapshot_is_prepared_is_prepared_for_again() {
-    if !can_run() {
-        return;
-    }
     let pair = Pair::start(&[&WAIT[..], &["--begin-at", "begin"]].concat());
     wait_until("two contexts", || pair.used().iter().all(|used| *used > 0));
     // The processes have nothing on the GPUs that an agent holds, and are about to be locked.
@@ -128,11 +122,8 @@ fn a_job_that_begins_to_share_while_a_snapshot_is_prepared_is_prepared_for_again
     pair.ends_as_ever();
 }
 
-#[test]
+#[apply(as_root)]
 fn a_paused_job_gives_shared_memory_back_and_gets_it_again() {
-    if !can_run() {
-        return;
-    }
     let pair = Pair::start(&WAIT);
     pair.place.wait_for("out", "\n20 ");
     let used = pair.used();
@@ -146,11 +137,8 @@ fn a_paused_job_gives_shared_memory_back_and_gets_it_again() {
     pair.ends_as_ever();
 }
 
-#[test]
+#[apply(as_root)]
 fn shared_memory_does_not_move_to_other_gpus() {
-    if !can_run() {
-        return;
-    }
     let mut pair = Pair::start(&WAIT);
     pair.place.wait_for("out", "\n20 ");
     let id = pair.place.snapshot();
@@ -172,11 +160,8 @@ fn shared_memory_does_not_move_to_other_gpus() {
     pair.ends_as_ever();
 }
 
-#[test]
+#[apply(as_root)]
 fn two_runs_of_nccl_on_the_same_gpus_are_refused_snapshots_until_one_has_ended() {
-    if !can_run() {
-        return;
-    }
     let (gpu, places) = (scene::gpu(), [Place::new(), Place::new()]);
     let library = nccl(&places[0]);
     let preload = [("LD_PRELOAD", library.to_str().expect("a path"))];

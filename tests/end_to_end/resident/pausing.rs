@@ -5,7 +5,7 @@ use nix::sys::signal::Signal;
 use super::scene::{JOB, Scene, begin, uninterrupted};
 use crate::harness::fake_gpu::{self, FakeGpu};
 use crate::harness::gpu_job::alone;
-use crate::harness::{Place, can_run, wait_until};
+use crate::harness::{Place, apply, as_root, wait_until};
 
 fn done(scene: &Scene, verb: &str) {
     let output = scene.place.verb(&[verb]);
@@ -13,11 +13,8 @@ fn done(scene: &Scene, verb: &str) {
     assert!(output.status.success(), "{error}{}", scene.said());
 }
 
-#[test]
+#[apply(as_root)]
 fn a_paused_job_has_nothing_on_the_gpus_whichever_way_its_memory_went() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::at_rest("resident");
     let used = scene.used();
     done(&scene, "pause");
@@ -43,11 +40,8 @@ fn a_paused_job_has_nothing_on_the_gpus_whichever_way_its_memory_went() {
     scene.ends_as_ever();
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_whose_memory_cannot_be_read_yet_stays_paused() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::at_rest("resident");
     scene.resident_snapshot();
     done(&scene, "pause");
@@ -65,11 +59,8 @@ fn a_job_whose_memory_cannot_be_read_yet_stays_paused() {
     scene.ends_as_ever();
 }
 
-#[test]
+#[apply(as_root)]
 fn a_paused_job_that_is_killed_leaves_its_gpus_to_others_until_it_is_unpaused() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::with(FakeGpu::with(2, 64), "resident", &JOB, &[]);
     scene.rests();
     done(&scene, "pause");
@@ -89,11 +80,8 @@ fn a_paused_job_that_is_killed_leaves_its_gpus_to_others_until_it_is_unpaused() 
     scene.ends_as_ever();
 }
 
-#[test]
+#[apply(as_root)]
 fn a_run_that_is_stopped_goes_on_from_its_last_snapshot() {
-    if !can_run() {
-        return;
-    }
     let Scene {
         place,
         gpu,

@@ -3,13 +3,10 @@
 use super::scene::{JOB, Scene, gpu};
 use super::sequence::UUIDS;
 use crate::harness::fake_gpu::FakeGpu;
-use crate::harness::{can_run, wait_until};
+use crate::harness::{apply, as_root, wait_until};
 
-#[test]
+#[apply(as_root)]
 fn memory_that_stays_on_the_gpu_is_in_the_image_and_comes_back() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::start("resident");
     scene.place.wait_for("out", "\n10 ");
     scene.resident_snapshot();
@@ -19,11 +16,8 @@ fn memory_that_stays_on_the_gpu_is_in_the_image_and_comes_back() {
     scene.ends_as_ever();
 }
 
-#[test]
+#[apply(as_root)]
 fn memory_is_filled_before_the_restore_of_a_killed_job_also_where_there_is_no_room_for_it_twice() {
-    if !can_run() {
-        return;
-    }
     for mib in [3072, 9] {
         // By the end of the backoff it is there, and the restore finds little room beside it.
         let settings = [
@@ -45,11 +39,8 @@ fn memory_is_filled_before_the_restore_of_a_killed_job_also_where_there_is_no_ro
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn what_a_job_has_on_its_gpu_is_known_also_of_memory_that_it_was_given_back() {
-    if !can_run() {
-        return;
-    }
     let verbose = [("CKPT_RUN_LOG_LEVEL", "debug")];
     let job = [&["--segments", "8M,6M"], &JOB[..4], &JOB[6..]].concat();
     let scene = Scene::with(gpu(), "resident", &job, &verbose);
@@ -80,11 +71,8 @@ fn what_a_job_has_on_its_gpu_is_known_also_of_memory_that_it_was_given_back() {
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn without_room_for_a_shadow_memory_goes_into_the_image_while_the_job_stands_still() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::with(FakeGpu::with(2, 64), "resident", &JOB, &[]);
     scene.rests();
     scene.resident_snapshot();

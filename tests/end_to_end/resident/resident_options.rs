@@ -5,7 +5,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 
 use super::scene::{JOB, Scene, gpu};
-use crate::harness::{can_run, wait_until};
+use crate::harness::{apply, as_root, wait_until};
 
 fn environment(scene: &Scene) -> String {
     let bytes = fs::read(format!("/proc/{}/environ", scene.run.job())).expect("its environment");
@@ -17,11 +17,8 @@ fn sockets() -> String {
     fs::read_to_string("/proc/net/unix").expect("the sockets")
 }
 
-#[test]
+#[apply(as_root)]
 fn without_an_agent_all_is_the_driver_s() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::at_rest("driver");
     let environment = environment(&scene);
     assert!(!environment.contains("LD_PRELOAD"), "{environment}");
@@ -32,11 +29,8 @@ fn without_an_agent_all_is_the_driver_s() {
     scene.ends_as_ever();
 }
 
-#[test]
+#[apply(as_root)]
 fn a_library_that_the_job_loads_stays() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::with(gpu(), "auto", &JOB, &[("LD_PRELOAD", "libm.so.6")]);
     scene.rests();
     let environment = environment(&scene);
@@ -59,11 +53,8 @@ fn a_library_that_the_job_loads_stays() {
     scene.ends_as_ever();
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_that_becomes_another_user_is_answered_for_by_its_agent() {
-    if !can_run() {
-        return;
-    }
     let gpu = gpu();
     let all = Permissions::from_mode(0o777);
     fs::set_permissions(gpu.folder(), all).expect("GPUs for all users");
@@ -83,11 +74,8 @@ fn a_job_that_becomes_another_user_is_answered_for_by_its_agent() {
     scene.ends_as_ever();
 }
 
-#[test]
+#[apply(as_root)]
 fn in_a_folder_that_cannot_be_preloaded_from_all_is_the_driver_s_and_a_wish_is_refused() {
-    if !can_run() {
-        return;
-    }
     let store = "my images";
     let variables = [("CKPT_RUN_STORE", store)];
     let mut scene = Scene::with(gpu(), "resident", &JOB, &variables);

@@ -7,18 +7,15 @@ use nix::sys::signal::Signal;
 use super::scene::{self, JOB, Scene, begin};
 use crate::harness::fake_gpu::{self, FakeGpu};
 use crate::harness::gpu_job::untouched;
-use crate::harness::{Place, Run, can_run, wait_until};
+use crate::harness::{Place, Run, apply, as_root, wait_until};
 
 pub const UUIDS: [&str; 2] = [
     "GPU-fa4e0000-0000-4000-8000-000000000000",
     "GPU-fa4e0000-0000-4000-8000-000000000001",
 ];
 
-#[test]
+#[apply(as_root)]
 fn snapshots_and_crashes_follow_each_other_while_memory_comes_and_goes() {
-    if !can_run() {
-        return;
-    }
     let scene = Scene::start("resident");
     for step in ["\n3 ", "\n8 ", "\n13 "] {
         scene.place.wait_for("out", step);
@@ -37,11 +34,8 @@ fn snapshots_and_crashes_follow_each_other_while_memory_comes_and_goes() {
     scene.ends_as_ever();
 }
 
-#[test]
+#[apply(as_root)]
 fn many_snapshots_and_crashes_of_threads_that_allocate_and_free() {
-    if !can_run() {
-        return;
-    }
     let job = [
         &["--wait-at", "180:go", "--threads", "2"][..],
         &["--segments", "64K,2M,2M", "--renew", "1"],
@@ -137,11 +131,8 @@ impl Elsewhere {
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn memory_comes_back_on_another_gpu() {
-    if !can_run() {
-        return;
-    }
     let [first, second] = UUIDS;
     let one_way = format!("{first}={second}");
     let both_ways = format!("{first}={second},{second}={first}");
@@ -161,11 +152,8 @@ fn memory_comes_back_on_another_gpu() {
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_that_the_driver_has_moved_keeps_going_the_driver_s_way() {
-    if !can_run() {
-        return;
-    }
     let [first, second] = UUIDS;
     let map = format!("{first}={second}");
     let no_export = "cuMemExportToShareableHandle:0:2";
@@ -186,11 +174,8 @@ fn a_job_that_the_driver_has_moved_keeps_going_the_driver_s_way() {
     scene.ends_as_ever();
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_that_was_moved_before_its_first_large_allocation_goes_the_driver_s_way() {
-    if !can_run() {
-        return;
-    }
     let [first, second] = UUIDS;
     let map = format!("{first}={second}");
     let job = "--steps 1000 --pause-ms 4 --segments 300,64K --late 22:6M";
@@ -215,11 +200,8 @@ fn a_job_that_was_moved_before_its_first_large_allocation_goes_the_driver_s_way(
     scene.ends_as_ever();
 }
 
-#[test]
+#[apply(as_root)]
 fn memory_that_cannot_be_made_on_another_gpu_fails_the_restore() {
-    if !can_run() {
-        return;
-    }
     let [first, second] = UUIDS;
     let map = format!("{first}={second}");
     let mut scene = Elsewhere::begin(["0", "1"], &map, ["", "cuMemCreate:0:2"]);
@@ -229,11 +211,8 @@ fn memory_that_cannot_be_made_on_another_gpu_fails_the_restore() {
     scene.gpu.assert_free("at its end");
 }
 
-#[test]
+#[apply(as_root)]
 fn several_processes_are_halted_together_those_without_an_agent_as_well() {
-    if !can_run() {
-        return;
-    }
     let (place, gpu) = (Place::new(), FakeGpu::with(2, 3072));
     let job = "\"$job\" --wait-at 20:go --steps 30 --pause-ms 2 --segments 300,2M,4M";
     let script =

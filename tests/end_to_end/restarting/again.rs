@@ -3,13 +3,10 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 
-use crate::harness::{Place, UNTIL_GO, can_run, code, stderr, stdout, wait_until};
+use crate::harness::{Place, UNTIL_GO, apply, as_root, code, stderr, stdout, wait_until};
 
-#[test]
+#[apply(as_root)]
 fn a_finished_run_says_so_and_is_not_run_again() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let line = ["--", "sh", "-c", "echo x >> ran"];
     assert_eq!(code(place.verb(&line).status), 0);
@@ -26,11 +23,8 @@ fn a_finished_run_says_so_and_is_not_run_again() {
     assert_eq!(place.text("ran"), "x\nx\n");
 }
 
-#[test]
+#[apply(as_root)]
 fn another_command_is_refused_with_both_lines() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     assert_eq!(code(place.verb(&["--", "sh", "-c", "exit 3"]).status), 3);
     let other = place.verb(&["--", "sh", "-c", "touch ran"]);
@@ -44,11 +38,8 @@ fn another_command_is_refused_with_both_lines() {
     assert!(!place.file("ran").exists());
 }
 
-#[test]
+#[apply(as_root)]
 fn a_failed_run_without_an_image_begins_anew() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let line = ["--", "sh", "-c", "echo x >> ran; test -e go"];
     assert_eq!(code(place.verb(&line).status), 1);
@@ -58,11 +49,8 @@ fn a_failed_run_without_an_image_begins_anew() {
     assert_eq!(place.text("ran"), "x\nx\n");
 }
 
-#[test]
+#[apply(as_root)]
 fn a_fresh_run_never_restores_an_image_of_the_older_one() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let run = place.start_python(&[], UNTIL_GO);
     place.wait_for("out", "ready");
@@ -82,11 +70,8 @@ fn a_fresh_run_never_restores_an_image_of_the_older_one() {
     assert_eq!(code(again.status), 137, "{}", stderr(&again));
 }
 
-#[test]
+#[apply(as_root)]
 fn a_second_supervisor_is_refused_and_told_the_first_ones_pid() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = place.start_python(&[], UNTIL_GO);
     place.wait_for("out", "ready");
@@ -100,11 +85,8 @@ fn a_second_supervisor_is_refused_and_told_the_first_ones_pid() {
     assert_eq!(run.wait(), 0);
 }
 
-#[test]
+#[apply(as_root)]
 fn a_store_that_others_can_read_or_own_is_refused() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let line = ["--", "touch", "ran"];
     fs::create_dir(place.file(".ckpt-run")).unwrap();
@@ -126,11 +108,8 @@ fn a_store_that_others_can_read_or_own_is_refused() {
     assert!(!place.file("ran").exists());
 }
 
-#[test]
+#[apply(as_root)]
 fn a_new_store_is_private() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     assert_eq!(code(place.verb(&["--", "true"]).status), 0);
     let mode = fs::metadata(place.file(".ckpt-run"))
@@ -231,11 +210,8 @@ while done < 4:
     time.sleep(0.005)
 ";
 
-#[test]
+#[apply(as_root)]
 fn a_run_goes_back_to_an_older_image_and_never_on_from_those_it_gave_up() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let step = |number: u32| {
         fs::write(place.file("next.new"), number.to_string()).unwrap();
@@ -302,11 +278,8 @@ fn a_run_goes_back_to_an_older_image_and_never_on_from_those_it_gave_up() {
     assert_eq!(place.text("out"), "ready\nstep 1\nstep 2\nstep 3\nstep 4\n");
 }
 
-#[test]
+#[apply(as_root)]
 fn there_is_nothing_to_restore_where_there_was_no_run() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let none = place.verb(&["restore"]);
     assert_eq!(code(none.status), 125);
@@ -317,11 +290,8 @@ fn there_is_nothing_to_restore_where_there_was_no_run() {
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn a_run_that_cannot_begin_leaves_the_store_as_it_was() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     assert_eq!(place.start(&[], &["true"]).wait(), 0);
     // Where parts of ours would go; a full disk is as bad.

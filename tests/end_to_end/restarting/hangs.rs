@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use crate::harness::{COUNT, Place, Run, can_run, lines, state, wait_until};
+use crate::harness::{COUNT, Place, Run, apply, as_root, lines, state, wait_until};
 
 /// As `COUNT`, but until there is a file `go`; it sleeps for ever where there is a file `stuck`; sees that once only.
 const STICKS: &str = r#"
@@ -63,11 +63,8 @@ pub(super) fn hang_log(place: &Place) -> String {
     fs::read_to_string(path).unwrap()
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_that_falls_silent_is_written_down_killed_and_restored() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let settings = "hang.output = '2s'\nhooks.on_hang = 'rm stuck; echo $CKPT_RUN_REASON $CKPT_RUN_IMAGE; \
         test -f $CKPT_RUN_DIAGNOSIS && echo $CKPT_RUN_HOOK > told'";
@@ -112,11 +109,8 @@ fn a_job_that_falls_silent_is_written_down_killed_and_restored() {
     assert!(state.contains("\"failures\": 1"), "{state}");
 }
 
-#[test]
+#[apply(as_root)]
 fn images_of_the_silence_are_not_what_is_restored() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let settings =
         "hang.output = '5s'\nhooks.on_hang = 'rm stuck; touch go'\nretention.keep_last = 50";
@@ -153,11 +147,8 @@ fn images_of_the_silence_are_not_what_is_restored() {
     assert_eq!(errors.matches("the job hangs").count(), 1, "{errors}");
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_that_uses_no_cpu_can_be_reported_alone_and_once() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let settings = "[hang]\ncpu = '1s'\naction = 'report'";
     let script = "import select, sys\nprint('ready', flush=True)\nopen('pipe').read()\n";
@@ -177,11 +168,8 @@ fn a_job_that_uses_no_cpu_can_be_reported_alone_and_once() {
     assert!(hang_log(&place).contains(&named));
 }
 
-#[test]
+#[apply(as_root)]
 fn snapshots_do_not_hide_that_a_job_uses_no_cpu() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let settings = "[hang]\ncpu = '3s'\naction = 'report'\n[retention]\nkeep_last = 50";
     // As large as snapshots need to be that cost its processes CPU time each.
@@ -210,11 +198,8 @@ fn snapshots_do_not_hide_that_a_job_uses_no_cpu() {
     assert!(more_than(&last), "{}", place.text("err"));
 }
 
-#[test]
+#[apply(as_root)]
 fn a_heartbeat_that_stops_is_a_hang_though_the_job_computes() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let settings = "[hang]\nheartbeat = 'beat'\nheartbeat_timeout = '2s'\naction = 'report'";
     let script = "import os, pathlib, time\n\
@@ -235,11 +220,8 @@ fn a_heartbeat_that_stops_is_a_hang_though_the_job_computes() {
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
 
-#[test]
+#[apply(as_root)]
 fn a_signal_that_the_job_survives_does_not_end_the_watch() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let settings =
         "hang.output = '3s'\nsnapshot.grace = '1s'\nhooks.on_hang = 'rm stuck; touch go'";
@@ -253,11 +235,8 @@ fn a_signal_that_the_job_survives_does_not_end_the_watch() {
     assert!(place.text("err").contains("the job hangs, no output"));
 }
 
-#[test]
+#[apply(as_root)]
 fn time_of_a_pause_or_a_stop_is_no_silence() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     fs::write(place.file("ckpt-run.toml"), "hang.output = '2s'").unwrap();
     fs::write(place.file("job.py"), COUNT).unwrap();
@@ -297,11 +276,8 @@ fn time_of_a_pause_or_a_stop_is_no_silence() {
     assert_eq!(place.text("out"), lines(40));
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_that_hangs_again_and_again_is_given_up() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     fs::write(place.file("ckpt-run.toml"), "hang.output = '3s'").unwrap();
     fs::write(place.file("job.py"), TALKS).unwrap();

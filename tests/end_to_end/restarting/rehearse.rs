@@ -6,7 +6,9 @@ use std::process::Output;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::harness::{Place, can_run, code, descendants, is_dead, stderr, stdout, wait_until};
+use crate::harness::{
+    Place, apply, as_root, code, descendants, is_dead, stderr, stdout, wait_until,
+};
 
 /// Counts into a log and onto stdout, with a child, until it is ended.
 const COUNT_ON: &str = r#"
@@ -62,11 +64,8 @@ fn with_path(path: &str) -> Vec<i32> {
     .collect()
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_that_counts_passes_and_nothing_is_left_but_its_own_files() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let output = rehearse(&place, &["--json", "--store", "mine/store"], COUNT_ON);
     let report = report(&output);
@@ -135,11 +134,8 @@ fn a_job_that_counts_passes_and_nothing_is_left_but_its_own_files() {
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn what_the_job_says_on_stderr_is_compared_as_what_it_prints() {
-    if !can_run() {
-        return;
-    }
     let count = r"
 import sys, time
 i = 0
@@ -178,11 +174,8 @@ while True:
     assert_eq!(differs["output"][1]["result"], "differs", "{differs:#}");
 }
 
-#[test]
+#[apply(as_root)]
 fn in_words_each_step_is_a_line_and_what_the_job_prints_is_on_stderr_if_wanted() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let output = rehearse(&place, &["--show-output", "--keep"], COUNT_ON);
     assert_eq!(code(output.status), 0, "{}", stdout(&output));
@@ -214,11 +207,8 @@ fn in_words_each_step_is_a_line_and_what_the_job_prints_is_on_stderr_if_wanted()
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_that_cannot_be_snapshotted_fails_with_the_reason_and_leaves_nothing() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let output = rehearse(&place, &[], SEMAPHORE);
     assert_eq!(code(output.status), 1);
@@ -237,11 +227,8 @@ fn a_job_that_cannot_be_snapshotted_fails_with_the_reason_and_leaves_nothing() {
     assert_eq!(report(&json)["pass"], false);
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_that_ends_at_once_is_said_to_need_more_to_do_or_a_look() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let quick = rehearse(&place, &[], "print('done')");
     assert_eq!(code(quick.status), 1);
@@ -272,11 +259,8 @@ fn a_job_that_ends_at_once_is_said_to_need_more_to_do_or_a_look() {
     assert_eq!(left(&place, &["job.py"]), [""; 0]);
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_that_does_not_live_after_its_restore_fails() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     // What a program may do that knows its machine: it gives up when its process is another one.
     let script = r#"
@@ -313,11 +297,8 @@ fn a_machine_that_cannot_do_it_is_told_before_anything_runs() {
     assert_eq!(left(&place, &[]), [""; 0]);
 }
 
-#[test]
+#[apply(as_root)]
 fn a_rehearsal_that_is_interrupted_or_killed_leaves_no_process_and_interrupted_no_file() {
-    if !can_run() {
-        return;
-    }
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGKILL] {
         let place = Place::new();
         fs::write(place.file("job.py"), COUNT_ON).unwrap();

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::harness::{Place, Run, UNTIL_GO, can_run, wait_until};
+use crate::harness::{Place, Run, UNTIL_GO, apply, as_root, wait_until};
 
 /// Starts a job that computes until there is a file `go`, then runs `end`; takes a snapshot of it.
 fn start_saved(place: &Place, options: &[&str], end: &str) -> Run {
@@ -23,11 +23,8 @@ fn restored(place: &Place) -> usize {
     place.text("err").matches("ckpt-run: restored").count()
 }
 
-#[test]
+#[apply(as_root)]
 fn policy_no_ends_with_the_first_crash() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = start_saved(&place, &["--restart", "no"], "");
     run.crash();
@@ -35,11 +32,8 @@ fn policy_no_ends_with_the_first_crash() {
     assert_eq!(restored(&place), 0);
 }
 
-#[test]
+#[apply(as_root)]
 fn policy_on_abnormal_restores_after_a_signal_and_not_after_an_exit_code() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = start_saved(&place, &["--restart", "on-abnormal"], "sys.exit(9)");
     run.crash();
@@ -54,11 +48,8 @@ fn policy_on_abnormal_restores_after_a_signal_and_not_after_an_exit_code() {
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn policy_always_begins_anew_after_a_success() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let options = ["--restart", "always", "--max-restarts", "2"];
     let mut run = start(&place, &options, &["sh", "-c", "echo x >> ran"]);
@@ -66,11 +57,8 @@ fn policy_always_begins_anew_after_a_success() {
     assert_eq!(place.text("ran"), "x\nx\nx\n");
 }
 
-#[test]
+#[apply(as_root)]
 fn a_prevented_exit_code_is_not_restarted() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = start_saved(&place, &[], "sys.exit(2)");
     place.go();
@@ -83,11 +71,8 @@ fn a_prevented_exit_code_is_not_restarted() {
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn restarts_without_a_new_image_are_counted() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = place.start_with(
         &["--max-restarts", "2"],
@@ -102,11 +87,8 @@ fn restarts_without_a_new_image_are_counted() {
     assert_eq!(place.text("ran"), "x\nx\nx\n");
 }
 
-#[test]
+#[apply(as_root)]
 fn the_same_crash_after_every_restore_gives_up_with_the_jobs_code() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = start_saved(&place, &["--max-restarts", "-1"], "sys.exit(9)");
     place.go();
@@ -119,11 +101,8 @@ fn the_same_crash_after_every_restore_gives_up_with_the_jobs_code() {
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn the_second_crash_goes_one_image_further_back() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = start_saved(&place, &[], "sys.exit(9)");
     let newest = place.snapshot();
@@ -141,11 +120,8 @@ fn the_second_crash_goes_one_image_further_back() {
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn images_that_were_passed_over_are_no_way_back_for_the_life_after_them() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = start_saved(&place, &[], "");
     place.snapshot();
@@ -171,11 +147,8 @@ fn images_that_were_passed_over_are_no_way_back_for_the_life_after_them() {
     assert_eq!(images, ["000002", "000001", "000003", "000001"]);
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_that_always_fails_at_the_same_place_is_given_up_however_many_images_it_makes() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     // The second crash comes an image after its restore.
     let job = "import sys, time\nfor step in range(1, 37):\n    print(step, flush=True)\n    \

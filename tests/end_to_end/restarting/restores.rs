@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::SystemTime;
 
-use crate::harness::{COUNT, Place, Run, can_run, lines};
+use crate::harness::{COUNT, Place, Run, apply, as_root, lines};
 
 /// Starts the job that counts, and waits until it does.
 fn counting(place: &Place) -> Run {
@@ -12,11 +12,8 @@ fn counting(place: &Place) -> Run {
     run
 }
 
-#[test]
+#[apply(as_root)]
 fn a_killed_job_comes_back_and_ends_as_if_nothing_had_happened() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = counting(&place);
     place.snapshot();
@@ -63,11 +60,8 @@ fn huge_mib(pid: i32) -> u64 {
     kib.sum::<u64>() >> 10
 }
 
-#[test]
+#[apply(as_root)]
 fn a_restored_job_has_the_huge_pages_back_that_were_its_own() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     fs::write(place.file("job.py"), HUGE).unwrap();
     let job = ["python3", "-u", "job.py"];
@@ -92,11 +86,8 @@ fn a_restored_job_has_the_huge_pages_back_that_were_its_own() {
     assert!(place.text("out").ends_with("done\n"));
 }
 
-#[test]
+#[apply(as_root)]
 fn a_store_is_looked_for_again_when_it_was_away_at_a_crash() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let settings = "[restart]\nbackoff = '10s'\n";
     fs::write(place.file("ckpt-run.toml"), settings).unwrap();
@@ -113,11 +104,8 @@ fn a_store_is_looked_for_again_when_it_was_away_at_a_crash() {
     assert_eq!(place.text("out"), lines(40));
 }
 
-#[test]
+#[apply(as_root)]
 fn a_newest_image_that_cannot_be_read_is_told_of_and_an_older_one_used() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = counting(&place);
     place.snapshot();
@@ -137,11 +125,8 @@ fn a_newest_image_that_cannot_be_read_is_told_of_and_an_older_one_used() {
     assert_eq!(place.text("log"), lines(40));
 }
 
-#[test]
+#[apply(as_root)]
 fn a_cleaned_temporary_folder_and_files_with_new_times_end_no_run() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = counting(&place);
     place.snapshot();
@@ -159,11 +144,8 @@ fn a_cleaned_temporary_folder_and_files_with_new_times_end_no_run() {
     assert_eq!(place.text("log"), lines(40));
 }
 
-#[test]
+#[apply(as_root)]
 fn a_supervisor_has_as_many_descriptors_as_it_may() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = counting(&place);
     let limits = |pid: i32| {
@@ -184,11 +166,8 @@ fn a_supervisor_has_as_many_descriptors_as_it_may() {
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
 
-#[test]
+#[apply(as_root)]
 fn an_eventfd_that_criu_would_restore_wrongly_fails_the_snapshot_and_the_job_goes_on() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let job = r#"
 import os, time
@@ -209,11 +188,8 @@ print(os.eventfd_read(fd), flush=True)
     assert_eq!(place.text("out"), "ready\n1\n");
 }
 
-#[test]
+#[apply(as_root)]
 fn a_file_whose_name_is_not_utf8_fails_the_snapshot_by_its_name_open_or_mapped() {
-    if !can_run() {
-        return;
-    }
     for keep in ["", "os.close(fd)"] {
         let place = Place::new();
         let job = format!(
@@ -245,11 +221,8 @@ print(memory[:], flush=True)
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn a_file_that_was_being_written_anew_is_written_to_its_end_after_later_ones() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     // Saved as frameworks do: written beside and renamed, or in the same file. Each has 3 blocks of its number.
     let job = "import os, time\n\

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::hangs::hang_log;
-use crate::harness::{Place, can_run, installed};
+use crate::harness::{Place, apply, as_root, installed, skip};
 
 /// The newest py-spy when this was written.
 const PY_SPY: &str = "py-spy==0.4.1";
@@ -57,9 +57,7 @@ fn py_spy() -> Option<PathBuf> {
     }
     let found = Some(installed.join("bin")).filter(|folder| has(folder));
     if found.is_none() {
-        eprintln!(
-            "SKIPPED: Python stacks of a job that hangs: no py-spy, and pip cannot install it"
-        );
+        skip("Python stacks of a job that hangs: no py-spy, and pip cannot install it");
     }
     found
 }
@@ -87,11 +85,8 @@ fn places(text: &str, parts: &[&str]) -> Vec<usize> {
     parts.iter().map(place).collect()
 }
 
-#[test]
+#[apply(as_root)]
 fn py_spy_tells_where_a_python_job_hangs() {
-    if !can_run() {
-        return;
-    }
     let Some(tool) = py_spy() else { return };
     let place = Place::new();
     fs::write(place.file("job.py"), STUCK_PYTHON).unwrap();
@@ -107,9 +102,9 @@ fn py_spy_tells_where_a_python_job_hangs() {
     assert!(!log.contains("(failed"), "{log}");
 }
 
-#[test]
+#[apply(as_root)]
 fn eu_stack_tells_where_any_other_job_hangs() {
-    if !can_run() || !installed("eu-stack") {
+    if !installed("eu-stack") {
         return;
     }
     if !installed("cc") {

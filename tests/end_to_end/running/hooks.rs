@@ -6,7 +6,9 @@ use std::process::Command;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::harness::{Place, Run, UNTIL_GO, can_run, descendants, inner_pid, wait_until};
+use crate::harness::{
+    Place, Run, UNTIL_GO, apply, as_root, descendants, inner_pid, program, wait_until,
+};
 
 fn send(pid: i32, signal: Signal) {
     kill(Pid::from_raw(pid), signal).unwrap();
@@ -41,11 +43,8 @@ fn lives(pid: i32) -> bool {
     kill(Pid::from_raw(pid), None).is_ok()
 }
 
-#[test]
+#[apply(as_root)]
 fn a_hook_has_the_job_s_limit_of_descriptors() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let settings = "[hooks]\nbefore_snapshot = \"ulimit -n > limit\"\n";
     fs::write(place.file("ckpt-run.toml"), settings).unwrap();
@@ -65,11 +64,8 @@ fn a_hook_has_the_job_s_limit_of_descriptors() {
     assert_eq!(place.text("limit"), "777\n");
 }
 
-#[test]
+#[apply(as_root)]
 fn each_occasion_is_told_outside_of_the_sandbox_and_heard_on_stderr() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let settings = r#"[hooks]
 before_snapshot = "echo $CKPT_RUN_HOOK $CKPT_RUN_TRIGGER >> told; readlink /proc/self/ns/pid > namespace"
@@ -110,11 +106,8 @@ on_give_up = "echo $CKPT_RUN_HOOK $CKPT_RUN_EXIT_CODE $CKPT_RUN_IMAGE $CKPT_RUN_
     assert_eq!(place.text("namespace").trim(), ours.to_str().unwrap());
 }
 
-#[test]
+#[apply(as_root)]
 fn a_veto_skips_a_snapshot_but_not_the_one_before_a_stop() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = start(&place, "hooks.before_snapshot = 'exit 75'", "");
     let asked = place.verb(&["snapshot"]);
@@ -134,11 +127,8 @@ fn a_veto_skips_a_snapshot_but_not_the_one_before_a_stop() {
     assert_eq!(place.images().len(), 1);
 }
 
-#[test]
+#[apply(as_root)]
 fn a_hook_that_fails_or_hangs_is_a_warning_and_the_job_goes_on() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let settings = "[hooks]\nbefore_snapshot = 'sleep 1000'\nafter_snapshot = 'exit 3'\n\
         after_restore = ['/no/such/program']\ntimeout = '5s'";
@@ -161,11 +151,8 @@ fn a_hook_that_fails_or_hangs_is_a_warning_and_the_job_goes_on() {
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
 
-#[test]
+#[apply(as_root)]
 fn a_hook_that_hangs_leaves_most_of_the_grace_to_the_last_snapshot() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let settings =
         "snapshot.grace = '20s'\nhooks.before_snapshot = 'sleep 1000; :'\nhooks.timeout = '1h'";
@@ -182,11 +169,8 @@ fn a_hook_that_hangs_leaves_most_of_the_grace_to_the_last_snapshot() {
     assert!(!lives(hook));
 }
 
-#[test]
+#[apply(as_root)]
 fn a_hook_that_holds_up_a_snapshot_is_killed_with_the_run_s_end() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let settings =
         "snapshot.grace = '1h'\nhooks.timeout = '1h'\nhooks.before_snapshot = 'sleep 1000; :'";
@@ -205,11 +189,8 @@ fn a_hook_that_holds_up_a_snapshot_is_killed_with_the_run_s_end() {
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn no_hook_is_called_for_a_job_that_has_ended() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let settings = r#"[hooks]
 before_snapshot = "echo called >> told; test ! -e slow || exec sleep 1000"
@@ -233,11 +214,8 @@ timeout = "1h"
     assert_eq!(place.text("told"), "called\n".repeat(2));
 }
 
-#[test]
+#[apply(as_root)]
 fn the_hook_of_the_last_image_has_ended_before_the_run_has() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = start(
         &place,
@@ -249,13 +227,10 @@ fn the_hook_of_the_last_image_has_ended_before_the_run_has() {
     assert_eq!(place.text("copied"), "copied 000001\n");
 }
 
-#[test]
+#[apply(as_root)]
 fn a_hook_may_run_verbs_on_the_store_it_is_told() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
-    let program = env!("CARGO_BIN_EXE_ckpt-run");
+    let program = program();
     let settings = format!("hooks.after_snapshot = '{program} pin $CKPT_RUN_IMAGE --note by-hook'");
     let mut run = start(&place, &settings, "");
     place.snapshot();

@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
-use crate::harness::{Place, can_run, wait_until};
+use crate::harness::{Place, apply, as_root, wait_until};
 
 /// How long the supervisor is watched.
 const WATCHED: Duration = Duration::from_secs(5);
@@ -39,11 +39,8 @@ fn wakeups(pid: i32) -> u64 {
         .sum()
 }
 
-#[test]
+#[apply(as_root)]
 fn an_idle_supervisor_is_small_and_asleep() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let run = place.start(&[], &["sh", "-c", "echo ready; exec sleep 1000"]);
     place.wait_for("out", "ready");

@@ -6,7 +6,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::plain::python;
-use crate::harness::{Place, can_run, stderr};
+use crate::harness::{Place, apply, as_root, skip, stderr};
 
 /// Tries `io_uring_setup`, says what came of it, and again after the file `go` is there.
 const JOB: &str = r#"
@@ -33,9 +33,6 @@ report()
 const HIDDEN: &str = "Function not implemented 0 2\n";
 
 fn hidden_before_and_after_a_crash(isolation: &str) {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let options = ["--isolation", isolation, "--interval", "never"];
     let mut run = place.start_python(&options, JOB);
@@ -49,21 +46,18 @@ fn hidden_before_and_after_a_crash(isolation: &str) {
     assert_eq!(place.text("out"), expected);
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_does_without_io_uring_and_still_does_when_restored() {
     hidden_before_and_after_a_crash("namespaces");
 }
 
-#[test]
+#[apply(as_root)]
 fn a_plain_job_does_without_io_uring_as_well() {
     hidden_before_and_after_a_crash("none");
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_that_may_use_io_uring_is_told_why_it_has_no_snapshot() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     fs::write(place.file("job.py"), JOB).unwrap();
     let mut run = place.start_with(
@@ -85,7 +79,7 @@ fn a_job_that_may_use_io_uring_is_told_why_it_has_no_snapshot() {
             "{said}"
         );
     } else {
-        eprintln!("SKIPPED: this machine has no io_uring");
+        skip("this machine has no io_uring");
     }
     place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));

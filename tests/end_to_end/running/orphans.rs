@@ -12,7 +12,7 @@ use ckpt_run::sandbox::{Ended, Event, IoUring, Isolation, Sandbox, ToolCommand};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::harness::{LIMIT, can_run, descendants, is_dead, wait_until};
+use crate::harness::{LIMIT, apply, as_root, descendants, is_dead, program, wait_until};
 
 /// A sandbox with a job that has a child, which waits.
 struct Started {
@@ -26,7 +26,7 @@ struct Started {
 fn start(isolation: Isolation, end: &str) -> Started {
     let (tell, events) = channel();
     let environment = [("PATH".into(), std::env::var_os("PATH").unwrap())];
-    let program = Path::new(env!("CARGO_BIN_EXE_ckpt-run"));
+    let program = Path::new(program());
     let sandbox = Sandbox::start(program, isolation, &environment, move |event| {
         let _ = tell.send(event);
     })
@@ -76,9 +76,9 @@ fn end_of_job(events: &Receiver<Option<Event>>) -> Ended {
 
 const ISOLATIONS: [Isolation; 2] = [Isolation::Namespaces, Isolation::None];
 
-#[test]
+#[apply(as_root)]
 fn orphans_of_a_job_that_a_signal_ended_are_killed_at_once() {
-    for isolation in ISOLATIONS.into_iter().filter(|_| can_run()) {
+    for isolation in ISOLATIONS {
         let job = start(isolation, "kill -9 $$");
         drop(job.stdin);
         assert_eq!(end_of_job(&job.events), Ended::Signaled(9));
@@ -87,9 +87,9 @@ fn orphans_of_a_job_that_a_signal_ended_are_killed_at_once() {
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn orphans_of_a_job_that_exited_go_on_until_the_supervisor_has_decided() {
-    for isolation in ISOLATIONS.into_iter().filter(|_| can_run()) {
+    for isolation in ISOLATIONS {
         let job = start(isolation, "exit 1");
         drop(job.stdin);
         assert_eq!(end_of_job(&job.events), Ended::Exited(1));
@@ -99,9 +99,9 @@ fn orphans_of_a_job_that_exited_go_on_until_the_supervisor_has_decided() {
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn a_tool_outlives_the_orphans_that_are_killed_beside_it() {
-    for isolation in ISOLATIONS.into_iter().filter(|_| can_run()) {
+    for isolation in ISOLATIONS {
         let job = start(isolation, "");
         let tool = ToolCommand {
             argv: ["/bin/sleep", "2000"].map(Into::into).to_vec(),

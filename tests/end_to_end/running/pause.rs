@@ -4,7 +4,7 @@ use std::fs;
 
 use nix::sys::signal::Signal;
 
-use crate::harness::{Place, Run, can_run, code, descendants, stderr, wait_until};
+use crate::harness::{Place, Run, apply, as_root, code, descendants, stderr, wait_until};
 
 /// Two processes that count, the child's numbers in a file; ends when the file `end` is there.
 const COUNTERS: &str = r#"
@@ -56,11 +56,8 @@ fn numbers(place: &Place) -> Vec<u64> {
     out.lines().filter_map(|line| line.parse().ok()).collect()
 }
 
-#[test]
+#[apply(as_root)]
 fn a_paused_job_stands_still_until_it_is_unpaused_and_misses_nothing() {
-    if !can_run() {
-        return;
-    }
     let (place, mut run) = counting();
     assert_eq!(pause(&place), "000001");
     // The kernel stops a task on its way back from the kernel.
@@ -85,11 +82,8 @@ fn a_paused_job_stands_still_until_it_is_unpaused_and_misses_nothing() {
     assert!(numbers.iter().copied().eq(1..=numbers.len() as u64));
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_that_is_not_paused_cannot_be_unpaused() {
-    if !can_run() {
-        return;
-    }
     let (place, _run) = counting();
     let unpaused = place.verb(&["unpause"]);
     assert_eq!(code(unpaused.status), 125);
@@ -100,11 +94,8 @@ fn a_job_that_is_not_paused_cannot_be_unpaused() {
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn a_paused_job_that_is_stopped_goes_on_with_the_same_line() {
-    if !can_run() {
-        return;
-    }
     for signal in [Signal::SIGTERM, Signal::SIGUSR2, Signal::SIGINT] {
         let (place, mut run) = counting();
         pause(&place);
@@ -121,11 +112,8 @@ fn a_paused_job_that_is_stopped_goes_on_with_the_same_line() {
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn a_paused_job_that_is_killed_is_restored_when_it_is_unpaused() {
-    if !can_run() {
-        return;
-    }
     let (place, mut run) = counting();
     let image = pause(&place);
     let (counted, job) = (numbers(&place).len(), run.job());
@@ -146,11 +134,8 @@ fn a_paused_job_that_is_killed_is_restored_when_it_is_unpaused() {
     assert!(numbers.iter().copied().eq(1..=numbers.len() as u64));
 }
 
-#[test]
+#[apply(as_root)]
 fn a_paused_job_that_is_killed_can_be_stopped_or_the_run_ended() {
-    if !can_run() {
-        return;
-    }
     for by_signal in [false, true] {
         let (place, mut run) = counting();
         let image = pause(&place);

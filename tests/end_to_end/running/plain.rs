@@ -3,7 +3,9 @@
 use std::fs;
 use std::process::Command;
 
-use crate::harness::{COUNT, Place, Run, can_run, descendants, is_dead, lines, state, wait_until};
+use crate::harness::{
+    COUNT, Place, Run, apply, as_root, descendants, is_dead, lines, state, wait_until,
+};
 
 const PLAIN: [&str; 4] = ["--isolation", "none", "--interval", "never"];
 
@@ -34,11 +36,8 @@ pub fn python(run: &Run) -> i32 {
     found.unwrap()
 }
 
-#[test]
+#[apply(as_root)]
 fn orphans_of_a_plain_job_end_with_it() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = place.start(&PLAIN, &["sh", "-c", &with_orphans("exit 6")]);
     assert_eq!(run.wait(), 6, "{}", place.text("err"));
@@ -47,11 +46,8 @@ fn orphans_of_a_plain_job_end_with_it() {
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn a_plain_job_does_not_outlive_a_killed_supervisor() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let run = place.start(&PLAIN, &["sh", "-c", &with_orphans("exec sleep 1000")]);
     place.wait_for("out", "ready");
@@ -62,12 +58,9 @@ fn a_plain_job_does_not_outlive_a_killed_supervisor() {
     wait_until("the job's end", || all.iter().all(|pid| is_dead(*pid)));
 }
 
-#[test]
+#[apply(as_root)]
 fn a_plain_job_is_stopped_and_continued_with_us() {
     use nix::sys::signal::Signal;
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = place.start_python(&PLAIN, COUNT);
     place.wait_for("log", "3\n");
@@ -82,11 +75,8 @@ fn a_plain_job_is_stopped_and_continued_with_us() {
     assert_eq!(place.text("out"), lines(40));
 }
 
-#[test]
+#[apply(as_root)]
 fn a_plain_job_comes_back_while_its_pids_are_free() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = place.start_python(&PLAIN, COUNT);
     place.wait_for("log", "5\n");
@@ -104,11 +94,8 @@ fn a_plain_job_comes_back_while_its_pids_are_free() {
     assert_eq!(place.text("out"), lines(40));
 }
 
-#[test]
+#[apply(as_root)]
 fn without_privileges_it_is_said_at_once_that_nothing_can_be_snapshotted() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     // Still root, which may read all files here, without its capabilities.
     let ours = place.command(&["--interval", "never", "--", "true"]);

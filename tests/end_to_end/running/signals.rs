@@ -9,7 +9,7 @@ use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
 use crate::harness::{
-    COUNT, Place, Run, UNTIL_GO, can_run, descendants, is_dead, lines, state, wait_until,
+    COUNT, Place, Run, UNTIL_GO, apply, as_root, descendants, is_dead, lines, state, wait_until,
 };
 
 /// Starts a job with a connection to the test, which no snapshot can carry.
@@ -27,11 +27,8 @@ fn start_without_snapshots(place: &Place, options: &[&str], then: &str) -> (Run,
     (run, outside)
 }
 
-#[test]
+#[apply(as_root)]
 fn a_group_wide_sigusr1_takes_one_snapshot_and_the_job_goes_on() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     fs::write(place.file("job.py"), UNTIL_GO).unwrap();
     let mut run = place.start_with(&[], &["python3", "-u", "job.py"], |command| {
@@ -47,11 +44,8 @@ fn a_group_wide_sigusr1_takes_one_snapshot_and_the_job_goes_on() {
     assert_eq!(images[0]["trigger"], "signal");
 }
 
-#[test]
+#[apply(as_root)]
 fn a_signal_to_all_processes_of_the_job_leaves_its_end_to_the_job() {
-    if !can_run() {
-        return;
-    }
     for signal in [Signal::SIGTERM, Signal::SIGHUP] {
         let place = Place::new();
         let handler = format!("signal.signal(signal.{signal}, lambda *_: sys.exit(5))");
@@ -67,11 +61,8 @@ fn a_signal_to_all_processes_of_the_job_leaves_its_end_to_the_job() {
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn no_image_is_taken_of_a_job_that_a_signal_is_about_to_end() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     // Enough to stand still for some time, as it does not fit into the buffer and is slow to compress.
     let script = UNTIL_GO.replace("print(", "memory = os.urandom(16 << 20).hex()\nprint(");
@@ -92,11 +83,8 @@ fn no_image_is_taken_of_a_job_that_a_signal_is_about_to_end() {
     assert!(place.images().is_empty());
 }
 
-#[test]
+#[apply(as_root)]
 fn sigusr1_and_sigusr2_to_the_job_itself_do_not_kill_it() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = place.start_python(&[], UNTIL_GO);
     place.wait_for("out", "ready");
@@ -107,11 +95,8 @@ fn sigusr1_and_sigusr2_to_the_job_itself_do_not_kill_it() {
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
 
-#[test]
+#[apply(as_root)]
 fn triggers_during_a_snapshot_become_one_more() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = place.start_python(&[], UNTIL_GO);
     place.wait_for("out", "ready");
@@ -126,11 +111,8 @@ fn triggers_during_a_snapshot_become_one_more() {
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
 
-#[test]
+#[apply(as_root)]
 fn the_terminals_signals_go_to_the_job_without_a_snapshot_or_a_restart() {
-    if !can_run() {
-        return;
-    }
     for (number, (signal, name)) in (40..).zip([
         (Signal::SIGINT, "INT"),
         (Signal::SIGHUP, "HUP"),
@@ -155,11 +137,8 @@ fn the_terminals_signals_go_to_the_job_without_a_snapshot_or_a_restart() {
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_that_sigint_kills_ends_the_run_with_130() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = place.start(&[], &["sh", "-c", "echo ready; exec sleep 1000"]);
     place.wait_for("out", "ready");
@@ -167,11 +146,8 @@ fn a_job_that_sigint_kills_ends_the_run_with_130() {
     assert_eq!(run.wait(), 130, "{}", place.text("err"));
 }
 
-#[test]
+#[apply(as_root)]
 fn a_stop_by_the_terminal_stops_the_job_too_and_both_go_on() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     fs::write(place.file("job.py"), COUNT).unwrap();
     let mut run = place.start_with(&[], &["python3", "-u", "job.py"], |command| {
@@ -200,11 +176,8 @@ fn stop_and_continue(run: &Run, job: i32) {
     });
 }
 
-#[test]
+#[apply(as_root)]
 fn a_stop_by_the_terminal_waits_for_the_end_of_a_snapshot() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = place.start_python(&[], UNTIL_GO);
     place.wait_for("out", "ready");
@@ -217,11 +190,8 @@ fn a_stop_by_the_terminal_waits_for_the_end_of_a_snapshot() {
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
 
-#[test]
+#[apply(as_root)]
 fn a_stop_by_the_terminal_while_no_job_runs_stops_us() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = place.start_with(&[], &["sh", "-c", "test -e go"], |command| {
         command
@@ -236,11 +206,8 @@ fn a_stop_by_the_terminal_while_no_job_runs_stops_us() {
     assert_eq!(run.wait(), 130, "{}", place.text("err"));
 }
 
-#[test]
+#[apply(as_root)]
 fn many_sigterms_at_any_time_leave_a_store_that_a_run_goes_on_from() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = place.start_python(&["--interval", "never"], COUNT);
     place.wait_for("log", "5\n");
@@ -259,11 +226,8 @@ fn many_sigterms_at_any_time_leave_a_store_that_a_run_goes_on_from() {
     assert_eq!(place.text("log"), lines(40));
 }
 
-#[test]
+#[apply(as_root)]
 fn a_saved_and_stopped_run_goes_on_with_the_same_line() {
-    if !can_run() {
-        return;
-    }
     for signal in [Signal::SIGTERM, Signal::SIGUSR2] {
         let place = Place::new();
         let mut run = place.start_python(&["--interval", "never"], COUNT);
@@ -286,11 +250,8 @@ fn a_saved_and_stopped_run_goes_on_with_the_same_line() {
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_that_cannot_be_saved_gets_sigterm_and_ends_by_itself() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let then = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))";
     let (mut run, _outside) = start_without_snapshots(&place, &[], then);
@@ -299,11 +260,8 @@ fn a_job_that_cannot_be_saved_gets_sigterm_and_ends_by_itself() {
     assert!(place.images().is_empty());
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_that_does_not_end_within_the_grace_period_is_killed() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let then = "signal.signal(signal.SIGTERM, signal.SIG_IGN)";
     let (mut run, _outside) = start_without_snapshots(&place, &["--grace", "2s"], then);
@@ -315,11 +273,8 @@ fn a_job_that_does_not_end_within_the_grace_period_is_killed() {
     assert!(is_dead(job));
 }
 
-#[test]
+#[apply(as_root)]
 fn a_second_sigterm_stops_at_once() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let then = "signal.signal(signal.SIGTERM, signal.SIG_IGN)";
     let (mut run, _outside) = start_without_snapshots(&place, &["--grace", "10m"], then);
@@ -336,11 +291,8 @@ fn a_second_sigterm_stops_at_once() {
     assert!(said.contains("a second SIGTERM"), "{said}");
 }
 
-#[test]
+#[apply(as_root)]
 fn the_same_sigterm_twice_saves_and_stops() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     fs::write(place.file("job.py"), UNTIL_GO).unwrap();
     let run = place.start_with(&[], &["python3", "-u", "job.py"], |_| {});
@@ -359,11 +311,8 @@ fn the_same_sigterm_twice_saves_and_stops() {
     assert_eq!(place.images().len(), 1);
 }
 
-#[test]
+#[apply(as_root)]
 fn sigusr2_leaves_a_job_that_cannot_be_saved_running() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let (mut run, _outside) = start_without_snapshots(&place, &[], "");
     run.signal(Signal::SIGUSR2);

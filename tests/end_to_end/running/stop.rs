@@ -2,13 +2,12 @@
 
 use std::fs;
 
-use crate::harness::{COUNT, Place, UNTIL_GO, can_run, code, lines, stderr, stdout, wait_until};
+use crate::harness::{
+    COUNT, Place, UNTIL_GO, apply, as_root, code, lines, stderr, stdout, wait_until,
+};
 
-#[test]
+#[apply(as_root)]
 fn a_stopped_run_goes_on_at_once_when_the_same_line_is_run_again() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = place.start_python(&["--interval", "never"], COUNT);
     place.wait_for("log", "5\n");
@@ -30,11 +29,8 @@ fn a_stopped_run_goes_on_at_once_when_the_same_line_is_run_again() {
     assert!(stderr(&nobody).contains("none runs"), "{}", stderr(&nobody));
 }
 
-#[test]
+#[apply(as_root)]
 fn a_paused_run_is_stopped_as_it_stands() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = place.start_python(&["--interval", "never"], UNTIL_GO);
     place.wait_for("out", "ready");
@@ -45,11 +41,8 @@ fn a_paused_run_is_stopped_as_it_stands() {
     assert_eq!(run.wait(), 75, "{}", place.text("err"));
 }
 
-#[test]
+#[apply(as_root)]
 fn a_stop_that_cannot_save_leaves_the_job_computing() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let job = format!("import os\nfd = os.eventfd(3, os.EFD_SEMAPHORE)\n{UNTIL_GO}");
     let mut run = place.start_python(&["--interval", "never"], &job);
@@ -66,11 +59,8 @@ fn a_stop_that_cannot_save_leaves_the_job_computing() {
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
 
-#[test]
+#[apply(as_root)]
 fn a_run_that_waits_for_a_restart_is_stopped_if_there_is_an_image() {
-    if !can_run() {
-        return;
-    }
     for saved in [true, false] {
         let place = Place::new();
         fs::write(

@@ -5,13 +5,10 @@ use std::io::{Seek, SeekFrom, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 
-use crate::harness::{Place, can_run, code, lines, stderr};
+use crate::harness::{Place, apply, as_root, code, lines, stderr};
 
-#[test]
+#[apply(as_root)]
 fn the_exit_code_is_the_jobs_own() {
-    if !can_run() {
-        return;
-    }
     for (script, expected) in [
         ("exit 0", 0),
         ("exit 7", 7),
@@ -29,11 +26,8 @@ fn the_exit_code_is_the_jobs_own() {
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn a_command_that_cannot_be_run_is_126_and_one_that_is_not_there_127() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let write = |name: &str, text: &str, mode| {
         fs::write(place.file(name), text).unwrap();
@@ -56,11 +50,8 @@ fn a_command_that_cannot_be_run_is_126_and_one_that_is_not_there_127() {
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn stdin_is_passed_through_from_a_pipe() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = place.start_with(&[], &["cat"], |command| {
         command.stdin(Stdio::piped());
@@ -73,11 +64,8 @@ fn stdin_is_passed_through_from_a_pipe() {
     assert!(fs::read(place.file("out")).unwrap() == sent);
 }
 
-#[test]
+#[apply(as_root)]
 fn stdin_is_passed_through_from_a_file_and_is_empty_from_dev_null() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     fs::write(place.file("in"), "from a file").unwrap();
     let mut run = place.start_with(&[], &["cat"], |command| {
@@ -92,11 +80,8 @@ fn stdin_is_passed_through_from_a_file_and_is_empty_from_dev_null() {
     assert_eq!(place.text("out"), "0\n/dev/null\n");
 }
 
-#[test]
+#[apply(as_root)]
 fn output_is_the_jobs_byte_for_byte_and_without_a_newline_at_the_end() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     // Every byte value, zero included; not a multiple of any buffer's size.
     let bytes: Vec<u8> = (0..1_500_001_u32)
@@ -109,11 +94,8 @@ fn output_is_the_jobs_byte_for_byte_and_without_a_newline_at_the_end() {
     assert!(output.stderr == bytes);
 }
 
-#[test]
+#[apply(as_root)]
 fn output_keeps_its_order() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let script = "i=0; while [ $i -lt 3000 ]; do echo $i; i=$((i+1)); done";
     let mut run = place.start(&[], &["sh", "-c", script]);
@@ -121,11 +103,8 @@ fn output_keeps_its_order() {
     assert_eq!(place.text("out"), lines(3000));
 }
 
-#[test]
+#[apply(as_root)]
 fn our_lines_never_break_a_line_of_the_jobs() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = place.start(&[], &["sh", "-c", "printf unfinished >&2; kill -KILL $$"]);
     assert_eq!(run.wait(), 137);
@@ -138,11 +117,8 @@ fn our_lines_never_break_a_line_of_the_jobs() {
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn a_file_as_input_goes_on_where_the_job_stood_under_another_supervisor() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     fs::write(place.file("input"), format!("title\n{}", lines(40))).unwrap();
     let job = "while read n; do echo $n\ndone=no; [ $n = 20 ] || [ $n = 30 ] || done=yes\n\
@@ -173,11 +149,8 @@ fn a_file_as_input_goes_on_where_the_job_stood_under_another_supervisor() {
     assert!(!said.contains("stdin goes on"), "{said}");
 }
 
-#[test]
+#[apply(as_root)]
 fn another_file_as_input_goes_on_with_what_comes_and_says_so() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     fs::write(place.file("one"), "1\n2\n").unwrap();
     fs::write(place.file("other"), "3\n").unwrap();

@@ -3,13 +3,10 @@
 use std::fs;
 use std::process::{Command, Stdio};
 
-use crate::harness::{Place, can_run, stderr, stdout};
+use crate::harness::{Place, apply, as_root, stderr, stdout};
 
-#[test]
+#[apply(as_root)]
 fn directory_environment_umask_limits_and_cgroup_are_kept() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut command = place.command(&["-q", "--", "sh", "-c"]);
     command.arg("pwd; umask; ulimit -n; echo \"$GREETING\"; cat /proc/self/cgroup");
@@ -30,11 +27,8 @@ fn directory_environment_umask_limits_and_cgroup_are_kept() {
     assert_eq!(stdout(&output), expected, "{}", stderr(&output));
 }
 
-#[test]
+#[apply(as_root)]
 fn the_job_is_told_its_store_and_not_what_systemd_says_to_us() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let output = place
         .command(&["-q", "--", "env"])
@@ -61,11 +55,8 @@ fn the_job_is_told_its_store_and_not_what_systemd_says_to_us() {
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn the_job_leads_its_own_session_below_the_root_of_its_tree_below_1() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let script = "import os; print(os.getpid(), os.getppid(), os.getsid(0), os.getpgid(0)); \
                   print(open(f'/proc/{os.getppid()}/stat').read().split()[3], os.listdir('/proc/self/fd'))";
@@ -80,11 +71,8 @@ fn the_job_leads_its_own_session_below_the_root_of_its_tree_below_1() {
     assert_eq!(rest, "1 ['0', '1', '2', '3']\n");
 }
 
-#[test]
+#[apply(as_root)]
 fn the_jobs_snapshot_signals_are_ignored_from_the_start_and_no_others() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mask = |text: &str, name: &str| {
         let line = text.lines().find(|line| line.starts_with(name)).unwrap();
@@ -106,11 +94,8 @@ fn the_jobs_snapshot_signals_are_ignored_from_the_start_and_no_others() {
     assert_eq!(mask(&jobs, "SigBlk"), 0);
 }
 
-#[test]
+#[apply(as_root)]
 fn orphans_are_reaped_while_the_job_runs() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     // Each child leaves a grandchild behind, which ends on its own.
     let script = r#"

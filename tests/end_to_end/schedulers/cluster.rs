@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::harness::{LIMIT, Place, installed, stderr, stdout};
+use crate::harness::{LIMIT, Place, installed, program, skip, stderr, stdout};
 
 /// What has to be there; `scripts/setup-tests` installs Slurm's.
 const PROGRAMS: [&str; 7] = [
@@ -92,7 +92,7 @@ impl<'a> Cluster<'a> {
         let begun = Instant::now();
         while !cluster.is_idle() {
             if cluster.daemons.try_wait().unwrap().is_some() || begun.elapsed() > LIMIT {
-                eprintln!("SKIPPED: Slurm does not start here: {}", cluster.said());
+                skip(&format!("Slurm does not start here: {}", cluster.said()));
                 return None;
             }
             std::thread::sleep(POLL);
@@ -223,7 +223,7 @@ fn command(place: &Place, program: &str) -> Command {
 
 fn prepare(folder: &Path, nodes: &[&str]) {
     fs::create_dir_all(folder.join("bin")).unwrap();
-    symlink(env!("CARGO_BIN_EXE_ckpt-run"), folder.join("bin/ckpt-run")).unwrap();
+    symlink(program(), folder.join("bin/ckpt-run")).unwrap();
     let mut key = [0; 128];
     getrandom::fill(&mut key).unwrap();
     fs::write(folder.join("key"), key).unwrap();

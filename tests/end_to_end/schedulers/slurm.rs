@@ -4,21 +4,9 @@
 use std::fs;
 
 use super::cluster::{Cluster, NODES, messages_of};
-use crate::harness::{Place, can_run, lines};
+use crate::harness::{Place, apply, as_root, lines};
 
 use super::templates::filled;
-
-fn cluster(place: &Place) -> Option<Cluster<'_>> {
-    cluster_of(place, 1)
-}
-
-fn cluster_of(place: &Place, nodes: usize) -> Option<Cluster<'_>> {
-    if can_run() {
-        Cluster::start(place, nodes)
-    } else {
-        None
-    }
-}
 
 /// The template with other times: Slurm counts them in minutes.
 fn with_times(script: &str, limit: &str, before: &str) -> String {
@@ -38,10 +26,10 @@ fn ends_equal(place: &Place, cluster: &Cluster<'_>, id: &str, restarts: &str) {
     assert_eq!(output, lines(40), "{}", place.text(&messages_of(id)));
 }
 
-#[test]
+#[apply(as_root)]
 fn slurm_ends_the_time_and_the_job_goes_on_in_the_next_allocation() {
     let place = Place::new();
-    let Some(cluster) = cluster(&place) else {
+    let Some(cluster) = Cluster::start(&place, 1) else {
         return;
     };
     let id = cluster.submit(&with_times(&filled(&place, "slurm"), "1", "40"), &[]);
@@ -50,10 +38,10 @@ fn slurm_ends_the_time_and_the_job_goes_on_in_the_next_allocation() {
     ends_equal(&place, &cluster, &id, "Restarts=1");
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_that_was_not_saved_before_the_time_was_over_goes_on_from_an_older_image() {
     let place = Place::new();
-    let Some(cluster) = cluster(&place) else {
+    let Some(cluster) = Cluster::start(&place, 1) else {
         return;
     };
     fs::write(
@@ -90,10 +78,10 @@ fn preempt(place: &Place, cluster: &Cluster<'_>, id: &str) {
     cluster.wait_for(&other, &["JobState=COMPLETED"]);
 }
 
-#[test]
+#[apply(as_root)]
 fn slurm_preempts_the_job_and_it_goes_on_when_there_is_a_node_again() {
     let place = Place::new();
-    let Some(cluster) = cluster(&place) else {
+    let Some(cluster) = Cluster::start(&place, 1) else {
         return;
     };
     let id = cluster.submit(&filled(&place, "slurm-preempt"), &[]);
@@ -104,10 +92,10 @@ fn slurm_preempts_the_job_and_it_goes_on_when_there_is_a_node_again() {
     ends_equal(&place, &cluster, &id, "Restarts=1");
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_that_is_preempted_without_notice_goes_on_from_its_newest_image() {
     let place = Place::new();
-    let Some(cluster) = cluster(&place) else {
+    let Some(cluster) = Cluster::start(&place, 1) else {
         return;
     };
     let script = filled(&place, "slurm-preempt");
@@ -130,10 +118,10 @@ fn here_and_there(cluster: &Cluster<'_>, id: &str) -> (&'static str, &'static st
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_whose_node_is_taken_goes_on_on_another() {
     let place = Place::new();
-    let Some(cluster) = cluster_of(&place, 2) else {
+    let Some(cluster) = Cluster::start(&place, 2) else {
         return;
     };
     let id = cluster.submit(&filled(&place, "slurm-preempt"), &[]);
@@ -146,10 +134,10 @@ fn a_job_whose_node_is_taken_goes_on_on_another() {
     ends_equal(&place, &cluster, &id, "Restarts=1");
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_whose_node_dies_goes_on_on_another() {
     let place = Place::new();
-    let Some(cluster) = cluster_of(&place, 2) else {
+    let Some(cluster) = Cluster::start(&place, 2) else {
         return;
     };
     let id = cluster.submit(&filled(&place, "slurm"), &[]);
@@ -163,11 +151,11 @@ fn a_job_whose_node_dies_goes_on_on_another() {
     assert!(said.contains("restored image=000001"), "{said}");
 }
 
-#[test]
+#[apply(as_root)]
 fn scancel_cancels() {
     for template in ["slurm", "slurm-preempt"] {
         let place = Place::new();
-        let Some(cluster) = cluster(&place) else {
+        let Some(cluster) = Cluster::start(&place, 1) else {
             return;
         };
         let script = filled(&place, template);
@@ -186,11 +174,11 @@ fn scancel_cancels() {
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn the_batch_shell_alone_signalled_saves_and_stops_the_job() {
     for (signal, state) in [("TERM", "JobState=FAILED"), ("USR2", "JobState=PENDING")] {
         let place = Place::new();
-        let Some(cluster) = cluster(&place) else {
+        let Some(cluster) = Cluster::start(&place, 1) else {
             return;
         };
         let id = cluster.submit(&filled(&place, "slurm"), &[]);
@@ -201,11 +189,11 @@ fn the_batch_shell_alone_signalled_saves_and_stops_the_job() {
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_that_fails_fails_the_batch_job_and_is_not_requeued() {
     for template in ["slurm", "slurm-preempt"] {
         let place = Place::new();
-        let Some(cluster) = cluster(&place) else {
+        let Some(cluster) = Cluster::start(&place, 1) else {
             return;
         };
         let script = filled(&place, template);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use crate::harness::{COUNT, LIMIT, Place, Run, UNTIL_GO, can_run, lines};
+use crate::harness::{COUNT, LIMIT, Place, Run, UNTIL_GO, apply, as_root, lines};
 
 /// The service manager's end of the socket.
 struct Manager {
@@ -92,11 +92,8 @@ impl Manager {
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn systemd_hears_of_the_start_the_snapshots_and_the_end_and_the_job_does_not_hear_systemd() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut manager = Manager::new(&place);
     let script = format!("import os\nprint(sorted(os.environ), flush=True)\n{UNTIL_GO}");
@@ -124,11 +121,8 @@ fn systemd_hears_of_the_start_the_snapshots_and_the_end_and_the_job_does_not_hea
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn a_restored_run_is_ready_once_the_job_computes_again() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut manager = Manager::new(&place);
     let mut run = Manager::start(&place, &["--interval", "never"], COUNT);
@@ -146,11 +140,8 @@ fn a_restored_run_is_ready_once_the_job_computes_again() {
     assert_eq!(place.text("log"), lines(40));
 }
 
-#[test]
+#[apply(as_root)]
 fn a_loop_that_hangs_feeds_no_watchdog() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut manager = Manager::new(&place);
     let mut run = Manager::start(&place, &["--interval", "never"], UNTIL_GO);

@@ -10,8 +10,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::harness::{
-    COUNT, Place, Run, can_run, descendants, installed, is_dead, job_of, lines, stderr, wait_until,
-    write_script,
+    COUNT, Place, Run, apply, as_root, descendants, installed, is_dead, job_of, lines, program,
+    stderr, wait_until, write_script,
 };
 
 const SCHEDULERS: [&str; 5] = ["systemd", "slurm", "slurm-preempt", "kubernetes", "docker"];
@@ -33,7 +33,7 @@ fn with_programs(place: &Place, command: &mut Command) {
     let folder = place.file("bin");
     if !folder.exists() {
         fs::create_dir(&folder).unwrap();
-        symlink(env!("CARGO_BIN_EXE_ckpt-run"), folder.join("ckpt-run")).unwrap();
+        symlink(program(), folder.join("ckpt-run")).unwrap();
         let scripts = [
             ("scontrol", "echo \"$@\" >> asked-for"),
             ("srun", "shift 2; exec \"$@\""),
@@ -154,8 +154,7 @@ fn what_is_printed_is_what_lies_in_the_config_folder() {
 #[test]
 fn systemd_understands_the_service() {
     let place = Place::new();
-    let text = filled(&place, "systemd")
-        .replace("/usr/local/bin/ckpt-run", env!("CARGO_BIN_EXE_ckpt-run"));
+    let text = filled(&place, "systemd").replace("/usr/local/bin/ckpt-run", program());
     let file = place.file("train.service");
     fs::write(&file, text).unwrap();
     if installed("systemd-analyze") {
@@ -176,11 +175,8 @@ fn bash_understands_the_batch_scripts() {
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn slurm_saves_before_the_time_limit_requeues_and_goes_on() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     fs::write(place.file("job.sbatch"), filled(&place, "slurm")).unwrap();
     let mut run = batch(&place);
@@ -197,11 +193,8 @@ fn slurm_saves_before_the_time_limit_requeues_and_goes_on() {
     assert_eq!(place.text("asked-for"), "requeue 4711\n");
 }
 
-#[test]
+#[apply(as_root)]
 fn slurm_preempts_a_step_and_runs_the_script_again() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     fs::write(place.file("job.sbatch"), filled(&place, "slurm-preempt")).unwrap();
     let mut run = batch(&place);
@@ -218,11 +211,8 @@ fn slurm_preempts_a_step_and_runs_the_script_again() {
     assert_eq!(place.text("out"), lines(40));
 }
 
-#[test]
+#[apply(as_root)]
 fn a_time_limit_that_kills_before_the_job_is_saved_loses_what_came_after_the_last_image() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     fs::write(place.file("job.sbatch"), filled(&place, "slurm")).unwrap();
     let run = batch(&place);
@@ -242,11 +232,8 @@ fn a_time_limit_that_kills_before_the_job_is_saved_loses_what_came_after_the_las
     assert!(state.contains("\"failures\": 1"), "{state}");
 }
 
-#[test]
+#[apply(as_root)]
 fn systemd_kubernetes_and_docker_stop_with_sigterm_and_go_on_with_the_next_start() {
-    if !can_run() {
-        return;
-    }
     for scheduler in ["systemd", "kubernetes", "docker"] {
         let place = Place::new();
         let text = filled(&place, scheduler);

@@ -8,7 +8,7 @@
 use std::fs;
 use std::process::{Command, Stdio};
 
-use crate::harness::{Place, Run, can_run};
+use crate::harness::{Place, Run, apply, as_root};
 
 /// Makes that machine of this one, in `$1`, and becomes the rest of the arguments.
 const MACHINE: &str = r#"
@@ -89,11 +89,8 @@ fn start(place: &Place, job: &[&str]) -> Run {
     place.spawn(command, |_| {})
 }
 
-#[test]
+#[apply(as_root)]
 fn device_files_that_a_forked_worker_cannot_use_come_back_as_null() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = start(&place, &["python3", "-u", "job.py"]);
     place.wait_for("out", "ready one");
@@ -122,11 +119,8 @@ fn device_files_that_a_forked_worker_cannot_use_come_back_as_null() {
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn a_program_with_a_device_open_that_the_driver_does_not_know_is_not_snapshotted() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = start(&place, &["python3", "-u", "job.py", "keep"]);
     place.wait_for("out", "ready one");
@@ -138,11 +132,8 @@ fn a_program_with_a_device_open_that_the_driver_does_not_know_is_not_snapshotted
     goes_on(&place, &mut run);
 }
 
-#[test]
+#[apply(as_root)]
 fn a_device_of_another_driver_is_refused_by_criu() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     // The same node, on the machine as it is: its name proves nothing.
     let node = place.file("nvidiactl");

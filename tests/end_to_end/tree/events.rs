@@ -1,8 +1,9 @@
 //! Descriptors and signals that tell of events.
 
 use super::survival::survives;
+use crate::harness::{apply, as_root};
 
-#[test]
+#[apply(as_root)]
 fn epoll_and_eventfd_survive() {
     survives(
         r#"
@@ -21,7 +22,7 @@ note(os.eventfd_read(counter))
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn timers_go_on_ticking() {
     survives(
         r#"
@@ -49,7 +50,7 @@ signal.setitimer(signal.ITIMER_PROF, 0)
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn an_alarm_that_was_set_before_the_snapshot_rings_after_the_restore() {
     survives(
         r"
@@ -65,7 +66,7 @@ note(rung)
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn signalfd_and_pending_signals_survive() {
     survives(
         r#"
@@ -91,7 +92,7 @@ note(int(signal.sigwait({signal.SIGTERM})))
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn inotify_watches_survive() {
     survives(
         r#"
@@ -107,7 +108,7 @@ for i in steps():
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn a_pseudo_terminal_with_its_shell_survives() {
     survives(
         r#"

@@ -6,7 +6,7 @@ use nix::sys::signal::kill;
 use nix::unistd::Pid;
 
 use super::survival::{Survival, survives};
-use crate::harness::wait_until;
+use crate::harness::{apply, as_root, wait_until};
 
 /// As soon as there is a file `tidy`, once: removes `folder`, then kills the job's first process. What Python's
 /// multiprocessing does the other way round, without the race against the end of the sandbox.
@@ -23,16 +23,14 @@ def tidy(folder):
 /// The job tidies up and dies; it must end as if it had not.
 fn survives_its_own_tidying(script: &str) {
     let script = format!("home = os.getcwd()\n{TIDY}{script}");
-    let Some(survival) = Survival::begin(&script) else {
-        return;
-    };
+    let survival = Survival::begin(&script);
     let job = survival.run.job();
     fs::write(survival.place.file("tidy"), "").unwrap();
     wait_until("the job's end", || kill(Pid::from_raw(job), None).is_err());
     survival.ends_like_an_undisturbed_run();
 }
 
-#[test]
+#[apply(as_root)]
 fn a_listener_of_multiprocessing_comes_back_with_its_folder() {
     survives_its_own_tidying(
         r#"
@@ -55,7 +53,7 @@ worker.kill()
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn all_that_an_image_needs_in_a_temporary_folder_comes_back() {
     survives_its_own_tidying(
         r#"
@@ -85,7 +83,7 @@ os.kill(child, signal.SIGKILL)
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn a_worker_that_hears_of_its_parents_death_changes_nothing() {
     survives(
         r#"

@@ -1,8 +1,9 @@
 //! Memory: private, shared, backed by files or by nothing.
 
 use super::survival::{Survival, survives, take_turns};
+use crate::harness::{apply, as_root};
 
-#[test]
+#[apply(as_root)]
 fn a_large_private_memory_survives_to_the_last_byte() {
     survives(
         r#"
@@ -14,7 +15,7 @@ note(hashlib.blake2b(memory).hexdigest())
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn anonymous_shared_memory_stays_shared() {
     survives(
         r#"
@@ -36,7 +37,7 @@ os.write(turn[0][1], b"q"); os.waitpid(child, 0)
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn private_and_shared_file_mappings_survive() {
     survives(
         r#"
@@ -55,7 +56,7 @@ note(open("private", "rb").read(), open("shared", "rb").read())
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn memory_of_a_memfd_survives() {
     survives(
         r#"
@@ -100,18 +101,16 @@ note(again == bytes(shared.buf))
 shared.close(); shared.unlink(); libc.sem_unlink(("/" + name).encode())
 "#;
 
-#[test]
+#[apply(as_root)]
 fn named_shared_memory_and_semaphores_survive() {
     let _turn = take_turns();
     survives(NAMED);
 }
 
-#[test]
+#[apply(as_root)]
 fn named_shared_memory_that_vanished_with_a_reboot_is_made_anew() {
     let _turn = take_turns();
-    let Some(survival) = Survival::begin(NAMED) else {
-        return;
-    };
+    let survival = Survival::begin(NAMED);
     survival
         .supervisor_dies(|place| {
             let name = place.text("name");

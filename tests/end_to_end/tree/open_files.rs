@@ -6,9 +6,9 @@ use std::path::Path;
 use nix::fcntl::{Flock, FlockArg};
 
 use super::survival::{OPTIONS, survives};
-use crate::harness::{Place, Run, can_run, wait_until};
+use crate::harness::{Place, Run, apply, as_root, wait_until};
 
-#[test]
+#[apply(as_root)]
 fn files_opened_in_every_mode_go_back_with_the_job() {
     survives(
         r#"
@@ -27,7 +27,7 @@ for name in "append", "truncated", "both", "raw": note(open(name, "rb").read(), 
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn unlinked_files_keep_their_content() {
     survives(
         r#"
@@ -45,7 +45,7 @@ for i in steps():
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn pipes_keep_what_is_in_flight() {
     survives(
         r#"
@@ -65,7 +65,7 @@ while data := os.read(loose[0], 4096): note(data)
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn named_pipes_keep_what_is_in_flight() {
     survives(
         r#"
@@ -80,7 +80,7 @@ note(os.read(reader, 1000))
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn devices_stay_open() {
     survives(
         r#"
@@ -91,7 +91,7 @@ for i in steps():
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn file_locks_are_held_on() {
     survives(
         r#"
@@ -116,7 +116,7 @@ assert subprocess.check_output([sys.executable, "-c", probe]) == b"False [True, 
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn two_thousand_open_files_survive() {
     survives(
         r#"
@@ -133,7 +133,7 @@ note(resource.getrlimit(resource.RLIMIT_NOFILE), sum(os.path.getsize(f"many/{n}"
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn the_working_directory_stays_even_when_it_was_deleted() {
     survives(
         r#"
@@ -188,22 +188,16 @@ fn survives_names(make: impl Fn(&Place, &Path)) -> Place {
     place
 }
 
-#[test]
+#[apply(as_root)]
 fn links_of_somebody_else_s_criu_are_in_nobody_s_way_and_stay() {
-    if !can_run() {
-        return;
-    }
     let place = survives_names(|_, name| fs::write(name, "another's").unwrap());
     for number in 0..NUMBERS {
         assert_eq!(place.text(&format!("link_remap.{number}")), "another's");
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn links_that_a_killed_dump_has_left_are_taken_away() {
-    if !can_run() {
-        return;
-    }
     let place = survives_names(|place, name| fs::hard_link(place.file("second"), name).unwrap());
     for number in 0..NUMBERS {
         assert!(!place.file(&format!("link_remap.{number}")).exists());
@@ -230,11 +224,8 @@ if __name__ == "__main__":
 "#;
 
 /// All have semaphores in `/dev/shm`, and CRIU gives them the same names there.
-#[test]
+#[apply(as_root)]
 fn jobs_that_are_snapshotted_and_killed_at_once_all_come_back() {
-    if !can_run() {
-        return;
-    }
     let jobs: Vec<(Place, Run)> = (0..4)
         .map(|_| {
             let place = Place::new();
@@ -272,11 +263,8 @@ fn jobs_that_are_snapshotted_and_killed_at_once_all_come_back() {
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn a_snapshot_that_waits_for_another_job_says_so() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let mut run = place.start_python(&OPTIONS, SEMAPHORES);
     place.wait_for("out", "5\n");

@@ -3,9 +3,9 @@
 use std::fs;
 
 use super::survival::{OPTIONS, survives, take_turns};
-use crate::harness::{Place, can_run};
+use crate::harness::{Place, apply, as_root};
 
-#[test]
+#[apply(as_root)]
 fn threads_survive() {
     survives(
         r"
@@ -27,7 +27,7 @@ for thread in threads: thread.join()
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn forked_and_executed_children_survive() {
     survives(
         r#"
@@ -61,7 +61,7 @@ for process in cat, grandchild:
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn a_pool_of_workers_with_queues_and_semaphores_survives() {
     survives(
         r#"
@@ -88,7 +88,7 @@ note(producer.exitcode)
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn spawned_workers_with_their_resource_tracker_survive() {
     let _turn = take_turns();
     survives(
@@ -104,7 +104,7 @@ else:
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn a_daemonized_helper_survives() {
     survives(
         r#"
@@ -135,7 +135,7 @@ note(answer.read(1))
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn zombies_keep_their_exit_codes() {
     survives(
         r"
@@ -151,7 +151,7 @@ for pid in exited, killed: note(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn sessions_groups_and_signal_handling_stay_as_they_were() {
     survives(
         r#"
@@ -186,7 +186,7 @@ for pid in children[0], children[2]: os.kill(pid, signal.SIGKILL); os.waitpid(pi
     );
 }
 
-#[test]
+#[apply(as_root)]
 fn a_shell_pipeline_survives() {
     const COUNT: &str = r#"
 import os, time
@@ -196,9 +196,6 @@ for i in range(20):
     print(i, flush=True)
     open("log", "a").write(f"{i}\n")
 "#;
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     fs::write(place.file("count.py"), COUNT).unwrap();
     let pipeline = "python3 count.py | sed -u s/^/n/ | while read line; do echo \"got $line\"; done; echo over";

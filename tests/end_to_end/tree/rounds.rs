@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::survival::OPTIONS;
-use crate::harness::{Place, can_run};
+use crate::harness::{Place, apply, as_root};
 
 /// Crashes of one job.
 const ROUNDS: usize = 10;
@@ -41,11 +41,8 @@ os.waitpid(child, 0)
 libc.shmctl(segment, 0, None)
 "#;
 
-#[test]
+#[apply(as_root)]
 fn a_job_that_crashes_ten_times_ends_as_if_it_never_had() {
-    if !can_run() {
-        return;
-    }
     let reference = Place::new();
     let place = Place::new();
     for round in 0..ROUNDS {

@@ -4,9 +4,9 @@ use std::fs;
 use std::net::TcpListener;
 
 use super::survival::{OPTIONS, survives};
-use crate::harness::{Place, Run, can_run};
+use crate::harness::{Place, Run, apply, as_root};
 
-#[test]
+#[apply(as_root)]
 fn unix_sockets_keep_what_is_in_flight() {
     survives(
         r#"
@@ -78,17 +78,17 @@ parent_end.close(); os.waitpid(child, 0)
 "#
 }
 
-#[test]
+#[apply(as_root)]
 fn tcp_inside_the_tree_survives() {
     survives(&tcp("AF_INET", "127.0.0.1"));
 }
 
-#[test]
+#[apply(as_root)]
 fn tcp_over_ipv6_inside_the_tree_survives() {
     survives(&tcp("AF_INET6", "::1"));
 }
 
-#[test]
+#[apply(as_root)]
 fn udp_inside_the_tree_survives() {
     survives(
         r#"
@@ -102,10 +102,7 @@ for i in steps():
 
 /// A job that is connected to us, besides `more`, crashes and is restored; returns what it says of the
 /// connection then. Everything within the job goes on in any case.
-fn connection_to_others(setting: &str, more: &str) -> Option<String> {
-    if !can_run() {
-        return None;
-    }
+fn connection_to_others(setting: &str, more: &str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
     let address = listener.local_addr().expect("an address");
     let script = format!(
@@ -150,7 +147,7 @@ except OSError as error:
     fs::write(place.file("restored"), "").expect("a gate");
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     let out = place.text("out");
-    Some(out.lines().last().unwrap_or_default().to_owned())
+    out.lines().last().unwrap_or_default().to_owned()
 }
 
 const NOTHING_INSIDE: &str = "inside = []";
@@ -159,29 +156,21 @@ listening = socket.create_server(("127.0.0.1", 0))
 inside = [(socket.create_connection(listening.getsockname()), listening.accept()[0])]
 "#;
 
-#[test]
+#[apply(as_root)]
 fn a_connection_to_others_is_found_closed_after_a_restore() {
     for more in [NOTHING_INSIDE, ALSO_INSIDE] {
-        let Some(said) = connection_to_others("close", more) else {
-            return;
-        };
-        assert_eq!(said, "closed", "{more}");
+        assert_eq!(connection_to_others("close", more), "closed", "{more}");
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn a_connection_to_others_is_kept_where_that_is_wanted() {
-    if let Some(said) = connection_to_others("keep", NOTHING_INSIDE) {
-        assert_eq!(said, "open");
-    }
+    assert_eq!(connection_to_others("keep", NOTHING_INSIDE), "open");
 }
 
 /// The CUDA driver binds such an address; jobs on one machine share the network namespace.
-#[test]
+#[apply(as_root)]
 fn two_jobs_may_name_addresses_by_their_pids() {
-    if !can_run() {
-        return;
-    }
     let script = r#"
 import os, socket, time
 name = socket.socket(socket.AF_UNIX); name.bind("\0ckpt-run-test-%d" % os.getpid()); name.listen()

@@ -1,6 +1,7 @@
 //! System V IPC: the job has an IPC namespace of its own.
 
 use super::survival::survives;
+use crate::harness::{apply, as_root};
 
 const JOB: &str = r#"
 libc.shmat.restype = ctypes.c_void_p
@@ -46,7 +47,7 @@ check(libc.shmctl(memory, 0, None)); check(libc.shmctl(private, 0, None))
 check(libc.semctl(semaphores, 0, 0)); check(libc.msgctl(queue, 0, None))
 "#;
 
-#[test]
+#[apply(as_root)]
 fn system_v_memory_semaphores_and_messages_survive() {
     survives(JOB);
 }

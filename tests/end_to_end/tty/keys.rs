@@ -7,13 +7,10 @@ use nix::unistd::Pid;
 
 use super::screen::{Screen, at_terminal};
 use super::{COUNT, ECHO};
-use crate::harness::{Place, can_run, descendants, wait_until};
+use crate::harness::{Place, apply, as_root, descendants, wait_until};
 
-#[test]
+#[apply(as_root)]
 fn ctrl_c_ends_the_job_with_130_and_ctrl_backslash_with_131() {
-    if !can_run() {
-        return;
-    }
     for (key, code) in [("\x03", 130), ("\x1c", 131)] {
         let place = Place::new();
         let screen = Screen::new(24, 80);
@@ -29,11 +26,8 @@ fn ctrl_c_ends_the_job_with_130_and_ctrl_backslash_with_131() {
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn ctrl_c_reaches_the_whole_foreground_and_a_job_may_go_on_after_it() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let screen = Screen::new(24, 80);
     let script =
@@ -50,11 +44,8 @@ fn ctrl_c_reaches_the_whole_foreground_and_a_job_may_go_on_after_it() {
     assert!(screen.text().contains("caught"));
 }
 
-#[test]
+#[apply(as_root)]
 fn lines_are_edited_and_echoed_by_the_jobs_terminal() {
-    if !can_run() {
-        return;
-    }
     let (_place, screen, mut run) = at_terminal(ECHO, "ready");
     screen.types("wrong\x7f\x7f\x7f\x7f\x7fright\r");
     screen.wait_for("heard right");
@@ -62,21 +53,15 @@ fn lines_are_edited_and_echoed_by_the_jobs_terminal() {
     assert_eq!(run.wait(), 0, "{}", screen.text());
 }
 
-#[test]
+#[apply(as_root)]
 fn the_end_of_input_is_typed() {
-    if !can_run() {
-        return;
-    }
     let (_place, screen, mut run) = at_terminal(ECHO, "ready");
     screen.types("\x04");
     assert_eq!(run.wait(), 0, "{}", screen.text());
 }
 
-#[test]
+#[apply(as_root)]
 fn ctrl_z_stops_both_and_fg_lets_both_go_on() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let screen = Screen::new(24, 80);
     fs::write(place.file("job.py"), COUNT).unwrap();
@@ -135,11 +120,8 @@ fn is_stopped(pid: i32) -> bool {
         .is_some_and(|(_, rest)| rest.starts_with('T'))
 }
 
-#[test]
+#[apply(as_root)]
 fn ctrl_z_without_a_shell_stops_nothing() {
-    if !can_run() {
-        return;
-    }
     let (_place, screen, mut run) = at_terminal(ECHO, "ready");
     screen.types("\x1astill here\r");
     screen.wait_for("heard still here");
@@ -147,11 +129,8 @@ fn ctrl_z_without_a_shell_stops_nothing() {
     assert_eq!(run.wait(), 0, "{}", screen.text());
 }
 
-#[test]
+#[apply(as_root)]
 fn a_shell_in_the_terminal_has_job_control() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let screen = Screen::new(24, 80);
     let mut run = screen.start(

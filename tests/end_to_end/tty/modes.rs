@@ -6,13 +6,10 @@ use nix::sys::signal::Signal;
 
 use super::COUNT;
 use super::screen::{Screen, at_terminal};
-use crate::harness::{Place, can_run};
+use crate::harness::{Place, apply, as_root};
 
-#[test]
+#[apply(as_root)]
 fn after_a_normal_end_the_modes_are_what_they_were() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let screen = Screen::new(24, 80);
     let mut run = screen.start(&place, &["--", "sh", "-c", "echo ready; read line"]);
@@ -23,11 +20,8 @@ fn after_a_normal_end_the_modes_are_what_they_were() {
     screen.assert_modes_are_back();
 }
 
-#[test]
+#[apply(as_root)]
 fn after_a_crash_that_gives_up_the_modes_are_what_they_were() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let screen = Screen::new(24, 80);
     let script = "echo ready; read line; kill -KILL $$";
@@ -40,22 +34,16 @@ fn after_a_crash_that_gives_up_the_modes_are_what_they_were() {
     screen.assert_modes_are_back();
 }
 
-#[test]
+#[apply(as_root)]
 fn after_sigterm_the_modes_are_what_they_were() {
-    if !can_run() {
-        return;
-    }
     let (_place, screen, mut run) = at_terminal(COUNT, "count 3");
     run.signal(Signal::SIGTERM);
     assert_eq!(run.wait(), 75, "{}", screen.text());
     screen.assert_modes_are_back();
 }
 
-#[test]
+#[apply(as_root)]
 fn between_a_crash_and_the_restore_ctrl_c_ends_the_run() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     fs::write(place.file("ckpt-run.toml"), "restart.backoff = '30s'\n").unwrap();
     let screen = Screen::new(24, 80);
@@ -72,11 +60,8 @@ fn between_a_crash_and_the_restore_ctrl_c_ends_the_run() {
     screen.assert_modes_are_back();
 }
 
-#[test]
+#[apply(as_root)]
 fn a_paused_job_leaves_the_terminal_to_the_caller() {
-    if !can_run() {
-        return;
-    }
     let (place, screen, mut run) = at_terminal(COUNT, "count 3");
     assert!(place.verb(&["pause"]).status.success());
     screen.wait_until("the caller's modes", |_| !screen.is_raw());

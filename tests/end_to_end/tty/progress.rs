@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use nix::sys::signal::Signal;
 
 use super::screen::Screen;
-use crate::harness::{Place, can_run, criu_script, wait_until};
+use crate::harness::{Place, apply, as_root, criu_script, wait_until};
 
 /// Wide enough for our longest line.
 const COLUMNS: u16 = 250;
@@ -87,11 +87,8 @@ fn assert_whole(screen: &str) {
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn a_jobs_lines_stay_whole_while_the_status_line_shows_snapshots_and_a_restore() {
-    if !can_run() {
-        return;
-    }
     let line = r#"print(f"step {i:04d} of many", flush=True)"#;
     // In a terminal of its own, so that ours is raw, and in none.
     for options in [&[][..], &["--no-tty"]] {
@@ -104,11 +101,8 @@ fn a_jobs_lines_stay_whole_while_the_status_line_shows_snapshots_and_a_restore()
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn a_progress_bar_keeps_its_line_and_a_line_of_ours_says_that_the_job_computes_again() {
-    if !can_run() {
-        return;
-    }
     let line = r#"sys.stdout.write(f"\r[step {i:04d} of the bar]"); sys.stdout.flush()"#;
     let (_, screen) = shown(line, "0.02", &[], SLOW, "");
     let again = screen
@@ -123,22 +117,16 @@ fn a_progress_bar_keeps_its_line_and_a_line_of_ours_says_that_the_job_computes_a
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn log_progress_never_shows_no_status_line() {
-    if !can_run() {
-        return;
-    }
     let line = r#"print(f"step {i:04d} of many", flush=True)"#;
     let (written, screen) = shown(line, "0.05", &[], "[log]\nprogress = \"never\"\n", "");
     assert_whole(&screen);
     assert!(!written.contains('\x1b'), "{written:?}");
 }
 
-#[test]
+#[apply(as_root)]
 fn where_stderr_is_a_file_each_event_is_one_line_without_escapes() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let screen = Screen::new(24, COLUMNS);
     let line = r#"print(f"step {i:04d} of many", flush=True)"#;
@@ -169,11 +157,8 @@ fn where_stderr_is_a_file_each_event_is_one_line_without_escapes() {
     assert!(!screen.text().contains("ckpt-run"), "{}", screen.text());
 }
 
-#[test]
+#[apply(as_root)]
 fn a_terminal_that_others_write_to_as_well_gets_lines_only() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let screen = Screen::new(24, COLUMNS);
     let line = r#"print(f"step {i:04d} of many", flush=True)"#;
@@ -212,11 +197,8 @@ fn verb(place: &Place, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&screen.bytes()).into_owned()
 }
 
-#[test]
+#[apply(as_root)]
 fn verbs_that_take_their_time_show_a_bar_where_that_is_wanted() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let job = "import os, time\nballast = os.urandom(32 << 20)\nprint('ready', flush=True)\ntime.sleep(1000)\n";
     let mut run = place.start_python(&[], job);

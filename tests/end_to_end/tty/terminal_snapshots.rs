@@ -7,7 +7,7 @@ use nix::unistd::Pid;
 
 use super::screen::{Screen, at_terminal, lines_of};
 use super::{COUNT, ECHO};
-use crate::harness::{Place, Run, can_run, descendants, wait_until};
+use crate::harness::{Place, Run, apply, as_root, descendants, wait_until};
 
 /// What a counting job has said, each number once and in order.
 fn assert_counted(text: &str, at_least: usize) {
@@ -17,11 +17,8 @@ fn assert_counted(text: &str, at_least: usize) {
     assert_eq!(said, expected, "{text}");
 }
 
-#[test]
+#[apply(as_root)]
 fn a_restored_job_goes_on_in_its_terminal_with_nothing_lost_or_repeated() {
-    if !can_run() {
-        return;
-    }
     for isolation in ["namespaces", "none"] {
         let place = Place::new();
         let screen = Screen::new(24, 80);
@@ -56,11 +53,8 @@ fn first_python(run: &Run) -> i32 {
     found.unwrap()
 }
 
-#[test]
+#[apply(as_root)]
 fn a_restored_job_has_its_terminal_as_before() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let screen = Screen::new(24, 80);
     // Modes of its own, its terminal open by name, and the window asked for when told.
@@ -98,11 +92,8 @@ while True:
     assert_eq!(run.wait(), 130, "{}", screen.text());
 }
 
-#[test]
+#[apply(as_root)]
 fn a_killed_run_goes_on_at_another_terminal_and_with_none() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let first = Screen::new(24, 80);
     fs::write(place.file("job.py"), COUNT).unwrap();
@@ -135,11 +126,8 @@ fn a_killed_run_goes_on_at_another_terminal_and_with_none() {
     assert_eq!(number(&after[0]), number(&before[last - 1]) + 1);
 }
 
-#[test]
+#[apply(as_root)]
 fn a_job_without_a_terminal_is_restored_without_one() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let script = format!("import os; print('ttys', os.isatty(1), flush=True)\n{COUNT}\n");
     fs::write(
@@ -161,11 +149,8 @@ fn a_job_without_a_terminal_is_restored_without_one() {
     assert!(!screen.text().contains("True"), "{}", screen.text());
 }
 
-#[test]
+#[apply(as_root)]
 fn what_is_typed_after_a_restore_is_heard() {
-    if !can_run() {
-        return;
-    }
     let (place, screen, mut run) = at_terminal(ECHO, "ready");
     screen.types("one\r");
     screen.wait_for("heard one");
@@ -186,11 +171,8 @@ fn what_is_typed_after_a_restore_is_heard() {
     assert_eq!(screen.text().matches("heard two").count(), 1);
 }
 
-#[test]
+#[apply(as_root)]
 fn an_interpreter_with_line_editing_is_restored() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let screen = Screen::new(24, 80);
     let mut run = screen.start(&place, &["--", "python3", "-q", "-i"]);
@@ -238,11 +220,8 @@ if os.fork() == 0:
 print("end", os.WEXITSTATUS(os.wait()[1]), *names, flush=True)
 "#;
 
-#[test]
+#[apply(as_root)]
 fn a_jobs_own_terminals_come_back_although_their_numbers_are_taken_on_the_machine() {
-    if !can_run() {
-        return;
-    }
     // In a terminal that is the job's first one, and in none.
     for (option, names) in [
         ("--tty", "/dev/pts/1 /dev/pts/0"),
@@ -274,11 +253,8 @@ fn a_jobs_own_terminals_come_back_although_their_numbers_are_taken_on_the_machin
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn a_program_that_was_started_in_a_terminal_of_the_jobs_comes_back_in_it() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     fs::write(place.file("job.py"), COUNT).unwrap();
     let spawn = "import pty; pty.spawn(['sh', '-c', 'tty; python3 job.py'])";

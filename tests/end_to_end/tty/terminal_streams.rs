@@ -4,16 +4,13 @@ use std::fs;
 use std::process::Stdio;
 
 use super::screen::Screen;
-use crate::harness::{Place, can_run};
+use crate::harness::{Place, apply, as_root};
 
 /// Which streams are terminals, in words.
 const WHICH: &str = "import os; print('ttys', *[os.isatty(i) for i in range(3)])";
 
-#[test]
+#[apply(as_root)]
 fn the_job_has_a_terminal_on_all_three_with_the_callers_size_and_name() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let screen = Screen::new(33, 111);
     let script = "import os, sys\n\
@@ -35,11 +32,8 @@ fn the_job_has_a_terminal_on_all_three_with_the_callers_size_and_name() {
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn a_change_of_the_window_arrives() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let screen = Screen::new(24, 80);
     let script = "import os, signal, time\n\
@@ -53,11 +47,8 @@ fn a_change_of_the_window_arrives() {
     drop(run);
 }
 
-#[test]
+#[apply(as_root)]
 fn what_is_redirected_stays_as_it_is() {
-    if !can_run() {
-        return;
-    }
     // Stdin or stdout elsewhere: no terminal at all. Stderr elsewhere: only that.
     for (number, expected) in [
         (0, "ttys False False False"),
@@ -91,11 +82,8 @@ fn what_is_redirected_stays_as_it_is() {
     }
 }
 
-#[test]
+#[apply(as_root)]
 fn a_terminal_can_be_had_or_refused_whatever_ours_is() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     let output = place.verb(&["--tty", "--", "python3", "-c", WHICH]);
     assert!(output.status.success());
@@ -116,11 +104,8 @@ fn a_terminal_can_be_had_or_refused_whatever_ours_is() {
     });
 }
 
-#[test]
+#[apply(as_root)]
 fn input_beside_a_terminal_is_the_callers_byte_for_byte() {
-    if !can_run() {
-        return;
-    }
     let place = Place::new();
     // Bytes that a terminal would make something else of.
     let bytes: Vec<u8> = (0..=255).cycle().take(100_000).collect();
