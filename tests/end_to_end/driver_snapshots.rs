@@ -6,9 +6,9 @@ use std::process::Output;
 use std::sync::OnceLock;
 use std::thread;
 
-use crate::harness::fake_gpu::{self, FakeGpu};
+use crate::harness::fake_gpu::{self, FakeGpu, UUIDS};
 use crate::harness::gpu_job::{alone, ends_as, untouched};
-use crate::harness::{Place, Run, apply, as_root, criu_script, wait_until};
+use crate::harness::{Place, Run, apply, as_root, criu_script, stderr, stdout, wait_until};
 
 /// Long enough for something to be done to it; it waits at step 20 until there is a file `go`.
 const JOB: [&str; 8] = [
@@ -21,19 +21,6 @@ const JOB: [&str; 8] = [
     "--wait-at",
     "20:go",
 ];
-const UUIDS: [&str; 2] = [
-    "GPU-fa4e0000-0000-4000-8000-000000000000",
-    "GPU-fa4e0000-0000-4000-8000-000000000001",
-];
-
-fn errors(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-fn said(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
 /// A supervised job.
 fn supervised(place: &Place, gpu: &FakeGpu, arguments: &[&str]) -> Run {
     let mut command = place.command(&["--interval", "never", "--"]);
@@ -83,10 +70,10 @@ fn suspended_memory_leaves_the_gpu_and_can_come_back_on_another_one() {
     assert_eq!(on_second, 0);
     let done = cuda(&place, &gpu, &["suspend", "--pid", &pid]);
     assert_eq!(
-        said(&done),
+        stdout(&done),
         format!("{pid} checkpointed\n"),
         "{}",
-        errors(&done)
+        stderr(&done)
     );
     gpu.assert_used(0, 0, "suspended");
     let [first, second] = UUIDS;
@@ -96,15 +83,20 @@ fn suspended_memory_leaves_the_gpu_and_can_come_back_on_another_one() {
         &gpu,
         &["resume", "--pid", &pid, "--gpu-map", &short],
     );
-    assert_eq!(refused.status.code(), Some(1), "{}", errors(&refused));
+    assert_eq!(refused.status.code(), Some(1), "{}", stderr(&refused));
     assert!(
-        errors(&refused).contains("map lacks one"),
+        stderr(&refused).contains("map lacks one"),
         "{}",
-        errors(&refused)
+        stderr(&refused)
     );
     let map = format!("{first}={second},{second}={first}");
     let done = cuda(&place, &gpu, &["resume", "--pid", &pid, "--gpu-map", &map]);
-    assert_eq!(said(&done), format!("{pid} running\n"), "{}", errors(&done));
+    assert_eq!(
+        stdout(&done),
+        format!("{pid} running\n"),
+        "{}",
+        stderr(&done)
+    );
     gpu.assert_used(0, 0, "moved");
     gpu.assert_used(1, on_first, "moved");
     let arguments = [&JOB[2..6], &["--segments", "300,4M"]].concat();
@@ -127,8 +119,8 @@ fn a_job_with_work_on_the_gpu_cannot_be_locked_and_goes_on() {
         &gpu,
         &["suspend", "--timeout", "200ms", "--pid", &pid],
     );
-    assert_eq!(busy.status.code(), Some(1), "{}", errors(&busy));
-    assert_eq!(said(&busy), format!("{pid} running\n"));
+    assert_eq!(busy.status.code(), Some(1), "{}", stderr(&busy));
+    assert_eq!(stdout(&busy), format!("{pid} running\n"));
     ends_as_ever(&place, &mut run);
 }
 
@@ -146,7 +138,12 @@ fn a_call_that_hangs_keeps_a_job_from_being_locked() {
         &gpu,
         &["suspend", "--timeout", "200ms", "--pid", &pid],
     );
-    assert_eq!(said(&busy), format!("{pid} running\n"), "{}", errors(&busy));
+    assert_eq!(
+        stdout(&busy),
+        format!("{pid} running\n"),
+        "{}",
+        stderr(&busy)
+    );
     ends_as_ever(&place, &mut run);
 }
 
@@ -159,7 +156,12 @@ fn a_thread_that_holds_the_driver_s_lock_does_not_keep_a_job_from_being_suspende
     let pid = run.pid().to_string();
     for (verb, state) in [("suspend", "checkpointed"), ("resume", "running")] {
         let done = cuda(&place, &gpu, &[verb, "--pid", &pid]);
-        assert_eq!(said(&done), format!("{pid} {state}\n"), "{}", errors(&done));
+        assert_eq!(
+            stdout(&done),
+            format!("{pid} {state}\n"),
+            "{}",
+            stderr(&done)
+        );
     }
     ends_as_ever(&place, &mut run);
 }
@@ -172,14 +174,14 @@ fn imported_memory_is_suspended_and_cannot_be_resumed() {
     let pid = run.pid().to_string();
     let done = cuda(&place, &gpu, &["suspend", "--pid", &pid]);
     assert_eq!(
-        said(&done),
+        stdout(&done),
         format!("{pid} checkpointed\n"),
         "{}",
-        errors(&done)
+        stderr(&done)
     );
     let lost = cuda(&place, &gpu, &["resume", "--pid", &pid]);
-    assert_eq!(said(&lost), format!("{pid} checkpointed\n"));
-    assert!(errors(&lost).contains("801"), "{}", errors(&lost));
+    assert_eq!(stdout(&lost), format!("{pid} checkpointed\n"));
+    assert!(stderr(&lost).contains("801"), "{}", stderr(&lost));
 }
 
 #[apply(as_root)]
@@ -189,7 +191,7 @@ fn the_restore_thread_is_known_by_its_number_outside_of_the_job_s_namespace() {
     place.wait_for("out", "\n20 ");
     let pid = run.job();
     let told = cuda(&place, &gpu, &["tid", "--pid", &pid.to_string()]);
-    let thread: i32 = said(&told)
+    let thread: i32 = stdout(&told)
         .split_whitespace()
         .last()
         .expect("a thread")
@@ -210,9 +212,9 @@ fn a_checkpoint_that_fails_fails_the_snapshot_and_the_job_goes_on() {
     let refused = place.verb(&["snapshot"]);
     assert_eq!(refused.status.code(), Some(125));
     assert!(
-        errors(&refused).contains("out of memory"),
+        stderr(&refused).contains("out of memory"),
         "{}",
-        errors(&refused)
+        stderr(&refused)
     );
     fs::remove_file(rule).expect("removed");
     place.snapshot();
@@ -256,7 +258,7 @@ fn a_job_on_a_gpu_that_is_split_up_is_not_snapshotted_and_goes_on() {
     for refusals in 1..=2 {
         let refused = place.verb(&["snapshot"]);
         assert_eq!(refused.status.code(), Some(125));
-        let said = errors(&refused);
+        let said = stderr(&refused);
         assert!(
             said.contains("is split up (MIG)") && said.lines().count() == 1,
             "{said}"

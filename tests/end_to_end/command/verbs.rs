@@ -4,23 +4,16 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::harness::{Place, UNTIL_GO, apply, as_root, code, stderr, stdout};
-
-fn json(place: &Place, arguments: &[&str]) -> Value {
-    let output = place.verb(&[arguments, &["--json"]].concat());
-    serde_json::from_slice(&output.stdout)
-        .unwrap_or_else(|error| panic!("{arguments:?}: {error}: {}", stderr(&output)))
-}
+use crate::harness::{Place, apply, as_root, code, stderr, stdout};
 
 #[apply(as_root)]
 fn image_verbs_print_json_with_the_documented_fields() {
     let place = Place::new();
-    let mut run = place.start_python(&[], UNTIL_GO);
-    place.wait_for("out", "ready");
-    assert_eq!(json(&place, &["snapshot"])["id"], "000001");
+    let mut run = place.start_ready(&[]);
+    assert_eq!(place.json(&["snapshot"])["id"], "000001");
     place.snapshot();
 
-    let list = json(&place, &["list"]);
+    let list = place.json(&["list"]);
     let ids: Vec<&Value> = list
         .as_array()
         .unwrap()
@@ -39,9 +32,9 @@ fn image_verbs_print_json_with_the_documented_fields() {
         (&false.into(), &Value::Null)
     );
 
-    let shown = json(&place, &["show"]);
+    let shown = place.json(&["show"]);
     assert_eq!(shown["id"], "000002", "the latest");
-    assert_eq!(json(&place, &["show", "000001"])["id"], "000001");
+    assert_eq!(place.json(&["show", "000001"])["id"], "000001");
     assert_eq!(
         shown["command"],
         serde_json::json!(["python3", "-u", "job.py"])
@@ -77,7 +70,7 @@ fn image_verbs_print_json_with_the_documented_fields() {
     );
     assert!(text.contains("(request: ckpt-run snapshot)"), "{text}");
 
-    let verified = json(&place, &["verify"]);
+    let verified = place.json(&["verify"]);
     assert_eq!(verified.as_array().unwrap().len(), 2);
     assert!(
         verified
@@ -86,7 +79,7 @@ fn image_verbs_print_json_with_the_documented_fields() {
             .iter()
             .all(|one| one["good"] == true)
     );
-    assert_eq!(json(&place, &["verify", "--all"]), verified);
+    assert_eq!(place.json(&["verify", "--all"]), verified);
     assert!(stdout(&place.verb(&["verify", "latest"])).starts_with("000002 good"));
 
     place.go();
@@ -104,7 +97,7 @@ fn data_goes_to_stdout_and_talk_to_stderr_without_colours() {
         "{}",
         stderr(&list)
     );
-    assert_eq!(json(&place, &["list"]), serde_json::json!([]));
+    assert_eq!(place.json(&["list"]), serde_json::json!([]));
     let snapshot = place.verb(&["snapshot"]);
     assert_eq!(code(snapshot.status), 125);
     assert!(stderr(&snapshot).contains("cannot reach a supervisor"));
@@ -121,7 +114,7 @@ fn data_goes_to_stdout_and_talk_to_stderr_without_colours() {
 #[test]
 fn doctor_prints_its_checks_as_json() {
     let place = Place::new();
-    let checks = json(&place, &["doctor"]);
+    let checks = place.json(&["doctor"]);
     let checks = checks.as_array().unwrap();
     assert!(!checks.is_empty());
     for check in checks {
@@ -210,7 +203,7 @@ fn a_check_of_the_settings_tells_everything_and_touches_nothing() {
     ] {
         assert!(said.contains(part), "{part}: {said}");
     }
-    let checked = json(&place, &["config", "check", "other.toml"]);
+    let checked = place.json(&["config", "check", "other.toml"]);
     assert_eq!(
         (
             &checked["good"],
@@ -245,7 +238,7 @@ hooks.on_give_up = "no-program"
         all.map(|one| one.as_str().unwrap().to_owned() + "\n")
             .collect()
     };
-    let checked = json(&place, &["config", "check"]);
+    let checked = place.json(&["config", "check"]);
     assert_eq!(checked["good"], false);
     let (errors, warnings) = (told(&checked, "errors"), told(&checked, "warnings"));
     for part in [

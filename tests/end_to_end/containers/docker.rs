@@ -1,14 +1,13 @@
 //! The Dockerfile's image, run by the line in its comments, stopped and killed.
 
 use std::fs;
-use std::path::Path;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::image_build::{IMAGE, all_lines, machine, template};
+use super::image_build::{IMAGE, machine, template};
 use super::machine::Machine;
-use crate::harness::{apply, as_root, wait_until};
+use crate::harness::{apply, as_root, lines, wait_until, wait_until_gone};
 
 /// The volume of that line.
 pub const VOLUME: &str = "train";
@@ -58,8 +57,8 @@ fn a_stopped_container_is_saved_and_the_next_one_goes_on() {
     go(&machine);
     start(&machine, "second", &options());
     assert_eq!(machine.wait("second"), 0, "{}", machine.err("second"));
-    assert_eq!(log(&machine), all_lines());
-    assert_eq!(machine.out("first") + &machine.out("second"), all_lines());
+    assert_eq!(log(&machine), lines(40));
+    assert_eq!(machine.out("first") + &machine.out("second"), lines(40));
     for name in ["first", "second"] {
         let err = machine.err(name);
         assert!(!err.contains("warning") && !err.contains("error"), "{err}");
@@ -82,19 +81,15 @@ fn a_killed_job_comes_back_in_its_container_and_a_killed_container_in_the_next_o
     assert_eq!(machine.podman(&snapshot), "000001\n");
     let job = machine.job();
     kill(Pid::from_raw(job), Signal::SIGKILL).unwrap();
-    wait_until("the job's end", || {
-        !Path::new(&format!("/proc/{job}")).exists()
-    });
+    wait_until_gone(&[job]);
     wait_until("the restore", || machine.err("first").contains("restored"));
     let again = machine.job();
     assert_ne!(again, job);
     machine.podman(&["kill", "first"]);
     assert_eq!(machine.wait("first"), 137);
-    wait_until("the end of all in it", || {
-        !Path::new(&format!("/proc/{again}")).exists()
-    });
+    wait_until_gone(&[again]);
     go(&machine);
     start(&machine, "second", &options());
     assert_eq!(machine.wait("second"), 0, "{}", machine.err("second"));
-    assert_eq!(log(&machine), all_lines());
+    assert_eq!(log(&machine), lines(40));
 }

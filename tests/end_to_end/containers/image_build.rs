@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use nix::fcntl::{Flock, FlockArg};
 
 use super::machine::Machine;
-use crate::harness::{Place, program, skip};
+use crate::harness::{Place, program, skip, stderr};
 
 /// What the Dockerfile begins with, and the release of Debian that this is.
 const BASE: (&str, &str) = ("docker.io/library/debian:13", "trixie");
@@ -36,11 +36,6 @@ for i in range(40):
     while i == 20 and not os.path.exists("/store/go"):
         time.sleep(0.02)
 "#;
-
-/// What the job prints and writes.
-pub fn all_lines() -> String {
-    (0..40).map(|i| format!("{i}\n")).collect()
-}
 
 /// What a template is, with the job in it, snapshotted only when it is stopped.
 pub fn template(scheduler: &str) -> String {
@@ -88,7 +83,7 @@ fn make() -> Result<PathBuf, String> {
     let context = context.path().to_str().unwrap();
     let line = ["build", "--network", "host", "--tag", IMAGE, context];
     let built = machine.try_podman(&line);
-    let text = String::from_utf8_lossy(&built.stderr);
+    let text = stderr(&built);
     if !built.status.success() && is_for_want_of_network(&text) {
         return Err(format!("packages cannot be fetched: {text}"));
     }
@@ -130,7 +125,7 @@ fn make_base(machine: &Machine, kept: &Path) -> Result<(), String> {
 /// Whether kernel and file system allow containers at all.
 fn probe(machine: &Machine) -> Result<(), String> {
     let output = machine.try_podman(&["run", "--rm", "--pull", "never", BASE.0, "true"]);
-    let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    let text = stderr(&output).trim().to_owned();
     if output.status.success() {
         Ok(())
     } else {
@@ -155,6 +150,6 @@ fn said(command: &mut Command) -> Result<(), String> {
     if output.status.success() {
         return Ok(());
     }
-    let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    let text = stderr(&output).trim().to_owned();
     Err(format!("{program}: {text}"))
 }

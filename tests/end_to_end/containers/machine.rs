@@ -11,7 +11,7 @@ use std::time::SystemTime;
 use nix::sys::resource::{Resource, getrlimit};
 use tempfile::TempDir;
 
-use crate::harness::{code, descendants, job_of, wait_until};
+use crate::harness::{code, descendants, job_of, stderr, stdout, wait_until};
 
 /// Read by each podman at work.
 static AT_WORK: RwLock<()> = RwLock::new(());
@@ -141,9 +141,9 @@ impl Machine {
         assert!(
             output.status.success(),
             "podman {words:?}: {}",
-            String::from_utf8_lossy(&output.stderr)
+            stderr(&output)
         );
-        String::from_utf8_lossy(&output.stdout).into_owned()
+        stdout(&output)
     }
 
     /// Runs a container to its end: its exit code, and what it printed to both streams.
@@ -164,13 +164,13 @@ impl Machine {
     /// What a container printed to stdout.
     pub fn out(&self, container: &str) -> String {
         let output = self.try_podman(&["logs", container]);
-        String::from_utf8_lossy(&output.stdout).into_owned()
+        stdout(&output)
     }
 
     /// What a container printed to stderr.
     pub fn err(&self, container: &str) -> String {
         let output = self.try_podman(&["logs", container]);
-        String::from_utf8_lossy(&output.stderr).into_owned()
+        stderr(&output)
     }
 
     /// A file in a volume.
@@ -192,7 +192,7 @@ impl Machine {
     fn has_ended(&self, container: &str) -> bool {
         let format = ["inspect", "--format", "{{.State.Status}}", container];
         let output = self.try_podman(&format);
-        String::from_utf8_lossy(&output.stdout).trim() == "exited"
+        stdout(&output).trim() == "exited"
     }
 
     /// Host pid of the only job's first process.
@@ -205,7 +205,7 @@ impl Drop for Machine {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let output = self.try_podman(&["ps", "--all", "--format", "{{.Names}}"]);
-            for name in String::from_utf8_lossy(&output.stdout).lines() {
+            for name in stdout(&output).lines() {
                 eprintln!("--- {name}\n{}{}", self.out(name), self.err(name));
             }
         }

@@ -5,10 +5,11 @@ use std::fs;
 use nix::sys::signal::Signal;
 
 use super::counter_job::{
-    COUNTER, counted, finish_counter, lines, said, start, wait_for_progress,
-    wait_for_the_first_line, wait_until_gone,
+    COUNTER, counted, finish_counter, said, start, wait_for_progress, wait_for_the_first_line,
 };
-use crate::harness::{Place, Run, apply, as_root, descendants, wait_until};
+use crate::harness::{
+    Place, Run, apply, as_root, descendants, lines, stderr, wait_until, wait_until_gone,
+};
 
 /// Writes each number in every way there is.
 const WRITE: &str = r#"
@@ -216,7 +217,7 @@ fn an_image_that_is_asked_for_comes_back_or_none_does() {
     let count = counted(&place);
     let asked = place.verb(&["restore", "000002"]);
     assert_eq!(asked.status.code(), Some(125));
-    let text = String::from_utf8_lossy(&asked.stderr);
+    let text = stderr(&asked);
     for part in ["cannot go on from image 000002", "/extra", "ckpt-run list"] {
         assert!(text.contains(part), "{part}: {text}");
     }

@@ -1,16 +1,12 @@
 //! What these tests share: a job that can be compared with an uninterrupted run, and ways to hurt it.
 
 use std::fs;
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::harness::{Place, Run, descendants, wait_until};
-
-/// Snapshots only when asked for.
-pub const ON_REQUEST: [&str; 2] = ["--interval", "never"];
+use crate::harness::{ON_REQUEST, Place, Run, descendants, lines, wait_until};
 
 /// Counts in memory, with a helper thread and a child, and writes each number to stdout, to a log in mode `w`
 /// and to a counter file that it reads back. Ends when the file `stop` is there.
@@ -40,11 +36,6 @@ while not os.path.exists("stop"):
 os.close(told)
 "#;
 
-/// `0` to `count - 1`, one a line.
-pub fn lines(count: usize) -> String {
-    (0..count).fold(String::new(), |text, i| text + &format!("{i}\n"))
-}
-
 /// Starts [`COUNTER`] with short waits before restarts.
 pub fn start_counter(place: &Place) -> Run {
     start(place, COUNTER)
@@ -73,8 +64,7 @@ pub fn start(place: &Place, script: &str) -> Run {
 }
 
 pub fn start_with(place: &Place, script: &str, change: impl FnOnce(&mut Command)) -> Run {
-    fs::write(place.file("job.py"), script).expect("the script is written");
-    place.start_with(&ON_REQUEST, &["python3", "-u", "job.py"], |command| {
+    place.start_python_with(&ON_REQUEST, script, |command| {
         command.env("CKPT_RUN_RESTART_BACKOFF", "10ms");
         change(command);
     })
@@ -145,14 +135,6 @@ pub fn wait_for_criu(run: &Run, verb: &str) -> i32 {
 pub fn send(pid: i32, signal: Signal) {
     // A process that is gone by now was fast.
     let _ = kill(Pid::from_raw(pid), signal);
-}
-
-/// Waits until none of these processes is left.
-pub fn wait_until_gone(pids: &[i32]) {
-    wait_until(&format!("the end of {pids:?}"), || {
-        pids.iter()
-            .all(|pid| !Path::new(&format!("/proc/{pid}")).exists())
-    });
 }
 
 /// How many times `text` is in the supervisor's messages.

@@ -8,11 +8,12 @@ use ckpt_run::job::is_alive;
 use nix::sys::signal::Signal;
 
 use super::counter_job::{
-    ON_REQUEST, Random, begin_snapshot, counted, counting, counting_with, finish_counter,
-    processes_with, said, send, snapshot_at_last, wait_for_criu, wait_for_progress,
+    Random, begin_snapshot, counted, counting, counting_with, finish_counter, processes_with, said,
+    send, snapshot_at_last, wait_for_criu, wait_for_progress,
 };
 use crate::harness::{
-    Place, Run, apply, as_root, criu_script, descendants, skip, wait_until, write_script,
+    ON_REQUEST, Place, Run, apply, as_root, criu_script, descendants, skip, stderr, wait_until,
+    write_script,
 };
 
 /// A dump of the counter takes about 100 ms.
@@ -143,7 +144,7 @@ fn a_criu_that_is_stuck_in_a_dump_is_killed_after_the_timeout() {
     let criu = wait_for_criu(&run, "dump");
     send(criu, Signal::SIGSTOP);
     let output = client.wait_with_output().expect("the client ends");
-    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    let text = stderr(&output);
     assert!(text.contains("snapshot.timeout"), "{text}");
     wait_for_progress(&place);
     place.snapshot();
@@ -163,7 +164,7 @@ fn a_criu_that_does_not_end_after_its_dump_is_killed_after_the_timeout() {
     place.snapshot();
     fs::write(place.file("stuck"), "").expect("written");
     let refused = place.verb(&["snapshot"]);
-    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let text = stderr(&refused);
     assert!(text.contains("snapshot.timeout"), "{text}");
     fs::remove_file(place.file("stuck")).expect("removed");
     wait_for_progress(&place);
@@ -184,7 +185,7 @@ fn a_dump_that_takes_too_long_is_called_off_and_the_job_goes_on() {
     thread::sleep(Duration::from_secs(6));
     send(criu, Signal::SIGCONT);
     let output = client.wait_with_output().expect("the client ends");
-    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    let text = stderr(&output);
     assert!(text.contains("snapshot.timeout"), "{text}");
     wait_for_progress(&place);
     assert_eq!(said(&place, "cannot trust process"), 0);
@@ -255,7 +256,7 @@ fn a_criu_that_ends_before_it_logs_is_told_with_its_words_and_without_a_log() {
     });
     let refused = place.verb(&["snapshot"]);
     assert_eq!(refused.status.code(), Some(125));
-    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let text = stderr(&refused);
     assert!(
         text.contains("exit code 127 before it opened its log, saying: criu: error while loading shared libraries: libnet.so.1; "),
         "{text}"

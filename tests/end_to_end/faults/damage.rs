@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use super::counter_job::{
     COUNTER, counted, counting, finish_counter, said, start, start_counter, wait_for_progress,
-    wait_for_the_first_line, wait_until_gone,
+    wait_for_the_first_line,
 };
-use crate::harness::{Place, apply, as_root, descendants, wait_until};
+use crate::harness::{Place, apply, as_root, descendants, stdout, wait_until, wait_until_gone};
 
 /// Takes two images, lets `damage` hurt the newer one's manifest or packs, kills the job.
 fn the_older_image_is_restored_after(damage: impl FnOnce(&Path, &[PathBuf]), reason: &str) {
@@ -45,7 +45,7 @@ fn the_older_image_is_restored_after(damage: impl FnOnce(&Path, &[PathBuf]), rea
     assert!(told[0].is_empty(), "{told:?}");
     assert!(told[1].contains(reason), "{told:?}");
     let verified = place.verb(&["verify"]);
-    let text = String::from_utf8_lossy(&verified.stdout).into_owned();
+    let text = stdout(&verified);
     assert_eq!(verified.status.code(), Some(1), "{text}");
     assert!(text.contains(&format!("{older} good")), "{text}");
     assert!(text.contains(&format!("{newer} DAMAGED")), "{text}");

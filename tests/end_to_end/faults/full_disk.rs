@@ -9,7 +9,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use super::counter_job::{
     COUNTER, finish_counter, said, start_with, wait_for_progress, wait_for_the_first_line,
 };
-use crate::harness::{Place, Run, apply, as_root, wait_until};
+use crate::harness::{Place, Run, apply, as_root, stderr, wait_until};
 
 /// The store's copy of the program and a few images fit.
 const DISK_BYTES: u64 = 400 << 20;
@@ -47,7 +47,7 @@ fn one_image(min_free: &str) -> (Place, Disk, Run) {
 fn refused_snapshot(place: &Place) -> String {
     let refused = place.verb(&["snapshot"]);
     assert!(!refused.status.success());
-    String::from_utf8_lossy(&refused.stderr).into_owned()
+    stderr(&refused)
 }
 
 /// A small file system over a folder. Gone when dropped.

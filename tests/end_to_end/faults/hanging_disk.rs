@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use super::counter_job::{
     COUNTER, begin_snapshot, finish_counter, start_with, wait_for_progress, wait_for_the_first_line,
 };
-use crate::harness::{Place, Run, apply, as_root, descendants, skip, wait_until};
+use crate::harness::{Place, Run, apply, as_root, descendants, skip, state, stderr, wait_until};
 
 const DISK_BYTES: u64 = 2 << 30;
 /// The job's memory: far more than what may wait for the disk, so that it is on its way when the disk begins to hang.
@@ -68,11 +68,8 @@ fn succeeds(command: &mut Command) -> bool {
 
 /// Whether CRIU has stopped a process of the run.
 fn is_stopped(run: &Run) -> bool {
-    descendants(run.pid()).into_iter().any(|pid| {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let state = stat.rsplit_once(") ").map(|(_, rest)| &rest[..1]);
-        state == Some("t")
-    })
+    let mut processes = descendants(run.pid()).into_iter();
+    processes.any(|pid| state(pid) == Some('t'))
 }
 
 #[apply(as_root)]
@@ -93,7 +90,7 @@ fn a_job_does_not_stand_still_for_a_disk_that_hangs() {
     wait_for_progress(&place);
     assert!(disk.thaw(), "it hung until now");
     let answer = asked.wait_with_output().expect("an answer");
-    let text = String::from_utf8_lossy(&answer.stderr);
+    let text = stderr(&answer);
     assert!(text.contains("disk took nothing for 10s"), "{text}");
 
     // All is well again.

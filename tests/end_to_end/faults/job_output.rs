@@ -5,8 +5,8 @@ use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
 
-use super::counter_job::{lines, start_with, wait_for_the_first_line, wait_until_gone};
-use crate::harness::{Place, Run, apply, as_root, wait_until};
+use super::counter_job::{start_with, wait_for_the_first_line};
+use crate::harness::{Place, Run, apply, as_root, lines, wait_until, wait_until_gone};
 
 /// Numbers to stdout, the same with an `e` to stderr, progress to `log`.
 const TALK: &str = r#"

@@ -7,9 +7,9 @@ use nix::sys::signal::Signal;
 
 use super::counter_job::{
     Random, begin_snapshot, counting, finish_counter, processes_with, said, send, snapshot_at_last,
-    start, start_counter, wait_for_criu, wait_for_progress, wait_until_gone,
+    start, start_counter, wait_for_criu, wait_for_progress,
 };
-use crate::harness::{Place, Run, apply, as_root, descendants, wait_until};
+use crate::harness::{Place, Run, apply, as_root, descendants, wait_until, wait_until_gone};
 
 /// Kills of the job in each of two runs side by side.
 const ROUNDS: usize = 25;

@@ -10,11 +10,11 @@ use super::counter_job::{
     begin_snapshot, counting, finish_counter, said, send, start_counter, wait_for_criu,
     wait_for_progress,
 };
-use crate::harness::{Place, Run, apply, as_root, wait_until};
+use crate::harness::{Place, Run, apply, as_root, stderr, wait_until};
 
 fn succeeds(client: std::process::Child) -> String {
     let output = client.wait_with_output().expect("the client ends");
-    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    let error = stderr(&output);
     assert!(output.status.success(), "{error}");
     String::from_utf8(output.stdout).expect("an id")
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::harness::{Place, apply, as_root, program};
+use crate::harness::{Place, apply, as_root, criu_prefix, lines, program};
 
 /// Counts to 60 in three seconds, and waits half-way for a file `go`.
 const COUNT: &str = "\
@@ -39,8 +39,7 @@ fn a_rust_program_supervises_a_job() {
         .args([".ckpt-run", "python3", "-u", "job.py"])
         .current_dir(place.path())
         .env("XDG_CONFIG_HOME", place.path());
-    let criu = Path::new(env!("CARGO_MANIFEST_DIR")).join(".criu");
-    if criu.exists() {
+    if let Some(criu) = criu_prefix() {
         command.env("CKPT_RUN_CRIU", criu);
     }
     let mut run = place.spawn(command, |_| {});
@@ -49,6 +48,5 @@ fn a_rust_program_supervises_a_job() {
     run.crash();
     place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
-    let counted: Vec<String> = (0..60).map(|i| format!("{i}\n")).collect();
-    assert_eq!(place.text("out"), counted.concat(), "{}", place.text("err"));
+    assert_eq!(place.text("out"), lines(60), "{}", place.text("err"));
 }

@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::Value;
 
 use super::pages;
-use crate::harness::Place;
+use crate::harness::{Place, stderr};
 
 /// Why settings are not taken where there is the key that a page has its reader make.
 fn refused(place: &Place, settings: &str) -> Option<String> {
@@ -15,7 +15,7 @@ fn refused(place: &Place, settings: &str) -> Option<String> {
     let settings = settings.replace("/root/.config/ckpt-run/key", "key");
     fs::write(place.file("page.toml"), settings).unwrap();
     let checked = place.verb(&["config", "check", "page.toml"]);
-    (!checked.status.success()).then(|| String::from_utf8_lossy(&checked.stderr).into_owned())
+    (!checked.status.success()).then(|| stderr(&checked))
 }
 
 /// Whether a block sets something: its first line is a section's.

@@ -12,8 +12,16 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
+use super::copy_environment;
+
 /// Where its memory is: a tmpfs, as large as the host's memory allows.
 const MEMORY: &str = "/dev/shm";
+
+/// UUIDs of the first two GPUs.
+pub const UUIDS: [&str; 2] = [
+    "GPU-fa4e0000-0000-4000-8000-000000000000",
+    "GPU-fa4e0000-0000-4000-8000-000000000001",
+];
 
 /// Longest wait for memory that is to be let go, on a busy machine.
 const SETTLED: Duration = Duration::from_secs(60);
@@ -102,12 +110,7 @@ impl FakeGpu {
         if let Some(folder) = command.get_current_dir() {
             wrapped.current_dir(folder);
         }
-        for (name, value) in command.get_envs() {
-            match value {
-                Some(value) => wrapped.env(name, value),
-                None => wrapped.env_remove(name),
-            };
-        }
+        copy_environment(command, &mut wrapped);
         wrapped
     }
 

@@ -1,5 +1,8 @@
 //! Python jobs of many tests.
 
+/// Options of a run that takes snapshots only when asked to.
+pub const ON_REQUEST: [&str; 2] = ["--interval", "never"];
+
 /// Counts to 40 into a log opened in mode `w` and onto stdout. Halfway it waits for a file `go`, so that it is not over
 /// before we are.
 pub const COUNT: &str = r#"
@@ -21,7 +24,7 @@ while not os.path.exists("go"):
     time.sleep(0.02)
 "#;
 
-pub fn lines(count: u32) -> String {
-    let numbers: Vec<String> = (0..count).map(|i| i.to_string()).collect();
-    numbers.join("\n") + "\n"
+/// `0` to `count - 1`, one a line.
+pub fn lines(count: usize) -> String {
+    (0..count).map(|i| format!("{i}\n")).collect()
 }

@@ -10,12 +10,14 @@ mod process_tree;
 mod run;
 mod scripts;
 
-pub use jobs::{COUNT, UNTIL_GO, lines};
+pub use jobs::{COUNT, ON_REQUEST, UNTIL_GO, lines};
 pub use macro_rules_attribute::apply;
 pub use outcome::{LIMIT, code, stderr, stdout, wait_until};
 pub use place::Place;
 pub(crate) use privilege::as_root;
 pub use privilege::{Privilege, installed, skip};
-pub use process_tree::{descendants, inner_pid, is_dead, job_of, state};
+pub use process_tree::{
+    descendants, inner_pid, is_dead, job_of, state, wait_for_descendant, wait_until_gone,
+};
 pub use run::Run;
-pub use scripts::{criu_script, program, write_script};
+pub use scripts::{copy_environment, criu_prefix, criu_script, program, write_script};

@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 
 use tempfile::TempDir;
 
-use super::{Run, program, wait_until};
+use super::{Run, UNTIL_GO, program, stderr, wait_until};
 
 /// A folder with a store, and the runs in it.
 pub struct Place {
@@ -89,8 +89,32 @@ impl Place {
 
     /// A Python job: `script` is written to a file and run with `python3 -u`.
     pub fn start_python(&self, options: &[&str], script: &str) -> Run {
+        self.start_python_with(options, script, |_| {})
+    }
+
+    /// The same, with another environment.
+    pub fn start_python_with(
+        &self,
+        options: &[&str],
+        script: &str,
+        change: impl FnOnce(&mut Command),
+    ) -> Run {
         fs::write(self.file("job.py"), script).expect("the script is written");
-        self.start(options, &["python3", "-u", "job.py"])
+        self.start_with(options, &["python3", "-u", "job.py"], change)
+    }
+
+    /// A job that computes until there is a file `go`.
+    pub fn start_ready(&self, options: &[&str]) -> Run {
+        let run = self.start_python(options, UNTIL_GO);
+        self.wait_for("out", "ready");
+        run
+    }
+
+    /// What a verb prints with `--json`.
+    pub fn json(&self, arguments: &[&str]) -> serde_json::Value {
+        let output = self.verb(&[arguments, &["--json"]].concat());
+        serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|error| panic!("{arguments:?}: {error}: {}", stderr(&output)))
     }
 
     /// Asks for a snapshot; the image's id.
@@ -99,7 +123,7 @@ impl Place {
         assert!(
             output.status.success(),
             "snapshot failed: {}\n{}",
-            String::from_utf8_lossy(&output.stderr),
+            stderr(&output),
             self.text("err")
         );
         String::from_utf8(output.stdout)

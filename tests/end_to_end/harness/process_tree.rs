@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::Read;
+use std::path::Path;
 
 use super::wait_until;
 
@@ -24,6 +25,24 @@ pub fn job_of(supervisor: i32) -> i32 {
         found.is_some()
     });
     found.expect("found above")
+}
+
+/// Waits until a descendant of a process is found for which `is_it` holds; its pid.
+pub fn wait_for_descendant(of: i32, what: &str, is_it: impl Fn(i32) -> bool) -> i32 {
+    let mut found = None;
+    wait_until(what, || {
+        found = descendants(of).into_iter().find(|pid| is_it(*pid));
+        found.is_some()
+    });
+    found.expect("found above")
+}
+
+/// Waits until none of these processes is left.
+pub fn wait_until_gone(pids: &[i32]) {
+    wait_until(&format!("the end of {pids:?}"), || {
+        pids.iter()
+            .all(|pid| !Path::new(&format!("/proc/{pid}")).exists())
+    });
 }
 
 /// All descendants of a process, by /proc.

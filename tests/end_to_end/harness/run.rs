@@ -1,15 +1,15 @@
 //! Supervisor that a test has started.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command};
 use std::time::Instant;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::outcome::{LIMIT, POLL, code, wait_until};
-use super::process_tree::{inner_pid, job_of};
+use super::outcome::{LIMIT, POLL, code};
+use super::process_tree::{inner_pid, job_of, wait_until_gone};
 
 /// A supervisor that runs. Killed when dropped.
 pub struct Run {
@@ -49,9 +49,7 @@ impl Run {
     pub fn crash(&self) {
         let job = self.job();
         kill(Pid::from_raw(job), Signal::SIGKILL).expect("the job runs");
-        wait_until("the job's end", || {
-            !Path::new(&format!("/proc/{job}")).exists()
-        });
+        wait_until_gone(&[job]);
     }
 
     /// Waits for the supervisor's end; its exit code, 128+n for a signal.

@@ -26,11 +26,25 @@ pub fn program() -> &'static str {
     env!("CARGO_BIN_EXE_ckpt-run")
 }
 
+/// Gives a command the changes of the environment that another one has.
+pub fn copy_environment(from: &Command, to: &mut Command) {
+    for (name, value) in from.get_envs() {
+        match value {
+            Some(value) => to.env(name, value),
+            None => to.env_remove(name),
+        };
+    }
+}
+
+/// The CRIU that `scripts/setup` has built in the checkout.
+pub fn criu_prefix() -> Option<PathBuf> {
+    let prefix = Path::new(env!("CARGO_MANIFEST_DIR")).join(".criu");
+    prefix.exists().then_some(prefix)
+}
+
 /// A program in CRIU's place: a shell script in which `CRIU` is the real one, and `HERE` the folder.
 pub fn criu_script(folder: &Path, script: &str) -> PathBuf {
-    let prefix = Path::new(env!("CARGO_MANIFEST_DIR")).join(".criu");
-    let explicit = prefix.exists().then_some(prefix);
-    let found = Criu::find(&Search::new(explicit)).expect("a CRIU");
+    let found = Criu::find(&Search::new(criu_prefix())).expect("a CRIU");
     let quoted = |word: &Path| format!("'{}'", word.to_str().expect("text"));
     let words: Vec<String> = found
         .argv()

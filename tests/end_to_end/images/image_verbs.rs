@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use nix::sys::signal::Signal;
 
-use crate::harness::{Place, UNTIL_GO, apply, as_root, code, stderr, stdout};
+use crate::harness::{Place, apply, as_root, code, stderr, stdout};
 
 /// Takes memory, opens a file and starts a child once there is a file `grow`; ends with `go`.
 const GROWS: &str = r#"
@@ -26,12 +26,6 @@ child.kill(); child.wait()
 print(len(data), flush=True)
 "#;
 
-fn json(place: &Place, arguments: &[&str]) -> Value {
-    let output = place.verb(&[arguments, &["--json"]].concat());
-    serde_json::from_slice(&output.stdout)
-        .unwrap_or_else(|error| panic!("{arguments:?}: {error}: {}", stderr(&output)))
-}
-
 #[apply(as_root)]
 fn what_grew_between_two_images_is_told() {
     let place = Place::new();
@@ -42,7 +36,7 @@ fn what_grew_between_two_images_is_told() {
     place.wait_for("out", "grown");
     place.snapshot();
 
-    let diff = json(&place, &["diff", "1"]);
+    let diff = place.json(&["diff", "1"]);
     assert_eq!(
         (&diff["from"], &diff["to"]),
         (&"000001".into(), &"000002".into())
@@ -88,10 +82,9 @@ fn what_grew_between_two_images_is_told() {
 #[apply(as_root)]
 fn an_image_goes_to_another_machine_as_one_file_and_comes_back_to_life_there() {
     let (place, other) = (Place::new(), Place::new());
-    let mut run = place.start_python(&[], UNTIL_GO);
-    place.wait_for("out", "ready");
+    let mut run = place.start_ready(&[]);
     place.snapshot();
-    let told = json(&place, &["export", "latest", "image.ckpt"]);
+    let told = place.json(&["export", "latest", "image.ckpt"]);
     let bytes = fs::metadata(place.file("image.ckpt")).unwrap().len();
     assert_eq!(told["file_bytes"].as_u64(), Some(bytes));
     assert_eq!(told["encrypted"], false);
@@ -120,7 +113,7 @@ fn an_image_goes_to_another_machine_as_one_file_and_comes_back_to_life_there() {
     assert_eq!(stdout(&other.verb(&["verify"])).lines().count(), 1);
     let again = other.verb(&["import", &place.file("image.ckpt").display().to_string()]);
     assert_eq!(stdout(&again), "000002\n", "{}", stderr(&again));
-    assert_eq!(json(&other, &["list"]).as_array().unwrap().len(), 2);
+    assert_eq!(other.json(&["list"]).as_array().unwrap().len(), 2);
 
     // The other machine has neither the run nor its store.
     run.signal(Signal::SIGKILL);
@@ -129,7 +122,7 @@ fn an_image_goes_to_another_machine_as_one_file_and_comes_back_to_life_there() {
     let mut restored = other.start(&["restore"], &[]);
     other.wait_for("err", "restored");
     // Somebody asked for it: no restart is used up.
-    let status = json(&other, &["status"]);
+    let status = other.json(&["status"]);
     assert_eq!(
         (&status["restarts_used"], &status["restarts_left"]),
         (&0.into(), &3.into())
@@ -145,8 +138,7 @@ fn an_image_goes_to_another_machine_as_one_file_and_comes_back_to_life_there() {
 #[apply(as_root)]
 fn a_copied_image_comes_back_to_life_where_the_first_store_is_gone() {
     let place = Place::new();
-    let mut run = place.start_python(&[], UNTIL_GO);
-    place.wait_for("out", "ready");
+    let mut run = place.start_ready(&[]);
     place.snapshot();
     let copied = place.verb(&["copy", "latest", "--to", "copy"]);
     assert_eq!(stdout(&copied), "000001\n", "{}", stderr(&copied));

@@ -4,9 +4,9 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::harness::{Place, UNTIL_GO, apply, as_root, code, program, stderr, stdout};
-
-const ON_REQUEST: [&str; 2] = ["--interval", "never"];
+use crate::harness::{
+    ON_REQUEST, Place, apply, as_root, code, criu_prefix, program, stderr, stdout,
+};
 
 fn ids(place: &Place) -> Vec<String> {
     let id = |image: &Value| image["id"].as_str().unwrap().to_owned();
@@ -30,8 +30,7 @@ fn refusal(place: &Place, arguments: &[&str]) -> String {
 #[apply(as_root)]
 fn an_image_pinned_while_the_job_runs_outlives_the_rotations() {
     let place = Place::new();
-    let mut run = place.start_python(&[&ON_REQUEST[..], &["--keep-last", "1"]].concat(), UNTIL_GO);
-    place.wait_for("out", "ready");
+    let mut run = place.start_ready(&[&ON_REQUEST[..], &["--keep-last", "1"]].concat());
     place.snapshot();
     let pinned = json(&place, &["pin", "1", "--note", "before the change"]);
     assert_eq!(
@@ -82,8 +81,7 @@ fn an_image_pinned_while_the_job_runs_outlives_the_rotations() {
 #[apply(as_root)]
 fn forget_and_prune_say_what_goes_and_do_what_they_said() {
     let place = Place::new();
-    let mut run = place.start_python(&ON_REQUEST, UNTIL_GO);
-    place.wait_for("out", "ready");
+    let mut run = place.start_ready(&ON_REQUEST);
     for _ in 0..4 {
         place.snapshot();
     }
@@ -158,8 +156,7 @@ fn forget_and_prune_say_what_goes_and_do_what_they_said() {
 #[apply(as_root)]
 fn an_old_copy_of_the_program_goes_when_a_run_starts_and_the_mapped_one_stays() {
     let place = Place::new();
-    let mut run = place.start_python(&ON_REQUEST, UNTIL_GO);
-    place.wait_for("out", "ready");
+    let mut run = place.start_ready(&ON_REQUEST);
     place.snapshot();
     run.signal(nix::sys::signal::Signal::SIGKILL);
     run.wait();
@@ -182,8 +179,7 @@ fn an_old_copy_of_the_program_goes_when_a_run_starts_and_the_mapped_one_stays() 
         .env_remove("CKPT_RUN_STORE")
         .stdin(std::process::Stdio::null());
     // Where the program that was built looks, too.
-    let criu = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(".criu");
-    if criu.exists() {
+    if let Some(criu) = criu_prefix() {
         command.env("CKPT_RUN_CRIU", criu);
     }
     let output = command.output().unwrap();

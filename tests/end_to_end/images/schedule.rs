@@ -1,8 +1,6 @@
 //! Snapshots by the clock, and how many of them stay.
 
-use std::fs;
-
-use crate::harness::{Place, UNTIL_GO, apply, as_root, wait_until};
+use crate::harness::{Place, UNTIL_GO, apply, as_root, stderr, wait_until};
 
 #[apply(as_root)]
 fn an_interval_takes_snapshots_and_only_the_newest_stay() {
@@ -37,8 +35,7 @@ fn an_automatic_interval_follows_what_snapshots_cost_and_says_so() {
     let place = Place::new();
     // An assumed failure every minute and freezes of some hundredths of a second: intervals of seconds.
     let options = ["--interval", "auto", "--keep-last", "9"];
-    fs::write(place.file("job.py"), UNTIL_GO).unwrap();
-    let mut run = place.start_with(&options, &["python3", "-u", "job.py"], |command| {
+    let mut run = place.start_python_with(&options, UNTIL_GO, |command| {
         command.env("CKPT_RUN_SNAPSHOT_MTBF", "1m");
     });
     place.wait_for("out", "ready");
@@ -114,7 +111,7 @@ fn a_plan_is_reckoned_from_flags_alone() {
     );
     let wrong = place.verb(&["plan", "--max-overhead", "1"]);
     assert_eq!(wrong.status.code(), Some(125));
-    assert!(String::from_utf8_lossy(&wrong.stderr).contains("not a percentage"));
+    assert!(stderr(&wrong).contains("not a percentage"));
 }
 
 #[apply(as_root)]
@@ -135,8 +132,7 @@ fn a_fixed_interval_that_costs_too_much_is_warned_about_once_and_kept() {
 #[apply(as_root)]
 fn chance_delays_a_scheduled_snapshot() {
     let place = Place::new();
-    let mut run = place.start_python(&["--interval", "1", "--jitter", "1h"], UNTIL_GO);
-    place.wait_for("out", "ready");
+    let mut run = place.start_ready(&["--interval", "1", "--jitter", "1h"]);
     // Of an hour, what chance leaves under a minute is one in sixty.
     wait_until("a long delay", || {
         place.snapshot();

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::harness::{Place, Run, UNTIL_GO, apply, as_root, wait_until};
+use crate::harness::{ON_REQUEST, Place, UNTIL_GO, apply, as_root, wait_until};
 
 fn events(place: &Place) -> Vec<Value> {
     let text = place.text(".ckpt-run/events.ndjson");
@@ -34,12 +34,6 @@ fn said(place: &Place) -> String {
         .to_owned()
 }
 
-fn start(place: &Place) -> Run {
-    let run = place.start_python(&["--interval", "never"], UNTIL_GO);
-    place.wait_for("out", "ready");
-    run
-}
-
 #[apply(as_root)]
 fn a_run_that_crashes_and_comes_back_is_written_down_and_summed_up() {
     let place = Place::new();
@@ -48,7 +42,7 @@ fn a_run_that_crashes_and_comes_back_is_written_down_and_summed_up() {
         "[log]\nevents = 'copy.log'\n[restart]\nbackoff = '50ms'\n",
     )
     .unwrap();
-    let mut run = start(&place);
+    let mut run = place.start_ready(&ON_REQUEST);
     let job = run.job();
     place.snapshot();
     run.crash();
@@ -111,11 +105,11 @@ fn a_run_that_crashes_and_comes_back_is_written_down_and_summed_up() {
 #[apply(as_root)]
 fn a_run_that_is_saved_and_goes_on_is_one_run() {
     let place = Place::new();
-    let mut run = start(&place);
+    let mut run = place.start_ready(&ON_REQUEST);
     run.signal(Signal::SIGUSR2);
     assert_eq!(run.wait(), 75, "{}", place.text("err"));
     assert_eq!(one(&place, "ended")["how"], "saved");
-    let mut again = place.start_python(&["--interval", "never"], UNTIL_GO);
+    let mut again = place.start_python(&ON_REQUEST, UNTIL_GO);
     place.wait_for("err", "ckpt-run: restored");
     place.go();
     assert_eq!(again.wait(), 0, "{}", place.text("err"));
@@ -141,7 +135,7 @@ fn a_run_without_a_snapshot_is_summed_up_in_few_words_and_quietly_not_at_all() {
 fn a_log_that_cannot_be_written_is_told_of_once_and_harms_nothing() {
     let place = Place::new();
     fs::write(place.file("ckpt-run.toml"), "[log]\nevents = '.'\n").unwrap();
-    let mut run = start(&place);
+    let mut run = place.start_ready(&ON_REQUEST);
     place.snapshot();
     place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
@@ -153,7 +147,7 @@ fn a_log_that_cannot_be_written_is_told_of_once_and_harms_nothing() {
 #[apply(as_root)]
 fn pauses_and_failures_are_written_down() {
     let place = Place::new();
-    let mut run = start(&place);
+    let mut run = place.start_ready(&ON_REQUEST);
     assert!(place.verb(&["pause"]).status.success());
     assert!(place.verb(&["unpause", "--wait"]).status.success());
     wait_until("it goes on", || {
@@ -172,7 +166,7 @@ fn pauses_and_failures_are_written_down() {
         "[snapshot]\nmin_free = '1023TiB'\n",
     )
     .unwrap();
-    let mut run = start(&full);
+    let mut run = full.start_ready(&ON_REQUEST);
     assert!(!full.verb(&["snapshot"]).status.success());
     full.go();
     assert_eq!(run.wait(), 0, "{}", full.text("err"));
@@ -204,7 +198,7 @@ fn a_restore_is_told_of_at_the_moment_the_job_computes_again() {
     /// Clocks are read one after the other.
     const SLACK_SECONDS: f64 = 0.1;
     let place = Place::new();
-    let mut run = place.start_python(&["--interval", "never"], STEPS);
+    let mut run = place.start_python(&ON_REQUEST, STEPS);
     place.wait_for("out", "ready");
     place.snapshot();
     run.crash();

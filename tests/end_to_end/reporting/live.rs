@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use nix::pty::{OpenptyResult, Winsize, openpty};
 use nix::sys::termios::{Termios, tcgetattr};
 
-use crate::harness::{Place, Run, UNTIL_GO, apply, as_root, code, wait_until};
+use crate::harness::{Place, apply, as_root, code, wait_until};
 
 /// A viewer in a terminal of its own.
 struct Viewer {
@@ -90,16 +90,10 @@ impl Viewer {
     }
 }
 
-fn start(place: &Place) -> Run {
-    let run = place.start_python(&["--interval", "1h"], UNTIL_GO);
-    place.wait_for("out", "ready");
-    run
-}
-
 #[apply(as_root)]
 fn it_shows_the_job_and_q_restores_the_terminal_while_the_job_goes_on() {
     let place = Place::new();
-    let mut run = start(&place);
+    let mut run = place.start_ready(&["--interval", "1h"]);
     for (key, name) in [(&b"q"[..], "q"), (b"\x1b", "Esc"), (b"\x03", "Ctrl-C")] {
         let mut viewer = Viewer::start(&place, 24, 80);
         viewer.wait_for("running");
@@ -116,7 +110,7 @@ fn it_shows_the_job_and_q_restores_the_terminal_while_the_job_goes_on() {
 #[apply(as_root)]
 fn it_follows_the_run_and_outlives_the_supervisor() {
     let place = Place::new();
-    let mut run = start(&place);
+    let mut run = place.start_ready(&["--interval", "1h"]);
     let mut viewer = Viewer::start(&place, 24, 80);
     viewer.wait_for("running");
     place.snapshot();
@@ -132,7 +126,7 @@ fn it_follows_the_run_and_outlives_the_supervisor() {
 #[apply(as_root)]
 fn a_tiny_terminal_and_a_signal_do_no_harm() {
     let place = Place::new();
-    let _run = start(&place);
+    let _run = place.start_ready(&["--interval", "1h"]);
     let viewer = Viewer::start(&place, 3, 12);
     viewer.wait_for("running");
     let pid = i32::try_from(viewer.child.id()).unwrap();

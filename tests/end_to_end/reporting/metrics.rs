@@ -38,8 +38,7 @@ fn the_file_follows_the_run_and_keeps_its_end() {
     let place = Place::new();
     let settings = "[metrics]\ntextfile = 'run.prom'\n[restart]\nbackoff = '50ms'\n";
     fs::write(place.file("ckpt-run.toml"), settings).unwrap();
-    let mut run = place.start_python(&["--interval", "1h"], UNTIL_GO);
-    place.wait_for("out", "ready");
+    let mut run = place.start_ready(&["--interval", "1h"]);
     wait_until("the state is told", || {
         figure(&place.text("run.prom"), "ckpt_run_state", "\"running\"") == Some(1.0)
     });
@@ -90,8 +89,7 @@ fn the_endpoint_answers_scrapers_and_shrugs_off_the_rest() {
         "[metrics]\nlisten = '127.0.0.1:0'\n",
     )
     .unwrap();
-    let mut run = place.start_python(&[], UNTIL_GO);
-    place.wait_for("out", "ready");
+    let mut run = place.start_ready(&[]);
     let address = address(&place);
     let mut good = String::new();
     wait_until("its start", || {

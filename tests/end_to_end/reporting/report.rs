@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::harness::{Place, UNTIL_GO, apply, as_root, code, skip, stderr, stdout};
+use crate::harness::{ON_REQUEST, Place, UNTIL_GO, apply, as_root, code, skip, stderr, stdout};
 
 /// A word of a command line that would be a script, if somebody let it.
 const HOSTILE: &str =
@@ -21,7 +21,7 @@ fn eventful(place: &Place) {
     )
     .unwrap();
     let line = ["python3", "-u", "job.py", HOSTILE];
-    let mut run = place.start(&["--interval", "never"], &line);
+    let mut run = place.start(&ON_REQUEST, &line);
     place.wait_for("out", "ready");
     place.snapshot();
     run.crash();

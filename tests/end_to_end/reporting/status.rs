@@ -7,13 +7,9 @@ use std::thread;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::harness::{Place, Run, UNTIL_GO, apply, as_root, code, stderr, stdout, wait_until};
-
-fn start(place: &Place, options: &[&str]) -> Run {
-    let run = place.start_python(options, UNTIL_GO);
-    place.wait_for("out", "ready");
-    run
-}
+use crate::harness::{
+    ON_REQUEST, Place, UNTIL_GO, apply, as_root, code, stderr, stdout, wait_until,
+};
 
 fn status(place: &Place) -> (Value, i32) {
     let output = place.verb(&["status", "--json"]);
@@ -29,7 +25,7 @@ fn state(place: &Place) -> String {
 #[apply(as_root)]
 fn a_run_is_told_with_its_snapshots_its_schedule_and_what_is_at_risk() {
     let place = Place::new();
-    let mut run = start(&place, &["--interval", "1h"]);
+    let mut run = place.start_ready(&["--interval", "1h"]);
     wait_until("its start", || state(&place) == "running");
     let (before, code_before) = status(&place);
     assert_eq!((&before["state"], code_before), (&"running".into(), 0));
@@ -108,7 +104,7 @@ fn a_wait_before_a_restart_is_told() {
         "[restart]\nbackoff = '1h'\nbackoff_max = '1h'\n",
     )
     .unwrap();
-    let run = start(&place, &[]);
+    let run = place.start_ready(&[]);
     place.snapshot();
     run.crash();
     wait_until("it waits", || state(&place) == "waiting");
@@ -125,7 +121,7 @@ fn without_a_supervisor_the_store_tells_how_the_run_ended() {
         (3, "no run\n")
     );
 
-    let mut run = start(&place, &[]);
+    let mut run = place.start_ready(&[]);
     run.signal(Signal::SIGUSR2);
     assert_eq!(run.wait(), 75);
     let (saved, exit) = status(&place);
@@ -171,7 +167,7 @@ fn without_a_supervisor_the_store_tells_how_the_run_ended() {
 #[apply(as_root)]
 fn a_supervisor_that_is_stopped_is_said_to_be_silent() {
     let place = Place::new();
-    let mut run = start(&place, &[]);
+    let mut run = place.start_ready(&[]);
     run.signal(Signal::SIGSTOP);
     let outputs = thread::scope(|scope| {
         let verbs = ["status", "snapshot", "stop"].map(|verb| scope.spawn(|| place.verb(&[verb])));
@@ -194,7 +190,7 @@ fn a_supervisor_that_is_stopped_is_said_to_be_silent() {
 #[apply(as_root)]
 fn watched_without_a_terminal_each_change_is_a_line_until_the_run_ends() {
     let place = Place::new();
-    let mut run = start(&place, &[]);
+    let mut run = place.start_ready(&[]);
     let watch = |arguments: &[&str], to: &str| {
         let file = fs::File::create(place.file(to)).unwrap();
         place
@@ -232,10 +228,7 @@ fn watched_without_a_terminal_each_change_is_a_line_until_the_run_ends() {
 #[apply(as_root)]
 fn a_run_that_was_interrupted_before_its_first_image_is_not_said_to_be_saved() {
     let place = Place::new();
-    let mut run = place.start(
-        &["--interval", "never"],
-        &["sh", "-c", "echo ready\nsleep 1000"],
-    );
+    let mut run = place.start(&ON_REQUEST, &["sh", "-c", "echo ready\nsleep 1000"]);
     place.wait_for("out", "ready");
     run.signal(Signal::SIGINT);
     assert_eq!(run.wait(), 130, "{}", place.text("err"));

@@ -3,7 +3,7 @@
 use std::process::Output;
 
 use super::scene::Scene;
-use crate::harness::{apply, as_root};
+use crate::harness::{apply, as_root, stderr, stdout};
 
 /// A verb that talks to the driver itself, for the job's process.
 fn cuda(scene: &Scene, verb: &str) -> Output {
@@ -16,9 +16,9 @@ fn cuda(scene: &Scene, verb: &str) -> Output {
 /// What it prints.
 fn state(scene: &Scene, verb: &str) -> String {
     let output = cuda(scene, verb);
-    let errors = String::from_utf8_lossy(&output.stderr);
+    let errors = stderr(&output);
     assert!(output.status.success(), "{errors}");
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let said = stdout(&output);
     said.split_whitespace()
         .last()
         .unwrap_or_default()
@@ -32,7 +32,7 @@ fn a_job_that_the_driver_alone_would_lose_is_left_to_its_supervisor() {
     for verb in ["suspend", "toggle", "checkpoint"] {
         let refused = cuda(&scene, verb);
         assert_eq!(refused.status.code(), Some(1));
-        let error = String::from_utf8_lossy(&refused.stderr);
+        let error = stderr(&refused);
         assert!(error.contains("ckpt-run pause --store /"), "{error}");
         assert_eq!(state(&scene, "state"), "running");
     }

@@ -6,7 +6,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::scene::Scene;
-use crate::harness::{apply, as_root, descendants, wait_until};
+use crate::harness::{apply, as_root, descendants, wait_until, wait_until_gone};
 
 /// The copier of the snapshot that is under way.
 fn copier(scene: &Scene) -> Option<i32> {
@@ -60,9 +60,7 @@ fn a_copier_waits_for_the_next_snapshot_without_gpu_memory_and_ends_with_the_run
     wait_until("the next one", || copier(&scene).is_some());
     let waiting = copier(&scene).expect("it waits");
     scene.ends_as_ever();
-    wait_until("its end", || {
-        !std::path::Path::new(&format!("/proc/{waiting}")).exists()
-    });
+    wait_until_gone(&[waiting]);
 }
 
 #[apply(as_root)]

@@ -1,7 +1,7 @@
 //! Every call to the driver that can fail, failed: in the agent, in the supervisor, in the copier.
 
 use super::scene::{JOB, Scene, gpu};
-use crate::harness::{apply, as_root};
+use crate::harness::{apply, as_root, stderr};
 
 /// What the agent's answer to a failed call of the driver becomes.
 const ANSWERED: &str = "the driver answered 999 to its agent";
@@ -77,7 +77,7 @@ fn memory_that_cannot_be_mapped_again_ends_the_job_which_is_restored() {
         scene.fail_next("fail", call, 3);
         let error = {
             let output = scene.place.verb(&["snapshot"]);
-            String::from_utf8_lossy(&output.stderr).into_owned()
+            stderr(&output)
         };
         assert!(
             error.contains("lost") && error.contains(ANSWERED),

@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 
 use super::scene::{self, begin};
 use crate::harness::fake_gpu::{self, FakeGpu};
-use crate::harness::{Place, Run, apply, as_root, wait_until};
+use crate::harness::{Place, Run, apply, as_root, stderr, wait_until};
 
 const WAIT: [&str; 2] = ["--wait-at", "20:go"];
 
@@ -36,7 +36,7 @@ impl Pair {
 
     fn verb(&self, words: &[&str]) {
         let output = self.place.verb(words);
-        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        let error = stderr(&output);
         assert!(output.status.success(), "{error}{}", self.said());
     }
 
@@ -172,7 +172,7 @@ fn two_runs_of_nccl_on_the_same_gpus_are_refused_snapshots_until_one_has_ended()
         place.wait_for("out", "\n20 ");
     }
     let refused = places[1].verb(&["snapshot"]);
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let said = stderr(&refused);
     assert!(!refused.status.success(), "{said}");
     for part in [
         &format!(

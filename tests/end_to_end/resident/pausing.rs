@@ -5,11 +5,11 @@ use nix::sys::signal::Signal;
 use super::scene::{JOB, Scene, begin, uninterrupted};
 use crate::harness::fake_gpu::{self, FakeGpu};
 use crate::harness::gpu_job::alone;
-use crate::harness::{Place, apply, as_root, wait_until};
+use crate::harness::{Place, apply, as_root, stderr, wait_until};
 
 fn done(scene: &Scene, verb: &str) {
     let output = scene.place.verb(&[verb]);
-    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    let error = stderr(&output);
     assert!(output.status.success(), "{error}{}", scene.said());
 }
 
@@ -72,7 +72,7 @@ fn a_paused_job_that_is_killed_leaves_its_gpus_to_others_until_it_is_unpaused() 
     let mut other = alone(&place, &scene.gpu, &needs);
     wait_until("the other job", || scene.used()[0] > 60 << 20);
     let output = scene.place.verb(&["unpause"]);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let said = stderr(&output);
     assert!(said.contains("free and the job needs"), "{said}");
     place.go();
     assert_eq!(other.wait(), 0);

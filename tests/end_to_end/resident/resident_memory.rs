@@ -1,8 +1,7 @@
 //! Memory that stays on the GPU: in the image, back after a restore, and what is there of room for it.
 
 use super::scene::{JOB, Scene, gpu};
-use super::sequence::UUIDS;
-use crate::harness::fake_gpu::FakeGpu;
+use crate::harness::fake_gpu::{FakeGpu, UUIDS};
 use crate::harness::{apply, as_root, wait_until};
 
 #[apply(as_root)]

@@ -5,7 +5,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 
 use super::scene::{JOB, Scene, gpu};
-use crate::harness::{apply, as_root, wait_until};
+use crate::harness::{apply, as_root, stderr, wait_until};
 
 fn environment(scene: &Scene) -> String {
     let bytes = fs::read(format!("/proc/{}/environ", scene.run.job())).expect("its environment");
@@ -68,7 +68,7 @@ fn a_job_that_becomes_another_user_is_answered_for_by_its_agent() {
         scene.restored();
     } else {
         // Without CAP_SYS_RESOURCE it comes no further, after the agent has let go and before it maps again.
-        let error = String::from_utf8_lossy(&taken.stderr);
+        let error = stderr(&taken);
         assert!(error.contains("CRIU: Can't get rlimit"), "{error}");
     }
     scene.ends_as_ever();

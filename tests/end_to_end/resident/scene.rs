@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use crate::harness::fake_gpu::{self, FakeGpu};
 use crate::harness::gpu_job::{ends_as, untouched};
-use crate::harness::{Place, Run, wait_until};
+use crate::harness::{Place, Run, stderr, wait_until};
 
 /// Long enough for something to be done to it; it waits at step 20 until there is a file `go`.
 pub const JOB: [&str; 10] = [
@@ -73,7 +73,7 @@ impl Scene {
     /// A snapshot that fails and lets the job be; why.
     pub fn refused(&self) -> String {
         let output = self.place.verb(&["snapshot"]);
-        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        let error = stderr(&output);
         assert_eq!(output.status.code(), Some(125), "{error}{}", self.said());
         error
     }

@@ -5,14 +5,9 @@ use std::fs;
 use nix::sys::signal::Signal;
 
 use super::scene::{self, JOB, Scene, begin};
-use crate::harness::fake_gpu::{self, FakeGpu};
+use crate::harness::fake_gpu::{self, FakeGpu, UUIDS};
 use crate::harness::gpu_job::untouched;
 use crate::harness::{Place, Run, apply, as_root, wait_until};
-
-pub const UUIDS: [&str; 2] = [
-    "GPU-fa4e0000-0000-4000-8000-000000000000",
-    "GPU-fa4e0000-0000-4000-8000-000000000001",
-];
 
 #[apply(as_root)]
 fn snapshots_and_crashes_follow_each_other_while_memory_comes_and_goes() {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 
-use crate::harness::{Place, UNTIL_GO, apply, as_root, code, stderr, stdout, wait_until};
+use crate::harness::{Place, apply, as_root, code, stderr, stdout, wait_until};
 
 #[apply(as_root)]
 fn a_finished_run_says_so_and_is_not_run_again() {
@@ -52,8 +52,7 @@ fn a_failed_run_without_an_image_begins_anew() {
 #[apply(as_root)]
 fn a_fresh_run_never_restores_an_image_of_the_older_one() {
     let place = Place::new();
-    let run = place.start_python(&[], UNTIL_GO);
-    place.wait_for("out", "ready");
+    let run = place.start_ready(&[]);
     place.snapshot();
     drop(run);
     let line = ["--fresh", "--", "sh", "-c", "kill -KILL $$"];
@@ -73,8 +72,7 @@ fn a_fresh_run_never_restores_an_image_of_the_older_one() {
 #[apply(as_root)]
 fn a_second_supervisor_is_refused_and_told_the_first_ones_pid() {
     let place = Place::new();
-    let mut run = place.start_python(&[], UNTIL_GO);
-    place.wait_for("out", "ready");
+    let mut run = place.start_ready(&[]);
     for fresh in [&["--fresh"][..], &[]] {
         let second = place.verb(&[fresh, &["--", "python3", "-u", "job.py"]].concat());
         assert_eq!(code(second.status), 125);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use crate::harness::{COUNT, Place, Run, apply, as_root, lines, state, wait_until};
+use crate::harness::{COUNT, ON_REQUEST, Place, Run, apply, as_root, lines, state, wait_until};
 
 /// As `COUNT`, but until there is a file `go`; it sleeps for ever where there is a file `stuck`; sees that once only.
 const STICKS: &str = r#"
@@ -68,7 +68,7 @@ fn a_job_that_falls_silent_is_written_down_killed_and_restored() {
     let place = Place::new();
     let settings = "hang.output = '2s'\nhooks.on_hang = 'rm stuck; echo $CKPT_RUN_REASON $CKPT_RUN_IMAGE; \
         test -f $CKPT_RUN_DIAGNOSIS && echo $CKPT_RUN_HOOK > told'";
-    let mut run = start(&place, settings, &["--interval", "never"], STICKS);
+    let mut run = start(&place, settings, &ON_REQUEST, STICKS);
     place.wait_for("log", "5\n");
     place.snapshot();
     let named = run.job_named();
@@ -84,7 +84,7 @@ fn a_job_that_falls_silent_is_written_down_killed_and_restored() {
     wait_until("more than before it hung", || counted() > hung + 5);
     place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
-    let all = lines(u32::try_from(counted()).unwrap());
+    let all = lines(counted());
     assert_eq!(place.text("out"), all);
     assert_eq!(place.text("log"), all);
     assert_eq!(place.text("told"), "on_hang\n");
@@ -153,7 +153,7 @@ fn a_job_that_uses_no_cpu_can_be_reported_alone_and_once() {
     let settings = "[hang]\ncpu = '1s'\naction = 'report'";
     let script = "import select, sys\nprint('ready', flush=True)\nopen('pipe').read()\n";
     nix::unistd::mkfifo(&place.file("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
-    let mut run = start(&place, settings, &["--interval", "never"], script);
+    let mut run = start(&place, settings, &ON_REQUEST, script);
     place.wait_for("err", "the job hangs, no CPU time used for");
     let named = run.job_named();
     wait(Duration::from_secs(3));
@@ -206,7 +206,7 @@ fn a_heartbeat_that_stops_is_a_hang_though_the_job_computes() {
         while not os.path.exists('go'):\n\
         \x20   if not os.path.exists('still'): pathlib.Path('beat').touch()\n\
         \x20   print('.', flush=True); time.sleep(0.02)\n";
-    let mut run = start(&place, settings, &["--interval", "never"], script);
+    let mut run = start(&place, settings, &ON_REQUEST, script);
     wait_until("a beat", || place.file("beat").exists());
     wait(Duration::from_secs(3));
     assert!(
@@ -226,7 +226,7 @@ fn a_signal_that_the_job_survives_does_not_end_the_watch() {
     let settings =
         "hang.output = '3s'\nsnapshot.grace = '1s'\nhooks.on_hang = 'rm stuck; touch go'";
     let survives = format!("import signal\nsignal.signal(signal.SIGHUP, lambda *_: None)\n{TALKS}");
-    let mut run = start(&place, settings, &["--interval", "never"], &survives);
+    let mut run = start(&place, settings, &ON_REQUEST, &survives);
     place.wait_for("out", "ready");
     place.snapshot();
     run.signal(Signal::SIGHUP);
@@ -239,14 +239,9 @@ fn a_signal_that_the_job_survives_does_not_end_the_watch() {
 fn time_of_a_pause_or_a_stop_is_no_silence() {
     let place = Place::new();
     fs::write(place.file("ckpt-run.toml"), "hang.output = '2s'").unwrap();
-    fs::write(place.file("job.py"), COUNT).unwrap();
-    let mut run = place.start_with(
-        &["--interval", "never"],
-        &["python3", "-u", "job.py"],
-        |command| {
-            std::os::unix::process::CommandExt::process_group(command, 0);
-        },
-    );
+    let mut run = place.start_python_with(&ON_REQUEST, COUNT, |command| {
+        std::os::unix::process::CommandExt::process_group(command, 0);
+    });
     place.wait_for("log", "5\n");
     let job = run.job();
     assert!(
@@ -280,14 +275,9 @@ fn time_of_a_pause_or_a_stop_is_no_silence() {
 fn a_job_that_hangs_again_and_again_is_given_up() {
     let place = Place::new();
     fs::write(place.file("ckpt-run.toml"), "hang.output = '3s'").unwrap();
-    fs::write(place.file("job.py"), TALKS).unwrap();
-    let mut run = place.start_with(
-        &["--interval", "never"],
-        &["python3", "-u", "job.py"],
-        |command| {
-            command.env("CKPT_RUN_RESTART_BACKOFF", "50ms");
-        },
-    );
+    let mut run = place.start_python_with(&ON_REQUEST, TALKS, |command| {
+        command.env("CKPT_RUN_RESTART_BACKOFF", "50ms");
+    });
     place.wait_for("out", "ready");
     place.snapshot();
     fs::write(place.file("stuck"), "").unwrap();

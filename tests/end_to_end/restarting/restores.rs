@@ -3,11 +3,11 @@
 use std::fs;
 use std::time::SystemTime;
 
-use crate::harness::{COUNT, Place, Run, apply, as_root, lines};
+use crate::harness::{COUNT, ON_REQUEST, Place, Run, apply, as_root, lines, stderr};
 
 /// Starts the job that counts, and waits until it does.
 fn counting(place: &Place) -> Run {
-    let run = place.start_python(&["--interval", "never"], COUNT);
+    let run = place.start_python(&ON_REQUEST, COUNT);
     place.wait_for("log", "5\n");
     run
 }
@@ -63,9 +63,7 @@ fn huge_mib(pid: i32) -> u64 {
 #[apply(as_root)]
 fn a_restored_job_has_the_huge_pages_back_that_were_its_own() {
     let place = Place::new();
-    fs::write(place.file("job.py"), HUGE).unwrap();
-    let job = ["python3", "-u", "job.py"];
-    let mut run = place.start_with(&["--interval", "never"], &job, |command| {
+    let mut run = place.start_python_with(&ON_REQUEST, HUGE, |command| {
         command.env("CKPT_RUN_LOG_LEVEL", "debug");
     });
     place.wait_for("out", "ready");
@@ -177,11 +175,11 @@ while not os.path.exists("go"):
     time.sleep(0.02)
 print(os.eventfd_read(fd), flush=True)
 "#;
-    let mut run = place.start_python(&["--interval", "never"], job);
+    let mut run = place.start_python(&ON_REQUEST, job);
     place.wait_for("out", "ready");
     let refused = place.verb(&["snapshot"]);
     assert_eq!(refused.status.code(), Some(125));
-    let reason = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let reason = stderr(&refused);
     assert!(reason.contains("EFD_SEMAPHORE"), "{reason}");
     place.go();
     assert_eq!(run.wait(), 0);
@@ -205,11 +203,11 @@ while not os.path.exists("go"):
 print(memory[:], flush=True)
 "#
         );
-        let mut run = place.start_python(&["--interval", "never"], &job);
+        let mut run = place.start_python(&ON_REQUEST, &job);
         place.wait_for("out", "ready");
         let refused = place.verb(&["snapshot"]);
         assert_eq!(refused.status.code(), Some(125));
-        let reason = String::from_utf8_lossy(&refused.stderr).into_owned();
+        let reason = stderr(&refused);
         assert!(
             reason.contains("/caf\u{fffd}, which the job has"),
             "{reason}"

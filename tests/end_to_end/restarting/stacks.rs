@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::hangs::hang_log;
-use crate::harness::{Place, apply, as_root, installed, skip};
+use crate::harness::{ON_REQUEST, Place, apply, as_root, installed, skip};
 
 /// The newest py-spy when this was written.
 const PY_SPY: &str = "py-spy==0.4.1";
@@ -69,7 +69,7 @@ fn diagnosed(place: &Place, tools: &[&Path], job: &[&str]) -> (String, String) {
     let path = env::var_os("PATH").unwrap_or_default();
     let own = tools.iter().map(|tool| tool.to_path_buf());
     let path = env::join_paths(own.chain(env::split_paths(&path))).unwrap();
-    let run = place.start_with(&["--interval", "never"], job, |command| {
+    let run = place.start_with(&ON_REQUEST, job, |command| {
         command.env("PATH", path);
     });
     place.wait_for("err", "the job hangs");

@@ -7,7 +7,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::harness::{
-    Place, Run, UNTIL_GO, apply, as_root, descendants, inner_pid, program, wait_until,
+    ON_REQUEST, Place, Run, UNTIL_GO, apply, as_root, descendants, inner_pid, program, stderr,
+    wait_for_descendant, wait_until,
 };
 
 fn send(pid: i32, signal: Signal) {
@@ -17,9 +18,7 @@ fn send(pid: i32, signal: Signal) {
 /// Starts a job with these settings; snapshots only when asked for.
 fn start(place: &Place, settings: &str, then: &str) -> Run {
     fs::write(place.file("ckpt-run.toml"), settings).unwrap();
-    fs::write(place.file("job.py"), format!("{UNTIL_GO}{then}\n")).unwrap();
-    let job = ["python3", "-u", "job.py"];
-    let run = place.start_with(&["--interval", "never"], &job, |command| {
+    let run = place.start_python_with(&ON_REQUEST, &format!("{UNTIL_GO}{then}\n"), |command| {
         command.env("CKPT_RUN_RESTART_BACKOFF", "50ms");
     });
     place.wait_for("out", "ready");
@@ -28,15 +27,9 @@ fn start(place: &Place, settings: &str, then: &str) -> Run {
 
 /// The process of a hook that sleeps, once there is one.
 fn sleeping_hook(run: &Run) -> i32 {
-    let sleeps = |pid: &i32| {
+    wait_for_descendant(run.pid(), "the hook", |pid| {
         fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "sleep\n")
-    };
-    let mut found = None;
-    wait_until("the hook", || {
-        found = descendants(run.pid()).into_iter().find(sleeps);
-        found.is_some()
-    });
-    found.unwrap()
+    })
 }
 
 fn lives(pid: i32) -> bool {
@@ -112,9 +105,7 @@ fn a_veto_skips_a_snapshot_but_not_the_one_before_a_stop() {
     let mut run = start(&place, "hooks.before_snapshot = 'exit 75'", "");
     let asked = place.verb(&["snapshot"]);
     assert_eq!(asked.status.code(), Some(125));
-    assert!(
-        String::from_utf8_lossy(&asked.stderr).contains("the hook before_snapshot called it off")
-    );
+    assert!(stderr(&asked).contains("the hook before_snapshot called it off"));
     place.wait_for("err", "no snapshot this time");
     assert!(place.images().is_empty());
     assert!(

@@ -1,12 +1,10 @@
 //! `io_uring` is hidden from the job, so that it can be snapshotted.
 
-use std::fs;
-
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::plain::python;
-use crate::harness::{Place, apply, as_root, skip, stderr};
+use crate::harness::{ON_REQUEST, Place, apply, as_root, skip, stderr};
 
 /// Tries `io_uring_setup`, says what came of it, and again after the file `go` is there.
 const JOB: &str = r#"
@@ -59,14 +57,9 @@ fn a_plain_job_does_without_io_uring_as_well() {
 #[apply(as_root)]
 fn a_job_that_may_use_io_uring_is_told_why_it_has_no_snapshot() {
     let place = Place::new();
-    fs::write(place.file("job.py"), JOB).unwrap();
-    let mut run = place.start_with(
-        &["--interval", "never"],
-        &["python3", "-u", "job.py"],
-        |command| {
-            command.env("CKPT_RUN_SANDBOX_IO_URING", "allow");
-        },
-    );
+    let mut run = place.start_python_with(&ON_REQUEST, JOB, |command| {
+        command.env("CKPT_RUN_SANDBOX_IO_URING", "allow");
+    });
     place.wait_for("out", "ready");
     let out = place.text("out");
     assert!(!out.contains(HIDDEN), "{out}");

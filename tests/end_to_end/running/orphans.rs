@@ -12,7 +12,7 @@ use ckpt_run::sandbox::{Ended, Event, IoUring, Isolation, Sandbox, ToolCommand};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::harness::{LIMIT, apply, as_root, descendants, is_dead, program, wait_until};
+use crate::harness::{LIMIT, apply, as_root, is_dead, program, wait_for_descendant, wait_until};
 
 /// A sandbox with a job that has a child, which waits.
 struct Started {
@@ -55,15 +55,10 @@ fn start(isolation: Isolation, end: &str) -> Started {
 
 /// The sandbox's process that runs this command line.
 fn with_argument(sandbox: &Sandbox, line: &str) -> i32 {
-    let mut found = None;
-    wait_until(line, || {
-        found = descendants(sandbox.pid()).into_iter().find(|pid| {
-            std::fs::read(format!("/proc/{pid}/cmdline"))
-                .is_ok_and(|is| is.starts_with(line.as_bytes()))
-        });
-        found.is_some()
-    });
-    found.unwrap()
+    wait_for_descendant(sandbox.pid(), line, |pid| {
+        std::fs::read(format!("/proc/{pid}/cmdline"))
+            .is_ok_and(|is| is.starts_with(line.as_bytes()))
+    })
 }
 
 fn end_of_job(events: &Receiver<Option<Event>>) -> Ended {

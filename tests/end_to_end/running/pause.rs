@@ -4,7 +4,9 @@ use std::fs;
 
 use nix::sys::signal::Signal;
 
-use crate::harness::{Place, Run, apply, as_root, code, descendants, stderr, wait_until};
+use crate::harness::{
+    ON_REQUEST, Place, Run, apply, as_root, code, descendants, state, stderr, stdout, wait_until,
+};
 
 /// Two processes that count, the child's numbers in a file; ends when the file `end` is there.
 const COUNTERS: &str = r#"
@@ -25,7 +27,7 @@ if child:
 
 fn counting() -> (Place, Run) {
     let place = Place::new();
-    let run = place.start_python(&["--interval", "never"], COUNTERS);
+    let run = place.start_python(&ON_REQUEST, COUNTERS);
     place.wait_for("out", "\n3\n");
     wait_until("the child counts", || !place.text("child").is_empty());
     (place, run)
@@ -42,13 +44,7 @@ fn states(run: &Run) -> Vec<char> {
     let root = run.job();
     let mut pids = descendants(root);
     pids.push(root);
-    let state = |pid: &i32| {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        stat.rsplit_once(") ")
-            .and_then(|(_, rest)| rest.chars().next())
-            .unwrap_or('?')
-    };
-    pids.iter().map(state).collect()
+    pids.iter().map(|pid| state(*pid).unwrap_or('?')).collect()
 }
 
 fn numbers(place: &Place) -> Vec<u64> {
@@ -103,7 +99,7 @@ fn a_paused_job_that_is_stopped_goes_on_with_the_same_line() {
         assert_eq!(run.wait(), 75, "{}", place.text("err"));
         assert_eq!(place.images().len(), 1, "nothing has changed since");
         let counted = numbers(&place).len();
-        let mut again = place.start_python(&["--interval", "never"], COUNTERS);
+        let mut again = place.start_python(&ON_REQUEST, COUNTERS);
         wait_until("it goes on", || numbers(&place).len() > counted);
         fs::write(place.file("end"), "").unwrap();
         assert_eq!(again.wait(), 0, "{}", place.text("err"));
@@ -145,7 +141,7 @@ fn a_paused_job_that_is_killed_can_be_stopped_or_the_run_ended() {
             run.signal(Signal::SIGTERM);
         } else {
             let stopped = place.verb(&["stop"]);
-            assert_eq!(String::from_utf8_lossy(&stopped.stdout).trim(), image);
+            assert_eq!(stdout(&stopped).trim(), image);
         }
         assert_eq!(run.wait(), 75, "{}", place.text("err"));
         assert_eq!(place.images().len(), 1);

@@ -4,7 +4,8 @@ use std::fs;
 use std::process::Command;
 
 use crate::harness::{
-    COUNT, Place, Run, apply, as_root, descendants, is_dead, lines, state, wait_until,
+    COUNT, Place, Run, apply, as_root, descendants, is_dead, lines, state, wait_for_descendant,
+    wait_until,
 };
 
 const PLAIN: [&str; 4] = ["--isolation", "none", "--interval", "never"];
@@ -25,15 +26,10 @@ fn left_behind(place: &Place) -> Vec<i32> {
 
 /// Pid of the Python job.
 pub fn python(run: &Run) -> i32 {
-    let mut found = None;
-    wait_until("the job's process", || {
-        found = descendants(run.pid()).into_iter().find(|pid| {
-            fs::read_to_string(format!("/proc/{pid}/cmdline"))
-                .is_ok_and(|line| line.ends_with("python3\0-u\0job.py\0"))
-        });
-        found.is_some()
-    });
-    found.unwrap()
+    wait_for_descendant(run.pid(), "the job's process", |pid| {
+        fs::read_to_string(format!("/proc/{pid}/cmdline"))
+            .is_ok_and(|line| line.ends_with("python3\0-u\0job.py\0"))
+    })
 }
 
 #[apply(as_root)]

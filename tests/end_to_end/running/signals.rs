@@ -9,7 +9,8 @@ use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
 use crate::harness::{
-    COUNT, Place, Run, UNTIL_GO, apply, as_root, descendants, is_dead, lines, state, wait_until,
+    COUNT, ON_REQUEST, Place, Run, UNTIL_GO, apply, as_root, descendants, is_dead, lines, state,
+    wait_until,
 };
 
 /// Starts a job with a connection to the test, which no snapshot can carry.
@@ -30,8 +31,7 @@ fn start_without_snapshots(place: &Place, options: &[&str], then: &str) -> (Run,
 #[apply(as_root)]
 fn a_group_wide_sigusr1_takes_one_snapshot_and_the_job_goes_on() {
     let place = Place::new();
-    fs::write(place.file("job.py"), UNTIL_GO).unwrap();
-    let mut run = place.start_with(&[], &["python3", "-u", "job.py"], |command| {
+    let mut run = place.start_python_with(&[], UNTIL_GO, |command| {
         command.process_group(0);
     });
     place.wait_for("out", "ready");
@@ -68,7 +68,7 @@ fn no_image_is_taken_of_a_job_that_a_signal_is_about_to_end() {
     let script = UNTIL_GO.replace("print(", "memory = os.urandom(16 << 20).hex()\nprint(");
     let settings = "[snapshot]\nbuffer = '16MiB'\nlevel = 19\n";
     fs::write(place.file("ckpt-run.toml"), settings).unwrap();
-    let run = place.start_python(&["--interval", "never"], &script);
+    let run = place.start_python(&ON_REQUEST, &script);
     place.wait_for("out", "ready");
     let job = run.job();
     run.signal(Signal::SIGUSR1);
@@ -86,8 +86,7 @@ fn no_image_is_taken_of_a_job_that_a_signal_is_about_to_end() {
 #[apply(as_root)]
 fn sigusr1_and_sigusr2_to_the_job_itself_do_not_kill_it() {
     let place = Place::new();
-    let mut run = place.start_python(&[], UNTIL_GO);
-    place.wait_for("out", "ready");
+    let mut run = place.start_ready(&[]);
     for signal in [Signal::SIGUSR1, Signal::SIGUSR2] {
         killpg(Pid::from_raw(run.job()), signal).unwrap();
     }
@@ -98,8 +97,7 @@ fn sigusr1_and_sigusr2_to_the_job_itself_do_not_kill_it() {
 #[apply(as_root)]
 fn triggers_during_a_snapshot_become_one_more() {
     let place = Place::new();
-    let mut run = place.start_python(&[], UNTIL_GO);
-    place.wait_for("out", "ready");
+    let mut run = place.start_ready(&[]);
     for _ in 0..20 {
         run.signal(Signal::SIGUSR1);
     }
@@ -149,8 +147,7 @@ fn a_job_that_sigint_kills_ends_the_run_with_130() {
 #[apply(as_root)]
 fn a_stop_by_the_terminal_stops_the_job_too_and_both_go_on() {
     let place = Place::new();
-    fs::write(place.file("job.py"), COUNT).unwrap();
-    let mut run = place.start_with(&[], &["python3", "-u", "job.py"], |command| {
+    let mut run = place.start_python_with(&[], COUNT, |command| {
         command.process_group(0);
     });
     place.wait_for("log", "3\n");
@@ -179,8 +176,7 @@ fn stop_and_continue(run: &Run, job: i32) {
 #[apply(as_root)]
 fn a_stop_by_the_terminal_waits_for_the_end_of_a_snapshot() {
     let place = Place::new();
-    let mut run = place.start_python(&[], UNTIL_GO);
-    place.wait_for("out", "ready");
+    let mut run = place.start_ready(&[]);
     run.signal(Signal::SIGUSR1);
     stop_and_continue(&run, run.job());
     place.snapshot();
@@ -209,7 +205,7 @@ fn a_stop_by_the_terminal_while_no_job_runs_stops_us() {
 #[apply(as_root)]
 fn many_sigterms_at_any_time_leave_a_store_that_a_run_goes_on_from() {
     let place = Place::new();
-    let mut run = place.start_python(&["--interval", "never"], COUNT);
+    let mut run = place.start_python(&ON_REQUEST, COUNT);
     place.wait_for("log", "5\n");
     let job = run.job();
     while !run.has_ended() {
@@ -221,7 +217,7 @@ fn many_sigterms_at_any_time_leave_a_store_that_a_run_goes_on_from() {
     wait_until("the job's end", || is_dead(job));
     assert!(place.verb(&["verify"]).status.success());
     place.go();
-    let mut run = place.start_python(&["--interval", "never"], COUNT);
+    let mut run = place.start_python(&ON_REQUEST, COUNT);
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     assert_eq!(place.text("log"), lines(40));
 }
@@ -230,7 +226,7 @@ fn many_sigterms_at_any_time_leave_a_store_that_a_run_goes_on_from() {
 fn a_saved_and_stopped_run_goes_on_with_the_same_line() {
     for signal in [Signal::SIGTERM, Signal::SIGUSR2] {
         let place = Place::new();
-        let mut run = place.start_python(&["--interval", "never"], COUNT);
+        let mut run = place.start_python(&ON_REQUEST, COUNT);
         place.wait_for("log", "5\n");
         let job = run.job();
         run.signal(signal);
@@ -243,7 +239,7 @@ fn a_saved_and_stopped_run_goes_on_with_the_same_line() {
         assert!(saved.len() < lines(40).len());
 
         place.go();
-        let mut run = place.start_python(&["--interval", "never"], COUNT);
+        let mut run = place.start_python(&ON_REQUEST, COUNT);
         assert_eq!(run.wait(), 0, "{signal}: {}", place.text("err"));
         assert_eq!(place.text("log"), lines(40));
         assert_eq!(place.text("out"), lines(40));
@@ -294,8 +290,7 @@ fn a_second_sigterm_stops_at_once() {
 #[apply(as_root)]
 fn the_same_sigterm_twice_saves_and_stops() {
     let place = Place::new();
-    fs::write(place.file("job.py"), UNTIL_GO).unwrap();
-    let run = place.start_with(&[], &["python3", "-u", "job.py"], |_| {});
+    let run = place.start_python_with(&[], UNTIL_GO, |_| {});
     place.wait_for("out", "ready");
     // As `timeout` does: to its child, and to the process group that the child is in.
     let twice = format!("kill -TERM {0}; kill -TERM {0}", run.pid());

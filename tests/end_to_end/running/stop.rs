@@ -3,13 +3,13 @@
 use std::fs;
 
 use crate::harness::{
-    COUNT, Place, UNTIL_GO, apply, as_root, code, lines, stderr, stdout, wait_until,
+    COUNT, ON_REQUEST, Place, UNTIL_GO, apply, as_root, code, lines, stderr, stdout, wait_until,
 };
 
 #[apply(as_root)]
 fn a_stopped_run_goes_on_at_once_when_the_same_line_is_run_again() {
     let place = Place::new();
-    let mut run = place.start_python(&["--interval", "never"], COUNT);
+    let mut run = place.start_python(&ON_REQUEST, COUNT);
     place.wait_for("log", "5\n");
     place.snapshot();
     place.wait_for("log", "15\n");
@@ -17,7 +17,7 @@ fn a_stopped_run_goes_on_at_once_when_the_same_line_is_run_again() {
     assert_eq!(code(stopped.status), 0, "{}", stderr(&stopped));
     assert_eq!(stdout(&stopped), "000002\n");
     // Nobody has waited for the supervisor's end but the verb: the store is free.
-    let mut again = place.start_python(&["--interval", "never"], COUNT);
+    let mut again = place.start_python(&ON_REQUEST, COUNT);
     assert_eq!(run.wait(), 75, "{}", place.text("err"));
     place.wait_for("err", "ckpt-run: restored image=000002");
     place.go();
@@ -32,8 +32,7 @@ fn a_stopped_run_goes_on_at_once_when_the_same_line_is_run_again() {
 #[apply(as_root)]
 fn a_paused_run_is_stopped_as_it_stands() {
     let place = Place::new();
-    let mut run = place.start_python(&["--interval", "never"], UNTIL_GO);
-    place.wait_for("out", "ready");
+    let mut run = place.start_ready(&ON_REQUEST);
     assert_eq!(stdout(&place.verb(&["pause"])), "000001\n");
     let stopped = place.verb(&["stop", "--json"]);
     let told: serde_json::Value = serde_json::from_slice(&stopped.stdout).unwrap();
@@ -45,7 +44,7 @@ fn a_paused_run_is_stopped_as_it_stands() {
 fn a_stop_that_cannot_save_leaves_the_job_computing() {
     let place = Place::new();
     let job = format!("import os\nfd = os.eventfd(3, os.EFD_SEMAPHORE)\n{UNTIL_GO}");
-    let mut run = place.start_python(&["--interval", "never"], &job);
+    let mut run = place.start_python(&ON_REQUEST, &job);
     place.wait_for("out", "ready");
     let refused = place.verb(&["stop"]);
     assert_eq!(code(refused.status), 125);
@@ -68,8 +67,7 @@ fn a_run_that_waits_for_a_restart_is_stopped_if_there_is_an_image() {
             "[restart]\nbackoff = '1h'\nbackoff_max = '1h'\nwithout_image = 'start'\n",
         )
         .unwrap();
-        let mut run = place.start_python(&["--interval", "never"], UNTIL_GO);
-        place.wait_for("out", "ready");
+        let mut run = place.start_ready(&ON_REQUEST);
         if saved {
             place.snapshot();
         }

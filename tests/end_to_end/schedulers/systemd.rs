@@ -1,13 +1,12 @@
 //! What systemd hears of a run: a datagram socket in its place.
 
-use std::fs;
 use std::os::unix::net::UnixDatagram;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use crate::harness::{COUNT, LIMIT, Place, Run, UNTIL_GO, apply, as_root, lines};
+use crate::harness::{COUNT, LIMIT, ON_REQUEST, Place, Run, UNTIL_GO, apply, as_root, lines};
 
 /// The service manager's end of the socket.
 struct Manager {
@@ -31,8 +30,7 @@ impl Manager {
     }
 
     fn start(place: &Place, options: &[&str], script: &str) -> Run {
-        fs::write(place.file("job.py"), script).unwrap();
-        place.start_with(options, &["python3", "-u", "job.py"], |command| {
+        place.start_python_with(options, script, |command| {
             command
                 .env("NOTIFY_SOCKET", place.file("notify"))
                 .env("WATCHDOG_USEC", "1000000");
@@ -97,7 +95,7 @@ fn systemd_hears_of_the_start_the_snapshots_and_the_end_and_the_job_does_not_hea
     let place = Place::new();
     let mut manager = Manager::new(&place);
     let script = format!("import os\nprint(sorted(os.environ), flush=True)\n{UNTIL_GO}");
-    let mut run = Manager::start(&place, &["--interval", "never"], &script);
+    let mut run = Manager::start(&place, &ON_REQUEST, &script);
     manager.wait_for("READY=1");
     manager.wait_for("STATUS=computing, no image yet");
     manager.hear_during(|| place.wait_for("out", "ready"));
@@ -125,14 +123,14 @@ fn systemd_hears_of_the_start_the_snapshots_and_the_end_and_the_job_does_not_hea
 fn a_restored_run_is_ready_once_the_job_computes_again() {
     let place = Place::new();
     let mut manager = Manager::new(&place);
-    let mut run = Manager::start(&place, &["--interval", "never"], COUNT);
+    let mut run = Manager::start(&place, &ON_REQUEST, COUNT);
     place.wait_for("log", "5\n");
     run.signal(Signal::SIGUSR2);
     assert_eq!(manager.end(&mut run), 75, "{}", place.text("err"));
     while manager.hear() {}
     (manager.heard, manager.passed) = (Vec::new(), 0);
     place.go();
-    let mut run = Manager::start(&place, &["--interval", "never"], COUNT);
+    let mut run = Manager::start(&place, &ON_REQUEST, COUNT);
     manager.wait_for("READY=1");
     assert!(manager.place_of("STATUS=restoring image 000001") < manager.place_of("READY=1"));
     assert!(manager.place_of("EXTEND_TIMEOUT_USEC=60000000") < manager.place_of("READY=1"));
@@ -144,7 +142,7 @@ fn a_restored_run_is_ready_once_the_job_computes_again() {
 fn a_loop_that_hangs_feeds_no_watchdog() {
     let place = Place::new();
     let mut manager = Manager::new(&place);
-    let mut run = Manager::start(&place, &["--interval", "never"], UNTIL_GO);
+    let mut run = Manager::start(&place, &ON_REQUEST, UNTIL_GO);
     manager.wait_for("READY=1");
     manager.wait_for("WATCHDOG=1");
     run.signal(Signal::SIGSTOP);

@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 
 use crate::harness::{
     COUNT, Place, Run, apply, as_root, descendants, installed, is_dead, job_of, lines, program,
-    stderr, wait_until, write_script,
+    stderr, stdout, wait_until, write_script,
 };
 
 const SCHEDULERS: [&str; 5] = ["systemd", "slurm", "slurm-preempt", "kubernetes", "docker"];
@@ -108,7 +108,7 @@ fn checked(program: &str, arguments: &[&str], file: &Path) {
         .arg(file)
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
+    let said = stdout(&output);
     assert!(
         output.status.success(),
         "{program}: {said}{}",

@@ -8,7 +8,7 @@
 use std::fs;
 use std::process::{Command, Stdio};
 
-use crate::harness::{Place, Run, apply, as_root};
+use crate::harness::{ON_REQUEST, Place, Run, apply, as_root, stderr};
 
 /// Makes that machine of this one, in `$1`, and becomes the rest of the arguments.
 const MACHINE: &str = r#"
@@ -125,7 +125,7 @@ fn a_program_with_a_device_open_that_the_driver_does_not_know_is_not_snapshotted
     let mut run = start(&place, &["python3", "-u", "job.py", "keep"]);
     place.wait_for("out", "ready one");
     let refused = place.verb(&["snapshot"]);
-    let said = String::from_utf8_lossy(&refused.stderr);
+    let said = stderr(&refused);
     assert!(!refused.status.success());
     assert!(said.contains(&run.job_named()), "{said}");
     assert!(said.contains("begins to use the GPU"), "{said}");
@@ -145,10 +145,10 @@ fn a_device_of_another_driver_is_refused_by_criu() {
         .unwrap();
     assert!(made.success());
     let script = WITH_A_WORKER.replace("/dev/nvidiactl", "nvidiactl");
-    let mut run = place.start_python(&["--interval", "never"], &script);
+    let mut run = place.start_python(&ON_REQUEST, &script);
     place.wait_for("out", "ready one");
     let refused = place.verb(&["snapshot"]);
-    let said = String::from_utf8_lossy(&refused.stderr);
+    let said = stderr(&refused);
     assert!(!refused.status.success());
     assert!(
         said.contains("the job serves a FUSE file system") && said.contains("chr 10:229"),

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use nix::fcntl::{Flock, FlockArg};
 
-use super::survival::{OPTIONS, survives};
-use crate::harness::{Place, Run, apply, as_root, wait_until};
+use super::survival::survives;
+use crate::harness::{ON_REQUEST, Place, Run, apply, as_root, wait_until};
 
 #[apply(as_root)]
 fn files_opened_in_every_mode_go_back_with_the_job() {
@@ -162,7 +162,7 @@ const NUMBERS: u32 = 400;
 fn with_a_renamed_file() -> (Place, Run) {
     let place = Place::new();
     let run = place.start_python(
-        &OPTIONS,
+        &ON_REQUEST,
         r#"
 import os, time
 file = open("first", "w+b", 0); os.link("first", "second"); os.unlink("first"); file.write(b"content")
@@ -229,7 +229,7 @@ fn jobs_that_are_snapshotted_and_killed_at_once_all_come_back() {
     let jobs: Vec<(Place, Run)> = (0..4)
         .map(|_| {
             let place = Place::new();
-            let run = place.start_python(&OPTIONS, SEMAPHORES);
+            let run = place.start_python(&ON_REQUEST, SEMAPHORES);
             (place, run)
         })
         .collect();
@@ -266,7 +266,7 @@ fn jobs_that_are_snapshotted_and_killed_at_once_all_come_back() {
 #[apply(as_root)]
 fn a_snapshot_that_waits_for_another_job_says_so() {
     let place = Place::new();
-    let mut run = place.start_python(&OPTIONS, SEMAPHORES);
+    let mut run = place.start_python(&ON_REQUEST, SEMAPHORES);
     place.wait_for("out", "5\n");
     let folder = fs::File::open("/dev/shm").expect("a folder");
     let held = Flock::lock(folder, FlockArg::LockExclusive).expect("locked");

@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use super::survival::{OPTIONS, survives, take_turns};
-use crate::harness::{Place, apply, as_root};
+use super::survival::{survives, take_turns};
+use crate::harness::{ON_REQUEST, Place, apply, as_root};
 
 #[apply(as_root)]
 fn threads_survive() {
@@ -199,7 +199,7 @@ for i in range(20):
     let place = Place::new();
     fs::write(place.file("count.py"), COUNT).unwrap();
     let pipeline = "python3 count.py | sed -u s/^/n/ | while read line; do echo \"got $line\"; done; echo over";
-    let mut run = place.start(&OPTIONS, &["sh", "-c", pipeline]);
+    let mut run = place.start(&ON_REQUEST, &["sh", "-c", pipeline]);
     place.wait_for("out", "got n4\n");
     place.snapshot();
     fs::write(place.file("snapshotted"), "").unwrap();

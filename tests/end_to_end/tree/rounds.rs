@@ -2,8 +2,7 @@
 
 use std::fs;
 
-use super::survival::OPTIONS;
-use crate::harness::{Place, apply, as_root};
+use crate::harness::{ON_REQUEST, Place, apply, as_root};
 
 /// Crashes of one job.
 const ROUNDS: usize = 10;
@@ -62,7 +61,7 @@ fn a_job_that_crashes_ten_times_ends_as_if_it_never_had() {
         .expect("python3 starts");
     assert!(undisturbed.status.success());
 
-    let mut run = place.start_with(&OPTIONS, &job, |command| {
+    let mut run = place.start_with(&ON_REQUEST, &job, |command| {
         command.env("CKPT_RUN_RESTART_BACKOFF", "50ms");
     });
     for round in 0..ROUNDS {

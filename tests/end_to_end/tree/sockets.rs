@@ -3,8 +3,8 @@
 use std::fs;
 use std::net::TcpListener;
 
-use super::survival::{OPTIONS, survives};
-use crate::harness::{Place, Run, apply, as_root};
+use super::survival::survives;
+use crate::harness::{ON_REQUEST, Place, Run, apply, as_root};
 
 #[apply(as_root)]
 fn unix_sockets_keep_what_is_in_flight() {
@@ -129,14 +129,10 @@ except OSError as error:
     );
     let place = Place::new();
     fs::write(place.file("job.py"), script).expect("the script is written");
-    let mut run = place.start_with(
-        &["--interval", "never"],
-        &["python3", "job.py"],
-        |command| {
-            command.env("CKPT_RUN_NETWORK_TCP", setting);
-            command.env("CKPT_RUN_RESTART_BACKOFF", "50ms");
-        },
-    );
+    let mut run = place.start_with(&ON_REQUEST, &["python3", "job.py"], |command| {
+        command.env("CKPT_RUN_NETWORK_TCP", setting);
+        command.env("CKPT_RUN_RESTART_BACKOFF", "50ms");
+    });
     let _ours = listener.accept().expect("the job's connection");
     place.wait_for("out", "connected\n");
     place.snapshot();
@@ -184,7 +180,7 @@ assert child > os.getpid(), (child, os.getpid())
     let begun: Vec<(Place, Run)> = (0..2)
         .map(|_| {
             let place = Place::new();
-            let run = place.start_python(&OPTIONS, script);
+            let run = place.start_python(&ON_REQUEST, script);
             place.wait_for("out", "bound\n");
             place.snapshot();
             (place, run)

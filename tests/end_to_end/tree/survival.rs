@@ -4,7 +4,7 @@ use std::fs;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::harness::{Place, Run};
+use crate::harness::{ON_REQUEST, Place, Run};
 
 /// In front of every job: `steps` counts, and stands still where the test has to act, whatever the machine's speed.
 const PRELUDE: &str = r#"
@@ -65,7 +65,7 @@ impl Survival {
         let expected = undisturbed(&script);
         let place = Place::new();
         fs::write(place.file("job.py"), script).expect("the script is written");
-        let run = place.start_with(&OPTIONS, &JOB, |command| {
+        let run = place.start_with(&ON_REQUEST, &JOB, |command| {
             command.env("CKPT_RUN_RESTART_BACKOFF", "50ms");
         });
         place.wait_for("out", "\n4\n");
@@ -98,7 +98,7 @@ impl Survival {
         dying.signal(nix::sys::signal::Signal::SIGKILL);
         dying.wait();
         meanwhile(&place);
-        let run = place.start(&OPTIONS, &JOB);
+        let run = place.start(&ON_REQUEST, &JOB);
         Self {
             place,
             run,
@@ -118,7 +118,6 @@ pub fn take_turns() -> MutexGuard<'static, ()> {
 }
 
 const JOB: [&str; 3] = ["python3", "-u", "job.py"];
-pub const OPTIONS: [&str; 2] = ["--interval", "never"];
 
 /// What the job prints when nobody disturbs it.
 fn undisturbed(script: &str) -> String {

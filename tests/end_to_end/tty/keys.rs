@@ -7,7 +7,7 @@ use nix::unistd::Pid;
 
 use super::screen::{Screen, at_terminal};
 use super::{COUNT, ECHO};
-use crate::harness::{Place, apply, as_root, descendants, wait_until};
+use crate::harness::{Place, apply, as_root, descendants, state, wait_until};
 
 #[apply(as_root)]
 fn ctrl_c_ends_the_job_with_130_and_ctrl_backslash_with_131() {
@@ -115,9 +115,7 @@ fn ctrl_z_stops_both_and_fg_lets_both_go_on() {
 }
 
 fn is_stopped(pid: i32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ")
-        .is_some_and(|(_, rest)| rest.starts_with('T'))
+    state(pid) == Some('T')
 }
 
 #[apply(as_root)]

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use nix::sys::signal::Signal;
 
 use super::screen::Screen;
-use crate::harness::{Place, apply, as_root, criu_script, wait_until};
+use crate::harness::{Place, apply, as_root, copy_environment, criu_script, wait_until};
 
 /// Wide enough for our longest line.
 const COLUMNS: u16 = 250;
@@ -169,12 +169,7 @@ fn a_terminal_that_others_write_to_as_well_gets_lines_only() {
     let mut shell = Command::new("sh");
     shell.args(["-c", "\"$@\" | cat", "sh"]);
     shell.arg(program.get_program()).args(program.get_args());
-    for (name, value) in program.get_envs() {
-        match value {
-            Some(value) => shell.env(name, value),
-            None => shell.env_remove(name),
-        };
-    }
+    copy_environment(&program, &mut shell);
     let mut run = screen.start_command(&place, &shell);
     screen.wait_for("step 0003");
     place.snapshot();

@@ -10,7 +10,7 @@ use std::thread;
 use nix::pty::openpty;
 use rustix::termios::{LocalModes, Termios, Winsize, tcgetattr, tcsetwinsize};
 
-use crate::harness::{Place, Run, wait_until};
+use crate::harness::{Place, Run, copy_environment, wait_until};
 
 /// A terminal, as a user sees it.
 pub struct Screen {
@@ -77,12 +77,7 @@ impl Screen {
         let mut first = Command::new("setsid");
         first.arg("--ctty").arg(command.get_program());
         first.args(command.get_args()).current_dir(place.path());
-        for (name, value) in command.get_envs() {
-            match value {
-                Some(value) => first.env(name, value),
-                None => first.env_remove(name),
-            };
-        }
+        copy_environment(command, &mut first);
         first.env("TERM", "xterm-256color");
         place.spawn(first, |command| {
             command.stdin(self.stream());

@@ -7,7 +7,7 @@ use nix::unistd::Pid;
 
 use super::screen::{Screen, at_terminal, lines_of};
 use super::{COUNT, ECHO};
-use crate::harness::{Place, Run, apply, as_root, descendants, wait_until};
+use crate::harness::{Place, Run, apply, as_root, wait_for_descendant, wait_until};
 
 /// What a counting job has said, each number once and in order.
 fn assert_counted(text: &str, at_least: usize) {
@@ -41,16 +41,10 @@ fn a_restored_job_goes_on_in_its_terminal_with_nothing_lost_or_repeated() {
 
 /// The job's process, in a namespace of its own or not.
 fn first_python(run: &Run) -> i32 {
-    let mut found = None;
-    wait_until("the job", || {
-        let mut all = descendants(run.pid()).into_iter();
-        found = all.find(|pid| {
-            let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-            name.starts_with("python")
-        });
-        found.is_some()
-    });
-    found.unwrap()
+    wait_for_descendant(run.pid(), "the job", |pid| {
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        name.starts_with("python")
+    })
 }
 
 #[apply(as_root)]

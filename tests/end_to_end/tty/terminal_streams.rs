@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Stdio;
 
 use super::screen::Screen;
-use crate::harness::{Place, apply, as_root};
+use crate::harness::{Place, apply, as_root, stdout};
 
 /// Which streams are terminals, in words.
 const WHICH: &str = "import os; print('ttys', *[os.isatty(i) for i in range(3)])";
@@ -88,10 +88,7 @@ fn a_terminal_can_be_had_or_refused_whatever_ours_is() {
     let output = place.verb(&["--tty", "--", "python3", "-c", WHICH]);
     assert!(output.status.success());
     // Stdin is redirected here, and so is stderr.
-    assert_eq!(
-        String::from_utf8_lossy(&output.stdout),
-        "ttys False True False\r\n"
-    );
+    assert_eq!(stdout(&output), "ttys False True False\r\n");
     let screen = Screen::new(24, 80);
     let arguments = ["--fresh", "--no-tty", "--", "python3", "-c", WHICH];
     assert_eq!(screen.start(&place, &arguments).wait(), 0);
