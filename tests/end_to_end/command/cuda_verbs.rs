@@ -1,4 +1,4 @@
-//! `ckpt-run cuda` where there is no GPU, and what it refuses anywhere. With a GPU: `tests/gpu.rs`.
+//! `ckpt-run cuda` where there is no GPU, and what it refuses anywhere. With a GPU: `tests/real_gpu`.
 
 use std::path::Path;
 
