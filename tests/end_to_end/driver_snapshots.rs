@@ -35,6 +35,16 @@ fn cuda(place: &Place, gpu: &FakeGpu, arguments: &[&str]) -> Output {
     gpu.wrap(&command).output().expect("ckpt-run starts")
 }
 
+/// Runs a verb for the job, which it has to leave in this state.
+#[track_caller]
+fn leaves(place: &Place, gpu: &FakeGpu, run: &Run, arguments: &[&str], state: &str) -> Output {
+    let pid = run.pid().to_string();
+    let done = cuda(place, gpu, &[arguments, &["--pid", &pid]].concat());
+    let told = format!("{pid} {state}\n");
+    assert_eq!(stdout(&done), told, "{}", stderr(&done));
+    done
+}
+
 /// Lets a [`JOB`] go on to its end, which must be that of one that nobody touched.
 fn ends_as_ever(place: &Place, run: &mut Run) {
     static UNTOUCHED: OnceLock<String> = OnceLock::new();
@@ -68,13 +78,7 @@ fn suspended_memory_leaves_the_gpu_and_can_come_back_on_another_one() {
     let [on_first, on_second] = [0, 1].map(|device| gpu.used_bytes(device));
     assert!(on_first > 4 << 20, "{on_first}");
     assert_eq!(on_second, 0);
-    let done = cuda(&place, &gpu, &["suspend", "--pid", &pid]);
-    assert_eq!(
-        stdout(&done),
-        format!("{pid} checkpointed\n"),
-        "{}",
-        stderr(&done)
-    );
+    leaves(&place, &gpu, &run, &["suspend"], "checkpointed");
     gpu.assert_used(0, 0, "suspended");
     let [first, second] = UUIDS;
     let short = format!("{first}={second}");
@@ -90,12 +94,12 @@ fn suspended_memory_leaves_the_gpu_and_can_come_back_on_another_one() {
         stderr(&refused)
     );
     let map = format!("{first}={second},{second}={first}");
-    let done = cuda(&place, &gpu, &["resume", "--pid", &pid, "--gpu-map", &map]);
-    assert_eq!(
-        stdout(&done),
-        format!("{pid} running\n"),
-        "{}",
-        stderr(&done)
+    leaves(
+        &place,
+        &gpu,
+        &run,
+        &["resume", "--gpu-map", &map],
+        "running",
     );
     gpu.assert_used(0, 0, "moved");
     gpu.assert_used(1, on_first, "moved");
@@ -113,14 +117,9 @@ fn a_job_with_work_on_the_gpu_cannot_be_locked_and_goes_on() {
     );
     let computes = gpu.folder().join("hangs-fakeKernel");
     wait_until("the kernel", || computes.exists());
-    let pid = run.pid().to_string();
-    let busy = cuda(
-        &place,
-        &gpu,
-        &["suspend", "--timeout", "200ms", "--pid", &pid],
-    );
+    let suspend = ["suspend", "--timeout", "200ms"];
+    let busy = leaves(&place, &gpu, &run, &suspend, "running");
     assert_eq!(busy.status.code(), Some(1), "{}", stderr(&busy));
-    assert_eq!(stdout(&busy), format!("{pid} running\n"));
     ends_as_ever(&place, &mut run);
 }
 
@@ -132,18 +131,8 @@ fn a_call_that_hangs_keeps_a_job_from_being_locked() {
     let mut run = alone(&place, &gpu, &JOB);
     let hangs = gpu.folder().join("hangs-cuMemFree_v2");
     wait_until("the call", || hangs.exists());
-    let pid = run.pid().to_string();
-    let busy = cuda(
-        &place,
-        &gpu,
-        &["suspend", "--timeout", "200ms", "--pid", &pid],
-    );
-    assert_eq!(
-        stdout(&busy),
-        format!("{pid} running\n"),
-        "{}",
-        stderr(&busy)
-    );
+    let suspend = ["suspend", "--timeout", "200ms"];
+    leaves(&place, &gpu, &run, &suspend, "running");
     ends_as_ever(&place, &mut run);
 }
 
@@ -153,15 +142,8 @@ fn a_thread_that_holds_the_driver_s_lock_does_not_keep_a_job_from_being_suspende
     let mut run = alone(&place, &gpu, &[&JOB[..6], &["--hold-at", "20:go"]].concat());
     let holds = gpu.folder().join("hangs-fakeHoldDriverLock");
     wait_until("the lock", || holds.exists());
-    let pid = run.pid().to_string();
     for (verb, state) in [("suspend", "checkpointed"), ("resume", "running")] {
-        let done = cuda(&place, &gpu, &[verb, "--pid", &pid]);
-        assert_eq!(
-            stdout(&done),
-            format!("{pid} {state}\n"),
-            "{}",
-            stderr(&done)
-        );
+        leaves(&place, &gpu, &run, &[verb], state);
     }
     ends_as_ever(&place, &mut run);
 }
@@ -171,16 +153,8 @@ fn imported_memory_is_suspended_and_cannot_be_resumed() {
     let (place, gpu) = (Place::new(), FakeGpu::new());
     let run = alone(&place, &gpu, &[&JOB[..], &["--import"]].concat());
     place.wait_for("out", "\n20 ");
-    let pid = run.pid().to_string();
-    let done = cuda(&place, &gpu, &["suspend", "--pid", &pid]);
-    assert_eq!(
-        stdout(&done),
-        format!("{pid} checkpointed\n"),
-        "{}",
-        stderr(&done)
-    );
-    let lost = cuda(&place, &gpu, &["resume", "--pid", &pid]);
-    assert_eq!(stdout(&lost), format!("{pid} checkpointed\n"));
+    leaves(&place, &gpu, &run, &["suspend"], "checkpointed");
+    let lost = leaves(&place, &gpu, &run, &["resume"], "checkpointed");
     assert!(stderr(&lost).contains("801"), "{}", stderr(&lost));
 }
 

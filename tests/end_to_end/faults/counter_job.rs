@@ -81,6 +81,14 @@ pub fn finish_counter(place: &Place, run: &mut Run) {
     assert_eq!(place.text("counter"), count.to_string());
 }
 
+/// Kills [`COUNTER`] once more and finishes it after its restore.
+pub fn crash_and_finish(place: &Place, run: &mut Run) {
+    wait_for_progress(place);
+    run.crash();
+    wait_for_progress(place);
+    finish_counter(place, run);
+}
+
 /// How far [`COUNTER`] has come, by its log.
 pub fn counted(place: &Place) -> usize {
     place.text("log").lines().count()

@@ -1,6 +1,7 @@
 //! CRIU killed or stuck at work: the job computes on, or comes back.
 
 use std::fs;
+use std::process::Child;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -8,8 +9,8 @@ use ckpt_run::job::is_alive;
 use nix::sys::signal::Signal;
 
 use super::counter_job::{
-    Random, begin_snapshot, counted, counting, counting_with, finish_counter, processes_with, said,
-    send, snapshot_at_last, wait_for_criu, wait_for_progress,
+    Random, begin_snapshot, counted, counting, counting_with, crash_and_finish, finish_counter,
+    processes_with, said, send, snapshot_at_last, wait_for_criu, wait_for_progress,
 };
 use crate::harness::{
     ON_REQUEST, Place, Run, apply, as_root, criu_script, descendants, skip, stderr, wait_until,
@@ -128,21 +129,24 @@ fn a_job_with_remains_of_a_killed_criu_goes_on_where_there_is_no_image() {
     );
     wait_for_progress(&place);
     place.snapshot();
-    wait_for_progress(&place);
-    run.crash();
-    wait_for_progress(&place);
-    finish_counter(&place, &mut run);
+    crash_and_finish(&place, &mut run);
 }
 
-#[apply(as_root)]
-fn a_criu_that_is_stuck_in_a_dump_is_killed_after_the_timeout() {
-    let (place, mut run) = counting_with(|command| {
+/// A counting job with one image, and a second snapshot in which CRIU is stopped: its client and the CRIU.
+fn with_a_stopped_dump() -> (Place, Run, Child, i32) {
+    let (place, run) = counting_with(|command| {
         command.env("CKPT_RUN_SNAPSHOT_TIMEOUT", "4s");
     });
     place.snapshot();
     let client = begin_snapshot(&place);
     let criu = wait_for_criu(&run, "dump");
     send(criu, Signal::SIGSTOP);
+    (place, run, client, criu)
+}
+
+#[apply(as_root)]
+fn a_criu_that_is_stuck_in_a_dump_is_killed_after_the_timeout() {
+    let (place, mut run, client, _criu) = with_a_stopped_dump();
     let output = client.wait_with_output().expect("the client ends");
     let text = stderr(&output);
     assert!(text.contains("snapshot.timeout"), "{text}");
@@ -174,13 +178,7 @@ fn a_criu_that_does_not_end_after_its_dump_is_killed_after_the_timeout() {
 
 #[apply(as_root)]
 fn a_dump_that_takes_too_long_is_called_off_and_the_job_goes_on() {
-    let (place, mut run) = counting_with(|command| {
-        command.env("CKPT_RUN_SNAPSHOT_TIMEOUT", "4s");
-    });
-    place.snapshot();
-    let client = begin_snapshot(&place);
-    let criu = wait_for_criu(&run, "dump");
-    send(criu, Signal::SIGSTOP);
+    let (place, mut run, client, criu) = with_a_stopped_dump();
     // A slow CRIU, not one that waits for anything; 10 s after its time was over it would be killed.
     thread::sleep(Duration::from_secs(6));
     send(criu, Signal::SIGCONT);

@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
 use super::counter_job::{
-    COUNTER, finish_counter, said, start_with, wait_for_progress, wait_for_the_first_line,
+    COUNTER, crash_and_finish, finish_counter, said, start_with, wait_for_progress,
+    wait_for_the_first_line,
 };
 use crate::harness::{Place, Run, apply, as_root, stderr, wait_until};
 
@@ -114,10 +115,7 @@ fn a_full_disk_fails_the_snapshot_and_nothing_else() {
 
     fs::remove_file(filler).expect("space is freed");
     place.snapshot();
-    wait_for_progress(&place);
-    run.crash();
-    wait_for_progress(&place);
-    finish_counter(&place, &mut run);
+    crash_and_finish(&place, &mut run);
 }
 
 #[apply(as_root)]

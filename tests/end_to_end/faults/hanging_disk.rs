@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::counter_job::{
-    COUNTER, begin_snapshot, finish_counter, start_with, wait_for_progress, wait_for_the_first_line,
+    COUNTER, begin_snapshot, crash_and_finish, start_with, wait_for_progress,
+    wait_for_the_first_line,
 };
 use crate::harness::{Place, Run, apply, as_root, descendants, skip, state, stderr, wait_until};
 
@@ -95,8 +96,5 @@ fn a_job_does_not_stand_still_for_a_disk_that_hangs() {
 
     // All is well again.
     place.snapshot();
-    wait_for_progress(&place);
-    run.crash();
-    wait_for_progress(&place);
-    finish_counter(&place, &mut run);
+    crash_and_finish(&place, &mut run);
 }

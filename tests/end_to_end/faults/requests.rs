@@ -7,8 +7,8 @@ use std::os::unix::net::UnixStream;
 use nix::sys::signal::Signal;
 
 use super::counter_job::{
-    begin_snapshot, counting, finish_counter, said, send, start_counter, wait_for_criu,
-    wait_for_progress,
+    begin_snapshot, counting, crash_and_finish, finish_counter, said, send, start_counter,
+    wait_for_criu, wait_for_progress,
 };
 use crate::harness::{Place, Run, apply, as_root, stderr, wait_until};
 
@@ -28,10 +28,7 @@ fn snapshots_asked_for_at_once_are_all_answered() {
     // Those that came during the first snapshot share one.
     assert!((1..=4).contains(&known), "{ids:?}");
     assert!(place.verb(&["verify"]).status.success());
-    wait_for_progress(&place);
-    run.crash();
-    wait_for_progress(&place);
-    finish_counter(&place, &mut run);
+    crash_and_finish(&place, &mut run);
 }
 
 #[apply(as_root)]
@@ -48,10 +45,7 @@ fn a_snapshot_asked_for_during_a_restore_is_taken_after_it() {
         text.find("restored image=") < text.find("snapshot image=000002"),
         "{text}"
     );
-    wait_for_progress(&place);
-    run.crash();
-    wait_for_progress(&place);
-    finish_counter(&place, &mut run);
+    crash_and_finish(&place, &mut run);
 }
 
 #[apply(as_root)]
