@@ -6,8 +6,7 @@ use std::process::Output;
 use std::sync::OnceLock;
 use std::thread;
 
-use crate::harness::fake_gpu::{self, FakeGpu, UUIDS};
-use crate::harness::gpu_job::{alone, ends_as, untouched};
+use crate::harness::fake_gpu::{self, FakeGpu, UUIDS, alone, ends_as, untouched};
 use crate::harness::{Place, Run, apply, as_root, criu_script, stderr, stdout, wait_until};
 
 /// Long enough for something to be done to it; it waits at step 20 until there is a file `go`.

@@ -1,4 +1,5 @@
-//! GPUs for tests on machines without one: `tests/fake-cuda`, built once, and the environment that leads to it.
+//! GPUs for tests on machines without one: `tests/fake-cuda`, built once, the environment that leads to it, and the sample
+//! job without a supervisor.
 
 use std::collections::hash_map::DefaultHasher;
 use std::ffi::OsString;
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use super::copy_environment;
+use super::{Place, Run, copy_environment};
 
 /// Where its memory is: a tmpfs, as large as the host's memory allows.
 const MEMORY: &str = "/dev/shm";
@@ -249,4 +250,29 @@ pub fn rustc(source: &Path, program: &Path, options: &[&str]) {
         "{}",
         String::from_utf8_lossy(&output.stderr)
     );
+}
+
+/// A job beside no supervisor, its output in `out`.
+pub fn alone(place: &Place, gpu: &FakeGpu, arguments: &[&str]) -> Run {
+    let mut command = Command::new(job());
+    command
+        .args(arguments)
+        .envs(gpu.environment())
+        .current_dir(place.path());
+    place.spawn(command, |_| {})
+}
+
+/// What a job prints when nobody touches it.
+pub fn untouched(gpu: &FakeGpu, arguments: &[&str]) -> String {
+    let place = Place::new();
+    let mut run = alone(&place, gpu, arguments);
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    place.text("out")
+}
+
+/// Lets a job go on to its end, which must be that of one that printed this.
+pub fn ends_as(place: &Place, run: &mut Run, untouched: &str) {
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("out"), untouched, "{}", place.text("err"));
 }

@@ -1,7 +1,6 @@
 //! Shared parts of the end-to-end tests: a run of the real `ckpt-run` on the real CRIU, in a folder of its own.
 
 pub mod fake_gpu;
-pub mod gpu_job;
 mod jobs;
 mod outcome;
 mod place;

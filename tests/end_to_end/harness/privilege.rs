@@ -12,7 +12,7 @@ pub enum Privilege {
 }
 
 impl Privilege {
-    /// Returns whether the tests run with this privilege; skips the test if not.
+    /// Tells whether the tests run with this privilege. If not, the test counts as skipped.
     pub fn is_granted(self) -> bool {
         let granted = match self {
             Self::Root => geteuid().is_root(),
@@ -36,12 +36,12 @@ macro_rules! as_root {
 }
 pub(crate) use as_root;
 
-/// Skips the rest of a test: `scripts/test` shows the line and counts the test as skipped. The test has to return.
+/// Marks a test as skipped: `scripts/test` shows the line and counts the test. The test itself has to return.
 pub fn skip(reason: &str) {
     eprintln!("SKIPPED: {reason}");
 }
 
-/// Returns whether a program is installed; skips the test if not.
+/// Tells whether a program is installed. If not, the test counts as skipped.
 pub fn installed(program: &str) -> bool {
     let found = Command::new("sh")
         .args([

@@ -3,8 +3,7 @@
 use nix::sys::signal::Signal;
 
 use super::scene::{JOB, Scene, begin, uninterrupted};
-use crate::harness::fake_gpu::{self, FakeGpu};
-use crate::harness::gpu_job::alone;
+use crate::harness::fake_gpu::{self, FakeGpu, alone};
 use crate::harness::{Place, apply, as_root, stderr, wait_until};
 
 fn done(scene: &Scene, verb: &str) {

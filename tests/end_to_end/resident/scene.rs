@@ -3,8 +3,7 @@
 use std::fs;
 use std::sync::OnceLock;
 
-use crate::harness::fake_gpu::{self, FakeGpu};
-use crate::harness::gpu_job::{ends_as, untouched};
+use crate::harness::fake_gpu::{self, FakeGpu, ends_as, untouched};
 use crate::harness::{Place, Run, stderr, wait_until};
 
 /// Long enough for something to be done to it; it waits at step 20 until there is a file `go`.

@@ -5,8 +5,7 @@ use std::fs;
 use nix::sys::signal::Signal;
 
 use super::scene::{self, JOB, Scene, begin};
-use crate::harness::fake_gpu::{self, FakeGpu, UUIDS};
-use crate::harness::gpu_job::untouched;
+use crate::harness::fake_gpu::{self, FakeGpu, UUIDS, untouched};
 use crate::harness::{Place, Run, apply, as_root, wait_until};
 
 #[apply(as_root)]

@@ -5,8 +5,7 @@ use std::fs;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::screen::{Screen, at_terminal};
-use super::{COUNT, ECHO};
+use super::screen::{COUNT, ECHO, Screen, at_terminal};
 use crate::harness::{Place, apply, as_root, descendants, state, wait_until};
 
 #[apply(as_root)]

@@ -4,8 +4,7 @@ use std::fs;
 
 use nix::sys::signal::Signal;
 
-use super::COUNT;
-use super::screen::{Screen, at_terminal};
+use super::screen::{COUNT, Screen, at_terminal};
 use crate::harness::{Place, apply, as_root};
 
 #[apply(as_root)]

@@ -12,6 +12,26 @@ use rustix::termios::{LocalModes, Termios, Winsize, tcgetattr, tcsetwinsize};
 
 use crate::harness::{Place, Run, copy_environment, wait_until};
 
+/// Counts onto its terminal until it is killed.
+pub const COUNT: &str = r#"
+import time
+i = 0
+while True:
+    print("count", i, flush=True)
+    i += 1
+    time.sleep(0.05)
+"#;
+
+/// Says what it is told to and ends at `end`.
+pub const ECHO: &str = r#"
+import os, sys
+print("ready", flush=True)
+for line in sys.stdin:
+    print("heard", line.strip(), flush=True)
+    if line.strip() == "end":
+        sys.exit(0)
+"#;
+
 /// A terminal, as a user sees it.
 pub struct Screen {
     master: File,

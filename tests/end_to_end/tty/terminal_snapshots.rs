@@ -5,8 +5,7 @@ use std::fs;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::screen::{Screen, at_terminal, lines_of};
-use super::{COUNT, ECHO};
+use super::screen::{COUNT, ECHO, Screen, at_terminal, lines_of};
 use crate::harness::{Place, Run, apply, as_root, wait_for_descendant, wait_until};
 
 /// What a counting job has said, each number once and in order.

@@ -7,6 +7,8 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::harness::{program, skip};
+
 /// Folders that hold nothing of the repository.
 const NOT_OURS: [&str; 5] = [".git", ".criu", "target", "shared", "corpus"];
 
@@ -46,9 +48,7 @@ fn shellcheck(files: &[PathBuf], text: &[u8]) -> Option<()> {
         .stdout(Stdio::piped())
         .spawn();
     let Ok(mut child) = child else {
-        eprintln!(
-            "SKIPPED: shell scripts are not checked: no shellcheck (scripts/setup-tests installs it)"
-        );
+        skip("shell scripts are not checked: no shellcheck (scripts/setup-tests installs it)");
         return None;
     };
     child.stdin.take().unwrap().write_all(text).unwrap();
@@ -75,7 +75,7 @@ fn shellcheck_has_nothing_against_the_scripts() {
 fn shellcheck_has_nothing_against_the_scripts_that_are_printed() {
     for scheduler in ["slurm", "slurm-preempt"] {
         let job = ["python", "train.py", "--name", "two words", "*", "it's"];
-        let printed = Command::new(env!("CARGO_BIN_EXE_ckpt-run"))
+        let printed = Command::new(program())
             .args(["template", scheduler, "--"])
             .args(job)
             .output()
