@@ -6,6 +6,7 @@ mod outcome;
 mod place;
 mod privilege;
 mod process_tree;
+mod pseudo_terminal;
 mod run;
 mod scripts;
 
@@ -18,5 +19,6 @@ pub use privilege::{Privilege, installed, skip};
 pub use process_tree::{
     descendants, inner_pid, is_dead, job_of, state, wait_for_descendant, wait_until_gone,
 };
+pub use pseudo_terminal::PseudoTerminal;
 pub use run::Run;
 pub use scripts::{copy_environment, criu_prefix, criu_script, program, write_script};

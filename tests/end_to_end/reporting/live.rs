@@ -1,65 +1,32 @@
 //! The live view in a real pseudo-terminal: `status -w` draws the run, quits, and leaves the terminal as it was.
 
-use std::fs::File;
-use std::io::Read;
-use std::os::fd::{AsFd, OwnedFd};
-use std::process::{Child, Stdio};
-use std::sync::{Arc, Mutex};
+use std::process::Child;
 
-use nix::pty::{OpenptyResult, Winsize, openpty};
-use nix::sys::termios::{Termios, tcgetattr};
-
-use crate::harness::{Place, apply, as_root, code, wait_until};
+use crate::harness::{Place, PseudoTerminal, apply, as_root, code, wait_until};
 
 /// A viewer in a terminal of its own.
 struct Viewer {
     child: Child,
-    keys: File,
-    /// Kept open: its modes are asked for.
-    terminal: OwnedFd,
-    before: Termios,
-    shown: Arc<Mutex<Vec<u8>>>,
+    terminal: PseudoTerminal,
 }
 
 impl Viewer {
     fn start(place: &Place, rows: u16, columns: u16) -> Self {
-        let size = Winsize {
-            ws_row: rows,
-            ws_col: columns,
-            ws_xpixel: 0,
-            ws_ypixel: 0,
-        };
-        let OpenptyResult { master, slave } = openpty(Some(&size), None).unwrap();
-        let before = tcgetattr(&slave).unwrap();
-        let end = || Stdio::from(slave.try_clone().unwrap());
+        let terminal = PseudoTerminal::new(rows, columns);
         let child = place
             .command(&["status", "-w"])
             .env_remove("NO_COLOR")
             .env("TERM", "xterm-256color")
-            .stdin(end())
-            .stdout(end())
-            .stderr(end())
+            .stdin(terminal.stream())
+            .stdout(terminal.stream())
+            .stderr(terminal.stream())
             .spawn()
             .unwrap();
-        let shown = Arc::new(Mutex::new(Vec::new()));
-        let (mut reader, seen) = (File::from(master.try_clone().unwrap()), Arc::clone(&shown));
-        std::thread::spawn(move || {
-            let mut bytes = [0; 4096];
-            while let Ok(count @ 1..) = reader.read(&mut bytes) {
-                seen.lock().unwrap().extend(&bytes[..count]);
-            }
-        });
-        Self {
-            child,
-            keys: File::from(master),
-            terminal: slave,
-            before,
-            shown,
-        }
+        Self { child, terminal }
     }
 
     fn text(&self) -> String {
-        String::from_utf8_lossy(&self.shown.lock().unwrap()).into_owned()
+        String::from_utf8_lossy(&self.terminal.bytes()).into_owned()
     }
 
     fn wait_for(&self, text: &str) {
@@ -68,9 +35,8 @@ impl Viewer {
         });
     }
 
-    fn press(&mut self, key: &[u8]) {
-        use std::io::Write;
-        self.keys.write_all(key).unwrap();
+    fn press(&self, key: &[u8]) {
+        self.terminal.types(key);
     }
 
     /// Waits for its end, and that the terminal is as it was.
@@ -80,10 +46,7 @@ impl Viewer {
             status = self.child.try_wait().unwrap();
             status.is_some()
         });
-        let after = tcgetattr(self.terminal.as_fd()).unwrap();
-        assert_eq!(after.local_flags, self.before.local_flags);
-        assert_eq!(after.input_flags, self.before.input_flags);
-        assert_eq!(after.output_flags, self.before.output_flags);
+        self.terminal.assert_modes_are_back();
         self.wait_for("\u{1b}[?1049l"); // the other screen is left
         self.wait_for("\u{1b}[?25h"); // the cursor is back
         code(status.unwrap())
@@ -95,7 +58,7 @@ fn it_shows_the_job_and_q_restores_the_terminal_while_the_job_goes_on() {
     let place = Place::new();
     let mut run = place.start_ready(&["--interval", "1h"]);
     for (key, name) in [(&b"q"[..], "q"), (b"\x1b", "Esc"), (b"\x03", "Ctrl-C")] {
-        let mut viewer = Viewer::start(&place, 24, 80);
+        let viewer = Viewer::start(&place, 24, 80);
         viewer.wait_for("running");
         viewer.wait_for("q quits");
         viewer.wait_for("\u{1b}[?1049h");
@@ -111,7 +74,7 @@ fn it_shows_the_job_and_q_restores_the_terminal_while_the_job_goes_on() {
 fn it_follows_the_run_and_outlives_the_supervisor() {
     let place = Place::new();
     let mut run = place.start_ready(&["--interval", "1h"]);
-    let mut viewer = Viewer::start(&place, 24, 80);
+    let viewer = Viewer::start(&place, 24, 80);
     viewer.wait_for("running");
     place.snapshot();
     viewer.wait_for("000001");
@@ -138,7 +101,7 @@ fn a_tiny_terminal_and_a_signal_do_no_harm() {
 #[test]
 fn without_a_run_it_says_so_and_leaves_the_screen_alone() {
     let place = Place::new();
-    let mut viewer = Viewer::start(&place, 24, 80);
+    let viewer = Viewer::start(&place, 24, 80);
     viewer.wait_for("no run");
     viewer.press(b"q");
     assert_eq!(viewer.end(), 3);

@@ -1,16 +1,11 @@
-//! A terminal with somebody at it: types, looks, changes the window.
+//! A terminal as a user sees it, and jobs at it.
 
-use std::fs::{self, File};
-use std::io::{ErrorKind, Read, Write};
-use std::os::fd::OwnedFd;
+use std::fs;
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex};
-use std::thread;
 
-use nix::pty::openpty;
-use rustix::termios::{LocalModes, Termios, Winsize, tcgetattr, tcsetwinsize};
+use rustix::termios::{LocalModes, Termios};
 
-use crate::harness::{Place, Run, copy_environment, wait_until};
+use crate::harness::{Place, PseudoTerminal, Run, copy_environment, wait_until};
 
 /// Counts onto its terminal until it is killed.
 pub const COUNT: &str = r#"
@@ -33,57 +28,20 @@ for line in sys.stdin:
 "#;
 
 /// A terminal, as a user sees it.
-pub struct Screen {
-    master: File,
-    /// What a command gets; kept, so that the terminal outlives it.
-    slave: OwnedFd,
-    shown: Arc<Mutex<Vec<u8>>>,
-    /// Its modes at first.
-    before: Termios,
-}
+pub struct Screen(PseudoTerminal);
 
 impl Screen {
     pub fn new(rows: u16, columns: u16) -> Self {
-        let pair = openpty(None, None).expect("a pseudo-terminal");
-        let (master, slave) = (File::from(pair.master), pair.slave);
-        let shown = Arc::new(Mutex::new(Vec::new()));
-        let (mut source, seen) = (
-            master.try_clone().expect("a descriptor"),
-            Arc::clone(&shown),
-        );
-        thread::spawn(move || {
-            let mut piece = [0; 4096];
-            loop {
-                match source.read(&mut piece) {
-                    Ok(got) => seen.lock().unwrap().extend(&piece[..got]),
-                    Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                    Err(_) => return,
-                }
-            }
-        });
-        let screen = Self {
-            before: tcgetattr(&slave).expect("a terminal"),
-            master,
-            slave,
-            shown,
-        };
-        screen.resize(rows, columns);
-        screen
+        Self(PseudoTerminal::new(rows, columns))
     }
 
     pub fn resize(&self, rows: u16, columns: u16) {
-        let size = Winsize {
-            ws_row: rows,
-            ws_col: columns,
-            ws_xpixel: 0,
-            ws_ypixel: 0,
-        };
-        tcsetwinsize(&self.master, size).expect("a terminal");
+        self.0.resize(rows, columns);
     }
 
     /// Another descriptor of what a command has as a stream.
     pub fn stream(&self) -> Stdio {
-        self.slave.try_clone().expect("a descriptor").into()
+        self.0.stream()
     }
 
     /// Starts `ckpt-run` in the foreground of this terminal.
@@ -107,21 +65,18 @@ impl Screen {
     }
 
     pub fn types(&self, keys: &str) {
-        (&self.master)
-            .write_all(keys.as_bytes())
-            .expect("a terminal");
+        self.0.types(keys.as_bytes());
     }
 
     /// All that was ever written.
     pub fn bytes(&self) -> Vec<u8> {
-        self.shown.lock().unwrap().clone()
+        self.0.bytes()
     }
 
     /// All that was ever shown, without the carriage returns that a terminal does not show, without status lines, which
     /// are gone when more is written, and without our line that has the job's words in it.
     pub fn text(&self) -> String {
-        let shown = self.shown.lock().unwrap();
-        let text = String::from_utf8_lossy(&shown).into_owned();
+        let text = String::from_utf8_lossy(&self.bytes()).into_owned();
         let text = text.replace("\r\r\n", "\n").replace("\r\n", "\n");
         text.split_inclusive('\n')
             .map(|line| line.rsplit("\r\x1b[K").next().unwrap_or(line))
@@ -141,7 +96,7 @@ impl Screen {
     }
 
     pub fn modes(&self) -> Termios {
-        tcgetattr(&self.slave).expect("a terminal")
+        self.0.modes()
     }
 
     /// Whether every key goes to the program at once.
@@ -154,11 +109,9 @@ impl Screen {
     }
 
     /// Fails when the modes are not those that the terminal had at first.
+    #[track_caller]
     pub fn assert_modes_are_back(&self) {
-        let (before, now) = (&self.before, self.modes());
-        assert_eq!(now.local_modes, before.local_modes, "{}", self.text());
-        assert_eq!(now.input_modes, before.input_modes);
-        assert_eq!(now.output_modes, before.output_modes);
+        self.0.assert_modes_are_back();
     }
 }
 
