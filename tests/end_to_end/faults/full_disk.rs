@@ -126,8 +126,10 @@ fn a_disk_too_full_to_keep_the_end_of_a_file_ends_the_run_and_older_images_are_n
     let filler = disk.fill(LEFT_BYTES);
     let append = || File::options().append(true).open(place.file("log"));
     let end = "x".repeat(1 << 20);
+    // Until it is killed the job writes over the first of it.
+    let overwritten = "x".repeat(4096);
     append()
-        .and_then(|mut log| log.write_all(end.as_bytes()))
+        .and_then(|mut log| log.write_all((overwritten + &end).as_bytes()))
         .expect("written");
     run.crash();
     assert_eq!(run.wait(), 125, "{}", place.text("err"));
