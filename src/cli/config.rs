@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::{Failure, Global, OURS, print};
 use crate::config::{self, Config, DEFAULT_TOML, Sources};
-use crate::doctor::Lacks;
+use crate::doctor::MissingParts;
 use crate::run::chain;
 
 #[derive(Debug, Subcommand)]
@@ -56,17 +56,17 @@ struct Checked {
 fn check(global: &Global, file: Option<PathBuf>) -> Result<ExitCode, Failure> {
     let file = file.or_else(|| global.config.clone());
     let overrides = global.overrides(Vec::new());
-    let lacks = Sources::from_process(file, overrides)
+    let missing = Sources::from_process(file, overrides)
         .map_err(|error| vec![error])
         .and_then(|sources| {
             let errors = config::check(&sources);
             if errors.is_empty() {
                 let loaded = config::load(&sources).map_err(|error| vec![error])?;
-                return Ok(Lacks::of(&loaded.config));
+                return Ok(MissingParts::of(&loaded.config));
             }
             Err(errors)
         });
-    let Lacks { errors, warnings } = lacks.unwrap_or_else(|errors| Lacks {
+    let MissingParts { errors, warnings } = missing.unwrap_or_else(|errors| MissingParts {
         errors: errors.iter().map(|error| chain(error)).collect(),
         warnings: Vec::new(),
     });

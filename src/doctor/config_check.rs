@@ -11,14 +11,14 @@ use crate::run::program;
 
 /// What is not there or cannot be used, each with its key and what to do.
 #[derive(Debug, Default)]
-pub struct Lacks {
+pub struct MissingParts {
     /// A run fails for these.
     pub errors: Vec<String>,
     /// A run does without these.
     pub warnings: Vec<String>,
 }
 
-impl Lacks {
+impl MissingParts {
     /// Looks at the files and programs that the settings name. Asks CRIU for its version, where one is named, and runs
     /// nothing else.
     #[must_use]

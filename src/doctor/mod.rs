@@ -10,4 +10,4 @@ mod host_checks;
 pub(crate) mod space_checks;
 
 pub use checks::{Check, Status, examine};
-pub use config_check::Lacks;
+pub use config_check::MissingParts;

@@ -1,7 +1,7 @@
 //! Why a step on the job's GPU state failed.
 
 use super::resident::ResidentError;
-use super::unsupported::Obstacle;
+use super::unsupported::Unsupported;
 use crate::agent_client::AgentError;
 use crate::copier::CopierError;
 use crate::cuda;
@@ -23,7 +23,7 @@ pub enum GpuError {
     Store(#[source] Box<WriteError>),
     /// The job has what the driver could not bring back. Nothing was frozen.
     #[error("cannot suspend the GPU state")]
-    Obstacle(#[from] Obstacle),
+    Unsupported(#[from] Unsupported),
     /// The driver says nothing about a stopped process. Nothing was frozen.
     #[error(
         "cannot suspend the GPU state of process {pid}, which is stopped (SIGSTOP or a debugger): let it go on, as with \
@@ -73,7 +73,7 @@ impl GpuError {
         match self {
             Self::Tree(_) => FailureKind::System,
             Self::Store(_) => FailureKind::Store,
-            Self::Obstacle(_) => FailureKind::Unsupported,
+            Self::Unsupported(_) => FailureKind::Unsupported,
             Self::Device { .. } | Self::Leaving { .. } => FailureKind::Changed,
             Self::Stopped { .. } => FailureKind::Busy,
             Self::Driver(_) | Self::Resume(_) => FailureKind::Driver,

@@ -20,7 +20,7 @@ use nix::unistd::Pid;
 use crate::clock;
 use crate::cuda::{self, Driver};
 use crate::job::{self, HaltError, Halted, Process};
-use crate::run::gpu_facts::StandingFacts;
+use crate::run::gpu_facts::SparedThreads;
 use crate::sync::locked;
 
 /// Between two looks whether halted threads are in the way of those that work: a freeze is not much longer for it.
@@ -29,14 +29,14 @@ const LOOK: Duration = Duration::from_millis(2);
 pub(crate) const LAST_RESORT: Duration = Duration::from_secs(2);
 /// Processes that are to stand still together, so that none waits on the GPU for one that does.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Standing {
-    processes: Vec<Stander>,
+pub(crate) struct HaltGroup {
+    processes: Vec<GroupMember>,
     /// Longest work of the driver's or an agent's.
     limit: Duration,
 }
 
 #[derive(Clone, Debug)]
-struct Stander {
+struct GroupMember {
     /// As the host sees it.
     host_pid: i32,
     pid: i32,
@@ -46,21 +46,21 @@ struct Stander {
 
 /// Processes that stand still. Dropped, they go on.
 #[must_use = "dropped, the processes go on"]
-pub(crate) struct Still {
+pub(crate) struct HaltedProcesses {
     halted: Vec<Halted>,
     limit: Duration,
 }
 
 /// Why it cannot be told who is to stand still.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum StandingError {
+pub(crate) enum HaltGroupError {
     #[error(transparent)]
     Driver(#[from] cuda::CallError),
     #[error(transparent)]
     Threads(#[from] HaltError),
 }
 
-impl Standing {
+impl HaltGroup {
     /// Of processes that run; work on them may take up to `limit`. `agent` tells the number of a process's agent as the
     /// process itself sees it.
     pub fn of(
@@ -68,7 +68,7 @@ impl Standing {
         processes: &[Process],
         limit: Duration,
         agent: impl Fn(&Process) -> Option<i32>,
-    ) -> Result<Self, StandingError> {
+    ) -> Result<Self, HaltGroupError> {
         let stander = |process: &Process| {
             let pid = process.host_pid;
             // The driver numbers it as we do, and the agent as the process does.
@@ -77,13 +77,13 @@ impl Standing {
                 let agent = job::thread_of(pid, agent);
                 spared.push(agent.ok_or(HaltError::Threads { pid })?);
             }
-            Ok(Stander {
+            Ok(GroupMember {
                 host_pid: pid,
                 pid: process.pid,
                 spared,
             })
         };
-        let processes: Result<_, StandingError> = processes.iter().map(stander).collect();
+        let processes: Result<_, HaltGroupError> = processes.iter().map(stander).collect();
         Ok(Self {
             processes: processes?,
             limit,
@@ -92,17 +92,17 @@ impl Standing {
 
     /// Of processes that an image has, among those that are there. One that is not is somebody else's concern.
     pub fn restored(
-        facts: &[StandingFacts],
+        facts: &[SparedThreads],
         there: &[Process],
         limit: Duration,
     ) -> Result<Self, HaltError> {
-        let stander = |facts: &StandingFacts| {
+        let stander = |facts: &SparedThreads| {
             let process = there.iter().find(|process| process.pid == facts.pid)?;
             let pid = process.host_pid;
             let threads = facts.threads.iter();
             let spared = threads.map(|id| job::thread_of(pid, *id));
             let spared: Option<Vec<i32>> = spared.collect();
-            let found = spared.map(|spared| Stander {
+            let found = spared.map(|spared| GroupMember {
                 host_pid: pid,
                 pid: facts.pid,
                 spared,
@@ -117,10 +117,10 @@ impl Standing {
     }
 
     /// What an image will say of them.
-    pub fn facts(&self) -> Vec<StandingFacts> {
-        let facts = |stander: &Stander| {
+    pub fn facts(&self) -> Vec<SparedThreads> {
+        let facts = |stander: &GroupMember| {
             let inside = |id: &i32| job::number_inside(stander.host_pid, *id);
-            Some(StandingFacts {
+            Some(SparedThreads {
                 pid: stander.pid,
                 threads: stander.spared.iter().map(inside).collect::<Option<_>>()?,
             })
@@ -130,7 +130,7 @@ impl Standing {
     }
 
     /// Halts all that live, stopped or running; their spared threads run then.
-    pub fn halt(&self) -> Result<Still, HaltError> {
+    pub fn halt(&self) -> Result<HaltedProcesses, HaltError> {
         let living = self
             .processes
             .iter()
@@ -139,14 +139,14 @@ impl Standing {
             .map(|stander| job::halt(stander.host_pid, &stander.spared))
             .collect::<Result<_, _>>()?;
         halted.iter().for_each(Halted::wake_spared);
-        Ok(Still {
+        Ok(HaltedProcesses {
             halted,
             limit: self.limit,
         })
     }
 }
 
-impl Still {
+impl HaltedProcesses {
     /// Has the driver or the agents work on the processes. Where they wait for a lock that a halted thread has, such
     /// threads make way: step by step, and freely `patience` after the beginning. Work without an end harms the job
     /// more than a crash does: the processes are killed then, so that it fails.

@@ -13,7 +13,7 @@
 use super::error::GpuError;
 use crate::cuda;
 use crate::job::{self, Holder, Process};
-use crate::run::run_context::Workshop;
+use crate::run::run_context::RunContext;
 
 /// How the names of the driver's parts begin in `/proc/devices` (470 to 580: nvidia, nvidia-frontend, nvidia-uvm,
 /// nvidia-modeset, nvidia-caps, nvidiactl and others).
@@ -34,14 +34,14 @@ pub(crate) fn majors() -> Vec<u32> {
 
 /// What CRIU may leave out of this snapshot.
 #[derive(Debug, Default)]
-pub(crate) struct Bystanders {
+pub(crate) struct InheritedDevices {
     majors: Vec<u32>,
     holders: Vec<Holder>,
 }
 
-impl Bystanders {
+impl InheritedDevices {
     /// Looks for them, after the suspend.
-    pub fn of(shop: &Workshop, root: i32) -> Result<Self, GpuError> {
+    pub fn of(context: &RunContext, root: i32) -> Result<Self, GpuError> {
         let majors = job::majors(DRIVER);
         if majors.is_empty() {
             return Ok(Self::default());
@@ -51,7 +51,7 @@ impl Bystanders {
             return Ok(Self { majors, holders });
         }
         // Nobody else can tell who uses CUDA.
-        let driver = shop.driver()?;
+        let driver = context.driver()?;
         let pids: Vec<i32> = holders.iter().map(|holder| holder.host_pid).collect();
         let users = cuda::find(driver, &pids);
         admit(&holders, &users)?;
@@ -117,18 +117,18 @@ mod tests {
         let processes = job::tree(pid).unwrap();
         let majors = job::majors("mem");
         let null = std::fs::File::open("/dev/null").unwrap();
-        let seen = Bystanders {
+        let seen = InheritedDevices {
             holders: job::holders(&processes[..1], &majors).unwrap(),
             majors: majors.clone(),
         };
         assert_eq!(seen.holders[0].host_pid, pid);
-        let unseen = Bystanders {
+        let unseen = InheritedDevices {
             majors,
             holders: Vec::new(),
         };
         let error = unseen.check(&processes[..1]).unwrap_err();
         assert!(matches!(error, GpuError::Device { .. }), "{error}");
-        assert!(Bystanders::default().check(&processes).is_ok());
+        assert!(InheritedDevices::default().check(&processes).is_ok());
         drop(null);
     }
 }

@@ -16,4 +16,4 @@ pub(crate) mod unsupported;
 pub use error::GpuError;
 pub use mapping::Refusal;
 pub use resident::ResidentError;
-pub use unsupported::Obstacle;
+pub use unsupported::Unsupported;

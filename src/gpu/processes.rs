@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::error::GpuError;
-use super::halted::{Standing, StandingError};
-use super::resident::{Carrying, Keeping, driver_suffices};
-use super::suspended::Suspension;
+use super::halted::{HaltGroup, HaltGroupError};
+use super::resident::{ResidentPlan, ResidentTransfer, driver_suffices};
+use super::suspended::SuspendedJob;
 use super::unsupported::{self, CudaUser, FABRIC_DEVICES, Neighbour};
 use crate::agent_client;
 use crate::cuda::{self, GpuUse, GpuUuid, Inventory};
@@ -14,7 +14,7 @@ use crate::run::environment::STORE_VARIABLE;
 use crate::run::gpu_facts::{CudaFacts, visible};
 use crate::run::image_facts::Stopwatch;
 use crate::run::machine;
-use crate::run::run_context::Workshop;
+use crate::run::run_context::RunContext;
 use crate::run::running_job::Job;
 use crate::store::StreamOpener;
 
@@ -41,7 +41,7 @@ pub(crate) struct Gpu<'a> {
 impl<'a> Gpu<'a> {
     /// Looks for CUDA processes; none on a machine without a driver. A driver that cannot suspend them matters
     /// only when there are some, and so does what could not come back.
-    pub fn of(shop: &'a Workshop, processes: &[Process]) -> Result<Option<Self>, GpuError> {
+    pub fn of(context: &'a RunContext, processes: &[Process]) -> Result<Option<Self>, GpuError> {
         if !cuda::available() {
             return Ok(None);
         }
@@ -51,7 +51,7 @@ impl<'a> Gpu<'a> {
         if let Some(pid) = job::first_stopped(&holders) {
             return Err(GpuError::Stopped { pid });
         }
-        let driver = match shop.driver() {
+        let driver = match context.driver() {
             Ok(driver) => driver,
             Err(error) if !holders.is_empty() => return Err(error.into()),
             Err(error) => {
@@ -64,8 +64,8 @@ impl<'a> Gpu<'a> {
         if users.is_empty() {
             return Ok(None);
         }
-        shop.nvml.keep();
-        let gpus = shop.gpus();
+        context.nvml.keep();
+        let gpus = context.gpus();
         let all = cuda::uses().unwrap_or_default();
         let (uses, others): (Vec<GpuUse>, Vec<GpuUse>) =
             all.into_iter().partition(|one| users.contains(&one.pid));
@@ -76,7 +76,7 @@ impl<'a> Gpu<'a> {
         let machine_gpus = gpus.gpus.len();
         unsupported::look(&described, machine_gpus, &split)?;
         unsupported::look_around(&described, machine_gpus, || {
-            neighbours(others, &shop.store.path().to_string_lossy())
+            neighbours(others, &context.store.path().to_string_lossy())
         })?;
         let environments: Vec<Vec<u8>> =
             described.into_iter().map(|user| user.environment).collect();
@@ -124,15 +124,17 @@ impl<'a> Gpu<'a> {
     /// into host memory.
     pub fn suspend(
         &self,
-        shop: &Workshop,
+        context: &RunContext,
         job: &Job,
-        keeping: Option<&Keeping>,
+        resident_plan: Option<&ResidentPlan>,
         streams: &StreamOpener,
         watch: &mut Stopwatch,
-    ) -> Result<(Suspension, Option<Carrying>), GpuError> {
+    ) -> Result<(SuspendedJob, Option<ResidentTransfer>), GpuError> {
         let suspended = self
-            .standing(shop, keeping)
-            .and_then(|standing| self.suspend_all((shop, job), standing, keeping, streams, watch));
+            .halt_group(context, resident_plan)
+            .and_then(|halt_group| {
+                self.suspend_all((context, job), halt_group, resident_plan, streams, watch)
+            });
         suspended.map_err(|error| {
             let ended = |process: &&Process| !job::is_alive(process.host_pid);
             let ended: Vec<&Process> = self.processes.iter().filter(ended).collect();
@@ -149,21 +151,21 @@ impl<'a> Gpu<'a> {
 
     fn suspend_all(
         &self,
-        (shop, job): (&Workshop, &Job),
-        standing: Standing,
-        keeping: Option<&Keeping>,
+        (context, job): (&RunContext, &Job),
+        halt_group: HaltGroup,
+        resident_plan: Option<&ResidentPlan>,
         streams: &StreamOpener,
         watch: &mut Stopwatch,
-    ) -> Result<(Suspension, Option<Carrying>), GpuError> {
+    ) -> Result<(SuspendedJob, Option<ResidentTransfer>), GpuError> {
         let options = cuda::SuspendOptions {
             attempt: LOCK_ATTEMPT,
-            total: shop.config.snapshot.lock_timeout,
+            total: context.config.snapshot.lock_timeout,
         };
-        if let Some(keeping) = keeping {
-            let (suspended, still, kept, carrying) =
-                keeping.suspend(self, &standing, &options, streams, watch)?;
-            let suspension = Suspension::new(suspended, standing, still, Some(kept));
-            return Ok((suspension, Some(carrying)));
+        if let Some(resident_plan) = resident_plan {
+            let (suspended, halted, kept, transfer) =
+                resident_plan.suspend(self, &halt_group, &options, streams, watch)?;
+            let suspended_job = SuspendedJob::new(suspended, halt_group, halted, Some(kept));
+            return Ok((suspended_job, Some(transfer)));
         }
         let failed = |error| GpuError::Suspend(Box::new(error));
         let locked = cuda::lock_all(self.driver, &self.users, &options).map_err(failed)?;
@@ -171,27 +173,31 @@ impl<'a> Gpu<'a> {
         if let Some(token) = &job.token {
             driver_suffices(token, self)?;
         }
-        let mut still = standing.halt()?;
-        let suspended = still.during(Duration::ZERO, || locked.suspend());
+        let mut halted = halt_group.halt()?;
+        let suspended = halted.during(Duration::ZERO, || locked.suspend());
         let suspended = suspended.map_err(failed)?;
         watch.lap("suspend");
-        Ok((Suspension::new(suspended, standing, still, None), None))
+        Ok((SuspendedJob::new(suspended, halt_group, halted, None), None))
     }
 
     /// All of them, for they may wait for each other on the GPUs.
-    fn standing(&self, shop: &Workshop, keeping: Option<&Keeping>) -> Result<Standing, GpuError> {
-        let agent = |process: &Process| keeping?.agent_of(process.host_pid);
-        let limit = shop.config.snapshot.timeout;
-        match Standing::of(self.driver, &self.processes, limit, agent) {
-            Ok(standing) => Ok(standing),
+    fn halt_group(
+        &self,
+        context: &RunContext,
+        resident_plan: Option<&ResidentPlan>,
+    ) -> Result<HaltGroup, GpuError> {
+        let agent = |process: &Process| resident_plan?.agent_of(process.host_pid);
+        let limit = context.config.snapshot.timeout;
+        match HaltGroup::of(self.driver, &self.processes, limit, agent) {
+            Ok(halt_group) => Ok(halt_group),
             // Inside `cuInit` a process counts as one that runs, and has no thread for it yet (580.159.04).
-            Err(StandingError::Driver(error)) if error.code.is_not_initialized() => {
+            Err(HaltGroupError::Driver(error)) if error.code.is_not_initialized() => {
                 let user = self.processes.iter().find(|one| one.host_pid == error.pid);
                 let pid = user.map_or(error.pid, |user| user.pid);
                 Err(GpuError::Device { pid })
             }
-            Err(StandingError::Driver(error)) => Err(GpuError::Suspend(Box::new(error.into()))),
-            Err(StandingError::Threads(error)) => Err(error.into()),
+            Err(HaltGroupError::Driver(error)) => Err(GpuError::Suspend(Box::new(error.into()))),
+            Err(HaltGroupError::Threads(error)) => Err(error.into()),
         }
     }
 }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::error::GpuError;
-use super::halted::{LAST_RESORT, Standing, Still};
-use super::resident::{Kept, ResidentError};
+use super::halted::{HaltGroup, HaltedProcesses, LAST_RESORT};
+use super::resident::{KeptMemory, ResidentError};
 use crate::clock;
 use crate::cuda;
 use crate::run::format::chain;
@@ -12,26 +12,26 @@ use crate::run::image_facts::Stopwatch;
 
 /// Dropped, the job goes on, as far as that is possible.
 #[derive(Debug)]
-pub(crate) struct Suspension {
+pub(crate) struct SuspendedJob {
     /// Taken when it is settled.
     suspended: Option<cuda::Suspended>,
-    standing: Standing,
+    halt_group: HaltGroup,
     /// What stayed on the GPUs, if anything did.
-    kept: Option<Kept>,
+    kept: Option<KeptMemory>,
 }
 
-impl Suspension {
+impl SuspendedJob {
     /// Of processes that are halted; from now on they are stopped.
     pub fn new(
         suspended: cuda::Suspended,
-        standing: Standing,
-        still: Still,
-        kept: Option<Kept>,
+        halt_group: HaltGroup,
+        still: HaltedProcesses,
+        kept: Option<KeptMemory>,
     ) -> Self {
         still.stop();
         Self {
             suspended: Some(suspended),
-            standing,
+            halt_group,
             kept,
         }
     }
@@ -42,17 +42,17 @@ impl Suspension {
     }
 
     /// Who stands still.
-    pub fn standing(&self) -> &Standing {
-        &self.standing
+    pub fn halt_group(&self) -> &HaltGroup {
+        &self.halt_group
     }
 
     /// What stayed on the GPUs.
-    pub fn kept(&self) -> Option<&Kept> {
+    pub fn kept(&self) -> Option<&KeptMemory> {
         self.kept.as_ref()
     }
 
     /// The same, to let go of it and to put it back.
-    pub fn kept_mut(&mut self) -> Option<&mut Kept> {
+    pub fn kept_mut(&mut self) -> Option<&mut KeptMemory> {
         self.kept.as_mut()
     }
 
@@ -84,7 +84,7 @@ impl Suspension {
         // Halted and let go on this very thread.
         let halted = match &self.kept {
             Some(kept) if kept.is_evicted() => Err(ResidentError::Evicted),
-            Some(_) | None => self.standing.halt().map_err(ResidentError::from),
+            Some(_) | None => self.halt_group.halt().map_err(ResidentError::from),
         };
         let mut still = match halted {
             Ok(still) => still,
@@ -110,7 +110,7 @@ impl Suspension {
     }
 }
 
-impl Drop for Suspension {
+impl Drop for SuspendedJob {
     fn drop(&mut self) {
         let suspended = self.suspended.take();
         let resumed = suspended.map(|suspended| self.bring_back(suspended));

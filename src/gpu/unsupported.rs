@@ -58,7 +58,7 @@ pub(crate) struct Neighbour {
 
 /// What the driver could not bring back. Nothing was frozen; the job computes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Obstacle {
+pub enum Unsupported {
     /// NCCL shares GPU memory.
     #[error(
         "process {pid} uses NCCL on several GPUs and {sign}: memory that GPUs share does not come back. Run with \
@@ -117,18 +117,18 @@ pub(crate) fn look(
     users: &[CudaUser],
     machine_gpus: usize,
     split: &[String],
-) -> Result<(), Obstacle> {
+) -> Result<(), Unsupported> {
     for user in users {
         let pid = user.pid;
         if user.fabric {
-            return Err(Obstacle::Fabric { pid });
+            return Err(Unsupported::Fabric { pid });
         }
         if user.through_mps {
-            return Err(Obstacle::Mps { pid });
+            return Err(Unsupported::Mps { pid });
         }
         if let Some(gpu) = user.gpus.iter().find(|gpu| split.contains(gpu)) {
             let gpu = gpu.clone();
-            return Err(Obstacle::Mig { pid, gpu });
+            return Err(Unsupported::Mig { pid, gpu });
         }
     }
     if gpus_in_use(users, machine_gpus) < SEVERAL {
@@ -136,7 +136,7 @@ pub(crate) fn look(
     }
     for user in users.iter().filter(|user| user.nccl) {
         if let Some(sign) = shares_memory(user) {
-            return Err(Obstacle::PeerTransport {
+            return Err(Unsupported::PeerTransport {
                 pid: user.pid,
                 sign,
                 remedy: CHECKPOINTABLE_NCCL
@@ -154,7 +154,7 @@ pub(crate) fn look_around(
     users: &[CudaUser],
     machine_gpus: usize,
     neighbours: impl FnOnce() -> Vec<Neighbour>,
-) -> Result<(), Obstacle> {
+) -> Result<(), Unsupported> {
     let Some(user) = users.iter().find(|user| user.nccl) else {
         return Ok(());
     };
@@ -168,7 +168,7 @@ pub(crate) fn look_around(
         shared.entry(one.store).or_default().insert(one.gpu);
     }
     match shared.into_iter().find(|(_, gpus)| gpus.len() >= SEVERAL) {
-        Some((store, _)) => Err(Obstacle::SameGpus {
+        Some((store, _)) => Err(Unsupported::SameGpus {
             pid: user.pid,
             store,
         }),
@@ -296,7 +296,7 @@ mod tests {
         };
         let ranks = ["a", "b"].map(|gpu| other("/x", true, gpu));
         let (pid, store) = (1, "/x".to_owned());
-        let refused = Err(Obstacle::SameGpus { pid, store });
+        let refused = Err(Unsupported::SameGpus { pid, store });
         assert_eq!(beside(&ours, &ranks), refused);
         let unknown = [user(1, true, SAFE, &[]), user(2, true, SAFE, &[])];
         assert_eq!(beside(&unknown, &ranks), refused);
@@ -337,11 +337,14 @@ mod tests {
         let gpu = "a".to_owned();
         assert_eq!(
             look(&[one.clone()], 1, std::slice::from_ref(&gpu)),
-            Err(Obstacle::Mig { pid: 7, gpu })
+            Err(Unsupported::Mig { pid: 7, gpu })
         );
         one.through_mps = true;
-        assert_eq!(look(&[one.clone()], 1, &[]), Err(Obstacle::Mps { pid: 7 }));
+        assert_eq!(
+            look(&[one.clone()], 1, &[]),
+            Err(Unsupported::Mps { pid: 7 })
+        );
         one.fabric = true;
-        assert_eq!(look(&[one], 1, &[]), Err(Obstacle::Fabric { pid: 7 }));
+        assert_eq!(look(&[one], 1, &[]), Err(Unsupported::Fabric { pid: 7 }));
     }
 }

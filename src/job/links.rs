@@ -45,11 +45,11 @@ type Identity = (u64, u64);
 
 /// The right to make links in folders, until it is dropped.
 #[derive(Debug)]
-pub struct Turn {
+pub struct DumpLock {
     folders: Vec<(PathBuf, Flock<File>)>,
 }
 
-impl Turn {
+impl DumpLock {
     /// For a dump of these processes (host pids). Waits while others dump or restore there, for a limited time.
     #[must_use]
     pub fn to_dump(pids: &[i32]) -> Self {
@@ -99,7 +99,7 @@ impl Turn {
     }
 }
 
-impl Drop for Turn {
+impl Drop for DumpLock {
     fn drop(&mut self) {
         for (folder, _) in &self.folders {
             give_back(folder);
@@ -247,7 +247,7 @@ mod tests {
             self.folder.path().join(name)
         }
 
-        fn is_in(&self, turn: &Turn) -> bool {
+        fn is_in(&self, turn: &DumpLock) -> bool {
             let mut folders = turn.folders.iter();
             folders.any(|(folder, _)| folder == self.folder.path())
         }
@@ -277,13 +277,13 @@ mod tests {
         let mut files = super::super::collect(&[holder.pid()]).unwrap();
         files.retain(|file| file.path == second);
         files[0].links = vec![holder.path("link_remap.7")];
-        let turn = Turn::to_dump(&[holder.pid()]);
+        let turn = DumpLock::to_dump(&[holder.pid()]);
         assert!(holder.is_in(&turn));
         let (done, waits) = channel();
         std::thread::scope(|scope| {
             let (files, holder) = (&files, &holder);
             scope.spawn(move || {
-                let turn = Turn::to_restore(files);
+                let turn = DumpLock::to_restore(files);
                 turn.make_links(files).unwrap();
                 done.send(holder.is_in(&turn)).unwrap();
             });
@@ -308,7 +308,7 @@ mod tests {
         .unwrap();
         fs::write(path("link_remap.x"), "no link").unwrap();
         fs::hard_link(path("second"), path("link_remap.3")).unwrap();
-        let turn = Turn::to_dump(&[holder.pid()]);
+        let turn = DumpLock::to_dump(&[holder.pid()]);
         let there = |names: [&str; 4]| names.map(|name| path(name).exists());
         let names = [
             "link_remap.1",

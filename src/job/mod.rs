@@ -33,7 +33,7 @@ pub use file_sample::sample_appended;
 pub use files::{Access, FilesError, OpenFile, collect, has_open};
 pub use halt::{HaltError, Halted, halt, number_inside, thread_of};
 pub use input::{Input, InputMark};
-pub use links::{Turn, remove_links};
+pub use links::{DumpLock, remove_links};
 pub use nodes::{Node, NodeKind, NodesError, needed};
 pub use output::{Output, OutputMark, Patience, Shown, StatusLine};
 pub use process::{environment, has_mapped, user, variable};

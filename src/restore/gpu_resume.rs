@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use super::error::RestoreError;
 use crate::cuda::{self, GpuMap, GpuMapError, GpuPair};
-use crate::gpu::halted::{LAST_RESORT, Standing};
+use crate::gpu::halted::{HaltGroup, LAST_RESORT};
 use crate::gpu::mapping::{GpuPlan, Here, Refusal, plan};
-use crate::gpu::resident::{ResidentError, Returning, Standby};
+use crate::gpu::resident::{ResidentError, ResidentRestore, Standby};
 use crate::job;
 use crate::run::format::chain;
 use crate::run::gpu_facts::{CudaFacts, visible};
 use crate::run::image_facts::ImageFacts;
-use crate::run::run_context::Workshop;
+use crate::run::run_context::RunContext;
 use crate::sandbox::Sandbox;
 use crate::store::ImageId;
 
@@ -25,7 +25,7 @@ const LOOKS_MAX: u32 = 31;
 
 /// Looks for GPUs for the image's job. None yet where they may become free: there is time until they are needed.
 pub(crate) fn examine(
-    shop: &Workshop,
+    context: &RunContext,
     standby: &Standby,
     id: ImageId,
     facts: &CudaFacts,
@@ -34,8 +34,8 @@ pub(crate) fn examine(
         return Err(Refusal::NoGpu.into());
     }
     // Loaded here so that one that cannot do it is known now.
-    shop.driver()?;
-    match look(shop, standby, id, facts) {
+    context.driver()?;
+    match look(context, standby, id, facts) {
         Err(refusal) if refusal.may_pass() => Ok(None),
         Err(refusal) => Err(refusal.into()),
         Ok(plan) => Ok(Some(plan)),
@@ -44,7 +44,7 @@ pub(crate) fn examine(
 
 /// The GPUs that were found, or others. Blocks while they are in use, some seconds at most.
 pub(crate) fn choose(
-    shop: &Workshop,
+    context: &RunContext,
     standby: &Standby,
     id: ImageId,
     facts: &CudaFacts,
@@ -53,7 +53,7 @@ pub(crate) fn choose(
     let chosen = match found {
         Some(plan) => plan,
         None => wait_for(
-            || look(shop, standby, id, facts),
+            || look(context, standby, id, facts),
             || thread::sleep(LOOK_INTERVAL),
         )?,
     };
@@ -82,21 +82,21 @@ fn wait_for(
 }
 
 fn look(
-    shop: &Workshop,
+    context: &RunContext,
     standby: &Standby,
     id: ImageId,
     facts: &CudaFacts,
 ) -> Result<GpuPlan, Refusal> {
-    let planned = plan_now(shop, standby, id, facts);
+    let planned = plan_now(context, standby, id, facts);
     if planned.is_err() {
         // The next look is to see GPUs that came back, too.
-        shop.nvml.release();
+        context.nvml.release();
     }
     planned
 }
 
 fn plan_now(
-    shop: &Workshop,
+    context: &RunContext,
     standby: &Standby,
     id: ImageId,
     facts: &CudaFacts,
@@ -104,7 +104,7 @@ fn plan_now(
     let machine = match cuda::inventory() {
         Ok(machine) => machine,
         Err(error) => {
-            shop.nvml.release();
+            context.nvml.release();
             tracing::debug!(
                 "restoring onto GPUs that cannot be listed: {}",
                 chain(&error)
@@ -117,7 +117,7 @@ fn plan_now(
     let here = Here {
         machine: &machine,
         open: &open,
-        wanted: shop.gpu_map_for(id),
+        wanted: context.gpu_map_for(id),
     };
     if standby.fills(id) {
         return plan(&facts.clone().beside_resident(), here);
@@ -127,11 +127,11 @@ fn plan_now(
 
 /// Memory of the image on its way back to the GPUs, on a thread.
 pub(crate) type Coming<'scope, 'image> =
-    thread::ScopedJoinHandle<'scope, Result<Returning<'image>, ResidentError>>;
+    thread::ScopedJoinHandle<'scope, Result<ResidentRestore<'image>, ResidentError>>;
 
 /// Resumes the state of the restored processes, while `memory` is still on its way; each of them runs when this returns.
 pub(crate) fn resume(
-    shop: &Workshop,
+    context: &RunContext,
     sandbox: &Sandbox,
     facts: &ImageFacts,
     cuda_facts: &CudaFacts,
@@ -145,11 +145,11 @@ pub(crate) fn resume(
     for pair in map.pairs().iter().filter(|pair| pair.old != pair.new) {
         tracing::info!(old = %pair.old, new = %pair.new, "a GPU takes the place of another");
     }
-    let driver = shop.driver()?;
+    let driver = context.driver()?;
     // On every error the caller ends the job.
-    let limit = shop.config.snapshot.timeout;
-    let mut still = Standing::restored(&cuda_facts.standing, &there, limit)?.halt()?;
-    still
+    let limit = context.config.snapshot.timeout;
+    let mut halted = HaltGroup::restored(&cuda_facts.standing, &there, limit)?.halt()?;
+    halted
         .during(LAST_RESORT, || {
             cuda::resume_restored(driver, &host_pids, &map)
         })
@@ -157,9 +157,9 @@ pub(crate) fn resume(
     if let Some(memory) = memory {
         let token = facts.token.as_ref().ok_or(ResidentError::Facts)?;
         let memory = memory.join().map_err(|_| RestoreError::Panicked)?;
-        memory?.finish(token, &there, &mut still)?;
+        memory?.finish(token, &there, &mut halted)?;
     }
-    drop(still);
+    drop(halted);
     Ok(())
 }
 

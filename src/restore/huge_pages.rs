@@ -6,19 +6,19 @@ use std::time::{Duration, Instant};
 
 use crate::clock;
 use crate::job::{self, Process};
-use crate::run::run_context::Workshop;
+use crate::run::run_context::RunContext;
 use crate::run::running_job::Job;
 
 /// Time between two looks whether a snapshot is over.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Begins with that, on a thread. Without one the kernel does it, in its own time.
-pub(crate) fn give_back(shop: &Arc<Workshop>, job: &Job) {
-    let (shop, sandbox, root) = (Arc::clone(shop), job.sandbox.pid(), job.pids.root);
+pub(crate) fn give_back(context: &Arc<RunContext>, job: &Job) {
+    let (context, sandbox, root) = (Arc::clone(context), job.sandbox.pid(), job.pids.root);
     let work = move || {
         let root = job::child_with_pid(sandbox, root);
         match root.and_then(job::tree) {
-            Ok(processes) => collapse(&shop, &processes),
+            Ok(processes) => collapse(&context, &processes),
             Err(error) => tracing::debug!(%error, "no huge pages for the restored job"),
         }
     };
@@ -30,12 +30,12 @@ pub(crate) fn give_back(shop: &Arc<Workshop>, job: &Job) {
     }
 }
 
-fn collapse(shop: &Workshop, processes: &[Process]) {
+fn collapse(context: &RunContext, processes: &[Process]) {
     let begun = clock::now();
     let mut bytes = 0;
     for process in processes {
         let mut last = None;
-        match job::make_huge_pages(process.host_pid, || rest(shop, &mut last)) {
+        match job::make_huge_pages(process.host_pid, || rest(context, &mut last)) {
             Ok(more) => bytes += more,
             Err(error) => tracing::debug!(pid = process.pid, %error, "no huge pages"),
         }
@@ -45,11 +45,11 @@ fn collapse(shop: &Workshop, processes: &[Process]) {
 
 /// The job's memory is locked during a step: it gets as much time between two of them as the one before took, and a
 /// snapshot is not held up.
-fn rest(shop: &Workshop, last: &mut Option<Instant>) {
+fn rest(context: &RunContext, last: &mut Option<Instant>) {
     if let Some(last) = *last {
         thread::sleep(clock::now() - last);
     }
-    while shop.ongoing.now().is_some() {
+    while context.ongoing.now().is_some() {
         thread::sleep(LOOK_INTERVAL);
     }
     *last = Some(clock::now());

@@ -31,11 +31,11 @@ use super::bundled_files;
 use super::error::RestoreError;
 use super::gpu_resume;
 use crate::gpu::mapping::GpuPlan;
-use crate::gpu::resident::{Returning, Standby};
+use crate::gpu::resident::{ResidentRestore, Standby};
 use crate::run::format::{logged, why};
 use crate::run::image_facts::{ImageFacts, Phase, Stopwatch};
 use crate::run::progress::{Step, Work};
-use crate::run::run_context::Workshop;
+use crate::run::run_context::RunContext;
 use crate::run::running_job::SharedStreams;
 use crate::run::streams::Ends;
 use crate::sync::locked;
@@ -56,15 +56,15 @@ pub(crate) struct Candidate {
 
 /// Looks at an image. Touches nothing, but for parts of ckpt-run, which it puts back where they are missing.
 pub(crate) fn examine(
-    shop: &Workshop,
+    context: &RunContext,
     standby: &Standby,
     id: ImageId,
 ) -> Result<Candidate, RestoreError> {
-    let buffer = shop.config.restore.buffer;
-    let image = shop.store.read(id)?.with_buffer(buffer);
+    let buffer = context.config.restore.buffer;
+    let image = context.store.read(id)?.with_buffer(buffer);
     let facts: ImageFacts =
         serde_json::from_slice(&image.manifest().meta).map_err(RestoreError::Facts)?;
-    let look = |cuda_facts| gpu_resume::examine(shop, standby, id, cuda_facts);
+    let look = |cuda_facts| gpu_resume::examine(context, standby, id, cuda_facts);
     let gpus = facts.cuda.as_ref().map(look).transpose()?.flatten();
     bundled_files::put_back(&image, &facts).map_err(RestoreError::Prepare)?;
     let files = job::plan(&facts.files, &facts.nodes)?;
@@ -91,14 +91,14 @@ pub(crate) struct Restored {
 
 /// Brings the candidate back in `sandbox`, which is fresh. Blocks until the job computes.
 pub(crate) fn bring_back(
-    shop: &Workshop,
+    context: &RunContext,
     standby: &Standby,
     sandbox: &Sandbox,
     streams: &SharedStreams,
     candidate: Candidate,
 ) -> Result<Restored, RestoreError> {
     let begun = clock::now();
-    let _busy = shop.ongoing.begin(Work::Restore, Step::Rewind);
+    let _busy = context.ongoing.begin(Work::Restore, Step::Rewind);
     let mut watch = Stopwatch::start();
     let Candidate {
         id,
@@ -108,37 +108,37 @@ pub(crate) fn bring_back(
         gpus,
     } = candidate;
     let expected = image.manifest().raw_bytes;
-    shop.ongoing.measure(image.given(), Some(expected));
-    let choose = |cuda_facts| gpu_resume::choose(shop, standby, id, cuda_facts, gpus);
+    context.ongoing.measure(image.given(), Some(expected));
+    let choose = |cuda_facts| gpu_resume::choose(context, standby, id, cuda_facts, gpus);
     let gpus = facts.cuda.as_ref().map(choose).transpose()?;
     let gpu = facts.cuda.as_ref().zip(gpus.as_ref());
     let rewound = thread::scope(|scope| {
         let memory = gpu.and_then(|(cuda, gpus)| {
-            let refill = |facts| Returning::begin(shop, standby, &image, facts, &gpus.map);
+            let refill = |facts| ResidentRestore::begin(context, standby, &image, facts, &gpus.map);
             let resident = cuda.resident.as_ref();
             resident.map(|facts| scope.spawn(move || refill(facts)))
         });
-        let rewound = rewind(shop, sandbox, streams, &image, id, &facts, files)?;
+        let rewound = rewind(context, sandbox, streams, &image, id, &facts, files)?;
         watch.lap("rewind");
-        shop.ongoing.step(Step::Restore);
-        let turn = job::Turn::to_restore(&facts.files);
+        context.ongoing.step(Step::Restore);
+        let turn = job::DumpLock::to_restore(&facts.files);
         let restored = turn
             .make_links(&facts.files)
             .map_err(RestoreError::from)
-            .and_then(|()| run_criu(shop, sandbox, &image, id, &facts, &rewound.ends));
+            .and_then(|()| run_criu(context, sandbox, &image, id, &facts, &rewound.ends));
         job::remove_links(&facts.files);
         drop(turn);
         // Nothing of the job has run yet.
         restored.inspect_err(|_| job::undo(&rewound.cut))?;
-        if shop.config.network.tcp == config::Tcp::Close {
+        if context.config.network.tcp == config::Tcp::Close {
             facts.sockets.abort_outside()?;
         }
         locked(streams).open();
         start_timers(sandbox, &facts)?;
         watch.lap("restore");
-        shop.ongoing.step(Step::Resume);
+        context.ongoing.step(Step::Resume);
         if let Some((cuda_facts, gpus)) = gpu {
-            gpu_resume::resume(shop, sandbox, &facts, cuda_facts, gpus, memory)?;
+            gpu_resume::resume(context, sandbox, &facts, cuda_facts, gpus, memory)?;
             watch.lap("resume");
         }
         Ok::<_, RestoreError>(rewound)
@@ -146,7 +146,7 @@ pub(crate) fn bring_back(
     let moved = gpu.map(|(cuda, gpus)| cuda.moved_by(&gpus.map));
     let resident = facts.cuda.as_ref().and_then(|cuda| cuda.resident.as_ref());
     if resident.is_some() {
-        standby.warm(&shop.program);
+        standby.warm(&context.program);
     }
     // Stopped at its terminal in the midst of the snapshot, it goes on; and one that fills the screen draws it anew.
     // Not before its GPU state is resumed.
@@ -172,7 +172,7 @@ struct Rewound {
 
 /// Sets files and streams back.
 fn rewind(
-    shop: &Workshop,
+    context: &RunContext,
     sandbox: &Sandbox,
     streams: &SharedStreams,
     image: &ImageReader,
@@ -185,14 +185,14 @@ fn rewind(
         // Read once for nothing but its hashes: no file is overwritten by half of a damaged one.
         image.copy_to(content, &mut io::sink())?;
     }
-    let aside = shop.aside(id);
+    let aside = context.aside(id);
     let cut = files.execute(&aside, |name, mut target| {
         let copied = image.copy_to(name, &mut target);
         copied
             .map(drop)
             .map_err(|error| io::Error::other(error.to_string()))
     })?;
-    let reconnected = reconnect(shop, sandbox, streams, facts, &aside);
+    let reconnected = reconnect(context, sandbox, streams, facts, &aside);
     let (ends, input_lost) = reconnected.inspect_err(|_| job::undo(&cut))?;
     Ok(Rewound {
         cut,
@@ -203,13 +203,13 @@ fn rewind(
 
 /// Sets the streams back and makes what takes the place of the old pipes or the old terminal.
 fn reconnect(
-    shop: &Workshop,
+    context: &RunContext,
     sandbox: &Sandbox,
     streams: &SharedStreams,
     facts: &ImageFacts,
     aside: &Path,
 ) -> Result<(Ends, bool), RestoreError> {
-    let same_run = facts.instance == shop.instance;
+    let same_run = facts.instance == context.instance;
     let mut streams = locked(streams);
     let marks = &facts.streams;
     let input_known = if same_run {
@@ -234,33 +234,33 @@ fn reconnect(
 }
 
 fn run_criu(
-    shop: &Workshop,
+    context: &RunContext,
     sandbox: &Sandbox,
     image: &ImageReader,
     id: ImageId,
     facts: &ImageFacts,
     ends: &[(Inherited, OwnedFd)],
 ) -> Result<(), RestoreError> {
-    let sockets = shop.sockets().map_err(RestoreError::Prepare)?;
-    let log = shop.log("restore", id);
+    let sockets = context.sockets().map_err(RestoreError::Prepare)?;
+    let log = context.log("restore", id);
     let serve = Serve::bind(sockets.path()).map_err(RestoreError::Prepare)?;
     let inherited: Vec<(Inherited, RawFd)> = ends
         .iter()
         .map(|(inherited, _)| *inherited)
         .zip(FIRST_DESCRIPTOR..)
         .collect();
-    let mut argv = shop.criu.argv();
+    let mut argv = context.criu.argv();
     argv.extend(restore_arguments(&RestoreOptions {
         directory: sockets.path(),
         log: &log,
-        libdir: &shop.libdir(),
-        log_level: shop.config.criu.log_level,
-        tcp: tcp(shop, facts),
+        libdir: &context.libdir(),
+        log_level: context.config.criu.log_level,
+        tcp: tcp(context, facts),
         inherited: &inherited,
     }));
     let tool = ToolCommand {
         argv,
-        environment: plugin_restores(shop.criu.version).into_iter().collect(),
+        environment: plugin_restores(context.criu.version).into_iter().collect(),
         first_descriptor: FIRST_DESCRIPTOR,
         restores: Some(facts.pids),
     };
@@ -272,7 +272,7 @@ fn run_criu(
             scope.spawn(move || serve.run(&stopped, exists, |name, pipe| send(image, name, &pipe)));
         let ended = sandbox
             .run_tool(tool, &descriptors)
-            .and_then(|run| wait(&run, image, shop.config.snapshot.timeout));
+            .and_then(|run| wait(&run, image, context.config.snapshot.timeout));
         if !matches!(ended, Ok(Ended::Exited(0))) {
             // Whatever CRIU has begun ends with the sandbox, and with it the pipes that are still served.
             sandbox.kill();
@@ -314,8 +314,8 @@ fn wait(run: &ToolRun<'_>, image: &ImageReader, limit: Duration) -> Result<Ended
 }
 
 /// CRIU treats all connections alike; where there are both kinds, those to others are aborted later.
-fn tcp(shop: &Workshop, facts: &ImageFacts) -> Tcp {
-    match shop.config.network.tcp {
+fn tcp(context: &RunContext, facts: &ImageFacts) -> Tcp {
+    match context.config.network.tcp {
         config::Tcp::Close if facts.sockets.are_outside_only() => Tcp::Closed,
         config::Tcp::Close | config::Tcp::Keep => Tcp::Established,
     }

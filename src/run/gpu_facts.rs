@@ -26,7 +26,7 @@ pub struct CudaFacts {
     pub moved: Vec<i32>,
     /// Which of their threads bring them back, while all others stand still; not told in the first images.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub standing: Vec<StandingFacts>,
+    pub standing: Vec<SparedThreads>,
     /// Device memory that is in the image apart from the processes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resident: Option<ResidentFacts>,
@@ -37,7 +37,7 @@ pub type GpuPairs = Vec<(String, String)>;
 
 /// Threads of a process that work while the others stand still, as the job sees them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StandingFacts {
+pub struct SparedThreads {
     /// The process.
     pub pid: i32,
     /// Its threads: the driver's, and the agent's if it has one.

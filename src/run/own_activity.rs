@@ -22,7 +22,7 @@ const NVML_WINDOW: Duration = Duration::from_millis(1500);
 
 /// Our work in one job, and on its GPUs.
 #[derive(Debug, Default)]
-pub(crate) struct Intrusion(Mutex<Marks>);
+pub(crate) struct OwnActivity(Mutex<Marks>);
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Marks {
@@ -78,7 +78,7 @@ impl Gpu {
     }
 }
 
-impl Intrusion {
+impl OwnActivity {
     fn marks(&self) -> MutexGuard<'_, Marks> {
         locked(&self.0)
     }
@@ -118,15 +118,15 @@ impl Job {
     /// It computes again, after our work in it.
     pub fn goes_on(&self) {
         let used = self.cpu_time().unwrap_or_default();
-        self.intrusion.marks().cpu.ends(used);
+        self.own_activity.marks().cpu.ends(used);
     }
 
     /// Our work in it and on its GPUs has ended, with whatever success.
     pub fn left_alone(&self) {
-        if self.intrusion.marks().cpu.since.is_some() {
+        if self.own_activity.marks().cpu.since.is_some() {
             self.goes_on();
         }
-        let mut marks = self.intrusion.marks();
+        let mut marks = self.own_activity.marks();
         if marks.gpu == Gpu::Touched {
             marks.gpu = Gpu::LeftAt(clock::now());
         }
@@ -142,8 +142,8 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn ends(intrusion: &Intrusion, used: Duration) {
-        intrusion.marks().cpu.ends(used);
+    fn ends(own_activity: &OwnActivity, used: Duration) {
+        own_activity.marks().cpu.ends(used);
     }
 
     #[test]
@@ -151,15 +151,15 @@ mod tests {
         let mut settings = Config::default().hang;
         settings.cpu = Some(10 * SECOND);
         let find = |own: u32| {
-            let (intrusion, mut signs) = (Intrusion::default(), Signs::new(&settings));
+            let (own_activity, mut signs) = (OwnActivity::default(), Signs::new(&settings));
             let mut used = Duration::ZERO;
             (0..100).find(|_| {
-                intrusion.begins(used);
+                own_activity.begins(used);
                 used += 50 * MS;
-                ends(&intrusion, used);
+                ends(&own_activity, used);
                 used += own * MS;
                 let sample = Sample {
-                    cpu: intrusion.own_cpu_time(|| used),
+                    cpu: own_activity.own_cpu_time(|| used),
                     ..Sample::default()
                 };
                 signs.take(&sample, SECOND).is_some()
@@ -171,39 +171,39 @@ mod tests {
 
     #[test]
     fn cpu_time_is_not_told_while_we_use_it() {
-        let intrusion = Intrusion::default();
-        assert_eq!(intrusion.own_cpu_time(|| 7 * MS), Some(7 * MS));
-        let began_meanwhile = intrusion.own_cpu_time(|| {
-            intrusion.begins(7 * MS);
+        let own_activity = OwnActivity::default();
+        assert_eq!(own_activity.own_cpu_time(|| 7 * MS), Some(7 * MS));
+        let began_meanwhile = own_activity.own_cpu_time(|| {
+            own_activity.begins(7 * MS);
             8 * MS
         });
         assert_eq!(began_meanwhile, None);
-        assert_eq!(intrusion.own_cpu_time(|| 8 * MS), None);
+        assert_eq!(own_activity.own_cpu_time(|| 8 * MS), None);
         // Another attempt: what the first one used is not the job's either.
-        intrusion.begins(10 * MS);
-        let ended_meanwhile = intrusion.own_cpu_time(|| {
-            ends(&intrusion, 17 * MS);
+        own_activity.begins(10 * MS);
+        let ended_meanwhile = own_activity.own_cpu_time(|| {
+            ends(&own_activity, 17 * MS);
             17 * MS
         });
         assert_eq!(ended_meanwhile, None);
-        assert_eq!(intrusion.own_cpu_time(|| 20 * MS), Some(10 * MS));
+        assert_eq!(own_activity.own_cpu_time(|| 20 * MS), Some(10 * MS));
         // One that is over is not over again.
-        ends(&intrusion, 30 * MS);
-        assert_eq!(intrusion.own_cpu_time(|| 30 * MS), Some(20 * MS));
+        ends(&own_activity, 30 * MS);
+        assert_eq!(own_activity.own_cpu_time(|| 30 * MS), Some(20 * MS));
     }
 
     #[test]
     fn gpu_work_may_be_ours_until_nvml_has_forgotten_it() {
-        let intrusion = Intrusion::default();
+        let own_activity = OwnActivity::default();
         let now = clock::now();
-        assert!(!intrusion.shows_on_gpu(now));
-        intrusion.begins(Duration::ZERO);
-        assert!(intrusion.shows_on_gpu(now + 100 * SECOND));
+        assert!(!own_activity.shows_on_gpu(now));
+        own_activity.begins(Duration::ZERO);
+        assert!(own_activity.shows_on_gpu(now + 100 * SECOND));
         // The job goes on, and is copied meanwhile.
-        ends(&intrusion, Duration::ZERO);
-        assert!(intrusion.shows_on_gpu(now + 100 * SECOND));
-        intrusion.leaves_gpu(now + 100 * SECOND);
-        assert!(intrusion.shows_on_gpu(now + 100 * SECOND + NVML_WINDOW.mul_f64(0.99)));
-        assert!(!intrusion.shows_on_gpu(now + 100 * SECOND + NVML_WINDOW));
+        ends(&own_activity, Duration::ZERO);
+        assert!(own_activity.shows_on_gpu(now + 100 * SECOND));
+        own_activity.leaves_gpu(now + 100 * SECOND);
+        assert!(own_activity.shows_on_gpu(now + 100 * SECOND + NVML_WINDOW.mul_f64(0.99)));
+        assert!(!own_activity.shows_on_gpu(now + 100 * SECOND + NVML_WINDOW));
     }
 }

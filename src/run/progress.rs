@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::format::{seconds, size};
 use crate::clock;
-use crate::store::Gauge;
+use crate::store::ByteCounter;
 use crate::sync::locked;
 
 /// No rate is told of less time: it would jump.
@@ -55,7 +55,7 @@ pub enum Step {
 
 /// How far a snapshot or restore is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stand {
+pub struct WorkProgress {
     /// What is done.
     pub work: Work,
     /// Its present step.
@@ -98,7 +98,7 @@ struct Present {
 /// Bytes that pass.
 #[derive(Clone, Debug)]
 struct Bytes {
-    gauge: Gauge,
+    counter: ByteCounter,
     expected: Option<u64>,
     /// What had passed when it was first looked at, and when that was.
     begun: (u64, Instant),
@@ -139,11 +139,11 @@ impl Ongoing {
     }
 
     /// From now on these bytes pass; about as many as `expected`.
-    pub fn measure(&self, gauge: Gauge, expected: Option<u64>) {
-        let begun = (gauge.bytes(), clock::now());
+    pub fn measure(&self, counter: ByteCounter, expected: Option<u64>) {
+        let begun = (counter.bytes(), clock::now());
         if let Some(present) = &mut self.lock().present {
             present.bytes = Some(Bytes {
-                gauge,
+                counter,
                 expected,
                 begun,
             });
@@ -173,7 +173,7 @@ impl Ongoing {
     }
 
     /// How far it is.
-    pub fn now(&self) -> Option<Stand> {
+    pub fn now(&self) -> Option<WorkProgress> {
         self.lock().present.as_ref().map(Present::stand)
     }
 
@@ -206,11 +206,11 @@ impl Ongoing {
 }
 
 impl Present {
-    fn stand(&self) -> Stand {
-        Stand {
+    fn stand(&self) -> WorkProgress {
+        WorkProgress {
             work: self.work,
             step: self.step,
-            bytes: self.bytes.as_ref().map_or(0, |bytes| bytes.gauge.bytes()),
+            bytes: self.bytes.as_ref().map_or(0, |bytes| bytes.counter.bytes()),
             bytes_expected: self.bytes.as_ref().and_then(|bytes| bytes.expected),
         }
     }
@@ -240,7 +240,7 @@ impl Present {
 impl Bytes {
     /// `, 1.5 GiB of 3.0 GiB, 1.1 GiB/s`; nothing while nothing has passed.
     fn text(&self, now: Instant) -> String {
-        let done = self.gauge.bytes();
+        let done = self.counter.bytes();
         if done == 0 {
             return String::new();
         }
@@ -293,7 +293,7 @@ mod tests {
             ongoing.line(start).unwrap(),
             "ckpt-run: snapshot: admit 0.00s"
         );
-        let store = crate::store::Gauge::default();
+        let store = crate::store::ByteCounter::default();
         ongoing.measure(store, Some(1 << 20));
         ongoing.step(Step::Dump);
         assert_eq!(
@@ -319,14 +319,14 @@ mod tests {
     #[test]
     fn bytes_are_told_with_their_rate_once_there_is_one() {
         let start = clock::now();
-        let gauge = Gauge::default();
+        let counter = ByteCounter::default();
         let bytes = |expected| Bytes {
-            gauge: gauge.clone(),
+            counter: counter.clone(),
             expected,
             begun: (1 << 20, start),
         };
         assert_eq!(bytes(None).text(start), "");
-        gauge.add(3 << 20);
+        counter.add(3 << 20);
         let later = start + Duration::from_secs(2);
         assert_eq!(bytes(None).text(start), ", 3.0 MiB");
         assert_eq!(

@@ -30,7 +30,7 @@ const PLUGINS: &str = "plugins";
 
 /// The constant part of a run.
 #[derive(Debug)]
-pub(crate) struct Workshop {
+pub(crate) struct RunContext {
     /// Dropped before the lock, which guards its link.
     work: WorkFolder,
     pub config: Config,
@@ -64,7 +64,7 @@ pub(crate) struct Moved {
     pub through: Option<ImageId>,
 }
 
-impl Workshop {
+impl RunContext {
     pub fn new(
         config: Config,
         store: Store,

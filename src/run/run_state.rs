@@ -181,7 +181,7 @@ impl RunState {
     }
 
     /// The job begins anew, in a store with these images, the newest last: none of them belongs to the new life.
-    pub fn begin_life(&mut self, unix_ms: u64, images: &[ImageEntry]) {
+    pub fn begin_attempt(&mut self, unix_ms: u64, images: &[ImageEntry]) {
         self.started_unix_ms = unix_ms;
         self.begun_after = images.last().map(|image| image.id);
     }
@@ -425,7 +425,7 @@ mod tests {
             ..images(number..=number).remove(0)
         };
         let mut state = state();
-        state.begin_life(RUN, &images(1..=3));
+        state.begin_attempt(RUN, &images(1..=3));
         assert_eq!(state.newest_of_others(), Some(id(3)));
         for (number, may) in [(3, false), (4, true)] {
             let image = unreadable(number);

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::own_activity::Intrusion;
+use super::own_activity::OwnActivity;
 use super::streams::Streams;
 use crate::agent_client::Token;
 use crate::job::{self, Process, TreeError};
@@ -18,7 +18,7 @@ pub(crate) struct Job {
     /// Its [`CudaFacts::moved`].
     pub moved: Vec<i32>,
     /// What we do in it, for those who look for signs that it lives.
-    pub intrusion: Intrusion,
+    pub own_activity: OwnActivity,
 }
 
 impl Job {

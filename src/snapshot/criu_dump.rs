@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use super::criu_log::DumpLog;
+use super::criu_log::CriuLog;
 use super::error::SnapshotError;
 use super::take_snapshot::Subject;
 use crate::clock;
@@ -36,14 +36,14 @@ const KILL_LIMIT: Duration = Duration::from_secs(5);
 const STDERR: RawFd = 2;
 
 /// CRIU that was started for a dump. Dropped, it ends; before [`run`](Self::run) it has not touched the job.
-pub(crate) struct Dumper<'a> {
+pub(crate) struct CriuDump<'a> {
     /// None once it has ended.
     tool: Option<ToolRun<'a>>,
     /// None once it is at work.
     capture: Option<Capture>,
     /// The tree's first process, as the host sees it.
     root: i32,
-    log: Arc<DumpLog>,
+    log: Arc<CriuLog>,
     printed: File,
     /// How long it may take.
     limit: Duration,
@@ -55,10 +55,10 @@ pub(crate) struct Dumped {
     /// It did not end by itself, which takes back what it did to the job.
     pub killed: bool,
     /// To be dropped when the job computes.
-    pub log: Arc<DumpLog>,
+    pub log: Arc<CriuLog>,
 }
 
-impl<'a> Dumper<'a> {
+impl<'a> CriuDump<'a> {
     /// Starts CRIU and waits until it is about to freeze the tasks below `root`. `majors`: devices that its plugin may
     /// leave out.
     pub fn start(
@@ -80,23 +80,23 @@ impl<'a> Dumper<'a> {
         id: ImageId,
         majors: &[u32],
     ) -> Result<Self, SnapshotError> {
-        let Subject { shop, job, .. } = subject;
-        let sockets = shop.sockets().map_err(SnapshotError::Prepare)?;
-        let log = DumpLog::new(sockets, shop.log("dump", id));
+        let Subject { context, job, .. } = subject;
+        let sockets = context.sockets().map_err(SnapshotError::Prepare)?;
+        let log = CriuLog::new(sockets, context.log("dump", id));
         let sockets = log.folder();
         let printed = tempfile::tempfile_in(sockets).map_err(SnapshotError::Prepare)?;
         let capture = Capture::bind(sockets).map_err(SnapshotError::Prepare)?;
         let streams = locked(subject.streams);
         let terminals = streams.terminals().map_err(SnapshotError::Prepare)?;
         drop(streams);
-        let mut argv = shop.criu.argv();
+        let mut argv = context.criu.argv();
         argv.extend(dump_arguments(&DumpOptions {
             root_pid: job.pids.root,
             directory: sockets,
             log: &log.path(),
-            hold: &shop.hold(),
-            libdir: &shop.libdir(),
-            log_level: shop.config.criu.log_level,
+            hold: &context.hold(),
+            libdir: &context.libdir(),
+            log_level: context.config.criu.log_level,
             external: &terminals,
         }));
         let tool = ToolCommand {
@@ -109,16 +109,16 @@ impl<'a> Dumper<'a> {
             restores: None,
         };
         let tool = job.sandbox.run_tool(tool, &[printed.as_raw_fd()])?;
-        let mut dumper = Self {
+        let mut criu_dump = Self {
             tool: Some(tool),
             capture: Some(capture),
             root,
             log: Arc::new(log),
             printed,
-            limit: shop.config.snapshot.timeout,
+            limit: context.config.snapshot.timeout,
         };
-        dumper.wait_until_asked()?;
-        Ok(dumper)
+        criu_dump.wait_until_asked()?;
+        Ok(criu_dump)
     }
 
     /// Waits until CRIU asks for the tasks.
@@ -225,7 +225,7 @@ impl<'a> Dumper<'a> {
     }
 }
 
-impl Drop for Dumper<'_> {
+impl Drop for CriuDump<'_> {
     fn drop(&mut self) {
         // Without anybody to ask, CRIU ends.
         drop(self.capture.take());
@@ -245,7 +245,7 @@ fn put_an_end_to(tool: &ToolRun<'_>) {
 
 /// What the dump has come to, from both ends of the stream.
 fn outcome(
-    (log, printed): (&DumpLog, &File),
+    (log, printed): (&CriuLog, &File),
     ended: Result<Ended, SandboxError>,
     captured: Result<Captured, CaptureError<SnapshotError>>,
 ) -> Result<Captured, SnapshotError> {

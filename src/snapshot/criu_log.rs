@@ -8,13 +8,13 @@ use crate::run::work_folder::keep_log;
 
 /// In CRIU's images directory while the job stands still: the store's disk may hang, and CRIU with it. Dropped, when the
 /// job computes again, it is kept in the store.
-pub(crate) struct DumpLog {
+pub(crate) struct CriuLog {
     /// CRIU's images directory.
     folder: TempDir,
     kept: PathBuf,
 }
 
-impl DumpLog {
+impl CriuLog {
     pub fn new(folder: TempDir, kept: PathBuf) -> Self {
         Self { folder, kept }
     }
@@ -36,7 +36,7 @@ impl DumpLog {
     }
 }
 
-impl Drop for DumpLog {
+impl Drop for CriuLog {
     fn drop(&mut self) {
         // CRIU that ended at once has opened none.
         if self.path().exists() {
@@ -60,7 +60,7 @@ mod tests {
         fs::create_dir_all(&logs).unwrap();
         let log = |name: &str| {
             let images = tempfile::tempdir_in(&work).unwrap();
-            DumpLog::new(images, logs.join(name))
+            CriuLog::new(images, logs.join(name))
         };
         let (ended, killed, silent) = (log("dump-1.log"), log("dump-2.log"), log("dump-3.log"));
         fs::write(ended.path(), "one").unwrap();

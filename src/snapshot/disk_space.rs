@@ -14,7 +14,7 @@ use crate::config;
 use crate::run::format::{chain, size};
 use crate::run::image_facts::run_of;
 use crate::run::machine;
-use crate::run::run_context::Workshop;
+use crate::run::run_context::RunContext;
 use crate::run::run_state::RunState;
 use crate::store::{Effort, Fate, GoesOn, ImageEntry, ImageId, Planned, Policy, WriteError};
 
@@ -36,20 +36,20 @@ pub fn policy(retention: &config::Retention) -> Policy {
 
 /// Removes the images that the rules give up. What goes wrong is told and no more: the new
 /// image is there.
-pub(crate) fn rotate(shop: &Workshop, state: &RunState) {
+pub(crate) fn rotate(context: &RunContext, state: &RunState) {
     let goes_on: GoesOn<'_> = &|id, meta| state.goes_on_from_numbered(id, meta);
-    let removed = shop
+    let removed = context
         .store
-        .plan(&policy(&shop.config.retention), &clock::local(), goes_on)
+        .plan(&policy(&context.config.retention), &clock::local(), goes_on)
         .map_err(WriteError::from)
-        .and_then(|plan| forget(shop, &plan, Effort::Quick, goes_on));
+        .and_then(|plan| forget(context, &plan, Effort::Quick, goes_on));
     if let Err(error) = removed {
         tracing::warn!("cannot remove old images: {}", chain(&error));
     }
 }
 
 fn forget(
-    shop: &Workshop,
+    context: &RunContext,
     plan: &[Planned],
     effort: Effort,
     goes_on: GoesOn<'_>,
@@ -60,7 +60,7 @@ fn forget(
             Fate::Kept(_) => tracing::trace!(image = %id, reason = fate.reason(), "keeping"),
         }
     }
-    let forgotten = shop.store.forget(&shop.lock, plan, effort, goes_on)?;
+    let forgotten = context.store.forget(&context.lock, plan, effort, goes_on)?;
     if !forgotten.images.is_empty() {
         tracing::debug!(
             images = forgotten.images.len(),
@@ -73,15 +73,19 @@ fn forget(
 
 /// Sees to it that the next image fits, before anything stands still. `memory` is what the job
 /// has, on the host and on GPUs.
-pub(crate) fn make(shop: &Workshop, state: &RunState, memory: u64) -> Result<(), SnapshotError> {
-    let floor = shop.config.snapshot.min_free;
+pub(crate) fn make(
+    context: &RunContext,
+    state: &RunState,
+    memory: u64,
+) -> Result<(), SnapshotError> {
+    let floor = context.config.snapshot.min_free;
     if floor == 0 {
         return Ok(());
     }
-    let Some(free) = free_bytes(shop) else {
+    let Some(free) = free_bytes(context) else {
         return Ok(());
     };
-    let images = shop.store.images().map_err(WriteError::from)?;
+    let images = context.store.images().map_err(WriteError::from)?;
     let need = Need {
         image: expected_bytes(&images, state.started_unix_ms, memory),
         floor,
@@ -89,13 +93,13 @@ pub(crate) fn make(shop: &Workshop, state: &RunState, memory: u64) -> Result<(),
     if need.fits(free) {
         return Ok(());
     }
-    let policy = policy(&shop.config.retention);
+    let policy = policy(&context.config.retention);
     let goes_on: GoesOn<'_> = &|id, meta| state.goes_on_from_numbered(id, meta);
-    let plan = shop.store.plan_ahead(&policy, &clock::local(), goes_on);
+    let plan = context.store.plan_ahead(&policy, &clock::local(), goes_on);
     let plan = plan.map_err(WriteError::from)?;
     let going = plan.iter().filter(|planned| planned.fate.is_removed());
     let going: Vec<ImageId> = going.map(|planned| planned.id).collect();
-    let gains = shop.store.gains(&going).map_err(WriteError::from)?;
+    let gains = context.store.gains(&going).map_err(WriteError::from)?;
     let Some(count) = need.removals(free, &gains) else {
         return Err(need.refusal(free));
     };
@@ -110,8 +114,8 @@ pub(crate) fn make(shop: &Workshop, state: &RunState, memory: u64) -> Result<(),
         .filter(|planned| planned.fate.is_removed())
         .take(count)
         .collect();
-    forget(shop, &first, Effort::Thorough, goes_on)?;
-    match free_bytes(shop) {
+    forget(context, &first, Effort::Thorough, goes_on)?;
+    match free_bytes(context) {
         // Some were pinned meanwhile, or somebody else was faster.
         Some(free) if !need.fits(free) => Err(need.refusal(free)),
         Some(_) | None => Ok(()),
@@ -162,8 +166,8 @@ fn expected_bytes(images: &[ImageEntry], run: u64, memory: u64) -> u64 {
 }
 
 /// `None` when it cannot be told: no reason to refuse a snapshot.
-fn free_bytes(shop: &Workshop) -> Option<u64> {
-    match machine::free_disk(shop.store.path()) {
+fn free_bytes(context: &RunContext) -> Option<u64> {
+    match machine::free_disk(context.store.path()) {
         Ok(free) => Some(free),
         Err(error) => {
             tracing::debug!(%error, "cannot tell the free space of the store's disk");

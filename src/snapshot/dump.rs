@@ -10,19 +10,19 @@ use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::criu_dump::Dumper;
-use super::criu_log::DumpLog;
+use super::criu_dump::CriuDump;
+use super::criu_log::CriuLog;
 use super::error::SnapshotError;
 use super::job_facts::Recorded;
 use super::take_snapshot::{Snapshotted, Subject};
 use crate::clock;
 use crate::criu::Captured;
-use crate::gpu::inherited_devices::Bystanders;
+use crate::gpu::inherited_devices::InheritedDevices;
 use crate::job::{self, Process, TreeError};
 use crate::run::gpu_facts::CudaFacts;
 use crate::run::image_facts::{ImageFacts, Stopwatch};
 use crate::run::progress::Step;
-use crate::run::run_context::Workshop;
+use crate::run::run_context::RunContext;
 use crate::sandbox::SandboxError;
 use crate::store::{ImageWriter, StreamWriter};
 use crate::sync::locked;
@@ -34,27 +34,27 @@ pub(crate) struct Dump<'a> {
     subject: Subject<'a>,
     /// The tree's first process, as the host sees it.
     root: i32,
-    bystanders: Bystanders,
+    inherited: InheritedDevices,
     writer: Mutex<Option<ImageWriter>>,
     recorded: Mutex<Option<Recorded>>,
     /// Until CRIU has ended.
-    turn: Mutex<Option<job::Turn>>,
+    turn: Mutex<Option<job::DumpLock>>,
     /// CRIU's, once it has ended.
-    log: OnceLock<Arc<DumpLog>>,
+    log: OnceLock<Arc<CriuLog>>,
 }
 
 impl<'a> Dump<'a> {
     pub fn new(
         subject: Subject<'a>,
         root: i32,
-        bystanders: Bystanders,
+        inherited: InheritedDevices,
         writer: ImageWriter,
-        turn: job::Turn,
+        turn: job::DumpLock,
     ) -> Self {
         Self {
             subject,
             root,
-            bystanders,
+            inherited,
             writer: Mutex::new(Some(writer)),
             recorded: Mutex::default(),
             turn: Mutex::new(Some(turn)),
@@ -65,13 +65,13 @@ impl<'a> Dump<'a> {
     /// Lets CRIU begin. `while_frozen` is called when everything is read and recorded and the tasks still stand.
     pub fn run(
         &self,
-        dumper: Dumper<'_>,
+        criu_dump: CriuDump<'_>,
         while_frozen: impl FnOnce(&Self) -> Result<(), SnapshotError> + Send,
     ) -> Result<Captured, SnapshotError> {
-        self.shop().ongoing.step(Step::Dump);
+        self.context().ongoing.step(Step::Dump);
         let mut before = job::tree(self.root).unwrap_or_default();
         before.retain(|process| job::is_alive(process.host_pid));
-        let dumped = dumper.run(
+        let dumped = criu_dump.run(
             |name, pipe| self.receive(name, pipe),
             || {
                 self.record()?;
@@ -106,11 +106,11 @@ impl<'a> Dump<'a> {
     /// As `run`, but the tasks never go on: they are killed when `commit` has succeeded.
     pub fn run_and_stop(
         &self,
-        dumper: Dumper<'_>,
+        criu_dump: CriuDump<'_>,
         commit: impl FnOnce(&Self) -> Result<Snapshotted, SnapshotError> + Send,
     ) -> Result<Snapshotted, SnapshotError> {
         let mut done = None;
-        let run = self.run(dumper, |dump| {
+        let run = self.run(criu_dump, |dump| {
             done = Some(commit(dump)?);
             // Pid 1 takes a moment to die; no task is to compute when CRIU lets go of it.
             let _ = dump.stop_tasks();
@@ -144,8 +144,8 @@ impl<'a> Dump<'a> {
         Ok(())
     }
 
-    fn shop(&self) -> &'a Workshop {
-        self.subject.shop
+    fn context(&self) -> &'a RunContext {
+        self.subject.context
     }
 
     fn receive(&self, name: &str, pipe: &File) -> Result<u64, SnapshotError> {
@@ -177,8 +177,8 @@ impl<'a> Dump<'a> {
             // be the same crash again.
             return Err(SnapshotError::Ended);
         }
-        self.bystanders.check(&processes)?;
-        let bytes_max = self.shop().config.files.keep_content;
+        self.inherited.check(&processes)?;
+        let bytes_max = self.context().config.files.keep_content;
         let open = |name: &str| self.stream(name);
         // Nobody else waits for the streams while contents are read.
         let mark = || locked(self.subject.streams).mark();
@@ -208,8 +208,8 @@ impl<'a> Dump<'a> {
         let mut facts = facts?;
         let mut writer = taken(&self.writer)?;
         let taken = writer.taken().bytes();
-        self.shop().ongoing.step(Step::Write);
-        self.shop().ongoing.measure(writer.stored(), Some(taken));
+        self.context().ongoing.step(Step::Write);
+        self.context().ongoing.measure(writer.stored(), Some(taken));
         writer.start_workers();
         writer.settle()?;
         watch.lap("write");

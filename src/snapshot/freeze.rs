@@ -10,17 +10,17 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::criu_dump::Dumper;
+use super::criu_dump::CriuDump;
 use super::dump::Dump;
 use super::error::SnapshotError;
 use super::paused::Paused;
 use super::take_snapshot::{Snapshotted, Subject};
 use crate::clock;
 use crate::gpu::error::GpuError;
-use crate::gpu::inherited_devices::{self, Bystanders};
+use crate::gpu::inherited_devices::{self, InheritedDevices};
 use crate::gpu::processes::Gpu;
-use crate::gpu::resident::{Carrying, Keeping, Kept, ResidentError};
-use crate::gpu::suspended::Suspension;
+use crate::gpu::resident::{KeptMemory, ResidentError, ResidentPlan, ResidentTransfer};
+use crate::gpu::suspended::SuspendedJob;
 use crate::job;
 use crate::run::gpu_facts::CudaFacts;
 use crate::run::image_facts::Stopwatch;
@@ -31,10 +31,10 @@ use crate::store::ImageWriter;
 pub(crate) struct Frozen<'a> {
     subject: Subject<'a>,
     /// Before the image: should this be dropped, the job goes on first.
-    suspended: Option<Suspension>,
+    suspended: Option<SuspendedJob>,
     dump: Dump<'a>,
     /// Device memory on its way into the image.
-    carrying: Option<Carrying>,
+    transfer: Option<ResidentTransfer>,
     /// The CUDA processes, as the host sees them, and what the image will say of them.
     cuda: Option<(Vec<i32>, CudaFacts)>,
     watch: Stopwatch,
@@ -58,33 +58,35 @@ impl<'a> Frozen<'a> {
     pub fn begin(
         subject: Subject<'a>,
         root: i32,
-        (gpu, keeping): (Option<&Gpu<'_>>, Option<Keeping>),
+        (gpu, resident_plan): (Option<&Gpu<'_>>, Option<ResidentPlan>),
         writer: ImageWriter,
         mut watch: Stopwatch,
         begun: Instant,
-    ) -> Result<(Self, Dumper<'a>), NotFrozen> {
+    ) -> Result<(Self, CriuDump<'a>), NotFrozen> {
         // Before the job stands still.
         let turn = turn(root);
-        let dumper = Dumper::start(subject, root, writer.id(), &inherited_devices::majors())
+        let criu_dump = CriuDump::start(subject, root, writer.id(), &inherited_devices::majors())
             .map_err(NotFrozen::Failed)?;
         watch.lap("admit");
-        subject.shop.ongoing.step(Step::Suspend);
+        subject.context.ongoing.step(Step::Suspend);
         let since = clock::now();
         let streams = writer.streams();
         let suspend = |gpu: &Gpu<'_>| {
-            let Subject { shop, job, .. } = subject;
-            gpu.suspend(shop, job, keeping.as_ref(), &streams, &mut watch)
+            let Subject { context, job, .. } = subject;
+            gpu.suspend(context, job, resident_plan.as_ref(), &streams, &mut watch)
         };
-        let (suspended, carrying) = match (gpu.map(suspend).transpose(), &keeping) {
-            (Err(GpuError::Resident(error)), Some(keeping)) if keeping.is_avoidable(&error) => {
+        let (suspended, transfer) = match (gpu.map(suspend).transpose(), &resident_plan) {
+            (Err(GpuError::Resident(error)), Some(resident_plan))
+                if resident_plan.is_avoidable(&error) =>
+            {
                 return Err(NotFrozen::Avoidable(*error));
             }
             (suspended, _) => suspended
                 .map_err(|error| NotFrozen::Failed(error.into()))?
                 .unzip(),
         };
-        let bystanders = match Bystanders::of(subject.shop, root) {
-            Ok(bystanders) => bystanders,
+        let inherited = match InheritedDevices::of(subject.context, root) {
+            Ok(inherited) => inherited,
             Err(error) => {
                 // Not by dropping it: the job may be lost.
                 let resumed = suspended.map(|suspended| suspended.resume(&mut watch));
@@ -94,32 +96,32 @@ impl<'a> Frozen<'a> {
         };
         let cuda = gpu.zip(suspended.as_ref()).map(|(gpu, suspended)| {
             let facts = CudaFacts {
-                standing: suspended.standing().facts(),
-                resident: suspended.kept().map(Kept::facts),
+                standing: suspended.halt_group().facts(),
+                resident: suspended.kept().map(KeptMemory::facts),
                 ..gpu.facts.clone()
             };
             (suspended.pids().to_vec(), facts)
         });
         let frozen = Self {
-            dump: Dump::new(subject, root, bystanders, writer, turn),
+            dump: Dump::new(subject, root, inherited, writer, turn),
             subject,
             suspended,
-            carrying: carrying.flatten(),
+            transfer: transfer.flatten(),
             cuda,
             watch,
             begun,
             since,
         };
-        Ok((frozen, dumper))
+        Ok((frozen, criu_dump))
     }
 
     /// The job computes again as soon as the image has its memory; `computing` is called then.
     pub fn go_on(
         mut self,
-        dumper: Dumper<'_>,
+        criu_dump: CriuDump<'_>,
         computing: impl Fn(Duration),
     ) -> Result<Snapshotted, SnapshotError> {
-        let dumped = self.dump.run(dumper, |_| Ok(())).map(drop);
+        let dumped = self.dump.run(criu_dump, |_| Ok(())).map(drop);
         let copied = self.copy(dumped);
         let freeze = self.resume(computing)?;
         copied?;
@@ -129,10 +131,10 @@ impl<'a> Frozen<'a> {
     /// The job stands still from now on, with the image that it is in. It goes on where that fails.
     pub fn pause(
         mut self,
-        dumper: Dumper<'_>,
+        criu_dump: CriuDump<'_>,
         computing: impl Fn(Duration),
     ) -> Result<(Snapshotted, Paused), SnapshotError> {
-        let dumped = self.dump.run(dumper, Dump::stop_tasks).map(drop);
+        let dumped = self.dump.run(criu_dump, Dump::stop_tasks).map(drop);
         let copied = self.copy(dumped);
         let freeze = clock::now() - self.since;
         match copied.and_then(|()| self.commit(freeze)) {
@@ -154,12 +156,12 @@ impl<'a> Frozen<'a> {
     /// The job is killed as it stands, once the image is durable. It goes on where that fails.
     pub fn stop(
         mut self,
-        dumper: Dumper<'_>,
+        criu_dump: CriuDump<'_>,
         computing: impl Fn(Duration),
     ) -> Result<Snapshotted, SnapshotError> {
         let Self {
             dump,
-            carrying,
+            transfer,
             cuda,
             subject,
             begun,
@@ -168,13 +170,13 @@ impl<'a> Frozen<'a> {
             ..
         } = &mut self;
         let mut watch = watch.clone();
-        let stopped = dump.run_and_stop(dumper, |dump| {
+        let stopped = dump.run_and_stop(criu_dump, |dump| {
             watch.lap("dump");
             dump.start_workers();
-            subject.shop.ongoing.step(Step::Copy);
-            if let Some(mut carrying) = carrying.take() {
-                carrying.while_frozen()?;
-                carrying.afterwards()?;
+            subject.context.ongoing.step(Step::Copy);
+            if let Some(mut transfer) = transfer.take() {
+                transfer.while_frozen()?;
+                transfer.afterwards()?;
                 watch.lap("copy");
             }
             let facts = dump.facts(cuda.clone(), clock::now() - *since);
@@ -196,16 +198,16 @@ impl<'a> Frozen<'a> {
     fn copy(&mut self, dumped: Result<(), SnapshotError>) -> Result<(), SnapshotError> {
         self.watch.lap("dump");
         self.step(Step::Copy);
-        let Some(carrying) = &mut self.carrying else {
+        let Some(transfer) = &mut self.transfer else {
             return dumped;
         };
-        let copied = dumped.and_then(|()| Ok(carrying.while_frozen()?));
+        let copied = dumped.and_then(|()| Ok(transfer.while_frozen()?));
         self.watch.lap("copy");
         copied
     }
 
     fn step(&self, step: Step) {
-        self.subject.shop.ongoing.step(step);
+        self.subject.context.ongoing.step(step);
     }
 
     /// Lets the job compute; how long it did not.
@@ -222,22 +224,24 @@ impl<'a> Frozen<'a> {
     /// Drains the copies of device memory, compresses, writes, publishes.
     fn commit(&mut self, freeze: Duration) -> Result<Snapshotted, SnapshotError> {
         self.dump.start_workers();
-        if let Some(carrying) = self.carrying.take() {
+        if let Some(transfer) = self.transfer.take() {
             self.step(Step::Drain);
-            carrying.afterwards()?;
+            transfer.afterwards()?;
             self.watch.lap("drain");
-            let Subject { shop, standby, .. } = self.subject;
-            standby.warm(&shop.program);
+            let Subject {
+                context, standby, ..
+            } = self.subject;
+            standby.warm(&context.program);
         }
-        self.subject.job.intrusion.leaves_gpu(clock::now());
+        self.subject.job.own_activity.leaves_gpu(clock::now());
         let facts = self.dump.facts(self.cuda.clone(), freeze);
         self.dump.commit(facts, &mut self.watch, self.begun)
     }
 }
 
 /// Its turn to make CRIU's links in folders that other jobs use, too.
-fn turn(root: i32) -> job::Turn {
+fn turn(root: i32) -> job::DumpLock {
     let processes = job::tree(root).unwrap_or_default();
     let pids: Vec<i32> = processes.iter().map(|process| process.host_pid).collect();
-    job::Turn::to_dump(&pids)
+    job::DumpLock::to_dump(&pids)
 }

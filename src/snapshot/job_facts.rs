@@ -81,7 +81,7 @@ impl Recorded {
     pub fn into_facts(
         self,
         Subject {
-            shop,
+            context,
             job,
             state,
             trigger,
@@ -103,17 +103,17 @@ impl Recorded {
         ImageFacts {
             trigger,
             token: job.token,
-            command: shop
+            command: context
                 .command
                 .iter()
                 .map(|word| word.to_string_lossy().into_owned())
                 .collect(),
-            directory: shop.directory.clone(),
+            directory: context.directory.clone(),
             host: machine::host_name(),
             kernel: machine::kernel_release(),
-            criu: shop.criu.version.to_string(),
+            criu: context.criu.version.to_string(),
             run: state.started_unix_ms,
-            instance: shop.instance.clone(),
+            instance: context.instance.clone(),
             freeze_seconds: freeze.as_secs_f64(),
             phases: Vec::new(),
             processes: self.processes.len(),

@@ -12,11 +12,11 @@ use std::time::Duration;
 use crate::clock;
 use crate::cuda::{self, Inventory};
 use crate::gpu::resident::{ResidentError, Standby, refill};
-use crate::gpu::suspended::Suspension;
+use crate::gpu::suspended::SuspendedJob;
 use crate::run::format::{chain, size};
 use crate::run::gpu_facts::CudaFacts;
 use crate::run::image_facts::Stopwatch;
-use crate::run::run_context::Workshop;
+use crate::run::run_context::RunContext;
 use crate::run::running_job::Job;
 use crate::store::ImageId;
 
@@ -24,7 +24,7 @@ use crate::store::ImageId;
 #[derive(Debug)]
 pub(crate) struct Paused {
     job: Arc<Job>,
-    gpu: Option<(Suspension, CudaFacts)>,
+    gpu: Option<(SuspendedJob, CudaFacts)>,
     /// Nothing is to be undone any more.
     settled: bool,
 }
@@ -48,7 +48,7 @@ pub(crate) struct Refused {
 impl Paused {
     /// Of a job whose tasks are stopped, and the GPU state of those that have one; what stayed on the GPUs is in the
     /// image, and leaves them.
-    pub fn new(job: Arc<Job>, mut gpu: Option<(Suspension, CudaFacts)>) -> Self {
+    pub fn new(job: Arc<Job>, mut gpu: Option<(SuspendedJob, CudaFacts)>) -> Self {
         if let Some(kept) = gpu.as_mut().and_then(|(suspended, _)| suspended.kept_mut()) {
             kept.evict();
         }
@@ -63,7 +63,7 @@ impl Paused {
     /// and as it takes to read from the image `id` what was on the GPUs only.
     pub fn unpause(
         mut self,
-        shop: &Workshop,
+        context: &RunContext,
         standby: &Standby,
         id: ImageId,
     ) -> Result<Duration, Refused> {
@@ -76,7 +76,7 @@ impl Paused {
             });
         }
         let begun = clock::now();
-        if let Err(error) = self.refill(shop, standby, id) {
+        if let Err(error) = self.refill(context, standby, id) {
             return Err(Refused {
                 paused: Some(Box::new(self)),
                 why: StillPaused::Failed(chain(&error)),
@@ -99,7 +99,7 @@ impl Paused {
     /// Puts back on the GPUs what is in the image only.
     fn refill(
         &mut self,
-        shop: &Workshop,
+        context: &RunContext,
         standby: &Standby,
         id: ImageId,
     ) -> Result<(), ResidentError> {
@@ -109,9 +109,9 @@ impl Paused {
         let Some((kept, facts)) = suspended.kept_mut().zip(facts.resident.as_ref()) else {
             return Ok(());
         };
-        let image = shop.store.read(id);
+        let image = context.store.read(id);
         let image = image.map_err(|error| ResidentError::Read(Box::new(error)))?;
-        for (pid, memory) in refill(shop, standby, &image, facts, &Vec::new())? {
+        for (pid, memory) in refill(context, standby, &image, facts, &Vec::new())? {
             kept.put(pid, memory)?;
         }
         Ok(())
@@ -129,7 +129,7 @@ impl Paused {
     fn continue_tasks(&self) -> Result<(), crate::sandbox::SandboxError> {
         let continued = self.job.sandbox.signal(nix::libc::SIGCONT, true);
         self.job.goes_on();
-        self.job.intrusion.leaves_gpu(clock::now());
+        self.job.own_activity.leaves_gpu(clock::now());
         continued
     }
 }

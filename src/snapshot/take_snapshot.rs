@@ -22,12 +22,12 @@ use crate::config::{Buffer, Cpus};
 use crate::gpu::error::GpuError;
 use crate::gpu::inherited_devices;
 use crate::gpu::processes::Gpu;
-use crate::gpu::resident::{Keeping, ResidentError, Standby};
+use crate::gpu::resident::{ResidentError, ResidentPlan, Standby};
 use crate::job::{self, Process};
 use crate::run::image_facts::{ImageFacts, Stopwatch, Trigger};
 use crate::run::machine;
 use crate::run::progress::{Step, Work};
-use crate::run::run_context::Workshop;
+use crate::run::run_context::RunContext;
 use crate::run::run_state::RunState;
 use crate::run::running_job::{Job, SharedStreams};
 use crate::store::{ImageId, ImageWriter, WriteOptions};
@@ -74,7 +74,7 @@ pub(crate) struct Snapshotted {
 /// What is snapshotted, and why.
 #[derive(Clone, Copy)]
 pub(crate) struct Subject<'a> {
-    pub shop: &'a Workshop,
+    pub context: &'a RunContext,
     pub standby: &'a Standby,
     pub job: &'a Arc<Job>,
     pub streams: &'a SharedStreams,
@@ -91,10 +91,10 @@ pub(crate) fn take(
     computing: impl Fn(Duration),
 ) -> Result<(Snapshotted, Option<Paused>), SnapshotError> {
     let begun = clock::now();
-    let _busy = subject.shop.ongoing.begin(Work::Snapshot, Step::Admit);
+    let _busy = subject.context.ongoing.begin(Work::Snapshot, Step::Admit);
     let computing = |freeze| {
         subject.job.goes_on();
-        subject.shop.ongoing.computing();
+        subject.context.ongoing.computing();
         computing(freeze);
     };
     let attempt = || attempt(subject, afterwards, begun, None, &computing);
@@ -126,25 +126,25 @@ fn attempt(
     despite: Option<&ResidentError>,
     computing: &impl Fn(Duration),
 ) -> Result<(Snapshotted, Option<Paused>), SnapshotError> {
-    let Subject { shop, job, .. } = subject;
-    shop.ongoing.step(Step::Admit);
+    let Subject { context, job, .. } = subject;
+    context.ongoing.step(Step::Admit);
     let watch = Stopwatch::start();
     let root = job::child_with_pid(job.sandbox.pid(), job.pids.root)?;
     let processes = job::tree(root)?;
     if !job.lives(&processes) {
         return Err(SnapshotError::Ended);
     }
-    job.intrusion.begins(job::cpu_time(&processes));
-    let mut gpu = Gpu::of(shop, &processes)?;
+    job.own_activity.begins(job::cpu_time(&processes));
+    let mut gpu = Gpu::of(context, &processes)?;
     inherited_devices::nobody_arrives(&processes, gpu.as_ref().map_or(&[], Gpu::users))?;
-    let keeping = keeping(subject, gpu.as_mut(), afterwards, despite)?;
-    let writer = admit(subject, &processes, gpu.as_ref(), keeping.as_ref())?;
+    let resident_plan = resident_plan(subject, gpu.as_mut(), afterwards, despite)?;
+    let writer = admit(subject, &processes, gpu.as_ref(), resident_plan.as_ref())?;
     if afterwards != Afterwards::Stop {
         // A job that is to end has nothing to do but to wait for its image.
-        writer.limit_stalls(shop.config.snapshot.timeout / STALL_SHARE);
+        writer.limit_stalls(context.config.snapshot.timeout / STALL_SHARE);
     }
-    let gpu = (gpu.as_ref(), keeping);
-    let (frozen, dumper) = match Frozen::begin(subject, root, gpu, writer, watch, begun) {
+    let gpu = (gpu.as_ref(), resident_plan);
+    let (frozen, criu_dump) = match Frozen::begin(subject, root, gpu, writer, watch, begun) {
         Ok(frozen) => frozen,
         Err(NotFrozen::Avoidable(error)) => {
             return attempt(subject, afterwards, begun, Some(&error), computing);
@@ -152,41 +152,52 @@ fn attempt(
         Err(NotFrozen::Failed(error)) => return Err(error),
     };
     match afterwards {
-        Afterwards::Continue => frozen.go_on(dumper, computing).map(|image| (image, None)),
-        Afterwards::Stop => frozen.stop(dumper, computing).map(|image| (image, None)),
+        Afterwards::Continue => frozen
+            .go_on(criu_dump, computing)
+            .map(|image| (image, None)),
+        Afterwards::Stop => frozen.stop(criu_dump, computing).map(|image| (image, None)),
         Afterwards::Pause => {
-            let (image, paused) = frozen.pause(dumper, computing)?;
+            let (image, paused) = frozen.pause(criu_dump, computing)?;
             Ok((image, Some(paused)))
         }
     }
 }
 
 /// What stays on the GPUs, with all that takes time before the job stops.
-fn keeping(
+fn resident_plan(
     Subject {
-        shop, standby, job, ..
+        context,
+        standby,
+        job,
+        ..
     }: Subject<'_>,
     gpu: Option<&mut Gpu<'_>>,
     afterwards: Afterwards,
     despite: Option<&ResidentError>,
-) -> Result<Option<Keeping>, SnapshotError> {
+) -> Result<Option<ResidentPlan>, SnapshotError> {
     let Some((gpu, token)) = gpu.zip(job.token.as_ref()) else {
         return Ok(None);
     };
     let to_host = afterwards == Afterwards::Pause;
-    let keeping = Keeping::prepare((shop, standby), (token, &job.moved), gpu, to_host, despite);
-    Ok(keeping.map_err(GpuError::from)?)
+    let resident_plan = ResidentPlan::prepare(
+        (context, standby),
+        (token, &job.moved),
+        gpu,
+        to_host,
+        despite,
+    );
+    Ok(resident_plan.map_err(GpuError::from)?)
 }
 
 /// Checks that there is room, and gets the memory that the image will pass through, while the job computes.
 fn admit(
-    Subject { shop, state, .. }: Subject<'_>,
+    Subject { context, state, .. }: Subject<'_>,
     processes: &[Process],
     gpu: Option<&Gpu<'_>>,
-    keeping: Option<&Keeping>,
+    resident_plan: Option<&ResidentPlan>,
 ) -> Result<ImageWriter, SnapshotError> {
     let all = gpu.map_or(0, |gpu| gpu.bytes);
-    let needed = all.saturating_sub(keeping.map_or(0, Keeping::bytes));
+    let needed = all.saturating_sub(resident_plan.map_or(0, ResidentPlan::bytes));
     let available = machine::available_memory();
     if needed > 0 && needed.saturating_add(SUSPEND_HEADROOM) > available {
         return Err(SnapshotError::NoMemory {
@@ -196,12 +207,14 @@ fn admit(
         });
     }
     let resident: u64 = processes.iter().map(|process| process.resident).sum();
-    disk_space::make(shop, state, all + resident)?;
-    let frozen = needed + resident + keeping.map_or(0, Keeping::bytes_without_shadow);
-    let options = write_options(shop, available - needed, keeping.map(|_| frozen));
+    disk_space::make(context, state, all + resident)?;
+    let frozen = needed + resident + resident_plan.map_or(0, ResidentPlan::bytes_without_shadow);
+    let options = write_options(context, available - needed, resident_plan.map(|_| frozen));
     let newest = state.newest_of_others();
-    let writer = shop.store.begin_after(&shop.lock, options, newest)?;
-    shop.ongoing.measure(writer.taken(), Some(all + resident));
+    let writer = context.store.begin_after(&context.lock, options, newest)?;
+    context
+        .ongoing
+        .measure(writer.taken(), Some(all + resident));
     writer.reserve(frozen);
     let cores = thread::available_parallelism().map_or(1, usize::from);
     writer.spare_workers(cores.saturating_sub(FREEZE_CORES));
@@ -210,20 +223,20 @@ fn admit(
 
 /// `free` is the host memory that is left once the GPU's content is in it; `frozen` the bytes that come while the job
 /// stands still, where more come later.
-fn write_options(shop: &Workshop, free: u64, frozen: Option<u64>) -> WriteOptions {
+fn write_options(context: &RunContext, free: u64, frozen: Option<u64>) -> WriteOptions {
     let later = frozen.map_or(u64::MAX, |bytes| bytes.saturating_add(DRAIN_BUFFER));
-    let buffer = match shop.config.snapshot.buffer {
+    let buffer = match context.config.snapshot.buffer {
         Buffer::Auto => later.min(free / 2),
         Buffer::Bytes(bytes) => bytes,
     };
-    let workers = match shop.config.snapshot.cpus {
+    let workers = match context.config.snapshot.cpus {
         Cpus::Auto => thread::available_parallelism().map_or(1, usize::from),
         Cpus::Count(count) => count.get(),
     };
     WriteOptions {
         buffer,
         workers,
-        level: shop.config.snapshot.level,
+        level: context.config.snapshot.level,
     }
 }
 

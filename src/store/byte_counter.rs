@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A count of bytes that only grows. Clones are the same count.
 #[derive(Clone, Debug, Default)]
-pub struct Gauge(Arc<AtomicU64>);
+pub struct ByteCounter(Arc<AtomicU64>);
 
-impl Gauge {
+impl ByteCounter {
     /// The count so far.
     #[must_use]
     pub fn bytes(&self) -> u64 {

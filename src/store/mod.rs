@@ -47,7 +47,7 @@ pub(crate) mod read;
 pub(crate) mod tests;
 pub(crate) mod write;
 
-pub use byte_counter::Gauge;
+pub use byte_counter::ByteCounter;
 pub use error::{ReadError, WriteError};
 pub use format::chunk::{CHUNK_BYTES, Hash};
 pub use format::codec::{Codec, Decoder, Encoder};

@@ -51,7 +51,7 @@ pub(super) enum Event {
     /// What a dead job had written is delivered.
     Drained,
     /// News from a part beside the job.
-    Operation(Box<News>),
+    Background(Box<News>),
     /// A timer ran out.
     Timer(Timer),
 }
@@ -70,5 +70,5 @@ pub(super) enum Timer {
     /// We may be in the foreground of the terminal by now.
     Foreground,
     /// A part beside the job wants to look.
-    Operation,
+    Background,
 }

@@ -24,13 +24,13 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::control::server;
 use super::event::{EVENTS_MAX, Event, Reply, Timer, UnpauseReply};
-use super::handlers::background::Operation;
+use super::handlers::background::Background;
 use super::handlers::pauses::Pause;
 use super::handlers::signals;
-use super::observers::journal::Chronicle;
+use super::observers::journal::Journal;
 use super::observers::keyboard::Keyboard;
 use super::observers::metrics::Metrics;
-use super::observers::progress_line::Display;
+use super::observers::progress_line::ProgressLine;
 use super::observers::run_phase::State;
 use super::policy::restart::Stopping;
 use super::policy::restart::{Budget, ExitStatus};
@@ -42,7 +42,7 @@ use crate::gpu::resident::Standby;
 use crate::history;
 use crate::run::image_facts::Trigger;
 use crate::run::machine;
-use crate::run::run_context::Workshop;
+use crate::run::run_context::RunContext;
 use crate::run::run_state::{Progress, RunState};
 use crate::run::running_job::{Job, SharedStreams};
 use crate::run::streams::Streams;
@@ -79,7 +79,7 @@ const LEAVING_LIMIT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct Running {
     pub job: Arc<Job>,
-    pub busy: Option<Wanted>,
+    pub busy: Option<PendingSnapshot>,
     pub pause: Option<Pause>,
     /// When it was seen that it ends, or has: the word of it is on its way, and no snapshot begins.
     pub leaving: Option<Instant>,
@@ -125,7 +125,7 @@ pub(super) enum AfterEnd {
 
 /// A snapshot that was asked for, or is being taken.
 #[derive(Debug)]
-pub(super) struct Wanted {
+pub(super) struct PendingSnapshot {
     pub trigger: Trigger,
     pub afterwards: Afterwards,
     pub begun: Option<Now>,
@@ -134,14 +134,14 @@ pub(super) struct Wanted {
 
 /// The state of a run. Lives on the main thread.
 pub(super) struct Supervisor {
-    pub shop: Arc<Workshop>,
+    pub context: Arc<RunContext>,
     /// The copiers of the next snapshot and the next restore.
     pub standby: Arc<Standby>,
     pub streams: SharedStreams,
     pub state: RunState,
     pub stage: Stage,
     pub stopping: Stopping,
-    pub wanted: Option<Wanted>,
+    pub wanted: Option<PendingSnapshot>,
     /// Who has unpaused a job that is being restored.
     pub unpausing: Option<UnpauseReply>,
     pub budget: Budget,
@@ -152,14 +152,14 @@ pub(super) struct Supervisor {
     pub last: LastSnapshot,
     pub exit: Option<u8>,
     pub events: Sender<Event>,
-    pub chronicle: Chronicle,
+    pub journal: Journal,
     pub metrics: Metrics,
     /// Number of the present sandbox; news from an older one is dropped.
     pub serial: u64,
     arrivals: Receiver<Event>,
     asking: server::Asking,
     pub schedule: Schedule,
-    pub operation: Operation,
+    pub background: Background,
     /// Since when the state is what it is.
     pub since: (State, Now),
     /// A stop by the terminal that waits for the end of a snapshot.
@@ -167,7 +167,7 @@ pub(super) struct Supervisor {
     /// The caller's terminal.
     pub keyboard: Keyboard,
     /// What is under way, on our terminal.
-    pub display: Option<Display>,
+    pub display: Option<ProgressLine>,
 }
 
 pub(super) fn now() -> Now {
@@ -180,29 +180,29 @@ pub(super) fn now() -> Now {
 impl Supervisor {
     /// Must be called inside the runtime.
     pub fn new(
-        shop: Arc<Workshop>,
+        context: Arc<RunContext>,
         streams: SharedStreams,
         state: RunState,
     ) -> Result<Self, RunError> {
         let (events, arrivals) = channel(EVENTS_MAX);
         signals::watch(&events).map_err(system("watch for signals"))?;
-        let asking = server::listen(shop.store.path(), events.clone())
+        let asking = server::listen(context.store.path(), events.clone())
             .map_err(system("listen on the control socket"))?;
-        let chronicle = Chronicle::open(
-            shop.store.path(),
-            shop.config.log.events.as_ref(),
+        let journal = Journal::open(
+            context.store.path(),
+            context.config.log.events.as_ref(),
             state.started_unix_ms,
         );
-        let metrics = Metrics::start(&shop.config.metrics, &events);
+        let metrics = Metrics::start(&context.config.metrics, &events);
         let keyboard = Keyboard::attach(&streams, &events);
         let display = {
             let streams = locked(&streams);
-            Display::start(shop.config.log.progress, &streams, &shop.ongoing)
+            ProgressLine::start(context.config.log.progress, &streams, &context.ongoing)
         };
-        let schedule = Schedule::new(&shop.config.snapshot, jiff::tz::TimeZone::system());
-        let operation = Operation::new(&shop, &state, &streams, &events)?;
+        let schedule = Schedule::new(&context.config.snapshot, jiff::tz::TimeZone::system());
+        let background = Background::new(&context, &state, &streams, &events)?;
         Ok(Self {
-            shop,
+            context,
             standby: Arc::default(),
             streams,
             state,
@@ -216,13 +216,13 @@ impl Supervisor {
             last: LastSnapshot::not_yet(now()),
             exit: None,
             events,
-            chronicle,
+            journal,
             metrics,
             serial: 0,
             arrivals,
             asking,
             schedule,
-            operation,
+            background,
             since: (State::Starting, now()),
             suspend_wanted: false,
             keyboard,
@@ -239,7 +239,7 @@ impl Supervisor {
         }
         self.finish_hooks().await;
         self.tell_ended(&result);
-        server::remove(self.shop.store.path());
+        server::remove(self.context.store.path());
         // Who asked too late hears that the run has ended.
         self.arrivals.close();
         while self.arrivals.try_recv().is_ok() {}
@@ -320,7 +320,7 @@ impl Supervisor {
             (backoff, Timer::Backoff),
             (grace, Timer::Grace),
             (self.keyboard.next_look(), Timer::Foreground),
-            (self.operation_wait(), Timer::Operation),
+            (self.operation_wait(), Timer::Background),
         ]
         .into_iter()
         .filter_map(|(wait, timer)| Some((wait?, timer)))
@@ -367,7 +367,7 @@ impl Supervisor {
                 handled
             }
             Event::Drained => self.all_gone(),
-            Event::Operation(news) => {
+            Event::Background(news) => {
                 self.news(*news);
                 Ok(())
             }
@@ -378,7 +378,7 @@ impl Supervisor {
                 Ok(())
             }
             Event::Timer(Timer::Backoff) => self.backoff_over(),
-            Event::Timer(Timer::Operation) => {
+            Event::Timer(Timer::Background) => {
                 self.operation_timer();
                 Ok(())
             }

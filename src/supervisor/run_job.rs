@@ -20,7 +20,7 @@ use crate::run::encryption_key::{KeyError, read_key};
 use crate::run::exit_code::OURS;
 use crate::run::machine;
 use crate::run::program::{self, ProgramError};
-use crate::run::run_context::{Moved, Workshop};
+use crate::run::run_context::{Moved, RunContext};
 use crate::run::run_state::{ImageChoice, NoSuchImage, Progress, RunState, RunStateError};
 use crate::run::stale_scripts;
 use crate::run::streams::Streams;
@@ -207,19 +207,19 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
         map: gpu_map.collect(),
         through: store.images()?.last().map(|image| image.id),
     };
-    let shop = Workshop::new(config, store, lock, criu, command, directory, moved)
+    let context = RunContext::new(config, store, lock, criu, command, directory, moved)
         .map_err(system("prepare the work folder"))?;
-    let streams = Streams::ours(shop.config.tty).map_err(system("use the standard streams"))?;
+    let streams = Streams::ours(context.config.tty).map_err(system("use the standard streams"))?;
     streams.share_lines();
     // Not before: a run that cannot begin leaves the store as it was.
-    state.save(shop.store.path())?;
+    state.save(context.store.path())?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(system("start the event loop"))?;
     let streams = Arc::new(Mutex::new(streams));
     let result = runtime.block_on(async {
-        let mut supervisor = Supervisor::new(Arc::new(shop), streams, state)?;
+        let mut supervisor = Supervisor::new(Arc::new(context), streams, state)?;
         let result = supervisor.run(beginning).await;
         if result.is_err() {
             supervisor.leave_as_it_was(before.as_ref());
@@ -271,7 +271,7 @@ fn begin(
         }
         let now = clock::unix_ms();
         let mut state = RunState::new(words, directory.to_owned(), now);
-        state.begin_life(now, &images);
+        state.begin_attempt(now, &images);
         if let Some(earlier) = &known {
             state = state.after(earlier);
         }

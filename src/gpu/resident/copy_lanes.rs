@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use super::super::error::GpuError;
 use super::error::ResidentError;
-use super::kept_memory::Kept;
+use super::kept_memory::KeptMemory;
 use super::refill::Memory;
 use crate::agent_client::{Held, Segment};
 use crate::copier::{Copier, CopierError, Lane, SegmentId};
@@ -39,14 +39,14 @@ const _: () = assert!(LANES_MAX * Lane::ROOM <= 128 << 20);
 
 /// A copier and its lanes.
 #[derive(Debug)]
-pub(crate) struct Carrier {
+pub(crate) struct CopyLanes {
     copier: Copier,
     lanes: Mutex<Vec<Lane>>,
 }
 
 /// Memory that the copier has taken over.
 #[derive(Debug)]
-pub(crate) struct Taken {
+pub(crate) struct TakenMemory {
     parts: Vec<Part>,
     segments: Vec<SegmentId>,
     /// Of each segment, how many bytes from its beginning have a shadow: the job may change the original.
@@ -54,21 +54,21 @@ pub(crate) struct Taken {
 }
 
 /// The same under way.
-pub(crate) type Taking = JoinHandle<Result<Taken, GpuError>>;
+pub(crate) type TakeOver = JoinHandle<Result<TakenMemory, GpuError>>;
 
-impl Carrier {
+impl CopyLanes {
     /// Makes contexts of the copier on these GPUs, and its lanes.
     pub fn begin(copier: Copier, gpus: &[GpuUuid]) -> Result<Self, ResidentError> {
-        let carrier = Self {
+        let copy_lanes = Self {
             lanes: Mutex::default(),
             copier,
         };
-        carrier.open(gpus)?;
-        let lanes = carrier.open_lanes()?;
+        copy_lanes.open(gpus)?;
+        let lanes = copy_lanes.open_lanes()?;
         tracing::debug!("the copier is ready");
         Ok(Self {
             lanes: Mutex::new(lanes),
-            ..carrier
+            ..copy_lanes
         })
     }
 
@@ -131,9 +131,9 @@ impl Carrier {
     /// meanwhile, and CRIU dumps.
     pub fn take(
         self: &Arc<Self>,
-        kept: &Kept,
+        kept: &KeptMemory,
         streams: &StreamOpener,
-    ) -> Result<Taking, ResidentError> {
+    ) -> Result<TakeOver, ResidentError> {
         let facts = kept.facts();
         let held = kept.processes().iter().flat_map(|process| &process.held);
         let originals = facts.segments().zip(held);
@@ -145,17 +145,21 @@ impl Carrier {
             })
         };
         let memory: Vec<Held> = originals.map(copy).collect::<std::io::Result<_>>()?;
-        let (carrier, streams) = (Arc::clone(self), streams.clone());
+        let (copy_lanes, streams) = (Arc::clone(self), streams.clone());
         let taking = thread::Builder::new().name("gpu-take".to_owned());
         Ok(taking.spawn(move || {
-            let taken = carrier.take_over(&facts, &memory)?;
-            carrier.drain(&taken, Shadowed::No, &streams)?;
-            carrier.leave_originals(&taken)?;
+            let taken = copy_lanes.take_over(&facts, &memory)?;
+            copy_lanes.drain(&taken, Shadowed::No, &streams)?;
+            copy_lanes.leave_originals(&taken)?;
             Ok(taken)
         })?)
     }
 
-    fn take_over(&self, facts: &ResidentFacts, memory: &[Held]) -> Result<Taken, ResidentError> {
+    fn take_over(
+        &self,
+        facts: &ResidentFacts,
+        memory: &[Held],
+    ) -> Result<TakenMemory, ResidentError> {
         let gpu = |held: &Held| GpuUuid::from_bytes(held.segment.device);
         // The driver does not list the GPUs of a process that has only just begun.
         let gpus: BTreeSet<GpuUuid> = memory.iter().map(gpu).collect();
@@ -163,7 +167,7 @@ impl Carrier {
             self.copier.open(gpu)?;
         }
         let segments = self.import(memory.iter().map(|held| (gpu(held), held)))?;
-        Ok(Taken {
+        Ok(TakenMemory {
             safe: self.copier.shadow(&segments)?,
             parts: facts.parts(),
             segments,
@@ -174,7 +178,7 @@ impl Carrier {
     /// segment by segment.
     pub fn drain(
         &self,
-        taken: &Taken,
+        taken: &TakenMemory,
         shadowed: Shadowed,
         streams: &StreamOpener,
     ) -> Result<(), GpuError> {
@@ -209,7 +213,7 @@ impl Carrier {
     }
 
     /// Lets go of originals that nothing more is read of; the job may free them now.
-    fn leave_originals(&self, taken: &Taken) -> Result<(), ResidentError> {
+    fn leave_originals(&self, taken: &TakenMemory) -> Result<(), ResidentError> {
         let segments = taken.segments.iter().zip(&taken.safe);
         let unsafe_ones = segments.filter(|(_, safe)| **safe == 0);
         let originals: Vec<SegmentId> = unsafe_ones.map(|(segment, _)| *segment).collect();

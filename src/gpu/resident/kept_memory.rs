@@ -32,7 +32,7 @@ const MAP_TRIES_MAX: u32 = 3;
 
 /// Device memory that its processes have let go of.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct KeptMemory {
     channel: Channel,
     token: Token,
     processes: Vec<KeptProcess>,
@@ -103,7 +103,7 @@ impl KeptProcess {
     }
 }
 
-impl Kept {
+impl KeptMemory {
     /// Of processes that still hold their memory: nothing is kept yet.
     pub(super) fn of(token: &Token, covers: &[Cover]) -> Result<Self, ResidentError> {
         let covered = covers.iter().filter(|cover| cover.bytes() > 0);

@@ -19,7 +19,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 
 /// What agents hold on each GPU. Memory that several processes have counts once.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Holdings(BTreeMap<GpuUuid, Held>);
+pub(super) struct MemoryUsage(BTreeMap<GpuUuid, Held>);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Held {
@@ -27,7 +27,7 @@ struct Held {
     imported: u64,
 }
 
-impl Holdings {
+impl MemoryUsage {
     /// Asks the agents of processes that compute; `None` where one of them does not tell.
     pub fn ask(channel: &mut Channel, token: &Token, covers: &[Cover]) -> Option<Self> {
         let mut sum = Self::default();
@@ -84,7 +84,7 @@ fn ask(channel: &mut Channel, token: &Token, cover: &Cover) -> Result<Vec<Holdin
 /// How long a shadow of the job's memory may become on each GPU: what is there, or where that is not told all that
 /// agents hold (`covered`) on each that the job uses.
 pub(super) fn shadows(
-    held: Option<&Holdings>,
+    held: Option<&MemoryUsage>,
     gpus: &[GpuFacts],
     covered: u64,
 ) -> Vec<(GpuUuid, u64)> {
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn a_shadow_is_as_long_as_what_is_on_its_gpu_whatever_nvml_tells() {
-        let mut held = Holdings::default();
+        let mut held = MemoryUsage::default();
         held.add(&[holding(1, 70, 0), holding(2, 4, 4)]);
         held.add(&[holding(2, 6, 1), holding(3, 0, 0)]);
         assert_eq!(held.bytes(), 80);
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn sums_that_no_gpu_has_do_not_wrap() {
-        let mut held = Holdings::default();
+        let mut held = MemoryUsage::default();
         held.add(&[
             holding(1, u64::MAX, u64::MAX),
             holding(1, 1, 1),

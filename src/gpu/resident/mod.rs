@@ -26,8 +26,8 @@ mod suspend;
 
 pub use error::ResidentError;
 
-pub(crate) use kept_memory::Kept;
+pub(crate) use kept_memory::KeptMemory;
 pub(crate) use refill::refill;
-pub(crate) use resident_restore::Returning;
-pub(crate) use resident_snapshot::{Carrying, Keeping, driver_suffices};
+pub(crate) use resident_restore::ResidentRestore;
+pub(crate) use resident_snapshot::{ResidentPlan, ResidentTransfer, driver_suffices};
 pub(crate) use standby::Standby;

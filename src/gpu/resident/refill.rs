@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::copy_lanes::Carrier;
+use super::copy_lanes::CopyLanes;
 use super::error::ResidentError;
 use super::standby::{Ready, Standby};
 use crate::agent_client::Held;
@@ -11,7 +11,7 @@ use crate::run::resident_facts::{ResidentFacts, ResidentSegment};
 use crate::store::ImageReader;
 
 use crate::run::gpu_facts::GpuPairs;
-use crate::run::run_context::Workshop;
+use crate::run::run_context::RunContext;
 
 /// Memory of processes, by their pids as the job sees them.
 pub(crate) type Memory = BTreeMap<i32, Vec<Held>>;
@@ -22,27 +22,27 @@ pub(crate) type Memory = BTreeMap<i32, Vec<Held>>;
 /// # Errors
 /// Nothing is left on the GPUs.
 pub(crate) fn refill(
-    shop: &Workshop,
+    context: &RunContext,
     standby: &Standby,
     image: &ImageReader,
     facts: &ResidentFacts,
     map: &GpuPairs,
 ) -> Result<Memory, ResidentError> {
     let (id, gpus) = (image.manifest().id, gpus_now(facts, map)?);
-    match standby.take_for(id, &shop.program, &gpus)? {
+    match standby.take_for(id, &context.program, &gpus)? {
         Ready::Memory(_, memory) => {
             // By a reader that nobody watched: of what is to be read, so much is.
             let read = usize::try_from(facts.bytes()).unwrap_or(usize::MAX);
             image.given().add(read);
             Ok(memory)
         }
-        Ready::Copier(carrier) => fill(carrier, image, facts, map),
+        Ready::Copier(copy_lanes) => fill(copy_lanes, image, facts, map),
     }
 }
 
 /// The same by a copier that is ready for these GPUs.
 pub(super) fn fill(
-    carrier: Carrier,
+    copy_lanes: CopyLanes,
     image: &ImageReader,
     facts: &ResidentFacts,
     map: &GpuPairs,
@@ -50,11 +50,11 @@ pub(super) fn fill(
     if !facts.is_sane() {
         return Err(ResidentError::Facts);
     }
-    let (memory, segments) = carrier.make(facts, |then| new_gpu(map, then))?;
+    let (memory, segments) = copy_lanes.make(facts, |then| new_gpu(map, then))?;
     tracing::debug!(bytes = facts.bytes(), "GPU memory is made");
-    carrier.fill(facts, &segments, image)?;
+    copy_lanes.fill(facts, &segments, image)?;
     tracing::debug!("GPU memory is filled");
-    carrier.leave();
+    copy_lanes.leave();
     Ok(memory)
 }
 

@@ -7,9 +7,9 @@
 //! A process that the driver has moved to another GPU cannot import memory that others made there (580.159.04: error
 //! 3), but others can import what it makes itself. So the threads stand still while that is filled.
 
-use super::copy_lanes::Carrier;
+use super::copy_lanes::CopyLanes;
 use super::error::ResidentError;
-use super::kept_memory::Kept;
+use super::kept_memory::KeptMemory;
 use super::refill::{Memory, gpus_now, new_gpu, refill};
 use super::standby::Standby;
 use crate::agent_client::{Held, Token};
@@ -18,46 +18,46 @@ use crate::job::Process;
 use crate::run::resident_facts::{ResidentFacts, ResidentSegment};
 use crate::store::ImageReader;
 
-use super::super::halted::{LAST_RESORT, Still};
+use super::super::halted::{HaltedProcesses, LAST_RESORT};
 use crate::run::gpu_facts::GpuPairs;
-use crate::run::run_context::Workshop;
+use crate::run::run_context::RunContext;
 
 /// Memory that waits for its processes to be resumed.
 #[derive(Debug)]
-pub(crate) enum Returning<'a> {
+pub(crate) enum ResidentRestore<'a> {
     /// It is there.
     Made(Memory),
     /// It is made when they are on their new GPUs.
-    Moving(Moving<'a>),
+    Moving(GpuMove<'a>),
 }
 
 /// What is made later, and who fills it then.
 #[derive(Debug)]
-pub(crate) struct Moving<'a> {
-    carrier: Carrier,
+pub(crate) struct GpuMove<'a> {
+    copy_lanes: CopyLanes,
     image: &'a ImageReader,
     facts: &'a ResidentFacts,
     map: &'a GpuPairs,
 }
 
-impl<'a> Returning<'a> {
+impl<'a> ResidentRestore<'a> {
     /// Does what can be done before the processes are there.
     ///
     /// # Errors
     /// Nothing is left on the GPUs.
     pub fn begin(
-        shop: &Workshop,
+        context: &RunContext,
         standby: &Standby,
         image: &'a ImageReader,
         facts: &'a ResidentFacts,
         map: &'a GpuPairs,
     ) -> Result<Self, ResidentError> {
         if !facts.moves(map) {
-            return Ok(Self::Made(refill(shop, standby, image, facts, map)?));
+            return Ok(Self::Made(refill(context, standby, image, facts, map)?));
         }
         let gpus = gpus_now(facts, map)?;
-        Ok(Self::Moving(Moving {
-            carrier: standby.take(&shop.program, &gpus)?,
+        Ok(Self::Moving(GpuMove {
+            copy_lanes: standby.take(&context.program, &gpus)?,
             image,
             facts,
             map,
@@ -73,27 +73,27 @@ impl<'a> Returning<'a> {
         self,
         token: &Token,
         there: &[Process],
-        still: &mut Still,
+        halted: &mut HaltedProcesses,
     ) -> Result<(), ResidentError> {
         match self {
             Self::Made(memory) => {
-                let mut kept = Kept::restored(token, there, memory)?;
-                still.during(LAST_RESORT, || kept.give_back())
+                let mut kept = KeptMemory::restored(token, there, memory)?;
+                halted.during(LAST_RESORT, || kept.give_back())
             }
-            Self::Moving(moving) => {
-                let memory = still.during(LAST_RESORT, || moving.remake(token, there))?;
+            Self::Moving(gpu_move) => {
+                let memory = halted.during(LAST_RESORT, || gpu_move.remake(token, there))?;
                 // As long as the disk takes, and no work of the job's processes.
-                moving.fill(&memory)
+                gpu_move.fill(&memory)
             }
         }
     }
 }
 
-impl Moving<'_> {
+impl GpuMove<'_> {
     /// All agents make their memory; in the order of the facts.
     fn remake(&self, token: &Token, there: &[Process]) -> Result<Vec<Held>, ResidentError> {
         let waiting = self.facts.processes.iter().map(|one| (one.pid, Vec::new()));
-        let mut made = Kept::restored(token, there, waiting.collect())?.remake()?;
+        let mut made = KeptMemory::restored(token, there, waiting.collect())?.remake()?;
         let mut memory = Vec::new();
         for process in &self.facts.processes {
             let held = made.remove(&process.pid).unwrap_or_default();
@@ -115,7 +115,7 @@ impl Moving<'_> {
         let gpu = |segment: &ResidentSegment| new_gpu(self.map, &segment.gpu);
         let gpus: Option<Vec<GpuUuid>> = self.facts.segments().map(gpu).collect();
         let gpus = gpus.ok_or(ResidentError::Facts)?;
-        let segments = self.carrier.import(gpus.into_iter().zip(memory))?;
-        self.carrier.fill(self.facts, &segments, self.image)
+        let segments = self.copy_lanes.import(gpus.into_iter().zip(memory))?;
+        self.copy_lanes.fill(self.facts, &segments, self.image)
     }
 }

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::copy_lanes::{Carrier, Shadowed, Taken, Taking};
+use super::copy_lanes::{CopyLanes, Shadowed, TakeOver, TakenMemory};
 use super::error::ResidentError;
-use super::kept_memory::{self, Kept};
-use super::memory_usage::{Holdings, shadows};
+use super::kept_memory::{self, KeptMemory};
+use super::memory_usage::{MemoryUsage, shadows};
 use super::policy::{Cover, Way, bytes, choose, expect_no_newcomer};
 use super::standby::Standby;
 use super::suspend::suspend;
@@ -14,20 +14,20 @@ use crate::config::Memory;
 use crate::cuda::{self, GpuUuid, SuspendOptions};
 
 use super::super::error::GpuError;
-use super::super::halted::{Standing, Still};
+use super::super::halted::{HaltGroup, HaltedProcesses};
 use super::super::processes::Gpu;
 use crate::run::format::chain;
 use crate::run::image_facts::Stopwatch;
 use crate::run::machine;
-use crate::run::run_context::Workshop;
+use crate::run::run_context::RunContext;
 use crate::store::StreamOpener;
 
 /// What a snapshot keeps on the GPUs, and the copier that is ready for it.
 #[derive(Debug)]
-pub(crate) struct Keeping {
+pub(crate) struct ResidentPlan {
     token: Token,
     covers: Vec<Cover>,
-    carrier: Arc<Carrier>,
+    copy_lanes: Arc<CopyLanes>,
     /// Device memory that stays where it is, bytes.
     bytes: u64,
     /// Room on the GPUs for a shadow of it, bytes.
@@ -36,33 +36,33 @@ pub(crate) struct Keeping {
 
 /// Kept memory on its way into the image.
 #[derive(Debug)]
-pub(crate) struct Carrying {
-    carrier: Arc<Carrier>,
+pub(crate) struct ResidentTransfer {
+    copy_lanes: Arc<CopyLanes>,
     streams: StreamOpener,
-    taking: Option<Taking>,
-    taken: Option<Taken>,
+    taking: Option<TakeOver>,
+    taken: Option<TakenMemory>,
 }
 
-impl Keeping {
+impl ResidentPlan {
     /// Decides and prepares; `None` when the driver does it all. What the job has on which GPU is known better then.
     /// `moved` processes are on other GPUs than their agents
     /// know; `to_host` for a pause; `despite` what failed before.
     pub fn prepare(
-        (shop, standby): (&Workshop, &Standby),
+        (context, standby): (&RunContext, &Standby),
         (token, moved): (&Token, &[i32]),
         gpu: &mut Gpu<'_>,
         to_host: bool,
         despite: Option<&ResidentError>,
     ) -> Result<Option<Self>, ResidentError> {
-        let wanted = shop.config.cuda.memory;
+        let wanted = context.config.cuda.memory;
         let now = despite.map_or(wanted, |_| Memory::Driver);
         let mut channel = Channel::bind()?;
         let mut covers = ask(&mut channel, token, gpu)?;
         for cover in &mut covers {
             cover.know(moved);
         }
-        let held = Holdings::ask(&mut channel, token, &covers);
-        gpu.add(held.iter().flat_map(Holdings::imported));
+        let held = MemoryUsage::ask(&mut channel, token, &covers);
+        gpu.add(held.iter().flat_map(MemoryUsage::imported));
         let covers = match choose(now, to_host, machine::descriptors(), covers)? {
             Way::Resident(covers) => covers,
             Way::Driver(reason) => {
@@ -74,11 +74,11 @@ impl Keeping {
         let bound = covers.iter().any(Cover::is_bound);
         let covered = bytes(&covers);
         let shadows = shadows(held.as_ref(), &gpu.facts.gpus, covered);
-        match start_carrier(shop, standby, &shadows) {
-            Ok((carrier, room)) => Ok(Some(Self {
+        match start_carrier(context, standby, &shadows) {
+            Ok((copy_lanes, room)) => Ok(Some(Self {
                 token: *token,
                 covers,
-                carrier: Arc::new(carrier),
+                copy_lanes: Arc::new(copy_lanes),
                 bytes: held.map_or(covered, |held| held.bytes()),
                 room,
             })),
@@ -118,23 +118,31 @@ impl Keeping {
     pub fn suspend(
         &self,
         gpu: &Gpu<'_>,
-        standing: &Standing,
+        halt_group: &HaltGroup,
         options: &SuspendOptions,
         streams: &StreamOpener,
         watch: &mut Stopwatch,
-    ) -> Result<(cuda::Suspended, Still, Kept, Carrying), ResidentError> {
+    ) -> Result<
+        (
+            cuda::Suspended,
+            HaltedProcesses,
+            KeptMemory,
+            ResidentTransfer,
+        ),
+        ResidentError,
+    > {
         let who = (&self.token, &self.covers[..]);
-        let take = |kept: &_| self.carrier.take(kept, streams);
+        let take = |kept: &_| self.copy_lanes.take(kept, streams);
         let (driver, users) = (gpu.driver(), gpu.users());
-        let (suspended, still, kept, taking) =
-            suspend(driver, users, standing, who, options, watch, take)?;
-        let carrying = Carrying {
-            carrier: Arc::clone(&self.carrier),
+        let (suspended, halted, kept, taking) =
+            suspend(driver, users, halt_group, who, options, watch, take)?;
+        let transfer = ResidentTransfer {
+            copy_lanes: Arc::clone(&self.copy_lanes),
             streams: streams.clone(),
             taking: Some(taking),
             taken: None,
         };
-        Ok((suspended, still, kept, carrying))
+        Ok((suspended, halted, kept, transfer))
     }
 }
 
@@ -154,14 +162,14 @@ fn ask(channel: &mut Channel, token: &Token, gpu: &Gpu<'_>) -> Result<Vec<Cover>
 }
 
 fn start_carrier(
-    shop: &Workshop,
+    context: &RunContext,
     standby: &Standby,
     shadows: &[(GpuUuid, u64)],
-) -> Result<(Carrier, u64), ResidentError> {
+) -> Result<(CopyLanes, u64), ResidentError> {
     let gpus: Vec<GpuUuid> = shadows.iter().map(|(gpu, _)| *gpu).collect();
-    let carrier = standby.take(&shop.program, &gpus)?;
-    let room = carrier.make_room(shadows)?;
-    Ok((carrier, room))
+    let copy_lanes = standby.take(&context.program, &gpus)?;
+    let room = copy_lanes.make_room(shadows)?;
+    Ok((copy_lanes, room))
 }
 
 /// Says why the driver does it all.
@@ -177,7 +185,7 @@ fn say(wanted: Memory, reason: Option<String>) {
     }
 }
 
-impl Carrying {
+impl ResidentTransfer {
     /// Waits until what has no shadow is in the image. The job stands still.
     pub fn while_frozen(&mut self) -> Result<(), GpuError> {
         if let Some(taking) = self.taking.take() {
@@ -190,7 +198,7 @@ impl Carrying {
     /// Takes the rest into the image; then nothing of ours is left on the GPUs.
     pub fn afterwards(self) -> Result<(), GpuError> {
         match &self.taken {
-            Some(taken) => self.carrier.drain(taken, Shadowed::Yes, &self.streams),
+            Some(taken) => self.copy_lanes.drain(taken, Shadowed::Yes, &self.streams),
             None => Ok(()),
         }
     }

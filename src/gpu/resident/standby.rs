@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
-use super::copy_lanes::Carrier;
+use super::copy_lanes::CopyLanes;
 use super::error::ResidentError;
 use super::refill::{Memory, fill, gpus_now};
 use crate::copier::{Copier, CopierError};
@@ -20,7 +20,7 @@ use crate::cuda::GpuUuid;
 use crate::run::gpu_facts::GpuFacts;
 use crate::run::image_facts::ImageFacts;
 use crate::run::resident_facts::ResidentFacts;
-use crate::run::run_context::Workshop;
+use crate::run::run_context::RunContext;
 use crate::store::ImageId;
 use crate::sync::locked;
 
@@ -41,7 +41,7 @@ type Filled = Arc<Mutex<Option<ImageId>>>;
 #[derive(Debug)]
 pub(crate) enum Ready {
     /// A copier with contexts.
-    Copier(Carrier),
+    Copier(CopyLanes),
     /// The memory of this image, filled, on the GPUs that it was on.
     Memory(ImageId, Memory),
 }
@@ -61,8 +61,8 @@ impl Standby {
 
     /// Makes contexts for the restore of this image, and its memory if there is room, beside that of the job where it is
     /// not gone yet.
-    pub fn prepare(self: &Arc<Self>, shop: &Arc<Workshop>, image: ImageId) {
-        let (ours, standby) = (Arc::clone(shop), Arc::clone(self));
+    pub fn prepare(self: &Arc<Self>, context: &Arc<RunContext>, image: ImageId) {
+        let (ours, standby) = (Arc::clone(context), Arc::clone(self));
         let filled = Filled::default();
         *locked(&self.filled) = Arc::clone(&filled);
         let preparing = spawn(move || {
@@ -72,12 +72,12 @@ impl Standby {
             let cuda = facts.cuda?;
             let resident = cuda.resident.as_ref()?;
             let gpus = gpus_now(resident, &Vec::new()).ok()?;
-            let carrier = standby.begin(&ours.program, &gpus).ok()?;
-            if !has_room(&carrier, resident, &cuda.gpus) {
-                return Some(Ready::Copier(carrier));
+            let copy_lanes = standby.begin(&ours.program, &gpus).ok()?;
+            if !has_room(&copy_lanes, resident, &cuda.gpus) {
+                return Some(Ready::Copier(copy_lanes));
             }
             *locked(&filled) = Some(image);
-            let memory = fill(carrier, &reader, resident, &Vec::new());
+            let memory = fill(copy_lanes, &reader, resident, &Vec::new());
             if memory.is_err() {
                 *locked(&filled) = None;
             }
@@ -118,7 +118,7 @@ impl Standby {
     }
 
     /// A copier with contexts on these GPUs: one that was prepared, or a warm one, or another.
-    pub fn take(&self, program: &Path, gpus: &[GpuUuid]) -> Result<Carrier, ResidentError> {
+    pub fn take(&self, program: &Path, gpus: &[GpuUuid]) -> Result<CopyLanes, ResidentError> {
         self.copier(wait_for(&self.ready), program, gpus)
     }
 
@@ -127,9 +127,9 @@ impl Standby {
         ready: Option<Ready>,
         program: &Path,
         gpus: &[GpuUuid],
-    ) -> Result<Carrier, ResidentError> {
+    ) -> Result<CopyLanes, ResidentError> {
         match ready {
-            Some(Ready::Copier(carrier)) if carrier.open(gpus).is_ok() => Ok(carrier),
+            Some(Ready::Copier(copy_lanes)) if copy_lanes.open(gpus).is_ok() => Ok(copy_lanes),
             // What is ready is of no use here, and ends before others take its place.
             ready => {
                 drop(ready);
@@ -138,27 +138,27 @@ impl Standby {
         }
     }
 
-    fn begin(&self, program: &Path, gpus: &[GpuUuid]) -> Result<Carrier, ResidentError> {
+    fn begin(&self, program: &Path, gpus: &[GpuUuid]) -> Result<CopyLanes, ResidentError> {
         if let Some(copier) = wait_for(&self.warm) {
-            match Carrier::begin(copier, gpus) {
-                Ok(carrier) => return Ok(carrier),
+            match CopyLanes::begin(copier, gpus) {
+                Ok(copy_lanes) => return Ok(copy_lanes),
                 // What it once found of GPUs may have changed, or somebody has killed it.
                 Err(error) => tracing::debug!(%error, "the copier is started anew"),
             }
         }
-        Carrier::begin(warm_copier(program)?, gpus)
+        CopyLanes::begin(warm_copier(program)?, gpus)
     }
 }
 
 /// Whether each GPU has room for all that the job had there.
-fn has_room(carrier: &Carrier, resident: &ResidentFacts, gpus: &[GpuFacts]) -> bool {
+fn has_room(copy_lanes: &CopyLanes, resident: &ResidentFacts, gpus: &[GpuFacts]) -> bool {
     gpus.iter().all(|gpu| {
         let bytes = resident.bytes_on(&gpu.uuid);
         let (Ok(uuid), Some(used)) = (gpu.uuid.parse(), gpu.used_bytes) else {
             return bytes == 0;
         };
         let needed = used.max(bytes);
-        bytes == 0 || carrier.room(uuid).is_ok_and(|room| room >= needed)
+        bytes == 0 || copy_lanes.room(uuid).is_ok_and(|room| room >= needed)
     })
 }
 

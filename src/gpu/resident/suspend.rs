@@ -9,14 +9,14 @@
 use std::thread;
 use std::time::Duration;
 
-use super::copy_lanes::Taking;
+use super::copy_lanes::TakeOver;
 use super::error::ResidentError;
-use super::kept_memory::Kept;
+use super::kept_memory::KeptMemory;
 use super::policy::Cover;
 use crate::agent_client::Token;
 use crate::cuda::{self, Driver, SuspendOptions};
 
-use super::super::halted::{LAST_RESORT, Standing, Still};
+use super::super::halted::{HaltGroup, HaltedProcesses, LAST_RESORT};
 use crate::run::format::chain;
 use crate::run::image_facts::Stopwatch;
 
@@ -33,55 +33,55 @@ const TRY_PAUSE: Duration = Duration::from_millis(5);
 pub(crate) fn suspend(
     driver: &Driver,
     users: &[i32],
-    standing: &Standing,
+    halt_group: &HaltGroup,
     (token, covers): (&Token, &[Cover]),
     options: &SuspendOptions,
     watch: &mut Stopwatch,
-    take: impl FnOnce(&Kept) -> Result<Taking, ResidentError>,
-) -> Result<(cuda::Suspended, Still, Kept, Taking), ResidentError> {
-    let mut kept = Kept::of(token, covers)?;
+    take: impl FnOnce(&KeptMemory) -> Result<TakeOver, ResidentError>,
+) -> Result<(cuda::Suspended, HaltedProcesses, KeptMemory, TakeOver), ResidentError> {
+    let mut kept = KeptMemory::of(token, covers)?;
     let mut tries = 0;
-    let (mut still, locked) = loop {
+    let (mut halted, locked) = loop {
         tries += 1;
         let locked = cuda::lock_all(driver, users, options)?;
         watch.lap("lock");
         kept.is_whole(driver, covers)?;
-        let mut still = standing.halt()?;
-        still.during(Duration::ZERO, || locked.unlock())?;
+        let mut halted = halt_group.halt()?;
+        halted.during(Duration::ZERO, || locked.unlock())?;
         // What takes too long is tried again: nobody has to run freely for it.
-        let locked = match still.during(Duration::MAX, || kept.let_go()) {
-            Ok(()) => still.during(LAST_RESORT, || kept.lock_again(driver, users)),
+        let locked = match halted.during(Duration::MAX, || kept.let_go()) {
+            Ok(()) => halted.during(LAST_RESORT, || kept.lock_again(driver, users)),
             Err(error) => Err(error),
         };
         match locked {
-            Ok(locked) => break (still, locked),
+            Ok(locked) => break (halted, locked),
             Err(error) if !error.passes() => return Err(error),
             Err(_) if tries == TRIES_MAX => return Err(ResidentError::Busy { tries }),
             Err(error) => tracing::debug!(tries, "the job is stopped anew: {}", chain(&error)),
         }
-        drop(still);
+        drop(halted);
         thread::sleep(TRY_PAUSE);
     };
     let taking = take(&kept);
     watch.lap("release");
     let (error, taking) = match taking {
-        Ok(taking) => match still.during(Duration::ZERO, || locked.suspend()) {
+        Ok(taking) => match halted.during(Duration::ZERO, || locked.suspend()) {
             Ok(suspended) => {
                 watch.lap("suspend");
-                return Ok((suspended, still, kept, taking));
+                return Ok((suspended, halted, kept, taking));
             }
             Err(error) => (error.into(), Some(taking)),
         },
         Err(error) => {
             // Unlocked, as all are that were only locked.
-            still.during(Duration::ZERO, || drop(locked));
+            halted.during(Duration::ZERO, || drop(locked));
             (error, None)
         }
     };
-    let given_back = still.during(LAST_RESORT, || kept.give_back_unless_lost(&error));
-    drop(still);
+    let given_back = halted.during(LAST_RESORT, || kept.give_back_unless_lost(&error));
+    drop(halted);
     // The copier is done with the memory before anybody tries again, and the job does not wait for it.
-    drop(taking.map(Taking::join));
+    drop(taking.map(TakeOver::join));
     given_back?;
     Err(error)
 }

@@ -23,7 +23,7 @@ impl Store {
             return Ok(vec![0; ids.len()]);
         };
         let lost = self.packs_of_unreadable(&live)?;
-        let mut gains = Gains::new(self, &live.users, ids);
+        let mut gains = Reclaimable::new(self, &live.users, ids);
         let gained = match gains.all(first) {
             Err(ReadError::Manifest { .. } | ReadError::Missing { .. }) => {
                 // Nobody knows what is dead in packs that stay.
@@ -59,7 +59,7 @@ fn first_with_all(ids: &[ImageId], unreadable: &[ImageId]) -> Option<usize> {
     Some(last.unwrap_or(0))
 }
 
-struct Gains<'a> {
+struct Reclaimable<'a> {
     store: &'a Store,
     users: &'a Users,
     ids: &'a [ImageId],
@@ -69,7 +69,7 @@ struct Gains<'a> {
     chosen: Vec<PackName>,
 }
 
-impl<'a> Gains<'a> {
+impl<'a> Reclaimable<'a> {
     fn new(store: &'a Store, users: &'a Users, ids: &'a [ImageId]) -> Self {
         let named = users.iter().filter(|(_, (_, images))| {
             let mut images = images.iter();

@@ -17,7 +17,7 @@ use crate::store::format::store_folder::{FORMAT, Store};
 use crate::store::read::chunk_fetcher;
 
 /// Finds other places for chunks that are bad where they should be.
-pub(crate) struct Healer<'a> {
+pub(crate) struct Relocator<'a> {
     scan: &'a Scan,
     files: PackFiles,
     /// For chunks that are bad somewhere, where they are whole.
@@ -26,7 +26,7 @@ pub(crate) struct Healer<'a> {
     is_complete: bool,
 }
 
-pub(crate) enum Healing {
+pub(crate) enum Relocation {
     Healed {
         manifest: Manifest,
         chunks: usize,
@@ -36,7 +36,7 @@ pub(crate) enum Healing {
     Uncertain,
 }
 
-impl<'a> Healer<'a> {
+impl<'a> Relocator<'a> {
     pub(crate) fn new(store: &Store, scan: &'a Scan, images: &[ImageReport]) -> Self {
         let name = |place: &Place| (place.stored.hash, place.raw_len);
         let wanted: HashSet<_> = scan.faults().map(|(place, _)| name(place)).collect();
@@ -54,7 +54,7 @@ impl<'a> Healer<'a> {
     }
 
     /// The manifest with every chunk where it is whole, and packs as long as they are.
-    pub(crate) fn heal(&self, manifest: &Manifest) -> Result<Healing, ReadError> {
+    pub(crate) fn heal(&self, manifest: &Manifest) -> Result<Relocation, ReadError> {
         let bad = self.scan.bad_chunks(manifest);
         let mut table = PackTable::default();
         let mut healed = manifest.clone();
@@ -74,9 +74,9 @@ impl<'a> Healer<'a> {
             let Some((place, pack)) = place.and_then(|place| Some((place, self.pack(place)?)))
             else {
                 return Ok(if self.is_complete {
-                    Healing::Lost
+                    Relocation::Lost
                 } else {
-                    Healing::Uncertain
+                    Relocation::Uncertain
                 });
             };
             *stored = Stored {
@@ -86,7 +86,7 @@ impl<'a> Healer<'a> {
             };
         }
         (healed.packs, healed.format) = (table.packs, FORMAT);
-        Ok(Healing::Healed {
+        Ok(Relocation::Healed {
             manifest: healed,
             chunks,
         })

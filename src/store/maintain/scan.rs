@@ -21,7 +21,7 @@ use crate::store::format::manifest::{Chunk, Content, Manifest, Stored};
 use crate::store::format::pack::{HEADER_LEN, Pack, PackError, PackFiles, PackName, has_header};
 use crate::store::format::store_folder::Store;
 use crate::store::fs::ops;
-use crate::store::read::chunk_fetcher::{Fault, Fetcher};
+use crate::store::read::chunk_fetcher::{ChunkFetcher, Fault};
 use crate::sync::locked;
 
 /// More threads than these wait for the disk.
@@ -307,7 +307,7 @@ impl Pass<'_> {
     }
 
     fn work(&self) {
-        let mut fetcher = match Fetcher::new(&self.files) {
+        let mut fetcher = match ChunkFetcher::new(&self.files) {
             Ok(fetcher) => fetcher,
             Err(error) => return self.fail(ReadError::Worker(error)),
         };
@@ -340,7 +340,7 @@ impl Pass<'_> {
 
     fn check(
         &self,
-        fetcher: &mut Fetcher<'_>,
+        fetcher: &mut ChunkFetcher<'_>,
         place: &Place,
         raw: &mut Vec<u8>,
     ) -> Result<Option<ChunkFault>, ReadError> {

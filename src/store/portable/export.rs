@@ -13,7 +13,7 @@ use super::super::format::pack::PackFiles;
 use super::super::format::store_folder::Store;
 use super::super::fs::durable;
 use super::super::maintain::image_copy::is_gone;
-use super::super::read::chunk_fetcher::{Fault, Fetcher};
+use super::super::read::chunk_fetcher::{ChunkFetcher, Fault};
 use super::super::read::read_ahead::{self, Extent};
 use super::companion;
 use super::error::ExportError;
@@ -250,7 +250,7 @@ impl<W: Write> Exporter<'_, W> {
             stream.chunks.len(),
             extent,
             || {
-                let fetcher = Fetcher::new(packs);
+                let fetcher = ChunkFetcher::new(packs);
                 fetcher.map_err(|error| ExportError::Read(ReadError::Worker(error)))
             },
             |fetcher, position| {
@@ -311,7 +311,12 @@ impl<W: Write> Exporter<'_, W> {
 }
 
 impl Prepared {
-    fn fetch(&mut self, fetcher: &mut Fetcher<'_>, stored: &Stored, naming: Naming) -> Outcome {
+    fn fetch(
+        &mut self,
+        fetcher: &mut ChunkFetcher<'_>,
+        stored: &Stored,
+        naming: Naming,
+    ) -> Outcome {
         debug_assert!(self.raw.len() <= CHUNK_BYTES, "a valid manifest");
         if let Err(fault) = fetcher.fetch_encoded(stored, &mut self.raw, &mut self.encoded) {
             return Outcome::Fault(fault);

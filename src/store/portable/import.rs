@@ -14,7 +14,7 @@ use super::super::format::store_folder::Store;
 use super::super::format::store_key::Key;
 use super::super::fs::lock::StoreLock;
 use super::super::write::image_writer::{ImageWriter, WriteOptions};
-use super::super::write::prechunked_stream::Inserted;
+use super::super::write::prechunked_stream::PrechunkedStream;
 use super::error::{FileDamage, ImportError};
 use super::frame::{CHUNK_HEAD_LEN, FrameReader, IMAGE_HEAD_LEN, Kind};
 use super::{FORMAT, HEADER_LEN, MAGIC, NOT_SEALED, SEALED};
@@ -203,7 +203,7 @@ impl<R: Read> Importer<'_, R> {
         }
     }
 
-    fn stream(&mut self, mut stream: Inserted) -> Result<(), ImportError> {
+    fn stream(&mut self, mut stream: PrechunkedStream) -> Result<(), ImportError> {
         loop {
             let raw_len = match self.frames.read()? {
                 (Kind::Chunk, _) => self.chunk(&mut stream)?,
@@ -240,7 +240,7 @@ impl<R: Read> Importer<'_, R> {
     }
 
     /// Checks and stores the chunk in the latest frame; returns its length.
-    fn chunk(&mut self, stream: &mut Inserted) -> Result<u32, ImportError> {
+    fn chunk(&mut self, stream: &mut PrechunkedStream) -> Result<u32, ImportError> {
         let payload = self.frames.payload();
         let raw_len = u32_at(payload, 0);
         let mut expected: Hash = [0; 32];

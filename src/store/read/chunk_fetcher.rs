@@ -28,7 +28,7 @@ pub(crate) enum Fault {
 }
 
 /// Fetches chunks, with its own memory; one a thread.
-pub(crate) struct Fetcher<'a> {
+pub(crate) struct ChunkFetcher<'a> {
     packs: &'a PackFiles,
     secrets: Option<&'a Secrets>,
     scratch: Scratch,
@@ -51,7 +51,7 @@ impl Scratch {
     }
 }
 
-impl<'a> Fetcher<'a> {
+impl<'a> ChunkFetcher<'a> {
     pub(crate) fn new(packs: &'a PackFiles) -> std::io::Result<Self> {
         Ok(Self::with(packs, Scratch::new()?))
     }

@@ -7,10 +7,10 @@ use std::io::{self, Write};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::chunk_fetcher::{Fault, Fetcher, Scratch};
+use super::chunk_fetcher::{ChunkFetcher, Fault, Scratch};
 use super::read_ahead::{self, Extent};
 use super::vmsplice::Splicer;
-use crate::store::byte_counter::Gauge;
+use crate::store::byte_counter::ByteCounter;
 use crate::store::error::ReadError;
 use crate::store::format::chunk::{CHUNK_BYTES, ZEROS};
 use crate::store::format::image_id::ImageId;
@@ -45,7 +45,7 @@ pub struct ImageReader {
     manifest: Manifest,
     streams: HashMap<String, usize>,
     packs: PackFiles,
-    given: Gauge,
+    given: ByteCounter,
 }
 
 /// Memory of chunks that have gone out, for others. Fresh memory costs the kernel as much as
@@ -66,7 +66,7 @@ impl fmt::Debug for Scratches {
 /// A fetcher that leaves to others what it worked with.
 pub(crate) struct Fetching<'a> {
     home: &'a Scratches,
-    fetcher: Option<Fetcher<'a>>,
+    fetcher: Option<ChunkFetcher<'a>>,
 }
 
 impl Fetching<'_> {
@@ -131,7 +131,7 @@ impl Store {
             scratches: Scratches::default(),
             streams: names.zip(0..).collect(),
             packs,
-            given: Gauge::default(),
+            given: ByteCounter::default(),
             manifest,
         })
     }
@@ -187,7 +187,7 @@ impl ImageReader {
 
     /// What was given out so far, of all streams together.
     #[must_use]
-    pub fn given(&self) -> Gauge {
+    pub fn given(&self) -> ByteCounter {
         self.given.clone()
     }
 
@@ -304,7 +304,7 @@ impl ImageReader {
         };
         Ok(Fetching {
             home: &self.scratches,
-            fetcher: Some(Fetcher::with(&self.packs, scratch)),
+            fetcher: Some(ChunkFetcher::with(&self.packs, scratch)),
         })
     }
 

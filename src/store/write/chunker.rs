@@ -101,7 +101,7 @@ pub(crate) struct Part<P> {
 
 /// Cuts one stream, whose pieces may arrive in any order.
 #[derive(Debug)]
-pub(crate) struct Cutter<P> {
+pub(crate) struct Chunker<P> {
     /// Pieces that arrived before their turn.
     early: BTreeMap<u32, (Option<P>, Marks)>,
     /// The piece whose turn it is.
@@ -132,7 +132,7 @@ impl<P> Default for Growing<P> {
     }
 }
 
-impl<P: Clone> Default for Cutter<P> {
+impl<P: Clone> Default for Chunker<P> {
     fn default() -> Self {
         Self {
             early: BTreeMap::new(),
@@ -144,7 +144,7 @@ impl<P: Clone> Default for Cutter<P> {
     }
 }
 
-impl<P: Clone> Cutter<P> {
+impl<P: Clone> Chunker<P> {
     /// Adds the piece of a position; returns the chunks that are complete now.
     pub(crate) fn add(&mut self, position: u32, piece: Option<P>, marks: Marks) -> Vec<Cut<P>> {
         self.early.insert(position, (piece, marks));
@@ -278,20 +278,20 @@ mod tests {
     /// Cuts a stream whose pieces arrive in the order that `seed` gives; the chunks by
     /// their positions.
     fn chunks(stream: &[u8], seed: u64) -> Vec<Vec<u8>> {
-        let mut cutter = Cutter::default();
+        let mut chunker = Chunker::default();
         let mut pieces: Vec<(u32, &[u8])> = (0..).zip(stream.chunks(CHUNK_BYTES)).collect();
         let count = u32::try_from(pieces.len()).unwrap();
         pieces.sort_by_key(|(position, _)| (u64::from(*position) ^ seed) % 4);
         let mut cuts = Vec::new();
         if seed % 2 == 1 {
-            cuts.extend(cutter.end(count));
+            cuts.extend(chunker.end(count));
         }
         for (position, piece) in pieces {
             let marks = Marks::of(piece);
             let held = (marks != Marks::zeros()).then_some(piece);
-            cuts.extend(cutter.add(position, held, marks));
+            cuts.extend(chunker.add(position, held, marks));
         }
-        cuts.extend(cutter.end(count));
+        cuts.extend(chunker.end(count));
         cuts.sort_by_key(|cut| cut.position);
         (0..)
             .zip(&cuts)

@@ -27,7 +27,7 @@ const TRIES_MAX: usize = 4;
 
 /// Where the chunks of existing images lie.
 #[derive(Debug, Default)]
-pub(crate) struct Index {
+pub(crate) struct DedupIndex {
     chunks: Vec<Chunk>,
     /// Positions in `chunks`, by their hash.
     by_hash: HashTable<u32>,
@@ -37,7 +37,7 @@ pub(crate) struct Index {
     doubted: HashSet<(PackName, u64)>,
 }
 
-impl Index {
+impl DedupIndex {
     /// Reads the manifests of the newest images, and of the damaged ones. Those that
     /// cannot be read, or have another format than ours, add nothing.
     pub(crate) fn load(store: &Store) -> Result<Self, ReadError> {

@@ -11,14 +11,14 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::dedup_index::Index;
-use super::manifest_builder::Assembly;
+use super::dedup_index::DedupIndex;
+use super::manifest_builder::ManifestBuilder;
 use super::pack_sink::PackSink;
-use super::prechunked_stream::Inserted;
+use super::prechunked_stream::PrechunkedStream;
 use super::stream_writer::{StreamOpener, StreamWriter};
-use super::work_queue::Flow;
+use super::work_queue::WorkQueue;
 use super::worker::{Shared, Worker};
-use crate::store::byte_counter::Gauge;
+use crate::store::byte_counter::ByteCounter;
 use crate::store::error::WriteError;
 use crate::store::format::file_names::{self, FileKind};
 use crate::store::format::image_id::ImageId;
@@ -98,11 +98,11 @@ impl Store {
         let busy = lock.claim(self.path()).ok_or(WriteError::Busy)?;
         self.upgrade()?;
         let image = next_image(self, newest)?;
-        let index = Index::load(self)?;
+        let index = DedupIndex::load(self)?;
         let shared = Arc::new(Shared {
             store: self.clone(),
-            flow: Arc::new(Flow::new(options.buffer)),
-            assembly: Assembly::new(index),
+            work_queue: Arc::new(WorkQueue::new(options.buffer)),
+            builder: ManifestBuilder::new(index),
             cutters: Mutex::default(),
             sink: PackSink::new(self, image),
         });
@@ -144,14 +144,14 @@ impl ImageWriter {
 
     /// What the streams have brought so far.
     #[must_use]
-    pub fn taken(&self) -> Gauge {
-        self.shared.flow.taken.clone()
+    pub fn taken(&self) -> ByteCounter {
+        self.shared.work_queue.taken.clone()
     }
 
     /// What of that is in the image's packs, or was in the store before.
     #[must_use]
-    pub fn stored(&self) -> Gauge {
-        self.shared.flow.stored.clone()
+    pub fn stored(&self) -> ByteCounter {
+        self.shared.work_queue.stored.clone()
     }
 
     /// Makes the image one of another time than now: a copy is as old as what it is a copy of.
@@ -163,7 +163,7 @@ impl ImageWriter {
     /// Takes a quarter of a second a GiB on two cores: call it before the freeze. Where there is not
     /// that much memory, less is taken.
     pub fn reserve(&self, bytes: u64) {
-        self.shared.flow.reserve(bytes);
+        self.shared.work_queue.reserve(bytes);
     }
 
     /// Opens a stream. Any number can be open at once, each in a thread of its own.
@@ -182,27 +182,27 @@ impl ImageWriter {
     }
 
     /// Opens a stream of chunks that are hashed and encoded already.
-    pub(crate) fn inserted(&self, name: &str) -> Result<Inserted, WriteError> {
-        self.shared.flow.check()?;
-        Inserted::open(&self.shared, name)
+    pub(crate) fn inserted(&self, name: &str) -> Result<PrechunkedStream, WriteError> {
+        self.shared.work_queue.check()?;
+        PrechunkedStream::open(&self.shared, name)
     }
 
     /// Lets so many workers run from now on: as many as there are cores that nobody needs
     /// while the job stands still.
     pub fn spare_workers(&self, count: usize) {
-        self.shared.flow.spare(count);
+        self.shared.work_queue.spare(count);
     }
 
     /// Before [`start_workers`](Self::start_workers), a store that takes nothing for so long makes the image fail: a job
     /// stands still for it.
     pub fn limit_stalls(&self, limit: Duration) {
-        self.shared.flow.limit_stalls(limit);
+        self.shared.work_queue.limit_stalls(limit);
     }
 
     /// The job computes again: lets the workers run. Before this the others run only while
     /// the buffer is full.
     pub fn start_workers(&self) {
-        self.shared.flow.start();
+        self.shared.work_queue.start();
     }
 
     /// Waits until every chunk is durable. No stream can be written afterwards. Only
@@ -211,11 +211,11 @@ impl ImageWriter {
     /// # Errors
     /// A stream is not finished, or writing failed.
     pub fn settle(&mut self) -> Result<(), WriteError> {
-        self.shared.flow.check()?;
-        self.shared.assembly.check_finished()?;
-        self.shared.flow.close();
+        self.shared.work_queue.check()?;
+        self.shared.builder.check_finished()?;
+        self.shared.work_queue.close();
         self.join();
-        self.shared.flow.check()?;
+        self.shared.work_queue.check()?;
         self.packs = self.shared.sink.seal()?;
         Ok(())
     }
@@ -260,7 +260,7 @@ impl ImageWriter {
     }
 
     fn manifest(&self, packs: &[Pack], meta: &[u8]) -> Result<Manifest, WriteError> {
-        let assembled = self.shared.assembly.assemble(packs)?;
+        let assembled = self.shared.builder.assemble(packs)?;
         Ok(Manifest {
             format: FORMAT,
             id: self.image,
@@ -304,7 +304,7 @@ impl Drop for ImageWriter {
         match self.outcome {
             Outcome::Published => {}
             Outcome::Pending => {
-                self.shared.flow.stop(WriteError::Aborted);
+                self.shared.work_queue.stop(WriteError::Aborted);
                 self.join();
                 // Streams that are still open keep the sink.
                 self.shared.sink.abandon();

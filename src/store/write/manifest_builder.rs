@@ -8,7 +8,7 @@ use std::sync::Mutex;
 
 use hashbrown::HashTable;
 
-use super::dedup_index::Index;
+use super::dedup_index::DedupIndex;
 use crate::store::error::WriteError;
 use crate::store::format::chunk::{Hash, key_of};
 use crate::store::format::codec::Codec;
@@ -60,7 +60,7 @@ enum Entry {
 
 #[derive(Debug, Default)]
 struct State {
-    index: Index,
+    index: DedupIndex,
     streams: Vec<Draft>,
     names: HashSet<String>,
     chunks: Vec<(u32, Entry)>,
@@ -71,7 +71,7 @@ struct State {
 
 /// Shared by the streams and the workers of an image.
 #[derive(Debug)]
-pub(crate) struct Assembly {
+pub(crate) struct ManifestBuilder {
     state: Mutex<State>,
 }
 
@@ -83,8 +83,8 @@ pub(crate) struct Assembled {
     pub(crate) raw_bytes: u64,
 }
 
-impl Assembly {
-    pub(crate) fn new(index: Index) -> Self {
+impl ManifestBuilder {
+    pub(crate) fn new(index: DedupIndex) -> Self {
         let state = State {
             index,
             ..State::default()

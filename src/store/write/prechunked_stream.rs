@@ -12,7 +12,7 @@ use crate::store::format::codec::Codec;
 
 /// A stream being put together. Dropped before `finish`, it keeps the image from being
 /// committed.
-pub(crate) struct Inserted {
+pub(crate) struct PrechunkedStream {
     shared: Arc<Shared>,
     stream: u32,
     position: u32,
@@ -21,10 +21,10 @@ pub(crate) struct Inserted {
     sealed: Vec<u8>,
 }
 
-impl Inserted {
+impl PrechunkedStream {
     pub(crate) fn open(shared: &Arc<Shared>, name: &str) -> Result<Self, WriteError> {
         Ok(Self {
-            stream: shared.assembly.open(name)?,
+            stream: shared.builder.open(name)?,
             shared: Arc::clone(shared),
             position: 0,
             raw_len: 0,
@@ -41,12 +41,12 @@ impl Inserted {
         encoded: &[u8],
     ) -> Result<(), WriteError> {
         let position = self.next(raw_len)?;
-        let assembly = &self.shared.assembly;
-        match assembly.set(self.stream, position, raw_len, name)? {
+        let builder = &self.shared.builder;
+        match builder.set(self.stream, position, raw_len, name)? {
             Claim::Known => {}
             Claim::New(chunk) => {
                 let place = self.shared.put(name, codec, encoded, &mut self.sealed)?;
-                assembly.place(chunk, place);
+                builder.place(chunk, place);
             }
         }
         Ok(())
@@ -55,8 +55,8 @@ impl Inserted {
     /// Adds a chunk that was added before, to this stream or another of the image.
     pub(crate) fn again(&mut self, raw_len: u32, name: Hash) -> Result<(), WriteError> {
         let position = self.next(raw_len)?;
-        let assembly = &self.shared.assembly;
-        let claim = assembly.set(self.stream, position, raw_len, name)?;
+        let builder = &self.shared.builder;
+        let claim = builder.set(self.stream, position, raw_len, name)?;
         debug_assert_eq!(claim, Claim::Known);
         Ok(())
     }
@@ -64,14 +64,12 @@ impl Inserted {
     /// Adds a chunk of zeros.
     pub(crate) fn zeros(&mut self, raw_len: u32) -> Result<(), WriteError> {
         let position = self.next(raw_len)?;
-        self.shared
-            .assembly
-            .set_zero(self.stream, position, raw_len)
+        self.shared.builder.set_zero(self.stream, position, raw_len)
     }
 
     /// Ends the stream; returns its length.
     pub(crate) fn finish(self) -> u64 {
-        self.shared.assembly.finish(self.stream, self.raw_len);
+        self.shared.builder.finish(self.stream, self.raw_len);
         self.raw_len
     }
 

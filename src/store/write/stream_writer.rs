@@ -64,7 +64,7 @@ impl StreamOpener {
     /// # Errors
     /// As there.
     pub fn open(&self, name: &str) -> Result<StreamWriter, WriteError> {
-        self.shared.flow.check()?;
+        self.shared.work_queue.check()?;
         StreamWriter::open(&self.shared, name)
     }
 }
@@ -72,7 +72,7 @@ impl StreamOpener {
 impl StreamWriter {
     fn open(shared: &Arc<Shared>, name: &str) -> Result<Self, WriteError> {
         Ok(Self {
-            stream: shared.assembly.open(name)?,
+            stream: shared.builder.open(name)?,
             shared: Arc::clone(shared),
             name: name.to_owned(),
             position: 0,
@@ -146,7 +146,7 @@ impl StreamWriter {
             let ended = loop {
                 let buffer = match spare.take() {
                     Some(buffer) => buffer,
-                    None => shared.flow.acquire()?,
+                    None => shared.work_queue.acquire()?,
                 };
                 let passage = match lanes.fill(buffer, pipe) {
                     Ok(passage) if passage.is_full() => passage,
@@ -154,7 +154,9 @@ impl StreamWriter {
                 };
                 let position = self.next_position()?;
                 self.raw_len += CHUNK_BYTES as u64;
-                if let Err(error) = lanes.complete(&passage, (position, shared.flow.passing())) {
+                if let Err(error) =
+                    lanes.complete(&passage, (position, shared.work_queue.passing()))
+                {
                     break Err(error);
                 }
             };
@@ -191,19 +193,19 @@ impl StreamWriter {
     /// # Errors
     /// The image failed.
     pub fn finish(mut self) -> Result<u64, WriteError> {
-        self.shared.flow.check()?;
+        self.shared.work_queue.check()?;
         if let Some(Filling { buffer, len }) = self.current.take() {
             if len == 0 {
-                self.shared.flow.release(buffer);
+                self.shared.work_queue.release(buffer);
             } else {
                 let position = self.next_position()?;
                 self.shared
-                    .flow
+                    .work_queue
                     .push_last(self.stream, position, buffer, len);
             }
         }
-        self.shared.flow.push_end(self.stream, self.position);
-        self.shared.assembly.finish(self.stream, self.raw_len);
+        self.shared.work_queue.push_end(self.stream, self.position);
+        self.shared.builder.finish(self.stream, self.raw_len);
         self.state = StreamState::Finished;
         Ok(self.raw_len)
     }
@@ -212,7 +214,7 @@ impl StreamWriter {
         let filling = match self.current.take() {
             Some(filling) => filling,
             None => Filling {
-                buffer: self.shared.flow.acquire()?,
+                buffer: self.shared.work_queue.acquire()?,
                 len: 0,
             },
         };
@@ -230,13 +232,13 @@ impl StreamWriter {
             return Ok(());
         };
         let position = self.next_position()?;
-        let flow = &self.shared.flow;
+        let work_queue = &self.shared.work_queue;
         if chunk::is_zero(&full.buffer) {
             // Costs no memory: the buffer is filled again.
-            flow.push_zeros(self.stream, position);
+            work_queue.push_zeros(self.stream, position);
             self.current = Some(Filling { len: 0, ..full });
         } else {
-            flow.push(self.stream, position, full.buffer, CHUNK_BYTES);
+            work_queue.push(self.stream, position, full.buffer, CHUNK_BYTES);
         }
         Ok(())
     }
@@ -253,21 +255,23 @@ impl StreamWriter {
 /// Sends off a full piece that a lane has copied.
 fn take_piece(shared: &Shared, stream: u32, position: u32, buffer: Buffer) {
     if chunk::is_zero(&buffer) {
-        shared.flow.release(buffer);
-        shared.flow.push_zeros(stream, position);
+        shared.work_queue.release(buffer);
+        shared.work_queue.push_zeros(stream, position);
     } else {
-        shared.flow.push(stream, position, buffer, CHUNK_BYTES);
+        shared
+            .work_queue
+            .push(stream, position, buffer, CHUNK_BYTES);
     }
 }
 
 impl Drop for StreamWriter {
     fn drop(&mut self) {
         if let Some(filling) = self.current.take() {
-            self.shared.flow.release(filling.buffer);
+            self.shared.work_queue.release(filling.buffer);
         }
         match self.state {
             StreamState::Finished => {}
-            StreamState::Open => self.shared.flow.stop(WriteError::StreamUnfinished {
+            StreamState::Open => self.shared.work_queue.stop(WriteError::StreamUnfinished {
                 stream: std::mem::take(&mut self.name),
             }),
         }
@@ -303,7 +307,7 @@ mod tests {
         writer.settle().unwrap();
         let id = writer.commit(b"").unwrap().id;
         assert!(read_stream(&store, id, "pages") == [head, tail].concat());
-        shared.flow.buffers_lost()
+        shared.work_queue.buffers_lost()
     }
 
     #[test]

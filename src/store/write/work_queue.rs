@@ -25,7 +25,7 @@ use std::thread::Builder;
 use std::time::Duration;
 
 use super::buffer_pool::{Buffer, Populate, SLAB_BUFFERS, map_slab};
-use crate::store::byte_counter::Gauge;
+use crate::store::byte_counter::ByteCounter;
 use crate::store::error::WriteError;
 use crate::store::format::chunk::CHUNK_BYTES;
 use crate::sync::{locked, wait};
@@ -85,12 +85,12 @@ impl State {
 
 /// Shared by the streams and the workers of an image.
 #[derive(Debug)]
-pub(crate) struct Flow {
+pub(crate) struct WorkQueue {
     buffers_max: usize,
     /// What came from the streams.
-    pub(crate) taken: Gauge,
+    pub(crate) taken: ByteCounter,
     /// What the workers are done with.
-    pub(crate) stored: Gauge,
+    pub(crate) stored: ByteCounter,
     state: Mutex<State>,
     /// Something for workers changed.
     work: Condvar,
@@ -98,14 +98,14 @@ pub(crate) struct Flow {
     space: Condvar,
 }
 
-impl Flow {
+impl WorkQueue {
     /// `buffer`: bytes that pieces may take together.
     pub(crate) fn new(buffer: u64) -> Self {
         let buffers = usize::try_from(buffer).unwrap_or(usize::MAX) / CHUNK_BYTES;
         Self {
             buffers_max: buffers.max(1),
-            taken: Gauge::default(),
-            stored: Gauge::default(),
+            taken: ByteCounter::default(),
+            stored: ByteCounter::default(),
             state: Mutex::new(State {
                 phase: Phase::Holding,
                 spare_workers: 0,
@@ -289,8 +289,8 @@ impl Flow {
                 position,
                 piece: bytes,
             } => {
-                let flow = Arc::clone(self);
-                let piece = Piece { flow, bytes };
+                let work_queue = Arc::clone(self);
+                let piece = Piece { work_queue, bytes };
                 Work::Piece {
                     stream,
                     position,
@@ -321,7 +321,7 @@ impl Flow {
     /// Counts a full chunk that a lane has, until it is pushed or released.
     pub(crate) fn passing(&self) -> Passing<'_> {
         locked(&self.state).passing += 1;
-        Passing { flow: self }
+        Passing { work_queue: self }
     }
 
     /// Buffers of slabs that are not free.
@@ -381,15 +381,15 @@ impl Flow {
 /// A full chunk on its way through a lane. Dropped after the chunk was pushed or released, or with
 /// a lane that failed.
 #[derive(Debug)]
-pub(crate) struct Passing<'flow> {
-    flow: &'flow Flow,
+pub(crate) struct Passing<'work_queue> {
+    work_queue: &'work_queue WorkQueue,
 }
 
 impl Drop for Passing<'_> {
     fn drop(&mut self) {
-        let mut state = locked(&self.flow.state);
+        let mut state = locked(&self.work_queue.state);
         state.passing -= 1;
-        self.flow.wake_if_still(&state);
+        self.work_queue.wake_if_still(&state);
     }
 }
 

@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex};
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::chunker::{Cut, Cutter, Marks, Part};
-use super::manifest_builder::{Assembly, Claim, Place};
+use super::chunker::{Chunker, Cut, Marks, Part};
+use super::manifest_builder::{Claim, ManifestBuilder, Place};
 use super::pack_sink::PackSink;
-use super::work_queue::{Flow, Piece, Work};
+use super::work_queue::{Piece, Work, WorkQueue};
 use crate::store::error::WriteError;
 use crate::store::format::chunk::{CHUNK_BYTES, Hash, ZEROS};
 use crate::store::format::cipher::OVERHEAD_BYTES;
@@ -23,10 +23,10 @@ const NICENESS: i32 = 10;
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) store: Store,
-    pub(crate) flow: Arc<Flow>,
-    pub(crate) assembly: Assembly,
+    pub(crate) work_queue: Arc<WorkQueue>,
+    pub(crate) builder: ManifestBuilder,
     /// One for each stream.
-    pub(crate) cutters: Mutex<Vec<Cutter<Arc<Piece>>>>,
+    pub(crate) cutters: Mutex<Vec<Chunker<Arc<Piece>>>>,
     pub(crate) sink: PackSink,
 }
 
@@ -44,15 +44,15 @@ impl Shared {
                 let piece = Some(Arc::new(piece));
                 (
                     stream,
-                    self.cutter(stream, |cutter| cutter.add(position, piece, marks)),
+                    self.chunker(stream, |chunker| chunker.add(position, piece, marks)),
                 )
             }
             Work::Zeros { stream, position } => {
-                let add = |cutter: &mut Cutter<_>| cutter.add(position, None, Marks::zeros());
-                (stream, self.cutter(stream, add))
+                let add = |chunker: &mut Chunker<_>| chunker.add(position, None, Marks::zeros());
+                (stream, self.chunker(stream, add))
             }
             Work::End { stream, pieces } => {
-                (stream, self.cutter(stream, |cutter| cutter.end(pieces)))
+                (stream, self.chunker(stream, |chunker| chunker.end(pieces)))
             }
         }
     }
@@ -85,11 +85,11 @@ impl Shared {
         })
     }
 
-    fn cutter<T>(&self, stream: u32, action: impl FnOnce(&mut Cutter<Arc<Piece>>) -> T) -> T {
+    fn chunker<T>(&self, stream: u32, action: impl FnOnce(&mut Chunker<Arc<Piece>>) -> T) -> T {
         let mut cutters = locked(&self.cutters);
         let number = stream as usize;
         if cutters.len() <= number {
-            cutters.resize_with(number + 1, Cutter::default);
+            cutters.resize_with(number + 1, Chunker::default);
         }
         action(&mut cutters[number])
     }
@@ -117,9 +117,9 @@ impl Worker {
     /// Works until the flow ends. A failure stops the whole image.
     pub(crate) fn run(mut self) {
         let shared = Arc::clone(&self.shared);
-        let _alarm = Alarm(&shared.flow);
+        let _alarm = Alarm(&shared.work_queue);
         if let Err(error) = self.work() {
-            shared.flow.stop(error);
+            shared.work_queue.stop(error);
         }
     }
 
@@ -129,16 +129,16 @@ impl Worker {
             tracing::debug!(%error, "a worker of the store keeps its priority");
         }
         let shared = Arc::clone(&self.shared);
-        while let Some(work) = shared.flow.take() {
+        while let Some(work) = shared.work_queue.take() {
             let (stream, cuts) = shared.cut(work);
             let mut cuts = cuts.into_iter();
             let result = cuts.try_for_each(|cut| {
                 let len = cut.len;
                 let processed = self.process(stream, cut);
-                processed.map(|()| shared.flow.stored.add(len))
+                processed.map(|()| shared.work_queue.stored.add(len))
             });
             drop(cuts);
-            shared.flow.rest();
+            shared.work_queue.rest();
             result?;
         }
         Ok(())
@@ -147,7 +147,7 @@ impl Worker {
     fn process(&mut self, stream: u32, cut: Cut<Arc<Piece>>) -> Result<(), WriteError> {
         let Some(parts) = cut.parts else {
             let raw_len = u32::try_from(cut.len).map_err(|_| WriteError::TooManyChunks)?;
-            return self.shared.assembly.set_zero(stream, cut.position, raw_len);
+            return self.shared.builder.set_zero(stream, cut.position, raw_len);
         };
         if let [
             Part {
@@ -180,12 +180,12 @@ impl Worker {
     ) -> Result<(), WriteError> {
         let raw_len = u32::try_from(bytes.len()).map_err(|_| WriteError::TooManyChunks)?;
         let hash = self.shared.store.name_of(bytes);
-        let assembly = &self.shared.assembly;
-        match assembly.set(stream, position, raw_len, hash)? {
+        let builder = &self.shared.builder;
+        match builder.set(stream, position, raw_len, hash)? {
             Claim::Known => Ok(()),
             Claim::New(position) => {
                 let place = self.store(hash, bytes)?;
-                self.shared.assembly.place(position, place);
+                self.shared.builder.place(position, place);
                 Ok(())
             }
         }
@@ -198,7 +198,7 @@ impl Worker {
 }
 
 /// Stops the image when its worker panics, so that nobody waits for it.
-struct Alarm<'a>(&'a Flow);
+struct Alarm<'a>(&'a WorkQueue);
 
 impl Drop for Alarm<'_> {
     fn drop(&mut self) {

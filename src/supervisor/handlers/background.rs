@@ -10,7 +10,7 @@ use tokio::sync::mpsc::Sender;
 
 use super::snapshot_timer::Timing;
 use crate::clock;
-use crate::run::run_context::Workshop;
+use crate::run::run_context::RunContext;
 use crate::run::run_state::RunState;
 use crate::run::running_job::{Job, SharedStreams};
 use crate::supervisor::event::Event;
@@ -19,9 +19,9 @@ use crate::supervisor::hang::detector::Sample;
 use crate::supervisor::hang::watchdog::HangWatch;
 use crate::supervisor::hooks::hook_command;
 use crate::supervisor::hooks::queue::Hooks;
-use crate::supervisor::observers::systemd::Notifier;
+use crate::supervisor::observers::systemd::SystemdNotifier;
 use crate::supervisor::policy::compute_clock::ComputeClock;
-use crate::supervisor::policy::crash_progress::Ground;
+use crate::supervisor::policy::crash_progress::CrashProgress;
 use crate::supervisor::run_job::{RunError, system};
 
 /// What the threads of these parts report.
@@ -39,22 +39,22 @@ pub(crate) enum News {
 
 /// The state of these parts.
 #[derive(Debug)]
-pub(crate) struct Operation {
+pub(crate) struct Background {
     /// How long the job has computed under this supervisor.
     pub clock: ComputeClock,
-    pub ground: Ground,
+    pub crash_progress: CrashProgress,
     pub timing: Timing,
     pub hooks: Hooks,
     /// The signs of a hang that are looked for, if any.
     pub hang: Option<HangWatch>,
-    pub notifier: Notifier,
+    pub notifier: SystemdNotifier,
     /// The job of the snapshot under way computes again.
     released: bool,
 }
 
-impl Operation {
+impl Background {
     pub fn new(
-        shop: &Workshop,
+        context: &RunContext,
         state: &RunState,
         streams: &SharedStreams,
         events: &Sender<Event>,
@@ -63,11 +63,11 @@ impl Operation {
         let (seed, _) = chance.split_first_chunk().unwrap_or((&[0; 8], &[]));
         Ok(Self {
             clock: ComputeClock::default(),
-            ground: Ground::default(),
-            timing: Timing::new(shop, state, u64::from_le_bytes(*seed)),
+            crash_progress: CrashProgress::default(),
+            timing: Timing::new(context, state, u64::from_le_bytes(*seed)),
             hooks: Hooks::default(),
-            hang: HangWatch::new(&shop.config.hang, &shop.directory, streams, events),
-            notifier: Notifier::new(),
+            hang: HangWatch::new(&context.config.hang, &context.directory, streams, events),
+            notifier: SystemdNotifier::new(),
             released: false,
         })
     }
@@ -77,7 +77,7 @@ impl Supervisor {
     /// An event was handled.
     pub fn attend(&mut self) -> Result<(), RunError> {
         let computes = self.is_computing();
-        self.operation.clock.set(computes, clock::now());
+        self.background.clock.set(computes, clock::now());
         self.follow_suspicion()?;
         self.tell_systemd(computes);
         Ok(())
@@ -85,7 +85,7 @@ impl Supervisor {
 
     /// The timer of these parts that runs out first.
     pub fn operation_wait(&self) -> Option<Duration> {
-        let waits = [self.next_sample(), self.operation.notifier.wait()];
+        let waits = [self.next_sample(), self.background.notifier.wait()];
         waits.into_iter().flatten().min()
     }
 
@@ -107,12 +107,12 @@ impl Supervisor {
 
     /// A snapshot begins: from now on the job may stand still.
     pub fn freeze_begins(&mut self) {
-        self.operation.released = false;
+        self.background.released = false;
     }
 
     /// The job of the snapshot under way computes again.
     pub fn freeze_ended(&mut self) {
-        self.operation.released = true;
+        self.background.released = true;
         self.image_frozen();
     }
 
@@ -125,7 +125,7 @@ impl Supervisor {
                 ended: None,
                 gone: false,
                 ..
-            }) => busy.is_none() || self.operation.released,
+            }) => busy.is_none() || self.background.released,
             Stage::Running(_)
             | Stage::Idle
             | Stage::Starting(_)

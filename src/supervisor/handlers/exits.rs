@@ -82,7 +82,7 @@ impl Supervisor {
             && self.would_restore()
             && let Some(image) = self.newest()
         {
-            self.standby.prepare(&self.shop, image);
+            self.standby.prepare(&self.context, image);
         }
         let stage = std::mem::replace(&mut self.stage, Stage::Ending(then));
         let (sandbox, gone) = match stage {
@@ -174,7 +174,7 @@ impl Supervisor {
             self.learn_failure();
         }
         let images = self.images_at_least();
-        let decision = decide(status, &self.shop.config.restart, self.budget, images);
+        let decision = decide(status, &self.context.config.restart, self.budget, images);
         let soon = matches!(decision, Decision::Restore { delay, .. } if delay <= STANDBY_MAX);
         if paused || !soon {
             self.standby.dismiss();
@@ -229,7 +229,7 @@ impl Supervisor {
     /// Whether the job's end would be one that was asked for.
     pub fn is_stopping(&self) -> bool {
         self.stopping
-            .is_wanted(clock::now(), self.shop.config.snapshot.grace)
+            .is_wanted(clock::now(), self.context.config.snapshot.grace)
     }
 
     /// Whether a crash now would be followed by a restore.
@@ -238,7 +238,7 @@ impl Supervisor {
         let mut budget = self.budget;
         budget.ended(crash);
         let images = self.images_at_least();
-        let decision = decide(crash, &self.shop.config.restart, budget, images);
+        let decision = decide(crash, &self.context.config.restart, budget, images);
         matches!(decision, Decision::Restore { .. })
     }
 
@@ -250,7 +250,7 @@ impl Supervisor {
 
     /// Writes the run's state down. On a full disk the job matters more: the state that is there stays.
     pub fn remember(&self) {
-        if let Err(error) = self.state.save(self.shop.store.path()) {
+        if let Err(error) = self.state.save(self.context.store.path()) {
             tracing::warn!("cannot remember how far the run is: {}", chain(&error));
         }
     }

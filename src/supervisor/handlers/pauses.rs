@@ -91,10 +91,10 @@ impl Supervisor {
                 return Ok(());
             }
         };
-        let (shop, events) = (Arc::clone(&self.shop), self.events.clone());
+        let (context, events) = (Arc::clone(&self.context), self.events.clone());
         let standby = Arc::clone(&self.standby);
         let work = move || {
-            let result = Box::new(paused.unpause(&shop, &standby, image));
+            let result = Box::new(paused.unpause(&context, &standby, image));
             // The loop only ends with the run.
             let _ = events.blocking_send(Event::Unpaused(result, reply));
         };
@@ -109,7 +109,7 @@ impl Supervisor {
     /// Restores a job that was killed while it was paused, if its GPUs have room for it.
     fn restore_paused(&mut self, reply: UnpauseReply) -> Result<(), RunError> {
         // What cannot be looked at now, the restore looks at.
-        let images = self.shop.store.images().unwrap_or_default();
+        let images = self.context.store.images().unwrap_or_default();
         let newest = self.newest();
         let newest = images.iter().find(|image| Some(image.id) == newest);
         let facts = newest.and_then(|image| serde_json::from_slice::<ImageFacts>(&image.meta).ok());

@@ -8,12 +8,12 @@ use crate::supervisor::run_job::RunError;
 impl Supervisor {
     /// This run's images that are not set aside, oldest first.
     pub fn available(&self) -> Result<Vec<ImageId>, RunError> {
-        Ok(self.available_of(&self.shop.store.images()?))
+        Ok(self.available_of(&self.context.store.images()?))
     }
 
     /// As `available`, for a restore: of newer ones that cannot be read it is said why.
     pub fn to_restore(&self) -> Result<Vec<ImageId>, RunError> {
-        let images = self.shop.store.images()?;
+        let images = self.context.store.images()?;
         let available = self.available_of(&images);
         let newest = available.last().copied();
         let instead = newest.map_or("there is no older one", |_| "an older one is used");
@@ -37,7 +37,7 @@ impl Supervisor {
 
     /// Whether the run has any image, good or not.
     pub fn any_images(&self) -> Result<bool, RunError> {
-        let images = self.shop.store.images()?;
+        let images = self.context.store.images()?;
         Ok(images.iter().any(|image| self.state.may_have(image)))
     }
 

@@ -82,7 +82,7 @@ impl Supervisor {
     /// Whether the SIGTERM that a stop by `deadline` is for came so short a time ago that another is the same one.
     fn began_just_now(&self, deadline: Instant) -> bool {
         let left = deadline.saturating_duration_since(clock::now());
-        left + SAME_SIGNAL > self.shop.config.snapshot.grace
+        left + SAME_SIGNAL > self.context.config.snapshot.grace
     }
 
     /// Does what a signal asks for.
@@ -97,7 +97,8 @@ impl Supervisor {
                 Stopping::Until(deadline) if self.began_just_now(deadline) => Ok(()),
                 Stopping::Until(_) => self.stop_now("a second SIGTERM"),
                 Stopping::No | Stopping::ByTheJob(_) | Stopping::WhenSaved => {
-                    self.stopping = Stopping::Until(clock::now() + self.shop.config.snapshot.grace);
+                    self.stopping =
+                        Stopping::Until(clock::now() + self.context.config.snapshot.grace);
                     self.hurry_hook();
                     self.save_and_stop()
                 }
@@ -141,7 +142,7 @@ impl Supervisor {
         };
         self.suspend_wanted = false;
         let stopped = clock::now();
-        self.operation.clock.set(false, stopped);
+        self.background.clock.set(false, stopped);
         let tell = |signal| {
             if let Some(Err(error)) = sandbox.as_ref().map(|sandbox| sandbox.signal(signal, true)) {
                 tracing::debug!(%error, "the job could not be told");
@@ -156,6 +157,6 @@ impl Supervisor {
         tell(nix::libc::SIGCONT);
         // Timers pause: the interval does not count the time that nothing computed.
         self.last.ended.monotonic += clock::now() - stopped;
-        self.chronicle.stopped_for(clock::now() - stopped);
+        self.journal.stopped_for(clock::now() - stopped);
     }
 }

@@ -10,7 +10,7 @@ use crate::clock;
 use crate::config::{Interval, Jitter};
 use crate::history;
 use crate::run::image_facts::ImageFacts;
-use crate::run::run_context::Workshop;
+use crate::run::run_context::RunContext;
 use crate::run::run_state::RunState;
 use crate::run::running_job::Job;
 use crate::snapshot::take_snapshot::Snapshotted;
@@ -40,8 +40,8 @@ pub(crate) struct Timing {
 
 impl Timing {
     /// Of a run as it was left, with what its images cost.
-    pub fn new(shop: &Workshop, state: &RunState, seed: u64) -> Self {
-        let images = shop.store.images().unwrap_or_default();
+    pub fn new(context: &RunContext, state: &RunState, seed: u64) -> Self {
+        let images = context.store.images().unwrap_or_default();
         Self {
             cost: cost_of(images.iter().filter(|image| state.goes_on_from(image))),
             before: Duration::from_millis(state.computed_ms),
@@ -186,8 +186,8 @@ fn lock(meter: &Mutex<Meter>) -> std::sync::MutexGuard<'_, Meter> {
 impl Supervisor {
     /// The schedule's answers for now: time until the next snapshot is due, and until it is to be asked again.
     pub fn schedule_now(&self) -> (Option<Duration>, Option<Duration>) {
-        let jitter = self.shop.config.snapshot.jitter;
-        let timing = &self.operation.timing;
+        let jitter = self.context.config.snapshot.jitter;
+        let timing = &self.background.timing;
         let at = timing.delayed(&self.schedule, jitter, self.last, now());
         (
             self.schedule.next(self.last, at),
@@ -197,7 +197,7 @@ impl Supervisor {
 
     /// A snapshot became an image: what it cost decides about the next.
     pub fn learn_cost(&mut self, done: &Snapshotted) {
-        self.operation.timing.learn(done);
+        self.background.timing.learn(done);
         self.adapt_interval();
         self.remember();
     }
@@ -210,11 +210,11 @@ impl Supervisor {
 
     /// Chooses the interval anew, says so if it is another one, and warns once of one that costs too much.
     pub fn adapt_interval(&mut self) {
-        let computed = self.operation.timing.before + self.operation.clock.total(clock::now());
+        let computed = self.background.timing.before + self.background.clock.total(clock::now());
         self.state.computed_ms = u64::try_from(computed.as_millis()).unwrap_or(u64::MAX);
-        let settings = &self.shop.config.snapshot;
+        let settings = &self.context.config.snapshot;
         let rules = Rules::from(settings);
-        let timing = &mut self.operation.timing;
+        let timing = &mut self.background.timing;
         match (&settings.cron, settings.interval) {
             (Some(_), _) | (None, Interval::Never) => {}
             (None, Interval::Every(interval)) => {

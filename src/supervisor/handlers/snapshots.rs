@@ -19,7 +19,7 @@ use crate::snapshot::error::SnapshotError;
 use crate::snapshot::paused::Paused;
 use crate::snapshot::take_snapshot::{self, Afterwards, Snapshotted, Subject};
 use crate::supervisor::event::{Event, Reply};
-use crate::supervisor::event_loop::{AfterEnd, Running, Stage, Supervisor, Wanted, now};
+use crate::supervisor::event_loop::{AfterEnd, PendingSnapshot, Running, Stage, Supervisor, now};
 use crate::supervisor::policy::restart::Stopping;
 use crate::supervisor::policy::schedule::Snapshotted as LastSnapshot;
 use crate::supervisor::run_job::RunError;
@@ -35,7 +35,7 @@ impl Supervisor {
         afterwards: Afterwards,
         reply: Option<Reply>,
     ) -> Result<(), RunError> {
-        let wanted = self.wanted.get_or_insert_with(|| Wanted {
+        let wanted = self.wanted.get_or_insert_with(|| PendingSnapshot {
             trigger,
             afterwards,
             begun: None,
@@ -80,8 +80,8 @@ impl Supervisor {
             return Ok(());
         };
         wanted.begun = Some(now());
-        let (shop, streams, job) = (
-            Arc::clone(&self.shop),
+        let (context, streams, job) = (
+            Arc::clone(&self.context),
             Arc::clone(&self.streams),
             Arc::clone(&running.job),
         );
@@ -94,14 +94,14 @@ impl Supervisor {
         });
         self.freeze_begins();
         let before = self.before_snapshot(trigger, afterwards);
-        let meter = self.operation.timing.meter();
+        let meter = self.background.timing.meter();
         let work = move || {
             let computing = |freeze| {
                 snapshot_timer::job_released(&meter, &job);
                 drop(events.blocking_send(Event::Computing(freeze)));
             };
             let subject = Subject {
-                shop: &shop,
+                context: &context,
                 standby: &standby,
                 job: &job,
                 streams: &streams,
@@ -121,7 +121,7 @@ impl Supervisor {
             }
             if result.is_ok() {
                 snapshot_timer::snapshot_ends(&meter, &job);
-                disk_space::rotate(&shop, &state);
+                disk_space::rotate(&context, &state);
             }
             // The loop only ends with the run.
             let _ = events.blocking_send(Event::SnapshotEnded(Box::new(result)));
@@ -163,7 +163,7 @@ impl Supervisor {
                     tracing::info!(
                         "paused: the job stands still, its GPUs are free; `ckpt-run unpause` lets it go on"
                     );
-                    self.shop.nvml.release();
+                    self.context.nvml.release();
                     running.pause = Some(Pause::Paused(done.id, Box::new(paused)));
                 }
                 let paused = running.pause.is_some();
@@ -196,7 +196,7 @@ impl Supervisor {
         self.snapshot_when_idle()
     }
 
-    fn snapshot_failed(&mut self, wanted: Wanted, error: &SnapshotError) {
+    fn snapshot_failed(&mut self, wanted: PendingSnapshot, error: &SnapshotError) {
         let reason = chain(error);
         for reply in wanted.replies {
             let _ = reply.send(Err(reason.clone())); // a client that went away

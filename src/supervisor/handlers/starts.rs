@@ -16,7 +16,7 @@ use crate::restore::huge_pages;
 use crate::restore::restore_image::{self, Candidate, Restored};
 use crate::run::environment::{self, Setting};
 use crate::run::format::{chain, seconds, size};
-use crate::run::own_activity::Intrusion;
+use crate::run::own_activity::OwnActivity;
 use crate::run::program::ProgramError;
 use crate::run::run_state::RunState;
 use crate::run::running_job::Job;
@@ -39,11 +39,11 @@ impl Supervisor {
         }
         let connect = system("make the job's standard streams");
         let ends = streams.connect(&sandbox).map_err(&connect)?;
-        let io_uring = match self.shop.config.sandbox.io_uring {
+        let io_uring = match self.context.config.sandbox.io_uring {
             config::IoUring::Hide => IoUring::Hide,
             config::IoUring::Allow => IoUring::Allow,
         };
-        sandbox.start_job(&self.shop.command, io_uring, &ends)?;
+        sandbox.start_job(&self.context.command, io_uring, &ends)?;
         streams.open();
         drop(streams);
         self.stage = Stage::Starting(sandbox);
@@ -52,7 +52,7 @@ impl Supervisor {
 
     /// A sandbox for a new job, or of the kind that an image wants.
     fn new_sandbox(&mut self, wanted: Option<Isolation>) -> Result<Arc<Sandbox>, RunError> {
-        let (first, or_none) = match (wanted, self.shop.config.isolation) {
+        let (first, or_none) = match (wanted, self.context.config.isolation) {
             (Some(isolation), _) => (isolation, false),
             (None, config::Isolation::Auto) => (Isolation::Namespaces, true),
             (None, config::Isolation::Namespaces) => (Isolation::Namespaces, false),
@@ -74,19 +74,24 @@ impl Supervisor {
         self.serial += 1;
         let (serial, events) = (self.serial, self.events.clone());
         let job = self.state.started_unix_ms.to_string();
-        let (store, nccl) = (self.shop.store.path(), self.for_nccl());
+        let (store, nccl) = (self.context.store.path(), self.for_nccl());
         let mut environment = environment::for_job(std::env::vars_os(), store, &job, &nccl);
-        if let Some((library, token)) = &self.shop.agent {
+        if let Some((library, token)) = &self.context.agent {
             environment::preload(&mut environment, library, token);
         }
-        Sandbox::start(&self.shop.program, isolation, &environment, move |news| {
-            // The loop only ends with the run.
-            let _ = events.blocking_send(Event::Sandbox(serial, news));
-        })
+        Sandbox::start(
+            &self.context.program,
+            isolation,
+            &environment,
+            move |news| {
+                // The loop only ends with the run.
+                let _ = events.blocking_send(Event::Sandbox(serial, news));
+            },
+        )
     }
 
     fn for_nccl(&self) -> Vec<Setting> {
-        let choice = self.shop.config.cuda.nccl;
+        let choice = self.context.config.cuda.nccl;
         environment::for_nccl(choice, cuda::device_count(), |name| std::env::var_os(name))
     }
 
@@ -97,13 +102,13 @@ impl Supervisor {
         let job = Arc::new(Job {
             sandbox: Arc::clone(sandbox),
             pids,
-            token: self.shop.agent.as_ref().map(|(_, token)| *token),
+            token: self.context.agent.as_ref().map(|(_, token)| *token),
             moved: Vec::new(),
-            intrusion: Intrusion::default(),
+            own_activity: OwnActivity::default(),
         });
         self.tell_started(&job.sandbox, pids);
         tracing::info!(
-            store = %self.shop.store.path().display(),
+            store = %self.context.store.path().display(),
             command = %self.state.command.join(" "),
             "job started"
         );
@@ -114,7 +119,7 @@ impl Supervisor {
                 .map(|(name, value)| format!("{name}={value}"))
                 .collect();
             let set = set.join(" ");
-            if self.shop.config.cuda.nccl == config::Nccl::Peer {
+            if self.context.config.cuda.nccl == config::Nccl::Peer {
                 tracing::info!(%set, "NCCL shares memory between GPUs in a way that comes back on the same GPUs");
             } else {
                 tracing::info!(
@@ -131,7 +136,7 @@ impl Supervisor {
 
     /// The kernel did not execute the job's program.
     pub fn not_started(&mut self, errno: i32) -> Result<(), RunError> {
-        let program = self.shop.command.first().map(PathBuf::from);
+        let program = self.context.command.first().map(PathBuf::from);
         Err(ProgramError::NotStarted {
             program: program.unwrap_or_default(),
             source: io::Error::from_raw_os_error(errno),
@@ -164,7 +169,7 @@ impl Supervisor {
     pub fn resume_run(&mut self) -> Result<(), RunError> {
         let available = self.to_restore()?;
         if available.is_empty() {
-            let start = self.shop.config.restart.without_image == config::WithoutImage::Start;
+            let start = self.context.config.restart.without_image == config::WithoutImage::Start;
             if self.any_images()? && !start {
                 return Err(RunError::NothingRestorable);
             }
@@ -177,7 +182,7 @@ impl Supervisor {
     /// Restores this image; when that fails, no other, and the run does not go on.
     pub fn restore_this(&mut self, id: ImageId) -> Result<(), RunError> {
         self.chosen = Some(id);
-        match restore_image::examine(&self.shop, &self.standby, id) {
+        match restore_image::examine(&self.context, &self.standby, id) {
             Ok(candidate) => self.begin_restore(candidate, 0),
             Err(error) => self.image_failed(id, error),
         }
@@ -188,7 +193,7 @@ impl Supervisor {
         let Some((_, before)) = self.chosen.zip(before) else {
             return;
         };
-        if let Err(error) = before.save(self.shop.store.path()) {
+        if let Err(error) = before.save(self.context.store.path()) {
             tracing::warn!("the run counts as gone back: {}", chain(&error));
         }
     }
@@ -201,7 +206,7 @@ impl Supervisor {
 
     fn restore_one_of(&mut self, images: Vec<ImageId>, skip_newest: usize) -> Result<(), RunError> {
         for id in images.into_iter().rev().skip(skip_newest) {
-            match restore_image::examine(&self.shop, &self.standby, id) {
+            match restore_image::examine(&self.context, &self.standby, id) {
                 Ok(candidate) => return self.begin_restore(candidate, skip_newest),
                 Err(error) => self.image_failed(id, error)?,
             }
@@ -212,7 +217,7 @@ impl Supervisor {
             return self.restore_one_of(all, 0);
         }
         if !self.refused.is_empty()
-            || self.shop.config.restart.without_image == config::WithoutImage::GiveUp
+            || self.context.config.restart.without_image == config::WithoutImage::GiveUp
         {
             return Err(RunError::NothingRestorable);
         }
@@ -226,12 +231,12 @@ impl Supervisor {
         let token = candidate.facts.token;
         let sandbox = self.new_sandbox(Some(isolation))?;
         tracing::info!(image = %id, "restoring");
-        let (shop, streams) = (Arc::clone(&self.shop), Arc::clone(&self.streams));
+        let (context, streams) = (Arc::clone(&self.context), Arc::clone(&self.streams));
         let (fresh, events) = (Arc::clone(&sandbox), self.events.clone());
         let standby = Arc::clone(&self.standby);
         let work = move || {
             let restore =
-                || restore_image::bring_back(&shop, &standby, &fresh, &streams, candidate);
+                || restore_image::bring_back(&context, &standby, &fresh, &streams, candidate);
             let result =
                 catch_unwind(AssertUnwindSafe(restore)).unwrap_or(Err(RestoreError::Panicked));
             // The loop only ends with the run.
@@ -270,10 +275,10 @@ impl Supervisor {
                     pids: restoring.pids,
                     token: restoring.token.take(),
                     moved: restored.moved.clone(),
-                    intrusion: Intrusion::default(),
+                    own_activity: OwnActivity::default(),
                 });
                 let (ended, gone) = (restoring.ended, restoring.gone);
-                huge_pages::give_back(&self.shop, &job);
+                huge_pages::give_back(&self.context, &job);
                 self.chosen = None;
                 self.now_running(job, ended, gone);
                 report(id, &restored);
@@ -282,7 +287,7 @@ impl Supervisor {
                 if let Some(reply) = self.unpausing.take() {
                     let _ = reply.send(Ok(())); // a client that went away
                 }
-                match self.shop.store.images() {
+                match self.context.store.images() {
                     Ok(images) => self.state.came_back(id, &images),
                     Err(error) => tracing::warn!("cannot look for images: {}", chain(&error)),
                 }
@@ -314,7 +319,11 @@ impl Supervisor {
         }
         if error.image_may_be_good() {
             self.refused.insert(id);
-        } else if let Err(error) = self.shop.store.set_aside(&self.shop.lock, id, &reason) {
+        } else if let Err(error) = self
+            .context
+            .store
+            .set_aside(&self.context.lock, id, &reason)
+        {
             // A full disk: at least this supervisor does not try it again.
             tracing::warn!(image = %id, "cannot set the image aside: {}", chain(&error));
             self.refused.insert(id);
@@ -343,8 +352,8 @@ impl Supervisor {
         // A new life from the beginning: images of the old one do not belong to it.
         let life = clock::unix_ms().max(self.state.started_unix_ms + 1);
         // Without a list, any of them may be its own.
-        let images = self.shop.store.images().unwrap_or_default();
-        self.state.begin_life(life, &images);
+        let images = self.context.store.images().unwrap_or_default();
+        self.state.begin_attempt(life, &images);
         self.remember();
         self.start()
     }

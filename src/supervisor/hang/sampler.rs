@@ -49,7 +49,7 @@ fn sample_all(source: &Source, asked: &Receiver<Arc<Job>>, events: &Sender<Event
         let sample = source.sample(&job, activity.as_ref());
         let news = News::Sampled(job, sample);
         if events
-            .blocking_send(Event::Operation(Box::new(news)))
+            .blocking_send(Event::Background(Box::new(news)))
             .is_err()
         {
             return;
@@ -66,12 +66,12 @@ impl Source {
         let heartbeat = self.heartbeat.as_ref();
         let looked = clock::now();
         let works = activity.and_then(|activity| activity.works(&pids));
-        let seen = |works| GpuWork::seen(works, job.intrusion.shows_on_gpu(looked));
+        let seen = |works| GpuWork::seen(works, job.own_activity.shows_on_gpu(looked));
         Some(Sample {
             stopped: job::first_stopped(&processes).is_some(),
             output: self.output(),
             gpu: works.map(seen),
-            cpu: job.intrusion.own_cpu_time(|| job::cpu_time(&processes)),
+            cpu: job.own_activity.own_cpu_time(|| job::cpu_time(&processes)),
             heartbeat: heartbeat.and_then(|path| touched(path)),
         })
     }

@@ -13,10 +13,10 @@ use crate::clock;
 use crate::config::{HookCommand, Occasion};
 use crate::job::{self, Process};
 use crate::run::program;
-use crate::run::run_context::Workshop;
+use crate::run::run_context::RunContext;
 use crate::run::running_job::Job;
 use crate::supervisor::hooks::hook_command::{self, Call, Outcome};
-use crate::supervisor::hooks::process_group::Leash;
+use crate::supervisor::hooks::process_group::HookGroup;
 
 /// Processes whose stacks are asked for: ranks hang together.
 const TRACED_MAX: usize = 8;
@@ -32,10 +32,10 @@ const FRAMES_MAX: &str = "thread apply all -q backtrace 64";
 const LOG_BYTES_MAX: u64 = 8 << 20;
 
 /// Writes the log; its path.
-pub(crate) fn write(shop: &Workshop, job: &Job, why: &str) -> io::Result<PathBuf> {
+pub(crate) fn write(context: &RunContext, job: &Job, why: &str) -> io::Result<PathBuf> {
     let root = job::child_with_pid(job.sandbox.pid(), job.pids.root);
     let processes = root.and_then(job::tree).map_err(io::Error::other)?;
-    let path = shop.log("hang", "job");
+    let path = context.log("hang", "job");
     let file = File::options()
         .write(true)
         .create_new(true)
@@ -67,7 +67,7 @@ fn trace(process: Process, log: &mut impl Write) -> io::Result<()> {
         let call = Call {
             occasion: Occasion::OnHang,
             command: HookCommand::Words(words),
-            leash: Arc::new(Leash::new(TRACE_LIMIT)),
+            hook_group: Arc::new(HookGroup::new(TRACE_LIMIT)),
             lines_max: TRACE_LINES_MAX,
             directory: "/".into(),
             // Symbols from the network are not worth the wait.

@@ -127,9 +127,9 @@ impl HangWatch {
 impl Supervisor {
     /// Another job runs, or the same one anew: signs and images of the last life mean nothing.
     pub fn watch_anew(&mut self) {
-        let counted = self.operation.clock.total(clock::now());
-        if let Some(watch) = &mut self.operation.hang {
-            watch.signs = Signs::new(&self.shop.config.hang);
+        let counted = self.background.clock.total(clock::now());
+        if let Some(watch) = &mut self.background.hang {
+            watch.signs = Signs::new(&self.context.config.hang);
             watch.images.clear();
             watch.counted = counted;
             watch.next = clock::now() + watch.period;
@@ -139,8 +139,8 @@ impl Supervisor {
 
     /// Time until the next sample is due, while there is a job that computes and none is being taken.
     pub fn next_sample(&self) -> Option<Duration> {
-        let watch = self.operation.hang.as_ref()?;
-        let due = self.operation.clock.runs() && !watch.asked;
+        let watch = self.background.hang.as_ref()?;
+        let due = self.background.clock.runs() && !watch.asked;
         due.then(|| watch.next.saturating_duration_since(clock::now()))
     }
 
@@ -149,7 +149,7 @@ impl Supervisor {
         let Stage::Running(Running { job, .. }) = &self.stage else {
             return;
         };
-        if let Some(watch) = &mut self.operation.hang {
+        if let Some(watch) = &mut self.background.hang {
             // A thread that does not take it does not look for signs, as it has said.
             watch.asked = watch.sampler.try_send(Arc::clone(job)).is_ok();
             watch.next = clock::now() + watch.period;
@@ -158,8 +158,8 @@ impl Supervisor {
 
     /// A sample was taken.
     pub fn sampled(&mut self, of: &Arc<Job>, sample: Option<Sample>) {
-        let total = self.operation.clock.total(clock::now());
-        let Some(watch) = &mut self.operation.hang else {
+        let total = self.background.clock.total(clock::now());
+        let Some(watch) = &mut self.background.hang else {
             return;
         };
         watch.asked = false;
@@ -181,9 +181,9 @@ impl Supervisor {
 
     /// Writes down what the job does, on a thread.
     fn diagnose(&mut self, finding: Finding, job: Arc<Job>) {
-        let (shop, events) = (Arc::clone(&self.shop), self.events.clone());
+        let (context, events) = (Arc::clone(&self.context), self.events.clone());
         let work = move || {
-            let write = || stack_report::write(&shop, &job, &finding.to_string());
+            let write = || stack_report::write(&context, &job, &finding.to_string());
             let log = catch_unwind(AssertUnwindSafe(write))
                 .unwrap_or_else(|_| {
                     Err(io::Error::other("a mistake in ckpt-run, please report it"))
@@ -192,7 +192,7 @@ impl Supervisor {
                     tracing::warn!("cannot log what the job does: {}", chain(error));
                 });
             // The loop only ends with the run.
-            let _ = events.blocking_send(Event::Operation(Box::new(News::Diagnosed(log.ok()))));
+            let _ = events.blocking_send(Event::Background(Box::new(News::Diagnosed(log.ok()))));
         };
         let thread = thread::Builder::new().name("diagnosis".to_owned());
         if let Err(error) = thread.spawn(work) {
@@ -203,7 +203,7 @@ impl Supervisor {
 
     /// What the job does is written down.
     pub fn diagnosed(&mut self, log: Option<PathBuf>) {
-        if let Some(watch) = &mut self.operation.hang
+        if let Some(watch) = &mut self.background.hang
             && let Suspicion::Diagnosing(suspect) = watch.state
         {
             watch.state = Suspicion::Verdict(suspect, log);
@@ -212,27 +212,27 @@ impl Supervisor {
 
     /// Whether the job is under suspicion: an image of it would be one of a job that hangs.
     pub fn is_suspect(&self) -> bool {
-        let watch = self.operation.hang.as_ref();
+        let watch = self.background.hang.as_ref();
         watch.is_some_and(|watch| !matches!(watch.state, Suspicion::None))
     }
 
     /// Whether what the job does is being written down.
     pub fn is_being_diagnosed(&self) -> bool {
-        let watch = self.operation.hang.as_ref();
+        let watch = self.background.hang.as_ref();
         watch.is_some_and(|watch| matches!(watch.state, Suspicion::Diagnosing(_)))
     }
 
     /// The job of a snapshot computes again: that was the moment of the image.
     pub fn image_frozen(&mut self) {
-        let total = self.operation.clock.total(clock::now());
-        if let Some(watch) = &mut self.operation.hang {
+        let total = self.background.clock.total(clock::now());
+        if let Some(watch) = &mut self.background.hang {
             watch.frozen_at = total;
         }
     }
 
     /// An image is durable, and the budget is about to be refilled.
     pub fn image_taken(&mut self, image: ImageId) {
-        if let Some(watch) = &mut self.operation.hang {
+        if let Some(watch) = &mut self.background.hang {
             let at = watch.frozen_at;
             if watch.images.len() == IMAGES_MAX {
                 watch.images.pop_front();
@@ -245,7 +245,7 @@ impl Supervisor {
     /// Goes on with a suspicion, once that is possible.
     pub fn follow_suspicion(&mut self) -> Result<(), RunError> {
         let stopping = self.is_stopping();
-        let Some(watch) = &mut self.operation.hang else {
+        let Some(watch) = &mut self.background.hang else {
             return Ok(());
         };
         // A snapshot under way is not cut short, for the driver's part of it must not be; and a debugger in the job
@@ -287,7 +287,7 @@ impl Supervisor {
     }
 
     fn hangs(&mut self, suspect: Suspect, log: Option<&Path>) {
-        let action = self.shop.config.hang.action;
+        let action = self.context.config.hang.action;
         let reason = suspect.finding.to_string();
         let shown = log.map_or_else(|| "none".to_owned(), |log| log.display().to_string());
         let follows = match action {
@@ -314,7 +314,7 @@ impl Supervisor {
     /// Images from the silence hold the hang: the run goes back behind them, or to the oldest, and its budget is what it
     /// was before them.
     fn leave_out_images_since(&mut self, since: Duration) {
-        let taken = self.operation.hang.as_ref().map(|watch| &watch.images);
+        let taken = self.background.hang.as_ref().map(|watch| &watch.images);
         let taken: Vec<Taken> = taken.into_iter().flatten().copied().collect();
         let Some(first) = taken.iter().find(|taken| taken.at > since) else {
             return;
@@ -326,7 +326,7 @@ impl Supervisor {
         let Some(newest) = before.max().or_else(|| all.first().copied()) else {
             return;
         };
-        let images = self.shop.store.images().unwrap_or_default();
+        let images = self.context.store.images().unwrap_or_default();
         match self.state.go_back(newest, &images) {
             Ok(()) => {
                 tracing::info!(back_to = %newest, "images from the silence are left out");

@@ -15,7 +15,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::timerfd::TimerFd;
 
-use super::process_group::Leash;
+use super::process_group::HookGroup;
 use crate::clock;
 use crate::config::{HookCommand, Occasion};
 use crate::run::environment::NOT_FOR_THE_JOB;
@@ -35,7 +35,7 @@ const READ_BYTES: usize = 4096;
 pub(crate) struct Call {
     pub occasion: Occasion,
     pub command: HookCommand,
-    pub leash: Arc<Leash>,
+    pub hook_group: Arc<HookGroup>,
     /// Lines of its output that are heard.
     pub lines_max: usize,
     pub directory: PathBuf,
@@ -83,9 +83,9 @@ pub(crate) fn run(call: &Call, mut say: impl FnMut(&str)) -> Ended {
         Ok((mut child, timer, output)) => {
             let ended = follow(&child, &timer, output, &mut lines, &mut say);
             if let Ok(true) = ended {
-                call.leash.let_go();
+                call.hook_group.let_go();
             } else {
-                call.leash.kill();
+                call.hook_group.kill();
             }
             match ended.and_then(|ended| Ok((ended, child.wait()?))) {
                 Ok((true, status)) => outcome(status),
@@ -94,7 +94,7 @@ pub(crate) fn run(call: &Call, mut say: impl FnMut(&str)) -> Ended {
             }
         }
         Err(error) => {
-            call.leash.let_go();
+            call.hook_group.let_go();
             Outcome::Failed(format!("it cannot be started: {error}"))
         }
     };
@@ -130,7 +130,7 @@ fn start(call: &Call) -> io::Result<(Child, Arc<TimerFd>, File)> {
         .stdin(Stdio::null())
         .stdout(input.try_clone()?)
         .stderr(input);
-    let (child, timer) = call.leash.start(&mut command)?;
+    let (child, timer) = call.hook_group.start(&mut command)?;
     Ok((child, timer, File::from(OwnedFd::from(output))))
 }
 
@@ -254,7 +254,7 @@ mod tests {
         let call = Call {
             occasion: Occasion::AfterSnapshot,
             command: HookCommand::Shell(line.to_owned()),
-            leash: Arc::new(Leash::new(timeout)),
+            hook_group: Arc::new(HookGroup::new(timeout)),
             lines_max: LINES_MAX,
             directory: "/".into(),
             facts: vec![("CKPT_RUN_IMAGE", "000007".into())],
@@ -291,7 +291,7 @@ mod tests {
         let call = Call {
             occasion: Occasion::OnHang,
             command: HookCommand::Words(vec!["/no/such".to_owned()]),
-            leash: Arc::new(Leash::new(LONG)),
+            hook_group: Arc::new(HookGroup::new(LONG)),
             lines_max: LINES_MAX,
             directory: "/".into(),
             facts: Vec::new(),
@@ -321,35 +321,35 @@ mod tests {
     }
 
     /// A hook that would take long, whose time `change` shortens or ends once it runs.
-    fn with_its_leash(change: impl Fn(&Leash)) -> Outcome {
-        let leash = Arc::new(Leash::new(LONG * 60));
+    fn with_its_leash(change: impl Fn(&HookGroup)) -> Outcome {
+        let hook_group = Arc::new(HookGroup::new(LONG * 60));
         let call = Call {
             occasion: Occasion::BeforeSnapshot,
             command: HookCommand::Shell("echo runs; sleep 1000".to_owned()),
-            leash: Arc::clone(&leash),
+            hook_group: Arc::clone(&hook_group),
             lines_max: LINES_MAX,
             directory: "/".into(),
             facts: Vec::new(),
         };
-        run(&call, |_| change(&leash)).outcome
+        run(&call, |_| change(&hook_group)).outcome
     }
 
     #[test]
     fn a_hook_s_time_may_be_shortened_while_it_runs_but_not_extended() {
-        let outcome = with_its_leash(|leash| {
-            leash.shorten(Duration::from_millis(10));
-            leash.shorten(LONG * 60);
+        let outcome = with_its_leash(|hook_group| {
+            hook_group.shorten(Duration::from_millis(10));
+            hook_group.shorten(LONG * 60);
         });
         assert_eq!(outcome, Outcome::TimedOut);
     }
 
     #[test]
     fn a_hook_that_nobody_waits_for_is_killed_once_and_does_not_start() {
-        let outcome = with_its_leash(|leash| assert!(leash.kill() && !leash.kill()));
+        let outcome = with_its_leash(|hook_group| assert!(hook_group.kill() && !hook_group.kill()));
         assert!(matches!(outcome, Outcome::Failed(why) if why.contains("SIGKILL")));
-        let leash = Leash::new(LONG);
-        assert!(leash.kill());
-        assert!(leash.start(&mut Command::new("true")).is_err());
+        let hook_group = HookGroup::new(LONG);
+        assert!(hook_group.kill());
+        assert!(hook_group.start(&mut Command::new("true")).is_err());
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::sync::locked;
 
 /// The hold on one hook, which is started once.
 #[derive(Debug)]
-pub(crate) struct Leash(Mutex<State>);
+pub(crate) struct HookGroup(Mutex<State>);
 
 #[derive(Debug)]
 enum State {
@@ -30,7 +30,7 @@ enum State {
     Over,
 }
 
-impl Leash {
+impl HookGroup {
     /// For a hook that has this time, once it has started.
     pub fn new(time: Duration) -> Self {
         Self(Mutex::new(State::Waiting(time)))

@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::sync::mpsc::Sender;
 
 use super::hook_command::{self, Call, Ended, LINES_MAX, Outcome};
-use super::process_group::Leash;
+use super::process_group::HookGroup;
 use crate::clock;
 use crate::config::Occasion;
 use crate::history;
@@ -40,7 +40,7 @@ pub(crate) struct Hooks {
     /// Those that were called and have not ended, waiting ones as well.
     running: u32,
     /// The last one before a snapshot, which may have ended.
-    before_snapshot: Option<Arc<Leash>>,
+    before_snapshot: Option<Arc<HookGroup>>,
 }
 
 impl Hooks {
@@ -60,7 +60,7 @@ impl Drop for Hooks {
     /// The run ends, and with it the snapshot that waits for its hook. Others may have something to finish.
     fn drop(&mut self) {
         let before = self.before_snapshot.as_ref();
-        if before.is_some_and(|leash| leash.kill()) {
+        if before.is_some_and(|hook_group| hook_group.kill()) {
             tracing::warn!("hook before_snapshot is killed, as the run ends");
         }
     }
@@ -73,7 +73,7 @@ fn worker(events: Sender<Event>) -> SyncSender<Call> {
         for call in calls {
             let ended = run(&call);
             // The loop only ends with the run.
-            let _ = events.blocking_send(Event::Operation(Box::new(News::HookEnded(ended))));
+            let _ = events.blocking_send(Event::Background(Box::new(News::HookEnded(ended))));
         }
     };
     if let Err(error) = thread::Builder::new().name("hooks".to_owned()).spawn(work) {
@@ -105,7 +105,9 @@ impl BeforeSnapshot {
         // The loop only ends with the run.
         let _ = self
             .events
-            .blocking_send(Event::Operation(Box::new(News::BeforeSnapshotEnded(ended))));
+            .blocking_send(Event::Background(Box::new(News::BeforeSnapshotEnded(
+                ended,
+            ))));
         match self.afterwards {
             Afterwards::Continue | Afterwards::Pause => !vetoed,
             Afterwards::Stop => true,
@@ -118,7 +120,8 @@ impl Supervisor {
     pub fn before_snapshot(&mut self, trigger: Trigger, afterwards: Afterwards) -> BeforeSnapshot {
         let facts = vec![("CKPT_RUN_TRIGGER", trigger.as_str().into())];
         let call = self.hook(Occasion::BeforeSnapshot, facts);
-        self.operation.hooks.before_snapshot = call.as_ref().map(|call| Arc::clone(&call.leash));
+        self.background.hooks.before_snapshot =
+            call.as_ref().map(|call| Arc::clone(&call.hook_group));
         self.hurry_hook();
         BeforeSnapshot {
             call,
@@ -129,15 +132,15 @@ impl Supervisor {
 
     /// Where the end is near, has the hook of a snapshot leave time for it.
     pub fn hurry_hook(&self) {
-        let leash = self.operation.hooks.before_snapshot.as_ref();
-        if let Some((leash, limit)) = leash.zip(self.stopping.hook_limit(clock::now())) {
-            leash.shorten(limit);
+        let hook_group = self.background.hooks.before_snapshot.as_ref();
+        if let Some((hook_group, limit)) = hook_group.zip(self.stopping.hook_limit(clock::now())) {
+            hook_group.shorten(limit);
         }
     }
 
     /// An image is durable.
     pub fn after_snapshot(&mut self, done: &Snapshotted) {
-        self.operation.notifier.image(done.id);
+        self.background.notifier.image(done.id);
         let facts = vec![
             ("CKPT_RUN_IMAGE", done.id.to_string().into()),
             ("CKPT_RUN_TRIGGER", done.facts.trigger.as_str().into()),
@@ -151,7 +154,7 @@ impl Supervisor {
 
     /// An image is the running job.
     pub fn after_restore(&mut self, id: ImageId) {
-        self.operation.notifier.image(id);
+        self.background.notifier.image(id);
         let facts = vec![("CKPT_RUN_IMAGE", id.to_string().into())];
         self.call_hook(Occasion::AfterRestore, facts);
     }
@@ -181,17 +184,17 @@ impl Supervisor {
 
     pub fn call_hook(&mut self, occasion: Occasion, facts: Vec<(&'static str, OsString)>) {
         if let Some(call) = self.hook(occasion, facts) {
-            self.operation.hooks.call(call, &self.events);
+            self.background.hooks.call(call, &self.events);
         }
     }
 
     /// The hook of an occasion with all that it is told, if there is one.
     fn hook(&self, occasion: Occasion, facts: Vec<(&'static str, OsString)>) -> Option<Call> {
-        let settings = &self.shop.config.hooks;
+        let settings = &self.context.config.hooks;
         let command = occasion.command(settings)?;
         let mut all = vec![
             ("CKPT_RUN_HOOK", occasion.as_str().into()),
-            (STORE_VARIABLE, self.shop.store.path().into()),
+            (STORE_VARIABLE, self.context.store.path().into()),
             (
                 "CKPT_RUN_JOB",
                 self.state.started_unix_ms.to_string().into(),
@@ -201,16 +204,16 @@ impl Supervisor {
         Some(Call {
             occasion,
             command: command.clone(),
-            leash: Arc::new(Leash::new(settings.timeout)),
+            hook_group: Arc::new(HookGroup::new(settings.timeout)),
             lines_max: LINES_MAX,
-            directory: self.shop.directory.clone(),
+            directory: self.context.directory.clone(),
             facts: all,
         })
     }
 
     /// A hook that was called has ended.
     pub fn called_hook_ended(&mut self, ended: &Ended) {
-        self.operation.hooks.running = self.operation.hooks.running.saturating_sub(1);
+        self.background.hooks.running = self.background.hooks.running.saturating_sub(1);
         self.hook_ended(ended);
     }
 
@@ -231,7 +234,7 @@ impl Supervisor {
             Outcome::TimedOut => tracing::warn!(
                 after = %seconds(took),
                 "hook {name} was killed after its time ({}), and nothing changes",
-                if took < self.shop.config.hooks.timeout { "a part of the grace" } else { "hooks.timeout" }
+                if took < self.context.config.hooks.timeout { "a part of the grace" } else { "hooks.timeout" }
             ),
         }
         self.tell(history::Event::Hook {
@@ -243,18 +246,18 @@ impl Supervisor {
 
     /// The run has ended: waits for the hooks that were called, each within its time. A SIGTERM ends the wait.
     pub async fn finish_hooks(&mut self) {
-        let each = self.shop.config.hooks.timeout;
-        let deadline = clock::now() + each * self.operation.hooks.running + NEWS_LIMIT;
-        while self.operation.hooks.running > 0 {
+        let each = self.context.config.hooks.timeout;
+        let deadline = clock::now() + each * self.background.hooks.running + NEWS_LIMIT;
+        while self.background.hooks.running > 0 {
             self.tell_systemd(false);
             let left = deadline.saturating_duration_since(clock::now());
             let turn = self
-                .operation
+                .background
                 .notifier
                 .wait()
                 .map_or(left, |due| due.min(left));
             match self.next_event_within(turn).await {
-                Some(Event::Operation(news)) => match *news {
+                Some(Event::Background(news)) => match *news {
                     News::HookEnded(ended) => self.called_hook_ended(&ended),
                     other => drop(other),
                 },

@@ -20,7 +20,7 @@ use crate::supervisor::run_job::RunError;
 
 /// The run's events, in the log and added up.
 #[derive(Debug)]
-pub(crate) struct Chronicle {
+pub(crate) struct Journal {
     /// Each with whether it was told that it cannot be written.
     logs: Vec<(Log, bool)>,
     account: Account,
@@ -28,7 +28,7 @@ pub(crate) struct Chronicle {
     begun: Instant,
 }
 
-impl Chronicle {
+impl Journal {
     /// The chronicle in a store, and in another file if one is named; goes on with what the store's log has of the run.
     pub fn open(store: &Path, other: Option<&PathBuf>, run: u64) -> Self {
         let path = history::path(store);
@@ -82,7 +82,7 @@ impl Chronicle {
 impl Supervisor {
     /// Writes down what happened.
     pub fn tell(&mut self, event: Event) {
-        self.chronicle.tell(self.state.started_unix_ms, event);
+        self.journal.tell(self.state.started_unix_ms, event);
         self.metrics.news();
     }
 
@@ -121,19 +121,19 @@ impl Supervisor {
 
     /// The job has crashed by itself: what it has to pass is told by the account, which is not told yet.
     pub fn crashed_here(&mut self) {
-        let (account, now) = (&self.chronicle.account, self.chronicle.elapsed());
-        let ground = &mut self.operation.ground;
-        ground.crashed(account.progress_at(now), account.at_risk(now));
+        let (account, now) = (&self.journal.account, self.journal.elapsed());
+        let crash_progress = &mut self.background.crash_progress;
+        crash_progress.crashed(account.progress_at(now), account.at_risk(now));
     }
 
     /// Whether the image that was told last is of what the job had not computed before it crashed.
     pub fn is_new_ground(&mut self) -> bool {
-        let image = self.chronicle.account.durable();
-        self.operation.ground.is_passed(image)
+        let image = self.journal.account.durable();
+        self.background.crash_progress.is_passed(image)
     }
 
     pub fn tell_crashed(&mut self, status: ExitStatus) {
-        let lost_seconds = self.chronicle.account.at_risk(self.chronicle.elapsed());
+        let lost_seconds = self.journal.account.at_risk(self.journal.elapsed());
         self.tell(Event::Crashed {
             code: status.code(),
             how: status.to_string(),
@@ -161,7 +161,7 @@ impl Supervisor {
         self.tell(Event::Ended { how, code });
         self.metrics.end(&self.status_at_end(code));
         if result.is_ok() {
-            let summary = self.chronicle.account.summary_then();
+            let summary = self.journal.account.summary_then();
             tracing::info!("{}", summary.in_words());
         }
     }

@@ -26,12 +26,12 @@ const LONG: Duration = Duration::from_secs(5);
 
 /// The status line. Dropped, it goes away for good.
 #[derive(Debug)]
-pub(crate) struct Display {
+pub(crate) struct ProgressLine {
     ongoing: Ongoing,
     line: std::sync::Arc<StatusLine>,
 }
 
-impl Display {
+impl ProgressLine {
     /// Begins to show what is under way, where that is wanted and there is a terminal for it.
     pub fn start(wanted: ShowProgress, streams: &Streams, ongoing: &Ongoing) -> Option<Self> {
         let wanted = wanted.is_wanted(tracing::enabled!(tracing::Level::INFO));
@@ -61,7 +61,7 @@ impl Display {
     }
 }
 
-impl Drop for Display {
+impl Drop for ProgressLine {
     fn drop(&mut self) {
         self.ongoing.close();
         self.line.show(Patience::Wait, || None);
@@ -80,11 +80,11 @@ impl Supervisor {
             | Stage::Waiting { .. } => None,
         };
         let took = begun.map_or(freeze, |begun| clock::now() - begun.monotonic);
-        let shown = self.display.as_ref().map(Display::show);
+        let shown = self.display.as_ref().map(ProgressLine::show);
         tracing::debug!(freeze = ?freeze, ?shown, "the freeze is over");
         match shown {
             None if took > LONG => tell(freeze),
-            Some(Shown::Hidden) => self.shop.ongoing.tell_later(freeze),
+            Some(Shown::Hidden) => self.context.ongoing.tell_later(freeze),
             // The line that says it all is next.
             None | Some(Shown::Drawn | Shown::Over) => {}
         }

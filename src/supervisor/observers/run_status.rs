@@ -11,7 +11,7 @@ use crate::clock;
 use crate::config::RestartLimit;
 use crate::history::{self, Account, Freeze, Summary};
 use crate::run::machine;
-use crate::run::progress::Stand;
+use crate::run::progress::WorkProgress;
 use crate::run::run_state::{Progress, RunState, RunStateError};
 use crate::store::Usage;
 use crate::store::usage;
@@ -77,7 +77,7 @@ pub struct Status {
     /// What is free of its disk.
     pub free_bytes: Option<u64>,
     /// How far the snapshot or restore under way is.
-    pub progress: Option<Stand>,
+    pub progress: Option<WorkProgress>,
     /// What the run has come to so far.
     pub summary: Summary,
     /// The last supervisor's exit code, where none runs.
@@ -103,8 +103,8 @@ impl Status {
 impl Supervisor {
     /// How the run is.
     pub fn status(&self) -> Status {
-        let (now, clock) = (now(), self.chronicle.elapsed());
-        let account = self.chronicle.account();
+        let (now, clock) = (now(), self.journal.elapsed());
+        let account = self.journal.account();
         let (restarts_used, restarts_left) = self.restarts();
         let comeback = account.comeback();
         let next = self.next_snapshot();
@@ -116,7 +116,7 @@ impl Supervisor {
             since: Some(clock::timestamp_of(self.since.1.unix_ms)),
             since_seconds: Some(since.as_secs_f64()),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            store: self.shop.store.path().to_owned(),
+            store: self.context.store.path().to_owned(),
             pid: Some(std::process::id()),
             uptime_seconds: Some(clock),
             restored: comeback.map(|back| back.time),
@@ -134,9 +134,9 @@ impl Supervisor {
             work_at_risk_seconds: Some(account.at_risk(clock)),
             restarts_used: Some(restarts_used),
             restarts_left,
-            usage: usage(self.shop.store.path()).ok(),
-            free_bytes: machine::free_disk(self.shop.store.path()).ok(),
-            progress: self.shop.ongoing.now(),
+            usage: usage(self.context.store.path()).ok(),
+            free_bytes: machine::free_disk(self.context.store.path()).ok(),
+            progress: self.context.ongoing.now(),
             summary: account.summary(clock),
             exit_code: None,
         }
@@ -242,7 +242,7 @@ impl Supervisor {
     /// Used and left.
     fn restarts(&self) -> (u32, Option<u32>) {
         let used = self.budget.restarts;
-        match self.shop.config.restart.max {
+        match self.context.config.restart.max {
             RestartLimit::Unlimited => (used, None),
             RestartLimit::Times(max) => (used, Some(max.saturating_sub(used))),
         }

@@ -19,7 +19,7 @@ const EXTENSION: Duration = Duration::from_secs(60);
 
 /// The conversation.
 #[derive(Debug)]
-pub(crate) struct Notifier {
+pub(crate) struct SystemdNotifier {
     /// Somebody listens.
     on: bool,
     /// Time between two signs of life.
@@ -32,7 +32,7 @@ pub(crate) struct Notifier {
     image: Option<ImageId>,
 }
 
-impl Notifier {
+impl SystemdNotifier {
     /// As the environment tells.
     pub fn new() -> Self {
         let on = std::env::var_os("NOTIFY_SOCKET").is_some_and(|socket| !socket.is_empty());
@@ -118,17 +118,17 @@ struct State {
 impl Supervisor {
     /// Tells systemd what it does not know yet.
     pub fn tell_systemd(&mut self, computes: bool) {
-        if !self.operation.notifier.on {
+        if !self.background.notifier.on {
             return;
         }
-        let image = self.operation.notifier.image;
+        let image = self.background.notifier.image;
         let state = State {
             computes,
             ends: self.will_end(),
             is_slow: self.is_slow(),
             status: status(&self.stage, self.stopping, image),
         };
-        self.operation.notifier.tell(&state);
+        self.background.notifier.tell(&state);
     }
 
     fn will_end(&self) -> bool {

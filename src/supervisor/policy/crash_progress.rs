@@ -13,11 +13,11 @@ const MARGIN_PARTS: f64 = 4.0;
 
 /// What has to be passed, after a crash.
 #[derive(Debug, Default)]
-pub(crate) struct Ground {
+pub(crate) struct CrashProgress {
     crash: Option<f64>,
 }
 
-impl Ground {
+impl CrashProgress {
     /// The job crashed by itself at this place, so far beyond its image: a kill from outside says nothing of the place.
     pub fn crashed(&mut self, place: f64, beyond_image: f64) {
         let beyond = place + beyond_image / MARGIN_PARTS;
@@ -37,15 +37,15 @@ mod tests {
 
     #[test]
     fn images_of_ground_that_was_computed_before_are_no_progress() {
-        let mut ground = Ground::default();
-        assert!(ground.is_passed(10.0) && ground.is_passed(20.0));
+        let mut crash_progress = CrashProgress::default();
+        assert!(crash_progress.is_passed(10.0) && crash_progress.is_passed(20.0));
         // From the image at 20: 8 s to the crash, and 2 s more for those 8.
-        ground.crashed(28.0, 8.0);
-        assert!(!ground.is_passed(27.0));
-        ground.crashed(28.0, 1.0);
-        assert!(!ground.is_passed(20.0));
-        assert!(!ground.is_passed(30.0));
-        assert!(ground.is_passed(31.0));
-        assert!(ground.is_passed(5.0), "nothing has crashed since");
+        crash_progress.crashed(28.0, 8.0);
+        assert!(!crash_progress.is_passed(27.0));
+        crash_progress.crashed(28.0, 1.0);
+        assert!(!crash_progress.is_passed(20.0));
+        assert!(!crash_progress.is_passed(30.0));
+        assert!(crash_progress.is_passed(31.0));
+        assert!(crash_progress.is_passed(5.0), "nothing has crashed since");
     }
 }

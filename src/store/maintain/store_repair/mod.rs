@@ -20,7 +20,7 @@
 use std::collections::HashSet;
 
 use super::garbage::space;
-use super::relocate::{Healer, Healing};
+use super::relocate::{Relocation, Relocator};
 use super::scan::mend_header;
 use super::verification::Selection;
 use super::verify_report::{ImageReport, Verdict, is_manifest_lost};
@@ -134,7 +134,7 @@ impl Store {
     ) -> Result<RepairPlan, WriteError> {
         let busy = lock.claim(self.path()).ok_or(WriteError::Busy)?;
         let (report, scan) = self.survey(Selection::All, progress)?;
-        let healer = Healer::new(self, &scan, &report.images);
+        let healer = Relocator::new(self, &scan, &report.images);
         let mut plan = RepairPlan {
             store: self.clone(),
             outcome: Repaired::default(),
@@ -233,7 +233,11 @@ impl RepairPlan {
         Ok(())
     }
 
-    fn decide(&mut self, healer: &Healer<'_>, image: &ImageReport) -> Result<Decided, WriteError> {
+    fn decide(
+        &mut self,
+        healer: &Relocator<'_>,
+        image: &ImageReport,
+    ) -> Result<Decided, WriteError> {
         let id = image.id;
         let lost = if self.store.pin_note(id).is_some() {
             Remedy::Spared
@@ -258,10 +262,10 @@ impl RepairPlan {
             Verdict::Damaged => healer.heal(&manifest)?,
         };
         match healing {
-            Healing::Lost if lost == Remedy::Dropped => Ok(Decided::without_packs(lost)),
-            Healing::Lost => Ok(Decided::as_is(lost, manifest)),
-            Healing::Uncertain => Ok(Decided::as_is(Remedy::Left, manifest)),
-            Healing::Healed { manifest, chunks } => {
+            Relocation::Lost if lost == Remedy::Dropped => Ok(Decided::without_packs(lost)),
+            Relocation::Lost => Ok(Decided::as_is(lost, manifest)),
+            Relocation::Uncertain => Ok(Decided::as_is(Remedy::Left, manifest)),
+            Relocation::Healed { manifest, chunks } => {
                 self.manifests.push((id, self.store.encode(&manifest)?));
                 Ok(Decided::as_is(Remedy::Healed { chunks }, manifest))
             }

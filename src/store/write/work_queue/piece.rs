@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::super::buffer_pool::Buffer;
-use super::Flow;
+use super::WorkQueue;
 use crate::store::format::chunk::CHUNK_BYTES;
 
 /// What a worker is given, with `P` for the bytes of a piece. Streams are numbered in the
@@ -35,7 +35,7 @@ impl Work<Bytes> {
 /// back when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Piece {
-    pub(super) flow: Arc<Flow>,
+    pub(super) work_queue: Arc<WorkQueue>,
     pub(super) bytes: Bytes,
 }
 
@@ -67,6 +67,6 @@ impl Drop for Piece {
     fn drop(&mut self) {
         let nothing = Bytes::Small(Box::default());
         let bytes = std::mem::replace(&mut self.bytes, nothing);
-        self.flow.give_back(bytes);
+        self.work_queue.give_back(bytes);
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::MutexGuard;
 use std::time::Duration;
 
-use super::{Flow, Phase, State};
+use super::{Phase, State, WorkQueue};
 use crate::store::error::WriteError;
 use crate::sync::{locked, wait, wait_for};
 
@@ -17,7 +17,7 @@ pub(super) struct Stall {
     looks: u32,
 }
 
-impl Flow {
+impl WorkQueue {
     /// From now on a store that takes nothing for so long while Holding ends the image.
     pub(in crate::store) fn limit_stalls(&self, limit: Duration) {
         locked(&self.state).stall_limit = Some(limit);
