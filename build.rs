@@ -1,36 +1,36 @@
 //! Compiles the libraries that the program carries, with the compiler and for the target of the build: the CRIU plugin
-//! (`plugin/`) and the agent that a job preloads (`agent/`).
+//! (`src/plugin`) and the agent that a job preloads (`src/agent`).
 //!
-//! They are no crates of their own, for cargo cannot hand a shared library of one package to another. Nothing but
-//! `core` is linked, always optimised: what they are built as does not depend on the profile, and they load into any
-//! process.
+//! Cargo does not build them, because it cannot hand a shared library of one package to another. The packages in
+//! `packages/` exist only for rustfmt, clippy, rustdoc and rust-analyzer. The libraries link nothing but `core` and are
+//! always optimised: they do not depend on the profile and load into any process.
 
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-/// Folder of the source, which also says the name of the library.
+/// Folders in `src`, which are also the names of the libraries.
 const LIBRARIES: [&str; 2] = ["plugin", "agent"];
 
 fn main() -> ExitCode {
-    for folder in LIBRARIES {
-        println!("cargo::rerun-if-changed={folder}");
-        if let Err(reason) = compile(folder) {
-            println!("cargo::error=cannot compile {folder}: {reason}");
+    for name in LIBRARIES {
+        println!("cargo::rerun-if-changed=src/{name}");
+        if let Err(reason) = compile(name) {
+            println!("cargo::error=cannot compile src/{name}: {reason}");
             return ExitCode::FAILURE;
         }
     }
     ExitCode::SUCCESS
 }
 
-fn compile(folder: &str) -> Result<(), String> {
-    let variable = |name| env::var_os(name).ok_or(format!("{name} is not set (run cargo)"));
+fn compile(name: &str) -> Result<(), String> {
+    let variable = |key| env::var_os(key).ok_or(format!("{key} is not set (run cargo)"));
     let target = variable("TARGET")?;
-    let library = PathBuf::from(variable("OUT_DIR")?).join(format!("ckpt-run-{folder}.so"));
+    let library = PathBuf::from(variable("OUT_DIR")?).join(format!("ckpt-run-{name}.so"));
     let mut rustc = Command::new(variable("RUSTC")?);
     rustc
         .args(["--crate-type=cdylib", "--edition=2024"])
-        .arg(format!("--crate-name=ckpt_run_{folder}"))
+        .arg(format!("--crate-name=ckpt_run_{name}"))
         .arg("--target")
         .arg(&target)
         .args(["-Copt-level=s", "-Cpanic=abort", "-Cstrip=symbols", "-Clto"])
@@ -40,7 +40,7 @@ fn compile(folder: &str) -> Result<(), String> {
         .arg("-Clink-arg=-nostdlib")
         .arg("-o")
         .arg(&library)
-        .arg(Path::new(folder).join("main.rs"));
+        .arg(Path::new("src").join(name).join("lib.rs"));
     if let Some(linker) = env::var_os("RUSTC_LINKER") {
         rustc.arg("-C").arg({
             let mut option = std::ffi::OsString::from("linker=");

@@ -54,6 +54,14 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::process::ExitCode;
 
+/// Files shared with the agent, a library of its own whose root is `src/agent/lib.rs`.
+mod agent {
+    #[cfg(test)]
+    #[allow(dead_code, reason = "the agent uses the rest")]
+    pub(crate) mod table;
+    #[allow(dead_code, reason = "the agent uses the rest")]
+    pub(crate) mod wire;
+}
 pub mod agent_client;
 pub mod cli;
 pub mod clock;
@@ -70,6 +78,12 @@ pub mod gpu;
 pub mod history;
 pub mod job;
 pub mod known_errors;
+/// Files shared with the CRIU plugin, a library of its own whose root is `src/plugin/lib.rs`.
+mod plugin {
+    #[cfg(test)]
+    pub(crate) mod hooks;
+    pub(crate) mod variables;
+}
 pub mod rehearsal;
 pub mod report;
 pub mod restore;

@@ -1,19 +1,11 @@
 //! Device memory that stays on the GPU: the agent that the program carries, and what the supervisor says to it.
 //!
 //! ```text
-//! install, environment ─▶ the job preloads the agent (agent/)
+//! install, environment ─▶ the job preloads the agent (src/agent)
 //! Channel ─▶ Agent: hello, probe, release ─▶ a descriptor for each piece of memory …… map ─▶ all is as before
 //! ```
 //! The agent backs large allocations of a process by memory that others can keep. Released, the memory is held by the
 //! descriptors alone, and the driver has little left to save. What is done with the descriptors is not known here.
-
-#[path = "../../agent/wire.rs"]
-#[allow(
-    dead_code,
-    missing_docs,
-    reason = "shared with the agent, which uses another part"
-)]
-mod wire;
 
 mod agent;
 mod channel;
@@ -27,7 +19,9 @@ pub use channel::Channel;
 pub use embed::{LIBRARY_PREFIX, PRELOAD_VARIABLE, Token, TokenError, environment, install};
 pub use error::AgentError;
 pub use receipt::{Held, Segment};
-pub use wire::TOKEN_VARIABLE;
+
+use crate::agent::wire;
+pub use crate::agent::wire::TOKEN_VARIABLE;
 
 mod datagram;
 #[cfg(test)]

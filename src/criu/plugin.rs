@@ -1,7 +1,7 @@
 //! The CRIU plugin that the program carries: how it gets to CRIU and what CRIU's environment tells it.
 //!
 //! CRIU loads every `*.so` in the folder it is given (`--libdir`); that folder is ours, private, and holds this one
-//! file, so that no plugin of the system's ever acts on the job. The plugin itself is in `plugin/`.
+//! file, so that no plugin of the system's ever acts on the job. The plugin itself is in `src/plugin`.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -10,12 +10,9 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use super::Version;
-
 #[cfg(test)]
-#[path = "../../plugin/hooks.rs"]
-mod hooks;
-#[path = "../../plugin/variables.rs"]
-mod variables;
+use crate::plugin::hooks;
+use crate::plugin::variables;
 
 /// Compiled by `build.rs`.
 const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/ckpt-run-plugin.so"));

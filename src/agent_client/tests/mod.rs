@@ -14,16 +14,9 @@ use super::datagram::{decode, encode};
 use super::receipt::Receipt;
 use super::wire::{self, Reply, Request};
 use super::*;
+use crate::agent::table;
 
 mod call_off;
-
-#[path = "../../../agent/table.rs"]
-#[allow(
-    dead_code,
-    missing_docs,
-    reason = "the agent's own; other parts of it use the rest"
-)]
-mod table;
 
 const LIMIT: Duration = Duration::from_secs(10);
 const MIB: u64 = 1 << 20;

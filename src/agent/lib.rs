@@ -9,6 +9,8 @@
 //!
 //! It is loaded into every process of a job, whatever that is: no standard library, nothing linked, nothing allocated,
 //! nothing done before a CUDA function is looked for, and nothing at all without the token in the environment.
+//!
+//! This file is the root of the library. The program shares `wire`; its tests share `table`.
 
 #![no_std]
 

@@ -7,7 +7,7 @@
 //! It is loaded into CRIU, which runs as root, by whatever C library CRIU has: no standard library, nothing linked,
 //! nothing allocated. It knows only devices; that nobody uses them is the supervisor's to find out.
 //!
-//! This file is what makes it a library of its own; the program includes `variables`, and its tests `hooks`.
+//! This file is the root of the library. The program shares `variables`; its tests share `hooks`.
 
 #![no_std]
 
