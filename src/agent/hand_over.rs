@@ -246,10 +246,7 @@ impl HandOver {
     }
 
     /// Looks at what is there, released or not.
-    fn look(
-        &self,
-        tell: impl FnOnce(&State) -> Result<(), Failure>,
-    ) -> Result<(), Failure> {
+    fn look(&self, tell: impl FnOnce(&State) -> Result<(), Failure>) -> Result<(), Failure> {
         match &self.released {
             Some(state) => tell(state),
             None => tell(&*STATE.try_lock().ok_or(Failure::Busy)?),

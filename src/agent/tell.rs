@@ -62,7 +62,11 @@ pub fn send_origins(
     while shared.peek().is_some() {
         answer.reply.count = 0;
         for (segment, entry) in answer.segments.iter_mut().zip(&mut shared) {
-            let owner = if entry.owner == 0 { itself } else { entry.owner };
+            let owner = if entry.owner == 0 {
+                itself
+            } else {
+                entry.owner
+            };
             *segment = Segment::shared(entry.address, owner, entry.id);
             answer.reply.count += 1;
         }

@@ -169,7 +169,11 @@ impl Memory {
             .read(true)
             .write(true)
             .open(folder().join(name));
-        Self::hold(name.to_owned(), &file.map_err(|_| INVALID_VALUE)?, Access::Read)
+        Self::hold(
+            name.to_owned(),
+            &file.map_err(|_| INVALID_VALUE)?,
+            Access::Read,
+        )
     }
 
     fn hold(name: String, file: &File, access: Access) -> Result<Self, Code> {

@@ -1,6 +1,10 @@
 //! The driver as the sample jobs use it: found as the CUDA runtime does (`dlsym` of `cuGetProcAddress_v2`, all else
 //! through that).
-#![allow(dead_code, unsafe_code, reason = "calls the driver through C; each job uses a part of it")]
+#![allow(
+    dead_code,
+    unsafe_code,
+    reason = "calls the driver through C; each job uses a part of it"
+)]
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::mem::transmute_copy;

@@ -71,8 +71,12 @@ fn applying(kind: &str, call: &str, count: u64) -> Vec<String> {
 
 fn take_token(call: &str) -> bool {
     let prefix = format!("token-{call}-");
-    let entries = std::fs::read_dir(card::folder()).into_iter().flatten().flatten();
-    let mut tokens = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix));
+    let entries = std::fs::read_dir(card::folder())
+        .into_iter()
+        .flatten()
+        .flatten();
+    let mut tokens =
+        entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix));
     // Of several that want the same one, one can remove it.
     tokens.any(|token| std::fs::remove_file(token.path()).is_ok())
 }

@@ -58,7 +58,10 @@ impl Side {
         unsafe {
             must("cuMemAlloc", (driver.alloc)(&raw mut own, BYTES));
             must("cuMemsetD8", (driver.fill)(own, 3, BYTES));
-            must("cuIpcGetMemHandle", (driver.get_handle)(&raw mut handle, own));
+            must(
+                "cuIpcGetMemHandle",
+                (driver.get_handle)(&raw mut handle, own),
+            );
         }
         let words: Vec<String> = handle.0.iter().map(u8::to_string).collect();
         writeln!(output, "{}", words.join(" ")).unwrap();

@@ -49,10 +49,16 @@ fn find(name: &str, base: &str, version: c_int) -> *mut c_void {
         // The runtime asks for the asking function itself.
         let (mut better, mut found, mut status) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
         let itself = c"cuGetProcAddress".as_ptr();
-        assert_eq!(unsafe { ask(itself, &mut better, 12000, 0, &mut status) }, 0);
+        assert_eq!(
+            unsafe { ask(itself, &mut better, 12000, 0, &mut status) },
+            0
+        );
         let ask: ProcAddress = unsafe { transmute(better) };
         let base = CString::new(base).unwrap();
-        assert_eq!(unsafe { ask(base.as_ptr(), &mut found, version, 0, &mut status) }, 0);
+        assert_eq!(
+            unsafe { ask(base.as_ptr(), &mut found, version, 0, &mut status) },
+            0
+        );
         found
     } else {
         unsafe { dlsym(library(), text.as_ptr()) }
@@ -108,7 +114,9 @@ fn unhex(text: &str) -> Handle {
 }
 
 fn pattern(len: usize, seed: u64) -> Vec<u64> {
-    (0..len as u64 / 8).map(|index| (index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15 ^ seed)).collect()
+    (0..len as u64 / 8)
+        .map(|index| (index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15 ^ seed))
+        .collect()
 }
 
 fn write(address: u64, len: usize, seed: u64) -> c_int {
@@ -139,24 +147,39 @@ fn churn(threads: u64, rounds: u64, context: usize) -> u64 {
         }
         bad
     };
-    let threads: Vec<_> = (0..threads).map(|thread| std::thread::spawn(move || one(thread))).collect();
-    threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    let threads: Vec<_> = (0..threads)
+        .map(|thread| std::thread::spawn(move || one(thread)))
+        .collect();
+    threads
+        .into_iter()
+        .map(|thread| thread.join().unwrap())
+        .sum()
 }
 
 /// Descriptors, by what they are.
 fn descriptors() -> String {
     let names = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
     let links = names.filter_map(|entry| std::fs::read_link(entry.path()).ok());
-    let count = |what: &str, links: &[String]| links.iter().filter(|link| link.contains(what)).count();
+    let count =
+        |what: &str, links: &[String]| links.iter().filter(|link| link.contains(what)).count();
     let links: Vec<String> = links.map(|link| link.display().to_string()).collect();
-    format!("memory {} sockets {}", count("/d0-", &links) + count("/d1-", &links), count("socket:", &links))
+    format!(
+        "memory {} sockets {}",
+        count("/d0-", &links) + count("/d1-", &links),
+        count("socket:", &links)
+    )
 }
 
 /// In a child: what it can do with its parent's memory.
 fn forked(address: u64) -> String {
     let child = unsafe { fork() };
     if child == 0 {
-        let answer = format!("free {} alloc {} {}", free(address), allocate(4 << 20).0, descriptors());
+        let answer = format!(
+            "free {} alloc {} {}",
+            free(address),
+            allocate(4 << 20).0,
+            descriptors()
+        );
         std::fs::write(format!("/tmp/agent-fork-{}", std::process::id()), answer).unwrap();
         unsafe { _exit(0) };
     }
