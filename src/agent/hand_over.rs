@@ -28,7 +28,7 @@ use super::remake::{self, MOVED};
 use super::sys;
 use super::table::Entry;
 use super::tell::{send_batch, send_holdings, send_origins};
-use super::wire::{self, BATCH_MAX, MAGIC, Reply, Request, Segment, VERSION};
+use super::wire::{self, BATCH_MAX, MAGIC, Reply, Request, VERSION};
 
 /// Set when the job shared memory of the driver's own with another process.
 pub static SHARES: AtomicBool = AtomicBool::new(false);

@@ -13,6 +13,10 @@
 //! This file is the root of the library. The program shares `wire`; its tests share `table`.
 
 #![no_std]
+#![allow(
+    unsafe_code,
+    reason = "called by the job and calls the driver, both through C"
+)]
 
 mod contexts;
 mod datagram;
@@ -31,6 +35,7 @@ mod sys;
 mod table;
 mod talk;
 mod tell;
+#[allow(dead_code, reason = "the program uses the rest")]
 mod wire;
 
 /// In the place of the C library's: gives out our functions, or goes on as if the caller had jumped there, for

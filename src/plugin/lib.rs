@@ -10,6 +10,7 @@
 //! This file is the root of the library. The program shares `variables`; its tests share `hooks`.
 
 #![no_std]
+#![allow(unsafe_code, reason = "called by CRIU through C")]
 
 mod hooks;
 mod variables;

@@ -15,7 +15,8 @@
 //! - A child that was forked has no CUDA (3). A process without CUDA answers 3, a missing one 304, a wrong state 401.
 //!
 //! What a test sets in the environment is in `card` (GPUs) and `faults` (failures and hanging calls). There are no
-//! kernels: jobs compute on the host between copies. `tests/end_to_end/harness/fake_gpu.rs` builds it by plain `rustc`.
+//! kernels: jobs compute on the host between copies. `tests/end_to_end/harness/fake_gpu.rs` builds it by plain `rustc`;
+//! `packages/fake-cuda` shows it to the other tools.
 #![allow(unsafe_code, reason = "a C library")]
 #![allow(
     clippy::cast_possible_truncation,

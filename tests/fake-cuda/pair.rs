@@ -124,7 +124,7 @@ fn second(begin_at: Option<&str>) {
     }
 }
 
-fn first(steps: u64, wait_at: Option<(u64, String)>, begin_at: Option<&str>) {
+fn first(steps: u64, wait_at: Option<&(u64, String)>, begin_at: Option<&str>) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .arg("second")
         .args(begin_at)
@@ -140,10 +140,7 @@ fn first(steps: u64, wait_at: Option<(u64, String)>, begin_at: Option<&str>) {
         writeln!(output, "{step}").unwrap();
         let other = hear(&mut input).expect("the other's sum");
         println!("{step} {sum:016x} {other}");
-        while wait_at
-            .as_ref()
-            .is_some_and(|(at, path)| *at == step && !Path::new(path).exists())
-        {
+        while wait_at.is_some_and(|(at, path)| *at == step && !Path::new(path).exists()) {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -169,5 +166,5 @@ fn main() {
             other => panic!("no option {other}"),
         }
     }
-    first(steps, wait_at, begin_at.as_deref());
+    first(steps, wait_at.as_ref(), begin_at.as_deref());
 }

@@ -1,6 +1,7 @@
 //! A CUDA program that does what a test writes to its standard input, a line each, and answers with a line.
 //!
 //! It finds the driver by `dlsym`, by `cuGetProcAddress` (first argument), or is linked to it (`--cfg linked`).
+#![allow(unsafe_code, reason = "calls the driver through C")]
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_int, c_void};
@@ -29,6 +30,7 @@ type ProcAddress =
 
 fn library() -> *mut c_void {
     static LIBRARY: OnceLock<usize> = OnceLock::new();
+    // SAFETY: the name ends with a zero; the library's constructors have no requirements.
     let open = || unsafe { dlopen(c"libcuda.so.1".as_ptr(), 2) } as usize;
     *LIBRARY.get_or_init(open) as *mut c_void
 }
@@ -44,35 +46,41 @@ fn find(name: &str, base: &str, version: c_int) -> *mut c_void {
     }
     let text = CString::new(name).unwrap();
     let found = if std::env::args().nth(1).as_deref() == Some("asking") {
+        // SAFETY: the library stays open; the name ends with a zero.
         let ask = unsafe { dlsym(library(), c"cuGetProcAddress_v2".as_ptr()) };
+        assert!(!ask.is_null(), "cuGetProcAddress_v2");
+        // SAFETY: the function of this name has this type.
         let ask: ProcAddress = unsafe { transmute(ask) };
         // The runtime asks for the asking function itself.
         let (mut better, mut found, mut status) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
         let itself = c"cuGetProcAddress".as_ptr();
-        assert_eq!(
-            unsafe { ask(itself, &mut better, 12000, 0, &mut status) },
-            0
-        );
+        // SAFETY: the name ends with a zero; both answers have room.
+        let code = unsafe { ask(itself, &raw mut better, 12000, 0, &raw mut status) };
+        assert_eq!(code, 0);
+        // SAFETY: version 12.0 of the function has this type.
         let ask: ProcAddress = unsafe { transmute(better) };
         let base = CString::new(base).unwrap();
-        assert_eq!(
-            unsafe { ask(base.as_ptr(), &mut found, version, 0, &mut status) },
-            0
-        );
+        // SAFETY: the name ends with a zero; both answers have room.
+        let code = unsafe { ask(base.as_ptr(), &raw mut found, version, 0, &raw mut status) };
+        assert_eq!(code, 0);
         found
     } else {
+        // SAFETY: the library stays open; the name ends with a zero.
         unsafe { dlsym(library(), text.as_ptr()) }
     };
     assert!(!found.is_null(), "{name}");
     found
 }
 
+/// Driver calls as functions of this program. A pointer must point to as much memory as the driver uses.
 macro_rules! cuda {
     ($($name:ident $symbol:literal $base:literal $version:literal ($($argument:ident: $type:ty),*);)*) => {
         $(fn $name($($argument: $type),*) -> c_int {
             static FOUND: OnceLock<usize> = OnceLock::new();
             let found = *FOUND.get_or_init(|| find($symbol, $base, $version) as usize);
+            // SAFETY: the function of this name has this type.
             let function: unsafe extern "C" fn($($type),*) -> c_int = unsafe { transmute(found) };
+            // SAFETY: the callers below pass pointers to memory of the length that the driver uses.
             unsafe { function($($argument),*) }
         })*
     };
@@ -130,7 +138,7 @@ fn is_same(address: u64, len: usize, seed: u64) -> bool {
 
 fn allocate(len: usize) -> (c_int, u64) {
     let mut address = 0;
-    (alloc(&mut address, len), address)
+    (alloc(&raw mut address, len), address)
 }
 
 /// Threads that allocate, write, check and free; how many of the checks failed.
@@ -139,7 +147,7 @@ fn churn(threads: u64, rounds: u64, context: usize) -> u64 {
         set_current(context);
         let mut bad = 0;
         for round in 0..rounds {
-            let len = (2 + (thread + round) as usize % 3) << 20;
+            let len = usize::try_from((2 + (thread + round) % 3) << 20).unwrap();
             let (code, address) = allocate(len);
             let seed = thread << 32 | round;
             let good = code == 0 && write(address, len, seed) == 0 && is_same(address, len, seed);
@@ -172,6 +180,7 @@ fn descriptors() -> String {
 
 /// In a child: what it can do with its parent's memory.
 fn forked(address: u64) -> String {
+    // SAFETY: glibc keeps its allocator usable in the child, which needs nothing else of other threads.
     let child = unsafe { fork() };
     if child == 0 {
         let answer = format!(
@@ -181,10 +190,12 @@ fn forked(address: u64) -> String {
             descriptors()
         );
         std::fs::write(format!("/tmp/agent-fork-{}", std::process::id()), answer).unwrap();
+        // SAFETY: does not return.
         unsafe { _exit(0) };
     }
     let mut status = 0;
-    unsafe { waitpid(child, &mut status, 0) };
+    // SAFETY: the status has room.
+    unsafe { waitpid(child, &raw mut status, 0) };
     let path = format!("/tmp/agent-fork-{child}");
     let answer = std::fs::read_to_string(&path).unwrap_or_default();
     let _ = std::fs::remove_file(path);
@@ -193,6 +204,7 @@ fn forked(address: u64) -> String {
 
 fn symbol_of_all(name: &str) -> bool {
     let name = CString::new(name).unwrap();
+    // SAFETY: RTLD_DEFAULT; the name ends with a zero.
     !unsafe { dlsym(std::ptr::null_mut(), name.as_ptr()) }.is_null()
 }
 
@@ -202,40 +214,42 @@ fn main() {
         let line = line.unwrap();
         let words: Vec<&str> = line.split(' ').collect();
         let number = |index: usize| words[index].parse::<u64>().unwrap();
+        let len = |index: usize| words[index].parse::<usize>().unwrap();
+        let device = |index: usize| words[index].parse::<c_int>().unwrap();
         let answer = match words[0] {
             "global" => symbol_of_all(words[1]).to_string(),
             "init" => {
                 let code = init(0);
                 let mut context = 0;
-                let retained = retain(&mut context, 0);
+                let retained = retain(&raw mut context, 0);
                 contexts.insert(0, context);
                 format!("{code} {retained} {}", set_current(context))
             }
             "context" => {
                 let mut context = 0;
-                let code = create(&mut context, 0, number(2) as c_int);
+                let code = create(&raw mut context, 0, device(2));
                 contexts.insert(number(1), context);
                 code.to_string()
             }
             "enter" => set_current(contexts.get(&number(1)).copied().unwrap_or(0)).to_string(),
             "destroy" => destroy(contexts[&number(1)]).to_string(),
-            "reset" => reset(number(1) as c_int).to_string(),
+            "reset" => reset(device(1)).to_string(),
             "peer" => enable_peer(contexts[&number(1)], 0).to_string(),
             "alloc" => {
-                let (code, address) = allocate(number(1) as usize);
+                let (code, address) = allocate(len(1));
                 format!("{code} {address}")
             }
             "free" => free(number(1)).to_string(),
-            "write" => write(number(1), number(2) as usize, number(3)).to_string(),
-            "check" => is_same(number(1), number(2) as usize, number(3)).to_string(),
+            "write" => write(number(1), len(2), number(3)).to_string(),
+            "check" => is_same(number(1), len(2), number(3)).to_string(),
             "range" => {
                 let (mut base, mut len) = (0, 0);
-                let code = range(&mut base, &mut len, number(1));
+                let code = range(&raw mut base, &raw mut len, number(1));
                 format!("{code} {base} {len}")
             }
             // In another thread, which may hang; the answer comes later.
             "later-alloc" => {
-                let (context, len) = (contexts[&0], number(1) as usize);
+                let (context, len) = (contexts[&0], len(1));
                 std::thread::spawn(move || {
                     set_current(context);
                     let (code, address) = allocate(len);
@@ -246,19 +260,23 @@ fn main() {
             // In another thread: inside the driver until the file exists.
             "hold" => {
                 let path = CString::new(words[1]).unwrap();
+                // SAFETY: the library stays open; the name ends with a zero.
                 let hold = unsafe { dlsym(library(), c"fakeHoldDriverLock".as_ptr()) };
+                assert!(!hold.is_null(), "fakeHoldDriverLock");
+                // SAFETY: the function of this name has this type.
                 let hold: unsafe extern "C" fn(*const c_char) -> c_int = unsafe { transmute(hold) };
+                // SAFETY: the path ends with a zero, and the thread owns it.
                 std::thread::spawn(move || unsafe { hold(path.as_ptr()) });
                 "begun".to_owned()
             }
             "export" => {
                 let mut handle = [0; 64];
-                let code = get_handle(&mut handle, number(1));
+                let code = get_handle(&raw mut handle, number(1));
                 format!("{code} {}", hex(&handle))
             }
             "open" => {
                 let mut address = 0;
-                let code = open_handle(&mut address, unhex(words[1]), 1);
+                let code = open_handle(&raw mut address, unhex(words[1]), 1);
                 format!("{code} {address}")
             }
             "close" => close_handle(number(1)).to_string(),
@@ -275,9 +293,10 @@ fn main() {
                 let (name, rounds) = (CString::new(words[1]).unwrap(), number(2));
                 let begun = std::time::Instant::now();
                 for _ in 0..rounds {
+                    // SAFETY: the library stays open; the name ends with a zero.
                     unsafe { dlsym(library(), name.as_ptr()) };
                 }
-                format!("{} ns", begun.elapsed().as_nanos() as u64 / rounds)
+                format!("{} ns", begun.elapsed().as_nanos() / u128::from(rounds))
             }
             other => panic!("{other}"),
         };
