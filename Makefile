@@ -21,10 +21,10 @@ test: setup ## all tests (root; those that need a GPU are skipped without one)
 	@scripts/setup-tests
 	@scripts/test
 
-check: setup ## format, lints, documentation
-	$(CARGO) fmt --check
-	$(CARGO) clippy --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps
+check: setup ## format, lints, documentation; all workspace members
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
 
 gpu: ## what to run on a machine with a GPU, and where
 	@scripts/gpu-help
