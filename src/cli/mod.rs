@@ -140,9 +140,9 @@ enum Verb {
     /// Copy an image into another store
     Copy(store::copy::CopyArguments),
     /// Write an image as one file, which `import` reads
-    Export(store::export::ExportArguments),
+    Export(store::export_import::ExportArguments),
     /// Make an image of a file that `export` wrote
-    Import(store::export::ImportArguments),
+    Import(store::export_import::ImportArguments),
     /// Keep an image whatever the rules say, until it is unpinned
     Pin {
         /// Its id, or `latest`
@@ -285,8 +285,8 @@ fn dispatch(global: &Global, verb: Verb) -> Result<ExitCode, Failure> {
         Verb::Verify { images, all: _ } => store::verify::run(global, &images),
         Verb::Repair(arguments) => store::repair::run(global, &arguments),
         Verb::Copy(arguments) => store::copy::run(global, &arguments),
-        Verb::Export(arguments) => store::export::export(global, &arguments),
-        Verb::Import(arguments) => store::export::import(global, &arguments),
+        Verb::Export(arguments) => store::export_import::export(global, &arguments),
+        Verb::Import(arguments) => store::export_import::import(global, &arguments),
         Verb::Pin { image, note } => store::pin::pin(global, &image, &note),
         Verb::Unpin { image } => store::pin::unpin(global, &image),
         Verb::Forget(arguments) => store::forget::run(global, &arguments),

@@ -2,7 +2,7 @@
 
 pub(super) mod copy;
 pub(super) mod diff;
-pub(super) mod export;
+pub(super) mod export_import;
 pub(super) mod forget;
 pub(super) mod image_names;
 pub(super) mod list;

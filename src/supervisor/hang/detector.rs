@@ -256,6 +256,7 @@ mod tests {
 
     use super::*;
     use crate::config::Config;
+    use crate::run::own_activity::OwnActivity;
 
     const SECOND: Duration = Duration::from_secs(1);
     const NEVER: [usize; 0] = [];
@@ -465,5 +466,28 @@ mod tests {
                 prop_assert!(idle * 2 >= limit);
             }
         }
+    }
+
+    #[test]
+    fn a_silent_job_is_found_hung_though_each_snapshot_uses_its_cpu_time() {
+        let mut settings = Config::default().hang;
+        settings.cpu = Some(10 * SECOND);
+        let find = |own: u64| {
+            let (own_activity, mut signs) = (OwnActivity::default(), Signs::new(&settings));
+            let mut used = Duration::ZERO;
+            (0..100).find(|_| {
+                own_activity.begins(used);
+                used += Duration::from_millis(50);
+                own_activity.ends(used);
+                used += Duration::from_millis(own);
+                let sample = Sample {
+                    cpu: own_activity.own_cpu_time(|| used),
+                    ..Sample::default()
+                };
+                signs.take(&sample, SECOND).is_some()
+            })
+        };
+        assert_eq!(find(0), Some(10));
+        assert_eq!(find(10), None);
     }
 }

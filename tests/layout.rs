@@ -1,0 +1,349 @@
+//! Layout of `src/`: which folder may use which, where the store changes the disk, how large files and folders are.
+//!
+//! The rules are those of ARCHITECTURE.md. A failure lists every place that breaks one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use proc_macro2::{TokenStream, TokenTree};
+use syn::visit::{self, Visit};
+use syn::{ItemMod, ItemUse, UseTree};
+
+/// Top-level modules from top to bottom. A module uses modules of lower floors only; modules of one floor do not know
+/// each other.
+const FLOORS: [&[&str]; 11] = [
+    &["main", "lib"],
+    &["fuzzing"],
+    &["cli"],
+    &["rehearsal", "report"],
+    &["supervisor"],
+    &["doctor", "restore", "snapshot"],
+    &["gpu"],
+    &["run"],
+    &[
+        "agent_client",
+        "config",
+        "copier",
+        "criu",
+        "history",
+        "job",
+        "sandbox",
+        "store",
+    ],
+    &["cuda"],
+    &[
+        "agent",
+        "clock",
+        "fd_passing",
+        "known_errors",
+        "plugin",
+        "shared_memory",
+        "sync",
+        "telemetry",
+    ],
+];
+
+/// Folders of crates of their own, which `build.rs` compiles.
+const OTHER_CRATES: [&str; 2] = ["agent", "plugin"];
+
+/// Largest number of source files in a folder, `mod.rs` not counted.
+const FILES_MAX: usize = 20;
+/// Longest file, lines.
+const LINES_MAX: usize = 500;
+/// Shortest file, lines: a shorter one belongs into the file that uses it.
+const LINES_MIN: usize = 50;
+/// Files that may be shorter, because they are the one place of something or are kept apart for a reason.
+const SHORT: [&str; 5] = [
+    "main.rs",      // entry points
+    "mod.rs",       // docs and re-exports
+    "error.rs",     // one error enum a module
+    "exit_code.rs", // the exit codes of the supervisor, used on several floors
+    "sync.rs",      // used by every floor
+];
+/// Folders whose files are one verb of the command line each, however short.
+const VERBS: &str = "cli";
+/// Seams for fuzzing stand beside the private code that they open.
+const FUZZ_PREFIX: &str = "fuzz_";
+/// File names that many folders have.
+const SHARED_NAMES: [&str; 3] = ["mod.rs", "error.rs", "tests.rs"];
+
+/// The calls that change something on disk, or open a file for it.
+const DISK_CHANGES: [&str; 17] = [
+    "fs::copy",
+    "fs::create",
+    "fs::hard_link",
+    "fs::remove",
+    "fs::rename",
+    "fs::set_permissions",
+    "fs::write",
+    "DirBuilder",
+    "File::create",
+    "File::options",
+    "OpenOptions",
+    "fallocate",
+    ".set_len(",
+    ".sync_all(",
+    ".sync_data(",
+    ".write_all_at(",
+    ".write_at(",
+];
+
+#[test]
+fn modules_use_lower_floors_only() {
+    let floor: BTreeMap<&str, usize> = FLOORS
+        .iter()
+        .enumerate()
+        .flat_map(|(number, modules)| modules.iter().map(move |module| (*module, number)))
+        .collect();
+    let mut wrong = Vec::new();
+    let mut arrows = 0;
+    for file in sources() {
+        let from = module_path(&file);
+        let top = from.first().map_or("lib", String::as_str);
+        for to in used_modules(&file) {
+            let Some(&below) = floor.get(to.as_str()) else {
+                continue; // an item of the crate's root
+            };
+            if to == top {
+                continue;
+            }
+            arrows += 1;
+            let above = floor
+                .get(top)
+                .unwrap_or_else(|| panic!("no floor for {top}"));
+            if below <= *above {
+                wrong.push(format!("{} uses {to}", file.display()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "not downwards:\n{}", wrong.join("\n"));
+    assert!(arrows > 300, "only {arrows} uses were found");
+}
+
+#[test]
+fn every_module_of_the_crate_has_a_floor() {
+    let known: BTreeSet<&str> = FLOORS.iter().copied().flatten().copied().collect();
+    let found: BTreeSet<String> = fs::read_dir(root())
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned())
+        .collect();
+    let found: BTreeSet<&str> = found.iter().map(String::as_str).collect();
+    assert_eq!(known, found);
+}
+
+#[test]
+fn the_store_changes_the_disk_in_store_fs_only() {
+    let store = root().join("store");
+    let mut wrong = Vec::new();
+    let mut seen = 0;
+    for file in sources() {
+        let is_checked = file.starts_with(&store)
+            && !file.starts_with(store.join("fs"))
+            && !file.starts_with(store.join("tests"))
+            && !is_for_tests(&file);
+        if !is_checked {
+            continue;
+        }
+        seen += 1;
+        let text = fs::read_to_string(&file).unwrap();
+        let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+        for call in DISK_CHANGES.iter().filter(|call| code.contains(**call)) {
+            wrong.push(format!("{} has {call}", file.display()));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(seen > 50, "only {seen} files were read");
+}
+
+#[test]
+fn folders_hold_two_to_twenty_files() {
+    let mut files: BTreeMap<PathBuf, usize> = BTreeMap::new();
+    for file in sources() {
+        let is_module = file.file_name().unwrap() != "mod.rs";
+        *files.entry(file.parent().unwrap().to_owned()).or_default() += usize::from(is_module);
+    }
+    let wrong: Vec<_> = files
+        .iter()
+        .filter(|(_, count)| !(1..=FILES_MAX).contains(*count))
+        .chain(
+            files
+                .iter()
+                .filter(|(folder, count)| **count == 1 && !folder.join("mod.rs").exists()),
+        )
+        .collect();
+    assert!(wrong.is_empty(), "{wrong:?}");
+}
+
+#[test]
+fn files_have_fifty_to_five_hundred_lines() {
+    let mut wrong = Vec::new();
+    for file in sources() {
+        let lines = fs::read_to_string(&file).unwrap().lines().count();
+        let name = file.file_name().unwrap().to_str().unwrap();
+        let may_be_short = SHORT.contains(&name)
+            || name.starts_with(FUZZ_PREFIX)
+            || file.starts_with(root().join(VERBS));
+        if lines > LINES_MAX || lines < LINES_MIN && !may_be_short {
+            wrong.push(format!("{}: {lines} lines", file.display()));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn every_file_has_a_name_of_its_own() {
+    let mut places: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
+    for file in sources() {
+        let name = file.file_name().unwrap().to_str().unwrap().to_owned();
+        if !SHARED_NAMES.contains(&name.as_str()) {
+            places.entry(name).or_default().push(file);
+        }
+    }
+    places.retain(|_, files| files.len() > 1);
+    assert!(places.is_empty(), "{places:#?}");
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
+}
+
+/// All source files of the crate, without those of the crates that `build.rs` compiles.
+fn sources() -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    let mut folders = vec![root()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_str().unwrap();
+            if path.is_dir() && !OTHER_CRATES.contains(&name) {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                files.push(path);
+            }
+        }
+    }
+    assert!(files.len() > 300, "only {} files were found", files.len());
+    files.sort();
+    files
+}
+
+fn is_for_tests(file: &Path) -> bool {
+    let name = file.file_name().unwrap().to_str().unwrap();
+    name == "tests.rs" || name.starts_with(FUZZ_PREFIX) || file.parent().unwrap().ends_with("tests")
+}
+
+/// Path of the module that a file is, from the root of the crate.
+fn module_path(file: &Path) -> Vec<String> {
+    let relative = file.strip_prefix(root()).unwrap().with_extension("");
+    let mut path: Vec<String> = relative
+        .iter()
+        .map(|part| part.to_str().unwrap().to_owned())
+        .collect();
+    if matches!(path.last().map(String::as_str), Some("mod" | "lib")) {
+        path.pop();
+    }
+    path
+}
+
+/// Top-level modules that a file names, in `use` items, in other paths and in the arguments of macros.
+fn used_modules(file: &Path) -> BTreeSet<String> {
+    let text = fs::read_to_string(file).unwrap();
+    let parsed =
+        syn::parse_file(&text).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    let mut uses = Uses {
+        module: module_path(file),
+        found: BTreeSet::new(),
+    };
+    uses.visit_file(&parsed);
+    uses.found
+}
+
+/// Collects the top-level modules of all paths.
+struct Uses {
+    /// The module that is being read.
+    module: Vec<String>,
+    found: BTreeSet<String>,
+}
+
+impl Uses {
+    /// Adds the top-level module that a path leads to, if it begins with `crate`, `self` or `super`.
+    fn add(&mut self, path: &[String]) {
+        let mut at = match path.first().map(String::as_str) {
+            Some("crate") => Vec::new(),
+            Some("self" | "super") => self.module.clone(),
+            _ => return,
+        };
+        for part in path {
+            match part.as_str() {
+                "crate" | "self" => {}
+                "super" => drop(at.pop()),
+                name => at.push(name.to_owned()),
+            }
+        }
+        self.found.extend(at.into_iter().next());
+    }
+
+    fn add_tree(&mut self, prefix: &[String], tree: &UseTree) {
+        let with = |name: String| [prefix, &[name]].concat();
+        match tree {
+            UseTree::Path(path) => self.add_tree(&with(path.ident.to_string()), &path.tree),
+            UseTree::Name(name) => self.add(&with(name.ident.to_string())),
+            UseTree::Rename(rename) => self.add(&with(rename.ident.to_string())),
+            UseTree::Glob(_) => self.add(prefix),
+            UseTree::Group(group) => {
+                for tree in &group.items {
+                    self.add_tree(prefix, tree);
+                }
+            }
+        }
+    }
+
+    /// Reads the paths in the arguments of a macro, which are tokens only.
+    fn add_tokens(&mut self, tokens: TokenStream) {
+        let mut path: Vec<String> = Vec::new();
+        for token in tokens {
+            match token {
+                TokenTree::Group(group) => {
+                    self.add(&std::mem::take(&mut path));
+                    self.add_tokens(group.stream());
+                }
+                TokenTree::Ident(name) => path.push(name.to_string()),
+                TokenTree::Punct(punct) if punct.as_char() == ':' => {}
+                TokenTree::Punct(_) | TokenTree::Literal(_) => {
+                    self.add(&std::mem::take(&mut path));
+                }
+            }
+        }
+        self.add(&path);
+    }
+}
+
+impl<'ast> Visit<'ast> for Uses {
+    fn visit_item_mod(&mut self, item: &'ast ItemMod) {
+        self.module.push(item.ident.to_string());
+        visit::visit_item_mod(self, item);
+        self.module.pop();
+    }
+
+    fn visit_item_use(&mut self, item: &'ast ItemUse) {
+        self.add_tree(&[], &item.tree);
+    }
+
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        let names: Vec<String> = path
+            .segments
+            .iter()
+            .map(|part| part.ident.to_string())
+            .collect();
+        self.add(&names);
+        visit::visit_path(self, path);
+    }
+
+    fn visit_macro(&mut self, called: &'ast syn::Macro) {
+        self.add_tokens(called.tokens.clone());
+    }
+
+    fn visit_visibility(&mut self, _: &'ast syn::Visibility) {}
+}
