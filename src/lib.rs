@@ -1,25 +1,26 @@
-//! Supervises a GPU job on Linux: snapshots it on a schedule or a signal,
-//! restores it when it crashes, and never changes the job.
+//! Supervises a GPU job on Linux: takes snapshots of it on a schedule or a signal, restores it when it crashes, and
+//! never changes the job.
 //!
 //! ```text
-//! cli ──▶ rehearsal, report ──▶ supervisor
-//! cli ──▶ supervisor ──▶ sandbox, job, cuda, criu, store, resident; copier ──▶ cuda
+//! cli → rehearsal, report → supervisor → doctor, restore, snapshot → gpu → run
+//!     → agent_client, config, copier, criu, history, job, sandbox, store → cuda
 //! ```
-//! Those six know nothing of each other; what two of them must agree on is
-//! handed over by the supervisor; `clock` and `causes` are for all. `copier` is a process of its own that copies GPU
-//! memory, `resident` speaks to the agent in the job's processes. The command line is a thin layer over this
-//! library: [`supervisor::run`] does what `ckpt-run -- CMD` does. All but [`cli`] prints nothing; what the library has to
-//! say are `tracing` events, which [`telemetry::to_stderr`] shows as the command does.
+//! A module uses modules to its right only; `clock`, `known_errors` and other small ones serve all. `ARCHITECTURE.md`
+//! has the whole map.
 //!
-//! A program that uses [`supervisor::run`] calls [`helper_main`] first: parts of
-//! the work are done by copies of the program itself, inside the job's sandbox or beside it.
+//! The command line is a thin layer over this library: [`supervisor::run`] does what `ckpt-run -- CMD` does. Only [`cli`]
+//! prints. The library's messages are `tracing` events, which [`telemetry::to_stderr`] shows as the command does.
+//!
+//! A program that uses [`supervisor::run`] calls [`helper_main`] first: copies of the program itself do parts of the work,
+//! inside the job's sandbox or beside it.
 //!
 //! ```no_run
 //! use std::process::ExitCode;
 //!
 //! use ckpt_run::config::{self, Sources};
 //! use ckpt_run::cuda::GpuMap;
-//! use ckpt_run::supervisor::{self, OURS, RunOptions, What, chain};
+//! use ckpt_run::run::{OURS, chain};
+//! use ckpt_run::supervisor::{self, RunOptions, What};
 //!
 //! fn main() -> ExitCode {
 //!     if let Some(code) = ckpt_run::helper_main() {
@@ -46,9 +47,9 @@
 //!     }
 //! }
 //! ```
-//! `examples/supervise.rs` is that program, run by a test. A run that goes on in another process is asked through its
-//! store: [`supervisor::request_snapshot`], [`supervisor::request_status`]; images are read through
-//! [`store::Store`], without root and without CRIU.
+//! `examples/supervise.rs` is that program, and a test runs it. Other processes reach a supervisor through its store, by
+//! [`supervisor::request_snapshot`] and [`supervisor::request_status`]. [`store::Store`] reads images without root and
+//! without CRIU.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -96,9 +97,9 @@ pub mod supervisor;
 mod sync;
 pub mod telemetry;
 
-/// Does the work of a helper, when this process was started as one; otherwise `None`, at once.
+/// Does the work of a helper if this process was started as one. Otherwise returns `None` at once.
 ///
-/// To be called first thing in `main`, while the process has one thread.
+/// `main` calls it first, while the process has one thread.
 #[must_use]
 pub fn helper_main() -> Option<ExitCode> {
     let mut arguments = std::env::args_os();

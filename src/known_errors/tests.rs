@@ -311,7 +311,7 @@ fn criu_has_the_texts_that_it_is_known_by() {
 }
 
 const MARK: &str =
-    "<!-- below: the table of src/causes.rs, written by the test write_the_guide -->";
+    "<!-- below: the table of src/known_errors/mod.rs, written by the test write_the_guide -->";
 
 fn guide() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/guide/troubleshooting.md")
