@@ -84,7 +84,8 @@ impl GpuError {
     }
 
     /// Whether the job may be left in a state in which it cannot compute.
-    pub(crate) fn job_is_lost(&self) -> bool {
+    #[must_use]
+    pub fn job_is_lost(&self) -> bool {
         match self {
             Self::Resume(_) => true,
             Self::Suspend(error) => !error.is_computing(),
