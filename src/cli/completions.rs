@@ -6,7 +6,9 @@ use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{Arg, Command};
 use clap_complete::Shell;
 
-use super::{Failure, PROGRAM, grammar, print};
+use super::arguments::{PROGRAM, grammar};
+use super::global::Failure;
+use super::print;
 use crate::config::{Choice, Isolation, RestartPolicy};
 
 /// How `clap_complete` (4.6.11) names us in one half of its bash script, where it takes the hyphen for

@@ -7,9 +7,11 @@ use std::process::ExitCode;
 use clap::Subcommand;
 use serde::Serialize;
 
-use super::{Failure, Global, OURS, print};
+use super::global::{Failure, Global};
+use super::print;
 use crate::config::{self, Config, DEFAULT_TOML, Sources};
 use crate::doctor::MissingParts;
+use crate::run::OURS;
 use crate::run::chain;
 
 #[derive(Debug, Subcommand)]

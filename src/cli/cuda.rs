@@ -8,7 +8,8 @@ use clap::Subcommand;
 use nix::sys::signal::{SigSet, Signal};
 use serde::Serialize;
 
-use super::{Failure, Global, print};
+use super::global::{Failure, Global};
+use super::print;
 use crate::cuda::{self, CallError, Driver, GpuMap, State, Step};
 use crate::run::chain;
 

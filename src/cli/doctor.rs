@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-use super::Failure;
+use super::global::Failure;
 use super::print::{print, print_json};
 use crate::criu::Search;
 use crate::doctor::{Check, Status, examine};

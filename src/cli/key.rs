@@ -5,7 +5,8 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
-use super::{Failure, print, shown};
+use super::global::{Failure, shown};
+use super::print;
 use crate::run::generate_key;
 
 #[derive(Debug, Subcommand)]

@@ -9,7 +9,10 @@ use std::process::ExitCode;
 use clap::Command;
 use clap_mangen::Man;
 
-use super::{Failure, OURS, PROGRAM, grammar, print};
+use super::arguments::{PROGRAM, grammar};
+use super::global::Failure;
+use super::print;
+use crate::run::OURS;
 
 /// Of commands.
 const SECTION: &str = "1";

@@ -7,7 +7,8 @@ use clap::Args;
 use comfy_table::{Table, TableStyle};
 use serde::Serialize;
 
-use super::{Failure, Global, open, print};
+use super::global::{Failure, Global, open};
+use super::print;
 use crate::config::{Config, Override, format_percent, parse_duration};
 use crate::history::percent;
 use crate::supervisor::policy::interval::{Chosen, Cost, Rules, Seen, choose, rough};

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
-use super::{Failure, Global};
+use super::global::{Failure, Global};
 use crate::config::{Config, LogLevel};
 
 /// Says something to the user.

@@ -10,7 +10,8 @@ use std::time::Duration;
 use clap::Args;
 use nix::libc::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
-use super::{Failure, Global, print};
+use super::global::{Failure, Global};
+use super::print;
 use crate::config::parse_duration;
 use crate::history::time_in_words;
 use crate::rehearsal::{Options, Outcome, RehearsalError, Report, Step, rehearse};

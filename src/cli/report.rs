@@ -8,7 +8,8 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use super::{Failure, Global, open, print, shown};
+use super::global::{Failure, Global, open, shown};
+use super::print;
 use crate::config::Config;
 use crate::history;
 use crate::report::{Machine, Story, page};

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use super::{Failure, Global};
+use super::global::{Failure, Global};
 use crate::config::Override;
 use crate::cuda::GpuMap;
 use crate::run::{ImageChoice, OURS, chain};

@@ -9,7 +9,8 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use super::{Failure, Global, print};
+use super::global::{Failure, Global};
+use super::print;
 use crate::config::Override;
 use crate::run::OURS;
 

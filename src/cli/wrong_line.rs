@@ -6,7 +6,8 @@ use std::process::ExitCode;
 
 use clap::error::{ContextKind, ErrorKind};
 
-use super::{PROGRAM, grammar, print};
+use super::arguments::{PROGRAM, grammar};
+use super::print;
 use crate::run::OURS;
 
 /// Least likeness of a word to a verb to be taken for it: a wrong letter in a short one (`lst`, `snapshto`).

@@ -4,7 +4,8 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
-use crate::cli::{Failure, Global, print};
+use crate::cli::global::{Failure, Global};
+use crate::cli::print;
 use crate::store::ImageId;
 use crate::supervisor::{ControlError, request_pause, request_stop, request_unpause};
 

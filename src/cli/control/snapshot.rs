@@ -2,7 +2,8 @@
 
 use std::process::ExitCode;
 
-use crate::cli::{Failure, Global, print};
+use crate::cli::global::{Failure, Global};
+use crate::cli::print;
 use crate::supervisor::request_snapshot;
 
 pub(crate) fn run(global: &Global) -> Result<ExitCode, Failure> {

@@ -6,7 +6,8 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
-use crate::cli::{Failure, Global, print};
+use crate::cli::global::{Failure, Global};
+use crate::cli::print;
 use crate::history::{Freeze, counted, time_in_words};
 use crate::run::size;
 use crate::store::Usage;

@@ -6,9 +6,10 @@ use std::time::Duration;
 use clap::Args;
 
 use super::refused;
-use crate::cli::{Failure, OURS};
+use crate::cli::global::Failure;
 use crate::config::parse_duration;
 use crate::cuda::{GpuMap, GpuMapError, GpuUuid, SuspendOptions};
+use crate::run::OURS;
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Pids {

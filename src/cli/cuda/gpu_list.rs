@@ -5,7 +5,8 @@ use std::process::ExitCode;
 use serde::Serialize;
 
 use super::refused;
-use crate::cli::{Failure, Global, print};
+use crate::cli::global::{Failure, Global};
+use crate::cli::print;
 use crate::cuda::{self, Driver, Gpu, GpuUuid, UuidError};
 use crate::run::size;
 

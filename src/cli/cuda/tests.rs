@@ -5,9 +5,9 @@ use std::sync::Arc;
 use clap::Parser;
 
 use super::*;
-use crate::cli::OURS;
 use crate::cuda::GpuUuid;
 use crate::cuda::fake::Fake;
+use crate::run::OURS;
 
 const PIDS: [i32; 2] = [300, 301];
 

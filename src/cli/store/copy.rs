@@ -7,8 +7,9 @@ use clap::Args;
 use serde::Serialize;
 
 use super::image_names::{find, tell_other_run};
+use crate::cli::global::{Failure, Global, shown};
+use crate::cli::print;
 use crate::cli::print::Progress;
-use crate::cli::{Failure, Global, print, shown};
 use crate::config::Cpus;
 use crate::restore::companions;
 use crate::run::{ImageFacts, read_key, size};

@@ -6,8 +6,9 @@ use std::process::ExitCode;
 use serde::Serialize;
 
 use super::image_names::find;
+use crate::cli::global::{Failure, Global};
+use crate::cli::print;
 use crate::cli::print::plain;
-use crate::cli::{Failure, Global, print};
 use crate::job::{Access, MemoryUse};
 use crate::run::{ImageFacts, StreamKind, size};
 use crate::store::compare;

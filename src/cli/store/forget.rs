@@ -6,7 +6,8 @@ use clap::Args;
 use serde::Serialize;
 
 use super::image_names::find;
-use crate::cli::{Failure, Global, open, print};
+use crate::cli::global::{Failure, Global, open};
+use crate::cli::print;
 use crate::clock;
 use crate::config::Override;
 use crate::run::{RunState, size};

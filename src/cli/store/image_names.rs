@@ -2,7 +2,8 @@
 
 use serde::Serialize;
 
-use crate::cli::{Failure, print, shown};
+use crate::cli::global::{Failure, shown};
+use crate::cli::print;
 use crate::clock;
 use crate::run::{ImageFacts, OURS, RunState};
 use crate::store::{ImageEntry, ImageId, Store};

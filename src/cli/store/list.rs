@@ -6,7 +6,8 @@ use std::time::Duration;
 use comfy_table::{CellAlignment, Table, TableStyle};
 
 use super::image_names::{Life, Summary};
-use crate::cli::{Failure, Global, print, shown};
+use crate::cli::global::{Failure, Global, shown};
+use crate::cli::print;
 use crate::clock;
 use crate::history::time_in_words;
 use crate::run::{RunState, size};

@@ -7,7 +7,8 @@ use std::process::ExitCode;
 use serde_json::json;
 
 use super::image_names::find;
-use crate::cli::{Failure, Global, print};
+use crate::cli::global::{Failure, Global};
+use crate::cli::print;
 
 pub(crate) fn pin(global: &Global, image: &str, note: &str) -> Result<ExitCode, Failure> {
     let store = global.open()?;

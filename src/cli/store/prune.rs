@@ -4,7 +4,8 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
-use crate::cli::{Failure, Global, print};
+use crate::cli::global::{Failure, Global};
+use crate::cli::print;
 use crate::run::{Copies, size};
 use crate::store::{ImageId, LockError, Swept};
 

@@ -7,8 +7,9 @@ use clap::Args;
 use serde::Serialize;
 
 use super::verify::Findings;
+use crate::cli::global::{Failure, Global, open};
+use crate::cli::print;
 use crate::cli::print::Progress;
-use crate::cli::{Failure, Global, open, print};
 use crate::run::size;
 use crate::store::{ImageId, Marks, PackName, Remedy, Repaired, RepairedImage};
 

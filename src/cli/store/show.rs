@@ -5,7 +5,8 @@ use std::process::ExitCode;
 use serde::Serialize;
 
 use super::image_names::{find, note};
-use crate::cli::{Failure, Global, print};
+use crate::cli::global::{Failure, Global};
+use crate::cli::print;
 use crate::clock;
 use crate::job::MemoryUse;
 use crate::run::{ImageFacts, StreamKind};

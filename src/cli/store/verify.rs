@@ -5,8 +5,9 @@ use std::process::ExitCode;
 use serde::Serialize;
 
 use super::image_names::find;
+use crate::cli::global::{Failure, Global, open};
+use crate::cli::print;
 use crate::cli::print::Progress;
-use crate::cli::{Failure, Global, open, print};
 use crate::run::{chain, size};
 use crate::store::{BadRun, ImageId, ImageReport, Selection, Verdict};
 

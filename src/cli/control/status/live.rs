@@ -14,7 +14,7 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers
 
 use super::view::{View, draw};
 use super::{LOOK_INTERVAL, look};
-use crate::cli::Failure;
+use crate::cli::global::Failure;
 use crate::clock;
 use crate::history::{self, Entry};
 use crate::supervisor::Status;

@@ -1,0 +1,92 @@
+//! Options of every verb, and the failures that verbs report.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use crate::config::{Config, ConfigError, Loaded, LogLevel, Override, Sources};
+use crate::run::{OURS, chain, read_key};
+use crate::store::Store;
+
+/// Options of every verb.
+#[derive(Debug, Args)]
+pub(super) struct Global {
+    /// Folder of the images [default: ./.ckpt-run]
+    #[arg(long, global = true, value_name = "PATH")]
+    pub(super) store: Option<String>,
+    /// Settings, instead of ./ckpt-run.toml
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(super) config: Option<PathBuf>,
+    /// CRIU's program or the folder it is installed in
+    #[arg(long, global = true, value_name = "PATH")]
+    pub(super) criu: Option<String>,
+    /// Data as JSON
+    #[arg(long, global = true)]
+    pub(super) json: bool,
+    /// Warnings and errors only
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    pub(super) quiet: bool,
+    /// More about what is done
+    #[arg(short, long, global = true)]
+    pub(super) verbose: bool,
+}
+
+impl Global {
+    /// Loads the settings, with these flags over all else.
+    pub(super) fn load(&self, overrides: Vec<Override>) -> Result<Loaded, ConfigError> {
+        let overrides = self.overrides(overrides);
+        crate::config::load(&Sources::from_process(self.config.clone(), overrides)?)
+    }
+
+    /// Those of a verb and those of all verbs.
+    pub(super) fn overrides(&self, mut overrides: Vec<Override>) -> Vec<Override> {
+        let flags = [
+            ("store", "--store", &self.store),
+            ("criu.path", "--criu", &self.criu),
+        ];
+        for (key, flag, value) in flags {
+            overrides.extend(value.clone().map(|value| Override { key, flag, value }));
+        }
+        overrides
+    }
+
+    /// What we say on stderr.
+    pub(super) fn log_level(&self, config: &Config) -> LogLevel {
+        match (self.quiet, self.verbose) {
+            (true, _) => LogLevel::Warn,
+            (_, true) => LogLevel::Debug,
+            (false, false) => config.log.level,
+        }
+    }
+
+    /// Opens the store that is there.
+    pub(super) fn open(&self) -> Result<Store, Failure> {
+        open(&self.load(Vec::new())?.config)
+    }
+}
+
+/// Failure of ckpt-run: its message and the exit code.
+pub(super) struct Failure {
+    pub(super) text: String,
+    pub(super) code: u8,
+}
+
+impl<E: std::error::Error> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self {
+            text: chain(&error),
+            code: OURS,
+        }
+    }
+}
+
+/// Opens the store that the settings name, with its key.
+pub(super) fn open(config: &Config) -> Result<Store, Failure> {
+    let key = read_key(&config.encryption)?;
+    Ok(Store::open_with(&config.store, key.as_ref())?)
+}
+
+/// Returns a path as messages show it.
+pub(super) fn shown(path: &Path) -> String {
+    path.display().to_string()
+}
