@@ -7,23 +7,17 @@ use tokio::sync::oneshot;
 use super::handlers::background::News;
 use super::handlers::signals::Signal;
 use super::observers::run_status::Status;
+use super::stage::{Reply, UnpauseReply};
 use crate::job::Key;
 use crate::restore::error::RestoreError;
 use crate::restore::restore_image::Restored;
 use crate::sandbox;
 use crate::snapshot::error::SnapshotError;
-use crate::snapshot::paused::{Paused, Refused, StillPaused};
+use crate::snapshot::paused::{Paused, Refused};
 use crate::snapshot::take_snapshot::{Afterwards, Snapshotted};
-use crate::store::ImageId;
 
 /// Events that may wait for the loop. Senders wait when it is full; nothing is dropped.
 pub(super) const EVENTS_MAX: usize = 256;
-
-/// Answer to a client that asked for a snapshot.
-pub(super) type Reply = oneshot::Sender<Result<ImageId, String>>;
-
-/// Answer to a client that asked for the end of a pause.
-pub(super) type UnpauseReply = oneshot::Sender<Result<(), StillPaused>>;
 
 /// Something that happened.
 #[derive(Debug)]

@@ -23,114 +23,32 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::control::server;
-use super::event::{EVENTS_MAX, Event, Reply, Timer, UnpauseReply};
+use super::error::{RunError, system};
+use super::event::{EVENTS_MAX, Event, Timer};
 use super::handlers::background::Background;
-use super::handlers::pauses::Pause;
 use super::handlers::signals;
 use super::observers::journal::Journal;
 use super::observers::keyboard::Keyboard;
 use super::observers::metrics::Metrics;
 use super::observers::progress_line::ProgressLine;
 use super::observers::run_phase::State;
+use super::policy::restart::Budget;
 use super::policy::restart::Stopping;
-use super::policy::restart::{Budget, ExitStatus};
 use super::policy::schedule::{Now, Schedule, Snapshotted as LastSnapshot};
-use super::run_job::{Beginning, RunError, system};
-use crate::agent_client::Token;
+use super::stage::{Beginning, PendingSnapshot, Running, Stage, UnpauseReply};
 use crate::clock;
 use crate::gpu::resident::Standby;
 use crate::history;
 use crate::run::image_facts::Trigger;
 use crate::run::machine;
 use crate::run::run_context::RunContext;
-use crate::run::run_state::{Progress, RunState};
-use crate::run::running_job::{Job, SharedStreams};
+use crate::run::run_state::RunState;
+use crate::run::running_job::SharedStreams;
 use crate::run::streams::Streams;
-use crate::sandbox::{self, Ended, JobPids, Sandbox};
+use crate::sandbox::{self};
 use crate::snapshot::take_snapshot::Afterwards;
 use crate::store::ImageId;
 use crate::sync::locked;
-
-/// Where the run stands.
-#[derive(Debug)]
-pub(super) enum Stage {
-    /// Nothing of the job exists.
-    Idle,
-    /// Pid 1 was asked to start the job.
-    Starting(Arc<Sandbox>),
-    /// The job computes, or a snapshot of it is taken.
-    Running(Running),
-    /// An image is becoming the job.
-    Restoring(Restoring),
-    /// The sandbox was killed; what comes next waits until everything is gone.
-    Ending(AfterEnd),
-    /// Before a restart: for a backoff, or without `until` until somebody unpauses the job, which was killed as it stood
-    /// still.
-    Waiting {
-        until: Option<Instant>,
-        skip_newest: Option<usize>,
-    },
-}
-
-/// From the sight of a job's end to the word of it: its first process may have much memory to give back.
-const LEAVING_LIMIT: Duration = Duration::from_secs(10);
-
-/// A job that runs.
-#[derive(Debug)]
-pub(super) struct Running {
-    pub job: Arc<Job>,
-    pub busy: Option<PendingSnapshot>,
-    pub pause: Option<Pause>,
-    /// When it was seen that it ends, or has: the word of it is on its way, and no snapshot begins.
-    pub leaving: Option<Instant>,
-    pub ended: Option<Ended>,
-    pub gone: bool,
-}
-
-impl Running {
-    /// Whether the word of its end is still waited for.
-    pub fn is_leaving(&self) -> bool {
-        self.leaving_for().is_some()
-    }
-
-    /// For how long. Where none comes in that time, it had not ended.
-    fn leaving_for(&self) -> Option<Duration> {
-        let left = LEAVING_LIMIT.checked_sub(self.leaving?.elapsed())?;
-        (!left.is_zero()).then_some(left)
-    }
-}
-
-/// A restore under way.
-#[derive(Debug)]
-pub(super) struct Restoring {
-    pub sandbox: Arc<Sandbox>,
-    pub id: ImageId,
-    pub pids: JobPids,
-    pub token: Option<Token>,
-    pub skip_newest: usize,
-    pub ended: Option<Ended>,
-    pub gone: bool,
-}
-
-/// What happens once a sandbox is gone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum AfterEnd {
-    /// Decide by how the job ended, which somebody may have paused.
-    Decide { status: ExitStatus, paused: bool },
-    /// Try the next older image.
-    NextImage { skip_newest: usize },
-    /// Exit with this code.
-    Exit(u8, Progress),
-}
-
-/// A snapshot that was asked for, or is being taken.
-#[derive(Debug)]
-pub(super) struct PendingSnapshot {
-    pub trigger: Trigger,
-    pub afterwards: Afterwards,
-    pub begun: Option<Now>,
-    pub replies: Vec<Reply>,
-}
 
 /// The state of a run. Lives on the main thread.
 pub(super) struct Supervisor {

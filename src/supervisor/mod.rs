@@ -4,6 +4,7 @@
 //! loop does about each event, `policy` what it decides, `observers` who is told.
 
 pub(crate) mod control;
+mod error;
 mod event;
 mod event_loop;
 #[cfg(any(fuzzing, test))]
@@ -14,12 +15,14 @@ pub(crate) mod hooks;
 pub(crate) mod observers;
 pub(crate) mod policy;
 mod run_job;
+mod stage;
 
 pub use control::client::{
     ControlError, request_pause, request_snapshot, request_status, request_stop, request_unpause,
 };
 
-pub use run_job::{RunError, RunOptions, What, run};
+pub use error::RunError;
+pub use run_job::{RunOptions, What, run};
 
 pub use observers::run_phase::State;
 pub use observers::run_status::{Status, StatusError, status_of_store};

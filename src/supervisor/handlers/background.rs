@@ -13,8 +13,9 @@ use crate::clock;
 use crate::run::run_context::RunContext;
 use crate::run::run_state::RunState;
 use crate::run::running_job::{Job, SharedStreams};
+use crate::supervisor::error::{RunError, system};
 use crate::supervisor::event::Event;
-use crate::supervisor::event_loop::{Running, Stage, Supervisor};
+use crate::supervisor::event_loop::Supervisor;
 use crate::supervisor::hang::detector::Sample;
 use crate::supervisor::hang::watchdog::HangWatch;
 use crate::supervisor::hooks::hook_command;
@@ -22,7 +23,7 @@ use crate::supervisor::hooks::queue::Hooks;
 use crate::supervisor::observers::systemd::SystemdNotifier;
 use crate::supervisor::policy::compute_clock::ComputeClock;
 use crate::supervisor::policy::crash_progress::CrashProgress;
-use crate::supervisor::run_job::{RunError, system};
+use crate::supervisor::stage::{Running, Stage};
 
 /// What the threads of these parts report.
 #[derive(Debug)]

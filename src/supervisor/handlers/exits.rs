@@ -5,17 +5,17 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use super::pauses::Pause;
 use crate::clock;
 use crate::run::exit_code::SAVED;
 use crate::run::format::{chain, seconds};
 use crate::run::run_state::Progress;
 use crate::sandbox::{Ended, SandboxError};
+use crate::supervisor::error::{RunError, system};
 use crate::supervisor::event::Event;
-use crate::supervisor::event_loop::{AfterEnd, Running, Stage, Supervisor};
+use crate::supervisor::event_loop::Supervisor;
 use crate::supervisor::policy::restart::Stopping;
 use crate::supervisor::policy::restart::{Decision, ExitStatus, decide};
-use crate::supervisor::run_job::{RunError, system};
+use crate::supervisor::stage::{AfterEnd, Pause, Running, Stage};
 use crate::sync::locked;
 
 /// Longest pause before a restart over which a copier is kept ready: it takes up GPU memory.

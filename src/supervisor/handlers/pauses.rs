@@ -10,38 +10,14 @@ use crate::run::exit_code::SAVED;
 use crate::run::format::seconds;
 use crate::run::image_facts::ImageFacts;
 use crate::run::run_state::Progress;
-use crate::snapshot::paused::{Paused, Refused, StillPaused, lacking};
+use crate::snapshot::paused::{Refused, StillPaused, lacking};
 use crate::snapshot::take_snapshot::Afterwards;
 use crate::store::ImageId;
-use crate::supervisor::event::{Event, UnpauseReply};
-use crate::supervisor::event_loop::{AfterEnd, Running, Stage, Supervisor, now};
+use crate::supervisor::error::{RunError, system};
+use crate::supervisor::event::Event;
+use crate::supervisor::event_loop::{Supervisor, now};
 use crate::supervisor::policy::schedule::Snapshotted as LastSnapshot;
-use crate::supervisor::run_job::{RunError, system};
-
-/// The job stands still, as somebody asked.
-#[derive(Debug)]
-pub(crate) enum Pause {
-    /// As it is in this image.
-    Paused(ImageId, Box<Paused>),
-    /// It is about to go on; the image is still what it is.
-    Ending(ImageId),
-}
-
-impl Pause {
-    pub fn image(&self) -> ImageId {
-        match self {
-            Self::Paused(image, _) | Self::Ending(image) => *image,
-        }
-    }
-
-    /// The job was killed.
-    pub fn abandon(self) {
-        match self {
-            Self::Paused(_, paused) => paused.abandon(),
-            Self::Ending(_) => {}
-        }
-    }
-}
+use crate::supervisor::stage::{AfterEnd, Pause, Running, Stage, UnpauseReply};
 
 impl Supervisor {
     /// The image that the job stands still at, if somebody paused it.

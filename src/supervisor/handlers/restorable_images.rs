@@ -2,8 +2,8 @@
 
 use crate::run::format::chain;
 use crate::store::{ImageEntry, ImageId};
+use crate::supervisor::error::RunError;
 use crate::supervisor::event_loop::Supervisor;
-use crate::supervisor::run_job::RunError;
 
 impl Supervisor {
     /// This run's images that are not set aside, oldest first.

@@ -11,10 +11,11 @@ use tokio::sync::mpsc::Sender;
 use crate::clock;
 use crate::run::image_facts::Trigger;
 use crate::snapshot::take_snapshot::Afterwards;
+use crate::supervisor::error::RunError;
 use crate::supervisor::event::Event;
-use crate::supervisor::event_loop::{Running, Stage, Supervisor};
+use crate::supervisor::event_loop::Supervisor;
 use crate::supervisor::policy::restart::Stopping;
-use crate::supervisor::run_job::RunError;
+use crate::supervisor::stage::{Running, Stage};
 
 /// Two SIGTERM within this time are one: `timeout` sends it to its child and then to its process group.
 const SAME_SIGNAL: Duration = Duration::from_millis(300);

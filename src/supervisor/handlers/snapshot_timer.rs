@@ -15,10 +15,10 @@ use crate::run::run_state::RunState;
 use crate::run::running_job::Job;
 use crate::snapshot::take_snapshot::Snapshotted;
 use crate::store::{ImageEntry, Store};
+use crate::supervisor::error::RunError;
 use crate::supervisor::event_loop::{Supervisor, now};
 use crate::supervisor::policy::interval::{self, Cost, Rules, Seen};
 use crate::supervisor::policy::schedule::{Now, Schedule, Snapshotted as LastSnapshot};
-use crate::supervisor::run_job::RunError;
 use crate::sync::locked;
 
 /// Images whose freezes are the first mean: as many as the mean remembers.

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use super::pauses::Pause;
 use super::snapshot_timer;
 use crate::clock;
 use crate::history;
@@ -18,11 +17,12 @@ use crate::snapshot::disk_space;
 use crate::snapshot::error::SnapshotError;
 use crate::snapshot::paused::Paused;
 use crate::snapshot::take_snapshot::{self, Afterwards, Snapshotted, Subject};
-use crate::supervisor::event::{Event, Reply};
-use crate::supervisor::event_loop::{AfterEnd, PendingSnapshot, Running, Stage, Supervisor, now};
+use crate::supervisor::error::RunError;
+use crate::supervisor::event::Event;
+use crate::supervisor::event_loop::{Supervisor, now};
 use crate::supervisor::policy::restart::Stopping;
 use crate::supervisor::policy::schedule::Snapshotted as LastSnapshot;
-use crate::supervisor::run_job::RunError;
+use crate::supervisor::stage::{AfterEnd, Pause, PendingSnapshot, Reply, Running, Stage};
 
 /// Time for a killed job's last output to be delivered, once we are to stop at once.
 const DELIVERY_LIMIT: Duration = Duration::from_secs(5);

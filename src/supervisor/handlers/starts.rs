@@ -24,10 +24,11 @@ use crate::sandbox::{
     Ended, IoUring, Isolation, JobPids, Sandbox, SandboxError, SpawnError, privilege_missing,
 };
 use crate::store::ImageId;
+use crate::supervisor::error::{RunError, system};
 use crate::supervisor::event::Event;
-use crate::supervisor::event_loop::{AfterEnd, Restoring, Running, Stage, Supervisor, now};
+use crate::supervisor::event_loop::{Supervisor, now};
 use crate::supervisor::policy::schedule::Snapshotted as LastSnapshot;
-use crate::supervisor::run_job::{RunError, system};
+use crate::supervisor::stage::{AfterEnd, Restoring, Running, Stage};
 
 impl Supervisor {
     /// Starts the job from the beginning.

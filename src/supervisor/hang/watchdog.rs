@@ -26,11 +26,12 @@ use crate::history;
 use crate::run::format::chain;
 use crate::run::running_job::{Job, SharedStreams};
 use crate::store::ImageId;
+use crate::supervisor::error::RunError;
 use crate::supervisor::event::Event;
-use crate::supervisor::event_loop::{Running, Stage, Supervisor};
+use crate::supervisor::event_loop::Supervisor;
 use crate::supervisor::handlers::background::News;
 use crate::supervisor::policy::restart::Budget;
-use crate::supervisor::run_job::RunError;
+use crate::supervisor::stage::{Running, Stage};
 
 /// Samples in the time of a limit.
 const SAMPLES: u32 = 10;

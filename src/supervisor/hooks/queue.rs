@@ -22,11 +22,11 @@ use crate::run::format::{chain, seconds};
 use crate::run::image_facts::Trigger;
 use crate::snapshot::take_snapshot::{Afterwards, Snapshotted};
 use crate::store::ImageId;
+use crate::supervisor::error::RunError;
 use crate::supervisor::event::Event;
 use crate::supervisor::event_loop::Supervisor;
 use crate::supervisor::handlers::background::News;
 use crate::supervisor::handlers::signals::Signal;
-use crate::supervisor::run_job::RunError;
 
 /// Hooks that may wait for others: more than come of any occasion before the first is killed after its time.
 const WAITING_MAX: usize = 64;

@@ -14,9 +14,9 @@ use crate::run::run_state::Progress;
 use crate::sandbox::{JobPids, Sandbox};
 use crate::snapshot::take_snapshot::Snapshotted;
 use crate::store::ImageId;
+use crate::supervisor::error::RunError;
 use crate::supervisor::event_loop::Supervisor;
 use crate::supervisor::policy::restart::ExitStatus;
-use crate::supervisor::run_job::RunError;
 
 /// The run's events, in the log and added up.
 #[derive(Debug)]

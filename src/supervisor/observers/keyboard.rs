@@ -16,8 +16,9 @@ use tokio::sync::mpsc::Sender;
 use crate::job::{CallersTerminal, Key};
 use crate::run::running_job::SharedStreams;
 use crate::supervisor::event::Event;
-use crate::supervisor::event_loop::{Running, Stage, Supervisor};
+use crate::supervisor::event_loop::Supervisor;
 use crate::supervisor::handlers::signals::is_ignored;
+use crate::supervisor::stage::{Running, Stage};
 use crate::sync::locked;
 
 /// How often we look whether we are in the foreground: a shell that takes a running job there tells nobody.

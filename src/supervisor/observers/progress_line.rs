@@ -12,7 +12,8 @@ use crate::job::{Patience, Shown, StatusLine};
 use crate::run::format::seconds;
 use crate::run::progress::Ongoing;
 use crate::run::streams::Streams;
-use crate::supervisor::event_loop::{Running, Stage, Supervisor};
+use crate::supervisor::event_loop::Supervisor;
+use crate::supervisor::stage::{Running, Stage};
 
 /// Time between two drawings: faster than that nobody reads. What takes less is not drawn at all.
 const DRAW_INTERVAL: Duration = Duration::from_millis(200);

@@ -15,9 +15,9 @@ use crate::run::progress::WorkProgress;
 use crate::run::run_state::{Progress, RunState, RunStateError};
 use crate::store::Usage;
 use crate::store::usage;
-use crate::supervisor::event_loop::{Running, Stage, Supervisor, now};
-use crate::supervisor::handlers::pauses::Pause;
+use crate::supervisor::event_loop::{Supervisor, now};
 use crate::supervisor::policy::schedule::{Now, Snapshotted as LastSnapshot};
+use crate::supervisor::stage::{Pause, Running, Stage};
 
 pub use crate::supervisor::observers::run_phase::State;
 

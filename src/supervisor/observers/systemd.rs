@@ -9,9 +9,9 @@ use sd_notify::NotifyState;
 
 use crate::clock;
 use crate::store::ImageId;
-use crate::supervisor::event_loop::{AfterEnd, Running, Stage, Supervisor};
-use crate::supervisor::handlers::pauses::Pause;
+use crate::supervisor::event_loop::Supervisor;
 use crate::supervisor::policy::restart::Stopping;
+use crate::supervisor::stage::{AfterEnd, Pause, Running, Stage};
 
 /// How often more time is asked for, and for how much: a loop that hangs for so long is to be killed.
 const EXTEND_PERIOD: Duration = Duration::from_secs(10);

@@ -1,0 +1,111 @@
+//! Why a run did not begin, or could not continue.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::criu::FindError;
+use crate::restore::RestoreError;
+use crate::run::encryption_key::KeyError;
+use crate::run::exit_code::OURS;
+use crate::run::program::ProgramError;
+use crate::run::run_state::{NoSuchImage, RunStateError};
+use crate::store::{ImageId, LockError, OpenError, ReadError, WriteError};
+
+/// Why a run did not begin, or could not go on. The job does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The program cannot be run.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+    /// No usable CRIU.
+    #[error(transparent)]
+    Criu(#[from] FindError),
+    /// The store's key cannot be had.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// The store cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The store is in use.
+    #[error(transparent)]
+    Lock(#[from] LockError),
+    /// The store cannot be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// The store cannot be written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    /// The run's state cannot be read or written.
+    #[error(transparent)]
+    State(#[from] RunStateError),
+    /// The store belongs to another command.
+    #[error(
+        "cannot go on: the store {} holds a run of another command\n  there: {there}\n  here:  {here}\n\
+         run the same line again, choose another --store, or begin anew with --fresh",
+        store.display()
+    )]
+    OtherCommand {
+        /// The store.
+        store: PathBuf,
+        /// The command of the run that is there.
+        there: String,
+        /// The command that was given.
+        here: String,
+    },
+    /// The store holds no run.
+    #[error(
+        "cannot go on: the store {} holds no run (is --store right?); begin one with ckpt-run -- CMD",
+        .0.display()
+    )]
+    NoRun(PathBuf),
+    /// The image is not there, or cannot be read.
+    #[error(transparent)]
+    NoSuchImage(#[from] NoSuchImage),
+    /// Something of the system's failed.
+    #[error("cannot {operation}")]
+    System {
+        /// What was tried.
+        operation: &'static str,
+        /// The reason.
+        #[source]
+        source: io::Error,
+    },
+    /// The sandbox could not be started.
+    #[error("cannot start the job")]
+    Sandbox(#[from] crate::sandbox::SandboxError),
+    /// Asked to give up rather than to start without an image.
+    #[error(
+        "cannot go on: none of the images could be restored; see the messages above, or begin anew with --fresh"
+    )]
+    NothingRestorable,
+    /// The disk is full on which a restore keeps what it cuts off files. Older images would cut off more.
+    #[error("cannot go on")]
+    NoRoom(#[source] RestoreError),
+    /// The image that was asked for did not become the job; no other is wanted.
+    #[error(
+        "cannot go on from image {image}, and the run stays as it was; `ckpt-run list` shows the others"
+    )]
+    Chosen {
+        /// The image.
+        image: ImageId,
+        /// Why it did not.
+        #[source]
+        source: RestoreError,
+    },
+}
+
+impl RunError {
+    /// The process's exit code: 126 or 127 when the command is at fault, otherwise 125.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Program(error) => error.exit_code(),
+            _ => OURS,
+        }
+    }
+}
+
+/// Makes a failed system operation an error of the run.
+pub(super) fn system(operation: &'static str) -> impl Fn(io::Error) -> RunError {
+    move |source| RunError::System { operation, source }
+}
