@@ -2,17 +2,7 @@
 
 use super::model::{IoUring, Isolation, LogLevel, Memory, Nccl, ShowProgress, Tcp};
 use super::restart_settings::{RestartPolicy, WithoutImage};
-
-/// An enum whose values have a word each in files and flags.
-pub(crate) trait Choice: Copy + PartialEq + 'static {
-    /// Every value with its word.
-    const WORDS: &'static [(&'static str, Self)];
-
-    /// The words.
-    fn words() -> Vec<&'static str> {
-        Self::WORDS.iter().map(|(word, _)| *word).collect()
-    }
-}
+use super::value::Choice;
 
 impl Choice for Isolation {
     const WORDS: &'static [(&'static str, Self)] = &[

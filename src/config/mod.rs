@@ -31,15 +31,16 @@ pub use cron::CronExpression;
 pub use error::{ConfigError, Distrust, Invalid};
 pub use loaded::{DEFAULT_TOML, Loaded, check, load};
 pub use model::{
-    Buffer, Config, Cpus, Criu, Cuda, Encryption, Files, Interval, IoUring, Isolation, Log,
-    LogLevel, Memory, Metrics, Nccl, Network, Retention, Sandbox, ShowProgress, Snapshot, Tcp, Tty,
+    Buffer, Config, Cpus, Criu, Cuda, Encryption, Files, IoUring, Isolation, Log, LogLevel, Memory,
+    Metrics, Nccl, Network, Retention, Sandbox, ShowProgress, Snapshot, Tcp, Tty,
 };
-pub use operation::{Hang, HangAction, HookCommand, Hooks, Jitter, Occasion};
-pub use restart_settings::{ExitStatus, Restart, RestartLimit, RestartPolicy, WithoutImage};
+pub use operation::{Hang, HangAction, HookCommand, Hooks, Interval, Jitter, Occasion};
+pub use restart_settings::{Restart, RestartLimit, RestartPolicy, WithoutImage};
 pub use sources::{Origin, Override, ProjectFile, Sources};
 
-pub(crate) use choice::Choice;
+pub use units::ExitStatus;
 pub(crate) use units::{format_percent, parse_duration};
+pub(crate) use value::Choice;
 
 #[cfg(any(fuzzing, test))]
 pub(crate) mod fuzz_config;

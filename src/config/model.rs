@@ -10,8 +10,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::CronExpression;
-use super::operation::{Hang, HangAction, Hooks, Jitter};
-use super::restart_settings::{ExitStatus, Restart, RestartLimit, RestartPolicy, WithoutImage};
+use super::operation::{Hang, HangAction, Hooks, Interval, Jitter};
+use super::restart_settings::{Restart, RestartLimit, RestartPolicy, WithoutImage};
+use super::units::ExitStatus;
 
 /// All settings.
 #[derive(Debug, Clone, PartialEq)]
@@ -117,17 +118,6 @@ pub struct Snapshot {
     pub level: i32,
     /// Threads of the store.
     pub cpus: Cpus,
-}
-
-/// Time from the end of one snapshot to the next.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Interval {
-    /// Only when asked for.
-    Never,
-    /// Chosen from what snapshots cost and how often the job fails.
-    Auto,
-    /// At least one second.
-    Every(Duration),
 }
 
 /// Host memory between the freeze and the disk.

@@ -7,11 +7,21 @@ use std::time::Duration;
 
 use toml::Value as Shown;
 
-use super::choice::Choice;
+use super::Invalid;
 use super::limits::{HANG, HOOK_BYTES_MAX, HOOK_WORDS_MAX, INTERVAL, JITTER_SHARE, JITTER_TIME};
 use super::units::{format_duration, format_percent, parse_percent, shown};
-use super::value::Value;
-use super::{Interval, Invalid};
+use super::value::{Choice, Value};
+
+/// Time from the end of one snapshot to the next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Interval {
+    /// Only when asked for.
+    Never,
+    /// Chosen from what snapshots cost and how often the job fails.
+    Auto,
+    /// At least one second.
+    Every(Duration),
+}
 
 /// How far a snapshot may come after its time.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -8,10 +8,9 @@ use std::time::Duration;
 
 use toml::Value as Shown;
 
-use super::choice::Choice;
 use super::limits::{BUFFER, CPUS};
 use super::units::{format_duration, format_size, shown};
-use super::value::Value;
+use super::value::{Choice, Value};
 use super::{Buffer, Cpus, CronExpression, Invalid, Tty};
 
 pub(super) fn command(value: &Value) -> Result<Option<String>, Invalid> {

@@ -2,12 +2,11 @@
 //!
 //! What each one means is said in `config/default.toml`, as for all of [`super::model`].
 
-use std::fmt;
 use std::time::Duration;
 
 use super::Invalid;
 use super::limits::{PREVENT_ITEMS_MAX, RESTARTS};
-use super::units::{format_exit_status, parse_exit_status};
+use super::units::{ExitStatus, parse_exit_status};
 use super::value::Value;
 
 /// `[restart]`.
@@ -49,43 +48,6 @@ pub enum RestartLimit {
     Unlimited,
     /// At most this often.
     Times(u32),
-}
-
-/// How a job ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum ExitStatus {
-    /// It exited with this code.
-    Exited(u8),
-    /// A signal of this number killed it.
-    Signaled(i32),
-}
-
-impl ExitStatus {
-    /// The exit code that says the same to whoever started us: 128+n for signal n.
-    #[must_use]
-    pub fn code(self) -> u8 {
-        match self {
-            Self::Exited(code) => code,
-            Self::Signaled(number) => {
-                u8::try_from(number).map_or(u8::MAX, |number| number.saturating_add(128))
-            }
-        }
-    }
-
-    /// Whether the job says that it has done what it was started for.
-    #[must_use]
-    pub fn is_success(self) -> bool {
-        self == Self::Exited(0)
-    }
-}
-
-impl fmt::Display for ExitStatus {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Exited(code) => write!(f, "exit code {code}"),
-            Self::Signaled(_) => f.write_str(&format_exit_status(*self)),
-        }
-    }
 }
 
 /// What happens when there is no image to restore.

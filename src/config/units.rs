@@ -2,13 +2,14 @@
 //!
 //! What is printed here parses here to the same value.
 
+use std::fmt;
 use std::time::Duration;
 
 use bytesize::ByteSize;
 use jiff::fmt::friendly::{SpanParser, SpanPrinter};
 use nix::sys::signal::Signal;
 
-use super::{ExitStatus, Invalid};
+use super::Invalid;
 
 /// Units of [`format_size`], largest first.
 const SIZE_UNITS: [(&str, u64); 4] = [
@@ -74,6 +75,43 @@ pub(crate) fn format_percent(share: f64) -> String {
     // What was divided by 100 does not always multiply back; nobody writes more digits.
     let rounded = (share * 100.0 * 1e9).round() / 1e9;
     format!("{rounded}%")
+}
+
+/// How a job ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ExitStatus {
+    /// It exited with this code.
+    Exited(u8),
+    /// A signal of this number killed it.
+    Signaled(i32),
+}
+
+impl ExitStatus {
+    /// The exit code that says the same to whoever started us: 128+n for signal n.
+    #[must_use]
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Exited(code) => code,
+            Self::Signaled(number) => {
+                u8::try_from(number).map_or(u8::MAX, |number| number.saturating_add(128))
+            }
+        }
+    }
+
+    /// Whether the job says that it has done what it was started for.
+    #[must_use]
+    pub fn is_success(self) -> bool {
+        self == Self::Exited(0)
+    }
+}
+
+impl fmt::Display for ExitStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exited(code) => write!(f, "exit code {code}"),
+            Self::Signaled(_) => f.write_str(&format_exit_status(*self)),
+        }
+    }
 }
 
 /// An exit code or a signal's name.

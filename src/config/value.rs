@@ -10,8 +10,18 @@ use std::time::Duration;
 use toml::de::DeValue;
 
 use super::Invalid;
-use super::choice::Choice;
 use super::units::{format_duration, format_size, parse_duration, parse_size, shown};
+
+/// An enum whose values have a word each in files and flags.
+pub(crate) trait Choice: Copy + PartialEq + 'static {
+    /// Every value with its word.
+    const WORDS: &'static [(&'static str, Self)];
+
+    /// The words.
+    fn words() -> Vec<&'static str> {
+        Self::WORDS.iter().map(|(word, _)| *word).collect()
+    }
+}
 
 /// A value that no key has taken yet.
 #[derive(Debug, Clone, PartialEq)]

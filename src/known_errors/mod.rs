@@ -51,6 +51,16 @@ impl Sign {
     }
 }
 
+/// Returns true if a failed read means that the bytes are lost.
+pub(crate) fn is_loss(error: &io::Error) -> bool {
+    let is_bad_disk = error.raw_os_error() == Some(nix::libc::EIO);
+    is_bad_disk
+        || matches!(
+            error.kind(),
+            io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof
+        )
+}
+
 /// Whether the disk or the user's share of it is full.
 pub(crate) fn is_disk_full(error: &io::Error) -> bool {
     matches!(

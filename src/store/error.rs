@@ -255,16 +255,6 @@ impl ReadError {
     }
 }
 
-/// Whether a failed read means that the bytes are gone.
-pub(super) fn is_loss(error: &io::Error) -> bool {
-    let is_bad_disk = error.raw_os_error() == Some(nix::libc::EIO);
-    is_bad_disk
-        || matches!(
-            error.kind(),
-            io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof
-        )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

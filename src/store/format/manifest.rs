@@ -202,8 +202,8 @@ impl Manifest {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::store::format::FORMAT;
     use crate::store::format::pack::PackName;
-    use crate::store::format::store_folder::FORMAT;
 
     /// One stream of three chunks: stored, zero, stored again.
     pub(in crate::store) fn example() -> Manifest {

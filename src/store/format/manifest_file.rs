@@ -39,8 +39,8 @@ use super::cipher::{Cipher, OVERHEAD_BYTES, Secrets};
 use super::image_id::ImageId;
 use super::manifest::{InvalidManifest, Manifest};
 use super::pack::Pack;
-use super::store_folder::FORMAT;
-use crate::store::error::is_loss;
+use crate::known_errors::is_loss;
+use crate::store::format::FORMAT;
 use manifest_columns::{
     BodyMessage, SummaryMessage, body_message, chunks_of, packs_of, streams_of, summary_message,
 };

@@ -10,3 +10,6 @@ pub(super) mod manifest_file;
 pub(super) mod pack;
 pub(super) mod store_folder;
 pub(super) mod store_key;
+
+/// The format that this version writes.
+pub(crate) const FORMAT: u32 = 2;

@@ -23,8 +23,9 @@ use std::sync::{Arc, Mutex};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
 use super::image_id::ImageId;
-use super::store_folder::{FORMAT, Store};
-use crate::store::error::is_loss;
+use super::store_folder::Store;
+use crate::known_errors::is_loss;
+use crate::store::format::FORMAT;
 use crate::sync::locked;
 
 /// The lowest offset that a chunk can have, in any format.

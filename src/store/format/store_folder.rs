@@ -11,6 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::FORMAT;
 use super::chunk::{self, Hash};
 use super::cipher::Secrets;
 use super::file_names::{self, FileKind};
@@ -21,9 +22,6 @@ use crate::store::error::ReadError;
 use crate::store::fs::durable::{self, DurableError};
 
 pub use open_error::OpenError;
-
-/// The format that this version writes.
-pub(crate) const FORMAT: u32 = 2;
 
 const FORMAT_FILE: &str = "format";
 const FORMAT_MAGIC: &str = "ckpt-run store ";

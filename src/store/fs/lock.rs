@@ -17,7 +17,8 @@ use nix::fcntl::{Flock, FlockArg};
 
 use super::ops;
 use crate::clock;
-use crate::store::format::store_folder::{FORMAT, Store};
+use crate::store::format::FORMAT;
+use crate::store::format::store_folder::Store;
 
 /// What the holder writes about itself: a pid and a host name, a time, a command line whose letters have up to four bytes.
 const HOLDER_BYTES_MAX: u64 = 1024;

@@ -23,8 +23,9 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
 use super::image_list::plain_text;
+use crate::store::format::FORMAT;
 use crate::store::format::image_id::ImageId;
-use crate::store::format::store_folder::{FORMAT, Store};
+use crate::store::format::store_folder::Store;
 use crate::store::fs::durable::{self, DurableError};
 use crate::store::fs::ops;
 

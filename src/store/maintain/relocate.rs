@@ -8,12 +8,13 @@ use std::collections::{HashMap, HashSet};
 use super::scan::{PackState, Place, Scan};
 use super::verify_report::{ImageReport, is_manifest_lost};
 use crate::store::error::ReadError;
+use crate::store::format::FORMAT;
 use crate::store::format::chunk::Hash;
 use crate::store::format::image_id::ImageId;
 use crate::store::format::manifest::{Content, Manifest, Stored};
 use crate::store::format::manifest_file::ManifestError;
 use crate::store::format::pack::{Pack, PackFiles, PackName};
-use crate::store::format::store_folder::{FORMAT, Store};
+use crate::store::format::store_folder::Store;
 use crate::store::read::chunk_fetcher;
 
 /// Finds other places for chunks that are bad where they should be.

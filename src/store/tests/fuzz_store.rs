@@ -7,6 +7,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 #[cfg(test)]
 use crate::store::Form;
+use crate::store::format::FORMAT;
 use crate::store::format::chunk::{CHUNK_BYTES, CHUNK_LEN_MAX};
 use crate::store::format::cipher::OVERHEAD_BYTES;
 #[cfg(test)]
@@ -16,7 +17,6 @@ use crate::store::format::file_names::FileKind;
 use crate::store::format::manifest::{Chunk, Content, Manifest, Stored, Stream};
 use crate::store::format::manifest_file;
 use crate::store::format::pack::{self, HEADER_BYTES, Pack, PackName};
-use crate::store::format::store_folder::FORMAT;
 use crate::store::format::store_key::{KEY_FILE, Key};
 use crate::store::portable;
 use crate::store::{ImageEntry, ImageId, OpenError, Store};

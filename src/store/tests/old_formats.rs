@@ -9,8 +9,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use super::support::{never, read_stream, write_image};
+use crate::store::format::FORMAT;
 use crate::store::format::codec::tests::noise;
-use crate::store::format::store_folder::FORMAT;
 use crate::store::*;
 
 /// What there is: the folder's name, and whether its store is encrypted.

@@ -14,10 +14,11 @@ use std::fs;
 use hashbrown::HashTable;
 
 use crate::store::error::ReadError;
+use crate::store::format::FORMAT;
 use crate::store::format::chunk::{Hash, key_of};
 use crate::store::format::manifest::{Chunk, Content, Manifest, Stored};
 use crate::store::format::pack::{Pack, PackName};
-use crate::store::format::store_folder::{FORMAT, Store};
+use crate::store::format::store_folder::Store;
 
 /// Good images that are looked at: the newest, and the one before, because what a job
 /// does by turns looks more like that one. About 70 bytes of memory a chunk.

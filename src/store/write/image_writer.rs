@@ -20,12 +20,13 @@ use super::work_queue::WorkQueue;
 use super::worker::{Shared, Worker};
 use crate::store::byte_counter::ByteCounter;
 use crate::store::error::WriteError;
+use crate::store::format::FORMAT;
 use crate::store::format::file_names::{self, FileKind};
 use crate::store::format::image_id::ImageId;
 use crate::store::format::manifest::Manifest;
 use crate::store::format::manifest_file::{self, META_BYTES_MAX, ManifestError};
 use crate::store::format::pack::Pack;
-use crate::store::format::store_folder::{FORMAT, Store};
+use crate::store::format::store_folder::Store;
 use crate::store::fs::durable;
 use crate::store::fs::lock::{Busy, StoreLock};
 

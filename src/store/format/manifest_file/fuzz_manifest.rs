@@ -4,9 +4,9 @@ use super::manifest_header::{
     CHECKED_LEN, FORMAT_OF_ONE_SUM, Header, NOT_SEALED, SEALED, u32_at, u64_at,
 };
 use super::{Part, SUM_LEN, checksum};
+use crate::store::format::FORMAT;
 use crate::store::format::cipher::{OVERHEAD_BYTES, Secrets};
 use crate::store::format::image_id::ImageId;
-use crate::store::format::store_folder::FORMAT;
 
 /// Makes the checksums of a manifest's file right, so that what they protect gets decoded.
 pub(in crate::store) fn reseal(file: &mut [u8]) {

@@ -3,9 +3,9 @@
 //! Says no to what cannot be before anything is read or allocated on its word. It knows nothing of the parts' content.
 
 use super::{META_BYTES_MAX, ManifestError, SUM_LEN};
+use crate::store::format::FORMAT;
 use crate::store::format::cipher::{Cipher, Secrets};
 use crate::store::format::image_id::ImageId;
-use crate::store::format::store_folder::FORMAT;
 
 const MAGIC: [u8; 8] = *b"CKPTMANI";
 /// Header without checksums.

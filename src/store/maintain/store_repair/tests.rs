@@ -1,8 +1,8 @@
 use std::fs;
 
 use super::*;
+use crate::store::format::FORMAT;
 use crate::store::format::codec::tests::noise;
-use crate::store::format::store_folder::FORMAT;
 use crate::store::tests::damage::{files_of, reads_back, small_store};
 use crate::store::tests::old_formats;
 use crate::store::tests::support::{
