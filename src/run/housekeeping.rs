@@ -15,7 +15,7 @@ use serde::Deserialize;
 
 use super::format::chain;
 use crate::store::fs::durable::TEMPORARY_PREFIX;
-use crate::store::{ImageEntry, ReadError, Store, StoreLock};
+use crate::store::{ImageEntry, ListError, ReadError, Store, StoreLock};
 
 /// The folder of the copies in a store.
 pub(crate) const COPIES: &str = "bin";
@@ -55,9 +55,11 @@ impl Copies {
         kept.extend(needed.and_then(Path::file_name).map(OsString::from));
         let entries = match fs::read_dir(&folder) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
-            entries => entries.map_err(|source| ReadError::List {
-                path: folder.clone(),
-                source,
+            entries => entries.map_err(|source| {
+                ReadError::List(ListError {
+                    path: folder.clone(),
+                    source,
+                })
             })?,
         };
         let mut copies = Self::default();

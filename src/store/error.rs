@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::format::file_names::ListError;
 use super::format::image_id::ImageId;
 use super::format::manifest_file::{META_BYTES_MAX, ManifestError};
 use super::format::pack::PackError;
@@ -143,13 +144,8 @@ impl WriteError {
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     /// The folder cannot be looked at.
-    #[error("cannot list {path}")]
-    List {
-        /// The folder.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    List(#[from] ListError),
     /// There is no image of this number.
     #[error("there is no image {image}")]
     Missing {
@@ -212,6 +208,12 @@ pub enum ReadError {
     Sink(#[source] io::Error),
 }
 
+impl From<ListError> for WriteError {
+    fn from(error: ListError) -> Self {
+        Self::Read(error.into())
+    }
+}
+
 impl ReadError {
     /// Whether the image itself is bad, so that trying again will not help and an older
     /// one may. A lack of memory or descriptors is not the image's fault.
@@ -221,7 +223,7 @@ impl ReadError {
             Self::Missing { .. } | Self::Corrupt { .. } => true,
             Self::Manifest { source, .. } => source.is_damage(),
             Self::Pack { source, .. } => source.is_damage(),
-            Self::List { .. }
+            Self::List(_)
             | Self::NoStream { .. }
             | Self::TooLong { .. }
             | Self::Worker(_)

@@ -51,6 +51,7 @@ pub use byte_counter::ByteCounter;
 pub use error::{ReadError, WriteError};
 pub use format::chunk::{CHUNK_BYTES, Hash};
 pub use format::codec::{Codec, Decoder, Encoder};
+pub use format::file_names::ListError;
 pub use format::image_id::{ImageId, ParseImageIdError};
 pub use format::manifest::{
     Chunk, Content, InvalidManifest, Manifest, Stored, Stream, is_stream_name,

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 
 use super::image_id::ImageId;
 use super::pack::PackName;
-use crate::store::error::ReadError;
 use crate::store::fs::durable;
 
 /// What a file in one of the store's folders is, by its name.
@@ -40,8 +39,18 @@ impl FileKind {
     }
 }
 
+/// A folder of a store that cannot be listed.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot list {path}")]
+pub struct ListError {
+    /// The folder.
+    pub path: PathBuf,
+    /// The cause.
+    pub source: io::Error,
+}
+
 /// Every name in a folder with what it is; names that are not UTF-8 are foreign.
-pub(crate) fn list(folder: &Path) -> Result<Vec<(PathBuf, FileKind)>, ReadError> {
+pub(crate) fn list(folder: &Path) -> Result<Vec<(PathBuf, FileKind)>, ListError> {
     let classify = |entry: io::Result<fs::DirEntry>| {
         let path = entry?.path();
         let name = path.file_name().and_then(|name| name.to_str());
@@ -50,7 +59,7 @@ pub(crate) fn list(folder: &Path) -> Result<Vec<(PathBuf, FileKind)>, ReadError>
     };
     fs::read_dir(folder)
         .and_then(|entries| entries.map(classify).collect())
-        .map_err(|source| ReadError::List {
+        .map_err(|source| ListError {
             path: folder.to_owned(),
             source,
         })

@@ -14,11 +14,10 @@ use std::sync::Arc;
 use super::FORMAT;
 use super::chunk::{self, Hash};
 use super::cipher::Secrets;
-use super::file_names::{self, FileKind};
+use super::file_names::{self, FileKind, ListError};
 use super::image_id::ImageId;
 use super::pack::PackName;
 use super::store_key::{KEY_FILE, Key, KeyCheck, KeyCheckError};
-use crate::store::error::ReadError;
 use crate::store::fs::durable::{self, DurableError};
 
 pub use open_error::OpenError;
@@ -296,12 +295,12 @@ fn is_unfinished(path: &Path) -> Result<bool, OpenError> {
 }
 
 /// What is in the folders of a store, as far as there are any.
-fn contents(path: &Path) -> Result<Vec<FileKind>, ReadError> {
+fn contents(path: &Path) -> Result<Vec<FileKind>, ListError> {
     let mut kinds = Vec::new();
     for folder in [IMAGES, PACKS] {
         match file_names::list(&path.join(folder)) {
             Ok(found) => kinds.extend(found.into_iter().map(|(_, kind)| kind)),
-            Err(ReadError::List { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
+            Err(error) if error.source.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
     }

@@ -14,6 +14,7 @@ use std::path::PathBuf;
 
 use crate::store::error::{ReadError, WriteError};
 use crate::store::format::chunk::CHUNK_BYTES;
+use crate::store::format::file_names::ListError;
 use crate::store::format::image_id::ImageId;
 use crate::store::format::manifest::Manifest;
 use crate::store::format::store_folder::Store;
@@ -98,10 +99,10 @@ impl Store {
     fn is_same(&self, other: &Store) -> Result<bool, CopyError> {
         let identity = |store: &Store| match fs::metadata(store.path()) {
             Ok(found) => Ok((found.dev(), found.ino())),
-            Err(source) => Err(CopyError::Read(ReadError::List {
+            Err(source) => Err(CopyError::Read(ReadError::List(ListError {
                 path: store.path().to_owned(),
                 source,
-            })),
+            }))),
         };
         Ok(identity(self)? == identity(other)?)
     }

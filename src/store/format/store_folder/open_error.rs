@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::store::error::ReadError;
+use crate::store::format::file_names::ListError;
 use crate::store::fs::durable::DurableError;
 
 /// A folder that cannot be used as a store. Nothing was changed, except that
@@ -107,7 +107,7 @@ pub enum OpenError {
     },
     /// The folder cannot be listed.
     #[error(transparent)]
-    List(#[from] ReadError),
+    List(#[from] ListError),
     /// The store cannot be created.
     #[error(transparent)]
     Create(#[from] DurableError),
