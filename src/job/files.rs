@@ -16,7 +16,10 @@ use procfs::process::MMPermissions;
 use procfs::process::{FDTarget, MMapPath, Process as ProcessEntry};
 use serde::{Deserialize, Serialize};
 
-use super::{links, tree};
+use super::tree;
+
+/// CRIU's names are this and a number.
+pub(super) const LINK_PREFIX: &str = "link_remap.";
 
 /// How the job can touch a file, over all its descriptors and mappings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -298,7 +301,7 @@ pub(super) fn is_deleted(path: &Path) -> bool {
 /// A hard link by which CRIU finds a file whose name is gone; it is there during the dump and the restore.
 fn is_helper(path: &Path) -> bool {
     path.file_name()
-        .is_some_and(|name| name.as_bytes().starts_with(links::PREFIX.as_bytes()))
+        .is_some_and(|name| name.as_bytes().starts_with(LINK_PREFIX.as_bytes()))
 }
 
 fn in_memory(path: &Path) -> bool {

@@ -20,12 +20,10 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use procfs::process::MMapPath;
 
-use super::files::{OpenFile, is_deleted};
-use super::rewind::{RewindError, system};
+use super::files::{LINK_PREFIX, OpenFile, is_deleted};
+use super::rewind::error::{RewindError, system};
 use super::tree;
 
-/// CRIU's names are this and a number.
-pub(super) const PREFIX: &str = "link_remap.";
 /// What is set aside has this behind its name.
 const ASIDE: &str = ".set-aside-by-ckpt-run";
 /// Between two looks whether it is one's turn.
@@ -150,7 +148,7 @@ fn links_in<'a>(
     entries.filter_map(move |entry| {
         let name = entry.file_name().into_string().ok()?;
         let link = name.strip_suffix(behind)?.to_owned();
-        let number = link.strip_prefix(PREFIX)?;
+        let number = link.strip_prefix(LINK_PREFIX)?;
         (!number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
             .then_some((entry, link))
     })

@@ -19,7 +19,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 
 use super::output_replay::Replay;
-use super::rewind::{RewindError, keep_end, system};
+use super::rewind::error::{RewindError, system};
+use super::rewind::keep_end;
 use super::terminal::line_end;
 use crate::sync::{locked, wait};
 use status_line::Bottom;

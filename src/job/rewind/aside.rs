@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 use nix::unistd::{Whence, lseek64};
 
-use super::{RewindError, system};
+use super::error::{RewindError, system};
 use crate::job::files::OpenFile;
 use crate::known_errors::is_disk_full;
 

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
 
-use super::{RewindError, system};
+use super::error::{RewindError, system};
 use crate::job::files::OpenFile;
 
 /// Writes the content that is kept of a file into it.

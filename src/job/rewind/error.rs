@@ -1,0 +1,84 @@
+//! Why files cannot be rolled back.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::job::nodes::NodesError;
+
+/// Why files cannot be rolled back, or were not.
+#[derive(Debug, thiserror::Error)]
+pub enum RewindError {
+    /// A folder or named pipe is gone and cannot be made again.
+    #[error(transparent)]
+    Nodes(#[from] NodesError),
+    /// A file that the job had open is not there any more.
+    #[error("cannot find {}, which the job had open at the snapshot: put it back, or restore an older image", .0.display())]
+    Vanished(PathBuf),
+    /// Another file has its name.
+    #[error("cannot go on with {}: it was replaced by another file since the snapshot; put the old one back", .0.display())]
+    Replaced(PathBuf),
+    /// It is somebody else's.
+    #[error("cannot go on with {}: it belonged to user {then} at the snapshot and belongs to user {now}; give it back (chown), or put the old one back", path.display())]
+    Owner {
+        /// The file.
+        path: PathBuf,
+        /// The user of then.
+        then: u32,
+        /// The user of now.
+        now: u32,
+    },
+    /// It has fewer bytes than at the snapshot.
+    #[error("cannot go on with {}: it shrank from {then} to {now} bytes since the snapshot; put the old content back", path.display())]
+    Shrank {
+        /// The file.
+        path: PathBuf,
+        /// Bytes at the snapshot.
+        then: u64,
+        /// Bytes now.
+        now: u64,
+    },
+    /// A file that the job only reads has changed.
+    #[error("cannot go on with {}: the job reads it, and it changed since the snapshot ({then} bytes then, {now} now); put the old one back", path.display())]
+    Changed {
+        /// The file.
+        path: PathBuf,
+        /// Bytes at the snapshot.
+        then: u64,
+        /// Bytes now.
+        now: u64,
+    },
+    /// The disk of what is kept aside is full. Every file is as it was.
+    #[error("cannot keep aside the end of {}: the disk of {} is full; the job's files are as they were, free space there and run the same line again", path.display(), folder.display())]
+    NoRoom {
+        /// The job's file.
+        path: PathBuf,
+        /// The folder on the disk that is full.
+        folder: PathBuf,
+        /// How the disk said so.
+        #[source]
+        source: io::Error,
+    },
+    /// A system call failed.
+    #[error("cannot {operation} {}", path.display())]
+    System {
+        /// What was tried.
+        operation: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+}
+
+pub(in crate::job) fn system(
+    operation: &'static str,
+    path: &Path,
+) -> impl FnOnce(io::Error) -> RewindError + use<> {
+    let path = path.to_owned();
+    move |source| RewindError::System {
+        operation,
+        path,
+        source,
+    }
+}
