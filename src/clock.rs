@@ -1,4 +1,4 @@
-//! The only place that asks for the time, or for chance.
+//! The only module that reads the time or random bytes.
 
 use std::io;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -6,13 +6,13 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, Zoned};
 
-/// Monotonic time, for intervals and durations.
+/// Returns the monotonic time, for intervals and durations.
 #[must_use]
 pub fn now() -> Instant {
     Instant::now()
 }
 
-/// Wall-clock time as milliseconds since 1970-01-01 UTC; 0 for a clock set before it.
+/// Returns the wall-clock time as milliseconds since 1970-01-01 UTC; 0 if the clock is set before that.
 #[must_use]
 pub fn unix_ms() -> u64 {
     SystemTime::now()
@@ -22,13 +22,13 @@ pub fn unix_ms() -> u64 {
         })
 }
 
-/// Wall-clock time, as [`timestamp_of`] has it.
+/// Returns the wall-clock time as a [`timestamp_of`] value.
 #[must_use]
 pub fn timestamp() -> Timestamp {
     timestamp_of(unix_ms())
 }
 
-/// The time that [`unix_ms`] tells as this number; the last of the calendar for one beyond it.
+/// Converts a number of [`unix_ms`] to a timestamp; returns the calendar's last timestamp for a number beyond it.
 #[must_use]
 pub fn timestamp_of(unix_ms: u64) -> Timestamp {
     i64::try_from(unix_ms)
@@ -37,16 +37,16 @@ pub fn timestamp_of(unix_ms: u64) -> Timestamp {
         .unwrap_or(Timestamp::MAX)
 }
 
-/// As [`timestamp`], in the zone of this machine.
+/// Returns [`timestamp`] in this machine's time zone.
 #[must_use]
 pub fn local() -> Zoned {
     timestamp().to_zoned(TimeZone::system())
 }
 
-/// Bytes that nobody can guess, from the kernel.
+/// Returns unpredictable bytes from the kernel.
 ///
 /// # Errors
-/// The kernel has none to give, which happens only early at boot or in a broken sandbox.
+/// The kernel has no random bytes, which happens only early at boot or in a broken sandbox.
 pub fn random() -> io::Result<[u8; 32]> {
     let mut bytes = [0; 32];
     getrandom::fill(&mut bytes)?;

@@ -1,4 +1,5 @@
-//! Bytes with file descriptors beside them, over a unix socket of any kind. What they mean, others know.
+//! Sending and receiving of bytes with file descriptors over a unix socket of any kind. The callers know what the bytes
+//! mean.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -6,8 +7,8 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use nix::errno::Errno;
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 
-/// Sends bytes, and descriptors with the first of them; how many bytes went. A peer that is gone is an error, no
-/// signal.
+/// Sends bytes, and the descriptors with the first of them; returns the number of bytes sent. A closed peer is an
+/// error, not a signal.
 pub(crate) fn send(socket: &impl AsFd, bytes: &[u8], descriptors: &[RawFd]) -> io::Result<usize> {
     let rights = [ControlMessage::ScmRights(descriptors)];
     let ancillary: &[ControlMessage<'_>] = if descriptors.is_empty() { &[] } else { &rights };
@@ -26,10 +27,10 @@ pub(crate) fn send(socket: &impl AsFd, bytes: &[u8], descriptors: &[RawFd]) -> i
     }
 }
 
-/// Receives what has come, and up to `DESCRIPTORS` descriptors with it, closed on exec; no bytes are the end of the
-/// connection.
+/// Receives the available bytes and up to `DESCRIPTORS` descriptors with them, closed on exec. Zero bytes mean the end
+/// of the connection.
 ///
-/// A datagram that is longer than `bytes`, or more descriptors than that, are an error.
+/// A datagram longer than `bytes` is an error; so are more than `DESCRIPTORS` descriptors.
 pub(crate) fn receive<const DESCRIPTORS: usize>(
     socket: &impl AsFd,
     bytes: &mut [u8],
@@ -65,7 +66,7 @@ pub(crate) fn receive<const DESCRIPTORS: usize>(
     reason = "received descriptors are raw numbers until owned"
 )]
 fn own(number: RawFd) -> OwnedFd {
-    // SAFETY: the kernel has just installed this descriptor for us, nobody else owns it.
+    // SAFETY: the kernel has just installed this descriptor for this process; it has no other owner.
     unsafe { OwnedFd::from_raw_fd(number) }
 }
 
@@ -86,7 +87,7 @@ mod tests {
     #[test]
     fn more_descriptors_than_there_is_place_for_are_an_error() {
         let (left, right) = UnixDatagram::pair().unwrap();
-        // The kernel rounds the place up; three do not fit where one or two do.
+        // The kernel rounds the space up; three descriptors do not fit where one or two do.
         send(&left, b"x", &[left.as_raw_fd(); 3]).unwrap();
         assert!(receive::<1>(&right, &mut [0; 8]).is_err());
     }

@@ -1,13 +1,11 @@
-//! The decoders as the fuzz targets in `fuzz/` call them: bytes from outside go in, nothing
-//! may break.
+//! The decoders as the fuzz targets in `fuzz/` call them: they read bytes from outside and must not break.
 //!
-//! A target is a function of bytes. The first byte, a letter, says what the rest is; so one
-//! target covers a family of decoders. Each returns whether the input was accepted: a seed
-//! whose name begins with `valid` must be, which shows that a target still gets through to
-//! what it is for. Breaking means a panic, a failed assertion, a hang, or memory out of
-//! proportion to the input.
+//! A target is a function of bytes. The first byte, a letter, selects the decoder for the rest, so one target covers a
+//! family of decoders. Each target returns true if the input was accepted. A seed whose name begins with `valid` must
+//! be accepted, which shows that the target still reaches the code under test. Breaking means a panic, a failed
+//! assertion, a hang, or memory out of proportion to the input.
 //!
-//! Compiled for fuzzing and for tests only; a test runs the corpus through the same functions.
+//! The module is compiled for fuzzing and for tests only; a test runs the corpus through the same functions.
 
 mod talk;
 #[cfg(test)]
@@ -28,10 +26,10 @@ use crate::store::ImageEntry;
 use crate::store::tests::fuzz_store::Kind;
 use crate::{cli, criu, cuda, job, store, supervisor};
 
-/// A target: its name, which is that of its binary and its corpus, and its function.
+/// A target: its name (also that of its binary and its corpus) and its function.
 pub type Target = (&'static str, fn(&[u8]) -> bool);
 
-/// All targets.
+/// Every target.
 pub const TARGETS: [Target; 4] = [
     ("manifest", manifest),
     ("pack", pack),
@@ -39,8 +37,8 @@ pub const TARGETS: [Target; 4] = [
     ("metadata", metadata),
 ];
 
-/// Runs a target, and waits until the threads that it made are gone: what one of them still holds while it ends would
-/// be taken for lost.
+/// Runs a target and waits until the threads that it started have exited. A resource that such a thread still holds
+/// would be reported as leaked.
 pub fn run(target: fn(&[u8]) -> bool, input: &[u8]) {
     let before = threads();
     let _ = target(input);
@@ -57,7 +55,7 @@ thread_local! {
     static FOLDER: OnceCell<TempDir> = const { OnceCell::new() };
 }
 
-/// A folder of this thread's, for files and sockets.
+/// Returns this thread's folder for files and sockets.
 fn folder() -> PathBuf {
     FOLDER.with(|folder| {
         let folder = folder.get_or_init(|| tempfile::tempdir().unwrap());
@@ -65,8 +63,8 @@ fn folder() -> PathBuf {
     })
 }
 
-/// `f`ile as it is, with its checksums made right (`s`), or as two `m`essages, also those of
-/// an encrypted store (`k`).
+/// Decodes a manifest: the `f`ile unchanged, the file with its checksums corrected (`s`), or two `m`essages, also those
+/// of an encrypted store (`k`).
 #[must_use]
 pub fn manifest(input: &[u8]) -> bool {
     match input.split_first() {
@@ -86,9 +84,9 @@ pub fn manifest(input: &[u8]) -> bool {
     }
 }
 
-/// `f`ile, `c`hunk, also that of an encrypted store (`x`), `e`ncoding and back; a `n`ame, a
-/// store's f`o`rmat, a `r`eason, a `k`ey and its c`h`eck; a `p`ortable file, as it is or with its
-/// checksums made right (`q`).
+/// Decodes a pack or a small file of the store: `f`ile, `c`hunk, also that of an encrypted store (`x`), `e`ncoding and
+/// decoding; a `n`ame, a store's f`o`rmat, a `r`eason, a `k`ey and its c`h`eck; a `p`ortable file, unchanged or with
+/// its checksums corrected (`q`).
 #[must_use]
 pub fn pack(input: &[u8]) -> bool {
     match input.split_first() {
@@ -107,7 +105,7 @@ pub fn pack(input: &[u8]) -> bool {
     }
 }
 
-/// A talk (see `talk`) with the receiver of a `d`ump, the sender of a `r`estore, the sandbox
+/// Decodes messages: a conversation (see `talk`) with the receiver of a `d`ump, the sender of a `r`estore, the sandbox
 /// (`q` and `e`: requests and events); plain bytes to the `c`ontrol socket, and its `a`nswer.
 #[must_use]
 pub fn protocol(input: &[u8]) -> bool {
@@ -124,9 +122,8 @@ pub fn protocol(input: &[u8]) -> bool {
     }
 }
 
-/// CRIU's `l`og and `v`ersion; an `i`mage's facts, a `r`un's state and `h`istory; a `c`onfiguration file,
-/// `e`nvironment and flags; what /proc says: a `t`imer, a `g`pu, the `d`river, c`o`ntrol groups;
-/// `n`etlink.
+/// Decodes metadata: CRIU's `l`og and `v`ersion; an `i`mage's facts, a `r`un's state and `h`istory; a `c`onfiguration
+/// file, `e`nvironment and flags; texts of /proc: a `t`imer, a `g`pu, the `d`river, c`o`ntrol groups; `n`etlink.
 #[must_use]
 pub fn metadata(input: &[u8]) -> bool {
     let Some((letter, bytes)) = input.split_first() else {
@@ -203,7 +200,7 @@ fn config_file(bytes: &[u8]) -> bool {
         .is_ok_and(|loaded| comes_back(&loaded, &loaded.config.to_toml()))
 }
 
-/// A line a setting: `NAME=VALUE` for a variable, with `--` before it for a flag.
+/// Loads settings from lines, one setting each: `NAME=VALUE` for a variable, with `--` before it for a flag.
 fn settings(text: &str) -> bool {
     let mut sources = no_sources();
     for (name, value) in text.lines().filter_map(|line| line.split_once('=')) {
@@ -240,7 +237,7 @@ fn no_sources() -> Sources {
     }
 }
 
-/// What is printed of settings sets them again.
+/// Checks that printed settings load as the same settings.
 fn comes_back(loaded: &Loaded, text: &str) -> bool {
     let sources = Sources {
         project: ProjectFile::Named(file("again.toml", text.as_bytes())),
@@ -252,8 +249,8 @@ fn comes_back(loaded: &Loaded, text: &str) -> bool {
     true
 }
 
-/// Every descriptor that came in must be closed again. Other tests open some meanwhile, so only
-/// the fuzzer can tell.
+/// Checks that every received descriptor is closed again. Other tests open descriptors at the same time, so only the
+/// fuzzer makes the check.
 fn without_leak(talk: impl FnOnce() -> bool) -> bool {
     let lowest_free = || {
         let free = nix::unistd::dup(std::io::stderr()).unwrap();

@@ -1,4 +1,4 @@
-//! Memory that two processes share: one makes it, both map it. Which of them uses which part when, they agree on.
+//! Memory shared by two processes: one creates it, both map it. The processes agree which of them uses which part when.
 #![allow(
     unsafe_code,
     reason = "maps memory, and lends parts of it whose use two processes agree on"
@@ -16,14 +16,15 @@ use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
-/// A mapping of it; all of it is there from the start. The memory lives as long as a mapping or a descriptor does.
+/// A mapping of shared memory, fully populated from the start. The memory exists as long as a mapping or a descriptor
+/// does.
 pub(crate) struct SharedMemory {
     start: NonNull<u8>,
     len: NonZeroUsize,
 }
 
 impl SharedMemory {
-    /// Makes `len` bytes of zeros, and the descriptor by which another process maps them.
+    /// Creates `len` zero bytes, and the descriptor with which another process maps them.
     pub(crate) fn create(len: NonZeroUsize) -> io::Result<(Self, OwnedFd)> {
         let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
         let descriptor = memfd_create(c"ckpt-run", flags)?;
@@ -35,8 +36,8 @@ impl SharedMemory {
         Ok((Self::map(&descriptor, len)?, descriptor))
     }
 
-    /// Maps what another process has made, if it has `len` bytes and cannot lose any: whoever touches memory that is
-    /// gone dies of it.
+    /// Maps the memory of another process if it has `len` bytes and cannot shrink: access to removed memory kills the
+    /// accessing process.
     pub(crate) fn open(descriptor: &OwnedFd, len: NonZeroUsize) -> io::Result<Self> {
         let wrong = |what| Err(io::Error::new(io::ErrorKind::InvalidData, what));
         let sealed = fcntl(descriptor, FcntlArg::F_GET_SEALS).unwrap_or(0);
@@ -53,31 +54,35 @@ impl SharedMemory {
     fn map(descriptor: &OwnedFd, len: NonZeroUsize) -> io::Result<Self> {
         let both = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         let flags = MapFlags::MAP_SHARED | MapFlags::MAP_POPULATE;
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists; the file keeps its
+        // SAFETY: a new mapping at an address of the kernel's choice affects no existing memory; the file keeps its
         // length.
         let start = unsafe { mmap(None, len, both, flags, descriptor.as_fd(), 0) }?;
         let start = start.cast();
         Ok(Self { start, len })
     }
 
-    /// Bytes.
+    /// Returns the length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.len.get()
     }
 
-    /// Its first byte.
+    /// Returns the address of the first byte.
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.start
     }
 
+    /// Borrows a part of the memory.
+    ///
     /// # Safety
     /// While the part is borrowed, no other process writes to it.
     pub(crate) unsafe fn part(&self, part: Range<usize>) -> &[u8] {
         let len = self.check(&part);
-        // SAFETY: within the mapping, which lives as long as `self`; nobody writes, says the caller.
+        // SAFETY: within the mapping, which lives as long as `self`; the caller guarantees that no process writes.
         unsafe { slice::from_raw_parts(self.start.as_ptr().add(part.start), len) }
     }
 
+    /// Borrows a part of the memory for writing.
+    ///
     /// # Safety
     /// While the part is borrowed, no other process uses it.
     pub(crate) unsafe fn part_mut(&mut self, part: Range<usize>) -> &mut [u8] {
@@ -92,19 +97,19 @@ impl SharedMemory {
     }
 }
 
-/// Nobody can make it shorter or longer, nor take that back.
+/// Returns the seals: no process can shrink or grow the memory, nor remove the seals.
 fn seals() -> SealFlag {
     SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL
 }
 
-// SAFETY: an address and a length; memory has no home thread.
+// SAFETY: an address and a length; the memory belongs to no particular thread.
 unsafe impl Send for SharedMemory {}
 // SAFETY: `&SharedMemory` gives shared reads only.
 unsafe impl Sync for SharedMemory {}
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // SAFETY: the whole of our mapping; all that was lent of it borrowed `self`.
+        // SAFETY: this is the whole mapping, which `self` owns; every part that was lent borrowed `self`.
         let unmapped = unsafe { munmap(self.start.cast(), self.len()) };
         debug_assert!(unmapped.is_ok(), "the mapping is ours and whole");
     }
@@ -128,7 +133,7 @@ mod tests {
     fn what_one_writes_the_other_reads() {
         let (mut one, descriptor) = SharedMemory::create(LEN).unwrap();
         let other = SharedMemory::open(&descriptor, LEN).unwrap();
-        // SAFETY: this process alone has it, and borrows one mapping after the other.
+        // SAFETY: only this process has the memory, and it borrows one mapping after the other.
         unsafe { one.part_mut(4000..4003) }.copy_from_slice(b"abc");
         // SAFETY: as above.
         assert_eq!(unsafe { other.part(4000..4004) }, b"abc\0");

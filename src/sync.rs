@@ -1,5 +1,5 @@
-//! Locking without poison: every lock of this crate guards data that is valid between any two
-//! statements, and what a thread that panics was to do fails by other means.
+//! Locking without poison. Every lock of this crate guards data that is valid between any two statements, and the work
+//! of a panicked thread fails by other means.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,7 +14,7 @@ pub(crate) fn wait<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>) -> Mute
         .unwrap_or_else(PoisonError::into_inner)
 }
 
-/// As [`wait`], for so long at most; whether that was over.
+/// Waits like [`wait`], for at most `limit`; the flag is true if the limit expired.
 pub(crate) fn wait_for<'a, T>(
     condition: &Condvar,
     guard: MutexGuard<'a, T>,

@@ -1,7 +1,7 @@
 //! Logs: `tracing` events to stderr, each one line that begins with `ckpt-run:`.
 //!
-//! The job's own lines go to the same place. A line of ours never begins in the
-//! middle of one of the job's: whoever delivers those writes ours between them.
+//! The job's own lines go to the same place. A line of ckpt-run never begins in the middle of a line of the job: the
+//! code that delivers the job's lines writes ckpt-run's between them.
 
 use std::fmt::{self, Write as _};
 use std::fs::File;
@@ -15,19 +15,19 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Writes a line of ours to stderr, apart from the lines of the job that go to the same place.
+/// A function that writes a line of ckpt-run to stderr, separate from the job's lines that go to the same place.
 type WriteLine = Box<dyn Fn(&str) + Send + Sync>;
 
 static WRITE_LINE: OnceLock<WriteLine> = OnceLock::new();
-/// Where the lines go instead of stderr.
+/// The file that receives the lines instead of stderr.
 static APART: OnceLock<File> = OnceLock::new();
 
-/// Sends the logs of this crate, of `level` (a word of `tracing`'s) and above, to stderr.
+/// Sends the logs of this crate at `level` (a word of `tracing`) and above to stderr.
 ///
 /// A second call has no effect.
 pub fn to_stderr(level: &str) {
     let filter = EnvFilter::new(format!("off,ckpt_run={level}"));
-    // Somebody who uses the library may have a subscriber of their own.
+    // A user of the library may have installed another subscriber.
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(|| Lines)
@@ -35,23 +35,24 @@ pub fn to_stderr(level: &str) {
         .try_init();
 }
 
-/// Keeps the logs out of stderr: it is the job's alone, and what it holds can be cut back at a restore. Before a run.
+/// Sends the logs to a file instead of stderr. Stderr then belongs to the job alone, and a restore can truncate its
+/// content. Must be called before a run.
 pub fn to_file(file: File) {
     let _ = APART.set(file);
 }
 
-/// Whether the logs go to a file of their own.
+/// Returns true if the logs go to a separate file.
 pub(crate) fn is_apart() -> bool {
     APART.get().is_some()
 }
 
-/// Has every line of the logs, with its end, written by `write`, which knows what the job writes to the same place; a
-/// progress display of ours belongs there too. Once a process.
+/// Makes `write` write every line of the logs, including its line end. `write` knows the job's output to the same
+/// place; ckpt-run's progress display belongs there too. Can be called once per process.
 pub fn share_lines_with(write: impl Fn(&str) + Send + Sync + 'static) {
     let _ = WRITE_LINE.set(Box::new(write));
 }
 
-/// Where lines go, one at a time.
+/// The writer of the log lines, one at a time.
 struct Lines;
 
 impl io::Write for Lines {
@@ -95,7 +96,7 @@ where
     }
 }
 
-/// The message, then the fields as ` name=value`.
+/// The text of an event: the message, then the fields as ` name=value`.
 #[derive(Default)]
 struct Text {
     message: String,

@@ -96,7 +96,7 @@ pub enum AgentError {
         request: &'static str,
         /// Whom.
         pid: i32,
-        /// Why.
+        /// The system's error.
         #[source]
         source: io::Error,
     },

@@ -15,7 +15,7 @@ use super::wire::{self, Reply};
 pub struct Segment {
     /// Where the process has it mapped.
     pub address: u64,
-    /// Bytes.
+    /// The number of bytes.
     pub len: u64,
     /// UUID of its GPU.
     pub device: [u8; 16],

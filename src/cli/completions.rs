@@ -1,4 +1,4 @@
-//! `ckpt-run completions`: what a shell needs to complete our command lines.
+//! `ckpt-run completions`: the scripts with which a shell completes ckpt-run's command lines.
 
 use std::process::ExitCode;
 
@@ -11,15 +11,15 @@ use super::global::Failure;
 use super::print;
 use crate::config::{Choice, Isolation, RestartPolicy};
 
-/// How `clap_complete` (4.6.11) names us in one half of its bash script, where it takes the hyphen for
-/// a step down to a verb, and in the other half.
+/// The name that `clap_complete` (4.6.11) gives ckpt-run in one half of its bash script, where it treats the hyphen as
+/// a step down to a verb, and the name in the other half.
 const BASH_NAMES: (&str, &str) = ("ckpt__subcmd__run", "ckpt__run");
-/// What completes the words after `--`, which `clap_complete` knows nothing of: in bash and zsh where their functions
-/// begin, in fish at the end.
+/// Completion of the words after `--`, which `clap_complete` does not support. In bash and zsh the text is inserted at
+/// the start of their functions, in fish at the end.
 const BASH_JOB: (&str, &str) = ("_ckpt__run() {\n", include_str!("completions/job.bash"));
 const ZSH_JOB: (&str, &str) = ("\n_ckpt-run() {\n", include_str!("completions/job.zsh"));
 const FISH_JOB: &str = include_str!("completions/job.fish");
-/// In fish, where it is asked whether a verb may come: not after `--`.
+/// The place in the fish script that decides if a verb may follow, and the addition: no verb after `--`.
 const FISH_VERB: (&str, &str) = (
     "    set -e cmd[1]\n",
     "    contains -- -- $cmd\n    and return 1\n",
@@ -40,12 +40,12 @@ pub(super) fn run(shell: Shell) -> Result<ExitCode, Failure> {
             let (values, options) = (fish_values(&grammar()), fish_options(&grammar()));
             format!("{}{values}{options}{FISH_JOB}", after(&script, FISH_VERB))
         }
-        // Elvish, PowerShell, and those that clap_complete learns.
+        // Elvish, PowerShell, and shells that clap_complete adds later.
         _ => script.into_owned(),
     })
 }
 
-/// What fish is not told by `clap_complete`: the words that a verb's argument can be.
+/// Returns fish's completions for the possible values of a verb's argument, which `clap_complete` leaves out.
 fn fish_values(command: &Command) -> String {
     let line = |verb: &Command| {
         let values = verb.get_positionals().flat_map(Arg::get_possible_values);
@@ -58,8 +58,8 @@ fn fish_values(command: &Command) -> String {
     command.get_subcommands().filter_map(line).collect()
 }
 
-/// In fish, the words of options before any verb: `clap_complete` looks for a verb with the option's value still missing,
-/// and gives up.
+/// Returns fish's completions for the values of options before any verb. `clap_complete` looks for a verb while the
+/// option's value is still missing, and finds none.
 fn fish_options(command: &Command) -> String {
     let options = command.get_arguments().cloned().map(with_words);
     let line = |option: Arg| {
@@ -76,7 +76,7 @@ fn fish_options(command: &Command) -> String {
     options.filter_map(line).collect()
 }
 
-/// The argument with the words that its value can be, where the settings know them: they read it, not clap.
+/// Returns the argument with its possible values if the settings define them: the settings parse them, not clap.
 fn with_words(argument: Arg) -> Arg {
     let words = match argument.get_long() {
         Some("isolation") => Isolation::words(),
@@ -86,8 +86,8 @@ fn with_words(argument: Arg) -> Arg {
     argument.value_parser(PossibleValuesParser::new(words))
 }
 
-/// The command as far as its help shows it: `clap_complete` offers what is hidden, too. Without the job, too, whose words
-/// come after `--`: it would take verbs for its first.
+/// Returns the command with only the parts that its help shows, because `clap_complete` also offers hidden ones. The
+/// job is left out too: its words come after `--`, and `clap_complete` would treat verbs as its first word.
 fn visible(command: &Command) -> Command {
     let shown = |one: &&Arg| !one.is_hide_set() && !one.is_last_set();
     let arguments = command.get_arguments().filter(shown);

@@ -31,11 +31,11 @@ pub(super) enum ConfigVerb {
     Default,
 }
 
-/// The settings as `config show --origin --json` prints them.
+/// The settings in the form that `config show --origin --json` prints.
 #[derive(Serialize)]
 struct WithOrigins<'a> {
     settings: &'a Config,
-    /// By the key's path.
+    /// The origins by the path of the key.
     origins: BTreeMap<&'a str, String>,
 }
 
@@ -47,7 +47,7 @@ pub(super) fn run(global: &Global, verb: &ConfigVerb) -> Result<ExitCode, Failur
     }
 }
 
-/// What `config check --json` prints.
+/// The output of `config check --json`.
 #[derive(Serialize)]
 struct Checked {
     good: bool,

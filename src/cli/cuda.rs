@@ -1,6 +1,6 @@
-//! `ckpt-run cuda`: suspends and resumes CUDA processes by hand, by their pids.
+//! `ckpt-run cuda`: suspends and resumes single CUDA processes by their pids.
 //!
-//! What the verbs do is in [`crate::cuda`]; here are only words, maps and exit codes.
+//! The operations are in [`crate::cuda`]; this module has only texts, maps and exit codes.
 
 use std::process::ExitCode;
 
@@ -19,10 +19,10 @@ mod gpu_list;
 
 use arguments::{Pids, Return, Stop, Toggle};
 
-/// Exit code when the machine, the driver or a process refuses.
+/// Exit code if the machine, the driver or a process refuses.
 const REFUSED: u8 = 1;
 
-/// Said by `--help` of the verb; in lines that a terminal of 100 columns does not break.
+/// The text below `--help` of the verb, in lines that fit a terminal of 100 columns.
 pub(super) const HELP: &str = "\
 Pids are those that this process sees; what is printed is where each process is in the end.
 `lock` and `suspend` stop all processes or none, so that ranks that wait for each other do not
@@ -73,18 +73,18 @@ struct Line {
     state: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     tid: Option<i32>,
-    /// Why it is not where it should be.
+    /// The reason why the process is not in the expected state.
     error: Option<String>,
 }
 
-/// What a verb did: the processes, and what failed for all of them together.
+/// The result of a verb: the processes, and a failure that concerns all of them.
 struct Outcome {
     lines: Vec<Line>,
     failure: Option<String>,
 }
 
 pub(super) fn run(global: &Global, verb: &CudaVerb) -> Result<ExitCode, Failure> {
-    // Looked at before the driver, so that a wrong line is one on every machine.
+    // Checked before the driver is used, so that a wrong command line is wrong on every machine.
     let onto = match verb {
         CudaVerb::Restore(arguments) | CudaVerb::Resume(arguments) => Some(&arguments.onto),
         CudaVerb::Toggle(arguments) => Some(&arguments.onto),
@@ -118,7 +118,7 @@ pub(super) fn run(global: &Global, verb: &CudaVerb) -> Result<ExitCode, Failure>
     Ok(outcome.code())
 }
 
-/// Does what the verb says, to the end. `Gpus` is about no process and does nothing.
+/// Carries out the verb completely. `Gpus` concerns no process and does nothing.
 fn act(driver: &Driver, verb: &CudaVerb, map: GpuMap) -> Result<Outcome, Failure> {
     if let Some(pids) = suspended_by(verb)
         && let Err(error) = agents::ask(driver, &pids)
@@ -166,7 +166,7 @@ fn act(driver: &Driver, verb: &CudaVerb, map: GpuMap) -> Result<Outcome, Failure
     }
 }
 
-/// The processes whose GPU memory the verb may take to the host.
+/// Returns the processes whose GPU memory the verb may move to the host.
 fn suspended_by(verb: &CudaVerb) -> Option<Vec<i32>> {
     match verb {
         CudaVerb::Checkpoint(pids)
@@ -196,8 +196,8 @@ fn step(driver: &Driver, pids: &Pids, step: &Step, to: State) -> Result<Outcome,
     Ok(Outcome::of(lines))
 }
 
-/// A process whose checkpoint or restore is stopped half-way is lost: signals that would end
-/// this process wait until it has ended by itself.
+/// Blocks the signals that would end this process until it exits by itself: a process whose checkpoint or restore stops
+/// half-way is lost.
 fn hold_signals() -> Result<(), Failure> {
     let mut held = SigSet::empty();
     for signal in [
@@ -229,7 +229,7 @@ impl Outcome {
         }
     }
 
-    /// Where the processes are after something was done with all of them.
+    /// Returns the state of the processes after an operation on all of them.
     fn after(driver: &Driver, pids: &[i32], done: Result<State, cuda::TreeError>) -> Self {
         let mut lines = states(driver, pids);
         let failure = match done {
@@ -244,7 +244,7 @@ impl Outcome {
         Self { lines, failure }
     }
 
-    /// A line for each process that tells something.
+    /// Returns a line for each process with a known state or thread.
     fn text(&self) -> String {
         let told = self.lines.iter().filter_map(|line| {
             let tid = line.tid.map(|tid| tid.to_string());
@@ -303,7 +303,7 @@ fn refused(error: &dyn std::error::Error) -> Failure {
     }
 }
 
-/// The words of an error of [`crate::cuda`], which name what could not be done.
+/// Returns the words of an error of [`crate::cuda`], which name the failed operation.
 fn cannot(error: &dyn std::error::Error) -> String {
     format!("cannot {}", chain(error))
 }

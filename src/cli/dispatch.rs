@@ -66,7 +66,7 @@ fn dispatch(global: &Global, verb: Verb) -> Result<ExitCode, Failure> {
         Verb::Key(verb) => key::run(&verb),
         Verb::Completions { shell } => completions::run(shell),
         Verb::Man { folder } => man::run(folder.as_deref()),
-        // Started by a supervisor it does not get here: see `helper_main`.
+        // A process that a supervisor started does not get here: see `helper_main`.
         Verb::GpuCopier => Err(Failure {
             text: "gpu-copier is a part of ckpt-run that a supervisor starts by itself; its standard input has to be \
                    the supervisor's socket"

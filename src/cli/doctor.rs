@@ -1,4 +1,4 @@
-//! `ckpt-run doctor`: shows what the checks of this machine found.
+//! `ckpt-run doctor`: prints the results of the checks of this machine.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -9,12 +9,12 @@ use super::print::{print, print_json};
 use crate::criu::Search;
 use crate::doctor::{Check, Status, examine};
 
-/// Widest name of a status.
+/// Width of the longest status name.
 const STATUS_WIDTH: usize = 7;
 
 /// Runs all checks and prints them to standard output, as lines or as a JSON array.
 ///
-/// Succeeds when there is no problem; notes are no problems.
+/// Succeeds if there is no problem; notes are not problems.
 pub(super) fn run(json: bool, store: &Path, search: &Search) -> Result<ExitCode, Failure> {
     let checks = examine(store, search);
     let printed = if json {

@@ -32,13 +32,13 @@ pub(super) struct Global {
 }
 
 impl Global {
-    /// Loads the settings, with these flags over all else.
+    /// Loads the settings, with these flags in precedence over everything else.
     pub(super) fn load(&self, overrides: Vec<Override>) -> Result<Loaded, ConfigError> {
         let overrides = self.overrides(overrides);
         crate::config::load(&Sources::from_process(self.config.clone(), overrides)?)
     }
 
-    /// Those of a verb and those of all verbs.
+    /// Returns the overrides of a verb and those of all verbs.
     pub(super) fn overrides(&self, mut overrides: Vec<Override>) -> Vec<Override> {
         let flags = [
             ("store", "--store", &self.store),
@@ -50,7 +50,7 @@ impl Global {
         overrides
     }
 
-    /// What we say on stderr.
+    /// Returns the least important level that is printed on stderr.
     pub(super) fn log_level(&self, config: &Config) -> LogLevel {
         match (self.quiet, self.verbose) {
             (true, _) => LogLevel::Warn,
@@ -59,7 +59,7 @@ impl Global {
         }
     }
 
-    /// Opens the store that is there.
+    /// Opens the existing store.
     pub(super) fn open(&self) -> Result<Store, Failure> {
         open(&self.load(Vec::new())?.config)
     }

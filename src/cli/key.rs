@@ -1,4 +1,4 @@
-//! `ckpt-run key`: makes keys for encrypted stores.
+//! `ckpt-run key`: generates keys for encrypted stores.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

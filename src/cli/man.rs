@@ -1,4 +1,4 @@
-//! `ckpt-run man`: the manual pages, made from the definitions of the command line.
+//! `ckpt-run man`: the manual pages, generated from the definitions of the command line.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -14,12 +14,12 @@ use super::global::Failure;
 use super::print;
 use crate::run::OURS;
 
-/// Of commands.
+/// The section of commands.
 const SECTION: &str = "1";
 
 pub(super) fn run(folder: Option<&Path>) -> Result<ExitCode, Failure> {
     let mut command = grammar();
-    // Gives verbs the options that all have, and their full names.
+    // Adds the common options to the verbs, and their full names.
     command.build();
     let Some(folder) = folder else {
         return print::print(&String::from_utf8_lossy(&page(PROGRAM, &command)?));
@@ -46,7 +46,7 @@ pub(super) fn run(folder: Option<&Path>) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The page of a command, and those of its verbs.
+/// Adds the page of a command and those of its verbs.
 fn collect(name: &str, command: &Command, pages: &mut Vec<(String, Vec<u8>)>) -> io::Result<()> {
     pages.push((name.to_owned(), page(name, command)?));
     let verbs = command.get_subcommands();
@@ -63,10 +63,10 @@ fn page(name: &str, command: &Command) -> io::Result<Vec<u8>> {
     Ok(tidied(name, &page).into_bytes())
 }
 
-/// The page with what `clap_mangen` (0.3) gets wrong put right: it leaves the date out of the title, which moves all that
-/// comes after it, and says "new line" twice around an empty one.
+/// Returns the page with two errors of `clap_mangen` (0.3) corrected: it leaves the date out of the title, which shifts
+/// all later fields, and writes two line breaks around an empty line.
 fn tidied(name: &str, page: &str) -> String {
-    // No date: a page is made when it is asked for, from a program that says its version.
+    // There is no date: a page is generated on request by a program that prints its version.
     let version = env!("CARGO_PKG_VERSION");
     let title =
         format!(".TH \"{name}\" \"{SECTION}\" \"\" \"{PROGRAM} {version}\" \"User Commands\"");
@@ -81,7 +81,7 @@ fn tidied(name: &str, page: &str) -> String {
     (lines.join("\n") + "\n").replace("\n.br\n\n.br\n", "\n.sp\n")
 }
 
-/// The page with groff's names for what is not ASCII, which it takes for Latin 1.
+/// Returns the page with groff's names for characters outside ASCII, because groff reads them as Latin 1.
 fn ascii(page: &str) -> String {
     let mut text = String::with_capacity(page.len());
     for c in page.chars() {

@@ -28,7 +28,7 @@ pub(super) struct PlanArguments {
     max_overhead: Option<String>,
 }
 
-/// The arithmetic as data. Times are seconds, shares 0 to 1.
+/// The arithmetic as data. Times are in seconds, shares from 0 to 1.
 #[derive(Debug, Serialize)]
 struct Plan {
     interval_seconds: f64,
@@ -81,7 +81,7 @@ pub(super) fn run(global: &Global, arguments: PlanArguments) -> Result<ExitCode,
     ))
 }
 
-/// What the store tells, if there is one.
+/// Returns the measurements of the store, if there is one.
 fn seen(config: &Config, freeze: Option<Duration>) -> Result<Seen, Failure> {
     let mut seen = if config.store.exists() {
         seen_in(&open(config)?)?

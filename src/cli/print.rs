@@ -1,4 +1,4 @@
-//! What the verbs print: data to stdout, talk to stderr.
+//! Output of the verbs: data to stdout, messages to stderr.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -10,18 +10,18 @@ use serde::Serialize;
 use super::global::{Failure, Global};
 use crate::config::{Config, LogLevel};
 
-/// Says something to the user.
+/// Prints a message to the user.
 pub(super) fn say(text: &str) {
-    // Without a stderr there is nobody to tell.
+    // Without a stderr the message is lost.
     let _ = writeln!(io::stderr(), "ckpt-run: {text}");
 }
 
-/// Says what went wrong, in the manner of all our errors.
+/// Prints an error in the format of all errors of ckpt-run.
 pub(super) fn fail(text: &str) {
     say(&format!("error: {text}"));
 }
 
-/// Prints data. A reader that went away, as in `list | head`, has seen what it wanted.
+/// Prints data. A closed pipe, as in `list | head`, is no error: the reader has all it needs.
 pub(super) fn print(text: &str) -> Result<ExitCode, Failure> {
     match io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
@@ -36,7 +36,7 @@ pub(super) fn print_json(data: &impl Serialize) -> Result<ExitCode, Failure> {
     print(&format!("{}\n", serde_json::to_string_pretty(data)?))
 }
 
-/// The text on one line, without what could steer a terminal.
+/// Returns the text on one line, without characters that could control a terminal.
 pub(super) fn plain(text: &str) -> String {
     let plain = |c: char| if c.is_control() { ' ' } else { c };
     text.chars().map(plain).collect()
@@ -44,18 +44,18 @@ pub(super) fn plain(text: &str) -> String {
 
 const TEMPLATE: &str = "{prefix} {bar:30} {bytes}/{total_bytes} {binary_bytes_per_sec}";
 
-/// Bytes done of a total.
+/// A progress bar of bytes out of a total.
 pub(super) struct Progress {
     bar: Mutex<ProgressBar>,
 }
 
 impl Progress {
-    /// `what` is done, as in "verify".
+    /// Creates the bar; `what` names the operation, as in "verify".
     pub(super) fn new(what: &'static str, global: &Global, config: &Config) -> Self {
         let info_is_shown = global.log_level(config) >= LogLevel::Info;
         let wanted = !global.json && config.log.progress.is_wanted(info_is_shown);
         let target = if wanted {
-            // Draws nothing where that is no terminal, or a dumb one.
+            // Draws nothing if stderr is not a terminal, or a dumb one.
             ProgressDrawTarget::stderr()
         } else {
             ProgressDrawTarget::hidden()

@@ -1,4 +1,4 @@
-//! `ckpt-run rehearse`: tries on the user's own job whether it can be kept alive.
+//! `ckpt-run rehearse`: tests with the user's own job if it can be snapshotted and restored.
 
 use std::ffi::OsString;
 use std::io;
@@ -17,12 +17,12 @@ use crate::history::time_in_words;
 use crate::rehearsal::{Options, Outcome, RehearsalError, Report, Step, rehearse};
 use crate::run::{OURS, size};
 
-/// Said before anything is done: a rehearsal is no simulation.
+/// The message before the start: a rehearsal is no simulation.
 const WARNING: &str = "rehearsal: the job really runs, is killed once and comes back, and is ended after some seconds; files \
                        that it writes are really written";
-/// What a job is given to show that it computes; enough for most to load.
+/// The time that a job has to show that it computes; enough for most jobs to load.
 const SECONDS_DEFAULT: u64 = 30;
-/// Widest name of a step, and of an outcome.
+/// Widths of the longest step name and of the longest outcome.
 const NAME_WIDTH: usize = 10;
 const OUTCOME_WIDTH: usize = 6;
 
@@ -70,7 +70,7 @@ pub(super) fn run(global: &Global, arguments: RehearseArguments) -> Result<ExitC
     };
     let mut tell = |step: &Step| {
         if !global.json {
-            // The result is told at the end, too.
+            // The result is also reported at the end.
             let _ = print::print(&line(step));
         }
     };
@@ -157,7 +157,7 @@ fn interval(report: &Report) -> Option<String> {
     Some(format!("--interval {interval}, or auto; {why}"))
 }
 
-/// As `--interval` takes it.
+/// Formats a time as `--interval` reads it.
 fn as_argument(seconds: u64) -> String {
     match seconds {
         seconds if seconds % 60 == 0 => format!("{}m", seconds / 60),

@@ -15,7 +15,7 @@ use crate::history;
 use crate::report::{Machine, Story, page};
 use crate::run::{ImageFacts, OURS};
 
-/// What others may do with a report is for the umask to say.
+/// File mode of a report; the umask decides about other users.
 const MODE: u32 = 0o666;
 
 /// Where to.
@@ -60,7 +60,7 @@ fn refused(text: &str) -> Failure {
     }
 }
 
-/// What the newest image tells; none where there is no image, or the store cannot be read.
+/// Returns the facts of the newest image; `None` if there is no image, or the store cannot be read.
 fn machine(config: &Config) -> Option<Machine> {
     let store = open(config).ok()?;
     let images = store.images().ok()?;
@@ -71,7 +71,7 @@ fn machine(config: &Config) -> Option<Machine> {
     Some(Machine::of(&facts))
 }
 
-/// As a whole or not at all; into what is no file (a pipe, a device) as it comes.
+/// Writes a file completely or not at all. A target that is not a regular file (a pipe, a device) is written directly.
 fn write(path: &Path, text: &str) -> io::Result<()> {
     if fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
         return fs::write(path, text);

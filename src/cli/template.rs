@@ -1,5 +1,5 @@
-//! `ckpt-run template`: ready files for schedulers. They are those in `config/`, with the user's command in the place
-//! of the example's.
+//! `ckpt-run template`: complete files for schedulers. They are the files in `config/`, with the user's command in
+//! place of the example's.
 
 use std::fs::File;
 use std::io::Write;
@@ -45,7 +45,7 @@ enum Scheduler {
     Docker,
 }
 
-/// How words are written in a file.
+/// The notation of words in a file.
 #[derive(Debug, Clone, Copy)]
 enum Words {
     Shell,
@@ -54,14 +54,14 @@ enum Words {
     List,
 }
 
-/// A file and what the user's own takes the place of, each wherever it is.
+/// A file, and the texts in it that the user's own values replace at every occurrence.
 #[derive(Debug, Clone, Copy)]
 struct Template {
     name: &'static str,
     text: &'static str,
     words: Words,
     store: &'static str,
-    /// Where a volume with the store's folder in it is mounted.
+    /// The mount point of the volume that contains the store's folder.
     volume: Option<&'static str>,
     interval: &'static str,
     command: &'static str,
@@ -119,7 +119,7 @@ impl Words {
         match self {
             Self::Shell => shell(word),
             Self::Systemd => systemd(word),
-            // A JSON string is one of YAML's.
+            // A JSON string is also a YAML string.
             Self::List => serde_json::Value::from(word).to_string(),
         }
     }
@@ -134,7 +134,7 @@ impl Words {
     }
 }
 
-/// Whether a word is itself wherever words are read.
+/// Returns true if a word needs no quoting in any notation.
 fn is_plain(word: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+@".contains(c);
     !word.is_empty() && word.chars().all(plain)
@@ -147,7 +147,7 @@ fn shell(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// A word of `ExecStart=`: quoted, with its specifiers and variables left alone.
+/// Formats a word of `ExecStart=`: quoted, with its specifiers and variables escaped.
 fn systemd(word: &str) -> String {
     if is_plain(word) {
         return word.to_owned();
@@ -198,7 +198,7 @@ pub(super) fn run(global: &Global, arguments: &TemplateArguments) -> Result<Exit
         flag: "--interval",
         value,
     });
-    // A time that no run would take is refused here already.
+    // A time that a run would refuse is already refused here.
     global.load(interval.into_iter().collect())?;
     let words = arguments.command.iter().chain(&global.store);
     if let Some(word) = words.into_iter().find(|word| word.contains(['\0', '\n'])) {
@@ -233,7 +233,8 @@ pub(super) fn run(global: &Global, arguments: &TemplateArguments) -> Result<Exit
     }
 }
 
-/// Whether a store leaves a place for a volume above it. A volume's own folder is no store: it is open to others.
+/// Returns true if a store's path has a folder above it for a volume. A volume's own folder cannot be a store, because
+/// other users have access to it.
 fn is_in_volume(store: &str) -> bool {
     let parent = Path::new(store).parent();
     store.starts_with('/') && parent.is_some_and(|parent| parent != Path::new("/"))

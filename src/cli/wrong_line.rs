@@ -1,4 +1,4 @@
-//! Command lines that clap does not understand: what is said of them.
+//! Error messages for command lines that clap does not accept.
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -10,22 +10,23 @@ use super::arguments::{PROGRAM, grammar};
 use super::print;
 use crate::run::OURS;
 
-/// Least likeness of a word to a verb to be taken for it: a wrong letter in a short one (`lst`, `snapshto`).
+/// Smallest similarity at which a word is treated as a mistyped verb: one wrong letter in a short one (`lst`,
+/// `snapshto`).
 const LIKENESS_MIN: f64 = 0.7;
-/// How clap begins an error; help that nobody asked for has none.
+/// The start of clap's error messages; help that was not requested has none.
 const CLAP_BEGINS: &str = "error: ";
-/// Longer words are no verbs.
+/// Limit on the length of a mistyped verb; longer words are not compared with verbs.
 const VERB_BYTES_MAX: usize = 16;
 
-/// Explains a command line that clap does not understand; `ckpt-run ./train` lacks its `--`.
+/// Explains a command line that clap does not accept, such as `ckpt-run ./train` without its `--`.
 pub(super) fn explain(mut error: clap::Error, arguments: &[OsString]) -> ExitCode {
-    // "put -- before it" is right for a command and wrong for an option.
+    // clap's suggestion "put -- before it" is right for a command and wrong for an option.
     error.remove(ContextKind::Suggested);
     if error.use_stderr() && error.to_string().starts_with(CLAP_BEGINS) {
-        // In the manner of all our errors; clap says the rest, with its colours.
+        // The prefix of all errors of ckpt-run; clap prints the rest, with its colors.
         let _ = write!(io::stderr(), "{PROGRAM}: ");
     }
-    // A reader that went away has seen what it wanted.
+    // A reader that closed the pipe has all it needs.
     let _ = error.print();
     if is_asked_for(&error) {
         return ExitCode::SUCCESS;
@@ -53,7 +54,7 @@ pub(super) fn explain(mut error: clap::Error, arguments: &[OsString]) -> ExitCod
     ExitCode::from(OURS)
 }
 
-/// Whether it is no error: help, or the version.
+/// Returns true if the user requested the output: help, or the version.
 pub(super) fn is_asked_for(error: &clap::Error) -> bool {
     matches!(
         error.kind(),
@@ -61,7 +62,7 @@ pub(super) fn is_asked_for(error: &clap::Error) -> bool {
     )
 }
 
-/// The place of the first word that is no option of ours and no verb, and the verb before it.
+/// Returns the place of the first word that is neither an option of ckpt-run nor a verb, and the verb before it.
 fn stray(words: &[String]) -> Option<(usize, Option<&str>)> {
     let grammar = grammar();
     let takes_value = |word: &str| {
@@ -92,7 +93,7 @@ fn stray(words: &[String]) -> Option<(usize, Option<&str>)> {
     }
 }
 
-/// The line with the verb that was meant, where the word in a verb's place looks like one.
+/// Returns the line with the probable verb, if the word in the verb's place resembles one.
 fn with_verb(words: &[String]) -> Option<String> {
     let (place, None | Some("help")) = stray(words)? else {
         return None;
@@ -111,8 +112,8 @@ fn with_verb(words: &[String]) -> Option<String> {
     Some(format!("{PROGRAM} {}", words.join(" ")))
 }
 
-/// The line with `--` before its first word that is no option, `run` or `rehearse`; `None` when there is none, or
-/// when it is for another verb.
+/// Returns the line with `--` before its first word that is neither an option, `run` nor `rehearse`. Returns `None` if
+/// there is no such word, or if the line is for another verb.
 fn with_dashes(words: &[String]) -> Option<String> {
     if words.iter().any(|word| word == "--") {
         return None;

@@ -1,9 +1,9 @@
-//! Cron expressions as people know them from crontab, in terms of crate `cron`.
+//! Cron expressions in crontab's notation, translated for crate `cron`.
 //!
-//! Two things differ there and are put right here, or a schedule would silently
-//! run on other days: crate `cron` counts Sunday as 1, a crontab as 0 or 7; and
-//! where both the day of the month and the day of the week are given it wants
-//! both to hold, a crontab either. Pure text work; times are the schedule's.
+//! Crate `cron` differs from crontab in two ways that are corrected here, because a schedule would otherwise silently
+//! run on other days. Crate `cron` counts Sunday as 1, crontab as 0 or 7. If both the day of the month and the day of
+//! the week are given, the crate requires both to match, crontab either. This module only transforms text; the schedule
+//! computes the times.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use cron::Schedule;
 use super::Invalid;
 use super::units::shown;
 
-/// No expression that a person writes is longer; parsing stays cheap.
+/// Limit on an expression's length. No handwritten expression is longer, and parsing stays cheap.
 const LENGTH_MAX: usize = 256;
 
 /// A parsed cron expression of 5, 6 or 7 fields, or a word such as `@daily`.
@@ -23,7 +23,7 @@ pub struct CronExpression {
 }
 
 impl CronExpression {
-    /// Parses `text`; an expression that never happens is an error too.
+    /// Parses `text`; an expression that never matches is an error too.
     ///
     /// # Errors
     /// [`Invalid::Cron`] with the reason.
@@ -50,7 +50,7 @@ impl CronExpression {
         })
     }
 
-    /// The schedules whose times, taken together, are meant.
+    /// Returns the schedules whose union is the expression's times.
     #[must_use]
     pub fn schedules(&self) -> &[Schedule] {
         &self.either
@@ -63,7 +63,7 @@ impl fmt::Display for CronExpression {
     }
 }
 
-/// The expressions of crate `cron` that together mean `text`.
+/// Returns the expressions of crate `cron` whose union means `text`.
 fn rewrite(text: &str) -> Result<Vec<String>, String> {
     let mut fields: Vec<&str> = text.split_whitespace().collect();
     match fields.len() {
@@ -91,12 +91,12 @@ fn rewrite(text: &str) -> Result<Vec<String>, String> {
     }
 }
 
-/// Whether a day field leaves the choice to the other one, as in crontab.
+/// Returns true if a day field leaves the choice to the other day field, as in crontab.
 fn is_open(field: &str) -> bool {
     field.starts_with(['*', '?'])
 }
 
-/// Numbers 0 to 7 of a crontab's weekday field become 1 (Sunday) to 7; names stay.
+/// Maps the numbers 0 to 7 of crontab's weekday field to 1 (Sunday) to 7; names are unchanged.
 fn weekdays(field: &str) -> Result<String, String> {
     let items: Result<Vec<String>, String> = field.split(',').map(weekday_item).collect();
     Ok(items?.join(","))
@@ -132,8 +132,8 @@ fn weekday_item(item: &str) -> Result<String, String> {
     Ok(numbers.join(","))
 }
 
-/// The calendar repeats within 400 years; crate `cron` knows 1970 to 2100, so
-/// looking from its first year finds whatever happens at all.
+/// Returns true if the schedule has no time at all. The calendar repeats within 400 years; crate `cron` covers 1970 to
+/// 2100, so a search from its first year finds any existing time.
 fn never_happens(schedule: &Schedule) -> bool {
     schedule
         .after(&chrono::DateTime::UNIX_EPOCH)
@@ -141,7 +141,7 @@ fn never_happens(schedule: &Schedule) -> bool {
         .is_none()
 }
 
-/// The parser's reason stands below the expression and a caret.
+/// Returns the reason from the parser's message, which prints it below the expression and a caret.
 fn last_line(message: &str) -> String {
     message
         .lines()
@@ -158,7 +158,7 @@ mod tests {
 
     use super::*;
 
-    /// The first days, from Thursday 2026-01-01, on which an expression holds.
+    /// Returns the first days, from Thursday 2026-01-01, that match an expression.
     fn days(text: &str, count: usize) -> Vec<DateTime<Utc>> {
         let start = "2025-12-31T23:59:59Z".parse::<DateTime<Utc>>().unwrap();
         let parsed = CronExpression::parse(text).unwrap_or_else(|error| panic!("{text}: {error}"));

@@ -1,6 +1,6 @@
-//! Why settings are refused: the place, the key, what is wrong and what to write.
+//! Errors of refused settings: the place, the key, the problem and the correct form.
 //!
-//! All of it happens before there is a job, so nothing has to be undone.
+//! All of them occur before the job exists, so nothing has to be undone.
 
 use std::fmt;
 use std::io;
@@ -8,21 +8,21 @@ use std::path::{Path, PathBuf};
 
 use super::Origin;
 
-/// Why settings could not be loaded.
+/// The reason why settings could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// A file is there but cannot be read, or was named and is not there.
+    /// A file exists but cannot be read, or a named file does not exist.
     #[error("cannot read configuration file {} ({remedy})", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// What to do.
+        /// The action for the user.
         remedy: &'static str,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// A file is larger than a configuration can be.
+    /// A file is larger than any configuration.
     #[error(
         "{}: larger than {limit} bytes, not a configuration file",
         path.display()
@@ -33,7 +33,7 @@ pub enum ConfigError {
         /// The limit.
         limit: u64,
     },
-    /// The project's file could have been written by someone else.
+    /// Another user could have written the project's file.
     #[error(
         "{0}: refused, {trust}, so others decide what we run; {remedy}, or trust it by `--config {0}`",
         path.display(),
@@ -42,76 +42,76 @@ pub enum ConfigError {
     Untrusted {
         /// The file.
         path: PathBuf,
-        /// What makes it so.
+        /// The reason for the distrust.
         trust: Distrust,
     },
     /// A file is not TOML.
     #[error("{origin}: {message}")]
     Syntax {
-        /// Where.
+        /// The place of the error.
         origin: Origin,
-        /// What the parser said.
+        /// The parser's message.
         message: String,
     },
-    /// No such key.
+    /// A key does not exist.
     #[error("{origin}: {key}: unknown key{}", did_you_mean(suggestion.as_deref()))]
     UnknownKey {
-        /// Where it is.
+        /// The place of the value.
         origin: Origin,
         /// The key as given.
         key: String,
-        /// A key that looks like it.
+        /// A similar key.
         suggestion: Option<String>,
     },
-    /// A variable begins as ours do but sets nothing.
+    /// A variable has the prefix of ckpt-run's variables but sets nothing.
     #[error(
         "environment {variable}: no such setting{}",
         did_you_mean(suggestion.as_deref())
     )]
     UnknownVariable {
-        /// Its name.
+        /// The variable's name.
         variable: String,
-        /// A variable that looks like it.
+        /// A similar variable.
         suggestion: Option<String>,
     },
     /// A variable's name or value is not UTF-8.
     #[error("environment {variable}: not UTF-8")]
     NotText {
-        /// Its name.
+        /// The variable's name.
         variable: String,
     },
-    /// A value is not one the key can have.
+    /// A value is not valid for its key.
     #[error("{origin}: {key}: {problem}")]
     Value {
-        /// Where it is.
+        /// The place of the value.
         origin: Origin,
         /// The key.
         key: String,
-        /// What is wrong with it. Part of the message, so no `#[source]`.
+        /// The problem with the value. It is part of the message, so there is no `#[source]`.
         problem: Box<Invalid>,
     },
-    /// Two settings cannot both hold.
+    /// Two settings exclude each other.
     #[error("{first}: {first_key} and {second}: {second_key}: {why}")]
     Contradiction {
-        /// Where the one is.
+        /// The place of the first setting.
         first: Origin,
-        /// Its key.
+        /// The key of the first setting.
         first_key: &'static str,
-        /// Where the other is.
+        /// The place of the second setting.
         second: Origin,
-        /// Its key.
+        /// The key of the second setting.
         second_key: &'static str,
-        /// Why not.
+        /// The reason of the contradiction.
         why: &'static str,
     },
 }
 
-/// What makes a project's file one that others may have written.
+/// The reason why other users may have written a project's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Distrust {
-    /// It belongs to this user, who is neither us nor root.
+    /// The file belongs to this user, who is neither the current user nor root.
     Owner(u32),
-    /// Everybody may write to it.
+    /// Every user may write to the file.
     WorldWritable,
 }
 
@@ -133,106 +133,107 @@ impl fmt::Display for Distrust {
     }
 }
 
-/// What is wrong with one value. Reads after "`key`: ".
+/// The problem with one value. The text follows "`key`: ".
 #[derive(Debug, thiserror::Error)]
 pub enum Invalid {
-    /// A value of another type.
+    /// The value has another type.
     #[error("expected {expected}, found {found}")]
     Type {
-        /// What the key takes.
+        /// The form that the key takes.
         expected: &'static str,
-        /// What was given.
+        /// The type of the given value.
         found: &'static str,
     },
-    /// A bare number for a duration or a size.
+    /// The value is a bare number instead of a duration or a size.
     #[error("{given} has no unit; write for example \"{given}{unit}\"")]
     NoUnit {
         /// The number.
         given: String,
-        /// A unit that would do.
+        /// A suitable unit.
         unit: &'static str,
     },
-    /// Not a duration.
+    /// The text is not a duration.
     #[error("{given:?} is not a duration such as \"90s\" or \"1h 30m\"")]
     Duration {
         /// The text.
         given: String,
-        /// What the parser said.
+        /// The parser's error.
         #[source]
         source: jiff::Error,
     },
-    /// Not a size.
+    /// The text is not a size.
     #[error("{given:?} is not a size such as \"512MiB\" or \"8GiB\"")]
     Size {
         /// The text.
         given: String,
     },
-    /// Not a percentage.
+    /// The text is not a percentage.
     #[error("{given:?} is not a percentage such as \"1%\"")]
     Percent {
         /// The text.
         given: String,
     },
-    /// Not a number.
+    /// The text is not a number.
     #[error("{given:?} is not {expected}")]
     Number {
         /// The text.
         given: String,
-        /// What the key takes.
+        /// The form that the key takes.
         expected: &'static str,
     },
-    /// Beyond the limits of the key.
+    /// The value is outside the key's limits.
     #[error("{given} is not within {low} and {high}")]
     Range {
         /// The value.
         given: String,
-        /// The smallest.
+        /// The smallest allowed value.
         low: String,
-        /// The largest.
+        /// The largest allowed value.
         high: String,
     },
-    /// Not one of the key's words.
+    /// The text is not one of the key's words.
     #[error("{given:?} is not one of {choices}")]
     Choice {
         /// The text.
         given: String,
-        /// The words.
+        /// The allowed words.
         choices: String,
     },
-    /// Neither the key's word nor a value of its other kind.
+    /// The text is neither the key's word nor a value of its other kind.
     #[error("{problem}, nor is it \"{word}\"")]
     Neither {
         /// The word.
         word: &'static str,
-        /// Why it is not the other. Part of the message, so no `#[source]`.
+        /// The reason why the text is not a value of the other kind. It is part of the message, so there is no
+        /// `#[source]`.
         problem: Box<Invalid>,
     },
-    /// Not a cron expression.
+    /// The text is not a cron expression.
     #[error("{given:?} is not a cron expression: {reason}")]
     Cron {
         /// The text.
         given: String,
-        /// What is wrong.
+        /// The problem with the expression.
         reason: String,
     },
-    /// Neither an exit code nor a signal.
+    /// The text is neither an exit code nor a signal.
     #[error("{given:?} is neither an exit code (0 to 255) nor a signal such as SIGILL")]
     ExitStatus {
         /// The text.
         given: String,
     },
-    /// Not a command that a shell can be given.
+    /// The text cannot be passed to a shell as a command.
     #[error("{given:?} holds a zero byte")]
     Command {
         /// The text.
         given: String,
     },
-    /// Not a path that can be used as it is.
+    /// The text is not a usable path.
     #[error("{given:?} {reason}")]
     Path {
         /// The text.
         given: String,
-        /// What is wrong.
+        /// The problem with the path.
         reason: &'static str,
     },
 }

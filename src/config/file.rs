@@ -1,4 +1,4 @@
-//! Reading configuration files: which are believed, and how much of them is read.
+//! Reading of configuration files: the trust checks and the size limit.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -11,19 +11,19 @@ use nix::unistd::geteuid;
 use super::error::Distrust;
 use super::{ConfigError, ProjectFile};
 
-/// A configuration with every key and its comments is a hundredth of this.
+/// Limit on a file's size. A configuration with every key and its comments is a hundredth of this.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// How a file came to be read, which tells what to do where it cannot be.
+/// The reason why a file is read; it determines the remedy if the file cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
-    /// The machine's.
+    /// The machine's file.
     System,
-    /// The user's.
+    /// The user's file.
     User,
-    /// In the working directory.
+    /// The file in the working directory.
     Project,
-    /// Where the user said.
+    /// A file that the user named.
     Named,
 }
 
@@ -40,7 +40,7 @@ impl Place {
     }
 }
 
-/// The text of a file that may be missing and is trusted.
+/// Reads the text of a trusted file that may be missing.
 pub(super) fn read_if_there(path: &Path, place: Place) -> Result<Option<String>, ConfigError> {
     match File::open(path) {
         Ok(file) => read(path, &file, place).map(Some),
@@ -49,7 +49,7 @@ pub(super) fn read_if_there(path: &Path, place: Place) -> Result<Option<String>,
     }
 }
 
-/// Services have a HOME that is no folder, such as /dev/null.
+/// Returns true if the error means a missing file. A service may have a HOME that is not a folder, such as /dev/null.
 fn is_missing(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -57,7 +57,7 @@ fn is_missing(error: &io::Error) -> bool {
     )
 }
 
-/// The project's file and its text.
+/// Reads the project's file and returns its path and text.
 pub(super) fn read_project(project: &ProjectFile) -> Result<Option<(&Path, String)>, ConfigError> {
     match project {
         ProjectFile::InWorkingDirectory(path) => match open_if_ours(path)? {
@@ -71,9 +71,9 @@ pub(super) fn read_project(project: &ProjectFile) -> Result<Option<(&Path, Strin
     }
 }
 
-/// Opens a file that lies in the working directory, if it is there and trusted.
+/// Opens a file in the working directory if it exists and is trusted.
 fn open_if_ours(path: &Path) -> Result<Option<File>, ConfigError> {
-    // A fifo of that name must not hang us.
+    // A fifo of that name must not block ckpt-run.
     let opened = OpenOptions::new()
         .read(true)
         .custom_flags((OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits())
@@ -83,7 +83,7 @@ fn open_if_ours(path: &Path) -> Result<Option<File>, ConfigError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(unread(path, Place::Project)(source)),
     };
-    // Of the open file, not of the path: nobody can exchange it in between.
+    // The open file's metadata, not the path's: the file cannot be exchanged in between.
     let metadata = file.metadata().map_err(unread(path, Place::Project))?;
     match distrust(metadata.uid(), metadata.mode(), geteuid().as_raw()) {
         None => Ok(Some(file)),
@@ -94,7 +94,7 @@ fn open_if_ours(path: &Path) -> Result<Option<File>, ConfigError> {
     }
 }
 
-/// Why a file with this owner and mode is not ours to believe.
+/// Returns the reason why a file with this owner and mode is not trusted.
 fn distrust(owner: u32, mode: u32, us: u32) -> Option<Distrust> {
     const ROOT: u32 = 0;
     const OTHERS_WRITE: u32 = 0o002;

@@ -1,8 +1,7 @@
-//! Every key there is: its path, how a value is checked and set, how it is shown.
+//! The table of all keys: path, check, setter and display form of each.
 //!
-//! The one table behind files, variables, flags and `config show`. A new setting
-//! is a field in `model`, a row here and a paragraph in `config/default.toml`;
-//! tests hold the three together.
+//! Files, variables, flags and `config show` all use this one table. A new setting is a field in `model`, a row here
+//! and a paragraph in `config/default.toml`; tests keep the three consistent.
 
 use toml::Value as Shown;
 
@@ -21,23 +20,23 @@ use super::units::{format_exit_status, format_percent};
 use super::value::Value;
 use super::{Buffer, Config, Cpus, Encryption, Interval, Invalid, RestartLimit, Tty};
 
-/// One setting.
+/// A setting.
 pub(super) struct Key {
-    /// "section.name", or "name".
+    /// The key's path: "section.name", or "name".
     pub(super) path: &'static str,
     /// Checks a value and sets it; a refused value changes nothing.
     pub(super) set: fn(&mut Config, &Value) -> Result<(), Invalid>,
-    /// The value as a file would say it.
+    /// Returns the value in its form in a file.
     pub(super) get: fn(&Config) -> Shown,
 }
 
 impl Key {
-    /// The section, "" for the keys above all sections, and the name in it.
+    /// Returns the section (empty for the keys above all sections) and the name within it.
     pub(super) fn split(&self) -> (&'static str, &'static str) {
         self.path.rsplit_once('.').unwrap_or(("", self.path))
     }
 
-    /// The environment variable that sets it.
+    /// Returns the name of the environment variable that sets the key.
     pub(super) fn variable(&self) -> String {
         format!("CKPT_RUN_{}", self.path.replace('.', "_").to_uppercase())
     }
@@ -52,16 +51,16 @@ pub(super) const KEY_COMMAND_PATH: &str = "encryption.key_command";
 /// Paths of the two waits that limit each other.
 pub(super) const BACKOFF_PATH: &str = "restart.backoff";
 pub(super) const BACKOFF_MAX_PATH: &str = "restart.backoff_max";
-/// Paths of the two that only together open the metrics to others.
+/// Paths of the NCCL and memory keys, which exclude each other in one combination.
 pub(super) const NCCL_PATH: &str = "cuda.nccl";
 pub(super) const MEMORY_PATH: &str = "cuda.memory";
 
 pub(super) const LISTEN_PATH: &str = "metrics.listen";
 pub(super) const ALLOW_REMOTE_PATH: &str = "metrics.allow_remote";
-/// The key that a variable of its own sets.
+/// The key that also has a short environment variable.
 pub(super) const CRIU_PATH: &str = "criu.path";
 
-/// The row of a command in `[hooks]`.
+/// Generates the row of a command in `[hooks]`.
 macro_rules! hook_key {
     ($occasion:ident) => {
         Key {
@@ -389,7 +388,7 @@ fn set<T>(field: &mut T, value: Result<T, Invalid>) -> Result<(), Invalid> {
     Ok(())
 }
 
-/// The key that gave this setting.
+/// Returns the path of the key that gave this setting.
 pub(super) fn encryption_path(encryption: &Encryption) -> Option<&'static str> {
     match encryption {
         Encryption::Off => None,
@@ -398,7 +397,7 @@ pub(super) fn encryption_path(encryption: &Encryption) -> Option<&'static str> {
     }
 }
 
-/// Either key ends the other; "" ends only its own.
+/// Sets the encryption. Either key replaces the other; "" clears only a value that its own key has set.
 fn set_encryption(config: &mut Config, path: &str, given: Option<Encryption>) {
     let is_own = encryption_path(&config.encryption) == Some(path);
     config.encryption = match given {

@@ -1,7 +1,7 @@
-//! What one place says: keys with their origins and values nobody has checked yet.
+//! The content of one place: keys with their origins and values that are not checked yet.
 //!
-//! Knows which keys there are, and says which one was probably meant; does not
-//! know which place wins.
+//! This module knows the existing keys and suggests a similar one for an unknown key. It does not know which place has
+//! precedence.
 
 use toml::de::{DeTable, DeValue};
 
@@ -11,13 +11,13 @@ use super::units::shown;
 use super::value::Value;
 use super::{ConfigError, Origin, Override};
 
-/// Short for the variable of `criu.path`.
+/// The short variable of `criu.path`.
 const CRIU_VARIABLE: &str = "CKPT_RUN_CRIU";
-/// Told to the job, and so to a ckpt-run that the job starts; they set nothing.
+/// Variables set for the job, and thereby for a ckpt-run that the job starts. They set no settings.
 const JOB_VARIABLES: [&str; 2] = ["CKPT_RUN_JOB", "CKPT_RUN_SOCKET"];
-/// Errors of a text that are told: one mistake leads to others, and the first few say enough.
+/// Limit on the reported errors of a text: one error leads to others, and the first few are sufficient.
 const SYNTAX_ERRORS_MAX: usize = 10;
-/// Told to a hook, and so to a ckpt-run that the hook starts; they set nothing either.
+/// Variables set for a hook, and thereby for a ckpt-run that the hook starts. They set no settings either.
 pub(crate) const HOOK_VARIABLES: [&str; 7] = [
     "CKPT_RUN_HOOK",
     "CKPT_RUN_IMAGE",
@@ -27,22 +27,23 @@ pub(crate) const HOOK_VARIABLES: [&str; 7] = [
     "CKPT_RUN_REASON",
     "CKPT_RUN_DIAGNOSIS",
 ];
-/// Suggestions compare every key with what was given; longer is no typing error.
+/// Limit on the length of a name that gets a suggestion: a suggestion compares every key with the name, and a longer
+/// name is not a typing error.
 const SUGGEST_BYTES_MAX: usize = 64;
-/// Below this likeness (0 to 1) a suggestion only confuses.
+/// The smallest similarity (0 to 1) of a suggestion; a less similar one only confuses.
 const LIKENESS_MIN: f64 = 0.7;
 
-/// One key as one place gives it.
+/// A key with its value from one place.
 pub(super) struct Entry {
     pub(super) key: &'static Key,
     pub(super) value: Value,
     pub(super) origin: Origin,
 }
 
-/// What one place says, key by key, and what it says wrongly, in its order.
+/// The content of one place in its order: the keys, and the errors among them.
 pub(super) type Layer = Vec<Result<Entry, ConfigError>>;
 
-/// What the variables say, in the order given.
+/// Returns the settings of the environment variables, in the given order.
 pub(super) fn environment_layer(variables: &[(String, String)]) -> Layer {
     let ours = variables
         .iter()
@@ -67,7 +68,7 @@ pub(super) fn environment_layer(variables: &[(String, String)]) -> Layer {
     .collect()
 }
 
-/// What the command line says.
+/// Returns the settings of the command line.
 pub(super) fn flag_layer(overrides: &[Override]) -> Layer {
     overrides
         .iter()
@@ -75,7 +76,7 @@ pub(super) fn flag_layer(overrides: &[Override]) -> Layer {
             let origin = Origin::Flag { flag: given.flag };
             let key = find(given.key).ok_or_else(|| unknown(given.key, origin.clone()))?;
             let digits = given.value.bytes().all(|byte| byte.is_ascii_digit());
-            // The one place where a bare number has a unit: `--interval 900`.
+            // The only place where a bare number has a unit: `--interval 900`.
             let value = if key.path == INTERVAL_PATH && digits && !given.value.is_empty() {
                 format!("{}s", given.value)
             } else {
@@ -90,8 +91,8 @@ pub(super) fn flag_layer(overrides: &[Override]) -> Layer {
         .collect()
 }
 
-/// What a file with this text says; `origin` is the origin of a line. Of a text that is not TOML only
-/// that is said: what is left of it may mean anything.
+/// Returns the settings of a file with this text; `origin` maps a line to its origin. If the text is not TOML, the
+/// layer holds only the syntax errors, because the rest of the text may mean anything.
 pub(super) fn toml_layer(text: &str, origin: impl Fn(usize) -> Origin) -> Layer {
     let origin = |offset| origin(line(text, offset));
     let (table, errors) = DeTable::parse_recoverable(text);
@@ -106,12 +107,12 @@ pub(super) fn toml_layer(text: &str, origin: impl Fn(usize) -> Origin) -> Layer 
     }
     let mut found = Vec::new();
     collect(table.get_ref(), "", &origin, &mut found);
-    // A table has its keys in the order of the alphabet.
+    // A table orders its keys alphabetically.
     found.sort_by_key(|(offset, _)| *offset);
     found.into_iter().map(|(_, entry)| entry).collect()
 }
 
-/// Adds the keys of a table, and of the sections in it, to `found`, each with its offset in the text.
+/// Adds the keys of a table and of its sections to `found`, each with its offset in the text.
 fn collect(
     table: &DeTable<'_>,
     section: &str,
@@ -161,15 +162,15 @@ fn unknown(path: &str, origin: Origin) -> ConfigError {
     };
     ConfigError::UnknownKey {
         origin,
-        // Quoted keys can hold anything, line ends too.
+        // A quoted key can contain any character, including line ends.
         key: shown(path).escape_debug().to_string(),
         suggestion: suggestion.map(str::to_owned),
     }
 }
 
-/// The key that looks most like what was given: as a whole, or by its last name.
+/// Returns the key most similar to the given one, compared as a whole or by its last name.
 fn closest(given: &str) -> Option<&'static Key> {
-    /// A name in the wrong section is a little less likely than a typing error.
+    /// The weight of a match by name alone: a name in the wrong section is slightly less likely than a typing error.
     const NAME_ALONE: f64 = 0.9;
     let given_name = given.rsplit_once('.').map_or(given, |(_, name)| name);
     most_alike(KEYS.iter(), |key| {
@@ -194,7 +195,7 @@ fn most_alike<T: Copy>(
         .map(|(_, candidate)| candidate)
 }
 
-/// 0 to 1; the same name in capitals or with other separators is 1.
+/// Returns the similarity from 0 to 1; the same name in capitals or with other separators has 1.
 fn likeness(given: &str, name: &str) -> f64 {
     if given.len() > SUGGEST_BYTES_MAX {
         return 0.0;

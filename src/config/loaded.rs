@@ -1,9 +1,8 @@
-//! Laying the places over each other, and the result.
+//! The combination of all places, and its result.
 //!
-//! Later places win, key by key. The schedule is one decision in two keys: a
-//! place that gives `snapshot.interval` ends a `snapshot.cron` from further
-//! below, and one place that gives both contradicts itself. So it is with the two
-//! keys that say where the store's key is.
+//! Later places have precedence, key by key. The schedule is one decision in two keys: a place that gives
+//! `snapshot.interval` ends a `snapshot.cron` of an earlier place, and a place that gives both contradicts itself. The
+//! same applies to the two keys for the location of the store's encryption key.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -22,10 +21,10 @@ use super::{Config, ConfigError, Memory, Nccl, Origin, Sources};
 /// The commented file with every key, built into the program.
 pub const DEFAULT_TOML: &str = include_str!("../../config/default.toml");
 
-/// Why two keys exclude each other.
+/// The reason why two keys exclude each other.
 const ONE_OF_TWO: &str = "only one can be given; remove the other";
 
-/// Settings, and where each of them came from.
+/// Settings with the origin of each.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Loaded {
     /// The settings.
@@ -37,15 +36,14 @@ pub struct Loaded {
 /// Loads the settings from all places.
 ///
 /// # Errors
-/// The first thing that is wrong, with its place; nothing is loaded then.
+/// The first problem, with its place; no settings are loaded then.
 pub fn load(sources: &Sources) -> Result<Loaded, ConfigError> {
     let mut loaded = Loaded::defaults()?;
     loaded.lay_all(sources)?;
     Ok(loaded)
 }
 
-/// Everything that is wrong with the settings of all places, place by place; nothing for settings
-/// that [`load`] takes.
+/// Returns every problem with the settings of all places, place by place; empty for settings that [`load`] accepts.
 #[must_use]
 pub fn check(sources: &Sources) -> Vec<ConfigError> {
     match Loaded::defaults() {
@@ -62,7 +60,7 @@ fn in_file(path: &Path) -> impl Fn(usize) -> Origin {
 }
 
 impl Loaded {
-    /// As [`Config::to_toml`], each value with its origin as a comment.
+    /// Returns the text of [`Config::to_toml`] with the origin of each value as a comment.
     #[must_use]
     pub fn to_toml_with_origins(&self) -> String {
         render(&self.config, |key| {
@@ -71,7 +69,7 @@ impl Loaded {
         })
     }
 
-    /// What is embedded.
+    /// Loads the embedded defaults.
     pub(super) fn defaults() -> Result<Self, ConfigError> {
         let mut loaded = Self {
             config: Config::default(),
@@ -81,12 +79,12 @@ impl Loaded {
         Ok(loaded)
     }
 
-    /// Sets what all other places say.
+    /// Applies the settings of all other places.
     pub(super) fn lay_all(&mut self, sources: &Sources) -> Result<(), ConfigError> {
         first(self.lay_and_tell(sources))
     }
 
-    /// Sets what all other places say, as far as it is right; what is not.
+    /// Applies the valid settings of all other places; returns the errors of the others.
     fn lay_and_tell(&mut self, sources: &Sources) -> Vec<ConfigError> {
         let mut refused = Vec::new();
         let trusted = [
@@ -116,7 +114,7 @@ impl Loaded {
         }
     }
 
-    /// Sets what one place says, as far as it is right; what is not.
+    /// Applies the valid settings of one place; returns the errors of the others.
     fn lay(&mut self, layer: Layer) -> Vec<ConfigError> {
         let mut refused = Vec::new();
         let mut here: BTreeMap<&'static str, Origin> = BTreeMap::new();
@@ -130,7 +128,7 @@ impl Loaded {
             refused.extend(ended.err());
         }
         if let Some((origin, _)) = key_given {
-            // What the other key has, it has from here: nothing.
+            // The value of the other key also comes from here: it is unset.
             here.insert(KEY_FILE_PATH, origin.clone());
             here.insert(KEY_COMMAND_PATH, origin);
         }
@@ -140,8 +138,8 @@ impl Loaded {
         refused
     }
 
-    /// Sets one key. `here` are the keys that its place has given so far, `key_given` the one among them
-    /// that says where the store's key is.
+    /// Sets one key. `here` holds the keys that its place has given so far, `key_given` the one among them that locates
+    /// the store's encryption key.
     fn set(
         &mut self,
         entry: Entry,
@@ -167,7 +165,7 @@ impl Loaded {
         Ok(())
     }
 
-    /// An interval given here ends a cron expression from a place below.
+    /// Removes a cron expression of an earlier place if this place gives an interval.
     fn end_cron(&mut self, interval: Origin, cron: Option<Origin>) -> Result<(), ConfigError> {
         let (first, second) = match (&self.config.snapshot.cron, cron) {
             (Some(_), Some(cron)) => ((interval, INTERVAL_PATH), (cron, CRON_PATH)),
@@ -194,7 +192,7 @@ impl Loaded {
         ))
     }
 
-    /// Without agents nobody brings back what GPUs share.
+    /// Refuses peer memory without agents, because only agents can restore memory that GPUs share.
     fn check_nccl(&self) -> Result<(), ConfigError> {
         let cuda = &self.config.cuda;
         if (cuda.nccl, cuda.memory) != (Nccl::Peer, Memory::Driver) {
@@ -208,7 +206,7 @@ impl Loaded {
         ))
     }
 
-    /// Metrics are told to this machine alone, unless somebody says otherwise.
+    /// Refuses to serve metrics to other machines unless the user has allowed it.
     fn check_remote(&self) -> Result<(), ConfigError> {
         let metrics = &self.config.metrics;
         if metrics.allow_remote
@@ -226,14 +224,14 @@ impl Loaded {
         ))
     }
 
-    /// A key and where its value is from.
+    /// Returns a key with the origin of its value.
     fn place(&self, path: &'static str) -> (Origin, &'static str) {
         let origin = self.origins.get(path).cloned();
         (origin.unwrap_or(Origin::Default), path)
     }
 }
 
-/// The first of what is wrong.
+/// Returns the first of the errors.
 fn first(refused: Vec<ConfigError>) -> Result<(), ConfigError> {
     refused.into_iter().next().map_or(Ok(()), Err)
 }
@@ -253,14 +251,14 @@ fn contradiction(
 }
 
 impl Config {
-    /// The settings as a file that would set them, without comments.
+    /// Returns the settings as a file that would set them, without comments.
     #[must_use]
     pub fn to_toml(&self) -> String {
         render(self, |_| None)
     }
 }
 
-/// The tables and values of the file that [`Config::to_toml`] writes.
+/// Serializes the tables and values of the file that [`Config::to_toml`] writes.
 impl Serialize for Config {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut sections: BTreeMap<&str, BTreeMap<&str, toml::Value>> = BTreeMap::new();
@@ -282,13 +280,13 @@ impl Serialize for Config {
     }
 }
 
-/// Keys in the order of the default file, under their sections.
+/// Writes the keys in the order of the default file, under their sections.
 fn render(config: &Config, comment: impl Fn(&Key) -> Option<String>) -> String {
     let mut text = String::new();
     let mut open = "";
     for key in KEYS {
         if key.path == INTERVAL_PATH && config.snapshot.cron.is_some() {
-            // Without effect, and a file with both would be refused.
+            // The interval has no effect, and a file with both would be refused.
             continue;
         }
         let (section, name) = key.split();

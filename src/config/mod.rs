@@ -1,16 +1,14 @@
-//! Settings: what they are, where each one came from, and why one is refused.
+//! Settings: their types, their origins, and the reasons for a refusal.
 //!
-//! [`load`] lays the places that hold settings over each other (the embedded
-//! [`DEFAULT_TOML`], files, the environment, flags), checks every value as it
-//! comes in, and remembers the place it came from. Whoever holds a [`Config`]
-//! may rely on its ranges.
+//! [`load`] combines the places that hold settings (the embedded [`DEFAULT_TOML`], files, the environment, flags),
+//! checks every value when it is read, and records its origin. Users of a [`Config`] may rely on its ranges.
 //!
 //! ```text
 //! Sources ─ files, variables, flags ─→ layers of (key, value, origin)
 //!         ─ keys::KEYS checks and sets ─→ Config + origins
 //! ```
 //!
-//! Nothing here knows what a setting does, nor asks for the time.
+//! This module does not know the effect of a setting and does not read the time.
 
 mod choice;
 mod cron;

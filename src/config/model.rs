@@ -1,8 +1,7 @@
-//! The settings as the rest of the program sees them: typed, in range, no text
-//! left to parse.
+//! The settings as the rest of the program uses them: typed and in range, with no text left to parse.
 //!
-//! What each one means is said once, in `config/default.toml`. `Default` is the
-//! same as that file; a test holds them together.
+//! The meaning of each setting is documented once, in `config/default.toml`. `Default` equals that file; a test keeps
+//! them consistent.
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
@@ -14,49 +13,49 @@ use super::operation::{Hang, HangAction, Hooks, Interval, Jitter};
 use super::restart_settings::{Restart, RestartLimit, RestartPolicy, WithoutImage};
 use super::units::ExitStatus;
 
-/// All settings.
+/// The complete settings.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
     /// Folder of the images, relative to the working directory unless absolute.
     pub store: PathBuf,
-    /// How the job is kept apart from the machine.
+    /// The isolation of the job from the machine.
     pub isolation: Isolation,
-    /// Whether the job runs in a terminal of its own.
+    /// The choice of a separate terminal for the job.
     pub tty: Tty,
-    /// `[sandbox]`: what the job sees of the machine.
+    /// `[sandbox]`: the job's view of the machine.
     pub sandbox: Sandbox,
-    /// `[snapshot]`: when and how snapshots are taken.
+    /// `[snapshot]`: times and properties of snapshots.
     pub snapshot: Snapshot,
-    /// `[retention]`: which images are kept.
+    /// `[retention]`: the images to keep.
     pub retention: Retention,
-    /// `[encryption]`: whether images are encrypted.
+    /// `[encryption]`: the encryption of images.
     pub encryption: Encryption,
-    /// `[restart]`: what happens when the job ends.
+    /// `[restart]`: the reaction to the job's end.
     pub restart: Restart,
-    /// `[hang]`: when a job that has not ended is taken for hung.
+    /// `[hang]`: the signs by which a running job is treated as hung.
     pub hang: Hang,
-    /// `[hooks]`: commands that are run on occasions.
+    /// `[hooks]`: commands that run on occasions.
     pub hooks: Hooks,
     /// `[restore]`.
     pub restore: Restore,
     /// `[network]`.
     pub network: Network,
-    /// `[files]`: files the job writes.
+    /// `[files]`: files that the job writes.
     pub files: Files,
     /// `[cuda]`: GPU jobs.
     pub cuda: Cuda,
     /// `[criu]`: the criu program.
     pub criu: Criu,
-    /// `[log]`: what is said on stderr, and where events are written to.
+    /// `[log]`: messages on stderr and the file of events.
     pub log: Log,
     /// `[metrics]`: figures for Prometheus.
     pub metrics: Metrics,
 }
 
-/// How the job is kept apart from the machine.
+/// The isolation of the job from the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Isolation {
-    /// Namespaces where possible, else none.
+    /// Namespaces if possible, otherwise none.
     Auto,
     /// Namespaces or an error.
     Namespaces,
@@ -64,30 +63,30 @@ pub enum Isolation {
     None,
 }
 
-/// Whether the job runs in a terminal of its own.
+/// The choice of a separate terminal for the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tty {
-    /// When our stdin and stdout are terminals.
+    /// A terminal if stdin and stdout of ckpt-run are terminals.
     Auto,
-    /// Whatever they are.
+    /// A terminal in any case.
     Always,
-    /// Never: its streams are pipes.
+    /// No terminal: the job's streams are pipes.
     Never,
 }
 
 /// `[sandbox]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sandbox {
-    /// Whether the job sees `io_uring`.
+    /// The job's view of `io_uring`.
     pub io_uring: IoUring,
 }
 
-/// Whether the job sees `io_uring`.
+/// The job's view of `io_uring`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IoUring {
-    /// It does not, where we have `CAP_SYS_ADMIN`.
+    /// The job does not see it, if ckpt-run has `CAP_SYS_ADMIN`.
     Hide,
-    /// It does, and cannot be snapshotted while it uses it.
+    /// The job sees it, and cannot be snapshotted while it uses it.
     Allow,
 }
 
@@ -96,69 +95,69 @@ pub enum IoUring {
 pub struct Snapshot {
     /// Time between snapshots; has no effect while `cron` is given.
     pub interval: Interval,
-    /// Local times to snapshot at, instead of the interval.
+    /// Local times of snapshots, instead of the interval.
     pub cron: Option<CronExpression>,
     /// Assumed computing time between two failures.
     pub mtbf: Duration,
-    /// Most of the job's time, 0 to 1, that its freezes are to take.
+    /// Largest share of the job's time, 0 to 1, that its freezes may take.
     pub max_overhead: f64,
-    /// How far a snapshot may come after its time.
+    /// Largest delay of a snapshot after its time.
     pub jitter: Jitter,
-    /// Host memory for an image on its way to the disk.
+    /// Host memory for an image that is not yet on the disk.
     pub buffer: Buffer,
-    /// Bytes that stay free where the store is; 0 is no check.
+    /// Bytes that must stay free on the store's disk; 0 disables the check.
     pub min_free: u64,
     /// Time for the last snapshot after a request to stop.
     pub grace: Duration,
     /// Time for submitted GPU work to finish; fits 32 bits of milliseconds.
     pub lock_timeout: Duration,
-    /// Time for CRIU's part of a dump or a restore, and for each work of the CUDA driver's.
+    /// Time limit for CRIU's part of a dump or a restore, and for each operation of the CUDA driver.
     pub timeout: Duration,
-    /// Level of zstd, -7 to 19.
+    /// Compression level of zstd, -7 to 19.
     pub level: i32,
     /// Threads of the store.
     pub cpus: Cpus,
 }
 
-/// Host memory between the freeze and the disk.
+/// Host memory for data between the freeze and the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Buffer {
-    /// From the memory that is free.
+    /// A size computed from the free memory.
     Auto,
-    /// At most this many bytes.
+    /// A size of at most this many bytes.
     Bytes(u64),
 }
 
 /// Threads of the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cpus {
-    /// One for each CPU that we may use.
+    /// Thread count equal to the number of CPUs that ckpt-run may use.
     Auto,
-    /// This many.
+    /// A fixed number of threads.
     Count(NonZeroUsize),
 }
 
 /// `[retention]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retention {
-    /// Newest images to keep, at least 1.
+    /// Number of newest images to keep, at least 1.
     pub keep_last: u32,
-    /// Images that are not older are kept.
+    /// Age up to which images are kept.
     pub keep_within: Duration,
-    /// Hours of which the newest image is kept.
+    /// Number of hours of which the newest image is kept.
     pub keep_hourly: u32,
-    /// Days of which the newest image is kept.
+    /// Number of days of which the newest image is kept.
     pub keep_daily: u32,
 }
 
 /// `[encryption]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Encryption {
-    /// None.
+    /// No encryption.
     Off,
-    /// With the key in a file.
+    /// Encryption with the key in a file.
     KeyFile(PathBuf),
-    /// With the key that a shell command prints.
+    /// Encryption with the key that a shell command prints.
     KeyCommand(String),
 }
 
@@ -172,16 +171,16 @@ pub struct Restore {
 /// `[network]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Network {
-    /// What becomes of connections to others at a restore.
+    /// The treatment of connections to other programs at a restore.
     pub tcp: Tcp,
 }
 
-/// What becomes of a TCP connection between the job and others at a restore.
+/// The treatment of a TCP connection between the job and other programs at a restore.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tcp {
-    /// The job finds it closed.
+    /// The job finds the connection closed.
     Close,
-    /// It is restored as it was.
+    /// The connection is restored unchanged.
     Keep,
 }
 
@@ -195,53 +194,53 @@ pub struct Files {
 /// `[cuda]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cuda {
-    /// Whether NCCL is told to share no GPU memory.
+    /// The job's NCCL settings for shared GPU memory.
     pub nccl: Nccl,
-    /// Where device memory is while the job is suspended.
+    /// The location of device memory while the job is suspended.
     pub memory: Memory,
 }
 
-/// Where device memory is while the job is suspended.
+/// The location of device memory while the job is suspended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Memory {
-    /// As `Resident` where that is possible, else as `Driver`.
+    /// `Resident` if possible, otherwise `Driver`.
     Auto,
     /// Large allocations stay on the GPU and are copied into the image from there.
     Resident,
-    /// The driver copies all of it into the job's own host memory.
+    /// The driver copies all device memory into the job's own host memory.
     Driver,
 }
 
-/// What the job's environment tells NCCL.
+/// The NCCL settings in the job's environment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Nccl {
-    /// As `Checkpointable` where there is more than one GPU, else nothing.
+    /// `Checkpointable` if there is more than one GPU, otherwise no settings.
     Auto,
-    /// To use what the driver can bring back.
+    /// Settings that restrict NCCL to features that the driver can restore.
     Checkpointable,
-    /// To share memory between GPUs in a way that agents can bring back, on the same GPUs.
+    /// Settings that share memory between GPUs in a way that agents can restore, on the same GPUs.
     Peer,
-    /// Nothing.
+    /// No settings.
     Off,
 }
 
 /// `[criu]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Criu {
-    /// The program; searched for when not given.
+    /// The program; searched for if not given.
     pub path: Option<PathBuf>,
-    /// `-v` of CRIU, 0 to 4.
+    /// CRIU's `-v`, 0 to 4.
     pub log_level: u8,
 }
 
 /// `[log]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Log {
-    /// The least important messages that are still shown.
+    /// The least important level that is still shown.
     pub level: LogLevel,
-    /// Whether snapshots and restores under way are shown on a terminal.
+    /// The display of running snapshots and restores on a terminal.
     pub progress: ShowProgress,
-    /// Where the run's events are written to, besides the store.
+    /// The file that the run's events are written to, in addition to the store.
     pub events: Option<PathBuf>,
 }
 
@@ -250,23 +249,24 @@ pub struct Log {
 pub struct Metrics {
     /// File for the node exporter's textfile collector.
     pub textfile: Option<PathBuf>,
-    /// Address of an HTTP endpoint; of this machine alone unless `allow_remote`.
+    /// Address of an HTTP endpoint; on this machine alone unless `allow_remote`.
     pub listen: Option<SocketAddr>,
-    /// Whether other machines may ask.
+    /// Permission for other machines to read the metrics.
     pub allow_remote: bool,
 }
 
-/// Whether what takes its time shows how far it is: a status line of a run's, a bar of a verb's.
+/// The progress display of long operations: the status line of a run, the bar of another command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShowProgress {
-    /// Where stderr is a terminal and messages of the level "info" are shown.
+    /// A display if stderr is a terminal and messages of level "info" are shown.
     Auto,
-    /// Nowhere.
+    /// No display.
     Never,
 }
 
 impl ShowProgress {
-    /// Whether it is to be seen on a terminal, where messages of the level "info" are shown, or are not.
+    /// Returns true if progress is to be shown on a terminal; `info_is_shown` reports that messages of level "info" are
+    /// shown.
     #[must_use]
     pub fn is_wanted(self, info_is_shown: bool) -> bool {
         match self {
@@ -289,7 +289,7 @@ pub enum LogLevel {
 }
 
 impl LogLevel {
-    /// The level's word, which `tracing`'s filters understand too.
+    /// Returns the level's word, which `tracing`'s filters understand too.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

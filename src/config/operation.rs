@@ -1,6 +1,6 @@
-//! Settings of the run's operation: intervals that choose themselves, hang detection, hooks; with their readings.
+//! Settings of a run's operation (automatic intervals, hang detection, hooks) and their parsers.
 //!
-//! What each one means is said in `config/default.toml`, as for all of [`super::model`].
+//! The meaning of each setting is documented in `config/default.toml`, as for all of [`super::model`].
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,42 +15,42 @@ use super::value::{Choice, Value};
 /// Time from the end of one snapshot to the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Interval {
-    /// Only when asked for.
+    /// Snapshots only on request.
     Never,
-    /// Chosen from what snapshots cost and how often the job fails.
+    /// An interval computed from the cost of snapshots and the job's failure rate.
     Auto,
-    /// At least one second.
+    /// A fixed interval of at least one second.
     Every(Duration),
 }
 
-/// How far a snapshot may come after its time.
+/// The largest delay of a snapshot after its time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Jitter {
-    /// Up to this part of the interval, 0 to 1.
+    /// A delay of up to this part of the interval, 0 to 1.
     Share(f64),
-    /// Up to this long.
+    /// A delay of up to this time.
     Time(Duration),
 }
 
-/// `[hang]`: signs by which a job is taken for hung; `None` looks for none.
+/// `[hang]`: the signs by which a job is treated as hung; `None` disables a sign.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hang {
-    /// No output for so long.
+    /// Time without output.
     pub output: Option<Duration>,
-    /// No GPU work for so long.
+    /// Time without GPU work.
     pub gpu: Option<Duration>,
-    /// No CPU time used for so long.
+    /// Time without CPU use.
     pub cpu: Option<Duration>,
-    /// A file that the job touches.
+    /// A file that the job touches regularly.
     pub heartbeat: Option<PathBuf>,
-    /// It was not touched for so long; counts where there is a file.
+    /// Time without a touch of that file; used only if there is a file.
     pub heartbeat_timeout: Duration,
-    /// What is done.
+    /// The reaction to a hang.
     pub action: HangAction,
 }
 
 impl Hang {
-    /// Whether there is anything to look for.
+    /// Returns true if any sign is enabled.
     #[must_use]
     pub fn is_on(&self) -> bool {
         [self.output, self.gpu, self.cpu, self.heartbeat_limit()]
@@ -58,19 +58,19 @@ impl Hang {
             .any(Option::is_some)
     }
 
-    /// The limit of the heartbeat, where there is one.
+    /// Returns the heartbeat's limit if there is a heartbeat file.
     #[must_use]
     pub fn heartbeat_limit(&self) -> Option<Duration> {
         self.heartbeat.as_ref().map(|_| self.heartbeat_timeout)
     }
 }
 
-/// What is done with a job that hangs.
+/// The reaction to a job that hangs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HangAction {
-    /// It is killed and restored; counts as a crash.
+    /// The job is killed and restored; this counts as a crash.
     Restore,
-    /// It is said.
+    /// The hang is reported.
     Report,
 }
 
@@ -82,20 +82,20 @@ impl Choice for HangAction {
 /// The occasions on which a hook runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Occasion {
-    /// Before a snapshot, while the job computes.
+    /// A snapshot is about to be taken, while the job computes.
     BeforeSnapshot,
-    /// After an image became durable.
+    /// An image became durable.
     AfterSnapshot,
-    /// After an image became the running job.
+    /// An image became the running job.
     AfterRestore,
-    /// After the run gave up.
+    /// The run gave up.
     OnGiveUp,
     /// The job was found to hang.
     OnHang,
 }
 
 impl Occasion {
-    /// All of them.
+    /// Every occasion.
     pub const ALL: [Self; 5] = [
         Self::BeforeSnapshot,
         Self::AfterSnapshot,
@@ -104,7 +104,7 @@ impl Occasion {
         Self::OnHang,
     ];
 
-    /// The command that the settings give for this occasion.
+    /// Returns the command that the settings give for this occasion.
     #[must_use]
     pub fn command(self, settings: &Hooks) -> Option<&HookCommand> {
         match self {
@@ -116,7 +116,7 @@ impl Occasion {
         }
     }
 
-    /// The key in `[hooks]`.
+    /// Returns the key in `[hooks]`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -129,27 +129,27 @@ impl Occasion {
     }
 }
 
-/// `[hooks]`: commands that are run on occasions.
+/// `[hooks]`: commands that run on occasions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hooks {
-    /// Before a snapshot, while the job computes; may call it off.
+    /// Command before a snapshot, while the job computes; it may cancel the snapshot.
     pub before_snapshot: Option<HookCommand>,
-    /// Once an image is durable.
+    /// Command after an image became durable.
     pub after_snapshot: Option<HookCommand>,
-    /// Once an image is the running job.
+    /// Command after an image became the running job.
     pub after_restore: Option<HookCommand>,
-    /// When the job is not restarted any more.
+    /// Command after the last restart of the job failed or is not attempted.
     pub on_give_up: Option<HookCommand>,
-    /// When the job is taken for hung.
+    /// Command after a job was found to hang.
     pub on_hang: Option<HookCommand>,
-    /// Time that each of them has.
+    /// Time limit of each command.
     pub timeout: Duration,
 }
 
 /// A command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HookCommand {
-    /// For `sh -c`.
+    /// A text for `sh -c`.
     Shell(String),
     /// A program and its arguments.
     Words(Vec<String>),
@@ -179,7 +179,7 @@ pub(super) fn show_jitter(jitter: Jitter) -> Shown {
     })
 }
 
-/// "off", or a time.
+/// Reads "off" or a time.
 pub(super) fn limit(value: &Value) -> Result<Option<Duration>, Invalid> {
     value.unless("off", |value| value.duration(&HANG))
 }
@@ -188,7 +188,7 @@ pub(super) fn show_limit(limit: Option<Duration>) -> Shown {
     Shown::String(limit.map_or_else(|| "off".to_owned(), format_duration))
 }
 
-/// A string for the shell, a list of words, or "" for none.
+/// Reads a string for the shell, a list of words, or "" for no command.
 pub(super) fn hook(value: &Value) -> Result<Option<HookCommand>, Invalid> {
     let too_long = |given: usize, what: &str, most: usize| Invalid::Range {
         given: format!("a command of {given} {what}"),
@@ -231,7 +231,7 @@ pub(super) fn show_hook(command: Option<&HookCommand>) -> Shown {
 }
 
 impl Value {
-    /// A share, 0 to 1, written as a percentage.
+    /// Reads a share, 0 to 1, written as a percentage.
     pub(super) fn percent(&self, range: &std::ops::RangeInclusive<f64>) -> Result<f64, Invalid> {
         let share = parse_percent(self.text()?)?;
         if range.contains(&share) {

@@ -1,4 +1,4 @@
-//! Readings of the keys that need more than [`Value`]'s own, and how values are shown.
+//! Parsers of the keys that need more than [`Value`]'s own, and the display forms of values.
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
@@ -73,7 +73,7 @@ pub(super) fn cpus(value: &Value) -> Result<Cpus, Invalid> {
         .map_or(Cpus::Auto, Cpus::Count))
 }
 
-/// An integer in `range`, as the type of its field, which must hold the range.
+/// Reads an integer in `range` as the type of its field, which must hold the range.
 pub(super) fn narrow<T: TryFrom<i64>>(
     value: &Value,
     range: &RangeInclusive<i64>,
@@ -103,12 +103,13 @@ pub(super) fn shown_path(path: Option<&PathBuf>) -> Shown {
     optional(path.map(|path| path.to_string_lossy().into_owned()))
 }
 
-/// "" stands for nothing: TOML has no null.
+/// Returns the text, or "" for none: TOML has no null.
 pub(super) fn optional(text: Option<String>) -> Shown {
     Shown::String(text.unwrap_or_default())
 }
 
-/// "" is none; a name is none either: it could be one address here and another there.
+/// Reads an address; "" is none. A host name is refused, because it could resolve to different addresses on different
+/// machines.
 pub(super) fn address(value: &Value) -> Result<Option<SocketAddr>, Invalid> {
     match value.text()?.trim() {
         "" => Ok(None),

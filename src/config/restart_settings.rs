@@ -1,6 +1,6 @@
-//! Settings of `[restart]`: which ends of the job are restarted, and how often; with their readings.
+//! Settings of `[restart]` (the ends of the job that are restarted, and how often) and their parsers.
 //!
-//! What each one means is said in `config/default.toml`, as for all of [`super::model`].
+//! The meaning of each setting is documented in `config/default.toml`, as for all of [`super::model`].
 
 use std::time::Duration;
 
@@ -12,45 +12,45 @@ use super::value::Value;
 /// `[restart]`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Restart {
-    /// Which ends are restarted.
+    /// The ends that are restarted.
     pub policy: RestartPolicy,
-    /// Restarts without getting further between them.
+    /// Limit on restarts without progress between them.
     pub max: RestartLimit,
     /// Wait before the first restart, at most `backoff_max`.
     pub backoff: Duration,
-    /// How much longer each further wait is: 1 to 100, finite.
+    /// Factor from each wait to the next: 1 to 100, finite.
     pub backoff_factor: f64,
     /// The longest wait.
     pub backoff_max: Duration,
-    /// Ends that are never retried.
+    /// Ends after which the job is never restarted.
     pub prevent: Vec<ExitStatus>,
-    /// What happens when there is no image to restore.
+    /// The reaction if there is no image to restore.
     pub without_image: WithoutImage,
 }
 
-/// Which ends of the job are restarted, in systemd's words.
+/// The ends of the job that are restarted, in systemd's words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RestartPolicy {
-    /// None.
+    /// No end.
     No,
     /// Exit codes other than 0, and signals.
     OnFailure,
-    /// Signals.
+    /// Signals only.
     OnAbnormal,
-    /// All.
+    /// Every end.
     Always,
 }
 
-/// How often the job is restarted without getting further.
+/// Limit on the job's restarts without progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RestartLimit {
     /// No limit.
     Unlimited,
-    /// At most this often.
+    /// A limit of this many restarts.
     Times(u32),
 }
 
-/// What happens when there is no image to restore.
+/// The reaction if there is no image to restore.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WithoutImage {
     /// The job starts from the beginning.

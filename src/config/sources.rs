@@ -1,7 +1,6 @@
-//! The places settings come from, and how a process finds its own.
+//! The places of settings, and the search for those of a process.
 //!
-//! Only names and values as they were handed in: `file` reads the files, `layer`
-//! makes sense of what they say.
+//! This module holds only the names and values as given: `file` reads the files, `layer` interprets their content.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -9,16 +8,16 @@ use std::path::PathBuf;
 
 use super::ConfigError;
 
-/// The machine's settings.
+/// The machine's settings file.
 const SYSTEM_FILE: &str = "/etc/ckpt-run/config.toml";
-/// The project's settings, in the working directory.
+/// The project's settings file, in the working directory.
 const PROJECT_FILE: &str = "ckpt-run.toml";
-/// How variables of ours begin.
+/// The prefix of ckpt-run's variables.
 pub(super) const PREFIX: &str = "CKPT_RUN_";
-/// Names the project's file.
+/// The variable that names the project's file.
 pub(super) const CONFIG_VARIABLE: &str = "CKPT_RUN_CONFIG";
 
-/// Where a value came from.
+/// The origin of a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
     /// The embedded default.
@@ -32,7 +31,7 @@ pub enum Origin {
     },
     /// An environment variable.
     Environment {
-        /// Its name.
+        /// The variable's name.
         variable: String,
     },
     /// The command line.
@@ -58,22 +57,22 @@ impl fmt::Display for Origin {
 pub struct Override {
     /// The key's path, "snapshot.interval".
     pub key: &'static str,
-    /// The flag as the user knows it, "--interval".
+    /// The flag in the form that the user typed, "--interval".
     pub flag: &'static str,
-    /// What was given; a list is separated by commas.
+    /// The given value; a list is separated by commas.
     pub value: String,
 }
 
-/// The project's settings.
+/// The file with the project's settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProjectFile {
-    /// Found by being there: may be missing, must be ours or root's.
+    /// The file in the working directory: it may be missing, and must belong to the user or root.
     InWorkingDirectory(PathBuf),
-    /// Named by the user: must be there, is trusted.
+    /// A file that the user named: it must exist, and is trusted.
     Named(PathBuf),
 }
 
-/// Every place that [`load`](super::load) looks at.
+/// Every place that [`load`](super::load) reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sources {
     /// The machine's file; may be missing.
@@ -82,19 +81,19 @@ pub struct Sources {
     pub user: Option<PathBuf>,
     /// The project's file.
     pub project: ProjectFile,
-    /// Variables; those that are not ours are passed over.
+    /// Variables; those without ckpt-run's prefix are skipped.
     pub environment: Vec<(String, String)>,
     /// Settings from the command line.
     pub overrides: Vec<Override>,
 }
 
 impl Sources {
-    /// The places of this process: the usual files and the real environment.
+    /// Returns the places of this process: the usual files and the real environment.
     ///
     /// `config` is the file of `--config`, `overrides` the other flags.
     ///
     /// # Errors
-    /// A variable of ours is not UTF-8.
+    /// A variable of ckpt-run is not UTF-8.
     pub fn from_process(
         config: Option<PathBuf>,
         overrides: Vec<Override>,
@@ -113,7 +112,7 @@ impl Sources {
             match name.to_str() {
                 Some("HOME") => home = absolute(value),
                 Some("XDG_CONFIG_HOME") => xdg = absolute(value),
-                // A path needs no UTF-8.
+                // A path need not be UTF-8.
                 Some(CONFIG_VARIABLE) if !value.is_empty() => {
                     named = named.or_else(|| Some(PathBuf::from(value)));
                 }
@@ -138,7 +137,7 @@ impl Sources {
     }
 }
 
-/// XDG: a relative path is to be ignored.
+/// Returns the path if it is absolute: XDG requires that a relative path is ignored.
 fn absolute(value: OsString) -> Option<PathBuf> {
     Some(PathBuf::from(value)).filter(|path| path.is_absolute())
 }

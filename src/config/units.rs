@@ -1,6 +1,6 @@
-//! Durations, sizes and ends of a job as people write them, both ways.
+//! Durations, sizes and exit statuses in text form: parsing and printing.
 //!
-//! What is printed here parses here to the same value.
+//! Every printed text parses to the same value.
 
 use std::fmt;
 use std::time::Duration;
@@ -19,7 +19,7 @@ const SIZE_UNITS: [(&str, u64); 4] = [
     ("KiB", 1 << 10),
 ];
 
-/// A duration with units, "1h 30m".
+/// Parses a duration with units, "1h 30m".
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, Invalid> {
     let text = text.trim();
     if is_bare_number(text) {
@@ -33,12 +33,12 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, Invalid> {
         })
 }
 
-/// The shortest way to write a duration.
+/// Formats a duration in its shortest form.
 pub(super) fn format_duration(duration: Duration) -> String {
     SpanPrinter::new().unsigned_duration_to_string(&duration)
 }
 
-/// A size with a unit, in bytes.
+/// Parses a size with a unit; returns bytes.
 pub(super) fn parse_size(text: &str) -> Result<u64, Invalid> {
     let text = text.trim();
     if is_bare_number(text) {
@@ -49,7 +49,7 @@ pub(super) fn parse_size(text: &str) -> Result<u64, Invalid> {
         .map_err(|_| Invalid::Size { given: shown(text) })
 }
 
-/// A size in the largest unit that divides it.
+/// Formats a size in the largest unit that divides it.
 pub(super) fn format_size(bytes: u64) -> String {
     let fitting = SIZE_UNITS
         .iter()
@@ -60,7 +60,7 @@ pub(super) fn format_size(bytes: u64) -> String {
     }
 }
 
-/// "1%" as 0.01.
+/// Parses "1%" as 0.01.
 pub(super) fn parse_percent(text: &str) -> Result<f64, Invalid> {
     let number = text.trim().strip_suffix('%');
     let percent = number.and_then(|number| number.trim().parse::<f64>().ok());
@@ -70,24 +70,24 @@ pub(super) fn parse_percent(text: &str) -> Result<f64, Invalid> {
         .ok_or_else(|| Invalid::Percent { given: shown(text) })
 }
 
-/// 0.01 as "1%", with as many digits as it takes.
+/// Formats 0.01 as "1%", with as many digits as needed.
 pub(crate) fn format_percent(share: f64) -> String {
-    // What was divided by 100 does not always multiply back; nobody writes more digits.
+    // A number divided by 100 does not always multiply back exactly; no user writes more digits.
     let rounded = (share * 100.0 * 1e9).round() / 1e9;
     format!("{rounded}%")
 }
 
-/// How a job ended.
+/// The exit status of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ExitStatus {
-    /// It exited with this code.
+    /// The job exited with this code.
     Exited(u8),
     /// A signal of this number killed it.
     Signaled(i32),
 }
 
 impl ExitStatus {
-    /// The exit code that says the same to whoever started us: 128+n for signal n.
+    /// Returns the exit code that reports the same to ckpt-run's parent: 128+n for signal n.
     #[must_use]
     pub fn code(self) -> u8 {
         match self {
@@ -98,7 +98,7 @@ impl ExitStatus {
         }
     }
 
-    /// Whether the job says that it has done what it was started for.
+    /// Returns true if the job reports success.
     #[must_use]
     pub fn is_success(self) -> bool {
         self == Self::Exited(0)
@@ -114,7 +114,7 @@ impl fmt::Display for ExitStatus {
     }
 }
 
-/// An exit code or a signal's name.
+/// Parses an exit code or a signal's name.
 pub(super) fn parse_exit_status(text: &str) -> Result<ExitStatus, Invalid> {
     let text = text.trim();
     if let Ok(code) = text.parse::<u8>() {
@@ -125,7 +125,7 @@ pub(super) fn parse_exit_status(text: &str) -> Result<ExitStatus, Invalid> {
         .map_err(|_| Invalid::ExitStatus { given: shown(text) })
 }
 
-/// The exit code, or the signal's name, or its number where it has none.
+/// Formats an exit code, a signal's name, or the number of a signal without a name.
 pub(super) fn format_exit_status(status: ExitStatus) -> String {
     match status {
         ExitStatus::Exited(code) => code.to_string(),
@@ -136,7 +136,7 @@ pub(super) fn format_exit_status(status: ExitStatus) -> String {
     }
 }
 
-/// Text as it is quoted in a message: never longer than a line.
+/// Returns the text as a message quotes it: never longer than a line.
 pub(super) fn shown(text: &str) -> String {
     const CHARACTERS_MAX: usize = 60;
     let mut kept: String = text.chars().take(CHARACTERS_MAX).collect();
@@ -146,7 +146,7 @@ pub(super) fn shown(text: &str) -> String {
     kept
 }
 
-/// A number with nothing after it, signed or not.
+/// Returns true for a number with nothing after it, signed or not.
 fn is_bare_number(text: &str) -> bool {
     text.parse::<f64>().is_ok_and(f64::is_finite)
 }

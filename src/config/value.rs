@@ -1,8 +1,7 @@
-//! A value as it came in, and the typed readings of it.
+//! An unchecked value, and the typed readings of it.
 //!
-//! Files give typed values; variables and flags give words, which are read as
-//! whatever type the key takes. Ranges are checked here, so that no reading
-//! goes without one.
+//! Files give typed values; variables and flags give words, which are read as the type that the key takes. Ranges are
+//! checked here, so that every reading has its range checked.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -12,28 +11,28 @@ use toml::de::DeValue;
 use super::Invalid;
 use super::units::{format_duration, format_size, parse_duration, parse_size, shown};
 
-/// An enum whose values have a word each in files and flags.
+/// An enum with one word per value in files and flags.
 pub(crate) trait Choice: Copy + PartialEq + 'static {
     /// Every value with its word.
     const WORDS: &'static [(&'static str, Self)];
 
-    /// The words.
+    /// Returns the words.
     fn words() -> Vec<&'static str> {
         Self::WORDS.iter().map(|(word, _)| *word).collect()
     }
 }
 
-/// A value that no key has taken yet.
+/// A value that is not yet assigned to a key.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Value {
-    /// From a variable or a flag: type unknown.
+    /// A value from a variable or a flag; its type is unknown.
     Words(String),
     Text(String),
     Integer(i64),
     Float(f64),
     Bool(bool),
     List(Vec<Value>),
-    /// Of a type that no key takes, or a number too large for any; the type's name.
+    /// A value of a type that no key takes, or a number too large for any key; holds the type's name.
     Other(&'static str),
 }
 
@@ -85,7 +84,7 @@ impl Value {
     pub(super) fn float(&self, range: &RangeInclusive<f64>) -> Result<f64, Invalid> {
         let number = match self {
             Self::Float(number) => *number,
-            // Exact below 2^53; the ranges of the keys are far below.
+            // The conversion is exact below 2^53; the ranges of the keys are far below that.
             #[expect(clippy::cast_precision_loss, reason = "rounded only far out of range")]
             Self::Integer(number) => *number as f64,
             Self::Words(words) => words.trim().parse().map_err(|_| Invalid::Number {
@@ -139,7 +138,7 @@ impl Value {
             })
     }
 
-    /// The items of a list; words are separated by commas, no words are no items.
+    /// Returns the items of a list. Words are separated by commas; empty words are an empty list.
     pub(super) fn list(&self) -> Result<Vec<Value>, Invalid> {
         match self {
             Self::List(items) => Ok(items.clone()),
@@ -154,7 +153,7 @@ impl Value {
         }
     }
 
-    /// `None` for the key's own word, otherwise what `read` makes of the value.
+    /// Returns `None` for the key's own word, otherwise the result of `read`.
     pub(super) fn unless<T>(
         &self,
         word: &'static str,
@@ -195,7 +194,7 @@ impl Value {
         Invalid::Type { expected, found }
     }
 
-    /// Text, or a number as text: the parser then says that the unit is missing.
+    /// Returns text, or a number as text: the parser then reports the missing unit.
     fn with_unit(&self) -> Result<String, Invalid> {
         match self {
             Self::Words(text) | Self::Text(text) => Ok(text.clone()),

@@ -17,7 +17,7 @@ pub enum CopierError {
     Start {
         /// The program.
         program: PathBuf,
-        /// Why.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
@@ -36,7 +36,7 @@ pub enum CopierError {
     Talk {
         /// What was to be done.
         operation: &'static str,
-        /// Why.
+        /// The system's error.
         #[source]
         source: io::Error,
     },

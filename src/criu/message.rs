@@ -93,7 +93,7 @@ pub(super) fn receive_pipe(connection: &UnixStream) -> io::Result<File> {
     reason = "a received descriptor is a raw number until owned"
 )]
 fn own(number: RawFd) -> OwnedFd {
-    // SAFETY: the kernel has just installed this descriptor for us, nobody else owns it.
+    // SAFETY: the kernel has just installed this descriptor for this process; it has no other owner.
     unsafe { OwnedFd::from_raw_fd(number) }
 }
 

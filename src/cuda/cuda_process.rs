@@ -1,7 +1,7 @@
-//! One CUDA process: its state, and the driver's four steps between states.
+//! A CUDA process: its state, and the driver's four steps between states.
 //!
-//! [`CheckpointApi`] is the seam to the driver. The real one is the loaded
-//! library; tests put a fake there to fail what a GPU cannot be made to fail.
+//! [`CheckpointApi`] is the interface to the driver. The real implementation is the loaded library; tests use a fake to
+//! produce failures that a real GPU cannot be made to produce.
 
 use std::fmt;
 use std::thread;
@@ -14,32 +14,32 @@ use super::state::State;
 use super::sys;
 use crate::clock;
 
-/// Pause between two questions for a state: short against the fastest
-/// checkpoint (0.25 s), long against the answer.
+/// Pause between two queries of a state: short compared with the fastest checkpoint (0.25 s), long compared with the
+/// query.
 const WAIT_PAUSE: Duration = Duration::from_millis(10);
 
-/// The driver's calls on another process. All block; only lock is bounded.
+/// The driver's calls on another process. All of them block; only lock has a time limit.
 pub(crate) trait CheckpointApi: Send + Sync {
-    /// Makes later restores possible, with `cuInit` where that is needed; called before anything
-    /// is locked or restored. Only the first call does something.
+    /// Makes later restores possible, with `cuInit` where that is needed. It is called before any process is locked or
+    /// restored. Only the first call has an effect.
     fn prepare(&self);
     fn state(&self, pid: i32) -> Result<State, Code>;
     fn restore_thread(&self, pid: i32) -> Result<i32, Code>;
-    /// `timeout_ms` is at least 1.
+    /// Locks the process; `timeout_ms` is at least 1.
     fn lock(&self, pid: i32, timeout_ms: u32) -> Result<(), Code>;
     fn checkpoint(&self, pid: i32) -> Result<(), Code>;
-    /// An empty map: onto the same GPUs.
+    /// Restores the process; an empty map restores onto the same GPUs.
     fn restore(&self, pid: i32, map: &GpuMap) -> Result<(), Code>;
     fn unlock(&self, pid: i32) -> Result<(), Code>;
-    /// Whether the process still exists and can run (a zombie cannot).
+    /// Returns true if the process still exists and can run (a zombie cannot).
     fn exists(&self, pid: i32) -> bool;
 }
 
-/// A process that uses CUDA, by its pid as this process sees it. Holding one
-/// holds nothing: the process may end at any time, and dropping does nothing.
+/// A process that uses CUDA, by its pid as the calling process sees it. The value holds no resource: the process may
+/// exit at any time, and dropping the value has no effect.
 ///
-/// These are the driver's single steps; none is undone. [`CudaProcess::suspend`]
-/// and [`CudaProcess::resume`] take the steps together and undo what they cannot finish.
+/// The methods are the driver's single steps; none is undone. [`CudaProcess::suspend`] and [`CudaProcess::resume`]
+/// combine the steps and undo those that they cannot finish.
 #[derive(Clone)]
 pub struct CudaProcess {
     driver: Driver,
@@ -51,7 +51,7 @@ impl CudaProcess {
         Self { driver, pid }
     }
 
-    /// The process.
+    /// Returns the pid.
     #[must_use]
     pub fn pid(&self) -> i32 {
         self.pid
@@ -61,31 +61,29 @@ impl CudaProcess {
         &self.driver
     }
 
-    /// Where the driver says the process is.
+    /// Returns the state of the process as the driver reports it.
     ///
     /// # Errors
-    /// Code 3 (not initialized) when the process does not use CUDA.
+    /// Code 3 (not initialized) if the process does not use CUDA.
     pub fn state(&self) -> Result<State, CallError> {
         self.called(Call::GetState, self.api().state(self.pid))
     }
 
-    /// The thread of the process in which the driver does its work on it. Whoever
-    /// stops the process's threads one by one has to let this one run during the steps.
+    /// Returns the thread of the process in which the driver works on it. A program that stops the process's threads
+    /// one by one must let this thread run during the steps.
     ///
     /// # Errors
-    /// When the process does not use CUDA or has ended.
+    /// The process does not use CUDA or has exited.
     pub fn restore_thread(&self) -> Result<i32, CallError> {
         let tid = self.api().restore_thread(self.pid);
         self.called(Call::GetRestoreThreadId, tid)
     }
 
-    /// Waits for the submitted GPU work, then blocks further CUDA calls.
-    /// Running becomes locked. Processes that wait for each other on the GPU
-    /// (NCCL) must be locked at the same time: see [`super::lock_all`].
+    /// Waits for the submitted GPU work, then blocks further CUDA calls. Running becomes locked. Processes that wait
+    /// for each other on the GPU (NCCL) must be locked at the same time: see [`super::lock_all`].
     ///
     /// # Errors
-    /// [`LockError::TimedOut`] leaves the process running and unharmed; a
-    /// refusal leaves it in the state it was in.
+    /// [`LockError::TimedOut`] leaves the process running and unharmed; a refusal leaves it in its previous state.
     pub fn lock(&self, timeout: Duration) -> Result<(), LockError> {
         match self.api().lock(self.pid, timeout_ms(timeout)) {
             Err(code) if code.number == sys::NOT_READY => Err(LockError::TimedOut {
@@ -96,9 +94,8 @@ impl CudaProcess {
         }
     }
 
-    /// Moves GPU memory into the host memory of the process and lets go of the
-    /// GPU. Locked becomes checkpointed. Takes about 0.3 s per GiB and has no
-    /// limit: a checkpoint stopped half-way loses the process.
+    /// Moves GPU memory into the host memory of the process and releases the GPU. Locked becomes checkpointed. The call
+    /// takes about 0.3 s per GiB and has no time limit: a checkpoint stopped half-way loses the process.
     ///
     /// # Errors
     /// Code 801 (managed memory) leaves the process locked and unharmed.
@@ -106,43 +103,41 @@ impl CudaProcess {
         self.called(Call::Checkpoint, self.api().checkpoint(self.pid))
     }
 
-    /// Moves GPU memory back. Checkpointed becomes locked. Has no limit either.
+    /// Moves GPU memory back. Checkpointed becomes locked. The call has no time limit either.
     ///
     /// # Errors
-    /// The process is left checkpointed; for lack of free GPU memory that is
-    /// final for it (reported of the driver): ask for the memory first.
+    /// The process stays checkpointed. If free GPU memory was missing, that state is final (as reported about the
+    /// driver), so check for enough memory first.
     pub fn restore(&self) -> Result<(), CallError> {
         self.api().prepare();
         let restored = self.api().restore(self.pid, &GpuMap::default());
         self.called(Call::Restore, restored)
     }
 
-    /// Moves GPU memory onto the GPUs that `map` names; an empty map is
-    /// [`CudaProcess::restore`].
+    /// Moves GPU memory onto the GPUs that `map` names; an empty map is the same as [`CudaProcess::restore`].
     ///
     /// # Errors
-    /// The process is left checkpointed. Code 1 for a map that lacks a GPU that
-    /// was visible to it.
+    /// The process stays checkpointed. Code 1 means that the map omits a GPU that was visible to the process.
     pub fn restore_onto(&self, map: &GpuMap) -> Result<(), RestoreOntoError> {
         self.driver.check_map(map)?;
         self.api().prepare();
         Ok(self.called(Call::Restore, self.api().restore(self.pid, map))?)
     }
 
-    /// Lets CUDA calls through again. Locked becomes running.
+    /// Unblocks CUDA calls. Locked becomes running.
     ///
     /// # Errors
-    /// Code 401 (illegal state) when the process is not locked; it stays as it is.
+    /// Code 401 (illegal state) if the process is not locked; its state does not change.
     pub fn unlock(&self) -> Result<(), CallError> {
         self.called(Call::Unlock, self.api().unlock(self.pid))
     }
 
-    /// Waits until somebody else has brought the process to `wanted`. Asks at
-    /// least once; an answer of the driver's may come later than `timeout`.
+    /// Waits until another program has moved the process to `wanted`. Queries the state at least once; an answer of the
+    /// driver may arrive later than `timeout`.
     ///
     /// # Errors
-    /// When it is in another state until then, when the driver gives it up, or
-    /// when it ends. Nothing was done to it.
+    /// The process stays in another state until the timeout, the driver reports it as failed, or it exits. The process
+    /// is not changed.
     pub fn wait_for_state(&self, wanted: State, timeout: Duration) -> Result<(), WaitError> {
         let begun = clock::now();
         loop {
@@ -186,20 +181,20 @@ impl fmt::Debug for CudaProcess {
     }
 }
 
-/// The driver's unit. Never 0, which it takes for "wait for ever".
+/// Returns the timeout in the driver's unit. It is never 0, which the driver treats as "wait forever".
 pub(super) fn timeout_ms(timeout: Duration) -> u32 {
     u32::try_from(timeout.as_millis())
         .unwrap_or(u32::MAX)
         .max(1)
 }
 
-/// Whether a process exists and is no zombie. Unreadable counts as existing.
+/// Returns true if a process exists and is not a zombie. A process that cannot be read counts as existing.
 pub(super) fn exists(pid: i32) -> bool {
     let stat = match std::fs::read(format!("/proc/{pid}/stat")) {
         Ok(stat) => stat,
         Err(error) => return error.kind() != std::io::ErrorKind::NotFound,
     };
-    // The state follows the name, which is in brackets and may hold any byte.
+    // The state follows the name, which is in parentheses and may contain any byte.
     let state = stat
         .iter()
         .rposition(|&byte| byte == b')')
@@ -332,7 +327,7 @@ mod tests {
             let waiting =
                 scope.spawn(|| process.wait_for_state(State::Locked, Duration::from_secs(60)));
             while fake.calls().len() < before + 2 {
-                thread::yield_now(); // It is asked again and again.
+                thread::yield_now(); // The state is queried repeatedly.
             }
             process.lock(Duration::from_secs(1)).unwrap();
             waiting.join().unwrap().unwrap();

@@ -1,24 +1,24 @@
-//! Which driver it is, and what one of its version can do.
+//! The driver's version, and the capabilities that follow from it.
 
 use std::fmt;
 
-/// First CUDA whose `cuCheckpointProcessRestore` takes pairs of GPUs. To older
-/// ones their bytes are reserved; what they make of a pair is not documented.
+/// The first CUDA version whose `cuCheckpointProcessRestore` takes pairs of GPUs. In older versions those bytes are
+/// reserved; the effect of a pair is not documented.
 const GPU_MAP_CUDA: (u32, u32) = (13, 0);
 
 /// The driver's version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DriverVersion {
-    /// The driver's release, such as `580.159.04`, if the kernel module tells.
+    /// The driver's release, such as `580.159.04`, if the kernel module reports it.
     pub release: Option<String>,
-    /// The newest CUDA it supports: 13 of 13.0.
+    /// The major number of the newest CUDA it supports: 13 for 13.0.
     pub cuda_major: u32,
-    /// 0 of 13.0.
+    /// The minor number: 0 for 13.0.
     pub cuda_minor: u32,
 }
 
 impl DriverVersion {
-    /// From the form of `cuDriverGetVersion`: 1000 × major + 10 × minor.
+    /// Converts a number of `cuDriverGetVersion`: 1000 × major + 10 × minor.
     pub(super) fn from_raw(raw: i32, release: Option<String>) -> Self {
         let raw = u32::try_from(raw).unwrap_or(0);
         Self {
@@ -28,7 +28,7 @@ impl DriverVersion {
         }
     }
 
-    /// Whether a restore may be given pairs of GPUs.
+    /// Returns true if a restore accepts pairs of GPUs.
     pub(super) fn takes_gpu_map(&self) -> bool {
         (self.cuda_major, self.cuda_minor) >= GPU_MAP_CUDA
     }
@@ -45,14 +45,13 @@ impl fmt::Display for DriverVersion {
     }
 }
 
-/// What a driver can do beyond suspending and resuming on the same GPUs.
+/// The capabilities of a driver beyond suspending and resuming on the same GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Which driver it is.
+    /// The driver's version.
     pub version: DriverVersion,
-    /// Whether a process can be restored onto other GPUs. Told by the version,
-    /// because the function is the same: the header of CUDA 13.0 (driver 580)
-    /// is the first that has pairs of GPUs.
+    /// True if a process can be restored onto other GPUs. The version decides, because the function is the same: the
+    /// header of CUDA 13.0 (driver 580) is the first with pairs of GPUs.
     pub gpu_map: bool,
 }
 

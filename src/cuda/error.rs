@@ -1,7 +1,7 @@
-//! What can go wrong with the driver, in words a user can act on.
+//! Errors of the driver, in words that a user can act on.
 //!
-//! A failed call names the pid, the call and CUDA's own code. What fails on
-//! many processes at once is in [`super::job_processes`].
+//! A failed call names the pid, the call and CUDA's own code. Errors of operations on many processes are in
+//! [`super::job_processes`].
 
 use std::fmt;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use super::state::State;
 use super::sys;
 use crate::known_errors::{self, Symptom};
 
-/// Why the CUDA driver cannot be used on this machine.
+/// The reason why the CUDA driver cannot be used on this machine.
 #[derive(Debug, Error)]
 pub enum LoadError {
     /// No GPU driver is loaded, or no GPU was given to this container.
@@ -25,13 +25,13 @@ pub enum LoadError {
          NVIDIA_DRIVER_CAPABILITIES needs \"compute\")"
     )]
     Library {
-        /// The name that was sought.
+        /// The library's name.
         library: &'static str,
-        /// The dynamic loader's words.
+        /// The dynamic loader's error.
         #[source]
         source: libloading::Error,
     },
-    /// The library is there and lacks what is needed.
+    /// The library exists but lacks a required function.
     #[error(
         "use the NVIDIA driver {version}: it has no {symbol}; drivers 570 and newer have \
          (the job still runs, without snapshots of GPU memory)"
@@ -39,18 +39,18 @@ pub enum LoadError {
     TooOld {
         /// The missing function.
         symbol: &'static str,
-        /// The driver that was found.
+        /// The installed driver.
         version: String,
     },
-    /// The library does not answer.
+    /// The library does not return its version.
     #[error("ask the CUDA driver for its version: {code}")]
     Version {
-        /// What it answered.
+        /// The driver's result.
         code: Code,
     },
 }
 
-/// Why the machine's GPUs cannot be listed.
+/// The reason why the machine's GPUs cannot be listed.
 #[derive(Debug, Error)]
 pub enum GpuError {
     /// A file of the kernel driver cannot be read.
@@ -58,38 +58,38 @@ pub enum GpuError {
     Read {
         /// The file or folder.
         path: String,
-        /// Why.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
     /// Neither source of the list exists.
     #[error("list the GPUs: no libnvidia-ml.so.1 and no /proc/driver/nvidia/gpus")]
     NoSource,
-    /// The management library answered with an error.
+    /// The management library returned an error.
     #[error("list the GPUs: {call} answered {number} ({meaning})")]
     Nvml {
         /// The function.
         call: &'static str,
         /// NVML's code.
         number: i32,
-        /// NVML's words.
+        /// NVML's text for the code.
         meaning: String,
     },
 }
 
-/// A CUDA error code with the driver's name and words for it.
+/// A CUDA error code with the driver's name and text for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Code {
     /// `CUresult`.
     pub number: i32,
-    /// Such as `CUDA_ERROR_NOT_SUPPORTED`; empty when the driver does not know it.
+    /// The name, such as `CUDA_ERROR_NOT_SUPPORTED`; empty if the driver does not know the code.
     pub name: String,
     /// The driver's own explanation; may be empty.
     pub meaning: String,
 }
 
 impl Code {
-    /// Whether the process does not use CUDA, or not yet.
+    /// Returns true if the process does not use CUDA, or not yet.
     #[must_use]
     pub fn is_not_initialized(&self) -> bool {
         self.number == sys::NOT_INITIALIZED
@@ -136,19 +136,19 @@ impl fmt::Display for Call {
     }
 }
 
-/// One call on one process failed.
+/// A failed call on one process.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{call} CUDA process {pid}: {code}{}", Advice(*call, code.number))]
 pub struct CallError {
-    /// The process, as this process sees it.
+    /// The process, by its pid as the calling process sees it.
     pub pid: i32,
-    /// What was asked.
+    /// The call.
     pub call: Call,
-    /// What the driver answered.
+    /// The driver's result.
     pub code: Code,
 }
 
-/// What a code means and what to do about it, where that is known.
+/// The known meaning of a code, and the remedy.
 struct Advice(Call, i32);
 
 impl fmt::Display for Advice {
@@ -161,15 +161,15 @@ impl fmt::Display for Advice {
     }
 }
 
-/// A lock of one process failed.
+/// A failed lock of one process.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum LockError {
-    /// Its submitted GPU work was not done in time. The process goes on computing.
+    /// The submitted GPU work was not finished in time. The process continues to compute.
     #[error("lock CUDA process {pid}: its GPU work did not finish within {timeout:?}")]
     TimedOut {
         /// The process.
         pid: i32,
-        /// How long it was waited for.
+        /// The time limit of the wait.
         timeout: Duration,
     },
     /// The driver refused.
@@ -188,8 +188,7 @@ pub struct MapError {
     pub version: DriverVersion,
 }
 
-/// A process was not restored onto other GPUs. It is left checkpointed, unless
-/// the driver's code says otherwise.
+/// A process was not restored onto other GPUs. It stays checkpointed, unless the driver's code says otherwise.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum RestoreOntoError {
     /// The driver takes no map.
@@ -200,30 +199,30 @@ pub enum RestoreOntoError {
     Call(#[from] CallError),
 }
 
-/// A process did not come to a state. Waiting does nothing to it.
+/// A process did not reach a state. Waiting does not change the process.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum WaitError {
-    /// It was in another state all the time.
+    /// The process was in another state the whole time.
     #[error("see CUDA process {pid} {wanted} within {waited:.1?}: it is {last}")]
     TimedOut {
         /// The process.
         pid: i32,
-        /// The state that was waited for.
+        /// The expected state.
         wanted: State,
-        /// Its state when the waiting ended.
+        /// The state at the end of the wait.
         last: State,
-        /// For how long.
+        /// The duration of all attempts.
         waited: Duration,
     },
-    /// The driver gave it up: it will never be in another state.
+    /// The driver reports the process as failed: its state will never change.
     #[error("see CUDA process {pid} {wanted}: it has failed, which is final; end it")]
     Failed {
         /// The process.
         pid: i32,
-        /// The state that was waited for.
+        /// The expected state.
         wanted: State,
     },
-    /// The driver does not tell.
+    /// The driver does not report the state.
     #[error(transparent)]
     Call(#[from] CallError),
 }

@@ -1,4 +1,4 @@
-//! A driver for tests: obeys the state machine, fails where it is told to.
+//! A driver for tests: obeys the state machine and fails on request.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -10,16 +10,16 @@ use super::state::State;
 use super::sys;
 use super::uuid::GpuUuid;
 
-/// What a failing call does to the state before it reports its failure.
+/// The effect of a failing call on the state before it reports its failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// Nothing: the usual failure.
+    /// No effect: the usual failure.
     None,
-    /// What it was asked to do.
+    /// The requested effect.
     Done,
 }
 
-/// Calls that fail: from the `from`-th of a kind on (counted from 0), so many of them.
+/// Calls that fail: the `times` calls of a kind from the `from`-th on (counted from 0).
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Fault {
     pub(crate) call: Call,
@@ -37,17 +37,17 @@ struct Inner {
     fail_always: Vec<(i32, Call, i32)>,
     faults: Vec<Fault>,
     gone: Vec<i32>,
-    /// A GPU that every restore has to map.
+    /// A GPU that every restore must map.
     moved_from: Option<GpuUuid>,
     maps: Vec<GpuMap>,
 }
 
-/// Shared by the test and the code under test.
+/// A fake driver shared by the test and the code under test.
 #[derive(Default)]
 pub(crate) struct Fake(Mutex<Inner>);
 
 impl Fake {
-    /// Running CUDA processes.
+    /// Returns a driver with running CUDA processes.
     pub(crate) fn new(pids: &[i32]) -> Arc<Self> {
         Self::in_state(pids, State::Running)
     }
@@ -58,7 +58,7 @@ impl Fake {
         Arc::new(fake)
     }
 
-    /// The `n`-th call from the start, counted from 0, answers `code`.
+    /// Makes the `n`-th call from the start, counted from 0, return `code`.
     pub(crate) fn fail_nth(&self, n: usize, code: i32, effect: Effect) {
         self.inner().fail_nth = Some((n, code, effect));
     }
@@ -67,17 +67,17 @@ impl Fake {
         self.inner().fail_always.push((pid, call, code));
     }
 
-    /// From now on these and no others; the first that fits a call counts.
+    /// Replaces the faults; the first one that matches a call applies.
     pub(crate) fn fail(&self, faults: &[Fault]) {
         self.inner().faults = faults.to_vec();
     }
 
-    /// The processes had this GPU, which is not here.
+    /// Declares that the processes had this GPU, which does not exist here.
     pub(crate) fn move_from(&self, gpu: GpuUuid) {
         self.inner().moved_from = Some(gpu);
     }
 
-    /// The map of each restore.
+    /// Returns the map of each restore.
     pub(crate) fn maps(&self) -> Vec<GpuMap> {
         self.inner().maps.clone()
     }
@@ -86,14 +86,14 @@ impl Fake {
         self.inner().states.insert(pid, state);
     }
 
-    /// The process ends.
+    /// Ends the process.
     pub(crate) fn end(&self, pid: i32) {
         let mut inner = self.inner();
         inner.states.remove(&pid);
         inner.gone.push(pid);
     }
 
-    /// The process executes a program that does not use CUDA.
+    /// Makes the process execute a program that does not use CUDA.
     pub(crate) fn change(&self, pid: i32) {
         self.inner().states.remove(&pid);
     }

@@ -1,8 +1,8 @@
-//! The driver's words for fuzzing.
+//! The driver's texts for fuzzing.
 
 use super::gpu::parse_information;
 
-/// A GPU's `/proc/driver/nvidia/gpus/*/information`.
+/// Parses a GPU's `/proc/driver/nvidia/gpus/*/information`.
 pub(crate) fn information(text: &str) -> bool {
     parse_information(text).is_some()
 }

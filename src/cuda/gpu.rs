@@ -1,8 +1,8 @@
 //! The machine's GPUs, for `doctor` and for an image's manifest.
 //!
-//! NVML tells everything and costs no context. Where a container has none, the
-//! kernel driver's files tell all but the memory. libcuda is not asked: its
-//! list would need `cuInit`, whose memory a process cannot give back.
+//! NVML reports every fact and costs no context. If a container has no NVML, the kernel driver's files report
+//! everything except the memory. libcuda is not used: its list would need `cuInit`, whose memory a process cannot
+//! release.
 
 use std::fs;
 use std::path::Path;
@@ -11,10 +11,10 @@ use super::error::GpuError;
 use super::loader::available;
 use super::nvml::{Nvml, Route};
 
-/// Where the kernel driver describes each GPU, a folder each.
+/// The kernel driver's folder with one folder per GPU.
 const PROC_GPUS: &str = "/proc/driver/nvidia/gpus";
 
-/// More than any machine has; a bound on what a listing may return.
+/// Limit on a listing, more than any machine has.
 pub(super) const GPUS_MAX: u32 = 256;
 
 /// A GPU of this machine.
@@ -24,34 +24,34 @@ pub struct Gpu {
     pub index: u32,
     /// The model.
     pub name: String,
-    /// `GPU-` and the UUID.
+    /// The UUID with its prefix `GPU-`.
     pub uuid: String,
-    /// Device memory, where NVML is there to tell.
+    /// Device memory, if NVML reports it.
     pub memory: Option<GpuMemory>,
-    /// Whether persistence mode is on, where known. Without it a restore
-    /// needs CUDA initialized in the supervisor, at the cost of its memory.
+    /// Persistence mode, if known. Without it, a restore needs CUDA initialized in the supervisor, at the cost of its
+    /// memory.
     pub persistent: Option<bool>,
-    /// Whether it is split up (MIG), where known.
+    /// True if the GPU is split up (MIG), if known.
     pub mig: Option<bool>,
-    /// Who may compute on it, where known.
+    /// The processes that may compute on the GPU, if known.
     pub mode: Option<ComputeMode>,
-    /// Whether any process computes on it, where known. An MPS server is one.
+    /// True if any process computes on the GPU, if known. An MPS server counts as a process.
     pub busy: Option<bool>,
 }
 
-/// Who may compute on a GPU.
+/// The processes that may compute on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ComputeMode {
     /// Any number of processes.
     Shared,
-    /// One process at a time, which may be an MPS server.
+    /// A single process at a time, which may be an MPS server.
     Exclusive,
-    /// None.
+    /// No process.
     Prohibited,
 }
 
 impl ComputeMode {
-    /// From `nvmlComputeMode_t`; 1 was exclusive to a thread.
+    /// Converts an `nvmlComputeMode_t`; 1 was exclusive to a thread.
     fn from_raw(raw: u32) -> Option<Self> {
         match raw {
             0 => Some(Self::Shared),
@@ -65,40 +65,41 @@ impl ComputeMode {
 /// A process on a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuUse {
-    /// The process, as the driver tells it: another one's where its PID namespace is not ours.
+    /// The pid as the driver reports it. If the driver uses another PID namespace than ckpt-run, the number is that of
+    /// another process here.
     pub pid: i32,
-    /// The GPU.
+    /// The GPU's UUID.
     pub uuid: String,
-    /// Its device memory there, bytes, where the driver tells.
+    /// The process's device memory on that GPU in bytes, if the driver reports it.
     pub bytes: Option<u64>,
-    /// Whether it computes through an MPS server.
+    /// True if the process computes through an MPS server.
     pub through_mps: bool,
 }
 
-/// Bytes of device memory.
+/// Device memory in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GpuMemory {
-    /// All of it.
+    /// The total memory.
     pub total_bytes: u64,
-    /// What no process uses.
+    /// The memory that no process uses.
     pub free_bytes: u64,
 }
 
-/// The GPUs and the driver that runs them.
+/// The GPUs and their driver.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Inventory {
     /// The driver's release, such as `580.159.04`.
     pub driver: Option<String>,
-    /// In the driver's order.
+    /// The GPUs in the driver's order.
     pub gpus: Vec<Gpu>,
 }
 
-/// Lists the GPUs; none on a machine without any, and no driver on one without that. Reads free memory as of now.
-/// Makes no CUDA context; a few milliseconds where persistence mode is on, a
-/// second and more a GPU where it is off, because the driver then wakes them.
+/// Lists the GPUs. The list is empty on a machine without GPUs, and the driver is `None` if there is none. Free memory
+/// is the current value. The call makes no CUDA context. It takes a few milliseconds if persistence mode is on, and a
+/// second or more per GPU if it is off, because the driver then wakes the GPUs.
 ///
 /// # Errors
-/// When there are GPUs and neither NVML nor the kernel driver describes them.
+/// GPUs exist, and neither NVML nor the kernel driver describes them.
 pub fn inventory() -> Result<Inventory, GpuError> {
     if !available() {
         return Ok(Inventory {
@@ -109,12 +110,12 @@ pub fn inventory() -> Result<Inventory, GpuError> {
     match Nvml::load() {
         Ok(Some(nvml)) => from_nvml(&nvml),
         Ok(None) => from_proc(Path::new(PROC_GPUS)),
-        // A library of another version than the kernel driver, for one.
+        // One cause is a library of another version than the kernel driver.
         Err(error) => from_proc(Path::new(PROC_GPUS)).map_err(|_| error),
     }
 }
 
-/// Whether every GPU is known to have persistence mode on.
+/// Returns true if every GPU is known to have persistence mode on.
 pub(super) fn all_persistent() -> bool {
     inventory().is_ok_and(|inventory| {
         !inventory.gpus.is_empty()
@@ -125,7 +126,7 @@ pub(super) fn all_persistent() -> bool {
     })
 }
 
-/// The kernel module's version.
+/// Returns the kernel module's version.
 pub(super) fn driver_release() -> Option<String> {
     let text = fs::read_to_string("/sys/module/nvidia/version").ok()?;
     Some(text.trim().to_owned()).filter(|release| !release.is_empty())
@@ -159,14 +160,15 @@ fn from_nvml(nvml: &Nvml) -> Result<Inventory, GpuError> {
     })
 }
 
-/// Who computes on the GPUs, every GPU and process on its own. `None` where NVML is not there or does not tell.
+/// Returns the processes that compute on the GPUs, one entry per GPU and process. Returns `None` if NVML does not exist
+/// or does not report them.
 #[must_use]
 pub fn uses() -> Option<Vec<GpuUse>> {
     let nvml = Nvml::load().ok()??;
     let mut found = Vec::new();
     for index in 0..nvml.count().ok()?.min(GPUS_MAX) {
         let uuid = nvml.device(index).ok()?.uuid;
-        // A library without this question knows of no such process.
+        // A library without this function has no such processes.
         let through_mps = nvml.processes(index, Route::Mps).unwrap_or_default();
         let own = nvml.processes(index, Route::Own).ok()?;
         let own = own.into_iter().map(|process| (process, false));
@@ -181,7 +183,7 @@ pub fn uses() -> Option<Vec<GpuUse>> {
     Some(found)
 }
 
-/// How many GPUs this machine, or container, has device files of. Wakes none of them.
+/// Returns the number of GPUs with device files on this machine or in this container. Wakes no GPU.
 #[must_use]
 pub fn device_count() -> usize {
     let Ok(entries) = fs::read_dir("/dev") else {
@@ -191,7 +193,7 @@ pub fn device_count() -> usize {
     names.filter(|name| is_device(name)).count()
 }
 
-/// `nvidia0` and so on; not `nvidiactl`, `nvidia-uvm`.
+/// Returns true for `nvidia0` and so on; false for `nvidiactl`, `nvidia-uvm`.
 fn is_device(name: &str) -> bool {
     name.strip_prefix("nvidia")
         .is_some_and(|number| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()))
@@ -225,7 +227,7 @@ fn from_proc(folder: &Path) -> Result<Inventory, GpuError> {
     })
 }
 
-/// Parses `/proc/driver/nvidia/gpus/*/information`; `None` without a UUID.
+/// Parses `/proc/driver/nvidia/gpus/*/information`; returns `None` without a UUID.
 pub(super) fn parse_information(text: &str) -> Option<Gpu> {
     let field = |name: &str| {
         text.lines().find_map(|line| {

@@ -1,4 +1,4 @@
-//! Whether GPUs work, for whoever wants to know if a job hangs.
+//! The recent work of GPUs, for the detection of a hanging job.
 
 use std::collections::BTreeSet;
 
@@ -6,13 +6,13 @@ use super::gpu::GPUS_MAX;
 use super::loader::available;
 use super::nvml::{Nvml, Route};
 
-/// A look at the GPUs' work that can be repeated cheaply.
+/// A query of the GPUs' work that can be repeated cheaply.
 pub struct Activity {
     nvml: Nvml,
 }
 
 impl Activity {
-    /// `None` where there is no GPU, or no NVML to tell.
+    /// Loads NVML; returns `None` if there is no GPU or no NVML.
     #[must_use]
     pub fn load() -> Option<Self> {
         if !available() {
@@ -22,9 +22,9 @@ impl Activity {
         Some(Self { nvml })
     }
 
-    /// Whether the GPUs that these processes (as the driver numbers them) are on have worked in the last moments, a
-    /// second at most. Where none of them is to be seen on any, all GPUs are asked: in a container the driver may know
-    /// them by other numbers. `None` when no GPU tells, as with MIG.
+    /// Returns true if the GPUs of these processes (by the driver's pids) have worked in the last moments, a second at
+    /// most. If none of the processes is listed on a GPU, all GPUs are queried: in a container the driver may use other
+    /// pids for them. Returns `None` if no GPU reports its work, as with MIG.
     #[must_use]
     pub fn works(&self, pids: &[i32]) -> Option<bool> {
         let pids: BTreeSet<i32> = pids.iter().copied().collect();

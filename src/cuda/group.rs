@@ -1,9 +1,8 @@
-//! A set of processes on which every call is made at once, and which is brought
-//! back to running whatever happens: the mechanism under [`super::job_processes`].
+//! A set of processes on which every call is made at once, and which is always returned to running: the mechanism under
+//! [`super::job_processes`].
 //!
-//! Which steps to take it reads from the state that the driver reports for each
-//! process, never from what was tried before, so that a call that failed after
-//! it took effect is undone as well. It must not know in what order steps come.
+//! The steps are chosen from the state that the driver reports for each process, never from earlier attempts, so that a
+//! call that failed after it took effect is undone as well. This module must not know the order of steps.
 
 use std::sync::Arc;
 use std::thread;
@@ -15,33 +14,32 @@ use super::loader::Driver;
 use super::map::GpuMap;
 use super::state::State;
 
-/// A thread is held for each process while they are locked; eight GPUs with a
-/// few processes each are far below this.
+/// Limit on the processes of a group. Each process has a thread while they are locked; eight GPUs with a few processes
+/// each are far below this.
 const PROCESSES_MAX: usize = 512;
 
-/// Failures of single calls that bringing a process back puts up with. A call
-/// that failed once may pass, one that failed twice will not.
+/// Failed calls that the return of a process to running tolerates. A call that failed once may succeed the next time;
+/// one that failed twice will not.
 const UNDO_FAILURES_MAX: u32 = 2;
 
-/// Steps that bringing a process back can take: query, restore, query, unlock, query.
+/// Steps that the return of a process to running can take: query, restore, query, unlock, query.
 const UNDO_STEPS_MAX: u32 = 3 + UNDO_FAILURES_MAX;
 
-/// What it means that a process of the group does not use CUDA.
+/// The meaning of a process in the group that does not use CUDA.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Without {
-    /// It did when it was found and runs another program now: there is nothing to bring back.
+    /// The process used CUDA when it was found and runs another program now: there is nothing to resume.
     Changed,
-    /// It was suspended in the image it was restored from: its GPU state is lost.
+    /// The process was suspended in the image it was restored from: its GPU state is lost.
     Lost,
 }
 
-/// Processes that are brought back to running when this is dropped, unless
-/// that was already tried.
+/// Processes that are returned to running when this value is dropped, unless that was already tried.
 pub(super) struct Group {
     api: Arc<dyn CheckpointApi>,
     pids: Vec<i32>,
     without: Without,
-    /// For every restore, the ones that undo as well.
+    /// The map for every restore, also for those that undo an operation.
     map: GpuMap,
     settled: bool,
 }
@@ -72,7 +70,7 @@ impl Group {
             pids,
             without,
             map: map.clone(),
-            // Nothing has been done yet.
+            // No process has been changed yet.
             settled: true,
         })
     }
@@ -81,9 +79,9 @@ impl Group {
         &self.pids
     }
 
-    /// Looks at every process before anything is done to one. Those that somebody
-    /// has suspended already, or that have ended, leave the group; one that the
-    /// driver gives no answer for stays, for the lock to fail with the reason.
+    /// Queries every process before any of them is changed. Processes that another program has suspended already, or
+    /// that have exited, leave the group. A process whose state the driver does not report stays, so that the lock
+    /// fails with the reason.
     pub(super) fn only_running(&mut self) -> Result<(), TreeError> {
         let api = &*self.api;
         let states = in_parallel(&self.pids, |pid| Some((pid, api.state(pid))));
@@ -106,7 +104,7 @@ impl Group {
         Ok(())
     }
 
-    /// Gives the processes up as they are: nothing is undone any more.
+    /// Leaves the processes in their state: nothing is undone any more.
     pub(super) fn leave(mut self) {
         self.settled = true;
     }
@@ -117,8 +115,8 @@ impl Group {
         self.each(|api, pid| api.restore(pid, &map), Call::Restore)
     }
 
-    /// Makes one call on every process at once. Returns the failures; a process
-    /// that has ended is no failure and leaves the group.
+    /// Makes one call on every process at once. Returns the failures; a process that has exited is no failure and
+    /// leaves the group.
     pub(super) fn each(
         &mut self,
         function: impl Fn(&(dyn CheckpointApi + 'static), i32) -> Result<(), Code> + Sync,
@@ -140,7 +138,7 @@ impl Group {
         failures
     }
 
-    /// Gets every process to running, from whatever state it is in.
+    /// Returns every process to running, from any state.
     pub(super) fn bring_back(&mut self) -> Aftermath {
         self.settled = true;
         let (api, without, map) = (&*self.api, self.without, &self.map);
@@ -177,7 +175,7 @@ impl std::fmt::Debug for Group {
     }
 }
 
-/// Restores and unlocks as the process's state asks for, until it runs.
+/// Restores and unlocks, as the process's state requires, until the process runs.
 fn bring_back(
     api: &dyn CheckpointApi,
     pid: i32,
@@ -222,9 +220,8 @@ fn bring_back(
     Err(left)
 }
 
-/// Calls `function` for every pid at once, each on a thread of its own, and
-/// collects what is returned, in the order of the pids. A pid that no thread
-/// can be had for is done on this one: late, but done.
+/// Calls `function` for every pid at once, each on a separate thread, and collects the results in the order of the
+/// pids. If no thread can be created for a pid, the calling thread handles it later.
 pub(super) fn in_parallel<T: Send>(
     pids: &[i32],
     function: impl Fn(i32) -> Option<T> + Sync,

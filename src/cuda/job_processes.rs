@@ -1,4 +1,4 @@
-//! All CUDA processes of a job at once: suspend, resume, and back out.
+//! The CUDA processes of a job, all at once: suspend, resume, and undo.
 //!
 //! ```text
 //! pids ──lock_all──> Locked ──suspend──> Suspended ──resume──> computing
@@ -7,14 +7,13 @@
 //! after a CRIU restore: ──────────resume_restored─────────────────┘
 //! ```
 //!
-//! Every call blocks; one thread a process, because processes that wait for
-//! each other on the GPU must be locked together (one after the other, two NCCL
-//! ranks deadlock). Only lock is bounded: a checkpoint or restore stopped
-//! half-way loses the process, so those take as long as they take.
+//! Every call blocks and uses one thread per process, because processes that wait for each other on the GPU must be
+//! locked together (two NCCL ranks locked one after the other deadlock). Only lock has a time limit: a checkpoint or
+//! restore stopped half-way loses the process, so those have none.
 //!
-//! Whatever fails, what was done is undone from the state in which the driver
-//! says each process is; an error's [`Aftermath`] names what could not be.
-//! This file must not know how processes were found or who freezes them.
+//! After any failure, the completed steps are undone according to the state that the driver reports for each process;
+//! an error's [`Aftermath`] names the processes that could not be resumed. This file must not know how processes were
+//! found or who freezes them.
 
 use std::thread;
 use std::time::Duration;
@@ -32,16 +31,16 @@ mod error;
 
 pub use error::{Aftermath, Left, TreeError};
 
-/// Pause between two attempts to lock: long enough for ranks that wait for each
-/// other to reach another place, short against a step of training.
+/// Limit on the pause between two attempts to lock: long enough for ranks that wait for each other to reach another
+/// place, short compared with a training step.
 const PAUSE_MS_MAX: u64 = 60;
 
-/// Attempts of the first length; as many follow of twice that length, and so on. NCCL ranks need up to 18.
+/// Number of attempts of the first length; as many follow of twice that length, and so on. NCCL ranks need up to 18.
 const SHORT_ATTEMPTS: u32 = 20;
 
-/// Those of `pids` that use CUDA, in the order given. Skips processes that have
-/// ended. One that the driver gives no answer for is kept, so that the lock
-/// fails with the reason instead of an image lacking its GPU state.
+/// Returns the `pids` that use CUDA, in the given order. Processes that have exited are left out. A process whose state
+/// the driver does not report is kept, so that the lock fails with the reason instead of creating an image without its
+/// GPU state.
 #[must_use]
 pub fn find(driver: &Driver, pids: &[i32]) -> Vec<i32> {
     let api = driver.api();
@@ -54,14 +53,13 @@ pub fn find(driver: &Driver, pids: &[i32]) -> Vec<i32> {
         .collect()
 }
 
-/// How long to try to lock.
+/// Time limits for a lock.
 #[derive(Debug, Clone, Copy)]
 pub struct SuspendOptions {
-    /// One attempt at all processes. Short, because ranks locked at unlucky
-    /// moments wait for each other until it is over (400 ms: 1 to 18 attempts).
-    /// Attempts get longer where many fail.
+    /// Length of one attempt on all processes. It is short, because ranks locked at unfavorable moments wait for each
+    /// other until it is over (400 ms: 1 to 18 attempts). Attempts get longer if many fail.
     pub attempt: Duration,
-    /// All attempts together. The first attempt is always made.
+    /// Time limit for all attempts together. The first attempt is always made.
     pub total: Duration,
 }
 
@@ -74,15 +72,13 @@ impl Default for SuspendOptions {
     }
 }
 
-/// Locks all processes, or none: those locked are unlocked before each new
-/// attempt, so that the job advances in between. Processes that end meanwhile
-/// are dropped from the set, and so are those that somebody has suspended
-/// already: they stay so. No pids is fine and locks nothing.
+/// Locks all processes, or none: the locked ones are unlocked before each new attempt, so that the job advances in
+/// between. Processes that exit meanwhile leave the set, and so do processes that another program has already
+/// suspended; they stay suspended. An empty list of pids is valid and locks nothing.
 ///
 /// # Errors
-/// When the GPU work does not stand still within `options.total`, or the
-/// driver refuses. The job computes, unless the error's aftermath says otherwise.
-/// A process that somebody else has locked is refused and not touched.
+/// The GPU work does not stop within `options.total`, or the driver refuses. The job computes, unless the error's
+/// aftermath says otherwise. A process that another program has locked is refused and not changed.
 pub fn lock_all(
     driver: &Driver,
     pids: &[i32],
@@ -122,8 +118,8 @@ pub fn lock_all(
     }
 }
 
-/// Whether a lock may succeed at another attempt: the process has work to do, or is inside `cuInit`. There the
-/// driver calls it running and answers a lock with 3, not initialized (580.159.04).
+/// Returns true if a lock may succeed at another attempt: the process has GPU work, or is inside `cuInit`. In that case
+/// the driver reports it as running and answers a lock with 3, not initialized (580.159.04).
 fn passes(failure: &CallError, api: &dyn CheckpointApi) -> bool {
     match failure.code.number {
         sys::NOT_READY => true,
@@ -132,7 +128,7 @@ fn passes(failure: &CallError, api: &dyn CheckpointApi) -> bool {
     }
 }
 
-/// The job's CUDA processes, locked. Dropping it unlocks them, best effort.
+/// The job's CUDA processes, locked. Dropping the value unlocks them, best effort.
 #[derive(Debug)]
 #[must_use = "dropping it unlocks the job"]
 pub struct Locked {
@@ -141,23 +137,22 @@ pub struct Locked {
 }
 
 impl Locked {
-    /// The processes.
+    /// Returns the pids.
     #[must_use]
     pub fn pids(&self) -> &[i32] {
         self.group.pids()
     }
 
-    /// How often all were tried together until all were locked.
+    /// Returns the number of joint attempts until all processes were locked.
     #[must_use]
     pub fn attempts(&self) -> u32 {
         self.attempts
     }
 
-    /// Moves all GPU memory into host memory. The host needs that much free.
+    /// Moves all GPU memory into host memory. The host needs that much free memory.
     ///
     /// # Errors
-    /// Then everything is undone, and the job computes unless the error's
-    /// aftermath says otherwise.
+    /// Everything is undone, and the job computes unless the error's aftermath says otherwise.
     pub fn suspend(self) -> Result<Suspended, TreeError> {
         let mut group = self.group;
         let failures = group.each(CheckpointApi::checkpoint, Call::Checkpoint);
@@ -170,7 +165,7 @@ impl Locked {
         }
     }
 
-    /// Leaves the processes locked, for somebody else to go on with.
+    /// Leaves the processes locked, for another program to continue with.
     pub fn leave(self) {
         self.group.leave();
     }
@@ -178,14 +173,14 @@ impl Locked {
     /// Lets the job compute again.
     ///
     /// # Errors
-    /// Naming the processes that do not compute.
+    /// The error names the processes that do not compute.
     pub fn unlock(mut self) -> Result<(), TreeError> {
         self.group.resumed()
     }
 }
 
-/// The job's CUDA processes with all GPU state in host memory. Dropping it
-/// resumes them, best effort, and blocks for as long as that takes.
+/// The job's CUDA processes with all GPU state in host memory. Dropping the value resumes them, best effort, and blocks
+/// until that is done.
 #[derive(Debug)]
 #[must_use = "dropping it resumes the job"]
 pub struct Suspended {
@@ -193,13 +188,13 @@ pub struct Suspended {
 }
 
 impl Suspended {
-    /// The processes.
+    /// Returns the pids.
     #[must_use]
     pub fn pids(&self) -> &[i32] {
         self.group.pids()
     }
 
-    /// Leaves the processes suspended, for [`resume_restored`] to go on with, now or after a restore.
+    /// Leaves the processes suspended, for a later [`resume_restored`], now or after a restore.
     pub fn leave(self) {
         self.group.leave();
     }
@@ -207,11 +202,11 @@ impl Suspended {
     /// Moves GPU memory back and lets the job compute again.
     ///
     /// # Errors
-    /// Naming the processes that do not compute; all others do.
+    /// The error names the processes that do not compute; all others do.
     pub fn resume(mut self) -> Result<ResumeTimes, TreeError> {
         let begun = clock::now();
-        // Failures are not looked at: the second pass goes by each process's
-        // state, tries again what failed, and reports what still does not run.
+        // Failures are ignored here: the second pass uses each process's state, retries failed steps, and reports the
+        // processes that still do not run.
         self.group.restore();
         let restore = begun.elapsed();
         self.group.resumed()?;
@@ -222,34 +217,34 @@ impl Suspended {
     }
 }
 
-/// What a resume took.
+/// The duration of a resume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResumeTimes {
-    /// Moving GPU memory back, all processes in parallel.
+    /// Time for moving GPU memory back, all processes in parallel.
     pub restore: Duration,
-    /// Letting the processes go, and asking whether they run.
+    /// Time for unlocking the processes and checking that they run.
     pub unlock: Duration,
 }
 
-/// Resumes processes that were left suspended, or that CRIU has restored from an
-/// image taken while they were; onto the GPUs that `map` names, or the same ones
-/// with an empty map. Returns when the driver says that each of them runs.
+/// Resumes processes that were left suspended, or that CRIU has restored from an image taken while they were suspended,
+/// onto the GPUs that `map` names, or onto the same ones if the map is empty. Returns when the driver reports that each
+/// of them runs.
 ///
 /// # Errors
-/// Naming the processes that do not compute; the others run. With a map that
-/// the driver cannot take, nothing was done.
+/// The error names the processes that do not compute; the others run. If the driver cannot take the map, nothing was
+/// done.
 pub fn resume_restored(driver: &Driver, pids: &[i32], map: &GpuMap) -> Result<(), TreeError> {
     Group::new(driver, pids, Without::Lost, map)?.resumed()
 }
 
-/// How long an attempt may take: the first ones are short, for ranks that wait for each other; where those do not
-/// do, the work itself is long, or others share the GPU.
+/// Returns the length of an attempt. The first attempts are short, for ranks that wait for each other. If short
+/// attempts fail, the work itself is long, or other programs share the GPU.
 fn length(first: Duration, attempt: u32) -> Duration {
     first * (1 + attempt / SHORT_ATTEMPTS)
 }
 
-/// Another pause after each attempt: spread over 1 to [`PAUSE_MS_MAX`] ms by a
-/// fixed mix of the attempt's number, which is all the chance that is needed.
+/// Returns the pause after an attempt, different each time: spread over 1 to [`PAUSE_MS_MAX`] ms by a fixed mix of the
+/// attempt's number, which is random enough for this purpose.
 fn pause(attempt: u32) -> Duration {
     let mixed = u64::from(attempt).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
     Duration::from_millis(1 + mixed % PAUSE_MS_MAX)

@@ -1,7 +1,7 @@
-//! Finds `libcuda.so.1`, takes the checkpoint functions out of it, calls them.
+//! The loader of `libcuda.so.1`: looks up the checkpoint functions and calls them.
 //!
-//! The one file that speaks C to the driver; everything above it is safe code.
-//! It must not know what the calls are for.
+//! This is the one file that calls the driver's C functions for checkpoints; everything above it is safe code. It must
+//! not know the purpose of the calls.
 #![allow(
     unsafe_code,
     reason = "calls into libcuda, which has no safe interface"
@@ -23,8 +23,8 @@ use super::{gpu, sys};
 
 pub(super) const LIBRARY: &str = "libcuda.so.1";
 
-/// Whether this machine (or container) has GPU device nodes. Cheap: ask this
-/// before [`Driver::load`], so that libcuda is never loaded in vain.
+/// Returns true if this machine (or container) has GPU device nodes. The check is cheap: make it before
+/// [`Driver::load`], so that libcuda is never loaded without need.
 #[must_use]
 pub fn available() -> bool {
     ["/dev/nvidiactl", "/dev/nvidia0"]
@@ -42,12 +42,11 @@ pub struct Driver {
 impl Driver {
     /// Loads `libcuda.so.1` and finds the checkpoint functions in it.
     ///
-    /// The library stays mapped until the process ends, whatever becomes of
-    /// the value: it registers handlers that run at exit. Load it once.
+    /// The library stays mapped until the process exits, even after the value is dropped: it registers handlers that
+    /// run at exit. Load it once.
     ///
     /// # Errors
-    /// When there is no GPU, no driver library, or one older than 570. None of
-    /// these keeps a job from running.
+    /// There is no GPU, no driver library, or one older than 570. None of these keeps a job from running.
     pub fn load() -> Result<Self, LoadError> {
         if !available() {
             return Err(LoadError::NoDevice);
@@ -60,20 +59,20 @@ impl Driver {
         })
     }
 
-    /// Which driver this is.
+    /// Returns the driver's version.
     #[must_use]
     pub fn version(&self) -> DriverVersion {
         self.version.clone()
     }
 
-    /// A process by its pid as this process sees it. Asks nothing yet.
+    /// Returns a process by its pid as the calling process sees it. No call is made yet.
     #[must_use]
     pub fn process(&self, pid: i32) -> CudaProcess {
         CudaProcess::new(self.clone(), pid)
     }
 
-    /// What this driver can do. That it can suspend and resume at all, the
-    /// value itself says: [`Driver::load`] refuses one that cannot.
+    /// Returns the driver's capabilities. Every `Driver` can suspend and resume: [`Driver::load`] refuses one that
+    /// cannot.
     #[must_use]
     pub fn capabilities(&self) -> Capabilities {
         Capabilities {
@@ -82,7 +81,7 @@ impl Driver {
         }
     }
 
-    /// Whether a restore may be given this map.
+    /// Checks that a restore accepts this map.
     pub(super) fn check_map(&self, map: &GpuMap) -> Result<(), MapError> {
         if map.is_empty() || self.capabilities().gpu_map {
             return Ok(());
@@ -96,13 +95,13 @@ impl Driver {
         &self.api
     }
 
-    /// A driver that is not there, for tests of what happens above it.
+    /// Returns a driver with a fake API, for tests of the code above it.
     #[cfg(test)]
     pub(crate) fn fake(api: Arc<dyn CheckpointApi>) -> Self {
         Self::fake_of(api, 13000)
     }
 
-    /// One of another version, in the form of `cuDriverGetVersion`.
+    /// Returns a fake driver of another version, in the form of `cuDriverGetVersion`.
     #[cfg(test)]
     pub(crate) fn fake_of(api: Arc<dyn CheckpointApi>, raw: i32) -> Self {
         Self {
@@ -118,7 +117,7 @@ impl fmt::Debug for Driver {
     }
 }
 
-/// The driver's functions. Valid for ever, because the library is never unloaded.
+/// The driver's functions. They are always valid, because the library is never unloaded.
 struct Functions {
     init: sys::Init,
     error_name: sys::GetErrorText,
@@ -167,17 +166,17 @@ impl Functions {
     }
 }
 
-/// Opens the driver's library, or the one that stands in for it.
+/// Opens the driver's library, or a substitute for it.
 pub(super) fn open(library: &'static str) -> Result<&'static Library, LoadError> {
     // SAFETY: libcuda's constructors are written to run in any program that
     // loads it; this is the only way it is ever loaded.
     let library = unsafe { Library::new(library) }
         .map_err(|source| LoadError::Library { library, source })?;
-    // Never unloaded: the functions that are taken out of it are kept.
+    // The library is never unloaded, because its functions are stored.
     Ok(Box::leak(Box::new(library)))
 }
 
-/// What a call answered, in the driver's words if it failed.
+/// Converts the result of a call; a failure gets the driver's texts.
 pub(super) fn code(
     name: sys::GetErrorText,
     meaning: sys::GetErrorText,
@@ -193,7 +192,7 @@ pub(super) fn code(
     })
 }
 
-/// Takes `symbol` out of the library as a `T`, which must be its type.
+/// Looks up `symbol` in the library as a `T`, which must be its type.
 pub(super) fn find<T: Copy>(
     library: &'static Library,
     symbol: &'static str,
@@ -210,10 +209,10 @@ pub(super) fn find<T: Copy>(
         })
 }
 
-/// The driver's text for a code; empty when it has none.
+/// Returns the driver's text for a code; empty if there is none.
 fn text(function: sys::GetErrorText, result: sys::CuResult) -> String {
     let mut text: *const c_char = std::ptr::null();
-    // SAFETY: the driver stores one pointer; needs no initialization.
+    // SAFETY: the driver stores one pointer; the call needs no initialization.
     let answer = unsafe { function(result, &raw mut text) };
     if answer != sys::SUCCESS || text.is_null() {
         return String::new();
@@ -224,10 +223,10 @@ fn text(function: sys::GetErrorText, result: sys::CuResult) -> String {
 }
 
 impl CheckpointApi for Functions {
-    /// A restore on a GPU without persistence mode needs `cuInit` in the caller
-    /// (the driver's documentation): nothing else keeps such a GPU awake while
-    /// the job has let go of it. Where every GPU is known to have persistence
-    /// mode, all of `cuInit`'s memory is saved. Decided at the first call.
+    /// Initializes CUDA where a restore needs it. A restore on a GPU without persistence mode needs `cuInit` in the
+    /// caller (the driver's documentation), because nothing else keeps such a GPU awake after the job has released it.
+    /// If every GPU is known to have persistence mode, `cuInit` is skipped and all its memory saved. The first call
+    /// decides.
     fn prepare(&self) {
         self.prepared.call_once(|| {
             if gpu::all_persistent() {
@@ -279,8 +278,8 @@ impl CheckpointApi for Functions {
         });
         let mut pairs: Vec<sys::GpuPair> = pairs.collect();
         let mut args = sys::RestoreArgs::onto(&mut pairs);
-        // SAFETY: the args are 64 bytes, zero but for the pairs, of which there are as many as
-        // counted and which outlive the call; a driver that knows no pairs is given none.
+        // SAFETY: the args are 64 bytes, zero except for the pairs, whose number equals the count and which outlive the
+        // call; a driver that does not support pairs gets none.
         let result = unsafe { (self.restore)(pid, &raw mut args) };
         self.check(result)
     }
@@ -337,7 +336,7 @@ mod tests {
 
     #[test]
     fn a_library_without_the_functions_names_the_driver_that_has_them() {
-        // Any library that is not libcuda stands in for an old one.
+        // Any library other than libcuda can stand in for an old one.
         let error = Functions::load("libm.so.6").err().unwrap();
         assert!(matches!(error, LoadError::TooOld { .. }), "{error}");
         let text = error.to_string();

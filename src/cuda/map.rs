@@ -1,6 +1,6 @@
-//! Which GPU each GPU of a suspended process becomes when it is restored.
+//! The map from each GPU of a suspended process to the GPU it is restored onto.
 //!
-//! It must not know which GPUs exist, nor what is restored.
+//! This module must not know which GPUs exist, nor what is restored.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,50 +9,48 @@ use thiserror::Error;
 
 use super::uuid::{GpuUuid, UuidError, shown};
 
-/// Most GPUs of a map; more than any machine has.
+/// Limit on the GPUs of a map, more than any machine has.
 const PAIRS_MAX: usize = 256;
 
-/// A GPU that a process had, and the one that it gets in its place.
+/// A GPU that a process had, and the GPU that replaces it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct GpuPair {
-    /// The GPU where the process was suspended.
+    /// The GPU on which the process was suspended.
     pub old: GpuUuid,
     /// The GPU to restore it onto.
     pub new: GpuUuid,
 }
 
-/// A map of GPUs for a restore. Empty: each GPU stays itself.
+/// A map of GPUs for a restore. If it is empty, each GPU stays the same.
 ///
-/// A map that is not empty has to name **every** GPU that the driver showed to
-/// the process where it was suspended, also those that did not change and those
-/// hidden by `CUDA_VISIBLE_DEVICES`; with one missing the driver answers 1,
-/// invalid value, and restores nothing (driver 580.159). The new GPU has to be
-/// of the same model with as much free memory. Drivers that take one:
-/// [`Capabilities::gpu_map`](super::Capabilities::gpu_map).
+/// A map that is not empty must name **every** GPU that the driver showed to the process where it was suspended,
+/// including unchanged GPUs and those hidden by `CUDA_VISIBLE_DEVICES`. If one is missing, the driver returns 1,
+/// invalid value, and restores nothing (driver 580.159). The new GPU must be of the same model with as much free
+/// memory. The capability for a map is in [`Capabilities::gpu_map`](super::Capabilities::gpu_map).
 ///
-/// Parses from `OLD=NEW,OLD=NEW` and prints so.
+/// The type parses from `OLD=NEW,OLD=NEW` and prints in the same form.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GpuMap(Vec<GpuPair>);
 
-/// Why GPUs cannot be mapped so.
+/// The reason why a map of GPUs is not valid.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum GpuMapError {
-    /// A part of the text is no pair.
+    /// A part of the text is not a pair.
     #[error("read {given:?} as a pair of GPUs: write OLD=NEW,OLD=NEW with the UUIDs of GPUs")]
     Pair {
         /// The part.
         given: String,
     },
-    /// A part of a pair is no GPU.
+    /// A part of a pair is not a GPU.
     #[error(transparent)]
     Uuid(#[from] UuidError),
-    /// A GPU would become two.
+    /// An old GPU has two new GPUs.
     #[error("map {old} twice: each old GPU has one new GPU")]
     OldTwice {
         /// The GPU that is named more than once.
         old: GpuUuid,
     },
-    /// Two GPUs would become one.
+    /// Two old GPUs have the same new GPU.
     #[error("map two GPUs onto {new}: each new GPU takes the place of one old GPU")]
     NewTwice {
         /// The GPU that is named more than once.
@@ -61,26 +59,26 @@ pub enum GpuMapError {
     /// More pairs than any machine has GPUs.
     #[error("map more than {most} GPUs")]
     TooMany {
-        /// How many are supported.
+        /// The supported number.
         most: usize,
     },
-    /// There are not enough GPUs to take the places of those that are gone.
+    /// Too few GPUs to replace the missing ones.
     #[error("find a GPU in the place of {old}: the process had {had} GPUs and here are {here}")]
     TooFew {
-        /// The first GPU without a successor.
+        /// The first GPU without a replacement.
         old: GpuUuid,
-        /// GPUs that the process had.
+        /// The number of GPUs that the process had.
         had: usize,
-        /// GPUs of this machine.
+        /// The number of GPUs of this machine.
         here: usize,
     },
 }
 
 impl GpuMap {
-    /// A map of these pairs.
+    /// Creates a map of these pairs.
     ///
     /// # Errors
-    /// When a GPU is named twice on one side.
+    /// A GPU is named twice on one side.
     pub fn new(pairs: Vec<GpuPair>) -> Result<Self, GpuMapError> {
         if pairs.len() > PAIRS_MAX {
             return Err(GpuMapError::TooMany { most: PAIRS_MAX });
@@ -97,13 +95,12 @@ impl GpuMap {
         Ok(Self(pairs))
     }
 
-    /// Finds a place on a machine with the GPUs `here` for a process that had
-    /// `old`, all that its driver showed it. GPUs that are still there stay
-    /// themselves; those that are gone become the first that are left, in
-    /// order. Empty when none is gone. Whether the models agree, the driver judges.
+    /// Returns a map onto a machine with the GPUs `here` for a process that had the GPUs `old`, all that its driver
+    /// showed it. GPUs that still exist stay the same; each missing GPU is replaced by the next unused GPU, in order.
+    /// The map is empty if none is missing. The driver checks that the models agree.
     ///
     /// # Errors
-    /// When there are fewer GPUs than the process had, or one is named twice.
+    /// There are fewer GPUs than the process had, or one is named twice.
     pub fn onto(old: &[GpuUuid], here: &[GpuUuid]) -> Result<Self, GpuMapError> {
         let mut left = here.iter().copied().filter(|gpu| !old.contains(gpu));
         let pairs = old.iter().map(|&gpu| {
@@ -120,13 +117,13 @@ impl GpuMap {
         Ok(if moves { map } else { Self::default() })
     }
 
-    /// In the order given.
+    /// Returns the pairs in the given order.
     #[must_use]
     pub fn pairs(&self) -> &[GpuPair] {
         &self.0
     }
 
-    /// Whether each GPU stays itself because none is named.
+    /// Returns true if no GPU is named, so that each GPU stays the same.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

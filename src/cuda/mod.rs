@@ -1,4 +1,4 @@
-//! GPU state through the CUDA driver: who uses the GPU, suspend, resume.
+//! GPU state through the CUDA driver: processes that use the GPU, suspend, resume.
 //!
 //! ```text
 //! running ──lock──> locked ──checkpoint──> checkpointed     suspend: lock, checkpoint
@@ -6,22 +6,18 @@
 //!    └─────unlock──────┘ └───────restore────────┘           resume: restore, unlock
 //! ```
 //!
-//! While a process is checkpointed its device memory lives in its own host
-//! memory, where CRIU can carry it. [`lock_all`], [`Locked`] and [`Suspended`]
-//! do this for every CUDA process of a job at once and undo what they cannot
-//! finish; [`Driver`] and [`CudaProcess`] are the single calls beneath, and
-//! [`suspend_all`] and [`resume_all`] the two halves apart, for processes that
-//! are to stay suspended. A process that was suspended on other GPUs is resumed
-//! with a [`GpuMap`].
+//! While a process is checkpointed, its device memory is in its own host memory, where CRIU can dump it. [`lock_all`],
+//! [`Locked`] and [`Suspended`] do this for every CUDA process of a job at once and undo operations that they cannot
+//! finish. [`Driver`] and [`CudaProcess`] are the single calls beneath. [`suspend_all`] and [`resume_all`] are the two
+//! halves as separate operations, for processes that stay suspended. A process that was suspended on other GPUs is
+//! resumed with a [`GpuMap`].
 //!
-//! # What it costs
-//! `libcuda.so.1` is loaded by name at run time and on first use only: a
-//! program that never meets a GPU never loads it. Ask [`available`] first (it
-//! looks at device nodes), call [`Driver::load`] at the first snapshot. No CUDA
-//! context is made but by [`device`], which is for a process that wants one. `cuInit`, which is what
-//! makes libcuda large in memory, is called once, before the first lock or restore,
-//! and only where a restore may need it: unless every GPU of the machine is known to
-//! have persistence mode on.
+//! # Cost
+//! `libcuda.so.1` is loaded by name at run time and on first use only: a program that never uses a GPU never loads it.
+//! Call [`available`] first (it checks device nodes), and [`Driver::load`] at the first snapshot. Only [`device`] makes
+//! a CUDA context, for a process that wants one. `cuInit`, which makes libcuda large in memory, is called once, before
+//! the first lock or restore, and only if a restore may need it: unless every GPU of the machine is known to have
+//! persistence mode on.
 //!
 //! This module knows nothing of CRIU, images or the sandbox.
 

@@ -1,8 +1,7 @@
-//! NVIDIA's management library, for what libcuda tells only at the price of a
-//! context: free memory, driver version, persistence mode.
+//! NVIDIA's management library, for facts that libcuda reports only at the cost of a context: free memory, driver
+//! version, persistence mode.
 //!
-//! Unloaded when the last value of it goes. It must not know what its answers
-//! are used for.
+//! The library is unloaded with the last value of `Nvml`. This module must not know how its results are used.
 #![allow(
     unsafe_code,
     reason = "calls into libnvidia-ml, which has no safe interface"
@@ -57,13 +56,13 @@ struct RawProcess {
 
 const _: () = assert!(size_of::<RawProcess>() == 24);
 
-/// Most processes of one GPU that are listed.
+/// Limit on the listed processes of one GPU.
 const PROCESSES_MAX: usize = 4096;
 
-/// Room for the longest text that any of the calls returns (`nvml.h`: 96).
+/// Size of the longest text that any of the calls returns (`nvml.h`: 96).
 const TEXT_BYTES: usize = 96;
 
-/// What NVML tells of one GPU.
+/// The facts that NVML reports about one GPU.
 pub(super) struct Device {
     pub(super) name: String,
     pub(super) uuid: String,
@@ -73,10 +72,10 @@ pub(super) struct Device {
     pub(super) mode: Option<u32>,
 }
 
-/// How a process came to the GPU.
+/// The way in which a process uses the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Route {
-    /// With a context of its own.
+    /// Through its own context.
     Own,
     /// Through an MPS server.
     Mps,
@@ -91,20 +90,20 @@ impl Route {
     }
 }
 
-/// An initialized NVML; dropping the last one shuts it down and unloads it.
+/// An initialized NVML; dropping the last one shuts the library down and unloads it.
 pub(super) struct Nvml {
     library: Library,
 }
 
 impl Nvml {
-    /// `Ok(None)` where the library does not exist.
+    /// Loads and initializes the library; returns `Ok(None)` if it does not exist.
     pub(super) fn load() -> Result<Option<Self>, GpuError> {
         // SAFETY: the library's constructors are written to run in any program.
         let Ok(library) = (unsafe { Library::new("libnvidia-ml.so.1") }) else {
             return Ok(None);
         };
         let init: Symbol<unsafe extern "C" fn() -> Answer> = symbol(&library, "nvmlInit_v2")?;
-        // SAFETY: takes nothing; any thread may call it, any number of times.
+        // SAFETY: takes no arguments; any thread may call it, any number of times.
         let answer = unsafe { init() };
         check(&library, "nvmlInit_v2", answer)?;
         Ok(Some(Self { library }))
@@ -115,7 +114,7 @@ impl Nvml {
         let function: Symbol<unsafe extern "C" fn(*mut c_char, c_uint) -> Answer> =
             symbol(&self.library, CALL)?;
         self.text(CALL, |buffer, bytes| {
-            // SAFETY: the buffer has as many bytes as it is said to have.
+            // SAFETY: the buffer has as many bytes as the call passes.
             unsafe { function(buffer, bytes) }
         })
     }
@@ -143,7 +142,8 @@ impl Nvml {
         })
     }
 
-    /// Each process that came to the GPU this way: pid, and bytes of device memory where the driver tells them.
+    /// Returns each process that uses the GPU in this way: its pid, and the bytes of device memory if the driver
+    /// reports them.
     pub(super) fn processes(
         &self,
         index: u32,
@@ -182,7 +182,7 @@ impl Nvml {
         let function: Symbol<unsafe extern "C" fn(Handle, *mut c_char, c_uint) -> Answer> =
             symbol(&self.library, call)?;
         self.text(call, |buffer, bytes| {
-            // SAFETY: the handle is NVML's own; the buffer is as long as it is said to be.
+            // SAFETY: the handle is NVML's own; the buffer is as long as the call passes.
             unsafe { function(handle, buffer, bytes) }
         })
     }
@@ -198,7 +198,7 @@ impl Nvml {
         Ok((memory.total, memory.free))
     }
 
-    /// Percent of the last moments (up to a second) in which a GPU executed anything.
+    /// Returns the percentage of the last moments (up to a second) in which the GPU executed any work.
     pub(super) fn utilization(&self, index: u32) -> Result<u32, GpuError> {
         const CALL: &str = "nvmlDeviceGetUtilizationRates";
         let function: Symbol<unsafe extern "C" fn(Handle, *mut RawUtilization) -> Answer> =
@@ -222,7 +222,8 @@ impl Nvml {
         Ok(mode == 1)
     }
 
-    /// Whether the GPU is split up; a model that cannot be is not. `None` where the library does not tell.
+    /// Returns true if the GPU is split up; false for a model that cannot be split; `None` if the library does not
+    /// report it.
     fn mig(&self, handle: Handle) -> Option<bool> {
         const CALL: &str = "nvmlDeviceGetMigMode";
         type Function<'lib> =
@@ -237,7 +238,7 @@ impl Nvml {
         }
     }
 
-    /// `nvmlComputeMode_t`.
+    /// Returns the `nvmlComputeMode_t`.
     fn mode(&self, handle: Handle) -> Result<c_uint, GpuError> {
         const CALL: &str = "nvmlDeviceGetComputeMode";
         let function: Symbol<unsafe extern "C" fn(Handle, *mut c_uint) -> Answer> =
@@ -275,7 +276,7 @@ impl Drop for Nvml {
     }
 }
 
-/// The function `name` as a `T`, which must be its type.
+/// Returns the function `name` as a `T`, which must be its type.
 fn symbol<'lib, T>(
     library: &'lib Library,
     name: &'static str,
@@ -311,30 +312,30 @@ fn meaning(library: &Library, answer: Answer) -> String {
     if text.is_null() {
         return "no explanation".to_owned();
     }
-    // SAFETY: it points to a constant string inside the library.
+    // SAFETY: the pointer refers to a constant string inside the library.
     let text = unsafe { CStr::from_ptr(text) };
     text.to_string_lossy().into_owned()
 }
 
-/// Spares the looks in between ([`inventory`](super::inventory), [`uses`](super::uses)) the initialization, which NVML
-/// counts and does once; it is most of what a look costs.
+/// An NVML that stays initialized, so that repeated queries ([`inventory`](super::inventory), [`uses`](super::uses))
+/// need no initialization. NVML counts its initializations and executes only one; it is most of a query's cost.
 ///
-/// What is kept has the GPUs' device files open, which is in the way of whoever resets a GPU or changes how it is split
-/// up, and knows the GPUs that were there when it began.
+/// The kept library has the GPUs' device files open, which prevents other programs from resetting a GPU or changing its
+/// partition (MIG), and it knows only the GPUs that existed when it was initialized.
 #[derive(Default)]
 pub struct KeptNvml(Mutex<Option<Nvml>>);
 
 impl KeptNvml {
-    /// Keeps it, if it is not kept and there is one. Blocks as long as a look does.
+    /// Keeps the library initialized, if it is not kept already and exists. Blocks as long as a query does.
     pub fn keep(&self) {
         let mut kept = locked(&self.0);
         if kept.is_none() && available() {
-            // Without it every look says why there is none.
+            // Without the library, every query reports why there is none.
             *kept = Nvml::load().ok().flatten();
         }
     }
 
-    /// Lets go of it, so that the next look finds what is there then.
+    /// Releases the library, so that the next query finds the GPUs of that time.
     pub fn release(&self) {
         *locked(&self.0) = None;
     }

@@ -1,29 +1,29 @@
-//! Where the driver says a process is.
+//! The state of a process as the driver reports it.
 
 use std::fmt;
 
-/// Where the driver says a process is.
+/// The state of a process as the driver reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum State {
-    /// It computes.
+    /// The process computes.
     Running,
-    /// Its CUDA calls block; its submitted work is done.
+    /// The process's CUDA calls block; its submitted work is finished.
     Locked,
-    /// Its GPU memory is in host memory and it holds no GPU.
+    /// The process's GPU memory is in host memory, and it holds no GPU.
     Checkpointed,
-    /// The driver gave the process up.
+    /// The driver reports the process as failed, which is final.
     Failed,
-    /// Its GPU memory is on the way into storage of another program's, which
-    /// has to complete that (documented for CUDA 13.4; no step from here).
+    /// The GPU memory is being moved into the storage of another program, which must complete the operation (documented
+    /// for CUDA 13.4; ckpt-run takes no step from here).
     Checkpointing,
-    /// Its GPU memory is on the way back from such storage.
+    /// The GPU memory is being moved back from such storage.
     Restoring,
     /// A state newer than this program: the driver's number.
     Unknown(i32),
 }
 
 impl State {
-    /// From `CUprocessState`.
+    /// Converts a `CUprocessState`.
     pub(super) fn from_raw(raw: i32) -> Self {
         match raw {
             0 => Self::Running,

@@ -1,12 +1,12 @@
-//! Suspends processes and leaves them so, resumes them later: the operations
-//! that a scheduler or a person asks for, by pids alone.
+//! Suspending of processes that stay suspended, and resuming them later: the operations that a scheduler or a person
+//! requests by pids.
 //!
 //! ```text
-//! running ──suspend──> checkpointed ──resume──> running      toggle: whichever it is not
+//! running ──suspend──> checkpointed ──resume──> running      toggle: the opposite of the current state
 //! ```
 //!
-//! What they begin they finish or undo, as [`super::job_processes`] does; only the single
-//! [`Step`]s leave things as they come. It must not know who asks.
+//! Operations are completed or undone, as in [`super::job_processes`]; only the single [`Step`]s are not undone. This
+//! module must not know the caller.
 
 use std::time::Duration;
 
@@ -18,13 +18,12 @@ use super::loader::Driver;
 use super::map::GpuMap;
 use super::state::State;
 
-/// Suspends all processes, or none, and leaves them suspended: for as long as
-/// anybody likes, also after this process has ended. Those that are suspended
-/// already stay so; one that ends meanwhile is no error.
+/// Suspends all processes, or none, and leaves them suspended for any time, also after this process has exited.
+/// Suspended processes stay suspended; a process that exits meanwhile is no error.
 ///
 /// # Errors
-/// As [`lock_all`] and [`Locked::suspend`](super::Locked::suspend); also when a
-/// process does not use CUDA, before anything is done.
+/// The errors of [`lock_all`] and [`Locked::suspend`](super::Locked::suspend); also if a process does not use CUDA,
+/// before any process is changed.
 pub fn suspend_all(
     driver: &Driver,
     pids: &[i32],
@@ -35,23 +34,21 @@ pub fn suspend_all(
     Ok(())
 }
 
-/// Resumes all processes, onto the GPUs that `map` names. Those that run already
-/// go on; one that was only locked is unlocked; one that ends meanwhile is no error.
+/// Resumes all processes, onto the GPUs that `map` names. Running processes continue; a process that was only locked is
+/// unlocked; a process that exits meanwhile is no error.
 ///
 /// # Errors
-/// As [`resume_restored`]; also when a process does not use CUDA, before
-/// anything is done.
+/// The errors of [`resume_restored`]; also if a process does not use CUDA, before any process is changed.
 pub fn resume_all(driver: &Driver, pids: &[i32], map: &GpuMap) -> Result<(), TreeError> {
     states(driver, pids)?;
     resume_restored(driver, pids, map)
 }
 
-/// Suspends processes that all run, resumes processes that all are suspended;
-/// the state that they have then.
+/// Suspends processes that all run, or resumes processes that all are suspended; returns their new state.
 ///
 /// # Errors
-/// As [`suspend_all`] and [`resume_all`]; before anything is done when some run
-/// and some do not, or one is half-way in between.
+/// The errors of [`suspend_all`] and [`resume_all`]; also, before any process is changed, if some run and others do
+/// not, or one is in an intermediate state.
 pub fn toggle_all(
     driver: &Driver,
     pids: &[i32],
@@ -77,23 +74,22 @@ pub fn toggle_all(
     }
 }
 
-/// One of the driver's steps that may take as long as it takes.
+/// A step of the driver without a time limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Locked becomes checkpointed.
+    /// A step from locked to checkpointed.
     Checkpoint,
-    /// Checkpointed becomes locked, onto these GPUs.
+    /// A step from checkpointed to locked, onto these GPUs.
     Restore(GpuMap),
-    /// Locked becomes running.
+    /// A step from locked to running.
     Unlock,
 }
 
-/// Takes one step with every process at once; those that failed. Nothing is
-/// undone: a process that failed is in the state it was in before the step,
-/// unless the driver gave it up; the others have taken it.
+/// Takes one step with every process at once; returns the failures. Nothing is undone: a failed process is in its state
+/// before the step, unless the driver reports it as failed; the others have taken the step.
 ///
 /// # Errors
-/// When the driver takes no map of GPUs; nothing was done.
+/// The driver takes no map of GPUs; nothing was done.
 pub fn step_all(driver: &Driver, pids: &[i32], step: &Step) -> Result<Vec<CallError>, MapError> {
     if let Step::Restore(map) = step {
         driver.check_map(map)?;
@@ -110,7 +106,7 @@ pub fn step_all(driver: &Driver, pids: &[i32], step: &Step) -> Result<Vec<CallEr
     Ok(in_parallel(pids, |pid| take(driver.process(pid))))
 }
 
-/// Where each process is; the first that does not tell is the error.
+/// Returns the state of each process; the first failed query is the error.
 fn states(driver: &Driver, pids: &[i32]) -> Result<Vec<(i32, State)>, CallError> {
     pids.iter()
         .map(|&pid| Ok((pid, driver.process(pid).state()?)))
@@ -118,40 +114,36 @@ fn states(driver: &Driver, pids: &[i32]) -> Result<Vec<(i32, State)>, CallError>
 }
 
 impl CudaProcess {
-    /// Locks and checkpoints. Running becomes checkpointed, and a process that
-    /// is checkpointed stays so.
+    /// Locks and checkpoints. Running becomes checkpointed, and a checkpointed process stays so.
     ///
     /// # Errors
-    /// The process runs again, unless the error's aftermath says otherwise:
-    /// what was locked when the checkpoint failed is unlocked. One that was not
-    /// running before is not touched.
+    /// The process runs again, unless the error's aftermath says otherwise: a process that was locked when the
+    /// checkpoint failed is unlocked. A process that was not running before is not changed.
     pub fn suspend(&self, timeout: Duration) -> Result<(), TreeError> {
         suspend_all(self.driver(), &[self.pid()], &alone(timeout))
     }
 
-    /// Restores, onto the GPUs that `map` names, and unlocks. Checkpointed
-    /// becomes running, and a process that runs goes on.
+    /// Restores, onto the GPUs that `map` names, and unlocks. Checkpointed becomes running, and a running process
+    /// continues.
     ///
     /// # Errors
-    /// The aftermath says in which state the process is left: checkpointed when
-    /// it could not be restored, locked when it could not be unlocked.
+    /// The aftermath contains the state in which the process is left: checkpointed if it could not be restored, locked
+    /// if it could not be unlocked.
     pub fn resume(&self, map: &GpuMap) -> Result<(), TreeError> {
         resume_all(self.driver(), &[self.pid()], map)
     }
 
-    /// Suspends the process if it runs, resumes it if it is suspended; the state
-    /// that it has then.
+    /// Suspends the process if it runs, resumes it if it is suspended; returns its new state.
     ///
     /// # Errors
-    /// As [`CudaProcess::suspend`] and [`CudaProcess::resume`]. A process in any
-    /// other state is not touched.
+    /// The errors of [`CudaProcess::suspend`] and [`CudaProcess::resume`]. A process in any other state is not changed.
     pub fn toggle(&self, timeout: Duration) -> Result<State, TreeError> {
         let same_gpus = GpuMap::default();
         toggle_all(self.driver(), &[self.pid()], &alone(timeout), &same_gpus)
     }
 }
 
-/// One attempt that takes all the time: a process alone waits for no other.
+/// Returns options with one attempt that takes all the time: a single process waits for no other process.
 fn alone(timeout: Duration) -> SuspendOptions {
     SuspendOptions {
         attempt: timeout,

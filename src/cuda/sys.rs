@@ -1,8 +1,7 @@
-//! The driver's C types, as `cuda.h` of CUDA 12.8 and newer lays them out.
+//! The driver's C types, as laid out by `cuda.h` of CUDA 12.8 and newer.
 //!
-//! Only what is called here. Every argument struct is 64 bytes in every driver
-//! that has the interface; fields beyond those named are reserved and zero, so
-//! one layout serves all of them.
+//! Only the types that ckpt-run uses are here. Every argument struct is 64 bytes in every driver that has the
+//! interface; fields beyond those named are reserved and zero, so one layout fits all of them.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::mem::{offset_of, size_of};
@@ -26,7 +25,7 @@ pub(super) const NOT_SUPPORTED: CuResult = 801;
 /// `CUcheckpointLockArgs`.
 #[repr(C)]
 pub(super) struct LockArgs {
-    /// Milliseconds; 0 would wait for ever.
+    /// The timeout in milliseconds; 0 would wait forever.
     pub(super) timeout_ms: c_uint,
     reserved: [c_uint; 15],
 }
@@ -40,8 +39,8 @@ impl LockArgs {
     }
 }
 
-/// `CUcheckpointUnlockArgs`, all reserved, and `CUcheckpointCheckpointArgs`, which in newer
-/// headers begins with a pointer to storage of the caller's; null is host memory.
+/// `CUcheckpointUnlockArgs`, all reserved, and `CUcheckpointCheckpointArgs`, which in newer headers begins with a
+/// pointer to storage of the caller; null means host memory.
 #[repr(C)]
 #[derive(Default)]
 pub(super) struct ReservedArgs {
@@ -56,8 +55,8 @@ pub(super) struct GpuPair {
     pub(super) new: [u8; 16],
 }
 
-/// `CUcheckpointRestoreArgs`. The map came with CUDA 13.0; before, its bytes
-/// were reserved and had to be zero, as they are without a map.
+/// `CUcheckpointRestoreArgs`. The map was added in CUDA 13.0; before, its bytes were reserved and had to be zero, as
+/// they are without a map.
 #[repr(C)]
 pub(super) struct RestoreArgs {
     gpu_pairs: *mut GpuPair,
@@ -68,8 +67,8 @@ pub(super) struct RestoreArgs {
 }
 
 impl RestoreArgs {
-    /// Points to `pairs`, which must outlive the call that the args are for.
-    /// None: each GPU is restored onto itself.
+    /// Creates args that point to `pairs`, which must outlive the call. Without pairs, each GPU is restored onto
+    /// itself.
     pub(super) fn onto(pairs: &mut [GpuPair]) -> Self {
         let gpu_pairs = if pairs.is_empty() {
             std::ptr::null_mut()
@@ -78,7 +77,7 @@ impl RestoreArgs {
         };
         Self {
             gpu_pairs,
-            // Saturated, it would still count no more pairs than there are.
+            // A saturated number would still not exceed the number of pairs.
             gpu_pairs_count: c_uint::try_from(pairs.len()).unwrap_or(c_uint::MAX),
             padding: 0,
             custom_storage: std::ptr::null_mut(),
@@ -118,7 +117,7 @@ pub(super) type Restore = unsafe extern "C" fn(pid: c_int, args: *mut RestoreArg
 mod tests {
     use super::*;
 
-    /// What the driver reads at an offset, in eight bytes.
+    /// Returns the eight bytes that the driver reads at an offset.
     fn word(args: &RestoreArgs, offset: usize) -> u64 {
         match offset {
             0 => args.gpu_pairs as u64,

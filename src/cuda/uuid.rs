@@ -1,56 +1,54 @@
-//! A GPU's name that is the same on every machine and after every reboot.
+//! The identity of a GPU that is the same on every machine and after every reboot.
 //!
-//! NVML, `nvidia-smi`, the kernel driver's files and CUDA print the same 16
-//! bytes in different spellings; all of them are read here. It must not know
-//! which GPUs exist.
+//! NVML, `nvidia-smi`, the kernel driver's files and CUDA print the same 16 bytes in different spellings; this module
+//! reads all of them. It must not know which GPUs exist.
 
 use std::fmt;
 use std::str::FromStr;
 
 use thiserror::Error;
 
-/// Places of the dashes among the 32 digits: after 4, 6, 8 and 10 bytes.
+/// Lengths of the groups between the dashes of the 32 digits: the dashes follow 4, 6, 8 and 10 bytes.
 const GROUPS: [usize; 5] = [8, 4, 4, 4, 12];
-/// Longest text that is quoted in a message: a little more than any spelling has.
+/// Limit on a text that is quoted in a message, slightly longer than any spelling.
 const SHOWN_CHARACTERS_MAX: usize = 64;
 
 /// The UUID of a whole GPU, as the driver compares it (`CUuuid`).
 ///
-/// Parses `GPU-` and 32 hexadecimal digits in either case, with or without the
-/// prefix and with or without the dashes; prints as `nvidia-smi` does.
+/// It parses from `GPU-` and 32 hexadecimal digits in either case, with or without the prefix and with or without the
+/// dashes; it prints in the form of `nvidia-smi`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GpuUuid([u8; 16]);
 
-/// Why a text is no [`GpuUuid`].
+/// The reason why a text is not a [`GpuUuid`].
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum UuidError {
-    /// A part of a GPU. Whether the driver restores onto one, its documentation does not say.
+    /// The text names a part of a GPU. The driver's documentation does not specify if it restores onto such a part.
     #[error("read {given:?}: it names a MIG instance, and only whole GPUs (GPU-...) can be mapped")]
     Mig {
-        /// What was given.
+        /// The given text.
         given: String,
     },
-    /// Neither a GPU's UUID nor an instance's. The short forms that
-    /// `CUDA_VISIBLE_DEVICES` takes are among these: they mean something only
-    /// on the machine where they were written.
+    /// The text is neither a GPU's UUID nor an instance's. The short forms that `CUDA_VISIBLE_DEVICES` accepts are
+    /// refused as well: they have a meaning only on the machine where they were written.
     #[error(
         "read {given:?}: it is no GPU's UUID, which is written as in \
          GPU-6d1c2d4e-7d8a-41f3-9d0e-1c2d3e4f5a6b (`ckpt-run cuda gpus` lists them)"
     )]
     Form {
-        /// What was given.
+        /// The given text.
         given: String,
     },
 }
 
 impl GpuUuid {
-    /// From the bytes of a `CUuuid`, in the order in which they are printed.
+    /// Creates a UUID from the bytes of a `CUuuid`, in the order in which they are printed.
     #[must_use]
     pub fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
 
-    /// The bytes of a `CUuuid`.
+    /// Returns the bytes of a `CUuuid`.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8; 16] {
         &self.0
@@ -81,7 +79,7 @@ fn has_prefix(text: &str, prefix: &str) -> bool {
         .is_some_and(|start| start.eq_ignore_ascii_case(prefix))
 }
 
-/// 32 digits, without dashes or with all four where they belong.
+/// Parses 32 digits, without dashes or with all four in their places.
 fn bytes_of(text: &str) -> Option<[u8; 16]> {
     let dashed = text.contains('-');
     if dashed && !text.split('-').map(str::len).eq(GROUPS) {
@@ -105,7 +103,7 @@ fn value_of(digit: u8) -> Option<u8> {
     }
 }
 
-/// Text as it is quoted in a message.
+/// Returns the text as a message quotes it.
 pub(super) fn shown(text: &str) -> String {
     let mut kept: String = text.chars().take(SHOWN_CHARACTERS_MAX).collect();
     if kept.len() < text.len() {

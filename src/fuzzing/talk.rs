@@ -1,11 +1,11 @@
-//! One side of a conversation over a unix socket, as the fuzzer makes it up.
+//! A side of a conversation over a unix socket, made up by the fuzzer.
 //!
 //! ```text
-//! 0 to 127      so many bytes follow, which are said
-//! 128 to 254    one byte is said, with 0 to 3 pipes that hold a few bytes (the number modulo 4)
+//! 0 to 127      this many bytes follow and are sent
+//! 128 to 254    one byte is sent, with 0 to 3 pipes that hold a few bytes (the number modulo 4)
 //! 255           the action script of a dump calls
 //! ```
-//! All is said before the other side listens, and then comes the end, so nobody waits for ever.
+//! Everything is sent before the other side listens, followed by the end of the stream, so no side waits forever.
 
 use std::fs::File;
 use std::io::{IoSlice, PipeReader, Read, Write};
@@ -20,9 +20,9 @@ use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use crate::criu::{Capture, Serve};
 use crate::sandbox;
 
-/// Parts of one conversation: of 127 bytes, and what the kernel adds, they fit the socket's buffer.
+/// Limit on the parts of one conversation. Parts of 127 bytes, with the kernel's overhead, fit the socket's buffer.
 const PARTS_MAX: usize = 128;
-/// Pipes in one conversation: the limit on descriptors is far away.
+/// Limit on the pipes in one conversation, far below the limit on descriptors.
 const PIPES_MAX: usize = 32;
 
 enum Say<'a> {
@@ -86,8 +86,8 @@ fn say_pipes(socket: &UnixStream, count: usize) {
     sendmsg::<()>(socket.as_raw_fd(), &bytes, rights, MsgFlags::empty(), None).unwrap();
 }
 
-/// As CRIU at a dump: whether a whole image came in. What follows a call of the action script
-/// is said once that is answered.
+/// Plays CRIU at a dump; returns true if a complete image was received. The parts after a call of the action script are
+/// sent once the call is answered.
 pub(super) fn dump(folder: &Path, input: &[u8]) -> bool {
     clear(
         folder,
@@ -123,7 +123,8 @@ pub(super) fn dump(folder: &Path, input: &[u8]) -> bool {
     })
 }
 
-/// Whether nothing is missing: who misses something waits for it, and so for us.
+/// Returns true if the requests are complete. The receiver of an incomplete request waits for the rest, and the fuzzer
+/// would wait for the receiver.
 fn are_whole_requests(parts: &[Say<'_>]) -> bool {
     let (pairs, rest) = parts.as_chunks::<2>();
     rest.is_empty()
@@ -137,7 +138,7 @@ fn are_whole_requests(parts: &[Say<'_>]) -> bool {
         })
 }
 
-/// As CRIU at a restore: whether the talk came to a regular end.
+/// Plays CRIU at a restore; returns true if the conversation ended regularly.
 pub(super) fn restore(folder: &Path, input: &[u8]) -> bool {
     clear(folder, &["streamer-serve.sock"]);
     let serve = Serve::bind(folder).unwrap();
@@ -146,7 +147,7 @@ pub(super) fn restore(folder: &Path, input: &[u8]) -> bool {
     criu.set_nonblocking(true).unwrap();
     let (_call_off, called_off) = UnixStream::pair().unwrap();
     let exists = |name: &str| {
-        // Takes the earlier answers: they must not fill the socket.
+        // Reads the earlier answers, so that they do not fill the socket.
         while (&criu).read(&mut [0; 64]).is_ok_and(|got| got > 0) {}
         name.len() % 4 != 1
     };
@@ -157,14 +158,14 @@ pub(super) fn restore(folder: &Path, input: &[u8]) -> bool {
     serve.run(&called_off, exists, send).is_ok()
 }
 
-/// As the supervisor to the sandbox: whether all of it was understood.
+/// Plays the supervisor towards the sandbox; returns true if every request was understood.
 pub(super) fn requests(input: &[u8]) -> bool {
     let (ours, theirs) = UnixStream::pair().unwrap();
     say_all(&ours, input);
     sandbox::fuzz_sandbox::requests(&theirs)
 }
 
-/// As the sandbox to the supervisor.
+/// Plays the sandbox towards the supervisor; returns true if every event was understood.
 pub(super) fn events(input: &[u8]) -> bool {
     let (ours, theirs) = UnixStream::pair().unwrap();
     say_all(&ours, input);
@@ -173,7 +174,7 @@ pub(super) fn events(input: &[u8]) -> bool {
 
 fn clear(folder: &Path, names: &[&str]) {
     for name in names {
-        // The first time there is none.
+        // The first time, the file does not exist.
         let _ = std::fs::remove_file(folder.join(name));
     }
 }

@@ -1,11 +1,11 @@
-//! The corpus without the fuzzer, and where its seeds come from.
+//! Tests that run the corpus without the fuzzer, and the generator of its seeds.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::{TARGETS, Target};
 
-/// So that a clone stays small.
+/// The limit on the size of the corpus, which keeps a clone small.
 const CORPUS_BYTES_MAX: u64 = 500 << 10;
 
 fn corpus() -> PathBuf {
@@ -55,15 +55,15 @@ fn valid_inputs_cut_short_break_nothing() {
     for target in &TARGETS {
         for (_, bytes) in inputs(target) {
             for len in [0, 1, bytes.len() / 2, bytes.len().saturating_sub(1)] {
-                // Accepted or not.
+                // The input may be accepted or rejected.
                 let _ = (target.1)(&bytes[..len.min(bytes.len())]);
             }
         }
     }
 }
 
-/// Seeds of the store's formats, from the stores that earlier versions wrote. The others are
-/// real messages and files, kept by hand.
+/// Writes the seeds of the store's formats, taken from stores that earlier versions wrote. The other seeds are real
+/// messages and files, maintained manually.
 #[test]
 #[ignore = "writes into the source tree, once a format"]
 fn write_seeds() {

@@ -39,7 +39,7 @@ pub(crate) struct CudaUser {
     pub environment: Vec<u8>,
     /// UUIDs of the GPUs it computes on, or may; empty where that cannot be told.
     pub gpus: Vec<String>,
-    /// Whether it computes through an MPS server.
+    /// True if the process computes through an MPS server.
     pub through_mps: bool,
     /// Whether it has the door to other machines' GPUs open.
     pub fabric: bool,

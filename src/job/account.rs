@@ -1,7 +1,6 @@
-//! What an image tells of the job's processes: who started whom, what each was started with, and how much
-//! memory it has of which kind.
+//! The facts about the job's processes in an image: the parents, the command lines, and the memory by kind.
 //!
-//! Read from `/proc` while the tasks stand still. For people alone: no restore depends on it.
+//! They are read from `/proc` while the tasks are frozen. They are for the user only: no restore depends on them.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -11,13 +10,14 @@ use serde::{Deserialize, Serialize};
 
 use super::tree::{self, Process};
 
-/// Processes that are described; of a job with more, the first ones of the tree. A reader wants no more.
+/// Limit on the described processes; of a larger job, the first ones of the tree are described. A reader needs no more.
 const DESCRIBED_MAX: usize = 512;
-/// Bytes of a command line that are kept: what a terminal shows on a few lines.
+/// Limit on the recorded bytes of a command line: the amount that a terminal shows on a few lines.
 const COMMAND_BYTES_MAX: u64 = 1024;
-/// Bytes of all command lines together: JSON may write each as six, and an image's facts have 32 MiB in all.
+/// Limit on the bytes of all command lines together: JSON may write each byte as six, and an image's facts have 32 MiB
+/// in total.
 const COMMANDS_BYTES_MAX: u64 = 256 << 10;
-/// Words of a command line that are kept.
+/// Limit on the recorded words of a command line.
 const WORDS_MAX: usize = 64;
 /// The unit of `/proc/PID/status`.
 const KIB: u64 = 1024;
@@ -27,36 +27,36 @@ const KIB: u64 = 1024;
 pub struct ProcessAccount {
     /// Pid as the job sees it.
     pub pid: i32,
-    /// Its parent's; 0 for the first process of the tree.
+    /// Pid of the parent; 0 for the first process of the tree.
     pub parent: i32,
-    /// Threads.
+    /// Number of threads.
     pub threads: u64,
-    /// The name the kernel has for it.
+    /// The kernel's name for the process.
     pub name: String,
-    /// What it was started with; empty for a process that has wiped it, and for a zombie.
+    /// The command line; empty for a process that has overwritten it, and for a zombie.
     pub arguments: Vec<String>,
-    /// Whether there were more or longer arguments.
+    /// True if there were more or longer arguments.
     #[serde(default)]
     pub cut: bool,
-    /// Its memory.
+    /// The process's memory.
     pub memory: MemoryUse,
 }
 
-/// Resident memory by kind, bytes. Pages that several processes share count for each.
+/// Resident memory by kind, in bytes. Pages shared by several processes count for each of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryUse {
-    /// Anonymous: heaps, stacks, and what the driver moved there from the GPU.
+    /// Anonymous memory: heaps, stacks, and data that the driver moved there from the GPU.
     pub anonymous: u64,
-    /// Backed by files: programs, libraries, mapped data.
+    /// Memory backed by files: programs, libraries, mapped data.
     pub file: u64,
-    /// Shared: shared mappings without a file, tmpfs, System V.
+    /// Shared memory: shared mappings without a file, tmpfs, System V.
     pub shared: u64,
-    /// Swapped out.
+    /// Swapped-out memory.
     pub swapped: u64,
 }
 
 impl MemoryUse {
-    /// This and another's.
+    /// Returns the sum of both.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -68,7 +68,7 @@ impl MemoryUse {
     }
 }
 
-/// Describes `processes`, parents before children. One that is gone is left out.
+/// Describes `processes`, parents before children. A process that has exited is left out.
 #[must_use]
 pub fn account(processes: &[Process]) -> Vec<ProcessAccount> {
     let pids: HashMap<i32, i32> = processes
@@ -82,7 +82,7 @@ pub fn account(processes: &[Process]) -> Vec<ProcessAccount> {
         .collect()
 }
 
-/// `room` is what the command lines may still take.
+/// Describes a process; `room` is the space left for command lines.
 fn describe(process: Process, pids: &HashMap<i32, i32>, room: &mut u64) -> Option<ProcessAccount> {
     let status = tree::status(process.host_pid).ok()?;
     let bytes = |kib: Option<u64>| kib.unwrap_or(0).saturating_mul(KIB);
@@ -105,7 +105,7 @@ fn describe(process: Process, pids: &HashMap<i32, i32>, room: &mut u64) -> Optio
     })
 }
 
-/// A process's (a host pid's) command line: as much as is kept, and a byte more where there is more.
+/// Returns the command line of a process (a host pid): as much as is recorded, plus one byte if there is more.
 fn command_line(pid: i32) -> Vec<u8> {
     let mut line = Vec::new();
     let read = File::open(format!("/proc/{pid}/cmdline"))
@@ -116,7 +116,8 @@ fn command_line(pid: i32) -> Vec<u8> {
     line
 }
 
-/// The words of a command line, each of which ends with a zero byte, within the limits; and whether there are more.
+/// Returns the words of a command line, each of which ends with a zero byte, within the limits. The flag is true if
+/// there are more.
 fn words(line: &[u8], bytes_max: u64) -> (Vec<String>, bool) {
     let kept = usize::try_from(bytes_max).map_or(line.len(), |max| max.min(line.len()));
     let all = line[..kept].strip_suffix(b"\0").unwrap_or(&line[..kept]);

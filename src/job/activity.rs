@@ -1,4 +1,4 @@
-//! What a job's processes have used of the CPUs, read from `/proc`: whether it computes, and how fast.
+//! The CPU use of a job's processes, read from `/proc`: it shows if the job computes, and how fast.
 
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use procfs::process::Process as ProcessEntry;
 
 use super::tree::Process;
 
-/// CPU time that processes have used, and those of their children that were waited for. Exact to a tick of the kernel
-/// (10 ms), and never less than it was while nobody of the tree is adopted by others.
+/// Returns the CPU time of the processes and of their children that were waited for. It is exact to a tick of the
+/// kernel (10 ms). It never decreases as long as no process of the tree is adopted by a process outside.
 #[must_use]
 pub fn cpu_time(processes: &[Process]) -> Duration {
     let ticks = |process: &Process| {

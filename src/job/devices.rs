@@ -1,6 +1,6 @@
-//! Which processes hold device files of a driver, and whether they could be using them.
+//! Processes that hold device files of a driver, and their ability to use them.
 //!
-//! A device is known by its major number, which the kernel gave to the driver: a path or a name proves nothing.
+//! A device is identified by its major number, which the kernel gave to the driver: a path or a name proves nothing.
 
 use std::collections::HashMap;
 use std::fs;
@@ -13,10 +13,10 @@ use procfs::process::{MMapPath, Process as ProcessEntry};
 
 use super::tree::{self, Process, TreeError};
 
-/// Drivers and their major numbers.
+/// The list of drivers and their major numbers.
 const DRIVERS: &str = "/proc/devices";
-/// Flag of a process that was forked and has not executed a program since (`PF_FORKNOEXEC`, `linux/sched.h`, the
-/// same since Linux 2.6).
+/// Flag of a process that was forked and has not executed a program since (`PF_FORKNOEXEC`, `linux/sched.h`, the same
+/// since Linux 2.6).
 const FORKED_NO_EXEC: u32 = 0x40;
 
 /// A process that holds device files.
@@ -26,16 +26,17 @@ pub struct Holder {
     pub host_pid: i32,
     /// Pid as the job sees it.
     pub pid: i32,
-    /// It was forked and has not executed a program since: it may have all of them from its parent.
+    /// True if the process was forked and has not executed a program since: it may have all its device files from its
+    /// parent.
     pub forked: bool,
-    /// Descriptors.
+    /// Number of descriptors.
     pub open: usize,
-    /// Mappings.
+    /// Number of mappings.
     pub mapped: usize,
 }
 
-/// Major numbers of the character devices of all drivers whose names begin with `prefix`; none when there is no such
-/// driver or the list cannot be read.
+/// Returns the major numbers of the character devices of all drivers whose names begin with `prefix`; none if there is
+/// no such driver or the list cannot be read.
 #[must_use]
 pub fn majors(prefix: &str) -> Vec<u32> {
     fs::read_to_string(DRIVERS).map_or_else(|_| Vec::new(), |list| majors_in(&list, prefix))
@@ -55,12 +56,12 @@ fn majors_in(list: &str, prefix: &str) -> Vec<u32> {
     found
 }
 
-/// Those of `processes` that have a character device with one of these numbers open or mapped.
+/// Returns the `processes` that have a character device with one of these numbers open or mapped.
 ///
-/// A process that ends meanwhile is left out.
+/// A process that exits meanwhile is left out.
 ///
 /// # Errors
-/// When a process cannot be looked into.
+/// A process cannot be inspected.
 pub fn holders(processes: &[Process], majors: &[u32]) -> Result<Vec<Holder>, TreeError> {
     if majors.is_empty() {
         return Ok(Vec::new());
@@ -85,7 +86,7 @@ pub fn holders(processes: &[Process], majors: &[u32]) -> Result<Vec<Holder>, Tre
 
 struct Search<'a> {
     majors: &'a [u32],
-    /// Whether the file with these device and inode numbers is one of the devices: processes map the same files.
+    /// Cache by device and inode numbers, true for the devices: processes map the same files.
     mapped: HashMap<((i32, i32), u64), bool>,
 }
 
@@ -120,7 +121,7 @@ impl Search<'_> {
         }))
     }
 
-    /// Looks at the file behind a link of `/proc`, without opening it.
+    /// Checks the file behind a link of `/proc`, without opening it.
     fn is_device(&self, link: &Path) -> bool {
         fs::metadata(link).is_ok_and(|file| {
             file.file_type().is_char_device()
@@ -188,7 +189,7 @@ mod tests {
         };
         assert_eq!((parent.host_pid, worker.host_pid), (pid, child));
         assert!(!parent.forked && worker.forked);
-        // stderr and one more are /dev/null; the mapping keeps a file of its own.
+        // stderr and one more descriptor are /dev/null; the mapping holds a file of its own.
         assert!(parent.open >= 3 && parent.open == worker.open, "{found:?}");
         assert_eq!((parent.mapped, worker.mapped), (1, 1));
         assert!(none.is_empty());

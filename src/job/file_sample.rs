@@ -1,5 +1,5 @@
-//! By what a file is known that the job only appends to: a hash of some of what was in it at the snapshot, which stays
-//! there however much is appended. A copy of the file has it as well.
+//! The identification of a file that the job only appends to: a hash of a part of its content at the snapshot, which
+//! stays in the file no matter how much is appended. A copy of the file has the same hash.
 
 use std::fs::File;
 use std::io;
@@ -10,15 +10,15 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::OpenFile;
 
-/// Bytes that are read at the beginning and at the end: the job stands still meanwhile.
+/// Bytes that are read at the beginning and at the end: the job is frozen meanwhile.
 const END_BYTES: usize = 64 << 10;
-/// What is shorter may be no more than a heading, which other files have as well.
+/// Smallest size of a sampled file. A shorter file may be only a heading, which other files have as well.
 const BYTES_MIN: u64 = 4096;
-/// Files that are sampled, the first by path, for the same reason: 8 MiB in all.
+/// Limit on the sampled files, the first by path, also because the job is frozen: 8 MiB in total.
 const FILES_MAX: usize = 64;
 
-/// Samples the files that the job only appends to and whose content is not kept. One that cannot be read is known by its
-/// inode alone.
+/// Samples the files that the job only appends to and whose content is not saved. A file that cannot be read is
+/// identified by its inode alone.
 pub fn sample_appended(files: &mut [OpenFile]) {
     let is_telling = |file: &&mut OpenFile| file.is_appended() && file.size >= BYTES_MIN;
     let appended = files.iter_mut().filter(is_telling);
@@ -27,7 +27,7 @@ pub fn sample_appended(files: &mut [OpenFile]) {
     }
 }
 
-/// The hash of both ends of the first `size` bytes, or of all where they meet.
+/// Returns the hash of both ends of the first `size` bytes, or of all these bytes if the ends meet.
 pub(in crate::job) fn sample(path: &Path, size: u64) -> io::Result<u64> {
     let file = File::open(path)?;
     let len = usize::try_from(size).map_or(2 * END_BYTES, |size| size.min(2 * END_BYTES));

@@ -1,7 +1,7 @@
 //! The regular files that a frozen job has open or mapped.
 //!
-//! CRIU records descriptors and offsets, but not what is in a file. This list,
-//! taken while the tasks stand still, tells what each file looked like.
+//! CRIU records descriptors and offsets, but not a file's content. This list, taken while the tasks are frozen, records
+//! the state of each file.
 
 use std::collections::BTreeMap;
 use std::fs::{self, Metadata};
@@ -18,57 +18,57 @@ use serde::{Deserialize, Serialize};
 
 use super::tree;
 
-/// CRIU's names are this and a number.
+/// The prefix of CRIU's names; a number follows.
 pub(super) const LINK_PREFIX: &str = "link_remap.";
 
-/// How the job can touch a file, over all its descriptors and mappings.
+/// The job's access to a file, over all its descriptors and mappings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Access {
-    /// Read only.
+    /// The file is only read.
     Read,
-    /// Mapped, not open: programs and libraries, mostly.
+    /// The file is mapped, not open: mostly programs and libraries.
     Map,
-    /// Written, never read back.
+    /// The file is written, never read back.
     Write,
-    /// Read and written.
+    /// The file is read and written.
     Update,
 }
 
-/// A file as it was at the freeze.
+/// The state of a file at the freeze.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenFile {
     /// Absolute path.
     pub path: PathBuf,
-    /// How the job can touch it.
+    /// The job's access to the file.
     pub access: Access,
     /// Inode number.
     pub inode: u64,
-    /// Size, bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Time of the last change of content, nanoseconds since 1970.
+    /// Returns the time of the last change of content, in nanoseconds since 1970.
     pub modified_ns: i64,
     /// Permission bits.
     pub mode: u32,
     /// Owner and group.
     pub owner: (u32, u32),
-    /// The file lives in memory (tmpfs): it is gone after a reboot.
+    /// True if the file is in memory (tmpfs): it does not survive a reboot.
     pub in_memory: bool,
-    /// Name of the image stream with its content, where that is kept.
+    /// Name of the image stream with its content, if the content is saved.
     pub content: Option<String>,
-    /// Hash of the ends of what was in it, where the job only appends to it.
+    /// Hash of the ends of its content, if the job only appends to it.
     #[serde(default)]
     pub sample: Option<u64>,
-    /// Hard links that a restore looks for while it runs.
+    /// Hard links that a restore needs while it runs.
     #[serde(default)]
     pub links: Vec<PathBuf>,
-    /// Some descriptor writes where it likes, not at the end alone. Of no meaning after the snapshot.
+    /// True if some descriptor writes at any place, not only at the end. It has no meaning after the snapshot.
     #[serde(skip)]
     pub rewrites: bool,
 }
 
 impl OpenFile {
-    /// Whether the job may have changed the file since the snapshot.
+    /// Returns true if the job may have changed the file since the snapshot.
     #[must_use]
     pub fn written(&self) -> bool {
         match self.access {
@@ -77,19 +77,20 @@ impl OpenFile {
         }
     }
 
-    /// Whether all that it held at the snapshot stays in it, whatever the job does.
+    /// Returns true if all its content at the snapshot stays in it, whatever the job does.
     pub(super) fn is_appended(&self) -> bool {
         self.written() && !self.rewrites && self.content.is_none()
     }
 
-    /// Whether a restore makes it anew when it is gone.
+    /// Returns true if a restore creates the file again when it is missing.
     #[must_use]
     pub fn remade(&self) -> bool {
         self.in_memory && self.content.is_some()
     }
 
-    /// Whether its size alone does not tell what is in it: the job does not only append to it, or it is memory. One that
-    /// is being written anew may be written anew once more, under this name or another, before the job is restored.
+    /// Returns true if the file's size alone does not determine its content: the job does not only append to it, or it
+    /// is in memory. A file that the job is rewriting may be rewritten once more, under this name or another, before
+    /// the job is restored.
     #[must_use]
     pub fn wants_content(&self, bytes_max: u64) -> bool {
         let changes = self.access == Access::Update || self.rewrites;
@@ -97,10 +98,11 @@ impl OpenFile {
     }
 }
 
-/// Why the open files could not be listed.
+/// The reason why the open files could not be listed.
 #[derive(Debug, thiserror::Error)]
 pub enum FilesError {
-    /// CRIU (4.2.1) would restore it as a plain counter: the job would go on, and wrongly.
+    /// An eventfd counts as a semaphore. CRIU (4.2.1) would restore it as a plain counter, and the job would continue
+    /// with wrong behavior.
     #[error(
         "cannot dump an eventfd of process {pid} that counts as a semaphore (EFD_SEMAPHORE): CRIU does not restore that"
     )]
@@ -108,7 +110,7 @@ pub enum FilesError {
         /// Pid as the host sees it.
         pid: i32,
     },
-    /// It could not be recorded, and so not be looked for at a restore.
+    /// A path could not be recorded, so a restore could not search for the file.
     #[error(
         "cannot record {}, which the job has open: its path is not UTF-8; rename what is not", .0.display()
     )]
@@ -126,10 +128,10 @@ pub enum FilesError {
 
 /// Lists the regular files that `pids` (host pids, frozen) have open or mapped, by path.
 ///
-/// Unlinked files are left out: CRIU keeps their content.
+/// Unlinked files are left out: CRIU saves their content.
 ///
 /// # Errors
-/// When a process is gone.
+/// A process has exited.
 pub fn collect(pids: &[i32]) -> Result<Vec<OpenFile>, FilesError> {
     let mut found = BTreeMap::new();
     for pid in pids {
@@ -145,13 +147,13 @@ pub fn collect(pids: &[i32]) -> Result<Vec<OpenFile>, FilesError> {
     Ok(found.into_values().collect())
 }
 
-/// Whether a process (a host pid) has a file open whose path begins with `prefix`.
+/// Returns true if a process (a host pid) has a file open whose path begins with `prefix`.
 #[must_use]
 pub fn has_open(pid: i32, prefix: &str) -> bool {
     let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else {
         return false;
     };
-    // Links alone: this is asked of every process while the job stands still.
+    // Only the links are read: the check covers every process while the job is frozen.
     descriptors.flatten().any(|one| {
         fs::read_link(one.path())
             .is_ok_and(|path| path.as_os_str().as_bytes().starts_with(prefix.as_bytes()))
@@ -164,7 +166,7 @@ fn collect_process(pid: i32, found: &mut BTreeMap<PathBuf, OpenFile>) -> Result<
         let descriptor = descriptor?;
         if let FDTarget::Path(_) = descriptor.target {
             let link = PathBuf::from(format!("/proc/{pid}/fd/{}", descriptor.fd));
-            // Its bytes; crate `procfs` has only characters.
+            // The path as bytes; crate `procfs` has only characters.
             let Ok(path) = fs::read_link(&link) else {
                 continue;
             };
@@ -204,7 +206,7 @@ fn collect_process(pid: i32, found: &mut BTreeMap<PathBuf, OpenFile>) -> Result<
     Ok(())
 }
 
-/// Whether the process has an eventfd that counts as a semaphore. Kernels before 6.9 do not tell.
+/// Returns true if the process has an eventfd that counts as a semaphore. Kernels before 6.9 do not report it.
 fn has_semaphore(pid: i32) -> bool {
     let descriptors = ProcessEntry::new(pid).and_then(|process| process.fd());
     descriptors.is_ok_and(|all| {
@@ -256,13 +258,13 @@ fn note(found: &mut BTreeMap<PathBuf, OpenFile>, path: &Path, metadata: &Metadat
     }
 }
 
-/// Time of the last change of content, nanoseconds since 1970.
+/// Returns the time of the last change of content, in nanoseconds since 1970.
 pub(super) fn modified_ns(metadata: &Metadata) -> i64 {
     metadata.mtime() * 1_000_000_000 + metadata.mtime_nsec()
 }
 
-/// Notes a file that was opened by a name it lost since, but has others: the C library makes a named semaphore so.
-/// With no name left it is none of ours: CRIU keeps its content.
+/// Notes a file that was opened by a name that it has lost since, but that has other names: the C library creates a
+/// named semaphore in this way. A file without any name is left out: CRIU saves its content.
 fn note_linked(
     found: &mut BTreeMap<PathBuf, OpenFile>,
     path: &Path,
@@ -293,12 +295,13 @@ fn note_linked(
     }
 }
 
-/// Whether `/proc` says so of the name.
+/// Returns true if `/proc` marks the name as deleted.
 pub(super) fn is_deleted(path: &Path) -> bool {
     path.as_os_str().as_bytes().ends_with(b" (deleted)")
 }
 
-/// A hard link by which CRIU finds a file whose name is gone; it is there during the dump and the restore.
+/// Returns true for a hard link by which CRIU finds a file whose name is gone; it exists during the dump and the
+/// restore.
 fn is_helper(path: &Path) -> bool {
     path.file_name()
         .is_some_and(|name| name.as_bytes().starts_with(LINK_PREFIX.as_bytes()))
@@ -308,11 +311,11 @@ fn in_memory(path: &Path) -> bool {
     statfs(path).is_ok_and(|about| about.filesystem_type() == TMPFS_MAGIC)
 }
 
-/// What it can do to the file.
+/// The access that a descriptor or mapping gives to a file.
 #[derive(Clone, Copy)]
 struct Usage {
     pub access: Access,
-    /// It writes where it likes.
+    /// True if it writes at any place.
     pub rewrites: bool,
 }
 
@@ -329,7 +332,7 @@ impl Usage {
         }
     }
 
-    /// Of a mapping: what is private never reaches the file.
+    /// Returns the access of a mapping: writes to a private mapping never reach the file.
     pub fn of_mapping(permissions: MMPermissions) -> Self {
         let rewrites = permissions.contains(MMPermissions::SHARED | MMPermissions::WRITE);
         let access = if rewrites {
@@ -340,7 +343,7 @@ impl Usage {
         Self { access, rewrites }
     }
 
-    /// Whether that is known of the file already.
+    /// Returns true if the known access of the file already includes this one.
     pub fn is_of(self, known: &OpenFile) -> bool {
         known.access >= self.access && known.rewrites >= self.rewrites
     }
@@ -408,7 +411,7 @@ mod tests {
         );
         assert_eq!(of(&both).map(|file| file.access), Some(Access::Update));
         assert!(of(&gone).is_none());
-        // What is written elsewhere than at the end may be the job's own work.
+        // Data written elsewhere than at the end may be the job's own work.
         let sampled = |path| of(path).map(|file| file.sample.is_some());
         assert_eq!(sampled(&appended), Some(true));
         assert_eq!(sampled(&log), Some(false));

@@ -1,19 +1,19 @@
-//! What the kernel tells of a job, for fuzzing.
+//! The kernel's facts about a job, for fuzzing.
 
 use super::sockets::diagnosis::{Found, next_message, refused};
 use super::timers::State;
 
-/// A timer's `/proc/PID/fdinfo/FD`.
+/// Parses a timer's `/proc/PID/fdinfo/FD`.
 pub(crate) fn timer(text: &str) -> bool {
     State::parse(text).is_some()
 }
 
-/// An answer of the kernel's socket diagnosis: netlink messages.
+/// Parses an answer of the kernel's socket diagnosis: netlink messages.
 pub(crate) fn netlink(answer: &[u8]) -> bool {
     let (mut rest, mut found) = (answer, false);
     while let Some((_, body)) = next_message(&mut rest) {
         found |= Found::parse(body).is_some();
-        // Either is an answer.
+        // Success and failure are both valid answers.
         let _ = refused(body);
     }
     found

@@ -1,12 +1,13 @@
-//! Stops the threads of a process while it goes on existing for others: all but a few that still have work to do.
+//! The halt of a process's threads, except for a few that still have work to do, while other programs still need the
+//! process to exist.
 //!
 //! ```text
 //! running ──seize, interrupt──▶ stopping ──wait──▶ halted ──detach──▶ running
 //! ```
-//! By ptrace, as CRIU and debuggers do it: no signal is sent, and no handler of the job's runs. Where the calling
-//! thread ends, the kernel lets all of them go. A halted process can be left stopped by SIGSTOP, for somebody else to
-//! trace, and be halted again later, without one of its threads having run. One whose lock a spared thread needs can
-//! go on for a moment (`relief`). Must not know what is done meanwhile.
+//! It uses ptrace, as CRIU and debuggers do: no signal is sent, and no handler of the job runs. If the calling thread
+//! exits, the kernel releases all halted threads. A halted process can be left stopped by SIGSTOP, for another program
+//! to trace, and can be halted again later, without any of its threads having run. If a spared thread needs the lock of
+//! a halted one, the halted one can run for a moment (`relief`). This module must not know what is done meanwhile.
 
 use std::marker::PhantomData;
 use std::thread;
@@ -25,17 +26,18 @@ use relief::Wait;
 
 mod relief;
 
-/// Looks at the list of threads until none is new: each look finds what those running during the last one started.
+/// Limit on the readings of the thread list until no thread is new. Each reading finds the threads that were started by
+/// threads running during the last one.
 const LOOKS_MAX: u32 = 16;
-/// For all threads to stop. A thread stops as soon as it leaves the kernel; one that waits for a disk or a device
-/// without being interruptible leaves it later.
+/// Time limit for all threads to stop. A thread stops as soon as it leaves the kernel; a thread in an uninterruptible
+/// wait for a disk or a device leaves it later.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
-/// Between two questions whether a thread has stopped: the kernel has no wait for one thread with a limit.
+/// Pause between two checks that a thread has stopped: the kernel has no wait for one thread with a time limit.
 const STOP_LOOK: Duration = Duration::from_micros(100);
-/// Most threads of a process.
+/// Limit on the threads of a process.
 const THREADS_MAX: usize = 32_768;
 
-/// Why a process could not be halted. All its threads run.
+/// The reason why a process could not be halted. All its threads run.
 #[derive(Debug, thiserror::Error)]
 pub enum HaltError {
     /// A thread cannot be traced.
@@ -57,7 +59,7 @@ pub enum HaltError {
         /// The thread, as the host sees it.
         thread: i32,
     },
-    /// The process is gone or starts threads without end.
+    /// The process has exited or starts threads without end.
     #[error("cannot list the threads of process {pid}")]
     Threads {
         /// The process, as the host sees it.
@@ -65,16 +67,17 @@ pub enum HaltError {
     },
 }
 
-/// A process whose threads stand still. They go on when it is dropped, which must be on the thread that halted them.
+/// A process whose threads are stopped. They continue when the value is dropped, which must happen on the thread that
+/// halted them.
 #[derive(Debug)]
 #[must_use = "dropping it lets the threads go on"]
 pub struct Halted {
     process: Pid,
     threads: Vec<Thread>,
     spared: Vec<i32>,
-    /// Spared threads that waited for a lock at the last look.
+    /// Spared threads that waited for a lock at the last check.
     waits: Vec<Wait>,
-    /// Only the thread that traces may let go.
+    /// A marker that keeps the value on the tracing thread, which alone may release the threads.
     not_send: PhantomData<*const ()>,
 }
 
@@ -86,18 +89,18 @@ struct Thread {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stop {
-    /// It was asked to.
+    /// The thread was requested to stop.
     Asked,
     Stopped,
-    /// It stopped to be given this signal, which it still has to get.
+    /// The thread stopped at the delivery of this signal, which is still pending for it.
     With(Signal),
     Gone,
 }
 
-/// Halts all threads of `pid` but `spared`, all as the host sees them. Blocks until they stand still.
+/// Halts all threads of `pid` except `spared`, all numbered as the host sees them. Blocks until they have stopped.
 ///
 /// # Errors
-/// A thread cannot be traced or does not stop; then all run on.
+/// A thread cannot be traced or does not stop; then all threads continue.
 pub fn halt(pid: i32, spared: &[i32]) -> Result<Halted, HaltError> {
     let mut halted = Halted {
         process: Pid::from_raw(pid),
@@ -122,15 +125,15 @@ pub fn halt(pid: i32, spared: &[i32]) -> Result<Halted, HaltError> {
     Err(HaltError::Threads { pid })
 }
 
-/// The thread of `pid` (a host pid) that calls itself `id`, as the host sees it. Both may have threads of that number,
-/// and then they are not the same.
+/// Returns the host's number of the thread of `pid` (a host pid) whose own number is `id`. The host and the process may
+/// use the same number for different threads.
 #[must_use]
 pub fn thread_of(pid: i32, id: i32) -> Option<i32> {
     let inside = |thread: &i32| number_inside(pid, *thread) == Some(id);
     threads_of(pid).ok()?.into_iter().find(inside)
 }
 
-/// How the process `pid` itself calls its thread `id`; both as the host sees them.
+/// Returns the number that the process `pid` itself uses for its thread `id`; both arguments are host numbers.
 #[must_use]
 pub fn number_inside(pid: i32, id: i32) -> Option<i32> {
     let task = ProcessEntry::new(pid).and_then(|entry| entry.task_from_tid(id));
@@ -138,18 +141,19 @@ pub fn number_inside(pid: i32, id: i32) -> Option<i32> {
     status.nspid.and_then(|ids| ids.last().copied())
 }
 
-/// A first thread that has ended before the others is listed as long as they run, and cannot be traced.
+/// Returns true if a thread has exited. A first thread that has exited before the others is listed as long as they run,
+/// and cannot be traced.
 fn has_ended(pid: i32, thread: i32) -> bool {
     let task = ProcessEntry::new(pid).and_then(|entry| entry.task_from_tid(thread));
     task.and_then(|task| task.stat())
         .map_or(true, |stat| matches!(stat.state, 'Z' | 'X'))
 }
 
-/// Whether no thread of a process is at work, or on its way into a stop.
+/// Returns true if no thread of a process is running, or on its way into a stop.
 fn stands(pid: i32) -> bool {
     let tasks = ProcessEntry::new(pid).and_then(|entry| entry.tasks());
     let at_work = |stat: procfs::process::Stat| !matches!(stat.state, 'T' | 't' | 'Z' | 'X');
-    // Who is gone stands.
+    // A process that has exited counts as stopped.
     tasks.map_or(true, |tasks| {
         !tasks.filter_map(|task| task.ok()?.stat().ok()).any(at_work)
     })
@@ -169,14 +173,14 @@ fn threads_of(pid: i32) -> Result<Vec<i32>, HaltError> {
 }
 
 impl Halted {
-    /// Lets the tracer go and leaves the process stopped, all of it, as by SIGSTOP: no thread runs in between, because
-    /// the kernel has one that is let go take part in the stop. [`halt`] works on it as on any.
+    /// Ends the tracing and leaves the whole process stopped, as by SIGSTOP. No thread runs in between, because the
+    /// kernel makes a released thread take part in the stop. [`halt`] works on the process as on any other.
     ///
-    /// Blocks until they stand: CRIU (4.2.1) waits for two traps of a thread that is stopped, the stop's and its own. Of
-    /// one on its way into the stop they are one, and CRIU waits for another until its timeout.
+    /// Blocks until the threads have stopped: CRIU (4.2.1) waits for two traps of a stopped thread, the stop's and its
+    /// own. For a thread on its way into the stop the two are one, and CRIU waits for another until its timeout.
     pub fn stop(self) {
         let pid = self.pid();
-        // One that has died needs it no more.
+        // A dead process does not need the signal.
         let _ = kill(self.process, Signal::SIGSTOP);
         drop(self);
         let deadline = clock::now() + STOP_LIMIT;
@@ -191,7 +195,7 @@ impl Halted {
         self.process.as_raw()
     }
 
-    /// Ends the stop of the process for those threads that were spared; the others are held by us now.
+    /// Ends the stop of the process for the spared threads; the tracer now holds the others.
     pub fn wake_spared(&self) {
         let _ = kill(self.process, Signal::SIGCONT);
     }
@@ -204,7 +208,7 @@ impl Halted {
         let thread = Pid::from_raw(id);
         match ptrace::seize(thread, ptrace::Options::empty()) {
             Ok(()) => {}
-            // It has ended since.
+            // The thread has exited since.
             Err(Errno::ESRCH) => return Ok(()),
             Err(Errno::EPERM) if has_ended(pid, id) => {
                 let stop = Stop::Gone;
@@ -242,7 +246,7 @@ impl Halted {
 }
 
 impl Thread {
-    /// Whether it stands still, or is gone, before the deadline; with a pause between two looks.
+    /// Returns true if the thread has stopped, or exited, before the deadline; there is a pause between two checks.
     fn stops_until(&mut self, deadline: Instant, pause: Duration) -> bool {
         while self.stop == Stop::Asked {
             self.look();
@@ -261,7 +265,7 @@ impl Thread {
         let flags = WaitPidFlag::__WALL | WaitPidFlag::WNOHANG;
         self.stop = match waitpid(self.id, Some(flags)) {
             Ok(WaitStatus::StillAlive) | Err(Errno::EINTR) => Stop::Asked,
-            // A signal was about to reach it: that is a stop as well, and the signal waits.
+            // A signal was about to be delivered: that is a stop as well, and the signal waits.
             Ok(WaitStatus::Stopped(_, signal)) if signal != Signal::SIGTRAP => Stop::With(signal),
             Ok(
                 WaitStatus::Stopped(..)
@@ -278,7 +282,8 @@ impl Drop for Halted {
     fn drop(&mut self) {
         let deadline = clock::now() + STOP_LIMIT;
         for thread in &mut self.threads {
-            // One that was asked can be let go only once it stands; one that never does goes on when we end.
+            // A thread that was requested to stop can be released only once it has stopped; one that never stops
+            // continues when ckpt-run exits.
             thread.stops_until(deadline, STOP_LOOK);
             let signal = match thread.stop {
                 Stop::With(signal) => Some(signal),
@@ -286,7 +291,8 @@ impl Drop for Halted {
                 Stop::Asked | Stop::Gone => continue,
             };
             if ptrace::detach(thread.id, signal).is_err() {
-                // Killed meanwhile. Its process cannot end before the end of each traced thread was taken note of.
+                // The thread was killed meanwhile. Its process cannot exit before the end of each traced thread was
+                // waited for.
                 thread.stop = Stop::Asked;
                 thread.stops_until(deadline, STOP_LOOK);
             }

@@ -1,8 +1,8 @@
-//! The job's stdin: the caller's, through a pipe or a terminal of ours.
+//! The job's stdin: the caller's stdin, passed on through a pipe or a terminal of ckpt-run.
 //!
-//! What the job had read of a pipe at a snapshot is known, and what came after it is
-//! remembered, so that a restored job reads the same bytes again; of a file, which is there to be read again, also under
-//! another supervisor. What was typed at a terminal is gone once it is typed: whoever did it sees where the job stands.
+//! For a pipe, the bytes that the job had read at a snapshot are counted, and the later ones are stored, so that a
+//! restored job reads the same bytes again. A file can be read again, also under another supervisor. Typed input is not
+//! stored: the user who types it sees the state of the job.
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Seek, SeekFrom};
@@ -21,18 +21,18 @@ use shared::{Shared, Source, Way};
 mod shared;
 
 nix::ioctl_read_bad!(
-    /// Bytes that wait in a pipe.
+    /// Reads the number of bytes in a pipe.
     bytes_in_pipe, nix::libc::FIONREAD, nix::libc::c_int
 );
 
-/// Where stdin stood at a snapshot.
+/// The position of stdin at a snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InputMark {
     /// Bytes that the job had read.
     pub position: u64,
-    /// Inode of the pipe; CRIU knows the pipe by it. 0 when stdin is `/dev/null` or a terminal.
+    /// Inode of the pipe, by which CRIU identifies it. 0 if stdin is `/dev/null` or a terminal.
     pub pipe: u64,
-    /// The caller's file, if it is one.
+    /// The caller's file, if stdin is a file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<InputFile>,
 }
@@ -44,12 +44,12 @@ pub struct InputFile {
     pub device: u64,
     /// Inode number.
     pub inode: u64,
-    /// Where in it the input began, bytes.
+    /// Offset in bytes at which the input began.
     pub start: u64,
 }
 
 impl InputFile {
-    /// None where it is no file.
+    /// Describes the source; returns `None` if it is not a file.
     fn of(mut source: &File) -> io::Result<Option<Self>> {
         let about = source.metadata()?;
         if !about.is_file() {
@@ -68,17 +68,17 @@ impl InputFile {
 pub struct Input {
     shared: Option<Arc<Shared>>,
     pipe: u64,
-    /// Our end of a pipe that gives nothing, until the job has the other.
+    /// Write end of a pipe without input, held until the job has the other end.
     idle: Option<OwnedFd>,
-    /// The caller's file, if it is one.
+    /// The caller's file, if stdin is a file.
     file: Option<(File, InputFile)>,
 }
 
 impl Input {
-    /// Stdin from `source`, or `/dev/null` when there is nothing to pass through.
+    /// Creates the stdin from `source`, or `/dev/null` if there is no source.
     ///
     /// # Errors
-    /// When no thread can be started.
+    /// No thread can be started.
     pub fn new(source: Option<File>) -> io::Result<Self> {
         let Some(source) = source else {
             return Ok(Self {
@@ -112,7 +112,8 @@ impl Input {
         })
     }
 
-    /// What the caller gave as stdin: a pipe, a file, a socket or a terminal, but not `/dev/null` or nothing.
+    /// Returns the caller's stdin if it is a pipe, a file, a socket or a terminal; `None` for `/dev/null` or a closed
+    /// stdin.
     #[must_use]
     pub fn callers() -> Option<File> {
         let stdin = io::stdin();
@@ -125,7 +126,7 @@ impl Input {
     /// Gives a new job its stdin; returns the job's end.
     ///
     /// # Errors
-    /// When no pipe can be made or `/dev/null` cannot be opened.
+    /// No pipe can be created, or `/dev/null` cannot be opened.
     pub fn connect(&mut self) -> io::Result<OwnedFd> {
         if self.shared.is_none() {
             return Ok(File::open("/dev/null")?.into());
@@ -133,10 +134,10 @@ impl Input {
         self.connect_pipe()
     }
 
-    /// Gives a restored job a pipe in the place of the one it had, at its end when there is nothing to pass through.
+    /// Gives a restored job a pipe in place of its former one. The pipe is at its end if there is no source.
     ///
     /// # Errors
-    /// When no pipe can be made.
+    /// No pipe can be created.
     pub fn connect_pipe(&mut self) -> io::Result<OwnedFd> {
         let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
         fcntl(&write, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
@@ -154,7 +155,7 @@ impl Input {
         Ok(read)
     }
 
-    /// Types what comes at the master of the job's terminal.
+    /// Types the input at the master of the job's terminal.
     pub fn connect_terminal(&mut self, master: File) {
         self.pipe = 0;
         if let Some(shared) = &self.shared {
@@ -166,7 +167,7 @@ impl Input {
         }
     }
 
-    /// The job at the terminal is gone: what is typed now is for the next one.
+    /// Disconnects the terminal of a job that has exited: later typed input is for the next job.
     pub fn disconnect_terminal(&mut self) {
         if let Some(shared) = &self.shared {
             let mut state = shared.lock();
@@ -176,14 +177,14 @@ impl Input {
         }
     }
 
-    /// Has this called for keys with a meaning, before the job gets them. Once.
+    /// Sets the function that is called for keys with a meaning, before the job gets them. Can be called once.
     pub fn on_key(&self, call: impl Fn(Key) + Send + Sync + 'static) {
         if let Some(shared) = &self.shared {
             let _ = shared.on_key.set(Box::new(call));
         }
     }
 
-    /// Starts to give: the job (or CRIU, for it) has opened its end.
+    /// Starts to deliver: the job (or CRIU for it) has opened its end.
     pub fn open(&mut self) {
         self.idle = None;
         if let Some(shared) = &self.shared {
@@ -192,7 +193,7 @@ impl Input {
         }
     }
 
-    /// We may be in the terminal's foreground again: input that was refused is asked for anew.
+    /// Retries refused input, because ckpt-run may be in the terminal's foreground again.
     pub fn resume(&self) {
         if let Some(shared) = &self.shared {
             shared.lock().refused = false;
@@ -200,10 +201,10 @@ impl Input {
         }
     }
 
-    /// Where the job stands in its input. Exact while it stands still.
+    /// Returns the job's position in its input. It is exact while the job is frozen.
     ///
     /// # Errors
-    /// When the pipe cannot be asked.
+    /// The pipe cannot be queried.
     pub fn mark(&self) -> io::Result<InputMark> {
         let file = self.file.as_ref().map(|(_, about)| *about);
         let Some(shared) = &self.shared else {
@@ -230,7 +231,8 @@ impl Input {
         })
     }
 
-    /// Goes on from `mark`: what the job reads next is what it read then. False when that is forgotten.
+    /// Continues from `mark`: the job next reads the bytes that it read after the mark. Returns false if they are no
+    /// longer stored.
     #[must_use]
     pub fn rewind(&self, mark: &InputMark) -> bool {
         let Some(shared) = &self.shared else {
@@ -248,10 +250,10 @@ impl Input {
         known
     }
 
-    /// The same for a mark of another supervisor: false when the input is no file, or not that one.
+    /// Continues from a mark of another supervisor. Returns false if the input is not a file, or not the same file.
     ///
     /// # Errors
-    /// When the file cannot be read from there.
+    /// The file cannot be read from that place.
     pub fn take_up(&mut self, mark: &InputMark) -> io::Result<bool> {
         let (Some(shared), Some((source, about)), Some(then)) =
             (&self.shared, &mut self.file, mark.file)

@@ -1,13 +1,13 @@
-//! Hard links by which CRIU finds a file that has lost the name it was opened by, and whose turn it is to make them.
+//! Hard links by which CRIU finds a file that has lost the name it was opened by, and the locks for creating them.
 //!
-//! CRIU (4.2.1) names them `link_remap.N`, in the file's folder, for as long as a dump takes, and a restore looks for
-//! them there. N counts from the same number in each job, so jobs with files in one folder want the same names (POSIX
-//! semaphores are in `/dev/shm`; workers of a `DataLoader` have some). Hence turns, by an `flock` on the folder, which ends
-//! with its holder. A restore wants several names, so it cannot wait for one while it has another.
+//! CRIU (4.2.1) names them `link_remap.N`, in the file's folder, for the duration of a dump, and a restore searches for
+//! them there. N counts from the same number in each job, so jobs with files in one folder need the same names (POSIX
+//! semaphores are in `/dev/shm`; workers of a `DataLoader` have some). Therefore jobs take turns by an `flock` on the
+//! folder, which ends with its holder. A restore needs several names, so it cannot wait for one while it holds another.
 //!
-//! What is there when a turn begins belongs to nobody who is at work: links that were left behind by a ckpt-run that was
-//! killed, or by somebody else's `criu dump`. They are set aside for as long as the turn lasts, and those of the same
-//! files are removed.
+//! Links that exist when a turn begins belong to no running dump or restore: they were left by a ckpt-run that was
+//! killed, or by a `criu dump` of another program. They are set aside for the duration of the turn, and those of the
+//! same files are removed.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirEntry, File};
@@ -24,31 +24,33 @@ use super::files::{LINK_PREFIX, OpenFile, is_deleted};
 use super::rewind::error::{RewindError, system};
 use super::tree;
 
-/// What is set aside has this behind its name.
+/// The suffix of a link that is set aside.
 const ASIDE: &str = ".set-aside-by-ckpt-run";
-/// Between two looks whether it is one's turn.
+/// Pause between two attempts to take the lock.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Looks for a dump's turn: 20 s. Others have a folder for some seconds at most, unless the driver copies much GPU
-/// memory meanwhile. Without a turn the dump may meet another's name and fail; it is tried when the next one is due.
+/// Limit on the attempts of a dump: 20 s. Other jobs hold a folder for some seconds at most, unless the driver copies
+/// much GPU memory meanwhile. Without the lock, the dump may collide with another job's name and fail; it is tried
+/// again when the next one is due.
 const DUMP_LOOKS_MAX: usize = 1000;
-/// Looks for a restore's turn: 5 min. Many jobs that come back at a time follow one another, and a restore that gave up
-/// would cost the job.
+/// Limit on the attempts of a restore: 5 min. Many jobs that are restored at the same time follow one another, and a
+/// restore that gave up would cost the job.
 const RESTORE_LOOKS_MAX: usize = 15_000;
 
-/// Looks until it is said who is waited for: 2 s.
+/// Attempts before a message names the folder that is waited for: 2 s.
 const LOOKS_SILENT: usize = 100;
 
 /// A file, by device and inode.
 type Identity = (u64, u64);
 
-/// The right to make links in folders, until it is dropped.
+/// The right to create links in folders, until it is dropped.
 #[derive(Debug)]
 pub struct DumpLock {
     folders: Vec<(PathBuf, Flock<File>)>,
 }
 
 impl DumpLock {
-    /// For a dump of these processes (host pids). Waits while others dump or restore there, for a limited time.
+    /// Takes the lock for a dump of these processes (host pids). Waits while other jobs dump or restore there, for a
+    /// limited time.
     #[must_use]
     pub fn to_dump(pids: &[i32]) -> Self {
         let found: Vec<_> = pids.iter().flat_map(|pid| renamed(*pid)).collect();
@@ -57,7 +59,8 @@ impl DumpLock {
         Self::take(folders, &own, DUMP_LOOKS_MAX)
     }
 
-    /// For a restore of a job with these files. Waits while others dump or restore there, for a limited time.
+    /// Takes the lock for a restore of a job with these files. Waits while other jobs dump or restore there, for a
+    /// limited time.
     #[must_use]
     pub fn to_restore(files: &[OpenFile]) -> Self {
         let linked = files.iter().filter(|file| !file.links.is_empty());
@@ -67,7 +70,7 @@ impl DumpLock {
         Self::take(folders.collect(), &own, RESTORE_LOOKS_MAX)
     }
 
-    /// One folder after the other, in the order that everybody takes them in.
+    /// Locks one folder after the other, in the order that every process uses.
     fn take(folders: BTreeSet<PathBuf>, own: &BTreeSet<Identity>, looks: usize) -> Self {
         let take = |folder: PathBuf| {
             let held = lock(&folder, looks)?;
@@ -80,10 +83,10 @@ impl DumpLock {
         }
     }
 
-    /// Makes the links that a restore of these files looks for.
+    /// Creates the links that a restore of these files needs.
     ///
     /// # Errors
-    /// One cannot be made.
+    /// A link cannot be created.
     pub fn make_links(&self, files: &[OpenFile]) -> Result<(), RewindError> {
         for file in files {
             for link in file.links.iter().filter(|link| **link != file.path) {
@@ -105,19 +108,19 @@ impl Drop for DumpLock {
     }
 }
 
-/// Removes the links that a restore looked for, where it has left any.
+/// Removes the links that a restore needed, if any are left.
 pub fn remove_links(files: &[OpenFile]) {
     for file in files {
         for link in &file.links {
             if *link == file.path || same_file(&file.path, link) {
-                // Gone is what is wanted; one that stays is only an odd name.
+                // A missing link is the goal; a remaining one is only an odd name.
                 let _ = fs::remove_file(link);
             }
         }
     }
 }
 
-/// `None` where the folder is gone, or nobody else is done with it in time.
+/// Locks a folder; returns `None` if the folder is gone, or its holder does not finish in time.
 fn lock(folder: &Path, looks: usize) -> Option<Flock<File>> {
     let mut file = File::open(folder).ok()?;
     for look in 0..looks {
@@ -139,7 +142,7 @@ fn lock(folder: &Path, looks: usize) -> Option<Flock<File>> {
     None
 }
 
-/// Entries of a folder whose names are CRIU's, with this behind them.
+/// Returns the entries of a folder that have CRIU's names followed by the suffix `behind`.
 fn links_in<'a>(
     folder: &Path,
     behind: &'a str,
@@ -156,7 +159,7 @@ fn links_in<'a>(
 
 fn set_aside(folder: &Path, own: &BTreeSet<Identity>) {
     for (entry, link) in links_in(folder, "") {
-        // One that cannot be moved is somebody else's, and in the way: CRIU says so.
+        // A link that cannot be moved belongs to another user and is in the way: CRIU reports it.
         let _ = match identity(&entry.path()) {
             Some(file) if own.contains(&file) => fs::remove_file(entry.path()),
             _ => fs::rename(entry.path(), folder.join(format!("{link}{ASIDE}"))),
@@ -164,17 +167,18 @@ fn set_aside(folder: &Path, own: &BTreeSet<Identity>) {
     }
 }
 
-/// Also what a holder that was killed has set aside.
+/// Restores the names of the links that were set aside, also by a holder that was killed.
 fn give_back(folder: &Path) {
     for (entry, link) in links_in(folder, ASIDE) {
-        // Not by renaming: that would replace one that is there.
+        // No renaming, because that would replace an existing file.
         if fs::hard_link(entry.path(), folder.join(link)).is_ok() {
             let _ = fs::remove_file(entry.path());
         }
     }
 }
 
-/// Files that a process has by a name that they have lost, and have another: CRIU will link them. With their folders.
+/// Returns the files that a process opened by a name that they have lost, but that have another name, with their
+/// folders: CRIU will link them.
 fn renamed(pid: i32) -> Vec<(PathBuf, Identity)> {
     let descriptors = fs::read_dir(format!("/proc/{pid}/fd"));
     let descriptors = descriptors.into_iter().flatten().flatten();
@@ -232,7 +236,7 @@ mod tests {
                 .spawn()
                 .unwrap();
             let holder = Self { folder, process };
-            // It opens and closes files as it starts.
+            // The process opens and closes files while it starts.
             waitpid(Pid::from_raw(holder.pid()), Some(WaitPidFlag::WUNTRACED)).unwrap();
             holder
         }

@@ -1,8 +1,7 @@
-//! The job as seen from outside: its process tree, its standard streams, the
-//! files and sockets it has open, and how files go back to where they were at a snapshot.
+//! The job as seen from outside: its process tree, its standard streams, the files and sockets it has open, and the
+//! rollback of its files to their state at a snapshot.
 //!
-//! Knows nothing of CRIU, CUDA or the store; the supervisor carries what they
-//! have to agree on.
+//! This module knows nothing of CRIU, CUDA or the store; the supervisor passes on the facts that they share.
 
 mod account;
 mod activity;

@@ -1,8 +1,8 @@
 //! The folders and named pipes that a restore needs, recorded while the job is frozen.
 //!
-//! A job that dies tidies up: Python's multiprocessing removes `/tmp/pymp-XXXX`, in which its sockets are. CRIU (4.2.1)
-//! makes the socket files anew, removing those that are still there, but neither the folder they are in, nor
-//! folders that processes work in or have open, nor named pipes. How those come back is in `remake`.
+//! A dying job cleans up: Python's multiprocessing removes `/tmp/pymp-XXXX`, which contains its sockets. CRIU (4.2.1)
+//! creates the socket files again and removes those that still exist. It does not create the folder they are in, nor
+//! folders that processes work in or have open, nor named pipes. `remake` restores these.
 
 mod bound;
 mod remake;
@@ -21,17 +21,17 @@ use bound::Borrower;
 pub use remake::NodesError;
 pub(super) use remake::{missing, remake};
 
-/// Most nodes of an image: a job needs a handful, and one that has this many open loses what else it would need.
+/// Limit on the nodes of an image: a job needs a handful, and one that has this many open loses the rest.
 const NODES_MAX: usize = 65_536;
-/// What the kernel makes there, nobody else can.
+/// Folders in which only the kernel can create nodes.
 const KERNELS_OWN: [&str; 2] = ["/proc", "/sys"];
 
-/// Something with a name that is no file, and that a restore makes again when it is gone.
+/// A folder or named pipe that a restore creates again if it is missing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Node {
     /// Absolute path, without links.
     pub path: PathBuf,
-    /// What it is.
+    /// The kind of the node.
     pub kind: NodeKind,
     /// Permission bits.
     pub mode: u32,
@@ -39,7 +39,7 @@ pub struct Node {
     pub owner: (u32, u32),
 }
 
-/// What a node is.
+/// The kind of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NodeKind {
@@ -60,10 +60,10 @@ impl NodeKind {
     }
 }
 
-/// Lists what a restore of `pids` (host pids, frozen) and of the `files` whose content is kept needs, by path.
+/// Lists the nodes that a restore of `pids` (host pids, frozen) and of the `files` with saved content needs, by path.
 ///
-/// What has no name any more is left out: CRIU brings it back by itself. So is what cannot be looked at: the restore
-/// needs it only if it is gone by then.
+/// Nodes without a name are left out, because CRIU restores them by itself. Nodes that cannot be inspected are left out
+/// too: the restore needs them only if they are missing by then.
 #[must_use]
 pub fn needed(pids: &[i32], files: &[OpenFile]) -> Vec<Node> {
     let mut recording = Recording::default();
@@ -85,7 +85,7 @@ pub fn needed(pids: &[i32], files: &[OpenFile]) -> Vec<Node> {
 #[derive(Default)]
 struct Recording {
     nodes: BTreeMap<PathBuf, Node>,
-    /// What descriptors of other processes have led to.
+    /// Targets of the descriptors of earlier processes.
     seen: HashSet<OsString>,
 }
 
@@ -117,7 +117,7 @@ impl Recording {
         }
     }
 
-    /// Adds what a link in `/proc` leads to, if that still has the name it says.
+    /// Adds the target of a link in `/proc`, if it still has the name in the link.
     fn add_link(&mut self, link: &Path) {
         let (Ok(path), Ok(metadata)) = (fs::read_link(link), fs::metadata(link)) else {
             return;

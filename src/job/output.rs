@@ -1,8 +1,8 @@
-//! The job's stdout or stderr: from its pipe or terminal to ours, bytes untouched and unbuffered.
+//! The job's stdout or stderr: from its pipe or terminal to ckpt-run's own, bytes unchanged and unbuffered.
 //!
-//! A thread delivers; whoever takes a snapshot pulls what is left in the pipe
-//! while the job stands still, so that the position of the stream is exact.
-//! One `Output` lives as long as the run; each start of the job gives it a new pipe or terminal.
+//! A thread delivers the output. A snapshot reads the remaining bytes of the pipe while the job is frozen, so that the
+//! position of the stream is exact. One `Output` lives as long as the run; each start of the job gives it a new pipe or
+//! terminal.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -29,17 +29,17 @@ pub use status_line::{Patience, Shown, StatusLine};
 mod place;
 mod status_line;
 
-/// Bytes taken from the pipe at once: all that the default pipe holds.
+/// Bytes per read from the pipe: the whole content of a default pipe.
 const READ_BYTES: usize = 64 << 10;
 
-/// Where a stream stood at a snapshot.
+/// The position of a stream at a snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutputMark {
     /// Bytes that the job had written, as an uninterrupted run counts them.
     pub position: u64,
-    /// Inode of the pipe; CRIU knows the pipe by it. 0 when it is a terminal.
+    /// Inode of the pipe, by which CRIU identifies it. 0 for a terminal.
     pub pipe: u64,
-    /// Our own output, where it is a regular file that we can cut.
+    /// The position in ckpt-run's own output, if that is a regular file that may be cut.
     pub file: Option<FilePosition>,
 }
 
@@ -48,11 +48,11 @@ pub struct OutputMark {
 pub struct FilePosition {
     /// Inode number.
     pub inode: u64,
-    /// Offset, bytes.
+    /// Offset in bytes.
     pub offset: u64,
 }
 
-/// One output stream of the job.
+/// An output stream of the job.
 #[derive(Debug)]
 pub struct Output {
     shared: Arc<Shared>,
@@ -63,7 +63,7 @@ pub struct Output {
 #[derive(Debug)]
 struct Shared {
     sink: File,
-    /// The sink is a regular file that nobody else of ours writes to: it can be cut.
+    /// True if the sink is a regular file that no other part of ckpt-run writes to: it can be cut.
     cuttable: bool,
     state: Mutex<State>,
     delivered: Condvar,
@@ -73,18 +73,18 @@ struct Shared {
 struct State {
     source: Option<File>,
     replay: Replay,
-    /// Pulled, not yet delivered.
+    /// Pieces that were read but not delivered yet.
     pending: VecDeque<Vec<u8>>,
-    /// A line of ours below what was delivered, where that is a terminal.
+    /// A line of ckpt-run below the delivered output, if the sink is a terminal.
     bottom: Bottom,
     delivering: bool,
-    /// Something could not be written, and that was told.
+    /// True if some output could not be written, and that was reported.
     lossy: bool,
 }
 
 impl Output {
-    /// An output that goes to `sink`. `cuttable` says that a regular file may be cut at a restore;
-    /// it must not be when our own messages go there too.
+    /// Creates an output that goes to `sink`. With `cuttable`, a regular file may be cut at a restore; it must be false
+    /// if ckpt-run's own messages go there too.
     #[must_use]
     pub fn new(sink: OwnedFd, cuttable: bool) -> Self {
         let sink = File::from(sink);
@@ -105,7 +105,7 @@ impl Output {
     /// Gives the job a new pipe and starts to deliver from it; returns the job's end.
     ///
     /// # Errors
-    /// When no pipe or thread can be made.
+    /// No pipe or thread can be created.
     pub fn connect(&mut self) -> io::Result<OwnedFd> {
         let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
         fcntl(&read, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
@@ -115,11 +115,11 @@ impl Output {
         Ok(write)
     }
 
-    /// Delivers what comes out of the master of the job's terminal, from which reads do not wait. It ends when nobody
-    /// has the slave any more.
+    /// Delivers the output from the master of the job's terminal, from which reads do not wait. The delivery ends when
+    /// no process has the slave open.
     ///
     /// # Errors
-    /// When no thread can be made.
+    /// No thread can be created.
     pub fn connect_terminal(&mut self, master: File) -> io::Result<()> {
         self.pipe = 0;
         self.deliver_from(master)
@@ -137,10 +137,10 @@ impl Output {
         Ok(())
     }
 
-    /// Pulls everything out of the pipe and tells where the stream stands. Exact while the job stands still.
+    /// Reads all bytes out of the pipe and returns the stream's position. It is exact while the job is frozen.
     ///
     /// # Errors
-    /// When the pipe cannot be read.
+    /// The pipe cannot be read.
     pub fn mark(&self) -> io::Result<OutputMark> {
         let mut state = self.shared.lock();
         while state.pull()? {}
@@ -157,45 +157,49 @@ impl Output {
         })
     }
 
-    /// Bytes that the job has written, as far as they were taken from it; `None` while our own reader keeps it waiting.
+    /// Returns the number of bytes that the job has written and ckpt-run has read; `None` while the reader of
+    /// ckpt-run's own output keeps the job waiting.
     #[must_use]
     pub fn progress(&self) -> Option<u64> {
         let state = self.shared.lock();
         (!state.delivering).then(|| state.replay.position())
     }
 
-    /// Gives a wait until everything that a dead job wrote is delivered. It ends when no process
-    /// holds the pipe and our own reader has taken all; hold no lock meanwhile.
+    /// Returns a function that waits until all output of a dead job is delivered. It ends when no process holds the
+    /// pipe and the reader of ckpt-run's output has taken everything; the caller must hold no lock meanwhile.
     pub fn drain(&mut self) -> impl FnOnce() + use<> {
         let relay = self.relay.take();
         // A relay that panicked has nothing more to deliver.
         move || drop(relay.map(JoinHandle::join))
     }
 
-    /// Gives a way to ask, once for each line of ours, whether it stands at the start of a line, after the job's.
+    /// Returns a function, called once for each line of ckpt-run, that returns true if the line is at the start of a
+    /// line, after the job's output.
     pub fn line_watch(&self) -> impl Fn() -> bool + use<> {
         let shared = Arc::clone(&self.shared);
         move || shared.lock().replay.begin_foreign_line()
     }
 
-    /// Gives a way to write a line of ours to the same terminal, on a line of its own between what the job writes.
+    /// Returns a function that writes a line of ckpt-run to the same terminal, on a separate line between the job's
+    /// output.
     pub fn line_writer(&self) -> impl Fn(&str) + use<> {
         let shared = Arc::clone(&self.shared);
         move |line| shared.say(line)
     }
 
-    /// Gives a way to show a line of ours below what the job writes to the same terminal.
+    /// Returns a status line, shown below the job's output on the same terminal.
     #[must_use]
     pub fn status_line(&self) -> StatusLine {
         StatusLine::new(&self.shared)
     }
 
-    /// Sets the stream back to `mark`: cuts our own file, or gets ready to hold the repetition back, as where others have
-    /// written to the file, too. Call after the wait of [`Output::drain`]. `same_run` is false when another supervisor
-    /// made the mark: what is cut then may be somebody else's, and is kept in the file `kept`.
+    /// Sets the stream back to `mark`. The function cuts ckpt-run's own file, or prepares to suppress the repetition,
+    /// for example if other programs have written to the file, too. Call it after the wait of [`Output::drain`].
+    /// `same_run` is false if another supervisor made the mark: the bytes to cut may then be another program's, and are
+    /// saved in the file `kept`.
     ///
     /// # Errors
-    /// When our file cannot be cut.
+    /// The file cannot be cut.
     pub fn rewind(
         &self,
         mark: &OutputMark,
@@ -212,7 +216,7 @@ impl Output {
             let ours = !same_run || beyond == state.replay.delivered_since(mark.position);
             if metadata.ino() == there.inode && beyond.is_some() && ours {
                 if !same_run && metadata.size() > there.offset {
-                    // Ours is open for writing only, perhaps.
+                    // The sink may be open for writing only.
                     let mut source = File::open(&handle).map_err(system("open", &path))?;
                     let bytes = keep_end(&path, &mut source, there.offset, kept)?;
                     let kept = kept.display();
@@ -244,7 +248,7 @@ impl Shared {
             let mut watched = [PollFd::new(source.as_fd(), PollFlags::POLLIN)];
             match poll(&mut watched, PollTimeout::NONE) {
                 Ok(_) => {}
-                // Nothing was looked at: an empty pipe now would be taken for its end.
+                // The poll did not check the pipe: an empty pipe now would be treated as its end.
                 Err(Errno::EINTR) => continue,
                 Err(_) => return,
             }
@@ -261,13 +265,14 @@ impl Shared {
         }
     }
 
-    /// Writes all that is pending. The lock is not held meanwhile: a slow reader of ours must not stop a snapshot.
+    /// Writes all pending output. The lock is not held meanwhile: a slow reader of ckpt-run's output must not stop a
+    /// snapshot.
     fn deliver(&self) {
         let state = self.settled();
         self.deliver_some(state, usize::MAX);
     }
 
-    /// Writes a line of ours after what was taken from the job so far.
+    /// Writes a line of ckpt-run after the job's output read so far.
     fn say(&self, line: &str) {
         let mut state = self.settled();
         let end = line_end(self.sink.as_fd());
@@ -286,12 +291,12 @@ impl Shared {
         text.push_str(end);
         state.pending.push_back(text.into_bytes());
         state.pending.push_back(after);
-        // No more than that: what the job goes on to write is not our caller's work.
+        // Only these pieces are written: later output of the job is not the task of this caller.
         let pieces = state.pending.len();
         self.deliver_some(state, pieces);
     }
 
-    /// The state, while nobody delivers.
+    /// Returns the state once no thread delivers.
     fn settled(&self) -> MutexGuard<'_, State> {
         let mut state = self.lock();
         while state.delivering {
@@ -320,7 +325,7 @@ impl Shared {
         state.delivering = false;
         self.delivered.notify_all();
         drop(state);
-        // Not earlier: the message may go to the same place.
+        // The message comes last, because it may go to the same place.
         if let Some(error) = failure {
             tracing::warn!(
                 "what the job writes is lost from here on, and the job goes on: {error}"
@@ -328,7 +333,7 @@ impl Shared {
         }
     }
 
-    /// Where our own file stands once everything pulled is in it.
+    /// Returns the position of ckpt-run's own file once all output read so far is in it.
     fn file_position(&self, mut state: MutexGuard<'_, State>) -> io::Result<FilePosition> {
         while state.delivering {
             state = wait(&self.delivered, state);
@@ -339,7 +344,7 @@ impl Shared {
         let metadata = self.sink.metadata()?;
         let flags = OFlag::from_bits_retain(fcntl(&self.sink, FcntlArg::F_GETFL)?);
         let offset = if flags.contains(OFlag::O_APPEND) {
-            // Until the first write the offset is 0, whatever the file holds.
+            // Until the first write the offset is 0, even if the file is not empty.
             metadata.len()
         } else {
             (&self.sink).stream_position()?
@@ -352,7 +357,7 @@ impl Shared {
 }
 
 impl State {
-    /// Takes what the pipe holds, up to one read; false when it is empty or has ended.
+    /// Reads the pipe's content, up to one read; returns false if it is empty or has ended.
     fn pull(&mut self) -> io::Result<bool> {
         let Some(source) = &mut self.source else {
             return Ok(false);
@@ -373,7 +378,7 @@ impl State {
     }
 }
 
-/// Writes all of it, however slowly it is taken.
+/// Writes all bytes, even to a slow reader.
 pub(super) fn write_out(mut sink: &File, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match sink.write(bytes) {
@@ -389,7 +394,7 @@ pub(super) fn write_out(mut sink: &File, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Waits until a descriptor is ready, or a signal comes.
+/// Waits until a descriptor is ready, or a signal arrives.
 pub(super) fn wait_until(descriptor: &File, ready: PollFlags) {
     let mut watched = [PollFd::new(descriptor.as_fd(), ready)];
     let _ = poll(&mut watched, PollTimeout::NONE);

@@ -1,17 +1,16 @@
-//! Which of a restored job's output was already delivered before the crash.
+//! The detection of a restored job's output that was already delivered before the crash.
 //!
-//! A restored job repeats what it said between the snapshot and the crash. What
-//! was written to a pipe or a terminal cannot be taken back, so the repetition
-//! is held back instead, line by line, as long as it is the same to the byte.
-//! The first line that differs ends it: from there on everything is delivered.
+//! A restored job repeats its output between the snapshot and the crash. Bytes written to a pipe or a terminal cannot
+//! be removed, so the repetition is suppressed instead, line by line, as long as it is identical to the byte. The first
+//! different line ends it: from there on all output is delivered.
 
 use std::collections::VecDeque;
 
-/// Delivered output that is remembered, per stream. A job that says more between two snapshots has
-/// its repetition delivered a second time.
+/// Limit on the stored delivered output, per stream. If a job writes more between two snapshots, its repetition is
+/// delivered a second time.
 const HISTORY_BYTES_MAX: usize = 4 << 20;
 
-/// The newest delivered bytes of one stream, and where a repetition stands.
+/// The newest delivered bytes of one stream, and the position of a repetition.
 #[derive(Debug, Default)]
 pub(super) struct Replay {
     /// The newest bytes, up to position `end`.
@@ -22,33 +21,34 @@ pub(super) struct Replay {
     next: u64,
     /// The repetition's unfinished line, equal to the history so far.
     held: Vec<u8>,
-    /// Where somebody else last began, and ended, a line among the delivered bytes.
+    /// Position among the delivered bytes at which another writer last wrote a line.
     foreign_line: Option<u64>,
 }
 
 impl Replay {
-    /// Position of the next byte from the job.
+    /// Returns the position of the next byte from the job.
     pub fn position(&self) -> u64 {
         self.next
     }
 
-    /// Bytes that were delivered after `position`.
+    /// Returns the number of bytes that were delivered after `position`.
     pub fn delivered_since(&self, position: u64) -> Option<u64> {
         self.end.checked_sub(position)
     }
 
-    /// Whether the job may be in the middle of what it draws, where somebody else's line would tear it.
+    /// Returns true if the job may be in the middle of a line, where a line of another writer would split it.
     pub fn is_inside_line(&self) -> bool {
         let last = self.history.back();
         self.foreign_line != Some(self.end) && last.is_some_and(|byte| !is_line_end(*byte))
     }
 
-    /// Somebody else writes a line to the same place, now: whether it stands at the start of one.
+    /// Notes that another writer now writes a line to the same place; returns true if that line is at the start of a
+    /// line.
     pub fn begin_foreign_line(&mut self) -> bool {
         self.begin_foreign_line_after(is_line_end)
     }
 
-    /// As `begin_foreign_line`; after `\r` a terminal still shows what came before.
+    /// Works as `begin_foreign_line` for a terminal, which still shows the text before a `\r`.
     pub fn begin_foreign_line_on_terminal(&mut self) -> bool {
         self.begin_foreign_line_after(|byte| byte == b'\n')
     }
@@ -58,7 +58,7 @@ impl Replay {
         before == Some(self.end) || self.history.back().is_none_or(|byte| is_end(*byte))
     }
 
-    /// The job goes on from `position`; later output is a repetition where it is remembered.
+    /// Continues from `position`; later output is a repetition where the history covers it.
     pub fn rewind(&mut self, position: u64) {
         self.held.clear();
         let oldest = self.end - self.history.len() as u64;
@@ -69,7 +69,7 @@ impl Replay {
         }
     }
 
-    /// The output was taken back to `position` by other means; nothing will be repeated.
+    /// Resets the output to `position` after it was cut by other means; no output will be repeated.
     pub fn forget(&mut self, position: u64) {
         self.history.clear();
         self.held.clear();
@@ -77,7 +77,7 @@ impl Replay {
         self.next = position;
     }
 
-    /// Takes bytes from the job, returns those to deliver.
+    /// Takes bytes from the job and returns those to deliver.
     pub fn take(&mut self, bytes: &[u8]) -> Vec<u8> {
         let mut fresh = Vec::new();
         let mut rest = bytes;
@@ -94,7 +94,7 @@ impl Replay {
                 .and_then(|index| self.history.get(index))
                 != Some(&byte)
             {
-                // The repetition ends here: its unfinished line is new after all.
+                // The repetition ends here: its unfinished line is new output after all.
                 fresh.append(&mut self.held);
                 fresh.push(byte);
                 self.next = self.end;

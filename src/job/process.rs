@@ -1,5 +1,5 @@
-//! What a process has been given and has loaded, read from `/proc`; for whoever must know what kind of
-//! process it is.
+//! The environment and the loaded files of a process, read from `/proc`, by which the kind of the process is
+//! determined.
 
 use std::fs::File;
 use std::io::Read;
@@ -9,12 +9,12 @@ use procfs::process::MMapPath;
 
 use super::tree;
 
-/// Most of an environment that is read: the kernel gives arguments and environment a quarter of the stack's limit,
-/// 2 MiB as a rule and 6 MiB at most.
+/// Limit on the environment that is read: the kernel gives arguments and environment a quarter of the stack's limit, 2
+/// MiB as a rule and 6 MiB at most.
 const ENVIRONMENT_BYTES_MAX: u64 = 6 << 20;
 
-/// The environment that a process (a host pid) was started with: entries that each end with a zero byte. What it has
-/// set since is not in it. Empty where it cannot be read.
+/// Returns the environment that a process (a host pid) was started with: entries that each end with a zero byte.
+/// Variables that it has set since are not included. Empty if it cannot be read.
 #[must_use]
 pub fn environment(pid: i32) -> Vec<u8> {
     let mut environment = Vec::new();
@@ -28,7 +28,7 @@ pub fn environment(pid: i32) -> Vec<u8> {
     environment
 }
 
-/// A variable of an [`environment`].
+/// Returns a variable of an [`environment`].
 #[must_use]
 pub fn variable(environment: &[u8], name: &str) -> Option<String> {
     environment.split(|byte| *byte == 0).find_map(|entry| {
@@ -37,14 +37,14 @@ pub fn variable(environment: &[u8], name: &str) -> Option<String> {
     })
 }
 
-/// The user that a process (a host pid) runs as, which the kernel tells those whom it writes to: the real one. The owner of
-/// its folder in `/proc` is another where it has changed its user. `None` where it has ended.
+/// Returns the real user of a process (a host pid), which the kernel reports to the receivers of its messages. The
+/// owner of its folder in `/proc` is different if the process has changed its user. Returns `None` if it has exited.
 #[must_use]
 pub fn user(pid: i32) -> Option<u32> {
     tree::status(pid).ok().map(|status| status.ruid)
 }
 
-/// Whether a process (a host pid) has a file mapped whose name begins with `prefix`.
+/// Returns true if a process (a host pid) has a file mapped whose name begins with `prefix`.
 #[must_use]
 pub fn has_mapped(pid: i32, prefix: &str) -> bool {
     tree::maps(pid).is_ok_and(|maps| {

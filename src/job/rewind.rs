@@ -1,7 +1,7 @@
-//! Puts the files that the job writes back to their state at the snapshot.
+//! The rollback of the files that the job writes to their state at the snapshot.
 //!
-//! First a plan, which looks at everything and touches nothing; then its
-//! execution. What is cut off or overwritten is kept aside.
+//! First comes a plan, which checks everything and changes nothing; then its execution. Data that is cut off or
+//! overwritten is saved aside.
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, Write};
@@ -22,10 +22,10 @@ mod aside;
 pub(super) mod error;
 mod kept_contents;
 
-/// What will be done, in order.
+/// The planned steps, in order.
 #[derive(Debug, Default)]
 pub struct Plan {
-    /// Folders and named pipes to make before.
+    /// Folders and named pipes to create first.
     nodes: Vec<Node>,
     steps: Vec<Step>,
 }
@@ -40,16 +40,16 @@ struct Step {
 enum Action {
     /// Cut the file down to its size at the snapshot.
     Cut,
-    /// Put the kept content back.
+    /// Write the saved content back.
     Refill,
-    /// Make the file anew from the kept content.
+    /// Create the file again from the saved content.
     Recreate,
 }
 
-/// Compares the files, and the folders and named pipes, with their state at the snapshot. Touches nothing.
+/// Compares the files, and the folders and named pipes, with their state at the snapshot. Changes nothing.
 ///
 /// # Errors
-/// The first one that cannot be put back.
+/// The first file that cannot be rolled back.
 pub fn plan(files: &[OpenFile], nodes: &[Node]) -> Result<Plan, RewindError> {
     let mut plan = Plan {
         nodes: nodes::missing(nodes)?,
@@ -104,7 +104,7 @@ fn action_for(file: &OpenFile) -> Result<Option<Action>, RewindError> {
     }
 }
 
-/// Checks that a file without kept content is the same one as at the snapshot, or a copy of it.
+/// Checks that a file without saved content is the same one as at the snapshot, or a copy of it.
 fn holds_the_same(file: &OpenFile, metadata: &Metadata) -> Result<(), RewindError> {
     let path = file.path.clone();
     let (then, now) = (file.size, metadata.size());
@@ -116,7 +116,7 @@ fn holds_the_same(file: &OpenFile, metadata: &Metadata) -> Result<(), RewindErro
     if now < then {
         return Err(RewindError::Shrank { path, then, now });
     }
-    // What cannot be read is as good as another one's.
+    // An unreadable file is treated as a different one.
     let has_other_bytes = file
         .sample
         .is_some_and(|known| sample(&path, then).ok() != Some(known));
@@ -124,7 +124,7 @@ fn holds_the_same(file: &OpenFile, metadata: &Metadata) -> Result<(), RewindErro
         return Err(RewindError::Replaced(path));
     }
     if has_other_bytes {
-        // Logs are rotated like this, and the job is worth more than they are.
+        // Logs are rotated in this way, and the job is more important than they are.
         let path = path.display();
         tracing::warn!(%path, bytes = then, "the file's first bytes are not those that the job wrote; what follows them is kept aside");
     }
@@ -132,11 +132,11 @@ fn holds_the_same(file: &OpenFile, metadata: &Metadata) -> Result<(), RewindErro
 }
 
 impl Plan {
-    /// Executes the plan. `content` writes a kept content (by its stream name) into a file; `aside`
-    /// is a folder for what is cut off, made when it is needed.
+    /// Executes the plan. `content` writes a saved content (by its stream name) into a file; `aside` is a folder for
+    /// data that is cut off, created when it is needed.
     ///
     /// # Errors
-    /// The first step that fails; what the steps before it have cut off is put back.
+    /// The first step that fails; data that earlier steps have cut off is put back.
     pub fn execute(
         self,
         aside: &Path,
@@ -171,7 +171,8 @@ impl Plan {
                 }
                 Action::Refill => {
                     let mut target = open(&file)?;
-                    // What others wrote into it meanwhile is nowhere else. Memory has no others, and no bound.
+                    // Data that other programs wrote into it meanwhile exists nowhere else. A file in memory has no
+                    // other writers, and its size has no bound.
                     let from = if file.in_memory { file.size } else { 0 };
                     if changed(&file, &target)? {
                         cut.extend(keep_from(&file, &mut target, from, kept)?);
@@ -207,7 +208,7 @@ fn same_owner(file: &OpenFile, metadata: &Metadata) -> Result<(), RewindError> {
     Err(RewindError::Owner { path, then, now })
 }
 
-/// Opens a file that is about to be changed; not what somebody else has put in its place meanwhile.
+/// Opens a file that is about to be changed; refuses one that another user has put in its place meanwhile.
 fn open(file: &OpenFile) -> Result<File, RewindError> {
     let opened = without_links(&file.path).map_err(system("open", &file.path))?;
     let metadata = opened.metadata().map_err(system("look at", &file.path))?;
@@ -215,7 +216,7 @@ fn open(file: &OpenFile) -> Result<File, RewindError> {
     Ok(opened)
 }
 
-/// Whether anybody has written to it since the snapshot, or made it anew.
+/// Returns true if the file was written or created again since the snapshot.
 fn changed(file: &OpenFile, opened: &File) -> Result<bool, RewindError> {
     let now = opened.metadata().map_err(system("look at", &file.path))?;
     Ok((now.ino(), now.size(), modified_ns(&now)) != (file.inode, file.size, file.modified_ns))

@@ -1,10 +1,9 @@
-//! TCP connections inside the job: which there are at a snapshot, and what is
-//! left of them when a restore needs their addresses again.
+//! TCP connections of the job: their record at a snapshot, and the removal of their remains when a restore needs their
+//! addresses again.
 //!
-//! A killed job leaves sockets in `TIME_WAIT` for a minute. Nobody owns them, but
-//! their addresses cannot be bound, so they are destroyed before a restore.
-//! Connections to others cannot come back: those have gone on, or have heard that the
-//! job died. Restored, they would be open at one end only.
+//! A killed job leaves sockets in `TIME_WAIT` for a minute. No process owns them, but their addresses cannot be bound,
+//! so they are destroyed before a restore. Connections to other programs cannot be restored: their peers have
+//! continued, or have noticed that the job died. A restored connection would be open at one end only.
 
 pub(super) mod diagnosis;
 
@@ -22,19 +21,19 @@ use diagnosis::{Diagnosis, Found, Which};
 /// The TCP sockets of a job at a snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sockets {
-    /// Where it listened.
+    /// The addresses that it listened on.
     pub listening: Vec<SocketAddr>,
     /// Connections of the job with itself, as each of both ends sees them: local, remote.
     pub connections: Vec<(SocketAddr, SocketAddr)>,
-    /// Connections to others: local, remote.
+    /// Connections to other programs: local, remote.
     #[serde(default)]
     pub outside: Vec<(SocketAddr, SocketAddr)>,
-    /// Connected sockets that are none of those: the other end was closed, or nobody has accepted it.
+    /// Number of other connected sockets: the other end was closed, or was never accepted.
     #[serde(default)]
     pub half_closed: usize,
 }
 
-/// Why the job's sockets could not be recorded or what is left of them not removed.
+/// The reason why the job's sockets could not be recorded or their remains not removed.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketsError {
     /// `/proc` of a process could not be read.
@@ -46,17 +45,17 @@ pub enum SocketsError {
         #[source]
         source: ProcError,
     },
-    /// The kernel does not tell.
+    /// The kernel does not list sockets.
     #[error("cannot ask the kernel for TCP sockets")]
     Ask(#[source] io::Error),
-    /// The kernel does not let us.
+    /// The kernel refuses to destroy a socket.
     #[error(
         "cannot remove what is left of the job's connection {local} to {remote} (needs CAP_NET_ADMIN and CONFIG_INET_DIAG_DESTROY)"
     )]
     Destroy {
         /// The job's address.
         local: SocketAddr,
-        /// The other end's.
+        /// The address of the other end.
         remote: SocketAddr,
         /// The reason.
         #[source]
@@ -68,7 +67,7 @@ impl Sockets {
     /// Records the TCP sockets of `pids` (host pids, frozen), which share one network namespace.
     ///
     /// # Errors
-    /// When a process is gone.
+    /// A process has exited.
     pub fn record(pids: &[i32]) -> Result<Self, SocketsError> {
         let mut inodes = HashSet::new();
         for pid in pids {
@@ -117,17 +116,17 @@ impl Sockets {
         }
     }
 
-    /// Whether all connections are to others.
+    /// Returns true if all connections are to other programs.
     #[must_use]
     pub fn are_outside_only(&self) -> bool {
         !self.outside.is_empty() && self.connections.is_empty() && self.half_closed == 0
     }
 
-    /// Aborts the connections to others, which the restored job believes in: whom it was connected
-    /// to has heard of its death, or goes on without it. How many there were.
+    /// Aborts the connections to other programs, which the restored job treats as open: their peers have noticed its
+    /// death, or continue without it. Returns their number.
     ///
     /// # Errors
-    /// When the kernel refuses; those aborted before stay so.
+    /// The kernel refuses; connections aborted before stay aborted.
     pub fn abort_outside(&self) -> Result<usize, SocketsError> {
         if self.outside.is_empty() {
             return Ok(0);
@@ -138,13 +137,13 @@ impl Sockets {
         })
     }
 
-    /// Destroys what is left of these sockets, now that their processes are dead. How many there were.
+    /// Destroys the remains of these sockets, after their processes are dead. Returns their number.
     ///
-    /// Only sockets that nobody owns any more are touched: ends of the recorded connections, and
-    /// those in `TIME_WAIT` that occupy a recorded address on this machine alone.
+    /// Only sockets that no process owns any more are destroyed: ends of the recorded connections, and those in
+    /// `TIME_WAIT` that occupy a recorded address on this machine alone.
     ///
     /// # Errors
-    /// When the kernel refuses; those destroyed before stay so.
+    /// The kernel refuses; sockets destroyed before stay destroyed.
     pub fn destroy_leftovers(&self) -> Result<usize, SocketsError> {
         if self.listening.is_empty() && self.connections.is_empty() {
             return Ok(0);
@@ -155,7 +154,7 @@ impl Sockets {
     fn claims(&self, closed: &Found) -> bool {
         let Found { local, remote, .. } = closed;
         let recorded = self.connections.binary_search(&(*local, *remote)).is_ok();
-        // A connection that was made after the snapshot. It holds no data, and no stray packet of it is on its way.
+        // A connection that was made after the snapshot. It holds no data, and no stray packet of it is in transit.
         let blocks = closed.waits
             && local.ip() == remote.ip()
             && (self
@@ -167,7 +166,7 @@ impl Sockets {
     }
 }
 
-/// Destroys the sockets that are chosen; how many.
+/// Destroys the chosen sockets; returns their number.
 fn destroy(which: Which, chosen: impl Fn(&Found) -> bool) -> Result<usize, SocketsError> {
     let diagnosis = Diagnosis::open().map_err(SocketsError::Ask)?;
     let mut destroyed = 0;
@@ -186,7 +185,7 @@ fn destroy(which: Which, chosen: impl Fn(&Found) -> bool) -> Result<usize, Socke
     Ok(destroyed)
 }
 
-/// Whether the other end has not been closed.
+/// Returns true if the other end has not been closed.
 fn is_open(state: &TcpState) -> bool {
     matches!(
         state,
@@ -213,14 +212,14 @@ fn table(pid: i32) -> Result<Vec<TcpNetEntry>, ProcError> {
     let mut entries = process.tcp()?;
     match process.tcp6() {
         Ok(more) => entries.extend(more),
-        // A kernel without IPv6.
+        // The kernel has no IPv6.
         Err(ProcError::NotFound(_)) => {}
         Err(error) => return Err(error),
     }
     Ok(entries)
 }
 
-/// An IPv4 address in an IPv6 socket is an IPv4 address.
+/// Converts an IPv4 address in an IPv6 socket to an IPv4 address.
 fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }

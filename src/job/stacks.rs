@@ -1,4 +1,4 @@
-//! What the threads of a job do, as the kernel tells: for a log about a job that hangs.
+//! The state of a job's threads as the kernel reports it, for a log about a job that hangs.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -6,16 +6,16 @@ use std::path::Path;
 
 use super::tree::Process;
 
-/// Threads that are described; a job with more shows enough with these.
+/// Limit on the described threads; these show enough of a larger job.
 const THREADS_MAX: usize = 2048;
-/// Bytes of any one file of `/proc` that are read.
+/// Limit on the bytes that are read of any one file of `/proc`.
 const FILE_BYTES_MAX: u64 = 16 << 10;
 
-/// Writes down what the threads of these processes do: state, where in the kernel they wait, their system call and
-/// the kernel's stack, with command lines. What has ended meanwhile is left out.
+/// Writes the state of the threads of these processes: state, place of the wait in the kernel, system call and the
+/// kernel's stack, with command lines. Processes and threads that have exited meanwhile are left out.
 ///
 /// # Errors
-/// When `log` cannot be written.
+/// `log` cannot be written.
 pub fn write_stacks(processes: &[Process], log: &mut impl Write) -> io::Result<()> {
     let mut left = THREADS_MAX;
     for process in processes {
@@ -73,11 +73,11 @@ fn or_nothing(text: &str, nothing: &str) -> String {
     if text == nothing { "-" } else { text }.to_owned()
 }
 
-/// A file of `/proc` as text, cut; empty where it cannot be read.
+/// Reads a file of `/proc` as text, up to the limit; empty if it cannot be read.
 fn read(folder: &Path, name: &str) -> String {
     let mut bytes = Vec::new();
     let file = File::open(folder.join(name));
-    // What has ended, or what we may not know, is not there.
+    // The file of a thread that has exited, or one without permission, counts as missing.
     let _ = file.and_then(|file| file.take(FILE_BYTES_MAX).read_to_end(&mut bytes));
     String::from_utf8_lossy(&bytes).into_owned()
 }
@@ -99,7 +99,7 @@ mod tests {
             let mut log = Vec::new();
             write_stacks(&tree(pid).unwrap(), &mut log).unwrap();
             let text = String::from_utf8(log).unwrap();
-            // It is not asleep at once.
+            // The process does not sleep at once.
             if text.contains("S (sleeping)") && text.contains("sleep 1000") {
                 break text;
             }

@@ -4,10 +4,10 @@
 //! caller's terminal, raw ──▶ stdin-read ──▶ master │ slave ──▶ job's stdin
 //!                        ◀── output     ◀──        │       ◀── job's stdout, stderr
 //! ```
-//! The line discipline between master and slave does what a terminal's does: echo, editing, Ctrl-C. The caller's does
-//! nothing meanwhile; its modes are given back when the job stops, ends, or we do.
+//! The line discipline between master and slave does the work of a terminal: echo, editing, Ctrl-C. The caller's does
+//! nothing meanwhile; its modes are restored when the job stops or exits, or ckpt-run exits.
 //!
-//! Must not know who runs the job, or how the slave gets to it.
+//! This module must not know which program runs the job, or how the slave gets to it.
 
 use std::fs::{self, File};
 use std::io;
@@ -24,7 +24,7 @@ use rustix::termios::{
 };
 use serde::{Deserialize, Serialize};
 
-/// The window where nobody has one: what a terminal without a size is taken for.
+/// The window size if no terminal has one: the size that programs assume for a terminal without a size.
 const WINDOW: Winsize = Winsize {
     ws_row: 24,
     ws_col: 80,
@@ -34,21 +34,22 @@ const WINDOW: Winsize = Winsize {
 /// The name under which a process finds its own terminal.
 const OWN_TERMINAL: &str = "/dev/tty";
 
-/// How both ends are opened.
+/// The flags with which both ends are opened.
 const FLAGS: OpenptFlags = OpenptFlags::RDWR
     .union(OpenptFlags::NOCTTY)
     .union(OpenptFlags::CLOEXEC);
 
-/// A terminal's device file, as CRIU knows it.
+/// A terminal's device file in the form that CRIU uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TerminalDevice {
     /// Number of the device.
     pub device: u64,
-    /// Number of the file system that it is in.
+    /// Number of the file system that contains it.
     pub filesystem: u64,
 }
 
-/// Both ends of a pseudo-terminal. The master says that the job is gone once no slave is open: also not ours.
+/// Both ends of a pseudo-terminal. The master reports that the job is gone once no slave is open, including ckpt-run's
+/// own.
 #[derive(Debug)]
 pub struct Pty {
     master: File,
@@ -56,18 +57,18 @@ pub struct Pty {
 }
 
 impl Pty {
-    /// A new one of the machine's, with the modes and the window of the caller's.
+    /// Opens a new terminal of the machine, with the modes and the window of the caller's.
     ///
     /// # Errors
-    /// When there is none to be had.
+    /// No terminal is available.
     pub fn open(caller: Option<BorrowedFd<'_>>) -> io::Result<Self> {
         Self::of(openpt(FLAGS)?, caller)
     }
 
-    /// As `open`, from this file, which makes terminals that are elsewhere.
+    /// Works as `open`, with this file, which creates terminals of another place.
     ///
     /// # Errors
-    /// When there is none to be had.
+    /// No terminal is available.
     pub fn open_from(maker: &Path, caller: Option<BorrowedFd<'_>>) -> io::Result<Self> {
         let flags = i32::try_from(FLAGS.bits()).unwrap_or_default();
         let mut options = File::options();
@@ -91,34 +92,35 @@ impl Pty {
         Ok(pty)
     }
 
-    /// Another descriptor of our end.
+    /// Returns another descriptor of ckpt-run's end.
     ///
     /// # Errors
-    /// When there are too many.
+    /// There are too many descriptors.
     pub fn master(&self) -> io::Result<File> {
         self.master.try_clone()
     }
 
-    /// Another descriptor of the job's end.
+    /// Returns another descriptor of the job's end.
     ///
     /// # Errors
-    /// When there are too many.
+    /// There are too many descriptors.
     pub fn slave(&self) -> io::Result<OwnedFd> {
         self.slave.try_clone()
     }
 
-    /// Whether reads and writes of the job's end do not wait.
+    /// Returns true if reads and writes of the job's end do not wait.
     ///
     /// # Errors
-    /// When it cannot be asked.
+    /// The flags cannot be read.
     pub fn is_nonblocking(&self) -> io::Result<bool> {
         Ok(fcntl_getfl(&self.slave)?.contains(OFlags::NONBLOCK))
     }
 
-    /// Has reads and writes of the job's end not wait: CRIU (4.2.1) does not restore that of a terminal of ours.
+    /// Makes reads and writes of the job's end not wait: CRIU (4.2.1) does not restore this flag for a terminal of
+    /// ckpt-run.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// The kernel refuses.
     pub fn set_nonblocking(&self) -> io::Result<()> {
         Ok(fcntl_setfl(
             &self.slave,
@@ -126,10 +128,11 @@ impl Pty {
         )?)
     }
 
-    /// The device files that lead to it: its own, and `/dev/tty` for those it belongs to.
+    /// Returns the device files of the terminal: its own, and `/dev/tty` for processes that it is the controlling
+    /// terminal of.
     ///
     /// # Errors
-    /// When it cannot be asked.
+    /// The device file cannot be inspected.
     pub fn devices(&self) -> io::Result<Vec<TerminalDevice>> {
         let own = File::from(self.slave()?).metadata()?;
         let by_name = fs::metadata(OWN_TERMINAL).ok();
@@ -140,34 +143,34 @@ impl Pty {
         Ok([own].into_iter().chain(by_name).map(of).collect())
     }
 
-    /// Gives it a window of this size; whoever is in its foreground gets SIGWINCH if that is new.
+    /// Sets the size of its window; the processes in its foreground get SIGWINCH if the size changes.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// The kernel refuses.
     pub fn resize(&self, window: Winsize) -> io::Result<()> {
         Ok(tcsetwinsize(&self.master, window)?)
     }
 }
 
-/// The size of a terminal's window; `None` where it is no terminal or has none.
+/// Returns the size of a terminal's window; `None` if it is not a terminal or has no size.
 #[must_use]
 pub fn window(terminal: BorrowedFd<'_>) -> Option<Winsize> {
     let window = tcgetwinsize(terminal).ok()?;
     (window.ws_row > 0 && window.ws_col > 0).then_some(window)
 }
 
-/// A key that means something to more than the job.
+/// A key with a meaning for more than the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Key {
-    /// The job is interrupted (Ctrl-C, Ctrl-\).
+    /// The job is to be interrupted (Ctrl-C, Ctrl-\).
     Interrupt,
-    /// The job is to be stopped (Ctrl-Z). Its terminal does not do that: the kernel leaves a session alone whose leader
-    /// has no parent in it.
+    /// The job is to be stopped (Ctrl-Z). Its terminal does not stop it: the kernel does not stop a session whose
+    /// leader has no parent in it.
     Suspend,
 }
 
-/// The first such key among what is typed at this master, and its place; none while the job reads all keys itself, or
-/// a shell in it has another process group in the foreground, which it watches over.
+/// Returns the first such key in the text typed at this master, and its place. Returns `None` while the job reads all
+/// keys itself, or while a shell in it has another process group in the foreground, which that shell supervises.
 #[must_use]
 pub fn first_key(master: BorrowedFd<'_>, typed: &[u8]) -> Option<(usize, Key)> {
     let modes = tcgetattr(master).ok()?;
@@ -188,29 +191,29 @@ pub fn first_key(master: BorrowedFd<'_>, typed: &[u8]) -> Option<(usize, Key)> {
     keys.find_map(|(place, byte)| Some((place, meaning(*byte)?)))
 }
 
-/// Whether the leader of the terminal's session is in its foreground.
+/// Returns true if the leader of the terminal's session is in its foreground.
 fn leads_foreground(master: BorrowedFd<'_>) -> bool {
     let session = tcgetsid(master);
     session.is_ok() && session == tcgetpgrp(master)
 }
 
-/// What ends a line that we write there: a terminal in raw mode does not go back to the first column by itself.
+/// Returns the end of a line for this output: a terminal in raw mode does not return to the first column by itself.
 #[must_use]
 pub fn line_end(sink: BorrowedFd<'_>) -> &'static str {
     let raw = tcgetattr(sink).is_ok_and(|modes| !modes.output_modes.contains(OutputModes::OPOST));
     if raw { "\r\n" } else { "\n" }
 }
 
-/// The caller's terminal. Dropped, it has its own modes again.
+/// The caller's terminal. Dropping the value restores the terminal's own modes.
 #[derive(Debug)]
 pub struct CallersTerminal {
     terminal: File,
-    /// Its own modes, while it has ours.
+    /// The terminal's own modes, while it has ckpt-run's.
     own: Option<Termios>,
 }
 
 impl CallersTerminal {
-    /// That of our stdin, if it is one.
+    /// Returns the terminal of stdin, if stdin is one.
     #[must_use]
     pub fn of_stdin() -> Option<Self> {
         let stdin = io::stdin();
@@ -221,7 +224,8 @@ impl CallersTerminal {
         })
     }
 
-    /// Makes it pass everything on as it is. False when it is not ours to set, because we are in its background.
+    /// Makes the terminal pass everything on unchanged. Returns false if ckpt-run is in its background and must not set
+    /// it.
     pub fn take(&mut self) -> bool {
         if !self.is_ours() {
             return false;
@@ -237,7 +241,7 @@ impl CallersTerminal {
         true
     }
 
-    /// Gives it its own modes back.
+    /// Restores the terminal's own modes.
     pub fn give_back(&mut self) {
         if let Some(modes) = self.own.take()
             && self.is_ours()
@@ -246,18 +250,19 @@ impl CallersTerminal {
         }
     }
 
-    /// Whether it has our modes.
+    /// Returns true if the terminal has ckpt-run's modes.
     #[must_use]
     pub fn is_taken(&self) -> bool {
         self.own.is_some()
     }
 
-    /// Whether we are in its foreground. One that is not our controlling terminal has none for us.
+    /// Returns true if ckpt-run is in its foreground, or if it is not ckpt-run's controlling terminal and has no
+    /// foreground.
     fn is_ours(&self) -> bool {
         tcgetpgrp(&self.terminal).map_or(true, |group| group == rustix::process::getpgrp())
     }
 
-    /// With SIGTTOU blocked: where the shell takes the terminal away under our hands, we are not stopped.
+    /// Sets the modes with SIGTTOU blocked: if the shell takes the terminal away meanwhile, ckpt-run is not stopped.
     fn set(&self, modes: &Termios) {
         let mut background_write = SigSet::empty();
         background_write.add(Signal::SIGTTOU);
@@ -288,7 +293,7 @@ mod tests {
 
     use super::*;
 
-    /// One that behaves as a caller's terminal, and is not our controlling one.
+    /// Returns a terminal that behaves as a caller's terminal, and is not the controlling one.
     fn caller() -> (Pty, CallersTerminal) {
         let pty = Pty::open(None).unwrap();
         let terminal = File::from(pty.slave().unwrap());
@@ -334,7 +339,7 @@ mod tests {
         assert!(caller.take() && caller.is_taken());
         assert!(!canonical());
         assert_eq!(line_end(slave.as_fd()), "\r\n");
-        // Taken twice, it still knows its own.
+        // Taken twice, it still has its own modes stored.
         assert!(caller.take());
         drop(caller);
         assert!(canonical());
@@ -348,7 +353,7 @@ mod tests {
         let first = |typed| first_key(master.as_fd(), typed);
         assert_eq!(first(b"abc\x03"), Some((3, Key::Interrupt)));
         assert_eq!(first(b"\x1c"), Some((0, Key::Interrupt)));
-        // Nobody leads the session.
+        // The session has no leader.
         assert_eq!(first(b"abc\x04\x1a\0"), None);
         // A job that reads keys itself.
         caller.take();

@@ -2,11 +2,10 @@
     unsafe_code,
     reason = "a descriptor of another process, an ioctl that nix does not have"
 )]
-//! Periodic timers (`timerfd`) that had rung unheard at a snapshot.
+//! Periodic timers (`timerfd`) that had expired unread at a snapshot.
 //!
-//! The kernel stops such a timer until its owner reads it, and shows it with no
-//! time left. CRIU (4.2) takes that for a disarmed one, and it would never ring
-//! again after a restore. So these are recorded, and armed again afterwards.
+//! The kernel stops such a timer until its owner reads it, and shows it with no time left. CRIU (4.2) treats it as
+//! disarmed, and it would never expire again after a restore. So these timers are recorded, and armed again afterwards.
 
 use std::fs;
 use std::io;
@@ -23,11 +22,11 @@ use serde::{Deserialize, Serialize};
 use super::tree::Process;
 
 nix::ioctl_write_ptr!(
-    /// Sets the number of times that a timer has rung unheard (`TFD_IOC_SET_TICKS`).
+    /// Sets the number of unread expirations of a timer (`TFD_IOC_SET_TICKS`).
     set_ticks, b'T', 0, u64
 );
 
-/// A timer that had rung unheard.
+/// A timer that had expired unread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timer {
     /// Pid as the job sees it.
@@ -36,7 +35,7 @@ pub struct Timer {
     pub descriptor: i32,
 }
 
-/// Why a timer could not be recorded or armed again.
+/// The reason why a timer could not be recorded or armed again.
 #[derive(Debug, thiserror::Error)]
 pub enum TimersError {
     /// `/proc` of a process could not be read.
@@ -48,7 +47,7 @@ pub enum TimersError {
         #[source]
         source: ProcError,
     },
-    /// A restored timer stands still.
+    /// A restored timer is stopped and cannot be armed.
     #[error("cannot start timer {descriptor} of process {pid} again")]
     Arm {
         /// Pid as the host sees it.
@@ -61,10 +60,10 @@ pub enum TimersError {
     },
 }
 
-/// Lists the periodic timers of `processes` (frozen) that have rung unheard.
+/// Lists the periodic timers of `processes` (frozen) that have expired unread.
 ///
 /// # Errors
-/// When a process is gone.
+/// A process has exited.
 pub fn rung_timers(processes: &[Process]) -> Result<Vec<Timer>, TimersError> {
     let mut found = Vec::new();
     for process in processes {
@@ -82,7 +81,7 @@ pub fn rung_timers(processes: &[Process]) -> Result<Vec<Timer>, TimersError> {
     Ok(found)
 }
 
-/// Arms these timers again in the restored `processes`: they ring next after one period.
+/// Arms these timers again in the restored `processes`: they next expire after one period.
 ///
 /// # Errors
 /// The first timer that cannot be armed.
@@ -111,7 +110,7 @@ fn timers_of(pid: i32) -> Result<Vec<i32>, ProcError> {
     Ok(found)
 }
 
-/// What `/proc` tells of a timer; seconds and nanoseconds.
+/// The state of a timer in `/proc`; seconds and nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct State {
     ticks: u64,
@@ -155,12 +154,12 @@ fn state(pid: i32, descriptor: i32) -> io::Result<State> {
 
 fn arm(pid: i32, descriptor: i32) -> io::Result<()> {
     let state = state(pid, descriptor)?;
-    // Already armed by its owner, or through another descriptor for it.
+    // The timer was already armed by its owner, or through another descriptor for it.
     if !state.stopped() {
         return Ok(());
     }
     let borrowed = borrow(pid, descriptor)?;
-    // SAFETY: the descriptor is ours alone and handed over.
+    // SAFETY: this process alone owns the descriptor, and hands it over.
     let timer = unsafe { TimerFd::from_raw_fd(borrowed.into_raw_fd()) };
     let period = TimeSpec::new(state.period.0, state.period.1);
     timer.set(
@@ -174,7 +173,7 @@ fn arm(pid: i32, descriptor: i32) -> io::Result<()> {
     Ok(())
 }
 
-/// A descriptor of our own for what another process has open (Linux 5.6).
+/// Returns an own descriptor for a file that another process has open (Linux 5.6).
 fn borrow(pid: i32, descriptor: i32) -> io::Result<OwnedFd> {
     // SAFETY: plain system call with integer arguments.
     let process = own(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
@@ -184,7 +183,7 @@ fn borrow(pid: i32, descriptor: i32) -> io::Result<OwnedFd> {
 
 fn own(result: libc::c_long) -> io::Result<OwnedFd> {
     let number = RawFd::try_from(Errno::result(result)?).map_err(io::Error::other)?;
-    // SAFETY: the kernel has just installed this descriptor for us, nobody else owns it.
+    // SAFETY: the kernel has just installed this descriptor for this process; it has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 

@@ -1,10 +1,10 @@
 #![allow(unsafe_code, reason = "process_madvise, which no library has")]
 //! Huge pages of a restored process.
 //!
-//! CRIU fills memory page by page, and the kernel's own thread makes huge pages of them at 16 MiB in 10 s (its defaults):
-//! until then the job is slower than it was. Here it is asked to do so at once (`MADV_COLLAPSE`, Linux 6.1), where it
-//! would do it by itself, and where that takes no memory: of small pages that are all there, and nobody else's. What is in
-//! the memory stays as it is.
+//! CRIU fills memory page by page, and the kernel's own thread converts it to huge pages at 16 MiB in 10 s (its
+//! defaults): until then the job is slower than before. This module requests the conversion at once (`MADV_COLLAPSE`,
+//! Linux 6.1), where the kernel would do it by itself, and where it takes no memory: from small pages that are all
+//! present and not shared. The memory's content does not change.
 
 use std::fs;
 use std::io;
@@ -21,20 +21,20 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::tree::smaps;
 
-/// Length of a huge page, bytes.
+/// The file with the length of a huge page in bytes.
 const LENGTH: &str = "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
-/// Most that is asked for at once, bytes: some milliseconds of copying.
+/// Limit on one request in bytes: some milliseconds of copying.
 const STEP_MAX: u64 = 32 << 20;
-/// Refusals for want of memory until no more is asked for: each has the kernel look for some.
+/// Limit on refusals for lack of memory before the requests end: each makes the kernel search for memory.
 const REFUSED_MAX: u32 = 8;
-/// Since Linux 6.1.
+/// The advice to convert to huge pages, since Linux 6.1.
 const MADV_COLLAPSE: libc::c_int = 25;
 
-/// Asks for huge pages in a process (a host pid), a step at a time, with a `pause` before each. How many bytes have some
-/// now.
+/// Requests huge pages in a process (a host pid), a step at a time, with a `pause` before each. Returns the number of
+/// bytes in huge pages.
 ///
 /// # Errors
-/// The process cannot be looked at, or the kernel does not do that for us (`EPERM`).
+/// The process cannot be inspected, or the kernel refuses this to ckpt-run (`EPERM`).
 pub fn make_huge_pages(host_pid: i32, mut pause: impl FnMut()) -> io::Result<u64> {
     let Some(huge) = length() else {
         return Ok(0);
@@ -46,9 +46,9 @@ pub fn make_huge_pages(host_pid: i32, mut pause: impl FnMut()) -> io::Result<u64
         pause();
         match advise(process.as_raw_fd(), &range) {
             Ok(()) => done += range.end - range.start,
-            // Some of it is in use just now, or the kernel does not do it at all.
+            // Some of the memory is in use just now, or the kernel does not convert it at all.
             Err(Errno::EAGAIN | Errno::EINVAL) => {}
-            // No huge page is free, or the job may have no more; or the memory is not there any more.
+            // No huge page is free, or the job may have no more; or the memory does not exist any more.
             Err(Errno::ENOMEM | Errno::EBUSY) if refused < REFUSED_MAX => refused += 1,
             Err(Errno::ENOMEM | Errno::EBUSY | Errno::ESRCH) => break,
             Err(errno) => return Err(errno.into()),
@@ -57,14 +57,14 @@ pub fn make_huge_pages(host_pid: i32, mut pause: impl FnMut()) -> io::Result<u64
     Ok(done)
 }
 
-/// `None` where the kernel knows none.
+/// Returns the length of a huge page; `None` if the kernel has none.
 fn length() -> Option<u64> {
     let text = fs::read_to_string(LENGTH).ok()?;
     let length = text.trim().parse().ok();
     length.filter(|length: &u64| length.is_power_of_two() && *length >= procfs::page_size())
 }
 
-/// Parts of a process's memory that can become huge pages.
+/// Returns the parts of a process's memory that can become huge pages.
 fn ranges(host_pid: i32, huge: u64) -> ProcResult<Vec<Range<u64>>> {
     let process = ProcessEntry::new(host_pid)?;
     let mut pages = process.pagemap()?;
@@ -82,19 +82,19 @@ fn ranges(host_pid: i32, huge: u64) -> ProcResult<Vec<Range<u64>>> {
     Ok(ranges)
 }
 
-/// Whether the kernel would use huge pages there.
+/// Returns true if the kernel would use huge pages there.
 fn is_eligible(map: &MemoryMap) -> bool {
     let own = MMPermissions::PRIVATE | MMPermissions::WRITE;
     let is_anonymous = match &map.pathname {
         MMapPath::Anonymous | MMapPath::Heap => true,
-        // With a name that the process gave it.
+        // A mapping with a name that the process gave it.
         MMapPath::Other(name) => name.starts_with("anon:"),
         _ => false,
     };
     is_anonymous && map.perms.contains(own) && map.extension.map.get("THPeligible") == Some(&1)
 }
 
-/// Whether all small pages are there, and shared with nobody: a child that was forked shares them until one of both writes.
+/// Returns true if all small pages are present and not shared: a forked child shares them until one of both writes.
 fn is_whole(pages: &mut PageMap, at: u64, huge: u64) -> ProcResult<bool> {
     let index = |address: u64| usize::try_from(address / procfs::page_size()).unwrap_or(usize::MAX);
     let own = MemoryPageFlags::PRESENT | MemoryPageFlags::MMAP_EXCLUSIVE;
@@ -108,7 +108,7 @@ fn is_whole(pages: &mut PageMap, at: u64, huge: u64) -> ProcResult<bool> {
     Ok(pages.iter().all(is_own))
 }
 
-/// Adds a part, to the one before it where they meet.
+/// Adds a part, and merges it with the previous one if they meet.
 fn add(ranges: &mut Vec<Range<u64>>, part: Range<u64>) {
     match ranges.last_mut() {
         Some(last) if last.end == part.start && part.end - last.start <= STEP_MAX => {
@@ -123,7 +123,7 @@ fn advise(process: libc::c_int, range: &Range<u64>) -> nix::Result<()> {
         iov_base: range.start as *mut libc::c_void,
         iov_len: usize::try_from(range.end - range.start).unwrap_or(usize::MAX),
     };
-    // SAFETY: the address is another process's, where no byte changes by this; the structure outlives the call.
+    // SAFETY: the address is another process's, where no byte changes by this call; the structure outlives the call.
     let advised = unsafe {
         libc::syscall(
             libc::SYS_process_madvise,

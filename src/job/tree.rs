@@ -8,9 +8,9 @@ use procfs::FromBufRead;
 use procfs::ProcError;
 use procfs::process::{MMapPath, MemoryMaps, ProcState, Process as ProcessEntry, Status};
 
-/// Most processes of one job; more is taken for a runaway fork.
+/// Limit on the processes of one job; more are treated as a runaway fork.
 const PROCESSES_MAX: usize = 32_768;
-/// What processes are ended with, of what ends those that do not expect it.
+/// Signals with which processes are usually ended, among those that kill an unprepared process.
 const DEADLY: [Signal; 5] = [
     Signal::SIGHUP,
     Signal::SIGINT,
@@ -18,13 +18,13 @@ const DEADLY: [Signal; 5] = [
     Signal::SIGKILL,
     Signal::SIGTERM,
 ];
-/// How the kernel names the memory that CRIU's code is mapped from (compel, `CRIUMFD`).
+/// The kernel's name for the memory that CRIU's code is mapped from (compel, `CRIUMFD`).
 const CRIU_MAPPING: &str = "/memfd:CRIUMFD (deleted)";
 
-/// Why the process tree could not be read.
+/// The reason why the process tree could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum TreeError {
-    /// A process of the tree is gone, or `/proc` is not what it should be.
+    /// A process of the tree has exited, or `/proc` has an unexpected content.
     #[error("cannot read process {pid} in /proc")]
     Process {
         /// Pid as the host sees it.
@@ -33,7 +33,7 @@ pub enum TreeError {
         #[source]
         source: ProcError,
     },
-    /// The root of the tree is not there.
+    /// The root of the tree does not exist.
     #[error("cannot find the job's first process")]
     NoRoot,
     /// More processes than any job has.
@@ -46,22 +46,22 @@ pub enum TreeError {
 pub struct Process {
     /// Pid as the host sees it.
     pub host_pid: i32,
-    /// Pid as the job sees it; the same where the job has no PID namespace of its own.
+    /// Pid as the job sees it; the same number if the job has no PID namespace.
     pub pid: i32,
-    /// Resident memory, bytes.
+    /// Resident memory in bytes.
     pub resident: u64,
 }
 
-/// The child of `parent` (a host pid) whose innermost pid is `pid`.
+/// Returns the child of `parent` (a host pid) whose innermost pid is `pid`.
 ///
 /// # Errors
-/// [`TreeError::NoRoot`] when there is none.
+/// [`TreeError::NoRoot`] if there is none.
 pub fn child_with_pid(parent: i32, pid: i32) -> Result<i32, TreeError> {
     let mut unread = None;
     for child in children(parent)? {
         match describe(child) {
             Ok(process) if process.pid == pid => return Ok(child),
-            // Another child may end at any moment.
+            // Another child may exit at any moment.
             Ok(_) => {}
             Err(error) if is_gone(&error) => {}
             Err(error) => unread = Some(error),
@@ -70,8 +70,8 @@ pub fn child_with_pid(parent: i32, pid: i32) -> Result<i32, TreeError> {
     Err(unread.unwrap_or(TreeError::NoRoot))
 }
 
-/// Whether a process (a host pid) still runs or could: it is there, and no zombie. One whose first thread alone has ended
-/// looks like a zombie, and runs.
+/// Returns true if a process (a host pid) runs or could run: it exists and is not a zombie. A process of which only the
+/// first thread has exited looks like a zombie, but runs.
 #[must_use]
 pub fn is_alive(pid: i32) -> bool {
     let stat = ProcessEntry::new(pid).and_then(|entry| entry.stat());
@@ -82,8 +82,8 @@ pub fn is_alive(pid: i32) -> bool {
     })
 }
 
-/// Whether a process that stands still dies as soon as it goes on: it was sent a signal that ends it. False where that
-/// cannot be told.
+/// Returns true if a stopped process dies as soon as it continues, because a deadly signal was sent to it. Returns
+/// false if that cannot be determined.
 #[must_use]
 pub fn is_doomed(pid: i32) -> bool {
     status(pid).is_ok_and(|status| {
@@ -94,7 +94,7 @@ pub fn is_doomed(pid: i32) -> bool {
     })
 }
 
-/// The first of `processes` that stands still by a signal or a debugger; its pid as the job sees it.
+/// Returns the first of `processes` that is stopped by a signal or a debugger, by its pid as the job sees it.
 #[must_use]
 pub fn first_stopped(processes: &[Process]) -> Option<i32> {
     let stopped = |process: &&Process| {
@@ -106,25 +106,26 @@ pub fn first_stopped(processes: &[Process]) -> Option<i32> {
     processes.iter().find(stopped).map(|process| process.pid)
 }
 
-/// `/proc/PID/status` of a process, or of a thread by its own number; both as the host sees them. A name in it may be cut
-/// in the middle of a character, since the kernel keeps 15 bytes of each.
+/// Reads `/proc/PID/status` of a process, or of a thread by its own number; both as the host sees them. A name in it
+/// may be cut in the middle of a character, since the kernel keeps 15 bytes of each.
 pub(super) fn status(pid: i32) -> Result<Status, ProcError> {
     let text = fs::read(format!("/proc/{pid}/status"))?;
     Status::from_buf_read(String::from_utf8_lossy(&text).as_bytes())
 }
 
-/// `/proc/PID/maps` of a process (a host pid). In names that are not UTF-8 the characters that are none are U+FFFD;
-/// `/proc/PID/map_files` has their bytes.
+/// Reads `/proc/PID/maps` of a process (a host pid). In names that are not UTF-8, the invalid bytes become U+FFFD;
+/// `/proc/PID/map_files` has the names' bytes.
 pub(super) fn maps(pid: i32) -> Result<MemoryMaps, ProcError> {
     mappings(&format!("/proc/{pid}/maps"))
 }
 
-/// The same of `/proc/PID/smaps`, for which the kernel looks at every page.
+/// Reads the mappings from `/proc/PID/smaps`, for which the kernel checks every page.
 pub(super) fn smaps(pid: i32) -> Result<MemoryMaps, ProcError> {
     mappings(&format!("/proc/{pid}/smaps"))
 }
 
-/// What leads to the file that a process (a host pid) has mapped at these addresses, whatever has become of its name.
+/// Returns the link to the file that a process (a host pid) has mapped at these addresses; it works even if the file's
+/// name has changed.
 pub(super) fn map_link(pid: i32, (from, to): (u64, u64)) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/map_files/{from:x}-{to:x}"))
 }
@@ -133,7 +134,7 @@ fn mappings(path: &str) -> Result<MemoryMaps, ProcError> {
     MemoryMaps::from_buf_read(String::from_utf8_lossy(&fs::read(path)?).as_bytes())
 }
 
-/// Whether one of `processes` was killed while it was traced.
+/// Returns true if one of `processes` was killed while it was traced.
 #[must_use]
 pub fn died_under_trace(processes: &[Process]) -> bool {
     processes.iter().any(|process| {
@@ -142,11 +143,10 @@ pub fn died_under_trace(processes: &[Process]) -> bool {
     })
 }
 
-/// The first of `processes` in which a killed CRIU has left a part of itself, or which it still stops.
+/// Returns the first of `processes` in which a killed CRIU has left a part of itself, or which it still stops.
 ///
-/// CRIU works in a process through code that it maps there. When it is killed, the code gives the
-/// thread back as it was, but stays mapped, and what else it had changed (a TCP connection in repair
-/// mode) stays changed.
+/// CRIU works in a process through code that it maps there. If CRIU is killed, that code returns the thread to its
+/// former state, but stays mapped, and other changes (a TCP connection in repair mode) remain.
 #[must_use]
 pub fn with_remains_of_criu(processes: &[Process]) -> Option<Process> {
     let found = processes.iter().find(|process| {
@@ -168,13 +168,13 @@ pub fn with_remains_of_criu(processes: &[Process]) -> Option<Process> {
     found.copied()
 }
 
-/// `root` (a host pid) and all its descendants, parents before children.
+/// Returns `root` (a host pid) and all its descendants, parents before children.
 ///
-/// A process that ends while the tree is read is left out; one that is forked meanwhile may be
-/// missing, unless the tree is frozen.
+/// A process that exits while the tree is read is left out; a process that is forked meanwhile may be missing, unless
+/// the tree is frozen.
 ///
 /// # Errors
-/// [`TreeError::NoRoot`] when the root is gone, [`TreeError::Process`] where one that is there cannot be read.
+/// [`TreeError::NoRoot`] if the root has exited, [`TreeError::Process`] if an existing process cannot be read.
 pub fn tree(root: i32) -> Result<Vec<Process>, TreeError> {
     let first = describe(root).map_err(|error| match error {
         error if is_gone(&error) => TreeError::NoRoot,
@@ -201,7 +201,7 @@ pub fn tree(root: i32) -> Result<Vec<Process>, TreeError> {
     Ok(found)
 }
 
-/// Whether that is because the process is not there any more: others must not be taken for gone with it.
+/// Returns true if the cause is that the process has exited; other causes must not count as an exit.
 fn is_gone(error: &TreeError) -> bool {
     match error {
         TreeError::Process { pid, source } => {
@@ -215,7 +215,7 @@ fn children(pid: i32) -> Result<Vec<i32>, TreeError> {
     let read = || -> Result<Vec<i32>, ProcError> {
         let mut all = Vec::new();
         for task in ProcessEntry::new(pid)?.tasks()? {
-            // A thread that has ended has no children any more: they went to another one.
+            // A thread that has exited has no children any more: they were given to another thread.
             let Ok(children) = task.and_then(|task| task.children()) else {
                 continue;
             };
@@ -272,13 +272,13 @@ mod tests {
         assert_eq!(process.pid, pid);
         assert_eq!(child_with_pid(me, pid).unwrap(), pid);
         assert!(is_alive(pid));
-        // Other tests of this process stop children of theirs.
+        // Other tests of this process stop their own children.
         assert_eq!(with_remains_of_criu(&[process]), None);
         drop(child.stdin.take());
         while is_alive(pid) {
             std::thread::yield_now();
         }
-        // Not waited for, it is a zombie now.
+        // The process was not waited for, so it is a zombie now.
         assert_eq!(child_with_pid(me, pid).unwrap(), pid);
         child.wait().unwrap();
         assert!(matches!(child_with_pid(me, pid), Err(TreeError::NoRoot)));
@@ -287,7 +287,7 @@ mod tests {
     #[test]
     fn a_process_whose_name_is_cut_within_a_character_is_there_with_its_children() {
         let folder = tempfile::tempdir().unwrap();
-        // The kernel keeps 15 bytes of it.
+        // The kernel keeps 15 bytes of the name.
         let program = folder.path().join("trainiermodellé");
         fs::copy("/bin/sh", &program).unwrap();
         let mut child = std::process::Command::new(&program)

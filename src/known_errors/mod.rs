@@ -1,39 +1,40 @@
-//! What CRIU, the CUDA driver and a full disk say, in the user's words: one table, and how something is found in it.
+//! The table of known errors: what a message of CRIU, a code of the CUDA driver or a full disk means for the user, and
+//! the search in that table.
 //!
-//! A leaf: whoever hears an error asks here, and nothing here knows who does. Texts are those of CRIU 4.1 and 4.2, codes
-//! those of driver 580. `docs/guide/troubleshooting.md` is made of the table (a test says how).
+//! A leaf module: code that meets an error calls it, and it does not know its callers. The texts are those of CRIU 4.1
+//! and 4.2, the codes those of driver 580. `docs/guide/troubleshooting.md` is generated from the table (see the tests).
 
 use std::io;
 
 #[cfg(test)]
 mod tests;
 
-/// What an error means, and what to do about it.
+/// The meaning of an error and its remedy.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Cause {
-    /// By what it is known.
+    /// The pattern that identifies the error.
     pub sign: Sign,
-    /// What it means.
+    /// The meaning of the error.
     pub cause: &'static str,
-    /// What to do.
+    /// The action for the user.
     pub remedy: &'static str,
 }
 
-/// By what an error is known.
+/// A pattern that identifies an error.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Sign {
-    /// All of these are in one line of CRIU's log.
+    /// A line of CRIU's log that contains all of these texts.
     Criu(&'static [&'static str]),
-    /// The driver answered one of these calls (any, where none is named) with this code.
+    /// A code that the driver returned from one of these calls (from any call if the list is empty).
     Cuda(&'static [&'static str], i32),
 }
 
-/// What was heard.
+/// An observed error.
 #[derive(Clone, Copy, Debug)]
 pub enum Symptom<'a> {
     /// A line of CRIU's log.
     Criu(&'a str),
-    /// The driver's answer to a call ("lock", "checkpoint", …).
+    /// The driver's result of a call ("lock", "checkpoint", …).
     Cuda(&'a str, i32),
 }
 
@@ -61,7 +62,7 @@ pub(crate) fn is_loss(error: &io::Error) -> bool {
         )
 }
 
-/// Whether the disk or the user's share of it is full.
+/// Returns true if the disk or the user's quota is full.
 pub(crate) fn is_disk_full(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -69,8 +70,8 @@ pub(crate) fn is_disk_full(error: &io::Error) -> bool {
     )
 }
 
-/// The first cause in the table that explains one of the symptoms, and which of them: a line that says more goes
-/// before one that comes earlier.
+/// Returns the first cause in the table that explains one of the symptoms, and that symptom. A more specific line of
+/// the table wins over an earlier symptom.
 #[must_use]
 pub fn find<'a>(symptoms: &[Symptom<'a>]) -> Option<(&'static Cause, Symptom<'a>)> {
     CAUSES.iter().find_map(|cause| {
@@ -110,7 +111,7 @@ const PUT_BACK: &str = "put the file back as it was at the snapshot, or restore 
 const PID_TAKEN: &str = "a process id of the job is taken";
 const OWN_PIDS: &str = "run with isolation = \"namespaces\"";
 
-/// In order of precedence: what says more comes first.
+/// The causes in order of precedence: more specific entries come first.
 pub static CAUSES: &[Cause] = &[
     criu(
         &["has bad size"],
@@ -133,7 +134,7 @@ pub static CAUSES: &[Cause] = &[
         PUT_BACK,
     ),
     criu(&["anon_inode:[io_uring]"], IO_URING, HIDE_IO_URING),
-    // Since Linux 6.7 such a descriptor cannot be sent through a socket (EINVAL), which is how CRIU gets at all of them.
+    // Since Linux 6.7 such a descriptor cannot be sent through a socket (EINVAL); CRIU gets all descriptors that way.
     criu(&["send_fds failed (-22)"], IO_URING, HIDE_IO_URING),
     criu(
         &["anon_inode:[userfaultfd]"],
@@ -287,7 +288,7 @@ pub static CAUSES: &[Cause] = &[
         "ckpt-run runs under a seccomp filter or in a user namespace, and may not lift the job's own filters",
         "in a container set seccomp=unconfined (Kubernetes: seccompProfile of type Unconfined), and let it not be rootless",
     ),
-    // SO_PASSCRED, which internet sockets do not have any more since Linux 6.16.
+    // SO_PASSCRED, which internet sockets no longer have since Linux 6.16.
     criu(
         &["Can't get 1:16 opt"],
         "the job has an internet socket, and this CRIU is too old for the running kernel",

@@ -1,4 +1,4 @@
-//! Every cause is reached by what CRIU and the driver really say, and the guide says what the table says.
+//! Tests: every cause is reached by real messages of CRIU and the driver, and the guide agrees with the table.
 
 use std::collections::HashSet;
 use std::fs;
@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use super::*;
 
-/// Lines of logs, each with a part of what it means. Those that begin without a time were provoked (CRIU 4.2.1,
-/// Linux 6.18) and taken from the log as they were; the others are put together from CRIU's source.
+/// Lines of logs, each with a part of its meaning. Lines that begin without a time were provoked (CRIU 4.2.1, Linux
+/// 6.18) and copied unchanged from the log; the others are composed from CRIU's source.
 const LINES: &[(&str, &str)] = &[
     (
         " 27116: Error (criu/files-reg.c:2175): File tmp/w/size/f has bad size 10 (expect 20)",
@@ -199,7 +199,7 @@ const LINES: &[(&str, &str)] = &[
     ),
 ];
 
-/// Answers of the driver's: call, code, and a part of what it means (codes as measured, driver 580).
+/// Results of the driver: call, code, and a part of the meaning (codes as measured, driver 580).
 const ANSWERS: &[(&str, i32, &str)] = &[
     ("checkpoint", 801, "managed memory"),
     ("restore", 801, "managed memory"),
@@ -265,7 +265,7 @@ fn the_line_that_says_more_goes_first() {
     assert!(matches!(symptom, Symptom::Criu(line) if line == lines[1]));
 }
 
-/// The texts of the table are those of the program, but for what the C library says.
+/// Checks that the table's texts occur in the CRIU program, except for texts of the C library.
 #[test]
 fn criu_has_the_texts_that_it_is_known_by() {
     const OF_THE_KERNEL: [&str; 10] = [
@@ -280,7 +280,7 @@ fn criu_has_the_texts_that_it_is_known_by() {
         "Cannot allocate memory",
         "Operation not permitted",
     ];
-    // With the numbers that CRIU puts in, as the program does not have them.
+    // Texts with the numbers that CRIU fills in; the program contains the format strings.
     const FILLED_IN: [(&str, &str); 3] = [
         ("Can't get 1:16 opt", "Can't get %d:%d opt"),
         ("send_fds failed (-22)", "send_fds failed (%d)"),

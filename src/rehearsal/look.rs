@@ -16,7 +16,7 @@ pub(super) struct Look {
     host_pids: Vec<i32>,
     /// CPU time that they, and those of their children that have ended, have used since they began, or were restored.
     pub cpu_seconds: f64,
-    /// Resident memory, bytes.
+    /// Resident memory in bytes.
     pub memory: u64,
 }
 

@@ -59,7 +59,7 @@ pub enum RestoreError {
     /// The restored processes are not there.
     #[error("cannot find the restored processes")]
     Tree(#[from] job::TreeError),
-    /// A restored timer stands still.
+    /// A restored timer is stopped and cannot be armed.
     #[error("cannot start the job's timers again")]
     Timers(#[from] job::TimersError),
     /// The CUDA driver's library could not be used.

@@ -166,7 +166,7 @@ fn read_file(path: &Path) -> Result<Key, KeyError> {
         path: path.to_owned(),
         source,
     };
-    // A fifo of that name must not hang us.
+    // A fifo of that name must not block ckpt-run.
     let file = OpenOptions::new()
         .read(true)
         .custom_flags((OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits())

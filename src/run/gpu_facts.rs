@@ -48,7 +48,7 @@ pub struct SparedThreads {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Told")]
 pub struct GpuFacts {
-    /// `GPU-` and the UUID.
+    /// The UUID with its prefix `GPU-`.
     pub uuid: String,
     /// The model; empty when unknown.
     pub name: String,

@@ -42,7 +42,7 @@ pub struct ResidentProcess {
 pub struct ResidentSegment {
     /// Where the process has it mapped.
     pub address: u64,
-    /// Bytes.
+    /// The number of bytes.
     pub len: u64,
     /// UUID of its GPU, as `GPU-…`.
     pub gpu: String,

@@ -17,7 +17,7 @@ use std::mem::offset_of;
 use nix::libc::{self, sock_filter};
 use serde::{Deserialize, Serialize};
 
-/// Whether the job sees `io_uring`.
+/// The job's view of `io_uring`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum IoUring {
     /// It does not, where we may say so.

@@ -84,7 +84,7 @@ pub enum Event {
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ended {
-    /// It exited with this code.
+    /// The job exited with this code.
     Exited(i32),
     /// This signal killed it.
     Signaled(i32),

@@ -177,7 +177,7 @@ pub enum ReadError {
         stream: String,
         /// The chunk's position in the stream.
         chunk: usize,
-        /// What is wrong.
+        /// The problem with the expression.
         reason: String,
     },
     /// The image has no such stream.

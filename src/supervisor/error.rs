@@ -64,7 +64,7 @@ pub enum RunError {
     /// Something of the system's failed.
     #[error("cannot {operation}")]
     System {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
         /// The reason.
         #[source]

@@ -1,4 +1,4 @@
-//! Verbs that ask a running supervisor: snapshot, pause, stop, status.
+//! Verbs that send a request to a running supervisor: snapshot, pause, stop, status.
 
 pub(super) mod pause;
 pub(super) mod snapshot;

@@ -9,7 +9,7 @@ use crate::cli::print;
 use crate::store::ImageId;
 use crate::supervisor::{ControlError, request_pause, request_stop, request_unpause};
 
-/// Between two looks at the GPUs: the driver tells nobody when memory gets free.
+/// Pause between two queries of the GPUs: the driver sends no notification when memory becomes free.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(crate) fn pause(global: &Global) -> Result<ExitCode, Failure> {

@@ -1,4 +1,4 @@
-//! `ckpt-run snapshot`: asks the supervisor of a store.
+//! `ckpt-run snapshot`: requests a snapshot from the supervisor of a store.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! `ckpt-run status`: how the run is, once or again and again.
+//! `ckpt-run status`: the state of the run, once or repeatedly.
 
 use std::io::{self, IsTerminal};
 use std::path::Path;
@@ -18,9 +18,9 @@ pub(crate) mod fuzz_status;
 mod live;
 mod view;
 
-/// Exit code where no supervisor runs, as `systemctl status` has it for a service that does not.
+/// Exit code if no supervisor runs, equal to that of `systemctl status` for a stopped service.
 const NOT_RUNNING: u8 = 3;
-/// Between two looks at a run that is watched: as often as a reader takes notice.
+/// Pause between two queries of a watched run: as often as a reader notices a change.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(global: &Global, watch: bool) -> Result<ExitCode, Failure> {
@@ -50,17 +50,17 @@ fn exit_code(status: &Status) -> ExitCode {
     }
 }
 
-/// The supervisor's answer, or what the store remembers.
+/// Returns the supervisor's status, or the status that the store has recorded.
 fn look(store: &Path) -> Result<Status, Failure> {
     match request_status(store) {
         Ok(status) => Ok(status),
-        // One that is just ending has nothing to say any more.
+        // A supervisor that is just ending answers no more requests.
         Err(ControlError::NoSupervisor(_) | ControlError::Ended) => Ok(status_of_store(store)?),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Whether something happened that is worth a line.
+/// Returns true if a change is important enough for a line.
 fn differs(one: &Status, other: &Status) -> bool {
     let essence = |status: &Status| {
         let last = status.last_snapshot().map(|last| last.image.clone());
@@ -84,7 +84,7 @@ fn print(global: &Global, status: &Status, line: bool) -> Result<ExitCode, Failu
     }
 }
 
-/// What the run is at, and how long.
+/// Returns the run's state and its duration.
 fn headline(status: &Status) -> String {
     let since = match (status.since_seconds, status.since) {
         (Some(seconds), _) => format!(" for {}", time_in_words(seconds)),
@@ -98,7 +98,7 @@ fn headline(status: &Status) -> String {
         State::Finished => format!("not running: finished{since}"),
         State::Failed => format!("not running: the job failed and was given up{since}"),
         State::Error => format!("not running: ckpt-run failed{since}; {}", again(status)),
-        // A state that every snapshot begins anew: how long says nothing.
+        // Every snapshot starts this state again, so its duration has no meaning.
         State::Running => format!("running, {}", up(status)),
         State::Starting
         | State::Snapshotting
@@ -109,7 +109,7 @@ fn headline(status: &Status) -> String {
     }
 }
 
-/// What the same line does with a run that is not over.
+/// Returns the effect of the same command line on a run that is not over.
 fn again(status: &Status) -> &'static str {
     match status.usage {
         Some(Usage { images: 0, .. }) => "there is no image: the same line begins anew",
@@ -117,12 +117,12 @@ fn again(status: &Status) -> &'static str {
     }
 }
 
-/// How long the run is up, across snapshots and supervisors.
+/// Returns the total time of the run, across snapshots and supervisors.
 fn up(status: &Status) -> String {
     format!("up {}", time_in_words(status.summary.run_seconds))
 }
 
-/// How long the job lives since its last restore.
+/// Returns the time since the job's last restore.
 fn back(status: &Status) -> Option<String> {
     let seconds = time_in_words(status.restored_seconds?);
     Some(format!("restored {seconds} ago"))
@@ -144,7 +144,7 @@ fn in_a_line(status: &Status) -> String {
     parts.join(", ")
 }
 
-/// A headline, and a line for each thing that is known.
+/// Returns the headline and a line for each known fact.
 fn in_full(status: &Status) -> String {
     let mut head = headline(status);
     if !status.command.is_empty() {
@@ -197,7 +197,7 @@ fn snapshot(last: &Freeze) -> String {
     )
 }
 
-/// The history of freezes, where there is one.
+/// Returns the history of freezes, if there is one.
 fn frozen(status: &Status) -> Option<String> {
     let times = status.snapshots.iter();
     let times: Vec<String> = times.map(|one| time_in_words(one.freeze_seconds)).collect();

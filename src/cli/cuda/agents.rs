@@ -1,4 +1,4 @@
-//! Processes of a run of ours that the driver alone would lose: they are left to their supervisor.
+//! Processes of a ckpt-run job whose GPU memory the driver alone would lose; they are left to their supervisor.
 
 use std::io;
 use std::time::Duration;
@@ -8,10 +8,10 @@ use crate::cuda::{Driver, State};
 use crate::job;
 use crate::run::STORE_VARIABLE;
 
-/// For an agent to say what it holds: it answers from memory.
+/// Time limit for an agent to report its memory; it answers without any work.
 const HELLO_LIMIT: Duration = Duration::from_secs(1);
 
-/// Why processes are not suspended; nothing was done.
+/// The reason why processes are not suspended; nothing was done.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BoundError {
     #[error(
@@ -29,10 +29,11 @@ pub(super) enum BoundError {
     Socket(#[from] io::Error),
 }
 
-/// Asks those that are not suspended yet, and have an agent, whether the driver alone brings them back.
+/// Queries the agents of processes that are not suspended yet, and fails if the driver alone cannot restore one of the
+/// processes.
 pub(super) fn ask(driver: &Driver, pids: &[i32]) -> Result<(), BoundError> {
     let mut channel = Channel::bind()?;
-    // The agent of one that is suspended waits for the driver.
+    // The agent of a suspended process waits for the driver.
     let is_suspended = |pid: &i32| matches!(driver.process(*pid).state(), Ok(State::Checkpointed));
     for pid in pids.iter().filter(|pid| !is_suspended(pid)) {
         let environment = job::environment(*pid);
@@ -49,7 +50,7 @@ pub(super) fn ask(driver: &Driver, pids: &[i32]) -> Result<(), BoundError> {
     Ok(())
 }
 
-/// What the agent of a process says, if there is one.
+/// Returns the answer of a process's agent, if there is one.
 fn hello(channel: &mut Channel, pid: i32, environment: &[u8]) -> Result<Option<Hello>, AgentError> {
     let token = job::variable(environment, TOKEN_VARIABLE);
     let token = token.and_then(|token| token.parse::<Token>().ok());

@@ -1,4 +1,4 @@
-//! What the verbs of `ckpt-run cuda` are told: processes, patience, other GPUs.
+//! The arguments of the verbs of `ckpt-run cuda`: processes, timeouts, other GPUs.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -86,7 +86,7 @@ impl FromStr for MapArgument {
 }
 
 impl Pids {
-    /// Each once, in the order given.
+    /// Returns each pid once, in the given order.
     pub(super) fn once(&self) -> Vec<i32> {
         let mut pids: Vec<i32> = Vec::with_capacity(self.pids.len());
         for pid in &self.pids {
@@ -99,7 +99,7 @@ impl Pids {
 }
 
 impl Patience {
-    /// A process alone waits for no other: one attempt takes all the time.
+    /// Returns the options. A single process waits for no other process, so one attempt takes all the time.
     pub(super) fn options(&self, pids: &[i32]) -> SuspendOptions {
         let attempt = match pids {
             [_] => self.timeout,
@@ -113,7 +113,7 @@ impl Patience {
 }
 
 impl Onto {
-    /// The map; `here` lists the GPUs of this machine, and is asked only for `auto`.
+    /// Returns the map; `here` lists the GPUs of this machine and is called only for `auto`.
     pub(super) fn map(
         &self,
         here: impl Fn() -> Result<Vec<GpuUuid>, Failure>,

@@ -1,4 +1,4 @@
-//! `ckpt-run cuda gpus`: the driver and the GPUs, as one needs them to write a map.
+//! `ckpt-run cuda gpus`: the driver and the GPUs, with the details needed to write a map.
 
 use std::process::ExitCode;
 
@@ -10,12 +10,12 @@ use crate::cli::print;
 use crate::cuda::{self, Driver, Gpu, GpuUuid, UuidError};
 use crate::run::size;
 
-/// What `cuda gpus --json` prints.
+/// The output of `cuda gpus --json`.
 #[derive(Serialize)]
 struct Machine {
     driver: Option<String>,
     cuda: String,
-    /// Whether the driver restores onto other GPUs.
+    /// True if the driver can restore onto other GPUs.
     gpu_map: bool,
     gpus: Vec<Device>,
 }
@@ -74,7 +74,7 @@ pub(super) fn run(global: &Global, driver: &Driver) -> Result<ExitCode, Failure>
     print::print(&(head + &lines.collect::<String>()))
 }
 
-/// The GPUs of this machine, in its order.
+/// Returns the GPUs of this machine, in its order.
 pub(super) fn here() -> Result<Vec<GpuUuid>, Failure> {
     let inventory = cuda::inventory().map_err(|error| refused(&error))?;
     let uuids = inventory.gpus.iter().map(|gpu| gpu.uuid.parse());

@@ -1,4 +1,4 @@
-//! The verbs with a driver that is not there.
+//! Tests of the verbs with a fake driver.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ fn verb(line: &str) -> CudaVerb {
         .verb
 }
 
-/// The text and whether all went well.
+/// Returns the text, and true if everything succeeded.
 fn done(fake: &Arc<Fake>, line: &str) -> (String, bool) {
     let driver = Driver::fake(fake.clone());
     let verb = verb(line);

@@ -1,4 +1,4 @@
-//! `ckpt-run copy`: an image into another store.
+//! `ckpt-run copy`: copies an image into another store.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -15,7 +15,7 @@ use crate::restore::companions;
 use crate::run::{ImageFacts, read_key, size};
 use crate::store::{ImageId, OpenError, Store, WriteOptions};
 
-/// Chunks on their way to the workers: enough that none of them waits. Nothing is frozen.
+/// Memory for chunks on their way to the workers: enough that no worker waits. The job is not frozen during a copy.
 const BUFFER_BYTES: u64 = 64 << 20;
 
 /// What is copied where.
@@ -31,12 +31,12 @@ pub(crate) struct CopyArguments {
 
 #[derive(Serialize)]
 struct Copied {
-    /// Its number in the other store.
+    /// The id of the copy in the other store.
     id: ImageId,
     source: ImageId,
     to: String,
     raw_bytes: u64,
-    /// What the other store did not have before.
+    /// Bytes that the other store did not have before.
     stored_bytes: u64,
 }
 
@@ -44,16 +44,16 @@ pub(crate) fn run(global: &Global, arguments: &CopyArguments) -> Result<ExitCode
     let config = global.load(Vec::new())?.config;
     let key = read_key(&config.encryption)?;
     let from = match Store::open_with(&config.store, key.as_ref()) {
-        // So a store that was made without a key can be left for one with a key.
+        // This allows a copy from a store without a key to one with a key.
         Err(OpenError::KeyUnused { .. }) => Store::open(&config.store)?,
         opened => opened?,
     };
     let source = find(&from, &arguments.image)?;
-    // Not before there is something to copy: a mistyped image makes no store.
+    // The store is created only once there is an image to copy: a mistyped image id creates no store.
     let meta = from.manifest(source)?.meta;
     let to = Store::create_or_open_with(&arguments.to, key.as_ref())?;
     let lock = to.lock()?;
-    // What a copy that was cut short left; nobody else may ever write there.
+    // Removes the remains of an interrupted copy; the lock excludes other writers.
     to.sweep(&lock)?;
     let options = WriteOptions {
         buffer: BUFFER_BYTES,
@@ -65,7 +65,7 @@ pub(crate) fn run(global: &Global, arguments: &CopyArguments) -> Result<ExitCode
     };
     let progress = Progress::new("copy", global, &config);
     let show = |done, total| progress.show(done, total);
-    // An image that this version cannot restore is copied as it is.
+    // An image that this version cannot restore is copied unchanged.
     let facts: Option<ImageFacts> = serde_json::from_slice(&meta).ok();
     let parts = facts.map_or_else(Vec::new, |facts| companions(&from, &facts));
     let copy = from.copy_image(source, &parts, &to, &lock, options, &show)?;

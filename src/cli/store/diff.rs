@@ -1,4 +1,4 @@
-//! `ckpt-run diff`: what is different between two images of a store.
+//! `ckpt-run diff`: the differences between two images of a store.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
@@ -14,13 +14,13 @@ use crate::run::{ImageFacts, StreamKind, size};
 use crate::store::compare;
 use crate::store::{Comparison, ImageId, Shares};
 
-/// What `diff --json` prints.
+/// The output of `diff --json`.
 #[derive(Debug, Serialize)]
 struct Difference {
     from: ImageId,
     to: ImageId,
     raw_bytes: Change,
-    /// What each image added to the store.
+    /// Bytes that each image added to the store.
     stored_bytes: Change,
     freeze_seconds: (f64, f64),
     gpu_bytes: Change,
@@ -41,13 +41,13 @@ struct Change {
     to: u64,
 }
 
-/// What the second image's bytes are to the first.
+/// Bytes of the second image compared with the first.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 struct ChunkBytes {
     shared: u64,
     new: u64,
     zero: u64,
-    /// What the new ones take on the disk.
+    /// Disk space of the new bytes.
     new_stored: u64,
 }
 
@@ -67,7 +67,7 @@ struct StreamChange {
     chunks: ChunkBytes,
 }
 
-/// What is in one image only.
+/// Items in one image only.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 struct Sets {
     gone: Vec<String>,
@@ -142,7 +142,7 @@ fn memory(facts: &ImageFacts) -> MemoryUse {
     processes.fold(MemoryUse::default(), MemoryUse::and)
 }
 
-/// A process is the same in both images if its pid and its words are.
+/// Returns the processes as texts. A process is the same in both images if its pid and its arguments are.
 fn processes(facts: &ImageFacts) -> BTreeSet<String> {
     let described = facts.process_tree.iter().map(|process| {
         let words = match &process.arguments[..] {
@@ -154,7 +154,7 @@ fn processes(facts: &ImageFacts) -> BTreeSet<String> {
     described.collect()
 }
 
-/// What the job has open. What it maps only, programs and libraries, changes little and says less.
+/// Returns the job's open files. Files that it only maps (programs and libraries) are left out: they rarely change.
 fn files(facts: &ImageFacts) -> BTreeMap<String, u64> {
     let open = facts.files.iter().filter(|file| match file.access {
         Access::Read | Access::Write | Access::Update => true,
@@ -263,7 +263,7 @@ fn text(found: &Difference) -> String {
     lines.join("\n") + "\n"
 }
 
-/// `1.0 GiB to 1.5 GiB (+512.0 MiB)`
+/// Formats a change as `1.0 GiB to 1.5 GiB (+512.0 MiB)`.
 fn sizes(change: Change) -> String {
     let Change { from, to } = change;
     let sign = if to < from { '-' } else { '+' };

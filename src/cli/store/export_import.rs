@@ -16,9 +16,9 @@ use crate::restore::companions;
 use crate::run::{ImageFacts, OURS, read_key, size};
 use crate::store::{Exported, Form, ImageId, OpenError, PortableReader, Store};
 
-/// Stands for stdout or stdin.
+/// The file name that stands for stdout or stdin.
 const PIPE: &str = "-";
-/// Bytes read at a time: a pipe's or a disk's worth.
+/// Bytes per read, suitable for a pipe or a disk.
 const SOURCE_BYTES: usize = 1 << 20;
 
 /// What is written where.
@@ -40,7 +40,7 @@ pub(crate) struct ImportArguments {
     file: PathBuf,
 }
 
-/// What `export --json` prints.
+/// The output of `export --json`.
 #[derive(Serialize)]
 struct ExportReport {
     id: ImageId,
@@ -50,13 +50,13 @@ struct ExportReport {
     encrypted: bool,
 }
 
-/// What `import --json` prints.
+/// The output of `import --json`.
 #[derive(Serialize)]
 struct ImportReport {
     id: ImageId,
     store: String,
     raw_bytes: u64,
-    /// What the store did not have before.
+    /// Bytes that the store did not have before.
     stored_bytes: u64,
 }
 
@@ -66,7 +66,7 @@ pub(crate) fn export(global: &Global, arguments: &ExportArguments) -> Result<Exi
     check_target(global, &arguments.file, to_stdout)?;
     let key = read_key(&config.encryption)?;
     let store = match Store::open_with(&config.store, key.as_ref()) {
-        // So an image of a store that was made without a key can be brought to one with a key.
+        // This allows an image of a store without a key to be moved to one with a key.
         Err(OpenError::KeyUnused { .. }) => Store::open(&config.store)?,
         opened => opened?,
     };
@@ -89,7 +89,7 @@ pub(crate) fn export(global: &Global, arguments: &ExportArguments) -> Result<Exi
     report(global, &arguments.file, to_stdout, &exported)
 }
 
-/// Fails where nothing can be written, before anything is read.
+/// Fails if the target cannot be written, before anything is read.
 fn check_target(global: &Global, file: &Path, to_stdout: bool) -> Result<(), Failure> {
     let problem = if to_stdout && io::stdout().is_terminal() {
         "stdout is a terminal: redirect it, or name a file".to_owned()
@@ -145,7 +145,7 @@ pub(crate) fn import(global: &Global, arguments: &ImportArguments) -> Result<Exi
     let key = read_key(&config.encryption)?;
     let source = source(&arguments.file)?;
     let source = BufReader::with_capacity(SOURCE_BYTES, source);
-    // Not before there is something to import: a mistyped file makes no store.
+    // The store is created only once there is an image to import: a mistyped file name creates no store.
     let file = PortableReader::open(source, key.as_ref())?;
     serde_json::from_slice::<ImageFacts>(file.meta()).map_err(|error| Failure {
         text: format!("this version cannot use the image in the file: {error}"),
@@ -153,7 +153,7 @@ pub(crate) fn import(global: &Global, arguments: &ImportArguments) -> Result<Exi
     })?;
     let store = Store::create_or_open_with(&config.store, key.as_ref())?;
     let lock = store.lock()?;
-    // What an import that was cut short left; nobody else may ever write there.
+    // Removes the remains of an interrupted import; the lock excludes other writers.
     store.sweep(&lock)?;
     let progress = Progress::new("import", global, &config);
     let show = |done, total| progress.show(done, total);

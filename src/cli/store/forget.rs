@@ -1,4 +1,4 @@
-//! `ckpt-run forget`: removes images, by name or by the rules for keeping them.
+//! `ckpt-run forget`: removes images, by name or by the retention rules.
 
 use std::process::ExitCode;
 
@@ -53,12 +53,12 @@ impl ForgetArguments {
     }
 }
 
-/// What `forget --json` prints.
+/// The output of `forget --json`.
 #[derive(Serialize)]
 struct Report {
     dry_run: bool,
     images: Vec<Line>,
-    /// Disk space given back; for a dry run the least that would be.
+    /// Disk space released; for a dry run, the minimum that would be released.
     bytes: u64,
 }
 
@@ -72,14 +72,14 @@ struct Line {
 pub(crate) fn run(global: &Global, arguments: &ForgetArguments) -> Result<ExitCode, Failure> {
     let config = global.load(arguments.overrides())?.config;
     let store = open(&config)?;
-    // The lock first: what is planned is what there is.
+    // The lock comes first, so that the plan matches the store.
     let lock = if arguments.dry_run {
         None
     } else {
         Some(store.lock()?)
     };
     let run = RunState::load(store.path())?;
-    // Where no run was begun, any image may be the one to go on from.
+    // If the store has no run yet, a run may continue from any image.
     let goes_on: GoesOn<'_> = &|id, meta| {
         let run = run.as_ref();
         run.is_none_or(|run| run.goes_on_from_numbered(id, meta))

@@ -1,4 +1,4 @@
-//! How images are named on the command line and described in lists.
+//! The names of images on the command line, and their descriptions in lists.
 
 use serde::Serialize;
 
@@ -12,7 +12,7 @@ use crate::store::{ImageEntry, ImageId, Store};
 #[derive(Debug, Serialize)]
 pub(crate) struct Summary {
     pub id: ImageId,
-    /// RFC 3339, UTC.
+    /// The time of the image in RFC 3339, UTC.
     pub created: String,
     #[serde(skip)]
     pub created_unix_ms: u64,
@@ -20,25 +20,25 @@ pub(crate) struct Summary {
     pub stored_bytes: u64,
     pub freeze_ms: Option<u64>,
     pub trigger: Option<&'static str>,
-    /// Why it cannot be restored.
+    /// The reason why the image cannot be restored.
     pub damaged: Option<String>,
-    /// Whether no rule removes it.
+    /// True if no rule removes the image.
     pub pinned: bool,
-    /// Why it is pinned, where that was said.
+    /// The reason for the pin, if the user gave one.
     pub note: Option<String>,
-    /// Whose it is, as far as the store knows what run it is at.
+    /// The run of the image, if the store's current run is known.
     pub life: Option<Life>,
 }
 
-/// Whose an image is.
+/// The run that an image belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Life {
-    /// Of the run that the store is at, which may go on from it.
+    /// The store's current run, which may continue from the image.
     Present,
-    /// Of that run, which went back to an older one since.
+    /// The store's current run, which has since been restored from an older image.
     GivenUp,
-    /// Of another run.
+    /// Another run.
     Another,
 }
 
@@ -75,7 +75,7 @@ impl Summary {
     }
 }
 
-/// What was said when the image was pinned, if anything.
+/// Returns the note that the user gave with the pin, if any.
 pub(crate) fn note(entry: &ImageEntry) -> Option<String> {
     entry.pinned.clone().filter(|note| !note.is_empty())
 }
@@ -89,9 +89,9 @@ fn milliseconds(seconds: f64) -> u64 {
     (seconds * 1000.0).round() as u64
 }
 
-/// Says how to go on from an image that came into a store which is at another run.
+/// Prints how to continue from an image that was added to a store with another run.
 pub(crate) fn tell_other_run(store: &Store, id: ImageId, meta: &[u8]) {
-    // A state that cannot be read is told of by who needs it.
+    // A state that cannot be read is reported by the code that needs it.
     if let Ok(Some(state)) = RunState::load(store.path())
         && state.is_another_than_of(meta)
     {

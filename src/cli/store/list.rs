@@ -14,7 +14,7 @@ use crate::run::{RunState, size};
 
 pub(crate) fn run(global: &Global) -> Result<ExitCode, Failure> {
     let store = global.open()?;
-    // What cannot be read here ends the run that needs it, in words.
+    // A state that cannot be read is reported by the run that needs it.
     let run = RunState::load(store.path()).ok().flatten();
     let images = store.images()?;
     let images = images.iter().map(|image| Summary::of(image, run.as_ref()));
@@ -72,7 +72,7 @@ fn remarks(image: &Summary) -> String {
     remarks.join("; ")
 }
 
-/// How long ago.
+/// Returns the time since the image was created.
 fn age(created_unix_ms: u64) -> String {
     let past = Duration::from_millis(clock::unix_ms().saturating_sub(created_unix_ms));
     time_in_words(past.as_secs_f64())

@@ -1,6 +1,6 @@
-//! `ckpt-run pin` and `ckpt-run unpin`: images that no rule removes.
+//! `ckpt-run pin` and `ckpt-run unpin`: protection of images from the retention rules.
 //!
-//! They work while a supervisor has the store.
+//! Both work while a supervisor uses the store.
 
 use std::process::ExitCode;
 

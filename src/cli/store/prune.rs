@@ -1,4 +1,4 @@
-//! `ckpt-run prune`: removes what no image needs and gives its space back.
+//! `ckpt-run prune`: removes data that no image needs and releases its space.
 
 use std::process::ExitCode;
 
@@ -9,7 +9,7 @@ use crate::cli::print;
 use crate::run::{Copies, size};
 use crate::store::{ImageId, LockError, Swept};
 
-/// What `prune --json` prints.
+/// The output of `prune --json`.
 #[derive(Serialize)]
 struct Report {
     dry_run: bool,
@@ -17,11 +17,11 @@ struct Report {
     packs: usize,
     /// Copies of ckpt-run that no image needs.
     programs: usize,
-    /// Disk space given back, all together.
+    /// Disk space released, in total.
     bytes: u64,
-    /// Of it, from inside of packs that stay.
+    /// The part of it from inside packs that are kept.
     hole_bytes: u64,
-    /// Images that cannot be read: as long as there are any, what they may need stays.
+    /// Images that cannot be read. As long as there are any, all data that they may need is kept.
     unreadable: Vec<ImageId>,
 }
 

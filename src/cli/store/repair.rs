@@ -1,4 +1,4 @@
-//! `ckpt-run repair`: heals what can be healed, removes what is lost.
+//! `ckpt-run repair`: repairs damaged images if possible and removes lost ones.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -26,21 +26,21 @@ pub(crate) struct RepairArguments {
 
 #[derive(Serialize)]
 struct Shown {
-    /// Whether it was only planned.
+    /// True if the repair was only planned.
     dry_run: bool,
     images: Vec<ShownImage>,
     mended_packs: Vec<String>,
     removed_packs: Vec<String>,
     freed_bytes: u64,
-    /// Images whose packs are not known, for which all packs stay.
+    /// Images whose packs are not known; because of them, all packs are kept.
     unknown: Vec<ImageId>,
 }
 
 #[derive(Serialize)]
 struct ShownImage {
-    /// keep, heal, drop, leave (it may be whole) or spare (it is lost, but pinned).
+    /// The action: keep, heal, drop, leave (the image may be intact) or spare (it is lost, but pinned).
     action: &'static str,
-    /// Chunks that it has from another place now.
+    /// Number of chunks that the image now takes from another place.
     healed_chunks: usize,
     unmarked: bool,
     #[serde(flatten)]

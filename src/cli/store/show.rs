@@ -1,4 +1,4 @@
-//! `ckpt-run show`: all about one image.
+//! `ckpt-run show`: all facts about one image.
 
 use std::process::ExitCode;
 
@@ -12,7 +12,7 @@ use crate::job::MemoryUse;
 use crate::run::{ImageFacts, StreamKind};
 use crate::store::ImageId;
 
-/// An image as `show --json` prints it.
+/// An image in the form that `show --json` prints.
 #[derive(Serialize)]
 pub(super) struct Shown<'a> {
     pub(super) id: ImageId,
@@ -24,7 +24,7 @@ pub(super) struct Shown<'a> {
     pub(super) note: Option<String>,
     #[serde(flatten)]
     pub(super) facts: &'a ImageFacts,
-    /// Host memory of its processes together; `None` in images that do not tell.
+    /// Host memory of all its processes; `None` in images without this fact.
     pub(super) memory: Option<MemoryUse>,
     pub(super) streams: Vec<StreamSize<'a>>,
 }

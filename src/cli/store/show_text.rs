@@ -7,9 +7,9 @@ use crate::cli::print::plain;
 use crate::job::{Access, MemoryUse, OpenFile, ProcessAccount};
 use crate::run::{CudaFacts, GpuFacts, ImageFacts, StreamKind, Trigger, size};
 
-/// Deepest that a process is moved to the right in the tree, levels.
+/// Limit on the indentation of a process in the tree, in levels.
 const INDENT_MAX: usize = 16;
-/// Processes that are shown: as many as an image tells of.
+/// Limit on the shown processes, equal to the limit of an image.
 const SHOWN_MAX: usize = 512;
 
 pub(super) fn text(image: &Shown<'_>) -> Result<String, fmt::Error> {
@@ -75,7 +75,7 @@ fn head(out: &mut String, image: &Shown<'_>) -> fmt::Result {
     Ok(())
 }
 
-/// Who wanted the snapshot.
+/// Returns the origin of the snapshot.
 fn who(trigger: Trigger) -> &'static str {
     match trigger {
         Trigger::Schedule => "schedule",
@@ -85,7 +85,7 @@ fn who(trigger: Trigger) -> &'static str {
     }
 }
 
-/// The tree, each process below its parent.
+/// Writes the tree, each process below its parent.
 fn processes(out: &mut String, facts: &ImageFacts) -> fmt::Result {
     writeln!(out, "processes  {}", facts.processes)?;
     let shown = facts.process_tree.len().min(SHOWN_MAX);
@@ -107,8 +107,9 @@ fn processes(out: &mut String, facts: &ImageFacts) -> fmt::Result {
     Ok(())
 }
 
-/// Each process and its depth, children behind their parents; those whose parent is not told are roots. A list from
-/// a disk may say anything, also that a process is its own ancestor: each is given once.
+/// Returns each process with its depth, children after their parents; processes with an unknown parent are roots. A
+/// list read from disk may be inconsistent, for example with a process as its own ancestor; each process is returned
+/// once.
 fn in_order(tree: &[ProcessAccount]) -> Vec<(usize, &ProcessAccount)> {
     let is_child_of = |child: &ProcessAccount, parent: &ProcessAccount| {
         child.parent == parent.pid && child.pid != parent.pid
@@ -175,7 +176,7 @@ fn gpus(out: &mut String, cuda: &CudaFacts) -> fmt::Result {
     Ok(())
 }
 
-/// `NVIDIA H200 (GPU-…) 1.5 GiB in use`, as far as the image knows.
+/// Formats a GPU as `NVIDIA H200 (GPU-…) 1.5 GiB in use`, with the facts that the image has.
 fn described(gpu: &GpuFacts) -> String {
     let used = gpu
         .used_bytes
@@ -201,7 +202,7 @@ fn sockets(out: &mut String, facts: &ImageFacts) -> fmt::Result {
     Ok(())
 }
 
-/// What is open; what is only mapped, programs and libraries, is counted.
+/// Writes the open files; files that are only mapped (programs and libraries) are counted.
 fn files(out: &mut String, facts: &ImageFacts) -> fmt::Result {
     for file in &facts.files {
         let Some(verb) = verb(file) else { continue };

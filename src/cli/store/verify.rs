@@ -11,21 +11,21 @@ use crate::cli::print::Progress;
 use crate::run::{chain, size};
 use crate::store::{BadRun, ImageId, ImageReport, Selection, Verdict};
 
-/// Exit code when an image is not what it was, or this cannot be told.
+/// Exit code if an image is damaged, or its condition cannot be determined.
 const NOT_WHOLE: u8 = 1;
 
-/// What is wrong with an image, in words. The CLI's JSON.
+/// The problems of an image, in words. Also the JSON output.
 #[derive(Debug, Serialize)]
 pub(crate) struct Findings {
     pub(crate) id: ImageId,
     good: bool,
     verdict: &'static str,
     raw_bytes: u64,
-    /// Why it was set aside, which says nothing of its bytes.
+    /// The reason why the image was set aside, which does not concern its bytes.
     pub(crate) set_aside: Option<String>,
-    /// Why its manifest cannot be read.
+    /// The reason why its manifest cannot be read.
     manifest: Option<String>,
-    /// What is wrong with its packs.
+    /// The problems of its packs.
     packs: Vec<String>,
     streams: Vec<Stream>,
 }
@@ -36,7 +36,7 @@ struct Stream {
     runs: Vec<Run>,
 }
 
-/// Chunks in a row, from the first to before the end.
+/// Consecutive chunks, from the first to before the end.
 #[derive(Debug, Serialize)]
 struct Run {
     first_chunk: usize,
@@ -88,7 +88,7 @@ impl From<&BadRun> for Run {
 }
 
 impl Findings {
-    /// Everything that is wrong, a line each.
+    /// Returns every problem, one per line.
     pub(crate) fn problems(&self) -> Vec<String> {
         let streams = self.streams.iter().flat_map(|stream| {
             let text = |run: &Run| format!("{}: {}", stream.name, run.text);

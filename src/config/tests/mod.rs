@@ -1,4 +1,4 @@
-//! Loading as a whole: layers, origins, refusals and what they say.
+//! Tests of loading as a whole: layers, origins, refusals and their messages.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,7 +14,7 @@ use super::*;
 
 mod refusals;
 
-/// A machine of its own: a folder with the three files, all missing at first.
+/// A simulated machine: a folder with the three files, all missing at first.
 struct Machine {
     folder: TempDir,
     sources: Sources,
@@ -63,7 +63,7 @@ impl Machine {
         load(&self.sources).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// The refusal, with the folder's name cut out.
+    /// Returns the refusal's message without the folder's name.
     fn refusal(&self) -> String {
         let error = load(&self.sources).expect_err("was not refused");
         let folder = format!("{}/", self.folder.path().display());
@@ -106,7 +106,7 @@ fn every_key_of_the_embedded_file_is_explained() {
     for line in DEFAULT_TOML.lines() {
         match line.split_once(" = ") {
             _ if line.starts_with('#') => explained = true,
-            // Keys that share a paragraph stand directly below each other.
+            // Keys that share a paragraph are directly below each other.
             Some((key, _)) => assert!(explained, "{key} has no comment"),
             None => explained = false,
         }

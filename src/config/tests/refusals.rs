@@ -1,4 +1,4 @@
-//! Tests of what a refused setting is told.
+//! Tests of the messages for refused settings.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! The driver's functions for contexts, memory and copies, and the words for what they answer.
+//! The driver's functions for contexts, memory and copies, and the texts of their results.
 #![allow(
     unsafe_code,
     reason = "calls into libcuda, which has no safe interface"
@@ -15,7 +15,7 @@ use crate::cuda::loader::{LIBRARY, code, find, open};
 use crate::cuda::sys::{CuResult, GetErrorText, Init};
 use crate::cuda::{GpuUuid, LoadError};
 
-/// More than any machine has; a bound on what the driver's count may lead to.
+/// Limit on the driver's device count, more than any machine has.
 const GPUS_MAX: c_int = 256;
 
 /// The CUDA driver, initialized in this process. Clones share it.
@@ -25,11 +25,11 @@ pub struct DeviceApi {
 }
 
 impl DeviceApi {
-    /// Loads `libcuda.so.1` and initializes CUDA. The library stays until the process ends.
+    /// Loads `libcuda.so.1` and initializes CUDA. The library stays loaded until the process exits.
     ///
     /// # Errors
-    /// [`DeviceError::Load`] without a driver, or with one that lacks a function; [`DeviceError::Call`] when
-    /// it does not work, for example without a GPU.
+    /// [`DeviceError::Load`] if there is no driver or it lacks a function; [`DeviceError::Call`] if the driver does not
+    /// work, for example without a GPU.
     pub fn load() -> Result<Self, DeviceError> {
         let functions = Functions::load(LIBRARY)?;
         // SAFETY: the flags must be 0, and are; any thread may call it.
@@ -40,10 +40,10 @@ impl DeviceApi {
         })
     }
 
-    /// The context of a GPU, which is made unless this process has one already.
+    /// Returns the context of a GPU, and creates it unless this process already has one.
     ///
     /// # Errors
-    /// When CUDA shows no such GPU (`CUDA_VISIBLE_DEVICES` hides some), or has no room for a context.
+    /// CUDA shows no such GPU (`CUDA_VISIBLE_DEVICES` hides some), or has no memory for a context.
     pub fn context(&self, gpu: GpuUuid) -> Result<Context, DeviceError> {
         let devices = self.devices()?;
         let found = devices.iter().find(|(uuid, _)| *uuid == gpu);
@@ -66,7 +66,7 @@ impl DeviceApi {
                 let result = unsafe { (self.functions.device)(&raw mut device, ordinal) };
                 self.check("cuDeviceGet", result)?;
                 let mut uuid = [0; 16];
-                // SAFETY: the driver writes 16 bytes, which the array has.
+                // SAFETY: the driver writes 16 bytes, and the array has 16.
                 let result = unsafe { (self.functions.device_uuid)(&raw mut uuid, device) };
                 self.check("cuDeviceGetUuid", result)?;
                 Ok((GpuUuid::from_bytes(uuid), device))
@@ -78,7 +78,7 @@ impl DeviceApi {
         &self.functions
     }
 
-    /// The result of `call`, which has just been made.
+    /// Checks the result of `call`, which has just been made.
     pub(super) fn check(&self, call: &'static str, result: CuResult) -> Result<(), DeviceError> {
         self.functions.check(call, result)
     }
@@ -90,7 +90,7 @@ impl fmt::Debug for DeviceApi {
     }
 }
 
-/// Valid for ever, because the library is never unloaded.
+/// The driver's functions. They are always valid, because the library is never unloaded.
 pub(super) struct Functions {
     init: Init,
     error_name: GetErrorText,
@@ -98,7 +98,7 @@ pub(super) struct Functions {
     device_count: device_types::DeviceGetCount,
     device: device_types::DeviceGet,
     device_uuid: device_types::DeviceGetUuid,
-    /// Since CUDA 11; without it threads that wait for the GPU keep a core busy.
+    /// A function since CUDA 11; without it, threads that wait for the GPU keep a core busy.
     pub(super) primary_set_flags: Option<device_types::PrimaryCtxSetFlags>,
     pub(super) primary_retain: device_types::PrimaryCtxRetain,
     pub(super) primary_release: device_types::PrimaryCtxRelease,
@@ -129,7 +129,7 @@ pub(super) struct Functions {
 impl Functions {
     fn load(library: &'static str) -> Result<Self, LoadError> {
         let library = open(library)?;
-        // The newer name tells a part of a GPU (MIG) by its own UUID; drivers before 11.4 lack it.
+        // The newer function returns the own UUID of a part of a GPU (MIG); drivers before 11.4 do not have it.
         let device_uuid = find(library, "cuDeviceGetUuid_v2", None)
             .or_else(|_| find(library, "cuDeviceGetUuid", None))?;
         Ok(Self {
@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn a_library_without_a_function_is_told_by_its_name() {
-        // Any library that is not libcuda stands in for an old one.
+        // Any library other than libcuda can stand in for an old one.
         let error = Functions::load("libm.so.6").err().unwrap();
         assert!(matches!(error, LoadError::TooOld { .. }), "{error}");
         assert!(error.to_string().contains("cuDeviceGetUuid"), "{error}");

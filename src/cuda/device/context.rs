@@ -1,4 +1,4 @@
-//! A GPU's primary context, which all of a process's threads share.
+//! The primary context of a GPU, shared by all threads of a process.
 #![allow(
     unsafe_code,
     reason = "calls into libcuda, which has no safe interface"
@@ -13,8 +13,8 @@ use super::error::DeviceError;
 use crate::cuda::GpuUuid;
 use crate::cuda::sys::CuResult;
 
-/// A context of a GPU. Clones share it, and so does everything that was made with it; when the last goes, so does the
-/// context.
+/// A context of a GPU. Clones share it, and so do all values created with it. The context is released with the last of
+/// them.
 #[derive(Clone)]
 pub struct Context {
     shared: Arc<Shared>,
@@ -27,12 +27,12 @@ struct Shared {
     handle: device_types::Opaque,
 }
 
-/// Memory of a GPU, bytes.
+/// Memory of a GPU, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
-    /// What nobody uses, as of now.
+    /// Memory that is currently unused.
     pub free: u64,
-    /// All of it.
+    /// Memory in total.
     pub total: u64,
 }
 
@@ -44,7 +44,7 @@ impl Context {
     ) -> Result<Self, DeviceError> {
         let functions = api.functions();
         if let Some(set_flags) = functions.primary_set_flags {
-            // SAFETY: a number that the driver gave, and one of its flags.
+            // SAFETY: a device number from the driver, and one of the driver's flags.
             let result = unsafe { set_flags(device, device_types::SCHEDULE_BLOCKING) };
             api.check("cuDevicePrimaryCtxSetFlags", result)?;
         }
@@ -61,16 +61,16 @@ impl Context {
         Ok(Self { shared })
     }
 
-    /// The GPU.
+    /// Returns the GPU's UUID.
     #[must_use]
     pub fn gpu(&self) -> GpuUuid {
         self.shared.gpu
     }
 
-    /// How much of its memory is free, and how much it has.
+    /// Returns the free and the total memory of the GPU.
     ///
     /// # Errors
-    /// The driver's, for example after a fault of the GPU.
+    /// The driver's error, for example after a fault of the GPU.
     pub fn free_and_total(&self) -> Result<Room, DeviceError> {
         let functions = self.enter()?;
         let (mut free, mut total) = (0, 0);
@@ -87,10 +87,10 @@ impl Context {
         self.shared.device
     }
 
-    /// Makes it the calling thread's, and hands out the driver's functions.
+    /// Makes the context current in the calling thread and returns the driver's functions.
     pub(super) fn enter(&self) -> Result<&Functions, DeviceError> {
         let functions = self.shared.api.functions();
-        // SAFETY: the context was retained and is released only when nothing uses it any more.
+        // SAFETY: the context was retained and is released only when it is no longer used.
         let result = unsafe { (functions.set_current)(self.shared.handle) };
         self.check("cuCtxSetCurrent", result)?;
         Ok(functions)
@@ -100,7 +100,7 @@ impl Context {
         self.shared.api.check(call, result)
     }
 
-    /// Says why something could not be given back. The end of the process will.
+    /// Logs the reason why a resource could not be released. It is released at the latest when the process exits.
     pub(super) fn check_end(&self, call: &'static str, result: CuResult) {
         if let Err(error) = self.check(call, result) {
             tracing::debug!(%error, gpu = %self.gpu(), "GPU resource not given back");
@@ -110,7 +110,7 @@ impl Context {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // SAFETY: retained once by `retain`, and everything made with the context is gone.
+        // SAFETY: retained once by `retain`, and every value created with the context is gone.
         let result = unsafe { (self.api.functions().primary_release)(self.device) };
         if let Err(error) = self.api.check("cuDevicePrimaryCtxRelease", result) {
             tracing::debug!(%error, gpu = %self.gpu, "context not given back");

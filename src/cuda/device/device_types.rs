@@ -1,7 +1,7 @@
-//! The driver's C types for device memory, as `cuda.h` of CUDA 11 and newer lays them out.
+//! The driver's C types for device memory, as laid out by `cuda.h` of CUDA 11 and newer.
 //!
-//! Handles are pointers or numbers that only the driver understands; they are kept as numbers, because nothing here
-//! may follow them.
+//! Handles are pointers or numbers that only the driver understands; they are stored as numbers, because this code must
+//! not follow them.
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use std::mem::{offset_of, size_of};
@@ -10,16 +10,16 @@ use crate::cuda::sys::CuResult;
 
 /// `CUdevice`: an ordinal.
 pub(super) type Device = c_int;
-/// `CUcontext`, `CUstream`: pointers of the driver's.
+/// `CUcontext`, `CUstream`: pointers of the driver.
 pub(super) type Opaque = usize;
 /// `CUmemGenericAllocationHandle`.
 pub(super) type Allocation = c_ulonglong;
 /// `CUdeviceptr`.
 pub(super) type Address = c_ulonglong;
 
-/// `CU_CTX_SCHED_BLOCKING_SYNC`: a thread that waits for the GPU sleeps; the cores are for others.
+/// `CU_CTX_SCHED_BLOCKING_SYNC`: a thread that waits for the GPU sleeps and leaves the core to other threads.
 pub(super) const SCHEDULE_BLOCKING: c_uint = 4;
-/// `CU_STREAM_NON_BLOCKING`: knows nothing of the default stream.
+/// `CU_STREAM_NON_BLOCKING`: the stream does not synchronize with the default stream.
 pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
 /// `CU_MEMHOSTREGISTER_PORTABLE`: pinned for all contexts.
 pub(super) const HOST_PORTABLE: c_uint = 1;
@@ -53,7 +53,7 @@ pub(super) struct AllocationProperties {
 }
 
 impl AllocationProperties {
-    /// Memory of a GPU that can be exported as a descriptor.
+    /// Returns the properties of GPU memory that can be exported as a descriptor.
     pub(super) fn exportable(device: Device) -> Self {
         Self {
             kind: ALLOCATION_PINNED,
@@ -76,7 +76,7 @@ pub(super) struct AccessDescription {
 }
 
 impl AccessDescription {
-    /// All of it, for that GPU.
+    /// Returns read and write access for that GPU.
     pub(super) fn of(device: Device) -> Self {
         Self {
             location: Location {
@@ -150,7 +150,7 @@ pub(super) type Export = unsafe extern "C" fn(
     kind: c_uint,
     flags: c_ulonglong,
 ) -> CuResult;
-/// The descriptor is passed as if it were a pointer.
+/// `cuMemImportFromShareableHandle`; the descriptor is passed as if it were a pointer.
 pub(super) type Import =
     unsafe extern "C" fn(allocation: *mut Allocation, descriptor: usize, kind: c_uint) -> CuResult;
 pub(super) type HostRegister =

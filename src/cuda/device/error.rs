@@ -1,15 +1,15 @@
-//! What can go wrong with device memory.
+//! Errors of operations on device memory.
 
 use thiserror::Error;
 
 use crate::cuda::sys;
 use crate::cuda::{Code, GpuUuid, LoadError};
 
-/// Why something was not done with a GPU's memory. What was begun is undone; the GPU can still be used, unless the
-/// driver's code says otherwise.
+/// The reason why an operation on a GPU's memory failed. A partial operation is undone; the GPU can still be used,
+/// unless the driver's code says otherwise.
 #[derive(Debug, Error)]
 pub enum DeviceError {
-    /// There is no driver that can be used.
+    /// No usable driver exists.
     #[error(transparent)]
     Load(#[from] LoadError),
     /// The driver refused.
@@ -17,53 +17,53 @@ pub enum DeviceError {
     Call {
         /// The function.
         call: &'static str,
-        /// What it answered.
+        /// The driver's result.
         code: Code,
     },
-    /// The driver shows other GPUs only.
+    /// The driver does not show this GPU.
     #[error(
         "find {gpu} among the {count} GPUs that CUDA shows: see `ckpt-run cuda gpus`, and \
              whether the container was given it"
     )]
     NoSuchGpu {
-        /// What was sought.
+        /// The requested GPU.
         gpu: GpuUuid,
-        /// How many there are.
+        /// The number of processes.
         count: usize,
     },
-    /// Memory that can be exported comes in whole pages of the GPU.
+    /// A length is not a multiple of the GPU's page size, which exportable memory requires.
     #[error("take {len} bytes of GPU memory: it comes in multiples of {granularity}")]
     Length {
-        /// What was asked for.
+        /// The requested length.
         len: u64,
-        /// What it has to be a multiple of, and not 0.
+        /// The number that the length must be a nonzero multiple of.
         granularity: u64,
     },
-    /// What was imported has another length than whoever exported it said.
+    /// Imported memory is larger than the length that its exporter reported.
     #[error("import {len} bytes of GPU memory: the memory behind the descriptor is larger")]
     Larger {
-        /// What was said.
+        /// The reported length.
         len: u64,
     },
-    /// A copy that would leave the memory or the buffer.
+    /// A copy would exceed the memory or the buffer.
     #[error("copy {len} bytes at {offset} of GPU memory: there are {available}")]
     Range {
-        /// First byte.
+        /// The first byte.
         offset: u64,
-        /// Bytes.
+        /// The number of bytes.
         len: u64,
         /// Length of the memory, or of the buffer.
         available: u64,
     },
-    /// A copy between two GPUs.
+    /// A copy would be between two GPUs.
     #[error("copy from {from} to {to} within one GPU")]
     OtherGpu {
-        /// Where the memory is.
+        /// The GPU of the memory.
         from: GpuUuid,
-        /// Where the other memory, or the stream, is.
+        /// The GPU of the other memory or of the stream.
         to: GpuUuid,
     },
-    /// The driver says that all went well, and gave nothing.
+    /// The driver reported success but returned no result.
     #[error("call {call}: it gave nothing")]
     Nothing {
         /// The function.
@@ -72,7 +72,7 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
-    /// Whether the GPU has too little free memory for what was asked.
+    /// Returns true if the GPU has too little free memory for the request.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::Call { code, .. } if code.number == sys::OUT_OF_MEMORY)

@@ -1,4 +1,4 @@
-//! Host memory that stays where it is, so that the GPU copies to and from it by itself.
+//! Host memory at a fixed place, so that the GPU copies to and from it by itself.
 #![allow(
     unsafe_code,
     reason = "calls into libcuda, which has no safe interface"
@@ -12,8 +12,9 @@ use super::device_types;
 use super::error::DeviceError;
 use crate::shared_memory::SharedMemory;
 
-/// Pinned memory that another process has mapped as well; all contexts of this one may use it. This process never looks
-/// at its bytes, only the GPU does. Pinning takes 0.35 s a GiB: make it once, use it often.
+/// Pinned memory that another process has mapped as well; all contexts of this process may use it. This process never
+/// reads its bytes; only the GPU does. Pinning takes 0.35 s per GiB, so the memory should be created once and used
+/// often.
 pub struct Pinned {
     context: Context,
     memory: SharedMemory,
@@ -23,11 +24,11 @@ impl Pinned {
     /// Pins the memory.
     ///
     /// # Errors
-    /// The driver's, when the host locks no more memory.
+    /// The driver's error if the host locks no more memory.
     pub(crate) fn new(context: &Context, memory: SharedMemory) -> Result<Self, DeviceError> {
         let functions = context.enter()?;
         let (start, len) = (memory.start().as_ptr().cast(), memory.len());
-        // SAFETY: the whole of a mapping, which is unmapped only after it is unpinned.
+        // SAFETY: this is a whole mapping, which is unmapped only after it is unpinned.
         let result = unsafe { (functions.host_register)(start, len, device_types::HOST_PORTABLE) };
         context.check("cuMemHostRegister", result)?;
         Ok(Self {
@@ -36,7 +37,7 @@ impl Pinned {
         })
     }
 
-    /// Where a copy of `len` bytes from `offset` on begins.
+    /// Returns the address for a copy of `len` bytes from `offset` on.
     pub(super) fn at(&self, offset: u64, len: u64) -> Result<*mut c_void, DeviceError> {
         let available = self.memory.len() as u64;
         let range = DeviceError::Range {
@@ -50,7 +51,7 @@ impl Pinned {
         if end > available {
             return Err(range);
         }
-        // SAFETY: within the mapping, or its end.
+        // SAFETY: the address is within the mapping, or at its end.
         Ok(unsafe { self.memory.start().as_ptr().add(start) }.cast())
     }
 }
@@ -60,7 +61,7 @@ impl Drop for Pinned {
         let Ok(functions) = self.context.enter() else {
             return;
         };
-        // SAFETY: pinned once, unpinned once; no copy uses it, for a copy borrows it.
+        // SAFETY: pinned once, unpinned once; no copy uses it, because a copy borrows it.
         let result = unsafe { (functions.host_unregister)(self.memory.start().as_ptr().cast()) };
         self.context.check_end("cuMemHostUnregister", result);
     }

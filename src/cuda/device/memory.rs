@@ -1,11 +1,11 @@
-//! Memory of a GPU: plain, or in allocations of its own that another process can have mapped as well.
+//! Memory of a GPU: plain, or in separate allocations that another process can map as well.
 //!
 //! ```text
 //! create:  cuMemCreate ─▶ export (descriptor) ─▶ reserve ─▶ map ─▶ set access
 //! import:  descriptor ──▶ import ──────────────▶ reserve ─▶ map ─▶ set access
 //! drop:    unmap ─▶ release ─▶ free the address
 //! ```
-//! The pages live as long as anything holds them: a mapping, a handle, or a descriptor, in whatever process.
+//! The pages exist as long as they are held by a mapping, a handle or a descriptor, in any process.
 #![allow(
     unsafe_code,
     reason = "calls into libcuda, which has no safe interface"
@@ -19,7 +19,7 @@ use super::context::Context;
 use super::device_types::{self, AccessDescription, AllocationProperties};
 use super::error::DeviceError;
 
-/// A piece of a GPU's memory, given back on drop. No copy uses it then, for a copy borrows it.
+/// A piece of a GPU's memory, released on drop. No copy uses it then, because a copy borrows it.
 pub struct DeviceMemory {
     context: Context,
     address: device_types::Address,
@@ -29,7 +29,8 @@ pub struct DeviceMemory {
 
 enum Kind {
     Plain,
-    /// Kept for their drops: first the handle goes, then the address.
+    /// Memory with a handle and an address range, stored for their drops: the handle is released first, then the
+    /// address.
     Mapped {
         _handle: Handle,
         _range: Range,
@@ -37,10 +38,10 @@ enum Kind {
 }
 
 impl Context {
-    /// Takes plain memory, which only this process sees.
+    /// Allocates plain memory, which only this process can use.
     ///
     /// # Errors
-    /// Out of memory ([`DeviceError::is_out_of_memory`]) and the driver's others.
+    /// Out of memory ([`DeviceError::is_out_of_memory`]) or another error of the driver.
     pub fn allocate(&self, len: u64) -> Result<DeviceMemory, DeviceError> {
         let functions = self.enter()?;
         let mut address = 0;
@@ -55,10 +56,10 @@ impl Context {
         })
     }
 
-    /// What lengths of memory that can be exported are multiples of.
+    /// Returns the number that lengths of exportable memory must be multiples of.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error.
     pub fn granularity(&self) -> Result<u64, DeviceError> {
         let functions = self.enter()?;
         let properties = AllocationProperties::exportable(self.device());
@@ -75,10 +76,10 @@ impl Context {
         Ok(granularity as u64)
     }
 
-    /// Makes memory that can be exported, and its descriptor, which keeps the memory alive as well.
+    /// Creates exportable memory and its descriptor, which keeps the memory alive as well.
     ///
     /// # Errors
-    /// [`DeviceError::Length`], out of memory ([`DeviceError::is_out_of_memory`]), the driver's others.
+    /// [`DeviceError::Length`], out of memory ([`DeviceError::is_out_of_memory`]), or another error of the driver.
     pub fn create(&self, len: u64) -> Result<(DeviceMemory, OwnedFd), DeviceError> {
         self.check_length(len)?;
         let functions = self.enter()?;
@@ -94,11 +95,11 @@ impl Context {
         Ok((self.map(handle, range, len)?, descriptor))
     }
 
-    /// Maps memory that was exported as this descriptor, by whatever process. `len` is all of its length. The
-    /// descriptor is not needed any more afterwards, but the memory cannot be exported again from here.
+    /// Maps memory that any process exported as this descriptor. `len` is its full length. The descriptor is no longer
+    /// needed afterwards, but the memory cannot be exported again from here.
     ///
     /// # Errors
-    /// When the descriptor is none of exported memory, or the length is not the memory's.
+    /// The descriptor is not one of exported memory, or `len` is not the memory's length.
     pub fn import(
         &self,
         descriptor: BorrowedFd<'_>,
@@ -118,8 +119,8 @@ impl Context {
         self.check("cuMemImportFromShareableHandle", result)?;
         let handle = Handle::new(self, raw);
         let range = Range::reserve(self, larger)?;
-        // The driver does not tell how long the memory is, but maps no more than there is: a page more than was said
-        // must be refused. Without this a part would be copied and taken for the whole.
+        // The driver does not report the length of the memory, but refuses to map more than exists. Mapping one page
+        // more than `len` must therefore fail. Without this check, a part would be copied and treated as the whole.
         if self.try_map(&handle, &range, larger).is_ok() {
             self.unmap(range.address, larger);
             return Err(DeviceError::Larger { len });
@@ -153,13 +154,13 @@ impl Context {
                 call: "cuMemExportToShareableHandle",
             });
         }
-        // SAFETY: the driver has just made it for the caller, nobody else owns it.
+        // SAFETY: the driver has just created it for the caller; it has no other owner.
         Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
     }
 
     fn map(&self, handle: Handle, range: Range, len: u64) -> Result<DeviceMemory, DeviceError> {
         self.try_map(&handle, &range, len)?;
-        // From here on the drop unmaps.
+        // From here on, the drop unmaps.
         let memory = DeviceMemory {
             context: self.clone(),
             address: range.address,
@@ -178,38 +179,38 @@ impl Context {
         Ok(memory)
     }
 
-    /// `len` may be up to that of the range.
+    /// Maps `len` bytes, at most the range's length.
     fn try_map(&self, handle: &Handle, range: &Range, len: u64) -> Result<(), DeviceError> {
         let functions = self.enter()?;
         let len = size(len.min(range.len));
-        // SAFETY: the addresses are reserved by us, nothing is mapped there, and the handle is live.
+        // SAFETY: this process reserved the addresses, no memory is mapped there, and the handle is live.
         let result = unsafe { (functions.map)(range.address, len, 0, handle.raw, 0) };
         self.check("cuMemMap", result)
     }
 
     fn unmap(&self, address: device_types::Address, len: u64) {
         let Ok(functions) = self.enter() else { return };
-        // SAFETY: the whole of a mapping of ours, which no copy uses.
+        // SAFETY: this is the whole of a mapping of this process, and no copy uses it.
         let result = unsafe { (functions.unmap)(address, size(len)) };
         self.check_end("cuMemUnmap", result);
     }
 }
 
 impl DeviceMemory {
-    /// Bytes.
+    /// Returns the length in bytes.
     #[must_use]
     #[allow(clippy::len_without_is_empty, reason = "there is none without a byte")]
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whose memory it is.
+    /// Returns the context that the memory belongs to.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.context
     }
 
-    /// Where a copy of `len` bytes from `offset` on begins.
+    /// Returns the address for a copy of `len` bytes from `offset` on.
     pub(super) fn at(&self, offset: u64, len: u64) -> Result<device_types::Address, DeviceError> {
         match offset.checked_add(len) {
             Some(end) if end <= self.len => Ok(self.address + offset),
@@ -229,7 +230,7 @@ impl Drop for DeviceMemory {
                 let Ok(functions) = self.context.enter() else {
                     return;
                 };
-                // SAFETY: from cuMemAlloc, freed once, and no copy uses it.
+                // SAFETY: allocated by cuMemAlloc, freed once, and no copy uses it.
                 let result = unsafe { (functions.free)(self.address) };
                 self.context.check_end("cuMemFree", result);
             }
@@ -271,7 +272,7 @@ impl Drop for Handle {
     }
 }
 
-/// Addresses, freed on drop.
+/// An address range, freed on drop.
 struct Range {
     context: Context,
     address: device_types::Address,
@@ -282,7 +283,7 @@ impl Range {
     fn reserve(context: &Context, len: u64) -> Result<Self, DeviceError> {
         let functions = context.enter()?;
         let mut address = 0;
-        // SAFETY: the driver writes one address to a valid pointer; it chooses which.
+        // SAFETY: the driver writes one address, of its choice, to a valid pointer.
         let result = unsafe { (functions.reserve)(&raw mut address, size(len), 0, 0, 0) };
         context.check("cuMemAddressReserve", result)?;
         Ok(Self {
@@ -298,13 +299,13 @@ impl Drop for Range {
         let Ok(functions) = self.context.enter() else {
             return;
         };
-        // SAFETY: reserved by us with that length, freed once, and unmapped before.
+        // SAFETY: this process reserved it with that length; it is freed once, and was unmapped before.
         let result = unsafe { (functions.free_address)(self.address, size(self.len)) };
         self.context.check_end("cuMemAddressFree", result);
     }
 }
 
-/// Sizes of the driver are those of the machine.
+/// Converts a size; the driver's sizes have the machine's width.
 #[allow(clippy::cast_possible_truncation, reason = "see the assertion")]
 pub(super) const fn size(bytes: u64) -> usize {
     const { assert!(size_of::<usize>() == size_of::<u64>()) };

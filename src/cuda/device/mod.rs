@@ -1,15 +1,15 @@
-//! Device memory: a context of a GPU, memory on it, copies.
+//! Device memory: the context of a GPU, memory on it, and copies.
 //!
 //! ```text
 //! DeviceApi ──▶ Context ──▶ DeviceMemory   plain, or exportable, or imported from a descriptor
 //!                       ├──▶ Pinned        host memory that the GPU reaches at full speed
 //!                       └──▶ Stream        copies between them
 //! ```
-//! A context costs some 0.3 s, a few hundred MiB of host memory and as much of the GPU's, for as long as the process
-//! lives, and a process that has one cannot be forked safely: this is for processes that exist for it.
+//! A context takes about 0.3 s to create, and a few hundred MiB each of host and GPU memory for the lifetime of the
+//! process. A process with a context cannot be forked safely. Only processes dedicated to this purpose should use it.
 //!
-//! Everything here is safe to call in any order from any thread: what a copy uses is borrowed until the copy has
-//! ended. Only the driver's own documented failures come back. It knows nothing of jobs, images or processes.
+//! Every function here is safe to call in any order from any thread: the memory of a copy is borrowed until the copy
+//! has ended. Only the driver's documented failures are returned. This module knows no jobs, images or processes.
 
 mod api;
 mod context;

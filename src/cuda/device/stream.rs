@@ -1,4 +1,4 @@
-//! Copies. None outlives the call that began it.
+//! Copies on a GPU. No copy outlives the call that began it.
 #![allow(
     unsafe_code,
     reason = "calls into libcuda, which has no safe interface"
@@ -12,17 +12,17 @@ use super::error::DeviceError;
 use super::host_memory::Pinned;
 use super::memory::{DeviceMemory, size};
 
-/// An order of copies of one GPU; those of different streams go on at the same time.
+/// A sequence of copies on one GPU; copies of different streams run at the same time.
 pub struct Stream {
     context: Context,
     handle: device_types::Opaque,
 }
 
 impl Stream {
-    /// A new one.
+    /// Creates a stream.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error.
     pub fn new(context: &Context) -> Result<Self, DeviceError> {
         let functions = context.enter()?;
         let mut handle = 0;
@@ -37,10 +37,11 @@ impl Stream {
         })
     }
 
-    /// Copies `len` bytes of device memory, from `offset` on, into `host`, from `at` on. Returns when they are there.
+    /// Copies `len` bytes of device memory, from `offset` on, into `host`, from `at` on. Returns when the copy is
+    /// complete.
     ///
     /// # Errors
-    /// A range that is not there; the driver's, and then what is in `host` is of no use.
+    /// A range outside the memory, or the driver's error; after the latter the content of `host` is unusable.
     pub fn read(
         &self,
         memory: &DeviceMemory,
@@ -59,10 +60,11 @@ impl Stream {
         end.now()
     }
 
-    /// Copies `len` bytes of `host`, from `at` on, into device memory, from `offset` on. Returns when they are there.
+    /// Copies `len` bytes of `host`, from `at` on, into device memory, from `offset` on. Returns when the copy is
+    /// complete.
     ///
     /// # Errors
-    /// A range that is not there; the driver's, and then the memory's content is of no use.
+    /// A range outside the memory, or the driver's error; after the latter the memory's content is unusable.
     pub fn write(
         &self,
         memory: &DeviceMemory,
@@ -102,7 +104,7 @@ impl Drop for Stream {
         let Ok(functions) = self.context.enter() else {
             return;
         };
-        // SAFETY: a live stream, destroyed once; no copy is under way.
+        // SAFETY: a live stream, destroyed once; no copy is in progress.
         let result = unsafe { (functions.stream_destroy)(self.handle) };
         self.context.check_end("cuStreamDestroy", result);
     }
@@ -114,9 +116,10 @@ impl fmt::Debug for Stream {
     }
 }
 
-/// The end of the copies of a stream. Waits for it when dropped, also on a panic: what they use is only borrowed.
+/// The end of the copies of a stream. Dropping it waits for that end, also on a panic, because the copies only borrow
+/// their memory.
 ///
-/// A wait that fails leaves nothing under way: the driver reports an error of the GPU only after it has stopped all of
+/// A failed wait leaves no copy in progress: the driver reports an error of the GPU only after it has stopped all of
 /// the context's work.
 struct End<'a>(&'a Stream);
 
@@ -130,7 +133,7 @@ impl End<'_> {
 
 impl Drop for End<'_> {
     fn drop(&mut self) {
-        // Whoever drops it has an error of its own already.
+        // The code that drops it already has an error.
         let _ = self.0.synchronize();
     }
 }
@@ -138,26 +141,26 @@ impl Drop for End<'_> {
 /// A copy within a GPU.
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceCopy<'a> {
-    /// The order that it goes into, of the same GPU.
+    /// The stream of the copy, of the same GPU.
     pub stream: &'a Stream,
-    /// From this memory,
+    /// The source memory.
     pub from: &'a DeviceMemory,
-    /// from here on,
+    /// The offset in the source.
     pub from_offset: u64,
-    /// to this memory,
+    /// The target memory.
     pub to: &'a DeviceMemory,
-    /// from here on,
+    /// The offset in the target.
     pub to_offset: u64,
-    /// so many bytes.
+    /// The number of bytes.
     pub len: u64,
 }
 
-/// Makes copies within GPUs, those of different streams at the same time; returns when all have ended.
+/// Makes copies within GPUs, those of different streams at the same time; returns when all of them have ended.
 ///
 /// # Errors
-/// A range that is not there, or the driver's: then some were made and others not.
+/// A range outside the memory, or the driver's error; in the latter case only some of the copies were made.
 pub fn copy_all(copies: &[DeviceCopy<'_>]) -> Result<(), DeviceError> {
-    // Each waits in its drop if a later one cannot be begun.
+    // Each copy waits in its drop if a later one cannot be started.
     let ends = copies.iter().map(begin).collect::<Result<Vec<_>, _>>()?;
     ends.into_iter().try_for_each(End::now)
 }

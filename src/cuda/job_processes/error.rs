@@ -1,4 +1,4 @@
-//! What can go wrong with all CUDA processes of a job, and what is left then.
+//! Errors of operations on all CUDA processes of a job, and the processes left afterwards.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,14 +8,14 @@ use thiserror::Error;
 use crate::cuda::error::{CallError, MapError};
 use crate::cuda::state::State;
 
-/// An operation on the whole job failed. What could be undone was undone.
+/// A failed operation on the whole job. Completed steps were undone as far as possible.
 #[derive(Debug, Error)]
 pub enum TreeError {
     /// The driver takes no map of GPUs. Nothing was done.
     #[error(transparent)]
     Map(#[from] MapError),
-    /// A process was not computing to begin with, so that it is not for us to
-    /// stop or to let go. Nothing was done to any process.
+    /// A process was not computing at the start, so ckpt-run must neither stop nor resume it. Nothing was done to any
+    /// process.
     #[error("lock CUDA process {pid}: it is {state}{}", hint(*state))]
     NotRunning {
         /// The first such process.
@@ -23,7 +23,7 @@ pub enum TreeError {
         /// Its state.
         state: State,
     },
-    /// A process cannot be asked for its state. Nothing was done to any process.
+    /// A process's state cannot be queried. Nothing was done to any process.
     #[error(transparent)]
     Query(#[from] CallError),
     /// Some of the processes are suspended and some are not. Nothing was done.
@@ -33,20 +33,20 @@ pub enum TreeError {
         Pids(suspended)
     )]
     Mixed {
-        /// Those that run.
+        /// The running processes.
         running: Vec<i32>,
-        /// Those that are suspended.
+        /// The suspended processes.
         suspended: Vec<i32>,
     },
-    /// More processes than threads that are reasonable to wait with.
+    /// More processes than a reasonable number of waiting threads.
     #[error("suspend {count} CUDA processes at once: at most {most} are supported")]
     TooMany {
-        /// How many there are.
+        /// The number of processes.
         count: usize,
-        /// How many are supported.
+        /// The supported number.
         most: usize,
     },
-    /// The job's GPU work never stood still in all processes at once.
+    /// The job's GPU work was never finished in all processes at once.
     #[error(
         "lock the job's CUDA processes: GPU work of {} did not finish in {attempts} attempts \
          over {:.1} s; {aftermath}",
@@ -55,11 +55,11 @@ pub enum TreeError {
     TimedOut {
         /// The processes that were still busy in the last attempt.
         busy: Vec<i32>,
-        /// How often all were tried together.
+        /// The number of joint attempts.
         attempts: u32,
-        /// For how long.
+        /// The duration of all attempts.
         waited: Duration,
-        /// What was left.
+        /// The processes that were left.
         aftermath: Aftermath,
     },
     /// A process cannot be locked.
@@ -68,7 +68,7 @@ pub enum TreeError {
         /// The first failure.
         #[source]
         source: CallError,
-        /// What was left.
+        /// The processes that were left.
         aftermath: Aftermath,
     },
     /// GPU memory could not be moved to the host.
@@ -77,19 +77,19 @@ pub enum TreeError {
         /// The first failure.
         #[source]
         source: CallError,
-        /// What was left.
+        /// The processes that were left.
         aftermath: Aftermath,
     },
-    /// GPU memory could not be moved back, or a process could not be let go.
+    /// GPU memory could not be moved back, or a process could not be unlocked.
     #[error("resume the job's GPU state; {aftermath}")]
     Resume {
-        /// What was left.
+        /// The processes that were left.
         aftermath: Aftermath,
     },
 }
 
 impl TreeError {
-    /// What the failed operation left behind; `None` when it did not begin.
+    /// Returns the processes that the failed operation left; `None` if it did not begin.
     #[must_use]
     pub fn aftermath(&self) -> Option<&Aftermath> {
         match self {
@@ -105,15 +105,14 @@ impl TreeError {
         }
     }
 
-    /// Whether every process that still exists computes, or is as it was when
-    /// the operation did not begin.
+    /// Returns true if every process that still exists computes, or is unchanged because the operation did not begin.
     #[must_use]
     pub fn is_computing(&self) -> bool {
         self.aftermath().is_none_or(Aftermath::is_computing)
     }
 }
 
-/// What to do about a process that was not running to begin with.
+/// Returns the remedy for a process that was not running at the start.
 fn hint(state: State) -> &'static str {
     match state {
         State::Locked | State::Checkpointing | State::Restoring => {
@@ -128,12 +127,12 @@ fn hint(state: State) -> &'static str {
 /// The processes that an operation and its undo did not leave running.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Aftermath {
-    /// Empty when all of the job computes.
+    /// The processes that do not compute; empty if the whole job computes.
     pub stuck: Vec<Left>,
 }
 
 impl Aftermath {
-    /// Whether every process that still exists computes.
+    /// Returns true if every process that still exists computes.
     #[must_use]
     pub fn is_computing(&self) -> bool {
         self.stuck.is_empty()
@@ -153,12 +152,12 @@ impl fmt::Display for Aftermath {
     }
 }
 
-/// A process that does not compute and could not be made to.
+/// A process that does not compute and could not be resumed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Left {
     /// The process.
     pub pid: i32,
-    /// Its state, if the driver still tells.
+    /// The state, if the driver still reports it.
     pub state: Option<State>,
     /// The last call that failed on it.
     pub failure: Option<CallError>,
@@ -177,7 +176,7 @@ impl fmt::Display for Left {
     }
 }
 
-/// "process 300" or "processes 300, 301".
+/// Pids in text form: "process 300" or "processes 300, 301".
 struct Pids<'a>(&'a [i32]);
 
 impl fmt::Display for Pids<'_> {

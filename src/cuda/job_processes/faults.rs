@@ -1,5 +1,5 @@
-//! Every call that the driver can fail, failed: each kind, each occurrence, once
-//! and from then on, with and without effect, for one, two and three processes.
+//! Tests in which every call of the driver fails: each kind, each occurrence, once and from then on, with and without
+//! effect, for one, two and three processes.
 //!
 //! Afterwards every process runs, or the error names exactly those that do not.
 
@@ -19,10 +19,10 @@ const CALLS: [Call; 5] = [
     Call::Restore,
     Call::Unlock,
 ];
-/// One that means nothing here, and those that do: a timeout, another's work.
+/// A code without a special meaning, and two with one: a timeout, and the work of another program.
 const CODES: [i32; 3] = [sys::OUT_OF_MEMORY, sys::NOT_READY, sys::ILLEGAL_STATE];
 
-/// What is done to the processes.
+/// The operation on the processes.
 type Operation = fn(&Driver, &[i32]) -> Result<(), TreeError>;
 
 fn once() -> SuspendOptions {
@@ -37,7 +37,7 @@ fn map() -> GpuMap {
     format!("{old}={new},{new}={old}").parse().unwrap()
 }
 
-/// Operations on processes that run, with the state that each leads to.
+/// Operations on running processes, with the resulting state of each.
 const FORWARD: [(&str, Operation, State); 7] = [
     ("cycle", cycle, State::Running),
     ("lock, unlock", lock_unlock, State::Running),
@@ -48,7 +48,7 @@ const FORWARD: [(&str, Operation, State); 7] = [
     ("toggle", toggle, State::Checkpointed),
 ];
 
-/// Operations on processes that are suspended.
+/// Operations on suspended processes.
 const BACK: [(&str, Operation); 4] = [
     ("resume restored", |driver, pids| {
         resume_restored(driver, pids, &GpuMap::default())
@@ -90,8 +90,8 @@ fn toggle(driver: &Driver, pids: &[i32]) -> Result<(), TreeError> {
     toggle_all(driver, pids, &once(), &GpuMap::default()).map(drop)
 }
 
-/// Runs `check` for every fault that `operation` on processes in state `from`
-/// can meet, with `undo` failing always besides. Returns how many that were.
+/// Runs `check` for every fault that `operation` on processes in state `from` can meet, with `undo` always failing in
+/// addition. Returns the number of faults.
 fn for_all_faults(
     operation: Operation,
     from: State,
@@ -146,9 +146,8 @@ fn always(call: Call, code: i32) -> Fault {
     }
 }
 
-/// The processes that do not run, and what is said of them, agree: each is
-/// named, with its state if the driver tells it; one that is named though it
-/// runs is one that the driver does not tell of.
+/// Checks that the error names the processes that do not run: each one is named, with its state if the driver reports
+/// it. A named process that runs is one whose state the driver does not report.
 fn assert_named(fake: &Fake, pids: &[i32], error: &TreeError, context: &str) {
     let stuck = &error.aftermath().unwrap().stuck;
     for &pid in pids {
@@ -166,7 +165,7 @@ fn assert_named(fake: &Fake, pids: &[i32], error: &TreeError, context: &str) {
     assert_eq!(error.is_computing(), stuck.is_empty(), "{context}");
 }
 
-/// Nothing is lost: once the driver works, every process can be resumed.
+/// Checks that nothing is lost: once the driver works, every process can be resumed.
 fn assert_resumable(fake: &Fake, pids: &[i32], driver: &Driver, context: &str) {
     fake.fail(&[]);
     resume_restored(driver, pids, &GpuMap::default()).unwrap();
@@ -187,7 +186,7 @@ fn whatever_fails_on_the_way_there_and_back_processes_run_or_are_named() {
                 let all = |state| pids.iter().all(|&pid| fake.state_of(pid) == Some(state));
                 match &result {
                     Ok(()) if to != State::Running => assert!(all(to), "{context}"),
-                    // A drop has nobody to tell; a call that failed once is made up for.
+                    // A drop returns no error; a call that failed once is made up for.
                     Ok(()) => assert!(all(to) || fault.times > 1, "{context}"),
                     Err(error) if error.aftermath().is_none() => {
                         assert!(all(State::Running), "{context}");
@@ -241,7 +240,7 @@ fn what_cannot_be_undone_is_named() {
                     let context = format!("{name}, {undo} besides {fault:?}: {result:?}");
                     let all = |state| pids.iter().all(|&pid| fake.state_of(pid) == Some(state));
                     match &result {
-                        // A drop has nobody to tell.
+                        // A drop returns no error.
                         Ok(()) => assert!(all(to) || name.ends_with("drop"), "{context}"),
                         Err(error) if error.aftermath().is_none() => {
                             assert!(all(State::Running), "untouched: {context}");

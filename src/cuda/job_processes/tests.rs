@@ -1,4 +1,4 @@
-//! Tests of a whole job on the GPU, with a driver that fails where it is told to.
+//! Tests of a whole job on the GPU, with a driver that fails on request.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ fn driver(fake: &Arc<Fake>) -> Driver {
     Driver::fake(Arc::clone(fake) as Arc<dyn CheckpointApi>)
 }
 
-/// One attempt at locking, so that a timeout is reported at once.
+/// Returns options with one attempt at locking, so that a timeout is reported at once.
 fn once() -> SuspendOptions {
     SuspendOptions {
         attempt: Duration::from_millis(5),
@@ -29,7 +29,7 @@ fn assert_all_running(fake: &Fake, context: &str) {
     }
 }
 
-/// A whole snapshot's worth of calls; the error of the first that failed.
+/// Makes all calls of a snapshot; returns the error of the first that failed.
 fn cycle(fake: &Arc<Fake>) -> Result<(), TreeError> {
     lock_all(&driver(fake), &PIDS, &once())?
         .suspend()?
@@ -68,7 +68,7 @@ fn whichever_call_fails_every_process_runs_afterwards() {
                 let result = cycle(&fake);
                 let context = format!("call {n} failed with {code} ({effect:?}): {result:?}");
                 assert_all_running(&fake, &context);
-                // After a look at each: lock and checkpoint.
+                // The calls after the query of each process: lock and checkpoint.
                 let steps_forward = (PIDS.len()..3 * PIDS.len()).contains(&n);
                 assert_eq!(result.is_err(), steps_forward, "{context}");
                 if let Err(error) = result {

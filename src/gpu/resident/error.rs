@@ -65,7 +65,7 @@ pub enum ResidentError {
     /// Stopped processes could not be halted to be resumed, or have nothing to be resumed with.
     #[error("cannot resume the job; it will be restored")]
     Stuck {
-        /// Why.
+        /// The system's error.
         #[source]
         source: Box<ResidentError>,
     },
@@ -74,7 +74,7 @@ pub enum ResidentError {
     Lost {
         /// Pid as the job sees it.
         pid: i32,
-        /// Why.
+        /// The system's error.
         #[source]
         source: Box<ResidentError>,
     },

@@ -1,11 +1,11 @@
-//! Halted threads that have a lock which a spared one waits for.
+//! Halted threads that hold a lock which a spared thread waits for.
 //!
-//! A thread is halted anywhere: within malloc too, with the lock of the heap that the driver's own thread allocates from
-//! or frees to, and then that thread's work never ends (580.159.04; where all threads have one heap, at the first
-//! snapshot). While all others stand still, a spared thread that waits for a lock of its process waits for one of them.
-//! Nobody can tell for which, so those that were halted at work, not in a call of the kernel that waits, go on one
-//! after the other: by single steps, with which none can be fast enough to take the lock again before the one that
-//! waits for it has it.
+//! A thread can be halted anywhere. It may be within malloc, with the lock of the heap that the driver's own thread
+//! allocates from or frees to; then that thread's work never ends (580.159.04; if all threads have one heap, at the
+//! first snapshot). While all other threads are stopped, a spared thread that waits for a lock of its process waits for
+//! one of them. It is not possible to determine which, so the threads that were halted at work (not in a waiting call
+//! of the kernel) continue one after the other. They continue by single steps: with these, none can be fast enough to
+//! take the lock again before the waiting thread has it.
 
 use std::fs;
 use std::ops::Range;
@@ -21,18 +21,18 @@ use super::{Halted, STOP_LIMIT, STOP_LOOK, Stop, Thread};
 use crate::clock;
 use crate::job::tree;
 
-/// Most steps of a thread, some ten milliseconds; malloc and free take hundreds.
+/// Limit on the steps of a thread, about ten milliseconds; malloc and free take hundreds of steps.
 const STEPS_MAX: u32 = 3000;
-/// Steps between two looks whether that was enough.
+/// Steps between two checks that they were enough.
 const STEPS: u32 = 8;
-/// For a step; one that takes longer is a call of the kernel that waits.
+/// Time limit for a step; a longer one is a waiting call of the kernel.
 const STEP_MAX: Duration = Duration::from_micros(500);
-/// How long a thread goes on where no step helped: some code, as that of sequences which the kernel restarts, gets
-/// nowhere by steps.
+/// Time for which a thread runs if no step helped: some code, such as a sequence that the kernel restarts, makes no
+/// progress by steps.
 const RUN: Duration = Duration::from_micros(200);
 
-/// Calls of the kernel that malloc and free make with the heap's lock, and drivers with theirs. A thread that is halted
-/// in one stands at its end.
+/// Calls of the kernel that malloc and free make while holding the heap's lock, and drivers while holding theirs. A
+/// thread that is halted in one of them stops at its end.
 const BRIEF: [i64; 7] = [
     libc::SYS_brk,
     libc::SYS_mmap,
@@ -55,9 +55,9 @@ const STOPPING: [Signal; 4] = [
 pub(super) type Wait = (i32, u64);
 
 impl Halted {
-    /// To be called every few milliseconds while spared threads have work to do: one that waits for the same lock as at
-    /// the call before is helped. Whether one was. `freely`: where single steps are no help, threads may run for a
-    /// moment, and get anywhere.
+    /// Helps a spared thread that waits for the same lock as at the previous call; returns true if there was one. To be
+    /// called every few milliseconds while spared threads have work to do. With `freely`, threads may run for a moment,
+    /// to any place, if single steps do not help.
     pub fn relieve(&mut self, freely: bool) -> bool {
         let pid = self.process;
         let spared = self.spared.iter();
@@ -78,7 +78,7 @@ impl Halted {
         let near = call.and_then(|call| code(pid, *call.words.last()?));
         let is_near = |at: &u64| near.as_ref().is_some_and(|near| near.contains(at));
         let at_work = |thread: &Thread| thread.can_go().then(|| thread.at_work(pid)).flatten();
-        // Who has a lock is most often in the code that has others wait for it.
+        // The holder of a lock is most often in the code that makes other threads wait for it.
         self.threads
             .sort_by_cached_key(|thread| match at_work(thread) {
                 Some(at) if is_near(&at) => 0,
@@ -104,7 +104,8 @@ impl Halted {
 }
 
 impl Thread {
-    /// Whether it stands and can go on. With a signal that stops the whole process it would stop those at work, too.
+    /// Returns true if the thread is stopped and can continue. With a pending signal that stops the whole process it
+    /// would stop the working threads, too.
     fn can_go(&self) -> bool {
         match self.stop {
             Stop::Stopped => true,
@@ -113,7 +114,7 @@ impl Thread {
         }
     }
 
-    /// Where it was halted, unless in a call of the kernel that waits.
+    /// Returns the address where the thread was halted; `None` in a waiting call of the kernel.
     fn at_work(&self, process: Pid) -> Option<u64> {
         let call = Call::of(process, self.id.as_raw())?;
         let works = call.number == -1 || BRIEF.contains(&call.number);
@@ -134,10 +135,10 @@ impl Thread {
         }
     }
 
-    /// Takes back the signal of a step that ended when the thread stood already; it would kill the process.
+    /// Removes the signal of a step that ended when the thread was already stopped; it would kill the process.
     fn end_step(&mut self) {
         while self.stop == Stop::Stopped && has_pending(self.id, Signal::SIGTRAP) {
-            // It gets no further than to that signal.
+            // The thread runs only up to that signal.
             self.go_on(ptrace::cont);
             self.halt_again();
         }
@@ -165,13 +166,14 @@ impl Thread {
         if self.stop == Stop::Asked && ptrace::interrupt(self.id).is_err() {
             self.stop = Stop::Gone;
         }
-        // As at first; one that is in the kernel for longer stands as soon as it has left it.
+        // The same limit as for the first halt; a thread that is in the kernel for longer stops as soon as it leaves
+        // the kernel.
         self.stops_until(clock::now() + STOP_LIMIT, STOP_LOOK);
     }
 }
 
-/// The lock that a thread waits for, by its address. Condition variables and semaphores wait in another way
-/// (`FUTEX_WAIT_BITSET`), so do locks that processes share.
+/// Returns the address of the lock that a thread waits for. Condition variables and semaphores wait in another way
+/// (`FUTEX_WAIT_BITSET`), and so do locks shared between processes.
 fn awaited(process: Pid, thread: i32) -> Option<u64> {
     const LOCK: i32 = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
     let call = Call::of(process, thread).filter(|call| call.number == libc::SYS_futex)?;
@@ -179,21 +181,21 @@ fn awaited(process: Pid, thread: i32) -> Option<u64> {
     call.words.first().copied().filter(|_| is_lock)
 }
 
-/// Whether a signal waits for this thread alone.
+/// Returns true if a signal is pending for this thread alone.
 fn has_pending(thread: Pid, signal: Signal) -> bool {
     tree::status(thread.as_raw()).is_ok_and(|status| status.sigpnd & 1 << (signal as i32 - 1) != 0)
 }
 
 /// The call of the kernel that a thread waits or was interrupted in.
 struct Call {
-    /// -1: in none.
+    /// The number of the call; -1 for none.
     number: i64,
-    /// Its arguments, if it is one; the last two are the stack's pointer and the program counter.
+    /// The call's arguments, if there is a call; the last two words are the stack pointer and the program counter.
     words: Vec<u64>,
 }
 
 impl Call {
-    /// None of a thread that runs.
+    /// Returns the call; `None` for a running thread.
     fn of(process: Pid, thread: i32) -> Option<Self> {
         let text = fs::read_to_string(format!("/proc/{process}/task/{thread}/syscall")).ok()?;
         let mut words = text.split_whitespace();
@@ -206,7 +208,7 @@ impl Call {
     }
 }
 
-/// What is mapped around an address.
+/// Returns the mapping around an address.
 fn code(process: Pid, at: u64) -> Option<Range<u64>> {
     let maps = tree::maps(process.as_raw());
     let mut ranges = maps

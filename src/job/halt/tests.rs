@@ -7,7 +7,8 @@ use super::*;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Three threads that count lines on stdout, one each, after their thread ids.
+/// A program with three threads, two of which count. It prints the thread ids, and then the counts for each line on
+/// stdin.
 const COUNTERS: &str = r"
 import sys, threading
 counts = [0, 0, 0]
@@ -126,7 +127,7 @@ fn a_process_that_is_killed_meanwhile_lets_us_go() {
     let halted = halt(job.pid(), &[]).unwrap();
     job.child.kill().unwrap();
     drop(halted);
-    // Ours to wait for as its parent and as its tracer: the latter may have been first.
+    // The test waits for it as its parent and as its tracer: the latter may have been first.
     let _ = job.child.wait();
     assert!(matches!(
         halt(job.pid(), &[]),
@@ -147,7 +148,7 @@ fn a_process_that_is_left_stopped_and_halted_again_has_not_run() {
     let halted = halt(pid, &[spared]).unwrap();
     let before = places(&job);
     halted.stop();
-    // At once: whoever traces them next may rely on it.
+    // The threads are stopped at once: the next tracer may rely on it.
     let states: Vec<char> = job.threads.iter().map(|id| job.state(*id)).collect();
     assert_eq!(states, ['T', 'T', 'T']);
     let halted = halt(pid, &[spared]).unwrap();
@@ -162,8 +163,8 @@ fn a_process_that_is_left_stopped_and_halted_again_has_not_run() {
     assert_eq!(job.ask().len(), 3);
 }
 
-/// Two threads that want the same lock; the first has it nearly all the time, at `WORK`. Prints the id of the second,
-/// which counts in the file that is the argument how often it had the lock.
+/// A program with two threads that need the same lock; the first holds it nearly all the time, at `WORK`. It prints the
+/// id of the second, which counts its acquisitions in the file given as argument.
 const RIVALS: &str = r#"
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -197,9 +198,9 @@ int main(int arguments, char **argument) {
 }
 "#;
 
-/// Halts the first of [`RIVALS`] again and again; the second gets the lock each time.
+/// Halts the first thread of [`RIVALS`] repeatedly; the second gets the lock each time.
 fn gets_the_lock(work: &str, freely: bool) {
-    /// No thread that gets the lock by chance, between two turns of the other, has it as often.
+    /// A count that no thread reaches by getting the lock by chance, between two turns of the other.
     const OFTEN: u64 = 100_000;
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("rivals");
@@ -243,7 +244,7 @@ fn a_spared_thread_gets_the_lock_of_a_halted_one() {
 
 #[test]
 fn a_spared_thread_gets_the_lock_of_one_that_was_halted_in_a_call_of_the_kernel() {
-    // As malloc and free give memory back. Nearly all of the time is the kernel's.
+    // The call with which malloc and free release memory. Nearly all of the time is spent in the kernel.
     gets_the_lock("madvise(0, 1 << 30, MADV_COLD)", false);
 }
 

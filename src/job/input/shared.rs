@@ -1,4 +1,5 @@
-//! The way of stdin: a thread reads what the caller gives, another gives it to the job, and this is what they share.
+//! The transport of stdin: one thread reads the caller's input, another one writes it to the job. This is their shared
+//! state.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -17,12 +18,12 @@ use crate::job::output::wait_until;
 use crate::job::terminal::{Key, first_key};
 use crate::sync::{locked, wait};
 
-/// Input that is remembered for a restore. A job that reads more between two snapshots cannot read
-/// it again; it then goes on with what comes next.
+/// Limit on the input stored for a restore. A job that reads more between two snapshots cannot read it again; it then
+/// continues with the next input.
 const JOURNAL_BYTES_MAX: usize = 16 << 20;
 const READ_BYTES: usize = 64 << 10;
 
-/// Is told of keys with a meaning for us. The job gets Ctrl-C too, afterwards.
+/// A function called for keys that ckpt-run handles. The job gets Ctrl-C too, afterwards.
 type OnKey = Box<dyn Fn(Key) + Send + Sync>;
 
 pub(super) struct Shared {
@@ -39,44 +40,45 @@ impl fmt::Debug for Shared {
 
 #[derive(Debug, Default)]
 pub(super) struct State {
-    /// Our end of the job's pipe, or the master of its terminal.
+    /// The write end of the job's pipe, or the master of its terminal.
     pub sink: Option<File>,
     pub way: Way,
-    /// The other end of a pipe whose writing end is closed: tells what the job has not read of it.
+    /// The read end of a pipe whose write end is closed; it shows the bytes that the job has not read.
     pub unread: Option<File>,
-    /// The job has its end. Before, ours must stay open: who opens a pipe for reading waits for a writer.
+    /// True if the job has its end. Before that, the write end must stay open: opening a pipe for reading waits for a
+    /// writer.
     pub opened: bool,
     /// The newest input, up to position `end`.
     pub journal: VecDeque<u8>,
-    /// Bytes that came from the caller.
+    /// Bytes received from the caller.
     pub end: u64,
     /// Bytes given to the job, as an uninterrupted run counts them.
     pub given: u64,
-    /// What is done with the caller's input.
+    /// The handling of the caller's input.
     pub source: Source,
-    /// We are in the background of the terminal, which gives no input there.
+    /// True if ckpt-run is in the background of the terminal, which gives no input there.
     pub refused: bool,
 }
 
-/// What is done with the caller's input.
+/// The handling of the caller's input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Source {
-    /// Nothing, until the job wants more.
+    /// No reading until the job needs more.
     #[default]
     Waits,
-    /// It is read, which takes no time of a file.
+    /// The input is being read, which takes no time for a file.
     Read,
-    /// It has ended.
+    /// The input has ended.
     Ended,
 }
 
-/// How the job gets its input.
+/// The way in which the job gets its input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Way {
-    /// Through a pipe: every byte, again after a restore.
+    /// Input through a pipe: every byte, again after a restore.
     #[default]
     Piped,
-    /// Typed at its terminal.
+    /// Input typed at its terminal.
     Typed,
 }
 
@@ -85,11 +87,11 @@ impl Shared {
         locked(&self.state)
     }
 
-    /// Takes the caller's input as the job takes it, no faster.
+    /// Reads the caller's input as the job consumes it, no faster.
     pub fn read(&self, mut source: File) {
         let mut buffer = vec![0; READ_BYTES];
         let is_file = source.metadata().is_ok_and(|about| about.is_file());
-        // With the signal blocked, a read from the background fails instead of stopping us and the job.
+        // With the signal blocked, a read from the background fails instead of stopping ckpt-run and the job.
         let mut background_read = SigSet::empty();
         background_read.add(Signal::SIGTTIN);
         let _ = background_read.thread_block();
@@ -124,7 +126,8 @@ impl Shared {
                 Err(_) => 0,
             };
             if got == 0 && state.way == Way::Typed && source.is_terminal() {
-                // Ctrl-D, typed while no job was there to get it; a terminal that is gone is none any more.
+                // Ctrl-D, typed while there was no job to receive it; a terminal that is gone is not a terminal any
+                // more.
                 continue;
             }
             if got == 0 {
@@ -135,7 +138,7 @@ impl Shared {
             let excess = state.journal.len().saturating_sub(JOURNAL_BYTES_MAX);
             state.journal.drain(..excess);
             self.changed.notify_all();
-            // Of a file, a part may be wanted again.
+            // A part of a file may be needed again.
             if got == 0 && !is_file {
                 return;
             }
@@ -151,7 +154,7 @@ impl Shared {
                 && state.opened
                 && state.way == Way::Piped
             {
-                // The job sees the end, after what is still in the pipe.
+                // The job sees the end after the remaining bytes of the pipe.
                 if let Some(sink) = state.sink.take() {
                     state.unread = read_end(&sink).ok();
                     self.changed.notify_all();
@@ -174,7 +177,7 @@ impl Shared {
                 .copied()
                 .collect();
             if state.way == Way::Typed {
-                // Not with the lock: whoever is told may want it.
+                // The lock is released, because the called function may need it.
                 drop(state);
                 let for_us = self.hear_keys(&sink, &mut piece);
                 state = self.lock();
@@ -187,15 +190,15 @@ impl Shared {
                     wait_writable(&sink);
                     state = self.lock();
                 }
-                // The job closed its stdin or is gone: a restored one gets a new pipe.
+                // The job closed its stdin or has exited: a restored job gets a new pipe.
                 Err(_) => state.sink = None,
             }
             self.changed.notify_all();
         }
     }
 
-    /// Tells of the keys in what is about to be typed, and cuts it after the first. Those that the job is not to get are
-    /// taken away: how many.
+    /// Calls the function for the keys in the text to be typed, and cuts the text after the first. Keys that the job
+    /// must not get are removed; returns their number.
     fn hear_keys(&self, master: &File, typed: &mut Vec<u8>) -> u64 {
         let Some((place, key)) = first_key(master.as_fd(), typed) else {
             return 0;
@@ -203,7 +206,7 @@ impl Shared {
         match (key, place) {
             (Key::Interrupt, _) => typed.truncate(place + 1),
             (Key::Suspend, 0) => typed.clear(),
-            // Its turn comes.
+            // The key is handled with the next piece.
             (Key::Suspend, _) => {
                 typed.truncate(place);
                 return 0;
@@ -221,7 +224,7 @@ fn wait_writable(sink: &File) {
     while poll(&mut watched, PollTimeout::NONE) == Err(Errno::EINTR) {}
 }
 
-/// Another descriptor of the end from which a pipe is read.
+/// Opens another descriptor for the read end of a pipe.
 fn read_end(pipe: &File) -> io::Result<File> {
     File::options()
         .read(true)

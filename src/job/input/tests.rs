@@ -75,7 +75,7 @@ fn a_source_that_is_set_not_to_wait_has_not_ended() {
     let mut input = Input::new(Some(source)).unwrap();
     let mut job = File::from(input.connect().unwrap());
     input.open();
-    // Between the letters there is nothing to read.
+    // There is no input between the letters.
     for letter in b"abc" {
         caller.write_all(&[*letter]).unwrap();
         let mut one = [0];

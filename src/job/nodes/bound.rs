@@ -2,10 +2,10 @@
     unsafe_code,
     reason = "an ioctl that has no safe wrapper, and the descriptor it returns"
 )]
-//! Where the unix sockets of a process are bound.
+//! The paths to which the unix sockets of a process are bound.
 //!
-//! `/proc/net/unix` has the name that the process gave, which may be relative to a folder it has left. The socket
-//! itself knows its file, so it is borrowed for a moment.
+//! `/proc/net/unix` has the name that the process passed, which may be relative to a folder it has left. The socket
+//! itself refers to its file, so the socket is borrowed for a moment.
 
 use std::fs;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -18,28 +18,29 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open}
 
 use super::has_name;
 
-/// Opens a bound socket's file (`linux/un.h`, Linux 4.10).
+/// An ioctl that opens a bound socket's file (`linux/un.h`, Linux 4.10).
 const SIOCUNIXFILE: libc::Ioctl = 0x89E0;
 
-/// Borrows descriptors of a process.
+/// A way to borrow descriptors of a process.
 pub(super) struct Borrower(OwnedFd);
 
 impl Borrower {
-    /// `None` when the process (a host pid) is gone, or on Linux before 5.6.
+    /// Opens a process; returns `None` if the process (a host pid) has exited, or on Linux before 5.6.
     pub fn new(pid: i32) -> Option<Self> {
         let process = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty());
         process.ok().map(Self)
     }
 
-    /// The file of a bound unix socket; `None` for other sockets, and for one whose file has been removed or renamed.
+    /// Returns the file of a bound unix socket; `None` for other sockets, and for one whose file has been removed or
+    /// renamed.
     pub fn bound_path(&self, number: RawFd) -> Option<PathBuf> {
         let socket = pidfd_getfd(&self.0, number, PidfdGetfdFlags::empty()).ok()?;
-        // The number of the ioctl means something else to sockets of other families.
+        // The number of the ioctl has another meaning for sockets of other families.
         getsockname::<UnixAddr>(socket.as_raw_fd()).ok()?.path()?;
-        // SAFETY: takes no argument, and `socket` is a unix socket that we hold.
+        // SAFETY: takes no argument, and `socket` is a unix socket that this process holds.
         let opened = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCUNIXFILE) };
         let opened = Errno::result(opened).ok()?;
-        // SAFETY: the kernel has opened this descriptor for us alone.
+        // SAFETY: the kernel has opened this descriptor for this process alone.
         let file = unsafe { OwnedFd::from_raw_fd(opened) };
         let link = format!("/proc/self/fd/{}", file.as_raw_fd());
         let (path, metadata) = (fs::read_link(&link).ok()?, fs::metadata(&link).ok()?);

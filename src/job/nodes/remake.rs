@@ -1,6 +1,6 @@
-//! Makes folders and named pipes again that were there at the snapshot and are gone.
+//! The creation of folders and named pipes that existed at the snapshot and are missing.
 //!
-//! What is there is left alone. Nothing is made through a link: recorded paths have none, so one that is there now
+//! Existing nodes are left alone. Nothing is created through a link: recorded paths have no links, so an existing link
 //! was put there since, and leads elsewhere.
 
 use std::fs::{self, Permissions};
@@ -17,21 +17,21 @@ use nix::unistd::mkfifoat;
 
 use super::{NODES_MAX, Node, NodeKind};
 
-/// A folder in which everybody may make files and nobody may remove those of others, such as `/tmp`.
+/// Mode bits of a folder in which every user may create files and no user may remove those of others, such as `/tmp`.
 const SHARED: u32 = 0o1002;
 
-/// Why folders and named pipes cannot be made again, or could not.
+/// The reason why folders and named pipes cannot be created again.
 #[derive(Debug, thiserror::Error)]
 pub enum NodesError {
-    /// Something else has the name.
+    /// Another kind of file has the name.
     #[error("cannot make {} again, which the job needs: {} is something else now; move it away, or restore an older image", path.display(), obstacle.display())]
     Obstructed {
-        /// What is to be made.
+        /// The node to create.
         path: PathBuf,
-        /// What is no folder, or not what it was.
+        /// The path that is not a folder, or not of its former kind.
         obstacle: PathBuf,
     },
-    /// Somebody else has made a folder of that name where everybody may.
+    /// Another user has created a folder of that name in a folder where every user may.
     #[error("cannot go on in {}: user {owner} has made a folder of that name since the snapshot; remove it", path.display())]
     Foreign {
         /// The folder.
@@ -39,10 +39,10 @@ pub enum NodesError {
         /// Its owner.
         owner: u32,
     },
-    /// No snapshot records that.
+    /// The node is not one that a snapshot records.
     #[error("cannot make {} again: it is no path that a snapshot records; restore an older image", .0.display())]
     Senseless(PathBuf),
-    /// No snapshot records so many.
+    /// More nodes than a snapshot records.
     #[error(
         "cannot make {0} folders again: a snapshot records {NODES_MAX} at most; restore an older image"
     )]
@@ -50,15 +50,15 @@ pub enum NodesError {
     /// A system call failed.
     #[error("cannot make {} again, which the job needs", path.display())]
     System {
-        /// What is to be made.
+        /// The node to create.
         path: PathBuf,
-        /// Why it failed.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
 }
 
-/// Those of `nodes` that are gone, each after the folder it is in. Touches nothing.
+/// Returns the `nodes` that are missing, each after the folder it is in. Changes nothing.
 pub(in crate::job) fn missing(nodes: &[Node]) -> Result<Vec<Node>, NodesError> {
     if nodes.len() > NODES_MAX {
         return Err(NodesError::TooMany(nodes.len()));
@@ -76,7 +76,7 @@ pub(in crate::job) fn missing(nodes: &[Node]) -> Result<Vec<Node>, NodesError> {
     Ok(gone)
 }
 
-/// Makes what is `missing`. What somebody else has made meanwhile is left alone.
+/// Creates the `missing` nodes. A node that another program has created meanwhile is left alone.
 pub(in crate::job) fn remake(nodes: &[Node]) -> Result<(), NodesError> {
     for node in nodes {
         let failed = |errno: Errno| NodesError::System {
@@ -87,7 +87,7 @@ pub(in crate::job) fn remake(nodes: &[Node]) -> Result<(), NodesError> {
             return Err(NodesError::Senseless(node.path.clone()));
         };
         let folder = open_folder(node, parent)?.ok_or_else(|| failed(Errno::ENOENT))?;
-        // Nobody else's before it has its owner.
+        // Other users have no access before the node has its owner.
         let made = match node.kind {
             NodeKind::Folder => mkdirat(&folder, name, Mode::S_IRWXU),
             NodeKind::Fifo => mkfifoat(&folder, name, Mode::S_IRUSR | Mode::S_IWUSR),
@@ -117,19 +117,19 @@ fn set_owner_and_mode(node: &Node, made: &OwnedFd) -> io::Result<()> {
     if kind != wanted {
         return Err(io::ErrorKind::AlreadyExists.into());
     }
-    // By the descriptor: the name may be another's by now.
+    // The change uses the descriptor, because the name may belong to another file by now.
     let link = format!("/proc/self/fd/{}", made.as_raw_fd());
     chown(&link, Some(node.owner.0), Some(node.owner.1))?;
     fs::set_permissions(&link, Permissions::from_mode(node.mode))
 }
 
-/// Whether a recorded node is one that [`super::needed`] can have recorded.
+/// Returns true if [`super::needed`] can have recorded this node.
 fn is_sensible(node: &Node) -> bool {
     let path = &node.path;
     let mut components = path.components();
     let plain = components.next() == Some(Component::RootDir)
         && components.all(|component| matches!(component, Component::Normal(_)))
-        // The components of "/a/." and "/a//b" do not tell.
+        // The components do not reveal "/a/." and "/a//b".
         && path.components().collect::<PathBuf>().as_os_str() == path.as_os_str();
     let length = path.as_os_str().len();
     plain && (2..PATH_MAX.cast_unsigned() as usize).contains(&length) && node.mode <= 0o7777
@@ -140,7 +140,7 @@ fn is_missing(node: &Node) -> Result<bool, NodesError> {
         path: node.path.clone(),
         obstacle: obstacle.to_owned(),
     };
-    // Through links: who has moved a folder and left a link knows what he does.
+    // Links are followed: a user who moved a folder and left a link did so on purpose.
     match fs::metadata(&node.path) {
         Ok(metadata) if NodeKind::of(&metadata) == Some(node.kind) => {
             refuse_foreign(node)?;
@@ -151,7 +151,7 @@ fn is_missing(node: &Node) -> Result<bool, NodesError> {
             if fs::symlink_metadata(&node.path).is_ok() {
                 return Err(obstructed(&node.path));
             }
-            // Refused while nothing is touched: a folder above it that is none.
+            // An ancestor that is not a folder is refused before any change.
             open_folder(node, node.path.parent().unwrap_or(&node.path))?;
             Ok(true)
         }
@@ -166,7 +166,7 @@ fn is_missing(node: &Node) -> Result<bool, NodesError> {
     }
 }
 
-/// Refuses what another user has put into a shared folder in the place of what the job has tidied away.
+/// Refuses a node that another user has put into a shared folder in place of one that the job has removed.
 fn refuse_foreign(node: &Node) -> Result<(), NodesError> {
     let parent = node.path.parent().map(fs::metadata);
     let shared = parent.is_some_and(|parent| parent.is_ok_and(|it| it.mode() & SHARED == SHARED));
@@ -181,7 +181,7 @@ fn refuse_foreign(node: &Node) -> Result<(), NodesError> {
     }
 }
 
-/// Opens a folder, component by component, following no link; `None` when it is not there.
+/// Opens a folder, component by component, following no link; returns `None` if it does not exist.
 fn open_folder(node: &Node, folder: &Path) -> Result<Option<OwnedFd>, NodesError> {
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     let failed = |errno: Errno| NodesError::System {

@@ -1,4 +1,4 @@
-//! Tests of what is recorded and of how it is made again, on real folders.
+//! Tests of the recording of nodes and of their creation, on real folders.
 
 use std::fs::{File, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -27,7 +27,7 @@ fn names(nodes: &[Node]) -> Vec<&Path> {
     nodes.iter().map(|node| node.path.as_path()).collect()
 }
 
-/// A temporary folder without links in its path.
+/// Creates a temporary folder without links in its path.
 fn place() -> (tempfile::TempDir, PathBuf) {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().canonicalize().unwrap();
@@ -73,7 +73,7 @@ fn sockets_pipes_open_folders_and_kept_files_are_recorded_with_the_folders_above
     assert_eq!(below, expected.map(Path::new));
     let working_directory = std::env::current_dir().unwrap();
     assert!(names(&nodes).contains(&working_directory.as_path()));
-    // Others are those of tests beside this one.
+    // The other nodes belong to tests that run at the same time.
     let ours: Vec<Node> = nodes
         .into_iter()
         .filter(|node| node.path.starts_with(&path))
@@ -163,7 +163,7 @@ fn nothing_is_made_through_a_link_or_a_file_and_neither_is_touched() {
             "{wanted}: {result:?}"
         );
     }
-    // A link that comes between plan and execution.
+    // A link created between plan and execution.
     let result = remake(&[folder(&path.join("link/new"))]);
     assert!(
         matches!(result, Err(NodesError::Obstructed { .. })),
@@ -171,7 +171,7 @@ fn nothing_is_made_through_a_link_or_a_file_and_neither_is_touched() {
     );
     assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 0);
     assert_eq!(fs::read_to_string(path.join("file")).unwrap(), "x");
-    // A whole folder that was moved, and a link left.
+    // A whole folder that was moved, with a link in its place.
     assert!(missing(&[folder(&path.join("link"))]).unwrap().is_empty());
 }
 

@@ -1,4 +1,4 @@
-//! Where a line of ours goes between what the job writes: where it tears none of the job's lines.
+//! The place for a line of ckpt-run between the job's output, where it splits none of the job's lines.
 
 use std::os::fd::AsFd;
 
@@ -6,15 +6,16 @@ use nix::poll::{PollFd, PollFlags, poll};
 
 use super::State;
 
-/// Milliseconds that a line of ours waits for the rest of what the job is writing: longer than the kernel takes to wake a writer
-/// whose terminal was full and who gets a processor in turn, and little beside a snapshot, which waits for it at worst.
+/// Milliseconds for which a line of ckpt-run waits for the rest of the job's line. It is longer than the kernel takes
+/// to wake a writer whose terminal was full and who gets a processor in turn. It is little compared with a snapshot,
+/// which waits for it at worst.
 const PLACE_WAIT: u8 = 20;
-/// Reads in which the end of a job's line is looked for; one that draws longer lines than these has its line torn.
+/// Limit on the reads in which the end of a job's line is searched; a job that draws longer lines has its line split.
 const PLACE_READS_MAX: usize = 8;
 
 impl State {
-    /// Looks for a place for a line of ours that tears nothing: a job that writes faster than we read is met in the
-    /// middle of what it draws. Returns what comes after that place; all before it is pending.
+    /// Searches for a place where a line of ckpt-run splits no line of the job: a job that writes faster than ckpt-run
+    /// reads is in the middle of its output. Returns the bytes after that place; all bytes before it are pending.
     pub(super) fn make_place(&mut self) -> Vec<u8> {
         for _ in 0..PLACE_READS_MAX {
             if !self.replay.is_inside_line() || !self.comes_more() {
@@ -33,7 +34,7 @@ impl State {
         Vec::new()
     }
 
-    /// Whether the job writes more within a moment.
+    /// Returns true if the job writes more within a moment.
     fn comes_more(&self) -> bool {
         let Some(source) = &self.source else {
             return false;
@@ -43,7 +44,7 @@ impl State {
     }
 }
 
-/// Where in the bytes a line begins or is drawn anew.
+/// Returns the last place in the bytes at which a line begins or is drawn again.
 fn last_place(bytes: &[u8]) -> Option<usize> {
     let place = bytes
         .iter()

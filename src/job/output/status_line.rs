@@ -1,8 +1,9 @@
-//! One line of ours at the bottom of a terminal, below what the job has written, while there is something to tell.
+//! A line of ckpt-run at the bottom of a terminal, below the job's output, while there is a status to show.
 //!
-//! It is drawn only where the cursor stands on a line of its own, and goes away before any byte of the job's or any other
-//! line of ours is written. So the job's lines are whole on the screen, and its next byte stands where it would have
-//! stood. A job that moves the cursor about (nested progress bars, editors) has the screen to itself from then on.
+//! It is drawn only if the cursor is on an empty line, and it is erased before any byte of the job or any other line of
+//! ckpt-run is written. So the job's lines are whole on the screen, and its next byte appears where it would have
+//! appeared without the line. If a job moves the cursor (nested progress bars, editors), the line is not drawn from
+//! then on.
 
 use std::io::IsTerminal;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -12,30 +13,30 @@ use super::super::terminal::{line_end, window};
 use super::Shared;
 use super::write_out;
 
-/// To the line's start, and everything right of it away.
+/// Moves to the line's start and erases everything to the right.
 const ERASE: &str = "\r\x1b[K";
 
-/// What to do when somebody else is writing to the terminal.
+/// The reaction to another writer on the terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
-    /// Wait for the end of that.
+    /// Wait until the writer has finished.
     Wait,
-    /// Leave it for another time.
+    /// Skip this drawing.
     Skip,
 }
 
-/// What became of a line.
+/// The result of drawing a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shown {
-    /// It is on the screen.
+    /// The line is on the screen.
     Drawn,
-    /// There is no place for it now.
+    /// The line has no place now.
     Hidden,
-    /// There is nothing to show any more.
+    /// The status has ended and is not shown any more.
     Over,
 }
 
-/// A way to show the line. It takes no room and writes nothing until it is used.
+/// A handle to show the line. It takes no space and writes nothing until it is used.
 #[derive(Debug)]
 pub struct StatusLine {
     shared: Arc<Shared>,
@@ -48,8 +49,8 @@ impl StatusLine {
         }
     }
 
-    /// Shows what `compose` says, as far as it fits; where that is nothing, takes the line away. It is asked when
-    /// nobody else can write to the terminal any more, so what it says is not outdated by a later line.
+    /// Shows the text of `compose`, as far as it fits; removes the line if there is no text. `compose` is called when
+    /// no other thread can write to the terminal any more, so its text cannot be outdated by a later line.
     pub fn show(&self, patience: Patience, compose: impl FnOnce() -> Option<String>) -> Shown {
         let mut state = match patience {
             Patience::Wait => self.shared.settled(),
@@ -72,7 +73,7 @@ impl StatusLine {
         }
         state.delivering = true;
         drop(state);
-        // As with the job's output, a terminal that went away is told nothing.
+        // As with the job's output, a terminal that is gone is ignored.
         let _ = write_out(&self.shared.sink, bytes.as_bytes());
         self.shared.lock().delivering = false;
         self.shared.delivered.notify_all();
@@ -80,14 +81,15 @@ impl StatusLine {
     }
 }
 
-/// The width of a terminal whose foreground we are in: in its background we would draw over somebody else's lines.
+/// Returns the width of a terminal whose foreground ckpt-run is in: in its background it would draw over the lines of
+/// other programs.
 fn columns(sink: BorrowedFd<'_>) -> Option<usize> {
     let foreground = nix::unistd::tcgetpgrp(sink).ok()?;
     (foreground == nix::unistd::getpgrp()).then_some(())?;
     Some(window(sink)?.ws_col.into())
 }
 
-/// The place below what was written to a terminal.
+/// The place below the output on a terminal.
 #[derive(Debug, Default)]
 pub(super) struct Bottom {
     cursor: Cursor,
@@ -95,7 +97,7 @@ pub(super) struct Bottom {
 }
 
 impl Bottom {
-    /// These bytes are written next: what must be written before.
+    /// Notes the bytes that are written next; returns the bytes that must be written before.
     pub fn make_way(&mut self, sink: BorrowedFd<'_>, bytes: &[u8]) -> &'static [u8] {
         if !sink.is_terminal() {
             return b"";
@@ -117,50 +119,50 @@ impl Bottom {
         }
     }
 
-    /// What shows the text in this many columns; `None` where the cursor is not on a line of its own.
+    /// Returns the bytes that show the text in this many columns; `None` if the cursor is not on an empty line.
     fn draw(&mut self, text: &str, columns: usize) -> Option<String> {
         if !self.cursor.is_on_own_line() {
             return None;
         }
         self.shown = true;
-        // In the last column a terminal may go on to the next line.
+        // After the last column, a terminal may continue on the next line.
         let fits = text.chars().take(columns.saturating_sub(1));
         Some(format!("\r{}\x1b[K", fits.collect::<String>()))
     }
 }
 
-/// Where the cursor is, as far as lines are concerned.
+/// The cursor's position relative to the lines.
 #[derive(Debug)]
 struct Cursor {
-    /// Nothing was written to its line.
+    /// True if its line is empty.
     blank: bool,
-    /// It is at the line's start.
+    /// True if it is at the line's start.
     first: bool,
-    /// The job has moved it by other means than lines.
+    /// True if the job has moved it by other means than lines.
     moved: bool,
     escape: Escape,
 }
 
-/// Where in an escape sequence the bytes are (ECMA-48).
+/// The position of the bytes in an escape sequence (ECMA-48).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Escape {
-    /// In none.
+    /// Outside of a sequence.
     Outside,
-    /// After ESC.
+    /// The byte after ESC.
     Begun,
-    /// In a control sequence: ESC [.
+    /// A control sequence: ESC [.
     Control,
-    /// One more byte: ESC (.
+    /// A sequence with one more byte: ESC (.
     Charset,
-    /// In a title or the like: ESC ].
+    /// A title or a similar command: ESC ].
     Command,
-    /// After ESC in one.
+    /// The byte after ESC in such a command.
     CommandEnds,
 }
 
 impl Default for Cursor {
     fn default() -> Self {
-        // A shell starts us on a line of our own.
+        // A shell starts ckpt-run on an empty line.
         Self {
             blank: true,
             first: true,
@@ -190,7 +192,7 @@ impl Cursor {
             }
             (Escape::Begun, b'[') | (Escape::Control, b' '..=b'?') => Escape::Control,
             (Escape::Begun, b'(' | b')') => Escape::Charset,
-            // Colours, and what erases within the line.
+            // Colors, and sequences that erase within the line.
             (Escape::Control, b'm' | b'K') | (Escape::Charset, _) | (Escape::Command, 7) => {
                 Escape::Outside
             }
@@ -223,16 +225,16 @@ impl Cursor {
 
 #[cfg(test)]
 mod tests {
-    //! Tests of the line, by a terminal that is asked what it shows.
+    //! Tests of the line with a terminal whose screen can be read.
 
     use super::*;
     use proptest::prelude::*;
 
-    /// More rows than a test writes lines, so that nothing scrolls away.
+    /// More rows than a test writes lines, so that no line scrolls away.
     const ROWS: u16 = 120;
     const COLUMNS: u16 = 40;
 
-    /// A terminal, with or without the translation of `\n`, and what is written to it through a `Bottom`.
+    /// A terminal, with or without the translation of `\n`, and the output written to it through a `Bottom`.
     struct Terminal {
         parser: vt100::Parser,
         bottom: Bottom,
@@ -319,7 +321,7 @@ mod tests {
             assert!(!terminal.draw("ckpt-run: snapshot"), "{begun:?}");
         }
         let mut terminal = Terminal::new(true);
-        // It stands below the end of the line, not at a start.
+        // The cursor is below the end of the line, not at a start.
         terminal.job(b"one\n");
         assert!(!terminal.draw("ckpt-run: snapshot"));
         terminal.job(b"\r");

@@ -76,7 +76,7 @@ fn a_sink_that_is_set_not_to_wait_gets_everything() {
     let text = b"0123456789abcdef".repeat(64 << 10);
     let written = text.clone();
     let writer = thread::spawn(move || job.write_all(&written).unwrap());
-    // Nobody reads until our pipe is full.
+    // The test reads only once the pipe is full.
     while !output.shared.lock().delivering {
         thread::yield_now();
     }
@@ -121,7 +121,7 @@ fn a_slow_reader_of_ours_does_not_keep_the_mark_waiting() {
     let job = File::from(output.connect().unwrap());
     fcntl(&job, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
     let mut written = 0;
-    // Fill everything up to the reader who does not read: the mark must still come.
+    // Fill every buffer up to the stalled reader: the mark must still be returned.
     loop {
         match (&job).write(&[b'x'; 4096]) {
             Ok(got) => written += got as u64,
@@ -149,7 +149,7 @@ fn a_line_of_ours_waits_for_the_end_of_what_the_job_draws() {
     ] {
         let (mut heard, sink) = io::pipe().unwrap();
         let mut output = Output::new(sink.into(), false);
-        // Nobody delivers but who writes a line.
+        // Only the writer of a line delivers.
         let (read, mut job) = io::pipe().unwrap();
         fcntl(&read, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
         output.shared.lock().source = Some(File::from(OwnedFd::from(read)));

@@ -1,4 +1,4 @@
-//! What is cut off files or overwritten in them, and where it is kept.
+//! Data that is cut off files or overwritten in them, and the files that it is saved in.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -13,23 +13,23 @@ use super::error::{RewindError, system};
 use crate::job::files::OpenFile;
 use crate::known_errors::is_disk_full;
 
-/// Something that was cut off a file, or overwritten, and where it is now.
+/// Data that was cut off a file, or overwritten, and its new place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CutAway {
     /// The job's file.
     pub path: PathBuf,
-    /// Bytes kept aside.
+    /// Number of bytes saved aside.
     pub bytes: u64,
     /// The file that holds them.
     pub kept: PathBuf,
-    /// Where in the job's file they were.
+    /// Offset of the bytes in the job's file.
     pub from: u64,
-    /// The length of the job's file without them, or with what took their place.
+    /// The length of the job's file without them, or with the bytes that replaced them.
     pub size: u64,
 }
 
 impl CutAway {
-    /// Puts the bytes back where they were, unless somebody has written there since.
+    /// Puts the bytes back, unless another program has written there since.
     fn put_back(&self) -> io::Result<()> {
         let mut target = without_links(&self.path)?;
         if target.metadata()?.size() != self.size {
@@ -42,8 +42,8 @@ impl CutAway {
     }
 }
 
-/// Puts back what was cut off for a restore that failed: images newer than that one want their files whole. What cannot
-/// be put back stays where it was kept, and is named.
+/// Puts back the data that was cut off for a failed restore: images newer than that one need their files whole. Data
+/// that cannot be put back stays where it was saved, and is logged.
 pub fn undo(cut: &[CutAway]) {
     for one in cut {
         if let Err(error) = one.put_back() {
@@ -53,10 +53,10 @@ pub fn undo(cut: &[CutAway]) {
     }
 }
 
-/// Bytes of a file's name that its kept part is called by; a name has 255, and a number goes before it.
+/// Limit on the bytes of a file's name in the name of its saved part; a name has 255, and a number precedes it.
 const NAME_BYTES_MAX: usize = 200;
 
-/// The name under which a part of a file is kept: as much of its own as a file's name has room for.
+/// Returns the name of a saved part of a file: as much of the file's own name as fits.
 pub(super) fn aside_name(index: usize, path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let fits = |(at, char): &(usize, char)| at + char.len_utf8() <= NAME_BYTES_MAX;
@@ -68,7 +68,7 @@ pub(super) fn aside_name(index: usize, path: &Path) -> String {
     format!("{index}-{start}")
 }
 
-/// Copies everything from `from` on into `kept`. `None` when there is nothing.
+/// Copies everything from `from` on into `kept`. Returns `None` if there is no data.
 pub(super) fn keep_from(
     file: &OpenFile,
     source: &mut File,
@@ -85,8 +85,8 @@ pub(super) fn keep_from(
     }))
 }
 
-/// Copies everything from `from` on of the file at `path`, open as `source`, into `kept`, which is made if there is
-/// anything. How many bytes that are.
+/// Copies everything from `from` on of the file at `path`, open as `source`, into `kept`, which is created if there is
+/// any data. Returns the number of bytes.
 pub(in crate::job) fn keep_end(
     path: &Path,
     source: &mut File,
@@ -99,7 +99,7 @@ pub(in crate::job) fn keep_end(
     }
     let folder = kept.parent().unwrap_or(kept);
     copy_to_new(source, from..end, folder, kept).map_err(|error| {
-        // A part of it helps nobody, and the disk may be full.
+        // A partial copy is useless, and the disk may be full.
         let _ = discard(kept);
         if is_disk_full(&error) {
             let (path, folder) = (path.to_owned(), folder.to_owned());
@@ -114,10 +114,11 @@ pub(in crate::job) fn keep_end(
     Ok(end - from)
 }
 
-/// Removes something kept, and its folder if that is empty: as one of the newest it would take the place of an older one.
+/// Removes a saved part, and its folder if that is empty: an empty folder would count as one of the newest and displace
+/// an older one.
 fn discard(kept: &Path) -> io::Result<()> {
     fs::remove_file(kept)?;
-    // Most often others are in it.
+    // Most often the folder has other files.
     let _ = kept.parent().map(fs::remove_dir);
     Ok(())
 }
@@ -134,7 +135,7 @@ fn copy_to_new(source: &mut File, range: Range<u64>, folder: &Path, kept: &Path)
     target.sync_all()
 }
 
-/// Copies a range of `source` to the end of `target`, which is at `at`, and holes as holes.
+/// Copies a range of `source` to the end of `target`, which is at `at`; holes stay holes.
 fn copy_data(source: &mut File, from: u64, end: u64, target: &mut File, at: u64) -> io::Result<()> {
     target.set_len(at)?;
     target.set_len(at + (end - from))?;
@@ -142,7 +143,7 @@ fn copy_data(source: &mut File, from: u64, end: u64, target: &mut File, at: u64)
         let place = i64::try_from(place).map_err(io::Error::other)?;
         match lseek64(source, place, whence) {
             Ok(found) => u64::try_from(found).map_err(io::Error::other),
-            // Behind it are holes alone.
+            // Only holes follow.
             Err(Errno::ENXIO) => Ok(end),
             Err(errno) => Err(errno.into()),
         }
@@ -159,7 +160,7 @@ fn copy_data(source: &mut File, from: u64, end: u64, target: &mut File, at: u64)
     Ok(())
 }
 
-/// Recorded paths were free of links; one that is there now leads elsewhere.
+/// Opens a file without following links: recorded paths were free of links, so an existing link leads elsewhere.
 pub(super) fn without_links(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.custom_flags(nix::libc::O_NOFOLLOW);

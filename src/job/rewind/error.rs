@@ -8,33 +8,33 @@ use crate::job::nodes::NodesError;
 /// Why files cannot be rolled back, or were not.
 #[derive(Debug, thiserror::Error)]
 pub enum RewindError {
-    /// A folder or named pipe is gone and cannot be made again.
+    /// A folder or named pipe is missing and cannot be created again.
     #[error(transparent)]
     Nodes(#[from] NodesError),
-    /// A file that the job had open is not there any more.
+    /// A file that the job had open does not exist any more.
     #[error("cannot find {}, which the job had open at the snapshot: put it back, or restore an older image", .0.display())]
     Vanished(PathBuf),
     /// Another file has its name.
     #[error("cannot go on with {}: it was replaced by another file since the snapshot; put the old one back", .0.display())]
     Replaced(PathBuf),
-    /// It is somebody else's.
+    /// The file belongs to another user.
     #[error("cannot go on with {}: it belonged to user {then} at the snapshot and belongs to user {now}; give it back (chown), or put the old one back", path.display())]
     Owner {
         /// The file.
         path: PathBuf,
-        /// The user of then.
+        /// The user at the snapshot.
         then: u32,
-        /// The user of now.
+        /// The current user.
         now: u32,
     },
-    /// It has fewer bytes than at the snapshot.
+    /// The file has fewer bytes than at the snapshot.
     #[error("cannot go on with {}: it shrank from {then} to {now} bytes since the snapshot; put the old content back", path.display())]
     Shrank {
         /// The file.
         path: PathBuf,
         /// Bytes at the snapshot.
         then: u64,
-        /// Bytes now.
+        /// Current bytes.
         now: u64,
     },
     /// A file that the job only reads has changed.
@@ -44,28 +44,28 @@ pub enum RewindError {
         path: PathBuf,
         /// Bytes at the snapshot.
         then: u64,
-        /// Bytes now.
+        /// Current bytes.
         now: u64,
     },
-    /// The disk of what is kept aside is full. Every file is as it was.
+    /// The disk for the data saved aside is full. Every file is unchanged.
     #[error("cannot keep aside the end of {}: the disk of {} is full; the job's files are as they were, free space there and run the same line again", path.display(), folder.display())]
     NoRoom {
         /// The job's file.
         path: PathBuf,
         /// The folder on the disk that is full.
         folder: PathBuf,
-        /// How the disk said so.
+        /// The disk's error.
         #[source]
         source: io::Error,
     },
     /// A system call failed.
     #[error("cannot {operation} {}", path.display())]
     System {
-        /// What was tried.
+        /// The operation.
         operation: &'static str,
-        /// On which file.
+        /// The file.
         path: PathBuf,
-        /// Why it failed.
+        /// The system's error.
         #[source]
         source: io::Error,
     },

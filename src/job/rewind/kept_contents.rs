@@ -1,4 +1,4 @@
-//! Kept contents on their way back into files.
+//! The writing of saved contents into files.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
@@ -6,7 +6,7 @@ use std::io::{self, Seek, SeekFrom, Write};
 use super::error::{RewindError, system};
 use crate::job::files::OpenFile;
 
-/// Writes the content that is kept of a file into it.
+/// Writes the saved content of a file into it.
 pub(super) fn refill(
     file: &OpenFile,
     target: &mut File,
@@ -17,7 +17,7 @@ pub(super) fn refill(
     };
     let system = |operation| system(operation, &file.path);
     if file.in_memory {
-        // What is written nowhere takes no memory.
+        // Pages that are not written take no memory.
         target.set_len(0).map_err(system("empty"))?;
     }
     target.rewind().map_err(system("write"))?;
@@ -29,17 +29,17 @@ pub(super) fn refill(
     target.set_len(file.size).map_err(system("cut"))
 }
 
-/// A file that is written from its beginning, where nothing is if `holes`: blocks of zeros are left out then.
+/// A writer that starts at the file's beginning. With `holes`, the file is empty and blocks of zeros are skipped.
 struct Sparse<'a> {
     file: &'a mut File,
     holes: bool,
 }
 
-/// A page of memory that nothing was written to.
+/// A page of memory without any data.
 static EMPTY_PAGE: [u8; 4096] = [0; 4096];
 
 impl Write for Sparse<'_> {
-    /// As many pages of a kind as there are: of zeros, or of others.
+    /// Writes as many consecutive pages of one kind as there are: zeros, or others.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if !self.holes {
             return self.file.write(bytes);

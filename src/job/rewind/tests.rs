@@ -56,7 +56,7 @@ fn a_file_the_job_reads_back_gets_its_old_content() {
     };
     let kept = restore();
     assert_eq!(fs::read_to_string(&state).unwrap(), "0001");
-    // It may be another program's, or a new file of that name.
+    // The content may be another program's, or that of a new file of that name.
     assert_eq!(fs::read_to_string(&kept[0].kept).unwrap(), "0002+");
     let other = folder.path().join("other");
     fs::write(&other, "precious").unwrap();
@@ -142,7 +142,7 @@ fn a_copy_of_a_log_is_the_log_and_what_others_wrote_in_its_place_is_not() {
     let mut file = recorded(&log, Access::Write, None);
     file.mode = fs::metadata(&log).unwrap().mode() & 0o7777;
     file.sample = sample(&log, file.size).ok();
-    // While it is open, no other file gets its inode.
+    // While the file is open, no other file gets its inode.
     let _first = File::open(&log).unwrap();
     let plan = |file: &OpenFile| plan(std::slice::from_ref(file), &[]);
     let replace = |text: &str| {
@@ -150,7 +150,7 @@ fn a_copy_of_a_log_is_the_log_and_what_others_wrote_in_its_place_is_not() {
         fs::rename(&other, &log).unwrap();
     };
 
-    // As logs are rotated.
+    // The file changes as in a log rotation.
     fs::write(&log, "two\nthree\n").unwrap();
     assert!(plan(&file).is_ok());
     for text in ["two\n", "on", "two\nthree\n"] {
@@ -163,7 +163,7 @@ fn a_copy_of_a_log_is_the_log_and_what_others_wrote_in_its_place_is_not() {
     }
 
     replace("one\ntwo\n");
-    // Images that were made before there were samples.
+    // An image from before the introduction of samples.
     let unsampled = OpenFile {
         sample: None,
         ..file.clone()
@@ -231,7 +231,7 @@ fn what_was_never_written_takes_no_memory_when_it_comes_back() {
     let mut file = recorded(&path, Access::Update, Some("files/0"));
     file.in_memory = true;
     fs::write(&path, vec![9; 20 * 4096]).unwrap();
-    // In pieces, as an image's chunks come.
+    // The content arrives in pieces, like an image's chunks.
     let refill = |_: &str, target: &mut dyn Write| {
         let mut pieces = content.chunks(3 * 4096);
         pieces.try_for_each(|piece| target.write_all(piece))

@@ -1,6 +1,5 @@
-//! The kernel's socket diagnosis: lists TCP sockets and destroys them, over netlink
-//! (`sock_diag(7)`; destroying since Linux 4.5, with `CONFIG_INET_DIAG_DESTROY`).
-//! Knows nothing of jobs.
+//! The kernel's socket diagnosis: lists TCP sockets and destroys them, over netlink (`sock_diag(7)`; destroying since
+//! Linux 4.5, with `CONFIG_INET_DIAG_DESTROY`). This module knows nothing of jobs.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -14,31 +13,31 @@ use nix::sys::socket::{
 
 /// Netlink message type that destroys a socket (`linux/sock_diag.h`).
 const SOCK_DESTROY: u16 = 21;
-/// Netlink message type that asks for sockets (`linux/sock_diag.h`).
+/// Netlink message type that lists sockets (`linux/sock_diag.h`).
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
-/// `struct nlmsghdr`.
+/// Size of `struct nlmsghdr`.
 const HEADER_BYTES: usize = 16;
-/// `struct inet_diag_sockid`.
+/// Size of `struct inet_diag_sockid`.
 pub(super) const ID_BYTES: usize = 48;
-/// `struct inet_diag_msg`.
+/// Size of `struct inet_diag_msg`.
 pub(super) const REPORT_BYTES: usize = 72;
-/// The kernel fills at most 32 KiB a datagram of a dump.
+/// Size of the receive buffer: the kernel fills at most 32 KiB per datagram of a dump.
 const ANSWER_BYTES: usize = 64 << 10;
 const TIME_WAIT: u8 = 6;
 /// `IPPROTO_TCP`, as a byte of a request.
 const TCP: u8 = 6;
 
-/// Which sockets to list.
+/// The sockets to list.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Which {
-    /// Those that a process has closed.
+    /// Sockets that a process has closed.
     Closed,
-    /// Those at one end of a connection.
+    /// Sockets at one end of a connection.
     Connected,
 }
 
 impl Which {
-    /// Bits of `tcp_states.h`.
+    /// Returns bits of `tcp_states.h`.
     fn states(self) -> u32 {
         match self {
             // FIN_WAIT1, FIN_WAIT2, LAST_ACK, CLOSING
@@ -49,16 +48,16 @@ impl Which {
     }
 }
 
-/// A socket that the kernel knows.
+/// A socket that the kernel lists.
 pub(in crate::job) struct Found {
     pub(super) family: u8,
-    /// The kernel's `inet_diag_sockid`, cookie included: it names this socket and no later one.
+    /// The kernel's `inet_diag_sockid` with its cookie, which identifies this socket and no later one.
     pub(super) id: [u8; ID_BYTES],
     pub(super) local: SocketAddr,
     pub(super) remote: SocketAddr,
-    /// In `TIME_WAIT`.
+    /// True in `TIME_WAIT`.
     pub(super) waits: bool,
-    /// Whether a process has it open.
+    /// True if a process has it open.
     pub(super) owned: bool,
 }
 
@@ -75,7 +74,7 @@ impl Diagnosis {
         )?))
     }
 
-    /// All sockets of that kind, IPv4 and IPv6.
+    /// Returns all sockets of that kind, IPv4 and IPv6.
     pub(super) fn list(&self, which: Which) -> io::Result<Vec<Found>> {
         let mut found = Vec::new();
         for family in [libc::AF_INET, libc::AF_INET6] {
@@ -106,14 +105,14 @@ impl Diagnosis {
         }
     }
 
-    /// Destroys a socket; its owner, if there is one, finds the connection aborted. One that is gone is no error.
+    /// Destroys a socket; its owner, if there is one, finds the connection aborted. A socket that is gone is no error.
     pub(super) fn destroy(&self, found: &Found) -> io::Result<()> {
         self.ask(SOCK_DESTROY, libc::NLM_F_ACK, found.family, 0, &found.id)?;
         let mut buffer = vec![0; ANSWER_BYTES];
         let got = recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
         match next_message(&mut &buffer[..got]) {
             Some((_, body)) => match refused(body) {
-                // It went by itself.
+                // The socket was closed by itself.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
                 other => other,
             },
@@ -146,7 +145,7 @@ impl Diagnosis {
     }
 }
 
-/// Type and body of the next netlink message; `None` at the end.
+/// Returns the type and body of the next netlink message; `None` at the end.
 pub(in crate::job) fn next_message<'a>(rest: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
     let length = u32::from_ne_bytes(rest.get(..4)?.try_into().ok()?) as usize;
     let kind = u16::from_ne_bytes(rest.get(4..6)?.try_into().ok()?);
@@ -155,7 +154,7 @@ pub(in crate::job) fn next_message<'a>(rest: &mut &'a [u8]) -> Option<(u16, &'a 
     Some((kind, body))
 }
 
-/// The error number of an `NLMSG_ERROR`; 0 is an acknowledgement.
+/// Reads the error number of an `NLMSG_ERROR`; 0 is an acknowledgement.
 pub(in crate::job) fn refused(body: &[u8]) -> io::Result<()> {
     let number = body.get(..4).and_then(|bytes| bytes.try_into().ok());
     match number.map(i32::from_ne_bytes) {
@@ -166,7 +165,7 @@ pub(in crate::job) fn refused(body: &[u8]) -> io::Result<()> {
 }
 
 impl Found {
-    /// From an `inet_diag_msg`; `None` for what is none.
+    /// Parses an `inet_diag_msg`; returns `None` for other data.
     pub(in crate::job) fn parse(body: &[u8]) -> Option<Self> {
         let report: &[u8; REPORT_BYTES] = body.get(..REPORT_BYTES)?.try_into().ok()?;
         let (family, state) = (report[0], report[1]);

@@ -76,7 +76,7 @@ fn an_address_in_time_wait_is_free_again() {
     let mut client = TcpStream::connect(at).unwrap();
     let server = listener.accept().unwrap().0;
     let sockets = Sockets::record(&[me()]).unwrap();
-    // Who closes first waits.
+    // The first end to close waits.
     drop(server);
     assert_eq!(client.read(&mut [0; 1]).unwrap(), 0);
     drop((client, listener));

@@ -22,9 +22,9 @@ pub struct Swept {
     pub temporary_files: usize,
     /// Packs that no manifest names.
     pub packs: usize,
-    /// Disk space given back, all together.
+    /// Disk space released, in total.
     pub bytes: u64,
-    /// Of it, from inside of packs that stay.
+    /// The part of it from inside packs that are kept.
     pub hole_bytes: u64,
     /// Images whose manifests cannot be read. As long as there are any, what they may need stays:
     /// all dead space in packs, and where not even their packs are known, all packs.

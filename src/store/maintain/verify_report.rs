@@ -30,7 +30,7 @@ pub struct ImageReport {
     pub id: ImageId,
     /// Length of all its streams together; 0 if the manifest cannot be read.
     pub raw_bytes: u64,
-    /// Why it was set aside, which says nothing of its bytes.
+    /// The reason why the image was set aside, which does not concern its bytes.
     pub set_aside: Option<String>,
     /// Why its manifest cannot be read. Then nothing else is known of it.
     pub manifest: Option<ManifestError>,

@@ -7,7 +7,7 @@ use super::view::{View, drawn};
 use crate::history::Entry;
 use crate::supervisor::Status;
 
-/// Nothing that an event says may write outside of its cells.
+/// Checks that no text of an event is drawn outside of its cells.
 pub(in crate::cli) fn watched(events: &[Entry]) {
     let view = View {
         status: Status::default(),

@@ -1,4 +1,4 @@
-//! `status --watch` on a terminal: looks at the run every second and draws it, until somebody has seen enough.
+//! `status --watch` on a terminal: queries the run every second and draws it until the user quits.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -19,9 +19,9 @@ use crate::clock;
 use crate::history::{self, Entry};
 use crate::supervisor::Status;
 
-/// How soon a look that has come is drawn, and a signal that asks for the end is heeded.
+/// Limit on the wait for a key, and thereby on the delay until a new status is drawn or a signal ends the view.
 const KEY_WAIT: Duration = Duration::from_millis(100);
-/// Signals that end us; the terminal must be as it was then.
+/// Signals that end the view; the terminal must be restored first.
 const SIGNALS: [i32; 4] = [
     signal_hook::consts::SIGINT,
     signal_hook::consts::SIGTERM,
@@ -29,12 +29,12 @@ const SIGNALS: [i32; 4] = [
     signal_hook::consts::SIGQUIT,
 ];
 
-/// What was seen of the run.
+/// The result of one query of the run.
 type Look = (Result<Status, String>, Vec<Entry>);
 
-/// Shows the run until the user quits; its last status.
+/// Shows the run until the user quits; returns its last status.
 pub(super) fn run(store: &Path) -> Result<Status, Failure> {
-    // Once before the terminal changes: an error is for the screen as it is.
+    // The first query comes before the terminal changes, so that an error appears on the normal screen.
     let status = look(store)?;
     let ended = Arc::new(AtomicBool::new(false));
     for signal in SIGNALS {
@@ -58,7 +58,7 @@ pub(super) fn run(store: &Path) -> Result<Status, Failure> {
     Ok(view.status)
 }
 
-/// Looks again and again on a thread: a supervisor that is stopped does not answer, and keys are heeded all the same.
+/// Queries the run repeatedly on a thread. A stopped supervisor does not answer, and keys are handled anyway.
 fn looks_at(store: PathBuf) -> io::Result<Receiver<Look>> {
     let (sender, receiver) = sync_channel(1);
     let watch = move |sender: SyncSender<Look>| {
@@ -67,7 +67,7 @@ fn looks_at(store: PathBuf) -> io::Result<Receiver<Look>> {
             let status = look(&store).map_err(|failure| failure.text);
             let events = history::latest(&history::path(&store));
             if sender.send((status, events)).is_err() {
-                return; // nobody watches any more
+                return; // the view was closed
             }
         }
     };

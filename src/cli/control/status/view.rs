@@ -1,10 +1,10 @@
 //! The picture of a run: a pure function of its status and events, for any size of a terminal.
 //!
 //! ```text
-//! ┌ what it is at, what comes next, what is at risk ┐
+//! ┌ current state, next snapshot, work at risk ─────┐
 //! │ timeline of snapshots, crashes and restores     │   from 9 lines
 //! │ freeze and size of the last snapshots           │   from 16 lines
-//! │ last events                                     │   whatever is left
+//! │ last events                                     │   remaining lines
 //! └ keys ───────────────────────────────────────────┘
 //! ```
 
@@ -25,20 +25,20 @@ mod words;
 
 use words::{Kind, in_words, kind};
 
-/// Lines of the terminal from which there is a timeline, and charts.
+/// Height of the terminal, in lines, from which the timeline and the charts are shown.
 const TIMELINE_FROM: u16 = 9;
 const CHARTS_FROM: u16 = 16;
-/// Lines from which the sentence about the run may take two.
+/// Height, in lines, from which the sentence about the run may take two lines.
 const ROOMY_FROM: u16 = 20;
-/// Columns from which two charts stand side by side, and a chart makes sense at all.
+/// Width, in columns, from which two charts are shown side by side, and from which a chart makes sense.
 const CHARTS_WIDE: u16 = 50;
 
-/// What is drawn.
+/// The data to draw.
 pub(super) struct View {
     pub status: Status,
-    /// Oldest first.
+    /// The events, oldest first.
     pub events: Vec<Entry>,
-    /// Why the status is not that of now.
+    /// The reason why the status is not current.
     pub trouble: Option<String>,
     pub now: Timestamp,
     pub zone: TimeZone,
@@ -54,7 +54,7 @@ impl View {
         }
     }
 
-    /// Events of the run that is looked at, with those before it began anew.
+    /// Returns the events of the displayed run, including those from before it was started again from the beginning.
     fn run(&self) -> &[Entry] {
         let opened = |entry: &Entry| matches!(entry.event, Event::Opened { .. });
         let last = self.events.iter().map(|entry| entry.run).next_back();
@@ -62,7 +62,7 @@ impl View {
             .events
             .iter()
             .rposition(|entry| opened(entry) && Some(entry.run) != last);
-        // From the first that is not another run's supervisor on.
+        // The first event after the last start of another run's supervisor.
         let after = others.map_or(0, |others| others + 1);
         let own = self.events[after..].iter().position(opened);
         &self.events[after + own.filter(|_| others.is_some()).unwrap_or(0)..]
@@ -132,7 +132,7 @@ fn draw_head(frame: &mut Frame, view: &View, area: Rect) {
     frame.render_widget(so_far, rest);
 }
 
-/// What comes next, and what it would cost if it did not.
+/// Returns the next snapshot and the cost of losing it.
 fn facts(status: &Status) -> Vec<String> {
     let at_risk = status.work_at_risk_seconds;
     let restarts = status.restarts_left;
@@ -164,7 +164,7 @@ fn color_of_kind(kind: Kind) -> Color {
     }
 }
 
-/// The mark of an event on the timeline; of two in one column, the graver stays.
+/// Returns the mark of an event on the timeline; of two events in one column, the more serious one is shown.
 fn mark(event: &Event) -> Option<(u8, char)> {
     match event {
         Event::Crashed { .. } | Event::Hung { .. } => Some((5, 'X')),
@@ -225,7 +225,8 @@ fn draw_timeline(frame: &mut Frame, view: &View, area: Rect) {
     frame.render_widget(Paragraph::new(lines).block(titled(title)), area);
 }
 
-/// Where a time lies on a line of so many columns; within it, whatever the clock was set to.
+/// Returns the column of a time on a line of `width` columns. The column is within the line even if the clock was
+/// changed.
 fn column(since: i64, span: i64, width: usize) -> usize {
     let last = width.saturating_sub(1);
     let wide = i64::try_from(last).unwrap_or(0);
@@ -267,7 +268,7 @@ fn draw_charts(frame: &mut Frame, view: &View, area: Rect) {
     } else {
         vec![area]
     };
-    // A bar is a whole number; microseconds are fine enough.
+    // A bar is a whole number; microseconds are precise enough.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -283,7 +284,7 @@ fn draw_charts(frame: &mut Frame, view: &View, area: Rect) {
     }
 }
 
-/// The last values, as many as there are columns.
+/// Draws the last values, as many as there are columns.
 fn chart(frame: &mut Frame, title: String, values: &[u64], style: Style, area: Rect) {
     let first = values.len().saturating_sub(usize::from(area.width));
     let bars = Sparkline::default().data(&values[first..]).style(style);
@@ -320,7 +321,7 @@ fn clock_time(time: Timestamp, zone: &TimeZone) -> String {
         .to_string()
 }
 
-/// What a terminal of this size shows.
+/// Returns the content of a terminal of this size.
 #[cfg(any(fuzzing, test))]
 pub(super) fn drawn(view: &View, width: u16, height: u16) -> ratatui::buffer::Buffer {
     let backend = ratatui::backend::TestBackend::new(width, height);

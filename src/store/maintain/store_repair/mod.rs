@@ -76,7 +76,7 @@ pub enum Remedy {
     Whole,
     /// It is whole again.
     Healed {
-        /// Chunks that it has from another place now.
+        /// Number of chunks that the image now takes from another place.
         chunks: usize,
     },
     /// It cannot be restored and is removed.

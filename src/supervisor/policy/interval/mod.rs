@@ -88,7 +88,7 @@ impl Cost {
     }
 }
 
-/// What was seen of the run.
+/// The result of one query of the run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Seen {
     /// The mean cost of its snapshots; `None` before the first.

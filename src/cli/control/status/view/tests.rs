@@ -29,7 +29,7 @@ fn snapshot(image: &str, freeze_seconds: f64, raw_bytes: u64) -> Event {
     }
 }
 
-/// A run of an hour with three snapshots, a crash and a restore.
+/// Returns a run of an hour with three snapshots, a crash and a restore.
 fn view() -> View {
     let opened = Event::Opened {
         version: "0.1.0".to_owned(),
@@ -235,7 +235,7 @@ fn another_runs_events_are_not_on_the_timeline() {
     assert_eq!((run.len(), run[0].time), (5, at(1000)));
     let last = view.events.last_mut().unwrap();
     last.run = 2;
-    // It began anew: one run, as far as a reader is concerned.
+    // The run was started again from the beginning; for a reader it is one run.
     assert_eq!(view.run().len(), 4);
 }
 

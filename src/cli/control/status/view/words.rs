@@ -1,16 +1,16 @@
-//! Events as a person reads them.
+//! Events in words.
 
 use crate::history::{Event, time_in_words};
 use crate::run::size;
 
-/// How an event is to be taken.
+/// The meaning of an event for the user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Good,
     Bad,
-    /// The job is back.
+    /// The job computes again.
     Back,
-    /// The job stands still, as somebody wished.
+    /// The job is paused, as the user requested.
     Rest,
     Plain,
 }
@@ -34,7 +34,7 @@ pub(super) fn kind(event: &Event) -> Kind {
     }
 }
 
-/// `None` for events that others say better.
+/// Returns `None` for events that other events describe better.
 pub(super) fn in_words(event: &Event) -> Option<String> {
     Some(match event {
         Event::SnapshotBegan { .. } | Event::Computing { .. } | Event::Unknown => return None,
