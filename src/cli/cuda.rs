@@ -14,10 +14,10 @@ use crate::cuda::{self, CallError, Driver, GpuMap, State, Step};
 use crate::run::chain;
 
 mod agents;
-mod arguments;
+mod cuda_arguments;
 mod gpu_list;
 
-use arguments::{Pids, Return, Stop, Toggle};
+use cuda_arguments::{Pids, Return, Stop, Toggle};
 
 /// Exit code if the machine, the driver or a process refuses.
 const REFUSED: u8 = 1;

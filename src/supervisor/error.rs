@@ -1,4 +1,4 @@
-//! Why a run did not begin, or could not continue.
+//! Reasons why a run did not begin, or could not continue.
 
 use std::io;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Everything that can happen to a run. One queue, one consumer.
+//! Events of a run. One queue holds them, and the loop is its only consumer.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The loop: one task owns the job's state; everything else sends it events.
+//! The event loop: one task owns the state of the run, and everything else sends it events.
 //!
 //! ```text
 //!            start                  snapshot (a thread of its own)

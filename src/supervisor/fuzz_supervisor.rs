@@ -1,4 +1,4 @@
-//! What the supervisor reads from files and sockets, for fuzzing.
+//! Seams for fuzzing: the supervisor's readers of files and sockets.
 
 use std::path::Path;
 

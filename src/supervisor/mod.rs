@@ -1,7 +1,7 @@
 //! The supervisor: starts the job, takes snapshots, restores it, ends with its exit code.
 //!
-//! Start reading at [`run`], which checks everything and hands over to the loop in `event_loop`. `handlers` holds what the
-//! loop does about each event, `policy` what it decides, `observers` who is told.
+//! Start reading at [`run`], which checks everything and hands over to the loop in `event_loop`. `handlers` contains the
+//! loop's reactions to events, `policy` its decisions, `observers` its reports to the outside.
 
 pub(crate) mod control;
 mod error;

@@ -1,5 +1,6 @@
-//! One run, from the command line to the exit code: looks at everything that
-//! can be wrong before anything is touched, then hands over to the loop.
+//! Entry of the supervisor: a run from the command line to the exit code.
+//!
+//! [`run`] checks everything that can be wrong before it touches anything. Then it hands over to the event loop.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

@@ -22,6 +22,8 @@ use super::has_name;
 const SIOCUNIXFILE: libc::Ioctl = 0x89E0;
 
 /// A way to borrow descriptors of a process.
+///
+/// A borrowed descriptor is a copy in this process, which is closed at once.
 pub(super) struct Borrower(OwnedFd);
 
 impl Borrower {

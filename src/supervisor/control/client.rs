@@ -1,4 +1,4 @@
-//! The verbs' end of the control socket: a request, and its answer.
+//! Client of the control socket: sends one request and returns the answer.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;

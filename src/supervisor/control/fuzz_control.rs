@@ -1,4 +1,4 @@
-//! Both ends of the control socket for fuzzing.
+//! Seams for fuzzing: both ends of the control socket.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net as blocking;

@@ -1,4 +1,4 @@
-//! The control socket: other processes ask the supervisor for snapshots, pauses, its status and its end.
+//! The control socket: other processes request snapshots, pauses, the status and the end of a run.
 
 pub(super) mod client;
 #[cfg(any(fuzzing, test))]

@@ -1,7 +1,7 @@
-//! The control socket in the store: how `ckpt-run snapshot`, `pause`, `unpause`, `stop` and `status` reach the supervisor.
+//! Server of the control socket, by which `ckpt-run snapshot`, `pause`, `unpause`, `stop` and `status` reach the supervisor.
 //!
-//! One JSON object a line in each direction. Whoever can open the socket (mode
-//! 0600 in a folder of mode 0700) may ask.
+//! Each direction carries one JSON object per line. Every process that can open the socket (mode 0600 in a folder of mode
+//! 0700) may send requests.
 
 use std::fs::{self, File};
 use std::future;

@@ -1,6 +1,6 @@
-//! What the loop looks after beside the job's state: when to snapshot, signs of a hang, hooks, systemd.
+//! Background duties of the loop: the snapshot timer, hang detection, hooks and messages to systemd.
 //!
-//! The loop calls [`Supervisor::attend`] after each event, and hands over the timers and events of these parts.
+//! The loop calls [`Supervisor::attend`] after each event, and passes on the timers and events of these parts.
 
 use std::path::PathBuf;
 use std::sync::Arc;

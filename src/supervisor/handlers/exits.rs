@@ -1,5 +1,5 @@
-//! The job's ends: what is left of it is killed and its output delivered, then
-//! it is decided what follows.
+//! Handling of the job's exit: the remaining processes are killed, the output is delivered, and then the next step is
+//! decided.
 
 use std::sync::Arc;
 use std::thread;

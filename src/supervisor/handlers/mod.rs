@@ -1,4 +1,4 @@
-//! What the loop does about each event: methods of `Supervisor`, one file per family of events.
+//! The loop's reactions to events: methods of `Supervisor`, one file per family of events.
 
 pub(super) mod background;
 pub(super) mod exits;

@@ -1,4 +1,4 @@
-//! The loop's pauses: a job that stands still at an image, and how it goes on.
+//! Handling of pauses: a job that is stopped at an image, and its continuation.
 
 use std::sync::Arc;
 use std::thread;

@@ -1,4 +1,4 @@
-//! Which images the run can go on from.
+//! The images from which the run can continue.
 
 use crate::run::format::chain;
 use crate::store::{ImageEntry, ImageId};

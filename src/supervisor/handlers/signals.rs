@@ -1,4 +1,4 @@
-//! The signals that mean something to the supervisor, and what it does about them.
+//! The signals that the supervisor handles, and its reactions.
 
 use std::io;
 use std::sync::Arc;

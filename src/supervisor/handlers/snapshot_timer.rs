@@ -1,5 +1,6 @@
-//! When the loop takes snapshots by itself: the schedule with its chance, and an interval that follows what snapshots
-//! cost and how often the job fails. The arithmetic is in `interval`; here is what is measured for it.
+//! The timer of scheduled snapshots: the schedule with its jitter, and the interval of `--interval auto`.
+//!
+//! This file measures the cost of snapshots and counts failures. The arithmetic is in `policy/interval`.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};

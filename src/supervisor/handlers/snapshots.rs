@@ -1,4 +1,4 @@
-//! The loop's snapshots: who asked, when it may begin, what its end means.
+//! Handling of snapshots: requests, their begin, and the consequences of their end.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

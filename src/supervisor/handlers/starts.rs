@@ -1,4 +1,4 @@
-//! The job's beginnings: start and restore. Which images there are for that is in `candidates`.
+//! Starts and restores of the job. `restorable_images` lists the images.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};

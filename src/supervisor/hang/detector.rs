@@ -1,9 +1,9 @@
-//! Whether a job hangs: a pure function of samples of it, in the time in which it could have computed.
+//! Detection of a hung job: a pure function of samples, in the time in which the job could have computed.
 //!
-//! Each sign has a limit and stands alone: it is quiet for as long as samples show no life of it, and fires once when
-//! that is as long as its limit, and again only after more life. What cannot be told counts neither as life nor as
-//! quiet. What is doubtful is quiet once samples around it are, and half of a limit must be quiet beyond doubt. Taking
-//! samples, and what is done about a job that hangs, are elsewhere.
+//! Each sign has a limit and is independent of the others. A sign is quiet while the samples show no activity. It fires
+//! once when it has been quiet for its limit, and again only after new activity. Unknown samples count neither as activity
+//! nor as quiet. Doubtful samples count as quiet if the samples around them do, and at least half of a limit must be quiet
+//! beyond doubt. `sampler` takes the samples and `watchdog` acts on the result.
 
 use std::fmt;
 use std::time::Duration;

@@ -1,6 +1,6 @@
-//! Samples of a job: what it has said, computed and touched, taken on a thread of their own.
+//! Samples of a job's output, CPU and GPU use and heartbeat file, taken on a thread of their own.
 //!
-//! It knows nothing of limits, nor of what a sample means.
+//! The sampler knows neither the limits nor the meaning of a sample.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,7 @@
-//! A log of what a job does that hangs: the kernel's facts about its threads always, their stacks where py-spy,
-//! eu-stack or gdb is installed. Blocks for as long as those take, within limits; changes nothing of the job, which
-//! they stop for a moment.
+//! A report about a hung job: the kernel's facts about its threads, and their stacks if py-spy, eu-stack or gdb is
+//! installed.
+//!
+//! Blocks as long as those tools take, within limits. The tools stop the job for a moment and change nothing in it.
 
 use std::fs::File;
 use std::io::{self, Write};

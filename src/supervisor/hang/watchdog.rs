@@ -1,4 +1,4 @@
-//! The loop's look at signs of a hang, and what it does about a job that hangs.
+//! Hang watch of the loop: evaluates samples and acts on a hung job.
 //!
 //! ```text
 //! Timer ─▶ sampler thread ─ Sampled ─▶ Signs ─ a finding ─▶ diagnosis thread ─ Diagnosed ─▶ verdict

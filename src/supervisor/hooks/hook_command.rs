@@ -1,5 +1,7 @@
-//! One hook: a command of the user's that is run beside the job, told what happened, heard, and killed when it takes
-//! too long. Blocks; what follows on its end is decided elsewhere.
+//! One run of a hook, a command of the user: started beside the job with the facts of the event, its output logged,
+//! killed when it exceeds its time.
+//!
+//! Blocks. The caller decides what follows.
 
 use std::ffi::OsString;
 use std::fs::File;

@@ -1,5 +1,5 @@
-//! The hold on one hook: its time, which may be shortened while it runs, and its process group, which is killed when
-//! nobody waits for it any more. Who runs the hook and who holds it are different threads.
+//! Control over one running hook: its time limit, which may be shortened while it runs, and its process group, which is
+//! killed when no thread waits for it any more. One thread runs the hook, another holds this control.
 
 use std::io;
 use std::os::unix::process::CommandExt;

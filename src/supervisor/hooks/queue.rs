@@ -1,8 +1,8 @@
-//! The loop's hooks: which one is called when, and what its end means.
+//! Queue of the loop's hooks: which hook runs at which event, and the consequences of its end.
 //!
-//! They run one after the other on a thread of their own, beside a job that computes, is being written or has ended;
-//! `before_snapshot` runs on the snapshot's thread, which waits for it. None changes what happens but a veto of that
-//! one. At the end of a run those that were called are waited for.
+//! Hooks run one after the other on a thread of their own, beside a job that computes, is being written or has ended.
+//! `before_snapshot` runs on the snapshot's thread, which waits for it; only its veto changes what happens. The end of a
+//! run waits for the hooks that were called.
 
 use std::ffi::OsString;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Tells the event log, and the account of the run, what happens. A log that cannot be written is told of once and
-//! never harms the run.
+//! Writer of the event log and of the run's account. A log that cannot be written is reported once and never harms the
+//! run.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! The caller's terminal: ours while a job reads its keys, the caller's in between.
+//! The caller's terminal: in raw mode while a job reads its keys, in its own modes in between.
 //!
 //! ```text
 //! job computes, we are in the foreground ──▶ raw: every key goes to the job's own terminal

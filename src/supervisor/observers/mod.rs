@@ -1,4 +1,4 @@
-//! Observers of the run: they report what happens to the journal, systemd, Prometheus, the status and the terminal.
+//! Observers of the run: the journal, systemd, Prometheus, the status and the terminal.
 
 pub(super) mod journal;
 pub(super) mod keyboard;

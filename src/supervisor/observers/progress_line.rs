@@ -1,7 +1,7 @@
-//! The status line on our terminal, and the one line that says that the job computes again.
+//! The progress line on the terminal, and the line that reports that the job computes again.
 //!
-//! A thread draws while something is under way, a few times a second. It may wait for the terminal (Ctrl-S); nobody
-//! waits for it but who writes to the same terminal.
+//! A thread draws a few times a second while a snapshot or restore is under way. The thread may block on the terminal
+//! (Ctrl-S); only writers to the same terminal wait for it.
 
 use std::thread;
 use std::time::Duration;

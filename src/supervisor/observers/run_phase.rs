@@ -1,4 +1,4 @@
-//! The states of a run, as they are told.
+//! The phases of a run, as the status reports them.
 
 use serde::{Deserialize, Serialize};
 

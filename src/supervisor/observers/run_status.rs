@@ -1,4 +1,4 @@
-//! How a run is: told by its supervisor, or, where none runs, by what its store remembers.
+//! Status of a run: from its supervisor, or from its store if no supervisor runs.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -1,7 +1,7 @@
-//! What systemd is told of a run that it started (`Type=notify`): when the job computes, what is being done, that the
-//! loop lives, that the last snapshot or a restore needs more time, that the end has come. Without systemd nothing.
+//! Notifications to systemd for a run that it started (`Type=notify`): the job computes, the current operation, the
+//! watchdog, more time for the last snapshot or a restore, the end of the run. Without systemd, nothing is sent.
 //!
-//! The watchdog is fed by the loop itself: one that hangs is noticed.
+//! The loop itself sends the watchdog messages, so systemd notices a loop that hangs.
 
 use std::time::{Duration, Instant};
 

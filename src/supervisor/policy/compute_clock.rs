@@ -1,4 +1,4 @@
-//! How long the job has computed: not while it was frozen, paused, stopped, restored or dead.
+//! Clock of the job's computing time: it stops while the job is frozen, paused, stopped, being restored or dead.
 
 use std::time::{Duration, Instant};
 

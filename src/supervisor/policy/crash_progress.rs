@@ -1,4 +1,4 @@
-//! Whether a job gets further than the place at which it crashed, or computes the same again up to there.
+//! Progress past a crash: does the job get further than the place at which it crashed, or only up to there again?
 //!
 //! ```text
 //! start ──── image 1 ──── image 2 ── crash

@@ -1,5 +1,5 @@
-//! What to do when the job has ended by itself: a pure function of how it ended,
-//! the rules, and what happened since the job last got further (`crash_progress`).
+//! The decision after the job has ended by itself: a pure function of its exit status, the rules, and the crashes since
+//! the job last made progress (`crash_progress`).
 //!
 //! ```text
 //! crashes without  images to          decision

@@ -1,4 +1,4 @@
-//! Figures of the run for Prometheus: a file for the node exporter's textfile collector, and an HTTP endpoint.
+//! Exporter of the run's metrics: a file for the node exporter's textfile collector, and an HTTP endpoint.
 //!
 //! ```text
 //! an event, or 15 s ─▶ ask the loop for the status ─▶ text ─▶ file, replaced by renaming

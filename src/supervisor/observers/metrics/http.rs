@@ -1,7 +1,7 @@
-//! The endpoint that Prometheus asks: GET /metrics, one request a connection.
+//! The HTTP endpoint for Prometheus: GET /metrics, one request per connection.
 //!
-//! As little of HTTP as a scraper needs, and nothing of a request is trusted: it has a largest size, each connection a
-//! limit of time, and there are a few at a time.
+//! It implements as little of HTTP as a scraper needs and trusts no request: the size of a request, the time of a
+//! connection and the number of connections are limited.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,7 +1,6 @@
-//! The figures in Prometheus' text format (0.0.4, which the textfile collector reads; not `OpenMetrics`).
+//! The metrics in Prometheus' text format (0.0.4, which the textfile collector reads; not `OpenMetrics`).
 //!
-//! A pure function of the status. Every figure carries the store as a label, because the figures of several runs may
-//! lie side by side on a machine.
+//! A pure function of the status. Every metric carries the store as a label, because a machine may have several runs.
 
 use std::fmt::{Display, Write};
 

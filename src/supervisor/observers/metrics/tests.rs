@@ -1,4 +1,4 @@
-//! What is exported, and that the alerts, the dashboard and the guide speak of nothing else.
+//! Tests of the exported metrics: the alerts, the dashboard and the guide name no others.
 
 use std::collections::BTreeSet;
 use std::fs;

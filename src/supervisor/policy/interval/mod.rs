@@ -1,5 +1,5 @@
-//! How long to compute between two snapshots (`interval = "auto"`): a pure function of what a snapshot costs and how
-//! often the job fails. What is measured, and when it is asked again, is the loop's (`timing`).
+//! The computing time between two snapshots (`interval = "auto"`): a pure function of the cost of a snapshot and the
+//! rate of failures. `handlers/snapshot_timer` measures both.
 //!
 //! ```text
 //! C   what a snapshot takes from the job: its freeze, and what writing the image slows the job down by

@@ -1,5 +1,4 @@
-//! When the next snapshot is due: a pure function of the schedule, the last
-//! snapshot and now.
+//! The time of the next snapshot: a pure function of the schedule, the last snapshot and the present time.
 //!
 //! Intervals count monotonic time from the end of the last snapshot, so neither a
 //! slow snapshot nor a suspended machine is followed by a burst. After failures in a
