@@ -1,4 +1,4 @@
-//! Requests and answers as bytes. What an answer means is not known here.
+//! Encoding of requests and answers as bytes. This file does not know what an answer means.
 
 use super::wire::{MAGIC, Reply, Request, Segment, VERSION};
 

@@ -1,4 +1,4 @@
-//! The agent's library and how it gets into a job: a file, and two variables of the environment.
+//! The agent's library and its way into a job: a file, and two environment variables.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What can go wrong between the supervisor and an agent. The pid in each is the process's own view of it.
+//! Failures of requests to an agent. The pid in each error is the process's own view of it.
 
 use std::io;
 

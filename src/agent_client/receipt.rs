@@ -1,10 +1,10 @@
-//! What has come of a release so far, or of memory made anew: the pieces in order, until the agent says that it is done.
+//! Progress of a release, or of new memory: the pieces in order, until the agent reports the end.
 //!
 //! ```text
 //! MORE first=0 ▶ MORE first=64 ▶ … ▶ OK      complete: everything checked, all of it ours
 //!   └ BUSY, REFUSED, DRIVER                  nothing was released; what came is dropped
 //! ```
-//! It outlives a wait that was too short: dropped, the descriptors of memory that is released would take it along.
+//! It outlives a wait that was too short: if it were dropped, the descriptors would take the released memory with them.
 
 use std::os::fd::OwnedFd;
 

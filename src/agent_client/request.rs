@@ -1,4 +1,4 @@
-//! What an agent can be asked.
+//! The requests to an agent.
 
 use super::wire;
 

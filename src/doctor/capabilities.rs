@@ -1,8 +1,8 @@
-//! Which capabilities snapshots and restores take, and which of them this process lacks.
+//! The capabilities that snapshots and restores need, and those that this process lacks.
 //!
-//! What is in the table was tried by leaving one out at a time, in containers (tests/containers): without some of them a
-//! snapshot works and only the restore fails, so that they are looked for before there is anything to lose. Knows
-//! nothing of how it is told.
+//! The table was made by leaving out one capability at a time, in containers (tests/end_to_end/containers). Without some
+//! of them a snapshot works and only the restore fails, so they are checked before there is anything to lose. This file
+//! does not know how the result is reported.
 
 use std::fs;
 

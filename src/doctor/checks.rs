@@ -1,7 +1,7 @@
-//! Says whether snapshots and restores can work on this machine, and how to mend what is missing.
+//! Checks of this machine: each reports whether one requirement of snapshots and restores is met, and the remedy if not.
 //!
-//! Each check looks at one thing and answers for itself; none changes the machine, and one that
-//! cannot look says so. The checks know nothing of how their results are shown.
+//! A check examines one thing and changes nothing; a check that cannot examine it reports that. The checks do not know
+//! how their results are shown.
 
 use std::path::Path;
 use std::thread;

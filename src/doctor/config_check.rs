@@ -1,4 +1,4 @@
-//! What the settings name and this machine does not have: told by `config check`, before a run finds out.
+//! Things that the settings name and this machine lacks. `config check` reports them before a run fails because of them.
 
 use std::io;
 use std::path::Path;

@@ -1,6 +1,6 @@
-//! What the NVIDIA driver tells of itself and its GPUs.
+//! Checks of the NVIDIA driver and its GPUs.
 //!
-//! A machine without a driver is as good as any for CPU jobs.
+//! A machine without a driver passes: it can run CPU jobs.
 
 use super::checks::{Check, sources_of};
 use crate::cuda::{self, Gpu, GpuError, Inventory};

@@ -1,4 +1,4 @@
-//! Room on the disk and in memory, and who can read the store.
+//! Checks of disk space, memory and the store's permissions.
 
 use std::fs;
 use std::io;

@@ -1,4 +1,4 @@
-//! Why a step on the job's GPU state failed.
+//! Reasons why a step on the job's GPU state failed.
 
 use super::resident::ResidentError;
 use super::unsupported::Unsupported;

@@ -1,4 +1,4 @@
-//! The job's CUDA processes: who they are, what they have, and how they are suspended for a snapshot.
+//! The job's CUDA processes: finding them, their GPU memory, and their suspend for a snapshot.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A job whose GPU state is suspended: its CUDA processes stand still, whichever way their device memory went.
+//! A job whose GPU state is suspended: its CUDA processes are stopped, whether or not device memory stayed on the GPUs.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Why an image did not become a running job.
+//! Reasons why a restore failed.
 
 use std::io;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! The GPU part of a restore: looks for GPUs before anything is touched, and resumes the state once the processes
-//! are there.
+//! The GPU part of a restore: chooses GPUs before anything is touched, and resumes the GPU state of the restored
+//! processes.
 
 use std::thread;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Gives a restored job the huge pages back that it had, while it computes.
+//! Restores the huge pages of a restored job, while it computes.
 
 use std::sync::Arc;
 use std::thread;

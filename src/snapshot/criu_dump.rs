@@ -1,5 +1,5 @@
-//! CRIU at work on a dump. It is started before the job stands still, and waits for our word: its start takes tens of
-//! milliseconds (loading it, and what it finds out about the kernel), which are no part of the freeze then.
+//! A `criu dump` process. It starts before the job is frozen and waits for a signal from the supervisor: its start takes
+//! tens of milliseconds (loading, and probing the kernel), which are not part of the freeze then.
 
 use std::fs::File;
 use std::io;

@@ -1,4 +1,5 @@
-//! CRIU's log of a dump, which must not be what the job stands still for.
+//! CRIU's log of a dump. It lies outside the store while the job is frozen, so that the job never waits for the store's
+//! disk because of a log.
 
 use std::path::{Path, PathBuf};
 

@@ -1,12 +1,11 @@
-//! Room on the store's disk: old images go after a snapshot, and before one that would not
-//! fit.
+//! Space on the store's disk: old images are removed after a snapshot, and before one that would not fit.
 //!
 //! ```text
 //! enough is free ────────────────────────────────────────────────▶ begin
 //! not enough ─▶ images that this snapshot replaces anyway ─▶ go ─▶ begin
 //!                     └─ not enough either, or none ─────────────▶ refused, none goes
 //! ```
-//! How much a snapshot needs is a guess; one that was wrong ends as any full disk does.
+//! The size of the next image is an estimate. If it is too low, the snapshot ends as on any full disk.
 
 use super::error::SnapshotError;
 use crate::clock;

@@ -1,4 +1,4 @@
-//! The part of a snapshot that CRIU does, and what is recorded while the tasks stand still.
+//! The dump: the part of a snapshot that CRIU does, and the facts that are recorded while the tasks are frozen.
 
 use std::fs::File;
 use std::io;

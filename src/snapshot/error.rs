@@ -1,4 +1,4 @@
-//! Why there is no new image.
+//! Reasons why a snapshot failed.
 
 use std::io;
 use std::time::Duration;

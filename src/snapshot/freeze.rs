@@ -1,4 +1,4 @@
-//! The part of a snapshot in which the job stands still, and how it ends.
+//! The freeze: the part of a snapshot in which the job does not compute, and its three endings.
 //!
 //! ```text
 //! begin: lock → suspend ─┬─ go_on: dump → copy → resume ← the job computes → drain → commit

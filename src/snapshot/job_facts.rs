@@ -1,5 +1,5 @@
-//! What an image says of a job that CRIU does not: sizes and contents of files, positions of the standard streams,
-//! sockets, timers. Taken while the tasks stand still.
+//! Facts about a job that CRIU does not record: sizes and contents of files, positions of the standard streams, sockets,
+//! timers. They are recorded while the tasks are frozen.
 
 use std::fs::File;
 use std::io::{self, Read};

@@ -1,4 +1,4 @@
-//! A snapshot, from the first look at the job to the durable image.
+//! Entry of a snapshot, from the first check of the job to the durable image.
 //!
 //! ```text
 //! admit, CRIU started → lock → suspend → dump, tasks frozen → drained, recorded → released → resume

@@ -1,4 +1,4 @@
-//! How many bytes of an image have passed some point. Filled by whoever moves them, read by anybody at any time.
+//! Counter of the bytes of an image that have passed some point. Any thread may read it at any time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

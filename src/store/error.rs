@@ -1,4 +1,4 @@
-//! What can go wrong while an image is written or read.
+//! Failures of writing and reading images.
 
 use std::io;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! A release that was not answered in time, and is called off: with nothing sent, a part, all of it.
+//! Tests of a release that was not answered in time and is called off: nothing, a part, or all of it was sent.
 
 use std::io::IoSlice;
 use std::os::fd::AsRawFd;

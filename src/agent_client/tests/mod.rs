@@ -1,4 +1,4 @@
-//! Answers that no agent of ours would give, and the agent's table against a plain map.
+//! Tests with answers that the agent never sends, and of the agent's table against a plain map.
 
 use std::collections::BTreeMap;
 use std::fs;

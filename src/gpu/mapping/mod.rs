@@ -1,13 +1,8 @@
-//! Which GPUs an image's job comes back on: a pure function of what it had, what is here, and what the
-//! user wants.
+//! The choice of GPUs for a restore: a pure function of the GPUs that the job had, those of this machine, and the user's
+//! wishes.
 //!
-//! ```text
-//! the user gave a map           that one, checked
-//! all its GPUs are here         the same ones
-//! some or all are not           others of their model, the emptiest first, for those that are not
-//! ```
-//! Whatever is chosen is checked for model, mode and free memory: a restore that fails for lack of GPU memory is
-//! final for the process (driver 580), and one that is refused here has cost nothing.
+//! Every chosen GPU is checked for model, mode and free memory. A restore that fails for lack of GPU memory is final for
+//! the process (driver 580); a refusal here costs nothing.
 
 use std::cmp::Reverse;
 

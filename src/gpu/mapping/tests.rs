@@ -1,4 +1,4 @@
-//! Every way from the GPUs of an image to those of a machine.
+//! Tests of every mapping from the GPUs of an image to those of a machine.
 
 use super::*;
 use crate::cuda::GpuMemory;

@@ -1,4 +1,4 @@
-//! Device memory on its way into an image and out of one: a copier process, and lanes that work side by side.
+//! Device memory on its way into an image and out of one: a copier process, and lanes that work in parallel.
 //!
 //! ```text
 //! GPU ─▶ copier's lane ─▶ stream of the image        a part of a segment at a time, and back

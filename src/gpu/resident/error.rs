@@ -1,4 +1,4 @@
-//! Why device memory could not stay on the GPUs, or did not come back from there.
+//! Reasons why device memory could not stay on the GPUs, or was not restored there.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! Memory of halted processes: the agents let go of it, descriptors keep it, the agents map it again.
+//! Memory of halted processes: the agents release it, descriptors keep it alive, the agents map it again.
 
 use std::collections::HashMap;
 use std::time::Duration;

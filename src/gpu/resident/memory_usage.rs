@@ -1,4 +1,4 @@
-//! How much of the job's memory is on which GPU. Its agents know: NVML leaves out what they were given.
+//! GPU memory of the job, per GPU. The agents report it, because NVML leaves out the memory that agents provide.
 
 use std::collections::BTreeMap;
 use std::thread;

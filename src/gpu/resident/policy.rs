@@ -1,4 +1,4 @@
-//! Which way a snapshot goes: a pure function of what the user wants and what the agents say.
+//! The choice between resident memory and the driver's way: a pure function of the settings and the agents' answers.
 
 use super::error::ResidentError;
 use crate::agent_client::Hello;

@@ -1,4 +1,4 @@
-//! Device memory out of an image: made on the GPUs and filled, before its processes map it.
+//! Device memory from an image: allocated on the GPUs and filled before its processes map it.
 
 use std::collections::{BTreeMap, BTreeSet};
 

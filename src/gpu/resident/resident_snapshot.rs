@@ -1,4 +1,4 @@
-//! A snapshot's share of this: who keeps what, decided and prepared before the job stops, and carried into the image.
+//! Resident memory in a snapshot: the plan, made before the job is frozen, and the transfer into the image.
 
 use std::sync::Arc;
 

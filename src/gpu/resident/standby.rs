@@ -1,4 +1,4 @@
-//! Copiers that are started before they are needed, so that nobody waits for them.
+//! Copiers that are started before they are needed, so that no snapshot or restore waits for their start.
 //!
 //! ```text
 //! warm (CUDA is initialized, no GPU is touched) ─▶ prepare, when the job has crashed: contexts, memory ─▶ take

@@ -1,4 +1,4 @@
-//! What an image is made of: its streams, their chunks, and the packs they lie in.
+//! The content of an image: its streams, their chunks, and the packs that hold them.
 //!
 //! Plain data and the rules it obeys. A [`Manifest`] that exists obeys them: readers
 //! need not check an index or a length again. `wire` has the form on disk.

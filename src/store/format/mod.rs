@@ -1,4 +1,4 @@
-//! The format on disk: names, headers, chunks, packs and manifests, how they are encoded, sealed and checked.
+//! The format on disk: names, headers, chunks, packs and manifests, and their encoding, sealing and checks.
 
 pub(super) mod chunk;
 pub(super) mod cipher;

@@ -1,4 +1,4 @@
-//! One writer a store: an `flock` on the file `lock`.
+//! The store's lock: an `flock` on the file `lock` admits one writer.
 //!
 //! The kernel releases it with the last copy of the descriptor, so a dead supervisor
 //! leaves no stale lock. A child forked without `exec` inherits a copy and keeps the

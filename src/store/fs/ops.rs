@@ -1,5 +1,5 @@
-//! Every change that the store makes on disk, one function each: nothing else in the
-//! store creates, writes, syncs, renames or removes.
+//! The changes that the store makes on disk, one function each: no other code of the store creates, writes, syncs, renames
+//! or removes files (`tests/layout.rs` checks this).
 //!
 //! Plain calls of the system. In tests each is also written down, so that a crash can be
 //! played at every point of a longer change, and any of them can be made to fail (see

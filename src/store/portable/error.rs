@@ -1,4 +1,4 @@
-//! What can go wrong while an image becomes a file, or a file an image.
+//! Failures of export and import.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! Portable files for fuzzing: bytes in, and what must hold of what is accepted.
+//! Seams for fuzzing: portable files, and the checks on every accepted one.
 
 use std::fs;
 

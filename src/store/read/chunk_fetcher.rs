@@ -1,4 +1,4 @@
-//! Getting one stored chunk back: read, check, open, decompress, and compare with its name.
+//! Reader of one stored chunk: reads, checks, decrypts, decompresses it, and compares it with its name.
 //!
 //! The only way by which bytes leave a pack; nothing that fails the comparison does. The
 //! check of the stored bytes finds what changes them without changing what they

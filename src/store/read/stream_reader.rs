@@ -1,4 +1,4 @@
-//! A stream of an image, read front to back into memory of the caller's: nothing is copied on the way there.
+//! Sequential reader of an image's stream into the caller's memory, without further copies.
 
 use super::image_reader::{Fetching, ImageReader};
 use crate::store::error::ReadError;

@@ -1,4 +1,4 @@
-//! A stream into a pipe without copying it there.
+//! Zero-copy output of a stream into a pipe.
 //!
 //! `write` copies into the pipe's own pages while it holds the pipe's lock, which the
 //! reader wants for its own copy; `vmsplice` lends the pipe our pages. What was lent must

@@ -1,4 +1,4 @@
-//! An encrypted store as a whole: what it gives back, what it shows, what it refuses.
+//! Tests of an encrypted store as a whole: contents, leaks, refusals.
 
 use std::collections::BTreeSet;
 use std::fs;

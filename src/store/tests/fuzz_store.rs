@@ -1,4 +1,4 @@
-//! The store's decoders for fuzzing: bytes of files in, and what must hold of whatever is accepted.
+//! Seams for fuzzing: the store's decoders, and the checks on every accepted input.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! Promises of the whole store that hold for any content and any damage.
+//! Property tests of the whole store with any content and any damage.
 
 use std::fs;
 use std::path::PathBuf;

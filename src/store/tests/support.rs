@@ -1,4 +1,4 @@
-//! What the store's tests share: stores in temporary folders, and other processes.
+//! Shared set-ups of the store's tests: stores in temporary folders, and other processes.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};

@@ -1,4 +1,4 @@
-//! The store as a whole: what it promises, tried from outside its modules.
+//! Tests of the whole store from outside its modules.
 
 use std::fs;
 use std::io::{self, Write};

@@ -1,4 +1,4 @@
-//! Images that come to nothing, and what is left of the others then.
+//! Tests of images that fail while they are written, and of the other images then.
 
 use std::fs;
 use std::io::{self, Read, Write};

@@ -1,4 +1,4 @@
-//! Memory that streams are read into: chunk-sized buffers cut from large mappings.
+//! Buffers for streams: chunk-sized, cut from large mappings.
 //!
 //! A slab is mapped once, backed by huge pages where the kernel has some, and cut into
 //! buffers that go round between reader and worker. Populating it before the job is

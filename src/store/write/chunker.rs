@@ -1,4 +1,4 @@
-//! Where a stream is cut into chunks: by its content, at page borders.
+//! Content-defined chunking: a stream is cut by its content, at page borders.
 //!
 //! Pages of a process move inside CRIU's files from one image to the next, when pages in
 //! front of them come or go. So a chunk ends where a fingerprint of its last page says

@@ -1,4 +1,4 @@
-//! The chunks that a new image need not write again: those of the newest images.
+//! Index for deduplication: the chunks of the newest images, which a new image need not write again.
 //!
 //! Nearly all that an older image shares with the next one, the images between them have,
 //! too. So only the newest are read, and beginning an image costs the same however many

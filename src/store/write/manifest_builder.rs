@@ -1,4 +1,4 @@
-//! The manifest in the making: which chunks each stream consists of so far.
+//! Builder of a manifest: the chunks of each stream so far.
 //!
 //! Streams and workers report here; at the end it becomes a [`Manifest`]. Holds no bytes
 //! and does no input or output.

@@ -1,5 +1,5 @@
-//! A stream that comes as chunks of another store: named and encoded already, they go
-//! into the image without being cut, hashed or compressed again.
+//! A stream that consists of chunks of another store. They are named and encoded already and enter the image without
+//! being cut, hashed or compressed again.
 
 use std::sync::Arc;
 

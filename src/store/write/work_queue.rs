@@ -1,4 +1,4 @@
-//! The way of pieces from the streams to the workers, in bounded memory.
+//! Queue of pieces between streams and workers, in bounded memory.
 //!
 //! ```text
 //!            acquire                    push                 take

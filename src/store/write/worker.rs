@@ -1,5 +1,5 @@
-//! A worker of an image being written: looks at pieces, and of the chunks that they are
-//! cut into, names each by its hash and puts the new ones into the image's packs.
+//! A worker of an image under construction: cuts pieces into chunks, names each chunk by its hash and puts new chunks into
+//! the image's packs.
 
 use std::sync::{Arc, Mutex};
 

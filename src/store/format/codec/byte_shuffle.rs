@@ -1,4 +1,4 @@
-//! Takes numbers apart into planes of their bytes, and puts them together again.
+//! Conversion between numbers and planes of their bytes.
 //!
 //! Written so that the compiler makes vector instructions of it on every target: one
 //! pass separates even from odd bytes, and as many passes as the width is a power of two

@@ -1,4 +1,4 @@
-//! What a sample of a chunk says about the cheapest way to store it.
+//! The choice of a chunk's encoding from a sample of it.
 //!
 //! Two questions are asked of a sixteenth of the chunk, taken from four places:
 //!

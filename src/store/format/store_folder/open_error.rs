@@ -1,4 +1,4 @@
-//! Why a folder cannot be used as a store.
+//! Reasons why a folder cannot be used as a store.
 
 use std::io;
 use std::path::{Path, PathBuf};

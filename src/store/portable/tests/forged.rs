@@ -1,4 +1,4 @@
-//! Files with right checksums that no export made.
+//! Tests of files with right checksums that no export wrote.
 
 use xxhash_rust::xxh3::xxh3_64;
 

@@ -1,4 +1,4 @@
-//! Images go through files and come back, and no other file becomes one.
+//! Tests of export and import: images survive the way through files, and no other file becomes an image.
 
 mod forged;
 

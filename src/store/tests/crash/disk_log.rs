@@ -1,5 +1,4 @@
-//! What a change did to the disk, step by step: `disk` reports here while a log is
-//! attached to the folder it works in.
+//! Log of the steps of a change on disk. `fs/ops` reports each step while a log is attached to the folder.
 //!
 //! A log can also make one of the steps fail.
 

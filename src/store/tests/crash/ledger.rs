@@ -1,4 +1,4 @@
-//! What a store promised at each point of a change.
+//! The promises of a store at each point of a change.
 
 use std::collections::BTreeMap;
 use std::error::Error;

@@ -1,4 +1,4 @@
-//! Whether a store keeps after a crash what it promised before.
+//! Checks that a store keeps after a crash what it promised before.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,4 +1,4 @@
-//! Removals: the plan's, the pruner's, and the pins that they heed.
+//! Crash tests of removals: those of the plan, of the sweep, and the pins that both respect.
 
 use super::*;
 

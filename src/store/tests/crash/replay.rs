@@ -1,4 +1,4 @@
-//! What a crash may leave of the steps before it.
+//! The states that a crash may leave of the steps before it.
 //!
 //! What was synced is there. Of the rest, as POSIX allows, any part in any order: each
 //! name that was set, removed or moved, each write or hole or only some of its sectors, each

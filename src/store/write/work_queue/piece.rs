@@ -1,4 +1,4 @@
-//! What goes through the flow.
+//! Items of the work queue.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! How long a stream waits for a buffer where none comes back, while a job stands still for it.
+//! Limit on the time that a stream waits for a buffer while the job is frozen and no buffer is returned.
 
 use std::sync::MutexGuard;
 use std::time::Duration;

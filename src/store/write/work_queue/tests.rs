@@ -1,4 +1,4 @@
-//! Tests of the flow: when it hands out buffers, and when workers run.
+//! Tests of the work queue: when it hands out buffers, and when workers run.
 
 use super::*;
 
