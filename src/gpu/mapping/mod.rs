@@ -1,6 +1,11 @@
 //! The choice of GPUs for a restore: a pure function of the GPUs that the job had, those of this machine, and the user's
 //! wishes.
 //!
+//! ```text
+//! the user gave a map           that one, checked
+//! all its GPUs are here         the same ones
+//! some or all are not           others of their model, the emptiest first, for those that are not
+//! ```
 //! Every chosen GPU is checked for model, mode and free memory. A restore that fails for lack of GPU memory is final for
 //! the process (driver 580); a refusal here costs nothing.
 
