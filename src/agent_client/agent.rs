@@ -1,4 +1,4 @@
-//! One process's agent, as the supervisor sees it: a request, its answers, everything checked.
+//! Client of one process's agent: sends a request and checks every answer.
 //!
 //! An answer counts when it comes from the agent's address and from root or the process's user. Answers to requests that
 //! were given up are passed over, but those to a release, which carry memory, are kept for whoever asks again.
@@ -23,7 +23,7 @@ const TRIES_MAX: u32 = 3;
 /// More pieces than an agent has in its table.
 const SEGMENTS_MAX: usize = 1 << 16;
 
-/// What an agent says of itself.
+/// The agent's description of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::struct_excessive_bools, reason = "the agent's flags")]
 pub struct Hello {
@@ -39,31 +39,33 @@ pub struct Hello {
     pub imported: bool,
     /// The process has shared memory of the driver's own with others, or uses theirs: nobody can bring that back.
     pub shares: bool,
-    /// It has shared pieces with others, or uses theirs ([`Agent::origins`]): the driver cannot bring that back.
+    /// True if the process shares pieces with others, or uses theirs ([`Agent::origins`]): the driver cannot restore
+    /// that.
     pub lends: bool,
-    /// It was restored onto another GPU: its driver imports no memory there, so the driver alone can keep it.
+    /// True if the process was restored onto another GPU: its driver imports no memory there, so the driver alone can
+    /// keep it.
     pub moved: bool,
 }
 
-/// Whose a piece of memory is that several processes have.
+/// The owner of a piece of memory that several processes have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Origin {
-    /// Where the process has it mapped.
+    /// Address of the mapping in the process.
     pub address: u64,
     /// The process that allocated it, as that sees itself. It may have ended.
     pub owner: i32,
-    /// Which of that process's pieces it is.
+    /// Number of the piece in that process.
     pub id: u64,
 }
 
-/// How much of a GPU's memory a process has made or was given; what is another process's does not count.
+/// Memory of one GPU that a process has allocated or was given. Memory of other processes does not count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holding {
     /// UUID of the GPU.
     pub device: [u8; 16],
     /// Bytes.
     pub bytes: u64,
-    /// Of these, what the supervisor has given: NVML counts it nowhere.
+    /// The part that the supervisor has given. NVML does not count it.
     pub imported: u64,
 }
 
@@ -77,7 +79,7 @@ pub struct Agent<'a> {
     receipt: Receipt,
     /// A request whose answers carry memory, and the serial of the first of its kind that may still be answered.
     awaited: Option<(Kind, u64)>,
-    /// What came of a request that brings none so far.
+    /// Segments received so far by a request that brings no descriptors.
     told: Vec<wire::Segment>,
 }
 
@@ -101,7 +103,7 @@ impl<'a> Agent<'a> {
         self
     }
 
-    /// What the agent is and has; `None` when nobody has its name.
+    /// Returns the agent's description of itself; `None` if no process has its name.
     ///
     /// # Errors
     /// No sensible answer in time.
@@ -122,7 +124,7 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Whether the agent can use the driver, while all other threads are stopped and CUDA is not locked.
+    /// Checks that the agent can use the driver, while all other threads are stopped and CUDA is not locked.
     ///
     /// # Errors
     /// It cannot: [`AgentError::Busy`] or [`AgentError::TimedOut`] when a stopped thread is inside. After a time-out the
@@ -220,7 +222,8 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Which pieces the process has in common with others. It stands still, or the answer may be of the past.
+    /// Returns the pieces that the process has in common with others. The process must be halted, or the answer may be
+    /// outdated.
     ///
     /// # Errors
     /// No sensible answer in time, or [`AgentError::Refused`] by an agent of a time when there was no such request.
@@ -229,7 +232,7 @@ impl<'a> Agent<'a> {
         Ok(told.iter().map(origin).collect())
     }
 
-    /// How much the process has on which GPU.
+    /// Returns the process's memory on each GPU.
     ///
     /// # Errors
     /// As [`Agent::origins`], or [`AgentError::Busy`] while it is allocating.

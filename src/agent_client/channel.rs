@@ -32,7 +32,7 @@ const CONTROL_WORDS: usize = 2 + DESCRIPTORS_MAX.div_ceil(2) + 2 + 2;
 #[derive(Debug)]
 pub struct Channel {
     socket: OwnedFd,
-    /// Of the request before.
+    /// Serial number of the last request.
     pub(super) serial: u64,
 }
 
@@ -40,7 +40,7 @@ pub struct Channel {
 pub(super) struct Datagram {
     /// Its bytes, at most [`REPLY_LEN_MAX`].
     pub(super) bytes: Vec<u8>,
-    /// What came with it.
+    /// Descriptors that came with the datagram.
     pub(super) descriptors: Vec<OwnedFd>,
     /// Abstract name of the sender.
     pub(super) from: Vec<u8>,
@@ -67,7 +67,7 @@ impl Channel {
         Ok(Self { socket, serial: 0 })
     }
 
-    /// From now on nobody can send here (Linux: EPIPE); what came before can be received.
+    /// Refuses further datagrams (Linux: EPIPE). Datagrams that arrived before can be received.
     pub(super) fn close(&self) {
         // It cannot fail on an open socket.
         let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Read);
@@ -115,7 +115,8 @@ impl Channel {
     }
 }
 
-/// Not by `nix`, which shows no descriptors of a datagram that was cut, so that they stay open for good.
+/// Receives a datagram. `nix` is not used: it does not return the descriptors of a truncated datagram, which would stay
+/// open for good.
 fn receive(socket: BorrowedFd<'_>) -> nix::Result<Datagram> {
     let mut bytes = vec![0; REPLY_LEN_MAX];
     let mut control = [0u64; CONTROL_WORDS];

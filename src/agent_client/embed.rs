@@ -18,11 +18,11 @@ use crate::clock;
 const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/ckpt-run-agent.so"));
 /// The dynamic loader's variable for libraries that a program loads before its own.
 pub const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
-/// How the name of its file begins.
+/// Prefix of the library's file name.
 pub const LIBRARY_PREFIX: &str = "ckpt-run-agent-";
 /// Readable and executable for all: the job may run as another user.
 const MODE: u32 = 0o755;
-/// What separates names in `LD_PRELOAD`, or is replaced there: no path may contain it.
+/// Characters that separate names in `LD_PRELOAD` or are replaced there: no path may contain them.
 const SEPARATORS: &[u8] = b" :$";
 
 /// Writes the library into a folder that the job's user can reach, under a name that changes with its content; a file
@@ -63,7 +63,8 @@ fn is_right(path: &Path) -> bool {
         && fs::read(path).is_ok_and(|bytes| bytes == LIBRARY)
 }
 
-/// What a job's environment needs for the agent at `path`; what the job preloads itself comes behind it.
+/// Returns the environment variables that a job needs for the agent at `path`. Libraries that the job preloads itself
+/// follow it.
 #[must_use]
 pub fn environment(
     path: &Path,
@@ -81,7 +82,7 @@ pub fn environment(
     ]
 }
 
-/// What names the agents of a run, and lets nobody guess their names: 128 bits by chance.
+/// Name of the agents of a run that nobody can guess: 128 random bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Token([u8; TOKEN_LEN / 2]);

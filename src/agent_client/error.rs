@@ -10,7 +10,7 @@ pub enum AgentError {
         "{request} of process {pid}: a stopped thread is inside the agent; let it go on for a moment, then try again"
     )]
     Busy {
-        /// What was asked.
+        /// The request.
         request: &'static str,
         /// Whom.
         pid: i32,
@@ -20,17 +20,17 @@ pub enum AgentError {
         "{request} of process {pid}: no answer in time; ask again, for it may still be carried out"
     )]
     TimedOut {
-        /// What was asked.
+        /// The request.
         request: &'static str,
         /// Whom.
         pid: i32,
     },
-    /// Nobody has the agent's name.
+    /// No process has the agent's name.
     #[error(
         "{request} of process {pid}: it has no agent (any more); treat its memory as the driver's own"
     )]
     Gone {
-        /// What was asked.
+        /// The request.
         request: &'static str,
         /// Whom.
         pid: i32,
@@ -38,7 +38,7 @@ pub enum AgentError {
     /// The request made no sense to the agent; nothing was changed.
     #[error("{request} of process {pid}: refused by its agent; its memory is as it was")]
     Refused {
-        /// What was asked.
+        /// The request.
         request: &'static str,
         /// Whom.
         pid: i32,
@@ -48,7 +48,7 @@ pub enum AgentError {
         "{request} of process {pid}: the driver answered {code} to its agent; its memory is as it was"
     )]
     Driver {
-        /// What was asked.
+        /// The request.
         request: &'static str,
         /// Whom.
         pid: i32,
@@ -60,7 +60,7 @@ pub enum AgentError {
         "{request} of process {pid}: the driver answered {code} to its agent, and device memory is missing; restore the job"
     )]
     Lost {
-        /// What was asked.
+        /// The request.
         request: &'static str,
         /// Whom.
         pid: i32,
@@ -72,7 +72,7 @@ pub enum AgentError {
         "{request} of process {pid}: its memory was released before, to others; restore the job"
     )]
     AlreadyReleased {
-        /// What was asked.
+        /// The request.
         request: &'static str,
         /// Whom.
         pid: i32,
@@ -82,17 +82,17 @@ pub enum AgentError {
         "{request} of process {pid}: its agent answered what makes no sense ({what}); restore the job"
     )]
     Malformed {
-        /// What was asked.
+        /// The request.
         request: &'static str,
         /// Whom.
         pid: i32,
-        /// What is wrong with it.
+        /// The defect of the answer.
         what: &'static str,
     },
     /// The socket failed.
     #[error("{request} of process {pid}: cannot talk to its agent")]
     Io {
-        /// What was asked.
+        /// The request.
         request: &'static str,
         /// Whom.
         pid: i32,

@@ -13,7 +13,7 @@ use super::wire::{self, Reply};
 /// A piece of a process's device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Segment {
-    /// Where the process has it mapped.
+    /// Address of the mapping in the process.
     pub address: u64,
     /// The number of bytes.
     pub len: u64,
@@ -25,9 +25,9 @@ pub struct Segment {
 /// elsewhere, it is gone.
 #[derive(Debug)]
 pub struct Held {
-    /// What it is.
+    /// The piece of memory.
     pub segment: Segment,
-    /// What keeps it; can be imported any number of times.
+    /// The descriptor that keeps it; it can be imported any number of times.
     pub descriptor: OwnedFd,
 }
 
@@ -35,9 +35,9 @@ pub struct Held {
 #[derive(Debug, Default)]
 pub(super) struct Receipt {
     held: Vec<Held>,
-    /// How many pieces there are, once a batch came.
+    /// Number of pieces, known once a batch arrived.
     total: u32,
-    /// It is done, and all of it is here.
+    /// True if the request was carried out and all pieces have arrived.
     is_complete: bool,
 }
 
@@ -116,7 +116,8 @@ impl Receipt {
         Ok(())
     }
 
-    /// Whether all that the agent counts has come; false when nothing has, for it may have gone to others.
+    /// Returns true if all pieces that the agent counts have arrived; false if none has, because they may have gone to
+    /// another receiver.
     fn matches(&self, reply: &Reply) -> Result<bool, Wrong> {
         if self.held.is_empty() && reply.total != 0 {
             return Ok(false);
@@ -129,13 +130,13 @@ impl Receipt {
         Ok(true)
     }
 
-    /// Whether the agent has more to send before it lets go of anything.
+    /// Returns true if the agent has more to send before it releases anything.
     pub(super) fn is_short(&self) -> bool {
         self.held.is_empty()
             || usize::try_from(self.total).is_ok_and(|total| self.held.len() < total)
     }
 
-    /// All pieces, once the agent has said that they are released.
+    /// Returns all pieces, once the agent has reported their release.
     pub(super) fn take(&mut self) -> Option<Vec<Held>> {
         self.is_complete.then(|| {
             self.is_complete = false;

@@ -39,7 +39,7 @@ impl Kind {
         }
     }
 
-    /// Whether the answers bring descriptors.
+    /// Returns true if the answers bring descriptors.
     pub(super) const fn brings_memory(self) -> bool {
         match self {
             Self::Release | Self::Remake => true,
@@ -47,7 +47,7 @@ impl Kind {
         }
     }
 
-    /// Whether the answers tell of memory and bring none.
+    /// Returns true if the answers describe memory and bring no descriptors.
     pub(super) const fn tells(self) -> bool {
         match self {
             Self::Origins | Self::Holdings => true,

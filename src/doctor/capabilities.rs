@@ -28,20 +28,20 @@ const NEEDED: [Capability; 6] = [
 /// The machine's own user namespace (`USER_NS_INIT_INO` of linux/nsfs.h).
 const INITIAL_USER_NAMESPACE: &str = "user:[4026531837]";
 
-/// Those of the needed capabilities that are not in an effective set.
+/// Returns the needed capabilities that an effective set lacks.
 pub(crate) fn missing(effective: u64) -> Vec<&'static str> {
     let absent = NEEDED.iter().filter(|(bit, _)| effective & (1 << bit) == 0);
     absent.map(|(_, name)| *name).collect()
 }
 
-/// Whether a process is under a seccomp filter. The kernel lets it not lift those of others (`PTRACE_O_SUSPEND_SECCOMP`),
-/// and what it starts has at least the same: it can dump nothing.
+/// Returns true if a process is under a seccomp filter. The kernel does not let such a process lift the filters of
+/// others (`PTRACE_O_SUSPEND_SECCOMP`), and its children have at least the same filter: it can dump nothing.
 pub(crate) fn is_filtered(status: &Status) -> bool {
     status.seccomp == Some(SECCOMP_FILTERED)
 }
 
-/// Whether this process is root in a user namespace only, as in a rootless container: the kernel asks for rights on the
-/// machine (`PTRACE_O_SUSPEND_SECCOMP` and others).
+/// Returns true if this process is root in a user namespace only, as in a rootless container: the kernel requires
+/// rights on the machine (`PTRACE_O_SUSPEND_SECCOMP` and others).
 pub(crate) fn is_in_user_namespace() -> bool {
     let namespace = fs::read_link("/proc/self/ns/user");
     namespace.is_ok_and(|name| name.as_os_str() != INITIAL_USER_NAMESPACE)

@@ -12,16 +12,16 @@ use serde::Serialize;
 use super::{gpu_checks, host_checks, space_checks};
 use crate::criu::{CheckError, Criu, Search};
 
-/// What was found about one thing.
+/// Result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// What was looked at, in one or two words.
+    /// The subject of the check, in one or two words.
     pub name: &'static str,
-    /// Whether it is as it should be.
+    /// The severity of the finding.
     pub status: Status,
-    /// What was found.
+    /// The finding.
     pub detail: String,
-    /// What to do about it; `None` when nothing needs doing.
+    /// The remedy; `None` if none is needed.
     pub remedy: Option<String>,
 }
 
@@ -29,7 +29,7 @@ pub struct Check {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
-    /// As it should be.
+    /// No problem.
     Ok,
     /// Works, with limits or worse than it could.
     Note,
@@ -120,7 +120,7 @@ fn checked_in_namespace(criu: &Criu) -> Result<(), CheckError> {
     checked.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// What an error came from, to be put behind its message.
+/// Returns the sources of an error, to be appended to its message.
 pub(super) fn sources_of(error: &dyn std::error::Error) -> String {
     let mut text = String::new();
     let mut next = error.source();

@@ -9,7 +9,7 @@ use crate::run::encryption_key::{KeyError, read_key};
 use crate::run::format::chain;
 use crate::run::program;
 
-/// What is not there or cannot be used, each with its key and what to do.
+/// Messages about missing or unusable things, each with its key and a remedy.
 #[derive(Debug, Default)]
 pub struct MissingParts {
     /// A run fails for these.
@@ -65,7 +65,7 @@ fn lacking_key(encryption: &Encryption) -> Option<String> {
     Some(format!("encryption.key_file: {}{remedy}", chain(&error)))
 }
 
-/// What keeps the figures from being written, or from being read.
+/// Returns the obstacles to writing or reading the metrics file.
 fn textfile(path: &Path) -> Vec<String> {
     let mut lacks = Vec::new();
     let folder = path.parent().unwrap_or(path);
@@ -84,7 +84,7 @@ fn textfile(path: &Path) -> Vec<String> {
     lacks
 }
 
-/// What the shell makes of a line shows when it does.
+/// Returns a message if the program of a hook is missing. Lines that a shell interprets are not checked.
 fn lacking_program(command: &HookCommand) -> Option<String> {
     match command {
         HookCommand::Words(words) => {

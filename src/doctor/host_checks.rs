@@ -24,7 +24,7 @@ const PIPE_BYTES: u64 = 1 << 20;
 /// `kernel.yama.ptrace_scope` that forbids tracing even to root.
 const PTRACE_FORBIDDEN: &str = "3";
 
-/// All checks of this file.
+/// Runs all checks of this file.
 pub(crate) fn checks() -> Vec<Check> {
     let mut checks = vec![kernel(), checkpoint_restore(), namespaces()];
     match Process::myself().and_then(|process| process.status()) {
@@ -64,7 +64,7 @@ fn kernel() -> Check {
     }
 }
 
-/// What CRIU needs built into the kernel and leaves a trace in /proc.
+/// Checks kernel options that CRIU needs and that leave a trace in /proc.
 fn checkpoint_restore() -> Check {
     const NAME: &str = "checkpoint";
     let children = format!("/proc/self/task/{}/children", std::process::id());
@@ -118,7 +118,7 @@ fn enter_and_run() -> Result<(), Refusal> {
     Err(start(io::Error::other(status.to_string())))
 }
 
-/// What was refused, and by which error.
+/// The refused operation and its error.
 pub(crate) type Refusal = (&'static str, io::Error);
 
 /// Takes the calling thread into a mount namespace of its own with a fresh /proc, as the sandbox has it: that of a

@@ -21,7 +21,7 @@ const MEMORY_LEAST: u64 = 512 << 20;
 /// Bits of a mode that let others than the owner in.
 const OTHERS: u32 = 0o077;
 
-/// All checks of this file, for a store that need not exist yet.
+/// Runs all checks of this file, for a store that need not exist yet.
 pub(crate) fn checks(store: &Path) -> Vec<Check> {
     let memory = procfs::Meminfo::current();
     let total = memory.as_ref().map_or(0, |memory| memory.mem_total);

@@ -88,8 +88,8 @@ pub enum RestoreError {
 }
 
 impl RestoreError {
-    /// Whether trying again later may help, because the image itself is not at fault: pids, addresses, memory
-    /// and GPUs are the machine's. Every byte that CRIU gets was verified.
+    /// Returns true if another attempt later may succeed, because the image itself is not at fault: pids, addresses,
+    /// memory and GPUs are the machine's. Every byte that CRIU gets was verified.
     #[must_use]
     pub fn image_may_be_good(&self) -> bool {
         match self {

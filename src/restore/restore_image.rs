@@ -77,7 +77,7 @@ pub(crate) fn examine(
     })
 }
 
-/// What a restore did and how long it took.
+/// Result and duration of a restore.
 #[derive(Debug)]
 pub(crate) struct Restored {
     pub phases: Vec<Phase>,
@@ -85,7 +85,7 @@ pub(crate) struct Restored {
     pub cut: Vec<CutAway>,
     /// The job's input up to the crash is forgotten: it goes on with what comes next.
     pub input_lost: bool,
-    /// Of the job as it is now: see [`CudaFacts::moved`].
+    /// Processes of the restored job on other GPUs: see [`CudaFacts::moved`].
     pub moved: Vec<i32>,
 }
 

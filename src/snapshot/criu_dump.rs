@@ -37,24 +37,24 @@ const STDERR: RawFd = 2;
 
 /// CRIU that was started for a dump. Dropped, it ends; before [`run`](Self::run) it has not touched the job.
 pub(crate) struct CriuDump<'a> {
-    /// None once it has ended.
+    /// The running `criu dump`; `None` once it has exited.
     tool: Option<ToolRun<'a>>,
-    /// None once it is at work.
+    /// The receiver of the image stream; `None` once it runs.
     capture: Option<Capture>,
     /// The tree's first process, as the host sees it.
     root: i32,
     log: Arc<CriuLog>,
     printed: File,
-    /// How long it may take.
+    /// Limit on the time of the dump.
     limit: Duration,
 }
 
-/// How CRIU went about a dump.
+/// Outcome of a dump by CRIU.
 pub(crate) struct Dumped {
     pub result: Result<Captured, SnapshotError>,
-    /// It did not end by itself, which takes back what it did to the job.
+    /// True if CRIU did not exit by itself. Only an exit by itself undoes what CRIU did to the job.
     pub killed: bool,
-    /// To be dropped when the job computes.
+    /// The log. The caller drops it when the job computes.
     pub log: Arc<CriuLog>,
 }
 
@@ -243,7 +243,7 @@ fn put_an_end_to(tool: &ToolRun<'_>) {
     }
 }
 
-/// What the dump has come to, from both ends of the stream.
+/// Returns the outcome of the dump, from both ends of the stream.
 fn outcome(
     (log, printed): (&CriuLog, &File),
     ended: Result<Ended, SandboxError>,

@@ -7,8 +7,8 @@ use tempfile::TempDir;
 
 use crate::run::work_folder::keep_log;
 
-/// In CRIU's images directory while the job stands still: the store's disk may hang, and CRIU with it. Dropped, when the
-/// job computes again, it is kept in the store.
+/// CRIU's log of one dump. It lies in CRIU's images directory while the job is frozen, because the store's disk may
+/// hang, and CRIU with it. It is copied into the store when it is dropped, after the job computes again.
 pub(crate) struct CriuLog {
     /// CRIU's images directory.
     folder: TempDir,
@@ -25,13 +25,13 @@ impl CriuLog {
         self.folder.path()
     }
 
-    /// Where CRIU writes it.
+    /// Returns the path to which CRIU writes the log.
     pub fn path(&self) -> PathBuf {
         self.folder()
             .join(self.kept.file_name().unwrap_or_default())
     }
 
-    /// Where people find it.
+    /// Returns the path at which the user finds the log.
     pub fn kept(&self) -> &Path {
         &self.kept
     }

@@ -121,7 +121,7 @@ pub(crate) fn make(
     }
 }
 
-/// What a snapshot wants of the disk.
+/// The disk space that a snapshot needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Need {
     image: u64,
@@ -137,8 +137,8 @@ impl Need {
         free >= self.bytes()
     }
 
-    /// How many images must go at least; `gains` is what is freed once the first, the first
-    /// two, … are gone. `None` when all of them are not enough.
+    /// Returns the smallest number of images to remove. `gains` are the bytes that are freed once the first, the first
+    /// two, … are removed. `None` if all of them are not enough.
     fn removals(self, free: u64, gains: &[u64]) -> Option<usize> {
         let enough = |gain: &u64| self.fits(free.saturating_add(*gain));
         gains.iter().position(enough).map(|index| index + 1)
@@ -153,9 +153,8 @@ impl Need {
     }
 }
 
-/// What the next image of a run adds to the store: as much as its newest good one did, which
-/// shared with the one before as the next will share with it. Before there is one, a share of
-/// the job's memory.
+/// Estimates the bytes that the next image of a run adds to the store: as many as its newest good image did, which
+/// shared with the one before as the next will share with it. Without an image, a share of the job's memory.
 fn expected_bytes(images: &[ImageEntry], run: u64, memory: u64) -> u64 {
     let of_run = |image: &&ImageEntry| image.damaged.is_none() && run_of(&image.meta) == Some(run);
     match images.iter().rfind(of_run) {

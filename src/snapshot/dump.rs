@@ -103,7 +103,7 @@ impl<'a> Dump<'a> {
         })
     }
 
-    /// As `run`, but the tasks never go on: they are killed when `commit` has succeeded.
+    /// Dumps as `run` does, but never releases the tasks: they are killed when `commit` has succeeded.
     pub fn run_and_stop(
         &self,
         criu_dump: CriuDump<'_>,
@@ -187,7 +187,7 @@ impl<'a> Dump<'a> {
         Ok(())
     }
 
-    /// What the image says of the job.
+    /// Returns the facts about the job for the image.
     pub fn facts(
         &self,
         cuda: Option<(Vec<i32>, CudaFacts)>,
@@ -228,7 +228,7 @@ impl<'a> Dump<'a> {
     }
 }
 
-/// What is there for one use.
+/// Takes a value that can be used once.
 fn taken<T>(once: &Mutex<Option<T>>) -> Result<T, SnapshotError> {
     let taken = locked(once).take();
     taken.ok_or_else(|| SnapshotError::Stream(io::ErrorKind::UnexpectedEof.into()))

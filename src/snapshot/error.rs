@@ -37,7 +37,7 @@ pub enum SnapshotError {
     /// The store failed.
     #[error("cannot write the image")]
     Store(#[source] Box<WriteError>),
-    /// There is no room for the image.
+    /// The disk has no room for the image.
     #[error(
         "cannot write the image, the disk is full: free space where the store is, keep fewer images (--keep-last), or choose another --store"
     )]
@@ -108,7 +108,7 @@ pub enum SnapshotError {
     Doubtful {
         /// Pid as the job sees it.
         pid: i32,
-        /// What CRIU's end meant for the snapshot.
+        /// The failure that CRIU's exit meant for the snapshot.
         #[source]
         source: Box<SnapshotError>,
     },
@@ -141,18 +141,18 @@ impl SnapshotError {
         }
     }
 
-    /// Whether the job may be left in a state in which it cannot compute.
+    /// Returns true if the job may be in a state in which it cannot compute.
     #[must_use]
     pub fn job_is_lost(&self) -> bool {
         matches!(self, Self::Gpu(error) if error.job_is_lost())
     }
 
-    /// Whether it is over in a moment: the snapshot is worth another attempt.
+    /// Returns true if the reason passes within moments, so that another attempt may succeed.
     pub(crate) fn is_passing(&self) -> bool {
         matches!(self, Self::Gpu(error) if error.is_passing())
     }
 
-    /// Whether the job computes, but is better restored.
+    /// Returns true if the job computes, but should be restored.
     #[must_use]
     pub fn job_is_doubtful(&self) -> bool {
         matches!(self, Self::Doubtful { .. })

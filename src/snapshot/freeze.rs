@@ -30,7 +30,7 @@ use crate::store::ImageWriter;
 /// A job that stands still for a snapshot.
 pub(crate) struct Frozen<'a> {
     subject: Subject<'a>,
-    /// Before the image: should this be dropped, the job goes on first.
+    /// The suspended GPU state. It stands before the image, so that a drop resumes the job first.
     suspended: Option<SuspendedJob>,
     dump: Dump<'a>,
     /// Device memory on its way into the image.
@@ -44,7 +44,7 @@ pub(crate) struct Frozen<'a> {
 
 /// Why a job is not frozen.
 pub(crate) enum NotFrozen {
-    /// It computes, and the driver alone may do what failed.
+    /// The job computes, and the driver's way may succeed where this failed.
     Avoidable(ResidentError),
     Failed(SnapshotError),
 }

@@ -15,7 +15,7 @@ use crate::run::streams::Marks;
 use crate::sandbox::Isolation;
 use crate::store::StreamWriter;
 
-/// What was found.
+/// The recorded facts.
 pub(crate) struct Recorded {
     processes: Vec<Process>,
     accounts: Vec<job::ProcessAccount>,
@@ -77,7 +77,7 @@ impl Recorded {
         })
     }
 
-    /// With who it is of, and its CUDA processes by their pids as the host sees them.
+    /// Adds the run, the trigger and the CUDA processes (by their pids as the host sees them).
     pub fn into_facts(
         self,
         Subject {

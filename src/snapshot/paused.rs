@@ -25,7 +25,7 @@ use crate::store::ImageId;
 pub(crate) struct Paused {
     job: Arc<Job>,
     gpu: Option<(SuspendedJob, CudaFacts)>,
-    /// Nothing is to be undone any more.
+    /// True if nothing remains to be undone.
     settled: bool,
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct Paused {
 pub(crate) enum StillPaused {
     /// Others use its GPUs.
     NoRoom(String),
-    /// There is nothing that could go on.
+    /// No job is left to continue.
     Failed(String),
 }
 
@@ -46,8 +46,8 @@ pub(crate) struct Refused {
 }
 
 impl Paused {
-    /// Of a job whose tasks are stopped, and the GPU state of those that have one; what stayed on the GPUs is in the
-    /// image, and leaves them.
+    /// Takes over a job whose tasks are stopped, and the GPU state of those that have one. Memory that stayed on the
+    /// GPUs is in the image and is released.
     pub fn new(job: Arc<Job>, mut gpu: Option<(SuspendedJob, CudaFacts)>) -> Self {
         if let Some(kept) = gpu.as_mut().and_then(|(suspended, _)| suspended.kept_mut()) {
             kept.evict();
@@ -147,7 +147,7 @@ impl Drop for Paused {
     }
 }
 
-/// What the GPUs lack for the job to come back, in words; `None` when they have it, or do not tell.
+/// Returns what the GPUs lack for the job to continue, as a message; `None` if they have it, or do not report it.
 pub(crate) fn lacking(facts: &CudaFacts, machine: &Inventory) -> Option<String> {
     let lacks: Vec<String> = facts
         .gpus

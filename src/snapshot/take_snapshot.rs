@@ -43,20 +43,20 @@ const SUSPEND_HEADROOM: u64 = 512 << 20;
 const DRAIN_BUFFER: u64 = 1 << 30;
 /// The share of `snapshot.timeout` in which a store may take nothing while the job stands still.
 const STALL_SHARE: u32 = 5;
-/// How often a snapshot is tried whose job changes under our hands. A job that starts CUDA does it once a process;
-/// one that is still at it the last time is better left alone until the next snapshot is due.
+/// Number of attempts at a snapshot of a job that changes meanwhile. A process starts CUDA once; a job that still does
+/// at the last attempt is better left alone until the next snapshot is due.
 const ATTEMPTS_MAX: u32 = 5;
-/// Between two attempts: starting CUDA takes up to some seconds, and the driver tells nobody when it is done.
+/// Pause between two attempts: starting CUDA takes up to some seconds, and the driver does not report its end.
 const ATTEMPT_PAUSE: Duration = Duration::from_secs(1);
 
-/// What the job does after its snapshot; of several wishes the last of these counts.
+/// The job's state after its snapshot. Of several requests the last variant in this order counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Afterwards {
-    /// It goes on.
+    /// The job continues.
     Continue,
-    /// It stands still, and its GPUs are free for others.
+    /// The job is stopped, and its GPUs are free for other programs.
     Pause,
-    /// It is killed as it stands, once the image is durable.
+    /// The job is killed in its frozen state, once the image is durable.
     Stop,
 }
 
@@ -71,7 +71,7 @@ pub(crate) struct Snapshotted {
     pub facts: ImageFacts,
 }
 
-/// What is snapshotted, and why.
+/// The subject of a snapshot, and its reason.
 #[derive(Clone, Copy)]
 pub(crate) struct Subject<'a> {
     pub context: &'a RunContext,
@@ -163,7 +163,7 @@ fn attempt(
     }
 }
 
-/// What stays on the GPUs, with all that takes time before the job stops.
+/// Plans what stays on the GPUs, with everything that takes time before the job is frozen.
 fn resident_plan(
     Subject {
         context,

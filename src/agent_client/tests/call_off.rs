@@ -42,7 +42,8 @@ fn answer(
     .map(drop)
 }
 
-/// What becomes of a release that times out before these answers come: segments of two in all, the last answer.
+/// Returns the result of a release that times out before these answers arrive: `segments` of two in all, and the last
+/// answer.
 fn called_off(segments: &[u64], last: Option<Reply>) -> Result<Option<usize>, AgentError> {
     let token = Token::random().unwrap();
     let socket = pretender(&token);

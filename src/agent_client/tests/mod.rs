@@ -68,7 +68,7 @@ fn descriptors(count: usize) -> Vec<OwnedFd> {
         .collect()
 }
 
-/// What comes of a release that is answered like this.
+/// Returns the result of a release that is answered like this.
 fn receive(
     answers: &[(Reply, &[wire::Segment], usize)],
 ) -> Result<Option<Vec<Segment>>, &'static str> {
@@ -239,7 +239,7 @@ fn a_full_table_takes_no_more() {
     assert!(table.entries().is_sorted_by_key(|entry| entry.address));
 }
 
-/// One table for all: it is too large for a stack.
+/// Returns the table that all tests share: it is too large for a stack.
 fn empty_table() -> MutexGuard<'static, table::Table> {
     static TABLE: Mutex<table::Table> = Mutex::new(table::Table::new());
     let mut table = TABLE.lock().unwrap_or_else(PoisonError::into_inner);
