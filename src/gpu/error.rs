@@ -83,7 +83,7 @@ impl GpuError {
         }
     }
 
-    /// Whether the job may be left in a state in which it cannot compute.
+    /// Returns true if the job may be in a state in which it cannot compute.
     #[must_use]
     pub fn job_is_lost(&self) -> bool {
         match self {
@@ -94,7 +94,7 @@ impl GpuError {
         }
     }
 
-    /// Whether the reason passes within moments, so that another attempt may succeed.
+    /// Returns true if the reason passes within moments, so that another attempt may succeed.
     pub(crate) fn is_passing(&self) -> bool {
         matches!(self, Self::Device { .. } | Self::Leaving { .. })
     }

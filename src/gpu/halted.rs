@@ -23,9 +23,9 @@ use crate::job::{self, HaltError, Halted, Process};
 use crate::run::gpu_facts::SparedThreads;
 use crate::sync::locked;
 
-/// Between two looks whether halted threads are in the way of those that work: a freeze is not much longer for it.
+/// Pause between two checks whether halted threads block the working ones: it hardly lengthens a freeze.
 const LOOK: Duration = Duration::from_millis(2);
-/// Before a halted thread may run for a moment where it might use the GPU, and its memory is not there.
+/// Time before a halted thread may run for a moment although it might use the GPU while its memory is absent.
 pub(crate) const LAST_RESORT: Duration = Duration::from_secs(2);
 /// Processes that are to stand still together, so that none waits on the GPU for one that does.
 #[derive(Clone, Debug, Default)]
@@ -37,7 +37,7 @@ pub(crate) struct HaltGroup {
 
 #[derive(Clone, Debug)]
 struct GroupMember {
-    /// As the host sees it.
+    /// Pid as the host sees it.
     host_pid: i32,
     pid: i32,
     /// Threads that go on, as the host sees them.
@@ -61,8 +61,8 @@ pub(crate) enum HaltGroupError {
 }
 
 impl HaltGroup {
-    /// Of processes that run; work on them may take up to `limit`. `agent` tells the number of a process's agent as the
-    /// process itself sees it.
+    /// Makes a group of running processes; work on them may take up to `limit`. `agent` returns the thread number of a
+    /// process's agent as the process itself sees it.
     pub fn of(
         driver: &Driver,
         processes: &[Process],
@@ -90,7 +90,8 @@ impl HaltGroup {
         })
     }
 
-    /// Of processes that an image has, among those that are there. One that is not is somebody else's concern.
+    /// Makes a group of an image's processes, found among the existing ones. Missing processes are the caller's
+    /// concern.
     pub fn restored(
         facts: &[SparedThreads],
         there: &[Process],
@@ -116,7 +117,7 @@ impl HaltGroup {
         })
     }
 
-    /// What an image will say of them.
+    /// Returns the facts for the image.
     pub fn facts(&self) -> Vec<SparedThreads> {
         let facts = |stander: &GroupMember| {
             let inside = |id: &i32| job::number_inside(stander.host_pid, *id);

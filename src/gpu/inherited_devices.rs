@@ -15,8 +15,8 @@ use crate::cuda;
 use crate::job::{self, Holder, Process};
 use crate::run::run_context::RunContext;
 
-/// How the names of the driver's parts begin in `/proc/devices` (470 to 580: nvidia, nvidia-frontend, nvidia-uvm,
-/// nvidia-modeset, nvidia-caps, nvidiactl and others).
+/// Prefix of the driver's names in `/proc/devices` (470 to 580: nvidia, nvidia-frontend, nvidia-uvm, nvidia-modeset,
+/// nvidia-caps, nvidiactl and others).
 const DRIVER: &str = "nvidia";
 
 /// Looks for programs that have come to the GPU and whom the driver does not know yet, before any other is suspended:
@@ -32,7 +32,7 @@ pub(crate) fn majors() -> Vec<u32> {
     job::majors(DRIVER)
 }
 
-/// What CRIU may leave out of this snapshot.
+/// Device files that CRIU may leave out of this snapshot.
 #[derive(Debug, Default)]
 pub(crate) struct InheritedDevices {
     majors: Vec<u32>,
@@ -59,7 +59,7 @@ impl InheritedDevices {
         Ok(Self { majors, holders })
     }
 
-    /// Whether nothing has changed, now that the tasks are frozen.
+    /// Checks that nothing has changed, now that the tasks are frozen.
     pub fn check(&self, frozen: &[Process]) -> Result<(), GpuError> {
         let holders = job::holders(frozen, &self.majors)?;
         refuse(holders.iter().find(|one| !self.holders.contains(one)))

@@ -34,7 +34,7 @@ pub(crate) struct Gpu<'a> {
     /// Device memory of the job, bytes; where the driver does not tell it of each process, all that is in use.
     pub bytes: u64,
     is_told: bool,
-    /// What the image will say of the GPUs; no pids yet.
+    /// Facts about the GPUs for the image; without pids yet.
     pub facts: CudaFacts,
 }
 
@@ -180,7 +180,7 @@ impl<'a> Gpu<'a> {
         Ok((SuspendedJob::new(suspended, halt_group, halted, None), None))
     }
 
-    /// All of them, for they may wait for each other on the GPUs.
+    /// Returns a group of all CUDA processes, because they may wait for each other on the GPUs.
     fn halt_group(
         &self,
         context: &RunContext,
@@ -228,7 +228,8 @@ fn describe(pid: i32, uses: &[GpuUse], machine: &Inventory) -> CudaUser {
     }
 }
 
-/// Those of these processes that belong to other runs than the one in `own`. Those of other containers may not be seen.
+/// Returns the processes that belong to other runs than the one in `own`. Processes of other containers may be
+/// invisible.
 fn neighbours(uses: Vec<GpuUse>, own: &str) -> Vec<Neighbour> {
     let neighbour = |one: GpuUse| {
         let store = variable(&job::environment(one.pid), STORE_VARIABLE)?;

@@ -16,12 +16,12 @@ pub(crate) struct SuspendedJob {
     /// Taken when it is settled.
     suspended: Option<cuda::Suspended>,
     halt_group: HaltGroup,
-    /// What stayed on the GPUs, if anything did.
+    /// The memory that stayed on the GPUs, if any.
     kept: Option<KeptMemory>,
 }
 
 impl SuspendedJob {
-    /// Of processes that are halted; from now on they are stopped.
+    /// Takes over processes that are halted. They are stopped from here on.
     pub fn new(
         suspended: cuda::Suspended,
         halt_group: HaltGroup,
@@ -41,12 +41,12 @@ impl SuspendedJob {
         self.suspended.as_ref().map_or(&[], cuda::Suspended::pids)
     }
 
-    /// Who stands still.
+    /// Returns the group of stopped processes.
     pub fn halt_group(&self) -> &HaltGroup {
         &self.halt_group
     }
 
-    /// What stayed on the GPUs.
+    /// Returns the memory that stayed on the GPUs.
     pub fn kept(&self) -> Option<&KeptMemory> {
         self.kept.as_ref()
     }

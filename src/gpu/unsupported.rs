@@ -1,5 +1,5 @@
-//! What the driver cannot carry, recognised before it is asked to: there, a checkpoint may succeed and the way
-//! back fail, and the process is lost.
+//! Detection of GPU state that the driver cannot carry. It comes before the driver's checkpoint, which may succeed
+//! while its restore fails, and then the process is lost.
 //!
 //! Memory that processes share across GPUs leaves no trace in `/proc`: not NCCL's peer-to-peer transport, and not
 //! `cuIpcOpenMemHandle` (driver 580, measured: maps and descriptors of both sides are the same before and after).
@@ -22,7 +22,7 @@ use crate::run::environment::{CHECKPOINTABLE_NCCL, PEER_NCCL};
 /// Memory of GPUs of other machines, reached through `NVLink`.
 pub(crate) const FABRIC_DEVICES: &str = "/dev/nvidia-caps-imex-channels";
 
-/// On so many GPUs NCCL's kernels wait for each other.
+/// Number of GPUs from which on NCCL's kernels wait for each other.
 const SEVERAL: usize = 2;
 
 /// A CUDA process of the job.
@@ -31,9 +31,9 @@ const SEVERAL: usize = 2;
 pub(crate) struct CudaUser {
     /// Its pid, as the host sees it.
     pub pid: i32,
-    /// Whether it has NCCL's library in memory. `PyTorch` always has.
+    /// True if NCCL's library is in its memory. `PyTorch` always has it.
     pub nccl: bool,
-    /// Whether it has the agent.
+    /// True if it has the agent.
     pub agent: bool,
     /// Its environment, as `/proc/PID/environ` has it; empty where it cannot be read.
     pub environment: Vec<u8>,
@@ -41,7 +41,7 @@ pub(crate) struct CudaUser {
     pub gpus: Vec<String>,
     /// True if the process computes through an MPS server.
     pub through_mps: bool,
-    /// Whether it has the door to other machines' GPUs open.
+    /// True if it has the device of other machines' GPUs open.
     pub fabric: bool,
 }
 
@@ -50,13 +50,13 @@ pub(crate) struct CudaUser {
 pub(crate) struct Neighbour {
     /// The store of its run.
     pub store: String,
-    /// Whether it has NCCL's library in memory.
+    /// True if NCCL's library is in its memory.
     pub nccl: bool,
     /// UUID of a GPU that it computes on; it is here once for each.
     pub gpu: String,
 }
 
-/// What the driver could not bring back. Nothing was frozen; the job computes.
+/// GPU state that the driver could not restore. Nothing was frozen; the job computes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unsupported {
     /// NCCL shares GPU memory.
@@ -67,7 +67,7 @@ pub enum Unsupported {
     PeerTransport {
         /// Pid as the host sees it.
         pid: i32,
-        /// By what it was recognised.
+        /// The sign by which it was recognized.
         sign: String,
         /// The environment that makes it suspendable.
         remedy: String,
@@ -176,7 +176,7 @@ pub(crate) fn look_around(
     }
 }
 
-/// On how many GPUs the job computes; as many as it may, where the driver does not tell.
+/// Returns the number of GPUs on which the job computes; if the driver does not report it, the number that it may use.
 fn gpus_in_use(users: &[CudaUser], machine_gpus: usize) -> usize {
     if users.iter().any(|user| user.gpus.is_empty()) {
         return machine_gpus;

@@ -38,7 +38,7 @@ pub enum KeyError {
         /// The cause.
         source: io::Error,
     },
-    /// It is a folder, a pipe, a device.
+    /// The path is a folder, a pipe or a device.
     #[error("cannot use the key file {path}: it is not a regular file; see encryption.key_command")]
     NotFile {
         /// The file.
@@ -67,12 +67,12 @@ pub enum KeyError {
     /// The content is not a key.
     #[error("cannot use the key of {origin}")]
     Invalid {
-        /// Where it came from.
+        /// Origin of the key.
         origin: String,
-        /// What is wrong.
+        /// The defect.
         source: InvalidKey,
     },
-    /// There is no shell, or it cannot be waited for.
+    /// The shell is missing, or cannot be waited for.
     #[error("cannot run the key command `{command}`")]
     Start {
         /// The command.
@@ -85,7 +85,7 @@ pub enum KeyError {
     Failed {
         /// The command.
         command: String,
-        /// How it ended.
+        /// Exit status of the command.
         status: ExitStatus,
     },
     /// The command did not end. Its shell was killed; what the shell started may go on.
@@ -233,8 +233,8 @@ fn run_command(command: &str, limit: Duration) -> Result<Key, KeyError> {
     parse(&text, || format!("`{command}`"))
 }
 
-/// What the child writes until it ends; `None` if it does not within the limit. It is not
-/// reaped, so its pid stays its own.
+/// Returns the child's output when it exits; `None` if it does not exit within the limit. The child is not reaped, so
+/// its pid stays its own.
 fn answer(child: &mut Child, limit: Duration) -> io::Result<Option<Zeroizing<Vec<u8>>>> {
     let stdout = child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
     let pid = i32::try_from(child.id()).map_err(io::Error::other)?;
@@ -256,7 +256,7 @@ fn listen(stdout: ChildStdout, pid: Pid) -> io::Result<Zeroizing<Vec<u8>>> {
     Ok(text)
 }
 
-/// All there is, but no more than shows that it is too long.
+/// Reads everything, but no more than shows that it is too long.
 fn read_text(source: impl Read) -> io::Result<Zeroizing<Vec<u8>>> {
     // With room to spare: a vector that grows leaves a copy behind.
     let mut text = Zeroizing::new(Vec::with_capacity(2 * KEY_TEXT_BYTES_MAX));

@@ -17,14 +17,14 @@ pub(crate) const NOT_FOR_THE_JOB: [&str; 6] = [
     "LISTEN_FDNAMES",
 ];
 
-/// Where the store's key is: a command may hold a secret in its words, and what the job has
-/// in memory is in every image.
+/// Variables that name the store's key. A command may hold a secret in its words, and everything that the job has in
+/// memory is in every image.
 const OF_THE_KEY: [&str; 2] = [
     "CKPT_RUN_ENCRYPTION_KEY_FILE",
     "CKPT_RUN_ENCRYPTION_KEY_COMMAND",
 ];
 
-/// Where the job's run has its images; by this others know whose a process is.
+/// Variable with the store of the job's run. By it, other runs recognize the owner of a process.
 pub(crate) const STORE_VARIABLE: &str = "CKPT_RUN_STORE";
 
 /// The socket's name in the store.
@@ -44,8 +44,8 @@ pub(crate) const CHECKPOINTABLE_NCCL: [(&str, &str); 3] = [
 pub(crate) const PEER_NCCL: [(&str, &str); 2] =
     [("NCCL_CUMEM_ENABLE", "0"), ("NCCL_CUMEM_HOST_ENABLE", "0")];
 
-/// What is to be set for NCCL: all that the caller has not set. `gpus` is how many there are, `ours` looks into the
-/// caller's environment.
+/// Returns the settings for NCCL that the caller has not set. `gpus` is the number of GPUs, `ours` reads the caller's
+/// environment.
 pub(crate) fn for_nccl(
     choice: Nccl,
     gpus: usize,
@@ -62,7 +62,7 @@ pub(crate) fn for_nccl(
     unset.copied().collect()
 }
 
-/// How many of so many GPUs the list leaves. Not exact: which words name a GPU is only known to the driver.
+/// Returns the number of GPUs that the list leaves. It is not exact: only the driver knows which words name a GPU.
 fn visible(gpus: usize, list: Option<OsString>) -> usize {
     list.map_or(gpus, |list| {
         let list = list.to_string_lossy().into_owned();

@@ -85,7 +85,7 @@ impl FailureKind {
     }
 }
 
-/// What kind of failure a code of the driver's is, of a call that was to stop a process.
+/// Returns the kind of failure of a driver call that was to stop a process.
 fn kind_of(error: &CallError) -> FailureKind {
     match error.code.number {
         CUDA_ERROR_NOT_SUPPORTED => FailureKind::Unsupported,

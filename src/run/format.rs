@@ -26,7 +26,7 @@ pub fn chain(error: &dyn Error) -> String {
     text
 }
 
-/// What is told of CRIU's words where it wrote no log: the linker's complaint, a usage error.
+/// Limit on the output that is shown when CRIU wrote no log: the linker's complaint, a usage error.
 const PRINTED_BYTES_MAX: usize = 1024;
 
 /// Why CRIU failed: its log's reason and where the log is kept, or how it ended. `printed` is what it wrote to stderr.

@@ -1,5 +1,5 @@
-//! What an image says of the GPUs its job had: enough to tell, on another day or machine, whether the
-//! job can come back there. It must not know how that is decided: see `gpu_plan`.
+//! Facts of an image about the job's GPUs: enough to decide, on another day or machine, whether the job can run there.
+//! `gpu/mapping` decides; this file does not know how.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,9 +7,9 @@ use super::resident_facts::ResidentFacts;
 use crate::cuda::{GpuUse, GpuUuid, Inventory};
 use crate::job::variable;
 
-/// How CUDA is told which GPUs a process sees.
+/// CUDA's variable for the GPUs that a process sees.
 const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
-/// How CUDA is told in which order it numbers them.
+/// CUDA's variable for the order of the GPUs' numbers.
 const DEVICE_ORDER: &str = "CUDA_DEVICE_ORDER";
 
 /// The CUDA part of an image.
@@ -21,10 +21,10 @@ pub struct CudaFacts {
     pub gpus: Vec<GpuFacts>,
     /// The CUDA processes, as the job sees their pids.
     pub pids: Vec<i32>,
-    /// Those of them that were moved to other GPUs, and whose agents had nothing there yet to know it by.
+    /// The CUDA processes that were moved to other GPUs, and whose agents had nothing there yet that would show it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub moved: Vec<i32>,
-    /// Which of their threads bring them back, while all others stand still; not told in the first images.
+    /// The threads that restore the processes while all others are stopped; absent in the first images.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub standing: Vec<SparedThreads>,
     /// Device memory that is in the image apart from the processes.
@@ -32,7 +32,7 @@ pub struct CudaFacts {
     pub resident: Option<ResidentFacts>,
 }
 
-/// From the GPU that the job had to the one that takes its place, by UUID.
+/// Pairs of UUIDs: the GPU that the job had, and the one that takes its place.
 pub type GpuPairs = Vec<(String, String)>;
 
 /// Threads of a process that work while the others stand still, as the job sees them.
@@ -56,13 +56,13 @@ pub struct GpuFacts {
     pub memory_bytes: Option<u64>,
     /// Device memory that the job used there, bytes; at least so much where it is told of only some processes.
     pub used_bytes: Option<u64>,
-    /// Whether it was split up (MIG).
+    /// True if it was split up (MIG).
     pub mig: Option<bool>,
-    /// Whether a process of the job could see it.
+    /// True if a process of the job could see it.
     pub visible: Option<bool>,
 }
 
-/// What a manifest may hold; the first images knew nothing but the UUID.
+/// The forms in a manifest; the first images had the UUID only.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Told {
@@ -147,7 +147,7 @@ impl CudaFacts {
         }
     }
 
-    /// What is left to be brought back where the memory that is in the image by itself is there already.
+    /// Returns the facts without the resident memory, for the case that this is on the GPUs already.
     pub(crate) fn beside_resident(mut self) -> Self {
         if let Some(resident) = &self.resident {
             for gpu in &mut self.gpus {
@@ -174,7 +174,7 @@ impl CudaFacts {
     }
 }
 
-/// Whether one of the processes sees the GPU; `None` where it cannot be told of all of them.
+/// Returns true if one of the processes sees the GPU; `None` if that is unknown for one of them.
 fn seen_by_any(seen: &[Option<Vec<usize>>], index: usize) -> Option<bool> {
     let sees = |known: &Option<Vec<usize>>| known.as_ref().map(|gpus| gpus.contains(&index));
     if seen.iter().any(|known| sees(known) == Some(true)) {

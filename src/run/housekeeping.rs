@@ -1,5 +1,5 @@
-//! What piles up in the store's folder beside the images: copies of this program, and the ends
-//! that restores cut off files.
+//! Removal of files that accumulate in the store's folder beside the images: copies of the program, and the ends that
+//! restores cut off files.
 //!
 //! An image maps the copy that made it, so a copy stays as long as any image does; images that
 //! cannot be asked keep all of them. The caller has the store's lock: no other sandbox runs.
@@ -19,7 +19,7 @@ use crate::store::{ImageEntry, ListError, ReadError, Store, StoreLock};
 
 /// The folder of the copies in a store.
 pub(crate) const COPIES: &str = "bin";
-/// How their names begin; a part of their hash follows.
+/// Prefix of their names; a part of their hash follows.
 pub(crate) const COPY_PREFIX: &str = "ckpt-run-";
 /// Digits of the hash in their names.
 pub(crate) const COPY_DIGITS: usize = 16;
@@ -74,7 +74,7 @@ impl Copies {
         Ok(copies)
     }
 
-    /// How many there are.
+    /// Returns their number.
     #[must_use]
     pub fn count(&self) -> usize {
         self.paths.len()
@@ -126,7 +126,7 @@ fn mapped(images: &[ImageEntry]) -> Option<HashSet<OsString>> {
     Some(names)
 }
 
-/// Whether a file is a copy, or what a killed writer left of one.
+/// Returns true if a file is a copy, or the rest that a killed writer left of one.
 fn is_ours(name: &str) -> bool {
     let is_hash =
         |text: &str| text.len() == COPY_DIGITS && text.bytes().all(|byte| byte.is_ascii_hexdigit());

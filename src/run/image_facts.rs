@@ -1,5 +1,4 @@
-//! What an image says about itself: the facts a restore and a reader need,
-//! kept in the manifest as JSON.
+//! Facts of an image: everything that a restore and a reader need to know about the job, kept in the manifest as JSON.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -49,7 +48,7 @@ pub struct Phase {
     pub seconds: f64,
 }
 
-/// All that an image says about itself.
+/// The facts of an image.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ImageFacts {
     /// Why it was taken.
@@ -64,13 +63,13 @@ pub struct ImageFacts {
     pub kernel: String,
     /// CRIU's version.
     pub criu: String,
-    /// Which run of the store it belongs to: when that was first started, milliseconds since 1970.
+    /// The run of the image: the time of its first start, milliseconds since 1970.
     pub run: u64,
     /// Marks the supervisor's process: its memory of delivered output goes with it.
     pub instance: String,
     /// Seconds the job did not compute.
     pub freeze_seconds: f64,
-    /// What they, and the time until the chunks were durable, were spent on.
+    /// The phases of the freeze, and of the time until the chunks were durable.
     pub phases: Vec<Phase>,
     /// Number of processes.
     pub processes: usize,
@@ -79,11 +78,11 @@ pub struct ImageFacts {
     pub process_tree: Vec<ProcessAccount>,
     /// The job's first processes, as it sees them.
     pub pids: JobPids,
-    /// Whether it has its own namespaces.
+    /// True if the job has its own namespaces.
     pub isolated: bool,
     /// The CUDA part, where there is one.
     pub cuda: Option<CudaFacts>,
-    /// What the job's agents are called by; images from before there were agents have none.
+    /// Name of the job's agents; images from before there were agents have none.
     #[serde(default)]
     pub token: Option<Token>,
     /// Standard streams.

@@ -1,4 +1,4 @@
-//! What this machine is and has free.
+//! Resources of this machine: memory, descriptors, driver.
 
 use std::fs;
 use std::io;
@@ -21,12 +21,12 @@ pub(crate) fn available_memory() -> u64 {
     machine.min(cgroup_headroom().unwrap_or(u64::MAX))
 }
 
-/// How many descriptors this process may have open; as many as it wants where the kernel does not tell.
+/// Returns the limit on this process's descriptors; unlimited if the kernel does not report one.
 pub(crate) fn descriptors() -> u64 {
     getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft)
 }
 
-/// What the memory cgroup and those above it leave, v2 and v1; `None` without a limit.
+/// Returns the free memory of the memory cgroup and those above it, v2 and v1; `None` without a limit.
 fn cgroup_headroom() -> Option<u64> {
     let own = fs::read_to_string("/proc/self/cgroup").ok()?;
     own.lines()
@@ -57,7 +57,7 @@ fn cgroup_headroom() -> Option<u64> {
         .min()
 }
 
-/// What one cgroup leaves. Page cache that nobody uses can be had again.
+/// Returns the free memory of one cgroup. Unused page cache counts as free.
 fn headroom_of(folder: &Path, [limit, usage, cache]: [&str; 3]) -> Option<u64> {
     let read = |name| fs::read_to_string(folder.join(name)).ok();
     let limit: u64 = read(limit)?.trim().parse().ok()?;

@@ -1,4 +1,4 @@
-//! What our own work in a job leaves in the signs that it lives, so that it is not taken for them.
+//! Activity of ckpt-run itself in a job, so that it is not mistaken for activity of the job.
 //!
 //! ```text
 //! snapshot:  begins ─ lock, suspend, CRIU, resume ─ computes ─ drain ─ copied ─ NVML_WINDOW ─ … ─ ends
@@ -16,8 +16,8 @@ use crate::clock;
 use crate::job;
 use crate::sync::locked;
 
-/// After our last work on a GPU: NVML's utilization is that of the last moments, up to a second; and some more, for
-/// what is done when we hear of it.
+/// Time after the last own work on a GPU. NVML's utilization covers the last moments, up to a second; the rest is for
+/// the delay until the end of the work is known.
 const NVML_WINDOW: Duration = Duration::from_millis(1500);
 
 /// Our work in one job, and on its GPUs.
@@ -33,9 +33,9 @@ struct Marks {
 /// CPU time of the job's processes that is not the job's own.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Cpu {
-    /// What they had used when our present work began.
+    /// CPU time of the job when the present work began.
     since: Option<Duration>,
-    /// What they have used during all our work before.
+    /// CPU time that earlier own work took.
     ours: Duration,
 }
 
@@ -68,7 +68,7 @@ enum Gpu {
 }
 
 impl Gpu {
-    /// Whether a look at this time may show our work.
+    /// Returns true if a sample of this time may show own work.
     fn shows(self, looked: Instant) -> bool {
         match self {
             Self::Untouched => false,
@@ -90,19 +90,19 @@ impl OwnActivity {
         marks.gpu = Gpu::Touched;
     }
 
-    /// Of what `look` says that the processes have used, the job's own; `None` where that cannot be told just now.
+    /// Returns the job's own part of the CPU time that `look` returns; `None` if it cannot be separated at present.
     pub fn own_cpu_time(&self, look: impl FnOnce() -> Duration) -> Option<Duration> {
         let before = self.marks().cpu;
         let used = look();
         Cpu::own(before, used, self.marks().cpu)
     }
 
-    /// Whether what GPUs were seen to do, in a look that began then and has ended now, may be our work.
+    /// Returns true if GPU activity in a sample that began at `looked` and has ended now may be own work.
     pub fn shows_on_gpu(&self, looked: Instant) -> bool {
         self.marks().gpu.shows(looked)
     }
 
-    /// Nothing of ours works on the GPUs any more.
+    /// Records the end of own work on the GPUs.
     pub fn leaves_gpu(&self, now: Instant) {
         self.marks().gpu = Gpu::LeftAt(now);
     }
@@ -115,7 +115,7 @@ impl Job {
         Some(job::cpu_time(&job::tree(root).ok()?))
     }
 
-    /// It computes again, after our work in it.
+    /// Records that the job computes again after own work.
     pub fn goes_on(&self) {
         let used = self.cpu_time().unwrap_or_default();
         self.own_activity.marks().cpu.ends(used);

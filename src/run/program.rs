@@ -14,10 +14,10 @@ pub enum ProgramError {
     /// No command was given.
     #[error("cannot run nothing: give a command after --, as in: ckpt-run -- ./train")]
     Missing,
-    /// There is no such program.
+    /// The program does not exist.
     #[error("cannot find {}: no such file, and none on PATH", .0.display())]
     NotFound(PathBuf),
-    /// It is not a program.
+    /// The file is not a program.
     #[error("cannot run {}: it is not executable (chmod +x?)", .0.display())]
     NotRunnable(PathBuf),
     /// The kernel refused it, for instance because its interpreter is not there.

@@ -1,4 +1,4 @@
-//! What a snapshot or restore is at: filled in by its threads, read by whoever tells people.
+//! Progress of a snapshot or restore: its threads write it, displays and the status read it.
 //!
 //! ```text
 //! snapshot, restore ── begin, step, computing ──▶ Ongoing ◀── line ── display (the terminal)
@@ -19,7 +19,7 @@ use crate::sync::locked;
 /// No rate is told of less time: it would jump.
 const RATE_TIME_MIN: Duration = Duration::from_millis(200);
 
-/// What is done.
+/// Kind of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Work {
@@ -43,7 +43,7 @@ pub enum Step {
     Copy,
     /// GPU state goes back.
     Resume,
-    /// What was copied of device memory is fetched; the job computes.
+    /// Copies of device memory are fetched; the job computes.
     Drain,
     /// The image becomes durable.
     Write,
@@ -53,10 +53,10 @@ pub enum Step {
     Restore,
 }
 
-/// How far a snapshot or restore is.
+/// Progress of a snapshot or restore.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkProgress {
-    /// What is done.
+    /// The kind of work.
     pub work: Work,
     /// Its present step.
     pub step: Step,
@@ -80,7 +80,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     present: Option<Present>,
-    /// Nobody is told anything any more.
+    /// True if nothing is displayed any more.
     closed: bool,
 }
 
@@ -100,7 +100,7 @@ struct Present {
 struct Bytes {
     counter: ByteCounter,
     expected: Option<u64>,
-    /// What had passed when it was first looked at, and when that was.
+    /// Bytes that had passed at the first look, and its time.
     begun: (u64, Instant),
 }
 
@@ -138,7 +138,7 @@ impl Ongoing {
         }
     }
 
-    /// From now on these bytes pass; about as many as `expected`.
+    /// Counts the bytes of `counter` from here on; about `expected` will pass.
     pub fn measure(&self, counter: ByteCounter, expected: Option<u64>) {
         let begun = (counter.bytes(), clock::now());
         if let Some(present) = &mut self.lock().present {
@@ -157,7 +157,7 @@ impl Ongoing {
         }
     }
 
-    /// That the job computes again is to be said by whoever draws.
+    /// Leaves the message that the job computes again to the thread that draws.
     pub(crate) fn tell_later(&self, freeze: Duration) {
         if let Some(present) = &mut self.lock().present {
             present.untold = Some((freeze, clock::now()));
@@ -172,12 +172,12 @@ impl Ongoing {
         untold.take_if(due).map(|(freeze, _)| freeze)
     }
 
-    /// How far it is.
+    /// Returns the present progress.
     pub fn now(&self) -> Option<WorkProgress> {
         self.lock().present.as_ref().map(Present::stand)
     }
 
-    /// How far it is, for people.
+    /// Returns the present progress as a line of text.
     pub(crate) fn line(&self, now: Instant) -> Option<String> {
         let state = self.lock();
         let present = state.present.as_ref().filter(|_| !state.closed)?;

@@ -1,4 +1,4 @@
-//! What an image says of device memory that is in it apart from the processes.
+//! Facts of an image about device memory that it holds apart from the processes.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Longest part of a segment in one stream of an image: parts are read and written in parallel, and end together if they
 /// are short.
 const PART_BYTES: u64 = 64 << 20;
-/// That of images which do not say it.
+/// Size of parts in images that do not record it.
 const PART_BYTES_UNSAID: u64 = 256 << 20;
 /// Shorter parts make more streams than there can be.
 const PART_BYTES_MIN: u64 = 1 << 20;
@@ -33,14 +33,14 @@ fn part_bytes_unsaid() -> u64 {
 pub struct ResidentProcess {
     /// Pid as the job sees it.
     pub pid: i32,
-    /// In the order in which its agent let go of them.
+    /// Segments in the order in which the agent released them.
     pub segments: Vec<ResidentSegment>,
 }
 
 /// A piece of device memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResidentSegment {
-    /// Where the process has it mapped.
+    /// Address of the mapping in the process.
     pub address: u64,
     /// The number of bytes.
     pub len: u64,
@@ -70,7 +70,7 @@ impl ResidentFacts {
         }
     }
 
-    /// All parts, in order.
+    /// Returns all parts, in order.
     pub(crate) fn parts(&self) -> Vec<Part> {
         let step = usize::try_from(self.part_bytes).unwrap_or(usize::MAX);
         let mut parts = Vec::new();
@@ -94,17 +94,17 @@ impl ResidentFacts {
         parts
     }
 
-    /// All segments, in order.
+    /// Returns all segments, in order.
     pub(crate) fn segments(&self) -> impl Iterator<Item = &ResidentSegment> {
         self.processes.iter().flat_map(|process| &process.segments)
     }
 
-    /// Whether processes have memory in common.
+    /// Returns true if processes have memory in common.
     pub(crate) fn is_shared(&self) -> bool {
         self.segments().any(|segment| segment.same_as.is_some())
     }
 
-    /// Whether it comes back on another GPU than it was on.
+    /// Returns true if the memory is restored on another GPU than before.
     pub(crate) fn moves(&self, map: &[(String, String)]) -> bool {
         let had: BTreeSet<&str> = self.segments().map(|segment| &*segment.gpu).collect();
         map.iter()
@@ -128,7 +128,7 @@ impl ResidentFacts {
         counted.fold(0, |sum, segment| sum.saturating_add(segment.len))
     }
 
-    /// Whether an image can have told this; what is read from a disk is not believed.
+    /// Returns true if an image can have recorded these facts; data from a disk is not trusted.
     pub(crate) fn is_sane(&self) -> bool {
         let pids: BTreeSet<i32> = self.processes.iter().map(|process| process.pid).collect();
         self.part_bytes >= PART_BYTES_MIN

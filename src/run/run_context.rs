@@ -1,4 +1,4 @@
-//! What every snapshot and restore of a run needs and none of them changes.
+//! Immutable context that a run's snapshots and restores share.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -42,21 +42,21 @@ pub(crate) struct RunContext {
     /// Marks this supervisor's process.
     pub instance: String,
     moved: Moved,
-    /// What is done at present.
+    /// The work under way.
     pub ongoing: Ongoing,
     /// The copy of this binary that sandboxes run; images map it, so it must outlive an upgrade.
     pub program: PathBuf,
-    /// What is preloaded into a job that starts, and what it is called by, if anything is.
+    /// The library that is preloaded into a job that starts, and its agents' name, if there is an agent.
     pub agent: Option<(PathBuf, Token)>,
     /// Loaded when it is first needed: it is large.
     driver: OnceLock<cuda::Driver>,
     /// Asked for once: what they have free is not in question, and asking wakes them where they may sleep.
     gpus: OnceLock<cuda::Inventory>,
-    /// For a job that uses GPUs, from its first snapshot on while it is not paused.
+    /// NVML, kept for a job that uses GPUs, from its first snapshot on while it is not paused.
     pub nvml: cuda::KeptNvml,
 }
 
-/// Where the user moves the job.
+/// The GPUs to which the user moves the job.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Moved {
     pub map: GpuPairs,
@@ -154,21 +154,20 @@ impl RunContext {
             .tempdir_in(self.work.path())
     }
 
-    /// Where CRIU logs this operation. The oldest logs go.
+    /// Returns the path of CRIU's log for this operation. The oldest logs are removed.
     pub fn log(&self, operation: &str, image: impl std::fmt::Display) -> PathBuf {
         let folder = self.store.path().join(LOGS);
         forget_old(&folder, LOGS_KEPT);
         folder.join(format!("{operation}-{image}-{}.log", clock::unix_ms()))
     }
 
-    /// Where what a restore of `image` cuts off files is kept. The oldest such folders go.
+    /// Returns the folder for the data that a restore of `image` cuts off files. The oldest such folders are removed.
     pub fn aside(&self, image: impl std::fmt::Display) -> PathBuf {
         housekeeping::aside(self.store.path(), image, clock::unix_ms())
     }
 }
 
-/// What keeps the job's memory on the GPU, and its secret; none where that is not wanted, or not possible and not
-/// insisted on.
+/// Installs the agent's library and draws its name; `None` if an agent is not wanted, or neither possible nor required.
 fn agent(wanted: Memory, folder: &Path) -> io::Result<Option<(PathBuf, Token)>> {
     if wanted == Memory::Driver || !cuda::available() {
         return Ok(None);
@@ -199,7 +198,7 @@ fn keep_program(program: &Path, store: &Path) -> io::Result<PathBuf> {
     Ok(path)
 }
 
-/// Whether the file is there, whole, and can be run.
+/// Returns true if the file exists, is whole, and can be executed.
 fn is_program(path: &Path, hash: blake3::Hash) -> io::Result<bool> {
     let runs = |metadata: fs::Metadata| metadata.is_file() && metadata.mode() & 0o100 != 0;
     Ok(fs::symlink_metadata(path).is_ok_and(runs) && hash_of(path)? == hash)

@@ -1,4 +1,4 @@
-//! What a store remembers of its run between two lives of the supervisor.
+//! State of a run that the store keeps between two supervisors.
 
 use std::fs;
 use std::io;
@@ -17,7 +17,7 @@ const FORMAT: u32 = 1;
 /// Largest file that is believed: a command line has at most 2 MiB.
 const BYTES_MAX: u64 = 16 << 20;
 
-/// Which image.
+/// The image to restore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageChoice {
     /// The newest one of the store's run.
@@ -29,7 +29,7 @@ pub enum ImageChoice {
 /// Why the run's state could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum RunStateError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read {}", path.display())]
     Read {
         /// The file.
@@ -38,13 +38,13 @@ pub enum RunStateError {
         #[source]
         source: io::Error,
     },
-    /// It was made by a newer version, or by something else.
+    /// The file was written by a newer version, or by another program.
     #[error("cannot understand {}: made by a newer ckpt-run, or damaged; use that version, or another --store", path.display())]
     Format {
         /// The file.
         path: PathBuf,
     },
-    /// It cannot be written.
+    /// The file cannot be written.
     #[error(transparent)]
     Write(#[from] DurableError),
 }
@@ -56,13 +56,13 @@ pub enum RunStateError {
 )]
 pub struct NoSuchImage(pub ImageId);
 
-/// How far the run has come.
+/// Stage of the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "kebab-case")]
 pub enum Progress {
-    /// It runs, or its supervisor was killed.
+    /// The run is under way, or its supervisor was killed.
     Running,
-    /// It was saved and stopped.
+    /// The run was saved and stopped.
     Saved,
     /// The job ended by itself, with exit code 0.
     Finished,
@@ -81,23 +81,23 @@ pub struct RunState {
     pub command: Vec<String>,
     /// Its working directory.
     pub directory: PathBuf,
-    /// When it was first started, milliseconds since 1970.
+    /// Time of the first start, milliseconds since 1970.
     pub started_unix_ms: u64,
-    /// How often the job was restored or started anew.
+    /// Number of restores and new starts of the job.
     pub restarts: u64,
-    /// How many snapshots have failed.
+    /// Number of failed snapshots.
     #[serde(default)]
     pub failed_snapshots: u64,
     /// The kind of the last of those failures.
     #[serde(default)]
     pub last_failure: Option<String>,
-    /// How long the job has computed, milliseconds.
+    /// Computing time of the job, milliseconds.
     #[serde(default)]
     pub computed_ms: u64,
-    /// How often it, or what ran it, has failed in that time.
+    /// Number of failures of the job, or of what ran it, in that time.
     #[serde(default)]
     pub failures: u64,
-    /// How far it has come.
+    /// Stage of the run.
     pub progress: Progress,
     /// Each time that it went back to an older image, oldest first. Later ones say nothing of what was given up before:
     /// an image of a life that was given up can be gone back to, too.
@@ -186,7 +186,7 @@ impl RunState {
         self.begun_after = images.last().map(|image| image.id);
     }
 
-    /// With what an earlier run in this place taught about failures.
+    /// Adds what an earlier run in this store taught about failures.
     #[must_use]
     pub fn after(mut self, earlier: &Self) -> Self {
         self.computed_ms = earlier.computed_ms;
@@ -194,32 +194,33 @@ impl RunState {
         self
     }
 
-    /// Whether the run goes on from this image, if it is not damaged.
+    /// Returns true if the run can continue from this image, provided that it is not damaged.
     #[must_use]
     pub fn goes_on_from(&self, image: &ImageEntry) -> bool {
         self.goes_on_from_numbered(image.id, &image.meta)
     }
 
-    /// Whether an image that cannot be read may be one that the run would go on from.
+    /// Returns true if an image that cannot be read may be one from which the run could continue.
     #[must_use]
     pub fn may_go_on_from(&self, image: &ImageEntry) -> bool {
         image.is_unreadable() && self.may_have(image) && self.is_in_line(image.id)
     }
 
-    /// Whether an image, good or not, is the run's, or may be.
+    /// Returns true if an image, good or not, belongs or may belong to the run.
     #[must_use]
     pub fn may_have(&self, image: &ImageEntry) -> bool {
         let may = || Some(image.id) > self.begun_after;
         run_of(&image.meta).map_or_else(may, |run| run == self.started_unix_ms)
     }
 
-    /// As [`goes_on_from`](Self::goes_on_from), by an image's number and what it says about itself.
+    /// Decides as [`goes_on_from`](Self::goes_on_from), by an image's number and facts.
     #[must_use]
     pub fn goes_on_from_numbered(&self, id: ImageId, meta: &[u8]) -> bool {
         run_of(meta) == Some(self.started_unix_ms) && self.is_in_line(id)
     }
 
-    /// Whether an image is of the present life, or of one that it came of and not newer than where they part.
+    /// Returns true if an image belongs to the present attempt, or to one from which it was restored, up to the image
+    /// where they part.
     fn is_in_line(&self, id: ImageId) -> bool {
         let mut newest = None;
         for past in self.abandoned.iter().rev() {
@@ -233,13 +234,13 @@ impl RunState {
         newest.is_none_or(|newest| id <= newest)
     }
 
-    /// Whether this is one of its images, given up or not.
+    /// Returns true if this is one of the run's images, abandoned or not.
     fn has(&self, id: ImageId, images: &[ImageEntry]) -> bool {
         let ours = |image: &&ImageEntry| run_of(&image.meta) == Some(self.started_unix_ms);
         images.iter().filter(ours).any(|image| image.id == id)
     }
 
-    /// Whether what an image says about itself is of another run.
+    /// Returns true if an image's facts belong to another run.
     #[must_use]
     pub fn is_another_than_of(&self, meta: &[u8]) -> bool {
         run_of(meta).is_some_and(|run| run != self.started_unix_ms)
@@ -251,7 +252,8 @@ impl RunState {
         self.abandoned.iter().map(|past| past.through).max()
     }
 
-    /// As [`newest_abandoned`](Self::newest_abandoned), of other lives and runs as well: no number is given twice.
+    /// Returns the newest image of abandoned attempts and of other runs as well (see
+    /// [`newest_abandoned`](Self::newest_abandoned)): no number is used twice.
     #[must_use]
     pub fn newest_of_others(&self) -> Option<ImageId> {
         self.newest_abandoned().max(self.begun_after)

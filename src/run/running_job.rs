@@ -13,22 +13,23 @@ use crate::sandbox::{JobPids, Sandbox};
 pub(crate) struct Job {
     pub sandbox: Arc<Sandbox>,
     pub pids: JobPids,
-    /// What its agents are called by, if it was started with any.
+    /// Name of the job's agents, if it was started with any.
     pub token: Option<Token>,
     /// Its [`CudaFacts::moved`].
     pub moved: Vec<i32>,
-    /// What we do in it, for those who look for signs that it lives.
+    /// Own activity in the job, for the detection of hangs.
     pub own_activity: OwnActivity,
 }
 
 impl Job {
-    /// Whether its first process is among those that are there, and not about to die.
+    /// Returns true if the job's first process is among the existing ones and not about to die.
     pub fn lives(&self, processes: &[Process]) -> bool {
         self.first_among(processes)
             .is_some_and(|pid| !job::is_doomed(pid))
     }
 
-    /// Whether its first process has, by a look of our own: the sandbox's word of it may come later.
+    /// Returns true if the job's first process has exited. This checks the process itself: the sandbox's report may
+    /// come later.
     pub fn has_ended(&self) -> bool {
         let root = job::child_with_pid(self.sandbox.pid(), self.pids.root);
         match root.and_then(job::tree) {

@@ -1,11 +1,11 @@
-//! What the streams of an image hold, by their names.
+//! Kinds of an image's streams, by their names.
 //!
 //! The names are given where the streams are written: `criu/…` and `files/…` in `dump`, `gpu/…` in
 //! `resident::facts`.
 
 use serde::Serialize;
 
-/// What a stream of an image holds.
+/// Kind of a stream of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StreamKind {
@@ -15,15 +15,15 @@ pub enum StreamKind {
     Gpu,
     /// Files that are kept with their content.
     Files,
-    /// What CRIU says of processes, descriptors, sockets.
+    /// CRIU's data about processes, descriptors, sockets.
     State,
 }
 
 impl StreamKind {
-    /// All of them, in the order of lists.
+    /// Every kind, in the order of lists.
     pub const ALL: [Self; 4] = [Self::Memory, Self::Gpu, Self::Files, Self::State];
 
-    /// What the stream of this name holds.
+    /// Returns the kind of the stream of this name.
     #[must_use]
     pub fn of(stream: &str) -> Self {
         let (folder, name) = stream.split_once('/').unwrap_or(("", stream));

@@ -29,7 +29,7 @@ pub(crate) struct Streams {
     /// Both go to one place of the caller's (`2>&1`): the job gets one pipe for both, so that its
     /// lines stay in their order.
     joined: bool,
-    /// What of a new job's is a terminal, if it gets one.
+    /// The streams of a new job that are its terminal, if it gets one.
     in_terminal: Option<Parts>,
     /// The caller's terminal, whatever of ours it is.
     callers: Option<OwnedFd>,
@@ -37,7 +37,7 @@ pub(crate) struct Streams {
     terminal: Option<(Pty, Parts)>,
 }
 
-/// What of the job's is its terminal; stdout always is.
+/// The streams of the job that are its terminal; stdout always is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parts {
     /// Its stdin.
@@ -51,13 +51,13 @@ pub struct Parts {
 pub struct TerminalMark {
     /// The device files that led to it.
     pub devices: Vec<TerminalDevice>,
-    /// What of the job's it was.
+    /// The streams of the job that were the terminal.
     pub parts: Parts,
     /// The job does not wait at it.
     pub nonblocking: bool,
 }
 
-/// Where all streams stood at a snapshot.
+/// Positions of all streams at a snapshot.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Marks {
     /// Its stdin.
@@ -71,11 +71,11 @@ pub struct Marks {
     pub terminal: Option<TerminalMark>,
 }
 
-/// What of ours takes the place of what the job had open.
+/// Descriptors of the supervisor that replace those that the job had open.
 pub(crate) type Ends = Vec<(Inherited, OwnedFd)>;
 
 impl Streams {
-    /// Those of this process.
+    /// Uses the streams of this process.
     pub fn ours(tty: Tty) -> io::Result<Self> {
         let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
         let joined = same_file(stdout.as_fd(), stderr.as_fd());
@@ -160,7 +160,7 @@ impl Streams {
         Ok([stdin, slave, stderr])
     }
 
-    /// What takes the place, in this sandbox, of what a job had at a snapshot.
+    /// Makes the descriptors that replace, in this sandbox, those that a job had at a snapshot.
     pub fn connect_again(&mut self, marks: &Marks, sandbox: &Sandbox) -> io::Result<Ends> {
         let mut ends = Ends::new();
         if marks.stdin.pipe != 0 {
@@ -204,7 +204,7 @@ impl Streams {
         self.stdin.disconnect_terminal();
     }
 
-    /// Where they stand. Exact while the job stands still.
+    /// Returns the positions. They are exact while the job is frozen.
     pub fn mark(&self) -> io::Result<Marks> {
         let stdout = self.stdout.mark()?;
         let with_stdout = match &self.terminal {
@@ -239,7 +239,7 @@ impl Streams {
         Ok(pty.devices()?.iter().map(inherited).collect())
     }
 
-    /// Whether what the caller types is for the job's terminal.
+    /// Returns true if the caller's keys go to the job's terminal.
     pub fn job_reads_keys(&self) -> bool {
         self.terminal.as_ref().is_some_and(|(_, parts)| parts.stdin)
     }

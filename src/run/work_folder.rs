@@ -13,9 +13,9 @@ use crate::criu::HOLD_PROGRAM;
 
 /// Folder of CRIU's logs in the store.
 pub(crate) const LOGS: &str = "logs";
-/// Where work folders are: short, for a socket's path has 107 bytes at most.
+/// Parent of work folders: short, because a socket's path has 107 bytes at most.
 const WORK_PARENT: &str = "/tmp";
-/// How their names begin.
+/// Prefix of their names.
 const WORK_PREFIX: &str = "ckpt-run.";
 /// The link in a store to its supervisor's work folder.
 const WORK_LINK: &str = "work";
@@ -92,7 +92,7 @@ pub fn remove_work_folder(store: &Path) {
     }
 }
 
-/// Whether a link leads to what a supervisor of this user made, and not to anything else.
+/// Returns true if a link leads to a folder that a supervisor of this user made.
 fn is_work_folder(path: &Path) -> bool {
     let named = path.parent() == Some(Path::new(WORK_PARENT))
         && path

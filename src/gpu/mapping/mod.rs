@@ -15,7 +15,7 @@ use crate::cuda::{ComputeMode, Gpu, Inventory};
 use crate::run::format::size;
 use crate::run::gpu_facts::{CudaFacts, GpuFacts, GpuPairs};
 
-/// What a restore does about GPUs.
+/// The GPUs that a restore uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GpuPlan {
     /// Empty where the job gets the GPUs that it had. Otherwise names every GPU of its machine: the driver refuses a
@@ -47,9 +47,9 @@ pub enum Refusal {
         "the job had {then} GPUs and {now} can be used here (CUDA_VISIBLE_DEVICES counts); restore where there are as many"
     )]
     TooFew {
-        /// How many it had.
+        /// Number of GPUs that the job had.
         then: usize,
-        /// How many are here.
+        /// Number of GPUs on this machine.
         now: usize,
     },
     /// Another model than the job had.
@@ -70,7 +70,7 @@ pub enum Refusal {
         /// Model and UUID.
         gpu: String,
     },
-    /// Nobody may compute on the GPU.
+    /// The GPU admits no process.
     #[error(
         "{gpu} is closed to all processes (compute mode PROHIBITED); open it (nvidia-smi -c 0)"
     )]
@@ -78,7 +78,7 @@ pub enum Refusal {
         /// Model and UUID.
         gpu: String,
     },
-    /// One process may compute on the GPU, and one does.
+    /// The GPU admits one process only, and one uses it.
     #[error(
         "{gpu} is open to one process only and one is there, an MPS server perhaps; end that one or open the GPU (nvidia-smi -c 0)"
     )]
@@ -86,7 +86,7 @@ pub enum Refusal {
         /// Model and UUID.
         gpu: String,
     },
-    /// Not enough free memory.
+    /// The GPU has too little free memory.
     #[error("{gpu} has {} free and the job needs {}; end what uses it, or give a map to other GPUs", size(*free), size(*needed))]
     Memory {
         /// Model and UUID.
@@ -135,7 +135,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Whether it may be over when somebody else's process, or what is left of the job's own, has ended.
+    /// Returns true if the refusal may pass when another program, or the rest of the job's own processes, has exited.
     #[must_use]
     pub fn may_pass(&self) -> bool {
         match self {
@@ -155,7 +155,7 @@ impl Refusal {
     }
 }
 
-/// What a restore may use.
+/// The GPUs that a restore may use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Here<'a> {
     /// The machine.
@@ -166,7 +166,7 @@ pub(crate) struct Here<'a> {
     pub wanted: &'a [(String, String)],
 }
 
-/// For each GPU that the job's machine had, the place of the one that takes its own.
+/// For each GPU of the job's machine, the index of the GPU that takes its place.
 type Places = Vec<Option<usize>>;
 
 /// Plans a restore.
@@ -326,7 +326,7 @@ fn place_hidden(then: &CudaFacts, now: &Inventory, places: &mut Places) -> Resul
     })
 }
 
-/// Whether the GPU can take what the job had on the other one.
+/// Checks that a GPU can take over what the job had on another one.
 fn check(old: &GpuFacts, new: &Gpu) -> Result<(), Refusal> {
     let gpu = label(&new.name, &new.uuid);
     if !same_model(old, new) {

@@ -30,10 +30,10 @@ const _: () = assert!(Lane::ROOM >= StreamReader::ROOM_MIN);
 /// The part of a GPU's memory that a shadow leaves free, one in so many: for what the job allocates until the shadow is
 /// in the image, some seconds later.
 const SHADOW_LEAVES: u64 = 16;
-/// Of a lane's thread.
+/// Niceness of a lane's thread.
 const NICENESS: i32 = 5;
-/// For a piece to go through any of the lanes, to or from a slow disk as well: where all of them share one, it has a
-/// piece of each to move meanwhile (128 MiB, at 1.5 MB/s). A copier that hangs would hold up the job for ever.
+/// Limit on the time of a piece in any of the lanes, to or from a slow disk as well: where all lanes share one disk, it
+/// has a piece of each to move meanwhile (128 MiB, at 1.5 MB/s). A copier that hangs would hold up the job for ever.
 const PIECE_LIMIT: Duration = Duration::from_secs(90);
 const _: () = assert!(LANES_MAX * Lane::ROOM <= 128 << 20);
 
@@ -49,7 +49,7 @@ pub(crate) struct CopyLanes {
 pub(crate) struct TakenMemory {
     parts: Vec<Part>,
     segments: Vec<SegmentId>,
-    /// Of each segment, how many bytes from its beginning have a shadow: the job may change the original.
+    /// For each segment, the bytes from its beginning that have a shadow: the job may change the original.
     safe: Vec<u64>,
 }
 
@@ -72,7 +72,7 @@ impl CopyLanes {
         })
     }
 
-    /// All at once: the kernel clears their memory.
+    /// Opens all lanes at once, because the kernel clears their memory.
     fn open_lanes(&self) -> Result<Vec<Lane>, ResidentError> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         thread::scope(|scope| {
@@ -385,7 +385,7 @@ fn step_back() {
     }
 }
 
-/// Which memory of a snapshot.
+/// Part of a snapshot's memory: with a shadow or without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shadowed {
     Yes,

@@ -25,7 +25,7 @@ pub enum ResidentError {
          \"driver\" for a new start does without)"
     )]
     Busy {
-        /// How often it was tried.
+        /// Number of attempts.
         tries: u32,
     },
     /// An agent does not do its part.
@@ -46,7 +46,8 @@ pub enum ResidentError {
         /// Pid as the job sees it.
         pid: i32,
     },
-    /// What an agent lets go of comes as descriptors; where one does not arrive, its memory is gone.
+    /// The descriptor limit is too low. Released memory arrives as descriptors; if one does not arrive, its memory is
+    /// lost.
     #[error(
         "the job's {pieces} pieces of GPU memory need more open descriptors than the limit of {limit}: raise it (ulimit -Hn,          LimitNOFILE=)"
     )]
@@ -99,7 +100,7 @@ pub enum ResidentError {
 }
 
 impl ResidentError {
-    /// Whether the job may be left in a state in which it cannot compute.
+    /// Returns true if the job may be in a state in which it cannot compute.
     #[must_use]
     pub fn job_is_lost(&self) -> bool {
         match self {
@@ -122,7 +123,7 @@ impl ResidentError {
 }
 
 impl ResidentError {
-    /// Whether another attempt to restore may succeed.
+    /// Returns true if another attempt to restore may succeed.
     pub(crate) fn image_may_be_good(&self) -> bool {
         match self {
             Self::Read(error) => !error.condemns(),

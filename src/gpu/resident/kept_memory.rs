@@ -11,23 +11,25 @@ use crate::cuda::{self, Driver, GpuUuid, Locked, State, SuspendOptions, TreeErro
 use crate::job::{self, Process};
 use crate::run::resident_facts::{ResidentFacts, ResidentProcess, ResidentSegment};
 
-/// For an agent to say what it holds. It answers from memory; more means that there is none.
+/// Limit on an agent's answer about its memory. It answers from memory; a longer time means that there is no agent.
 pub(super) const HELLO_LIMIT: Duration = Duration::from_secs(1);
-/// For an agent to try whether the driver answers it. Those few calls take less than a millisecond; more means that a
-/// thread stands still within the driver.
+/// Limit on an agent's test whether the driver answers it. The few calls take less than a millisecond; a longer time
+/// means that a thread is halted within the driver.
 const PROBE_LIMIT: Duration = Duration::from_millis(250);
-/// For an agent to unmap all it has: 50 segments take 2 ms, and it may have 16,384. The job stands still meanwhile.
+/// Limit on unmapping all memory of an agent: 50 segments take 2 ms, and it may have 16,384. The job is frozen
+/// meanwhile.
 const RELEASE_LIMIT: Duration = Duration::from_secs(5);
-/// For an agent to map all it has: 50 segments take 10 ms. Without an answer the job is lost.
+/// Limit on mapping all memory of an agent: 50 segments take 10 ms. Without an answer the job is lost.
 const MAP_LIMIT: Duration = Duration::from_secs(30);
-/// For an agent to make all it had on another GPU. The driver clears it, at hundreds of GB/s.
+/// Limit on allocating all memory of an agent on another GPU. The driver clears it, at hundreds of GB/s.
 const REMAKE_LIMIT: Duration = Duration::from_secs(60);
-/// For the lock of processes whose threads all stand still: the driver takes milliseconds, unless it waits for one.
+/// Options for the lock of processes whose threads are all halted: the driver takes milliseconds, unless it waits for
+/// one.
 const LOCK_AGAIN: SuspendOptions = SuspendOptions {
     attempt: Duration::from_millis(400),
     total: Duration::from_millis(400),
 };
-/// How often an agent is asked to map its memory.
+/// Number of requests to an agent to map its memory.
 const MAP_TRIES_MAX: u32 = 3;
 
 /// Device memory that its processes have let go of.
@@ -36,18 +38,18 @@ pub(crate) struct KeptMemory {
     channel: Channel,
     token: Token,
     processes: Vec<KeptProcess>,
-    /// What it held is in an image only.
+    /// True if the memory is in an image only.
     evicted: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct KeptProcess {
-    /// As the host sees it.
+    /// Pid as the host sees it.
     host_pid: i32,
-    /// As the job sees it.
+    /// Pid as the job sees it.
     pub pid: i32,
     pub held: Vec<Held>,
-    /// What of it other processes have as well, by its address.
+    /// The pieces that other processes have as well, by address.
     origins: HashMap<u64, Origin>,
 }
 
@@ -104,7 +106,7 @@ impl KeptProcess {
 }
 
 impl KeptMemory {
-    /// Of processes that still hold their memory: nothing is kept yet.
+    /// Prepares for processes that still hold their memory: nothing is kept yet.
     pub(super) fn of(token: &Token, covers: &[Cover]) -> Result<Self, ResidentError> {
         let covered = covers.iter().filter(|cover| cover.bytes() > 0);
         let process = |cover: &Cover| KeptProcess::of(cover.host_pid, cover.pid, Vec::new());
@@ -116,7 +118,7 @@ impl KeptMemory {
         })
     }
 
-    /// Whether all memory that the driver would lose is prepared for. The processes are locked.
+    /// Checks that all memory that the driver would lose is prepared for. The processes are locked.
     pub(super) fn is_whole(
         &mut self,
         driver: &Driver,
@@ -128,7 +130,7 @@ impl KeptMemory {
         expect_no_newcomer(&now, is_prepared)
     }
 
-    /// Of restored processes, which are among those that are there, and the memory that was made for them.
+    /// Prepares for restored processes, found among the existing ones, with the memory that was allocated for them.
     pub(crate) fn restored(
         token: &Token,
         there: &[Process],
@@ -169,12 +171,12 @@ impl KeptMemory {
         self.evicted = true;
     }
 
-    /// Whether there is memory to give back.
+    /// Returns true if the memory is in an image only.
     pub(crate) fn is_evicted(&self) -> bool {
         self.evicted
     }
 
-    /// What an image will say of it.
+    /// Returns the facts for the image.
     pub(crate) fn facts(&self) -> ResidentFacts {
         let mut firsts = HashMap::new();
         let mut number = 0;
@@ -234,7 +236,7 @@ impl KeptMemory {
         Ok(())
     }
 
-    /// What a process that has let go of its memory has in common with others.
+    /// Returns the pieces that a process, which has released its memory, has in common with others.
     fn ask_origins(&mut self, place: usize) -> Result<Vec<Origin>, ResidentError> {
         let process = &self.processes[place];
         let pid = process.pid;
@@ -264,7 +266,7 @@ impl KeptMemory {
         self.give_back_unless_lost(&failed).and(Err(failed))
     }
 
-    /// One that is stuck would not answer.
+    /// Gives the memory back unless the process is stuck, in which case its agent would not answer.
     pub(super) fn give_back_unless_lost(
         &mut self,
         error: &ResidentError,
@@ -355,7 +357,7 @@ impl KeptMemory {
 }
 
 impl ResidentError {
-    /// Whether the driver may do what failed in this way, as long as it never was done in this way.
+    /// Returns true if the driver's way may succeed, as long as the resident way was never completed for the processes.
     pub(super) fn driver_may(&self) -> bool {
         match self {
             Self::Agent { .. } | Self::Busy { .. } | Self::Halt(_) => !self.job_is_lost(),
@@ -374,7 +376,7 @@ impl ResidentError {
         }
     }
 
-    /// Whether it may succeed when the job is stopped at another moment.
+    /// Returns true if another attempt may succeed, when the job is halted at another moment.
     pub(super) fn passes(&self) -> bool {
         match self {
             Self::Agent { source, .. } => matches!(

@@ -12,12 +12,12 @@ use crate::cuda::GpuUuid;
 
 use crate::run::gpu_facts::GpuFacts;
 
-/// For a process to be caught while it is not allocating; that takes it milliseconds at a time.
+/// Limit on the wait for a process that allocates memory; an allocation takes milliseconds.
 const BUSY_LIMIT: Duration = Duration::from_millis(200);
 /// Time between two questions.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// What agents hold on each GPU. Memory that several processes have counts once.
+/// Memory that agents hold on each GPU. Memory that several processes have counts once.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct MemoryUsage(BTreeMap<GpuUuid, Held>);
 
@@ -51,13 +51,13 @@ impl MemoryUsage {
         }
     }
 
-    /// All of it, bytes.
+    /// Returns the sum in bytes.
     pub fn bytes(&self) -> u64 {
         let held = self.0.values().map(|held| held.bytes);
         held.fold(0, u64::saturating_add)
     }
 
-    /// What NVML leaves out, bytes by GPU.
+    /// Returns the bytes by GPU that NVML leaves out.
     pub fn imported(&self) -> impl Iterator<Item = (GpuUuid, u64)> {
         let held = self.0.iter().map(|(gpu, held)| (*gpu, held.imported));
         held.filter(|(_, bytes)| *bytes > 0)
@@ -81,8 +81,8 @@ fn ask(channel: &mut Channel, token: &Token, cover: &Cover) -> Result<Vec<Holdin
     }
 }
 
-/// How long a shadow of the job's memory may become on each GPU: what is there, or where that is not told all that
-/// agents hold (`covered`) on each that the job uses.
+/// Returns the largest possible shadow of the job's memory on each GPU: the memory there, or, where that is unknown,
+/// all memory that agents hold (`covered`) on each GPU that the job uses.
 pub(super) fn shadows(
     held: Option<&MemoryUsage>,
     gpus: &[GpuFacts],

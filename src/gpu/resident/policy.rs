@@ -7,19 +7,19 @@ use crate::config::Memory;
 /// A CUDA process of the job, and its agent's words if it has one.
 #[derive(Clone, Debug)]
 pub(crate) struct Cover {
-    /// As the host sees it.
+    /// Pid as the host sees it.
     pub host_pid: i32,
-    /// As the job sees it.
+    /// Pid as the job sees it.
     pub pid: i32,
     pub hello: Option<Hello>,
 }
 
-/// What becomes of the device memory.
+/// The treatment of device memory in a snapshot.
 #[derive(Debug)]
 pub(crate) enum Way {
     /// The driver copies it into host memory. Why so, where the user may have expected otherwise.
     Driver(Option<&'static str>),
-    /// What agents of these processes hold stays on the GPUs; some of them may have none.
+    /// Memory that the agents of these processes hold stays on the GPUs; some of the processes may have no agent.
     Resident(Vec<Cover>),
 }
 
@@ -37,22 +37,22 @@ impl Cover {
         }
     }
 
-    /// Whether the driver alone would lose its memory.
+    /// Returns true if the driver alone would lose the process's memory.
     pub(super) fn is_bound(&self) -> bool {
         let bound = |hello: &Hello| hello.imported || hello.lends;
         self.hello.as_ref().is_some_and(bound)
     }
 
-    /// Whether nobody can bring its memory back: others have it too, and it is the driver's own, or it was moved to a
-    /// GPU where no memory is taken from outside.
+    /// Returns true if the memory cannot be restored at all: other processes have it too, and it is the driver's own,
+    /// or it was moved to a GPU where no memory is imported from outside.
     fn is_hopeless(&self) -> bool {
         let hopeless = |hello: &Hello| hello.shares || hello.lends && hello.moved;
         self.hello.as_ref().is_some_and(hopeless)
     }
 }
 
-/// Whether all memory of locked processes that the driver alone would lose is prepared for: what agents said before is of
-/// the past, and a program that begins shares memory within milliseconds.
+/// Checks that all memory of locked processes that the driver alone would lose is prepared for. Earlier answers of
+/// agents are outdated, because a program that starts shares memory within milliseconds.
 ///
 /// # Errors
 /// [`ResidentError::Newcomer`].
@@ -74,7 +74,7 @@ pub(crate) fn bytes(covers: &[Cover]) -> u64 {
 
 /// Descriptors that one piece of memory takes while it is carried.
 const PIECE_DESCRIPTORS: u64 = 2;
-/// What the rest of the program has open, and more.
+/// Descriptors that the rest of the program has open, and some to spare.
 const OTHER_DESCRIPTORS: u64 = 256;
 
 /// Chooses. `descriptors` may be open; `to_host` when the memory is to leave the GPUs whatever it costs: a pause.

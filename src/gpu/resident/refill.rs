@@ -64,7 +64,7 @@ pub(super) fn new_gpu(map: &GpuPairs, then: &str) -> Option<GpuUuid> {
     moved.map_or(then, |(_, new)| new).parse().ok()
 }
 
-/// All GPUs that memory comes back on.
+/// Returns all GPUs on which memory is restored.
 pub(super) fn gpus_now(
     facts: &ResidentFacts,
     map: &GpuPairs,

@@ -25,13 +25,13 @@ use crate::run::run_context::RunContext;
 /// Memory that waits for its processes to be resumed.
 #[derive(Debug)]
 pub(crate) enum ResidentRestore<'a> {
-    /// It is there.
+    /// The memory is allocated and filled.
     Made(Memory),
-    /// It is made when they are on their new GPUs.
+    /// The memory is allocated when the processes are on their new GPUs.
     Moving(GpuMove<'a>),
 }
 
-/// What is made later, and who fills it then.
+/// Memory that is allocated later, and the copier that fills it then.
 #[derive(Debug)]
 pub(crate) struct GpuMove<'a> {
     copy_lanes: CopyLanes,
@@ -90,7 +90,7 @@ impl<'a> ResidentRestore<'a> {
 }
 
 impl GpuMove<'_> {
-    /// All agents make their memory; in the order of the facts.
+    /// Makes all agents allocate their memory. Returns it in the order of the facts.
     fn remake(&self, token: &Token, there: &[Process]) -> Result<Vec<Held>, ResidentError> {
         let waiting = self.facts.processes.iter().map(|one| (one.pid, Vec::new()));
         let mut made = KeptMemory::restored(token, there, waiting.collect())?.remake()?;

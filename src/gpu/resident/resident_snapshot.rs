@@ -22,7 +22,7 @@ use crate::run::machine;
 use crate::run::run_context::RunContext;
 use crate::store::StreamOpener;
 
-/// What a snapshot keeps on the GPUs, and the copier that is ready for it.
+/// The memory that a snapshot keeps on the GPUs, and a copier that is ready for it.
 #[derive(Debug)]
 pub(crate) struct ResidentPlan {
     token: Token,
@@ -95,17 +95,17 @@ impl ResidentPlan {
         self.bytes
     }
 
-    /// What of it is read while the job stands still, bytes, as far as one can tell.
+    /// Returns an estimate of the bytes that are read while the job is frozen.
     pub fn bytes_without_shadow(&self) -> u64 {
         self.bytes().saturating_sub(self.room)
     }
 
-    /// Whether a snapshot that failed so may go the driver's way.
+    /// Returns true if a snapshot with this failure may go the driver's way.
     pub fn is_avoidable(&self, error: &ResidentError) -> bool {
         error.driver_may() && !self.covers.iter().any(Cover::is_bound)
     }
 
-    /// What all CUDA processes of the job, these and others, have for an agent.
+    /// Returns the thread of the agent of a CUDA process.
     pub fn agent_of(&self, host_pid: i32) -> Option<i32> {
         let cover = self
             .covers
@@ -146,7 +146,7 @@ impl ResidentPlan {
     }
 }
 
-/// Whether the driver alone can suspend the job, whose processes are locked, as was decided before.
+/// Checks that the driver alone can still suspend the job, whose processes are locked, as was decided before.
 ///
 /// # Errors
 /// Memory would be lost.

@@ -24,11 +24,11 @@ use crate::run::run_context::RunContext;
 use crate::store::ImageId;
 use crate::sync::locked;
 
-/// At most one of each kind.
+/// The prepared copiers: at most one of each kind.
 #[derive(Debug, Default)]
 pub(crate) struct Standby {
     warm: Slot<Copier>,
-    /// For now, or dismissed: it takes up GPU memory.
+    /// A copier or memory for the restore that is due. It is taken soon or dismissed, because it uses GPU memory.
     ready: Slot<Ready>,
     /// The image whose memory that fills, if it does.
     filled: Mutex<Filled>,
@@ -37,7 +37,7 @@ pub(crate) struct Standby {
 /// Told by the thread that fills, for as long as it is the one that a restore waits for.
 type Filled = Arc<Mutex<Option<ImageId>>>;
 
-/// What a restore finds.
+/// Preparation that a restore finds.
 #[derive(Debug)]
 pub(crate) enum Ready {
     /// A copier with contexts.
@@ -46,7 +46,7 @@ pub(crate) enum Ready {
     Memory(ImageId, Memory),
 }
 
-/// What a thread makes, or has made; `None` where that failed, or was not called for.
+/// A thread's present or finished preparation; `None` if it failed or was not requested.
 type Slot<T> = Mutex<Option<JoinHandle<Option<T>>>>;
 
 impl Standby {
@@ -86,7 +86,7 @@ impl Standby {
         *locked(&self.ready) = preparing;
     }
 
-    /// Whether memory of this image is on the GPUs, or on its way, for its restore to take.
+    /// Returns true if memory of this image is on the GPUs, or on its way there, for its restore to take.
     pub fn fills(&self, image: ImageId) -> bool {
         let filled = Arc::clone(&locked(&self.filled));
         *locked(&filled) == Some(image)
@@ -101,7 +101,7 @@ impl Standby {
         }
     }
 
-    /// For the restore of this image: its memory, or a copier with contexts on these GPUs.
+    /// Takes the preparation for the restore of this image: its memory, or a copier with contexts on these GPUs.
     pub fn take_for(
         &self,
         image: ImageId,
@@ -150,7 +150,7 @@ impl Standby {
     }
 }
 
-/// Whether each GPU has room for all that the job had there.
+/// Returns true if each GPU has room for all memory that the job had there.
 fn has_room(copy_lanes: &CopyLanes, resident: &ResidentFacts, gpus: &[GpuFacts]) -> bool {
     gpus.iter().all(|gpu| {
         let bytes = resident.bytes_on(&gpu.uuid);
@@ -168,7 +168,7 @@ fn warm_copier(program: &Path) -> Result<Copier, CopierError> {
     Ok(copier)
 }
 
-/// Without a thread there is only no head start.
+/// Starts a thread. Without one, there is only no head start.
 fn spawn<T: Send + 'static>(
     make: impl FnOnce() -> Option<T> + Send + 'static,
 ) -> Option<JoinHandle<Option<T>>> {

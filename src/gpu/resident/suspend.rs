@@ -20,9 +20,9 @@ use super::super::halted::{HaltGroup, HaltedProcesses, LAST_RESORT};
 use crate::run::format::chain;
 use crate::run::image_facts::Stopwatch;
 
-/// How often the job is stopped anew until no thread stands still within the driver.
+/// Number of times that the job is halted until no thread is halted within the driver.
 const TRIES_MAX: u32 = 5;
-/// Between two such tries: long enough for a call to CUDA to end.
+/// Pause between two such attempts: long enough for a CUDA call to end.
 const TRY_PAUSE: Duration = Duration::from_millis(5);
 
 /// Halts the processes, has the agents let go, and suspends the GPU state of all `users`; `take` is called with the
