@@ -42,7 +42,7 @@ pub(super) enum Event {
     SnapshotEnded(Box<Result<(Snapshotted, Option<Paused>), SnapshotError>>),
     /// A restore ended.
     RestoreEnded(Box<Result<Restored, RestoreError>>),
-    /// What a dead job had written is delivered.
+    /// The output of a dead job is delivered.
     Drained,
     /// News from a part beside the job.
     Background(Box<News>),
@@ -50,7 +50,7 @@ pub(super) enum Event {
     Timer(Timer),
 }
 
-/// What a timer was for.
+/// Purpose of a timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Timer {
     /// The next scheduled snapshot may be due.

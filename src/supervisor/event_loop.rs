@@ -60,7 +60,7 @@ pub(super) struct Supervisor {
     pub stage: Stage,
     pub stopping: Stopping,
     pub wanted: Option<PendingSnapshot>,
-    /// Who has unpaused a job that is being restored.
+    /// The client that has unpaused a job that is being restored.
     pub unpausing: Option<UnpauseReply>,
     pub budget: Budget,
     /// Images that could not be restored here and now, though they may be good.
@@ -84,7 +84,7 @@ pub(super) struct Supervisor {
     pub suspend_wanted: bool,
     /// The caller's terminal.
     pub keyboard: Keyboard,
-    /// What is under way, on our terminal.
+    /// The progress line on the terminal.
     pub display: Option<ProgressLine>,
 }
 
@@ -199,7 +199,7 @@ impl Supervisor {
         }
     }
 
-    /// As `next_event`, without timers; `None` when nothing comes in this time.
+    /// Returns the next event, without timers; `None` if none arrives within this time.
     pub async fn next_event_within(&mut self, limit: Duration) -> Option<Event> {
         let next = tokio::time::timeout(limit, self.arrivals.recv());
         next.await.ok().flatten()

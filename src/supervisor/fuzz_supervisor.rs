@@ -7,7 +7,7 @@ use crate::doctor::space_checks::cgroup_headroom;
 use crate::gpu::mapping;
 use crate::run::image_facts::{ImageFacts, run_of};
 
-/// What an image says of itself.
+/// Parses the facts of an image.
 pub(crate) fn image_facts(meta: &[u8]) -> bool {
     let run = run_of(meta);
     let Ok(facts) = serde_json::from_slice::<ImageFacts>(meta) else {

@@ -24,10 +24,10 @@ use crate::run::streams::Streams;
 use crate::sandbox;
 use crate::store::{ImageEntry, Store};
 
-/// What to run and how.
+/// Settings and subject of a run.
 #[derive(Clone, Debug)]
 pub struct RunOptions {
-    /// All settings.
+    /// The complete settings.
     pub config: Config,
     /// The run.
     pub what: What,
@@ -35,10 +35,10 @@ pub struct RunOptions {
     pub gpu_map: GpuMap,
 }
 
-/// Which run it is.
+/// The run to supervise.
 #[derive(Clone, Debug)]
 pub enum What {
-    /// That of a command: it begins, or goes on where its newest image is.
+    /// The run of a command: it starts, or continues from its newest image.
     Command {
         /// The job's command line.
         line: Vec<OsString>,
@@ -215,7 +215,7 @@ fn tell_strangers(images: &[ImageEntry]) {
     }
 }
 
-/// Without `.` in the middle.
+/// Removes every `.` component.
 fn plain(path: &Path) -> PathBuf {
     path.components().collect()
 }

@@ -19,18 +19,18 @@ use crate::store::ImageId;
 /// First step of a supervisor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Beginning {
-    /// With the job's start.
+    /// Start the job.
     Start,
-    /// From the newest image that may be gone on from.
+    /// Restore the newest image from which the run may continue.
     Restore,
-    /// From this image, or not at all.
+    /// Restore this image or fail.
     RestoreThis(ImageId),
 }
 
 /// Stage of the run.
 #[derive(Debug)]
 pub(super) enum Stage {
-    /// Nothing of the job exists.
+    /// The job has no processes.
     Idle,
     /// Pid 1 was asked to start the job.
     Starting(Arc<Sandbox>),
@@ -40,15 +40,16 @@ pub(super) enum Stage {
     Restoring(Restoring),
     /// The sandbox was killed; what comes next waits until everything is gone.
     Ending(AfterEnd),
-    /// Before a restart: for a backoff, or without `until` until somebody unpauses the job, which was killed as it stood
-    /// still.
+    /// A restart is due: after a backoff, or, without `until`, when a client unpauses the job, which was killed while
+    /// it was paused.
     Waiting {
         until: Option<Instant>,
         skip_newest: Option<usize>,
     },
 }
 
-/// From the sight of a job's end to the word of it: its first process may have much memory to give back.
+/// Limit on the time from the first sign of a job's exit to the sandbox's report: the first process may have much
+/// memory to free.
 const LEAVING_LIMIT: Duration = Duration::from_secs(10);
 
 /// A job that runs.
@@ -57,19 +58,19 @@ pub(super) struct Running {
     pub job: Arc<Job>,
     pub busy: Option<PendingSnapshot>,
     pub pause: Option<Pause>,
-    /// When it was seen that it ends, or has: the word of it is on its way, and no snapshot begins.
+    /// Time of the first sign that the job exits. The report is due, and no snapshot begins.
     pub leaving: Option<Instant>,
     pub ended: Option<Ended>,
     pub gone: bool,
 }
 
 impl Running {
-    /// Whether the word of its end is still waited for.
+    /// Returns true if the report of its exit is due.
     pub fn is_leaving(&self) -> bool {
         self.leaving_for().is_some()
     }
 
-    /// For how long. Where none comes in that time, it had not ended.
+    /// Returns the time left for the report. Without a report in that time, the job had not exited.
     pub fn leaving_for(&self) -> Option<Duration> {
         let left = LEAVING_LIMIT.checked_sub(self.leaving?.elapsed())?;
         (!left.is_zero()).then_some(left)
@@ -79,9 +80,9 @@ impl Running {
 /// The job stands still, as somebody asked.
 #[derive(Debug)]
 pub(super) enum Pause {
-    /// As it is in this image.
+    /// The job is stopped in the state of this image.
     Paused(ImageId, Box<Paused>),
-    /// It is about to go on; the image is still what it is.
+    /// The job is about to continue; the image is still its state.
     Ending(ImageId),
 }
 
@@ -113,7 +114,7 @@ pub(super) struct Restoring {
     pub gone: bool,
 }
 
-/// What happens once a sandbox is gone.
+/// The step after a sandbox is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AfterEnd {
     /// Decide by how the job ended, which somebody may have paused.

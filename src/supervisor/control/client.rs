@@ -17,32 +17,32 @@ const STATUS_LIMIT: Duration = Duration::from_secs(10);
 /// Why a supervisor could not be asked.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    /// Nobody listens.
+    /// No supervisor listens.
     #[error("cannot reach a supervisor at {}: none runs with this store (is --store right?)", .0.display())]
     NoSupervisor(PathBuf),
     /// The connection failed.
     #[error("cannot talk to the supervisor")]
     Talk(#[from] io::Error),
-    /// It says nothing.
+    /// The supervisor does not answer.
     #[error(
         "cannot get an answer from the supervisor within {0:?}: it may be stopped (Ctrl-Z; `fg` or kill -CONT lets it go on)"
     )]
     Silent(Duration),
-    /// It ended before it answered.
+    /// The supervisor exited before it answered.
     #[error("cannot wait for the answer: the supervisor ended")]
     Ended,
-    /// It does not understand, or its answer is not understood.
+    /// The supervisor does not understand the request, or its answer is not understood.
     #[error("cannot talk to the supervisor: it is of another version of ckpt-run")]
     OtherVersion,
-    /// It could not.
+    /// The supervisor could not carry out the request.
     #[error("cannot {action}: {reason}")]
     Refused {
-        /// What was asked for.
+        /// The request.
         action: &'static str,
         /// Its reason.
         reason: String,
     },
-    /// It cannot now.
+    /// The supervisor cannot carry out the request at present.
     #[error("cannot unpause the job: {0}; --wait waits for that")]
     NotYet(String),
 }
@@ -122,7 +122,8 @@ fn ask(store: &Path, request: &Request) -> Result<Answer, ControlError> {
     ask_long(store, request).map(|(answer, _)| answer)
 }
 
-/// For what takes as long as it takes, of a supervisor that answers at all: of one that is stopped nothing is asked.
+/// Sends a request whose answer may take any time, to a supervisor that answers at all. A stopped supervisor gets no
+/// request.
 fn ask_long(store: &Path, request: &Request) -> Result<(Answer, impl Read), ControlError> {
     match ask_within(store, &Request::Status, Some(STATUS_LIMIT)) {
         Err(silent @ ControlError::Silent(_)) => Err(silent),

@@ -63,7 +63,7 @@ async fn conversation(bytes: &[u8]) -> bool {
     asked
 }
 
-/// What a supervisor says to a client.
+/// Parses an answer of a supervisor.
 pub(crate) fn supervisor_says(line: &str) -> bool {
     serde_json::from_str::<Answer>(line).is_ok()
 }

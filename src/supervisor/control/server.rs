@@ -30,9 +30,9 @@ use crate::supervisor::observers::run_status::Status;
 const REQUEST_BYTES_MAX: u64 = 4096;
 /// Time for the last answers to be written: a client that reads takes no time.
 const ANSWERS_LIMIT: Duration = Duration::from_secs(1);
-/// For a client's request to come; a client sends it at once.
+/// Limit on the arrival of a request; a client sends it at once.
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
-/// Before the next client is taken, when one could not be.
+/// Pause before the next client is accepted, after a failure to accept one.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
 /// The answer to what came too late.
@@ -54,7 +54,7 @@ pub(super) enum Answer {
     Image(ImageId),
     Done,
     Status(Box<Status>),
-    /// Not now; the same request may succeed later.
+    /// The request cannot be carried out now; the same request may succeed later.
     Later(String),
     Failed(String),
 }
@@ -119,7 +119,7 @@ async fn answer(connection: UnixStream, events: Sender<Event>, clients: watch::S
     }
 }
 
-/// What becomes of a connection whose client has its answer.
+/// State of a connection whose client has its answer.
 #[derive(Debug)]
 pub(super) enum Connection {
     Done,

@@ -25,7 +25,7 @@ use crate::supervisor::policy::compute_clock::ComputeClock;
 use crate::supervisor::policy::crash_progress::CrashProgress;
 use crate::supervisor::stage::{Running, Stage};
 
-/// What the threads of these parts report.
+/// Reports of the threads of these parts.
 #[derive(Debug)]
 pub(crate) enum News {
     /// A hook that was called has ended.
@@ -34,14 +34,14 @@ pub(crate) enum News {
     BeforeSnapshotEnded(hook_command::Ended),
     /// A sample of this job was taken; `None` when it was just ending.
     Sampled(Arc<Job>, Option<Sample>),
-    /// What the job does, which hangs, is in this log.
+    /// The stacks of a hung job are in this log.
     Diagnosed(Option<PathBuf>),
 }
 
 /// The state of these parts.
 #[derive(Debug)]
 pub(crate) struct Background {
-    /// How long the job has computed under this supervisor.
+    /// Computing time of the job under this supervisor.
     pub clock: ComputeClock,
     pub crash_progress: CrashProgress,
     pub timing: Timing,
@@ -90,7 +90,7 @@ impl Supervisor {
         waits.into_iter().flatten().min()
     }
 
-    /// That timer ran out; [`Supervisor::attend`] follows.
+    /// Handles the end of that timer; [`Supervisor::attend`] follows.
     pub fn operation_timer(&mut self) {
         if self.next_sample().is_some_and(|left| left.is_zero()) {
             self.ask_for_sample();
@@ -117,7 +117,8 @@ impl Supervisor {
         self.image_frozen();
     }
 
-    /// Whether the job computes, as far as we know: it is not dead, restored, paused or frozen.
+    /// Returns true if the job computes, as far as the supervisor knows: it is not dead, being restored, paused or
+    /// frozen.
     fn is_computing(&self) -> bool {
         match &self.stage {
             Stage::Running(Running {

@@ -226,13 +226,13 @@ impl Supervisor {
         }
     }
 
-    /// Whether the job's end would be one that was asked for.
+    /// Returns true if an exit of the job would be a requested one.
     pub fn is_stopping(&self) -> bool {
         self.stopping
             .is_wanted(clock::now(), self.context.config.snapshot.grace)
     }
 
-    /// Whether a crash now would be followed by a restore.
+    /// Returns true if a crash now would be followed by a restore.
     pub fn would_restore(&self) -> bool {
         let crash = ExitStatus::Signaled(nix::libc::SIGKILL);
         let mut budget = self.budget;

@@ -33,7 +33,7 @@ impl Supervisor {
         }
     }
 
-    /// What is wanted of a paused job is done: the newest image is the job as it stands.
+    /// Answers requests to a paused job at once: the newest image is the job in its present state.
     pub fn answer_paused(&mut self, image: ImageId) -> Result<(), RunError> {
         let Some(wanted) = self.wanted.take() else {
             return Ok(());

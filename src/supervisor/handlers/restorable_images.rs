@@ -11,7 +11,7 @@ impl Supervisor {
         Ok(self.available_of(&self.context.store.images()?))
     }
 
-    /// As `available`, for a restore: of newer ones that cannot be read it is said why.
+    /// Returns the images for a restore, as `available` does, and logs why newer ones cannot be read.
     pub fn to_restore(&self) -> Result<Vec<ImageId>, RunError> {
         let images = self.context.store.images()?;
         let available = self.available_of(&images);
@@ -35,14 +35,14 @@ impl Supervisor {
             .collect()
     }
 
-    /// Whether the run has any image, good or not.
+    /// Returns true if the run has any image, good or not.
     pub fn any_images(&self) -> Result<bool, RunError> {
         let images = self.context.store.images()?;
         Ok(images.iter().any(|image| self.state.may_have(image)))
     }
 
-    /// How many images there are to go on from, for a decision. One where the store cannot be read: an answer of "none"
-    /// would give the run up.
+    /// Returns the number of images from which the run can continue, for a decision. Returns one if the store cannot be
+    /// read: an answer of "none" would give the run up.
     pub fn images_at_least(&self) -> usize {
         match self.available() {
             Ok(images) => images.len(),
@@ -53,7 +53,8 @@ impl Supervisor {
         }
     }
 
-    /// As `available`; none where the store cannot be read, which is no reason to end a job that computes.
+    /// Returns the images as `available` does; none if the store cannot be read, which is no reason to end a job that
+    /// computes.
     pub fn available_or_none(&self) -> Vec<ImageId> {
         self.available().unwrap_or_else(|error| {
             tracing::warn!("cannot look for images: {}", chain(&error));

@@ -71,7 +71,7 @@ pub(crate) fn watch(events: &Sender<Event>) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether the caller has ignored it for us.
+/// Returns true if the caller has set the signal to be ignored.
 pub(crate) fn is_ignored(number: Number) -> bool {
     let mask = procfs::process::Process::myself()
         .and_then(|me| me.status())
@@ -80,7 +80,8 @@ pub(crate) fn is_ignored(number: Number) -> bool {
 }
 
 impl Supervisor {
-    /// Whether the SIGTERM that a stop by `deadline` is for came so short a time ago that another is the same one.
+    /// Returns true if the SIGTERM that set the stop by `deadline` came so short a time ago that another one is the
+    /// same signal.
     fn began_just_now(&self, deadline: Instant) -> bool {
         let left = deadline.saturating_duration_since(clock::now());
         left + SAME_SIGNAL > self.context.config.snapshot.grace

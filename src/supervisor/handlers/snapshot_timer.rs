@@ -25,7 +25,7 @@ use crate::sync::locked;
 /// Images whose freezes are the first mean: as many as the mean remembers.
 const IMAGES_ASKED: usize = 5;
 
-/// What is known about the time between snapshots.
+/// Measurements and state of the snapshot timer.
 #[derive(Debug)]
 pub(crate) struct Timing {
     cost: Option<Cost>,
@@ -40,7 +40,7 @@ pub(crate) struct Timing {
 }
 
 impl Timing {
-    /// Of a run as it was left, with what its images cost.
+    /// Makes the timer of a run from its state and the costs of its images.
     pub fn new(context: &RunContext, state: &RunState, seed: u64) -> Self {
         let images = context.store.images().unwrap_or_default();
         Self {
@@ -53,7 +53,7 @@ impl Timing {
         }
     }
 
-    /// What measures the snapshot that begins now.
+    /// Returns the meter for the snapshot that begins now.
     pub fn meter(&self) -> Arc<Mutex<Meter>> {
         Arc::clone(&self.meter)
     }
@@ -111,7 +111,7 @@ fn cost_of<'a>(images: impl DoubleEndedIterator<Item = &'a ImageEntry>) -> Optio
     costs.reduce(Cost::with)
 }
 
-/// What a store tells of its run, for a look at the arithmetic.
+/// Returns a store's measurements of its run, for `ckpt-run plan`.
 ///
 /// # Errors
 /// When the store or the run's state cannot be read.
@@ -161,7 +161,7 @@ impl Meter {
     }
 }
 
-/// As [`Meter`]'s, for the job as it is now. One that cannot be looked at has ended.
+/// Informs the [`Meter`] that a snapshot of the job begins. A job that cannot be inspected has exited.
 pub(crate) fn snapshot_begins(meter: &Mutex<Meter>, job: &Job) {
     if let Some(used) = job.cpu_time() {
         lock(meter).begins(clock::now(), used);

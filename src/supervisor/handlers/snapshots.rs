@@ -361,7 +361,7 @@ fn report(done: &Snapshotted) {
     );
 }
 
-/// Nothing would be kept.
+/// Refusal of a stop that would keep nothing.
 const NO_IMAGE: &str = "no job runs now, and there is no image to go on from later; SIGTERM to the supervisor ends the \
                         run all the same";
 /// Its exit code says how.

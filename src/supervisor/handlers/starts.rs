@@ -189,7 +189,7 @@ impl Supervisor {
         }
     }
 
-    /// Where the image that was asked for did not come back, the run is where it was `before`.
+    /// Sets the run back to where it was `before`, if the requested image was not restored.
     pub fn leave_as_it_was(&self, before: Option<&RunState>) {
         let Some((_, before)) = self.chosen.zip(before) else {
             return;

@@ -18,7 +18,7 @@ const CPU_IDLE: f64 = 0.001;
 /// kill it.
 const TOLD: f64 = 0.5;
 
-/// Where life is looked for.
+/// Kind of activity that is watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sign {
     /// stdout and stderr.
@@ -31,19 +31,19 @@ pub enum Sign {
     Heartbeat,
 }
 
-/// When a file was last touched.
+/// Time of the last change of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Touched {
-    /// It is not there.
+    /// The file does not exist.
     Never,
     /// Seconds and nanoseconds since 1970.
     At(i64, i64),
 }
 
-/// What GPUs were seen to do.
+/// Observed GPU activity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GpuWork {
-    /// Nothing.
+    /// No activity.
     Idle,
     /// The job's work.
     Works,
@@ -52,7 +52,8 @@ pub enum GpuWork {
 }
 
 impl GpuWork {
-    /// What is seen where our own work shows as well, or does not. Where nobody works, neither does the job.
+    /// Returns the activity of the job, given the activity of all and whether own work may show. If no process works,
+    /// neither does the job.
     #[must_use]
     pub fn seen(works: bool, ours_shows: bool) -> Self {
         match (works, ours_shows) {
@@ -63,14 +64,14 @@ impl GpuWork {
     }
 }
 
-/// What was seen of a job at one time; `None` is not known.
+/// Observations of a job at one time; `None` is unknown.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Sample {
     /// Somebody has stopped it: a debugger, or SIGSTOP.
     pub stopped: bool,
     /// Bytes that it has written.
     pub output: Option<u64>,
-    /// What its GPUs have done since the last sample.
+    /// Activity of its GPUs since the last sample.
     pub gpu: Option<GpuWork>,
     /// CPU time that it has used, without that of our work in it.
     pub cpu: Option<Duration>,
@@ -83,10 +84,10 @@ pub struct Sample {
 pub struct Finding {
     /// The sign.
     pub sign: Sign,
-    /// How long it was quiet.
+    /// Time for which the sign was quiet.
     pub quiet: Duration,
-    /// How long at the most: its last life was some time before the sample that showed it, and it may have been
-    /// silent before samples of a job that stood still, which do not count.
+    /// Longest possible time of quiet: the last activity was some time before the sample that showed it, and the job
+    /// may have been silent before samples of a stopped job, which do not count.
     pub quiet_max: Duration,
 }
 
@@ -102,7 +103,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// One sign: what it was at its last life, and how long ago that is.
+/// State of one sign: its value at the last activity, and the time since then.
 #[derive(Debug, Clone, Copy)]
 struct Watch<T> {
     limit: Duration,
@@ -140,8 +141,7 @@ impl<T: Copy> Watch<T> {
         self
     }
 
-    /// What was seen may have been life, or not. Doubt alone is neither: it is quiet once samples before and after it
-    /// are.
+    /// Records a doubtful sample. Doubt alone counts neither way: it is quiet once the samples before and after it are.
     fn doubt(&mut self, counted: Duration) {
         if self.last.is_some() {
             self.doubtful += counted;
@@ -192,7 +192,7 @@ pub struct Signs {
 }
 
 impl Signs {
-    /// Those that are looked for.
+    /// Makes the signs that the settings ask for.
     #[must_use]
     pub fn new(settings: &Hang) -> Self {
         Self {
@@ -250,7 +250,7 @@ impl Signs {
 
 #[cfg(test)]
 mod tests {
-    //! What is a sign of a hang, and when.
+    //! Tests of the signs of a hang.
 
     use proptest::prelude::*;
 
@@ -281,7 +281,7 @@ mod tests {
         }
     }
 
-    /// In which of these samples, a second apart, something fires.
+    /// Returns the indices of the samples, a second apart, at which a sign fires.
     fn fires(mut signs: Signs, samples: impl IntoIterator<Item = Sample>) -> Vec<usize> {
         let samples = samples.into_iter().enumerate();
         let fired = samples.filter(|(_, sample)| signs.take(sample, SECOND).is_some());

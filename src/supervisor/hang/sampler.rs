@@ -19,7 +19,7 @@ use crate::supervisor::event::Event;
 use crate::supervisor::handlers::background::News;
 use crate::sync::locked;
 
-/// What is sampled.
+/// Sources of a sample.
 pub(crate) struct Source {
     pub streams: SharedStreams,
     pub heartbeat: Option<PathBuf>,

@@ -29,7 +29,7 @@ const TRACES_LIMIT: Duration = Duration::from_secs(30);
 const TRACE_LINES_MAX: usize = 4000;
 /// Frames of each stack.
 const FRAMES_MAX: &str = "thread apply all -q backtrace 64";
-/// What the log may have in all.
+/// Limit on the size of the log.
 const LOG_BYTES_MAX: u64 = 8 << 20;
 
 /// Writes the log; its path.
@@ -91,7 +91,8 @@ fn trace(process: Process, log: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// What would tell the stacks of a process, the best first. None shows values: they are the job's own.
+/// Returns the command lines that print the stacks of a process, the best first. None of them prints values, which
+/// belong to the job.
 fn tools(pid: i32) -> Vec<(&'static str, Vec<String>)> {
     let pid = pid.to_string();
     let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();

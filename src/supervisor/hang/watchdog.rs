@@ -35,7 +35,7 @@ use crate::supervisor::stage::{Running, Stage};
 
 /// Samples in the time of a limit.
 const SAMPLES: u32 = 10;
-/// Between two samples, however short a limit is and however long; of GPUs, which tell of their last moments only.
+/// Shortest and longest time between two samples, whatever the limit; GPUs report their last moments only.
 const PERIOD_MIN: Duration = Duration::from_millis(100);
 const PERIOD_MAX: Duration = Duration::from_secs(15);
 const PERIOD_GPU: Duration = Duration::from_secs(1);
@@ -66,15 +66,15 @@ struct Taken {
     budget: Budget,
 }
 
-/// How far we are with a job that hangs.
+/// Stage of the reaction to a hung job.
 #[derive(Debug)]
 enum Suspicion {
     None,
-    /// What it does is to be written down, as soon as no snapshot is taken.
+    /// The job's stacks are to be recorded, as soon as no snapshot is under way.
     Found(Suspect),
-    /// What it does is being written down.
+    /// The job's stacks are being recorded.
     Diagnosing(Suspect),
-    /// What it does is in this log, if it could be written; to be acted upon as soon as no snapshot is taken.
+    /// The job's stacks are in this log, if it could be written. The loop acts as soon as no snapshot is under way.
     Verdict(Suspect, Option<PathBuf>),
 }
 
@@ -202,7 +202,7 @@ impl Supervisor {
         }
     }
 
-    /// What the job does is written down.
+    /// Handles the end of the recording.
     pub fn diagnosed(&mut self, log: Option<PathBuf>) {
         if let Some(watch) = &mut self.background.hang
             && let Suspicion::Diagnosing(suspect) = watch.state
@@ -211,13 +211,13 @@ impl Supervisor {
         }
     }
 
-    /// Whether the job is under suspicion: an image of it would be one of a job that hangs.
+    /// Returns true if the job is suspected to hang: an image of it would be one of a hung job.
     pub fn is_suspect(&self) -> bool {
         let watch = self.background.hang.as_ref();
         watch.is_some_and(|watch| !matches!(watch.state, Suspicion::None))
     }
 
-    /// Whether what the job does is being written down.
+    /// Returns true if the job's stacks are being recorded.
     pub fn is_being_diagnosed(&self) -> bool {
         let watch = self.background.hang.as_ref();
         watch.is_some_and(|watch| matches!(watch.state, Suspicion::Diagnosing(_)))

@@ -1,5 +1,5 @@
-//! One run of a hook, a command of the user: started beside the job with the facts of the event, its output logged,
-//! killed when it exceeds its time.
+//! Run of a hook, a command of the user: started beside the job with the facts of the event, its output logged, killed
+//! when it exceeds its time.
 //!
 //! Blocks. The caller decides what follows.
 
@@ -41,19 +41,19 @@ pub(crate) struct Call {
     /// Lines of its output that are heard.
     pub lines_max: usize,
     pub directory: PathBuf,
-    /// What it is told.
+    /// Facts for the hook's environment.
     pub facts: Vec<(&'static str, OsString)>,
 }
 
-/// How a hook ended.
+/// Outcome of a hook.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Done,
-    /// With the exit code that calls a snapshot off.
+    /// The hook exited with the code that calls a snapshot off.
     Veto,
-    /// In another way, in words.
+    /// The hook failed, for this reason.
     Failed(String),
-    /// It was killed after its time.
+    /// The hook exceeded its time and was killed.
     TimedOut,
 }
 

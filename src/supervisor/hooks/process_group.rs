@@ -20,18 +20,19 @@ pub(crate) struct HookGroup(Mutex<State>);
 
 #[derive(Debug)]
 enum State {
-    /// It may start, and has this time then.
+    /// The hook may start, with this time.
     Waiting(Duration),
-    /// It is being started, which may hang on a disk that does; its time is counted from then on.
+    /// The hook is being started, which may hang on a hung disk; its time counts from then on.
     Starting(Duration),
-    /// It is this process group, until the timer runs out. Its leader is not reaped: the number is no other's.
+    /// The hook is this process group, until the timer expires. Its leader is not reaped, so no other process gets the
+    /// number.
     Running { group: Pid, timer: Arc<TimerFd> },
-    /// It has ended, or is not to start any more.
+    /// The hook has exited, or must not start any more.
     Over,
 }
 
 impl HookGroup {
-    /// For a hook that has this time, once it has started.
+    /// Makes the control of a hook that has this time, once it has started.
     pub fn new(time: Duration) -> Self {
         Self(Mutex::new(State::Waiting(time)))
     }
@@ -99,7 +100,7 @@ impl HookGroup {
     }
 }
 
-/// All of it may just have ended.
+/// Kills the group. All of its processes may just have exited.
 fn kill_group(group: Pid) {
     let _ = killpg(group, Signal::SIGKILL);
 }

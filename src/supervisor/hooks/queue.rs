@@ -37,7 +37,7 @@ const NEWS_LIMIT: Duration = Duration::from_secs(5);
 #[derive(Debug, Default)]
 pub(crate) struct Hooks {
     queue: Option<SyncSender<Call>>,
-    /// Those that were called and have not ended, waiting ones as well.
+    /// Number of hooks that were called and have not ended, waiting ones included.
     running: u32,
     /// The last one before a snapshot, which may have ended.
     before_snapshot: Option<Arc<HookGroup>>,
@@ -130,7 +130,7 @@ impl Supervisor {
         }
     }
 
-    /// Where the end is near, has the hook of a snapshot leave time for it.
+    /// Shortens the time of a snapshot's hook if the end of the run is near.
     pub fn hurry_hook(&self) {
         let hook_group = self.background.hooks.before_snapshot.as_ref();
         if let Some((hook_group, limit)) = hook_group.zip(self.stopping.hook_limit(clock::now())) {

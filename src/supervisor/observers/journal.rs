@@ -24,7 +24,7 @@ pub(crate) struct Journal {
     /// Each with whether it was told that it cannot be written.
     logs: Vec<(Log, bool)>,
     account: Account,
-    /// When the supervisor was opened, less the time that it was stopped.
+    /// Time at which the supervisor began, shifted by the time that it was stopped.
     begun: Instant,
 }
 
@@ -126,7 +126,7 @@ impl Supervisor {
         crash_progress.crashed(account.progress_at(now), account.at_risk(now));
     }
 
-    /// Whether the image that was told last is of what the job had not computed before it crashed.
+    /// Returns true if the last reported image is past the point at which the job crashed.
     pub fn is_new_ground(&mut self) -> bool {
         let image = self.journal.account.durable();
         self.background.crash_progress.is_passed(image)

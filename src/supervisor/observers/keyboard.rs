@@ -21,7 +21,7 @@ use crate::supervisor::handlers::signals::is_ignored;
 use crate::supervisor::stage::{Running, Stage};
 use crate::sync::locked;
 
-/// How often we look whether we are in the foreground: a shell that takes a running job there tells nobody.
+/// Interval of checks for the foreground: a shell that moves a running job there notifies no one.
 const LOOK_INTERVAL: Duration = Duration::from_millis(300);
 /// Most ancestors in our own process group: scripts that called scripts.
 const ANCESTORS_MAX: usize = 64;
@@ -37,7 +37,7 @@ pub(crate) struct Keyboard {
 }
 
 impl Keyboard {
-    /// That of our stdin. Keys that concern us become events.
+    /// Attaches to the terminal of stdin. Keys for ckpt-run become events.
     pub fn attach(streams: &SharedStreams, events: &Sender<Event>) -> Self {
         let events = events.clone();
         let streams = locked(streams);
@@ -121,8 +121,8 @@ impl Supervisor {
     }
 }
 
-/// Whether a shell watches over our process group: one whose first parent outside is not in our session is an orphan, and
-/// nobody is told that it is stopped.
+/// Returns true if a shell watches this process group. A group whose first outside parent is not in this session is
+/// orphaned, and no process is notified that it is stopped.
 fn somebody_continues_us() -> bool {
     let about = |pid| Process::new(pid).and_then(|process| process.stat()).ok();
     let Some(us) = about(getpid().as_raw()) else {

@@ -22,7 +22,7 @@ const DRAW_INTERVAL: Duration = Duration::from_millis(200);
 /// the middle.
 const SETTLE_TIME: Duration = Duration::from_millis(100);
 
-/// Without a status line, what takes longer than this has people wait for the line at its end.
+/// Time after which work without a progress line deserves a line at its end.
 const LONG: Duration = Duration::from_secs(5);
 
 /// The status line. Dropped, it goes away for good.

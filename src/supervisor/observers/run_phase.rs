@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What the run is at.
+/// Phase of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
@@ -30,13 +30,13 @@ pub enum State {
     Killed,
     /// No supervisor runs: ckpt-run failed around the job.
     Error,
-    /// There is no run.
+    /// The store holds no run.
     #[default]
     None,
 }
 
 impl State {
-    /// All of them.
+    /// Every phase.
     pub const ALL: [Self; 13] = [
         Self::Starting,
         Self::Running,
@@ -53,7 +53,7 @@ impl State {
         Self::None,
     ];
 
-    /// Whether a supervisor runs.
+    /// Returns true if a supervisor runs.
     #[must_use]
     pub fn is_supervised(self) -> bool {
         match self {

@@ -21,18 +21,18 @@ use crate::supervisor::stage::{Pause, Running, Stage};
 
 pub use crate::supervisor::observers::run_phase::State;
 
-/// What is told of a command line: enough to know it again.
+/// Limit on the shown command line: enough to recognize it.
 const COMMAND_BYTES_MAX: usize = 4096;
 
-/// How a run is. What is not known, or not so, is null; durations are seconds.
+/// Status of a run. Unknown or inapplicable values are null; durations are seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Status {
-    /// What it is at.
+    /// The phase of the run.
     pub state: State,
     /// Since when.
     pub since: Option<Timestamp>,
-    /// For how long, by a clock that nobody sets.
+    /// Time in this phase, by the monotonic clock.
     pub since_seconds: Option<f64>,
     /// Version of ckpt-run.
     pub version: String,
@@ -40,11 +40,11 @@ pub struct Status {
     pub store: PathBuf,
     /// The supervisor's process.
     pub pid: Option<u32>,
-    /// How long it has run; all supervisors of the run together: `run_seconds` of the summary.
+    /// Running time of the run, all its supervisors together: `run_seconds` of the summary.
     pub uptime_seconds: Option<f64>,
-    /// When the job, as it lives, was restored; null for one that was started.
+    /// Time at which the present attempt was restored; null if it was started.
     pub restored: Option<Timestamp>,
-    /// For how long, by a clock that nobody sets.
+    /// Time since the restore, by the monotonic clock.
     pub restored_seconds: Option<f64>,
     /// The image that it was restored from.
     pub restored_image: Option<String>,
@@ -54,13 +54,13 @@ pub struct Status {
     pub command: Vec<String>,
     /// The run: when it was first started, milliseconds since 1970.
     pub run: Option<u64>,
-    /// When the next scheduled snapshot is due.
+    /// Time of the next scheduled snapshot.
     pub next_snapshot: Option<Timestamp>,
-    /// How long until then.
+    /// Time until then.
     pub next_snapshot_seconds: Option<f64>,
     /// Time between scheduled snapshots; of a cron schedule, from the next to the one after it.
     pub interval_seconds: Option<f64>,
-    /// How long until the job is restarted, where it waits for that.
+    /// Time until the job is restarted, if a restart is due.
     pub next_restart_seconds: Option<f64>,
     /// The last snapshots, at most ten, oldest first.
     pub snapshots: Vec<Freeze>,
@@ -72,13 +72,13 @@ pub struct Status {
     pub restarts_used: Option<u32>,
     /// Restarts that are left until the job gets further than before; null where there is no limit.
     pub restarts_left: Option<u32>,
-    /// What the store takes.
+    /// Disk usage of the store.
     pub usage: Option<Usage>,
-    /// What is free of its disk.
+    /// Free bytes of its disk.
     pub free_bytes: Option<u64>,
-    /// How far the snapshot or restore under way is.
+    /// Progress of the snapshot or restore under way.
     pub progress: Option<WorkProgress>,
-    /// What the run has come to so far.
+    /// Summary of the run so far.
     pub summary: Summary,
     /// The last supervisor's exit code, where none runs.
     pub exit_code: Option<u8>,
@@ -87,7 +87,7 @@ pub struct Status {
 /// Why the status of a store without a supervisor cannot be told.
 #[derive(Debug, thiserror::Error)]
 pub enum StatusError {
-    /// What it remembers cannot be read.
+    /// The store's state of the run cannot be read.
     #[error(transparent)]
     State(#[from] RunStateError),
 }
@@ -101,7 +101,7 @@ impl Status {
 }
 
 impl Supervisor {
-    /// How the run is.
+    /// Returns the present status.
     pub fn status(&self) -> Status {
         let (now, clock) = (now(), self.journal.elapsed());
         let account = self.journal.account();
@@ -142,7 +142,7 @@ impl Supervisor {
         }
     }
 
-    /// How the run is when its supervisor ends.
+    /// Returns the status at the supervisor's end.
     pub fn status_at_end(&self, code: u8) -> Status {
         let state = match self.state.progress {
             Progress::Running => State::Error,
@@ -215,7 +215,7 @@ impl Supervisor {
         }
     }
 
-    /// From the next scheduled snapshot to the one after it, were it taken in no time.
+    /// Returns the time from the next scheduled snapshot to the one after it, if it took no time.
     fn interval(&self, now: Now) -> Option<Duration> {
         let wait = self.schedule.next(LastSnapshot::not_yet(now), now)?;
         let ms = u64::try_from(wait.as_millis()).ok()?;
@@ -249,7 +249,7 @@ impl Supervisor {
     }
 }
 
-/// What a store remembers of its run, where no supervisor runs.
+/// Returns the status from a store whose supervisor does not run.
 ///
 /// # Errors
 /// When the run's state cannot be read.
@@ -292,7 +292,7 @@ fn after(now: Now, wait: Duration) -> Option<Timestamp> {
     clock::timestamp_of(now.unix_ms).checked_add(wait).ok()
 }
 
-/// As many of the words as fit.
+/// Returns as many words as fit.
 fn beginning(command: &[String]) -> Vec<String> {
     let mut left = COMMAND_BYTES_MAX;
     let fits = |word: &&String| {

@@ -13,7 +13,7 @@ use crate::supervisor::event_loop::Supervisor;
 use crate::supervisor::policy::restart::Stopping;
 use crate::supervisor::stage::{AfterEnd, Pause, Running, Stage};
 
-/// How often more time is asked for, and for how much: a loop that hangs for so long is to be killed.
+/// Interval of requests for more time. A loop that hangs for the requested time is to be killed.
 const EXTEND_PERIOD: Duration = Duration::from_secs(10);
 const EXTENSION: Duration = Duration::from_secs(60);
 
@@ -33,7 +33,7 @@ pub(crate) struct SystemdNotifier {
 }
 
 impl SystemdNotifier {
-    /// As the environment tells.
+    /// Reads the environment.
     pub fn new() -> Self {
         let on = std::env::var_os("NOTIFY_SOCKET").is_some_and(|socket| !socket.is_empty());
         let watchdog = sd_notify::watchdog_enabled().filter(|limit| !limit.is_zero());
@@ -104,13 +104,13 @@ impl SystemdNotifier {
     }
 }
 
-/// What there is to say of a run.
+/// The notified state of a run.
 struct State {
     /// The job computes.
     computes: bool,
     /// The run will end, whatever happens.
     ends: bool,
-    /// What is done now takes as long as it takes.
+    /// True if the work under way may take any time.
     is_slow: bool,
     status: String,
 }

@@ -10,7 +10,7 @@ pub(crate) struct ComputeClock {
 }
 
 impl ComputeClock {
-    /// From `now` on the job computes, or does not.
+    /// Starts or stops the clock at `now`.
     pub fn set(&mut self, computes: bool, now: Instant) {
         if let Some(since) = self.since.take() {
             self.total += now.saturating_duration_since(since);
@@ -18,7 +18,7 @@ impl ComputeClock {
         self.since = computes.then_some(now);
     }
 
-    /// Whether it runs.
+    /// Returns true if the clock runs.
     pub fn runs(&self) -> bool {
         self.since.is_some()
     }

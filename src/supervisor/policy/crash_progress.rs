@@ -11,7 +11,7 @@
 /// the image before.
 const MARGIN_PARTS: f64 = 4.0;
 
-/// What has to be passed, after a crash.
+/// The place that the job must pass after a crash.
 #[derive(Debug, Default)]
 pub(crate) struct CrashProgress {
     crash: Option<f64>,
@@ -24,7 +24,7 @@ impl CrashProgress {
         self.crash = Some(self.crash.map_or(beyond, |crash| crash.max(beyond)));
     }
 
-    /// Whether an image of this place is of new ground; then nothing has crashed.
+    /// Returns true if an image of this place is past the crash; then the crash is forgotten.
     pub fn is_passed(&mut self, image: f64) -> bool {
         self.crash = self.crash.filter(|crash| image <= *crash);
         self.crash.is_none()

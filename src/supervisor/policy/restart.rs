@@ -24,7 +24,7 @@ const CRASHES_FURTHER_BACK: u32 = 2;
 /// The crash that gives up: two images did not get past it.
 const CRASHES_GIVE_UP: u32 = 3;
 
-/// What was spent since the job last got further: to an image of what it had not computed before a crash.
+/// Restarts spent since the last progress: an image past the point of a crash.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Budget {
     /// Restarts, from an image or from the beginning.
@@ -52,7 +52,7 @@ impl Budget {
     }
 }
 
-/// What to do next.
+/// The next step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Decision {
     /// The job has done its work.
@@ -65,12 +65,12 @@ pub enum Decision {
     Restore {
         /// Less than the number of available images.
         skip_newest: usize,
-        /// How long to wait first.
+        /// Wait before it.
         delay: Duration,
     },
     /// Wait, then start the job from the beginning.
     StartAnew {
-        /// How long to wait first.
+        /// Wait before it.
         delay: Duration,
     },
     /// Leave the images as they are and exit.
@@ -91,9 +91,9 @@ pub enum Reason {
     Prevented(ExitStatus),
     /// This many restarts without getting further are all there may be.
     RestartsSpent(u32),
-    /// It crashed this many times without getting further.
+    /// The job crashed this many times without progress.
     CrashedAgain(u32),
-    /// There is no image to restore.
+    /// No image can be restored.
     NoImage,
 }
 
@@ -200,7 +200,7 @@ pub fn backoff(rules: &Restart, restarts: u32) -> Duration {
 /// The share of the time until a stop that the hook of a snapshot may take: the rest is for the snapshot.
 const HOOK_SHARE: u32 = 4;
 
-/// Whether we were asked to end.
+/// A requested end of the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stopping {
     /// No.
@@ -214,7 +214,7 @@ pub(crate) enum Stopping {
 }
 
 impl Stopping {
-    /// Whether an end of the job now would be wanted. `grace`: how long after SIGINT it is.
+    /// Returns true if an exit of the job now would be a requested one. `grace`: limit on its time after SIGINT.
     pub fn is_wanted(self, now: Instant, grace: Duration) -> bool {
         match self {
             Self::No => false,
@@ -224,7 +224,7 @@ impl Stopping {
         }
     }
 
-    /// How long the hook of a snapshot may take from now on, if an end is near.
+    /// Returns the time for the hook of a snapshot from now on, if the end is near.
     pub fn hook_limit(self, now: Instant) -> Option<Duration> {
         match self {
             Self::No | Self::ByTheJob(_) | Self::WhenSaved => None,

@@ -30,7 +30,7 @@ const WRITE_INTERVAL: Duration = Duration::from_secs(15);
 /// The shortest: a burst of events is one write.
 const WRITE_PAUSE: Duration = Duration::from_millis(200);
 
-/// Where the figures go.
+/// Destinations of the metrics.
 #[derive(Debug, Default)]
 pub(crate) struct Metrics {
     file: Option<Arc<TextFile>>,
@@ -97,9 +97,9 @@ pub(super) struct TextFile {
 
 #[derive(Debug, Default)]
 struct FileState {
-    /// It has its last content.
+    /// True if the file has its last content.
     closed: bool,
-    /// It was told that it cannot be written.
+    /// True if the failure to write was logged.
     told: bool,
 }
 

@@ -23,7 +23,7 @@ const REQUEST_BYTES_MAX: u64 = 8192;
 const EXCHANGE_LIMIT: Duration = Duration::from_secs(5);
 /// Connections at a time: several scrapers, and a person.
 const CONNECTIONS_MAX: usize = 16;
-/// Before the next attempt to accept, when there are no descriptors left.
+/// Pause before the next attempt to accept, when no descriptors are left.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
 /// Answers at this address as long as the runtime lives.
@@ -86,7 +86,7 @@ fn is_whole(head: &[u8]) -> bool {
     head.windows(4).any(|four| four == b"\r\n\r\n") || head.windows(2).any(|two| two == b"\n\n")
 }
 
-/// What is asked for.
+/// Kind of request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Request {
     Metrics,

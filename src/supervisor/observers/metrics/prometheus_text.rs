@@ -18,7 +18,7 @@ struct Page {
     store: String,
 }
 
-/// All figures of a run.
+/// Returns all metrics of a run.
 pub(crate) fn of(status: &Status) -> String {
     let store = escaped(&status.store.to_string_lossy());
     let mut page = Page {
@@ -224,7 +224,7 @@ impl Page {
         self.sample(name, "", value);
     }
 
-    /// One that is not known is left out.
+    /// Adds a gauge. An unknown value is left out.
     fn gauge(&mut self, name: &str, help: &str, value: Option<impl Display>) {
         if let Some(value) = value {
             self.header(name, "gauge", help);
@@ -254,7 +254,7 @@ fn seconds(time: Timestamp) -> f64 {
     time.as_duration().as_secs_f64()
 }
 
-/// As the format wants the value of a label.
+/// Escapes a label's value as the format requires.
 fn escaped(text: &str) -> String {
     text.replace('\\', "\\\\")
         .replace('"', "\\\"")

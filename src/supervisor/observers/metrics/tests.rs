@@ -73,7 +73,7 @@ fn named(text: &str) -> BTreeSet<String> {
     ours.map(str::to_owned).collect()
 }
 
-/// As the guide names them: a histogram by its name alone.
+/// Returns the metrics as the guide names them: a histogram by its name alone.
 fn families() -> BTreeSet<String> {
     let text = prometheus_text::of(&status());
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
@@ -185,10 +185,10 @@ fn every_panel_of_the_dashboard_asks_for_figures() {
     }
 }
 
-/// Where `scripts/setup-tests` puts promtool.
+/// Path at which `scripts/setup-tests` installs promtool.
 const PROMTOOL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target/tools/promtool");
 
-/// What promtool says of this; `None`, said aloud, where there is none.
+/// Runs promtool; `None`, with a message, if it is missing.
 fn promtool(arguments: &[&str], stdin: &str) -> Option<String> {
     let fetched = Path::new(PROMTOOL).is_file();
     let mut command = Command::new(if fetched { PROMTOOL } else { "promtool" });

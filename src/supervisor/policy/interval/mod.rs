@@ -22,7 +22,7 @@ use crate::history::{percent, time_in_words};
 
 /// Below, a log consists of snapshots.
 const SHORTEST: Duration = Duration::from_secs(5);
-/// What a day's work may lose, however seldom it fails.
+/// Longest interval: the work of a day that may be lost, however rarely the job fails.
 const LONGEST: Duration = Duration::from_secs(4 * 3600);
 /// Freeze that is assumed before the first one is measured: that of a GPU job of some size.
 const COST_ASSUMED: Duration = Duration::from_secs(2);
@@ -30,10 +30,10 @@ const COST_ASSUMED: Duration = Duration::from_secs(2);
 const NEWEST_WEIGHT: f64 = 0.3;
 /// A change by more than this part is said.
 const NOTICEABLE: f64 = 0.2;
-/// How many times the overhead that is wanted is warned about: less is within what measurements differ by.
+/// Factor over the wanted overhead from which on a warning is logged: less is within the error of measurement.
 const TOO_MUCH: f64 = 1.1;
 
-/// What is given.
+/// Settings of the arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rules {
     /// Assumed computing time between two failures.
@@ -51,19 +51,19 @@ impl From<&Snapshot> for Rules {
     }
 }
 
-/// What one snapshot took.
+/// Cost of one snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cost {
     /// The job stood still.
     pub freeze: Duration,
     /// Computing that was lost while the image was written, as its CPU time tells.
     pub slowdown: Duration,
-    /// From the freeze's end until the image was durable.
+    /// Time from the freeze's end until the image was durable.
     pub writing: Duration,
 }
 
 impl Cost {
-    /// What it took from the job.
+    /// Returns the computing time that it took from the job.
     #[must_use]
     pub fn total(self) -> Duration {
         self.freeze.saturating_add(self.slowdown)
@@ -93,13 +93,13 @@ impl Cost {
 pub struct Seen {
     /// The mean cost of its snapshots; `None` before the first.
     pub cost: Option<Cost>,
-    /// How long it has computed.
+    /// Computing time so far.
     pub computed: Duration,
-    /// How often it has failed.
+    /// Number of failures.
     pub failures: u64,
 }
 
-/// What decided.
+/// The rule that decided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
     /// The optimum.
@@ -131,13 +131,13 @@ impl Reason {
 /// An interval and its arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Chosen {
-    /// From the end of a snapshot to the next.
+    /// Time from the end of a snapshot to the next.
     pub interval: Duration,
-    /// What decided.
+    /// The rule that decided.
     pub reason: Reason,
     /// C.
     pub cost: Duration,
-    /// Whether C was measured.
+    /// True if C was measured.
     pub measured: bool,
     /// M.
     pub mtbf: Duration,
@@ -163,7 +163,7 @@ impl Chosen {
         (lost / self.mtbf.as_secs_f64()).min(1.0)
     }
 
-    /// Whether it differs so much from another one that somebody wants to know.
+    /// Returns true if it differs enough from another interval to be reported.
     #[must_use]
     pub fn is_news_after(&self, other: Duration) -> bool {
         let (new, old) = (self.interval.as_secs_f64(), other.as_secs_f64());
@@ -286,7 +286,7 @@ pub fn too_dear(rules: Rules, cost: Cost, interval: Duration) -> Option<String> 
 /// A job that hardly uses any, or more than before, has lost nothing that could be told.
 #[must_use]
 pub fn slowdown(rate: f64, window: Duration, used: Duration) -> Duration {
-    /// Of one CPU; below, the measurement is noise.
+    /// Smallest usable rate, as a share of one CPU; below, the measurement is noise.
     const RATE_MIN: f64 = 0.1;
     if rate < RATE_MIN || window.is_zero() {
         return Duration::ZERO;
@@ -295,7 +295,7 @@ pub fn slowdown(rate: f64, window: Duration, used: Duration) -> Duration {
     window.mul_f64((1.0 - kept).clamp(0.0, 1.0))
 }
 
-/// How much later than its time a snapshot comes; `draw` is 0 to 1 by chance, `interval` the schedule's, where it has
+/// Returns the delay of a snapshot after its time; `draw` is random from 0 to 1, `interval` the schedule's, if it has
 /// one.
 #[must_use]
 pub fn delay(jitter: Jitter, interval: Option<Duration>, draw: f64) -> Duration {
@@ -308,7 +308,7 @@ pub fn delay(jitter: Jitter, interval: Option<Duration>, draw: f64) -> Duration 
     from_seconds(most.as_secs_f64() * draw.clamp(0.0, 1.0))
 }
 
-/// As times are told everywhere: `3 min 20 s`.
+/// Formats a time as all messages do: `3 min 20 s`.
 #[must_use]
 pub fn rough(time: Duration) -> String {
     time_in_words(time.as_secs_f64())

@@ -26,9 +26,9 @@ use jiff::tz::{AmbiguousOffset, TimeZone};
 use super::interval::{Rules, Seen, choose};
 use crate::config::{CronExpression, Interval, Snapshot};
 
-/// How soon a wait for local time notices that the clock was set.
+/// Limit on the delay until a wait for local time notices that the clock was set.
 const LOOK_AT_CLOCK: Duration = Duration::from_secs(60);
-/// As cron(8): a clock set back further is a correction, not a step to sit out.
+/// Longest step back of the clock that is waited out, as in cron(8): a larger one is a correction.
 const SIT_OUT_MS_MAX: u64 = 3 * 3600 * 1000;
 /// Twice a year until 2100, where crate `cron` ends, and room for odd zones.
 const TRANSITIONS_MAX: usize = 1000;
@@ -52,11 +52,11 @@ pub struct Now {
 /// moment from which the job has been running.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Snapshotted {
-    /// When it began.
+    /// Time of its begin.
     pub begun: Now,
-    /// When it ended and the job computed again.
+    /// Time of its end, when the job computed again.
     pub ended: Now,
-    /// How many have failed in a row, this one included; 0 after a success.
+    /// Number of failures in a row, this one included; 0 after a success.
     pub failures: u32,
 }
 
@@ -84,14 +84,14 @@ impl Snapshotted {
     }
 }
 
-/// When snapshots are taken without being asked for.
+/// The rule for scheduled snapshots.
 #[derive(Debug, Clone)]
 pub enum Schedule {
     /// Never.
     Never,
     /// This long after the end of the last one.
     Every(Duration),
-    /// At local times.
+    /// Snapshots at local times.
     Cron(Box<LocalTimes>),
 }
 
@@ -137,8 +137,8 @@ impl Schedule {
         }
     }
 
-    /// How long to sleep before asking again; zero when a snapshot is due, `None`
-    /// to sleep until something else happens.
+    /// Returns the time to sleep before the next call; zero when a snapshot is due, `None` to sleep until another
+    /// event.
     #[must_use]
     pub fn wait(&self, last: Snapshotted, now: Now) -> Option<Duration> {
         let left = self.next(last, now)?;
@@ -167,8 +167,8 @@ fn counted_from_ms(last: Snapshotted, now: Now) -> u64 {
     }
 }
 
-/// All times below are whole seconds: `unix` since 1970 UTC, `local` as a clock on
-/// the wall would count them, which is `unix` and the zone's offset at that time.
+/// Arithmetic in whole seconds: `unix` counts since 1970 UTC, `local` as a wall clock would, which is `unix` plus the
+/// zone's offset at that time.
 impl LocalTimes {
     fn next_after_ms(&self, after_ms: u64) -> Option<u64> {
         let after = i64::try_from(after_ms / 1000).ok()?;
@@ -215,7 +215,7 @@ impl LocalTimes {
         self.first_unix(next_local(schedule, has_been)?)
     }
 
-    /// When a local time first is; for one that is left out, when it would be over.
+    /// Returns the first occurrence of a local time; for a skipped one, the time at which it would be over.
     fn first_unix(&self, local: i64) -> Option<i64> {
         let civil = TimeZone::UTC.to_datetime(Timestamp::from_second(local).ok()?);
         match self.zone.to_ambiguous_timestamp(civil).offset() {
