@@ -23,7 +23,7 @@ struct Device {
     uuid: [u8; 16],
 }
 
-/// All of them.
+/// Every value.
 pub struct Devices([Device; DEVICES_MAX]);
 
 impl Devices {

@@ -74,7 +74,7 @@ const OFF: u8 = 2;
 static MODE: AtomicU8 = AtomicU8::new(UNKNOWN);
 static TOKEN: [AtomicU8; TOKEN_LEN] = [const { AtomicU8::new(0) }; TOKEN_LEN];
 
-/// Whether the agent does anything in this process. Asks the environment once.
+/// Returns true if the agent does anything in this process. Asks the environment once.
 pub fn is_on() -> bool {
     match MODE.load(Ordering::Acquire) {
         ON => true,

@@ -25,9 +25,9 @@ pub struct Entry {
     pub device: i32,
     /// Descriptor of memory that came from elsewhere, which the driver exports no second time; else -1.
     pub descriptor: i32,
-    /// Whether there is memory behind the address.
+    /// True if there is memory behind the address.
     pub mapped: bool,
-    /// Whether other processes may have it as well: a handle of it was given out.
+    /// True if other processes may have it as well: a handle of it was given out.
     pub lent: bool,
     /// The process it belongs to, when that is another (CUDA IPC); else 0.
     pub owner: i32,

@@ -46,7 +46,7 @@ type Handler = unsafe extern "C" fn();
 type AtFork =
     unsafe extern "C" fn(Option<Handler>, Option<Handler>, Option<Handler>, *mut c_void) -> c_int;
 
-/// Whether the driver has all that the agent needs, and nothing failed yet.
+/// Returns true if the driver has all that the agent needs, and nothing failed yet.
 pub fn is_ready() -> bool {
     if STAGE.load(Ordering::Acquire) == UNTRIED {
         let stage = if driver::load(interpose::symbol) {
@@ -205,7 +205,7 @@ fn is_from_supervisor(incoming: &Incoming) -> bool {
             .is_some_and(|request: Request| request.magic == MAGIC)
 }
 
-/// Whether it comes from root or from the job's own user.
+/// Returns true if it comes from root or from the job's own user.
 pub fn is_trusted(incoming: &Incoming) -> bool {
     // SAFETY: has no arguments.
     let own = unsafe { sys::geteuid() };

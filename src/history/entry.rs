@@ -79,7 +79,7 @@ pub enum Event {
         kind: String,
         /// The reason in words.
         reason: String,
-        /// Whether the job computes as before; otherwise it is ended and restored.
+        /// True if the job computes as before; otherwise it is ended and restored.
         job_goes_on: bool,
     },
     /// The job ended in a way that is restarted, or gave up.

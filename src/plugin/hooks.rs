@@ -138,7 +138,7 @@ fn verdict(descriptor: c_int) -> c_int {
     }
 }
 
-/// Whether `major` is one of the decimal numbers of `list`, which are separated by spaces.
+/// Returns true if `major` is one of the decimal numbers of `list`, which are separated by spaces.
 pub fn is_listed(list: &[u8], major: u32) -> bool {
     list.split(|byte| *byte == b' ')
         .any(|word| number(word) == Some(major))

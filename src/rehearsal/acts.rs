@@ -351,7 +351,7 @@ impl Acts<'_, '_, '_> {
     }
 }
 
-/// Whether the next attempt may succeed.
+/// Returns true if the next attempt may succeed.
 fn passes(failure: &Failure) -> bool {
     matches!(failure.kind.as_deref(), Some("busy" | "changed" | "criu"))
 }

@@ -87,7 +87,7 @@ pub enum Equality {
 /// The result.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// Whether the job can be kept alive, as far as a rehearsal tells.
+    /// True if the job can be kept alive, as far as a rehearsal tells.
     pub pass: bool,
     /// Why not.
     pub failure: Option<Failure>,

@@ -31,7 +31,7 @@ pub enum SandboxError {
     /// Pid 1 could not do a step.
     #[error("cannot {operation}")]
     Step {
-        /// What was tried.
+        /// The operation.
         operation: String,
         /// The system's reason.
         source: io::Error,

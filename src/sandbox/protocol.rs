@@ -68,7 +68,7 @@ pub enum Event {
     NotStarted(i32),
     /// The sandbox or a tool could not be set up.
     Failed {
-        /// What was tried.
+        /// The operation.
         operation: String,
         /// The system's error number.
         errno: i32,

@@ -78,7 +78,7 @@ pub fn with_job_descriptor_limit(command: &mut Command) -> &mut Command {
     }
 }
 
-/// Whether an error number from setting the sandbox up means a missing privilege.
+/// Returns true if an error number from setting the sandbox up means a missing privilege.
 #[must_use]
 pub fn privilege_missing(errno: i32) -> bool {
     errno == libc::EPERM || errno == libc::EACCES

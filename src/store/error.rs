@@ -24,7 +24,7 @@ pub enum WriteError {
     /// The highest image number is taken.
     #[error("no image number is left in the store")]
     NumbersExhausted,
-    /// There is no image of this number.
+    /// No image has this number.
     #[error("there is no image {image}")]
     Missing {
         /// The image.
@@ -111,7 +111,7 @@ pub enum WriteError {
 }
 
 impl WriteError {
-    /// Whether the disk or the user's share of it is full, so that removing images helps.
+    /// Returns true if the disk or the user's share of it is full, so that removing images helps.
     #[must_use]
     pub fn is_disk_full(&self) -> bool {
         match self {
@@ -146,7 +146,7 @@ pub enum ReadError {
     /// The folder cannot be looked at.
     #[error(transparent)]
     List(#[from] ListError),
-    /// There is no image of this number.
+    /// No image has this number.
     #[error("there is no image {image}")]
     Missing {
         /// The image.
@@ -197,7 +197,7 @@ pub enum ReadError {
         stream: String,
         /// Its length.
         len: u64,
-        /// What the caller takes.
+        /// The caller's limit.
         limit: u64,
     },
     /// A worker cannot be started, for lack of threads or memory.
@@ -215,7 +215,7 @@ impl From<ListError> for WriteError {
 }
 
 impl ReadError {
-    /// Whether the image itself is bad, so that trying again will not help and an older
+    /// Returns true if the image itself is bad, so that trying again will not help and an older
     /// one may. A lack of memory or descriptors is not the image's fault.
     #[must_use]
     pub fn is_damage(&self) -> bool {
@@ -233,14 +233,14 @@ impl ReadError {
 }
 
 impl ReadError {
-    /// Whether the image is bad beyond doubt, so that it is not to be tried again.
+    /// Returns true if the image is bad beyond doubt, so that it is not to be tried again.
     #[must_use]
     pub fn condemns(&self) -> bool {
         self.is_damage() && !self.may_pass()
     }
 
-    /// Whether what cannot be read now may be read later: a disk, or a path to it, that is out for a moment answers as a
-    /// broken one does.
+    /// Returns true if what cannot be read now may be read later: a disk, or a path to it, that is out for a moment
+    /// answers as a broken one does.
     fn may_pass(&self) -> bool {
         let (Self::Manifest {
             source: ManifestError::Read(cause),

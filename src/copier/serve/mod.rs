@@ -23,7 +23,7 @@ use nix::unistd::Pid;
 use super::wire::{Refusal, Socket, short};
 use crate::cuda::device::DeviceError;
 
-/// Whether the standard input is what a [`super::Copier`] gives a copier.
+/// Returns true if the standard input is what a [`super::Copier`] gives a copier.
 #[must_use]
 pub fn started_as_one() -> bool {
     getsockopt(&std::io::stdin(), sockopt::SockType) == Ok(SockType::SeqPacket)

@@ -56,7 +56,7 @@ pub enum FindError {
     NoVersion {
         /// The program or prefix.
         path: PathBuf,
-        /// How it ended.
+        /// The end of the process.
         status: ExitStatus,
         /// Its words.
         answer: String,
@@ -72,7 +72,7 @@ pub enum CheckError {
     /// This kernel or these privileges do not suffice.
     #[error("cannot use CRIU here: `criu check` ended with {status}: {reason}")]
     Failed {
-        /// How it ended.
+        /// The end of the process.
         status: ExitStatus,
         /// Its words.
         reason: String,

@@ -80,7 +80,7 @@ pub(super) fn beside(program: &Path) -> Vec<PathBuf> {
     prefixes.into_iter().flatten().collect()
 }
 
-/// Whether it belongs to us or root, and nobody else can write to it.
+/// Returns true if it belongs to us or root, and nobody else can write to it.
 fn is_ours_alone(path: &Path) -> bool {
     let us = nix::unistd::geteuid().as_raw();
     fs::metadata(path)

@@ -13,7 +13,7 @@ const _: () = assert!(CHUNK_LEN_MAX as usize == CHUNK_BYTES);
 /// The name of a chunk: BLAKE3 of its uncompressed bytes.
 pub type Hash = [u8; 32];
 
-/// Where a table of chunks looks for a name. A hash is as random as a table wants.
+/// Returns the hash table key of a name. A hash is as random as a table needs.
 pub(crate) fn key_of(hash: &Hash) -> u64 {
     let (first, _) = hash.split_first_chunk().unwrap_or((&[0; 8], &[]));
     u64::from_le_bytes(*first)

@@ -34,7 +34,7 @@ use crate::clock;
 
 const NONCE_BYTES: usize = 16;
 const TAG_BYTES: usize = 16;
-/// By how much the sealed form is longer.
+/// Difference in length between the sealed and the plain form.
 pub(crate) const OVERHEAD_BYTES: usize = NONCE_BYTES + TAG_BYTES;
 
 /// `OVERHEAD_BYTES` as the type of a chunk's length on disk.
@@ -49,7 +49,7 @@ const FILES: &str = "ckpt-run 2026-11-21 store, portable files";
 const FRAMES: &str = "ckpt-run 2026-11-21 portable file, frames";
 const FILE_CHECK: &str = "ckpt-run 2026-11-21 portable file, key check";
 
-/// What a store does with its key.
+/// Ciphers and checks that are derived from a store's key.
 pub(crate) struct Secrets {
     names: Zeroizing<[u8; 32]>,
     pub(crate) chunks: Cipher,
@@ -80,7 +80,7 @@ impl Secrets {
         Cipher::derived(&self.files.derive(FRAMES, salt))
     }
 
-    /// By what a portable file knows its key.
+    /// Returns the check by which a portable file recognizes its key.
     pub(crate) fn file_check(&self, salt: &[u8; 32]) -> [u8; 32] {
         *self.files.derive(FILE_CHECK, salt)
     }
@@ -128,7 +128,7 @@ impl Cipher {
         Ok(())
     }
 
-    /// For [`seal`](Self::seal) alone: what is sealed twice with one nonce is no secret.
+    /// Seals for [`seal`](Self::seal) only: two seals with one nonce reveal the content.
     fn seal_with(&self, nonce: &[u8; NONCE_BYTES], about: &[u8], plain: &[u8], sealed: &mut [u8]) {
         let (front, rest) = sealed.split_at_mut(NONCE_BYTES);
         let (text, tag) = rest.split_at_mut(plain.len());

@@ -1,5 +1,4 @@
-//! How the bytes of a chunk are stored: as they are, as byte planes, or compressed with
-//! zstd, whichever a sample says pays.
+//! Encoding of a chunk: raw, as byte planes, or compressed with zstd, whichever pays in a sample.
 //!
 //! ```text
 //! chunk ─▶ sampler ─┬─▶ raw     keys, compressed files, noise
@@ -28,7 +27,7 @@ use super::chunk::CHUNK_BYTES;
 pub enum Codec {
     /// The bytes as they are.
     Raw = 1,
-    /// One zstd frame.
+    /// A zstd frame.
     Zstd = 2,
     /// The bytes of numbers, sorted by their place in the number, the uneven ones
     /// entropy coded.
@@ -45,7 +44,7 @@ impl Codec {
         }
     }
 
-    /// Whether a chunk of `raw_len` bytes can be as long as that in this form.
+    /// Returns true if a chunk of `raw_len` bytes can be as long as that in this form.
     pub(crate) fn fits(self, stored_len: u32, raw_len: u32) -> bool {
         match self {
             Self::Raw => stored_len == raw_len,

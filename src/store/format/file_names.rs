@@ -8,7 +8,7 @@ use super::image_id::ImageId;
 use super::pack::PackName;
 use crate::store::fs::durable;
 
-/// What a file in one of the store's folders is, by its name.
+/// Kind of a file in one of the store's folders, by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FileKind {
     Manifest(ImageId),
@@ -16,7 +16,7 @@ pub(crate) enum FileKind {
     Pinned(ImageId),
     Pack(PackName),
     Temporary,
-    /// Not ours: never read, never removed.
+    /// A file of another program: never read, never removed.
     Foreign,
 }
 

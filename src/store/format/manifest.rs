@@ -24,7 +24,7 @@ pub struct Manifest {
     pub format: u32,
     /// The image's number.
     pub id: ImageId,
-    /// When the image was begun, in milliseconds since 1970 UTC.
+    /// Time of the image's begin, in milliseconds since 1970 UTC.
     pub created_unix_ms: u64,
     /// The streams, in the order they were opened.
     pub streams: Vec<Stream>,
@@ -34,11 +34,11 @@ pub struct Manifest {
     pub packs: Vec<Pack>,
     /// Length of all streams together.
     pub raw_bytes: u64,
-    /// Whether its chunks are sealed.
+    /// True if its chunks are sealed.
     pub encrypted: bool,
     /// Bytes that this image added to the store's packs.
     pub stored_bytes: u64,
-    /// What the caller wanted to remember with the image.
+    /// Data of the caller.
     pub meta: Vec<u8>,
 }
 
@@ -58,16 +58,16 @@ pub struct Stream {
 pub struct Chunk {
     /// Uncompressed length, at least 1.
     pub raw_len: u32,
-    /// What the bytes are.
+    /// The chunk's bytes.
     pub content: Content,
 }
 
 /// The bytes of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// All zero, stored nowhere.
+    /// Zeros, stored nowhere.
     Zero,
-    /// In a pack.
+    /// Bytes in a pack.
     Stored(Stored),
 }
 
@@ -78,9 +78,9 @@ pub struct Stored {
     pub hash: Hash,
     /// Position in [`Manifest::packs`].
     pub pack: u32,
-    /// Where in the pack.
+    /// Offset in the pack.
     pub offset: u64,
-    /// How many bytes there.
+    /// Length in the pack.
     pub len: u32,
     /// Their form.
     pub codec: Codec,
@@ -125,7 +125,7 @@ pub enum InvalidManifest {
     },
 }
 
-/// Whether a stream can have this name: 1 to 255 bytes of `[A-Za-z0-9._-]` and `/`,
+/// Returns true if a stream can have this name: 1 to 255 bytes of `[A-Za-z0-9._-]` and `/`,
 /// with no part between slashes that is empty, `.` or `..`.
 #[must_use]
 pub fn is_stream_name(name: &str) -> bool {
@@ -205,7 +205,7 @@ pub(crate) mod tests {
     use crate::store::format::FORMAT;
     use crate::store::format::pack::PackName;
 
-    /// One stream of three chunks: stored, zero, stored again.
+    /// Makes an image with one stream of three chunks: stored, zero, stored again.
     pub(in crate::store) fn example() -> Manifest {
         let id = ImageId::new(12).unwrap();
         let stored = Stored {

@@ -75,7 +75,7 @@ pub enum ManifestError {
     /// The image is that of another store, or somebody without the key made it.
     #[error("the image is not encrypted, but the store is")]
     NotEncrypted,
-    /// It is whole, but this key does not open it.
+    /// The manifest is whole, but this key does not open it.
     #[error("the manifest was sealed with another key")]
     OtherKey,
     /// The kernel has no random bytes.
@@ -96,7 +96,7 @@ pub enum ManifestError {
 }
 
 impl ManifestError {
-    /// Whether the image is lost to this version, rather than out of reach for now.
+    /// Returns true if the image is lost to this version, rather than out of reach for now.
     pub(crate) fn is_damage(&self) -> bool {
         match self {
             Self::Read(error) => is_loss(error),
@@ -111,7 +111,7 @@ impl ManifestError {
     }
 }
 
-/// What a manifest says before its body is read.
+/// The part of a manifest that can be read without its body.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Summary {
     pub(crate) created_unix_ms: u64,
@@ -177,7 +177,7 @@ pub(crate) fn encode(
     .concat())
 }
 
-/// What listing and pruning need of the manifest of image `id`.
+/// Reads the part of image `id`'s manifest that listing and pruning need.
 pub(crate) fn read_summary(
     path: &Path,
     id: ImageId,
@@ -195,7 +195,7 @@ pub(crate) fn read_manifest(
     Sections::read(path, id, Extent::Whole, secrets)?.manifest(id)
 }
 
-/// How much of a manifest is read.
+/// Extent of a read of a manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Extent {
     Summary,
@@ -299,7 +299,7 @@ impl Sections {
 }
 
 impl Part {
-    /// What a sealed part is bound to.
+    /// Returns the data to which a sealed part is bound.
     fn about(self, head: &[u8; CHECKED_LEN]) -> [u8; CHECKED_LEN + 1] {
         let mut about = [0; CHECKED_LEN + 1];
         about[..CHECKED_LEN].copy_from_slice(head);

@@ -62,14 +62,14 @@ impl PackName {
         (pack.to_string() == name).then_some(pack)
     }
 
-    /// What the pack begins with.
+    /// Returns the header of the pack.
     pub(crate) fn header(self) -> [u8; HEADER_LEN] {
         let mut header = [0; HEADER_LEN];
         header[..COMMON_LEN].copy_from_slice(&self.common(FORMAT));
         header
     }
 
-    /// What the pack begins with in any format.
+    /// Returns the part of the header that all formats have.
     pub(crate) fn common(self, format: u32) -> [u8; COMMON_LEN] {
         let mut common = [0; COMMON_LEN];
         common[..8].copy_from_slice(&MAGIC);
@@ -89,7 +89,7 @@ impl fmt::Display for PackName {
 /// A pack as a manifest lists it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Pack {
-    /// Which file.
+    /// The file.
     pub name: PackName,
     /// Its length, header included.
     pub len: u64,
@@ -125,7 +125,7 @@ pub enum PackError {
 }
 
 impl PackError {
-    /// Whether the chunks are lost, rather than out of reach for now.
+    /// Returns true if the chunks are lost, rather than out of reach for now.
     pub(crate) fn is_damage(&self) -> bool {
         match self {
             Self::Read { source, .. } => is_loss(source),
@@ -162,7 +162,7 @@ fn open(store: &Store, pack: Pack) -> Result<File, PackError> {
     }
 }
 
-/// Whether this is the pack of this name.
+/// Returns true if this is the pack of this name.
 pub(crate) fn has_header(file: &File, name: PackName) -> io::Result<bool> {
     let mut common = [0; COMMON_LEN];
     file.read_exact_at(&mut common, 0)?;
@@ -187,12 +187,12 @@ pub(crate) struct PackFiles {
     reopened: Mutex<HashMap<u32, Arc<File>>>,
 }
 
-/// Which files serve as packs.
+/// Rule for the files that serve as packs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Admission {
-    /// Those that are what the manifest says.
+    /// Files that match the manifest.
     Right,
-    /// All that have the name: the caller looks for what is left of them.
+    /// All files with the right name: the caller looks for usable rests.
     Named,
 }
 

@@ -29,7 +29,7 @@ const FORMAT_FILE_BYTES_MAX: u64 = 64;
 const LOCK_FILE: &str = "lock";
 pub(crate) const IMAGES: &str = "images";
 pub(crate) const PACKS: &str = "packs";
-/// Of an ext file system.
+/// Folder of an ext file system.
 const LOST_AND_FOUND: &str = "lost+found";
 
 /// A folder of images. Cheap to clone; holds no file open.
@@ -37,12 +37,12 @@ const LOST_AND_FOUND: &str = "lost+found";
 pub struct Store {
     path: PathBuf,
     format: u32,
-    /// In an encrypted store.
+    /// Secrets of an encrypted store.
     secrets: Option<Arc<Secrets>>,
 }
 
 impl Store {
-    /// As [`create_or_open_with`](Self::create_or_open_with), without a key.
+    /// Calls [`create_or_open_with`](Self::create_or_open_with) without a key.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -71,7 +71,7 @@ impl Store {
         Self::open_with(path, key)
     }
 
-    /// As [`open_with`](Self::open_with), without a key.
+    /// Calls [`open_with`](Self::open_with) without a key.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -94,7 +94,7 @@ impl Store {
         })
     }
 
-    /// Whether what the store holds is encrypted.
+    /// Returns true if what the store holds is encrypted.
     #[must_use]
     pub fn is_encrypted(&self) -> bool {
         self.secrets.is_some()
@@ -234,7 +234,7 @@ fn metadata(path: &Path) -> Result<fs::Metadata, OpenError> {
     })
 }
 
-/// What a folder without a format is: a store that has lost it, or none.
+/// Classifies a folder without a format: a store that has lost it, or no store.
 fn without_format(path: &Path) -> OpenError {
     let is_store = contents(path).is_ok_and(|kinds| {
         kinds.iter().any(|kind| match kind {
@@ -283,8 +283,8 @@ fn read_format(path: &Path) -> Result<Option<u32>, OpenError> {
         })
 }
 
-/// Whether the folder holds no more than a creation that was cut short leaves, or a new disk's
-/// own folder: one with images would get another key.
+/// Returns true if the folder holds no more than an interrupted creation leaves, or a new disk's own folder. A folder
+/// with images would get another key.
 fn is_unfinished(path: &Path) -> Result<bool, OpenError> {
     let known = [IMAGES, PACKS, LOCK_FILE, KEY_FILE, LOST_AND_FOUND];
     let is_bare = file_names::list(path)?.iter().all(|(path, kind)| {
@@ -294,7 +294,7 @@ fn is_unfinished(path: &Path) -> Result<bool, OpenError> {
     Ok(is_bare && contents(path)?.iter().all(is_temporary))
 }
 
-/// What is in the folders of a store, as far as there are any.
+/// Lists the folders of a store, as far as they exist.
 fn contents(path: &Path) -> Result<Vec<FileKind>, ListError> {
     let mut kinds = Vec::new();
     for folder in [IMAGES, PACKS] {

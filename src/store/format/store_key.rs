@@ -32,16 +32,16 @@ const CHECK: &str = "ckpt-run 2026-11-21 store, key check";
 /// and never shown.
 pub struct Key(Zeroizing<[u8; 32]>);
 
-/// What makes the checks of two stores of the same key differ.
+/// Random bytes that make the checks of two stores with the same key differ.
 type Salt = [u8; 32];
 
-/// What cannot be a key.
+/// Reasons why bytes cannot be a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidKey {
-    /// Of another length.
+    /// The length is wrong.
     #[error("{len} bytes are no key: a key is 64 hexadecimal digits or 32 random bytes")]
     Length {
-        /// What was given.
+        /// The given length.
         len: usize,
     },
     /// Text, which can be guessed.
@@ -50,7 +50,7 @@ pub enum InvalidKey {
          and not made from words"
     )]
     Text,
-    /// One byte 32 times, as files have after a disk failure.
+    /// The key is one byte 32 times, as in files after a disk failure.
     #[error("a key of 32 equal bytes is not random: the file was never written, or is damaged")]
     Uniform,
 }
@@ -122,7 +122,7 @@ impl fmt::Debug for Key {
     }
 }
 
-/// By what a store knows its key again.
+/// The check by which a store recognizes its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KeyCheck {
     salt: Salt,
@@ -166,7 +166,7 @@ impl KeyCheck {
         format!("{MAGIC}{salt} {}\n", self.check.to_hex())
     }
 
-    /// Whether the store was made with this key.
+    /// Returns true if the store was made with this key.
     pub(crate) fn fits(&self, key: &Key) -> bool {
         Self::check(key, &self.salt) == self.check
     }

@@ -11,13 +11,13 @@ use std::path::{Path, PathBuf};
 
 use super::ops;
 
-/// How names of temporary files begin, so that a sweep finds those of a killed writer.
+/// Prefix of temporary files, by which a sweep finds those of a killed writer.
 pub const TEMPORARY_PREFIX: &str = ".tmp-";
 
 /// A durable write that did not happen, or of which it is not known whether it lasts.
 #[derive(Debug, thiserror::Error)]
 pub enum DurableError {
-    /// Nothing changed.
+    /// The temporary file could not be created. Nothing changed.
     #[error("cannot create a temporary file in {path}")]
     CreateTemporary {
         /// The folder.
@@ -49,7 +49,7 @@ pub enum DurableError {
         /// The cause.
         source: io::Error,
     },
-    /// Nothing changed.
+    /// The folder could not be created. Nothing changed.
     #[error("cannot create the folder {path}")]
     CreateFolder {
         /// The folder.
@@ -90,7 +90,7 @@ pub fn write(path: &Path, content: &[u8]) -> Result<(), DurableError> {
     replace(path, content, 0o600)
 }
 
-/// As [`write()`], for a program (mode 0700).
+/// Writes a program (mode 0700) as [`write()`] does.
 ///
 /// # Errors
 /// As there.

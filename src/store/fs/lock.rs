@@ -20,9 +20,10 @@ use crate::clock;
 use crate::store::format::FORMAT;
 use crate::store::format::store_folder::Store;
 
-/// What the holder writes about itself: a pid and a host name, a time, a command line whose letters have up to four bytes.
+/// Limit on the holder's text about itself: a pid and a host name, a time, a command line whose letters have up to four
+/// bytes.
 const HOLDER_BYTES_MAX: u64 = 1024;
-/// As much of its command line as tells it from others.
+/// Limit on its command line: enough to recognize it.
 const COMMAND_LETTERS_MAX: usize = 120;
 
 /// The right to change a store; every writing call takes it. Dropping it, and the
@@ -163,7 +164,7 @@ fn write_holder(file: &File) -> io::Result<()> {
     ops::write_at(file, lines.as_bytes(), 0)
 }
 
-/// Who it is, what it runs, and since when, as far as known.
+/// Returns the holder's identity, command and time, as far as known.
 fn read_holder(file: File) -> String {
     let mut bytes = Vec::new();
     let read = file.take(HOLDER_BYTES_MAX).read_to_end(&mut bytes);

@@ -1,17 +1,16 @@
-//! What two images of a store have in common, from their manifests alone: a chunk's name
-//! says what it holds.
+//! Comparison of two images of a store, from their manifests alone: the name of a chunk identifies its content.
 
 use std::collections::{BTreeMap, HashSet};
 
 use crate::store::format::chunk::Hash;
 use crate::store::format::manifest::{Chunk, Content, Manifest};
 
-/// What an image has that another of the same store has, too, and what it has not.
+/// The parts of an image that another one of the same store has as well, and those that it lacks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Comparison {
     /// The streams of both, by name.
     pub streams: Vec<StreamComparison>,
-    /// All of them together.
+    /// Sum of all streams.
     pub total: Shares,
 }
 
@@ -24,20 +23,20 @@ pub struct StreamComparison {
     pub before: Option<u64>,
     /// Its length in the newer image.
     pub after: Option<u64>,
-    /// Of the newer image's stream.
+    /// Shares of the newer image's stream.
     pub shares: Shares,
 }
 
-/// What bytes of the newer image are. Chunks may be anywhere in the older one.
+/// Bytes of the newer image by origin. A chunk may be anywhere in the older one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shares {
-    /// In chunks that the older image has, too.
+    /// Bytes in chunks that the older image has as well.
     pub shared_bytes: u64,
-    /// In chunks that it has not.
+    /// Bytes in chunks that the older image lacks.
     pub new_bytes: u64,
     /// Zeros, which are stored nowhere.
     pub zero_bytes: u64,
-    /// What the new chunks take in the packs, each counted where it is first.
+    /// Size of the new chunks in the packs, each counted at its first occurrence.
     pub new_stored_bytes: u64,
 }
 

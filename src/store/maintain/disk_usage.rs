@@ -1,4 +1,4 @@
-//! What a store takes of its disk, by its files alone: no key is needed, and no manifest is read.
+//! Disk usage of a store, from its files alone: no key is needed, and no manifest is read.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::store::format::store_folder::{IMAGES, PACKS};
 /// Bytes of a block, as `stat` counts them.
 const BLOCK_BYTES: u64 = 512;
 
-/// What a store takes of its disk.
+/// Disk usage of a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     /// Images in it, damaged ones too.

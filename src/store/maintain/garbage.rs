@@ -1,4 +1,4 @@
-//! What no image needs: first found, so that it can be shown, then removed.
+//! Garbage: data that no image needs. It is found first, so that it can be shown, and then removed.
 //!
 //! ```text
 //! manifests removed durably ─▶ packs that none names ─▶ dead space in packs ─▶ marks
@@ -32,7 +32,7 @@ pub(crate) struct Garbage {
 }
 
 impl Garbage {
-    /// What images that are gone have left. No image is being written.
+    /// Finds the rests of removed images. No image is being written.
     pub(crate) fn of_images(store: &Store, scope: &Scope) -> Result<Self, ReadError> {
         let live = Live::of(store.summaries()?);
         let mut garbage = Self {
@@ -68,7 +68,7 @@ impl Garbage {
         Ok(self)
     }
 
-    /// Without packs of images newer than this one.
+    /// Leaves out packs of images newer than this one.
     pub(crate) fn not_after(mut self, newest: Option<ImageId>) -> Self {
         self.packs.retain(|path| {
             let name = path.file_name().and_then(|name| name.to_str());
@@ -133,7 +133,7 @@ fn remove_all(files: &[PathBuf], folder: &Path) -> Result<(), DurableError> {
     durable::sync_folder(folder)
 }
 
-/// What the manifests name.
+/// Data that the manifests name.
 #[derive(Default)]
 pub(crate) struct Live {
     ids: HashSet<ImageId>,
@@ -178,7 +178,7 @@ fn marks(store: &Store, ids: &HashSet<ImageId>) -> Result<Vec<PathBuf>, ReadErro
     Ok(stale.map(|(path, _)| path).collect())
 }
 
-/// For the account only: 0 where it cannot be had.
+/// Returns the size for the report only: 0 if it is unknown.
 pub(crate) fn space(path: &Path) -> u64 {
     fs::symlink_metadata(path).map_or(0, |found| disk_bytes(&found))
 }

@@ -1,4 +1,4 @@
-//! Which images a store has.
+//! List of a store's images.
 //!
 //! Reads names, summaries and marks; no chunk. Needs no lock: what is removed meanwhile
 //! is left out.
@@ -21,13 +21,13 @@ pub(crate) const REASON_BYTES_MAX: usize = 4096;
 pub struct ImageEntry {
     /// Its number.
     pub id: ImageId,
-    /// When it was begun, in milliseconds since 1970 UTC; 0 if unknown.
+    /// Time of its begin, in milliseconds since 1970 UTC; 0 if unknown.
     pub created_unix_ms: u64,
     /// Length of all its streams together; 0 if unknown.
     pub raw_bytes: u64,
     /// Bytes that it added to the packs; 0 if unknown.
     pub stored_bytes: u64,
-    /// What the caller remembered with it; empty if unknown.
+    /// Data of the caller; empty if unknown.
     pub meta: Vec<u8>,
     /// Why it must not be restored: it was set aside, or its manifest cannot be read.
     pub damaged: Option<String>,
@@ -36,7 +36,7 @@ pub struct ImageEntry {
 }
 
 impl ImageEntry {
-    /// Whether its manifest cannot be read, for now or for ever: what the image says about itself is not known.
+    /// Returns true if its manifest cannot be read, for now or for ever: what the image says about itself is not known.
     #[must_use]
     pub fn is_unreadable(&self) -> bool {
         self.damaged.is_some() && self.meta.is_empty()
@@ -121,7 +121,7 @@ impl Store {
         })
     }
 
-    /// As [`Store::damage_mark`], for who is not content with a guess.
+    /// Reads the damage mark as [`Store::damage_mark`] does, and reports errors.
     pub(crate) fn read_damage_mark(&self, id: ImageId) -> io::Result<Option<String>> {
         let mut reason = Vec::new();
         let read = File::open(self.damaged_file(id))

@@ -39,13 +39,13 @@ const MARK_TRIES: usize = 5;
 /// A pin that was not set or taken away.
 #[derive(Debug, thiserror::Error)]
 pub enum PinError {
-    /// There is no image of this number.
+    /// No image has this number.
     #[error("there is no image {image}")]
     Missing {
         /// The image.
         image: ImageId,
     },
-    /// It is being removed at this moment.
+    /// The image is being removed at this moment.
     #[error("cannot pin image {image}: it is being removed")]
     Removing {
         /// The image.

@@ -1,4 +1,4 @@
-//! What the removal of images would give back, told before any of them goes.
+//! Estimate of the space that a removal of images would free, before any of them is removed.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,9 +11,8 @@ use crate::store::format::pack::PackName;
 use crate::store::format::store_folder::Store;
 
 impl Store {
-    /// How much a thorough [`Store::forget`] gives back, at least, once the first of these images is gone,
-    /// the first two, and so on: the packs that no other image names, and the dead space in
-    /// those that stay.
+    /// Returns the least number of bytes that a thorough [`Store::forget`] frees once the first of these images is
+    /// removed, the first two, and so on: the packs that no other image names, and the dead space in those that stay.
     ///
     /// # Errors
     /// The images cannot be listed.
@@ -50,7 +49,8 @@ impl Store {
     }
 }
 
-/// Where in `ids` the last of the unreadable ones is: before it is gone no pack is touched. `None` if one stays.
+/// Returns the index in `ids` of the last unreadable image: before it is removed no pack is touched. `None` if one
+/// stays.
 fn first_with_all(ids: &[ImageId], unreadable: &[ImageId]) -> Option<usize> {
     if !unreadable.iter().all(|image| ids.contains(image)) {
         return None;
@@ -65,7 +65,7 @@ struct Reclaimable<'a> {
     ids: &'a [ImageId],
     /// The packs that the images name.
     packs: Vec<PackName>,
-    /// Those of them in which holes are looked for.
+    /// The packs in which holes are looked for.
     chosen: Vec<PackName>,
 }
 
@@ -86,7 +86,7 @@ impl<'a> Reclaimable<'a> {
         }
     }
 
-    /// From the last to the first that counts, 0 for those before it: each image that comes back makes more of its
+    /// Computes from the last index to `first`, 0 for those before it: each image that is put back makes more of its
     /// packs live.
     fn all(&self, first: usize) -> Result<Vec<u64>, ReadError> {
         let mut pages: Pages = HashMap::new();

@@ -21,9 +21,9 @@ use crate::store::read::chunk_fetcher;
 pub(crate) struct Relocator<'a> {
     scan: &'a Scan,
     files: PackFiles,
-    /// For chunks that are bad somewhere, where they are whole.
+    /// Good places of chunks that are bad elsewhere.
     spares: HashMap<(Hash, u32), &'a Place>,
-    /// Whether everything that may have a spare could be read.
+    /// True if everything that may have a spare could be read.
     is_complete: bool,
 }
 

@@ -27,8 +27,8 @@ use crate::sync::locked;
 /// More threads than these wait for the disk.
 const WORKERS_MAX: usize = 16;
 
-/// What a thread takes at a time: a few milliseconds of a fast disk, so that threads read
-/// next to each other and seldom meet at the queue.
+/// Size of a thread's batch: a few milliseconds of a fast disk, so that threads read side by side and seldom meet at
+/// the queue.
 const BATCH_BYTES: u64 = 4 << 20;
 
 /// Memory for a distinct chunk, at most: 100 GiB in chunks of 64 KiB take 130 MB.
@@ -43,12 +43,12 @@ pub(crate) struct Place {
     pub(crate) stored: Stored,
 }
 
-/// What is known of a pack's file.
+/// State of a pack's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PackState {
     Readable(Probe),
     Lost,
-    /// For want of permission, memory or descriptors.
+    /// The file cannot be read for lack of permission, memory or descriptors.
     OutOfReach,
 }
 
@@ -133,7 +133,7 @@ impl Scan {
         self.numbers.get(&name).copied()
     }
 
-    /// Whether nothing was passed over because it cannot be read for now.
+    /// Returns true if nothing was passed over because it cannot be read for now.
     pub(crate) fn reached_all(&self) -> bool {
         let mut packs = self.packs.iter();
         packs.all(|(_, state)| *state != PackState::OutOfReach)
@@ -148,7 +148,7 @@ impl Scan {
         PackFiles::unchecked(store, self.packs.iter().map(named).collect())
     }
 
-    /// Where the first good place of a pack lies whose header is not its own.
+    /// Returns the first good place of each pack whose header is not its own.
     pub(crate) fn misnamed(&self) -> BTreeMap<PackName, u64> {
         let mut found = BTreeMap::new();
         for place in self.good() {
@@ -181,7 +181,7 @@ impl Scan {
         good.map(|(_, place)| place)
     }
 
-    /// Which chunks of an image that was added are bad, by their positions in its table.
+    /// Returns the bad chunks of an added image, by their positions in its table.
     pub(crate) fn bad_chunks(&self, manifest: &Manifest) -> Vec<Option<ChunkFault>> {
         // A pack that the image had not when it was added has no place here.
         let packs = manifest.packs.iter().map(|pack| self.number(pack.name));
@@ -268,7 +268,7 @@ fn continues(last: &BadRun, next: &BadRun) -> bool {
     last.chunks.end == next.chunks.start && last.pack == next.pack && last.fault == next.fault
 }
 
-/// One reading of all places.
+/// A single read of all places.
 struct Pass<'a> {
     scan: &'a Scan,
     files: PackFiles,

@@ -94,7 +94,7 @@ pub enum ChunkFault {
 }
 
 impl Report {
-    /// Whether every image is whole.
+    /// Returns true if every image is whole.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         let whole = |image: &ImageReport| image.verdict() == Verdict::Whole;
@@ -154,7 +154,7 @@ impl fmt::Display for BadRun {
     }
 }
 
-/// Whether no version can read the manifest, as far as this one can tell.
+/// Returns true if no version can read the manifest, as far as this one can tell.
 pub(crate) fn is_manifest_lost(error: &ManifestError) -> bool {
     match error {
         ManifestError::Newer { .. } | ManifestError::OtherKey => false,

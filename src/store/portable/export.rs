@@ -53,7 +53,7 @@ pub struct Exported {
     pub raw_bytes: u64,
     /// Length of the file.
     pub file_bytes: u64,
-    /// Whether it takes the store's key to read it.
+    /// True if it takes the store's key to read it.
     pub sealed: bool,
 }
 

@@ -191,7 +191,7 @@ impl ImageReader {
         self.given.clone()
     }
 
-    /// Whether the image has this stream.
+    /// Returns true if the image has this stream.
     #[must_use]
     pub fn contains(&self, name: &str) -> bool {
         self.streams.contains_key(name)

@@ -130,7 +130,7 @@ impl Recorded {
         format!("{fault}\nafter\n{events}a crash left, with seed {seed}, {state}")
     }
 
-    /// Whether anything changed in the folder or below it.
+    /// Returns true if anything changed in the folder or below it.
     fn touches(&self, folder: &Path) -> bool {
         let inside = self.base.folders.iter();
         let inside = inside.filter(|(path, _)| path.starts_with(folder));

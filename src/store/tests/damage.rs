@@ -46,7 +46,7 @@ pub(crate) fn files_of(store: &Store) -> Vec<PathBuf> {
     paths
 }
 
-/// Whether an image gives all its bytes. Panics if it gives a wrong one.
+/// Returns true if an image gives all its bytes. Panics if it gives a wrong one.
 pub(crate) fn reads_back(store: &Store, id: ImageId, streams: &[(&str, Vec<u8>)]) -> bool {
     let Ok(reader) = store.read(id) else {
         return false;

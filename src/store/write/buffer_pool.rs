@@ -65,7 +65,7 @@ impl Buffer {
         }
     }
 
-    /// Whether the buffer is part of a slab and worth keeping.
+    /// Returns true if the buffer is part of a slab and worth keeping.
     pub(crate) fn is_pooled(&self) -> bool {
         match self.memory {
             Memory::Slab { .. } => true,

@@ -158,7 +158,7 @@ impl PackWriter {
     }
 }
 
-/// Whether a write failed because it went past the page cache. All writes that are on
+/// Returns true if a write failed because it went past the page cache. All writes that are on
 /// their way may learn so.
 fn is_refusal(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::EINVAL as i32)

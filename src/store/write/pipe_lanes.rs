@@ -64,7 +64,7 @@ pub(crate) struct Passage {
 }
 
 impl Passage {
-    /// Whether the chunk has all its bytes.
+    /// Returns true if the chunk has all its bytes.
     pub(crate) fn is_full(&self) -> bool {
         self.len == CHUNK_BYTES
     }

@@ -77,7 +77,7 @@ struct State {
 }
 
 impl State {
-    /// Whether a buffer will come back without any stream's doing.
+    /// Returns true if a buffer will come back without any stream's doing.
     fn is_moving(&self) -> bool {
         !self.queue.is_empty() || self.busy > 0 || self.passing > 0
     }

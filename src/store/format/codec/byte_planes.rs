@@ -22,7 +22,7 @@ use zstd::zstd_safe::{CParameter, ParamSwitch, Strategy};
 use super::super::chunk::CHUNK_BYTES;
 use super::{byte_shuffle, damaged, pays};
 
-/// How many bytes make a number.
+/// Number of bytes of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Width {
@@ -49,20 +49,20 @@ impl Width {
     }
 }
 
-/// Which planes a Huffman code makes shorter, of numbers of which width.
+/// The width of the numbers, and the planes that a Huffman code makes shorter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
     pub(super) width: Width,
-    /// One bit a plane, the lowest for the lowest address.
+    /// A bit for each plane, the lowest for the lowest address.
     pub(super) coded: u8,
 }
 
-/// What the stored form has besides planes, at most.
+/// Largest size of the stored form besides its planes.
 pub(super) const HEADERS_BYTES_MAX: usize = 1 + Width::PLANES_MAX * LENGTH_BYTES;
 const LENGTH_BYTES: usize = size_of::<u32>();
 
-/// So far apart does zstd look for matches that it finds none and codes literals only:
-/// its own limit. Matches within an exponent plane are chance; they cost time and bits.
+/// Distance at which zstd looks for matches, so large that it finds none and codes literals only: its own limit.
+/// Matches within an exponent plane are chance; they cost time and bits.
 const SEARCH_STEP_BYTES: u32 = 128 * 1024;
 
 /// Takes chunks apart, with its own memory.

@@ -79,7 +79,7 @@ fn unzip(bytes: &[u8], halves: &mut [u8]) {
     }
 }
 
-/// One of each in turns; both are half as long as `bytes`.
+/// Takes bytes from both in turn; each is half as long as `bytes`.
 fn zip(even: &[u8], odd: &[u8], bytes: &mut [u8]) {
     let (pairs, _) = bytes.as_chunks_mut::<2>();
     for ((pair, even), odd) in pairs.iter_mut().zip(even).zip(odd) {

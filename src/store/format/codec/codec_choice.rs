@@ -25,7 +25,7 @@ const PARTS: usize = 4;
 const PART_FRACTION: usize = 64;
 /// Smaller samples say nothing of matches.
 const PART_BYTES_MIN: usize = 1024;
-/// In smaller samples zstd finds too little of what it finds in the chunk.
+/// Size of a part of the sample. In smaller samples zstd finds too little of what it finds in the chunk.
 const TRIAL_PART_BYTES: usize = 4 * 1024;
 /// Longer ones than a trial takes.
 const SAMPLE_BYTES_MAX: usize = 2 * PARTS * TRIAL_PART_BYTES;
@@ -99,8 +99,7 @@ impl Sampler {
         })
     }
 
-    /// Whether zstd makes a thirty-second less of the sample than planes, which make
-    /// `planes` of `whole`.
+    /// Returns true if zstd makes the sample a thirty-second smaller than planes, which make `planes` of `whole`.
     fn zstd_pays(&mut self, planes: usize, whole: usize) -> io::Result<bool> {
         let len = self.sample.len();
         let zstd = compressed(&mut self.trial, &self.sample, &mut self.output)?;
@@ -190,7 +189,7 @@ fn compressed(
     zstd.compress_to_buffer(sample, output)
 }
 
-/// How often each byte occurs.
+/// Number of occurrences of each byte.
 #[derive(Clone, Copy)]
 struct Counts([u16; 256]);
 
@@ -198,9 +197,9 @@ impl Counts {
     /// Terms that are added apart, so that they can be added at once.
     const LANES: usize = 8;
 
-    /// What a Huffman code makes of so many bytes. From the entropy of the counts, which
-    /// is too low by half a bit a kind of byte seen (Miller and Madow), and not below
-    /// the one bit a byte that such a code needs.
+    /// Estimates the length of these bytes in a Huffman code. It is computed from the entropy of the counts, which is
+    /// too low by half a bit for each kind of byte seen (Miller and Madow), and is not below the one bit per byte that
+    /// such a code needs.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,

@@ -176,7 +176,7 @@ fn width() -> impl Strategy<Value = Width> {
     proptest::sample::select(&Width::ALL[..])
 }
 
-/// As stored, whether it pays or not.
+/// Returns the stored form, whether it pays or not.
 fn packed(raw: &[u8], plan: Plan) -> Vec<u8> {
     let mut output = vec![0; zstd::zstd_safe::compress_bound(CHUNK_BYTES) + HEADERS_BYTES_MAX];
     let len = Packer::new().unwrap().pack(raw, plan, &mut output).unwrap();

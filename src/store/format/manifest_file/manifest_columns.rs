@@ -36,7 +36,7 @@ pub(crate) struct BodyMessage {
     stream_names: Vec<String>,
     #[prost(uint64, repeated, tag = "2")]
     stream_lens: Vec<u64>,
-    /// How many of `stream_chunks` belong to each stream.
+    /// Number of `stream_chunks` of each stream.
     #[prost(uint32, repeated, tag = "3")]
     stream_counts: Vec<u32>,
     #[prost(uint32, repeated, tag = "4")]
@@ -57,7 +57,7 @@ pub(crate) struct BodyMessage {
     offsets: Vec<u64>,
     #[prost(uint32, repeated, tag = "10")]
     lens: Vec<u32>,
-    /// None in format 1.
+    /// Checksums; absent in format 1.
     #[prost(fixed64, repeated, tag = "11")]
     checks: Vec<u64>,
 }

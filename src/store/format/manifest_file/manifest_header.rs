@@ -72,7 +72,7 @@ impl Header {
         Ok(header)
     }
 
-    /// What opens the parts; `None` where they are not sealed.
+    /// Returns the cipher of the parts; `None` if they are not sealed.
     pub(super) fn cipher<'a>(
         &self,
         secrets: Option<&'a Secrets>,

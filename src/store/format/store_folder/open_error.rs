@@ -10,7 +10,7 @@ use crate::store::fs::durable::DurableError;
 /// [`Store::create_or_open`](super::Store::create_or_open) may leave an unfinished store, which it finishes next time.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// There is nothing at the path.
+    /// The path does not exist.
     #[error("there is no store at {path}")]
     Missing {
         /// The path.
@@ -66,7 +66,7 @@ pub enum OpenError {
         /// The file.
         path: PathBuf,
     },
-    /// Nothing in it can be read without its key.
+    /// The store is encrypted and cannot be read without its key.
     #[error(
         "the store {path} is encrypted and no key is given: set encryption.key_file or encryption.key_command"
     )]
@@ -74,7 +74,7 @@ pub enum OpenError {
         /// The path.
         path: PathBuf,
     },
-    /// Nothing in it can be read with this key.
+    /// The store cannot be read with this key.
     #[error(
         "the key is not that of the store {path}: give the key that it was made with, or choose another store"
     )]

@@ -36,18 +36,18 @@ const HOLE_BYTES_MIN: u64 = 64 << 10;
 /// Holes of one rotation, the largest of all its packs: a few seconds for holes of a MiB.
 const HOLES_MAX: usize = 1024;
 
-/// What file systems give back; a larger block frees less, and never too much.
+/// Unit in which file systems free space; a larger block frees less, and never too much.
 const PAGE_BYTES: u64 = 4096;
 
-/// Which packs are looked at.
+/// The packs to examine.
 pub(crate) enum Scope {
-    /// None.
+    /// No pack.
     Nothing,
     /// These, as far as it is quick.
     Quick(HashSet<PackName>),
     /// These.
     These(HashSet<PackName>),
-    /// All.
+    /// Every pack.
     Everything,
 }
 
@@ -61,7 +61,7 @@ pub(crate) type Pages = HashMap<PackName, Vec<Range<u64>>>;
 #[derive(Debug)]
 pub(crate) struct Holes {
     path: PathBuf,
-    /// In bytes, at borders of pages.
+    /// Ranges of bytes, aligned to pages.
     ranges: Vec<Range<u64>>,
     /// Disk space that they have.
     pub(crate) bytes: u64,

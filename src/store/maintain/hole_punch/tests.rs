@@ -17,7 +17,7 @@ fn on_disk(store: &Store) -> u64 {
     files.map(|found| disk_bytes(&found)).sum()
 }
 
-/// Whether the file system of temporary folders can do it; says aloud when not.
+/// Returns true if the file system of temporary folders can do it; says aloud when not.
 fn can_punch(folder: &Path) -> bool {
     let path = folder.join("probe");
     fs::write(&path, vec![7; 64 << 10]).unwrap();
@@ -28,9 +28,9 @@ fn can_punch(folder: &Path) -> bool {
     can
 }
 
-/// What each image has for itself, in two parts around what all share.
+/// Size of each image's own data, in two parts around the shared data.
 const OWN_BYTES: usize = 6 * CHUNK_BYTES;
-/// All of it but the pages that it shares with its neighbours.
+/// Size of the own data without the pages that it shares with its neighbours.
 const DEAD_BYTES: u64 = OWN_BYTES as u64 - 4 * PAGE_BYTES;
 
 fn streams(seed: u64) -> [Vec<u8>; 3] {

@@ -25,7 +25,7 @@ use crate::store::format::store_folder::Store;
 use crate::store::fs::durable::{self, DurableError};
 use crate::store::fs::lock::StoreLock;
 
-/// Whether the run goes on from an image, by its number and what was remembered with it.
+/// Predicate: can the run continue from an image of this number with this data?
 pub type GoesOn<'a> = &'a dyn Fn(ImageId, &[u8]) -> bool;
 
 /// Images that were named and cannot go. Nothing was removed.
@@ -34,7 +34,7 @@ pub enum ForgetError {
     /// The images cannot be looked at.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// There are no such images.
+    /// The images do not exist.
     #[error("there is no image {}", listed(images))]
     Missing {
         /// Their numbers.
@@ -49,7 +49,7 @@ pub enum ForgetError {
         /// The images.
         images: Vec<ImageId>,
     },
-    /// There would be nothing to go on from.
+    /// The removal would leave no image from which to continue.
     #[error("cannot forget image {image}: it is the newest good one")]
     Newest {
         /// The image.
@@ -63,28 +63,28 @@ pub enum ForgetError {
     },
 }
 
-/// How far dead space inside of packs that stay is given back.
+/// Effort spent on dead space inside packs that stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
-    /// As far as a rotation has time: the largest parts of packs that few images share.
+    /// Punch the largest parts of packs that few images share, as far as a rotation has time.
     Quick,
-    /// All that the removed images leave.
+    /// Punch everything that the removed images leave.
     Thorough,
 }
 
-/// What was removed.
+/// Result of a removal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Forgotten {
     /// The images that went, oldest first.
     pub images: Vec<ImageId>,
-    /// Those that were to go and stay: they were pinned meanwhile, or nothing newer is good.
+    /// Images that were to be removed and stay: they were pinned meanwhile, or nothing newer is good.
     pub spared: Vec<ImageId>,
-    /// What went with them.
+    /// Data that was removed with them.
     pub swept: Swept,
 }
 
 impl Store {
-    /// What a policy says of the images, oldest first. Changes nothing.
+    /// Applies a policy to the images, oldest first. Changes nothing.
     ///
     /// # Errors
     /// The images cannot be listed.
@@ -97,8 +97,8 @@ impl Store {
         Ok(retention::plan(&self.candidates(goes_on)?, policy, now))
     }
 
-    /// As [`Store::plan`], once the run has one more good image. The newest good images of
-    /// today stay, because that one may fail.
+    /// Applies a policy as [`Store::plan`] does, as if the run had one more good image. The newest good images of today
+    /// stay, because that one may fail.
     ///
     /// # Errors
     /// The images cannot be listed.
@@ -216,7 +216,7 @@ impl Store {
         Ok(forgotten)
     }
 
-    /// Whether the manifest went; not if its image is pinned. See `pins`.
+    /// Removes the manifest. Returns true if it is gone; a pinned image stays. See `pins`.
     pub(crate) fn remove_manifest(&self, id: ImageId) -> Result<bool, WriteError> {
         let path = self.manifest_file(id);
         match hold(&path, FlockArg::LockExclusiveNonblock) {

@@ -1,4 +1,4 @@
-//! What is removed, what is refused, and what a removal that was cut short leaves.
+//! Tests of removals: removed images, refusals, and the rests of an interrupted removal.
 
 use std::fs;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Which images go, by the rules for keeping them. A pure function of images, rules and now.
+//! Retention: the rules for keeping images. A pure function of the images, the rules and the present time.
 //!
 //! An image stays if any rule keeps it. Days and hours are those of local time, as in the
 //! schedule of snapshots; when a clock is set back, an hour that comes twice is two hours.
@@ -21,40 +21,40 @@ pub struct Policy {
     pub keep_last: u32,
     /// Images that are not older stay.
     pub keep_within: Duration,
-    /// Of this many hours, the newest that have a good image, the newest good image stays.
+    /// Number of hours of which the newest good image stays: the newest hours with a good image.
     pub keep_hourly: u32,
-    /// As `keep_hourly`, of days.
+    /// Number of days, as for `keep_hourly`.
     pub keep_daily: u32,
 }
 
-/// What happens to an image, and why.
+/// Fate of an image, and its reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Planned {
     /// The image.
     pub id: ImageId,
-    /// What happens to it.
+    /// Its fate.
     pub fate: Fate,
 }
 
-/// Whether an image stays.
+/// Fate of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It stays.
+    /// The image stays.
     Kept(KeptBy),
-    /// It goes.
+    /// The image is removed.
     Removed(RemovedBy),
 }
 
 /// The first rule that keeps an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeptBy {
-    /// Nothing removes the newest good image.
+    /// The image is the newest good one, which always stays.
     Newest,
-    /// Nothing removes the newest good image that the run goes on from.
+    /// The image is the newest good one from which the run can continue, which always stays.
     Current,
-    /// It is pinned.
+    /// The image is pinned.
     Pin,
-    /// Whether it is good cannot be told for now.
+    /// The image cannot be judged for now.
     OutOfReach,
     /// [`Policy::keep_last`].
     Last,
@@ -64,7 +64,7 @@ pub enum KeptBy {
     Hourly,
     /// [`Policy::keep_daily`].
     Daily,
-    /// Only images that were named go, and it was not.
+    /// Only named images are removed, and the image was not named.
     Unnamed,
 }
 
@@ -73,12 +73,12 @@ pub enum KeptBy {
 pub enum RemovedBy {
     /// No rule keeps it.
     Policy,
-    /// It was named.
+    /// The image was named.
     Name,
 }
 
 impl Fate {
-    /// Whether the image goes.
+    /// Returns true if the image goes.
     #[must_use]
     pub fn is_removed(self) -> bool {
         match self {
@@ -106,7 +106,7 @@ impl Fate {
     }
 }
 
-/// What matters of an image here.
+/// Facts about an image that the rules need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Candidate {
     pub(crate) id: ImageId,
@@ -120,7 +120,7 @@ pub(crate) struct Candidate {
 pub(crate) enum Condition {
     Good,
     Damaged,
-    /// It cannot be read for now.
+    /// The image cannot be read for now.
     Unknown,
 }
 
@@ -130,16 +130,16 @@ pub(crate) enum Pin {
     Loose,
 }
 
-/// Whose an image is.
+/// The line of attempts to which an image belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Line {
     /// The run goes on from it, or did from one that came of it.
     Ours,
-    /// It is of a life that was given up, or of another run.
+    /// The image belongs to an abandoned attempt, or to another run.
     Other,
 }
 
-/// What the rules say of `images`, oldest first.
+/// Applies the rules to `images`, oldest first.
 ///
 /// Twice: among all images, and among those that the run goes on from, whose places no other
 /// image takes. What either keeps stays.
@@ -168,11 +168,11 @@ fn either(first: Fate, second: Fate) -> Fate {
     if first.is_removed() { second } else { first }
 }
 
-/// What the rules have used up on newer images.
+/// Places of the rules that newer images have used up.
 struct Rules<'a> {
     policy: Policy,
     now: &'a Zoned,
-    /// What keeps the newest good image.
+    /// The reason why the newest good image stays.
     newest: KeptBy,
     newer_good: u32,
     /// Each with its distance to UTC.
@@ -216,7 +216,7 @@ impl<'a> Rules<'a> {
         }
     }
 
-    /// Whether a good image is the newest of all, of an hour that counts, of a day that counts.
+    /// Returns true for each rule under which a good image is the newest: of all, of a counted hour, of a counted day.
     fn take_places(&mut self, created_unix_ms: u64) -> (bool, bool, bool) {
         let (hour, day) = self.local(created_unix_ms);
         let newest = self.newer_good == 0;
@@ -247,7 +247,7 @@ impl<'a> Rules<'a> {
     }
 }
 
-/// Whether `period` is a new one, and one of the first `count`.
+/// Returns true if `period` is a new one, and one of the first `count`.
 fn take<T: Eq + std::hash::Hash>(taken: &mut HashSet<T>, period: T, count: u32) -> bool {
     taken.len() < count as usize && taken.insert(period)
 }

@@ -179,7 +179,7 @@ fn an_image_of_which_nobody_knows_stays_and_takes_no_place() {
     assert_eq!(removed(&images, &NOTHING), [2, 3]);
 }
 
-/// What each rule says of one image, looked at by itself.
+/// Returns the verdict of each rule on one image by itself.
 fn model(images: &[Candidate], index: usize, policy: &Policy) -> bool {
     let image = images[index];
     let good = |one: &&Candidate| one.condition == Condition::Good;

@@ -33,7 +33,7 @@ use crate::store::format::store_folder::Store;
 use crate::store::fs::durable;
 use crate::store::fs::lock::{Busy, StoreLock};
 
-/// What becomes of images that were set aside but are whole.
+/// Treatment of images that were set aside but are whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Marks {
     /// They stay set aside.
@@ -42,7 +42,7 @@ pub enum Marks {
     Clear,
 }
 
-/// What a repair does, or did.
+/// Plan or result of a repair.
 #[derive(Debug, Default)]
 pub struct Repaired {
     /// Every image, oldest first.
@@ -58,14 +58,14 @@ pub struct Repaired {
     pub unknown: Vec<ImageId>,
 }
 
-/// What a repair does with an image.
+/// Repair of one image.
 #[derive(Debug)]
 pub struct RepairedImage {
-    /// What was wrong with it before.
+    /// Its defects before.
     pub report: ImageReport,
-    /// What becomes of it.
+    /// Its remedy.
     pub remedy: Remedy,
-    /// Whether the mark that sets it aside is removed and the image stays.
+    /// True if the mark that sets it aside is removed and the image stays.
     pub unmarked: bool,
 }
 
@@ -88,7 +88,7 @@ pub enum Remedy {
 }
 
 impl Repaired {
-    /// Whether there is nothing to do.
+    /// Returns true if there is nothing to do.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
         let untouched = |image: &RepairedImage| {

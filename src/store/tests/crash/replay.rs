@@ -50,7 +50,7 @@ impl<'a> Crash<'a> {
         crash
     }
 
-    /// Whether there is but one state that it can leave.
+    /// Returns true if there is but one state that it can leave.
     pub(super) fn is_certain(&self) -> bool {
         self.names.is_empty() && self.data.is_empty()
     }
