@@ -15,7 +15,7 @@ use crate::store::fs::lock::StoreLock;
 /// Looks at a store from which a writer removes images meanwhile: it does so once a snapshot, which takes longer.
 const LOOKS_MAX: u32 = 5;
 
-/// What was found and removed, or would be.
+/// Garbage that was removed, or would be.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Swept {
     /// Temporary files of killed writers.
@@ -67,8 +67,7 @@ impl Store {
         garbage.with_temporary(self)?.remove(self)
     }
 
-    /// As [`Store::sweep`], and gives back the dead space inside of all packs. Reads every
-    /// manifest in full.
+    /// Sweeps as [`Store::sweep`] does, and frees the dead space inside all packs. Reads every manifest in full.
     ///
     /// # Errors
     /// As there.
@@ -80,8 +79,8 @@ impl Store {
         self.leftovers()?.remove(self)
     }
 
-    /// What [`Store::prune`] would do. Takes the lock, for what is being written looks like
-    /// garbage.
+    /// Returns the expected result of [`Store::prune`]. Takes the lock, because an image that is being written looks
+    /// like garbage.
     ///
     /// # Errors
     /// As there; changes nothing.
@@ -93,8 +92,8 @@ impl Store {
         Ok(self.leftovers()?.account())
     }
 
-    /// As [`Store::prunable`] while somebody else has the lock. Hinders nobody, and leaves out what may just be
-    /// written: temporary files, and packs of images newer than the newest there is.
+    /// Returns the expected result of [`Store::prune`] while another process has the lock. It disturbs no process, and
+    /// leaves out what may just be written: temporary files, and packs of images newer than the newest one.
     ///
     /// # Errors
     /// The store cannot be read, or images come and go all the time.

@@ -13,7 +13,7 @@ use crate::store::format::manifest::Manifest;
 use crate::store::format::pack;
 use crate::store::format::store_folder::Store;
 
-/// What was checked, all of it good.
+/// Result of a verification without defects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verified {
     /// Distinct chunks that are not zero.
@@ -24,10 +24,10 @@ pub struct Verified {
     pub raw_bytes: u64,
 }
 
-/// Which images are meant.
+/// The images to verify.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Selection<'a> {
-    /// All that the store has.
+    /// Every image of the store.
     All,
     /// These; one named twice is checked once.
     These(&'a [ImageId]),
@@ -80,7 +80,7 @@ impl Store {
         Ok(self.survey(images, progress)?.0)
     }
 
-    /// As [`Store::verify_all`], with what was found of each chunk.
+    /// Verifies as [`Store::verify_all`] does, and returns the findings for each chunk.
     pub(crate) fn survey(
         &self,
         images: Selection<'_>,

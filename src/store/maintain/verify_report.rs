@@ -1,4 +1,4 @@
-//! What a verification found, image by image.
+//! Report of a verification, image by image.
 //!
 //! Plain data. `verify` fills it in, `repair` and the caller's messages go by it.
 
@@ -10,7 +10,7 @@ use crate::store::format::image_id::ImageId;
 use crate::store::format::manifest_file::ManifestError;
 use crate::store::format::pack::{PackError, PackName};
 
-/// What was checked, and all that is wrong with it.
+/// Everything that was verified, and its defects.
 #[derive(Debug, Default)]
 pub struct Report {
     /// The images, in the order asked for, oldest first if all were.
@@ -23,7 +23,7 @@ pub struct Report {
     pub chunk_bytes: u64,
 }
 
-/// What is wrong with an image; nothing if it is whole.
+/// Defects of an image; none if it is whole.
 #[derive(Debug)]
 pub struct ImageReport {
     /// Its number.
@@ -40,12 +40,12 @@ pub struct ImageReport {
     pub streams: Vec<BadStream>,
 }
 
-/// What a verification makes of an image.
+/// Verdict on an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Every byte is what it was.
     Whole,
-    /// It cannot be restored as it is.
+    /// The image cannot be restored as it is.
     Damaged,
     /// A file cannot be read for now or by this version; what could be read is right.
     Unknown,
@@ -56,7 +56,7 @@ pub enum Verdict {
 pub struct BadStream {
     /// Its name.
     pub name: String,
-    /// What it lacks, in its order.
+    /// Its missing parts, in order.
     pub runs: Vec<BadRun>,
 }
 
@@ -67,25 +67,25 @@ pub struct BadRun {
     pub chunks: Range<usize>,
     /// Their bytes in the stream.
     pub bytes: Range<u64>,
-    /// Where they should lie.
+    /// The pack that should hold them.
     pub pack: PackName,
-    /// What is wrong.
+    /// The defect.
     pub fault: ChunkFault,
 }
 
-/// What is wrong with a chunk.
+/// Defect of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChunkFault {
     /// The pack is missing or too short, or the disk fails there.
     #[error("it is lost")]
     Lost,
-    /// What lies there are other bytes than were stored.
+    /// The stored bytes were changed.
     #[error("its stored bytes have changed")]
     Check,
-    /// What lies there is not of the form it was stored in.
+    /// The stored bytes do not have the form in which they were stored.
     #[error("it cannot be decompressed")]
     Form,
-    /// What lies there is stored well, but is another chunk.
+    /// The stored bytes are intact, but are another chunk.
     #[error("its hash is wrong")]
     Content,
     /// The pack cannot be read for now.
@@ -103,7 +103,7 @@ impl Report {
 }
 
 impl ImageReport {
-    /// What all of it together means.
+    /// Returns the verdict on all defects together.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         let manifest = self.manifest.iter().map(is_manifest_lost);

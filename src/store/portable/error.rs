@@ -48,7 +48,7 @@ pub enum ImportError {
     /// The file cannot be read.
     #[error("cannot read the exported image")]
     Read(#[source] io::Error),
-    /// It is something else.
+    /// The file is no portable image.
     #[error("this is no exported image: it does not begin as one; `ckpt-run export` makes them")]
     NotOurs,
     /// A newer version made it.
@@ -57,24 +57,24 @@ pub enum ImportError {
         /// Its format.
         format: u32,
     },
-    /// Nothing in it can be read without its key.
+    /// The file is encrypted and cannot be read without its key.
     #[error(
         "the file is encrypted and no key is given: set encryption.key_file or encryption.key_command \
          to the key of the store it came from"
     )]
     KeyMissing,
-    /// Nothing in it can be read with this key.
+    /// The file cannot be read with this key.
     #[error(
         "the file was encrypted with another key: give the key of the store it came from, or export it \
          again with --plaintext through a pipe that is safe"
     )]
     KeyWrong,
-    /// It is not what was exported.
+    /// The file was changed since its export.
     #[error("the file is damaged at byte {at}: {damage}; nothing was imported, export it again")]
     Damaged {
-        /// Where the part begins that is wrong.
+        /// Offset of the damaged part.
         at: u64,
-        /// What is wrong.
+        /// The damage.
         damage: FileDamage,
     },
     /// The image cannot be written.
@@ -82,10 +82,10 @@ pub enum ImportError {
     Write(#[from] WriteError),
 }
 
-/// What is wrong with a file.
+/// Damage of a file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FileDamage {
-    /// It ends where more must come.
+    /// The file ends too early.
     #[error("it is cut short")]
     Short,
     /// More comes where it must end.

@@ -26,7 +26,7 @@ const WORKERS_MAX: usize = 8;
 /// Chunks that wait to be written: eight for each thread, 16 MiB with both their forms 32.
 const WINDOW_MAX: usize = 8 * WORKERS_MAX;
 
-/// In which form an image leaves its store.
+/// The form in which an image leaves its store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// Sealed if the store is encrypted, otherwise plain.
@@ -44,10 +44,10 @@ pub struct Companion {
     pub path: PathBuf,
 }
 
-/// What was written.
+/// Result of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exported {
-    /// Which image.
+    /// The image.
     pub id: ImageId,
     /// Length of its streams.
     pub raw_bytes: u64,
@@ -85,8 +85,8 @@ impl Store {
 const SINK_BYTES: usize = 1 << 20;
 
 impl Store {
-    /// As [`export_image`](Self::export_image), into a new file (mode 0600) that is durable
-    /// afterwards. A file that has this name stays as it is.
+    /// Exports as [`export_image`](Self::export_image) does, into a new file (mode 0600) that is durable afterwards. An
+    /// existing file of this name is left unchanged.
     ///
     /// # Errors
     /// As there, and [`ExportError::Durable`]; then there is no such file, nor a part of one.
@@ -175,16 +175,16 @@ fn header(sealed: bool, salt: &[u8; 32], check: &[u8; 32]) -> [u8; HEADER_LEN] {
     header
 }
 
-/// By what name a chunk goes into the file.
+/// Rule for the names of chunks in the file.
 #[derive(Clone, Copy)]
 enum Naming {
-    /// That which it has in the store.
+    /// The name that the chunk has in the store.
     OfTheStore,
     /// Its hash without a key.
     Plain,
 }
 
-/// Where each chunk occurs first: stream, and position in it.
+/// Returns the first occurrence of each chunk: stream, and position in it.
 fn first_places(manifest: &Manifest) -> Vec<Option<(usize, usize)>> {
     let mut places = vec![None; manifest.chunks.len()];
     for (stream, chunks) in manifest.streams.iter().map(|one| &one.chunks).enumerate() {

@@ -24,14 +24,14 @@ const HEAD_LEN: usize = 16;
 /// The part of a head that is checked and sealed.
 const CHECKED_LEN: usize = 8;
 
-/// What precedes the encoded bytes in a chunk's frame: length, codec, name.
+/// Length of the head of a chunk's frame: length, codec, name. The encoded bytes follow.
 pub(super) const CHUNK_HEAD_LEN: usize = 4 + 1 + 32;
-/// What precedes the meta data in an image's frame.
+/// Length of the head of an image's frame. The meta data follow.
 pub(super) const IMAGE_HEAD_LEN: usize = 8 + 8;
 /// Longest name of a stream.
 const NAME_BYTES_MAX: usize = 255;
 
-/// What a frame is. The numbers are those in files.
+/// Kind of a frame. The numbers are those in files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Kind {
@@ -77,7 +77,7 @@ impl Kind {
     }
 }
 
-/// Where in the chain of frames a reader or writer is.
+/// Position of a reader or writer in the chain of frames.
 struct Chain {
     check: u64,
     number: u64,
@@ -93,7 +93,7 @@ impl Chain {
         self.check
     }
 
-    /// What the next sealed payload is bound to.
+    /// Returns the data to which the next sealed payload is bound.
     fn about(&self, head: [u8; CHECKED_LEN]) -> [u8; 2 * CHECKED_LEN] {
         let mut about = [0; 2 * CHECKED_LEN];
         about[..CHECKED_LEN].copy_from_slice(&self.number.to_le_bytes());
@@ -170,14 +170,14 @@ pub(super) struct FrameReader<R> {
     cipher: Option<Cipher>,
     payload: Vec<u8>,
     plain: Vec<u8>,
-    /// Where the latest frame begins.
+    /// Offset of the latest frame.
     at: u64,
-    /// Where the next one does.
+    /// Offset of the next frame.
     next: u64,
 }
 
 impl<R: Read> FrameReader<R> {
-    /// As for a writer; the source has the frames.
+    /// Makes a reader of the source's frames; the arguments are those of a writer.
     pub(super) fn new(source: R, check: u64, header_len: usize, cipher: Option<Cipher>) -> Self {
         Self {
             source,
@@ -245,7 +245,7 @@ impl<R: Read> FrameReader<R> {
         }
     }
 
-    /// What is wrong with the latest frame.
+    /// Makes an error from the damage of the latest frame.
     pub(super) fn damaged(&self, damage: FileDamage) -> ImportError {
         ImportError::Damaged {
             at: self.at,

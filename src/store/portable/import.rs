@@ -19,7 +19,7 @@ use super::error::{FileDamage, ImportError};
 use super::frame::{CHUNK_HEAD_LEN, FrameReader, IMAGE_HEAD_LEN, Kind};
 use super::{FORMAT, HEADER_LEN, MAGIC, NOT_SEALED, SEALED};
 
-/// Nothing goes through buffer and workers of the writer: chunks come encoded.
+/// Options of the writer, whose buffer and workers are not used: chunks arrive encoded.
 const OPTIONS: WriteOptions = WriteOptions {
     buffer: CHUNK_BYTES as u64,
     workers: 1,
@@ -29,7 +29,7 @@ const OPTIONS: WriteOptions = WriteOptions {
 /// A portable file that begins as one.
 pub struct PortableReader<R> {
     frames: FrameReader<R>,
-    /// By what its chunks are named; `None`: by their hash without a key.
+    /// Secrets that name its chunks; `None` if they are named by their hash without a key.
     secrets: Option<Secrets>,
     created_unix_ms: u64,
     raw_bytes: u64,
@@ -85,7 +85,7 @@ impl<R: Read> PortableReader<R> {
         })
     }
 
-    /// What was remembered with the image.
+    /// Returns the caller's data of the image.
     #[must_use]
     pub fn meta(&self) -> &[u8] {
         &self.meta
@@ -164,9 +164,9 @@ fn damaged_header(damage: FileDamage) -> ImportError {
 struct Importer<'a, R> {
     frames: FrameReader<R>,
     secrets: Option<&'a Secrets>,
-    /// What all streams have together.
+    /// Size of all streams together.
     raw_bytes: u64,
-    /// Of the chunks so far: length, and name in the store.
+    /// Lengths of the chunks so far, and their names in the store.
     names: Vec<(u32, Hash)>,
     raw: Vec<u8>,
     done: u64,
@@ -271,7 +271,7 @@ impl<R: Read> Importer<'_, R> {
     }
 }
 
-/// Of a payload whose kind has room for it.
+/// Reads a number of a payload whose kind has room for it.
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
     let mut number = [0; 4];
     number.copy_from_slice(&bytes[at..at + 4]);

@@ -34,7 +34,8 @@ pub(crate) struct ChunkFetcher<'a> {
     scratch: Scratch,
 }
 
-/// What a fetcher works with. Fresh memory costs the kernel as much as hashing what goes into it: use it again.
+/// Working memory of a fetcher. It is reused, because fresh memory costs the kernel as much as hashing the bytes that
+/// fill it.
 pub(crate) struct Scratch {
     decoder: Decoder,
     sealed: Vec<u8>,
@@ -86,7 +87,7 @@ impl<'a> ChunkFetcher<'a> {
         }
     }
 
-    /// As [`fetch`](Self::fetch), and `encoded` becomes the chunk's stored form, opened.
+    /// Fetches as [`fetch`](Self::fetch) does, and sets `encoded` to the chunk's stored form, decrypted.
     pub(crate) fn fetch_encoded(
         &mut self,
         stored: &Stored,

@@ -30,7 +30,7 @@ const PARALLEL_CHUNKS_MIN: usize = 8;
 /// Chunks that a stream may be ahead of its consumer: eight for each worker.
 const WINDOW_MAX: usize = 8 * WORKERS_MAX;
 
-/// What the streams of an image may hold ahead together, unless the caller says otherwise.
+/// Default limit on the data that all streams of an image hold ahead together.
 const BUFFER_DEFAULT: u64 = 64 << 20;
 
 /// An image being read. Streams can be read from several threads at once; together they
@@ -53,7 +53,7 @@ pub struct ImageReader {
 #[derive(Debug, Default)]
 struct Buffers(Mutex<Vec<Vec<u8>>>);
 
-/// What fetchers have worked with, for others.
+/// Pool of the fetchers' working memory.
 #[derive(Default)]
 struct Scratches(Mutex<Vec<Scratch>>);
 
@@ -179,13 +179,13 @@ impl ImageReader {
         self
     }
 
-    /// What the image is made of.
+    /// Returns the manifest.
     #[must_use]
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// What was given out so far, of all streams together.
+    /// Returns the counter of the bytes handed out, of all streams together.
     #[must_use]
     pub fn given(&self) -> ByteCounter {
         self.given.clone()
@@ -209,8 +209,8 @@ impl ImageReader {
         Ok(stream.raw_len)
     }
 
-    /// As [`copy_to`](Self::copy_to), into a pipe, whose reader gets our own pages. It must
-    /// read them before this image fails to be read, or not trust what it read.
+    /// Copies as [`copy_to`](Self::copy_to) does, into a pipe, whose reader gets this process's own pages. The reader
+    /// must read them before a read of this image fails, or must not trust them.
     ///
     /// # Errors
     /// As there; [`ReadError::Sink`] also when `pipe` is none.
@@ -273,7 +273,7 @@ impl ImageReader {
         Ok(bytes)
     }
 
-    /// What a fault at a chunk of a stream means for the image.
+    /// Returns the meaning of a fault at a stream's chunk for the image.
     fn damage(&self, stream: &Stream, chunk: usize, fault: Fault) -> ReadError {
         let image = self.manifest.id;
         match fault {
@@ -337,7 +337,7 @@ impl ImageReader {
         Ok(())
     }
 
-    /// As [`fill`](Self::fill), for the chunk at a position of the stream, which goes out so.
+    /// Fetches as [`fill`](Self::fill) does, for the chunk at a position of the stream, which is handed out as it is.
     pub(crate) fn fetch(
         &self,
         fetcher: &mut Fetching<'_>,

@@ -9,7 +9,7 @@ use std::thread::Builder;
 
 use crate::sync::{locked, wait};
 
-/// How much is done at a time.
+/// Extent of the work at a time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent {
     /// Threads, the consumer's included.
@@ -57,7 +57,7 @@ pub(crate) fn in_order<S: Send, T: Send, E>(
     })
 }
 
-/// What the consumer does next.
+/// Next step of the consumer.
 enum Step<T> {
     Ready(T),
     Prepare(usize),

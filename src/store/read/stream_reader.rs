@@ -33,7 +33,7 @@ impl StreamReader<'_> {
     /// Room of so many bytes takes every chunk.
     pub const ROOM_MIN: usize = CHUNK_BYTES;
 
-    /// All of its bytes.
+    /// Returns the size of the stream.
     #[must_use]
     pub fn stream_len(&self) -> u64 {
         self.stream.raw_len

@@ -20,9 +20,9 @@ const PAGE_BYTES: u64 = 4096;
 /// The writing end of a pipe that a stream of a known length goes into, in pieces of `T`.
 pub(crate) struct Splicer<'a, T> {
     pipe: &'a File,
-    /// What the pipe holds at most.
+    /// Capacity of the pipe.
     capacity: u64,
-    /// What of the stream is still to come.
+    /// Bytes of the stream that remain.
     left: u64,
     /// Whole pages that were put in.
     pages: u64,

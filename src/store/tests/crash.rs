@@ -34,7 +34,7 @@ const SEEDS: u64 = 16;
 /// Enough to see that a sync is missing: the extremes, and some more.
 const SEEDS_OF_MUTANTS: u64 = 12;
 
-/// What an operation says.
+/// Result of an operation.
 pub(crate) type Outcome = Result<(), Box<dyn Error>>;
 
 /// An operation on the store at a path, which tells the ledger what it promises.
@@ -179,8 +179,8 @@ fn create(path: &Path, ledger: &Ledger) -> Outcome {
     Ok(())
 }
 
-/// What image `n` consists of: something in common with the others, and of its own what is
-/// worth a hole.
+/// Returns the streams of image `n`: some data in common with the other images, and enough of its own to be worth a
+/// hole.
 fn streams(n: u64) -> Streams {
     vec![
         ("shared", noise(0, 20_000)),
@@ -265,7 +265,7 @@ fn give_up_and_write(path: &Path, ledger: &Ledger) -> Outcome {
     Ok(())
 }
 
-/// Nobody knows then whether the manifest has its name.
+/// Fails a commit so that it is unknown whether the manifest has its name.
 fn fail_to_commit(path: &Path, ledger: &Ledger) -> Outcome {
     let store = Store::open(path)?;
     let lock = store.lock()?;
@@ -367,9 +367,9 @@ fn what_cannot_be_removed_when_an_image_is_given_up_is_swept() {
     }
 }
 
-/// What these would make last need not last: a folder that the next sync covers, one
-/// that is synced in case its creator was killed, removals of manifests where there are
-/// none, and garbage that a sweep removes again.
+/// Leaves out each sync in turn. Some need not be noticed: the sync of a folder that the next sync covers, of one that
+/// is synced in case its creator was killed, of removals of manifests where none exist, and of garbage that a sweep
+/// removes again.
 #[test]
 fn each_sync_that_is_left_out_is_noticed() {
     let changes: [(Operation, Operation, &[&str]); 6] = [

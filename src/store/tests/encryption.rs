@@ -113,7 +113,7 @@ fn no_file_shows_content_names_or_meta_data() {
     assert!(found.len() >= 3, "{found:?}");
 }
 
-/// Which of these are somewhere in the store's files; all are looked for in one pass.
+/// Returns the needles that occur in the store's files; one pass looks for all.
 fn shown(store: &Store, needles: &[Vec<u8>]) -> BTreeSet<usize> {
     let mut beginning_with = vec![vec![]; 1 << 8];
     for (at, needle) in needles.iter().enumerate() {

@@ -27,10 +27,10 @@ const PACK: PackName = PackName {
 };
 const STREAM: &str = "pages-1.img";
 
-/// Of a chunk's length.
+/// Size of a chunk's length.
 const LEN_BYTES: usize = 3;
 
-/// Whether a store has a key.
+/// Kind of a store: with or without a key.
 #[derive(Clone, Copy)]
 pub(crate) enum Kind {
     Plain,
@@ -243,7 +243,7 @@ fn image_of_one(store: &Store, codec: Codec, raw: &[u8], stored: &[u8]) -> Manif
     }
 }
 
-/// What reading the image gives; `None` when it is refused.
+/// Returns the result of reading the image; `None` if it is refused.
 fn read_back(store: &Store, manifest: &Manifest, stored: &[u8]) -> Option<Vec<u8>> {
     let pack = [&PACK.header()[..], stored].concat();
     fs::write(store.pack_file(PACK), pack).unwrap();

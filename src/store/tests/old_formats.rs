@@ -13,7 +13,7 @@ use crate::store::format::FORMAT;
 use crate::store::format::codec::tests::noise;
 use crate::store::*;
 
-/// What there is: the folder's name, and whether its store is encrypted.
+/// Fixtures: the folder's name, and true if its store is encrypted.
 const STORES: [(&str, bool); 3] = [("1", false), ("2", false), ("2-encrypted", true)];
 
 /// The key of the encrypted ones. It protects nothing.
@@ -25,7 +25,7 @@ pub(crate) fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/store-{name}"))
 }
 
-/// What the images 1 to 3 consist of: every codec, zeros, chunks that images share.
+/// Returns the contents of the images 1 to 3: every codec, zeros, chunks that images share.
 fn contents() -> [Vec<(&'static str, Vec<u8>)>; 3] {
     let words: Vec<u8> = b"epoch 1 loss 0.25, ".repeat(20_000);
     let floats: Vec<u8> = (0..16_384_u32)

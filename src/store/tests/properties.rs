@@ -107,7 +107,7 @@ proptest! {
     }
 }
 
-/// What can happen to the files of a store.
+/// Damage to the files of a store.
 #[derive(Clone, Debug)]
 enum Damage {
     Flip(Index, Index, u8),

@@ -37,7 +37,7 @@ pub(crate) fn write_image(store: &Store, lock: &StoreLock, streams: &[(&str, &[u
     writer.commit(b"meta").unwrap()
 }
 
-/// Where the first chunk of a stream lies: workers may store chunks in any order.
+/// Returns the place of a stream's first chunk: workers may store chunks in any order.
 pub(crate) fn place_of(manifest: &Manifest, stream: &str) -> (PackName, u64) {
     let mut streams = manifest.streams.iter();
     let stream = streams.find(|found| found.name == stream).unwrap();

@@ -27,7 +27,7 @@ pub(crate) const SLAB_BUFFERS: usize = 256;
 /// Slabs start at this boundary, so that they can consist of huge pages.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Whether a slab's memory is there before it is used.
+/// Time at which a slab's memory is populated: before its use, or at its use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Populate {
     /// Pages come at the first touch.
@@ -36,7 +36,7 @@ pub(crate) enum Populate {
     Now,
 }
 
-/// One chunk's worth of memory with one owner.
+/// Memory for a chunk, with one owner.
 #[derive(Debug)]
 pub(crate) struct Buffer {
     memory: Memory,

@@ -25,17 +25,16 @@ const _: () = assert!(PAGES_MAX as usize * PAGE_BYTES == CHUNK_BYTES);
 
 /// No data chunk is cut before this many pages: the table would cost more than it saves.
 const PAGES_MIN: u32 = 4;
-/// From here on a chunk is cut at a more frequent fingerprint, so that lengths gather
-/// around this one.
+/// Length from which on a chunk is cut at a more frequent fingerprint, so that lengths gather around it.
 const PAGES_NORMAL: u32 = 16;
-/// One in 32 pages ends a chunk below `PAGES_NORMAL`, one in 8 above.
+/// Mask of the rare fingerprint: one page in 32 ends a chunk below `PAGES_NORMAL`, one in 8 above.
 const SELDOM: u64 = 0x1f;
 const OFTEN: u64 = 0x7;
 /// A run of so many zero pages is a chunk of its own; a shorter one compresses well
 /// where it is.
 const ZERO_PAGES_MIN: u32 = 8;
 
-/// What matters of the pages of a piece; bit n is page n.
+/// Marks of the pages of a piece; bit n is page n.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Marks {
     zero: u64,
@@ -87,7 +86,7 @@ pub(crate) struct Cut<P> {
     /// Position among the chunks of the stream.
     pub(crate) position: u32,
     pub(crate) len: usize,
-    /// Where its bytes lie; `None` if all are zero.
+    /// Places of its bytes; `None` if all are zero.
     pub(crate) parts: Option<Vec<Part<P>>>,
 }
 
@@ -106,7 +105,7 @@ pub(crate) struct Chunker<P> {
     early: BTreeMap<u32, (Option<P>, Marks)>,
     /// The piece whose turn it is.
     next: u32,
-    /// How many pieces there are, once known.
+    /// Number of pieces, once known.
     end: Option<u32>,
     /// Cuts made so far.
     cuts: u32,

@@ -26,7 +26,7 @@ const IMAGES_MAX: usize = 2;
 /// Manifests that are read to find them: those of another format are of no use.
 const TRIES_MAX: usize = 4;
 
-/// Where the chunks of existing images lie.
+/// Places of the chunks of existing images.
 #[derive(Debug, Default)]
 pub(crate) struct DedupIndex {
     chunks: Vec<Chunk>,
@@ -34,7 +34,7 @@ pub(crate) struct DedupIndex {
     by_hash: HashTable<u32>,
     packs: Vec<Pack>,
     positions: HashMap<Pack, Option<u32>>,
-    /// Where chunks of damaged images lie.
+    /// Places of chunks of damaged images.
     doubted: HashSet<(PackName, u64)>,
 }
 

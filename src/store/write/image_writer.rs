@@ -33,7 +33,7 @@ use crate::store::fs::lock::{Busy, StoreLock};
 /// More workers than any machine of today has cores for one job.
 const WORKERS_MAX: usize = 256;
 
-/// How an image is written.
+/// Options of a writer.
 #[derive(Clone, Copy, Debug)]
 pub struct WriteOptions {
     /// Bytes that may wait in memory for the workers, at least one chunk.
@@ -82,8 +82,8 @@ impl Store {
         self.begin_after(lock, options, None)
     }
 
-    /// As [`Store::begin`], with a number beyond `newest`: one that the caller remembers, even
-    /// where the store has nothing left of it.
+    /// Begins an image as [`Store::begin`] does, with a number beyond `newest`: a number that the caller remembers,
+    /// even if the store has nothing left of it.
     ///
     /// # Errors
     /// As [`Store::begin`].
@@ -143,13 +143,13 @@ impl ImageWriter {
         self.image
     }
 
-    /// What the streams have brought so far.
+    /// Returns the counter of the bytes that the streams have brought.
     #[must_use]
     pub fn taken(&self) -> ByteCounter {
         self.shared.work_queue.taken.clone()
     }
 
-    /// What of that is in the image's packs, or was in the store before.
+    /// Returns the counter of those bytes that are in the image's packs, or were in the store before.
     #[must_use]
     pub fn stored(&self) -> ByteCounter {
         self.shared.work_queue.stored.clone()
@@ -176,7 +176,7 @@ impl ImageWriter {
         self.streams().open(name)
     }
 
-    /// What opens streams in other threads.
+    /// Returns an opener of streams for other threads.
     #[must_use]
     pub fn streams(&self) -> StreamOpener {
         StreamOpener::new(&self.shared)
@@ -194,8 +194,8 @@ impl ImageWriter {
         self.shared.work_queue.spare(count);
     }
 
-    /// Before [`start_workers`](Self::start_workers), a store that takes nothing for so long makes the image fail: a job
-    /// stands still for it.
+    /// Makes the image fail if, before [`start_workers`](Self::start_workers), the store takes nothing for so long: a
+    /// job is frozen meanwhile.
     pub fn limit_stalls(&self, limit: Duration) {
         self.shared.work_queue.limit_stalls(limit);
     }
@@ -318,8 +318,8 @@ impl Drop for ImageWriter {
     }
 }
 
-/// One more than any image or pack has, and than `newest`, so that no number is given twice
-/// while something of the newest image is left.
+/// Returns a number above those of all images and packs, and above `newest`, so that no number is used twice while data
+/// of the newest image remain.
 fn next_image(store: &Store, mut newest: Option<ImageId>) -> Result<ImageId, WriteError> {
     for folder in [store.images_folder(), store.packs_folder()] {
         let images = file_names::list(&folder)?

@@ -16,7 +16,7 @@ use crate::store::format::manifest::{Chunk, Content, Stored, Stream, is_stream_n
 use crate::store::format::pack::{Pack, PackName};
 use crate::sync::locked;
 
-/// Where a worker put a chunk.
+/// Place at which a worker put a chunk.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     pub(crate) pack: PackName,
@@ -26,12 +26,12 @@ pub(crate) struct Place {
     pub(crate) check: u64,
 }
 
-/// Whether a worker has to store a chunk.
+/// Answer to a worker's claim of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Claim {
-    /// It is stored already, or another worker does it.
+    /// The chunk is stored already, or another worker stores it.
     Known,
-    /// It is new: the worker stores it and reports its place under this position.
+    /// The chunk is new: the worker stores it and reports its place under this position.
     New(u32),
 }
 

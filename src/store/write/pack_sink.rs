@@ -23,8 +23,7 @@ use crate::sync::{locked, wait};
 /// disk. With their bytes, all memory that a sink takes: 16 MiB.
 const STAGING_BUFFERS_MAX: usize = 4;
 
-/// Where all new chunks of an image go. Dropping it leaves the files, which no manifest
-/// names.
+/// Sink of all new chunks of an image. A dropped sink leaves the files, which no manifest names.
 #[derive(Debug)]
 pub(crate) struct PackSink {
     store: Store,
@@ -215,7 +214,7 @@ impl State {
         self.current = Some(Job { pack, staging });
     }
 
-    /// What is to be written of the current pack.
+    /// Returns the rest of the current pack that is to be written.
     fn end_current(&mut self) -> Option<Job> {
         let job = self.current.take();
         self.writing += usize::from(job.is_some());

@@ -24,7 +24,7 @@ use crate::sync::locked;
 /// Tests want several packs without a gibibyte each.
 const PACK_BYTES_MAX: u64 = if cfg!(test) { 2 << 20 } else { 1 << 30 };
 
-/// One write: so long that the disk is what takes the time (`benches/results/disk.txt`).
+/// Size of a write: so large that the disk takes most of the time (`benches/results/disk.txt`).
 pub(crate) const STAGING_BYTES: usize = if cfg!(test) { 512 << 10 } else { 4 << 20 };
 
 /// Disk space is taken in steps of this, for which the writes wait: few of them. What is
@@ -33,8 +33,8 @@ const STEP_BYTES: u64 = if cfg!(test) { 1 << 20 } else { 256 << 20 };
 /// No space is taken ahead for less than this: most packs of small jobs.
 const STEP_FROM_BYTES: u64 = if cfg!(test) { 1 << 20 } else { 8 << 20 };
 
-/// What `O_DIRECT` asks of addresses, offsets and lengths: few disks have larger blocks,
-/// and those refuse.
+/// Alignment that `O_DIRECT` requires of addresses, offsets and lengths: few disks have larger blocks, and those
+/// refuse.
 const ALIGNMENT: usize = 4096;
 
 /// A pack that has a file.
@@ -45,7 +45,7 @@ pub(crate) struct PackWriter {
     file: File,
     /// Bytes appended, written or not.
     len: AtomicU64,
-    /// Up to where space was taken.
+    /// End of the allocated space.
     ahead: Mutex<u64>,
     is_direct: AtomicBool,
 }
@@ -54,7 +54,7 @@ pub(crate) struct PackWriter {
 #[derive(Debug)]
 pub(crate) struct Staging {
     memory: Vec<u8>,
-    /// Where in `memory` the aligned part begins.
+    /// Offset of the aligned part in `memory`.
     begin: usize,
     filled: usize,
     offset: u64,
@@ -138,7 +138,7 @@ impl PackWriter {
         }
     }
 
-    /// Also only a hint. No length means up to the end of the file.
+    /// Asks the kernel to drop cached pages, which is only a hint. Length 0 means up to the end of the file.
     fn let_go(&self, offset: u64, len: u64) {
         let advice = PosixFadviseAdvice::POSIX_FADV_DONTNEED;
         let _ = posix_fadvise(&self.file, signed(offset), signed(len), advice);
@@ -199,7 +199,7 @@ impl Staging {
         rest
     }
 
-    /// All bytes, and zeros up to the next boundary.
+    /// Returns all bytes, with zeros up to the next boundary.
     fn padded(&mut self) -> &[u8] {
         let end = self.begin + self.filled.next_multiple_of(ALIGNMENT);
         self.memory[self.begin + self.filled..end].fill(0);

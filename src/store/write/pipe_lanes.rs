@@ -27,12 +27,12 @@ use crate::store::format::chunk::CHUNK_BYTES;
 /// Room in a lane: a chunk in pages, and as much again for pages that are not full.
 const LANE_BYTES: i32 = 1 << 20;
 
-/// What a lane's thread is told. Channels hold at most the parts of one chunk.
+/// Order to a lane's thread. Channels hold at most the parts of one chunk.
 #[derive(Debug)]
 enum Order<T> {
     /// A new chunk goes into this buffer.
     Begin(Buffer),
-    /// So many more bytes of it are in the lane.
+    /// Copy this many more bytes of it from the lane.
     Copy(usize),
     /// The chunk is complete; what its taker wants to know of it.
     Complete(T),

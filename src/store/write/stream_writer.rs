@@ -17,7 +17,7 @@ use crate::store::format::chunk::{self, CHUNK_BYTES};
 /// Pieces of a stream: 16 TiB. They are cut into less than 64 times as many chunks.
 const PIECES_MAX: u32 = u32::MAX / 64;
 
-/// What is read of a pipe before lanes are opened: whole chunks, more than most of CRIU's files have.
+/// Bytes that are read of a pipe before lanes are opened: whole chunks, more than most of CRIU's files have.
 const START_BYTES: u64 = 4 * CHUNK_BYTES as u64;
 
 /// A stream being written, by one thread. It must be finished; dropping it makes the
@@ -59,7 +59,7 @@ impl StreamOpener {
         }
     }
 
-    /// As [`ImageWriter::stream`](crate::store::ImageWriter::stream).
+    /// Opens a stream as [`ImageWriter::stream`](crate::store::ImageWriter::stream) does.
     ///
     /// # Errors
     /// As there.
@@ -100,8 +100,8 @@ impl StreamWriter {
         }
     }
 
-    /// As [`StreamWriter::copy_from`], out of a pipe, with `lanes` threads that copy; with
-    /// fewer than two it is the same. Only a stream of some length is worth the threads.
+    /// Copies as [`StreamWriter::copy_from`] does, out of a pipe, with `lanes` threads; with fewer than two it is the
+    /// same. Only a stream of some length is worth the threads.
     ///
     /// # Errors
     /// As there.

@@ -70,9 +70,9 @@ struct State {
     passing: usize,
     /// Streams that wait for a buffer.
     waiting: usize,
-    /// How often workers were done with something.
+    /// Number of times that a worker finished something.
     rests: u64,
-    /// How long the store may take nothing while Holding.
+    /// Limit on the time in which the store may take nothing while Holding.
     stall_limit: Option<Duration>,
 }
 
@@ -87,9 +87,9 @@ impl State {
 #[derive(Debug)]
 pub(crate) struct WorkQueue {
     buffers_max: usize,
-    /// What came from the streams.
+    /// Bytes that came from the streams.
     pub(crate) taken: ByteCounter,
-    /// What the workers are done with.
+    /// Bytes that the workers have finished.
     pub(crate) stored: ByteCounter,
     state: Mutex<State>,
     /// Something for workers changed.
@@ -212,12 +212,12 @@ impl WorkQueue {
         );
     }
 
-    /// As `push`, for a full piece of zeros.
+    /// Pushes a full piece of zeros.
     pub(crate) fn push_zeros(&self, stream: u32, position: u32) {
         self.enqueue(locked(&self.state), Work::Zeros { stream, position });
     }
 
-    /// As `push`, for the last piece of a stream, which may be short.
+    /// Pushes the last piece of a stream, which may be short.
     pub(crate) fn push_last(&self, stream: u32, position: u32, buffer: Buffer, len: usize) {
         let mut state = locked(&self.state);
         if len > SMALL_BYTES || state.small_bytes + len > SMALL_BYTES_MAX {
@@ -262,7 +262,7 @@ impl WorkQueue {
         self.space.notify_one();
     }
 
-    /// What a worker does next, until it calls `rest`; `None` when it shall leave.
+    /// Returns a worker's next work, until it calls `rest`; `None` when it must leave.
     pub(crate) fn take(self: &Arc<Self>) -> Option<Work<Piece>> {
         let mut state = locked(&self.state);
         loop {

@@ -16,16 +16,16 @@ use crate::store::format::codec::{Codec, Encoder};
 use crate::store::format::store_folder::Store;
 use crate::sync::locked;
 
-/// How much less than the job's threads ours matter to the scheduler.
+/// Niceness of the workers: the job's threads matter more.
 const NICENESS: i32 = 10;
 
-/// What the workers of an image share.
+/// State that the workers of an image share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) store: Store,
     pub(crate) work_queue: Arc<WorkQueue>,
     pub(crate) builder: ManifestBuilder,
-    /// One for each stream.
+    /// A chunker for each stream.
     pub(crate) cutters: Mutex<Vec<Chunker<Arc<Piece>>>>,
     pub(crate) sink: PackSink,
 }
@@ -98,7 +98,7 @@ impl Shared {
 pub(crate) struct Worker {
     shared: Arc<Shared>,
     encoder: Encoder,
-    /// Where a chunk is put together that lies in several pieces.
+    /// Buffer in which a chunk is assembled that lies in several pieces.
     chunk: Vec<u8>,
     /// Its sealed form, in an encrypted store.
     sealed: Vec<u8>,

@@ -69,21 +69,21 @@ pub struct RepairedImage {
     pub unmarked: bool,
 }
 
-/// What becomes of an image.
+/// Remedy for an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Remedy {
-    /// It was whole and stays as it is.
+    /// The image was whole and stays as it is.
     Whole,
-    /// It is whole again.
+    /// The image is whole again.
     Healed {
         /// Number of chunks that the image now takes from another place.
         chunks: usize,
     },
-    /// It cannot be restored and is removed.
+    /// The image cannot be restored and is removed.
     Dropped,
-    /// It is not whole, but whether it is lost cannot be told: it stays as it is.
+    /// The image is not whole, but it is unknown whether it is lost: it stays as it is.
     Left,
-    /// It cannot be restored, but it is pinned: it stays until it is unpinned.
+    /// The image cannot be restored, but it is pinned: it stays until it is unpinned.
     Spared,
 }
 
@@ -171,7 +171,7 @@ impl Store {
 }
 
 impl RepairPlan {
-    /// What [`RepairPlan::apply`] will do.
+    /// Returns the expected result of [`RepairPlan::apply`].
     #[must_use]
     pub fn outcome(&self) -> &Repaired {
         &self.outcome
@@ -289,7 +289,7 @@ impl RepairPlan {
     }
 }
 
-/// What becomes of an image, and the packs that it needs then.
+/// Decision about an image, and the packs that it needs then.
 struct Decided {
     remedy: Remedy,
     packs: Vec<Pack>,

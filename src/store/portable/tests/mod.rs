@@ -161,7 +161,7 @@ fn small(store: &Store) -> ImageId {
     write_image(store, &lock, &streams).id
 }
 
-/// Nothing of `file` may become an image.
+/// Asserts that no part of `file` becomes an image.
 fn assert_refused(store: &Store, file: &[u8], key: Option<&Key>, what: &str) -> ImportError {
     let error = import(store, file, key).expect_err(what);
     assert!(image_files(store).is_empty(), "{what}");
@@ -222,7 +222,7 @@ fn every_truncation_and_every_flip_of_a_sealed_file_is_found() {
     every_damage_is_found(&store, &other, Some(&key));
 }
 
-/// Where the frames of a file are.
+/// Returns the ranges of a file's frames.
 fn frames(file: &[u8]) -> Vec<std::ops::Range<usize>> {
     let mut found = Vec::new();
     let mut at = HEADER_LEN;

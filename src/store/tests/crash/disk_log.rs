@@ -14,13 +14,13 @@ use nix::errno::Errno;
 
 use crate::sync::locked;
 
-/// What a step works on.
+/// Target of a step.
 pub(in crate::store) enum Target<'a> {
     Path(&'a Path),
     File(&'a File),
 }
 
-/// One change on disk.
+/// A change on disk.
 pub(in crate::store) enum Step {
     Create(PathBuf),
     /// Creates the file where there is none.
@@ -43,15 +43,14 @@ pub(in crate::store) enum Step {
     SyncFolder(PathBuf),
 }
 
-/// What a name stands for. Files are known by a number, since they may have several
-/// names or none.
+/// The object behind a name. Files have a number, because they may have several names or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Entry {
     File(usize),
     Folder,
 }
 
-/// All folders and files below a root; paths are relative to it.
+/// Folders and files below a root; paths are relative to it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tree {
     pub(super) folders: BTreeMap<PathBuf, BTreeMap<String, Entry>>,
@@ -78,9 +77,9 @@ pub(super) enum DataChange {
 pub(super) enum Event {
     Name(PathBuf, NameChange),
     Data(usize, DataChange),
-    /// All changes of the names in the folder last from here on.
+    /// A sync of a folder: its names are durable from here on.
     SyncFolder(PathBuf),
-    /// All changes of the file's bytes do.
+    /// A sync of a file: its bytes are durable from here on.
     Sync(usize),
 }
 
@@ -102,7 +101,7 @@ struct State {
     files_begun: usize,
     /// Steps from now until one fails.
     fails_in: Option<usize>,
-    /// Which one fails the next time, such as "`SyncFolder` of images".
+    /// The step that fails next, such as "`SyncFolder` of images".
     fails_named: Option<&'static str>,
     /// The one that did.
     failed: Option<String>,
@@ -179,7 +178,7 @@ impl Log {
         locked(&self.recorder.state).events.len()
     }
 
-    /// What was there at the beginning, and all events since.
+    /// Returns the state at the beginning, and all events since.
     pub(super) fn take(self) -> (Tree, Vec<Event>) {
         let events = std::mem::take(&mut locked(&self.recorder.state).events);
         (self.recorder.base.clone(), events)
@@ -193,7 +192,7 @@ impl Drop for Log {
 }
 
 impl Recorder {
-    /// One step at a time, so that they are written down in their order.
+    /// Performs a step. The lock admits one at a time, so that they are logged in their order.
     fn perform<T>(
         &self,
         path: &Path,

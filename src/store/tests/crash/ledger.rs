@@ -22,12 +22,11 @@ pub(super) const REASON: &str = "a reason";
 /// The streams of an image: their names and bytes.
 pub(in crate::store) type Streams = Vec<(&'static str, Vec<u8>)>;
 
-/// What an operation says of itself while it changes the store. Its methods make the
-/// changes that promise something.
+/// Promises that an operation records while it changes the store. Its methods make the changes that promise something.
 #[derive(Default)]
 pub(in crate::store) struct Ledger {
     log: OnceLock<Log>,
-    /// With the number of events that came before.
+    /// Notes with the number of events before each.
     notes: Mutex<Vec<(usize, Note)>>,
 }
 
@@ -40,17 +39,17 @@ enum Note {
     Mark(ImageId, Texts),
     /// The note of its pin.
     Pin(ImageId, Texts),
-    /// It cannot be read until the store is repaired.
+    /// The image cannot be read until the store is repaired.
     Broken(ImageId),
     Mended(ImageId),
     /// The store has a key, from its creation on.
     Encrypted,
 }
 
-/// What may be found where a text may be.
+/// The possible values of a text.
 pub(super) type Texts = Vec<Option<&'static str>>;
 
-/// Whether a thing is there after a crash.
+/// Presence of a thing after a crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Presence {
     Maybe,
@@ -58,7 +57,7 @@ pub(super) enum Presence {
     No,
 }
 
-/// From one worker the events come in the same order each time.
+/// Options with one worker, whose events have the same order each time.
 const ONE_WORKER: WriteOptions = WriteOptions {
     workers: 1,
     ..OPTIONS
@@ -97,7 +96,7 @@ impl Ledger {
         Ok(store)
     }
 
-    /// As [`Ledger::open`], with a key.
+    /// Opens a store as [`Ledger::open`] does, with a key.
     pub(super) fn open_encrypted(&self, path: &Path) -> Result<Store, OpenError> {
         self.note(Note::Encrypted);
         let store = Store::create_or_open_with(path, Some(&key()))?;
@@ -285,7 +284,7 @@ impl Ledger {
         }
     }
 
-    /// What is promised by now.
+    /// Returns the present promises.
     pub(super) fn promises(&self) -> Promises {
         Notes(locked(&self.notes).clone()).promises(usize::MAX)
     }
@@ -304,11 +303,11 @@ impl Ledger {
     }
 }
 
-/// All notes of an operation.
+/// Notes of an operation.
 pub(super) struct Notes(Vec<(usize, Note)>);
 
 impl Notes {
-    /// What was promised when that many events had happened.
+    /// Returns the promises after that many events.
     pub(super) fn promises(&self, events: usize) -> Promises {
         let mut promises = Promises::default();
         let so_far = self.0.iter().filter(|(position, _)| *position <= events);
@@ -341,7 +340,7 @@ impl Notes {
     }
 }
 
-/// What is promised for an image: nothing, where that is not said.
+/// Returns the promise for an image: none, if it has no note.
 pub(super) fn texts(promised: &BTreeMap<ImageId, Texts>, id: ImageId) -> Texts {
     promised.get(&id).cloned().unwrap_or_else(|| vec![None])
 }

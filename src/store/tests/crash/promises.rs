@@ -9,10 +9,10 @@ use super::ledger::{Ledger, Presence, Streams, Texts, key, texts};
 use crate::store::format::store_key::KEY_FILE;
 use crate::store::{ImageId, Marks, OpenError, RepairPlan, Store, StoreLock, Swept};
 
-/// What must be true of a store.
+/// Facts that must be true of a store.
 #[derive(Default)]
 pub(super) struct Promises {
-    /// How many notes they follow from.
+    /// Number of notes from which they follow.
     pub(super) notes: usize,
     pub(super) created: bool,
     pub(super) images: BTreeMap<ImageId, Presence>,
@@ -150,7 +150,7 @@ impl Promises {
     }
 }
 
-/// After a sweep there is nothing but what the images need.
+/// Checks that a sweep leaves nothing but the data that the images need.
 fn check_leftovers(store: &Store, visible: &[ImageId]) -> Result<(), String> {
     let mut wanted: Vec<PathBuf> = Vec::new();
     for id in visible {

@@ -9,7 +9,7 @@ fn forget(path: &Path, ledger: &Ledger) -> Outcome {
     Ok(())
 }
 
-/// Nothing but a hole: the pack serves the other images.
+/// Prunes a store in which only a hole can be freed: the pack serves the other images.
 fn prune(path: &Path, ledger: &Ledger) -> Outcome {
     let store = Store::open(path)?;
     let swept = ledger.prune(&store, &store.lock()?, &[id(1)])?;

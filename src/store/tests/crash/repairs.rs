@@ -137,9 +137,9 @@ fn a_failing_step_fails_a_repair_a_copy_and_an_encrypted_store_but_harms_nothing
     }
 }
 
-/// Of a repair, not those after each healed manifest, which the next sync of the folder covers
-/// before anything is taken away, and not that of packs, which go again. Of a creation, not
-/// those of folders that the next sync covers, or that were there.
+/// Leaves out each sync in turn. Some need not be noticed: in a repair, the syncs after each healed manifest, which the
+/// next sync of the folder covers before anything is removed, and the sync of packs, which are removed again; in a
+/// creation, the syncs of folders that the next sync covers, or that existed before.
 #[test]
 fn each_sync_that_is_left_out_of_these_is_noticed() {
     let changes: [(Operation, Operation, &[&str]); 5] = [

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use super::disk_log::{DataChange, Entry, Event, NameChange, Tree};
 
-/// What a disk writes as a whole, at least.
+/// Smallest unit that a disk writes as a whole.
 const SECTOR_BYTES: usize = 512;
 
 /// A crash after some events: what lasts, and what may.
@@ -55,7 +55,7 @@ impl<'a> Crash<'a> {
         self.names.is_empty() && self.data.is_empty()
     }
 
-    /// One of the states that it may leave.
+    /// Returns one of the states that the crash may leave.
     pub(super) fn state(&self, seed: u64) -> Tree {
         let mut tree = self.durable.clone();
         let mut fate = Fate::new(seed);
@@ -233,7 +233,7 @@ impl Tree {
         hasher.finalize()
     }
 
-    /// All files with their lengths, to be shown where a state is bad.
+    /// Lists all files with their lengths, for the message about a bad state.
     pub(super) fn describe(&self) -> String {
         let files = self.folders.iter().flat_map(|(folder, entries)| {
             entries.iter().map(move |(name, entry)| match entry {
@@ -260,7 +260,7 @@ fn sectors(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     })
 }
 
-/// Where states are made: in memory, where there is a folder for that.
+/// Returns a folder for states: in memory, if there is a folder for that.
 pub(super) fn workplace() -> tempfile::TempDir {
     let memory = Path::new("/dev/shm");
     let made = tempfile::tempdir_in(memory).or_else(|_| tempfile::tempdir());

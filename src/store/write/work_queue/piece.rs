@@ -6,8 +6,8 @@ use super::super::buffer_pool::Buffer;
 use super::WorkQueue;
 use crate::store::format::chunk::CHUNK_BYTES;
 
-/// What a worker is given, with `P` for the bytes of a piece. Streams are numbered in the
-/// order they were opened, pieces within their stream.
+/// Work for a worker, with `P` for the bytes of a piece. Streams are numbered in the order in which they were opened,
+/// pieces within their stream.
 #[derive(Debug)]
 pub(crate) enum Work<P> {
     Piece {

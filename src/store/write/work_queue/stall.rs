@@ -11,14 +11,14 @@ use crate::sync::{locked, wait, wait_for};
 /// late, but not often.
 const LOOKS: u32 = 40;
 
-/// What a stream has seen since it waits.
+/// Observations of a stream since it waits.
 pub(super) struct Stall {
     rests: u64,
     looks: u32,
 }
 
 impl WorkQueue {
-    /// From now on a store that takes nothing for so long while Holding ends the image.
+    /// Ends the image if the store takes nothing for so long while Holding.
     pub(in crate::store) fn limit_stalls(&self, limit: Duration) {
         locked(&self.state).stall_limit = Some(limit);
     }
