@@ -1,8 +1,8 @@
 //! The capabilities that snapshots and restores need, and those that this process lacks.
 //!
-//! The table was made by leaving out one capability at a time, in containers (tests/end_to_end/containers). Without some
-//! of them a snapshot works and only the restore fails, so they are checked before there is anything to lose. This file
-//! does not know how the result is reported.
+//! The table was made by leaving out one capability at a time, in containers (`tests/end_to_end/containers`). Without
+//! some of them a snapshot works and only the restore fails, so they are checked before there is anything to lose. This
+//! file does not know how the result is reported.
 
 use std::fs;
 
