@@ -35,7 +35,7 @@ pub struct Lane {
 }
 
 impl Lane {
-    /// What fills memory is given so much room, bytes, or as much as is missing.
+    /// Largest room for a filling source, bytes; less if less is missing.
     pub const ROOM: usize = HALF_BYTES;
 
     /// A lane over this connection, and its memory's descriptor for the copier.

@@ -18,9 +18,9 @@ use crate::cuda::GpuUuid;
 use crate::cuda::device::Room;
 use crate::sync::locked;
 
-/// How long a program may take to say that it is a copier: it says so before it does anything else.
+/// Limit on a program's greeting as a copier, which comes before anything else.
 const GREETING_MAX: Duration = Duration::from_secs(10);
-/// How long the driver may take. Waking many GPUs without persistence mode is the longest, a second or two each; a GPU
+/// Limit on the driver's work. Waking many GPUs without persistence mode takes longest, a second or two each; a GPU
 /// copies its own memory in a tenth of a second.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
@@ -76,8 +76,8 @@ impl Copier {
         self.process.kill();
     }
 
-    /// As a drop, without waiting for its end: the driver takes a tenth of a second to take its contexts apart, and what
-    /// only it held of the GPUs is free after that.
+    /// Ends the copier as a drop does, without waiting for its exit: the driver takes a tenth of a second to destroy
+    /// its contexts, and GPU memory that only it held is free after that.
     pub fn leave(self) {
         self.process.leave();
     }

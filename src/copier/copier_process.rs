@@ -10,8 +10,8 @@ use std::thread::{self, JoinHandle};
 
 use super::ARGUMENT;
 
-/// What of our environment must not reach the copier: it has to see all GPUs, and it is no process of the job, whose
-/// agent is not to be loaded into it.
+/// Variables that must not reach the copier: it has to see all GPUs, and it is no process of the job, so it must not
+/// load the agent.
 const WITHOUT: [&str; 3] = ["CUDA_VISIBLE_DEVICES", "LD_PRELOAD", "CKPT_RUN_AGENT"];
 
 /// The process. Killed and waited for when dropped.
@@ -67,7 +67,7 @@ impl Process {
         })
     }
 
-    /// As the host sees it.
+    /// Returns the pid as the host sees it.
     pub(super) fn pid(&self) -> u32 {
         self.pid
     }

@@ -1,4 +1,4 @@
-//! What can go wrong between the supervisor and its copier.
+//! Failures between the supervisor and its copier.
 
 use std::io;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ pub enum CopierError {
         #[source]
         source: io::Error,
     },
-    /// What was started does not answer as a copier of this version does.
+    /// The started program does not answer as a copier of this version does.
     #[error(
         "use {} as the copier of GPU memory: it does not answer as one of this version (a program that uses \
          the library has to call ckpt_run::helper_main first)",
@@ -34,7 +34,7 @@ pub enum CopierError {
     /// A connection broke, or something unexpected was said. The copier is ended.
     #[error("{operation}: talk to the copier")]
     Talk {
-        /// What was to be done.
+        /// The operation.
         operation: &'static str,
         /// The system's error.
         #[source]
@@ -43,21 +43,21 @@ pub enum CopierError {
     /// The process has ended. Start another one.
     #[error("{operation}: the copier has ended")]
     Gone {
-        /// What was to be done.
+        /// The operation.
         operation: &'static str,
     },
     /// No answer came in time. The copier is ended, because nobody knows what it will still do.
     #[error("{operation} within {limit:?}: the copier does not answer")]
     Slow {
-        /// What was to be done.
+        /// The operation.
         operation: &'static str,
-        /// How long was waited.
+        /// The time that was waited.
         limit: Duration,
     },
     /// A GPU has too little free memory. Nothing was taken.
     #[error("{operation}: {reason}")]
     OutOfMemory {
-        /// What was to be done.
+        /// The operation.
         operation: &'static str,
         /// The copier's words.
         reason: String,
@@ -65,15 +65,15 @@ pub enum CopierError {
     /// The CUDA driver refused, or does not work.
     #[error("{operation}: {reason}")]
     Device {
-        /// What was to be done.
+        /// The operation.
         operation: &'static str,
         /// The copier's words.
         reason: String,
     },
-    /// What was asked for makes no sense, or not now. Nothing was done.
+    /// The request makes no sense, or not now. Nothing was done.
     #[error("{operation}: {reason}")]
     Refused {
-        /// What was to be done.
+        /// The operation.
         operation: &'static str,
         /// The copier's words.
         reason: String,

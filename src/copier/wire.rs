@@ -1,4 +1,4 @@
-//! What the supervisor and the copier say to each other: a JSON value a datagram, and descriptors with it.
+//! Protocol between supervisor and copier: a JSON value per datagram, with descriptors.
 //!
 //! Every request has one answer, in order. Both ends are of the same build, or the greeting says that they are not.
 
@@ -24,7 +24,7 @@ const MESSAGE_BYTES_MAX: usize = 64 << 10;
 /// Longest text of an error: the driver's are a few hundred bytes.
 const TEXT_BYTES_MAX: usize = 4 << 10;
 
-/// On the first connection.
+/// Request on the first connection.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Request {
     Hello {
@@ -47,7 +47,7 @@ pub(super) enum Request {
         gpu: [u8; 16],
         len: u64,
     },
-    /// After the last batch, what is left of the reserved memory is given back.
+    /// After the last batch, the rest of the reserved memory is released.
     Shadow {
         segments: Vec<u64>,
         last: bool,
@@ -59,16 +59,16 @@ pub(super) enum Request {
     Lane,
 }
 
-/// On a lane: a copy between GPU memory and the lane's.
+/// Request on a lane: a copy between GPU memory and the lane's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct LaneRequest {
     pub(super) direction: Direction,
     pub(super) part: Part,
-    /// Where in the lane's memory the part begins.
+    /// Offset of the part in the lane's memory.
     pub(super) at: u64,
 }
 
-/// Where to.
+/// Direction of the copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Direction {
     /// Out of the GPU.
@@ -85,7 +85,7 @@ pub(super) struct Part {
     pub(super) end: u64,
 }
 
-/// From the copier.
+/// Reply of the copier.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Reply {
     Hello {
@@ -95,11 +95,11 @@ pub(super) enum Reply {
         free: u64,
         total: u64,
     },
-    /// After Create, with a descriptor: the memory.
+    /// The memory, in answer to Create, with a descriptor.
     Segment {
         id: u64,
     },
-    /// As many numbers as segments were named.
+    /// The numbers, one for each named segment.
     Shadowed {
         bytes: Vec<u64>,
     },
@@ -125,7 +125,7 @@ impl Refusal {
 }
 
 impl Request {
-    /// How many descriptors come with it.
+    /// Returns the number of descriptors that come with it.
     pub(super) fn descriptors(&self) -> usize {
         match self {
             Self::Lane => 2,

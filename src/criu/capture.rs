@@ -42,7 +42,7 @@ pub enum CaptureError<E> {
     Receiver(E),
 }
 
-/// What came in.
+/// The received image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Captured {
     /// Image files.
@@ -73,7 +73,7 @@ impl Capture {
         })
     }
 
-    /// Whether CRIU asks for the tasks, within a time: its start is over.
+    /// Returns true if CRIU asks for the tasks within a time: its start is over.
     ///
     /// # Errors
     /// When the socket cannot be looked at.

@@ -4,14 +4,14 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::Path;
 
-/// What a dump needs to know.
+/// Options of a dump.
 #[derive(Clone, Copy, Debug)]
 pub struct DumpOptions<'a> {
     /// First process of the tree, as the sandbox sees it.
     pub root_pid: i32,
     /// Folder of the stream's sockets.
     pub directory: &'a Path,
-    /// Where CRIU writes its log.
+    /// Path of CRIU's log.
     pub log: &'a Path,
     /// The action script.
     pub hold: &'a Path,
@@ -46,7 +46,7 @@ impl fmt::Display for Inherited {
     }
 }
 
-/// What a restore does with sockets that are one end of a TCP connection.
+/// Treatment of sockets that are one end of a TCP connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tcp {
     /// They are connected again. Needs their local addresses.
@@ -55,20 +55,20 @@ pub enum Tcp {
     Closed,
 }
 
-/// What a restore needs to know.
+/// Options of a restore.
 #[derive(Clone, Copy, Debug)]
 pub struct RestoreOptions<'a> {
     /// Folder of the stream's sockets.
     pub directory: &'a Path,
-    /// Where CRIU writes its log.
+    /// Path of CRIU's log.
     pub log: &'a Path,
     /// Folder of our plugin: none of the system's acts on our job.
     pub libdir: &'a Path,
     /// Verbosity, 0 to 4.
     pub log_level: u8,
-    /// What becomes of established TCP connections, all of them.
+    /// Treatment of all established TCP connections.
     pub tcp: Tcp,
-    /// What the job had open at the dump, and the descriptor of CRIU's that takes its place.
+    /// Descriptors that the job had open at the dump, and CRIU's descriptor that takes the place of each.
     pub inherited: &'a [(Inherited, i32)],
 }
 

@@ -50,11 +50,11 @@ const SYSTEM_FOLDERS: [&str; 2] = ["/usr/sbin", "/sbin"];
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Criu {
     argv: Vec<OsString>,
-    /// What it said of itself.
+    /// The version that it reports.
     pub version: Version,
 }
 
-/// Where to look, in this order: `explicit`, `prefixes`, the folders of `PATH`.
+/// Places to search, in this order: `explicit`, `prefixes`, the folders of `PATH`.
 #[derive(Debug, Clone, Default)]
 pub struct Search {
     /// Named by the user: a program or a prefix. Nothing else is tried then.
@@ -64,7 +64,7 @@ pub struct Search {
     pub prefixes: Vec<PathBuf>,
 }
 
-/// Whether a path is started on somebody's word.
+/// Trust in a path: given by the user or found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Trust {
     /// The user named it, or its folder by `PATH`.

@@ -18,9 +18,9 @@ use std::process::ExitCode;
 pub const HOLD_PROGRAM: &str = "ckpt-run-hold";
 /// Environment variable that names the folder of the sockets on which the supervisor is asked.
 pub const HOLD_FOLDER_VARIABLE: &str = "CKPT_RUN_HOLD_FOLDER";
-/// Where it is asked whether the tasks may be frozen.
+/// Socket for the question whether the tasks may be frozen.
 pub(super) const BEGIN_SOCKET: &str = "begin.sock";
-/// Where it is asked whether they may be released.
+/// Socket for the question whether the tasks may be released.
 pub(super) const HOLD_SOCKET: &str = "hold.sock";
 /// The supervisor's word that CRIU may go on.
 pub(super) const GO_ON: u8 = b'r';

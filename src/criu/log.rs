@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::known_errors::{self, Symptom};
 
-/// How much of a log's end is read: errors are the last thing that CRIU writes.
+/// Limit on the part of a log's end that is read: errors are the last thing that CRIU writes.
 const TAIL_BYTES_MAX: u64 = 256 << 10;
 
 /// Why CRIU failed.
@@ -15,7 +15,7 @@ const TAIL_BYTES_MAX: u64 = 256 << 10;
 pub struct Reason {
     /// The cause, in the user's words where it is known, otherwise CRIU's first error.
     pub cause: String,
-    /// What to do about it, where that is known.
+    /// The remedy, if one is known.
     pub remedy: Option<&'static str>,
 }
 

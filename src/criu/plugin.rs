@@ -41,14 +41,14 @@ pub fn install_plugin(folder: &Path) -> io::Result<()> {
         .write_all(LIBRARY)
 }
 
-/// For a dump: the plugin takes character devices with these major numbers, and no other file.
+/// Returns the variable for a dump: the plugin takes character devices with these major numbers, and no other file.
 #[must_use]
 pub fn plugin_takes(majors: &[u32]) -> Variable {
     let list: Vec<String> = majors.iter().map(ToString::to_string).collect();
     (name(variables::MAJORS), list.join(" ").into())
 }
 
-/// For a restore by this CRIU.
+/// Returns the variable for a restore by this CRIU.
 #[must_use]
 pub fn plugin_restores(criu: Version) -> Option<Variable> {
     (criu >= RETRY_SINCE).then(|| (name(variables::RETRY), "1".into()))

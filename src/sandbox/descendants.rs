@@ -15,7 +15,7 @@ pub(super) fn signal_all(signal: Signal) {
     signal_all_but(&[], signal);
 }
 
-/// As [`signal_all`], but for these children and what is below them.
+/// Signals all descendants as [`signal_all`] does, except these children and their descendants.
 pub(super) fn signal_all_but(spared: &[Pid], signal: Signal) {
     for pid in all_but(spared) {
         // One that is gone by now needs no signal.
@@ -37,7 +37,7 @@ pub(super) fn kill_all() {
     }
 }
 
-/// All descendants of this process but for some children and what is below them, parents before children.
+/// Returns all descendants of this process except some children and their descendants, parents before children.
 fn all_but(spared: &[Pid]) -> Vec<Pid> {
     let mut found = children("self");
     found.retain(|pid| !spared.contains(pid));

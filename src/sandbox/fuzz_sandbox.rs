@@ -20,7 +20,7 @@ pub(crate) fn requests(socket: &UnixStream) -> bool {
     false
 }
 
-/// As [`requests`], for what comes back.
+/// Receives events as [`requests`] receives requests.
 pub(crate) fn events(socket: &UnixStream) -> bool {
     while let Ok(next) = receive::<Event>(socket) {
         let Some((event, _descriptors)) = next else {

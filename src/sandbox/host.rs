@@ -25,7 +25,7 @@ use crate::sync::locked;
 /// Why the sandbox did not do what was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
-    /// It could not be started.
+    /// The sandbox could not be started.
     #[error(transparent)]
     Spawn(#[from] SpawnError),
     /// Pid 1 could not do a step.
@@ -131,7 +131,7 @@ impl Sandbox {
         isolated.then(|| format!("/proc/{}/root/dev/pts/ptmx", self.pid).into())
     }
 
-    /// Whether the job has namespaces of its own.
+    /// Returns the job's isolation.
     #[must_use]
     pub fn isolation(&self) -> Isolation {
         self.isolation

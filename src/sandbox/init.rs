@@ -31,7 +31,7 @@ use super::protocol::{Ended, Event, JobPids, Request, ToolCommand, receive, send
 use super::spawn::CONTROL_DESCRIPTOR;
 use super::{descendants, root};
 
-/// Where programs get new terminals.
+/// Device that makes new terminals.
 const MAKER: &str = "/dev/ptmx";
 
 /// Runs pid 1 until the supervisor is gone. `mode` is `namespaces` or `none`.
@@ -281,7 +281,7 @@ impl Init {
         Ok(())
     }
 
-    /// What a restored job starts from now on gets pids beyond its own, as if it had never been away: those that CRIU
+    /// Makes new processes of a restored job get pids beyond its own, as if it had never been away. The pids that CRIU
     /// has here would be in the way of the next restore.
     fn number_on(&self, restored: JobPids) {
         if self.isolated {

@@ -20,9 +20,9 @@ use serde::{Deserialize, Serialize};
 /// The job's view of `io_uring`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum IoUring {
-    /// It does not, where we may say so.
+    /// The job has no io_uring, if ckpt-run may decide that.
     Hide,
-    /// It does.
+    /// The job has io_uring.
     Allow,
 }
 
@@ -67,7 +67,7 @@ const MACHINES: [u32; 2] = [0xc000_003e, 0x4000_0003];
 const MACHINES: [u32; 2] = [0xc000_00b7, 0x4000_0028];
 
 const LENGTH: u16 = 7;
-/// Where the kernel shows what is called (`struct seccomp_data`), and on which machine.
+/// Offset of the system call's number in `struct seccomp_data`; the machine's architecture follows.
 const NUMBER: u32 = 0;
 const MACHINE: u32 = 4;
 const _: () = assert!(offset_of!(libc::seccomp_data, nr) == NUMBER as usize);

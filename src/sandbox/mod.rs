@@ -38,7 +38,7 @@ pub use spawn::{SpawnError, privilege_missing, raise_descriptor_limit, with_job_
 /// First argument by which the binary knows that it is to be a sandbox's pid 1.
 pub const INIT_ARGUMENT: &str = "__sandbox";
 
-/// Whether the job gets namespaces of its own.
+/// Isolation of the job: with or without namespaces of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isolation {
     /// Own PID, mount and IPC namespace.

@@ -1,5 +1,5 @@
-//! What supervisor and sandbox say to each other: length-prefixed JSON over a
-//! stream socket, file descriptors beside the first byte of a message.
+//! Protocol between supervisor and sandbox: length-prefixed JSON over a stream socket, with file descriptors beside the
+//! first byte of a message.
 //!
 //! Both ends are the same binary of the same run, so the format has no version.
 
@@ -20,7 +20,7 @@ const MESSAGE_BYTES_MAX: u32 = 32 << 20;
 /// Most descriptors that travel with one message: the job's three, with room.
 const DESCRIPTORS_MAX: usize = 8;
 
-/// From the supervisor to pid 1.
+/// Request from the supervisor to pid 1.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Request {
     /// Start the job. Descriptors: its stdin, stdout, stderr.
@@ -59,7 +59,7 @@ pub struct JobPids {
     pub job: i32,
 }
 
-/// From pid 1 to the supervisor.
+/// Event from pid 1 to the supervisor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Event {
     /// The sandbox stands.
@@ -81,7 +81,7 @@ pub enum Event {
     JobEnded(Ended),
 }
 
-/// How a process ended.
+/// End of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ended {
     /// The job exited with this code.

@@ -28,7 +28,7 @@ use super::{INIT_ARGUMENT, Isolation};
 
 /// Stack of the cloned child until its `execve`.
 const CHILD_STACK_BYTES: usize = 64 << 10;
-/// Where pid 1 finds its control socket.
+/// Descriptor of pid 1's control socket.
 pub(super) const CONTROL_DESCRIPTOR: RawFd = 3;
 /// Exit code of a child that could not become pid 1.
 const EXEC_FAILED: isize = 125;
@@ -46,7 +46,7 @@ pub enum SpawnError {
 
 /// The limit of open descriptors that the job gets: what we were started with.
 static JOB_DESCRIPTORS: OnceLock<libc::rlimit> = OnceLock::new();
-/// As many descriptors as Linux gives a process by itself (`fs.nr_open`).
+/// Limit on descriptors: the number that Linux gives a process by default (`fs.nr_open`).
 const DESCRIPTORS_MAX: u64 = 1 << 20;
 
 /// Lets this process have as many open descriptors as it may: each piece of GPU memory that is kept is one. The job

@@ -22,19 +22,19 @@
 //! begin ─▶ streams fill buffers ─▶ workers: cut, hash, look up, compress, append to packs
 //!       ─▶ packs synced ─▶ manifest written, synced, renamed ─▶ folder synced
 //! ```
-//! So an image that can be seen is whole and durable, and a crash at any point leaves
-//! the images there were. The formats of [manifests](Manifest) and packs are described in
-//! `wire` and `pack`; each file carries its format and the lowest one a reader must know.
-//! A newer store is read as far as that allows, and never written.
+//! So a visible image is whole and durable, and a crash at any point leaves the older images intact. `format` documents
+//! the formats of [manifests](Manifest) and packs; each file carries its format and the lowest format that its reader must
+//! know. A newer store is read as far as that allows, and never written.
 //!
-//! A store that is created with a [`Key`] is encrypted: names of chunks are made with the
-//! key, chunks are sealed after compression, and so are both parts of a manifest (`cipher`
-//! says how). In the plain stay the names of files, which number images and packs; their
-//! lengths and times; headers, which repeat the names; the reasons in `.damaged`, which
-//! name a stream and a place in it, and the notes in `.pinned`. Whoever can write to the
-//! store can remove an image or put an older one back under its name, but not make one.
+//! A store that is created with a [`Key`] is encrypted: the names of chunks are derived with the key, chunks are sealed
+//! after compression, and so are both parts of a manifest (`format/cipher`). These stay in plain text: the names of files,
+//! which number images and packs; their lengths and times; headers, which repeat the names; the reasons in `.damaged`,
+//! which name a stream and a place in it; and the notes in `.pinned`. A process that can write to the store can remove an
+//! image or put an older one back under its name, but cannot make one.
 //!
-//! Blocking code on plain threads. Knows nothing of who makes the streams.
+//! `write` makes images, `read` reads them, `maintain` lists, removes, verifies, repairs and copies them, `portable` turns
+//! one into a file and back, and `fs` is the only code that changes the disk. The code blocks, on plain threads, and knows
+//! nothing of the origin of the streams.
 
 mod byte_counter;
 mod error;

@@ -14,7 +14,7 @@ use crate::cuda::device::{
 /// allocation takes less than a millisecond.
 const PIECE_BYTES: u64 = 1 << 30;
 
-/// All that were opened, until the process ends.
+/// The opened GPUs, until the process exits.
 #[derive(Debug, Default)]
 pub(super) struct Gpus {
     api: Option<DeviceApi>,
@@ -58,7 +58,7 @@ impl Gpus {
         found.ok_or_else(|| not_open(gpu))
     }
 
-    /// Of all GPUs.
+    /// Returns the contexts of all GPUs.
     pub(super) fn contexts(&self) -> impl Iterator<Item = &Context> {
         self.open.values().map(|gpu| &gpu.context)
     }
@@ -146,7 +146,7 @@ impl Gpus {
     }
 }
 
-/// Where the beginning of a segment finds room; nowhere if it has a shadow.
+/// Plans the shadow for the beginning of a segment; none if it has a shadow.
 fn plan(segment: &Segment, reserved: &mut HashMap<GpuUuid, Reserved>) -> Vec<Extent> {
     let room = reserved.get_mut(&segment.context().gpu());
     match room {
@@ -172,7 +172,7 @@ struct Piece {
 }
 
 impl Reserved {
-    /// By so much, or not at all.
+    /// Grows by so much, or not at all.
     fn grow(&mut self, context: &Context, bytes: u64) -> Result<(), DeviceError> {
         let mut more = VecDeque::new();
         let mut left = bytes;
@@ -185,7 +185,7 @@ impl Reserved {
         Ok(())
     }
 
-    /// So much, or what there is.
+    /// Takes so much, or as much as there is.
     fn take(&mut self, len: u64) -> Vec<Extent> {
         let mut taken = Vec::new();
         let mut left = len;

@@ -12,7 +12,7 @@ use crate::cuda::GpuUuid;
 use crate::cuda::device::{Context, DeviceError, Pinned, Stream};
 use crate::shared_memory::SharedMemory;
 
-/// What a lane's thread has.
+/// State of a lane's thread.
 #[derive(Debug)]
 pub(super) struct LaneThread {
     socket: Socket,

@@ -1,4 +1,4 @@
-//! What is where: a segment's bytes lie in extents, of its shadow first, of the original behind.
+//! Places of segments: a segment's bytes lie in extents, first of its shadow, then of the original.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -19,7 +19,7 @@ pub(super) struct Segment {
     pub(super) len: u64,
     /// Bytes from the beginning that lie in a shadow.
     pub(super) safe: u64,
-    /// In order, without gaps.
+    /// The extents in order, without gaps.
     extents: Vec<Extent>,
 }
 
@@ -65,7 +65,7 @@ impl Segment {
         &self.context
     }
 
-    /// Where the bytes of `range` lie, in pieces of up to `len_max`.
+    /// Returns the places of the bytes of `range`, in pieces of up to `len_max`.
     pub(super) fn extents_of(
         &self,
         range: Range<u64>,
@@ -92,7 +92,7 @@ impl Segment {
     }
 }
 
-/// All segments, shared by the threads.
+/// The segments, shared by the threads.
 #[derive(Debug, Default)]
 pub(super) struct Segments {
     table: Mutex<Table>,
@@ -142,7 +142,7 @@ impl Segments {
         self.lock().found.insert(id, Arc::new(segment));
     }
 
-    /// All of them or, when one is not there, none. What they held is let go of outside of the lock.
+    /// Removes all of them or, if one is missing, none. Their memory is released outside the lock.
     pub(super) fn remove(&self, ids: &[u64]) -> Result<(), Refusal> {
         let mut table = self.lock();
         if let Some(id) = ids.iter().find(|id| !table.found.contains_key(id)) {

@@ -20,12 +20,12 @@ pub enum FindError {
         /// The prefixes, as text.
         prefixes: String,
     },
-    /// It works but is too old.
+    /// The program works but is too old.
     #[error("cannot use CRIU {version} at {}: 4.0 or newer is needed: {REMEDY}", path.display())]
     TooOld {
         /// The program or prefix.
         path: PathBuf,
-        /// What it said of itself.
+        /// The version that it reports.
         version: Version,
     },
     /// A folder that holds no CRIU with its loader.
@@ -42,21 +42,21 @@ pub enum FindError {
         /// The file or folder in it.
         part: PathBuf,
     },
-    /// It could not be asked.
+    /// The program could not be asked for its version.
     #[error("failed to ask CRIU at {} for its version: {REMEDY}", path.display())]
     Ask {
         /// The program or prefix.
         path: PathBuf,
-        /// What went wrong.
+        /// The cause.
         #[source]
         source: AskError,
     },
-    /// It ran and failed, or its answer holds no version.
+    /// The program ran and failed, or its answer holds no version.
     #[error("cannot understand CRIU at {}: `--version` ended with {status} and said {answer:?}: {REMEDY}", path.display())]
     NoVersion {
         /// The program or prefix.
         path: PathBuf,
-        /// The end of the process.
+        /// Its exit status.
         status: ExitStatus,
         /// Its words.
         answer: String,
@@ -66,13 +66,13 @@ pub enum FindError {
 /// Why `criu check` did not pass.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckError {
-    /// It could not be run.
+    /// The program could not be run.
     #[error("failed to run `criu check`")]
     Ask(#[from] AskError),
     /// This kernel or these privileges do not suffice.
     #[error("cannot use CRIU here: `criu check` ended with {status}: {reason}")]
     Failed {
-        /// The end of the process.
+        /// Its exit status.
         status: ExitStatus,
         /// Its words.
         reason: String,
@@ -94,19 +94,19 @@ pub enum AskError {
     /// Its output could not be read.
     #[error("failed to read the answer")]
     Read(#[source] io::Error),
-    /// It could not be waited for.
+    /// The program could not be waited for.
     #[error("failed to wait for its end")]
     Wait(#[source] io::Error),
-    /// It took too long and was killed.
+    /// The program took too long and was killed.
     #[error("no answer within {limit:?}")]
     Silent {
-        /// How long it was given.
+        /// The time that it was given.
         limit: Duration,
     },
 }
 
 impl FindError {
-    /// What to do, whatever the reason; the message ends with it.
+    /// Returns the remedy, whatever the reason; the message ends with it.
     #[must_use]
     pub fn remedy(&self) -> &'static str {
         REMEDY

@@ -54,7 +54,7 @@ impl Prefix {
             .find(|part| !is_ours_alone(part))
     }
 
-    /// How it is started: its loader, told where its libraries are.
+    /// Returns the command line: its loader, with the path of its libraries.
     pub fn argv(&self) -> Vec<OsString> {
         vec![
             self.loader.clone().into(),
@@ -80,7 +80,7 @@ pub(super) fn beside(program: &Path) -> Vec<PathBuf> {
     prefixes.into_iter().flatten().collect()
 }
 
-/// Returns true if it belongs to us or root, and nobody else can write to it.
+/// Returns true if the path belongs to this user or root, and no other user can write to it.
 fn is_ours_alone(path: &Path) -> bool {
     let us = nix::unistd::geteuid().as_raw();
     fs::metadata(path)

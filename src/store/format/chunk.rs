@@ -3,7 +3,7 @@
 //! Pure functions of bytes; knows nothing of files or threads.
 
 /// Length of the longest chunk, and of the pieces that streams are read in: it stays in a
-/// core's cache. `cut` says how long most chunks are.
+/// core's cache. `chunker` determines their lengths.
 pub const CHUNK_BYTES: usize = 256 * 1024;
 
 /// `CHUNK_BYTES` as the type of a chunk's length on disk.

@@ -1,7 +1,7 @@
 //! The content of an image: its streams, their chunks, and the packs that hold them.
 //!
 //! Plain data and the rules it obeys. A [`Manifest`] that exists obeys them: readers
-//! need not check an index or a length again. `wire` has the form on disk.
+//! need not check an index or a length again. `manifest_file` has the form on disk.
 
 use std::collections::HashSet;
 

@@ -1,10 +1,9 @@
 //! The changes that the store makes on disk, one function each: no other code of the store creates, writes, syncs, renames
 //! or removes files (`tests/layout.rs` checks this).
 //!
-//! Plain calls of the system. In tests each is also written down, so that a crash can be
-//! played at every point of a longer change, and any of them can be made to fail (see
-//! `crash`). Knows nothing of packs or manifests; what must be synced when is the
-//! caller's to decide.
+//! They are plain system calls. In tests each is also logged, so that a crash can be simulated at every point of a longer
+//! change, and any of them can be made to fail (`store/tests/crash`). This file knows nothing of packs or manifests; the
+//! caller decides what to sync when.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;

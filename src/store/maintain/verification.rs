@@ -1,7 +1,7 @@
 //! Checking images: each of their chunks is read, decompressed and hashed again, and
 //! everything that is bad is named.
 //!
-//! Needs no lock and changes nothing. `scan` does the reading, `report` has the words.
+//! Needs no lock and changes nothing. `scan` reads the chunks, `verify_report` describes the result.
 
 use std::collections::HashSet;
 

@@ -1,6 +1,6 @@
 //! Report of a verification, image by image.
 //!
-//! Plain data. `verify` fills it in, `repair` and the caller's messages go by it.
+//! Plain data. `verification` fills it in; `store_repair` and the caller's messages use it.
 
 use std::fmt;
 use std::ops::Range;
