@@ -1,4 +1,5 @@
-//! What the job does to contexts that concerns our memory: ending them, and letting one GPU use another's memory.
+//! The job's operations on contexts that concern the agent's memory: destroying them, and access of one GPU to
+//! another's memory.
 
 use core::ffi::{c_int, c_uint};
 use core::sync::atomic::Ordering;

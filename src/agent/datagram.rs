@@ -19,7 +19,7 @@ const CONTROL_WORDS: usize = 2 + BATCH_MAX / 2 + 2 + 2;
 
 /// The longest datagram that is understood: an answer with a segment.
 const SHARED_LEN: usize = size_of::<Reply>() + size_of::<Segment>();
-/// What stands where there is none.
+/// Placeholder for a missing segment.
 pub const NO_SEGMENT: Segment = Segment {
     address: 0,
     len: 0,
@@ -36,7 +36,7 @@ pub struct Peer {
 /// A received datagram.
 pub struct Incoming {
     bytes: [u8; SHARED_LEN],
-    /// Of the bytes; 0 when there were more.
+    /// Number of the bytes; 0 if there were more.
     len: usize,
     pub from: Peer,
     pub sender: Option<Credentials>,
@@ -297,7 +297,7 @@ impl Name {
         Some(())
     }
 
-    /// In decimal.
+    /// Appends a number in decimal.
     fn push_number(&mut self, number: u32) -> Option<()> {
         if number >= 10 {
             self.push_number(number / 10)?;

@@ -1,4 +1,4 @@
-//! What the agent knows of the process's GPUs, by the driver's numbers.
+//! The agent's knowledge of the process's GPUs, by the driver's numbers.
 
 use core::ffi::c_int;
 
@@ -7,10 +7,10 @@ use super::driver::{self, Properties, check};
 /// Devices of a process: the driver shows 64 at most.
 pub const DEVICES_MAX: usize = 64;
 
-/// Of a device that was not asked for.
+/// UUID of a device that was not queried.
 const NO_UUID: [u8; 16] = [0; 16];
 
-/// What is known of a device, asked for once and after a move.
+/// Facts about a device, queried once and after a move.
 #[derive(Clone, Copy)]
 struct Device {
     asked: bool,
@@ -19,7 +19,7 @@ struct Device {
     rdma: bool,
     /// Devices that may use this one's memory, a bit each.
     peers: u64,
-    /// When it was asked for first.
+    /// UUID at the first query.
     uuid: [u8; 16],
 }
 
@@ -81,7 +81,7 @@ impl Devices {
         }
     }
 
-    /// Whether another GPU has taken the place of the one that the device was.
+    /// Returns true if another GPU has taken the place of the device.
     pub fn has_moved(&self, device: c_int) -> Result<bool, c_int> {
         match self.first_uuid(device) {
             NO_UUID => Ok(false),
@@ -113,7 +113,7 @@ impl Devices {
         self.peers(owner) != before
     }
 
-    /// It may not, for what comes later.
+    /// Withdraws the access for later allocations.
     pub fn remove_peer(&mut self, owner: c_int, device: c_int) {
         let number = usize::try_from(owner).unwrap_or(DEVICES_MAX);
         if let Some(known) = self.0.get_mut(number)

@@ -108,7 +108,7 @@ unsafe extern "C" fn visit(object: *const c_void, _len: usize, search: *mut c_vo
     c_int::from(!search.found.is_null())
 }
 
-/// Where an object keeps its symbols; null for what it does not have.
+/// Addresses of an object's symbol tables; null for missing ones.
 struct Tables {
     base: usize,
     names: *const c_char,

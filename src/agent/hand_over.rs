@@ -45,7 +45,7 @@ pub enum Failure {
     Lost(c_int),
 }
 
-/// What the agent's thread remembers between requests.
+/// State of the agent's thread between requests.
 pub struct HandOver {
     /// The lock, while memory is released.
     released: Option<Guard<'static, State>>,
@@ -134,8 +134,8 @@ impl HandOver {
         }
     }
 
-    /// Whether the driver can be called: one that a stopped thread was calling may let nobody in, and then there is no
-    /// answer.
+    /// Tests whether the driver can be called: if a stopped thread is inside it, the driver may admit no other, and
+    /// then there is no answer.
     fn probe(&mut self) -> Result<(), Failure> {
         if let Some(state) = &mut self.released {
             return probe_devices(state).map_err(Failure::Driver);

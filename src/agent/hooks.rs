@@ -19,7 +19,7 @@ macro_rules! hooks {
 
         pub const COUNT: usize = [$($version),*].len();
 
-        /// All of them, by their numbers.
+        /// Every hook, by its number.
         pub static HOOKS: [Hook; COUNT] = [$(Hook {
             symbol: name(concat!(stringify!($symbol), "\0")),
             base: $base,

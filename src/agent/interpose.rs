@@ -36,7 +36,7 @@ type ProcAddress = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, 
 pub struct Hook {
     /// Its name in libcuda.
     pub symbol: &'static CStr,
-    /// What `cuGetProcAddress` knows it by, and since which version.
+    /// Name in `cuGetProcAddress`, and the version since which it exists.
     pub base: &'static CStr,
     pub version: c_int,
     /// Ours, for those who were given a pointer.
@@ -62,7 +62,7 @@ const NONE: Pointers = [const { AtomicPtr::new(ptr::null_mut()) }; COUNT];
 static OWN: Pointers = NONE;
 /// The same as `cuGetProcAddress` gives them out.
 static GIVEN: Pointers = NONE;
-/// What linked callers get: our `picked`, or another library's function of that name.
+/// Functions for linked callers: the agent's `picked`, or another library's function of that name.
 static LINKED: Pointers = NONE;
 
 static DLSYM: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
@@ -88,7 +88,7 @@ pub fn is_on() -> bool {
     }
 }
 
-/// From now on all is passed on to the driver.
+/// Passes every call on to the driver from here on.
 pub fn switch_off() {
     MODE.store(OFF, Ordering::Release);
 }
@@ -115,7 +115,7 @@ pub fn token() -> [u8; TOKEN_LEN] {
     core::array::from_fn(|index| TOKEN[index].load(Ordering::Relaxed))
 }
 
-/// What our `dlsym` does. Every other name costs two comparisons of a byte.
+/// Implements the agent's `dlsym`. Every other name costs two comparisons of a byte.
 ///
 /// # Safety
 /// As for `dlsym`.
@@ -240,7 +240,7 @@ pub fn own(index: usize) -> *mut c_void {
     OWN[index].load(Ordering::Acquire)
 }
 
-/// What a caller gets that is linked to the name: ours, another library's, or null without any.
+/// Returns the function for a caller that is linked to the name: the agent's, another library's, or null.
 pub fn linked(index: usize) -> *mut c_void {
     let known = LINKED[index].load(Ordering::Acquire);
     if !known.is_null() {
@@ -283,7 +283,7 @@ pub unsafe fn substitute(pointer: *mut *mut c_void) {
     }
 }
 
-/// What `cuGetProcAddress` gives for a hook, should that be another pointer than the symbol's.
+/// Returns the pointer that `cuGetProcAddress` gives for a hook, if it differs from the symbol's.
 fn given(index: usize) -> *mut c_void {
     let known = GIVEN[index].load(Ordering::Acquire);
     if !known.is_null() {

@@ -38,8 +38,8 @@ mod tell;
 #[allow(dead_code, reason = "the program uses the rest")]
 mod wire;
 
-/// In the place of the C library's: gives out our functions, or goes on as if the caller had jumped there, for
-/// `RTLD_NEXT` and `RTLD_DEFAULT` depend on who calls.
+/// Replaces the C library's function: returns the agent's functions, or continues as if the caller had jumped there,
+/// because `RTLD_NEXT` and `RTLD_DEFAULT` depend on the caller.
 ///
 /// # Safety
 /// As `dlsym`, whose arguments it takes.
@@ -90,7 +90,8 @@ pub unsafe extern "C" fn dlsym() {
     )
 }
 
-/// Nothing here panics; should it ever, the job must not go on with memory of which nothing is known.
+/// Ends the process. The agent does not panic; if it ever does, the job must not continue with memory in an unknown
+/// state.
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     // SAFETY: takes no arguments and does not return.

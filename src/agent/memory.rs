@@ -21,7 +21,7 @@ const COVERED_MIN: usize = 2 << 20;
 /// The rounding to whole granules may waste this part of what was asked for.
 const WASTE_PARTS: usize = 8;
 
-/// All that the agent remembers.
+/// State of the agent.
 pub struct State {
     pub table: Table,
     pub devices: Devices,
@@ -307,7 +307,8 @@ impl State {
     }
 }
 
-/// In the child of a fork, where the driver cannot be used: what came from the parent is closed, and all is off.
+/// Switches the agent off in the child of a fork, where the driver cannot be used, and closes the descriptors of the
+/// parent.
 ///
 /// # Safety
 /// Called in such a child, before anything else of the agent.

@@ -8,7 +8,7 @@ use super::memory::{State, length};
 use super::remake::MOVED;
 use super::table::Entry;
 
-/// Whether a context of the job's is current in the agent's thread, the one that asks.
+/// True if a context of the job is current in the agent's thread.
 static ENTERED: AtomicBool = AtomicBool::new(false);
 
 /// Makes the context current that the entry belongs to. Switching is cheap, and mostly there is one.

@@ -1,4 +1,4 @@
-//! What the agent asks of the C library and the kernel. No driver here.
+//! Calls of the C library and the kernel. The driver is not called here.
 //!
 //! Only functions that are in the main library of every glibc and of musl are named here, without versions; those that
 //! lived in `libdl` or `libpthread` before glibc 2.34 are found by `elf` when they are needed.
@@ -14,7 +14,7 @@ pub struct Piece {
 }
 
 impl Piece {
-    /// All of a value, to be read alone.
+    /// Returns the bytes of a value, to be read only.
     pub fn of<T>(value: &T) -> Self {
         Self {
             start: (&raw const *value).cast_mut().cast(),

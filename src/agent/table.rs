@@ -9,7 +9,7 @@ pub const ENTRIES_MAX: usize = 16_384;
 /// A piece of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Where it is mapped, and what the job knows it by.
+    /// Address of the mapping, by which the job knows it.
     pub address: u64,
     /// Bytes mapped.
     pub len: u64,

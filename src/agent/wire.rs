@@ -1,4 +1,4 @@
-//! What the supervisor and the agent in a job's process say to each other, in datagrams of host byte order.
+//! Protocol between the supervisor and the agent in a job's process, in datagrams of host byte order.
 //!
 //! ```text
 //! supervisor                          agent
@@ -52,7 +52,7 @@ pub const PROBE: u32 = 2;
 pub const RELEASE: u32 = 3;
 /// See above.
 pub const MAP: u32 = 4;
-/// Between agents; see above.
+/// Request between agents; see above.
 pub const SHARE: u32 = 5;
 /// See above.
 pub const REMAKE: u32 = 6;
@@ -133,7 +133,7 @@ pub struct Reply {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Segment {
-    /// Where the process has it mapped.
+    /// Address of the mapping in the process.
     pub address: u64,
     /// Bytes; a multiple of the driver's granularity.
     pub len: u64,

@@ -49,7 +49,7 @@ pub enum LogError {
     },
 }
 
-/// Where the log of a store is.
+/// Returns the path of a store's log.
 #[must_use]
 pub fn path(store: &Path) -> PathBuf {
     store.join(FILE)
@@ -126,7 +126,7 @@ fn older(path: &Path) -> PathBuf {
     }
 }
 
-/// Whether the last line has no end.
+/// Returns true if the last line is incomplete.
 fn is_torn(file: &mut File, len: u64) -> io::Result<bool> {
     let Some(last) = len.checked_sub(1) else {
         return Ok(false);
@@ -212,7 +212,7 @@ pub fn latest(path: &Path) -> Vec<Entry> {
         .collect()
 }
 
-/// What [`entries`] reads.
+/// Iterator of [`entries`].
 #[derive(Debug)]
 pub struct Entries {
     files: std::vec::IntoIter<BufReader<io::Take<File>>>,

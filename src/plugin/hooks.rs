@@ -1,5 +1,5 @@
 #![allow(unsafe_code, reason = "called by CRIU through C")]
-//! What CRIU calls, and the descriptor by which it finds it (`CR_PLUGIN_DESC`).
+//! The functions that CRIU calls, and the descriptor by which it finds them (`CR_PLUGIN_DESC`).
 //!
 //! ```text
 //! dump     HANDLE_DEVICE_VMA, DUMP_EXT_FILE   a device of the list?  0 (nothing to save) : -ENOTSUP (CRIU refuses)

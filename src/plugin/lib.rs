@@ -15,7 +15,7 @@
 mod hooks;
 mod variables;
 
-/// Nothing here panics; should it ever, the process that CRIU dumps or restores must not be touched by it.
+/// Ends CRIU. The plugin does not panic; if it ever does, it must not touch the process that CRIU dumps or restores.
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     // SAFETY: takes no arguments and does not return.

@@ -1,4 +1,4 @@
-//! What the supervisor tells the plugin, by CRIU's environment.
+//! Variables by which the supervisor configures the plugin through CRIU's environment.
 
 use core::ffi::CStr;
 

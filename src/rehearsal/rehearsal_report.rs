@@ -1,16 +1,16 @@
-//! What a rehearsal has found.
+//! Report of a rehearsal.
 
 use serde::Serialize;
 
-/// How a step went.
+/// Outcome of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
-    /// As it should.
+    /// The step succeeded.
     Ok,
-    /// Nothing speaks against it, and not all could be told.
+    /// The step succeeded, as far as it could be checked.
     Note,
-    /// It failed, and the rehearsal with it.
+    /// The step failed, and the rehearsal with it.
     Failed,
 }
 
@@ -19,9 +19,9 @@ pub enum Outcome {
 pub struct Step {
     /// Its name, in one or two words.
     pub name: &'static str,
-    /// How it went.
+    /// Its outcome.
     pub outcome: Outcome,
-    /// What was seen.
+    /// The observation.
     pub detail: String,
 }
 
@@ -30,26 +30,26 @@ pub struct Step {
 pub struct Failure {
     /// Kind of a snapshot's failure, as in the event log; null for other failures.
     pub kind: Option<String>,
-    /// What happened.
+    /// The event.
     pub reason: String,
-    /// What to do.
+    /// The remedy.
     pub remedy: String,
 }
 
-/// What was measured, as far as it came to that. Durations are seconds, sizes bytes.
+/// Measurements, as far as the rehearsal came. Durations are seconds, sizes bytes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Figures {
-    /// How long the job stood still for each snapshot.
+    /// Freeze of each snapshot.
     pub freeze_seconds: Vec<f64>,
-    /// From the beginning of each snapshot until its image was durable.
+    /// Time from the beginning of each snapshot until its image was durable.
     pub durable_seconds: Vec<f64>,
-    /// From the beginning of the restore until the job computed.
+    /// Time from the beginning of the restore until the job computed.
     pub restore_seconds: Option<f64>,
-    /// What the first image holds.
+    /// Size of the first image's content.
     pub raw_bytes: Option<u64>,
-    /// What the first image takes in the store.
+    /// Size of the first image in the store.
     pub stored_bytes: Option<u64>,
-    /// What the second image added to it.
+    /// Bytes that the second image added to the store.
     pub added_bytes: Option<u64>,
     /// The suggested time between snapshots.
     pub interval_seconds: Option<u64>,
@@ -64,21 +64,21 @@ pub struct Figures {
 pub struct Compared {
     /// "stdout" or "stderr".
     pub stream: &'static str,
-    /// How the two are to each other.
+    /// Result of the comparison.
     pub result: Equality,
     /// Bytes from the snapshot on that are the same.
     pub bytes: usize,
 }
 
-/// How the output after a restore is to that before the kill.
+/// Relation between the output after a restore and the output before the kill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Equality {
-    /// What was there before the snapshot is not there any more as it was.
+    /// Output from before the snapshot was changed or lost.
     Damaged,
-    /// Nothing was printed, the first time or the second: there is nothing to compare.
+    /// Nothing to compare: one of the two printed nothing.
     Nothing,
-    /// As far as both go.
+    /// Equal outputs, as far as both go.
     Same,
     /// They differ, as with times or random numbers.
     Differs,
@@ -93,12 +93,12 @@ pub struct Report {
     pub failure: Option<Failure>,
     /// The job's command line.
     pub command: Vec<String>,
-    /// What was done and seen, in order.
+    /// The steps, in order.
     pub steps: Vec<Step>,
-    /// What was compared of the job's output, if it came to that: stdout and stderr.
+    /// Comparisons of the job's stdout and stderr, if the rehearsal came that far.
     pub output: Vec<Compared>,
-    /// What was measured.
+    /// The measurements.
     pub figures: Figures,
-    /// Where the images, logs and the output are, if they were to be kept.
+    /// Folder of the images, logs and the output, if they are kept.
     pub kept: Option<std::path::PathBuf>,
 }

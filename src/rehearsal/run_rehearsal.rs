@@ -19,7 +19,7 @@ use crate::criu::Search;
 use crate::doctor::{self, Status};
 use crate::supervisor::policy::interval::{Cost, Rules, Seen, choose};
 
-/// What to rehearse, and how.
+/// Subject and options of a rehearsal.
 pub struct Options<'a> {
     /// ckpt-run's own program.
     pub program: PathBuf,
@@ -27,11 +27,11 @@ pub struct Options<'a> {
     pub config: Config,
     /// The job's command line.
     pub command: Vec<OsString>,
-    /// How long the job computes before its first snapshot, at least.
+    /// Shortest computing time of the job before its first snapshot.
     pub after: Duration,
-    /// How long the job is given to show that it computes, at each step.
+    /// Limit on the time in which the job must show that it computes, at each step.
     pub patience: Duration,
-    /// Where the job's output goes, besides its files.
+    /// Destination of the job's output, besides its files.
     pub show: Option<Box<dyn Write + 'a>>,
     /// Leave images, logs and output where they are.
     pub keep: bool,
@@ -39,7 +39,7 @@ pub struct Options<'a> {
     pub interrupted: &'a dyn Fn() -> Option<i32>,
 }
 
-/// How a rehearsal ends before its last step.
+/// End of a rehearsal before its last step.
 pub(super) enum End {
     /// The job, or the machine, failed.
     Failed(Failure),
@@ -130,7 +130,7 @@ pub fn rehearse(
     Ok(report)
 }
 
-/// What would fail anyway fails at once.
+/// Checks the machine, so that a hopeless rehearsal fails at once.
 fn machine(config: &Config, book: &mut Book<'_>) -> Result<(), End> {
     const NAME: &str = "machine";
     let checks = doctor::examine(&config.store, &Search::new(config.criu.path.clone()));
@@ -164,7 +164,7 @@ fn trial(options: Options<'_>, book: &mut Book<'_>) -> Result<(), End> {
     Ok(())
 }
 
-/// What `interval = "auto"` would choose.
+/// Suggests the interval that `interval = "auto"` would choose.
 fn suggest(rules: Rules, book: &mut Book<'_>) {
     let figures = &mut book.report.figures;
     let longest = |times: &[f64]| {
@@ -187,7 +187,7 @@ fn suggest(rules: Rules, book: &mut Book<'_>) {
     figures.assumed_mtbf_seconds = Some(chosen.mtbf.as_secs_f64());
 }
 
-/// In seconds; never 0. The assumption is no better than that.
+/// Rounds to seconds; never 0. The assumption is no better than that.
 fn rounded(time: Duration) -> u64 {
     let seconds = time.as_secs();
     let step = match seconds {
@@ -199,7 +199,7 @@ fn rounded(time: Duration) -> u64 {
     (seconds.saturating_add(step / 2) / step * step).max(step)
 }
 
-/// Without the path of a log that is gone with the trial.
+/// Removes the path of a log that is removed with the trial.
 fn without_log(reason: &str) -> String {
     match reason.split_once(" (log: ") {
         Some((reason, log)) => {

@@ -1,4 +1,4 @@
-//! What the events of a run add up to: a pure fold, the same over a file and over the events of a run that goes on.
+//! Account of a run: a pure fold over its events, the same over a file and over the events of a run under way.
 //!
 //! ```text
 //! progress   computing time that the job as it stands is made of
@@ -32,7 +32,7 @@ pub struct Account {
     before: f64,
     /// The clock of the present supervisor at its last event.
     elapsed: f64,
-    /// As of `since`, if the job computes since then.
+    /// Progress as of `since`, if the job computes since then.
     progress: f64,
     since: Option<f64>,
     /// Progress of the images.
@@ -54,7 +54,7 @@ pub struct Account {
 pub struct Comeback {
     /// The image that it was.
     pub image: String,
-    /// When it computed again.
+    /// Time at which it computed again.
     pub time: Timestamp,
     elapsed: f64,
 }
@@ -67,7 +67,7 @@ impl Comeback {
     }
 }
 
-/// How a life of the job ended.
+/// End of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fall {
     Crash,
@@ -91,7 +91,7 @@ impl Account {
         self.run
     }
 
-    /// What it adds up to, `now` seconds after the present supervisor was opened.
+    /// Returns the summary, `now` seconds after the present supervisor was opened.
     #[must_use]
     pub fn summary(&self, now: f64) -> Summary {
         let mut summary = self.summary.clone();
@@ -104,7 +104,7 @@ impl Account {
         summary
     }
 
-    /// As [`Account::summary`], as of the last event.
+    /// Returns the summary as of the last event (see [`Account::summary`]).
     #[must_use]
     pub fn summary_then(&self) -> Summary {
         self.summary(self.elapsed)
@@ -128,7 +128,7 @@ impl Account {
         self.failed_in_a_row
     }
 
-    /// How the last supervisor ended, its exit code, and when; `None` while it runs, or when it was killed.
+    /// Returns the end of the last supervisor, its exit code and time; `None` while it runs, or if it was killed.
     #[must_use]
     pub fn ended(&self) -> Option<(&str, u8, Timestamp)> {
         let (how, code, time) = self.ended.as_ref()?;

@@ -1,4 +1,4 @@
-//! What the event log tells of the newest run, as the page needs it: bounded, and placed on one axis of time.
+//! Story of the newest run from the event log, as the page needs it: bounded, and placed on one axis of time.
 
 use std::collections::VecDeque;
 
@@ -24,23 +24,23 @@ const VERSIONS_MAX: usize = 5;
 pub struct Story {
     /// The job's command line.
     pub command: Vec<String>,
-    /// What it comes to.
+    /// Summary of the run.
     pub summary: Summary,
-    /// How it ended and with which exit code; null while it runs, or when it was killed.
+    /// End of the run and its exit code; null while it runs, or if it was killed.
     pub ended: Option<(String, u8)>,
     /// Length of the axis.
     pub seconds: f64,
-    /// When the last event was.
+    /// Time of the last event.
     pub last: Option<Timestamp>,
     /// Versions of ckpt-run, newest last.
     pub versions: Vec<String>,
-    /// Where it ran, where that is known.
+    /// The machine, if known.
     pub machine: Option<Machine>,
     /// The newest snapshots, oldest first.
     pub snapshots: Vec<Snapshot>,
-    /// What happened at one moment; the newest ones.
+    /// Events without duration; the newest ones.
     pub marks: Vec<Mark>,
-    /// What took time; the newest ones.
+    /// Spans of time; the newest ones.
     pub spans: Vec<Span>,
     /// The newest events, newest first.
     pub rows: Vec<Row>,
@@ -48,7 +48,7 @@ pub struct Story {
     pub left_out: usize,
 }
 
-/// Where the run was, by its newest image.
+/// The machine of the run, by its newest image.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Machine {
     /// Host name.
@@ -68,23 +68,23 @@ pub struct Machine {
 pub struct Snapshot {
     /// Its image.
     pub image: String,
-    /// When it was durable.
+    /// Time at which it was durable.
     pub time: Timestamp,
     /// Why it was taken.
     pub trigger: String,
-    /// How long the job stood still.
+    /// Duration of the freeze.
     pub freeze_seconds: f64,
-    /// From the beginning until it was durable.
+    /// Time from the beginning until it was durable.
     pub durable_seconds: f64,
-    /// What the image holds.
+    /// Size of the image's content.
     pub raw_bytes: u64,
-    /// What it added to the store.
+    /// Bytes that it added to the store.
     pub stored_bytes: u64,
-    /// What the time was spent on.
+    /// Phases of that time.
     pub phases: Vec<Phase>,
 }
 
-/// What a mark stands for.
+/// Kind of a mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MarkKind {
@@ -103,21 +103,21 @@ pub enum MarkKind {
 pub struct Mark {
     /// Its place on the axis.
     pub at: f64,
-    /// What it is.
+    /// Its kind.
     pub kind: MarkKind,
-    /// In words.
+    /// Its description.
     pub text: String,
 }
 
-/// What the job was at.
+/// State of the job in a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SpanKind {
-    /// It computed.
+    /// The job computed.
     Computing,
-    /// It was paused.
+    /// The job was paused.
     Paused,
-    /// It had crashed and was not back.
+    /// The job had crashed and was not restored yet.
     Down,
 }
 
@@ -128,23 +128,23 @@ pub struct Span {
     pub from: f64,
     /// Its end.
     pub to: f64,
-    /// What it is.
+    /// Its kind.
     pub kind: SpanKind,
 }
 
 /// An event of the table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
-    /// When.
+    /// Its time.
     pub time: Timestamp,
-    /// What, in a word or two.
+    /// The event, in a word or two.
     pub what: &'static str,
     /// More of it.
     pub detail: String,
 }
 
 impl Machine {
-    /// What an image says of it.
+    /// Reads the machine from an image's facts.
     #[must_use]
     pub fn of(facts: &ImageFacts) -> Self {
         let cuda = facts.cuda.as_ref();
@@ -188,7 +188,7 @@ struct Teller {
     spans: VecDeque<Span>,
     rows: VecDeque<Row>,
     told: usize,
-    /// What the job is at, and since when.
+    /// Present state of the job, and its begin.
     present: Option<(f64, SpanKind)>,
     open: bool,
 }
@@ -231,7 +231,7 @@ impl Teller {
         self.place(entry);
     }
 
-    /// On the axis.
+    /// Places an entry on the axis.
     fn place(&mut self, entry: Entry) {
         match entry.event {
             Event::Opened {
@@ -312,7 +312,7 @@ impl Teller {
         }
     }
 
-    /// From now on the job is at something else.
+    /// Ends the present span and begins another one.
     fn turn(&mut self, kind: Option<SpanKind>) {
         let now = self.story.seconds;
         if let Some((from, kind)) = self.present.take() {
