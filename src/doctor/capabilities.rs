@@ -1,21 +1,22 @@
-//! The capabilities that snapshots and restores need, and those that this process lacks.
+//! The capabilities that snapshots and restores need, and the check for those missing from this process.
 //!
-//! The table was made by leaving out one capability at a time, in containers (`tests/end_to_end/containers`). Without
-//! some of them a snapshot works and only the restore fails, so they are checked before there is anything to lose. This
-//! file does not know how the result is reported.
+//! The table was found by leaving out one capability at a time, in containers (tests/containers). Without some of them
+//! a snapshot succeeds and only the restore fails, so they are checked before any work can be lost. This module does
+//! not know how the results are shown.
 
 use std::fs;
 
 use procfs::process::{Process, Status};
 
-/// `Seccomp:` in `/proc/PID/status` of a process with a filter.
+/// Value of `Seccomp:` in `/proc/PID/status` for a process with a filter.
 const SECCOMP_FILTERED: u32 = 2;
 
-/// A capability: its number in linux/capability.h, and its name.
+/// A capability: its number in linux/capability.h and its name.
 type Capability = (u8, &'static str);
 
-/// Needed by any job; `CAP_SYS_PTRACE` where Yama restricts tracing, as on Ubuntu, or processes of the job have other
-/// capabilities. `CAP_CHECKPOINT_RESTORE` is for those without `CAP_SYS_ADMIN`.
+/// Capabilities that any job needs. `CAP_SYS_PTRACE` is needed where Yama restricts tracing, as on Ubuntu, or where
+/// processes of the job have other capabilities. `CAP_CHECKPOINT_RESTORE` is not listed: only processes without
+/// `CAP_SYS_ADMIN` need it.
 const NEEDED: [Capability; 6] = [
     (8, "CAP_SETPCAP"),
     (12, "CAP_NET_ADMIN"),
@@ -28,26 +29,27 @@ const NEEDED: [Capability; 6] = [
 /// The machine's own user namespace (`USER_NS_INIT_INO` of linux/nsfs.h).
 const INITIAL_USER_NAMESPACE: &str = "user:[4026531837]";
 
-/// Returns the needed capabilities that an effective set lacks.
+/// Returns the needed capabilities that are not in the effective set.
 pub(crate) fn missing(effective: u64) -> Vec<&'static str> {
     let absent = NEEDED.iter().filter(|(bit, _)| effective & (1 << bit) == 0);
     absent.map(|(_, name)| *name).collect()
 }
 
-/// Returns true if a process is under a seccomp filter. The kernel does not let such a process lift the filters of
-/// others (`PTRACE_O_SUSPEND_SECCOMP`), and its children have at least the same filter: it can dump nothing.
+/// Returns true if the process is under a seccomp filter. The kernel does not let such a process suspend the filters of
+/// other processes (`PTRACE_O_SUSPEND_SECCOMP`), and each process that it starts has at least the same filter: it
+/// cannot dump any process.
 pub(crate) fn is_filtered(status: &Status) -> bool {
     status.seccomp == Some(SECCOMP_FILTERED)
 }
 
 /// Returns true if this process is root in a user namespace only, as in a rootless container: the kernel requires
-/// rights on the machine (`PTRACE_O_SUSPEND_SECCOMP` and others).
+/// privileges on the machine (`PTRACE_O_SUSPEND_SECCOMP` and others).
 pub(crate) fn is_in_user_namespace() -> bool {
     let namespace = fs::read_link("/proc/self/ns/user");
     namespace.is_ok_and(|name| name.as_os_str() != INITIAL_USER_NAMESPACE)
 }
 
-/// Says at a run's beginning what its snapshots or restores will fail of.
+/// Warns at the start of a run about every missing privilege that will make its snapshots or restores fail.
 pub(crate) fn warn_of_missing() {
     let Ok(status) = Process::myself().and_then(|process| process.status()) else {
         return;
@@ -79,7 +81,7 @@ mod tests {
     fn what_is_missing_is_named() {
         assert!(missing(u64::MAX).is_empty());
         assert_eq!(missing(!(1 << 25)), ["CAP_SYS_TIME"]);
-        // What docker and containerd give a container that asks for nothing.
+        // The capabilities that docker and containerd grant a container by default.
         assert_eq!(
             missing(0xa804_25fb),
             [

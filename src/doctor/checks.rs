@@ -1,7 +1,7 @@
-//! Checks of this machine: each reports whether one requirement of snapshots and restores is met, and the remedy if not.
+//! The checks that show if snapshots and restores can work on this machine, and how to fix the problems found.
 //!
-//! A check examines one thing and changes nothing; a check that cannot examine it reports that. The checks do not know
-//! how their results are shown.
+//! Each check examines one subject, independently of the others. No check changes the machine. A check that cannot
+//! examine its subject reports that. The checks do not know how their results are shown.
 
 use std::path::Path;
 use std::thread;
@@ -12,32 +12,32 @@ use serde::Serialize;
 use super::{gpu_checks, host_checks, space_checks};
 use crate::criu::{CheckError, Criu, Search};
 
-/// Result of one check.
+/// The result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// The subject of the check, in one or two words.
+    /// Subject of the check, in one or two words.
     pub name: &'static str,
-    /// The severity of the finding.
+    /// Severity of the result.
     pub status: Status,
     /// The finding.
     pub detail: String,
-    /// The remedy; `None` if none is needed.
+    /// The recommended fix; `None` if nothing needs to be done.
     pub remedy: Option<String>,
 }
 
-/// The weight of what was found.
+/// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
-    /// No problem.
+    /// Everything is in order.
     Ok,
-    /// Works, with limits or worse than it could.
+    /// Snapshots and restores work, with limits or worse than they could.
     Note,
     /// Snapshots or restores will fail.
     Problem,
 }
 
-/// Looks at everything that a run with this store and this CRIU would need.
+/// Checks everything that a run with this store and this CRIU would need.
 ///
 /// Blocks for as long as CRIU takes to check the kernel, 40 seconds at most.
 #[must_use]
@@ -109,10 +109,11 @@ fn criu_checks(search: &Search) -> Vec<Check> {
     vec![Check::ok(FOUND, found), checked]
 }
 
-/// CRIU's check with a /proc such as CRIU has in the sandbox; with ours where that cannot be.
+/// Runs CRIU's check with a /proc like the one CRIU has in the sandbox; if that is impossible, with the /proc of
+/// ckpt-run.
 fn checked_in_namespace(criu: &Criu) -> Result<(), CheckError> {
     let check = || {
-        // What is refused here has a check of its own.
+        // A separate check reports a refusal here.
         let _ = host_checks::enter(CloneFlags::empty());
         criu.check()
     };
@@ -120,7 +121,7 @@ fn checked_in_namespace(criu: &Criu) -> Result<(), CheckError> {
     checked.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Returns the sources of an error, to be appended to its message.
+/// Returns the causes of an error, to be appended to its message.
 pub(super) fn sources_of(error: &dyn std::error::Error) -> String {
     let mut text = String::new();
     let mut next = error.source();

@@ -1,4 +1,5 @@
-//! Things that the settings name and this machine lacks. `config check` reports them before a run fails because of them.
+//! The check for files and programs that the settings name and this machine does not have. `config check` reports them
+//! before a run fails because of them.
 
 use std::io;
 use std::path::Path;
@@ -9,18 +10,18 @@ use crate::run::encryption_key::{KeyError, read_key};
 use crate::run::format::chain;
 use crate::run::program;
 
-/// Messages about missing or unusable things, each with its key and a remedy.
+/// The missing or unusable files and programs, each with its key and the recommended fix.
 #[derive(Debug, Default)]
 pub struct MissingParts {
-    /// A run fails for these.
+    /// Problems that make a run fail.
     pub errors: Vec<String>,
-    /// A run does without these.
+    /// Problems that a run survives, without the missing part.
     pub warnings: Vec<String>,
 }
 
 impl MissingParts {
-    /// Looks at the files and programs that the settings name. Asks CRIU for its version, where one is named, and runs
-    /// nothing else.
+    /// Checks the files and programs that the settings name. Queries CRIU's version if a CRIU is named, and runs no
+    /// other program.
     #[must_use]
     pub fn of(config: &Config) -> Self {
         let criu = lacking_criu(config.criu.path.as_deref());
@@ -49,7 +50,7 @@ fn lacking_criu(path: Option<&Path>) -> Option<String> {
     Some(format!("criu.path: {}", chain(&error)))
 }
 
-/// A command may ask somebody for the key, and is not run.
+/// Checks the key file. A key command is not run, because it may prompt the user for the key.
 fn lacking_key(encryption: &Encryption) -> Option<String> {
     let Encryption::KeyFile(path) = encryption else {
         return None;
@@ -65,7 +66,7 @@ fn lacking_key(encryption: &Encryption) -> Option<String> {
     Some(format!("encryption.key_file: {}{remedy}", chain(&error)))
 }
 
-/// Returns the obstacles to writing or reading the metrics file.
+/// Returns the problems that prevent the figures from being written or read.
 fn textfile(path: &Path) -> Vec<String> {
     let mut lacks = Vec::new();
     let folder = path.parent().unwrap_or(path);
@@ -84,7 +85,7 @@ fn textfile(path: &Path) -> Vec<String> {
     lacks
 }
 
-/// Returns a message if the program of a hook is missing. Lines that a shell interprets are not checked.
+/// Checks the program of a hook. A shell line is not checked: its problems show only when the shell runs it.
 fn lacking_program(command: &HookCommand) -> Option<String> {
     match command {
         HookCommand::Words(words) => {

@@ -1,17 +1,17 @@
-//! Checks of the NVIDIA driver and its GPUs.
+//! The checks of the NVIDIA driver and its GPUs.
 //!
-//! A machine without a driver passes: it can run CPU jobs.
+//! A machine without a driver is fully suitable for CPU jobs.
 
 use super::checks::{Check, sources_of};
 use crate::cuda::{self, Gpu, GpuError, Inventory};
 use crate::gpu::mapping::branch;
 
-/// First driver branch whose libcuda can suspend and resume a process (CUDA 12.8).
+/// The first driver branch whose libcuda can suspend and resume a process (CUDA 12.8).
 const OLDEST_DRIVER: u32 = 570;
 
 const NAME: &str = "nvidia";
 
-/// The driver and its GPUs.
+/// Checks the driver and its GPUs.
 pub(crate) fn gpu_checks() -> Vec<Check> {
     vec![check_of(cuda::inventory())]
 }
@@ -51,7 +51,7 @@ fn check_of(inventory: Result<Inventory, GpuError>) -> Check {
     Check::ok(NAME, found)
 }
 
-/// `2 x NVIDIA H200`.
+/// Returns the GPUs by model, as in `2 x NVIDIA H200`.
 fn counted(gpus: &[Gpu]) -> String {
     let name = |gpu: &Gpu| match gpu.name.as_str() {
         "" => "GPU of unknown model".to_owned(),

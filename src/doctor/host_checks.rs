@@ -1,4 +1,4 @@
-//! Kernel, namespaces, privileges, seccomp and pipes.
+//! The checks of the kernel, namespaces, privileges, seccomp and pipes.
 
 use std::fs;
 use std::io;
@@ -15,13 +15,13 @@ use procfs::process::{Process, Status as ProcessStatus};
 use super::checks::Check;
 use crate::doctor::capabilities::{is_filtered, is_in_user_namespace, missing};
 
-/// Linux 5.9 brought `CAP_CHECKPOINT_RESTORE` and with it the interfaces that CRIU 4 prefers.
+/// The oldest kernel tried. Linux 5.9 added `CAP_CHECKPOINT_RESTORE` and with it the interfaces that CRIU 4 prefers.
 const OLDEST_KERNEL: (u8, u8) = (5, 9);
 
-/// Image streams go through pipes of this size: with 64 KiB they take three times as long.
+/// Size of the pipes for image streams: with 64 KiB the streams take three times as long.
 const PIPE_BYTES: u64 = 1 << 20;
 
-/// `kernel.yama.ptrace_scope` that forbids tracing even to root.
+/// Value of `kernel.yama.ptrace_scope` that forbids tracing even to root.
 const PTRACE_FORBIDDEN: &str = "3";
 
 /// Runs all checks of this file.
@@ -64,7 +64,7 @@ fn kernel() -> Check {
     }
 }
 
-/// Checks kernel options that CRIU needs and that leave a trace in /proc.
+/// Checks for the kernel options that CRIU needs and that leave a trace in /proc.
 fn checkpoint_restore() -> Check {
     const NAME: &str = "checkpoint";
     let children = format!("/proc/self/task/{}/children", std::process::id());
@@ -88,7 +88,7 @@ fn checkpoint_restore() -> Check {
     )
 }
 
-/// Tries for real: kernels, containers and security modules each have a way to say no.
+/// Tries to create the namespaces: kernels, containers and security modules each have a way to refuse them.
 fn namespaces() -> Check {
     const NAME: &str = "namespaces";
     match thread::spawn(enter_and_run).join() {
@@ -102,7 +102,8 @@ fn namespaces() -> Check {
     }
 }
 
-/// Namespaces belong to a thread: made on one that ends here, the rest of us keeps its own.
+/// Creates the namespaces on the calling thread, which exits afterwards. Namespaces belong to a thread, so the rest of
+/// the process keeps its own.
 fn enter_and_run() -> Result<(), Refusal> {
     enter(CloneFlags::CLONE_NEWPID)?;
     let start = |error| ("start a process in a PID namespace", error);
@@ -118,11 +119,11 @@ fn enter_and_run() -> Result<(), Refusal> {
     Err(start(io::Error::other(status.to_string())))
 }
 
-/// The refused operation and its error.
+/// The refused step and the error.
 pub(crate) type Refusal = (&'static str, io::Error);
 
-/// Takes the calling thread into a mount namespace of its own with a fresh /proc, as the sandbox has it: that of a
-/// container is read-only in part. `others` are more namespaces.
+/// Moves the calling thread into a new mount namespace with a fresh /proc, as in the sandbox: the /proc of a container
+/// is partly read-only. `others` are additional namespaces.
 pub(crate) fn enter(others: CloneFlags) -> Result<(), Refusal> {
     let because = |step| move |errno: Errno| (step, io::Error::from(errno));
     unshare(CloneFlags::CLONE_NEWNS | others)

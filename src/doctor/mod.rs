@@ -1,6 +1,6 @@
-//! Checks of this machine: can snapshots and restores work here, and what would cure what is missing?
+//! Checks of this machine: they show if snapshots and restores can work here, and how to fix the problems found.
 //!
-//! `ckpt-run doctor` and `ckpt-run config check` print the results. Nothing is changed.
+//! `ckpt-run doctor` and `ckpt-run config check` print the results. The checks change nothing.
 
 pub(crate) mod capabilities;
 pub(crate) mod checks;

@@ -1,4 +1,4 @@
-//! Checks of disk space, memory and the store's permissions.
+//! The checks of the free disk space and memory, and of the access to the store.
 
 use std::fs;
 use std::io;
@@ -12,13 +12,13 @@ use procfs::Current;
 
 use super::checks::Check;
 
-/// Below this not even a small process fits the store.
+/// Minimum free disk space: with less, not even a small process fits into the store.
 const DISK_LEAST: u64 = 1 << 30;
 
-/// Below this a snapshot's buffers push the job towards the OOM killer.
+/// Minimum free memory: with less, the buffers of a snapshot push the job towards the OOM killer.
 const MEMORY_LEAST: u64 = 512 << 20;
 
-/// Bits of a mode that let others than the owner in.
+/// Mode bits that give access to users other than the owner.
 const OTHERS: u32 = 0o077;
 
 /// Runs all checks of this file, for a store that need not exist yet.
@@ -78,8 +78,8 @@ fn memory_check(available: Option<u64>, in_cgroup: Option<u64>) -> Check {
     )
 }
 
-/// The least room below any memory limit on the way from our cgroup to the root. Page cache that
-/// can be dropped counts as room. `cgroups` is the text of /proc/self/cgroup.
+/// Returns the least headroom under any memory limit on the path from ckpt-run's cgroup to the root. Page cache that
+/// can be dropped counts as headroom. `cgroups` is the text of /proc/self/cgroup.
 pub(crate) fn cgroup_headroom(root: &Path, cgroups: &str) -> Option<u64> {
     let lines = cgroups.lines().filter_map(|line| {
         let mut parts = line.splitn(3, ':').skip(1);
@@ -95,7 +95,7 @@ pub(crate) fn cgroup_headroom(root: &Path, cgroups: &str) -> Option<u64> {
             }
         })
         .flat_map(|(base, path, names)| {
-            // A cgroup namespace shows cgroups above its root as `..`; those we cannot see.
+            // A cgroup namespace shows cgroups above its root as `..`; those are not visible here.
             let path = path.trim_start_matches('/');
             let start = if path.contains("..") {
                 base.clone()
@@ -133,7 +133,7 @@ const V2: Names = Names {
     cache: "inactive_file ",
 };
 
-/// `None` where there is no limit.
+/// Returns the headroom of one cgroup; `None` if it has no limit.
 fn headroom_in(folder: &Path, names: &Names) -> Option<u64> {
     let number = |name| {
         fs::read_to_string(folder.join(name))
@@ -193,7 +193,7 @@ fn writable(folder: &Path, otherwise: String) -> Check {
     }
 }
 
-/// The store's folder, or the parent in which it would be made.
+/// Returns the store's folder if it exists, otherwise the closest existing parent in which it would be created.
 fn nearest_existing(store: &Path) -> io::Result<PathBuf> {
     let store = std::path::absolute(store)?;
     let existing = store.ancestors().find(|folder| folder.exists());

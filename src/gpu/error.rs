@@ -1,4 +1,4 @@
-//! Reasons why a step on the job's GPU state failed.
+//! Errors of the steps on the job's GPU state.
 
 use super::resident::ResidentError;
 use super::unsupported::Unsupported;
@@ -9,10 +9,10 @@ use crate::job;
 use crate::run::failure_kind::FailureKind;
 use crate::store::WriteError;
 
-/// `CUresult` of a driver that has ended in its process.
+/// `CUresult` of a driver that has shut down in its process.
 const CUDA_ERROR_DEINITIALIZED: i32 = 4;
 
-/// Why a step on the job's GPU state failed. The job computes, unless [`GpuError::job_is_lost`] reports otherwise.
+/// Reason why a step on the job's GPU state failed. The job computes, unless [`GpuError::job_is_lost`] returns true.
 #[derive(Debug, thiserror::Error)]
 pub enum GpuError {
     /// The process tree could not be read.
@@ -21,10 +21,10 @@ pub enum GpuError {
     /// GPU memory could not be written into the image.
     #[error("cannot write the image")]
     Store(#[source] Box<WriteError>),
-    /// The job has what the driver could not bring back. Nothing was frozen.
+    /// The job has state that the driver could not restore. Nothing was frozen.
     #[error("cannot suspend the GPU state")]
     Unsupported(#[from] Unsupported),
-    /// The driver says nothing about a stopped process. Nothing was frozen.
+    /// The driver does not answer queries about a stopped process. Nothing was frozen.
     #[error(
         "cannot suspend the GPU state of process {pid}, which is stopped (SIGSTOP or a debugger): let it go on, as with \
          kill -CONT"
@@ -36,20 +36,20 @@ pub enum GpuError {
     /// The CUDA driver's library could not be used.
     #[error("cannot load the CUDA driver")]
     Driver(#[from] cuda::LoadError),
-    /// The GPU state could not be suspended. The job computes, unless the cause says otherwise.
+    /// The GPU state could not be suspended. The job computes, unless the cause reports otherwise.
     #[error("cannot suspend the GPU state")]
     Suspend(#[source] Box<cuda::TreeError>),
-    /// The GPU state did not come back: the job does not compute.
+    /// The GPU state could not be resumed: the job does not compute.
     #[error("cannot resume the GPU state; the job does not compute any more and will be restored")]
     Resume(#[source] Box<cuda::TreeError>),
     /// The threads of a CUDA process could not be stopped.
     #[error("cannot stop the job's threads")]
     Halt(#[from] job::HaltError),
-    /// Device memory could not stay on the GPUs, or did not come back from there.
+    /// Device memory could not stay on the GPUs, or could not be restored from there.
     #[error("cannot keep GPU memory for the image")]
     Resident(#[source] Box<ResidentError>),
-    /// A process has the GPU's devices open, and whether it uses them is not to be known now; or it has come to share
-    /// memory there since the snapshot was begun.
+    /// A process has the GPU's devices open and its use of them cannot be determined now; or it began to share memory
+    /// there after the snapshot started.
     #[error(
         "cannot take a snapshot while process {pid} begins to use the GPU; it is tried again later"
     )]
@@ -57,7 +57,7 @@ pub enum GpuError {
         /// Pid as the job sees it.
         pid: i32,
     },
-    /// A process is about to end: the driver has ended in it.
+    /// A process is about to exit: the driver has shut down in it.
     #[error(
         "cannot take a snapshot while process {pid} ends its use of the GPU; it is tried again later"
     )]
@@ -68,7 +68,7 @@ pub enum GpuError {
 }
 
 impl GpuError {
-    /// The kind of failure.
+    /// Returns the kind of failure.
     pub(crate) fn kind(&self) -> FailureKind {
         match self {
             Self::Tree(_) => FailureKind::System,
@@ -83,7 +83,7 @@ impl GpuError {
         }
     }
 
-    /// Returns true if the job may be in a state in which it cannot compute.
+    /// Returns true if the job may be left in a state in which it cannot compute.
     #[must_use]
     pub fn job_is_lost(&self) -> bool {
         match self {
@@ -94,7 +94,7 @@ impl GpuError {
         }
     }
 
-    /// Returns true if the reason passes within moments, so that another attempt may succeed.
+    /// Returns true if the cause passes within moments, so that another attempt may succeed.
     pub(crate) fn is_passing(&self) -> bool {
         matches!(self, Self::Device { .. } | Self::Leaving { .. })
     }

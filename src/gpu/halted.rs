@@ -1,13 +1,14 @@
-//! CUDA processes that stand still, all of them and all the time, from the suspend of their GPU state to its resume.
+//! CUDA processes that are frozen together, without a gap, from the suspend of their GPU state to its resume.
 //!
 //! ```text
 //! running ─ halt ─▶ halted ─(driver suspends)─ stop ─▶ stopped ─(CRIU)─▶ stopped ─ halt ─▶ halted ─(driver resumes)─▶ running
 //! ```
-//! While they are halted or stopped, no thread of theirs runs but the few that the driver and the agent need for that
-//! work. It must be so. The driver's own mappings are inaccessible while it is suspended, and some of its calls read
-//! them, or look at an address, before they wait for it (580.159.04): a thread that asks whether an event has happened
-//! dies of SIGSEGV, a copy fails with "invalid argument", and a graph or a kernel of NCCL's with a launch failure.
-//! Halted is by ptrace, which CRIU needs for itself; in between SIGSTOP keeps them, and an image has them stopped.
+//! While the processes are halted or stopped, none of their threads runs except the few that the driver and the agent
+//! need for that work. This is necessary: the driver's own mappings are inaccessible while it is suspended, and some of
+//! its calls read them, or inspect an address, before they wait for it (580.159.04). A thread that queries an event
+//! dies of SIGSEGV, a copy fails with "invalid argument", and a graph or an NCCL kernel fails with a launch failure.
+//! Processes are halted by ptrace, which CRIU needs for itself. In between, SIGSTOP keeps them stopped, and an image
+//! contains them stopped.
 
 use std::sync::Mutex;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -23,15 +24,16 @@ use crate::job::{self, HaltError, Halted, Process};
 use crate::run::gpu_facts::SparedThreads;
 use crate::sync::locked;
 
-/// Pause between two checks whether halted threads block the working ones: it hardly lengthens a freeze.
+/// Interval between two checks for halted threads that block the working threads; short enough that it hardly prolongs
+/// a freeze.
 const LOOK: Duration = Duration::from_millis(2);
-/// Time before a halted thread may run for a moment although it might use the GPU while its memory is absent.
+/// Wait before a halted thread may run for a moment where it might use the GPU while its memory is not mapped.
 pub(crate) const LAST_RESORT: Duration = Duration::from_secs(2);
-/// Processes that are to stand still together, so that none waits on the GPU for one that does.
+/// Processes that are frozen together, so that no running process waits on the GPU for a frozen one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HaltGroup {
     processes: Vec<GroupMember>,
-    /// Longest work of the driver's or an agent's.
+    /// Longest permitted work of the driver or an agent.
     limit: Duration,
 }
 
@@ -40,18 +42,18 @@ struct GroupMember {
     /// Pid as the host sees it.
     host_pid: i32,
     pid: i32,
-    /// Threads that go on, as the host sees them.
+    /// Threads that continue, by their host ids.
     spared: Vec<i32>,
 }
 
-/// Processes that stand still. Dropped, they go on.
+/// Frozen processes. Dropping the value lets them continue.
 #[must_use = "dropped, the processes go on"]
 pub(crate) struct HaltedProcesses {
     halted: Vec<Halted>,
     limit: Duration,
 }
 
-/// Why it cannot be told who is to stand still.
+/// Reason why the threads to be frozen could not be determined.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HaltGroupError {
     #[error(transparent)]
@@ -61,8 +63,8 @@ pub(crate) enum HaltGroupError {
 }
 
 impl HaltGroup {
-    /// Makes a group of running processes; work on them may take up to `limit`. `agent` returns the thread number of a
-    /// process's agent as the process itself sees it.
+    /// Creates the group from running processes. Work on them may take up to `limit`. `agent` returns the id of a
+    /// process's agent thread as the process itself sees it.
     pub fn of(
         driver: &Driver,
         processes: &[Process],
@@ -71,7 +73,7 @@ impl HaltGroup {
     ) -> Result<Self, HaltGroupError> {
         let stander = |process: &Process| {
             let pid = process.host_pid;
-            // The driver numbers it as we do, and the agent as the process does.
+            // The driver uses the host's thread ids, as ckpt-run does; the agent uses those of the process.
             let mut spared = vec![driver.process(pid).restore_thread()?];
             if let Some(agent) = agent(process) {
                 let agent = job::thread_of(pid, agent);
@@ -90,8 +92,8 @@ impl HaltGroup {
         })
     }
 
-    /// Makes a group of an image's processes, found among the existing ones. Missing processes are the caller's
-    /// concern.
+    /// Creates the group from the processes recorded in an image that are among the processes `there`. The others are
+    /// ignored: another check reports missing processes.
     pub fn restored(
         facts: &[SparedThreads],
         there: &[Process],
@@ -117,7 +119,7 @@ impl HaltGroup {
         })
     }
 
-    /// Returns the facts for the image.
+    /// Returns the facts that an image records about the group.
     pub fn facts(&self) -> Vec<SparedThreads> {
         let facts = |stander: &GroupMember| {
             let inside = |id: &i32| job::number_inside(stander.host_pid, *id);
@@ -126,11 +128,11 @@ impl HaltGroup {
                 threads: stander.spared.iter().map(inside).collect::<Option<_>>()?,
             })
         };
-        // One that has ended meanwhile needs none.
+        // A process that has exited meanwhile needs no entry.
         self.processes.iter().filter_map(facts).collect()
     }
 
-    /// Halts all that live, stopped or running; their spared threads run then.
+    /// Halts all living processes, whether stopped or running; their spared threads run.
     pub fn halt(&self) -> Result<HaltedProcesses, HaltError> {
         let living = self
             .processes
@@ -148,9 +150,9 @@ impl HaltGroup {
 }
 
 impl HaltedProcesses {
-    /// Has the driver or the agents work on the processes. Where they wait for a lock that a halted thread has, such
-    /// threads make way: step by step, and freely `patience` after the beginning. Work without an end harms the job
-    /// more than a crash does: the processes are killed then, so that it fails.
+    /// Runs `work`, in which the driver or the agents work on the processes. If the work waits for a lock that a halted
+    /// thread holds, such threads may run: step by step, and freely once `patience` has elapsed. Work that never ends
+    /// harms the job more than a crash does: after the limit the processes are killed, so that the job fails.
     pub fn during<T: Send>(&mut self, patience: Duration, work: impl FnOnce() -> T + Send) -> T {
         let work = Mutex::new(Some(work));
         let work = || {
@@ -169,14 +171,14 @@ impl HaltedProcesses {
                     let result = worker.join();
                     result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
                 }
-                // Without anybody to watch, but done.
+                // No thread could be started: the work is done without a watcher.
                 Err(_) => work(),
             }
         });
         result.unwrap_or_else(|| unreachable!("it is done once"))
     }
 
-    /// Until the other side of `end` is gone.
+    /// Watches the halted threads until the other side of `end` is dropped.
     fn watch(&mut self, patience: Duration, end: &mpsc::Receiver<()>) {
         let begun = clock::now();
         let mut reliefs = 0;
@@ -191,7 +193,7 @@ impl HaltedProcesses {
                     self.limit
                 );
                 for halted in &self.halted {
-                    // One that is dead already is as good.
+                    // A failed kill is harmless: the process is dead already.
                     let _ = kill(Pid::from_raw(halted.pid()), Signal::SIGKILL);
                 }
                 let _ = end.recv();
@@ -202,7 +204,7 @@ impl HaltedProcesses {
         }
     }
 
-    /// Leaves them stopped, to be halted again later: none runs before.
+    /// Leaves the processes stopped, to be halted again later; none runs in between.
     pub fn stop(self) {
         for halted in self.halted {
             halted.stop();

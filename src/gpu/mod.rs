@@ -1,8 +1,8 @@
-//! The job's GPU state: which processes use CUDA, how they are halted, suspended and resumed.
+//! The job's GPU state: the processes that use CUDA, and how they are halted, suspended and resumed.
 //!
-//! `processes` finds the CUDA processes and suspends them, `unsupported` refuses what the driver would lose,
-//! `mapping` chooses the GPUs of a restore, `resident` keeps device memory on the GPUs meanwhile. Knows nothing of
-//! CRIU and of the supervisor's loop.
+//! `processes` finds the CUDA processes and suspends them, `unsupported` refuses state that the driver would lose,
+//! `mapping` chooses the GPUs of a restore, `resident` keeps device memory on the GPUs during a snapshot. The module
+//! must not depend on CRIU or the supervisor's loop.
 
 pub(crate) mod error;
 pub(crate) mod halted;

@@ -1,4 +1,4 @@
-//! The job's CUDA processes: finding them, their GPU memory, and their suspend for a snapshot.
+//! The job's CUDA processes: their discovery, their properties and their suspend for a snapshot.
 
 use std::time::Duration;
 
@@ -18,36 +18,36 @@ use crate::run::run_context::RunContext;
 use crate::run::running_job::Job;
 use crate::store::StreamOpener;
 
-/// Longest attempt to lock all CUDA processes at once; then all are let go and tried again.
+/// Longest attempt to lock all CUDA processes at once; after that all are released and the lock is retried.
 const LOCK_ATTEMPT: Duration = Duration::from_millis(400);
-/// Device files of the driver.
+/// Path prefix of the driver's device files.
 const DEVICES: &str = "/dev/nvidia";
-/// NCCL's library, whatever its version.
+/// File name prefix of NCCL's library, for all its versions.
 const NCCL_LIBRARY: &str = "libnccl.so";
 
 /// The job's CUDA processes.
 pub(crate) struct Gpu<'a> {
     driver: &'a cuda::Driver,
-    /// The processes, and as the host sees them.
+    /// The processes; `users` holds their host pids.
     processes: Vec<Process>,
     users: Vec<i32>,
-    /// Device memory of the job, bytes; where the driver does not tell it of each process, all that is in use.
+    /// The job's device memory in bytes. If the driver does not report it for each process, all memory in use.
     pub bytes: u64,
     is_told: bool,
-    /// Facts about the GPUs for the image; without pids yet.
+    /// GPU facts for the image; no pids yet.
     pub facts: CudaFacts,
 }
 
 impl<'a> Gpu<'a> {
-    /// Looks for CUDA processes; none on a machine without a driver. A driver that cannot suspend them matters
-    /// only when there are some, and so does what could not come back.
+    /// Finds the CUDA processes; there are none on a machine without a driver. A driver that cannot suspend them is an
+    /// error only if there are CUDA processes, and so is state that could not be restored.
     pub fn of(context: &'a RunContext, processes: &[Process]) -> Result<Option<Self>, GpuError> {
         if !cuda::available() {
             return Ok(None);
         }
         let holds = |process: &&Process| job::has_open(process.host_pid, DEVICES);
         let holders: Vec<Process> = processes.iter().filter(holds).copied().collect();
-        // The driver's answer about a stopped process does not come before that goes on (580.159.04).
+        // The driver answers a query about a stopped process only after that process continues (580.159.04).
         if let Some(pid) = job::first_stopped(&holders) {
             return Err(GpuError::Stopped { pid });
         }
@@ -95,17 +95,17 @@ impl<'a> Gpu<'a> {
         }))
     }
 
-    /// The processes, as the host sees them.
+    /// Returns the host pids of the processes.
     pub fn users(&self) -> &[i32] {
         &self.users
     }
 
-    /// The same, by all their numbers.
+    /// Returns the processes with all their pids.
     pub fn processes(&self) -> &[Process] {
         &self.processes
     }
 
-    /// Memory of theirs that the driver told nothing of.
+    /// Adds memory of the processes that the driver did not report.
     pub fn add(&mut self, more: impl Iterator<Item = (GpuUuid, u64)>) {
         for (uuid, bytes) in more {
             if self.is_told {
@@ -115,13 +115,13 @@ impl<'a> Gpu<'a> {
         }
     }
 
-    /// The driver that knows them.
+    /// Returns the driver through which the processes were found.
     pub fn driver(&self) -> &cuda::Driver {
         self.driver
     }
 
-    /// Suspends the GPU state: what is to be kept stays, and goes into `streams` where it may not wait; the rest moves
-    /// into host memory.
+    /// Suspends the GPU state. Resident memory stays on the GPUs and is written into `streams` if it cannot wait; the
+    /// rest moves into host memory.
     pub fn suspend(
         &self,
         context: &RunContext,
@@ -140,7 +140,8 @@ impl<'a> Gpu<'a> {
             let ended: Vec<&Process> = self.processes.iter().filter(ended).collect();
             let all = ended.len() == self.processes.len();
             match ended.first() {
-                // What was done to them died with them, and to the others it was undone: the next look tells what is left.
+                // The state of the exited processes is gone with them, and the others were undone: the next attempt
+                // finds the remaining processes.
                 Some(process) if all || !error.job_is_lost() => {
                     GpuError::Leaving { pid: process.pid }
                 }
@@ -180,7 +181,7 @@ impl<'a> Gpu<'a> {
         Ok((SuspendedJob::new(suspended, halt_group, halted, None), None))
     }
 
-    /// Returns a group of all CUDA processes, because they may wait for each other on the GPUs.
+    /// Returns the group of all CUDA processes: they may wait for each other on the GPUs.
     fn halt_group(
         &self,
         context: &RunContext,
@@ -190,7 +191,7 @@ impl<'a> Gpu<'a> {
         let limit = context.config.snapshot.timeout;
         match HaltGroup::of(self.driver, &self.processes, limit, agent) {
             Ok(halt_group) => Ok(halt_group),
-            // Inside `cuInit` a process counts as one that runs, and has no thread for it yet (580.159.04).
+            // Inside `cuInit` a process counts as running, but the driver has no restore thread in it yet (580.159.04).
             Err(HaltGroupError::Driver(error)) if error.code.is_not_initialized() => {
                 let user = self.processes.iter().find(|one| one.host_pid == error.pid);
                 let pid = user.map_or(error.pid, |user| user.pid);
@@ -202,7 +203,7 @@ impl<'a> Gpu<'a> {
     }
 }
 
-/// Their device memory, bytes; `None` where the driver does not tell it of each of them.
+/// Returns the processes' device memory in bytes; `None` if the driver does not report it for each of them.
 fn memory_of(users: &[i32], uses: &[GpuUse]) -> Option<u64> {
     let told = |pid: &i32| {
         let mut own = uses.iter().filter(|one| one.pid == *pid).peekable();
@@ -212,7 +213,7 @@ fn memory_of(users: &[i32], uses: &[GpuUse]) -> Option<u64> {
     users.iter().map(told).sum()
 }
 
-/// Reads from `/proc` what an obstacle is known by. What cannot be read is not there.
+/// Reads from `/proc` the facts by which unsupported processes are recognised. Unreadable facts count as absent.
 fn describe(pid: i32, uses: &[GpuUse], machine: &Inventory) -> CudaUser {
     let own = || uses.iter().filter(|one| one.pid == pid);
     let environment = job::environment(pid);
@@ -228,7 +229,7 @@ fn describe(pid: i32, uses: &[GpuUse], machine: &Inventory) -> CudaUser {
     }
 }
 
-/// Returns the processes that belong to other runs than the one in `own`. Processes of other containers may be
+/// Returns the processes that belong to other runs than the one with store `own`. Processes of other containers may be
 /// invisible.
 fn neighbours(uses: Vec<GpuUse>, own: &str) -> Vec<Neighbour> {
     let neighbour = |one: GpuUse| {
@@ -242,8 +243,8 @@ fn neighbours(uses: Vec<GpuUse>, own: &str) -> Vec<Neighbour> {
     uses.into_iter().filter_map(neighbour).collect()
 }
 
-/// UUIDs of the GPUs that a process computes on. One that has only just begun, or was only just resumed, is not on
-/// the driver's list yet: it may compute on all that it sees. Empty where that cannot be told either.
+/// Returns the UUIDs of the GPUs that a process computes on. A process that has just started or was just resumed is not
+/// on the driver's list yet: it may compute on all GPUs visible to it. Empty if these cannot be determined either.
 fn gpus_of<'a>(
     uses: impl Iterator<Item = &'a GpuUse>,
     environment: &[u8],

@@ -1,4 +1,5 @@
-//! A job whose GPU state is suspended: its CUDA processes are stopped, whether or not device memory stayed on the GPUs.
+//! A job whose GPU state is suspended: all its CUDA processes are frozen, whether their device memory moved to the host
+//! or stayed on the GPUs.
 
 use std::time::Duration;
 
@@ -10,18 +11,18 @@ use crate::cuda;
 use crate::run::format::chain;
 use crate::run::image_facts::Stopwatch;
 
-/// Dropped, the job goes on, as far as that is possible.
+/// A suspended job. Dropping it resumes the job as far as that is possible.
 #[derive(Debug)]
 pub(crate) struct SuspendedJob {
-    /// Taken when it is settled.
+    /// `None` once the job was resumed or left.
     suspended: Option<cuda::Suspended>,
     halt_group: HaltGroup,
-    /// The memory that stayed on the GPUs, if any.
+    /// Memory that stayed on the GPUs, if any did.
     kept: Option<KeptMemory>,
 }
 
 impl SuspendedJob {
-    /// Takes over processes that are halted. They are stopped from here on.
+    /// Creates the value from halted processes and stops them.
     pub fn new(
         suspended: cuda::Suspended,
         halt_group: HaltGroup,
@@ -36,12 +37,12 @@ impl SuspendedJob {
         }
     }
 
-    /// The processes, as the host sees them.
+    /// Returns the pids of the processes as the host sees them.
     pub fn pids(&self) -> &[i32] {
         self.suspended.as_ref().map_or(&[], cuda::Suspended::pids)
     }
 
-    /// Returns the group of stopped processes.
+    /// Returns the group of frozen processes.
     pub fn halt_group(&self) -> &HaltGroup {
         &self.halt_group
     }
@@ -51,19 +52,19 @@ impl SuspendedJob {
         self.kept.as_ref()
     }
 
-    /// The same, to let go of it and to put it back.
+    /// Returns the memory that stayed on the GPUs, mutably: to release it and to restore it.
     pub fn kept_mut(&mut self) -> Option<&mut KeptMemory> {
         self.kept.as_mut()
     }
 
-    /// Leaves the processes as they are: they are dead, or dying.
+    /// Leaves the processes as they are: they are dead or dying.
     pub fn leave(mut self) {
         if let Some(suspended) = self.suspended.take() {
             suspended.leave();
         }
     }
 
-    /// Lets the job compute again.
+    /// Resumes the GPU state, so that the job computes again.
     pub fn resume(mut self, watch: &mut Stopwatch) -> Result<(), GpuError> {
         let Some(suspended) = self.suspended.take() else {
             return Ok(());
@@ -81,7 +82,7 @@ impl SuspendedJob {
         &mut self,
         suspended: cuda::Suspended,
     ) -> Result<(cuda::ResumeTimes, Duration), GpuError> {
-        // Halted and let go on this very thread.
+        // ptrace: the same thread halts and releases the processes.
         let halted = match &self.kept {
             Some(kept) if kept.is_evicted() => Err(ResidentError::Evicted),
             Some(_) | None => self.halt_group.halt().map_err(ResidentError::from),
@@ -95,7 +96,7 @@ impl SuspendedJob {
             }
         };
         let patience = match self.kept {
-            // Unlocked, a thread may use the GPU before its memory is there.
+            // Once unlocked, a thread may use the GPU before its memory is mapped.
             Some(_) => LAST_RESORT,
             None => Duration::ZERO,
         };

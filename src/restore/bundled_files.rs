@@ -1,9 +1,9 @@
-//! Parts of ckpt-run that an image maps, and that go with it to other machines.
+//! Parts of ckpt-run that an image maps, and that move with the image to other machines.
 //!
-//! The job's first process runs a copy of this program, and others may have the agent loaded; both lie in the `bin`
-//! folder of the store that the image was made in, and CRIU wants them where they were. An exported or copied image
-//! carries them as streams; a restore that does not find one puts it back. One that is there with another time, as after
-//! the store was copied as a folder, gets its time back.
+//! The job's first process runs a copy of this program, and other processes may have the agent loaded. Both files are
+//! in the `bin` folder of the store in which the image was made, and CRIU requires them at the same path. An exported
+//! or copied image contains them as streams; a restore creates a missing file from its stream. A file with a different
+//! modification time, for example after the store was copied as a folder, gets its recorded time again.
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io;
@@ -20,13 +20,13 @@ use crate::store::{Companion, ImageReader, Store};
 /// The folder of their streams.
 const FOLDER: &str = "program";
 
-/// The parts that this image maps, as far as the store has them.
+/// Returns the parts that this image maps and that exist in the store.
 #[must_use]
 pub fn companions(store: &Store, facts: &ImageFacts) -> Vec<Companion> {
     let folder = store.path().join(COPIES);
     let parts = facts.files.iter().filter_map(|file| {
         let name = name(file)?;
-        // By name: the store may have been moved.
+        // Compared by name: the store may have been moved.
         let path = folder.join(name);
         path.is_file().then(|| Companion {
             stream: format!("{FOLDER}/{name}"),
@@ -36,7 +36,7 @@ pub fn companions(store: &Store, facts: &ImageFacts) -> Vec<Companion> {
     parts.collect()
 }
 
-/// Puts back the parts that are missing and that the image carries, and the times of those that are there.
+/// Creates missing parts from the image's streams, and restores the modification times of existing ones.
 pub(crate) fn put_back(image: &ImageReader, facts: &ImageFacts) -> io::Result<()> {
     for file in &facts.files {
         let Some(name) = name(file) else { continue };
@@ -47,7 +47,7 @@ pub(crate) fn put_back(image: &ImageReader, facts: &ImageFacts) -> io::Result<()
                 make(image, &stream, file)?;
             }
             Ok(there) if there.is_file() && there.modified()? != modified(file) => {
-                // Its name tells its content.
+                // The name contains a hash of the content.
                 let digits = hash_of(&file.path)?.to_hex();
                 if name.contains(&digits[..COPY_DIGITS]) {
                     File::open(&file.path)?.set_modified(modified(file))?;
@@ -59,7 +59,7 @@ pub(crate) fn put_back(image: &ImageReader, facts: &ImageFacts) -> io::Result<()
     Ok(())
 }
 
-/// The name of a file that is a part of ours.
+/// Returns the file's name if the file is a part of ckpt-run.
 fn name(file: &OpenFile) -> Option<&str> {
     let name = file.path.file_name()?.to_str()?;
     let folder = file.path.parent()?.file_name()?;
@@ -71,7 +71,7 @@ fn modified(file: &OpenFile) -> SystemTime {
     SystemTime::UNIX_EPOCH + since.unwrap_or_default()
 }
 
-/// Makes the file as it was: what CRIU and the restore compare is mode, size and time.
+/// Creates the file as it was: CRIU and the restore compare its mode, size and modification time.
 fn make(image: &ImageReader, stream: &str, file: &OpenFile) -> io::Result<()> {
     let folder = file.path.parent().unwrap_or(Path::new("/"));
     DirBuilder::new()

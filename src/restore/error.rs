@@ -1,4 +1,4 @@
-//! Reasons why a restore failed.
+//! The reasons why an image did not become a running job.
 
 use std::io;
 use std::time::Duration;
@@ -10,16 +10,16 @@ use crate::job::{self, RewindError};
 use crate::sandbox::SandboxError;
 use crate::store::ReadError;
 
-/// Why an image did not become a running job. Nothing of it runs.
+/// The reason why an image did not become a running job. No process of the image runs.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
     /// The image cannot be read.
     #[error("cannot read the image")]
     Read(#[source] Box<ReadError>),
-    /// Its facts make no sense.
+    /// The image's facts are not valid.
     #[error("cannot understand the image's facts")]
     Facts(#[source] serde_json::Error),
-    /// The image holds GPU state that this machine cannot take. Nothing was touched.
+    /// The image contains GPU state that this machine cannot accept. Nothing was changed.
     #[error("cannot restore GPU state")]
     Gpu(#[from] Refusal),
     /// Files of the job cannot be put back.
@@ -28,7 +28,7 @@ pub enum RestoreError {
     /// The dead job's sockets still hold its addresses.
     #[error("cannot free the job's network addresses")]
     Sockets(#[from] job::SocketsError),
-    /// A stream or socket of our own failed.
+    /// A stream or socket of ckpt-run failed.
     #[error("cannot prepare the restore")]
     Prepare(#[source] io::Error),
     /// The sandbox failed.
@@ -37,35 +37,35 @@ pub enum RestoreError {
     /// CRIU failed.
     #[error("cannot restore the processes: {reason}")]
     Criu {
-        /// Its reason, and where its log is.
+        /// CRIU's reason, and the path of its log.
         reason: String,
     },
-    /// Somebody killed CRIU, the kernel for lack of memory perhaps: the image is not at fault.
+    /// CRIU was killed, perhaps by the kernel for lack of memory: the image is not at fault.
     #[error(
         "cannot restore the processes: CRIU was killed by signal {signal}{log}; is there enough memory?"
     )]
     Killed {
         /// The signal.
         signal: i32,
-        /// CRIU's log file in brackets, where there is one.
+        /// CRIU's log file in brackets, if it exists.
         log: String,
     },
-    /// CRIU did not finish in time; nothing of it runs any more.
+    /// CRIU did not finish in time; none of its processes runs any more.
     #[error("cannot restore the processes within {0:?} (snapshot.timeout)")]
     Slow(Duration),
-    /// A thread of ours panicked, which is a mistake in this program.
+    /// A thread of ckpt-run panicked, which is a bug in ckpt-run.
     #[error("cannot restore: a mistake in ckpt-run, please report it")]
     Panicked,
-    /// The restored processes are not there.
+    /// The restored processes do not exist.
     #[error("cannot find the restored processes")]
     Tree(#[from] job::TreeError),
-    /// A restored timer is stopped and cannot be armed.
+    /// A restored timer does not run.
     #[error("cannot start the job's timers again")]
     Timers(#[from] job::TimersError),
     /// The CUDA driver's library could not be used.
     #[error("cannot load the CUDA driver")]
     Driver(#[from] cuda::LoadError),
-    /// A process of the image that used CUDA is not there any more.
+    /// A process of the image that used CUDA no longer exists.
     #[error(
         "cannot find process {pid}, whose GPU state the image holds: it ended as soon as it was restored"
     )]
@@ -73,13 +73,13 @@ pub enum RestoreError {
         /// Pid as the job sees it.
         pid: i32,
     },
-    /// The image's GPUs cannot be told apart.
+    /// The image's GPUs cannot be identified.
     #[error("cannot tell the image's GPUs")]
     Gpus(#[from] cuda::GpuMapError),
     /// The threads of a CUDA process could not be stopped.
     #[error("cannot stop the job's threads")]
     Halt(#[from] job::HaltError),
-    /// Device memory could not be put back.
+    /// Device memory could not be restored.
     #[error("cannot restore GPU memory")]
     Resident(#[source] Box<ResidentError>),
     /// The GPU state could not be resumed.
@@ -88,8 +88,8 @@ pub enum RestoreError {
 }
 
 impl RestoreError {
-    /// Returns true if another attempt later may succeed, because the image itself is not at fault: pids, addresses,
-    /// memory and GPUs are the machine's. Every byte that CRIU gets was verified.
+    /// Returns true if another attempt later may succeed because the image itself is not at fault: pids, addresses,
+    /// memory and GPUs belong to the machine. Every byte that CRIU receives was verified.
     #[must_use]
     pub fn image_may_be_good(&self) -> bool {
         match self {

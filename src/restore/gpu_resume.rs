@@ -1,5 +1,5 @@
-//! The GPU part of a restore: chooses GPUs before anything is touched, and resumes the GPU state of the restored
-//! processes.
+//! The GPU part of a restore. It searches for GPUs before anything is changed, and resumes the GPU state once the
+//! processes exist.
 
 use std::thread;
 use std::time::Duration;
@@ -17,13 +17,13 @@ use crate::run::run_context::RunContext;
 use crate::sandbox::Sandbox;
 use crate::store::ImageId;
 
-/// Time between two looks at GPUs that are in use. The driver tells nobody when memory becomes free.
+/// Interval between two checks of GPUs that are in use. The driver does not report when memory becomes free.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
-/// Looks at GPUs that are in use, 15 s in all. A killed job's memory is given back within seconds, when the kernel
-/// has taken its processes apart; what is in use for longer is somebody's.
+/// Limit on the checks of GPUs that are in use, 15 s in total. The kernel releases a killed job's memory within
+/// seconds, when it has torn down the processes. Memory in use for longer belongs to another program.
 const LOOKS_MAX: u32 = 31;
 
-/// Looks for GPUs for the image's job. None yet where they may become free: there is time until they are needed.
+/// Searches for GPUs for the image's job. Returns `None` if GPUs may still become free: they are only needed later.
 pub(crate) fn examine(
     context: &RunContext,
     standby: &Standby,
@@ -33,7 +33,7 @@ pub(crate) fn examine(
     if !cuda::available() {
         return Err(Refusal::NoGpu.into());
     }
-    // Loaded here so that one that cannot do it is known now.
+    // Loaded here so that a driver without support is detected now.
     context.driver()?;
     match look(context, standby, id, facts) {
         Err(refusal) if refusal.may_pass() => Ok(None),
@@ -42,7 +42,7 @@ pub(crate) fn examine(
     }
 }
 
-/// The GPUs that were found, or others. Blocks while they are in use, some seconds at most.
+/// Returns the GPUs found earlier, or searches again. Blocks while the GPUs are in use, for some seconds at most.
 pub(crate) fn choose(
     context: &RunContext,
     standby: &Standby,
@@ -89,7 +89,7 @@ fn look(
 ) -> Result<GpuPlan, Refusal> {
     let planned = plan_now(context, standby, id, facts);
     if planned.is_err() {
-        // The next look is to see GPUs that came back, too.
+        // The next check must also see GPUs that have reappeared.
         context.nvml.release();
     }
     planned
@@ -125,11 +125,12 @@ fn plan_now(
     plan(facts, here)
 }
 
-/// Memory of the image on its way back to the GPUs, on a thread.
+/// A thread that transfers memory of the image to the GPUs.
 pub(crate) type Coming<'scope, 'image> =
     thread::ScopedJoinHandle<'scope, Result<ResidentRestore<'image>, ResidentError>>;
 
-/// Resumes the state of the restored processes, while `memory` is still on its way; each of them runs when this returns.
+/// Resumes the GPU state of the restored processes while `memory` is still being transferred. All of them run when this
+/// function returns.
 pub(crate) fn resume(
     context: &RunContext,
     sandbox: &Sandbox,
@@ -146,7 +147,7 @@ pub(crate) fn resume(
         tracing::info!(old = %pair.old, new = %pair.new, "a GPU takes the place of another");
     }
     let driver = context.driver()?;
-    // On every error the caller ends the job.
+    // On every error the caller kills the job.
     let limit = context.config.snapshot.timeout;
     let mut halted = HaltGroup::restored(&cuda_facts.standing, &there, limit)?.halt()?;
     halted
@@ -163,7 +164,7 @@ pub(crate) fn resume(
     Ok(())
 }
 
-/// The plan as the driver wants it.
+/// Converts the plan into the driver's form.
 fn map(gpus: &GpuPlan) -> Result<GpuMap, GpuMapError> {
     let pair = |(old, new): &(String, String)| {
         Ok(GpuPair {
@@ -175,7 +176,8 @@ fn map(gpus: &GpuPlan) -> Result<GpuMap, GpuMapError> {
     GpuMap::new(pairs?)
 }
 
-/// The CUDA processes of the image among those that are there: all of them, or the state of one is lost.
+/// Returns the host pids of the image's CUDA processes. All of them must be among the processes `there`: the state of a
+/// missing process is lost.
 fn host_pids(there: &[job::Process], pids: &[i32]) -> Result<Vec<i32>, RestoreError> {
     let find = |pid: &i32| {
         let found = there.iter().find(|process| process.pid == *pid);

@@ -1,4 +1,4 @@
-//! Restores the huge pages of a restored job, while it computes.
+//! The huge pages that a job had before its snapshot: they are recreated while the restored job computes.
 
 use std::sync::Arc;
 use std::thread;
@@ -9,10 +9,10 @@ use crate::job::{self, Process};
 use crate::run::run_context::RunContext;
 use crate::run::running_job::Job;
 
-/// Time between two looks whether a snapshot is over.
+/// Interval between two checks for the end of a snapshot.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Begins with that, on a thread. Without one the kernel does it, in its own time.
+/// Starts to recreate the huge pages, on a thread. If no thread can be started, the kernel creates them over time.
 pub(crate) fn give_back(context: &Arc<RunContext>, job: &Job) {
     let (context, sandbox, root) = (Arc::clone(context), job.sandbox.pid(), job.pids.root);
     let work = move || {
@@ -43,8 +43,8 @@ fn collapse(context: &RunContext, processes: &[Process]) {
     tracing::debug!(bytes, took = ?(clock::now() - begun), "huge pages were asked for");
 }
 
-/// The job's memory is locked during a step: it gets as much time between two of them as the one before took, and a
-/// snapshot is not held up.
+/// Pauses between two steps. The job's memory is locked during a step, so the job gets as much time between two steps
+/// as the step before took. A snapshot in progress is not delayed.
 fn rest(context: &RunContext, last: &mut Option<Instant>) {
     if let Some(last) = *last {
         thread::sleep(clock::now() - last);

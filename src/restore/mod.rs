@@ -1,7 +1,7 @@
 //! A restore: an image becomes the running job.
 //!
-//! `restore_image` is the entry: it examines an image, rolls files back, runs CRIU and has `gpu_resume` resume the
-//! GPU state. Blocks; the supervisor calls it on a thread of its own.
+//! `restore_image` is the entry point: it examines an image, rolls files back, runs CRIU and lets `gpu_resume` resume
+//! the GPU state. A restore blocks; the supervisor runs it on a separate thread.
 
 pub(crate) mod bundled_files;
 pub(crate) mod error;

@@ -6,9 +6,8 @@
 //!                                           └─▶ fill device memory ──────────────────┘
 //! ```
 //!
-//! What can be refused from the outside is refused before the first file is touched.
-//! A restore that fails on the way kills what it started; the caller remembers why,
-//! and sets the image aside if it is damaged.
+//! Every reason to refuse that can be checked in advance is checked before the first file is changed. A restore that
+//! fails later kills every process that it started. The caller records the reason, and sets a damaged image aside.
 
 use std::fs::File;
 use std::io;
@@ -40,21 +39,22 @@ use crate::run::running_job::SharedStreams;
 use crate::run::streams::Ends;
 use crate::sync::locked;
 
-/// Number of the first descriptor that CRIU inherits: above those of its own start, below its service descriptors.
+/// Number of the first descriptor that CRIU inherits: above the descriptors it is started with, below its service
+/// descriptors.
 const FIRST_DESCRIPTOR: RawFd = 200;
 
-/// An image that was looked at, and found restorable on this machine as far as one can tell.
+/// An examined image that can be restored on this machine, as far as that can be determined.
 #[derive(Debug)]
 pub(crate) struct Candidate {
     pub id: ImageId,
     pub facts: ImageFacts,
     image: ImageReader,
     files: job::Plan,
-    /// The GPUs, unless they are in use.
+    /// The GPUs; `None` while they are in use.
     gpus: Option<GpuPlan>,
 }
 
-/// Looks at an image. Touches nothing, but for parts of ckpt-run, which it puts back where they are missing.
+/// Examines an image. Changes nothing, except that missing parts of ckpt-run are put back.
 pub(crate) fn examine(
     context: &RunContext,
     standby: &Standby,
@@ -77,19 +77,19 @@ pub(crate) fn examine(
     })
 }
 
-/// Result and duration of a restore.
+/// The result of a restore and the time it took.
 #[derive(Debug)]
 pub(crate) struct Restored {
     pub phases: Vec<Phase>,
     pub total: Duration,
     pub cut: Vec<CutAway>,
-    /// The job's input up to the crash is forgotten: it goes on with what comes next.
+    /// True if the job's input up to the crash is lost: the job continues with the input that follows.
     pub input_lost: bool,
-    /// Processes of the restored job on other GPUs: see [`CudaFacts::moved`].
+    /// The restored job's processes that were moved to another GPU: see [`CudaFacts::moved`].
     pub moved: Vec<i32>,
 }
 
-/// Brings the candidate back in `sandbox`, which is fresh. Blocks until the job computes.
+/// Restores the candidate in `sandbox`, which is fresh. Blocks until the job computes.
 pub(crate) fn bring_back(
     context: &RunContext,
     standby: &Standby,
@@ -128,7 +128,7 @@ pub(crate) fn bring_back(
             .and_then(|()| run_criu(context, sandbox, &image, id, &facts, &rewound.ends));
         job::remove_links(&facts.files);
         drop(turn);
-        // Nothing of the job has run yet.
+        // No process of the job has run yet.
         restored.inspect_err(|_| job::undo(&rewound.cut))?;
         if context.config.network.tcp == config::Tcp::Close {
             facts.sockets.abort_outside()?;
@@ -148,8 +148,8 @@ pub(crate) fn bring_back(
     if resident.is_some() {
         standby.warm(&context.program);
     }
-    // Stopped at its terminal in the midst of the snapshot, it goes on; and one that fills the screen draws it anew.
-    // Not before its GPU state is resumed.
+    // A job that was stopped at its terminal during the snapshot continues, and a job that draws a full screen redraws
+    // it. Not before its GPU state is resumed.
     if facts.streams.terminal.is_some() {
         sandbox.signal(nix::libc::SIGCONT, false)?;
         sandbox.signal(nix::libc::SIGWINCH, false)?;
@@ -163,14 +163,14 @@ pub(crate) fn bring_back(
     })
 }
 
-/// The job's surroundings as they were at the snapshot.
+/// The restored files and streams of the job, as they were at the snapshot.
 struct Rewound {
     cut: Vec<CutAway>,
     ends: Ends,
     input_lost: bool,
 }
 
-/// Sets files and streams back.
+/// Rolls files and streams back.
 fn rewind(
     context: &RunContext,
     sandbox: &Sandbox,
@@ -182,7 +182,7 @@ fn rewind(
 ) -> Result<Rewound, RestoreError> {
     facts.sockets.destroy_leftovers()?;
     for content in facts.files.iter().filter_map(|file| file.content.as_ref()) {
-        // Read once for nothing but its hashes: no file is overwritten by half of a damaged one.
+        // Read once only to verify the hashes: no file may be partly overwritten with damaged content.
         image.copy_to(content, &mut io::sink())?;
     }
     let aside = context.aside(id);
@@ -201,7 +201,7 @@ fn rewind(
     })
 }
 
-/// Sets the streams back and makes what takes the place of the old pipes or the old terminal.
+/// Rolls the streams back and creates the ends that replace the old pipes or the old terminal.
 fn reconnect(
     context: &RunContext,
     sandbox: &Sandbox,
@@ -274,7 +274,7 @@ fn run_criu(
             .run_tool(tool, &descriptors)
             .and_then(|run| wait(&run, image, context.config.snapshot.timeout));
         if !matches!(ended, Ok(Ended::Exited(0))) {
-            // Whatever CRIU has begun ends with the sandbox, and with it the pipes that are still served.
+            // Every process that CRIU has created exits with the sandbox. This closes the pipes that are still served.
             sandbox.kill();
         }
         drop(stop);
@@ -286,7 +286,7 @@ fn run_criu(
             sandbox.kill();
             Err(error.into())
         }
-        // CRIU has read all it needs once it succeeds.
+        // CRIU has read everything it needs once it succeeds.
         (Ok(Ended::Exited(0)), Ok(()) | Err(ServeError::Stream(_))) => Ok(()),
         (Ok(Ended::Signaled(signal)), _) => Err(RestoreError::Killed {
             signal,
@@ -300,8 +300,8 @@ fn run_criu(
     }
 }
 
-/// Waits for CRIU, as long as it reads: an image that was made in some seconds of memory's may come back by minutes of
-/// a disk's. Without a byte more in the time of `limit`, it hangs.
+/// Waits for CRIU for as long as it reads: an image that was made from memory within seconds may take minutes to
+/// restore from a disk. If CRIU reads no byte within `limit`, it hangs.
 fn wait(run: &ToolRun<'_>, image: &ImageReader, limit: Duration) -> Result<Ended, SandboxError> {
     let given = image.given();
     loop {
@@ -313,7 +313,8 @@ fn wait(run: &ToolRun<'_>, image: &ImageReader, limit: Duration) -> Result<Ended
     }
 }
 
-/// CRIU treats all connections alike; where there are both kinds, those to others are aborted later.
+/// Returns CRIU's mode for TCP connections. CRIU treats all connections alike; if there are both kinds, those to other
+/// programs are aborted later.
 fn tcp(context: &RunContext, facts: &ImageFacts) -> Tcp {
     match context.config.network.tcp {
         config::Tcp::Close if facts.sockets.are_outside_only() => Tcp::Closed,
@@ -321,7 +322,7 @@ fn tcp(context: &RunContext, facts: &ImageFacts) -> Tcp {
     }
 }
 
-/// Writes an image file into CRIU's pipe. CRIU may close a pipe before its end; it judges what it needs.
+/// Writes an image file into CRIU's pipe. CRIU may close a pipe early; it decides itself which data it needs.
 fn send(image: &ImageReader, name: &str, pipe: &File) -> Result<u64, ReadError> {
     match image.splice_to(&format!("criu/{name}"), pipe) {
         Err(ReadError::Sink(_)) => Ok(0),
@@ -333,7 +334,7 @@ fn start_timers(sandbox: &Sandbox, facts: &ImageFacts) -> Result<(), RestoreErro
     if facts.timers.is_empty() {
         return Ok(());
     }
-    // A job that ends at once needs no timer; its end is reported elsewhere.
+    // A job that exits at once needs no timer; its exit is reported elsewhere.
     let Ok(root) = job::child_with_pid(sandbox.pid(), facts.pids.root) else {
         return Ok(());
     };

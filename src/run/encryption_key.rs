@@ -1,8 +1,8 @@
-//! Gets the store's key from where the settings say it is: a file, or a command's output.
+//! The store's key, read from the source that the settings name: a file, or a command's output.
 //!
-//! Read before anything is touched and before there is a job. The file is closed and the
-//! command has ended by then, so the job inherits neither; the key itself stays in this
-//! process. Knows nothing of what the key is used for.
+//! The key is read before anything is changed and before the job exists. By the time the job starts, the file is closed
+//! and the command has exited, so the job inherits neither; the key itself stays in this process. This module does not
+//! know what the key is used for.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -22,12 +22,12 @@ use crate::config::Encryption;
 use crate::store::fs::durable::{self, DurableError};
 use crate::store::{InvalidKey, Key};
 
-/// A key in digits is a quarter of this; anything longer is no key.
+/// Limit on the bytes of a key's text. A key in digits has a quarter of this; a longer text is not a key.
 const KEY_TEXT_BYTES_MAX: usize = 256;
-/// Whoever is asked for a passphrase has typed it by then.
+/// Limit on the run time of a key command: enough for a user to type a passphrase.
 const COMMAND_LIMIT: Duration = Duration::from_secs(120);
 
-/// Why there is no key. Nothing was touched.
+/// The reason why there is no key. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// The file cannot be read.
@@ -44,7 +44,7 @@ pub enum KeyError {
         /// The file.
         path: PathBuf,
     },
-    /// Somebody else could exchange the key.
+    /// Another user could replace the key.
     #[error(
         "cannot use the key file {path}: it belongs to user {owner}, not to you; `chown` it to yourself"
     )]
@@ -54,7 +54,7 @@ pub enum KeyError {
         /// User id that owns the file.
         owner: u32,
     },
-    /// Others may have seen the key.
+    /// Other users may have seen the key.
     #[error(
         "cannot use the key file {path}: others may use it (mode {mode:04o}); run `chmod 600` on it"
     )]
@@ -67,9 +67,9 @@ pub enum KeyError {
     /// The content is not a key.
     #[error("cannot use the key of {origin}")]
     Invalid {
-        /// Origin of the key.
+        /// Source of the content.
         origin: String,
-        /// The defect.
+        /// The error in the content.
         source: InvalidKey,
     },
     /// The shell is missing, or cannot be waited for.
@@ -80,28 +80,28 @@ pub enum KeyError {
         /// The cause.
         source: io::Error,
     },
-    /// The command failed; it may have said why on stderr.
+    /// The command failed; its stderr may show the reason.
     #[error("cannot get the key: `{command}` failed ({status})")]
     Failed {
         /// The command.
         command: String,
-        /// Exit status of the command.
+        /// The command's exit status.
         status: ExitStatus,
     },
-    /// The command did not end. Its shell was killed; what the shell started may go on.
+    /// The command did not exit. Its shell was killed; processes started by the shell may still run.
     #[error("cannot get the key: `{command}` did not end within {} s", limit.as_secs())]
     Silent {
         /// The command.
         command: String,
-        /// The time it had.
+        /// The time limit.
         limit: Duration,
     },
-    /// A file of that name is there, and untouched.
+    /// A file of that name exists, and was not changed.
     #[error(
         "{0} is there already, and may be the key of a store: choose another name, or move it away"
     )]
     Exists(PathBuf),
-    /// The new key's file cannot be made; one that was there is untouched.
+    /// The new key's file cannot be created; an existing file was not changed.
     #[error("cannot create the key file {path}")]
     Create {
         /// The file.
@@ -109,12 +109,12 @@ pub enum KeyError {
         /// The cause.
         source: io::Error,
     },
-    /// The new key's file may not outlive a power failure.
+    /// The new key's file may not survive a power failure.
     #[error(transparent)]
     Durable(#[from] DurableError),
 }
 
-/// The key that the settings name, or `None` where they name none.
+/// Reads the key that the settings name; `None` if they name none.
 ///
 /// # Errors
 /// See [`KeyError`].
@@ -126,8 +126,7 @@ pub fn read_key(encryption: &Encryption) -> Result<Option<Key>, KeyError> {
     }
 }
 
-/// Writes a new key to a file that must not be there yet, mode 0600, durably. Folders that are missing are made, mode
-/// 0700.
+/// Writes a new key to a file that must not exist yet, mode 0600, durably. Missing folders are created with mode 0700.
 ///
 /// # Errors
 /// [`KeyError::Exists`], [`KeyError::Create`] or [`KeyError::Durable`].
@@ -166,7 +165,7 @@ fn read_file(path: &Path) -> Result<Key, KeyError> {
         path: path.to_owned(),
         source,
     };
-    // A fifo of that name must not block ckpt-run.
+    // Opening a fifo of that name must not block.
     let file = OpenOptions::new()
         .read(true)
         .custom_flags((OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits())
@@ -177,7 +176,7 @@ fn read_file(path: &Path) -> Result<Key, KeyError> {
     parse(&text, || path.display().to_string())
 }
 
-/// Looks at the open file, not at the path: nobody can exchange it in between.
+/// Checks the open file, not the path: the file cannot be replaced in between.
 fn check_access(path: &Path, file: &File) -> Result<(), KeyError> {
     let found = file.metadata().map_err(|source| KeyError::Read {
         path: path.to_owned(),
@@ -194,7 +193,8 @@ fn check_access(path: &Path, file: &File) -> Result<(), KeyError> {
             owner,
         });
     }
-    // Root hands files out by their group; one's own group may be everybody.
+    // A file of root may be readable by its group, which is how root shares it. The group of a user's file may contain
+    // every user.
     let closed = if owner == 0 { 0o037 } else { 0o077 };
     let mode = found.mode() & 0o7777;
     if mode & closed != 0 {
@@ -203,7 +203,7 @@ fn check_access(path: &Path, file: &File) -> Result<(), KeyError> {
     Ok(())
 }
 
-/// Runs the command in a shell of its own, with our environment and stderr.
+/// Runs the command in a separate shell, with ckpt-run's environment and stderr.
 fn run_command(command: &str, limit: Duration) -> Result<Key, KeyError> {
     let failed = |source| KeyError::Start {
         command: command.to_owned(),
@@ -217,7 +217,7 @@ fn run_command(command: &str, limit: Duration) -> Result<Key, KeyError> {
         .map_err(failed)?;
     let text = answer(&mut child, limit);
     if !matches!(text, Ok(Some(_))) {
-        let _ = child.kill(); // it may have ended by itself
+        let _ = child.kill(); // it may have exited by itself
     }
     let status = child.wait().map_err(failed)?;
     let text = text.map_err(failed)?.ok_or_else(|| KeyError::Silent {
@@ -233,14 +233,14 @@ fn run_command(command: &str, limit: Duration) -> Result<Key, KeyError> {
     parse(&text, || format!("`{command}`"))
 }
 
-/// Returns the child's output when it exits; `None` if it does not exit within the limit. The child is not reaped, so
-/// its pid stays its own.
+/// Returns the child's output until its exit; `None` if it does not exit within the limit. The child is not reaped, so
+/// its pid is not reused.
 fn answer(child: &mut Child, limit: Duration) -> io::Result<Option<Zeroizing<Vec<u8>>>> {
     let stdout = child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
     let pid = i32::try_from(child.id()).map_err(io::Error::other)?;
     let (sender, answer) = mpsc::channel();
     let listen = move || {
-        // Nobody listens any more after the limit.
+        // After the limit there is no receiver any more.
         let _ = sender.send(listen(stdout, Pid::from_raw(pid)));
     };
     thread::Builder::new()
@@ -249,16 +249,16 @@ fn answer(child: &mut Child, limit: Duration) -> io::Result<Option<Zeroizing<Vec
     answer.recv_timeout(limit).ok().transpose()
 }
 
-/// Reads to the end, then waits for the child's.
+/// Reads the output to its end, then waits for the child's exit.
 fn listen(stdout: ChildStdout, pid: Pid) -> io::Result<Zeroizing<Vec<u8>>> {
     let text = read_text(stdout)?;
     waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT)?;
     Ok(text)
 }
 
-/// Reads everything, but no more than shows that it is too long.
+/// Reads everything, up to the length that shows that the text is too long.
 fn read_text(source: impl Read) -> io::Result<Zeroizing<Vec<u8>>> {
-    // With room to spare: a vector that grows leaves a copy behind.
+    // With spare capacity: a vector that grows leaves a copy of the key in freed memory.
     let mut text = Zeroizing::new(Vec::with_capacity(2 * KEY_TEXT_BYTES_MAX));
     source
         .take(KEY_TEXT_BYTES_MAX as u64)
@@ -275,14 +275,14 @@ fn parse(text: &[u8], origin: impl Fn() -> String) -> Result<Key, KeyError> {
 
 #[cfg(test)]
 mod tests {
-    //! Keys of encryption: where they come from, and what is refused.
+    //! Tests of the sources of keys, and of the refused ones.
 
     use std::fs::{self, Permissions};
     use std::os::unix::fs::{PermissionsExt, chown};
 
     use super::*;
 
-    /// Far more than any of these commands takes.
+    /// Limit far above the run time of any of these commands.
     const LIMIT: Duration = Duration::from_secs(60);
 
     fn file(mode: u32) -> (tempfile::TempDir, PathBuf) {
@@ -326,7 +326,7 @@ mod tests {
     #[test]
     fn a_key_file_that_others_may_use_is_refused() {
         let us = nix::unistd::geteuid();
-        // Root's own files may be open to their group.
+        // A file owned by root may be open to its group.
         let of_group = if us.is_root() { 0o660 } else { 0o640 };
         for mode in [0o604, 0o602, 0o620, 0o610, of_group, 0o777] {
             let (_folder, path) = file(mode);

@@ -1,5 +1,5 @@
-//! The environment that the job gets: the caller's, without what was meant for us, and with what makes
-//! NCCL suspendable.
+//! The job's environment: the caller's environment without the variables meant for ckpt-run, and with the settings that
+//! make NCCL suspendable.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::agent_client::{self, Token};
 use crate::config::Nccl;
 
-/// Systemd's messages to its own child; a job that took them for its own would answer in our name.
+/// Variables with systemd's messages to its own child; a job that used them would answer in place of ckpt-run.
 pub(crate) const NOT_FOR_THE_JOB: [&str; 6] = [
     "NOTIFY_SOCKET",
     "WATCHDOG_PID",
@@ -17,35 +17,35 @@ pub(crate) const NOT_FOR_THE_JOB: [&str; 6] = [
     "LISTEN_FDNAMES",
 ];
 
-/// Variables that name the store's key. A command may hold a secret in its words, and everything that the job has in
-/// memory is in every image.
+/// Variables with the source of the store's key. A key command may contain a secret, and every image contains the job's
+/// memory.
 const OF_THE_KEY: [&str; 2] = [
     "CKPT_RUN_ENCRYPTION_KEY_FILE",
     "CKPT_RUN_ENCRYPTION_KEY_COMMAND",
 ];
 
-/// Variable with the store of the job's run. By it, other runs recognize the owner of a process.
+/// Variable with the path of the run's store. It also shows to which run a process belongs.
 pub(crate) const STORE_VARIABLE: &str = "CKPT_RUN_STORE";
 
-/// The socket's name in the store.
+/// Name of the control socket in the store.
 pub(crate) const SOCKET: &str = "control.sock";
 
 /// A variable and its value.
 pub(crate) type Setting = (&'static str, &'static str);
 
-/// The settings with which NCCL shares no GPU memory: it goes through host memory and sockets instead, and comes
-/// back (NCCL with driver 580, measured with all three).
+/// Settings with which NCCL shares no GPU memory: it uses host memory and sockets instead, and can be restored (NCCL
+/// with driver 580, measured with all three settings).
 pub(crate) const CHECKPOINTABLE_NCCL: [(&str, &str); 3] = [
     ("NCCL_P2P_DISABLE", "1"),
     ("NCCL_CUMEM_ENABLE", "0"),
     ("NCCL_CUMEM_HOST_ENABLE", "0"),
 ];
-/// The settings with which NCCL shares GPU memory by CUDA IPC alone, which agents handle.
+/// Settings with which NCCL shares GPU memory by CUDA IPC only, which agents support.
 pub(crate) const PEER_NCCL: [(&str, &str); 2] =
     [("NCCL_CUMEM_ENABLE", "0"), ("NCCL_CUMEM_HOST_ENABLE", "0")];
 
-/// Returns the settings for NCCL that the caller has not set. `gpus` is the number of GPUs, `ours` reads the caller's
-/// environment.
+/// Returns the settings for NCCL, without those that the caller has set. `gpus` is the number of GPUs; `ours` reads a
+/// variable of the caller's environment.
 pub(crate) fn for_nccl(
     choice: Nccl,
     gpus: usize,
@@ -62,7 +62,8 @@ pub(crate) fn for_nccl(
     unset.copied().collect()
 }
 
-/// Returns the number of GPUs that the list leaves. It is not exact: only the driver knows which words name a GPU.
+/// Returns the number of GPUs, out of `gpus`, that the list leaves visible. The number is not exact: only the driver
+/// can determine which words name a GPU.
 fn visible(gpus: usize, list: Option<OsString>) -> usize {
     list.map_or(gpus, |list| {
         let list = list.to_string_lossy().into_owned();
@@ -71,13 +72,13 @@ fn visible(gpus: usize, list: Option<OsString>) -> usize {
     })
 }
 
-/// Path of the control socket of a store.
+/// Returns the path of a store's control socket.
 #[must_use]
 pub fn socket_path(store: &Path) -> PathBuf {
     store.join(SOCKET)
 }
 
-/// Makes the job's environment from ours.
+/// Returns the job's environment, made from ckpt-run's.
 pub(crate) fn for_job(
     ours: impl Iterator<Item = (OsString, OsString)>,
     store: &Path,
@@ -102,7 +103,7 @@ pub(crate) fn for_job(
         .collect()
 }
 
-/// Has the job's programs load an agent, besides what they load anyway.
+/// Makes the job's programs load an agent, in addition to the libraries that they preload already.
 pub(crate) fn preload(environment: &mut Vec<(OsString, OsString)>, library: &Path, token: &Token) {
     let present = environment
         .iter()

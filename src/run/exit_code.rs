@@ -1,6 +1,6 @@
-//! Exit codes of the supervisor. All others are the job's own.
+//! The exit codes of the supervisor. All other codes are the job's own.
 
-/// The job was saved and stopped: run the same line again.
+/// The job was saved and stopped: running the same command line again continues it.
 pub(crate) const SAVED: u8 = 75;
 /// ckpt-run itself failed, before or around the job.
 pub const OURS: u8 = 125;
@@ -8,5 +8,5 @@ pub const OURS: u8 = 125;
 pub(crate) const NOT_EXECUTABLE: u8 = 126;
 /// The command was not found, as a shell reports it.
 pub(crate) const NOT_FOUND: u8 = 127;
-/// The job was ended by SIGTERM.
+/// The job was terminated by SIGTERM.
 pub(crate) const TERMINATED: u8 = 128 + 15;

@@ -3,43 +3,43 @@
 use crate::cuda::{CallError, TreeError};
 use crate::job;
 
-/// `CUresult`s that say why a process could not be suspended.
+/// `CUresult` codes that give the reason why a process could not be suspended.
 const CUDA_ERROR_OUT_OF_MEMORY: i32 = 2;
 const CUDA_ERROR_OPERATING_SYSTEM: i32 = 304;
 const CUDA_ERROR_NOT_PERMITTED: i32 = 800;
 const CUDA_ERROR_NOT_SUPPORTED: i32 = 801;
 
-/// Why snapshots fail, in a word for logs and counters.
+/// The reason for a failed snapshot, as one word for logs and counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureKind {
-    /// The GPU work did not stand still in time.
+    /// The GPU work did not stop in time.
     Busy,
-    /// Processes came to the GPU all the time.
+    /// New processes kept starting to use the GPU.
     Changed,
-    /// The job uses what cannot be brought back.
+    /// The job uses a feature that cannot be restored.
     Unsupported,
     /// Too little host memory.
     Memory,
     /// Too little disk space.
     Disk,
-    /// We may not control the job's processes.
+    /// ckpt-run may not control the job's processes.
     Privilege,
-    /// The CUDA driver cannot do it, or failed.
+    /// The CUDA driver does not support the operation, or failed.
     Driver,
-    /// CRIU cannot do it, or failed.
+    /// CRIU does not support the operation, or failed.
     Criu,
     /// The store failed.
     Store,
-    /// A hook called it off.
+    /// A hook cancelled the snapshot.
     Vetoed,
-    /// The job ended.
+    /// The job exited.
     Ended,
-    /// Something of the system's, or a mistake of ours.
+    /// A failure of the operating system, or a bug in ckpt-run.
     System,
 }
 
 impl FailureKind {
-    /// The word.
+    /// Returns the word.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -60,7 +60,7 @@ impl FailureKind {
 }
 
 impl FailureKind {
-    /// The kind of a halt that failed.
+    /// Returns the kind of a failed halt.
     pub(crate) fn of_halt(error: &job::HaltError) -> Self {
         match error {
             job::HaltError::Trace { .. } => Self::Privilege,
@@ -69,7 +69,7 @@ impl FailureKind {
         }
     }
 
-    /// The kind of a suspend that failed.
+    /// Returns the kind of a failed suspend.
     pub(crate) fn of(error: &TreeError) -> Self {
         match error {
             TreeError::TimedOut { .. } => Self::Busy,
@@ -85,7 +85,7 @@ impl FailureKind {
     }
 }
 
-/// Returns the kind of failure of a driver call that was to stop a process.
+/// Returns the kind of failure for a code of the driver, from a call that was to stop a process.
 fn kind_of(error: &CallError) -> FailureKind {
     match error.code.number {
         CUDA_ERROR_NOT_SUPPORTED => FailureKind::Unsupported,

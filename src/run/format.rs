@@ -1,4 +1,4 @@
-//! Numbers and errors as people read them.
+//! The formatting of numbers and errors for the user.
 
 use std::error::Error;
 use std::fs::File;
@@ -11,7 +11,7 @@ use bytesize::ByteSize;
 use crate::criu;
 use crate::sandbox::Ended;
 
-/// An error with its causes, on one line.
+/// Returns an error with its causes, on one line.
 #[must_use]
 pub fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
@@ -26,10 +26,11 @@ pub fn chain(error: &dyn Error) -> String {
     text
 }
 
-/// Limit on the output that is shown when CRIU wrote no log: the linker's complaint, a usage error.
+/// Limit on the quoted bytes of CRIU's output if it wrote no log: the linker's error, a usage error.
 const PRINTED_BYTES_MAX: usize = 1024;
 
-/// Why CRIU failed: its log's reason and where the log is kept, or how it ended. `printed` is what it wrote to stderr.
+/// Returns the reason why CRIU failed: the reason in its log and the path where the log is kept, or its exit status.
+/// `printed` is its stderr output.
 pub(crate) fn why(log: &Path, kept: &Path, ended: Ended, printed: Option<&File>) -> String {
     if !log.exists() {
         let words = printed.map(words_in).filter(|words| !words.is_empty());
@@ -49,7 +50,7 @@ pub(crate) fn why(log: &Path, kept: &Path, ended: Ended, printed: Option<&File>)
     format!("{reason}{}", named(kept))
 }
 
-/// ` (log: PATH)`, where CRIU has come so far as to open one.
+/// Returns ` (log: PATH)` if CRIU has opened its log, otherwise an empty string.
 pub(crate) fn logged(log: &Path) -> String {
     if log.exists() {
         named(log)
@@ -62,10 +63,10 @@ fn named(log: &Path) -> String {
     format!(" (log: {})", log.display())
 }
 
-/// The beginning of a file on one line; without control characters, which could steer a terminal.
+/// Returns the start of a file on one line, without control characters, which could manipulate a terminal.
 fn words_in(file: &File) -> String {
     let mut bytes = vec![0; PRINTED_BYTES_MAX];
-    // What cannot be read is not told.
+    // Unreadable output is left out.
     let length = file.read_at(&mut bytes, 0).unwrap_or(0);
     let text = String::from_utf8_lossy(&bytes[..length]);
     let words: Vec<&str> = text
@@ -75,12 +76,12 @@ fn words_in(file: &File) -> String {
     words.join(" ")
 }
 
-/// `0.42s`
+/// Formats a time, as in `0.42s`.
 pub(crate) fn seconds(time: Duration) -> String {
     format!("{:.2}s", time.as_secs_f64())
 }
 
-/// `1.5 GiB`
+/// Formats a number of bytes, as in `1.5 GiB`.
 #[must_use]
 pub fn size(bytes: u64) -> String {
     ByteSize::b(bytes).display().iec().to_string()

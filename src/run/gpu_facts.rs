@@ -1,5 +1,5 @@
-//! Facts of an image about the job's GPUs: enough to decide, on another day or machine, whether the job can run there.
-//! `gpu/mapping` decides; this file does not know how.
+//! The facts about the job's GPUs in an image. They are sufficient to decide, later or on another machine, if the job
+//! can be restored there. This module must not know how that is decided: see `gpu::mapping`.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,9 +7,9 @@ use super::resident_facts::ResidentFacts;
 use crate::cuda::{GpuUse, GpuUuid, Inventory};
 use crate::job::variable;
 
-/// CUDA's variable for the GPUs that a process sees.
+/// Variable that lists the GPUs visible to CUDA in a process.
 const VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
-/// CUDA's variable for the order of the GPUs' numbers.
+/// Variable that sets the order in which CUDA numbers the GPUs.
 const DEVICE_ORDER: &str = "CUDA_DEVICE_ORDER";
 
 /// The CUDA part of an image.
@@ -19,28 +19,30 @@ pub struct CudaFacts {
     pub driver: String,
     /// The GPUs, in the driver's order.
     pub gpus: Vec<GpuFacts>,
-    /// The CUDA processes, as the job sees their pids.
+    /// Pids of the CUDA processes, as the job sees them.
     pub pids: Vec<i32>,
-    /// The CUDA processes that were moved to other GPUs, and whose agents had nothing there yet that would show it.
+    /// Pids of those CUDA processes that were moved to other GPUs at a time when their agents had no memory there yet
+    /// from which to detect the move.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub moved: Vec<i32>,
-    /// The threads that restore the processes while all others are stopped; absent in the first images.
+    /// The threads that restore the GPU state of the processes while all other threads are frozen; not recorded in the
+    /// first images.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub standing: Vec<SparedThreads>,
-    /// Device memory that is in the image apart from the processes.
+    /// Device memory that the image stores separately from the processes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resident: Option<ResidentFacts>,
 }
 
-/// Pairs of UUIDs: the GPU that the job had, and the one that takes its place.
+/// Pairs of GPU UUIDs: the GPU that the job had, and the GPU that replaces it.
 pub type GpuPairs = Vec<(String, String)>;
 
-/// Threads of a process that work while the others stand still, as the job sees them.
+/// Threads of a process that work while its other threads are frozen; pids as the job sees them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SparedThreads {
     /// The process.
     pub pid: i32,
-    /// Its threads: the driver's, and the agent's if it has one.
+    /// The spared threads: the driver's, and the agent's if it has one.
     pub threads: Vec<i32>,
 }
 
@@ -48,21 +50,21 @@ pub struct SparedThreads {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Told")]
 pub struct GpuFacts {
-    /// The UUID with its prefix `GPU-`.
+    /// The UUID, with the prefix `GPU-`.
     pub uuid: String,
-    /// The model; empty when unknown.
+    /// The model name; empty if unknown.
     pub name: String,
-    /// Its device memory, bytes.
+    /// Size of the device memory, in bytes.
     pub memory_bytes: Option<u64>,
-    /// Device memory that the job used there, bytes; at least so much where it is told of only some processes.
+    /// Device memory that the job used there, in bytes; a lower bound if it is known for only some of the processes.
     pub used_bytes: Option<u64>,
-    /// True if it was split up (MIG).
+    /// True if the GPU was partitioned (MIG).
     pub mig: Option<bool>,
-    /// True if a process of the job could see it.
+    /// True if the GPU was visible to a process of the job.
     pub visible: Option<bool>,
 }
 
-/// The forms in a manifest; the first images had the UUID only.
+/// The accepted forms in a manifest; the first images recorded only the UUID.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Told {
@@ -105,7 +107,7 @@ impl From<Told> for GpuFacts {
 }
 
 impl CudaFacts {
-    /// Describes the machine's GPUs and what the job has on them; no pids. `uses` are the job's own, `environments`
+    /// Describes the machine's GPUs and the job's use of them, without pids. `uses` are the job's own, `environments`
     /// those of its CUDA processes.
     pub(crate) fn of(machine: &Inventory, uses: &[GpuUse], environments: &[Vec<u8>]) -> Self {
         let seen: Vec<Option<Vec<usize>>> = environments
@@ -138,7 +140,7 @@ impl CudaFacts {
         }
     }
 
-    /// Has the job use so much more of a GPU.
+    /// Adds `bytes` to the job's use of a GPU.
     pub(crate) fn add(&mut self, uuid: GpuUuid, bytes: u64) {
         let gpus = self.gpus.iter_mut();
         for gpu in gpus.filter(|gpu| gpu.uuid.parse() == Ok(uuid)) {
@@ -147,7 +149,7 @@ impl CudaFacts {
         }
     }
 
-    /// Returns the facts without the resident memory, for the case that this is on the GPUs already.
+    /// Returns the facts that remain to be restored if the separately stored memory is on the GPUs already.
     pub(crate) fn beside_resident(mut self) -> Self {
         if let Some(resident) = &self.resident {
             for gpu in &mut self.gpus {
@@ -158,7 +160,8 @@ impl CudaFacts {
         self
     }
 
-    /// [`CudaFacts::moved`] of the processes that come back by this map, which is empty where they stay.
+    /// Returns [`CudaFacts::moved`] for the processes when they are restored with this map, which is empty if they stay
+    /// on their GPUs.
     pub(crate) fn moved_by(&self, map: &[(String, String)]) -> Vec<i32> {
         let sees = |uuid: &str| {
             let mut gpus = self.gpus.iter();
@@ -174,7 +177,7 @@ impl CudaFacts {
     }
 }
 
-/// Returns true if one of the processes sees the GPU; `None` if that is unknown for one of them.
+/// Returns true if one of the processes sees the GPU; `None` if that cannot be determined for all of them.
 fn seen_by_any(seen: &[Option<Vec<usize>>], index: usize) -> Option<bool> {
     let sees = |known: &Option<Vec<usize>>| known.as_ref().map(|gpus| gpus.contains(&index));
     if seen.iter().any(|known| sees(known) == Some(true)) {
@@ -184,8 +187,8 @@ fn seen_by_any(seen: &[Option<Vec<usize>>], index: usize) -> Option<bool> {
     all_told.then_some(false)
 }
 
-/// The GPUs, as places in the inventory, that a process with these variables sees. `None` where that cannot be told:
-/// CUDA numbers GPUs of several models by their speed.
+/// Returns the GPUs, as indexes into the inventory, that are visible to a process with these variables. Returns `None`
+/// if that cannot be determined: CUDA numbers GPUs of several models by their speed.
 pub(crate) fn visible(
     machine: &Inventory,
     variable: impl Fn(&str) -> Option<String>,
@@ -213,7 +216,7 @@ pub(crate) fn visible(
         } else {
             None
         };
-        // CUDA looks no further than the first word that names no GPU.
+        // CUDA ignores everything after the first word that names no GPU.
         let Some(index) = found else { break };
         seen.push(index);
     }

@@ -1,8 +1,8 @@
-//! Removal of files that accumulate in the store's folder beside the images: copies of the program, and the ends that
-//! restores cut off files.
+//! The files that accumulate in the store's folder beside the images: copies of this program, and the data that
+//! restores cut off from the job's files.
 //!
-//! An image maps the copy that made it, so a copy stays as long as any image does; images that
-//! cannot be asked keep all of them. The caller has the store's lock: no other sandbox runs.
+//! An image maps the copy that made it, so a copy is kept as long as an image refers to it. If the facts of any image
+//! cannot be read, all copies are kept. The caller holds the store's lock: no other sandbox runs.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -21,25 +21,25 @@ use crate::store::{ImageEntry, ListError, ReadError, Store, StoreLock};
 pub(crate) const COPIES: &str = "bin";
 /// Prefix of their names; a part of their hash follows.
 pub(crate) const COPY_PREFIX: &str = "ckpt-run-";
-/// Digits of the hash in their names.
+/// Number of the hash's digits in their names.
 pub(crate) const COPY_DIGITS: usize = 16;
 
-/// The folder of what restores cut off.
+/// The folder of the data that restores cut off.
 const ASIDE: &str = "aside";
-/// Restores whose cut-off ends are kept. Who wants them back looks soon after the crash; a job
-/// that crashes every day keeps those of some weeks.
+/// Number of restores whose cut-off data is kept. A user who needs the data looks soon after the crash; for a job that
+/// crashes every day, the data of some weeks is kept.
 const ASIDE_KEPT: usize = 20;
 
 /// Copies of the program that no image needs.
 #[derive(Debug, Default)]
 pub struct Copies {
     paths: Vec<PathBuf>,
-    /// Their space on the disk.
+    /// Their size on the disk.
     pub bytes: u64,
 }
 
 impl Copies {
-    /// Looks for them; `needed` is the one that this process runs.
+    /// Finds the copies that are not needed; `needed` is the copy that this process runs.
     ///
     /// # Errors
     /// The images or the folder cannot be listed.
@@ -74,22 +74,22 @@ impl Copies {
         Ok(copies)
     }
 
-    /// Returns their number.
+    /// Returns the number of copies.
     #[must_use]
     pub fn count(&self) -> usize {
         self.paths.len()
     }
 
-    /// Removes them.
+    /// Removes the copies.
     ///
     /// # Errors
-    /// The first that cannot be removed; others may be gone.
+    /// The first copy that cannot be removed; others may already be removed.
     pub fn remove(&self) -> io::Result<()> {
         self.paths.iter().try_for_each(fs::remove_file)
     }
 }
 
-/// Removes the copies that neither an image nor this process needs, for the space alone.
+/// Removes the copies needed neither by an image nor by this process, only to free space.
 pub(crate) fn remove_copies(store: &Store, lock: &StoreLock, needed: &Path) {
     let copies = match Copies::find(store, lock, Some(needed)) {
         Ok(copies) => copies,
@@ -106,7 +106,7 @@ pub(crate) fn remove_copies(store: &Store, lock: &StoreLock, needed: &Path) {
     }
 }
 
-/// Names of all files that images have mapped or open; `None` when one cannot tell.
+/// Returns the names of all files that images have mapped or open; `None` if the facts of an image cannot be read.
 fn mapped(images: &[ImageEntry]) -> Option<HashSet<OsString>> {
     #[derive(Deserialize)]
     struct Facts {
@@ -119,21 +119,21 @@ fn mapped(images: &[ImageEntry]) -> Option<HashSet<OsString>> {
     let mut names = HashSet::new();
     for image in images {
         let facts: Facts = serde_json::from_slice(&image.meta).ok()?;
-        // By name: the store may have been moved.
+        // Compared by name: the store may have been moved.
         let files = facts.files.iter().filter_map(|file| file.path.file_name());
         names.extend(files.map(OsString::from));
     }
     Some(names)
 }
 
-/// Returns true if a file is a copy, or the rest that a killed writer left of one.
+/// Returns true if a file is a copy, or the remainder of one from a killed writer.
 fn is_ours(name: &str) -> bool {
     let is_hash =
         |text: &str| text.len() == COPY_DIGITS && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     name.starts_with(TEMPORARY_PREFIX) || name.strip_prefix(COPY_PREFIX).is_some_and(is_hash)
 }
 
-/// A name for the folder of what a restore cuts off; the oldest such folders go.
+/// Returns a name for the folder of a restore's cut-off data; removes the oldest such folders.
 pub(crate) fn aside(store: &Path, image: impl std::fmt::Display, unix_ms: u64) -> PathBuf {
     let folder = store.join(ASIDE);
     forget_aside(&folder, ASIDE_KEPT - 1);
@@ -209,7 +209,7 @@ mod tests {
         );
         remove_copies(&store, &lock, &bin.join(OURS));
         assert_eq!(names(&bin), [MAPPED, OURS, others[0], others[1]]);
-        // An image that does not tell needs them all.
+        // An image without readable facts needs all copies.
         write_image(&store, &lock, "{}");
         fs::write(bin.join(OLD), "#!").unwrap();
         remove_copies(&store, &lock, &bin.join(OURS));
@@ -221,7 +221,7 @@ mod tests {
         let store = tempfile::tempdir().unwrap();
         let folder = store.path().join(ASIDE);
         fs::create_dir_all(folder.join("mine-7")).unwrap();
-        // The time counts, not the image.
+        // The time decides, not the image.
         for number in 0..ASIDE_KEPT as u64 + 2 {
             let path = aside(store.path(), format!("{:06}", 100 - number), 1000 + number);
             fs::create_dir(&path).unwrap();

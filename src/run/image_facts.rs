@@ -1,4 +1,4 @@
-//! Facts of an image: everything that a restore and a reader need to know about the job, kept in the manifest as JSON.
+//! The facts that an image records about itself for restores and for the user, stored in the manifest as JSON.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::clock;
 use crate::job::{Node, OpenFile, ProcessAccount, Sockets, Timer};
 use crate::sandbox::{Isolation, JobPids};
 
-/// Why a snapshot was taken.
+/// The reason why a snapshot was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Trigger {
@@ -22,12 +22,12 @@ pub enum Trigger {
     Signal,
     /// `ckpt-run snapshot`.
     Request,
-    /// `ckpt-run stop`, SIGUSR2 or SIGTERM: the last one before the run stops.
+    /// `ckpt-run stop`, SIGUSR2 or SIGTERM: the last snapshot before the run stops.
     Stop,
 }
 
 impl Trigger {
-    /// The word for logs and lists.
+    /// Returns the word for logs and lists.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -42,20 +42,20 @@ impl Trigger {
 /// A part of a snapshot and the time it took.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Phase {
-    /// Its name.
+    /// Name of the part.
     pub name: String,
-    /// Seconds.
+    /// Its duration in seconds.
     pub seconds: f64,
 }
 
-/// The facts of an image.
+/// The facts that an image records about itself.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ImageFacts {
-    /// Why it was taken.
+    /// The reason why the snapshot was taken.
     pub trigger: Trigger,
     /// The job's command line.
     pub command: Vec<String>,
-    /// Its working directory at the start.
+    /// The job's working directory at its start.
     pub directory: PathBuf,
     /// Host name.
     pub host: String,
@@ -63,26 +63,27 @@ pub struct ImageFacts {
     pub kernel: String,
     /// CRIU's version.
     pub criu: String,
-    /// The run of the image: the time of its first start, milliseconds since 1970.
+    /// The run of the store that the image belongs to, identified by the time of its first start, in milliseconds since
+    /// 1970.
     pub run: u64,
-    /// Marks the supervisor's process: its memory of delivered output goes with it.
+    /// Identifies the supervisor's process, whose record of the delivered output is lost with it.
     pub instance: String,
-    /// Seconds the job did not compute.
+    /// Seconds in which the job did not compute.
     pub freeze_seconds: f64,
-    /// The phases of the freeze, and of the time until the chunks were durable.
+    /// The phases of the freeze and of the time until the chunks were durable.
     pub phases: Vec<Phase>,
     /// Number of processes.
     pub processes: usize,
-    /// They themselves, parents before children, the first 512; images made before they were recorded have none.
+    /// The processes, parents before children, at most the first 512; empty in images made before they were recorded.
     #[serde(default)]
     pub process_tree: Vec<ProcessAccount>,
-    /// The job's first processes, as it sees them.
+    /// Pids of the job's first processes, as the job sees them.
     pub pids: JobPids,
-    /// True if the job has its own namespaces.
+    /// True if the job has separate namespaces.
     pub isolated: bool,
-    /// The CUDA part, where there is one.
+    /// The CUDA part, if there is one.
     pub cuda: Option<CudaFacts>,
-    /// Name of the job's agents; images from before there were agents have none.
+    /// Token that names the job's agents; `None` in images made before there were agents.
     #[serde(default)]
     pub token: Option<Token>,
     /// Standard streams.
@@ -90,17 +91,17 @@ pub struct ImageFacts {
     pub streams: Marks,
     /// Regular files that the job had open or mapped.
     pub files: Vec<OpenFile>,
-    /// Folders and named pipes that it needs; images made before they were recorded have none.
+    /// Folders and named pipes that the job needs; empty in images made before they were recorded.
     #[serde(default)]
     pub nodes: Vec<Node>,
-    /// Its TCP sockets, whose addresses a restore needs again.
+    /// The job's TCP sockets; a restore needs their addresses again.
     pub sockets: Sockets,
-    /// Its timers that a restore starts again.
+    /// The job's timers that a restore starts again.
     pub timers: Vec<Timer>,
 }
 
 impl ImageFacts {
-    /// The sandbox that the image wants.
+    /// Returns the isolation of the sandbox that the image needs.
     #[must_use]
     pub fn isolation(&self) -> Isolation {
         if self.isolated {
@@ -111,7 +112,7 @@ impl ImageFacts {
     }
 }
 
-/// The run that an image belongs to; `None` when its facts cannot be read.
+/// Returns the run that an image belongs to; `None` if its facts cannot be read.
 pub(crate) fn run_of(meta: &[u8]) -> Option<u64> {
     #[derive(Deserialize)]
     struct Run {
@@ -122,7 +123,7 @@ pub(crate) fn run_of(meta: &[u8]) -> Option<u64> {
         .map(|facts| facts.run)
 }
 
-/// Measures phases one after the other.
+/// A timer for consecutive phases.
 #[derive(Clone, Debug)]
 pub(crate) struct Stopwatch {
     last: Instant,
@@ -137,7 +138,7 @@ impl Stopwatch {
         }
     }
 
-    /// Ends the present phase under this name and begins the next.
+    /// Ends the current phase under this name and begins the next.
     pub fn lap(&mut self, name: &str) {
         let now = clock::now();
         self.add(name, now - self.last);

@@ -1,4 +1,4 @@
-//! Resources of this machine: memory, descriptors, driver.
+//! The properties and free resources of this machine.
 
 use std::fs;
 use std::io;
@@ -12,7 +12,8 @@ use procfs::{Current, Meminfo};
 
 use crate::cuda;
 
-/// Host memory that can still be had, bytes: the machine's, or what the cgroup leaves. 0 when unknown.
+/// Returns the available host memory in bytes: the machine's, or the cgroup's headroom if that is less. Returns 0 if it
+/// is unknown.
 pub(crate) fn available_memory() -> u64 {
     let machine = Meminfo::current()
         .ok()
@@ -21,12 +22,12 @@ pub(crate) fn available_memory() -> u64 {
     machine.min(cgroup_headroom().unwrap_or(u64::MAX))
 }
 
-/// Returns the limit on this process's descriptors; unlimited if the kernel does not report one.
+/// Returns the limit on open descriptors of this process; `u64::MAX` if the kernel does not report one.
 pub(crate) fn descriptors() -> u64 {
     getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft)
 }
 
-/// Returns the free memory of the memory cgroup and those above it, v2 and v1; `None` without a limit.
+/// Returns the headroom in the memory cgroup and its ancestors, v2 and v1; `None` without a limit.
 fn cgroup_headroom() -> Option<u64> {
     let own = fs::read_to_string("/proc/self/cgroup").ok()?;
     own.lines()
@@ -57,7 +58,7 @@ fn cgroup_headroom() -> Option<u64> {
         .min()
 }
 
-/// Returns the free memory of one cgroup. Unused page cache counts as free.
+/// Returns the headroom in one cgroup. Inactive page cache counts as headroom because it can be reclaimed.
 fn headroom_of(folder: &Path, [limit, usage, cache]: [&str; 3]) -> Option<u64> {
     let read = |name| fs::read_to_string(folder.join(name)).ok();
     let limit: u64 = read(limit)?.trim().parse().ok()?;
@@ -69,7 +70,7 @@ fn headroom_of(folder: &Path, [limit, usage, cache]: [&str; 3]) -> Option<u64> {
     Some(limit.saturating_sub(usage.saturating_sub(cached.unwrap_or(0))))
 }
 
-/// Bytes that we may still write to the disk of a folder.
+/// Returns the number of bytes that ckpt-run may still write to the disk of a folder.
 pub(crate) fn free_disk(folder: &Path) -> io::Result<u64> {
     let about = statvfs(folder)?;
     Ok(about
@@ -77,21 +78,21 @@ pub(crate) fn free_disk(folder: &Path) -> io::Result<u64> {
         .saturating_mul(about.fragment_size()))
 }
 
-/// The machine's name; empty when it has none.
+/// Returns the machine's name; an empty string if it has none.
 pub(crate) fn host_name() -> String {
     nix::unistd::gethostname()
         .map(|name| name.to_string_lossy().into_owned())
         .unwrap_or_default()
 }
 
-/// The kernel's release; empty when unknown.
+/// Returns the kernel's release; an empty string if it is unknown.
 pub(crate) fn kernel_release() -> String {
     nix::sys::utsname::uname()
         .map(|about| about.release().to_string_lossy().into_owned())
         .unwrap_or_default()
 }
 
-/// Device memory in use by whomever, bytes: the most that a job can have.
+/// Returns the device memory in use by all programs, in bytes: the upper limit for a job.
 pub(crate) fn gpu_memory_in_use() -> u64 {
     let gpus = cuda::inventory().unwrap_or_default().gpus;
     let memory = gpus.into_iter().filter_map(|gpu| gpu.memory);
@@ -100,15 +101,15 @@ pub(crate) fn gpu_memory_in_use() -> u64 {
         .sum()
 }
 
-/// Has the kernel send this process SIGTERM when the thread that started it ends.
+/// Makes the kernel send SIGTERM to this process when the thread that started it exits.
 ///
 /// # Errors
-/// Hardly ever: the kernel takes any signal there is.
+/// Practically none: the kernel accepts every existing signal.
 pub fn end_with_parent() -> io::Result<()> {
     Ok(prctl::set_pdeathsig(Signal::SIGTERM)?)
 }
 
-/// Makes the allocator use one heap for all threads: only that one can be given back in full.
+/// Makes the allocator use one heap for all threads: only the main heap can be returned to the system completely.
 ///
 /// The threads of a snapshot allocate little, so they hardly wait for each other.
 #[allow(unsafe_code, reason = "glibc's call has no safe wrapper")]
@@ -120,7 +121,7 @@ pub(crate) fn use_one_heap() {
     }
 }
 
-/// Gives the memory of a snapshot's threads back to the system: the supervisor is small between events.
+/// Returns the memory of a snapshot's threads to the system: the supervisor is small between events.
 #[allow(unsafe_code, reason = "glibc's call has no safe wrapper")]
 pub(crate) fn return_memory() {
     #[cfg(target_env = "gnu")]

@@ -1,7 +1,8 @@
 //! A run: the facts, files and streams that snapshots, restores and the supervisor share.
 //!
-//! `run_context` holds what stays the same for the whole run, `run_state` what the store remembers between two
-//! supervisors, `image_facts` what an image records about its job. Nothing here takes a snapshot or decides anything.
+//! `run_context` holds the values that stay the same for the whole run, `run_state` the state that the store keeps
+//! between two supervisors, `image_facts` the facts that an image records about its job. Nothing here takes a snapshot
+//! or decides anything.
 
 pub(crate) mod encryption_key;
 pub(crate) mod environment;

@@ -1,12 +1,12 @@
-//! Activity of ckpt-run itself in a job, so that it is not mistaken for activity of the job.
+//! The traces of ckpt-run's own work in a job, so that they are not mistaken for signs of the job's activity.
 //!
 //! ```text
 //! snapshot:  begins ─ lock, suspend, CRIU, resume ─ computes ─ drain ─ copied ─ NVML_WINDOW ─ … ─ ends
 //! CPU time:       └────── not the job's own ──────────┘
 //! GPU work:       └────── perhaps not the job's own ────────────────────────────┘
 //! ```
-//! CRIU's code inside the job's processes is accounted to them, as is what the driver does there; NVML tells of all who
-//! use a GPU. Must not know what signs are looked for, nor what they mean.
+//! CRIU's code inside the job's processes is accounted to them, and so is the driver's work there. NVML reports the
+//! work of all programs that use a GPU. This module must not know which signs are evaluated, nor what they mean.
 
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -16,11 +16,11 @@ use crate::clock;
 use crate::job;
 use crate::sync::locked;
 
-/// Time after the last own work on a GPU. NVML's utilization covers the last moments, up to a second; the rest is for
-/// the delay until the end of the work is known.
+/// Time after ckpt-run's last work on a GPU in which NVML may still report it. NVML's utilization covers the recent
+/// past, up to a second; the rest is a margin for the work that is done when ckpt-run learns of the end.
 const NVML_WINDOW: Duration = Duration::from_millis(1500);
 
-/// Our work in one job, and on its GPUs.
+/// ckpt-run's work in one job and on its GPUs.
 #[derive(Debug, Default)]
 pub(crate) struct OwnActivity(Mutex<Marks>);
 
@@ -33,14 +33,14 @@ struct Marks {
 /// CPU time of the job's processes that is not the job's own.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Cpu {
-    /// CPU time of the job when the present work began.
+    /// CPU time of the processes when ckpt-run's current work began; `None` if there is none.
     since: Option<Duration>,
-    /// CPU time that earlier own work took.
+    /// CPU time that the processes used during all earlier work of ckpt-run.
     ours: Duration,
 }
 
 impl Cpu {
-    /// The first of several attempts counts.
+    /// Records the start of the work; of several attempts the first one counts.
     fn begins(&mut self, used: Duration) {
         self.since.get_or_insert(used);
     }
@@ -51,14 +51,15 @@ impl Cpu {
         }
     }
 
-    /// The job's own of what its processes have used, which was read between these two. Not known while we are at it.
+    /// Returns the job's own part of the CPU time `used`, which was read between `before` and `after`. Returns `None`
+    /// while ckpt-run works in the job.
     fn own(before: Self, used: Duration, after: Self) -> Option<Duration> {
         let calm = before.since.is_none() && before == after;
         calm.then(|| used.saturating_sub(before.ours))
     }
 }
 
-/// Our work on GPUs.
+/// ckpt-run's work on GPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Gpu {
     #[default]
@@ -68,7 +69,7 @@ enum Gpu {
 }
 
 impl Gpu {
-    /// Returns true if a sample of this time may show own work.
+    /// Returns true if a measurement at this time may include ckpt-run's work.
     fn shows(self, looked: Instant) -> bool {
         match self {
             Self::Untouched => false,
@@ -83,45 +84,47 @@ impl OwnActivity {
         locked(&self.0)
     }
 
-    /// We begin to work in the job, whose processes have used this much of the CPUs.
+    /// Records that ckpt-run begins to work in the job, whose processes have used this much CPU time.
     pub fn begins(&self, used: Duration) {
         let mut marks = self.marks();
         marks.cpu.begins(used);
         marks.gpu = Gpu::Touched;
     }
 
-    /// Returns the job's own part of the CPU time that `look` returns; `None` if it cannot be separated at present.
+    /// Returns the job's own part of the CPU time that `look` returns for its processes; `None` if that cannot be
+    /// determined at present.
     pub fn own_cpu_time(&self, look: impl FnOnce() -> Duration) -> Option<Duration> {
         let before = self.marks().cpu;
         let used = look();
         Cpu::own(before, used, self.marks().cpu)
     }
 
-    /// Returns true if GPU activity in a sample that began at `looked` and has ended now may be own work.
+    /// Returns true if the GPU work seen in a measurement that began at `looked` and has just ended may be ckpt-run's.
     pub fn shows_on_gpu(&self, looked: Instant) -> bool {
         self.marks().gpu.shows(looked)
     }
 
-    /// Records the end of own work on the GPUs.
+    /// Records that no part of ckpt-run works on the GPUs any more.
     pub fn leaves_gpu(&self, now: Instant) {
         self.marks().gpu = Gpu::LeftAt(now);
     }
 }
 
 impl Job {
-    /// CPU time that its processes have used, with that of our work in them. One that cannot be looked at has ended.
+    /// Returns the CPU time that the job's processes have used, including ckpt-run's work in them; `None` if they
+    /// cannot be inspected, because they have exited.
     pub fn cpu_time(&self) -> Option<Duration> {
         let root = job::child_with_pid(self.sandbox.pid(), self.pids.root).ok()?;
         Some(job::cpu_time(&job::tree(root).ok()?))
     }
 
-    /// Records that the job computes again after own work.
+    /// Records that the job computes again, after ckpt-run's work in it.
     pub fn goes_on(&self) {
         let used = self.cpu_time().unwrap_or_default();
         self.own_activity.marks().cpu.ends(used);
     }
 
-    /// Our work in it and on its GPUs has ended, with whatever success.
+    /// Records that ckpt-run's work in the job and on its GPUs has ended, successfully or not.
     pub fn left_alone(&self) {
         if self.own_activity.marks().cpu.since.is_some() {
             self.goes_on();
@@ -158,7 +161,7 @@ mod tests {
         });
         assert_eq!(began_meanwhile, None);
         assert_eq!(own_activity.own_cpu_time(|| 8 * MS), None);
-        // Another attempt: what the first one used is not the job's either.
+        // Another attempt: the CPU time of the first attempt is not the job's own either.
         own_activity.begins(10 * MS);
         let ended_meanwhile = own_activity.own_cpu_time(|| {
             own_activity.ends(17 * MS);
@@ -166,7 +169,7 @@ mod tests {
         });
         assert_eq!(ended_meanwhile, None);
         assert_eq!(own_activity.own_cpu_time(|| 20 * MS), Some(10 * MS));
-        // One that is over is not over again.
+        // Work that has ended already is not ended again.
         own_activity.ends(30 * MS);
         assert_eq!(own_activity.own_cpu_time(|| 30 * MS), Some(20 * MS));
     }
@@ -178,7 +181,7 @@ mod tests {
         assert!(!own_activity.shows_on_gpu(now));
         own_activity.begins(Duration::ZERO);
         assert!(own_activity.shows_on_gpu(now + 100 * SECOND));
-        // The job goes on, and is copied meanwhile.
+        // The job continues, and its memory is copied meanwhile.
         own_activity.ends(Duration::ZERO);
         assert!(own_activity.shows_on_gpu(now + 100 * SECOND));
         own_activity.leaves_gpu(now + 100 * SECOND);

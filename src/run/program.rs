@@ -1,4 +1,4 @@
-//! Finds the job's program before anything is started, as the shell would.
+//! The search for the job's program before anything is started, as the shell would do it.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -8,7 +8,7 @@ use nix::unistd::{AccessFlags, access};
 
 use super::exit_code::{NOT_EXECUTABLE, NOT_FOUND, OURS};
 
-/// Why the command cannot be run.
+/// The reason why the command cannot be run.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
     /// No command was given.
@@ -20,7 +20,7 @@ pub enum ProgramError {
     /// The file is not a program.
     #[error("cannot run {}: it is not executable (chmod +x?)", .0.display())]
     NotRunnable(PathBuf),
-    /// The kernel refused it, for instance because its interpreter is not there.
+    /// The kernel refused the program, for instance because its interpreter does not exist.
     #[error("cannot run {}", program.display())]
     NotStarted {
         /// The program.
@@ -32,7 +32,7 @@ pub enum ProgramError {
 }
 
 impl ProgramError {
-    /// The shell's exit codes.
+    /// Returns the exit code that a shell uses for the error.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {

@@ -1,10 +1,10 @@
-//! Progress of a snapshot or restore: its threads write it, displays and the status read it.
+//! The progress of a snapshot or restore: recorded by its threads, read by the display and the status.
 //!
 //! ```text
 //! snapshot, restore ── begin, step, computing ──▶ Ongoing ◀── line ── display (the terminal)
-//! the store ── bytes ──▶ its gauges ──────────────┘      ◀── now ─── status
+//! the store ── bytes ──▶ its counters ────────────┘      ◀── now ─── status
 //! ```
-//! Whoever works never waits here for somebody who reads or draws.
+//! The working threads never wait here for a thread that reads or draws.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,10 +16,10 @@ use crate::clock;
 use crate::store::ByteCounter;
 use crate::sync::locked;
 
-/// No rate is told of less time: it would jump.
+/// Minimum time for which a rate is shown: over a shorter time it would fluctuate.
 const RATE_TIME_MIN: Duration = Duration::from_millis(200);
 
-/// Kind of work.
+/// The kind of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Work {
@@ -29,58 +29,58 @@ pub enum Work {
     Restore,
 }
 
-/// A step of it, called as in the line that is said at its end.
+/// A step of the work, named as in the line that is logged at the work's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Step {
-    /// A snapshot gets memory and room; the job computes.
+    /// A snapshot gets memory and disk space; the job computes.
     Admit,
-    /// GPU state goes to host memory.
+    /// GPU state is moved to host memory.
     Suspend,
     /// The processes are read.
     Dump,
     /// Device memory is read.
     Copy,
-    /// GPU state goes back.
+    /// GPU state is moved back.
     Resume,
-    /// Copies of device memory are fetched; the job computes.
+    /// Device memory that was copied is collected; the job computes.
     Drain,
     /// The image becomes durable.
     Write,
-    /// Files and streams are put back.
+    /// Files and streams are rolled back.
     Rewind,
-    /// The processes are made.
+    /// The processes are created.
     Restore,
 }
 
-/// Progress of a snapshot or restore.
+/// The progress of a snapshot or restore.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkProgress {
     /// The kind of work.
     pub work: Work,
-    /// Its present step.
+    /// The current step.
     pub step: Step,
-    /// Bytes that have passed in this step and those like it.
+    /// Bytes transferred in this step and in the steps that are measured together with it.
     pub bytes: u64,
-    /// Bytes there are, about; null where nobody knows.
+    /// Approximate total number of bytes; null if it is unknown.
     pub bytes_expected: Option<u64>,
 }
 
-/// The snapshot or restore under way, if any. Clones are the same.
+/// The snapshot or restore in progress, if any. Clones share their state.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ongoing(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    /// Something began or ended.
+    /// Notified when work begins or ends, and at the close.
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
     present: Option<Present>,
-    /// True if nothing is displayed any more.
+    /// True once nothing is reported any more.
     closed: bool,
 }
 
@@ -91,20 +91,20 @@ struct Present {
     since: Instant,
     bytes: Option<Bytes>,
     computes_again: bool,
-    /// The freeze that is still to be told of, and when the job began to compute.
+    /// The freeze that is still to be reported, and the time at which the job began to compute.
     untold: Option<(Duration, Instant)>,
 }
 
-/// Bytes that pass.
+/// Bytes that are being transferred.
 #[derive(Clone, Debug)]
 struct Bytes {
     counter: ByteCounter,
     expected: Option<u64>,
-    /// Bytes that had passed at the first look, and its time.
+    /// The number of bytes at the first measurement, and its time.
     begun: (u64, Instant),
 }
 
-/// A snapshot or restore lasts as long as this does.
+/// A guard: the snapshot or restore lasts until it is dropped.
 #[must_use]
 pub(crate) struct Busy(Ongoing);
 
@@ -116,7 +116,7 @@ impl Drop for Busy {
 }
 
 impl Ongoing {
-    /// Work begins, with this step.
+    /// Begins work, with this step.
     pub fn begin(&self, work: Work, step: Step) -> Busy {
         self.lock().present = Some(Present {
             work,
@@ -130,7 +130,7 @@ impl Ongoing {
         Busy(self.clone())
     }
 
-    /// The next step begins.
+    /// Begins the next step.
     pub fn step(&self, step: Step) {
         if let Some(present) = &mut self.lock().present {
             present.step = step;
@@ -138,7 +138,7 @@ impl Ongoing {
         }
     }
 
-    /// Counts the bytes of `counter` from here on; about `expected` will pass.
+    /// Measures these bytes from now on; about `expected` are to be transferred.
     pub fn measure(&self, counter: ByteCounter, expected: Option<u64>) {
         let begun = (counter.bytes(), clock::now());
         if let Some(present) = &mut self.lock().present {
@@ -150,21 +150,21 @@ impl Ongoing {
         }
     }
 
-    /// The job of the snapshot computes again.
+    /// Records that the job of the snapshot computes again.
     pub fn computing(&self) {
         if let Some(present) = &mut self.lock().present {
             present.computes_again = true;
         }
     }
 
-    /// Leaves the message that the job computes again to the thread that draws.
+    /// Leaves it to the display to report that the job computes again.
     pub(crate) fn tell_later(&self, freeze: Duration) {
         if let Some(present) = &mut self.lock().present {
             present.untold = Some((freeze, clock::now()));
         }
     }
 
-    /// The freeze that is still to be told of, if it ended that long ago or longer.
+    /// Returns the freeze that is still to be reported, if it ended at least `settled` ago.
     pub(crate) fn untold(&self, settled: Duration) -> Option<Duration> {
         let mut state = self.lock();
         let untold = &mut state.present.as_mut()?.untold;
@@ -172,12 +172,12 @@ impl Ongoing {
         untold.take_if(due).map(|(freeze, _)| freeze)
     }
 
-    /// Returns the present progress.
+    /// Returns the current progress.
     pub fn now(&self) -> Option<WorkProgress> {
         self.lock().present.as_ref().map(Present::stand)
     }
 
-    /// Returns the present progress as a line of text.
+    /// Returns the current progress as a line for the user.
     pub(crate) fn line(&self, now: Instant) -> Option<String> {
         let state = self.lock();
         let present = state.present.as_ref().filter(|_| !state.closed)?;
@@ -189,7 +189,8 @@ impl Ongoing {
         self.0.changed.notify_all();
     }
 
-    /// Waits until there is work, and then as long again as `pause`, unless it ends. False when all is over.
+    /// Waits until there is work, and then for `pause` or until the work ends. Returns false once the progress is
+    /// closed.
     pub(crate) fn wait_for_work(&self, pause: Duration) -> bool {
         let idle = |state: &mut State| state.present.is_none() && !state.closed;
         let busy = |state: &mut State| state.present.is_some() && !state.closed;
@@ -238,7 +239,7 @@ impl Present {
 }
 
 impl Bytes {
-    /// `, 1.5 GiB of 3.0 GiB, 1.1 GiB/s`; nothing while nothing has passed.
+    /// Returns `, 1.5 GiB of 3.0 GiB, 1.1 GiB/s`; an empty string if nothing has been transferred yet.
     fn text(&self, now: Instant) -> String {
         let done = self.counter.bytes();
         if done == 0 {
@@ -260,7 +261,7 @@ impl Bytes {
 }
 
 impl Step {
-    /// The word, as in JSON.
+    /// Returns the word, as in JSON.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -279,7 +280,7 @@ impl Step {
 
 #[cfg(test)]
 mod tests {
-    //! Tests of what is told.
+    //! Tests of the reported progress.
 
     use super::*;
 
@@ -333,7 +334,7 @@ mod tests {
             bytes(Some(4 << 20)).text(later),
             ", 3.0 MiB of 4.0 MiB, 1.0 MiB/s"
         );
-        // More came than was thought.
+        // More bytes than expected.
         assert_eq!(bytes(Some(2 << 20)).text(later), ", 3.0 MiB, 1.0 MiB/s");
     }
 
@@ -348,7 +349,7 @@ mod tests {
         assert_eq!(ongoing.untold(Duration::from_secs(3600)), None);
         assert_eq!(ongoing.untold(Duration::ZERO), Some(freeze));
         assert_eq!(ongoing.untold(Duration::ZERO), None);
-        // The line that says it all was said.
+        // The line at the end of the work, which includes the freeze, was logged.
         ongoing.tell_later(freeze);
         drop(busy);
         assert_eq!(ongoing.untold(Duration::ZERO), None);

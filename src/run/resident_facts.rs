@@ -1,23 +1,23 @@
-//! Facts of an image about device memory that it holds apart from the processes.
+//! The facts about device memory that an image stores separately from the processes.
 
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-/// Longest part of a segment in one stream of an image: parts are read and written in parallel, and end together if they
-/// are short.
+/// Longest part of a segment in one stream of an image: parts are read and written in parallel, and finish at about the
+/// same time if they are short.
 const PART_BYTES: u64 = 64 << 20;
-/// Size of parts in images that do not record it.
+/// Longest part in images that do not record it.
 const PART_BYTES_UNSAID: u64 = 256 << 20;
-/// Shorter parts make more streams than there can be.
+/// Minimum length of a part: shorter parts would make more streams than an image can have.
 const PART_BYTES_MIN: u64 = 1 << 20;
-/// Most segments that an image may name; an agent has 16,384.
+/// Limit on the segments in an image; an agent has 16,384.
 const SEGMENTS_MAX: usize = 1 << 20;
 
 /// Device memory in an image, process by process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResidentFacts {
-    /// The processes that it belongs to.
+    /// The processes that the memory belongs to.
     pub processes: Vec<ResidentProcess>,
     /// Longest part of a segment in one stream, bytes.
     #[serde(default = "part_bytes_unsaid")]
@@ -33,21 +33,21 @@ fn part_bytes_unsaid() -> u64 {
 pub struct ResidentProcess {
     /// Pid as the job sees it.
     pub pid: i32,
-    /// Segments in the order in which the agent released them.
+    /// The segments, in the order in which the agent released them.
     pub segments: Vec<ResidentSegment>,
 }
 
 /// A piece of device memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResidentSegment {
-    /// Address of the mapping in the process.
+    /// Address at which the process has the segment mapped.
     pub address: u64,
-    /// The number of bytes.
+    /// Length in bytes.
     pub len: u64,
     /// UUID of its GPU, as `GPU-…`.
     pub gpu: String,
-    /// The number, among those of all processes, of the segment before that is the same memory (CUDA IPC): the image
-    /// has its bytes there.
+    /// Number, among the segments of all processes, of an earlier segment that is the same memory (CUDA IPC): the image
+    /// stores the bytes there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub same_as: Option<usize>,
 }
@@ -55,7 +55,7 @@ pub struct ResidentSegment {
 /// A part of a segment and the stream that holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
-    /// Number of the segment among all that are not the same as another.
+    /// Number of the segment among all segments that are not the same memory as another.
     pub segment: usize,
     pub begin: u64,
     pub end: u64,
@@ -99,25 +99,25 @@ impl ResidentFacts {
         self.processes.iter().flat_map(|process| &process.segments)
     }
 
-    /// Returns true if processes have memory in common.
+    /// Returns true if processes share memory.
     pub(crate) fn is_shared(&self) -> bool {
         self.segments().any(|segment| segment.same_as.is_some())
     }
 
-    /// Returns true if the memory is restored on another GPU than before.
+    /// Returns true if memory is restored to a GPU other than its original one.
     pub(crate) fn moves(&self, map: &[(String, String)]) -> bool {
         let had: BTreeSet<&str> = self.segments().map(|segment| &*segment.gpu).collect();
         map.iter()
             .any(|(old, new)| old != new && had.contains(&**old))
     }
 
-    /// Device memory in all, bytes.
+    /// Returns the size of all device memory, in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.sum(|_| true)
     }
 
-    /// Device memory on this GPU, bytes.
+    /// Returns the size of the device memory on this GPU, in bytes.
     pub(crate) fn bytes_on(&self, gpu: &str) -> u64 {
         self.sum(|segment| segment.gpu == gpu)
     }
@@ -128,7 +128,7 @@ impl ResidentFacts {
         counted.fold(0, |sum, segment| sum.saturating_add(segment.len))
     }
 
-    /// Returns true if an image can have recorded these facts; data from a disk is not trusted.
+    /// Returns true if the facts are valid; data read from a disk is not trusted.
     pub(crate) fn is_sane(&self) -> bool {
         let pids: BTreeSet<i32> = self.processes.iter().map(|process| process.pid).collect();
         self.part_bytes >= PART_BYTES_MIN
@@ -240,7 +240,7 @@ mod tests {
         let mut short = facts(&[1]);
         short.part_bytes = 0;
         assert!(!short.is_sane());
-        // Itself, one of another length or GPU, one that comes later, one that is another's, and none.
+        // The segment itself; one of another length; a later one; again one of another length; a missing one.
         for (number, same_as) in [(1, 1), (1, 0), (2, 3), (3, 2), (3, 4)] {
             let mut shared = facts(&[1, 2]);
             let own = &mut shared.processes[number / 2].segments;

@@ -1,4 +1,4 @@
-//! Immutable context that a run's snapshots and restores share.
+//! The immutable context shared by a run's snapshots and restores.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -21,17 +21,17 @@ use crate::cuda;
 use crate::store::fs::durable::{self, DurableError};
 use crate::store::{ImageId, Store, StoreLock};
 
-/// CRIU logs that are kept; they tell why an older snapshot failed.
+/// Number of CRIU logs that are kept; they show why an older snapshot failed.
 const LOGS_KEPT: usize = 20;
 
-/// Folder of CRIU's plugins in a store: code may lie there, as our own copy does, where [`WORK_PARENT`] may be
+/// Folder of CRIU's plugins in a store. Code may be stored there, as ckpt-run's own copy is; [`WORK_PARENT`] may be
 /// mounted `noexec`.
 const PLUGINS: &str = "plugins";
 
 /// The constant part of a run.
 #[derive(Debug)]
 pub(crate) struct RunContext {
-    /// Dropped before the lock, which guards its link.
+    /// Dropped before the lock, which protects its link.
     work: WorkFolder,
     pub config: Config,
     pub store: Store,
@@ -39,20 +39,20 @@ pub(crate) struct RunContext {
     pub criu: Criu,
     pub command: Vec<OsString>,
     pub directory: PathBuf,
-    /// Marks this supervisor's process.
+    /// Identifies this supervisor's process.
     pub instance: String,
     moved: Moved,
-    /// The work under way.
+    /// The snapshot or restore in progress.
     pub ongoing: Ongoing,
     /// The copy of this binary that sandboxes run; images map it, so it must outlive an upgrade.
     pub program: PathBuf,
-    /// The library that is preloaded into a job that starts, and its agents' name, if there is an agent.
+    /// The library that is preloaded into a new job and the token that names its agents; `None` without agents.
     pub agent: Option<(PathBuf, Token)>,
-    /// Loaded when it is first needed: it is large.
+    /// The CUDA driver, loaded on first use because it is large.
     driver: OnceLock<cuda::Driver>,
-    /// Asked for once: what they have free is not in question, and asking wakes them where they may sleep.
+    /// The GPUs, queried once: their free memory is not needed here, and a query wakes GPUs that may be asleep.
     gpus: OnceLock<cuda::Inventory>,
-    /// NVML, kept for a job that uses GPUs, from its first snapshot on while it is not paused.
+    /// NVML for a job that uses GPUs: loaded from its first snapshot on, while it is not paused.
     pub nvml: cuda::KeptNvml,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct RunContext {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Moved {
     pub map: GpuPairs,
-    /// The last image from before: in later ones it has moved already.
+    /// The last image made before the move; in later images the job has already moved.
     pub through: Option<ImageId>,
 }
 
@@ -103,7 +103,7 @@ impl RunContext {
         })
     }
 
-    /// The CUDA driver, loaded once.
+    /// Returns the CUDA driver, loaded once.
     pub fn driver(&self) -> Result<&cuda::Driver, cuda::LoadError> {
         if let Some(driver) = self.driver.get() {
             return Ok(driver);
@@ -112,8 +112,8 @@ impl RunContext {
         Ok(self.driver.get_or_init(|| driver))
     }
 
-    /// The machine's GPUs as they were when first asked for: which ones they are, not what is free on them. None
-    /// where they cannot be listed.
+    /// Returns the machine's GPUs as they were at the first query: their identity, not their free memory. Returns an
+    /// empty inventory if they cannot be listed.
     pub fn gpus(&self) -> cuda::Inventory {
         if let Some(known) = self.gpus.get() {
             return known.clone();
@@ -127,7 +127,7 @@ impl RunContext {
         }
     }
 
-    /// The user's map of GPUs for a restore of this image; empty leaves the choice to us.
+    /// Returns the user's map of GPUs for a restore of this image; empty if ckpt-run chooses the GPUs.
     pub fn gpu_map_for(&self, id: ImageId) -> &[(String, String)] {
         if Some(id) <= self.moved.through {
             &self.moved.map
@@ -136,17 +136,18 @@ impl RunContext {
         }
     }
 
-    /// The action script of a dump.
+    /// Returns the path of the action script of a dump.
     pub fn hold(&self) -> PathBuf {
         self.work.path().join(HOLD_PROGRAM)
     }
 
-    /// Folder of our plugin: none of the system's acts on our job.
+    /// Returns the folder of ckpt-run's CRIU plugin. The folder contains no plugin of the system, so none acts on the
+    /// job.
     pub fn libdir(&self) -> PathBuf {
         self.store.path().join(PLUGINS)
     }
 
-    /// A fresh folder for the sockets of one dump or restore.
+    /// Creates a folder for the sockets of one dump or restore.
     pub fn sockets(&self) -> io::Result<TempDir> {
         self.work.make_again(&self.program)?;
         tempfile::Builder::new()
@@ -154,20 +155,21 @@ impl RunContext {
             .tempdir_in(self.work.path())
     }
 
-    /// Returns the path of CRIU's log for this operation. The oldest logs are removed.
+    /// Returns the path of CRIU's log for this operation. Removes the oldest logs.
     pub fn log(&self, operation: &str, image: impl std::fmt::Display) -> PathBuf {
         let folder = self.store.path().join(LOGS);
         forget_old(&folder, LOGS_KEPT);
         folder.join(format!("{operation}-{image}-{}.log", clock::unix_ms()))
     }
 
-    /// Returns the folder for the data that a restore of `image` cuts off files. The oldest such folders are removed.
+    /// Returns the folder for the data that a restore of `image` cuts off files. Removes the oldest such folders.
     pub fn aside(&self, image: impl std::fmt::Display) -> PathBuf {
         housekeeping::aside(self.store.path(), image, clock::unix_ms())
     }
 }
 
-/// Installs the agent's library and draws its name; `None` if an agent is not wanted, or neither possible nor required.
+/// Returns the agent, which keeps the job's memory on the GPU, and its token. Returns `None` if no agent is wanted, or
+/// if it is unavailable and not required.
 fn agent(wanted: Memory, folder: &Path) -> io::Result<Option<(PathBuf, Token)>> {
     if wanted == Memory::Driver || !cuda::available() {
         return Ok(None);
@@ -192,19 +194,20 @@ fn keep_program(program: &Path, store: &Path) -> io::Result<PathBuf> {
     if !is_program(&path, hash)? {
         durable::write_program(&path, &fs::read(program)?).map_err(plain)?;
     }
-    // Also for a copy that is there: whoever made it may have been killed before this.
+    // Also for an existing copy: the process that made it may have been killed before this step.
     durable::sync_folder(&folder).map_err(plain)?;
     durable::sync_folder(store).map_err(plain)?;
     Ok(path)
 }
 
-/// Returns true if the file exists, is whole, and can be executed.
+/// Returns true if the file exists, is complete and can be executed.
 fn is_program(path: &Path, hash: blake3::Hash) -> io::Result<bool> {
     let runs = |metadata: fs::Metadata| metadata.is_file() && metadata.mode() & 0o100 != 0;
     Ok(fs::symlink_metadata(path).is_ok_and(runs) && hash_of(path)? == hash)
 }
 
-/// The hash of a file's content, which is not kept in memory: a restore waits for this, and fresh memory takes longer.
+/// Returns the hash of a file's content. The content is not kept in memory: a restore waits for this function, and
+/// allocating memory takes longer.
 pub(crate) fn hash_of(path: &Path) -> io::Result<blake3::Hash> {
     let mut hasher = blake3::Hasher::new();
     hasher.update_reader(File::open(path)?)?;
@@ -222,7 +225,7 @@ fn create_private(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// Makes the folder of CRIU's plugins anew: it runs whatever is in there.
+/// Recreates the folder of CRIU's plugins: CRIU runs every plugin in it.
 fn renew_plugins(folder: &Path) -> io::Result<()> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -232,7 +235,7 @@ fn renew_plugins(folder: &Path) -> io::Result<()> {
     criu::install_plugin(folder)
 }
 
-/// Keeps the `keep` files of a folder that were written to last.
+/// Keeps the `keep` files of a folder that were last written to.
 fn forget_old(folder: &Path, keep: usize) {
     let Ok(entries) = fs::read_dir(folder) else {
         return;
@@ -247,14 +250,14 @@ fn forget_old(folder: &Path, keep: usize) {
     });
     let old = paths.len().saturating_sub(keep);
     for path in &paths[..old] {
-        // A log that cannot be removed is only a little disk space.
+        // A log that cannot be removed only takes a little disk space.
         let _ = fs::remove_file(path);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    //! Tests of what a context puts into its store.
+    //! Tests of the files that a context creates in its store.
 
     use super::*;
 

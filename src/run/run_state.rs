@@ -1,4 +1,4 @@
-//! State of a run that the store keeps between two supervisors.
+//! The state of a run that the store keeps from one supervisor to the next.
 
 use std::fs;
 use std::io;
@@ -10,23 +10,23 @@ use super::image_facts::{ImageFacts, run_of};
 use crate::store::fs::durable::{self, DurableError};
 use crate::store::{ImageEntry, ImageId};
 
-/// The file's name in the store.
+/// Name of the file in the store.
 const FILE: &str = "run.json";
-/// The present format.
+/// The current format.
 const FORMAT: u32 = 1;
-/// Largest file that is believed: a command line has at most 2 MiB.
+/// Limit on the size of the file: a command line has at most 2 MiB.
 const BYTES_MAX: u64 = 16 << 20;
 
-/// The image to restore.
+/// The image from which a run continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageChoice {
-    /// The newest one of the store's run.
+    /// The newest image of the store's run.
     Newest,
-    /// This one, of whichever run. Newer ones are not gone on from any more.
+    /// This image, of any run. The run no longer continues from newer images.
     This(ImageId),
 }
 
-/// Why the run's state could not be read or written.
+/// The reason why the run's state could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum RunStateError {
     /// The file cannot be read.
@@ -38,7 +38,7 @@ pub enum RunStateError {
         #[source]
         source: io::Error,
     },
-    /// The file was written by a newer version, or by another program.
+    /// The file was made by a newer version, or by another program.
     #[error("cannot understand {}: made by a newer ckpt-run, or damaged; use that version, or another --store", path.display())]
     Format {
         /// The file.
@@ -49,26 +49,26 @@ pub enum RunStateError {
     Write(#[from] DurableError),
 }
 
-/// The image is not there, or does not tell of its run.
+/// The error for an image that does not exist, or whose run cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "cannot go on from image {0}: there is none that can be read; `ckpt-run list` shows which there are"
 )]
 pub struct NoSuchImage(pub ImageId);
 
-/// Stage of the run.
+/// The progress of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "kebab-case")]
 pub enum Progress {
-    /// The run is under way, or its supervisor was killed.
+    /// The job runs, or its supervisor was killed.
     Running,
-    /// The run was saved and stopped.
+    /// The job was saved and stopped.
     Saved,
-    /// The job ended by itself, with exit code 0.
+    /// The job exited by itself, with exit code 0.
     Finished,
-    /// The job failed, and was given up.
+    /// The job failed, and was not restarted any more.
     Failed {
-        /// Its exit code.
+        /// The job's exit code.
         code: u8,
     },
 }
@@ -79,11 +79,11 @@ pub struct RunState {
     format: u32,
     /// The job's command line.
     pub command: Vec<String>,
-    /// Its working directory.
+    /// The job's working directory.
     pub directory: PathBuf,
-    /// Time of the first start, milliseconds since 1970.
+    /// The time of the run's first start, in milliseconds since 1970.
     pub started_unix_ms: u64,
-    /// Number of restores and new starts of the job.
+    /// Number of times that the job was restored or started from the beginning again.
     pub restarts: u64,
     /// Number of failed snapshots.
     #[serde(default)]
@@ -91,42 +91,43 @@ pub struct RunState {
     /// The kind of the last of those failures.
     #[serde(default)]
     pub last_failure: Option<String>,
-    /// Computing time of the job, milliseconds.
+    /// Time for which the job has computed, in milliseconds.
     #[serde(default)]
     pub computed_ms: u64,
-    /// Number of failures of the job, or of what ran it, in that time.
+    /// Number of failures in that time, of the job or of the supervisor or machine that ran it.
     #[serde(default)]
     pub failures: u64,
-    /// Stage of the run.
+    /// The progress of the run.
     pub progress: Progress,
-    /// Each time that it went back to an older image, oldest first. Later ones say nothing of what was given up before:
-    /// an image of a life that was given up can be gone back to, too.
+    /// The returns to an older image, oldest first. All entries are needed: a later entry does not record the images
+    /// abandoned before it, and the run can also return to an image of an abandoned branch.
     #[serde(
         default,
         skip_serializing_if = "Vec::is_empty",
         deserialize_with = "one_or_more"
     )]
     abandoned: Vec<Abandoned>,
-    /// The image that the job came back from, while there are newer ones and it has none of its own since.
+    /// The image from which the job was restored, as long as newer images exist and the job has made no image since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     came_from: Option<ImageId>,
-    /// The newest image that there was when this life of the job began. Up to there none is its own, also none that
-    /// cannot be read.
+    /// The newest image that existed when this run of the job began. No image up to that number belongs to the run, not
+    /// even an unreadable one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     begun_after: Option<ImageId>,
 }
 
-/// Images that a run gave up when it went back, by their numbers. Those after it belong to the life that began then.
+/// Image numbers that a run abandoned when it returned to an older image. Newer images belong to the branch that began
+/// then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Abandoned {
-    /// The one that was gone back to, which is not among them.
+    /// The image that the run returned to; it is not abandoned.
     after: ImageId,
-    /// The newest there was then.
+    /// The newest image at that time.
     through: ImageId,
 }
 
 impl RunState {
-    /// A run that begins.
+    /// Creates the state of a new run.
     #[must_use]
     pub fn new(command: Vec<String>, directory: PathBuf, started_unix_ms: u64) -> Self {
         Self {
@@ -146,11 +147,11 @@ impl RunState {
         }
     }
 
-    /// The run that goes on from the chosen image: the `known` one, which the store is at, or the run of a named image
-    /// that came from elsewhere or is from before. `None` where there is neither run nor image.
+    /// Returns the run that continues from the chosen image: the store's `known` run, or the run of a named image that
+    /// was copied from another store or is from an earlier run. Returns `None` if there is neither a run nor an image.
     ///
     /// # Errors
-    /// When there is no such image.
+    /// The image does not exist.
     pub(crate) fn chosen(
         known: Option<&Self>,
         choice: ImageChoice,
@@ -170,7 +171,7 @@ impl RunState {
         }
     }
 
-    /// The run of the chosen image, or of the newest that is not damaged.
+    /// Returns the run of the chosen image, or of the newest image that is not damaged.
     fn of_images(images: &[ImageEntry], choice: ImageChoice) -> Option<Self> {
         let image = match choice {
             ImageChoice::Newest => images.iter().rfind(|image| image.damaged.is_none()),
@@ -180,13 +181,14 @@ impl RunState {
         Some(Self::new(facts.command, facts.directory, facts.run))
     }
 
-    /// The job begins anew, in a store with these images, the newest last: none of them belongs to the new life.
+    /// Records that the job starts from the beginning in a store with these images, the newest last: none of them
+    /// belongs to the new run.
     pub fn begin_attempt(&mut self, unix_ms: u64, images: &[ImageEntry]) {
         self.started_unix_ms = unix_ms;
         self.begun_after = images.last().map(|image| image.id);
     }
 
-    /// Adds what an earlier run in this store taught about failures.
+    /// Takes over the failure statistics of an earlier run in this store.
     #[must_use]
     pub fn after(mut self, earlier: &Self) -> Self {
         self.computed_ms = earlier.computed_ms;
@@ -194,32 +196,32 @@ impl RunState {
         self
     }
 
-    /// Returns true if the run can continue from this image, provided that it is not damaged.
+    /// Returns true if the run continues from this image, provided that it is not damaged.
     #[must_use]
     pub fn goes_on_from(&self, image: &ImageEntry) -> bool {
         self.goes_on_from_numbered(image.id, &image.meta)
     }
 
-    /// Returns true if an image that cannot be read may be one from which the run could continue.
+    /// Returns true if an unreadable image may be one that the run would continue from.
     #[must_use]
     pub fn may_go_on_from(&self, image: &ImageEntry) -> bool {
         image.is_unreadable() && self.may_have(image) && self.is_in_line(image.id)
     }
 
-    /// Returns true if an image, good or not, belongs or may belong to the run.
+    /// Returns true if an image, damaged or not, belongs or may belong to the run.
     #[must_use]
     pub fn may_have(&self, image: &ImageEntry) -> bool {
         let may = || Some(image.id) > self.begun_after;
         run_of(&image.meta).map_or_else(may, |run| run == self.started_unix_ms)
     }
 
-    /// Decides as [`goes_on_from`](Self::goes_on_from), by an image's number and facts.
+    /// Same as [`goes_on_from`](Self::goes_on_from), for an image's number and its facts.
     #[must_use]
     pub fn goes_on_from_numbered(&self, id: ImageId, meta: &[u8]) -> bool {
         run_of(meta) == Some(self.started_unix_ms) && self.is_in_line(id)
     }
 
-    /// Returns true if an image belongs to the present attempt, or to one from which it was restored, up to the image
+    /// Returns true if an image belongs to the current branch, or to a branch from which it descends, up to the point
     /// where they part.
     fn is_in_line(&self, id: ImageId) -> bool {
         let mut newest = None;
@@ -234,7 +236,7 @@ impl RunState {
         newest.is_none_or(|newest| id <= newest)
     }
 
-    /// Returns true if this is one of the run's images, abandoned or not.
+    /// Returns true if this is an image of the run, abandoned or not.
     fn has(&self, id: ImageId, images: &[ImageEntry]) -> bool {
         let ours = |image: &&ImageEntry| run_of(&image.meta) == Some(self.started_unix_ms);
         images.iter().filter(ours).any(|image| image.id == id)
@@ -246,27 +248,27 @@ impl RunState {
         run_of(meta).is_some_and(|run| run != self.started_unix_ms)
     }
 
-    /// The newest number that an image of a life that was given up had: an image that is not one of them has a higher.
+    /// Returns the highest number of the abandoned images: a new image has a higher number.
     #[must_use]
     pub fn newest_abandoned(&self) -> Option<ImageId> {
         self.abandoned.iter().map(|past| past.through).max()
     }
 
-    /// Returns the newest image of abandoned attempts and of other runs as well (see
-    /// [`newest_abandoned`](Self::newest_abandoned)): no number is used twice.
+    /// Same as [`newest_abandoned`](Self::newest_abandoned), including earlier runs: no number is assigned twice.
     #[must_use]
     pub fn newest_of_others(&self) -> Option<ImageId> {
         self.newest_abandoned().max(self.begun_after)
     }
 
-    /// The job came back from an image. Newer ones that were passed over may be restored yet.
+    /// Records that the job was restored from an image. Newer images that were passed over may still be restored.
     pub fn came_back(&mut self, id: ImageId, images: &[ImageEntry]) {
         let mut newer = images.iter().filter(|image| image.id > id);
         let passed_over = newer.any(|image| self.goes_on_from(image) || self.may_go_on_from(image));
         self.came_from = passed_over.then_some(id);
     }
 
-    /// The job as it came back has an image: those that were passed over are of another life now. Whether there are any.
+    /// Records that the restored job has made the image `taken`: the images that were passed over now belong to an
+    /// abandoned branch. Returns true if there are any.
     pub fn leaves_behind(&mut self, taken: ImageId) -> bool {
         let through = ImageId::new(taken.number().saturating_sub(1));
         let past = self.came_from.take().zip(through);
@@ -275,10 +277,10 @@ impl RunState {
         past.is_some()
     }
 
-    /// Goes back to an image: newer ones are those of a life that is given up. They stay in the store.
+    /// Returns to an older image: newer images belong to an abandoned branch from now on. They stay in the store.
     ///
     /// # Errors
-    /// When the run has no such image.
+    /// The run has no such image.
     pub fn go_back(&mut self, id: ImageId, images: &[ImageEntry]) -> Result<(), NoSuchImage> {
         if !self.has(id, images) {
             return Err(NoSuchImage(id));
@@ -292,10 +294,10 @@ impl RunState {
         Ok(())
     }
 
-    /// Reads the state in a store; `None` when no run was begun there.
+    /// Reads the state from a store; `None` if no run was started there.
     ///
     /// # Errors
-    /// When it cannot be read or understood.
+    /// The file cannot be read or parsed.
     pub fn load(store: &Path) -> Result<Option<Self>, RunStateError> {
         let path = store.join(FILE);
         let read = |source| RunStateError::Read {
@@ -317,18 +319,18 @@ impl RunState {
         }
     }
 
-    /// Makes the state durable in a store.
+    /// Writes the state durably to a store.
     ///
     /// # Errors
-    /// When it cannot be written; the state that was there stays.
+    /// The file cannot be written; the previous state is unchanged.
     pub fn save(&self, store: &Path) -> Result<(), RunStateError> {
-        // A struct of strings and numbers always becomes JSON.
+        // A struct of strings and numbers can always be converted to JSON.
         let content = serde_json::to_vec_pretty(self).unwrap_or_default();
         Ok(durable::write(&store.join(FILE), &content)?)
     }
 }
 
-/// Older versions knew of the last time alone.
+/// Reads a list, or a single entry: older versions recorded only the last return.
 fn one_or_more<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Abandoned>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -344,7 +346,7 @@ fn one_or_more<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Abandon
 
 #[cfg(test)]
 mod tests {
-    //! Tests of which images a run goes on from, and of its file.
+    //! Tests of the images that a run continues from, and of its file.
 
     use super::*;
 
@@ -354,7 +356,7 @@ mod tests {
         ImageId::new(number).unwrap()
     }
 
-    /// The run's images of these numbers.
+    /// Returns images of the run with these numbers.
     fn images(numbers: std::ops::RangeInclusive<u64>) -> Vec<ImageEntry> {
         let image = |number| ImageEntry {
             id: id(number),
@@ -372,7 +374,7 @@ mod tests {
         RunState::new(vec!["job".to_owned()], PathBuf::from("/"), RUN)
     }
 
-    /// The numbers that the run goes on from, of `images`.
+    /// Returns the numbers of those `images` that the run continues from.
     fn line(state: &RunState, images: &[ImageEntry]) -> Vec<u64> {
         let ours = images.iter().filter(|image| state.goes_on_from(image));
         ours.map(|image| image.id.number()).collect()
@@ -443,7 +445,7 @@ mod tests {
         let mut state = state();
         assert_eq!(state.newest_abandoned(), None);
         state.go_back(id(1), &images(1..=7)).unwrap();
-        // Damaged ones were removed.
+        // Damaged images were removed.
         state.go_back(id(1), &images(1..=3)).unwrap();
         assert_eq!(state.newest_abandoned(), Some(id(7)));
         assert_eq!(line(&state, &images(1..=8)), [1, 8]);

@@ -1,4 +1,4 @@
-//! A job that runs, and the streams it shares with us.
+//! A running job, and the streams that it shares with ckpt-run.
 
 use std::sync::{Arc, Mutex};
 
@@ -13,23 +13,23 @@ use crate::sandbox::{JobPids, Sandbox};
 pub(crate) struct Job {
     pub sandbox: Arc<Sandbox>,
     pub pids: JobPids,
-    /// Name of the job's agents, if it was started with any.
+    /// Token that names the job's agents, if it was started with any.
     pub token: Option<Token>,
-    /// Its [`CudaFacts::moved`].
+    /// The job's [`CudaFacts::moved`].
     pub moved: Vec<i32>,
-    /// Own activity in the job, for the detection of hangs.
+    /// ckpt-run's work in the job, for the detection of signs of the job's activity.
     pub own_activity: OwnActivity,
 }
 
 impl Job {
-    /// Returns true if the job's first process is among the existing ones and not about to die.
+    /// Returns true if the job's first process is in the list and is not about to die.
     pub fn lives(&self, processes: &[Process]) -> bool {
         self.first_among(processes)
             .is_some_and(|pid| !job::is_doomed(pid))
     }
 
-    /// Returns true if the job's first process has exited. This checks the process itself: the sandbox's report may
-    /// come later.
+    /// Returns true if the job's first process has exited, according to a direct check: the sandbox's report may arrive
+    /// later.
     pub fn has_ended(&self) -> bool {
         let root = job::child_with_pid(self.sandbox.pid(), self.pids.root);
         match root.and_then(job::tree) {
@@ -38,7 +38,7 @@ impl Job {
         }
     }
 
-    /// Its first process, as the host sees it, if it lives.
+    /// Returns the host pid of the job's first process, if it is alive.
     fn first_among(&self, processes: &[Process]) -> Option<i32> {
         let first = processes
             .iter()
@@ -47,5 +47,5 @@ impl Job {
     }
 }
 
-/// The streams as snapshots, restores and the loop share them.
+/// The streams, as shared by snapshots, restores and the loop.
 pub(crate) type SharedStreams = Arc<Mutex<Streams>>;

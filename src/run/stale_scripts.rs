@@ -1,5 +1,5 @@
-//! Scripts of the job's line that are newer than the image that a run goes on from: the job has read them long ago,
-//! so a mistake that was mended in one is made again.
+//! The warning about scripts in the job's command line that are newer than the image that a run continues from. The job
+//! read them before the snapshot, so a bug fixed in a script since then occurs again.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -8,10 +8,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::store::ImageEntry;
 
-/// Endings of what an interpreter reads. Other words may be files that the job writes.
+/// File extensions of scripts. Other words of the command line may be files that the job writes.
 const SCRIPTS: [&str; 8] = ["py", "sh", "bash", "pl", "rb", "lua", "jl", "R"];
 
-/// Says which scripts are newer than the image.
+/// Logs a warning for each script that is newer than the image.
 pub(crate) fn tell(line: &[OsString], directory: &Path, image: &ImageEntry) {
     let made = UNIX_EPOCH + Duration::from_millis(image.created_unix_ms);
     for script in edited(line, directory, made) {

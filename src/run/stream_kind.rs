@@ -1,29 +1,29 @@
-//! Kinds of an image's streams, by their names.
+//! The content of an image's streams, by their names.
 //!
-//! The names are given where the streams are written: `criu/…` and `files/…` in `dump`, `gpu/…` in
-//! `resident::facts`.
+//! The names are assigned where the streams are written: `criu/…` in `snapshot::dump`, `files/…` in
+//! `snapshot::job_facts`, `gpu/…` in `run::resident_facts`.
 
 use serde::Serialize;
 
-/// Kind of a stream of an image.
+/// The kind of content of a stream in an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StreamKind {
     /// Host memory of the processes, as CRIU reads it.
     Memory,
-    /// Device memory that does not go through host memory.
+    /// Device memory that does not pass through host memory.
     Gpu,
-    /// Files that are kept with their content.
+    /// Files whose content is in the image.
     Files,
-    /// CRIU's data about processes, descriptors, sockets.
+    /// CRIU's description of processes, descriptors and sockets.
     State,
 }
 
 impl StreamKind {
-    /// Every kind, in the order of lists.
+    /// Every kind, in the order in which lists show them.
     pub const ALL: [Self; 4] = [Self::Memory, Self::Gpu, Self::Files, Self::State];
 
-    /// Returns the kind of the stream of this name.
+    /// Returns the kind of the stream with this name.
     #[must_use]
     pub fn of(stream: &str) -> Self {
         let (folder, name) = stream.split_once('/').unwrap_or(("", stream));
@@ -35,7 +35,7 @@ impl StreamKind {
         }
     }
 
-    /// The word for lists.
+    /// Returns the word for lists.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

@@ -1,11 +1,12 @@
-//! The job's standard streams: pipes of ours, or a terminal of ours. They outlive each start of the job.
+//! The job's standard streams: pipes of ckpt-run, or a terminal of ckpt-run. They outlive each start of the job.
 //!
 //! ```text
 //!                stdin          stdout      stderr
 //! in a terminal  it, or a pipe  it          it, or a pipe
 //! in none        a pipe         a pipe      a pipe
 //! ```
-//! Which, is decided when the job starts; a restored one gets what it had. What the caller has redirected stays a pipe.
+//! The choice is made when the job starts; a restored job gets the streams that it had. A stream that the caller has
+//! redirected stays a pipe.
 
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,62 +25,62 @@ use crate::telemetry;
 pub(crate) struct Streams {
     pub stdin: Input,
     pub stdout: Output,
-    /// Idle when the job's stderr is where its stdout is.
+    /// Unused if the job's stderr and stdout are the same file.
     pub stderr: Output,
-    /// Both go to one place of the caller's (`2>&1`): the job gets one pipe for both, so that its
-    /// lines stay in their order.
+    /// True if both have the same destination at the caller (`2>&1`): the job gets one pipe for both, so that its lines
+    /// keep their order.
     joined: bool,
     /// The streams of a new job that are its terminal, if it gets one.
     in_terminal: Option<Parts>,
-    /// The caller's terminal, whatever of ours it is.
+    /// The caller's terminal, on whichever stream of ckpt-run it is.
     callers: Option<OwnedFd>,
-    /// The present job's terminal.
+    /// The current job's terminal.
     terminal: Option<(Pty, Parts)>,
 }
 
 /// The streams of the job that are its terminal; stdout always is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parts {
-    /// Its stdin.
+    /// True if stdin is the terminal.
     pub stdin: bool,
-    /// Its stderr.
+    /// True if stderr is the terminal.
     pub stderr: bool,
 }
 
 /// The job's terminal at a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TerminalMark {
-    /// The device files that led to it.
+    /// The device files that led to the terminal.
     pub devices: Vec<TerminalDevice>,
     /// The streams of the job that were the terminal.
     pub parts: Parts,
-    /// The job does not wait at it.
+    /// True if the terminal is nonblocking: the job does not wait at it.
     pub nonblocking: bool,
 }
 
-/// Positions of all streams at a snapshot.
+/// The positions of all streams at a snapshot.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Marks {
-    /// Its stdin.
+    /// The job's stdin.
     pub stdin: InputMark,
-    /// Its stdout.
+    /// The job's stdout.
     pub stdout: OutputMark,
-    /// Its stderr; the same as stdout where both are in one place.
+    /// The job's stderr; equal to stdout if both have the same destination.
     pub stderr: OutputMark,
-    /// The terminal that it is in, if any.
+    /// The job's terminal, if any.
     #[serde(default)]
     pub terminal: Option<TerminalMark>,
 }
 
-/// Descriptors of the supervisor that replace those that the job had open.
+/// The descriptors of ckpt-run that replace those that the job had open.
 pub(crate) type Ends = Vec<(Inherited, OwnedFd)>;
 
 impl Streams {
-    /// Uses the streams of this process.
+    /// Creates the streams from those of this process.
     pub fn ours(tty: Tty) -> io::Result<Self> {
         let (stdin, stdout, stderr) = (io::stdin(), io::stdout(), io::stderr());
         let joined = same_file(stdout.as_fd(), stderr.as_fd());
-        // Cutting a file that our own messages go to would cut them too.
+        // Truncating a file that also receives ckpt-run's own messages would cut them off too.
         let apart = telemetry::is_apart();
         let wanted = match tty {
             Tty::Auto => stdin.is_terminal() && stdout.is_terminal() && can_have_terminal(),
@@ -103,7 +104,7 @@ impl Streams {
         })
     }
 
-    /// Has our own lines keep to themselves between those of the job.
+    /// Puts ckpt-run's own messages on separate lines between the job's output.
     pub fn share_lines(&self) {
         if telemetry::is_apart() {
             return;
@@ -116,16 +117,17 @@ impl Streams {
         }
         let (stdout, stderr) = (self.stdout.line_watch(), self.stderr.line_watch());
         telemetry::share_lines_with(move |line| {
-            // Both are to know of the line, so both are asked.
+            // Both functions must be called for every line, so the operator must not be lazy.
             let at_start = stderr() & (!joined || stdout());
             let before = if at_start { "" } else { "\n" };
-            // Nobody is left to be told that it cannot be told.
+            // If stderr cannot be written to, the failure cannot be reported either.
             let _ = io::stderr().write_all(format!("{before}{line}").as_bytes());
         });
     }
 
-    /// The place for a line of ours below what the job writes, where our stderr is a terminal of which we know all that
-    /// is written to it: not one that the reader of our stdout writes to as well (`| tee`).
+    /// Returns the place for a status line of ckpt-run below the job's output. It exists only if stderr is a terminal
+    /// and ckpt-run sees everything that is written to that terminal; not if the reader of ckpt-run's stdout writes to
+    /// it too (`| tee`).
     pub fn status_line(&self) -> Option<StatusLine> {
         let capable = std::env::var_os("TERM").is_some_and(|name| name != "dumb");
         if !io::stderr().is_terminal() || !capable || telemetry::is_apart() {
@@ -139,7 +141,7 @@ impl Streams {
         is_file.then(|| self.stderr.status_line())
     }
 
-    /// The ends of the stdin, stdout and stderr of a new job in this sandbox.
+    /// Connects the stdin, stdout and stderr of a new job in this sandbox, and returns the job's ends.
     pub fn connect(&mut self, sandbox: &Sandbox) -> io::Result<[OwnedFd; 3]> {
         let Some(parts) = self.in_terminal else {
             let stdin = self.stdin.connect()?;
@@ -160,7 +162,7 @@ impl Streams {
         Ok([stdin, slave, stderr])
     }
 
-    /// Makes the descriptors that replace, in this sandbox, those that a job had at a snapshot.
+    /// Creates the replacements, in this sandbox, for the streams that a job had at a snapshot.
     pub fn connect_again(&mut self, marks: &Marks, sandbox: &Sandbox) -> io::Result<Ends> {
         let mut ends = Ends::new();
         if marks.stdin.pipe != 0 {
@@ -191,20 +193,20 @@ impl Streams {
         Ok(ends)
     }
 
-    /// The job has its stdin (or CRIU, for it): starts to give.
+    /// Starts to deliver input: the job has its stdin (or CRIU has it for the job).
     pub fn open(&mut self) {
         self.stdin.open();
-        // CRIU gave it the window of the snapshot.
+        // CRIU restored the window size of the snapshot.
         self.resize();
     }
 
-    /// Everybody who had the job's terminal is gone: its output ends once we have it no more.
+    /// Closes the job's terminal: all its users have exited, and its output ends once ckpt-run has closed it too.
     pub fn disconnect_terminal(&mut self) {
         self.terminal = None;
         self.stdin.disconnect_terminal();
     }
 
-    /// Returns the positions. They are exact while the job is frozen.
+    /// Returns the positions of the streams. They are exact while the job is frozen.
     pub fn mark(&self) -> io::Result<Marks> {
         let stdout = self.stdout.mark()?;
         let with_stdout = match &self.terminal {
@@ -231,7 +233,7 @@ impl Streams {
         })
     }
 
-    /// The terminals of ours that the job may have open.
+    /// Returns the terminals of ckpt-run that the job may have open.
     pub fn terminals(&self) -> io::Result<Vec<Inherited>> {
         let Some((pty, _)) = &self.terminal else {
             return Ok(Vec::new());
@@ -239,12 +241,12 @@ impl Streams {
         Ok(pty.devices()?.iter().map(inherited).collect())
     }
 
-    /// Returns true if the caller's keys go to the job's terminal.
+    /// Returns true if the caller's keyboard input is for the job's terminal.
     pub fn job_reads_keys(&self) -> bool {
         self.terminal.as_ref().is_some_and(|(_, parts)| parts.stdin)
     }
 
-    /// Gives the job's window the size of the caller's.
+    /// Gives the job's terminal the window size of the caller's.
     pub fn resize(&self) {
         let size = self
             .callers
@@ -257,13 +259,13 @@ impl Streams {
         }
     }
 
-    /// The first terminal of a fresh sandbox: its number is that of the snapshot.
+    /// Opens the first terminal of a fresh sandbox: it has the same number as at the snapshot.
     fn connect_terminal(&mut self, parts: Parts, sandbox: &Sandbox) -> io::Result<OwnedFd> {
         let caller = self.callers.as_ref().map(AsFd::as_fd);
         let maker = sandbox.terminal_maker();
         let pty = match maker.map(|maker| Pty::open_from(&maker, caller)) {
             Some(Ok(pty)) => pty,
-            // It has no terminals of its own, or may not be looked into: the machine's will do.
+            // The sandbox has no separate terminals, or cannot be accessed: a terminal of the machine is used.
             Some(Err(_)) | None => Pty::open(caller)?,
         };
         let slave = pty.slave()?;
@@ -275,7 +277,7 @@ impl Streams {
         Ok(slave)
     }
 
-    /// The job's ends of new pipes for stdout and stderr.
+    /// Connects new pipes for stdout and stderr, and returns the job's ends.
     fn connect_pipes(&mut self) -> io::Result<[OwnedFd; 2]> {
         let stdout = self.stdout.connect()?;
         let stderr = if self.joined {

@@ -1,4 +1,4 @@
-//! The supervisor's private folder with short paths, for sockets, and the link in the store that leads to it.
+//! The supervisor's private folder with short paths, for sockets, and the link to it in the store.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder};
@@ -13,15 +13,15 @@ use crate::criu::HOLD_PROGRAM;
 
 /// Folder of CRIU's logs in the store.
 pub(crate) const LOGS: &str = "logs";
-/// Parent of work folders: short, because a socket's path has 107 bytes at most.
+/// Parent of the work folders: it is short, because a socket's path has at most 107 bytes.
 const WORK_PARENT: &str = "/tmp";
 /// Prefix of their names.
 const WORK_PREFIX: &str = "ckpt-run.";
-/// The link in a store to its supervisor's work folder.
+/// Link in a store to its supervisor's work folder.
 const WORK_LINK: &str = "work";
 
-/// Private folder with short paths, for sockets. The store links to it, so that the next supervisor
-/// finds the folder of one that was killed.
+/// A private folder with short paths, for sockets. The store has a link to it, by which the next supervisor finds the
+/// folder of a killed one.
 #[derive(Debug)]
 pub(crate) struct WorkFolder {
     folder: TempDir,
@@ -29,7 +29,7 @@ pub(crate) struct WorkFolder {
 }
 
 impl WorkFolder {
-    /// Removes the folder of a killed supervisor and makes a new one. The caller has the store's lock.
+    /// Removes the folder of a killed supervisor and creates a new one. The caller holds the store's lock.
     pub fn new(store: &Path) -> io::Result<Self> {
         let link = store.join(WORK_LINK);
         if let Ok(previous) = fs::read_link(&link) {
@@ -56,11 +56,11 @@ impl WorkFolder {
         symlink(program, self.path().join(HOLD_PROGRAM))
     }
 
-    /// Puts back what was cleaned away; in [`WORK_PARENT`] that happens to what is old.
+    /// Recreates the parts that were cleaned up; in [`WORK_PARENT`] old files are removed from time to time.
     pub fn make_again(&self, program: &Path) -> io::Result<()> {
         match DirBuilder::new().mode(0o700).create(self.path()) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            // Everybody may make folders there, and what is in this one CRIU runs.
+            // Every user may create folders there, and CRIU runs the program in this one.
             Err(_) if !is_work_folder(self.path()) => {
                 let reason = format!("{} is somebody else's now", self.path().display());
                 return Err(io::Error::other(reason));
@@ -76,23 +76,24 @@ impl WorkFolder {
 
 impl Drop for WorkFolder {
     fn drop(&mut self) {
-        // The folder first: while it is there, it can be found. What stays is a link to nothing.
+        // The folder first: as long as the link exists, the folder can be found. At worst a link without a target
+        // remains.
         let _ = fs::remove_dir_all(self.folder.path());
         let _ = fs::remove_file(&self.link);
     }
 }
 
-/// Removes the work folder that a killed supervisor has left; for whoever removes its store, too.
+/// Removes the work folder that a killed supervisor has left; also for a caller that removes the store.
 pub fn remove_work_folder(store: &Path) {
     if let Ok(folder) = fs::read_link(store.join(WORK_LINK))
         && is_work_folder(&folder)
     {
-        // What stays there is small, and in a folder that is cleaned up by others.
+        // The remaining files are small, and in a folder that the system cleans up.
         let _ = fs::remove_dir_all(folder);
     }
 }
 
-/// Returns true if a link leads to a folder that a supervisor of this user made.
+/// Returns true if the path is a folder created by a supervisor of this user, and nothing else.
 fn is_work_folder(path: &Path) -> bool {
     let named = path.parent() == Some(Path::new(WORK_PARENT))
         && path

@@ -1,5 +1,5 @@
-//! A `criu dump` process. It starts before the job is frozen and waits for a signal from the supervisor: its start takes
-//! tens of milliseconds (loading, and probing the kernel), which are not part of the freeze then.
+//! CRIU at work on a dump. CRIU is started before the freeze and waits until ckpt-run lets it begin. Its start takes
+//! tens of milliseconds, for loading it and for its checks of the kernel; this way they are not part of the freeze.
 
 use std::fs::File;
 use std::io;
@@ -24,43 +24,44 @@ use crate::sandbox::{Ended, SandboxError, ToolCommand, ToolRun};
 use crate::store::ImageId;
 use crate::sync::locked;
 
-/// Time for CRIU to release the tasks and end, once a dump was called off.
+/// Time for CRIU to release the tasks and exit, once a dump was cancelled.
 const CALL_OFF_LIMIT: Duration = Duration::from_secs(10);
-/// Time between two looks at the processes while CRIU works.
+/// Interval between two checks of the processes while CRIU works.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
-/// Time between two looks whether CRIU has ended instead of asking, milliseconds.
+/// Interval, in milliseconds, between two checks for a CRIU that has exited instead of requesting the tasks.
 const LISTEN_MS: u8 = 20;
 /// Time for CRIU to die of SIGKILL.
 const KILL_LIMIT: Duration = Duration::from_secs(5);
-/// CRIU's words before it opens its log.
+/// Descriptor of CRIU's output before it opens its log.
 const STDERR: RawFd = 2;
 
-/// CRIU that was started for a dump. Dropped, it ends; before [`run`](Self::run) it has not touched the job.
+/// A CRIU that was started for a dump. It exits when the value is dropped; before [`run`](Self::run) it has not changed
+/// the job.
 pub(crate) struct CriuDump<'a> {
-    /// The running `criu dump`; `None` once it has exited.
+    /// `None` once CRIU has exited.
     tool: Option<ToolRun<'a>>,
-    /// The receiver of the image stream; `None` once it runs.
+    /// `None` once CRIU is at work.
     capture: Option<Capture>,
     /// The tree's first process, as the host sees it.
     root: i32,
     log: Arc<CriuLog>,
     printed: File,
-    /// Limit on the time of the dump.
+    /// Time limit for CRIU.
     limit: Duration,
 }
 
-/// Outcome of a dump by CRIU.
+/// The outcome of CRIU's work on a dump.
 pub(crate) struct Dumped {
     pub result: Result<Captured, SnapshotError>,
-    /// True if CRIU did not exit by itself. Only an exit by itself undoes what CRIU did to the job.
+    /// True if CRIU did not exit by itself. An orderly exit undoes CRIU's changes to the job.
     pub killed: bool,
-    /// The log. The caller drops it when the job computes.
+    /// CRIU's log, to be dropped when the job computes.
     pub log: Arc<CriuLog>,
 }
 
 impl<'a> CriuDump<'a> {
-    /// Starts CRIU and waits until it is about to freeze the tasks below `root`. `majors`: devices that its plugin may
-    /// leave out.
+    /// Starts CRIU and waits until it is about to freeze the tasks below `root`. `majors` are the devices that its
+    /// plugin may leave out.
     pub fn start(
         subject: Subject<'a>,
         root: i32,
@@ -121,7 +122,7 @@ impl<'a> CriuDump<'a> {
         Ok(criu_dump)
     }
 
-    /// Waits until CRIU asks for the tasks.
+    /// Waits until CRIU requests the tasks.
     fn wait_until_asked(&mut self) -> Result<(), SnapshotError> {
         let (Some(capture), Some(tool)) = (&self.capture, &self.tool) else {
             return Ok(());
@@ -143,8 +144,8 @@ impl<'a> CriuDump<'a> {
         outcome((&self.log, &self.printed), ended, nothing).map(drop)
     }
 
-    /// Has the tasks dumped. `receive` is called for each image file, and `frozen` when all of them were read and the
-    /// tasks still stand.
+    /// Dumps the tasks. `receive` is called for each image file, and `frozen` when all of them were read and the tasks
+    /// are still frozen.
     pub fn run(
         mut self,
         receive: impl Fn(&str, &File) -> Result<u64, SnapshotError> + Sync,
@@ -161,7 +162,7 @@ impl<'a> CriuDump<'a> {
                 return self.failed(SnapshotError::Prepare(error));
             }
         };
-        // CRIU has handed over everything and is held by us.
+        // True while CRIU, which has handed over everything, is held by ckpt-run.
         let held = AtomicBool::new(false);
         let (ended, captured) = thread::scope(|scope| {
             let capturing = scope.spawn(|| {
@@ -177,7 +178,7 @@ impl<'a> CriuDump<'a> {
                 )
             });
             let ended = self.watch_over(&tool, &held);
-            // Calls the capture off, which makes CRIU release the tasks; nothing comes through the stream afterwards.
+            // Cancels the capture, which makes CRIU release the tasks; no data comes through the stream afterwards.
             drop(call_off);
             if ended.is_err() {
                 put_an_end_to(&tool);
@@ -202,9 +203,9 @@ impl<'a> CriuDump<'a> {
         }
     }
 
-    /// Waits for CRIU within `snapshot.timeout`; while it is held by us, it does not count. When a process dies
-    /// under its hands, CRIU may wait for it forever (4.2.1: `wait4` of a thread group whose other dead threads it
-    /// traces too), and is killed.
+    /// Waits for CRIU within `snapshot.timeout`, not counting the time in which ckpt-run holds it. If a process dies
+    /// while CRIU works on it, CRIU may wait for it forever (4.2.1: `wait4` of a thread group whose other dead threads
+    /// it traces too), and is killed.
     fn watch_over(&self, tool: &ToolRun<'_>, held: &AtomicBool) -> Result<Ended, SandboxError> {
         let mut deadline = clock::now() + self.limit;
         loop {
@@ -227,7 +228,7 @@ impl<'a> CriuDump<'a> {
 
 impl Drop for CriuDump<'_> {
     fn drop(&mut self) {
-        // Without anybody to ask, CRIU ends.
+        // CRIU exits when there is no peer to request the tasks from.
         drop(self.capture.take());
         if let Some(tool) = self.tool.take() {
             put_an_end_to(&tool);
@@ -235,10 +236,10 @@ impl Drop for CriuDump<'_> {
     }
 }
 
-/// Waits for CRIU that was called off. One that does not end is killed: the kernel releases the tasks then.
+/// Waits for a cancelled CRIU. If it does not exit, it is killed: the kernel then releases the tasks.
 fn put_an_end_to(tool: &ToolRun<'_>) {
     if tool.wait(CALL_OFF_LIMIT).is_err() && tool.kill().is_ok() {
-        // However it ends, the snapshot has failed.
+        // The snapshot has failed, regardless of how CRIU exits.
         let _ = tool.wait(KILL_LIMIT);
     }
 }
@@ -251,7 +252,7 @@ fn outcome(
 ) -> Result<Captured, SnapshotError> {
     match (ended, captured) {
         (Ok(Ended::Exited(0)), Ok(captured)) => Ok(captured),
-        // Our own failure is the cause of CRIU's.
+        // The failure of the receiving end is the cause of CRIU's.
         (_, Err(CaptureError::Receiver(error))) => Err(error),
         (Ok(Ended::Exited(0)), Err(error)) => {
             Err(SnapshotError::Stream(io::Error::other(error.to_string())))

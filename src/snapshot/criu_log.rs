@@ -1,5 +1,4 @@
-//! CRIU's log of a dump. It lies outside the store while the job is frozen, so that the job never waits for the store's
-//! disk because of a log.
+//! CRIU's log of a dump. Writing the log must not prolong the freeze.
 
 use std::path::{Path, PathBuf};
 
@@ -7,8 +6,8 @@ use tempfile::TempDir;
 
 use crate::run::work_folder::keep_log;
 
-/// CRIU's log of one dump. It lies in CRIU's images directory while the job is frozen, because the store's disk may
-/// hang, and CRIU with it. It is copied into the store when it is dropped, after the job computes again.
+/// A log in CRIU's images directory while the job is frozen: the store's disk may hang, and CRIU would hang with it.
+/// When the value is dropped, after the job computes again, the log is copied to the store.
 pub(crate) struct CriuLog {
     /// CRIU's images directory.
     folder: TempDir,
@@ -39,7 +38,7 @@ impl CriuLog {
 
 impl Drop for CriuLog {
     fn drop(&mut self) {
-        // CRIU that ended at once has opened none.
+        // A CRIU that exited at once has not opened a log.
         if self.path().exists() {
             keep_log(&self.path(), &self.kept);
         }

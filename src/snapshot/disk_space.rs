@@ -1,11 +1,11 @@
-//! Space on the store's disk: old images are removed after a snapshot, and before one that would not fit.
+//! Space on the store's disk: old images are removed after a snapshot, and before a snapshot that would not fit.
 //!
 //! ```text
-//! enough is free ────────────────────────────────────────────────▶ begin
-//! not enough ─▶ images that this snapshot replaces anyway ─▶ go ─▶ begin
-//!                     └─ not enough either, or none ─────────────▶ refused, none goes
+//! enough is free ─────────────────────────────────────────────────────▶ begin
+//! not enough ─▶ images that this snapshot replaces anyway ─▶ removed ─▶ begin
+//!                     └─ not enough either, or none ──────────────────▶ refused, none removed
 //! ```
-//! The size of the next image is an estimate. If it is too low, the snapshot ends as on any full disk.
+//! The space that a snapshot needs is an estimate; if the estimate was too low, the snapshot fails as on any full disk.
 
 use super::error::SnapshotError;
 use crate::clock;
@@ -17,12 +17,11 @@ use crate::run::run_context::RunContext;
 use crate::run::run_state::RunState;
 use crate::store::{Effort, Fate, GoesOn, ImageEntry, ImageId, Planned, Policy, WriteError};
 
-/// Share of a job's memory that its first image has on the disk. Floating point numbers, which
-/// are most of a large job, compressed to 0.75 (bfloat16) and 0.88 (float32); programs and
-/// their heaps to less than 0.4.
+/// Share of a job's memory that its first image takes on the disk, in quarters. Floating point numbers, which are most
+/// of a large job, compressed to 0.75 (bfloat16) and 0.88 (float32); programs and their heaps to less than 0.4.
 const FIRST_IMAGE_QUARTERS: u64 = 3;
 
-/// The rules as the store knows them.
+/// Returns the retention rules in the form that the store uses.
 #[must_use]
 pub fn policy(retention: &config::Retention) -> Policy {
     Policy {
@@ -33,8 +32,7 @@ pub fn policy(retention: &config::Retention) -> Policy {
     }
 }
 
-/// Removes the images that the rules give up. What goes wrong is told and no more: the new
-/// image is there.
+/// Removes the images that the rules do not keep. Errors are logged and otherwise ignored: the new image exists.
 pub(crate) fn rotate(context: &RunContext, state: &RunState) {
     let goes_on: GoesOn<'_> = &|id, meta| state.goes_on_from_numbered(id, meta);
     let removed = context
@@ -70,8 +68,8 @@ fn forget(
     Ok(())
 }
 
-/// Sees to it that the next image fits, before anything stands still. `memory` is what the job
-/// has, on the host and on GPUs.
+/// Ensures that the next image fits, before the job is frozen. `memory` is the size of the job's memory, on the host
+/// and on GPUs.
 pub(crate) fn make(
     context: &RunContext,
     state: &RunState,
@@ -115,7 +113,7 @@ pub(crate) fn make(
         .collect();
     forget(context, &first, Effort::Thorough, goes_on)?;
     match free_bytes(context) {
-        // Some were pinned meanwhile, or somebody else was faster.
+        // Some images were pinned meanwhile, or another program took the space.
         Some(free) if !need.fits(free) => Err(need.refusal(free)),
         Some(_) | None => Ok(()),
     }
@@ -137,8 +135,8 @@ impl Need {
         free >= self.bytes()
     }
 
-    /// Returns the smallest number of images to remove. `gains` are the bytes that are freed once the first, the first
-    /// two, … are removed. `None` if all of them are not enough.
+    /// Returns the least number of images that must be removed. `gains` holds the space that is freed once the first
+    /// image, the first two images, … are removed. Returns `None` if removing all of them is not enough.
     fn removals(self, free: u64, gains: &[u64]) -> Option<usize> {
         let enough = |gain: &u64| self.fits(free.saturating_add(*gain));
         gains.iter().position(enough).map(|index| index + 1)
@@ -153,8 +151,9 @@ impl Need {
     }
 }
 
-/// Estimates the bytes that the next image of a run adds to the store: as many as its newest good image did, which
-/// shared with the one before as the next will share with it. Without an image, a share of the job's memory.
+/// Returns the estimated size that the next image of a run adds to the store. This is the size that the run's newest
+/// undamaged image added: that image shared data with the one before it, as the next image will share data with it.
+/// Before the first image it is a share of the job's memory.
 fn expected_bytes(images: &[ImageEntry], run: u64, memory: u64) -> u64 {
     let of_run = |image: &&ImageEntry| image.damaged.is_none() && run_of(&image.meta) == Some(run);
     match images.iter().rfind(of_run) {
@@ -163,7 +162,7 @@ fn expected_bytes(images: &[ImageEntry], run: u64, memory: u64) -> u64 {
     }
 }
 
-/// `None` when it cannot be told: no reason to refuse a snapshot.
+/// Returns the free space; `None` if it is unknown, which is no reason to refuse a snapshot.
 fn free_bytes(context: &RunContext) -> Option<u64> {
     match machine::free_disk(context.store.path()) {
         Ok(free) => Some(free),

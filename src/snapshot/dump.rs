@@ -1,4 +1,4 @@
-//! The dump: the part of a snapshot that CRIU does, and the facts that are recorded while the tasks are frozen.
+//! CRIU's part of a snapshot, and the recording of facts while the tasks are frozen.
 
 use std::fs::File;
 use std::io;
@@ -27,9 +27,9 @@ use crate::sandbox::SandboxError;
 use crate::store::{ImageWriter, StreamWriter};
 use crate::sync::locked;
 
-/// Most threads that copy one image file.
+/// Limit on the threads that copy one image file.
 const LANES_MAX: usize = 4;
-/// A dump, before, during and after CRIU.
+/// A dump, before, during and after CRIU's work.
 pub(crate) struct Dump<'a> {
     subject: Subject<'a>,
     /// The tree's first process, as the host sees it.
@@ -37,9 +37,9 @@ pub(crate) struct Dump<'a> {
     inherited: InheritedDevices,
     writer: Mutex<Option<ImageWriter>>,
     recorded: Mutex<Option<Recorded>>,
-    /// Until CRIU has ended.
+    /// The lock, held until CRIU has exited.
     turn: Mutex<Option<job::DumpLock>>,
-    /// CRIU's, once it has ended.
+    /// CRIU's log, once CRIU has exited.
     log: OnceLock<Arc<CriuLog>>,
 }
 
@@ -62,7 +62,7 @@ impl<'a> Dump<'a> {
         }
     }
 
-    /// Lets CRIU begin. `while_frozen` is called when everything is read and recorded and the tasks still stand.
+    /// Lets CRIU begin. `while_frozen` is called when everything is read and recorded and the tasks are still frozen.
     pub fn run(
         &self,
         criu_dump: CriuDump<'_>,
@@ -89,7 +89,8 @@ impl<'a> Dump<'a> {
             if !self.subject.job.lives(&processes) {
                 return SnapshotError::Ended;
             }
-            // A process that is in code of CRIU's, or was and has died of it, as others may not notice.
+            // A process that still contains CRIU's code, or that died because of it; the other processes may not notice
+            // its death.
             let is_dead = |process: &Process| !job::is_alive(process.host_pid);
             let hurt =
                 job::with_remains_of_criu(&processes).or_else(|| before.into_iter().find(is_dead));
@@ -103,7 +104,7 @@ impl<'a> Dump<'a> {
         })
     }
 
-    /// Dumps as `run` does, but never releases the tasks: they are killed when `commit` has succeeded.
+    /// Same as `run`, but the tasks never continue: they are killed when `commit` has succeeded.
     pub fn run_and_stop(
         &self,
         criu_dump: CriuDump<'_>,
@@ -112,12 +113,12 @@ impl<'a> Dump<'a> {
         let mut done = None;
         let run = self.run(criu_dump, |dump| {
             done = Some(commit(dump)?);
-            // Pid 1 takes a moment to die; no task is to compute when CRIU lets go of it.
+            // Pid 1 takes a moment to die; no task may compute when CRIU releases it.
             let _ = dump.stop_tasks();
             dump.subject.job.sandbox.kill();
             Ok(())
         });
-        // Once the image is durable, CRIU's end by our own hand is no failure.
+        // Once the image is durable, CRIU's death by the kill above is not a failure.
         done.map_or_else(
             || {
                 Err(run
@@ -128,15 +129,15 @@ impl<'a> Dump<'a> {
         )
     }
 
-    /// Sends every task of the job SIGSTOP. Frozen as they are, none stops before CRIU lets go of it, nor is it
-    /// stopped in the image. Not so our own first process: it hears of the job's end.
+    /// Sends SIGSTOP to every task of the job. The tasks are frozen, so none stops before CRIU releases it, and none is
+    /// stopped in the image. ckpt-run's own first process is left out: it must notice the job's exit.
     pub fn stop_tasks(&self) -> Result<(), SnapshotError> {
         let ours = self.subject.job.pids.root;
         let processes = job::tree(self.root)?;
         for process in processes.iter().filter(|process| process.pid != ours) {
             let pid = Pid::from_raw(process.host_pid);
             match kill(pid, Signal::SIGSTOP) {
-                // A zombie's pid may be free by now.
+                // The pid of a zombie may be free by now.
                 Ok(()) | Err(Errno::ESRCH) => {}
                 Err(errno) => return Err(SnapshotError::Prepare(errno.into())),
             }
@@ -154,7 +155,7 @@ impl<'a> Dump<'a> {
         Ok(stream.finish()?)
     }
 
-    /// Has the image's buffers emptied from now on: the job computes, or waits for just that.
+    /// Starts the threads that empty the image's buffers: from now on the job computes, or waits for nothing else.
     pub fn start_workers(&self) {
         if let Some(writer) = locked(&self.writer).as_mut() {
             writer.start_workers();
@@ -169,36 +170,36 @@ impl<'a> Dump<'a> {
         Ok(writer.stream(name)?)
     }
 
-    /// Records what CRIU does not: sizes and contents of files, positions of the standard streams.
+    /// Records the facts that CRIU does not: sizes and contents of files, positions of the standard streams.
     fn record(&self) -> Result<(), SnapshotError> {
         let processes = job::tree(self.root)?;
         if !self.subject.job.lives(&processes) {
-            // CRIU dumps a zombie as willingly, and the signal that is about to end a process; restored, it would only
-            // be the same crash again.
+            // CRIU also dumps a zombie, or a pending signal that is about to end a process; a restore would only repeat
+            // the same crash.
             return Err(SnapshotError::Ended);
         }
         self.inherited.check(&processes)?;
         let bytes_max = self.context().config.files.keep_content;
         let open = |name: &str| self.stream(name);
-        // Nobody else waits for the streams while contents are read.
+        // Locked only for the mark: no other thread waits for the streams while file contents are read.
         let mark = || locked(self.subject.streams).mark();
         let recorded = Recorded::take(processes, bytes_max, mark, open)?;
         *locked(&self.recorded) = Some(recorded);
         Ok(())
     }
 
-    /// Returns the facts about the job for the image.
+    /// Returns the facts that the image records about the job.
     pub fn facts(
         &self,
         cuda: Option<(Vec<i32>, CudaFacts)>,
         freeze: Duration,
     ) -> Result<ImageFacts, SnapshotError> {
-        // CRIU cannot succeed without having run the action script, and with it `record`.
+        // CRIU cannot succeed without having run the action script, which runs `record`.
         let recorded = taken(&self.recorded)?;
         Ok(recorded.into_facts(self.subject, cuda, freeze))
     }
 
-    /// Compresses, writes, publishes. The job computes meanwhile, unless it is to stop.
+    /// Compresses, writes and commits the image. The job computes meanwhile, unless it is to stop.
     pub fn commit(
         &self,
         facts: Result<ImageFacts, SnapshotError>,
@@ -228,13 +229,14 @@ impl<'a> Dump<'a> {
     }
 }
 
-/// Takes a value that can be used once.
+/// Takes a value that can be used only once.
 fn taken<T>(once: &Mutex<Option<T>>) -> Result<T, SnapshotError> {
     let taken = locked(once).take();
     taken.ok_or_else(|| SnapshotError::Stream(io::ErrorKind::UnexpectedEof.into()))
 }
 
-/// Threads that copy a large image file. CRIU itself waits for them most of the time, and few reach the memory's speed.
+/// Returns the number of threads that copy a large image file. CRIU itself waits for them most of the time, and a few
+/// threads reach the memory's bandwidth.
 fn lanes() -> usize {
     thread::available_parallelism().map_or(1, |cores| cores.get().min(LANES_MAX))
 }

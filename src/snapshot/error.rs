@@ -1,4 +1,4 @@
-//! Reasons why a snapshot failed.
+//! The reasons why a snapshot produced no new image.
 
 use std::io;
 use std::time::Duration;
@@ -10,7 +10,8 @@ use crate::run::format::size;
 use crate::sandbox::SandboxError;
 use crate::store::WriteError;
 
-/// Why there is no new image. The job computes, and older images are untouched, unless a variant says otherwise.
+/// The reason why there is no new image. The job computes and older images are unchanged, unless a variant states
+/// otherwise.
 #[derive(Debug, thiserror::Error)]
 pub enum SnapshotError {
     /// The process tree could not be read.
@@ -25,7 +26,7 @@ pub enum SnapshotError {
     /// The timers could not be listed.
     #[error("cannot list the job's timers")]
     Timers(#[from] job::TimersError),
-    /// A file's content could not be kept.
+    /// The content of a file could not be saved.
     #[error("cannot keep the content of {path}")]
     Content {
         /// The job's file.
@@ -37,12 +38,12 @@ pub enum SnapshotError {
     /// The store failed.
     #[error("cannot write the image")]
     Store(#[source] Box<WriteError>),
-    /// The disk has no room for the image.
+    /// The store's disk has no space for the image.
     #[error(
         "cannot write the image, the disk is full: free space where the store is, keep fewer images (--keep-last), or choose another --store"
     )]
     DiskFull(#[source] Box<WriteError>),
-    /// The image would leave too little of the disk free. Nothing was frozen or written.
+    /// The image would leave too little free space on the disk. Nothing was frozen or written.
     #[error(
         "cannot begin the image: it needs about {} and {} must stay free (snapshot.min_free), but {} are free where the \
          store is: free space there, keep fewer images (--keep-last, `ckpt-run forget`), or choose another --store",
@@ -68,15 +69,15 @@ pub enum SnapshotError {
     NoMemory {
         /// Bytes of GPU memory.
         needed: u64,
-        /// Bytes of host memory that are wanted beyond it.
+        /// Bytes of host memory that must be free beyond it.
         headroom: u64,
-        /// Bytes of host memory.
+        /// Bytes of available host memory.
         available: u64,
     },
     /// A step on the job's GPU state failed.
     #[error(transparent)]
     Gpu(GpuError),
-    /// A socket or a stream of our own failed.
+    /// A socket or a stream of ckpt-run failed.
     #[error("cannot prepare the dump")]
     Prepare(#[source] io::Error),
     /// The sandbox failed.
@@ -85,10 +86,10 @@ pub enum SnapshotError {
     /// CRIU failed.
     #[error("cannot dump the processes: {reason}")]
     Criu {
-        /// Its reason, and where its log is.
+        /// CRIU's reason, and the path of its log.
         reason: String,
     },
-    /// A thread of ours panicked, which is a mistake in this program.
+    /// A thread of ckpt-run panicked, which is a bug in ckpt-run.
     #[error("cannot take the snapshot: a mistake in ckpt-run, please report it")]
     Panicked,
     /// The image stream broke.
@@ -97,25 +98,25 @@ pub enum SnapshotError {
     /// CRIU did not finish in time.
     #[error("cannot dump the processes within {0:?} (snapshot.timeout)")]
     Slow(Duration),
-    /// A hook called it off. Nothing was frozen.
+    /// A hook cancelled the snapshot. Nothing was frozen.
     #[error("the hook before_snapshot called it off (exit code 75)")]
     Vetoed,
     /// The job died while it was dumped.
     #[error("cannot take a snapshot of a job that has ended")]
     Ended,
-    /// CRIU was killed at work in the job: that computes, but nobody knows whether as before.
+    /// CRIU was killed while it worked in the job: the job computes, but possibly not as before.
     #[error("cannot trust process {pid} of the job any more: CRIU was killed at work in it")]
     Doubtful {
         /// Pid as the job sees it.
         pid: i32,
-        /// The failure that CRIU's exit meant for the snapshot.
+        /// The error that CRIU's end caused in the snapshot.
         #[source]
         source: Box<SnapshotError>,
     },
 }
 
 impl SnapshotError {
-    /// The kind of failure.
+    /// Returns the kind of failure.
     #[must_use]
     pub fn kind(&self) -> FailureKind {
         match self {
@@ -141,13 +142,13 @@ impl SnapshotError {
         }
     }
 
-    /// Returns true if the job may be in a state in which it cannot compute.
+    /// Returns true if the job may be left in a state in which it cannot compute.
     #[must_use]
     pub fn job_is_lost(&self) -> bool {
         matches!(self, Self::Gpu(error) if error.job_is_lost())
     }
 
-    /// Returns true if the reason passes within moments, so that another attempt may succeed.
+    /// Returns true if the cause is likely to disappear soon, so that another attempt at the snapshot is worthwhile.
     pub(crate) fn is_passing(&self) -> bool {
         matches!(self, Self::Gpu(error) if error.is_passing())
     }
@@ -162,7 +163,7 @@ impl SnapshotError {
 impl From<job::TreeError> for SnapshotError {
     fn from(error: job::TreeError) -> Self {
         match error {
-            // The tree's root ends with the job.
+            // The tree's root exits with the job.
             job::TreeError::NoRoot => Self::Ended,
             job::TreeError::Process { .. } | job::TreeError::TooMany => Self::Tree(error),
         }

@@ -1,11 +1,11 @@
-//! The freeze: the part of a snapshot in which the job does not compute, and its three endings.
+//! The part of a snapshot in which the job is frozen, and the ways in which it ends.
 //!
 //! ```text
 //! begin: lock → suspend ─┬─ go_on: dump → copy → resume ← the job computes → drain → commit
-//!                        ├─ pause: dump, tasks stopped → copy → drain → commit → stands still
+//!                        ├─ pause: dump, tasks stopped → copy → drain → commit → paused
 //!                        └─ stop:  dump → copy → drain → commit, tasks frozen → killed
 //! ```
-//! copy and drain are of device memory that stayed on the GPUs. Whatever fails, the job is resumed.
+//! copy and drain transfer the device memory that stayed on the GPUs. On any failure the job is resumed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,34 +27,34 @@ use crate::run::image_facts::Stopwatch;
 use crate::run::progress::Step;
 use crate::store::ImageWriter;
 
-/// A job that stands still for a snapshot.
+/// A job that is frozen for a snapshot.
 pub(crate) struct Frozen<'a> {
     subject: Subject<'a>,
-    /// The suspended GPU state. It stands before the image, so that a drop resumes the job first.
+    /// The suspended GPU state. It is declared before the image: if this value is dropped, the job continues first.
     suspended: Option<SuspendedJob>,
     dump: Dump<'a>,
-    /// Device memory on its way into the image.
+    /// Device memory that is being copied into the image.
     transfer: Option<ResidentTransfer>,
-    /// The CUDA processes, as the host sees them, and what the image will say of them.
+    /// The CUDA processes, as the host sees them, and the facts that the image will record about them.
     cuda: Option<(Vec<i32>, CudaFacts)>,
     watch: Stopwatch,
     begun: Instant,
     since: Instant,
 }
 
-/// Why a job is not frozen.
+/// The reason why a job is not frozen.
 pub(crate) enum NotFrozen {
-    /// The job computes, and the driver's way may succeed where this failed.
+    /// The job computes, and the failed step may be left to the driver alone.
     Avoidable(ResidentError),
     Failed(SnapshotError),
 }
 
 impl<'a> Frozen<'a> {
-    /// Suspends the GPU state; the tasks themselves are CRIU's, which waits for its part. `begun` is when the snapshot
-    /// was.
+    /// Suspends the GPU state. The tasks themselves are frozen by CRIU, which waits for its part. `begun` is the start
+    /// time of the snapshot.
     ///
     /// # Errors
-    /// As [`SnapshotError`] says.
+    /// See [`SnapshotError`].
     pub fn begin(
         subject: Subject<'a>,
         root: i32,
@@ -63,7 +63,7 @@ impl<'a> Frozen<'a> {
         mut watch: Stopwatch,
         begun: Instant,
     ) -> Result<(Self, CriuDump<'a>), NotFrozen> {
-        // Before the job stands still.
+        // Before the job is frozen.
         let turn = turn(root);
         let criu_dump = CriuDump::start(subject, root, writer.id(), &inherited_devices::majors())
             .map_err(NotFrozen::Failed)?;
@@ -88,7 +88,7 @@ impl<'a> Frozen<'a> {
         let inherited = match InheritedDevices::of(subject.context, root) {
             Ok(inherited) => inherited,
             Err(error) => {
-                // Not by dropping it: the job may be lost.
+                // Resumed explicitly, not by a drop, to get the error: the job may be lost.
                 let resumed = suspended.map(|suspended| suspended.resume(&mut watch));
                 let error = resumed.transpose().err().unwrap_or(error);
                 return Err(NotFrozen::Failed(error.into()));
@@ -115,7 +115,7 @@ impl<'a> Frozen<'a> {
         Ok((frozen, criu_dump))
     }
 
-    /// The job computes again as soon as the image has its memory; `computing` is called then.
+    /// Lets the job compute again as soon as its memory is in the image; `computing` is called then.
     pub fn go_on(
         mut self,
         criu_dump: CriuDump<'_>,
@@ -128,7 +128,7 @@ impl<'a> Frozen<'a> {
         self.commit(freeze)
     }
 
-    /// The job stands still from now on, with the image that it is in. It goes on where that fails.
+    /// Keeps the job stopped from now on and saves it as an image. If that fails, the job continues.
     pub fn pause(
         mut self,
         criu_dump: CriuDump<'_>,
@@ -146,14 +146,14 @@ impl<'a> Frozen<'a> {
             }
             Err(error) => {
                 let resumed = self.resume(computing);
-                // Those without GPU state. A sandbox that is gone needs no signal.
+                // For the processes without GPU state. A sandbox that has exited needs no signal.
                 let _ = self.subject.job.sandbox.signal(nix::libc::SIGCONT, true);
                 resumed.and(Err(error))
             }
         }
     }
 
-    /// The job is killed as it stands, once the image is durable. It goes on where that fails.
+    /// Kills the frozen job once the image is durable. If that fails, the job continues.
     pub fn stop(
         mut self,
         criu_dump: CriuDump<'_>,
@@ -194,7 +194,7 @@ impl<'a> Frozen<'a> {
         }
     }
 
-    /// Waits until device memory that the job would change as it goes on is in the image.
+    /// Waits until the image contains the device memory that the job would change after it continues.
     fn copy(&mut self, dumped: Result<(), SnapshotError>) -> Result<(), SnapshotError> {
         self.watch.lap("dump");
         self.step(Step::Copy);
@@ -210,7 +210,7 @@ impl<'a> Frozen<'a> {
         self.subject.context.ongoing.step(step);
     }
 
-    /// Lets the job compute; how long it did not.
+    /// Lets the job compute again; returns the length of the freeze.
     fn resume(&mut self, computing: impl Fn(Duration)) -> Result<Duration, SnapshotError> {
         self.step(Step::Resume);
         let suspended = self.suspended.take();
@@ -221,7 +221,7 @@ impl<'a> Frozen<'a> {
         Ok(freeze)
     }
 
-    /// Drains the copies of device memory, compresses, writes, publishes.
+    /// Drains the copies of device memory; compresses, writes and commits the image.
     fn commit(&mut self, freeze: Duration) -> Result<Snapshotted, SnapshotError> {
         self.dump.start_workers();
         if let Some(transfer) = self.transfer.take() {
@@ -239,7 +239,7 @@ impl<'a> Frozen<'a> {
     }
 }
 
-/// Its turn to make CRIU's links in folders that other jobs use, too.
+/// Takes the lock for creating CRIU's links in folders that other jobs use too.
 fn turn(root: i32) -> job::DumpLock {
     let processes = job::tree(root).unwrap_or_default();
     let pids: Vec<i32> = processes.iter().map(|process| process.host_pid).collect();

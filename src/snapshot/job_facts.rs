@@ -1,5 +1,5 @@
-//! Facts about a job that CRIU does not record: sizes and contents of files, positions of the standard streams, sockets,
-//! timers. They are recorded while the tasks are frozen.
+//! The facts that an image records about a job beyond CRIU's: sizes and contents of files, positions of the standard
+//! streams, sockets, timers. They are recorded while the tasks are frozen.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -27,8 +27,8 @@ pub(crate) struct Recorded {
 }
 
 impl Recorded {
-    /// Looks at everything. Contents of files up to `bytes_max` go into streams that `open` opens; the standard streams
-    /// are marked last.
+    /// Records all facts. The contents of files up to `bytes_max` go into streams that `open` opens; the standard
+    /// streams are marked last.
     pub fn take(
         processes: Vec<Process>,
         bytes_max: u64,
@@ -51,7 +51,7 @@ impl Recorded {
             };
             let source = match File::open(&file.path) {
                 Ok(source) => source,
-                // Written only, perhaps by who may not read it.
+                // The job only writes the file, perhaps as a user who may not read it.
                 Err(error)
                     if error.kind() == io::ErrorKind::PermissionDenied
                         && file.access == Access::Write =>
@@ -77,7 +77,8 @@ impl Recorded {
         })
     }
 
-    /// Adds the run, the trigger and the CUDA processes (by their pids as the host sees them).
+    /// Returns the image's facts: the recorded facts and the job's identity, with its CUDA processes, which `cuda`
+    /// lists by host pid.
     pub fn into_facts(
         self,
         Subject {

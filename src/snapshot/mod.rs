@@ -1,7 +1,7 @@
 //! A snapshot: from the first check of the job to the durable image.
 //!
-//! `take_snapshot` is the entry, `freeze` the part in which the job is frozen, `dump` and `criu_dump` the part
-//! that CRIU does. Blocks; the supervisor calls it on a thread of its own and knows nothing of its phases.
+//! `take_snapshot` is the entry point, `freeze` the part in which the job is frozen, `dump` and `criu_dump` are CRIU's
+//! part. A snapshot blocks; the supervisor runs it on a separate thread and does not know its phases.
 
 pub(crate) mod criu_dump;
 pub(crate) mod criu_log;

@@ -1,10 +1,12 @@
-//! A paused job: snapshotted, its tasks stopped, its GPU state in host memory, its GPUs free for others.
+//! A paused job: it has an image, its tasks are stopped, its GPU state is in host memory, and its GPUs are free for
+//! other programs.
 //!
 //! ```text
-//! snapshot, tasks frozen ──▶ stopped ── room on the GPUs? ── GPU state resumes, tasks go on ──▶ computing
+//! snapshot, tasks frozen ──▶ stopped ── room on the GPUs? ── GPU state resumes, tasks continue ──▶ computing
 //!                               └──── abandoned: the job was killed
 //! ```
-//! Those with GPU state go on as it is back, the others after them. Must not know who asks.
+//! Processes with GPU state continue as soon as it is resumed, the other processes after them. This module must not
+//! know which part of ckpt-run requests a pause.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,25 +22,25 @@ use crate::run::run_context::RunContext;
 use crate::run::running_job::Job;
 use crate::store::ImageId;
 
-/// A job that stands still. Dropped, it goes on, as far as that is possible.
+/// A paused job. When the value is dropped, the job continues, as far as that is possible.
 #[derive(Debug)]
 pub(crate) struct Paused {
     job: Arc<Job>,
     gpu: Option<(SuspendedJob, CudaFacts)>,
-    /// True if nothing remains to be undone.
+    /// True if a drop has nothing to undo any more.
     settled: bool,
 }
 
-/// Why a job is still paused.
+/// The reason why a job is still paused.
 #[derive(Debug)]
 pub(crate) enum StillPaused {
-    /// Others use its GPUs.
+    /// Other programs use the job's GPUs.
     NoRoom(String),
-    /// No job is left to continue.
+    /// The job could not be continued.
     Failed(String),
 }
 
-/// A job that did not go on; without it when its GPU state was lost on the way.
+/// A job that did not continue; `paused` is `None` if the job was lost in the attempt.
 #[derive(Debug)]
 pub(crate) struct Refused {
     pub paused: Option<Box<Paused>>,
@@ -46,8 +48,8 @@ pub(crate) struct Refused {
 }
 
 impl Paused {
-    /// Takes over a job whose tasks are stopped, and the GPU state of those that have one. Memory that stayed on the
-    /// GPUs is in the image and is released.
+    /// Creates the value for a job whose tasks are stopped, with the GPU state of its CUDA processes. Memory that
+    /// stayed on the GPUs is in the image, and is released there.
     pub fn new(job: Arc<Job>, mut gpu: Option<(SuspendedJob, CudaFacts)>) -> Self {
         if let Some(kept) = gpu.as_mut().and_then(|(suspended, _)| suspended.kept_mut()) {
             kept.evict();
@@ -59,8 +61,8 @@ impl Paused {
         }
     }
 
-    /// Lets the job go on, if its GPUs have room for it; returns how long that took. Blocks as long as the driver takes,
-    /// and as it takes to read from the image `id` what was on the GPUs only.
+    /// Lets the job continue if its GPUs have room for it; returns the time that this took. Blocks for as long as the
+    /// driver takes, and for as long as it takes to read the memory that was only on the GPUs from the image `id`.
     pub fn unpause(
         mut self,
         context: &RunContext,
@@ -96,7 +98,7 @@ impl Paused {
         Ok(clock::now() - begun)
     }
 
-    /// Puts back on the GPUs what is in the image only.
+    /// Restores to the GPUs the memory that is only in the image.
     fn refill(
         &mut self,
         context: &RunContext,
@@ -117,10 +119,10 @@ impl Paused {
         Ok(())
     }
 
-    /// The job was killed: there is nothing to resume.
+    /// Abandons the job, which was killed: there is nothing to resume.
     pub fn abandon(mut self) {
         self.settled = true;
-        // Dropped, it would ask the driver to resume what is dying.
+        // A drop would make the driver resume dying processes.
         if let Some((suspended, _)) = self.gpu.take() {
             suspended.leave();
         }
@@ -139,7 +141,7 @@ impl Drop for Paused {
         if self.settled {
             return;
         }
-        // The GPU state resumes as it is dropped, before the others may look for it.
+        // Dropping the GPU state resumes it. This happens before the other processes continue, which may need it.
         drop(self.gpu.take());
         if let Err(error) = self.continue_tasks() {
             tracing::warn!("the paused job cannot be told to go on: {}", chain(&error));
@@ -147,7 +149,8 @@ impl Drop for Paused {
     }
 }
 
-/// Returns what the GPUs lack for the job to continue, as a message; `None` if they have it, or do not report it.
+/// Returns a description of the memory that the GPUs lack for the job to be resumed; `None` if they have it, or do not
+/// report their free memory.
 pub(crate) fn lacking(facts: &CudaFacts, machine: &Inventory) -> Option<String> {
     let lacks: Vec<String> = facts
         .gpus

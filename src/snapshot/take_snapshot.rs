@@ -1,13 +1,13 @@
-//! Entry of a snapshot, from the first check of the job to the durable image.
+//! A snapshot, from the first check of the job to the durable image.
 //!
 //! ```text
 //! admit, CRIU started → lock → suspend → dump, tasks frozen → drained, recorded → released → resume
 //!                     └──────────────────── freeze (`freeze`) ──────────────────────────────────────┘→ write → commit
 //! ```
 //!
-//! Here is what comes before the freeze, while the job computes. Each step undoes itself when a later one fails: the
-//! image writer deletes what it wrote, the suspended GPU state resumes, CRIU releases the tasks. A failed snapshot
-//! leaves the job computing and the store as it was.
+//! This module contains the steps before the freeze, while the job computes. Each step undoes itself if a later one
+//! fails: the image writer deletes the data it wrote, the suspended GPU state resumes, CRIU releases the tasks. A
+//! failed snapshot leaves the job computing and the store as it was.
 
 use std::sync::Arc;
 use std::thread;
@@ -32,31 +32,33 @@ use crate::run::run_state::RunState;
 use crate::run::running_job::{Job, SharedStreams};
 use crate::store::{ImageId, ImageWriter, WriteOptions};
 
-/// Cores that the freeze may need: CRIU's, those that copy its largest file, the driver's.
+/// Number of cores that the freeze may need: for CRIU, for the threads that copy its largest file, and for the driver.
 const FREEZE_CORES: usize = 8;
 
 /// Host memory beyond the GPU's content that must be free for a suspend: page tables for the copy (1/512 of it), the
-/// smallest buffer of the store, CRIU, and what the job itself allocates until it stands still. The kernel's answer to
-/// less is to kill the job.
+/// smallest buffer of the store, CRIU, and the memory that the job itself allocates until it is frozen. With less, the
+/// kernel kills the job.
 const SUSPEND_HEADROOM: u64 = 512 << 20;
-/// Host memory for what comes of GPU memory while the job computes: nothing waits for it, and the job may want its own.
+/// Host memory for GPU memory that is copied while the job computes: nothing waits for that copy, and the job may need
+/// host memory itself.
 const DRAIN_BUFFER: u64 = 1 << 30;
-/// The share of `snapshot.timeout` in which a store may take nothing while the job stands still.
+/// Divisor of `snapshot.timeout`: the result is the longest time in which the store may accept no data while the job is
+/// frozen.
 const STALL_SHARE: u32 = 5;
-/// Number of attempts at a snapshot of a job that changes meanwhile. A process starts CUDA once; a job that still does
-/// at the last attempt is better left alone until the next snapshot is due.
+/// Limit on the attempts at a snapshot of a job that changes meanwhile. A job that starts CUDA does so once per
+/// process; a job that still does so at the last attempt is better left alone until the next snapshot is due.
 const ATTEMPTS_MAX: u32 = 5;
-/// Pause between two attempts: starting CUDA takes up to some seconds, and the driver does not report its end.
+/// Wait between two attempts: starting CUDA takes up to some seconds, and the driver does not report when it is done.
 const ATTEMPT_PAUSE: Duration = Duration::from_secs(1);
 
-/// The job's state after its snapshot. Of several requests the last variant in this order counts.
+/// The job's state after its snapshot; of several requested states, the last of these is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Afterwards {
     /// The job continues.
     Continue,
-    /// The job is stopped, and its GPUs are free for other programs.
+    /// The job stays stopped, and its GPUs are free for other programs.
     Pause,
-    /// The job is killed in its frozen state, once the image is durable.
+    /// The job is killed while it is frozen, once the image is durable.
     Stop,
 }
 
@@ -71,7 +73,7 @@ pub(crate) struct Snapshotted {
     pub facts: ImageFacts,
 }
 
-/// The subject of a snapshot, and its reason.
+/// The subject of a snapshot, and its trigger.
 #[derive(Clone, Copy)]
 pub(crate) struct Subject<'a> {
     pub context: &'a RunContext,
@@ -83,8 +85,9 @@ pub(crate) struct Subject<'a> {
     pub trigger: Trigger,
 }
 
-/// Takes a snapshot. Blocks until the image is durable; `computing` is called when the job computes again. A job
-/// that changed under our hands is tried again. One that was to be paused comes with the image.
+/// Takes a snapshot. Blocks until the image is durable; `computing` is called when the job computes again. If the job
+/// changes meanwhile, the snapshot is tried again. If the job was to be paused, the paused job is returned with the
+/// image.
 pub(crate) fn take(
     subject: Subject<'_>,
     afterwards: Afterwards,
@@ -101,7 +104,7 @@ pub(crate) fn take(
     again_while_it_changes(attempt, || thread::sleep(ATTEMPT_PAUSE))
 }
 
-/// Tries until nothing came in between, a few times at most.
+/// Repeats the attempt as long as the job changes meanwhile, a limited number of times.
 fn again_while_it_changes<T>(
     mut attempt: impl FnMut() -> Result<T, SnapshotError>,
     mut pause: impl FnMut(),
@@ -118,7 +121,8 @@ fn again_while_it_changes<T>(
     attempt()
 }
 
-/// `despite` the failure that is to be avoided.
+/// Attempts the snapshot, and once again after an avoidable failure of resident memory. That failure is then in
+/// `despite`.
 fn attempt(
     subject: Subject<'_>,
     afterwards: Afterwards,
@@ -140,7 +144,7 @@ fn attempt(
     let resident_plan = resident_plan(subject, gpu.as_mut(), afterwards, despite)?;
     let writer = admit(subject, &processes, gpu.as_ref(), resident_plan.as_ref())?;
     if afterwards != Afterwards::Stop {
-        // A job that is to end has nothing to do but to wait for its image.
+        // A job that is about to be stopped only waits for its image.
         writer.limit_stalls(context.config.snapshot.timeout / STALL_SHARE);
     }
     let gpu = (gpu.as_ref(), resident_plan);
@@ -163,7 +167,8 @@ fn attempt(
     }
 }
 
-/// Plans what stays on the GPUs, with everything that takes time before the job is frozen.
+/// Returns the plan for memory that stays on the GPUs. All work on it that takes time is done here, before the job is
+/// frozen.
 fn resident_plan(
     Subject {
         context,
@@ -189,7 +194,7 @@ fn resident_plan(
     Ok(resident_plan.map_err(GpuError::from)?)
 }
 
-/// Checks that there is room, and gets the memory that the image will pass through, while the job computes.
+/// Checks that there is room, and allocates the memory that the image will pass through, while the job computes.
 fn admit(
     Subject { context, state, .. }: Subject<'_>,
     processes: &[Process],
@@ -221,8 +226,8 @@ fn admit(
     Ok(writer)
 }
 
-/// `free` is the host memory that is left once the GPU's content is in it; `frozen` the bytes that come while the job
-/// stands still, where more come later.
+/// Returns the options of the image writer. `free` is the host memory that remains once the GPU's content is in host
+/// memory. `frozen` is the number of bytes that are written while the job is frozen, if more are written later.
 fn write_options(context: &RunContext, free: u64, frozen: Option<u64>) -> WriteOptions {
     let later = frozen.map_or(u64::MAX, |bytes| bytes.saturating_add(DRAIN_BUFFER));
     let buffer = match context.config.snapshot.buffer {
