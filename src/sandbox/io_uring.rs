@@ -20,9 +20,9 @@ use serde::{Deserialize, Serialize};
 /// The job's view of `io_uring`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum IoUring {
-    /// The job has no io_uring, if ckpt-run may decide that.
+    /// The job has no `io_uring`, if ckpt-run may decide that.
     Hide,
-    /// The job has io_uring.
+    /// The job has `io_uring`.
     Allow,
 }
 
