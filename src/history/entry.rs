@@ -1,4 +1,4 @@
-//! The schema of the event log. Fields are added, never renamed or removed; readers ignore what they do not know.
+//! The schema of the event log. Fields are added, never renamed or removed; readers ignore unknown fields.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -6,14 +6,15 @@ use serde::{Deserialize, Serialize};
 /// A line of the log.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
-    /// When it was written, UTC.
+    /// Time of the entry, UTC.
     pub time: Timestamp,
-    /// Seconds since its supervisor was opened, by a clock that nobody sets; time stopped by the terminal is left out.
+    /// Seconds since its supervisor was opened, by a clock that cannot be set; time stopped by the terminal is left
+    /// out.
     #[serde(default)]
     pub elapsed: f64,
-    /// The run it belongs to: when that was first started, milliseconds since 1970.
+    /// The run that the entry belongs to: the time of its first start, in milliseconds since 1970.
     pub run: u64,
-    /// What happened.
+    /// The event.
     #[serde(flatten)]
     pub event: Event,
 }
@@ -23,11 +24,11 @@ pub struct Entry {
 pub struct Phase {
     /// Its name, as in the log.
     pub name: String,
-    /// How long it took.
+    /// Duration of the phase.
     pub seconds: f64,
 }
 
-/// What happened. Durations are seconds, sizes bytes.
+/// An event of a run. Durations are seconds, sizes bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum Event {
@@ -35,14 +36,14 @@ pub enum Event {
     Opened {
         /// Version of ckpt-run.
         version: String,
-        /// The supervisor's process.
+        /// Pid of the supervisor.
         pid: u32,
         /// The job's command line.
         command: Vec<String>,
     },
-    /// The job was started anew.
+    /// The job was started from the beginning.
     Started {
-        /// Its first process, as the machine sees it; none where it had ended already.
+        /// Host pid of its first process; none if that had already exited.
         #[serde(default)]
         pid: Option<i32>,
     },
@@ -51,100 +52,100 @@ pub enum Event {
         /// `schedule`, `signal`, `request` or `stop`.
         trigger: String,
     },
-    /// The job computes again; the image is not durable yet.
+    /// The job continues; the image is not durable yet.
     Computing {
-        /// How long it stood still.
+        /// Duration of the freeze.
         freeze_seconds: f64,
     },
     /// An image is durable.
     Snapshot {
         /// Its id.
         image: String,
-        /// As in `snapshot-began`.
+        /// The same words as in `snapshot-began`.
         trigger: String,
-        /// How long the job stood still.
+        /// Duration of the freeze.
         freeze_seconds: f64,
-        /// From the beginning until the image was durable.
+        /// Time from the beginning until the image was durable.
         durable_seconds: f64,
-        /// What the image holds.
+        /// Size of the image's content.
         raw_bytes: u64,
-        /// What it added to the store.
+        /// Bytes that the image added to the store.
         stored_bytes: u64,
-        /// What the time was spent on.
+        /// Durations of the phases.
         phases: Vec<Phase>,
     },
-    /// A snapshot came to nothing; older images are untouched.
+    /// A snapshot failed; older images are untouched.
     SnapshotFailed {
-        /// Kind of the failure, a word; `ended` where the job ended meanwhile, which is no failure.
+        /// Kind of the failure, one word; `ended` if the job exited meanwhile, which is not a failure.
         kind: String,
         /// The reason in words.
         reason: String,
-        /// True if the job computes as before; otherwise it is ended and restored.
+        /// True if the job continues as before; otherwise it is ended and restored.
         job_goes_on: bool,
     },
-    /// The job ended in a way that is restarted, or gave up.
+    /// The job exited in a way that leads to a restart or to giving up.
     Crashed {
         /// Its exit code; 128+n for signal n.
         code: u8,
-        /// How, in words: `exit code 1`, `SIGSEGV`.
+        /// Its end in words: `exit code 1`, `SIGSEGV`.
         how: String,
-        /// Computing time since the newest image, which is done again.
+        /// Computing time since the newest image, which has to be repeated.
         lost_seconds: f64,
     },
-    /// The job was taken for hung; it is ended and restored.
+    /// The job was considered hung; it is ended and restored.
     Hung {
-        /// Which sign, in words.
+        /// The sign of the hang, in words.
         reason: String,
-        /// How long that had lasted.
+        /// Duration of that sign.
         silent_seconds: f64,
     },
     /// An image became the running job.
     Restored {
         /// Its id.
         image: String,
-        /// From the beginning of the restore until the job computed.
+        /// Time from the beginning of the restore until the job computed.
         seconds: f64,
-        /// What the time was spent on.
+        /// Durations of the phases.
         phases: Vec<Phase>,
     },
-    /// An image could not be restored here; the next older one is tried.
+    /// An image could not be restored; the next older one is tried.
     RestoreFailed {
         /// Its id.
         image: String,
         /// The reason in words.
         reason: String,
     },
-    /// The job stands still and holds no GPU.
+    /// The job is paused and holds no GPU.
     Paused {
-        /// The image that it is.
+        /// The image that the job was saved as.
         image: String,
     },
     /// The paused job computes again.
     Unpaused {
-        /// How long that took.
+        /// Duration of the resumption.
         seconds: f64,
     },
-    /// The time between snapshots was chosen anew (`interval = "auto"`).
+    /// A new time between snapshots was chosen (`interval = "auto"`).
     Interval {
         /// The time between two snapshots.
         seconds: f64,
-        /// The arithmetic, in words.
+        /// The calculation, in words.
         why: String,
     },
     /// A hook ended.
     Hook {
-        /// Which one, as in the settings.
+        /// Name of the hook, as in the settings.
         hook: String,
-        /// How: `done`, `failed`, `timed-out`, `veto`.
+        /// Its result: `done`, `failed`, `timed-out`, `veto`.
         outcome: String,
-        /// How long it ran.
+        /// Its running time.
         seconds: f64,
     },
     /// The supervisor ends.
     Ended {
         /// `finished`, `failed`, `saved` or `error`.
         how: String,
-        /// Our exit code.
+        /// Exit code of ckpt-run.
         code: u8,
     },
     /// An event of a newer version.
@@ -160,7 +161,7 @@ mod tests {
 
     const GUIDE: &str = include_str!("../../docs/guide/events.md");
 
-    /// Names of the variants, as in this file.
+    /// Returns the names of the variants, as in this file.
     fn variants() -> BTreeSet<String> {
         let source = include_str!("entry.rs");
         let (_, body) = source.split_once("pub enum Event {").unwrap();

@@ -1,8 +1,8 @@
-//! The log's file: lines are appended and read, and both are bounded.
+//! The log's file: lines are appended and read, and both operations are bounded.
 //!
 //! Each line is one write to a file opened for appending, so that lines of two writers do not mix. A line that a crash
-//! tore is ended by the next writer and skipped by readers, as is all that is no entry. Past [`FILE_BYTES_MAX`] the
-//! file gets a second name, `events.1.ndjson`, and what had that is gone.
+//! cut short is ended by the next writer and skipped by readers, as is every line that is not an entry. A file that
+//! would exceed [`FILE_BYTES_MAX`] is renamed to `events.1.ndjson`, which replaces the earlier file of that name.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
@@ -13,23 +13,23 @@ use serde_json::Value;
 
 use super::Entry;
 
-/// The file's name in a store.
+/// Name of the file in a store.
 const FILE: &str = "events.ndjson";
-/// Two such files are some 100,000 events, and are read in a second.
+/// Maximum size of a file: two such files hold some 100,000 events and are read in a second.
 const FILE_BYTES_MAX: u64 = 16 << 20;
-/// Longest line: what is left of the longest event when it was clipped, in which each byte may take six.
+/// Maximum length of a line: the longest event after clipping, in which each byte may take six bytes.
 const LINE_BYTES_MAX: usize = 128 << 10;
-/// The end of a log that is looked at again and again: more events than a screen has room for.
+/// Size of the end of a log that is read repeatedly: more events than fit on a screen.
 const TAIL_BYTES: u64 = 256 << 10;
-/// Longest text in an event that would be too long.
+/// Maximum length of a text in a clipped event.
 const TEXT_BYTES_MAX: usize = 256;
-/// Longest list in an event that would be too long.
+/// Maximum length of a list in a clipped event.
 const ITEMS_MAX: usize = 64;
 
-/// A line that was not written. What was there is untouched.
+/// An error that prevented writing a line. The existing lines are untouched.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
-    /// The file cannot be opened, or begun anew.
+    /// The file cannot be opened or rotated.
     #[error("cannot open the event log {}", path.display())]
     Open {
         /// The file.
@@ -55,7 +55,7 @@ pub fn path(store: &Path) -> PathBuf {
     store.join(FILE)
 }
 
-/// A log that is written to. Its file is opened for each line: events are rare, and somebody may move it away.
+/// A log for writing. Its file is opened for each line: events are rare, and another program may move it away.
 #[derive(Debug)]
 pub struct Log {
     path: PathBuf,
@@ -63,7 +63,7 @@ pub struct Log {
 }
 
 impl Log {
-    /// The log at a path; nothing is touched before the first line.
+    /// Makes a log at a path; the file is not touched before the first line.
     #[must_use]
     pub fn new(path: PathBuf) -> Self {
         Self {
@@ -75,7 +75,8 @@ impl Log {
     /// Adds an entry.
     ///
     /// # Errors
-    /// When the file cannot be opened or written; on a full disk a part of the line may be there, which readers skip.
+    /// The file cannot be opened or written. On a full disk a part of the line may have been written, which readers
+    /// skip.
     pub fn append(&self, entry: &Entry) -> Result<(), LogError> {
         let open = |source| LogError::Open {
             path: self.path.clone(),
@@ -108,13 +109,13 @@ impl Log {
             .append(true)
             .create(true)
             .mode(0o600)
-            // A named pipe that nobody reads must not stop the run.
+            // A named pipe without a reader must not stop the run.
             .custom_flags(nix::libc::O_NONBLOCK)
             .open(&self.path)
     }
 }
 
-/// `events.1.ndjson` for `events.ndjson`.
+/// Returns the path of the older file: `events.1.ndjson` for `events.ndjson`.
 fn older(path: &Path) -> PathBuf {
     match path.extension() {
         Some(extension) => {
@@ -138,7 +139,7 @@ fn is_torn(file: &mut File, len: u64) -> io::Result<bool> {
 }
 
 fn line(entry: &Entry) -> Vec<u8> {
-    // A struct of strings and numbers always becomes JSON.
+    // A struct of strings and numbers can always be converted to JSON.
     let mut line = serde_json::to_vec(entry).unwrap_or_default();
     if line.len() >= LINE_BYTES_MAX {
         let mut value = serde_json::to_value(entry).unwrap_or_default();
@@ -149,7 +150,7 @@ fn line(entry: &Entry) -> Vec<u8> {
     line
 }
 
-/// Cuts what is too long for a line of the log, and says so by its end.
+/// Cuts texts and lists that are too long for a line of the log, and marks the cut with `…`.
 fn clip(value: &mut Value) {
     match value {
         Value::String(text) if text.len() > TEXT_BYTES_MAX => {
@@ -171,7 +172,8 @@ fn clip(value: &mut Value) {
     }
 }
 
-/// The entries of a log, oldest first, with those of its older part; none where there is no log, or it cannot be read.
+/// Returns the entries of a log, oldest first, including those of its older file; none if there is no log, or it cannot
+/// be read.
 #[must_use]
 pub fn entries(path: &Path) -> Entries {
     let files = [older(path), path.to_owned()].map(|path| {
@@ -181,7 +183,7 @@ pub fn entries(path: &Path) -> Entries {
             .open(path)
             .ok()?;
         let regular = file.metadata().is_ok_and(|metadata| metadata.is_file());
-        // One that grows under our hands is read no further.
+        // A file that grows during the read is read only up to this limit.
         regular.then(|| BufReader::new(file.take(FILE_BYTES_MAX + LINE_BYTES_MAX as u64)))
     });
     Entries {
@@ -190,7 +192,7 @@ pub fn entries(path: &Path) -> Entries {
     }
 }
 
-/// The last entries of a log, oldest first: those in its last 256 KiB, for a look every second.
+/// Returns the last entries of a log, oldest first: those in its last 256 KiB, for polling every second.
 #[must_use]
 pub fn latest(path: &Path) -> Vec<Entry> {
     let read = || -> io::Result<Vec<u8>> {
@@ -204,7 +206,7 @@ pub fn latest(path: &Path) -> Vec<Entry> {
         file.take(TAIL_BYTES).read_to_end(&mut tail)?;
         Ok(tail)
     };
-    // A line of which the beginning is not there is no entry.
+    // A line whose beginning is missing is not an entry.
     let tail = read().unwrap_or_default();
     let lines = tail.split(|byte| *byte == b'\n');
     lines
@@ -236,7 +238,7 @@ impl Iterator for Entries {
     }
 }
 
-/// The next line; empty for one that is too long, `None` at the end of what can be read.
+/// Reads the next line; empty if the line is too long, `None` at the end of the readable data.
 fn next_line(file: &mut impl BufRead) -> Option<Vec<u8>> {
     let mut line = Vec::new();
     let mut limited = file.by_ref().take(LINE_BYTES_MAX as u64);
@@ -407,7 +409,7 @@ mod tests {
     fn a_pipe_that_nobody_reads_stops_nobody() {
         let (_folder, path) = place();
         nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
-        // Its reader comes and goes with each line; what matters is that this returns.
+        // A reader of the pipe would come and go with each line; the test only requires that this call returns.
         Log::new(path).append(&ended(1)).unwrap();
     }
 

@@ -1,10 +1,10 @@
-//! The event log: what happened to a run, one JSON object a line (NDJSON), in the store.
+//! The event log: the events of a run, one JSON object per line (NDJSON), in the store.
 //!
 //! ```text
 //! supervisor ── Entry ──▶ Log ──▶ events.ndjson ──▶ entries ──▶ Account ──▶ Summary ──▶ words
 //! ```
-//! The supervisor writes it; `status`, `report`, the exit summary and the metrics read it. It knows of no images, jobs
-//! or GPUs beyond their names.
+//! The supervisor writes the log; `status`, `report`, the exit summary and the metrics read it. This module knows
+//! images, jobs and GPUs by their names only.
 
 mod account;
 mod entry;

@@ -1,75 +1,77 @@
-//! What a run comes to, in numbers and in a sentence.
+//! Summary of a run, in numbers and in a sentence.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// Seconds of a freeze by which freezes are counted: from what nobody notices to what stops a service.
+/// Bounds of the freeze histogram, in seconds: from freezes that are not noticeable to freezes that interrupt a
+/// service.
 pub const FREEZE_BOUNDS: [f64; 10] = [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
 
 /// A run in numbers. Durations are seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Summary {
-    /// When its first supervisor began, as far as the log goes back.
+    /// Start of the first supervisor, as far as the log reaches back.
     pub begun: Option<Timestamp>,
-    /// How long supervisors ran, all together.
+    /// Total running time of the supervisors.
     pub run_seconds: f64,
     /// Images that became durable.
     pub snapshots: u64,
-    /// Snapshots that came to nothing.
+    /// Snapshots that failed.
     pub failed_snapshots: u64,
-    /// How long the job stood still for snapshots after which it went on.
+    /// Total duration of the freezes after which the job continued.
     pub freeze_seconds: f64,
-    /// How many of these freezes were as long as each of [`FREEZE_BOUNDS`], or the one before it; last, longer ones.
+    /// Number of these freezes in each interval that ends at one of [`FREEZE_BOUNDS`]; the last number counts longer
+    /// ones.
     pub freeze_counts: [u64; FREEZE_BOUNDS.len() + 1],
-    /// How often the job crashed.
+    /// Number of crashes of the job.
     pub crashes: u64,
-    /// How many of these crashes it came back from.
+    /// Number of these crashes after which the job was restored.
     pub survived: u64,
-    /// How often it came back after its supervisor had been killed.
+    /// Number of restores after the supervisor had been killed.
     pub outages: u64,
-    /// How often it was taken for hung.
+    /// Number of times that the job was considered hung.
     pub hangs: u64,
     /// Images that became the running job.
     pub restores: u64,
-    /// How long that took, all together.
+    /// Total duration of these restores.
     pub restore_seconds: f64,
     /// Images that could not be restored.
     pub failed_restores: u64,
-    /// Computing time that was done again.
+    /// Computing time that was repeated.
     pub lost_seconds: f64,
-    /// Computing time that would have been done again without images.
+    /// Computing time that would have been repeated without images.
     pub saved_seconds: f64,
 }
 
-/// A snapshot as the account remembers it.
+/// A snapshot, as stored in the account.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Freeze {
-    /// When the image was durable.
+    /// Time at which the image was durable.
     pub time: Timestamp,
     /// Its id.
     pub image: String,
-    /// Why it was taken.
+    /// The reason for taking it.
     pub trigger: String,
-    /// How long the job stood still.
+    /// Duration of the freeze.
     pub freeze_seconds: f64,
-    /// From the beginning until the image was durable.
+    /// Time from the beginning until the image was durable.
     pub durable_seconds: f64,
-    /// What the image holds.
+    /// Size of the image's content.
     pub raw_bytes: u64,
-    /// What it added to the store.
+    /// Bytes that the image added to the store.
     pub stored_bytes: u64,
 }
 
 impl Summary {
-    /// Counts a freeze after which the job went on.
+    /// Counts a freeze after which the job continued.
     pub(super) fn froze(&mut self, seconds: f64) {
         self.freeze_seconds += seconds;
         let bound = FREEZE_BOUNDS.iter().position(|bound| seconds <= *bound);
         self.freeze_counts[bound.unwrap_or(FREEZE_BOUNDS.len())] += 1;
     }
 
-    /// Share of the run that the job stood still for snapshots, 0 to 1.
+    /// Returns the share of the run in which the job was frozen for snapshots, 0 to 1.
     #[must_use]
     pub fn freeze_share(&self) -> f64 {
         if self.run_seconds > 0.0 {
@@ -79,7 +81,7 @@ impl Summary {
         }
     }
 
-    /// The run in a sentence: what happened in it, and nothing else.
+    /// Describes the run in a sentence that mentions only events that occurred.
     #[must_use]
     pub fn in_words(&self) -> String {
         let ran = format!("ran {}", time_in_words(self.run_seconds));
@@ -140,7 +142,7 @@ fn outage(count: u64) -> String {
     format!("{} of ckpt-run", counted(count, "kill"))
 }
 
-/// `1 crash`, `2 crashes`.
+/// Formats a count with its noun: `1 crash`, `2 crashes`.
 #[must_use]
 pub fn counted(count: u64, of: &str) -> String {
     match (count, of) {
@@ -150,7 +152,7 @@ pub fn counted(count: u64, of: &str) -> String {
     }
 }
 
-/// A share, 0 to 1: `0.09 %`.
+/// Formats a share from 0 to 1: `0.09 %`.
 #[must_use]
 pub fn percent(share: f64) -> String {
     let percent = share * 100.0;
@@ -162,11 +164,11 @@ pub fn percent(share: f64) -> String {
     }
 }
 
-/// `0 s`, `0.42 s`, `7.2 s`, `48 s`, `3 min 20 s`, `48 min`, `2 h 13 min`, `3 d 4 h`.
+/// Formats a duration: `0 s`, `0.42 s`, `7.2 s`, `48 s`, `3 min 20 s`, `48 min`, `2 h 13 min`, `3 d 4 h`.
 #[must_use]
 pub fn time_in_words(seconds: f64) -> String {
     let seconds = seconds.max(0.0);
-    // Each is shown as it is rounded: 9.96 is 10, and 59.7 a minute.
+    // The bounds follow the rounding: 9.96 is shown as 10, and 59.7 as a minute.
     match seconds {
         seconds if seconds < 0.005 => "0 s".to_owned(),
         seconds if seconds < 0.995 => format!("{seconds:.2} s"),
@@ -179,9 +181,9 @@ pub fn time_in_words(seconds: f64) -> String {
     }
 }
 
-/// In the larger unit and the smaller one, each of so many seconds.
+/// Formats a duration in two units, each given by its length in seconds and its name.
 fn two(larger: (u64, &str), smaller: (u64, &str), seconds: f64) -> String {
-    // Far more than any clock shows; `as` ends there too.
+    // Far beyond any clock; `as` saturates there, too.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,

@@ -1,4 +1,4 @@
-//! The acts of a rehearsal, one after the other, on a trial that runs.
+//! The acts of a rehearsal, one after the other, on a running trial.
 
 use std::sync::mpsc::channel;
 use std::thread;
@@ -18,11 +18,11 @@ use crate::history::{Event, time_in_words};
 use crate::run::{chain, size};
 use crate::supervisor::request_snapshot;
 
-/// The longest snapshot or restore: a terabyte takes that long from a slow disk.
+/// Limit on a snapshot or restore: a slow disk takes that long for a terabyte.
 const WORK_LIMIT: Duration = Duration::from_secs(3600);
-/// What the supervisor takes to start the job, or to see it end.
+/// Limit on the time that the supervisor takes to start the job, or to notice its end.
 const NEWS_LIMIT: Duration = Duration::from_secs(60);
-/// How often a snapshot is tried that fails for what passes: a supervisor tries it again, too.
+/// Maximum number of attempts for a snapshot with a transient failure: a supervisor repeats it, too.
 const ATTEMPTS: usize = 3;
 
 const MORE_TO_DO: &str = "rehearse with more for the job to do: it has to compute for some ten seconds, a large job for longer";
@@ -30,7 +30,7 @@ const LOOK_AT_THE_JOB: &str =
     "see whether it ends so without ckpt-run, too; --show-output shows what it says";
 pub(super) const KEEP_AND_LOOK: &str = "rehearse again with --keep and look at the logs";
 
-/// A trial, and the report of it.
+/// A trial and its report.
 pub(super) struct Acts<'a, 'b, 'c> {
     pub trial: &'a mut Trial<'b>,
     pub book: &'a mut Book<'c>,
@@ -38,12 +38,12 @@ pub(super) struct Acts<'a, 'b, 'c> {
     pub patience: Duration,
 }
 
-/// The job as it was before the kill.
+/// The state of the job before the kill.
 pub(super) struct Before {
     sign: Sign,
     look: Look,
     files: Files,
-    /// Where stdout and stderr were, at most, at the snapshot.
+    /// Maximum lengths of stdout and stderr at the snapshot.
     pub places: [u64; 2],
     pub output: [Part; 2],
 }
@@ -117,7 +117,7 @@ impl Acts<'_, '_, '_> {
         Ok((look, self.trial.output_bytes()))
     }
 
-    /// Takes a snapshot, and tells what it took.
+    /// Takes a snapshot, and notes its figures.
     fn take_snapshot(&mut self) -> Result<(), End> {
         let mut attempts = 1;
         let image = loop {
@@ -234,7 +234,7 @@ impl Acts<'_, '_, '_> {
         })
     }
 
-    /// Kills the job; the output until then.
+    /// Kills the job. Returns its output up to that point.
     fn kill(&mut self, places: [u64; 2]) -> Result<[Part; 2], End> {
         let job = signs::job(self.trial);
         let killed = job.is_some_and(|job| kill(Pid::from_raw(job), Signal::SIGKILL).is_ok());
@@ -248,7 +248,8 @@ impl Acts<'_, '_, '_> {
         if !killed || signs::is_over(self.trial)? {
             return Err(self.ended_by_itself("before it could be killed")?);
         }
-        // The restore, which cuts the files back, is some time away. Were it not, there is less to compare.
+        // The restore truncates the files, and it begins some time later. If it began earlier, there would be less to
+        // compare.
         let output = self.trial.output_around(places)?;
         self.book
             .note("kill", Outcome::Ok, "the job was ended by SIGKILL");
@@ -289,7 +290,7 @@ impl Acts<'_, '_, '_> {
         }
     }
 
-    /// Whether the restored job computes; not, where it has ended well.
+    /// Checks that the restored job computes. Returns false if the job has exited successfully.
     fn come_back(&mut self, before: &Before) -> Result<bool, End> {
         const NAME: &str = "comes back";
         let first = signs::look(self.trial).unwrap_or_default();

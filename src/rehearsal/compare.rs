@@ -1,4 +1,4 @@
-//! Compares what the job has written, before it was killed and after it was restored: pure functions of what was read.
+//! Comparison of the job's output and files before the kill and after the restore: pure functions of the data read.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,22 +8,22 @@ use crate::job::OpenFile;
 /// A part of the job's output.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Part {
-    /// What was there before the snapshot was asked for, or the end of it.
+    /// Output from before the request for the snapshot, or the end of it.
     pub old: Vec<u8>,
-    /// What came later, or the beginning of it.
+    /// Later output, or the beginning of it.
     pub new: Vec<u8>,
 }
 
-/// What became of the output.
+/// Result of comparing the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outputs {
-    /// What the job had written before the snapshot is not there any more as it was.
+    /// Output from before the snapshot is missing or has changed.
     Damaged,
-    /// Nothing was written after the snapshot, before the kill or after the restore.
+    /// No output between the snapshot and the kill, or none after the restore.
     Nothing,
-    /// The job wrote the same bytes again, so many, and went on from there.
+    /// The job wrote this many bytes again, unchanged, and continued after them.
     Same(usize),
-    /// It wrote something else the second time, after so many bytes.
+    /// The job wrote other data the second time, after this many equal bytes.
     Differs(usize),
 }
 
@@ -41,12 +41,12 @@ pub(super) fn outputs(before: &Part, after: &Part) -> Outputs {
     }
 }
 
-/// Files that the job writes, with the size that each has at least.
+/// Files that the job writes, each with its inode and its minimum size.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Files(BTreeMap<PathBuf, (u64, u64)>);
 
 impl Files {
-    /// Those among the open ones that the job writes; the inode and the size.
+    /// Selects the open files that the job writes, with inode and size.
     pub(super) fn of(open: &[OpenFile]) -> Self {
         let written = open.iter().filter(|file| file.written());
         Self(
@@ -60,7 +60,8 @@ impl Files {
         self.0.len()
     }
 
-    /// Those that were open before, too, and have not shrunk since: a file that the job cuts by itself tells nothing.
+    /// Keeps the files that are still open in `later` and have not shrunk: a file that the job truncates itself proves
+    /// nothing.
     pub(super) fn that_grow(&self, later: &Self) -> Self {
         let grows = |path: &PathBuf, (inode, size): &(u64, u64)| {
             later
@@ -72,7 +73,7 @@ impl Files {
         Self(kept.map(|(path, file)| (path.clone(), *file)).collect())
     }
 
-    /// The first file that is still open and shorter than it was.
+    /// Returns the first file that is still open and shorter than before, with both sizes.
     pub(super) fn first_shorter(&self, now: &Self) -> Option<(&PathBuf, u64, u64)> {
         self.0.iter().find_map(|(path, (inode, size))| {
             let (same, present) = now.0.get(path)?;

@@ -1,4 +1,4 @@
-//! The act that compares: what the job has written, before the kill and after the restore.
+//! The act that compares the job's output and files before the kill and after the restore.
 
 use super::acts::{Acts, Before, KEEP_AND_LOOK};
 use super::compare::{Files, Outputs, outputs};
@@ -46,7 +46,7 @@ impl Acts<'_, '_, '_> {
         let Some(look) = signs::look(self.trial) else {
             return Ok(());
         };
-        // One that the job cuts and writes anew is whole at another look.
+        // A file that the job truncates and rewrites is whole at a later look.
         let mut shorter = None;
         let whole = self.trial.wait(LEAST, |_| {
             shorter = before

@@ -1,24 +1,25 @@
-//! Why there was no rehearsal: a failure of ours or of the system's. What the job cannot do is no error but a result.
+//! Errors that prevent a rehearsal: a failure of ckpt-run or of the system. A limitation of the job is not an error but
+//! a result.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why the rehearsal was not brought to its end. Nothing of it is left.
+/// An error that ended the rehearsal early. No part of the rehearsal is left.
 #[derive(Debug, thiserror::Error)]
 pub enum RehearsalError {
-    /// The temporary folder could not be made.
+    /// The temporary folder cannot be created.
     #[error(
         "cannot make a folder for the rehearsal in {} (it is beside the store: choose another --store)",
         parent.display()
     )]
     Folder {
-        /// Where it was to be.
+        /// The folder that should contain it.
         parent: PathBuf,
         /// The reason.
         #[source]
         source: io::Error,
     },
-    /// A file of the rehearsal could not be written or read.
+    /// A file of the rehearsal cannot be written or read.
     #[error("cannot use {}", path.display())]
     File {
         /// The file.
@@ -27,7 +28,7 @@ pub enum RehearsalError {
         #[source]
         source: io::Error,
     },
-    /// The supervisor could not be started.
+    /// The supervisor cannot be started.
     #[error("cannot start the supervisor {}", program.display())]
     Start {
         /// The program.
@@ -36,13 +37,13 @@ pub enum RehearsalError {
         #[source]
         source: io::Error,
     },
-    /// A thread could not be started.
+    /// A thread cannot be started.
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
-    /// Whether the supervisor runs could not be told.
+    /// The state of the supervisor's process cannot be determined.
     #[error("cannot wait for the supervisor")]
     Wait(#[source] io::Error),
-    /// Somebody asked us to stop.
+    /// A signal ended the rehearsal.
     #[error("stopped by signal {0}: the job was ended, and nothing of the rehearsal is left")]
     Interrupted(i32),
 }

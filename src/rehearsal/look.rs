@@ -1,4 +1,4 @@
-//! What the job does, as seen from outside.
+//! The activity of the job, observed from outside.
 
 use std::collections::BTreeSet;
 
@@ -10,19 +10,19 @@ use crate::job;
 /// The job at one moment.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Look {
-    /// Its processes, as it sees them.
+    /// Pids of its processes, in its own namespace.
     pub processes: BTreeSet<i32>,
-    /// The same, as the machine sees them.
+    /// Pids of the same processes on the host.
     host_pids: Vec<i32>,
-    /// CPU time that they, and those of their children that have ended, have used since they began, or were restored.
+    /// CPU time of the processes and of their exited children, since their start or restore.
     pub cpu_seconds: f64,
     /// Resident memory in bytes.
     pub memory: u64,
 }
 
 impl Look {
-    /// The job whose first process (a host pid) this is, with the orphans that its parent has adopted; `None` when it is
-    /// gone.
+    /// Inspects the job with this first process (a host pid), including the orphans that its parent has adopted. `None`
+    /// if the job no longer exists.
     pub(super) fn at(job: i32) -> Option<Self> {
         let root = ProcessEntry::new(job)
             .and_then(|entry| entry.stat())
@@ -39,13 +39,13 @@ impl Look {
         (!look.processes.is_empty()).then_some(look)
     }
 
-    /// This, with the processes alone that are there later, too.
+    /// Removes the processes that no longer exist in `later`.
     pub(super) fn still_there(mut self, later: &Self) -> Self {
         self.processes.retain(|pid| later.processes.contains(pid));
         self
     }
 
-    /// Files that it writes; those of processes that can be read.
+    /// Returns the files that the job writes, as far as its processes can be inspected.
     pub(super) fn files(&self) -> Files {
         let open = self
             .host_pids

@@ -1,13 +1,13 @@
-//! A rehearsal: the user's own job is run, snapshotted, killed and restored in a place of its own, and what can be
-//! compared is compared. Nothing of the user's store is touched; the files that the job writes are really written.
+//! A rehearsal: the user's own job is run, snapshotted, killed and restored in a separate folder, and its output and
+//! files are compared. The user's store is not touched; the files that the job writes are really written.
 //!
 //! ```text
-//! rehearse ──▶ acts (in order) ──▶ trial        a supervisor like any other, in a temporary folder
-//!                              ──▶ signs, look  what the job does: processes, CPU time, output
+//! rehearse ──▶ acts (in order) ──▶ trial        an ordinary supervisor in a temporary folder
+//!                              ──▶ signs, look  the job's activity: processes, CPU time, output
 //!                              ──▶ compare      output and files before the kill and after the restore
-//!          ──▶ Report, with the interval that follows
+//!          ──▶ Report, with the resulting interval
 //! ```
-//! It asks the supervisor as any user does, over the control socket and the event log, and knows nothing of how
+//! The rehearsal uses the supervisor as a user does, over the control socket and the event log. It does not know how
 //! snapshots are taken.
 
 mod acts;

@@ -25,18 +25,18 @@ pub struct Step {
     pub detail: String,
 }
 
-/// Why the job cannot be kept alive, or could not be tried.
+/// The reason why the job cannot be kept alive, or could not be tried.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Failure {
     /// Kind of a snapshot's failure, as in the event log; null for other failures.
     pub kind: Option<String>,
-    /// The event.
+    /// The failure in words.
     pub reason: String,
     /// The remedy.
     pub remedy: String,
 }
 
-/// Measurements, as far as the rehearsal came. Durations are seconds, sizes bytes.
+/// Measurements, up to the step that the rehearsal reached. Durations are seconds, sizes bytes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Figures {
     /// Freeze of each snapshot.
@@ -53,20 +53,20 @@ pub struct Figures {
     pub added_bytes: Option<u64>,
     /// The suggested time between snapshots.
     pub interval_seconds: Option<u64>,
-    /// Its arithmetic, in words.
+    /// The calculation of that time, in words.
     pub interval_why: Option<String>,
-    /// The time between two failures that it assumes (`snapshot.mtbf`).
+    /// The time between two failures that the calculation assumes (`snapshot.mtbf`).
     pub assumed_mtbf_seconds: Option<f64>,
 }
 
-/// A stream of the job's, between the snapshot and the kill, and again after the restore.
+/// Comparison of one of the job's streams between the snapshot and the kill with the same stream after the restore.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Compared {
     /// "stdout" or "stderr".
     pub stream: &'static str,
     /// Result of the comparison.
     pub result: Equality,
-    /// Bytes from the snapshot on that are the same.
+    /// Number of equal bytes from the snapshot on.
     pub bytes: usize,
 }
 
@@ -76,29 +76,29 @@ pub struct Compared {
 pub enum Equality {
     /// Output from before the snapshot was changed or lost.
     Damaged,
-    /// Nothing to compare: one of the two printed nothing.
+    /// No data to compare: one of the two outputs is empty.
     Nothing,
-    /// Equal outputs, as far as both go.
+    /// Equal outputs, up to the end of the shorter one.
     Same,
-    /// They differ, as with times or random numbers.
+    /// The outputs differ, as with times or random numbers.
     Differs,
 }
 
 /// The result.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// True if the job can be kept alive, as far as a rehearsal tells.
+    /// True if the job can be kept alive, as far as a rehearsal can show.
     pub pass: bool,
-    /// Why not.
+    /// The reason if it cannot.
     pub failure: Option<Failure>,
     /// The job's command line.
     pub command: Vec<String>,
     /// The steps, in order.
     pub steps: Vec<Step>,
-    /// Comparisons of the job's stdout and stderr, if the rehearsal came that far.
+    /// Comparisons of the job's stdout and stderr, if the rehearsal reached that step.
     pub output: Vec<Compared>,
     /// The measurements.
     pub figures: Figures,
-    /// Folder of the images, logs and the output, if they are kept.
+    /// Folder of the images, the logs and the output, if they are kept.
     pub kept: Option<std::path::PathBuf>,
 }

@@ -1,6 +1,6 @@
-//! What to do about a snapshot that failed, by the kind of the failure. Reasons often say it themselves, and more exactly.
+//! Remedies for a failed snapshot, by the kind of the failure. The reasons often contain a more exact one.
 
-/// What to do; `kind` is a word of the event log.
+/// Returns the remedy; `kind` is a word of the event log.
 pub(super) fn of_snapshot(kind: Option<&str>) -> &'static str {
     match kind {
         Some("busy") => {

@@ -1,9 +1,9 @@
-//! The rehearsal, from the first look at the machine to the verdict.
+//! The rehearsal, from the check of the machine to the verdict.
 //!
 //! ```text
-//! machine → start → computes → snapshot → goes on → kill → restore → goes on → compare → snapshot again → end
+//! machine → start → computes → snapshot → continues → kill → restore → continues → compare → snapshot again → end
 //! ```
-//! Each step adds a line to the report; the first that fails ends the rehearsal.
+//! Each step adds a line to the report; the first failed step ends the rehearsal.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -31,11 +31,11 @@ pub struct Options<'a> {
     pub after: Duration,
     /// Limit on the time in which the job must show that it computes, at each step.
     pub patience: Duration,
-    /// Destination of the job's output, besides its files.
+    /// Destination of a copy of the job's output, besides its files.
     pub show: Option<Box<dyn Write + 'a>>,
-    /// Leave images, logs and output where they are.
+    /// True if images, logs and output are kept.
     pub keep: bool,
-    /// The number of the signal that asked us to stop, if one did.
+    /// Number of the signal that requested the end of the rehearsal, if any.
     pub interrupted: &'a dyn Fn() -> Option<i32>,
 }
 
@@ -43,7 +43,7 @@ pub struct Options<'a> {
 pub(super) enum End {
     /// The job, or the machine, failed.
     Failed(Failure),
-    /// We failed.
+    /// ckpt-run failed.
     Error(RehearsalError),
 }
 
@@ -63,7 +63,7 @@ impl End {
     }
 }
 
-/// The report as it grows.
+/// The report under construction.
 pub(super) struct Book<'a> {
     pub report: Report,
     tell: &'a mut dyn FnMut(&Step),
@@ -81,7 +81,7 @@ impl Book<'_> {
         self.report.steps.push(step);
     }
 
-    /// A step that fails, with its reason.
+    /// Notes that a step failed, with its reason.
     pub(super) fn failed(&mut self, name: &'static str, end: End) -> End {
         if let End::Failed(failure) = &end {
             let reason = failure.reason.clone();
@@ -91,13 +91,13 @@ impl Book<'_> {
     }
 }
 
-/// Runs the job in a trial and says whether it can be kept alive. `tell` hears of each step as it is done.
+/// Runs the job in a trial and reports whether it can be kept alive. `tell` is called after each step.
 ///
 /// Must be called from the process's main thread: the trial's supervisor ends with the thread that started it.
 ///
 /// # Errors
-/// When the rehearsal could not be brought to an end; what the job cannot do is in the report. In every case the job is
-/// ended, and nothing is left but what was to be kept.
+/// The rehearsal could not be completed; limitations of the job are in the report. In every case the job is ended, and
+/// nothing is left except the files to be kept.
 pub fn rehearse(
     options: Options<'_>,
     tell: &mut dyn FnMut(&Step),
@@ -187,7 +187,7 @@ fn suggest(rules: Rules, book: &mut Book<'_>) {
     figures.assumed_mtbf_seconds = Some(chosen.mtbf.as_secs_f64());
 }
 
-/// Rounds to seconds; never 0. The assumption is no better than that.
+/// Rounds to seconds, never to 0. The assumed time between failures is no more exact than that.
 fn rounded(time: Duration) -> u64 {
     let seconds = time.as_secs();
     let step = match seconds {
@@ -199,7 +199,7 @@ fn rounded(time: Duration) -> u64 {
     (seconds.saturating_add(step / 2) / step * step).max(step)
 }
 
-/// Removes the path of a log that is removed with the trial.
+/// Removes the path of a log that is deleted with the trial.
 fn without_log(reason: &str) -> String {
     match reason.split_once(" (log: ") {
         Some((reason, log)) => {

@@ -1,4 +1,4 @@
-//! Signs that the job computes, or has ended.
+//! Signs that the job computes, or has exited.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,29 +10,29 @@ use crate::clock;
 use crate::history::Event;
 use crate::supervisor::request_status;
 
-/// A job is watched for as long at least: what it prints in that time is enough to compare.
+/// Minimum time for which a job is watched: its output of that time is enough for a comparison.
 pub(super) const LEAST: Duration = Duration::from_secs(1);
-/// How long a job that prints nothing computes before its first snapshot: it may be loading its data.
+/// Computing time of a job without output before its first snapshot: it may be loading its data.
 pub(super) const QUIET_START: Duration = Duration::from_secs(10);
-/// Computing that shows that a job without output has begun: a program that only waits takes less to load.
+/// CPU time that shows that a job without output has begun: a program that only waits needs less to load.
 const CPU_AT_FIRST_SECONDS: f64 = 1.0;
-/// Computing that shows that it goes on.
+/// CPU time that shows that the job continues.
 const CPU_MORE_SECONDS: f64 = 0.1;
-/// What a supervisor takes to end when its job has.
+/// Limit on the time that a supervisor takes to exit after its job.
 const END_LIMIT: Duration = Duration::from_secs(30);
 
-/// How a job shows that it computes.
+/// The sign by which a job shows that it computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sign {
     Output,
     Cpu,
-    /// None within the time it was given.
+    /// The job gave no sign within the time limit.
     None,
-    /// It has ended.
+    /// The job has exited.
     End,
 }
 
-/// How a job ended.
+/// The end of a job.
 pub(super) struct Ending {
     code: Option<u8>,
     how: Option<String>,
@@ -54,7 +54,7 @@ impl fmt::Display for Ending {
     }
 }
 
-/// Waits until the job has begun to compute, `after` at least, and about `patience` at most.
+/// Waits until the job has begun to compute: at least `after`, and at most about `patience`.
 pub(super) fn of_beginning(
     trial: &mut Trial<'_>,
     after: Duration,
@@ -106,7 +106,7 @@ pub(super) fn of_going_on(
     Ok(sign.unwrap_or(Sign::None))
 }
 
-/// Whether the job has ended, other than by our own hand.
+/// Returns true if the job has exited for another reason than the rehearsal's own kill.
 pub(super) fn is_over(trial: &mut Trial<'_>) -> Result<bool, RehearsalError> {
     let (mut crashes, mut ended) = (0, false);
     for event in trial.events() {
@@ -119,9 +119,9 @@ pub(super) fn is_over(trial: &mut Trial<'_>) -> Result<bool, RehearsalError> {
     Ok(crashes > trial.crashes_known || ended || trial.has_ended()?)
 }
 
-/// How the job has ended.
+/// Determines the end of the job.
 pub(super) fn end(trial: &mut Trial<'_>) -> Result<Ending, RehearsalError> {
-    // Its supervisor says so, at once or a moment later; one that would restore it is not waited for.
+    // The supervisor logs the end at once or a moment later. A supervisor that would restore the job is not waited for.
     trial.wait(END_LIMIT, |trial| Ok(is_over(trial)?.then_some(())))?;
     let mut ending = Ending {
         code: None,
@@ -147,12 +147,12 @@ pub(super) fn end(trial: &mut Trial<'_>) -> Result<Ending, RehearsalError> {
     Ok(ending)
 }
 
-/// The job's first process, as the machine sees it; none where it has ended.
+/// Returns the host pid of the job's first process; none if the job has exited.
 pub(super) fn job(trial: &Trial<'_>) -> Option<i32> {
     request_status(&trial.store()).ok()?.job_pid
 }
 
-/// The job at this moment.
+/// Inspects the job at this moment.
 pub(super) fn look(trial: &Trial<'_>) -> Option<Look> {
     Look::at(job(trial)?)
 }

@@ -1,5 +1,5 @@
-//! The trial: a supervisor like any other, as a child process, with a store and a folder of its own. It ends with what
-//! is dropped here, and leaves nothing behind.
+//! The trial: an ordinary supervisor as a child process, with a separate store in a temporary folder. It ends when it
+//! is dropped, and leaves nothing behind.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -24,47 +24,47 @@ use crate::config::{
 use crate::history::{self, Event};
 use crate::run::remove_work_folder;
 
-/// How the folder's name begins; a dot, for the job may look at what is in its folder.
+/// Prefix of the folder's name; it begins with a dot because the job may list its folder.
 const FOLDER_PREFIX: &str = ".ckpt-run-rehearsal-";
-/// The supervisor's option that ends it with us, if we are killed.
+/// Option that ends the supervisor if ckpt-run's rehearsal is killed.
 const END_WITH_PARENT: &str = "--end-with-parent";
-/// The supervisor's option that leaves stderr to the job.
+/// Option that keeps the supervisor's messages out of the job's stderr.
 const MESSAGES: &str = "--messages";
-/// Between two looks at the trial: far below what anybody notices, and a small part of one CPU.
+/// Time between two looks at the trial: too short to be noticed, and a small load on one CPU.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
-/// Between the kill and the restore: the output before the kill is read meanwhile.
+/// Time between the kill and the restore, in which the output before the kill is read.
 const BACKOFF: Duration = Duration::from_millis(500);
-/// The end of a supervisor that has nothing to save. A driver's call that it waits for may take longer.
+/// Limit on the exit of a supervisor that has nothing to save. A driver call that it waits for may take longer.
 const END_LIMIT: Duration = Duration::from_secs(20);
-/// Output before the snapshot that is looked at again after the restore.
+/// Maximum output before the snapshot that is compared again after the restore.
 const OLD_BYTES_MAX: u64 = 64 << 10;
-/// Output after the snapshot that is compared: as much as a supervisor compares.
+/// Maximum output after the snapshot that is compared: as much as a supervisor compares.
 const NEW_BYTES_MAX: u64 = 4 << 20;
-/// Output that is passed on at a time.
+/// Maximum output that is passed on at a time.
 const SHOWN_BYTES_MAX: u64 = 64 << 10;
-/// The end of the messages that a reason is looked for in.
+/// Length of the end of the messages in which a reason is looked for.
 const TAIL_BYTES_MAX: u64 = 4 << 10;
 
-/// What a trial is made of.
+/// The parts of a trial.
 pub(super) struct Setup<'a> {
     /// ckpt-run's own program.
     pub program: &'a Path,
     /// The user's settings.
     pub config: &'a Config,
-    /// The job.
+    /// The job's command line.
     pub command: &'a [OsString],
-    /// Where the job's output and the supervisor's messages go, besides their files.
+    /// Destination of a copy of the job's output and the supervisor's messages, besides their files.
     pub show: Option<Box<dyn Write + 'a>>,
-    /// The number of the signal that asked us to stop, if one did.
+    /// Number of the signal that requested the end of the rehearsal, if any.
     pub interrupted: &'a dyn Fn() -> Option<i32>,
 }
 
-/// A supervisor under trial. Ended, and its folder removed, when dropped.
+/// A supervisor under trial. When dropped, it is ended and its folder is removed.
 pub(super) struct Trial<'a> {
     folder: TempDir,
     child: Child,
     ended: Option<ExitStatus>,
-    /// Crashes that are of our making.
+    /// Number of crashes that the rehearsal caused.
     pub crashes_known: usize,
     show: Option<Box<dyn Write + 'a>>,
     shown: [u64; 3],
@@ -72,8 +72,8 @@ pub(super) struct Trial<'a> {
 }
 
 impl<'a> Trial<'a> {
-    /// Starts the supervisor and, through it, the job. To be called from the main thread: the supervisor ends with the
-    /// thread that started it.
+    /// Starts the supervisor and, through it, the job. Must be called from the main thread: the supervisor ends with
+    /// the thread that started it.
     pub(super) fn start(setup: Setup<'a>) -> Result<Self, RehearsalError> {
         let folder = folder(&setup.config.store)?;
         let settings = folder.path().join("config.toml");
@@ -97,10 +97,10 @@ impl<'a> Trial<'a> {
             .stdin(stdin())
             .stdout(open(&stdout)?)
             .stderr(open(&stderr)?)
-            // Ctrl-C is for us, who end it.
+            // Ctrl-C is meant for the rehearsal, which ends the supervisor.
             .process_group(0);
         for (name, _) in std::env::vars_os() {
-            // All settings are in the file, and to systemd we are not the run that it waits for.
+            // All settings are in the file, and the rehearsal is not the service that systemd waits for.
             if name.as_encoded_bytes().starts_with(b"CKPT_RUN_") || name == "NOTIFY_SOCKET" {
                 command.env_remove(name);
             }
@@ -124,13 +124,13 @@ impl<'a> Trial<'a> {
         self.folder.path().join("store")
     }
 
-    /// What the event log has.
+    /// Returns the events in the event log.
     pub(super) fn events(&self) -> Vec<Event> {
         let entries = history::entries(&history::path(&self.store()));
         entries.map(|entry| entry.event).collect()
     }
 
-    /// Whether the supervisor has ended.
+    /// Returns true if the supervisor has exited.
     pub(super) fn has_ended(&mut self) -> Result<bool, RehearsalError> {
         if self.ended.is_none() {
             self.ended = self.child.try_wait().map_err(RehearsalError::Wait)?;
@@ -138,7 +138,7 @@ impl<'a> Trial<'a> {
         Ok(self.ended.is_some())
     }
 
-    /// Looks at the trial until there is an answer; `None` when there was none within the limit.
+    /// Polls the trial until `look` returns an answer; `None` if there was none within the limit.
     pub(super) fn wait<T>(
         &mut self,
         limit: Duration,
@@ -160,13 +160,13 @@ impl<'a> Trial<'a> {
         }
     }
 
-    /// Bytes that the job has written to stdout and stderr.
+    /// Returns the number of bytes that the job has written to stdout and to stderr.
     pub(super) fn output_bytes(&self) -> [u64; 2] {
         output_paths(self.folder.path())
             .map(|path| fs::metadata(path).map_or(0, |metadata| metadata.len()))
     }
 
-    /// What is on stdout and stderr around these places.
+    /// Reads stdout and stderr around these places.
     pub(super) fn output_around(&self, places: [u64; 2]) -> Result<[Part; 2], RehearsalError> {
         let [stdout, stderr] = output_paths(self.folder.path());
         let read = |path: &Path, place: u64| {
@@ -178,11 +178,11 @@ impl<'a> Trial<'a> {
         Ok([read(&stdout, places[0])?, read(&stderr, places[1])?])
     }
 
-    /// The last lines of the job's stderr, or of the supervisor's messages, joined.
+    /// Returns the last lines of the job's stderr, or of the supervisor's messages, joined.
     pub(super) fn last_words(&self, of_the_supervisor: bool) -> Option<String> {
         const LINES: usize = 3;
         let [_, stderr, messages] = shown_paths(self.folder.path());
-        // Its very last one is on stderr.
+        // The supervisor writes its last message to stderr.
         let paths = [Some(messages).filter(|_| of_the_supervisor), Some(stderr)];
         let tails = paths.iter().flatten().map(|path| tail(path));
         let tail: Vec<u8> = tails.collect::<io::Result<Vec<_>>>().ok()?.concat();
@@ -199,18 +199,18 @@ impl<'a> Trial<'a> {
         (!words.is_empty()).then_some(words)
     }
 
-    /// Passes new output on. What is written again after a restore is passed on once.
+    /// Passes new output on. Output that is repeated after a restore is passed on once.
     fn show(&mut self) {
         let Some(show) = &mut self.show else { return };
         for (path, shown) in shown_paths(self.folder.path()).iter().zip(&mut self.shown) {
             let new = bytes(path, *shown, SHOWN_BYTES_MAX).unwrap_or_default();
             *shown += new.len() as u64;
-            // A reader that went away misses nothing that it wants.
+            // An error is ignored: a reader that has closed its end does not want the output.
             let _ = show.write_all(&new);
         }
     }
 
-    /// Ends the supervisor and the job; the folder, where it is to be kept.
+    /// Ends the supervisor and the job. Returns the folder if it is kept.
     pub(super) fn end(mut self, keep: bool) -> Option<PathBuf> {
         self.stop();
         self.show();
@@ -224,7 +224,7 @@ impl<'a> Trial<'a> {
         }
         let pid = i32::try_from(self.child.id()).ok().map(Pid::from_raw);
         if let Some(pid) = pid {
-            // With no time to save anything, it ends the job at once.
+            // The supervisor has no grace time for a snapshot, so it ends the job at once.
             let _ = kill(pid, Signal::SIGTERM);
         }
         let begun = clock::now();
@@ -238,7 +238,7 @@ impl<'a> Trial<'a> {
                 Err(_) => break,
             }
         }
-        // The job and its sandbox die with it.
+        // The job and its sandbox are killed with the supervisor.
         let _ = self.child.kill();
         self.ended = self.child.wait().ok();
         remove_work_folder(&self.store());
@@ -251,8 +251,8 @@ impl Drop for Trial<'_> {
     }
 }
 
-/// The user's settings, for a trial: nothing but the store in its folder is written to, and snapshots come when asked
-/// for.
+/// Returns the user's settings for a trial: only the store in its folder is written to, and snapshots are taken only on
+/// request.
 fn for_trial(config: &Config, store: PathBuf) -> Config {
     let own = Config::default();
     let mut config = config.clone();
@@ -268,7 +268,7 @@ fn for_trial(config: &Config, store: PathBuf) -> Config {
     config.restart.backoff_max = BACKOFF;
     config.restart.prevent = Vec::new();
     config.restart.without_image = WithoutImage::GiveUp;
-    // Others are not to be told, and a time without output is looked at here.
+    // No hook may notify other programs, and the rehearsal itself watches for a time without output.
     (config.hooks, config.hang) = (own.hooks, own.hang);
     config.log.level = LogLevel::Warn;
     config.log.events = None;
@@ -276,7 +276,7 @@ fn for_trial(config: &Config, store: PathBuf) -> Config {
     config
 }
 
-/// A folder beside the store: images go to the disk that they would be on.
+/// Creates a folder beside the store, so that the images are on the same disk as real ones.
 fn folder(store: &Path) -> Result<TempDir, RehearsalError> {
     let store = std::path::absolute(store).map_err(file_error(store))?;
     let mut folders = store.ancestors().skip(1);
@@ -295,7 +295,7 @@ fn output_paths(folder: &Path) -> [PathBuf; 2] {
     ["stdout", "stderr"].map(|name| folder.join(name))
 }
 
-/// The job's output and the supervisor's messages.
+/// Returns the paths of the job's output and of the supervisor's messages.
 fn shown_paths(folder: &Path) -> [PathBuf; 3] {
     let [stdout, stderr] = output_paths(folder);
     [stdout, stderr, folder.join("messages")]
@@ -309,7 +309,7 @@ fn private_file(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// Ours, for the job may read it; not a terminal, which it would wait for.
+/// Returns ckpt-run's own stdin, because the job may read it, but not a terminal, on which the job would wait.
 fn stdin() -> Stdio {
     if io::stdin().is_terminal() {
         Stdio::null()

@@ -1,36 +1,36 @@
-//! Charts of bars: one column a snapshot, each of one or more parts on top of each other.
+//! Bar charts: one column per snapshot, each of one or more stacked parts.
 //!
-//! Places across are percentages, heights are pixels: the chart is as wide as the page while its text stays as large
-//! as text is, on a phone and on a wall. The values of the lines stand in a margin of their own.
+//! Horizontal places are percentages, heights are pixels: the chart is as wide as the page while its text keeps its
+//! size, on a phone and on a wall display. The values of the grid lines are in a separate margin.
 
 use maud::{Markup, html};
 
-/// Height of the plot, pixels, and of the line of labels below it.
+/// Heights in pixels: of the plot, and of the line of labels below it.
 const PLOT: f64 = 150.0;
 const LABELS: f64 = 18.0;
-/// Room above for the half of a label.
+/// Space above the plot for half the height of a label.
 const TOP: f64 = 8.0;
-/// Room for `1000.0 GiB`.
+/// Width of the margin: room for `1000.0 GiB`.
 const MARGIN: f64 = 76.0;
-/// Few columns are drawn as narrow as so many would be.
+/// Minimum number of columns for which space is reserved, so that a few columns are not wide.
 const COLUMNS_LEAST: usize = 24;
-/// A part that is there can be seen.
+/// Minimum height of a part, so that it is visible.
 const PART_LEAST: f64 = 1.0;
-/// Share of a column that is drawn.
+/// Share of a column's width that is drawn.
 const FILLED: f64 = 0.8;
 
-/// A part of a column: its class in the style, and its value.
+/// A part of a column: its CSS class and its value.
 pub(super) type Part = (&'static str, f64);
 
 /// A column.
 pub(super) struct Column {
-    /// Below it.
+    /// Label below the column.
     pub label: String,
-    /// Shown to whoever points at it.
+    /// Tooltip of the column.
     pub hint: String,
-    /// From the bottom up.
+    /// Parts of the column, from the bottom up.
     pub parts: Vec<Part>,
-    /// Drawn from the bottom each, one over the other, instead of on top of each other.
+    /// True if every part starts at the bottom and overlaps the others; otherwise the parts are stacked.
     pub nested: bool,
 }
 
@@ -45,7 +45,7 @@ impl Column {
     }
 }
 
-/// What the values are.
+/// The unit of the values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unit {
     /// Durations.
@@ -114,7 +114,7 @@ fn drawn(column: &Column, place: usize, slots: usize, top: f64) -> Markup {
     }
 }
 
-/// The first column and the last one are named; where they are neighbours, the first.
+/// Draws the labels of the first column and of the last one; only the first if they are close to each other.
 fn labels(columns: &[Column], slots: usize) -> Markup {
     let y = TOP + PLOT + LABELS - 4.0;
     let last = columns.len().saturating_sub(1);
@@ -129,7 +129,7 @@ fn labels(columns: &[Column], slots: usize) -> Markup {
     }
 }
 
-/// Two to four places for lines, at round values.
+/// Returns two to four round values for the grid lines.
 fn lines(most: f64, unit: Unit) -> Vec<f64> {
     if most <= 0.0 {
         return Vec::new();
@@ -160,7 +160,7 @@ fn label(value: f64, unit: Unit) -> String {
     }
 }
 
-/// A place that is short in the page.
+/// Formats a coordinate with two decimals, to keep the page short.
 pub(super) fn number(value: f64) -> String {
     format!("{value:.2}")
 }

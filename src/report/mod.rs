@@ -1,11 +1,12 @@
-//! A run as one page of HTML that needs nothing else: no network, no script, charts drawn as SVG.
+//! A run as one self-contained page of HTML: no network, no script, charts drawn as SVG.
 //!
 //! ```text
 //! event log ──▶ Story (what happened, bounded) ──▶ page: headline, timeline, bars, table
 //! images    ──▶ Machine ─────────────────────────┘
 //! ```
-//! Every string is the job's or the machine's and may be hostile: the templates escape it, `text` takes out what could
-//! mislead a reader, and the page forbids scripts by its own policy. It knows nothing of how snapshots are taken.
+//! Every string comes from the job or the machine and may be hostile: the templates escape it, `text` removes
+//! characters that could mislead a reader, and the page forbids scripts by its content security policy. This module
+//! does not know how snapshots are taken.
 
 mod bars;
 mod page;

@@ -1,4 +1,4 @@
-//! The page.
+//! The HTML page of a report.
 
 use std::collections::BTreeMap;
 
@@ -12,12 +12,12 @@ use crate::history::{counted, percent, time_in_words};
 use crate::run::size;
 
 const STYLE: &str = include_str!("style.css");
-/// No script and no other host, whatever the job's strings hold.
+/// Content security policy: no script and no other host, regardless of the contents of the job's strings.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
-/// Phases that have a colour each; the shorter ones share the last.
+/// CSS classes of the phases with a colour each; the shorter phases share the last one.
 const PHASES: [&str; 8] = ["p0", "p1", "p2", "p3", "p4", "p5", "p6", "p7"];
 
-/// The story as a page of HTML.
+/// Renders the story as a page of HTML.
 #[must_use]
 pub fn page(story: &Story) -> String {
     let line = command(&story.command);
@@ -249,7 +249,7 @@ fn phases(list: &[Snapshot]) -> Markup {
     }
 }
 
-/// The phases that take longest have a colour each.
+/// Assigns the colours: the longest phases get one each.
 fn colours(list: &[Snapshot]) -> Vec<(&str, &'static str)> {
     let mut spent: BTreeMap<&str, f64> = BTreeMap::new();
     for phase in list.iter().flat_map(|one| &one.phases) {

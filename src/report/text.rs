@@ -1,13 +1,13 @@
-//! Strings and numbers as a reader can take them.
+//! Conversion of strings and numbers for display.
 
 use jiff::Timestamp;
 
-/// What is shown of a command line or a reason; the rest tells nobody more.
+/// Maximum length of a displayed command line or reason; more would not help a reader.
 const CHARS_MAX: usize = 1000;
-/// Far beyond any run: what is larger is a damaged log, and would overflow charts.
+/// Maximum displayed duration, far beyond any run: a larger value comes from a damaged log and would overflow charts.
 const SECONDS_MAX: f64 = 1e9;
 
-/// Without characters that control a display or turn the direction of what follows; not too long.
+/// Replaces characters that control a display or change the direction of the following text, and limits the length.
 pub(super) fn clean(text: &str) -> String {
     let visible = |c: char| match c {
         '\n' | '\t' => ' ',
@@ -22,12 +22,12 @@ pub(super) fn clean(text: &str) -> String {
     shown
 }
 
-/// A command line on one line.
+/// Formats a command line as one line.
 pub(super) fn command(words: &[String]) -> String {
     clean(&words.join(" "))
 }
 
-/// A duration that can be drawn.
+/// Returns a duration that can be drawn.
 pub(super) fn finite(seconds: f64) -> f64 {
     if seconds.is_finite() {
         seconds.clamp(0.0, SECONDS_MAX)
@@ -36,7 +36,7 @@ pub(super) fn finite(seconds: f64) -> f64 {
     }
 }
 
-/// `2026-11-21 10:15:03`, UTC.
+/// Formats a time: `2026-11-21 10:15:03`, UTC.
 pub(super) fn utc(time: Timestamp) -> String {
     time.strftime("%Y-%m-%d %H:%M:%S").to_string()
 }

@@ -1,4 +1,4 @@
-//! The run on an axis of time: what the job was at, and what happened when.
+//! The run on a time axis: the state of the job, and the times of the events.
 
 use maud::{Markup, html};
 
@@ -6,12 +6,12 @@ use super::bars::number;
 use super::story::{MarkKind, Span, SpanKind, Story};
 use crate::history::time_in_words;
 
-/// Pixels: a lane with its name above it.
+/// Heights in pixels: `LANE` is a lane with its name above it.
 const LANE: f64 = 34.0;
 const NAME: f64 = 13.0;
 const BAND: f64 = 12.0;
 const AXIS: f64 = 20.0;
-/// The shortest span that can be seen, percent.
+/// Minimum width of a visible span, in percent.
 const SPAN_LEAST: f64 = 0.15;
 
 const LANES: [(MarkKind, &str, &str); 4] = [
@@ -21,7 +21,7 @@ const LANES: [(MarkKind, &str, &str); 4] = [
     (MarkKind::Restore, "restores", "m-restore"),
 ];
 
-/// Draws it. Lanes of what did not happen are left out.
+/// Draws the timeline. Lanes without events are left out.
 pub(super) fn timeline(story: &Story) -> Markup {
     let happened = |kind| story.marks.iter().any(|mark| mark.kind == kind);
     let lanes: Vec<_> = LANES
@@ -52,7 +52,7 @@ pub(super) fn timeline(story: &Story) -> Markup {
 }
 
 fn band(story: &Story) -> Markup {
-    // A short time that it was down is not covered by a long one that it was not.
+    // The other spans are drawn last, so that a long computing span does not hide a short interruption.
     let (computing, others): (Vec<&Span>, Vec<&Span>) = story
         .spans
         .iter()
@@ -72,7 +72,7 @@ fn band(story: &Story) -> Markup {
     }
 }
 
-/// Class and name of what the job is at.
+/// Returns the CSS class and the name of a state of the job.
 pub(super) fn named(kind: SpanKind) -> (&'static str, &'static str) {
     match kind {
         SpanKind::Computing => ("s-computing", "computing"),
@@ -90,7 +90,7 @@ fn axis(story: &Story, y: f64) -> Markup {
     }
 }
 
-/// 0 to 100.
+/// Returns a place on the axis, 0 to 100.
 fn share(at: f64, story: &Story) -> f64 {
     if story.seconds > 0.0 {
         (100.0 * at / story.seconds).clamp(0.0, 100.0)

@@ -1,9 +1,9 @@
-//! Events in words, for the table.
+//! Descriptions of events, for the table.
 
 use crate::history::{Event, time_in_words};
 use crate::run::size;
 
-/// What happened, and more of it; `None` for what another event says again.
+/// Describes an event: a short name and details. `None` for an event that another event repeats.
 pub(super) fn told(event: &Event) -> Option<(&'static str, String)> {
     let words = match event {
         Event::SnapshotBegan { .. } | Event::Computing { .. } | Event::Unknown => return None,

@@ -1,13 +1,13 @@
-//! Account of a run: a pure fold over its events, the same over a file and over the events of a run under way.
+//! Account of a run: a pure fold over its events, the same for a log file and for the events of a run under way.
 //!
 //! ```text
-//! progress   computing time that the job as it stands is made of
-//!            0 when it starts, grows while it computes, goes back to that of the image when it is restored
+//! progress   computing time contained in the job's present state
+//!            0 when it starts, grows while it computes, returns to that of the image when it is restored
 //! lost       progress at a crash, less that of the image restored after it: computed twice
 //! saved      progress of the image last restored: what would have been computed again from the beginning
 //! ```
-//! Freezes, pauses and waits are no computing time. What was computed after the last event of a supervisor that was
-//! killed is not known and not counted.
+//! Freezes, pauses and waits do not count as computing time. Computing time after the last event of a killed supervisor
+//! is unknown and not counted.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -16,19 +16,20 @@ use jiff::Timestamp;
 use super::summary::{Freeze, Summary};
 use super::{Entry, Event};
 
-/// Images whose progress is known: as many as an eager schedule takes in a day, more than most stores keep.
+/// Maximum number of images with known progress: as many as a dense schedule takes in a day, more than most stores
+/// keep.
 const IMAGES_MAX: usize = 10_000;
-/// Snapshots of which the freeze is remembered: what a look at the status shows.
+/// Maximum number of remembered freezes: as many as the status shows.
 const FREEZES_MAX: usize = 10;
 
-/// The account of the newest run among the events that were added.
+/// The account of the newest run among the added events.
 #[derive(Clone, Debug, Default)]
 pub struct Account {
     summary: Summary,
     run: Option<u64>,
-    /// A supervisor runs, or was killed.
+    /// True if a supervisor runs, or was killed.
     open: bool,
-    /// Time of the supervisors that ended.
+    /// Running time of the supervisors that ended.
     before: f64,
     /// The clock of the present supervisor at its last event.
     elapsed: f64,
@@ -39,9 +40,9 @@ pub struct Account {
     images: BTreeMap<String, f64>,
     /// Progress of the image that is being written.
     pending: Option<f64>,
-    /// Progress of the image that a crash goes back to.
+    /// Progress of the image that would be restored after a crash.
     durable: f64,
-    /// The job has ended with this progress.
+    /// Progress at the end of the job's attempt, and the kind of that end, until the next attempt.
     fallen: Option<(f64, Fall)>,
     freezes: VecDeque<Freeze>,
     failed_in_a_row: u64,
@@ -49,10 +50,10 @@ pub struct Account {
     comeback: Option<Comeback>,
 }
 
-/// The restore that the job lives since.
+/// The restore that began the present attempt.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Comeback {
-    /// The image that it was.
+    /// The restored image.
     pub image: String,
     /// Time at which it computed again.
     pub time: Timestamp,
@@ -60,7 +61,7 @@ pub struct Comeback {
 }
 
 impl Comeback {
-    /// Seconds since then, `now` seconds after the present supervisor was opened.
+    /// Returns the seconds since then, `now` seconds after the present supervisor was opened.
     #[must_use]
     pub fn seconds(&self, now: f64) -> f64 {
         (now - self.elapsed).max(0.0)
@@ -71,13 +72,13 @@ impl Comeback {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fall {
     Crash,
-    /// The supervisor was killed with it.
+    /// The supervisor was killed together with the job.
     Outage,
     Stop,
 }
 
 impl Account {
-    /// The account of the newest run in a log.
+    /// Computes the account of the newest run in a log.
     #[must_use]
     pub fn of(entries: impl IntoIterator<Item = Entry>) -> Self {
         let mut account = Self::default();
@@ -85,7 +86,7 @@ impl Account {
         account
     }
 
-    /// The run; `None` before the first event.
+    /// Returns the run; `None` before the first event.
     #[must_use]
     pub fn run(&self) -> Option<u64> {
         self.run
@@ -110,19 +111,19 @@ impl Account {
         self.summary(self.elapsed)
     }
 
-    /// Computing time that a crash would lose, `now` seconds after the present supervisor was opened.
+    /// Returns the computing time that a crash would lose, `now` seconds after the present supervisor was opened.
     #[must_use]
     pub fn at_risk(&self, now: f64) -> f64 {
         (self.progress_at(now) - self.durable).max(0.0)
     }
 
-    /// The last snapshots, oldest first.
+    /// Returns the last snapshots, oldest first.
     #[must_use]
     pub fn freezes(&self) -> impl ExactSizeIterator<Item = &Freeze> {
         self.freezes.iter()
     }
 
-    /// Snapshots that have failed since the newest image.
+    /// Returns the number of snapshots that have failed since the newest image.
     #[must_use]
     pub fn failed_in_a_row(&self) -> u64 {
         self.failed_in_a_row
@@ -135,31 +136,31 @@ impl Account {
         Some((how, *code, *time))
     }
 
-    /// The last restore; `None` while the job is none that was restored.
+    /// Returns the last restore; `None` if the present attempt did not begin with one.
     #[must_use]
     pub fn comeback(&self) -> Option<&Comeback> {
         self.comeback.as_ref()
     }
 
-    /// Progress of the image that a crash would go back to, in seconds of computing.
+    /// Returns the progress of the image that would be restored after a crash, in seconds of computing.
     #[must_use]
     pub fn durable(&self) -> f64 {
         self.durable
     }
 
-    /// Progress of the job, in seconds of computing, `now` seconds after the present supervisor was opened.
+    /// Returns the progress of the job, in seconds of computing, `now` seconds after the present supervisor was opened.
     #[must_use]
     pub fn progress_at(&self, now: f64) -> f64 {
         self.progress + self.since.map_or(0.0, |since| (now - since).max(0.0))
     }
 
-    /// Goes on computing from now, with this progress.
+    /// Notes that the job computes from now on, with this progress.
     fn compute(&mut self, progress: f64) {
         self.progress = progress;
         self.since = Some(self.elapsed);
     }
 
-    /// Stands still.
+    /// Notes that the job has stopped computing.
     fn stand(&mut self) {
         self.progress = self.progress_at(self.elapsed);
         self.since = None;
@@ -172,7 +173,7 @@ impl Account {
         self.fallen.get_or_insert((self.progress, how));
     }
 
-    /// The job is back with this progress, if that is known.
+    /// Notes that the job runs again, with this progress if it is known.
     fn rise(&mut self, progress: Option<f64>) {
         let fallen = self.fallen.take();
         if let Some((then, how)) = fallen {
@@ -190,12 +191,12 @@ impl Account {
         self.compute(progress);
     }
 
-    /// Adds an event. That of another run's supervisor begins a new account.
+    /// Adds an event. The opening of another run's supervisor begins a new account.
     pub fn add(&mut self, entry: &Entry) {
         if let Event::Opened { .. } = entry.event {
             self.opened(entry);
         }
-        // A run that begins anew has another number, and the same supervisor.
+        // A run that is started from the beginning has another number and the same supervisor.
         self.run = Some(entry.run);
         if entry.elapsed.is_finite() {
             self.elapsed = self.elapsed.max(entry.elapsed);
@@ -232,7 +233,7 @@ impl Account {
             Event::Snapshot { .. } => self.snapshot(entry),
             Event::SnapshotFailed { kind, .. } => {
                 self.pending = None;
-                // Neither did one fail whose job had ended, nor one that a hook called off.
+                // A snapshot is not a failure if the job exited meanwhile or a hook vetoed it.
                 if !["ended", "vetoed"].contains(&kind.as_str()) {
                     self.summary.failed_snapshots += 1;
                     self.failed_in_a_row += 1;
@@ -280,7 +281,7 @@ impl Account {
         else {
             return;
         };
-        // One that is paused or stopped stood still until the end of it.
+        // A job that is paused or stopped was frozen until the end of the snapshot.
         let progress = self.pending.take().unwrap_or_else(|| {
             self.progress = (self.progress_at(self.elapsed) - durable_seconds).max(self.progress);
             self.since = None;

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Entries of run 1, each with its supervisor's clock.
+/// Makes entries of run 1, each with its supervisor's clock.
 fn log(events: Vec<(f64, Event)>) -> Vec<Entry> {
     let entry = |(elapsed, event)| Entry {
         time: Timestamp::UNIX_EPOCH,
@@ -75,7 +75,7 @@ fn lost_is_what_was_computed_since_the_image_and_saved_what_is_in_it() {
         (1.0, started()),
         (101.0, computing(1.0)), // 99 s computed
         (105.0, snapshot("a", 6.0)),
-        (131.0, crashed()), // 30 s after the job went on
+        (131.0, crashed()), // 30 s after the job continued
         (140.0, restored("a")),
         (240.0, ended("finished")),
     ]));
@@ -129,7 +129,7 @@ fn a_job_is_told_as_restored_until_it_ends() {
     let comeback = account.comeback().unwrap();
     assert_eq!(comeback.image, "a");
     assert!(near(comeback.seconds(50.0), 30.0));
-    // The supervisor is killed, and the next one begins anew.
+    // The supervisor is killed, and the next one starts.
     account.add(&log(vec![(0.0, opened())])[0]);
     assert_eq!(account.comeback(), None);
 }
@@ -187,7 +187,7 @@ fn a_killed_supervisor_is_an_outage_and_the_next_ones_time_counts_too() {
     assert!(near(summary.lost_seconds, 5.0) && near(summary.saved_seconds, 10.0));
     assert!(near(summary.run_seconds, 35.0), "{summary:?}");
 
-    // One that was saved and stopped is none.
+    // A job that was saved and stopped is not an outage.
     entries.truncate(4);
     entries.extend(log(vec![
         (10.0, ended("saved")),

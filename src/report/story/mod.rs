@@ -1,4 +1,4 @@
-//! Story of the newest run from the event log, as the page needs it: bounded, and placed on one axis of time.
+//! Story of the newest run: the contents of the page, extracted from the event log, limited in size, on one time axis.
 
 use std::collections::VecDeque;
 
@@ -10,16 +10,16 @@ use super::told::told;
 use crate::history::{Account, Entry, Event, Phase, Summary};
 use crate::run::ImageFacts;
 
-/// Snapshots that are drawn: a bar each, on a phone three pixels wide.
+/// Maximum number of drawn snapshots: one bar each, three pixels wide on a phone.
 const SNAPSHOTS_MAX: usize = 120;
-/// Rows of the table: what a reader scrolls through.
+/// Maximum number of rows in the table: as many as a reader scrolls through.
 const ROWS_MAX: usize = 200;
-/// Marks and spans on the timeline: more would be one bar of colour, and megabytes of page.
+/// Maximum number of marks and of spans on the timeline: more would be one bar of colour, and megabytes of page.
 const MARKS_MAX: usize = 2000;
-/// Versions of ckpt-run that are named.
+/// Maximum number of versions of ckpt-run that are named.
 const VERSIONS_MAX: usize = 5;
 
-/// A run. Durations are seconds, places on the axis seconds since the run began, by the clock on the wall.
+/// A run. Durations are seconds; places on the axis are seconds since the run began, by the wall clock.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Story {
     /// The job's command line.
@@ -70,7 +70,7 @@ pub struct Snapshot {
     pub image: String,
     /// Time at which it was durable.
     pub time: Timestamp,
-    /// Why it was taken.
+    /// The reason for taking it.
     pub trigger: String,
     /// Duration of the freeze.
     pub freeze_seconds: f64,
@@ -80,7 +80,7 @@ pub struct Snapshot {
     pub raw_bytes: u64,
     /// Bytes that it added to the store.
     pub stored_bytes: u64,
-    /// Phases of that time.
+    /// Phases of the snapshot, with their durations.
     pub phases: Vec<Phase>,
 }
 
@@ -90,7 +90,7 @@ pub struct Snapshot {
 pub enum MarkKind {
     /// An image is durable.
     Snapshot,
-    /// A snapshot came to nothing.
+    /// A snapshot failed.
     SnapshotFailed,
     /// The job crashed or hung, or its supervisor was killed.
     Crash,
@@ -98,7 +98,7 @@ pub enum MarkKind {
     Restore,
 }
 
-/// A moment.
+/// A mark: an event without duration.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Mark {
     /// Its place on the axis.
@@ -121,7 +121,7 @@ pub enum SpanKind {
     Down,
 }
 
-/// A time.
+/// A span of time with a state of the job.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Span {
     /// Its begin on the axis.
@@ -139,7 +139,7 @@ pub struct Row {
     pub time: Timestamp,
     /// The event, in a word or two.
     pub what: &'static str,
-    /// More of it.
+    /// Details of the event.
     pub detail: String,
 }
 
@@ -167,7 +167,7 @@ impl Machine {
 }
 
 impl Story {
-    /// The story of the newest run among these entries; `None` where there is no event.
+    /// Builds the story of the newest run among these entries; `None` if there is no event.
     #[must_use]
     pub fn of(entries: impl IntoIterator<Item = Entry>, machine: Option<Machine>) -> Option<Self> {
         let mut teller = Teller::default();
@@ -176,7 +176,7 @@ impl Story {
     }
 }
 
-/// Reads the log event by event.
+/// Builder of a story, which reads the log event by event.
 #[derive(Default)]
 struct Teller {
     account: Account,
@@ -196,7 +196,7 @@ struct Teller {
 impl Teller {
     fn add(&mut self, entry: Entry) {
         if self.run != Some(entry.run) {
-            // A run that begins anew under the same supervisor was opened before it had its number.
+            // A run that is started from the beginning under the same supervisor was opened before it got its number.
             *self = Self {
                 account: std::mem::take(&mut self.account),
                 run: Some(entry.run),
@@ -212,7 +212,7 @@ impl Teller {
         self.account.add(&entry);
         let begun = *self.begun.get_or_insert(entry.time);
         let since = entry.time.duration_since(begun).as_secs_f64();
-        // A clock that is set back moves nothing back.
+        // A clock that is set back does not move events back.
         self.story.seconds = self.story.seconds.max(finite(since));
         self.story.last = Some(entry.time);
         if let Some((what, detail)) = told(&entry.event) {
@@ -297,7 +297,7 @@ impl Teller {
 
     fn opened(&mut self, version: &str, command: Vec<String>) {
         if self.open {
-            // The last one said no goodbye. When it was killed is not known; what was seen ends here.
+            // The previous supervisor logged no end, so it was killed. The time is unknown; the last span ends here.
             self.turn(Some(SpanKind::Down));
             self.mark(MarkKind::Crash, "ckpt-run had been killed");
         }
@@ -359,7 +359,7 @@ impl Teller {
     }
 }
 
-/// The newest so many.
+/// Appends an item and keeps only the newest `most` ones.
 fn keep<T>(list: &mut VecDeque<T>, item: T, most: usize) {
     if list.len() == most {
         list.pop_front();

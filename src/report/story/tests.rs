@@ -2,7 +2,7 @@ use super::*;
 
 const RUN: u64 = 1_795_600_800_000;
 
-/// Lines of a log: seconds since it began, and the event.
+/// Makes lines of a log from the seconds since its beginning and the event.
 pub(in crate::report) fn log(events: &[(f64, Event)]) -> Vec<Entry> {
     let entry = |(seconds, event): &(f64, Event)| Entry {
         time: Timestamp::from_millisecond(1_795_600_800_000).unwrap()

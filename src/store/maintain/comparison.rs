@@ -1,42 +1,42 @@
-//! Comparison of two images of a store, from their manifests alone: the name of a chunk identifies its content.
+//! Comparison of two images of a store, from their manifests alone: a chunk's name identifies its content.
 
 use std::collections::{BTreeMap, HashSet};
 
 use crate::store::format::chunk::Hash;
 use crate::store::format::manifest::{Chunk, Content, Manifest};
 
-/// The parts of an image that another one of the same store has as well, and those that it lacks.
+/// The data that an image shares with another image of the same store, and the data that it does not share.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Comparison {
-    /// The streams of both, by name.
+    /// Streams of both images, by name.
     pub streams: Vec<StreamComparison>,
-    /// Sum of all streams.
+    /// Totals of all streams.
     pub total: Shares,
 }
 
-/// A stream that one or both images have.
+/// A stream of one or both images.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamComparison {
     /// Its name.
     pub name: String,
-    /// Its length in the older image; `None` where that has no such stream.
+    /// Its length in the older image; `None` if that image has no such stream.
     pub before: Option<u64>,
-    /// Its length in the newer image.
+    /// Its length in the newer image; `None` if that image has no such stream.
     pub after: Option<u64>,
-    /// Shares of the newer image's stream.
+    /// Composition of the newer image's stream.
     pub shares: Shares,
 }
 
-/// Bytes of the newer image by origin. A chunk may be anywhere in the older one.
+/// Composition of bytes of the newer image. A shared chunk may be anywhere in the older image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shares {
-    /// Bytes in chunks that the older image has as well.
+    /// Bytes in chunks that the older image has, too.
     pub shared_bytes: u64,
-    /// Bytes in chunks that the older image lacks.
+    /// Bytes in chunks that the older image does not have.
     pub new_bytes: u64,
-    /// Zeros, which are stored nowhere.
+    /// Zeros, which are not stored.
     pub zero_bytes: u64,
-    /// Size of the new chunks in the packs, each counted at its first occurrence.
+    /// Stored size of the new chunks in the packs; each is counted at its first occurrence.
     pub new_stored_bytes: u64,
 }
 
@@ -142,7 +142,7 @@ mod tests {
             all.shared_bytes + all.new_bytes + all.zero_bytes,
             newer.raw_bytes
         );
-        // A chunk may reach over a border of what is new.
+        // A chunk may extend across a border of the new data.
         let slack = 2 * CHUNK_BYTES as u64;
         assert!(all.new_bytes.abs_diff(MIB) <= slack, "{all:?}");
         assert!(all.zero_bytes.abs_diff(MIB) <= slack, "{all:?}");

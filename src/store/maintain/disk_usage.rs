@@ -1,4 +1,4 @@
-//! Disk usage of a store, from its files alone: no key is needed, and no manifest is read.
+//! Disk usage of a store, computed from its files alone: no key is needed, and no manifest is read.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -10,27 +10,27 @@ use crate::store::error::ReadError;
 use crate::store::format::file_names;
 use crate::store::format::store_folder::{IMAGES, PACKS};
 
-/// Bytes of a block, as `stat` counts them.
+/// Bytes per block in the block counts of `stat`.
 const BLOCK_BYTES: u64 = 512;
 
 /// Disk usage of a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
-    /// Images in it, damaged ones too.
+    /// Images in the store, including damaged ones.
     pub images: u64,
-    /// Bytes that its images and their data occupy.
+    /// Bytes that the images and their data occupy.
     pub bytes: u64,
 }
 
-/// Looks at the store in this folder.
+/// Measures the store in this folder.
 ///
 /// # Errors
-/// When it is none, or cannot be listed.
+/// The folder is not a store, or cannot be listed.
 pub fn usage(store: &Path) -> Result<Usage, ReadError> {
     let mut usage = Usage::default();
     for folder in [IMAGES, PACKS] {
         for (path, kind) in file_names::list(&store.join(folder))? {
-            // One that was removed meanwhile takes nothing.
+            // A file that was removed meanwhile occupies nothing.
             let blocks = path.symlink_metadata().map_or(0, |file| file.blocks());
             usage.bytes += blocks * BLOCK_BYTES;
             usage.images += u64::from(manifest_id(kind).is_some());

@@ -1,10 +1,10 @@
-//! Garbage: data that no image needs. It is found first, so that it can be shown, and then removed.
+//! Garbage of a store: data that no image needs. It is found first, so that it can be shown, and then removed.
 //!
 //! ```text
-//! manifests removed durably ─▶ packs that none names ─▶ dead space in packs ─▶ marks
+//! manifests removed durably ─▶ packs that no manifest names ─▶ dead space in packs ─▶ marks
 //! ```
-//! Cut short at any point, every image that is left is whole, and the next sweep goes on.
-//! As long as one manifest cannot be read, nobody knows its packs, and none is touched.
+//! After an interruption at any point, every remaining image is whole and the next sweep continues the work. While one
+//! manifest cannot be read, its packs are unknown, and no pack is removed.
 
 use std::collections::HashSet;
 use std::fs;
@@ -25,14 +25,14 @@ use crate::store::fs::durable::{self, DurableError};
 pub(crate) struct Garbage {
     temporary: Vec<PathBuf>,
     packs: Vec<PathBuf>,
-    /// Marks of images that are gone.
+    /// Marks of removed images.
     marks: Vec<PathBuf>,
     holes: Vec<Holes>,
     unreadable: Vec<ImageId>,
 }
 
 impl Garbage {
-    /// Finds the rests of removed images. No image is being written.
+    /// Finds the garbage of removed images. No image may be being written.
     pub(crate) fn of_images(store: &Store, scope: &Scope) -> Result<Self, ReadError> {
         let live = Live::of(store.summaries()?);
         let mut garbage = Self {
@@ -68,7 +68,7 @@ impl Garbage {
         Ok(self)
     }
 
-    /// Leaves out packs of images newer than this one.
+    /// Leaves out packs of images newer than `newest`.
     pub(crate) fn not_after(mut self, newest: Option<ImageId>) -> Self {
         self.packs.retain(|path| {
             let name = path.file_name().and_then(|name| name.to_str());
@@ -78,7 +78,7 @@ impl Garbage {
         self
     }
 
-    /// The account of it.
+    /// Returns the numbers of files and bytes.
     pub(crate) fn account(&self) -> Swept {
         let files = self.temporary.iter().chain(&self.packs);
         let hole_bytes = self.holes.iter().map(|holes| holes.bytes).sum();
@@ -91,14 +91,14 @@ impl Garbage {
         }
     }
 
-    /// Removes it; returns the account.
+    /// Removes the garbage and returns the account of it.
     pub(crate) fn remove(self, store: &Store) -> Result<Swept, WriteError> {
         let mut swept = self.account();
         for path in &self.temporary {
             durable::remove(path)?;
         }
-        // Of manifests that the caller removed, or a pruner who was killed: one that comes back
-        // after a power failure must find its packs, and no holes in them.
+        // The manifests were removed by the caller or by a pruner that was killed. A manifest that reappears after a
+        // power failure must find its packs, without holes.
         durable::sync_folder(&store.images_folder())?;
         remove_all(&self.packs, &store.packs_folder())?;
         let given_back = hole_punch::give_back(&self.holes)?;
@@ -111,7 +111,7 @@ impl Garbage {
     fn find_holes(&mut self, store: &Store, users: &Users, scope: &Scope) -> Result<(), ReadError> {
         match hole_punch::find(store, users, scope) {
             Ok(holes) => self.holes = holes,
-            // Its summary was good, so packs are known, but not what is dead in them.
+            // The summary of this image was readable, so its packs are known, but not the dead space in them.
             Err(ReadError::Manifest { image, source }) => {
                 tracing::warn!(%image, error = %source, "dead space stays while a manifest cannot be read");
                 self.unreadable.push(image);
@@ -133,7 +133,7 @@ fn remove_all(files: &[PathBuf], folder: &Path) -> Result<(), DurableError> {
     durable::sync_folder(folder)
 }
 
-/// Data that the manifests name.
+/// The images of a store and the packs that their manifests name.
 #[derive(Default)]
 pub(crate) struct Live {
     ids: HashSet<ImageId>,
@@ -166,7 +166,7 @@ impl Live {
     }
 }
 
-/// The marks of images that are gone.
+/// Returns the marks of removed images.
 fn marks(store: &Store, ids: &HashSet<ImageId>) -> Result<Vec<PathBuf>, ReadError> {
     let found = file_names::list(&store.images_folder())?.into_iter();
     let stale = found.filter(|(_, kind)| match kind {
@@ -178,7 +178,7 @@ fn marks(store: &Store, ids: &HashSet<ImageId>) -> Result<Vec<PathBuf>, ReadErro
     Ok(stale.map(|(path, _)| path).collect())
 }
 
-/// Returns the size for the report only: 0 if it is unknown.
+/// Returns the disk space of a file, or 0 if it cannot be read: the number is only reported.
 pub(crate) fn space(path: &Path) -> u64 {
     fs::symlink_metadata(path).map_or(0, |found| disk_bytes(&found))
 }

@@ -1,11 +1,11 @@
-//! Copying an image into another store.
+//! Copies of an image in another store.
 //!
 //! ```text
 //! read, check hash ─▶ write as any image: hash, look up, compress, pack ─▶ commit
 //! ```
-//! The copy is an image of the other store like any it wrote itself: deduplicated
-//! against its images, durable before it has a name, and nothing if anything fails on
-//! the way. The source needs no lock: a supervisor may go on writing and rotating there.
+//! The copy is an ordinary image of the other store: deduplicated against the images there, durable before it gets its
+//! name, and discarded if any step fails. The source needs no lock: a supervisor may continue to write and rotate
+//! images there.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -25,24 +25,24 @@ use crate::store::read::image_reader::ImageReader;
 use crate::store::write::image_writer::{ImageWriter, WriteOptions};
 use crate::store::write::stream_writer::StreamWriter;
 
-/// A copy that was not made. The other store has the images it had.
+/// An error that prevented the copy. The images of the other store are unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum CopyError {
-    /// The image would be copied to where it is.
+    /// The image would be copied to the store that it is in.
     #[error("{path} is the store that the image is in")]
     SameStore {
         /// The store.
         path: PathBuf,
     },
-    /// The image must not be restored, and its copy would not say so.
+    /// The image must not be restored, and its copy would not carry the mark.
     #[error("image {image} was set aside: {reason}")]
     SetAside {
         /// The image.
         image: ImageId,
-        /// Why.
+        /// The reason of the mark.
         reason: String,
     },
-    /// Others removed the image while it was being read.
+    /// Another process removed the image while it was being read.
     #[error("image {image} was removed while it was being copied; copy a newer one")]
     Gone {
         /// The image.
@@ -60,15 +60,15 @@ pub enum CopyError {
 }
 
 impl Store {
-    /// Copies an image into the store `to`, where it gets the next number; its meta data
-    /// and its time stay, and `companions` become streams of it. Every byte is checked as it
-    /// is read. `progress` gets the bytes copied and in total. Returns the manifest of the copy.
+    /// Copies an image into the store `to`, where it gets the next number. The copy has the meta data and the time of
+    /// the image, and `companions` become streams of it. Every byte is checked as it is read. `progress` receives the
+    /// bytes copied and in total. Returns the manifest of the copy.
     ///
     /// # Errors
-    /// [`CopyError`]; then there is no copy, nor a part of one.
+    /// [`CopyError`]; then neither a copy nor a part of one exists.
     ///
     /// # Panics
-    /// If the lock is not that of `to`.
+    /// If the lock does not belong to `to`.
     pub fn copy_image(
         &self,
         id: ImageId,
@@ -90,7 +90,7 @@ impl Store {
             .map_err(CopyError::Read)
             .and_then(|reader| copy(&reader, companions, to.begin(to_lock, options)?, progress));
         copied.map_err(|error| match error {
-            // Its manifest goes before its packs do.
+            // The manifest is removed before its packs.
             CopyError::Read(read) if is_gone(self, id, &read) => CopyError::Gone { image: id },
             error => error,
         })
@@ -149,14 +149,14 @@ fn copy(
     Ok(writer.commit(&manifest.meta)?)
 }
 
-/// The file becomes a stream.
+/// Adds the file as a stream.
 fn add(companion: &Opened, writer: &ImageWriter) -> Result<(), CopyError> {
     let mut stream = writer.stream(&companion.stream)?;
     let mut piece = vec![0; CHUNK_BYTES];
     let mut left = companion.len;
     while left > 0 {
         let wanted = left.min(CHUNK_BYTES as u64);
-        // At most the length of the piece.
+        // Never longer than the piece.
         let part = &mut piece[..usize::try_from(wanted).unwrap_or(CHUNK_BYTES)];
         let read = (&companion.file).read_exact(part);
         read.map_err(|source| companion.failed(source))?;
@@ -167,7 +167,7 @@ fn add(companion: &Opened, writer: &ImageWriter) -> Result<(), CopyError> {
     Ok(())
 }
 
-/// A stream as what a reader writes to; keeps the error that `io::Error` cannot.
+/// A stream as the target of a reader; stores the error that `io::Error` cannot carry.
 struct Sink<'a> {
     stream: StreamWriter,
     failure: Option<WriteError>,
@@ -272,7 +272,7 @@ mod tests {
         let (_folder, store) = temporary_store();
         let (_other_folder, other) = temporary_store();
         let (lock, other_lock) = (store.lock().unwrap(), other.lock().unwrap());
-        // More packs than a reader has open from the beginning.
+        // More packs than a reader keeps open.
         let first = write_image(
             &store,
             &lock,

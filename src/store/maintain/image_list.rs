@@ -1,7 +1,6 @@
 //! List of a store's images.
 //!
-//! Reads names, summaries and marks; no chunk. Needs no lock: what is removed meanwhile
-//! is left out.
+//! Reads names, summaries and marks, but no chunk. Needs no lock: images that are removed meanwhile are left out.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -13,53 +12,53 @@ use crate::store::format::manifest::Manifest;
 use crate::store::format::manifest_file::{self, ManifestError, Summary};
 use crate::store::format::store_folder::Store;
 
-/// A reason is a few lines for people.
+/// Maximum length of a reason, which is a few lines for users.
 pub(crate) const REASON_BYTES_MAX: usize = 4096;
 
-/// An image of a store, as lists show it.
+/// An image of a store, as shown in lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageEntry {
     /// Its number.
     pub id: ImageId,
-    /// Time of its begin, in milliseconds since 1970 UTC; 0 if unknown.
+    /// Start of the image, in milliseconds since 1970 UTC; 0 if unknown.
     pub created_unix_ms: u64,
-    /// Length of all its streams together; 0 if unknown.
+    /// Total length of all its streams; 0 if unknown.
     pub raw_bytes: u64,
-    /// Bytes that it added to the packs; 0 if unknown.
+    /// Bytes that the image added to the packs; 0 if unknown.
     pub stored_bytes: u64,
-    /// Data of the caller; empty if unknown.
+    /// Meta data that the caller stored with the image; empty if unknown.
     pub meta: Vec<u8>,
-    /// Why it must not be restored: it was set aside, or its manifest cannot be read.
+    /// Reason why the image must not be restored: it was set aside, or its manifest cannot be read.
     pub damaged: Option<String>,
-    /// The note of its pin, perhaps empty; `None` if it is not pinned.
+    /// Note of its pin, possibly empty; `None` if it is not pinned.
     pub pinned: Option<String>,
 }
 
 impl ImageEntry {
-    /// Returns true if its manifest cannot be read, for now or for ever: what the image says about itself is not known.
+    /// Returns true if the manifest cannot be read, at present or permanently: the image's own data is unknown.
     #[must_use]
     pub fn is_unreadable(&self) -> bool {
         self.damaged.is_some() && self.meta.is_empty()
     }
 }
 
-/// An image's number and what its manifest says in short.
+/// An image's number and the summary of its manifest.
 pub(crate) struct Found {
     pub(crate) id: ImageId,
     pub(crate) summary: Result<Summary, ManifestError>,
 }
 
 impl Store {
-    /// The images, oldest first.
+    /// Returns the images, oldest first.
     ///
     /// # Errors
-    /// The folder cannot be listed. An image that cannot be read is an entry that says so.
+    /// The folder cannot be listed. An unreadable image is listed with the reason.
     pub fn images(&self) -> Result<Vec<ImageEntry>, ReadError> {
         let found = self.summaries()?;
         Ok(found.into_iter().map(|found| self.entry(found)).collect())
     }
 
-    /// The manifest of an image.
+    /// Returns the manifest of an image.
     ///
     /// # Errors
     /// [`ReadError::Missing`] or [`ReadError::Manifest`].
@@ -74,7 +73,7 @@ impl Store {
         )
     }
 
-    /// The images that have a manifest, oldest first.
+    /// Returns the numbers of the images that have a manifest, oldest first.
     pub(crate) fn ids(&self) -> Result<Vec<ImageId>, ReadError> {
         let files = file_names::list(&self.images_folder())?;
         let ids = files.into_iter().filter_map(|(_, kind)| manifest_id(kind));
@@ -83,7 +82,7 @@ impl Store {
         Ok(ids)
     }
 
-    /// The summaries of all manifests, oldest first.
+    /// Returns the summaries of all manifests, oldest first.
     pub(crate) fn summaries(&self) -> Result<Vec<Found>, ReadError> {
         let found = self.ids()?.into_iter().filter_map(|id| {
             match manifest_file::read_summary(&self.manifest_file(id), id, self.secrets()) {
@@ -112,7 +111,7 @@ impl Store {
         }
     }
 
-    /// Why an image was set aside. A mark that cannot be read counts, too.
+    /// Returns the reason why an image was set aside. A mark that cannot be read still counts.
     pub(crate) fn damage_mark(&self, id: ImageId) -> Option<String> {
         self.read_damage_mark(id).unwrap_or_else(|error| {
             Some(format!(
@@ -121,7 +120,7 @@ impl Store {
         })
     }
 
-    /// Reads the damage mark as [`Store::damage_mark`] does, and reports errors.
+    /// Reads the mark like [`Store::damage_mark`], but returns an error if it cannot be read.
     pub(crate) fn read_damage_mark(&self, id: ImageId) -> io::Result<Option<String>> {
         let mut reason = Vec::new();
         let read = File::open(self.damaged_file(id))
@@ -134,7 +133,7 @@ impl Store {
     }
 }
 
-/// The text without what could steer a terminal.
+/// Returns the text without characters that could control a terminal.
 pub(crate) fn plain_text(text: &str) -> String {
     let plain = |c: char| if c.is_control() && c != '\n' { ' ' } else { c };
     text.trim().chars().map(plain).collect()
@@ -151,7 +150,7 @@ pub(crate) fn manifest_id(kind: FileKind) -> Option<ImageId> {
     }
 }
 
-/// The error with its cause, as one line.
+/// Formats the error with its cause as one line.
 fn describe(error: &ManifestError) -> String {
     match std::error::Error::source(error) {
         Some(source) => format!("{error}: {source}"),

@@ -1,4 +1,4 @@
-//! Maintenance of a store: which images stay, what can be removed, verified, repaired, compared and copied.
+//! Maintenance of a store: selection of the images to keep, removal, verification, repair, comparison and copies.
 
 pub(super) mod comparison;
 pub(super) mod disk_usage;

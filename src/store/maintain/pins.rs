@@ -1,18 +1,18 @@
-//! Pins: images that no rule removes, until they are unpinned.
+//! Pins: images that no rule removes until they are unpinned.
 //!
 //! ```text
 //! images/000012.pinned     an optional note
 //! ```
-//! A pin is set and taken away while a supervisor holds the store's lock, so it needs none:
-//! each side holds the image's manifest by an `flock` instead, and nobody waits.
+//! A pin is set and removed while a supervisor holds the store's lock, so it must not need that lock. Instead each side
+//! holds the image's manifest with an `flock`, and neither side waits.
 //!
 //! ```text
 //! pin     manifest shared     ─▶ still there? ─▶ mark written durably ─▶ success
 //! forget  manifest exclusive  ─▶ still there, no mark? ─▶ removed
 //! ```
-//! Of two that meet, one fails to hold it: the pin says that the image is being removed, the
-//! other side spares an image that is being pinned. So an image whose pin was a success is
-//! never removed. The mark goes only by `unpin`, or once its image is gone.
+//! If both run at the same time, one of them fails to hold the manifest: `pin` reports that the image is being removed,
+//! `forget` spares an image that is being pinned. So an image that was pinned successfully is never removed. Only
+//! `unpin` removes the mark, or a sweep once the image is gone.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -29,14 +29,14 @@ use crate::store::format::store_folder::Store;
 use crate::store::fs::durable::{self, DurableError};
 use crate::store::fs::ops;
 
-/// A note is a line or two, and in memory whenever images are listed.
+/// Maximum length of a note. A note is a line or two, and it is in memory whenever images are listed.
 const NOTE_BYTES_MAX: usize = 4096;
 
-/// A sweep may take the temporary file of a mark for a killed writer's. Sweeps are rare:
-/// meeting this many in a row is no accident.
+/// Attempts to write a mark. A sweep may treat the temporary file of a mark as a leftover of a killed writer. Sweeps
+/// are rare: this many collisions in a row do not happen by chance.
 const MARK_TRIES: usize = 5;
 
-/// A pin that was not set or taken away.
+/// An error that prevented setting or removing a pin.
 #[derive(Debug, thiserror::Error)]
 pub enum PinError {
     /// No image has this number.
@@ -45,7 +45,7 @@ pub enum PinError {
         /// The image.
         image: ImageId,
     },
-    /// The image is being removed at this moment.
+    /// The image is being removed.
     #[error("cannot pin image {image}: it is being removed")]
     Removing {
         /// The image.
@@ -54,10 +54,10 @@ pub enum PinError {
     /// The note is too long.
     #[error("the note has {len} bytes, more than {NOTE_BYTES_MAX}")]
     Note {
-        /// Its length.
+        /// Its length in bytes.
         len: usize,
     },
-    /// This version does not know what it would change.
+    /// The store has a format that this version does not know.
     #[error(
         "the store {path} has format {found}, this version writes {FORMAT}: use a newer ckpt-run"
     )]
@@ -75,30 +75,30 @@ pub enum PinError {
         /// The cause.
         source: io::Error,
     },
-    /// The mark cannot be changed.
+    /// The mark cannot be written or removed.
     #[error(transparent)]
     Mark(#[from] DurableError),
 }
 
-/// A manifest as one of the two sides finds it.
+/// Result of an attempt to hold a manifest.
 pub(crate) enum Hold {
-    /// Held until dropped.
+    /// The manifest is held until this is dropped.
     Held(Flock<File>),
-    /// The other side has it.
+    /// The other side holds the manifest.
     Busy,
     /// The image was removed.
     Gone,
 }
 
-/// Holds a manifest, shared to pin it, exclusive to remove it. Waits for nobody.
+/// Holds a manifest: shared to pin the image, exclusively to remove it. Does not wait.
 pub(crate) fn hold(manifest: &Path, how: FlockArg) -> io::Result<Hold> {
-    // Writing too: NFS wants it of an exclusive lock.
+    // Opened for writing, too: NFS requires it for an exclusive lock.
     let file = match ops::open(manifest) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Hold::Gone),
         opened => opened?,
     };
     match Flock::lock(file, how) {
-        // Removed between the opening and the locking.
+        // Removed between opening and locking.
         Ok(file) if file.metadata()?.nlink() == 0 => Ok(Hold::Gone),
         Ok(file) => Ok(Hold::Held(file)),
         Err((_, Errno::EWOULDBLOCK)) => Ok(Hold::Busy),
@@ -107,12 +107,11 @@ pub(crate) fn hold(manifest: &Path, how: FlockArg) -> io::Result<Hold> {
 }
 
 impl Store {
-    /// Pins an image: no rule and no `forget` removes it from now on. Pinned again, it has the
-    /// new note. Needs no lock, and is safe while images are written and removed.
+    /// Pins an image: from now on no rule and no `forget` removes it. Pinning a pinned image replaces the note. Needs
+    /// no lock, and is safe while images are written and removed.
     ///
     /// # Errors
-    /// See [`PinError`]; a pin that was there before stays as it was, but for
-    /// [`DurableError::SyncFolder`].
+    /// See [`PinError`]. An earlier pin stays as it was, except after [`DurableError::SyncFolder`].
     pub fn pin(&self, id: ImageId, note: &str) -> Result<(), PinError> {
         self.check_format()?;
         let note = plain_text(note);
@@ -129,7 +128,7 @@ impl Store {
         Ok(write_mark(&self.pinned_file(id), note.as_bytes())?)
     }
 
-    /// Takes an image's pin away; returns whether it had one.
+    /// Removes an image's pin. Returns true if the image was pinned.
     ///
     /// # Errors
     /// See [`PinError`].
@@ -145,7 +144,7 @@ impl Store {
         Ok(had_one)
     }
 
-    /// The note of an image's pin. A mark that cannot be read counts, too.
+    /// Returns the note of an image's pin. A mark that cannot be read still counts as a pin.
     pub(crate) fn pin_note(&self, id: ImageId) -> Option<String> {
         let mut note = Vec::new();
         let read = File::open(self.pinned_file(id))
@@ -283,7 +282,7 @@ mod tests {
         for round in 0..30 {
             std::thread::scope(|scope| {
                 let pin = scope.spawn(|| store.pin(id(1), "note"));
-                // Each can spoil one try.
+                // Each sweep can spoil one try.
                 for _ in 1..MARK_TRIES {
                     store.sweep(&lock).unwrap();
                 }

@@ -1,4 +1,4 @@
-//! Estimate of the space that a removal of images would free, before any of them is removed.
+//! Space that the removal of images would free, computed before any of them is removed.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,8 +11,9 @@ use crate::store::format::pack::PackName;
 use crate::store::format::store_folder::Store;
 
 impl Store {
-    /// Returns the least number of bytes that a thorough [`Store::forget`] frees once the first of these images is
-    /// removed, the first two, and so on: the packs that no other image names, and the dead space in those that stay.
+    /// Returns the minimum number of bytes that a thorough [`Store::forget`] frees after the removal of the first of
+    /// these images, of the first two, and so on. It counts the packs that no other image names, and the dead space in
+    /// those that stay.
     ///
     /// # Errors
     /// The images cannot be listed.
@@ -25,7 +26,7 @@ impl Store {
         let mut gains = Reclaimable::new(self, &live.users, ids);
         let gained = match gains.all(first) {
             Err(ReadError::Manifest { .. } | ReadError::Missing { .. }) => {
-                // Nobody knows what is dead in packs that stay.
+                // The dead space in the packs that stay is unknown.
                 gains.chosen.clear();
                 gains.all(first)
             }
@@ -38,7 +39,8 @@ impl Store {
         Ok(gained)
     }
 
-    /// Disk space of the packs that images without a readable manifest wrote and no other one names.
+    /// Returns the disk space of packs that were written by images without a readable manifest and that no other image
+    /// names.
     fn packs_of_unreadable(&self, live: &Live) -> Result<u64, ReadError> {
         let packs = file_names::list(&self.packs_folder())?.into_iter();
         let lost = packs.filter(|(_, kind)| {
@@ -49,8 +51,8 @@ impl Store {
     }
 }
 
-/// Returns the index in `ids` of the last unreadable image: before it is removed no pack is touched. `None` if one
-/// stays.
+/// Returns the position in `ids` of the last unreadable image: before its removal no pack is touched. Returns `None` if
+/// an unreadable image stays.
 fn first_with_all(ids: &[ImageId], unreadable: &[ImageId]) -> Option<usize> {
     if !unreadable.iter().all(|image| ids.contains(image)) {
         return None;
@@ -65,7 +67,7 @@ struct Reclaimable<'a> {
     ids: &'a [ImageId],
     /// The packs that the images name.
     packs: Vec<PackName>,
-    /// The packs in which holes are looked for.
+    /// The subset of these packs in which holes are looked for.
     chosen: Vec<PackName>,
 }
 
@@ -86,8 +88,8 @@ impl<'a> Reclaimable<'a> {
         }
     }
 
-    /// Computes from the last index to `first`, 0 for those before it: each image that is put back makes more of its
-    /// packs live.
+    /// Computes the sizes from the last image to `first`; the images before that get 0. Each image that is added back
+    /// makes more ranges of its packs live.
     fn all(&self, first: usize) -> Result<Vec<u64>, ReadError> {
         let mut pages: Pages = HashMap::new();
         for image in hole_punch::images_of(self.users, &self.chosen) {

@@ -1,7 +1,7 @@
-//! Finding other places for chunks that are bad where a manifest says that they lie.
+//! Search for other places of chunks that are bad in the place that a manifest names.
 //!
-//! A chunk is the same wherever its hash is. Knows what a scan found and makes manifests of
-//! it; changes nothing.
+//! Chunks with the same hash are the same, wherever they lie. This module uses the results of a scan to make new
+//! manifests; it changes nothing in the store.
 
 use std::collections::{HashMap, HashSet};
 
@@ -17,13 +17,13 @@ use crate::store::format::pack::{Pack, PackFiles, PackName};
 use crate::store::format::store_folder::Store;
 use crate::store::read::chunk_fetcher;
 
-/// Finds other places for chunks that are bad where they should be.
+/// Finds other places for bad chunks.
 pub(crate) struct Relocator<'a> {
     scan: &'a Scan,
     files: PackFiles,
-    /// Good places of chunks that are bad elsewhere.
+    /// The whole copies of chunks that are bad somewhere.
     spares: HashMap<(Hash, u32), &'a Place>,
-    /// True if everything that may have a spare could be read.
+    /// True if every file that may contain a copy could be read.
     is_complete: bool,
 }
 
@@ -33,7 +33,7 @@ pub(crate) enum Relocation {
         chunks: usize,
     },
     Lost,
-    /// The missing chunk may lie in what cannot be read for now.
+    /// The missing chunk may lie in a file that cannot be read at present.
     Uncertain,
 }
 
@@ -54,7 +54,7 @@ impl<'a> Relocator<'a> {
         }
     }
 
-    /// The manifest with every chunk where it is whole, and packs as long as they are.
+    /// Returns the manifest with every chunk in a place where it is whole, and with the present lengths of the packs.
     pub(crate) fn heal(&self, manifest: &Manifest) -> Result<Relocation, ReadError> {
         let bad = self.scan.bad_chunks(manifest);
         let mut table = PackTable::default();
@@ -93,7 +93,7 @@ impl<'a> Relocator<'a> {
         })
     }
 
-    /// The pack of a place, as long as it is.
+    /// Returns the pack of a place, with its present length.
     fn pack(&self, place: Stored) -> Option<Pack> {
         let (name, state) = self.scan.packs()[place.pack as usize];
         match state {
@@ -123,7 +123,7 @@ impl PackTable {
     fn position(&mut self, pack: Pack) -> u32 {
         *self.positions.entry(pack.name).or_insert_with(|| {
             self.packs.push(pack);
-            // No more than the scan has, which counts them so.
+            // Never more packs than the scan has, and the scan counts them with a `u32`.
             u32::try_from(self.packs.len() - 1).unwrap_or(u32::MAX)
         })
     }

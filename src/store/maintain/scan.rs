@@ -1,12 +1,12 @@
-//! Reading every chunk of many images once, in the order they lie on the disk.
+//! A scan that reads every chunk of many images once, in the order of their positions on the disk.
 //!
 //! ```text
 //! add images ─▶ table of distinct places ─▶ threads take batches, fetch, forget ─▶ faults
 //! ```
-//! A place is read once however many images name it. The table takes [`PLACE_BYTES`] a
-//! distinct chunk; besides it there is one manifest in memory at a time. What was read leaves the page
-//! cache again: verifying a store must not push out what the job works with.
-//! Damaged packs are read as far as that goes, so that what is left of them can be told.
+//! A place is read once, however many images refer to it. The table takes [`PLACE_BYTES`] per distinct chunk, and one
+//! manifest at a time is in memory besides. The pages that were read leave the page cache again: verifying a store must
+//! not displace the job's cached data. Damaged packs are read as far as possible, to determine which of their chunks
+//! are whole.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -24,22 +24,22 @@ use crate::store::fs::ops;
 use crate::store::read::chunk_fetcher::{ChunkFetcher, Fault};
 use crate::sync::locked;
 
-/// More threads than these wait for the disk.
+/// Maximum number of threads: more would only wait for the disk.
 const WORKERS_MAX: usize = 16;
 
-/// Size of a thread's batch: a few milliseconds of a fast disk, so that threads read side by side and seldom meet at
-/// the queue.
+/// Bytes that a thread takes at a time: a few milliseconds of a fast disk, so that threads read adjacent ranges and
+/// seldom meet at the queue.
 const BATCH_BYTES: u64 = 4 << 20;
 
-/// Memory for a distinct chunk, at most: 100 GiB in chunks of 64 KiB take 130 MB.
+/// Maximum memory for a distinct chunk: 100 GiB in chunks of 64 KiB take 130 MB.
 const PLACE_BYTES: usize = 80;
 const _: () = assert!(size_of::<Place>() <= PLACE_BYTES);
 
-/// A chunk where a manifest says that it lies.
+/// A chunk in the place that a manifest names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) raw_len: u32,
-    /// `pack` is the position in the scan's table.
+    /// Location and name of the chunk; `pack` is the position in the scan's table.
     pub(crate) stored: Stored,
 }
 
@@ -52,20 +52,20 @@ pub(crate) enum PackState {
     OutOfReach,
 }
 
-/// The chunks of some images, and which of them are bad.
+/// The chunks of some images, and the bad ones among them.
 #[derive(Debug, Default)]
 pub(crate) struct Scan {
     numbers: HashMap<PackName, u32>,
     packs: Vec<(PackName, PackState)>,
-    /// Sorted by [`Place::key`], each once.
+    /// The distinct places, sorted by [`Place::key`].
     places: Vec<Place>,
-    /// Positions in `places`, ascending.
+    /// The bad places as positions in `places`, ascending.
     faults: Vec<(usize, ChunkFault)>,
 }
 
 impl Place {
-    /// Orders places as they lie on the disk. Where two manifests differ about a place,
-    /// the place is read for each.
+    /// Returns a key that orders places by their position on the disk. If two manifests disagree about a place, it is
+    /// read for each of them.
     fn key(&self) -> (u32, u64, u32, u32, Hash) {
         let stored = &self.stored;
         (
@@ -103,7 +103,7 @@ impl Scan {
                 Err(_) => PackState::OutOfReach,
             };
             self.packs.push((name, state));
-            // A summary has at most 300 thousand packs, and this many images have no store.
+            // A summary has at most 300 thousand packs, and no store has enough images to exceed `u32`.
             u32::try_from(self.packs.len() - 1).unwrap_or(u32::MAX)
         })
     }
@@ -114,7 +114,7 @@ impl Scan {
         (self.places[found] == *place).then_some(found)
     }
 
-    /// Uncompressed bytes of all places.
+    /// Returns the uncompressed bytes of all places.
     pub(crate) fn bytes(&self) -> u64 {
         let bytes = self.places.iter().map(|place| u64::from(place.raw_len));
         bytes.sum()
@@ -128,27 +128,27 @@ impl Scan {
         &self.packs
     }
 
-    /// The position of a pack in the table.
+    /// Returns the position of a pack in the table.
     pub(crate) fn number(&self, name: PackName) -> Option<u32> {
         self.numbers.get(&name).copied()
     }
 
-    /// Returns true if nothing was passed over because it cannot be read for now.
+    /// Returns true if no pack was skipped because it cannot be read at present.
     pub(crate) fn reached_all(&self) -> bool {
         let mut packs = self.packs.iter();
         packs.all(|(_, state)| *state != PackState::OutOfReach)
     }
 
-    /// The files of all packs, whatever state they are in.
+    /// Returns the files of all packs, regardless of their state.
     pub(crate) fn files(&self, store: &Store) -> PackFiles {
         let named = |(name, _): &(PackName, PackState)| Pack {
             name: *name,
-            len: 0, // not looked at
+            len: 0, // not used
         };
         PackFiles::unchecked(store, self.packs.iter().map(named).collect())
     }
 
-    /// Returns the first good place of each pack whose header is not its own.
+    /// Returns the packs whose header is not their own, each with the offset of its first good place.
     pub(crate) fn misnamed(&self) -> BTreeMap<PackName, u64> {
         let mut found = BTreeMap::new();
         for place in self.good() {
@@ -167,13 +167,13 @@ impl Scan {
         !self.faults.is_empty()
     }
 
-    /// The places that are bad.
+    /// Returns the bad places.
     pub(crate) fn faults(&self) -> impl Iterator<Item = (&Place, ChunkFault)> {
         let faults = self.faults.iter();
         faults.map(|(position, fault)| (&self.places[*position], *fault))
     }
 
-    /// The places that are good.
+    /// Returns the good places.
     pub(crate) fn good(&self) -> impl Iterator<Item = &Place> {
         let mut faults = self.faults.iter().map(|(position, _)| *position).peekable();
         let places = self.places.iter().enumerate();
@@ -181,9 +181,9 @@ impl Scan {
         good.map(|(_, place)| place)
     }
 
-    /// Returns the bad chunks of an added image, by their positions in its table.
+    /// Returns the fault of each chunk of an added image, by its position in the image's table.
     pub(crate) fn bad_chunks(&self, manifest: &Manifest) -> Vec<Option<ChunkFault>> {
-        // A pack that the image had not when it was added has no place here.
+        // A pack that the image did not have when it was added has no number here.
         let packs = manifest.packs.iter().map(|pack| self.number(pack.name));
         let numbers: Vec<u32> = packs.map(|number| number.unwrap_or(u32::MAX)).collect();
         let fault = |chunk: &Chunk| {
@@ -195,7 +195,7 @@ impl Scan {
         manifest.chunks.iter().map(fault).collect()
     }
 
-    /// The streams of an image that was added which lack bytes.
+    /// Returns the streams of an added image that have missing bytes.
     pub(crate) fn bad_streams(&self, manifest: &Manifest) -> Vec<BadStream> {
         let bad = self.bad_chunks(manifest);
         let streams = manifest.streams.iter().map(|stream| BadStream {
@@ -205,9 +205,8 @@ impl Scan {
         streams.filter(|stream| !stream.runs.is_empty()).collect()
     }
 
-    /// Reads and checks every place. `progress` gets the bytes done and in total, from any
-    /// thread, one call at a time. Fails only where nothing can be said of the store, for
-    /// want of memory or descriptors.
+    /// Reads and checks every place. `progress` receives the bytes done and in total, from any thread, one call at a
+    /// time. Fails only if nothing can be determined about the store, for lack of memory or descriptors.
     pub(crate) fn run(
         &mut self,
         store: &Store,
@@ -268,7 +267,7 @@ fn continues(last: &BadRun, next: &BadRun) -> bool {
     last.chunks.end == next.chunks.start && last.pack == next.pack && last.fault == next.fault
 }
 
-/// A single read of all places.
+/// A pass over all places.
 struct Pass<'a> {
     scan: &'a Scan,
     files: PackFiles,
@@ -294,7 +293,7 @@ impl Pass<'_> {
         let batches = usize::try_from(batches).unwrap_or(usize::MAX);
         std::thread::scope(|scope| {
             for _ in 1..cores.min(WORKERS_MAX).min(batches) {
-                // One thread less is only slower.
+                // With one thread less the scan is only slower.
                 let _ = std::thread::Builder::new().spawn_scoped(scope, || self.work());
             }
             self.work();
@@ -324,7 +323,7 @@ impl Pass<'_> {
         }
     }
 
-    /// The next places of one pack, [`BATCH_BYTES`] of them.
+    /// Takes the next places of one pack, [`BATCH_BYTES`] of them.
     fn take(&self) -> Option<Range<usize>> {
         let mut next = locked(&self.next);
         let places = &self.scan.places;
@@ -371,8 +370,8 @@ impl Pass<'_> {
         (self.progress)(done.bytes, self.total);
     }
 
-    /// Lets the page cache drop what was read, and the batch before it: the kernel keeps
-    /// a page or a larger piece of the cache that reaches over the end of what is dropped.
+    /// Drops the batch from the page cache, and the batch before it: the kernel keeps a page or a larger folio of the
+    /// cache that extends beyond the end of the dropped range.
     fn forget(&self, batch: &Range<usize>) {
         let (first, last) = (
             &self.scan.places[batch.start],
@@ -383,27 +382,27 @@ impl Pass<'_> {
         self.files.forget(first.stored.pack, start, end - start);
     }
 
-    /// Keeps the first failure and lets nobody begin another batch.
+    /// Stores the first failure and prevents all threads from beginning another batch.
     fn fail(&self, failure: ReadError) {
         *locked(&self.next) = self.scan.places.len();
         locked(&self.done).failure.get_or_insert(failure);
     }
 }
 
-/// A pack's file as it is, whatever it should be.
+/// Properties of a pack's file in its present state, regardless of what it should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Probe {
     pub(crate) len: u64,
     pub(crate) header_fits: bool,
 }
 
-/// Looks at the pack of this name.
+/// Inspects the pack with this name.
 pub(crate) fn probe(store: &Store, name: PackName) -> Result<Probe, PackError> {
     let path = store.pack_file(name);
     let read = File::open(&path).and_then(|file| {
         let len = file.metadata()?.len();
         let header_fits = match has_header(&file, name) {
-            // A file may end anywhere.
+            // A damaged file may be shorter than its header.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => false,
             read => read?,
         };
@@ -412,9 +411,8 @@ pub(crate) fn probe(store: &Store, name: PackName) -> Result<Probe, PackError> {
     read.map_err(|source| PackError::Read { path, source })
 }
 
-/// Writes the header of a pack again, durably, after the chunks in it have proved which
-/// pack it is; `first` is where the first of them lies that is needed. Cut short, it leaves a
-/// header that does not fit, as before.
+/// Rewrites the header of a pack durably, after the chunks in it have proved which pack it is. `first` is the offset of
+/// the first needed chunk. An interrupted call leaves a header that does not fit, as before.
 pub(crate) fn mend_header(store: &Store, name: PackName, first: u64) -> io::Result<()> {
     let file = ops::open(&store.pack_file(name))?;
     if first < HEADER_LEN as u64 {

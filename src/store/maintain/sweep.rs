@@ -1,7 +1,7 @@
-//! Removing what no image needs, and marking images that must not be used.
+//! Removal of data that no image needs, and marks on images that must not be used.
 //!
-//! A sweep is quick and for the start of a run; pruning looks into every pack. Both find
-//! first and remove then, see `garbage`.
+//! A sweep is quick and meant for the start of a run. Pruning inspects every pack. Both first find the garbage and then
+//! remove it, see `garbage`.
 
 use super::garbage::Garbage;
 use super::hole_punch::Scope;
@@ -12,95 +12,96 @@ use crate::store::format::store_folder::Store;
 use crate::store::fs::durable;
 use crate::store::fs::lock::StoreLock;
 
-/// Looks at a store from which a writer removes images meanwhile: it does so once a snapshot, which takes longer.
+/// Attempts to read a store while a writer removes images. A writer does so once per snapshot, and a snapshot takes
+/// longer than one attempt.
 const LOOKS_MAX: u32 = 5;
 
-/// Garbage that was removed, or would be.
+/// The garbage that was found and removed, or would be removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Swept {
     /// Temporary files of killed writers.
     pub temporary_files: usize,
     /// Packs that no manifest names.
     pub packs: usize,
-    /// Disk space released, in total.
+    /// Total disk space freed.
     pub bytes: u64,
-    /// The part of it from inside packs that are kept.
+    /// Share of `bytes` freed inside packs that stay.
     pub hole_bytes: u64,
-    /// Images whose manifests cannot be read. As long as there are any, what they may need stays:
-    /// all dead space in packs, and where not even their packs are known, all packs.
+    /// Images with unreadable manifests. While there are any, the data that they may need stays: all dead space in
+    /// packs, and all packs if even the packs of these images are unknown.
     pub unreadable: Vec<ImageId>,
 }
 
 impl Store {
-    /// Remembers that an image cannot be restored, and why: it is passed over from now
-    /// on, and no new image relies on its chunks.
+    /// Marks an image as not restorable and stores the reason. From now on the image is skipped, and no new image
+    /// refers to its chunks.
     ///
     /// # Errors
-    /// There is no such image, or the mark cannot be written.
+    /// The image does not exist, or the mark cannot be written.
     ///
     /// # Panics
-    /// If the lock is that of another store.
+    /// If the lock belongs to another store.
     pub fn set_aside(&self, lock: &StoreLock, id: ImageId, reason: &str) -> Result<(), WriteError> {
         lock.check(self.path());
         if !self.manifest_file(id).exists() {
             return Err(WriteError::Missing { image: id });
         }
         let mut reason = plain_text(reason).into_bytes();
-        // A character that is cut in two reads as U+FFFD.
+        // A character that is cut in two is read as U+FFFD.
         reason.truncate(REASON_BYTES_MAX);
         durable::write(&self.damaged_file(id), &reason)?;
         Ok(())
     }
 
-    /// Removes what a killed writer or pruner left. Nobody may be writing to a file of the store
-    /// by [`durable::write`] then: its temporary file would go.
+    /// Removes the leftovers of a killed writer or pruner. No process may be writing to a file of the store with
+    /// [`durable::write`] during the sweep: its temporary file would be removed.
     ///
     /// # Errors
-    /// [`WriteError::Busy`] while an image is written. After another error some
-    /// leftovers may be gone, no image is.
+    /// [`WriteError::Busy`] while an image is written. After another error some leftovers may be gone, but no image is.
     ///
     /// # Panics
-    /// If the lock is that of another store.
+    /// If the lock belongs to another store.
     pub fn sweep(&self, lock: &StoreLock) -> Result<Swept, WriteError> {
         let _busy = lock.claim(self.path()).ok_or(WriteError::Busy)?;
         let garbage = Garbage::of_images(self, &Scope::Nothing)?;
         garbage.with_temporary(self)?.remove(self)
     }
 
-    /// Sweeps as [`Store::sweep`] does, and frees the dead space inside all packs. Reads every manifest in full.
+    /// Does the same as [`Store::sweep`] and also frees the dead space inside all packs. Reads every manifest in full.
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Store::sweep`].
     ///
     /// # Panics
-    /// If the lock is that of another store.
+    /// If the lock belongs to another store.
     pub fn prune(&self, lock: &StoreLock) -> Result<Swept, WriteError> {
         let _busy = lock.claim(self.path()).ok_or(WriteError::Busy)?;
         self.leftovers()?.remove(self)
     }
 
-    /// Returns the expected result of [`Store::prune`]. Takes the lock, because an image that is being written looks
+    /// Returns the garbage that [`Store::prune`] would remove. Needs the lock, because data that is being written looks
     /// like garbage.
     ///
     /// # Errors
-    /// As there; changes nothing.
+    /// The same as [`Store::prune`]; changes nothing.
     ///
     /// # Panics
-    /// If the lock is that of another store.
+    /// If the lock belongs to another store.
     pub fn prunable(&self, lock: &StoreLock) -> Result<Swept, WriteError> {
         let _busy = lock.claim(self.path()).ok_or(WriteError::Busy)?;
         Ok(self.leftovers()?.account())
     }
 
-    /// Returns the expected result of [`Store::prune`] while another process has the lock. It disturbs no process, and
-    /// leaves out what may just be written: temporary files, and packs of images newer than the newest one.
+    /// Returns the same as [`Store::prunable`] while another process holds the lock. Does not block any process. Leaves
+    /// out data that may be in the course of being written: temporary files, and packs of images newer than the newest
+    /// existing image.
     ///
     /// # Errors
-    /// The store cannot be read, or images come and go all the time.
+    /// The store cannot be read, or images keep appearing and disappearing.
     pub fn prunable_beside_writer(&self) -> Result<Swept, ReadError> {
         let mut looks = 1;
         loop {
-            // First: what is made from now on is newer.
+            // This comes first: every image begun from now on has a higher number.
             let newest = self.ids()?.last().copied();
             match Garbage::of_images(self, &Scope::Everything) {
                 Err(ReadError::Missing { .. }) if looks < LOOKS_MAX => looks += 1,
@@ -166,13 +167,13 @@ mod tests {
         let lock = store.lock().unwrap();
         write_image(&store, &lock, &[("a", &noise(1, CHUNK_BYTES))]);
         write_image(&store, &lock, &[("a", &noise(2, CHUNK_BYTES))]);
-        // Of an image whose manifest is gone.
+        // A pack is left of an image whose manifest is gone.
         fs::remove_file(store.path().join("images/000001.manifest")).unwrap();
         let writer = store.begin(&lock, OPTIONS).unwrap();
         let mut stream = writer.stream("a").unwrap();
         stream.write_all(&noise(9, 8 << 20)).unwrap();
         fs::write(store.path().join("images/.tmp-x"), "half a manifest").unwrap();
-        // A thread of the writer's begins its pack.
+        // A thread of the writer begins its pack.
         let begun = Instant::now();
         let before = loop {
             let packs = packs(&store);
@@ -198,7 +199,7 @@ mod tests {
             let lock = store.lock().unwrap();
             let writer = store.begin(&lock, OPTIONS).unwrap();
             let mut stream = writer.stream("a").unwrap();
-            // More than the buffer holds, so that some of it is in packs.
+            // More than the buffer holds, so that some of the data is in packs.
             stream.write_all(&noise(9, 8 << 20)).unwrap();
             (writer, stream)
         });
@@ -257,7 +258,7 @@ mod tests {
         store.set_aside(&lock, second.id, "torn").unwrap();
         let third = write_image(&store, &lock, &[("a", &data)]);
         assert!(third.stored_bytes > 0, "written again");
-        // What was written again is as good as any.
+        // The chunks written again can be relied on.
         let fourth = write_image(&store, &lock, &[("a", &data)]);
         assert_eq!((fourth.stored_bytes, fourth.packs), (0, third.packs));
     }

@@ -1,5 +1,4 @@
-//! Checking images: each of their chunks is read, decompressed and hashed again, and
-//! everything that is bad is named.
+//! Verification of images: each of their chunks is read, decompressed and hashed again, and every fault is reported.
 //!
 //! Needs no lock and changes nothing. `scan` reads the chunks, `verify_report` describes the result.
 
@@ -13,33 +12,32 @@ use crate::store::format::manifest::Manifest;
 use crate::store::format::pack;
 use crate::store::format::store_folder::Store;
 
-/// Result of a verification without defects.
+/// Totals of a verification that found no fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verified {
     /// Distinct chunks that are not zero.
     pub chunks: u64,
-    /// Their uncompressed bytes.
+    /// Uncompressed bytes of these chunks.
     pub chunk_bytes: u64,
-    /// The bytes of all streams.
+    /// Bytes of all streams.
     pub raw_bytes: u64,
 }
 
-/// The images to verify.
+/// Selection of images to verify.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Selection<'a> {
     /// Every image of the store.
     All,
-    /// These; one named twice is checked once.
+    /// These images; an image named twice is checked once.
     These(&'a [ImageId]),
 }
 
 impl Store {
-    /// Reads and hashes every chunk of an image again, on all cores. `progress` gets the
-    /// bytes done and in total, from any thread, one call at a time.
+    /// Reads and hashes every chunk of an image again, on all cores. `progress` receives the bytes done and in total,
+    /// from any thread, one call at a time.
     ///
     /// # Errors
-    /// The image is damaged; the error names the first place. [`Store::verify_all`] names
-    /// every one.
+    /// The image is damaged; the error names the first fault. [`Store::verify_all`] reports all of them.
     pub fn verify(
         &self,
         id: ImageId,
@@ -63,15 +61,14 @@ impl Store {
         })
     }
 
-    /// Reads and hashes every chunk of the images again, on all cores, a chunk that they
-    /// share once. Takes 80 bytes of memory a distinct chunk. `progress` gets the bytes
-    /// done and in total, from any thread, one call at a time.
+    /// Reads and hashes every chunk of the images again, on all cores, and a shared chunk once. Takes 80 bytes of
+    /// memory per distinct chunk. `progress` receives the bytes done and in total, from any thread, one call at a time.
     ///
-    /// A chunk that no stream uses is not looked for in the report.
+    /// The report does not name faults of chunks that no stream uses.
     ///
     /// # Errors
-    /// An image named does not exist, the store cannot be listed, or memory or
-    /// descriptors run out. Damage is no error: the report says all of it.
+    /// A named image does not exist, the store cannot be listed, or memory or descriptors run out. Damage is not an
+    /// error: the report contains all of it.
     pub fn verify_all(
         &self,
         images: Selection<'_>,
@@ -80,7 +77,7 @@ impl Store {
         Ok(self.survey(images, progress)?.0)
     }
 
-    /// Verifies as [`Store::verify_all`] does, and returns the findings for each chunk.
+    /// Verifies like [`Store::verify_all`] and also returns the result for each chunk.
     pub(crate) fn survey(
         &self,
         images: Selection<'_>,
@@ -141,15 +138,15 @@ impl Store {
         }
     }
 
-    /// Finds the streams that bad chunks belong to. An image that is gone by now was not
-    /// damaged but removed, and its packs with it.
+    /// Finds the streams that the bad chunks belong to. An image that no longer exists was not damaged but removed, and
+    /// its packs with it.
     fn name_streams(&self, report: &mut Report, scan: &Scan) -> Result<(), ReadError> {
         let images = std::mem::take(&mut report.images);
         for mut image in images {
             let suspect = scan.has_faults() || !image.packs.is_empty();
             if suspect && image.manifest.is_none() {
                 match self.manifest(image.id) {
-                    // Looked at again: a repair may have written it anew meanwhile.
+                    // The manifest is read again: a repair may have rewritten it meanwhile.
                     Ok(manifest) => {
                         image = ImageReport {
                             streams: scan.bad_streams(&manifest),

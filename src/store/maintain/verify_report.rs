@@ -1,6 +1,6 @@
-//! Report of a verification, image by image.
+//! Result of a verification, image by image.
 //!
-//! Plain data. `verification` fills it in; `store_repair` and the caller's messages use it.
+//! Plain data. `verification` fills it in; `store_repair` and the caller's messages are based on it.
 
 use std::fmt;
 use std::ops::Range;
@@ -10,85 +10,85 @@ use crate::store::format::image_id::ImageId;
 use crate::store::format::manifest_file::ManifestError;
 use crate::store::format::pack::{PackError, PackName};
 
-/// Everything that was verified, and its defects.
+/// The images that were checked, and all faults found.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// The images, in the order asked for, oldest first if all were.
+    /// The images, in the order requested; oldest first if all were requested.
     pub images: Vec<ImageReport>,
-    /// Images that were removed by others while they were being read.
+    /// Images that other processes removed during the verification.
     pub gone: Vec<ImageId>,
-    /// Distinct chunks that lie in packs; each was read once.
+    /// Distinct chunks in packs; each was read once.
     pub chunks: u64,
-    /// Their uncompressed bytes.
+    /// Uncompressed bytes of these chunks.
     pub chunk_bytes: u64,
 }
 
-/// Defects of an image; none if it is whole.
+/// The faults of an image; none if it is whole.
 #[derive(Debug)]
 pub struct ImageReport {
     /// Its number.
     pub id: ImageId,
-    /// Length of all its streams together; 0 if the manifest cannot be read.
+    /// Total length of all its streams; 0 if the manifest cannot be read.
     pub raw_bytes: u64,
-    /// The reason why the image was set aside, which does not concern its bytes.
+    /// Reason why the image was set aside. It is independent of the image's bytes.
     pub set_aside: Option<String>,
-    /// Why its manifest cannot be read. Then nothing else is known of it.
+    /// Reason why the manifest cannot be read. Nothing else is known of the image then.
     pub manifest: Option<ManifestError>,
-    /// Its packs that are lost, or are not what they were.
+    /// Packs of the image that are lost or have changed.
     pub packs: Vec<PackError>,
-    /// Its streams that lack bytes.
+    /// Streams of the image with missing bytes.
     pub streams: Vec<BadStream>,
 }
 
-/// Verdict on an image.
+/// Overall result for an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Every byte is what it was.
+    /// Every byte is as it was written.
     Whole,
-    /// The image cannot be restored as it is.
+    /// The image cannot be restored in its present state.
     Damaged,
-    /// A file cannot be read for now or by this version; what could be read is right.
+    /// A file cannot be read at present or by this version; everything that could be read is correct.
     Unknown,
 }
 
-/// A stream that lacks bytes.
+/// A stream with missing bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadStream {
     /// Its name.
     pub name: String,
-    /// Its missing parts, in order.
+    /// The missing parts, in the order of the stream.
     pub runs: Vec<BadRun>,
 }
 
-/// Chunks of a stream that follow each other, lie in the same pack and are bad in the same way.
+/// Consecutive chunks of a stream that lie in the same pack and have the same fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadRun {
-    /// Their positions in the stream.
+    /// Positions of the chunks in the stream.
     pub chunks: Range<usize>,
-    /// Their bytes in the stream.
+    /// Byte range of the chunks in the stream.
     pub bytes: Range<u64>,
-    /// The pack that should hold them.
+    /// The pack that should hold the chunks.
     pub pack: PackName,
-    /// The defect.
+    /// The fault.
     pub fault: ChunkFault,
 }
 
-/// Defect of a chunk.
+/// The fault of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChunkFault {
     /// The pack is missing or too short, or the disk fails there.
     #[error("it is lost")]
     Lost,
-    /// The stored bytes were changed.
+    /// The stored bytes differ from those written.
     #[error("its stored bytes have changed")]
     Check,
-    /// The stored bytes do not have the form in which they were stored.
+    /// The stored bytes do not have the form they were stored in.
     #[error("it cannot be decompressed")]
     Form,
-    /// The stored bytes are intact, but are another chunk.
+    /// The stored bytes are intact, but they are another chunk.
     #[error("its hash is wrong")]
     Content,
-    /// The pack cannot be read for now.
+    /// The pack cannot be read at present.
     #[error("its pack cannot be read for now")]
     OutOfReach,
 }
@@ -103,7 +103,7 @@ impl Report {
 }
 
 impl ImageReport {
-    /// Returns the verdict on all defects together.
+    /// Combines all faults into one verdict.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         let manifest = self.manifest.iter().map(is_manifest_lost);
@@ -120,7 +120,7 @@ impl ImageReport {
         verdict
     }
 
-    /// The first fault as the error that reading the image would give.
+    /// Converts the first fault into the error that reading the image would return.
     pub(crate) fn into_error(self) -> Option<ReadError> {
         let image = self.id;
         if let Some(source) = self.manifest {
@@ -154,7 +154,7 @@ impl fmt::Display for BadRun {
     }
 }
 
-/// Returns true if no version can read the manifest, as far as this one can tell.
+/// Returns true if, as far as this version can determine, no version can read the manifest.
 pub(crate) fn is_manifest_lost(error: &ManifestError) -> bool {
     match error {
         ManifestError::Newer { .. } | ManifestError::OtherKey => false,

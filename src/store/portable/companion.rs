@@ -1,5 +1,4 @@
-//! Files that go with an image: they become streams of the file, and so of the image that is
-//! made of it.
+//! Files that accompany an image: they become streams of the portable file, and so of the imported image.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -12,10 +11,10 @@ use super::error::ExportError;
 use super::export::Companion;
 use super::frame::{FrameWriter, Kind};
 
-/// Level of zstd, as for images.
+/// Compression level of zstd, as for images.
 const LEVEL: i32 = 1;
 
-/// A companion that is there.
+/// A companion that was opened.
 pub(in super::super) struct Opened {
     pub stream: String,
     pub path: PathBuf,
@@ -23,7 +22,7 @@ pub(in super::super) struct Opened {
     pub len: u64,
 }
 
-/// A companion that cannot be read, or changed meanwhile.
+/// An error of a companion that cannot be read, or that changed meanwhile.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read {path}, which goes with the image")]
 pub struct CompanionError {
@@ -33,7 +32,7 @@ pub struct CompanionError {
     pub source: io::Error,
 }
 
-/// Opens those that the image does not have.
+/// Opens the companions that the image does not contain.
 pub(in super::super) fn open(
     manifest: &Manifest,
     companions: &[Companion],
@@ -64,7 +63,7 @@ impl Opened {
         CompanionError { path, source }
     }
 
-    /// Writes the stream; `name` names chunks as the file does.
+    /// Writes the companion as a stream; `name` computes the names of chunks in the file.
     pub(super) fn write(
         self,
         frames: &mut FrameWriter<impl Write>,

@@ -7,19 +7,18 @@ use super::super::format::image_id::ImageId;
 use super::super::fs::durable::DurableError;
 use super::companion::CompanionError;
 
-/// An image that did not become a file. What was written of it has no end and is refused by an
-/// import.
+/// An error that prevented an export. The data written until then has no end frame and is refused by an import.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
-    /// The image must not be restored, and the file would not say so.
+    /// The image must not be restored, and the file would not carry the mark.
     #[error("image {image} was set aside: {reason}")]
     SetAside {
         /// The image.
         image: ImageId,
-        /// Why.
+        /// The reason of the mark.
         reason: String,
     },
-    /// Others removed the image while it was being read.
+    /// Another process removed the image while it was being read.
     #[error("image {image} was removed while it was being exported; export a newer one")]
     Gone {
         /// The image.
@@ -28,21 +27,21 @@ pub enum ExportError {
     /// The image cannot be read.
     #[error(transparent)]
     Read(ReadError),
-    /// A file that goes with the image cannot be read.
+    /// A companion file cannot be read.
     #[error(transparent)]
     Companion(#[from] CompanionError),
-    /// The kernel has no random bytes.
+    /// The kernel provides no random bytes.
     #[error("cannot encrypt the file")]
     Seal(#[source] io::Error),
     /// The file cannot be written.
     #[error("cannot write the exported image")]
     Write(#[source] io::Error),
-    /// The file cannot be created or made to last.
+    /// The file cannot be created or made durable.
     #[error(transparent)]
     Durable(#[from] DurableError),
 }
 
-/// A file that did not become an image. The store has the images it had.
+/// An error that prevented an import. The images of the store are unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
     /// The file cannot be read.
@@ -51,7 +50,7 @@ pub enum ImportError {
     /// The file is no portable image.
     #[error("this is no exported image: it does not begin as one; `ckpt-run export` makes them")]
     NotOurs,
-    /// A newer version made it.
+    /// The file was written by a newer version.
     #[error("the file needs a newer ckpt-run: its format is {format}, this version reads 1")]
     Newer {
         /// Its format.
@@ -88,19 +87,19 @@ pub enum FileDamage {
     /// The file ends too early.
     #[error("it is cut short")]
     Short,
-    /// More comes where it must end.
+    /// The file continues after its end.
     #[error("more follows its end")]
     Long,
     /// A checksum does not fit.
     #[error("its checksum is wrong")]
     Check,
-    /// A part was not sealed by who sealed the others.
+    /// A part was not sealed with the key of the other parts.
     #[error("it cannot be decrypted")]
     Unsealed,
-    /// A part has a length or a kind that it cannot have there.
+    /// A part has a length or a kind that is impossible at its position.
     #[error("{0}")]
     Senseless(&'static str),
-    /// A chunk is not what its name says.
+    /// A chunk's content does not match its name.
     #[error("a chunk cannot be decompressed or is not what its name says")]
     Chunk,
 }

@@ -1,4 +1,4 @@
-//! An image becomes a file: threads fetch and check its chunks, which are written in order.
+//! Export of an image to a file: threads fetch and check its chunks, which are written in order.
 
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -21,26 +21,27 @@ use super::frame::{FrameWriter, Kind};
 use super::{FORMAT, HEADER_LEN, MAGIC, NOT_SEALED, SEALED};
 use crate::clock;
 
-/// Threads that read, open, decompress and hash: more than a disk or a network takes from.
+/// Threads that read, open, decompress and hash chunks: enough to keep up with any disk or network.
 const WORKERS_MAX: usize = 8;
-/// Chunks that wait to be written: eight for each thread, 16 MiB with both their forms 32.
+/// Chunks that wait to be written: eight for each thread, together 16 MiB, or 32 MiB with both the raw and the encoded
+/// form.
 const WINDOW_MAX: usize = 8 * WORKERS_MAX;
 
 /// The form in which an image leaves its store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// Sealed if the store is encrypted, otherwise plain.
+    /// Sealed if the store is encrypted, plain otherwise.
     AsStored,
-    /// Plain also where the store is encrypted.
+    /// Plain even if the store is encrypted.
     Plain,
 }
 
-/// A file that goes with an image, as a stream of its own.
+/// A file that accompanies an image as a separate stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Companion {
-    /// The stream's name. Where the image has such a stream, the file is left out.
+    /// Name of the stream. If the image has a stream of this name, the file is left out.
     pub stream: String,
-    /// The file, which does not change.
+    /// The file, which must not change.
     pub path: PathBuf,
 }
 
@@ -49,20 +50,20 @@ pub struct Companion {
 pub struct Exported {
     /// The image.
     pub id: ImageId,
-    /// Length of its streams.
+    /// Total length of its streams.
     pub raw_bytes: u64,
     /// Length of the file.
     pub file_bytes: u64,
-    /// True if it takes the store's key to read it.
+    /// True if the store's key is needed to read the file.
     pub sealed: bool,
 }
 
 impl Store {
-    /// Writes an image as a portable file. Needs no lock. Every byte is checked as it is read.
-    /// `progress` gets the bytes done and in total.
+    /// Writes an image as a portable file. Needs no lock. Every byte is checked as it is read. `progress` receives the
+    /// bytes done and in total.
     ///
     /// # Errors
-    /// [`ExportError`]; what the sink has got by then is no whole file.
+    /// [`ExportError`]; the data that the sink has received by then is an incomplete file.
     pub fn export_image(
         &self,
         id: ImageId,
@@ -81,7 +82,7 @@ impl Store {
     }
 }
 
-/// Bytes written at a time: a pipe's or a disk's worth.
+/// Bytes per write: a good size for a pipe or a disk.
 const SINK_BYTES: usize = 1 << 20;
 
 impl Store {
@@ -89,7 +90,7 @@ impl Store {
     /// existing file of this name is left unchanged.
     ///
     /// # Errors
-    /// As there, and [`ExportError::Durable`]; then there is no such file, nor a part of one.
+    /// The same as there, and [`ExportError::Durable`]; then neither the file nor a part of it exists.
     pub fn export_to_file(
         &self,
         id: ImageId,
@@ -180,7 +181,7 @@ fn header(sealed: bool, salt: &[u8; 32], check: &[u8; 32]) -> [u8; HEADER_LEN] {
 enum Naming {
     /// The name that the chunk has in the store.
     OfTheStore,
-    /// Its hash without a key.
+    /// The chunk's hash without a key.
     Plain,
 }
 
@@ -198,7 +199,7 @@ fn first_places(manifest: &Manifest) -> Vec<Option<(usize, usize)>> {
 struct Exporter<'a, W> {
     naming: Naming,
     places: Vec<Option<(usize, usize)>>,
-    /// The numbers in the file of the chunks that are in it, by position in the manifest.
+    /// Numbers in the file of the chunks already written, by position in the manifest.
     numbers: Vec<u32>,
     next_number: u32,
     done: u64,
@@ -208,7 +209,7 @@ struct Exporter<'a, W> {
     frames: &'a mut FrameWriter<W>,
 }
 
-/// A chunk on its way into the file.
+/// A chunk that is being prepared for the file.
 #[derive(Default)]
 struct Prepared {
     position: usize,

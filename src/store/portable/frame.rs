@@ -1,4 +1,4 @@
-//! Frames: the parts of a portable file, each bound to all before it.
+//! Frames: the parts of a portable file, each bound to all preceding ones.
 //!
 //! ```text
 //! 0   kind                    u8
@@ -7,9 +7,9 @@
 //! 8   check                   u64: XXH3 of bytes 0..8 and the payload, seeded by the check before
 //! 16  payload
 //! ```
-//! A sealed payload is a nonce, ciphertext and a tag, bound to the frame's number and bytes
-//! 0..8. Lengths are compared with what a kind can have before there is memory for them.
-//! Knows what kinds there are, not what they mean.
+//! A sealed payload is a nonce, ciphertext and a tag, bound to the frame's number and bytes 0..8. Lengths are compared
+//! with the possible lengths of the kind before memory is allocated. This module defines the kinds, but not their
+//! meaning.
 
 use std::io::{self, Read, Write};
 
@@ -21,14 +21,14 @@ use super::super::format::manifest_file::META_BYTES_MAX;
 use super::error::{ExportError, FileDamage, ImportError};
 
 const HEAD_LEN: usize = 16;
-/// The part of a head that is checked and sealed.
+/// Length of the part of a head that is checked and sealed.
 const CHECKED_LEN: usize = 8;
 
 /// Length of the head of a chunk's frame: length, codec, name. The encoded bytes follow.
 pub(super) const CHUNK_HEAD_LEN: usize = 4 + 1 + 32;
 /// Length of the head of an image's frame. The meta data follow.
 pub(super) const IMAGE_HEAD_LEN: usize = 8 + 8;
-/// Longest name of a stream.
+/// Maximum length of a stream's name.
 const NAME_BYTES_MAX: usize = 255;
 
 /// Kind of a frame. The numbers are those in files.
@@ -41,7 +41,7 @@ pub(super) enum Kind {
     Stream = 2,
     /// Length, codec, name, encoded bytes.
     Chunk = 3,
-    /// The number of a chunk above.
+    /// The number of an earlier chunk of the file.
     Repeat = 4,
     /// A length.
     Zeros = 5,
@@ -65,7 +65,7 @@ impl Kind {
         }
     }
 
-    /// Lengths that a payload can have, before sealing.
+    /// Returns the possible lengths of a payload before sealing.
     fn lens(self) -> std::ops::RangeInclusive<usize> {
         match self {
             Self::Image => IMAGE_HEAD_LEN..=IMAGE_HEAD_LEN + META_BYTES_MAX,
@@ -110,18 +110,18 @@ fn head_of(kind: Kind, len: usize) -> [u8; CHECKED_LEN] {
     head
 }
 
-/// Writes frames.
+/// A writer of frames.
 pub(super) struct FrameWriter<W> {
     sink: W,
     chain: Chain,
     cipher: Option<Cipher>,
     sealed: Vec<u8>,
-    /// Written so far, header included.
+    /// Bytes written so far, including the header.
     pub(super) bytes: u64,
 }
 
 impl<W: Write> FrameWriter<W> {
-    /// `check` is that of the header, which is in the sink already and has `header_len` bytes.
+    /// Makes a writer. `check` is the check of the header, which has `header_len` bytes and is already in the sink.
     pub(super) fn new(sink: W, check: u64, header_len: usize, cipher: Option<Cipher>) -> Self {
         Self {
             sink,
@@ -163,7 +163,7 @@ impl<W: Write> FrameWriter<W> {
     }
 }
 
-/// Reads frames; hands out none that is not as it was written.
+/// A reader of frames. Returns only frames that are as they were written.
 pub(super) struct FrameReader<R> {
     source: R,
     chain: Chain,
@@ -190,7 +190,7 @@ impl<R: Read> FrameReader<R> {
         }
     }
 
-    /// The next frame.
+    /// Reads the next frame.
     pub(super) fn read(&mut self) -> Result<(Kind, &[u8]), ImportError> {
         self.at = self.next;
         let mut head = [0; HEAD_LEN];
@@ -213,7 +213,7 @@ impl<R: Read> FrameReader<R> {
         filled?;
         let sealed_head = head_of(kind, len);
         let about = self.chain.about(sealed_head);
-        // Of what was read, so that the zeros in the head count, too.
+        // Computed from the bytes read, so that the zeros in the head are checked, too.
         if self.chain.advance(checked, &self.payload).to_le_bytes() != check {
             return Err(self.damaged(FileDamage::Check));
         }
@@ -228,7 +228,7 @@ impl<R: Read> FrameReader<R> {
         }
     }
 
-    /// The payload of the latest frame.
+    /// Returns the payload of the latest frame.
     pub(super) fn payload(&self) -> &[u8] {
         match self.cipher {
             Some(_) => &self.plain,
@@ -236,7 +236,7 @@ impl<R: Read> FrameReader<R> {
         }
     }
 
-    /// Fails unless the source has ended.
+    /// Returns an error unless the source is at its end.
     pub(super) fn end(mut self) -> Result<(), ImportError> {
         self.at = self.next;
         match read_some(&mut self.source, &mut [0]).map_err(ImportError::Read)? {

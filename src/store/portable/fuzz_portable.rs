@@ -7,7 +7,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 use super::super::format::store_folder::Store;
 use super::{Form, HEADER_LEN, PortableReader};
 
-/// Imports a file; an image that comes of it is whole, and another export of it as good.
+/// Imports a file. An accepted image must be whole, and its export must be valid again.
 pub(in crate::store) fn import(store: &Store, file: &[u8]) -> bool {
     let Ok(reader) = PortableReader::open(file, None) else {
         return false;
@@ -28,7 +28,7 @@ pub(in crate::store) fn import(store: &Store, file: &[u8]) -> bool {
     true
 }
 
-/// Makes the checksums right, as far as the frames can be told apart.
+/// Corrects the checksums, as far as the frames can be delimited.
 pub(in crate::store) fn reseal(file: &mut [u8]) {
     if file.len() < HEADER_LEN {
         return;

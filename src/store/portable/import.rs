@@ -1,5 +1,5 @@
-//! A file becomes an image: each chunk is opened, decompressed and hashed before it goes into
-//! the store, and the image gets its name only when the file has come to its right end.
+//! Import of a file as an image: each chunk is opened, decompressed and hashed before it is stored, and the image gets
+//! its name only after the correct end of the file.
 
 use std::io::Read;
 
@@ -26,7 +26,7 @@ const OPTIONS: WriteOptions = WriteOptions {
     level: 1,
 };
 
-/// A portable file that begins as one.
+/// A portable file with a valid beginning.
 pub struct PortableReader<R> {
     frames: FrameReader<R>,
     /// Secrets that name its chunks; `None` if they are named by their hash without a key.
@@ -37,11 +37,11 @@ pub struct PortableReader<R> {
 }
 
 impl<R: Read> PortableReader<R> {
-    /// Reads the beginning of a file; `key` is that of the store it came from, if it was
+    /// Reads the beginning of a file. `key` is the key of the store that the file was exported from, if it was
     /// encrypted.
     ///
     /// # Errors
-    /// [`ImportError`]: it is no such file, or cannot be read with this key.
+    /// [`ImportError`]: the file is not a portable image, or cannot be read with this key.
     pub fn open(mut source: R, key: Option<&Key>) -> Result<Self, ImportError> {
         let header = read_header(&mut source)?;
         let mut salt = [0; 32];
@@ -91,14 +91,14 @@ impl<R: Read> PortableReader<R> {
         &self.meta
     }
 
-    /// Makes it an image of `store`, where it gets the next number; its meta data and its
-    /// time stay. `progress` gets the bytes done and in total.
+    /// Imports the file as an image of `store`, where it gets the next number; its meta data and its time are kept.
+    /// `progress` receives the bytes done and in total.
     ///
     /// # Errors
-    /// [`ImportError`]; then there is no image, nor a part of one.
+    /// [`ImportError`]; then neither the image nor a part of it exists.
     ///
     /// # Panics
-    /// If the lock is that of another store.
+    /// If the lock belongs to another store.
     pub fn import_into(
         self,
         store: &Store,
@@ -143,7 +143,7 @@ fn read_header(source: &mut impl Read) -> Result<[u8; HEADER_LEN], ImportError> 
     if filled < HEADER_LEN {
         return Err(damaged_header(FileDamage::Short));
     }
-    // Before the checksum, which a newer format may have elsewhere.
+    // This comes before the checksum, which may be elsewhere in a newer format.
     let format = u32_at(&header, 8);
     if format != FORMAT && format != 0 {
         return Err(ImportError::Newer { format });
@@ -255,7 +255,7 @@ impl<R: Read> Importer<'_, R> {
         let raw = &mut self.raw[..raw_len as usize];
         let decoded = self.decoder.decode(codec, encoded, raw);
         let name = self.store.name_of(raw);
-        // Where the store names it as the file does, one hash tells.
+        // If the store and the file use the same names, one hash is enough.
         let is_right = name == expected || {
             let named = self
                 .secrets

@@ -1,4 +1,4 @@
-//! An image as one file, to be carried by whatever carries files or pipes.
+//! An image as one file, to be transported like any file or through a pipe.
 //!
 //! ```text
 //! 0   magic "CKPTFILE"                                 8 bytes
@@ -9,16 +9,15 @@
 //! 80  check of bytes 0..80                             u64
 //! 88  frames:  image ─▶ (stream ─▶ chunk | repeat | zeros … ─▶ stream's end)… ─▶ end
 //! ```
-//! Chunks lie in the file as they lie in packs, compressed and each once; what is sealed in
-//! the store is sealed in the file, with a key of the file's own that the store's key
-//! yields. What [`frame`] says of frames makes every change of the file show: a flipped
-//! bit, a frame that was cut out, moved or comes from another file, an end that is
-//! missing or followed by more.
+//! Chunks are stored in the file as in packs: compressed, and each once. Data that is sealed in the store is sealed in
+//! the file, with a separate key that is derived from the store's key and the salt. The properties of frames (see
+//! [`frame`]) reveal every change of the file: a flipped bit, a frame that was cut out, moved or taken from another
+//! file, an end that is missing or followed by more data.
 //!
-//! Both directions take the memory of a few chunks and some bytes for each chunk's name,
-//! and go from front to end, so that they work on pipes. An import hashes every byte and
-//! becomes an image as any other does, at its commit, or nothing. But who can make the file
-//! can make one that is right in all this: restored, an image is a program that runs.
+//! Both directions need the memory of a few chunks and some bytes for each chunk's name. They run from front to end, so
+//! that they work on pipes. An import hashes every byte; its image is committed as a whole, like any other, or not at
+//! all. These checks do not protect against a malicious author: the author of a file can make one that passes all of
+//! them, and a restored image is a running program.
 
 pub(super) mod companion;
 mod error;

@@ -1,13 +1,12 @@
-//! Crashes, played: after each step of a change, and for many of the states that a disk
-//! may have then, the store must keep what it promised.
+//! Simulated crashes: after each step of a change, and for many of the states that a disk may then have, the store must
+//! keep its promises.
 //!
 //! ```text
 //! operation ─▶ log of steps ─▶ each beginning of it ─▶ states a crash may leave
 //!     └─▶ ledger of promises ─────────────────────────────▶ opened, swept, read, written
 //! ```
-//! [`check`] does that for an operation, [`fail_each_step`] lets each of its steps fail
-//! instead. That the play would notice a sync that is missing is tested, too: each one
-//! is left out in turn.
+//! [`check`] does this for an operation; [`fail_each_step`] makes each of its steps fail instead. The simulation itself
+//! is tested, too: each sync is left out in turn, and the missing sync must be noticed.
 
 pub(in crate::store) mod disk_log;
 mod ledger;
@@ -29,18 +28,18 @@ use replay::{Crash, workplace};
 
 pub(in crate::store) use ledger::Ledger;
 
-/// States of each beginning that are tried, where there is more than one.
+/// Number of states tried for each beginning of the log that allows more than one.
 const SEEDS: u64 = 16;
-/// Enough to see that a sync is missing: the extremes, and some more.
+/// Number of states tried to notice a missing sync: the extremes, and some more.
 const SEEDS_OF_MUTANTS: u64 = 12;
 
 /// Result of an operation.
 pub(crate) type Outcome = Result<(), Box<dyn Error>>;
 
-/// An operation on the store at a path, which tells the ledger what it promises.
+/// An operation on the store at a path, which records its promises in the ledger.
 pub(crate) type Operation = fn(&Path, &Ledger) -> Outcome;
 
-/// Plays crashes at all steps of `operation`, on what `setup` made.
+/// Simulates crashes at all steps of `operation`, starting from the state made by `setup`.
 pub(crate) fn check(setup: Operation, operation: Operation) {
     let recorded = Recorded::new(setup, operation);
     if let Err(fault) = recorded.check(0, None, SEEDS) {
@@ -48,8 +47,8 @@ pub(crate) fn check(setup: Operation, operation: Operation) {
     }
 }
 
-/// Lets each step of `operation` fail, one at a time: the store must go on. Returns the
-/// steps that the operation did without.
+/// Makes each step of `operation` fail, one at a time; the store must remain usable. Returns the steps whose failure
+/// the operation tolerated.
 pub(crate) fn fail_each_step(setup: Operation, operation: Operation) -> BTreeSet<String> {
     let mut passed_over = BTreeSet::new();
     for step in 0.. {
@@ -75,7 +74,7 @@ pub(crate) fn fail_each_step(setup: Operation, operation: Operation) -> BTreeSet
     passed_over
 }
 
-/// An operation that was performed once.
+/// The record of an operation that was performed once.
 struct Recorded {
     base: Tree,
     events: Vec<Event>,
@@ -99,8 +98,7 @@ impl Recorded {
         }
     }
 
-    /// Crashes after `first` events, and after each one more, as if one of them had been
-    /// left out.
+    /// Simulates a crash after `first` events and after each later event, as if event `left_out` had not happened.
     fn check(&self, first: usize, left_out: Option<usize>, seeds: u64) -> Result<(), String> {
         let mut seen = HashSet::new();
         for beginning in first..=self.events.len() {
@@ -144,7 +142,7 @@ impl Recorded {
         })
     }
 
-    /// The syncs that may be left out and no crash tells.
+    /// Returns the syncs whose omission no simulated crash reveals.
     fn needless_syncs(&self) -> Vec<String> {
         let syncs = self.events.iter().enumerate();
         let syncs = syncs.filter(|(_, event)| match event {
@@ -161,7 +159,7 @@ impl Recorded {
     }
 }
 
-/// Compares which syncs of these changes may be left out.
+/// Asserts which syncs of these changes may be left out.
 fn expect_needless(changes: &[(Operation, Operation, &[&str])]) {
     let found = changes.iter();
     let found = found.map(|(setup, change, _)| Recorded::new(*setup, *change).needless_syncs());
@@ -179,7 +177,7 @@ fn create(path: &Path, ledger: &Ledger) -> Outcome {
     Ok(())
 }
 
-/// Returns the streams of image `n`: some data in common with the other images, and enough of its own to be worth a
+/// Returns the streams of image `n`: some data in common with the other images, and enough separate data to be worth a
 /// hole.
 fn streams(n: u64) -> Streams {
     vec![
@@ -260,7 +258,7 @@ fn give_up_and_write(path: &Path, ledger: &Ledger) -> Outcome {
     let store = Store::open(path)?;
     let lock = store.lock()?;
     ledger.give_up(&store, &lock, &streams(7))?;
-    // Of the same number.
+    // The new image has the same number.
     ledger.write(&store, &lock, &streams(2))?;
     Ok(())
 }
@@ -331,7 +329,8 @@ fn a_crash_in_the_life_of_a_store() {
     check(one_image, life);
 }
 
-/// The lock is had without its holder's name, and space is only taken ahead.
+/// Returns true for steps that may fail: the lock works without its holder's name, and `Extend` only preallocates
+/// space.
 fn is_dispensable(step: &str) -> bool {
     [
         "SetLen of lock",

@@ -1,5 +1,5 @@
-//! Every kind of damage to a small store, bit by bit: verifying finds it, and reading hands
-//! out no wrong byte.
+//! Every kind of damage to a small store, bit by bit: verification must find it, and reading must not return a wrong
+//! byte.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -33,7 +33,7 @@ pub(crate) fn small_store() -> (tempfile::TempDir, Store, Contents) {
     (folder, store, contents)
 }
 
-/// The files of images and packs, but for the marks, of which only the name has a meaning.
+/// Returns the files of images and packs except for the marks, of which only the name has a meaning.
 pub(crate) fn files_of(store: &Store) -> Vec<PathBuf> {
     let folders = [store.images_folder(), store.packs_folder()];
     let mut paths: Vec<PathBuf> = folders
@@ -46,7 +46,7 @@ pub(crate) fn files_of(store: &Store) -> Vec<PathBuf> {
     paths
 }
 
-/// Returns true if an image gives all its bytes. Panics if it gives a wrong one.
+/// Returns true if all bytes of an image can be read. Panics if a byte is wrong.
 pub(crate) fn reads_back(store: &Store, id: ImageId, streams: &[(&str, Vec<u8>)]) -> bool {
     let Ok(reader) = store.read(id) else {
         return false;
@@ -64,7 +64,7 @@ pub(crate) fn reads_back(store: &Store, id: ImageId, streams: &[(&str, Vec<u8>)]
     whole
 }
 
-/// Checks that verifying says of each image what reading it does; returns the images that are not whole.
+/// Checks that verification and reading agree about each image. Returns the images that are not whole.
 fn not_whole(store: &Store, contents: &Contents) -> Vec<ImageId> {
     let report = store.verify_all(Selection::All, &never).unwrap();
     let verdict = |id: &ImageId| {
@@ -85,7 +85,7 @@ fn id(number: u64) -> ImageId {
     ImageId::new(number).unwrap()
 }
 
-/// The words for all that is wrong with an image.
+/// Describes all faults of an image.
 fn said(store: &Store, id: ImageId) -> String {
     let report = store.verify_all(Selection::These(&[id]), &never).unwrap();
     let image = &report.images[0];

@@ -11,7 +11,7 @@ use super::support::{
 use crate::store::format::codec::tests::noise;
 use crate::store::*;
 
-/// Text that would be found in any file that holds it in the plain.
+/// Text that can be found in every file that contains it unencrypted.
 const SECRET: &str = "the password is swordfish; ";
 
 fn key(byte: u8) -> Key {
@@ -49,7 +49,7 @@ fn write(store: &Store, lock: &StoreLock) -> Manifest {
     write_image(store, lock, &streams)
 }
 
-/// Every file of a store, with its content.
+/// Returns every file of a store with its content.
 fn files(folder: &Path) -> Vec<(String, Vec<u8>)> {
     let mut found = Vec::new();
     for name in names(folder) {
@@ -108,7 +108,7 @@ fn no_file_shows_content_names_or_meta_data() {
     needles.extend(["pages-1.img", "meta", "swordfish"].map(|text| text.as_bytes().to_vec()));
     needles.push(noise(1, 64));
     assert_eq!(shown(&store, &needles), BTreeSet::new());
-    // The same search finds in a plain store what is not compressed.
+    // The same search finds uncompressed data in a plain store.
     let found = shown(&plain, &needles);
     assert!(found.len() >= 3, "{found:?}");
 }
@@ -190,7 +190,7 @@ fn every_flipped_byte_is_noticed() {
                         .verify(image, &never)
                         .map_err(|error| error.to_string())
                 });
-            // Digits are read in both cases.
+            // Hexadecimal digits are read in upper and lower case.
             let is_letter = path.ends_with("/key-check") && good[at].is_ascii_lowercase();
             assert!(verified.is_err() || is_letter, "{path}: {at}");
         }
@@ -262,7 +262,7 @@ fn an_image_that_cannot_be_read_for_now_goes_by_name_only() {
     let [first, second, third] = [1, 2, 3].map(|number| ImageId::new(number).unwrap());
     let theirs = write(&store, &store.lock().unwrap()).id;
     fs::copy(store.manifest_file(theirs), plain.manifest_file(first)).unwrap();
-    // Its mark cannot be read: that it was set aside is a guess.
+    // The mark cannot be read, so it is only assumed that the image was set aside.
     std::os::unix::fs::symlink("000002.damaged", plain.damaged_file(second)).unwrap();
     assert_eq!(plain.rotate(&lock, 1).unwrap(), [third]);
     let plan = plain.plan_named(&[first, second], &any).unwrap();

@@ -57,7 +57,7 @@ fn with_store<T>(kind: Kind, action: impl FnOnce(&Store) -> T) -> T {
     store.with(|(_folder, store)| action(store))
 }
 
-/// A manifest's file as it is. Gives what a list of the store's images says of it, too.
+/// Reads a manifest's file unchanged. Also returns the entries in the list of the store's images.
 pub(crate) fn manifest(kind: Kind, file: &[u8]) -> (bool, Vec<ImageEntry>) {
     let id = manifest_file::fuzz_manifest::image_of(file).unwrap_or(ImageId::FIRST);
     with_store(kind, |store| {
@@ -73,8 +73,8 @@ pub(crate) fn manifest(kind: Kind, file: &[u8]) -> (bool, Vec<ImageEntry>) {
     })
 }
 
-/// A manifest's file whose checksums are made right first. Who has no key cannot make one
-/// that an encrypted store believes.
+/// Reads a manifest's file after correcting its checksums. Without the key, no input can produce a manifest that an
+/// encrypted store accepts.
 pub(crate) fn resealed_manifest(file: &[u8]) -> bool {
     let mut file = file.to_vec();
     manifest_file::fuzz_manifest::reseal(&mut file);
@@ -82,7 +82,7 @@ pub(crate) fn resealed_manifest(file: &[u8]) -> bool {
     manifest(Kind::Plain, &file).0
 }
 
-/// The two messages of a manifest: the length of the first as `u16`, the first, the second.
+/// Reads the two messages of a manifest; the input is the length of the first as `u16`, the first, the second.
 pub(crate) fn manifest_messages(kind: Kind, input: &[u8]) -> bool {
     let Some((len, rest)) = input.split_first_chunk() else {
         return false;
@@ -96,7 +96,7 @@ pub(crate) fn manifest_messages(kind: Kind, input: &[u8]) -> bool {
     manifest(kind, &file).0
 }
 
-/// Readers index without asking once a manifest exists; and it is written as it was read.
+/// Checks a manifest that was read: readers index without further checks, and it must be written as it was read.
 fn check(store: &Store, manifest: &Manifest) {
     for stream in &manifest.streams {
         let lens = stream
@@ -123,7 +123,7 @@ fn check(store: &Store, manifest: &Manifest) {
     }
 }
 
-/// A pack's file: its header, and any place in it.
+/// Reads a pack's file: its header, and any place in it.
 pub(crate) fn pack_file(file: &[u8]) -> bool {
     let pack = Pack {
         name: PACK,
@@ -137,19 +137,19 @@ pub(crate) fn pack_file(file: &[u8]) -> bool {
     })
 }
 
-/// A portable file, as it is or with its checksums made right first.
+/// Imports a portable file unchanged.
 pub(crate) fn portable(file: &[u8]) -> bool {
     PORTABLE.with(|(_folder, store)| portable::fuzz_portable::import(store, file))
 }
 
-/// See [`portable`].
+/// Imports a portable file as [`portable`] does, after correcting its checksums.
 pub(crate) fn resealed_portable(file: &[u8]) -> bool {
     let mut file = file.to_vec();
     portable::fuzz_portable::reseal(&mut file);
     portable(&file)
 }
 
-/// A portable file with every kind of frame.
+/// Makes a portable file with every kind of frame.
 #[cfg(test)]
 pub(crate) fn portable_seed() -> Vec<u8> {
     let (_folder, store) = new_store(None);
@@ -170,7 +170,7 @@ pub(crate) fn portable_seed() -> Vec<u8> {
     file
 }
 
-/// A chunk in an image of its own: codec, raw length (3 bytes), stored bytes.
+/// Reads a chunk in a separate image; the input is codec, raw length (3 bytes), stored bytes.
 pub(crate) fn chunk(kind: Kind, input: &[u8]) -> bool {
     let Some((codec, rest)) = input.split_first() else {
         return false;
@@ -202,7 +202,7 @@ pub(crate) fn chunk(kind: Kind, input: &[u8]) -> bool {
     })
 }
 
-/// A length of at most a chunk, and the rest.
+/// Splits off a length, at most that of a chunk.
 fn length(input: &[u8]) -> Option<(u32, &[u8])> {
     let ([one, two, three], rest) = input.split_first_chunk::<LEN_BYTES>()?;
     let len = u32::from_le_bytes([*one, *two, *three, 0]);
@@ -258,7 +258,8 @@ fn read_back(store: &Store, manifest: &Manifest, stored: &[u8]) -> Option<Vec<u8
     reader.read_to_vec(STREAM, u64::from(CHUNK_LEN_MAX)).ok()
 }
 
-/// A level, a length (3 bytes) and bytes that repeat up to it: what is encoded comes back.
+/// Encodes and decodes bytes, which must be unchanged; the input is a level, a length (3 bytes) and bytes that are
+/// repeated up to that length.
 pub(crate) fn round_trip(input: &[u8]) -> bool {
     let Some((level, rest)) = input.split_first() else {
         return false;
@@ -270,7 +271,7 @@ pub(crate) fn round_trip(input: &[u8]) -> bool {
     if raw.is_empty() {
         return false;
     }
-    // Levels above 3 take megabytes of memory each and run the same decoder.
+    // Levels above 3 take megabytes of memory each and use the same decoder.
     let mut encoder = Encoder::new(i32::from(level.cast_signed() % 4)).unwrap();
     let (codec, stored) = encoder.encode(&raw).unwrap();
     assert!(codec.fits(u32::try_from(stored.len()).unwrap(), len));
@@ -283,7 +284,7 @@ pub(crate) fn round_trip(input: &[u8]) -> bool {
     true
 }
 
-/// The name of a file in a store.
+/// Parses the name of a file in a store.
 pub(crate) fn file_name(name: &str) -> bool {
     let again = match FileKind::of(name) {
         FileKind::Manifest(id) => format!("{id}.manifest"),
@@ -296,12 +297,12 @@ pub(crate) fn file_name(name: &str) -> bool {
     true
 }
 
-/// The file that says which format a store has.
+/// Reads the file with the format number of a store.
 pub(crate) fn format_file(text: &[u8]) -> bool {
     instead_of(Kind::Plain, "format", text).is_ok()
 }
 
-/// The file by which a store knows its key: only the right one lets in.
+/// Reads the file that identifies a store's key: only the right content is accepted.
 pub(crate) fn key_check_file(text: &[u8]) -> bool {
     match instead_of(Kind::Encrypted, KEY_FILE, text) {
         Ok(_) => panic!("a forged key check"),
@@ -310,7 +311,7 @@ pub(crate) fn key_check_file(text: &[u8]) -> bool {
     }
 }
 
-/// Opens a store that has another file of this name.
+/// Opens a store in which the file of this name is replaced.
 fn instead_of(kind: Kind, name: &str, text: &[u8]) -> Result<Store, OpenError> {
     with_store(kind, |store| {
         let path = store.path().join(name);
@@ -323,7 +324,7 @@ fn instead_of(kind: Kind, name: &str, text: &[u8]) -> Result<Store, OpenError> {
     })
 }
 
-/// The file of a key.
+/// Parses the file of a key.
 pub(crate) fn key(text: &[u8]) -> bool {
     let Ok(key) = Key::parse(text) else {
         return false;
@@ -333,8 +334,7 @@ pub(crate) fn key(text: &[u8]) -> bool {
     true
 }
 
-/// Why an image was set aside, and why it is pinned: what is shown has no control
-/// characters but line ends.
+/// Reads the reason of a mark and the note of a pin: the shown text has no control characters except line ends.
 pub(crate) fn reason(text: &[u8]) -> bool {
     with_store(Kind::Plain, |store| {
         let id = ImageId::FIRST;
@@ -352,12 +352,12 @@ pub(crate) fn reason(text: &[u8]) -> bool {
     })
 }
 
-/// Seeds from a store's folder: the target's letter, a name, and the input behind the letter.
+/// Makes seeds from a store's folder: the target's letter, a name, and the input for that target.
 #[cfg(test)]
 pub(crate) fn seeds(folder: &std::path::Path) -> Vec<(char, String, Vec<u8>)> {
     use crate::store::format::manifest_file::manifest_columns::{body_message, summary_message};
     use prost::Message;
-    /// Longer ones only make the fuzzer slower.
+    /// Maximum stored length of a seed: longer ones only make the fuzzer slower.
     const STORED_BYTES_MAX: u32 = 4096;
 
     let mut seeds = Vec::new();
@@ -398,7 +398,7 @@ pub(crate) fn seeds(folder: &std::path::Path) -> Vec<(char, String, Vec<u8>)> {
     seeds
 }
 
-/// The manifest as this version would write it, with chunks that are longer by an overhead.
+/// Returns the manifest as this version would write it, with `overhead` more bytes per chunk.
 #[cfg(test)]
 fn of_today(mut manifest: Manifest, overhead: u32) -> Manifest {
     manifest.format = FORMAT;

@@ -1,8 +1,7 @@
-//! Stores that earlier versions wrote, kept in `tests/fixtures`: each stays readable.
+//! Stores written by earlier versions, kept in `tests/fixtures`: each must stay readable.
 //!
-//! A version that changes the format adds a folder by
-//! `cargo test --lib write_fixture -- --ignored` before the change, and never touches the
-//! older ones.
+//! A version that changes the format adds a folder with `cargo test --lib write_fixture -- --ignored` before the
+//! change, and never changes the older ones.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -16,7 +15,7 @@ use crate::store::*;
 /// Fixtures: the folder's name, and true if its store is encrypted.
 const STORES: [(&str, bool); 3] = [("1", false), ("2", false), ("2-encrypted", true)];
 
-/// The key of the encrypted ones. It protects nothing.
+/// Returns the key of the encrypted stores. It protects nothing.
 fn key(encrypted: bool) -> Option<Key> {
     encrypted.then(|| Key::from_bytes(&[7; 32]))
 }

@@ -11,7 +11,7 @@ use super::support::{never, packs, read_stream, temporary_store, write_image};
 use crate::store::format::codec::tests::noise;
 use crate::store::*;
 
-/// A stream as its pieces: how many bytes of which kind.
+/// Strategy for a stream as a list of pieces, each with a kind and a length.
 fn stream_bytes() -> impl Strategy<Value = Vec<u8>> {
     let piece = (0..4_u8, 0..4_u64, 0..2 * CHUNK_BYTES);
     let pieces = prop::collection::vec(piece, 0..4);
@@ -92,7 +92,7 @@ proptest! {
         let lock = store.lock().unwrap();
         let repaired = repair(&store, &lock);
         let unknown = !repaired.unknown.is_empty();
-        // All that was whole is there, all that is there is whole.
+        // All images that were whole still exist, and all existing images are whole.
         let report = store.verify_all(Selection::All, &never).unwrap();
         prop_assert!(readable.iter().all(|id| report.images.iter().any(|image| image.id == *id)));
         for image in &report.images {
@@ -133,7 +133,7 @@ fn damage() -> impl Strategy<Value = Damage> {
 }
 
 impl Damage {
-    /// Damages that meet a file that is gone do nothing.
+    /// Damages the files; does nothing to a file that was removed before.
     fn apply(&self, files: &[PathBuf]) {
         match self {
             Self::Flip(file, at, bit) => {

@@ -57,7 +57,7 @@ pub(crate) fn flip(store: &Store, pack: PackName, at: u64) {
 }
 
 impl Store {
-    /// Keeps so many good images; returns those that went.
+    /// Keeps `keep_last` good images; returns the removed ones.
     pub(crate) fn rotate(
         &self,
         lock: &StoreLock,
@@ -78,25 +78,25 @@ pub(crate) fn read_stream(store: &Store, id: ImageId, name: &str) -> Vec<u8> {
     store.read(id).unwrap().read_to_vec(name, u64::MAX).unwrap()
 }
 
-/// The names of the store's packs, sorted.
+/// Returns the names of the store's packs, sorted.
 pub(crate) fn packs(store: &Store) -> Vec<String> {
     names(&store.path().join("packs"))
 }
 
-/// The names of the store's manifests and marks, sorted.
+/// Returns the names of the store's manifests and marks, sorted.
 pub(crate) fn image_files(store: &Store) -> Vec<String> {
     names(&store.path().join("images"))
 }
 
-/// A run that goes on from any image.
+/// A predicate for a run that continues from any image.
 pub(crate) fn any(_: ImageId, _: &[u8]) -> bool {
     true
 }
 
-/// Progress that nobody looks at.
+/// A progress callback that does nothing.
 pub(crate) fn never(_: u64, _: u64) {}
 
-/// The names in one of the store's folders, sorted.
+/// Returns the names in one of the store's folders, sorted.
 pub(crate) fn names(folder: &Path) -> Vec<String> {
     let name = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name().into_string();
     let mut names: Vec<String> = folder
@@ -128,7 +128,7 @@ impl Child {
         Self(child)
     }
 
-    /// The test itself: holds what `prepare` makes until killed.
+    /// Runs the test itself: holds the result of `prepare` until the process is killed.
     pub(crate) fn main<T>(prepare: impl FnOnce(&Path) -> T) {
         let Some(store) = std::env::var_os(STORE_VARIABLE) else {
             eprintln!("skipped: not started by another test");
@@ -143,7 +143,7 @@ impl Child {
         self.0.id()
     }
 
-    /// SIGKILL, and waits until it is gone.
+    /// Sends SIGKILL and waits until the process has exited.
     pub(crate) fn kill(mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();

@@ -110,7 +110,7 @@ fn more_streams_than_buffers_are_written_at_once() {
             let (writer, barrier) = (&writer, &barrier);
             scope.spawn(move || {
                 let mut stream = writer.stream(&format!("s{number}")).unwrap();
-                // All streams hold half a chunk before any goes on.
+                // All streams hold half a chunk before any of them continues.
                 stream.write_all(&noise(number, CHUNK_BYTES / 2)).unwrap();
                 barrier.wait();
                 stream
@@ -203,7 +203,7 @@ fn a_pipe_copied_in_lanes_gives_the_same_bytes() {
         let (source, mut sink) = io::pipe().unwrap();
         let source = fs::File::from(std::os::fd::OwnedFd::from(source));
         std::thread::scope(|scope| {
-            // Odd pieces: pages of the pipe that are not full.
+            // Odd sizes, so that pages of the pipe are not full.
             scope.spawn(|| {
                 for piece in bytes.chunks(70_001) {
                     sink.write_all(piece).unwrap();
@@ -223,7 +223,7 @@ fn a_pipe_copied_in_lanes_gives_the_same_bytes() {
     }
 }
 
-/// Bytes that this thread has read from files so far.
+/// Returns the bytes that this thread has read from files so far.
 fn bytes_read() -> u64 {
     let account = fs::read_to_string("/proc/thread-self/io").unwrap();
     let line = account
@@ -238,7 +238,7 @@ fn neither_listing_nor_beginning_an_image_reads_what_a_thousand_images_consist_o
     let lock = store.lock().unwrap();
     let data = noise(1, 20 * CHUNK_BYTES);
     let mut manifest = write_image(&store, &lock, &[("a", &data)]);
-    // The body of an image of 10 GiB in chunks of 74 KiB.
+    // Body length for an image of 10 GiB in chunks of 74 KiB.
     let body_len = 8 << 20;
     for _ in 0..1000 {
         manifest.id = manifest.id.next().unwrap();

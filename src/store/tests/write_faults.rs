@@ -1,4 +1,4 @@
-//! Tests of images that fail while they are written, and of the other images then.
+//! Tests of images that fail while they are written, and of the other images after the failure.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -115,7 +115,7 @@ fn a_full_disk_fails_the_image_and_leaves_the_older_ones() {
         eprintln!("skipped: only root can mount a small disk");
         return;
     }
-    // The mount is seen by this thread and those it starts, and goes with them.
+    // Only this thread and those it starts see the mount; it disappears with them.
     let test = || {
         let none = None::<&str>;
         let folder = tempfile::tempdir().unwrap();

@@ -1,10 +1,9 @@
-//! Dead space inside packs that live: what only removed images needed.
+//! Dead space inside packs that stay: data that only removed images needed.
 //!
-//! A pack lives as long as one chunk of it is used, so images that share some chunks with
-//! older ones would keep all of theirs. The pages that no manifest refers to are given back
-//! by punching holes: the file keeps its length, and what is used keeps its place. Only for
-//! manifests that were removed durably; and as long as any manifest cannot be read, nobody
-//! knows what is dead.
+//! A pack stays as long as one chunk in it is used, so images that share some chunks with older ones would keep whole
+//! packs. The pages that no manifest refers to are freed by punching holes: the file keeps its length, and used data
+//! keeps its place. Holes are punched only after manifests were removed durably. While any manifest cannot be read, the
+//! dead ranges are unknown.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
@@ -22,52 +21,51 @@ use crate::store::format::pack::{HEADER_BYTES, Pack, PackName};
 use crate::store::format::store_folder::Store;
 use crate::store::fs::ops;
 
-/// A pack that gives back less is left alone: a hole costs the file system an extent.
+/// Minimum space that is freed in a pack: a hole costs the file system an extent.
 const GAIN_BYTES_MIN: u64 = if cfg!(test) { 64 << 10 } else { 1 << 20 };
 
-/// Manifests read in full for the holes of one rotation, all its packs together. Each has up
-/// to 20 MiB for an image of 100 GiB. What is left out waits for `prune`.
+/// Manifests read in full to find the holes of one rotation, for all its packs together. Each takes up to 20 MiB for an
+/// image of 100 GiB. The packs left out are handled by `prune`.
 const MANIFESTS_MAX: usize = 32;
 
-/// Dead ranges that are shorter stay: on ext4 with online discard, one hole took 1 ms and 2 ms
-/// more a MiB.
+/// Minimum length of a hole: on ext4 with online discard, one hole took 1 ms and 2 ms more per MiB.
 const HOLE_BYTES_MIN: u64 = 64 << 10;
 
-/// Holes of one rotation, the largest of all its packs: a few seconds for holes of a MiB.
+/// Maximum number of holes of one rotation, the largest of all its packs: a few seconds for holes of 1 MiB.
 const HOLES_MAX: usize = 1024;
 
-/// Unit in which file systems free space; a larger block frees less, and never too much.
+/// Granularity of freed space. File systems with larger blocks free less, and never too much.
 const PAGE_BYTES: u64 = 4096;
 
-/// The packs to examine.
+/// Selection of the packs to inspect.
 pub(crate) enum Scope {
     /// No pack.
     Nothing,
-    /// These, as far as it is quick.
+    /// These packs, as far as it is quick.
     Quick(HashSet<PackName>),
-    /// These.
+    /// These packs.
     These(HashSet<PackName>),
     /// Every pack.
     Everything,
 }
 
-/// The packs that images name, and which images do.
+/// The packs that images name, each with those images.
 pub(crate) type Users = BTreeMap<PackName, (Pack, Vec<ImageId>)>;
 
-/// Ranges of packs that images refer to: whole pages, sorted, apart from each other.
+/// The ranges of packs that images refer to: whole pages, sorted, not touching each other.
 pub(crate) type Pages = HashMap<PackName, Vec<Range<u64>>>;
 
-/// Ranges of one pack that nobody refers to.
+/// The ranges of one pack that no image refers to.
 #[derive(Debug)]
 pub(crate) struct Holes {
     path: PathBuf,
-    /// Ranges of bytes, aligned to pages.
+    /// Ranges in bytes, at page borders.
     ranges: Vec<Range<u64>>,
-    /// Disk space that they have.
+    /// Disk space of the ranges.
     pub(crate) bytes: u64,
 }
 
-/// Looks for dead space worth giving back. `users` names every image there is.
+/// Finds dead space worth freeing. `users` must name every existing image.
 pub(crate) fn find(store: &Store, users: &Users, scope: &Scope) -> Result<Vec<Holes>, ReadError> {
     let chosen = choose(users, scope);
     let mut live = Pages::new();
@@ -88,7 +86,7 @@ pub(crate) fn find(store: &Store, users: &Users, scope: &Scope) -> Result<Vec<Ho
     Ok(holes)
 }
 
-/// Leaves out all but the `count` largest holes.
+/// Drops all but the `count` largest holes.
 fn keep_largest(holes: &mut Vec<Holes>, count: usize) {
     let ranges = holes.iter().flat_map(|pack| &pack.ranges);
     let mut lengths: Vec<u64> = ranges.map(length).collect();
@@ -114,7 +112,7 @@ fn length(range: &Range<u64>) -> u64 {
     range.end - range.start
 }
 
-/// The packs to look at, oldest first.
+/// Returns the packs to inspect, oldest first.
 pub(crate) fn choose(users: &Users, scope: &Scope) -> Vec<PackName> {
     match scope {
         Scope::Nothing => Vec::new(),
@@ -139,7 +137,7 @@ pub(crate) fn choose(users: &Users, scope: &Scope) -> Vec<PackName> {
     }
 }
 
-/// The images that name any of these packs, oldest first.
+/// Returns the images that name any of these packs, oldest first.
 pub(crate) fn images_of(users: &Users, chosen: &[PackName]) -> Vec<ImageId> {
     let packs = chosen.iter().filter_map(|name| users.get(name));
     let mut images: Vec<ImageId> = packs.flat_map(|(_, images)| images).copied().collect();
@@ -148,7 +146,7 @@ pub(crate) fn images_of(users: &Users, chosen: &[PackName]) -> Vec<ImageId> {
     images
 }
 
-/// Adds the pages that the image's chunks touch.
+/// Adds the pages that contain the image's chunks.
 pub(crate) fn add_live(live: &mut Pages, manifest: &Manifest, chosen: &[PackName]) {
     let wanted: HashSet<&PackName> = chosen.iter().collect();
     for chunk in &manifest.chunks {
@@ -163,7 +161,7 @@ pub(crate) fn add_live(live: &mut Pages, manifest: &Manifest, chosen: &[PackName
             }
         }
     }
-    // After each image: what images share is in memory once.
+    // Merged after each image: pages that images share are in memory once.
     for pack in &manifest.packs {
         if let Some(ranges) = live.get_mut(&pack.name) {
             *ranges = pages(std::mem::take(ranges));
@@ -171,7 +169,7 @@ pub(crate) fn add_live(live: &mut Pages, manifest: &Manifest, chosen: &[PackName
     }
 }
 
-/// The pages that ranges touch: sorted, apart from each other.
+/// Returns the pages that the ranges touch: sorted, not touching each other.
 fn pages(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     ranges.sort_unstable_by_key(|range| range.start);
     let mut pages: Vec<Range<u64>> = Vec::new();
@@ -186,7 +184,7 @@ fn pages(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     pages
 }
 
-/// The pages of a pack between the live ones.
+/// Returns the pages of a pack between the live ones.
 fn dead(len: u64, live: &[Range<u64>]) -> Vec<Range<u64>> {
     let header = 0..HEADER_BYTES;
     let live = pages([&[header], live].concat());
@@ -198,7 +196,8 @@ fn dead(len: u64, live: &[Range<u64>]) -> Vec<Range<u64>> {
         .collect()
 }
 
-/// `None` where it does not pay, as after a time before, or where the file is not the pack.
+/// Returns the holes of a pack. `None` if too little space would be freed, as after an earlier punch, or if the file is
+/// not the pack.
 pub(crate) fn holes_of(path: &Path, pack: Pack, live: &[Range<u64>]) -> Option<Holes> {
     let found = fs::symlink_metadata(path).ok()?;
     if !found.is_file() || found.len() != pack.len {
@@ -219,8 +218,7 @@ pub(crate) fn holes_of(path: &Path, pack: Pack, live: &[Range<u64>]) -> Option<H
     })
 }
 
-/// Gives dead space back; returns how much that was, and nothing more where the file system
-/// cannot.
+/// Frees dead space and returns the number of bytes. Stops at the first pack if the file system cannot punch holes.
 pub(crate) fn give_back(holes: &[Holes]) -> Result<u64, WriteError> {
     let mut bytes = 0;
     for pack in holes {
@@ -239,8 +237,7 @@ pub(crate) fn give_back(holes: &[Holes]) -> Result<u64, WriteError> {
     Ok(bytes)
 }
 
-/// Punches holes; the file keeps its length. Whether they outlast a power failure matters to
-/// nobody.
+/// Punches holes; the file keeps its length. The holes need not survive a power failure.
 fn punch(path: &Path, ranges: &[Range<u64>]) -> io::Result<u64> {
     let file = ops::open(path)?;
     let before = disk_bytes(&file.metadata()?);
@@ -257,7 +254,7 @@ fn is_unsupported(error: &io::Error) -> bool {
 
 /// The space that a file has on the disk, holes left out.
 pub(crate) fn disk_bytes(found: &fs::Metadata) -> u64 {
-    // Whatever the file system, stat counts in 512 bytes.
+    // `stat` counts in units of 512 bytes on every file system.
     found.blocks() * 512
 }
 

@@ -1,4 +1,4 @@
-//! Space is really given back, what is used is never touched, and the cost is bounded.
+//! Space is really freed, used data is never touched, and the cost is bounded.
 
 use proptest::prelude::*;
 
@@ -17,7 +17,7 @@ fn on_disk(store: &Store) -> u64 {
     files.map(|found| disk_bytes(&found)).sum()
 }
 
-/// Returns true if the file system of temporary folders can do it; says aloud when not.
+/// Reports whether the file system of temporary folders can punch holes; prints a line if it cannot.
 fn can_punch(folder: &Path) -> bool {
     let path = folder.join("probe");
     fs::write(&path, vec![7; 64 << 10]).unwrap();
@@ -28,9 +28,9 @@ fn can_punch(folder: &Path) -> bool {
     can
 }
 
-/// Size of each image's own data, in two parts around the shared data.
+/// Size of each image's own data, in two parts around the data that all share.
 const OWN_BYTES: usize = 6 * CHUNK_BYTES;
-/// Size of the own data without the pages that it shares with its neighbours.
+/// Own data without the pages shared with the neighbouring data.
 const DEAD_BYTES: u64 = OWN_BYTES as u64 - 4 * PAGE_BYTES;
 
 fn streams(seed: u64) -> [Vec<u8>; 3] {
@@ -39,7 +39,7 @@ fn streams(seed: u64) -> [Vec<u8>; 3] {
     [own, noise(100, CHUNK_BYTES), rest]
 }
 
-/// An image in one pack, all of its own but the middle.
+/// Writes an image into one pack; all but its middle is its own data.
 fn write_mixed(store: &Store, lock: &StoreLock, seed: u64) -> ImageId {
     let options = WriteOptions {
         workers: 1,
@@ -71,9 +71,9 @@ fn what_only_removed_images_needed_is_given_back_inside_of_packs_that_stay() {
     let [own, shared, _] = streams(2);
     assert!(read_stream(&store, second, "a") == own);
     assert!(read_stream(&store, second, "b") == shared);
-    // Nothing is left to give back.
+    // No more space can be freed.
     assert_eq!(store.prune(&lock).unwrap(), Swept::default());
-    // The chunks that lie between the holes serve new images.
+    // The chunks between the holes serve new images.
     let third = write_image(&store, &lock, &[("b", &shared)]);
     assert_eq!(third.stored_bytes, 0);
     store.verify(third.id, &never).unwrap();
@@ -88,7 +88,7 @@ fn prune_says_before_what_it_then_gives_back() {
     let lock = store.lock().unwrap();
     let first = write_mixed(&store, &lock, 1);
     let second = write_mixed(&store, &lock, 2);
-    // As if forget had been killed before it came to the packs.
+    // The state after `forget` was killed before it removed packs.
     fs::remove_file(store.manifest_file(first)).unwrap();
     assert_eq!(
         store.sweep(&lock).unwrap().hole_bytes,
@@ -113,7 +113,7 @@ fn no_hole_is_punched_while_a_manifest_cannot_be_read() {
     fs::remove_file(store.manifest_file(first)).unwrap();
     let good = fs::read(store.manifest_file(second)).unwrap();
     let before = on_disk(&store);
-    // Damage in the header, in the summary, in the body: none of it opens the way.
+    // Damage in the header, in the summary, in the body: each of them prevents holes.
     for at in [20, 90, good.len() - 1] {
         let mut damaged = good.clone();
         damaged[at] ^= 1;

@@ -1,8 +1,8 @@
-//! Removing images: a plan first, which can be shown, then its execution.
+//! Removal of images: first a plan, which can be shown, then its execution.
 //!
-//! The manifests of the images go first and durably, then what only they needed. Whatever
-//! a plan says, a pinned image stays, and so do the newest good one and the newest good one
-//! that the run goes on from: newer ones may be of a life that was given up.
+//! The manifests of the images are removed first and durably, then the data that only they needed. Regardless of the
+//! plan, a pinned image stays, and so do the newest good image and the newest good image that the run continues from:
+//! newer images may belong to an abandoned attempt.
 
 use std::collections::HashSet;
 
@@ -25,13 +25,13 @@ use crate::store::format::store_folder::Store;
 use crate::store::fs::durable::{self, DurableError};
 use crate::store::fs::lock::StoreLock;
 
-/// Predicate: can the run continue from an image of this number with this data?
+/// A predicate that returns true if the run continues from an image, given its number and its meta data.
 pub type GoesOn<'a> = &'a dyn Fn(ImageId, &[u8]) -> bool;
 
-/// Images that were named and cannot go. Nothing was removed.
+/// An error that prevented the removal of named images. Nothing was removed.
 #[derive(Debug, thiserror::Error)]
 pub enum ForgetError {
-    /// The images cannot be looked at.
+    /// The images cannot be read.
     #[error(transparent)]
     Read(#[from] ReadError),
     /// The images do not exist.
@@ -40,7 +40,7 @@ pub enum ForgetError {
         /// Their numbers.
         images: Vec<ImageId>,
     },
-    /// A pin holds them.
+    /// The images are pinned.
     #[error(
         "cannot forget what is pinned: image {}; unpin it first",
         listed(images)
@@ -49,13 +49,13 @@ pub enum ForgetError {
         /// The images.
         images: Vec<ImageId>,
     },
-    /// The removal would leave no image from which to continue.
+    /// The run would have no image to continue from.
     #[error("cannot forget image {image}: it is the newest good one")]
     Newest {
         /// The image.
         image: ImageId,
     },
-    /// The run could not go on without it.
+    /// The run could not continue without the image.
     #[error("cannot forget image {image}: it is the newest good one that the run goes on from")]
     Current {
         /// The image.
@@ -63,23 +63,23 @@ pub enum ForgetError {
     },
 }
 
-/// Effort spent on dead space inside packs that stay.
+/// Extent to which dead space inside the remaining packs is freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
-    /// Punch the largest parts of packs that few images share, as far as a rotation has time.
+    /// Dead space that a rotation has time for: the largest parts of packs that few images share.
     Quick,
-    /// Punch everything that the removed images leave.
+    /// Every dead range that the removed images leave.
     Thorough,
 }
 
-/// Result of a removal.
+/// The result of a removal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Forgotten {
-    /// The images that went, oldest first.
+    /// The removed images, oldest first.
     pub images: Vec<ImageId>,
-    /// Images that were to be removed and stay: they were pinned meanwhile, or nothing newer is good.
+    /// Images that were to be removed but stay: they were pinned meanwhile, or no newer image is good.
     pub spared: Vec<ImageId>,
-    /// Data that was removed with them.
+    /// The garbage removed with them.
     pub swept: Swept,
 }
 
@@ -97,8 +97,8 @@ impl Store {
         Ok(retention::plan(&self.candidates(goes_on)?, policy, now))
     }
 
-    /// Applies a policy as [`Store::plan`] does, as if the run had one more good image. The newest good images of today
-    /// stay, because that one may fail.
+    /// Plans as [`Store::plan`] will once the run has one more good image. The present newest good images stay, because
+    /// the new one may fail.
     ///
     /// # Errors
     /// The images cannot be listed.
@@ -133,7 +133,7 @@ impl Store {
         Ok(planned)
     }
 
-    /// The plan to remove these images, whatever the rules say.
+    /// Plans to remove these images, regardless of the rules.
     ///
     /// # Errors
     /// See [`ForgetError`].
@@ -171,14 +171,14 @@ impl Store {
         Ok(plan.collect())
     }
 
-    /// Removes the images that the plan removes, and what only they needed.
+    /// Removes the images that the plan removes, and the data that only they needed.
     ///
     /// # Errors
-    /// [`WriteError::Busy`] while an image is written. After another error some images may be
-    /// gone; those left are whole.
+    /// [`WriteError::Busy`] while an image is written. After another error some images may be gone; the remaining ones
+    /// are whole.
     ///
     /// # Panics
-    /// If the lock is that of another store.
+    /// If the lock belongs to another store.
     pub fn forget(
         &self,
         lock: &StoreLock,
@@ -216,7 +216,7 @@ impl Store {
         Ok(forgotten)
     }
 
-    /// Removes the manifest. Returns true if it is gone; a pinned image stays. See `pins`.
+    /// Removes a manifest unless its image is pinned; returns true if the manifest is gone. See `pins`.
     pub(crate) fn remove_manifest(&self, id: ImageId) -> Result<bool, WriteError> {
         let path = self.manifest_file(id);
         match hold(&path, FlockArg::LockExclusiveNonblock) {
@@ -254,8 +254,8 @@ impl Store {
         }
     }
 
-    /// An image is damaged only where that is certain: a lack of descriptors or memory, or
-    /// another key, is no reason to remove it.
+    /// Returns the condition of an image. An image is damaged only if that is certain: a shortage of descriptors or
+    /// memory, or a different key, is no reason to remove it.
     fn condition(&self, found: &Found) -> Condition {
         match (self.read_damage_mark(found.id), &found.summary) {
             (Ok(Some(_)), _) => Condition::Damaged,
@@ -272,7 +272,7 @@ fn newest_good(images: &[Candidate]) -> Option<ImageId> {
     good.map(|image| image.id)
 }
 
-/// The newest good one that the run goes on from.
+/// Returns the newest good image that the run continues from.
 fn current(images: &[Candidate]) -> Option<ImageId> {
     let mut newest_first = images.iter().rev();
     let good =
@@ -288,7 +288,7 @@ fn packs_of(found: &[Found], ids: &[ImageId]) -> HashSet<PackName> {
         .collect()
 }
 
-/// An error about these images, if there are any.
+/// Returns an error about these images, if there are any.
 fn refuse<'a>(
     images: impl Iterator<Item = &'a ImageId>,
     error: impl FnOnce(Vec<ImageId>) -> ForgetError,

@@ -1,4 +1,4 @@
-//! Tests of removals: removed images, refusals, and the rests of an interrupted removal.
+//! Removed images, refused removals, and the state after an interrupted removal.
 
 use std::fs;
 use std::time::Duration;
@@ -100,7 +100,7 @@ fn looking_ahead_finds_what_the_next_image_replaces_but_never_the_newest() {
 #[test]
 fn the_newest_good_image_that_the_run_goes_on_from_stays_whatever_is_newer() {
     let (_folder, store, lock) = store_with(4);
-    // Gone back to image 2.
+    // Rolled back to image 2.
     let goes_on: GoesOn<'_> = &|image, meta| image <= id(2) && meta == b"meta";
     let plan = store.plan(&LAST, &clock::local(), goes_on).unwrap();
     assert_eq!(removed(&plan), [id(1), id(3)]);
@@ -111,7 +111,7 @@ fn the_newest_good_image_that_the_run_goes_on_from_stays_whatever_is_newer() {
         refused.contains("000002: it is the newest good one that the run goes on from"),
         "{refused}"
     );
-    // A plan of before.
+    // An older plan.
     let plan = store.plan(&LAST, &clock::local(), &any).unwrap();
     let forgotten = store.forget(&lock, &plan, Effort::Quick, goes_on).unwrap();
     assert_eq!(
@@ -130,7 +130,7 @@ fn dead_space_in_packs_that_stay_is_gained_and_told_exactly() {
         write_image(&store, &lock, &[("a", &own), ("b", &shared)]);
     }
     let gains = store.gains(&[id(1), id(2)]).unwrap();
-    // All but perhaps the rest of a pack that holds less than a hole is worth.
+    // All of it, except perhaps the rest of a pack if that is shorter than the minimum for a hole.
     assert!(gains[0] >= 12 * CHUNK_BYTES as u64, "{gains:?}");
     assert!(gains[1] >= gains[0] + 12 * CHUNK_BYTES as u64, "{gains:?}");
     for (count, gain) in (1..).zip(gains) {
@@ -190,7 +190,7 @@ fn where_holes_cannot_be_told_whole_packs_are_gained() {
     );
 }
 
-/// A copy of the store, in a folder of its own.
+/// A copy of the store in a separate folder.
 fn twin_of(store: &Store) -> (tempfile::TempDir, Store) {
     let (folder, twin) = temporary_store();
     for part in ["images", "packs"] {
@@ -225,7 +225,7 @@ fn a_removal_cut_short_is_finished_by_the_next_sweep() {
     let (_folder, store, lock) = store_with(3);
     store.set_aside(&lock, id(1), "torn").unwrap();
     store.pin(id(2), "").unwrap();
-    // Killed after the manifests had gone.
+    // Killed after the manifests were removed.
     for number in [1, 2] {
         fs::remove_file(store.manifest_file(id(number))).unwrap();
     }

@@ -1,7 +1,7 @@
-//! Retention: the rules for keeping images. A pure function of the images, the rules and the present time.
+//! Selection of the images to keep and to remove, by the retention rules. A pure function of images, rules and time.
 //!
-//! An image stays if any rule keeps it. Days and hours are those of local time, as in the
-//! schedule of snapshots; when a clock is set back, an hour that comes twice is two hours.
+//! An image stays if any rule keeps it. Days and hours are in local time, as in the snapshot schedule. When the clock
+//! is set back, an hour that occurs twice counts as two hours.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -14,29 +14,29 @@ use crate::store::format::image_id::ImageId;
 const HOUR_MS: i64 = 3_600_000;
 const DAY_MS: i64 = 24 * HOUR_MS;
 
-/// The rules for keeping images.
+/// The retention rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// Newest good images that stay; the newest one stays even with 0.
+    /// Number of newest good images that stay; the newest one stays even with 0.
     pub keep_last: u32,
-    /// Images that are not older stay.
+    /// Maximum age of images that stay in any case.
     pub keep_within: Duration,
-    /// Number of hours of which the newest good image stays: the newest hours with a good image.
+    /// Number of hours: the newest good image of each of the newest hours with a good image stays.
     pub keep_hourly: u32,
-    /// Number of days, as for `keep_hourly`.
+    /// Number of days, in the same way as `keep_hourly`.
     pub keep_daily: u32,
 }
 
-/// Fate of an image, and its reason.
+/// The decision about an image, with its reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Planned {
     /// The image.
     pub id: ImageId,
-    /// Its fate.
+    /// The decision.
     pub fate: Fate,
 }
 
-/// Fate of an image.
+/// The decision to keep or to remove an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// The image stays.
@@ -48,13 +48,13 @@ pub enum Fate {
 /// The first rule that keeps an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeptBy {
-    /// The image is the newest good one, which always stays.
+    /// The newest good image, which is never removed.
     Newest,
-    /// The image is the newest good one from which the run can continue, which always stays.
+    /// The newest good image that the run continues from, which is never removed.
     Current,
     /// The image is pinned.
     Pin,
-    /// The image cannot be judged for now.
+    /// The image cannot be read at present, so its condition is unknown.
     OutOfReach,
     /// [`Policy::keep_last`].
     Last,
@@ -64,21 +64,21 @@ pub enum KeptBy {
     Hourly,
     /// [`Policy::keep_daily`].
     Daily,
-    /// Only named images are removed, and the image was not named.
+    /// The image was not named, and the plan removes only named images.
     Unnamed,
 }
 
-/// Why an image goes.
+/// The reason for removing an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RemovedBy {
-    /// No rule keeps it.
+    /// No rule keeps the image.
     Policy,
     /// The image was named.
     Name,
 }
 
 impl Fate {
-    /// Returns true if the image goes.
+    /// Returns true if the image is removed.
     #[must_use]
     pub fn is_removed(self) -> bool {
         match self {
@@ -87,7 +87,7 @@ impl Fate {
         }
     }
 
-    /// The reason in a few words.
+    /// Returns the reason in a few words.
     #[must_use]
     pub fn reason(self) -> &'static str {
         match self {
@@ -106,7 +106,7 @@ impl Fate {
     }
 }
 
-/// Facts about an image that the rules need.
+/// The properties of an image that the rules depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Candidate {
     pub(crate) id: ImageId,
@@ -120,7 +120,7 @@ pub(crate) struct Candidate {
 pub(crate) enum Condition {
     Good,
     Damaged,
-    /// The image cannot be read for now.
+    /// The image cannot be read at present.
     Unknown,
 }
 
@@ -130,23 +130,23 @@ pub(crate) enum Pin {
     Loose,
 }
 
-/// The line of attempts to which an image belongs.
+/// The relation of an image to the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Line {
-    /// The run goes on from it, or did from one that came of it.
+    /// The run continues from the image, or continued from an image derived from it.
     Ours,
-    /// The image belongs to an abandoned attempt, or to another run.
+    /// The image belongs to an abandoned attempt or to another run.
     Other,
 }
 
 /// Applies the rules to `images`, oldest first.
 ///
-/// Twice: among all images, and among those that the run goes on from, whose places no other
-/// image takes. What either keeps stays.
+/// The rules are applied twice: to all images, and to the images that the run continues from, so that no other image
+/// takes their places. An image stays if either pass keeps it.
 ///
-/// A damaged image takes nobody's place and goes with its time: it stays while it is within
-/// `keep_last` or `keep_within`, and is never the image of an hour or a day. A pinned good
-/// one takes its place like any other. One of which nobody knows stays and takes no place.
+/// A damaged image takes no place of another image and expires: it stays while it is within `keep_last` or
+/// `keep_within`, and it is never the image of an hour or a day. A pinned good image takes its place like any other. An
+/// image of unknown condition stays and takes no place.
 pub(crate) fn plan(images: &[Candidate], policy: &Policy, now: &Zoned) -> Vec<Planned> {
     let mut among_all = Rules::new(*policy, now, KeptBy::Newest);
     let mut among_ours = Rules::new(*policy, now, KeptBy::Current);
@@ -168,14 +168,14 @@ fn either(first: Fate, second: Fate) -> Fate {
     if first.is_removed() { second } else { first }
 }
 
-/// Places of the rules that newer images have used up.
+/// The places that newer images have already taken.
 struct Rules<'a> {
     policy: Policy,
     now: &'a Zoned,
-    /// The reason why the newest good image stays.
+    /// The reason given for the newest good image.
     newest: KeptBy,
     newer_good: u32,
-    /// Each with its distance to UTC.
+    /// Each hour with its offset from UTC.
     hours: HashSet<(i64, i32)>,
     days: HashSet<i64>,
 }
@@ -193,7 +193,7 @@ impl<'a> Rules<'a> {
     }
 
     fn judge(&mut self, image: &Candidate) -> Fate {
-        // At least 1: without a good image, the damaged ones may be all there is.
+        // At least 1: without a good image, the damaged ones may be the only images.
         let last = self.newer_good < self.policy.keep_last.max(1);
         let within = self.is_within(image.created_unix_ms);
         let (newest, hourly, daily) = match image.condition {
@@ -216,7 +216,8 @@ impl<'a> Rules<'a> {
         }
     }
 
-    /// Returns true for each rule under which a good image is the newest: of all, of a counted hour, of a counted day.
+    /// Takes the places of a good image. Returns true for each of: the newest good image, the first of a counted hour,
+    /// the first of a counted day.
     fn take_places(&mut self, created_unix_ms: u64) -> (bool, bool, bool) {
         let (hour, day) = self.local(created_unix_ms);
         let newest = self.newer_good == 0;
@@ -228,14 +229,15 @@ impl<'a> Rules<'a> {
         )
     }
 
-    /// An image of the future is within any time: a clock that is wrong removes nothing.
+    /// Returns true if the image is young enough for `keep_within`. An image from the future is: a wrong clock removes
+    /// nothing.
     fn is_within(&self, created_unix_ms: u64) -> bool {
         let now = u64::try_from(self.now.timestamp().as_millisecond()).unwrap_or(0);
         let age = Duration::from_millis(now.saturating_sub(created_unix_ms));
         !self.policy.keep_within.is_zero() && age <= self.policy.keep_within
     }
 
-    /// The local hour, with its distance to UTC, and the local day.
+    /// Returns the local hour, with its offset from UTC, and the local day.
     fn local(&self, unix_ms: u64) -> ((i64, i32), i64) {
         let time = clock::timestamp_of(unix_ms);
         let offset = self.now.time_zone().to_offset(time).seconds();
@@ -247,7 +249,7 @@ impl<'a> Rules<'a> {
     }
 }
 
-/// Returns true if `period` is a new one, and one of the first `count`.
+/// Returns true if `period` is new and among the first `count` periods.
 fn take<T: Eq + std::hash::Hash>(taken: &mut HashSet<T>, period: T, count: u32) -> bool {
     taken.len() < count as usize && taken.insert(period)
 }

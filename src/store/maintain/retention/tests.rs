@@ -1,4 +1,4 @@
-//! The rules one by one, and all of them against a model that asks for each image alone.
+//! The rules one by one, and all of them against a model that judges each image on its own.
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
@@ -34,7 +34,7 @@ fn image(number: u64, created_unix_ms: u64) -> Candidate {
     }
 }
 
-/// Good images that were made this long before now, oldest first.
+/// Good images of these ages, oldest first.
 fn aged(ages: &[u64]) -> Vec<Candidate> {
     let images = (1..)
         .zip(ages)
@@ -110,7 +110,8 @@ fn the_newest_image_of_each_hour_and_day_stays() {
         keep_hourly: 3,
         ..NOTHING
     };
-    // 50 and 1 minute share an hour, as do 70 and 61; hours without an image are not counted.
+    // The images aged 50 and 1 minutes share an hour, as do those aged 70 and 61; hours without an image are not
+    // counted.
     assert_eq!(removed(&images, &hourly), [1, 2, 4, 6]);
     let daily = Policy {
         keep_daily: 2,
@@ -121,7 +122,7 @@ fn the_newest_image_of_each_hour_and_day_stays() {
 
 #[test]
 fn days_are_those_of_the_local_clock() {
-    // 23:30 and 00:30 in UTC are one day two hours west of it.
+    // 23:30 and 00:30 in UTC are on the same day two hours west of it.
     let images = [image(1, NOW - 30 * MINUTE), image(2, NOW + 30 * MINUTE)];
     let daily = Policy {
         keep_daily: 2,
@@ -146,7 +147,7 @@ fn a_pinned_image_stays_whatever_the_rules_say() {
 
 #[test]
 fn images_of_a_life_that_was_given_up_take_no_place_of_those_that_the_run_goes_on_from() {
-    // Gone back to image 2 after image 6.
+    // Rolled back to image 2 after image 6.
     let mut images = aged(&[8, 7, 6, 5, 4, 3]);
     for image in &mut images[2..] {
         image.line = Line::Other;
@@ -159,7 +160,7 @@ fn images_of_a_life_that_was_given_up_take_no_place_of_those_that_the_run_goes_o
     let planned = plan(&images, &NOTHING, &zoned(NOW, TimeZone::UTC));
     assert_eq!(planned[1].fate, Fate::Kept(KeptBy::Current));
     assert_eq!(planned[5].fate, Fate::Kept(KeptBy::Newest));
-    // The new life takes the places of the old one as it goes.
+    // The images of the new attempt gradually take the places of the old ones.
     images.extend([image(7, NOW - 2), image(8, NOW - 1)]);
     assert_eq!(removed(&images, &keep_two), [1, 2, 3, 4, 5, 6]);
 }
@@ -179,7 +180,7 @@ fn an_image_of_which_nobody_knows_stays_and_takes_no_place() {
     assert_eq!(removed(&images, &NOTHING), [2, 3]);
 }
 
-/// Returns the verdict of each rule on one image by itself.
+/// Applies each rule to one image on its own.
 fn model(images: &[Candidate], index: usize, policy: &Policy) -> bool {
     let image = images[index];
     let good = |one: &&Candidate| one.condition == Condition::Good;

@@ -1,21 +1,20 @@
-//! Repairing a store: what can be healed is, what is lost goes, the rest stays.
+//! Repair of a store: images that can be healed are healed, lost images are removed, all others stay.
 //!
 //! ```text
 //! verify all ─▶ plan ─▶ headers of packs ─▶ healed manifests ─▶ lost manifests removed
-//!                                                             ─▶ marks ─▶ packs nobody needs
+//!                                                             ─▶ marks ─▶ unneeded packs
 //! ```
-//! A chunk that is bad in one place may be whole in another, by its hash: then the manifest is
-//! written anew and points there. A pack that was cut or has grown serves on with the length it has,
-//! one whose header is damaged gets it back, as long as the chunks in it are whole. An image that lacks a
-//! single byte is removed: it can never be restored.
+//! A chunk that is bad in one place may be whole in another place with the same hash. Then the manifest is rewritten
+//! and refers to that place. A pack that was cut or has grown stays in use with its present length, and a damaged pack
+//! header is rewritten, if the chunks in the pack are whole. An image with a single missing byte is removed: it can
+//! never be restored.
 //!
-//! Each step is durable before the next begins, and packs go last: cut short at any point,
-//! what was whole is whole, and a second repair finishes the work. Nothing is removed on
-//! the word of a file that cannot be read for now, or that a newer version wrote, and no
-//! pinned image is.
+//! Each step is durable before the next one begins, and packs are removed last. After an interruption at any point, all
+//! data that was whole is whole, and a second repair finishes the work. Nothing is removed because a file cannot be
+//! read at present or was written by a newer version, and no pinned image is removed.
 //!
-//! An image that was set aside stays so, even if it is whole: its bytes say nothing of
-//! why it could not be restored. Only [`Marks::Clear`] makes it one to restore again.
+//! An image that was set aside stays so, even if it is whole: its bytes do not show why it could not be restored. Only
+//! [`Marks::Clear`] makes it available for restores again.
 
 use std::collections::HashSet;
 
@@ -38,50 +37,50 @@ use crate::store::fs::lock::{Busy, StoreLock};
 pub enum Marks {
     /// They stay set aside.
     Keep,
-    /// They are images to restore again.
+    /// They become available for restores again.
     Clear,
 }
 
-/// Plan or result of a repair.
+/// The changes that a repair makes or has made.
 #[derive(Debug, Default)]
 pub struct Repaired {
     /// Every image, oldest first.
     pub images: Vec<RepairedImage>,
-    /// Packs whose header is written again.
+    /// Packs whose header is rewritten.
     pub mended_packs: Vec<PackName>,
     /// Packs that no image needs and that are removed.
     pub removed_packs: Vec<PackName>,
-    /// Disk space of the packs that are removed.
+    /// Disk space of the removed packs.
     pub freed_bytes: u64,
-    /// Images that stay and whose packs are not known, because their manifests cannot be
-    /// read. If there are any, no pack is removed.
+    /// Images that stay although their packs are unknown, because their manifests cannot be read. If there are any, no
+    /// pack is removed.
     pub unknown: Vec<ImageId>,
 }
 
-/// Repair of one image.
+/// The treatment of an image by a repair.
 #[derive(Debug)]
 pub struct RepairedImage {
-    /// Its defects before.
+    /// The faults found before the repair.
     pub report: ImageReport,
-    /// Its remedy.
+    /// The treatment.
     pub remedy: Remedy,
-    /// True if the mark that sets it aside is removed and the image stays.
+    /// True if the mark that sets the image aside is removed and the image stays.
     pub unmarked: bool,
 }
 
-/// Remedy for an image.
+/// The treatment of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Remedy {
     /// The image was whole and stays as it is.
     Whole,
     /// The image is whole again.
     Healed {
-        /// Number of chunks that the image now takes from another place.
+        /// Chunks that the manifest now refers to in another place.
         chunks: usize,
     },
     /// The image cannot be restored and is removed.
     Dropped,
-    /// The image is not whole, but it is unknown whether it is lost: it stays as it is.
+    /// The image is not whole, but may not be lost: it stays as it is.
     Left,
     /// The image cannot be restored, but it is pinned: it stays until it is unpinned.
     Spared,
@@ -104,28 +103,27 @@ impl Repaired {
     }
 }
 
-/// A repair that has been thought out. Nothing is changed before [`RepairPlan::apply`], and
-/// nobody else changes the store as long as the plan exists.
+/// A completed plan for a repair. Nothing is changed before [`RepairPlan::apply`], and no other writer changes the
+/// store as long as the plan exists.
 #[derive(Debug)]
 pub struct RepairPlan {
     store: Store,
     outcome: Repaired,
     /// The files of healed manifests.
     manifests: Vec<(ImageId, Vec<u8>)>,
-    /// Packs whose header is written again, and where their first chunk lies.
+    /// Packs whose header is rewritten, each with the offset of its first whole chunk.
     mended: Vec<(PackName, u64)>,
     _busy: Busy,
 }
 
 impl Store {
-    /// Verifies the whole store and says how it can be repaired. `progress` as in
-    /// [`Store::verify_all`].
+    /// Verifies the whole store and plans its repair. `progress` is used as in [`Store::verify_all`].
     ///
     /// # Errors
-    /// [`WriteError::Busy`] while an image is written. The store cannot be read for now.
+    /// [`WriteError::Busy`] while an image is written, or the store cannot be read at present.
     ///
     /// # Panics
-    /// If the lock is that of another store.
+    /// If the lock belongs to another store.
     pub fn plan_repair(
         &self,
         lock: &StoreLock,
@@ -171,18 +169,17 @@ impl Store {
 }
 
 impl RepairPlan {
-    /// Returns the expected result of [`RepairPlan::apply`].
+    /// Returns the changes that [`RepairPlan::apply`] will make.
     #[must_use]
     pub fn outcome(&self) -> &Repaired {
         &self.outcome
     }
 
-    /// Repairs the store; returns what was done, which is what was planned, but for images
-    /// that were pinned meanwhile.
+    /// Repairs the store. Returns the changes made; they differ from the planned ones only for images that were pinned
+    /// meanwhile.
     ///
     /// # Errors
-    /// A file cannot be written or removed. What was done until then lasts, and another
-    /// repair does the rest.
+    /// A file cannot be written or removed. The changes made until then stay, and another repair makes the rest.
     pub fn apply(mut self) -> Result<Repaired, WriteError> {
         let store = &self.store;
         for (name, first) in &self.mended {
@@ -211,8 +208,7 @@ impl RepairPlan {
         Ok(self.outcome)
     }
 
-    /// Removes lost images, then marks: an image without its mark must not be one that was
-    /// dropped.
+    /// Removes lost images, then marks: a dropped image must never exist without its mark.
     fn remove_images(&mut self) -> Result<(), WriteError> {
         let store = &self.store;
         for image in &mut self.outcome.images {
@@ -289,7 +285,7 @@ impl RepairPlan {
     }
 }
 
-/// Decision about an image, and the packs that it needs then.
+/// The treatment of an image, and the packs that it needs afterwards.
 struct Decided {
     remedy: Remedy,
     packs: Vec<Pack>,

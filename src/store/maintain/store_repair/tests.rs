@@ -24,7 +24,7 @@ fn id(number: u64) -> ImageId {
     ImageId::new(number).unwrap()
 }
 
-/// Two images of the same bytes that share nothing, and the only pack of each.
+/// Writes two images of the same bytes that share nothing, and returns the only pack of each.
 fn twice(store: &Store, lock: &StoreLock, bytes: &[u8]) -> [PackName; 2] {
     let first = write_image(store, lock, &[("a", bytes)]);
     store.set_aside(lock, first.id, "torn").unwrap();
@@ -202,7 +202,7 @@ fn a_lost_image_that_is_pinned_stays_with_what_it_has() {
     assert_eq!(repaired.images[0].remedy, Remedy::Spared);
     assert!(repaired.is_nothing());
     assert_eq!((packs(&store), image_files(&store)), before);
-    // One that is pinned between the plan and its execution, too.
+    // An image that is pinned between the plan and its execution stays, too.
     store.unpin(id(1)).unwrap();
     let plan = plan(&store, &lock);
     assert_eq!(plan.outcome().images[0].remedy, Remedy::Dropped);

@@ -8,7 +8,7 @@ use super::{assert_refused, import};
 use crate::store::format::store_folder::Store;
 use crate::store::tests::support::temporary_store;
 
-/// A file of these frames, all checksums right.
+/// Builds a file of these frames with correct checksums.
 fn forged(frames: &[(Kind, &[u8])]) -> Vec<u8> {
     let mut file = vec![0; HEADER_LEN];
     file[..8].copy_from_slice(&MAGIC);
@@ -45,7 +45,7 @@ fn refused(store: &Store, frames: &[(Kind, &[u8])], what: &str) {
     assert_refused(store, &forged(frames), None, what);
 }
 
-/// An image of one stream with one part, whose ends say that it has `total` bytes.
+/// Builds a file of one stream with one part; its end frames give `total` bytes.
 fn of_one_part(part: (Kind, &[u8]), total: u64) -> Vec<u8> {
     let (image, len) = (image(total), len(total));
     forged(&[

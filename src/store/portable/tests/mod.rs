@@ -37,7 +37,7 @@ fn import(store: &Store, file: impl Read, key: Option<&Key>) -> Result<Manifest,
     PortableReader::open(file, key)?.import_into(store, &lock, &never)
 }
 
-/// Hands out a byte or three at a time, as a slow pipe may.
+/// A source that returns at most three bytes at a time, like a slow pipe.
 struct Drip<'a>(&'a [u8]);
 
 impl Read for Drip<'_> {
@@ -50,7 +50,7 @@ impl Read for Drip<'_> {
     }
 }
 
-/// Streams of every kind of chunk: noise, text, numbers, zeros, and what repeats.
+/// Streams with every kind of chunk: noise, text, numbers, zeros, and repeated data.
 fn streams() -> Vec<(&'static str, Vec<u8>)> {
     let random = noise(1, 3 * CHUNK_BYTES + 5);
     let text = "all work and no play ".repeat(40_000).into_bytes();
@@ -124,7 +124,7 @@ fn what_was_encrypted_stays_so_on_its_way() {
     assert!(matches!(wrong, Err(ImportError::KeyWrong)));
     assert!(image_files(&other).is_empty() && packs(&other).is_empty());
     assert_same(&other, import(&other, &file[..], Some(&key(1))).unwrap().id);
-    // The key of the file opens it, whatever the store's own is.
+    // The key of the file opens it, regardless of the store's own key.
     let (_third_folder, third) = encrypted_store(&key(3));
     assert_same(&third, import(&third, &file[..], Some(&key(1))).unwrap().id);
     assert_ne!(
@@ -149,7 +149,7 @@ fn a_plain_file_is_sealed_by_a_store_with_a_key() {
     assert_eq!(repeated.len(), file.len());
 }
 
-/// Small, so that each of its bytes can be tried.
+/// A small image, so that each of its bytes can be tested.
 fn small(store: &Store) -> ImageId {
     let lock = store.lock().unwrap();
     let text = "so that zstd has something to do. "
@@ -184,7 +184,7 @@ fn every_damage_is_found(store: &Store, other: &Store, key: Option<&Key>) {
         assert!(is_short, "{len} bytes: {error}");
     }
     for at in 0..file.len() {
-        // Every bit of what the parts begin with, and one of each byte.
+        // Every bit at the beginning of the file, and one bit of each other byte.
         let bits = if at < 200 { 0..8 } else { at % 8..at % 8 + 1 };
         for bit in bits {
             let mut bad = file.clone();
@@ -290,7 +290,7 @@ fn an_image_that_is_removed_meanwhile_is_said_to_be_gone() {
     );
 }
 
-/// Takes so many bytes, then has no room.
+/// A sink that accepts this many bytes and is full then.
 struct Full(usize);
 
 impl Write for Full {

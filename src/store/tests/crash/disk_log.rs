@@ -23,14 +23,14 @@ pub(in crate::store) enum Target<'a> {
 /// A change on disk.
 pub(in crate::store) enum Step {
     Create(PathBuf),
-    /// Creates the file where there is none.
+    /// Creates the file if it does not exist.
     Open(PathBuf),
     Write {
         offset: u64,
         bytes: Vec<u8>,
     },
     SetLen(u64),
-    /// The file is at least this long.
+    /// Ensures that the file has at least this length.
     Extend(u64),
     Punch {
         offset: u64,
@@ -73,7 +73,7 @@ pub(super) enum DataChange {
     Punch { offset: usize, len: usize },
 }
 
-/// A step as a crash sees it.
+/// A step in the view of a crash.
 pub(super) enum Event {
     Name(PathBuf, NameChange),
     Data(usize, DataChange),
@@ -96,21 +96,21 @@ struct Recorder {
 
 struct State {
     events: Vec<Event>,
-    /// The files that have names now.
+    /// The files that have names at present.
     files: HashMap<PathBuf, usize>,
     files_begun: usize,
-    /// Steps from now until one fails.
+    /// Number of further steps before one fails.
     fails_in: Option<usize>,
     /// The step that fails next, such as "`SyncFolder` of images".
     fails_named: Option<&'static str>,
-    /// The one that did.
+    /// The step that failed.
     failed: Option<String>,
 }
 
-/// The logs of all tests that are running.
+/// The logs of all running tests.
 static ATTACHED: Mutex<Vec<Arc<Recorder>>> = Mutex::new(Vec::new());
 
-/// Performs a step, or not; `describe` says what it was.
+/// Performs a step or makes it fail; `describe` returns its description.
 pub(in crate::store) fn perform<T>(
     target: &Target<'_>,
     act: impl FnOnce() -> io::Result<T>,
@@ -118,7 +118,7 @@ pub(in crate::store) fn perform<T>(
 ) -> io::Result<T> {
     let path = match target {
         Target::Path(path) => path.to_path_buf(),
-        // Where it was renamed to, or where it was with " (deleted)" at the end.
+        // The present path after renames, or the last path with " (deleted)" at the end.
         Target::File(file) => fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?,
     };
     let recorder = locked(&ATTACHED)
@@ -132,7 +132,7 @@ pub(in crate::store) fn perform<T>(
 }
 
 impl Log {
-    /// Takes what is below `root` as durable, and writes down what follows.
+    /// Treats the state below `root` as durable and records all later steps.
     pub(super) fn attach(root: &Path) -> Self {
         let base = Tree::read(root);
         let mut files = HashMap::new();
@@ -159,17 +159,17 @@ impl Log {
         Self { recorder }
     }
 
-    /// Lets the step after `steps` more fail.
+    /// Makes the step after `steps` further ones fail.
     pub(super) fn fail_after(&self, steps: usize) {
         locked(&self.recorder.state).fails_in = Some(steps);
     }
 
-    /// Lets the next step of this name fail.
+    /// Makes the next step of this name fail.
     pub(super) fn fail_next(&self, name: &'static str) {
         locked(&self.recorder.state).fails_named = Some(name);
     }
 
-    /// The step that failed.
+    /// Returns the step that failed.
     pub(super) fn failed(&self) -> Option<String> {
         locked(&self.recorder.state).failed.clone()
     }
@@ -192,7 +192,7 @@ impl Drop for Log {
 }
 
 impl Recorder {
-    /// Performs a step. The lock admits one at a time, so that they are logged in their order.
+    /// Performs a step. The lock admits one step at a time, so that steps are logged in their order.
     fn perform<T>(
         &self,
         path: &Path,
@@ -215,7 +215,7 @@ impl Recorder {
 }
 
 impl State {
-    /// Fails the step where that is due.
+    /// Returns an error if a failure of this step is due.
     fn fail(&mut self, name: &str) -> io::Result<()> {
         let is_due = self.fails_in == Some(0) || self.fails_named == Some(name);
         self.fails_in = self.fails_in.and_then(|steps| steps.checked_sub(1));
@@ -227,7 +227,7 @@ impl State {
         Ok(())
     }
 
-    /// `path` is that of the target, for steps that name none.
+    /// Converts a step into events. `path` is the path of the target, for steps without a path.
     fn events_of(
         &mut self,
         step: Step,

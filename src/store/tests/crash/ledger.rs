@@ -1,4 +1,4 @@
-//! The promises of a store at each point of a change.
+//! Ledger of a store's promises at each point of a change.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -16,7 +16,7 @@ use crate::store::{
 };
 use crate::sync::locked;
 
-/// Why images are set aside.
+/// Reason for setting images aside.
 pub(super) const REASON: &str = "a reason";
 
 /// The streams of an image: their names and bytes.
@@ -26,7 +26,7 @@ pub(in crate::store) type Streams = Vec<(&'static str, Vec<u8>)>;
 #[derive(Default)]
 pub(in crate::store) struct Ledger {
     log: OnceLock<Log>,
-    /// Notes with the number of events before each.
+    /// Notes, each with the number of preceding events.
     notes: Mutex<Vec<(usize, Note)>>,
 }
 
@@ -35,14 +35,14 @@ enum Note {
     Created,
     Image(ImageId, Presence),
     Content(ImageId, Streams),
-    /// Why it is set aside.
+    /// The reason why the image is set aside.
     Mark(ImageId, Texts),
     /// The note of its pin.
     Pin(ImageId, Texts),
     /// The image cannot be read until the store is repaired.
     Broken(ImageId),
     Mended(ImageId),
-    /// The store has a key, from its creation on.
+    /// The store has a key from its creation on.
     Encrypted,
 }
 
@@ -68,7 +68,7 @@ pub(super) fn key() -> Key {
 }
 
 impl Ledger {
-    /// Notes from now on belong to the events of this log.
+    /// Attributes all further notes to the events of this log.
     pub(super) fn attach(&self, log: Log) {
         assert!(self.log.set(log).is_ok(), "one log");
     }
@@ -89,7 +89,7 @@ impl Ledger {
         locked(&self.notes).push((position, note));
     }
 
-    /// The store at `path`, which is created where there is none.
+    /// Opens the store at `path`, and creates it if it does not exist.
     pub(in crate::store) fn open(&self, path: &Path) -> Result<Store, OpenError> {
         let store = Store::create_or_open(path)?;
         self.note(Note::Created);
@@ -128,7 +128,7 @@ impl Ledger {
         Ok(id)
     }
 
-    /// Begins an image and gives it up when some of it is stored.
+    /// Begins an image and abandons it after some of it is stored.
     pub(in crate::store) fn give_up(
         &self,
         store: &Store,
@@ -145,7 +145,7 @@ impl Ledger {
         writer.settle()
     }
 
-    /// Rotates the images; these are the ones to go.
+    /// Rotates the images; `going` lists the images to be removed.
     pub(in crate::store) fn rotate(
         &self,
         store: &Store,
@@ -174,7 +174,7 @@ impl Ledger {
         Ok(forgotten.swept)
     }
 
-    /// Prunes after another was killed who had removed the manifests of images.
+    /// Prunes after another pruner was killed that had removed the manifests of images.
     pub(super) fn prune(
         &self,
         store: &Store,
@@ -190,7 +190,7 @@ impl Ledger {
         Ok(swept)
     }
 
-    /// Copies an image of these streams; the copy has the number `id`.
+    /// Copies an image of these streams; the copy gets the number `id`.
     pub(super) fn copy(
         &self,
         (source, image): (&Store, ImageId),
@@ -213,7 +213,7 @@ impl Ledger {
         }
     }
 
-    /// These cannot be read until the store is repaired, and the lost ones never.
+    /// Notes that these images cannot be read until the store is repaired, and the lost ones never.
     pub(super) fn harmed(&self, broken: &[ImageId], lost: &[ImageId]) {
         for id in broken.iter().chain(lost) {
             self.note(Note::Broken(*id));
@@ -221,7 +221,7 @@ impl Ledger {
         self.note_all(lost, Presence::Maybe);
     }
 
-    /// Repairs the store, by which the broken images are healed or go.
+    /// Repairs the store; the broken images are healed or removed.
     pub(super) fn repair(
         &self,
         store: &Store,
@@ -259,7 +259,7 @@ impl Ledger {
         self.change_pin(id, Some(text), || store.pin(id, text))
     }
 
-    /// Takes its pin away.
+    /// Removes the pin of an image.
     pub(super) fn unpin(&self, store: &Store, id: ImageId) -> Result<(), PinError> {
         self.change_pin(id, None, || store.unpin(id).map(drop))
     }

@@ -32,7 +32,7 @@ macro_rules! ensure {
 }
 
 impl Promises {
-    /// Opens what a crash left with the real code, and says what is wrong with it.
+    /// Opens the state that a crash left with the real code. Returns an error that describes a broken promise.
     pub(super) fn check(&self, path: &Path) -> Result<(), String> {
         let store = self.open(path)?;
         let lock = store.lock().map_err(|error| format!("lock: {error}"))?;
@@ -91,7 +91,7 @@ impl Promises {
         Ok(visible)
     }
 
-    /// The images that are there, all of them whole but those that are broken.
+    /// Returns the existing images after checking that all of them are whole, except for the broken ones.
     fn check_entries(
         &self,
         store: &Store,
@@ -128,7 +128,7 @@ impl Promises {
         Ok(())
     }
 
-    /// A new image that has much in common with the others, and those after it.
+    /// Writes a new image that has much in common with the others, and checks that its number comes after theirs.
     fn check_goes_on(
         &self,
         store: &Store,

@@ -1,4 +1,4 @@
-//! Crash tests of removals: those of the plan, of the sweep, and the pins that both respect.
+//! Crash tests of removals: those of a plan, those of the pruner, and the pins that both respect.
 
 use super::*;
 
@@ -59,8 +59,8 @@ fn a_failing_step_fails_the_removal_and_no_other_image() {
     }
 }
 
-/// Most of all that of the folder of images before packs go and holes come. That packs are
-/// gone need not last: a sweep removes them again.
+/// Leaves out each sync in turn. The most important one is that of the image folder before packs are removed and holes
+/// are punched. The removal of packs need not be durable: a sweep removes them again.
 #[test]
 fn each_sync_of_a_removal_that_is_left_out_is_noticed() {
     expect_needless(&[

@@ -1,4 +1,4 @@
-//! Repairs, copies into another store, and stores that have a key.
+//! Crash tests of repairs, of copies into another store, and of stores with a key.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ fn one_chunk(n: u64) -> Streams {
     vec![("a", noise(n, 10_000))]
 }
 
-/// Image 1 can be healed by image 2, image 3 is lost, the pack of image 4 needs a header.
+/// Damages a store: image 1 can be healed from image 2, image 3 is lost, the pack of image 4 needs a header.
 fn harmed(path: &Path, ledger: &Ledger) -> Outcome {
     let store = ledger.open(path)?;
     let lock = store.lock()?;
@@ -79,7 +79,7 @@ fn write_encrypted(path: &Path, ledger: &Ledger) -> Outcome {
     Ok(())
 }
 
-/// Somebody was killed while he created a store with a key.
+/// Leaves the state of a process that was killed while it created a store with a key.
 fn unfinished_with_a_key(path: &Path, _: &Ledger) -> Outcome {
     Store::create_or_open_with(path, Some(&Key::from_bytes(&[9; 32])))?;
     Ok(fs::remove_file(path.join("format"))?)

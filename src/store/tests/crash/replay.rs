@@ -1,8 +1,8 @@
 //! The states that a crash may leave of the steps before it.
 //!
-//! What was synced is there. Of the rest, as POSIX allows, any part in any order: each
-//! name that was set, removed or moved, each write or hole or only some of its sectors, each
-//! change of a length, also without the bytes it was made for.
+//! Synced changes are present. Of the others, as POSIX allows, any part in any order: each name that was set, removed
+//! or moved, each write or hole or only some of its sectors, each change of a length, also without the bytes that it
+//! was made for.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, OpenOptions};
@@ -17,7 +17,7 @@ use super::disk_log::{DataChange, Entry, Event, NameChange, Tree};
 /// Smallest unit that a disk writes as a whole.
 const SECTOR_BYTES: usize = 512;
 
-/// A crash after some events: what lasts, and what may.
+/// A crash after some events: the durable changes, and the possible ones.
 pub(super) struct Crash<'a> {
     durable: Tree,
     names: BTreeMap<&'a Path, Vec<&'a NameChange>>,
@@ -50,7 +50,7 @@ impl<'a> Crash<'a> {
         crash
     }
 
-    /// Returns true if there is but one state that it can leave.
+    /// Returns true if the crash can leave only one state.
     pub(super) fn is_certain(&self) -> bool {
         self.names.is_empty() && self.data.is_empty()
     }
@@ -88,7 +88,7 @@ enum DataFate {
     Lost,
 }
 
-/// Decides what is lost. The first four are the extremes.
+/// Choice of the lost changes. The first four seeds are the extremes.
 struct Fate {
     seed: u64,
     random: u64,
@@ -114,7 +114,7 @@ impl Fate {
         fate
     }
 
-    /// `SplitMix64`, of which the low bits are as good as any.
+    /// Returns a random number below `limit`, by `SplitMix64`, whose low bits are as random as the others.
     fn below(&mut self, limit: u64) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut word = self.random;
@@ -166,8 +166,8 @@ impl Tree {
         }
     }
 
-    /// The length changes even where none of the bytes arrive: sectors that are not kept
-    /// have what was there before, or zeros.
+    /// Applies a change of a file. The length changes even if none of the bytes arrive: sectors that are not kept have
+    /// their old content, or zeros.
     fn write(&mut self, file: usize, change: &DataChange, mut keeps: impl FnMut(usize) -> bool) {
         if self.contents.len() <= file {
             self.contents.resize_with(file + 1, Arc::default);
@@ -193,7 +193,7 @@ impl Tree {
         }
     }
 
-    /// Makes the tree real, in a folder that is empty.
+    /// Writes the tree into an empty folder.
     pub(super) fn materialise(&self, root: &Path) {
         self.materialise_folder(root, Path::new(""));
     }
@@ -222,7 +222,7 @@ impl Tree {
         }
     }
 
-    /// Equal for equal trees.
+    /// Returns a hash that is equal for equal trees.
     pub(super) fn hash(&self) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new();
         hasher.update(format!("{:?}", self.folders).as_bytes());
@@ -249,7 +249,7 @@ impl Tree {
     }
 }
 
-/// A range, cut at the borders of sectors.
+/// Splits a range at the borders of sectors.
 fn sectors(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let mut at = range.start;
     std::iter::from_fn(move || {
