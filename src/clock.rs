@@ -22,6 +22,16 @@ pub fn unix_ms() -> u64 {
         })
 }
 
+/// Returns the wall-clock time as nanoseconds since 1970-01-01 UTC; 0 if the clock is set before that.
+#[must_use]
+pub fn unix_ns() -> i64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| {
+            i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
+        })
+}
+
 /// Returns the wall-clock time as a [`timestamp_of`] value.
 #[must_use]
 pub fn timestamp() -> Timestamp {

@@ -72,6 +72,7 @@ pub mod criu;
 pub mod cuda;
 pub mod doctor;
 mod fd_passing;
+pub mod files;
 #[cfg(any(fuzzing, test))]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -113,6 +114,9 @@ pub fn helper_main() -> Option<ExitCode> {
     }
     if first == copier::ARGUMENT && copier::started_as_one() {
         return Some(copier::main());
+    }
+    if first == files::WATCHER_ARGUMENT {
+        return Some(files::watcher_main(Path::new(&arguments.next()?)));
     }
     None
 }

@@ -26,6 +26,7 @@ const FLOORS: [&[&str]; 11] = [
         "config",
         "copier",
         "criu",
+        "files",
         "history",
         "job",
         "sandbox",

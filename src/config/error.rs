@@ -222,6 +222,14 @@ pub enum Invalid {
         /// The text.
         given: String,
     },
+    /// The text is not a pattern of files.
+    #[error("{given:?} is not a pattern of files: {reason}")]
+    Pattern {
+        /// The text.
+        given: String,
+        /// The reason.
+        reason: String,
+    },
     /// The text cannot be passed to a shell as a command.
     #[error("{given:?} holds a zero byte")]
     Command {

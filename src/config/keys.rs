@@ -6,13 +6,13 @@
 use toml::Value as Shown;
 
 use super::limits::{
-    BACKOFF_FACTOR, CRIU_LOG_LEVEL, HANG, KEEP_CONTENT, KEEP_LAST, KEEP_PERIODS, KEEP_WITHIN,
+    BACKOFF_FACTOR, CRIU_LOG_LEVEL, FILES_FREEZE, HANG, KEEP_CONTENT, KEEP_LAST, KEEP_PERIODS, KEEP_WITHIN,
     LEVEL, LOCK_TIMEOUT, MAX_OVERHEAD, MIN_FREE, MTBF, RESTORE_BUFFER, WAIT, WAIT_OR_NOT,
 };
 use super::operation::{hook, interval, jitter, limit, show_hook, show_jitter, show_limit};
 use super::reading::address;
 use super::reading::{
-    buffer, command, cpus, cron, duration, narrow, optional, optional_path, path, shown_path, size,
+    buffer, command, cpus, cron, duration, narrow, optional, optional_path, path, patterns, shown_path, size,
     tty, word,
 };
 use super::restart_settings::{prevent, restarts};
@@ -330,6 +330,26 @@ pub(super) const KEYS: &[Key] = &[
         path: "files.keep_content",
         set: |config, value| set(&mut config.files.keep_content, value.size(&KEEP_CONTENT)),
         get: |config| size(config.files.keep_content),
+    },
+    Key {
+        path: "files.keep_total",
+        set: |config, value| set(&mut config.files.keep_total, value.size(&KEEP_CONTENT)),
+        get: |config| size(config.files.keep_total),
+    },
+    Key {
+        path: "files.freeze",
+        set: |config, value| set(&mut config.files.freeze, value.duration(&FILES_FREEZE)),
+        get: |config| duration(config.files.freeze),
+    },
+    Key {
+        path: "files.exclude",
+        set: |config, value| set(&mut config.files.exclude, patterns(value)),
+        get: |config| Shown::from(config.files.exclude.clone()),
+    },
+    Key {
+        path: "files.on_lost",
+        set: |config, value| set(&mut config.files.on_lost, value.choice()),
+        get: |config| word(config.files.on_lost),
     },
     Key {
         path: NCCL_PATH,

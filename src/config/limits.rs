@@ -59,7 +59,11 @@ pub(super) const RESTARTS: RangeInclusive<i64> = -1..=1_000_000;
 pub(super) const BACKOFF_FACTOR: RangeInclusive<f64> = 1.0..=100.0;
 /// Limit on the listed exit statuses: there are 256 exit codes and 31 signals with names.
 pub(super) const PREVENT_ITEMS_MAX: usize = 287;
-/// Limits on the size of a saved file, which is copied while the job is frozen.
-pub(super) const KEEP_CONTENT: RangeInclusive<u64> = 0..=1 << 30;
+/// Limits on the size of a saved file.
+pub(super) const KEEP_CONTENT: RangeInclusive<u64> = 0..=1 << 40;
+/// Limits on the time for which a job is frozen for the contents of its files.
+pub(super) const FILES_FREEZE: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(60);
+/// Limit on the number of patterns of files.
+pub(super) const PATTERNS_MAX: usize = 1000;
 /// CRIU's log levels, `-v0` to `-v4`.
 pub(super) const CRIU_LOG_LEVEL: RangeInclusive<i64> = 0..=4;

@@ -185,10 +185,27 @@ pub enum Tcp {
 }
 
 /// `[files]`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Files {
     /// Largest file, in bytes, that is saved with its content.
     pub keep_content: u64,
+    /// Most bytes of closed files that an image saves.
+    pub keep_total: u64,
+    /// Time that the job may be frozen for the contents of its files.
+    pub freeze: Duration,
+    /// Files that are never saved or put back.
+    pub exclude: Vec<String>,
+    /// What happens when a file cannot be put back.
+    pub on_lost: OnLost,
+}
+
+/// What happens when a file of the job cannot be put back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnLost {
+    /// The image is refused.
+    Refuse,
+    /// The job is restored with the file as it is, and a warning names it.
+    Warn,
 }
 
 /// `[cuda]`.
@@ -361,7 +378,11 @@ impl Default for Config {
             restore: Restore { buffer: 256 << 20 },
             network: Network { tcp: Tcp::Close },
             files: Files {
-                keep_content: 16 << 20,
+                keep_content: 1 << 30,
+                keep_total: 8 << 30,
+                freeze: Duration::from_millis(250),
+                exclude: Vec::new(),
+                on_lost: OnLost::Refuse,
             },
             cuda: Cuda {
                 nccl: Nccl::Auto,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use toml::Value as Shown;
 
-use super::limits::{BUFFER, CPUS};
+use super::limits::{BUFFER, CPUS, PATTERNS_MAX};
 use super::units::{format_duration, format_size, shown};
 use super::value::{Choice, Value};
 use super::{Buffer, Cpus, CronExpression, Invalid, Tty};
@@ -19,6 +19,27 @@ pub(super) fn command(value: &Value) -> Result<Option<String>, Invalid> {
         return Err(Invalid::Command { given: shown(text) });
     }
     Ok(Some(text.to_owned()).filter(|text| !text.trim().is_empty()))
+}
+
+/// Reads patterns of files.
+pub(super) fn patterns(value: &Value) -> Result<Vec<String>, Invalid> {
+    let items = value.list()?;
+    if items.len() > PATTERNS_MAX {
+        return Err(Invalid::Range {
+            given: format!("a list of {}", items.len()),
+            low: "0".to_owned(),
+            high: format!("{PATTERNS_MAX} items"),
+        });
+    }
+    let check = |item: &Value| {
+        let text = item.text()?;
+        let pattern = globset::Glob::new(text).map_err(|error| Invalid::Pattern {
+            given: shown(text),
+            reason: error.kind().to_string(),
+        });
+        pattern.map(|_| text.to_owned())
+    };
+    items.iter().map(check).collect()
 }
 
 pub(super) fn path(value: &Value) -> Result<PathBuf, Invalid> {

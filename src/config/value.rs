@@ -177,7 +177,7 @@ impl Value {
             | Invalid::Neither { .. }
             | Invalid::Cron { .. }
             | Invalid::ExitStatus { .. }
-            | Invalid::Command { .. }
+            | Invalid::Pattern { .. } | Invalid::Command { .. }
             | Invalid::Path { .. } => problem,
         })
     }

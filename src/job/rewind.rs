@@ -47,16 +47,21 @@ enum Action {
 }
 
 /// Compares the files, and the folders and named pipes, with their state at the snapshot. Changes nothing.
+/// `present_path` tells where a file is that gets its name back before the plan is executed.
 ///
 /// # Errors
 /// The first file that cannot be rolled back.
-pub fn plan(files: &[OpenFile], nodes: &[Node]) -> Result<Plan, RewindError> {
+pub fn plan<'a>(
+    files: &'a [OpenFile],
+    nodes: &[Node],
+    present_path: impl Fn(&'a Path) -> &'a Path,
+) -> Result<Plan, RewindError> {
     let mut plan = Plan {
         nodes: nodes::missing(nodes)?,
         ..Plan::default()
     };
     for file in files {
-        if let Some(action) = action_for(file)? {
+        if let Some(action) = action_for(file, present_path(&file.path))? {
             plan.steps.push(Step {
                 file: file.clone(),
                 action,
@@ -66,8 +71,8 @@ pub fn plan(files: &[OpenFile], nodes: &[Node]) -> Result<Plan, RewindError> {
     Ok(plan)
 }
 
-fn action_for(file: &OpenFile) -> Result<Option<Action>, RewindError> {
-    let metadata = match fs::metadata(&file.path) {
+fn action_for(file: &OpenFile, present: &Path) -> Result<Option<Action>, RewindError> {
+    let metadata = match fs::metadata(present) {
         Ok(metadata) => metadata,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return if file.content.is_some() {
@@ -98,14 +103,18 @@ fn action_for(file: &OpenFile) -> Result<Option<Action>, RewindError> {
         Access::Read | Access::Map => Ok(None),
         Access::Write | Access::Update if file.content.is_some() => Ok(Some(Action::Refill)),
         Access::Write | Access::Update => {
-            holds_the_same(file, &metadata)?;
+            holds_the_same(file, present, &metadata)?;
             Ok((now > then).then_some(Action::Cut))
         }
     }
 }
 
 /// Checks that a file without saved content is the same one as at the snapshot, or a copy of it.
-fn holds_the_same(file: &OpenFile, metadata: &Metadata) -> Result<(), RewindError> {
+fn holds_the_same(
+    file: &OpenFile,
+    present: &Path,
+    metadata: &Metadata,
+) -> Result<(), RewindError> {
     let path = file.path.clone();
     let (then, now) = (file.size, metadata.size());
     let is_same = metadata.ino() == file.inode;
@@ -119,7 +128,7 @@ fn holds_the_same(file: &OpenFile, metadata: &Metadata) -> Result<(), RewindErro
     // An unreadable file is treated as a different one.
     let has_other_bytes = file
         .sample
-        .is_some_and(|known| sample(&path, then).ok() != Some(known));
+        .is_some_and(|known| sample(present, then).ok() != Some(known));
     if !is_same && (file.sample.is_none() || has_other_bytes) {
         return Err(RewindError::Replaced(path));
     }

@@ -4,6 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use crate::cuda;
+use crate::files::RollbackError;
 use crate::gpu::mapping::Refusal;
 use crate::gpu::resident::ResidentError;
 use crate::job::{self, RewindError};
@@ -25,6 +26,12 @@ pub enum RestoreError {
     /// Files of the job cannot be put back.
     #[error("cannot put the job's files back")]
     Files(#[from] RewindError),
+    /// Files that the job writes cannot be made what they were.
+    #[error("cannot put the job's files back")]
+    Rollback(#[from] RollbackError),
+    /// The list of the files that the job writes is none.
+    #[error("cannot understand the image's list of files")]
+    KeptList(#[source] io::Error),
     /// The dead job's sockets still hold its addresses.
     #[error("cannot free the job's network addresses")]
     Sockets(#[from] job::SocketsError),

@@ -9,6 +9,7 @@
 //! Every reason to refuse that can be checked in advance is checked before the first file is changed. A restore that
 //! fails later kills every process that it started. The caller records the reason, and sets a damaged image aside.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -29,6 +30,7 @@ use crate::store::{ImageId, ImageReader, ReadError};
 use super::bundled_files;
 use super::error::RestoreError;
 use super::gpu_resume;
+use super::kept::Kept;
 use crate::gpu::mapping::GpuPlan;
 use crate::gpu::resident::{ResidentRestore, Standby};
 use crate::run::format::{logged, why};
@@ -50,6 +52,8 @@ pub(crate) struct Candidate {
     pub facts: ImageFacts,
     image: ImageReader,
     files: job::Plan,
+    /// The files that the job writes; `None` in images made before they were kept.
+    kept: Option<Kept>,
     /// The GPUs; `None` while they are in use.
     gpus: Option<GpuPlan>,
 }
@@ -67,12 +71,17 @@ pub(crate) fn examine(
     let look = |cuda_facts| gpu_resume::examine(context, standby, id, cuda_facts);
     let gpus = facts.cuda.as_ref().map(look).transpose()?.flatten();
     bundled_files::put_back(&image, &facts).map_err(RestoreError::Prepare)?;
-    let files = job::plan(&facts.files, &facts.nodes)?;
+    let written = facts.files.iter().filter(|file| file.written());
+    let open: HashSet<&Path> = written.map(|file| file.path.as_path()).collect();
+    let kept = Kept::plan(context, &image, &open)?;
+    let present_path = |path| kept.as_ref().map_or(path, |kept| kept.rollback.present_path(path));
+    let files = job::plan(&facts.files, &facts.nodes, present_path)?;
     Ok(Candidate {
         id,
+        kept,
+        files,
         facts,
         image,
-        files,
         gpus,
     })
 }
@@ -105,6 +114,7 @@ pub(crate) fn bring_back(
         facts,
         image,
         files,
+        kept,
         gpus,
     } = candidate;
     let expected = image.manifest().raw_bytes;
@@ -118,7 +128,7 @@ pub(crate) fn bring_back(
             let resident = cuda.resident.as_ref();
             resident.map(|facts| scope.spawn(move || refill(facts)))
         });
-        let rewound = rewind(context, sandbox, streams, &image, id, &facts, files)?;
+        let rewound = rewind(context, sandbox, streams, &image, id, &facts, files, kept)?;
         watch.lap("rewind");
         context.ongoing.step(Step::Restore);
         let turn = job::DumpLock::to_restore(&facts.files);
@@ -179,6 +189,7 @@ fn rewind(
     id: ImageId,
     facts: &ImageFacts,
     files: job::Plan,
+    kept: Option<Kept>,
 ) -> Result<Rewound, RestoreError> {
     facts.sockets.destroy_leftovers()?;
     for content in facts.files.iter().filter_map(|file| file.content.as_ref()) {
@@ -186,6 +197,9 @@ fn rewind(
         image.copy_to(content, &mut io::sink())?;
     }
     let aside = context.aside(id);
+    if let Some(kept) = &kept {
+        kept.put_back(context, image, &aside)?;
+    }
     let cut = files.execute(&aside, |name, mut target| {
         let copied = image.copy_to(name, &mut target);
         copied
@@ -194,6 +208,11 @@ fn rewind(
     })?;
     let reconnected = reconnect(context, sandbox, streams, facts, &aside);
     let (ends, input_lost) = reconnected.inspect_err(|_| job::undo(&cut))?;
+    // What is written from here on, the job writes.
+    context.watch(sandbox);
+    if let Some(kept) = kept {
+        context.files.now_at(id.number(), kept.set);
+    }
     Ok(Rewound {
         cut,
         ends,

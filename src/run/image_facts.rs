@@ -9,8 +9,18 @@ use super::gpu_facts::CudaFacts;
 use super::streams::Marks;
 use crate::agent_client::Token;
 use crate::clock;
+use crate::files::Kept;
 use crate::job::{Node, OpenFile, ProcessAccount, Sockets, Timer};
 use crate::sandbox::{Isolation, JobPids};
+use crate::store::ImageId;
+
+/// Stream with the list of the files that the job writes.
+pub(crate) const KEPT_LIST: &str = "kept/list";
+
+/// Returns the name of the stream with the contents that an image adds.
+pub(crate) fn kept_stream(image: ImageId) -> String {
+    format!("kept/{image}")
+}
 
 /// The reason why a snapshot was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -91,6 +101,9 @@ pub struct ImageFacts {
     pub streams: Marks,
     /// Regular files that the job had open or mapped.
     pub files: Vec<OpenFile>,
+    /// The files that the job writes, in numbers; `None` in images made before they were kept. `kept/list` has them.
+    #[serde(default)]
+    pub kept: Option<Kept>,
     /// Folders and named pipes that the job needs; empty in images made before they were recorded.
     #[serde(default)]
     pub nodes: Vec<Node>,

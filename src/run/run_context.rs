@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -10,6 +11,7 @@ use std::sync::OnceLock;
 use tempfile::TempDir;
 
 use super::gpu_facts::GpuPairs;
+use super::format::chain;
 use super::housekeeping::{self, COPIES, COPY_DIGITS, COPY_PREFIX};
 use super::progress::Ongoing;
 use super::work_folder::{LOGS, WorkFolder};
@@ -18,6 +20,8 @@ use crate::clock;
 use crate::config::{Config, Memory};
 use crate::criu::{self, Criu, HOLD_PROGRAM};
 use crate::cuda;
+use crate::files::{JobFiles, LOG_DESCRIPTOR, WATCHER_ARGUMENT};
+use crate::sandbox::{Isolation, Sandbox, ToolCommand};
 use crate::store::fs::durable::{self, DurableError};
 use crate::store::{ImageId, Store, StoreLock};
 
@@ -42,6 +46,8 @@ pub(crate) struct RunContext {
     /// Identifies this supervisor's process.
     pub instance: String,
     moved: Moved,
+    /// The files that the job writes.
+    pub files: JobFiles,
     /// The snapshot or restore in progress.
     pub ongoing: Ongoing,
     /// The copy of this binary that sandboxes run; images map it, so it must outlive an upgrade.
@@ -83,6 +89,7 @@ impl RunContext {
         work.link_program(&program)?;
         renew_plugins(&store.path().join(PLUGINS))?;
         let agent = agent(config.cuda.memory, &store.path().join(COPIES))?;
+        let files = JobFiles::open(store.path(), &directory, &config.files.exclude)?;
         let instance = format!("{}-{}", std::process::id(), clock::unix_ms());
         Ok(Self {
             work,
@@ -93,6 +100,7 @@ impl RunContext {
             command,
             directory,
             instance,
+            files,
             moved,
             ongoing: Ongoing::default(),
             program,
@@ -134,6 +142,36 @@ impl RunContext {
         } else {
             &[]
         }
+    }
+
+    /// Has a process in the sandbox watch the files that the job writes. Without isolation nobody can: the snapshot
+    /// says so.
+    pub fn watch(&self, sandbox: &Sandbox) {
+        self.files.drop_watcher();
+        if sandbox.isolation() == Isolation::None {
+            return;
+        }
+        if let Err(error) = self.try_watch(sandbox) {
+            self.files.drop_watcher();
+            tracing::warn!("nobody watches the files that the job writes: {}", chain(&*error));
+        }
+    }
+
+    fn try_watch(&self, sandbox: &Sandbox) -> Result<(), Box<dyn std::error::Error>> {
+        let descriptors = self.files.new_watcher()?;
+        let watcher = ToolCommand {
+            argv: vec![
+                self.program.clone().into_os_string(),
+                WATCHER_ARGUMENT.into(),
+                self.files.store().as_os_str().to_owned(),
+            ],
+            environment: Vec::new(),
+            first_descriptor: LOG_DESCRIPTOR,
+            restores: None,
+        };
+        let numbers = descriptors.each_ref().map(AsRawFd::as_raw_fd);
+        sandbox.watch(watcher, &numbers)?;
+        Ok(self.files.await_watcher()?)
     }
 
     /// Returns the path of the action script of a dump.

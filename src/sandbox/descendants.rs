@@ -50,6 +50,23 @@ fn all_but(spared: &[Pid]) -> Vec<Pid> {
     found
 }
 
+/// Kills and reaps every descendant of this process as [`kill_all`] does, but one child.
+pub(super) fn kill_all_but(spared: Pid) {
+    loop {
+        let others = all_but(&[spared]);
+        if others.is_empty() {
+            return;
+        }
+        for pid in others {
+            let _ = kill(pid, Signal::SIGKILL);
+        }
+        // Whoever has died is a child of ours or of one that dies too. The spared one is not waited for.
+        for child in children("self").into_iter().filter(|pid| *pid != spared) {
+            let _ = waitpid(child, None);
+        }
+    }
+}
+
 fn children(process: &str) -> Vec<Pid> {
     // A process or thread that has ended has no children any more: they went to another one.
     let threads = fs::read_dir(format!("/proc/{process}/task"));

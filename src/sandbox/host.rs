@@ -7,6 +7,7 @@ use std::net::Shutdown;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -61,6 +62,8 @@ pub struct Sandbox {
     /// Pid 1 was waited for: its number may be somebody else's by now.
     reaped: Arc<Mutex<bool>>,
     tool_events: Mutex<Receiver<Event>>,
+    /// A process watches the job, and has to end after it.
+    watched: AtomicBool,
 }
 
 impl Sandbox {
@@ -115,6 +118,7 @@ impl Sandbox {
             sending: Mutex::new(()),
             reaped,
             tool_events: Mutex::new(tool_events),
+            watched: AtomicBool::new(false),
         }))
     }
 
@@ -191,10 +195,23 @@ impl Sandbox {
         })
     }
 
+    /// Runs a process beside the job that sees it end: it lives as long as the sandbox, and its standard input ends
+    /// when everything else in the sandbox is gone.
+    ///
+    /// # Errors
+    /// When pid 1 cannot be reached.
+    pub fn watch(&self, watcher: ToolCommand, descriptors: &[RawFd]) -> Result<(), SandboxError> {
+        self.watched.store(true, Ordering::Relaxed);
+        self.say(&Request::Watch(watcher), descriptors)
+    }
+
     /// Kills every process in the sandbox. The end is reported as the last event.
     pub fn kill(&self) {
         // A sandbox that is gone is what was wanted.
         match self.isolation {
+            Isolation::Namespaces
+                if self.watched.load(Ordering::Relaxed)
+                    && self.say(&Request::End, &[]).is_ok() => {}
             Isolation::Namespaces => {
                 let reaped = locked(&self.reaped);
                 if !*reaped {

@@ -8,13 +8,13 @@
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;
-use std::io;
+use std::io::{self, PipeWriter};
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Child, Command, ExitCode, Stdio};
 
 use nix::errno::Errno;
 use nix::libc;
@@ -64,6 +64,8 @@ struct Init {
     isolated: bool,
     job: Option<JobPids>,
     tools: HashMap<Pid, Option<JobPids>>,
+    /// A process that watches the job to its end; it ends when its standard input does.
+    watcher: Option<(Pid, PipeWriter)>,
     /// The end of a job whose restore has not been reported yet.
     early_end: Option<Ended>,
 }
@@ -108,6 +110,7 @@ impl Init {
                     isolated,
                     job: None,
                     tools: HashMap::new(),
+                    watcher: None,
                     early_end: None,
                 })
             }
@@ -140,8 +143,8 @@ impl Init {
             self.reap()?;
             if requested {
                 match receive(&self.control)? {
+                    Some((Request::End, _)) | None => return self.end(),
                     Some((request, descriptors)) => self.handle(request, descriptors)?,
-                    None => return Ok(()),
                 }
             }
         }
@@ -157,6 +160,8 @@ impl Init {
                 .start(&program, &arguments, io_uring, descriptors)
                 .map(Some),
             Request::Run(tool) => self.run_tool(&tool, &descriptors).map(|()| None),
+            Request::Watch(tool) => self.watch(&tool, &descriptors).map(|()| None),
+            Request::End => Ok(None),
             Request::Signal { signal, everyone } => {
                 self.signal(signal, everyone);
                 Ok(None)
@@ -202,26 +207,37 @@ impl Init {
     }
 
     fn run_tool(&mut self, tool: &ToolCommand, descriptors: &[OwnedFd]) -> io::Result<()> {
-        let (program, arguments) = tool.argv.split_first().ok_or(Errno::EINVAL)?;
-        let mut command = Command::new(program);
-        command
-            .args(arguments)
-            .env_clear()
-            .envs(tool.environment.iter().cloned());
-        command
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
-        let first = tool.first_descriptor;
-        let inherited: Vec<RawFd> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
-        place_descriptors(&mut command, first, inherited);
-        let child = command.spawn()?;
+        let child = start_tool(tool, Stdio::null(), descriptors)?;
         let pid = Pid::from_raw(i32::try_from(child.id()).map_err(io::Error::other)?);
         if tool.restores.is_some() {
             self.job = tool.restores;
         }
         self.tools.insert(pid, tool.restores);
         Ok(())
+    }
+
+    fn watch(&mut self, tool: &ToolCommand, descriptors: &[OwnedFd]) -> io::Result<()> {
+        let (stdin, ends) = io::pipe()?;
+        let child = start_tool(tool, stdin.into(), descriptors)?;
+        let pid = Pid::from_raw(i32::try_from(child.id()).map_err(io::Error::other)?);
+        self.watcher = Some((pid, ends));
+        // With a watcher, the end of the control socket ends everything: the kernel's way would end the watcher first.
+        Ok(prctl::set_pdeathsig(None)?)
+    }
+
+    /// Ends the job and the tools, and then the watcher, which sees their last changes.
+    fn end(&mut self) -> io::Result<()> {
+        let Some((watcher, ends)) = self.watcher.take() else {
+            return Ok(());
+        };
+        descendants::kill_all_but(watcher);
+        drop(ends);
+        loop {
+            match waitpid(watcher, None) {
+                Err(Errno::EINTR) => {}
+                Ok(_) | Err(_) => return Ok(()),
+            }
+        }
     }
 
     fn signal(&self, signal: i32, everyone: bool) {
@@ -232,9 +248,9 @@ impl Init {
         // A process that is gone by now needs no signal.
         let _ = match (everyone, self.isolated) {
             // From pid 1 of the namespace, -1 is every other process in it.
-            (true, true) => kill(Pid::from_raw(-1), signal),
-            (true, false) => {
-                descendants::signal_all(signal);
+            (true, true) if self.watcher.is_none() => kill(Pid::from_raw(-1), signal),
+            (true, _) => {
+                descendants::signal_all_but(&self.watcher(), signal);
                 Ok(())
             }
             (false, _) => kill(Pid::from_raw(-job.job), signal),
@@ -302,15 +318,37 @@ impl Init {
     }
 
     fn kill_orphans(&self) {
-        if self.isolated && self.tools.is_empty() {
+        if self.isolated && self.tools.is_empty() && self.watcher.is_none() {
             // At one stroke; that there is nobody left is fine.
             let _ = kill(Pid::from_raw(-1), Signal::SIGKILL);
             return;
         }
         // CRIU goes on: it may have everything for an image. What is forked under our eyes ends with the sandbox.
-        let tools: Vec<Pid> = self.tools.keys().copied().collect();
-        descendants::signal_all_but(&tools, Signal::SIGKILL);
+        let mut spared: Vec<Pid> = self.tools.keys().copied().collect();
+        spared.extend(self.watcher());
+        descendants::signal_all_but(&spared, Signal::SIGKILL);
     }
+
+    fn watcher(&self) -> Vec<Pid> {
+        self.watcher.iter().map(|(pid, _)| *pid).collect()
+    }
+}
+
+fn start_tool(tool: &ToolCommand, stdin: Stdio, descriptors: &[OwnedFd]) -> io::Result<Child> {
+    let (program, arguments) = tool.argv.split_first().ok_or(Errno::EINVAL)?;
+    let mut command = Command::new(program);
+    command
+        .args(arguments)
+        .env_clear()
+        .envs(tool.environment.iter().cloned());
+    command
+        .stdin(stdin)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let first = tool.first_descriptor;
+    let inherited: Vec<RawFd> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
+    place_descriptors(&mut command, first, inherited);
+    command.spawn()
 }
 
 /// Closes everything the supervisor had open, but for the control socket.

@@ -31,6 +31,10 @@ pub(super) enum Request {
     },
     /// Run a tool. Descriptors: those it inherits, from `first_descriptor` up.
     Run(ToolCommand),
+    /// Run a watcher beside the job: it lives as long as the sandbox, and ends last. Descriptors as for a tool.
+    Watch(ToolCommand),
+    /// End everything: first the job and the tools, then the watcher.
+    End,
     /// Send a signal to the job's process group, or to all of its processes.
     Signal { signal: i32, everyone: bool },
     /// Kill the tools that run.

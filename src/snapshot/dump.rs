@@ -14,6 +14,7 @@ use super::criu_dump::CriuDump;
 use super::criu_log::CriuLog;
 use super::error::SnapshotError;
 use super::job_facts::Recorded;
+use super::kept_files::Keeping;
 use super::take_snapshot::{Snapshotted, Subject};
 use crate::clock;
 use crate::criu::Captured;
@@ -24,7 +25,7 @@ use crate::run::image_facts::{ImageFacts, Stopwatch};
 use crate::run::progress::Step;
 use crate::run::run_context::RunContext;
 use crate::sandbox::SandboxError;
-use crate::store::{ImageWriter, StreamWriter};
+use crate::store::{ImageId, ImageWriter, StreamWriter};
 use crate::sync::locked;
 
 /// Limit on the threads that copy one image file.
@@ -37,6 +38,8 @@ pub(crate) struct Dump<'a> {
     inherited: InheritedDevices,
     writer: Mutex<Option<ImageWriter>>,
     recorded: Mutex<Option<Recorded>>,
+    keeping: Mutex<Option<Keeping>>,
+    image: ImageId,
     /// The lock, held until CRIU has exited.
     turn: Mutex<Option<job::DumpLock>>,
     /// CRIU's log, once CRIU has exited.
@@ -55,6 +58,8 @@ impl<'a> Dump<'a> {
             subject,
             root,
             inherited,
+            image: writer.id(),
+            keeping: Mutex::default(),
             writer: Mutex::new(Some(writer)),
             recorded: Mutex::default(),
             turn: Mutex::new(Some(turn)),
@@ -184,6 +189,9 @@ impl<'a> Dump<'a> {
         // Locked only for the mark: no other thread waits for the streams while file contents are read.
         let mark = || locked(self.subject.streams).mark();
         let recorded = Recorded::take(processes, bytes_max, mark, open)?;
+        let open = recorded.written();
+        let keeping = Keeping::begin(self.context(), self.image, &open, |name| self.stream(name))?;
+        *locked(&self.keeping) = Some(keeping);
         *locked(&self.recorded) = Some(recorded);
         Ok(())
     }
@@ -208,16 +216,20 @@ impl<'a> Dump<'a> {
     ) -> Result<Snapshotted, SnapshotError> {
         let mut facts = facts?;
         let mut writer = taken(&self.writer)?;
-        let taken = writer.taken().bytes();
+        let taken_bytes = writer.taken().bytes();
         self.context().ongoing.step(Step::Write);
-        self.context().ongoing.measure(writer.stored(), Some(taken));
+        self.context().ongoing.measure(writer.stored(), Some(taken_bytes));
         writer.start_workers();
+        let keeping = taken(&self.keeping)?;
+        let (set, kept) = keeping.finish(self.context(), &writer)?;
+        facts.kept = Some(kept);
         writer.settle()?;
         watch.lap("write");
         facts.phases = watch.phases().to_vec();
         let meta =
             serde_json::to_vec(&facts).map_err(|error| SnapshotError::Prepare(error.into()))?;
         let manifest = writer.commit(&meta)?;
+        self.context().files.now_at(manifest.id.number(), set);
         Ok(Snapshotted {
             id: manifest.id,
             freeze: Duration::from_secs_f64(facts.freeze_seconds),

@@ -3,6 +3,8 @@
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::collections::HashSet;
+use std::path::Path;
 use std::time::Duration;
 
 use super::error::SnapshotError;
@@ -77,6 +79,12 @@ impl Recorded {
         })
     }
 
+    /// Returns the open files that the job writes.
+    pub fn written(&self) -> HashSet<&Path> {
+        let written = self.files.iter().filter(|file| file.written());
+        written.map(|file| file.path.as_path()).collect()
+    }
+
     /// Returns the image's facts: the recorded facts and the job's identity, with its CUDA processes, which `cuda`
     /// lists by host pid.
     pub fn into_facts(
@@ -124,6 +132,7 @@ impl Recorded {
             cuda,
             streams: self.streams,
             files: self.files,
+            kept: None,
             nodes: self.nodes,
             sockets: self.sockets,
             timers: self.timers,

@@ -10,6 +10,7 @@ pub(crate) mod dump;
 pub(crate) mod error;
 pub(crate) mod freeze;
 pub(crate) mod job_facts;
+mod kept_files;
 pub(crate) mod paused;
 pub(crate) mod take_snapshot;
 

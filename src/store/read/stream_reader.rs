@@ -1,5 +1,7 @@
 //! Sequential reader of an image's stream into the caller's memory, without further copies.
 
+use std::io::{self, Write};
+
 use super::image_reader::{Fetching, ImageReader};
 use crate::store::error::ReadError;
 use crate::store::format::chunk::CHUNK_BYTES;
@@ -26,6 +28,48 @@ impl ImageReader {
             fetcher: self.fetcher()?,
             next: 0,
         })
+    }
+}
+
+impl ImageReader {
+    /// Returns the length of a stream; `None` if there is none of this name.
+    #[must_use]
+    pub fn len_of(&self, name: &str) -> Option<u64> {
+        self.stream(name).ok().map(|stream| stream.raw_len)
+    }
+
+    /// Writes `len` bytes of a stream to `sink`, from `offset` on. Chunks before them are not read.
+    ///
+    /// # Errors
+    /// As [`ImageReader::copy_to`]; [`ReadError::Sink`] also when the stream ends before.
+    pub fn copy_range(
+        &self,
+        name: &str,
+        offset: u64,
+        len: u64,
+        sink: &mut impl Write,
+    ) -> Result<(), ReadError> {
+        let mut reader = self.open(name)?;
+        let (mut skip, mut left) = (offset, len);
+        let chunk_len = |number: &u32| self.manifest().chunks[*number as usize].raw_len;
+        while let Some(len) = reader.stream.chunks.get(reader.next).map(chunk_len)
+            && skip >= u64::from(len)
+        {
+            skip -= u64::from(len);
+            reader.next += 1;
+        }
+        let mut room = vec![0; StreamReader::ROOM_MIN];
+        while left > 0 {
+            let got = reader.read(&mut room)?;
+            let from = usize::try_from(skip).unwrap_or(got).min(got);
+            let end = usize::try_from(left).map_or(got, |left| got.min(from + left));
+            if from == end {
+                return Err(ReadError::Sink(io::ErrorKind::UnexpectedEof.into()));
+            }
+            sink.write_all(&room[from..end]).map_err(ReadError::Sink)?;
+            (skip, left) = (0, left - (end - from) as u64);
+        }
+        Ok(())
     }
 }
 

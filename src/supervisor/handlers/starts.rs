@@ -44,6 +44,9 @@ impl Supervisor {
             config::IoUring::Hide => IoUring::Hide,
             config::IoUring::Allow => IoUring::Allow,
         };
+        let anew = self.context.files.begin_anew();
+        anew.map_err(system("forget the record of the job's files"))?;
+        self.context.watch(&sandbox);
         sandbox.start_job(&self.context.command, io_uring, &ends)?;
         streams.open();
         drop(streams);

@@ -1,0 +1,67 @@
+//! Extended attributes of files: access lists, capabilities, and what a user sets. Links of a path are not followed.
+
+use std::io;
+use std::path::Path;
+
+use rustix::fs::{XattrFlags, lgetxattr, llistxattr, lremovexattr, lsetxattr};
+
+/// Prefixes of the names that belong to a file's content, not to the machine.
+const KEPT: [&str; 3] = ["user.", "system.posix_acl_", "security.capability"];
+/// Longest list and longest value (`XATTR_LIST_MAX`, `XATTR_SIZE_MAX`).
+const BYTES_MAX: usize = 64 << 10;
+
+/// Returns the attributes of a file; none where the file system has none.
+pub(super) fn of(path: &Path) -> Vec<(String, Vec<u8>)> {
+    // Nearly no file has any: the question for the length is one call without memory.
+    let mut none: [u8; 0] = [];
+    if !matches!(llistxattr(path, &mut none), Ok(1..)) {
+        return Vec::new();
+    }
+    let mut list = vec![0; BYTES_MAX];
+    let len = llistxattr(path, &mut list).unwrap_or(0);
+    let names = list[..len].split(|byte| *byte == 0);
+    let names = names.filter_map(|name| std::str::from_utf8(name).ok());
+    let kept = names.filter(|name| KEPT.iter().any(|prefix| name.starts_with(prefix)));
+    let mut value = vec![0; BYTES_MAX];
+    kept.filter_map(|name| {
+        let len = lgetxattr(path, name, &mut value).ok()?;
+        Some((name.to_owned(), value[..len].to_vec()))
+    })
+    .collect()
+}
+
+/// Makes the attributes of a file these.
+pub(super) fn set(path: &Path, wanted: &[(String, Vec<u8>)]) -> io::Result<()> {
+    let there = of(path);
+    for (name, _) in &there {
+        if !wanted.iter().any(|(kept, _)| kept == name) {
+            lremovexattr(path, name.as_str())?;
+        }
+    }
+    for one in wanted.iter().filter(|one| !there.contains(one)) {
+        lsetxattr(path, one.0.as_str(), &one.1, XattrFlags::empty())?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attributes_are_made_what_they_were() {
+        let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+        let path = file.path();
+        assert_eq!(of(path), []);
+        let first = vec![("user.a".to_owned(), b"1".to_vec())];
+        if set(path, &first).is_err() {
+            println!("SKIPPED: the file system of /var/tmp has no extended attributes");
+            return;
+        }
+        let second = vec![("user.b".to_owned(), b"2".to_vec())];
+        for wanted in [&first, &second] {
+            set(path, wanted).unwrap();
+            assert_eq!(&of(path), wanted);
+        }
+    }
+}

@@ -1,0 +1,283 @@
+#![allow(
+    unsafe_code,
+    reason = "fanotify and file handles have no safe interface"
+)]
+//! A fanotify group that reports changes by folder and name, and the way from a folder's handle to its path.
+//!
+//! The layout of events is that of fanotify(7): a head, then records, each with a file handle and a name.
+
+use std::collections::HashMap;
+use std::ffi::{CString, OsStr, OsString};
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::libc;
+
+/// Changes that are reported.
+const MASK: u64 = libc::FAN_CREATE
+    | libc::FAN_MODIFY
+    | libc::FAN_ATTRIB
+    | libc::FAN_CLOSE_WRITE
+    | libc::FAN_MOVED_FROM
+    | libc::FAN_MOVED_TO
+    | libc::FAN_DELETE
+    | libc::FAN_ONDIR;
+/// Bytes per read: about a thousand events.
+const READ_BYTES: usize = 128 << 10;
+/// Bytes of an event's head.
+const HEAD_BYTES: usize = size_of::<libc::fanotify_event_metadata>();
+/// Bytes of a record before its file handle: type, padding, length, file system.
+const RECORD_BYTES: usize = 12;
+/// Bytes of a file handle before its opaque part: length, type.
+const HANDLE_BYTES: usize = 8;
+/// Longest opaque part of a file handle (`MAX_HANDLE_SZ`).
+const HANDLE_BYTES_MAX: usize = 128;
+/// Limit on the remembered paths of folders.
+const FOLDERS_MAX: usize = 65_536;
+
+/// A file system, as events name it (`statfs.f_fsid`).
+pub(super) type FilesystemId = [u8; 8];
+
+/// What happened to a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Change {
+    /// It was made.
+    Created,
+    /// A file or folder got this name, perhaps in the place of another.
+    MovedTo,
+    /// Its content, mode, owner or times changed.
+    Changed,
+    /// It was open for writing and was closed.
+    Closed,
+    /// It was removed, or has another name now.
+    Gone,
+}
+
+/// A change of one name.
+#[derive(Clone, Debug)]
+pub(super) struct Event {
+    /// Process that made the change, as this PID namespace numbers it; 0 for one outside of it.
+    pub pid: i32,
+    pub change: Change,
+    pub is_folder: bool,
+    pub folder: PathBuf,
+    pub name: OsString,
+}
+
+/// What one read found.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    pub events: Vec<Event>,
+    /// The kernel dropped events, or one could not be resolved.
+    pub lost: Option<String>,
+}
+
+/// The group, with a descriptor of each file system that it watches.
+pub(super) struct Group {
+    fanotify: File,
+    filesystems: HashMap<FilesystemId, File>,
+    /// Paths of folders by file system and handle. A renamed folder empties it.
+    folders: HashMap<(FilesystemId, Vec<u8>), PathBuf>,
+    buffer: Vec<u8>,
+}
+
+impl Group {
+    /// # Errors
+    /// `EPERM` without `CAP_SYS_ADMIN` in the machine's first user namespace, `EINVAL` on kernels before 5.9.
+    pub fn new() -> io::Result<Self> {
+        let flags = libc::FAN_CLASS_NOTIF
+            | libc::FAN_CLOEXEC
+            | libc::FAN_NONBLOCK
+            | libc::FAN_REPORT_DFID_NAME
+            | libc::FAN_UNLIMITED_QUEUE
+            | libc::FAN_UNLIMITED_MARKS;
+        // SAFETY: a system call with two numbers; the descriptor is ours.
+        let fanotify = unsafe {
+            let descriptor = Errno::result(libc::fanotify_init(flags, libc::O_RDONLY as u32))?;
+            File::from_raw_fd(descriptor)
+        };
+        Ok(Self {
+            fanotify,
+            filesystems: HashMap::new(),
+            folders: HashMap::new(),
+            buffer: vec![0; READ_BYTES],
+        })
+    }
+
+    /// Watches the file system that is mounted at `path`, once.
+    pub fn watch(&mut self, path: &Path) -> io::Result<()> {
+        let root = File::open(path)?;
+        let id = filesystem_id(&root)?;
+        if id == FilesystemId::default() {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        if self.filesystems.contains_key(&id) {
+            return Ok(());
+        }
+        let name = CString::new(path.as_os_str().as_bytes())?;
+        let flags = libc::FAN_MARK_ADD | libc::FAN_MARK_FILESYSTEM;
+        let group = self.fanotify.as_raw_fd();
+        // SAFETY: a system call; the name ends with a zero and lives as long as the call.
+        Errno::result(unsafe {
+            libc::fanotify_mark(group, flags, MASK, libc::AT_FDCWD, name.as_ptr())
+        })?;
+        self.filesystems.insert(id, root);
+        Ok(())
+    }
+
+    /// Reads the next events; `None` when there are none.
+    pub fn read(&mut self) -> io::Result<Option<Batch>> {
+        let mut buffer = std::mem::take(&mut self.buffer);
+        let got = self.fanotify.read(&mut buffer);
+        let batch = got.as_ref().map(|got| self.parse(&buffer[..*got]));
+        self.buffer = buffer;
+        match batch {
+            Ok(batch) => Ok(Some(batch)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(_) => Err(got.err().unwrap_or(io::ErrorKind::Other.into())),
+        }
+    }
+
+    fn parse(&mut self, mut bytes: &[u8]) -> Batch {
+        let mut batch = Batch::default();
+        while bytes.len() >= HEAD_BYTES {
+            let len = number(bytes, 0) as usize;
+            if len < HEAD_BYTES || len > bytes.len() {
+                batch.lost = Some("an event of fanotify is cut short".to_owned());
+                break;
+            }
+            let (event, rest) = bytes.split_at(len);
+            bytes = rest;
+            self.parse_event(event, &mut batch);
+        }
+        batch
+    }
+
+    fn parse_event(&mut self, event: &[u8], batch: &mut Batch) {
+        // Offsets of `fanotify_event_metadata`: length 0, version 4, metadata length 6, mask 8, descriptor 16, pid 20.
+        let mask = u64::from(number(event, 8)) | u64::from(number(event, 12)) << 32;
+        let pid = number(event, 20).cast_signed();
+        if mask & libc::FAN_Q_OVERFLOW != 0 {
+            batch.lost = Some("fanotify dropped events".to_owned());
+            return;
+        }
+        let mut records = &event[HEAD_BYTES..];
+        while records.len() >= RECORD_BYTES {
+            let (kind, len) = (
+                records[0],
+                usize::from(u16::from_ne_bytes([records[2], records[3]])),
+            );
+            if len < RECORD_BYTES || len > records.len() {
+                return;
+            }
+            let (record, rest) = records.split_at(len);
+            records = rest;
+            if kind == libc::FAN_EVENT_INFO_TYPE_DFID_NAME {
+                match self.named(record) {
+                    // The folder is gone, and its files with it: their own events came before.
+                    Err(error) if error.raw_os_error() == Some(libc::ESTALE) => {}
+                    Err(error) => {
+                        batch.lost = Some(format!("cannot find the folder of a change: {error}"));
+                    }
+                    Ok((folder, name)) => self.add(mask, pid, &folder, &name, batch),
+                }
+            }
+        }
+    }
+
+    fn add(&mut self, mask: u64, pid: i32, folder: &Path, name: &OsStr, batch: &mut Batch) {
+        let is_folder = mask & libc::FAN_ONDIR != 0;
+        if is_folder && mask & (libc::FAN_MOVED_FROM | libc::FAN_MOVED_TO | libc::FAN_DELETE) != 0 {
+            self.folders.clear();
+        }
+        // The kernel merges events of one name and process; this is the order in which they can have happened.
+        let changes = [
+            (libc::FAN_CREATE, Change::Created),
+            (libc::FAN_MOVED_TO, Change::MovedTo),
+            (libc::FAN_MODIFY | libc::FAN_ATTRIB, Change::Changed),
+            (libc::FAN_CLOSE_WRITE, Change::Closed),
+            (libc::FAN_MOVED_FROM | libc::FAN_DELETE, Change::Gone),
+        ];
+        for (_, change) in changes.into_iter().filter(|(bits, _)| mask & bits != 0) {
+            batch.events.push(Event {
+                pid,
+                change,
+                is_folder,
+                folder: folder.to_owned(),
+                name: name.to_owned(),
+            });
+        }
+    }
+
+    /// Returns the folder and the name in a record.
+    fn named(&mut self, record: &[u8]) -> io::Result<(PathBuf, OsString)> {
+        let mut id = FilesystemId::default();
+        id.copy_from_slice(&record[4..RECORD_BYTES]);
+        let handle = &record[RECORD_BYTES..];
+        let opaque = number(handle, 0) as usize;
+        let end = HANDLE_BYTES + opaque;
+        if opaque > HANDLE_BYTES_MAX || end > handle.len() {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let (handle, name) = handle.split_at(end);
+        let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+        let name = OsString::from_vec(name.to_vec());
+        let key = (id, handle.to_vec());
+        if let Some(known) = self.folders.get(&key) {
+            return Ok((known.clone(), name));
+        }
+        let root = self.filesystems.get(&id);
+        let root = root.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
+        let folder = path_of(root.as_fd(), handle)?;
+        if self.folders.len() >= FOLDERS_MAX {
+            self.folders.clear();
+        }
+        self.folders.insert(key, folder.clone());
+        Ok((folder, name))
+    }
+}
+
+impl AsFd for Group {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fanotify.as_fd()
+    }
+}
+
+fn number(bytes: &[u8], at: usize) -> u32 {
+    let part = bytes.get(at..at + 4).and_then(|part| part.try_into().ok());
+    part.map_or(0, u32::from_ne_bytes)
+}
+
+fn filesystem_id(root: &File) -> io::Result<FilesystemId> {
+    let about = nix::sys::statfs::fstatfs(root)?;
+    let id = about.filesystem_id();
+    // SAFETY: `fsid_t` is two numbers of four bytes, which libc keeps private.
+    Ok(unsafe { std::mem::transmute::<libc::fsid_t, FilesystemId>(id) })
+}
+
+/// Opens a folder by its handle and returns the path that it has now.
+fn path_of(root: BorrowedFd<'_>, handle: &[u8]) -> io::Result<PathBuf> {
+    #[repr(C, align(8))]
+    struct Handle([u8; HANDLE_BYTES + HANDLE_BYTES_MAX]);
+    let mut copy = Handle([0; HANDLE_BYTES + HANDLE_BYTES_MAX]);
+    copy.0[..handle.len()].copy_from_slice(handle);
+    // SAFETY: the handle has the length that it names, and outlives the call; the descriptor is ours.
+    let folder = unsafe {
+        let flags = libc::O_PATH | libc::O_CLOEXEC;
+        let descriptor = Errno::result(libc::open_by_handle_at(
+            root.as_raw_fd(),
+            std::ptr::from_mut(&mut copy).cast(),
+            flags,
+        ))?;
+        OwnedFd::from_raw_fd(descriptor)
+    };
+    let path = fs::read_link(format!("/proc/self/fd/{}", folder.as_raw_fd()))?;
+    if path.as_os_str().as_bytes().ends_with(b" (deleted)") || !path.is_absolute() {
+        return Err(io::Error::from_raw_os_error(libc::ESTALE));
+    }
+    Ok(path)
+}

@@ -1,0 +1,31 @@
+//! The files that a job writes, open or closed: who wrote what, which of them an image keeps, and how a restore makes
+//! them equal to the snapshot.
+//!
+//! ```text
+//! watcher (in the sandbox) ── fanotify ──▶ record (lines in the store) ──▶ Record: per path, who wrote and when
+//! snapshot, job frozen:  Record + previous set ──▶ what changed ──▶ contents, KeptFiles
+//! restore:               KeptFiles + Record    ──▶ Rollback: checked first, then carried out
+//! ```
+//! The files that the job has open at the snapshot are in `job`'s list as well, because CRIU opens them by name.
+
+mod attributes;
+mod changes;
+mod group;
+mod job_files;
+mod kept;
+mod marks;
+mod patterns;
+mod put_back;
+mod record;
+mod rollback;
+mod watcher;
+mod wire;
+
+pub use changes::{Changed, changed_since};
+pub use job_files::{Changes, JobFiles};
+pub use kept::{Content, Kept, KeptFile, KeptFiles, Kind, Unkept};
+pub use patterns::Patterns;
+pub use record::{Record, Since, Touch};
+pub use rollback::{Lost, OnLost, Place, Rollback, RollbackError, Why};
+pub use watcher::{LOG_DESCRIPTOR, WATCHER_ARGUMENT, main as watcher_main};
+pub use wire::{Marker, MarkerError};

@@ -1,0 +1,441 @@
+//! The record of who changed which file: lines that the watcher writes into the store, and the table they add up to.
+//!
+//! ```text
+//! begin │ job /w/a created │ other /w/notes │ image 1 │ job /w/a changed │ … │ end
+//! ```
+//! What is between two lines `image` happened between these images. A part without `end` was cut short by the end of
+//! the machine or of the watcher: what changed last may be missing.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::group::Change;
+
+/// A line of the record.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Line {
+    /// A watcher begins; these file systems it cannot watch.
+    Begin { unwatched: Vec<PathBuf> },
+    /// These file systems were mounted since, and cannot be watched either.
+    Unwatched { unwatched: Vec<PathBuf> },
+    /// The job changed a path.
+    Job { path: PathBuf, change: JobChange },
+    /// Another program changed a path in a folder in which the job has changed something.
+    Other { path: PathBuf },
+    /// The names in a folder when the job first changed something in it.
+    Names { folder: PathBuf, names: Vec<String> },
+    /// Everything before belongs to this image or an earlier one.
+    Image { id: u64 },
+    /// Changes are missing here.
+    Gap { reason: String },
+    /// The watcher has seen everything up to here.
+    End,
+}
+
+/// What the job did to a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum JobChange {
+    Created,
+    MovedTo,
+    Changed,
+    Gone,
+    /// A folder got this name, with everything in it.
+    FolderMovedTo,
+    /// A folder lost this name, with everything in it.
+    FolderGone,
+}
+
+impl JobChange {
+    pub fn of(change: Change, is_folder: bool) -> Self {
+        match (change, is_folder) {
+            (Change::Created, _) => Self::Created,
+            (Change::MovedTo, false) => Self::MovedTo,
+            (Change::MovedTo, true) => Self::FolderMovedTo,
+            (Change::Changed | Change::Closed, _) => Self::Changed,
+            (Change::Gone, false) => Self::Gone,
+            (Change::Gone, true) => Self::FolderGone,
+        }
+    }
+}
+
+/// What is known of one path. Times are counts of images: a path touched at 3 was touched after the third line `image`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Touch {
+    /// First change by the job.
+    pub first: usize,
+    /// Last change by the job.
+    pub last: usize,
+    /// True if the path did not exist before the job's first change.
+    pub is_jobs_own: bool,
+}
+
+/// The whole record of a run.
+#[derive(Debug, Default)]
+pub struct Record {
+    path: PathBuf,
+    /// Bytes read of the file.
+    read: u64,
+    now: usize,
+    images: HashMap<u64, usize>,
+    touched: BTreeMap<PathBuf, Touch>,
+    others: HashMap<PathBuf, usize>,
+    names: HashMap<PathBuf, HashSet<String>>,
+    gaps: Vec<(usize, String)>,
+    unwatched: BTreeSet<PathBuf>,
+    watching: bool,
+}
+
+/// What happened since an image, as far as it is known.
+#[derive(Clone, Copy, Debug)]
+pub struct Since<'a> {
+    record: &'a Record,
+    /// The image's time; `None` if the record does not have it.
+    image: Option<usize>,
+}
+
+impl Record {
+    /// Reads the record in the file `path`; an empty one where there is none.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let mut record = Self {
+            path: path.to_owned(),
+            ..Self::default()
+        };
+        record.catch_up()?;
+        Ok(record)
+    }
+
+    /// Returns the file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Forgets everything; the job starts from the beginning.
+    ///
+    /// # Errors
+    /// The file cannot be emptied.
+    pub fn clear(&mut self) -> io::Result<()> {
+        crate::files::wire::empty(&self.path)?;
+        *self = Self {
+            path: std::mem::take(&mut self.path),
+            ..Self::default()
+        };
+        Ok(())
+    }
+
+    /// Reads the lines that were added since.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn catch_up(&mut self) -> io::Result<()> {
+        let mut file = match File::open(&self.path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        file.seek(SeekFrom::Start(self.read))?;
+        let mut lines = BufReader::new(file);
+        let mut text = Vec::new();
+        loop {
+            text.clear();
+            let got = lines.read_until(b'\n', &mut text)?;
+            if text.last() != Some(&b'\n') {
+                // A line that was cut short: whoever writes next begins a new one behind it.
+                return Ok(());
+            }
+            self.read += got as u64;
+            match serde_json::from_slice(&text) {
+                Ok(line) => self.add(line),
+                // The end of a line that was cut short.
+                Err(_) if text.len() == 1 => {}
+                Err(_) => self.gaps.push((self.now, "a line is damaged".to_owned())),
+            }
+        }
+    }
+
+    fn add(&mut self, line: Line) {
+        match line {
+            Line::Begin { unwatched } => {
+                self.close("it ended without its last line: the machine or a process was killed");
+                self.watching = true;
+                self.unwatched.extend(unwatched);
+            }
+            Line::Unwatched { unwatched } => self.unwatched.extend(unwatched),
+            Line::Job { path, change } => self.job(path, change),
+            Line::Other { path } => {
+                self.others.insert(path, self.now);
+            }
+            Line::Names { folder, names } => {
+                self.names.entry(folder).or_default().extend(names);
+            }
+            Line::Image { id } => {
+                self.now += 1;
+                self.images.insert(id, self.now);
+            }
+            Line::Gap { reason } => self.gaps.push((self.now, reason)),
+            Line::End => self.watching = false,
+        }
+    }
+
+    /// Ends a part that has no end of its own.
+    fn close(&mut self, reason: &str) {
+        if std::mem::take(&mut self.watching) {
+            self.gaps.push((self.now, reason.to_owned()));
+        }
+    }
+
+    fn job(&mut self, path: PathBuf, change: JobChange) {
+        match change {
+            JobChange::FolderGone => {
+                let below: Vec<PathBuf> = self.below(&path).cloned().collect();
+                for path in below {
+                    self.touch(path, JobChange::Gone);
+                }
+            }
+            JobChange::FolderMovedTo => {
+                for path in everything_in(&path) {
+                    self.touch(path, JobChange::MovedTo);
+                }
+            }
+            JobChange::Created | JobChange::MovedTo | JobChange::Changed | JobChange::Gone => {}
+        }
+        self.touch(path, change);
+    }
+
+    fn below<'a>(&'a self, folder: &'a Path) -> impl Iterator<Item = &'a PathBuf> {
+        let from = self.touched.range(folder.to_owned()..);
+        from.map(|(path, _)| path)
+            .take_while(move |path| path.starts_with(folder))
+    }
+
+    fn touch(&mut self, path: PathBuf, change: JobChange) {
+        let now = self.now;
+        if let Some(known) = self.touched.get_mut(&path) {
+            known.last = now;
+            return;
+        }
+        let is_jobs_own = match change {
+            JobChange::Created => true,
+            // The name may have been another file's, which is gone then.
+            JobChange::MovedTo | JobChange::FolderMovedTo => !self.existed(&path),
+            JobChange::Changed | JobChange::Gone | JobChange::FolderGone => false,
+        };
+        let touch = Touch {
+            first: now,
+            last: now,
+            is_jobs_own,
+        };
+        self.touched.insert(path, touch);
+    }
+
+    /// Returns true if a path that the job has not touched exists, for all that is known.
+    fn existed(&self, path: &Path) -> bool {
+        if self.others.contains_key(path) {
+            return true;
+        }
+        let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|n| n.to_str()))
+        else {
+            return true;
+        };
+        if self.touched.get(folder).is_some_and(|it| it.is_jobs_own) {
+            return false;
+        }
+        self.names
+            .get(folder)
+            .is_none_or(|names| names.contains(name))
+    }
+
+    /// Returns all paths that the job has touched, with what is known of them.
+    pub fn touched(&self) -> impl Iterator<Item = (&Path, Touch)> {
+        self.touched
+            .iter()
+            .map(|(path, touch)| (path.as_path(), *touch))
+    }
+
+    /// Returns the time of an image; the beginning for one that the record does not have.
+    #[must_use]
+    pub fn time_of(&self, image: u64) -> usize {
+        self.images.get(&image).copied().unwrap_or(0)
+    }
+
+    /// Returns what happened since an image.
+    #[must_use]
+    pub fn since(&self, image: u64) -> Since<'_> {
+        Since {
+            record: self,
+            image: self.images.get(&image).copied(),
+        }
+    }
+}
+
+impl Since<'_> {
+    /// Returns the reason why changes may be missing; `None` if all are known. `places` are paths that matter.
+    #[must_use]
+    pub fn gap(&self, places: &[&Path]) -> Option<String> {
+        let Some(image) = self.image else {
+            return Some("nobody watched when the image was made".to_owned());
+        };
+        let record = self.record;
+        if record.watching {
+            return Some("the watcher was killed".to_owned());
+        }
+        if let Some((_, reason)) = record.gaps.iter().find(|(when, _)| *when >= image) {
+            return Some(reason.clone());
+        }
+        let unwatched = |place: &&Path| {
+            let mut at = record.unwatched.iter();
+            at.find(|mount| mount.parent().is_some() && place.starts_with(mount))
+        };
+        let mount = places.iter().find_map(unwatched);
+        mount.map(|mount| format!("the file system at {} cannot be watched", mount.display()))
+    }
+
+    /// Returns the paths that the job has touched since, with what is known of them.
+    pub fn touched(&self) -> impl Iterator<Item = (&Path, Touch)> {
+        let image = self.image;
+        let later = move |touch: &Touch| image.is_some_and(|image| touch.last >= image);
+        self.record.touched().filter(move |(_, touch)| later(touch))
+    }
+
+    /// Returns true if the job has touched the path since.
+    #[must_use]
+    pub fn by_job(&self, path: &Path) -> bool {
+        let touch = self.record.touched.get(path);
+        touch
+            .zip(self.image)
+            .is_some_and(|(touch, image)| touch.last >= image)
+    }
+
+    /// Returns true if another program has touched the path since.
+    #[must_use]
+    pub fn by_others(&self, path: &Path) -> bool {
+        let when = self.record.others.get(path);
+        when.zip(self.image)
+            .is_some_and(|(when, image)| *when >= image)
+    }
+
+    /// Returns true if the path existed at the image and the job had not touched it by then.
+    #[must_use]
+    pub fn was_not_jobs(&self, touch: &Touch) -> bool {
+        !touch.is_jobs_own && self.image.is_none_or(|image| touch.first >= image)
+    }
+}
+
+/// Lists everything in a folder, at any depth, without following links.
+pub(super) fn everything_in(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in folder.read_dir().into_iter().flatten().flatten() {
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                folders.push(entry.path());
+            }
+            found.push(entry.path());
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(lines: &[Line]) -> Record {
+        let mut record = Record::default();
+        for line in lines {
+            record.add(line.clone());
+        }
+        record
+    }
+
+    fn begin() -> Line {
+        Line::Begin {
+            unwatched: Vec::new(),
+        }
+    }
+
+    fn job(path: &str, change: JobChange) -> Line {
+        let path = path.into();
+        Line::Job { path, change }
+    }
+
+    #[test]
+    fn what_the_job_touched_after_an_image_is_known() {
+        let lines = [
+            begin(),
+            job("/w/a", JobChange::Created),
+            Line::Image { id: 4 },
+            job("/w/b", JobChange::Changed),
+            Line::Other {
+                path: "/w/notes".into(),
+            },
+            Line::End,
+        ];
+        let record = record(&lines);
+        let since = record.since(4);
+        assert_eq!(since.gap(&[]), None);
+        let touched: Vec<_> = since.touched().map(|(path, _)| path).collect();
+        assert_eq!(touched, [Path::new("/w/b")]);
+        let touch = since.touched().next().unwrap().1;
+        assert!(since.was_not_jobs(&touch));
+        assert!(!since.by_job(Path::new("/w/a")) && since.by_others(Path::new("/w/notes")));
+        assert!(record.since(5).gap(&[]).is_some());
+    }
+
+    #[test]
+    fn a_part_without_an_end_is_a_gap() {
+        let cut = [begin(), Line::Image { id: 1 }];
+        assert!(record(&cut).since(1).gap(&[]).is_some());
+        let mut again = record(&cut);
+        again.add(begin());
+        again.add(Line::Image { id: 2 });
+        again.add(Line::End);
+        assert!(again.since(1).gap(&[]).is_some());
+        assert_eq!(again.since(2).gap(&[]), None);
+    }
+
+    #[test]
+    fn a_name_taken_by_a_rename_is_the_jobs_own_unless_it_was_there() {
+        let names = Line::Names {
+            folder: "/w".into(),
+            names: vec!["old".into()],
+        };
+        let record = record(&[
+            begin(),
+            names,
+            job("/w/old", JobChange::MovedTo),
+            job("/w/new", JobChange::MovedTo),
+            job("/elsewhere/x", JobChange::MovedTo),
+            job("/w/made", JobChange::Created),
+        ]);
+        let own = |path: &str| record.touched[Path::new(path)].is_jobs_own;
+        assert_eq!(
+            ["/w/old", "/w/new", "/elsewhere/x", "/w/made"].map(own),
+            [false, true, false, true]
+        );
+    }
+
+    #[test]
+    fn a_folder_that_is_gone_takes_its_files_along() {
+        let record = record(&[
+            begin(),
+            job("/w/d", JobChange::Created),
+            job("/w/d/a", JobChange::Created),
+            job("/w/da", JobChange::Created),
+            Line::Image { id: 1 },
+            job("/w/d", JobChange::FolderGone),
+            Line::End,
+        ]);
+        let touched: Vec<_> = record.since(1).touched().map(|(path, _)| path).collect();
+        assert_eq!(touched, [Path::new("/w/d"), Path::new("/w/d/a")]);
+    }
+}

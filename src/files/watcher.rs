@@ -1,0 +1,310 @@
+#![allow(unsafe_code, reason = "descriptors are inherited by number")]
+//! The process that watches a job's files: a child of the sandbox's pid 1, beside the job's tree.
+//!
+//! It is in the job's PID namespace, so that the kernel tells it the job's processes from all others: those show as
+//! pid 0, and a process that has ended keeps its number. It writes lines of the record, each once between two images,
+//! and ends when pid 1 closes its standard input.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, FromRawFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::SigSet;
+
+use super::group::{Batch, Change, Event, Group};
+use super::marks::watch_all;
+use super::record::{JobChange, Line};
+use super::wire::DONE;
+use crate::clock;
+
+/// First argument by which the binary knows that it is to be a watcher; the store's folder follows.
+pub const WATCHER_ARGUMENT: &str = "__watch";
+/// Number of the descriptor of the record. The next is the connection to the supervisor.
+pub const LOG_DESCRIPTOR: RawFd = 200;
+/// Pid 1 of the sandbox, which changes no file of the job.
+const INIT: i32 = 1;
+/// Time after which lines are made durable.
+const SYNC_EVERY: Duration = Duration::from_secs(1);
+/// Limit on the reads after which a mark counts as done, whatever else happens on the machine.
+const DRAIN_READS_MAX: usize = 10_000;
+/// Length of a tick of the clock that file systems take times from, with room.
+const TICK_NS: i64 = 20_000_000;
+/// Names that CRIU makes and removes beside the job's files.
+const CRIUS_OWN: &[u8] = b"link_remap.";
+
+/// Watches until standard input ends. `store` is the folder in which nothing is the job's.
+#[must_use]
+pub fn main(store: &Path) -> ExitCode {
+    // What is sent to everything in the sandbox is for the job.
+    let _ = SigSet::all().thread_block();
+    let _ = nix::sys::prctl::set_name(c"ckpt-run-files");
+    // SAFETY: pid 1 has put both descriptors there for this process alone.
+    let (log, socket) = unsafe {
+        (
+            File::from_raw_fd(LOG_DESCRIPTOR),
+            UnixStream::from_raw_fd(LOG_DESCRIPTOR + 1),
+        )
+    };
+    let mut log = Log {
+        file: log,
+        text: Vec::new(),
+        is_dirty: false,
+    };
+    let result = Watcher::begin(store, &mut log).and_then(|mut watcher| watcher.run(&socket, &mut log));
+    if let Err(error) = result {
+        log.add(&Line::Gap {
+            reason: format!("cannot watch the file systems: {error}"),
+        });
+        let _ = log.flush();
+        // Marks are still answered: the gap is on record, and a snapshot need not wait.
+        let _ = answer_only(&socket, &mut log);
+    }
+    let _ = log.file.sync_data();
+    ExitCode::SUCCESS
+}
+
+struct Log {
+    file: File,
+    text: Vec<u8>,
+    is_dirty: bool,
+}
+
+impl Log {
+    fn add(&mut self, line: &Line) {
+        // Paths that are not UTF-8 have no JSON.
+        match serde_json::to_vec(line) {
+            Ok(text) => self.text.extend_from_slice(&text),
+            Err(error) => {
+                let reason = format!("a path cannot be written down: {error}");
+                let gap = serde_json::to_vec(&Line::Gap { reason });
+                self.text.extend_from_slice(&gap.unwrap_or_default());
+            }
+        }
+        self.text.push(b'\n');
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if !self.text.is_empty() {
+            self.file.write_all(&self.text)?;
+            self.text.clear();
+            self.is_dirty = true;
+        }
+        Ok(())
+    }
+}
+
+struct Watcher {
+    group: Group,
+    mounts: File,
+    store: PathBuf,
+    /// What was written since the last image.
+    written: HashSet<(PathBuf, Option<JobChange>)>,
+    /// Folders in which the job has changed something.
+    folders: HashSet<PathBuf>,
+    /// Time of the last image.
+    since_ns: i64,
+}
+
+impl Watcher {
+    fn begin(store: &Path, log: &mut Log) -> io::Result<Self> {
+        let mut group = Group::new()?;
+        let unwatched = watch_all(&mut group)?;
+        // A line of an earlier watcher may have been cut short.
+        log.text.push(b'\n');
+        log.add(&Line::Begin { unwatched });
+        log.flush()?;
+        Ok(Self {
+            group,
+            mounts: File::open("/proc/self/mountinfo")?,
+            store: store.to_owned(),
+            written: HashSet::new(),
+            folders: HashSet::new(),
+            since_ns: clock::unix_ns() - TICK_NS,
+        })
+    }
+
+    fn run(&mut self, socket: &UnixStream, log: &mut Log) -> io::Result<()> {
+        let stdin = io::stdin();
+        // Whoever started this process waits for it: from here on nothing is missed.
+        (&*socket).write_all(&[DONE])?;
+        loop {
+            let mut watched = [
+                PollFd::new(self.group.as_fd(), PollFlags::POLLIN),
+                PollFd::new(socket.as_fd(), PollFlags::POLLIN),
+                PollFd::new(stdin.as_fd(), PollFlags::POLLIN),
+                PollFd::new(self.mounts.as_fd(), PollFlags::POLLPRI),
+            ];
+            let limit = if log.is_dirty {
+                PollTimeout::try_from(SYNC_EVERY).unwrap_or(PollTimeout::NONE)
+            } else {
+                PollTimeout::NONE
+            };
+            let found = match poll(&mut watched, limit) {
+                Ok(found) => found,
+                Err(Errno::EINTR) => continue,
+                Err(errno) => return Err(errno.into()),
+            };
+            let [changed, asked, ends, mounted] =
+                watched.map(|one| one.revents().is_some_and(|events| !events.is_empty()));
+            if found == 0 {
+                log.file.sync_data()?;
+                log.is_dirty = false;
+                continue;
+            }
+            if mounted {
+                self.watch_new_mounts(log)?;
+            }
+            if changed {
+                self.take_once(log)?;
+            }
+            if asked {
+                self.mark(socket, log)?;
+            }
+            if ends {
+                self.drain(log)?;
+                log.add(&Line::End);
+                return log.flush();
+            }
+        }
+    }
+
+    fn watch_new_mounts(&mut self, log: &mut Log) -> io::Result<()> {
+        let mut text = String::new();
+        // Reading it to the end makes the next change known.
+        self.mounts = File::open("/proc/self/mountinfo")?;
+        let _ = (&self.mounts).read_to_string(&mut text);
+        let unwatched = watch_all(&mut self.group)?;
+        if !unwatched.is_empty() {
+            log.add(&Line::Unwatched { unwatched });
+        }
+        Ok(())
+    }
+
+    fn take_once(&mut self, log: &mut Log) -> io::Result<bool> {
+        let Some(batch) = self.group.read()? else {
+            return Ok(false);
+        };
+        self.take(batch, log);
+        log.flush()?;
+        Ok(true)
+    }
+
+    fn drain(&mut self, log: &mut Log) -> io::Result<()> {
+        for _ in 0..DRAIN_READS_MAX {
+            if !self.take_once(log)? {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    fn mark(&mut self, socket: &UnixStream, log: &mut Log) -> io::Result<()> {
+        let Some(image) = asked(socket)? else {
+            return Ok(());
+        };
+        self.drain(log)?;
+        log.add(&Line::Image { id: image });
+        log.flush()?;
+        self.written.clear();
+        self.since_ns = clock::unix_ns() - TICK_NS;
+        (&*socket).write_all(&[DONE])
+    }
+
+    fn take(&mut self, batch: Batch, log: &mut Log) {
+        for event in batch.events {
+            self.take_event(&event, log);
+        }
+        if let Some(reason) = batch.lost {
+            log.add(&Line::Gap { reason });
+        }
+    }
+
+    fn take_event(&mut self, event: &Event, log: &mut Log) {
+        if event.pid == INIT
+            || event.folder.starts_with(&self.store)
+            || event.name.as_bytes().starts_with(CRIUS_OWN)
+        {
+            return;
+        }
+        // A change of a folder's own mode or times has the name ".".
+        let path = match event.name.as_bytes() {
+            b"." | b"" => event.folder.clone(),
+            _ => event.folder.join(&event.name),
+        };
+        if event.pid == 0 {
+            let theirs = event.change != Change::Closed && self.folders.contains(&event.folder);
+            if theirs && self.written.insert((path.clone(), None)) {
+                log.add(&Line::Other { path });
+            }
+            return;
+        }
+        if event.change == Change::Closed && !self.has_changed(&path) {
+            return;
+        }
+        if self.folders.insert(event.folder.clone()) {
+            let names = names_in(&event.folder);
+            let folder = event.folder.clone();
+            log.add(&Line::Names { folder, names });
+        }
+        let change = JobChange::of(event.change, event.is_folder);
+        if self.written.insert((path.clone(), Some(change))) {
+            log.add(&Line::Job { path, change });
+        }
+    }
+
+    /// Returns true if a file that was closed may have changed since the last image: stores through a mapping give no
+    /// event of their own.
+    fn has_changed(&self, path: &Path) -> bool {
+        let Ok(found) = path.symlink_metadata() else {
+            return false;
+        };
+        let latest = |seconds: i64, ns: i64| seconds * 1_000_000_000 + ns;
+        latest(found.ctime(), found.ctime_nsec()).max(latest(found.mtime(), found.mtime_nsec()))
+            >= self.since_ns
+    }
+}
+
+fn names_in(folder: &Path) -> Vec<String> {
+    let entries = folder.read_dir().into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect()
+}
+
+/// Returns the image that a mark is asked for; `None` if the supervisor is gone.
+fn asked(socket: &UnixStream) -> io::Result<Option<u64>> {
+    let mut image = [0; 8];
+    match (&*socket).read_exact(&mut image) {
+        Ok(()) => Ok(Some(u64::from_le_bytes(image))),
+        // The sandbox ends as well, and says so by standard input.
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            wait_for_end();
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Waits until standard input ends.
+fn wait_for_end() {
+    let _ = io::copy(&mut io::stdin(), &mut io::sink());
+}
+
+fn answer_only(socket: &UnixStream, log: &mut Log) -> io::Result<()> {
+    (&*socket).write_all(&[DONE])?;
+    while let Some(image) = asked(socket)? {
+        log.add(&Line::Image { id: image });
+        log.flush()?;
+        (&*socket).write_all(&[DONE])?;
+    }
+    Ok(())
+}

@@ -1,0 +1,81 @@
+//! The files that the job writes: the image's list of them, and the rollback to it.
+
+use std::collections::HashSet;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::error::RestoreError;
+use crate::config;
+use crate::files::{KeptFiles, Lost, OnLost, Rollback};
+use crate::run::image_facts::KEPT_LIST;
+use crate::run::run_context::RunContext;
+use crate::store::ImageReader;
+
+/// Limit on the list: a million files or more.
+const LIST_BYTES_MAX: u64 = 1 << 30;
+/// Limit on the files that stay different and are named in the log.
+const NAMED_MAX: usize = 5;
+
+/// The files of an image, and the plan to make them what they were.
+#[derive(Debug)]
+pub(super) struct Kept {
+    pub set: Arc<KeptFiles>,
+    pub rollback: Rollback,
+}
+
+impl Kept {
+    /// Reads the list and compares. `None` for an image made before files were kept. Changes nothing.
+    pub fn plan(
+        context: &RunContext,
+        image: &ImageReader,
+        open: &HashSet<&Path>,
+    ) -> Result<Option<Self>, RestoreError> {
+        if !image.contains(KEPT_LIST) {
+            return Ok(None);
+        }
+        let list = image.read_to_vec(KEPT_LIST, LIST_BYTES_MAX)?;
+        let set = KeptFiles::read(&list[..]).map_err(RestoreError::KeptList)?;
+        let on_lost = match context.config.files.on_lost {
+            config::OnLost::Refuse => OnLost::Refuse,
+            config::OnLost::Warn => OnLost::Warn,
+        };
+        let id = image.manifest().id;
+        let rollback = context.files.plan(id.number(), &set, open, on_lost)?;
+        Ok(Some(Self {
+            set: Arc::new(set),
+            rollback,
+        }))
+    }
+
+    /// Makes the files what they were.
+    pub fn put_back(
+        &self,
+        context: &RunContext,
+        image: &ImageReader,
+        aside: &Path,
+    ) -> Result<(), RestoreError> {
+        for Lost { path, why } in self.rollback.lost.iter().take(NAMED_MAX) {
+            tracing::warn!(file = %path.display(), "the job goes on with a file that is not as it was: {why}");
+        }
+        // Read once only to verify the hashes: no file may be partly overwritten with damaged content.
+        for (stream, offset, size) in self.rollback.contents() {
+            image.copy_range(stream, offset, size, &mut io::sink())?;
+        }
+        self.rollback.carry_out(
+            &context.files.record_path(),
+            aside,
+            |stream, offset, size, mut target| {
+                image
+                    .copy_range(stream, offset, size, &mut target)
+                    .map_err(io::Error::other)
+            },
+        )?;
+        let (made_since, put_back) = self.rollback.counts();
+        if made_since + put_back > 0 {
+            let kept = aside.display();
+            tracing::info!(put_back, made_since, %kept, "the files that the job writes are as they were at the snapshot");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,338 @@
+//! The contents of the files that the job writes, on their way into the image.
+//!
+//! ```text
+//! job frozen:        what changed → contents, until files.freeze has passed
+//! the job computes:  the rest, each checked afterwards → contents of earlier images → list
+//! ```
+
+use std::collections::{BTreeSet, HashSet};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use nix::libc;
+use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
+
+use super::error::SnapshotError;
+use crate::clock;
+use crate::files::{Changes, Content, Kept, KeptFile, KeptFiles, Kind, Unkept};
+use crate::run::image_facts::{KEPT_LIST, kept_stream};
+use crate::run::run_context::RunContext;
+use crate::store::{ImageId, ImageReader, ImageWriter, StreamWriter, WriteError};
+
+/// Length of a tick of the clock that file systems take times from, with room: of what changed within it before the
+/// freeze, the times do not tell whether it changes after it.
+const TICK_NS: i64 = 20_000_000;
+/// Streams of earlier images in a set; with more, the contents are put together in one.
+const STREAMS_MAX: usize = 32;
+
+/// The files of an image in the making.
+pub(crate) struct Keeping {
+    changes: Changes,
+    stream: StreamWriter,
+    name: String,
+    /// Bytes in the stream.
+    offset: u64,
+    /// Positions of the changed files that are still to be copied.
+    later: Vec<usize>,
+    frozen_ns: i64,
+    freeze_seconds: f64,
+}
+
+impl Keeping {
+    /// Lists what changed and copies contents until the time for that has passed. The job is frozen meanwhile; `open`
+    /// are the files whose contents the list of open files has.
+    pub fn begin(
+        context: &RunContext,
+        image: ImageId,
+        open: &HashSet<&Path>,
+        stream: impl FnOnce(&str) -> Result<StreamWriter, SnapshotError>,
+    ) -> Result<Self, SnapshotError> {
+        let begun = clock::now();
+        let frozen_ns = clock::unix_ns();
+        let name = kept_stream(image);
+        let mut keeping = Self {
+            changes: context.files.changes(image.number(), open),
+            stream: stream(&name)?,
+            name,
+            offset: 0,
+            later: Vec::new(),
+            frozen_ns,
+            freeze_seconds: 0.0,
+        };
+        keeping.choose(context.config.files.keep_content, context.config.files.keep_total);
+        let deadline = begun + context.config.files.freeze;
+        for index in std::mem::take(&mut keeping.later) {
+            keeping.copy_or_wait(index, deadline)?;
+        }
+        keeping.freeze_seconds = (clock::now() - begun).as_secs_f64();
+        Ok(keeping)
+    }
+
+    /// Chooses the files whose content is to be copied.
+    fn choose(&mut self, keep_content: u64, keep_total: u64) {
+        let changed: HashSet<&Path> = self.changes.changed.iter().map(|it| &*it.path).collect();
+        let earlier = self.changes.earlier.iter().flat_map(|(_, set)| &set.files);
+        let same = earlier.filter(|(path, _)| !changed.contains(path.as_path()));
+        let mut total: u64 = same.filter_map(|(_, file)| kept_bytes(file)).sum();
+        for (index, changed) in self.changes.changed.iter_mut().enumerate() {
+            let Some(KeptFile {
+                kind: Kind::File { size, content },
+                ..
+            }) = &mut changed.file
+            else {
+                continue;
+            };
+            if *content == Content::Open {
+                continue;
+            }
+            total = total.saturating_add(*size);
+            if *size > keep_content {
+                *content = Content::Unkept(Unkept::TooLarge);
+            } else if total > keep_total {
+                *content = Content::Unkept(Unkept::TooMuch);
+            } else if matches!(content, Content::Unkept(_)) {
+                self.later.push(index);
+                continue;
+            } else {
+                continue;
+            }
+            total -= *size;
+        }
+    }
+
+    fn copy_or_wait(&mut self, index: usize, deadline: Instant) -> Result<(), SnapshotError> {
+        let changed = &self.changes.changed[index];
+        let Some(file) = &changed.file else {
+            return Ok(());
+        };
+        let is_fresh = file.changed_ns.max(file.modified_ns) > self.frozen_ns - TICK_NS;
+        if clock::now() < deadline || is_fresh || is_in_memory(&changed.path) {
+            self.copy(index)?;
+        } else {
+            self.later.push(index);
+        }
+        Ok(())
+    }
+
+    /// Copies a content into the stream. A file that cannot be read, or is not the one that was listed, is left out.
+    fn copy(&mut self, index: usize) -> Result<bool, SnapshotError> {
+        let changed = &mut self.changes.changed[index];
+        let Some(file) = &mut changed.file else {
+            return Ok(false);
+        };
+        let identity = file.identity;
+        let Kind::File { size, content } = &mut file.kind else {
+            return Ok(false);
+        };
+        let source = match open(&changed.path) {
+            Ok((source, found)) if found == identity => source,
+            Ok(_) => return Ok(false),
+            Err(_) => {
+                *content = Content::Unkept(Unkept::Unreadable);
+                return Ok(false);
+            }
+        };
+        let offset = self.offset;
+        let copied = self.stream.copy_from(&mut source.take(*size))?;
+        self.offset += copied;
+        if copied < *size {
+            return Ok(false);
+        }
+        *content = Content::Kept {
+            stream: self.name.clone(),
+            offset,
+        };
+        Ok(true)
+    }
+
+    /// Copies what is left, while the job computes, and completes the set.
+    pub fn finish(
+        mut self,
+        context: &RunContext,
+        writer: &ImageWriter,
+    ) -> Result<(Arc<KeptFiles>, Kept), SnapshotError> {
+        for index in std::mem::take(&mut self.later) {
+            self.copy(index)?;
+            let changed = &mut self.changes.changed[index];
+            let now = KeptFile::of(&changed.path);
+            if let Some(then) = &mut changed.file
+                && !now.is_some_and(|now| then.is_unchanged(&now))
+                && let Kind::File { content, .. } = &mut then.kind
+            {
+                *content = Content::Unkept(Unkept::ChangedMeanwhile);
+            }
+        }
+        let earlier = self.changes.earlier.take();
+        let mut set = earlier
+            .as_ref()
+            .map_or_else(KeptFiles::default, |(_, set)| KeptFiles::clone(set));
+        set.frozen_ns = self.frozen_ns;
+        for changed in std::mem::take(&mut self.changes.changed) {
+            match changed.file {
+                Some(file) => set.files.insert(changed.path, file),
+                None => set.files.remove(&changed.path),
+            };
+        }
+        let earlier = earlier.and_then(|(id, _)| ImageId::new(id));
+        if let Some(id) = earlier {
+            self.take_over(context, id, writer, &mut set)?;
+        }
+        self.stream.finish()?;
+        let mut list = Vec::new();
+        set.write(&mut list).map_err(SnapshotError::Prepare)?;
+        let mut stream = writer.stream(KEPT_LIST)?;
+        stream.write_all(&list)?;
+        stream.finish()?;
+        let kept = Kept {
+            freeze_seconds: self.freeze_seconds,
+            gap: self.changes.gap,
+            ..set.summary()
+        };
+        Ok((Arc::new(set), kept))
+    }
+
+    /// Takes contents that have not changed over from the earlier image, without reading the files.
+    fn take_over(
+        &mut self,
+        context: &RunContext,
+        earlier: ImageId,
+        writer: &ImageWriter,
+        set: &mut KeptFiles,
+    ) -> Result<(), SnapshotError> {
+        let mut streams = BTreeSet::new();
+        let mut live = 0;
+        for file in set.files.values() {
+            if let Some((stream, bytes)) = place_of(file).filter(|(it, _)| **it != self.name) {
+                streams.insert(stream.clone());
+                live += bytes;
+            }
+        }
+        if streams.is_empty() {
+            return Ok(());
+        }
+        let Ok(image) = context.store.read(earlier) else {
+            // Damaged since: the files are read again for the next image.
+            tracing::warn!(image = %earlier, "the contents of files in the image before cannot be taken over");
+            for file in set.files.values_mut() {
+                forget_other(file, &self.name);
+            }
+            return Ok(());
+        };
+        let all: u64 = streams.iter().filter_map(|name| image.len_of(name)).sum();
+        if streams.len() <= STREAMS_MAX && all / 2 <= live {
+            for name in streams {
+                let mut target = writer.stream(&name)?;
+                copy(&mut target, |sink| image.copy_to(&name, sink).map(drop))?;
+                target.finish()?;
+            }
+            return Ok(());
+        }
+        self.put_together(&image, set)
+    }
+
+    /// Copies the contents of all earlier streams into this image's own.
+    fn put_together(
+        &mut self,
+        image: &ImageReader,
+        set: &mut KeptFiles,
+    ) -> Result<(), SnapshotError> {
+        for file in set.files.values_mut() {
+            let Kind::File {
+                size,
+                content: Content::Kept { stream, offset },
+            } = &mut file.kind
+            else {
+                continue;
+            };
+            if *stream == self.name {
+                continue;
+            }
+            let (from, size) = (*offset, *size);
+            let name = std::mem::replace(stream, self.name.clone());
+            *offset = self.offset;
+            copy(&mut self.stream, |sink| image.copy_range(&name, from, size, sink))?;
+            self.offset += size;
+        }
+        Ok(())
+    }
+}
+
+fn place_of(file: &KeptFile) -> Option<(&String, u64)> {
+    match &file.kind {
+        Kind::File {
+            size,
+            content: Content::Kept { stream, .. },
+        } => Some((stream, *size)),
+        _ => None,
+    }
+}
+
+fn kept_bytes(file: &KeptFile) -> Option<u64> {
+    place_of(file).map(|(_, bytes)| bytes)
+}
+
+fn forget_other(file: &mut KeptFile, name: &str) {
+    if let Kind::File { content, .. } = &mut file.kind
+        && matches!(content, Content::Kept { stream, .. } if stream != name)
+    {
+        *content = Content::Unkept(Unkept::ChangedMeanwhile);
+    }
+}
+
+/// Opens a file, and returns its device and inode with it.
+fn open(path: &Path) -> io::Result<(File, (u64, u64))> {
+    let file = File::options()
+        .read(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOATIME)
+        .open(path)?;
+    let found = file.metadata()?;
+    if !found.is_file() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    Ok((file, (found.dev(), found.ino())))
+}
+
+/// Returns true if the times of the file do not tell every change.
+fn is_in_memory(path: &Path) -> bool {
+    let about = File::open(path).and_then(|file| Ok(fstatfs(&file)?));
+    about.is_ok_and(|about| about.filesystem_type() == TMPFS_MAGIC)
+}
+
+fn copy(
+    target: &mut StreamWriter,
+    read: impl FnOnce(&mut Sink<'_>) -> Result<(), crate::store::ReadError>,
+) -> Result<(), SnapshotError> {
+    let mut sink = Sink {
+        target,
+        failure: None,
+    };
+    match (read(&mut sink), sink.failure) {
+        (_, Some(failure)) => Err(failure.into()),
+        (Err(error), None) => Err(SnapshotError::Prepare(io::Error::other(error))),
+        (Ok(()), None) => Ok(()),
+    }
+}
+
+/// A stream as the target of a reader; holds the error that `io::Error` cannot carry.
+struct Sink<'a> {
+    target: &'a mut StreamWriter,
+    failure: Option<WriteError>,
+}
+
+impl Write for Sink<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if let Err(failure) = self.target.write_all(bytes) {
+            self.failure = Some(failure);
+            return Err(io::ErrorKind::Other.into());
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
