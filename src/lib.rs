@@ -52,7 +52,7 @@
 //! without CRIU.
 
 use std::ffi::OsStr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Files shared with the agent, a library of its own whose root is `src/agent/lib.rs`.
@@ -116,7 +116,7 @@ pub fn helper_main() -> Option<ExitCode> {
         return Some(copier::main());
     }
     if first == files::WATCHER_ARGUMENT {
-        return Some(files::watcher_main(Path::new(&arguments.next()?)));
+        return Some(files::watcher_main(arguments.map(PathBuf::from).collect()));
     }
     None
 }

@@ -6,14 +6,15 @@
 use toml::Value as Shown;
 
 use super::limits::{
-    BACKOFF_FACTOR, CRIU_LOG_LEVEL, FILES_FREEZE, HANG, KEEP_CONTENT, KEEP_LAST, KEEP_PERIODS, KEEP_WITHIN,
-    LEVEL, LOCK_TIMEOUT, MAX_OVERHEAD, MIN_FREE, MTBF, RESTORE_BUFFER, WAIT, WAIT_OR_NOT,
+    BACKOFF_FACTOR, CRIU_LOG_LEVEL, FILES_FREEZE, HANG, KEEP_CONTENT, KEEP_LAST, KEEP_PERIODS,
+    KEEP_WITHIN, LEVEL, LOCK_TIMEOUT, MAX_OVERHEAD, MIN_FREE, MTBF, RESTORE_BUFFER, WAIT,
+    WAIT_OR_NOT,
 };
 use super::operation::{hook, interval, jitter, limit, show_hook, show_jitter, show_limit};
 use super::reading::address;
 use super::reading::{
-    buffer, command, cpus, cron, duration, narrow, optional, optional_path, path, patterns, shown_path, size,
-    tty, word,
+    buffer, command, cpus, cron, duration, narrow, optional, optional_path, path, patterns,
+    shown_path, size, tty, word,
 };
 use super::restart_settings::{prevent, restarts};
 use super::units::{format_exit_status, format_percent};

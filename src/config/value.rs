@@ -177,7 +177,8 @@ impl Value {
             | Invalid::Neither { .. }
             | Invalid::Cron { .. }
             | Invalid::ExitStatus { .. }
-            | Invalid::Pattern { .. } | Invalid::Command { .. }
+            | Invalid::Pattern { .. }
+            | Invalid::Command { .. }
             | Invalid::Path { .. } => problem,
         })
     }

@@ -46,17 +46,21 @@ pub struct Changes {
 }
 
 impl JobFiles {
-    /// Reads the record in the `store`. `folder` is the job's working folder, `exclude` the patterns of files that are
+    /// Reads the record in the `store`. `work` is ckpt-run's own folder beside it, `folder` the job's working folder, `exclude` the patterns of files that are
     /// never saved.
     ///
     /// # Errors
     /// The record cannot be read, or a pattern is none.
-    pub fn open(store: &Path, folder: &Path, exclude: &[String]) -> io::Result<Self> {
+    pub fn open(store: &Path, work: &Path, folder: &Path, exclude: &[String]) -> io::Result<Self> {
         let excluded = Patterns::new(exclude, folder).map_err(io::Error::other)?;
         // As the kernel names it.
-        let mut ours = vec![store.canonicalize()?];
+        let mut ours = vec![store.canonicalize()?, work.canonicalize()?];
         let output = [1, 2].map(|number| format!("/proc/self/fd/{number}"));
-        ours.extend(output.into_iter().filter_map(|it| std::fs::read_link(it).ok()));
+        ours.extend(
+            output
+                .into_iter()
+                .filter_map(|it| std::fs::read_link(it).ok()),
+        );
         let state = State {
             record: Record::open(&store.join(RECORD))?,
             marker: None,
@@ -96,7 +100,10 @@ impl JobFiles {
     /// # Errors
     /// It does not.
     pub fn await_watcher(&self) -> Result<(), MarkerError> {
-        locked(&self.state).marker.as_ref().map_or(Ok(()), Marker::wait)
+        locked(&self.state)
+            .marker
+            .as_ref()
+            .map_or(Ok(()), Marker::wait)
     }
 
     /// Forgets the watcher: its sandbox ends.
@@ -168,10 +175,10 @@ impl JobFiles {
         Rollback::plan(set, state.record.since(id), place, on_lost)
     }
 
-    /// Returns the folder in which nothing is the job's.
+    /// Returns the store and the work folder: nothing in them is the job's.
     #[must_use]
-    pub fn store(&self) -> &Path {
-        &self.ours[0]
+    pub fn ours(&self) -> &[PathBuf] {
+        &self.ours[..2]
     }
 
     /// Returns the file of the record.

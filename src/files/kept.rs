@@ -195,7 +195,9 @@ impl KeptFiles {
     /// A line is none of its.
     pub fn read(source: impl BufRead) -> io::Result<Self> {
         let mut lines = source.lines();
-        let first = lines.next().unwrap_or(Err(io::ErrorKind::UnexpectedEof.into()))?;
+        let first = lines
+            .next()
+            .unwrap_or(Err(io::ErrorKind::UnexpectedEof.into()))?;
         let head: Head = serde_json::from_str(&first)?;
         let mut files = BTreeMap::new();
         for line in lines {
@@ -291,7 +293,10 @@ mod tests {
         for path in ["a", "/a/../b"] {
             let file = KeptFile::of(Path::new("/")).unwrap();
             let files = BTreeMap::from([(PathBuf::from(path), file)]);
-            let set = KeptFiles { frozen_ns: 0, files };
+            let set = KeptFiles {
+                frozen_ns: 0,
+                files,
+            };
             let mut text = Vec::new();
             set.write(&mut text).unwrap();
             assert!(KeptFiles::read(&text[..]).is_err(), "{path}");

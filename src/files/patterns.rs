@@ -61,7 +61,12 @@ mod tests {
         let patterns = ["*.pt", "cache", "/data/**/x"].map(str::to_owned);
         let patterns = Patterns::new(&patterns, Path::new("/w[1]")).unwrap();
         let matched = |path: &str| patterns.matches(Path::new(path));
-        for path in ["/w[1]/a.pt", "/w[1]/cache", "/w[1]/cache/a/b", "/data/1/2/x"] {
+        for path in [
+            "/w[1]/a.pt",
+            "/w[1]/cache",
+            "/w[1]/cache/a/b",
+            "/data/1/2/x",
+        ] {
             assert!(matched(path), "{path}");
         }
         for path in ["/w[1]/d/a.pt", "/w1/a.pt", "/a.pt", "/data/y"] {

@@ -12,10 +12,10 @@ use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat2};
 use nix::sys::stat::{UtimensatFlags, utimensat};
 use nix::sys::time::TimeSpec;
 
+use super::attributes;
 use super::kept::{Content, KeptFile, Kind};
 use super::record::{JobChange, Line};
 use super::rollback::{Rollback, RollbackError};
-use super::attributes;
 
 /// Name of the folder for what the job made since the snapshot, in the folder of the restore.
 const MADE_SINCE: &str = "made-since";
@@ -136,7 +136,10 @@ fn set_aside(path: &Path, aside: &Path) -> io::Result<()> {
     }
     let to = aside.join(path.strip_prefix("/").unwrap_or(path));
     let folder = to.parent().unwrap_or(aside);
-    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)?;
     match fs::rename(&from, &to) {
         Err(error) if error.raw_os_error() == Some(nix::libc::EXDEV) => {
             if found.is_file() {
@@ -189,7 +192,10 @@ fn put_back(
         Kind::Folder if is_kind => {}
         Kind::Folder => DirBuilder::new().mode(0o700).create(&at)?,
         Kind::Link { target } => symlink(target, &at)?,
-        Kind::File { size, content: place } => {
+        Kind::File {
+            size,
+            content: place,
+        } => {
             if let Some(first) = made.get(&file.identity).filter(|_| !is_kind) {
                 // Another name of a file that was missing as well.
                 fs::hard_link(Spot::of(first)?.path(), &at)?;
@@ -231,7 +237,13 @@ fn set_time(path: &Path, file: &KeptFile) -> io::Result<()> {
     );
     let modified = TimeSpec::new(seconds, ns);
     let flag = UtimensatFlags::NoFollowSymlink;
-    Ok(utimensat(AT_FDCWD, path, &TimeSpec::UTIME_OMIT, &modified, flag)?)
+    Ok(utimensat(
+        AT_FDCWD,
+        path,
+        &TimeSpec::UTIME_OMIT,
+        &modified,
+        flag,
+    )?)
 }
 
 /// A writer into a file from its beginning that makes holes of pages without data.
@@ -287,4 +299,3 @@ impl Write for Sparse<'_> {
         Ok(())
     }
 }
-

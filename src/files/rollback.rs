@@ -49,7 +49,10 @@ impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unkept(reason) => {
-                write!(f, "the job changed it, and its content was not kept: {reason}")
+                write!(
+                    f,
+                    "the job changed it, and its content was not kept: {reason}"
+                )
             }
             Self::NotYetJobs => f.write_str("the job first changed it after the snapshot"),
             Self::OthersToo => f.write_str("the job and another program changed it"),
@@ -143,7 +146,9 @@ impl Rollback {
         for (path, file) in set.files.iter().filter(|(path, _)| concerns(path)) {
             plan.compare(path, file, since, gap.is_some());
         }
-        let new = since.touched().filter(|(path, _)| !set.files.contains_key(*path));
+        let new = since
+            .touched()
+            .filter(|(path, _)| !set.files.contains_key(*path));
         for (path, touch) in new.filter(|(path, _)| concerns(path)) {
             let found = path.symlink_metadata().ok();
             let is_folder = found.as_ref().is_some_and(std::fs::Metadata::is_dir);
@@ -223,8 +228,9 @@ impl Rollback {
     fn find_renamed(&mut self, set: &KeptFiles) {
         let files = set.files.iter();
         let files = files.filter(|(_, file)| matches!(file.kind, Kind::File { .. }));
-        let mut names: HashMap<(u64, u64), &Path> =
-            files.map(|(path, file)| (file.identity, path.as_path())).collect();
+        let mut names: HashMap<(u64, u64), &Path> = files
+            .map(|(path, file)| (file.identity, path.as_path()))
+            .collect();
         let identity = |path: &Path| KeptFile::of(path).map(|file| file.identity);
         let mut moves = Vec::new();
         self.aside.retain(|from| {
@@ -244,18 +250,29 @@ impl Rollback {
         self.moves = moves;
         for (_, to) in &self.moves {
             // Its content may be all there: then only the name comes back.
-            self.lost.retain(|lost| lost.path != *to || lost.why == Why::Owner);
+            self.lost
+                .retain(|lost| lost.path != *to || lost.why == Why::Owner);
             let Some(then) = set.files.get(to) else {
                 continue;
             };
             let is_planned = self.put_back.iter().any(|(path, _)| path == to);
-            if !is_planned && !matches!(then.kind, Kind::File { content: Content::Open, .. }) {
+            if !is_planned
+                && !matches!(
+                    then.kind,
+                    Kind::File {
+                        content: Content::Open,
+                        ..
+                    }
+                )
+            {
                 self.put_back.push((to.clone(), then.clone()));
             }
         }
         for (from, to) in &self.moves {
-            let Some(Kind::File { content: Content::Unkept(reason), .. }) =
-                set.files.get(to).map(|file| &file.kind)
+            let Some(Kind::File {
+                content: Content::Unkept(reason),
+                ..
+            }) = set.files.get(to).map(|file| &file.kind)
             else {
                 continue;
             };
@@ -316,13 +333,15 @@ impl Rollback {
 
     /// Returns the contents that the rollback needs: stream, offset, bytes.
     pub fn contents(&self) -> impl Iterator<Item = (&str, u64, u64)> {
-        self.put_back.iter().filter_map(|(_, file)| match &file.kind {
-            Kind::File {
-                size,
-                content: Content::Kept { stream, offset },
-            } => Some((stream.as_str(), *offset, *size)),
-            _ => None,
-        })
+        self.put_back
+            .iter()
+            .filter_map(|(_, file)| match &file.kind {
+                Kind::File {
+                    size,
+                    content: Content::Kept { stream, offset },
+                } => Some((stream.as_str(), *offset, *size)),
+                _ => None,
+            })
     }
 
     /// Returns how many files go aside and how many are put back.

@@ -26,7 +26,7 @@ use super::record::{JobChange, Line};
 use super::wire::DONE;
 use crate::clock;
 
-/// First argument by which the binary knows that it is to be a watcher; the store's folder follows.
+/// First argument by which the binary knows that it is to be a watcher; the folders in which nothing is the job's follow.
 pub const WATCHER_ARGUMENT: &str = "__watch";
 /// Number of the descriptor of the record. The next is the connection to the supervisor.
 pub const LOG_DESCRIPTOR: RawFd = 200;
@@ -41,9 +41,9 @@ const TICK_NS: i64 = 20_000_000;
 /// Names that CRIU makes and removes beside the job's files.
 const CRIUS_OWN: &[u8] = b"link_remap.";
 
-/// Watches until standard input ends. `store` is the folder in which nothing is the job's.
+/// Watches until standard input ends. In the folders `ours`, nothing is the job's.
 #[must_use]
-pub fn main(store: &Path) -> ExitCode {
+pub fn main(ours: Vec<PathBuf>) -> ExitCode {
     // What is sent to everything in the sandbox is for the job.
     let _ = SigSet::all().thread_block();
     let _ = nix::sys::prctl::set_name(c"ckpt-run-files");
@@ -59,7 +59,8 @@ pub fn main(store: &Path) -> ExitCode {
         text: Vec::new(),
         is_dirty: false,
     };
-    let result = Watcher::begin(store, &mut log).and_then(|mut watcher| watcher.run(&socket, &mut log));
+    let result =
+        Watcher::begin(ours, &mut log).and_then(|mut watcher| watcher.run(&socket, &mut log));
     if let Err(error) = result {
         log.add(&Line::Gap {
             reason: format!("cannot watch the file systems: {error}"),
@@ -105,7 +106,7 @@ impl Log {
 struct Watcher {
     group: Group,
     mounts: File,
-    store: PathBuf,
+    ours: Vec<PathBuf>,
     /// What was written since the last image.
     written: HashSet<(PathBuf, Option<JobChange>)>,
     /// Folders in which the job has changed something.
@@ -115,7 +116,7 @@ struct Watcher {
 }
 
 impl Watcher {
-    fn begin(store: &Path, log: &mut Log) -> io::Result<Self> {
+    fn begin(ours: Vec<PathBuf>, log: &mut Log) -> io::Result<Self> {
         let mut group = Group::new()?;
         let unwatched = watch_all(&mut group)?;
         // A line of an earlier watcher may have been cut short.
@@ -125,7 +126,7 @@ impl Watcher {
         Ok(Self {
             group,
             mounts: File::open("/proc/self/mountinfo")?,
-            store: store.to_owned(),
+            ours,
             written: HashSet::new(),
             folders: HashSet::new(),
             since_ns: clock::unix_ns() - TICK_NS,
@@ -230,7 +231,7 @@ impl Watcher {
 
     fn take_event(&mut self, event: &Event, log: &mut Log) {
         if event.pid == INIT
-            || event.folder.starts_with(&self.store)
+            || self.ours.iter().any(|ours| event.folder.starts_with(ours))
             || event.name.as_bytes().starts_with(CRIUS_OWN)
         {
             return;

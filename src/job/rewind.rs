@@ -110,11 +110,7 @@ fn action_for(file: &OpenFile, present: &Path) -> Result<Option<Action>, RewindE
 }
 
 /// Checks that a file without saved content is the same one as at the snapshot, or a copy of it.
-fn holds_the_same(
-    file: &OpenFile,
-    present: &Path,
-    metadata: &Metadata,
-) -> Result<(), RewindError> {
+fn holds_the_same(file: &OpenFile, present: &Path, metadata: &Metadata) -> Result<(), RewindError> {
     let path = file.path.clone();
     let (then, now) = (file.size, metadata.size());
     let is_same = metadata.ino() == file.inode;

@@ -74,7 +74,10 @@ pub(crate) fn examine(
     let written = facts.files.iter().filter(|file| file.written());
     let open: HashSet<&Path> = written.map(|file| file.path.as_path()).collect();
     let kept = Kept::plan(context, &image, &open)?;
-    let present_path = |path| kept.as_ref().map_or(path, |kept| kept.rollback.present_path(path));
+    let present_path = |path| {
+        kept.as_ref()
+            .map_or(path, |kept| kept.rollback.present_path(path))
+    };
     let files = job::plan(&facts.files, &facts.nodes, present_path)?;
     Ok(Candidate {
         id,

@@ -10,8 +10,8 @@ use std::sync::OnceLock;
 
 use tempfile::TempDir;
 
-use super::gpu_facts::GpuPairs;
 use super::format::chain;
+use super::gpu_facts::GpuPairs;
 use super::housekeeping::{self, COPIES, COPY_DIGITS, COPY_PREFIX};
 use super::progress::Ongoing;
 use super::work_folder::{LOGS, WorkFolder};
@@ -89,7 +89,7 @@ impl RunContext {
         work.link_program(&program)?;
         renew_plugins(&store.path().join(PLUGINS))?;
         let agent = agent(config.cuda.memory, &store.path().join(COPIES))?;
-        let files = JobFiles::open(store.path(), &directory, &config.files.exclude)?;
+        let files = JobFiles::open(store.path(), work.path(), &directory, &config.files.exclude)?;
         let instance = format!("{}-{}", std::process::id(), clock::unix_ms());
         Ok(Self {
             work,
@@ -153,18 +153,21 @@ impl RunContext {
         }
         if let Err(error) = self.try_watch(sandbox) {
             self.files.drop_watcher();
-            tracing::warn!("nobody watches the files that the job writes: {}", chain(&*error));
+            tracing::warn!(
+                "nobody watches the files that the job writes: {}",
+                chain(&*error)
+            );
         }
     }
 
     fn try_watch(&self, sandbox: &Sandbox) -> Result<(), Box<dyn std::error::Error>> {
         let descriptors = self.files.new_watcher()?;
         let watcher = ToolCommand {
-            argv: vec![
-                self.program.clone().into_os_string(),
-                WATCHER_ARGUMENT.into(),
-                self.files.store().as_os_str().to_owned(),
-            ],
+            argv: [self.program.as_path(), Path::new(WATCHER_ARGUMENT)]
+                .into_iter()
+                .chain(self.files.ours().iter().map(PathBuf::as_path))
+                .map(|word| word.as_os_str().to_owned())
+                .collect(),
             environment: Vec::new(),
             first_descriptor: LOG_DESCRIPTOR,
             restores: None,

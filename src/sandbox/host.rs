@@ -210,8 +210,8 @@ impl Sandbox {
         // A sandbox that is gone is what was wanted.
         match self.isolation {
             Isolation::Namespaces
-                if self.watched.load(Ordering::Relaxed)
-                    && self.say(&Request::End, &[]).is_ok() => {}
+                if self.watched.load(Ordering::Relaxed) && self.say(&Request::End, &[]).is_ok() => {
+            }
             Isolation::Namespaces => {
                 let reaped = locked(&self.reaped);
                 if !*reaped {

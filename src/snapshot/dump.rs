@@ -218,7 +218,9 @@ impl<'a> Dump<'a> {
         let mut writer = taken(&self.writer)?;
         let taken_bytes = writer.taken().bytes();
         self.context().ongoing.step(Step::Write);
-        self.context().ongoing.measure(writer.stored(), Some(taken_bytes));
+        self.context()
+            .ongoing
+            .measure(writer.stored(), Some(taken_bytes));
         writer.start_workers();
         let keeping = taken(&self.keeping)?;
         let (set, kept) = keeping.finish(self.context(), &writer)?;

@@ -1,9 +1,9 @@
 //! The facts that an image records about a job beyond CRIU's: sizes and contents of files, positions of the standard
 //! streams, sockets, timers. They are recorded while the tasks are frozen.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, Read};
-use std::collections::HashSet;
 use std::path::Path;
 use std::time::Duration;
 

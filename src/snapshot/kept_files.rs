@@ -63,7 +63,10 @@ impl Keeping {
             frozen_ns,
             freeze_seconds: 0.0,
         };
-        keeping.choose(context.config.files.keep_content, context.config.files.keep_total);
+        keeping.choose(
+            context.config.files.keep_content,
+            context.config.files.keep_total,
+        );
         let deadline = begun + context.config.files.freeze;
         for index in std::mem::take(&mut keeping.later) {
             keeping.copy_or_wait(index, deadline)?;
@@ -254,7 +257,9 @@ impl Keeping {
             let (from, size) = (*offset, *size);
             let name = std::mem::replace(stream, self.name.clone());
             *offset = self.offset;
-            copy(&mut self.stream, |sink| image.copy_range(&name, from, size, sink))?;
+            copy(&mut self.stream, |sink| {
+                image.copy_range(&name, from, size, sink)
+            })?;
             self.offset += size;
         }
         Ok(())
