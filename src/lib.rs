@@ -72,7 +72,7 @@ pub mod criu;
 pub mod cuda;
 pub mod doctor;
 mod fd_passing;
-pub mod files;
+mod files;
 #[cfg(any(fuzzing, test))]
 #[doc(hidden)]
 pub mod fuzzing;

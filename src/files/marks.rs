@@ -37,7 +37,7 @@ pub(super) fn watch_all(group: &mut Group) -> io::Result<Vec<PathBuf>> {
         .and_then(|process| process.mountinfo())
         .map_err(io::Error::other)?;
     let mut failed = Vec::new();
-    for mount in mounts.into_iter().filter(|mount| may_have_files(mount)) {
+    for mount in mounts.into_iter().filter(may_have_files) {
         // A mount hidden below another is reached by the name of the upper one only.
         if is_file(&mount.mount_point) {
             continue;

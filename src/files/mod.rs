@@ -21,11 +21,7 @@ mod rollback;
 mod watcher;
 mod wire;
 
-pub use changes::{Changed, changed_since};
 pub use job_files::{Changes, JobFiles};
 pub use kept::{Content, Kept, KeptFile, KeptFiles, Kind, Unkept};
-pub use patterns::Patterns;
-pub use record::{Record, Since, Touch};
-pub use rollback::{Lost, OnLost, Place, Rollback, RollbackError, Why};
+pub use rollback::{Lost, OnLost, Rollback, RollbackError};
 pub use watcher::{LOG_DESCRIPTOR, WATCHER_ARGUMENT, main as watcher_main};
-pub use wire::{Marker, MarkerError};

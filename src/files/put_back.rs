@@ -279,7 +279,7 @@ impl<'a> Sparse<'a> {
 impl Write for Sparse<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let is_empty = |page: &[u8]| page == &EMPTY_PAGE[..page.len()];
-        let first = bytes.chunks(EMPTY_PAGE.len()).next().map_or(true, is_empty);
+        let first = bytes.chunks(EMPTY_PAGE.len()).next().is_none_or(is_empty);
         let run = bytes.chunks(EMPTY_PAGE.len());
         let len: usize = run
             .take_while(|page| is_empty(page) == first)

@@ -435,7 +435,8 @@ mod tests {
             job("/w/d", JobChange::FolderGone),
             Line::End,
         ]);
-        let touched: Vec<_> = record.since(1).touched().map(|(path, _)| path).collect();
+        let since = record.since(1);
+        let touched: Vec<_> = since.touched().map(|(path, _)| path).collect();
         assert_eq!(touched, [Path::new("/w/d"), Path::new("/w/d/a")]);
     }
 }

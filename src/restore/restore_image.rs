@@ -81,10 +81,10 @@ pub(crate) fn examine(
     let files = job::plan(&facts.files, &facts.nodes, present_path)?;
     Ok(Candidate {
         id,
-        kept,
-        files,
         facts,
         image,
+        files,
+        kept,
         gpus,
     })
 }
@@ -131,7 +131,14 @@ pub(crate) fn bring_back(
             let resident = cuda.resident.as_ref();
             resident.map(|facts| scope.spawn(move || refill(facts)))
         });
-        let rewound = rewind(context, sandbox, streams, &image, id, &facts, files, kept)?;
+        let rewound = rewind(
+            context,
+            sandbox,
+            streams,
+            &image,
+            &facts,
+            Files { open: files, kept },
+        )?;
         watch.lap("rewind");
         context.ongoing.step(Step::Restore);
         let turn = job::DumpLock::to_restore(&facts.files);
@@ -183,17 +190,22 @@ struct Rewound {
     input_lost: bool,
 }
 
+/// Plans for the files of an image.
+struct Files {
+    open: job::Plan,
+    kept: Option<Kept>,
+}
+
 /// Rolls files and streams back.
 fn rewind(
     context: &RunContext,
     sandbox: &Sandbox,
     streams: &SharedStreams,
     image: &ImageReader,
-    id: ImageId,
     facts: &ImageFacts,
-    files: job::Plan,
-    kept: Option<Kept>,
+    Files { open, kept }: Files,
 ) -> Result<Rewound, RestoreError> {
+    let id = image.manifest().id;
     facts.sockets.destroy_leftovers()?;
     for content in facts.files.iter().filter_map(|file| file.content.as_ref()) {
         // Read once only to verify the hashes: no file may be partly overwritten with damaged content.
@@ -203,7 +215,7 @@ fn rewind(
     if let Some(kept) = &kept {
         kept.put_back(context, image, &aside)?;
     }
-    let cut = files.execute(&aside, |name, mut target| {
+    let cut = open.execute(&aside, |name, mut target| {
         let copied = image.copy_to(name, &mut target);
         copied
             .map(drop)

@@ -31,7 +31,7 @@ fn a_log_that_grew_is_cut_and_its_end_is_kept_aside() {
     fs::write(&log, "one\n").unwrap();
     let file = recorded(&log, Access::Write, None);
     fs::write(&log, "one\ntwo\n").unwrap();
-    let cut = plan(&[file], &[])
+    let cut = plan(&[file], &[], |path| path)
         .unwrap()
         .execute(&folder.path().join("aside"), never)
         .unwrap();
@@ -49,7 +49,7 @@ fn a_file_the_job_reads_back_gets_its_old_content() {
     fs::write(&state, "0002+").unwrap();
     let refill = |_: &str, target: &mut dyn Write| target.write_all(b"0001");
     let restore = || {
-        plan(std::slice::from_ref(&file), &[])
+        plan(std::slice::from_ref(&file), &[], |path| path)
             .unwrap()
             .execute(&folder.path().join("aside"), refill)
             .unwrap()
@@ -76,7 +76,7 @@ fn a_file_that_others_own_now_is_named_and_not_touched() {
     file.owner.0 += 1;
     let then = file.owner.0;
     assert!(matches!(
-        plan(&[file], &[]),
+        plan(&[file], &[], |path| path),
         Err(RewindError::Owner { then: t, now: n, .. }) if (t, n) == (then, now)
     ));
 }
@@ -90,7 +90,7 @@ fn what_is_kept_aside_has_a_name_that_fits_and_its_holes() {
     let grown = File::options().write(true).open(&log).unwrap();
     grown.set_len(1 << 30).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&grown, b"end", (1 << 30) - 3).unwrap();
-    let kept = plan(&[file], &[])
+    let kept = plan(&[file], &[], |path| path)
         .unwrap()
         .execute(&folder.path().join("aside"), never)
         .unwrap();
@@ -118,7 +118,7 @@ fn a_file_that_shrank_vanished_or_was_replaced_is_named_and_nothing_is_touched()
 
     fs::write(&bad, "con").unwrap();
     assert!(matches!(
-        plan(&files, &[]),
+        plan(&files, &[], |path| path),
         Err(RewindError::Shrank {
             then: 7,
             now: 3,
@@ -128,9 +128,13 @@ fn a_file_that_shrank_vanished_or_was_replaced_is_named_and_nothing_is_touched()
     let other = folder.path().join("other");
     fs::write(&other, "something else").unwrap();
     fs::rename(&other, &bad).unwrap();
-    assert!(matches!(plan(&files, &[]), Err(RewindError::Replaced(path)) if path == bad));
+    assert!(
+        matches!(plan(&files, &[], |path| path), Err(RewindError::Replaced(path)) if path == bad)
+    );
     fs::remove_file(&bad).unwrap();
-    assert!(matches!(plan(&files, &[]), Err(RewindError::Vanished(path)) if path == bad));
+    assert!(
+        matches!(plan(&files, &[], |path| path), Err(RewindError::Vanished(path)) if path == bad)
+    );
     assert_eq!(fs::read_to_string(&grown).unwrap(), "ab");
 }
 
@@ -144,7 +148,7 @@ fn a_copy_of_a_log_is_the_log_and_what_others_wrote_in_its_place_is_not() {
     file.sample = sample(&log, file.size).ok();
     // While the file is open, no other file gets its inode.
     let _first = File::open(&log).unwrap();
-    let plan = |file: &OpenFile| plan(std::slice::from_ref(file), &[]);
+    let plan = |file: &OpenFile| plan(std::slice::from_ref(file), &[], |path| path);
     let replace = |text: &str| {
         fs::write(&other, text).unwrap();
         fs::rename(&other, &log).unwrap();
@@ -190,7 +194,7 @@ fn a_file_in_memory_that_vanished_is_made_anew() {
     let file = recorded(&path, Access::Update, Some("files/0"));
     fs::remove_file(&path).unwrap();
     let refill = |_: &str, target: &mut dyn Write| target.write_all(b"abc");
-    plan(&[file], &[])
+    plan(&[file], &[], |path| path)
         .unwrap()
         .execute(folder.path(), refill)
         .unwrap();
@@ -206,7 +210,7 @@ fn a_library_that_was_upgraded_is_named() {
     let mut file = recorded(&library, Access::Map, None);
     file.modified_ns -= 1;
     assert!(
-        matches!(plan(&[file], &[]), Err(RewindError::Changed { path, .. }) if path == library)
+        matches!(plan(&[file], &[], |path| path), Err(RewindError::Changed { path, .. }) if path == library)
     );
 }
 
@@ -216,7 +220,7 @@ fn an_unchanged_file_needs_no_step() {
     let log = folder.path().join("log");
     fs::write(&log, "same").unwrap();
     let file = recorded(&log, Access::Write, None);
-    assert!(plan(&[file], &[]).unwrap().steps.is_empty());
+    assert!(plan(&[file], &[], |path| path).unwrap().steps.is_empty());
 }
 
 #[test]
@@ -236,7 +240,7 @@ fn what_was_never_written_takes_no_memory_when_it_comes_back() {
         let mut pieces = content.chunks(3 * 4096);
         pieces.try_for_each(|piece| target.write_all(piece))
     };
-    let steps = plan(&[file], &[]).unwrap();
+    let steps = plan(&[file], &[], |path| path).unwrap();
     steps.execute(&folder.path().join("aside"), refill).unwrap();
     assert_eq!(fs::read(&path).unwrap(), content);
     assert_eq!(fs::metadata(&path).unwrap().blocks() * 512, 3 * 4096);
