@@ -1,6 +1,6 @@
 //! The words that stand for the values of an enum in files, variables and flags.
 
-use super::model::{IoUring, Isolation, LogLevel, Memory, Nccl, OnLost, ShowProgress, Tcp};
+use super::model::{IoUring, Isolation, LogLevel, Memory, Nccl, OnLost, ShowProgress, Tcp, Watch};
 use super::restart_settings::{RestartPolicy, WithoutImage};
 use super::value::Choice;
 
@@ -32,6 +32,10 @@ impl Choice for WithoutImage {
 
 impl Choice for Tcp {
     const WORDS: &'static [(&'static str, Self)] = &[("close", Self::Close), ("keep", Self::Keep)];
+}
+
+impl Choice for Watch {
+    const WORDS: &'static [(&'static str, Self)] = &[("auto", Self::Auto), ("off", Self::Off)];
 }
 
 impl Choice for OnLost {

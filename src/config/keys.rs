@@ -343,6 +343,16 @@ pub(super) const KEYS: &[Key] = &[
         get: |config| duration(config.files.freeze),
     },
     Key {
+        path: "files.watch",
+        set: |config, value| set(&mut config.files.watch, value.choice()),
+        get: |config| word(config.files.watch),
+    },
+    Key {
+        path: "files.include",
+        set: |config, value| set(&mut config.files.include, patterns(value)),
+        get: |config| Shown::from(config.files.include.clone()),
+    },
+    Key {
         path: "files.exclude",
         set: |config, value| set(&mut config.files.exclude, patterns(value)),
         get: |config| Shown::from(config.files.exclude.clone()),

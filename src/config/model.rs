@@ -189,14 +189,27 @@ pub enum Tcp {
 pub struct Files {
     /// Largest file, in bytes, that is saved with its content.
     pub keep_content: u64,
-    /// Most bytes of closed files that an image saves.
+    /// Most bytes of files that an image saves.
     pub keep_total: u64,
     /// Time that the job may be frozen for the contents of its files.
     pub freeze: Duration,
+    /// Whether fanotify tells who writes which file.
+    pub watch: Watch,
+    /// Files that are the job's, whoever writes them.
+    pub include: Vec<String>,
     /// Files that are never saved or put back.
     pub exclude: Vec<String>,
     /// What happens when a file cannot be put back.
     pub on_lost: OnLost,
+}
+
+/// The way in which the files that the job writes are found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Watch {
+    /// By fanotify where the kernel and the privileges allow it, else by scans.
+    Auto,
+    /// By scans.
+    Off,
 }
 
 /// What happens when a file of the job cannot be put back.
@@ -320,6 +333,9 @@ impl LogLevel {
     }
 }
 
+/// Folders whose content any program makes again, and several programs share.
+const CACHES: [&str; 3] = ["~/.cache", "~/.nv", "~/.triton"];
+
 impl Default for Config {
     fn default() -> Self {
         Self {
@@ -381,7 +397,9 @@ impl Default for Config {
                 keep_content: 1 << 30,
                 keep_total: 8 << 30,
                 freeze: Duration::from_millis(250),
-                exclude: Vec::new(),
+                watch: Watch::Auto,
+                include: Vec::new(),
+                exclude: CACHES.map(str::to_owned).to_vec(),
                 on_lost: OnLost::Refuse,
             },
             cuda: Cuda {

@@ -12,14 +12,22 @@ const BYTES_MAX: usize = 64 << 10;
 
 /// Returns the attributes of a file; none where the file system has none.
 pub(super) fn of(path: &Path) -> Vec<(String, Vec<u8>)> {
-    // Nearly no file has any: the question for the length is one call without memory.
-    let mut none: [u8; 0] = [];
-    if !matches!(llistxattr(path, &mut none), Ok(1..)) {
+    // Nearly no file has more than an access list.
+    let mut few = [0; 256];
+    let (mut many, list) = (Vec::new(), &mut few[..]);
+    let list: &[u8] = match llistxattr(path, &mut *list) {
+        Ok(len) => &list[..len],
+        Err(rustix::io::Errno::RANGE) => {
+            many.resize(BYTES_MAX, 0);
+            let len = llistxattr(path, &mut many[..]).unwrap_or(0);
+            &many[..len]
+        }
+        Err(_) => &[],
+    };
+    if list.is_empty() {
         return Vec::new();
     }
-    let mut list = vec![0; BYTES_MAX];
-    let len = llistxattr(path, &mut list).unwrap_or(0);
-    let names = list[..len].split(|byte| *byte == 0);
+    let names = list.split(|byte| *byte == 0);
     let names = names.filter_map(|name| std::str::from_utf8(name).ok());
     let kept = names.filter(|name| KEPT.iter().any(|prefix| name.starts_with(prefix)));
     let mut value = vec![0; BYTES_MAX];

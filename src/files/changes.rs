@@ -1,9 +1,9 @@
 //! What became of the job's files since the set of an earlier image.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
-use super::kept::{Content, KeptFile, KeptFiles, Kind};
+use super::kept::{Content, KeptFile, KeptFiles, Kind, Writer};
 use super::patterns::Patterns;
 use super::record::Record;
 
@@ -16,59 +16,80 @@ pub struct Changed {
     pub file: Option<KeptFile>,
 }
 
-/// Compares the job's files with an earlier set, of the time `earlier_time` of the record. Only what the record says was
-/// touched is looked at: the job is frozen meanwhile. `open` are the files that the list of open files has, and
-/// `excluded` those that are nobody's business.
+/// The job's use of a file that it has open for writing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenUse {
+    /// True if every write goes to the end of the file.
+    pub appends: bool,
+    /// True if the file is mapped, shared and writable, or in memory: its times do not show every change.
+    pub is_mapped: bool,
+}
+
+/// The files that the job has open for writing.
+pub type OpenUses<'a> = HashMap<&'a Path, OpenUse>;
+
+/// What a comparison with an earlier set needs to know.
+#[derive(Clone, Copy, Debug)]
+pub struct Look<'a> {
+    /// The record, read up to now.
+    pub record: &'a Record,
+    /// The earlier set.
+    pub earlier: &'a KeptFiles,
+    /// The record's time of the earlier set.
+    pub earlier_time: usize,
+    /// The files that the job has open for writing.
+    pub open: &'a OpenUses<'a>,
+    /// `files.include`.
+    pub included: &'a Patterns,
+    /// `files.exclude`.
+    pub excluded: &'a Patterns,
+    /// Paths that a scan found changed; empty if all changes are on record.
+    pub scanned: &'a BTreeSet<PathBuf>,
+}
+
+/// Compares the job's files with an earlier set. Only what the record or the scan says was touched is looked at: the job
+/// is frozen meanwhile.
 #[must_use]
-pub fn changed_since(
-    record: &Record,
-    earlier: &KeptFiles,
-    earlier_time: usize,
-    open: &HashSet<&Path>,
-    excluded: &Patterns,
-) -> Vec<Changed> {
-    let touched = record.touched();
-    let touched = touched.filter(|(_, touch)| touch.last >= earlier_time);
-    let mut paths: HashSet<&Path> = touched.map(|(path, _)| path).collect();
+pub fn changed_since(look: Look<'_>) -> Vec<Changed> {
+    let touched = look.record.touched();
+    let touched = touched.filter(|(_, touch)| touch.last >= look.earlier_time);
+    let mut paths: BTreeSet<&Path> = touched.map(|(path, _)| path).collect();
     // What was open may be closed by now, and the other way round; neither is a change on record.
-    let was_open = earlier.files.iter().filter(|(_, file)| is_open(file));
-    paths.extend(was_open.map(|(path, _)| path.as_path()));
-    paths.extend(open);
-    let look = |path: &Path| {
-        let mut file = KeptFile::of(path)?;
-        let known = earlier.files.get(path);
-        let known = known.filter(|known| known.is_unchanged(&file));
+    let unsettled = |file: &KeptFile| file.is_appended() || file.is_mapped;
+    let earlier = look.earlier.files.iter();
+    paths.extend(earlier.filter_map(|(path, file)| unsettled(file).then_some(path.as_path())));
+    paths.extend(look.open.keys().copied());
+    paths.extend(look.scanned.iter().map(PathBuf::as_path));
+    let is_concern = |path: &&Path| look.open.contains_key(*path) || !look.excluded.matches(path);
+    let changed = paths.into_iter().filter(is_concern);
+    changed.map(|path| describe(look, path)).collect()
+}
+
+fn describe(look: Look<'_>, path: &Path) -> Changed {
+    let known = look.earlier.files.get(path);
+    let file = KeptFile::of(path).map(|mut file| {
+        let open = look.open.get(path);
+        file.writer = match open {
+            Some(_) => Writer::Open,
+            None if look.record.is_jobs(path) => Writer::Job,
+            None if look.included.matches(path) => Writer::Included,
+            None => known.map_or(Writer::Unknown, |known| known.writer),
+        };
+        file.is_mapped = open.is_some_and(|open| open.is_mapped);
+        let unchanged = known.filter(|known| known.is_unchanged(&file, look.earlier.frozen_ns));
         if let Kind::File { content, .. } = &mut file.kind {
-            if open.contains(path) {
-                *content = Content::Open;
-            } else if let Some(Kind::File {
-                content: kept @ Content::Kept { .. },
-                ..
-            }) = known.map(|known| &known.kind)
+            if open.is_some_and(|open| open.appends) {
+                *content = Content::Appended;
+            } else if let Some(Kind::File { content: kept, .. }) = unchanged.map(|it| &it.kind)
+                && matches!(kept, Content::Kept { .. } | Content::Held { .. })
             {
                 *content = kept.clone();
             }
         }
-        Some(file)
-    };
-    let mut changed: Vec<Changed> = paths
-        .into_iter()
-        .filter(|path| !excluded.matches(path))
-        .map(|path| Changed {
-            path: path.to_owned(),
-            file: look(path),
-        })
-        .collect();
-    changed.sort_by(|left, right| left.path.cmp(&right.path));
-    changed
-}
-
-fn is_open(file: &KeptFile) -> bool {
-    matches!(
-        file.kind,
-        Kind::File {
-            content: Content::Open,
-            ..
-        }
-    )
+        file
+    });
+    Changed {
+        path: path.to_owned(),
+        file,
+    }
 }

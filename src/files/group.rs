@@ -12,6 +12,7 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
@@ -76,13 +77,20 @@ pub(super) struct Batch {
     pub lost: Option<String>,
 }
 
-/// The group, with a descriptor of each file system that it watches.
+/// The group, with descriptors of the mount points of each file system that it watches: a folder may be visible at one
+/// of them only.
 pub(super) struct Group {
     fanotify: File,
-    filesystems: HashMap<FilesystemId, File>,
+    filesystems: HashMap<FilesystemId, Vec<Root>>,
     /// Paths of folders by file system and handle. A renamed folder empties it.
     folders: HashMap<(FilesystemId, Vec<u8>), PathBuf>,
     buffer: Vec<u8>,
+}
+
+/// A mount point.
+struct Root {
+    descriptor: File,
+    path: PathBuf,
 }
 
 impl Group {
@@ -108,14 +116,21 @@ impl Group {
         })
     }
 
-    /// Watches the file system that is mounted at `path`, once.
+    /// Watches the file system that is mounted at `path`.
     pub fn watch(&mut self, path: &Path) -> io::Result<()> {
         let root = File::open(path)?;
         let id = filesystem_id(&root)?;
         if id == FilesystemId::default() {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        if self.filesystems.contains_key(&id) {
+        let root = Root {
+            descriptor: root,
+            path: path.to_owned(),
+        };
+        if let Some(roots) = self.filesystems.get_mut(&id) {
+            if !roots.iter().any(|known| known.path == root.path) {
+                roots.push(root);
+            }
             return Ok(());
         }
         let name = CString::new(path.as_os_str().as_bytes())?;
@@ -125,7 +140,7 @@ impl Group {
         Errno::result(unsafe {
             libc::fanotify_mark(group, flags, MASK, libc::AT_FDCWD, name.as_ptr())
         })?;
-        self.filesystems.insert(id, root);
+        self.filesystems.insert(id, vec![root]);
         Ok(())
     }
 
@@ -230,9 +245,13 @@ impl Group {
         if let Some(known) = self.folders.get(&key) {
             return Ok((known.clone(), name));
         }
-        let root = self.filesystems.get(&id);
-        let root = root.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
-        let folder = path_of(root.as_fd(), handle)?;
+        let roots = self.filesystems.get(&id).into_iter().flatten();
+        let mut failure = io::Error::from(io::ErrorKind::NotFound);
+        let found = roots.map(|root| path_of(root.descriptor.as_fd(), handle));
+        let found = found.filter_map(|path| path.map_err(|error| failure = error).ok());
+        let Some(folder) = found.into_iter().next() else {
+            return Err(failure);
+        };
         if self.folders.len() >= FOLDERS_MAX {
             self.folders.clear();
         }
@@ -275,9 +294,15 @@ fn path_of(root: BorrowedFd<'_>, handle: &[u8]) -> io::Result<PathBuf> {
         ))?;
         OwnedFd::from_raw_fd(descriptor)
     };
-    let path = fs::read_link(format!("/proc/self/fd/{}", folder.as_raw_fd()))?;
+    let descriptor = format!("/proc/self/fd/{}", folder.as_raw_fd());
+    let path = fs::read_link(&descriptor)?;
     if path.as_os_str().as_bytes().ends_with(b" (deleted)") || !path.is_absolute() {
         return Err(io::Error::from_raw_os_error(libc::ESTALE));
+    }
+    // A folder that the mount point does not show has the path of another one, or none.
+    let about = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino()));
+    if about(&path)? != about(Path::new(&descriptor))? {
+        return Err(io::ErrorKind::NotFound.into());
     }
     Ok(path)
 }

@@ -1,17 +1,22 @@
 //! The files of a run's job, over its snapshots and restores: the record, the watcher, and the newest set.
 
-use std::collections::HashSet;
-use std::io;
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{self, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use super::changes::{Changed, changed_since};
-use super::kept::KeptFiles;
+use super::changes::{Changed, Look, OpenUses, changed_since};
+use super::held::Held;
+use super::kept::{Kept, KeptFiles, TICK_NS};
 use super::patterns::Patterns;
-use super::record::Record;
+use super::record::{Line, Record};
 use super::rollback::{OnLost, Place, Rollback, RollbackError};
+use super::scan::Scan;
 use super::wire::{Marker, MarkerError};
+use crate::clock;
 use crate::sync::locked;
 
 /// Name of the record in the store.
@@ -21,7 +26,10 @@ const RECORD: &str = "files.log";
 #[derive(Debug)]
 pub struct JobFiles {
     folder: PathBuf,
+    included: Patterns,
     excluded: Patterns,
+    on_lost: OnLost,
+    held: Held,
     ours: Vec<PathBuf>,
     state: Mutex<State>,
 }
@@ -32,6 +40,21 @@ struct State {
     marker: Option<Marker>,
     /// The set of the image that the job was last saved to or restored from.
     newest: Option<(u64, Arc<KeptFiles>)>,
+    /// Time from which on a scan finds changes, if there is no set.
+    begun_ns: i64,
+    /// What the last warning named: files that are not kept, and the reason why changes are not known.
+    told: Option<(Vec<PathBuf>, Option<String>)>,
+}
+
+/// The settings that concern the job's files.
+#[derive(Clone, Copy, Debug)]
+pub struct Choice<'a> {
+    /// `files.include`.
+    pub include: &'a [String],
+    /// `files.exclude`.
+    pub exclude: &'a [String],
+    /// `files.on_lost`.
+    pub on_lost: OnLost,
 }
 
 /// What became of the files since the newest set, while the job is frozen.
@@ -46,13 +69,12 @@ pub struct Changes {
 }
 
 impl JobFiles {
-    /// Reads the record in the `store`. `work` is ckpt-run's own folder beside it, `folder` the job's working folder, `exclude` the patterns of files that are
-    /// never saved.
+    /// Reads the record in the `store`. `work` is ckpt-run's own folder beside it, `folder` the job's working folder.
     ///
     /// # Errors
     /// The record cannot be read, or a pattern is none.
-    pub fn open(store: &Path, work: &Path, folder: &Path, exclude: &[String]) -> io::Result<Self> {
-        let excluded = Patterns::new(exclude, folder).map_err(io::Error::other)?;
+    pub fn open(store: &Path, work: &Path, folder: &Path, choice: Choice<'_>) -> io::Result<Self> {
+        let patterns = |list: &[String]| Patterns::new(list, folder).map_err(io::Error::other);
         // As the kernel names it.
         let mut ours = vec![store.canonicalize()?, work.canonicalize()?];
         let output = [1, 2].map(|number| format!("/proc/self/fd/{number}"));
@@ -65,22 +87,28 @@ impl JobFiles {
             record: Record::open(&store.join(RECORD))?,
             marker: None,
             newest: None,
+            begun_ns: clock::unix_ns(),
+            told: None,
         };
         Ok(Self {
             folder: folder.to_owned(),
-            excluded,
+            included: patterns(choice.include)?,
+            excluded: patterns(choice.exclude)?,
+            on_lost: choice.on_lost,
+            held: Held::of(store),
             ours,
             state: Mutex::new(state),
         })
     }
 
-    /// Forgets what earlier lives of the job did: it starts from the beginning.
+    /// Forgets what earlier attempts of the job did: it starts from the beginning.
     ///
     /// # Errors
     /// The record cannot be removed.
     pub fn begin_anew(&self) -> io::Result<()> {
         let mut state = locked(&self.state);
         state.newest = None;
+        state.begun_ns = clock::unix_ns();
         state.record.clear()
     }
 
@@ -112,34 +140,123 @@ impl JobFiles {
     }
 
     /// Lists what has changed since the newest set, for the image `id`, while the job is frozen. `open` are the files
-    /// that the list of open files has.
+    /// that the job has open for writing.
     #[must_use]
-    pub fn changes(&self, id: u64, open: &HashSet<&Path>) -> Changes {
+    pub fn changes(&self, id: u64, open: &OpenUses<'_>) -> Changes {
         let mut state = locked(&self.state);
-        let marked = state.marker.as_ref().map(|marker| marker.mark(id));
-        let mut gap = match marked {
-            None => Some("nobody watches the job's files".to_owned()),
-            Some(Err(error)) => {
-                state.marker = None;
-                Some(error.to_string())
-            }
-            Some(Ok(())) => None,
-        };
-        if let Err(error) = state.record.catch_up() {
-            gap = Some(format!("the record cannot be read: {error}"));
-        }
         let earlier = state.newest.clone();
         let none = KeptFiles::default();
-        let (set, time) = match &earlier {
-            Some((id, set)) => (&**set, state.record.time_of(*id)),
-            None => (&none, 0),
+        let set = earlier.as_ref().map_or(&none, |(_, set)| set);
+        let unmarked = mark(&mut state, id);
+        let earlier_time = earlier
+            .as_ref()
+            .map_or(0, |(id, _)| state.record.time_of(*id));
+        let gap = match &earlier {
+            _ if unmarked.is_some() => unmarked,
+            Some((id, _)) => state.record.since(*id).gap(true),
+            None => state.record.gap_since(0),
         };
-        let changed = changed_since(&state.record, set, time, open, &self.excluded);
+        let begun_ns = if earlier.is_some() {
+            set.frozen_ns - TICK_NS
+        } else {
+            state.begun_ns
+        };
+        let (scanned, gap) = self.scan(&state.record, set, open, begun_ns, gap);
+        let look = Look {
+            record: &state.record,
+            earlier: set,
+            earlier_time,
+            open,
+            included: &self.included,
+            excluded: &self.excluded,
+            scanned: &scanned,
+        };
+        let changed = changed_since(look);
         Changes {
             earlier,
             changed,
             gap,
         }
+    }
+
+    /// Searches for changes where the record does not have them all, and for the files of `files.include`. Returns the
+    /// paths, and the reason for what is still not known.
+    fn scan(
+        &self,
+        record: &Record,
+        set: &KeptFiles,
+        open: &OpenUses<'_>,
+        begun_ns: i64,
+        gap: Option<String>,
+    ) -> (BTreeSet<PathBuf>, Option<String>) {
+        let is_unsure = |path: &Path| gap.is_some() || record.unwatched_mount(path).is_some();
+        let files = set.files.keys().map(PathBuf::as_path);
+        let known: Vec<&Path> = files
+            .chain(open.keys().copied())
+            .filter(|path| is_unsure(path))
+            .collect();
+        let folders: BTreeSet<&Path> = known.iter().filter_map(|path| path.parent()).collect();
+        let no_tree = Path::new("/");
+        let tree_is_unsure = is_unsure(&self.folder);
+        let look = |tree, folders| Scan {
+            tree,
+            folders,
+            ours: &self.ours,
+        };
+        let tree = if tree_is_unsure {
+            &self.folder
+        } else {
+            no_tree
+        };
+        let mut found = BTreeSet::new();
+        let mut failure = None;
+        match look(tree, &folders).changed(begun_ns) {
+            Ok(changed) => found.extend(changed),
+            Err(error) => failure = Some(error),
+        }
+        // A file that is gone has no entry any more.
+        found.extend(known.into_iter().map(Path::to_owned));
+        let nothing = BTreeSet::new();
+        for root in self.included.roots() {
+            let mut see = |path: &Path, _: &std::fs::Metadata| {
+                if self.included.matches(path) && !set.files.contains_key(path) {
+                    found.insert(path.to_owned());
+                }
+            };
+            if let Err(error) = look(root, &nothing).walk(&mut see) {
+                failure = Some(error);
+            }
+        }
+        // The folder itself changes with every file in it, and other programs have files there, too.
+        found.remove(&self.folder);
+        let gap = gap.or_else(|| {
+            let mount = record.unwatched_mount(&self.folder)?;
+            Some(format!(
+                "the file system at {} cannot be watched",
+                mount.display()
+            ))
+        });
+        match (failure, gap) {
+            (Some(error), Some(gap)) => (found, Some(format!("{gap}, and {error}"))),
+            (Some(error), None) => (found, Some(error.to_string())),
+            (None, gap) => (found, gap),
+        }
+    }
+
+    /// Returns true if an image's account of its files has a reason for a warning that the image before did not have.
+    pub fn is_news(&self, kept: &Kept) -> bool {
+        let names = kept.named.iter().map(|(path, ..)| path.clone()).collect();
+        let told = Some((names, kept.gap.clone()));
+        let mut state = locked(&self.state);
+        let is_news = (kept.unkept > 0 || kept.gap.is_some()) && state.told != told;
+        state.told = told;
+        is_news
+    }
+
+    /// Returns the folder of the files that the store holds.
+    #[must_use]
+    pub fn held(&self) -> &Held {
+        &self.held
     }
 
     /// Remembers the set of the image that the job was saved to or restored from.
@@ -151,13 +268,7 @@ impl JobFiles {
     ///
     /// # Errors
     /// As there; the record cannot be read.
-    pub fn plan(
-        &self,
-        id: u64,
-        set: &KeptFiles,
-        open: &HashSet<&Path>,
-        on_lost: OnLost,
-    ) -> Result<Rollback, RollbackError> {
+    pub fn plan(&self, id: u64, set: &KeptFiles) -> Result<Rollback, RollbackError> {
         let mut state = locked(&self.state);
         let path = state.record.path().to_owned();
         let caught_up = state.record.catch_up();
@@ -169,10 +280,12 @@ impl JobFiles {
         let place = Place {
             folder: &self.folder,
             ours: &self.ours,
-            open,
+            held: &self.held,
+            included: &self.included,
             excluded: &self.excluded,
+            on_lost: self.on_lost,
         };
-        Rollback::plan(set, state.record.since(id), place, on_lost)
+        Rollback::plan(set, state.record.since(id), place)
     }
 
     /// Returns the store and the work folder: nothing in them is the job's.
@@ -186,4 +299,45 @@ impl JobFiles {
     pub fn record_path(&self) -> PathBuf {
         locked(&self.state).record.path().to_owned()
     }
+}
+
+/// Has the watcher mark the image, and reads the record up to the mark. Returns the reason if nobody watches; then the
+/// record has a gap there, and the mark all the same.
+fn mark(state: &mut State, id: u64) -> Option<String> {
+    let marked = state.marker.as_ref().map(|marker| marker.mark(id));
+    let reason = match marked {
+        None => Some("nobody watches the job's files".to_owned()),
+        Some(Err(error)) => Some(error.to_string()),
+        Some(Ok(())) => None,
+    };
+    let written = reason.as_ref().map_or(Ok(()), |reason| {
+        state.marker = None;
+        let gap = Line::Gap {
+            reason: reason.clone(),
+        };
+        append(state.record.path(), &[gap, Line::Image { id }])
+    });
+    let read = written.and_then(|()| state.record.catch_up());
+    match read {
+        Ok(()) => reason,
+        Err(error) => Some(format!("the record of the job's files: {error}")),
+    }
+}
+
+/// Adds lines to a record.
+pub(super) fn append(record: &Path, lines: &[Line]) -> io::Result<()> {
+    // What is there may end within a line.
+    let mut text = vec![b'\n'];
+    for line in lines {
+        serde_json::to_writer(&mut text, line)?;
+        text.push(b'\n');
+    }
+    let mut file = File::options()
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .custom_flags(nix::libc::O_NOFOLLOW)
+        .open(record)?;
+    file.write_all(&text)?;
+    file.sync_all()
 }

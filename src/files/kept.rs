@@ -7,6 +7,7 @@ use std::io::{self, BufRead, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use serde::{Deserialize, Serialize};
 
 /// A file, folder or link that the job has written.
@@ -17,6 +18,9 @@ pub struct KeptFile {
     pub kind: Kind,
     /// Device and inode.
     pub identity: (u64, u64),
+    /// Time of creation, in nanoseconds since 1970; 0 where the file system has none. With device and inode it identifies
+    /// the file: inode numbers are used again.
+    pub born_ns: i64,
     /// Time of the last change of content, in nanoseconds since 1970.
     pub modified_ns: i64,
     /// Time of the last change of content, mode, owner or links, in nanoseconds since 1970.
@@ -28,6 +32,25 @@ pub struct KeptFile {
     /// Extended attributes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub attributes: Vec<(String, Vec<u8>)>,
+    /// The reason why the file counts as the job's.
+    pub writer: Writer,
+    /// True if its times do not show every later change: the job has it mapped, or it is in memory.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_mapped: bool,
+}
+
+/// The program that wrote a file, as far as it is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Writer {
+    /// The job: it was seen to change the file.
+    Job,
+    /// The job: it has the file open for writing.
+    Open,
+    /// The job, by `files.include`.
+    Included,
+    /// Not known: the file changed during the run while nobody watched.
+    Unknown,
 }
 
 /// The kind of a kept file.
@@ -61,8 +84,13 @@ pub enum Content {
         /// Bytes before it.
         offset: u64,
     },
-    /// The job has the file open for writing, so that the list of open files has it.
-    Open,
+    /// In the file itself: the job has it open and appends to it. The list of open files has its size.
+    Appended,
+    /// In a file of this name in the store's folder `held`: a clone, or another name of the file.
+    Held {
+        /// Folder of the image, and number.
+        name: String,
+    },
     /// Nowhere.
     Unkept(Unkept),
 }
@@ -77,17 +105,19 @@ pub enum Unkept {
     TooMuch,
     /// It could not be read.
     Unreadable,
-    /// It changed while it was copied, after the time in which the job may be frozen for it.
-    ChangedMeanwhile,
+    /// It could not be copied in the time for which the job may be frozen for files, and it may have changed after that.
+    TooSlow,
 }
 
 impl fmt::Display for Unkept {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::TooLarge => "larger than files.keep_content",
-            Self::TooMuch => "beyond files.keep_total",
+            Self::TooLarge => {
+                "larger than files.keep_content, and on another file system than the store"
+            }
+            Self::TooMuch => "beyond files.keep_total, and on another file system than the store",
             Self::Unreadable => "ckpt-run may not read it",
-            Self::ChangedMeanwhile => "changed while it was copied; files.freeze was too short",
+            Self::TooSlow => "not copied within files.freeze",
         })
     }
 }
@@ -102,7 +132,7 @@ impl KeptFile {
         let kind = if kind.is_file() {
             Kind::File {
                 size: found.size(),
-                content: Content::Unkept(Unkept::ChangedMeanwhile),
+                content: Content::Unkept(Unkept::TooSlow),
             }
         } else if kind.is_dir() {
             Kind::Folder
@@ -115,23 +145,69 @@ impl KeptFile {
         Some(Self {
             kind,
             identity: (found.dev(), found.ino()),
+            born_ns: born_ns(&found),
             modified_ns: modified_ns(&found),
             changed_ns: changed_ns(&found),
             mode: found.mode() & 0o7777,
             owner: (found.uid(), found.gid()),
             attributes: super::attributes::of(path),
+            writer: Writer::Job,
+            is_mapped: false,
         })
     }
 
-    /// Returns true if nothing can have changed between two descriptions.
+    /// Returns true if nothing can have changed between two descriptions. `frozen_ns` is the time of this one: what
+    /// changed within a tick of the file system's clock before it may have changed within the same tick after it.
     #[must_use]
-    pub fn is_unchanged(&self, now: &Self) -> bool {
+    pub fn is_unchanged(&self, now: &Self, frozen_ns: i64) -> bool {
+        self.shows_changes(frozen_ns) && self.looks_unchanged(now)
+    }
+
+    /// Returns true if a later change of the file changes its times.
+    #[must_use]
+    pub fn shows_changes(&self, frozen_ns: i64) -> bool {
+        !self.is_mapped && self.changed_ns.max(self.modified_ns) < frozen_ns - TICK_NS
+    }
+
+    /// Returns true if size and times are the same.
+    #[must_use]
+    pub fn looks_unchanged(&self, now: &Self) -> bool {
         let size = |file: &Self| match file.kind {
             Kind::File { size, .. } => Some(size),
             Kind::Folder | Kind::Link { .. } => None,
         };
-        let times = |file: &Self| (file.identity, file.modified_ns, file.changed_ns);
-        times(self) == times(now) && size(self) == size(now)
+        let times = |file: &Self| (file.modified_ns, file.changed_ns);
+        self.is_same_file(now) && times(self) == times(now) && size(self) == size(now)
+    }
+
+    /// Returns true if both are names of one file, whatever its content is now.
+    #[must_use]
+    pub fn is_same_file(&self, now: &Self) -> bool {
+        (self.identity, self.born_ns) == (now.identity, now.born_ns)
+    }
+
+    /// Returns the bytes of a content that is in the image, and its stream.
+    #[must_use]
+    pub fn kept(&self) -> Option<(&str, u64)> {
+        match &self.kind {
+            Kind::File {
+                size,
+                content: Content::Kept { stream, .. },
+            } => Some((stream, *size)),
+            Kind::File { .. } | Kind::Folder | Kind::Link { .. } => None,
+        }
+    }
+
+    /// Returns true if the file's content is in the file itself.
+    #[must_use]
+    pub fn is_appended(&self) -> bool {
+        matches!(
+            self.kind,
+            Kind::File {
+                content: Content::Appended,
+                ..
+            }
+        )
     }
 
     /// Returns true if the content is the same for all that its size and its times say: only mode, owner or links
@@ -140,14 +216,29 @@ impl KeptFile {
     pub fn has_same_content(&self, now: &Self) -> bool {
         match (&self.kind, &now.kind) {
             (Kind::File { size, .. }, Kind::File { size: other, .. }) => {
-                let about = |file: &Self| (file.identity.1, file.modified_ns);
-                size == other && about(self) == about(now)
+                size == other && self.modified_ns == now.modified_ns
             }
             (Kind::Folder, Kind::Folder) => true,
             (Kind::Link { target }, Kind::Link { target: other }) => target == other,
             _ => false,
         }
     }
+}
+
+/// Length of a tick of the clock that file systems take times from, with room.
+pub(super) const TICK_NS: i64 = 20_000_000;
+
+/// Returns true if a path is on a file system in memory (tmpfs).
+pub fn is_in_memory(path: &Path) -> bool {
+    statfs(path).is_ok_and(|about| about.filesystem_type() == TMPFS_MAGIC)
+}
+
+fn born_ns(found: &Metadata) -> i64 {
+    let born = found.created().ok();
+    let since = born.and_then(|born| born.duration_since(std::time::UNIX_EPOCH).ok());
+    since.map_or(0, |since| {
+        i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
+    })
 }
 
 pub(super) fn modified_ns(found: &Metadata) -> i64 {
@@ -231,7 +322,11 @@ impl KeptFiles {
                     kept.files += 1;
                     kept.bytes += size;
                 }
-                Content::Open => {}
+                Content::Appended => {}
+                Content::Held { .. } => {
+                    kept.held += 1;
+                    kept.held_bytes += size;
+                }
                 Content::Unkept(reason) => {
                     kept.unkept += 1;
                     if kept.named.len() < NAMED_MAX {
@@ -250,18 +345,57 @@ const NAMED_MAX: usize = 10;
 /// A set in numbers, for the user.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Kept {
-    /// Closed files whose content is in the image.
+    /// Files whose content is in the image.
     pub files: usize,
     /// Their bytes.
     pub bytes: u64,
-    /// Closed files whose content is not.
+    /// Files whose content is not.
     pub unkept: usize,
     /// The first of these: path, bytes, reason.
     pub named: Vec<(PathBuf, u64, Unkept)>,
-    /// Time that the job stood still for them, in seconds.
+    /// Large files that the store holds by a clone or a link.
+    #[serde(default)]
+    pub held: usize,
+    /// Their bytes.
+    #[serde(default)]
+    pub held_bytes: u64,
+    /// Files whose content was taken over from the image before, without being read.
+    #[serde(default)]
+    pub unread: usize,
+    /// Time for which the job was frozen for them, in seconds.
     pub freeze_seconds: f64,
     /// The reason why not everything that the job writes is known, if there is one.
     pub gap: Option<String>,
+}
+
+impl Kept {
+    /// Returns a warning that names what the image does not have.
+    #[must_use]
+    pub fn warning(&self) -> String {
+        let mut parts = Vec::new();
+        if self.unkept > 0 {
+            let name = |(path, _, reason): &(PathBuf, u64, Unkept)| {
+                format!("{} ({reason})", path.display())
+            };
+            let named: Vec<String> = self.named.iter().map(name).collect();
+            let more = match self.unkept - self.named.len() {
+                0 => String::new(),
+                more => format!("; and {more} more"),
+            };
+            parts.push(format!(
+                "the image does not have the content of {} of the job's files, and is refused once they change: {}{more}",
+                self.unkept,
+                named.join("; ")
+            ));
+        }
+        if let Some(gap) = &self.gap {
+            parts.push(format!(
+                "it is not known which program changes which files ({gap}): an image is refused if a file that is not \
+                 open changes after it; list the files that the job writes in files.include"
+            ));
+        }
+        parts.join("; ")
+    }
 }
 
 #[cfg(test)]

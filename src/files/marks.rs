@@ -1,11 +1,12 @@
 //! The mounted file systems that a watcher has to watch.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use procfs::process::{MountInfo, Process};
 
 use super::group::Group;
+use super::record::Line;
 
 /// File systems of the kernel's own, in which a job has no files.
 const KERNELS_OWN: [&str; 20] = [
@@ -31,23 +32,25 @@ const KERNELS_OWN: [&str; 20] = [
     "tracefs",
 ];
 
-/// Watches every file system on which the job can have files. Returns the mount points that cannot be watched.
-pub(super) fn watch_all(group: &mut Group) -> io::Result<Vec<PathBuf>> {
+/// Watches every file system on which the job can have files. Returns the mount points that are watched, and those that
+/// cannot be.
+pub(super) fn watch_all(group: &mut Group) -> io::Result<Line> {
     let mounts = Process::myself()
         .and_then(|process| process.mountinfo())
         .map_err(io::Error::other)?;
-    let mut failed = Vec::new();
+    let (mut watched, mut unwatched) = (Vec::new(), Vec::new());
     for mount in mounts.into_iter().filter(may_have_files) {
         // A mount hidden below another is reached by the name of the upper one only.
         if is_file(&mount.mount_point) {
             continue;
         }
-        if group.watch(&mount.mount_point).is_err() {
-            failed.push(mount.mount_point);
+        if group.watch(&mount.mount_point).is_ok() {
+            watched.push(mount.mount_point);
+        } else {
+            unwatched.push(mount.mount_point);
         }
     }
-    failed.sort();
-    Ok(failed)
+    Ok(Line::Mounts { watched, unwatched })
 }
 
 fn is_file(path: &Path) -> bool {

@@ -11,6 +11,7 @@
 mod attributes;
 mod changes;
 mod group;
+mod held;
 mod job_files;
 mod kept;
 mod marks;
@@ -18,10 +19,14 @@ mod patterns;
 mod put_back;
 mod record;
 mod rollback;
+mod scan;
 mod watcher;
 mod wire;
 
-pub use job_files::{Changes, JobFiles};
-pub use kept::{Content, Kept, KeptFile, KeptFiles, Kind, Unkept};
+pub use changes::{OpenUse, OpenUses};
+pub use held::Held;
+pub use job_files::{Changes, Choice, JobFiles};
+pub use kept::{Content, Kept, KeptFile, KeptFiles, Kind, Unkept, Writer, is_in_memory};
+pub use put_back::Sources;
 pub use rollback::{Lost, OnLost, Rollback, RollbackError};
 pub use watcher::{LOG_DESCRIPTOR, WATCHER_ARGUMENT, main as watcher_main};

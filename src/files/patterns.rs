@@ -1,6 +1,6 @@
 //! Patterns of paths in the settings `files.include` and `files.exclude`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 
@@ -8,30 +8,34 @@ use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 #[derive(Clone, Debug, Default)]
 pub struct Patterns {
     set: GlobSet,
+    roots: Vec<PathBuf>,
 }
 
 impl Patterns {
-    /// Reads the patterns; one that does not begin with `/` is relative to `folder`, and one that matches a folder
-    /// matches everything in it.
+    /// Reads the patterns; one that does not begin with `/` or `~/` is relative to `folder`, and one that matches a
+    /// folder matches everything in it.
     ///
     /// # Errors
     /// The first pattern that is none, with the reason.
     pub fn new(patterns: &[String], folder: &Path) -> Result<Self, globset::Error> {
         let mut set = GlobSetBuilder::new();
+        let mut roots = Vec::new();
         for pattern in patterns {
-            let whole = if pattern.starts_with('/') {
-                pattern.clone()
-            } else {
-                // What is special in the folder's name stands for itself.
-                let folder = escape(&folder.to_string_lossy());
-                format!("{}/{pattern}", folder.trim_end_matches('/'))
-            };
+            let whole = whole(pattern, folder);
             let whole = whole.trim_end_matches('/');
+            roots.push(root(whole));
             for one in [whole.to_owned(), format!("{whole}/**")] {
                 set.add(GlobBuilder::new(&one).literal_separator(true).build()?);
             }
         }
-        Ok(Self { set: set.build()? })
+        let set = set.build()?;
+        Ok(Self { set, roots })
+    }
+
+    /// Returns the paths above everything that a pattern can match.
+    #[must_use]
+    pub fn roots(&self) -> &[PathBuf] {
+        &self.roots
     }
 
     /// Returns true if a pattern matches the path, or a folder that it is in.
@@ -39,6 +43,33 @@ impl Patterns {
     pub fn matches(&self, path: &Path) -> bool {
         self.set.is_match(path)
     }
+}
+
+/// Returns the pattern as an absolute one.
+fn whole(pattern: &str, folder: &Path) -> String {
+    // What is special in the folder's name stands for itself.
+    let below = |folder: &Path, pattern: &str| {
+        let folder = escape(&folder.to_string_lossy());
+        format!("{}/{pattern}", folder.trim_end_matches('/'))
+    };
+    match pattern.strip_prefix("~/") {
+        Some(pattern) => {
+            let home = std::env::home_dir().unwrap_or_default();
+            below(&home, pattern)
+        }
+        None if pattern.starts_with('/') => pattern.to_owned(),
+        None => below(folder, pattern),
+    }
+}
+
+/// Returns the part of an absolute pattern before the first special character, up to a folder's name.
+fn root(pattern: &str) -> PathBuf {
+    let is_special = |name: &&str| name.contains(['*', '?', '[', '{', '\\']);
+    let names = pattern.split('/').take_while(|name| !is_special(name));
+    let plain: Vec<&str> = names.collect();
+    PathBuf::from(format!("{}/", plain.join("/")))
+        .components()
+        .collect()
 }
 
 fn escape(text: &str) -> String {
@@ -69,6 +100,8 @@ mod tests {
         ] {
             assert!(matched(path), "{path}");
         }
+        let roots = patterns.roots().iter().map(|root| root.to_str().unwrap());
+        assert_eq!(roots.collect::<Vec<_>>(), ["/", "/", "/data"]);
         for path in ["/w[1]/d/a.pt", "/w1/a.pt", "/a.pt", "/data/y"] {
             assert!(!matched(path), "{path}");
         }

@@ -1,10 +1,13 @@
-//! Carries a rollback out. Every step can be done again: one that was cut short is planned and done anew.
+//! Execution of a rollback. Every step can be repeated: a rollback that was interrupted is planned and executed anew.
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, fchown, lchown, symlink};
+use std::os::unix::fs::{
+    DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown, lchown, symlink,
+};
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
@@ -13,12 +16,18 @@ use nix::sys::stat::{UtimensatFlags, utimensat};
 use nix::sys::time::TimeSpec;
 
 use super::attributes;
+use super::held::{Held, clone_into};
+use super::job_files::append;
 use super::kept::{Content, KeptFile, Kind};
 use super::record::{JobChange, Line};
 use super::rollback::{Rollback, RollbackError};
 
-/// Name of the folder for what the job made since the snapshot, in the folder of the restore.
-const MADE_SINCE: &str = "made-since";
+/// Name of the folder for what the job created since the snapshot, in the folder of the restore.
+const CREATED: &str = "created";
+/// Name of the folder for copies of what a rollback overwrites.
+const OVERWRITTEN: &str = "overwritten";
+/// Limit on the bytes that a rollback overwrites and that are saved: the job writes them again.
+const OVERWRITTEN_MAX: u64 = 256 << 20;
 
 /// A folder of the job's that is held open, with a name in it: no link that somebody puts in the way leads elsewhere.
 struct Spot {
@@ -59,32 +68,64 @@ fn system<T>(
     })
 }
 
+/// Where a rollback gets contents from, and where it puts what it replaces.
+pub struct Sources<'a, F> {
+    /// The file of the record.
+    pub record: &'a Path,
+    /// Folder for what the job loses, created when it is needed.
+    pub aside: &'a Path,
+    /// Contents that the store holds as files.
+    pub held: &'a Held,
+    /// Writes so many bytes of a stream, from an offset on.
+    pub content: F,
+}
+
+/// What a rollback has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Done {
+    /// Files that went aside.
+    pub aside: usize,
+    /// Files that were put back or got their names back.
+    pub put_back: usize,
+    /// Files whose content was overwritten and not saved, because there was too much of it.
+    pub not_saved: usize,
+}
+
 impl Rollback {
-    /// Makes the files equal to the set. First `record`, the file of the record, is told which they are. `content`
-    /// writes so many bytes of a stream, from an offset on. What the job made since goes into the folder `aside`.
+    /// Makes the files equal to the set. First the record is told which files these are.
     ///
     /// # Errors
     /// The first step that fails. What was done stays done: the same rollback is planned again.
-    pub fn carry_out(
-        &self,
-        record: &Path,
-        aside: &Path,
-        content: impl Fn(&str, u64, u64, &mut dyn Write) -> io::Result<()>,
-    ) -> Result<(), RollbackError> {
+    pub fn execute<F>(&self, sources: &Sources<'_, F>) -> Result<Done, RollbackError>
+    where
+        F: Fn(&str, u64, u64, &mut dyn Write) -> io::Result<()>,
+    {
         if self.paths().next().is_none() {
-            return Ok(());
+            return Ok(Done::default());
         }
+        let record = sources.record;
         system("write to", record, self.announce(record))?;
+        let created = sources.aside.join(CREATED);
         for path in &self.aside {
-            system("keep aside", path, set_aside(path, &aside.join(MADE_SINCE)))?;
+            system("keep aside", path, set_aside(path, &created))?;
         }
-        for (from, to) in &self.moves {
-            system("rename", from, move_back(from, to, &aside.join(MADE_SINCE)))?;
+        let mut putting = PutBack {
+            sources,
+            created: &created,
+            seen: HashMap::new(),
+            saved: 0,
+            not_saved: 0,
+        };
+        let is_folder = |file: &KeptFile| file.kind == Kind::Folder;
+        for (path, file) in self.put_back.iter().filter(|(_, file)| is_folder(file)) {
+            system("put back", path, putting.put_back(path, file))?;
         }
-        let mut made = HashMap::new();
-        for (path, file) in &self.put_back {
-            let done = put_back(path, file, &mut made, &content);
-            system("put back", path, done)?;
+        self.move_back(&created)?;
+        for path in &self.folders {
+            system("remove", path, set_aside(path, &created))?;
+        }
+        for (path, file) in self.put_back.iter().filter(|(_, file)| !is_folder(file)) {
+            system("put back", path, putting.put_back(path, file))?;
         }
         // Files change the times of their folders.
         for (path, file) in self.put_back.iter().rev() {
@@ -93,26 +134,36 @@ impl Rollback {
                 system("set the time of", path, set_time(&spot.path(), file))?;
             }
         }
+        Ok(Done {
+            aside: self.aside.len(),
+            put_back: self.put_back.len(),
+            not_saved: putting.not_saved,
+        })
+    }
+
+    /// Gives files their names back. A name may be another such file's present name: first all get a name for the time
+    /// between.
+    fn move_back(&self, created: &Path) -> Result<(), RollbackError> {
+        for (from, to) in &self.moves {
+            system("rename", from, rename(from, &between(to)))?;
+        }
+        for (_, to) in &self.moves {
+            system("keep aside", to, set_aside(to, created))?;
+            system("rename to", to, rename(&between(to), to))?;
+        }
         Ok(())
     }
 
     fn announce(&self, record: &Path) -> io::Result<()> {
-        let mut text = vec![b'\n'];
-        for path in self.paths() {
-            let line = Line::Job {
-                path: path.to_owned(),
-                change: JobChange::Changed,
-            };
-            serde_json::to_writer(&mut text, &line)?;
-            text.push(b'\n');
-        }
-        let mut file = File::options()
-            .append(true)
-            .create(true)
-            .mode(0o600)
-            .open(record)?;
-        file.write_all(&text)?;
-        file.sync_all()
+        let line = |path: &Path, change| Line::Job {
+            path: path.to_owned(),
+            change,
+        };
+        let changed = self.paths().map(|path| line(path, JobChange::Changed));
+        // What is left under such a name by a rollback that was interrupted is found by the next one.
+        let between = self.moves.iter().map(|(_, to)| between(to));
+        let between = between.map(|path| line(&path, JobChange::Created));
+        append(record, &changed.chain(between).collect::<Vec<_>>())
     }
 }
 
@@ -134,12 +185,7 @@ fn set_aside(path: &Path, aside: &Path) -> io::Result<()> {
             done => done,
         };
     }
-    let to = aside.join(path.strip_prefix("/").unwrap_or(path));
-    let folder = to.parent().unwrap_or(aside);
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(folder)?;
+    let to = aside_path(path, aside)?;
     match fs::rename(&from, &to) {
         Err(error) if error.raw_os_error() == Some(nix::libc::EXDEV) => {
             if found.is_file() {
@@ -159,75 +205,168 @@ fn set_aside(path: &Path, aside: &Path) -> io::Result<()> {
     }
 }
 
-/// Gives a file its name back; what has the name now goes aside.
-fn move_back(from: &Path, to: &Path, aside: &Path) -> io::Result<()> {
-    set_aside(to, aside)?;
+/// Returns the name of a file between its present one and `to`.
+fn between(to: &Path) -> PathBuf {
+    let mut name = OsString::from(".ckpt-run-moved-");
+    name.push(to.file_name().unwrap_or_default());
+    to.with_file_name(name)
+}
+
+fn rename(from: &Path, to: &Path) -> io::Result<()> {
     let (from, to) = (Spot::of(from)?, Spot::of(to)?);
     fs::rename(from.path(), to.path())
 }
 
-fn put_back(
-    path: &Path,
-    file: &KeptFile,
-    made: &mut HashMap<(u64, u64), PathBuf>,
-    content: &impl Fn(&str, u64, u64, &mut dyn Write) -> io::Result<()>,
-) -> io::Result<()> {
-    let spot = Spot::of(path)?;
-    let at = spot.path();
-    let now = fs::symlink_metadata(&at).ok();
-    let is_kind = now.as_ref().is_some_and(|now| match file.kind {
-        Kind::File { .. } => now.is_file(),
-        Kind::Folder => now.is_dir(),
-        Kind::Link { .. } => false,
-    });
-    if let Some(now) = now.filter(|_| !is_kind) {
-        // Of another kind, or a link: the job made it.
-        if now.is_dir() {
-            fs::remove_dir(&at)?;
-        } else {
-            fs::remove_file(&at)?;
+struct PutBack<'a, F> {
+    sources: &'a Sources<'a, F>,
+    created: &'a Path,
+    /// Paths that were put back, by device and inode at the snapshot: names of one file stay names of one file.
+    seen: HashMap<(u64, u64), PathBuf>,
+    /// Bytes that were overwritten and are saved.
+    saved: u64,
+    not_saved: usize,
+}
+
+impl<F> PutBack<'_, F>
+where
+    F: Fn(&str, u64, u64, &mut dyn Write) -> io::Result<()>,
+{
+    fn put_back(&mut self, path: &Path, file: &KeptFile) -> io::Result<()> {
+        let spot = Spot::of(path)?;
+        let at = spot.path();
+        let now = fs::symlink_metadata(&at).ok();
+        let is_kind = now.as_ref().is_some_and(|now| match file.kind {
+            Kind::File { .. } => now.is_file(),
+            Kind::Folder => now.is_dir(),
+            Kind::Link { .. } => false,
+        });
+        if now.is_some() && !is_kind {
+            // Of another kind, or a link to another place: the job made it.
+            set_aside(path, self.created)?;
+        }
+        match &file.kind {
+            Kind::Folder => {
+                if !is_kind {
+                    DirBuilder::new().mode(0o700).create(&at)?;
+                }
+                lchown(&at, Some(file.owner.0), Some(file.owner.1))?;
+                fs::set_permissions(&at, Permissions::from_mode(file.mode))?;
+                attributes::set(&at, &file.attributes)
+            }
+            Kind::Link { target } => {
+                symlink(target, &at)?;
+                lchown(&at, Some(file.owner.0), Some(file.owner.1))?;
+                set_time(&at, file)
+            }
+            Kind::File { size, content } => {
+                if let Some(first) = self.seen.get(&file.identity) {
+                    return link_to(first, path, self.created);
+                }
+                self.seen.insert(file.identity, path.to_owned());
+                let now = now.as_ref().filter(|_| is_kind);
+                self.put_back_file(path, &at, (file, *size, content), now)
+            }
         }
     }
-    match &file.kind {
-        Kind::Folder if is_kind => {}
-        Kind::Folder => DirBuilder::new().mode(0o700).create(&at)?,
-        Kind::Link { target } => symlink(target, &at)?,
-        Kind::File {
-            size,
-            content: place,
-        } => {
-            if let Some(first) = made.get(&file.identity).filter(|_| !is_kind) {
-                // Another name of a file that was missing as well.
-                fs::hard_link(Spot::of(first)?.path(), &at)?;
-                return Ok(());
-            }
-            if !is_kind {
-                made.insert(file.identity, path.to_owned());
-            }
-            let target = File::options()
-                .write(true)
-                .create(!is_kind)
-                .mode(0o600)
-                .custom_flags(nix::libc::O_NOFOLLOW | nix::libc::O_NONBLOCK)
-                .open(&at)?;
-            if let Content::Kept { stream, offset } = place {
+
+    fn put_back_file(
+        &mut self,
+        path: &Path,
+        at: &Path,
+        (file, size, content): (&KeptFile, u64, &Content),
+        now: Option<&fs::Metadata>,
+    ) -> io::Result<()> {
+        let is_there = now.is_some_and(|now| {
+            let modified = super::kept::modified_ns(now);
+            !file.is_mapped && (now.size(), modified) == (size, file.modified_ns)
+        });
+        let held = match content {
+            Content::Held { name } if !is_there => self.sources.held.path(name),
+            Content::Held { .. }
+            | Content::Kept { .. }
+            | Content::Appended
+            | Content::Unkept(_) => None,
+        };
+        let held = held.map(|path| File::open(&path).map(|file| (path, file)));
+        let held = held.transpose()?;
+        if let Some((held, source)) = &held
+            && source.metadata()?.ino() == file.identity.1
+        {
+            // Another name of the file itself.
+            set_aside(path, self.created)?;
+            fs::hard_link(held, at)?;
+        }
+        let target = File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(nix::libc::O_NOFOLLOW | nix::libc::O_NONBLOCK)
+            .open(at)?;
+        match (content, &held) {
+            (Content::Kept { stream, offset }, _) => {
+                self.save(path, &target)?;
                 let mut sink = Sparse::new(&target);
-                content(stream, *offset, *size, &mut sink)?;
-                target.set_len(*size)?;
+                (self.sources.content)(stream, *offset, size, &mut sink)?;
+                target.set_len(size)?;
             }
-            fchown(&target, Some(file.owner.0), Some(file.owner.1))?;
-            target.set_permissions(Permissions::from_mode(file.mode))?;
-            attributes::set(&at, &file.attributes)?;
-            return set_time(&at, file);
+            (Content::Held { .. }, Some((_, source)))
+                if source.metadata()?.ino() != file.identity.1 =>
+            {
+                target.set_len(0)?;
+                clone_into(source, &target)
+                    .or_else(|_| io::copy(&mut &*source, &mut &target).map(drop))?;
+            }
+            _ => {}
         }
+        fchown(&target, Some(file.owner.0), Some(file.owner.1))?;
+        target.set_permissions(Permissions::from_mode(file.mode))?;
+        attributes::set(at, &file.attributes)?;
+        set_time(at, file)
     }
-    lchown(&at, Some(file.owner.0), Some(file.owner.1))?;
-    if file.kind == Kind::Folder {
-        fs::set_permissions(&at, Permissions::from_mode(file.mode))?;
-        attributes::set(&at, &file.attributes)?;
+
+    /// Saves what is about to be overwritten, if it is not too much.
+    fn save(&mut self, path: &Path, target: &File) -> io::Result<()> {
+        let bytes = target.metadata()?.len();
+        if bytes == 0 {
+            return Ok(());
+        }
+        if self.saved.saturating_add(bytes) > OVERWRITTEN_MAX {
+            self.not_saved += 1;
+            return Ok(());
+        }
+        self.saved += bytes;
+        let copy = aside_path(path, &self.sources.aside.join(OVERWRITTEN))?;
+        let saved = File::create(&copy)?;
+        if clone_into(target, &saved).is_err() {
+            io::copy(&mut &*target, &mut &saved)?;
+            std::io::Seek::rewind(&mut &*target)?;
+        }
+        Ok(())
+    }
+}
+
+/// Makes `path` another name of the file at `first`.
+fn link_to(first: &Path, path: &Path, created: &Path) -> io::Result<()> {
+    let (source, target) = (Spot::of(first)?, Spot::of(path)?);
+    let inode = |spot: &Spot| fs::symlink_metadata(spot.path()).map(|found| found.ino());
+    if inode(&target).ok() == Some(inode(&source)?) {
         return Ok(());
     }
-    set_time(&at, file)
+    set_aside(path, created)?;
+    fs::hard_link(source.path(), target.path())
+}
+
+/// Returns the path of a file below the folder `aside`, under its whole path, and creates the folders to it.
+fn aside_path(path: &Path, aside: &Path) -> io::Result<PathBuf> {
+    let to = aside.join(path.strip_prefix("/").unwrap_or(path));
+    let folder = to.parent().unwrap_or(aside);
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)?;
+    Ok(to)
 }
 
 fn set_time(path: &Path, file: &KeptFile) -> io::Result<()> {

@@ -6,7 +6,7 @@
 //! What is between two lines `image` happened between these images. A part without `end` was cut short by the end of
 //! the machine or of the watcher: what changed last may be missing.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -19,10 +19,13 @@ use super::group::Change;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Line {
-    /// A watcher begins; these file systems it cannot watch.
-    Begin { unwatched: Vec<PathBuf> },
-    /// These file systems were mounted since, and cannot be watched either.
-    Unwatched { unwatched: Vec<PathBuf> },
+    /// A watcher begins.
+    Begin,
+    /// File systems are mounted here, and the watcher watches them or cannot.
+    Mounts {
+        watched: Vec<PathBuf>,
+        unwatched: Vec<PathBuf>,
+    },
     /// The job changed a path.
     Job { path: PathBuf, change: JobChange },
     /// Another program changed a path in a folder in which the job has changed something.
@@ -45,8 +48,6 @@ pub(super) enum JobChange {
     MovedTo,
     Changed,
     Gone,
-    /// A folder got this name, with everything in it.
-    FolderMovedTo,
     /// A folder lost this name, with everything in it.
     FolderGone,
 }
@@ -55,8 +56,7 @@ impl JobChange {
     pub fn of(change: Change, is_folder: bool) -> Self {
         match (change, is_folder) {
             (Change::Created, _) => Self::Created,
-            (Change::MovedTo, false) => Self::MovedTo,
-            (Change::MovedTo, true) => Self::FolderMovedTo,
+            (Change::MovedTo, _) => Self::MovedTo,
             (Change::Changed | Change::Closed, _) => Self::Changed,
             (Change::Gone, false) => Self::Gone,
             (Change::Gone, true) => Self::FolderGone,
@@ -87,7 +87,8 @@ pub struct Record {
     others: HashMap<PathBuf, usize>,
     names: HashMap<PathBuf, HashSet<String>>,
     gaps: Vec<(usize, String)>,
-    unwatched: BTreeSet<PathBuf>,
+    /// Mount points, and whether a watcher watches what is mounted there.
+    mounts: BTreeMap<PathBuf, bool>,
     watching: bool,
 }
 
@@ -164,12 +165,16 @@ impl Record {
 
     fn add(&mut self, line: Line) {
         match line {
-            Line::Begin { unwatched } => {
-                self.close("it ended without its last line: the machine or a process was killed");
+            Line::Begin => {
+                self.close("the watcher was killed, or the machine stopped");
                 self.watching = true;
-                self.unwatched.extend(unwatched);
+                self.mounts.clear();
             }
-            Line::Unwatched { unwatched } => self.unwatched.extend(unwatched),
+            Line::Mounts { watched, unwatched } => {
+                let all = watched.into_iter().map(|mount| (mount, true));
+                self.mounts
+                    .extend(all.chain(unwatched.into_iter().map(|mount| (mount, false))));
+            }
             Line::Job { path, change } => self.job(path, change),
             Line::Other { path } => {
                 self.others.insert(path, self.now);
@@ -194,19 +199,11 @@ impl Record {
     }
 
     fn job(&mut self, path: PathBuf, change: JobChange) {
-        match change {
-            JobChange::FolderGone => {
-                let below: Vec<PathBuf> = self.below(&path).cloned().collect();
-                for path in below {
-                    self.touch(path, JobChange::Gone);
-                }
+        if change == JobChange::FolderGone {
+            let below: Vec<PathBuf> = self.below(&path).cloned().collect();
+            for path in below {
+                self.touch(path, JobChange::Gone);
             }
-            JobChange::FolderMovedTo => {
-                for path in everything_in(&path) {
-                    self.touch(path, JobChange::MovedTo);
-                }
-            }
-            JobChange::Created | JobChange::MovedTo | JobChange::Changed | JobChange::Gone => {}
         }
         self.touch(path, change);
     }
@@ -226,7 +223,7 @@ impl Record {
         let is_jobs_own = match change {
             JobChange::Created => true,
             // The name may have been another file's, which is gone then.
-            JobChange::MovedTo | JobChange::FolderMovedTo => !self.existed(&path),
+            JobChange::MovedTo => !self.existed(&path),
             JobChange::Changed | JobChange::Gone | JobChange::FolderGone => false,
         };
         let touch = Touch {
@@ -261,10 +258,34 @@ impl Record {
             .map(|(path, touch)| (path.as_path(), *touch))
     }
 
+    /// Returns true if the job has ever touched the path.
+    #[must_use]
+    pub fn is_jobs(&self, path: &Path) -> bool {
+        self.touched.contains_key(path)
+    }
+
     /// Returns the time of an image; the beginning for one that the record does not have.
     #[must_use]
     pub fn time_of(&self, image: u64) -> usize {
         self.images.get(&image).copied().unwrap_or(0)
+    }
+
+    /// Returns the mount point of a file system that cannot be watched, if the path is on one.
+    #[must_use]
+    pub fn unwatched_mount(&self, path: &Path) -> Option<&Path> {
+        let mut mounts = path
+            .ancestors()
+            .filter_map(|mount| self.mounts.get_key_value(mount));
+        let (mount, is_watched) = mounts.next()?;
+        (!is_watched).then_some(mount.as_path())
+    }
+
+    /// Returns the reason why changes may be missing from a time on.
+    #[must_use]
+    pub fn gap_since(&self, time: usize) -> Option<String> {
+        let mut gaps = self.gaps.iter();
+        let gap = gaps.find(|(when, _)| *when >= time);
+        gap.map(|(_, reason)| reason.clone())
     }
 
     /// Returns what happened since an image.
@@ -278,25 +299,23 @@ impl Record {
 }
 
 impl Since<'_> {
-    /// Returns the reason why changes may be missing; `None` if all are known. `places` are paths that matter.
+    /// Returns the reason why changes may be missing everywhere; `None` if all are known where a watcher watches.
+    /// `is_running` is true if the watcher is expected to run now.
     #[must_use]
-    pub fn gap(&self, places: &[&Path]) -> Option<String> {
+    pub fn gap(&self, is_running: bool) -> Option<String> {
         let Some(image) = self.image else {
             return Some("nobody watched when the image was made".to_owned());
         };
-        let record = self.record;
-        if record.watching {
-            return Some("the watcher was killed".to_owned());
+        if self.record.watching && !is_running {
+            return Some("the watcher was killed, or the machine stopped".to_owned());
         }
-        if let Some((_, reason)) = record.gaps.iter().find(|(when, _)| *when >= image) {
-            return Some(reason.clone());
-        }
-        let unwatched = |place: &&Path| {
-            let mut at = record.unwatched.iter();
-            at.find(|mount| mount.parent().is_some() && place.starts_with(mount))
-        };
-        let mount = places.iter().find_map(unwatched);
-        mount.map(|mount| format!("the file system at {} cannot be watched", mount.display()))
+        self.record.gap_since(image)
+    }
+
+    /// Returns the mount point of a file system that cannot be watched, if the path is on one.
+    #[must_use]
+    pub fn unwatched_mount(&self, path: &Path) -> Option<&Path> {
+        self.record.unwatched_mount(path)
     }
 
     /// Returns the paths that the job has touched since, with what is known of them.
@@ -330,21 +349,6 @@ impl Since<'_> {
     }
 }
 
-/// Lists everything in a folder, at any depth, without following links.
-pub(super) fn everything_in(folder: &Path) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    let mut folders = vec![folder.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in folder.read_dir().into_iter().flatten().flatten() {
-            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                folders.push(entry.path());
-            }
-            found.push(entry.path());
-        }
-    }
-    found
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -357,12 +361,6 @@ mod tests {
         record
     }
 
-    fn begin() -> Line {
-        Line::Begin {
-            unwatched: Vec::new(),
-        }
-    }
-
     fn job(path: &str, change: JobChange) -> Line {
         let path = path.into();
         Line::Job { path, change }
@@ -371,7 +369,7 @@ mod tests {
     #[test]
     fn what_the_job_touched_after_an_image_is_known() {
         let lines = [
-            begin(),
+            Line::Begin,
             job("/w/a", JobChange::Created),
             Line::Image { id: 4 },
             job("/w/b", JobChange::Changed),
@@ -382,25 +380,25 @@ mod tests {
         ];
         let record = record(&lines);
         let since = record.since(4);
-        assert_eq!(since.gap(&[]), None);
+        assert_eq!(since.gap(false), None);
         let touched: Vec<_> = since.touched().map(|(path, _)| path).collect();
         assert_eq!(touched, [Path::new("/w/b")]);
         let touch = since.touched().next().unwrap().1;
         assert!(since.was_not_jobs(&touch));
         assert!(!since.by_job(Path::new("/w/a")) && since.by_others(Path::new("/w/notes")));
-        assert!(record.since(5).gap(&[]).is_some());
+        assert!(record.since(5).gap(false).is_some());
     }
 
     #[test]
     fn a_part_without_an_end_is_a_gap() {
-        let cut = [begin(), Line::Image { id: 1 }];
-        assert!(record(&cut).since(1).gap(&[]).is_some());
+        let cut = [Line::Begin, Line::Image { id: 1 }];
+        assert!(record(&cut).since(1).gap(false).is_some());
         let mut again = record(&cut);
-        again.add(begin());
+        again.add(Line::Begin);
         again.add(Line::Image { id: 2 });
         again.add(Line::End);
-        assert!(again.since(1).gap(&[]).is_some());
-        assert_eq!(again.since(2).gap(&[]), None);
+        assert!(again.since(1).gap(false).is_some());
+        assert_eq!(again.since(2).gap(false), None);
     }
 
     #[test]
@@ -410,7 +408,7 @@ mod tests {
             names: vec!["old".into()],
         };
         let record = record(&[
-            begin(),
+            Line::Begin,
             names,
             job("/w/old", JobChange::MovedTo),
             job("/w/new", JobChange::MovedTo),
@@ -425,9 +423,22 @@ mod tests {
     }
 
     #[test]
+    fn a_path_belongs_to_the_nearest_mount() {
+        let record = record(&[Line::Mounts {
+            watched: vec!["/".into(), "/nfs/local".into()],
+            unwatched: vec!["/nfs".into()],
+        }]);
+        let mount = |path: &str| record.unwatched_mount(Path::new(path)).map(Path::to_owned);
+        assert_eq!(mount("/nfs/a"), Some("/nfs".into()));
+        assert_eq!(mount("/w/a"), None);
+        assert_eq!(mount("/nfs/local/a"), None);
+        assert_eq!(mount("/nfsa"), None);
+    }
+
+    #[test]
     fn a_folder_that_is_gone_takes_its_files_along() {
         let record = record(&[
-            begin(),
+            Line::Begin,
             job("/w/d", JobChange::Created),
             job("/w/d/a", JobChange::Created),
             job("/w/da", JobChange::Created),

@@ -4,13 +4,15 @@
 //! store is told of every path that it changes. A rollback that is cut short, by a kill or a full disk, is therefore
 //! planned again from what it left, and ends in the same state.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::fmt::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-use super::kept::{Content, KeptFile, KeptFiles, Kind, Unkept, changed_ns};
+use super::held::Held;
+use super::kept::{Content, KeptFile, KeptFiles, Kind, Unkept, Writer, changed_ns};
 use super::patterns::Patterns;
-use super::record::{Since, everything_in};
+use super::record::Since;
+use super::scan::{Scan, TooMany};
 
 /// What happens when a file cannot be put back (`files.on_lost`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +37,8 @@ pub struct Lost {
 pub enum Why {
     /// Its content at the snapshot is not in the image.
     Unkept(Unkept),
+    /// The store held it by a link, and the job has changed it in place.
+    HeldChanged,
     /// It existed before the job first changed it, which was after the snapshot.
     NotYetJobs,
     /// The job and another program have both changed it.
@@ -49,15 +53,19 @@ impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unkept(reason) => {
-                write!(
-                    f,
-                    "the job changed it, and its content was not kept: {reason}"
-                )
+                write!(f, "changed since, and its content was not kept: {reason}")
             }
-            Self::NotYetJobs => f.write_str("the job first changed it after the snapshot"),
-            Self::OthersToo => f.write_str("the job and another program changed it"),
-            Self::Unknown => f.write_str("it changed, and it is not known who changed it"),
-            Self::Owner => f.write_str("it belongs to another user now"),
+            Self::HeldChanged => {
+                f.write_str("changed in place since, and it is larger than files.keep_content")
+            }
+            Self::NotYetJobs => f.write_str(
+                "the job first changed it after the snapshot; files.include keeps such files from the start",
+            ),
+            Self::OthersToo => f.write_str("changed since by the job and by another program"),
+            Self::Unknown => f.write_str(
+                "changed since, and it is not known by whom; list it in files.include if the job writes it",
+            ),
+            Self::Owner => f.write_str("belongs to another user now"),
         }
     }
 }
@@ -75,6 +83,15 @@ pub enum RollbackError {
         lost: Vec<Lost>,
         /// Why not all changes are known, if that is so.
         gap: Option<String>,
+    },
+    /// The folders cannot be searched for changes.
+    #[error("cannot find out what has changed since the snapshot ({gap})")]
+    Scan {
+        /// Why the record does not tell.
+        gap: String,
+        /// The reason.
+        #[source]
+        source: TooMany,
     },
     /// A system call failed.
     #[error("cannot {operation} {}", path.display())]
@@ -104,9 +121,11 @@ fn named(lost: &[Lost]) -> String {
 /// The steps that make the job's files equal to a set.
 #[derive(Debug, Default)]
 pub struct Rollback {
-    /// What the job made since: it goes aside.
+    /// Files and links that the job created since: they go aside.
     pub(super) aside: Vec<PathBuf>,
-    /// What the job renamed since: its present name, and the one it had.
+    /// Folders that the job created since, what is in a folder before it: they are removed.
+    pub(super) folders: Vec<PathBuf>,
+    /// Files that the job renamed since and whose content is nowhere else: the present name, and the earlier one.
     pub(super) moves: Vec<(PathBuf, PathBuf)>,
     /// What is put back, in the order of the paths: folders before what is in them.
     pub(super) put_back: Vec<(PathBuf, KeptFile)>,
@@ -121,52 +140,90 @@ pub struct Place<'a> {
     pub folder: &'a Path,
     /// Paths that are ckpt-run's own: the store, and the files that its output goes to.
     pub ours: &'a [PathBuf],
-    /// The files of the list of open files: somebody else rolls them back.
-    pub open: &'a HashSet<&'a Path>,
+    /// Contents that the store holds as files.
+    pub held: &'a Held,
+    /// `files.include`.
+    pub included: &'a Patterns,
     /// `files.exclude`.
     pub excluded: &'a Patterns,
+    /// What happens when a file cannot be put back.
+    pub on_lost: OnLost,
+}
+
+/// A comparison in progress.
+#[derive(Clone, Copy)]
+struct Comparison<'a> {
+    set: &'a KeptFiles,
+    since: Since<'a>,
+    place: Place<'a>,
+    /// Reason why changes may be missing.
+    gap: Option<&'a str>,
+}
+
+impl Comparison<'_> {
+    /// Returns true if changes of this path may be missing in the record.
+    fn is_unsure(&self, path: &Path) -> bool {
+        self.gap.is_some() || self.since.unwatched_mount(path).is_some()
+    }
+
+    /// Returns true if the job is known to have changed a file of the set since, or may have done so in a way that leaves
+    /// no trace.
+    fn is_by_job(&self, path: &Path, then: &KeptFile) -> bool {
+        let by_unrecorded = || match then.writer {
+            Writer::Open => self.is_unsure(path),
+            Writer::Included => true,
+            Writer::Job | Writer::Unknown => self.place.included.matches(path),
+        };
+        self.since.by_job(path) || then.is_mapped || by_unrecorded()
+    }
 }
 
 impl Rollback {
     /// Compares the files with the set of an image, and with what happened since.
     ///
     /// # Errors
-    /// [`RollbackError::Lost`] names all files that would differ, unless the user accepts that.
+    /// [`RollbackError::Lost`] names all files that would differ, unless the user accepts that;
+    /// [`RollbackError::Scan`].
     pub fn plan(
         set: &KeptFiles,
         since: Since<'_>,
         place: Place<'_>,
-        on_lost: OnLost,
     ) -> Result<Self, RollbackError> {
-        let mut places: Vec<&Path> = set.files.keys().map(PathBuf::as_path).collect();
-        places.push(place.folder);
-        let gap = since.gap(&places);
+        let gap = since.gap(false);
+        let comparison = Comparison {
+            set,
+            since,
+            place,
+            gap: gap.as_deref(),
+        };
         let mut plan = Self::default();
-        let concerns = |path: &Path| !place.open.contains(path) && !place.excluded.matches(path);
-        for (path, file) in set.files.iter().filter(|(path, _)| concerns(path)) {
-            plan.compare(path, file, since, gap.is_some());
+        let concerns = |path: &Path, file: &KeptFile| {
+            file.writer == Writer::Open || !place.excluded.matches(path)
+        };
+        for (path, file) in set.files.iter().filter(|(path, file)| concerns(path, file)) {
+            plan.compare(path, file, comparison);
         }
         let new = since
             .touched()
-            .filter(|(path, _)| !set.files.contains_key(*path));
-        for (path, touch) in new.filter(|(path, _)| concerns(path)) {
+            .filter(|(path, _)| !set.files.contains_key(*path) && !place.excluded.matches(path));
+        for (path, touch) in new {
             let found = path.symlink_metadata().ok();
             let is_folder = found.as_ref().is_some_and(std::fs::Metadata::is_dir);
             match (since.was_not_jobs(&touch), found) {
-                // A folder of somebody's is not lost by what the job makes in it.
+                // A folder of another program is not lost by what the job creates in it.
                 (true, Some(_)) if is_folder => {}
                 (true, _) => plan.lose(path, Why::NotYetJobs),
+                (false, Some(_)) if is_folder => plan.folders.push(path.to_owned()),
                 (false, Some(_)) => plan.aside.push(path.to_owned()),
                 (false, None) => {}
             }
         }
-        if gap.is_some() {
-            plan.look_around(set, since, place);
-        }
+        plan.look_around(comparison)?;
         plan.find_renamed(set);
-        // What is in a folder goes before the folder.
-        plan.aside.sort_by(|left, right| right.cmp(left));
-        if plan.lost.is_empty() || on_lost == OnLost::Warn {
+        plan.aside.sort();
+        plan.aside.dedup();
+        plan.folders.sort_by(|left, right| right.cmp(left));
+        if plan.lost.is_empty() || place.on_lost == OnLost::Warn {
             return Ok(plan);
         }
         Err(RollbackError::Lost {
@@ -181,106 +238,103 @@ impl Rollback {
     }
 
     /// Decides about a file of the set.
-    fn compare(&mut self, path: &Path, then: &KeptFile, since: Since<'_>, gap: bool) {
+    fn compare(&mut self, path: &Path, then: &KeptFile, comparison: Comparison<'_>) {
         let now = KeptFile::of(path);
-        if now.as_ref().is_some_and(|now| then.is_unchanged(now)) {
-            return;
-        }
-        let is_same_folder = then.kind == Kind::Folder
-            && now.as_ref().is_some_and(|now| {
-                now.kind == Kind::Folder && (now.mode, now.owner) == (then.mode, then.owner)
-            });
-        if is_same_folder {
-            return;
-        }
-        if !since.by_job(path) {
-            if gap {
-                self.lose(path, Why::Unknown);
-            }
-            // Else somebody else has changed it, and the job would see that without a restore, too.
-            return;
-        }
-        if since.by_others(path) && then.kind != Kind::Folder {
-            self.lose(path, Why::OthersToo);
-            return;
-        }
-        if let Some(now) = &now
-            && now.owner.0 != then.owner.0
+        let frozen_ns = comparison.set.frozen_ns;
+        if now
+            .as_ref()
+            .is_some_and(|now| then.is_unchanged(now, frozen_ns) || is_same_folder(then, now))
         {
-            self.lose(path, Why::Owner);
             return;
         }
-        let is_there = now.as_ref().is_some_and(|now| then.has_same_content(now));
-        match &then.kind {
-            Kind::File {
-                content: Content::Unkept(reason),
-                ..
-            } if !is_there => self.lose(path, Why::Unkept(*reason)),
-            Kind::File {
-                content: Content::Open,
-                ..
-            } => {}
-            _ => self.put_back.push((path.to_owned(), then.clone())),
+        let is_there = !then.is_mapped && now.as_ref().is_some_and(|it| then.has_same_content(it));
+        if !comparison.is_by_job(path, then) {
+            let may_be_job = comparison.is_unsure(path) || then.writer == Writer::Unknown;
+            match &now {
+                // Another program has changed it; a job that was never interrupted would see that, too.
+                _ if !may_be_job => {}
+                Some(_) if is_there => {}
+                Some(_) => self.lose(path, Why::Unknown),
+                // To create it overwrites nothing.
+                None => self.decide_content(path, then, false, comparison),
+            }
+            return;
+        }
+        if comparison.since.by_others(path) && then.kind != Kind::Folder && !is_there {
+            self.lose(path, Why::OthersToo);
+        } else if now.is_some_and(|now| now.owner.0 != then.owner.0) {
+            self.lose(path, Why::Owner);
+        } else {
+            self.decide_content(path, then, is_there, comparison);
         }
     }
 
-    /// Finds files of the set among those that the job made since: they have another name only, and get theirs back.
-    fn find_renamed(&mut self, set: &KeptFiles) {
-        let files = set.files.iter();
-        let files = files.filter(|(_, file)| matches!(file.kind, Kind::File { .. }));
-        let mut names: HashMap<(u64, u64), &Path> = files
-            .map(|(path, file)| (file.identity, path.as_path()))
-            .collect();
-        let identity = |path: &Path| KeptFile::of(path).map(|file| file.identity);
-        let mut moves = Vec::new();
-        self.aside.retain(|from| {
-            let Some(identity_now) = identity(from) else {
-                return true;
-            };
-            let Some(to) = names.get(&identity_now).copied() else {
-                return true;
-            };
-            if identity(to) == Some(identity_now) {
-                return true; // it has both names
-            }
-            names.remove(&identity_now);
-            moves.push((from.clone(), to.to_owned()));
-            false
-        });
-        self.moves = moves;
-        for (_, to) in &self.moves {
-            // Its content may be all there: then only the name comes back.
-            self.lost
-                .retain(|lost| lost.path != *to || lost.why == Why::Owner);
-            let Some(then) = set.files.get(to) else {
-                continue;
-            };
-            let is_planned = self.put_back.iter().any(|(path, _)| path == to);
-            if !is_planned
-                && !matches!(
-                    then.kind,
-                    Kind::File {
-                        content: Content::Open,
-                        ..
+    fn decide_content(
+        &mut self,
+        path: &Path,
+        then: &KeptFile,
+        is_there: bool,
+        comparison: Comparison<'_>,
+    ) {
+        if let Kind::File { size, content } = &then.kind {
+            match content {
+                Content::Appended => return,
+                Content::Unkept(reason) if !is_there => {
+                    return self.lose(path, Why::Unkept(*reason));
+                }
+                Content::Held { name } if !is_there => {
+                    if !comparison.place.held.has(name, *size, then.modified_ns) {
+                        return self.lose(path, Why::HeldChanged);
                     }
-                )
-            {
-                self.put_back.push((to.clone(), then.clone()));
+                }
+                Content::Kept { .. } | Content::Held { .. } | Content::Unkept(_) => {}
             }
         }
-        for (from, to) in &self.moves {
-            let Some(Kind::File {
-                content: Content::Unkept(reason),
-                ..
-            }) = set.files.get(to).map(|file| &file.kind)
-            else {
+        self.put_back.push((path.to_owned(), then.clone()));
+    }
+
+    /// Finds the present names of files whose content is nowhere else: logs that the job appends to and rotates, and
+    /// files that are too large.
+    fn find_renamed(&mut self, set: &KeptFiles) {
+        let is_elsewhere = |file: &KeptFile| match file.kind {
+            Kind::File { ref content, .. } => {
+                matches!(
+                    content,
+                    Content::Appended | Content::Unkept(_) | Content::Held { .. }
+                )
+            }
+            Kind::Folder | Kind::Link { .. } => false,
+        };
+        let wanted = set.files.iter().filter(|(_, file)| is_elsewhere(file));
+        let wanted: HashMap<_, _> = wanted
+            .filter(|(path, file)| !KeptFile::of(path).is_some_and(|now| file.is_same_file(&now)))
+            .map(|(path, file)| ((file.identity, file.born_ns), (path, file)))
+            .collect();
+        if wanted.is_empty() {
+            return;
+        }
+        let replaced = self.put_back.iter().map(|(path, _)| path);
+        let sources: BTreeSet<PathBuf> = self.aside.iter().chain(replaced).cloned().collect();
+        for from in sources {
+            let Some(now) = KeptFile::of(&from) else {
                 continue;
             };
-            let now = KeptFile::of(from);
-            if !now.is_some_and(|now| set.files[to].has_same_content(&now)) {
-                let (path, why) = (to.clone(), Why::Unkept(*reason));
-                self.lost.push(Lost { path, why });
+            let Some((to, then)) = wanted.get(&(now.identity, now.born_ns)) else {
+                continue;
+            };
+            let is_whole = then.is_appended() || then.has_same_content(&now);
+            if !is_whole || self.moves.iter().any(|(_, taken)| taken == *to) {
+                continue;
             }
+            self.aside.retain(|path| *path != from);
+            self.lost
+                .retain(|lost| lost.path != **to || lost.why == Why::Owner);
+            // Only its name, and what else is not content.
+            let is_planned = self.put_back.iter().any(|(path, _)| path == *to);
+            if !then.is_appended() && !is_planned {
+                self.put_back.push(((*to).clone(), (*then).clone()));
+            }
+            self.moves.push((from, (*to).clone()));
         }
         self.put_back.sort_by(|left, right| left.0.cmp(&right.0));
     }
@@ -293,41 +347,63 @@ impl Rollback {
         found.map_or(path, |(from, _)| from)
     }
 
-    /// Looks for changes that nobody has recorded, in the working folder and wherever the job has files.
-    fn look_around(&mut self, set: &KeptFiles, since: Since<'_>, place: Place<'_>) {
-        let mut found: BTreeSet<PathBuf> = BTreeSet::new();
-        if place.folder.parent().is_some() {
-            found.extend(everything_in(place.folder));
-        }
+    /// Searches for new files that nobody has recorded: in the working folder and wherever the job has files.
+    fn look_around(&mut self, comparison: Comparison<'_>) -> Result<(), RollbackError> {
+        let Comparison {
+            set, since, place, ..
+        } = comparison;
         let files = set.files.keys().map(PathBuf::as_path);
-        let files = files.chain(place.open.iter().copied());
-        let folders: BTreeSet<&Path> = files.filter_map(Path::parent).collect();
-        for folder in folders {
-            let entries = folder.read_dir().into_iter().flatten().flatten();
-            found.extend(entries.map(|entry| entry.path()));
+        let folders: BTreeSet<&Path> = files
+            .filter_map(Path::parent)
+            .filter(|folder| comparison.is_unsure(folder))
+            .collect();
+        let tree_is_unsure = comparison.is_unsure(place.folder);
+        if folders.is_empty() && !tree_is_unsure {
+            return Ok(());
         }
+        let scan = Scan {
+            tree: if tree_is_unsure {
+                place.folder
+            } else {
+                Path::new("/")
+            },
+            folders: &folders,
+            ours: place.ours,
+        };
+        let mut found = Vec::new();
+        let mut see = |path: &Path, metadata: &std::fs::Metadata| {
+            let is_new = metadata.is_file() && changed_ns(metadata) > set.frozen_ns;
+            let is_known = set.files.contains_key(path)
+                || since.by_job(path)
+                || since.by_others(path)
+                || place.excluded.matches(path);
+            if is_new && !is_known {
+                found.push(path.to_owned());
+            }
+        };
+        scan.walk(&mut see).map_err(|source| RollbackError::Scan {
+            gap: comparison
+                .gap
+                .unwrap_or("a file system cannot be watched")
+                .to_owned(),
+            source,
+        })?;
         for path in found {
-            let is_known = set.files.contains_key(&path)
-                || place.open.contains(path.as_path())
-                || since.by_job(&path)
-                || since.by_others(&path)
-                || place.excluded.matches(&path)
-                || place.ours.iter().any(|ours| path.starts_with(ours));
-            let is_new = |path: &Path| {
-                let metadata = path.symlink_metadata();
-                metadata.is_ok_and(|found| found.is_file() && changed_ns(&found) > set.frozen_ns)
-            };
-            if !is_known && is_new(&path) {
+            if place.included.matches(&path) {
+                self.aside.push(path);
+            } else {
                 self.lose(&path, Why::Unknown);
             }
         }
+        Ok(())
     }
 
     /// Returns the paths that the rollback changes.
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
         let put_back = self.put_back.iter().map(|(path, _)| path.as_path());
         let moved = self.moves.iter().flat_map(|(from, to)| [from, to]);
-        let aside = self.aside.iter().chain(moved).map(PathBuf::as_path);
+        let created = self.aside.iter().chain(&self.folders);
+        let aside = created.chain(moved).map(PathBuf::as_path);
         aside.chain(put_back)
     }
 
@@ -343,10 +419,9 @@ impl Rollback {
                 _ => None,
             })
     }
+}
 
-    /// Returns how many files go aside and how many are put back.
-    #[must_use]
-    pub fn counts(&self) -> (usize, usize) {
-        (self.aside.len(), self.put_back.len() + self.moves.len())
-    }
+fn is_same_folder(then: &KeptFile, now: &KeptFile) -> bool {
+    let about = |file: &KeptFile| (file.kind == Kind::Folder, file.mode, file.owner);
+    then.kind == Kind::Folder && about(then) == about(now)
 }

@@ -5,12 +5,11 @@
 //! pid 0, and a process that has ended keeps its number. It writes lines of the record, each once between two images,
 //! and ends when pid 1 closes its standard input.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, FromRawFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -21,8 +20,10 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::SigSet;
 
 use super::group::{Batch, Change, Event, Group};
+use super::kept::{TICK_NS, changed_ns, is_in_memory, modified_ns};
 use super::marks::watch_all;
 use super::record::{JobChange, Line};
+use super::scan::everything_in;
 use super::wire::DONE;
 use crate::clock;
 
@@ -36,8 +37,8 @@ const INIT: i32 = 1;
 const SYNC_EVERY: Duration = Duration::from_secs(1);
 /// Limit on the reads after which a mark counts as done, whatever else happens on the machine.
 const DRAIN_READS_MAX: usize = 10_000;
-/// Length of a tick of the clock that file systems take times from, with room.
-const TICK_NS: i64 = 20_000_000;
+/// Limit on the entries of the working folder that are listed before the job starts.
+const LISTED_MAX: usize = 50_000;
 /// Names that CRIU makes and removes beside the job's files.
 const CRIUS_OWN: &[u8] = b"link_remap.";
 
@@ -118,19 +119,52 @@ struct Watcher {
 impl Watcher {
     fn begin(ours: Vec<PathBuf>, log: &mut Log) -> io::Result<Self> {
         let mut group = Group::new()?;
-        let unwatched = watch_all(&mut group)?;
+        let mounts = watch_all(&mut group)?;
         // A line of an earlier watcher may have been cut short.
         log.text.push(b'\n');
-        log.add(&Line::Begin { unwatched });
-        log.flush()?;
-        Ok(Self {
+        log.add(&Line::Begin);
+        log.add(&mounts);
+        let mut watcher = Self {
             group,
             mounts: File::open("/proc/self/mountinfo")?,
             ours,
             written: HashSet::new(),
             folders: HashSet::new(),
             since_ns: clock::unix_ns() - TICK_NS,
-        })
+        };
+        watcher.list_folders(log);
+        log.flush()?;
+        Ok(watcher)
+    }
+
+    /// Lists the names in the working folder and below: the job may create and rename within less time than it takes to
+    /// list a folder on its first change.
+    fn list_folders(&mut self, log: &mut Log) {
+        let mut left = LISTED_MAX;
+        let mut folders: VecDeque<PathBuf> = std::env::current_dir().into_iter().collect();
+        while let Some(folder) = folders.pop_front() {
+            let mut names = Vec::new();
+            for entry in folder.read_dir().into_iter().flatten().flatten() {
+                left -= 1;
+                if left == 0 {
+                    return;
+                }
+                if entry.file_type().is_ok_and(|kind| kind.is_dir()) && !self.is_ours(&entry.path())
+                {
+                    folders.push_back(entry.path());
+                }
+                names.extend(entry.file_name().into_string().ok());
+            }
+            log.add(&Line::Names {
+                folder: folder.clone(),
+                names,
+            });
+            self.folders.insert(folder);
+        }
+    }
+
+    fn is_ours(&self, path: &Path) -> bool {
+        self.ours.iter().any(|ours| path.starts_with(ours))
     }
 
     fn run(&mut self, socket: &UnixStream, log: &mut Log) -> io::Result<()> {
@@ -183,10 +217,7 @@ impl Watcher {
         // Reading it to the end makes the next change known.
         self.mounts = File::open("/proc/self/mountinfo")?;
         let _ = (&self.mounts).read_to_string(&mut text);
-        let unwatched = watch_all(&mut self.group)?;
-        if !unwatched.is_empty() {
-            log.add(&Line::Unwatched { unwatched });
-        }
+        log.add(&watch_all(&mut self.group)?);
         Ok(())
     }
 
@@ -231,7 +262,7 @@ impl Watcher {
 
     fn take_event(&mut self, event: &Event, log: &mut Log) {
         if event.pid == INIT
-            || self.ours.iter().any(|ours| event.folder.starts_with(ours))
+            || self.is_ours(&event.folder)
             || event.name.as_bytes().starts_with(CRIUS_OWN)
         {
             return;
@@ -257,6 +288,23 @@ impl Watcher {
             log.add(&Line::Names { folder, names });
         }
         let change = JobChange::of(event.change, event.is_folder);
+        self.add_change(path.clone(), change, log);
+        if event.is_folder && event.change == Change::MovedTo {
+            // Everything in it has another name now.
+            match everything_in(&path) {
+                Ok(below) => {
+                    for path in below {
+                        self.add_change(path, change, log);
+                    }
+                }
+                Err(error) => log.add(&Line::Gap {
+                    reason: format!("a folder was renamed: {error}"),
+                }),
+            }
+        }
+    }
+
+    fn add_change(&mut self, path: PathBuf, change: JobChange, log: &mut Log) {
         if self.written.insert((path.clone(), Some(change))) {
             log.add(&Line::Job { path, change });
         }
@@ -268,9 +316,8 @@ impl Watcher {
         let Ok(found) = path.symlink_metadata() else {
             return false;
         };
-        let latest = |seconds: i64, ns: i64| seconds * 1_000_000_000 + ns;
-        latest(found.ctime(), found.ctime_nsec()).max(latest(found.mtime(), found.mtime_nsec()))
-            >= self.since_ns
+        // The times of a file in memory do not change by stores through a mapping.
+        is_in_memory(path) || changed_ns(&found).max(modified_ns(&found)) >= self.since_ns
     }
 }
 

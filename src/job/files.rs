@@ -65,6 +65,9 @@ pub struct OpenFile {
     /// True if some descriptor writes at any place, not only at the end. It has no meaning after the snapshot.
     #[serde(skip)]
     pub rewrites: bool,
+    /// True if the file is mapped, shared and writable. It has no meaning after the snapshot.
+    #[serde(skip)]
+    pub is_mapped: bool,
 }
 
 impl OpenFile {
@@ -78,23 +81,9 @@ impl OpenFile {
     }
 
     /// Returns true if all its content at the snapshot stays in it, whatever the job does.
-    pub(super) fn is_appended(&self) -> bool {
+    #[must_use]
+    pub fn is_appended(&self) -> bool {
         self.written() && !self.rewrites && self.content.is_none()
-    }
-
-    /// Returns true if a restore creates the file again when it is missing.
-    #[must_use]
-    pub fn remade(&self) -> bool {
-        self.in_memory && self.content.is_some()
-    }
-
-    /// Returns true if the file's size alone does not determine its content: the job does not only append to it, or it
-    /// is in memory. A file that the job is rewriting may be rewritten once more, under this name or another, before
-    /// the job is restored.
-    #[must_use]
-    pub fn wants_content(&self, bytes_max: u64) -> bool {
-        let changes = self.access == Access::Update || self.rewrites;
-        (changes && self.size <= bytes_max) || (self.written() && self.in_memory)
     }
 }
 
@@ -250,8 +239,10 @@ fn note(found: &mut BTreeMap<PathBuf, OpenFile>, path: &Path, metadata: &Metadat
         sample: None,
         links: Vec::new(),
         rewrites: false,
+        is_mapped: false,
     });
     file.rewrites |= usage.rewrites;
+    file.is_mapped |= usage.is_mapped;
     if access > file.access {
         file.access = access;
         file.in_memory = access > Access::Map && in_memory(path);
@@ -317,6 +308,8 @@ struct Usage {
     pub access: Access,
     /// True if it writes at any place.
     pub rewrites: bool,
+    /// True if it is a mapping that writes.
+    pub is_mapped: bool,
 }
 
 impl Usage {
@@ -329,6 +322,7 @@ impl Usage {
         Self {
             access,
             rewrites: access > Access::Read && !flags.contains(OFlag::O_APPEND),
+            is_mapped: false,
         }
     }
 
@@ -340,12 +334,18 @@ impl Usage {
         } else {
             Access::Map
         };
-        Self { access, rewrites }
+        Self {
+            access,
+            rewrites,
+            is_mapped: rewrites,
+        }
     }
 
     /// Returns true if the known access of the file already includes this one.
     pub fn is_of(self, known: &OpenFile) -> bool {
-        known.access >= self.access && known.rewrites >= self.rewrites
+        known.access >= self.access
+            && known.rewrites >= self.rewrites
+            && known.is_mapped >= self.is_mapped
     }
 }
 

@@ -60,14 +60,14 @@ impl NodeKind {
     }
 }
 
-/// Lists the nodes that a restore of `pids` (host pids, frozen) and of the `files` with saved content needs, by path.
+/// Lists the nodes that a restore of `pids` (host pids, frozen) and of the `files` that they write needs, by path.
 ///
 /// Nodes without a name are left out, because CRIU restores them by itself. Nodes that cannot be inspected are left out
 /// too: the restore needs them only if they are missing by then.
 #[must_use]
 pub fn needed(pids: &[i32], files: &[OpenFile]) -> Vec<Node> {
     let mut recording = Recording::default();
-    for file in files.iter().filter(|file| file.content.is_some()) {
+    for file in files.iter().filter(|file| file.written()) {
         recording.add_parent(&file.path);
     }
     for pid in pids {

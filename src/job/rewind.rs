@@ -52,7 +52,7 @@ enum Action {
 /// # Errors
 /// The first file that cannot be rolled back.
 pub fn plan<'a>(
-    files: &'a [OpenFile],
+    files: impl IntoIterator<Item = &'a OpenFile>,
     nodes: &[Node],
     present_path: impl Fn(&'a Path) -> &'a Path,
 ) -> Result<Plan, RewindError> {
@@ -137,7 +137,15 @@ fn holds_the_same(file: &OpenFile, present: &Path, metadata: &Metadata) -> Resul
 }
 
 impl Plan {
-    /// Executes the plan. `content` writes a saved content (by its stream name) into a file; `aside` is a folder for
+    /// Creates the folders and named pipes that are missing.
+    ///
+    /// # Errors
+    /// The first that cannot be created.
+    pub fn make_nodes(&self) -> Result<(), RewindError> {
+        Ok(nodes::remake(&self.nodes)?)
+    }
+
+    /// Rolls the files back; [`make_nodes`](Self::make_nodes) comes first. `content` writes a saved content (by its stream name) into a file; `aside` is a folder for
     /// data that is cut off, created when it is needed.
     ///
     /// # Errors
@@ -147,7 +155,6 @@ impl Plan {
         aside: &Path,
         content: impl Fn(&str, &mut dyn Write) -> io::Result<()>,
     ) -> Result<Vec<CutAway>, RewindError> {
-        nodes::remake(&self.nodes)?;
         let mut cut = Vec::new();
         match self.take_steps(aside, content, &mut cut) {
             Ok(()) => Ok(cut),

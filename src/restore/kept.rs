@@ -1,13 +1,12 @@
 //! The files that the job writes: the image's list of them, and the rollback to it.
 
-use std::collections::HashSet;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 use super::error::RestoreError;
-use crate::config;
-use crate::files::{KeptFiles, Lost, OnLost, Rollback};
+use crate::files::{KeptFiles, Lost, Rollback, Sources};
+use crate::job::OpenFile;
 use crate::run::image_facts::KEPT_LIST;
 use crate::run::run_context::RunContext;
 use crate::store::ImageReader;
@@ -26,26 +25,24 @@ pub(super) struct Kept {
 
 impl Kept {
     /// Reads the list and compares. `None` for an image made before files were kept. Changes nothing.
-    pub fn plan(
-        context: &RunContext,
-        image: &ImageReader,
-        open: &HashSet<&Path>,
-    ) -> Result<Option<Self>, RestoreError> {
+    pub fn plan(context: &RunContext, image: &ImageReader) -> Result<Option<Self>, RestoreError> {
         if !image.contains(KEPT_LIST) {
             return Ok(None);
         }
         let list = image.read_to_vec(KEPT_LIST, LIST_BYTES_MAX)?;
         let set = KeptFiles::read(&list[..]).map_err(RestoreError::KeptList)?;
-        let on_lost = match context.config.files.on_lost {
-            config::OnLost::Refuse => OnLost::Refuse,
-            config::OnLost::Warn => OnLost::Warn,
-        };
         let id = image.manifest().id;
-        let rollback = context.files.plan(id.number(), &set, open, on_lost)?;
+        let rollback = context.files.plan(id.number(), &set)?;
         Ok(Some(Self {
             set: Arc::new(set),
             rollback,
         }))
+    }
+
+    /// Returns true if an open file is put back by this plan.
+    pub fn has(&self, file: &OpenFile) -> bool {
+        let found = self.set.files.get(&file.path);
+        found.is_some_and(|file| !file.is_appended())
     }
 
     /// Makes the files what they were.
@@ -56,25 +53,30 @@ impl Kept {
         aside: &Path,
     ) -> Result<(), RestoreError> {
         for Lost { path, why } in self.rollback.lost.iter().take(NAMED_MAX) {
-            tracing::warn!(file = %path.display(), "the job goes on with a file that is not as it was: {why}");
+            tracing::warn!(file = %path.display(), "the job continues with a file that is not as it was: {why}");
         }
         // Read once only to verify the hashes: no file may be partly overwritten with damaged content.
         for (stream, offset, size) in self.rollback.contents() {
             image.copy_range(stream, offset, size, &mut io::sink())?;
         }
-        self.rollback.carry_out(
-            &context.files.record_path(),
+        let done = self.rollback.execute(&Sources {
+            record: &context.files.record_path(),
             aside,
-            |stream, offset, size, mut target| {
+            held: context.files.held(),
+            content: |stream: &str, offset, size, mut target: &mut dyn io::Write| {
                 image
                     .copy_range(stream, offset, size, &mut target)
                     .map_err(io::Error::other)
             },
-        )?;
-        let (made_since, put_back) = self.rollback.counts();
-        if made_since + put_back > 0 {
-            let kept = aside.display();
-            tracing::info!(put_back, made_since, %kept, "the files that the job writes are as they were at the snapshot");
+        })?;
+        if done.aside + done.put_back > 0 {
+            tracing::info!(
+                put_back = done.put_back,
+                set_aside = done.aside,
+                not_saved = done.not_saved,
+                kept = %aside.display(),
+                "the job's files are as they were at the snapshot"
+            );
         }
         Ok(())
     }

@@ -9,7 +9,6 @@
 //! Every reason to refuse that can be checked in advance is checked before the first file is changed. A restore that
 //! fails later kills every process that it started. The caller records the reason, and sets a damaged image aside.
 
-use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -23,7 +22,7 @@ use crate::config;
 use crate::criu::{
     Inherited, RestoreOptions, Serve, ServeError, Tcp, plugin_restores, restore_arguments,
 };
-use crate::job::{self, CutAway};
+use crate::job::{self, CutAway, OpenFile};
 use crate::sandbox::{Ended, Sandbox, SandboxError, ToolCommand, ToolRun};
 use crate::store::{ImageId, ImageReader, ReadError};
 
@@ -71,14 +70,14 @@ pub(crate) fn examine(
     let look = |cuda_facts| gpu_resume::examine(context, standby, id, cuda_facts);
     let gpus = facts.cuda.as_ref().map(look).transpose()?.flatten();
     bundled_files::put_back(&image, &facts).map_err(RestoreError::Prepare)?;
-    let written = facts.files.iter().filter(|file| file.written());
-    let open: HashSet<&Path> = written.map(|file| file.path.as_path()).collect();
-    let kept = Kept::plan(context, &image, &open)?;
+    let kept = Kept::plan(context, &image)?;
+    let is_kept = |file: &OpenFile| kept.as_ref().is_some_and(|kept| kept.has(file));
+    let open = facts.files.iter().filter(|file| !is_kept(file));
     let present_path = |path| {
         kept.as_ref()
             .map_or(path, |kept| kept.rollback.present_path(path))
     };
-    let files = job::plan(&facts.files, &facts.nodes, present_path)?;
+    let files = job::plan(open, &facts.nodes, present_path)?;
     Ok(Candidate {
         id,
         facts,
@@ -212,6 +211,7 @@ fn rewind(
         image.copy_to(content, &mut io::sink())?;
     }
     let aside = context.aside(id);
+    open.make_nodes()?;
     if let Some(kept) = &kept {
         kept.put_back(context, image, &aside)?;
     }

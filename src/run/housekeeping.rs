@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use super::format::chain;
+use crate::files::Held;
 use crate::store::fs::durable::TEMPORARY_PREFIX;
 use crate::store::{ImageEntry, ListError, ReadError, Store, StoreLock};
 
@@ -103,6 +104,18 @@ pub(crate) fn remove_copies(store: &Store, lock: &StoreLock, needed: &Path) {
     };
     if let Err(error) = copies.remove() {
         tracing::warn!(%error, "cannot remove an old copy of the program");
+    }
+}
+
+/// Removes the large files that the store holds for images that are gone. The caller holds the store's lock, and no
+/// image is being written.
+pub fn remove_held(store: &Store) {
+    match store.images() {
+        Ok(images) => {
+            let images = images.iter().map(|image| image.id.number()).collect();
+            Held::of(store.path()).sweep(&images);
+        }
+        Err(error) => tracing::warn!("cannot look for images: {}", chain(&error)),
     }
 }
 

@@ -31,7 +31,7 @@ pub use exit_code::OURS;
 pub use failure_kind::FailureKind;
 pub use format::{chain, size};
 pub use gpu_facts::{CudaFacts, GpuFacts, GpuPairs, SparedThreads};
-pub use housekeeping::Copies;
+pub use housekeeping::{Copies, remove_held};
 pub use image_facts::{ImageFacts, Phase, Trigger};
 pub use machine::end_with_parent;
 pub use program::ProgramError;

@@ -17,10 +17,10 @@ use super::progress::Ongoing;
 use super::work_folder::{LOGS, WorkFolder};
 use crate::agent_client::{self, Token};
 use crate::clock;
-use crate::config::{Config, Memory};
+use crate::config::{self, Config, Memory, Watch};
 use crate::criu::{self, Criu, HOLD_PROGRAM};
 use crate::cuda;
-use crate::files::{JobFiles, LOG_DESCRIPTOR, WATCHER_ARGUMENT};
+use crate::files::{Choice, JobFiles, LOG_DESCRIPTOR, OnLost, WATCHER_ARGUMENT};
 use crate::sandbox::{Isolation, Sandbox, ToolCommand};
 use crate::store::fs::durable::{self, DurableError};
 use crate::store::{ImageId, Store, StoreLock};
@@ -89,7 +89,15 @@ impl RunContext {
         work.link_program(&program)?;
         renew_plugins(&store.path().join(PLUGINS))?;
         let agent = agent(config.cuda.memory, &store.path().join(COPIES))?;
-        let files = JobFiles::open(store.path(), work.path(), &directory, &config.files.exclude)?;
+        let choice = Choice {
+            include: &config.files.include,
+            exclude: &config.files.exclude,
+            on_lost: match config.files.on_lost {
+                config::OnLost::Refuse => OnLost::Refuse,
+                config::OnLost::Warn => OnLost::Warn,
+            },
+        };
+        let files = JobFiles::open(store.path(), work.path(), &directory, choice)?;
         let instance = format!("{}-{}", std::process::id(), clock::unix_ms());
         Ok(Self {
             work,
@@ -144,11 +152,11 @@ impl RunContext {
         }
     }
 
-    /// Has a process in the sandbox watch the files that the job writes. Without isolation nobody can: the snapshot
-    /// says so.
+    /// Has a process in the sandbox watch the files that the job writes, unless the user does not want that or there are
+    /// no namespaces: then snapshots scan for changes.
     pub fn watch(&self, sandbox: &Sandbox) {
         self.files.drop_watcher();
-        if sandbox.isolation() == Isolation::None {
+        if sandbox.isolation() == Isolation::None || self.config.files.watch == Watch::Off {
             return;
         }
         if let Err(error) = self.try_watch(sandbox) {

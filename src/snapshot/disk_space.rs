@@ -13,6 +13,7 @@ use crate::config;
 use crate::run::format::{chain, size};
 use crate::run::image_facts::run_of;
 use crate::run::machine;
+use crate::run::remove_held;
 use crate::run::run_context::RunContext;
 use crate::run::run_state::RunState;
 use crate::store::{Effort, Fate, GoesOn, ImageEntry, ImageId, Planned, Policy, WriteError};
@@ -59,6 +60,7 @@ fn forget(
     }
     let forgotten = context.store.forget(&context.lock, plan, effort, goes_on)?;
     if !forgotten.images.is_empty() {
+        remove_held(&context.store);
         tracing::debug!(
             images = forgotten.images.len(),
             bytes = %size(forgotten.swept.bytes),

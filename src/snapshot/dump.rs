@@ -184,11 +184,9 @@ impl<'a> Dump<'a> {
             return Err(SnapshotError::Ended);
         }
         self.inherited.check(&processes)?;
-        let bytes_max = self.context().config.files.keep_content;
-        let open = |name: &str| self.stream(name);
         // Locked only for the mark: no other thread waits for the streams while file contents are read.
         let mark = || locked(self.subject.streams).mark();
-        let recorded = Recorded::take(processes, bytes_max, mark, open)?;
+        let recorded = Recorded::take(processes, mark)?;
         let open = recorded.written();
         let keeping = Keeping::begin(self.context(), self.image, &open, |name| self.stream(name))?;
         *locked(&self.keeping) = Some(keeping);
@@ -224,6 +222,9 @@ impl<'a> Dump<'a> {
         writer.start_workers();
         let keeping = taken(&self.keeping)?;
         let (set, kept) = keeping.finish(self.context(), &writer)?;
+        if self.context().files.is_news(&kept) {
+            tracing::warn!("{}", kept.warning());
+        }
         facts.kept = Some(kept);
         writer.settle()?;
         watch.lap("write");

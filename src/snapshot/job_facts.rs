@@ -1,21 +1,18 @@
 //! The facts that an image records about a job beyond CRIU's: sizes and contents of files, positions of the standard
 //! streams, sockets, timers. They are recorded while the tasks are frozen.
 
-use std::collections::HashSet;
-use std::fs::File;
-use std::io::{self, Read};
-use std::path::Path;
+use std::io;
 use std::time::Duration;
 
 use super::error::SnapshotError;
 use super::take_snapshot::Subject;
-use crate::job::{self, Access, Node, OpenFile, Process};
+use crate::files::{OpenUse, OpenUses};
+use crate::job::{self, Node, OpenFile, Process};
 use crate::run::gpu_facts::CudaFacts;
 use crate::run::image_facts::ImageFacts;
 use crate::run::machine;
 use crate::run::streams::Marks;
 use crate::sandbox::Isolation;
-use crate::store::StreamWriter;
 
 /// The recorded facts.
 pub(crate) struct Recorded {
@@ -29,44 +26,15 @@ pub(crate) struct Recorded {
 }
 
 impl Recorded {
-    /// Records all facts. The contents of files up to `bytes_max` go into streams that `open` opens; the standard
-    /// streams are marked last.
+    /// Records all facts; the standard streams are marked last.
     pub fn take(
         processes: Vec<Process>,
-        bytes_max: u64,
         mark: impl FnOnce() -> io::Result<Marks>,
-        open: impl Fn(&str) -> Result<StreamWriter, SnapshotError>,
     ) -> Result<Self, SnapshotError> {
         let pids: Vec<i32> = processes.iter().map(|process| process.host_pid).collect();
         let mut files = job::collect(&pids)?;
         let sockets = job::Sockets::record(&pids)?;
         let timers = job::rung_timers(&processes)?;
-        for (index, file) in files
-            .iter_mut()
-            .filter(|file| file.wants_content(bytes_max))
-            .enumerate()
-        {
-            let name = format!("files/{index}");
-            let content = |source| SnapshotError::Content {
-                path: file.path.display().to_string(),
-                source,
-            };
-            let source = match File::open(&file.path) {
-                Ok(source) => source,
-                // The job only writes the file, perhaps as a user who may not read it.
-                Err(error)
-                    if error.kind() == io::ErrorKind::PermissionDenied
-                        && file.access == Access::Write =>
-                {
-                    continue;
-                }
-                Err(error) => return Err(content(error)),
-            };
-            let mut stream = open(&name)?;
-            stream.copy_from(&mut source.take(file.size))?;
-            stream.finish()?;
-            file.content = Some(name);
-        }
         job::sample_appended(&mut files);
         Ok(Self {
             accounts: job::account(&processes),
@@ -79,10 +47,17 @@ impl Recorded {
         })
     }
 
-    /// Returns the open files that the job writes.
-    pub fn written(&self) -> HashSet<&Path> {
+    /// Returns the files that the job has open for writing.
+    pub fn written(&self) -> OpenUses<'_> {
         let written = self.files.iter().filter(|file| file.written());
-        written.map(|file| file.path.as_path()).collect()
+        let uses = written.map(|file| {
+            let open = OpenUse {
+                appends: file.is_appended() && !file.in_memory,
+                is_mapped: file.is_mapped || file.in_memory,
+            };
+            (file.path.as_path(), open)
+        });
+        uses.collect()
     }
 
     /// Returns the image's facts: the recorded facts and the job's identity, with its CUDA processes, which `cuda`

@@ -1,7 +1,7 @@
 //! The contents of the files that the job writes, on their way into the image.
 //!
 //! ```text
-//! job frozen:        what changed → contents, until files.freeze has passed
+//! job frozen:        what changed → contents, until files.freeze has passed; large files → clones or links
 //! the job computes:  the rest, each checked afterwards → contents of earlier images → list
 //! ```
 
@@ -14,41 +14,41 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use nix::libc;
-use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
 
 use super::error::SnapshotError;
 use crate::clock;
-use crate::files::{Changes, Content, Kept, KeptFile, KeptFiles, Kind, Unkept};
+use crate::files::{
+    Changes, Content, Kept, KeptFile, KeptFiles, Kind, OpenUses, Unkept, Writer, is_in_memory,
+};
 use crate::run::image_facts::{KEPT_LIST, kept_stream};
 use crate::run::run_context::RunContext;
 use crate::store::{ImageId, ImageReader, ImageWriter, StreamWriter, WriteError};
 
-/// Length of a tick of the clock that file systems take times from, with room: of what changed within it before the
-/// freeze, the times do not tell whether it changes after it.
-const TICK_NS: i64 = 20_000_000;
 /// Streams of earlier images in a set; with more, the contents are put together in one.
 const STREAMS_MAX: usize = 32;
 
 /// The files of an image in the making.
 pub(crate) struct Keeping {
     changes: Changes,
+    image: ImageId,
     stream: StreamWriter,
     name: String,
     /// Bytes in the stream.
     offset: u64,
     /// Positions of the changed files that are still to be copied.
     later: Vec<usize>,
+    unread: usize,
     frozen_ns: i64,
     freeze_seconds: f64,
 }
 
 impl Keeping {
     /// Lists what changed and copies contents until the time for that has passed. The job is frozen meanwhile; `open`
-    /// are the files whose contents the list of open files has.
+    /// are the files that it has open for writing.
     pub fn begin(
         context: &RunContext,
         image: ImageId,
-        open: &HashSet<&Path>,
+        open: &OpenUses<'_>,
         stream: impl FnOnce(&str) -> Result<StreamWriter, SnapshotError>,
     ) -> Result<Self, SnapshotError> {
         let begun = clock::now();
@@ -56,55 +56,92 @@ impl Keeping {
         let name = kept_stream(image);
         let mut keeping = Self {
             changes: context.files.changes(image.number(), open),
+            image,
             stream: stream(&name)?,
             name,
             offset: 0,
             later: Vec::new(),
+            unread: 0,
             frozen_ns,
             freeze_seconds: 0.0,
         };
-        keeping.choose(
-            context.config.files.keep_content,
-            context.config.files.keep_total,
-        );
-        let deadline = begun + context.config.files.freeze;
-        for index in std::mem::take(&mut keeping.later) {
+        context.files.held().clear(image.number());
+        let files = &context.config.files;
+        let wanted = keeping.choose(context, files.keep_content, files.keep_total);
+        let deadline = begun + files.freeze;
+        for index in wanted {
             keeping.copy_or_wait(index, deadline)?;
         }
         keeping.freeze_seconds = (clock::now() - begun).as_secs_f64();
         Ok(keeping)
     }
 
-    /// Chooses the files whose content is to be copied.
-    fn choose(&mut self, keep_content: u64, keep_total: u64) {
+    /// Returns the positions of the files whose content is to be copied. Files that are too large are held instead.
+    fn choose(&mut self, context: &RunContext, keep_content: u64, keep_total: u64) -> Vec<usize> {
         let changed: HashSet<&Path> = self.changes.changed.iter().map(|it| &*it.path).collect();
         let earlier = self.changes.earlier.iter().flat_map(|(_, set)| &set.files);
         let same = earlier.filter(|(path, _)| !changed.contains(path.as_path()));
         let mut total: u64 = same.filter_map(|(_, file)| kept_bytes(file)).sum();
+        let (mut wanted, mut large) = (Vec::new(), Vec::new());
         for (index, changed) in self.changes.changed.iter_mut().enumerate() {
-            let Some(KeptFile {
-                kind: Kind::File { size, content },
-                ..
-            }) = &mut changed.file
-            else {
+            let Some(file) = &mut changed.file else {
                 continue;
             };
-            if *content == Content::Open {
+            let is_in_memory = file.is_mapped && is_in_memory(&changed.path);
+            let Kind::File { size, content } = &mut file.kind else {
                 continue;
+            };
+            match content {
+                Content::Appended => continue,
+                Content::Kept { .. } => {
+                    total = total.saturating_add(*size);
+                    self.unread += 1;
+                    continue;
+                }
+                Content::Held { .. } | Content::Unkept(_) => {}
             }
-            total = total.saturating_add(*size);
-            if *size > keep_content {
-                *content = Content::Unkept(Unkept::TooLarge);
-            } else if total > keep_total {
-                *content = Content::Unkept(Unkept::TooMuch);
-            } else if matches!(content, Content::Unkept(_)) {
-                self.later.push(index);
-                continue;
+            // A file in memory does not survive the machine.
+            if is_in_memory {
+                wanted.push(index);
+            } else if *size > keep_content {
+                large.push((index, Unkept::TooLarge));
+            } else if total.saturating_add(*size) > keep_total {
+                large.push((index, Unkept::TooMuch));
             } else {
-                continue;
+                total += *size;
+                wanted.push(index);
             }
-            total -= *size;
         }
+        for (index, reason) in large {
+            self.hold(context, index, reason);
+        }
+        wanted
+    }
+
+    /// Has the store hold a file whose content is not copied.
+    fn hold(&mut self, context: &RunContext, index: usize, reason: Unkept) {
+        let changed = &mut self.changes.changed[index];
+        let Some(file) = &mut changed.file else {
+            return;
+        };
+        let about = file.clone();
+        let Kind::File { content, .. } = &mut file.kind else {
+            return;
+        };
+        let held = context.files.held();
+        let number = self.image.number();
+        let done = match content {
+            Content::Held { name } => held.hold_again(number, index, name),
+            _ => open(&changed.path).and_then(|(source, found)| {
+                if found == about.identity {
+                    held.hold(number, index, &source, &about)
+                } else {
+                    Err(io::ErrorKind::NotFound.into())
+                }
+            }),
+        };
+        // A link does not keep what a mapping or an open descriptor overwrites; a clone does.
+        *content = done.map_or(Content::Unkept(reason), |name| Content::Held { name });
     }
 
     fn copy_or_wait(&mut self, index: usize, deadline: Instant) -> Result<(), SnapshotError> {
@@ -112,10 +149,11 @@ impl Keeping {
         let Some(file) = &changed.file else {
             return Ok(());
         };
-        let is_fresh = file.changed_ns.max(file.modified_ns) > self.frozen_ns - TICK_NS;
-        if clock::now() < deadline || is_fresh || is_in_memory(&changed.path) {
+        let must_be_now = file.is_mapped && is_in_memory(&changed.path);
+        if clock::now() < deadline || must_be_now {
             self.copy(index)?;
-        } else {
+        } else if file.writer != Writer::Open && file.shows_changes(self.frozen_ns) {
+            // Whether it changes before it is copied shows in its times.
             self.later.push(index);
         }
         Ok(())
@@ -163,10 +201,10 @@ impl Keeping {
             let changed = &mut self.changes.changed[index];
             let now = KeptFile::of(&changed.path);
             if let Some(then) = &mut changed.file
-                && !now.is_some_and(|now| then.is_unchanged(&now))
+                && !now.is_some_and(|now| then.looks_unchanged(&now))
                 && let Kind::File { content, .. } = &mut then.kind
             {
-                *content = Content::Unkept(Unkept::ChangedMeanwhile);
+                *content = Content::Unkept(Unkept::TooSlow);
             }
         }
         let earlier = self.changes.earlier.take();
@@ -174,11 +212,26 @@ impl Keeping {
             .as_ref()
             .map_or_else(KeptFiles::default, |(_, set)| KeptFiles::clone(set));
         set.frozen_ns = self.frozen_ns;
+        let mut number = self.changes.changed.len();
         for changed in std::mem::take(&mut self.changes.changed) {
             match changed.file {
                 Some(file) => set.files.insert(changed.path, file),
                 None => set.files.remove(&changed.path),
             };
+        }
+        let own = format!("{}/", self.image.number());
+        for file in set.files.values_mut() {
+            if let Kind::File { content, .. } = &mut file.kind
+                && let Content::Held { name } = content
+                && !name.starts_with(&own)
+            {
+                number += 1;
+                let held = context.files.held();
+                let again = held.hold_again(self.image.number(), number, name);
+                *content = again.map_or(Content::Unkept(Unkept::TooLarge), |name| Content::Held {
+                    name,
+                });
+            }
         }
         let earlier = earlier.and_then(|(id, _)| ImageId::new(id));
         if let Some(id) = earlier {
@@ -193,6 +246,7 @@ impl Keeping {
         let kept = Kept {
             freeze_seconds: self.freeze_seconds,
             gap: self.changes.gap,
+            unread: self.unread,
             ..set.summary()
         };
         Ok((Arc::new(set), kept))
@@ -209,8 +263,8 @@ impl Keeping {
         let mut streams = BTreeSet::new();
         let mut live = 0;
         for file in set.files.values() {
-            if let Some((stream, bytes)) = place_of(file).filter(|(it, _)| **it != self.name) {
-                streams.insert(stream.clone());
+            if let Some((stream, bytes)) = file.kept().filter(|(it, _)| *it != self.name) {
+                streams.insert(stream.to_owned());
                 live += bytes;
             }
         }
@@ -266,25 +320,15 @@ impl Keeping {
     }
 }
 
-fn place_of(file: &KeptFile) -> Option<(&String, u64)> {
-    match &file.kind {
-        Kind::File {
-            size,
-            content: Content::Kept { stream, .. },
-        } => Some((stream, *size)),
-        _ => None,
-    }
-}
-
 fn kept_bytes(file: &KeptFile) -> Option<u64> {
-    place_of(file).map(|(_, bytes)| bytes)
+    file.kept().map(|(_, bytes)| bytes)
 }
 
 fn forget_other(file: &mut KeptFile, name: &str) {
     if let Kind::File { content, .. } = &mut file.kind
         && matches!(content, Content::Kept { stream, .. } if stream != name)
     {
-        *content = Content::Unkept(Unkept::ChangedMeanwhile);
+        *content = Content::Unkept(Unkept::TooSlow);
     }
 }
 
@@ -299,12 +343,6 @@ fn open(path: &Path) -> io::Result<(File, (u64, u64))> {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     Ok((file, (found.dev(), found.ino())))
-}
-
-/// Returns true if the times of the file do not tell every change.
-fn is_in_memory(path: &Path) -> bool {
-    let about = File::open(path).and_then(|file| Ok(fstatfs(&file)?));
-    about.is_ok_and(|about| about.filesystem_type() == TMPFS_MAGIC)
 }
 
 fn copy(

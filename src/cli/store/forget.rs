@@ -10,7 +10,7 @@ use crate::cli::global::{Failure, Global, open};
 use crate::cli::print;
 use crate::clock;
 use crate::config::Override;
-use crate::run::{RunState, size};
+use crate::run::{RunState, remove_held, size};
 use crate::snapshot::policy;
 use crate::store::{Effort, Fate, GoesOn, ImageId, Planned};
 
@@ -97,6 +97,7 @@ pub(crate) fn run(global: &Global, arguments: &ForgetArguments) -> Result<ExitCo
         }
         Some(lock) => {
             let forgotten = store.forget(&lock, &plan, Effort::Thorough, goes_on)?;
+            remove_held(&store);
             for id in &forgotten.spared {
                 print::say(&format!(
                     "image {id} stays: it was pinned meanwhile, or is the newest good one to go on from"

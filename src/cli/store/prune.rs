@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::cli::global::{Failure, Global};
 use crate::cli::print;
-use crate::run::{Copies, size};
+use crate::run::{Copies, remove_held, size};
 use crate::store::{ImageId, LockError, Swept};
 
 /// The output of `prune --json`.
@@ -41,6 +41,7 @@ pub(crate) fn run(global: &Global, dry_run: bool) -> Result<ExitCode, Failure> {
                 (copies, store.prunable(&lock)?)
             } else {
                 copies.remove()?;
+                remove_held(&store);
                 (copies, store.prune(&lock)?)
             }
         }

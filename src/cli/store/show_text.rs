@@ -4,6 +4,7 @@ use std::fmt::{self, Write as _};
 
 use super::show::Shown;
 use crate::cli::print::plain;
+use crate::files::Kept;
 use crate::job::{Access, MemoryUse, OpenFile, ProcessAccount};
 use crate::run::{CudaFacts, GpuFacts, ImageFacts, StreamKind, Trigger, size};
 
@@ -31,6 +32,9 @@ pub(super) fn text(image: &Shown<'_>) -> Result<String, fmt::Error> {
     )?;
     sockets(&mut out, facts)?;
     files(&mut out, facts)?;
+    if let Some(kept) = &facts.kept {
+        kept_files(&mut out, kept)?;
+    }
     Ok(out)
 }
 
@@ -202,17 +206,44 @@ fn sockets(out: &mut String, facts: &ImageFacts) -> fmt::Result {
     Ok(())
 }
 
+/// Writes what the image has of the files that the job writes.
+fn kept_files(out: &mut String, kept: &Kept) -> fmt::Result {
+    writeln!(
+        out,
+        "keeps      {} files of the job ({}, {} not read again), frozen {:.3} s for them",
+        kept.files,
+        size(kept.bytes),
+        kept.unread,
+        kept.freeze_seconds
+    )?;
+    if kept.held > 0 {
+        writeln!(
+            out,
+            "holds      {} large files in the store's folder held ({})",
+            kept.held,
+            size(kept.held_bytes)
+        )?;
+    }
+    for (path, bytes, reason) in &kept.named {
+        let path = path.display().to_string();
+        writeln!(out, "not kept   {} ({bytes} bytes): {reason}", plain(&path))?;
+    }
+    if kept.unkept > kept.named.len() {
+        let more = kept.unkept - kept.named.len();
+        writeln!(out, "not kept   and {more} more")?;
+    }
+    if let Some(gap) = &kept.gap {
+        writeln!(out, "not known  who changed which files: {}", plain(gap))?;
+    }
+    Ok(())
+}
+
 /// Writes the open files; files that are only mapped (programs and libraries) are counted.
 fn files(out: &mut String, facts: &ImageFacts) -> fmt::Result {
     for file in &facts.files {
         let Some(verb) = verb(file) else { continue };
-        let kept = if file.content.is_some() {
-            ", content kept"
-        } else {
-            ""
-        };
         let (path, bytes) = (file.path.display().to_string(), file.size);
-        writeln!(out, "{verb:<10} {} ({bytes} bytes{kept})", plain(&path))?;
+        writeln!(out, "{verb:<10} {} ({bytes} bytes)", plain(&path))?;
     }
     let mapped = facts.files.iter().filter(|file| verb(file).is_none());
     writeln!(out, "maps       {} files", mapped.count())

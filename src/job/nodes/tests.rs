@@ -62,6 +62,7 @@ fn sockets_pipes_open_folders_and_kept_files_are_recorded_with_the_folders_above
         sample: None,
         links: Vec::new(),
         rewrites: false,
+        is_mapped: false,
     };
     let me = i32::try_from(std::process::id()).unwrap();
     let nodes = needed(&[me], &[kept]);

@@ -17,6 +17,7 @@ fn recorded(path: &Path, access: Access, content: Option<&str>) -> OpenFile {
         sample: None,
         links: Vec::new(),
         rewrites: false,
+        is_mapped: false,
     }
 }
 

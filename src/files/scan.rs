@@ -1,0 +1,141 @@
+//! The scan of folders, where nobody has recorded who changed what.
+
+use std::collections::BTreeSet;
+use std::fs::Metadata;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::kept::changed_ns;
+
+/// Limit on the entries that a scan looks at: about two seconds.
+const ENTRIES_MAX: usize = 1_000_000;
+/// Names of a store's own entries (`store::format::store_folder`): other runs' stores are nobody's files.
+const STORE_ENTRIES: [&str; 3] = ["format", "images", "packs"];
+
+/// A folder has more entries than a scan looks at.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{} has more than {ENTRIES_MAX} files", .0.display())]
+pub struct TooMany(pub PathBuf);
+
+/// Where a scan looks.
+#[derive(Clone, Copy, Debug)]
+pub struct Scan<'a> {
+    /// The folder to search at any depth; one that is the root folder is not.
+    pub tree: &'a Path,
+    /// Folders of which only the entries are looked at.
+    pub folders: &'a BTreeSet<&'a Path>,
+    /// Paths that are ckpt-run's own.
+    pub ours: &'a [PathBuf],
+}
+
+impl Scan<'_> {
+    /// Returns the files, folders and links that changed at `since_ns` or later.
+    ///
+    /// # Errors
+    /// There is too much to look at.
+    pub fn changed(self, since_ns: i64) -> Result<BTreeSet<PathBuf>, TooMany> {
+        let mut found = BTreeSet::new();
+        let mut see = |path: &Path, metadata: &Metadata| {
+            if changed_ns(metadata) >= since_ns && !is_special(metadata) {
+                found.insert(path.to_owned());
+            }
+        };
+        self.walk(&mut see)?;
+        Ok(found)
+    }
+
+    /// Calls `see` for every entry.
+    ///
+    /// # Errors
+    /// There is too much to look at.
+    pub fn walk(self, see: &mut dyn FnMut(&Path, &Metadata)) -> Result<(), TooMany> {
+        let mut left = ENTRIES_MAX;
+        let in_tree = |path: &Path| self.tree.parent().is_some() && path.starts_with(self.tree);
+        if self.tree.parent().is_some() {
+            self.folder(self.tree, true, &mut left, see)?;
+        }
+        for folder in self.folders.iter().filter(|folder| !in_tree(folder)) {
+            self.folder(folder, false, &mut left, see)?;
+        }
+        Ok(())
+    }
+
+    fn folder(
+        self,
+        top: &Path,
+        deep: bool,
+        left: &mut usize,
+        see: &mut dyn FnMut(&Path, &Metadata),
+    ) -> Result<(), TooMany> {
+        let mut folders = vec![top.to_owned()];
+        while let Some(folder) = folders.pop() {
+            for entry in folder.read_dir().into_iter().flatten().flatten() {
+                let path = entry.path();
+                let Ok(metadata) = entry.metadata() else {
+                    continue;
+                };
+                let is_ours = self.ours.iter().any(|ours| path.starts_with(ours));
+                if is_ours || metadata.is_dir() && is_store(&path) {
+                    continue;
+                }
+                *left = left.checked_sub(1).ok_or_else(|| TooMany(top.to_owned()))?;
+                see(&path, &metadata);
+                if deep && metadata.is_dir() {
+                    folders.push(path);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_special(metadata: &Metadata) -> bool {
+    let kind = metadata.file_type();
+    !(kind.is_file() || kind.is_dir() || kind.is_symlink())
+}
+
+fn is_store(folder: &Path) -> bool {
+    STORE_ENTRIES
+        .iter()
+        .all(|name| folder.join(name).symlink_metadata().is_ok())
+}
+
+/// Lists everything in a folder, at any depth, without following links.
+pub(super) fn everything_in(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    let mut see = |path: &Path, _: &Metadata| found.push(path.to_owned());
+    let scan = Scan {
+        tree: folder,
+        folders: &BTreeSet::new(),
+        ours: &[],
+    };
+    scan.walk(&mut see).map_err(io::Error::other)?;
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn a_scan_finds_changes_and_leaves_stores_and_our_files_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let top = folder.path();
+        for name in ["a/b", "store/images", "store/packs", "ours"] {
+            fs::create_dir_all(top.join(name)).unwrap();
+        }
+        for name in ["a/b/file", "store/format", "ours/x", "old"] {
+            fs::write(top.join(name), "x").unwrap();
+        }
+        let ours = [top.join("ours")];
+        let scan = Scan {
+            tree: top,
+            folders: &BTreeSet::from([top]),
+            ours: &ours,
+        };
+        let expected = ["a", "a/b", "a/b/file", "old"].map(|name| top.join(name));
+        assert_eq!(scan.changed(0).unwrap(), BTreeSet::from(expected));
+        assert_eq!(scan.changed(i64::MAX).unwrap(), BTreeSet::new());
+    }
+}
