@@ -1,6 +1,7 @@
 //! The only module that reads the time or random bytes.
 
 use std::io;
+use std::sync::OnceLock;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use jiff::tz::TimeZone;
@@ -30,6 +31,24 @@ pub fn unix_ns() -> i64 {
         .map_or(0, |since| {
             i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
         })
+}
+
+/// Returns the identity of this boot of the machine; empty if the kernel does not tell it.
+pub fn boot() -> &'static str {
+    static BOOT: OnceLock<String> = OnceLock::new();
+    BOOT.get_or_init(|| {
+        let read = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+        read.map_or_else(|_| String::new(), |text| text.trim().to_owned())
+    })
+}
+
+/// Returns the time of this boot of the machine, in nanoseconds since 1970; the present time if the kernel does not tell
+/// it.
+pub fn boot_ns() -> i64 {
+    let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("btime "));
+    let seconds = line.and_then(|text| text.trim().parse::<i64>().ok());
+    seconds.map_or_else(unix_ns, |seconds| seconds.saturating_mul(1_000_000_000))
 }
 
 /// Returns the wall-clock time as a [`timestamp_of`] value.

@@ -6,7 +6,7 @@
 //!
 //! The layout of events is that of fanotify(7): a head, then records, each with a file handle and a name.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -39,6 +39,9 @@ const HANDLE_BYTES: usize = 8;
 const HANDLE_BYTES_MAX: usize = 128;
 /// Limit on the remembered paths of folders.
 const FOLDERS_MAX: usize = 65_536;
+
+/// Pid of processes outside of this PID namespace.
+const OUTSIDE: i32 = 0;
 
 /// A file system, as events name it (`statfs.f_fsid`).
 pub(super) type FilesystemId = [u8; 8];
@@ -84,6 +87,8 @@ pub(super) struct Group {
     filesystems: HashMap<FilesystemId, Vec<Root>>,
     /// Paths of folders by file system and handle. A renamed folder empties it.
     folders: HashMap<(FilesystemId, Vec<u8>), PathBuf>,
+    /// Folders in which changes by other programs are reported.
+    known: HashSet<(FilesystemId, Vec<u8>)>,
     buffer: Vec<u8>,
 }
 
@@ -112,6 +117,7 @@ impl Group {
             fanotify,
             filesystems: HashMap::new(),
             folders: HashMap::new(),
+            known: HashSet::new(),
             buffer: vec![0; READ_BYTES],
         })
     }
@@ -192,6 +198,10 @@ impl Group {
             let (record, rest) = records.split_at(len);
             records = rest;
             if kind == libc::FAN_EVENT_INFO_TYPE_DFID_NAME {
+                // What other programs do matters in the job's folders only; on a busy machine, that is most of all.
+                if pid == OUTSIDE && !self.is_known(record) {
+                    continue;
+                }
                 match self.named(record) {
                     // The folder is gone, and its files with it: their own events came before.
                     Err(error) if error.raw_os_error() == Some(libc::ESTALE) => {}
@@ -228,19 +238,20 @@ impl Group {
         }
     }
 
+    /// Remembers a folder: from now on, changes in it by other programs are reported.
+    pub fn know(&mut self, folder: &Path) {
+        if let Ok(key) = key_of(folder) {
+            self.known.insert(key);
+        }
+    }
+
+    fn is_known(&self, record: &[u8]) -> bool {
+        split(record).is_ok_and(|(id, handle, _)| self.known.contains(&(id, handle.to_vec())))
+    }
+
     /// Returns the folder and the name in a record.
     fn named(&mut self, record: &[u8]) -> io::Result<(PathBuf, OsString)> {
-        let mut id = FilesystemId::default();
-        id.copy_from_slice(&record[4..RECORD_BYTES]);
-        let handle = &record[RECORD_BYTES..];
-        let opaque = number(handle, 0) as usize;
-        let end = HANDLE_BYTES + opaque;
-        if opaque > HANDLE_BYTES_MAX || end > handle.len() {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        let (handle, name) = handle.split_at(end);
-        let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
-        let name = OsString::from_vec(name.to_vec());
+        let (id, handle, name) = split(record)?;
         let key = (id, handle.to_vec());
         if let Some(known) = self.folders.get(&key) {
             return Ok((known.clone(), name));
@@ -266,6 +277,46 @@ impl AsFd for Group {
     }
 }
 
+/// Splits a record into file system, file handle and name.
+fn split(record: &[u8]) -> io::Result<(FilesystemId, &[u8], OsString)> {
+    let mut id = FilesystemId::default();
+    id.copy_from_slice(&record[4..RECORD_BYTES]);
+    let handle = &record[RECORD_BYTES..];
+    let opaque = number(handle, 0) as usize;
+    let end = HANDLE_BYTES + opaque;
+    if opaque > HANDLE_BYTES_MAX || end > handle.len() {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let (handle, name) = handle.split_at(end);
+    let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+    Ok((id, handle, OsString::from_vec(name.to_vec())))
+}
+
+/// Returns the file system and the file handle of a folder, as events have them.
+fn key_of(folder: &Path) -> io::Result<(FilesystemId, Vec<u8>)> {
+    let root = File::open(folder)?;
+    let id = filesystem_id(&root)?;
+    let mut handle = Handle([0; HANDLE_BYTES + HANDLE_BYTES_MAX]);
+    handle.0[..4].copy_from_slice(&u32::try_from(HANDLE_BYTES_MAX).unwrap_or(0).to_ne_bytes());
+    let mut mount = 0;
+    // SAFETY: the handle has room for as many bytes as it says; the name is empty, and the descriptor is ours.
+    Errno::result(unsafe {
+        libc::name_to_handle_at(
+            root.as_raw_fd(),
+            c"".as_ptr(),
+            std::ptr::from_mut(&mut handle).cast(),
+            &raw mut mount,
+            libc::AT_EMPTY_PATH,
+        )
+    })?;
+    let len = HANDLE_BYTES + number(&handle.0, 0) as usize;
+    Ok((id, handle.0[..len.min(handle.0.len())].to_vec()))
+}
+
+/// A file handle (`struct file_handle`).
+#[repr(C, align(8))]
+struct Handle([u8; HANDLE_BYTES + HANDLE_BYTES_MAX]);
+
 fn number(bytes: &[u8], at: usize) -> u32 {
     let part = bytes.get(at..at + 4).and_then(|part| part.try_into().ok());
     part.map_or(0, u32::from_ne_bytes)
@@ -280,8 +331,6 @@ fn filesystem_id(root: &File) -> io::Result<FilesystemId> {
 
 /// Opens a folder by its handle and returns the path that it has now.
 fn path_of(root: BorrowedFd<'_>, handle: &[u8]) -> io::Result<PathBuf> {
-    #[repr(C, align(8))]
-    struct Handle([u8; HANDLE_BYTES + HANDLE_BYTES_MAX]);
     let mut copy = Handle([0; HANDLE_BYTES + HANDLE_BYTES_MAX]);
     copy.0[..handle.len()].copy_from_slice(handle);
     // SAFETY: the handle has the length that it names, and outlives the call; the descriptor is ours.

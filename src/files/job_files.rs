@@ -15,7 +15,7 @@ use super::patterns::Patterns;
 use super::record::{Line, Record};
 use super::rollback::{OnLost, Place, Rollback, RollbackError};
 use super::scan::Scan;
-use super::wire::{Marker, MarkerError};
+use super::wire::{self, Marker, MarkerError};
 use crate::clock;
 use crate::sync::locked;
 
@@ -83,8 +83,12 @@ impl JobFiles {
                 .into_iter()
                 .filter_map(|it| std::fs::read_link(it).ok()),
         );
+        let path = store.join(RECORD);
+        // An earlier supervisor's sandbox may still be ending: its watcher has the last word.
+        let mut record = wire::locked_record(&path).and_then(|_lock| Record::open(&path))?;
+        record.end_cut()?;
         let state = State {
-            record: Record::open(&store.join(RECORD))?,
+            record,
             marker: None,
             newest: None,
             begun_ns: clock::unix_ns(),
@@ -153,7 +157,7 @@ impl JobFiles {
             .map_or(0, |(id, _)| state.record.time_of(*id));
         let gap = match &earlier {
             _ if unmarked.is_some() => unmarked,
-            Some((id, _)) => state.record.since(*id).gap(true),
+            Some((id, _)) => state.record.since(*id).gap(),
             None => state.record.gap_since(0),
         };
         let begun_ns = if earlier.is_some() {
@@ -271,7 +275,9 @@ impl JobFiles {
     pub fn plan(&self, id: u64, set: &KeptFiles) -> Result<Rollback, RollbackError> {
         let mut state = locked(&self.state);
         let path = state.record.path().to_owned();
-        let caught_up = state.record.catch_up();
+        let caught_up = wire::locked_record(&path)
+            .and_then(|_lock| state.record.catch_up())
+            .and_then(|()| state.record.end_cut());
         caught_up.map_err(|source| RollbackError::System {
             operation: "read",
             path,

@@ -186,6 +186,15 @@ impl KeptFile {
         (self.identity, self.born_ns) == (now.identity, now.born_ns)
     }
 
+    /// Returns the size in bytes; 0 for folders and links.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        match self.kind {
+            Kind::File { size, .. } => size,
+            Kind::Folder | Kind::Link { .. } => 0,
+        }
+    }
+
     /// Returns the bytes of a content that is in the image, and its stream.
     #[must_use]
     pub fn kept(&self) -> Option<(&str, u64)> {

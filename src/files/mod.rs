@@ -29,4 +29,4 @@ pub use job_files::{Changes, Choice, JobFiles};
 pub use kept::{Content, Kept, KeptFile, KeptFiles, Kind, Unkept, Writer, is_in_memory};
 pub use put_back::Sources;
 pub use rollback::{Lost, OnLost, Rollback, RollbackError};
-pub use watcher::{LOG_DESCRIPTOR, WATCHER_ARGUMENT, main as watcher_main};
+pub use watcher::{LOG_DESCRIPTOR, WATCHER_ARGUMENT, main as watcher_main, obituary};

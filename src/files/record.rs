@@ -14,13 +14,16 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::group::Change;
+use super::job_files::append;
+use super::kept::modified_ns;
+use crate::clock;
 
 /// A line of the record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Line {
-    /// A watcher begins.
-    Begin,
+    /// A watcher begins, on this boot of the machine.
+    Begin { boot: String },
     /// File systems are mounted here, and the watcher watches them or cannot.
     Mounts {
         watched: Vec<PathBuf>,
@@ -36,6 +39,9 @@ pub(super) enum Line {
     Image { id: u64 },
     /// Changes are missing here.
     Gap { reason: String },
+    /// The watcher ended together with the job, without its last line. Changes are missing from this time to that one,
+    /// in nanoseconds since 1970.
+    Cut { from_ns: i64, until_ns: i64 },
     /// The watcher has seen everything up to here.
     End,
 }
@@ -75,6 +81,9 @@ pub struct Touch {
     pub is_jobs_own: bool,
 }
 
+/// Time around a watcher's last sign of life in which changes may be missing: three intervals.
+const ALIVE_MARGIN_NS: i64 = 3_000_000_000;
+
 /// The whole record of a run.
 #[derive(Debug, Default)]
 pub struct Record {
@@ -87,6 +96,9 @@ pub struct Record {
     others: HashMap<PathBuf, usize>,
     names: HashMap<PathBuf, HashSet<String>>,
     gaps: Vec<(usize, String)>,
+    /// Spans of time in which changes are missing.
+    cuts: Vec<(usize, (i64, i64))>,
+    boot: String,
     /// Mount points, and whether a watcher watches what is mounted there.
     mounts: BTreeMap<PathBuf, bool>,
     watching: bool,
@@ -165,8 +177,12 @@ impl Record {
 
     fn add(&mut self, line: Line) {
         match line {
-            Line::Begin => {
-                self.close("the watcher was killed, or the machine stopped");
+            Line::Begin { boot } => {
+                if self.watching {
+                    self.gaps
+                        .push((self.now, "a watcher did not end".to_owned()));
+                }
+                self.boot = boot;
                 self.watching = true;
                 self.mounts.clear();
             }
@@ -187,15 +203,34 @@ impl Record {
                 self.images.insert(id, self.now);
             }
             Line::Gap { reason } => self.gaps.push((self.now, reason)),
+            Line::Cut { from_ns, until_ns } => {
+                self.watching = false;
+                self.cuts.push((self.now, (from_ns, until_ns)));
+            }
             Line::End => self.watching = false,
         }
     }
 
-    /// Ends a part that has no end of its own.
-    fn close(&mut self, reason: &str) {
-        if std::mem::take(&mut self.watching) {
-            self.gaps.push((self.now, reason.to_owned()));
+    /// Writes down that the watcher ended with the job, where it has not written its last line. The machine may have
+    /// stopped, or everything in a container was killed. The watcher changes the time of the record as long as it
+    /// watches.
+    ///
+    /// # Errors
+    /// The record cannot be written.
+    pub fn end_cut(&mut self) -> io::Result<()> {
+        if !self.watching {
+            return Ok(());
         }
+        let alive_ns = modified_ns(&std::fs::metadata(&self.path)?);
+        let until_ns = if self.boot == clock::boot() {
+            alive_ns + ALIVE_MARGIN_NS
+        } else {
+            // The times of files written last before a power failure are not reliable.
+            clock::boot_ns()
+        };
+        let from_ns = alive_ns - ALIVE_MARGIN_NS;
+        append(&self.path, &[Line::Cut { from_ns, until_ns }])?;
+        self.catch_up()
     }
 
     fn job(&mut self, path: PathBuf, change: JobChange) {
@@ -299,17 +334,30 @@ impl Record {
 }
 
 impl Since<'_> {
-    /// Returns the reason why changes may be missing everywhere; `None` if all are known where a watcher watches.
-    /// `is_running` is true if the watcher is expected to run now.
+    /// Returns the reason why changes may be missing at any time; `None` if all are known where a watcher watches.
     #[must_use]
-    pub fn gap(&self, is_running: bool) -> Option<String> {
+    pub fn gap(&self) -> Option<String> {
         let Some(image) = self.image else {
             return Some("nobody watched when the image was made".to_owned());
         };
-        if self.record.watching && !is_running {
-            return Some("the watcher was killed, or the machine stopped".to_owned());
-        }
         self.record.gap_since(image)
+    }
+
+    /// Returns true if a change at a time may be missing because the watcher had ended together with the job.
+    #[must_use]
+    pub fn may_miss(&self, changed_ns: i64) -> bool {
+        let mut cuts = self.record.cuts.iter();
+        cuts.any(|(when, (from_ns, until_ns))| {
+            self.image.is_none_or(|image| *when >= image)
+                && (*from_ns..=*until_ns).contains(&changed_ns)
+        })
+    }
+
+    /// Returns true if there is a time at which changes may be missing.
+    #[must_use]
+    pub fn has_cuts(&self) -> bool {
+        let mut cuts = self.record.cuts.iter();
+        cuts.any(|(when, _)| self.image.is_none_or(|image| *when >= image))
     }
 
     /// Returns the mount point of a file system that cannot be watched, if the path is on one.
@@ -361,6 +409,11 @@ mod tests {
         record
     }
 
+    fn begin() -> Line {
+        let boot = "boot".to_owned();
+        Line::Begin { boot }
+    }
+
     fn job(path: &str, change: JobChange) -> Line {
         let path = path.into();
         Line::Job { path, change }
@@ -369,7 +422,7 @@ mod tests {
     #[test]
     fn what_the_job_touched_after_an_image_is_known() {
         let lines = [
-            Line::Begin,
+            begin(),
             job("/w/a", JobChange::Created),
             Line::Image { id: 4 },
             job("/w/b", JobChange::Changed),
@@ -380,25 +433,42 @@ mod tests {
         ];
         let record = record(&lines);
         let since = record.since(4);
-        assert_eq!(since.gap(false), None);
+        assert_eq!(since.gap(), None);
         let touched: Vec<_> = since.touched().map(|(path, _)| path).collect();
         assert_eq!(touched, [Path::new("/w/b")]);
         let touch = since.touched().next().unwrap().1;
         assert!(since.was_not_jobs(&touch));
         assert!(!since.by_job(Path::new("/w/a")) && since.by_others(Path::new("/w/notes")));
-        assert!(record.since(5).gap(false).is_some());
+        assert!(record.since(5).gap().is_some());
     }
 
     #[test]
     fn a_part_without_an_end_is_a_gap() {
-        let cut = [Line::Begin, Line::Image { id: 1 }];
-        assert!(record(&cut).since(1).gap(false).is_some());
+        let cut = [begin(), Line::Image { id: 1 }];
         let mut again = record(&cut);
-        again.add(Line::Begin);
+        again.add(begin());
         again.add(Line::Image { id: 2 });
         again.add(Line::End);
-        assert!(again.since(1).gap(false).is_some());
-        assert_eq!(again.since(2).gap(false), None);
+        assert!(again.since(1).gap().is_some());
+        assert_eq!(again.since(2).gap(), None);
+    }
+
+    #[test]
+    fn a_watcher_that_ended_with_the_job_leaves_a_short_gap() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("record");
+        append(&path, &[begin(), Line::Image { id: 1 }]).unwrap();
+        let mut record = Record::open(&path).unwrap();
+        record.boot = clock::boot().to_owned();
+        record.end_cut().unwrap();
+        let alive_ns = clock::unix_ns();
+        let again = Record::open(&path).unwrap();
+        let since = again.since(1);
+        assert_eq!(since.gap(), None);
+        let minute = 60_000_000_000;
+        let missed = [-minute, 0, minute].map(|after| since.may_miss(alive_ns + after));
+        assert_eq!(missed, [false, true, false]);
+        assert!(!again.watching);
     }
 
     #[test]
@@ -408,7 +478,7 @@ mod tests {
             names: vec!["old".into()],
         };
         let record = record(&[
-            Line::Begin,
+            begin(),
             names,
             job("/w/old", JobChange::MovedTo),
             job("/w/new", JobChange::MovedTo),
@@ -438,7 +508,7 @@ mod tests {
     #[test]
     fn a_folder_that_is_gone_takes_its_files_along() {
         let record = record(&[
-            Line::Begin,
+            begin(),
             job("/w/d", JobChange::Created),
             job("/w/d/a", JobChange::Created),
             job("/w/da", JobChange::Created),

@@ -161,16 +161,27 @@ struct Comparison<'a> {
 }
 
 impl Comparison<'_> {
-    /// Returns true if changes of this path may be missing in the record.
-    fn is_unsure(&self, path: &Path) -> bool {
+    /// Returns true if changes in this folder may be missing in the record.
+    fn is_unsure(&self, folder: &Path) -> bool {
+        self.is_unwatched(folder) || self.since.has_cuts()
+    }
+
+    /// Returns true if the last change of this path may be missing in the record; `changed_ns` is its time, `None` if
+    /// the path is gone.
+    fn may_miss(&self, path: &Path, changed_ns: Option<i64>) -> bool {
+        self.is_unwatched(path)
+            || changed_ns.map_or_else(|| self.since.has_cuts(), |at| self.since.may_miss(at))
+    }
+
+    fn is_unwatched(&self, path: &Path) -> bool {
         self.gap.is_some() || self.since.unwatched_mount(path).is_some()
     }
 
     /// Returns true if the job is known to have changed a file of the set since, or may have done so in a way that leaves
     /// no trace.
-    fn is_by_job(&self, path: &Path, then: &KeptFile) -> bool {
+    fn is_by_job(&self, path: &Path, then: &KeptFile, now: Option<&KeptFile>) -> bool {
         let by_unrecorded = || match then.writer {
-            Writer::Open => self.is_unsure(path),
+            Writer::Open => self.may_miss(path, now.map(|now| now.changed_ns)),
             Writer::Included => true,
             Writer::Job | Writer::Unknown => self.place.included.matches(path),
         };
@@ -189,7 +200,7 @@ impl Rollback {
         since: Since<'_>,
         place: Place<'_>,
     ) -> Result<Self, RollbackError> {
-        let gap = since.gap(false);
+        let gap = since.gap();
         let comparison = Comparison {
             set,
             since,
@@ -248,8 +259,10 @@ impl Rollback {
             return;
         }
         let is_there = !then.is_mapped && now.as_ref().is_some_and(|it| then.has_same_content(it));
-        if !comparison.is_by_job(path, then) {
-            let may_be_job = comparison.is_unsure(path) || then.writer == Writer::Unknown;
+        if !comparison.is_by_job(path, then, now.as_ref()) {
+            let changed_ns = now.as_ref().map(|now| now.changed_ns);
+            let may_be_job =
+                comparison.may_miss(path, changed_ns) || then.writer == Writer::Unknown;
             match &now {
                 // Another program has changed it; a job that was never interrupted would see that, too.
                 _ if !may_be_job => {}
@@ -372,7 +385,9 @@ impl Rollback {
         };
         let mut found = Vec::new();
         let mut see = |path: &Path, metadata: &std::fs::Metadata| {
-            let is_new = metadata.is_file() && changed_ns(metadata) > set.frozen_ns;
+            let at = changed_ns(metadata);
+            let is_new =
+                metadata.is_file() && at > set.frozen_ns && comparison.may_miss(path, Some(at));
             let is_known = set.files.contains_key(path)
                 || since.by_job(path)
                 || since.by_others(path)

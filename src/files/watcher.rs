@@ -13,7 +13,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -33,8 +33,10 @@ pub const WATCHER_ARGUMENT: &str = "__watch";
 pub const LOG_DESCRIPTOR: RawFd = 200;
 /// Pid 1 of the sandbox, which changes no file of the job.
 const INIT: i32 = 1;
-/// Time after which lines are made durable.
-const SYNC_EVERY: Duration = Duration::from_secs(1);
+/// Time after which lines are made durable, and between two signs of life.
+const ALIVE_EVERY: Duration = Duration::from_secs(1);
+/// Reason that the record has if the watcher alone is killed.
+const KILLED: &str = "the process that watches the job's files was killed";
 /// Limit on the reads after which a mark counts as done, whatever else happens on the machine.
 const DRAIN_READS_MAX: usize = 10_000;
 /// Limit on the entries of the working folder that are listed before the job starts.
@@ -67,11 +69,19 @@ pub fn main(ours: Vec<PathBuf>) -> ExitCode {
             reason: format!("cannot watch the file systems: {error}"),
         });
         let _ = log.flush();
-        // Marks are still answered: the gap is on record, and a snapshot need not wait.
-        let _ = answer_only(&socket, &mut log);
+        return ExitCode::FAILURE;
     }
     let _ = log.file.sync_data();
     ExitCode::SUCCESS
+}
+
+/// Returns the line that pid 1 writes into the record if the watcher is killed and the job is not.
+#[must_use]
+pub fn obituary() -> Vec<u8> {
+    let reason = KILLED.to_owned();
+    let lines = [Line::Gap { reason }, Line::End];
+    let texts = lines.map(|line| serde_json::to_vec(&line).unwrap_or_default());
+    [&b"\n"[..], &texts[0], b"\n", &texts[1], b"\n"].concat()
 }
 
 struct Log {
@@ -92,6 +102,15 @@ impl Log {
             }
         }
         self.text.push(b'\n');
+    }
+
+    /// Changes the time of the record, to which everything is written down, and makes new lines durable.
+    fn sign_of_life(&mut self) -> io::Result<()> {
+        self.file.set_modified(SystemTime::now())?;
+        if std::mem::take(&mut self.is_dirty) {
+            self.file.sync_data()?;
+        }
+        Ok(())
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -122,7 +141,8 @@ impl Watcher {
         let mounts = watch_all(&mut group)?;
         // A line of an earlier watcher may have been cut short.
         log.text.push(b'\n');
-        log.add(&Line::Begin);
+        let boot = clock::boot().to_owned();
+        log.add(&Line::Begin { boot });
         log.add(&mounts);
         let mut watcher = Self {
             group,
@@ -159,6 +179,7 @@ impl Watcher {
                 folder: folder.clone(),
                 names,
             });
+            self.group.know(&folder);
             self.folders.insert(folder);
         }
     }
@@ -171,6 +192,7 @@ impl Watcher {
         let stdin = io::stdin();
         // Whoever started this process waits for it: from here on nothing is missed.
         (&*socket).write_all(&[DONE])?;
+        let mut alive = clock::now();
         loop {
             let mut watched = [
                 PollFd::new(self.group.as_fd(), PollFlags::POLLIN),
@@ -178,22 +200,17 @@ impl Watcher {
                 PollFd::new(stdin.as_fd(), PollFlags::POLLIN),
                 PollFd::new(self.mounts.as_fd(), PollFlags::POLLPRI),
             ];
-            let limit = if log.is_dirty {
-                PollTimeout::try_from(SYNC_EVERY).unwrap_or(PollTimeout::NONE)
-            } else {
-                PollTimeout::NONE
-            };
-            let found = match poll(&mut watched, limit) {
-                Ok(found) => found,
-                Err(Errno::EINTR) => continue,
+            let left = ALIVE_EVERY.saturating_sub(alive.elapsed());
+            let limit = PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO);
+            match poll(&mut watched, limit) {
+                Ok(_) | Err(Errno::EINTR) => {}
                 Err(errno) => return Err(errno.into()),
-            };
+            }
             let [changed, asked, ends, mounted] =
                 watched.map(|one| one.revents().is_some_and(|events| !events.is_empty()));
-            if found == 0 {
-                log.file.sync_data()?;
-                log.is_dirty = false;
-                continue;
+            if alive.elapsed() >= ALIVE_EVERY && !changed {
+                log.sign_of_life()?;
+                alive = clock::now();
             }
             if mounted {
                 self.watch_new_mounts(log)?;
@@ -273,7 +290,7 @@ impl Watcher {
             _ => event.folder.join(&event.name),
         };
         if event.pid == 0 {
-            let theirs = event.change != Change::Closed && self.folders.contains(&event.folder);
+            let theirs = event.change != Change::Closed;
             if theirs && self.written.insert((path.clone(), None)) {
                 log.add(&Line::Other { path });
             }
@@ -283,6 +300,7 @@ impl Watcher {
             return;
         }
         if self.folders.insert(event.folder.clone()) {
+            self.group.know(&event.folder);
             let names = names_in(&event.folder);
             let folder = event.folder.clone();
             log.add(&Line::Names { folder, names });
@@ -345,14 +363,4 @@ fn asked(socket: &UnixStream) -> io::Result<Option<u64>> {
 /// Waits until standard input ends.
 fn wait_for_end() {
     let _ = io::copy(&mut io::stdin(), &mut io::sink());
-}
-
-fn answer_only(socket: &UnixStream, log: &mut Log) -> io::Result<()> {
-    (&*socket).write_all(&[DONE])?;
-    while let Some(image) = asked(socket)? {
-        log.add(&Line::Image { id: image });
-        log.flush()?;
-        (&*socket).write_all(&[DONE])?;
-    }
-    Ok(())
 }

@@ -6,10 +6,20 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::thread;
 use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+use crate::clock;
 
 /// Limit on the time that a watcher takes to write down what has happened: the job is frozen meanwhile.
 const MARK_LIMIT: Duration = Duration::from_secs(5);
+/// Limit on the time that an earlier sandbox takes to end.
+const ENDING_LIMIT: Duration = Duration::from_secs(30);
+/// Time between two looks at a sandbox that ends.
+const ENDING_POLL: Duration = Duration::from_millis(5);
 /// What a watcher answers to a mark.
 pub(super) const DONE: u8 = b'.';
 
@@ -30,15 +40,12 @@ impl Marker {
     /// # Errors
     /// The record cannot be opened.
     pub fn new(record: &Path) -> io::Result<(Self, [OwnedFd; 2])> {
-        let log = File::options()
-            .append(true)
-            .create(true)
-            .mode(0o600)
-            .custom_flags(nix::libc::O_NOFOLLOW)
-            .open(record)?;
+        let log = locked_record(record)?;
+        // The lock is the watcher's and pid 1's from here on.
+        let log = OwnedFd::from(log.into_file());
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_read_timeout(Some(MARK_LIMIT))?;
-        Ok((Self { socket: ours }, [log.into(), theirs.into()]))
+        Ok((Self { socket: ours }, [log, theirs.into()]))
     }
 
     /// Waits until the watcher watches.
@@ -59,6 +66,37 @@ impl Marker {
         let told = (&self.socket).write_all(&image.to_le_bytes());
         told.map_err(MarkerError)?;
         self.wait()
+    }
+}
+
+/// A lock on a record, for as long as any copy of its descriptor is open.
+#[derive(Debug)]
+pub(super) struct LockedRecord(File);
+
+impl LockedRecord {
+    fn into_file(self) -> File {
+        self.0
+    }
+}
+
+/// Opens a record when no watcher writes it any more.
+pub(super) fn locked_record(path: &Path) -> io::Result<LockedRecord> {
+    let file = File::options()
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .custom_flags(nix::libc::O_NOFOLLOW)
+        .open(path)?;
+    let begun = clock::now();
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(LockedRecord(file)),
+            Err(Errno::WOULDBLOCK) if begun.elapsed() < ENDING_LIMIT => {
+                thread::sleep(ENDING_POLL);
+            }
+            Err(Errno::WOULDBLOCK) => return Err(io::ErrorKind::TimedOut.into()),
+            Err(errno) => return Err(errno.into()),
+        }
     }
 }
 

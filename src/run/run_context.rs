@@ -20,7 +20,7 @@ use crate::clock;
 use crate::config::{self, Config, Memory, Watch};
 use crate::criu::{self, Criu, HOLD_PROGRAM};
 use crate::cuda;
-use crate::files::{Choice, JobFiles, LOG_DESCRIPTOR, OnLost, WATCHER_ARGUMENT};
+use crate::files::{self, Choice, JobFiles, LOG_DESCRIPTOR, OnLost, WATCHER_ARGUMENT};
 use crate::sandbox::{Isolation, Sandbox, ToolCommand};
 use crate::store::fs::durable::{self, DurableError};
 use crate::store::{ImageId, Store, StoreLock};
@@ -181,7 +181,7 @@ impl RunContext {
             restores: None,
         };
         let numbers = descriptors.each_ref().map(AsRawFd::as_raw_fd);
-        sandbox.watch(watcher, &numbers)?;
+        sandbox.watch(watcher, files::obituary(), &numbers)?;
         Ok(self.files.await_watcher()?)
     }
 

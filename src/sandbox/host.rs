@@ -196,13 +196,19 @@ impl Sandbox {
     }
 
     /// Runs a process beside the job that sees it end: it lives as long as the sandbox, and its standard input ends
-    /// when everything else in the sandbox is gone.
+    /// when everything else in the sandbox is gone. If it is killed before, pid 1 writes `obituary` into its first
+    /// descriptor.
     ///
     /// # Errors
     /// When pid 1 cannot be reached.
-    pub fn watch(&self, watcher: ToolCommand, descriptors: &[RawFd]) -> Result<(), SandboxError> {
+    pub fn watch(
+        &self,
+        tool: ToolCommand,
+        obituary: Vec<u8>,
+        descriptors: &[RawFd],
+    ) -> Result<(), SandboxError> {
         self.watched.store(true, Ordering::Relaxed);
-        self.say(&Request::Watch(watcher), descriptors)
+        self.say(&Request::Watch { tool, obituary }, descriptors)
     }
 
     /// Kills every process in the sandbox. The end is reported as the last event.

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;
-use std::io::{self, PipeWriter};
+use std::io::{self, PipeWriter, Write as _};
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
@@ -64,8 +64,8 @@ struct Init {
     isolated: bool,
     job: Option<JobPids>,
     tools: HashMap<Pid, Option<JobPids>>,
-    /// A process that watches the job to its end; it ends when its standard input does.
-    watcher: Option<(Pid, PipeWriter)>,
+    /// A process that watches the job to its end.
+    watcher: Option<Watcher>,
     /// The end of a job whose restore has not been reported yet.
     early_end: Option<Ended>,
 }
@@ -160,7 +160,9 @@ impl Init {
                 .start(&program, &arguments, io_uring, descriptors)
                 .map(Some),
             Request::Run(tool) => self.run_tool(&tool, &descriptors).map(|()| None),
-            Request::Watch(tool) => self.watch(&tool, &descriptors).map(|()| None),
+            Request::Watch { tool, obituary } => {
+                self.watch(&tool, obituary, descriptors).map(|()| None)
+            }
             Request::End => Ok(None),
             Request::Signal { signal, everyone } => {
                 self.signal(signal, everyone);
@@ -216,18 +218,32 @@ impl Init {
         Ok(())
     }
 
-    fn watch(&mut self, tool: &ToolCommand, descriptors: &[OwnedFd]) -> io::Result<()> {
+    fn watch(
+        &mut self,
+        tool: &ToolCommand,
+        obituary: Vec<u8>,
+        descriptors: Vec<OwnedFd>,
+    ) -> io::Result<()> {
         let (stdin, ends) = io::pipe()?;
-        let child = start_tool(tool, stdin.into(), descriptors)?;
+        let child = start_tool(tool, stdin.into(), &descriptors)?;
         let pid = Pid::from_raw(i32::try_from(child.id()).map_err(io::Error::other)?);
-        self.watcher = Some((pid, ends));
+        let log = descriptors.into_iter().next().ok_or(Errno::EINVAL)?;
+        self.watcher = Some(Watcher {
+            pid,
+            ends,
+            log: log.into(),
+            obituary,
+        });
         // With a watcher, the end of the control socket ends everything: the kernel's way would end the watcher first.
         Ok(prctl::set_pdeathsig(None)?)
     }
 
     /// Ends the job and the tools, and then the watcher, which sees their last changes.
     fn end(&mut self) -> io::Result<()> {
-        let Some((watcher, ends)) = self.watcher.take() else {
+        let Some(Watcher {
+            pid: watcher, ends, ..
+        }) = self.watcher.take()
+        else {
             return Ok(());
         };
         descendants::kill_all_but(watcher);
@@ -273,7 +289,10 @@ impl Init {
     }
 
     fn report(&mut self, pid: Pid, ended: Ended) -> io::Result<()> {
-        if let Some(restores) = self.tools.remove(&pid) {
+        if let Some(mut watcher) = self.watcher.take_if(|watcher| watcher.pid == pid) {
+            // The record of the job's files is all that it is for: nothing else fails.
+            let _ = watcher.log.write_all(&watcher.obituary);
+        } else if let Some(restores) = self.tools.remove(&pid) {
             if let Some(restored) = restores {
                 if ended == Ended::Exited(0) {
                     self.number_on(restored);
@@ -330,7 +349,7 @@ impl Init {
     }
 
     fn watcher(&self) -> Vec<Pid> {
-        self.watcher.iter().map(|(pid, _)| *pid).collect()
+        self.watcher.iter().map(|watcher| watcher.pid).collect()
     }
 }
 
@@ -349,6 +368,16 @@ fn start_tool(tool: &ToolCommand, stdin: Stdio, descriptors: &[OwnedFd]) -> io::
     let inherited: Vec<RawFd> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
     place_descriptors(&mut command, first, inherited);
     command.spawn()
+}
+
+/// A process that watches the job.
+struct Watcher {
+    pid: Pid,
+    /// It ends when this is closed.
+    ends: PipeWriter,
+    /// Its first descriptor.
+    log: fs::File,
+    obituary: Vec<u8>,
 }
 
 /// Closes everything the supervisor had open, but for the control socket.

@@ -31,8 +31,12 @@ pub(super) enum Request {
     },
     /// Run a tool. Descriptors: those it inherits, from `first_descriptor` up.
     Run(ToolCommand),
-    /// Run a watcher beside the job: it lives as long as the sandbox, and ends last. Descriptors as for a tool.
-    Watch(ToolCommand),
+    /// Run a watcher beside the job: it lives as long as the sandbox, and ends last. Descriptors as for a tool. If it is
+    /// killed, pid 1 writes `obituary` into the first of them: then the job survives its watcher.
+    Watch {
+        tool: ToolCommand,
+        obituary: Vec<u8>,
+    },
     /// End everything: first the job and the tools, then the watcher.
     End,
     /// Send a signal to the job's process group, or to all of its processes.

@@ -27,6 +27,10 @@ use crate::store::{ImageId, ImageReader, ImageWriter, StreamWriter, WriteError};
 /// Streams of earlier images in a set; with more, the contents are put together in one.
 const STREAMS_MAX: usize = 32;
 
+/// Bytes that are copied during the freeze whatever time that takes: on a busy machine, the time passes without much
+/// being done.
+const ALWAYS_BYTES: u64 = 64 << 20;
+
 /// The files of an image in the making.
 pub(crate) struct Keeping {
     changes: Changes,
@@ -150,7 +154,8 @@ impl Keeping {
             return Ok(());
         };
         let must_be_now = file.is_mapped && is_in_memory(&changed.path);
-        if clock::now() < deadline || must_be_now {
+        let is_small = self.offset + file.size() <= ALWAYS_BYTES;
+        if clock::now() < deadline || must_be_now || is_small {
             self.copy(index)?;
         } else if file.writer != Writer::Open && file.shows_changes(self.frozen_ns) {
             // Whether it changes before it is copied shows in its times.

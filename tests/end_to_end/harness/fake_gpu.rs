@@ -85,6 +85,11 @@ impl FakeGpu {
             ("FAKE_CUDA_DIR", self.folder().as_os_str().to_owned()),
             ("FAKE_CUDA_DEVICES", self.devices.to_string().into()),
             ("FAKE_CUDA_MIB", self.mib.to_string().into()),
+            // They are a machine's, not a job's.
+            (
+                "CKPT_RUN_FILES_EXCLUDE",
+                self.folder().as_os_str().to_owned(),
+            ),
         ]
     }
 
