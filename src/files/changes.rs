@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
-use super::kept::{Content, KeptFile, KeptFiles, Kind, Writer};
+use super::file_set::{Content, KeptFile, KeptFiles, Kind, Writer};
 use super::patterns::Patterns;
 use super::record::Record;
 

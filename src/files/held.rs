@@ -17,7 +17,7 @@ use nix::fcntl::{AT_FDCWD, AtFlags};
 use nix::libc;
 use nix::unistd::linkat;
 
-use super::kept::{KeptFile, modified_ns};
+use super::file_set::{KeptFile, modified_ns};
 
 /// Name of the folder in the store.
 const FOLDER: &str = "held";

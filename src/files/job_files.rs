@@ -1,21 +1,20 @@
 //! The files of a run's job, over its snapshots and restores: the record, the watcher, and the newest set.
 
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use super::changes::{Changed, Look, OpenUses, changed_since};
+use super::file_set::{Kept, KeptFiles, TICK_NS};
+use super::folder_scan::Scan;
 use super::held::Held;
-use super::kept::{Kept, KeptFiles, TICK_NS};
+use super::marker::{self, Marker, MarkerError};
 use super::patterns::Patterns;
-use super::record::{Line, Record};
+use super::record::Record;
+use super::record_line::{Line, append};
 use super::rollback::{OnLost, Place, Rollback, RollbackError};
-use super::scan::Scan;
-use super::wire::{self, Marker, MarkerError};
 use crate::clock;
 use crate::sync::locked;
 
@@ -85,7 +84,7 @@ impl JobFiles {
         );
         let path = store.join(RECORD);
         // An earlier supervisor's sandbox may still be ending: its watcher has the last word.
-        let mut record = wire::locked_record(&path).and_then(|_lock| Record::open(&path))?;
+        let mut record = marker::locked_record(&path).and_then(|_lock| Record::open(&path))?;
         record.end_cut()?;
         let state = State {
             record,
@@ -275,7 +274,7 @@ impl JobFiles {
     pub fn plan(&self, id: u64, set: &KeptFiles) -> Result<Rollback, RollbackError> {
         let mut state = locked(&self.state);
         let path = state.record.path().to_owned();
-        let caught_up = wire::locked_record(&path)
+        let caught_up = marker::locked_record(&path)
             .and_then(|_lock| state.record.catch_up())
             .and_then(|()| state.record.end_cut());
         caught_up.map_err(|source| RollbackError::System {
@@ -321,29 +320,11 @@ fn mark(state: &mut State, id: u64) -> Option<String> {
         let gap = Line::Gap {
             reason: reason.clone(),
         };
-        append(state.record.path(), &[gap, Line::Image { id }])
+        append(state.record.path(), &[gap.clone(), Line::Image { id }, gap])
     });
     let read = written.and_then(|()| state.record.catch_up());
     match read {
         Ok(()) => reason,
         Err(error) => Some(format!("the record of the job's files: {error}")),
     }
-}
-
-/// Adds lines to a record.
-pub(super) fn append(record: &Path, lines: &[Line]) -> io::Result<()> {
-    // What is there may end within a line.
-    let mut text = vec![b'\n'];
-    for line in lines {
-        serde_json::to_writer(&mut text, line)?;
-        text.push(b'\n');
-    }
-    let mut file = File::options()
-        .append(true)
-        .create(true)
-        .mode(0o600)
-        .custom_flags(nix::libc::O_NOFOLLOW)
-        .open(record)?;
-    file.write_all(&text)?;
-    file.sync_all()
 }

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use procfs::process::{MountInfo, Process};
 
-use super::group::Group;
-use super::record::Line;
+use super::fanotify::Group;
+use super::record_line::Line;
 
 /// File systems of the kernel's own, in which a job has no files.
 const KERNELS_OWN: [&str; 20] = [
@@ -57,11 +57,12 @@ fn is_file(path: &Path) -> bool {
     path.symlink_metadata().is_ok_and(|found| !found.is_dir())
 }
 
-/// Returns true unless the file system is read-only or the kernel's own.
+/// Returns true unless the file system is read-only, the kernel's own or that of the device files.
 fn may_have_files(mount: &MountInfo) -> bool {
     let is_read_only =
         mount.super_options.contains_key("ro") || mount.mount_options.contains_key("ro");
-    !is_read_only && !KERNELS_OWN.contains(&mount.fs_type.as_str())
+    let is_devices = mount.mount_point == Path::new("/dev");
+    !is_read_only && !is_devices && !KERNELS_OWN.contains(&mount.fs_type.as_str())
 }
 
 #[cfg(test)]

@@ -10,23 +10,24 @@
 
 mod attributes;
 mod changes;
-mod group;
+mod fanotify;
+mod file_set;
+mod folder_scan;
 mod held;
 mod job_files;
-mod kept;
+mod marker;
 mod marks;
 mod patterns;
 mod put_back;
 mod record;
+mod record_line;
 mod rollback;
-mod scan;
 mod watcher;
-mod wire;
 
 pub use changes::{OpenUse, OpenUses};
+pub use file_set::{Content, Kept, KeptFile, KeptFiles, Kind, Unkept, Writer, is_in_memory};
 pub use held::Held;
 pub use job_files::{Changes, Choice, JobFiles};
-pub use kept::{Content, Kept, KeptFile, KeptFiles, Kind, Unkept, Writer, is_in_memory};
 pub use put_back::Sources;
 pub use rollback::{Lost, OnLost, Rollback, RollbackError};
 pub use watcher::{LOG_DESCRIPTOR, WATCHER_ARGUMENT, main as watcher_main, obituary};

@@ -16,10 +16,10 @@ use nix::sys::stat::{UtimensatFlags, utimensat};
 use nix::sys::time::TimeSpec;
 
 use super::attributes;
+use super::file_set::{Content, KeptFile, Kind};
 use super::held::{Held, clone_into};
-use super::job_files::append;
-use super::kept::{Content, KeptFile, Kind};
-use super::record::{JobChange, Line};
+use super::record_line::append;
+use super::record_line::{JobChange, Line};
 use super::rollback::{Rollback, RollbackError};
 
 /// Name of the folder for what the job created since the snapshot, in the folder of the restore.
@@ -277,7 +277,7 @@ where
         now: Option<&fs::Metadata>,
     ) -> io::Result<()> {
         let is_there = now.is_some_and(|now| {
-            let modified = super::kept::modified_ns(now);
+            let modified = super::file_set::modified_ns(now);
             !file.is_mapped && (now.size(), modified) == (size, file.modified_ns)
         });
         let held = match content {

@@ -11,64 +11,9 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
-
-use super::group::Change;
-use super::job_files::append;
-use super::kept::modified_ns;
+use super::file_set::modified_ns;
+use super::record_line::{JobChange, Line, append};
 use crate::clock;
-
-/// A line of the record.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(super) enum Line {
-    /// A watcher begins, on this boot of the machine.
-    Begin { boot: String },
-    /// File systems are mounted here, and the watcher watches them or cannot.
-    Mounts {
-        watched: Vec<PathBuf>,
-        unwatched: Vec<PathBuf>,
-    },
-    /// The job changed a path.
-    Job { path: PathBuf, change: JobChange },
-    /// Another program changed a path in a folder in which the job has changed something.
-    Other { path: PathBuf },
-    /// The names in a folder when the job first changed something in it.
-    Names { folder: PathBuf, names: Vec<String> },
-    /// Everything before belongs to this image or an earlier one.
-    Image { id: u64 },
-    /// Changes are missing here.
-    Gap { reason: String },
-    /// The watcher ended together with the job, without its last line. Changes are missing from this time to that one,
-    /// in nanoseconds since 1970.
-    Cut { from_ns: i64, until_ns: i64 },
-    /// The watcher has seen everything up to here.
-    End,
-}
-
-/// What the job did to a path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(super) enum JobChange {
-    Created,
-    MovedTo,
-    Changed,
-    Gone,
-    /// A folder lost this name, with everything in it.
-    FolderGone,
-}
-
-impl JobChange {
-    pub fn of(change: Change, is_folder: bool) -> Self {
-        match (change, is_folder) {
-            (Change::Created, _) => Self::Created,
-            (Change::MovedTo, _) => Self::MovedTo,
-            (Change::Changed | Change::Closed, _) => Self::Changed,
-            (Change::Gone, false) => Self::Gone,
-            (Change::Gone, true) => Self::FolderGone,
-        }
-    }
-}
 
 /// What is known of one path. Times are counts of images: a path touched at 3 was touched after the third line `image`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,7 +82,7 @@ impl Record {
     /// # Errors
     /// The file cannot be emptied.
     pub fn clear(&mut self) -> io::Result<()> {
-        crate::files::wire::empty(&self.path)?;
+        crate::files::marker::empty(&self.path)?;
         *self = Self {
             path: std::mem::take(&mut self.path),
             ..Self::default()
@@ -390,10 +335,16 @@ impl Since<'_> {
             .is_some_and(|(when, image)| *when >= image)
     }
 
+    /// Returns true if the job had not touched the path before the image.
+    #[must_use]
+    pub fn is_first(&self, touch: &Touch) -> bool {
+        self.image.is_none_or(|image| touch.first >= image)
+    }
+
     /// Returns true if the path existed at the image and the job had not touched it by then.
     #[must_use]
     pub fn was_not_jobs(&self, touch: &Touch) -> bool {
-        !touch.is_jobs_own && self.image.is_none_or(|image| touch.first >= image)
+        !touch.is_jobs_own && self.is_first(touch)
     }
 }
 

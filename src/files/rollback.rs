@@ -6,13 +6,15 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::{self, Write as _};
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use super::file_set::{Content, KeptFile, KeptFiles, Kind, Unkept, Writer, changed_ns};
+use super::folder_scan::{Scan, TooMany};
 use super::held::Held;
-use super::kept::{Content, KeptFile, KeptFiles, Kind, Unkept, Writer, changed_ns};
 use super::patterns::Patterns;
 use super::record::Since;
-use super::scan::{Scan, TooMany};
 
 /// What happens when a file cannot be put back (`files.on_lost`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +72,8 @@ impl fmt::Display for Why {
     }
 }
 
+/// Mode bits of a folder for everybody: writable by all, and removal by the owner only.
+const SHARED: u32 = 0o1002;
 /// Limit on the files that a message names.
 const NAMED_MAX: usize = 5;
 
@@ -219,12 +223,14 @@ impl Rollback {
             .filter(|(path, _)| !set.files.contains_key(*path) && !place.excluded.matches(path));
         for (path, touch) in new {
             let found = path.symlink_metadata().ok();
-            let is_folder = found.as_ref().is_some_and(std::fs::Metadata::is_dir);
+            let is_folder = found.as_ref().is_some_and(Metadata::is_dir);
             match (since.was_not_jobs(&touch), found) {
                 // A folder of another program is not lost by what the job creates in it.
                 (true, Some(_)) if is_folder => {}
                 (true, _) => plan.lose(path, Why::NotYetJobs),
                 (false, Some(_)) if is_folder => plan.folders.push(path.to_owned()),
+                // A set has no sockets, named pipes and devices; CRIU takes care of those of that time.
+                (false, Some(found)) if is_special(&found) && !since.is_first(&touch) => {}
                 (false, Some(_)) => plan.aside.push(path.to_owned()),
                 (false, None) => {}
             }
@@ -368,7 +374,7 @@ impl Rollback {
         let files = set.files.keys().map(PathBuf::as_path);
         let folders: BTreeSet<&Path> = files
             .filter_map(Path::parent)
-            .filter(|folder| comparison.is_unsure(folder))
+            .filter(|folder| comparison.is_unsure(folder) && !is_shared(folder))
             .collect();
         let tree_is_unsure = comparison.is_unsure(place.folder);
         if folders.is_empty() && !tree_is_unsure {
@@ -384,7 +390,7 @@ impl Rollback {
             ours: place.ours,
         };
         let mut found = Vec::new();
-        let mut see = |path: &Path, metadata: &std::fs::Metadata| {
+        let mut see = |path: &Path, metadata: &Metadata| {
             let at = changed_ns(metadata);
             let is_new =
                 metadata.is_file() && at > set.frozen_ns && comparison.may_miss(path, Some(at));
@@ -434,6 +440,16 @@ impl Rollback {
                 _ => None,
             })
     }
+}
+
+/// Returns true for a folder in which any program creates files, as `/tmp`.
+fn is_shared(folder: &Path) -> bool {
+    let found = folder.symlink_metadata();
+    found.is_ok_and(|found| found.mode() & SHARED == SHARED)
+}
+
+fn is_special(found: &Metadata) -> bool {
+    !found.is_file() && !found.is_symlink()
 }
 
 fn is_same_folder(then: &KeptFile, now: &KeptFile) -> bool {

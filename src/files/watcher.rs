@@ -19,12 +19,12 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::SigSet;
 
-use super::group::{Batch, Change, Event, Group};
-use super::kept::{TICK_NS, changed_ns, is_in_memory, modified_ns};
+use super::fanotify::{Batch, Change, Event, Group};
+use super::file_set::{TICK_NS, changed_ns, is_in_memory, modified_ns};
+use super::folder_scan::everything_in;
+use super::marker::DONE;
 use super::marks::watch_all;
-use super::record::{JobChange, Line};
-use super::scan::everything_in;
-use super::wire::DONE;
+use super::record_line::{JobChange, Line};
 use crate::clock;
 
 /// First argument by which the binary knows that it is to be a watcher; the folders in which nothing is the job's follow.
@@ -41,8 +41,8 @@ const KILLED: &str = "the process that watches the job's files was killed";
 const DRAIN_READS_MAX: usize = 10_000;
 /// Limit on the entries of the working folder that are listed before the job starts.
 const LISTED_MAX: usize = 50_000;
-/// Names that CRIU makes and removes beside the job's files.
-const CRIUS_OWN: &[u8] = b"link_remap.";
+/// Beginnings of names that CRIU makes and removes beside the job's files and in `/tmp`.
+const CRIUS_OWN: [&[u8]; 2] = [b"link_remap.", b".criu."];
 
 /// Watches until standard input ends. In the folders `ours`, nothing is the job's.
 #[must_use]
@@ -280,7 +280,9 @@ impl Watcher {
     fn take_event(&mut self, event: &Event, log: &mut Log) {
         if event.pid == INIT
             || self.is_ours(&event.folder)
-            || event.name.as_bytes().starts_with(CRIUS_OWN)
+            || CRIUS_OWN
+                .iter()
+                .any(|prefix| event.name.as_bytes().starts_with(prefix))
         {
             return;
         }

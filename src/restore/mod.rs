@@ -5,9 +5,9 @@
 
 pub(crate) mod bundled_files;
 pub(crate) mod error;
+mod files_plan;
 pub(crate) mod gpu_resume;
 pub(crate) mod huge_pages;
-mod kept;
 pub(crate) mod restore_image;
 
 pub use bundled_files::companions;

@@ -28,8 +28,8 @@ use crate::store::{ImageId, ImageReader, ReadError};
 
 use super::bundled_files;
 use super::error::RestoreError;
+use super::files_plan::Kept;
 use super::gpu_resume;
-use super::kept::Kept;
 use crate::gpu::mapping::GpuPlan;
 use crate::gpu::resident::{ResidentRestore, Standby};
 use crate::run::format::{logged, why};

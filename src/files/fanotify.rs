@@ -203,8 +203,7 @@ impl Group {
                     continue;
                 }
                 match self.named(record) {
-                    // The folder is gone, and its files with it: their own events came before.
-                    Err(error) if error.raw_os_error() == Some(libc::ESTALE) => {}
+                    Err(error) if is_gone(&error) => {}
                     Err(error) => {
                         batch.lost = Some(format!("cannot find the folder of a change: {error}"));
                     }
@@ -275,6 +274,15 @@ impl AsFd for Group {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fanotify.as_fd()
     }
+}
+
+/// Returns true if a folder cannot be found because it is gone, and its files with it: their own events came before. A
+/// folder that is being removed gives the other errors.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::ESTALE | libc::ENOENT | libc::ENOMEM)
+    )
 }
 
 /// Splits a record into file system, file handle and name.

@@ -5,7 +5,7 @@ use std::fs::Metadata;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::kept::changed_ns;
+use super::file_set::changed_ns;
 
 /// Limit on the entries that a scan looks at: about two seconds.
 const ENTRIES_MAX: usize = 1_000_000;

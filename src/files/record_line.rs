@@ -1,0 +1,80 @@
+//! The lines of the record of the job's files.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::fanotify::Change;
+
+/// A line of the record.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Line {
+    /// A watcher begins, on this boot of the machine.
+    Begin { boot: String },
+    /// File systems are mounted here, and the watcher watches them or cannot.
+    Mounts {
+        watched: Vec<PathBuf>,
+        unwatched: Vec<PathBuf>,
+    },
+    /// The job changed a path.
+    Job { path: PathBuf, change: JobChange },
+    /// Another program changed a path in a folder in which the job has changed something.
+    Other { path: PathBuf },
+    /// The names in a folder when the job first changed something in it.
+    Names { folder: PathBuf, names: Vec<String> },
+    /// Everything before belongs to this image or an earlier one.
+    Image { id: u64 },
+    /// Changes are missing here.
+    Gap { reason: String },
+    /// The watcher ended together with the job, without its last line. Changes are missing from this time to that one,
+    /// in nanoseconds since 1970.
+    Cut { from_ns: i64, until_ns: i64 },
+    /// The watcher has seen everything up to here.
+    End,
+}
+
+/// What the job did to a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum JobChange {
+    Created,
+    MovedTo,
+    Changed,
+    Gone,
+    /// A folder lost this name, with everything in it.
+    FolderGone,
+}
+
+impl JobChange {
+    pub fn of(change: Change, is_folder: bool) -> Self {
+        match (change, is_folder) {
+            (Change::Created, _) => Self::Created,
+            (Change::MovedTo, _) => Self::MovedTo,
+            (Change::Changed | Change::Closed, _) => Self::Changed,
+            (Change::Gone, false) => Self::Gone,
+            (Change::Gone, true) => Self::FolderGone,
+        }
+    }
+}
+
+/// Adds lines to a record.
+pub(super) fn append(record: &Path, lines: &[Line]) -> io::Result<()> {
+    // What is there may end within a line.
+    let mut text = vec![b'\n'];
+    for line in lines {
+        serde_json::to_writer(&mut text, line)?;
+        text.push(b'\n');
+    }
+    let mut file = File::options()
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .custom_flags(nix::libc::O_NOFOLLOW)
+        .open(record)?;
+    file.write_all(&text)?;
+    file.sync_all()
+}
