@@ -85,7 +85,7 @@ impl Acts<'_, '_, '_> {
         let (look, places) = self.noted("start", begun)?;
         let files = look.files();
         let image = self.first_snapshot();
-        let image = self.noted("snapshot", image)?;
+        let mut image = self.noted("snapshot", image)?;
         let gone_on = self.go_on(look, &files, places);
         let mut before = self.noted("goes on", gone_on)?;
         let output = self.kill(places);
@@ -99,7 +99,7 @@ impl Acts<'_, '_, '_> {
         let intact = self.check_open_files(&before.files);
         self.noted("files", intact)?;
         let again = if computes {
-            self.second_snapshot()
+            self.second_snapshot(&mut image)
         } else {
             Ok(false)
         };
@@ -171,7 +171,12 @@ impl Acts<'_, '_, '_> {
         let Some(image) = self.take_snapshot()? else {
             return Err(self.ended_by_itself("during its snapshot")?);
         };
-        let look = ImageLook::at(self.config, &self.trial.store(), &image);
+        self.look_at_image(&image)
+    }
+
+    /// Reads the facts of an image.
+    pub(super) fn look_at_image(&mut self, image: &str) -> Result<ImageLook, End> {
+        let look = ImageLook::at(self.config, &self.trial.store(), image);
         let look = look.map_err(|reason| {
             End::failed(
                 format!("image {image} cannot be read: {reason}"),

@@ -119,8 +119,9 @@ impl Acts<'_, '_, '_> {
     }
 
     /// Takes the snapshot of the restored job. Returns false if the job has exited successfully.
-    pub(super) fn second_snapshot(&mut self) -> Result<bool, End> {
-        if self.take_snapshot()?.is_some() {
+    pub(super) fn second_snapshot(&mut self, first: &mut ImageLook) -> Result<bool, End> {
+        if let Some(image) = self.take_snapshot()? {
+            first.add(self.look_at_image(&image)?);
             return Ok(true);
         }
         self.ended_after_restore("again")

@@ -50,6 +50,15 @@ impl ImageLook {
         Ok(look)
     }
 
+    /// Adds what a later image does not hold either.
+    pub(super) fn add(&mut self, later: Self) {
+        self.more = self.more.max(later.more);
+        self.gap = self.gap.take().or(later.gap);
+        let is_new = |file: &NotKept| self.not_kept.iter().all(|known| known.path != file.path);
+        let new: Vec<NotKept> = later.not_kept.into_iter().filter(is_new).collect();
+        self.not_kept.extend(new);
+    }
+
     fn of(kept: Option<&Kept>) -> Self {
         let Some(kept) = kept else {
             return Self::default();

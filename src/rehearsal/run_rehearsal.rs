@@ -107,11 +107,13 @@ impl Book<'_> {
 
     /// Puts the files that the image does not hold into the report.
     pub(super) fn not_kept(&mut self, files: &[NotKept]) {
-        let files = files.iter().cloned().map(|file| NotKept {
-            path: self.as_named(&file.path.to_string_lossy()).into(),
-            ..file
-        });
-        self.report.not_kept = files.collect();
+        for file in files {
+            let path = self.as_named(&file.path.to_string_lossy()).into();
+            if self.report.not_kept.iter().all(|known| known.path != path) {
+                let file = file.clone();
+                self.report.not_kept.push(NotKept { path, ..file });
+            }
+        }
     }
 
     /// Replaces the path of the copy by that of the working folder.

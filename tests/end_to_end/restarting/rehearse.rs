@@ -56,6 +56,16 @@ fn left(place: &Place, known: &[&str]) -> Vec<String> {
         .collect()
 }
 
+/// Number of images of a rehearsal in a folder of this place.
+fn images_beside(place: &Place) -> usize {
+    let folders = fs::read_dir(place.path()).unwrap().flatten();
+    let images = folders.filter_map(|folder| fs::read_dir(folder.path().join("store/images")).ok());
+    let names = images.flatten().flatten().map(|entry| entry.file_name());
+    names
+        .filter(|name| name.to_string_lossy().ends_with(".manifest"))
+        .count()
+}
+
 /// Processes of the machine whose command line holds this path.
 fn with_path(path: &str) -> Vec<i32> {
     let processes = fs::read_dir("/proc").unwrap().flatten();
@@ -70,10 +80,30 @@ fn with_path(path: &str) -> Vec<i32> {
 #[apply(as_root)]
 fn a_job_that_counts_passes_and_its_folder_is_untouched() {
     let place = Place::new();
-    let counts = COUNT_ON.replace("while True", "while i < 200");
-    let output = rehearse(&place, &["--json", "--store", "mine/store"], &counts);
-    let report = report(&output);
-    assert_eq!(code(output.status), 0, "{report:#}");
+    let work = place.file("work");
+    fs::create_dir(&work).unwrap();
+    // The job ends after its second snapshot.
+    let counts = COUNT_ON.replace("while True", "while i < 200").replace(
+        "time.sleep(0.02)",
+        "time.sleep(0.05)\n    while i == 150 and not os.path.exists('../go'): pass",
+    );
+    fs::write(work.join("job.py"), counts).unwrap();
+    let options = [
+        "rehearse",
+        "--json",
+        "--end-within",
+        "10m",
+        "--store",
+        "mine/store",
+    ];
+    let mut run = place.start_with(&options, &["python3", "-u", "job.py"], |command| {
+        command.current_dir(&work);
+    });
+    wait_until("two images", || images_beside(&place) == 2);
+    place.go();
+    let exit_code = run.wait();
+    let report: Value = serde_json::from_str(&place.text("out")).unwrap();
+    assert_eq!(exit_code, 0, "{report:#}");
     assert_eq!(report["pass"], true);
     assert_eq!(report["verdict"], "PASS");
     assert_eq!(report["failure"], Value::Null);
@@ -116,13 +146,14 @@ fn a_job_that_counts_passes_and_its_folder_is_untouched() {
     assert!(figures["restore_seconds"].as_f64().unwrap() > 0.0);
     assert!(figures["raw_bytes"].as_u64() > figures["stored_bytes"].as_u64());
     assert!(figures["interval_seconds"].as_u64().unwrap() >= 10);
-    let said = stderr(&output);
+    let said = place.text("err");
     assert!(
         said.starts_with("ckpt-run: rehearsal: the job really runs"),
         "{said}"
     );
     assert_eq!(said.lines().count(), 1, "{said}");
-    assert_eq!(left(&place, &["job.py"]), [""; 0]);
+    assert_eq!(left(&place, &["work", "go", "out", "err"]), [""; 0]);
+    assert_eq!(fs::read_dir(&work).unwrap().count(), 1, "the script alone");
 }
 
 #[apply(as_root)]
