@@ -249,7 +249,10 @@ fn in_place(
     trial.end();
     let restored = played?;
     suggest(Rules::from(&options.config.snapshot), book);
-    let mut copies = copies.map_err(|reason| book.failed("copies", uncopied(&reason)))?;
+    let mut copies = copies.map_err(|reason| {
+        let end = uncopied(&reason, restored.image.missing());
+        book.failed("copies", end)
+    })?;
     let folders = (place, store.as_path());
     let ran = Ran::of(
         &copies,
@@ -303,13 +306,18 @@ fn compare(
     }
 }
 
-fn uncopied(reason: &str) -> End {
-    End::unclear(
-        format!(
-            "the job came back, but was not compared with uninterrupted runs: the working folder is not copied, because {reason}"
-        ),
-        "rehearse in a smaller folder of the same file system, with links to the data; in the end, compare the job's results",
-    )
+/// Returns the end of a rehearsal without copies.
+fn uncopied(reason: &str, missing: Option<(String, String)>) -> End {
+    let mut reason = format!(
+        "the job came back, but was not compared with uninterrupted runs: the working folder is not copied, because {reason}"
+    );
+    let mut remedy =
+        "rehearse in a smaller folder that is not a mount point, with links to the data".to_owned();
+    if let Some((missing, setting)) = missing {
+        reason = format!("{reason}; {missing}");
+        remedy = format!("{remedy}; {setting}");
+    }
+    End::unclear(reason, remedy)
 }
 
 /// Suggests the interval that `interval = "auto"` would choose.

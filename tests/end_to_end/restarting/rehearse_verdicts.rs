@@ -40,6 +40,7 @@ fn endless_closed_state() -> String {
     endless.replace("pace(i)", "time.sleep(0.05)")
 }
 
+/// Counts to 200.
 const COUNT: &str = "
 for i in range(200):
     print(i, flush=True)
@@ -289,6 +290,11 @@ fn a_folder_that_is_too_large_is_inconclusive() {
     assert_eq!(verdict, (3, &"INCONCLUSIVE".into()), "{report:#}");
     let limit = "more than 1.0 GiB or 20000 files";
     assert!(reason(&report).contains(limit), "{report:#}");
+    assert_eq!(
+        report["output"],
+        Value::Array(Vec::new()),
+        "nothing was compared"
+    );
 }
 
 #[apply(as_root)]
