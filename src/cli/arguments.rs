@@ -44,7 +44,7 @@ pub(super) enum Verb {
     /// Go on with the run that the store holds from its newest image, or from an older one
     #[command(visible_alias = "resume")]
     Restore(run::RestoreArguments),
-    /// Try on the job itself whether it can be kept alive: run it, snapshot it, kill it, restore it, compare
+    /// Compare a killed and restored run of the job with two uninterrupted ones; exit code 0 PASS, 1 FAIL, 3 INCONCLUSIVE
     Rehearse(rehearse::RehearseArguments),
     /// Ask the running supervisor for a snapshot, wait, print the image's id
     Snapshot,

@@ -14,17 +14,21 @@ use super::global::{Failure, Global};
 use super::print;
 use crate::config::parse_duration;
 use crate::history::time_in_words;
-use crate::rehearsal::{Options, Outcome, RehearsalError, Report, Step, rehearse};
+use crate::rehearsal::{Options, Outcome, RehearsalError, Report, Step, Verdict, rehearse};
 use crate::run::{OURS, size};
 
 /// The message before the start: a rehearsal is no simulation.
-const WARNING: &str = "rehearsal: the job really runs, is killed once and comes back, and is ended after some seconds; files \
-                       that it writes are really written";
+const WARNING: &str = "rehearsal: the job really runs, three times, each time in a copy of the working folder where that is \
+                       small; once it is killed and comes back; what it writes elsewhere is really written";
 /// The time that a job has to show that it computes; enough for most jobs to load.
 const SECONDS_DEFAULT: u64 = 30;
+/// The time that a job has to end by itself; enough for a job that was made short, and short for one that does not end.
+const END_WITHIN_DEFAULT: &str = "10s";
+/// Exit code of a rehearsal that proves nothing.
+const INCONCLUSIVE: u8 = 3;
 /// Widths of the longest step name and of the longest outcome.
 const NAME_WIDTH: usize = 10;
-const OUTCOME_WIDTH: usize = 6;
+const OUTCOME_WIDTH: usize = 7;
 
 /// What to rehearse.
 #[derive(Debug, Args)]
@@ -35,6 +39,9 @@ pub(super) struct RehearseArguments {
     /// Give the job so many seconds to show that it computes, at each step
     #[arg(long, value_name = "N", default_value_t = SECONDS_DEFAULT, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
+    /// Give the job so long after its restore to end by itself; its files are compared only then
+    #[arg(long, value_name = "TIME", default_value = END_WITHIN_DEFAULT, value_parser = parse_duration)]
+    end_within: Duration,
     /// Show what the job prints, on stderr
     #[arg(long)]
     show_output: bool,
@@ -64,6 +71,7 @@ pub(super) fn run(global: &Global, arguments: RehearseArguments) -> Result<ExitC
         command: arguments.command,
         after: arguments.after.unwrap_or_default(),
         patience: Duration::from_secs(arguments.seconds),
+        end_within: arguments.end_within,
         show: arguments.show_output.then(|| Box::new(io::stderr()) as _),
         keep: arguments.keep,
         interrupted: &interrupted,
@@ -80,7 +88,11 @@ pub(super) fn run(global: &Global, arguments: RehearseArguments) -> Result<ExitC
     } else {
         print::print(&verdict(&report))?;
     }
-    Ok(ExitCode::from(u8::from(!report.pass)))
+    Ok(ExitCode::from(match report.verdict {
+        Verdict::Pass => 0,
+        Verdict::Fail => 1,
+        Verdict::Inconclusive => INCONCLUSIVE,
+    }))
 }
 
 fn failure(error: RehearsalError) -> Failure {
@@ -101,7 +113,8 @@ fn failure(error: RehearsalError) -> Failure {
 fn line(step: &Step) -> String {
     let outcome = match step.outcome {
         Outcome::Ok => "ok",
-        Outcome::Note => "note",
+        Outcome::Skipped => "skipped",
+        Outcome::Unclear => "UNCLEAR",
         Outcome::Failed => "FAILED",
     };
     let (name, detail) = (step.name, &step.detail);
@@ -114,20 +127,29 @@ fn verdict(report: &Report) -> String {
         format!("kept in {}\n", folder.display())
     });
     if let Some(failure) = &report.failure {
-        return format!("FAIL: {}\n  -> {}\n{kept}", failure.reason, failure.remedy);
+        let word = match report.verdict {
+            Verdict::Inconclusive => "INCONCLUSIVE",
+            Verdict::Pass | Verdict::Fail => "FAIL",
+        };
+        return format!(
+            "{word}: {}\n  -> {}\n{kept}",
+            failure.reason, failure.remedy
+        );
     }
     let figures = &report.figures;
     let times = |times: &[f64]| {
         let times: Vec<String> = times.iter().map(|time| time_in_words(*time)).collect();
         times.join(", ")
     };
-    let mut rows = vec![
+    let checked = report.checked.iter();
+    let mut rows: Vec<_> = checked.map(|text| ("checked", text.clone())).collect();
+    rows.extend([
         ("frozen", times(&figures.freeze_seconds)),
         (
             "durable",
             format!("after {}", times(&figures.durable_seconds)),
         ),
-    ];
+    ]);
     rows.extend(
         figures
             .restore_seconds
@@ -148,7 +170,7 @@ fn verdict(report: &Report) -> String {
         .iter()
         .map(|(name, value)| format!("  {name:NAME_WIDTH$}{value}\n"))
         .collect();
-    format!("PASS: the job was killed and came back\n{rows}{kept}")
+    format!("PASS: the job was killed, came back, and equals two uninterrupted ones\n{rows}{kept}")
 }
 
 fn interval(report: &Report) -> Option<String> {
@@ -173,7 +195,10 @@ mod tests {
     fn report() -> Report {
         Report {
             pass: true,
+            verdict: Verdict::Pass,
             failure: None,
+            checked: vec!["stdout: equal up to line 9".to_owned()],
+            not_kept: Vec::new(),
             command: vec!["train".to_owned()],
             steps: Vec::new(),
             output: Vec::new(),
@@ -197,6 +222,7 @@ mod tests {
         let text = verdict(&report());
         for part in [
             "PASS: ",
+            "checked   stdout: equal up to line 9\n",
             "frozen    0.50 s, 0.40 s\n",
             "restore   1.5 s\n",
             "image     1.0 GiB, 1.0 MiB stored, the next one 1.0 KiB more\n",
@@ -215,11 +241,17 @@ mod tests {
         };
         let failed = Report {
             pass: false,
+            verdict: Verdict::Fail,
             failure: Some(failure),
             kept: Some("/k".into()),
             ..report()
         };
         assert_eq!(verdict(&failed), "FAIL: no\n  -> do\nkept in /k\n");
+        let unclear = Report {
+            verdict: Verdict::Inconclusive,
+            ..failed
+        };
+        assert!(verdict(&unclear).starts_with("INCONCLUSIVE: no\n  -> do\n"));
     }
 
     #[test]

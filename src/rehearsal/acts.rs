@@ -7,19 +7,22 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::compare::{Files, Part};
+use super::before_kill::{Files, Part};
 use super::look::Look;
+use super::not_kept::ImageLook;
 use super::rehearsal_report::{Failure, Outcome};
 use super::run_rehearsal::{Book, End};
 use super::signs::{self, LEAST, QUIET_START, Sign};
 use super::trial::Trial;
+use super::uninterrupted::Enough;
 use super::{RehearsalError, remedy};
+use crate::config::Config;
 use crate::history::{Event, time_in_words};
 use crate::run::{chain, size};
 use crate::supervisor::request_snapshot;
 
 /// Limit on a snapshot or restore: a slow disk takes that long for a terabyte.
-const WORK_LIMIT: Duration = Duration::from_secs(3600);
+pub(super) const WORK_LIMIT: Duration = Duration::from_secs(3600);
 /// Limit on the time that the supervisor takes to start the job, or to notice its end.
 const NEWS_LIMIT: Duration = Duration::from_secs(60);
 /// Maximum number of attempts for a snapshot with a transient failure: a supervisor repeats it, too.
@@ -34,44 +37,91 @@ pub(super) const KEEP_AND_LOOK: &str = "rehearse again with --keep and look at t
 pub(super) struct Acts<'a, 'b, 'c> {
     pub trial: &'a mut Trial<'b>,
     pub book: &'a mut Book<'c>,
+    pub config: &'a Config,
     pub after: Duration,
     pub patience: Duration,
+    pub end_within: Duration,
 }
 
 /// The state of the job before the kill.
 pub(super) struct Before {
-    sign: Sign,
-    look: Look,
+    pub sign: Sign,
+    pub look: Look,
     files: Files,
     /// Maximum lengths of stdout and stderr at the snapshot.
     pub places: [u64; 2],
     pub output: [Part; 2],
 }
 
+/// The restored job, at the end of its trial.
+pub(super) struct Restored {
+    /// Facts of the image that it was restored from.
+    pub image: ImageLook,
+    /// True if it ended by itself, with exit code 0.
+    pub has_ended: bool,
+    /// Lengths of stdout and stderr after the second snapshot.
+    reached: [u64; 2],
+    /// Lengths of stdout and stderr at the end.
+    pub lengths: [u64; 2],
+}
+
+impl Restored {
+    /// Returns how far an uninterrupted run must come: beyond the snapshot, but no further than needed.
+    pub(super) fn enough(&self) -> Enough {
+        let has_new = |lengths: [u64; 2]| (0..2).any(|at| lengths[at] > self.image.positions[at]);
+        if self.has_ended {
+            Enough::End
+        } else if has_new(self.reached) {
+            Enough::Output(self.reached)
+        } else {
+            Enough::Output(self.lengths)
+        }
+    }
+}
+
 impl Acts<'_, '_, '_> {
-    pub(super) fn play(&mut self) -> Result<(), End> {
+    pub(super) fn play(&mut self) -> Result<Restored, End> {
         let begun = self.begin();
         let (look, places) = self.noted("start", begun)?;
         let files = look.files();
-        let taken = self.take_snapshot();
-        self.noted("snapshot", taken)?;
+        let image = self.first_snapshot();
+        let mut image = self.noted("snapshot", image)?;
         let gone_on = self.go_on(look, &files, places);
         let mut before = self.noted("goes on", gone_on)?;
         let output = self.kill(places);
         before.output = self.noted("kill", output)?;
-        let restored = self.restore();
+        let restored = self.restore(&image);
         self.noted("restore", restored)?;
         let back = self.come_back(&before);
         let computes = self.noted("comes back", back)?;
-        let equal = self.compare_output(&before);
-        self.noted("output", equal)?;
-        let intact = self.compare_files(&before.files);
+        let intact = self.check_old_output(&before);
+        self.noted("output", intact)?;
+        let intact = self.check_open_files(&before.files);
         self.noted("files", intact)?;
-        if !computes {
-            return Ok(());
+        let again = if computes {
+            self.second_snapshot(&mut image)
+        } else {
+            Ok(false)
+        };
+        let computes = self.noted("again", again)?;
+        let reached = self.trial.output_bytes();
+        let ended = if computes {
+            self.wait_for_end()
+        } else {
+            Ok(true)
+        };
+        let has_ended = self.noted("end", ended)?;
+        if has_ended {
+            // All output is in the files when the supervisor has ended.
+            self.trial
+                .wait(NEWS_LIMIT, |trial| Ok(trial.has_ended()?.then_some(())))?;
         }
-        let again = self.take_snapshot();
-        self.noted("again", again)
+        Ok(Restored {
+            image,
+            has_ended,
+            reached,
+            lengths: self.trial.output_bytes(),
+        })
     }
 
     fn noted<T>(&mut self, name: &'static str, result: Result<T, End>) -> Result<T, End> {
@@ -95,7 +145,7 @@ impl Acts<'_, '_, '_> {
             Sign::Output => (Outcome::Ok, "the job computes and prints"),
             Sign::Cpu => (Outcome::Ok, "the job computes"),
             Sign::None => (
-                Outcome::Note,
+                Outcome::Ok,
                 "the job has neither printed nor computed yet, and is taken as it is",
             ),
             Sign::End => return Err(self.ended_by_itself("before it could be snapshotted")?),
@@ -117,23 +167,45 @@ impl Acts<'_, '_, '_> {
         Ok((look, self.trial.output_bytes()))
     }
 
-    /// Takes a snapshot, and notes its figures.
-    fn take_snapshot(&mut self) -> Result<(), End> {
+    fn first_snapshot(&mut self) -> Result<ImageLook, End> {
+        let Some(image) = self.take_snapshot()? else {
+            return Err(self.ended_by_itself("during its snapshot")?);
+        };
+        self.look_at_image(&image)
+    }
+
+    /// Reads the facts of an image.
+    pub(super) fn look_at_image(&mut self, image: &str) -> Result<ImageLook, End> {
+        let look = ImageLook::at(self.config, &self.trial.store(), image);
+        let look = look.map_err(|reason| {
+            End::failed(
+                format!("image {image} cannot be read: {reason}"),
+                KEEP_AND_LOOK,
+            )
+        })?;
+        self.book.not_kept(&look.not_kept);
+        Ok(look)
+    }
+
+    /// Takes a snapshot, and notes its figures. Returns the image; `None` if the job exited meanwhile.
+    pub(super) fn take_snapshot(&mut self) -> Result<Option<String>, End> {
         let mut attempts = 1;
         let image = loop {
             match self.ask_for_snapshot()? {
-                Ok(image) => break image,
-                Err(failure) if attempts == ATTEMPTS || !passes(&failure) => {
+                Asked::Image(image) => break image,
+                Asked::HasEnded => return Ok(None),
+                Asked::Failed(failure) if attempts == ATTEMPTS || !passes(&failure) => {
                     return Err(End::Failed(failure));
                 }
-                Err(_) => attempts += 1,
+                Asked::Failed(_) => attempts += 1,
             }
             self.trial.wait(LEAST, |_| Ok(None::<()>))?;
         };
-        self.note_snapshot(&image, attempts)
+        self.note_snapshot(&image, attempts)?;
+        Ok(Some(image))
     }
 
-    fn ask_for_snapshot(&mut self) -> Result<Result<String, Failure>, End> {
+    fn ask_for_snapshot(&mut self) -> Result<Asked, End> {
         let store = self.trial.store();
         let (send, answers) = channel();
         thread::Builder::new()
@@ -144,7 +216,7 @@ impl Acts<'_, '_, '_> {
             .trial
             .wait(WORK_LIMIT, |_| Ok(answers.try_recv().ok()))?;
         let reason = match answer {
-            Some(Ok(id)) => return Ok(Ok(id.to_string())),
+            Some(Ok(id)) => return Ok(Asked::Image(id.to_string())),
             Some(Err(error)) => chain(&error),
             None => format!(
                 "no image within {}",
@@ -157,10 +229,10 @@ impl Acts<'_, '_, '_> {
             _ => None,
         });
         if kind.as_deref() == Some("ended") || signs::is_over(self.trial)? {
-            return Err(self.ended_by_itself("during its snapshot")?);
+            return Ok(Asked::HasEnded);
         }
         let remedy = remedy::of_snapshot(kind.as_deref()).to_owned();
-        Ok(Err(Failure {
+        Ok(Asked::Failed(Failure {
             kind,
             reason,
             remedy,
@@ -194,9 +266,9 @@ impl Acts<'_, '_, '_> {
         };
         figures.freeze_seconds.push(freeze);
         figures.durable_seconds.push(durable);
-        let (outcome, tries) = match attempts {
-            1 => (Outcome::Ok, String::new()),
-            _ => (Outcome::Note, format!("; it took {attempts} attempts")),
+        let tries = match attempts {
+            1 => String::new(),
+            _ => format!("; it took {attempts} attempts"),
         };
         let detail = format!(
             "frozen {}, durable after {}, {}, {} new in the store{tries}",
@@ -205,7 +277,7 @@ impl Acts<'_, '_, '_> {
             size(raw),
             size(stored)
         );
-        self.book.note(name, outcome, detail);
+        self.book.note(name, Outcome::Ok, detail);
         Ok(())
     }
 
@@ -216,7 +288,7 @@ impl Acts<'_, '_, '_> {
             Sign::Output => (Outcome::Ok, "the job computes and prints"),
             Sign::Cpu => (Outcome::Ok, "the job computes"),
             Sign::None => (
-                Outcome::Note,
+                Outcome::Ok,
                 "the job is there; it neither prints nor computes at the moment",
             ),
             Sign::End => return Err(self.ended_by_itself("before it could be killed")?),
@@ -256,85 +328,7 @@ impl Acts<'_, '_, '_> {
         Ok(output)
     }
 
-    fn restore(&mut self) -> Result<(), End> {
-        let news = self.trial.wait(WORK_LIMIT, |trial| {
-            let mut events = trial.events().into_iter();
-            let news = events.find_map(|event| match event {
-                Event::Restored { seconds, .. } => Some(Ok(seconds)),
-                Event::RestoreFailed { reason, .. } => Some(Err(reason)),
-                _ => None,
-            });
-            if news.is_none() && signs::is_over(trial)? {
-                let why = trial.last_words(true);
-                return Ok(Some(Err(
-                    why.unwrap_or_else(|| "the supervisor ended".to_owned())
-                )));
-            }
-            Ok(news)
-        })?;
-        let limit = time_in_words(WORK_LIMIT.as_secs_f64());
-        match news.unwrap_or_else(|| Err(format!("not restored within {limit}"))) {
-            Ok(seconds) => {
-                self.book.report.figures.restore_seconds = Some(seconds);
-                let detail = format!(
-                    "the job is back, {} after the restore began",
-                    time_in_words(seconds)
-                );
-                self.book.note("restore", Outcome::Ok, detail);
-                Ok(())
-            }
-            Err(reason) => Err(End::failed(
-                format!("the image was not restored: {reason}"),
-                KEEP_AND_LOOK,
-            )),
-        }
-    }
-
-    /// Checks that the restored job computes. Returns false if the job has exited successfully.
-    fn come_back(&mut self, before: &Before) -> Result<bool, End> {
-        const NAME: &str = "comes back";
-        let first = signs::look(self.trial).unwrap_or_default();
-        let sign = signs::of_going_on(self.trial, self.patience)?;
-        let (outcome, text) = match sign {
-            Sign::Output => (Outcome::Ok, "the job computes and prints"),
-            Sign::Cpu => (Outcome::Ok, "the job computes"),
-            Sign::None if before.sign == Sign::None => (
-                Outcome::Note,
-                "the job is there; it neither prints nor computes, as before",
-            ),
-            Sign::None => {
-                let reason = format!(
-                    "the restored job neither prints nor computes within {}, and did before",
-                    time_in_words(self.patience.as_secs_f64())
-                );
-                return Err(End::failed(
-                    reason,
-                    "where it pauses for longer by itself, rehearse again with a larger --seconds",
-                ));
-            }
-            Sign::End => return self.ended_after_restore(),
-        };
-        let missing = before.look.processes.difference(&first.processes).count();
-        if missing > 0 {
-            let detail =
-                format!("{text}; {missing} of its processes have ended since the snapshot");
-            self.book.note(NAME, Outcome::Note, detail);
-        } else {
-            self.book.note(NAME, outcome, text);
-        }
-        Ok(true)
-    }
-
-    fn ended_after_restore(&mut self) -> Result<bool, End> {
-        if signs::end(self.trial)?.is_success() {
-            let detail = "the job ended after the restore, with exit code 0; a second snapshot was not tried";
-            self.book.note("comes back", Outcome::Note, detail);
-            return Ok(false);
-        }
-        Err(self.ended_by_itself("after its restore")?)
-    }
-
-    fn ended_by_itself(&mut self, when: &str) -> Result<End, End> {
+    pub(super) fn ended_by_itself(&mut self, when: &str) -> Result<End, End> {
         let end = signs::end(self.trial)?;
         let remedy = if end.is_success() {
             MORE_TO_DO
@@ -350,6 +344,13 @@ impl Acts<'_, '_, '_> {
             remedy,
         ))
     }
+}
+
+/// Answer to a request for a snapshot.
+enum Asked {
+    Image(String),
+    Failed(Failure),
+    HasEnded,
 }
 
 /// Returns true if the next attempt may succeed.

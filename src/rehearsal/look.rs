@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use procfs::process::Process as ProcessEntry;
 
-use super::compare::Files;
+use super::before_kill::Files;
 use crate::job;
 
 /// The job at one moment.

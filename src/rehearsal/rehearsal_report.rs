@@ -8,8 +8,10 @@ use serde::Serialize;
 pub enum Outcome {
     /// The step succeeded.
     Ok,
-    /// The step succeeded, as far as it could be checked.
-    Note,
+    /// The step has nothing to check.
+    Skipped,
+    /// The step cannot tell whether the restored job is right.
+    Unclear,
     /// The step failed, and the rehearsal with it.
     Failed,
 }
@@ -25,7 +27,19 @@ pub struct Step {
     pub detail: String,
 }
 
-/// The reason why the job cannot be kept alive, or could not be tried.
+/// The verdict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum Verdict {
+    /// The restored job equals two uninterrupted ones in everything that the report lists as checked.
+    Pass,
+    /// The job cannot be snapshotted or restored, or the restored job is another.
+    Fail,
+    /// Nothing is proved: the uninterrupted runs differ, or could not be compared.
+    Inconclusive,
+}
+
+/// The reason why the verdict is not PASS.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Failure {
     /// Kind of a snapshot's failure, as in the event log; null for other failures.
@@ -59,38 +73,44 @@ pub struct Figures {
     pub assumed_mtbf_seconds: Option<f64>,
 }
 
-/// Comparison of one of the job's streams between the snapshot and the kill with the same stream after the restore.
+/// Comparison of one stream of the restored job with that of the uninterrupted runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Compared {
     /// "stdout" or "stderr".
     pub stream: &'static str,
     /// Result of the comparison.
     pub result: Equality,
-    /// Number of equal bytes from the snapshot on.
-    pub bytes: usize,
+    /// Number of equal bytes, from the beginning.
+    pub bytes: u64,
+    /// Number of equal lines, from the beginning.
+    pub lines: u64,
 }
 
-/// Relation between the output after a restore and the output before the kill.
+/// Relation between the output of the restored job and that of the uninterrupted runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Equality {
-    /// Output from before the snapshot was changed or lost.
-    Damaged,
-    /// No data to compare: one of the two outputs is empty.
+    /// No output to compare after the snapshot.
     Nothing,
-    /// Equal outputs, up to the end of the shorter one.
+    /// Equal outputs, up to the end of the shortest one.
     Same,
-    /// The outputs differ, as with times or random numbers.
+    /// The outputs differ, after a restore or without one.
     Differs,
 }
 
 /// The result.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// True if the job can be kept alive, as far as a rehearsal can show.
+    /// True if the verdict is PASS.
     pub pass: bool,
-    /// The reason if it cannot.
+    /// The verdict.
+    pub verdict: Verdict,
+    /// The reason if the verdict is not PASS.
     pub failure: Option<Failure>,
+    /// What a PASS rests on, and how far it was checked.
+    pub checked: Vec<String>,
+    /// Files of the job whose content the image does not have.
+    pub not_kept: Vec<super::NotKept>,
     /// The job's command line.
     pub command: Vec<String>,
     /// The steps, in order.

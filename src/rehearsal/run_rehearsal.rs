@@ -1,23 +1,33 @@
 //! The rehearsal, from the check of the machine to the verdict.
 //!
 //! ```text
-//! machine → start → computes → snapshot → continues → kill → restore → continues → compare → snapshot again → end
+//! machine → start → computes → snapshot → continues → kill → restore → continues → snapshot again → end
+//!         → first uninterrupted run → second uninterrupted run → compare
 //! ```
-//! Each step adds a line to the report; the first failed step ends the rehearsal.
+//! Each step adds a line to the report; the first failed step ends the rehearsal. The trial comes first, so that a job
+//! that cannot be snapshotted fails soon.
 
 use std::ffi::OsString;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::RehearsalError;
-use super::acts::Acts;
-use super::rehearsal_report::{Failure, Outcome, Report, Step};
-use super::trial::{Setup, Trial};
+use super::acts::{Acts, Restored};
+use super::agreement::Runs;
+use super::copies::Copies;
+use super::not_kept::NotKept;
+use super::rehearsal_report::{Failure, Outcome, Report, Step, Verdict};
+use super::trial::{AfterCrash, Setup, Trial, folder};
+use super::uninterrupted::{self, Ran};
+use crate::clock;
 use crate::config::Config;
 use crate::criu::Search;
 use crate::doctor::{self, Status};
 use crate::supervisor::policy::interval::{Cost, Rules, Seen, choose};
+
+/// The streams that are compared.
+pub(super) const STREAMS: [&str; 2] = ["stdout", "stderr"];
 
 /// Subject and options of a rehearsal.
 pub struct Options<'a> {
@@ -31,7 +41,9 @@ pub struct Options<'a> {
     pub after: Duration,
     /// Limit on the time in which the job must show that it computes, at each step.
     pub patience: Duration,
-    /// Destination of a copy of the job's output, besides its files.
+    /// Time after the second snapshot in which the job may end by itself.
+    pub end_within: Duration,
+    /// Destination of a copy of the output of the job that is restored, besides its files.
     pub show: Option<Box<dyn Write + 'a>>,
     /// True if images, logs and output are kept.
     pub keep: bool,
@@ -43,6 +55,8 @@ pub struct Options<'a> {
 pub(super) enum End {
     /// The job, or the machine, failed.
     Failed(Failure),
+    /// Nothing is proved.
+    Unclear(Failure),
     /// ckpt-run failed.
     Error(RehearsalError),
 }
@@ -55,23 +69,33 @@ impl From<RehearsalError> for End {
 
 impl End {
     pub(super) fn failed(reason: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self::Failed(Failure {
-            kind: None,
-            reason: reason.into(),
-            remedy: remedy.into(),
-        })
+        Self::Failed(because(reason, remedy))
+    }
+
+    pub(super) fn unclear(reason: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self::Unclear(because(reason, remedy))
+    }
+}
+
+fn because(reason: impl Into<String>, remedy: impl Into<String>) -> Failure {
+    Failure {
+        kind: None,
+        reason: reason.into(),
+        remedy: remedy.into(),
     }
 }
 
 /// The report under construction.
 pub(super) struct Book<'a> {
     pub report: Report,
+    /// The copy of the working folder and the folder itself: the report names files as the user knows them.
+    pub renamed: Option<[String; 2]>,
     tell: &'a mut dyn FnMut(&Step),
 }
 
 impl Book<'_> {
     pub(super) fn note(&mut self, name: &'static str, outcome: Outcome, detail: impl Into<String>) {
-        let detail = detail.into();
+        let detail = self.as_named(&detail.into());
         let step = Step {
             name,
             outcome,
@@ -81,11 +105,31 @@ impl Book<'_> {
         self.report.steps.push(step);
     }
 
-    /// Notes that a step failed, with its reason.
+    /// Puts the files that the image does not hold into the report.
+    pub(super) fn not_kept(&mut self, files: &[NotKept]) {
+        for file in files {
+            let path = self.as_named(&file.path.to_string_lossy()).into();
+            if self.report.not_kept.iter().all(|known| known.path != path) {
+                let file = file.clone();
+                self.report.not_kept.push(NotKept { path, ..file });
+            }
+        }
+    }
+
+    /// Replaces the path of the copy by that of the working folder.
+    fn as_named(&self, text: &str) -> String {
+        match &self.renamed {
+            Some([copy, folder]) => text.replace(copy, folder),
+            None => text.to_owned(),
+        }
+    }
+
+    /// Notes that a step failed or is unclear, with its reason.
     pub(super) fn failed(&mut self, name: &'static str, end: End) -> End {
-        if let End::Failed(failure) = &end {
-            let reason = failure.reason.clone();
-            self.note(name, Outcome::Failed, reason);
+        match &end {
+            End::Failed(failure) => self.note(name, Outcome::Failed, failure.reason.clone()),
+            End::Unclear(failure) => self.note(name, Outcome::Unclear, failure.reason.clone()),
+            End::Error(_) => {}
         }
         end
     }
@@ -105,7 +149,10 @@ pub fn rehearse(
     let words = options.command.iter();
     let report = Report {
         pass: false,
+        verdict: Verdict::Fail,
         failure: None,
+        checked: Vec::new(),
+        not_kept: Vec::new(),
         command: words
             .map(|word| word.to_string_lossy().into_owned())
             .collect(),
@@ -114,20 +161,31 @@ pub fn rehearse(
         figures: super::Figures::default(),
         kept: None,
     };
-    let mut book = Book { report, tell };
+    let mut book = Book {
+        report,
+        renamed: None,
+        tell,
+    };
     let end = machine(&options.config, &mut book).and_then(|()| trial(options, &mut book));
-    let mut report = book.report;
-    match end {
-        Ok(()) => report.pass = true,
-        Err(End::Failed(mut failure)) => {
-            if report.kept.is_none() {
-                failure.reason = without_log(&failure.reason);
-            }
-            report.failure = Some(failure);
-        }
+    let (verdict, failure) = match end {
+        Ok(()) => (Verdict::Pass, None),
+        Err(End::Failed(failure)) => (Verdict::Fail, Some(failure)),
+        Err(End::Unclear(failure)) => (Verdict::Inconclusive, Some(failure)),
         Err(End::Error(error)) => return Err(error),
-    }
-    Ok(report)
+    };
+    let failure = failure.map(|mut failure| {
+        failure.reason = book.as_named(&failure.reason);
+        if book.report.kept.is_none() {
+            failure.reason = without_log(&failure.reason);
+        }
+        failure
+    });
+    Ok(Report {
+        pass: verdict == Verdict::Pass,
+        verdict,
+        failure,
+        ..book.report
+    })
 }
 
 /// Checks the machine, so that a hopeless rehearsal fails at once.
@@ -143,25 +201,123 @@ fn machine(config: &Config, book: &mut Book<'_>) -> Result<(), End> {
     Err(book.failed(NAME, end))
 }
 
-fn trial(options: Options<'_>, book: &mut Book<'_>) -> Result<(), End> {
+fn trial(mut options: Options<'_>, book: &mut Book<'_>) -> Result<(), End> {
+    let copies = Copies::of_working_folder(&options.config.store);
+    let parent = copies.as_ref().ok().map(Copies::place_for_trial);
+    let mut place = folder(&options.config.store, parent)?;
+    let result = in_place(&mut options, book, place.path(), copies);
+    if options.keep && !matches!(result, Err(End::Error(_))) {
+        place.disable_cleanup(true);
+        book.report.kept = Some(place.path().to_owned());
+    }
+    result
+}
+
+/// Runs the trial and the uninterrupted runs with their files in `place`, and compares them.
+fn in_place(
+    options: &mut Options<'_>,
+    book: &mut Book<'_>,
+    place: &Path,
+    mut copies: Result<Copies, String>,
+) -> Result<(), End> {
+    if let Ok(copies) = &mut copies {
+        copies.renew()?;
+        let paths = [copies.path(), copies.original()];
+        book.renamed = Some(paths.map(|path| path.display().to_string()));
+    }
+    let begun = clock::now();
     let mut trial = Trial::start(Setup {
         program: &options.program,
         config: &options.config,
         command: &options.command,
-        show: options.show,
+        folder: place,
+        directory: copies.as_ref().ok().map(Copies::path),
+        after_crash: AfterCrash::Restore,
+        show: options.show.take(),
         interrupted: options.interrupted,
     })?;
     let mut acts = Acts {
         trial: &mut trial,
         book,
+        config: &options.config,
         after: options.after,
         patience: options.patience,
+        end_within: options.end_within,
     };
     let played = acts.play();
-    book.report.kept = trial.end(options.keep);
-    played?;
+    let (outputs, store) = (trial.outputs(), trial.store());
+    trial.end();
+    let restored = played?;
     suggest(Rules::from(&options.config.snapshot), book);
-    Ok(())
+    let mut copies = copies.map_err(|reason| {
+        let end = uncopied(&reason, restored.image.missing());
+        book.failed("copies", end)
+    })?;
+    let folders = (place, store.as_path());
+    let ran = Ran::of(
+        &copies,
+        folders,
+        outputs,
+        restored.lengths,
+        restored.has_ended,
+    )?;
+    let enough = restored.enough();
+    let until = (enough, begun.elapsed());
+    let mut run = |name, folder: &str| {
+        uninterrupted::run(
+            options,
+            book,
+            &mut copies,
+            (name, &place.join(folder)),
+            until,
+        )
+    };
+    let uninterrupted = [run("first run", "first")?, run("second run", "second")?];
+    compare(&restored, ran, uninterrupted, book)
+}
+
+/// Compares the runs. A difference is blamed on files that the image does not hold, if there are such.
+fn compare(
+    restored: &Restored,
+    ran: Ran,
+    uninterrupted: [Ran; 2],
+    book: &mut Book<'_>,
+) -> Result<(), End> {
+    let runs = Runs {
+        restored: ran,
+        uninterrupted,
+        positions: restored.image.positions,
+    };
+    let compared = runs.compare(book);
+    let Some((reason, remedy)) = restored.image.missing() else {
+        return compared;
+    };
+    match compared {
+        Err(End::Failed(failure)) => {
+            Err(End::failed(format!("{}; {reason}", failure.reason), remedy))
+        }
+        Ok(()) => {
+            // Nothing needed them this time. After another crash, they may have changed.
+            let reason =
+                format!("{reason}; a restore needs what the job changes there after a snapshot");
+            Err(book.failed("files", End::unclear(reason, remedy)))
+        }
+        other => other,
+    }
+}
+
+/// Returns the end of a rehearsal without copies.
+fn uncopied(reason: &str, missing: Option<(String, String)>) -> End {
+    let mut reason = format!(
+        "the job came back, but was not compared with uninterrupted runs: the working folder is not copied, because {reason}"
+    );
+    let mut remedy =
+        "rehearse in a smaller folder that is not a mount point, with links to the data".to_owned();
+    if let Some((missing, setting)) = missing {
+        reason = format!("{reason}; {missing}");
+        remedy = format!("{remedy}; {setting}");
+    }
+    End::unclear(reason, remedy)
 }
 
 /// Suggests the interval that `interval = "auto"` would choose.

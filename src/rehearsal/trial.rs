@@ -1,9 +1,10 @@
 //! The trial: an ordinary supervisor as a child process, with a separate store in a temporary folder. It ends when it
-//! is dropped, and leaves nothing behind.
+//! is dropped, and leaves nothing outside of that folder.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, IsTerminal, Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ use nix::unistd::Pid;
 use tempfile::TempDir;
 
 use super::RehearsalError;
-use super::compare::Part;
+use super::before_kill::Part;
 use crate::clock;
 use crate::config::{
     Config, Interval, LogLevel, Metrics, RestartLimit, RestartPolicy, Tty, WithoutImage,
@@ -25,7 +26,7 @@ use crate::history::{self, Event};
 use crate::run::remove_work_folder;
 
 /// Prefix of the folder's name; it begins with a dot because the job may list its folder.
-const FOLDER_PREFIX: &str = ".ckpt-run-rehearsal-";
+pub(super) const FOLDER_PREFIX: &str = ".ckpt-run-rehearsal-";
 /// Option that ends the supervisor if ckpt-run's rehearsal is killed.
 const END_WITH_PARENT: &str = "--end-with-parent";
 /// Option that keeps the supervisor's messages out of the job's stderr.
@@ -53,15 +54,30 @@ pub(super) struct Setup<'a> {
     pub config: &'a Config,
     /// The job's command line.
     pub command: &'a [OsString],
+    /// Folder of the store, the logs and the output. It is the caller's, and outlives the trial.
+    pub folder: &'a Path,
+    /// Working folder of the job; `None` for that of ckpt-run.
+    pub directory: Option<&'a Path>,
+    /// Reaction to the job's crash.
+    pub after_crash: AfterCrash,
     /// Destination of a copy of the job's output and the supervisor's messages, besides their files.
     pub show: Option<Box<dyn Write + 'a>>,
     /// Number of the signal that requested the end of the rehearsal, if any.
     pub interrupted: &'a dyn Fn() -> Option<i32>,
 }
 
-/// A supervisor under trial. When dropped, it is ended and its folder is removed.
+/// Reaction of the trial's supervisor to a crash of the job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AfterCrash {
+    /// The job is restored, once.
+    Restore,
+    /// The supervisor ends.
+    End,
+}
+
+/// A supervisor under trial. When dropped, it is ended.
 pub(super) struct Trial<'a> {
-    folder: TempDir,
+    folder: PathBuf,
     child: Child,
     ended: Option<ExitStatus>,
     /// Number of crashes that the rehearsal caused.
@@ -75,15 +91,16 @@ impl<'a> Trial<'a> {
     /// Starts the supervisor and, through it, the job. Must be called from the main thread: the supervisor ends with
     /// the thread that started it.
     pub(super) fn start(setup: Setup<'a>) -> Result<Self, RehearsalError> {
-        let folder = folder(&setup.config.store)?;
-        let settings = folder.path().join("config.toml");
-        let store = folder.path().join("store");
+        let folder = setup.folder.to_owned();
+        let settings = folder.join("config.toml");
+        let store = folder.join("store");
         private_file(&settings)
             .and_then(|mut file| {
-                file.write_all(for_trial(setup.config, store).to_toml().as_bytes())
+                let config = for_trial(setup.config, store, setup.after_crash);
+                file.write_all(config.to_toml().as_bytes())
             })
             .map_err(file_error(&settings))?;
-        let [stdout, stderr, messages] = shown_paths(folder.path());
+        let [stdout, stderr, messages] = shown_paths(&folder);
         let open = |path: &Path| private_file(path).map_err(file_error(path));
         open(&messages)?;
         let mut command = Command::new(setup.program);
@@ -99,6 +116,9 @@ impl<'a> Trial<'a> {
             .stderr(open(&stderr)?)
             // Ctrl-C is meant for the rehearsal, which ends the supervisor.
             .process_group(0);
+        if let Some(directory) = setup.directory {
+            command.current_dir(directory).env("PWD", directory);
+        }
         for (name, _) in std::env::vars_os() {
             // All settings are in the file, and the rehearsal is not the service that systemd waits for.
             if name.as_encoded_bytes().starts_with(b"CKPT_RUN_") || name == "NOTIFY_SOCKET" {
@@ -120,8 +140,13 @@ impl<'a> Trial<'a> {
         })
     }
 
+    /// Returns the paths of the job's stdout and stderr.
+    pub(super) fn outputs(&self) -> [PathBuf; 2] {
+        output_paths(&self.folder)
+    }
+
     pub(super) fn store(&self) -> PathBuf {
-        self.folder.path().join("store")
+        self.folder.join("store")
     }
 
     /// Returns the events in the event log.
@@ -162,13 +187,13 @@ impl<'a> Trial<'a> {
 
     /// Returns the number of bytes that the job has written to stdout and to stderr.
     pub(super) fn output_bytes(&self) -> [u64; 2] {
-        output_paths(self.folder.path())
+        output_paths(&self.folder)
             .map(|path| fs::metadata(path).map_or(0, |metadata| metadata.len()))
     }
 
     /// Reads stdout and stderr around these places.
     pub(super) fn output_around(&self, places: [u64; 2]) -> Result<[Part; 2], RehearsalError> {
-        let [stdout, stderr] = output_paths(self.folder.path());
+        let [stdout, stderr] = output_paths(&self.folder);
         let read = |path: &Path, place: u64| {
             let begin = place.saturating_sub(OLD_BYTES_MAX);
             let part = bytes(path, begin, place - begin)
@@ -181,7 +206,7 @@ impl<'a> Trial<'a> {
     /// Returns the last lines of the job's stderr, or of the supervisor's messages, joined.
     pub(super) fn last_words(&self, of_the_supervisor: bool) -> Option<String> {
         const LINES: usize = 3;
-        let [_, stderr, messages] = shown_paths(self.folder.path());
+        let [_, stderr, messages] = shown_paths(&self.folder);
         // The supervisor writes its last message to stderr.
         let paths = [Some(messages).filter(|_| of_the_supervisor), Some(stderr)];
         let tails = paths.iter().flatten().map(|path| tail(path));
@@ -202,7 +227,7 @@ impl<'a> Trial<'a> {
     /// Passes new output on. Output that is repeated after a restore is passed on once.
     fn show(&mut self) {
         let Some(show) = &mut self.show else { return };
-        for (path, shown) in shown_paths(self.folder.path()).iter().zip(&mut self.shown) {
+        for (path, shown) in shown_paths(&self.folder).iter().zip(&mut self.shown) {
             let new = bytes(path, *shown, SHOWN_BYTES_MAX).unwrap_or_default();
             *shown += new.len() as u64;
             // An error is ignored: a reader that has closed its end does not want the output.
@@ -210,12 +235,10 @@ impl<'a> Trial<'a> {
         }
     }
 
-    /// Ends the supervisor and the job. Returns the folder if it is kept.
-    pub(super) fn end(mut self, keep: bool) -> Option<PathBuf> {
+    /// Ends the supervisor and the job.
+    pub(super) fn end(mut self) {
         self.stop();
         self.show();
-        self.folder.disable_cleanup(keep);
-        keep.then(|| self.folder.path().to_owned())
     }
 
     fn stop(&mut self) {
@@ -253,7 +276,7 @@ impl Drop for Trial<'_> {
 
 /// Returns the user's settings for a trial: only the store in its folder is written to, and snapshots are taken only on
 /// request.
-fn for_trial(config: &Config, store: PathBuf) -> Config {
+fn for_trial(config: &Config, store: PathBuf, after_crash: AfterCrash) -> Config {
     let own = Config::default();
     let mut config = config.clone();
     config.store = store;
@@ -262,7 +285,10 @@ fn for_trial(config: &Config, store: PathBuf) -> Config {
     config.snapshot.cron = None;
     config.snapshot.grace = Duration::ZERO;
     config.retention.keep_last = config.retention.keep_last.max(2);
-    config.restart.policy = RestartPolicy::OnFailure;
+    config.restart.policy = match after_crash {
+        AfterCrash::Restore => RestartPolicy::OnFailure,
+        AfterCrash::End => RestartPolicy::No,
+    };
     config.restart.max = RestartLimit::Times(1);
     config.restart.backoff = BACKOFF;
     config.restart.backoff_max = BACKOFF;
@@ -276,10 +302,11 @@ fn for_trial(config: &Config, store: PathBuf) -> Config {
     config
 }
 
-/// Creates a folder beside the store, so that the images are on the same disk as real ones.
-fn folder(store: &Path) -> Result<TempDir, RehearsalError> {
+/// Creates the folder of a trial: in `parent`, or else beside the store, so that the images are on the same disk as real
+/// ones.
+pub(super) fn folder(store: &Path, parent: Option<&Path>) -> Result<TempDir, RehearsalError> {
     let store = std::path::absolute(store).map_err(file_error(store))?;
-    let mut folders = store.ancestors().skip(1);
+    let mut folders = parent.into_iter().chain(store.ancestors().skip(1));
     let parent = folders.find(|folder| folder.is_dir());
     let parent = parent.unwrap_or(Path::new("/"));
     tempfile::Builder::new()
@@ -309,13 +336,19 @@ fn private_file(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// Returns ckpt-run's own stdin, because the job may read it, but not a terminal, on which the job would wait.
+/// Returns a file on ckpt-run's stdin anew, so that each run reads it from the same place. A pipe or a terminal can be
+/// read once only, and the job gets neither.
 fn stdin() -> Stdio {
-    if io::stdin().is_terminal() {
-        Stdio::null()
-    } else {
-        Stdio::inherit()
-    }
+    let reopened = || -> io::Result<File> {
+        let own = File::from(io::stdin().as_fd().try_clone_to_owned()?);
+        if !own.metadata()?.is_file() {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let mut file = File::open("/proc/self/fd/0")?;
+        file.seek(SeekFrom::Start((&own).stream_position()?))?;
+        Ok(file)
+    };
+    reopened().map_or_else(|_| Stdio::null(), Stdio::from)
 }
 
 fn bytes(path: &Path, begin: u64, most: u64) -> io::Result<Vec<u8>> {
@@ -331,7 +364,7 @@ fn tail(path: &Path) -> io::Result<Vec<u8>> {
     bytes(path, begin, TAIL_BYTES_MAX)
 }
 
-fn file_error(path: &Path) -> impl FnOnce(io::Error) -> RehearsalError {
+pub(super) fn file_error(path: &Path) -> impl FnOnce(io::Error) -> RehearsalError {
     let path = path.to_owned();
     move |source| RehearsalError::File { path, source }
 }
@@ -347,7 +380,7 @@ mod tests {
         users.log.events = Some("/events".into());
         users.metrics.textfile = Some("/x.prom".into());
         users.snapshot.interval = Interval::Every(Duration::from_secs(1));
-        let trial = for_trial(&users, "/t".into());
+        let trial = for_trial(&users, "/t".into(), AfterCrash::Restore);
         assert_eq!(trial.files.keep_content, 4711);
         assert_eq!(trial.store, Path::new("/t"));
         assert_eq!(
@@ -371,7 +404,7 @@ mod tests {
     #[test]
     fn the_folder_is_beside_the_store_even_where_that_is_not_there_yet() {
         let place = tempfile::tempdir().unwrap();
-        let made = folder(&place.path().join("not/yet/there")).unwrap();
+        let made = folder(&place.path().join("not/yet/there"), None).unwrap();
         assert_eq!(made.path().parent(), Some(place.path()));
     }
 }

@@ -3,6 +3,7 @@
 mod again;
 mod hangs;
 mod rehearse;
+mod rehearse_verdicts;
 mod restarts;
 mod restores;
 mod stacks;

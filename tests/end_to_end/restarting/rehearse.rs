@@ -10,6 +10,9 @@ use crate::harness::{
     Place, apply, as_root, code, descendants, is_dead, stderr, stdout, wait_until,
 };
 
+/// Does not wait for the end of a job that has none.
+const ENDLESS: [&str; 2] = ["--end-within", "0s"];
+
 /// Counts into a log and onto stdout, with a child, until it is ended.
 const COUNT_ON: &str = r#"
 import os, time
@@ -53,6 +56,16 @@ fn left(place: &Place, known: &[&str]) -> Vec<String> {
         .collect()
 }
 
+/// Number of images of a rehearsal in a folder of this place.
+fn images_beside(place: &Place) -> usize {
+    let folders = fs::read_dir(place.path()).unwrap().flatten();
+    let images = folders.filter_map(|folder| fs::read_dir(folder.path().join("store/images")).ok());
+    let names = images.flatten().flatten().map(|entry| entry.file_name());
+    names
+        .filter(|name| name.to_string_lossy().ends_with(".manifest"))
+        .count()
+}
+
 /// Processes of the machine whose command line holds this path.
 fn with_path(path: &str) -> Vec<i32> {
     let processes = fs::read_dir("/proc").unwrap().flatten();
@@ -65,12 +78,34 @@ fn with_path(path: &str) -> Vec<i32> {
 }
 
 #[apply(as_root)]
-fn a_job_that_counts_passes_and_nothing_is_left_but_its_own_files() {
+fn a_job_that_counts_passes_and_its_folder_is_untouched() {
     let place = Place::new();
-    let output = rehearse(&place, &["--json", "--store", "mine/store"], COUNT_ON);
-    let report = report(&output);
-    assert_eq!(code(output.status), 0, "{report:#}");
+    let work = place.file("work");
+    fs::create_dir(&work).unwrap();
+    // The job ends after its second snapshot.
+    let counts = COUNT_ON.replace("while True", "while i < 200").replace(
+        "time.sleep(0.02)",
+        "time.sleep(0.05)\n    while i == 150 and not os.path.exists('../go'): pass",
+    );
+    fs::write(work.join("job.py"), counts).unwrap();
+    let options = [
+        "rehearse",
+        "--json",
+        "--end-within",
+        "10m",
+        "--store",
+        "mine/store",
+    ];
+    let mut run = place.start_with(&options, &["python3", "-u", "job.py"], |command| {
+        command.current_dir(&work);
+    });
+    wait_until("two images", || images_beside(&place) == 2);
+    place.go();
+    let exit_code = run.wait();
+    let report: Value = serde_json::from_str(&place.text("out")).unwrap();
+    assert_eq!(exit_code, 0, "{report:#}");
     assert_eq!(report["pass"], true);
+    assert_eq!(report["verdict"], "PASS");
     assert_eq!(report["failure"], Value::Null);
     let steps = report["steps"].as_array().unwrap();
     let names: Vec<&str> = steps
@@ -85,53 +120,40 @@ fn a_job_that_counts_passes_and_nothing_is_left_but_its_own_files() {
         "kill",
         "restore",
         "comes back",
+        "again",
+        "end",
+        "first run",
+        "second run",
         "output",
         "files",
-        "again",
     ];
     assert_eq!(names, expected, "{report:#}");
     assert!(
         steps.iter().all(|step| step["outcome"] == "ok"),
         "{report:#}"
     );
+    let detail = |step: usize| steps[step]["detail"].as_str().unwrap();
+    assert!(detail(1).contains("2 processes"), "{report:#}");
+    let output_detail = detail(11);
     assert!(
-        steps[1]["detail"].as_str().unwrap().contains("2 processes"),
-        "{report:#}"
+        output_detail.starts_with("stdout: all 200 lines are equal, the snapshot at line ")
+            && output_detail.ends_with("; stderr: empty"),
+        "{output_detail}"
     );
-    assert!(
-        steps[7]["detail"].as_str().unwrap().contains("the same"),
-        "{report:#}"
-    );
-    assert_eq!(
-        steps[7]["detail"].as_str().unwrap().split_once("; "),
-        Some((
-            format!(
-                "stdout: the {} bytes since the snapshot came again, the same",
-                report["output"][0]["bytes"]
-            )
-            .as_str(),
-            "stderr: nothing to compare"
-        )),
-    );
+    assert_eq!(detail(12), "all 2 files in the working folder are equal");
     let figures = &report["figures"];
     assert_eq!(figures["freeze_seconds"].as_array().unwrap().len(), 2);
     assert!(figures["restore_seconds"].as_f64().unwrap() > 0.0);
     assert!(figures["raw_bytes"].as_u64() > figures["stored_bytes"].as_u64());
     assert!(figures["interval_seconds"].as_u64().unwrap() >= 10);
-    let said = stderr(&output);
+    let said = place.text("err");
     assert!(
         said.starts_with("ckpt-run: rehearsal: the job really runs"),
         "{said}"
     );
     assert_eq!(said.lines().count(), 1, "{said}");
-    assert_eq!(left(&place, &["job.py", "log"]), [""; 0]);
-    let log = place.text("log");
-    let numbers: Vec<String> = (0..log.lines().count()).map(|i| i.to_string()).collect();
-    assert_eq!(
-        log.lines().collect::<Vec<_>>(),
-        numbers,
-        "neither a gap nor a repetition"
-    );
+    assert_eq!(left(&place, &["work", "go", "out", "err"]), [""; 0]);
+    assert_eq!(fs::read_dir(&work).unwrap().count(), 1, "the script alone");
 }
 
 #[apply(as_root)]
@@ -146,7 +168,8 @@ while True:
     time.sleep(0.02)
 ";
     let place = Place::new();
-    let output = rehearse(&place, &["--json"], &count.replace("FORMAT", "f'step {i}'"));
+    let options = [&["--json"], &ENDLESS[..]].concat();
+    let output = rehearse(&place, &options, &count.replace("FORMAT", "f'step {i}'"));
     let same = report(&output);
     assert_eq!(code(output.status), 0, "{same:#}");
     for (stream, name) in ["stdout", "stderr"].into_iter().enumerate() {
@@ -155,20 +178,21 @@ while True:
         assert_eq!(compared["result"], "same", "{same:#}");
         assert!(compared["bytes"].as_u64().unwrap() > 2, "{same:#}");
     }
-    assert_eq!(same["steps"][7]["outcome"], "ok", "{same:#}");
+    assert_eq!(
+        same["checked"][1],
+        "files: not compared, because the job did not end by itself"
+    );
 
     let timed = count.replace("FORMAT", "f'{time.time_ns()}'");
-    let output = rehearse(&place, &["--json"], &timed);
+    let output = rehearse(&place, &options, &timed);
     let differs = report(&output);
-    assert_eq!(code(output.status), 0, "{differs:#}");
-    let step = &differs["steps"][7];
-    assert_eq!(step["outcome"], "note", "{differs:#}");
-    let detail = step["detail"].as_str().unwrap();
+    assert_eq!(code(output.status), 3, "{differs:#}");
+    assert_eq!(differs["verdict"], "INCONCLUSIVE");
+    assert_eq!(differs["pass"], false);
+    let reason = differs["failure"]["reason"].as_str().unwrap();
     assert!(
-        detail.contains(
-            "the same; stderr: what came since the snapshot came again, but not the same"
-        ),
-        "{detail}"
+        reason.contains("not deterministic") && reason.contains("stderr line 1: "),
+        "{reason}"
     );
     assert_eq!(differs["output"][0]["result"], "same", "{differs:#}");
     assert_eq!(differs["output"][1]["result"], "differs", "{differs:#}");
@@ -177,13 +201,19 @@ while True:
 #[apply(as_root)]
 fn in_words_each_step_is_a_line_and_what_the_job_prints_is_on_stderr_if_wanted() {
     let place = Place::new();
-    let output = rehearse(&place, &["--show-output", "--keep"], COUNT_ON);
+    let output = rehearse(
+        &place,
+        &[&["--show-output", "--keep"], &ENDLESS[..]].concat(),
+        COUNT_ON,
+    );
     assert_eq!(code(output.status), 0, "{}", stdout(&output));
     let text = stdout(&output);
     for line in [
-        "ok      machine ",
-        "ok      snapshot ",
+        "ok       machine ",
+        "ok       snapshot ",
+        "skipped  end ",
         "PASS: ",
+        "  checked   stdout: equal up to line ",
         "  interval  --interval ",
     ] {
         assert!(text.contains(line), "{line}: {text}");
@@ -219,7 +249,7 @@ fn a_job_that_cannot_be_snapshotted_fails_with_the_reason_and_leaves_nothing() {
         .unwrap();
     assert!(verdict.contains("EFD_SEMAPHORE"), "{text}");
     assert!(text.lines().last().unwrap().starts_with("  -> "), "{text}");
-    assert!(text.contains("FAILED  snapshot "), "{text}");
+    assert!(text.contains("FAILED   snapshot "), "{text}");
     assert_eq!(left(&place, &["job.py"]), [""; 0]);
 
     let json = rehearse(&place, &["--json"], SEMAPHORE);
@@ -276,7 +306,7 @@ sys.exit("lost the connection")
     let output = rehearse(&place, &[], script);
     assert_eq!(code(output.status), 1, "{}", stdout(&output));
     let text = stdout(&output);
-    assert!(text.contains("FAILED  comes back "), "{text}");
+    assert!(text.contains("FAILED   comes back "), "{text}");
     assert!(
         text.contains("(exit code 1) after its restore; the last it said: lost the connection"),
         "{text}"
@@ -304,8 +334,11 @@ fn a_rehearsal_that_is_interrupted_or_killed_leaves_no_process_and_interrupted_n
         fs::write(place.file("job.py"), COUNT_ON).unwrap();
         let job = place.file("job.py");
         let job = job.to_str().unwrap();
-        let mut run = place.start(&["rehearse", "--after", "1h"], &["python3", "-u", job]);
-        wait_until("the job counts", || place.text("log").contains("5\n"));
+        let mut run = place.start(
+            &["rehearse", "--after", "1h", "--show-output"],
+            &["python3", "-u", job],
+        );
+        wait_until("the job counts", || place.text("err").contains("\n5\n"));
         let processes = descendants(run.pid());
         assert!(processes.len() > 3, "{processes:?}");
         run.signal(signal);
@@ -316,7 +349,7 @@ fn a_rehearsal_that_is_interrupted_or_killed_leaves_no_process_and_interrupted_n
         }
         assert!(processes.iter().all(|pid| is_dead(*pid)));
         assert_eq!(with_path(job), [0; 0]);
-        assert_eq!(left(&place, &["job.py", "log", "out", "err"]), [""; 0]);
+        assert_eq!(left(&place, &["job.py", "out", "err"]), [""; 0]);
         assert!(
             place
                 .text("err")

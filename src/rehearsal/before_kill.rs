@@ -1,4 +1,4 @@
-//! Comparison of the job's output and files before the kill and after the restore: pure functions of the data read.
+//! The job's output and open files before the kill and after the restore of one trial: pure functions of the data read.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,33 +14,6 @@ pub(super) struct Part {
     pub new: Vec<u8>,
 }
 
-/// Result of comparing the output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outputs {
-    /// Output from before the snapshot is missing or has changed.
-    Damaged,
-    /// No output between the snapshot and the kill, or none after the restore.
-    Nothing,
-    /// The job wrote this many bytes again, unchanged, and continued after them.
-    Same(usize),
-    /// The job wrote other data the second time, after this many equal bytes.
-    Differs(usize),
-}
-
-/// Compares the output before the kill with that after the restore.
-pub(super) fn outputs(before: &Part, after: &Part) -> Outputs {
-    if before.old != after.old {
-        return Outputs::Damaged;
-    }
-    let pairs = before.new.iter().zip(&after.new);
-    let same = pairs.take_while(|(one, other)| one == other).count();
-    match before.new.len().min(after.new.len()) {
-        0 => Outputs::Nothing,
-        shorter if shorter == same => Outputs::Same(same),
-        _ => Outputs::Differs(same),
-    }
-}
-
 /// Files that the job writes, each with its inode and its minimum size.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Files(BTreeMap<PathBuf, (u64, u64)>);
@@ -54,10 +27,6 @@ impl Files {
                 .map(|file| (file.path.clone(), (file.inode, file.size)))
                 .collect(),
         )
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.0.len()
     }
 
     /// Keeps the files that are still open in `later` and have not shrunk: a file that the job truncates itself proves
@@ -85,33 +54,6 @@ impl Files {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn part(old: &str, new: &str) -> Part {
-        Part {
-            old: old.into(),
-            new: new.into(),
-        }
-    }
-
-    #[test]
-    fn output_that_is_repeated_goes_on_without_a_gap() {
-        let before = part("1\n2\n", "3\n4\n");
-        assert_eq!(
-            outputs(&before, &part("1\n2\n", "3\n4\n5\n")),
-            Outputs::Same(4)
-        );
-        assert_eq!(outputs(&before, &part("1\n2\n", "3\n")), Outputs::Same(2));
-        assert_eq!(outputs(&before, &part("1\n2\n", "")), Outputs::Nothing);
-        assert_eq!(
-            outputs(&before, &part("1\n2\n", "3\n5\n")),
-            Outputs::Differs(2)
-        );
-        assert_eq!(outputs(&before, &part("1\n", "2\n3\n")), Outputs::Damaged);
-        assert_eq!(
-            outputs(&before, &part("1\nX\n", "3\n4\n")),
-            Outputs::Damaged
-        );
-    }
 
     fn files(list: &[(&str, u64, u64)]) -> Files {
         let list = list.iter().copied();

@@ -1,0 +1,235 @@
+//! Copies of the working folder, one for each run, all at the same path.
+//!
+//! The copy is a sibling of the folder, so that `..` leads where it does in the folder. It is mounted over the folder in
+//! a mount namespace of the rehearsal: a path into the folder that the job has from its command line leads into the
+//! copy. The job's working folder is the copy under its own path, because the watcher of the job's files names them so.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::statvfs::statvfs;
+use procfs::process::Process;
+use tempfile::TempDir;
+
+use super::RehearsalError;
+use super::folder_content::FolderContent;
+use super::folder_copy::{COPY_BYTES_MAX, COPY_FILES_MAX, copy_folder, measure};
+use super::run_rehearsal::End;
+use super::trial::{FOLDER_PREFIX, file_error};
+use crate::history::counted;
+use crate::run::size;
+
+/// Disk space that a copy must leave free, for what the job writes.
+const FREE_BYTES_MIN: u64 = 1 << 30;
+
+/// The working folder and its present copy. When dropped, the copy is removed.
+pub(super) struct Copies {
+    original: PathBuf,
+    store: PathBuf,
+    /// The store and ckpt-run's own output, which are not copied.
+    excluded: Vec<PathBuf>,
+    copy: TempDir,
+    /// Content of the first copy. A later one that differs would make the runs differ.
+    first: Option<FolderContent>,
+    is_mounted: bool,
+}
+
+impl Copies {
+    /// Prepares copies of the working folder; the text is the reason why none can be made. Must be called from the main
+    /// thread, which enters a mount namespace of its own.
+    pub(super) fn of_working_folder(store: &Path) -> Result<Self, String> {
+        let original =
+            std::env::current_dir().map_err(|error| format!("it cannot be found: {error}"))?;
+        let parent = original
+            .parent()
+            .ok_or_else(|| "it is the root folder".to_owned())?;
+        if let Some(mount) = mount_in(&original) {
+            return Err(format!("{} is a mount point", mount.display()));
+        }
+        let unreadable = |error: io::Error| format!("it cannot be read: {error}");
+        let store = absolute(store).map_err(unreadable)?;
+        let mut excluded = vec![store.clone()];
+        excluded.extend(own_output());
+        let found = measure(&original, &|path| is_ours(path, &excluded)).map_err(unreadable)?;
+        if !found.is_small() {
+            return Err(too_large());
+        }
+        let no_copy =
+            |error: io::Error| format!("no copy can be made in {}: {error}", parent.display());
+        let disk = statvfs(parent).map_err(|errno| no_copy(errno.into()))?;
+        let free = disk.blocks_available().saturating_mul(disk.fragment_size());
+        if free < found.bytes.saturating_add(FREE_BYTES_MIN) {
+            return Err(format!("the disk has only {} free", size(free)));
+        }
+        let copy = tempfile::Builder::new()
+            .prefix(FOLDER_PREFIX)
+            .tempdir_in(parent);
+        let copy = copy.map_err(no_copy)?;
+        enter_namespace()
+            .map_err(|errno| format!("mounts of its own are not permitted: {errno}"))?;
+        Ok(Self {
+            original,
+            store,
+            excluded,
+            copy,
+            first: None,
+            is_mounted: false,
+        })
+    }
+
+    /// Returns the folder that is copied.
+    pub(super) fn original(&self) -> &Path {
+        &self.original
+    }
+
+    /// Returns the working folder of the job.
+    pub(super) fn path(&self) -> &Path {
+        self.copy.path()
+    }
+
+    /// Returns a folder that the mount does not hide, in which the trial can have its own: beside the store, or beside
+    /// the working folder where the store is in that.
+    pub(super) fn place_for_trial(&self) -> &Path {
+        let beside = self.store.parent().unwrap_or(Path::new("/"));
+        if beside.starts_with(&self.original) {
+            self.original.parent().unwrap_or(beside)
+        } else {
+            beside
+        }
+    }
+
+    /// Makes a new copy in the place of the present one. No process of the job may be left. The end is unclear if the
+    /// folder has changed since the first copy.
+    pub(super) fn renew(&mut self) -> Result<(), End> {
+        self.unmount();
+        let path = self.copy.path();
+        fs::remove_dir_all(path).map_err(file_error(path))?;
+        copy_folder(&self.original, path, &|entry| {
+            is_ours(entry, &self.excluded)
+        })
+        .map_err(file_error(path))?;
+        let content = self.content()?;
+        let first = self.first.get_or_insert_with(|| content.clone());
+        if let Some(change) = first.difference(&content, "at first", "later") {
+            return Err(End::unclear(
+                format!("the working folder changed during the rehearsal: {change}"),
+                "rehearse again while nothing else writes to it",
+            ));
+        }
+        let none = None::<&str>;
+        mount(Some(path), &self.original, none, MsFlags::MS_BIND, none)
+            .map_err(|errno| file_error(&self.original)(errno.into()))?;
+        self.is_mounted = true;
+        Ok(())
+    }
+
+    /// Reads the copy, as the job left it.
+    pub(super) fn content(&self) -> Result<FolderContent, RehearsalError> {
+        FolderContent::of(self.path()).map_err(file_error(self.path()))
+    }
+
+    fn unmount(&mut self) {
+        if std::mem::take(&mut self.is_mounted) {
+            // An error leaves the mount to the end of the namespace.
+            let _ = umount2(&self.original, MntFlags::MNT_DETACH);
+        }
+    }
+}
+
+impl Drop for Copies {
+    fn drop(&mut self) {
+        self.unmount();
+    }
+}
+
+/// Returns the files that stdout and stderr of ckpt-run lead to.
+fn own_output() -> impl Iterator<Item = PathBuf> {
+    let paths = [1, 2].map(|number| format!("/proc/self/fd/{number}"));
+    paths
+        .into_iter()
+        .filter_map(|path| fs::read_link(path).ok())
+}
+
+/// Returns true for what a rehearsal does not copy: `excluded`, and folders of rehearsals.
+fn is_ours(path: &Path, excluded: &[PathBuf]) -> bool {
+    let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+    excluded.iter().any(|one| one == path) || name.starts_with(FOLDER_PREFIX.as_bytes())
+}
+
+fn too_large() -> String {
+    format!(
+        "it has more than {} or {}",
+        size(COPY_BYTES_MAX),
+        counted(COPY_FILES_MAX as u64, "file")
+    )
+}
+
+/// Resolves the links in the part of a path that exists.
+fn absolute(path: &Path) -> io::Result<PathBuf> {
+    let path = std::path::absolute(path)?;
+    for folder in path.ancestors() {
+        if let Ok(real) = folder.canonicalize() {
+            let rest = path.strip_prefix(folder).map_err(io::Error::other)?;
+            return Ok(if rest.as_os_str().is_empty() {
+                real
+            } else {
+                real.join(rest)
+            });
+        }
+    }
+    Ok(path)
+}
+
+/// Returns a mount point that is the folder or in it: a copy does not have what is mounted there.
+fn mount_in(folder: &Path) -> Option<PathBuf> {
+    let mounts = Process::myself()
+        .and_then(|process| process.mountinfo())
+        .ok()?;
+    let mut points = mounts.into_iter().map(|mount| mount.mount_point);
+    points.find(|point| point.starts_with(folder))
+}
+
+/// Enters a mount namespace that still gets the machine's mounts.
+fn enter_namespace() -> nix::Result<()> {
+    unshare(CloneFlags::CLONE_NEWNS)?;
+    let none = None::<&str>;
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_SLAVE, none)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_resolved_as_far_as_it_exists() {
+        let place = tempfile::tempdir().unwrap();
+        let real = place.path().canonicalize().unwrap();
+        fs::create_dir(real.join("a")).unwrap();
+        std::os::unix::fs::symlink(real.join("a"), real.join("link")).unwrap();
+        let found = |name: &str| absolute(&real.join(name)).unwrap();
+        assert_eq!(found("link/not/yet"), real.join("a/not/yet"));
+        assert_eq!(found("link"), real.join("a"));
+    }
+
+    #[test]
+    fn the_store_and_other_rehearsals_are_not_copied() {
+        let excluded = [PathBuf::from("/w/runs/store")];
+        let ours = |path: &str| is_ours(Path::new(path), &excluded);
+        assert!(ours("/w/runs/store"));
+        assert!(ours("/w/.ckpt-run-rehearsal-x1"));
+        assert!(!ours("/w/runs") && !ours("/w/store"));
+    }
+
+    #[test]
+    fn a_folder_that_is_a_mount_point_is_found() {
+        assert_eq!(
+            mount_in(Path::new("/proc")).as_deref(),
+            Some(Path::new("/proc"))
+        );
+        let place = tempfile::tempdir().unwrap();
+        assert_eq!(mount_in(place.path()), None);
+    }
+}

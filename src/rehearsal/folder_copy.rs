@@ -1,0 +1,237 @@
+//! Copy of the working folder: content with its holes, links, modes, owners, attributes and times.
+
+use std::collections::HashMap;
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::sys::stat::{Mode, SFlag, UtimensatFlags, mknod, utimensat};
+use nix::sys::time::TimeSpec;
+use nix::unistd::{Whence, lseek};
+use rustix::fs::{XattrFlags, lgetxattr, llistxattr, lsetxattr};
+
+/// Maximum size of a folder that is copied: a copy takes some seconds, and three are made.
+pub(super) const COPY_BYTES_MAX: u64 = 1 << 30;
+/// Maximum number of files in a folder that is copied, for the same reason.
+pub(super) const COPY_FILES_MAX: usize = 20_000;
+/// Size of a block in `st_blocks`.
+const BLOCK_BYTES: u64 = 512;
+/// Longest list and longest value of extended attributes (`XATTR_LIST_MAX`, `XATTR_SIZE_MAX`).
+const ATTRIBUTE_BYTES_MAX: usize = 64 << 10;
+
+/// Size of a folder, up to the limits: beyond them it is not counted on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Size {
+    /// Allocated bytes.
+    pub bytes: u64,
+    /// Files, folders and links.
+    pub files: usize,
+}
+
+impl Size {
+    pub(super) fn is_small(self) -> bool {
+        self.bytes <= COPY_BYTES_MAX && self.files <= COPY_FILES_MAX
+    }
+}
+
+/// Measures a folder without what `is_excluded` names.
+pub(super) fn measure(folder: &Path, is_excluded: &dyn Fn(&Path) -> bool) -> io::Result<Size> {
+    let mut size = Size::default();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(next) = folders.pop() {
+        for path in entries(&next, is_excluded)? {
+            let found = fs::symlink_metadata(&path)?;
+            size.files += 1;
+            size.bytes += found.blocks() * BLOCK_BYTES;
+            if !size.is_small() {
+                return Ok(size);
+            }
+            if found.is_dir() {
+                folders.push(path);
+            }
+        }
+    }
+    Ok(size)
+}
+
+/// Copies the folder `from` to the new folder `to`, without what `is_excluded` names and without sockets.
+pub(super) fn copy_folder(
+    from: &Path,
+    to: &Path,
+    is_excluded: &dyn Fn(&Path) -> bool,
+) -> io::Result<()> {
+    let mut copier = Copier {
+        is_excluded,
+        linked: HashMap::new(),
+    };
+    copier.folder(from, to, &fs::symlink_metadata(from)?)
+}
+
+/// Lists a folder, in the order of names.
+pub(super) fn entries(
+    folder: &Path,
+    is_excluded: &dyn Fn(&Path) -> bool,
+) -> io::Result<Vec<PathBuf>> {
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if !is_excluded(&path) {
+            paths.push(path);
+        }
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+struct Copier<'a> {
+    is_excluded: &'a dyn Fn(&Path) -> bool,
+    /// Copies of files with several names, by device and inode.
+    linked: HashMap<(u64, u64), PathBuf>,
+}
+
+impl Copier<'_> {
+    fn folder(&mut self, from: &Path, to: &Path, about: &Metadata) -> io::Result<()> {
+        fs::create_dir(to)?;
+        for path in entries(from, self.is_excluded)? {
+            let target = to.join(path.file_name().unwrap_or_default());
+            self.entry(&path, &target)?;
+        }
+        // Last: what is made in a folder changes its times, and a folder may be read-only.
+        adopt(from, to, about)
+    }
+
+    fn entry(&mut self, from: &Path, to: &Path) -> io::Result<()> {
+        let about = fs::symlink_metadata(from)?;
+        let kind = about.file_type();
+        if kind.is_dir() {
+            return self.folder(from, to, &about);
+        }
+        if kind.is_socket() {
+            return Ok(());
+        }
+        if about.nlink() > 1 {
+            let identity = (about.dev(), about.ino());
+            if let Some(first) = self.linked.get(&identity) {
+                return fs::hard_link(first, to);
+            }
+            self.linked.insert(identity, to.to_owned());
+        }
+        if kind.is_file() {
+            copy_content(from, to, about.len())?;
+        } else if kind.is_symlink() {
+            std::os::unix::fs::symlink(fs::read_link(from)?, to)?;
+        } else {
+            let flag = SFlag::from_bits_truncate(about.mode());
+            mknod(to, flag & SFlag::S_IFMT, Mode::S_IRWXU, about.rdev())?;
+        }
+        adopt(from, to, &about)
+    }
+}
+
+/// Copies the data between the holes.
+fn copy_content(from: &Path, to: &Path, length: u64) -> io::Result<()> {
+    let mut source = File::open(from)?;
+    let mut target = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(to)?;
+    target.set_len(length)?;
+    let mut place = 0;
+    while place < length {
+        let Some(data) = seek(&source, place, Whence::SeekData)? else {
+            break;
+        };
+        let hole = seek(&source, data, Whence::SeekHole)?.unwrap_or(length);
+        source.seek(SeekFrom::Start(data))?;
+        target.seek(SeekFrom::Start(data))?;
+        io::copy(&mut source.by_ref().take(hole - data), &mut target)?;
+        place = hole;
+    }
+    Ok(())
+}
+
+/// Finds the next data or hole; `None` behind the last data.
+fn seek(file: &File, place: u64, whence: Whence) -> io::Result<Option<u64>> {
+    let place = i64::try_from(place).map_err(io::Error::other)?;
+    match lseek(file, place, whence) {
+        Ok(found) => Ok(u64::try_from(found).ok()),
+        Err(Errno::ENXIO) => Ok(None),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Gives a copy the owner, mode, attributes and times of its original.
+fn adopt(from: &Path, to: &Path, about: &Metadata) -> io::Result<()> {
+    std::os::unix::fs::lchown(to, Some(about.uid()), Some(about.gid()))?;
+    if !about.is_symlink() {
+        fs::set_permissions(to, fs::Permissions::from_mode(about.mode() & 0o7777))?;
+    }
+    copy_attributes(from, to)?;
+    let accessed = TimeSpec::new(about.atime(), about.atime_nsec());
+    let modified = TimeSpec::new(about.mtime(), about.mtime_nsec());
+    let flag = UtimensatFlags::NoFollowSymlink;
+    utimensat(nix::fcntl::AT_FDCWD, to, &accessed, &modified, flag)?;
+    Ok(())
+}
+
+/// Copies the extended attributes that belong to a file's content.
+fn copy_attributes(from: &Path, to: &Path) -> io::Result<()> {
+    const KEPT: [&[u8]; 3] = [b"user.", b"system.posix_acl_", b"security.capability"];
+    let mut none: [u8; 0] = [];
+    if !matches!(llistxattr(from, &mut none), Ok(1..)) {
+        return Ok(());
+    }
+    let mut list = vec![0; ATTRIBUTE_BYTES_MAX];
+    let len = llistxattr(from, &mut list)?;
+    let mut value = vec![0; ATTRIBUTE_BYTES_MAX];
+    for name in list[..len].split(|byte| *byte == 0) {
+        if KEPT.iter().any(|prefix| name.starts_with(prefix)) {
+            let len = lgetxattr(from, name, &mut value)?;
+            lsetxattr(to, name, &value[..len], XattrFlags::empty())?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::FileExt;
+
+    #[test]
+    fn a_copy_keeps_holes_links_modes_and_times() {
+        let place = tempfile::tempdir().unwrap();
+        let (from, to) = (place.path().join("from"), place.path().join("to"));
+        fs::create_dir_all(from.join("sub/deep")).unwrap();
+        fs::create_dir_all(from.join("store/images")).unwrap();
+        fs::write(from.join("sub/deep/a"), "text").unwrap();
+        fs::hard_link(from.join("sub/deep/a"), from.join("b")).unwrap();
+        std::os::unix::fs::symlink("../nowhere", from.join("link")).unwrap();
+        let sparse = File::create(from.join("sparse")).unwrap();
+        sparse.write_all_at(b"end", 64 << 20).unwrap();
+        fs::set_permissions(from.join("b"), fs::Permissions::from_mode(0o640)).unwrap();
+        mknod(&from.join("pipe"), SFlag::S_IFIFO, Mode::S_IRWXU, 0).unwrap();
+        let store = from.join("store");
+        let is_excluded = |path: &Path| path == store;
+        assert!(measure(&from, &is_excluded).unwrap().bytes < 1 << 20);
+        copy_folder(&from, &to, &is_excluded).unwrap();
+
+        assert!(!to.join("store").exists());
+        assert_eq!(fs::read(to.join("b")).unwrap(), b"text");
+        let about = |path: &str| fs::symlink_metadata(to.join(path)).unwrap();
+        assert_eq!(about("b").ino(), about("sub/deep/a").ino());
+        assert_eq!(about("b").mode() & 0o7777, 0o640);
+        let original = fs::symlink_metadata(from.join("b")).unwrap();
+        assert_eq!(about("b").mtime_nsec(), original.mtime_nsec());
+        assert_eq!(
+            fs::read_link(to.join("link")).unwrap(),
+            Path::new("../nowhere")
+        );
+        assert_eq!(about("sparse").len(), (64 << 20) + 3);
+        assert!(about("sparse").blocks() * BLOCK_BYTES < 1 << 20);
+        assert!(about("pipe").file_type().is_fifo());
+    }
+}

@@ -1,0 +1,165 @@
+//! Facts of the trial's image: the places of the output in it, and the files of the job that it does not hold.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::config::Config;
+use crate::files::{Kept, Unkept};
+use crate::run::{ImageFacts, chain, read_key, size};
+use crate::store::Store;
+
+/// A file of the job whose content is not in the image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct NotKept {
+    /// The file.
+    pub path: PathBuf,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// The reason.
+    pub reason: String,
+    /// The setting that would keep it, or what else would.
+    pub setting: String,
+}
+
+/// The facts of an image that a rehearsal uses.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ImageLook {
+    /// Bytes that the job had written to stdout and stderr at the snapshot.
+    pub positions: [u64; 2],
+    /// The first files whose content the image does not have.
+    pub not_kept: Vec<NotKept>,
+    /// Number of further files.
+    pub more: usize,
+    /// The reason why not everything that the job writes is known, if there is one.
+    pub gap: Option<String>,
+}
+
+impl ImageLook {
+    /// Reads the facts of an image; the text is the reason why that is impossible.
+    pub(super) fn at(config: &Config, store: &Path, image: &str) -> Result<Self, String> {
+        let key = read_key(&config.encryption).map_err(|error| chain(&error))?;
+        let store = Store::open_with(store, key.as_ref()).map_err(|error| chain(&error))?;
+        let id = image.parse().map_err(|_| format!("no image {image}"))?;
+        let manifest = store.manifest(id).map_err(|error| chain(&error))?;
+        let facts: ImageFacts =
+            serde_json::from_slice(&manifest.meta).map_err(|error| chain(&error))?;
+        let streams = &facts.streams;
+        let mut look = Self::of(facts.kept.as_ref());
+        look.positions = [streams.stdout.position, streams.stderr.position];
+        Ok(look)
+    }
+
+    /// Adds what a later image does not hold either.
+    pub(super) fn add(&mut self, later: Self) {
+        self.more = self.more.max(later.more);
+        self.gap = self.gap.take().or(later.gap);
+        let is_new = |file: &NotKept| self.not_kept.iter().all(|known| known.path != file.path);
+        let new: Vec<NotKept> = later.not_kept.into_iter().filter(is_new).collect();
+        self.not_kept.extend(new);
+    }
+
+    fn of(kept: Option<&Kept>) -> Self {
+        let Some(kept) = kept else {
+            return Self::default();
+        };
+        let not_kept: Vec<NotKept> = kept.named.iter().map(not_kept).collect();
+        Self {
+            positions: [0; 2],
+            more: kept.unkept.saturating_sub(not_kept.len()),
+            not_kept,
+            gap: kept.gap.clone(),
+        }
+    }
+
+    /// Describes what the image does not hold, and what would keep it. `None` if it holds everything.
+    pub(super) fn missing(&self) -> Option<(String, String)> {
+        let named = self.not_kept.iter().map(|file| {
+            let (path, bytes) = (file.path.display(), size(file.bytes));
+            format!("{path} ({bytes}: {})", file.reason)
+        });
+        let mut named: Vec<String> = named.collect();
+        if self.more > 0 {
+            named.push(format!("{} more", self.more));
+        }
+        let mut remedies: Vec<&str> = Vec::new();
+        for file in &self.not_kept {
+            if !remedies.contains(&file.setting.as_str()) {
+                remedies.push(&file.setting);
+            }
+        }
+        let mut reasons = Vec::new();
+        if !named.is_empty() {
+            reasons.push(format!("the image does not hold {}", named.join(", ")));
+        }
+        if let Some(gap) = &self.gap {
+            reasons.push(format!(
+                "not every file that the job writes is known: {gap}"
+            ));
+            remedies.push("`ckpt-run doctor` tells what this machine lacks");
+        }
+        (!reasons.is_empty()).then(|| (reasons.join("; "), remedies.join("; ")))
+    }
+}
+
+fn not_kept((path, bytes, reason): &(PathBuf, u64, Unkept)) -> NotKept {
+    let setting = match reason {
+        Unkept::TooLarge => format!("set files.keep_content to {} or more", at_least(*bytes)),
+        Unkept::TooMuch => "set files.keep_total to a larger size".to_owned(),
+        Unkept::Unreadable => "run ckpt-run as a user that may read the file".to_owned(),
+        Unkept::ChangedMeanwhile => "set files.freeze to a longer time".to_owned(),
+    };
+    NotKept {
+        path: path.clone(),
+        bytes: *bytes,
+        reason: reason.to_string(),
+        setting,
+    }
+}
+
+/// Formats a limit that a file of this size does not reach, as the settings read it.
+fn at_least(bytes: u64) -> String {
+    let mut unit = 1 << 10;
+    for name in ["KiB", "MiB", "GiB"] {
+        if bytes < unit << 10 {
+            return format!("\"{}{name}\"", bytes / unit + 1);
+        }
+        unit <<= 10;
+    }
+    format!("\"{}TiB\"", bytes / unit + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_named_with_the_setting_that_would_keep_them() {
+        let kept = Kept {
+            unkept: 3,
+            named: vec![
+                ("/w/a".into(), 5 << 20, Unkept::TooLarge),
+                ("/w/b".into(), 1, Unkept::TooMuch),
+            ],
+            ..Kept::default()
+        };
+        let (reason, remedy) = ImageLook::of(Some(&kept)).missing().unwrap();
+        assert_eq!(
+            reason,
+            "the image does not hold /w/a (5.0 MiB: larger than files.keep_content), \
+             /w/b (1 B: beyond files.keep_total), 1 more"
+        );
+        assert_eq!(
+            remedy,
+            "set files.keep_content to \"6MiB\" or more; set files.keep_total to a larger size"
+        );
+        assert_eq!(ImageLook::of(Some(&Kept::default())).missing(), None);
+    }
+
+    #[test]
+    fn a_limit_is_larger_than_the_file() {
+        for (bytes, text) in [(0, "\"1KiB\""), (1024, "\"2KiB\""), (3 << 30, "\"4GiB\"")] {
+            assert_eq!(at_least(bytes), text);
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Files that the job writes outside of its working folder. All runs share them: a run finds what an earlier one left.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use super::folder_content::FolderContent;
+
+/// Record of the job's changes, in the store of a trial.
+const RECORD: &str = "files.log";
+/// Folder in which Python keeps compiled modules: what is in it changes nothing in the job.
+const CACHE: &str = "__pycache__";
+/// Maximum number of files that are named.
+const NAMED_MAX: usize = 3;
+
+/// A line of the record, as far as it is about the job.
+#[derive(Deserialize)]
+struct Line {
+    job: Option<Change>,
+}
+
+#[derive(Deserialize)]
+struct Change {
+    path: PathBuf,
+}
+
+/// Reads which files outside of `folders` the job wrote, and what they are now. A file that no longer exists is left
+/// out.
+pub(super) fn written_outside(store: &Path, folders: [&Path; 2]) -> io::Result<FolderContent> {
+    let record = match File::open(store.join(RECORD)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Ok(FolderContent::default());
+        }
+        record => record?,
+    };
+    let mut paths = BTreeSet::new();
+    for line in BufReader::new(record).split(b'\n') {
+        // The end of the record may be half a line.
+        let Ok(Line { job: Some(change) }) = serde_json::from_slice(&line?) else {
+            continue;
+        };
+        let path = change.path;
+        let is_inside = folders.iter().any(|folder| path.starts_with(folder));
+        let is_cache = path.components().any(|part| part.as_os_str() == CACHE);
+        let is_file = || path.symlink_metadata().is_ok_and(|found| found.is_file());
+        if !is_inside && !is_cache && is_file() {
+            paths.insert(path);
+        }
+    }
+    FolderContent::of_files(paths)
+}
+
+/// Names the first files.
+pub(super) fn named(files: &FolderContent) -> String {
+    let mut names: Vec<String> = files
+        .paths()
+        .take(NAMED_MAX)
+        .map(|path| path.display().to_string())
+        .collect();
+    let more = files.len().saturating_sub(NAMED_MAX);
+    if more > 0 {
+        names.push(format!("{more} more"));
+    }
+    names.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn files_that_exist_and_are_nobody_elses_are_found() {
+        let place = tempfile::tempdir().unwrap();
+        let path = |name: &str| place.path().join(name);
+        for folder in ["copy", "store", "out/__pycache__"] {
+            fs::create_dir_all(path(folder)).unwrap();
+        }
+        let line = |kind: &str, path: &Path| {
+            format!(
+                "{{\"{kind}\":{{\"path\":\"{}\",\"change\":\"created\"}}}}\n",
+                path.display()
+            )
+        };
+        let mut record = vec!["{\"begin\":{\"unwatched\":[]}}\n\"end\"\n".to_owned()];
+        for name in ["copy/a", "out/b", "out/__pycache__/c", "out/gone", "out"] {
+            let full = path(name);
+            if !name.ends_with("gone") && name != "out" {
+                fs::write(&full, "text").unwrap();
+            }
+            record.push(line("job", &full));
+        }
+        let other = path("out/other");
+        fs::write(&other, "text").unwrap();
+        record.extend([line("other", &other), "{\"jo".to_owned()]);
+        fs::write(path("store/files.log"), record.concat()).unwrap();
+        let found = written_outside(&path("store"), [&path("copy"), &path("store")]).unwrap();
+        assert_eq!(named(&found), path("out/b").display().to_string());
+    }
+}

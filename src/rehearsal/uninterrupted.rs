@@ -1,0 +1,127 @@
+//! An uninterrupted run of the job in its own copy of the working folder, and the record of a run for the comparison.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::copies::Copies;
+use super::folder_content::FolderContent;
+use super::output_match::Output;
+use super::outside::written_outside;
+use super::rehearsal_report::Outcome;
+use super::run_rehearsal::{Book, End, Options};
+use super::signs;
+use super::trial::{AfterCrash, Setup, Trial, file_error};
+use crate::clock;
+use crate::history::time_in_words;
+
+/// Time that an uninterrupted run gets beyond twice that of the trial: a job on a loaded machine begins late.
+const MORE_TIME: Duration = Duration::from_secs(30);
+
+/// A run of the job, as far as it is compared.
+#[derive(Debug)]
+pub(super) struct Ran {
+    /// stdout and stderr.
+    pub outputs: [Output; 2],
+    /// True if the job ended by itself, with exit code 0.
+    pub has_ended: bool,
+    /// The working folder at the end, if the job ended by itself.
+    pub content: Option<FolderContent>,
+    /// Files outside of the working folder that the job wrote.
+    pub outside: FolderContent,
+}
+
+/// Condition on which an uninterrupted run is long enough.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Enough {
+    /// The job has ended by itself.
+    End,
+    /// The job has written so much to stdout and stderr.
+    Output([u64; 2]),
+}
+
+impl Ran {
+    /// Records a run that is over. `place` is the folder of the rehearsal, `store` that of the run in it.
+    pub(super) fn of(
+        copies: &Copies,
+        (place, store): (&Path, &Path),
+        paths: [PathBuf; 2],
+        lengths: [u64; 2],
+        has_ended: bool,
+    ) -> Result<Self, End> {
+        let [stdout, stderr] = paths;
+        let output = |path, length| Output {
+            path,
+            length,
+            is_complete: has_ended,
+        };
+        let outside = written_outside(store, [copies.path(), place]).map_err(file_error(store))?;
+        Ok(Self {
+            outputs: [output(stdout, lengths[0]), output(stderr, lengths[1])],
+            has_ended,
+            content: has_ended.then(|| copies.content()).transpose()?,
+            outside,
+        })
+    }
+}
+
+/// Runs the job until it has done `enough`, at most for twice the time of the trial and a little more.
+pub(super) fn run(
+    options: &Options<'_>,
+    book: &mut Book<'_>,
+    copies: &mut Copies,
+    run: (&'static str, &Path),
+    (enough, trial_took): (Enough, Duration),
+) -> Result<Ran, End> {
+    let (name, folder) = run;
+    copies.renew()?;
+    fs::create_dir(folder).map_err(file_error(folder))?;
+    let mut trial = Trial::start(Setup {
+        program: &options.program,
+        config: &options.config,
+        command: &options.command,
+        folder,
+        directory: Some(copies.path()),
+        after_crash: AfterCrash::End,
+        show: None,
+        interrupted: options.interrupted,
+    })?;
+    let begun = clock::now();
+    let limit = trial_took.saturating_mul(2).saturating_add(MORE_TIME);
+    trial.wait(limit, |trial| {
+        let output = trial.output_bytes();
+        let is_enough = match enough {
+            Enough::End => false,
+            Enough::Output(wanted) => (0..2).all(|stream| output[stream] >= wanted[stream]),
+        };
+        Ok((trial.has_ended()? || is_enough).then_some(()))
+    })?;
+    let lengths = trial.output_bytes();
+    let has_ended = trial.has_ended()?;
+    if has_ended {
+        let ending = signs::end(&mut trial)?;
+        if !ending.is_success() {
+            let said = trial.last_words(false).or_else(|| trial.last_words(true));
+            let said =
+                said.map_or_else(String::new, |words| format!("; the last it said: {words}"));
+            let reason =
+                format!("the job ended by itself ({ending}) in an uninterrupted run{said}");
+            let end = End::unclear(
+                reason,
+                "see whether it keeps something outside of its folder, such as a port or a lock, and rehearse again",
+            );
+            return Err(book.failed(name, end));
+        }
+    }
+    let (paths, store) = (trial.outputs(), trial.store());
+    trial.end();
+    let took = time_in_words(begun.elapsed().as_secs_f64());
+    let detail = if has_ended {
+        format!("the job ran uninterrupted for {took}, to its end")
+    } else {
+        format!("the job ran uninterrupted for {took}")
+    };
+    book.note(name, Outcome::Ok, detail);
+    let place = folder.parent().unwrap_or(folder);
+    Ran::of(copies, (place, &store), paths, lengths, has_ended)
+}
