@@ -107,7 +107,7 @@ fn not_kept((path, bytes, reason): &(PathBuf, u64, Unkept)) -> NotKept {
         Unkept::TooLarge => format!("set files.keep_content to {} or more", at_least(*bytes)),
         Unkept::TooMuch => "set files.keep_total to a larger size".to_owned(),
         Unkept::Unreadable => "run ckpt-run as a user that may read the file".to_owned(),
-        Unkept::ChangedMeanwhile => "set files.freeze to a longer time".to_owned(),
+        Unkept::TooSlow => "set files.freeze to a longer time".to_owned(),
     };
     NotKept {
         path: path.clone(),
