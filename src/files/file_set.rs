@@ -113,9 +113,9 @@ impl fmt::Display for Unkept {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::TooLarge => {
-                "larger than files.keep_content, and on another file system than the store"
+                "larger than files.keep_content"
             }
-            Self::TooMuch => "beyond files.keep_total, and on another file system than the store",
+            Self::TooMuch => "beyond files.keep_total",
             Self::Unreadable => "ckpt-run may not read it",
             Self::TooSlow => "not copied within files.freeze",
         })

@@ -159,11 +159,15 @@ impl Rollback {
             path: path.to_owned(),
             change,
         };
-        let changed = self.paths().map(|path| line(path, JobChange::Changed));
+        // What goes aside is the job's, also where nobody saw the job create it.
+        let created = self.aside.iter().chain(&self.folders);
+        let created = created.map(|path| line(path, JobChange::Created));
         // What is left under such a name by a rollback that was interrupted is found by the next one.
         let between = self.moves.iter().map(|(_, to)| between(to));
         let between = between.map(|path| line(&path, JobChange::Created));
-        append(record, &changed.chain(between).collect::<Vec<_>>())
+        let changed = self.paths().map(|path| line(path, JobChange::Changed));
+        let lines = created.chain(between).chain(changed);
+        append(record, &lines.collect::<Vec<_>>())
     }
 }
 
