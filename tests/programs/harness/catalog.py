@@ -24,7 +24,6 @@ class Program:
     names: tuple = ()
     # The lines of the output that differ between two runs.
     lines: str = ""
-    # Most pages that the job has changed are in its file: allow fewer bytes to be kept.
     seconds: float = 6
     kills: int = 3
 
@@ -46,6 +45,7 @@ PROGRAMS = (
     Program("state-rename", "closed_state.py rename"),
     Program("temporary", "temporary.py"),
     Program("folders", "folders.py"),
+    Program("logs", "logs.py"),
     Program("make", "build.py", commands=("make", "gcc")),
     Program(
         "git",
@@ -70,13 +70,13 @@ PROGRAMS = (
         apt=("lammps",),
         commands=("lmp",),
         contents=("log.lammps",),
-        lines="^(Loop|Performance|Total wall|.*CPU use|Pair|Neigh|Comm|Output|Modify|Other)",
+        lines="CPU|^(Loop|Performance|Total wall|Pair|Neigh|Comm|Output|Modify|Other)",
     ),
     Program(
         "espresso",
         "espresso.py",
         apt=("quantum-espresso",),
         commands=("pw.x",),
-        contents=("pw.out",),
+        contents=("pw.out", "*.xml"),
     ),
 )

@@ -1,12 +1,10 @@
 """What the programs need: a virtual environment in target/programs, and packages of the system."""
 
 import os
-import pathlib
 import shutil
 import subprocess
 import sys
 
-HERE = pathlib.Path(__file__).resolve().parent
 # A file of abinit-data: the one package that has a pseudopotential that pw.x reads.
 PSEUDOPOTENTIAL = ("abinit-data", "./usr/share/abinit/psp/14-Si.nlcc.UPF", "Si.UPF")
 PIP_SECONDS_MAX = 600
@@ -44,11 +42,6 @@ class Installer:
         if program.name == "espresso" and not (self.folder / PSEUDOPOTENTIAL[2]).exists():
             return "no pseudopotential: package abinit-data could not be fetched"
         return None
-
-    def compile_preload(self):
-        target = self.folder / "no_fanotify.so"
-        words = ["cc", "-shared", "-fPIC", "-O1", "-o", target, HERE / "no_fanotify.c"]
-        subprocess.run(words, check=True)
 
     def _no_command(self, program):
         return next((name for name in program.commands if not shutil.which(name)), None)

@@ -9,9 +9,9 @@ import time
 
 from . import compare, supervised
 
-# Longest round, beyond what the job takes.
-SECONDS_MAX = 240
-RESTORE_SECONDS_MAX = 120
+# Limits on the waits for the end of a run, beyond what the job takes, and for a restore.
+SECONDS_MAX = 180
+RESTORE_SECONDS_MAX = 60
 # A part of the kills falls into a snapshot, and a part of the images is followed by another.
 IN_SNAPSHOT = 0.15
 SECOND_IMAGE = 0.3
@@ -37,7 +37,7 @@ class Round:
         return f"{self.verdict:<8}{done}, {self.seconds:.0f} s, seed {self.seed}"
 
 
-def environment(program, tools):
+def environment(tools):
     """What keeps runs equal and on this machine alone."""
     fixed = {
         "PYTHONHASHSEED": "0",
@@ -63,7 +63,7 @@ def reference(program, tools, place):
         done = subprocess.run(
             program.words(tools.python, tools.seconds or program.seconds),
             cwd=place / "work",
-            env=environment(program, tools),
+            env=environment(tools),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
@@ -83,10 +83,11 @@ def play(program, tools, place, seed, expected, seconds):
     outcome, chance = Round(seed), random.Random(seed)
     begun = time.monotonic()
     words = program.words(tools.python, tools.seconds or program.seconds)
-    run = supervised.Supervised(tools, place, words, environment(program, tools) | tools.preload())
+    run = supervised.Supervised(tools, place, words, environment(tools))
     try:
         crash(run, chance, program.kills, seconds, outcome)
-        ended = run.wait_for(run.has_ended, seconds + SECONDS_MAX)
+        hangs = "the job is not restored" in outcome.notes
+        ended = run.wait_for(run.has_ended, 0 if hangs else seconds + SECONDS_MAX)
     finally:
         run.kill()
     outcome.seconds = time.monotonic() - begun
@@ -118,9 +119,11 @@ def crash(run, chance, kills, seconds, outcome):
         restores = run.restores()
         if run.kill_job():
             outcome.kills += 1
-            run.wait_for(lambda before=restores: run.restores() > before, RESTORE_SECONDS_MAX)
-        if asked:
-            asked.wait()
+            if not run.wait_for(lambda before=restores: run.restores() > before, RESTORE_SECONDS_MAX):
+                outcome.notes += [] if run.has_ended() else ["the job is not restored"]
+                return
+        if asked and not run.wait_for(lambda: asked.poll() is not None, RESTORE_SECONDS_MAX):
+            asked.kill()
 
 
 def snapshot(run, outcome):

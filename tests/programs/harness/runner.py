@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 
-from . import catalog, packages, report, rounds
+from . import catalog, packages, report, rounds, unwatched
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 WATCHES = ("fanotify", "none")
@@ -31,11 +31,6 @@ class Tools:
     # target/programs: packages and what is compiled.
     folder: pathlib.Path
     keep: bool
-
-    def preload(self):
-        if self.watch == "fanotify":
-            return {}
-        return {"LD_PRELOAD": str(self.folder / "no_fanotify.so")}
 
 
 def parse(doc):
@@ -84,7 +79,8 @@ class Runner:
         installer = packages.Installer(self.folder, not options.no_install)
         self.python = installer.prepare(options.chosen)
         if "none" in options.watches:
-            installer.compile_preload()
+            self.unwatched = self.work / "ckpt-run"
+            unwatched.copy(options.bin, self.unwatched)
         with concurrent.futures.ThreadPoolExecutor(options.parallel) as pool:
             list(pool.map(lambda program: self.one(program, installer), options.chosen))
         counts = report.counts(found for played in self.played.values() for found in played)
@@ -115,7 +111,8 @@ class Runner:
     def tools(self, watch):
         options = self.options
         return Tools(
-            *(options.bin, options.criu, self.python, options.seconds),
+            self.unwatched if watch == "none" else options.bin,
+            *(options.criu, self.python, options.seconds),
             *(watch, self.folder, options.keep),
         )
 

@@ -13,10 +13,10 @@ timeout = "2m"
 [restart]
 backoff = "200ms"
 """
-# Reasons that name a file or the state of the job, on the lines of failed snapshots and restores.
-REFUSED = re.compile(r"cannot put back|changed since|vanished|was replaced|shrank|refuse", re.I)
+# The refusals that name files and say what to do; all other failures of a restore are faults.
+REFUSED = re.compile(r"\b(put (it|them|the old one|the old content) back|give it back)")
 POLL_SECONDS = 0.02
-VERB_SECONDS_MAX = 150
+VERB_SECONDS_MAX = 90
 
 
 class Supervised:
@@ -46,14 +46,17 @@ class Supervised:
     def ask(self, *words):
         """Runs a verb; returns (exit code, output)."""
         line = [self.tools.bin, *words, *self._options()]
-        done = subprocess.run(
-            [str(word) for word in line],
-            cwd=self.place,
-            capture_output=True,
-            text=True,
-            timeout=VERB_SECONDS_MAX,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                [str(word) for word in line],
+                cwd=self.place,
+                capture_output=True,
+                text=True,
+                timeout=VERB_SECONDS_MAX,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return 1, f"{words[0]} does not answer within {VERB_SECONDS_MAX} s"
         return done.returncode, done.stdout.strip() or done.stderr.strip()
 
     def ask_later(self, *words):

@@ -34,7 +34,7 @@ AGAIN = """\
 clear
 read_restart stage.{stage}
 """
-STEPS = 1000
+STEPS = 500
 
 
 def script(seconds):
