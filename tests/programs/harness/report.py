@@ -69,8 +69,8 @@ def record(runner):
 
 LEGEND = (
     "Each round kills the job several times and compares output, names, contents and the program's own check with an "
-    "uninterrupted run. fanotify: ckpt-run watches the job's files; none: fanotify fails, so that ckpt-run cannot know "
-    "which closed files the job has changed. refused: ckpt-run names the reason and does not continue the job."
+    "uninterrupted run. fanotify: ckpt-run watches the job's files; none: it scans folders (files.watch is off), so that "
+    "it does not know who changes a closed file. refused: ckpt-run names the reason and does not continue the job."
 )
 
 

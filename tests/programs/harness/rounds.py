@@ -11,7 +11,7 @@ from . import compare, supervised
 
 # Limits on the waits for the end of a run, beyond what the job takes, and for a restore.
 SECONDS_MAX = 180
-RESTORE_SECONDS_MAX = 60
+RESTORE_SECONDS_MAX = 120
 # A part of the kills falls into a snapshot, and a part of the images is followed by another.
 IN_SNAPSHOT = 0.15
 SECOND_IMAGE = 0.3

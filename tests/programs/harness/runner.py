@@ -3,19 +3,25 @@
 import argparse
 import concurrent.futures
 import dataclasses
+import os
 import pathlib
 import random
 import shutil
-import sys
+import signal
 import tempfile
 import threading
 import time
 import traceback
 
-from . import catalog, packages, report, rounds, unwatched
+from . import catalog, packages, report, rounds, supervised, unwatched
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-WATCHES = ("fanotify", "none")
+WATCHES = {
+    "fanotify": ("fanotify",),
+    "none": ("none",),
+    "failing": ("failing",),
+    "both": ("fanotify", "none"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,10 +47,11 @@ def parse(doc):
     parser.add_argument("--programs", help=f"of: {', '.join(names)}")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=0, help="of a job; 0: as the catalog says")
-    parser.add_argument("--watch", choices=(*WATCHES, "both"), default="fanotify")
+    parser.add_argument("--watch", choices=WATCHES, default="fanotify")
     parser.add_argument("--seed", help="of the random moments; default: a new one, printed")
     parser.add_argument("--parallel", type=int, default=2, help="programs at a time")
     parser.add_argument("--record", action="store_true", help="write benches/results/programs.md")
+    parser.add_argument("--strict", action="store_true", help="refused rounds fail, too")
     parser.add_argument("--no-install", action="store_true", help="skip what is not installed")
     parser.add_argument("--bin", type=path, default=ROOT / "target/release/ckpt-run")
     parser.add_argument("--criu", type=path, default=ROOT / ".criu", help="prefix of a CRIU")
@@ -58,7 +65,7 @@ def parse(doc):
     if unknown := set(chosen) - set(names):
         parser.error(f"no such programs: {', '.join(sorted(unknown))}")
     options.chosen = [program for program in catalog.PROGRAMS if program.name in chosen]
-    options.watches = WATCHES if options.watch == "both" else (options.watch,)
+    options.watches = WATCHES[options.watch]
     options.seed = options.seed or str(random.SystemRandom().randrange(1_000_000))
     return options
 
@@ -75,10 +82,12 @@ class Runner:
     def run(self):
         """Returns the exit code."""
         begun, options = time.monotonic(), self.options
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, end)
         self.say(f"seed {options.seed}, folder {self.work}")
         installer = packages.Installer(self.folder, not options.no_install)
         self.python = installer.prepare(options.chosen)
-        if "none" in options.watches:
+        if "failing" in options.watches:
             self.unwatched = self.work / "ckpt-run"
             unwatched.copy(options.bin, self.unwatched)
         with concurrent.futures.ThreadPoolExecutor(options.parallel) as pool:
@@ -86,12 +95,12 @@ class Runner:
         counts = report.counts(found for played in self.played.values() for found in played)
         if options.record:
             self.say(f"written: {report.record(self)}")
-        wrong = counts[rounds.WRONG]
-        if not wrong and not options.keep:
+        bad = counts[rounds.WRONG] + options.strict * counts[rounds.REFUSED]
+        if not bad and not options.keep:
             shutil.rmtree(self.work, ignore_errors=True)
         told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
         self.say(f"{told}, {len(self.skipped)} programs skipped, {time.monotonic() - begun:.0f} s")
-        return 1 if wrong or not self.played else 0
+        return 1 if bad or not (self.played or self.skipped) else 0
 
     def one(self, program, installer):
         try:
@@ -111,7 +120,7 @@ class Runner:
     def tools(self, watch):
         options = self.options
         return Tools(
-            self.unwatched if watch == "none" else options.bin,
+            self.unwatched if watch == "failing" else options.bin,
             *(options.criu, self.python, options.seconds),
             *(watch, self.folder, options.keep),
         )
@@ -134,5 +143,8 @@ class Runner:
             print(text, flush=True)
 
 
-if __name__ == "__main__":
-    sys.exit("start tests/programs/run")
+def end(number, _):
+    """Ends the suite and every run at once."""
+    for run in list(supervised.Supervised.running):
+        run.process.kill()
+    os._exit(128 + number)

@@ -13,6 +13,8 @@ timeout = "2m"
 [restart]
 backoff = "200ms"
 """
+# What `--watch` adds to them.
+WATCH = {"fanotify": "", "none": '[files]\nwatch = "off"\n', "failing": ""}
 # The refusals that name files and say what to do; all other failures of a restore are faults.
 REFUSED = re.compile(r"\b(put (it|them|the old one|the old content) back|give it back)")
 POLL_SECONDS = 0.02
@@ -22,12 +24,16 @@ VERB_SECONDS_MAX = 90
 class Supervised:
     """`ckpt-run … -- JOB` in `place`, whose folder `work` is the job's."""
 
+    # All that run, for the end of the suite by a signal.
+    running = set()
+
     def __init__(self, tools, place, words, environment):
         self.tools, self.place, self.store = tools, place, place / "store"
         work = place / "work"
         work.mkdir(parents=True)
-        (place / "ckpt-run.toml").write_text(SETTINGS, encoding="ascii")
-        own = [tools.bin, *self._options(), "--criu", tools.criu]
+        (place / "ckpt-run.toml").write_text(SETTINGS + WATCH[tools.watch], encoding="ascii")
+        own = [tools.bin, *self._options()]
+        own += ["--criu", tools.criu] if tools.criu.exists() else []
         own += ["--interval", "never", "--max-restarts", "-1", "--", *words]
         with (place / "out").open("ab") as out, (place / "err").open("ab") as err:
             self.process = subprocess.Popen(
@@ -39,6 +45,7 @@ class Supervised:
                 stderr=err,
                 start_new_session=True,
             )
+        Supervised.running.add(self)
 
     def _options(self):
         return ["--store", self.store, "--config", self.place / "ckpt-run.toml"]
@@ -114,7 +121,8 @@ class Supervised:
         return [line for line in bad if REFUSED.search(line)]
 
     def kill(self):
-        """Ends whatever is left."""
+        """Ends whatever is left; the sandbox ends with its supervisor."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
+        Supervised.running.discard(self)
