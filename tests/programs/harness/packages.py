@@ -47,10 +47,11 @@ class Installer:
         return next((name for name in program.commands if not shutil.which(name)), None)
 
     def _has(self, name):
-        found = subprocess.run(
-            [self.venv / "bin/pip", "show", "-q", name], capture_output=True, check=False
-        ) if (self.venv / "bin/pip").exists() else None
-        return found is not None and found.returncode == 0
+        pip = self.venv / "bin/pip"
+        words = [pip, "show", "-q", name]
+        return (
+            pip.exists() and subprocess.run(words, capture_output=True, check=False).returncode == 0
+        )
 
     def _pip(self, names):
         missing = [name for name in names if not self._has(name)]

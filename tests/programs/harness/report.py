@@ -49,8 +49,14 @@ def record(runner):
         "ckpt-run": first_line(options.bin, "--version").removeprefix("ckpt-run "),
         "Python": sys.version.split()[0],
     }
-    text = ["# programs", "", f"`{line}`", "", *(f"- {name}: {value}" for name, value in facts.items())]
-    text += ["", LEGEND, ""]
+    text = [
+        "# programs",
+        "",
+        f"`{line}`",
+        "",
+        *(f"- {name}: {value}" for name, value in facts.items()),
+    ]
+    text += ["", LEGEND]
     head = ["program"]
     for watch in options.watches:
         head += [f"{watch}: {word}" for word in ("rounds", *VERDICTS, "kills")]
@@ -67,11 +73,12 @@ def record(runner):
     return RESULTS
 
 
-LEGEND = (
-    "Each round kills the job several times and compares output, names, contents and the program's own check with an "
-    "uninterrupted run. fanotify: ckpt-run watches the job's files; none: it scans folders (files.watch is off), so that "
-    "it does not know who changes a closed file. refused: ckpt-run names the reason and does not continue the job."
-)
+LEGEND = """\
+Each round kills the job several times and compares output, names, contents and the program's own check with an
+uninterrupted run. fanotify: ckpt-run watches the job's files, as by default. none: it scans folders (files.watch is
+off) and does not know who changes a closed file. included: as none, and files.include names the whole working folder.
+refused: ckpt-run names the files and does not continue the job.
+"""
 
 
 def row(values):

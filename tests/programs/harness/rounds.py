@@ -74,7 +74,9 @@ def reference(program, tools, place):
     state = compare.look(program, place, tools.python)
     if done.returncode or not state.sane:
         said = (place / "err").read_text(errors="replace").strip().splitlines()
-        raise RuntimeError(f"the reference ends with {done.returncode}: {(said or state.check)[-1:]}")
+        raise RuntimeError(
+            f"the reference ends with {done.returncode}: {(said or state.check)[-1:]}"
+        )
     return state, seconds
 
 
@@ -85,9 +87,8 @@ def play(program, tools, place, seed, expected, seconds):
     words = program.words(tools.python, tools.seconds or program.seconds)
     run = supervised.Supervised(tools, place, words, environment(tools))
     try:
-        crash(run, chance, program.kills, seconds, outcome)
-        hangs = "the job is not restored" in outcome.notes
-        ended = run.wait_for(run.has_ended, 0 if hangs else seconds + SECONDS_MAX)
+        goes_on = crash(run, chance, program.kills, seconds, outcome)
+        ended = run.wait_for(run.has_ended, seconds + SECONDS_MAX if goes_on else 0)
     finally:
         run.kill()
     outcome.seconds = time.monotonic() - begun
@@ -99,31 +100,39 @@ def play(program, tools, place, seed, expected, seconds):
 
 
 def crash(run, chance, kills, seconds, outcome):
-    """Takes snapshots and kills the job, several times."""
+    """Takes snapshots and kills the job, several times; returns false if the job was killed and is not restored."""
     share = seconds / (kills + 1)
     run.wait_for(lambda: run.count("job started"), RESTORE_SECONDS_MAX)
     for _ in range(kills):
         if not run.sleep(chance.uniform(0.02, 1.4) * share) or not snapshot(run, outcome):
-            return
+            return True
         if chance.random() < SECOND_IMAGE:
             if not run.sleep(chance.uniform(0.02, 0.8) * share):
-                return
+                return True
             snapshot(run, outcome)
         in_snapshot = chance.random() < IN_SNAPSHOT
         if not run.sleep(chance.uniform(0.0, 1.2) * share):
-            return
+            return True
         asked = None
         if in_snapshot:
             asked = run.ask_later("snapshot")
             run.sleep(chance.uniform(0, 0.3))
-        restores = run.restores()
-        if run.kill_job():
-            outcome.kills += 1
-            if not run.wait_for(lambda before=restores: run.restores() > before, RESTORE_SECONDS_MAX):
-                outcome.notes += [] if run.has_ended() else ["the job is not restored"]
-                return
-        if asked and not run.wait_for(lambda: asked.poll() is not None, RESTORE_SECONDS_MAX):
+        if not kill(run, outcome):
+            return False
+        if asked:
             asked.kill()
+            asked.wait()
+    return True
+
+
+def kill(run, outcome):
+    """Kills the job and waits until it is restored; returns false if that does not happen and the run does not end."""
+    before = run.restores()
+    if not run.kill_job():
+        return True
+    outcome.kills += 1
+    run.wait_for(lambda: run.restores() > before, RESTORE_SECONDS_MAX)
+    return run.restores() > before or run.has_ended()
 
 
 def snapshot(run, outcome):

@@ -19,8 +19,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 WATCHES = {
     "fanotify": ("fanotify",),
     "none": ("none",),
+    "included": ("included",),
     "failing": ("failing",),
     "both": ("fanotify", "none"),
+    "all": ("fanotify", "none", "included"),
 }
 
 

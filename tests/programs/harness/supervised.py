@@ -14,7 +14,12 @@ timeout = "2m"
 backoff = "200ms"
 """
 # What `--watch` adds to them.
-WATCH = {"fanotify": "", "none": '[files]\nwatch = "off"\n', "failing": ""}
+WATCH = {
+    "fanotify": "",
+    "failing": "",
+    "none": '[files]\nwatch = "off"\n',
+    "included": '[files]\nwatch = "off"\ninclude = ["*"]\n',
+}
 # The refusals that name files and say what to do; all other failures of a restore are faults.
 REFUSED = re.compile(r"\b(put (it|them|the old one|the old content) back|give it back)")
 POLL_SECONDS = 0.02

@@ -35,7 +35,7 @@ def source(number, value):
     one, other = number % HEADERS, number * 7 % HEADERS
     before = f"unsigned f{number - 1}(unsigned x);\n" if number else ""
     call = f"f{number - 1}(x)" if number else "x"
-    end = f"int main(void) {{ printf(\"%u\\n\", f{number}(1)); return 0; }}\n"
+    end = f'int main(void) {{ printf("%u\\n", f{number}(1)); return 0; }}\n'
     pathlib.Path(f"src/f{number}.c").write_text(
         f'#include <stdio.h>\n#include "h{one}.h"\n#include "h{other}.h"\n{before}'
         f"unsigned f{number}(unsigned x) {{ return h{one}({call}) ^ h{other}(x + {value}u); }}\n"

@@ -12,7 +12,7 @@ import time
 
 
 class Steps:
-    """Iterates over the numbers of the steps. Pauses are spread over each step, so that a kill hits all of its parts."""
+    """Iterates over the numbers of the steps. Pauses are spread over each step, so that kills hit all parts of it."""
 
     def __init__(self, count, seconds, rests=2):
         self.count, self.pause = count, seconds / count / (rests + 1)

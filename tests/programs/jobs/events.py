@@ -32,7 +32,9 @@ def check():
     for path in sorted(pathlib.Path("logs").iterdir()):
         for event in EventFileLoader(str(path)).Load():
             for value in event.summary.value:
-                number = value.tensor.float_val[0] if value.HasField("tensor") else value.simple_value
+                number = (
+                    value.tensor.float_val[0] if value.HasField("tensor") else value.simple_value
+                )
                 steps[event.step] += 1
                 last.append((event.step, f"{number:.6f}"))
     if twice := [step for step, count in steps.items() if count > 1]:

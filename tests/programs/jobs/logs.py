@@ -1,4 +1,4 @@
-"""Logs that are rotated while they are open: Python's RotatingFileHandler, and a log that is renamed under its writer."""
+"""Logs that are rotated while they are open: by Python's RotatingFileHandler, and by a rename under the writer."""
 
 import logging
 import logging.handlers

@@ -40,7 +40,9 @@ def run(steps):
         for _ in range(3):
             path = pathlib.Path(f"d{steps.random.randrange(5)}/f{steps.random.randrange(20)}")
             path.parent.mkdir(exist_ok=True)
-            path.write_text("".join(f"{steps.random.random()}\n" for _ in range(50)), encoding="ascii")
+            path.write_text(
+                "".join(f"{steps.random.random()}\n" for _ in range(50)), encoding="ascii"
+            )
         must("add", "-A")
         steps.rest()
         must("commit", "-q", "-m", f"commit {number}", number=number)
