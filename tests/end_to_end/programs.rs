@@ -1,4 +1,4 @@
-//! Real programs that work on files: SQLite, dbm, mmap, make with gcc, git, and small jobs with closed, renamed and
+//! Real programs that work on files: databases, mapped files, make with gcc, git, and small jobs with closed, renamed and
 //! temporary files. `tests/programs/run` kills and restores each; here it runs the programs that need no download.
 
 use std::process::Command;
