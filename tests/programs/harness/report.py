@@ -10,7 +10,7 @@ from . import rounds
 
 RESULTS = pathlib.Path(__file__).resolve().parents[3] / "benches/results/programs.md"
 VERDICTS = (rounds.EQUAL, rounds.REFUSED, rounds.WRONG)
-NOTES_MAX = 3
+NOTE_LENGTH_MAX = 200
 
 
 def counts(found):
@@ -94,13 +94,12 @@ def cells(program, runner):
 
 
 def remarks(program, runner):
-    """The notes of rounds that are not equal, each once."""
+    """The reason of the first round that was refused and of the first that was wrong, in each way of watching."""
     for watch in runner.options.watches:
-        seen = []
-        for found in runner.played.get((program.name, watch), []):
-            if found.verdict == rounds.EQUAL or not found.notes:
-                continue
-            note = found.notes[-1].replace(str(runner.work), "WORK")
-            if note not in seen and len(seen) < NOTES_MAX:
-                seen.append(note)
-                yield f"{program.name}, {watch}, {found.verdict}: {note}"
+        played = runner.played.get((program.name, watch), [])
+        for verdict in (rounds.REFUSED, rounds.WRONG):
+            found = next((one for one in played if one.verdict == verdict and one.notes), None)
+            if found:
+                note = found.notes[-1].replace(f"{runner.work}/{program.name}/", "")
+                note = note.removeprefix("ckpt-run: error: restore failed: ")[:NOTE_LENGTH_MAX]
+                yield f"{program.name}, {watch}, {verdict}: {note}"

@@ -1,8 +1,10 @@
-"""Logs that are rotated while they are open: by Python's RotatingFileHandler, and by a rename under the writer."""
+"""Logs that are rotated while they are open: `logs.py SECONDS BACKUPS`. Python's RotatingFileHandler removes the oldest
+after some rotations; another log is renamed under its writer, as logrotate does it."""
 
 import logging
 import logging.handlers
 import os
+import sys
 
 from common import main, no_check
 
@@ -12,7 +14,8 @@ def open_late():
 
 
 def run(steps):
-    handler = logging.handlers.RotatingFileHandler("job.log", maxBytes=20_000, backupCount=3)
+    backups = int(sys.argv[2])
+    handler = logging.handlers.RotatingFileHandler("job.log", maxBytes=40_000, backupCount=backups)
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler])
     late = open_late()
     for number in steps:
@@ -23,10 +26,10 @@ def run(steps):
             if part == 10:
                 steps.rest()
         late.flush()
-        if number % 20 == 10:
-            # As logrotate does: the writer goes on in the renamed file, and opens the new one later.
-            os.rename("late.log", "late.log.1")
-        if number % 20 == 14:
+        if number % 40 == 20:
+            os.rename("late.log", f"late.log.{number}")
+        if number % 40 == 30:
+            # Until here, the writer goes on in the renamed file.
             late.close()
             late = open_late()
         steps.tell(number, value, sorted(os.listdir(".")))
