@@ -7,7 +7,7 @@ use crate::harness::{Place, apply, as_root, criu_prefix, program, skip, stderr, 
 
 /// Programs that a machine with Python, gcc, make and git has.
 const PROGRAMS: &str =
-    "sqlite-journal,mmap,dbm,state-inplace,state-rename,temporary,folders,make,git";
+    "sqlite-journal,mmap,dbm,state-inplace,state-rename,temporary,folders,logs,make,git";
 /// Seconds that a job takes by itself.
 const SECONDS: &str = "4";
 /// Programs at a time: each waits most of the time.
