@@ -152,6 +152,10 @@ def judge(program, tools, place, run, outcome, expected, ended):
     if not ended:
         outcome.notes.append("the run did not end")
         return
+    # No job fails by itself, unless it found its files otherwise.
+    if failed := run.failures():
+        outcome.notes += failed[:1] + run.said_last()
+        return
     refusals = run.refusals()
     if code != 0:
         outcome.notes.append(f"exit code {code}")

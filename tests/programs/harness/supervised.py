@@ -125,6 +125,15 @@ class Supervised:
         bad = [line for line in self.log() if line.startswith(("ckpt-run: warn", "ckpt-run: err"))]
         return [line for line in bad if REFUSED.search(line)]
 
+    def failures(self):
+        """The lines about ends of the job that no signal caused."""
+        return [line for line in self.log() if 'the job crashed end="exit code' in line]
+
+    def said_last(self):
+        """The last line that the job itself wrote to stderr."""
+        text = (self.place / "err").read_text(encoding="utf-8", errors="replace")
+        return [line for line in text.splitlines() if not line.startswith("ckpt-run:")][-1:]
+
     def kill(self):
         """Ends whatever is left; the sandbox ends with its supervisor."""
         if self.process.poll() is None:
