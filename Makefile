@@ -2,10 +2,10 @@
 
 CARGO ?= cargo
 
-.PHONY: help setup build demo test check gpu
+.PHONY: help setup build demo test check programs gpu
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s  %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s  %s\n", $$1, $$2 }' Makefile
 
 setup: ## a compiler and a CRIU that works; quick when they are there (root)
 	@scripts/setup
@@ -25,6 +25,9 @@ check: setup ## format, lints, documentation; all workspace members
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
+
+programs: build ## real programs that work on files: each is killed and restored; installs them (root)
+	tests/programs/run --watch both
 
 gpu: ## what to run on a machine with a GPU, and where
 	@scripts/gpu-help

@@ -13,6 +13,7 @@ mod faults;
 mod guide;
 mod harness;
 mod images;
+mod programs;
 mod reporting;
 mod resident;
 mod restarting;

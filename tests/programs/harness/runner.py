@@ -1,0 +1,152 @@
+"""The command line, and the programs beside each other."""
+
+import argparse
+import concurrent.futures
+import dataclasses
+import os
+import pathlib
+import random
+import shutil
+import signal
+import tempfile
+import threading
+import time
+import traceback
+
+from . import catalog, packages, report, rounds, supervised, unwatched
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+WATCHES = {
+    "fanotify": ("fanotify",),
+    "none": ("none",),
+    "included": ("included",),
+    "failing": ("failing",),
+    "both": ("fanotify", "none"),
+    "all": ("fanotify", "none", "included"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Tools:
+    """What the rounds run with."""
+
+    bin: pathlib.Path
+    criu: pathlib.Path
+    python: str
+    # Seconds of a job; 0: the program's own.
+    seconds: float
+    watch: str
+    # target/programs: packages and what is compiled.
+    folder: pathlib.Path
+    keep: bool
+
+
+def parse(doc):
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    path, names = pathlib.Path, [program.name for program in catalog.PROGRAMS]
+    parser.add_argument("--programs", help=f"of: {', '.join(names)}")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=0, help="of a job; 0: as the catalog says")
+    parser.add_argument("--watch", choices=WATCHES, default="fanotify")
+    parser.add_argument("--seed", help="of the random moments; default: a new one, printed")
+    parser.add_argument("--parallel", type=int, default=2, help="programs at a time")
+    parser.add_argument("--record", action="store_true", help="write benches/results/programs.md")
+    parser.add_argument("--strict", action="store_true", help="refused rounds fail, too")
+    parser.add_argument("--no-install", action="store_true", help="skip what is not installed")
+    parser.add_argument("--bin", type=path, default=ROOT / "target/release/ckpt-run")
+    parser.add_argument("--criu", type=path, default=ROOT / ".criu", help="prefix of a CRIU")
+    parser.add_argument("--work", type=path, help="folder for the runs, some GB")
+    parser.add_argument("--keep", action="store_true", help="keep the folders of all rounds")
+    options = parser.parse_args()
+    options.bin, options.criu = options.bin.resolve(), options.criu.resolve()
+    if not options.bin.exists():
+        parser.error(f"{options.bin} does not exist")
+    chosen = options.programs.split(",") if options.programs else names
+    if unknown := set(chosen) - set(names):
+        parser.error(f"no such programs: {', '.join(sorted(unknown))}")
+    options.chosen = [program for program in catalog.PROGRAMS if program.name in chosen]
+    options.watches = WATCHES[options.watch]
+    options.seed = options.seed or str(random.SystemRandom().randrange(1_000_000))
+    return options
+
+
+class Runner:
+    def __init__(self, options):
+        self.options, self.output = options, threading.Lock()
+        self.work = pathlib.Path(tempfile.mkdtemp(prefix="programs.", dir=options.work)).resolve()
+        self.folder = ROOT / "target/programs"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        # (program, watch) → rounds; program → reason.
+        self.played, self.skipped = {}, {}
+
+    def run(self):
+        """Returns the exit code."""
+        begun, options = time.monotonic(), self.options
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, end)
+        self.say(f"seed {options.seed}, folder {self.work}")
+        installer = packages.Installer(self.folder, not options.no_install)
+        self.python = installer.prepare(options.chosen)
+        if "failing" in options.watches:
+            self.unwatched = self.work / "ckpt-run"
+            unwatched.copy(options.bin, self.unwatched)
+        with concurrent.futures.ThreadPoolExecutor(options.parallel) as pool:
+            list(pool.map(lambda program: self.one(program, installer), options.chosen))
+        counts = report.counts(found for played in self.played.values() for found in played)
+        if options.record:
+            self.say(f"written: {report.record(self)}")
+        bad = counts[rounds.WRONG] + options.strict * counts[rounds.REFUSED]
+        if not bad and not options.keep:
+            shutil.rmtree(self.work, ignore_errors=True)
+        told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+        self.say(f"{told}, {len(self.skipped)} programs skipped, {time.monotonic() - begun:.0f} s")
+        return 1 if bad or not (self.played or self.skipped) else 0
+
+    def one(self, program, installer):
+        try:
+            if missing := installer.missing(program):
+                self.skip(program, missing)
+            else:
+                self.play(program)
+        except Exception as error:  # one program must not end the others
+            self.say(f"{program.name}: {traceback.format_exc()}")
+            failed = rounds.Round("-", notes=[f"cannot be tried: {error}"])
+            self.played[program.name, self.options.watches[0]] = [failed]
+
+    def skip(self, program, why):
+        self.skipped[program.name] = why
+        self.say(f"{program.name:<16}SKIPPED: {why}")
+
+    def tools(self, watch):
+        options = self.options
+        return Tools(
+            self.unwatched if watch == "failing" else options.bin,
+            *(options.criu, self.python, options.seconds),
+            *(watch, self.folder, options.keep),
+        )
+
+    def play(self, program):
+        place = self.work / program.name
+        expected, seconds = rounds.reference(program, self.tools("fanotify"), place / "reference")
+        for watch in self.options.watches:
+            for number in range(1, self.options.rounds + 1):
+                seed = f"{self.options.seed}/{program.name}/{number}"
+                folder = place / f"{watch}-{number}"
+                tools = self.tools(watch)
+                found = rounds.play(program, tools, folder, seed, expected, seconds)
+                self.played.setdefault((program.name, watch), []).append(found)
+                text = [f"{program.name:<16}{watch:<10}{found.line()}"]
+                self.say("\n".join(text + [f"    {note}" for note in found.notes]))
+
+    def say(self, text):
+        with self.output:
+            print(text, flush=True)
+
+
+def end(number, _):
+    """Ends the suite and every run at once."""
+    for run in list(supervised.Supervised.running):
+        run.process.kill()
+    os._exit(128 + number)
