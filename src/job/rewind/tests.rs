@@ -147,7 +147,8 @@ fn a_file_that_shrank_vanished_or_was_replaced_is_named_and_nothing_is_touched()
 fn a_copy_of_a_log_is_the_log_and_what_others_wrote_in_its_place_is_not() {
     let folder = tempfile::tempdir().unwrap();
     let (log, other) = (folder.path().join("log"), folder.path().join("other"));
-    fs::write(&log, "one\n").unwrap();
+    let first = "one\n".repeat(1024);
+    fs::write(&log, &first).unwrap();
     let mut file = recorded(&log, Access::Write, None);
     file.mode = fs::metadata(&log).unwrap().mode() & 0o7777;
     file.sample = sample(&log, file.size).ok();
@@ -167,13 +168,16 @@ fn a_copy_of_a_log_is_the_log_and_what_others_wrote_in_its_place_is_not() {
     };
 
     // The file changes as in a log rotation.
-    fs::write(&log, "two\nthree\n").unwrap();
-    assert!(matches!(plan(&file), Err(RewindError::OtherBytes { path, bytes: 4 }) if path == log));
+    let others = "two\nthree\n".repeat(1000);
+    fs::write(&log, &others).unwrap();
+    assert!(
+        matches!(plan(&file), Err(RewindError::OtherBytes { path, bytes: 4096 }) if path == log)
+    );
     let accepted = super::plan(std::slice::from_ref(&file), &[], OtherBytes::Warn, |path| {
         path
     });
     assert_eq!(accepted.unwrap().steps.len(), 1);
-    for text in ["two\n", "on", "two\nthree\n"] {
+    for text in ["two\n", "on", &others] {
         replace(text);
         assert!(
             matches!(plan(&file), Err(RewindError::Replaced(path)) if path == log),
@@ -182,7 +186,7 @@ fn a_copy_of_a_log_is_the_log_and_what_others_wrote_in_its_place_is_not() {
         assert_eq!(fs::read_to_string(&log).unwrap(), text);
     }
 
-    replace("one\ntwo\n");
+    replace(&(first.clone() + "two\n"));
     // An image from before the introduction of samples.
     let unsampled = OpenFile {
         sample: None,
@@ -198,8 +202,28 @@ fn a_copy_of_a_log_is_the_log_and_what_others_wrote_in_its_place_is_not() {
         .unwrap()
         .execute(&folder.path().join("aside"), never)
         .unwrap();
-    assert_eq!(fs::read_to_string(&log).unwrap(), "one\n");
+    assert_eq!(fs::read_to_string(&log).unwrap(), first);
     assert_eq!(fs::read_to_string(&cut[0].kept).unwrap(), "two\n");
+}
+
+#[test]
+fn a_short_log_whose_bytes_changed_is_refused_and_no_copy_of_it_is_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    fs::write(&log, "one\n").unwrap();
+    let mut file = recorded(&log, Access::Write, None);
+    file.mode = fs::metadata(&log).unwrap().mode() & 0o7777;
+    crate::job::sample_appended(std::slice::from_mut(&mut file));
+    let plan = || {
+        let files = std::slice::from_ref(&file);
+        plan(files, &[], OtherBytes::Refuse, |path| path).map(drop)
+    };
+    fs::write(&log, "two\n").unwrap();
+    assert!(matches!(plan(), Err(RewindError::OtherBytes { .. })));
+    let other = folder.path().join("other");
+    fs::write(&other, "one\ntwo\n").unwrap();
+    fs::rename(&other, &log).unwrap();
+    assert!(matches!(plan(), Err(RewindError::Replaced(_))));
 }
 
 #[test]

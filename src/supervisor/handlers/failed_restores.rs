@@ -67,11 +67,16 @@ impl Supervisor {
     /// The state cannot be saved: the image must not be restored.
     pub fn abandon_newer(&mut self, id: ImageId) -> Result<(), RunError> {
         let images = self.context.store.images()?;
-        let mut state = self.state.clone();
-        if !state.abandon_newer(id, &images) {
+        if images.iter().all(|image| image.id <= id) {
             return Ok(());
         }
+        let mut state = self.state.clone();
+        let abandons = state.abandon_newer(id, &images);
+        // Also if they were abandoned before: that may not have been saved.
         state.save(self.context.store.path())?;
+        if !abandons {
+            return Ok(());
+        }
         self.state = state;
         self.restore.returned = true;
         tracing::info!(back_to = %id, "newer images are abandoned; `ckpt-run restore` can still name one");

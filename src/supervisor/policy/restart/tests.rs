@@ -135,7 +135,12 @@ fn an_explicit_limit_ends_the_walk_through_the_images() {
 #[test]
 fn restarts_that_are_left_are_those_that_follow() {
     let played = |max, all: usize| {
-        let rules = Restart { max, ..rules() };
+        let without_image = WithoutImage::Start;
+        let rules = Restart {
+            max,
+            without_image,
+            ..rules()
+        };
         let mut budget = Budget::default();
         let mut images = images(all);
         let left = restarts_left(&rules, budget, images).unwrap();
