@@ -124,8 +124,10 @@ impl RestoreError {
     #[must_use]
     pub fn is_outside_image(&self) -> bool {
         match self {
-            Self::Killed { .. } | Self::Slow(_) | Self::Shortage { .. } => true,
-            Self::Files(RewindError::NoRoom { .. }) => true,
+            Self::Killed { .. }
+            | Self::Slow(_)
+            | Self::Shortage { .. }
+            | Self::Files(RewindError::NoRoom { .. }) => true,
             Self::Late(error) => error.is_outside_image(),
             error => is_shortage(error),
         }

@@ -91,7 +91,12 @@ impl Supervisor {
         let mut state = self.state.clone();
         state.revert_return();
         match state.save(self.context.store.path()) {
-            Ok(()) => self.state = state,
+            Ok(()) => {
+                self.state = state;
+                tracing::info!(
+                    "the newer images are no longer abandoned: the older one did not run"
+                );
+            }
             Err(error) => tracing::warn!("newer images stay abandoned: {}", chain(&error)),
         }
     }

@@ -185,6 +185,40 @@ fn a_supervisor_killed_in_the_restore_of_an_older_image_goes_on_from_it() {
     finish(&place, &mut again);
 }
 
+#[apply(as_root)]
+fn a_stop_in_the_restore_of_an_older_image_reverts_the_return() {
+    let (place, mut run) = with_images(CHAIN, 2);
+    kill_supervisor(&mut run);
+    let before = ["out", "log"].map(|name| place.text(name));
+    set(&place, ".ckpt-run/failures", "2");
+    set(&place, ".ckpt-run/hold", "");
+    let mut second = start(&place, CHAIN);
+    place.wait_for("err", "restoring image=000001");
+    wait_until("CRIU", || place.file(".ckpt-run/held").exists());
+    second.signal(Signal::SIGTERM);
+    assert_eq!(second.wait(), 75, "{}", place.text("err"));
+    assert_eq!(["out", "log"].map(|name| place.text(name)), before);
+    fs::remove_file(place.file(".ckpt-run/hold")).expect("removed");
+    let mut again = start(&place, CHAIN);
+    wait_for_restores(&place, &["000002"]);
+    finish(&place, &mut again);
+}
+
+#[apply(as_root)]
+fn a_named_image_that_fails_leaves_files_and_output_as_they_were() {
+    let (place, mut run) = with_images(CHAIN, 2);
+    kill_supervisor(&mut run);
+    let before = ["out", "log"].map(|name| place.text(name));
+    set(&place, ".ckpt-run/failures", "99");
+    let mut named = place.start_with(&["restore", "000001"], &[], faulty_criu);
+    assert_eq!(named.wait(), 125, "{}", place.text("err"));
+    assert_eq!(["out", "log"].map(|name| place.text(name)), before);
+    set(&place, ".ckpt-run/failures", "0");
+    let mut again = start(&place, CHAIN);
+    wait_for_restores(&place, &["000002"]);
+    finish(&place, &mut again);
+}
+
 /// [`CHAIN`] without a file.
 fn output_alone() -> String {
     CHAIN
