@@ -171,16 +171,17 @@ fn output_is_whole_after_failed_restores_under_one_supervisor() {
 
 #[apply(as_root)]
 fn a_supervisor_killed_in_the_restore_of_an_older_image_goes_on_from_it() {
-    let (place, mut run) = with_images(CHAIN, 2);
+    let script = output_alone();
+    let (place, mut run) = with_images(&script, 2);
     kill_supervisor(&mut run);
     set(&place, ".ckpt-run/failures", "2");
     set(&place, ".ckpt-run/hold", "");
-    let mut second = start(&place, CHAIN);
+    let mut second = start(&place, &script);
     place.wait_for("err", "restoring image=000001");
     wait_until("CRIU", || place.file(".ckpt-run/held").exists());
     kill_supervisor(&mut second);
     fs::remove_file(place.file(".ckpt-run/hold")).expect("removed");
-    let mut again = start(&place, CHAIN);
+    let mut again = start(&place, &script);
     wait_for_restores(&place, &["000001"]);
     finish(&place, &mut again);
 }
