@@ -220,12 +220,8 @@ fn rewind(
 ) -> Result<Rewound, RestoreError> {
     let id = image.manifest().id;
     let aside = context.aside(id);
-    locked(streams).make_whole(
-        &facts.streams,
-        relation(context, facts),
-        aside.parent().unwrap_or(&aside),
-        other_bytes(context),
-    )?;
+    let relation_to = relation(context, facts);
+    locked(streams).make_whole(&facts.streams, relation_to, &aside, other_bytes(context))?;
     facts.sockets.destroy_leftovers()?;
     for content in facts.files.iter().filter_map(|file| file.content.as_ref()) {
         // Read once only to verify the hashes: no file may be partly overwritten with damaged content.

@@ -175,8 +175,8 @@ impl Streams {
         other_bytes: OtherBytes,
     ) -> Result<(), RewindError> {
         let (stdout, stderr) = (&self.stdout, &self.stderr);
-        stdout.make_whole(&marks.stdout, relation, aside, other_bytes)?;
-        stderr.make_whole(&marks.stderr, relation, aside, other_bytes)
+        stdout.make_whole(&marks.stdout, relation, (aside, "stdout"), other_bytes)?;
+        stderr.make_whole(&marks.stderr, relation, (aside, "stderr"), other_bytes)
     }
 
     /// Ends the rewind of the outputs: the restored job runs.

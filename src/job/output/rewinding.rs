@@ -1,7 +1,7 @@
 //! The rollback of an output: to the mark of an image, and from there back to where it was if the restore fails.
 //!
 //! ```text
-//! make_whole: the bytes before the mark are there, or come from aside/, or the image is refused
+//! make_whole: the bytes before the mark are there, or are put back from aside/, or the image is refused
 //! rewind:     what follows the mark goes to aside/ and is cut off
 //! keep:       the job runs           undo: the restore failed; what was cut off is put back, after the last delivery
 //! ```
@@ -48,16 +48,17 @@ struct Part {
 }
 
 impl Output {
-    /// Ensures that the file holds the bytes before `mark`. Missing ones are taken from the folders in `aside`, where
-    /// they are if a restore was killed. Call it before anything else is rolled back.
+    /// Ensures that the file holds the bytes before `mark`. If they are missing, because a restore was killed, or others,
+    /// because another attempt ran since, they come from the folders beside `aside`. Call it before anything else is
+    /// rolled back. `aside` and `name`: as for [`Output::rewind`].
     ///
     /// # Errors
-    /// The bytes are missing or others, and `other_bytes` does not accept that.
+    /// The bytes are nowhere, and `other_bytes` does not accept that.
     pub fn make_whole(
         &self,
         mark: &OutputMark,
         relation: Relation,
-        aside: &Path,
+        (aside, name): (&Path, &str),
         other_bytes: OtherBytes,
     ) -> Result<(), RewindError> {
         let Some(there) = mark.file.filter(|_| self.shared.cuttable) else {
@@ -71,18 +72,26 @@ impl Output {
             return Ok(());
         }
         let (now, then) = (about.size(), there.offset);
-        if now >= then {
-            let is_same = |known| sample(&handle, then).ok() == Some(known);
-            if there.sample.is_none_or(is_same) {
-                return Ok(());
-            }
-            return other_bytes.judge(RewindError::OtherBytes { path, bytes: then });
+        let is_same = |known| sample(&handle, then).ok() == Some(known);
+        if now >= then && there.sample.is_none_or(is_same) {
+            return Ok(());
         }
-        if let Some(missing) = missing_parts(&handle, aside, there, now) {
-            let done = self.shared.append(&missing, now..then);
+        if let Some((from, parts)) = find_end(&handle, aside.parent(), there, now) {
+            if from < now {
+                let mut source = File::open(&handle).map_err(system("open", &path))?;
+                keep_end(
+                    &path,
+                    &mut source,
+                    from,
+                    &aside.join(part_name(name, there.inode, from)),
+                )?;
+                let cut = self.shared.sink.set_len(from);
+                cut.map_err(system("cut", &path))?;
+            }
+            let done = self.shared.append(&parts, from..then);
             done.map_err(system("put back the end of", &path))?;
-            let bytes = then - now;
-            tracing::info!(path = %path.display(), bytes, "put back the output that an interrupted restore had cut off");
+            let bytes = then - from;
+            tracing::info!(path = %path.display(), bytes, "put back output that an earlier restore had cut off");
             return Ok(());
         }
         if now == 0 && relation == Relation::Earlier {
@@ -90,7 +99,11 @@ impl Output {
             tracing::warn!(%path, "the file of the job's output is empty: it was emptied since the snapshot (`>` does that, `>>` does not) and begins anew");
             return Ok(());
         }
-        other_bytes.judge(RewindError::ShortOutput { path, then, now })
+        other_bytes.judge(if now < then {
+            RewindError::ShortOutput { path, then, now }
+        } else {
+            RewindError::OtherBytes { path, bytes: then }
+        })
     }
 
     /// Sets the stream back to `mark`. The function cuts ckpt-run's own file, or prepares to suppress the repetition,
@@ -119,7 +132,7 @@ impl Output {
                 || beyond == before.replay.delivered_since(mark.position);
             if let Some(beyond) = beyond.filter(|_| metadata.ino() == there.inode && ours) {
                 if beyond > 0 {
-                    let kept = aside.join(part_name(name, there));
+                    let kept = aside.join(part_name(name, there.inode, there.offset));
                     // The sink may be open for writing only.
                     let mut source = File::open(&handle).map_err(system("open", &path))?;
                     let len = keep_end(&path, &mut source, there.offset, &kept)?;
@@ -211,48 +224,69 @@ impl Shared {
     }
 }
 
-fn part_name(name: &str, place: FilePosition) -> String {
-    format!("{name}-{}-{}", place.inode, place.offset)
+fn part_name(name: &str, inode: u64, from: u64) -> String {
+    format!("{name}-{inode}-{from}")
 }
 
-/// Returns the parts of the file that together hold the bytes from `now` to the mark, if the file then has the bytes
-/// that the mark recorded. A mark without a sample is of an older version: nothing proves the bytes.
-fn missing_parts(handle: &Path, aside: &Path, there: FilePosition, now: u64) -> Option<Vec<Part>> {
-    let known = there.sample?;
-    let parts = parts_of(aside, there.inode);
-    let mut chain: Vec<Part> = Vec::new();
-    let mut at = now;
-    while at < there.offset {
-        // The newest first: it was cut off last.
-        let next = parts
-            .iter()
-            .find(|part| part.from <= at && at < part.from + part.len)?;
+/// Searches for the end of the bytes before the mark: an offset up to which the file is right, and the parts that
+/// follow. Together they have the hash that the mark recorded; a mark of an older version has none, and nothing is found.
+fn find_end(
+    handle: &Path,
+    aside: Option<&Path>,
+    there: FilePosition,
+    now: u64,
+) -> Option<(u64, Vec<Part>)> {
+    let (known, end) = (there.sample?, there.offset);
+    let file = File::open(handle).ok()?;
+    let parts = parts_of(aside?, there.inode);
+    let short = (now < end).then_some((now, None));
+    let cut = parts.iter().map(|part| (part.from, Some(part)));
+    let mut starts = short.into_iter().chain(cut);
+    starts.find_map(|(from, first)| {
+        let chain = chain(&parts, from, first, end).filter(|_| from <= now)?;
+        let found = sample_by(end, |bytes, at| read_chain(&file, from, &chain, bytes, at));
+        (found.ok()? == known).then_some((from, chain))
+    })
+}
+
+/// Returns the parts that hold the bytes from `from` to `end`: the first one, then the newest that fits each time.
+fn chain(parts: &[Part], from: u64, first: Option<&Part>, end: u64) -> Option<Vec<Part>> {
+    let mut chain = Vec::from_iter(first.cloned());
+    let mut at = first.map_or(from, |part| part.from + part.len);
+    while at < end {
+        let fits = |part: &&Part| part.from <= at && at < part.from + part.len;
+        let next = parts.iter().find(fits)?;
         at = next.from + next.len;
         chain.push(next.clone());
     }
-    let file = File::open(handle).ok()?;
-    let sources: Result<Vec<File>, _> = chain.iter().map(|part| File::open(&part.kept)).collect();
-    let sources = sources.ok()?;
-    let read = |bytes: &mut [u8], from: u64| {
-        let mut done = 0;
-        while done < bytes.len() {
-            let at = from + done as u64;
-            let (source, offset, end) = if at < now {
-                (&file, at, now)
-            } else {
-                let of_part = |(part, _): &(&Part, &File)| at < part.from + part.len;
-                let found = chain.iter().zip(&sources).find(of_part);
-                let (part, source) = found.ok_or(io::ErrorKind::UnexpectedEof)?;
-                (source, at - part.from, part.from + part.len)
-            };
-            let most = usize::try_from(end - at).unwrap_or(usize::MAX);
-            let until = bytes.len().min(done.saturating_add(most));
-            source.read_exact_at(&mut bytes[done..until], offset)?;
-            done = until;
+    Some(chain)
+}
+
+/// Fills a buffer with the bytes at an offset: those of the file before `from`, then those of the parts.
+fn read_chain(
+    file: &File,
+    from: u64,
+    chain: &[Part],
+    mut bytes: &mut [u8],
+    mut at: u64,
+) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let part = chain.iter().find(|part| at < part.from + part.len);
+        let (end, opened) = match part.filter(|_| at >= from) {
+            Some(part) => (part.from + part.len, Some((File::open(&part.kept)?, part))),
+            None if at < from => (from, None),
+            None => return Err(io::ErrorKind::UnexpectedEof.into()),
+        };
+        let most = usize::try_from(end - at).unwrap_or(usize::MAX);
+        let (now, rest) = bytes.split_at_mut(most.min(bytes.len()));
+        match opened {
+            Some((source, part)) => source.read_exact_at(now, at - part.from)?,
+            None => file.read_exact_at(now, at)?,
         }
-        Ok(())
-    };
-    (sample_by(there.offset, read).ok()? == known).then_some(chain)
+        at += now.len() as u64;
+        bytes = rest;
+    }
+    Ok(())
 }
 
 /// Lists the parts of outputs with this inode, the newest first.

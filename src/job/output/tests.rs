@@ -32,6 +32,18 @@ fn two_lines() -> (tempfile::NamedTempFile, Output, OutputMark) {
     (file, output, mark)
 }
 
+/// Returns what is kept in the folders of `aside`.
+fn parts(aside: &std::path::Path) -> Vec<String> {
+    let list = |path: &std::path::Path| {
+        let entries = std::fs::read_dir(path).unwrap().flatten();
+        entries.map(|entry| entry.path()).collect::<Vec<_>>()
+    };
+    let files = list(aside).into_iter().flat_map(|folder| list(&folder));
+    files
+        .map(|file| std::fs::read_to_string(file).unwrap())
+        .collect()
+}
+
 #[test]
 fn a_rewind_of_a_failed_restore_is_reverted_by_the_drain() {
     let (file, mut output, mark) = two_lines();
@@ -80,7 +92,8 @@ fn a_file_that_is_short_is_completed_from_several_parts_or_refused() {
         output.keep();
     }
     let whole = |mark: &OutputMark, relation| {
-        output.make_whole(mark, relation, aside.path(), OtherBytes::Refuse)
+        let folder = aside.path().join("000003-10");
+        output.make_whole(mark, relation, (&folder, "stdout"), OtherBytes::Refuse)
     };
     let mut other = newest;
     other.file.as_mut().unwrap().sample = Some(7);
@@ -98,6 +111,13 @@ fn a_file_that_is_short_is_completed_from_several_parts_or_refused() {
     assert_eq!(std::fs::read_to_string(file.path()).unwrap(), "one\ntwo\n");
     let refused = whole(&other, Relation::Earlier);
     assert!(matches!(refused, Err(RewindError::OtherBytes { .. })));
+
+    // Another attempt has run since.
+    std::fs::write(file.path(), "one\n2\nthree\n").unwrap();
+    whole(&newest, Relation::Earlier).unwrap();
+    assert_eq!(std::fs::read_to_string(file.path()).unwrap(), "one\ntwo\n");
+    let kept = parts(aside.path());
+    assert!(kept.contains(&"2\nthree\n".to_owned()), "{kept:?}");
 
     std::fs::write(file.path(), "").unwrap();
     std::fs::remove_dir_all(aside.path()).unwrap();
