@@ -36,7 +36,7 @@ struct Supervision {
     /// Which ends are restarted: no, on-failure, on-abnormal, always
     #[arg(long, value_name = "POLICY")]
     restart: Option<String>,
-    /// Restarts without getting further between them; -1 for no limit
+    /// Limit on restarts without progress between them; -1 for no limit
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     max_restarts: Option<String>,
     /// Time for the last snapshot after SIGTERM

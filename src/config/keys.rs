@@ -236,6 +236,7 @@ pub(super) const KEYS: &[Key] = &[
         path: "restart.max",
         set: |config, value| set(&mut config.restart.max, restarts(value)),
         get: |config| match config.restart.max {
+            RestartLimit::Auto => Shown::from("auto"),
             RestartLimit::Unlimited => Shown::Integer(-1),
             RestartLimit::Times(times) => Shown::from(times),
         },

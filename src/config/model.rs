@@ -368,7 +368,7 @@ impl Default for Config {
             encryption: Encryption::Off,
             restart: Restart {
                 policy: RestartPolicy::OnFailure,
-                max: RestartLimit::Times(3),
+                max: RestartLimit::Auto,
                 backoff: Duration::from_secs(1),
                 backoff_factor: 2.0,
                 backoff_max: Duration::from_secs(60),

@@ -44,6 +44,8 @@ pub enum RestartPolicy {
 /// Limit on the job's restarts without progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RestartLimit {
+    /// No given limit: 3 restarts of a job without an image; otherwise each older image is tried once.
+    Auto,
     /// No limit.
     Unlimited,
     /// A limit of this many restarts.
@@ -60,8 +62,10 @@ pub enum WithoutImage {
 }
 
 pub(super) fn restarts(value: &Value) -> Result<RestartLimit, Invalid> {
-    let times = value.integer(&RESTARTS)?;
-    Ok(u32::try_from(times).map_or(RestartLimit::Unlimited, RestartLimit::Times))
+    let times = value.unless("auto", |value| value.integer(&RESTARTS))?;
+    Ok(times.map_or(RestartLimit::Auto, |times| {
+        u32::try_from(times).map_or(RestartLimit::Unlimited, RestartLimit::Times)
+    }))
 }
 
 pub(super) fn prevent(value: &Value) -> Result<Vec<ExitStatus>, Invalid> {

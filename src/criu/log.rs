@@ -33,23 +33,42 @@ const HARMLESS: &[&str] = &[
     "tun: Unable to create tun",
 ];
 
+/// Errors that name a lack of memory or disk space. The image is not at fault.
+const SHORTAGES: &[&str] = &["Cannot allocate memory", "No space left on device"];
+
 /// Reads the end of CRIU's log and says why it failed. `None` when the log holds no error.
 #[must_use]
 pub fn reason_in(log: &Path) -> Option<Reason> {
+    reason(&end_of(log)?)
+}
+
+/// Returns true if CRIU's log has an error that names a lack of memory or disk space.
+#[must_use]
+pub fn reports_shortage(log: &Path) -> bool {
+    end_of(log).is_some_and(|log| is_shortage(&log))
+}
+
+fn end_of(log: &Path) -> Option<String> {
     let mut file = File::open(log).ok()?;
     let length = file.metadata().ok()?.len();
     file.seek(SeekFrom::Start(length.saturating_sub(TAIL_BYTES_MAX)))
         .ok()?;
     let mut tail = Vec::new();
     file.take(TAIL_BYTES_MAX).read_to_end(&mut tail).ok()?;
-    reason(&String::from_utf8_lossy(&tail))
+    Some(String::from_utf8_lossy(&tail).into_owned())
+}
+
+fn errors(log: &str) -> impl Iterator<Item = &str> {
+    log.lines()
+        .filter(|line| line.contains("Error (") && !HARMLESS.iter().any(|text| line.contains(text)))
+}
+
+fn is_shortage(log: &str) -> bool {
+    errors(log).any(|line| SHORTAGES.iter().any(|text| line.contains(text)))
 }
 
 fn reason(log: &str) -> Option<Reason> {
-    let errors: Vec<&str> = log
-        .lines()
-        .filter(|line| line.contains("Error (") && !HARMLESS.iter().any(|text| line.contains(text)))
-        .collect();
+    let errors: Vec<&str> = errors(log).collect();
     let symptoms: Vec<Symptom<'_>> = errors.iter().map(|line| Symptom::Criu(line)).collect();
     if let Some((known, Symptom::Criu(line))) = known_errors::find(&symptoms) {
         return Some(Reason {
@@ -102,6 +121,14 @@ mod tests {
                 remedy: None
             }
         );
+    }
+
+    #[test]
+    fn an_error_that_names_a_lack_of_memory_or_space_is_a_shortage() {
+        let line = "(00.2)  300: Error (criu/mem.c:9): Can't mmap: Cannot allocate memory\n";
+        assert!(is_shortage(&format!("{SHRUNK}{line}")));
+        assert!(!is_shortage(&line.replace("Error", "Warn ")));
+        assert!(!is_shortage(SHRUNK));
     }
 
     #[test]

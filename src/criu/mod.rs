@@ -23,6 +23,6 @@ pub use command::{DumpOptions, Inherited, RestoreOptions, Tcp, dump_arguments, r
 pub use criu_version::Version;
 pub use find::{AskError, CheckError, Criu, FindError, Search};
 pub use hold::{HOLD_FOLDER_VARIABLE, HOLD_PROGRAM, main as hold_main};
-pub use log::{Reason, reason_in};
+pub use log::{Reason, reason_in, reports_shortage};
 pub use plugin::{install_plugin, plugin_restores, plugin_takes};
 pub use serve::{Serve, ServeError};

@@ -12,15 +12,16 @@ use super::OpenFile;
 
 /// Bytes that are read at the beginning and at the end: the job is frozen meanwhile.
 const END_BYTES: usize = 64 << 10;
-/// Smallest size of a sampled file. A shorter file may be only a heading, which other files have as well.
-const BYTES_MIN: u64 = 4096;
+/// Smallest size of a file that its sample identifies. A shorter file may be only a heading, which other files have as
+/// well.
+pub(in crate::job) const IDENTIFYING_BYTES_MIN: u64 = 4096;
 /// Limit on the sampled files, the first by path, also because the job is frozen: 8 MiB in total.
 const FILES_MAX: usize = 64;
 
 /// Samples the files that the job only appends to and whose content is not saved. A file that cannot be read is
 /// identified by its inode alone.
 pub fn sample_appended(files: &mut [OpenFile]) {
-    let is_telling = |file: &&mut OpenFile| file.is_appended() && file.size >= BYTES_MIN;
+    let is_telling = |file: &&mut OpenFile| file.is_appended() && file.size > 0;
     let appended = files.iter_mut().filter(is_telling);
     for file in appended.take(FILES_MAX) {
         file.sample = sample(&file.path, file.size).ok();
@@ -30,11 +31,19 @@ pub fn sample_appended(files: &mut [OpenFile]) {
 /// Returns the hash of both ends of the first `size` bytes, or of all these bytes if the ends meet.
 pub(in crate::job) fn sample(path: &Path, size: u64) -> io::Result<u64> {
     let file = File::open(path)?;
+    sample_by(size, |bytes, at| file.read_exact_at(bytes, at))
+}
+
+/// Same as [`sample`], for bytes that `read` reads: all of a buffer, from an offset on.
+pub(in crate::job) fn sample_by(
+    size: u64,
+    read: impl Fn(&mut [u8], u64) -> io::Result<()>,
+) -> io::Result<u64> {
     let len = usize::try_from(size).map_or(2 * END_BYTES, |size| size.min(2 * END_BYTES));
     let mut bytes = vec![0; len];
     let (start, end) = bytes.split_at_mut(len.min(END_BYTES));
-    file.read_exact_at(start, 0)?;
-    file.read_exact_at(end, size - end.len() as u64)?;
+    read(start, 0)?;
+    read(end, size - end.len() as u64)?;
     Ok(xxh3_64(&bytes))
 }
 

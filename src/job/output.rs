@@ -6,10 +6,9 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::io::{self, Read, Seek, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 
@@ -18,15 +17,17 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 
+use super::file_sample::sample;
 use super::output_replay::Replay;
-use super::rewind::error::{RewindError, system};
-use super::rewind::keep_end;
 use super::terminal::line_end;
 use crate::sync::{locked, wait};
+use rewinding::Before;
+pub use rewinding::Relation;
 use status_line::Bottom;
 pub use status_line::{Patience, Shown, StatusLine};
 
 mod place;
+mod rewinding;
 mod status_line;
 
 /// Bytes per read from the pipe: the whole content of a default pipe.
@@ -50,6 +51,9 @@ pub struct FilePosition {
     pub inode: u64,
     /// Offset in bytes.
     pub offset: u64,
+    /// Hash of the ends of the bytes before the offset; `None` in images made before it was recorded.
+    #[serde(default)]
+    pub sample: Option<u64>,
 }
 
 /// An output stream of the job.
@@ -80,6 +84,8 @@ struct State {
     delivering: bool,
     /// True if some output could not be written, and that was reported.
     lossy: bool,
+    /// What a rewind has changed, until it is kept or reverted.
+    before: Option<Before>,
 }
 
 impl Output {
@@ -165,12 +171,16 @@ impl Output {
         (!state.delivering).then(|| state.replay.position())
     }
 
-    /// Returns a function that waits until all output of a dead job is delivered. It ends when no process holds the
-    /// pipe and the reader of ckpt-run's output has taken everything; the caller must hold no lock meanwhile.
+    /// Returns a function that waits until all output of a dead job is delivered, and reverts a rewind that was not
+    /// kept. It ends when no process holds the pipe and the reader of ckpt-run's output has taken everything; the
+    /// caller must hold no lock meanwhile.
     pub fn drain(&mut self) -> impl FnOnce() + use<> {
-        let relay = self.relay.take();
-        // A relay that panicked has nothing more to deliver.
-        move || drop(relay.map(JoinHandle::join))
+        let (relay, shared) = (self.relay.take(), Arc::clone(&self.shared));
+        move || {
+            // A relay that panicked has nothing more to deliver.
+            drop(relay.map(JoinHandle::join));
+            shared.undo_rewind();
+        }
     }
 
     /// Returns a function, called once for each line of ckpt-run, that returns true if the line is at the start of a
@@ -191,50 +201,6 @@ impl Output {
     #[must_use]
     pub fn status_line(&self) -> StatusLine {
         StatusLine::new(&self.shared)
-    }
-
-    /// Sets the stream back to `mark`. The function cuts ckpt-run's own file, or prepares to suppress the repetition,
-    /// for example if other programs have written to the file, too. Call it after the wait of [`Output::drain`].
-    /// `same_run` is false if another supervisor made the mark: the bytes to cut may then be another program's, and are
-    /// saved in the file `kept`.
-    ///
-    /// # Errors
-    /// The file cannot be cut.
-    pub fn rewind(
-        &self,
-        mark: &OutputMark,
-        same_run: bool,
-        kept: &Path,
-    ) -> Result<(), RewindError> {
-        let mut state = self.shared.lock();
-        if let Some(there) = mark.file.filter(|_| self.shared.cuttable) {
-            let mut sink = &self.shared.sink;
-            let handle = PathBuf::from(format!("/proc/self/fd/{}", sink.as_raw_fd()));
-            let path = std::fs::read_link(&handle).unwrap_or_else(|_| handle.clone());
-            let metadata = sink.metadata().map_err(system("look at", &path))?;
-            let beyond = metadata.size().checked_sub(there.offset);
-            let ours = !same_run || beyond == state.replay.delivered_since(mark.position);
-            if metadata.ino() == there.inode && beyond.is_some() && ours {
-                if !same_run && metadata.size() > there.offset {
-                    // The sink may be open for writing only.
-                    let mut source = File::open(&handle).map_err(system("open", &path))?;
-                    let bytes = keep_end(&path, &mut source, there.offset, kept)?;
-                    let kept = kept.display();
-                    tracing::info!(bytes, %kept, "cut off our output what came after the snapshot");
-                }
-                let cut = sink.set_len(there.offset);
-                cut.and_then(|()| sink.seek(SeekFrom::Start(there.offset)))
-                    .map_err(system("cut", &path))?;
-                state.replay.forget(mark.position);
-                return Ok(());
-            }
-        }
-        if same_run {
-            state.replay.rewind(mark.position);
-        } else {
-            state.replay.forget(mark.position);
-        }
-        Ok(())
     }
 }
 
@@ -349,9 +315,12 @@ impl Shared {
         } else {
             (&self.sink).stream_position()?
         };
+        // The sink may be open for writing only.
+        let (handle, _) = self.sink_path();
         Ok(FilePosition {
             inode: metadata.ino(),
             offset,
+            sample: sample(&handle, offset).ok(),
         })
     }
 }
@@ -379,7 +348,7 @@ impl State {
 }
 
 /// Writes all bytes, even to a slow reader.
-pub(super) fn write_out(mut sink: &File, mut bytes: &[u8]) -> io::Result<()> {
+pub(in crate::job) fn write_out(mut sink: &File, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match sink.write(bytes) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 const HISTORY_BYTES_MAX: usize = 4 << 20;
 
 /// The newest delivered bytes of one stream, and the position of a repetition.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Replay {
     /// The newest bytes, up to position `end`.
     history: VecDeque<u8>,

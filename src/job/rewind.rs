@@ -8,15 +8,15 @@ use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::Path;
 
-use super::file_sample::sample;
+use super::file_sample::{IDENTIFYING_BYTES_MIN, sample};
 use super::files::{Access, OpenFile, modified_ns};
 use super::nodes::{self, Node};
 use aside::{aside_name, keep_from, without_links};
 use error::{RewindError, system};
 use kept_contents::refill;
 
-pub(super) use aside::keep_end;
 pub use aside::{CutAway, undo};
+pub(super) use aside::{discard, keep_end};
 
 mod aside;
 pub(super) mod error;
@@ -54,6 +54,7 @@ enum Action {
 pub fn plan<'a>(
     files: impl IntoIterator<Item = &'a OpenFile>,
     nodes: &[Node],
+    other_bytes: OtherBytes,
     present_path: impl Fn(&'a Path) -> &'a Path,
 ) -> Result<Plan, RewindError> {
     let mut plan = Plan {
@@ -61,7 +62,7 @@ pub fn plan<'a>(
         ..Plan::default()
     };
     for file in files {
-        if let Some(action) = action_for(file, present_path(&file.path))? {
+        if let Some(action) = action_for(file, other_bytes, present_path(&file.path))? {
             plan.steps.push(Step {
                 file: file.clone(),
                 action,
@@ -71,7 +72,11 @@ pub fn plan<'a>(
     Ok(plan)
 }
 
-fn action_for(file: &OpenFile, present: &Path) -> Result<Option<Action>, RewindError> {
+fn action_for(
+    file: &OpenFile,
+    other_bytes: OtherBytes,
+    present: &Path,
+) -> Result<Option<Action>, RewindError> {
     let metadata = match fs::metadata(present) {
         Ok(metadata) => metadata,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -103,14 +108,19 @@ fn action_for(file: &OpenFile, present: &Path) -> Result<Option<Action>, RewindE
         Access::Read | Access::Map => Ok(None),
         Access::Write | Access::Update if file.content.is_some() => Ok(Some(Action::Refill)),
         Access::Write | Access::Update => {
-            holds_the_same(file, present, &metadata)?;
+            holds_the_same(file, other_bytes, present, &metadata)?;
             Ok((now > then).then_some(Action::Cut))
         }
     }
 }
 
 /// Checks that a file without saved content is the same one as at the snapshot, or a copy of it.
-fn holds_the_same(file: &OpenFile, present: &Path, metadata: &Metadata) -> Result<(), RewindError> {
+fn holds_the_same(
+    file: &OpenFile,
+    other_bytes: OtherBytes,
+    present: &Path,
+    metadata: &Metadata,
+) -> Result<(), RewindError> {
     let path = file.path.clone();
     let (then, now) = (file.size, metadata.size());
     let is_same = metadata.ino() == file.inode;
@@ -125,15 +135,35 @@ fn holds_the_same(file: &OpenFile, present: &Path, metadata: &Metadata) -> Resul
     let has_other_bytes = file
         .sample
         .is_some_and(|known| sample(present, then).ok() != Some(known));
-    if !is_same && (file.sample.is_none() || has_other_bytes) {
+    let is_identified = file.sample.is_some() && then >= IDENTIFYING_BYTES_MIN;
+    if !is_same && (!is_identified || has_other_bytes) {
         return Err(RewindError::Replaced(path));
     }
     if has_other_bytes {
-        // Logs are rotated in this way, and the job is more important than they are.
-        let path = path.display();
-        tracing::warn!(%path, bytes = then, "the file's first bytes are not those that the job wrote; what follows them is kept aside");
+        return other_bytes.judge(RewindError::OtherBytes { path, bytes: then });
     }
     Ok(())
+}
+
+/// What happens with a file or output whose bytes are not those of the snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OtherBytes {
+    /// The image is refused.
+    Refuse,
+    /// A warning names the file.
+    Warn,
+}
+
+impl OtherBytes {
+    pub(super) fn judge(self, error: RewindError) -> Result<(), RewindError> {
+        match self {
+            Self::Refuse => Err(error),
+            Self::Warn => {
+                tracing::warn!("the job goes on with a file that is not as it was: {error}");
+                Ok(())
+            }
+        }
+    }
 }
 
 impl Plan {

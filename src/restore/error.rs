@@ -1,5 +1,6 @@
 //! The reasons why an image did not become a running job.
 
+use std::error::Error;
 use std::io;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use crate::files::RollbackError;
 use crate::gpu::mapping::Refusal;
 use crate::gpu::resident::ResidentError;
 use crate::job::{self, RewindError};
+use crate::known_errors::is_disk_full;
 use crate::sandbox::SandboxError;
 use crate::store::ReadError;
 
@@ -44,6 +46,12 @@ pub enum RestoreError {
     /// CRIU failed.
     #[error("cannot restore the processes: {reason}")]
     Criu {
+        /// CRIU's reason, and the path of its log.
+        reason: String,
+    },
+    /// CRIU reported a lack of memory or disk space, or ended before it opened its log: the image is not at fault.
+    #[error("cannot restore the processes: {reason}")]
+    Shortage {
         /// CRIU's reason, and the path of its log.
         reason: String,
     },
@@ -92,6 +100,9 @@ pub enum RestoreError {
     /// The GPU state could not be resumed.
     #[error("cannot resume the GPU state")]
     Resume(#[source] Box<cuda::TreeError>),
+    /// The restore failed after the processes may have run: they may have changed files.
+    #[error(transparent)]
+    Late(Box<RestoreError>),
 }
 
 impl RestoreError {
@@ -103,9 +114,53 @@ impl RestoreError {
             Self::Read(error) => !error.condemns(),
             Self::Facts(_) => false,
             Self::Resident(error) => error.image_may_be_good(),
+            Self::Late(error) => error.image_may_be_good(),
             _ => true,
         }
     }
+
+    /// Returns true if the reason lies outside the image and may be gone in a moment: CRIU was killed or hung, or memory
+    /// or disk space was short.
+    #[must_use]
+    pub fn is_outside_image(&self) -> bool {
+        match self {
+            Self::Killed { .. }
+            | Self::Slow(_)
+            | Self::Shortage { .. }
+            | Self::Files(RewindError::NoRoom { .. }) => true,
+            Self::Late(error) => error.is_outside_image(),
+            error => is_shortage(error),
+        }
+    }
+
+    /// Returns true if processes of the image may have run.
+    #[must_use]
+    pub fn job_may_have_run(&self) -> bool {
+        matches!(self, Self::Late(_) | Self::Panicked)
+    }
+
+    /// Marks an error after which processes of the image may have run.
+    #[must_use]
+    pub fn late(self) -> Self {
+        match self {
+            Self::Late(_) => self,
+            error => Self::Late(Box::new(error)),
+        }
+    }
+}
+
+/// Returns true if one of the error's causes is a lack of memory or disk space.
+fn is_shortage(error: &RestoreError) -> bool {
+    let mut cause: Option<&(dyn Error + 'static)> = Some(error);
+    while let Some(next) = cause {
+        if let Some(io) = next.downcast_ref::<io::Error>()
+            && (io.kind() == io::ErrorKind::OutOfMemory || is_disk_full(io))
+        {
+            return true;
+        }
+        cause = next.source();
+    }
+    false
 }
 
 impl From<ResidentError> for RestoreError {
@@ -117,5 +172,24 @@ impl From<ResidentError> for RestoreError {
 impl From<ReadError> for RestoreError {
     fn from(error: ReadError) -> Self {
         Self::Read(Box::new(error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_outside_the_image_is_recognized() {
+        let io = |errno| RestoreError::Prepare(io::Error::from_raw_os_error(errno));
+        let killed = || RestoreError::Killed {
+            signal: 9,
+            log: String::new(),
+        };
+        assert!(killed().is_outside_image() && killed().late().is_outside_image());
+        assert!(io(nix::libc::ENOMEM).is_outside_image());
+        assert!(io(nix::libc::ENOSPC).is_outside_image());
+        assert!(!io(nix::libc::EINVAL).is_outside_image());
+        assert!(!RestoreError::Files(RewindError::Vanished("/log".into())).is_outside_image());
     }
 }

@@ -20,9 +20,10 @@ use std::time::Duration;
 use crate::clock;
 use crate::config;
 use crate::criu::{
-    Inherited, RestoreOptions, Serve, ServeError, Tcp, plugin_restores, restore_arguments,
+    Inherited, RestoreOptions, Serve, ServeError, Tcp, plugin_restores, reports_shortage,
+    restore_arguments,
 };
-use crate::job::{self, CutAway, OpenFile};
+use crate::job::{self, CutAway, OpenFile, OtherBytes, Relation};
 use crate::sandbox::{Ended, Sandbox, SandboxError, ToolCommand, ToolRun};
 use crate::store::{ImageId, ImageReader, ReadError};
 
@@ -77,7 +78,8 @@ pub(crate) fn examine(
         kept.as_ref()
             .map_or(path, |kept| kept.rollback.present_path(path))
     };
-    let files = job::plan(open, &facts.nodes, present_path)?;
+    let other_bytes = other_bytes(context);
+    let files = job::plan(open, &facts.nodes, other_bytes, present_path)?;
     Ok(Candidate {
         id,
         facts,
@@ -147,19 +149,30 @@ pub(crate) fn bring_back(
             .and_then(|()| run_criu(context, sandbox, &image, id, &facts, &rewound.ends));
         job::remove_links(&facts.files);
         drop(turn);
-        // No process of the job has run yet.
-        restored.inspect_err(|_| job::undo(&rewound.cut))?;
-        if context.config.network.tcp == config::Tcp::Close {
-            facts.sockets.abort_outside()?;
-        }
-        locked(streams).open();
-        start_timers(sandbox, &facts)?;
-        watch.lap("restore");
-        context.ongoing.step(Step::Resume);
-        if let Some((cuda_facts, gpus)) = gpu {
-            gpu_resume::resume(context, sandbox, &facts, cuda_facts, gpus, memory)?;
-            watch.lap("resume");
-        }
+        // No process of the job has run yet, unless CRIU was killed at its very end.
+        restored.map_err(|error| {
+            if job::undo(&rewound.cut) {
+                error
+            } else {
+                error.late()
+            }
+        })?;
+        locked(streams).keep();
+        let resume = || {
+            if context.config.network.tcp == config::Tcp::Close {
+                facts.sockets.abort_outside()?;
+            }
+            locked(streams).open();
+            start_timers(sandbox, &facts)?;
+            watch.lap("restore");
+            context.ongoing.step(Step::Resume);
+            if let Some((cuda_facts, gpus)) = gpu {
+                gpu_resume::resume(context, sandbox, &facts, cuda_facts, gpus, memory)?;
+                watch.lap("resume");
+            }
+            Ok(())
+        };
+        resume().map_err(RestoreError::late)?;
         Ok::<_, RestoreError>(rewound)
     })?;
     let moved = gpu.map(|(cuda, gpus)| cuda.moved_by(&gpus.map));
@@ -205,12 +218,14 @@ fn rewind(
     Files { open, kept }: Files,
 ) -> Result<Rewound, RestoreError> {
     let id = image.manifest().id;
+    let aside = context.aside(id);
+    let relation_to = relation(context, facts);
+    locked(streams).make_whole(&facts.streams, relation_to, &aside, other_bytes(context))?;
     facts.sockets.destroy_leftovers()?;
     for content in facts.files.iter().filter_map(|file| file.content.as_ref()) {
         // Read once only to verify the hashes: no file may be partly overwritten with damaged content.
         image.copy_to(content, &mut io::sink())?;
     }
-    let aside = context.aside(id);
     open.make_nodes()?;
     if let Some(kept) = &kept {
         kept.put_back(context, image, &aside)?;
@@ -222,7 +237,9 @@ fn rewind(
             .map_err(|error| io::Error::other(error.to_string()))
     })?;
     let reconnected = reconnect(context, sandbox, streams, facts, &aside);
-    let (ends, input_lost) = reconnected.inspect_err(|_| job::undo(&cut))?;
+    let (ends, input_lost) = reconnected.inspect_err(|_| {
+        job::undo(&cut);
+    })?;
     // What is written from here on, the job writes.
     context.watch(sandbox);
     if let Some(kept) = kept {
@@ -243,21 +260,19 @@ fn reconnect(
     facts: &ImageFacts,
     aside: &Path,
 ) -> Result<(Ends, bool), RestoreError> {
-    let same_run = facts.instance == context.instance;
+    let relation = relation(context, facts);
     let mut streams = locked(streams);
     let marks = &facts.streams;
-    let input_known = if same_run {
-        streams.stdin.rewind(&marks.stdin)
-    } else {
-        let taken_up = streams.stdin.take_up(&marks.stdin);
-        taken_up.map_err(RestoreError::Prepare)?
+    let input_known = match relation {
+        Relation::Ours => streams.stdin.rewind(&marks.stdin),
+        Relation::Earlier => {
+            let taken_up = streams.stdin.take_up(&marks.stdin);
+            taken_up.map_err(RestoreError::Prepare)?
+        }
     };
-    streams
-        .stdout
-        .rewind(&marks.stdout, same_run, &aside.join("stdout"))?;
-    streams
-        .stderr
-        .rewind(&marks.stderr, same_run, &aside.join("stderr"))?;
+    let (stdout, stderr) = (&streams.stdout, &streams.stderr);
+    stdout.rewind(&marks.stdout, relation, aside, "stdout")?;
+    stderr.rewind(&marks.stderr, relation, aside, "stderr")?;
     let ends = streams
         .connect_again(marks, sandbox)
         .map_err(RestoreError::Prepare)?;
@@ -265,6 +280,22 @@ fn reconnect(
         ends,
         marks.stdin.pipe != 0 && marks.stdin.position > 0 && !input_known,
     ))
+}
+
+/// Returns the supervisor that made the image.
+fn relation(context: &RunContext, facts: &ImageFacts) -> Relation {
+    if facts.instance == context.instance {
+        Relation::Ours
+    } else {
+        Relation::Earlier
+    }
+}
+
+fn other_bytes(context: &RunContext) -> OtherBytes {
+    match context.config.files.on_lost {
+        config::OnLost::Refuse => OtherBytes::Refuse,
+        config::OnLost::Warn => OtherBytes::Warn,
+    }
 }
 
 fn run_criu(
@@ -325,6 +356,10 @@ fn run_criu(
         (Ok(Ended::Signaled(signal)), _) => Err(RestoreError::Killed {
             signal,
             log: logged(&log),
+        }),
+        // A CRIU that has not opened its log has not looked at the image.
+        (Ok(ended), _) if !log.exists() || reports_shortage(&log) => Err(RestoreError::Shortage {
+            reason: why(&log, &log, ended, None),
         }),
         (Ok(ended), _) => Err(RestoreError::Criu {
             reason: why(&log, &log, ended, None),

@@ -107,7 +107,8 @@ pub struct RunState {
         deserialize_with = "one_or_more"
     )]
     abandoned: Vec<Abandoned>,
-    /// The image from which the job was restored, as long as newer images exist and the job has made no image since.
+    /// Written by older versions: the image from which the job was restored although newer ones existed, as long as it
+    /// had made no image since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     came_from: Option<ImageId>,
     /// The newest image that existed when this run of the job began. No image up to that number belongs to the run, not
@@ -260,21 +261,28 @@ impl RunState {
         self.newest_abandoned().max(self.begun_after)
     }
 
-    /// Records that the job was restored from an image. Newer images that were passed over may still be restored.
-    pub fn came_back(&mut self, id: ImageId, images: &[ImageEntry]) {
+    /// Abandons the images newer than `id`, because the job is about to be restored from that one. Returns false if
+    /// there are none. The state must be saved before the files of the job change.
+    #[must_use]
+    pub fn abandon_newer(&mut self, id: ImageId, images: &[ImageEntry]) -> bool {
         let mut newer = images.iter().filter(|image| image.id > id);
-        let passed_over = newer.any(|image| self.goes_on_from(image) || self.may_go_on_from(image));
-        self.came_from = passed_over.then_some(id);
+        if !newer.any(|image| self.goes_on_from(image) || self.may_go_on_from(image)) {
+            return false;
+        }
+        self.return_to(id, images);
+        true
     }
 
-    /// Records that the restored job has made the image `taken`: the images that were passed over now belong to an
-    /// abandoned branch. Returns true if there are any.
-    pub fn leaves_behind(&mut self, taken: ImageId) -> bool {
-        let through = ImageId::new(taken.number().saturating_sub(1));
-        let past = self.came_from.take().zip(through);
-        let past = past.map(|(after, through)| Abandoned { after, through });
-        self.abandoned.extend(past);
-        past.is_some()
+    /// Reverts the last return: the older image did not run.
+    pub fn revert_return(&mut self) {
+        self.abandoned.pop();
+    }
+
+    /// Abandons the images that an older version had passed over: the job has run from an older one.
+    pub fn abandon_passed_over(&mut self, images: &[ImageEntry]) {
+        if let Some(id) = self.came_from.take() {
+            let _ = self.abandon_newer(id, images);
+        }
     }
 
     /// Returns to an older image: newer images belong to an abandoned branch from now on. They stay in the store.
@@ -285,13 +293,17 @@ impl RunState {
         if !self.has(id, images) {
             return Err(NoSuchImage(id));
         }
+        self.return_to(id, images);
+        Ok(())
+    }
+
+    fn return_to(&mut self, id: ImageId, images: &[ImageEntry]) {
         let newest = images.iter().map(|image| image.id).max();
         let newest = newest.max(self.newest_abandoned());
         self.abandoned.extend(newest.map(|newest| Abandoned {
             after: id,
             through: newest,
         }));
-        Ok(())
     }
 
     /// Reads the state from a store; `None` if no run was started there.
@@ -404,21 +416,38 @@ mod tests {
     }
 
     #[test]
-    fn images_that_were_passed_over_are_left_behind_once_there_is_a_new_one() {
+    fn a_restore_of_an_older_image_abandons_the_newer_ones() {
         let mut state = state();
-        state.came_back(id(2), &images(1..=2));
-        assert!(!state.leaves_behind(id(3)));
-        state.came_back(id(1), &images(1..=3));
-        assert_eq!(line(&state, &images(1..=3)), [1, 2, 3]);
-        assert!(state.leaves_behind(id(4)));
-        assert!(!state.leaves_behind(id(5)));
+        assert!(!state.abandon_newer(id(2), &images(1..=2)));
+        assert!(state.abandon_newer(id(1), &images(1..=3)));
+        assert_eq!(line(&state, &images(1..=3)), [1]);
+        assert!(!state.abandon_newer(id(1), &images(1..=3)));
         assert_eq!(line(&state, &images(1..=5)), [1, 4, 5]);
         let mut unreadable = images(1..=5);
         unreadable[4].meta.clear();
         unreadable[4].damaged = Some("cannot read the manifest".to_owned());
-        state.came_back(id(4), &unreadable);
-        assert!(state.leaves_behind(id(6)));
+        assert!(state.abandon_newer(id(4), &unreadable));
         assert_eq!(line(&state, &images(1..=6)), [1, 4, 6]);
+    }
+
+    #[test]
+    fn a_return_whose_image_did_not_run_is_reverted() {
+        let mut state = state();
+        state.go_back(id(1), &images(1..=2)).unwrap();
+        assert!(state.abandon_newer(id(3), &images(1..=4)));
+        state.revert_return();
+        assert_eq!(line(&state, &images(1..=4)), [1, 3, 4]);
+    }
+
+    #[test]
+    fn what_an_older_version_passed_over_is_abandoned() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut text = serde_json::to_value(state()).unwrap();
+        text["came_from"] = serde_json::json!(id(1));
+        fs::write(folder.path().join(FILE), text.to_string()).unwrap();
+        let mut state = RunState::load(folder.path()).unwrap().unwrap();
+        state.abandon_passed_over(&images(1..=3));
+        assert_eq!(line(&state, &images(1..=4)), [1, 4]);
     }
 
     #[test]

@@ -10,13 +10,17 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 
 use nix::sys::stat::SFlag;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Tty;
 use crate::criu::Inherited;
-use crate::job::{self, Input, InputMark, Output, OutputMark, Pty, StatusLine, TerminalDevice};
+use crate::job::{
+    self, Input, InputMark, OtherBytes, Output, OutputMark, Pty, Relation, RewindError, StatusLine,
+    TerminalDevice,
+};
 use crate::sandbox::Sandbox;
 use crate::telemetry;
 
@@ -160,6 +164,25 @@ impl Streams {
             self.stderr.connect()?
         };
         Ok([stdin, slave, stderr])
+    }
+
+    /// Ensures that the files of the outputs hold what they held at the marks; see [`Output::make_whole`].
+    pub fn make_whole(
+        &self,
+        marks: &Marks,
+        relation: Relation,
+        aside: &Path,
+        other_bytes: OtherBytes,
+    ) -> Result<(), RewindError> {
+        let (stdout, stderr) = (&self.stdout, &self.stderr);
+        stdout.make_whole(&marks.stdout, relation, (aside, "stdout"), other_bytes)?;
+        stderr.make_whole(&marks.stderr, relation, (aside, "stderr"), other_bytes)
+    }
+
+    /// Ends the rewind of the outputs: the restored job runs.
+    pub fn keep(&self) {
+        self.stdout.keep();
+        self.stderr.keep();
     }
 
     /// Creates the replacements, in this sandbox, for the streams that a job had at a snapshot.

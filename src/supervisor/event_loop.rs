@@ -26,6 +26,7 @@ use super::control::server;
 use super::error::{RunError, system};
 use super::event::{EVENTS_MAX, Event, Timer};
 use super::handlers::background::Background;
+use super::handlers::failed_restores::RestoreProgress;
 use super::handlers::signals;
 use super::observers::journal::Journal;
 use super::observers::keyboard::Keyboard;
@@ -67,6 +68,11 @@ pub(super) struct Supervisor {
     pub refused: BTreeSet<ImageId>,
     /// The one to go on from, and no other, until the job is back.
     pub chosen: Option<ImageId>,
+    /// Images whose restore is not tried once more: it was.
+    pub retried: BTreeSet<ImageId>,
+    /// The image that the job was last restored from; `None` if it was started.
+    pub restored_from: Option<ImageId>,
+    pub restore: RestoreProgress,
     pub last: LastSnapshot,
     pub exit: Option<u8>,
     pub events: Sender<Event>,
@@ -131,6 +137,9 @@ impl Supervisor {
             budget: Budget::default(),
             refused: BTreeSet::new(),
             chosen: None,
+            retried: BTreeSet::new(),
+            restored_from: None,
+            restore: RestoreProgress::default(),
             last: LastSnapshot::not_yet(now()),
             exit: None,
             events,

@@ -131,7 +131,10 @@ fn begin(
     what: What,
     directory: &Path,
 ) -> Result<Option<(RunState, Beginning, Vec<OsString>)>, RunError> {
-    let known = RunState::load(store.path())?;
+    let mut known = RunState::load(store.path())?;
+    if let Some(known) = &mut known {
+        known.abandon_passed_over(&store.images()?);
+    }
     let (line, fresh) = match what {
         What::Command { line, fresh } => (line, fresh),
         What::Image(choice) => {

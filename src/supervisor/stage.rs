@@ -40,12 +40,23 @@ pub(super) enum Stage {
     Restoring(Restoring),
     /// The sandbox was killed; what comes next waits until everything is gone.
     Ending(AfterEnd),
-    /// A restart is due: after a backoff, or, without `until`, when a client unpauses the job, which was killed while
-    /// it was paused.
+    /// A restart or another try of a restore is due: after a backoff, or, without `until`, when a client unpauses the
+    /// job, which was killed while it was paused.
     Waiting {
         until: Option<Instant>,
-        skip_newest: Option<usize>,
+        then: AfterWait,
     },
+}
+
+/// The step after a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AfterWait {
+    /// Restore the newest image but so many.
+    Restore { skip_newest: usize },
+    /// Restore this image once more; if that fails, an older one.
+    Retry { id: ImageId, skip_newest: usize },
+    /// Start the job from the beginning.
+    StartAnew,
 }
 
 /// Limit on the time from the first sign of a job's exit to the sandbox's report: the first process may have much

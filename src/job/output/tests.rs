@@ -3,6 +3,128 @@
 use std::io::Write;
 
 use super::*;
+use crate::job::rewind::OtherBytes;
+use crate::job::rewind::error::RewindError;
+
+/// Rewinds the output for a restore that succeeds.
+fn rewind(output: &Output, mark: &OutputMark) {
+    let aside = tempfile::tempdir().unwrap();
+    output
+        .rewind(mark, Relation::Ours, aside.path(), "stdout")
+        .unwrap();
+    output.keep();
+}
+
+fn write(output: &mut Output, text: &[u8]) {
+    let mut job = File::from(output.connect().unwrap());
+    job.write_all(text).unwrap();
+    drop(job);
+    output.drain()();
+}
+
+/// An output to a file that holds `one`, a mark there, and `two`.
+fn two_lines() -> (tempfile::NamedTempFile, Output, OutputMark) {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut output = Output::new(file.reopen().unwrap().into(), true);
+    write(&mut output, b"one\n");
+    let mark = output.mark().unwrap();
+    write(&mut output, b"two\n");
+    (file, output, mark)
+}
+
+/// Returns what is kept in the folders of `aside`.
+fn parts(aside: &std::path::Path) -> Vec<String> {
+    let list = |path: &std::path::Path| {
+        let entries = std::fs::read_dir(path).unwrap().flatten();
+        entries.map(|entry| entry.path()).collect::<Vec<_>>()
+    };
+    let files = list(aside).into_iter().flat_map(|folder| list(&folder));
+    files
+        .map(|file| std::fs::read_to_string(file).unwrap())
+        .collect()
+}
+
+#[test]
+fn a_rewind_of_a_failed_restore_is_reverted_by_the_drain() {
+    let (file, mut output, mark) = two_lines();
+    let text = || std::fs::read_to_string(file.path()).unwrap();
+    let newest = output.mark().unwrap();
+    let aside = tempfile::tempdir().unwrap();
+    let folder = aside.path().join("000001-1");
+    for _ in 0..2 {
+        output
+            .rewind(&mark, Relation::Ours, &folder, "stdout")
+            .unwrap();
+        assert_eq!(text(), "one\n");
+        output.drain()();
+        assert_eq!(text(), "one\ntwo\n");
+        assert!(!folder.exists());
+    }
+    rewind(&output, &newest);
+    write(&mut output, b"three\n");
+    assert_eq!(text(), "one\ntwo\nthree\n");
+    assert_eq!(output.mark().unwrap().position, 14);
+}
+
+#[test]
+fn output_of_a_job_that_ran_after_all_is_not_followed_by_older_output() {
+    let (file, mut output, mark) = two_lines();
+    let aside = tempfile::tempdir().unwrap();
+    let folder = aside.path().join("000001-1");
+    let rewound = output.rewind(&mark, Relation::Ours, &folder, "stdout");
+    rewound.unwrap();
+    write(&mut output, b"2\n");
+    assert_eq!(std::fs::read_to_string(file.path()).unwrap(), "one\n2\n");
+    assert!(folder.exists());
+}
+
+#[test]
+fn a_file_that_is_short_is_completed_from_several_parts_or_refused() {
+    let (file, mut output, mark) = two_lines();
+    let newest = output.mark().unwrap();
+    write(&mut output, b"three\n");
+    let aside = tempfile::tempdir().unwrap();
+    for (number, mark) in [(2, &newest), (1, &mark)] {
+        let folder = aside.path().join(format!("00000{number}-{}", 10 - number));
+        let rewound = output.rewind(mark, Relation::Earlier, &folder, "stdout");
+        rewound.unwrap();
+        // A kill: nothing is reverted.
+        output.keep();
+    }
+    let whole = |mark: &OutputMark, relation| {
+        let folder = aside.path().join("000003-10");
+        output.make_whole(mark, relation, (&folder, "stdout"), OtherBytes::Refuse)
+    };
+    let mut other = newest;
+    other.file.as_mut().unwrap().sample = Some(7);
+    let refused = whole(&other, Relation::Earlier);
+    assert!(matches!(
+        refused,
+        Err(RewindError::ShortOutput {
+            then: 8,
+            now: 4,
+            ..
+        })
+    ));
+    assert_eq!(std::fs::read_to_string(file.path()).unwrap(), "one\n");
+    whole(&newest, Relation::Earlier).unwrap();
+    assert_eq!(std::fs::read_to_string(file.path()).unwrap(), "one\ntwo\n");
+    let refused = whole(&other, Relation::Earlier);
+    assert!(matches!(refused, Err(RewindError::OtherBytes { .. })));
+
+    // Another attempt has run since.
+    std::fs::write(file.path(), "one\n2\nthree\n").unwrap();
+    whole(&newest, Relation::Earlier).unwrap();
+    assert_eq!(std::fs::read_to_string(file.path()).unwrap(), "one\ntwo\n");
+    let kept = parts(aside.path());
+    assert!(kept.contains(&"2\nthree\n".to_owned()), "{kept:?}");
+
+    std::fs::write(file.path(), "").unwrap();
+    std::fs::remove_dir_all(aside.path()).unwrap();
+    whole(&newest, Relation::Earlier).unwrap();
+    let refused = whole(&newest, Relation::Ours);
+    assert!(matches!(refused, Err(RewindError::ShortOutput { .. })));
+}
 
 #[test]
 fn what_was_written_before_the_mark_is_counted_and_delivered() {
@@ -33,7 +155,7 @@ fn our_own_file_is_cut_back_to_the_mark() {
         std::fs::read_to_string(file.path()).unwrap(),
         "one\ntwo, at 12:00\n"
     );
-    output.rewind(&mark, true, Path::new("unused")).unwrap();
+    rewind(&output, &mark);
     let mut job = File::from(output.connect().unwrap());
     job.write_all(b"two, at 12:01\n").unwrap();
     drop(job);
@@ -56,7 +178,7 @@ fn what_others_wrote_to_our_file_is_not_cut() {
     job.write_all(b"two\n").unwrap();
     drop(job);
     output.drain()();
-    output.rewind(&mark, true, Path::new("unused")).unwrap();
+    rewind(&output, &mark);
     let mut job = File::from(output.connect().unwrap());
     job.write_all(b"two\nthree\n").unwrap();
     drop(job);
@@ -110,7 +232,7 @@ fn what_an_appended_file_held_before_the_run_is_not_cut() {
     job.write_all(b"one\n").unwrap();
     drop(job);
     output.drain()();
-    output.rewind(&mark, true, Path::new("unused")).unwrap();
+    rewind(&output, &mark);
     assert_eq!(std::fs::read_to_string(file.path()).unwrap(), "before\n");
 }
 

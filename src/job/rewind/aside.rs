@@ -29,28 +29,36 @@ pub struct CutAway {
 }
 
 impl CutAway {
-    /// Puts the bytes back, unless another program has written there since.
-    fn put_back(&self) -> io::Result<()> {
+    /// Puts the bytes back. Returns false if somebody has written there since.
+    fn put_back(&self) -> io::Result<bool> {
         let mut target = without_links(&self.path)?;
         if target.metadata()?.size() != self.size {
-            return Ok(());
+            return Ok(false);
         }
         let mut kept = File::open(&self.kept)?;
         copy_data(&mut kept, 0, self.bytes, &mut target, self.from)?;
         target.sync_all()?;
-        discard(&self.kept)
+        discard(&self.kept)?;
+        Ok(true)
     }
 }
 
-/// Puts back the data that was cut off for a failed restore: images newer than that one need their files whole. Data
-/// that cannot be put back stays where it was saved, and is logged.
-pub fn undo(cut: &[CutAway]) {
+/// Puts back the data that was cut off for a failed restore: images newer than that one need their files whole. Returns
+/// false if some data could not be put back: it stays where it was saved, and is logged.
+pub fn undo(cut: &[CutAway]) -> bool {
+    let mut is_whole = true;
     for one in cut {
-        if let Err(error) = one.put_back() {
-            let (path, kept) = (one.path.display(), one.kept.display());
-            tracing::warn!(%path, %kept, "cannot put back what was cut off: {error}");
+        let (path, kept) = (one.path.display(), one.kept.display());
+        match one.put_back() {
+            Ok(true) => continue,
+            Ok(false) => {
+                tracing::warn!(%path, %kept, "what was cut off is not put back: somebody has written there since");
+            }
+            Err(error) => tracing::warn!(%path, %kept, "cannot put back what was cut off: {error}"),
         }
+        is_whole = false;
     }
+    is_whole
 }
 
 /// Limit on the bytes of a file's name in the name of its saved part; a name has 255, and a number precedes it.
@@ -116,7 +124,7 @@ pub(in crate::job) fn keep_end(
 
 /// Removes a saved part, and its folder if that is empty: an empty folder would count as one of the newest and displace
 /// an older one.
-fn discard(kept: &Path) -> io::Result<()> {
+pub(in crate::job) fn discard(kept: &Path) -> io::Result<()> {
     fs::remove_file(kept)?;
     // Most often the folder has other files.
     let _ = kept.parent().map(fs::remove_dir);

@@ -37,6 +37,24 @@ pub enum RewindError {
         /// Current bytes.
         now: u64,
     },
+    /// The first bytes are not those of the snapshot.
+    #[error("cannot go on with {}: its first {bytes} bytes are not those of the snapshot; put the old content back, or accept it as it is with files.on_lost = \"warn\"", path.display())]
+    OtherBytes {
+        /// The file.
+        path: PathBuf,
+        /// Bytes at the snapshot.
+        bytes: u64,
+    },
+    /// A file that receives the job's output has fewer bytes than at the snapshot.
+    #[error("cannot go on with {}, which the job's output goes to: it shrank from {then} to {now} bytes since the snapshot, and what is missing is not in the store's aside/; put the old content back, or accept it as it is with files.on_lost = \"warn\"", path.display())]
+    ShortOutput {
+        /// The file.
+        path: PathBuf,
+        /// Bytes at the snapshot.
+        then: u64,
+        /// Current bytes.
+        now: u64,
+    },
     /// A file that the job only reads has changed.
     #[error("cannot go on with {}: the job reads it, and it changed since the snapshot ({then} bytes then, {now} now); put the old one back", path.display())]
     Changed {

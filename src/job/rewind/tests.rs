@@ -32,7 +32,7 @@ fn a_log_that_grew_is_cut_and_its_end_is_kept_aside() {
     fs::write(&log, "one\n").unwrap();
     let file = recorded(&log, Access::Write, None);
     fs::write(&log, "one\ntwo\n").unwrap();
-    let cut = plan(&[file], &[], |path| path)
+    let cut = plan(&[file], &[], OtherBytes::Refuse, |path| path)
         .unwrap()
         .execute(&folder.path().join("aside"), never)
         .unwrap();
@@ -50,10 +50,15 @@ fn a_file_the_job_reads_back_gets_its_old_content() {
     fs::write(&state, "0002+").unwrap();
     let refill = |_: &str, target: &mut dyn Write| target.write_all(b"0001");
     let restore = || {
-        plan(std::slice::from_ref(&file), &[], |path| path)
-            .unwrap()
-            .execute(&folder.path().join("aside"), refill)
-            .unwrap()
+        plan(
+            std::slice::from_ref(&file),
+            &[],
+            OtherBytes::Refuse,
+            |path| path,
+        )
+        .unwrap()
+        .execute(&folder.path().join("aside"), refill)
+        .unwrap()
     };
     let kept = restore();
     assert_eq!(fs::read_to_string(&state).unwrap(), "0001");
@@ -77,7 +82,7 @@ fn a_file_that_others_own_now_is_named_and_not_touched() {
     file.owner.0 += 1;
     let then = file.owner.0;
     assert!(matches!(
-        plan(&[file], &[], |path| path),
+        plan(&[file], &[], OtherBytes::Refuse, |path| path),
         Err(RewindError::Owner { then: t, now: n, .. }) if (t, n) == (then, now)
     ));
 }
@@ -91,7 +96,7 @@ fn what_is_kept_aside_has_a_name_that_fits_and_its_holes() {
     let grown = File::options().write(true).open(&log).unwrap();
     grown.set_len(1 << 30).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&grown, b"end", (1 << 30) - 3).unwrap();
-    let kept = plan(&[file], &[], |path| path)
+    let kept = plan(&[file], &[], OtherBytes::Refuse, |path| path)
         .unwrap()
         .execute(&folder.path().join("aside"), never)
         .unwrap();
@@ -119,7 +124,7 @@ fn a_file_that_shrank_vanished_or_was_replaced_is_named_and_nothing_is_touched()
 
     fs::write(&bad, "con").unwrap();
     assert!(matches!(
-        plan(&files, &[], |path| path),
+        plan(&files, &[], OtherBytes::Refuse, |path| path),
         Err(RewindError::Shrank {
             then: 7,
             now: 3,
@@ -130,11 +135,11 @@ fn a_file_that_shrank_vanished_or_was_replaced_is_named_and_nothing_is_touched()
     fs::write(&other, "something else").unwrap();
     fs::rename(&other, &bad).unwrap();
     assert!(
-        matches!(plan(&files, &[], |path| path), Err(RewindError::Replaced(path)) if path == bad)
+        matches!(plan(&files, &[], OtherBytes::Refuse, |path| path), Err(RewindError::Replaced(path)) if path == bad)
     );
     fs::remove_file(&bad).unwrap();
     assert!(
-        matches!(plan(&files, &[], |path| path), Err(RewindError::Vanished(path)) if path == bad)
+        matches!(plan(&files, &[], OtherBytes::Refuse, |path| path), Err(RewindError::Vanished(path)) if path == bad)
     );
     assert_eq!(fs::read_to_string(&grown).unwrap(), "ab");
 }
@@ -143,22 +148,37 @@ fn a_file_that_shrank_vanished_or_was_replaced_is_named_and_nothing_is_touched()
 fn a_copy_of_a_log_is_the_log_and_what_others_wrote_in_its_place_is_not() {
     let folder = tempfile::tempdir().unwrap();
     let (log, other) = (folder.path().join("log"), folder.path().join("other"));
-    fs::write(&log, "one\n").unwrap();
+    let first = "one\n".repeat(1024);
+    fs::write(&log, &first).unwrap();
     let mut file = recorded(&log, Access::Write, None);
     file.mode = fs::metadata(&log).unwrap().mode() & 0o7777;
     file.sample = sample(&log, file.size).ok();
     // While the file is open, no other file gets its inode.
     let _first = File::open(&log).unwrap();
-    let plan = |file: &OpenFile| plan(std::slice::from_ref(file), &[], |path| path);
+    let plan = |file: &OpenFile| {
+        plan(
+            std::slice::from_ref(file),
+            &[],
+            OtherBytes::Refuse,
+            |path| path,
+        )
+    };
     let replace = |text: &str| {
         fs::write(&other, text).unwrap();
         fs::rename(&other, &log).unwrap();
     };
 
     // The file changes as in a log rotation.
-    fs::write(&log, "two\nthree\n").unwrap();
-    assert!(plan(&file).is_ok());
-    for text in ["two\n", "on", "two\nthree\n"] {
+    let others = "two\nthree\n".repeat(1000);
+    fs::write(&log, &others).unwrap();
+    assert!(
+        matches!(plan(&file), Err(RewindError::OtherBytes { path, bytes: 4096 }) if path == log)
+    );
+    let accepted = super::plan(std::slice::from_ref(&file), &[], OtherBytes::Warn, |path| {
+        path
+    });
+    assert_eq!(accepted.unwrap().steps.len(), 1);
+    for text in ["two\n", "on", &others] {
         replace(text);
         assert!(
             matches!(plan(&file), Err(RewindError::Replaced(path)) if path == log),
@@ -167,7 +187,7 @@ fn a_copy_of_a_log_is_the_log_and_what_others_wrote_in_its_place_is_not() {
         assert_eq!(fs::read_to_string(&log).unwrap(), text);
     }
 
-    replace("one\ntwo\n");
+    replace(&(first.clone() + "two\n"));
     // An image from before the introduction of samples.
     let unsampled = OpenFile {
         sample: None,
@@ -183,8 +203,28 @@ fn a_copy_of_a_log_is_the_log_and_what_others_wrote_in_its_place_is_not() {
         .unwrap()
         .execute(&folder.path().join("aside"), never)
         .unwrap();
-    assert_eq!(fs::read_to_string(&log).unwrap(), "one\n");
+    assert_eq!(fs::read_to_string(&log).unwrap(), first);
     assert_eq!(fs::read_to_string(&cut[0].kept).unwrap(), "two\n");
+}
+
+#[test]
+fn a_short_log_whose_bytes_changed_is_refused_and_no_copy_of_it_is_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    fs::write(&log, "one\n").unwrap();
+    let mut file = recorded(&log, Access::Write, None);
+    file.mode = fs::metadata(&log).unwrap().mode() & 0o7777;
+    crate::job::sample_appended(std::slice::from_mut(&mut file));
+    let plan = || {
+        let files = std::slice::from_ref(&file);
+        plan(files, &[], OtherBytes::Refuse, |path| path).map(drop)
+    };
+    fs::write(&log, "two\n").unwrap();
+    assert!(matches!(plan(), Err(RewindError::OtherBytes { .. })));
+    let other = folder.path().join("other");
+    fs::write(&other, "one\ntwo\n").unwrap();
+    fs::rename(&other, &log).unwrap();
+    assert!(matches!(plan(), Err(RewindError::Replaced(_))));
 }
 
 #[test]
@@ -195,7 +235,7 @@ fn a_file_in_memory_that_vanished_is_made_anew() {
     let file = recorded(&path, Access::Update, Some("files/0"));
     fs::remove_file(&path).unwrap();
     let refill = |_: &str, target: &mut dyn Write| target.write_all(b"abc");
-    plan(&[file], &[], |path| path)
+    plan(&[file], &[], OtherBytes::Refuse, |path| path)
         .unwrap()
         .execute(folder.path(), refill)
         .unwrap();
@@ -211,7 +251,7 @@ fn a_library_that_was_upgraded_is_named() {
     let mut file = recorded(&library, Access::Map, None);
     file.modified_ns -= 1;
     assert!(
-        matches!(plan(&[file], &[], |path| path), Err(RewindError::Changed { path, .. }) if path == library)
+        matches!(plan(&[file], &[], OtherBytes::Refuse, |path| path), Err(RewindError::Changed { path, .. }) if path == library)
     );
 }
 
@@ -221,7 +261,12 @@ fn an_unchanged_file_needs_no_step() {
     let log = folder.path().join("log");
     fs::write(&log, "same").unwrap();
     let file = recorded(&log, Access::Write, None);
-    assert!(plan(&[file], &[], |path| path).unwrap().steps.is_empty());
+    assert!(
+        plan(&[file], &[], OtherBytes::Refuse, |path| path)
+            .unwrap()
+            .steps
+            .is_empty()
+    );
 }
 
 #[test]
@@ -241,7 +286,7 @@ fn what_was_never_written_takes_no_memory_when_it_comes_back() {
         let mut pieces = content.chunks(3 * 4096);
         pieces.try_for_each(|piece| target.write_all(piece))
     };
-    let steps = plan(&[file], &[], |path| path).unwrap();
+    let steps = plan(&[file], &[], OtherBytes::Refuse, |path| path).unwrap();
     steps.execute(&folder.path().join("aside"), refill).unwrap();
     assert_eq!(fs::read(&path).unwrap(), content);
     assert_eq!(fs::metadata(&path).unwrap().blocks() * 512, 3 * 4096);

@@ -15,7 +15,7 @@ use crate::supervisor::event::Event;
 use crate::supervisor::event_loop::Supervisor;
 use crate::supervisor::policy::restart::Stopping;
 use crate::supervisor::policy::restart::{Decision, ExitStatus, decide};
-use crate::supervisor::stage::{AfterEnd, Pause, Running, Stage};
+use crate::supervisor::stage::{AfterEnd, AfterWait, Pause, Running, Stage};
 use crate::sync::locked;
 
 /// Longest pause before a restart over which a copier is kept ready: it takes up GPU memory.
@@ -111,8 +111,12 @@ impl Supervisor {
         self.drain()
     }
 
-    /// Delivers what the dead job had written, on a thread: our own reader may be slow.
+    /// Delivers what the dead job had written, and reverts the streams after a failed restore, on a thread: our own
+    /// reader may be slow.
     pub fn drain(&mut self) -> Result<(), RunError> {
+        if self.restore.drain_is_deferred() {
+            return Ok(());
+        }
         let (streams, events) = (Arc::clone(&self.streams), self.events.clone());
         let work = move || {
             let mut streams = locked(&streams);
@@ -138,12 +142,13 @@ impl Supervisor {
         };
         self.stage = Stage::Idle;
         tracing::debug!("nothing of the job is left");
+        self.revert_return();
         match then {
             AfterEnd::Exit(code, progress) => {
                 self.finish(code, progress);
                 Ok(())
             }
-            AfterEnd::NextImage { skip_newest } => self.restore_from(skip_newest),
+            AfterEnd::NextImage { skip_newest } => self.after_failed_restore(skip_newest),
             AfterEnd::Decide { status, paused } => {
                 self.after(status, paused);
                 Ok(())
@@ -165,6 +170,7 @@ impl Supervisor {
         }
         self.stopping = Stopping::No;
         self.refused.clear();
+        self.retried.clear();
         self.budget.ended(status);
         if !status.is_success() {
             if status != ExitStatus::Signaled(nix::libc::SIGKILL) {
@@ -173,7 +179,7 @@ impl Supervisor {
             self.tell_crashed(status);
             self.learn_failure();
         }
-        let images = self.images_at_least();
+        let images = self.images_to_restore();
         let decision = decide(status, &self.context.config.restart, self.budget, images);
         let soon = matches!(decision, Decision::Restore { delay, .. } if delay <= STANDBY_MAX);
         if paused || !soon {
@@ -187,21 +193,21 @@ impl Supervisor {
                 tracing::warn!(end = %status, "the paused job crashed; `ckpt-run unpause` restores it");
                 self.stage = Stage::Waiting {
                     until: None,
-                    skip_newest: Some(skip_newest),
+                    then: AfterWait::Restore { skip_newest },
                 };
             }
             Decision::Restore { skip_newest, delay } => {
                 tracing::warn!(end = %status, wait = %seconds(delay), "the job crashed");
                 self.stage = Stage::Waiting {
                     until: Some(clock::now() + delay),
-                    skip_newest: Some(skip_newest),
+                    then: AfterWait::Restore { skip_newest },
                 };
             }
             Decision::StartAnew { delay } => {
                 tracing::warn!(end = %status, wait = %seconds(delay), "the job ended; there is no image, it begins anew");
                 self.stage = Stage::Waiting {
                     until: Some(clock::now() + delay),
-                    skip_newest: None,
+                    then: AfterWait::StartAnew,
                 };
             }
             Decision::GiveUp { code, reason } => {
@@ -237,7 +243,7 @@ impl Supervisor {
         let crash = ExitStatus::Signaled(nix::libc::SIGKILL);
         let mut budget = self.budget;
         budget.ended(crash);
-        let images = self.images_at_least();
+        let images = self.images_to_restore();
         let decision = decide(crash, &self.context.config.restart, budget, images);
         matches!(decision, Decision::Restore { .. })
     }

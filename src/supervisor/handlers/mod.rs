@@ -2,6 +2,7 @@
 
 pub(super) mod background;
 pub(super) mod exits;
+pub(super) mod failed_restores;
 pub(super) mod pauses;
 pub(super) mod restorable_images;
 pub(super) mod signals;

@@ -4,6 +4,7 @@ use crate::run::format::chain;
 use crate::store::{ImageEntry, ImageId};
 use crate::supervisor::error::RunError;
 use crate::supervisor::event_loop::Supervisor;
+use crate::supervisor::policy::restart::Images;
 
 impl Supervisor {
     /// This run's images that are not set aside, oldest first.
@@ -50,6 +51,19 @@ impl Supervisor {
                 tracing::warn!("cannot look for images: {}", chain(&error));
                 1
             }
+        }
+    }
+
+    /// Returns the number of images to restore after a crash, for a decision; see `images_at_least`.
+    pub fn images_to_restore(&self) -> Images {
+        let Ok(images) = self.available() else {
+            let all = self.images_at_least();
+            return Images { all, older: all };
+        };
+        let is_older = |id: &&ImageId| self.restored_from.is_none_or(|from| **id < from);
+        Images {
+            all: images.len(),
+            older: images.iter().filter(is_older).count(),
         }
     }
 

@@ -173,13 +173,12 @@ impl Supervisor {
                     self.tell(history::Event::Paused { image });
                 }
                 self.image_taken(done.id);
+                self.budget.image_taken();
                 if self.is_new_ground() {
                     self.budget.refill();
                 }
                 self.refused.clear();
-                if self.state.leaves_behind(done.id) {
-                    self.remember();
-                }
+                self.retried.clear();
                 self.learn_cost(&done);
                 self.after_snapshot(&done);
                 for reply in wanted.replies {

@@ -9,8 +9,7 @@ use std::thread;
 use crate::clock;
 use crate::config;
 use crate::cuda;
-use crate::history;
-use crate::job::{InputMark, RewindError};
+use crate::job::InputMark;
 use crate::restore::error::RestoreError;
 use crate::restore::huge_pages;
 use crate::restore::restore_image::{self, Candidate, Restored};
@@ -28,7 +27,7 @@ use crate::supervisor::error::{RunError, system};
 use crate::supervisor::event::Event;
 use crate::supervisor::event_loop::{Supervisor, now};
 use crate::supervisor::policy::schedule::Snapshotted as LastSnapshot;
-use crate::supervisor::stage::{AfterEnd, Restoring, Running, Stage};
+use crate::supervisor::stage::{AfterEnd, AfterWait, Restoring, Running, Stage};
 
 impl Supervisor {
     /// Starts the job from the beginning.
@@ -50,6 +49,7 @@ impl Supervisor {
         sandbox.start_job(&self.context.command, io_uring, &ends)?;
         streams.open();
         drop(streams);
+        self.restored_from = None;
         self.stage = Stage::Starting(sandbox);
         Ok(())
     }
@@ -183,6 +183,17 @@ impl Supervisor {
         self.restore_one_of(available, 0)
     }
 
+    /// Restores this image once more; if that fails, an older one.
+    fn retry(&mut self, id: ImageId, skip_newest: usize) -> Result<(), RunError> {
+        match restore_image::examine(&self.context, &self.standby, id) {
+            Ok(candidate) => self.begin_restore(candidate, skip_newest),
+            Err(error) => {
+                self.image_failed(id, error)?;
+                self.restore_from(skip_newest)
+            }
+        }
+    }
+
     /// Restores this image; when that fails, no other, and the run does not go on.
     pub fn restore_this(&mut self, id: ImageId) -> Result<(), RunError> {
         self.chosen = Some(id);
@@ -234,6 +245,7 @@ impl Supervisor {
         let (isolation, pids) = (candidate.facts.isolation(), candidate.facts.pids);
         let token = candidate.facts.token;
         let sandbox = self.new_sandbox(Some(isolation))?;
+        self.abandon_newer(id)?;
         tracing::info!(image = %id, "restoring");
         let (context, streams) = (Arc::clone(&self.context), Arc::clone(&self.streams));
         let (fresh, events) = (Arc::clone(&sandbox), self.events.clone());
@@ -246,10 +258,12 @@ impl Supervisor {
             // The loop only ends with the run.
             let _ = events.blocking_send(Event::RestoreEnded(Box::new(result)));
         };
-        thread::Builder::new()
-            .name("restore".to_owned())
-            .spawn(work)
-            .map_err(system("start a thread"))?;
+        let thread = thread::Builder::new().name("restore".to_owned());
+        if let Err(error) = thread.spawn(work) {
+            self.revert_return();
+            return Err(system("start a thread")(error));
+        }
+        self.restore.begin();
         self.stage = Stage::Restoring(Restoring {
             sandbox,
             id,
@@ -266,8 +280,16 @@ impl Supervisor {
         &mut self,
         result: Result<Restored, RestoreError>,
     ) -> Result<(), RunError> {
+        let drain_is_due = self.restore.ended();
+        if result
+            .as_ref()
+            .err()
+            .is_none_or(RestoreError::job_may_have_run)
+        {
+            self.restore.job_ran();
+        }
         let Stage::Restoring(restoring) = &mut self.stage else {
-            return Ok(());
+            return if drain_is_due { self.drain() } else { Ok(()) };
         };
         // An image without device memory has not taken it.
         self.standby.dismiss();
@@ -291,10 +313,7 @@ impl Supervisor {
                 if let Some(reply) = self.unpausing.take() {
                     let _ = reply.send(Ok(())); // a client that went away
                 }
-                match self.context.store.images() {
-                    Ok(images) => self.state.came_back(id, &images),
-                    Err(error) => tracing::warn!("cannot look for images: {}", chain(&error)),
-                }
+                self.restored_from = Some(id);
                 self.state.restarts += 1;
                 self.remember();
                 self.suspend_when_idle();
@@ -304,52 +323,24 @@ impl Supervisor {
             Err(error) => {
                 restoring.sandbox.kill();
                 let (gone, skip_newest) = (restoring.gone, restoring.skip_newest);
-                self.image_failed(id, error)?;
+                self.restore.fail(id, error);
                 self.stage = Stage::Ending(AfterEnd::NextImage { skip_newest });
                 if gone { self.drain() } else { Ok(()) }
             }
         }
     }
 
-    /// Remembers why an image did not become the job. An error where an older one would not, either.
-    fn image_failed(&mut self, id: ImageId, error: RestoreError) -> Result<(), RunError> {
-        let reason = chain(&error);
-        self.tell(history::Event::RestoreFailed {
-            image: id.to_string(),
-            reason: reason.clone(),
-        });
-        if let RestoreError::Files(RewindError::NoRoom { .. }) = error {
-            return Err(RunError::NoRoom(error));
-        }
-        if error.image_may_be_good() {
-            self.refused.insert(id);
-        } else if let Err(error) = self
-            .context
-            .store
-            .set_aside(&self.context.lock, id, &reason)
-        {
-            // A full disk: at least this supervisor does not try it again.
-            tracing::warn!(image = %id, "cannot set the image aside: {}", chain(&error));
-            self.refused.insert(id);
-        }
-        if self.chosen == Some(id) {
-            return Err(RunError::Chosen {
-                image: id,
-                source: error,
-            });
-        }
-        tracing::error!(image = %id, "restore failed: {reason}");
-        Ok(())
-    }
-
     pub fn backoff_over(&mut self) -> Result<(), RunError> {
-        let Stage::Waiting { skip_newest, .. } = self.stage else {
+        let Stage::Waiting { then, .. } = self.stage else {
             return Ok(());
         };
         self.stage = Stage::Idle;
+        if let AfterWait::Retry { id, skip_newest } = then {
+            return self.retry(id, skip_newest);
+        }
         // Here alone: what somebody asked for is no restart.
         self.budget.restarted();
-        if let Some(skip_newest) = skip_newest {
+        if let AfterWait::Restore { skip_newest } = then {
             return self.restore_from(skip_newest);
         }
         self.state.restarts += 1;

@@ -308,6 +308,7 @@ impl Supervisor {
         facts.extend(self.newest_fact());
         self.call_hook(Occasion::OnHang, facts);
         if let (HangAction::Restore, Stage::Running(running)) = (action, &self.stage) {
+            self.budget.killed_for_fault();
             running.job.sandbox.kill();
         }
     }

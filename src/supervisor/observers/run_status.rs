@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 
 use super::journal::host_pid;
 use crate::clock;
-use crate::config::RestartLimit;
 use crate::history::{self, Account, Freeze, Summary};
 use crate::run::machine;
 use crate::run::progress::WorkProgress;
@@ -16,6 +15,7 @@ use crate::run::run_state::{Progress, RunState, RunStateError};
 use crate::store::Usage;
 use crate::store::usage;
 use crate::supervisor::event_loop::{Supervisor, now};
+use crate::supervisor::policy::restart::restarts_left;
 use crate::supervisor::policy::schedule::{Now, Snapshotted as LastSnapshot};
 use crate::supervisor::stage::{Pause, Running, Stage};
 
@@ -241,11 +241,9 @@ impl Supervisor {
 
     /// Used and left.
     fn restarts(&self) -> (u32, Option<u32>) {
-        let used = self.budget.restarts;
-        match self.context.config.restart.max {
-            RestartLimit::Unlimited => (used, None),
-            RestartLimit::Times(max) => (used, Some(max.saturating_sub(used))),
-        }
+        let (rules, images) = (&self.context.config.restart, self.images_to_restore());
+        let left = restarts_left(rules, self.budget, images);
+        (self.budget.restarts, left)
     }
 }
 

@@ -125,7 +125,7 @@ fn an_image_goes_to_another_machine_as_one_file_and_comes_back_to_life_there() {
     let status = other.json(&["status"]);
     assert_eq!(
         (&status["restarts_used"], &status["restarts_left"]),
-        (&0.into(), &3.into())
+        (&0.into(), &2.into())
     );
     place.go();
     assert_eq!(restored.wait(), 0, "{}", other.text("err"));
