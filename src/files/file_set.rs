@@ -90,6 +90,8 @@ pub enum Content {
     Held {
         /// Folder of the image, and number.
         name: String,
+        /// True if later changes of the file do not reach it.
+        is_clone: bool,
     },
     /// Nowhere.
     Unkept(Unkept),
@@ -103,6 +105,8 @@ pub enum Unkept {
     TooLarge,
     /// The files together are larger than `files.keep_total`.
     TooMuch,
+    /// It is larger than `files.keep_content`, and the store holds a link: it is there unless the job changes it in place.
+    Linked,
     /// It could not be read.
     Unreadable,
     /// It could not be copied in the time for which the job may be frozen for files, and it may have changed after that.
@@ -112,10 +116,11 @@ pub enum Unkept {
 impl fmt::Display for Unkept {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::TooLarge => {
-                "larger than files.keep_content"
-            }
+            Self::TooLarge => "larger than files.keep_content",
             Self::TooMuch => "beyond files.keep_total",
+            Self::Linked => {
+                "larger than files.keep_content; held by a link, which changes in place reach"
+            }
             Self::Unreadable => "ckpt-run may not read it",
             Self::TooSlow => "not copied within files.freeze",
         })
@@ -332,9 +337,12 @@ impl KeptFiles {
                     kept.bytes += size;
                 }
                 Content::Appended => {}
-                Content::Held { .. } => {
+                Content::Held { is_clone, .. } => {
                     kept.held += 1;
                     kept.held_bytes += size;
+                    if !is_clone && kept.named.len() < NAMED_MAX {
+                        kept.named.push((path.clone(), *size, Unkept::Linked));
+                    }
                 }
                 Content::Unkept(reason) => {
                     kept.unkept += 1;
@@ -360,7 +368,7 @@ pub struct Kept {
     pub bytes: u64,
     /// Files whose content is not.
     pub unkept: usize,
-    /// The first of these: path, bytes, reason.
+    /// The first of these and of those held by a link: path, bytes, reason.
     pub named: Vec<(PathBuf, u64, Unkept)>,
     /// Large files that the store holds by a clone or a link.
     #[serde(default)]
@@ -382,18 +390,13 @@ impl Kept {
     #[must_use]
     pub fn warning(&self) -> String {
         let mut parts = Vec::new();
-        if self.unkept > 0 {
+        if !self.named.is_empty() {
             let name = |(path, _, reason): &(PathBuf, u64, Unkept)| {
                 format!("{} ({reason})", path.display())
             };
             let named: Vec<String> = self.named.iter().map(name).collect();
-            let more = match self.unkept - self.named.len() {
-                0 => String::new(),
-                more => format!("; and {more} more"),
-            };
             parts.push(format!(
-                "the image does not have the content of {} of the job's files, and is refused once they change: {}{more}",
-                self.unkept,
+                "the image does not have the content of these files of the job, and is refused once they change: {}",
                 named.join("; ")
             ));
         }

@@ -17,7 +17,7 @@ use nix::fcntl::{AT_FDCWD, AtFlags};
 use nix::libc;
 use nix::unistd::linkat;
 
-use super::file_set::{KeptFile, modified_ns};
+use super::file_set::{Content, KeptFile, modified_ns};
 
 /// Name of the folder in the store.
 const FOLDER: &str = "held";
@@ -68,7 +68,7 @@ impl Held {
         let _ = fs::remove_dir_all(self.folder.join(image.to_string()));
     }
 
-    /// Holds the open file for an image. Returns its name.
+    /// Holds the open file for an image. Returns the place of its content.
     ///
     /// # Errors
     /// The store is on another file system, which has no links either.
@@ -78,11 +78,12 @@ impl Held {
         number: usize,
         source: &File,
         file: &KeptFile,
-    ) -> io::Result<String> {
+    ) -> io::Result<Content> {
         let name = format!("{image}/{number}");
         let target = self.folder.join(&name);
         make_folder(&self.folder.join(image.to_string()))?;
-        if clone(source, &target, file).is_err() {
+        let is_clone = clone(source, &target, file).is_ok();
+        if !is_clone {
             let _ = fs::remove_file(&target);
             linkat(
                 AT_FDCWD,
@@ -92,7 +93,7 @@ impl Held {
                 AtFlags::AT_SYMLINK_FOLLOW,
             )?;
         }
-        Ok(name)
+        Ok(Content::Held { name, is_clone })
     }
 
     /// Holds for an image what another image holds. Returns its name.
@@ -161,9 +162,10 @@ mod tests {
         let path = folder.path().join("big");
         fs::write(&path, "content").unwrap();
         let (held, about) = (Held::of(folder.path()), KeptFile::of(&path).unwrap());
-        let name = held
-            .hold(3, 0, &File::open(&path).unwrap(), &about)
-            .unwrap();
+        let content = held.hold(3, 0, &File::open(&path).unwrap(), &about);
+        let Content::Held { name, .. } = content.unwrap() else {
+            panic!("it is not held");
+        };
         let again = held.hold_again(4, 7, &name).unwrap();
         fs::remove_file(&path).unwrap();
         held.sweep(&HashSet::from([4]));

@@ -251,7 +251,7 @@ impl JobFiles {
         let names = kept.named.iter().map(|(path, ..)| path.clone()).collect();
         let told = Some((names, kept.gap.clone()));
         let mut state = locked(&self.state);
-        let is_news = (kept.unkept > 0 || kept.gap.is_some()) && state.told != told;
+        let is_news = (!kept.named.is_empty() || kept.gap.is_some()) && state.told != told;
         state.told = told;
         is_news
     }

@@ -21,6 +21,7 @@ use super::held::{Held, clone_into};
 use super::record_line::append;
 use super::record_line::{JobChange, Line};
 use super::rollback::{Rollback, RollbackError};
+use crate::known_errors::is_disk_full;
 
 /// Name of the folder for what the job created since the snapshot, in the folder of the restore.
 const CREATED: &str = "created";
@@ -285,7 +286,7 @@ where
             !file.is_mapped && (now.size(), modified) == (size, file.modified_ns)
         });
         let held = match content {
-            Content::Held { name } if !is_there => self.sources.held.path(name),
+            Content::Held { name, .. } if !is_there => self.sources.held.path(name),
             Content::Held { .. }
             | Content::Kept { .. }
             | Content::Appended
@@ -344,8 +345,13 @@ where
         let copy = aside_path(path, &self.sources.aside.join(OVERWRITTEN))?;
         let saved = File::create(&copy)?;
         if clone_into(target, &saved).is_err() {
-            io::copy(&mut &*target, &mut &saved)?;
+            let copied = io::copy(&mut &*target, &mut &saved);
             std::io::Seek::rewind(&mut &*target)?;
+            if copied.is_err_and(|error| is_disk_full(&error)) {
+                // The job writes it again; its files come first.
+                self.not_saved += 1;
+                return fs::remove_file(copy);
+            }
         }
         Ok(())
     }

@@ -301,7 +301,7 @@ impl Rollback {
                 Content::Unkept(reason) if !is_there => {
                     return self.lose(path, Why::Unkept(*reason));
                 }
-                Content::Held { name } if !is_there => {
+                Content::Held { name, .. } if !is_there => {
                     if !comparison.place.held.has(name, *size, then.modified_ns) {
                         return self.lose(path, Why::HeldChanged);
                     }
@@ -391,9 +391,14 @@ impl Rollback {
         };
         let mut found = Vec::new();
         let mut see = |path: &Path, metadata: &Metadata| {
-            let at = changed_ns(metadata);
-            let is_new =
-                metadata.is_file() && at > set.frozen_ns && comparison.may_miss(path, Some(at));
+            // A folder changes with what is in it; what counts is its creation.
+            let at = if metadata.is_dir() {
+                born_ns(metadata)
+            } else {
+                changed_ns(metadata)
+            };
+            let is_file = !is_special(metadata) || metadata.is_dir();
+            let is_new = is_file && at > set.frozen_ns && comparison.may_miss(path, Some(at));
             let is_known = set.files.contains_key(path)
                 || since.by_job(path)
                 || since.by_others(path)

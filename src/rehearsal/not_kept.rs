@@ -104,7 +104,9 @@ impl ImageLook {
 
 fn not_kept((path, bytes, reason): &(PathBuf, u64, Unkept)) -> NotKept {
     let setting = match reason {
-        Unkept::TooLarge => format!("set files.keep_content to {} or more", at_least(*bytes)),
+        Unkept::TooLarge | Unkept::Linked => {
+            format!("set files.keep_content to {} or more", at_least(*bytes))
+        }
         Unkept::TooMuch => "set files.keep_total to a larger size".to_owned(),
         Unkept::Unreadable => "run ckpt-run as a user that may read the file".to_owned(),
         Unkept::TooSlow => "set files.freeze to a longer time".to_owned(),

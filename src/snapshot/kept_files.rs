@@ -135,7 +135,11 @@ impl Keeping {
         let held = context.files.held();
         let number = self.image.number();
         let done = match content {
-            Content::Held { name } => held.hold_again(number, index, name),
+            Content::Held { name, is_clone } => {
+                let is_clone = *is_clone;
+                let again = held.hold_again(number, index, name);
+                again.map(|name| Content::Held { name, is_clone })
+            }
             _ => open(&changed.path).and_then(|(source, found)| {
                 if found == about.identity {
                     held.hold(number, index, &source, &about)
@@ -144,8 +148,7 @@ impl Keeping {
                 }
             }),
         };
-        // A link does not keep what a mapping or an open descriptor overwrites; a clone does.
-        *content = done.map_or(Content::Unkept(reason), |name| Content::Held { name });
+        *content = done.unwrap_or(Content::Unkept(reason));
     }
 
     fn copy_or_wait(&mut self, index: usize, deadline: Instant) -> Result<(), SnapshotError> {
@@ -227,14 +230,18 @@ impl Keeping {
         let own = format!("{}/", self.image.number());
         for file in set.files.values_mut() {
             if let Kind::File { content, .. } = &mut file.kind
-                && let Content::Held { name } = content
+                && let Content::Held { name, is_clone } = content
                 && !name.starts_with(&own)
             {
                 number += 1;
-                let held = context.files.held();
-                let again = held.hold_again(self.image.number(), number, name);
+                let is_clone = *is_clone;
+                let again = context
+                    .files
+                    .held()
+                    .hold_again(self.image.number(), number, name);
                 *content = again.map_or(Content::Unkept(Unkept::TooLarge), |name| Content::Held {
                     name,
+                    is_clone,
                 });
             }
         }
