@@ -16,8 +16,10 @@ type Capability = (u8, &'static str);
 
 /// Capabilities that any job needs. `CAP_SYS_PTRACE` is needed where Yama restricts tracing, as on Ubuntu, or where
 /// processes of the job have other capabilities. `CAP_CHECKPOINT_RESTORE` is not listed: only processes without
-/// `CAP_SYS_ADMIN` need it.
-const NEEDED: [Capability; 6] = [
+/// `CAP_SYS_ADMIN` need it. Without `CAP_DAC_READ_SEARCH` it is not known which program changes which files, and
+/// restores are refused once files have changed.
+const NEEDED: [Capability; 7] = [
+    (2, "CAP_DAC_READ_SEARCH"),
     (8, "CAP_SETPCAP"),
     (12, "CAP_NET_ADMIN"),
     (18, "CAP_SYS_CHROOT"),
@@ -85,6 +87,7 @@ mod tests {
         assert_eq!(
             missing(0xa804_25fb),
             [
+                "CAP_DAC_READ_SEARCH",
                 "CAP_NET_ADMIN",
                 "CAP_SYS_PTRACE",
                 "CAP_SYS_ADMIN",

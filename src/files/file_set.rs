@@ -247,7 +247,7 @@ pub fn is_in_memory(path: &Path) -> bool {
     statfs(path).is_ok_and(|about| about.filesystem_type() == TMPFS_MAGIC)
 }
 
-fn born_ns(found: &Metadata) -> i64 {
+pub(super) fn born_ns(found: &Metadata) -> i64 {
     let born = found.created().ok();
     let since = born.and_then(|born| born.duration_since(std::time::UNIX_EPOCH).ok());
     since.map_or(0, |since| {

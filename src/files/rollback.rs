@@ -10,7 +10,7 @@ use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::file_set::{Content, KeptFile, KeptFiles, Kind, Unkept, Writer, changed_ns};
+use super::file_set::{Content, KeptFile, KeptFiles, Kind, Unkept, Writer, born_ns, changed_ns};
 use super::folder_scan::{Scan, TooMany};
 use super::held::Held;
 use super::patterns::Patterns;
@@ -404,7 +404,7 @@ impl Rollback {
                 || since.by_others(path)
                 || place.excluded.matches(path);
             if is_new && !is_known {
-                found.push(path.to_owned());
+                found.push((path.to_owned(), metadata.is_dir()));
             }
         };
         scan.walk(&mut see).map_err(|source| RollbackError::Scan {
@@ -414,10 +414,86 @@ impl Rollback {
                 .to_owned(),
             source,
         })?;
-        for path in found {
-            if place.included.matches(&path) {
-                self.aside.push(path);
+        for (path, is_folder) in found {
+            if !place.included.matches(&path) {
+                self.lose(&path, Why::Unknown);
+            } else if is_folder {
+                self.folders.push(path);
             } else {
+                self.aside.push(path);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the path at which a file is before the rollback.
+    #[must_use]
+    pub fn present_path<'a>(&'a self, path: &'a Path) -> &'a Path {
+        let mut moves = self.moves.iter();
+        let found = moves.find(|(_, to)| to == path);
+        found.map_or(path, |(from, _)| from)
+    }
+
+    /// Searches for new files that nobody has recorded: in the working folder and wherever the job has files.
+    fn look_around(&mut self, comparison: Comparison<'_>) -> Result<(), RollbackError> {
+        let Comparison {
+            set, since, place, ..
+        } = comparison;
+        let files = set.files.keys().map(PathBuf::as_path);
+        let folders: BTreeSet<&Path> = files
+            .filter_map(Path::parent)
+            .filter(|folder| comparison.is_unsure(folder) && !is_shared(folder))
+            .collect();
+        let tree_is_unsure = comparison.is_unsure(place.folder);
+        if folders.is_empty() && !tree_is_unsure {
+            return Ok(());
+        }
+        let scan = Scan {
+            tree: if tree_is_unsure {
+                place.folder
+            } else {
+                Path::new("/")
+            },
+            folders: &folders,
+            ours: place.ours,
+        };
+        let mut found = Vec::new();
+        let mut see = |path: &Path, metadata: &Metadata| {
+            // A folder changes with what is in it; what counts is its creation.
+            let at = if metadata.is_dir() {
+                born_ns(metadata)
+            } else {
+                changed_ns(metadata)
+            };
+            let is_file = !is_special(metadata) || metadata.is_dir();
+            let is_new = is_file && at > set.frozen_ns && comparison.may_miss(path, Some(at));
+            let is_known = set.files.contains_key(path)
+                || since.by_job(path)
+                || since.by_others(path)
+                || place.excluded.matches(path);
+            if is_new && !is_known {
+                found.push((path.to_owned(), metadata.is_dir()));
+            }
+        };
+        scan.walk(&mut see).map_err(|source| RollbackError::Scan {
+            gap: comparison
+                .gap
+                .unwrap_or("a file system cannot be watched")
+                .to_owned(),
+            source,
+        })?;
+        for (path, is_folder) in found {
+            if !place.included.matches(&path) {
+                self.lose(&path, Why::Unknown);
+            } else if is_folder {
+                self.folders.push(path);
+            } else {
+                self.aside.push(path);
+            }
+        }
+        Ok(())
+    }
+@@CUT
                 self.lose(&path, Why::Unknown);
             }
         }

@@ -231,11 +231,9 @@ fn a_criu_killed_in_each_restore_ends_with_125_and_the_same_line_works() {
         send(wait_for_criu(&run, "restore"), Signal::SIGKILL);
     }
     assert_eq!(run.wait(), 125, "{}", place.text("err"));
-    // Its files are as the job has left them: an image of later could want them so.
+    // Its files are as at the image: a later one has what it needs.
     let kept = counted(&place);
-    assert!(kept >= written, "{kept} lines of {written}");
-    let number: usize = place.text("counter").parse().expect("a number");
-    assert!((kept..=kept + 1).contains(&number), "{number}, {kept}");
+    assert!(kept <= written, "{kept} lines of {written}");
     let mut again = place.start_with(&ON_REQUEST, &["python3", "-u", "job.py"], |_| {});
     wait_for_progress(&place);
     finish_counter(&place, &mut again);

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
@@ -25,6 +25,8 @@ fn start_checked(place: &Place, min_free: &str) -> Run {
     // In place: an image always holds the same amount of it.
     let begin = "i = 0\nballast = bytearray(8 << 20); noise = open('/dev/urandom', 'rb', 0)\n";
     let script = COUNTER
+        // What others append to a log that the job only appends to is nowhere else.
+        .replace(r#"open("log", "w")"#, r#"open("log", "a")"#)
         .replace("i = 0\n", begin)
         .replace("i += 1\n", "i += 1\n    noise.readinto(ballast)\n");
     start_with(place, &script, |command| {
@@ -126,10 +128,8 @@ fn a_disk_too_full_to_keep_the_end_of_a_file_ends_the_run_and_older_images_are_n
     let filler = disk.fill(LEFT_BYTES);
     let append = || File::options().append(true).open(place.file("log"));
     let end = "x".repeat(1 << 20);
-    // Until it is killed the job writes over the first of it.
-    let overwritten = "x".repeat(4096);
     append()
-        .and_then(|mut log| log.write_all((overwritten + &end).as_bytes()))
+        .and_then(|mut log| log.write_all(end.as_bytes()))
         .expect("written");
     run.crash();
     assert_eq!(run.wait(), 125, "{}", place.text("err"));
@@ -147,8 +147,11 @@ fn a_disk_too_full_to_keep_the_end_of_a_file_ends_the_run_and_older_images_are_n
     assert!(!text.contains("restoring image=000001"), "{text}");
     assert!(!text.contains("--fresh"), "{text}");
     assert!(place.text("log").ends_with(&end));
-    let left = fs::read_dir(place.file(".ckpt-run/aside")).expect("listed");
-    assert_eq!(left.count(), 0, "what was kept in vain takes no room");
+    let left = bytes_below(&place.file(".ckpt-run/aside"));
+    assert!(
+        left < 1 << 10,
+        "what was kept in vain takes no room: {left}"
+    );
 
     fs::remove_file(filler).expect("space is freed");
     let mut run = start_checked(&place, "0B");
@@ -156,6 +159,20 @@ fn a_disk_too_full_to_keep_the_end_of_a_file_ends_the_run_and_older_images_are_n
         said(&place, "restored image=000002") == 1
     });
     finish_counter(&place, &mut run);
+}
+
+/// Bytes of the files in a folder, at any depth.
+fn bytes_below(folder: &Path) -> u64 {
+    let entries = fs::read_dir(folder).expect("listed").flatten();
+    let bytes = entries.map(|entry| {
+        let about = entry.metadata().expect("looked at");
+        if about.is_dir() {
+            bytes_below(&entry.path())
+        } else {
+            about.len()
+        }
+    });
+    bytes.sum()
 }
 
 #[apply(as_root)]

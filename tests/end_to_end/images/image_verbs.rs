@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use nix::sys::signal::Signal;
 
-use crate::harness::{Place, apply, as_root, code, stderr, stdout};
+use crate::harness::{Place, Run, apply, as_root, code, stderr, stdout};
 
 /// Takes memory, opens a file and starts a child once there is a file `grow`; ends with `go`.
 const GROWS: &str = r#"
@@ -135,6 +135,13 @@ fn an_image_goes_to_another_machine_as_one_file_and_comes_back_to_life_there() {
     assert!(other.text("err").contains("finished already"));
 }
 
+/// Restores an image in a folder with newer files, of which its store does not know who wrote them.
+fn start_anyway(place: &Place, options: &[&str]) -> Run {
+    place.start_with(options, &[], |command| {
+        command.env("CKPT_RUN_FILES_ON_LOST", "warn");
+    })
+}
+
 #[apply(as_root)]
 fn a_copied_image_comes_back_to_life_where_the_first_store_is_gone() {
     let place = Place::new();
@@ -158,7 +165,7 @@ fn a_copied_image_comes_back_to_life_where_the_first_store_is_gone() {
         said.contains("newest=000001") && said.contains("use `ckpt-run restore`"),
         "{said}"
     );
-    let mut restored = place.start(&["--store", "second", "restore", "1"], &[]);
+    let mut restored = start_anyway(&place, &["--store", "second", "restore", "1"]);
     place.wait_for("err", "restored image=000001");
     place.go();
     assert_eq!(restored.wait(), 0, "{}", place.text("err"));
@@ -207,7 +214,7 @@ fn an_image_that_came_into_the_store_of_another_run_is_gone_on_from_once_it_is_n
     assert!(!told.contains("another run"), "{told}");
 
     let restore = |image: &str, name: &str| {
-        let mut run = place.start(&["--store", "other", "restore", image], &[]);
+        let mut run = start_anyway(&place, &["--store", "other", "restore", image]);
         place.wait_for("err", &format!("restored image={image}"));
         fs::write(place.file(name), "").unwrap();
         assert_eq!(run.wait(), 0, "{}", place.text("err"));
