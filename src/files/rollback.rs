@@ -358,14 +358,6 @@ impl Rollback {
         self.put_back.sort_by(|left, right| left.0.cmp(&right.0));
     }
 
-    /// Returns the path at which a file is before the rollback.
-    #[must_use]
-    pub fn present_path<'a>(&'a self, path: &'a Path) -> &'a Path {
-        let mut moves = self.moves.iter();
-        let found = moves.find(|(_, to)| to == path);
-        found.map_or(path, |(from, _)| from)
-    }
-
     /// Searches for new files that nobody has recorded: in the working folder and wherever the job has files.
     fn look_around(&mut self, comparison: Comparison<'_>) -> Result<(), RollbackError> {
         let Comparison {
