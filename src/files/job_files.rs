@@ -10,11 +10,12 @@ use super::changes::{Changed, Look, OpenUses, changed_since};
 use super::file_set::{Kept, KeptFiles, TICK_NS};
 use super::folder_scan::Scan;
 use super::held::Held;
+use super::lost::{OnLost, RollbackError};
 use super::marker::{self, Marker, MarkerError};
 use super::patterns::Patterns;
 use super::record::Record;
 use super::record_line::{Line, append};
-use super::rollback::{OnLost, Place, Rollback, RollbackError};
+use super::rollback::{Place, Rollback};
 use crate::clock;
 use crate::sync::locked;
 

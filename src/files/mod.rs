@@ -15,6 +15,7 @@ mod file_set;
 mod folder_scan;
 mod held;
 mod job_files;
+mod lost;
 mod marker;
 mod marks;
 mod patterns;
@@ -22,12 +23,15 @@ mod put_back;
 mod record;
 mod record_line;
 mod rollback;
+#[cfg(test)]
+mod rollback_tests;
 mod watcher;
 
 pub use changes::{OpenUse, OpenUses};
 pub use file_set::{Content, Kept, KeptFile, KeptFiles, Kind, Unkept, Writer, is_in_memory};
 pub use held::Held;
 pub use job_files::{Changes, Choice, JobFiles};
+pub use lost::{Lost, OnLost, RollbackError};
 pub use put_back::Sources;
-pub use rollback::{Lost, OnLost, Rollback, RollbackError};
+pub use rollback::Rollback;
 pub use watcher::{LOG_DESCRIPTOR, WATCHER_ARGUMENT, main as watcher_main, obituary};

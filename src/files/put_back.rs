@@ -18,9 +18,10 @@ use nix::sys::time::TimeSpec;
 use super::attributes;
 use super::file_set::{Content, KeptFile, Kind};
 use super::held::{Held, clone_into};
+use super::lost::RollbackError;
 use super::record_line::append;
 use super::record_line::{JobChange, Line};
-use super::rollback::{Rollback, RollbackError};
+use super::rollback::Rollback;
 use crate::known_errors::is_disk_full;
 
 /// Name of the folder for what the job created since the snapshot, in the folder of the restore.
@@ -79,6 +80,8 @@ pub struct Sources<'a, F> {
     pub held: &'a Held,
     /// Writes so many bytes of a stream, from an offset on.
     pub content: F,
+    /// Called before each step; tests fail here.
+    pub before_step: &'a dyn Fn() -> io::Result<()>,
 }
 
 /// What a rollback has done.
@@ -104,16 +107,22 @@ impl Rollback {
         if self.paths().next().is_none() {
             return Ok(Done::default());
         }
+        let step = sources.before_step;
         let record = sources.record;
-        system("write to", record, self.announce(record))?;
+        system(
+            "write to",
+            record,
+            step().and_then(|()| self.announce(record)),
+        )?;
         let created = sources.aside.join(CREATED);
         for path in &self.aside {
-            system("keep aside", path, set_aside(path, &created))?;
+            let done = step().and_then(|()| set_aside(path, &created));
+            system("keep aside", path, done)?;
         }
         let mut putting = PutBack {
             sources,
             created: &created,
-            seen: HashMap::new(),
+            seen: self.siblings.clone(),
             saved: 0,
             not_saved: 0,
         };
@@ -121,9 +130,10 @@ impl Rollback {
         for (path, file) in self.put_back.iter().filter(|(_, file)| is_folder(file)) {
             system("put back", path, putting.put_back(path, file))?;
         }
-        self.move_back(&created)?;
+        self.move_back(&created, step)?;
         for path in &self.folders {
-            system("remove", path, set_aside(path, &created))?;
+            let done = step().and_then(|()| set_aside(path, &created));
+            system("remove", path, done)?;
         }
         for (path, file) in self.put_back.iter().filter(|(_, file)| !is_folder(file)) {
             system("put back", path, putting.put_back(path, file))?;
@@ -144,13 +154,20 @@ impl Rollback {
 
     /// Gives files their names back. A name may be another such file's present name: first all get a name for the time
     /// between.
-    fn move_back(&self, created: &Path) -> Result<(), RollbackError> {
+    fn move_back(
+        &self,
+        created: &Path,
+        step: &dyn Fn() -> io::Result<()>,
+    ) -> Result<(), RollbackError> {
         for (from, to) in &self.moves {
-            system("rename", from, rename(from, &between(to)))?;
+            let done = step().and_then(|()| rename(from, &between(to)));
+            system("rename", from, done)?;
         }
         for (_, to) in &self.moves {
-            system("keep aside", to, set_aside(to, created))?;
-            system("rename to", to, rename(&between(to), to))?;
+            let aside = step().and_then(|()| set_aside(to, created));
+            system("keep aside", to, aside)?;
+            let done = step().and_then(|()| rename(&between(to), to));
+            system("rename to", to, done)?;
         }
         Ok(())
     }
@@ -237,6 +254,7 @@ where
     F: Fn(&str, u64, u64, &mut dyn Write) -> io::Result<()>,
 {
     fn put_back(&mut self, path: &Path, file: &KeptFile) -> io::Result<()> {
+        (self.sources.before_step)()?;
         let spot = Spot::of(path)?;
         let at = spot.path();
         let now = fs::symlink_metadata(&at).ok();

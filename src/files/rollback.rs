@@ -4,123 +4,20 @@
 //! store is told of every path that it changes. A rollback that is cut short, by a kill or a full disk, is therefore
 //! planned again from what it left, and ends in the same state.
 
-use std::collections::{BTreeSet, HashMap};
-use std::fmt::{self, Write as _};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::file_set::{Content, KeptFile, KeptFiles, Kind, Unkept, Writer, born_ns, changed_ns};
-use super::folder_scan::{Scan, TooMany};
+use super::file_set::{Content, KeptFile, KeptFiles, Kind, Writer, born_ns, changed_ns};
+use super::folder_scan::Scan;
 use super::held::Held;
+use super::lost::{Lost, OnLost, RollbackError, Why};
 use super::patterns::Patterns;
 use super::record::Since;
 
-/// What happens when a file cannot be put back (`files.on_lost`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnLost {
-    /// The image is refused.
-    Refuse,
-    /// The job is restored with the file as it is, and a warning names it.
-    Warn,
-}
-
-/// A file that cannot be made equal to the snapshot.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lost {
-    /// Its path.
-    pub path: PathBuf,
-    /// Why.
-    pub why: Why,
-}
-
-/// Why a file cannot be made equal to the snapshot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
-    /// Its content at the snapshot is not in the image.
-    Unkept(Unkept),
-    /// The store held it by a link, and the job has changed it in place.
-    HeldChanged,
-    /// It existed before the job first changed it, which was after the snapshot.
-    NotYetJobs,
-    /// The job and another program have both changed it.
-    OthersToo,
-    /// It changed, and nobody knows who did it.
-    Unknown,
-    /// It belonged to another user at the snapshot.
-    Owner,
-}
-
-impl fmt::Display for Why {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unkept(reason) => {
-                write!(f, "changed since, and its content was not kept: {reason}")
-            }
-            Self::HeldChanged => {
-                f.write_str("changed in place since, and it is larger than files.keep_content")
-            }
-            Self::NotYetJobs => f.write_str(
-                "the job first changed it after the snapshot; files.include keeps such files from the start",
-            ),
-            Self::OthersToo => f.write_str("changed since by the job and by another program"),
-            Self::Unknown => f.write_str(
-                "changed since, and it is not known by whom; list it in files.include if the job writes it",
-            ),
-            Self::Owner => f.write_str("belongs to another user now"),
-        }
-    }
-}
-
 /// Mode bits of a folder for everybody: writable by all, and removal by the owner only.
 const SHARED: u32 = 0o1002;
-/// Limit on the files that a message names.
-const NAMED_MAX: usize = 5;
-
-/// Why files cannot be rolled back.
-#[derive(Debug, thiserror::Error)]
-pub enum RollbackError {
-    /// Some files would differ from the snapshot.
-    #[error("cannot put back {}; put them back yourself, restore an older image, or accept them as they are with files.on_lost = \"warn\"{}", named(lost), gap.as_ref().map_or(String::new(), |gap| format!(" (not all changes are known: {gap})")))]
-    Lost {
-        /// The files.
-        lost: Vec<Lost>,
-        /// Why not all changes are known, if that is so.
-        gap: Option<String>,
-    },
-    /// The folders cannot be searched for changes.
-    #[error("cannot find out what has changed since the snapshot ({gap})")]
-    Scan {
-        /// Why the record does not tell.
-        gap: String,
-        /// The reason.
-        #[source]
-        source: TooMany,
-    },
-    /// A system call failed.
-    #[error("cannot {operation} {}", path.display())]
-    System {
-        /// The operation.
-        operation: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        #[source]
-        source: std::io::Error,
-    },
-}
-
-fn named(lost: &[Lost]) -> String {
-    let mut text = String::new();
-    for (number, one) in lost.iter().take(NAMED_MAX).enumerate() {
-        let between = if number == 0 { "" } else { "; " };
-        let _ = write!(text, "{between}{} ({})", one.path.display(), one.why);
-    }
-    if lost.len() > NAMED_MAX {
-        let _ = write!(text, "; and {} more", lost.len() - NAMED_MAX);
-    }
-    text
-}
 
 /// The steps that make the job's files equal to a set.
 #[derive(Debug, Default)]
@@ -133,6 +30,8 @@ pub struct Rollback {
     pub(super) moves: Vec<(PathBuf, PathBuf)>,
     /// What is put back, in the order of the paths: folders before what is in them.
     pub(super) put_back: Vec<(PathBuf, KeptFile)>,
+    /// Files with several names of which one stays as it is, by device and inode at the snapshot.
+    pub(super) siblings: HashMap<(u64, u64), PathBuf>,
     /// Files that stay as they are, although they differ.
     pub lost: Vec<Lost>,
 }
@@ -237,6 +136,8 @@ impl Rollback {
         }
         plan.look_around(comparison)?;
         plan.find_renamed(set);
+        plan.find_siblings(set);
+        plan.add_parents(set);
         plan.aside.sort();
         plan.aside.dedup();
         plan.folders.sort_by(|left, right| right.cmp(left));
@@ -262,6 +163,11 @@ impl Rollback {
             .as_ref()
             .is_some_and(|now| then.is_unchanged(now, frozen_ns) || is_same_folder(then, now))
         {
+            // Its time is that of the job's last file in it; an interrupted rollback may have set another.
+            let is_late = now.is_some_and(|now| now.modified_ns != then.modified_ns);
+            if then.kind == Kind::Folder && is_late && comparison.since.by_job(path) {
+                self.put_back.push((path.to_owned(), then.clone()));
+            }
             return;
         }
         let is_there = !then.is_mapped && now.as_ref().is_some_and(|it| then.has_same_content(it));
@@ -416,6 +322,39 @@ impl Rollback {
             }
         }
         Ok(())
+    }
+
+    /// Adds the folders whose times the rollback changes by what it does in them.
+    fn add_parents(&mut self, set: &KeptFiles) {
+        let parents: BTreeSet<PathBuf> = self
+            .paths()
+            .filter_map(Path::parent)
+            .map(Path::to_owned)
+            .collect();
+        let planned: BTreeSet<PathBuf> =
+            self.put_back.iter().map(|(path, _)| path.clone()).collect();
+        for path in parents.difference(&planned) {
+            let folder = set.files.get(path).filter(|file| file.kind == Kind::Folder);
+            if let Some(folder) = folder {
+                self.put_back.push((path.clone(), folder.clone()));
+            }
+        }
+        self.put_back.sort_by(|left, right| left.0.cmp(&right.0));
+    }
+
+    /// Finds the names that stay as they are of files that get another name back.
+    fn find_siblings(&mut self, set: &KeptFiles) {
+        let put_back = self.put_back.iter();
+        let planned: HashMap<&Path, (u64, u64)> = put_back
+            .filter(|(_, file)| matches!(file.kind, Kind::File { .. }))
+            .map(|(path, file)| (path.as_path(), file.identity))
+            .collect();
+        let wanted: HashSet<(u64, u64)> = planned.values().copied().collect();
+        let stay = set.files.iter().filter(|(path, file)| {
+            wanted.contains(&file.identity) && !planned.contains_key(path.as_path())
+        });
+        let siblings = stay.map(|(path, file)| (file.identity, path.clone()));
+        self.siblings = siblings.collect();
     }
 
     /// Returns the path at which a file is before the rollback.

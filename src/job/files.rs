@@ -104,6 +104,11 @@ pub enum FilesError {
         "cannot record {}, which the job has open: its path is not UTF-8; rename what is not", .0.display()
     )]
     Name(PathBuf),
+    /// The path leads to another file outside of the job: a process of the job has mounts of its own.
+    #[error(
+        "cannot find {}, which the job has open, outside of the job: one of its processes has mounted a file system over it; mount it before ckpt-run starts, or unmount it", .0.display()
+    )]
+    Elsewhere(PathBuf),
     /// `/proc` of a process could not be read.
     #[error("cannot list the open files of process {pid}")]
     Process {
@@ -132,6 +137,15 @@ pub fn collect(pids: &[i32]) -> Result<Vec<OpenFile>, FilesError> {
     }
     if let Some(path) = found.keys().find(|path| path.to_str().is_none()) {
         return Err(FilesError::Name(path.clone()));
+    }
+    let mut written = found.values().filter(|file| file.written());
+    // The supervisor is going to open and change it by this path.
+    let is_elsewhere = |file: &&OpenFile| {
+        let there = fs::symlink_metadata(&file.path);
+        !there.is_ok_and(|there| there.ino() == file.inode)
+    };
+    if let Some(file) = written.find(is_elsewhere) {
+        return Err(FilesError::Elsewhere(file.path.clone()));
     }
     Ok(found.into_values().collect())
 }

@@ -63,6 +63,7 @@ impl Kept {
             record: &context.files.record_path(),
             aside,
             held: context.files.held(),
+            before_step: &|| Ok(()),
             content: |stream: &str, offset, size, mut target: &mut dyn io::Write| {
                 image
                     .copy_range(stream, offset, size, &mut target)

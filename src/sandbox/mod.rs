@@ -25,6 +25,7 @@ pub(crate) mod fuzz_sandbox;
 mod host;
 mod init;
 mod io_uring;
+mod mounts;
 mod protocol;
 mod root;
 mod spawn;
@@ -32,6 +33,7 @@ mod spawn;
 pub use host::{Sandbox, SandboxError, ToolRun};
 pub use init::main as init_main;
 pub use io_uring::IoUring;
+pub use mounts::own_mount;
 pub use protocol::{Ended, Event, JobPids, ToolCommand};
 pub use spawn::{SpawnError, privilege_missing, raise_descriptor_limit, with_job_descriptor_limit};
 

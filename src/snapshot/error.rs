@@ -1,6 +1,7 @@
 //! The reasons why a snapshot produced no new image.
 
 use std::io;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::gpu::error::GpuError;
@@ -20,6 +21,11 @@ pub enum SnapshotError {
     /// The open files could not be listed.
     #[error("cannot list the job's open files")]
     Files(#[from] job::FilesError),
+    /// The job has mounted a file system itself.
+    #[error(
+        "cannot take a snapshot: the job has mounted a file system at {}, and a restore would begin without it; mount it before ckpt-run starts, or unmount it", .0.display()
+    )]
+    Mount(PathBuf),
     /// The TCP sockets could not be listed.
     #[error("cannot list the job's sockets")]
     Sockets(#[from] job::SocketsError),
@@ -124,9 +130,12 @@ impl SnapshotError {
             Self::DiskFull(_) | Self::NoRoom { .. } => FailureKind::Disk,
             Self::NoMemory { .. } => FailureKind::Memory,
             Self::Gpu(error) => error.kind(),
-            Self::Files(job::FilesError::Semaphore { .. } | job::FilesError::Name(_)) => {
-                FailureKind::Unsupported
-            }
+            Self::Files(
+                job::FilesError::Semaphore { .. }
+                | job::FilesError::Name(_)
+                | job::FilesError::Elsewhere(_),
+            )
+            | Self::Mount(_) => FailureKind::Unsupported,
             Self::Criu { .. } | Self::Slow(_) | Self::Stream(_) => FailureKind::Criu,
             Self::Vetoed => FailureKind::Vetoed,
             Self::Ended => FailureKind::Ended,

@@ -9,6 +9,7 @@
 //! fails: the image writer deletes the data it wrote, the suspended GPU state resumes, CRIU releases the tasks. A
 //! failed snapshot leaves the job computing and the store as it was.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -30,6 +31,7 @@ use crate::run::progress::{Step, Work};
 use crate::run::run_context::RunContext;
 use crate::run::run_state::RunState;
 use crate::run::running_job::{Job, SharedStreams};
+use crate::sandbox::{self, Isolation};
 use crate::store::{ImageId, ImageWriter, WriteOptions};
 
 /// Number of cores that the freeze may need: for CRIU, for the threads that copy its largest file, and for the driver.
@@ -138,6 +140,9 @@ fn attempt(
     if !job.lives(&processes) {
         return Err(SnapshotError::Ended);
     }
+    if let Some(mount) = own_mount(job) {
+        return Err(SnapshotError::Mount(mount));
+    }
     job.own_activity.begins(job::cpu_time(&processes));
     let mut gpu = Gpu::of(context, &processes)?;
     inherited_devices::nobody_arrives(&processes, gpu.as_ref().map_or(&[], Gpu::users))?;
@@ -165,6 +170,15 @@ fn attempt(
             Ok((image, Some(paused)))
         }
     }
+}
+
+/// Returns a mount point of a file system that the job has mounted itself.
+fn own_mount(job: &Job) -> Option<PathBuf> {
+    if job.sandbox.isolation() == Isolation::None {
+        return None;
+    }
+    // A sandbox that is gone has no job to snapshot; that is found out next.
+    sandbox::own_mount(job.sandbox.pid()).ok().flatten()
 }
 
 /// Returns the plan for memory that stays on the GPUs. All work on it that takes time is done here, before the job is

@@ -7,6 +7,7 @@ mod folders;
 mod mapped_memory;
 mod open_files;
 mod processes;
+mod random_files;
 mod rounds;
 mod sockets;
 mod survival;

@@ -1,0 +1,111 @@
+//! Files that a rollback cannot make equal to the snapshot, and the errors of a rollback.
+
+use std::fmt::{self, Write as _};
+use std::path::PathBuf;
+
+use super::file_set::Unkept;
+use super::folder_scan::TooMany;
+
+/// What happens when a file cannot be put back (`files.on_lost`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnLost {
+    /// The image is refused.
+    Refuse,
+    /// The job is restored with the file as it is, and a warning names it.
+    Warn,
+}
+
+/// A file that cannot be made equal to the snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lost {
+    /// Its path.
+    pub path: PathBuf,
+    /// Why.
+    pub why: Why,
+}
+
+/// Why a file cannot be made equal to the snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// Its content at the snapshot is not in the image.
+    Unkept(Unkept),
+    /// The store held it by a link, and the job has changed it in place.
+    HeldChanged,
+    /// It existed before the job first changed it, which was after the snapshot.
+    NotYetJobs,
+    /// The job and another program have both changed it.
+    OthersToo,
+    /// It changed, and nobody knows who did it.
+    Unknown,
+    /// It belonged to another user at the snapshot.
+    Owner,
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unkept(reason) => {
+                write!(f, "changed since, and its content was not kept: {reason}")
+            }
+            Self::HeldChanged => {
+                f.write_str("changed in place since, and it is larger than files.keep_content")
+            }
+            Self::NotYetJobs => f.write_str(
+                "the job first changed it after the snapshot; files.include keeps such files from the start",
+            ),
+            Self::OthersToo => f.write_str("changed since by the job and by another program"),
+            Self::Unknown => f.write_str(
+                "changed since, and it is not known by whom; list it in files.include if the job writes it",
+            ),
+            Self::Owner => f.write_str("belongs to another user now"),
+        }
+    }
+}
+
+/// Limit on the files that a message names.
+const NAMED_MAX: usize = 5;
+
+/// Why files cannot be rolled back.
+#[derive(Debug, thiserror::Error)]
+pub enum RollbackError {
+    /// Some files would differ from the snapshot.
+    #[error("cannot put back {}; put them back yourself, restore an older image, or accept them as they are with files.on_lost = \"warn\"{}", named(lost), gap.as_ref().map_or(String::new(), |gap| format!(" (not all changes are known: {gap})")))]
+    Lost {
+        /// The files.
+        lost: Vec<Lost>,
+        /// Why not all changes are known, if that is so.
+        gap: Option<String>,
+    },
+    /// The folders cannot be searched for changes.
+    #[error("cannot find out what has changed since the snapshot ({gap})")]
+    Scan {
+        /// Why the record does not tell.
+        gap: String,
+        /// The reason.
+        #[source]
+        source: TooMany,
+    },
+    /// A system call failed.
+    #[error("cannot {operation} {}", path.display())]
+    System {
+        /// The operation.
+        operation: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+fn named(lost: &[Lost]) -> String {
+    let mut text = String::new();
+    for (number, one) in lost.iter().take(NAMED_MAX).enumerate() {
+        let between = if number == 0 { "" } else { "; " };
+        let _ = write!(text, "{between}{} ({})", one.path.display(), one.why);
+    }
+    if lost.len() > NAMED_MAX {
+        let _ = write!(text, "; and {} more", lost.len() - NAMED_MAX);
+    }
+    text
+}

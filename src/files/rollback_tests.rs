@@ -1,0 +1,346 @@
+//! Tests of rollbacks on a real folder, without CRIU: the record is written by hand.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::PathBuf;
+
+use tempfile::TempDir;
+
+use super::file_set::{Content, KeptFile, KeptFiles, Kind, Unkept, Writer};
+use super::held::Held;
+use super::lost::{Lost, OnLost, RollbackError, Why};
+use super::patterns::Patterns;
+use super::put_back::{Done, Sources};
+use super::record::Record;
+use super::record_line::{JobChange, Line, append};
+use super::rollback::{Place, Rollback};
+
+/// Number of the image in these tests.
+const IMAGE: u64 = 1;
+
+/// A folder of a job, a store, and the job's files at the snapshot.
+struct Scene {
+    folder: TempDir,
+    contents: BTreeMap<String, Vec<u8>>,
+    set: KeptFiles,
+}
+
+impl Scene {
+    /// A job has created these files; each is in the image.
+    fn new(files: &[(&str, &str)]) -> Self {
+        let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+        fs::create_dir(folder.path().join("store")).unwrap();
+        fs::create_dir(folder.path().join("work")).unwrap();
+        let scene = Self {
+            folder,
+            contents: BTreeMap::new(),
+            set: KeptFiles::default(),
+        };
+        for (name, text) in files {
+            let path = scene.path(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        scene
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join("work").join(name)
+    }
+
+    fn record(&self) -> PathBuf {
+        self.folder.path().join("store/record")
+    }
+
+    /// Takes everything in the folder into the set.
+    fn snapshot(&mut self) {
+        let work = self.path("");
+        for path in super::folder_scan::everything_in(&work).unwrap() {
+            let mut file = KeptFile::of(&path).unwrap();
+            if let Kind::File { content, .. } = &mut file.kind {
+                let stream = path.display().to_string();
+                self.contents
+                    .insert(stream.clone(), fs::read(&path).unwrap());
+                *content = Content::Kept { stream, offset: 0 };
+            }
+            self.set.files.insert(path, file);
+        }
+        // Files of this moment count as changed: their times do not tell.
+        self.set.frozen_ns = crate::clock::unix_ns();
+        let boot = String::new();
+        let lines = [Line::Begin { boot }, Line::Image { id: IMAGE }];
+        append(&self.record(), &lines).unwrap();
+    }
+
+    fn content_of(&mut self, name: &str, content: Content) {
+        let file = self.set.files.get_mut(&self.path(name)).unwrap();
+        let Kind::File { content: known, .. } = &mut file.kind else {
+            panic!("{name} is no file");
+        };
+        *known = content;
+    }
+
+    /// Records changes by the job, and the end of the watcher.
+    fn changed(&self, changes: &[(&str, JobChange)]) {
+        let line = |(name, change): &(&str, JobChange)| Line::Job {
+            path: self.path(name),
+            change: *change,
+        };
+        let mut lines: Vec<Line> = changes.iter().map(line).collect();
+        lines.push(Line::End);
+        append(&self.record(), &lines).unwrap();
+    }
+
+    fn plan(&self, on_lost: OnLost) -> Result<Rollback, RollbackError> {
+        let record = Record::open(&self.record()).unwrap();
+        let place = Place {
+            folder: &self.path(""),
+            ours: &[],
+            held: &Held::of(&self.folder.path().join("store")),
+            included: &Patterns::default(),
+            excluded: &Patterns::default(),
+            on_lost,
+        };
+        Rollback::plan(&self.set, record.since(IMAGE), place)
+    }
+
+    fn execute(
+        &self,
+        plan: &Rollback,
+        before_step: &dyn Fn() -> io::Result<()>,
+    ) -> Result<Done, RollbackError> {
+        let store = self.folder.path().join("store");
+        plan.execute(&Sources {
+            record: &self.record(),
+            aside: &store.join("aside"),
+            held: &Held::of(&store),
+            content: |stream: &str, offset, size, target: &mut dyn Write| {
+                let end = usize::try_from(offset + size).unwrap();
+                let start = usize::try_from(offset).unwrap();
+                target.write_all(&self.contents[stream][start..end])
+            },
+            before_step,
+        })
+    }
+
+    fn lost(&self) -> Vec<Lost> {
+        match self.plan(OnLost::Refuse) {
+            Err(RollbackError::Lost { lost, .. }) => lost,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Describes the job's folder: everything but inodes and times of inodes.
+    fn tree(&self) -> Vec<String> {
+        let mut inodes = Vec::new();
+        let mut paths = super::folder_scan::everything_in(&self.path("")).unwrap();
+        paths.sort();
+        let describe = |path: &PathBuf| {
+            let found = path.symlink_metadata().unwrap();
+            let content = if found.is_file() {
+                format!("{:?}", fs::read(path).unwrap())
+            } else {
+                format!("{:?}", fs::read_link(path).ok())
+            };
+            let known = inodes.iter().position(|inode| *inode == found.ino());
+            let number = known.unwrap_or(inodes.len());
+            if known.is_none() {
+                inodes.push(found.ino());
+            }
+            let modified = found.mtime_nsec() + found.mtime() * 1_000_000_000;
+            format!("{path:?} {:o} {number} {modified} {content}", found.mode())
+        };
+        paths.iter().map(describe).collect()
+    }
+}
+
+/// A job's folder with everything that a rollback handles, changed since in every way.
+fn changed_everywhere() -> (Scene, Vec<String>) {
+    let mut scene = Scene::new(&[
+        ("state", "state at the snapshot"),
+        ("grown", "short"),
+        ("removed/deep/file", "removed"),
+        ("log", "line 1\nline 2\n"),
+        ("log.1", "older lines\n"),
+        ("one", "two names"),
+        ("turned", "a file that becomes a folder"),
+        ("folder/inside", "x"),
+    ]);
+    fs::hard_link(scene.path("one"), scene.path("two")).unwrap();
+    symlink("state", scene.path("link")).unwrap();
+    scene.snapshot();
+    scene.content_of("log", Content::Appended);
+    let tree = scene.tree();
+
+    fs::write(scene.path("state"), "another state").unwrap();
+    fs::write(scene.path("grown"), "much longer than it was").unwrap();
+    fs::remove_dir_all(scene.path("removed")).unwrap();
+    fs::rename(scene.path("log"), scene.path("log.1")).unwrap();
+    fs::write(scene.path("log"), "a new log").unwrap();
+    fs::remove_file(scene.path("two")).unwrap();
+    fs::write(scene.path("two"), "another file").unwrap();
+    fs::remove_file(scene.path("link")).unwrap();
+    symlink("grown", scene.path("link")).unwrap();
+    fs::remove_file(scene.path("turned")).unwrap();
+    fs::create_dir(scene.path("turned")).unwrap();
+    fs::write(scene.path("turned/new"), "new").unwrap();
+    fs::create_dir_all(scene.path("made/since")).unwrap();
+    fs::write(scene.path("made/since/file"), "new").unwrap();
+    fs::write(scene.path("state-journal"), "hot").unwrap();
+    scene.changed(&[
+        ("state", JobChange::Changed),
+        ("grown", JobChange::Changed),
+        ("removed/deep/file", JobChange::Gone),
+        ("removed/deep", JobChange::FolderGone),
+        ("removed", JobChange::FolderGone),
+        ("log", JobChange::Gone),
+        ("log.1", JobChange::MovedTo),
+        ("log", JobChange::Created),
+        ("two", JobChange::Gone),
+        ("two", JobChange::Created),
+        ("link", JobChange::Created),
+        ("turned", JobChange::Gone),
+        ("turned/new", JobChange::Created),
+        ("made", JobChange::Created),
+        ("made/since", JobChange::Created),
+        ("made/since/file", JobChange::Created),
+        ("state-journal", JobChange::Created),
+    ]);
+    (scene, tree)
+}
+
+#[test]
+fn a_rollback_makes_the_folder_what_it_was() {
+    let (scene, tree) = changed_everywhere();
+    let plan = scene.plan(OnLost::Refuse).unwrap();
+    scene.execute(&plan, &|| Ok(())).unwrap();
+    assert_eq!(scene.tree(), tree);
+    let aside = scene.folder.path().join("store/aside/created");
+    let journal = scene.path("state-journal");
+    let kept = aside.join(journal.strip_prefix("/").unwrap());
+    assert_eq!(fs::read(kept).unwrap(), b"hot");
+}
+
+#[test]
+fn a_rollback_stopped_at_any_step_is_completed_by_the_next() {
+    for failing in 0.. {
+        let (scene, tree) = changed_everywhere();
+        let steps = Cell::new(0);
+        let fail = || {
+            steps.set(steps.get() + 1);
+            if steps.get() > failing {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            Ok(())
+        };
+        let plan = scene.plan(OnLost::Refuse).unwrap();
+        let is_whole = scene.execute(&plan, &fail).is_ok();
+        // A new supervisor knows nothing but the record.
+        let plan = scene.plan(OnLost::Refuse);
+        let plan = plan.unwrap_or_else(|error| panic!("stopped at step {failing}: {error}"));
+        scene.execute(&plan, &|| Ok(())).unwrap();
+        assert_eq!(scene.tree(), tree, "stopped at step {failing}");
+        if is_whole {
+            assert!(failing > 15, "{failing} steps");
+            return;
+        }
+    }
+}
+
+#[test]
+fn what_others_changed_stays_and_what_both_changed_refuses() {
+    let mut scene = Scene::new(&[("notes", "theirs"), ("shared", "of both")]);
+    scene.snapshot();
+    fs::write(scene.path("notes"), "edited").unwrap();
+    fs::write(scene.path("shared"), "changed").unwrap();
+    let other = |name| Line::Other {
+        path: scene.path(name),
+    };
+    append(&scene.record(), &[other("notes")]).unwrap();
+    scene.changed(&[]);
+    let plan = scene.plan(OnLost::Refuse).unwrap();
+    assert_eq!(plan.paths().next(), None, "nothing is the job's");
+
+    append(&scene.record(), &[other("shared")]).unwrap();
+    scene.changed(&[("shared", JobChange::Changed)]);
+    let path = scene.path("shared");
+    let why = Why::OthersToo;
+    assert_eq!(scene.lost(), [Lost { path, why }]);
+}
+
+#[test]
+fn what_cannot_be_put_back_is_named_and_never_cut() {
+    let mut scene = Scene::new(&[("big", "not kept"), ("input", "the user's")]);
+    scene.snapshot();
+    let input = scene.path("input");
+    scene.set.files.remove(&input);
+    scene.content_of("big", Content::Unkept(Unkept::TooLarge));
+    fs::write(scene.path("big"), "not kept, and longer").unwrap();
+    fs::write(&input, "overwritten").unwrap();
+    scene.changed(&[("big", JobChange::Changed), ("input", JobChange::Changed)]);
+    let lost = |path, why| Lost { path, why };
+    assert_eq!(
+        scene.lost(),
+        [
+            lost(scene.path("big"), Why::Unkept(Unkept::TooLarge)),
+            lost(input, Why::NotYetJobs)
+        ]
+    );
+    let plan = scene.plan(OnLost::Warn).unwrap();
+    scene.execute(&plan, &|| Ok(())).unwrap();
+    assert_eq!(
+        fs::read(scene.path("big")).unwrap(),
+        b"not kept, and longer"
+    );
+}
+
+#[test]
+fn a_large_file_that_was_replaced_comes_back_from_its_link() {
+    let mut scene = Scene::new(&[("big", "first")]);
+    scene.snapshot();
+    let held = Held::of(&scene.folder.path().join("store"));
+    let path = scene.path("big");
+    let about = KeptFile::of(&path).unwrap();
+    let content = held.hold(IMAGE, 0, &File::open(&path).unwrap(), &about);
+    scene.content_of("big", content.unwrap());
+    fs::write(scene.path("big.tmp"), "second").unwrap();
+    fs::rename(scene.path("big.tmp"), &path).unwrap();
+    scene.changed(&[("big", JobChange::MovedTo)]);
+    for _ in 0..2 {
+        let plan = scene.plan(OnLost::Refuse).unwrap();
+        scene.execute(&plan, &|| Ok(())).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"first");
+        // The next attempt replaces it once more.
+        fs::write(scene.path("big.tmp"), "third").unwrap();
+        fs::rename(scene.path("big.tmp"), &path).unwrap();
+    }
+}
+
+#[test]
+fn without_a_watcher_changes_are_refused_and_missing_files_return() {
+    let mut scene = Scene::new(&[("gone", "x"), ("changed", "x")]);
+    scene.snapshot();
+    for file in scene.set.files.values_mut() {
+        file.writer = Writer::Unknown;
+    }
+    let reason = "nobody watches".to_owned();
+    append(&scene.record(), &[Line::Gap { reason }, Line::End]).unwrap();
+    fs::remove_file(scene.path("gone")).unwrap();
+    let plan = scene.plan(OnLost::Refuse).unwrap();
+    scene.execute(&plan, &|| Ok(())).unwrap();
+    assert_eq!(fs::read(scene.path("gone")).unwrap(), b"x");
+
+    fs::write(scene.path("changed"), "longer").unwrap();
+    fs::write(scene.path("new"), "x").unwrap();
+    let mut lost: Vec<(PathBuf, Why)> = scene
+        .lost()
+        .into_iter()
+        .map(|lost| (lost.path, lost.why))
+        .collect();
+    lost.sort_by(|left, right| left.0.cmp(&right.0));
+    let unknown = |name| (scene.path(name), Why::Unknown);
+    assert_eq!(lost, [unknown("changed"), unknown("new")]);
+}
