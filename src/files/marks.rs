@@ -47,6 +47,7 @@ pub(super) fn watch_all(group: &mut Group) -> io::Result<Line> {
         if group.watch(&mount.mount_point).is_ok() {
             watched.push(mount.mount_point);
         } else {
+            group.hide();
             unwatched.push(mount.mount_point);
         }
     }

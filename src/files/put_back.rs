@@ -152,6 +152,27 @@ impl Rollback {
         })
     }
 
+    /// Gives the files that the job appends to their attributes back. They have their sizes by now.
+    ///
+    /// # Errors
+    /// The first file that cannot be changed.
+    pub fn settle(&self) -> Result<(), RollbackError> {
+        for (path, file) in &self.appended {
+            let settled = Spot::of(path).and_then(|spot| {
+                let at = spot.path();
+                let target = File::options()
+                    .append(true)
+                    .custom_flags(nix::libc::O_NOFOLLOW | nix::libc::O_NONBLOCK)
+                    .open(&at)?;
+                target.set_permissions(Permissions::from_mode(file.mode))?;
+                attributes::set(&at, &file.attributes)?;
+                set_time(&at, file)
+            });
+            system("set the attributes of", path, settled)?;
+        }
+        Ok(())
+    }
+
     /// Gives files their names back. A name may be another such file's present name: first all get a name for the time
     /// between.
     fn move_back(

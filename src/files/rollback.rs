@@ -30,6 +30,8 @@ pub struct Rollback {
     pub(super) moves: Vec<(PathBuf, PathBuf)>,
     /// What is put back, in the order of the paths: folders before what is in them.
     pub(super) put_back: Vec<(PathBuf, KeptFile)>,
+    /// Files that the job appends to and that have other attributes now: their content is rolled back elsewhere.
+    pub(super) appended: Vec<(PathBuf, KeptFile)>,
     /// Files with several names of which one stays as it is, by device and inode at the snapshot.
     pub(super) siblings: HashMap<(u64, u64), PathBuf>,
     /// Files that stay as they are, although they differ.
@@ -170,6 +172,10 @@ impl Rollback {
             }
             return;
         }
+        if then.is_appended() {
+            self.appended.push((path.to_owned(), then.clone()));
+            return;
+        }
         let is_there = !then.is_mapped && now.as_ref().is_some_and(|it| then.has_same_content(it));
         if !comparison.is_by_job(path, then, now.as_ref()) {
             let changed_ns = now.as_ref().map(|now| now.changed_ns);
@@ -203,7 +209,6 @@ impl Rollback {
     ) {
         if let Kind::File { size, content } = &then.kind {
             match content {
-                Content::Appended => return,
                 Content::Unkept(reason) if !is_there => {
                     return self.lose(path, Why::Unkept(*reason));
                 }
@@ -212,7 +217,10 @@ impl Rollback {
                         return self.lose(path, Why::HeldChanged);
                     }
                 }
-                Content::Kept { .. } | Content::Held { .. } | Content::Unkept(_) => {}
+                Content::Appended
+                | Content::Kept { .. }
+                | Content::Held { .. }
+                | Content::Unkept(_) => {}
             }
         }
         self.put_back.push((path.to_owned(), then.clone()));
@@ -370,7 +378,8 @@ impl Rollback {
         let put_back = self.put_back.iter().map(|(path, _)| path.as_path());
         let moved = self.moves.iter().flat_map(|(from, to)| [from, to]);
         let created = self.aside.iter().chain(&self.folders);
-        let aside = created.chain(moved).map(PathBuf::as_path);
+        let appended = self.appended.iter().map(|(path, _)| path);
+        let aside = created.chain(moved).chain(appended).map(PathBuf::as_path);
         aside.chain(put_back)
     }
 

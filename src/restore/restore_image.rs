@@ -236,7 +236,10 @@ fn rewind(
             .map(drop)
             .map_err(|error| io::Error::other(error.to_string()))
     })?;
-    let reconnected = reconnect(context, sandbox, streams, facts, &aside);
+    let settled = kept.as_ref().map_or(Ok(()), |kept| kept.rollback.settle());
+    let reconnected = settled
+        .map_err(RestoreError::from)
+        .and_then(|()| reconnect(context, sandbox, streams, facts, &aside));
     let (ends, input_lost) = reconnected.inspect_err(|_| {
         job::undo(&cut);
     })?;
