@@ -87,8 +87,6 @@ pub(super) struct Group {
     filesystems: HashMap<FilesystemId, Vec<Root>>,
     /// Paths of folders by file system and handle. A renamed folder empties it.
     folders: HashMap<(FilesystemId, Vec<u8>), PathBuf>,
-    /// True if a file system cannot be watched.
-    has_hidden: bool,
     /// Folders in which changes by other programs are reported.
     known: HashSet<(FilesystemId, Vec<u8>)>,
     buffer: Vec<u8>,
@@ -119,7 +117,6 @@ impl Group {
             fanotify,
             filesystems: HashMap::new(),
             folders: HashMap::new(),
-            has_hidden: false,
             known: HashSet::new(),
             buffer: vec![0; READ_BYTES],
         })
@@ -207,9 +204,9 @@ impl Group {
                 }
                 match self.named(record) {
                     Err(error) if is_gone(&error) => {}
-                    // The files of an overlay, which cannot be watched, are files of another file system as well, in
-                    // folders that cannot be seen.
-                    Err(error) if error.kind() == io::ErrorKind::NotFound && self.has_hidden => {}
+                    // No path of the sandbox leads there: another mount covers the folder, or it holds the files of
+                    // an overlay, whose own file system cannot be watched.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                     Err(error) => {
                         batch.lost = Some(format!("cannot find the folder of a change: {error}"));
                     }
@@ -241,11 +238,6 @@ impl Group {
                 name: name.to_owned(),
             });
         }
-    }
-
-    /// Takes note that a file system cannot be watched.
-    pub fn hide(&mut self) {
-        self.has_hidden = true;
     }
 
     /// Remembers a folder: from now on, changes in it by other programs are reported.

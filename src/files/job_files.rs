@@ -234,6 +234,8 @@ impl JobFiles {
         // The folder itself changes with every file in it, and other programs have files there, too.
         found.remove(&self.folder);
         let gap = gap.or_else(|| {
+            // The root folder is not searched.
+            self.folder.parent()?;
             let mount = record.unwatched_mount(&self.folder)?;
             Some(format!(
                 "the file system at {} cannot be watched",

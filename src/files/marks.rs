@@ -47,7 +47,6 @@ pub(super) fn watch_all(group: &mut Group) -> io::Result<Line> {
         if group.watch(&mount.mount_point).is_ok() {
             watched.push(mount.mount_point);
         } else {
-            group.hide();
             unwatched.push(mount.mount_point);
         }
     }

@@ -84,9 +84,10 @@ impl Comparison<'_> {
 
     /// Returns true if the job is known to have changed a file of the set since, or may have done so in a way that leaves
     /// no trace.
-    fn is_by_job(&self, path: &Path, then: &KeptFile, now: Option<&KeptFile>) -> bool {
+    fn is_by_job(&self, path: &Path, then: &KeptFile) -> bool {
         let by_unrecorded = || match then.writer {
-            Writer::Open => self.may_miss(path, now.map(|now| now.changed_ns)),
+            // Its path in the record may be another one, where a folder is mounted twice.
+            Writer::Open => !self.since.by_others(path),
             Writer::Included => true,
             Writer::Job | Writer::Unknown => self.place.included.matches(path),
         };
@@ -177,7 +178,7 @@ impl Rollback {
             return;
         }
         let is_there = !then.is_mapped && now.as_ref().is_some_and(|it| then.has_same_content(it));
-        if !comparison.is_by_job(path, then, now.as_ref()) {
+        if !comparison.is_by_job(path, then) {
             let changed_ns = now.as_ref().map(|now| now.changed_ns);
             let may_be_job =
                 comparison.may_miss(path, changed_ns) || then.writer == Writer::Unknown;

@@ -9,12 +9,14 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use nix::sys::signal::Signal;
+
 use crate::harness::{ON_REQUEST, Place, Run, apply, as_root, wait_until};
 
 /// Seeds that every run of the tests tries.
 const SEEDS: [u64; 2] = [1, 2];
-/// Restores of each image: the second begins with the files that the first put back.
-const RESTORES: usize = 2;
+/// What is killed after each image. The second restore begins with the files that the first put back.
+const KILLED: [Killed; 2] = [Killed::Job, Killed::Supervisor];
 
 /// Three processes do random things to the files in `data`. At rest, the job waits for an order: `some` is a number of
 /// operations, `run` is operations until it is killed.
@@ -120,7 +122,14 @@ while True:
     at_rest += 1
 "#;
 
+#[derive(Clone, Copy, Debug)]
+enum Killed {
+    Job,
+    Supervisor,
+}
+
 struct Scene {
+    seed: u64,
     place: Place,
     run: Run,
     rests: usize,
@@ -134,11 +143,9 @@ impl Scene {
         }
         fs::write(place.file("data/notes"), "the user's").unwrap();
         fs::write(place.file("job.py"), JOB).unwrap();
-        let job = ["python3", "-u", "job.py", &seed.to_string()];
-        let run = place.start_with(&ON_REQUEST, &job, |command| {
-            command.env("CKPT_RUN_RESTART_BACKOFF", "0s");
-        });
+        let run = start(&place, seed);
         let scene = Self {
+            seed,
             place,
             run,
             rests: 0,
@@ -174,8 +181,8 @@ impl Scene {
         self.wait_for_rest();
     }
 
-    /// Has the job run, kills it after so many of its changes, and waits for the restore.
-    fn kill(&self, changes: usize) {
+    /// Has the job run, kills it or its supervisor after some changes, and waits for the restore.
+    fn kill(&mut self, killed: Killed) {
         let count = |text: &str| self.place.text("out").matches(text).count();
         let restored = || self.place.text("err").matches("restored image=").count();
         let (ran, before) = (count("runs"), restored());
@@ -183,15 +190,29 @@ impl Scene {
         wait_until("the job", || count("runs") > ran);
         self.take_back();
         let data = self.place.file("data");
-        for _ in 0..changes {
+        for _ in 0..self.rests {
             let seen = tree(&data);
             wait_until("a change", || tree(&data) != seen);
         }
-        self.run.crash();
+        match killed {
+            Killed::Job => self.run.crash(),
+            Killed::Supervisor => {
+                self.run.signal(Signal::SIGKILL);
+                self.run.wait();
+                self.run = start(&self.place, self.seed);
+            }
+        }
         wait_until(&format!("the restore; {}", self.place.text("err")), || {
             restored() > before
         });
     }
+}
+
+fn start(place: &Place, seed: u64) -> Run {
+    let job = ["python3", "-u", "job.py", &seed.to_string()];
+    place.start_with(&ON_REQUEST, &job, |command| {
+        command.env("CKPT_RUN_RESTART_BACKOFF", "0s");
+    })
 }
 
 /// Describes a folder: kinds, modes, times, contents, and which names are one file.
@@ -240,10 +261,10 @@ fn try_seed(seed: u64) {
         scene.some();
         scene.place.snapshot();
         let mut expected = tree(&scene.place.file("data"));
-        for restore in 0..RESTORES {
-            let edited = format!("edited after image {image}, {restore}");
+        for killed in KILLED {
+            let edited = format!("edited after image {image}, {killed:?}");
             fs::write(&notes, &edited).unwrap();
-            scene.kill(restore);
+            scene.kill(killed);
             let mut after = tree(&scene.place.file("data"));
             assert_eq!(fs::read_to_string(&notes).unwrap(), edited, "seed {seed}");
             expected.remove(&notes);
@@ -260,7 +281,7 @@ fn try_seed(seed: u64) {
                 .collect();
             assert!(
                 different.is_empty() && more.is_empty(),
-                "seed {seed}, image {image}, restore {restore}: {different:#?}, new: {more:#?}"
+                "seed {seed}, image {image}, {killed:?}: {different:#?}, new: {more:#?}"
             );
         }
     }
