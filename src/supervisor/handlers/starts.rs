@@ -2,7 +2,7 @@
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
@@ -28,6 +28,9 @@ use crate::supervisor::event::Event;
 use crate::supervisor::event_loop::{Supervisor, now};
 use crate::supervisor::policy::schedule::Snapshotted as LastSnapshot;
 use crate::supervisor::stage::{AfterEnd, AfterWait, Restoring, Running, Stage};
+
+/// Limit on the files that are named, a line each, when a restore has cut them.
+const CUT_NAMED_MAX: usize = 5;
 
 impl Supervisor {
     /// Starts the job from the beginning.
@@ -363,7 +366,18 @@ fn is_privilege(error: &SandboxError) -> bool {
 }
 
 fn report(id: ImageId, restored: &Restored) {
-    for cut in &restored.cut {
+    let cut = &restored.cut;
+    if cut.len() > CUT_NAMED_MAX {
+        let bytes = cut.iter().map(|cut| cut.bytes).sum();
+        let kept = cut.first().and_then(|cut| cut.kept.parent());
+        tracing::info!(
+            files = cut.len(),
+            bytes = %size(bytes),
+            kept = %kept.unwrap_or(Path::new("")).display(),
+            "kept aside what came after the snapshot"
+        );
+    }
+    for cut in cut.iter().take_while(|_| cut.len() <= CUT_NAMED_MAX) {
         tracing::info!(
             file = %cut.path.display(),
             bytes = %size(cut.bytes),
