@@ -39,6 +39,7 @@ pub struct Record {
     images: HashMap<u64, usize>,
     touched: BTreeMap<PathBuf, Touch>,
     others: HashMap<PathBuf, usize>,
+    created_by_others: HashMap<PathBuf, usize>,
     names: HashMap<PathBuf, HashSet<String>>,
     gaps: Vec<(usize, String)>,
     /// Spans of time in which changes are missing.
@@ -137,7 +138,10 @@ impl Record {
                     .extend(all.chain(unwatched.into_iter().map(|mount| (mount, false))));
             }
             Line::Job { path, change } => self.job(path, change),
-            Line::Other { path } => {
+            Line::Other { path, created } => {
+                if created {
+                    self.created_by_others.insert(path.clone(), self.now);
+                }
                 self.others.insert(path, self.now);
             }
             Line::Names { folder, names } => {
@@ -335,6 +339,14 @@ impl Since<'_> {
             .is_some_and(|(when, image)| *when >= image)
     }
 
+    /// Returns true if another program has created the path since: it was not there at the image.
+    #[must_use]
+    pub fn is_of_others(&self, path: &Path) -> bool {
+        let when = self.record.created_by_others.get(path);
+        when.zip(self.image)
+            .is_some_and(|(when, image)| *when >= image)
+    }
+
     /// Returns true if the job had not touched the path before the image.
     #[must_use]
     pub fn is_first(&self, touch: &Touch) -> bool {
@@ -379,6 +391,7 @@ mod tests {
             job("/w/b", JobChange::Changed),
             Line::Other {
                 path: "/w/notes".into(),
+                created: false,
             },
             Line::End,
         ];

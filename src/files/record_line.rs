@@ -23,7 +23,11 @@ pub(super) enum Line {
     /// The job changed a path.
     Job { path: PathBuf, change: JobChange },
     /// Another program changed a path in a folder in which the job has changed something.
-    Other { path: PathBuf },
+    Other {
+        path: PathBuf,
+        #[serde(default)]
+        created: bool,
+    },
     /// The names in a folder when the job first changed something in it.
     Names { folder: PathBuf, names: Vec<String> },
     /// Everything before belongs to this image or an earlier one.
@@ -50,6 +54,15 @@ pub(super) enum JobChange {
 }
 
 impl JobChange {
+    /// All kinds.
+    pub const ALL: [Self; 5] = [
+        Self::Created,
+        Self::MovedTo,
+        Self::Changed,
+        Self::Gone,
+        Self::FolderGone,
+    ];
+
     pub fn of(change: Change, is_folder: bool) -> Self {
         match (change, is_folder) {
             (Change::Created, _) => Self::Created,

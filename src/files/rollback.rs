@@ -127,6 +127,8 @@ impl Rollback {
             let found = path.symlink_metadata().ok();
             let is_folder = found.as_ref().is_some_and(Metadata::is_dir);
             match (since.was_not_jobs(&touch), found) {
+                // It was not there at the snapshot.
+                (true, _) if since.is_of_others(path) => {}
                 // A folder of another program is not lost by what the job creates in it.
                 (true, Some(_)) if is_folder => {}
                 (true, _) => plan.lose(path, Why::NotYetJobs),

@@ -258,6 +258,7 @@ fn what_others_changed_stays_and_what_both_changed_refuses() {
     fs::write(scene.path("shared"), "changed").unwrap();
     let other = |name| Line::Other {
         path: scene.path(name),
+        created: false,
     };
     append(&scene.record(), &[other("notes")]).unwrap();
     scene.changed(&[]);
@@ -269,6 +270,18 @@ fn what_others_changed_stays_and_what_both_changed_refuses() {
     let path = scene.path("shared");
     let why = Why::OthersToo;
     assert_eq!(scene.lost(), [Lost { path, why }]);
+}
+
+#[test]
+fn a_file_of_others_that_the_job_removed_was_not_there() {
+    let mut scene = Scene::new(&[("state", "x")]);
+    scene.snapshot();
+    let path = scene.path("order");
+    let created = true;
+    append(&scene.record(), &[Line::Other { path, created }]).unwrap();
+    scene.changed(&[("order", JobChange::Gone)]);
+    let plan = scene.plan(OnLost::Refuse).unwrap();
+    assert_eq!(plan.paths().next(), None);
 }
 
 #[test]

@@ -293,8 +293,11 @@ impl Watcher {
         };
         if event.pid == 0 {
             let theirs = event.change != Change::Closed;
+            let created = matches!(event.change, Change::Created | Change::MovedTo);
+            // A name that the job has changed since the image was there before, or was the job's.
+            let created = created && !self.is_written(&path);
             if theirs && self.written.insert((path.clone(), None)) {
-                log.add(&Line::Other { path });
+                log.add(&Line::Other { path, created });
             }
             return;
         }
@@ -322,6 +325,13 @@ impl Watcher {
                 }),
             }
         }
+    }
+
+    /// Returns true if the job has changed the path since the image.
+    fn is_written(&self, path: &Path) -> bool {
+        JobChange::ALL
+            .iter()
+            .any(|change| self.written.contains(&(path.to_owned(), Some(*change))))
     }
 
     fn add_change(&mut self, path: PathBuf, change: JobChange, log: &mut Log) {
