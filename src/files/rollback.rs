@@ -130,7 +130,8 @@ impl Rollback {
                 // It was not there at the snapshot.
                 (true, _) if since.is_of_others(path) => {}
                 // A folder of another program is not lost by what the job creates in it.
-                (true, Some(_)) if is_folder => {}
+                // Nor is a device, a named pipe or a socket, which have no content.
+                (true, Some(found)) if is_special(&found) => {}
                 (true, _) => plan.lose(path, Why::NotYetJobs),
                 (false, Some(_)) if is_folder => plan.folders.push(path.to_owned()),
                 // A set has no sockets, named pipes and devices; CRIU takes care of those of that time.
