@@ -93,6 +93,7 @@ pub mod run;
 pub mod sandbox;
 mod shared_memory;
 pub mod snapshot;
+mod sparse_writer;
 pub mod store;
 pub mod supervisor;
 mod sync;

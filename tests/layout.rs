@@ -40,6 +40,7 @@ const FLOORS: [&[&str]; 11] = [
         "known_errors",
         "plugin",
         "shared_memory",
+        "sparse_writer",
         "sync",
         "telemetry",
     ],

@@ -193,7 +193,7 @@ pub struct Files {
     pub keep_total: u64,
     /// Time that the job may be frozen for the contents of its files.
     pub freeze: Duration,
-    /// Whether fanotify tells who writes which file.
+    /// Method that finds the files that the job writes.
     pub watch: Watch,
     /// Files that are the job's, whoever writes them.
     pub include: Vec<String>,
@@ -206,9 +206,9 @@ pub struct Files {
 /// The way in which the files that the job writes are found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Watch {
-    /// By fanotify where the kernel and the privileges allow it, else by scans.
+    /// Use fanotify where the kernel and the privileges allow it, else scan.
     Auto,
-    /// By scans.
+    /// Scan.
     Off,
 }
 

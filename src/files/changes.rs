@@ -1,4 +1,4 @@
-//! What became of the job's files since the set of an earlier image.
+//! Changes of the job's files since the set of an earlier image.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ pub struct OpenUse {
 /// The files that the job has open for writing.
 pub type OpenUses<'a> = HashMap<&'a Path, OpenUse>;
 
-/// What a comparison with an earlier set needs to know.
+/// Input of a comparison with an earlier set.
 #[derive(Clone, Copy, Debug)]
 pub struct Look<'a> {
     /// The record, read up to now.

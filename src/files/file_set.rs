@@ -49,7 +49,7 @@ pub enum Writer {
     Open,
     /// The job, by `files.include`.
     Included,
-    /// Not known: the file changed during the run while nobody watched.
+    /// An unknown program: the file changed during the run while nobody watched.
     Unknown,
 }
 

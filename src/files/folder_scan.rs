@@ -20,8 +20,8 @@ pub struct TooMany(pub PathBuf);
 /// Where a scan looks.
 #[derive(Clone, Copy, Debug)]
 pub struct Scan<'a> {
-    /// The folder to search at any depth; one that is the root folder is not.
-    pub tree: &'a Path,
+    /// A folder to search at any depth. The root folder is never searched.
+    pub tree: Option<&'a Path>,
     /// Folders of which only the entries are looked at.
     pub folders: &'a BTreeSet<&'a Path>,
     /// Paths that are ckpt-run's own.
@@ -50,9 +50,10 @@ impl Scan<'_> {
     /// There is too much to look at.
     pub fn walk(self, see: &mut dyn FnMut(&Path, &Metadata)) -> Result<(), TooMany> {
         let mut left = ENTRIES_MAX;
-        let in_tree = |path: &Path| self.tree.parent().is_some() && path.starts_with(self.tree);
-        if self.tree.parent().is_some() {
-            self.folder(self.tree, true, &mut left, see)?;
+        let tree = self.tree.filter(|tree| tree.parent().is_some());
+        let in_tree = |path: &Path| tree.is_some_and(|tree| path.starts_with(tree));
+        if let Some(tree) = tree {
+            self.folder(tree, true, &mut left, see)?;
         }
         for folder in self.folders.iter().filter(|folder| !in_tree(folder)) {
             self.folder(folder, false, &mut left, see)?;
@@ -89,7 +90,8 @@ impl Scan<'_> {
     }
 }
 
-fn is_special(metadata: &Metadata) -> bool {
+/// Returns true for a socket, a named pipe or a device.
+pub(super) fn is_special(metadata: &Metadata) -> bool {
     let kind = metadata.file_type();
     !(kind.is_file() || kind.is_dir() || kind.is_symlink())
 }
@@ -105,7 +107,7 @@ pub(super) fn everything_in(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut see = |path: &Path, _: &Metadata| found.push(path.to_owned());
     let scan = Scan {
-        tree: folder,
+        tree: Some(folder),
         folders: &BTreeSet::new(),
         ours: &[],
     };
@@ -130,7 +132,7 @@ mod tests {
         }
         let ours = [top.join("ours")];
         let scan = Scan {
-            tree: top,
+            tree: Some(top),
             folders: &BTreeSet::from([top]),
             ours: &ours,
         };

@@ -96,16 +96,21 @@ impl Held {
         Ok(Content::Held { name, is_clone })
     }
 
-    /// Holds for an image what another image holds. Returns its name.
+    /// Holds for an image what another image holds under the name `other`. Returns the place of the content.
     ///
     /// # Errors
     /// The other image's file is gone.
-    pub fn hold_again(&self, image: u64, number: usize, other: &str) -> io::Result<String> {
+    pub fn hold_again(
+        &self,
+        image: u64,
+        number: usize,
+        (other, is_clone): (&str, bool),
+    ) -> io::Result<Content> {
         let name = format!("{image}/{number}");
         make_folder(&self.folder.join(image.to_string()))?;
         let source = self.path(other).ok_or(io::ErrorKind::InvalidData)?;
         fs::hard_link(source, self.folder.join(&name))?;
-        Ok(name)
+        Ok(Content::Held { name, is_clone })
     }
 
     /// Removes what images hold that are not among these.
@@ -148,7 +153,7 @@ pub(super) fn clone_into(source: &File, target: &File) -> io::Result<()> {
 }
 
 /// Returns a path that leads to an open file, whatever its name is.
-pub(super) fn descriptor_path(file: &File) -> PathBuf {
+fn descriptor_path(file: &File) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }
 
@@ -162,11 +167,12 @@ mod tests {
         let path = folder.path().join("big");
         fs::write(&path, "content").unwrap();
         let (held, about) = (Held::of(folder.path()), KeptFile::of(&path).unwrap());
-        let content = held.hold(3, 0, &File::open(&path).unwrap(), &about);
-        let Content::Held { name, .. } = content.unwrap() else {
-            panic!("it is not held");
+        let name_of = |content: io::Result<Content>| match content.unwrap() {
+            Content::Held { name, .. } => name,
+            other => panic!("it is not held: {other:?}"),
         };
-        let again = held.hold_again(4, 7, &name).unwrap();
+        let name = name_of(held.hold(3, 0, &File::open(&path).unwrap(), &about));
+        let again = name_of(held.hold_again(4, 7, (&name, false)));
         fs::remove_file(&path).unwrap();
         held.sweep(&HashSet::from([4]));
         assert!(!held.has(&name, 7, about.modified_ns));

@@ -200,18 +200,13 @@ impl JobFiles {
             .filter(|path| is_unsure(path))
             .collect();
         let folders: BTreeSet<&Path> = known.iter().filter_map(|path| path.parent()).collect();
-        let no_tree = Path::new("/");
         let tree_is_unsure = is_unsure(&self.folder);
         let look = |tree, folders| Scan {
             tree,
             folders,
             ours: &self.ours,
         };
-        let tree = if tree_is_unsure {
-            &self.folder
-        } else {
-            no_tree
-        };
+        let tree = tree_is_unsure.then_some(self.folder.as_path());
         let mut found = BTreeSet::new();
         let mut failure = None;
         match look(tree, &folders).changed(begun_ns) {
@@ -227,7 +222,7 @@ impl JobFiles {
                     found.insert(path.to_owned());
                 }
             };
-            if let Err(error) = look(root, &nothing).walk(&mut see) {
+            if let Err(error) = look(Some(root), &nothing).walk(&mut see) {
                 failure = Some(error);
             }
         }

@@ -10,7 +10,6 @@ use std::os::unix::fs::{
 };
 use std::path::{Path, PathBuf};
 
-use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat2};
 use nix::sys::stat::{UtimensatFlags, utimensat};
 use nix::sys::time::TimeSpec;
@@ -19,10 +18,10 @@ use super::attributes;
 use super::file_set::{Content, KeptFile, Kind};
 use super::held::{Held, clone_into};
 use super::lost::RollbackError;
-use super::record_line::append;
-use super::record_line::{JobChange, Line};
+use super::record_line::{JobChange, Line, append};
 use super::rollback::Rollback;
 use crate::known_errors::is_disk_full;
+use crate::sparse_writer::SparseWriter;
 
 /// Name of the folder for what the job created since the snapshot, in the folder of the restore.
 const CREATED: &str = "created";
@@ -351,7 +350,7 @@ where
         match (content, &held) {
             (Content::Kept { stream, offset }, _) => {
                 self.save(path, &target)?;
-                let mut sink = Sparse::new(&target);
+                let mut sink = SparseWriter::new(&target);
                 (self.sources.content)(stream, *offset, size, &mut sink)?;
                 target.set_len(size)?;
             }
@@ -432,58 +431,4 @@ fn set_time(path: &Path, file: &KeptFile) -> io::Result<()> {
         &modified,
         flag,
     )?)
-}
-
-/// A writer into a file from its beginning that makes holes of pages without data.
-struct Sparse<'a> {
-    file: &'a File,
-    at: u64,
-}
-
-/// A page without data.
-static EMPTY_PAGE: [u8; 4096] = [0; 4096];
-
-impl<'a> Sparse<'a> {
-    fn new(file: &'a File) -> Self {
-        Self { file, at: 0 }
-    }
-
-    /// Makes a hole; where the file system has none, zeros.
-    fn punch(&self, bytes: &[u8]) -> io::Result<()> {
-        use nix::fcntl::{FallocateFlags, fallocate};
-        let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-        let offset = i64::try_from(self.at).map_err(io::Error::other)?;
-        let len = i64::try_from(bytes.len()).map_err(io::Error::other)?;
-        match fallocate(self.file, flags, offset, len) {
-            Ok(()) => Ok(()),
-            Err(Errno::EOPNOTSUPP) => {
-                std::os::unix::fs::FileExt::write_all_at(self.file, bytes, self.at)
-            }
-            Err(errno) => Err(errno.into()),
-        }
-    }
-}
-
-impl Write for Sparse<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let is_empty = |page: &[u8]| page == &EMPTY_PAGE[..page.len()];
-        let first = bytes.chunks(EMPTY_PAGE.len()).next().is_none_or(is_empty);
-        let run = bytes.chunks(EMPTY_PAGE.len());
-        let len: usize = run
-            .take_while(|page| is_empty(page) == first)
-            .map(<[u8]>::len)
-            .sum();
-        let part = &bytes[..len];
-        if first {
-            self.punch(part)?;
-        } else {
-            std::os::unix::fs::FileExt::write_all_at(self.file, part, self.at)?;
-        }
-        self.at += len as u64;
-        Ok(len)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }

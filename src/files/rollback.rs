@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::file_set::{Content, KeptFile, KeptFiles, Kind, Writer, born_ns, changed_ns};
-use super::folder_scan::Scan;
+use super::folder_scan::{Scan, is_special};
 use super::held::Held;
 use super::lost::{Lost, OnLost, RollbackError, Why};
 use super::patterns::Patterns;
@@ -38,7 +38,7 @@ pub struct Rollback {
     pub lost: Vec<Lost>,
 }
 
-/// What a plan needs to know besides the set and the record.
+/// Input of a plan besides the set and the record.
 #[derive(Clone, Copy, Debug)]
 pub struct Place<'a> {
     /// The job's working folder.
@@ -131,7 +131,7 @@ impl Rollback {
                 (true, _) if since.is_of_others(path) => {}
                 // A folder of another program is not lost by what the job creates in it.
                 // Nor is a device, a named pipe or a socket, which have no content.
-                (true, Some(found)) if is_special(&found) => {}
+                (true, Some(found)) if is_folder || is_special(&found) => {}
                 (true, _) => plan.lose(path, Why::NotYetJobs),
                 (false, Some(_)) if is_folder => plan.folders.push(path.to_owned()),
                 // A set has no sockets, named pipes and devices; CRIU takes care of those of that time.
@@ -291,11 +291,7 @@ impl Rollback {
             return Ok(());
         }
         let scan = Scan {
-            tree: if tree_is_unsure {
-                place.folder
-            } else {
-                Path::new("/")
-            },
+            tree: tree_is_unsure.then_some(place.folder),
             folders: &folders,
             ours: place.ours,
         };
@@ -307,8 +303,8 @@ impl Rollback {
             } else {
                 changed_ns(metadata)
             };
-            let is_file = !is_special(metadata) || metadata.is_dir();
-            let is_new = is_file && at > set.frozen_ns && comparison.may_miss(path, Some(at));
+            let is_new =
+                !is_special(metadata) && at > set.frozen_ns && comparison.may_miss(path, Some(at));
             let is_known = set.files.contains_key(path)
                 || since.by_job(path)
                 || since.by_others(path)
@@ -405,10 +401,6 @@ impl Rollback {
 fn is_shared(folder: &Path) -> bool {
     let found = folder.symlink_metadata();
     found.is_ok_and(|found| found.mode() & SHARED == SHARED)
-}
-
-fn is_special(found: &Metadata) -> bool {
-    !found.is_file() && !found.is_symlink()
 }
 
 fn is_same_folder(then: &KeptFile, now: &KeptFile) -> bool {

@@ -11,16 +11,15 @@ use std::path::Path;
 use super::file_sample::{IDENTIFYING_BYTES_MIN, sample};
 use super::files::{Access, OpenFile, modified_ns};
 use super::nodes::{self, Node};
+use crate::sparse_writer::SparseWriter;
 use aside::{aside_name, keep_from, without_links};
 use error::{RewindError, system};
-use kept_contents::refill;
 
 pub use aside::{CutAway, undo};
 pub(super) use aside::{discard, keep_end};
 
 mod aside;
 pub(super) mod error;
-mod kept_contents;
 
 /// The planned steps, in order.
 #[derive(Debug, Default)]
@@ -219,7 +218,7 @@ impl Plan {
                     if changed(&file, &target)? {
                         cut.extend(keep_from(&file, &mut target, from, kept)?);
                     }
-                    refill(&file, &mut target, &content)?;
+                    refill(&file, &target, &content)?;
                 }
                 Action::Recreate => {
                     let mut target = File::options()
@@ -228,7 +227,7 @@ impl Plan {
                         .mode(0o600)
                         .open(&file.path)
                         .map_err(system("make anew", &file.path))?;
-                    refill(&file, &mut target, &content)?;
+                    refill(&file, &target, &content)?;
                     fchown(&target, Some(file.owner.0), Some(file.owner.1))
                         .map_err(system("set the owner of", &file.path))?;
                     target
@@ -239,6 +238,24 @@ impl Plan {
         }
         Ok(())
     }
+}
+
+/// Writes the saved content of a file into it.
+fn refill(
+    file: &OpenFile,
+    target: &File,
+    content: &impl Fn(&str, &mut dyn Write) -> io::Result<()>,
+) -> Result<(), RewindError> {
+    let Some(stream) = &file.content else {
+        return Ok(());
+    };
+    let system = |operation| system(operation, &file.path);
+    if file.in_memory {
+        // Pages that are not written take no memory.
+        target.set_len(0).map_err(system("empty"))?;
+    }
+    content(stream, &mut SparseWriter::new(target)).map_err(system("put back the content of"))?;
+    target.set_len(file.size).map_err(system("cut"))
 }
 
 fn same_owner(file: &OpenFile, metadata: &Metadata) -> Result<(), RewindError> {

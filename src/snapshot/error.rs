@@ -32,15 +32,6 @@ pub enum SnapshotError {
     /// The timers could not be listed.
     #[error("cannot list the job's timers")]
     Timers(#[from] job::TimersError),
-    /// The content of a file could not be saved.
-    #[error("cannot keep the content of {path}")]
-    Content {
-        /// The job's file.
-        path: String,
-        /// The reason.
-        #[source]
-        source: io::Error,
-    },
     /// The store failed.
     #[error("cannot write the image")]
     Store(#[source] Box<WriteError>),
@@ -144,7 +135,6 @@ impl SnapshotError {
             | Self::Files(job::FilesError::Process { .. })
             | Self::Sockets(_)
             | Self::Timers(_)
-            | Self::Content { .. }
             | Self::Prepare(_)
             | Self::Sandbox(_)
             | Self::Panicked => FailureKind::System,

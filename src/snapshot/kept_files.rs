@@ -135,11 +135,7 @@ impl Keeping {
         let held = context.files.held();
         let number = self.image.number();
         let done = match content {
-            Content::Held { name, is_clone } => {
-                let is_clone = *is_clone;
-                let again = held.hold_again(number, index, name);
-                again.map(|name| Content::Held { name, is_clone })
-            }
+            Content::Held { name, is_clone } => held.hold_again(number, index, (name, *is_clone)),
             _ => open(&changed.path).and_then(|(source, found)| {
                 if found == about.identity {
                     held.hold(number, index, &source, &about)
@@ -234,15 +230,9 @@ impl Keeping {
                 && !name.starts_with(&own)
             {
                 number += 1;
-                let is_clone = *is_clone;
-                let again = context
-                    .files
-                    .held()
-                    .hold_again(self.image.number(), number, name);
-                *content = again.map_or(Content::Unkept(Unkept::TooLarge), |name| Content::Held {
-                    name,
-                    is_clone,
-                });
+                let held = context.files.held();
+                let again = held.hold_again(self.image.number(), number, (name, *is_clone));
+                *content = again.unwrap_or(Content::Unkept(Unkept::TooLarge));
             }
         }
         let earlier = earlier.and_then(|(id, _)| ImageId::new(id));
