@@ -221,7 +221,7 @@ impl Plan {
                     refill(&file, &target, &content)?;
                 }
                 Action::Recreate => {
-                    let mut target = File::options()
+                    let target = File::options()
                         .write(true)
                         .create_new(true)
                         .mode(0o600)
