@@ -37,6 +37,8 @@ const RECORD_BYTES: usize = 12;
 const HANDLE_BYTES: usize = 8;
 /// Longest opaque part of a file handle (`MAX_HANDLE_SZ`).
 const HANDLE_BYTES_MAX: usize = 128;
+/// Limit on the attempts to find the path of a folder that is renamed all the time.
+const PATH_TRIES: usize = 100;
 /// Limit on the remembered paths of folders.
 const FOLDERS_MAX: usize = 65_536;
 
@@ -355,14 +357,18 @@ fn path_of(root: BorrowedFd<'_>, handle: &[u8]) -> io::Result<PathBuf> {
         OwnedFd::from_raw_fd(descriptor)
     };
     let descriptor = format!("/proc/self/fd/{}", folder.as_raw_fd());
-    let path = fs::read_link(&descriptor)?;
-    if path.as_os_str().as_bytes().ends_with(b" (deleted)") || !path.is_absolute() {
-        return Err(io::Error::from_raw_os_error(libc::ESTALE));
+    let about = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino()));
+    let folder = about(Path::new(&descriptor))?;
+    for _ in 0..PATH_TRIES {
+        let path = fs::read_link(&descriptor)?;
+        if path.as_os_str().as_bytes().ends_with(b" (deleted)") || !path.is_absolute() {
+            return Err(io::Error::from_raw_os_error(libc::ESTALE));
+        }
+        // A folder may be renamed meanwhile.
+        if about(&path).is_ok_and(|found| found == folder) {
+            return Ok(path);
+        }
     }
     // A folder that the mount point does not show has the path of another one, or none.
-    let about = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino()));
-    if about(&path)? != about(Path::new(&descriptor))? {
-        return Err(io::ErrorKind::NotFound.into());
-    }
-    Ok(path)
+    Err(io::ErrorKind::NotFound.into())
 }

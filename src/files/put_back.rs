@@ -332,6 +332,11 @@ where
         };
         let held = held.map(|path| File::open(&path).map(|file| (path, file)));
         let held = held.transpose()?;
+        let is_other = now.is_some_and(|now| now.nlink() > 1 && now.ino() != file.identity.1);
+        if is_other && (held.is_some() || matches!(content, Content::Kept { .. })) {
+            // The job has given this name to another file: what is written must not reach that one.
+            set_aside(path, self.created)?;
+        }
         if let Some((held, source)) = &held
             && source.metadata()?.ino() == file.identity.1
         {

@@ -204,12 +204,8 @@ impl Record {
             known.last = now;
             return;
         }
-        let is_jobs_own = match change {
-            JobChange::Created => true,
-            // The name may have been another file's, which is gone then.
-            JobChange::MovedTo => !self.existed(&path),
-            JobChange::Changed | JobChange::Gone | JobChange::FolderGone => false,
-        };
+        // A file may have another name by the time its creation is read, where its folder was renamed.
+        let is_jobs_own = change == JobChange::Created || !self.existed(&path);
         let touch = Touch {
             first: now,
             last: now,
@@ -227,8 +223,14 @@ impl Record {
         else {
             return true;
         };
-        if self.touched.get(folder).is_some_and(|it| it.is_jobs_own) {
-            return false;
+        // Nothing was in a folder that the job created, unless another program created a part of the way.
+        for above in folder.ancestors() {
+            if self.others.contains_key(above) {
+                break;
+            }
+            if self.touched.get(above).is_some_and(|it| it.is_jobs_own) {
+                return false;
+            }
         }
         self.names
             .get(folder)
@@ -448,11 +450,12 @@ mod tests {
             job("/w/new", JobChange::MovedTo),
             job("/elsewhere/x", JobChange::MovedTo),
             job("/w/made", JobChange::Created),
+            job("/w/gone", JobChange::Gone),
         ]);
         let own = |path: &str| record.touched[Path::new(path)].is_jobs_own;
         assert_eq!(
-            ["/w/old", "/w/new", "/elsewhere/x", "/w/made"].map(own),
-            [false, true, false, true]
+            ["/w/old", "/w/new", "/elsewhere/x", "/w/made", "/w/gone"].map(own),
+            [false, true, false, true, true]
         );
     }
 

@@ -166,6 +166,8 @@ fn changed_everywhere() -> (Scene, Vec<String>) {
         ("log", "line 1\nline 2\n"),
         ("log.1", "older lines\n"),
         ("one", "two names"),
+        ("replaced", "a file whose name becomes another one's"),
+        ("source", "that other file"),
         ("turned", "a file that becomes a folder"),
         ("folder/inside", "x"),
     ]);
@@ -182,6 +184,8 @@ fn changed_everywhere() -> (Scene, Vec<String>) {
     fs::write(scene.path("log"), "a new log").unwrap();
     fs::remove_file(scene.path("two")).unwrap();
     fs::write(scene.path("two"), "another file").unwrap();
+    fs::remove_file(scene.path("replaced")).unwrap();
+    fs::hard_link(scene.path("source"), scene.path("replaced")).unwrap();
     fs::remove_file(scene.path("link")).unwrap();
     symlink("grown", scene.path("link")).unwrap();
     fs::remove_file(scene.path("turned")).unwrap();
@@ -201,6 +205,8 @@ fn changed_everywhere() -> (Scene, Vec<String>) {
         ("log", JobChange::Created),
         ("two", JobChange::Gone),
         ("two", JobChange::Created),
+        ("replaced", JobChange::Gone),
+        ("replaced", JobChange::Created),
         ("link", JobChange::Created),
         ("turned", JobChange::Gone),
         ("turned/new", JobChange::Created),

@@ -1,7 +1,7 @@
 //! Random operations on files by several processes: after each restore the tree is as at the snapshot, and what other
 //! programs changed is as they left it.
 //!
-//! More rounds: `CKPT_RUN_TEST_ROUNDS=200 cargo test --test end_to_end random_operations`. A seed that failed goes into
+//! More rounds: `RANDOM_FILES_ROUNDS=200 cargo test --test end_to_end random_operations`. A seed that failed goes into
 //! `SEEDS`.
 
 use std::collections::BTreeMap;
@@ -202,7 +202,10 @@ impl Scene {
                 self.run = start(&self.place, self.seed);
             }
         }
-        wait_until(&format!("the restore; {}", self.place.text("err")), || {
+        wait_until("the restore", || {
+            let said = self.place.text("err");
+            let seed = self.seed;
+            assert!(!said.contains("restore failed"), "seed {seed}: {said}");
             restored() > before
         });
     }
@@ -291,7 +294,7 @@ fn try_seed(seed: u64) {
 
 #[apply(as_root)]
 fn random_operations_on_files_are_undone_by_a_restore() {
-    let rounds = std::env::var("CKPT_RUN_TEST_ROUNDS");
+    let rounds = std::env::var("RANDOM_FILES_ROUNDS");
     let rounds: u64 = rounds.ok().and_then(|text| text.parse().ok()).unwrap_or(0);
     for seed in SEEDS.into_iter().chain(1000..1000 + rounds) {
         try_seed(seed);
