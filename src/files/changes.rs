@@ -16,6 +16,15 @@ pub struct Changed {
     pub file: Option<KeptFile>,
 }
 
+impl Changed {
+    /// Returns true if the job has the file open for writing.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        let file = self.file.as_ref();
+        file.is_some_and(|file| file.writer == Writer::Open)
+    }
+}
+
 /// The job's use of a file that it has open for writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenUse {

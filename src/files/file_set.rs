@@ -105,7 +105,7 @@ pub enum Unkept {
     TooLarge,
     /// The files together are larger than `files.keep_total`.
     TooMuch,
-    /// It is larger than `files.keep_content`, and the store holds a link: it is there unless the job changes it in place.
+    /// It is too large by either limit, and the store holds a link: it is there unless the job changes it in place.
     Linked,
     /// It could not be read.
     Unreadable,
@@ -119,7 +119,7 @@ impl fmt::Display for Unkept {
             Self::TooLarge => "larger than files.keep_content",
             Self::TooMuch => "beyond files.keep_total",
             Self::Linked => {
-                "larger than files.keep_content; held by a link, which changes in place reach"
+                "beyond files.keep_content or files.keep_total; held by a link, which changes in place reach"
             }
             Self::Unreadable => "ckpt-run may not read it",
             Self::TooSlow => "not copied within files.freeze",

@@ -1,6 +1,6 @@
 //! The files of a run's job, over its snapshots and restores: the record, the watcher, and the newest set.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -143,6 +143,12 @@ impl JobFiles {
         locked(&self.state).marker = None;
     }
 
+    /// Reads the record while the job computes, so that little of it is left to read once the job is frozen.
+    pub fn catch_up(&self) {
+        // What is wrong with the record is found out when the job is frozen.
+        let _ = locked(&self.state).record.catch_up();
+    }
+
     /// Lists what has changed since the newest set, for the image `id`, while the job is frozen. `open` are the files
     /// that the job has open for writing.
     #[must_use]
@@ -195,9 +201,17 @@ impl JobFiles {
     ) -> (BTreeSet<PathBuf>, Option<String>) {
         let is_unsure = |path: &Path| gap.is_some() || record.unwatched_mount(path).is_some();
         let files = set.files.keys().map(PathBuf::as_path);
+        // A set has many files and few folders.
+        let mut unsure_folders = HashMap::new();
         let known: Vec<&Path> = files
             .chain(open.keys().copied())
-            .filter(|path| is_unsure(path))
+            .filter(|path| {
+                let folder = path.parent().unwrap_or(path);
+                *unsure_folders
+                    .entry(folder)
+                    .or_insert_with(|| is_unsure(folder))
+                    || record.is_unwatched_mount(path)
+            })
             .collect();
         let folders: BTreeSet<&Path> = known.iter().filter_map(|path| path.parent()).collect();
         let tree_is_unsure = is_unsure(&self.folder);

@@ -18,6 +18,7 @@ mod job_files;
 mod lost;
 mod marker;
 mod marks;
+mod passing;
 mod patterns;
 mod put_back;
 mod record;

@@ -266,6 +266,12 @@ impl Record {
         (!is_watched).then_some(mount.as_path())
     }
 
+    /// Returns true if a file system that cannot be watched is mounted at this very path.
+    #[must_use]
+    pub fn is_unwatched_mount(&self, path: &Path) -> bool {
+        self.mounts.get(path).is_some_and(|is_watched| !is_watched)
+    }
+
     /// Returns the reason why changes may be missing from a time on.
     #[must_use]
     pub fn gap_since(&self, time: usize) -> Option<String> {

@@ -6,6 +6,7 @@
 //! and ends when pid 1 closes its standard input.
 
 use std::collections::{HashSet, VecDeque};
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, FromRawFd, RawFd};
@@ -24,6 +25,7 @@ use super::file_set::{TICK_NS, changed_ns, is_in_memory, modified_ns};
 use super::folder_scan::everything_in;
 use super::marker::DONE;
 use super::marks::watch_all;
+use super::passing::Passing;
 use super::record_line::{JobChange, Line};
 use crate::clock;
 
@@ -131,6 +133,7 @@ struct Watcher {
     written: HashSet<(PathBuf, Option<JobChange>)>,
     /// Folders in which the job has changed something.
     folders: HashSet<PathBuf>,
+    passing: Passing,
     /// Time of the last image.
     since_ns: i64,
 }
@@ -150,6 +153,7 @@ impl Watcher {
             ours,
             written: HashSet::new(),
             folders: HashSet::new(),
+            passing: Passing::default(),
             since_ns: clock::unix_ns() - TICK_NS,
         };
         watcher.list_folders(log);
@@ -173,15 +177,22 @@ impl Watcher {
                 {
                     folders.push_back(entry.path());
                 }
-                names.extend(entry.file_name().into_string().ok());
+                names.push(entry.file_name());
             }
-            log.add(&Line::Names {
-                folder: folder.clone(),
-                names,
-            });
-            self.group.know(&folder);
-            self.folders.insert(folder);
+            self.list(folder, names, log);
         }
+    }
+
+    /// Writes the names in a folder down.
+    fn list(&mut self, folder: PathBuf, names: Vec<OsString>, log: &mut Log) {
+        let texts = names.iter().filter_map(|name| name.to_str());
+        log.add(&Line::Names {
+            folder: folder.clone(),
+            names: texts.map(str::to_owned).collect(),
+        });
+        self.group.know(&folder);
+        self.passing.list(&folder, names.into_iter());
+        self.folders.insert(folder);
     }
 
     fn is_ours(&self, path: &Path) -> bool {
@@ -209,6 +220,9 @@ impl Watcher {
             let [changed, asked, ends, mounted] =
                 watched.map(|one| one.revents().is_some_and(|events| !events.is_empty()));
             if alive.elapsed() >= ALIVE_EVERY && !changed {
+                self.passing.caught_up();
+                self.settle(|passing| passing.settled(clock::now()), log);
+                log.flush()?;
                 log.sign_of_life()?;
                 alive = clock::now();
             }
@@ -223,6 +237,7 @@ impl Watcher {
             }
             if ends {
                 self.drain(log)?;
+                self.settle(Passing::all, log);
                 log.add(&Line::End);
                 return log.flush();
             }
@@ -261,6 +276,7 @@ impl Watcher {
             return Ok(());
         };
         self.drain(log)?;
+        self.settle(Passing::all, log);
         log.add(&Line::Image { id: image });
         log.flush()?;
         self.written.clear();
@@ -292,6 +308,7 @@ impl Watcher {
             _ => event.folder.join(&event.name),
         };
         if event.pid == 0 {
+            self.passing.know(&path);
             let theirs = event.change != Change::Closed;
             let created = matches!(event.change, Change::Created | Change::MovedTo);
             // A name that the job has changed since the image was there before, or was the job's.
@@ -304,13 +321,16 @@ impl Watcher {
         if event.change == Change::Closed && !self.has_changed(&path) {
             return;
         }
-        if self.folders.insert(event.folder.clone()) {
-            self.group.know(&event.folder);
-            let names = names_in(&event.folder);
-            let folder = event.folder.clone();
-            log.add(&Line::Names { folder, names });
+        if !self.folders.contains(&event.folder) {
+            self.list(event.folder.clone(), names_in(&event.folder), log);
         }
         let change = JobChange::of(event.change, event.is_folder);
+        if event.is_folder && matches!(event.change, Change::Gone | Change::MovedTo) {
+            self.settle(Passing::all, log);
+            self.passing.forget(&path);
+        } else if !event.is_folder && self.passing.take(&path, change, clock::now()) {
+            return;
+        }
         self.add_change(path.clone(), change, log);
         if event.is_folder && event.change == Change::MovedTo {
             // Everything in it has another name now.
@@ -334,7 +354,21 @@ impl Watcher {
             .any(|change| self.written.contains(&(path.to_owned(), Some(*change))))
     }
 
+    /// Writes changes of files down that were held back.
+    fn settle(
+        &mut self,
+        which: impl Fn(&mut Passing) -> Vec<(PathBuf, Vec<JobChange>)>,
+        log: &mut Log,
+    ) {
+        for (path, changes) in which(&mut self.passing) {
+            for change in changes {
+                self.add_change(path.clone(), change, log);
+            }
+        }
+    }
+
     fn add_change(&mut self, path: PathBuf, change: JobChange, log: &mut Log) {
+        self.passing.know(&path);
         if self.written.insert((path.clone(), Some(change))) {
             log.add(&Line::Job { path, change });
         }
@@ -351,11 +385,9 @@ impl Watcher {
     }
 }
 
-fn names_in(folder: &Path) -> Vec<String> {
+fn names_in(folder: &Path) -> Vec<OsString> {
     let entries = folder.read_dir().into_iter().flatten().flatten();
-    entries
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .collect()
+    entries.map(|entry| entry.file_name()).collect()
 }
 
 /// Returns the image that a mark is asked for; `None` if the supervisor is gone.

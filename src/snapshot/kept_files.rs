@@ -87,7 +87,11 @@ impl Keeping {
         let same = earlier.filter(|(path, _)| !changed.contains(path.as_path()));
         let mut total: u64 = same.filter_map(|(_, file)| kept_bytes(file)).sum();
         let (mut wanted, mut large) = (Vec::new(), Vec::new());
-        for (index, changed) in self.changes.changed.iter_mut().enumerate() {
+        let mut order: Vec<usize> = (0..self.changes.changed.len()).collect();
+        // The files that can be copied while the job is frozen only come first.
+        order.sort_by_key(|index| !self.changes.changed[*index].is_open());
+        for index in order {
+            let changed = &mut self.changes.changed[index];
             let Some(file) = &mut changed.file else {
                 continue;
             };

@@ -152,6 +152,7 @@ fn attempt(
         // A job that is about to be stopped only waits for its image.
         writer.limit_stalls(context.config.snapshot.timeout / STALL_SHARE);
     }
+    context.files.catch_up();
     let gpu = (gpu.as_ref(), resident_plan);
     let (frozen, criu_dump) = match Frozen::begin(subject, root, gpu, writer, watch, begun) {
         Ok(frozen) => frozen,

@@ -5,7 +5,8 @@ use std::fs;
 use nix::sys::signal::Signal;
 
 use super::counter_job::{
-    COUNTER, counted, finish_counter, said, start, wait_for_progress, wait_for_the_first_line,
+    COUNTER, counted, finish_counter, said, start, start_with, wait_for_progress,
+    wait_for_the_first_line,
 };
 use crate::harness::{
     Place, Run, apply, as_root, descendants, lines, stderr, wait_until, wait_until_gone,
@@ -62,6 +63,39 @@ fn files_written_in_every_mode_are_as_of_an_uninterrupted_run() {
     let rest = 65_537 - all.len();
     assert_eq!(overwritten.len(), 65_537);
     assert!(overwritten[all.len()..].starts_with(&"x".repeat(rest - 1)));
+}
+
+/// Has written a file, and keeps another one open in which it writes anywhere.
+const CLOSED_AND_OPEN: &str = r#"
+import os, time
+with open("a-closed", "wb") as closed: closed.write(os.urandom(700_000))
+state = open("b-open", "w+b", buffering=0); state.write(os.urandom(700_000))
+log = open("log", "w")
+i = 0
+while not os.path.exists("stop"):
+    state.seek(0); state.write(i.to_bytes(8, "little"))
+    log.write(f"{i}\n"); log.flush()
+    i += 1
+    time.sleep(0.01)
+"#;
+
+#[apply(as_root)]
+fn an_open_file_is_kept_before_a_closed_one() {
+    let place = Place::new();
+    let mut run = start_with(&place, CLOSED_AND_OPEN, |command| {
+        command.env("CKPT_RUN_FILES_KEEP_TOTAL", "1MiB");
+    });
+    wait_for_the_first_line(&place);
+    place.snapshot();
+    wait_for_progress(&place);
+    run.crash();
+    wait_for_progress(&place);
+    fs::write(place.file("stop"), "").expect("written");
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("log"), lines(counted(&place)));
+    let said = place.text("err");
+    let closed = "/a-closed (beyond files.keep_content or files.keep_total";
+    assert!(said.contains(closed) && !said.contains("/b-open"), "{said}");
 }
 
 /// Writes a log and reads an input file.
