@@ -16,6 +16,7 @@ use procfs::process::MMPermissions;
 use procfs::process::{FDTarget, MMapPath, Process as ProcessEntry};
 use serde::{Deserialize, Serialize};
 
+use super::obstacles::is_proc_file;
 use super::tree;
 
 /// The prefix of CRIU's names; a number follows.
@@ -122,7 +123,8 @@ pub enum FilesError {
 
 /// Lists the regular files that `pids` (host pids, frozen) have open or mapped, by path.
 ///
-/// Unlinked files are left out: CRIU saves their content.
+/// Unlinked files are left out: CRIU saves their content. Files of `/proc` are left out: they have none, and the
+/// supervisor's `/proc` has others.
 ///
 /// # Errors
 /// A process has exited.
@@ -173,6 +175,9 @@ fn collect_process(pid: i32, found: &mut BTreeMap<PathBuf, OpenFile>) -> Result<
             let Ok(path) = fs::read_link(&link) else {
                 continue;
             };
+            if is_proc_file(&link, &path) {
+                continue;
+            }
             let flags = descriptor_flags(pid, descriptor.fd)?;
             match fs::metadata(link) {
                 Ok(metadata) if is_deleted(&path) => {

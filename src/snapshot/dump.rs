@@ -184,6 +184,7 @@ impl<'a> Dump<'a> {
             return Err(SnapshotError::Ended);
         }
         self.inherited.check(&processes)?;
+        job::look_for_obstacles(&processes)?;
         // Locked only for the mark: no other thread waits for the streams while file contents are read.
         let mark = || locked(self.subject.streams).mark();
         let recorded = Recorded::take(processes, mark)?;

@@ -26,6 +26,9 @@ pub enum SnapshotError {
         "cannot take a snapshot: the job has mounted a file system at {}, and a restore would begin without it; mount it before ckpt-run starts, or unmount it", .0.display()
     )]
     Mount(PathBuf),
+    /// The job has state that a restore would not bring back.
+    #[error(transparent)]
+    Obstacle(#[from] job::Obstacle),
     /// The TCP sockets could not be listed.
     #[error("cannot list the job's sockets")]
     Sockets(#[from] job::SocketsError),
@@ -126,7 +129,8 @@ impl SnapshotError {
                 | job::FilesError::Name(_)
                 | job::FilesError::Elsewhere(_),
             )
-            | Self::Mount(_) => FailureKind::Unsupported,
+            | Self::Mount(_)
+            | Self::Obstacle(_) => FailureKind::Unsupported,
             Self::Criu { .. } | Self::Slow(_) | Self::Stream(_) => FailureKind::Criu,
             Self::Vetoed => FailureKind::Vetoed,
             Self::Ended => FailureKind::Ended,

@@ -1,0 +1,138 @@
+//! Files of `/proc` that a process has open or works in.
+//!
+//! CRIU opens files by path, when all processes of the tree exist (also those that have exited, if a file of theirs is
+//! open) and none of them has its threads and its descriptors yet. In a fresh sandbox a path leads to the same file
+//! then if it is the machine's (`/proc/stat`), or that of a process of the tree or of pid 1.
+
+use std::collections::HashSet;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
+
+use nix::sys::statfs::{PROC_SUPER_MAGIC, statfs};
+
+use super::{Obstacle, ProcessName};
+use crate::job::tree::Process;
+
+/// Where `/proc` is mounted.
+const PROC: &str = "/proc";
+/// Pid of the first process of every PID namespace.
+const INIT: i32 = 1;
+
+/// Returns true for the target of a link in `/proc/PID` that is a file of `/proc`. Such files have no content of their
+/// own: the kernel writes them whenever they are read.
+pub(in crate::job) fn is_proc_file(link: &Path, target: &Path) -> bool {
+    target.starts_with(PROC)
+        && statfs(link).is_ok_and(|about| about.filesystem_type() == PROC_SUPER_MAGIC)
+}
+
+/// Looks for the first file that a restore would not open, or open as another one.
+pub(super) fn look(processes: &[Process]) -> Result<(), Obstacle> {
+    let pids: HashSet<i32> = processes.iter().map(|process| process.pid).collect();
+    for process in processes {
+        let folder = PathBuf::from(format!("/proc/{}", process.host_pid));
+        let descriptors = fs::read_dir(folder.join("fd")).into_iter().flatten();
+        let descriptors = descriptors.flatten().map(|entry| entry.path());
+        for link in descriptors.chain([folder.join("cwd"), folder.join("root")]) {
+            let Ok(path) = fs::read_link(&link) else {
+                continue;
+            };
+            if !is_proc_file(&link, &path) {
+                continue;
+            }
+            let reached = || Reached::by(&link, &folder.join("root"), &path);
+            if let Some(reason) = reason(&path, &pids, reached) {
+                let process = ProcessName::of(process);
+                return Err(Obstacle::ProcFile {
+                    process,
+                    path,
+                    reason,
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What the path of an open file leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reached {
+    Same,
+    /// The pid in the path belongs to a later process.
+    Other,
+    /// The process has exited. CRIU makes one with its pid to open the file.
+    Nothing,
+}
+
+impl Reached {
+    fn by(link: &Path, root: &Path, path: &Path) -> Self {
+        let path = path.strip_prefix("/").unwrap_or(path);
+        match (fs::metadata(link), fs::symlink_metadata(root.join(path))) {
+            (Ok(open), Ok(named)) if (open.dev(), open.ino()) == (named.dev(), named.ino()) => {
+                Self::Same
+            }
+            (Ok(_), Ok(_)) => Self::Other,
+            (Ok(_) | Err(_), Err(_)) | (Err(_), Ok(_)) => Self::Nothing,
+        }
+    }
+}
+
+/// Returns the reason why the file is not restored; `pids` are those of the tree.
+fn reason(
+    path: &Path,
+    pids: &HashSet<i32>,
+    reached: impl FnOnce() -> Reached,
+) -> Option<&'static str> {
+    let mut names = path.components().skip(2).map(|name| match name {
+        Component::Normal(name) => name.to_str().unwrap_or_default(),
+        _ => "",
+    });
+    let pid: i32 = names.next()?.parse().ok()?;
+    let (below, number) = (names.next(), names.next());
+    if below == Some("task") && number.is_some_and(|thread| thread.parse() != Ok(pid)) {
+        return Some("belongs to a thread, and CRIU opens files before there are threads");
+    }
+    if matches!(below, Some("fd" | "fdinfo" | "map_files")) && number.is_some() {
+        return Some(
+            "belongs to a descriptor or mapping, which need not exist when CRIU opens files",
+        );
+    }
+    match reached() {
+        // CRIU (4.2.1, check_path_remap) overwrites the end of this name in its buffer.
+        Reached::Same if below.is_none() => Some("is a folder that CRIU records by a wrong name"),
+        Reached::Same if pid == INIT || pids.contains(&pid) => None,
+        Reached::Same => Some("belongs to a process that is not one of the job's"),
+        Reached::Other => Some("belongs to an earlier process of that pid"),
+        Reached::Nothing => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_that_a_restore_would_not_find_have_a_reason() {
+        let pids = HashSet::from([300, 301]);
+        for (path, reached, refused) in [
+            ("/proc", Reached::Same, false),
+            ("/proc/stat", Reached::Same, false),
+            ("/proc/sys/kernel/pid_max", Reached::Same, false),
+            ("/proc/301/status", Reached::Same, false),
+            ("/proc/301/task", Reached::Same, false),
+            ("/proc/301/task/301/status", Reached::Same, false),
+            ("/proc/301/fd", Reached::Same, false),
+            ("/proc/1/status", Reached::Same, false),
+            ("/proc/302/status", Reached::Nothing, false),
+            ("/proc/302 (deleted)", Reached::Nothing, false),
+            ("/proc/301", Reached::Same, true),
+            ("/proc/302/status", Reached::Same, true),
+            ("/proc/301/status", Reached::Other, true),
+            ("/proc/301/task/305/status", Reached::Same, true),
+            ("/proc/301/fdinfo/4", Reached::Same, true),
+        ] {
+            let reason = reason(Path::new(path), &pids, || reached);
+            assert_eq!(reason.is_some(), refused, "{path}: {reason:?}");
+        }
+    }
+}

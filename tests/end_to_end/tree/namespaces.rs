@@ -1,0 +1,74 @@
+//! Namespaces that a process of the job has for itself: a container or sandbox inside of the job.
+
+use crate::harness::{ON_REQUEST, Place, apply, as_root, stderr};
+
+/// Makes a child that has done `unshare` with the flags in `sys.argv[1]`, or a thread that has; it ends when the job may
+/// be snapshotted again.
+const WITH_NAMESPACES: &str = r#"
+import ctypes, os, sys, threading, time
+flags, who = int(sys.argv[1], 16), sys.argv[2]
+libc = ctypes.CDLL(None, use_errno=True)
+def until(name):
+    while not os.path.exists(name): time.sleep(0.01)
+def leave():
+    if libc.unshare(flags) != 0: raise OSError(ctypes.get_errno(), "unshare")
+    if who == "parent" and os.fork(): os._exit(0)
+    print("ready", flush=True); until("end")
+lives, alive = os.pipe()
+if who == "thread":
+    one = threading.Thread(target=leave); one.start(); one.join()
+else:
+    child = os.fork()
+    if child == 0: leave(); os._exit(0)
+    os.close(alive); os.read(lives, 1); os.waitpid(child, 0)
+print("alone", flush=True)
+until("go")
+"#;
+
+const MOUNT: &str = "0x20000";
+const PID: &str = "0x20000000";
+
+/// Refused with the namespace's name, then taken when the process has ended.
+fn is_refused(flags: &str, who: &str, namespace: &str) {
+    let place = Place::new();
+    std::fs::write(place.file("job.py"), WITH_NAMESPACES).unwrap();
+    let job = ["python3", "-u", "job.py", flags, who];
+    let mut run = place.start(&ON_REQUEST, &job);
+    place.wait_for("out", "ready");
+    let refused = place.verb(&["snapshot"]);
+    let said = stderr(&refused);
+    assert!(!refused.status.success(), "{said}");
+    assert!(
+        said.contains(&format!("(python3) has {namespace}")),
+        "{said}"
+    );
+    assert!(said.contains("start ckpt-run inside of it"), "{said}");
+    std::fs::write(place.file("end"), "").unwrap();
+    place.wait_for("out", "alone");
+    place.snapshot();
+    run.crash();
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert!(place.text("err").contains("restored"));
+}
+
+#[apply(as_root)]
+fn a_child_with_its_own_mounts_is_named() {
+    is_refused(MOUNT, "child", "a mount namespace of its own");
+}
+
+#[apply(as_root)]
+fn a_child_with_its_own_pids_is_named() {
+    is_refused(PID, "parent", "a PID namespace of its own");
+}
+
+#[apply(as_root)]
+fn a_child_whose_children_will_have_their_own_pids_is_named() {
+    is_refused(PID, "child", "a PID namespace for its children");
+}
+
+#[apply(as_root)]
+fn a_thread_with_its_own_mounts_is_named() {
+    // A thread that shares its folder with others cannot leave their mounts: CLONE_FS first.
+    is_refused("0x20200", "thread", "a mount namespace of its own");
+}
