@@ -55,11 +55,20 @@ pub enum Tcp {
     Closed,
 }
 
+/// Where a restore finds the image.
+#[derive(Clone, Copy, Debug)]
+pub enum ImageSource<'a> {
+    /// Through the stream whose socket is in this folder.
+    Stream(&'a Path),
+    /// In the files of this folder, which CRIU empties as it reads them.
+    Files(&'a Path),
+}
+
 /// Options of a restore.
 #[derive(Clone, Copy, Debug)]
 pub struct RestoreOptions<'a> {
-    /// Folder of the stream's sockets.
-    pub directory: &'a Path,
+    /// Where the image is.
+    pub source: ImageSource<'a>,
     /// Path of CRIU's log.
     pub log: &'a Path,
     /// Folder of our plugin: none of the system's acts on our job.
@@ -82,7 +91,7 @@ const GHOST_BYTES_MAX: &str = "4294967295";
 pub fn dump_arguments(options: &DumpOptions<'_>) -> Vec<OsString> {
     let mut arguments = common(
         "dump",
-        options.directory,
+        ImageSource::Stream(options.directory),
         options.log,
         options.libdir,
         options.log_level,
@@ -119,7 +128,7 @@ pub fn dump_arguments(options: &DumpOptions<'_>) -> Vec<OsString> {
 pub fn restore_arguments(options: &RestoreOptions<'_>) -> Vec<OsString> {
     let mut arguments = common(
         "restore",
-        options.directory,
+        options.source,
         options.log,
         options.libdir,
         options.log_level,
@@ -148,12 +157,22 @@ pub fn restore_arguments(options: &RestoreOptions<'_>) -> Vec<OsString> {
     arguments
 }
 
-fn common(verb: &str, directory: &Path, log: &Path, libdir: &Path, log_level: u8) -> Vec<OsString> {
+fn common(
+    verb: &str,
+    source: ImageSource<'_>,
+    log: &Path,
+    libdir: &Path,
+    log_level: u8,
+) -> Vec<OsString> {
     let mut arguments = vec![OsString::from(verb)];
+    let (way, directory) = match source {
+        ImageSource::Stream(directory) => ("--stream", directory),
+        ImageSource::Files(directory) => ("--auto-dedup", directory),
+    };
     push(
         &mut arguments,
         &[
-            OsStr::new("--stream"),
+            OsStr::new(way),
             OsStr::new("--images-dir"),
             directory.as_os_str(),
             OsStr::new("--log-file"),
@@ -186,7 +205,7 @@ mod tests {
             filesystem: 0x19,
         };
         let options = RestoreOptions {
-            directory: path,
+            source: ImageSource::Stream(path),
             log: path,
             libdir: path,
             log_level: 2,

@@ -34,7 +34,11 @@ const HARMLESS: &[&str] = &[
 ];
 
 /// Errors that name a lack of memory or disk space. The image is not at fault.
-const SHORTAGES: &[&str] = &["Cannot allocate memory", "No space left on device"];
+const SHORTAGES: &[&str] = &[
+    "Cannot allocate memory",
+    "No space left on device",
+    "mapping with 0xfffffffffffffff4",
+];
 
 /// Reads the end of CRIU's log and says why it failed. `None` when the log holds no error.
 #[must_use]

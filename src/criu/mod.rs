@@ -19,7 +19,9 @@ mod plugin;
 mod serve;
 
 pub use capture::{Capture, CaptureError, Captured};
-pub use command::{DumpOptions, Inherited, RestoreOptions, Tcp, dump_arguments, restore_arguments};
+pub use command::{
+    DumpOptions, ImageSource, Inherited, RestoreOptions, Tcp, dump_arguments, restore_arguments,
+};
 pub use criu_version::Version;
 pub use find::{AskError, CheckError, Criu, FindError, Search};
 pub use hold::{HOLD_FOLDER_VARIABLE, HOLD_PROGRAM, main as hold_main};

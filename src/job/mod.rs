@@ -35,7 +35,7 @@ pub use halt::{HaltError, Halted, halt, number_inside, thread_of};
 pub use input::{Input, InputMark};
 pub use links::{DumpLock, remove_links};
 pub use nodes::{Node, NodeKind, NodesError, needed};
-pub use obstacles::{Obstacle, ProcessName, look_for_obstacles};
+pub use obstacles::{Obstacle, ProcessName, have_huge_pages, look_ahead, look_for_obstacles};
 pub use output::{Output, OutputMark, Patience, Relation, Shown, StatusLine};
 pub use process::{environment, has_mapped, user, variable};
 pub use rewind::error::RewindError;

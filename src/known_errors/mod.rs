@@ -319,6 +319,12 @@ pub static CAUSES: &[Cause] = &[
         "another program traces the job",
         "detach the debugger, profiler or strace",
     ),
+    // ENOMEM of mmap, as the restored process itself sees it.
+    criu(
+        &["Can't restore", "mapping with 0xfffffffffffffff4"],
+        "a mapping of the job's gets no memory, such as one of huge pages",
+        "raise vm.nr_hugepages if the job uses huge pages (MAP_HUGETLB); free memory otherwise",
+    ),
     criu(
         &["No space left on device"],
         "the disk is full",
@@ -327,7 +333,7 @@ pub static CAUSES: &[Cause] = &[
     criu(
         &["Cannot allocate memory"],
         "the machine is out of memory",
-        "free memory, or lower snapshot.buffer",
+        "free memory, or lower snapshot.buffer; raise vm.nr_hugepages if the job uses huge pages (MAP_HUGETLB)",
     ),
     criu(
         &["Operation not permitted"],

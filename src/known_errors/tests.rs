@@ -54,6 +54,10 @@ const LINES: &[(&str, &str)] = &[
         "maps a device",
     ),
     (
+        "pie: 1610: Error (criu/pie/restorer.c:1884): Can't restore 0x7f2351400000 mapping with 0xfffffffffffffff4",
+        "huge pages",
+    ),
+    (
         "Error (criu/proc_parse.c:502): Unknown shit 100600 (/secretmem (deleted))",
         "memfd_secret",
     ),
@@ -281,7 +285,8 @@ fn criu_has_the_texts_that_it_is_known_by() {
         "Operation not permitted",
     ];
     // Texts with the numbers that CRIU fills in; the program contains the format strings.
-    const FILLED_IN: [(&str, &str); 3] = [
+    const FILLED_IN: [(&str, &str); 4] = [
+        ("mapping with 0xfffffffffffffff4", "mapping with %lx"),
         ("Can't get 1:16 opt", "Can't get %d:%d opt"),
         ("send_fds failed (-22)", "send_fds failed (%d)"),
         ("chr 10:229", "of that type"),

@@ -8,6 +8,7 @@ pub(crate) mod error;
 mod files_plan;
 pub(crate) mod gpu_resume;
 pub(crate) mod huge_pages;
+mod image_files;
 pub(crate) mod restore_image;
 
 pub use bundled_files::companions;

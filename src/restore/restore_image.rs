@@ -13,15 +13,15 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
 use crate::clock;
 use crate::config;
 use crate::criu::{
-    Inherited, RestoreOptions, Serve, ServeError, Tcp, plugin_restores, reports_shortage,
-    restore_arguments,
+    ImageSource, Inherited, RestoreOptions, Serve, ServeError, Tcp, plugin_restores,
+    reports_shortage, restore_arguments,
 };
 use crate::job::{self, CutAway, OpenFile, OtherBytes, Relation};
 use crate::sandbox::{Ended, Sandbox, SandboxError, ToolCommand, ToolRun};
@@ -31,6 +31,7 @@ use super::bundled_files;
 use super::error::RestoreError;
 use super::files_plan::Kept;
 use super::gpu_resume;
+use super::image_files::ImageFiles;
 use crate::gpu::mapping::GpuPlan;
 use crate::gpu::resident::{ResidentRestore, Standby};
 use crate::run::format::{logged, why};
@@ -317,9 +318,20 @@ fn run_criu(
         .map(|(inherited, _)| *inherited)
         .zip(FIRST_DESCRIPTOR..)
         .collect();
+    let mut descriptors: Vec<RawFd> = ends.iter().map(|(_, end)| end.as_raw_fd()).collect();
+    let files = facts.huge_pages.then(|| ImageFiles::unpack(image));
+    let files = files.transpose()?;
+    let folder = files.as_ref().zip((FIRST_DESCRIPTOR..).nth(ends.len()));
+    let folder = folder.map(|(files, number)| {
+        descriptors.push(files.descriptor());
+        PathBuf::from(format!("/proc/self/fd/{number}"))
+    });
     let mut argv = context.criu.argv();
     argv.extend(restore_arguments(&RestoreOptions {
-        directory: sockets.path(),
+        source: match &folder {
+            Some(folder) => ImageSource::Files(folder),
+            None => ImageSource::Stream(sockets.path()),
+        },
         log: &log,
         libdir: &context.libdir(),
         log_level: context.config.criu.log_level,
@@ -332,9 +344,9 @@ fn run_criu(
         first_descriptor: FIRST_DESCRIPTOR,
         restores: Some(facts.pids),
     };
-    let descriptors: Vec<RawFd> = ends.iter().map(|(_, end)| end.as_raw_fd()).collect();
     let (stop, stopped) = UnixStream::pair().map_err(RestoreError::Prepare)?;
     let (ended, served) = thread::scope(|scope| {
+        // CRIU asks for nothing where it has files.
         let exists = |name: &str| image.contains(&format!("criu/{name}"));
         let serving =
             scope.spawn(move || serve.run(&stopped, exists, |name, pipe| send(image, name, &pipe)));

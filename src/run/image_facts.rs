@@ -101,6 +101,9 @@ pub struct ImageFacts {
     pub streams: Marks,
     /// Regular files that the job had open or mapped.
     pub files: Vec<OpenFile>,
+    /// True if a process has huge pages of its own (`MAP_HUGETLB`): CRIU cannot restore them from a stream.
+    #[serde(default)]
+    pub huge_pages: bool,
     /// The files that the job writes, in numbers; `None` in images made before they were kept. `kept/list` has them.
     #[serde(default)]
     pub kept: Option<Kept>,

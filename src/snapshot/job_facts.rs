@@ -22,6 +22,7 @@ pub(crate) struct Recorded {
     nodes: Vec<Node>,
     sockets: job::Sockets,
     timers: Vec<job::Timer>,
+    huge_pages: bool,
     streams: Marks,
 }
 
@@ -38,6 +39,7 @@ impl Recorded {
         job::sample_appended(&mut files);
         Ok(Self {
             accounts: job::account(&processes),
+            huge_pages: job::have_huge_pages(&processes),
             processes,
             nodes: job::needed(&pids, &files),
             files,
@@ -107,6 +109,7 @@ impl Recorded {
             cuda,
             streams: self.streams,
             files: self.files,
+            huge_pages: self.huge_pages,
             kept: None,
             nodes: self.nodes,
             sockets: self.sockets,

@@ -143,7 +143,7 @@ fn attempt(
     if let Some(mount) = own_mount(job) {
         return Err(SnapshotError::Mount(mount));
     }
-    job::look_for_obstacles(&processes)?;
+    job::look_ahead(&processes)?;
     job.own_activity.begins(job::cpu_time(&processes));
     let mut gpu = Gpu::of(context, &processes)?;
     inherited_devices::nobody_arrives(&processes, gpu.as_ref().map_or(&[], Gpu::users))?;

@@ -3,6 +3,7 @@
 //! It is looked for before a snapshot freezes anything, and once more while the tasks are frozen: a process may have
 //! come to it in between. Each obstacle names its process and a remedy.
 
+mod huge_pages;
 mod namespaces;
 mod proc_files;
 
@@ -13,6 +14,7 @@ use std::path::PathBuf;
 use procfs::ProcError;
 
 use super::tree::{self, Process};
+pub use huge_pages::have_huge_pages;
 pub(super) use proc_files::is_proc_file;
 
 /// The reason why a snapshot of the job would not be worth anything.
@@ -41,6 +43,22 @@ pub enum Obstacle {
         path: PathBuf,
         /// Continues "which".
         reason: &'static str,
+    },
+    /// The job's processes share private huge pages, and the kernel could not give each its own.
+    #[error(
+        "process {process} and others share huge pages of {kib} KiB (MAP_HUGETLB) since their fork; a restore gives each \
+         its own and needs {needed}, and the machine has {pool}: raise vm.nr_hugepages, or use transparent huge pages \
+         (glibc.malloc.hugetlb=1)"
+    )]
+    HugePages {
+        /// The process whose pages are too many.
+        process: ProcessName,
+        /// Size of a page in KiB.
+        kib: u64,
+        /// Number of pages for all processes up to this one.
+        needed: u64,
+        /// Number of pages that the machine has or may make.
+        pool: u64,
     },
 }
 
@@ -81,6 +99,15 @@ impl fmt::Display for ProcessName {
 pub fn look_for_obstacles(processes: &[Process]) -> Result<(), Obstacle> {
     namespaces::look(processes)?;
     proc_files::look(processes)
+}
+
+/// Looks for obstacles as [`look_for_obstacles`] does, and for those that take longer to find than a job may be frozen.
+///
+/// # Errors
+/// The obstacle.
+pub fn look_ahead(processes: &[Process]) -> Result<(), Obstacle> {
+    look_for_obstacles(processes)?;
+    huge_pages::look(processes)
 }
 
 /// Returns the pid of a process in the PID namespace that has `depth` namespaces above it; the innermost pid if it has

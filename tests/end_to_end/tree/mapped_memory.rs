@@ -1,7 +1,7 @@
 //! Memory: private, shared, backed by files or by nothing.
 
 use super::survival::{Survival, survives, take_turns};
-use crate::harness::{apply, as_root};
+use crate::harness::{ON_REQUEST, Place, apply, as_root, skip, stderr};
 
 #[apply(as_root)]
 fn a_large_private_memory_survives_to_the_last_byte() {
@@ -118,4 +118,99 @@ fn named_shared_memory_that_vanished_with_a_reboot_is_made_anew() {
             std::fs::remove_file(format!("/dev/shm/sem.{name}")).expect("the semaphore");
         })
         .ends_like_an_undisturbed_run();
+}
+
+/// Huge pages that the tests need: those of one job, while it is restored.
+const HUGE_PAGES: u64 = 4;
+
+/// Tells whether the machine has huge pages to spare. If not, the test counts as skipped.
+fn has_huge_pages() -> bool {
+    let free = std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
+    let free = free.map_or(0, |text| text.trim().parse().unwrap_or(0));
+    if free < 2 * HUGE_PAGES {
+        skip("too few huge pages here: vm.nr_hugepages");
+    }
+    free >= 2 * HUGE_PAGES
+}
+
+#[apply(as_root)]
+fn private_and_shared_huge_pages_survive() {
+    if !has_huge_pages() {
+        return;
+    }
+    survives(
+        r#"
+HUGE, LENGTH = 0x40000, 2 << 20
+libc.mmap.restype = ctypes.c_void_p
+def huge(flags, fd=-1):
+    at = libc.mmap(None, ctypes.c_size_t(LENGTH), 3, flags, fd, 0)
+    return check(-1) if at == ctypes.c_void_p(-1).value else (ctypes.c_ubyte * LENGTH).from_address(at)
+memfd = os.memfd_create("huge", 4); os.ftruncate(memfd, LENGTH)
+private, shared = huge(mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | HUGE), huge(mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | HUGE)
+file = huge(mmap.MAP_SHARED, memfd)
+ctypes.memset(private, 7, LENGTH)
+small = bytearray(hashlib.shake_128(b"seed").digest(10 << 20))
+turn = os.pipe(), os.pipe()
+child = os.fork()
+if child == 0:
+    while data := os.read(turn[0][0], 1):
+        shared[data[0] * 5000] = 99; private[data[0]] = 98
+        os.write(turn[1][1], hashlib.sha256(private).digest())
+def page_size(memory):
+    text = open("/proc/self/smaps").read().split("\n%x-" % ctypes.addressof(memory))[1]
+    return text.split("KernelPageSize:")[1].split()[:2]
+for i in steps():
+    private[i * 777] = i; file[i * 555] = i; small[i << 18] ^= 255
+    os.write(turn[0][1], bytes([i])); note(os.read(turn[1][0], 32))
+    note(*(hashlib.sha256(memory).hexdigest() for memory in (private, shared, file, small)))
+    note(*map(page_size, (private, shared, file)))
+os.kill(child, signal.SIGKILL)
+"#,
+    );
+}
+
+#[apply(as_root)]
+fn huge_pages_of_forked_processes_that_a_restore_could_not_have_are_named() {
+    if !has_huge_pages() {
+        return;
+    }
+    let place = Place::new();
+    let mut run = place.start_python(
+        &ON_REQUEST,
+        r#"
+import ctypes, mmap, os, time
+libc = ctypes.CDLL(None); libc.mmap.restype = ctypes.c_void_p
+length = 2 << 20
+at = libc.mmap(None, ctypes.c_size_t(length), 3, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x40000, -1, 0)
+ctypes.memset(at, 1, length)
+pool = "/sys/kernel/mm/hugepages/hugepages-2048kB/"
+pages = sum(int(open(pool + name).read()) for name in ("nr_hugepages", "nr_overcommit_hugepages"))
+ends = os.pipe()
+children = []
+for i in range(pages):
+    children.append(os.fork())
+    if children[-1] == 0: os.close(ends[1]); os.read(ends[0], 1); os._exit(0)
+print("ready", flush=True)
+while not os.path.exists("end"): time.sleep(0.02)
+os.close(ends[1])
+for child in children: os.waitpid(child, 0)
+print("alone", flush=True)
+while not os.path.exists("go"): time.sleep(0.02)
+"#,
+    );
+    place.wait_for("out", "ready");
+    let refused = place.verb(&["snapshot"]);
+    let said = stderr(&refused);
+    assert!(!refused.status.success(), "{said}");
+    assert!(
+        said.contains("(python3) and others share huge pages of 2048 KiB"),
+        "{said}"
+    );
+    assert!(said.contains("raise vm.nr_hugepages"), "{said}");
+    std::fs::write(place.file("end"), "").unwrap();
+    place.wait_for("out", "alone");
+    place.snapshot();
+    run.crash();
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }

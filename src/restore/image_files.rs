@@ -1,0 +1,83 @@
+//! An image as files in memory, for a job with private huge pages (`MAP_HUGETLB`).
+//!
+//! CRIU (4.2.1) reads private huge pages by position, when it has read all other memory, and a stream has no positions:
+//! its restore fails. So CRIU gets files, in a file system in memory that has no name and ends with its last
+//! descriptor. It frees each page of them that it has restored, so that memory is not needed twice.
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+use rustix::fs::{Mode, OFlags, openat};
+use rustix::io::Errno;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount,
+    fsopen,
+};
+
+use super::error::RestoreError;
+use crate::run::format::size;
+use crate::run::machine;
+use crate::store::ImageReader;
+
+/// The folder of CRIU's files in an image.
+const FOLDER: &str = "criu/";
+/// Size of a tmpfs without a limit of its own.
+const UNLIMITED: &str = "0";
+
+/// The files; they exist as long as this value, or a copy of its descriptor.
+pub(super) struct ImageFiles(OwnedFd);
+
+impl ImageFiles {
+    /// Copies CRIU's files out of an image; each byte is verified.
+    pub fn unpack(image: &ImageReader) -> Result<Self, RestoreError> {
+        let streams = &image.manifest().streams;
+        let files = || streams.iter().filter(|one| one.name.starts_with(FOLDER));
+        let needed: u64 = files().map(|one| one.raw_len).sum();
+        let available = machine::available_memory();
+        if needed > available {
+            return Err(RestoreError::Shortage {
+                reason: format!(
+                    "a job with huge pages (MAP_HUGETLB) is restored through memory, which takes {}, and {} are \
+                     available; free some, or raise the memory limit of the container",
+                    size(needed),
+                    size(available)
+                ),
+            });
+        }
+        let folder = memory_folder().map_err(|errno| RestoreError::Prepare(errno.into()))?;
+        for stream in files() {
+            let name = &stream.name[FOLDER.len()..];
+            let file =
+                create(&folder, name).map_err(|errno| RestoreError::Prepare(errno.into()))?;
+            image.copy_to(&stream.name, &mut &file)?;
+        }
+        Ok(Self(folder))
+    }
+
+    /// Returns the descriptor of the folder.
+    pub fn descriptor(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// Makes an empty tmpfs that is mounted nowhere.
+fn memory_folder() -> Result<OwnedFd, Errno> {
+    let tmpfs = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_set_string(&tmpfs, "size", UNLIMITED)?;
+    fsconfig_set_string(&tmpfs, "mode", "0700")?;
+    fsconfig_create(&tmpfs)?;
+    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID
+        | MountAttrFlags::MOUNT_ATTR_NODEV
+        | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+    fsmount(&tmpfs, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
+}
+
+/// Creates a file; the name comes from an image and must not lead out of the folder.
+fn create(folder: &OwnedFd, name: &str) -> Result<File, Errno> {
+    if name.contains('/') {
+        return Err(Errno::INVAL);
+    }
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let file = openat(folder, name, flags, Mode::RUSR | Mode::WUSR)?;
+    Ok(file.into())
+}
