@@ -6,6 +6,7 @@ use crate::agent_client::AgentError;
 use crate::copier::CopierError;
 use crate::cuda;
 use crate::job;
+use crate::run::environment::HWLOC_WITHOUT_GPUS;
 use crate::run::failure_kind::FailureKind;
 use crate::store::WriteError;
 
@@ -48,14 +49,26 @@ pub enum GpuError {
     /// Device memory could not stay on the GPUs, or could not be restored from there.
     #[error("cannot keep GPU memory for the image")]
     Resident(#[source] Box<ResidentError>),
-    /// A process has the GPU's devices open and its use of them cannot be determined now; or it began to share memory
-    /// there after the snapshot started.
+    /// A process is inside `cuInit`, or began to share memory on a GPU after the snapshot started.
     #[error(
         "cannot take a snapshot while process {pid} begins to use the GPU; it is tried again later"
     )]
     Device {
         /// Pid as the job sees it.
         pid: i32,
+    },
+    /// A process has the GPU's devices open and the driver does not know it as a user of CUDA, though it did not inherit
+    /// them. It is about to become one, or uses the GPU in another way.
+    #[error(
+        "cannot take a snapshot while process {process} has the GPU's device files open, and the driver does not know it \
+         as a user of CUDA: what OpenCL, Vulkan or a plugin of hwloc has on the GPU cannot be restored. Let the process \
+         close it (for hwloc, which MPI uses, with {}={} in its environment), or wait if it begins to use CUDA",
+        HWLOC_WITHOUT_GPUS.0,
+        HWLOC_WITHOUT_GPUS.1
+    )]
+    Holder {
+        /// The process.
+        process: job::ProcessName,
     },
     /// A process is about to exit: the driver has shut down in it.
     #[error(
@@ -74,7 +87,9 @@ impl GpuError {
             Self::Tree(_) => FailureKind::System,
             Self::Store(_) => FailureKind::Store,
             Self::Unsupported(_) => FailureKind::Unsupported,
-            Self::Device { .. } | Self::Leaving { .. } => FailureKind::Changed,
+            Self::Device { .. } | Self::Holder { .. } | Self::Leaving { .. } => {
+                FailureKind::Changed
+            }
             Self::Stopped { .. } => FailureKind::Busy,
             Self::Driver(_) | Self::Resume(_) => FailureKind::Driver,
             Self::Suspend(error) => FailureKind::of(error),
@@ -96,7 +111,10 @@ impl GpuError {
 
     /// Returns true if the cause passes within moments, so that another attempt may succeed.
     pub(crate) fn is_passing(&self) -> bool {
-        matches!(self, Self::Device { .. } | Self::Leaving { .. })
+        matches!(
+            self,
+            Self::Device { .. } | Self::Holder { .. } | Self::Leaving { .. }
+        )
     }
 }
 

@@ -12,7 +12,7 @@
 
 use super::error::GpuError;
 use crate::cuda;
-use crate::job::{self, Holder, Process};
+use crate::job::{self, Holder, Process, ProcessName};
 use crate::run::run_context::RunContext;
 
 /// Prefix of the driver's names in `/proc/devices` (470 to 580: nvidia, nvidia-frontend, nvidia-uvm, nvidia-modeset,
@@ -74,7 +74,10 @@ fn admit(holders: &[Holder], users: &[i32]) -> Result<(), GpuError> {
 
 /// No snapshot because of this one, if there is one.
 fn refuse(holder: Option<&Holder>) -> Result<(), GpuError> {
-    holder.map_or(Ok(()), |one| Err(GpuError::Device { pid: one.pid }))
+    holder.map_or(Ok(()), |one| {
+        let process = ProcessName::of(one.host_pid, one.pid);
+        Err(GpuError::Holder { process })
+    })
 }
 
 #[cfg(test)]
@@ -105,7 +108,7 @@ mod tests {
         ] {
             let error = admit(holders, users).unwrap_err();
             assert!(
-                matches!(error, GpuError::Device { pid } if pid == named),
+                matches!(&error, GpuError::Holder { process } if process.pid == named),
                 "{error}"
             );
         }
@@ -127,7 +130,7 @@ mod tests {
             holders: Vec::new(),
         };
         let error = unseen.check(&processes[..1]).unwrap_err();
-        assert!(matches!(error, GpuError::Device { .. }), "{error}");
+        assert!(matches!(error, GpuError::Holder { .. }), "{error}");
         assert!(InheritedDevices::default().check(&processes).is_ok());
         drop(null);
     }

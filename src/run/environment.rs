@@ -1,5 +1,5 @@
 //! The job's environment: the caller's environment without the variables meant for ckpt-run, and with the settings that
-//! make NCCL suspendable.
+//! make NCCL suspendable and keep hwloc away from GPUs.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -44,6 +44,18 @@ pub(crate) const CHECKPOINTABLE_NCCL: [(&str, &str); 3] = [
 pub(crate) const PEER_NCCL: [(&str, &str); 2] =
     [("NCCL_CUMEM_ENABLE", "0"), ("NCCL_CUMEM_HOST_ENABLE", "0")];
 
+/// Setting with which hwloc, which MPI uses, leaves GPUs alone. Its plugins would open them in processes that compute
+/// nothing there, such as Open MPI's `orted` beside a program that imports mpi4py, through `OpenCL` and others; the
+/// driver cannot suspend that (580.159.04).
+pub(crate) const HWLOC_WITHOUT_GPUS: Setting =
+    ("HWLOC_COMPONENTS", "-opencl,-nvml,-cuda,-rsmi,-levelzero");
+
+/// Returns the setting for hwloc where there are GPUs, unless the caller has set it.
+pub(crate) fn for_hwloc(gpus: usize, ours: impl Fn(&str) -> Option<OsString>) -> Option<Setting> {
+    let is_ours = ours(HWLOC_WITHOUT_GPUS.0).is_none();
+    (gpus > 0 && is_ours).then_some(HWLOC_WITHOUT_GPUS)
+}
+
 /// Returns the settings for NCCL, without those that the caller has set. `gpus` is the number of GPUs; `ours` reads a
 /// variable of the caller's environment.
 pub(crate) fn for_nccl(
@@ -83,7 +95,7 @@ pub(crate) fn for_job(
     ours: impl Iterator<Item = (OsString, OsString)>,
     store: &Path,
     job: &str,
-    nccl: &[Setting],
+    settings: &[Setting],
 ) -> Vec<(OsString, OsString)> {
     let set = [
         ("CKPT_RUN_JOB", OsString::from(job)),
@@ -99,7 +111,11 @@ pub(crate) fn for_job(
             set.iter()
                 .map(|(name, value)| (OsString::from(name), value.clone())),
         )
-        .chain(nccl.iter().map(|(name, value)| (name.into(), value.into())))
+        .chain(
+            settings
+                .iter()
+                .map(|(name, value)| (name.into(), value.into())),
+        )
         .collect()
 }
 
@@ -179,5 +195,13 @@ mod tests {
             let given = for_nccl(choice, gpus, of);
             assert_eq!(given, expected, "{choice:?} {gpus} {ours:?}");
         }
+    }
+
+    #[test]
+    fn hwloc_leaves_gpus_alone_unless_the_caller_has_set_it() {
+        let unset = |_: &str| None;
+        assert_eq!(for_hwloc(1, unset), Some(HWLOC_WITHOUT_GPUS));
+        assert_eq!(for_hwloc(0, unset), None);
+        assert_eq!(for_hwloc(1, |_| Some(OsString::new())), None);
     }
 }

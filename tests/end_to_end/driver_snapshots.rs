@@ -312,3 +312,20 @@ fn a_job_whose_gpu_falls_idle_is_taken_for_hung_and_one_whose_gpu_works_is_not()
     place.wait_for("err", "the job hangs, no GPU work for");
     ends_as_ever(&place, &mut run);
 }
+
+#[apply(as_root)]
+fn hwloc_leaves_the_gpus_alone_unless_the_caller_says_otherwise() {
+    let printed = |set: Option<&str>| {
+        let (place, gpu) = (Place::new(), FakeGpu::new());
+        let mut command = place.command(&["--interval", "never", "--", "printenv"]);
+        command.arg("HWLOC_COMPONENTS");
+        command.env_remove("HWLOC_COMPONENTS");
+        if let Some(value) = set {
+            command.env("HWLOC_COMPONENTS", value);
+        }
+        place.spawn(gpu.wrap(&command), |_| {}).wait();
+        place.text("out")
+    };
+    assert_eq!(printed(None), "-opencl,-nvml,-cuda,-rsmi,-levelzero\n");
+    assert_eq!(printed(Some("linux,stop")), "linux,stop\n");
+}

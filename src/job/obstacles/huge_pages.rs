@@ -41,7 +41,7 @@ pub(super) fn look(processes: &[Process]) -> Result<(), Obstacle> {
         }
         if let Some((kib, needed, pool)) = excess(&needs, pool) {
             return Err(Obstacle::HugePages {
-                process: ProcessName::of(process),
+                process: ProcessName::of(process.host_pid, process.pid),
                 kib,
                 needed,
                 pool,

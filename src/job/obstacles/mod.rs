@@ -72,10 +72,12 @@ pub struct ProcessName {
 }
 
 impl ProcessName {
-    fn of(process: &Process) -> Self {
-        let name = fs::read(format!("/proc/{}/comm", process.host_pid)).unwrap_or_default();
+    /// Names a process by both its pids.
+    #[must_use]
+    pub fn of(host_pid: i32, pid: i32) -> Self {
+        let name = fs::read(format!("/proc/{host_pid}/comm")).unwrap_or_default();
         Self {
-            pid: process.pid,
+            pid,
             name: String::from_utf8_lossy(&name).trim_end().to_owned(),
         }
     }

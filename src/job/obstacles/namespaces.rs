@@ -66,8 +66,6 @@ fn name(root: &Process, process: &Process) -> ProcessName {
         .ok()
         .and_then(|status| status.nspid)
         .map_or(0, |pids| pids.len().saturating_sub(1));
-    ProcessName {
-        pid: pid_at_depth(process, depth).unwrap_or(process.pid),
-        ..ProcessName::of(process)
-    }
+    let pid = pid_at_depth(process, depth).unwrap_or(process.pid);
+    ProcessName::of(process.host_pid, pid)
 }

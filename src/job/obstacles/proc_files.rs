@@ -42,7 +42,7 @@ pub(super) fn look(processes: &[Process]) -> Result<(), Obstacle> {
             }
             let reached = || Reached::by(&link, &folder.join("root"), &path);
             if let Some(reason) = reason(&path, &pids, reached) {
-                let process = ProcessName::of(process);
+                let process = ProcessName::of(process.host_pid, process.pid);
                 return Err(Obstacle::ProcFile {
                     process,
                     path,

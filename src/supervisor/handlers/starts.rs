@@ -81,8 +81,12 @@ impl Supervisor {
         self.serial += 1;
         let (serial, events) = (self.serial, self.events.clone());
         let job = self.state.started_unix_ms.to_string();
-        let (store, nccl) = (self.context.store.path(), self.for_nccl());
-        let mut environment = environment::for_job(std::env::vars_os(), store, &job, &nccl);
+        let store = self.context.store.path();
+        let mut settings = self.for_nccl();
+        settings.extend(environment::for_hwloc(cuda::device_count(), |name| {
+            std::env::var_os(name)
+        }));
+        let mut environment = environment::for_job(std::env::vars_os(), store, &job, &settings);
         if let Some((library, token)) = &self.context.agent {
             environment::preload(&mut environment, library, token);
         }

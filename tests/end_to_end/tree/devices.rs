@@ -128,7 +128,12 @@ fn a_program_with_a_device_open_that_the_driver_does_not_know_is_not_snapshotted
     let said = stderr(&refused);
     assert!(!refused.status.success());
     assert!(said.contains(&run.job_named()), "{said}");
-    assert!(said.contains("begins to use the GPU"), "{said}");
+    assert!(
+        said.contains("(python3) has the GPU's device files open"),
+        "{said}"
+    );
+    assert!(said.contains("HWLOC_COMPONENTS=-opencl"), "{said}");
+    assert!(!said.contains("tried again"), "{said}");
     goes_on(&place, &mut run);
 }
 

@@ -111,6 +111,10 @@ ONE_GPU = (
     Job("graphs", "JOBS/graphs.py"),
     Job("cudnn", "JOBS/cudnn.py"),
     Job("nvml", "JOBS/nvml.py"),
+    Job("lightning", "JOBS/lightning_fit.py", ("torch", "lightning", "mpi4py")),
+    Job("bystander-nvml", "JOBS/bystander.py --through nvml"),
+    Job("bystander-hwloc", "JOBS/bystander.py --through opencl --hwloc"),
+    Job("bystander-opencl", "JOBS/bystander.py --through opencl", trial=trials.refused),
     Job("progress", "JOBS/progress.py"),
     Job("saves", "JOBS/saves.py", steps=400),
     Job(
