@@ -3,7 +3,7 @@
 //! It is looked for before a snapshot freezes anything, and once more while the tasks are frozen: a process may have
 //! come to it in between. Each obstacle names its process and a remedy.
 
-mod huge_pages;
+mod hugetlb;
 mod namespaces;
 mod proc_files;
 
@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use procfs::ProcError;
 
 use super::tree::{self, Process};
-pub use huge_pages::have_huge_pages;
+pub use hugetlb::have_huge_pages;
 pub(super) use proc_files::is_proc_file;
 
 /// The reason why a snapshot of the job would not be worth anything.
@@ -109,7 +109,7 @@ pub fn look_for_obstacles(processes: &[Process]) -> Result<(), Obstacle> {
 /// The obstacle.
 pub fn look_ahead(processes: &[Process]) -> Result<(), Obstacle> {
     look_for_obstacles(processes)?;
-    huge_pages::look(processes)
+    hugetlb::look(processes)
 }
 
 /// Returns the pid of a process in the PID namespace that has `depth` namespaces above it; the innermost pid if it has
