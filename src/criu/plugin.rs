@@ -6,7 +6,7 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, symlink};
 use std::path::Path;
 
 use super::Version;
@@ -48,10 +48,25 @@ pub fn plugin_takes(majors: &[u32]) -> Variable {
     (name(variables::MAJORS), list.join(" ").into())
 }
 
-/// Returns the variable for a restore by this CRIU.
-#[must_use]
-pub fn plugin_restores(criu: Version) -> Option<Variable> {
-    (criu >= RETRY_SINCE).then(|| (name(variables::RETRY), "1".into()))
+/// Returns the variables for a restore by this CRIU of the tree whose first process is `root`, as CRIU sees it. Puts a
+/// link to the plugin into `folder`, whose path has neither spaces nor colons, by which it is preloaded.
+///
+/// # Errors
+/// The link cannot be made.
+pub fn plugin_restores(
+    criu: Version,
+    root: i32,
+    libdir: &Path,
+    folder: &Path,
+) -> io::Result<Vec<Variable>> {
+    let link = folder.join(NAME);
+    symlink(libdir.join(NAME), &link)?;
+    let mut variables = vec![
+        ("LD_PRELOAD".into(), link.into()),
+        (name(variables::ROOT), root.to_string().into()),
+    ];
+    variables.extend((criu >= RETRY_SINCE).then(|| (name(variables::RETRY), "1".into())));
+    Ok(variables)
 }
 
 fn name(variable: &std::ffi::CStr) -> OsString {
@@ -155,8 +170,17 @@ mod tests {
             minor,
             patch,
         };
-        assert_eq!(plugin_restores(version(2, 1)), None);
-        assert!(plugin_restores(version(3, 0)).is_some());
+        let folder = tempfile::tempdir().unwrap();
+        let variables = |criu, name: &str| {
+            let folder = folder.path().join(name);
+            fs::create_dir(&folder).unwrap();
+            plugin_restores(criu, 305, Path::new("/plugins"), &folder).unwrap()
+        };
+        let preloaded = fs::read_link(&variables(version(2, 1), "older")[0].1).unwrap();
+        assert_eq!(preloaded, Path::new("/plugins").join(NAME));
+        let expected = ("CKPT_RUN_PLUGIN_ROOT".into(), "305".into());
+        assert_eq!(variables(version(2, 1), "old")[1..], [expected]);
+        assert_eq!(variables(version(3, 0), "new").len(), 3);
     }
 
     /// Name of the test that runs in a process of its own, as the plugin asks the environment.

@@ -25,6 +25,7 @@ mod terminal;
 mod timers;
 mod transparent_huge_pages;
 mod tree;
+mod unrestorable;
 
 pub use account::{MemoryUse, ProcessAccount, account};
 pub use activity::cpu_time;
@@ -49,3 +50,4 @@ pub use tree::{
     Process, TreeError, child_with_pid, died_under_trace, first_stopped, is_alive, is_doomed, tree,
     with_remains_of_criu,
 };
+pub use unrestorable::{UnrestorableError, check_restorable};

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use nix::sys::signal::Signal;
 use procfs::FromBufRead;
 use procfs::ProcError;
-use procfs::process::{MMapPath, MemoryMaps, ProcState, Process as ProcessEntry, Status};
+use procfs::process::{MMapPath, MemoryMaps, ProcState, Process as ProcessEntry, Stat, Status};
 
 /// Limit on the processes of one job; more are treated as a runaway fork.
 const PROCESSES_MAX: usize = 32_768;
@@ -113,6 +113,11 @@ pub(super) fn status(pid: i32) -> Result<Status, ProcError> {
     Status::from_buf_read(String::from_utf8_lossy(&text).as_bytes())
 }
 
+/// Reads `/proc/PID/stat` of a process (a host pid).
+pub(super) fn stat(pid: i32) -> Result<Stat, ProcError> {
+    ProcessEntry::new(pid)?.stat()
+}
+
 /// Reads `/proc/PID/maps` of a process (a host pid). In names that are not UTF-8, the invalid bytes become U+FFFD;
 /// `/proc/PID/map_files` has the names' bytes.
 pub(super) fn maps(pid: i32) -> Result<MemoryMaps, ProcError> {
@@ -202,7 +207,7 @@ pub fn tree(root: i32) -> Result<Vec<Process>, TreeError> {
 }
 
 /// Returns true if the cause is that the process has exited; other causes must not count as an exit.
-fn is_gone(error: &TreeError) -> bool {
+pub(super) fn is_gone(error: &TreeError) -> bool {
     match error {
         TreeError::Process { pid, source } => {
             matches!(source, ProcError::NotFound(_)) || !Path::new(&format!("/proc/{pid}")).exists()
@@ -211,7 +216,7 @@ fn is_gone(error: &TreeError) -> bool {
     }
 }
 
-fn children(pid: i32) -> Result<Vec<i32>, TreeError> {
+pub(super) fn children(pid: i32) -> Result<Vec<i32>, TreeError> {
     let read = || -> Result<Vec<i32>, ProcError> {
         let mut all = Vec::new();
         for task in ProcessEntry::new(pid)?.tasks()? {
@@ -230,7 +235,7 @@ fn children(pid: i32) -> Result<Vec<i32>, TreeError> {
     read().map_err(|source| TreeError::Process { pid, source })
 }
 
-fn describe(host_pid: i32) -> Result<Process, TreeError> {
+pub(super) fn describe(host_pid: i32) -> Result<Process, TreeError> {
     let read = || -> Result<Process, ProcError> {
         let pid = status(host_pid)?
             .nspid

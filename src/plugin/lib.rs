@@ -4,8 +4,10 @@
 //! the GPU's device files open and mapped, though it cannot use them. CRIU refuses such files. This plugin says at a
 //! dump that they need no saving, and puts `/dev/null` and zeros in their place at a restore.
 //!
+//! A restoring CRIU has it preloaded as well, so that the tree's first process adopts orphans in time (`subreaper`).
+//!
 //! It is loaded into CRIU, which runs as root, by whatever C library CRIU has: no standard library, nothing linked,
-//! nothing allocated. It knows only devices; that nobody uses them is the supervisor's to find out.
+//! nothing allocated. That nobody uses the devices is the supervisor's to find out.
 //!
 //! This file is the root of the library. The program shares `variables`; its tests share `hooks`.
 
@@ -13,6 +15,7 @@
 #![allow(unsafe_code, reason = "called by CRIU through C")]
 
 mod hooks;
+mod subreaper;
 mod variables;
 
 /// Ends CRIU. The plugin does not panic; if it ever does, it must not touch the process that CRIU dumps or restores.

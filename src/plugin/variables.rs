@@ -6,3 +6,5 @@ use core::ffi::CStr;
 pub const MAJORS: &CStr = c"CKPT_RUN_PLUGIN_MAJORS";
 /// Set where CRIU's `RESTORE_EXT_FILE` has a second argument.
 pub const RETRY: &CStr = c"CKPT_RUN_PLUGIN_RETRY";
+/// Pid of the tree's first process, which adopts orphans, as CRIU sees it.
+pub const ROOT: &CStr = c"CKPT_RUN_PLUGIN_ROOT";

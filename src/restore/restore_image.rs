@@ -326,6 +326,7 @@ fn run_criu(
         descriptors.push(files.descriptor());
         PathBuf::from(format!("/proc/self/fd/{number}"))
     });
+    let libdir = context.libdir();
     let mut argv = context.criu.argv();
     argv.extend(restore_arguments(&RestoreOptions {
         source: match &folder {
@@ -333,14 +334,20 @@ fn run_criu(
             None => ImageSource::Stream(sockets.path()),
         },
         log: &log,
-        libdir: &context.libdir(),
+        libdir: &libdir,
         log_level: context.config.criu.log_level,
         tcp: tcp(context, facts),
         inherited: &inherited,
     }));
+    let environment = plugin_restores(
+        context.criu.version,
+        facts.pids.root,
+        &libdir,
+        sockets.path(),
+    );
     let tool = ToolCommand {
         argv,
-        environment: plugin_restores(context.criu.version).into_iter().collect(),
+        environment: environment.map_err(RestoreError::Prepare)?,
         first_descriptor: FIRST_DESCRIPTOR,
         restores: Some(facts.pids),
     };

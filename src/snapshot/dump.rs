@@ -183,6 +183,8 @@ impl<'a> Dump<'a> {
             // the same crash.
             return Err(SnapshotError::Ended);
         }
+        // Again, because nothing changes any more.
+        job::check_restorable(self.subject.job.sandbox.pid(), &processes)?;
         self.inherited.check(&processes)?;
         job::look_for_obstacles(&processes)?;
         // Locked only for the mark: no other thread waits for the streams while file contents are read.

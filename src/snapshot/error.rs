@@ -29,6 +29,9 @@ pub enum SnapshotError {
     /// The job has state that a restore would not bring back.
     #[error(transparent)]
     Obstacle(#[from] job::Obstacle),
+    /// A part of the job would be missing in the image, or could not be restored from it.
+    #[error(transparent)]
+    Unrestorable(job::UnrestorableError),
     /// The TCP sockets could not be listed.
     #[error("cannot list the job's sockets")]
     Sockets(#[from] job::SocketsError),
@@ -130,7 +133,8 @@ impl SnapshotError {
                 | job::FilesError::Elsewhere(_),
             )
             | Self::Mount(_)
-            | Self::Obstacle(_) => FailureKind::Unsupported,
+            | Self::Obstacle(_)
+            | Self::Unrestorable(_) => FailureKind::Unsupported,
             Self::Criu { .. } | Self::Slow(_) | Self::Stream(_) => FailureKind::Criu,
             Self::Vetoed => FailureKind::Vetoed,
             Self::Ended => FailureKind::Ended,
@@ -169,6 +173,15 @@ impl From<job::TreeError> for SnapshotError {
             // The tree's root exits with the job.
             job::TreeError::NoRoot => Self::Ended,
             job::TreeError::Process { .. } | job::TreeError::TooMany => Self::Tree(error),
+        }
+    }
+}
+
+impl From<job::UnrestorableError> for SnapshotError {
+    fn from(error: job::UnrestorableError) -> Self {
+        match error {
+            job::UnrestorableError::Tree(error) => error.into(),
+            error => Self::Unrestorable(error),
         }
     }
 }

@@ -140,6 +140,7 @@ fn attempt(
     if !job.lives(&processes) {
         return Err(SnapshotError::Ended);
     }
+    job::check_restorable(job.sandbox.pid(), &processes)?;
     if let Some(mount) = own_mount(job) {
         return Err(SnapshotError::Mount(mount));
     }

@@ -14,3 +14,4 @@ mod rounds;
 mod sockets;
 mod survival;
 mod system_v;
+mod unrestorable;

@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use super::survival::{survives, take_turns};
-use crate::harness::{ON_REQUEST, Place, apply, as_root};
+use super::survival::{Survival, survives, take_turns};
+use crate::harness::{ON_REQUEST, Place, apply, as_root, wait_until};
 
 #[apply(as_root)]
 fn threads_survive() {
@@ -133,6 +133,43 @@ ask.close()
 note(answer.read(1))
 "#,
     );
+}
+
+/// A helper of a helper that has ended answers the job; it is in the session of the job, which is not above it.
+const ORPHAN: &str = r#"
+there, back = os.pipe(), os.pipe()
+first = os.fork()
+if first == 0:
+    if os.fork() == 0:
+        os.close(there[1]); os.close(back[0])
+        state = hashlib.sha256()
+        while data := os.read(there[0], 1):
+            state.update(data)
+            os.write(back[1], state.digest())
+        os._exit(0)
+    os._exit(0)
+os.waitpid(first, 0)
+os.close(there[0]); os.close(back[1])
+for i in steps():
+    os.write(there[1], bytes([i]))
+    note(os.read(back[0], 32))
+"#;
+
+#[apply(as_root)]
+fn an_orphan_survives_a_second_restore() {
+    let survival = Survival::begin(ORPHAN);
+    let place = &survival.place;
+    survival.run.crash();
+    let restored = |times| {
+        wait_until("the restore", || {
+            place.text("err").matches("restored image").count() == times
+        });
+    };
+    restored(1);
+    place.snapshot();
+    survival.run.crash();
+    restored(2);
+    survival.ends_like_an_undisturbed_run();
 }
 
 #[apply(as_root)]

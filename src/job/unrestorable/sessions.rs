@@ -1,0 +1,140 @@
+//! Sessions that CRIU can restore (4.2, `prepare_pstree_ids`).
+//!
+//! A process gets its session at its creation, from its parent, so CRIU must create it below the session's leader. It
+//! does so for the children of the tree's first process, orphans among them, whether or not the leader is still alive.
+//! Below any other process it needs the leader among the ancestors. A dump does not check that; the restore fails.
+
+use std::collections::HashMap;
+
+use super::{UnrestorableError, name};
+use crate::job::tree::{self, Process};
+
+/// A process as CRIU sees it when it creates the tree again; all numbers as the host sees them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Member {
+    pid: i32,
+    parent: i32,
+    session: i32,
+}
+
+/// Checks that CRIU can give each of `processes` its session; the first of them is the tree's root.
+///
+/// # Errors
+/// [`UnrestorableError::Session`] names the first process for which it cannot.
+pub(super) fn sessions_come_back(processes: &[Process]) -> Result<(), UnrestorableError> {
+    let member = |process: &Process| {
+        // A process that has exited meanwhile needs no session.
+        let stat = tree::stat(process.host_pid).ok()?;
+        Some(Member {
+            pid: process.host_pid,
+            parent: stat.ppid,
+            session: stat.session,
+        })
+    };
+    let members: Vec<Member> = processes.iter().filter_map(member).collect();
+    let Some(lost) = first_lost(&members) else {
+        return Ok(());
+    };
+    let inside = |host_pid| {
+        let same = processes
+            .iter()
+            .find(|process| process.host_pid == host_pid);
+        same.map(|process| process.pid)
+    };
+    Err(UnrestorableError::Session {
+        pid: inside(lost.pid).unwrap_or(lost.pid),
+        name: name(lost.pid),
+        leader: inside(lost.session).unwrap_or_else(|| session_inside(lost)),
+        parent: inside(lost.parent).unwrap_or(lost.parent),
+        parent_name: name(lost.parent),
+    })
+}
+
+/// Returns the number of a process's session as the job sees it.
+fn session_inside(lost: Member) -> i32 {
+    let status = tree::status(lost.pid).ok();
+    let sessions = status.and_then(|status| status.nssid);
+    sessions
+        .and_then(|sessions| sessions.last().copied())
+        .unwrap_or(lost.session)
+}
+
+/// Returns the first member that CRIU cannot create in its session.
+fn first_lost(members: &[Member]) -> Option<Member> {
+    let root = *members.first()?;
+    let by_pid: HashMap<i32, Member> = members.iter().map(|one| (one.pid, *one)).collect();
+    // CRIU creates a child of the root below the leader of its session, if that is alive, or below a helper.
+    let creator = |one: &Member| {
+        let in_place = one.session == root.session || one.session == one.pid;
+        if one.parent != root.pid || in_place {
+            return by_pid.get(&one.parent).copied();
+        }
+        by_pid.get(&one.session).copied()
+    };
+    // Sessions of members when they create a child, before a `setsid` of their own.
+    let mut born_in: HashMap<i32, i32> = HashMap::new();
+    let mut begins_right = |one: &Member| {
+        let mut above = by_pid.get(&one.parent).copied();
+        let mut steps = 0..members.len();
+        while let (Some(ancestor), Some(_)) = (above, steps.next()) {
+            if ancestor.pid == one.session {
+                return true;
+            }
+            if *born_in.entry(ancestor.pid).or_insert(one.session) != one.session {
+                return false;
+            }
+            above = creator(&ancestor);
+        }
+        false
+    };
+    let is_lost = |one: &&Member| {
+        let parent = by_pid.get(&one.parent);
+        let follows = one.session == one.pid
+            || one.parent == root.pid
+            || parent.is_none_or(|parent| parent.session == one.session);
+        one.pid != root.pid && !follows && !begins_right(one)
+    };
+    members.iter().find(is_lost).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The tree's root is 1, in a session of its own; the job is 2, and leads one.
+    fn lost(others: &[(i32, i32, i32)]) -> Option<i32> {
+        let all = [&[(1, 0, 1), (2, 1, 2)], others].concat();
+        let member = |&(pid, parent, session)| Member {
+            pid,
+            parent,
+            session,
+        };
+        let members: Vec<Member> = all.iter().map(member).collect();
+        first_lost(&members).map(|member| member.pid)
+    }
+
+    #[test]
+    fn a_session_comes_back_where_its_leader_is_above() {
+        assert_eq!(lost(&[(3, 2, 2), (4, 3, 2), (5, 3, 5), (6, 5, 5)]), None);
+        // Created before its parent became a leader.
+        assert_eq!(lost(&[(3, 2, 3), (4, 3, 2)]), None);
+        assert_eq!(lost(&[(3, 2, 3), (4, 3, 4), (5, 4, 2)]), None);
+    }
+
+    #[test]
+    fn a_child_of_the_root_comes_back_in_any_session() {
+        assert_eq!(lost(&[(3, 1, 2), (4, 3, 2)]), None, "an orphan of the job");
+        assert_eq!(lost(&[(4, 1, 3), (5, 1, 3)]), None, "the leader is gone");
+        assert_eq!(lost(&[(3, 1, 3), (4, 1, 3)]), None, "another leads");
+        let before = [(3, 1, 2), (4, 3, 4), (5, 4, 2)];
+        assert_eq!(lost(&before), None, "the orphan is created below 2");
+    }
+
+    #[test]
+    fn an_adopted_process_of_a_foreign_session_is_lost() {
+        assert_eq!(lost(&[(4, 2, 3)]), Some(4), "the leader is gone");
+        assert_eq!(lost(&[(3, 2, 3), (4, 2, 3)]), Some(4), "it is beside");
+        let twice = [(3, 2, 3), (4, 3, 4), (5, 4, 2), (6, 4, 3)];
+        assert_eq!(lost(&twice), Some(6), "4 can begin in one session only");
+    }
+}

@@ -1,0 +1,50 @@
+#![allow(unsafe_code, reason = "called by CRIU through C")]
+//! `setsid`, in front of the C library's, for a CRIU that restores and has this library preloaded.
+//!
+//! CRIU creates a process whose parent had ended through a helper that ends at once, and counts on the kernel to hand
+//! the process to the tree's first process. That one adopts orphans, but CRIU (4.2) restores this property last of all,
+//! when the helpers are gone: the kernel hands the process to the sandbox, outside the tree, and no later image would
+//! hold it. So the first process gets the property back when it starts its session, before it has any child.
+//!
+//! CRIU's hooks do not serve: none of them runs in the first process at that time.
+
+use core::ffi::{CStr, c_char, c_int, c_long};
+
+use super::variables::ROOT;
+
+const PR_SET_CHILD_SUBREAPER: c_int = 36;
+#[cfg(target_arch = "x86_64")]
+const SYS_SETSID: c_long = 112;
+#[cfg(target_arch = "aarch64")]
+const SYS_SETSID: c_long = 157;
+
+/// Starts a session, as the C library does. In the tree's first process, makes it adopt orphans as well.
+#[unsafe(no_mangle)]
+extern "C" fn setsid() -> c_int {
+    // SAFETY: takes no arguments.
+    if Some(unsafe { getpid() }) == root() {
+        // SAFETY: a flag, without pointers. Where it fails, later snapshots are refused.
+        unsafe { prctl(PR_SET_CHILD_SUBREAPER, 1_u64, 0_u64, 0_u64, 0_u64) };
+    }
+    // SAFETY: takes no arguments. The result is a pid or -1.
+    c_int::try_from(unsafe { syscall(SYS_SETSID) }).unwrap_or(-1)
+}
+
+/// Returns the pid of the tree's first process, as CRIU sees it.
+fn root() -> Option<c_int> {
+    // SAFETY: the name ends with a zero; CRIU's processes have one thread.
+    let value = unsafe { getenv(ROOT.as_ptr()) };
+    if value.is_null() {
+        return None;
+    }
+    // SAFETY: a value of the environment ends with a zero, and nobody changes it.
+    unsafe { CStr::from_ptr(value) }.to_str().ok()?.parse().ok()
+}
+
+// Of the C library that CRIU runs with; none is linked.
+unsafe extern "C" {
+    fn getenv(name: *const c_char) -> *const c_char;
+    fn getpid() -> c_int;
+    fn prctl(option: c_int, ...) -> c_int;
+    fn syscall(number: c_long, ...) -> c_long;
+}

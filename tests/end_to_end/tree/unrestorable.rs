@@ -1,0 +1,60 @@
+//! What an image would not contain or could not bring back, and what a snapshot would harm: refused by name, and the
+//! job goes on.
+
+use crate::harness::{ON_REQUEST, Place, apply, as_root, stderr};
+
+/// Starts the job, which prints "ready", and returns the message with which a snapshot is refused. The job must go on.
+fn refusal(script: &str) -> String {
+    let place = Place::new();
+    let script = format!(
+        "import ctypes, fcntl, os, signal, sys, time\n{script}\nprint('ready', flush=True)\n\
+         while not os.path.exists('go'): time.sleep(0.02)\n"
+    );
+    let mut run = place.start_python(&ON_REQUEST, &script);
+    place.wait_for("out", "ready");
+    let refused = place.verb(&["snapshot"]);
+    let said = stderr(&refused);
+    assert!(!refused.status.success(), "{said}");
+    assert!(!place.text("err").contains("freeze="), "it was frozen");
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    said
+}
+
+/// A double-forked daemon under a subreaper of the job's own; the leader of its session is gone.
+const ADOPTED: &str = r#"
+assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0
+ready = os.pipe()
+first = os.fork()
+if first == 0:
+    os.setsid()
+    if os.fork() == 0:
+        while os.getppid() == os.getsid(0): time.sleep(0.001)
+        os.write(ready[1], b"x")
+        while True: signal.pause()
+    os._exit(0)
+os.waitpid(first, 0)
+os.read(ready[0], 1)
+"#;
+
+#[apply(as_root)]
+fn a_daemon_that_the_job_has_adopted_is_refused_by_name() {
+    let said = refusal(ADOPTED);
+    assert!(
+        said.contains("(python3) adopted it as a subreaper") && said.contains("setsid"),
+        "{said}"
+    );
+}
+
+#[apply(as_root)]
+fn a_write_lease_is_refused_by_name_before_it_breaks() {
+    let said = refusal(
+        r"
+file = open('leased', 'w+'); file.write('x' * 100); file.flush()
+fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)",
+    );
+    assert!(
+        said.contains("(python3) has a write lease on /") && said.contains("/leased (F_SETLEASE)"),
+        "{said}"
+    );
+}
