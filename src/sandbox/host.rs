@@ -18,6 +18,7 @@ use nix::sys::wait::{Id, WaitPidFlag, waitid, waitpid};
 use nix::unistd::Pid;
 
 use super::Isolation;
+use super::callers_signals::CallersSignals;
 use super::io_uring::IoUring;
 use super::protocol::{Ended, Event, Request, ToolCommand, receive, send};
 use super::spawn::{SpawnError, spawn};
@@ -156,6 +157,7 @@ impl Sandbox {
             program: program.clone(),
             arguments: arguments.to_vec(),
             io_uring,
+            signals: CallersSignals::recorded(),
         };
         let descriptors: Vec<RawFd> = stdio.iter().map(AsRawFd::as_raw_fd).collect();
         self.say(&request, &descriptors)

@@ -26,6 +26,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, setsid};
 
+use super::callers_signals::CallersSignals;
 use super::io_uring::IoUring;
 use super::protocol::{Ended, Event, JobPids, Request, ToolCommand, receive, send};
 use super::spawn::CONTROL_DESCRIPTOR;
@@ -156,8 +157,9 @@ impl Init {
                 program,
                 arguments,
                 io_uring,
+                signals,
             } => self
-                .start(&program, &arguments, io_uring, descriptors)
+                .start(&program, &arguments, (io_uring, signals), descriptors)
                 .map(Some),
             Request::Run(tool) => self.run_tool(&tool, &descriptors).map(|()| None),
             Request::Watch { tool, obituary } => {
@@ -189,7 +191,7 @@ impl Init {
         &mut self,
         program: &OsString,
         arguments: &[OsString],
-        io_uring: IoUring,
+        inherited: (IoUring, CallersSignals),
         stdio: Vec<OwnedFd>,
     ) -> io::Result<Event> {
         let stdio = match <[OwnedFd; 3]>::try_from(stdio) {
@@ -199,7 +201,7 @@ impl Init {
         if self.isolated {
             go_on_after(draw_pid()? - 1)?;
         }
-        match root::start(program, arguments, io_uring, stdio, self.isolated) {
+        match root::start(program, arguments, inherited, stdio, self.isolated) {
             Ok(pids) => {
                 self.job = Some(pids);
                 Ok(Event::Started(pids))

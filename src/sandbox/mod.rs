@@ -19,6 +19,7 @@
 //! ([`Isolation::None`]) and adopts orphans as a subreaper; when its control socket
 //! ends it kills them all before it goes.
 
+mod callers_signals;
 mod descendants;
 #[cfg(any(fuzzing, test))]
 pub(crate) mod fuzz_sandbox;
@@ -30,6 +31,7 @@ mod protocol;
 mod root;
 mod spawn;
 
+pub use callers_signals::await_children;
 pub use host::{Sandbox, SandboxError, ToolRun};
 pub use init::main as init_main;
 pub use io_uring::IoUring;

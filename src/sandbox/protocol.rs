@@ -12,6 +12,7 @@ use std::os::unix::net::UnixStream;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::callers_signals::CallersSignals;
 use super::io_uring::IoUring;
 use crate::fd_passing;
 
@@ -28,6 +29,7 @@ pub(super) enum Request {
         program: OsString,
         arguments: Vec<OsString>,
         io_uring: IoUring,
+        signals: CallersSignals,
     },
     /// Run a tool. Descriptors: those it inherits, from `first_descriptor` up.
     Run(ToolCommand),

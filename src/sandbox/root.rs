@@ -29,6 +29,7 @@ use nix::unistd::{ForkResult, Pid, fork, pipe2, setsid};
 use rustix::process::ioctl_tiocsctty;
 use rustix::termios::isatty;
 
+use super::callers_signals::CallersSignals;
 use super::io_uring::IoUring;
 use super::protocol::JobPids;
 
@@ -44,7 +45,7 @@ const NOT_RUNNABLE: i32 = 126;
 pub(super) fn start(
     program: &OsString,
     arguments: &[OsString],
-    io_uring: IoUring,
+    inherited: (IoUring, CallersSignals),
     stdio: [OwnedFd; 3],
     isolated: bool,
 ) -> io::Result<JobPids> {
@@ -53,7 +54,7 @@ pub(super) fn start(
     match unsafe { fork() }? {
         ForkResult::Child => {
             drop(answer);
-            run(program, arguments, io_uring, stdio, isolated, answer_to)
+            run(program, arguments, inherited, stdio, isolated, answer_to)
         }
         ForkResult::Parent { child } => {
             drop((stdio, answer_to));
@@ -78,12 +79,12 @@ pub(super) fn start(
 fn run(
     program: &OsString,
     arguments: &[OsString],
-    io_uring: IoUring,
+    inherited: (IoUring, CallersSignals),
     stdio: [OwnedFd; 3],
     isolated: bool,
     answer_to: OwnedFd,
 ) -> ! {
-    let started = prepare(isolated).and_then(|()| spawn_job(program, arguments, io_uring, stdio));
+    let started = prepare(isolated).and_then(|()| spawn_job(program, arguments, inherited, stdio));
     let (text, failed_with) = match &started {
         Ok(pid) => (format!("pid {pid}"), None),
         Err(error) => {
@@ -125,10 +126,11 @@ fn prepare(isolated: bool) -> io::Result<()> {
 fn spawn_job(
     program: &OsString,
     arguments: &[OsString],
-    io_uring: IoUring,
+    inherited: (IoUring, CallersSignals),
     stdio: [OwnedFd; 3],
 ) -> io::Result<Pid> {
     let [stdin, stdout, stderr] = stdio;
+    let (io_uring, signals) = inherited;
     let in_terminal = isatty(&stdout);
     let mut command = Command::new(program);
     command
@@ -144,9 +146,7 @@ fn spawn_job(
                 // The job itself leads the session: to nobody else can CRIU (4.2.1) give a controlling terminal back.
                 ioctl_tiocsctty(io::stdout())?;
             }
-            // A group-wide SIGUSR1 or SIGUSR2 meant for the supervisor must not kill the job.
-            signal(Signal::SIGUSR1, SigHandler::SigIgn)?;
-            signal(Signal::SIGUSR2, SigHandler::SigIgn)?;
+            signals.apply();
             io_uring.apply();
             Ok(())
         });

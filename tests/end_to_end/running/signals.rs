@@ -9,8 +9,8 @@ use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
 use crate::harness::{
-    COUNT, ON_REQUEST, Place, Run, UNTIL_GO, apply, as_root, descendants, is_dead, lines, state,
-    wait_until,
+    COUNT, ON_REQUEST, Place, Run, UNTIL_GO, apply, as_root, descendants, is_dead, lines, program,
+    state, wait_until,
 };
 
 /// Starts a job with a connection to the test, which no snapshot can carry.
@@ -83,15 +83,51 @@ fn no_image_is_taken_of_a_job_that_a_signal_is_about_to_end() {
     assert!(place.images().is_empty());
 }
 
+/// Starts what follows with some signals ignored and others blocked, as `nohup`, systemd and others do.
+const CALLER: &str = "
+import os, signal, sys
+for number in range(1, 65):
+    if number not in (signal.SIGKILL, signal.SIGSTOP, 32, 33): signal.signal(number, signal.SIG_DFL)
+for number in signal.SIGPIPE, signal.SIGUSR2, signal.SIGTERM, signal.SIGCHLD, signal.SIGRTMIN + 3:
+    signal.signal(number, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGUSR1, signal.SIGRTMIN])
+os.execvp(sys.argv[1], sys.argv[1:])";
+
 #[apply(as_root)]
-fn sigusr1_and_sigusr2_to_the_job_itself_do_not_kill_it() {
+fn a_job_has_the_callers_dispositions_and_mask_also_when_restored() {
     let place = Place::new();
-    let mut run = place.start_ready(&[]);
-    for signal in [Signal::SIGUSR1, Signal::SIGUSR2] {
-        killpg(Pid::from_raw(run.job()), signal).unwrap();
-    }
+    let show = "grep -E '^Sig(Blk|Ign|Cgt)' /proc/self/status";
+    let script = format!("{show}; echo ready; while ! test -e go; do sleep 0.02; done; {show}");
+    // dash would clear the mask.
+    let job = ["bash", "-c", &script];
+    let begin = |command: &[&str]| {
+        let mut caller = std::process::Command::new("python3");
+        caller.args(["-c", CALLER]).args(command);
+        caller.current_dir(place.path());
+        caller
+    };
+    let ours = [&[program()], &ON_REQUEST[..], &["--"], &job].concat();
+    let mut run = place.spawn(begin(&ours), |_| {});
+    place.wait_for("out", "ready");
+    place.snapshot();
+    run.crash();
+    place.wait_for("err", "restored image");
     place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    let plain = begin(&job).output().unwrap();
+    let expected = String::from_utf8(plain.stdout).unwrap();
+    assert!(expected.contains("SigBlk:\t0000000200000200"), "{expected}");
+    assert_eq!(place.text("out"), expected);
+}
+
+#[apply(as_root)]
+fn a_script_can_trap_sigusr1_and_sigusr2() {
+    let place = Place::new();
+    let script =
+        "trap 'echo got USR1' USR1; trap 'echo got USR2' USR2; kill -USR1 $$; kill -USR2 $$";
+    let mut run = place.start(&ON_REQUEST, &["sh", "-c", script]);
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("out"), "got USR1\ngot USR2\n");
 }
 
 #[apply(as_root)]

@@ -136,7 +136,7 @@ note(answer.read(1))
 }
 
 /// A helper of a helper that has ended answers the job; it is in the session of the job, which is not above it.
-const ORPHAN: &str = r#"
+const ORPHAN: &str = r"
 there, back = os.pipe(), os.pipe()
 first = os.fork()
 if first == 0:
@@ -153,7 +153,7 @@ os.close(there[0]); os.close(back[1])
 for i in steps():
     os.write(there[1], bytes([i]))
     note(os.read(back[0], 32))
-"#;
+";
 
 #[apply(as_root)]
 fn an_orphan_survives_a_second_restore() {
