@@ -6,6 +6,7 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Write};
+use std::os::fd::RawFd;
 use std::os::unix::fs::{OpenOptionsExt, symlink};
 use std::path::Path;
 
@@ -48,14 +49,16 @@ pub fn plugin_takes(majors: &[u32]) -> Variable {
     (name(variables::MAJORS), list.join(" ").into())
 }
 
-/// Returns the variables for a restore by this CRIU of the tree whose first process is `root`, as CRIU sees it. Puts a
-/// link to the plugin into `folder`, whose path has neither spaces nor colons, by which it is preloaded.
+/// Returns the variables for a restore by this CRIU of the tree whose first process is `root`, as CRIU sees it. CRIU asks
+/// over its descriptor `hold` before the tasks run. Puts a link to the plugin into `folder`, whose path has neither spaces
+/// nor colons, by which it is preloaded.
 ///
 /// # Errors
 /// The link cannot be made.
 pub fn plugin_restores(
     criu: Version,
     root: i32,
+    hold: RawFd,
     libdir: &Path,
     folder: &Path,
 ) -> io::Result<Vec<Variable>> {
@@ -64,6 +67,7 @@ pub fn plugin_restores(
     let mut variables = vec![
         ("LD_PRELOAD".into(), link.into()),
         (name(variables::ROOT), root.to_string().into()),
+        (name(variables::HOLD), hold.to_string().into()),
     ];
     variables.extend((criu >= RETRY_SINCE).then(|| (name(variables::RETRY), "1".into())));
     Ok(variables)
@@ -107,21 +111,21 @@ mod tests {
     }
 
     #[test]
-    fn criu_finds_four_hooks_of_an_old_enough_interface() {
+    fn criu_finds_five_hooks_of_an_old_enough_interface() {
         let folder = tempfile::tempdir().unwrap();
         let (_library, descriptor) = load(folder.path());
         assert_eq!(descriptor.name, b"ckpt-run\0");
         assert_eq!(
             (descriptor.version, descriptor.max_hooks),
-            (0x0000_0200, 9),
-            "CRIU 3.17 knows these"
+            (0x0000_0200, 10),
+            "CRIU 4.0 knows these"
         );
         assert!(descriptor.init.is_none() && descriptor.exit.is_none());
-        let table = ptr::from_ref(&descriptor.hooks).cast::<[usize; 9]>();
-        // SAFETY: nine pointers, by the assertion beside the type.
+        let table = ptr::from_ref(&descriptor.hooks).cast::<[usize; 10]>();
+        // SAFETY: ten pointers, by the assertion beside the type.
         let present = unsafe { *table }.map(|hook| hook != 0);
-        let mut expected = [false; 9];
-        for hook in [2, 3, 7, 8] {
+        let mut expected = [false; 10];
+        for hook in [2, 3, 7, 8, 9] {
             expected[hook] = true;
         }
         assert_eq!(present, expected);
@@ -174,13 +178,14 @@ mod tests {
         let variables = |criu, name: &str| {
             let folder = folder.path().join(name);
             fs::create_dir(&folder).unwrap();
-            plugin_restores(criu, 305, Path::new("/plugins"), &folder).unwrap()
+            plugin_restores(criu, 305, 203, Path::new("/plugins"), &folder).unwrap()
         };
         let preloaded = fs::read_link(&variables(version(2, 1), "older")[0].1).unwrap();
         assert_eq!(preloaded, Path::new("/plugins").join(NAME));
-        let expected = ("CKPT_RUN_PLUGIN_ROOT".into(), "305".into());
-        assert_eq!(variables(version(2, 1), "old")[1..], [expected]);
-        assert_eq!(variables(version(3, 0), "new").len(), 3);
+        let expected = [("ROOT", "305"), ("HOLD", "203")]
+            .map(|(name, value)| (format!("CKPT_RUN_PLUGIN_{name}").into(), value.into()));
+        assert_eq!(variables(version(2, 1), "old")[1..], expected);
+        assert_eq!(variables(version(3, 0), "new").len(), 4);
     }
 
     /// Name of the test that runs in a process of its own, as the plugin asks the environment.

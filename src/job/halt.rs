@@ -159,7 +159,7 @@ fn stands(pid: i32) -> bool {
     })
 }
 
-fn threads_of(pid: i32) -> Result<Vec<i32>, HaltError> {
+pub(super) fn threads_of(pid: i32) -> Result<Vec<i32>, HaltError> {
     let failed = |_| HaltError::Threads { pid };
     let tasks = ProcessEntry::new(pid).and_then(|entry| entry.tasks());
     let threads: Vec<i32> = tasks

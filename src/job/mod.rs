@@ -5,6 +5,7 @@
 
 mod account;
 mod activity;
+mod attributes;
 mod devices;
 mod file_sample;
 mod files;
@@ -29,6 +30,7 @@ mod unrestorable;
 
 pub use account::{MemoryUse, ProcessAccount, account};
 pub use activity::cpu_time;
+pub use attributes::{ThreadAttributes, give_back_attributes, record_attributes};
 pub use devices::{Holder, holders, majors};
 pub use file_sample::sample_appended;
 pub use files::{Access, FilesError, OpenFile, collect, has_open};

@@ -5,6 +5,7 @@
 //! dump     HANDLE_DEVICE_VMA, DUMP_EXT_FILE   a device of the list?  0 (nothing to save) : -ENOTSUP (CRIU refuses)
 //! restore  RESTORE_EXT_FILE                   → /dev/null
 //!          UPDATE_VMA_MAP                     → /dev/zero
+//!          RESUME_DEVICES_LATE                waits until the supervisor has completed the tasks
 //! ```
 //! The list is of major numbers: those of the driver, as the kernel gave them out. A path proves nothing, for the
 //! job may make nodes and mounts of any name, and a hook learns neither the process nor the path.
@@ -16,12 +17,14 @@
 
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
-use super::variables::{MAJORS, RETRY};
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use super::variables::{HOLD, MAJORS, RETRY};
 
 /// Version 0.2.0, as CRIU packs it.
 const VERSION: c_uint = 2 << 8;
-/// Hooks up to `UPDATE_VMA_MAP`. CRIU refuses a plugin that has more than it knows ("Corrupted plugin").
-const HOOKS: c_uint = 9;
+/// Hooks up to `RESUME_DEVICES_LATE`. CRIU refuses a plugin that has more than it knows ("Corrupted plugin").
+const HOOKS: c_uint = 10;
 
 /// "Not mine": CRIU goes on as if there were no plugin.
 const NOT_MINE: c_int = -95;
@@ -52,6 +55,7 @@ pub struct Hooks {
     pub handle_device_mapping: Option<extern "C" fn(c_int, *const c_void) -> c_int>,
     pub update_mapping:
         Option<unsafe extern "C" fn(*const c_char, u64, u64, *mut u64, *mut c_int) -> c_int>,
+    pub resume_late: Option<extern "C" fn(c_int) -> c_int>,
 }
 
 const _: () = assert!(size_of::<Hooks>() == HOOKS as usize * size_of::<*const c_void>());
@@ -75,6 +79,7 @@ pub static CR_PLUGIN_DESC: Descriptor = Descriptor {
         dump_link: None,
         handle_device_mapping: Some(handle_device_mapping),
         update_mapping: Some(update_mapping),
+        resume_late: Some(resume_late),
     },
 };
 
@@ -122,6 +127,28 @@ unsafe extern "C" fn update_mapping(
     // SAFETY: by the contract above.
     unsafe { descriptor.write(zeros) };
     UPDATED
+}
+
+/// Called for each task when all of them are restored and none runs yet. The first call holds CRIU until the supervisor
+/// has completed the tasks, or is gone.
+extern "C" fn resume_late(_pid: c_int) -> c_int {
+    static HELD: AtomicBool = AtomicBool::new(false);
+    // SAFETY: the name ends with a zero; CRIU's process has one thread, so the value stays.
+    let descriptor = unsafe { getenv(HOLD.as_ptr()) };
+    if descriptor.is_null() || HELD.swap(true, Ordering::Relaxed) {
+        return NOT_MINE;
+    }
+    // SAFETY: a value of the environment ends with a zero, and nobody changes it.
+    let descriptor = number(unsafe { CStr::from_ptr(descriptor) }.to_bytes());
+    if let Some(descriptor) = descriptor.and_then(|number| c_int::try_from(number).ok()) {
+        let mut byte = 0;
+        // SAFETY: reads one byte from a variable of this function.
+        if unsafe { write(descriptor, &raw const byte, 1) } == 1 {
+            // SAFETY: writes one byte to a variable of this function. CRIU's signal handlers restart the call.
+            unsafe { read(descriptor, &raw mut byte, 1) };
+        }
+    }
+    NOT_MINE
 }
 
 fn verdict(descriptor: c_int) -> c_int {
@@ -204,6 +231,8 @@ const _: () = assert!(core::mem::offset_of!(Status, device_major) == 128);
 unsafe extern "C" {
     fn getenv(name: *const c_char) -> *const c_char;
     fn open(path: *const c_char, flags: c_int, ...) -> c_int;
+    fn read(descriptor: c_int, bytes: *mut u8, length: usize) -> isize;
+    fn write(descriptor: c_int, bytes: *const u8, length: usize) -> isize;
     fn statx(
         folder: c_int,
         path: *const c_char,

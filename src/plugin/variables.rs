@@ -8,3 +8,6 @@ pub const MAJORS: &CStr = c"CKPT_RUN_PLUGIN_MAJORS";
 pub const RETRY: &CStr = c"CKPT_RUN_PLUGIN_RETRY";
 /// Pid of the tree's first process, which adopts orphans, as CRIU sees it.
 pub const ROOT: &CStr = c"CKPT_RUN_PLUGIN_ROOT";
+/// Descriptor of CRIU's, in decimal, over which the supervisor completes restored tasks before they run: the plugin
+/// writes a byte and waits for one.
+pub const HOLD: &CStr = c"CKPT_RUN_PLUGIN_HOLD";

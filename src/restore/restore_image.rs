@@ -10,7 +10,8 @@
 //! fails later kills every process that it started. The caller records the reason, and sets a damaged image aside.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -339,9 +340,14 @@ fn run_criu(
         tcp: tcp(context, facts),
         inherited: &inherited,
     }));
+    let (hold, held) = UnixStream::pair().map_err(RestoreError::Prepare)?;
+    let mut descriptors: Vec<RawFd> = ends.iter().map(|(_, end)| end.as_raw_fd()).collect();
+    let hold_number = FIRST_DESCRIPTOR + RawFd::try_from(descriptors.len()).unwrap_or_default();
+    descriptors.push(held.as_raw_fd());
     let environment = plugin_restores(
         context.criu.version,
         facts.pids.root,
+        hold_number,
         &libdir,
         sockets.path(),
     );
@@ -357,14 +363,18 @@ fn run_criu(
         let exists = |name: &str| image.contains(&format!("criu/{name}"));
         let serving =
             scope.spawn(move || serve.run(&stopped, exists, |name, pipe| send(image, name, &pipe)));
-        let ended = sandbox
-            .run_tool(tool, &descriptors)
-            .and_then(|run| wait(&run, image, context.config.snapshot.timeout));
+        let run = sandbox.run_tool(tool, &descriptors);
+        // From here on CRIU alone has the other end.
+        drop(held);
+        scope.spawn(|| when_held(&hold, || give_back_attributes(sandbox, facts)));
+        let ended = run.and_then(|run| wait(&run, image, context.config.snapshot.timeout));
         if !matches!(ended, Ok(Ended::Exited(0))) {
             // Every process that CRIU has created exits with the sandbox. This closes the pipes that are still served.
             sandbox.kill();
         }
         drop(stop);
+        // No process that still has the other end keeps the thread from ending.
+        let _ = hold.shutdown(Shutdown::Both);
         (ended, serving.join())
     });
     let served = served.map_err(|_| RestoreError::Panicked)?;
@@ -388,6 +398,16 @@ fn run_criu(
         }),
         (Err(SandboxError::Slow(limit)), _) => Err(RestoreError::Slow(limit)),
         (Err(error), _) => Err(error.into()),
+    }
+}
+
+/// Calls `complete` when CRIU has restored all tasks and none runs yet, and then lets them run. Returns when CRIU has
+/// exited, or once they run.
+fn when_held(mut hold: &UnixStream, complete: impl FnOnce()) {
+    // The end of a CRIU that fails is reported by its exit.
+    if hold.read_exact(&mut [0]).is_ok() {
+        complete();
+        let _ = hold.write_all(&[0]);
     }
 }
 
@@ -418,6 +438,16 @@ fn send(image: &ImageReader, name: &str, pipe: &File) -> Result<u64, ReadError> 
     match image.splice_to(&format!("criu/{name}"), pipe) {
         Err(ReadError::Sink(_)) => Ok(0),
         other => other,
+    }
+}
+
+/// Gives the restored threads their attributes, before they run.
+fn give_back_attributes(sandbox: &Sandbox, facts: &ImageFacts) {
+    // Otherwise the restore fails, or the job has exited.
+    let root = job::child_with_pid(sandbox.pid(), facts.pids.root);
+    let processes = root.and_then(job::tree).unwrap_or_default();
+    for lost in job::give_back_attributes(&facts.attributes, &processes) {
+        tracing::warn!("not as at the snapshot: {lost}");
     }
 }
 

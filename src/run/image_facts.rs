@@ -10,7 +10,7 @@ use super::streams::Marks;
 use crate::agent_client::Token;
 use crate::clock;
 use crate::files::Kept;
-use crate::job::{Node, OpenFile, ProcessAccount, Sockets, Timer};
+use crate::job::{Node, OpenFile, ProcessAccount, Sockets, ThreadAttributes, Timer};
 use crate::sandbox::{Isolation, JobPids};
 use crate::store::ImageId;
 
@@ -114,6 +114,9 @@ pub struct ImageFacts {
     pub sockets: Sockets,
     /// The job's timers that a restore starts again.
     pub timers: Vec<Timer>,
+    /// Attributes of threads that a restore gives back.
+    #[serde(default)]
+    pub attributes: Vec<ThreadAttributes>,
 }
 
 impl ImageFacts {

@@ -23,6 +23,7 @@ pub(crate) struct Recorded {
     sockets: job::Sockets,
     timers: Vec<job::Timer>,
     huge_pages: bool,
+    attributes: Vec<job::ThreadAttributes>,
     streams: Marks,
 }
 
@@ -40,6 +41,7 @@ impl Recorded {
         Ok(Self {
             accounts: job::account(&processes),
             huge_pages: job::have_huge_pages(&processes),
+            attributes: job::record_attributes(&processes),
             processes,
             nodes: job::needed(&pids, &files),
             files,
@@ -114,6 +116,7 @@ impl Recorded {
             nodes: self.nodes,
             sockets: self.sockets,
             timers: self.timers,
+            attributes: self.attributes,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What kinds of processes and resources survive: each job uses one kind throughout, is snapshotted and killed in
 //! the middle, restored, and must end like a run that was never interrupted.
 
+mod attributes;
 mod devices;
 mod events;
 mod folders;

@@ -1,0 +1,176 @@
+#![allow(unsafe_code, reason = "I/O priorities, which no library has")]
+//! The attributes of one thread, read and set from outside.
+
+use std::fs;
+use std::io;
+
+use nix::errno::Errno;
+use nix::libc;
+use serde::{Deserialize, Serialize};
+
+use super::cpus::Cpus;
+use crate::job::halt::{number_inside, thread_of, threads_of};
+use crate::job::tree::Process;
+
+/// The subject of an I/O priority is a thread (`linux/ioprio.h`).
+const IOPRIO_WHO_PROCESS: libc::c_long = 1;
+
+/// Attributes of a thread that are different from ckpt-run's own at the snapshot.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ThreadAttributes {
+    /// Pid of its process as the job sees it.
+    pub pid: i32,
+    /// Number of the thread as the job sees it.
+    pub thread: i32,
+    /// CPUs that it may run on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<Cpus>,
+    /// I/O priority, class and level, as the kernel packs it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub io_priority: Option<i32>,
+    /// Time by which its timers may be late, in nanoseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timer_slack_ns: Option<u64>,
+    /// Kinds of memory that its process's core file contains; recorded with the first thread.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub core_filter: Option<u32>,
+}
+
+/// Attributes of one thread, as the host sees it. An attribute that this kernel does not have is `None`.
+#[derive(PartialEq, Eq)]
+struct Found {
+    cpus: Option<Cpus>,
+    io_priority: Option<i32>,
+    timer_slack_ns: Option<u64>,
+    core_filter: Option<u32>,
+}
+
+impl Found {
+    fn of(thread: i32) -> Self {
+        Self {
+            cpus: Cpus::of(thread).ok(),
+            io_priority: io_priority(thread).ok(),
+            timer_slack_ns: number(thread, "timerslack_ns", 10),
+            core_filter: number(thread, "coredump_filter", 16)
+                .and_then(|bits| bits.try_into().ok()),
+        }
+    }
+}
+
+/// Records the attributes of the threads of `processes` (frozen) that are different from ckpt-run's own.
+#[must_use]
+pub fn record_attributes(processes: &[Process]) -> Vec<ThreadAttributes> {
+    let own = Found::of(nix::unistd::getpid().as_raw());
+    let mut recorded = Vec::new();
+    for process in processes {
+        // A zombie has no threads whose attributes matter.
+        for thread in threads_of(process.host_pid).unwrap_or_default() {
+            let found = Found::of(thread);
+            if found == own {
+                continue;
+            }
+            let is_first = thread == process.host_pid;
+            let attributes = ThreadAttributes {
+                pid: process.pid,
+                thread: number_inside(process.host_pid, thread).unwrap_or(process.pid),
+                cpus: found.cpus.filter(|cpus| own.cpus.as_ref() != Some(cpus)),
+                io_priority: found.io_priority.filter(|it| own.io_priority != Some(*it)),
+                timer_slack_ns: found
+                    .timer_slack_ns
+                    .filter(|it| own.timer_slack_ns != Some(*it)),
+                core_filter: found
+                    .core_filter
+                    .filter(|it| is_first && own.core_filter != Some(*it)),
+            };
+            let is_plain = attributes
+                == ThreadAttributes {
+                    pid: attributes.pid,
+                    thread: attributes.thread,
+                    ..ThreadAttributes::default()
+                };
+            recorded.extend((!is_plain).then_some(attributes));
+        }
+    }
+    recorded
+}
+
+/// Gives the restored `processes` their threads' attributes back, and returns a line for each that could not be.
+///
+/// A thread that was bound to CPUs is bound to those of them that this machine lets it use. If there is none, it may run
+/// on all of this machine's: a job that is there, on other CPUs, is worth more than none.
+#[must_use]
+pub fn give_back_attributes(recorded: &[ThreadAttributes], processes: &[Process]) -> Vec<String> {
+    let mut lost = Vec::new();
+    for attributes in recorded {
+        let same = processes
+            .iter()
+            .find(|process| process.pid == attributes.pid);
+        // A thread that has ended by now needs nothing.
+        if let Some(thread) = same.and_then(|it| thread_of(it.host_pid, attributes.thread)) {
+            attributes.give_to(thread, &mut lost);
+        }
+    }
+    lost.sort();
+    lost.dedup();
+    lost
+}
+
+impl ThreadAttributes {
+    fn give_to(&self, thread: i32, lost: &mut Vec<String>) {
+        let pid = self.pid;
+        let mut failed = |what: String, result: io::Result<()>| match result {
+            Ok(()) => {}
+            // It has ended.
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+            Err(error) => lost.push(format!("process {pid} does not have its {what}: {error}")),
+        };
+        if let Some(priority) = self.io_priority {
+            let set = set_io_priority(thread, priority);
+            failed("I/O priority".into(), set.map_err(io::Error::from));
+        }
+        if let Some(slack) = self.timer_slack_ns {
+            let set = fs::write(format!("/proc/{thread}/timerslack_ns"), slack.to_string());
+            failed("timer slack".into(), set);
+        }
+        if let Some(filter) = self.core_filter {
+            let path = format!("/proc/{thread}/coredump_filter");
+            failed(
+                "core filter".into(),
+                fs::write(path, format!("{filter:#x}")),
+            );
+        }
+        let Some(wanted) = &self.cpus else { return };
+        let has = wanted.give_to(thread).and_then(|()| Cpus::of(thread));
+        match has {
+            Err(Errno::ESRCH) => {}
+            Ok(has) if has == *wanted => {}
+            // The kernel has left those out that this machine, or this cgroup, does not have.
+            Ok(has) => lost.push(format!(
+                "process {pid} was bound to CPUs {wanted} and is bound to {has}"
+            )),
+            Err(_) => lost.push(format!(
+                "process {pid} was bound to CPUs {wanted} and is bound to none"
+            )),
+        }
+    }
+}
+
+/// Reads a number from a file of a thread in `/proc`.
+fn number(thread: i32, name: &str, radix: u32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{thread}/{name}")).ok()?;
+    u64::from_str_radix(text.trim(), radix).ok()
+}
+
+fn io_priority(thread: i32) -> Result<i32, Errno> {
+    let thread = libc::c_long::from(thread);
+    // SAFETY: plain system call with integer arguments.
+    let got = unsafe { libc::syscall(libc::SYS_ioprio_get, IOPRIO_WHO_PROCESS, thread) };
+    i32::try_from(Errno::result(got)?).map_err(|_| Errno::EINVAL)
+}
+
+fn set_io_priority(thread: i32, priority: i32) -> Result<(), Errno> {
+    let (thread, priority) = (libc::c_long::from(thread), libc::c_long::from(priority));
+    // SAFETY: plain system call with integer arguments.
+    let set = unsafe { libc::syscall(libc::SYS_ioprio_set, IOPRIO_WHO_PROCESS, thread, priority) };
+    Errno::result(set).map(drop)
+}
