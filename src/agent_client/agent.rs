@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::socket::UnixAddr;
+use procfs::ProcError;
+use procfs::process::{Process as ProcessEntry, Task};
 
 use super::channel::{Channel, Datagram};
 use super::datagram::{decode, encode};
@@ -20,6 +22,8 @@ use crate::clock;
 
 /// Times that a part of a mapping is sent to an agent that had no room for its descriptors: it makes room at the first.
 const TRIES_MAX: u32 = 3;
+/// Interval between two checks that a process from which no answer comes has not exited.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// More pieces than an agent has in its table.
 const SEGMENTS_MAX: usize = 1 << 16;
 
@@ -76,6 +80,8 @@ pub struct Agent<'a> {
     pid: i32,
     name: Vec<u8>,
     uid: u32,
+    /// Pid of the process as the host sees it, if that is known.
+    host_pid: Option<i32>,
     receipt: Receipt,
     /// A request whose answers carry memory, and the serial of the first of its kind that may still be answered.
     awaited: Option<(Kind, u64)>,
@@ -90,6 +96,7 @@ impl<'a> Agent<'a> {
             pid,
             name: format!("{NAME_PREFIX}{token}/{pid}").into_bytes(),
             uid: nix::unistd::geteuid().as_raw(),
+            host_pid: None,
             receipt: Receipt::default(),
             awaited: None,
             told: Vec::new(),
@@ -100,6 +107,14 @@ impl<'a> Agent<'a> {
     #[must_use]
     pub fn owned_by(mut self, uid: u32) -> Self {
         self.uid = uid;
+        self
+    }
+
+    /// Lets requests fail with [`AgentError::Gone`] when the process, of which this is the host's pid, has exited. Its
+    /// children may still have its socket, which then takes requests that nobody answers.
+    #[must_use]
+    pub fn while_alive(mut self, host_pid: i32) -> Self {
+        self.host_pid = Some(host_pid);
         self
     }
 
@@ -288,14 +303,22 @@ impl<'a> Agent<'a> {
             Err(errno) => return Err(self.io(kind, errno)),
         }
         loop {
+            // Before the look for an answer: the last one came while the process was alive.
+            let is_gone = self.host_pid.is_some_and(has_exited);
             let left = deadline.saturating_duration_since(clock::now());
-            let received = self.channel.receive(left);
+            let limit = match self.host_pid {
+                Some(_) if is_gone => Duration::ZERO,
+                Some(_) => left.min(LOOK_INTERVAL),
+                None => left,
+            };
+            let received = self.channel.receive(limit);
             match received.map_err(|errno| self.io(kind, errno))? {
                 Some(datagram) => {
                     if let Some(reply) = self.take_in(kind, serial, datagram)? {
                         return self.judge(kind, reply);
                     }
                 }
+                None if is_gone => return Err(self.gone(kind)),
                 None if clock::now() >= deadline => return Err(self.timed_out(kind)),
                 None => {}
             }
@@ -391,6 +414,20 @@ impl<'a> Agent<'a> {
             pid: self.pid,
         }
     }
+}
+
+/// Returns true if every thread of a process (a host pid) has exited. Dead threads stay until whoever traces them, or the
+/// parent, has waited for them.
+fn has_exited(pid: i32) -> bool {
+    let Ok(tasks) = ProcessEntry::new(pid).and_then(|entry| entry.tasks()) else {
+        return !std::path::Path::new(&format!("/proc/{pid}")).exists();
+    };
+    let is_dead = |task: Result<Task, ProcError>| match task.and_then(|task| task.stat()) {
+        Ok(stat) => matches!(stat.state, 'Z' | 'X'),
+        Err(ProcError::NotFound(_)) => true,
+        Err(_) => false,
+    };
+    tasks.into_iter().all(is_dead)
 }
 
 fn origin(segment: &wire::Segment) -> Origin {

@@ -365,6 +365,30 @@ fn nobody_there_is_no_agent_and_silence_is_a_time_out() {
 }
 
 #[test]
+fn a_process_that_exits_unanswered_is_gone_at_once() {
+    let token = Token::random().unwrap();
+    let socket = pretender(&token);
+    let mut process = std::process::Command::new("cat")
+        .stdin(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let pid = i32::try_from(process.id()).unwrap();
+    let asked = std::thread::scope(|scope| {
+        let hello = scope.spawn(|| {
+            let mut channel = Channel::bind().unwrap();
+            let agent = channel.agent(&token, 7);
+            agent.while_alive(pid).hello(Duration::from_secs(600))
+        });
+        socket.recv_from(&mut [0; 100]).unwrap();
+        // Nobody waits for it yet: it is a zombie, and the socket, like one that a child has, stays open.
+        drop(process.stdin.take());
+        hello.join().unwrap()
+    });
+    process.wait().unwrap();
+    assert_eq!(asked.unwrap(), None);
+}
+
+#[test]
 fn a_request_has_the_agents_layout() {
     let request = Request {
         magic: 1,

@@ -58,6 +58,7 @@ fn hello(channel: &mut Channel, pid: i32, environment: &[u8]) -> Result<Option<H
     let Some(((token, inside), user)) = who else {
         return Ok(None);
     };
-    let mut agent = channel.agent(&token, inside).owned_by(user);
+    let agent = channel.agent(&token, inside);
+    let mut agent = agent.owned_by(user).while_alive(pid);
     agent.hello(HELLO_LIMIT)
 }

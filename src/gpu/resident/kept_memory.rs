@@ -82,7 +82,7 @@ pub(super) fn agent<'a>(
     host_pid: i32,
     pid: i32,
 ) -> Agent<'a> {
-    let agent = channel.agent(token, pid);
+    let agent = channel.agent(token, pid).while_alive(host_pid);
     match job::user(host_pid) {
         Some(uid) => agent.owned_by(uid),
         // It has ended, and does not answer.
