@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! pre-dump hold   ──▶ `run()` was called ──▶ the tasks are frozen
+//! plugin          ──▶ `stopped()` ──▶ CRIU looks at them
 //! CRIU            request(name), pipe ──▶ one thread an image file, reads to EOF
 //! post-dump hold  ──▶ all requests taken, all threads done ──▶ `frozen()` ──▶ release
 //! CRIU            closes the stream ──▶ done
@@ -16,8 +17,9 @@ use std::thread::{Scope, ScopedJoinHandle};
 
 use nix::poll::PollTimeout;
 
-use super::hold::{BEGIN_SOCKET, GO_ON, HOLD_SOCKET};
+use super::hold::{BEGIN_SOCKET, FROZEN_SOCKET, HOLD_SOCKET};
 use super::message::{read_request, receive_pipe, wait_readable};
+use crate::plugin::variables::GO_ON;
 
 /// Most image files of one dump: about 15 a process, so some thousand processes.
 const FILES_MAX: usize = 65_536;
@@ -31,7 +33,7 @@ pub enum CaptureError<E> {
     /// The dump was called off from outside.
     #[error("cannot receive CRIU's image stream: called off")]
     Cancelled,
-    /// CRIU ended its stream before the image was complete.
+    /// CRIU ended its stream before the image was complete, or dumped without our plugin.
     #[error("cannot receive CRIU's image stream: it ended before the image was complete")]
     Incomplete,
     /// More files than any dump has.
@@ -56,6 +58,7 @@ pub struct Captured {
 pub struct Capture {
     stream: UnixListener,
     begin: UnixListener,
+    stopped: UnixListener,
     hold: UnixListener,
 }
 
@@ -69,6 +72,7 @@ impl Capture {
         Ok(Self {
             stream: UnixListener::bind(directory.join("streamer-capture.sock"))?,
             begin: UnixListener::bind(directory.join(BEGIN_SOCKET))?,
+            stopped: UnixListener::bind(directory.join(FROZEN_SOCKET))?,
             hold: UnixListener::bind(directory.join(HOLD_SOCKET))?,
         })
     }
@@ -85,16 +89,18 @@ impl Capture {
     /// Receives one dump.
     ///
     /// `receive` is called on a thread of its own for each image file and must read it to its end.
-    /// `frozen` is called once, when every file has been read and the tasks still stand still; its
-    /// error makes CRIU abort and release the tasks. When `cancel` can be read or has ended, the
+    /// `stopped` is called once, when the tasks stand still and CRIU has not looked at their sockets yet, and
+    /// `frozen` once, when every file has been read and the tasks still stand still; an error of either
+    /// makes CRIU abort and release the tasks. When `cancel` can be read or has ended, the
     /// connection is closed, which CRIU answers by releasing the tasks.
     ///
     /// # Errors
-    /// The first error of `receive` or `frozen`, or the stream's own. The tasks go on in every case.
+    /// The first error of `receive`, `stopped` or `frozen`, or the stream's own. The tasks go on in every case.
     pub fn run<E: Send>(
         self,
         cancel: &impl AsFd,
         receive: impl Fn(&str, File) -> Result<u64, E> + Sync,
+        stopped: impl FnOnce() -> Result<(), E>,
         frozen: impl FnOnce(Captured) -> Result<(), E>,
     ) -> Result<Captured, CaptureError<E>> {
         let connection = accept(&self.stream, cancel)?;
@@ -108,7 +114,7 @@ impl Capture {
                 running: Vec::new(),
                 done: Captured::default(),
             };
-            let result = reception.run(&self.hold, cancel, frozen);
+            let result = reception.run((&self.stopped, stopped), (&self.hold, frozen), cancel);
             if result.is_err() {
                 // Readers that are still at work see the end of their pipes once CRIU gives up.
                 let _ = connection.shutdown(std::net::Shutdown::Both);
@@ -139,14 +145,15 @@ struct Reception<'scope, 'env, E, R> {
 impl<'env, E: Send + 'env, R: Fn(&str, File) -> Result<u64, E> + Sync> Reception<'_, 'env, E, R> {
     fn run(
         &mut self,
-        hold: &UnixListener,
+        (asked, stopped): (&UnixListener, impl FnOnce() -> Result<(), E>),
+        (hold, frozen): (&UnixListener, impl FnOnce(Captured) -> Result<(), E>),
         cancel: &impl AsFd,
-        frozen: impl FnOnce(Captured) -> Result<(), E>,
     ) -> Result<Captured, CaptureError<E>> {
+        let mut stopped = Some(stopped);
         let mut frozen = Some(frozen);
         loop {
-            let [requested, held, cancelled] =
-                wait_readable([self.connection, hold, cancel], PollTimeout::NONE)
+            let [requested, plugin, held, cancelled] =
+                wait_readable([self.connection, asked, hold, cancel], PollTimeout::NONE)
                     .map_err(CaptureError::Stream)?;
             // CRIU asks for the last file before it runs the action script, so requests come first.
             // The call-off comes last: it may come with CRIU's regular end, and then it is done.
@@ -161,9 +168,20 @@ impl<'env, E: Send + 'env, R: Fn(&str, File) -> Result<u64, E> + Sync> Reception
                     Err(CaptureError::Incomplete)
                 };
             }
+            if plugin {
+                let (mut plugin, _) = asked.accept().map_err(CaptureError::Stream)?;
+                if let Some(stopped) = stopped.take() {
+                    stopped().map_err(CaptureError::Receiver)?;
+                }
+                plugin.write_all(&[GO_ON]).map_err(CaptureError::Stream)?;
+                continue;
+            }
             if held {
                 let (mut script, _) = hold.accept().map_err(CaptureError::Stream)?;
                 self.join()?;
+                if stopped.is_some() {
+                    return Err(CaptureError::Incomplete);
+                }
                 if let Some(frozen) = frozen.take() {
                     frozen(self.done).map_err(CaptureError::Receiver)?;
                 }
@@ -221,13 +239,14 @@ mod tests {
         let capture = Capture::bind(folder.path()).unwrap();
         let criu = UnixStream::connect(folder.path().join("streamer-capture.sock")).unwrap();
         let _begin = UnixStream::connect(folder.path().join(BEGIN_SOCKET)).unwrap();
+        let _plugin = UnixStream::connect(folder.path().join(FROZEN_SOCKET)).unwrap();
         let _script = UnixStream::connect(folder.path().join(HOLD_SOCKET)).unwrap();
         let (call_off, called_off) = UnixStream::pair().unwrap();
         let frozen = |_| {
             end(criu, call_off);
             Ok(())
         };
-        capture.run(&called_off, |_, _| Ok(0), frozen)
+        capture.run(&called_off, |_, _| Ok(0), || Ok(()), frozen)
     }
 
     #[test]
@@ -237,7 +256,7 @@ mod tests {
         let _criu = UnixStream::connect(folder.path().join("streamer-capture.sock")).unwrap();
         let (call_off, called_off) = UnixStream::pair().unwrap();
         drop(call_off);
-        let result = capture.run::<()>(&called_off, |_, _| Ok(0), |_| Ok(()));
+        let result = capture.run::<()>(&called_off, |_, _| Ok(0), || Ok(()), |_| Ok(()));
         assert!(matches!(result, Err(CaptureError::Cancelled)), "{result:?}");
 
         let folder = tempfile::tempdir().unwrap();

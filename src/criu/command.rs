@@ -21,6 +21,17 @@ pub struct DumpOptions<'a> {
     pub log_level: u8,
     /// Terminals of ours that the job has open.
     pub external: &'a [Inherited],
+    /// Treatment of connections that a listening socket has not accepted yet.
+    pub unaccepted: Unaccepted,
+}
+
+/// Treatment of connections that a listening socket has not accepted yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unaccepted {
+    /// CRIU refuses to dump.
+    Refused,
+    /// They are left out: a restored listening socket has none.
+    LeftOut,
 }
 
 /// Something of ours that the job has open, as it was at the dump; another takes its place at a restore.
@@ -77,6 +88,8 @@ pub struct RestoreOptions<'a> {
     pub log_level: u8,
     /// Treatment of all established TCP connections.
     pub tcp: Tcp,
+    /// The action script, if it is to run.
+    pub hold: Option<&'a Path>,
     /// Descriptors that the job had open at the dump, and CRIU's descriptor that takes the place of each.
     pub inherited: &'a [(Inherited, i32)],
 }
@@ -102,7 +115,7 @@ pub fn dump_arguments(options: &DumpOptions<'_>) -> Vec<OsString> {
             OsStr::new("--tree"),
             OsStr::new(&options.root_pid.to_string()),
             OsStr::new("--leave-running"),
-            // Nobody outside talks to the frozen job: connections are inside the tree.
+            // The supervisor holds packets back itself, where any are in transit.
             OsStr::new("--network-lock"),
             OsStr::new("skip"),
             OsStr::new("--timeout"),
@@ -114,6 +127,10 @@ pub fn dump_arguments(options: &DumpOptions<'_>) -> Vec<OsString> {
             options.hold.as_os_str(),
         ],
     );
+    match options.unaccepted {
+        Unaccepted::Refused => {}
+        Unaccepted::LeftOut => push(&mut arguments, &[OsStr::new("--skip-in-flight")]),
+    }
     for terminal in options.external {
         push(
             &mut arguments,
@@ -144,6 +161,12 @@ pub fn restore_arguments(options: &RestoreOptions<'_>) -> Vec<OsString> {
         Tcp::Established => {}
         // CRIU (4.2.1) looks at this option before the other.
         Tcp::Closed => push(&mut arguments, &[OsStr::new("--tcp-close")]),
+    }
+    if let Some(hold) = options.hold {
+        push(
+            &mut arguments,
+            &[OsStr::new("--action-script"), hold.as_os_str()],
+        );
     }
     for (inherited, descriptor) in options.inherited {
         push(
@@ -210,6 +233,7 @@ mod tests {
             libdir: path,
             log_level: 2,
             tcp: Tcp::Established,
+            hold: None,
             inherited: &[(Inherited::Pipe(4711), 200), (terminal, 201)],
         };
         let arguments = restore_arguments(&options);

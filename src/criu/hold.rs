@@ -1,18 +1,25 @@
-//! The action script of a dump: keeps CRIU from freezing the tasks, and from releasing them, before we say so.
+//! The action script: keeps CRIU from freezing the tasks, and from releasing them, before we say so.
 //!
 //! CRIU needs tens of milliseconds before it looks at the tasks. `pre-dump` runs then: there this program waits until
 //! the supervisor has the job where it wants it, so that CRIU's start is no part of the freeze.
+//!
+//! Between the two, when the tasks are frozen and CRIU has not looked at their sockets yet, the plugin asks the same way.
 //!
 //! CRIU hands memory pages to the image pipes by reference. Were the tasks released while pages still sit unread in a
 //! pipe, their later writes would show up in the image. `post-dump` runs after all images are closed and before the
 //! tasks are released: there this program waits until the supervisor has read every pipe to its end and says so.
 //!
-//! A non-zero exit aborts the dump and the tasks go on.
+//! At a restore `post-restore` runs when everything is restored and before the tasks run: there this program waits
+//! until the supervisor lets packets through to the restored connections.
+//!
+//! A non-zero exit aborts the dump and the tasks go on, or aborts the restore.
 
 use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
+
+use crate::plugin::variables::GO_ON;
 
 /// Name under which the binary acts as the action script; CRIU gives a script no arguments.
 pub const HOLD_PROGRAM: &str = "ckpt-run-hold";
@@ -20,12 +27,15 @@ pub const HOLD_PROGRAM: &str = "ckpt-run-hold";
 pub const HOLD_FOLDER_VARIABLE: &str = "CKPT_RUN_HOLD_FOLDER";
 /// Socket for the question whether the tasks may be frozen.
 pub(super) const BEGIN_SOCKET: &str = "begin.sock";
+/// Socket for the plugin's question whether CRIU may look at the tasks, which are frozen.
+pub(super) const FROZEN_SOCKET: &str = "frozen.sock";
 /// Socket for the question whether the tasks may be released.
 pub(super) const HOLD_SOCKET: &str = "hold.sock";
-/// The supervisor's word that CRIU may go on.
-pub(super) const GO_ON: u8 = b'r';
+/// Socket for the question whether the restored tasks may run.
+pub(super) const RESTORED_SOCKET: &str = "restored.sock";
 
-/// Runs the action script: asks the supervisor at `pre-dump` and `post-dump`, does nothing at other times.
+/// Runs the action script: asks the supervisor at `pre-dump`, `post-dump` and `post-restore`, does nothing at other
+/// times.
 ///
 /// The wait has no limit of its own: it ends with the supervisor's word or its death.
 #[must_use]
@@ -34,6 +44,7 @@ pub fn main() -> ExitCode {
     let socket = match action.as_str() {
         "pre-dump" => BEGIN_SOCKET,
         "post-dump" => HOLD_SOCKET,
+        "post-restore" => RESTORED_SOCKET,
         _ => return ExitCode::SUCCESS,
     };
     let folder = std::env::var_os(HOLD_FOLDER_VARIABLE).unwrap_or_default();

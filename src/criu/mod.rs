@@ -20,11 +20,12 @@ mod serve;
 
 pub use capture::{Capture, CaptureError, Captured};
 pub use command::{
-    DumpOptions, ImageSource, Inherited, RestoreOptions, Tcp, dump_arguments, restore_arguments,
+    DumpOptions, ImageSource, Inherited, RestoreOptions, Tcp, Unaccepted, dump_arguments,
+    restore_arguments,
 };
 pub use criu_version::Version;
 pub use find::{AskError, CheckError, Criu, FindError, Search};
 pub use hold::{HOLD_FOLDER_VARIABLE, HOLD_PROGRAM, main as hold_main};
 pub use log::{Reason, reason_in, reports_shortage};
-pub use plugin::{install_plugin, plugin_restores, plugin_takes};
+pub use plugin::{install_plugin, plugin_asks, plugin_restores, plugin_takes};
 pub use serve::{Serve, ServeError};

@@ -11,6 +11,7 @@ use std::os::unix::fs::{OpenOptionsExt, symlink};
 use std::path::Path;
 
 use super::Version;
+use super::hold::FROZEN_SOCKET;
 #[cfg(test)]
 use crate::plugin::hooks;
 use crate::plugin::variables;
@@ -47,6 +48,12 @@ pub fn install_plugin(folder: &Path) -> io::Result<()> {
 pub fn plugin_takes(majors: &[u32]) -> Variable {
     let list: Vec<String> = majors.iter().map(ToString::to_string).collect();
     (name(variables::MAJORS), list.join(" ").into())
+}
+
+/// Returns the variable for a dump into `folder`: the plugin asks there when the tasks are frozen.
+#[must_use]
+pub fn plugin_asks(folder: &Path) -> Variable {
+    (name(variables::FROZEN), folder.join(FROZEN_SOCKET).into())
 }
 
 /// Returns the variables for a restore by this CRIU of the tree whose first process is `root`, as CRIU sees it. CRIU asks
@@ -111,21 +118,21 @@ mod tests {
     }
 
     #[test]
-    fn criu_finds_five_hooks_of_an_old_enough_interface() {
+    fn criu_finds_six_hooks_of_an_old_enough_interface() {
         let folder = tempfile::tempdir().unwrap();
         let (_library, descriptor) = load(folder.path());
         assert_eq!(descriptor.name, b"ckpt-run\0");
         assert_eq!(
             (descriptor.version, descriptor.max_hooks),
-            (0x0000_0200, 10),
+            (0x0000_0200, 12),
             "CRIU 4.0 knows these"
         );
         assert!(descriptor.init.is_none() && descriptor.exit.is_none());
-        let table = ptr::from_ref(&descriptor.hooks).cast::<[usize; 10]>();
-        // SAFETY: ten pointers, by the assertion beside the type.
+        let table = ptr::from_ref(&descriptor.hooks).cast::<[usize; 12]>();
+        // SAFETY: twelve pointers, by the assertion beside the type.
         let present = unsafe { *table }.map(|hook| hook != 0);
-        let mut expected = [false; 10];
-        for hook in [2, 3, 7, 8, 9] {
+        let mut expected = [false; 12];
+        for hook in [2, 3, 7, 8, 9, 11] {
             expected[hook] = true;
         }
         assert_eq!(present, expected);

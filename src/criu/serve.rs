@@ -1,10 +1,11 @@
 //! The sending half of `criu restore --stream`.
 //!
 //! CRIU and the processes it restores ask for image files by name over one
-//! connection; each file goes through a pipe of its own, on a thread of its own.
+//! connection; each file goes through a pipe of its own, on a thread of its own. The action script, where there is one,
+//! asks before the processes run.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -12,7 +13,9 @@ use std::sync::Mutex;
 
 use nix::poll::PollTimeout;
 
+use super::hold::RESTORED_SOCKET;
 use super::message::{read_request, receive_pipe, wait_readable, write_reply};
+use crate::plugin::variables::GO_ON;
 use crate::sync::locked;
 
 /// Why an image could not be handed to CRIU.
@@ -26,20 +29,22 @@ pub enum ServeError<E> {
     Source(E),
 }
 
-/// The socket of a restore that is about to begin.
+/// The sockets of a restore that is about to begin.
 #[derive(Debug)]
 pub struct Serve {
     stream: UnixListener,
+    restored: UnixListener,
 }
 
 impl Serve {
-    /// Binds the socket in `directory`, which becomes CRIU's images directory.
+    /// Binds the sockets in `directory`, which becomes CRIU's images directory and the action script's folder.
     ///
     /// # Errors
-    /// When the socket cannot be bound, for instance because the path is longer than 107 bytes.
+    /// When a socket cannot be bound, for instance because the path is longer than 107 bytes.
     pub fn bind(directory: &Path) -> io::Result<Self> {
         Ok(Self {
             stream: UnixListener::bind(directory.join("streamer-serve.sock"))?,
+            restored: UnixListener::bind(directory.join(RESTORED_SOCKET))?,
         })
     }
 
@@ -47,7 +52,8 @@ impl Serve {
     ///
     /// `send` writes an image file into a pipe. Its error closes that pipe, which CRIU takes for a
     /// truncated image, and is returned here in the end; a pipe that CRIU closed early is for
-    /// `send` to judge.
+    /// `send` to judge. `restored` is called when everything is restored and no process runs yet, where CRIU was given
+    /// the action script.
     ///
     /// # Errors
     /// The first error of `send`, or the stream's own.
@@ -56,6 +62,7 @@ impl Serve {
         cancel: &impl AsFd,
         exists: impl Fn(&str) -> bool,
         send: impl Fn(&str, File) -> Result<u64, E> + Sync,
+        restored: impl FnOnce(),
     ) -> Result<(), ServeError<E>> {
         let [called, _] =
             wait_readable([&self.stream, cancel], PollTimeout::NONE).map_err(ServeError::Stream)?;
@@ -64,9 +71,19 @@ impl Serve {
         }
         let (connection, _) = self.stream.accept().map_err(ServeError::Stream)?;
         let failed: Mutex<Option<E>> = Mutex::new(None);
+        let mut restored = Some(restored);
         let outcome = std::thread::scope(|scope| {
             loop {
-                let [requested, _] = wait_readable([&connection, cancel], PollTimeout::NONE)?;
+                let [requested, asked, _] =
+                    wait_readable([&connection, &self.restored, cancel], PollTimeout::NONE)?;
+                if asked && !requested {
+                    let (mut script, _) = self.restored.accept()?;
+                    if let Some(restored) = restored.take() {
+                        restored();
+                    }
+                    script.write_all(&[GO_ON])?;
+                    continue;
+                }
                 let Some((name, pipe)) = (if requested {
                     next_request(&connection, &exists)?
                 } else {

@@ -91,7 +91,12 @@ fn say_pipes(socket: &UnixStream, count: usize) {
 pub(super) fn dump(folder: &Path, input: &[u8]) -> bool {
     clear(
         folder,
-        &["streamer-capture.sock", "begin.sock", "hold.sock"],
+        &[
+            "streamer-capture.sock",
+            "begin.sock",
+            "frozen.sock",
+            "hold.sock",
+        ],
     );
     let capture = Capture::bind(folder).unwrap();
     let criu = UnixStream::connect(folder.join("streamer-capture.sock")).unwrap();
@@ -101,6 +106,7 @@ pub(super) fn dump(folder: &Path, input: &[u8]) -> bool {
     let (before, after) = parts.split_at(call.unwrap_or(parts.len()));
     say(&criu, before);
     let _begin = UnixStream::connect(folder.join("begin.sock")).unwrap();
+    let _plugin = UnixStream::connect(folder.join("frozen.sock")).unwrap();
     let _script = call.map(|_| UnixStream::connect(folder.join("hold.sock")).unwrap());
     if call.is_none() {
         criu.shutdown(Shutdown::Write).unwrap();
@@ -116,7 +122,7 @@ pub(super) fn dump(folder: &Path, input: &[u8]) -> bool {
         received.fetch_add(bytes, Ordering::Relaxed);
         Ok(bytes)
     };
-    let captured = capture.run(&called_off, receive, frozen);
+    let captured = capture.run(&called_off, receive, || Ok(()), frozen);
     captured.is_ok_and(|captured| {
         assert_eq!(captured.bytes, received.into_inner());
         true
@@ -140,7 +146,7 @@ fn are_whole_requests(parts: &[Say<'_>]) -> bool {
 
 /// Plays CRIU at a restore; returns true if the conversation ended regularly.
 pub(super) fn restore(folder: &Path, input: &[u8]) -> bool {
-    clear(folder, &["streamer-serve.sock"]);
+    clear(folder, &["streamer-serve.sock", "restored.sock"]);
     let serve = Serve::bind(folder).unwrap();
     let criu = UnixStream::connect(folder.join("streamer-serve.sock")).unwrap();
     say_all(&criu, input);
@@ -155,7 +161,7 @@ pub(super) fn restore(folder: &Path, input: &[u8]) -> bool {
         "broken" => Err(()),
         _ => Ok(0),
     };
-    serve.run(&called_off, exists, send).is_ok()
+    serve.run(&called_off, exists, send, || ()).is_ok()
 }
 
 /// Plays the supervisor towards the sandbox; returns true if every request was understood.

@@ -1,22 +1,31 @@
 //! TCP connections of the job: their record at a snapshot, and the removal of their remains when a restore needs their
 //! addresses again.
 //!
+//! CRIU dumps and restores one socket after the other, and the kernel sends by itself: what a full receiver had no room
+//! for, the end of a connection, lost packets again. Between the dumps of both ends, one end would have received data
+//! that the other has sent only later, or has forgotten since. At a restore, a packet for an end that does not exist yet
+//! is answered with a reset. So packets of such connections are discarded meanwhile; the kernel sends them again later.
+//! Connections in which nothing is on its way need none of that.
+//!
 //! A killed job leaves sockets in `TIME_WAIT` for a minute. No process owns them, but their addresses cannot be bound,
 //! so they are destroyed before a restore. Connections to other programs cannot be restored: their peers have
 //! continued, or have noticed that the job died. A restored connection would be open at one end only.
 
 pub(super) mod diagnosis;
+mod packet_lock;
+mod tcp_table;
 
-use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::SocketAddr;
 
 use procfs::ProcError;
-use procfs::net::{TcpNetEntry, TcpState};
-use procfs::process::{FDTarget, Process as ProcessEntry};
 use serde::{Deserialize, Serialize};
 
+use super::Process;
 use diagnosis::{Diagnosis, Found, Which};
+pub(crate) use packet_lock::PacketLock;
+pub use tcp_table::Owner;
+use tcp_table::TcpTable;
 
 /// The TCP sockets of a job at a snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,6 +40,18 @@ pub struct Sockets {
     /// Number of other connected sockets: the other end was closed, or was never accepted.
     #[serde(default)]
     pub half_closed: usize,
+    /// Connections in which data is on its way, or a direction is not open: local, remote.
+    #[serde(default)]
+    pub unsettled: Vec<(SocketAddr, SocketAddr)>,
+}
+
+/// Connections of other programs that the job has not accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backlog {
+    /// A restored job never sees them, like other connections to the outside.
+    Dropped,
+    /// The snapshot is refused.
+    Refused,
 }
 
 /// The reason why the job's sockets could not be recorded or their remains not removed.
@@ -45,6 +66,45 @@ pub enum SocketsError {
         #[source]
         source: ProcError,
     },
+    /// A connection within the job was not accepted.
+    #[error(
+        "a connection of {owner} waits to be accepted ({local} to {remote}), and CRIU cannot save such a connection; let the job accept its connections, or close them"
+    )]
+    NotAccepted {
+        /// The process that connected.
+        owner: Owner,
+        /// Its address.
+        local: SocketAddr,
+        /// The address that it connected to.
+        remote: SocketAddr,
+    },
+    /// The other end of a connection was closed before all its data was received.
+    #[error(
+        "{owner} has not read all data of a connection whose other end was closed ({local} to {remote}), and CRIU cannot save the rest; let the job read it, or close the connection"
+    )]
+    NotRead {
+        /// The process at the open end.
+        owner: Owner,
+        /// Its address.
+        local: SocketAddr,
+        /// The address of the closed end.
+        remote: SocketAddr,
+    },
+    /// A connection from another program was not accepted.
+    #[error(
+        "a connection to {local} waits for {owner} to accept it, and CRIU cannot save such a connection; let the job accept it, or set network.tcp = \"close\""
+    )]
+    Backlog {
+        /// The process that listens.
+        owner: Owner,
+        /// The address that it listens on.
+        local: SocketAddr,
+    },
+    /// Packets cannot be held back.
+    #[error(
+        "cannot hold back the packets of the job's connections, in which data is on its way (needs CAP_NET_ADMIN, and nftables in Linux 5.12 or newer)"
+    )]
+    Lock(#[source] io::Error),
     /// The kernel does not list sockets.
     #[error("cannot ask the kernel for TCP sockets")]
     Ask(#[source] io::Error),
@@ -63,56 +123,75 @@ pub enum SocketsError {
     },
 }
 
-impl Sockets {
-    /// Records the TCP sockets of `pids` (host pids, frozen), which share one network namespace.
-    ///
-    /// # Errors
-    /// A process has exited.
-    pub fn record(pids: &[i32]) -> Result<Self, SocketsError> {
-        let mut inodes = HashSet::new();
-        for pid in pids {
-            add_inodes(*pid, &mut inodes)
-                .map_err(|source| SocketsError::Process { pid: *pid, source })?;
+impl SocketsError {
+    /// Returns true if the cause is likely to disappear soon: data arrives and connections are accepted.
+    #[must_use]
+    pub fn is_passing(&self) -> bool {
+        match self {
+            Self::NotAccepted { .. }
+            | Self::NotRead { .. }
+            | Self::Backlog { .. }
+            | Self::Lock(_) => true,
+            Self::Process { .. } | Self::Ask(_) | Self::Destroy { .. } => false,
         }
-        let Some(pid) = pids.first().filter(|_| !inodes.is_empty()) else {
-            return Ok(Self::default());
-        };
-        let table = table(*pid).map_err(|source| SocketsError::Process { pid: *pid, source })?;
-        Ok(Self::of(
-            table.iter().filter(|entry| inodes.contains(&entry.inode)),
-        ))
     }
 
-    fn of<'a>(entries: impl Iterator<Item = &'a TcpNetEntry>) -> Self {
-        let (mut listening, mut ends) = (Vec::new(), HashMap::new());
-        for entry in entries {
-            let local = canonical(entry.local_address);
-            if entry.state == TcpState::Listen {
-                listening.push(local);
-            } else {
-                ends.insert(
-                    (local, canonical(entry.remote_address)),
-                    entry.state.clone(),
-                );
-            }
+    /// Returns true if it is the job that cannot be saved.
+    #[must_use]
+    pub fn is_of_the_job(&self) -> bool {
+        matches!(
+            self,
+            Self::NotAccepted { .. } | Self::NotRead { .. } | Self::Backlog { .. }
+        )
+    }
+}
+
+impl Sockets {
+    /// Records the TCP sockets of `processes`, which share one network namespace.
+    ///
+    /// # Errors
+    /// A process has exited, or a connection is in a state that no image can hold.
+    pub fn record(processes: &[Process], backlog: Backlog) -> Result<Self, SocketsError> {
+        let table = TcpTable::read(processes)?;
+        table.check_other_ends()?;
+        match backlog {
+            Backlog::Dropped => {}
+            Backlog::Refused => table.check_backlog()?,
         }
-        let (mut connections, mut outside, mut half_closed) = (Vec::new(), Vec::new(), 0);
-        for ((local, remote), state) in &ends {
-            if ends.contains_key(&(*remote, *local)) {
-                connections.push((*local, *remote));
-            } else if local.ip() != remote.ip() || is_open(state) {
-                outside.push((*local, *remote));
-            } else {
-                half_closed += 1;
-            }
+        Ok(table.sockets())
+    }
+
+    /// Holds back the packets of connections of the job with itself, while its processes are frozen and dumped. Returns
+    /// `None` if nothing is on its way.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub(crate) fn hold_for_dump(&self) -> Result<Option<PacketLock>, SocketsError> {
+        let inside = |ends: &&(SocketAddr, SocketAddr)| self.outside.binary_search(ends).is_err();
+        let held: Vec<_> = self.unsettled.iter().filter(inside).copied().collect();
+        if held.is_empty() {
+            return Ok(None);
         }
-        connections.sort_unstable();
-        outside.sort_unstable();
-        Self {
-            listening,
-            connections,
-            outside,
-            half_closed,
+        PacketLock::set(&held).map(Some).map_err(SocketsError::Lock)
+    }
+
+    /// Holds back the packets of all connections while they are restored. Returns `None` if there are none, or if the
+    /// kernel refuses and nothing was on its way.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub(crate) fn hold_for_restore(&self) -> Result<Option<PacketLock>, SocketsError> {
+        let held = [&self.connections[..], &self.outside, &self.unsettled].concat();
+        if held.is_empty() {
+            return Ok(None);
+        }
+        match PacketLock::set(&held) {
+            Ok(lock) => Ok(Some(lock)),
+            Err(error) if self.unsettled.is_empty() => {
+                tracing::debug!(%error, "packets of the job's connections are not held back");
+                Ok(None)
+            }
+            Err(error) => Err(SocketsError::Lock(error)),
         }
     }
 
@@ -145,7 +224,7 @@ impl Sockets {
     /// # Errors
     /// The kernel refuses; sockets destroyed before stay destroyed.
     pub fn destroy_leftovers(&self) -> Result<usize, SocketsError> {
-        if self.listening.is_empty() && self.connections.is_empty() {
+        if self.listening.is_empty() && self.connections.is_empty() && self.unsettled.is_empty() {
             return Ok(0);
         }
         destroy(Which::Closed, |found| !found.owned && self.claims(found))
@@ -153,7 +232,9 @@ impl Sockets {
 
     fn claims(&self, closed: &Found) -> bool {
         let Found { local, remote, .. } = closed;
-        let recorded = self.connections.binary_search(&(*local, *remote)).is_ok();
+        let ends = (*local, *remote);
+        let recorded = self.connections.binary_search(&ends).is_ok()
+            || self.unsettled.binary_search(&ends).is_ok();
         // A connection that was made after the snapshot. It holds no data, and no stray packet of it is in transit.
         let blocks = closed.waits
             && local.ip() == remote.ip()
@@ -185,43 +266,9 @@ fn destroy(which: Which, chosen: impl Fn(&Found) -> bool) -> Result<usize, Socke
     Ok(destroyed)
 }
 
-/// Returns true if the other end has not been closed.
-fn is_open(state: &TcpState) -> bool {
-    matches!(
-        state,
-        TcpState::Established | TcpState::SynSent | TcpState::SynRecv
-    )
-}
-
 fn covers(listening: &SocketAddr, local: &SocketAddr) -> bool {
     listening.port() == local.port()
         && (listening.ip().is_unspecified() || listening.ip() == local.ip())
-}
-
-fn add_inodes(pid: i32, inodes: &mut HashSet<u64>) -> Result<(), ProcError> {
-    for descriptor in ProcessEntry::new(pid)?.fd()? {
-        if let FDTarget::Socket(inode) = descriptor?.target {
-            inodes.insert(inode);
-        }
-    }
-    Ok(())
-}
-
-fn table(pid: i32) -> Result<Vec<TcpNetEntry>, ProcError> {
-    let process = ProcessEntry::new(pid)?;
-    let mut entries = process.tcp()?;
-    match process.tcp6() {
-        Ok(more) => entries.extend(more),
-        // The kernel has no IPv6.
-        Err(ProcError::NotFound(_)) => {}
-        Err(error) => return Err(error),
-    }
-    Ok(entries)
-}
-
-/// Converts an IPv4 address in an IPv6 socket to an IPv4 address.
-fn canonical(address: SocketAddr) -> SocketAddr {
-    SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
 #[cfg(test)]

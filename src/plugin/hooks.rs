@@ -2,7 +2,8 @@
 //! The functions that CRIU calls, and the descriptor by which it finds them (`CR_PLUGIN_DESC`).
 //!
 //! ```text
-//! dump     HANDLE_DEVICE_VMA, DUMP_EXT_FILE   a device of the list?  0 (nothing to save) : -ENOTSUP (CRIU refuses)
+//! dump     CHECKPOINT_DEVICES                 all tasks are frozen: waits for the supervisor's word, once
+//!          HANDLE_DEVICE_VMA, DUMP_EXT_FILE   a device of the list?  0 (nothing to save) : -ENOTSUP (CRIU refuses)
 //! restore  RESTORE_EXT_FILE                   → /dev/null
 //!          UPDATE_VMA_MAP                     → /dev/zero
 //!          RESUME_DEVICES_LATE                waits until the supervisor has completed the tasks
@@ -13,21 +14,23 @@
 //! At a restore CRIU asks only for what this plugin took at the dump, for no other plugin is ever loaded, and gets
 //! nothing but `/dev/null` and `/dev/zero`, whatever the image says.
 //!
-//! ABI: `criu-plugin.h`, CRIU 3.17 to 4.2.1. Order and arguments of the hooks below are the same in all of them.
+//! ABI: `criu-plugin.h`, CRIU 4.0 to 4.2.1. Order and arguments of the hooks below are the same in all of them.
 
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
-use super::variables::{HOLD, MAJORS, RETRY};
+use super::variables::{FROZEN, GO_ON, HOLD, MAJORS, RETRY};
 
 /// Version 0.2.0, as CRIU packs it.
 const VERSION: c_uint = 2 << 8;
-/// Hooks up to `RESUME_DEVICES_LATE`. CRIU refuses a plugin that has more than it knows ("Corrupted plugin").
-const HOOKS: c_uint = 10;
+/// Hooks up to `CHECKPOINT_DEVICES`. CRIU refuses a plugin that has more than it knows ("Corrupted plugin").
+const HOOKS: c_uint = 12;
 
 /// "Not mine": CRIU goes on as if there were no plugin.
 const NOT_MINE: c_int = -95;
+/// CRIU aborts the dump and releases the tasks.
+const ABORT: c_int = -1;
 /// CRIU takes the new offset and the descriptor.
 const UPDATED: c_int = 1;
 
@@ -56,6 +59,8 @@ pub struct Hooks {
     pub update_mapping:
         Option<unsafe extern "C" fn(*const c_char, u64, u64, *mut u64, *mut c_int) -> c_int>,
     pub resume_late: Option<extern "C" fn(c_int) -> c_int>,
+    pause_devices: Option<extern "C" fn()>,
+    pub checkpoint_devices: Option<extern "C" fn(c_int) -> c_int>,
 }
 
 const _: () = assert!(size_of::<Hooks>() == HOOKS as usize * size_of::<*const c_void>());
@@ -80,8 +85,43 @@ pub static CR_PLUGIN_DESC: Descriptor = Descriptor {
         handle_device_mapping: Some(handle_device_mapping),
         update_mapping: Some(update_mapping),
         resume_late: Some(resume_late),
+        pause_devices: None,
+        checkpoint_devices: Some(tasks_are_frozen),
     },
 };
+
+/// CRIU has frozen all tasks, and has not looked at their sockets yet. It calls this for each task; the first call asks.
+extern "C" fn tasks_are_frozen(_pid: c_int) -> c_int {
+    static ASKED: AtomicBool = AtomicBool::new(false);
+    // SAFETY: the name ends with a zero; CRIU's process has one thread, so the value stays.
+    let path = unsafe { getenv(FROZEN.as_ptr()) };
+    if path.is_null() || ASKED.swap(true, Ordering::Relaxed) {
+        return NOT_MINE;
+    }
+    // SAFETY: a value of the environment ends with a zero, and nobody changes it.
+    let path = unsafe { CStr::from_ptr(path) };
+    if may_go_on(path) { NOT_MINE } else { ABORT }
+}
+
+/// Asks the supervisor, and waits for its word or its death.
+fn may_go_on(path: &CStr) -> bool {
+    let Some(address) = Address::of(path) else {
+        return false;
+    };
+    // SAFETY: takes numbers only.
+    let socket = unsafe { socket(AF_UNIX.into(), SOCK_STREAM | SOCK_CLOEXEC, 0) };
+    if socket < 0 {
+        return false;
+    }
+    let mut word = 0u8;
+    // SAFETY: the address is of this size, and the kernel only reads it.
+    let connected = unsafe { connect(socket, &raw const address, ADDRESS_BYTES) } == 0;
+    // SAFETY: there is room for the one byte.
+    let heard = connected && unsafe { read(socket, &raw mut word, 1) } == 1;
+    // SAFETY: this function has opened it.
+    unsafe { close(socket) };
+    heard && word == GO_ON
+}
 
 /// A file that CRIU cannot dump is open.
 extern "C" fn dump_file(descriptor: c_int, _id: c_int) -> c_int {
@@ -204,10 +244,36 @@ fn open_both_ways(path: &CStr) -> c_int {
 }
 
 const O_RDWR: c_int = 2;
+const AF_UNIX: u16 = 1;
+const SOCK_STREAM: c_int = 1;
+const SOCK_CLOEXEC: c_int = 0o2_000_000;
 const AT_EMPTY_PATH: c_int = 0x1000;
 const STATX_TYPE: c_uint = 1;
 const S_IFMT: u32 = 0o170_000;
 const S_IFCHR: u32 = 0o020_000;
+
+/// `struct sockaddr_un`.
+#[repr(C)]
+struct Address {
+    family: u16,
+    path: [u8; 108],
+}
+
+const ADDRESS_BYTES: c_uint = 110;
+const _: () = assert!(size_of::<Address>() == ADDRESS_BYTES as usize);
+
+impl Address {
+    /// Returns `None` if the path is too long.
+    fn of(path: &CStr) -> Option<Self> {
+        let bytes = path.to_bytes_with_nul();
+        let mut address = Self {
+            family: AF_UNIX,
+            path: [0; 108],
+        };
+        address.path.get_mut(..bytes.len())?.copy_from_slice(bytes);
+        Some(address)
+    }
+}
 
 /// `struct statx`, the same on every machine (Linux, `uapi/linux/stat.h`).
 #[repr(C)]
@@ -233,6 +299,9 @@ unsafe extern "C" {
     fn open(path: *const c_char, flags: c_int, ...) -> c_int;
     fn read(descriptor: c_int, bytes: *mut u8, length: usize) -> isize;
     fn write(descriptor: c_int, bytes: *const u8, length: usize) -> isize;
+    fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_int;
+    fn connect(socket: c_int, address: *const Address, size: c_uint) -> c_int;
+    fn close(file: c_int) -> c_int;
     fn statx(
         folder: c_int,
         path: *const c_char,

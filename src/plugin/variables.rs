@@ -11,3 +11,8 @@ pub const ROOT: &CStr = c"CKPT_RUN_PLUGIN_ROOT";
 /// Descriptor of CRIU's, in decimal, over which the supervisor completes restored tasks before they run: the plugin
 /// writes a byte and waits for one.
 pub const HOLD: &CStr = c"CKPT_RUN_PLUGIN_HOLD";
+/// Path of the socket on which the plugin asks the supervisor, once all tasks are frozen, whether CRIU may look at them.
+/// Without it CRIU goes on.
+pub const FROZEN: &CStr = c"CKPT_RUN_PLUGIN_FROZEN";
+/// The supervisor's word that CRIU may go on.
+pub const GO_ON: u8 = b'r';

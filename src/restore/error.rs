@@ -34,8 +34,8 @@ pub enum RestoreError {
     /// The list of the files that the job writes is none.
     #[error("cannot understand the image's list of files")]
     KeptList(#[source] io::Error),
-    /// The dead job's sockets still hold its addresses.
-    #[error("cannot free the job's network addresses")]
+    /// The dead job's sockets still hold its addresses, or packets cannot be held back.
+    #[error("cannot restore the job's connections")]
     Sockets(#[from] job::SocketsError),
     /// A stream or socket of ckpt-run failed.
     #[error("cannot prepare the restore")]

@@ -21,8 +21,8 @@ use std::time::Duration;
 use crate::clock;
 use crate::config;
 use crate::criu::{
-    ImageSource, Inherited, RestoreOptions, Serve, ServeError, Tcp, plugin_restores,
-    reports_shortage, restore_arguments,
+    HOLD_FOLDER_VARIABLE, ImageSource, Inherited, RestoreOptions, Serve, ServeError, Tcp,
+    plugin_restores, reports_shortage, restore_arguments,
 };
 use crate::job::{self, CutAway, OpenFile, OtherBytes, Relation};
 use crate::sandbox::{Ended, Sandbox, SandboxError, ToolCommand, ToolRun};
@@ -328,6 +328,12 @@ fn run_criu(
         PathBuf::from(format!("/proc/self/fd/{number}"))
     });
     let libdir = context.libdir();
+    let tcp = tcp(context, facts);
+    let lock = match tcp {
+        Tcp::Established => facts.sockets.hold_for_restore()?,
+        Tcp::Closed => None,
+    };
+    let script = context.hold();
     let mut argv = context.criu.argv();
     argv.extend(restore_arguments(&RestoreOptions {
         source: match &folder {
@@ -337,11 +343,11 @@ fn run_criu(
         log: &log,
         libdir: &libdir,
         log_level: context.config.criu.log_level,
-        tcp: tcp(context, facts),
+        tcp,
+        hold: lock.is_some().then_some(&script),
         inherited: &inherited,
     }));
     let (hold, held) = UnixStream::pair().map_err(RestoreError::Prepare)?;
-    let mut descriptors: Vec<RawFd> = ends.iter().map(|(_, end)| end.as_raw_fd()).collect();
     let hold_number = FIRST_DESCRIPTOR + RawFd::try_from(descriptors.len()).unwrap_or_default();
     descriptors.push(held.as_raw_fd());
     let environment = plugin_restores(
@@ -353,7 +359,11 @@ fn run_criu(
     );
     let tool = ToolCommand {
         argv,
-        environment: environment.map_err(RestoreError::Prepare)?,
+        environment: environment
+            .map_err(RestoreError::Prepare)?
+            .into_iter()
+            .chain([(HOLD_FOLDER_VARIABLE.into(), sockets.path().into())])
+            .collect(),
         first_descriptor: FIRST_DESCRIPTOR,
         restores: Some(facts.pids),
     };
@@ -361,8 +371,8 @@ fn run_criu(
     let (ended, served) = thread::scope(|scope| {
         // CRIU asks for nothing where it has files.
         let exists = |name: &str| image.contains(&format!("criu/{name}"));
-        let serving =
-            scope.spawn(move || serve.run(&stopped, exists, |name, pipe| send(image, name, &pipe)));
+        let send = |name: &str, pipe: File| send(image, name, &pipe);
+        let serving = scope.spawn(move || serve.run(&stopped, exists, send, || drop(lock)));
         let run = sandbox.run_tool(tool, &descriptors);
         // From here on CRIU alone has the other end.
         drop(held);

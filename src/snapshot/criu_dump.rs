@@ -14,9 +14,10 @@ use super::criu_log::CriuLog;
 use super::error::SnapshotError;
 use super::take_snapshot::Subject;
 use crate::clock;
+use crate::config;
 use crate::criu::{
-    Capture, CaptureError, Captured, DumpOptions, HOLD_FOLDER_VARIABLE, dump_arguments,
-    plugin_takes,
+    Capture, CaptureError, Captured, DumpOptions, HOLD_FOLDER_VARIABLE, Unaccepted, dump_arguments,
+    plugin_asks, plugin_takes,
 };
 use crate::job::{self, TreeError};
 use crate::run::format::why;
@@ -99,12 +100,17 @@ impl<'a> CriuDump<'a> {
             libdir: &context.libdir(),
             log_level: context.config.criu.log_level,
             external: &terminals,
+            unaccepted: match context.config.network.tcp {
+                config::Tcp::Close => Unaccepted::LeftOut,
+                config::Tcp::Keep => Unaccepted::Refused,
+            },
         }));
         let tool = ToolCommand {
             argv,
             environment: vec![
                 (HOLD_FOLDER_VARIABLE.into(), sockets.into()),
                 plugin_takes(majors),
+                plugin_asks(sockets),
             ],
             first_descriptor: STDERR,
             restores: None,
@@ -144,11 +150,12 @@ impl<'a> CriuDump<'a> {
         outcome((&self.log, &self.printed), ended, nothing).map(drop)
     }
 
-    /// Dumps the tasks. `receive` is called for each image file, and `frozen` when all of them were read and the tasks
-    /// are still frozen.
+    /// Dumps the tasks. `stopped` is called when the tasks are frozen and CRIU has not looked at their sockets yet,
+    /// `receive` for each image file, and `frozen` when all of them were read and the tasks are still frozen.
     pub fn run(
         mut self,
         receive: impl Fn(&str, &File) -> Result<u64, SnapshotError> + Sync,
+        stopped: impl FnOnce() -> Result<(), SnapshotError> + Send,
         frozen: impl FnOnce() -> Result<(), SnapshotError> + Send,
     ) -> Dumped {
         let (Some(capture), Some(tool)) = (self.capture.take(), self.tool.take()) else {
@@ -169,6 +176,7 @@ impl<'a> CriuDump<'a> {
                 capture.run(
                     &called_off,
                     |name, pipe| receive(name, &pipe),
+                    stopped,
                     |_| {
                         held.store(true, Ordering::Relaxed);
                         let done = frozen();

@@ -17,6 +17,7 @@ use super::job_facts::Recorded;
 use super::kept_files::Keeping;
 use super::take_snapshot::{Snapshotted, Subject};
 use crate::clock;
+use crate::config;
 use crate::criu::Captured;
 use crate::gpu::inherited_devices::InheritedDevices;
 use crate::job::{self, Process, TreeError};
@@ -37,6 +38,7 @@ pub(crate) struct Dump<'a> {
     root: i32,
     inherited: InheritedDevices,
     writer: Mutex<Option<ImageWriter>>,
+    network: Mutex<Option<Network>>,
     recorded: Mutex<Option<Recorded>>,
     keeping: Mutex<Option<Keeping>>,
     image: ImageId,
@@ -44,6 +46,13 @@ pub(crate) struct Dump<'a> {
     turn: Mutex<Option<job::DumpLock>>,
     /// CRIU's log, once CRIU has exited.
     log: OnceLock<Arc<CriuLog>>,
+}
+
+/// The job's sockets, as they were when the tasks had just been frozen.
+struct Network {
+    sockets: job::Sockets,
+    /// Holds packets back until the tasks are released.
+    _lock: Option<job::PacketLock>,
 }
 
 impl<'a> Dump<'a> {
@@ -61,6 +70,7 @@ impl<'a> Dump<'a> {
             image: writer.id(),
             keeping: Mutex::default(),
             writer: Mutex::new(Some(writer)),
+            network: Mutex::default(),
             recorded: Mutex::default(),
             turn: Mutex::new(Some(turn)),
             log: OnceLock::new(),
@@ -78,11 +88,13 @@ impl<'a> Dump<'a> {
         before.retain(|process| job::is_alive(process.host_pid));
         let dumped = criu_dump.run(
             |name, pipe| self.receive(name, pipe),
+            || self.still_network(),
             || {
                 self.record()?;
                 while_frozen(self)
             },
         );
+        drop(locked(&self.network).take());
         drop(locked(&self.turn).take());
         self.log.get_or_init(|| dumped.log);
         dumped.result.map_err(|error| {
@@ -175,6 +187,18 @@ impl<'a> Dump<'a> {
         Ok(writer.stream(name)?)
     }
 
+    /// Records the job's sockets before CRIU looks at them, and holds back what is on its way between them.
+    fn still_network(&self) -> Result<(), SnapshotError> {
+        let processes = job::tree(self.root)?;
+        let sockets = job::Sockets::record(&processes, backlog(self.context()))?;
+        let lock = sockets.hold_for_dump()?;
+        *locked(&self.network) = Some(Network {
+            sockets,
+            _lock: lock,
+        });
+        Ok(())
+    }
+
     /// Records the facts that CRIU does not: sizes and contents of files, positions of the standard streams.
     fn record(&self) -> Result<(), SnapshotError> {
         let processes = job::tree(self.root)?;
@@ -189,11 +213,14 @@ impl<'a> Dump<'a> {
         job::look_for_obstacles(&processes)?;
         // Locked only for the mark: no other thread waits for the streams while file contents are read.
         let mark = || locked(self.subject.streams).mark();
-        let recorded = Recorded::take(processes, mark)?;
+        let network = taken(&self.network)?;
+        let recorded = Recorded::take(processes, network.sockets.clone(), mark)?;
         let open = recorded.written();
         let keeping = Keeping::begin(self.context(), self.image, &open, |name| self.stream(name))?;
         *locked(&self.keeping) = Some(keeping);
         *locked(&self.recorded) = Some(recorded);
+        // CRIU has dumped all sockets.
+        drop(network);
         Ok(())
     }
 
@@ -244,6 +271,14 @@ impl<'a> Dump<'a> {
             total: clock::now() - begun,
             facts,
         })
+    }
+}
+
+/// Returns the treatment of connections of others that the job has not accepted.
+pub(super) fn backlog(context: &RunContext) -> job::Backlog {
+    match context.config.network.tcp {
+        config::Tcp::Close => job::Backlog::Dropped,
+        config::Tcp::Keep => job::Backlog::Refused,
     }
 }
 

@@ -32,8 +32,8 @@ pub enum SnapshotError {
     /// A part of the job would be missing in the image, or could not be restored from it.
     #[error(transparent)]
     Unrestorable(job::UnrestorableError),
-    /// The TCP sockets could not be listed.
-    #[error("cannot list the job's sockets")]
+    /// The job's sockets cannot be saved, or could not be listed.
+    #[error(transparent)]
     Sockets(#[from] job::SocketsError),
     /// The timers could not be listed.
     #[error("cannot list the job's timers")]
@@ -135,6 +135,7 @@ impl SnapshotError {
             | Self::Mount(_)
             | Self::Obstacle(_)
             | Self::Unrestorable(_) => FailureKind::Unsupported,
+            Self::Sockets(error) if error.is_of_the_job() => FailureKind::Unsupported,
             Self::Criu { .. } | Self::Slow(_) | Self::Stream(_) => FailureKind::Criu,
             Self::Vetoed => FailureKind::Vetoed,
             Self::Ended => FailureKind::Ended,
@@ -157,7 +158,11 @@ impl SnapshotError {
 
     /// Returns true if the cause is likely to disappear soon, so that another attempt at the snapshot is worthwhile.
     pub(crate) fn is_passing(&self) -> bool {
-        matches!(self, Self::Gpu(error) if error.is_passing())
+        match self {
+            Self::Gpu(error) => error.is_passing(),
+            Self::Sockets(error) => error.is_passing(),
+            _ => false,
+        }
     }
 
     /// Returns true if the job computes, but should be restored.

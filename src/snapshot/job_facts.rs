@@ -28,14 +28,15 @@ pub(crate) struct Recorded {
 }
 
 impl Recorded {
-    /// Records all facts; the standard streams are marked last.
+    /// Records all facts; the standard streams are marked last. `sockets` were recorded when the tasks had just been
+    /// frozen.
     pub fn take(
         processes: Vec<Process>,
+        sockets: job::Sockets,
         mark: impl FnOnce() -> io::Result<Marks>,
     ) -> Result<Self, SnapshotError> {
         let pids: Vec<i32> = processes.iter().map(|process| process.host_pid).collect();
         let mut files = job::collect(&pids)?;
-        let sockets = job::Sockets::record(&pids)?;
         let timers = job::rung_timers(&processes)?;
         job::sample_appended(&mut files);
         Ok(Self {

@@ -15,6 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::disk_space;
+use super::dump;
 use super::error::SnapshotError;
 use super::freeze::{Frozen, NotFrozen};
 use super::paused::Paused;
@@ -145,6 +146,7 @@ fn attempt(
         return Err(SnapshotError::Mount(mount));
     }
     job::look_ahead(&processes)?;
+    look_at_sockets(context, &processes)?;
     job.own_activity.begins(job::cpu_time(&processes));
     let mut gpu = Gpu::of(context, &processes)?;
     inherited_devices::nobody_arrives(&processes, gpu.as_ref().map_or(&[], Gpu::users))?;
@@ -172,6 +174,16 @@ fn attempt(
             let (image, paused) = frozen.pause(criu_dump, computing)?;
             Ok((image, Some(paused)))
         }
+    }
+}
+
+/// Refuses a job whose connections are in a state that no image can hold, before it is frozen. Checked again when it is
+/// frozen.
+fn look_at_sockets(context: &RunContext, processes: &[Process]) -> Result<(), SnapshotError> {
+    match job::Sockets::record(processes, dump::backlog(context)) {
+        Err(error) if error.is_of_the_job() => Err(error.into()),
+        // A process may exit at any moment.
+        Ok(_) | Err(_) => Ok(()),
     }
 }
 

@@ -16,7 +16,7 @@ const SOCK_DESTROY: u16 = 21;
 /// Netlink message type that lists sockets (`linux/sock_diag.h`).
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 /// Size of `struct nlmsghdr`.
-const HEADER_BYTES: usize = 16;
+pub(super) const HEADER_BYTES: usize = 16;
 /// Size of `struct inet_diag_sockid`.
 pub(super) const ID_BYTES: usize = 48;
 /// Size of `struct inet_diag_msg`.

@@ -3,11 +3,28 @@
 use super::diagnosis::{ID_BYTES, REPORT_BYTES};
 use super::*;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 
-fn me() -> i32 {
-    i32::try_from(std::process::id()).unwrap()
+fn me() -> Process {
+    let pid = i32::try_from(std::process::id()).unwrap();
+    Process {
+        host_pid: pid,
+        pid,
+        resident: 0,
+    }
+}
+
+/// The table as of a job that has only these sockets.
+fn table(sockets: &[&dyn AsRawFd]) -> TcpTable {
+    let mut table = TcpTable::read(&[me()]).unwrap();
+    let inodes = sockets.iter().map(|socket| {
+        let path = format!("/proc/self/fd/{}", socket.as_raw_fd());
+        std::fs::metadata(path).unwrap().ino()
+    });
+    table.keep_owners(&inodes.collect::<Vec<_>>());
+    table
 }
 
 #[test]
@@ -16,31 +33,76 @@ fn only_connections_with_both_ends_inside_are_recorded() {
     let at = listener.local_addr().unwrap();
     let client = TcpStream::connect(at).unwrap();
     let server = listener.accept().unwrap().0;
-    let ends = [
-        (client.local_addr().unwrap(), at),
-        (at, client.local_addr().unwrap()),
-    ];
-    let sockets = Sockets::record(&[me()]).unwrap();
-    assert!(sockets.listening.contains(&at));
-    assert!(ends.iter().all(|end| sockets.connections.contains(end)));
-
-    let inode = {
-        use std::os::unix::fs::MetadataExt;
-        std::fs::metadata(format!("/proc/self/fd/{}", server.as_raw_fd()))
-            .unwrap()
-            .ino()
+    let from = client.local_addr().unwrap();
+    let sockets = table(&[&listener, &client, &server]).sockets();
+    let mut connections = vec![(from, at), (at, from)];
+    connections.sort_unstable();
+    let expected = Sockets {
+        listening: vec![at],
+        connections,
+        ..Sockets::default()
     };
-    let table = table(me()).unwrap();
-    let half = Sockets::of(table.iter().filter(|entry| entry.inode == inode));
-    let outside = vec![(at, client.local_addr().unwrap())];
-    assert_eq!(
-        half,
-        Sockets {
-            outside,
-            ..Sockets::default()
-        }
-    );
+    assert_eq!(sockets, expected);
+
+    let half = table(&[&server]).sockets();
+    let expected = Sockets {
+        outside: vec![(at, from)],
+        ..Sockets::default()
+    };
+    assert_eq!(half, expected);
     assert!(half.are_outside_only() && !sockets.are_outside_only());
+}
+
+#[test]
+fn data_on_its_way_and_closed_directions_are_unsettled() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap();
+    let mut full = TcpStream::connect(at).unwrap();
+    let reader = listener.accept().unwrap().0;
+    let half = TcpStream::connect(at).unwrap();
+    let other_half = listener.accept().unwrap().0;
+    full.set_nonblocking(true).unwrap();
+    while full.write(&[1; 16384]).is_ok() {}
+    half.shutdown(Shutdown::Write).unwrap();
+    let ends = |socket: &TcpStream| (socket.local_addr().unwrap(), socket.peer_addr().unwrap());
+    let mut expected: Vec<_> = [&full, &reader, &half, &other_half].map(ends).to_vec();
+    expected.sort_unstable();
+    let sockets = table(&[&full, &reader, &half, &other_half]).sockets();
+    assert_eq!(sockets.unsettled, expected);
+    assert_eq!(sockets.connections, expected);
+}
+
+#[test]
+fn a_connection_that_waits_in_a_listener_is_found() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap();
+    let client = TcpStream::connect(at).unwrap();
+    let inside = table(&[&listener, &client]);
+    let error = inside.check_other_ends().unwrap_err();
+    assert!(error.is_passing() && error.is_of_the_job(), "{error}");
+    assert!(matches!(error, SocketsError::NotAccepted { remote, .. } if remote == at));
+    let outside = table(&[&listener]);
+    outside.check_other_ends().unwrap();
+    let error = outside.check_backlog().unwrap_err();
+    assert!(matches!(error, SocketsError::Backlog { local, .. } if local == at));
+    let _server = listener.accept().unwrap();
+    table(&[&listener]).check_backlog().unwrap();
+}
+
+#[test]
+fn a_closed_end_matters_until_all_its_data_was_received() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let mut server = listener.accept().unwrap().0;
+    server.set_nonblocking(true).unwrap();
+    while server.write(&[1; 16384]).is_ok() {}
+    drop(server);
+    // Of another program.
+    table(&[&client]).check_other_ends().unwrap();
+    let error = table(&[&client, &listener]).check_other_ends().unwrap_err();
+    assert!(matches!(error, SocketsError::NotRead { .. }), "{error}");
+    client.read_to_end(&mut Vec::new()).unwrap();
+    table(&[&client, &listener]).check_other_ends().unwrap();
 }
 
 #[test]
@@ -75,7 +137,7 @@ fn an_address_in_time_wait_is_free_again() {
     let at = listener.local_addr().unwrap();
     let mut client = TcpStream::connect(at).unwrap();
     let server = listener.accept().unwrap().0;
-    let sockets = Sockets::record(&[me()]).unwrap();
+    let sockets = table(&[&listener, &client, &server]).sockets();
     // The first end to close waits.
     drop(server);
     assert_eq!(client.read(&mut [0; 1]).unwrap(), 0);

@@ -2,6 +2,7 @@
 //! the middle, restored, and must end like a run that was never interrupted.
 
 mod attributes;
+mod connections;
 mod devices;
 mod events;
 mod folders;

@@ -107,6 +107,27 @@ impl Survival {
     }
 }
 
+/// Two snapshots, each followed by a crash. In round N the job prints `armed-N` where the snapshot is to be taken, waits
+/// for the gate `snapshotted-N`, goes on, prints `moved-N` and waits for the gate `crashed-N`.
+pub fn survives_two_crashes(script: &str) {
+    let place = Place::new();
+    fs::write(place.file("job.py"), format!("{PRELUDE}{script}")).expect("the script is written");
+    let mut run = place.start_with(&ON_REQUEST, &JOB, |command| {
+        command.env("CKPT_RUN_RESTART_BACKOFF", "50ms");
+    });
+    for round in 0..2 {
+        place.wait_for("out", &format!("armed-{round}\n"));
+        place.snapshot();
+        fs::write(place.file(&format!("snapshotted-{round}")), "").expect("a gate");
+        place.wait_for("out", &format!("moved-{round}\n"));
+        run.crash();
+        fs::write(place.file(&format!("crashed-{round}")), "").expect("a gate");
+    }
+    let err = || place.text("err");
+    assert_eq!(run.wait(), 0, "{}", err());
+    assert_eq!(err().matches("restored image").count(), 2, "{}", err());
+}
+
 /// Jobs with named semaphores take turns: while CRIU dumps or restores one, its `link_remap.N` stands in `/dev/shm`,
 /// and another job's may have the same number. A snapshot that meets it fails, and the job goes on.
 static NAMED_SEMAPHORES: Mutex<()> = Mutex::new(());

@@ -1,0 +1,230 @@
+//! The kernel's TCP sockets and the processes of the job that have them open: what of it an image can hold.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+
+use procfs::ProcError;
+use procfs::net::{TcpNetEntry, TcpState};
+use procfs::process::{FDTarget, Process as ProcessEntry};
+
+use super::{Sockets, SocketsError, covers};
+use crate::job::Process;
+
+/// A process of the job, for messages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// Pid as the job sees it.
+    pub pid: i32,
+    /// The kernel's name of the process.
+    pub name: String,
+}
+
+impl std::fmt::Display for Owner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "process {} ({})", self.pid, self.name.escape_debug())
+    }
+}
+
+impl Owner {
+    pub(in crate::job) fn of(process: &Process) -> Self {
+        let name = std::fs::read(format!("/proc/{}/comm", process.host_pid)).unwrap_or_default();
+        Self {
+            pid: process.pid,
+            name: String::from_utf8_lossy(name.trim_ascii_end()).into_owned(),
+        }
+    }
+}
+
+/// Both ends of a connection: local, remote.
+type Ends = (SocketAddr, SocketAddr);
+
+/// The kernel's TCP sockets.
+pub(super) struct TcpTable {
+    /// Sockets with a connection, or what is left of one.
+    connected: HashMap<Ends, TcpNetEntry>,
+    /// Listening sockets of the job.
+    listening: Vec<(SocketAddr, TcpNetEntry)>,
+    /// Inodes of the sockets that the job has open.
+    owners: HashMap<u64, Process>,
+}
+
+impl TcpTable {
+    /// Reads the table of the job, whose processes share one network namespace.
+    pub fn read(processes: &[Process]) -> Result<Self, SocketsError> {
+        let mut owners = HashMap::new();
+        let Some(first) = processes.first() else {
+            return Ok(Self::new(Vec::new(), owners));
+        };
+        let refused = |process: &Process| {
+            let pid = process.host_pid;
+            move |source| SocketsError::Process { pid, source }
+        };
+        for process in processes {
+            add_owner(process, &mut owners).map_err(refused(process))?;
+        }
+        let entries = if owners.is_empty() {
+            Vec::new()
+        } else {
+            entries(first.host_pid).map_err(refused(first))?
+        };
+        Ok(Self::new(entries, owners))
+    }
+
+    fn new(entries: Vec<TcpNetEntry>, owners: HashMap<u64, Process>) -> Self {
+        let (mut connected, mut listening) = (HashMap::new(), Vec::new());
+        for entry in entries {
+            let local = canonical(entry.local_address);
+            if entry.state != TcpState::Listen {
+                connected.insert((local, canonical(entry.remote_address)), entry);
+            } else if owners.contains_key(&entry.inode) {
+                listening.push((local, entry));
+            }
+        }
+        Self {
+            connected,
+            listening,
+            owners,
+        }
+    }
+
+    /// Makes the job have only these sockets.
+    #[cfg(test)]
+    pub fn keep_owners(&mut self, inodes: &[u64]) {
+        self.owners.retain(|inode, _| inodes.contains(inode));
+        self.listening
+            .retain(|(_, entry)| inodes.contains(&entry.inode));
+    }
+
+    fn owner(&self, entry: &TcpNetEntry) -> Option<&Process> {
+        self.owners.get(&entry.inode)
+    }
+
+    /// Returns the job's ends of connections, with the socket at the other end if it is of this machine.
+    fn ends(&self) -> impl Iterator<Item = (&Ends, &TcpNetEntry, Option<&TcpNetEntry>)> {
+        let owned = self.connected.iter();
+        let owned = owned.filter(|(_, entry)| self.owner(entry).is_some());
+        owned.map(|(ends, entry)| (ends, entry, self.connected.get(&(ends.1, ends.0))))
+    }
+
+    /// Returns the facts of the job's sockets.
+    pub fn sockets(&self) -> Sockets {
+        let mut sockets = Sockets {
+            listening: self.listening.iter().map(|(local, _)| *local).collect(),
+            ..Sockets::default()
+        };
+        for (&(local, remote), entry, other) in self.ends() {
+            let other = other.filter(|other| self.owner(other).is_some());
+            if !is_settled(entry) || !other.is_none_or(is_settled) {
+                sockets.unsettled.push((local, remote));
+            }
+            if other.is_some() {
+                sockets.connections.push((local, remote));
+            } else if local.ip() != remote.ip() || is_open(&entry.state) {
+                sockets.outside.push((local, remote));
+            } else {
+                sockets.half_closed += 1;
+            }
+        }
+        sockets.connections.sort_unstable();
+        sockets.outside.sort_unstable();
+        sockets.unsettled.sort_unstable();
+        sockets
+    }
+
+    /// Looks for a connection within the job whose other end is a socket that no process has open, and that is of
+    /// consequence. CRIU cannot dump such a socket.
+    pub fn check_other_ends(&self) -> Result<(), SocketsError> {
+        for (&(local, remote), entry, other) in self.ends() {
+            let (Some(process), Some(other)) = (self.owner(entry), other) else {
+                continue;
+            };
+            if other.inode != 0 {
+                continue;
+            }
+            let owner = Owner::of(process);
+            // Ends that another program has closed cannot be told from those that the job has closed. Those of a program
+            // that the job connected to do not matter here.
+            match other.state {
+                TcpState::Established | TcpState::SynRecv | TcpState::CloseWait
+                    if self.listens(&remote) =>
+                {
+                    return Err(SocketsError::NotAccepted {
+                        owner,
+                        local,
+                        remote,
+                    });
+                }
+                TcpState::FinWait1 | TcpState::Closing | TcpState::LastAck
+                    if self.listens(&remote) || self.listens(&local) =>
+                {
+                    return Err(SocketsError::NotRead {
+                        owner,
+                        local,
+                        remote,
+                    });
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn listens(&self, local: &SocketAddr) -> bool {
+        self.listening.iter().any(|(one, _)| covers(one, local))
+    }
+
+    /// Looks for a connection from another program that the job has not accepted.
+    pub fn check_backlog(&self) -> Result<(), SocketsError> {
+        let waits = self.listening.iter().find(|(_, entry)| entry.rx_queue > 0);
+        let Some((local, entry)) = waits else {
+            return Ok(());
+        };
+        let owner = self.owner(entry).map(Owner::of);
+        owner.map_or(Ok(()), |owner| {
+            Err(SocketsError::Backlog {
+                owner,
+                local: *local,
+            })
+        })
+    }
+}
+
+/// Returns true if the kernel sends nothing by itself at this end, and a restore of it sends nothing: all data was
+/// received, and both directions are open.
+fn is_settled(entry: &TcpNetEntry) -> bool {
+    entry.state == TcpState::Established && entry.tx_queue == 0
+}
+
+/// Returns true if the other end has not been closed.
+fn is_open(state: &TcpState) -> bool {
+    matches!(
+        state,
+        TcpState::Established | TcpState::SynSent | TcpState::SynRecv
+    )
+}
+
+fn add_owner(process: &Process, owners: &mut HashMap<u64, Process>) -> Result<(), ProcError> {
+    for descriptor in ProcessEntry::new(process.host_pid)?.fd()? {
+        if let FDTarget::Socket(inode) = descriptor?.target {
+            owners.entry(inode).or_insert(*process);
+        }
+    }
+    Ok(())
+}
+
+fn entries(pid: i32) -> Result<Vec<TcpNetEntry>, ProcError> {
+    let process = ProcessEntry::new(pid)?;
+    let mut entries = process.tcp()?;
+    match process.tcp6() {
+        Ok(more) => entries.extend(more),
+        // The kernel has no IPv6.
+        Err(ProcError::NotFound(_)) => {}
+        Err(error) => return Err(error),
+    }
+    Ok(entries)
+}
+
+/// Converts an IPv4 address in an IPv6 socket to an IPv4 address.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
