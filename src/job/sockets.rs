@@ -12,6 +12,7 @@
 //! continued, or have noticed that the job died. A restored connection would be open at one end only.
 
 pub(super) mod diagnosis;
+mod kinds;
 mod packet_lock;
 mod tcp_table;
 
@@ -100,6 +101,38 @@ pub enum SocketsError {
         /// The address that it listens on.
         local: SocketAddr,
     },
+    /// A socket is of a kind that CRIU does not know.
+    #[error(
+        "{owner} has a socket of a kind that CRIU cannot restore ({kind}, descriptor {descriptor}); {remedy}"
+    )]
+    Kind {
+        /// The process.
+        owner: Owner,
+        /// Number of its descriptor.
+        descriptor: String,
+        /// The kernel's name of the protocol.
+        kind: String,
+        /// The action for the user.
+        remedy: &'static str,
+    },
+    /// A tun or tap device is open.
+    #[error(
+        "{owner} has a tun or tap device open (descriptor {descriptor}), which CRIU cannot restore in the machine's network; close it before snapshots, or leave it to a program outside of the job"
+    )]
+    Tun {
+        /// The process.
+        owner: Owner,
+        /// Number of its descriptor.
+        descriptor: String,
+    },
+    /// A UDP socket has data that was not sent.
+    #[error(
+        "{owner} has begun a datagram (UDP_CORK, MSG_MORE), which CRIU cannot save; let it send the datagram"
+    )]
+    Datagram {
+        /// The process.
+        owner: Owner,
+    },
     /// Packets cannot be held back.
     #[error(
         "cannot hold back the packets of the job's connections, in which data is on its way (needs CAP_NET_ADMIN, and nftables in Linux 5.12 or newer)"
@@ -131,22 +164,40 @@ impl SocketsError {
             Self::NotAccepted { .. }
             | Self::NotRead { .. }
             | Self::Backlog { .. }
+            | Self::Datagram { .. }
             | Self::Lock(_) => true,
-            Self::Process { .. } | Self::Ask(_) | Self::Destroy { .. } => false,
+            Self::Kind { .. }
+            | Self::Tun { .. }
+            | Self::Process { .. }
+            | Self::Ask(_)
+            | Self::Destroy { .. } => false,
         }
     }
 
     /// Returns true if it is the job that cannot be saved.
     #[must_use]
     pub fn is_of_the_job(&self) -> bool {
-        matches!(
-            self,
-            Self::NotAccepted { .. } | Self::NotRead { .. } | Self::Backlog { .. }
-        )
+        match self {
+            Self::NotAccepted { .. }
+            | Self::NotRead { .. }
+            | Self::Backlog { .. }
+            | Self::Datagram { .. }
+            | Self::Kind { .. }
+            | Self::Tun { .. } => true,
+            Self::Lock(_) | Self::Process { .. } | Self::Ask(_) | Self::Destroy { .. } => false,
+        }
     }
 }
 
 impl Sockets {
+    /// Refuses sockets and devices of kinds that CRIU cannot dump.
+    ///
+    /// # Errors
+    /// The first one.
+    pub fn check_kinds(processes: &[Process]) -> Result<(), SocketsError> {
+        kinds::check(processes)
+    }
+
     /// Records the TCP sockets of `processes`, which share one network namespace.
     ///
     /// # Errors
@@ -154,6 +205,7 @@ impl Sockets {
     pub fn record(processes: &[Process], backlog: Backlog) -> Result<Self, SocketsError> {
         let table = TcpTable::read(processes)?;
         table.check_other_ends()?;
+        table.check_datagrams(processes)?;
         match backlog {
             Backlog::Dropped => {}
             Backlog::Refused => table.check_backlog()?,

@@ -207,6 +207,41 @@ pub static CAUSES: &[Cause] = &[
         "close it before snapshots, or use TCP or a unix socket",
     ),
     criu(
+        &["Unsupported proto"],
+        "the job has an internet socket of a protocol that CRIU does not know, such as MPTCP or SCTP",
+        "use TCP or UDP; programs in Go: GODEBUG=multipathtcp=0",
+    ),
+    criu(
+        &["inet socket", "Only stream, dgram and raw are supported"],
+        "the job has an internet socket of a type that CRIU does not know",
+        "use TCP or UDP",
+    ),
+    criu(
+        &["Can't dump corked dgram socket"],
+        "the job has begun a datagram (UDP_CORK, MSG_MORE), or could do so",
+        "let it send the datagram and turn UDP_CORK off before snapshots",
+    ),
+    criu(
+        &["Net namespace is required to dump tun link"],
+        "the job has a tun or tap device open",
+        "close it before snapshots, or leave it to a program outside of the job",
+    ),
+    criu(
+        &["In-flight connection (l)"],
+        "the job has not accepted a connection",
+        "let it accept its connections, or set network.tcp = \"close\" for those of others",
+    ),
+    criu(
+        &["Can't restore sub-task in NS"],
+        "a process of the job had namespaces of its own, which CRIU cannot restore",
+        "run ckpt-run inside of them instead, or without that sandbox",
+    ),
+    criu(
+        &["Unable to connect a socket", "Network is unreachable"],
+        "the loopback interface is down, and CRIU does not start without it",
+        "ip link set lo up",
+    ),
+    criu(
         &["The packetized mode for pipes is not supported"],
         "the job has a pipe in packet mode (O_DIRECT)",
         "make the pipe without O_DIRECT",

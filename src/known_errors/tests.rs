@@ -10,6 +10,34 @@ use super::*;
 /// 6.18) and copied unchanged from the log; the others are composed from CRIU's source.
 const LINES: &[(&str, &str)] = &[
     (
+        "(00.02) Error (criu/sk-inet.c:144): inet: Unsupported proto 262 for socket 9f01a5",
+        "MPTCP",
+    ),
+    (
+        "(00.02) Error (criu/sk-inet.c:170): inet: Can't dump 5 inet socket 9f01a5. Only stream, dgram and raw are supported.",
+        "of a type",
+    ),
+    (
+        "(00.02) Error (criu/sk-inet.c:527): inet: Can't dump corked dgram socket 9f01a5",
+        "begun a datagram",
+    ),
+    (
+        "(00.02) Error (criu/tun.c:306): tun: Net namespace is required to dump tun link",
+        "tun or tap",
+    ),
+    (
+        "(00.02) Error (criu/sk-inet.c:188): inet: In-flight connection (l) for 9f01a5",
+        "not accepted a connection",
+    ),
+    (
+        "(00.03) Error (criu/cr-restore.c:1156): Can't restore sub-task in NS (cflags 40000000)",
+        "namespaces of its own",
+    ),
+    (
+        "Error (criu/kerndat.c:732): Unable to connect a socket: Network is unreachable",
+        "loopback",
+    ),
+    (
         " 27116: Error (criu/files-reg.c:2175): File tmp/w/size/f has bad size 10 (expect 20)",
         "changed its size",
     ),
@@ -272,7 +300,8 @@ fn the_line_that_says_more_goes_first() {
 /// Checks that the table's texts occur in the CRIU program, except for texts of the C library.
 #[test]
 fn criu_has_the_texts_that_it_is_known_by() {
-    const OF_THE_KERNEL: [&str; 10] = [
+    const OF_THE_KERNEL: [&str; 11] = [
+        "Network is unreachable",
         "anon_inode:[io_uring]",
         "anon_inode:[userfaultfd]",
         "anon_inode:[perf_event]",

@@ -27,6 +27,7 @@ mod host;
 mod init;
 mod io_uring;
 mod mounts;
+mod namespaces;
 mod protocol;
 mod root;
 mod spawn;
@@ -36,6 +37,7 @@ pub use host::{Sandbox, SandboxError, ToolRun};
 pub use init::main as init_main;
 pub use io_uring::IoUring;
 pub use mounts::own_mount;
+pub use namespaces::own_namespace;
 pub use protocol::{Ended, Event, JobPids, ToolCommand};
 pub use spawn::{SpawnError, privilege_missing, raise_descriptor_limit, with_job_descriptor_limit};
 

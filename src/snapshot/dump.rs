@@ -25,7 +25,7 @@ use crate::run::gpu_facts::CudaFacts;
 use crate::run::image_facts::{ImageFacts, Stopwatch};
 use crate::run::progress::Step;
 use crate::run::run_context::RunContext;
-use crate::sandbox::SandboxError;
+use crate::sandbox::{self, SandboxError};
 use crate::store::{ImageId, ImageWriter, StreamWriter};
 use crate::sync::locked;
 
@@ -187,9 +187,10 @@ impl<'a> Dump<'a> {
         Ok(writer.stream(name)?)
     }
 
-    /// Records the job's sockets before CRIU looks at them, and holds back what is on its way between them.
+    /// Records the job's sockets before CRIU looks at the frozen tasks, and holds back what is on its way between them.
     fn still_network(&self) -> Result<(), SnapshotError> {
         let processes = job::tree(self.root)?;
+        refuse_namespaces(&processes)?;
         let sockets = job::Sockets::record(&processes, backlog(self.context()))?;
         let lock = sockets.hold_for_dump()?;
         *locked(&self.network) = Some(Network {
@@ -272,6 +273,22 @@ impl<'a> Dump<'a> {
             facts,
         })
     }
+}
+
+/// Refuses a job of which a process has left the namespaces of the first one.
+pub(super) fn refuse_namespaces(processes: &[Process]) -> Result<(), SnapshotError> {
+    let Some(root) = processes.first() else {
+        return Ok(());
+    };
+    let pids = processes.iter().map(|process| process.host_pid);
+    let Some((pid, kind)) = sandbox::own_namespace(root.host_pid, pids) else {
+        return Ok(());
+    };
+    let process = processes.iter().find(|process| process.host_pid == pid);
+    process.map_or(Ok(()), |process| {
+        let owner = job::Owner::of(process);
+        Err(SnapshotError::Namespace { owner, kind })
+    })
 }
 
 /// Returns the treatment of connections of others that the job has not accepted.

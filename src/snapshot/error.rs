@@ -32,6 +32,16 @@ pub enum SnapshotError {
     /// A part of the job would be missing in the image, or could not be restored from it.
     #[error(transparent)]
     Unrestorable(job::UnrestorableError),
+    /// A process of the job has left the namespaces of the others.
+    #[error(
+        "{owner} has a {kind} namespace of its own, which CRIU cannot restore; start all of the job in it (`unshare … ckpt-run …`), or start the process without it"
+    )]
+    Namespace {
+        /// The process.
+        owner: job::Owner,
+        /// Name of the namespace.
+        kind: &'static str,
+    },
     /// The job's sockets cannot be saved, or could not be listed.
     #[error(transparent)]
     Sockets(#[from] job::SocketsError),
@@ -134,7 +144,8 @@ impl SnapshotError {
             )
             | Self::Mount(_)
             | Self::Obstacle(_)
-            | Self::Unrestorable(_) => FailureKind::Unsupported,
+            | Self::Unrestorable(_)
+            | Self::Namespace { .. } => FailureKind::Unsupported,
             Self::Sockets(error) if error.is_of_the_job() => FailureKind::Unsupported,
             Self::Criu { .. } | Self::Slow(_) | Self::Stream(_) => FailureKind::Criu,
             Self::Vetoed => FailureKind::Vetoed,

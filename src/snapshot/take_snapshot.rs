@@ -146,6 +146,7 @@ fn attempt(
         return Err(SnapshotError::Mount(mount));
     }
     job::look_ahead(&processes)?;
+    dump::refuse_namespaces(&processes)?;
     look_at_sockets(context, &processes)?;
     job.own_activity.begins(job::cpu_time(&processes));
     let mut gpu = Gpu::of(context, &processes)?;
@@ -177,9 +178,10 @@ fn attempt(
     }
 }
 
-/// Refuses a job whose connections are in a state that no image can hold, before it is frozen. Checked again when it is
-/// frozen.
+/// Refuses a job whose sockets are of a kind or in a state that no image can hold, before it is frozen. Their state is
+/// checked again when it is frozen.
 fn look_at_sockets(context: &RunContext, processes: &[Process]) -> Result<(), SnapshotError> {
+    job::Sockets::check_kinds(processes)?;
     match job::Sockets::record(processes, dump::backlog(context)) {
         Err(error) if error.is_of_the_job() => Err(error.into()),
         // A process may exit at any moment.

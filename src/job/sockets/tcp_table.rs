@@ -2,13 +2,21 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::thread;
+use std::time::Duration;
 
 use procfs::ProcError;
 use procfs::net::{TcpNetEntry, TcpState};
 use procfs::process::{FDTarget, Process as ProcessEntry};
 
+use super::kinds::unsent_datagrams;
 use super::{Sockets, SocketsError, covers};
 use crate::job::Process;
+
+/// Limit on the looks for datagrams that a network device still holds.
+const LOOKS_MAX: u32 = 5;
+/// Interval between them.
+const LOOK_INTERVAL: Duration = Duration::from_millis(2);
 
 /// A process of the job, for messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,7 +34,7 @@ impl std::fmt::Display for Owner {
 }
 
 impl Owner {
-    pub(in crate::job) fn of(process: &Process) -> Self {
+    pub(crate) fn of(process: &Process) -> Self {
         let name = std::fs::read(format!("/proc/{}/comm", process.host_pid)).unwrap_or_default();
         Self {
             pid: process.pid,
@@ -165,6 +173,27 @@ impl TcpTable {
                 }
                 _ => {}
             }
+        }
+        Ok(())
+    }
+
+    /// Looks for data in a UDP socket of the job that was not sent. What a network device still holds goes soon.
+    pub fn check_datagrams(&self, processes: &[Process]) -> Result<(), SocketsError> {
+        let Some(first) = processes.first().filter(|_| !self.owners.is_empty()) else {
+            return Ok(());
+        };
+        let pid = first.host_pid;
+        for look in 1.. {
+            let unsent =
+                unsent_datagrams(pid).map_err(|source| SocketsError::Process { pid, source })?;
+            let Some(process) = unsent.iter().find_map(|inode| self.owners.get(inode)) else {
+                break;
+            };
+            if look == LOOKS_MAX {
+                let owner = Owner::of(process);
+                return Err(SocketsError::Datagram { owner });
+            }
+            thread::sleep(LOOK_INTERVAL);
         }
         Ok(())
     }

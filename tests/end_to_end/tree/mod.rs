@@ -12,6 +12,7 @@ mod open_files;
 mod proc_files;
 mod processes;
 mod random_files;
+mod refused_kinds;
 mod rounds;
 mod sockets;
 mod survival;

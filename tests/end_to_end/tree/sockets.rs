@@ -100,6 +100,29 @@ for i in steps():
     );
 }
 
+#[apply(as_root)]
+fn raw_packet_and_netlink_sockets_inside_the_tree_survive() {
+    survives(
+        r#"
+raw = socket.socket(type=socket.SOCK_RAW, proto=253)
+raw.bind(("127.0.0.1", 0))
+sender = socket.socket(type=socket.SOCK_RAW, proto=253)
+packets = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(0x88b5))
+packets.bind(("lo", 0x88b5))
+light = socket.socket(type=socket.SOCK_DGRAM, proto=136); light.bind(("127.0.0.1", 0))
+lighter = socket.socket(type=socket.SOCK_DGRAM, proto=136); lighter.connect(light.getsockname())
+routes = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0); routes.bind((0, 0))
+for one in raw, packets, light, routes: one.settimeout(30)
+for i in steps():
+    sender.sendto(b"raw %d" % i, ("127.0.0.1", 0)); note(raw.recv(100)[20:])
+    packets.sendto(b"packet %d" % i, ("lo", 0x88b5)); note(packets.recv(100))
+    lighter.send(b"light %d" % i); note(light.recv(100))
+    routes.send(struct.pack("=IHHIIBxHiII", 32, 18, 1, i, 0, 0, 0, 1, 0, 0))
+    note(struct.unpack_from("=IHHI", routes.recv(65536))[1:4])
+"#,
+    );
+}
+
 /// A job that is connected to us, besides `more`, crashes and is restored; returns what it says of the
 /// connection then. Everything within the job goes on in any case.
 fn connection_to_others(setting: &str, more: &str) -> String {

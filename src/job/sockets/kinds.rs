@@ -1,0 +1,99 @@
+//! Sockets and network devices of kinds that CRIU cannot dump, found by what the kernel calls them.
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::Path;
+
+use procfs::process::Process as ProcessEntry;
+
+use super::{Owner, SocketsError};
+use crate::job::Process;
+
+/// Names of the protocols that CRIU knows (`struct proto` of Linux 4.10 to 6.18).
+const KNOWN: [&str; 14] = [
+    "TCP",
+    "TCPv6",
+    "UDP",
+    "UDPv6",
+    "UDP-Lite",
+    "UDPLITEv6",
+    "PING",
+    "PINGv6",
+    "RAW",
+    "RAWv6",
+    "UNIX",
+    "UNIX-STREAM",
+    "NETLINK",
+    "PACKET",
+];
+/// Extended attribute with the name of a socket's protocol (`sockfs`).
+const PROTOCOL: &str = "system.sockprotoname";
+/// Limit on such a name: `proto.name` has 32 bytes.
+const NAME_BYTES_MAX: usize = 64;
+/// Device of tun and tap descriptors.
+const TUN: &str = "/dev/net/tun";
+
+/// Looks for a descriptor that CRIU cannot dump. A process or descriptor that goes meanwhile has none.
+pub(super) fn check(processes: &[Process]) -> Result<(), SocketsError> {
+    let mut seen = HashSet::new();
+    for process in processes {
+        let Ok(descriptors) = fs::read_dir(format!("/proc/{}/fd", process.host_pid)) else {
+            continue;
+        };
+        for descriptor in descriptors.flatten() {
+            let path = descriptor.path();
+            let Ok(target) = fs::read_link(&path) else {
+                continue;
+            };
+            let number = descriptor.file_name().to_string_lossy().into_owned();
+            if target == Path::new(TUN) {
+                return Err(SocketsError::Tun {
+                    owner: Owner::of(process),
+                    descriptor: number,
+                });
+            }
+            if !target
+                .as_os_str()
+                .as_encoded_bytes()
+                .starts_with(b"socket:")
+                || !seen.insert(target)
+            {
+                continue;
+            }
+            if let Some(kind) = protocol(&path).filter(|name| !KNOWN.contains(&name.as_str())) {
+                return Err(SocketsError::Kind {
+                    owner: Owner::of(process),
+                    descriptor: number,
+                    remedy: remedy(&kind),
+                    kind,
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+fn protocol(descriptor: &Path) -> Option<String> {
+    let mut name = [0; NAME_BYTES_MAX];
+    let length = rustix::fs::getxattr(descriptor, PROTOCOL, &mut name[..]).ok()?;
+    let name = String::from_utf8_lossy(name.get(..length)?);
+    Some(name.trim_end_matches('\0').to_owned())
+}
+
+fn remedy(kind: &str) -> &'static str {
+    if kind.starts_with("MPTCP") {
+        "use plain TCP (programs in Go: GODEBUG=multipathtcp=0)"
+    } else {
+        "close it before snapshots, or use TCP, UDP or a unix socket"
+    }
+}
+
+/// Returns the inodes of the UDP sockets that have data which was not sent.
+pub(super) fn unsent_datagrams(pid: i32) -> procfs::ProcResult<HashSet<u64>> {
+    let process = ProcessEntry::new(pid)?;
+    let mut entries = process.udp()?;
+    // A kernel without IPv6 has no such file.
+    entries.extend(process.udp6().unwrap_or_default());
+    let unsent = entries.into_iter().filter(|entry| entry.tx_queue > 0);
+    Ok(unsent.map(|entry| entry.inode).collect())
+}

@@ -1,0 +1,142 @@
+//! What CRIU cannot bring back is refused by name, with its process and a remedy; the job goes on, and gets a snapshot
+//! once it has let go of it.
+
+use std::fs;
+use std::process::Command;
+
+use crate::harness::{ON_REQUEST, Place, apply, as_root, copy_environment, stderr};
+
+/// In front of every job: `hold(SOMETHING)` keeps it until the test says `let go`.
+const PRELUDE: &str = r#"
+import os, socket, struct, subprocess, sys, time
+def gate(name):
+    while not os.path.exists(name): time.sleep(0.005)
+def hold(let_go):
+    print("holds", flush=True); gate("let-go")
+    let_go()
+    print("free", flush=True); gate("restored")
+    print("done", flush=True)
+"#;
+
+/// Runs a job that is refused with all these words, lets go, is snapshotted, killed and restored.
+fn refused_until_it_lets_go(script: &str, words: &[&str]) {
+    let place = Place::new();
+    let mut run = place.start_python(&ON_REQUEST, &format!("{PRELUDE}{script}"));
+    place.wait_for("out", "holds\n");
+    let refused = place.verb(&["snapshot"]);
+    let message = stderr(&refused);
+    assert!(!refused.status.success(), "{script}");
+    for word in words {
+        assert!(message.contains(word), "{word}: {message}");
+    }
+    assert!(!message.contains("CRIU: "), "raw words of CRIU: {message}");
+    fs::write(place.file("let-go"), "").expect("a gate");
+    place.wait_for("out", "free\n");
+    place.snapshot();
+    run.crash();
+    fs::write(place.file("restored"), "").expect("a gate");
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert!(place.text("err").contains("restored image"));
+    assert!(place.text("out").ends_with("done\n"), "{script}");
+}
+
+#[apply(as_root)]
+fn a_process_with_namespaces_of_its_own_is_refused() {
+    for (option, name) in [
+        ("--net", "network"),
+        ("--ipc", "IPC"),
+        ("--uts", "UTS"),
+        ("--user", "user"),
+        ("--cgroup", "cgroup"),
+        ("--time", "time"),
+    ] {
+        let script = format!(
+            r#"
+child = subprocess.Popen(["unshare", "{option}", "sh", "-c", "echo; read end"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+child.stdout.read(1)
+hold(child.communicate)
+"#
+        );
+        let message = format!("(sh) has a {name} namespace of its own");
+        refused_until_it_lets_go(&script, &[&message, "which CRIU cannot restore; start all"]);
+    }
+}
+
+#[apply(as_root)]
+fn sockets_of_kinds_that_criu_does_not_know_are_refused() {
+    // A kernel without one of these is left alone.
+    let script = r#"
+made = []
+for family, kind, protocol in KINDS:
+    try: made.append(socket.socket(family, kind, protocol))
+    except OSError: pass
+assert made, "none of these kinds is here"
+number = made[0].fileno()
+hold(lambda: [one.close() for one in made])
+"#;
+    for (kinds, words) in [
+        (
+            "[(2, 1, 262)]",
+            ["(MPTCP, descriptor ", "GODEBUG=multipathtcp=0"],
+        ),
+        (
+            "[(40, 1, 0), (38, 5, 0), (44, 3, 0), (2, 5, 132), (2, 1, 132)]",
+            ["(python3) has a socket of a kind", "or use TCP, UDP or"],
+        ),
+    ] {
+        refused_until_it_lets_go(&script.replace("KINDS", kinds), &words);
+    }
+}
+
+#[apply(as_root)]
+fn a_tun_device_that_is_open_is_refused() {
+    let script = r#"
+if not os.path.exists("/dev/net/tun"):
+    os.makedirs("/dev/net", exist_ok=True); os.mknod("/dev/net/tun", 0o20600, os.makedev(10, 200))
+device = os.open("/dev/net/tun", os.O_RDWR)
+hold(lambda: os.close(device))
+"#;
+    refused_until_it_lets_go(
+        script,
+        &["(python3) has a tun or tap device open", "close it"],
+    );
+}
+
+#[apply(as_root)]
+fn a_datagram_that_was_begun_is_refused() {
+    let script = r#"
+receiver = socket.socket(type=socket.SOCK_DGRAM); receiver.bind(("127.0.0.1", 0))
+sender = socket.socket(type=socket.SOCK_DGRAM); sender.connect(receiver.getsockname())
+sender.send(b"begun, ", socket.MSG_MORE)
+def finish():
+    sender.send(b"sent"); assert receiver.recv(100) == b"begun, sent"
+hold(finish)
+"#;
+    refused_until_it_lets_go(script, &["(python3) has begun a datagram", "let it send"]);
+}
+
+/// In a network namespace without one: CRIU does not start.
+#[apply(as_root)]
+fn a_loopback_interface_that_is_down_is_named() {
+    let place = Place::new();
+    let job = [
+        "sh",
+        "-c",
+        "echo runs; until [ -e end ]; do sleep 0.01; done",
+    ];
+    let supervisor = place.command(&[&ON_REQUEST[..], &["--"], &job].concat());
+    let mut command = Command::new("unshare");
+    command.arg("--net").arg(supervisor.get_program());
+    command
+        .args(supervisor.get_args())
+        .current_dir(place.path());
+    copy_environment(&supervisor, &mut command);
+    let mut run = place.spawn(command, |_| {});
+    place.wait_for("out", "runs\n");
+    let message = stderr(&place.verb(&["snapshot"]));
+    for word in ["the loopback interface is down", "ip link set lo up"] {
+        assert!(message.contains(word), "{message}");
+    }
+    fs::write(place.file("end"), "").expect("a gate");
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+}
