@@ -86,6 +86,7 @@ mod plugin {
     pub(crate) mod hooks;
     pub(crate) mod variables;
 }
+mod path_walk;
 pub mod rehearsal;
 pub mod report;
 pub mod restore;
@@ -98,6 +99,7 @@ pub mod store;
 pub mod supervisor;
 mod sync;
 pub mod telemetry;
+mod trust;
 
 /// Does the work of a helper if this process was started as one. Otherwise returns `None` at once.
 ///

@@ -38,11 +38,13 @@ const FLOORS: [&[&str]; 11] = [
         "clock",
         "fd_passing",
         "known_errors",
+        "path_walk",
         "plugin",
         "shared_memory",
         "sparse_writer",
         "sync",
         "telemetry",
+        "trust",
     ],
 ];
 

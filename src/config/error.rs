@@ -113,6 +113,8 @@ pub enum Distrust {
     Owner(u32),
     /// Every user may write to the file.
     WorldWritable,
+    /// A group of several users may write to the file.
+    GroupWritable,
 }
 
 impl Distrust {
@@ -120,6 +122,7 @@ impl Distrust {
         match self {
             Self::Owner(_) => "`chown` it to yourself".to_owned(),
             Self::WorldWritable => format!("`chmod o-w {}`", path.display()),
+            Self::GroupWritable => format!("`chmod g-w {}`", path.display()),
         }
     }
 }
@@ -129,6 +132,7 @@ impl fmt::Display for Distrust {
         match self {
             Self::Owner(uid) => write!(f, "it belongs to user {uid}"),
             Self::WorldWritable => f.write_str("everybody may write to it"),
+            Self::GroupWritable => f.write_str("its group may write to it"),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Reading of configuration files: the trust checks and the size limit.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
@@ -10,6 +10,7 @@ use nix::unistd::geteuid;
 
 use super::error::Distrust;
 use super::{ConfigError, ProjectFile};
+use crate::trust;
 
 /// Limit on a file's size. A configuration with every key and its comments is a hundredth of this.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -85,7 +86,13 @@ fn open_if_ours(path: &Path) -> Result<Option<File>, ConfigError> {
     };
     // The open file's metadata, not the path's: the file cannot be exchanged in between.
     let metadata = file.metadata().map_err(unread(path, Place::Project))?;
-    match distrust(metadata.uid(), metadata.mode(), geteuid().as_raw()) {
+    let us = geteuid().as_raw();
+    // A link is its owner's choice of a file.
+    let link = fs::symlink_metadata(path).map_err(unread(path, Place::Project))?;
+    let is_private = || trust::is_private_group(metadata.gid(), metadata.uid());
+    match distrust(link.uid(), 0, us, || true)
+        .or_else(|| distrust(metadata.uid(), metadata.mode(), us, is_private))
+    {
         None => Ok(Some(file)),
         Some(trust) => Err(ConfigError::Untrusted {
             path: path.to_owned(),
@@ -95,13 +102,21 @@ fn open_if_ours(path: &Path) -> Result<Option<File>, ConfigError> {
 }
 
 /// Returns the reason why a file with this owner and mode is not trusted.
-fn distrust(owner: u32, mode: u32, us: u32) -> Option<Distrust> {
+fn distrust(
+    owner: u32,
+    mode: u32,
+    us: u32,
+    is_private_group: impl FnOnce() -> bool,
+) -> Option<Distrust> {
     const ROOT: u32 = 0;
     const OTHERS_WRITE: u32 = 0o002;
+    const GROUP_WRITES: u32 = 0o020;
     if owner != us && owner != ROOT {
         Some(Distrust::Owner(owner))
     } else if mode & OTHERS_WRITE != 0 {
         Some(Distrust::WorldWritable)
+    } else if mode & GROUP_WRITES != 0 && !is_private_group() {
+        Some(Distrust::GroupWritable)
     } else {
         None
     }
@@ -156,15 +171,18 @@ mod tests {
     #[test]
     fn only_our_own_and_roots_files_are_believed() {
         const US: u32 = 1000;
-        for (owner, mode, expected) in [
-            (US, 0o100_644, None),
-            (0, 0o100_644, None),
-            (US, 0o100_664, None),
-            (1001, 0o100_600, Some(Distrust::Owner(1001))),
-            (US, 0o100_646, Some(Distrust::WorldWritable)),
+        for (owner, mode, private, expected) in [
+            (US, 0o100_644, false, None),
+            (0, 0o100_644, false, None),
+            (US, 0o100_664, true, None),
+            (US, 0o100_664, false, Some(Distrust::GroupWritable)),
+            (1001, 0o100_600, true, Some(Distrust::Owner(1001))),
+            (US, 0o100_646, true, Some(Distrust::WorldWritable)),
         ] {
-            assert_eq!(distrust(owner, mode, US), expected, "{owner} {mode:o}");
+            let found = distrust(owner, mode, US, || private);
+            assert_eq!(found, expected, "{owner} {mode:o} {private}");
         }
-        assert_eq!(distrust(1000, 0o100_644, 0), Some(Distrust::Owner(1000)));
+        let found = distrust(1000, 0o100_644, 0, || true);
+        assert_eq!(found, Some(Distrust::Owner(1000)));
     }
 }

@@ -9,6 +9,7 @@ use super::format::file_names::ListError;
 use super::format::image_id::ImageId;
 use super::format::manifest_file::{META_BYTES_MAX, ManifestError};
 use super::format::pack::PackError;
+use super::format::store_folder::MovedStore;
 use super::fs::durable::DurableError;
 use crate::known_errors::is_disk_full;
 
@@ -21,6 +22,9 @@ pub enum WriteError {
     /// The images that exist cannot be looked at.
     #[error(transparent)]
     Read(#[from] ReadError),
+    /// The path leads to another folder.
+    #[error(transparent)]
+    Moved(#[from] MovedStore),
     /// The highest image number is taken.
     #[error("no image number is left in the store")]
     NumbersExhausted,
@@ -120,6 +124,7 @@ impl WriteError {
             Self::Stopped(error) => error.is_disk_full(),
             Self::Busy
             | Self::Read(_)
+            | Self::Moved(_)
             | Self::NumbersExhausted
             | Self::Missing { .. }
             | Self::Spawn(_)
@@ -146,6 +151,9 @@ pub enum ReadError {
     /// The folder cannot be looked at.
     #[error(transparent)]
     List(#[from] ListError),
+    /// The path leads to another folder.
+    #[error(transparent)]
+    Moved(#[from] MovedStore),
     /// No image has this number.
     #[error("there is no image {image}")]
     Missing {
@@ -224,6 +232,7 @@ impl ReadError {
             Self::Manifest { source, .. } => source.is_damage(),
             Self::Pack { source, .. } => source.is_damage(),
             Self::List(_)
+            | Self::Moved(_)
             | Self::NoStream { .. }
             | Self::TooLong { .. }
             | Self::Worker(_)

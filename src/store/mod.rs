@@ -58,10 +58,11 @@ pub use format::manifest::{
 };
 pub use format::manifest_file::ManifestError;
 pub use format::pack::{Pack, PackError, PackName};
-pub use format::store_folder::{OpenError, Store};
+pub use format::store_folder::{MovedStore, OpenError, Store};
 pub use format::store_key::{InvalidKey, Key};
 pub use fs::durable;
 pub use fs::lock::{LockError, StoreLock};
+pub use fs::store_place::PlaceError;
 pub use maintain::comparison::{Comparison, Shares, StreamComparison, compare};
 pub use maintain::disk_usage::{Usage, usage};
 pub use maintain::image_copy::CopyError;

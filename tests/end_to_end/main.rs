@@ -21,4 +21,5 @@ mod running;
 mod schedulers;
 mod setup_scripts;
 mod tree;
+mod trust;
 mod tty;

@@ -5,7 +5,7 @@
 
 mod open_error;
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -19,8 +19,9 @@ use super::image_id::ImageId;
 use super::pack::PackName;
 use super::store_key::{KEY_FILE, Key, KeyCheck, KeyCheckError};
 use crate::store::fs::durable::{self, DurableError};
+use crate::store::fs::store_place;
 
-pub use open_error::OpenError;
+pub use open_error::{MovedStore, OpenError};
 
 const FORMAT_FILE: &str = "format";
 const FORMAT_MAGIC: &str = "ckpt-run store ";
@@ -32,10 +33,12 @@ pub(crate) const PACKS: &str = "packs";
 /// Folder of an ext file system.
 const LOST_AND_FOUND: &str = "lost+found";
 
-/// A folder of images. Cheap to clone; holds no file open.
+/// A folder of images. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Store {
     path: PathBuf,
+    /// The folder that was at the path when the store was opened.
+    folder: Arc<File>,
     format: u32,
     /// Secrets of an encrypted store.
     secrets: Option<Arc<Secrets>>,
@@ -56,13 +59,15 @@ impl Store {
     /// # Errors
     /// See [`OpenError`].
     pub fn create_or_open_with(path: &Path, key: Option<&Key>) -> Result<Self, OpenError> {
+        store_place::check_new(path)?;
         durable::create_parents(path)?;
         durable::create_folder(path)?;
-        if inspect(path)?.is_none() {
+        let found = metadata(path)?;
+        if inspect(path, &found)?.is_none() {
             if !is_unfinished(path)? {
                 return Err(without_format(path));
             }
-            check_mode(path)?;
+            check_mode(path, &found)?;
             durable::create_folder(&path.join(IMAGES))?;
             durable::create_folder(&path.join(PACKS))?;
             write_key_check(path, key)?;
@@ -84,11 +89,16 @@ impl Store {
     /// # Errors
     /// See [`OpenError`].
     pub fn open_with(path: &Path, key: Option<&Key>) -> Result<Self, OpenError> {
-        let format = inspect(path)?.ok_or_else(|| without_format(path))?;
-        check_mode(path)?;
+        let folder = File::open(path).map_err(|source| open_failed(path, source))?;
+        let found = folder
+            .metadata()
+            .map_err(|source| read_error(path, source))?;
+        let format = inspect(path, &found)?.ok_or_else(|| without_format(path))?;
+        check_mode(path, &found)?;
         check_key(path, key)?;
         Ok(Self {
             path: path.to_owned(),
+            folder: Arc::new(folder),
             format,
             secrets: key.map(|key| Arc::new(Secrets::new(key))),
         })
@@ -116,6 +126,18 @@ impl Store {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Checks that the path still leads to the folder that was opened: its owner and mode were checked then.
+    pub(crate) fn check_place(&self) -> Result<(), MovedStore> {
+        let opened = self.folder.metadata();
+        let found = opened.and_then(|opened| Ok((opened, fs::metadata(&self.path)?)));
+        match found {
+            Ok((opened, found)) if (opened.dev(), opened.ino()) == (found.dev(), found.ino()) => {
+                Ok(())
+            }
+            Ok(_) | Err(_) => Err(MovedStore(self.path.clone())),
+        }
     }
 
     /// The format of the store; a newer one than ours can only be read.
@@ -162,8 +184,7 @@ impl Store {
 }
 
 /// The format of the store at a path that is a folder of this user; `None` if it is no store.
-fn inspect(path: &Path) -> Result<Option<u32>, OpenError> {
-    let found = metadata(path)?;
+fn inspect(path: &Path, found: &fs::Metadata) -> Result<Option<u32>, OpenError> {
     let user = nix::unistd::geteuid().as_raw();
     if !found.is_dir() {
         return Err(OpenError::NotFolder {
@@ -181,8 +202,8 @@ fn inspect(path: &Path) -> Result<Option<u32>, OpenError> {
 }
 
 /// Comes after `inspect`: nobody is told to close a folder that is no store.
-fn check_mode(path: &Path) -> Result<(), OpenError> {
-    let mode = metadata(path)?.mode() & 0o7777;
+fn check_mode(path: &Path, found: &fs::Metadata) -> Result<(), OpenError> {
+    let mode = found.mode() & 0o7777;
     if mode & 0o077 != 0 {
         let path = path.to_owned();
         return Err(OpenError::Exposed { path, mode });
@@ -226,12 +247,16 @@ fn check_key(path: &Path, key: Option<&Key>) -> Result<(), OpenError> {
 }
 
 fn metadata(path: &Path) -> Result<fs::Metadata, OpenError> {
-    fs::metadata(path).map_err(|source| match source.kind() {
+    fs::metadata(path).map_err(|source| open_failed(path, source))
+}
+
+fn open_failed(path: &Path, source: io::Error) -> OpenError {
+    match source.kind() {
         io::ErrorKind::NotFound => OpenError::Missing {
             path: path.to_owned(),
         },
         _ => read_error(path, source),
-    })
+    }
 }
 
 /// Classifies a folder without a format: a store that has lost it, or no store.

@@ -16,6 +16,7 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
 use super::ops;
+use super::store_place::{self, PlaceError};
 use crate::clock;
 use crate::store::format::FORMAT;
 use crate::store::format::store_folder::Store;
@@ -58,6 +59,9 @@ pub enum LockError {
         /// The format of the store.
         found: u32,
     },
+    /// Others could put their own store in its place.
+    #[error("the store is not used")]
+    Place(#[from] PlaceError),
     /// The lock file cannot be used.
     #[error("cannot lock {path}")]
     Io {
@@ -95,6 +99,7 @@ impl Store {
                 found: self.format(),
             });
         }
+        store_place::check(self.path())?;
         let path = self.lock_file();
         let failed = |source| LockError::Io {
             path: path.clone(),

@@ -3,3 +3,4 @@
 pub mod durable;
 pub(super) mod lock;
 pub(super) mod ops;
+pub(super) mod store_place;

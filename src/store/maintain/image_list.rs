@@ -75,6 +75,7 @@ impl Store {
 
     /// Returns the numbers of the images that have a manifest, oldest first.
     pub(crate) fn ids(&self) -> Result<Vec<ImageId>, ReadError> {
+        self.check_place()?;
         let files = file_names::list(&self.images_folder())?;
         let ids = files.into_iter().filter_map(|(_, kind)| manifest_id(kind));
         let mut ids: Vec<ImageId> = ids.collect();

@@ -121,6 +121,7 @@ impl Store {
     /// # Errors
     /// The image is missing or damaged; see [`ReadError::is_damage`].
     pub fn read(&self, id: ImageId) -> Result<ImageReader, ReadError> {
+        self.check_place()?;
         let manifest = self.manifest(id)?;
         let packs = PackFiles::new(self, manifest.packs.clone())
             .map_err(|source| ReadError::Pack { image: id, source })?;

@@ -97,6 +97,7 @@ impl Store {
         newest: Option<ImageId>,
     ) -> Result<ImageWriter, WriteError> {
         let busy = lock.claim(self.path()).ok_or(WriteError::Busy)?;
+        self.check_place()?;
         self.upgrade()?;
         let image = next_image(self, newest)?;
         let index = DedupIndex::load(self)?;
@@ -279,6 +280,7 @@ impl ImageWriter {
     fn publish(&mut self, manifest: &Manifest) -> Result<(), WriteError> {
         let store = &self.store;
         let file = store.encode(manifest)?;
+        store.check_place()?;
         durable::sync_folder(&store.packs_folder())?;
         durable::write(&store.manifest_file(manifest.id), &file)?;
         self.outcome = Outcome::Published;

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::store::format::file_names::ListError;
 use crate::store::fs::durable::DurableError;
+use crate::store::fs::store_place::PlaceError;
 
 /// A folder that cannot be used as a store. Nothing was changed, except that
 /// [`Store::create_or_open`](super::Store::create_or_open) may leave an unfinished store, which it finishes next time.
@@ -108,10 +109,18 @@ pub enum OpenError {
     /// The folder cannot be listed.
     #[error(transparent)]
     List(#[from] ListError),
+    /// Others could put their own store in its place.
+    #[error("no store is made there")]
+    Place(#[from] PlaceError),
     /// The store cannot be created.
     #[error(transparent)]
     Create(#[from] DurableError),
 }
+
+/// A store that was moved, removed or replaced since it was opened. What is there now is neither read nor written.
+#[derive(Debug, thiserror::Error)]
+#[error("the store at {0} was moved or replaced while it is in use: move it back, or end this run")]
+pub struct MovedStore(pub(super) PathBuf);
 
 /// The path as one word of a shell command line.
 fn shell_word(path: &Path) -> String {

@@ -7,8 +7,9 @@
 //! Both ask as any client does; nothing of them can stop or change the run. Where a file cannot be written or an
 //! address not be listened on, that is said once and the job goes on.
 
-use std::fs::{self, Permissions};
+use std::fs::Permissions;
 use std::io::{self, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -19,6 +20,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::{sleep, timeout};
 
 use crate::config;
+use crate::path_walk::{self, ForeignLink};
 use crate::run::format::chain;
 use crate::store::fs::durable::TEMPORARY_PREFIX;
 use crate::supervisor::event::Event;
@@ -132,16 +134,24 @@ impl TextFile {
 }
 
 /// Readers see the old content or the new. It need not outlive a power failure.
+///
+/// The folder may belong to another user, such as the collector's: it is held by a descriptor, and no link of that user's is
+/// followed.
 fn replace(path: &Path, content: &str) -> io::Result<()> {
+    let name = path.file_name().ok_or(io::ErrorKind::IsADirectory)?;
     let folder = path
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty());
+    let folder = path_walk::open_folder(folder.unwrap_or(Path::new(".")), ForeignLink::refuse)
+        .map_err(io::Error::other)?;
+    let held = format!("/proc/self/fd/{}", folder.as_raw_fd());
     let mut file = tempfile::Builder::new()
         .prefix(TEMPORARY_PREFIX)
-        .tempfile_in(folder.unwrap_or(Path::new(".")))?;
+        .tempfile_in(&held)?;
     file.write_all(content.as_bytes())?;
     // The collector runs as another user.
-    fs::set_permissions(file.path(), Permissions::from_mode(0o644))?;
-    file.persist(path)?;
+    file.as_file()
+        .set_permissions(Permissions::from_mode(0o644))?;
+    file.persist(Path::new(&held).join(name))?;
     Ok(())
 }

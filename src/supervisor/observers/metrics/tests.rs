@@ -6,6 +6,7 @@ use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::exporter::TextFile;
 use super::prometheus_text;
@@ -274,4 +275,54 @@ fn the_file_is_replaced_as_a_whole_and_stays_as_it_was_left() {
         1,
         "nothing else is left"
     );
+}
+
+#[test]
+fn a_link_of_another_user_leads_root_nowhere() {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can give a link away");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (theirs, link) = (folder.path().join("etc"), folder.path().join("prom"));
+    fs::create_dir(&theirs).unwrap();
+    std::os::unix::fs::symlink(&theirs, &link).unwrap();
+    TextFile::new(link.join("ours.prom")).write(&status(), false);
+    assert!(
+        theirs.join("ours.prom").is_file(),
+        "root's own link is followed"
+    );
+    std::os::unix::fs::lchown(&link, Some(65534), None).unwrap();
+    TextFile::new(link.join("theirs.prom")).write(&status(), false);
+    assert_eq!(fs::read_dir(&theirs).unwrap().count(), 1);
+}
+
+#[test]
+fn a_file_put_in_place_of_the_new_one_keeps_its_mode() {
+    let folder = tempfile::tempdir().unwrap();
+    let secret = folder.path().join("secret");
+    fs::write(&secret, "").unwrap();
+    fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
+    let prom = folder.path().join("prom");
+    fs::create_dir(&prom).unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // Puts a link in place of each temporary file as soon as it sees one.
+        scope.spawn(|| {
+            let link = folder.path().join("link");
+            while !stop.load(Ordering::Relaxed) {
+                for entry in fs::read_dir(&prom).unwrap().flatten() {
+                    let _ = std::os::unix::fs::symlink(&secret, &link);
+                    let _ = fs::rename(&link, entry.path());
+                }
+            }
+        });
+        let file = TextFile::new(prom.join("run.prom"));
+        for _ in 0..2000 {
+            file.write(&status(), false);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    let mode = fs::metadata(&secret).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
 }

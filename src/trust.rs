@@ -1,0 +1,70 @@
+//! Users whom this process trusts with what it reads and runs.
+
+use nix::unistd::{Gid, Group, Uid, User, geteuid};
+
+/// Variable by which sudo names who called it. Who may run ckpt-run by sudo may run everything.
+const SUDO_VARIABLE: &str = "SUDO_UID";
+
+/// Who this process acts for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ActingFor {
+    pub user: u32,
+    /// Who became root by sudo.
+    pub caller: Option<u32>,
+}
+
+impl ActingFor {
+    pub fn of_this_process() -> Self {
+        let user = geteuid();
+        let caller = std::env::var(SUDO_VARIABLE).ok();
+        Self {
+            user: user.as_raw(),
+            caller: caller
+                .filter(|_| user.is_root())
+                .and_then(|id| id.parse().ok()),
+        }
+    }
+
+    /// Returns true if a user may decide what this process runs.
+    pub fn is_trusted(self, user: u32) -> bool {
+        user == 0 || user == self.user || self.caller == Some(user)
+    }
+}
+
+/// Returns true if a group is its owner's own, as most systems make one for each user: it has the owner's name and no other
+/// member. Then a file that it may write to is as good as one that only the owner may write to.
+pub(crate) fn is_private_group(group: u32, owner: u32) -> bool {
+    let (Ok(Some(group)), Ok(Some(owner))) = (
+        Group::from_gid(Gid::from_raw(group)),
+        User::from_uid(Uid::from_raw(owner)),
+    ) else {
+        return false;
+    };
+    group.name == owner.name && group.mem.iter().all(|member| *member == owner.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_trusts_itself_and_who_called_it() {
+        let root = ActingFor {
+            user: 0,
+            caller: Some(1000),
+        };
+        assert!(root.is_trusted(0) && root.is_trusted(1000) && !root.is_trusted(1001));
+        let alice = ActingFor {
+            user: 1000,
+            caller: None,
+        };
+        assert!(alice.is_trusted(0) && alice.is_trusted(1000) && !alice.is_trusted(1001));
+    }
+
+    #[test]
+    fn roots_group_is_its_own_and_unknown_groups_are_nobodys() {
+        assert!(is_private_group(0, 0));
+        assert!(!is_private_group(3_999_999, 0));
+        assert!(!is_private_group(0, 65534));
+    }
+}
