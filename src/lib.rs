@@ -64,6 +64,7 @@ mod agent {
     pub(crate) mod wire;
 }
 pub mod agent_client;
+mod checked;
 pub mod cli;
 pub mod clock;
 pub mod config;

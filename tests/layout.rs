@@ -35,6 +35,7 @@ const FLOORS: [&[&str]; 11] = [
     &["cuda"],
     &[
         "agent",
+        "checked",
         "clock",
         "fd_passing",
         "known_errors",

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::Path;
 
+use serde::de::{Deserialize, Deserializer, Error};
+
 use rustix::fs::{XattrFlags, lgetxattr, llistxattr, lremovexattr, lsetxattr};
 
 /// Prefixes of the names that belong to a file's content, not to the machine.
@@ -29,13 +31,33 @@ pub(super) fn of(path: &Path) -> Vec<(String, Vec<u8>)> {
     }
     let names = list.split(|byte| *byte == 0);
     let names = names.filter_map(|name| std::str::from_utf8(name).ok());
-    let kept = names.filter(|name| KEPT.iter().any(|prefix| name.starts_with(prefix)));
+    let kept = names.filter(|name| is_kept(name));
     let mut value = vec![0; BYTES_MAX];
     kept.filter_map(|name| {
         let len = lgetxattr(path, name, &mut value).ok()?;
         Some((name.to_owned(), value[..len].to_vec()))
     })
     .collect()
+}
+
+fn is_kept(name: &str) -> bool {
+    KEPT.iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// Reads attributes from an image; others than [`of`] returns are refused.
+pub(super) fn checked<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Vec<(String, Vec<u8>)>, D::Error> {
+    let attributes = Vec::<(String, Vec<u8>)>::deserialize(from)?;
+    let wrong = attributes
+        .iter()
+        .find(|(name, value)| !is_kept(name) || value.len() > BYTES_MAX);
+    match wrong {
+        Some((name, _)) => Err(D::Error::custom(format!(
+            "{name:?} is no attribute of a job's file"
+        ))),
+        None => Ok(attributes),
+    }
 }
 
 /// Makes the attributes of a file these.

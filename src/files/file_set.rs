@@ -10,6 +10,9 @@ use std::path::{Path, PathBuf};
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use serde::{Deserialize, Serialize};
 
+use super::attributes;
+use crate::checked;
+
 /// A file, folder or link that the job has written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptFile {
@@ -26,11 +29,17 @@ pub struct KeptFile {
     /// Time of the last change of content, mode, owner or links, in nanoseconds since 1970.
     pub changed_ns: i64,
     /// Permission bits.
+    #[serde(deserialize_with = "checked::mode")]
     pub mode: u32,
     /// Owner and group.
+    #[serde(deserialize_with = "checked::owner")]
     pub owner: (u32, u32),
     /// Extended attributes.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "attributes::checked"
+    )]
     pub attributes: Vec<(String, Vec<u8>)>,
     /// The reason why the file counts as the job's.
     pub writer: Writer,
@@ -60,6 +69,7 @@ pub enum Kind {
     /// A regular file.
     File {
         /// Bytes.
+        #[serde(deserialize_with = "checked::size")]
         size: u64,
         /// The place of its content.
         content: Content,
@@ -82,6 +92,7 @@ pub enum Content {
         /// Name of the stream.
         stream: String,
         /// Bytes before it.
+        #[serde(deserialize_with = "checked::size")]
         offset: u64,
     },
     /// In the file itself: the job has it open and appends to it. The list of open files has its size.
@@ -155,7 +166,7 @@ impl KeptFile {
             changed_ns: changed_ns(&found),
             mode: found.mode() & 0o7777,
             owner: (found.uid(), found.gid()),
-            attributes: super::attributes::of(path),
+            attributes: attributes::of(path),
             writer: Writer::Job,
             is_mapped: false,
         })
@@ -274,6 +285,7 @@ pub struct KeptFiles {
 
 #[derive(Serialize, Deserialize)]
 struct Head {
+    #[serde(deserialize_with = "checked::time_ns")]
     frozen_ns: i64,
 }
 
@@ -307,12 +319,7 @@ impl KeptFiles {
         let mut files = BTreeMap::new();
         for line in lines {
             let (path, file): (PathBuf, KeptFile) = serde_json::from_str(&line?)?;
-            let is_plain = |path: &Path| {
-                let mut parts = path.components();
-                path.is_absolute()
-                    && parts.all(|part| !matches!(part, std::path::Component::ParentDir))
-            };
-            if !is_plain(&path) {
+            if !checked::is_path(&path) {
                 return Err(io::ErrorKind::InvalidData.into());
             }
             files.insert(path, file);
@@ -334,12 +341,12 @@ impl KeptFiles {
             match content {
                 Content::Kept { .. } => {
                     kept.files += 1;
-                    kept.bytes += size;
+                    kept.bytes = kept.bytes.saturating_add(*size);
                 }
                 Content::Appended => {}
                 Content::Held { is_clone, .. } => {
                     kept.held += 1;
-                    kept.held_bytes += size;
+                    kept.held_bytes = kept.held_bytes.saturating_add(*size);
                     if !is_clone && kept.named.len() < NAMED_MAX {
                         kept.named.push((path.clone(), *size, Unkept::Linked));
                     }

@@ -9,6 +9,7 @@ use std::io::Read;
 use serde::{Deserialize, Serialize};
 
 use super::tree::{self, Process};
+use crate::checked;
 
 /// Limit on the described processes; of a larger job, the first ones of the tree are described. A reader needs no more.
 const DESCRIBED_MAX: usize = 512;
@@ -26,6 +27,7 @@ const KIB: u64 = 1024;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessAccount {
     /// Pid as the job sees it.
+    #[serde(deserialize_with = "checked::pid")]
     pub pid: i32,
     /// Pid of the parent; 0 for the first process of the tree.
     pub parent: i32,

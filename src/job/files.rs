@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use super::obstacles::is_proc_file;
 use super::tree;
+use crate::checked;
 
 /// The prefix of CRIU's names; a number follows.
 pub(super) const LINK_PREFIX: &str = "link_remap.";
@@ -40,18 +41,22 @@ pub enum Access {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenFile {
     /// Absolute path.
+    #[serde(deserialize_with = "checked::path")]
     pub path: PathBuf,
     /// The job's access to the file.
     pub access: Access,
     /// Inode number.
     pub inode: u64,
     /// Size in bytes.
+    #[serde(deserialize_with = "checked::size")]
     pub size: u64,
     /// Returns the time of the last change of content, in nanoseconds since 1970.
     pub modified_ns: i64,
     /// Permission bits.
+    #[serde(deserialize_with = "checked::mode")]
     pub mode: u32,
     /// Owner and group.
+    #[serde(deserialize_with = "checked::owner")]
     pub owner: (u32, u32),
     /// True if the file is in memory (tmpfs): it does not survive a reboot.
     pub in_memory: bool,
@@ -61,7 +66,7 @@ pub struct OpenFile {
     #[serde(default)]
     pub sample: Option<u64>,
     /// Hard links that a restore needs while it runs.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "checked::paths")]
     pub links: Vec<PathBuf>,
     /// True if some descriptor writes at any place, not only at the end. It has no meaning after the snapshot.
     #[serde(skip)]

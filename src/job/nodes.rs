@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::files::OpenFile;
+use crate::checked;
 use bound::Borrower;
 pub use remake::NodesError;
 pub(super) use remake::{missing, remake};
@@ -30,12 +31,15 @@ const KERNELS_OWN: [&str; 2] = ["/proc", "/sys"];
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Node {
     /// Absolute path, without links.
+    #[serde(deserialize_with = "checked::path")]
     pub path: PathBuf,
     /// The kind of the node.
     pub kind: NodeKind,
     /// Permission bits.
+    #[serde(deserialize_with = "checked::mode")]
     pub mode: u32,
     /// Owner and group.
+    #[serde(deserialize_with = "checked::owner")]
     pub owner: (u32, u32),
 }
 

@@ -20,6 +20,7 @@ use procfs::process::{FDTarget, Process as ProcessEntry};
 use serde::{Deserialize, Serialize};
 
 use super::tree::Process;
+use crate::checked;
 
 nix::ioctl_write_ptr!(
     /// Sets the number of unread expirations of a timer (`TFD_IOC_SET_TICKS`).
@@ -30,8 +31,10 @@ nix::ioctl_write_ptr!(
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timer {
     /// Pid as the job sees it.
+    #[serde(deserialize_with = "checked::pid")]
     pub pid: i32,
     /// The timer's descriptor in that process.
+    #[serde(deserialize_with = "checked::descriptor")]
     pub descriptor: i32,
 }
 

@@ -7,6 +7,8 @@ pub(crate) mod bundled_files;
 pub(crate) mod error;
 mod files_plan;
 pub(crate) mod gpu_resume;
+#[cfg(test)]
+mod hostile_metadata;
 pub(crate) mod huge_pages;
 mod image_files;
 pub(crate) mod restore_image;

@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::resident_facts::ResidentFacts;
+use crate::checked;
 use crate::cuda::{GpuUse, GpuUuid, Inventory};
 use crate::job::variable;
 
@@ -20,10 +21,15 @@ pub struct CudaFacts {
     /// The GPUs, in the driver's order.
     pub gpus: Vec<GpuFacts>,
     /// Pids of the CUDA processes, as the job sees them.
+    #[serde(deserialize_with = "checked::pids")]
     pub pids: Vec<i32>,
     /// Pids of those CUDA processes that were moved to other GPUs at a time when their agents had no memory there yet
     /// from which to detect the move.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "checked::pids"
+    )]
     pub moved: Vec<i32>,
     /// The threads that restore the GPU state of the processes while all other threads are frozen; not recorded in the
     /// first images.
@@ -41,8 +47,10 @@ pub type GpuPairs = Vec<(String, String)>;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SparedThreads {
     /// The process.
+    #[serde(deserialize_with = "checked::pid")]
     pub pid: i32,
     /// The spared threads: the driver's, and the agent's if it has one.
+    #[serde(deserialize_with = "checked::pids")]
     pub threads: Vec<i32>,
 }
 

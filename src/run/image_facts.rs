@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::gpu_facts::CudaFacts;
 use super::streams::Marks;
 use crate::agent_client::Token;
+use crate::checked;
 use crate::clock;
 use crate::files::Kept;
 use crate::job::{Node, OpenFile, ProcessAccount, Sockets, ThreadAttributes, Timer};
@@ -55,6 +56,7 @@ pub struct Phase {
     /// Name of the part.
     pub name: String,
     /// Its duration in seconds.
+    #[serde(deserialize_with = "checked::seconds")]
     pub seconds: f64,
 }
 
@@ -66,6 +68,7 @@ pub struct ImageFacts {
     /// The job's command line.
     pub command: Vec<String>,
     /// The job's working directory at its start.
+    #[serde(deserialize_with = "checked::path")]
     pub directory: PathBuf,
     /// Host name.
     pub host: String,
@@ -79,6 +82,7 @@ pub struct ImageFacts {
     /// Identifies the supervisor's process, whose record of the delivered output is lost with it.
     pub instance: String,
     /// Seconds in which the job did not compute.
+    #[serde(deserialize_with = "checked::seconds")]
     pub freeze_seconds: f64,
     /// The phases of the freeze and of the time until the chunks were durable.
     pub phases: Vec<Phase>,

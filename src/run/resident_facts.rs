@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
+use crate::checked;
+
 /// Longest part of a segment in one stream of an image: parts are read and written in parallel, and finish at about the
 /// same time if they are short.
 const PART_BYTES: u64 = 64 << 20;
@@ -32,6 +34,7 @@ fn part_bytes_unsaid() -> u64 {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResidentProcess {
     /// Pid as the job sees it.
+    #[serde(deserialize_with = "checked::pid")]
     pub pid: i32,
     /// The segments, in the order in which the agent released them.
     pub segments: Vec<ResidentSegment>,

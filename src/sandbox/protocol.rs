@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::callers_signals::CallersSignals;
 use super::io_uring::IoUring;
+use crate::checked;
 use crate::fd_passing;
 
 /// Longest message: a command line may have 2 MiB (`ARG_MAX`), several times that in JSON.
@@ -64,8 +65,10 @@ pub struct ToolCommand {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobPids {
     /// First process of the tree.
+    #[serde(deserialize_with = "checked::pid")]
     pub root: i32,
     /// The job's own first process, leader of its session and process group.
+    #[serde(deserialize_with = "checked::pid")]
     pub job: i32,
 }
 
