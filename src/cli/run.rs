@@ -45,6 +45,9 @@ struct Supervision {
     /// auto, namespaces or none
     #[arg(long, value_name = "HOW")]
     isolation: Option<String>,
+    /// Run the job as this user, with its groups and HOME; only root may
+    #[arg(long, value_name = "NAME")]
+    user: Option<String>,
     /// Run the job in a terminal of its own, whatever our stdin and stdout are [default: when both are one]
     #[arg(long, overrides_with = "no_tty")]
     tty: bool,
@@ -112,6 +115,7 @@ impl Supervision {
             ("restart.max", "--max-restarts", &self.max_restarts),
             ("snapshot.grace", "--grace", &self.grace),
             ("isolation", "--isolation", &self.isolation),
+            ("user", "--user", &self.user),
         ]
         .into_iter()
         .filter_map(|(key, flag, value)| {

@@ -13,8 +13,8 @@ use super::limits::{
 use super::operation::{hook, interval, jitter, limit, show_hook, show_jitter, show_limit};
 use super::reading::address;
 use super::reading::{
-    buffer, command, cpus, cron, duration, narrow, optional, optional_path, path, patterns,
-    shown_path, size, tty, word,
+    buffer, command, cpus, cron, duration, narrow, optional, optional_path, optional_text, path,
+    patterns, shown_path, size, tty, word,
 };
 use super::restart_settings::{prevent, restarts};
 use super::units::{format_exit_status, format_percent};
@@ -83,6 +83,11 @@ pub(super) const KEYS: &[Key] = &[
         path: "isolation",
         set: |config, value| set(&mut config.isolation, value.choice()),
         get: |config| word(config.isolation),
+    },
+    Key {
+        path: "user",
+        set: |config, value| set(&mut config.user, optional_text(value)),
+        get: |config| optional(config.user.clone()),
     },
     Key {
         path: "tty",

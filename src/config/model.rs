@@ -20,6 +20,8 @@ pub struct Config {
     pub store: PathBuf,
     /// The isolation of the job from the machine.
     pub isolation: Isolation,
+    /// Name of the user that the job runs as; `None` for ckpt-run's own.
+    pub user: Option<String>,
     /// The choice of a separate terminal for the job.
     pub tty: Tty,
     /// `[sandbox]`: the job's view of the machine.
@@ -341,6 +343,7 @@ impl Default for Config {
         Self {
             store: PathBuf::from("./.ckpt-run"),
             isolation: Isolation::Auto,
+            user: None,
             tty: Tty::Auto,
             sandbox: Sandbox {
                 io_uring: IoUring::Hide,

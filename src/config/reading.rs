@@ -67,6 +67,11 @@ pub(super) fn optional_path(value: &Value) -> Result<Option<PathBuf>, Invalid> {
     }
 }
 
+pub(super) fn optional_text(value: &Value) -> Result<Option<String>, Invalid> {
+    let text = value.text()?;
+    Ok(Some(text.to_owned()).filter(|text| !text.is_empty()))
+}
+
 pub(super) fn cron(value: &Value) -> Result<Option<CronExpression>, Invalid> {
     match value.text()?.trim() {
         "" => Ok(None),

@@ -281,6 +281,12 @@ fn reconnect(
     let ends = streams
         .connect_again(marks, sandbox)
         .map_err(RestoreError::Prepare)?;
+    if let Some(user) = &context.user {
+        let mut given = ends.iter().map(|(_, end)| user.own(end));
+        given
+            .try_for_each(|given| given)
+            .map_err(RestoreError::Prepare)?;
+    }
     Ok((
         ends,
         marks.stdin.pipe != 0 && marks.stdin.position > 0 && !input_known,

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::agent_client::{self, Token};
 use crate::config::Nccl;
+use crate::sandbox::JobUser;
 
 /// Variables with systemd's messages to its own child; a job that used them would answer in place of ckpt-run.
 pub(crate) const NOT_FOR_THE_JOB: [&str; 6] = [
@@ -26,6 +27,9 @@ const OF_THE_KEY: [&str; 2] = [
 
 /// Variable with the path of the run's store. It also shows to which run a process belongs.
 pub(crate) const STORE_VARIABLE: &str = "CKPT_RUN_STORE";
+
+/// Variable with the path of the control socket.
+pub(crate) const SOCKET_VARIABLE: &str = "CKPT_RUN_SOCKET";
 
 /// Name of the control socket in the store.
 pub(crate) const SOCKET: &str = "control.sock";
@@ -100,7 +104,7 @@ pub(crate) fn for_job(
     let set = [
         ("CKPT_RUN_JOB", OsString::from(job)),
         (STORE_VARIABLE, store.into()),
-        ("CKPT_RUN_SOCKET", socket_path(store).into()),
+        (SOCKET_VARIABLE, socket_path(store).into()),
     ];
     let replaced = |name: &OsStr| {
         let mut not_passed = NOT_FOR_THE_JOB.iter().chain(&OF_THE_KEY);
@@ -117,6 +121,16 @@ pub(crate) fn for_job(
                 .map(|(name, value)| (name.into(), value.into())),
         )
         .collect()
+}
+
+/// Sets the variables of a user in an environment, and takes out those that only the supervisor's user can use.
+pub(crate) fn set_user(environment: &mut Vec<(OsString, OsString)>, user: &JobUser) {
+    let variables = user.variables();
+    let replaced =
+        |name: &OsStr| name == SOCKET_VARIABLE || variables.iter().any(|(ours, _)| name == *ours);
+    environment.retain(|(name, _)| !replaced(name));
+    let set = variables.into_iter();
+    environment.extend(set.map(|(name, value)| (name.into(), value)));
 }
 
 /// Makes the job's programs load an agent, in addition to the libraries that they preload already.
@@ -203,5 +217,28 @@ mod tests {
         assert_eq!(for_hwloc(1, unset), Some(HWLOC_WITHOUT_GPUS));
         assert_eq!(for_hwloc(0, unset), None);
         assert_eq!(for_hwloc(1, |_| Some(OsString::new())), None);
+    }
+
+    #[test]
+    fn the_environment_is_the_users_and_has_no_socket() {
+        let alice = JobUser::of_alice();
+        let mut environment: Vec<(OsString, OsString)> = [
+            ("HOME", "/root"),
+            ("PATH", "/bin"),
+            ("CKPT_RUN_SOCKET", "/s/control.sock"),
+        ]
+        .map(|(name, value)| (name.into(), value.into()))
+        .to_vec();
+        set_user(&mut environment, &alice);
+        let value = |name: &str| {
+            let found: Vec<_> = environment.iter().filter(|(key, _)| key == name).collect();
+            assert!(found.len() <= 1, "{name} twice");
+            found.first().map(|(_, value)| value.clone())
+        };
+        assert_eq!(value("HOME"), Some("/home/alice".into()));
+        assert_eq!(value("USER"), Some("alice".into()));
+        assert_eq!(value("LOGNAME"), Some("alice".into()));
+        assert_eq!(value("PATH"), Some("/bin".into()));
+        assert_eq!(value("CKPT_RUN_SOCKET"), None);
     }
 }

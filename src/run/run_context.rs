@@ -21,7 +21,7 @@ use crate::config::{self, Config, Memory, Watch};
 use crate::criu::{self, Criu, HOLD_PROGRAM};
 use crate::cuda;
 use crate::files::{self, Choice, JobFiles, LOG_DESCRIPTOR, OnLost, WATCHER_ARGUMENT};
-use crate::sandbox::{Isolation, Sandbox, ToolCommand};
+use crate::sandbox::{Isolation, JobUser, Sandbox, ToolCommand};
 use crate::store::fs::durable::{self, DurableError};
 use crate::store::{ImageId, Store, StoreLock};
 
@@ -43,6 +43,8 @@ pub(crate) struct RunContext {
     pub criu: Criu,
     pub command: Vec<OsString>,
     pub directory: PathBuf,
+    /// The user that a new job runs as, if it is another than ours.
+    pub user: Option<JobUser>,
     /// Identifies this supervisor's process.
     pub instance: String,
     moved: Moved,
@@ -113,10 +115,26 @@ impl RunContext {
             ongoing: Ongoing::default(),
             program,
             agent,
+            user: None,
             driver: OnceLock::new(),
             gpus: OnceLock::new(),
             nvml: cuda::KeptNvml::default(),
         })
+    }
+
+    /// Has the job run as a user. It cannot reach the agent, which lies in the store.
+    pub fn with_user(mut self, user: Option<JobUser>) -> io::Result<Self> {
+        if user.is_some() && self.agent.take().is_some() {
+            if self.config.cuda.memory == Memory::Resident {
+                let reason = "cuda.memory = \"resident\" is not possible with user: the job's user cannot reach the agent";
+                return Err(io::Error::new(io::ErrorKind::Unsupported, reason));
+            }
+            tracing::warn!(
+                "GPU memory goes the driver's way, which is slower: the job's user cannot reach the agent"
+            );
+        }
+        self.user = user;
+        Ok(self)
     }
 
     /// Returns the CUDA driver, loaded once.

@@ -20,7 +20,7 @@ use nix::unistd::Pid;
 use super::Isolation;
 use super::callers_signals::CallersSignals;
 use super::io_uring::IoUring;
-use super::protocol::{Ended, Event, Request, ToolCommand, receive, send};
+use super::protocol::{Credentials, Ended, Event, Request, ToolCommand, receive, send};
 use super::spawn::{SpawnError, spawn};
 use crate::sync::locked;
 
@@ -150,6 +150,7 @@ impl Sandbox {
         &self,
         command: &[OsString],
         io_uring: IoUring,
+        user: Option<&Credentials>,
         stdio: &[OwnedFd; 3],
     ) -> Result<(), SandboxError> {
         let (program, arguments) = command.split_first().ok_or(SandboxError::Gone)?;
@@ -158,6 +159,7 @@ impl Sandbox {
             arguments: arguments.to_vec(),
             io_uring,
             signals: CallersSignals::recorded(),
+            user: user.cloned(),
         };
         let descriptors: Vec<RawFd> = stdio.iter().map(AsRawFd::as_raw_fd).collect();
         self.say(&request, &descriptors)

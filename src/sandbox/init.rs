@@ -6,7 +6,6 @@
 //! without one it does that itself.
 
 use std::collections::HashMap;
-use std::ffi::OsString;
 use std::fs;
 use std::io::{self, PipeWriter, Write as _};
 use std::ops::Range;
@@ -26,8 +25,6 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, setsid};
 
-use super::callers_signals::CallersSignals;
-use super::io_uring::IoUring;
 use super::protocol::{Ended, Event, JobPids, Request, ToolCommand, receive, send};
 use super::spawn::CONTROL_DESCRIPTOR;
 use super::{descendants, root};
@@ -158,8 +155,18 @@ impl Init {
                 arguments,
                 io_uring,
                 signals,
+                user,
             } => self
-                .start(&program, &arguments, (io_uring, signals), descriptors)
+                .start(
+                    &root::JobCommand {
+                        program: &program,
+                        arguments: &arguments,
+                        io_uring,
+                        signals,
+                        user: user.as_ref(),
+                    },
+                    descriptors,
+                )
                 .map(Some),
             Request::Run(tool) => self.run_tool(&tool, &descriptors).map(|()| None),
             Request::Watch { tool, obituary } => {
@@ -187,13 +194,7 @@ impl Init {
         event.map_or(Ok(()), |event| send(&self.control, &event, &[]))
     }
 
-    fn start(
-        &mut self,
-        program: &OsString,
-        arguments: &[OsString],
-        inherited: (IoUring, CallersSignals),
-        stdio: Vec<OwnedFd>,
-    ) -> io::Result<Event> {
+    fn start(&mut self, job: &root::JobCommand<'_>, stdio: Vec<OwnedFd>) -> io::Result<Event> {
         let stdio = match <[OwnedFd; 3]>::try_from(stdio) {
             Ok([stdin, stdout, stderr]) => [in_namespace(stdin)?, stdout, stderr],
             Err(_) => return Err(Errno::EINVAL.into()),
@@ -201,7 +202,7 @@ impl Init {
         if self.isolated {
             go_on_after(draw_pid()? - 1)?;
         }
-        match root::start(program, arguments, inherited, stdio, self.isolated) {
+        match root::start(job, stdio, self.isolated) {
             Ok(pids) => {
                 self.job = Some(pids);
                 Ok(Event::Started(pids))

@@ -26,6 +26,7 @@ pub(crate) mod fuzz_sandbox;
 mod host;
 mod init;
 mod io_uring;
+mod job_user;
 mod mounts;
 mod namespaces;
 mod protocol;
@@ -36,9 +37,10 @@ pub use callers_signals::await_children;
 pub use host::{Sandbox, SandboxError, ToolRun};
 pub use init::main as init_main;
 pub use io_uring::IoUring;
+pub use job_user::{JobUser, UserError};
 pub use mounts::own_mount;
 pub use namespaces::own_namespace;
-pub use protocol::{Ended, Event, JobPids, ToolCommand};
+pub use protocol::{Credentials, Ended, Event, JobPids, ToolCommand};
 pub use spawn::{SpawnError, privilege_missing, raise_descriptor_limit, with_job_descriptor_limit};
 
 /// First argument by which the binary knows that it is to be a sandbox's pid 1.

@@ -31,6 +31,7 @@ pub(super) enum Request {
         arguments: Vec<OsString>,
         io_uring: IoUring,
         signals: CallersSignals,
+        user: Option<Credentials>,
     },
     /// Run a tool. Descriptors: those it inherits, from `first_descriptor` up.
     Run(ToolCommand),
@@ -59,6 +60,17 @@ pub struct ToolCommand {
     pub first_descriptor: RawFd,
     /// The tool brings the job back: when it succeeds, this is the job.
     pub restores: Option<JobPids>,
+}
+
+/// Ids of the user that the job runs as, if it is not that of the supervisor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Credentials {
+    /// User id.
+    pub user: u32,
+    /// Primary group.
+    pub group: u32,
+    /// All groups.
+    pub groups: Vec<u32>,
 }
 
 /// The job's processes as pid 1 knows them.

@@ -25,27 +25,37 @@ use nix::sys::prctl;
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, signal, sigprocmask};
 use nix::sys::wait::{WaitStatus, waitpid};
-use nix::unistd::{ForkResult, Pid, fork, pipe2, setsid};
+use nix::unistd::{
+    ForkResult, Gid, Pid, Uid, fork, pipe2, setgroups, setresgid, setresuid, setsid,
+};
 use rustix::process::ioctl_tiocsctty;
 use rustix::termios::isatty;
 
 use super::callers_signals::CallersSignals;
 use super::io_uring::IoUring;
-use super::protocol::JobPids;
+use super::protocol::{Credentials, JobPids};
 
 /// Exit code when the job's program is not there (the shell's convention).
 const NOT_FOUND: i32 = 127;
 /// Exit code when the job's program cannot be run (the shell's convention).
 const NOT_RUNNABLE: i32 = 126;
 
+/// The job's own first process.
+pub(super) struct JobCommand<'a> {
+    pub program: &'a OsString,
+    pub arguments: &'a [OsString],
+    pub io_uring: IoUring,
+    pub signals: CallersSignals,
+    /// The user that it runs as, if it is another.
+    pub user: Option<&'a Credentials>,
+}
+
 /// Forks the root process and waits until it has started the job.
 ///
 /// `stdio` are the job's stdin, stdout and stderr. The error is that of the fork or of the job's
 /// `execve`; in that case the root process ends at once with 126 or 127.
 pub(super) fn start(
-    program: &OsString,
-    arguments: &[OsString],
-    inherited: (IoUring, CallersSignals),
+    job: &JobCommand<'_>,
     stdio: [OwnedFd; 3],
     isolated: bool,
 ) -> io::Result<JobPids> {
@@ -54,7 +64,7 @@ pub(super) fn start(
     match unsafe { fork() }? {
         ForkResult::Child => {
             drop(answer);
-            run(program, arguments, inherited, stdio, isolated, answer_to)
+            run(job, stdio, isolated, answer_to)
         }
         ForkResult::Parent { child } => {
             drop((stdio, answer_to));
@@ -76,15 +86,8 @@ pub(super) fn start(
     }
 }
 
-fn run(
-    program: &OsString,
-    arguments: &[OsString],
-    inherited: (IoUring, CallersSignals),
-    stdio: [OwnedFd; 3],
-    isolated: bool,
-    answer_to: OwnedFd,
-) -> ! {
-    let started = prepare(isolated).and_then(|()| spawn_job(program, arguments, inherited, stdio));
+fn run(job: &JobCommand<'_>, stdio: [OwnedFd; 3], isolated: bool, answer_to: OwnedFd) -> ! {
+    let started = prepare(isolated).and_then(|()| spawn_job(job, stdio));
     let (text, failed_with) = match &started {
         Ok(pid) => (format!("pid {pid}"), None),
         Err(error) => {
@@ -123,18 +126,18 @@ fn prepare(isolated: bool) -> io::Result<()> {
     Ok(())
 }
 
-fn spawn_job(
-    program: &OsString,
-    arguments: &[OsString],
-    inherited: (IoUring, CallersSignals),
-    stdio: [OwnedFd; 3],
-) -> io::Result<Pid> {
+fn spawn_job(job: &JobCommand<'_>, stdio: [OwnedFd; 3]) -> io::Result<Pid> {
+    let (io_uring, signals) = (job.io_uring, job.signals);
+    let user = job.user.map(|user| {
+        let groups = user.groups.iter().copied().map(Gid::from_raw);
+        let (uid, gid) = (Uid::from_raw(user.user), Gid::from_raw(user.group));
+        (uid, gid, groups.collect::<Vec<_>>())
+    });
     let [stdin, stdout, stderr] = stdio;
-    let (io_uring, signals) = inherited;
     let in_terminal = isatty(&stdout);
-    let mut command = Command::new(program);
+    let mut command = Command::new(job.program);
     command
-        .args(arguments)
+        .args(job.arguments)
         .stdin(Stdio::from(stdin))
         .stdout(Stdio::from(stdout))
         .stderr(Stdio::from(stderr));
@@ -148,6 +151,12 @@ fn spawn_job(
             }
             signals.apply();
             io_uring.apply();
+            // Last: what is above takes root's rights, which are gone with the user id.
+            if let Some((user, group, groups)) = &user {
+                setgroups(groups)?;
+                setresgid(*group, *group, *group)?;
+                setresuid(*user, *user, *user)?;
+            }
             Ok(())
         });
     }

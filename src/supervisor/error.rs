@@ -9,6 +9,7 @@ use crate::run::encryption_key::KeyError;
 use crate::run::exit_code::OURS;
 use crate::run::program::ProgramError;
 use crate::run::run_state::{NoSuchImage, RunStateError};
+use crate::sandbox::UserError;
 use crate::store::{ImageId, LockError, OpenError, ReadError, WriteError};
 
 /// Why a run did not begin, or could not go on. The job does not run.
@@ -17,6 +18,9 @@ pub enum RunError {
     /// The program cannot be run.
     #[error(transparent)]
     Program(#[from] ProgramError),
+    /// The job cannot run as its user.
+    #[error(transparent)]
+    User(#[from] UserError),
     /// No usable CRIU.
     #[error(transparent)]
     Criu(#[from] FindError),

@@ -21,7 +21,7 @@ use crate::run::run_context::{Moved, RunContext};
 use crate::run::run_state::{ImageChoice, Progress, RunState};
 use crate::run::stale_scripts;
 use crate::run::streams::Streams;
-use crate::sandbox;
+use crate::sandbox::{self, JobUser};
 use crate::store::{ImageEntry, Store};
 
 /// Settings and subject of a run.
@@ -78,6 +78,12 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
     if let What::Command { line, .. } = &what {
         program::check(line.first().ok_or(ProgramError::Missing)?)?;
     }
+    let user = config
+        .user
+        .as_deref()
+        .map(JobUser::find)
+        .transpose()?
+        .flatten();
     let criu = Criu::find(&Search::new(config.criu.path.clone()))?;
     let key = read_key(&config.encryption)?;
     let path = plain(&directory.join(&config.store));
@@ -102,6 +108,7 @@ pub fn run(options: RunOptions) -> Result<u8, RunError> {
         through: store.images()?.last().map(|image| image.id),
     };
     let context = RunContext::new(config, store, lock, criu, command, directory, moved)
+        .and_then(|context| context.with_user(user))
         .map_err(system("prepare the work folder"))?;
     let streams = Streams::ours(context.config.tty).map_err(system("use the standard streams"))?;
     streams.share_lines();

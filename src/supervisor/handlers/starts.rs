@@ -42,6 +42,12 @@ impl Supervisor {
         }
         let connect = system("make the job's standard streams");
         let ends = streams.connect(&sandbox).map_err(&connect)?;
+        let user = self.context.user.as_ref();
+        if let Some(user) = user {
+            ends.iter()
+                .try_for_each(|end| user.own(end))
+                .map_err(&connect)?;
+        }
         let io_uring = match self.context.config.sandbox.io_uring {
             config::IoUring::Hide => IoUring::Hide,
             config::IoUring::Allow => IoUring::Allow,
@@ -49,7 +55,8 @@ impl Supervisor {
         let anew = self.context.files.begin_anew();
         anew.map_err(system("forget the record of the job's files"))?;
         self.context.watch(&sandbox);
-        sandbox.start_job(&self.context.command, io_uring, &ends)?;
+        let credentials = user.map(|user| &user.credentials);
+        sandbox.start_job(&self.context.command, io_uring, credentials, &ends)?;
         streams.open();
         drop(streams);
         self.restored_from = None;
@@ -89,6 +96,9 @@ impl Supervisor {
         let mut environment = environment::for_job(std::env::vars_os(), store, &job, &settings);
         if let Some((library, token)) = &self.context.agent {
             environment::preload(&mut environment, library, token);
+        }
+        if let Some(user) = &self.context.user {
+            environment::set_user(&mut environment, user);
         }
         Sandbox::start(
             &self.context.program,

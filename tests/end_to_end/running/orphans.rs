@@ -44,7 +44,9 @@ fn start(isolation: Isolation, end: &str) -> Started {
     let script = format!("sleep 1000 & read line; {end}");
     let command = ["sh", "-c", &script].map(Into::into);
     let stdio = [stdin.into(), null(), null()];
-    sandbox.start_job(&command, IoUring::Hide, &stdio).unwrap();
+    sandbox
+        .start_job(&command, IoUring::Hide, None, &stdio)
+        .unwrap();
     Started {
         child: with_argument(&sandbox, "sleep\x001000"),
         sandbox,
