@@ -8,6 +8,8 @@ use std::path::{Component, Path, PathBuf};
 
 use serde::de::{Deserialize, Deserializer, Error};
 
+use crate::path_text;
+
 /// Largest pid of Linux (`PID_MAX_LIMIT`).
 const PID_MAX: i32 = 1 << 22;
 /// Pid that no process of a job has: the first of the sandbox, or of the machine.
@@ -44,7 +46,7 @@ pub(crate) fn descriptor<'de, D: Deserializer<'de>>(from: D) -> Result<i32, D::E
 
 /// Absolute path without `..`.
 pub(crate) fn path<'de, D: Deserializer<'de>>(from: D) -> Result<PathBuf, D::Error> {
-    let path = PathBuf::deserialize(from)?;
+    let path: PathBuf = path_text::deserialize(from)?;
     if is_path(&path) {
         Ok(path)
     } else {
@@ -54,7 +56,7 @@ pub(crate) fn path<'de, D: Deserializer<'de>>(from: D) -> Result<PathBuf, D::Err
 
 /// Paths as [`path`].
 pub(crate) fn paths<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<PathBuf>, D::Error> {
-    let paths = Vec::<PathBuf>::deserialize(from)?;
+    let paths: Vec<PathBuf> = path_text::list::deserialize(from)?;
     match paths.iter().find(|path| !is_path(path)) {
         Some(wrong) => Err(no_path(wrong)),
         None => Ok(paths),

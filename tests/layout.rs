@@ -39,6 +39,7 @@ const FLOORS: [&[&str]; 11] = [
         "clock",
         "fd_passing",
         "known_errors",
+        "path_text",
         "path_walk",
         "plugin",
         "shared_memory",

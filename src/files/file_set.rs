@@ -11,7 +11,7 @@ use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use serde::{Deserialize, Serialize};
 
 use super::attributes;
-use crate::checked;
+use crate::{checked, path_text};
 
 /// A file, folder or link that the job has written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,6 +79,7 @@ pub enum Kind {
     /// A symbolic link.
     Link {
         /// The link's text.
+        #[serde(with = "path_text")]
         target: PathBuf,
     },
 }
@@ -289,19 +290,27 @@ struct Head {
     frozen_ns: i64,
 }
 
+/// A file of the set, as it is written.
+#[derive(Serialize)]
+struct LineOf<'a>(#[serde(with = "path_text")] &'a Path, &'a KeptFile);
+
+/// A file of the set, as it is read.
+#[derive(Deserialize)]
+struct Line(#[serde(with = "path_text")] PathBuf, KeptFile);
+
 impl KeptFiles {
     /// Writes the set, a line of JSON for each file.
     ///
     /// # Errors
-    /// The sink's, or a path is not UTF-8.
+    /// The sink's.
     pub fn write(&self, sink: &mut impl Write) -> io::Result<()> {
         let head = Head {
             frozen_ns: self.frozen_ns,
         };
         serde_json::to_writer(&mut *sink, &head)?;
-        for one in &self.files {
+        for (path, file) in &self.files {
             sink.write_all(b"\n")?;
-            serde_json::to_writer(&mut *sink, &one)?;
+            serde_json::to_writer(&mut *sink, &LineOf(path, file))?;
         }
         sink.write_all(b"\n")
     }
@@ -318,7 +327,7 @@ impl KeptFiles {
         let head: Head = serde_json::from_str(&first)?;
         let mut files = BTreeMap::new();
         for line in lines {
-            let (path, file): (PathBuf, KeptFile) = serde_json::from_str(&line?)?;
+            let Line(path, file): Line = serde_json::from_str(&line?)?;
             if !checked::is_path(&path) {
                 return Err(io::ErrorKind::InvalidData.into());
             }
@@ -338,6 +347,7 @@ impl KeptFiles {
             let Kind::File { size, content } = &file.kind else {
                 continue;
             };
+            let shown = PathBuf::from(path.to_string_lossy().into_owned());
             match content {
                 Content::Kept { .. } => {
                     kept.files += 1;
@@ -348,13 +358,13 @@ impl KeptFiles {
                     kept.held += 1;
                     kept.held_bytes = kept.held_bytes.saturating_add(*size);
                     if !is_clone && kept.named.len() < NAMED_MAX {
-                        kept.named.push((path.clone(), *size, Unkept::Linked));
+                        kept.named.push((shown, *size, Unkept::Linked));
                     }
                 }
                 Content::Unkept(reason) => {
                     kept.unkept += 1;
                     if kept.named.len() < NAMED_MAX {
-                        kept.named.push((path.clone(), *size, *reason));
+                        kept.named.push((shown, *size, *reason));
                     }
                 }
             }
@@ -375,7 +385,7 @@ pub struct Kept {
     pub bytes: u64,
     /// Files whose content is not.
     pub unkept: usize,
-    /// The first of these and of those held by a link: path, bytes, reason.
+    /// The first of these and of those held by a link: path (as text, for the user), bytes, reason.
     pub named: Vec<(PathBuf, u64, Unkept)>,
     /// Large files that the store holds by a clone or a link.
     #[serde(default)]

@@ -21,9 +21,13 @@ impl Patterns {
         let mut set = GlobSetBuilder::new();
         let mut roots = Vec::new();
         for pattern in patterns {
-            let whole = whole(pattern, folder);
+            let (base, rest) = split(pattern, folder);
+            let whole = format!(
+                "{}/{rest}",
+                escape(base.to_string_lossy().trim_end_matches('/'))
+            );
             let whole = whole.trim_end_matches('/');
-            roots.push(root(whole));
+            roots.push(base.join(root(rest)).components().collect());
             for one in [whole.to_owned(), format!("{whole}/**")] {
                 set.add(GlobBuilder::new(&one).literal_separator(true).build()?);
             }
@@ -41,34 +45,28 @@ impl Patterns {
     /// Returns true if a pattern matches the path, or a folder that it is in.
     #[must_use]
     pub fn matches(&self, path: &Path) -> bool {
-        self.set.is_match(path)
+        // As text, like the folder in a pattern: neither need be UTF-8.
+        self.set.is_match(&*path.to_string_lossy())
     }
 }
 
-/// Returns the pattern as an absolute one.
-fn whole(pattern: &str, folder: &Path) -> String {
-    // What is special in the folder's name stands for itself.
-    let below = |folder: &Path, pattern: &str| {
-        let folder = escape(&folder.to_string_lossy());
-        format!("{}/{pattern}", folder.trim_end_matches('/'))
-    };
-    match pattern.strip_prefix("~/") {
-        Some(pattern) => {
-            let home = std::env::home_dir().unwrap_or_default();
-            below(&home, pattern)
-        }
-        None if pattern.starts_with('/') => pattern.to_owned(),
-        None => below(folder, pattern),
+/// Splits a pattern into the folder that it is relative to and the rest.
+fn split<'a>(pattern: &'a str, folder: &Path) -> (PathBuf, &'a str) {
+    if let Some(rest) = pattern.strip_prefix("~/") {
+        return (std::env::home_dir().unwrap_or_default(), rest);
+    }
+    match pattern.strip_prefix('/') {
+        Some(rest) => (PathBuf::from("/"), rest),
+        None => (folder.to_owned(), pattern),
     }
 }
 
-/// Returns the part of an absolute pattern before the first special character, up to a folder's name.
+/// Returns the part of a relative pattern before the first special character, up to a folder's name.
 fn root(pattern: &str) -> PathBuf {
     let is_special = |name: &&str| name.contains(['*', '?', '[', '{', '\\']);
-    let names = pattern.split('/').take_while(|name| !is_special(name));
-    let plain: Vec<&str> = names.collect();
-    PathBuf::from(format!("{}/", plain.join("/")))
-        .components()
+    pattern
+        .split('/')
+        .take_while(|name| !is_special(name))
         .collect()
 }
 
@@ -85,6 +83,9 @@ fn escape(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
     use super::*;
 
     #[test]
@@ -101,9 +102,19 @@ mod tests {
             assert!(matched(path), "{path}");
         }
         let roots = patterns.roots().iter().map(|root| root.to_str().unwrap());
-        assert_eq!(roots.collect::<Vec<_>>(), ["/", "/", "/data"]);
+        assert_eq!(roots.collect::<Vec<_>>(), ["/w[1]", "/w[1]/cache", "/data"]);
         for path in ["/w[1]/d/a.pt", "/w1/a.pt", "/a.pt", "/data/y"] {
             assert!(!matched(path), "{path}");
         }
+    }
+
+    #[test]
+    fn a_folder_whose_name_is_not_utf_8_has_patterns() {
+        let folder = Path::new(OsStr::from_bytes(b"/w\xe9"));
+        let patterns = Patterns::new(&["*.pt".to_owned()], folder).unwrap();
+        assert!(patterns.matches(&folder.join("a.pt")));
+        assert!(patterns.matches(&folder.join(OsStr::from_bytes(b"\xff.pt"))));
+        assert!(!patterns.matches(&folder.join("a")));
+        assert_eq!(patterns.roots(), [folder]);
     }
 }

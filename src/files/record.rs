@@ -7,6 +7,7 @@
 //! the machine or of the watcher: what changed last may be missing.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -40,7 +41,7 @@ pub struct Record {
     touched: BTreeMap<PathBuf, Touch>,
     others: HashMap<PathBuf, usize>,
     created_by_others: HashMap<PathBuf, usize>,
-    names: HashMap<PathBuf, HashSet<String>>,
+    names: HashMap<PathBuf, HashSet<OsString>>,
     gaps: Vec<(usize, String)>,
     /// Spans of time in which changes are missing.
     cuts: Vec<(usize, (i64, i64))>,
@@ -219,8 +220,7 @@ impl Record {
         if self.others.contains_key(path) {
             return true;
         }
-        let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|n| n.to_str()))
-        else {
+        let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
             return true;
         };
         // Nothing was in a folder that the job created, unless another program created a part of the way.

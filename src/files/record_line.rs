@@ -1,5 +1,6 @@
 //! The lines of the record of the job's files.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -8,6 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::fanotify::Change;
+use crate::path_text;
 
 /// A line of the record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,19 +19,31 @@ pub(super) enum Line {
     Begin { boot: String },
     /// File systems are mounted here, and the watcher watches them or cannot.
     Mounts {
+        #[serde(with = "path_text::list")]
         watched: Vec<PathBuf>,
+        #[serde(with = "path_text::list")]
         unwatched: Vec<PathBuf>,
     },
     /// The job changed a path.
-    Job { path: PathBuf, change: JobChange },
+    Job {
+        #[serde(with = "path_text")]
+        path: PathBuf,
+        change: JobChange,
+    },
     /// Another program changed a path in a folder in which the job has changed something.
     Other {
+        #[serde(with = "path_text")]
         path: PathBuf,
         #[serde(default)]
         created: bool,
     },
     /// The names in a folder when the job first changed something in it.
-    Names { folder: PathBuf, names: Vec<String> },
+    Names {
+        #[serde(with = "path_text")]
+        folder: PathBuf,
+        #[serde(with = "path_text::list")]
+        names: Vec<OsString>,
+    },
     /// Everything before belongs to this image or an earlier one.
     Image { id: u64 },
     /// Changes are missing here.

@@ -185,10 +185,9 @@ impl Watcher {
 
     /// Writes the names in a folder down.
     fn list(&mut self, folder: PathBuf, names: Vec<OsString>, log: &mut Log) {
-        let texts = names.iter().filter_map(|name| name.to_str());
         log.add(&Line::Names {
             folder: folder.clone(),
-            names: texts.map(str::to_owned).collect(),
+            names: names.clone(),
         });
         self.group.know(&folder);
         self.passing.list(&folder, names.into_iter());

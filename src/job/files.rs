@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use super::obstacles::is_proc_file;
 use super::tree;
-use crate::checked;
+use crate::{checked, path_text};
 
 /// The prefix of CRIU's names; a number follows.
 pub(super) const LINK_PREFIX: &str = "link_remap.";
@@ -41,7 +41,10 @@ pub enum Access {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenFile {
     /// Absolute path.
-    #[serde(deserialize_with = "checked::path")]
+    #[serde(
+        serialize_with = "path_text::serialize",
+        deserialize_with = "checked::path"
+    )]
     pub path: PathBuf,
     /// The job's access to the file.
     pub access: Access,
@@ -66,7 +69,11 @@ pub struct OpenFile {
     #[serde(default)]
     pub sample: Option<u64>,
     /// Hard links that a restore needs while it runs.
-    #[serde(default, deserialize_with = "checked::paths")]
+    #[serde(
+        default,
+        serialize_with = "path_text::list::serialize",
+        deserialize_with = "checked::paths"
+    )]
     pub links: Vec<PathBuf>,
     /// True if some descriptor writes at any place, not only at the end. It has no meaning after the snapshot.
     #[serde(skip)]
@@ -105,11 +112,6 @@ pub enum FilesError {
         /// Pid as the host sees it.
         pid: i32,
     },
-    /// A path could not be recorded, so a restore could not search for the file.
-    #[error(
-        "cannot record {}, which the job has open: its path is not UTF-8; rename what is not", .0.display()
-    )]
-    Name(PathBuf),
     /// The path leads to another file outside of the job: a process of the job has mounts of its own.
     #[error(
         "cannot find {}, which the job has open, outside of the job: one of its processes has mounted a file system over it; mount it before ckpt-run starts, or unmount it", .0.display()
@@ -141,9 +143,6 @@ pub fn collect(pids: &[i32]) -> Result<Vec<OpenFile>, FilesError> {
         }
         collect_process(*pid, &mut found)
             .map_err(|source| FilesError::Process { pid: *pid, source })?;
-    }
-    if let Some(path) = found.keys().find(|path| path.to_str().is_none()) {
-        return Err(FilesError::Name(path.clone()));
     }
     let mut written = found.values().filter(|file| file.written());
     // The supervisor is going to open and change it by this path.
@@ -379,22 +378,6 @@ mod tests {
     use super::*;
     use std::fs::File;
     use std::io::Write;
-
-    #[test]
-    fn a_file_whose_path_cannot_be_recorded_is_named() {
-        use std::ffi::OsStr;
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(OsStr::from_bytes(b"fran\xe7ais"));
-        let mut child = std::process::Command::new("cat")
-            .stdin(std::process::Stdio::piped())
-            .stdout(File::create(&path).unwrap())
-            .spawn()
-            .unwrap();
-        let pid = i32::try_from(child.id()).unwrap();
-        assert!(matches!(collect(&[pid]), Err(FilesError::Name(named)) if named == path));
-        drop(child.stdin.take());
-        child.wait().unwrap();
-    }
 
     #[test]
     fn own_files_are_listed_with_their_access_and_size() {

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::files::OpenFile;
-use crate::checked;
+use crate::{checked, path_text};
 use bound::Borrower;
 pub use remake::NodesError;
 pub(super) use remake::{missing, remake};
@@ -31,7 +31,10 @@ const KERNELS_OWN: [&str; 2] = ["/proc", "/sys"];
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Node {
     /// Absolute path, without links.
-    #[serde(deserialize_with = "checked::path")]
+    #[serde(
+        serialize_with = "path_text::serialize",
+        deserialize_with = "checked::path"
+    )]
     pub path: PathBuf,
     /// The kind of the node.
     pub kind: NodeKind,

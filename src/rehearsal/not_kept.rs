@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::config::Config;
 use crate::files::{Kept, Unkept};
+use crate::path_text;
 use crate::run::{ImageFacts, chain, read_key, size};
 use crate::store::Store;
 
@@ -13,6 +14,7 @@ use crate::store::Store;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct NotKept {
     /// The file.
+    #[serde(with = "path_text")]
     pub path: PathBuf,
     /// Its size in bytes.
     pub bytes: u64,

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use super::folder_content::FolderContent;
+use crate::path_text;
 
 /// Record of the job's changes, in the store of a trial.
 const RECORD: &str = "files.log";
@@ -24,6 +25,7 @@ struct Line {
 
 #[derive(Deserialize)]
 struct Change {
+    #[serde(with = "path_text")]
     path: PathBuf,
 }
 

@@ -15,6 +15,7 @@ use serde::Deserialize;
 
 use super::format::chain;
 use crate::files::Held;
+use crate::path_text;
 use crate::store::fs::durable::TEMPORARY_PREFIX;
 use crate::store::{ImageEntry, ListError, ReadError, Store, StoreLock};
 
@@ -127,6 +128,7 @@ fn mapped(images: &[ImageEntry]) -> Option<HashSet<OsString>> {
     }
     #[derive(Deserialize)]
     struct Mapped {
+        #[serde(with = "path_text")]
         path: PathBuf,
     }
     let mut names = HashSet::new();

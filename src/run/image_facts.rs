@@ -12,6 +12,7 @@ use crate::checked;
 use crate::clock;
 use crate::files::Kept;
 use crate::job::{Node, OpenFile, ProcessAccount, Sockets, ThreadAttributes, Timer};
+use crate::path_text::{self, CommandLine};
 use crate::sandbox::{Isolation, JobPids};
 use crate::store::ImageId;
 
@@ -66,9 +67,12 @@ pub struct ImageFacts {
     /// The reason why the snapshot was taken.
     pub trigger: Trigger,
     /// The job's command line.
-    pub command: Vec<String>,
+    pub command: CommandLine,
     /// The job's working directory at its start.
-    #[serde(deserialize_with = "checked::path")]
+    #[serde(
+        serialize_with = "path_text::serialize",
+        deserialize_with = "checked::path"
+    )]
     pub directory: PathBuf,
     /// Host name.
     pub host: String,

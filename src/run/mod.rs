@@ -25,6 +25,7 @@ pub(crate) mod stream_kind;
 pub(crate) mod streams;
 pub(crate) mod work_folder;
 
+pub use crate::path_text::CommandLine;
 pub use encryption_key::{KeyError, generate_key, read_key};
 pub(crate) use environment::STORE_VARIABLE;
 pub use exit_code::OURS;

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::image_facts::{ImageFacts, run_of};
+use crate::path_text::{self, CommandLine};
 use crate::store::fs::durable::{self, DurableError};
 use crate::store::{ImageEntry, ImageId};
 
@@ -78,8 +79,9 @@ pub enum Progress {
 pub struct RunState {
     format: u32,
     /// The job's command line.
-    pub command: Vec<String>,
+    pub command: CommandLine,
     /// The job's working directory.
+    #[serde(with = "path_text")]
     pub directory: PathBuf,
     /// The time of the run's first start, in milliseconds since 1970.
     pub started_unix_ms: u64,
@@ -130,7 +132,7 @@ struct Abandoned {
 impl RunState {
     /// Creates the state of a new run.
     #[must_use]
-    pub fn new(command: Vec<String>, directory: PathBuf, started_unix_ms: u64) -> Self {
+    pub fn new(command: CommandLine, directory: PathBuf, started_unix_ms: u64) -> Self {
         Self {
             format: FORMAT,
             command,
@@ -383,7 +385,7 @@ mod tests {
     }
 
     fn state() -> RunState {
-        RunState::new(vec!["job".to_owned()], PathBuf::from("/"), RUN)
+        RunState::new(vec!["job".into()].into(), PathBuf::from("/"), RUN)
     }
 
     /// Returns the numbers of those `images` that the run continues from.

@@ -137,11 +137,7 @@ impl SnapshotError {
             Self::DiskFull(_) | Self::NoRoom { .. } => FailureKind::Disk,
             Self::NoMemory { .. } => FailureKind::Memory,
             Self::Gpu(error) => error.kind(),
-            Self::Files(
-                job::FilesError::Semaphore { .. }
-                | job::FilesError::Name(_)
-                | job::FilesError::Elsewhere(_),
-            )
+            Self::Files(job::FilesError::Semaphore { .. } | job::FilesError::Elsewhere(_))
             | Self::Mount(_)
             | Self::Obstacle(_)
             | Self::Unrestorable(_)

@@ -92,11 +92,7 @@ impl Recorded {
         ImageFacts {
             trigger,
             token: job.token,
-            command: context
-                .command
-                .iter()
-                .map(|word| word.to_string_lossy().into_owned())
-                .collect(),
+            command: context.command.clone().into(),
             directory: context.directory.clone(),
             host: machine::host_name(),
             kernel: machine::kernel_release(),

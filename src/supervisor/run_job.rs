@@ -14,6 +14,7 @@ use crate::config::Config;
 use crate::criu::{Criu, Search};
 use crate::cuda::GpuMap;
 use crate::doctor::capabilities;
+use crate::path_text::CommandLine;
 use crate::run::encryption_key::read_key;
 use crate::run::machine;
 use crate::run::program::{self, ProgramError};
@@ -160,14 +161,11 @@ fn begin(
                 tracing::info!("the run had finished: what it did after the image is done again");
             }
             state.progress = Progress::Running;
-            let command = state.command.iter().map(OsString::from).collect();
+            let command = state.command.words().to_vec();
             return Ok(Some((state, beginning, command)));
         }
     };
-    let words: Vec<String> = line
-        .iter()
-        .map(|word| word.to_string_lossy().into_owned())
-        .collect();
+    let words = CommandLine::from(line.clone());
     let Some(mut state) = known.as_ref().filter(|_| !fresh).cloned() else {
         let images = store.images()?;
         if known.is_none() && !fresh {
@@ -184,8 +182,8 @@ fn begin(
     if state.command != words {
         return Err(RunError::OtherCommand {
             store: store.path().to_owned(),
-            there: state.command.join(" "),
-            here: words.join(" "),
+            there: state.command.to_string(),
+            here: words.to_string(),
         });
     }
     match state.progress {
@@ -211,7 +209,7 @@ fn tell_left(left: &RunState, images: &[ImageEntry]) {
     let back = newest.map_or_else(String::new, |image| {
         format!("; `ckpt-run restore {}` goes back to it", image.id)
     });
-    tracing::info!(left = %left.command.join(" "), "the image is of another run than the store was at{back}");
+    tracing::info!(left = %left.command, "the image is of another run than the store was at{back}");
 }
 
 /// Says that there are images in the store, of no run that this line could go on with: they were copied or imported.

@@ -97,7 +97,7 @@ pub(crate) fn tell_other_run(store: &Store, id: ImageId, meta: &[u8]) {
     {
         print::say(&format!(
             "image {id} is of another run than the store is at ({}); to go on from it: ckpt-run --store {} restore {id}",
-            state.command.join(" "),
+            state.command,
             shown(store.path())
         ));
     }

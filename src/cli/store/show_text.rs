@@ -54,7 +54,7 @@ fn head(out: &mut String, image: &Shown<'_>) -> fmt::Result {
         facts.host,
         who(facts.trigger)
     )?;
-    writeln!(out, "command    {}", plain(&facts.command.join(" ")))?;
+    writeln!(out, "command    {}", plain(&facts.command.to_string()))?;
     writeln!(out, "directory  {}", facts.directory.display())?;
     writeln!(
         out,

@@ -130,7 +130,7 @@ impl Supervisor {
         self.tell_started(&job.sandbox, pids);
         tracing::info!(
             store = %self.context.store.path().display(),
-            command = %self.state.command.join(" "),
+            command = %self.state.command,
             "job started"
         );
         let nccl = self.for_nccl();

@@ -90,7 +90,7 @@ impl Supervisor {
         self.tell(Event::Opened {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
-            command: self.state.command.clone(),
+            command: self.state.command.shown(),
         });
     }
 

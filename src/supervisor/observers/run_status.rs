@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::journal::host_pid;
 use crate::clock;
 use crate::history::{self, Account, Freeze, Summary};
+use crate::path_text;
 use crate::run::machine;
 use crate::run::progress::WorkProgress;
 use crate::run::run_state::{Progress, RunState, RunStateError};
@@ -37,6 +38,7 @@ pub struct Status {
     /// Version of ckpt-run.
     pub version: String,
     /// Folder of the images.
+    #[serde(with = "path_text")]
     pub store: PathBuf,
     /// The supervisor's process.
     pub pid: Option<u32>,
@@ -123,7 +125,7 @@ impl Supervisor {
             restored_seconds: comeback.map(|back| back.seconds(clock)),
             restored_image: comeback.map(|back| back.image.clone()),
             job_pid: self.job_pid(),
-            command: beginning(&self.state.command),
+            command: beginning(&self.state.command.shown()),
             run: Some(self.state.started_unix_ms),
             next_snapshot: next.and_then(|wait| after(now, wait)),
             next_snapshot_seconds: next.map(|wait| wait.as_secs_f64()),
@@ -275,7 +277,7 @@ pub fn status_of_store(store: &Path) -> Result<Status, StatusError> {
             Progress::Failed { .. } => State::Failed,
         },
         since: ended.map(|(_, _, time)| time),
-        command: beginning(&state.command),
+        command: beginning(&state.command.shown()),
         run: Some(state.started_unix_ms),
         snapshots: account.freezes().cloned().collect(),
         failed_in_a_row: account.failed_in_a_row(),
