@@ -86,6 +86,10 @@ mod path_text;
 mod plugin {
     #[cfg(test)]
     pub(crate) mod hooks;
+    #[cfg(test)]
+    pub(crate) mod interrupted;
+    #[cfg(test)]
+    mod text;
     pub(crate) mod variables;
 }
 mod path_walk;

@@ -98,6 +98,8 @@ mod tests {
 
     use libloading::Library;
 
+    use crate::plugin::interrupted::{Call, can_be_made_again};
+
     use super::hooks::{Descriptor, is_listed};
     use super::*;
 
@@ -166,6 +168,67 @@ mod tests {
             (b"1\x00", 1),
         ] {
             assert!(!is_listed(list, major), "{list:?} {major}");
+        }
+    }
+
+    #[test]
+    fn a_wait_is_made_again_where_that_changes_nothing_of_note() {
+        let short = |address| {
+            Some(if address == 1 {
+                1_000_000_000
+            } else {
+                1_000_000_001
+            })
+        };
+        let again = |result, number, arguments| {
+            let call = Call {
+                number,
+                arguments,
+                result,
+            };
+            can_be_made_again(&call, short)
+        };
+        let minus_one = u64::from(u32::MAX);
+        for (number, arguments, expected) in [
+            (7, [0, 1, minus_one, 0], true),
+            (7, [0, 1, u64::MAX, 0], true),
+            (7, [0, 1, 1000, 0], true),
+            (7, [0, 1, 1001, 0], false),
+            (35, [1, 0, 0, 0], true),
+            (35, [2, 0, 0, 0], false),
+            (35, [2, 2, 0, 0], true),
+            (35, [1, 3, 0, 0], false),
+            (230, [0, 0, 1, 0], true),
+            (230, [0, 0, 2, 2], true),
+            (230, [0, 0, 2, 0], false),
+            (202, [0, 128 | 9, 0, 2], true),
+            (202, [0, 128, 0, 1], true),
+            (202, [0, 128, 0, 2], false),
+            (202, [0, 11, 0, 1], false),
+            (232, [0; 4], false),
+        ] {
+            assert_eq!(
+                again(-516, number, arguments),
+                expected,
+                "{number} {arguments:?}"
+            );
+            assert!(!again(-514, number, arguments), "CRIU makes it again");
+        }
+        for (number, arguments, expected) in [
+            (232, [0, 0, 0, minus_one], true),
+            (281, [0, 0, 0, 1000], true),
+            (232, [0, 0, 0, 1001], false),
+            (0, [0; 4], true),
+            (65, [0; 4], true),
+            (220, [0; 4], true),
+            (220, [0, 0, 0, 1], false),
+            (7, [0; 4], false),
+        ] {
+            assert_eq!(
+                again(-4, number, arguments),
+                expected,
+                "{number} {arguments:?}"
+            );
         }
     }
 

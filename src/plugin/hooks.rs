@@ -2,7 +2,8 @@
 //! The functions that CRIU calls, and the descriptor by which it finds them (`CR_PLUGIN_DESC`).
 //!
 //! ```text
-//! dump     CHECKPOINT_DEVICES                 all tasks are frozen: waits for the supervisor's word, once
+//! dump     CHECKPOINT_DEVICES                 all tasks are frozen: waits for the supervisor's word, once; lets
+//!                                             interrupted waits go on
 //!          HANDLE_DEVICE_VMA, DUMP_EXT_FILE   a device of the list?  0 (nothing to save) : -ENOTSUP (CRIU refuses)
 //! restore  RESTORE_EXT_FILE                   → /dev/null
 //!          UPDATE_VMA_MAP                     → /dev/zero
@@ -20,6 +21,8 @@ use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
+use super::interrupted::let_waits_go_on;
+use super::text::number;
 use super::variables::{FROZEN, GO_ON, HOLD, MAJORS, RETRY};
 
 /// Version 0.2.0, as CRIU packs it.
@@ -59,8 +62,8 @@ pub struct Hooks {
     pub update_mapping:
         Option<unsafe extern "C" fn(*const c_char, u64, u64, *mut u64, *mut c_int) -> c_int>,
     pub resume_late: Option<extern "C" fn(c_int) -> c_int>,
-    pause_devices: Option<extern "C" fn()>,
-    pub checkpoint_devices: Option<extern "C" fn(c_int) -> c_int>,
+    pause: Option<extern "C" fn()>,
+    pub checkpoint: Option<extern "C" fn(c_int) -> c_int>,
 }
 
 const _: () = assert!(size_of::<Hooks>() == HOOKS as usize * size_of::<*const c_void>());
@@ -85,23 +88,10 @@ pub static CR_PLUGIN_DESC: Descriptor = Descriptor {
         handle_device_mapping: Some(handle_device_mapping),
         update_mapping: Some(update_mapping),
         resume_late: Some(resume_late),
-        pause_devices: None,
-        checkpoint_devices: Some(tasks_are_frozen),
+        pause: None,
+        checkpoint: Some(checkpoint),
     },
 };
-
-/// CRIU has frozen all tasks, and has not looked at their sockets yet. It calls this for each task; the first call asks.
-extern "C" fn tasks_are_frozen(_pid: c_int) -> c_int {
-    static ASKED: AtomicBool = AtomicBool::new(false);
-    // SAFETY: the name ends with a zero; CRIU's process has one thread, so the value stays.
-    let path = unsafe { getenv(FROZEN.as_ptr()) };
-    if path.is_null() || ASKED.swap(true, Ordering::Relaxed) {
-        return NOT_MINE;
-    }
-    // SAFETY: a value of the environment ends with a zero, and nobody changes it.
-    let path = unsafe { CStr::from_ptr(path) };
-    if may_go_on(path) { NOT_MINE } else { ABORT }
-}
 
 /// Asks the supervisor, and waits for its word or its death.
 fn may_go_on(path: &CStr) -> bool {
@@ -169,6 +159,23 @@ unsafe extern "C" fn update_mapping(
     UPDATED
 }
 
+/// Called for each task when all of them are frozen and CRIU has not looked into any yet. The first call asks the
+/// supervisor.
+extern "C" fn checkpoint(pid: c_int) -> c_int {
+    static ASKED: AtomicBool = AtomicBool::new(false);
+    // SAFETY: the name ends with a zero; CRIU's process has one thread, so the value stays.
+    let path = unsafe { getenv(FROZEN.as_ptr()) };
+    if !path.is_null() && !ASKED.swap(true, Ordering::Relaxed) {
+        // SAFETY: a value of the environment ends with a zero, and nobody changes it.
+        let path = unsafe { CStr::from_ptr(path) };
+        if !may_go_on(path) {
+            return ABORT;
+        }
+    }
+    let_waits_go_on(pid);
+    NOT_MINE
+}
+
 /// Called for each task when all of them are restored and none runs yet. The first call holds CRIU until the supervisor
 /// has completed the tasks, or is gone.
 extern "C" fn resume_late(_pid: c_int) -> c_int {
@@ -209,15 +216,6 @@ fn verdict(descriptor: c_int) -> c_int {
 pub fn is_listed(list: &[u8], major: u32) -> bool {
     list.split(|byte| *byte == b' ')
         .any(|word| number(word) == Some(major))
-}
-
-fn number(word: &[u8]) -> Option<u32> {
-    let mut value: Option<u32> = None;
-    for byte in word {
-        let digit = byte.is_ascii_digit().then(|| u32::from(byte - b'0'))?;
-        value = Some(value.unwrap_or(0).checked_mul(10)?.checked_add(digit)?);
-    }
-    value
 }
 
 /// The driver's number, when the descriptor is of a character device.

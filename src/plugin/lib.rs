@@ -4,18 +4,22 @@
 //! the GPU's device files open and mapped, though it cannot use them. CRIU refuses such files. This plugin says at a
 //! dump that they need no saving, and puts `/dev/null` and zeros in their place at a restore.
 //!
+//! Waits that CRIU would end with an interruption go on (`interrupted`).
+//!
 //! A restoring CRIU has it preloaded as well, so that the tree's first process adopts orphans in time (`subreaper`).
 //!
 //! It is loaded into CRIU, which runs as root, by whatever C library CRIU has: no standard library, nothing linked,
 //! nothing allocated. That nobody uses the devices is the supervisor's to find out.
 //!
-//! This file is the root of the library. The program shares `variables`; its tests share `hooks`.
+//! This file is the root of the library. The program shares `variables`; its tests share `hooks`, `interrupted` and `text`.
 
 #![no_std]
 #![allow(unsafe_code, reason = "called by CRIU through C")]
 
 mod hooks;
+mod interrupted;
 mod subreaper;
+mod text;
 mod variables;
 
 /// Ends CRIU. The plugin does not panic; if it ever does, it must not touch the process that CRIU dumps or restores.

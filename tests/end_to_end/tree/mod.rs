@@ -19,3 +19,4 @@ mod sockets;
 mod survival;
 mod system_v;
 mod unrestorable;
+mod waits;
