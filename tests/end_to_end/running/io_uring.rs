@@ -77,3 +77,39 @@ fn a_job_that_may_use_io_uring_is_told_why_it_has_no_snapshot() {
     place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
+
+/// A child in seccomp's strict mode answers, before and after the file `go` is there; or says that it may not enter it.
+const STRICT: &str = r#"
+import ctypes, os, time
+libc = ctypes.CDLL(None, use_errno=True)
+there, back = os.pipe(), os.pipe()
+child = os.fork()
+if child == 0:
+    if libc.prctl(22, 1, 0, 0, 0) != 0:
+        os.write(back[1], b"%d" % ctypes.get_errno()); os._exit(1)
+    while True: os.write(back[1], os.read(there[0], 10))
+def report():
+    os.write(there[1], b"alive")
+    mode = [line.split()[1] for line in open(f"/proc/{child}/status") if line.startswith("Seccomp:")]
+    print(os.read(back[0], 10).decode(), *mode, flush=True)
+report()
+print("ready", flush=True)
+while not os.path.exists("go"): time.sleep(0.02)
+if os.waitpid(child, os.WNOHANG)[0] == 0: report()
+os.kill(child, 9)
+"#;
+
+#[apply(as_root)]
+fn strict_seccomp_takes_a_job_that_may_use_io_uring_and_is_restored() {
+    let place = Place::new();
+    let mut run = place.start_python_with(&ON_REQUEST, STRICT, |command| {
+        command.env("CKPT_RUN_SANDBOX_IO_URING", "allow");
+    });
+    place.wait_for("out", "ready");
+    place.snapshot();
+    run.crash();
+    place.wait_for("err", "restored image");
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+    assert_eq!(place.text("out"), "alive 1\nready\nalive 1\n");
+}
