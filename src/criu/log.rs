@@ -40,6 +40,14 @@ const SHORTAGES: &[&str] = &[
     "mapping with 0xfffffffffffffff4",
 ];
 
+/// Errors that name a state of the job's that passes: data that it has not read or accepted yet, and data that arrives from
+/// another program while CRIU reads a socket.
+const PASSING: &[&str] = &[
+    "Non-empty write queue on an in-flight socket",
+    "netlink: The socket has data to read",
+    "\trecv failed (",
+];
+
 /// Reads the end of CRIU's log and says why it failed. `None` when the log holds no error.
 #[must_use]
 pub fn reason_in(log: &Path) -> Option<Reason> {
@@ -49,7 +57,13 @@ pub fn reason_in(log: &Path) -> Option<Reason> {
 /// Returns true if CRIU's log has an error that names a lack of memory or disk space.
 #[must_use]
 pub fn reports_shortage(log: &Path) -> bool {
-    end_of(log).is_some_and(|log| is_shortage(&log))
+    end_of(log).is_some_and(|log| has_error(&log, SHORTAGES))
+}
+
+/// Returns true if CRIU's log has an error that names a state of the job's that passes.
+#[must_use]
+pub fn reports_passing(log: &Path) -> bool {
+    end_of(log).is_some_and(|log| has_error(&log, PASSING))
 }
 
 fn end_of(log: &Path) -> Option<String> {
@@ -67,8 +81,8 @@ fn errors(log: &str) -> impl Iterator<Item = &str> {
         .filter(|line| line.contains("Error (") && !HARMLESS.iter().any(|text| line.contains(text)))
 }
 
-fn is_shortage(log: &str) -> bool {
-    errors(log).any(|line| SHORTAGES.iter().any(|text| line.contains(text)))
+fn has_error(log: &str, texts: &[&str]) -> bool {
+    errors(log).any(|line| texts.iter().any(|text| line.contains(text)))
 }
 
 fn reason(log: &str) -> Option<Reason> {
@@ -130,9 +144,9 @@ mod tests {
     #[test]
     fn an_error_that_names_a_lack_of_memory_or_space_is_a_shortage() {
         let line = "(00.2)  300: Error (criu/mem.c:9): Can't mmap: Cannot allocate memory\n";
-        assert!(is_shortage(&format!("{SHRUNK}{line}")));
-        assert!(!is_shortage(&line.replace("Error", "Warn ")));
-        assert!(!is_shortage(SHRUNK));
+        assert!(has_error(&format!("{SHRUNK}{line}"), SHORTAGES));
+        assert!(!has_error(&line.replace("Error", "Warn "), SHORTAGES));
+        assert!(!has_error(SHRUNK, SHORTAGES));
     }
 
     #[test]

@@ -26,6 +26,6 @@ pub use command::{
 pub use criu_version::Version;
 pub use find::{AskError, CheckError, Criu, FindError, Search};
 pub use hold::{HOLD_FOLDER_VARIABLE, HOLD_PROGRAM, main as hold_main};
-pub use log::{Reason, reason_in, reports_shortage};
+pub use log::{Reason, reason_in, reports_passing, reports_shortage};
 pub use plugin::{install_plugin, plugin_asks, plugin_restores, plugin_takes};
 pub use serve::{Serve, ServeError};

@@ -17,7 +17,7 @@ mod packet_lock;
 mod tcp_table;
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 
 use procfs::ProcError;
 use serde::{Deserialize, Serialize};
@@ -270,23 +270,28 @@ impl Sockets {
 
     /// Destroys the remains of these sockets, after their processes are dead. Returns their number.
     ///
-    /// Only sockets that no process owns any more are destroyed: ends of the recorded connections, and those in
-    /// `TIME_WAIT` that occupy a recorded address on this machine alone.
+    /// Only sockets that no process owns any more are destroyed: ends of the recorded connections, those in `TIME_WAIT`
+    /// that occupy a recorded address on this machine alone, and all that keep a recorded address from being bound.
     ///
     /// # Errors
     /// The kernel refuses; sockets destroyed before stay destroyed.
     pub fn destroy_leftovers(&self) -> Result<usize, SocketsError> {
-        if self.listening.is_empty() && self.connections.is_empty() && self.unsettled.is_empty() {
+        if *self == Self::default() {
             return Ok(0);
         }
-        destroy(Which::Closed, |found| !found.owned && self.claims(found))
+        let occupied = self.listening.iter().filter(|local| is_occupied(**local));
+        let occupied: Vec<_> = occupied.collect();
+        destroy(Which::Closed, |found| {
+            let blocks = occupied.iter().any(|local| covers(local, &found.local));
+            !found.owned && (blocks || self.claims(found))
+        })
     }
 
     fn claims(&self, closed: &Found) -> bool {
         let Found { local, remote, .. } = closed;
         let ends = (*local, *remote);
-        let recorded = self.connections.binary_search(&ends).is_ok()
-            || self.unsettled.binary_search(&ends).is_ok();
+        let known = [&self.connections, &self.outside, &self.unsettled];
+        let recorded = known.iter().any(|list| list.binary_search(&ends).is_ok());
         // A connection that was made after the snapshot. It holds no data, and no stray packet of it is in transit.
         let blocks = closed.waits
             && local.ip() == remote.ip()
@@ -316,6 +321,12 @@ fn destroy(which: Which, chosen: impl Fn(&Found) -> bool) -> Result<usize, Socke
         }
     }
     Ok(destroyed)
+}
+
+/// Returns true if the address cannot be bound, not even by a socket that may share it with what is left of connections
+/// (`SO_REUSEADDR`, set by the standard library and by CRIU). Those of a server that did not set it prevent that for minutes.
+fn is_occupied(local: SocketAddr) -> bool {
+    TcpListener::bind(local).is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
 }
 
 fn covers(listening: &SocketAddr, local: &SocketAddr) -> bool {

@@ -17,7 +17,7 @@ use crate::clock;
 use crate::config;
 use crate::criu::{
     Capture, CaptureError, Captured, DumpOptions, HOLD_FOLDER_VARIABLE, Unaccepted, dump_arguments,
-    plugin_asks, plugin_takes,
+    plugin_asks, plugin_takes, reports_passing,
 };
 use crate::job::{self, TreeError};
 use crate::run::format::why;
@@ -267,6 +267,7 @@ fn outcome(
         }
         (Ok(ended), _) => Err(SnapshotError::Criu {
             reason: why(&log.path(), log.kept(), ended, Some(printed)),
+            passes: reports_passing(&log.path()),
         }),
         (Err(SandboxError::Slow(limit)), _) => Err(SnapshotError::Slow(limit)),
         (Err(error), _) => Err(error.into()),

@@ -101,6 +101,8 @@ pub enum SnapshotError {
     Criu {
         /// CRIU's reason, and the path of its log.
         reason: String,
+        /// True if the job's state that CRIU cannot dump is likely to pass.
+        passes: bool,
     },
     /// A thread of ckpt-run panicked, which is a bug in ckpt-run.
     #[error("cannot take the snapshot: a mistake in ckpt-run, please report it")]
@@ -168,6 +170,7 @@ impl SnapshotError {
         match self {
             Self::Gpu(error) => error.is_passing(),
             Self::Sockets(error) => error.is_passing(),
+            Self::Criu { passes, .. } => *passes,
             _ => false,
         }
     }

@@ -5,7 +5,7 @@ use std::fs;
 use std::net::{TcpListener, TcpStream};
 
 use super::survival::survives_two_crashes;
-use crate::harness::{ON_REQUEST, Place, apply, as_root, stderr};
+use crate::harness::{ON_REQUEST, Place, apply, as_root, stderr, wait_until};
 
 /// Both ends of streams; every byte that passes is counted and hashed.
 const STREAMS: &str = r#"
@@ -200,11 +200,14 @@ for n in range(2):
     );
 }
 
-/// A job that waits for `accepted` with a connection that nobody has accepted.
+/// A job with a connection that it accepts after the gate `accept`.
 const WAITS: &str = r#"
 import os, socket, time
-listening = socket.create_server(("127.0.0.1", 0))
-client = socket.create_connection(listening.getsockname())
+if FAMILY == "tcp":
+    listening = socket.create_server(("127.0.0.1", 0))
+else:
+    listening = socket.socket(socket.AF_UNIX); listening.bind("listen"); listening.listen()
+client = socket.socket(listening.family); client.connect(listening.getsockname())
 client.sendall(b"early")
 print("waits", flush=True)
 while not os.path.exists("accept"): time.sleep(0.005)
@@ -212,26 +215,46 @@ server = listening.accept()[0]
 print("accepted", flush=True)
 while not os.path.exists("restored"): time.sleep(0.005)
 assert server.recv(5) == b"early"
+server.sendall(b"late"); assert client.recv(4) == b"late"
 "#;
 
 #[apply(as_root)]
-fn a_connection_that_is_not_accepted_is_refused_until_it_is() {
-    let place = Place::new();
-    let mut run = place.start_python(&ON_REQUEST, WAITS);
-    place.wait_for("out", "waits\n");
-    let refused = place.verb(&["snapshot"]);
-    assert!(!refused.status.success());
-    let message = stderr(&refused);
-    for part in ["(python3)", "waits to be accepted", "let the job accept"] {
-        assert!(message.contains(part), "{message}");
+fn a_connection_with_data_that_is_not_accepted_is_refused_until_it_is() {
+    for (family, words) in [
+        (
+            "tcp",
+            &["(python3) waits to be accepted", "let the job accept"][..],
+        ),
+        ("unix", &["has not accepted yet"]),
+    ] {
+        let place = Place::new();
+        let script = format!("FAMILY = \"{family}\"\n{WAITS}");
+        let mut run = place.start_python(&ON_REQUEST, &script);
+        place.wait_for("out", "waits\n");
+        let message = stderr(&place.verb(&["snapshot"]));
+        for word in words {
+            assert!(message.contains(word), "{message}");
+        }
+        // Accepted between two attempts at the next one.
+        let attempts = || {
+            place
+                .text("err")
+                .matches("the snapshot is taken again")
+                .count()
+        };
+        let before = attempts();
+        let taken = std::thread::scope(|scope| {
+            let taken = scope.spawn(|| place.verb(&["snapshot"]));
+            wait_until("an attempt", || attempts() > before);
+            fs::write(place.file("accept"), "").expect("a gate");
+            taken.join().expect("a result")
+        });
+        assert!(taken.status.success(), "{}", stderr(&taken));
+        run.crash();
+        place.wait_for("err", "restored");
+        fs::write(place.file("restored"), "").expect("a gate");
+        assert_eq!(run.wait(), 0, "{}", place.text("err"));
     }
-    fs::write(place.file("accept"), "").expect("a gate");
-    place.wait_for("out", "accepted\n");
-    place.snapshot();
-    run.crash();
-    place.wait_for("err", "restored");
-    fs::write(place.file("restored"), "").expect("a gate");
-    assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
 
 /// Connections of others, which are closed by a restore anyway.
@@ -275,6 +298,37 @@ print("done", flush=True)
     fs::write(place.file("restored"), "").expect("a gate");
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
     assert!(place.text("out").ends_with("done\n"));
+}
+
+/// Of a server that does not set `SO_REUSEADDR`. What is left of its connections keeps the address from being bound.
+#[apply(as_root)]
+fn a_server_comes_back_though_clients_keep_their_connections() {
+    let script = r#"
+import os, socket, time
+listening = socket.socket(); listening.bind(("127.0.0.1", 0)); listening.listen()
+print(listening.getsockname()[1], "listens", flush=True)
+idle, full = listening.accept()[0], listening.accept()[0]
+full.setblocking(False)
+try:
+    while True: full.send(bytes(1 << 16))
+except BlockingIOError: pass
+print("accepted", flush=True)
+while not os.path.exists("restored"): time.sleep(0.005)
+client = socket.create_connection(listening.getsockname()); server = listening.accept()[0]
+server.sendall(b"again"); assert client.recv(5) == b"again"
+"#;
+    let place = Place::new();
+    let mut run = place.start_python(&ON_REQUEST, script);
+    place.wait_for("out", "listens\n");
+    let port = place.text("out").split(' ').next().map(str::parse::<u16>);
+    let port = port.expect("a word").expect("a port");
+    let _clients = [(); 2].map(|()| TcpStream::connect(("127.0.0.1", port)).expect("a client"));
+    place.wait_for("out", "accepted\n");
+    place.snapshot();
+    run.crash();
+    place.wait_for("err", "restored image");
+    fs::write(place.file("restored"), "").expect("a gate");
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }
 
 /// Like a connection of TCP; CRIU saves those of Unix sockets.
