@@ -89,6 +89,8 @@ mod plugin {
     #[cfg(test)]
     pub(crate) mod interrupted;
     #[cfg(test)]
+    mod remote_calls;
+    #[cfg(test)]
     mod text;
     pub(crate) mod variables;
 }

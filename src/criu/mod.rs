@@ -27,5 +27,5 @@ pub use criu_version::Version;
 pub use find::{AskError, CheckError, Criu, FindError, Search};
 pub use hold::{HOLD_FOLDER_VARIABLE, HOLD_PROGRAM, main as hold_main};
 pub use log::{Reason, reason_in, reports_passing, reports_shortage};
-pub use plugin::{install_plugin, plugin_asks, plugin_restores, plugin_takes};
+pub use plugin::{install_plugin, plugin_asks, plugin_calls, plugin_restores, plugin_takes};
 pub use serve::{Serve, ServeError};

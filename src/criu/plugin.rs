@@ -56,6 +56,24 @@ pub fn plugin_asks(folder: &Path) -> Variable {
     (name(variables::FROZEN), folder.join(FROZEN_SOCKET).into())
 }
 
+/// Returns the variable by which restored threads make system calls before they run, or none. A value that does not count
+/// is `None`.
+#[must_use]
+pub fn plugin_calls(
+    calls: impl Iterator<Item = (i32, Option<u32>, Option<(u32, u64)>)>,
+) -> Option<Variable> {
+    let none = || u32::MAX.to_string();
+    let entry = |(thread, personality, policy): (i32, Option<u32>, Option<(u32, u64)>)| {
+        let personality = personality.map_or_else(none, |it| it.to_string());
+        let (mode, nodes) =
+            policy.map_or_else(|| (none(), 0), |(mode, set)| (mode.to_string(), set));
+        let (low, high) = (nodes & u64::from(u32::MAX), nodes >> 32);
+        format!("{thread} {personality} {mode} {low} {high}")
+    };
+    let list: Vec<String> = calls.map(entry).collect();
+    (!list.is_empty()).then(|| (name(variables::CALLS), list.join(";").into()))
+}
+
 /// Returns the variables for a restore by this CRIU of the tree whose first process is `root`, as CRIU sees it. CRIU asks
 /// over its descriptor `hold` before the tasks run. Puts a link to the plugin into `folder`, whose path has neither spaces
 /// nor colons, by which it is preloaded.
@@ -244,6 +262,11 @@ mod tests {
             minor,
             patch,
         };
+        let calls = [(7, Some(0x4_0000), None), (8, None, Some((3, 1 << 32 | 5)))];
+        let expected = "7 262144 4294967295 0 0;8 4294967295 3 5 1";
+        let calls = plugin_calls(calls.into_iter()).unwrap();
+        assert_eq!(calls, ("CKPT_RUN_PLUGIN_CALLS".into(), expected.into()));
+        assert_eq!(plugin_calls([].into_iter()), None);
         let folder = tempfile::tempdir().unwrap();
         let variables = |criu, name: &str| {
             let folder = folder.path().join(name);

@@ -22,8 +22,9 @@ use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use super::interrupted::let_waits_go_on;
+use super::remote_calls::make_calls;
 use super::text::number;
-use super::variables::{FROZEN, GO_ON, HOLD, MAJORS, RETRY};
+use super::variables::{CALLS, FROZEN, GO_ON, HOLD, MAJORS, RETRY};
 
 /// Version 0.2.0, as CRIU packs it.
 const VERSION: c_uint = 2 << 8;
@@ -176,14 +177,20 @@ extern "C" fn checkpoint(pid: c_int) -> c_int {
     NOT_MINE
 }
 
-/// Called for each task when all of them are restored and none runs yet. The first call holds CRIU until the supervisor
-/// has completed the tasks, or is gone.
+/// Called for each task when all of them are restored and none runs yet. The first call has them make
+/// their own system calls, and holds CRIU until the supervisor has completed the tasks, or is gone.
 extern "C" fn resume_late(_pid: c_int) -> c_int {
     static HELD: AtomicBool = AtomicBool::new(false);
     // SAFETY: the name ends with a zero; CRIU's process has one thread, so the value stays.
     let descriptor = unsafe { getenv(HOLD.as_ptr()) };
     if descriptor.is_null() || HELD.swap(true, Ordering::Relaxed) {
         return NOT_MINE;
+    }
+    // SAFETY: the name ends with a zero; CRIU's process has one thread, so the value stays.
+    let calls = unsafe { getenv(CALLS.as_ptr()) };
+    if !calls.is_null() {
+        // SAFETY: a value of the environment ends with a zero, and nobody changes it.
+        make_calls(unsafe { CStr::from_ptr(calls) });
     }
     // SAFETY: a value of the environment ends with a zero, and nobody changes it.
     let descriptor = number(unsafe { CStr::from_ptr(descriptor) }.to_bytes());

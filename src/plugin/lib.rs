@@ -6,6 +6,8 @@
 //!
 //! Waits that CRIU would end with an interruption go on (`interrupted`).
 //!
+//! Restored threads make the system calls that only they can make (`remote_calls`).
+//!
 //! A restoring CRIU has it preloaded as well, so that the tree's first process adopts orphans in time (`subreaper`).
 //!
 //! It is loaded into CRIU, which runs as root, by whatever C library CRIU has: no standard library, nothing linked,
@@ -18,6 +20,7 @@
 
 mod hooks;
 mod interrupted;
+mod remote_calls;
 mod subreaper;
 mod text;
 mod variables;

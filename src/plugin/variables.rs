@@ -16,3 +16,5 @@ pub const HOLD: &CStr = c"CKPT_RUN_PLUGIN_HOLD";
 pub const FROZEN: &CStr = c"CKPT_RUN_PLUGIN_FROZEN";
 /// The supervisor's word that CRIU may go on.
 pub const GO_ON: u8 = b'r';
+/// System calls that restored threads make before they run; `remote_calls.rs` has the format.
+pub const CALLS: &CStr = c"CKPT_RUN_PLUGIN_CALLS";

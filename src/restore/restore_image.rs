@@ -9,6 +9,7 @@
 //! Every reason to refuse that can be checked in advance is checked before the first file is changed. A restore that
 //! fails later kills every process that it started. The caller records the reason, and sets a damaged image aside.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -22,9 +23,9 @@ use crate::clock;
 use crate::config;
 use crate::criu::{
     HOLD_FOLDER_VARIABLE, ImageSource, Inherited, RestoreOptions, Serve, ServeError, Tcp,
-    plugin_restores, reports_shortage, restore_arguments,
+    plugin_calls, plugin_restores, reports_shortage, restore_arguments,
 };
-use crate::job::{self, CutAway, OpenFile, OtherBytes, Relation};
+use crate::job::{self, CutAway, OpenFile, OtherBytes, Relation, ThreadAttributes};
 use crate::sandbox::{Ended, Sandbox, SandboxError, ToolCommand, ToolRun};
 use crate::store::{ImageId, ImageReader, ReadError};
 
@@ -363,13 +364,12 @@ fn run_criu(
         &libdir,
         sockets.path(),
     );
+    let mut environment = environment.map_err(RestoreError::Prepare)?;
+    environment.extend(own_calls(&facts.attributes));
+    environment.push((HOLD_FOLDER_VARIABLE.into(), sockets.path().into()));
     let tool = ToolCommand {
         argv,
-        environment: environment
-            .map_err(RestoreError::Prepare)?
-            .into_iter()
-            .chain([(HOLD_FOLDER_VARIABLE.into(), sockets.path().into())])
-            .collect(),
+        environment,
         first_descriptor: FIRST_DESCRIPTOR,
         restores: Some(facts.pids),
     };
@@ -455,6 +455,17 @@ fn send(image: &ImageReader, name: &str, pipe: &File) -> Result<u64, ReadError> 
         Err(ReadError::Sink(_)) => Ok(0),
         other => other,
     }
+}
+
+/// Returns the variable by which restored threads set what only they can.
+fn own_calls(attributes: &[ThreadAttributes]) -> Option<(OsString, OsString)> {
+    let own = attributes
+        .iter()
+        .filter(|it| it.personality.is_some() || it.memory_policy.is_some());
+    plugin_calls(own.map(|it| {
+        let policy = it.memory_policy.map(|policy| (policy.mode, policy.nodes));
+        (it.thread, it.personality, policy)
+    }))
 }
 
 /// Gives the restored threads their attributes, before they run.

@@ -9,6 +9,7 @@ use nix::libc;
 use serde::{Deserialize, Serialize};
 
 use super::cpus::Cpus;
+use super::memory_policy::MemoryPolicy;
 use crate::job::halt::{number_inside, thread_of, threads_of};
 use crate::job::tree::Process;
 
@@ -34,6 +35,12 @@ pub struct ThreadAttributes {
     /// Kinds of memory that its process's core file contains; recorded with the first thread.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub core_filter: Option<u32>,
+    /// Execution domain (`personality`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub personality: Option<u32>,
+    /// Memory policy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_policy: Option<MemoryPolicy>,
 }
 
 /// Attributes of one thread, as the host sees it. An attribute that this kernel does not have is `None`.
@@ -43,6 +50,8 @@ struct Found {
     io_priority: Option<i32>,
     timer_slack_ns: Option<u64>,
     core_filter: Option<u32>,
+    personality: Option<u32>,
+    memory_policy: Option<MemoryPolicy>,
 }
 
 impl Found {
@@ -53,6 +62,8 @@ impl Found {
             timer_slack_ns: number(thread, "timerslack_ns", 10),
             core_filter: number(thread, "coredump_filter", 16)
                 .and_then(|bits| bits.try_into().ok()),
+            personality: personality(thread),
+            memory_policy: MemoryPolicy::of(thread),
         }
     }
 }
@@ -81,6 +92,10 @@ pub fn record_attributes(processes: &[Process]) -> Vec<ThreadAttributes> {
                 core_filter: found
                     .core_filter
                     .filter(|it| is_first && own.core_filter != Some(*it)),
+                personality: found.personality.filter(|it| own.personality != Some(*it)),
+                memory_policy: found
+                    .memory_policy
+                    .filter(|it| own.memory_policy != Some(*it)),
             };
             let is_plain = attributes
                 == ThreadAttributes {
@@ -139,6 +154,13 @@ impl ThreadAttributes {
                 fs::write(path, format!("{filter:#x}")),
             );
         }
+        // Only the thread itself can set these, and has done so.
+        if self.personality.is_some() && self.personality != personality(thread) {
+            lost.push(format!("process {pid} does not have its personality"));
+        }
+        if self.memory_policy.is_some() && self.memory_policy != MemoryPolicy::of(thread) {
+            lost.push(format!("process {pid} does not have its memory policy"));
+        }
         let Some(wanted) = &self.cpus else { return };
         let has = wanted.give_to(thread).and_then(|()| Cpus::of(thread));
         match has {
@@ -153,6 +175,10 @@ impl ThreadAttributes {
             )),
         }
     }
+}
+
+fn personality(thread: i32) -> Option<u32> {
+    number(thread, "personality", 16).and_then(|bits| bits.try_into().ok())
 }
 
 /// Reads a number from a file of a thread in `/proc`.

@@ -4,17 +4,28 @@ use super::survival::survives;
 use crate::harness::{apply, as_root};
 
 #[apply(as_root)]
-fn affinity_io_priority_timer_slack_and_core_filter_survive_in_each_thread() {
+fn attributes_of_each_thread_survive() {
     survives(
         r#"
 import platform, queue
-set_io, get_io = {"x86_64": (251, 252), "aarch64": (30, 31)}[platform.machine()]
+native = platform.machine() == "x86_64"
+set_io, get_io, set_policy, get_policy = (251, 252, 238, 239) if native else (30, 31, 237, 236)
+has_nodes = os.path.exists("/proc/self/numa_maps")
+def policy():
+    mode, nodes = ctypes.c_int(), ctypes.c_ulong()
+    if has_nodes: check(libc.syscall(get_policy, ctypes.byref(mode), ctypes.byref(nodes), 64, 0, 0))
+    return mode.value, nodes.value
 def have(cpu, io, slack):
     os.sched_setaffinity(0, {cpu})
     check(libc.syscall(set_io, 1, 0, 2 << 13 | io))
     check(libc.prctl(29, ctypes.c_ulong(slack), 0, 0, 0))
+    if native and has_nodes:
+        check(libc.syscall(set_policy, 3 if io == 6 else 2, ctypes.byref(ctypes.c_ulong(1)), 64))
+    # ADDR_NO_RANDOMIZE, UNAME26
+    if native: libc.personality(0x40000 if io == 6 else 0x20000)
 def look():
-    return os.sched_getaffinity(0), libc.syscall(get_io, 1, 0), libc.prctl(30, 0, 0, 0, 0)
+    return (os.sched_getaffinity(0), libc.syscall(get_io, 1, 0), libc.prctl(30, 0, 0, 0, 0),
+            policy(), libc.personality(0xffffffff))
 asked, seen = queue.Queue(), queue.Queue()
 def work():
     have(min(cpus), 6, 70001)

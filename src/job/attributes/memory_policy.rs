@@ -1,0 +1,97 @@
+//! The memory policy of a thread: the NUMA nodes from which the kernel takes its memory.
+
+use std::fs::File;
+use std::io::Read;
+
+use serde::{Deserialize, Serialize};
+
+/// Bytes of `numa_maps` that are read. The kernel looks at every page of the mappings that it lists, and lists only as
+/// many as are asked for.
+const FIRST_LINE_BYTES: u64 = 64;
+/// Names of the modes (Linux, `policy_modes`), longer ones before their beginnings, with their numbers.
+const MODES: [(&str, u32); 7] = [
+    ("default", 0),
+    ("prefer (many)", 5),
+    ("prefer", 1),
+    ("bind", 2),
+    ("interleave", 3),
+    ("local", 4),
+    ("weighted interleave", 6),
+];
+/// Flags of a mode.
+const FLAGS: [(&str, u32); 3] = [
+    ("static", 1 << 15),
+    ("relative", 1 << 14),
+    ("balancing", 1 << 13),
+];
+
+/// Mode and nodes, as `set_mempolicy` takes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryPolicy {
+    /// The mode with its flags.
+    pub mode: u32,
+    /// A bit for each of the first 64 nodes.
+    pub nodes: u64,
+}
+
+impl MemoryPolicy {
+    /// Returns the policy of a thread, by its number on the host. The first mapping of a process is its program, which has
+    /// no policy of its own.
+    pub(super) fn of(thread: i32) -> Option<Self> {
+        let mut line = String::new();
+        let file = File::open(format!("/proc/{thread}/task/{thread}/numa_maps")).ok()?;
+        file.take(FIRST_LINE_BYTES).read_to_string(&mut line).ok()?;
+        Self::parse(line.split_once(' ')?.1)
+    }
+
+    /// Parses the text behind the address of a mapping.
+    fn parse(text: &str) -> Option<Self> {
+        let (rest, mut mode) = MODES
+            .iter()
+            .find_map(|(name, mode)| Some((text.strip_prefix(name)?, *mode)))?;
+        let rest = rest.split([' ', '\n']).next()?;
+        let (flags, nodes) = rest.split_once(':').unwrap_or((rest, ""));
+        for flag in flags.trim_start_matches('=').split('|') {
+            let known = FLAGS.iter().find(|(name, _)| *name == flag);
+            match known {
+                Some((_, bit)) => mode |= bit,
+                None if flag.is_empty() => {}
+                None => return None,
+            }
+        }
+        let mut set = 0;
+        for range in nodes.split(',').filter(|range| !range.is_empty()) {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            for node in first.parse::<u32>().ok()?..=last.parse().ok()? {
+                set |= 1_u64.checked_shl(node)?;
+            }
+        }
+        Some(Self { mode, nodes: set })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_policy_is_read_as_the_kernel_writes_it() {
+        for (text, expected) in [
+            ("default file=/usr/bin/x mapped=3", Some((0, 0))),
+            ("bind:0-1,3 file=/usr/bin/x", Some((2, 0b1011))),
+            ("interleave=static:0 file=", Some((3 | 1 << 15, 1))),
+            ("prefer (many):1 anon=3", Some((5, 2))),
+            ("prefer:63", Some((1, 1 << 63))),
+            ("weighted interleave:0 ", Some((6, 1))),
+            ("bind=relative|balancing:2\n", Some((2 | 3 << 13, 4))),
+            ("local", Some((4, 0))),
+            ("prefer:64", None),
+            ("bind=new:0", None),
+            ("unheard:0", None),
+            ("", None),
+        ] {
+            let expected = expected.map(|(mode, nodes)| MemoryPolicy { mode, nodes });
+            assert_eq!(MemoryPolicy::parse(text), expected, "{text}");
+        }
+    }
+}
