@@ -11,7 +11,7 @@ use crate::harness::{ON_REQUEST, Place, Run, descendants, lines, wait_until};
 /// Counts in memory, with a helper thread and a child, and writes each number to stdout, to a log in mode `w`
 /// and to a counter file that it reads back. Ends when the file `stop` is there.
 pub const COUNTER: &str = r#"
-import os, threading, time
+import os, signal, threading, time
 threading.Thread(target=time.sleep, args=(10000,), daemon=True).start()
 ask, told = os.pipe(); answer, heard = os.pipe()
 if os.fork() == 0:
@@ -19,13 +19,18 @@ if os.fork() == 0:
     while (line := os.read(ask, 64)):
         os.write(heard, line)
     os._exit(0)
+os.close(ask); os.close(heard)
+# Without its child it dies as that did.
+signal.signal(signal.SIGPIPE, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
 log = open("log", "w")
 open("counter", "w").write("0")
 counter = open("counter", "r+")
 i = 0
 while not os.path.exists("stop"):
     os.write(told, str(i).encode())
-    assert os.read(answer, 64) == str(i).encode()
+    answered = os.read(answer, 64)
+    if not answered: os.kill(os.getpid(), signal.SIGKILL)
+    assert answered == str(i).encode()
     counter.seek(0)
     assert int(counter.read()) == i, (counter.tell(), i)
     counter.seek(0); counter.write(str(i + 1)); counter.flush()
@@ -155,17 +160,31 @@ pub struct Random(u64);
 
 impl Random {
     pub fn new(name: &str) -> Self {
-        let seed = std::env::var("CKPT_RUN_TEST_SEED").ok().map_or_else(
+        Self::from_seed(name, Self::seed())
+    }
+
+    /// The seed that the environment names, or any.
+    pub fn seed() -> u64 {
+        std::env::var("TEST_SEED").ok().map_or_else(
             || {
                 use std::hash::{BuildHasher, Hasher};
                 std::collections::hash_map::RandomState::new()
                     .build_hasher()
                     .finish()
             },
-            |text| text.parse().expect("CKPT_RUN_TEST_SEED is a number"),
-        );
-        eprintln!("{name}: CKPT_RUN_TEST_SEED={seed}");
+            |text| text.parse().expect("TEST_SEED is a number"),
+        )
+    }
+
+    pub fn from_seed(name: &str, seed: u64) -> Self {
+        eprintln!("{name}: TEST_SEED={seed}");
         Self(seed)
+    }
+
+    /// One of these.
+    pub fn one_of<'a, T>(&mut self, items: &'a [T]) -> &'a T {
+        let count = u64::try_from(items.len()).expect("a count");
+        &items[usize::try_from(self.below(count)).expect("an index")]
     }
 
     /// A number below `end` (splitmix64).

@@ -1,6 +1,7 @@
 //! Everything that goes wrong: killed jobs, supervisors and CRIUs, full disks, damaged images, changed files,
 //! slow dumps, hostile clients. A job is computing or restorable after each.
 
+mod chained_jobs;
 mod changed_files;
 mod counter_job;
 mod criu_faults;
@@ -9,4 +10,5 @@ mod full_disk;
 mod hanging_disk;
 mod job_output;
 mod kills;
+mod random_kills;
 mod requests;

@@ -1,0 +1,249 @@
+//! SIGKILL of anything that takes part in a run, at random moments: nothing is lost or doubled.
+//!
+//! `tests/kills/run` runs many rounds of the same tests.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+use super::chained_jobs::{Files, Job};
+use super::counter_job::{Random, begin_snapshot, processes_with, send};
+use crate::harness::{Place, Run, apply, as_root, descendants, inner_pid, wait_until};
+
+/// Rounds with each job, where `TEST_KILL_ROUNDS` does not say otherwise.
+const ROUNDS: usize = 6;
+/// A snapshot takes about 300 ms, a dump and a restore about 100 ms each.
+const SNAPSHOT_MS: u64 = 450;
+const CRIU_MS: u64 = 100;
+/// Longest wait for a process that is to be killed, and may have been too fast.
+const APPEARS_MS_MAX: u64 = 3000;
+/// Crashes after which the run's images would be tried one by one, and it would end.
+const CRASHES_MAX: usize = 2;
+
+/// What is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Victim {
+    /// The job's first process.
+    Job,
+    /// Any process of the job.
+    JobProcess,
+    Supervisor,
+    /// Pid 1 of the job's namespaces.
+    Sandbox,
+    CriuInDump,
+    CriuInRestore,
+    /// The process that watches the job's files.
+    Watcher,
+    /// The process that copies GPU memory.
+    Copier,
+}
+
+impl Victim {
+    const ALL: [Self; 8] = [
+        Self::Job,
+        Self::JobProcess,
+        Self::Supervisor,
+        Self::Sandbox,
+        Self::CriuInDump,
+        Self::CriuInRestore,
+        Self::Watcher,
+        Self::Copier,
+    ];
+
+    /// The next one; only a job with GPU memory has a copier.
+    fn any(random: &mut Random, job: &Job) -> Self {
+        let count = match job {
+            Job::Chain(Files::Watched) => 6,
+            Job::Chain(Files::Included) | Job::Pipe(_) => 7,
+            Job::Gpu(..) => 8,
+        };
+        *random.one_of(&Self::ALL[..count])
+    }
+
+    /// Processes of which one is killed.
+    fn processes(self, run: &Run) -> Vec<i32> {
+        match self {
+            Self::Supervisor => vec![run.pid()],
+            Self::Job => vec![run.job()],
+            Self::JobProcess => {
+                let job = run.job();
+                [vec![job], descendants(job)].concat()
+            }
+            Self::Sandbox => descendants(run.pid())
+                .into_iter()
+                .rfind(|pid| inner_pid(*pid) == Some(1))
+                .into_iter()
+                .collect(),
+            Self::CriuInDump => processes_with(run, "dump"),
+            Self::CriuInRestore => processes_with(run, "restore"),
+            Self::Watcher => processes_with(run, "__watch"),
+            Self::Copier => processes_with(run, "gpu-copier"),
+        }
+    }
+}
+
+/// How often what was killed; what was gone before it could be is not counted.
+type Tally = BTreeMap<String, usize>;
+
+struct Scene {
+    job: Job,
+    place: Place,
+    run: Run,
+    crashes: usize,
+}
+
+impl Scene {
+    fn start(mut job: Job) -> Self {
+        let place = Place::new();
+        let run = job.start(&place);
+        let mut scene = Self {
+            job,
+            place,
+            run,
+            crashes: 0,
+        };
+        wait_until("the first line", || scene.reached() > 0);
+        // Without an image a kill may be the end of the run.
+        scene.snapshot();
+        scene
+    }
+
+    /// Lines that the job has written.
+    fn reached(&self) -> usize {
+        let text = self.place.text(self.job.progress_file());
+        text.lines().count()
+    }
+
+    /// Whether the job has ended by itself: that on a GPU has so many steps.
+    fn has_ended(&mut self) -> bool {
+        matches!(self.job, Job::Gpu(..)) && self.run.has_ended()
+    }
+
+    fn snapshot(&mut self) {
+        wait_until(&format!("a snapshot; {}", self.place.text("err")), || {
+            self.has_ended() || self.place.verb(&["snapshot"]).status.success()
+        });
+        self.crashes = 0;
+    }
+
+    /// One kill, at a moment that is chosen at random, and the way back from it.
+    fn round(&mut self, random: &mut Random, tally: &mut Tally) {
+        if self.crashes >= CRASHES_MAX || random.below(3) > 0 {
+            self.snapshot();
+        }
+        let victim = Victim::any(random, &self.job);
+        thread::sleep(Duration::from_millis(random.below(SNAPSHOT_MS)));
+        let in_snapshot = victim == Victim::CriuInDump || random.below(3) == 0;
+        let client = in_snapshot.then(|| begin_snapshot(&self.place));
+        if victim == Victim::CriuInRestore {
+            self.kill(Victim::Job, random);
+        }
+        let moment = match victim {
+            Victim::CriuInDump | Victim::CriuInRestore => CRIU_MS,
+            _ if in_snapshot => SNAPSHOT_MS,
+            _ => 0,
+        };
+        self.await_any(victim);
+        thread::sleep(Duration::from_millis(random.below(moment + 1)));
+        let hit = self.kill(victim, random);
+        let name = format!(
+            "{victim:?}{}",
+            if in_snapshot { " in a snapshot" } else { "" }
+        );
+        *tally
+            .entry(if hit { name } else { "none".to_owned() })
+            .or_default() += 1;
+        if victim == Victim::Supervisor {
+            // The same line, before or after the sandbox has ended.
+            thread::sleep(Duration::from_millis(random.below(CRIU_MS)));
+            assert_eq!(self.run.wait(), 137);
+            self.run = self.job.start(&self.place);
+        }
+        if let Some(mut client) = client {
+            client.wait().expect("the client ends");
+        }
+        self.computes();
+    }
+
+    /// Waits for a process of this kind, unless it does not come.
+    fn await_any(&mut self, victim: Victim) {
+        let end = Instant::now() + Duration::from_millis(APPEARS_MS_MAX);
+        let criu = [Victim::CriuInDump, Victim::CriuInRestore].contains(&victim);
+        while criu && Instant::now() < end && !self.has_ended() {
+            if !victim.processes(&self.run).is_empty() {
+                return;
+            }
+        }
+    }
+
+    fn kill(&mut self, victim: Victim, random: &mut Random) -> bool {
+        if self.has_ended() {
+            return false;
+        }
+        let found = victim.processes(&self.run);
+        if found.is_empty() {
+            return false;
+        }
+        send(*random.one_of(&found), Signal::SIGKILL);
+        self.crashes += 1;
+        true
+    }
+
+    /// Waits until the job has come further than now.
+    fn computes(&mut self) {
+        let before = self.reached();
+        wait_until(&format!("progress; {}", self.place.text("err")), || {
+            if matches!(self.job, Job::Gpu(..)) && self.run.has_ended() {
+                return true;
+            }
+            assert!(!self.run.has_ended(), "{}", self.place.text("err"));
+            self.reached() > before + 1
+        });
+    }
+}
+
+/// One run of a job, and its end.
+fn rounds_with(name: &str) {
+    let given = env::var("TEST_KILL_ROUNDS").ok();
+    let rounds = given.map_or(ROUNDS, |text| text.parse().expect("a number"));
+    let (mut random, mut tally) = (Random::new(name), Tally::new());
+    let mut scene = Scene::start(Job::named(name, rounds));
+    for _ in 0..rounds {
+        if scene.has_ended() {
+            break;
+        }
+        scene.round(&mut random, &mut tally);
+    }
+    let Scene {
+        job,
+        place,
+        mut run,
+        ..
+    } = scene;
+    job.finish(&place, &mut run);
+    let killed = serde_json::to_string(&tally).expect("JSON");
+    eprintln!("KILLED {killed}");
+}
+
+#[apply(as_root)]
+fn random_kills_break_no_chain_of_output() {
+    rounds_with("chain");
+}
+
+#[apply(as_root)]
+fn random_kills_break_no_chain_of_files_that_the_settings_name() {
+    rounds_with("included");
+}
+
+#[apply(as_root)]
+fn random_kills_repeat_in_a_pipe_what_a_dead_supervisor_knew() {
+    rounds_with("pipe");
+}
+
+#[apply(as_root)]
+fn random_kills_change_no_memory_on_a_gpu() {
+    rounds_with("gpu");
+}
