@@ -1,6 +1,8 @@
 //! Real programs that work on files: databases, mapped files, make with gcc, git, and small jobs with closed, renamed and
-//! temporary files. `tests/programs/run` kills and restores each; here it runs the programs that need no download.
+//! temporary files. `tests/programs/run` kills and restores each; here it runs the programs that need no download. And
+//! CRIU's own tests, a part of what `tests/zdtm/run` runs, where there is a source of CRIU.
 
+use std::path::Path;
 use std::process::Command;
 
 use crate::harness::{Place, apply, as_root, criu_prefix, program, skip, stderr, stdout};
@@ -8,6 +10,9 @@ use crate::harness::{Place, apply, as_root, criu_prefix, program, skip, stderr, 
 /// Programs that a machine with Python, gcc, make and git has.
 const PROGRAMS: &str =
     "sqlite-journal,mmap,dbm,state-inplace,state-rename,temporary,folders,logs,make,git";
+/// Tests of CRIU of many kinds, a second or two each.
+const ZDTM: &str = "/(busyloop00|chroot|cow01|deleted_dev|env00|eventfs00|fifo|file_locks00|futex|itimers|maps00|\
+    pipe00|pthread00|sigpending|sk-unix01|socket-tcp-local|timerfd|unlink_fstat00|fork|shmem)$";
 /// Seconds that a job takes by itself.
 const SECONDS: &str = "4";
 /// Programs at a time: each waits most of the time.
@@ -16,17 +21,42 @@ const PARALLEL: &str = "4";
 #[apply(as_root)]
 fn programs_find_their_files_as_they_were_after_kills() {
     let place = Place::new();
-    let mut run = Command::new("python3");
-    run.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/programs/run"))
-        .args(["--programs", PROGRAMS, "--seconds", SECONDS])
+    let mut run = suite(&place, "tests/programs/run");
+    run.args(["--programs", PROGRAMS, "--seconds", SECONDS])
         .args(["--parallel", PARALLEL, "--rounds", "1", "--seed", "1"])
-        .args(["--strict", "--no-install", "--bin", program(), "--work"])
+        .arg("--strict");
+    passes(run);
+}
+
+#[apply(as_root)]
+fn tests_of_criu_pass_after_two_kills_and_restores() {
+    let Some(source) = std::env::var_os("CRIU_SOURCE") else {
+        skip("CRIU's own tests: CRIU_SOURCE names no source tree of CRIU");
+        return;
+    };
+    let place = Place::new();
+    let mut run = suite(&place, "tests/zdtm/run");
+    run.args(["--filter", ZDTM, "--parallel", PARALLEL, "--criu-source"])
+        .arg(source);
+    passes(run);
+}
+
+/// A suite that is a command of its own, installs nothing and works in a place.
+fn suite(place: &Place, script: &str) -> Command {
+    let mut run = Command::new("python3");
+    run.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(script))
+        .args(["--no-install", "--bin", program(), "--work"])
         .arg(place.path())
         .env("XDG_CONFIG_HOME", place.path())
         .env_remove("CKPT_RUN_STORE");
     if let Some(criu) = criu_prefix() {
         run.arg("--criu").arg(criu);
     }
+    run
+}
+
+/// Runs a suite; what it skips counts as skipped here.
+fn passes(mut run: Command) {
     let output = run.output().expect("python3 starts");
     let said = stdout(&output);
     assert!(output.status.success(), "{said}\n{}", stderr(&output));

@@ -29,12 +29,16 @@ def first_line(*words):
     return (done.stdout.strip().splitlines() or ["unknown"])[0].strip()
 
 
-def criu_version(prefix):
+def criu_words(prefix):
+    """How the CRIU of a prefix is started: through its own loader, where it has one."""
     libraries = prefix / "usr/lib" / f"{platform.machine()}-linux-gnu"
     loader = next(iter(sorted(libraries.glob("ld-linux-*.so.*"))), None)
     program = prefix / "usr/sbin/criu"
-    words = [loader, "--library-path", libraries, program] if loader else [program]
-    return first_line(*words, "--version").removeprefix("Version: ")
+    return [loader, "--library-path", libraries, program] if loader else [program]
+
+
+def criu_version(prefix):
+    return first_line(*criu_words(prefix), "--version").removeprefix("Version: ")
 
 
 def record(runner):

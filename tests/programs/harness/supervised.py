@@ -35,7 +35,7 @@ class Supervised:
     def __init__(self, tools, place, words, environment):
         self.tools, self.place, self.store = tools, place, place / "store"
         work = place / "work"
-        work.mkdir(parents=True)
+        work.mkdir(parents=True, exist_ok=True)
         (place / "ckpt-run.toml").write_text(SETTINGS + WATCH[tools.watch], encoding="ascii")
         own = [tools.bin, *self._options()]
         own += ["--criu", tools.criu] if tools.criu.exists() else []
