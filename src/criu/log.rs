@@ -33,11 +33,15 @@ const HARMLESS: &[&str] = &[
     "tun: Unable to create tun",
 ];
 
-/// Errors that name a lack of memory or disk space. The image is not at fault.
+/// Errors that name a lack of memory or disk space, or a process of CRIU's that was killed, perhaps for lack of memory.
+/// The image is not at fault.
 const SHORTAGES: &[&str] = &[
     "Cannot allocate memory",
     "No space left on device",
     "mapping with 0xfffffffffffffff4",
+    "killed by signal 9",
+    "bad status: errno=0, status=9",
+    "Compat vdso helper isn't stopped",
 ];
 
 /// Errors that name a state of the job's that passes: data that it has not read or accepted yet, and data that arrives from
@@ -54,7 +58,7 @@ pub fn reason_in(log: &Path) -> Option<Reason> {
     reason(&end_of(log)?)
 }
 
-/// Returns true if CRIU's log has an error that names a lack of memory or disk space.
+/// Returns true if CRIU's log has an error that names a lack of memory or disk space, or a process that was killed.
 #[must_use]
 pub fn reports_shortage(log: &Path) -> bool {
     end_of(log).is_some_and(|log| has_error(&log, SHORTAGES))
@@ -142,9 +146,15 @@ mod tests {
     }
 
     #[test]
-    fn an_error_that_names_a_lack_of_memory_or_space_is_a_shortage() {
+    fn an_error_that_names_a_lack_of_memory_or_a_kill_is_a_shortage() {
         let line = "(00.2)  300: Error (criu/mem.c:9): Can't mmap: Cannot allocate memory\n";
         assert!(has_error(&format!("{SHRUNK}{line}"), SHORTAGES));
+        for killed in [
+            "(00.1) Error (criu/cr-restore.c:1269): 421 killed by signal 9: Killed\n",
+            "Error (criu/util.c:1510): Can't wait or bad status: errno=0, status=9\n",
+        ] {
+            assert!(has_error(killed, SHORTAGES), "{killed}");
+        }
         assert!(!has_error(&line.replace("Error", "Warn "), SHORTAGES));
         assert!(!has_error(SHRUNK, SHORTAGES));
     }

@@ -49,7 +49,8 @@ pub enum RestoreError {
         /// CRIU's reason, and the path of its log.
         reason: String,
     },
-    /// CRIU reported a lack of memory or disk space, or ended before it opened its log: the image is not at fault.
+    /// CRIU reported a lack of memory or disk space or that a restored process was killed, or ended before it opened its
+    /// log: the image is not at fault.
     #[error("cannot restore the processes: {reason}")]
     Shortage {
         /// CRIU's reason, and the path of its log.

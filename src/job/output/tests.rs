@@ -67,6 +67,27 @@ fn a_rewind_of_a_failed_restore_is_reverted_by_the_drain() {
 }
 
 #[test]
+fn an_image_of_an_earlier_supervisor_repeats_output_once() {
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    let aside = tempfile::tempdir().unwrap();
+    let mut earlier = Output::new(File::create("/dev/null").unwrap().into(), false);
+    write(&mut earlier, b"one\n");
+    let mark = earlier.mark().unwrap();
+    let mut output = Output::new(writer.into(), false);
+    for text in [&b"two\nthree\n"[..], b"two\n", b"two\nthree\nfour\n"] {
+        let rewound = output.rewind(&mark, Relation::Earlier, aside.path(), "stdout");
+        rewound.unwrap();
+        output.keep();
+        write(&mut output, text);
+    }
+    assert_eq!(output.mark().unwrap().position, 19);
+    drop(output);
+    let mut delivered = String::new();
+    std::io::Read::read_to_string(&mut reader, &mut delivered).unwrap();
+    assert_eq!(delivered, "two\nthree\nfour\n");
+}
+
+#[test]
 fn output_of_a_job_that_ran_after_all_is_not_followed_by_older_output() {
     let (file, mut output, mark) = two_lines();
     let aside = tempfile::tempdir().unwrap();
