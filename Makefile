@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: help setup build demo test check programs gpu
+.PHONY: help setup build demo test check programs escalations gpu
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s  %s\n", $$1, $$2 }' Makefile
@@ -28,6 +28,9 @@ check: setup ## format, lints, documentation; all workspace members
 
 programs: build ## real programs that work on files: each is killed and restored; installs them (root)
 	tests/programs/run --watch both
+
+escalations: build ## jobs of user nobody that try to gain root's files: 100 rounds of each case (root)
+	tests/escalations/run --rounds 100
 
 gpu: ## what to run on a machine with a GPU, and where
 	@scripts/gpu-help

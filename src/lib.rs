@@ -85,9 +85,15 @@ mod path_text;
 /// Files shared with the CRIU plugin, a library of its own whose root is `src/plugin/lib.rs`.
 mod plugin {
     #[cfg(test)]
+    pub(crate) mod guard;
+    #[cfg(test)]
     pub(crate) mod hooks;
     #[cfg(test)]
     pub(crate) mod interrupted;
+    #[cfg(test)]
+    pub(crate) mod kernel;
+    #[cfg(test)]
+    mod question;
     #[cfg(test)]
     mod remote_calls;
     #[cfg(test)]
@@ -99,6 +105,7 @@ pub mod rehearsal;
 pub mod report;
 pub mod restore;
 pub mod run;
+mod safe_path;
 pub mod sandbox;
 mod shared_memory;
 pub mod snapshot;

@@ -42,6 +42,7 @@ const FLOORS: [&[&str]; 11] = [
         "path_text",
         "path_walk",
         "plugin",
+        "safe_path",
         "shared_memory",
         "sparse_writer",
         "sync",

@@ -16,6 +16,7 @@ mod hold;
 mod log;
 mod message;
 mod plugin;
+mod question;
 mod serve;
 
 pub use capture::{Capture, CaptureError, Captured};
@@ -27,5 +28,9 @@ pub use criu_version::Version;
 pub use find::{AskError, CheckError, Criu, FindError, Search};
 pub use hold::{HOLD_FOLDER_VARIABLE, HOLD_PROGRAM, main as hold_main};
 pub use log::{Reason, reason_in, reports_passing, reports_shortage};
-pub use plugin::{install_plugin, plugin_asks, plugin_calls, plugin_restores, plugin_takes};
+pub use plugin::{
+    PluginVariable, install_plugin, plugin_asks, plugin_calls, plugin_interposes, plugin_restores,
+    plugin_takes,
+};
+pub use question::{Question, plugin_follows_no_links};
 pub use serve::{Serve, ServeError};

@@ -6,7 +6,6 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::RawFd;
 use std::os::unix::fs::{OpenOptionsExt, symlink};
 use std::path::Path;
 
@@ -19,7 +18,7 @@ use crate::plugin::variables;
 /// Compiled by `build.rs`.
 const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/ckpt-run-plugin.so"));
 /// CRIU takes what ends in `.so`.
-const NAME: &str = "ckpt-run.so";
+pub(super) const NAME: &str = "ckpt-run.so";
 /// First CRIU that calls `RESTORE_EXT_FILE` with a second argument: 4.2.1 does not, its development branch does.
 const RETRY_SINCE: Version = Version {
     major: 4,
@@ -28,7 +27,7 @@ const RETRY_SINCE: Version = Version {
 };
 
 /// A variable of a tool's environment.
-type Variable = (OsString, OsString);
+pub type PluginVariable = (OsString, OsString);
 
 /// Writes the plugin into the folder, which must be closed to others: CRIU runs what is in it as root.
 ///
@@ -45,14 +44,14 @@ pub fn install_plugin(folder: &Path) -> io::Result<()> {
 
 /// Returns the variable for a dump: the plugin takes character devices with these major numbers, and no other file.
 #[must_use]
-pub fn plugin_takes(majors: &[u32]) -> Variable {
+pub fn plugin_takes(majors: &[u32]) -> PluginVariable {
     let list: Vec<String> = majors.iter().map(ToString::to_string).collect();
     (name(variables::MAJORS), list.join(" ").into())
 }
 
 /// Returns the variable for a dump into `folder`: the plugin asks there when the tasks are frozen.
 #[must_use]
-pub fn plugin_asks(folder: &Path) -> Variable {
+pub fn plugin_asks(folder: &Path) -> PluginVariable {
     (name(variables::FROZEN), folder.join(FROZEN_SOCKET).into())
 }
 
@@ -61,7 +60,7 @@ pub fn plugin_asks(folder: &Path) -> Variable {
 #[must_use]
 pub fn plugin_calls(
     calls: impl Iterator<Item = (i32, Option<u32>, Option<(u32, u64)>)>,
-) -> Option<Variable> {
+) -> Option<PluginVariable> {
     let none = || u32::MAX.to_string();
     let entry = |(thread, personality, policy): (i32, Option<u32>, Option<(u32, u64)>)| {
         let personality = personality.map_or_else(none, |it| it.to_string());
@@ -74,31 +73,26 @@ pub fn plugin_calls(
     (!list.is_empty()).then(|| (name(variables::CALLS), list.join(";").into()))
 }
 
-/// Returns the variables for a restore by this CRIU of the tree whose first process is `root`, as CRIU sees it. CRIU asks
-/// over its descriptor `hold` before the tasks run. Puts a link to the plugin into `folder`, whose path has neither spaces
-/// nor colons, by which it is preloaded.
+/// Returns the variable by which functions of the plugin take the place of the C library's. Puts a link to the plugin into
+/// `folder`, whose path has neither spaces nor colons.
 ///
 /// # Errors
 /// The link cannot be made.
-pub fn plugin_restores(
-    criu: Version,
-    root: i32,
-    hold: RawFd,
-    libdir: &Path,
-    folder: &Path,
-) -> io::Result<Vec<Variable>> {
+pub fn plugin_interposes(libdir: &Path, folder: &Path) -> io::Result<PluginVariable> {
     let link = folder.join(NAME);
     symlink(libdir.join(NAME), &link)?;
-    let mut variables = vec![
-        ("LD_PRELOAD".into(), link.into()),
-        (name(variables::ROOT), root.to_string().into()),
-        (name(variables::HOLD), hold.to_string().into()),
-    ];
-    variables.extend((criu >= RETRY_SINCE).then(|| (name(variables::RETRY), "1".into())));
-    Ok(variables)
+    Ok(("LD_PRELOAD".into(), link.into()))
 }
 
-fn name(variable: &std::ffi::CStr) -> OsString {
+/// Returns the variables for a restore by this CRIU of the tree whose first process is `root`, as CRIU sees it.
+#[must_use]
+pub fn plugin_restores(criu: Version, root: i32) -> Vec<PluginVariable> {
+    let mut variables = vec![(name(variables::ROOT), root.to_string().into())];
+    variables.extend((criu >= RETRY_SINCE).then(|| (name(variables::RETRY), "1".into())));
+    variables
+}
+
+pub(super) fn name(variable: &std::ffi::CStr) -> OsString {
     variable.to_string_lossy().into_owned().into()
 }
 
@@ -111,6 +105,7 @@ mod tests {
 
     use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
     use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+    use std::os::unix::process::CommandExt;
     use std::process::Command;
     use std::{env, fs, ptr};
 
@@ -147,7 +142,7 @@ mod tests {
             (0x0000_0200, 12),
             "CRIU 4.0 knows these"
         );
-        assert!(descriptor.init.is_none() && descriptor.exit.is_none());
+        assert!(descriptor.init.is_some() && descriptor.exit.is_none());
         let table = ptr::from_ref(&descriptor.hooks).cast::<[usize; 12]>();
         // SAFETY: twelve pointers, by the assertion beside the type.
         let present = unsafe { *table }.map(|hook| hook != 0);
@@ -268,17 +263,14 @@ mod tests {
         assert_eq!(calls, ("CKPT_RUN_PLUGIN_CALLS".into(), expected.into()));
         assert_eq!(plugin_calls([].into_iter()), None);
         let folder = tempfile::tempdir().unwrap();
-        let variables = |criu, name: &str| {
-            let folder = folder.path().join(name);
-            fs::create_dir(&folder).unwrap();
-            plugin_restores(criu, 305, 203, Path::new("/plugins"), &folder).unwrap()
-        };
-        let preloaded = fs::read_link(&variables(version(2, 1), "older")[0].1).unwrap();
-        assert_eq!(preloaded, Path::new("/plugins").join(NAME));
-        let expected = [("ROOT", "305"), ("HOLD", "203")]
-            .map(|(name, value)| (format!("CKPT_RUN_PLUGIN_{name}").into(), value.into()));
-        assert_eq!(variables(version(2, 1), "old")[1..], expected);
-        assert_eq!(variables(version(3, 0), "new").len(), 4);
+        let (_, link) = plugin_interposes(Path::new("/plugins"), folder.path()).unwrap();
+        assert_eq!(
+            fs::read_link(link).unwrap(),
+            Path::new("/plugins").join(NAME)
+        );
+        let root = ("CKPT_RUN_PLUGIN_ROOT".into(), "305".into());
+        assert_eq!(plugin_restores(version(2, 1), 305), [root]);
+        assert_eq!(plugin_restores(version(3, 0), 305).len(), 2);
     }
 
     /// Name of the test that runs in a process of its own, as the plugin asks the environment.
@@ -359,6 +351,85 @@ mod tests {
         let updated = unsafe { update(path, 0x1000, 0x2000, &raw mut offset, &raw mut number) };
         assert_eq!((updated, offset), (1, 0));
         assert_eq!(device(number), (1, 5));
+    }
+
+    #[test]
+    fn limits_are_read_where_the_kernel_does_not_tell_them() {
+        type Call = unsafe extern "C" fn(i64, i64, i64, i64, i64, i64, i64) -> i64;
+        let folder = tempfile::tempdir().unwrap();
+        let (library, _) = load(folder.path());
+        if !nix::unistd::geteuid().is_root() {
+            println!("SKIPPED: only root starts processes of others");
+            return;
+        }
+        // SAFETY: the function has this type.
+        let call = *unsafe { library.get::<Call>(b"syscall") }.unwrap();
+        let mut child = Command::new("sh")
+            .args(["-c", "ulimit -n 123; ulimit -c 0; read word"])
+            .stdin(std::process::Stdio::piped())
+            .uid(65_534)
+            .spawn()
+            .unwrap();
+        let limits = format!("/proc/{}/limits", child.id());
+        while !fs::read_to_string(&limits).unwrap().contains(" 123 ") {
+            std::thread::yield_now();
+        }
+        let limit = |resource| {
+            let mut limit = [7_u64; 2];
+            let into = ptr::from_mut(&mut limit).expose_provenance().cast_signed() as i64;
+            let number = nix::libc::SYS_prlimit64;
+            // SAFETY: the limit is as large as the kernel's.
+            let result = unsafe { call(number, i64::from(child.id()), resource, 0, into, 0, 0) };
+            assert_eq!(result, 0);
+            limit
+        };
+        let names = ["Max core file size", "Max open files", "Max stack size"];
+        let numbers = [4, 7, 3];
+        let text = fs::read_to_string(&limits).unwrap();
+        for (name, number) in names.into_iter().zip(numbers) {
+            let line = text.lines().find(|line| line.starts_with(name)).unwrap();
+            let words = line[name.len()..].split_whitespace().take(2);
+            let told = words.map(|word| word.parse().unwrap_or(u64::MAX));
+            assert_eq!(limit(number).to_vec(), told.collect::<Vec<_>>(), "{name}");
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // Everything else is as it was: an error has its number.
+        // SAFETY: no such descriptor is open.
+        let closed = unsafe { call(nix::libc::SYS_close, -1, 0, 0, 0, 0, 0) };
+        let error = std::io::Error::last_os_error();
+        assert_eq!((closed, error.raw_os_error()), (-1, Some(nix::libc::EBADF)));
+    }
+
+    #[test]
+    fn names_are_made_and_removed_without_following_links() {
+        type Link = unsafe extern "C" fn(i32, *const i8, i32, *const i8, i32) -> i32;
+        type Unlink = unsafe extern "C" fn(i32, *const i8, i32) -> i32;
+        let folder = tempfile::tempdir().unwrap();
+        let (library, _) = load(folder.path());
+        // SAFETY: the functions have these types.
+        let link = *unsafe { library.get::<Link>(b"linkat") }.unwrap();
+        // SAFETY: as above.
+        let unlink = *unsafe { library.get::<Unlink>(b"unlinkat") }.unwrap();
+        fs::create_dir(folder.path().join("real")).unwrap();
+        symlink("real", folder.path().join("link")).unwrap();
+        let path = |name: &str| {
+            std::ffi::CString::new(folder.path().join(name).to_str().unwrap()).unwrap()
+        };
+        let (here, file) = (nix::libc::AT_FDCWD, path(NAME));
+        let make = |name| {
+            // SAFETY: both paths end with zeros.
+            let made = unsafe { link(here, file.as_ptr(), here, path(name).as_ptr(), 0) };
+            (made, std::io::Error::last_os_error().raw_os_error())
+        };
+        assert_eq!(make("link/name"), (-1, Some(nix::libc::ELOOP)));
+        assert_eq!(make("real/name").0, 0);
+        assert!(folder.path().join("real/name").exists());
+        // SAFETY: the path ends with a zero.
+        let remove = |name| unsafe { unlink(here, path(name).as_ptr(), 0) };
+        assert_eq!(remove("link/name"), -1);
+        assert_eq!(remove("real/name"), 0);
+        assert!(!folder.path().join("real/name").exists());
     }
 
     /// Major and minor number of a character device that the caller owns.

@@ -18,6 +18,9 @@ use crate::doctor::capabilities::{is_filtered, is_in_user_namespace, missing};
 /// The oldest kernel tried. Linux 5.9 added `CAP_CHECKPOINT_RESTORE` and with it the interfaces that CRIU 4 prefers.
 const OLDEST_KERNEL: (u8, u8) = (5, 9);
 
+/// The first kernel on which mounts can be made to follow no links while CRIU restores (`MOUNT_ATTR_NOSYMFOLLOW`).
+const NO_LINKS_KERNEL: (u8, u8) = (5, 14);
+
 /// Size of the pipes for image streams: with 64 KiB the streams take three times as long.
 const PIPE_BYTES: u64 = 1 << 20;
 
@@ -52,8 +55,12 @@ fn kernel() -> Check {
                 "Linux {}.{}.{}",
                 version.major, version.minor, version.patch
             );
-            if (version.major, version.minor) >= OLDEST_KERNEL {
+            let version = (version.major, version.minor);
+            if version >= NO_LINKS_KERNEL {
                 Check::ok(NAME, detail)
+            } else if version >= OLDEST_KERNEL {
+                let remedy = "use Linux 5.14 or newer where jobs run as users that you do not trust: see the security page of the guide";
+                Check::note(NAME, detail, remedy)
             } else {
                 let (major, minor) = OLDEST_KERNEL;
                 let remedy = format!("use Linux {major}.{minor} or newer; older ones are untried");

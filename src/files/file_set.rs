@@ -11,6 +11,7 @@ use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use serde::{Deserialize, Serialize};
 
 use super::attributes;
+use crate::safe_path::Spot;
 use crate::{checked, path_text};
 
 /// A file, folder or link that the job has written.
@@ -144,7 +145,16 @@ impl KeptFile {
     /// where nothing is.
     #[must_use]
     pub fn of(path: &Path) -> Option<Self> {
-        let found = fs::symlink_metadata(path).ok()?;
+        // Whatever the job's user puts in the way: what is described is the job's.
+        let spot = Spot::of(path).ok();
+        let at = spot.as_ref().map(Spot::path);
+        // The root folder is in no other.
+        let at = match &at {
+            Some(at) => at,
+            None if path.parent().is_none() => path,
+            None => return None,
+        };
+        let found = fs::symlink_metadata(at).ok()?;
         let kind = found.file_type();
         let kind = if kind.is_file() {
             Kind::File {
@@ -154,7 +164,7 @@ impl KeptFile {
         } else if kind.is_dir() {
             Kind::Folder
         } else if kind.is_symlink() {
-            let target = fs::read_link(path).ok()?;
+            let target = fs::read_link(at).ok()?;
             Kind::Link { target }
         } else {
             return None;
@@ -167,7 +177,7 @@ impl KeptFile {
             changed_ns: changed_ns(&found),
             mode: found.mode() & 0o7777,
             owner: (found.uid(), found.gid()),
-            attributes: attributes::of(path),
+            attributes: attributes::of(at),
             writer: Writer::Job,
             is_mapped: false,
         })

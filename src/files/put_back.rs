@@ -4,13 +4,12 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{
     DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown, lchown, symlink,
 };
 use std::path::{Path, PathBuf};
 
-use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat2};
+use nix::fcntl::AT_FDCWD;
 use nix::sys::stat::{UtimensatFlags, utimensat};
 use nix::sys::time::TimeSpec;
 
@@ -21,6 +20,7 @@ use super::lost::RollbackError;
 use super::record_line::{JobChange, Line, append};
 use super::rollback::Rollback;
 use crate::known_errors::is_disk_full;
+use crate::safe_path::Spot;
 use crate::sparse_writer::SparseWriter;
 
 /// Name of the folder for what the job created since the snapshot, in the folder of the restore.
@@ -29,33 +29,6 @@ const CREATED: &str = "created";
 const OVERWRITTEN: &str = "overwritten";
 /// Limit on the bytes that a rollback overwrites and that are saved: the job writes them again.
 const OVERWRITTEN_MAX: u64 = 256 << 20;
-
-/// A folder of the job's that is held open, with a name in it: no link that somebody puts in the way leads elsewhere.
-struct Spot {
-    folder: OwnedFd,
-    name: PathBuf,
-}
-
-impl Spot {
-    fn of(path: &Path) -> io::Result<Self> {
-        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-            return Err(io::ErrorKind::InvalidInput.into());
-        };
-        let how = OpenHow::new()
-            .flags(OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC)
-            .resolve(ResolveFlag::RESOLVE_NO_SYMLINKS);
-        let folder = openat2(AT_FDCWD, parent, how)?;
-        Ok(Self {
-            folder,
-            name: name.into(),
-        })
-    }
-
-    /// A path to the name that resolves no link but the kernel's own to the held folder.
-    fn path(&self) -> PathBuf {
-        Path::new(&format!("/proc/self/fd/{}", self.folder.as_raw_fd())).join(&self.name)
-    }
-}
 
 fn system<T>(
     operation: &'static str,
@@ -159,10 +132,8 @@ impl Rollback {
         for (path, file) in &self.appended {
             let settled = Spot::of(path).and_then(|spot| {
                 let at = spot.path();
-                let target = File::options()
-                    .append(true)
-                    .custom_flags(nix::libc::O_NOFOLLOW | nix::libc::O_NONBLOCK)
-                    .open(&at)?;
+                let target = spot.open(File::options().append(true), 0)?;
+                not_of_others(&spot, &target, file)?;
                 target.set_permissions(Permissions::from_mode(file.mode))?;
                 attributes::set(&at, &file.attributes)?;
                 set_time(&at, file)
@@ -220,6 +191,7 @@ fn set_aside(path: &Path, aside: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error),
     };
+    spot.allows(found.uid())?;
     if found.is_dir() {
         return match fs::remove_dir(&from) {
             // What is in it is not the job's, or was not made since.
@@ -256,6 +228,9 @@ fn between(to: &Path) -> PathBuf {
 
 fn rename(from: &Path, to: &Path) -> io::Result<()> {
     let (from, to) = (Spot::of(from)?, Spot::of(to)?);
+    let owner = from.metadata()?.uid();
+    from.allows(owner)?;
+    to.allows(owner)?;
     fs::rename(from.path(), to.path())
 }
 
@@ -283,6 +258,9 @@ where
             Kind::Folder => now.is_dir(),
             Kind::Link { .. } => false,
         });
+        if now.is_none() {
+            spot.allows(file.owner.0)?;
+        }
         if now.is_some() && !is_kind {
             // Of another kind, or a link to another place: the job made it.
             set_aside(path, self.created)?;
@@ -292,8 +270,10 @@ where
                 if !is_kind {
                     DirBuilder::new().mode(0o700).create(&at)?;
                 }
-                lchown(&at, Some(file.owner.0), Some(file.owner.1))?;
-                fs::set_permissions(&at, Permissions::from_mode(file.mode))?;
+                // The folder itself, whatever its name is by now.
+                let folder = spot.open(File::options().read(true), nix::libc::O_DIRECTORY)?;
+                fchown(&folder, Some(file.owner.0), Some(file.owner.1))?;
+                folder.set_permissions(Permissions::from_mode(file.mode))?;
                 attributes::set(&at, &file.attributes)
             }
             Kind::Link { target } => {
@@ -307,7 +287,7 @@ where
                 }
                 self.seen.insert(file.identity, path.to_owned());
                 let now = now.as_ref().filter(|_| is_kind);
-                self.put_back_file(path, &at, (file, *size, content), now)
+                self.put_back_file(path, &spot, (file, *size, content), now)
             }
         }
     }
@@ -315,10 +295,11 @@ where
     fn put_back_file(
         &mut self,
         path: &Path,
-        at: &Path,
+        spot: &Spot,
         (file, size, content): (&KeptFile, u64, &Content),
         now: Option<&fs::Metadata>,
     ) -> io::Result<()> {
+        let at = &spot.path();
         let is_there = now.is_some_and(|now| {
             let modified = super::file_set::modified_ns(now);
             !file.is_mapped && (now.size(), modified) == (size, file.modified_ns)
@@ -344,14 +325,19 @@ where
             set_aside(path, self.created)?;
             fs::hard_link(held, at)?;
         }
-        let target = File::options()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .custom_flags(nix::libc::O_NOFOLLOW | nix::libc::O_NONBLOCK)
-            .open(at)?;
+        let mut options = File::options();
+        options.read(true).write(true).mode(0o600);
+        let target = match spot.open(&mut options, 0) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                spot.allows(file.owner.0)?;
+                spot.open(options.create_new(true), 0)?
+            }
+            opened => {
+                let opened = opened?;
+                not_of_others(spot, &opened, file)?;
+                opened
+            }
+        };
         match (content, &held) {
             (Content::Kept { stream, offset }, _) => {
                 self.save(path, &target)?;
@@ -400,6 +386,19 @@ where
     }
 }
 
+/// Refuses a file that is about to be changed and that another user can have put there: one of another owner than the
+/// job's file had.
+fn not_of_others(spot: &Spot, opened: &File, file: &KeptFile) -> io::Result<()> {
+    let now = opened.metadata()?;
+    if !now.is_file() || now.uid() != file.owner.0 || spot.is_lent(&now)? {
+        return Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            "another file has been put in its place",
+        ));
+    }
+    Ok(())
+}
+
 /// Makes `path` another name of the file at `first`.
 fn link_to(first: &Path, path: &Path, created: &Path) -> io::Result<()> {
     let (source, target) = (Spot::of(first)?, Spot::of(path)?);
@@ -408,6 +407,7 @@ fn link_to(first: &Path, path: &Path, created: &Path) -> io::Result<()> {
         return Ok(());
     }
     set_aside(path, created)?;
+    target.allows(source.metadata()?.uid())?;
     fs::hard_link(source.path(), target.path())
 }
 

@@ -9,6 +9,7 @@ use std::path::Path;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::OpenFile;
+use crate::safe_path::Spot;
 
 /// Bytes that are read at the beginning and at the end: the job is frozen meanwhile.
 const END_BYTES: usize = 64 << 10;
@@ -24,14 +25,19 @@ pub fn sample_appended(files: &mut [OpenFile]) {
     let is_telling = |file: &&mut OpenFile| file.is_appended() && file.size > 0;
     let appended = files.iter_mut().filter(is_telling);
     for file in appended.take(FILES_MAX) {
-        file.sample = sample(&file.path, file.size).ok();
+        file.sample = sample_at(&file.path, file.size).ok();
     }
 }
 
 /// Returns the hash of both ends of the first `size` bytes, or of all these bytes if the ends meet.
-pub(in crate::job) fn sample(path: &Path, size: u64) -> io::Result<u64> {
-    let file = File::open(path)?;
+pub(in crate::job) fn sample(file: &File, size: u64) -> io::Result<u64> {
     sample_by(size, |bytes, at| file.read_exact_at(bytes, at))
+}
+
+/// Same as [`sample`], for the file at a path of the job's.
+pub(in crate::job) fn sample_at(path: &Path, size: u64) -> io::Result<u64> {
+    let file = Spot::of(path)?.open(File::options().read(true), 0)?;
+    sample(&file, size)
 }
 
 /// Same as [`sample`], for bytes that `read` reads: all of a buffer, from an offset on.
@@ -61,7 +67,7 @@ mod tests {
                 content[at] ^= 1;
             }
             std::fs::write(file.path(), &content).unwrap();
-            sample(file.path(), size).ok()
+            sample_at(file.path(), size).ok()
         };
         let whole = sample_of(None, size);
         assert!(whole.is_some());

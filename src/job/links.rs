@@ -11,6 +11,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirEntry, File};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -18,11 +19,13 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
+use nix::libc::O_DIRECTORY;
 use procfs::process::MMapPath;
 
 use super::files::{LINK_PREFIX, OpenFile, is_deleted};
 use super::rewind::error::{RewindError, system};
 use super::tree;
+use crate::safe_path::Spot;
 
 /// The suffix of a link that is set aside.
 const ASIDE: &str = ".set-aside-by-ckpt-run";
@@ -74,8 +77,9 @@ impl DumpLock {
     fn take(folders: BTreeSet<PathBuf>, own: &BTreeSet<Identity>, looks: usize) -> Self {
         let take = |folder: PathBuf| {
             let held = lock(&folder, looks)?;
-            give_back(&folder);
-            set_aside(&folder, own);
+            let there = path_of(&held);
+            give_back(&there);
+            set_aside(&there, own);
             Some((folder, held))
         };
         Self {
@@ -90,7 +94,11 @@ impl DumpLock {
     pub fn make_links(&self, files: &[OpenFile]) -> Result<(), RewindError> {
         for file in files {
             for link in file.links.iter().filter(|link| **link != file.path) {
-                match fs::hard_link(&file.path, link) {
+                let made = Spot::of(&file.path).and_then(|file| {
+                    let link = Spot::of(link)?;
+                    fs::hard_link(file.path(), link.path())
+                });
+                match made {
                     Err(_) if same_file(&file.path, link) => {}
                     made => made.map_err(system("make the link", link))?,
                 }
@@ -102,8 +110,8 @@ impl DumpLock {
 
 impl Drop for DumpLock {
     fn drop(&mut self) {
-        for (folder, _) in &self.folders {
-            give_back(folder);
+        for (_, held) in &self.folders {
+            give_back(&path_of(held));
         }
     }
 }
@@ -114,15 +122,21 @@ pub fn remove_links(files: &[OpenFile]) {
         for link in &file.links {
             if *link == file.path || same_file(&file.path, link) {
                 // A missing link is the goal; a remaining one is only an odd name.
-                let _ = fs::remove_file(link);
+                let _ = Spot::of(link).and_then(|link| fs::remove_file(link.path()));
             }
         }
     }
 }
 
+/// Returns a path that leads to a locked folder, whatever its name is.
+fn path_of(held: &File) -> PathBuf {
+    format!("/proc/self/fd/{}", held.as_raw_fd()).into()
+}
+
 /// Locks a folder; returns `None` if the folder is gone, or its holder does not finish in time.
 fn lock(folder: &Path, looks: usize) -> Option<Flock<File>> {
-    let mut file = File::open(folder).ok()?;
+    let spot = Spot::of(folder).ok()?;
+    let mut file = spot.open(File::options().read(true), O_DIRECTORY).ok()?;
     for look in 0..looks {
         if look == LOOKS_SILENT {
             let folder = folder.display();
@@ -160,7 +174,11 @@ fn links_in<'a>(
 fn set_aside(folder: &Path, own: &BTreeSet<Identity>) {
     for (entry, link) in links_in(folder, "") {
         // A link that cannot be moved belongs to another user and is in the way: CRIU reports it.
-        let _ = match identity(&entry.path()) {
+        let file = entry
+            .metadata()
+            .ok()
+            .map(|about| (about.dev(), about.ino()));
+        let _ = match file {
             Some(file) if own.contains(&file) => fs::remove_file(entry.path()),
             _ => fs::rename(entry.path(), folder.join(format!("{link}{ASIDE}"))),
         };
@@ -199,7 +217,7 @@ fn renamed(pid: i32) -> Vec<(PathBuf, Identity)> {
 }
 
 fn identity(path: &Path) -> Option<Identity> {
-    let about = fs::symlink_metadata(path).ok()?;
+    let about = Spot::of(path).ok()?.metadata().ok()?;
     Some((about.dev(), about.ino()))
 }
 

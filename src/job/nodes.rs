@@ -16,9 +16,9 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::files::OpenFile;
+use super::files::{OpenFile, is_deleted};
 use crate::{checked, path_text};
-use bound::Borrower;
+pub(super) use bound::Borrower;
 pub use remake::NodesError;
 pub(super) use remake::{missing, remake};
 
@@ -108,17 +108,18 @@ impl Recording {
             let Ok(target) = fs::read_link(&link) else {
                 continue;
             };
-            let is_socket = target.as_os_str().as_bytes().starts_with(b"socket:");
-            if !(is_socket || target.is_absolute()) || !self.seen.insert(target.into_os_string()) {
+            let is_socket = is_socket(&target);
+            if !(is_socket || target.is_absolute())
+                || !self.seen.insert(target.clone().into_os_string())
+            {
                 continue;
             }
-            if !is_socket {
+            if is_deleted(&target) {
+                // CRIU makes the file anew in its folder for a moment.
+                self.add_parent(&target);
+            } else if !is_socket {
                 self.add_link(&link);
-            } else if let Some(path) = borrower
-                .as_ref()
-                .zip(link.file_name())
-                .and_then(|(borrower, number)| borrower.bound_path(number.to_str()?.parse().ok()?))
-            {
+            } else if let Some(path) = borrower.as_ref().and_then(|it| it.path_of(&link)) {
                 self.add_parent(&path);
             }
         }
@@ -162,6 +163,10 @@ impl Recording {
         };
         self.nodes.insert(node.path.clone(), node);
     }
+}
+
+fn is_socket(target: &Path) -> bool {
+    target.as_os_str().as_bytes().starts_with(b"socket:")
 }
 
 fn has_name(metadata: &Metadata, path: &Path) -> bool {

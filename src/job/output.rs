@@ -320,7 +320,9 @@ impl Shared {
         Ok(FilePosition {
             inode: metadata.ino(),
             offset,
-            sample: sample(&handle, offset).ok(),
+            sample: File::open(&handle)
+                .and_then(|file| sample(&file, offset))
+                .ok(),
         })
     }
 }

@@ -1,6 +1,7 @@
 //! The environment and the loaded files of a process, read from `/proc`, by which the kind of the process is
 //! determined.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
@@ -42,6 +43,15 @@ pub fn variable(environment: &[u8], name: &str) -> Option<String> {
 #[must_use]
 pub fn user(pid: i32) -> Option<u32> {
     tree::status(pid).ok().map(|status| status.ruid)
+}
+
+/// Returns the users as which processes (host pids) act, each once.
+#[must_use]
+pub fn users(pids: &[i32]) -> Vec<u32> {
+    let of = |pid: &i32| tree::status(*pid).ok();
+    let statuses = pids.iter().filter_map(of);
+    let all = statuses.flat_map(|it| [it.ruid, it.euid, it.suid, it.fuid]);
+    all.collect::<BTreeSet<u32>>().into_iter().collect()
 }
 
 /// Returns true if a process (a host pid) has a file mapped whose name begins with `prefix`.

@@ -8,18 +8,21 @@ use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::Path;
 
-use super::file_sample::{IDENTIFYING_BYTES_MIN, sample};
+use super::file_sample::{IDENTIFYING_BYTES_MIN, sample_at};
 use super::files::{Access, OpenFile, modified_ns};
 use super::nodes::{self, Node};
+use crate::safe_path::Spot;
 use crate::sparse_writer::SparseWriter;
 use aside::{aside_name, keep_from, without_links};
 use error::{RewindError, system};
 
 pub use aside::{CutAway, undo};
 pub(super) use aside::{discard, keep_end};
+pub use landed::{Expected, LandedError};
 
 mod aside;
 pub(super) mod error;
+mod landed;
 
 /// The planned steps, in order.
 #[derive(Debug, Default)]
@@ -76,7 +79,7 @@ fn action_for(
     other_bytes: OtherBytes,
     present: &Path,
 ) -> Result<Option<Action>, RewindError> {
-    let metadata = match fs::metadata(present) {
+    let metadata = match Spot::of(present).and_then(|spot| spot.metadata()) {
         Ok(metadata) => metadata,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return if file.content.is_some() {
@@ -133,7 +136,7 @@ fn holds_the_same(
     // An unreadable file is treated as a different one.
     let has_other_bytes = file
         .sample
-        .is_some_and(|known| sample(present, then).ok() != Some(known));
+        .is_some_and(|known| sample_at(present, then).ok() != Some(known));
     let is_identified = file.sample.is_some() && then >= IDENTIFYING_BYTES_MIN;
     if !is_same && (!is_identified || has_other_bytes) {
         return Err(RewindError::Replaced(path));
@@ -221,12 +224,12 @@ impl Plan {
                     refill(&file, &target, &content)?;
                 }
                 Action::Recreate => {
-                    let target = File::options()
-                        .write(true)
-                        .create_new(true)
-                        .mode(0o600)
-                        .open(&file.path)
-                        .map_err(system("make anew", &file.path))?;
+                    let made = Spot::of(&file.path).and_then(|spot| {
+                        spot.allows(file.owner.0)?;
+                        let mut options = File::options();
+                        spot.open(options.write(true).create_new(true).mode(0o600), 0)
+                    });
+                    let target = made.map_err(system("make anew", &file.path))?;
                     refill(&file, &target, &content)?;
                     fchown(&target, Some(file.owner.0), Some(file.owner.1))
                         .map_err(system("set the owner of", &file.path))?;

@@ -114,6 +114,11 @@ const OWN_PIDS: &str = "run with isolation = \"namespaces\"";
 /// The causes in order of precedence: more specific entries come first.
 pub static CAUSES: &[Cause] = &[
     criu(
+        &["Too many levels of symbolic links"],
+        "a link is on the way to a file of the job, in a folder that another user can write to",
+        "put the folder itself in its place, or mount it there",
+    ),
+    criu(
         &["has bad size"],
         "a file that the job has open changed its size",
         PUT_BACK,
@@ -297,6 +302,11 @@ pub static CAUSES: &[Cause] = &[
         &["Can't turn TCP repair mode ON"],
         "CRIU may not touch the job's TCP connections",
         "run as root or with CAP_NET_ADMIN",
+    ),
+    criu(
+        &["Can't get rlimit"],
+        "CRIU may not read the limits of a process of another user",
+        "run as root with CAP_SYS_RESOURCE, or use a CRIU that is linked dynamically",
     ),
     criu(
         &["Unable to set a monotonic clock offset"],

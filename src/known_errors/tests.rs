@@ -229,6 +229,14 @@ const LINES: &[(&str, &str)] = &[
         "Error (criu/kerndat.c:1601): Unable create a network namespace: Operation not permitted",
         "kernel refuses",
     ),
+    (
+        "(00.010563) Error (criu/cr-dump.c:388): Can't get rlimit 0: Operation not permitted",
+        "limits of a process of another user",
+    ),
+    (
+        "  301: Error (criu/files-reg.c:2353): Can't open file home/d/f on restore: Too many levels of symbolic links",
+        "a link is on the way",
+    ),
 ];
 
 /// Results of the driver: call, code, and a part of the meaning (codes as measured, driver 580).
@@ -300,8 +308,9 @@ fn the_line_that_says_more_goes_first() {
 /// Checks that the table's texts occur in the CRIU program, except for texts of the C library.
 #[test]
 fn criu_has_the_texts_that_it_is_known_by() {
-    const OF_THE_KERNEL: [&str; 11] = [
+    const OF_THE_KERNEL: [&str; 12] = [
         "Network is unreachable",
+        "Too many levels of symbolic links",
         "anon_inode:[io_uring]",
         "anon_inode:[userfaultfd]",
         "anon_inode:[perf_event]",

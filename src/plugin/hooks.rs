@@ -7,7 +7,8 @@
 //!          HANDLE_DEVICE_VMA, DUMP_EXT_FILE   a device of the list?  0 (nothing to save) : -ENOTSUP (CRIU refuses)
 //! restore  RESTORE_EXT_FILE                   → /dev/null
 //!          UPDATE_VMA_MAP                     → /dev/zero
-//!          RESUME_DEVICES_LATE                waits until the supervisor has completed the tasks
+//!          init, RESUME_DEVICES_LATE          see `guard`; tasks make system calls of their own, and the supervisor
+//!                                             completes and compares them before they run
 //! ```
 //! The list is of major numbers: those of the driver, as the kernel gave them out. A path proves nothing, for the
 //! job may make nodes and mounts of any name, and a hook learns neither the process nor the path.
@@ -21,10 +22,13 @@ use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
+use super::guard;
 use super::interrupted::let_waits_go_on;
+use super::kernel::{getenv, open};
+use super::question::ask;
 use super::remote_calls::make_calls;
 use super::text::number;
-use super::variables::{CALLS, FROZEN, GO_ON, HOLD, MAJORS, RETRY};
+use super::variables::{CALLS, FROZEN, MAJORS, QUESTION, RETRY};
 
 /// Version 0.2.0, as CRIU packs it.
 const VERSION: c_uint = 2 << 8;
@@ -74,7 +78,7 @@ const _: () = assert!(core::mem::offset_of!(Descriptor, hooks) == 32);
 #[unsafe(no_mangle)]
 pub static CR_PLUGIN_DESC: Descriptor = Descriptor {
     name: b"ckpt-run\0",
-    init: None,
+    init: Some(guard::begin),
     exit: None,
     version: VERSION,
     max_hooks: HOOKS,
@@ -93,26 +97,6 @@ pub static CR_PLUGIN_DESC: Descriptor = Descriptor {
         checkpoint: Some(checkpoint),
     },
 };
-
-/// Asks the supervisor, and waits for its word or its death.
-fn may_go_on(path: &CStr) -> bool {
-    let Some(address) = Address::of(path) else {
-        return false;
-    };
-    // SAFETY: takes numbers only.
-    let socket = unsafe { socket(AF_UNIX.into(), SOCK_STREAM | SOCK_CLOEXEC, 0) };
-    if socket < 0 {
-        return false;
-    }
-    let mut word = 0u8;
-    // SAFETY: the address is of this size, and the kernel only reads it.
-    let connected = unsafe { connect(socket, &raw const address, ADDRESS_BYTES) } == 0;
-    // SAFETY: there is room for the one byte.
-    let heard = connected && unsafe { read(socket, &raw mut word, 1) } == 1;
-    // SAFETY: this function has opened it.
-    unsafe { close(socket) };
-    heard && word == GO_ON
-}
 
 /// A file that CRIU cannot dump is open.
 extern "C" fn dump_file(descriptor: c_int, _id: c_int) -> c_int {
@@ -164,26 +148,19 @@ unsafe extern "C" fn update_mapping(
 /// supervisor.
 extern "C" fn checkpoint(pid: c_int) -> c_int {
     static ASKED: AtomicBool = AtomicBool::new(false);
-    // SAFETY: the name ends with a zero; CRIU's process has one thread, so the value stays.
-    let path = unsafe { getenv(FROZEN.as_ptr()) };
-    if !path.is_null() && !ASKED.swap(true, Ordering::Relaxed) {
-        // SAFETY: a value of the environment ends with a zero, and nobody changes it.
-        let path = unsafe { CStr::from_ptr(path) };
-        if !may_go_on(path) {
-            return ABORT;
-        }
+    if !ASKED.swap(true, Ordering::Relaxed) && ask(FROZEN) == Some(false) {
+        return ABORT;
     }
     let_waits_go_on(pid);
     NOT_MINE
 }
 
-/// Called for each task when all of them are restored and none runs yet. The first call has them make
-/// their own system calls, and holds CRIU until the supervisor has completed the tasks, or is gone.
+/// Called for each task when all of them are restored and none runs yet. The first call has them make their own system
+/// calls, and holds CRIU until the supervisor has completed and compared the tasks, or is gone. It cannot make CRIU fail: a
+/// supervisor that finds something wrong kills the sandbox.
 extern "C" fn resume_late(_pid: c_int) -> c_int {
     static HELD: AtomicBool = AtomicBool::new(false);
-    // SAFETY: the name ends with a zero; CRIU's process has one thread, so the value stays.
-    let descriptor = unsafe { getenv(HOLD.as_ptr()) };
-    if descriptor.is_null() || HELD.swap(true, Ordering::Relaxed) {
+    if HELD.swap(true, Ordering::Relaxed) {
         return NOT_MINE;
     }
     // SAFETY: the name ends with a zero; CRIU's process has one thread, so the value stays.
@@ -192,16 +169,9 @@ extern "C" fn resume_late(_pid: c_int) -> c_int {
         // SAFETY: a value of the environment ends with a zero, and nobody changes it.
         make_calls(unsafe { CStr::from_ptr(calls) });
     }
-    // SAFETY: a value of the environment ends with a zero, and nobody changes it.
-    let descriptor = number(unsafe { CStr::from_ptr(descriptor) }.to_bytes());
-    if let Some(descriptor) = descriptor.and_then(|number| c_int::try_from(number).ok()) {
-        let mut byte = 0;
-        // SAFETY: reads one byte from a variable of this function.
-        if unsafe { write(descriptor, &raw const byte, 1) } == 1 {
-            // SAFETY: writes one byte to a variable of this function. CRIU's signal handlers restart the call.
-            unsafe { read(descriptor, &raw mut byte, 1) };
-        }
-    }
+    guard::end();
+    // Without an answer the supervisor is gone, and the tasks with it.
+    let _ = ask(QUESTION);
     NOT_MINE
 }
 
@@ -249,36 +219,10 @@ fn open_both_ways(path: &CStr) -> c_int {
 }
 
 const O_RDWR: c_int = 2;
-const AF_UNIX: u16 = 1;
-const SOCK_STREAM: c_int = 1;
-const SOCK_CLOEXEC: c_int = 0o2_000_000;
 const AT_EMPTY_PATH: c_int = 0x1000;
 const STATX_TYPE: c_uint = 1;
 const S_IFMT: u32 = 0o170_000;
 const S_IFCHR: u32 = 0o020_000;
-
-/// `struct sockaddr_un`.
-#[repr(C)]
-struct Address {
-    family: u16,
-    path: [u8; 108],
-}
-
-const ADDRESS_BYTES: c_uint = 110;
-const _: () = assert!(size_of::<Address>() == ADDRESS_BYTES as usize);
-
-impl Address {
-    /// Returns `None` if the path is too long.
-    fn of(path: &CStr) -> Option<Self> {
-        let bytes = path.to_bytes_with_nul();
-        let mut address = Self {
-            family: AF_UNIX,
-            path: [0; 108],
-        };
-        address.path.get_mut(..bytes.len())?.copy_from_slice(bytes);
-        Some(address)
-    }
-}
 
 /// `struct statx`, the same on every machine (Linux, `uapi/linux/stat.h`).
 #[repr(C)]
@@ -298,15 +242,8 @@ const _: () = assert!(size_of::<Status>() == 256);
 const _: () = assert!(core::mem::offset_of!(Status, mode) == 28);
 const _: () = assert!(core::mem::offset_of!(Status, device_major) == 128);
 
-// Of the C library that CRIU runs with; none is linked. `statx` is in glibc 2.28.
+// `statx` is in glibc 2.28.
 unsafe extern "C" {
-    fn getenv(name: *const c_char) -> *const c_char;
-    fn open(path: *const c_char, flags: c_int, ...) -> c_int;
-    fn read(descriptor: c_int, bytes: *mut u8, length: usize) -> isize;
-    fn write(descriptor: c_int, bytes: *const u8, length: usize) -> isize;
-    fn socket(family: c_int, kind: c_int, protocol: c_int) -> c_int;
-    fn connect(socket: c_int, address: *const Address, size: c_uint) -> c_int;
-    fn close(file: c_int) -> c_int;
     fn statx(
         folder: c_int,
         path: *const c_char,

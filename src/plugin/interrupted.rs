@@ -18,6 +18,7 @@
 
 use core::ffi::{CStr, c_int, c_long, c_void};
 
+use super::kernel::{close, open, read};
 use super::text::{Text, hexadecimal, number};
 
 /// Longest wait, in nanoseconds, that begins anew.
@@ -174,7 +175,7 @@ fn has_signal(path: &mut Text, thread: c_int) -> bool {
         return true;
     }
     // SAFETY: writes at most so many bytes.
-    let read = unsafe { read(file, status.as_mut_ptr(), STATUS_BYTES) };
+    let read = unsafe { read(file, status.as_mut_ptr().cast(), STATUS_BYTES) };
     // SAFETY: the descriptor is this function's.
     unsafe { close(file) };
     let text = usize::try_from(read).ok().and_then(|n| status.get(..n));
@@ -216,9 +217,6 @@ mod registers {
 
 // Of the C library that CRIU runs with; none is linked.
 unsafe extern "C" {
-    fn open(path: *const core::ffi::c_char, flags: c_int, ...) -> c_int;
-    fn read(descriptor: c_int, bytes: *mut u8, length: usize) -> isize;
-    fn close(descriptor: c_int) -> c_int;
     fn ptrace(request: c_int, ...) -> c_long;
     fn syscall(number: c_long, ...) -> c_long;
 }

@@ -4,22 +4,27 @@
 //! the GPU's device files open and mapped, though it cannot use them. CRIU refuses such files. This plugin says at a
 //! dump that they need no saving, and puts `/dev/null` and zeros in their place at a restore.
 //!
-//! Waits that CRIU would end with an interruption go on (`interrupted`).
+//! Waits that CRIU would end with an interruption go on (`interrupted`). Restored threads make the system calls that only
+//! they can make (`remote_calls`). While CRIU restores, other users cannot lead it elsewhere by links (`guard`). It asks the
+//! supervisor at two moments (`question`).
 //!
-//! Restored threads make the system calls that only they can make (`remote_calls`).
-//!
-//! A restoring CRIU has it preloaded as well, so that the tree's first process adopts orphans in time (`subreaper`).
+//! Preloaded into CRIU, it takes the place of some functions of the C library: `interposed` at a dump, `subreaper` at a
+//! restore.
 //!
 //! It is loaded into CRIU, which runs as root, by whatever C library CRIU has: no standard library, nothing linked,
-//! nothing allocated. That nobody uses the devices is the supervisor's to find out.
+//! nothing allocated. Of devices it knows only the numbers; that nobody uses them is the supervisor's to find out.
 //!
 //! This file is the root of the library. The program shares `variables`; its tests share `hooks`, `interrupted` and `text`.
 
 #![no_std]
 #![allow(unsafe_code, reason = "called by CRIU through C")]
 
+mod guard;
 mod hooks;
+mod interposed;
 mod interrupted;
+mod kernel;
+mod question;
 mod remote_calls;
 mod subreaper;
 mod text;

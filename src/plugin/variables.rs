@@ -8,9 +8,6 @@ pub const MAJORS: &CStr = c"CKPT_RUN_PLUGIN_MAJORS";
 pub const RETRY: &CStr = c"CKPT_RUN_PLUGIN_RETRY";
 /// Pid of the tree's first process, which adopts orphans, as CRIU sees it.
 pub const ROOT: &CStr = c"CKPT_RUN_PLUGIN_ROOT";
-/// Descriptor of CRIU's, in decimal, over which the supervisor completes restored tasks before they run: the plugin
-/// writes a byte and waits for one.
-pub const HOLD: &CStr = c"CKPT_RUN_PLUGIN_HOLD";
 /// Path of the socket on which the plugin asks the supervisor, once all tasks are frozen, whether CRIU may look at them.
 /// Without it CRIU goes on.
 pub const FROZEN: &CStr = c"CKPT_RUN_PLUGIN_FROZEN";
@@ -18,3 +15,7 @@ pub const FROZEN: &CStr = c"CKPT_RUN_PLUGIN_FROZEN";
 pub const GO_ON: u8 = b'r';
 /// System calls that restored threads make before they run; `remote_calls.rs` has the format.
 pub const CALLS: &CStr = c"CKPT_RUN_PLUGIN_CALLS";
+/// The mount points, separated by newlines, that follow no links while CRIU restores.
+pub const NO_LINKS: &CStr = c"CKPT_RUN_PLUGIN_NO_LINKS";
+/// Path of the socket on which the supervisor is asked before the restored tasks run.
+pub const QUESTION: &CStr = c"CKPT_RUN_PLUGIN_QUESTION";

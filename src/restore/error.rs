@@ -37,6 +37,14 @@ pub enum RestoreError {
     /// The dead job's sockets still hold its addresses, or packets cannot be held back.
     #[error("cannot restore the job's connections")]
     Sockets(#[from] job::SocketsError),
+    /// Somebody leads the restore to other files than the job's.
+    #[error("cannot restore the processes")]
+    Landed(#[from] job::LandedError),
+    /// CRIU did not ask before the tasks ran, so nothing says what they have open.
+    #[error(
+        "cannot tell what the restored processes have open: this CRIU does not ask its plugin before they run; use CRIU 3.17 or later with plugins"
+    )]
+    NotAsked,
     /// A stream or socket of ckpt-run failed.
     #[error("cannot prepare the restore")]
     Prepare(#[source] io::Error),

@@ -11,6 +11,7 @@ pub(crate) mod gpu_resume;
 mod hostile_metadata;
 pub(crate) mod huge_pages;
 mod image_files;
+mod landing;
 pub(crate) mod restore_image;
 
 pub use bundled_files::companions;

@@ -11,8 +11,7 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{self, Read, Write};
-use std::net::Shutdown;
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -23,7 +22,7 @@ use crate::clock;
 use crate::config;
 use crate::criu::{
     HOLD_FOLDER_VARIABLE, ImageSource, Inherited, RestoreOptions, Serve, ServeError, Tcp,
-    plugin_calls, plugin_restores, reports_shortage, restore_arguments,
+    plugin_calls, plugin_interposes, plugin_restores, reports_shortage, restore_arguments,
 };
 use crate::job::{self, CutAway, OpenFile, OtherBytes, Relation, ThreadAttributes};
 use crate::sandbox::{Ended, Sandbox, SandboxError, ToolCommand, ToolRun};
@@ -34,6 +33,7 @@ use super::error::RestoreError;
 use super::files_plan::Kept;
 use super::gpu_resume;
 use super::image_files::ImageFiles;
+use super::landing::Landing;
 use crate::gpu::mapping::GpuPlan;
 use crate::gpu::resident::{ResidentRestore, Standby};
 use crate::run::format::{logged, why};
@@ -354,17 +354,11 @@ fn run_criu(
         hold: lock.is_some().then_some(&script),
         inherited: &inherited,
     }));
-    let (hold, held) = UnixStream::pair().map_err(RestoreError::Prepare)?;
-    let hold_number = FIRST_DESCRIPTOR + RawFd::try_from(descriptors.len()).unwrap_or_default();
-    descriptors.push(held.as_raw_fd());
-    let environment = plugin_restores(
-        context.criu.version,
-        facts.pids.root,
-        hold_number,
-        &libdir,
-        sockets.path(),
-    );
-    let mut environment = environment.map_err(RestoreError::Prepare)?;
+    let landing = Landing::prepare(context, sandbox, facts, sockets.path())?;
+    let mut environment = plugin_restores(context.criu.version, facts.pids.root);
+    let interposes = plugin_interposes(&libdir, sockets.path());
+    environment.push(interposes.map_err(RestoreError::Prepare)?);
+    environment.extend(landing.environment()?);
     environment.extend(own_calls(&facts.attributes));
     environment.push((HOLD_FOLDER_VARIABLE.into(), sockets.path().into()));
     let tool = ToolCommand {
@@ -374,26 +368,32 @@ fn run_criu(
         restores: Some(facts.pids),
     };
     let (stop, stopped) = UnixStream::pair().map_err(RestoreError::Prepare)?;
-    let (ended, served) = thread::scope(|scope| {
+    let stopped = &stopped;
+    let (ended, served, looked) = thread::scope(|scope| {
         // CRIU asks for nothing where it has files.
         let exists = |name: &str| image.contains(&format!("criu/{name}"));
         let send = |name: &str, pipe: File| send(image, name, &pipe);
-        let serving = scope.spawn(move || serve.run(&stopped, exists, send, || drop(lock)));
-        let run = sandbox.run_tool(tool, &descriptors);
-        // From here on CRIU alone has the other end.
-        drop(held);
-        scope.spawn(|| when_held(&hold, || give_back_attributes(sandbox, facts)));
-        let ended = run.and_then(|run| wait(&run, image, context.config.snapshot.timeout));
+        let serving = scope.spawn(move || serve.run(stopped, exists, send, || drop(lock)));
+        let looking = scope.spawn(|| landing.wait(stopped));
+        let ended = sandbox
+            .run_tool(tool, &descriptors)
+            .and_then(|run| wait(&run, image, context.config.snapshot.timeout));
         if !matches!(ended, Ok(Ended::Exited(0))) {
             // Every process that CRIU has created exits with the sandbox. This closes the pipes that are still served.
             sandbox.kill();
         }
         drop(stop);
-        // No process that still has the other end keeps the thread from ending.
-        let _ = hold.shutdown(Shutdown::Both);
-        (ended, serving.join())
+        (ended, serving.join(), looking.join())
     });
     let served = served.map_err(|_| RestoreError::Panicked)?;
+    match looked.map_err(|_| RestoreError::Panicked)? {
+        Some(looked) => looked?,
+        None if matches!(ended, Ok(Ended::Exited(0))) => {
+            sandbox.kill();
+            return Err(RestoreError::NotAsked);
+        }
+        None => {}
+    }
     match (ended, served) {
         (_, Err(ServeError::Source(error))) => {
             sandbox.kill();
@@ -414,16 +414,6 @@ fn run_criu(
         }),
         (Err(SandboxError::Slow(limit)), _) => Err(RestoreError::Slow(limit)),
         (Err(error), _) => Err(error.into()),
-    }
-}
-
-/// Calls `complete` when CRIU has restored all tasks and none runs yet, and then lets them run. Returns when CRIU has
-/// exited, or once they run.
-fn when_held(mut hold: &UnixStream, complete: impl FnOnce()) {
-    // The end of a CRIU that fails is reported by its exit.
-    if hold.read_exact(&mut [0]).is_ok() {
-        complete();
-        let _ = hold.write_all(&[0]);
     }
 }
 
@@ -466,16 +456,6 @@ fn own_calls(attributes: &[ThreadAttributes]) -> Option<(OsString, OsString)> {
         let policy = it.memory_policy.map(|policy| (policy.mode, policy.nodes));
         (it.thread, it.personality, policy)
     }))
-}
-
-/// Gives the restored threads their attributes, before they run.
-fn give_back_attributes(sandbox: &Sandbox, facts: &ImageFacts) {
-    // Otherwise the restore fails, or the job has exited.
-    let root = job::child_with_pid(sandbox.pid(), facts.pids.root);
-    let processes = root.and_then(job::tree).unwrap_or_default();
-    for lost in job::give_back_attributes(&facts.attributes, &processes) {
-        tracing::warn!("not as at the snapshot: {lost}");
-    }
 }
 
 fn start_timers(sandbox: &Sandbox, facts: &ImageFacts) -> Result<(), RestoreError> {

@@ -107,6 +107,9 @@ pub struct ImageFacts {
     /// Standard streams.
     #[serde(flatten)]
     pub streams: Marks,
+    /// Users as which the job's processes act; empty in images made before they were recorded.
+    #[serde(default)]
+    pub users: Vec<u32>,
     /// Regular files that the job had open or mapped.
     pub files: Vec<OpenFile>,
     /// True if a process has huge pages of its own (`MAP_HUGETLB`): CRIU cannot restore them from a stream.

@@ -17,7 +17,7 @@ use crate::clock;
 use crate::config;
 use crate::criu::{
     Capture, CaptureError, Captured, DumpOptions, HOLD_FOLDER_VARIABLE, Unaccepted, dump_arguments,
-    plugin_asks, plugin_takes, reports_passing,
+    plugin_asks, plugin_interposes, plugin_takes, reports_passing,
 };
 use crate::job::{self, TreeError};
 use crate::run::format::why;
@@ -105,12 +105,14 @@ impl<'a> CriuDump<'a> {
                 config::Tcp::Keep => Unaccepted::Refused,
             },
         }));
+        let interposes = plugin_interposes(&context.libdir(), sockets);
         let tool = ToolCommand {
             argv,
             environment: vec![
                 (HOLD_FOLDER_VARIABLE.into(), sockets.into()),
                 plugin_takes(majors),
                 plugin_asks(sockets),
+                interposes.map_err(SnapshotError::Prepare)?,
             ],
             first_descriptor: STDERR,
             restores: None,

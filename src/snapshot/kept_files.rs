@@ -8,7 +8,7 @@
 use std::collections::{BTreeSet, HashSet};
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,6 +22,7 @@ use crate::files::{
 };
 use crate::run::image_facts::{KEPT_LIST, kept_stream};
 use crate::run::run_context::RunContext;
+use crate::safe_path::Spot;
 use crate::store::{ImageId, ImageReader, ImageWriter, StreamWriter, WriteError};
 
 /// Streams of earlier images in a set; with more, the contents are put together in one.
@@ -340,10 +341,7 @@ fn forget_other(file: &mut KeptFile, name: &str) {
 
 /// Opens a file, and returns its device and inode with it.
 fn open(path: &Path) -> io::Result<(File, (u64, u64))> {
-    let file = File::options()
-        .read(true)
-        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOATIME)
-        .open(path)?;
+    let file = Spot::of(path)?.open(File::options().read(true), libc::O_NOATIME)?;
     let found = file.metadata()?;
     if !found.is_file() {
         return Err(io::ErrorKind::InvalidInput.into());

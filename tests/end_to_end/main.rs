@@ -9,6 +9,7 @@ mod command;
 mod containers;
 mod copier;
 mod driver_snapshots;
+mod escalations;
 mod faults;
 mod guide;
 mod harness;

@@ -9,14 +9,14 @@
 
 use std::fs;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::socket::{UnixAddr, getsockname};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
-use super::has_name;
+use super::{has_name, is_socket};
 
 /// An ioctl that opens a bound socket's file (`linux/un.h`, Linux 4.10).
 const SIOCUNIXFILE: libc::Ioctl = 0x89E0;
@@ -24,13 +24,21 @@ const SIOCUNIXFILE: libc::Ioctl = 0x89E0;
 /// A way to borrow descriptors of a process.
 ///
 /// A borrowed descriptor is a copy in this process, which is closed at once.
-pub(super) struct Borrower(OwnedFd);
+pub(in crate::job) struct Borrower(OwnedFd);
 
 impl Borrower {
     /// Opens a process; returns `None` if the process (a host pid) has exited, or on Linux before 5.6.
     pub fn new(pid: i32) -> Option<Self> {
         let process = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty());
         process.ok().map(Self)
+    }
+
+    /// Returns the file of the bound unix socket to which a link in `/proc/PID/fd` leads; `None` as in
+    /// [`bound_path`](Self::bound_path), and for what is no socket.
+    pub fn path_of(&self, link: &Path) -> Option<PathBuf> {
+        let target = fs::read_link(link).ok()?;
+        let number = link.file_name()?.to_str()?.parse().ok()?;
+        is_socket(&target).then(|| self.bound_path(number))?
     }
 
     /// Returns the file of a bound unix socket; `None` for other sockets, and for one whose file has been removed or

@@ -3,7 +3,7 @@
 //! Existing nodes are left alone. Nothing is created through a link: recorded paths have no links, so an existing link
 //! was put there since, and leads elsewhere.
 
-use std::fs::{self, Permissions};
+use std::fs::{self, File, Metadata, Permissions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -16,6 +16,7 @@ use nix::sys::stat::{Mode, SFlag, fstat, mkdirat};
 use nix::unistd::mkfifoat;
 
 use super::{NODES_MAX, Node, NodeKind};
+use crate::safe_path::{Spot, Way};
 
 /// Mode bits of a folder in which every user may create files and no user may remove those of others, such as `/tmp`.
 const SHARED: u32 = 0o1002;
@@ -87,6 +88,11 @@ pub(in crate::job) fn remake(nodes: &[Node]) -> Result<(), NodesError> {
             return Err(NodesError::Senseless(node.path.clone()));
         };
         let folder = open_folder(node, parent)?.ok_or_else(|| failed(Errno::ENOENT))?;
+        let allowed = Spot::of(&node.path).and_then(|spot| spot.allows(node.owner.0));
+        allowed.map_err(|source| NodesError::System {
+            path: node.path.clone(),
+            source,
+        })?;
         // Other users have no access before the node has its owner.
         let made = match node.kind {
             NodeKind::Folder => mkdirat(&folder, name, Mode::S_IRWXU),
@@ -140,22 +146,21 @@ fn is_missing(node: &Node) -> Result<bool, NodesError> {
         path: node.path.clone(),
         obstacle: obstacle.to_owned(),
     };
-    // Links are followed: a user who moved a folder and left a link did so on purpose.
-    match fs::metadata(&node.path) {
+    match find(&node.path) {
         Ok(metadata) if NodeKind::of(&metadata) == Some(node.kind) => {
             refuse_foreign(node)?;
             Ok(false)
         }
         Ok(_) => Err(obstructed(&node.path)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            if fs::symlink_metadata(&node.path).is_ok() {
+            if Spot::of(&node.path).is_ok_and(|spot| spot.metadata().is_ok()) {
                 return Err(obstructed(&node.path));
             }
             // An ancestor that is not a folder is refused before any change.
             open_folder(node, node.path.parent().unwrap_or(&node.path))?;
             Ok(true)
         }
-        Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
+        Err(error) if is_obstacle(&error) => {
             open_folder(node, node.path.parent().unwrap_or(&node.path))?;
             Err(obstructed(&node.path))
         }
@@ -166,11 +171,29 @@ fn is_missing(node: &Node) -> Result<bool, NodesError> {
     }
 }
 
+/// Inspects what is at a path. A link is followed where no other user can have made it: an administrator who moved a
+/// folder and left a link did so on purpose.
+fn find(path: &Path) -> io::Result<Metadata> {
+    let spot = Spot::of(path)?;
+    let found = spot.metadata()?;
+    if found.is_symlink() {
+        return File::from(Way::to(path)?.into_folder()).metadata();
+    }
+    Ok(found)
+}
+
+fn is_obstacle(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(nix::libc::ENOTDIR | nix::libc::ELOOP)
+    )
+}
+
 /// Refuses a node that another user has put into a shared folder in place of one that the job has removed.
 fn refuse_foreign(node: &Node) -> Result<(), NodesError> {
-    let parent = node.path.parent().map(fs::metadata);
+    let parent = node.path.parent().map(find);
     let shared = parent.is_some_and(|parent| parent.is_ok_and(|it| it.mode() & SHARED == SHARED));
-    match fs::symlink_metadata(&node.path) {
+    match Spot::of(&node.path).and_then(|spot| spot.metadata()) {
         Ok(there) if shared && ![0, node.owner.0].contains(&there.uid()) => {
             Err(NodesError::Foreign {
                 path: node.path.clone(),

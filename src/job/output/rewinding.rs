@@ -72,7 +72,8 @@ impl Output {
             return Ok(());
         }
         let (now, then) = (about.size(), there.offset);
-        let is_same = |known| sample(&handle, then).ok() == Some(known);
+        let sampled = || File::open(&handle).and_then(|file| sample(&file, then));
+        let is_same = |known| sampled().ok() == Some(known);
         if now >= then && there.sample.is_none_or(is_same) {
             return Ok(());
         }

@@ -12,6 +12,7 @@ use nix::unistd::{Whence, lseek64};
 use super::error::{RewindError, system};
 use crate::job::files::OpenFile;
 use crate::known_errors::is_disk_full;
+use crate::safe_path::Spot;
 
 /// Data that was cut off a file, or overwritten, and its new place.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -168,9 +169,14 @@ fn copy_data(source: &mut File, from: u64, end: u64, target: &mut File, at: u64)
     Ok(())
 }
 
-/// Opens a file without following links: recorded paths were free of links, so an existing link leads elsewhere.
+/// Opens a file without following links: recorded paths were free of links, so an existing link leads elsewhere. A file
+/// that another user can have linked there is refused.
 pub(super) fn without_links(path: &Path) -> io::Result<File> {
-    let mut options = File::options();
-    options.custom_flags(nix::libc::O_NOFOLLOW);
-    options.read(true).write(true).open(path)
+    let spot = Spot::of(path)?;
+    let file = spot.open(File::options().read(true).write(true), 0)?;
+    let found = file.metadata()?;
+    if !found.is_file() || spot.is_lent(&found)? {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    Ok(file)
 }

@@ -152,7 +152,7 @@ fn a_copy_of_a_log_is_the_log_and_what_others_wrote_in_its_place_is_not() {
     fs::write(&log, &first).unwrap();
     let mut file = recorded(&log, Access::Write, None);
     file.mode = fs::metadata(&log).unwrap().mode() & 0o7777;
-    file.sample = sample(&log, file.size).ok();
+    file.sample = sample_at(&log, file.size).ok();
     // While the file is open, no other file gets its inode.
     let _first = File::open(&log).unwrap();
     let plan = |file: &OpenFile| {

@@ -1,0 +1,177 @@
+//! The question of the CRIU plugin before restored tasks run, and the settings of the plugin for it.
+//!
+//! While CRIU restores, the mounts of the sandbox follow no links; the plugin undoes that when every task is ready, and
+//! waits for an answer.
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use nix::poll::PollTimeout;
+use procfs::ProcResult;
+use procfs::process::Process;
+
+use super::message::wait_readable;
+use super::plugin::{PluginVariable, name};
+use crate::plugin::variables;
+use crate::plugin::variables::GO_ON;
+
+/// Name of the socket.
+const SOCKET: &str = "question.sock";
+/// Folders in which the sandbox mounts file systems of its own; CRIU needs the links in them.
+const SANDBOXS_OWN: [&str; 3] = ["/proc", "/dev", "/sys"];
+/// Mark of a mount that follows no links.
+const NO_LINKS: &str = "nosymfollow";
+
+/// The socket of the plugin's question.
+#[derive(Debug)]
+pub struct Question {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+impl Question {
+    /// Binds the socket in `directory`.
+    ///
+    /// # Errors
+    /// When it cannot be bound.
+    pub fn bind(directory: &Path) -> io::Result<Self> {
+        let path = directory.join(SOCKET);
+        Ok(Self {
+            listener: UnixListener::bind(&path)?,
+            path,
+        })
+    }
+
+    /// Returns the variable that makes the plugin ask.
+    #[must_use]
+    pub fn variable(&self) -> PluginVariable {
+        (name(variables::QUESTION), self.path.clone().into())
+    }
+
+    /// Waits for the question and answers it: `answer` decides, or has killed the tasks. Returns `None` if `cancel` could
+    /// be read or ended before the plugin asked.
+    pub fn wait<E>(
+        &self,
+        cancel: &impl AsFd,
+        answer: impl FnOnce() -> Result<(), E>,
+    ) -> Option<Result<(), E>> {
+        let waited = wait_readable([&self.listener, cancel], PollTimeout::NONE);
+        if !waited.is_ok_and(|[asked, _]| asked) {
+            return None;
+        }
+        let (mut plugin, _) = self.listener.accept().ok()?;
+        let answered = answer();
+        // A plugin that is gone needs no word.
+        let _ = plugin.write_all(&[GO_ON]);
+        Some(answered)
+    }
+}
+
+/// Returns the variable by which the mounts of the sandbox whose pid 1 has this host pid follow no links while CRIU
+/// restores; `None` where the kernel cannot do that (before 5.14).
+///
+/// # Errors
+/// The list of mounts cannot be read.
+pub fn plugin_follows_no_links(sandbox: i32) -> ProcResult<Option<PluginVariable>> {
+    if !kernel_can() {
+        return Ok(None);
+    }
+    let mut list = OsString::new();
+    for mount in Process::new(sandbox)?.mountinfo()? {
+        let is_own = SANDBOXS_OWN
+            .iter()
+            .any(|own| mount.mount_point.starts_with(own));
+        let has_it = mount.mount_options.contains_key(NO_LINKS);
+        if !is_own && !has_it {
+            list.push(OsString::from_vec(unescaped(&mount.mount_point)));
+            list.push("\n");
+        }
+    }
+    Ok(Some((name(variables::NO_LINKS), list)))
+}
+
+/// Returns true if the kernel can make mounts follow no links: `MOUNT_ATTR_NOSYMFOLLOW`.
+fn kernel_can() -> bool {
+    let about = nix::sys::utsname::uname();
+    about.is_ok_and(|about| is_new_enough(&about.release().to_string_lossy()))
+}
+
+fn is_new_enough(release: &str) -> bool {
+    let mut numbers = release.split(|char: char| !char.is_ascii_digit());
+    let mut next = || numbers.next().and_then(|number| number.parse::<u32>().ok());
+    (next(), next()) >= (Some(5), Some(14))
+}
+
+/// Replaces the escapes of `/proc/PID/mountinfo` (`\040` is a space).
+fn unescaped(point: &Path) -> Vec<u8> {
+    let bytes = point.as_os_str().as_bytes();
+    let mut plain = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while let Some(byte) = bytes.get(at) {
+        let octal = bytes.get(at + 1..at + 4).filter(|_| *byte == b'\\');
+        let number = octal.and_then(|digits| std::str::from_utf8(digits).ok());
+        if let Some(number) = number.and_then(|it| u8::from_str_radix(it, 8).ok()) {
+            plain.push(number);
+            at += 4;
+        } else {
+            plain.push(*byte);
+            at += 1;
+        }
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn the_plugin_is_answered_and_a_cancelled_wait_has_no_answer() {
+        let folder = tempfile::tempdir().unwrap();
+        let question = Question::bind(folder.path()).unwrap();
+        let (mut plugin, (stop, stopped)) = (
+            UnixStream::connect(folder.path().join(SOCKET)).unwrap(),
+            UnixStream::pair().unwrap(),
+        );
+        let answered = question.wait(&stopped, || Ok::<(), ()>(()));
+        assert_eq!(answered, Some(Ok(())));
+        let mut word = [0];
+        plugin.read_exact(&mut word).unwrap();
+        drop(stop);
+        assert_eq!(question.wait(&stopped, || Err(())), None);
+    }
+
+    #[test]
+    fn mount_points_are_those_of_the_kernel() {
+        assert_eq!(unescaped(Path::new("/a\\040b\\134c")), b"/a b\\c");
+        assert_eq!(unescaped(Path::new("/plain\\x")), b"/plain\\x");
+        let own = i32::try_from(std::process::id()).unwrap();
+        if let Some((_, list)) = plugin_follows_no_links(own).unwrap() {
+            let list = list.to_string_lossy().into_owned();
+            assert!(list.lines().any(|line| line == "/"), "{list}");
+            assert!(
+                !list.lines().any(|line| line.starts_with("/proc")),
+                "{list}"
+            );
+        }
+    }
+
+    #[test]
+    fn old_kernels_are_known_by_their_release() {
+        for (release, expected) in [
+            ("6.1.0-18-amd64", true),
+            ("5.14.0-503.el9.x86_64", true),
+            ("5.13.19", false),
+            ("4.18.0-553.el8", false),
+            ("", false),
+        ] {
+            assert_eq!(is_new_enough(release), expected, "{release}");
+        }
+    }
+}

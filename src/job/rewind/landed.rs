@@ -1,0 +1,353 @@
+//! The comparison of what restored tasks have open, mapped and for folders with what was at these paths before CRIU
+//! opened them.
+//!
+//! Another user who can write to a folder on the way may put another file in the place of the job's at any moment. What
+//! is at such a path is noted, and its owner compared with the image's, before CRIU starts; before the first task runs,
+//! each is compared with what CRIU has opened.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::{self, Metadata};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::sys::statfs::{OVERLAYFS_SUPER_MAGIC, statfs};
+use nix::unistd::geteuid;
+use procfs::process::MMapPath;
+
+use crate::job::files::{OpenFile, is_deleted};
+use crate::job::nodes::{Borrower, Node};
+use crate::job::tree::{self, Process};
+use crate::safe_path::{Spot, Way};
+
+/// Folders of the kernel's, in which no user makes names.
+const KERNELS_OWN: [&str; 2] = ["/proc", "/sys"];
+
+/// A reason why restored tasks must not run.
+#[derive(Debug, thiserror::Error)]
+pub enum LandedError {
+    /// Another user's file is in the place of the job's.
+    #[error("cannot open {} for the job: it belongs to user {now} now, and belonged to user {then}; put back what was there", path.display())]
+    Owner {
+        /// The path.
+        path: PathBuf,
+        /// Owner at the snapshot.
+        then: u32,
+        /// Present owner.
+        now: u32,
+    },
+    /// A link was put in the way.
+    #[error("cannot open {} for the job: a link is on the way to it that another user than root can have made; put the folder itself there, or mount it there", .0.display())]
+    Link(PathBuf),
+    /// A path could not be inspected.
+    #[error("cannot inspect {}, which the job needs", .0.display())]
+    Inspect(PathBuf, #[source] io::Error),
+    /// A task has another file.
+    #[error("process {pid} was given another file than the job's for {}: somebody has exchanged it while it was opened; the process was killed before it ran", path.display())]
+    Exchanged {
+        /// Pid as the job sees it.
+        pid: i32,
+        /// The path that the task has.
+        path: PathBuf,
+    },
+    /// A process could not be read.
+    #[error("cannot inspect process {0}, which was restored")]
+    Process(i32, #[source] io::Error),
+}
+
+/// What CRIU is to find at the paths of an image.
+#[derive(Debug)]
+pub struct Expected {
+    /// All paths of the image.
+    known: HashSet<PathBuf>,
+    /// Device and inode of those that another user can lead elsewhere.
+    watched: HashMap<PathBuf, (u64, u64)>,
+    /// ckpt-run's own folders.
+    ours: Vec<PathBuf>,
+    has_link: bool,
+}
+
+impl Expected {
+    /// Notes what is at the paths of an image whose processes belong to `users`. Returns `None` where nobody but root and
+    /// this process's user can lead CRIU elsewhere.
+    ///
+    /// # Errors
+    /// A path leads through a link of another user's, or to another user's file.
+    pub fn note(
+        users: &[u32],
+        files: &[OpenFile],
+        nodes: &[Node],
+        ours: &[PathBuf],
+    ) -> Result<Option<Self>, LandedError> {
+        let mut expected = Self {
+            known: HashSet::new(),
+            watched: HashMap::new(),
+            ours: ours.to_vec(),
+            has_link: false,
+        };
+        let files = files.iter().map(|file| (&file.path, file.owner.0));
+        let nodes = nodes.iter().map(|node| (&node.path, node.owner.0));
+        let mut ways: HashMap<&Path, Option<Way>> = HashMap::new();
+        for (path, owner) in files.chain(nodes) {
+            expected.add(path, owner, &mut ways)?;
+        }
+        let is_other = |user: &u32| ![0, geteuid().as_raw()].contains(user);
+        let is_needed = !expected.watched.is_empty() || users.iter().any(is_other);
+        Ok(is_needed.then_some(expected))
+    }
+
+    fn add<'a>(
+        &mut self,
+        path: &'a Path,
+        then: u32,
+        ways: &mut HashMap<&'a Path, Option<Way>>,
+    ) -> Result<(), LandedError> {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return Ok(());
+        };
+        if !self.known.insert(path.to_owned()) {
+            return Ok(());
+        }
+        let way = match ways.entry(parent) {
+            std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
+            std::collections::hash_map::Entry::Vacant(place) => {
+                place.insert(match Way::to(parent) {
+                    Ok(way) => Some(way),
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+                    Err(error) if is_loop(&error) => {
+                        return Err(LandedError::Link(path.to_owned()));
+                    }
+                    Err(error) => return Err(LandedError::Inspect(path.to_owned(), error)),
+                })
+            }
+        };
+        // What is not there, CRIU reports.
+        let Some(way) = way else { return Ok(()) };
+        self.has_link |= way.has_link();
+        if way.is_ours_to(Path::new(name)) {
+            return Ok(());
+        }
+        let found = match Spot::of(path).and_then(|spot| spot.metadata()) {
+            Ok(found) => found,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(LandedError::Inspect(path.to_owned(), error)),
+        };
+        if found.is_symlink() {
+            return Err(LandedError::Link(path.to_owned()));
+        }
+        if found.uid() != then {
+            return Err(LandedError::Owner {
+                path: path.to_owned(),
+                then,
+                now: found.uid(),
+            });
+        }
+        self.watched.insert(path.to_owned(), identity(&found));
+        Ok(())
+    }
+
+    /// Returns true if no path of the image leads through a link: then CRIU needs to follow none.
+    #[must_use]
+    pub fn needs_no_links(&self) -> bool {
+        !self.has_link
+    }
+
+    /// Compares what the restored tasks have with what was noted.
+    ///
+    /// # Errors
+    /// The first difference.
+    pub fn check(&self, processes: &[Process]) -> Result<(), LandedError> {
+        for process in processes {
+            self.check_process(process)?;
+        }
+        Ok(())
+    }
+
+    fn check_process(&self, process: &Process) -> Result<(), LandedError> {
+        let pid = process.host_pid;
+        let failed = |error| LandedError::Process(process.pid, error);
+        if !tree::is_alive(pid) {
+            return Ok(()); // a zombie has nothing open
+        }
+        for link in ["cwd", "root", "exe"] {
+            self.check_link(process, &PathBuf::from(format!("/proc/{pid}/{link}")))?;
+        }
+        let borrower = Borrower::new(pid);
+        for descriptor in fs::read_dir(format!("/proc/{pid}/fd")).map_err(failed)? {
+            let link = descriptor.map_err(failed)?.path();
+            if let Some(path) = borrower.as_ref().and_then(|it| it.path_of(&link)) {
+                self.check_socket(process, path)?;
+            } else {
+                self.check_link(process, &link)?;
+            }
+        }
+        let maps = tree::maps(pid).map_err(|error| failed(io::Error::other(error)))?;
+        let mut seen = HashSet::new();
+        for map in maps {
+            // A name that has other bytes than UTF-8 is looked at under its own.
+            if let MMapPath::Path(path) = map.pathname
+                && seen.insert(path)
+            {
+                self.check_link(process, &tree::map_link(pid, map.address))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the folder in which the file of a socket was made.
+    fn check_socket(&self, process: &Process, path: PathBuf) -> Result<(), LandedError> {
+        let is_right = path.parent().is_none_or(|folder| {
+            folder.parent().is_none()
+                || self.known.contains(folder)
+                || self.ours.iter().any(|ours| path.starts_with(ours))
+        });
+        if is_right {
+            return Ok(());
+        }
+        // It was made for the job by CRIU, as root.
+        let _ = Spot::of(&path).and_then(|spot| fs::remove_file(spot.path()));
+        Err(LandedError::Exchanged {
+            pid: process.pid,
+            path,
+        })
+    }
+
+    fn check_link(&self, process: &Process, link: &Path) -> Result<(), LandedError> {
+        let failed = |error| LandedError::Process(process.pid, error);
+        let path = match fs::read_link(link) {
+            Ok(path) => path,
+            // A kernel thread's, or a mapping that is none of a file.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(failed(error)),
+        };
+        let is_ours = |folder: &PathBuf| path.starts_with(folder);
+        if !path.is_absolute()
+            || path.parent().is_none()
+            || is_deleted(&path)
+            || KERNELS_OWN.iter().any(|own| path.starts_with(own))
+            || self.ours.iter().any(is_ours)
+        {
+            return Ok(());
+        }
+        let wanted = self.watched.get(&path);
+        if wanted.is_none() && self.known.contains(&path) {
+            return Ok(());
+        }
+        let found = fs::metadata(link).map_err(failed)?;
+        let is_right = match wanted {
+            Some(wanted) => *wanted == identity(&found) || is_of_layer(link, &path, &found),
+            // Devices and sockets have no content, and are no paths of the image.
+            None => !(found.is_file() || found.is_dir() || found.file_type().is_fifo()),
+        };
+        if is_right {
+            return Ok(());
+        }
+        Err(LandedError::Exchanged {
+            pid: process.pid,
+            path,
+        })
+    }
+}
+
+/// Returns true for a mapping of a file on an overlay: it shows the file of the layer below, with another device.
+fn is_of_layer(link: &Path, path: &Path, found: &Metadata) -> bool {
+    let is_mapping = link
+        .parent()
+        .is_some_and(|folder| folder.ends_with("map_files"));
+    let overlay = |path: &Path| {
+        statfs(path).is_ok_and(|about| about.filesystem_type() == OVERLAYFS_SUPER_MAGIC)
+    };
+    is_mapping
+        && Spot::of(path).is_ok_and(|spot| {
+            let is_other = spot
+                .metadata()
+                .is_ok_and(|named| named.dev() != found.dev());
+            is_other && overlay(&spot.path())
+        })
+}
+
+fn is_loop(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::ELOOP as i32)
+}
+
+fn identity(found: &Metadata) -> (u64, u64) {
+    (found.dev(), found.ino())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{File, Permissions};
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::process::{Command, Stdio};
+
+    /// A process that has the file open, in a folder where every user may rename.
+    fn scene(act: impl FnOnce(&Path, &Expected, &[Process])) {
+        let place = tempfile::tempdir().unwrap();
+        fs::set_permissions(place.path(), Permissions::from_mode(0o777)).unwrap();
+        let path = place.path().join("file");
+        fs::write(&path, "theirs").unwrap();
+        let mut child = Command::new("sleep")
+            .arg("600")
+            .current_dir("/")
+            .stdin(File::open(&path).unwrap())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let processes = [Process {
+            host_pid: pid,
+            pid,
+            resident: 0,
+        }];
+        let files = || crate::job::collect(&[pid]).unwrap();
+        while !files().iter().any(|file| file.path.ends_with("libc.so.6")) {
+            std::thread::yield_now();
+        }
+        let expected = Expected::note(&[0], &files(), &[], &[]).unwrap().unwrap();
+        act(&path, &expected, &processes);
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn what_was_noted_passes_and_another_file_does_not() {
+        scene(|path, expected, processes| {
+            expected.check(processes).unwrap();
+            assert_eq!(expected.watched.len(), 1, "only what others can exchange");
+            let mut other = Expected {
+                known: expected.known.clone(),
+                watched: HashMap::new(),
+                ours: Vec::new(),
+                has_link: false,
+            };
+            other.watched.insert(path.to_owned(), (0, 0));
+            let exchanged = other.check(processes).unwrap_err();
+            assert!(matches!(exchanged, LandedError::Exchanged { .. }));
+            other.watched.clear();
+            other.known.remove(path);
+            let stray = other.check(processes).unwrap_err();
+            assert!(stray.to_string().contains("file"), "{stray}");
+        });
+    }
+
+    #[test]
+    fn links_and_owners_are_refused_beforehand() {
+        scene(|path, _, processes| {
+            let files = crate::job::collect(&[processes[0].host_pid]).unwrap();
+            let note = || Expected::note(&[0], &files, &[], &[]);
+            fs::rename(path, path.with_file_name("moved")).unwrap();
+            symlink("moved", path).unwrap();
+            assert!(matches!(note(), Err(LandedError::Link(_))));
+            fs::remove_file(path).unwrap();
+            fs::write(path, "theirs").unwrap();
+            assert!(note().is_ok());
+            if geteuid().is_root() {
+                std::os::unix::fs::chown(path, Some(65_534), None).unwrap();
+                assert!(matches!(note(), Err(LandedError::Owner { .. })));
+            }
+        });
+    }
+}

@@ -1,0 +1,176 @@
+//! A name in a folder that is held open.
+
+use std::fs::{self, File, Metadata};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat2};
+use nix::libc;
+
+use super::way::{OTHERS_WRITE, Way, is_us};
+
+/// A name in a folder that is held open: whatever is put in the way later leads nowhere else.
+#[derive(Debug)]
+pub(crate) struct Spot {
+    parent: PathBuf,
+    folder: OwnedFd,
+    name: PathBuf,
+}
+
+impl Spot {
+    /// Opens the folder of a path; see [`Way::to`] for links on the way.
+    ///
+    /// # Errors
+    /// The folder is not there, or another user can have made a link on the way to it (`ELOOP`).
+    pub fn of(path: &Path) -> io::Result<Self> {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        Ok(Self {
+            folder: open_folder(parent)?,
+            parent: parent.into(),
+            name: name.into(),
+        })
+    }
+
+    /// Returns a path to the name that resolves no link but the kernel's own to the held folder. The name itself may be a
+    /// link: operations on it must not follow it.
+    pub fn path(&self) -> PathBuf {
+        Path::new(&format!("/proc/self/fd/{}", self.folder.as_raw_fd())).join(&self.name)
+    }
+
+    /// Returns what the name is; a link is not followed.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub fn metadata(&self) -> io::Result<Metadata> {
+        fs::symlink_metadata(self.path())
+    }
+
+    /// Opens the name, which must not be a link, without waiting for anything; `flags` are added.
+    ///
+    /// # Errors
+    /// Those of `open`.
+    pub fn open(&self, options: &mut fs::OpenOptions, flags: i32) -> io::Result<File> {
+        options
+            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | flags)
+            .open(self.path())
+    }
+
+    /// Checks that names of a user's files may be made and removed in the folder. Where another user can exchange the
+    /// folder, the user has to be able to do that without this process: not in a folder of root's that is closed to others.
+    ///
+    /// # Errors
+    /// `PermissionDenied` if that is not so.
+    pub fn allows(&self, user: u32) -> io::Result<()> {
+        let folder = self.about_folder()?;
+        if is_us(user) || !is_closed(&folder) {
+            return Ok(());
+        }
+        let way = Way::to(&self.parent)?;
+        if way.is_ours() && way.identity() == (folder.dev(), folder.ino()) {
+            return Ok(());
+        }
+        let message = "it is in a folder that its owner may not change, and that another user can have put there";
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
+    }
+
+    fn about_folder(&self) -> io::Result<Metadata> {
+        fs::metadata(format!("/proc/self/fd/{}", self.folder.as_raw_fd()))
+    }
+
+    /// Returns true if another user can have linked the file there without a right to it: it has several names, and the
+    /// folder is another user's, whose the file is not.
+    ///
+    /// # Errors
+    /// The folder cannot be inspected.
+    pub fn is_lent(&self, file: &Metadata) -> io::Result<bool> {
+        let folder = self.about_folder()?;
+        let is_theirs = !is_us(folder.uid()) && folder.uid() != file.uid();
+        Ok(file.is_file() && file.nlink() > 1 && is_theirs)
+    }
+}
+
+/// Returns true for a folder in which only root and this process's user change names.
+fn is_closed(folder: &Metadata) -> bool {
+    is_us(folder.uid()) && folder.mode() & OTHERS_WRITE == 0
+}
+
+/// Opens a folder to act in it. Most ways have no links, which the kernel finds out in one call.
+fn open_folder(folder: &Path) -> io::Result<OwnedFd> {
+    let how = OpenHow::new()
+        .flags(OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC)
+        .resolve(ResolveFlag::RESOLVE_NO_SYMLINKS);
+    match openat2(AT_FDCWD, folder, how) {
+        // A link; Linux before 5.6; a filter of system calls.
+        Err(Errno::ELOOP | Errno::ENOSYS | Errno::EPERM) => Way::to(folder).map(Way::into_folder),
+        opened => Ok(opened?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::unistd::geteuid;
+    use std::fs::Permissions;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    #[test]
+    fn a_folder_that_became_a_link_leads_nowhere_else() {
+        let place = tempfile::tempdir().unwrap();
+        let path = |name: &str| place.path().join(name);
+        fs::create_dir(path("mine")).unwrap();
+        fs::create_dir(path("theirs")).unwrap();
+        fs::set_permissions(place.path(), Permissions::from_mode(0o777)).unwrap();
+        fs::write(path("mine/file"), "mine").unwrap();
+        fs::write(path("theirs/file"), "theirs").unwrap();
+        let spot = Spot::of(&path("mine/file")).unwrap();
+        fs::rename(path("mine"), path("moved")).unwrap();
+        symlink("theirs", path("mine")).unwrap();
+        let file = spot.open(File::options().read(true), 0).unwrap();
+        assert_eq!(io::read_to_string(file).unwrap(), "mine");
+        assert!(Spot::of(&path("mine/file")).is_err());
+        symlink("file", path("theirs/link")).unwrap();
+        let link = Spot::of(&path("theirs/link")).unwrap();
+        assert!(link.open(File::options().read(true), 0).is_err());
+        assert!(link.metadata().unwrap().is_symlink());
+    }
+
+    #[test]
+    fn a_closed_folder_within_that_of_another_user_is_left_alone() {
+        if !geteuid().is_root() {
+            println!("SKIPPED: only root gives folders away");
+            return;
+        }
+        let place = tempfile::tempdir().unwrap();
+        let folder = place.path().join("closed");
+        fs::create_dir(&folder).unwrap();
+        let allows = |user| Spot::of(&folder.join("file")).unwrap().allows(user).is_ok();
+        assert!(allows(0) && allows(65_534), "nobody can exchange it");
+        std::os::unix::fs::chown(place.path(), Some(65_534), None).unwrap();
+        assert!(allows(0) && !allows(65_534));
+        fs::set_permissions(&folder, Permissions::from_mode(0o777)).unwrap();
+        assert!(allows(65_534));
+    }
+
+    #[test]
+    fn a_file_of_others_with_two_names_is_lent() {
+        if !geteuid().is_root() {
+            println!("SKIPPED: only root gives files away");
+            return;
+        }
+        let place = tempfile::tempdir().unwrap();
+        std::os::unix::fs::chown(place.path(), Some(65_534), None).unwrap();
+        let spot = Spot::of(&place.path().join("file")).unwrap();
+        fs::write(spot.path(), "").unwrap();
+        let is_lent = || spot.is_lent(&spot.metadata().unwrap()).unwrap();
+        assert!(!is_lent());
+        fs::hard_link(spot.path(), place.path().join("other")).unwrap();
+        assert!(is_lent());
+        std::os::unix::fs::chown(spot.path(), Some(65_534), None).unwrap();
+        assert!(!is_lent());
+    }
+}

@@ -1,0 +1,172 @@
+//! The folders on the way to a file: who can change them, and whether links are among them.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Component, Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, open, openat, readlinkat};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat};
+use nix::unistd::geteuid;
+
+/// Limit on the links of one path, as in the kernel.
+const LINKS_MAX: usize = 40;
+/// Permission to write for anybody but the owner.
+pub(super) const OTHERS_WRITE: u32 = 0o022;
+/// In such a folder, nobody renames or removes what belongs to others.
+const STICKY: u32 = 0o1000;
+
+/// A folder that is held open, and the way to it.
+#[derive(Debug)]
+pub(crate) struct Way {
+    folder: OwnedFd,
+    about: FileStat,
+    /// True if nobody but root and this process's user can change the folders on the way.
+    is_ours: bool,
+    /// True if a link is on the way.
+    has_link: bool,
+}
+
+impl Way {
+    /// Opens a folder, component by component. A link is followed where nobody but root and this process's user can have
+    /// made it.
+    ///
+    /// # Errors
+    /// `ELOOP` at any other link; those of `openat`.
+    pub fn to(folder: &Path) -> io::Result<Self> {
+        let mut left = components(folder);
+        let root = open("/", FOLDER, Mode::empty())?;
+        let mut way = Self {
+            about: fstat(&root)?,
+            folder: root,
+            is_ours: true,
+            has_link: false,
+        };
+        let mut links = 0;
+        while let Some(name) = left.pop_front() {
+            let found = fstatat(&way.folder, name.as_os_str(), AtFlags::AT_SYMLINK_NOFOLLOW)?;
+            let is_ours = way.keeps(Some(&found));
+            if kind(&found) == SFlag::S_IFLNK {
+                links += 1;
+                if !is_ours || links > LINKS_MAX {
+                    return Err(Errno::ELOOP.into());
+                }
+                let target = PathBuf::from(readlinkat(&way.folder, name.as_os_str())?);
+                if target.is_absolute() {
+                    let root = open("/", FOLDER, Mode::empty())?;
+                    way.about = fstat(&root)?;
+                    way.folder = root;
+                }
+                for part in components(&target).into_iter().rev() {
+                    left.push_front(part);
+                }
+                way.has_link = true;
+                continue;
+            }
+            let next = openat(&way.folder, name.as_os_str(), FOLDER, Mode::empty());
+            // A link that was put there a moment ago.
+            way.folder = next.map_err(|errno| match errno {
+                Errno::ENOTDIR if kind(&found) == SFlag::S_IFDIR => Errno::ELOOP,
+                errno => errno,
+            })?;
+            way.is_ours = is_ours;
+            way.about = fstat(&way.folder)?;
+        }
+        Ok(way)
+    }
+
+    /// Returns true if nobody but root and this process's user decides what the name leads to.
+    pub fn is_ours_to(&self, name: &Path) -> bool {
+        let found = fstatat(&self.folder, name, AtFlags::AT_SYMLINK_NOFOLLOW).ok();
+        self.keeps(found.as_ref())
+    }
+
+    /// Returns true if nobody but root and this process's user decides what the path of the folder leads to.
+    pub(super) fn is_ours(&self) -> bool {
+        self.is_ours
+    }
+
+    /// Returns device and inode of the folder.
+    pub(super) fn identity(&self) -> (u64, u64) {
+        (self.about.st_dev, self.about.st_ino)
+    }
+
+    /// Returns true if a link is on the way.
+    pub fn has_link(&self) -> bool {
+        self.has_link
+    }
+
+    /// Returns the folder.
+    pub fn into_folder(self) -> OwnedFd {
+        self.folder
+    }
+
+    /// Returns true if no other user can rename or replace an entry of the folder; `None` if there is none.
+    fn keeps(&self, entry: Option<&FileStat>) -> bool {
+        let is_closed = self.about.st_mode & OTHERS_WRITE == 0;
+        let is_kept =
+            self.about.st_mode & STICKY != 0 && entry.is_some_and(|entry| is_us(entry.st_uid));
+        self.is_ours && is_us(self.about.st_uid) && (is_closed || is_kept)
+    }
+}
+
+const FOLDER: OFlag = OFlag::O_PATH
+    .union(OFlag::O_DIRECTORY)
+    .union(OFlag::O_NOFOLLOW)
+    .union(OFlag::O_CLOEXEC);
+
+pub(super) fn is_us(user: u32) -> bool {
+    user == 0 || user == geteuid().as_raw()
+}
+
+fn kind(found: &FileStat) -> SFlag {
+    SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT
+}
+
+fn components(path: &Path) -> VecDeque<OsString> {
+    let names = path.components().filter_map(|component| match component {
+        Component::Normal(name) => Some(name.to_owned()),
+        // The folder above is opened like any other.
+        Component::ParentDir => Some(OsString::from_vec(b"..".to_vec())),
+        Component::RootDir | Component::CurDir | Component::Prefix(_) => None,
+    });
+    names.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    #[test]
+    fn links_are_followed_where_nobody_else_can_make_them() {
+        let place = tempfile::tempdir().unwrap();
+        let (folder, real) = (place.path().join("folder"), place.path().join("real"));
+        fs::create_dir_all(folder.join("in")).unwrap();
+        fs::create_dir(&real).unwrap();
+        symlink("../real", folder.join("link")).unwrap();
+        symlink(&real, folder.join("in/far")).unwrap();
+        for link in ["link", "in/far", "link/../folder/link"] {
+            let way = Way::to(&folder.join(link)).unwrap();
+            assert!(way.is_ours && way.has_link(), "{link}");
+        }
+        let plain = Way::to(&folder).unwrap();
+        assert!(plain.is_ours_to(Path::new("any")) && !plain.has_link());
+        fs::set_permissions(&folder, Permissions::from_mode(0o777)).unwrap();
+        for link in ["link", "in/far"] {
+            let refused = Way::to(&folder.join(link)).unwrap_err();
+            assert_eq!(refused.raw_os_error(), Some(nix::libc::ELOOP), "{link}");
+        }
+        let open = Way::to(&folder).unwrap();
+        assert!(!open.is_ours_to(Path::new("any")) && !open.is_ours_to(Path::new("in")));
+        // As in /tmp: what is ours stays.
+        fs::set_permissions(&folder, Permissions::from_mode(0o1777)).unwrap();
+        let shared = Way::to(&folder).unwrap();
+        assert!(shared.is_ours_to(Path::new("in")) && !shared.is_ours_to(Path::new("any")));
+        assert!(Way::to(&folder.join("in/far")).is_ok());
+    }
+}
