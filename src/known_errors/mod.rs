@@ -182,6 +182,16 @@ pub static CAUSES: &[Cause] = &[
         "let the job close it, or not delete it",
     ),
     criu(
+        &["Open files on overmounted mounts"],
+        "a file system was mounted over a file or folder that the job has open",
+        "unmount it, or let the job open the file again",
+    ),
+    criu(
+        &["Can't link remap", "Invalid cross-device link"],
+        "a file system was mounted over a file that the job has open",
+        "unmount it, or let the job open the file again",
+    ),
+    criu(
         &["Can't lookup mount"],
         "the job has a file open from a mount that the sandbox does not see",
         "open the file inside the job",

@@ -82,6 +82,14 @@ const LINES: &[(&str, &str)] = &[
         "maps a device",
     ),
     (
+        "Error (criu/files-reg.c:1796): Open files on overmounted mounts are not supported yet; mount=155 fd=3 path=/tmp/m/x",
+        "was mounted over",
+    ),
+    (
+        "Error (criu/files-reg.c:1160): Can't link remap to /tmp/m/x: Invalid cross-device link",
+        "was mounted over",
+    ),
+    (
         "pie: 1610: Error (criu/pie/restorer.c:1884): Can't restore 0x7f2351400000 mapping with 0xfffffffffffffff4",
         "huge pages",
     ),
@@ -308,9 +316,10 @@ fn the_line_that_says_more_goes_first() {
 /// Checks that the table's texts occur in the CRIU program, except for texts of the C library.
 #[test]
 fn criu_has_the_texts_that_it_is_known_by() {
-    const OF_THE_KERNEL: [&str; 12] = [
+    const OF_THE_KERNEL: [&str; 13] = [
         "Network is unreachable",
         "Too many levels of symbolic links",
+        "Invalid cross-device link",
         "anon_inode:[io_uring]",
         "anon_inode:[userfaultfd]",
         "anon_inode:[perf_event]",

@@ -3,6 +3,7 @@
 //! It is looked for before a snapshot freezes anything, and once more while the tasks are frozen: a process may have
 //! come to it in between. Each obstacle names its process and a remedy.
 
+mod covered;
 mod hugetlb;
 mod namespaces;
 mod proc_files;
@@ -43,6 +44,17 @@ pub enum Obstacle {
         path: PathBuf,
         /// Continues "which".
         reason: &'static str,
+    },
+    /// A file system was mounted over an open file or folder, or over a folder above it.
+    #[error(
+        "process {process} has {} open, over which a file system was mounted since: unmount it, or let the process open \
+         the file again", path.display()
+    )]
+    Covered {
+        /// The process.
+        process: ProcessName,
+        /// The file or folder.
+        path: PathBuf,
     },
     /// The job's processes share private huge pages, and the kernel could not give each its own.
     #[error(
@@ -109,6 +121,7 @@ pub fn look_for_obstacles(processes: &[Process]) -> Result<(), Obstacle> {
 /// The obstacle.
 pub fn look_ahead(processes: &[Process]) -> Result<(), Obstacle> {
     look_for_obstacles(processes)?;
+    covered::look(processes)?;
     hugetlb::look(processes)
 }
 

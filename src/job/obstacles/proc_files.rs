@@ -29,6 +29,9 @@ pub(in crate::job) fn is_proc_file(link: &Path, target: &Path) -> bool {
 /// Looks for the first file that a restore would not open, or open as another one.
 pub(super) fn look(processes: &[Process]) -> Result<(), Obstacle> {
     let pids: HashSet<i32> = processes.iter().map(|process| process.pid).collect();
+    // The kernel gives paths from the root of the mount namespace, also for a process that has another root.
+    let top = processes.first().map_or(0, |root| root.host_pid);
+    let top = PathBuf::from(format!("/proc/{top}/root"));
     for process in processes {
         let folder = PathBuf::from(format!("/proc/{}", process.host_pid));
         let descriptors = fs::read_dir(folder.join("fd")).into_iter().flatten();
@@ -40,7 +43,7 @@ pub(super) fn look(processes: &[Process]) -> Result<(), Obstacle> {
             if !is_proc_file(&link, &path) {
                 continue;
             }
-            let reached = || Reached::by(&link, &folder.join("root"), &path);
+            let reached = || Reached::by(&link, &top, &path);
             if let Some(reason) = reason(&path, &pids, reached) {
                 let process = ProcessName::of(process.host_pid, process.pid);
                 return Err(Obstacle::ProcFile {

@@ -1,6 +1,8 @@
 //! Namespaces that a process of the job has for itself: a container or sandbox inside of the job.
 
-use crate::harness::{ON_REQUEST, Place, apply, as_root, stderr};
+use std::io::Write;
+
+use crate::harness::{ON_REQUEST, Place, apply, as_root, stderr, wait_until};
 
 /// Makes a child that has done `unshare` with the flags in `sys.argv[1]`, or a thread that has; it ends when the job may
 /// be snapshotted again.
@@ -71,4 +73,53 @@ fn a_child_whose_children_will_have_their_own_pids_is_named() {
 fn a_thread_with_its_own_mounts_is_named() {
     // A thread that shares its folder with others cannot leave their mounts: CLONE_FS first.
     is_refused("0x20200", "thread", "a mount namespace of its own");
+}
+
+#[apply(as_root)]
+fn a_file_below_a_later_mount_of_the_machines_is_named() {
+    let place = Place::new();
+    std::fs::create_dir(place.file("below")).unwrap();
+    let script = "import os, time\nopened = open('below/file', 'w')\nprint('ready', flush=True)\n\
+                  while not os.path.exists('go'): time.sleep(0.02)\n";
+    std::fs::write(place.file("job.py"), script).unwrap();
+    // The machine, for the job's sandbox: its mounts appear there. Standard input tells it to mount and to unmount.
+    let machine = r#"mount --make-rshared /; "$@" </dev/null & run=$!
+        read word; mount -t tmpfs none below; : >mounted; read word; umount --lazy below; : >unmounted; wait $run"#;
+    let ours = place.command(&["--interval", "never", "--", "python3", "-u", "job.py"]);
+    let mut command = std::process::Command::new("unshare");
+    command
+        .args([
+            "--mount",
+            "--propagation",
+            "private",
+            "sh",
+            "-c",
+            machine,
+            "sh",
+        ])
+        .arg(ours.get_program())
+        .args(ours.get_args())
+        .current_dir(place.path())
+        .env("XDG_CONFIG_HOME", place.path())
+        .env("CKPT_RUN_RESTART_BACKOFF", "50ms");
+    let mut run = place.spawn(command, |command| {
+        command.stdin(std::process::Stdio::piped());
+    });
+    let mut tell = run.stdin();
+    place.wait_for("out", "ready");
+    writeln!(tell, "mount").unwrap();
+    wait_until("the mount", || place.file("mounted").exists());
+    let refused = place.verb(&["snapshot"]);
+    let said = stderr(&refused);
+    assert!(!refused.status.success(), "{said}");
+    assert!(
+        said.contains("(python3) has /") && said.contains("/below/file open"),
+        "{said}"
+    );
+    assert!(said.contains("a file system was mounted since"), "{said}");
+    writeln!(tell, "unmount").unwrap();
+    wait_until("the unmount", || place.file("unmounted").exists());
+    place.snapshot();
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }

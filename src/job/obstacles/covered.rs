@@ -1,0 +1,187 @@
+//! Open files and folders below a file system that was mounted later: their paths lead to other files, or to none.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
+
+use super::{Obstacle, ProcessName};
+use crate::job::files::is_deleted;
+use crate::job::tree::Process;
+
+/// The mounts of a mount namespace.
+#[derive(Debug, Default)]
+struct Mounts {
+    /// The mount of `/` below all others.
+    top: Option<u64>,
+    /// By the mount that each is on, and the path.
+    above: HashMap<u64, HashMap<PathBuf, u64>>,
+    known: HashSet<u64>,
+}
+
+/// Looks for the first file or folder that a process has open, or works in, and that its path does not lead to.
+pub(super) fn look(processes: &[Process]) -> Result<(), Obstacle> {
+    let root = processes.first().map(|root| Mounts::of(root.host_pid));
+    let mounts = root.unwrap_or_default();
+    let mut seen = HashSet::new();
+    for process in processes {
+        let folder = PathBuf::from(format!("/proc/{}", process.host_pid));
+        let descriptors = fs::read_dir(folder.join("fd")).into_iter().flatten();
+        let descriptors = descriptors.flatten().map(|entry| entry.path());
+        for link in descriptors.chain([folder.join("cwd"), folder.join("root")]) {
+            let Ok(path) = fs::read_link(&link) else {
+                continue;
+            };
+            if !path.is_absolute() || is_deleted(&path) {
+                continue;
+            }
+            let Some(mount) = mount_of(&link) else {
+                continue;
+            };
+            if seen.insert((path.clone(), mount)) && mounts.cover(&path, mount) {
+                let process = ProcessName::of(process.host_pid, process.pid);
+                return Err(Obstacle::Covered { process, path });
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Mounts {
+    /// Reads the mounts that a process (a host pid) sees; none if it has exited.
+    fn of(pid: i32) -> Self {
+        let list = fs::read(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
+        Self::new(list.split(|byte| *byte == b'\n').filter_map(mount))
+    }
+
+    /// Sorts mounts, each with its number, that of the mount that it is on, and its path.
+    fn new(list: impl Iterator<Item = (u64, u64, PathBuf)>) -> Self {
+        let list: Vec<_> = list.collect();
+        let known: HashSet<u64> = list.iter().map(|(id, ..)| *id).collect();
+        let mut mounts = Self {
+            known,
+            ..Self::default()
+        };
+        for (id, below, point) in list {
+            if below == id || !mounts.known.contains(&below) {
+                mounts.top = Some(id);
+            } else {
+                mounts.above.entry(below).or_default().insert(point, id);
+            }
+        }
+        mounts
+    }
+
+    /// Returns true if the path does not lead into this mount, one of them.
+    fn cover(&self, path: &Path, mount: u64) -> bool {
+        let reached = self.reached(path);
+        self.known.contains(&mount) && reached.is_some_and(|reached| reached != mount)
+    }
+
+    /// Returns the mount that a path without links leads into.
+    fn reached(&self, path: &Path) -> Option<u64> {
+        let mut at = self.top?;
+        let folders: Vec<&Path> = path.ancestors().collect();
+        for folder in folders.into_iter().rev() {
+            // Mounts are a tree: none comes twice.
+            while let Some(next) = self.above.get(&at).and_then(|above| above.get(folder)) {
+                at = *next;
+            }
+        }
+        Some(at)
+    }
+}
+
+/// Reads a line of `/proc/PID/mountinfo`. The kernel writes blanks and backslashes in a path as octal numbers.
+fn mount(line: &[u8]) -> Option<(u64, u64, PathBuf)> {
+    let mut fields = line.split(|byte| *byte == b' ');
+    let mut number = || std::str::from_utf8(fields.next()?).ok()?.parse().ok();
+    let (id, below) = (number()?, number()?);
+    let mut rest = fields.nth(2)?;
+    let mut point = Vec::with_capacity(rest.len());
+    while let Some((first, after)) = rest.split_first() {
+        let octal = after.get(..3).filter(|_| *first == b'\\');
+        let octal = octal.and_then(|digits| std::str::from_utf8(digits).ok());
+        if let Some(byte) = octal.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            point.push(byte);
+            rest = &after[3..];
+        } else {
+            point.push(*first);
+            rest = after;
+        }
+    }
+    Some((id, below, OsString::from_vec(point).into()))
+}
+
+/// Returns the number of the mount that the target of a link in `/proc` is in; `None` if it is neither a file nor a
+/// folder, or the kernel is older than 5.8.
+fn mount_of(link: &Path) -> Option<u64> {
+    let wanted = StatxFlags::TYPE | StatxFlags::MNT_ID;
+    let about = statx(CWD, link, AtFlags::empty(), wanted).ok()?;
+    let kind = FileType::from_raw_mode(about.stx_mode.into());
+    let has_mount = StatxFlags::from_bits_retain(about.stx_mask).contains(StatxFlags::MNT_ID);
+    let is_kept = matches!(kind, FileType::RegularFile | FileType::Directory);
+    (has_mount && is_kept).then_some(about.stx_mnt_id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_leads_into_the_mount_on_top() {
+        let mounts = [
+            (20, 1, "/"),
+            (21, 20, "/a/b"),
+            // Over the folder that the one before is in.
+            (22, 20, "/a"),
+            (23, 22, "/a/c"),
+            (24, 23, "/a/c"),
+        ];
+        let mounts = mounts.map(|(id, below, point)| (id, below, PathBuf::from(point)));
+        let mounts = Mounts::new(mounts.into_iter());
+        for (path, id) in [
+            ("/", 20),
+            ("/x/y", 20),
+            ("/a", 22),
+            ("/a/b/file", 22),
+            ("/a/c", 24),
+            ("/a/cc", 22),
+        ] {
+            assert_eq!(mounts.reached(Path::new(path)), Some(id), "{path}");
+        }
+        assert!(mounts.cover(Path::new("/a/b/file"), 21));
+        assert!(!mounts.cover(Path::new("/a/b/file"), 22));
+        assert!(
+            !mounts.cover(Path::new("/a/b/file"), 99),
+            "not in this namespace"
+        );
+    }
+
+    #[test]
+    fn a_line_of_the_kernels_is_read_with_its_blanks() {
+        let line = b"36 35 98:0 /mnt1 /m\\040t\\134\xe9 rw,noatime master:1 - ext3 /dev/root rw";
+        let point = OsString::from_vec(b"/m t\\\xe9".to_vec()).into();
+        assert_eq!(mount(line), Some((36, 35, point)));
+        for wrong in [&b""[..], b"36", b"36 x 98:0 / /", b"36 35 98:0 /"] {
+            assert_eq!(mount(wrong), None, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn own_files_are_reached_by_their_paths() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = fs::File::create(folder.path().join("a")).unwrap();
+        let me = i32::try_from(std::process::id()).unwrap();
+        let link = format!("/proc/{me}/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
+        let mount = mount_of(Path::new(&link)).unwrap();
+        assert_eq!(
+            Mounts::of(me).reached(&folder.path().join("a")),
+            Some(mount)
+        );
+        assert_eq!(mount_of(Path::new("/dev/null")), None);
+    }
+}
