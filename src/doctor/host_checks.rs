@@ -14,6 +14,7 @@ use procfs::process::{Process, Status as ProcessStatus};
 
 use super::checks::Check;
 use crate::doctor::capabilities::{is_filtered, is_in_user_namespace, missing};
+use crate::job::PacketLock;
 
 /// The oldest kernel tried. Linux 5.9 added `CAP_CHECKPOINT_RESTORE` and with it the interfaces that CRIU 4 prefers.
 const OLDEST_KERNEL: (u8, u8) = (5, 9);
@@ -43,6 +44,7 @@ pub(crate) fn checks() -> Vec<Check> {
             checks.push(Check::problem("privileges", detail, "mount /proc"));
         }
     }
+    checks.push(connections());
     checks.push(pipes(&fs::read_to_string("/proc/sys/fs/pipe-max-size")));
     checks
 }
@@ -106,6 +108,19 @@ fn namespaces() -> Check {
             "run as root with CAP_SYS_ADMIN; without, jobs run unisolated and a restore fails when their PIDs are taken",
         ),
         Err(_) => Check::note(NAME, "the trial broke off", "report this as a bug"),
+    }
+}
+
+/// Tries the rules that hold packets back while connections are dumped or restored, for no connection.
+fn connections() -> Check {
+    const NAME: &str = "connections";
+    match PacketLock::set(&[]) {
+        Ok(_) => Check::ok(NAME, "packets of a job's connections can be held back"),
+        Err(error) => Check::note(
+            NAME,
+            format!("packets of a job's TCP connections cannot be held back: {error}"),
+            "use a kernel with nftables (Linux 5.12 or newer), as root or with CAP_NET_ADMIN; without, there is no snapshot while data is on its way in a job's connection",
+        ),
     }
 }
 

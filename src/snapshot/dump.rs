@@ -25,7 +25,7 @@ use crate::run::gpu_facts::CudaFacts;
 use crate::run::image_facts::{ImageFacts, Stopwatch};
 use crate::run::progress::Step;
 use crate::run::run_context::RunContext;
-use crate::sandbox::{self, SandboxError};
+use crate::sandbox::{self, SandboxError, Threads};
 use crate::store::{ImageId, ImageWriter, StreamWriter};
 use crate::sync::locked;
 
@@ -190,7 +190,7 @@ impl<'a> Dump<'a> {
     /// Records the job's sockets before CRIU looks at the frozen tasks, and holds back what is on its way between them.
     fn still_network(&self) -> Result<(), SnapshotError> {
         let processes = job::tree(self.root)?;
-        refuse_namespaces(&processes)?;
+        refuse_namespaces(&processes, Threads::First)?;
         let sockets = job::Sockets::record(&processes, backlog(self.context()))?;
         let lock = sockets.hold_for_dump()?;
         *locked(&self.network) = Some(Network {
@@ -276,12 +276,15 @@ impl<'a> Dump<'a> {
 }
 
 /// Refuses a job of which a process has left the namespaces of the first one.
-pub(super) fn refuse_namespaces(processes: &[Process]) -> Result<(), SnapshotError> {
+pub(super) fn refuse_namespaces(
+    processes: &[Process],
+    threads: Threads,
+) -> Result<(), SnapshotError> {
     let Some(root) = processes.first() else {
         return Ok(());
     };
     let pids = processes.iter().map(|process| process.host_pid);
-    let Some((pid, kind)) = sandbox::own_namespace(root.host_pid, pids) else {
+    let Some((pid, kind)) = sandbox::own_namespace(root.host_pid, pids, threads) else {
         return Ok(());
     };
     let process = processes.iter().find(|process| process.host_pid == pid);

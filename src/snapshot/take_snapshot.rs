@@ -32,7 +32,7 @@ use crate::run::progress::{Step, Work};
 use crate::run::run_context::RunContext;
 use crate::run::run_state::RunState;
 use crate::run::running_job::{Job, SharedStreams};
-use crate::sandbox::{self, Isolation};
+use crate::sandbox::{self, Isolation, Threads};
 use crate::store::{ImageId, ImageWriter, WriteOptions};
 
 /// Number of cores that the freeze may need: for CRIU, for the threads that copy its largest file, and for the driver.
@@ -146,7 +146,7 @@ fn attempt(
         return Err(SnapshotError::Mount(mount));
     }
     job::look_ahead(&processes)?;
-    dump::refuse_namespaces(&processes)?;
+    dump::refuse_namespaces(&processes, Threads::All)?;
     look_at_sockets(context, &processes)?;
     job.own_activity.begins(job::cpu_time(&processes));
     let mut gpu = Gpu::of(context, &processes)?;
