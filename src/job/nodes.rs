@@ -165,7 +165,8 @@ impl Recording {
     }
 }
 
-fn is_socket(target: &Path) -> bool {
+/// Returns true if a link in `/proc/PID/fd` names a socket.
+pub(super) fn is_socket(target: &Path) -> bool {
     target.as_os_str().as_bytes().starts_with(b"socket:")
 }
 

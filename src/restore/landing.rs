@@ -7,6 +7,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use super::error::RestoreError;
+use crate::clock;
 use crate::criu::{PluginVariable, Question, plugin_follows_no_links};
 use crate::job::{self, Expected};
 use crate::run::image_facts::ImageFacts;
@@ -69,7 +70,9 @@ impl<'a> Landing<'a> {
         let root = job::child_with_pid(self.sandbox.pid(), self.facts.pids.root)?;
         let processes = job::tree(root)?;
         if let Some(expected) = &self.expected {
+            let begun = clock::now();
             expected.check(&processes)?;
+            tracing::debug!(took = ?(clock::now() - begun), "compared what the tasks have open");
         }
         for lost in job::give_back_attributes(&self.facts.attributes, &processes) {
             tracing::warn!("not as at the snapshot: {lost}");

@@ -16,7 +16,7 @@ use nix::libc;
 use nix::sys::socket::{UnixAddr, getsockname};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
-use super::{has_name, is_socket};
+use super::has_name;
 
 /// An ioctl that opens a bound socket's file (`linux/un.h`, Linux 4.10).
 const SIOCUNIXFILE: libc::Ioctl = 0x89E0;
@@ -34,11 +34,9 @@ impl Borrower {
     }
 
     /// Returns the file of the bound unix socket to which a link in `/proc/PID/fd` leads; `None` as in
-    /// [`bound_path`](Self::bound_path), and for what is no socket.
+    /// [`bound_path`](Self::bound_path).
     pub fn path_of(&self, link: &Path) -> Option<PathBuf> {
-        let target = fs::read_link(link).ok()?;
-        let number = link.file_name()?.to_str()?.parse().ok()?;
-        is_socket(&target).then(|| self.bound_path(number))?
+        self.bound_path(link.file_name()?.to_str()?.parse().ok()?)
     }
 
     /// Returns the file of a bound unix socket; `None` for other sockets, and for one whose file has been removed or

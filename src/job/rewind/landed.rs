@@ -17,7 +17,7 @@ use nix::unistd::geteuid;
 use procfs::process::MMapPath;
 
 use crate::job::files::{OpenFile, is_deleted};
-use crate::job::nodes::{Borrower, Node};
+use crate::job::nodes::{Borrower, Node, is_socket};
 use crate::job::tree::{self, Process};
 use crate::safe_path::{Spot, Way};
 
@@ -176,10 +176,12 @@ impl Expected {
         let borrower = Borrower::new(pid);
         for descriptor in fs::read_dir(format!("/proc/{pid}/fd")).map_err(failed)? {
             let link = descriptor.map_err(failed)?.path();
-            if let Some(path) = borrower.as_ref().and_then(|it| it.path_of(&link)) {
-                self.check_socket(process, path)?;
+            let target = fs::read_link(&link).map_err(failed)?;
+            if is_socket(&target) {
+                let bound = borrower.as_ref().and_then(|it| it.path_of(&link));
+                bound.map_or(Ok(()), |path| self.check_socket(process, path))?;
             } else {
-                self.check_link(process, &link)?;
+                self.check_target(process, &link, target)?;
             }
         }
         let maps = tree::maps(pid).map_err(|error| failed(io::Error::other(error)))?;
@@ -214,13 +216,21 @@ impl Expected {
     }
 
     fn check_link(&self, process: &Process, link: &Path) -> Result<(), LandedError> {
-        let failed = |error| LandedError::Process(process.pid, error);
-        let path = match fs::read_link(link) {
-            Ok(path) => path,
-            // A kernel thread's, or a mapping that is none of a file.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(error) => return Err(failed(error)),
-        };
+        match fs::read_link(link) {
+            Ok(target) => self.check_target(process, link, target),
+            // A mapping that is none of a file.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(LandedError::Process(process.pid, error)),
+        }
+    }
+
+    /// Checks what a link in `/proc` leads to, which names itself `path`.
+    fn check_target(
+        &self,
+        process: &Process,
+        link: &Path,
+        path: PathBuf,
+    ) -> Result<(), LandedError> {
         let is_ours = |folder: &PathBuf| path.starts_with(folder);
         if !path.is_absolute()
             || path.parent().is_none()
@@ -234,7 +244,8 @@ impl Expected {
         if wanted.is_none() && self.known.contains(&path) {
             return Ok(());
         }
-        let found = fs::metadata(link).map_err(failed)?;
+        let found = fs::metadata(link);
+        let found = found.map_err(|error| LandedError::Process(process.pid, error))?;
         let is_right = match wanted {
             Some(wanted) => *wanted == identity(&found) || is_of_layer(link, &path, &found),
             // Devices and sockets have no content, and are no paths of the image.
