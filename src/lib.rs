@@ -101,12 +101,14 @@ mod plugin {
     pub(crate) mod variables;
 }
 mod path_walk;
+mod printable;
 pub mod rehearsal;
 pub mod report;
 pub mod restore;
 pub mod run;
 mod safe_path;
 pub mod sandbox;
+mod secret;
 mod shared_memory;
 pub mod snapshot;
 mod sparse_writer;

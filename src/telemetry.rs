@@ -15,6 +15,8 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
+use crate::printable::{Keep, escaped};
+
 /// A function that writes a line of ckpt-run to stderr, separate from the job's lines that go to the same place.
 type WriteLine = Box<dyn Fn(&str) + Send + Sync>;
 
@@ -105,7 +107,8 @@ struct Text {
 
 impl Visit for Text {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        let shown = format!("{value:?}").replace('\n', "\\n");
+        let shown = format!("{value:?}");
+        let shown = escaped(&shown, Keep::Nothing);
         // Writing into a String does not fail.
         let _ = match field.name() {
             "message" => write!(self.message, "{shown}"),

@@ -12,7 +12,7 @@ use syn::{ItemMod, ItemUse, UseTree};
 
 /// Top-level modules from top to bottom. A module uses modules of lower floors only; modules of one floor do not know
 /// each other.
-const FLOORS: [&[&str]; 11] = [
+const FLOORS: [&[&str]; 12] = [
     &["main", "lib"],
     &["fuzzing"],
     &["cli"],
@@ -43,12 +43,14 @@ const FLOORS: [&[&str]; 11] = [
         "path_walk",
         "plugin",
         "safe_path",
+        "secret",
         "shared_memory",
         "sparse_writer",
         "sync",
         "telemetry",
         "trust",
     ],
+    &["printable"],
 ];
 
 /// Folders of crates of their own, which `build.rs` compiles.

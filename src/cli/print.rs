@@ -9,11 +9,12 @@ use serde::Serialize;
 
 use super::global::{Failure, Global};
 use crate::config::{Config, LogLevel};
+use crate::printable::{Keep, escaped};
 
 /// Prints a message to the user.
 pub(super) fn say(text: &str) {
     // Without a stderr the message is lost.
-    let _ = writeln!(io::stderr(), "ckpt-run: {text}");
+    let _ = writeln!(io::stderr(), "ckpt-run: {}", escaped(text, Keep::Lines));
 }
 
 /// Prints an error in the format of all errors of ckpt-run.
@@ -23,7 +24,7 @@ pub(super) fn fail(text: &str) {
 
 /// Prints data. A closed pipe, as in `list | head`, is no error: the reader has all it needs.
 pub(super) fn print(text: &str) -> Result<ExitCode, Failure> {
-    match io::stdout().write_all(text.as_bytes()) {
+    match io::stdout().write_all(escaped(text, Keep::Lines).as_bytes()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             Err(io::Error::new(error.kind(), format!("cannot write to stdout: {error}")).into())
         }

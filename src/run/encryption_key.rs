@@ -19,6 +19,7 @@ use nix::unistd::Pid;
 use zeroize::Zeroizing;
 
 use crate::config::Encryption;
+use crate::secret;
 use crate::store::fs::durable::{self, DurableError};
 use crate::store::{InvalidKey, Key};
 
@@ -119,6 +120,11 @@ pub enum KeyError {
 /// # Errors
 /// See [`KeyError`].
 pub fn read_key(encryption: &Encryption) -> Result<Option<Key>, KeyError> {
+    if *encryption != Encryption::Off
+        && let Err(error) = secret::close_process()
+    {
+        tracing::warn!("a core dump of ckpt-run would hold the key: {error}");
+    }
     match encryption {
         Encryption::Off => Ok(None),
         Encryption::KeyFile(path) => read_file(path).map(Some),

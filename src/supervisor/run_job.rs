@@ -15,6 +15,7 @@ use crate::criu::{Criu, Search};
 use crate::cuda::GpuMap;
 use crate::doctor::capabilities;
 use crate::path_text::CommandLine;
+use crate::printable::{Keep, escaped};
 use crate::run::encryption_key::read_key;
 use crate::run::machine;
 use crate::run::program::{self, ProgramError};
@@ -23,6 +24,7 @@ use crate::run::run_state::{ImageChoice, Progress, RunState};
 use crate::run::stale_scripts;
 use crate::run::streams::Streams;
 use crate::sandbox::{self, JobUser};
+use crate::secret;
 use crate::store::{ImageEntry, Store};
 
 /// Settings and subject of a run.
@@ -69,6 +71,7 @@ pub enum What {
 /// When the run cannot begin or go on; nothing of the job runs then, and images are as they were.
 pub fn run(options: RunOptions) -> Result<u8, RunError> {
     machine::use_one_heap();
+    secret::close_process().map_err(system("close this process to others"))?;
     sandbox::raise_descriptor_limit();
     let RunOptions {
         config,
@@ -182,8 +185,8 @@ fn begin(
     if state.command != words {
         return Err(RunError::OtherCommand {
             store: store.path().to_owned(),
-            there: state.command.to_string(),
-            here: words.to_string(),
+            there: escaped(&state.command.to_string(), Keep::Nothing).into_owned(),
+            here: escaped(&words.to_string(), Keep::Nothing).into_owned(),
         });
     }
     match state.progress {

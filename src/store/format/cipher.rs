@@ -26,11 +26,11 @@ use std::fmt;
 use std::io;
 
 use aegis::aegis128l::Aegis128L;
-use zeroize::Zeroizing;
 
 use super::chunk::Hash;
 use super::store_key::Key;
 use crate::clock;
+use crate::secret::Secret;
 
 const NONCE_BYTES: usize = 16;
 const TAG_BYTES: usize = 16;
@@ -51,7 +51,7 @@ const FILE_CHECK: &str = "ckpt-run 2026-11-21 portable file, key check";
 
 /// Ciphers and checks that are derived from a store's key.
 pub(crate) struct Secrets {
-    names: Zeroizing<[u8; 32]>,
+    names: Secret<32>,
     pub(crate) chunks: Cipher,
     pub(crate) manifests: Cipher,
     files: Key,
@@ -60,7 +60,7 @@ pub(crate) struct Secrets {
 impl Secrets {
     pub(crate) fn new(key: &Key) -> Self {
         Self {
-            names: key.derive(NAMES, &[]),
+            names: Secret::copy_of(&key.derive(NAMES, &[])),
             chunks: Cipher::new(key, CHUNKS),
             manifests: Cipher::new(key, MANIFESTS),
             files: Key::from_bytes(&key.derive(FILES, &[])),
@@ -98,7 +98,7 @@ impl fmt::Debug for Secrets {
 pub(crate) struct Unsealed;
 
 /// Seals and opens buffers.
-pub(crate) struct Cipher(Zeroizing<[u8; 16]>);
+pub(crate) struct Cipher(Secret<16>);
 
 impl Cipher {
     fn new(key: &Key, context: &str) -> Self {
@@ -106,9 +106,9 @@ impl Cipher {
     }
 
     fn derived(derived: &[u8; 32]) -> Self {
-        let mut cipher = Self(Zeroizing::default());
-        cipher.0.copy_from_slice(&derived[..16]);
-        cipher
+        let mut key = Secret::zeros();
+        key.copy_from_slice(&derived[..16]);
+        Self(key)
     }
 
     /// Fills `sealed`, which is longer by the overhead, with the sealed form of `plain`,

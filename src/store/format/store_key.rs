@@ -18,6 +18,7 @@ use blake3::Hash as Digest;
 use zeroize::{Zeroize, Zeroizing};
 
 use crate::clock;
+use crate::secret::Secret;
 
 /// The name of the check's file.
 pub(crate) const KEY_FILE: &str = "key-check";
@@ -30,7 +31,7 @@ const CHECK: &str = "ckpt-run 2026-11-21 store, key check";
 
 /// The 32 random bytes that all of a store's encryption begins with. Wiped when dropped,
 /// and never shown.
-pub struct Key(Zeroizing<[u8; 32]>);
+pub struct Key(Secret<32>);
 
 /// Random bytes that make the checks of two stores with the same key differ.
 type Salt = [u8; 32];
@@ -95,7 +96,7 @@ impl Key {
     }
 
     pub(crate) fn from_bytes(secret: &[u8; 32]) -> Self {
-        Self(Zeroizing::new(*secret))
+        Self(Secret::copy_of(secret))
     }
 
     fn checked(secret: &[u8; 32]) -> Result<Self, InvalidKey> {
@@ -205,7 +206,7 @@ mod tests {
         let key = Key::generate().unwrap();
         let text = key.to_text();
         assert_eq!((text.len(), text.ends_with('\n')), (65, true));
-        let same = |text: &[u8]| Key::parse(text).unwrap().0 == key.0;
+        let same = |text: &[u8]| *Key::parse(text).unwrap().0 == *key.0;
         assert!(same(text.as_bytes()) && same(text.trim().as_bytes()));
         assert!(same(
             format!("  {}\r\n", text.trim().to_uppercase()).as_bytes()

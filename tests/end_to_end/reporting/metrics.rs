@@ -93,7 +93,10 @@ fn the_endpoint_answers_scrapers_and_shrugs_off_the_rest() {
     let address = address(&place);
     let mut good = String::new();
     wait_until("its start", || {
-        good = ask(&address, b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n");
+        good = ask(
+            &address,
+            b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        );
         figure(&good, "ckpt_run_state", "\"running\"") == Some(1.0)
     });
     assert!(good.starts_with("HTTP/1.1 200 OK\r\n"), "{good}");
@@ -120,12 +123,23 @@ fn the_endpoint_answers_scrapers_and_shrugs_off_the_rest() {
         said.is_empty() || said.starts_with("HTTP/1.1 400"),
         "{said}"
     );
-    // Those that say nothing keep nobody else out.
-    let silent: Vec<TcpStream> = (0..10)
+    let said = ask(
+        &address,
+        b"GET /metrics HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+    );
+    assert!(said.starts_with("HTTP/1.1 403"), "{said}");
+    // Those that say nothing keep nobody else out: one more ends the oldest, not all of them by their time limit.
+    let silent: Vec<TcpStream> = (0..40)
         .map(|_| TcpStream::connect(&address).unwrap())
         .collect();
     let good = ask(&address, b"GET /metrics HTTP/1.1\r\n\r\n");
     assert!(good.starts_with("HTTP/1.1 200 OK\r\n"), "{good}");
+    let mut ended = Vec::new();
+    for mut connection in &silent {
+        connection.set_nonblocking(true).unwrap();
+        ended.push(matches!(connection.read(&mut [0]), Ok(0)));
+    }
+    assert!(ended[0] && !ended[39], "{ended:?}");
     drop(silent);
 
     // A second run cannot have the same address, and runs all the same.

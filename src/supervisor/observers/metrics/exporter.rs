@@ -19,6 +19,7 @@ use tokio::sync::mpsc::Sender;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{sleep, timeout};
 
+use super::http::Hosts;
 use crate::config;
 use crate::path_walk::{self, ForeignLink};
 use crate::run::format::chain;
@@ -43,7 +44,7 @@ impl Metrics {
     /// Begins to tell. Must be called inside the runtime.
     pub fn start(settings: &config::Metrics, events: &Sender<Event>) -> Self {
         if let Some(address) = settings.listen
-            && let Err(error) = super::http::listen(address, events.clone())
+            && let Err(error) = super::http::listen(address, hosts(settings), events.clone())
         {
             tracing::warn!(%address, "no metrics there (metrics.listen): {error}");
         }
@@ -69,6 +70,14 @@ impl Metrics {
         if let Some(file) = &self.file {
             file.write(status, true);
         }
+    }
+}
+
+fn hosts(settings: &config::Metrics) -> Hosts {
+    if settings.allow_remote {
+        Hosts::Any
+    } else {
+        Hosts::ThisMachine
     }
 }
 

@@ -1,0 +1,76 @@
+//! Text of others on the user's terminal: command lines, names of processes and paths are the job's, and could hold
+//! sequences that move the cursor, set the title or hide what follows.
+//!
+//! Everything that ckpt-run prints for people goes through here at the place where it is written, so that no message can
+//! forget it.
+
+use std::borrow::Cow;
+use std::fmt::Write;
+
+/// Characters that remain as they are although they control a terminal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Keep {
+    /// Line ends and tabs, as in text of several lines.
+    Lines,
+    /// None: the text is one line.
+    Nothing,
+}
+
+/// Returns a text with the characters that could control a terminal as `\u001b`, which JSON takes, too.
+pub(crate) fn escaped(text: &str, keep: Keep) -> Cow<'_, str> {
+    let is_kept = |c: char| keep == Keep::Lines && matches!(c, '\n' | '\t');
+    let is_shown = |c: char| !controls(c) || is_kept(c);
+    if text.chars().all(is_shown) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        // Writing into a String does not fail.
+        let _ = match c {
+            _ if is_shown(c) => shown.write_char(c),
+            '\n' => shown.write_str("\\n"),
+            _ => write!(shown, "\\u{:04x}", u32::from(c)),
+        };
+    }
+    Cow::Owned(shown)
+}
+
+/// Returns true for control characters, and for those that turn the direction of what is read.
+fn controls(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{061c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn what_controls_a_terminal_is_shown_as_its_number() {
+        for (text, line, lines) in [
+            (
+                "train.py --name ä",
+                "train.py --name ä",
+                "train.py --name ä",
+            ),
+            ("a\u{1b}[2Jb", "a\\u001b[2Jb", "a\\u001b[2Jb"),
+            ("a\u{9b}2J", "a\\u009b2J", "a\\u009b2J"),
+            ("a\nb\tc\r", "a\\nb\\u0009c\\u000d", "a\nb\tc\\u000d"),
+            ("a\u{202e}b", "a\\u202eb", "a\\u202eb"),
+        ] {
+            assert_eq!(escaped(text, Keep::Nothing), line);
+            assert_eq!(escaped(text, Keep::Lines), lines);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn json_remains_what_it_was(text in ".*") {
+            let json = serde_json::to_string(&text).unwrap();
+            let again: String = serde_json::from_str(&escaped(&json, Keep::Lines)).unwrap();
+            prop_assert_eq!(again, text);
+        }
+    }
+}
