@@ -10,17 +10,20 @@
 //! same files are removed.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs::{self, DirEntry, File};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::libc::O_DIRECTORY;
 use procfs::process::MMapPath;
+
+use crate::clock;
 
 use super::files::{LINK_PREFIX, OpenFile, is_deleted};
 use super::rewind::error::{RewindError, system};
@@ -31,16 +34,30 @@ use crate::safe_path::Spot;
 const ASIDE: &str = ".set-aside-by-ckpt-run";
 /// Pause between two attempts to take the lock.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Limit on the attempts of a dump: 20 s. Other jobs hold a folder for some seconds at most, unless the driver copies
-/// much GPU memory meanwhile. Without the lock, the dump may collide with another job's name and fail; it is tried
-/// again when the next one is due.
-const DUMP_LOOKS_MAX: usize = 1000;
-/// Limit on the attempts of a restore: 5 min. Many jobs that are restored at the same time follow one another, and a
-/// restore that gave up would cost the job.
-const RESTORE_LOOKS_MAX: usize = 15_000;
+/// Time that a dump waits for other ckpt-runs, in all folders together. They hold a folder for some seconds at most,
+/// unless the driver copies much GPU memory meanwhile. Without the lock, the dump may collide with another job's name and
+/// fail; it is tried again when the next one is due.
+const DUMP_WAIT: Wait = Wait {
+    ours: Duration::from_secs(20),
+    others: Duration::from_secs(2),
+};
+/// Time that a restore waits. Many jobs that are restored at the same time follow one another, and a restore that gave up
+/// would cost the job. A holder that cannot be seen may be a ckpt-run in another container.
+const RESTORE_WAIT: Wait = Wait {
+    ours: Duration::from_secs(300),
+    others: Duration::from_secs(20),
+};
+/// Time before a message names the folder that is waited for.
+const SILENCE: Duration = Duration::from_secs(2);
 
-/// Attempts before a message names the folder that is waited for: 2 s.
-const LOOKS_SILENT: usize = 100;
+/// Limits on the wait for all folders of a turn.
+#[derive(Clone, Copy, Debug)]
+struct Wait {
+    /// While a ckpt-run of this user holds a folder.
+    ours: Duration,
+    /// While something else does: whoever may look into a folder can lock it.
+    others: Duration,
+}
 
 /// A file, by device and inode.
 type Identity = (u64, u64);
@@ -59,7 +76,7 @@ impl DumpLock {
         let found: Vec<_> = pids.iter().flat_map(|pid| renamed(*pid)).collect();
         let own = found.iter().map(|(_, identity)| *identity).collect();
         let folders = found.into_iter().map(|(folder, _)| folder).collect();
-        Self::take(folders, &own, DUMP_LOOKS_MAX)
+        Self::take(folders, &own, DUMP_WAIT)
     }
 
     /// Takes the lock for a restore of a job with these files. Waits while other jobs dump or restore there, for a
@@ -70,13 +87,14 @@ impl DumpLock {
         let own = linked.filter_map(|file| identity(&file.path)).collect();
         let links = files.iter().flat_map(|file| &file.links);
         let folders = links.filter_map(|link| Some(link.parent()?.to_owned()));
-        Self::take(folders.collect(), &own, RESTORE_LOOKS_MAX)
+        Self::take(folders.collect(), &own, RESTORE_WAIT)
     }
 
     /// Locks one folder after the other, in the order that every process uses.
-    fn take(folders: BTreeSet<PathBuf>, own: &BTreeSet<Identity>, looks: usize) -> Self {
+    fn take(folders: BTreeSet<PathBuf>, own: &BTreeSet<Identity>, wait: Wait) -> Self {
+        let begun = clock::now();
         let take = |folder: PathBuf| {
-            let held = lock(&folder, looks)?;
+            let held = lock(&folder, begun, wait)?;
             let there = path_of(&held);
             give_back(&there);
             set_aside(&there, own);
@@ -134,26 +152,60 @@ fn path_of(held: &File) -> PathBuf {
 }
 
 /// Locks a folder; returns `None` if the folder is gone, or its holder does not finish in time.
-fn lock(folder: &Path, looks: usize) -> Option<Flock<File>> {
+fn lock(folder: &Path, begun: Instant, wait: Wait) -> Option<Flock<File>> {
     let spot = Spot::of(folder).ok()?;
     let mut file = spot.open(File::options().read(true), O_DIRECTORY).ok()?;
-    for look in 0..looks {
-        if look == LOOKS_SILENT {
-            let folder = folder.display();
-            tracing::info!(%folder, "waiting for another job that has files there and is snapshotted or restored");
-        }
+    let mut told = false;
+    loop {
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(held) => return Some(held),
             Err((back, Errno::EWOULDBLOCK)) => file = back,
             Err(_) => return None,
         }
+        let waited = clock::now() - begun;
+        if waited >= wait.others && (waited >= wait.ours || !is_held_by_ckpt_run(&file)) {
+            break;
+        }
+        if !told && waited >= SILENCE {
+            let folder = folder.display();
+            tracing::info!(%folder, "waiting for another job that has files there and is snapshotted or restored");
+            told = true;
+        }
         thread::sleep(PAUSE);
     }
     tracing::warn!(
         folder = %folder.display(),
-        "others snapshot or restore jobs with files there all the time; not waited for any longer"
+        "another program holds a lock (flock) on a folder of the job's; not waited for any longer"
     );
     None
+}
+
+/// Returns true if a ckpt-run of this user holds the lock on a folder. Only its word counts: a holder may call itself
+/// anything, and `/proc` shows a process that is not dumpable as root's.
+fn is_held_by_ckpt_run(folder: &File) -> bool {
+    let Ok(inode) = folder.metadata().map(|about| about.ino()) else {
+        return false;
+    };
+    let locks = procfs::locks().unwrap_or_default();
+    let mut holders = locks
+        .into_iter()
+        .filter(|lock| lock.lock_type == procfs::LockType::FLock && lock.inode == inode);
+    holders.any(|lock| lock.pid.is_some_and(is_ckpt_run))
+}
+
+fn is_ckpt_run(pid: i32) -> bool {
+    let Ok(process) = procfs::process::Process::new(pid) else {
+        return false;
+    };
+    let user = nix::unistd::getuid().as_raw();
+    let is_ours = process.status().is_ok_and(|status| status.ruid == user);
+    let name = |path: &Path| path.file_name().map(OsStr::to_owned);
+    let program = process.exe().ok().and_then(|path| name(&path));
+    let us = std::env::current_exe().ok().and_then(|path| name(&path));
+    is_ours
+        && program.is_some_and(|program| {
+            program.as_encoded_bytes().starts_with(b"ckpt-run") || Some(program) == us
+        })
 }
 
 /// Returns the entries of a folder that have CRIU's names followed by the suffix `behind`.
@@ -228,7 +280,8 @@ fn same_file(one: &Path, other: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::process::{Child, Command};
+    use std::io::Read;
+    use std::process::{Child, Command, Stdio};
     use std::sync::mpsc::channel;
 
     use nix::sys::wait::{WaitPidFlag, waitpid};
@@ -314,6 +367,62 @@ mod tests {
         assert!(same_file(&second, &files[0].links[0]));
         remove_links(&files);
         assert!(!files[0].links[0].exists());
+    }
+
+    /// Another program that holds the lock on a folder.
+    struct Locker(Child);
+
+    impl Locker {
+        fn start(folder: &Path) -> Self {
+            let mut locker = Command::new("flock");
+            // Without a fork, the kill ends the holder.
+            locker
+                .arg("--no-fork")
+                .arg(folder)
+                .args(["sh", "-c", "echo; exec sleep 1000"]);
+            let mut locker = Self(locker.stdout(Stdio::piped()).spawn().unwrap());
+            let mut line = [0];
+            locker
+                .0
+                .stdout
+                .as_mut()
+                .unwrap()
+                .read_exact(&mut line)
+                .unwrap();
+            locker
+        }
+    }
+
+    impl Drop for Locker {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    #[test]
+    fn another_programs_lock_is_waited_for_as_long_as_is_stated() {
+        let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let _lockers = [one.path(), two.path()].map(Locker::start);
+        let wait = Wait {
+            ours: Duration::from_secs(600),
+            others: Duration::from_millis(200),
+        };
+        let folders = [one.path().to_owned(), two.path().to_owned()];
+        let turn = DumpLock::take(folders.into(), &BTreeSet::new(), wait);
+        assert!(turn.folders.is_empty());
+    }
+
+    #[test]
+    fn the_lock_of_a_ckpt_run_of_this_user_is_recognized() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = || File::open(folder.path()).unwrap();
+        assert!(!is_held_by_ckpt_run(&open()));
+        let held = Flock::lock(open(), FlockArg::LockExclusive).unwrap();
+        assert!(is_held_by_ckpt_run(&open()), "this process has our name");
+        drop(held);
+        let _locker = Locker::start(folder.path());
+        assert!(!is_held_by_ckpt_run(&open()));
     }
 
     #[test]
