@@ -7,7 +7,9 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::harness::{program, skip};
+use nix::fcntl::{FcntlArg, fcntl};
+
+use crate::harness::{Place, apply, as_root, descendants, installed, program, skip, wait_until};
 
 /// Folders that hold nothing of the repository.
 const NOT_OURS: [&str; 5] = [".git", ".criu", "target", "shared", "corpus"];
@@ -180,4 +182,82 @@ fn sources_of_others_and_disabled_ones_are_left_out() {
                     Types: deb-src\nURIs: http://source.example\nSuites: bookworm\nComponents: main\n";
     let sources = [("others.list", others), ("disabled.sources", disabled)];
     assert_eq!(derived("bookworm", "trixie", "debian", &sources), "");
+}
+
+/// Whether it is apt-get, between two looks at a lock: it does not sleep otherwise.
+fn pauses(pid: i32) -> bool {
+    let file = |name| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
+    let sleeps = format!("{} ", nix::libc::SYS_clock_nanosleep);
+    file("comm") == "apt-get\n" && file("syscall").starts_with(&sleeps)
+}
+
+/// Runs the scripts' apt-get on lists and a status of its own, while this process has a lock of apt's, until that shows in
+/// what apt says. Then the lock is given back, and it must succeed.
+fn waits_for_the_lock(name: &str, words: &[&str]) {
+    if !installed("apt-get") {
+        return;
+    }
+    let place = Place::new();
+    for folder in [
+        "lists/partial",
+        "cache/archives/partial",
+        "dpkg",
+        "etc/apt.conf.d",
+        "etc/sources.list.d",
+    ] {
+        fs::create_dir_all(place.file(folder)).unwrap();
+    }
+    for file in ["dpkg/status", "etc/sources.list"] {
+        fs::write(place.file(file), "").unwrap();
+    }
+    let configuration = format!(
+        "Dir \"{}\";\nDir::State \"\";\nDir::State::lists \"lists\";\nDir::State::status \"dpkg/status\";\n\
+         Dir::Cache \"cache\";\nDir::Etc \"etc\";\nAPT::Sandbox::User \"root\";\n",
+        place.path().display()
+    );
+    fs::write(place.file("apt.conf"), configuration).unwrap();
+
+    let lock = fs::File::create(place.file(name)).unwrap();
+    let whole = nix::libc::flock {
+        l_type: i16::try_from(nix::libc::F_WRLCK).unwrap(),
+        l_whence: 0,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    };
+    fcntl(&lock, FcntlArg::F_SETLK(&whole)).unwrap();
+    let log = fs::File::create(place.file("said")).unwrap();
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/apt.sh");
+    let mut waiting = Command::new("bash")
+        .args(["-c", "source \"$1\"; shift; apt_get \"$@\"", "bash", script])
+        .args(words)
+        .env("APT_CONFIG", place.file("apt.conf"))
+        .stdin(Stdio::null())
+        .stdout(log.try_clone().unwrap())
+        .stderr(log)
+        .spawn()
+        .unwrap();
+    let pid = i32::try_from(waiting.id()).unwrap();
+    wait_until("apt at the lock", || {
+        place.text("said").contains("Could not get lock")
+            || descendants(pid).into_iter().any(pauses)
+    });
+    assert!(
+        waiting.try_wait().unwrap().is_none(),
+        "{}",
+        place.text("said")
+    );
+    drop(lock);
+    let ended = waiting.wait().unwrap();
+    assert!(ended.success(), "{}", place.text("said"));
+}
+
+#[apply(as_root)]
+fn apt_is_run_again_while_another_one_has_the_lock_of_the_lists() {
+    waits_for_the_lock("lists/lock", &["update"]);
+}
+
+#[apply(as_root)]
+fn apt_waits_for_the_lock_of_dpkg() {
+    waits_for_the_lock("dpkg/lock-frontend", &["install", "-y"]);
 }

@@ -1,6 +1,7 @@
 """What the programs need: a virtual environment in target/programs, and packages of the system."""
 
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,12 @@ import sys
 # A file of abinit-data: the one package that has a pseudopotential that pw.x reads.
 PSEUDOPOTENTIAL = ("abinit-data", "./usr/share/abinit/psp/14-Si.nlcc.UPF", "Si.UPF")
 PIP_SECONDS_MAX = 600
+APT = pathlib.Path(__file__).resolve().parents[3] / "scripts/apt.sh"
+
+
+def apt_words(*words):
+    """apt-get, which waits for another one that is at work."""
+    return ["bash", "-c", 'source "$1"; shift; apt_get "$@"', "bash", APT, *words]
 
 
 class Installer:
@@ -68,9 +75,9 @@ class Installer:
         if not programs or not self.installs:
             return
         environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-        subprocess.run(["apt-get", "update", "-qq"], env=environment, check=False)
+        subprocess.run(apt_words("update"), env=environment, check=False)
         for name in [name for program in programs for name in program.apt]:
-            words = ["apt-get", "install", "-qq", "-y", "--no-install-recommends", name]
+            words = apt_words("install", "-y", "--no-install-recommends", name)
             self._try(name, words, PIP_SECONDS_MAX, environment)
 
     def _try(self, name, words, seconds_max, environment=None):

@@ -7,6 +7,8 @@ import platform
 import shutil
 import subprocess
 
+from harness import packages
+
 # Libraries and programs that the tests need, by Debian's names.
 PACKAGES = (
     *("gcc", "make", "libaio-dev", "libcap-dev", "libbpf-dev", "libnl-3-dev", "libnl-route-3-dev"),
@@ -14,8 +16,6 @@ PACKAGES = (
 )
 FOLDERS = ("static", "transition")
 NO_TESTS = (".hook", ".checkskip", ".so", ".sh", ".pl")
-INSTALL_SECONDS_MAX = 600
-APT_WAIT_SECONDS = 300
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,15 +54,8 @@ def install():
     if not wanted:
         return
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    apt = ["apt-get", "-qq", "-y", "-o", f"DPkg::Lock::Timeout={APT_WAIT_SECONDS}"]
-    for words in ("update",), ("install", "--no-install-recommends", *wanted):
-        subprocess.run(
-            [*apt, *words],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            timeout=INSTALL_SECONDS_MAX,
-            check=False,
-        )
+    for words in ("update",), ("install", "-y", "--no-install-recommends", *wanted):
+        subprocess.run(packages.apt_words(*words), env=environment, check=False)
 
 
 def is_installed(package):
