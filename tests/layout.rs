@@ -39,7 +39,6 @@ const FLOORS: [&[&str]; 12] = [
         "clock",
         "fd_passing",
         "known_errors",
-        "path_text",
         "path_walk",
         "plugin",
         "safe_path",
@@ -50,7 +49,7 @@ const FLOORS: [&[&str]; 12] = [
         "telemetry",
         "trust",
     ],
-    &["printable"],
+    &["path_text", "printable"],
 ];
 
 /// Folders of crates of their own, which `build.rs` compiles.
