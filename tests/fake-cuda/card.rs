@@ -11,6 +11,7 @@
 use std::fmt::Write;
 use std::fs::{self, File};
 use std::os::fd::BorrowedFd;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -152,6 +153,9 @@ impl Memory {
             .create_new(true)
             .open(path);
         let file = file.map_err(|_| UNKNOWN)?;
+        // As on a GPU, who has a descriptor may use the memory, whoever created it.
+        let all = fs::Permissions::from_mode(0o666);
+        file.set_permissions(all).map_err(|_| UNKNOWN)?;
         file.set_len(len).map_err(|_| OUT_OF_MEMORY)?;
         Self::hold(name, &file, Access::None)
     }

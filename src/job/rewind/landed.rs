@@ -293,14 +293,17 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
     use std::process::{Command, Stdio};
 
+    use nix::sys::wait::{WaitPidFlag, waitpid};
+    use nix::unistd::Pid;
+
     /// A process that has the file open, in a folder where every user may rename.
     fn scene(act: impl FnOnce(&Path, &Expected, &[Process])) {
         let place = tempfile::tempdir().unwrap();
         fs::set_permissions(place.path(), Permissions::from_mode(0o777)).unwrap();
         let path = place.path().join("file");
         fs::write(&path, "theirs").unwrap();
-        let mut child = Command::new("sleep")
-            .arg("600")
+        let mut child = Command::new("sh")
+            .args(["-c", "kill -STOP $$"])
             .current_dir("/")
             .stdin(File::open(&path).unwrap())
             .stdout(Stdio::null())
@@ -308,15 +311,14 @@ mod tests {
             .spawn()
             .unwrap();
         let pid = i32::try_from(child.id()).unwrap();
+        // A process opens and closes files while it starts.
+        waitpid(Pid::from_raw(pid), Some(WaitPidFlag::WUNTRACED)).unwrap();
         let processes = [Process {
             host_pid: pid,
             pid,
             resident: 0,
         }];
         let files = || crate::job::collect(&[pid]).unwrap();
-        while !files().iter().any(|file| file.path.ends_with("libc.so.6")) {
-            std::thread::yield_now();
-        }
         let expected = Expected::note(&[0], &files(), &[], &[]).unwrap().unwrap();
         act(&path, &expected, &processes);
         child.kill().unwrap();

@@ -238,7 +238,10 @@ fn an_unkept_file_that_stays_as_it_is_is_inconclusive() {
     let mut rehearsal = Rehearsal::new(&format!("open('once', 'w').write('text')\n{COUNT}"));
     rehearsal.settings = vec![("CKPT_RUN_FILES_KEEP_CONTENT", "0B")];
     let rehearsed = rehearsal.to_the_end();
-    let words = ["/work/once (4 B: larger", "-> set files.keep_content to "];
+    let words = [
+        "/work/once (4 B: beyond files.keep_content",
+        "-> set files.keep_content to ",
+    ];
     assert_told(&rehearsed, 3, "INCONCLUSIVE: ", &words);
 }
 

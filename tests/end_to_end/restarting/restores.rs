@@ -187,39 +187,6 @@ print(os.eventfd_read(fd), flush=True)
 }
 
 #[apply(as_root)]
-fn a_file_whose_name_is_not_utf8_fails_the_snapshot_by_its_name_open_or_mapped() {
-    for keep in ["", "os.close(fd)"] {
-        let place = Place::new();
-        let job = format!(
-            r#"
-import mmap, os, time
-fd = os.open(b"caf\xe9", os.O_RDWR | os.O_CREAT)
-os.write(fd, b"text")
-memory = mmap.mmap(fd, 4)
-{keep}
-print("ready", flush=True)
-while not os.path.exists("go"):
-    time.sleep(0.02)
-print(memory[:], flush=True)
-"#
-        );
-        let mut run = place.start_python(&ON_REQUEST, &job);
-        place.wait_for("out", "ready");
-        let refused = place.verb(&["snapshot"]);
-        assert_eq!(refused.status.code(), Some(125));
-        let reason = stderr(&refused);
-        assert!(
-            reason.contains("/caf\u{fffd}, which the job has"),
-            "{reason}"
-        );
-        assert!(reason.contains("not UTF-8"), "{reason}");
-        place.go();
-        assert_eq!(run.wait(), 0);
-        assert_eq!(place.text("out"), "ready\nb'text'\n");
-    }
-}
-
-#[apply(as_root)]
 fn a_file_that_was_being_written_anew_is_written_to_its_end_after_later_ones() {
     let place = Place::new();
     // Saved as frameworks do: written beside and renamed, or in the same file. Each has 3 blocks of its number.

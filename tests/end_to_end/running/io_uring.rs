@@ -90,8 +90,9 @@ if child == 0:
     while True: os.write(back[1], os.read(there[0], 10))
 def report():
     os.write(there[1], b"alive")
+    answer = os.read(back[0], 10).decode()
     mode = [line.split()[1] for line in open(f"/proc/{child}/status") if line.startswith("Seccomp:")]
-    print(os.read(back[0], 10).decode(), *mode, flush=True)
+    print(answer, *mode, flush=True)
 report()
 print("ready", flush=True)
 while not os.path.exists("go"): time.sleep(0.02)

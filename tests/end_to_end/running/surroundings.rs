@@ -72,29 +72,6 @@ fn the_job_leads_its_own_session_below_the_root_of_its_tree_below_1() {
 }
 
 #[apply(as_root)]
-fn the_jobs_snapshot_signals_are_ignored_from_the_start_and_no_others() {
-    let place = Place::new();
-    let mask = |text: &str, name: &str| {
-        let line = text.lines().find(|line| line.starts_with(name)).unwrap();
-        let all = u64::from_str_radix(line.split_whitespace().nth(1).unwrap(), 16).unwrap();
-        all & 0x7fff_ffff // the C library's own signals come and go
-    };
-    let ours = stdout(
-        &Command::new("cat")
-            .arg("/proc/self/status")
-            .output()
-            .unwrap(),
-    );
-    let jobs = stdout(&place.verb(&["-q", "--", "cat", "/proc/self/status"]));
-    let snapshot_signals = 1 << (10 - 1) | 1 << (12 - 1);
-    assert_eq!(
-        mask(&jobs, "SigIgn"),
-        mask(&ours, "SigIgn") | snapshot_signals
-    );
-    assert_eq!(mask(&jobs, "SigBlk"), 0);
-}
-
-#[apply(as_root)]
 fn orphans_are_reaped_while_the_job_runs() {
     let place = Place::new();
     // Each child leaves a grandchild behind, which ends on its own.

@@ -1,9 +1,9 @@
 //! Files and pipes.
 
 use std::fs;
+use std::io::Read;
 use std::path::Path;
-
-use nix::fcntl::{Flock, FlockArg};
+use std::process::{Command, Stdio};
 
 use super::survival::survives;
 use crate::harness::{ON_REQUEST, Place, Run, apply, as_root, wait_until};
@@ -268,14 +268,25 @@ fn a_snapshot_that_waits_for_another_job_says_so() {
     let place = Place::new();
     let mut run = place.start_python(&ON_REQUEST, SEMAPHORES);
     place.wait_for("out", "5\n");
-    let folder = fs::File::open("/dev/shm").expect("a folder");
-    let held = Flock::lock(folder, FlockArg::LockExclusive).expect("locked");
+    // Another program's lock would not be waited for so long.
+    let other = place.file("ckpt-run-of-another-job");
+    fs::copy("/usr/bin/flock", &other).expect("a program");
+    let mut held = Command::new(other)
+        .args(["/dev/shm", "sh", "-c", "echo locked; cat"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    let mut word = [0; 6];
+    let told = held.stdout.as_mut().expect("a pipe").read_exact(&mut word);
+    told.expect("the lock is held");
     std::thread::scope(|scope| {
         let taken = scope.spawn(|| place.snapshot());
         place.wait_for("err", "waiting for another job");
-        drop(held);
+        drop(held.stdin.take());
         taken.join().expect("a snapshot");
     });
+    held.wait().expect("it ends");
     place.go();
     assert_eq!(run.wait(), 0, "{}", place.text("err"));
 }

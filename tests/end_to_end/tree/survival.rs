@@ -4,7 +4,7 @@ use std::fs;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::harness::{ON_REQUEST, Place, Run};
+use crate::harness::{ON_REQUEST, Place, Run, descendants, wait_until_gone};
 
 /// In front of every job: `steps` counts, and stands still where the test has to act, whatever the machine's speed.
 const PRELUDE: &str = r#"
@@ -95,8 +95,10 @@ impl Survival {
             expected,
         } = self;
         let mut dying = run;
+        let all = descendants(dying.pid());
         dying.signal(nix::sys::signal::Signal::SIGKILL);
         dying.wait();
+        wait_until_gone(&all);
         meanwhile(&place);
         let run = place.start(&ON_REQUEST, &JOB);
         Self {
