@@ -25,8 +25,13 @@ def open_nvml():
 def open_opencl():
     """Lists NVIDIA's OpenCL devices, without a context, by the driver's own library: no ICD loader is needed."""
     library = ctypes.CDLL("libnvidia-opencl.so.1")
+    # As a loader does: the library exports it under no name.
+    address_of = library.clGetExtensionFunctionAddress
+    address_of.restype, address_of.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p)
+    get_platforms = kind(address_of(b"clIcdGetPlatformIDsKHR"))
     platform, count = ctypes.POINTER(ctypes.POINTER(ctypes.c_void_p))(), ctypes.c_uint()
-    code = library.clIcdGetPlatformIDsKHR(1, ctypes.byref(platform), ctypes.byref(count))
+    code = get_platforms(1, ctypes.byref(platform), ctypes.byref(count))
     if code != 0 or not count.value:
         raise SystemExit(f"bystander.py: OpenCL has no platform: error {code}")
     kind = ctypes.CFUNCTYPE(
