@@ -51,8 +51,7 @@
 //! [`supervisor::request_snapshot`] and [`supervisor::request_status`]. [`store::Store`] reads images without root and
 //! without CRIU.
 
-use std::ffi::OsStr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Files shared with the agent, a library of its own whose root is `src/agent/lib.rs`.
@@ -124,11 +123,7 @@ mod trust;
 #[must_use]
 pub fn helper_main() -> Option<ExitCode> {
     let mut arguments = std::env::args_os();
-    let name = arguments.next()?;
-    if Path::new(&name).file_name() == Some(OsStr::new(criu::HOLD_PROGRAM)) {
-        return Some(criu::hold_main());
-    }
-    let first = arguments.next()?;
+    let first = arguments.nth(1)?;
     if first == sandbox::INIT_ARGUMENT {
         return Some(sandbox::init_main(arguments.next()?.to_str()?));
     }

@@ -1,10 +1,10 @@
 //! The receiving half of `criu dump --stream`.
 //!
 //! ```text
-//! pre-dump hold   ──▶ `run()` was called ──▶ the tasks are frozen
+//! pre-dump        ──▶ `run()` was called ──▶ the tasks are frozen
 //! plugin          ──▶ `stopped()` ──▶ CRIU looks at them
 //! CRIU            request(name), pipe ──▶ one thread an image file, reads to EOF
-//! post-dump hold  ──▶ all requests taken, all threads done ──▶ `frozen()` ──▶ release
+//! post-dump       ──▶ all requests taken, all threads done ──▶ `frozen()` ──▶ release
 //! CRIU            closes the stream ──▶ done
 //! ```
 
@@ -17,8 +17,8 @@ use std::thread::{Scope, ScopedJoinHandle};
 
 use nix::poll::PollTimeout;
 
-use super::hold::{BEGIN_SOCKET, FROZEN_SOCKET, HOLD_SOCKET};
 use super::message::{read_request, receive_pipe, wait_readable};
+use super::question::{BEGIN_SOCKET, FROZEN_SOCKET, HOLD_SOCKET};
 use crate::plugin::variables::GO_ON;
 
 /// Most image files of one dump: about 15 a process, so some thousand processes.
@@ -63,7 +63,7 @@ pub struct Capture {
 }
 
 impl Capture {
-    /// Binds the sockets in `directory`, which becomes CRIU's images directory and the action script's folder. CRIU may
+    /// Binds the sockets in `directory`, which becomes CRIU's images directory and the folder in which the plugin asks. CRIU may
     /// be started then; it leaves the tasks alone until [`run`](Self::run) is called, and ends when this is dropped.
     ///
     /// # Errors

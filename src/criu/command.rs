@@ -2,7 +2,10 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+
+use crate::plugin::variables::SCRIPT;
 
 /// Options of a dump.
 #[derive(Clone, Copy, Debug)]
@@ -13,8 +16,6 @@ pub struct DumpOptions<'a> {
     pub directory: &'a Path,
     /// Path of CRIU's log.
     pub log: &'a Path,
-    /// The action script.
-    pub hold: &'a Path,
     /// Folder of our plugin: none of the system's acts on our job.
     pub libdir: &'a Path,
     /// Verbosity, 0 to 4.
@@ -88,8 +89,8 @@ pub struct RestoreOptions<'a> {
     pub log_level: u8,
     /// Treatment of all established TCP connections.
     pub tcp: Tcp,
-    /// The action script, if it is to run.
-    pub hold: Option<&'a Path>,
+    /// True if the plugin is to ask when everything is restored.
+    pub asks: bool,
     /// Descriptors that the job had open at the dump, and CRIU's descriptor that takes the place of each.
     pub inherited: &'a [(Inherited, i32)],
 }
@@ -124,7 +125,7 @@ pub fn dump_arguments(options: &DumpOptions<'_>) -> Vec<OsString> {
             OsStr::new("--ghost-limit"),
             OsStr::new(GHOST_BYTES_MAX),
             OsStr::new("--action-script"),
-            options.hold.as_os_str(),
+            script(),
         ],
     );
     match options.unaccepted {
@@ -162,11 +163,8 @@ pub fn restore_arguments(options: &RestoreOptions<'_>) -> Vec<OsString> {
         // CRIU (4.2.1) looks at this option before the other.
         Tcp::Closed => push(&mut arguments, &[OsStr::new("--tcp-close")]),
     }
-    if let Some(hold) = options.hold {
-        push(
-            &mut arguments,
-            &[OsStr::new("--action-script"), hold.as_os_str()],
-        );
+    if options.asks {
+        push(&mut arguments, &[OsStr::new("--action-script"), script()]);
     }
     for (inherited, descriptor) in options.inherited {
         push(
@@ -212,6 +210,11 @@ fn common(
     arguments
 }
 
+/// Returns the action script, in whose place the plugin asks.
+fn script() -> &'static OsStr {
+    OsStr::from_bytes(SCRIPT.to_bytes())
+}
+
 fn push(arguments: &mut Vec<OsString>, more: &[&OsStr]) {
     arguments.extend(more.iter().map(|one| (*one).to_owned()));
 }
@@ -233,7 +236,7 @@ mod tests {
             libdir: path,
             log_level: 2,
             tcp: Tcp::Established,
-            hold: None,
+            asks: false,
             inherited: &[(Inherited::Pipe(4711), 200), (terminal, 201)],
         };
         let arguments = restore_arguments(&options);

@@ -12,7 +12,6 @@ mod criu_version;
 mod find;
 #[cfg(any(fuzzing, test))]
 pub(crate) mod fuzz_criu;
-mod hold;
 mod log;
 mod message;
 mod plugin;
@@ -26,11 +25,9 @@ pub use command::{
 };
 pub use criu_version::Version;
 pub use find::{AskError, CheckError, Criu, FindError, Search};
-pub use hold::{HOLD_FOLDER_VARIABLE, HOLD_PROGRAM, main as hold_main};
 pub use log::{Reason, reason_in, reports_passing, reports_shortage};
 pub use plugin::{
-    PluginVariable, install_plugin, plugin_asks, plugin_calls, plugin_interposes, plugin_restores,
-    plugin_takes,
+    PluginVariable, install_plugin, plugin_calls, plugin_interposes, plugin_restores, plugin_takes,
 };
-pub use question::{Question, plugin_follows_no_links};
+pub use question::{Question, asks_at_dump, asks_when_restored, plugin_follows_no_links};
 pub use serve::{Serve, ServeError};

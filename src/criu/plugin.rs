@@ -10,7 +10,6 @@ use std::os::unix::fs::{OpenOptionsExt, symlink};
 use std::path::Path;
 
 use super::Version;
-use super::hold::FROZEN_SOCKET;
 #[cfg(test)]
 use crate::plugin::hooks;
 use crate::plugin::variables;
@@ -47,12 +46,6 @@ pub fn install_plugin(folder: &Path) -> io::Result<()> {
 pub fn plugin_takes(majors: &[u32]) -> PluginVariable {
     let list: Vec<String> = majors.iter().map(ToString::to_string).collect();
     (name(variables::MAJORS), list.join(" ").into())
-}
-
-/// Returns the variable for a dump into `folder`: the plugin asks there when the tasks are frozen.
-#[must_use]
-pub fn plugin_asks(folder: &Path) -> PluginVariable {
-    (name(variables::FROZEN), folder.join(FROZEN_SOCKET).into())
 }
 
 /// Returns the variable by which restored threads make system calls before they run, or none. A value that does not count

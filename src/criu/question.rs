@@ -1,4 +1,4 @@
-//! The question of the CRIU plugin before restored tasks run, and the settings of the plugin for it.
+//! The questions of the CRIU plugin: the settings of the plugin for them, and the one before restored tasks run.
 //!
 //! While CRIU restores, the mounts of the sandbox follow no links; the plugin undoes that when every task is ready, and
 //! waits for an answer.
@@ -19,8 +19,13 @@ use super::plugin::{PluginVariable, name};
 use crate::plugin::variables;
 use crate::plugin::variables::GO_ON;
 
-/// Name of the socket.
+/// Name of the socket of the question before restored tasks run.
 const SOCKET: &str = "question.sock";
+/// Names of the sockets of the other questions; `src/plugin/question.rs` says when they are asked.
+pub(super) const BEGIN_SOCKET: &str = "begin.sock";
+pub(super) const FROZEN_SOCKET: &str = "frozen.sock";
+pub(super) const HOLD_SOCKET: &str = "hold.sock";
+pub(super) const RESTORED_SOCKET: &str = "restored.sock";
 /// Folders in which the sandbox mounts file systems of its own; CRIU needs the links in them.
 const SANDBOXS_OWN: [&str; 3] = ["/proc", "/dev", "/sys"];
 /// Mark of a mount that follows no links.
@@ -69,6 +74,23 @@ impl Question {
         let _ = plugin.write_all(&[GO_ON]);
         Some(answered)
     }
+}
+
+/// Returns the variables by which the plugin asks at a dump, in this folder.
+#[must_use]
+pub fn asks_at_dump(folder: &Path) -> [PluginVariable; 3] {
+    [
+        (name(variables::BEGIN), folder.join(BEGIN_SOCKET).into()),
+        (name(variables::FROZEN), folder.join(FROZEN_SOCKET).into()),
+        (name(variables::DUMPED), folder.join(HOLD_SOCKET).into()),
+    ]
+}
+
+/// Returns the variable by which the plugin asks when everything is restored, in this folder.
+#[must_use]
+pub fn asks_when_restored(folder: &Path) -> PluginVariable {
+    let socket = folder.join(RESTORED_SOCKET);
+    (name(variables::RESTORED), socket.into())
 }
 
 /// Returns the variable by which the mounts of the sandbox whose pid 1 has this host pid follow no links while CRIU
@@ -145,6 +167,56 @@ mod tests {
         plugin.read_exact(&mut word).unwrap();
         drop(stop);
         assert_eq!(question.wait(&stopped, || Err(())), None);
+    }
+
+    /// Name of the test that runs in a process of its own, which ends as CRIU's child for the action script does.
+    const CHILD: &str = "criu::question::tests::acts_as_the_script";
+
+    #[test]
+    fn the_plugin_asks_in_place_of_the_action_script() {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(folder.path().join(BEGIN_SOCKET)).unwrap();
+        // Either side may be the faster one: the supervisor answers and hangs up at once.
+        for (action, word, code) in [
+            ("pre-dump", Some(GO_ON), 0),
+            ("pre-dump", Some(b'x'), 1),
+            ("post-dump", None, 1),
+            ("pre-resume", None, 0),
+        ] {
+            let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+            child
+                .args(["--exact", CHILD, "--ignored"])
+                .env("CRTOOLS_SCRIPT_ACTION", action)
+                .envs(asks_at_dump(folder.path()));
+            let mut child = child.stdout(std::process::Stdio::null()).spawn().unwrap();
+            if let Some(word) = word {
+                listener.accept().unwrap().0.write_all(&[word]).unwrap();
+            }
+            assert_eq!(child.wait().unwrap().code(), Some(code), "{action}");
+        }
+    }
+
+    #[test]
+    #[ignore = "run by another test, with an environment"]
+    #[allow(
+        unsafe_code,
+        reason = "the plugin is loaded and called as CRIU does it"
+    )]
+    fn acts_as_the_script() {
+        type Execute = unsafe extern "C" fn(*const i8, *const *const i8) -> i32;
+        if std::env::var_os("CRTOOLS_SCRIPT_ACTION").is_none() {
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        super::super::plugin::install_plugin(folder.path()).unwrap();
+        let file = folder.path().join(super::super::plugin::NAME);
+        // SAFETY: the library has no constructors.
+        let library = unsafe { libloading::Library::new(file) }.unwrap();
+        // SAFETY: the function has this type.
+        let execute = *unsafe { library.get::<Execute>(b"execvp") }.unwrap();
+        let none = std::ptr::null();
+        // SAFETY: the name ends with a zero; without a program, its arguments are not read.
+        unsafe { execute(variables::SCRIPT.as_ptr(), none) };
     }
 
     #[test]

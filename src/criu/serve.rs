@@ -1,8 +1,8 @@
 //! The sending half of `criu restore --stream`.
 //!
 //! CRIU and the processes it restores ask for image files by name over one
-//! connection; each file goes through a pipe of its own, on a thread of its own. The action script, where there is one,
-//! asks before the processes run.
+//! connection; each file goes through a pipe of its own, on a thread of its own. Where CRIU has an action script, the
+//! plugin asks in its place before the processes run.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -13,8 +13,8 @@ use std::sync::Mutex;
 
 use nix::poll::PollTimeout;
 
-use super::hold::RESTORED_SOCKET;
 use super::message::{read_request, receive_pipe, wait_readable, write_reply};
+use super::question::RESTORED_SOCKET;
 use crate::plugin::variables::GO_ON;
 use crate::sync::locked;
 
@@ -37,7 +37,7 @@ pub struct Serve {
 }
 
 impl Serve {
-    /// Binds the sockets in `directory`, which becomes CRIU's images directory and the action script's folder.
+    /// Binds the sockets in `directory`, which becomes CRIU's images directory and the folder in which the plugin asks.
     ///
     /// # Errors
     /// When a socket cannot be bound, for instance because the path is longer than 107 bytes.

@@ -1,10 +1,24 @@
 #![allow(unsafe_code, reason = "called by CRIU through C")]
 //! Questions to the supervisor: the plugin connects to a socket, whose path a variable has, and waits for a byte.
+//!
+//! ```text
+//! pre-dump        CRIU has started, and looks at the tasks next: its start is no part of the freeze
+//! (a hook)        the tasks are frozen, and CRIU has not looked at their sockets yet
+//! post-dump       all image files are closed. CRIU hands memory pages to their pipes by reference: were the tasks released
+//!                 while pages still sit unread in a pipe, their later writes would show up in the image
+//! post-restore    everything is restored, and packets may pass to the restored connections
+//! (a hook)        the tasks are ready to run
+//! ```
+//! Where CRIU has no hook, it starts an action script. The preloaded plugin asks in the script's place, in the child that
+//! CRIU has forked for it: no program starts, and none could at a restore that follows no links (see `guard`).
+//!
+//! A refusal aborts the dump, and the tasks continue, or aborts the restore. The wait ends with the supervisor's word or
+//! its death.
 
-use core::ffi::{CStr, c_int, c_uint, c_void};
+use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use super::kernel::{O_CLOEXEC, close, connect, getenv, read, socket};
-use super::variables::GO_ON;
+use super::variables::{BEGIN, DUMPED, GO_ON, RESTORED, SCRIPT};
 
 const AF_UNIX: u16 = 1;
 const SOCK_STREAM: c_int = 1;
@@ -30,6 +44,38 @@ impl Address {
         };
         address.path.get_mut(..bytes.len())?.copy_from_slice(bytes);
         Some(address)
+    }
+}
+
+/// Starts a program, as the function of the C library. The action script asks instead, and ends CRIU's child.
+///
+/// # Safety
+/// As of the C library's function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn execvp(program: *const c_char, arguments: *const *const c_char) -> c_int {
+    // SAFETY: by the contract above.
+    if unsafe { CStr::from_ptr(program) } == SCRIPT {
+        let is_refused = socket_of_action().and_then(ask) == Some(false);
+        // SAFETY: takes a number and does not return.
+        unsafe { _exit(is_refused.into()) }
+    }
+    // SAFETY: by the contract above; CRIU's process has one thread, so the environment stays.
+    unsafe { execvpe(program, arguments, environ) }
+}
+
+/// Returns the variable of the action for which CRIU starts the script; `None` for an action that concerns nobody.
+fn socket_of_action() -> Option<&'static CStr> {
+    // SAFETY: the name ends with a zero; CRIU's process has one thread, so the value stays.
+    let action = unsafe { getenv(c"CRTOOLS_SCRIPT_ACTION".as_ptr()) };
+    if action.is_null() {
+        return None;
+    }
+    // SAFETY: a value of the environment ends with a zero, and nobody changes it.
+    match unsafe { CStr::from_ptr(action) }.to_bytes() {
+        b"pre-dump" => Some(BEGIN),
+        b"post-dump" => Some(DUMPED),
+        b"post-restore" => Some(RESTORED),
+        _ => None,
     }
 }
 
@@ -63,4 +109,15 @@ fn may_go_on(path: &CStr) -> bool {
     // SAFETY: this function has opened it.
     unsafe { close(socket) };
     heard && word == GO_ON
+}
+
+// Of the C library that CRIU runs with; none is linked.
+unsafe extern "C" {
+    static environ: *const *const c_char;
+    fn execvpe(
+        program: *const c_char,
+        arguments: *const *const c_char,
+        environment: *const *const c_char,
+    ) -> c_int;
+    fn _exit(code: c_int) -> !;
 }

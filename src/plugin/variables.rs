@@ -8,9 +8,17 @@ pub const MAJORS: &CStr = c"CKPT_RUN_PLUGIN_MAJORS";
 pub const RETRY: &CStr = c"CKPT_RUN_PLUGIN_RETRY";
 /// Pid of the tree's first process, which adopts orphans, as CRIU sees it.
 pub const ROOT: &CStr = c"CKPT_RUN_PLUGIN_ROOT";
-/// Path of the socket on which the plugin asks the supervisor, once all tasks are frozen, whether CRIU may look at them.
-/// Without it CRIU goes on.
+/// The action script, as CRIU is told to start it: there is no such program, the plugin acts in its place.
+pub const SCRIPT: &CStr = c"ckpt-run-asks";
+/// Paths of the sockets on which the plugin asks the supervisor whether CRIU may go on. Without one CRIU goes on. At a
+/// dump: whether the tasks may be frozen.
+pub const BEGIN: &CStr = c"CKPT_RUN_PLUGIN_BEGIN";
+/// Whether CRIU may look at the tasks, once all of them are frozen.
 pub const FROZEN: &CStr = c"CKPT_RUN_PLUGIN_FROZEN";
+/// Whether the tasks may be released, once the image is complete.
+pub const DUMPED: &CStr = c"CKPT_RUN_PLUGIN_DUMPED";
+/// At a restore: whether CRIU may end the repair mode of connections, once all tasks are restored.
+pub const RESTORED: &CStr = c"CKPT_RUN_PLUGIN_RESTORED";
 /// The supervisor's word that CRIU may go on.
 pub const GO_ON: u8 = b'r';
 /// System calls that restored threads make before they run; `remote_calls.rs` has the format.

@@ -21,7 +21,7 @@ use std::time::Duration;
 use crate::clock;
 use crate::config;
 use crate::criu::{
-    HOLD_FOLDER_VARIABLE, ImageSource, Inherited, RestoreOptions, Serve, ServeError, Tcp,
+    ImageSource, Inherited, RestoreOptions, Serve, ServeError, Tcp, asks_when_restored,
     plugin_calls, plugin_interposes, plugin_restores, reports_shortage, restore_arguments,
 };
 use crate::job::{self, CutAway, OpenFile, OtherBytes, Relation, ThreadAttributes};
@@ -340,7 +340,6 @@ fn run_criu(
         Tcp::Established => facts.sockets.hold_for_restore()?,
         Tcp::Closed => None,
     };
-    let script = context.hold();
     let mut argv = context.criu.argv();
     argv.extend(restore_arguments(&RestoreOptions {
         source: match &folder {
@@ -351,7 +350,7 @@ fn run_criu(
         libdir: &libdir,
         log_level: context.config.criu.log_level,
         tcp,
-        hold: lock.is_some().then_some(&script),
+        asks: lock.is_some(),
         inherited: &inherited,
     }));
     let landing = Landing::prepare(context, sandbox, facts, sockets.path())?;
@@ -360,7 +359,7 @@ fn run_criu(
     environment.push(interposes.map_err(RestoreError::Prepare)?);
     environment.extend(landing.environment()?);
     environment.extend(own_calls(&facts.attributes));
-    environment.push((HOLD_FOLDER_VARIABLE.into(), sockets.path().into()));
+    environment.push(asks_when_restored(sockets.path()));
     let tool = ToolCommand {
         argv,
         environment,

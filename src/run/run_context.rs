@@ -18,7 +18,7 @@ use super::work_folder::{LOGS, WorkFolder};
 use crate::agent_client::{self, Token};
 use crate::clock;
 use crate::config::{self, Config, Memory, Watch};
-use crate::criu::{self, Criu, HOLD_PROGRAM};
+use crate::criu::{self, Criu};
 use crate::cuda;
 use crate::files::{self, Choice, JobFiles, LOG_DESCRIPTOR, OnLost, WATCHER_ARGUMENT};
 use crate::sandbox::{Isolation, JobUser, Sandbox, ToolCommand};
@@ -88,7 +88,6 @@ impl RunContext {
         let work = WorkFolder::new(store.path())?;
         let program = keep_program(Path::new("/proc/self/exe"), store.path())?;
         housekeeping::remove_copies(&store, &lock, &program);
-        work.link_program(&program)?;
         renew_plugins(&store.path().join(PLUGINS))?;
         let agent = agent(config.cuda.memory, &store.path().join(COPIES))?;
         let choice = Choice {
@@ -203,11 +202,6 @@ impl RunContext {
         Ok(self.files.await_watcher()?)
     }
 
-    /// Returns the path of the action script of a dump.
-    pub fn hold(&self) -> PathBuf {
-        self.work.path().join(HOLD_PROGRAM)
-    }
-
     /// Returns the folder of ckpt-run's CRIU plugin. The folder contains no plugin of the system, so none acts on the
     /// job.
     pub fn libdir(&self) -> PathBuf {
@@ -216,7 +210,7 @@ impl RunContext {
 
     /// Creates a folder for the sockets of one dump or restore.
     pub fn sockets(&self) -> io::Result<TempDir> {
-        self.work.make_again(&self.program)?;
+        self.work.make_again()?;
         tempfile::Builder::new()
             .prefix("images.")
             .tempdir_in(self.work.path())

@@ -9,8 +9,6 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
-use crate::criu::HOLD_PROGRAM;
-
 /// Folder of CRIU's logs in the store.
 pub(crate) const LOGS: &str = "logs";
 /// Parent of the work folders: it is short, because a socket's path has at most 107 bytes.
@@ -52,23 +50,15 @@ impl WorkFolder {
         self.folder.path()
     }
 
-    pub fn link_program(&self, program: &Path) -> io::Result<()> {
-        symlink(program, self.path().join(HOLD_PROGRAM))
-    }
-
-    /// Recreates the parts that were cleaned up; in [`WORK_PARENT`] old files are removed from time to time.
-    pub fn make_again(&self, program: &Path) -> io::Result<()> {
+    /// Recreates the folder if it was cleaned up; in [`WORK_PARENT`] old files are removed from time to time.
+    pub fn make_again(&self) -> io::Result<()> {
         match DirBuilder::new().mode(0o700).create(self.path()) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            // Every user may create folders there, and CRIU runs the program in this one.
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+            // Every user may create folders there, and CRIU loads the plugin by a link in this one.
             Err(_) if !is_work_folder(self.path()) => {
                 let reason = format!("{} is somebody else's now", self.path().display());
-                return Err(io::Error::other(reason));
+                Err(io::Error::other(reason))
             }
-            Ok(()) | Err(_) => {}
-        }
-        match self.link_program(program) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
             Ok(()) | Err(_) => Ok(()),
         }
     }

@@ -16,8 +16,8 @@ use super::take_snapshot::Subject;
 use crate::clock;
 use crate::config;
 use crate::criu::{
-    Capture, CaptureError, Captured, DumpOptions, HOLD_FOLDER_VARIABLE, Unaccepted, dump_arguments,
-    plugin_asks, plugin_interposes, plugin_takes, reports_passing,
+    Capture, CaptureError, Captured, DumpOptions, Unaccepted, asks_at_dump, dump_arguments,
+    plugin_interposes, plugin_takes, reports_passing,
 };
 use crate::job::{self, TreeError};
 use crate::run::format::why;
@@ -96,7 +96,6 @@ impl<'a> CriuDump<'a> {
             root_pid: job.pids.root,
             directory: sockets,
             log: &log.path(),
-            hold: &context.hold(),
             libdir: &context.libdir(),
             log_level: context.config.criu.log_level,
             external: &terminals,
@@ -108,12 +107,13 @@ impl<'a> CriuDump<'a> {
         let interposes = plugin_interposes(&context.libdir(), sockets);
         let tool = ToolCommand {
             argv,
-            environment: vec![
-                (HOLD_FOLDER_VARIABLE.into(), sockets.into()),
+            environment: [
                 plugin_takes(majors),
-                plugin_asks(sockets),
                 interposes.map_err(SnapshotError::Prepare)?,
-            ],
+            ]
+            .into_iter()
+            .chain(asks_at_dump(sockets))
+            .collect(),
             first_descriptor: STDERR,
             restores: None,
         };

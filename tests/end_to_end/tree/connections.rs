@@ -138,6 +138,31 @@ for n in range(2):
     ));
 }
 
+/// Where other users can write, a restore follows no links; packets are held back there, too.
+#[apply(as_root)]
+fn tcp_of_a_job_with_files_in_a_folder_for_all_survives() {
+    survives_two_crashes(&format!(
+        r#"
+{STREAMS}
+os.mkdir("for-all"); os.chmod("for-all", 0o777)
+file = open("for-all/file", "w")
+a, b = tcp()
+a, b = End(a, "a", "b"), End(b, "b", "a")
+for n in range(2):
+    a.extend(100000); b.extend(100000)
+    a.send()
+    print(f"armed-{{n}}", flush=True); gate(f"snapshotted-{{n}}")
+    b.receive(5000)
+    print(f"moved-{{n}}", flush=True); gate(f"crashed-{{n}}")
+    deadline = time.monotonic() + 120
+    while any(end.sent < end.total or end.received < end.total for end in (a, b)):
+        assert time.monotonic() < deadline
+        for end in a, b: end.send(); end.receive(1 << 20)
+    for end in a, b: assert end.hash.digest() == hashlib.sha256(end.others).digest()
+"#
+    ));
+}
+
 /// Ends that were shut down: with data behind, with a full receiver, in both directions one after the other.
 #[apply(as_root)]
 fn half_closed_tcp_survives() {
