@@ -4,17 +4,21 @@
 //! in the `bin` folder of the store in which the image was made, and CRIU requires them at the same path. An exported
 //! or copied image contains them as streams; a restore creates a missing file from its stream. A file with a different
 //! modification time, for example after the store was copied as a folder, gets its recorded time again.
+//!
+//! The path is the image's, which anybody may have made: a file is created only in a folder that is closed to other users,
+//! under a name made from its content, and in nothing's place. Missing folders are created closed. No link is followed that
+//! another user can have made.
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
-use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use crate::job::OpenFile;
 use crate::run::housekeeping::{COPIES, COPY_DIGITS, COPY_PREFIX};
 use crate::run::image_facts::ImageFacts;
 use crate::run::run_context::hash_of;
+use crate::safe_path::Spot;
 use crate::store::{Companion, ImageReader, Store};
 
 /// The folder of their streams.
@@ -47,9 +51,7 @@ pub(crate) fn put_back(image: &ImageReader, facts: &ImageFacts) -> io::Result<()
                 make(image, &stream, file)?;
             }
             Ok(there) if there.is_file() && there.modified()? != modified(file) => {
-                // The name contains a hash of the content.
-                let digits = hash_of(&file.path)?.to_hex();
-                if name.contains(&digits[..COPY_DIGITS]) {
+                if is_named_after(name, hash_of(&file.path)?) {
                     File::open(&file.path)?.set_modified(modified(file))?;
                 }
             }
@@ -66,6 +68,11 @@ fn name(file: &OpenFile) -> Option<&str> {
     (folder == COPIES && name.starts_with(COPY_PREFIX)).then_some(name)
 }
 
+/// Returns true if the name contains the hash of the content.
+fn is_named_after(name: &str, hash: blake3::Hash) -> bool {
+    name.contains(&hash.to_hex()[..COPY_DIGITS])
+}
+
 fn modified(file: &OpenFile) -> SystemTime {
     let since = u64::try_from(file.modified_ns).map(Duration::from_nanos);
     SystemTime::UNIX_EPOCH + since.unwrap_or_default()
@@ -73,19 +80,47 @@ fn modified(file: &OpenFile) -> SystemTime {
 
 /// Creates the file as it was: CRIU and the restore compare its mode, size and modification time.
 fn make(image: &ImageReader, stream: &str, file: &OpenFile) -> io::Result<()> {
-    let folder = file.path.parent().unwrap_or(Path::new("/"));
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(folder)?;
+    let name = name(file).unwrap_or_default();
+    let spot = closed_folder(file)?;
+    let path = spot.path();
+    let folder = path.parent().unwrap_or(&path);
     let mut made = tempfile::NamedTempFile::new_in(folder)?;
     image
         .copy_to(stream, made.as_file_mut())
         .map_err(io::Error::other)?;
+    if !is_named_after(name, hash_of(made.path())?) {
+        return Err(refused(file, "its name is not that of its content"));
+    }
     made.as_file()
         .set_permissions(Permissions::from_mode(file.mode & 0o777))?;
     made.as_file().set_modified(modified(file))?;
     made.as_file().sync_all()?;
-    made.persist_noclobber(&file.path)?;
+    made.persist_noclobber(&path)?;
     File::open(folder)?.sync_all()
+}
+
+/// Opens the folder of the file, and makes the folders on the way that are missing.
+fn closed_folder(file: &OpenFile) -> io::Result<Spot> {
+    let mut missing: Vec<_> = file.path.ancestors().skip(1).collect();
+    // The root has no name, and is there.
+    missing.pop();
+    for folder in missing.into_iter().rev() {
+        let spot = Spot::of(folder)?;
+        match DirBuilder::new().mode(0o700).create(spot.path()) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
+    }
+    let spot = Spot::of(&file.path)?;
+    if spot.is_closed()? {
+        Ok(spot)
+    } else {
+        Err(refused(file, "other users can enter its folder"))
+    }
+}
+
+fn refused(file: &OpenFile, why: &str) -> io::Error {
+    let path = file.path.display();
+    let message = format!("{path} is not made, as a part of ckpt-run that the image maps: {why}");
+    io::Error::new(io::ErrorKind::PermissionDenied, message)
 }

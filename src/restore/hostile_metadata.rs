@@ -116,6 +116,10 @@ impl Scene {
     }
 
     fn write(&self, facts: &Value, list: &[Value]) -> ImageId {
+        self.write_with(facts, list, &[])
+    }
+
+    fn write_with(&self, facts: &Value, list: &[Value], more: &[(&str, &[u8])]) -> ImageId {
         let options = WriteOptions {
             buffer: 8 << 20,
             workers: 1,
@@ -127,9 +131,11 @@ impl Scene {
             .begin(&self.context.lock, options)
             .unwrap();
         let lines: Vec<String> = list.iter().map(|line| format!("{line}\n")).collect();
-        for (name, bytes) in [(KEPT_LIST, lines.concat().as_bytes()), ("kept/1", b"kept")] {
+        let lines = lines.concat();
+        let own = [(KEPT_LIST, lines.as_bytes()), ("kept/1", b"kept")];
+        for (name, mut bytes) in own.into_iter().chain(more.iter().copied()) {
             let mut stream = writer.stream(name).unwrap();
-            stream.copy_from(&mut &bytes[..]).unwrap();
+            stream.copy_from(&mut bytes).unwrap();
             stream.finish().unwrap();
         }
         let manifest = writer.commit(facts.to_string().as_bytes()).unwrap();
@@ -311,6 +317,45 @@ fn pids_paths_and_modes_that_no_snapshot_records_are_refused() {
             "{place} is taken"
         );
     }
+}
+
+#[test]
+fn parts_of_ckpt_run_are_made_in_closed_folders_under_their_own_names_only() {
+    let scene = Scene::new();
+    let hash = blake3::hash(b"part").to_hex();
+    let (right, wrong) = (
+        format!("ckpt-run-{}", &hash[..16]),
+        "ckpt-run-0123456789abcdef",
+    );
+    let elsewhere = scene.folder.path().join("elsewhere");
+    fs::create_dir_all(elsewhere.join("open/bin")).unwrap();
+    fs::set_permissions(
+        elsewhere.join("open/bin"),
+        fs::Permissions::from_mode(0o755),
+    )
+    .unwrap();
+    fs::create_dir(elsewhere.join("for-all")).unwrap();
+    fs::set_permissions(elsewhere.join("for-all"), fs::Permissions::from_mode(0o777)).unwrap();
+    std::os::unix::fs::symlink(elsewhere.join("target"), elsewhere.join("for-all/bin")).unwrap();
+    fs::create_dir(elsewhere.join("target")).unwrap();
+    for (folder, name, is_made) in [
+        ("open/bin", right.as_str(), false),
+        ("for-all/bin", &right, false),
+        ("new/store/bin", wrong, false),
+        ("new/store/bin", &right, true),
+    ] {
+        let path = elsewhere.join(folder).join(name);
+        let mut facts = scene.facts(false);
+        facts["files"][0]["path"] = json!(path);
+        facts["files"][0]["access"] = json!("map");
+        let stream = format!("program/{name}");
+        let id = scene.write_with(&facts, &scene.list(), &[(&stream, b"part")]);
+        let examined = examine(&scene.context, &Standby::default(), id);
+        assert_eq!(path.exists(), is_made, "{folder}/{name}: {examined:?}");
+    }
+    assert_eq!(fs::read_dir(elsewhere.join("target")).unwrap().count(), 0);
+    let made = fs::metadata(elsewhere.join("new")).unwrap();
+    assert_eq!(made.mode() & 0o777, 0o700);
 }
 
 #[test]

@@ -12,6 +12,9 @@ use nix::libc;
 
 use super::way::{OTHERS_WRITE, Way, is_us};
 
+/// Permissions of anybody but the owner.
+const OTHERS: u32 = 0o077;
+
 /// A name in a folder that is held open: whatever is put in the way later leads nowhere else.
 #[derive(Debug)]
 pub(crate) struct Spot {
@@ -76,6 +79,15 @@ impl Spot {
         }
         let message = "it is in a folder that its owner may not change, and that another user can have put there";
         Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
+    }
+
+    /// Returns true if only root and this process's user can enter the folder.
+    ///
+    /// # Errors
+    /// The folder cannot be inspected.
+    pub fn is_closed(&self) -> io::Result<bool> {
+        let folder = self.about_folder()?;
+        Ok(is_us(folder.uid()) && folder.mode() & OTHERS == 0)
     }
 
     fn about_folder(&self) -> io::Result<Metadata> {
