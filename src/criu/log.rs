@@ -48,6 +48,7 @@ const SHORTAGES: &[&str] = &[
 /// another program while CRIU reads a socket.
 const PASSING: &[&str] = &[
     "Non-empty write queue on an in-flight socket",
+    "Found a closed in-flight socket",
     "netlink: The socket has data to read",
     "\trecv failed (",
 ];

@@ -212,6 +212,36 @@ pub static CAUSES: &[Cause] = &[
         "nothing: the next snapshot finds it accepted, unless the job never accepts it",
     ),
     criu(
+        &["Found a closed in-flight socket"],
+        "a unix socket connection was closed before the job has accepted it",
+        "nothing: the next snapshot finds it accepted, unless the job never accepts it",
+    ),
+    criu(
+        &["PIDFD_THREAD flag"],
+        "the job has a descriptor of a thread open (pidfd_open with PIDFD_THREAD)",
+        "let it close that before snapshots, or open the process instead",
+    ),
+    criu(
+        &["thread with a pending SIGTRAP"],
+        "a thread of the job blocks SIGTRAP and has been sent it",
+        "let it take the signal, or not block it",
+    ),
+    criu(
+        &["fsnotify: ", "Can't dump that handle"],
+        "the job watches a file that no path leads to (inotify, fanotify)",
+        "let it end the watch of a deleted file, or of one below another mount",
+    ),
+    criu(
+        &["Unaccessible path opened"],
+        "the job has a file open that no path leads to, such as one of another mount namespace",
+        "open the file inside the job",
+    ),
+    criu(
+        &["Can't find a session leader for"],
+        "a process of the job is in a session whose leader CRIU cannot find",
+        "start the program in the foreground, or with setsid",
+    ),
+    criu(
         &["netlink: The socket has data to read"],
         "an answer of the kernel's (netlink) waits for the job to read it",
         "nothing: the next snapshot finds it read, unless the job never reads it",

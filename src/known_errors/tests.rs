@@ -22,6 +22,30 @@ const LINES: &[(&str, &str)] = &[
         "begun a datagram",
     ),
     (
+        "(00.034) Error (criu/sk-unix.c:525): unix: Found a closed in-flight socket to 0xf846d7",
+        "closed before the job",
+    ),
+    (
+        "(00.028) Error (criu/pidfd.c:88): pidfd: PIDFD_THREAD flag is currently not supported",
+        "of a thread",
+    ),
+    (
+        "(00.02) Error (compel/src/lib/infect.c:323): Can't dump the 20861 thread with a pending SIGTRAP.",
+        "blocks SIGTRAP",
+    ),
+    (
+        "(00.02) Error (criu/fsnotify.c:284): fsnotify: \tCan't dump that handle",
+        "watches a file",
+    ),
+    (
+        "(00.02) Error (criu/files-reg.c:1444): Unaccessible path opened 65024:2, need 71:1",
+        "no path leads to",
+    ),
+    (
+        "(00.02) Error (criu/pstree.c:801): Can't find a session leader for 16",
+        "session whose leader",
+    ),
+    (
         "(00.02) Error (criu/tun.c:306): tun: Net namespace is required to dump tun link",
         "tun or tap",
     ),
