@@ -33,12 +33,14 @@ use tcp_table::TcpTable;
 pub struct Sockets {
     /// The addresses that it listened on.
     pub listening: Vec<SocketAddr>,
-    /// Connections of the job with itself, as each of both ends sees them: local, remote.
+    /// Connections of the job with itself, as each of both ends sees them: local, remote. Those that wait to be made have
+    /// one end.
     pub connections: Vec<(SocketAddr, SocketAddr)>,
     /// Connections to other programs: local, remote.
     #[serde(default)]
     pub outside: Vec<(SocketAddr, SocketAddr)>,
-    /// Number of other connected sockets: the other end was closed, or was never accepted.
+    /// Number of sockets whose other end is gone: it was closed, reset or never accepted. What they have received can
+    /// still be read.
     #[serde(default)]
     pub half_closed: usize,
     /// Connections in which data is on its way, or a direction is not open: local, remote.

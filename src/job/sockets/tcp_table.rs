@@ -125,10 +125,17 @@ impl TcpTable {
             if !is_settled(entry) || !other.is_none_or(is_settled) {
                 sockets.unsettled.push((local, remote));
             }
-            if other.is_some() {
+            let stays_here = local.ip() == remote.ip();
+            let waits_for_the_job =
+                entry.state == TcpState::SynSent && stays_here && self.listens(&remote);
+            if other.is_some() || waits_for_the_job {
                 sockets.connections.push((local, remote));
-            } else if local.ip() != remote.ip() || is_open(&entry.state) {
+            } else if !stays_here || is_open(&entry.state) {
                 sockets.outside.push((local, remote));
+                // Reset at this moment, or the other end is behind a translation of addresses.
+                let is_lost = entry.state == TcpState::Established
+                    && !self.connected.contains_key(&(remote, local));
+                sockets.half_closed += usize::from(stays_here && is_lost);
             } else {
                 sockets.half_closed += 1;
             }

@@ -2,6 +2,9 @@
 
 use super::diagnosis::{ID_BYTES, REPORT_BYTES};
 use super::*;
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, getsockname, socket,
+};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
@@ -125,6 +128,51 @@ fn a_connection_to_others_is_aborted_and_no_other_one() {
     server.write_all(b"x").unwrap();
     assert_eq!(kept.read(&mut [0; 1]).unwrap(), 1);
     assert_eq!(sockets.abort_outside().unwrap(), 0);
+}
+
+#[test]
+fn a_connection_to_the_jobs_own_listener_that_waits_is_inside() {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("SKIPPED: nftables needs root");
+        return;
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap();
+    let flags = SockFlag::SOCK_NONBLOCK;
+    let client = socket(AddressFamily::Inet, SockType::Stream, flags, None).unwrap();
+    bind(client.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, 0)).unwrap();
+    let own: SockaddrIn = getsockname(client.as_raw_fd()).unwrap();
+    let from = SocketAddr::from(([127, 0, 0, 1], own.port()));
+    let _lock = PacketLock::set(&[(from, at)]).unwrap();
+    let to = SockaddrIn::new(127, 0, 0, 1, at.port());
+    let waits = connect(client.as_raw_fd(), &to).unwrap_err();
+    assert_eq!(waits, nix::errno::Errno::EINPROGRESS);
+    let sockets = table(&[&listener, &client]).sockets();
+    assert_eq!(sockets.connections, [(from, at)]);
+    assert_eq!(sockets.unsettled, [(from, at)]);
+    assert_eq!(table(&[&client]).sockets().outside, [(from, at)]);
+}
+
+#[test]
+fn what_an_end_has_received_stays_when_the_other_one_was_reset() {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("SKIPPED: nftables needs root");
+        return;
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let server = listener.accept().unwrap().0;
+    let ends = (server.local_addr().unwrap(), server.peer_addr().unwrap());
+    // The server does not learn of it yet.
+    let _lock = PacketLock::set(&[ends]).unwrap();
+    let reset = Sockets {
+        outside: vec![(ends.1, ends.0)],
+        ..Sockets::default()
+    };
+    assert_eq!(reset.abort_outside().unwrap(), 1);
+    let sockets = table(&[&client, &server]).sockets();
+    assert_eq!(sockets.outside, [ends]);
+    assert!(!sockets.are_outside_only());
 }
 
 #[test]
