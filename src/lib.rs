@@ -80,6 +80,7 @@ pub mod gpu;
 pub mod history;
 pub mod job;
 pub mod known_errors;
+mod mount_table;
 mod path_text;
 /// Files shared with the CRIU plugin, a library of its own whose root is `src/plugin/lib.rs`.
 mod plugin {

@@ -39,6 +39,7 @@ const FLOORS: [&[&str]; 12] = [
         "clock",
         "fd_passing",
         "known_errors",
+        "mount_table",
         "path_walk",
         "plugin",
         "safe_path",

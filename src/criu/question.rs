@@ -6,16 +6,14 @@
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use nix::poll::PollTimeout;
-use procfs::ProcResult;
-use procfs::process::Process;
 
 use super::message::wait_readable;
 use super::plugin::{PluginVariable, name};
+use crate::mount_table::Mount;
 use crate::plugin::variables;
 use crate::plugin::variables::GO_ON;
 
@@ -98,18 +96,15 @@ pub fn asks_when_restored(folder: &Path) -> PluginVariable {
 ///
 /// # Errors
 /// The list of mounts cannot be read.
-pub fn plugin_follows_no_links(sandbox: i32) -> ProcResult<Option<PluginVariable>> {
+pub fn plugin_follows_no_links(sandbox: i32) -> io::Result<Option<PluginVariable>> {
     if !kernel_can() {
         return Ok(None);
     }
     let mut list = OsString::new();
-    for mount in Process::new(sandbox)?.mountinfo()? {
-        let is_own = SANDBOXS_OWN
-            .iter()
-            .any(|own| mount.mount_point.starts_with(own));
-        let has_it = mount.mount_options.contains_key(NO_LINKS);
-        if !is_own && !has_it {
-            list.push(OsString::from_vec(unescaped(&mount.mount_point)));
+    for mount in Mount::all_of(sandbox)? {
+        let is_own = SANDBOXS_OWN.iter().any(|own| mount.point.starts_with(own));
+        if !is_own && !mount.has(NO_LINKS) {
+            list.push(mount.point);
             list.push("\n");
         }
     }
@@ -126,25 +121,6 @@ fn is_new_enough(release: &str) -> bool {
     let mut numbers = release.split(|char: char| !char.is_ascii_digit());
     let mut next = || numbers.next().and_then(|number| number.parse::<u32>().ok());
     (next(), next()) >= (Some(5), Some(14))
-}
-
-/// Replaces the escapes of `/proc/PID/mountinfo` (`\040` is a space).
-fn unescaped(point: &Path) -> Vec<u8> {
-    let bytes = point.as_os_str().as_bytes();
-    let mut plain = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    while let Some(byte) = bytes.get(at) {
-        let octal = bytes.get(at + 1..at + 4).filter(|_| *byte == b'\\');
-        let number = octal.and_then(|digits| std::str::from_utf8(digits).ok());
-        if let Some(number) = number.and_then(|it| u8::from_str_radix(it, 8).ok()) {
-            plain.push(number);
-            at += 4;
-        } else {
-            plain.push(*byte);
-            at += 1;
-        }
-    }
-    plain
 }
 
 #[cfg(test)]
@@ -221,8 +197,6 @@ mod tests {
 
     #[test]
     fn mount_points_are_those_of_the_kernel() {
-        assert_eq!(unescaped(Path::new("/a\\040b\\134c")), b"/a b\\c");
-        assert_eq!(unescaped(Path::new("/plain\\x")), b"/plain\\x");
         let own = i32::try_from(std::process::id()).unwrap();
         if let Some((_, list)) = plugin_follows_no_links(own).unwrap() {
             let list = list.to_string_lossy().into_owned();

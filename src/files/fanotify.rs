@@ -82,22 +82,16 @@ pub(super) struct Batch {
     pub lost: Option<String>,
 }
 
-/// The group, with descriptors of the mount points of each file system that it watches: a folder may be visible at one
-/// of them only.
+/// The group, with the mount points of each file system that it watches: a folder may be visible at one of them only.
+/// They are not held open, which would keep the machine from unmounting them.
 pub(super) struct Group {
     fanotify: File,
-    filesystems: HashMap<FilesystemId, Vec<Root>>,
+    filesystems: HashMap<FilesystemId, Vec<PathBuf>>,
     /// Paths of folders by file system and handle. A renamed folder empties it.
     folders: HashMap<(FilesystemId, Vec<u8>), PathBuf>,
     /// Folders in which changes by other programs are reported.
     known: HashSet<(FilesystemId, Vec<u8>)>,
     buffer: Vec<u8>,
-}
-
-/// A mount point.
-struct Root {
-    descriptor: File,
-    path: PathBuf,
 }
 
 impl Group {
@@ -126,29 +120,22 @@ impl Group {
 
     /// Watches the file system that is mounted at `path`.
     pub fn watch(&mut self, path: &Path) -> io::Result<()> {
-        let root = File::open(path)?;
-        let id = filesystem_id(&root)?;
+        let id = filesystem_id(&File::open(path)?)?;
         if id == FilesystemId::default() {
             return Err(io::ErrorKind::Unsupported.into());
-        }
-        let root = Root {
-            descriptor: root,
-            path: path.to_owned(),
-        };
-        if let Some(roots) = self.filesystems.get_mut(&id) {
-            if !roots.iter().any(|known| known.path == root.path) {
-                roots.push(root);
-            }
-            return Ok(());
         }
         let name = CString::new(path.as_os_str().as_bytes())?;
         let flags = libc::FAN_MARK_ADD | libc::FAN_MARK_FILESYSTEM;
         let group = self.fanotify.as_raw_fd();
+        // A file system that was unmounted meanwhile has lost its mark; a second mark changes nothing.
         // SAFETY: a system call; the name ends with a zero and lives as long as the call.
         Errno::result(unsafe {
             libc::fanotify_mark(group, flags, MASK, libc::AT_FDCWD, name.as_ptr())
         })?;
-        self.filesystems.insert(id, vec![root]);
+        let roots = self.filesystems.entry(id).or_default();
+        if !roots.iter().any(|known| known == path) {
+            roots.push(path.to_owned());
+        }
         Ok(())
     }
 
@@ -262,9 +249,9 @@ impl Group {
         }
         let roots = self.filesystems.get(&id).into_iter().flatten();
         let mut failure = io::Error::from(io::ErrorKind::NotFound);
-        let found = roots.map(|root| path_of(root.descriptor.as_fd(), handle));
-        let found = found.filter_map(|path| path.map_err(|error| failure = error).ok());
-        let Some(folder) = found.into_iter().next() else {
+        let found = roots.map(|root| path_below(root, id, handle));
+        let mut found = found.filter_map(|path| path.map_err(|error| failure = error).ok());
+        let Some(folder) = found.next() else {
             return Err(failure);
         };
         if self.folders.len() >= FOLDERS_MAX {
@@ -340,6 +327,15 @@ fn filesystem_id(root: &File) -> io::Result<FilesystemId> {
     let id = about.filesystem_id();
     // SAFETY: `fsid_t` is two numbers of four bytes, which libc keeps private.
     Ok(unsafe { std::mem::transmute::<libc::fsid_t, FilesystemId>(id) })
+}
+
+/// Returns the path of a folder of a file system that is mounted at `root`.
+fn path_below(root: &Path, id: FilesystemId, handle: &[u8]) -> io::Result<PathBuf> {
+    let root = File::open(root)?;
+    if filesystem_id(&root)? != id {
+        return Err(io::ErrorKind::NotFound.into());
+    }
+    path_of(root.as_fd(), handle)
 }
 
 /// Opens a folder by its handle and returns the path that it has now.

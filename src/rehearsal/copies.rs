@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::statvfs::statvfs;
-use procfs::process::Process;
 use tempfile::TempDir;
 
 use super::RehearsalError;
@@ -20,6 +19,7 @@ use super::folder_copy::{COPY_BYTES_MAX, COPY_FILES_MAX, copy_folder, measure};
 use super::run_rehearsal::End;
 use super::trial::{FOLDER_PREFIX, file_error};
 use crate::history::counted;
+use crate::mount_table::Mount;
 use crate::run::size;
 
 /// Disk space that a copy must leave free, for what the job writes.
@@ -185,10 +185,8 @@ fn absolute(path: &Path) -> io::Result<PathBuf> {
 
 /// Returns a mount point that is the folder or in it: a copy does not have what is mounted there.
 fn mount_in(folder: &Path) -> Option<PathBuf> {
-    let mounts = Process::myself()
-        .and_then(|process| process.mountinfo())
-        .ok()?;
-    let mut points = mounts.into_iter().map(|mount| mount.mount_point);
+    let mounts = Mount::all_of("self").ok()?;
+    let mut points = mounts.into_iter().map(|mount| mount.point);
     points.find(|point| point.starts_with(folder))
 }
 

@@ -2,7 +2,6 @@
 //! and what they have open is compared with what was there, where another user can change what the paths of the image lead
 //! to while CRIU opens them as root.
 
-use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
 
@@ -51,7 +50,6 @@ impl<'a> Landing<'a> {
         let needs_no_links = self.expected.as_ref().is_some_and(Expected::needs_no_links);
         if is_own && needs_no_links {
             let protected = plugin_follows_no_links(self.sandbox.pid());
-            let protected = protected.map_err(io::Error::other);
             variables.extend(protected.map_err(RestoreError::Prepare)?);
         }
         Ok(variables)

@@ -1,60 +1,85 @@
-//! Mounts that the job has made in its sandbox. A restore begins in a fresh sandbox, which does not have them: paths would
-//! lead to other files.
+//! Mounts that the job has made or changed in its sandbox. A restore begins in a fresh sandbox, which does not have them:
+//! paths would lead to other files.
 
 use std::collections::HashSet;
+use std::io;
 use std::path::{Path, PathBuf};
 
-use procfs::ProcResult;
-use procfs::process::{MountInfo, Process};
+use crate::mount_table::Mount;
 
-/// Folders in which the sandbox mounts file systems of its own.
-const SANDBOXS_OWN: [&str; 2] = ["/proc", "/dev"];
+/// Path, type and root of the mounts that the sandbox makes itself (`init::mount_proc`, `init::mount_terminals`).
+const SANDBOXS_OWN: [(&str, &str, &str); 3] = [
+    ("/proc", "proc", "/"),
+    ("/dev/pts", "devpts", "/"),
+    ("/dev/ptmx", "devpts", "/ptmx"),
+];
 
 /// Returns a mount point of the sandbox whose pid 1 has this host pid, if the mount is not the machine's.
 ///
 /// # Errors
 /// A list of mounts cannot be read.
-pub fn own_mount(sandbox: i32) -> ProcResult<Option<PathBuf>> {
-    let machines = Process::myself()?.mountinfo()?;
-    let jobs = Process::new(sandbox)?.mountinfo()?;
-    Ok(difference(machines, jobs))
+pub fn own_mount(sandbox: i32) -> io::Result<Option<PathBuf>> {
+    Ok(difference(Mount::all_of("self")?, Mount::all_of(sandbox)?))
 }
 
-fn difference(
-    machines: impl IntoIterator<Item = MountInfo>,
-    jobs: impl IntoIterator<Item = MountInfo>,
-) -> Option<PathBuf> {
-    let about = |mount: MountInfo| (mount.mount_point, mount.majmin, mount.root);
+fn difference(machines: Vec<Mount>, jobs: Vec<Mount>) -> Option<PathBuf> {
+    let about = |mount: Mount| {
+        let is_read_only = mount.has("ro");
+        (mount.point, mount.device, mount.root, is_read_only)
+    };
     let known: HashSet<_> = machines.into_iter().map(about).collect();
-    let mut own = jobs
-        .into_iter()
-        .map(about)
-        .filter(|(path, ..)| !is_sandboxs(path));
-    own.find(|mount| !known.contains(mount))
+    let own = jobs.into_iter().filter(|mount| !is_sandboxs(mount));
+    own.map(about)
+        .find(|mount| !known.contains(mount))
         .map(|(path, ..)| path)
 }
 
-fn is_sandboxs(path: &Path) -> bool {
-    SANDBOXS_OWN.iter().any(|folder| path.starts_with(folder))
+fn is_sandboxs(mount: &Mount) -> bool {
+    SANDBOXS_OWN.iter().any(|(point, kind, root)| {
+        mount.point == Path::new(point) && mount.kind == *kind && mount.root == Path::new(root)
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn mounts() -> Vec<MountInfo> {
-        let mounts = Process::myself().unwrap().mountinfo().unwrap();
-        mounts.into_iter().collect()
+    fn mounts(more: &[&str]) -> Vec<Mount> {
+        let machines = [
+            "20 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda rw",
+            "21 20 0:5 / /proc rw - proc proc rw",
+            "22 20 0:6 / /dev rw - devtmpfs dev rw",
+        ];
+        let lines = machines.iter().chain(more);
+        let mounts = lines.map(|line| Mount::parse(line.as_bytes()).unwrap());
+        mounts.collect()
     }
 
     #[test]
     fn a_mount_of_the_job_is_found_and_those_of_the_sandbox_are_not() {
-        assert_eq!(difference(mounts(), mounts()), None);
-        let mut jobs = mounts();
-        jobs[0].mount_point = "/dev/pts".into();
-        jobs[0].majmin = "0:9999".to_owned();
-        assert_eq!(difference(mounts(), jobs.clone()), None);
-        jobs[0].mount_point = "/work/scratch".into();
-        assert_eq!(difference(mounts(), jobs), Some("/work/scratch".into()));
+        let own = |more: &[&str]| difference(mounts(&[]), mounts(more));
+        let sandboxs = [
+            "30 21 0:99 / /proc rw,nosuid - proc proc rw",
+            "31 22 0:98 / /dev/pts rw - devpts devpts rw",
+            "32 22 0:98 /ptmx /dev/ptmx rw - devpts devpts rw",
+        ];
+        assert_eq!(own(&sandboxs), None);
+        for (line, point) in [
+            (
+                "33 20 0:9 / /work/scr\\040atch rw - tmpfs none rw",
+                "/work/scr atch",
+            ),
+            ("33 30 0:99 /sys /proc/sys ro - proc proc rw", "/proc/sys"),
+            ("33 30 0:9 / /proc rw - tmpfs none rw", "/proc"),
+            (
+                "33 31 0:98 /0 /dev/pts/7 rw - devpts devpts rw",
+                "/dev/pts/7",
+            ),
+            ("33 22 8:1 /home /dev/shm rw - ext4 /dev/sda rw", "/dev/shm"),
+            ("20 1 8:1 / / ro,relatime shared:1 - ext4 /dev/sda rw", "/"),
+        ] {
+            let all = [&sandboxs[..], &[line]].concat();
+            assert_eq!(own(&all).as_deref(), Some(Path::new(point)), "{line}");
+        }
     }
 }

@@ -23,7 +23,7 @@ pub enum SnapshotError {
     Files(#[from] job::FilesError),
     /// The job has mounted a file system itself.
     #[error(
-        "cannot take a snapshot: the job has mounted a file system at {}, and a restore would begin without it; mount it before ckpt-run starts, or unmount it", .0.display()
+        "cannot take a snapshot: the job has mounted or remounted a file system at {}, and a restore would begin without that; mount it before ckpt-run starts, or undo the mount", .0.display()
     )]
     Mount(PathBuf),
     /// The job has state that a restore would not bring back.

@@ -1,9 +1,7 @@
 //! Open files and folders below a file system that was mounted later: their paths lead to other files, or to none.
 
 use std::collections::{HashMap, HashSet};
-use std::ffi::OsString;
 use std::fs;
-use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
@@ -11,6 +9,7 @@ use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 use super::{Obstacle, ProcessName};
 use crate::job::files::is_deleted;
 use crate::job::tree::Process;
+use crate::mount_table::Mount;
 
 /// The mounts of a mount namespace.
 #[derive(Debug, Default)]
@@ -53,8 +52,8 @@ pub(super) fn look(processes: &[Process]) -> Result<(), Obstacle> {
 impl Mounts {
     /// Reads the mounts that a process (a host pid) sees; none if it has exited.
     fn of(pid: i32) -> Self {
-        let list = fs::read(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
-        Self::new(list.split(|byte| *byte == b'\n').filter_map(mount))
+        let list = Mount::all_of(pid).unwrap_or_default();
+        Self::new(list.into_iter().map(|it| (it.id, it.below, it.point)))
     }
 
     /// Sorts mounts, each with its number, that of the mount that it is on, and its path.
@@ -93,27 +92,6 @@ impl Mounts {
         }
         Some(at)
     }
-}
-
-/// Reads a line of `/proc/PID/mountinfo`. The kernel writes blanks and backslashes in a path as octal numbers.
-fn mount(line: &[u8]) -> Option<(u64, u64, PathBuf)> {
-    let mut fields = line.split(|byte| *byte == b' ');
-    let mut number = || std::str::from_utf8(fields.next()?).ok()?.parse().ok();
-    let (id, below) = (number()?, number()?);
-    let mut rest = fields.nth(2)?;
-    let mut point = Vec::with_capacity(rest.len());
-    while let Some((first, after)) = rest.split_first() {
-        let octal = after.get(..3).filter(|_| *first == b'\\');
-        let octal = octal.and_then(|digits| std::str::from_utf8(digits).ok());
-        if let Some(byte) = octal.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
-            point.push(byte);
-            rest = &after[3..];
-        } else {
-            point.push(*first);
-            rest = after;
-        }
-    }
-    Some((id, below, OsString::from_vec(point).into()))
 }
 
 /// Returns the number of the mount that the target of a link in `/proc` is in; `None` if it is neither a file nor a
@@ -159,16 +137,6 @@ mod tests {
             !mounts.cover(Path::new("/a/b/file"), 99),
             "not in this namespace"
         );
-    }
-
-    #[test]
-    fn a_line_of_the_kernels_is_read_with_its_blanks() {
-        let line = b"36 35 98:0 /mnt1 /m\\040t\\134\xe9 rw,noatime master:1 - ext3 /dev/root rw";
-        let point = OsString::from_vec(b"/m t\\\xe9".to_vec()).into();
-        assert_eq!(mount(line), Some((36, 35, point)));
-        for wrong in [&b""[..], b"36", b"36 x 98:0 / /", b"36 35 98:0 /"] {
-            assert_eq!(mount(wrong), None, "{wrong:?}");
-        }
     }
 
     #[test]

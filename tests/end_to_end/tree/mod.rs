@@ -7,6 +7,7 @@ mod devices;
 mod events;
 mod folders;
 mod mapped_memory;
+mod mounts;
 mod names;
 mod namespaces;
 mod open_files;

@@ -1,0 +1,96 @@
+//! Mounts that come and go while a job runs: its own, and the machine's.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use crate::harness::{ON_REQUEST, Place, Run, apply, as_root, stderr, wait_until};
+
+/// Mounts something, and unmounts it when it is to.
+const MOUNTS: &str = r#"
+    trap 'umount "$2"' EXIT
+    mount --bind "$1" "$2" && echo ready
+    while ! [ -e undo ]; do sleep 0.01; done
+    umount "$2"; trap - EXIT; echo undone
+    while ! [ -e go ]; do sleep 0.01; done"#;
+
+#[apply(as_root)]
+fn a_mount_of_the_job_in_the_kernels_folders_is_named() {
+    for (what, point) in [("/proc/sys", "/proc/sys"), ("file", "/dev/full")] {
+        let place = Place::new();
+        std::fs::write(place.file("file"), "").unwrap();
+        let mut run = place.start(&ON_REQUEST, &["sh", "-c", MOUNTS, "sh", what, point]);
+        place.wait_for("out", "ready");
+        let refused = place.verb(&["snapshot"]);
+        let said = stderr(&refused);
+        assert!(!refused.status.success(), "{said}");
+        assert!(
+            said.contains(&format!("a file system at {point},")),
+            "{said}"
+        );
+        std::fs::write(place.file("undo"), "").unwrap();
+        place.wait_for("out", "undone");
+        place.snapshot();
+        run.crash();
+        place.go();
+        assert_eq!(run.wait(), 0, "{}", place.text("err"));
+        assert!(place.text("err").contains("restored"));
+    }
+}
+
+/// Starts a job in a mount namespace in which a file system is mounted at `point`. A line on standard input unmounts it:
+/// then there is a file `unmounted`, or `busy`.
+fn start_beside(place: &Place, point: &str, script: &str) -> Run {
+    std::fs::create_dir(place.file(point)).unwrap();
+    std::fs::write(place.file("job.py"), script).unwrap();
+    let machine = r#"mount --make-rshared / && mount -t tmpfs none "$point" || exit
+        "$@" </dev/null & run=$!
+        read word && if umount "$point"; then : >unmounted; else : >busy; fi
+        wait $run"#;
+    let ours = place.command(&["--interval", "never", "--", "python3", "-u", "job.py"]);
+    let mut command = Command::new("unshare");
+    command
+        .args(["--mount", "--propagation", "private", "sh", "-c", machine])
+        .arg("sh")
+        .arg(ours.get_program())
+        .args(ours.get_args())
+        .current_dir(place.path())
+        .env("point", point)
+        .env("XDG_CONFIG_HOME", place.path())
+        .env("CKPT_RUN_RESTART_BACKOFF", "50ms");
+    place.spawn(command, |command| {
+        command.stdin(Stdio::piped());
+    })
+}
+
+#[apply(as_root)]
+fn the_machine_unmounts_what_the_job_does_not_use() {
+    let place = Place::new();
+    let script = "import os, time\nopen('below/file', 'w').close()\nprint('ready', flush=True)\n\
+                  while not os.path.exists('go'): time.sleep(0.02)\n";
+    let mut run = start_beside(&place, "below", script);
+    place.wait_for("out", "ready");
+    // The watcher has looked at the mount once it has written the mark.
+    place.snapshot();
+    writeln!(run.stdin(), "unmount").unwrap();
+    let is_done = |name| place.file(name).exists();
+    wait_until("the unmount", || is_done("unmounted") || is_done("busy"));
+    assert!(is_done("unmounted"), "{}", place.text("err"));
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+}
+
+#[apply(as_root)]
+fn a_mount_with_a_blank_in_its_name_is_watched() {
+    let place = Place::new();
+    let script = "import os, time\nopen('be low/file', 'w').close()\nprint('ready', flush=True)\n\
+                  while not os.path.exists('go'): time.sleep(0.02)\n";
+    let mut run = start_beside(&place, "be low", script);
+    place.wait_for("out", "ready");
+    place.snapshot();
+    let record = place.text(".ckpt-run/files.log");
+    let change = format!(r#""path":"{}/be low/file""#, place.path().display());
+    assert!(record.contains(&change), "{record}");
+    writeln!(run.stdin(), "unmount").unwrap();
+    place.go();
+    assert_eq!(run.wait(), 0, "{}", place.text("err"));
+}
