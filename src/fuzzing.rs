@@ -196,8 +196,7 @@ fn config_file(bytes: &[u8]) -> bool {
         project: ProjectFile::Named(file("ckpt-run.toml", bytes)),
         ..no_sources()
     };
-    config::fuzz_config::load(&sources)
-        .is_ok_and(|loaded| comes_back(&loaded, &loaded.config.to_toml()))
+    config::load(&sources).is_ok_and(|loaded| comes_back(&loaded, &loaded.to_toml()))
 }
 
 /// Loads settings from lines, one setting each: `NAME=VALUE` for a variable, with `--` before it for a flag.
@@ -223,8 +222,7 @@ fn settings(text: &str) -> bool {
             sources.environment.push((name.to_owned(), value));
         }
     }
-    config::fuzz_config::load(&sources)
-        .is_ok_and(|loaded| comes_back(&loaded, &loaded.to_toml_with_origins()))
+    config::load(&sources).is_ok_and(|loaded| comes_back(&loaded, &loaded.to_toml_with_origins()))
 }
 
 fn no_sources() -> Sources {
@@ -243,8 +241,7 @@ fn comes_back(loaded: &Loaded, text: &str) -> bool {
         project: ProjectFile::Named(file("again.toml", text.as_bytes())),
         ..no_sources()
     };
-    let again =
-        config::fuzz_config::load(&sources).unwrap_or_else(|error| panic!("{error}: {text}"));
+    let again = config::load(&sources).unwrap_or_else(|error| panic!("{error}: {text}"));
     assert_eq!(again.config, loaded.config);
     true
 }

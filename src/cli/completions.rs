@@ -3,13 +3,13 @@
 use std::process::ExitCode;
 
 use clap::builder::{PossibleValue, PossibleValuesParser};
-use clap::{Arg, Command};
+use clap::{Arg, Command, ValueEnum};
 use clap_complete::Shell;
 
 use super::arguments::{PROGRAM, grammar};
 use super::global::Failure;
 use super::print;
-use crate::config::{Choice, Isolation, RestartPolicy};
+use crate::config::{Isolation, RestartPolicy};
 
 /// The name that `clap_complete` (4.6.11) gives ckpt-run in one half of its bash script, where it treats the hyphen as
 /// a step down to a verb, and the name in the other half.
@@ -79,11 +79,19 @@ fn fish_options(command: &Command) -> String {
 /// Returns the argument with its possible values if the settings define them: the settings parse them, not clap.
 fn with_words(argument: Arg) -> Arg {
     let words = match argument.get_long() {
-        Some("isolation") => Isolation::words(),
-        Some("restart") => RestartPolicy::words(),
+        Some("isolation") => words::<Isolation>(),
+        Some("restart") => words::<RestartPolicy>(),
         Some(_) | None => return argument,
     };
     argument.value_parser(PossibleValuesParser::new(words))
+}
+
+fn words<T: ValueEnum>() -> Vec<PossibleValue> {
+    let values = T::value_variants().iter();
+    let words = values.filter_map(ValueEnum::to_possible_value);
+    words
+        .map(|word| PossibleValue::new(word.get_name().to_owned()))
+        .collect()
 }
 
 /// Returns the command with only the parts that its help shows, because `clap_complete` also offers hidden ones. The

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::global::{Failure, Global};
 use super::print;
-use crate::config::{self, Config, DEFAULT_TOML, Sources};
+use crate::config::{self, DEFAULT_TOML, Sources};
 use crate::doctor::MissingParts;
 use crate::run::OURS;
 use crate::run::chain;
@@ -34,7 +34,7 @@ pub(super) enum ConfigVerb {
 /// The settings in the form that `config show --origin --json` prints.
 #[derive(Serialize)]
 struct WithOrigins<'a> {
-    settings: &'a Config,
+    settings: toml::Table,
     /// The origins by the path of the key.
     origins: BTreeMap<&'a str, String>,
 }
@@ -102,11 +102,11 @@ fn check(global: &Global, file: Option<PathBuf>) -> Result<ExitCode, Failure> {
 fn show(global: &Global, with_origins: bool) -> Result<ExitCode, Failure> {
     let loaded = global.load(Vec::new())?;
     match (global.json, with_origins) {
-        (false, false) => print::print(&loaded.config.to_toml()),
+        (false, false) => print::print(&loaded.to_toml()),
         (false, true) => print::print(&loaded.to_toml_with_origins()),
-        (true, false) => print::print_json(&loaded.config),
+        (true, false) => print::print_json(&loaded.to_table()),
         (true, true) => print::print_json(&WithOrigins {
-            settings: &loaded.config,
+            settings: loaded.to_table(),
             origins: loaded
                 .origins
                 .iter()

@@ -54,7 +54,7 @@ pub(super) struct RehearseArguments {
 }
 
 pub(super) fn run(global: &Global, arguments: RehearseArguments) -> Result<ExitCode, Failure> {
-    let config = global.load(Vec::new())?.config;
+    let settings = global.load(Vec::new())?;
     let signal = Arc::new(AtomicUsize::new(0));
     for number in [SIGINT, SIGTERM, SIGHUP, SIGQUIT] {
         let value = usize::try_from(number).unwrap_or(0);
@@ -67,7 +67,7 @@ pub(super) fn run(global: &Global, arguments: RehearseArguments) -> Result<ExitC
     print::say(WARNING);
     let options = Options {
         program: std::env::current_exe()?,
-        config,
+        settings,
         command: arguments.command,
         after: arguments.after.unwrap_or_default(),
         patience: Duration::from_secs(arguments.seconds),

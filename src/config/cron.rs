@@ -5,7 +5,7 @@
 //! the week are given, the crate requires both to match, crontab either. This module only transforms text; the schedule
 //! computes the times.
 
-use std::fmt;
+use std::str::FromStr;
 
 use cron::Schedule;
 
@@ -18,7 +18,6 @@ const LENGTH_MAX: usize = 256;
 /// A parsed cron expression of 5, 6 or 7 fields, or a word such as `@daily`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CronExpression {
-    source: String,
     either: Vec<Schedule>,
 }
 
@@ -44,10 +43,7 @@ impl CronExpression {
         if either.iter().all(never_happens) {
             return Err(refused("there is no such day".to_owned()));
         }
-        Ok(Self {
-            source: text.trim().to_owned(),
-            either,
-        })
+        Ok(Self { either })
     }
 
     /// Returns the schedules whose union is the expression's times.
@@ -57,9 +53,11 @@ impl CronExpression {
     }
 }
 
-impl fmt::Display for CronExpression {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.source)
+impl FromStr for CronExpression {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        Self::parse(text)
     }
 }
 

@@ -87,8 +87,8 @@ pub enum ConfigError {
         origin: Origin,
         /// The key.
         key: String,
-        /// The problem with the value. It is part of the message, so there is no `#[source]`.
-        problem: Box<Invalid>,
+        /// The problem with the value, in serde's words or those of [`Invalid`].
+        problem: String,
     },
     /// Two settings exclude each other.
     #[error("{first}: {first_key} and {second}: {second_key}: {why}")]
@@ -140,14 +140,6 @@ impl fmt::Display for Distrust {
 /// The problem with one value. The text follows "`key`: ".
 #[derive(Debug, thiserror::Error)]
 pub enum Invalid {
-    /// The value has another type.
-    #[error("expected {expected}, found {found}")]
-    Type {
-        /// The form that the key takes.
-        expected: &'static str,
-        /// The type of the given value.
-        found: &'static str,
-    },
     /// The value is a bare number instead of a duration or a size.
     #[error("{given} has no unit; write for example \"{given}{unit}\"")]
     NoUnit {
@@ -156,30 +148,9 @@ pub enum Invalid {
         /// A suitable unit.
         unit: &'static str,
     },
-    /// The text is not a duration.
-    #[error("{given:?} is not a duration such as \"90s\" or \"1h 30m\"")]
-    Duration {
-        /// The text.
-        given: String,
-        /// The parser's error.
-        #[source]
-        source: jiff::Error,
-    },
-    /// The text is not a size.
-    #[error("{given:?} is not a size such as \"512MiB\" or \"8GiB\"")]
-    Size {
-        /// The text.
-        given: String,
-    },
-    /// The text is not a percentage.
-    #[error("{given:?} is not a percentage such as \"1%\"")]
-    Percent {
-        /// The text.
-        given: String,
-    },
-    /// The text is not a number.
+    /// The text does not have the form of the key's values.
     #[error("{given:?} is not {expected}")]
-    Number {
+    Form {
         /// The text.
         given: String,
         /// The form that the key takes.
@@ -194,14 +165,6 @@ pub enum Invalid {
         low: String,
         /// The largest allowed value.
         high: String,
-    },
-    /// The text is not one of the key's words.
-    #[error("{given:?} is not one of {choices}")]
-    Choice {
-        /// The text.
-        given: String,
-        /// The allowed words.
-        choices: String,
     },
     /// The text is neither the key's word nor a value of its other kind.
     #[error("{problem}, nor is it \"{word}\"")]
@@ -220,12 +183,6 @@ pub enum Invalid {
         /// The problem with the expression.
         reason: String,
     },
-    /// The text is neither an exit code nor a signal.
-    #[error("{given:?} is neither an exit code (0 to 255) nor a signal such as SIGILL")]
-    ExitStatus {
-        /// The text.
-        given: String,
-    },
     /// The text is not a pattern of files.
     #[error("{given:?} is not a pattern of files: {reason}")]
     Pattern {
@@ -234,20 +191,41 @@ pub enum Invalid {
         /// The reason.
         reason: String,
     },
-    /// The text cannot be passed to a shell as a command.
+    /// The list or the command is longer than any useful one.
+    #[error("{given} {what} are more than {limit}")]
+    TooMuch {
+        /// The given number.
+        given: usize,
+        /// The largest allowed number.
+        limit: usize,
+        /// The items that are counted.
+        what: &'static str,
+    },
+    /// The text cannot be passed to the system.
     #[error("{given:?} holds a zero byte")]
-    Command {
+    ZeroByte {
         /// The text.
         given: String,
     },
-    /// The text is not a usable path.
-    #[error("{given:?} {reason}")]
-    Path {
+    /// The path begins with the shell's short form of the home folder.
+    #[error("{given:?} is not expanded here; write the home folder out")]
+    Home {
         /// The text.
         given: String,
-        /// The problem with the path.
-        reason: &'static str,
     },
+}
+
+impl Invalid {
+    /// Returns the problem of text that could also have been this word.
+    pub(super) fn nor(self, word: &'static str) -> Self {
+        match self {
+            Self::Form { .. } => Self::Neither {
+                word,
+                problem: Box::new(self),
+            },
+            other => other,
+        }
+    }
 }
 
 fn did_you_mean(suggestion: Option<&str>) -> String {

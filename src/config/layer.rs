@@ -3,12 +3,16 @@
 //! This module knows the existing keys and suggests a similar one for an unknown key. It does not know which place has
 //! precedence.
 
-use toml::de::{DeTable, DeValue};
+use std::sync::LazyLock;
 
-use super::keys::{CRIU_PATH, INTERVAL_PATH, KEYS, Key};
+use serde::Deserialize;
+use serde::de::IntoDeserializer;
+use toml::de::{DeTable, DeValue};
+use toml::{Spanned, Value};
+
+use super::loaded::{DEFAULT_TOML, INTERVAL};
 use super::sources::{CONFIG_VARIABLE, PREFIX};
 use super::units::shown;
-use super::value::Value;
 use super::{ConfigError, Origin, Override};
 
 /// The short variable of `criu.path`.
@@ -33,6 +37,66 @@ const SUGGEST_BYTES_MAX: usize = 64;
 /// The smallest similarity (0 to 1) of a suggestion; a less similar one only confuses.
 const LIKENESS_MIN: f64 = 0.7;
 
+/// A key of the embedded file.
+pub(super) struct Key {
+    /// The key's path: "section.name", or "name".
+    pub(super) path: String,
+    /// The default.
+    pub(super) value: Value,
+}
+
+/// Every key, in the order of the embedded file.
+pub(super) static KEYS: LazyLock<Vec<Key>> = LazyLock::new(|| {
+    let mut keys = Vec::new();
+    let table = DeTable::parse(DEFAULT_TOML).expect("the embedded file is TOML");
+    for (name, value) in table.get_ref() {
+        let offset = name.span().start;
+        match value.get_ref() {
+            DeValue::Table(section) => keys.extend(section.iter().map(|(key, value)| {
+                let path = format!("{}.{}", name.get_ref(), key.get_ref());
+                (key.span().start, path, value)
+            })),
+            _ => keys.push((offset, name.get_ref().to_string(), value)),
+        }
+    }
+    // A table orders its keys alphabetically.
+    keys.sort_by_key(|(offset, _, _)| *offset);
+    let key = |(_, path, value): (usize, String, &Spanned<DeValue<'_>>)| Key {
+        path,
+        value: plain(value).expect("the embedded values are TOML"),
+    };
+    keys.into_iter().map(key).collect()
+});
+
+impl Key {
+    /// Returns the section (empty for the keys above all sections) and the name within it.
+    pub(super) fn split(&self) -> (&str, &str) {
+        self.path.rsplit_once('.').unwrap_or(("", &self.path))
+    }
+
+    /// Returns the name of the environment variable that sets the key.
+    pub(super) fn variable(&self) -> String {
+        format!("{PREFIX}{}", self.path.replace('.', "_").to_uppercase())
+    }
+
+    /// Returns the value of a text from a variable or a flag, in the type of the default if it has that form. Items of
+    /// a list are separated by commas; text without content is an empty list.
+    fn value(&self, text: &str) -> Value {
+        let word = text.trim();
+        let typed = match &self.value {
+            Value::Integer(_) => word.parse().ok().map(Value::Integer),
+            Value::Float(_) => word.parse().ok().map(Value::Float),
+            Value::Boolean(_) => word.parse().ok().map(Value::Boolean),
+            Value::Array(_) if word.is_empty() => Some(Value::Array(Vec::new())),
+            Value::Array(_) => Some(Value::Array(
+                word.split(',').map(|item| item.trim().into()).collect(),
+            )),
+            Value::String(_) | Value::Datetime(_) | Value::Table(_) => None,
+        };
+        typed.unwrap_or_else(|| Value::from(text))
+    }
+}
+
 /// A key with its value from one place.
 pub(super) struct Entry {
     pub(super) key: &'static Key,
@@ -52,7 +116,7 @@ pub(super) fn environment_layer(variables: &[(String, String)]) -> Layer {
         .filter(|(name, _)| !HOOK_VARIABLES.contains(&name.as_str()));
     ours.map(|(name, value)| {
         let key = KEYS.iter().find(|key| {
-            key.variable() == *name || (key.path == CRIU_PATH && name == CRIU_VARIABLE)
+            key.variable() == *name || (key.path == "criu.path" && name == CRIU_VARIABLE)
         });
         let key = key.ok_or_else(|| ConfigError::UnknownVariable {
             variable: name.clone(),
@@ -61,7 +125,7 @@ pub(super) fn environment_layer(variables: &[(String, String)]) -> Layer {
         let variable = name.clone();
         Ok(Entry {
             key,
-            value: Value::Words(value.clone()),
+            value: key.value(value),
             origin: Origin::Environment { variable },
         })
     })
@@ -77,16 +141,12 @@ pub(super) fn flag_layer(overrides: &[Override]) -> Layer {
             let key = find(given.key).ok_or_else(|| unknown(given.key, origin.clone()))?;
             let digits = given.value.bytes().all(|byte| byte.is_ascii_digit());
             // The only place where a bare number has a unit: `--interval 900`.
-            let value = if key.path == INTERVAL_PATH && digits && !given.value.is_empty() {
-                format!("{}s", given.value)
+            let value = if key.path == INTERVAL && digits && !given.value.is_empty() {
+                Value::String(format!("{}s", given.value))
             } else {
-                given.value.clone()
+                key.value(&given.value)
             };
-            Ok(Entry {
-                key,
-                value: Value::Words(value),
-                origin,
-            })
+            Ok(Entry { key, value, origin })
         })
         .collect()
 }
@@ -127,26 +187,34 @@ fn collect(
         } else {
             format!("{section}.{}", name.get_ref())
         };
+        let refused = |problem: String| ConfigError::Value {
+            origin: origin_here.clone(),
+            key: path.clone(),
+            problem,
+        };
         if let Some(key) = find(&path) {
-            let entry = Entry {
+            let entry = plain(value).map(|value| Entry {
                 key,
-                value: Value::from_toml(value.get_ref()),
-                origin: origin_here,
-            };
-            found.push((offset, Ok(entry)));
+                value,
+                origin: origin_here.clone(),
+            });
+            // Everything else that TOML allows is a value of `toml` too.
+            let entry = entry.map_err(|_| refused("a number is too large".to_owned()));
+            found.push((offset, entry));
         } else if !KEYS.iter().any(|key| key.split().0 == path) {
             found.push((offset, Err(unknown(&path, origin_here))));
         } else if let DeValue::Table(inner) = value.get_ref() {
             collect(inner, &path, origin, found);
         } else {
-            let refused = ConfigError::Value {
-                origin: origin_here,
-                key: path,
-                problem: Box::new(Value::from_toml(value.get_ref()).not("a table")),
-            };
-            found.push((offset, Err(refused)));
+            let problem = format!("expected a table of settings, `[{path}]`");
+            found.push((offset, Err(refused(problem))));
         }
     }
+}
+
+/// Returns the value without its places in the text.
+fn plain(value: &Spanned<DeValue<'_>>) -> Result<Value, toml::de::Error> {
+    Value::deserialize(value.clone().into_deserializer())
 }
 
 fn find(path: &str) -> Option<&'static Key> {
@@ -157,7 +225,7 @@ fn unknown(path: &str, origin: Origin) -> ConfigError {
     let section = path.rsplit_once('.').map_or("", |(section, _)| section);
     let suggestion = match closest(path) {
         Some(key) if key.split().0 == section => Some(key.split().1),
-        Some(key) => Some(key.path),
+        Some(key) => Some(key.path.as_str()),
         None => closest_section(path),
     };
     ConfigError::UnknownKey {
@@ -174,7 +242,7 @@ fn closest(given: &str) -> Option<&'static Key> {
     const NAME_ALONE: f64 = 0.9;
     let given_name = given.rsplit_once('.').map_or(given, |(_, name)| name);
     most_alike(KEYS.iter(), |key| {
-        let whole = likeness(given, key.path);
+        let whole = likeness(given, &key.path);
         whole.max(NAME_ALONE * likeness(given_name, key.split().1))
     })
 }

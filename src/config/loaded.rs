@@ -8,21 +8,26 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use serde::{Serialize, Serializer};
+use serde::Deserialize;
+use toml::{Table, Value};
 
 use super::file::{Place, read_if_there, read_project};
-use super::keys::{
-    ALLOW_REMOTE_PATH, BACKOFF_MAX_PATH, BACKOFF_PATH, CRON_PATH, INTERVAL_PATH, KEY_COMMAND_PATH,
-    KEY_FILE_PATH, KEYS, Key, LISTEN_PATH, MEMORY_PATH, NCCL_PATH, encryption_path,
-};
-use super::layer::{Entry, Layer, environment_layer, flag_layer, toml_layer};
-use super::{Config, ConfigError, Memory, Nccl, Origin, Sources};
+use super::layer::{Entry, KEYS, Key, Layer, environment_layer, flag_layer, toml_layer};
+use super::{Config, ConfigError, Memory, Nccl, Origin, Override, Sources, limits};
 
 /// The commented file with every key, built into the program.
 pub const DEFAULT_TOML: &str = include_str!("../../config/default.toml");
 
-/// The reason why two keys exclude each other.
-const ONE_OF_TWO: &str = "only one can be given; remove the other";
+/// The key of the schedule that has a default.
+pub(super) const INTERVAL: &str = "snapshot.interval";
+/// The key of the schedule that has precedence.
+const CRON: &str = "snapshot.cron";
+/// Pairs of keys of which a place gives one. The first ends a value of the second from an earlier place.
+const EXCLUSIVE: [[&str; 2]; 3] = [
+    [INTERVAL, CRON],
+    ["encryption.key_file", "encryption.key_command"],
+    ["encryption.key_command", "encryption.key_file"],
+];
 
 /// Settings with the origin of each.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,6 +36,8 @@ pub struct Loaded {
     pub config: Config,
     /// The origin of every key, by its path ("snapshot.interval").
     pub origins: BTreeMap<String, Origin>,
+    /// The value of every key as it was given, by its path.
+    values: BTreeMap<&'static str, Value>,
 }
 
 /// Loads the settings from all places.
@@ -38,18 +45,15 @@ pub struct Loaded {
 /// # Errors
 /// The first problem, with its place; no settings are loaded then.
 pub fn load(sources: &Sources) -> Result<Loaded, ConfigError> {
-    let mut loaded = Loaded::defaults()?;
-    loaded.lay_all(sources)?;
+    let mut loaded = Loaded::default();
+    first(loaded.lay_all(sources))?;
     Ok(loaded)
 }
 
 /// Returns every problem with the settings of all places, place by place; empty for settings that [`load`] accepts.
 #[must_use]
 pub fn check(sources: &Sources) -> Vec<ConfigError> {
-    match Loaded::defaults() {
-        Ok(mut loaded) => loaded.lay_and_tell(sources),
-        Err(error) => vec![error],
-    }
+    Loaded::default().lay_all(sources)
 }
 
 fn in_file(path: &Path) -> impl Fn(usize) -> Origin {
@@ -59,33 +63,61 @@ fn in_file(path: &Path) -> impl Fn(usize) -> Origin {
     }
 }
 
+/// The settings of the embedded file.
+impl Default for Loaded {
+    fn default() -> Self {
+        let values = KEYS
+            .iter()
+            .map(|key| (key.path.as_str(), key.value.clone()));
+        let values = values.collect();
+        Self {
+            config: settings(&values).expect("the embedded settings are valid"),
+            origins: KEYS
+                .iter()
+                .map(|key| (key.path.clone(), Origin::Default))
+                .collect(),
+            values,
+        }
+    }
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Loaded::default().config
+    }
+}
+
 impl Loaded {
-    /// Returns the text of [`Config::to_toml`] with the origin of each value as a comment.
+    /// Returns the settings as a file that would set them, without comments.
     #[must_use]
-    pub fn to_toml_with_origins(&self) -> String {
-        render(&self.config, |key| {
-            let origin = self.origins.get(key.path);
-            origin.map(|origin| format!("  # {origin}").replace('\n', " "))
-        })
+    pub fn to_toml(&self) -> String {
+        self.render(|_| String::new())
     }
 
-    /// Loads the embedded defaults.
-    pub(super) fn defaults() -> Result<Self, ConfigError> {
-        let mut loaded = Self {
-            config: Config::default(),
-            origins: BTreeMap::new(),
-        };
-        first(loaded.lay(toml_layer(DEFAULT_TOML, |_| Origin::Default)))?;
+    /// Returns the text of [`Self::to_toml`] with the origin of each value as a comment.
+    #[must_use]
+    pub fn to_toml_with_origins(&self) -> String {
+        self.render(|key| format!("  # {}", self.origins[&key.path]).replace('\n', " "))
+    }
+
+    /// Returns the tables and values of the file that [`Self::to_toml`] writes.
+    #[must_use]
+    pub fn to_table(&self) -> Table {
+        table(&self.values)
+    }
+
+    /// Returns these settings with some replaced, as if by flags.
+    ///
+    /// # Errors
+    /// The first problem.
+    pub fn with(&self, overrides: &[Override]) -> Result<Self, ConfigError> {
+        let mut loaded = self.clone();
+        first(loaded.lay(flag_layer(overrides)))?;
         Ok(loaded)
     }
 
-    /// Applies the settings of all other places.
-    pub(super) fn lay_all(&mut self, sources: &Sources) -> Result<(), ConfigError> {
-        first(self.lay_and_tell(sources))
-    }
-
     /// Applies the valid settings of all other places; returns the errors of the others.
-    fn lay_and_tell(&mut self, sources: &Sources) -> Vec<ConfigError> {
+    fn lay_all(&mut self, sources: &Sources) -> Vec<ConfigError> {
         let mut refused = Vec::new();
         let trusted = [
             (Some(&sources.system), Place::System),
@@ -100,9 +132,7 @@ impl Loaded {
         refused.extend(self.lay_file(read_project(&sources.project)));
         refused.extend(self.lay(environment_layer(&sources.environment)));
         refused.extend(self.lay(flag_layer(&sources.overrides)));
-        refused.extend(self.check_backoff().err());
-        refused.extend(self.check_nccl().err());
-        refused.extend(self.check_remote().err());
+        refused.extend(self.contradictions());
         refused
     }
 
@@ -118,117 +148,149 @@ impl Loaded {
     fn lay(&mut self, layer: Layer) -> Vec<ConfigError> {
         let mut refused = Vec::new();
         let mut here: BTreeMap<&'static str, Origin> = BTreeMap::new();
-        let mut key_given: Option<(Origin, &'static str)> = None;
         for entry in layer {
-            let set = entry.and_then(|entry| self.set(entry, &mut here, &mut key_given));
+            let set = entry.and_then(|entry| {
+                let (path, origin) = (entry.key.path.as_str(), entry.origin.clone());
+                self.set(entry)?;
+                match here.insert(path, origin) {
+                    Some(first) => {
+                        let why = "both set the same key; keep one";
+                        Err(contradiction(
+                            (first, path),
+                            (here[path].clone(), path),
+                            why,
+                        ))
+                    }
+                    None => Ok(()),
+                }
+            });
             refused.extend(set.err());
         }
-        if let Some(interval) = here.get(INTERVAL_PATH) {
-            let ended = self.end_cron(interval.clone(), here.get(CRON_PATH).cloned());
-            refused.extend(ended.err());
+        let given_here = |loaded: &Self, path| here.get(path).filter(|_| loaded.is_given(path));
+        for [path, other] in EXCLUSIVE {
+            let Some(origin) = given_here(self, path) else {
+                continue;
+            };
+            match given_here(self, other) {
+                Some(second) => {
+                    let why = "only one can be given; remove the other";
+                    let (first, second) = (origin.clone(), second.clone());
+                    refused.push(contradiction((first, path), (second, other), why));
+                    break;
+                }
+                None if self.is_given(other) => {
+                    self.values.insert(other, Value::from(""));
+                    self.origins.insert(other.to_owned(), origin.clone());
+                }
+                None => {}
+            }
         }
-        if let Some((origin, _)) = key_given {
-            // The value of the other key also comes from here: it is unset.
-            here.insert(KEY_FILE_PATH, origin.clone());
-            here.insert(KEY_COMMAND_PATH, origin);
-        }
-        let here = here.into_iter();
-        self.origins
-            .extend(here.map(|(path, origin)| (path.to_owned(), origin)));
+        self.config = settings(&self.values).unwrap_or_else(|_| self.config.clone());
         refused
     }
 
-    /// Sets one key. `here` holds the keys that its place has given so far, `key_given` the one among them that locates
-    /// the store's encryption key.
-    fn set(
-        &mut self,
-        entry: Entry,
-        here: &mut BTreeMap<&'static str, Origin>,
-        key_given: &mut Option<(Origin, &'static str)>,
-    ) -> Result<(), ConfigError> {
-        let path = entry.key.path;
-        (entry.key.set)(&mut self.config, &entry.value).map_err(|problem| ConfigError::Value {
+    /// Returns true if the key has a value with content.
+    fn is_given(&self, path: &str) -> bool {
+        let text = self.values.get(path).and_then(Value::as_str);
+        text.is_some_and(|text| !text.trim().is_empty())
+    }
+
+    /// Sets one key; a refused value changes nothing.
+    fn set(&mut self, entry: Entry) -> Result<(), ConfigError> {
+        let path = entry.key.path.as_str();
+        let mut values = self.values.clone();
+        values.insert(path, entry.value);
+        self.config = settings(&values).map_err(|problem| ConfigError::Value {
             origin: entry.origin.clone(),
             key: path.to_owned(),
-            problem: Box::new(problem),
+            problem,
         })?;
-        if let Some(first) = here.insert(path, entry.origin.clone()) {
-            let why = "both set the same key; keep one";
-            return Err(contradiction((first, path), (entry.origin, path), why));
-        }
-        if encryption_path(&self.config.encryption) == Some(path) {
-            let second = (entry.origin, path);
-            if let Some(first) = key_given.replace(second.clone()) {
-                return Err(contradiction(first, second, ONE_OF_TWO));
-            }
-        }
+        self.values = values;
+        self.origins.insert(path.to_owned(), entry.origin);
         Ok(())
     }
 
-    /// Removes a cron expression of an earlier place if this place gives an interval.
-    fn end_cron(&mut self, interval: Origin, cron: Option<Origin>) -> Result<(), ConfigError> {
-        let (first, second) = match (&self.config.snapshot.cron, cron) {
-            (Some(_), Some(cron)) => ((interval, INTERVAL_PATH), (cron, CRON_PATH)),
-            (Some(_), None) => {
-                self.config.snapshot.cron = None;
-                self.origins.insert(CRON_PATH.to_owned(), interval);
-                return Ok(());
+    /// Returns the contradictions between settings of any places.
+    fn contradictions(&self) -> Vec<ConfigError> {
+        let Config {
+            restart,
+            cuda,
+            metrics,
+            ..
+        } = &self.config;
+        let listens_beyond = metrics
+            .listen
+            .is_some_and(|listen| !listen.ip().is_loopback());
+        let possible = [
+            (
+                restart.backoff > restart.backoff_max,
+                ["restart.backoff", "restart.backoff_max"],
+                "the first wait is longer than the longest",
+            ),
+            (
+                // Only agents can restore memory that GPUs share.
+                (cuda.nccl, cuda.memory) == (Nccl::Peer, Memory::Driver),
+                ["cuda.nccl", "cuda.memory"],
+                "the driver alone cannot bring back memory that GPUs share: choose \"auto\" or \"resident\"",
+            ),
+            (
+                listens_beyond && !metrics.allow_remote,
+                ["metrics.listen", "metrics.allow_remote"],
+                "other machines could read the metrics: listen on 127.0.0.1, or allow it",
+            ),
+        ];
+        let found = possible.into_iter().filter(|(is_wrong, ..)| *is_wrong);
+        found
+            .map(|(_, keys, why)| {
+                let [first, second] = keys.map(|key| (self.origins[key].clone(), key));
+                contradiction(first, second, why)
+            })
+            .collect()
+    }
+
+    /// Writes the keys in the order of the default file, under their sections.
+    fn render(&self, comment: impl Fn(&Key) -> String) -> String {
+        let mut text = String::new();
+        let mut open = "";
+        for key in KEYS.iter() {
+            if key.path == INTERVAL && self.config.snapshot.cron.is_some() {
+                // The interval has no effect, and a file with both would be refused.
+                continue;
             }
-            (None, _) => return Ok(()),
+            let (section, name) = key.split();
+            if section != open {
+                open = section;
+                // Writing to a string cannot fail.
+                let _ = writeln!(text, "\n[{section}]");
+            }
+            let value = &self.values[key.path.as_str()];
+            let _ = writeln!(text, "{name} = {value}{}", comment(key));
+        }
+        text
+    }
+}
+
+/// Returns the settings that have these values.
+fn settings(values: &BTreeMap<&'static str, Value>) -> Result<Config, String> {
+    let config = Config::deserialize(table(values)).map_err(|error| error.message().to_owned())?;
+    limits::check(&config).map_err(|problem| problem.to_string())?;
+    Ok(config)
+}
+
+/// Returns the values in the sections of a file.
+fn table(values: &BTreeMap<&'static str, Value>) -> Table {
+    let mut table = Table::new();
+    for (path, value) in values {
+        let Some((section, name)) = path.split_once('.') else {
+            table.insert((*path).to_owned(), value.clone());
+            continue;
         };
-        Err(contradiction(first, second, ONE_OF_TWO))
-    }
-
-    fn check_backoff(&self) -> Result<(), ConfigError> {
-        let restart = &self.config.restart;
-        if restart.backoff <= restart.backoff_max {
-            return Ok(());
+        let section = table.entry(section).or_insert(Value::Table(Table::new()));
+        if let Value::Table(section) = section {
+            section.insert(name.to_owned(), value.clone());
         }
-        let why = "the first wait is longer than the longest";
-        Err(contradiction(
-            self.place(BACKOFF_PATH),
-            self.place(BACKOFF_MAX_PATH),
-            why,
-        ))
     }
-
-    /// Refuses peer memory without agents, because only agents can restore memory that GPUs share.
-    fn check_nccl(&self) -> Result<(), ConfigError> {
-        let cuda = &self.config.cuda;
-        if (cuda.nccl, cuda.memory) != (Nccl::Peer, Memory::Driver) {
-            return Ok(());
-        }
-        let why = "the driver alone cannot bring back memory that GPUs share: choose \"auto\" or \"resident\"";
-        Err(contradiction(
-            self.place(NCCL_PATH),
-            self.place(MEMORY_PATH),
-            why,
-        ))
-    }
-
-    /// Refuses to serve metrics to other machines unless the user has allowed it.
-    fn check_remote(&self) -> Result<(), ConfigError> {
-        let metrics = &self.config.metrics;
-        if metrics.allow_remote
-            || metrics
-                .listen
-                .is_none_or(|listen| listen.ip().is_loopback())
-        {
-            return Ok(());
-        }
-        let why = "other machines could read the metrics: listen on 127.0.0.1, or allow it";
-        Err(contradiction(
-            self.place(LISTEN_PATH),
-            self.place(ALLOW_REMOTE_PATH),
-            why,
-        ))
-    }
-
-    /// Returns a key with the origin of its value.
-    fn place(&self, path: &'static str) -> (Origin, &'static str) {
-        let origin = self.origins.get(path).cloned();
-        (origin.unwrap_or(Origin::Default), path)
-    }
+    table
 }
 
 /// Returns the first of the errors.
@@ -248,55 +310,4 @@ fn contradiction(
         second_key,
         why,
     }
-}
-
-impl Config {
-    /// Returns the settings as a file that would set them, without comments.
-    #[must_use]
-    pub fn to_toml(&self) -> String {
-        render(self, |_| None)
-    }
-}
-
-/// Serializes the tables and values of the file that [`Config::to_toml`] writes.
-impl Serialize for Config {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut sections: BTreeMap<&str, BTreeMap<&str, toml::Value>> = BTreeMap::new();
-        for key in KEYS {
-            let (section, name) = key.split();
-            sections
-                .entry(section)
-                .or_default()
-                .insert(name, (key.get)(self));
-        }
-        let mut table: BTreeMap<&str, toml::Value> = sections.remove("").unwrap_or_default();
-        for (section, values) in sections {
-            let values = values
-                .into_iter()
-                .map(|(name, value)| (name.to_owned(), value));
-            table.insert(section, toml::Value::Table(values.collect()));
-        }
-        table.serialize(serializer)
-    }
-}
-
-/// Writes the keys in the order of the default file, under their sections.
-fn render(config: &Config, comment: impl Fn(&Key) -> Option<String>) -> String {
-    let mut text = String::new();
-    let mut open = "";
-    for key in KEYS {
-        if key.path == INTERVAL_PATH && config.snapshot.cron.is_some() {
-            // The interval has no effect, and a file with both would be refused.
-            continue;
-        }
-        let (section, name) = key.split();
-        if section != open {
-            open = section;
-            // Writing to a string cannot fail.
-            let _ = writeln!(text, "\n[{section}]");
-        }
-        let comment = comment(key).unwrap_or_default();
-        let _ = writeln!(text, "{name} = {}{comment}", (key.get)(config));
-    }
-    text
 }

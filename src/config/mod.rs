@@ -5,16 +5,14 @@
 //!
 //! ```text
 //! Sources ─ files, variables, flags ─→ layers of (key, value, origin)
-//!         ─ keys::KEYS checks and sets ─→ Config + origins
+//!         ─ serde reads, limits checks ─→ Config + origins
 //! ```
 //!
 //! This module does not know the effect of a setting and does not read the time.
 
-mod choice;
 mod cron;
 mod error;
 mod file;
-mod keys;
 mod layer;
 mod limits;
 mod loaded;
@@ -23,7 +21,6 @@ mod operation;
 mod reading;
 mod sources;
 mod units;
-mod value;
 
 pub use cron::CronExpression;
 pub use error::{ConfigError, Distrust, Invalid};
@@ -38,10 +35,7 @@ pub use sources::{Origin, Override, ProjectFile, Sources};
 
 pub use units::ExitStatus;
 pub(crate) use units::{format_percent, parse_duration};
-pub(crate) use value::Choice;
 
-#[cfg(any(fuzzing, test))]
-pub(crate) mod fuzz_config;
 mod restart_settings;
 #[cfg(test)]
 mod tests;

@@ -1,28 +1,40 @@
 //! The settings as the rest of the program uses them: typed and in range, with no text left to parse.
 //!
-//! The meaning of each setting is documented once, in `config/default.toml`. `Default` equals that file; a test keeps
-//! them consistent.
+//! The meaning and the default of each setting are documented once, in `config/default.toml`. serde reads it into these
+//! types, so that a setting is a field here and a key there; one without the other is refused by every test.
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
-use super::CronExpression;
-use super::operation::{Hang, HangAction, Hooks, Interval, Jitter};
-use super::restart_settings::{Restart, RestartLimit, RestartPolicy, WithoutImage};
-use super::units::ExitStatus;
+use clap::ValueEnum;
+use serde::Deserialize;
+
+use super::operation::{Hang, Hooks, Interval, Jitter};
+use super::reading::{
+    address, duration, number, optional, optional_parsed, optional_path, parsed, path, patterns,
+    percent, size, unless,
+};
+use super::restart_settings::Restart;
+use super::units::{not, parse_size};
+use super::{CronExpression, Invalid};
 
 /// The complete settings.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Config {
     /// Folder of the images, relative to the working directory unless absolute.
+    #[serde(deserialize_with = "path")]
     pub store: PathBuf,
     /// The isolation of the job from the machine.
     pub isolation: Isolation,
     /// Name of the user that the job runs as; `None` for ckpt-run's own.
+    #[serde(deserialize_with = "optional")]
     pub user: Option<String>,
     /// The choice of a separate terminal for the job.
+    #[serde(deserialize_with = "parsed")]
     pub tty: Tty,
     /// `[sandbox]`: the job's view of the machine.
     pub sandbox: Sandbox,
@@ -55,7 +67,8 @@ pub struct Config {
 }
 
 /// The isolation of the job from the machine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
 pub enum Isolation {
     /// Namespaces if possible, otherwise none.
     Auto,
@@ -76,15 +89,30 @@ pub enum Tty {
     Never,
 }
 
+impl FromStr for Tty {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "true" => Ok(Self::Always),
+            "false" => Ok(Self::Never),
+            _ => Err(not(text, "\"auto\", true or false")),
+        }
+    }
+}
+
 /// `[sandbox]`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Sandbox {
     /// The job's view of `io_uring`.
     pub io_uring: IoUring,
 }
 
 /// The job's view of `io_uring`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum IoUring {
     /// The job does not see it, if ckpt-run has `CAP_SYS_ADMIN`.
     Hide,
@@ -93,31 +121,44 @@ pub enum IoUring {
 }
 
 /// `[snapshot]`.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Snapshot {
     /// Time between snapshots; has no effect while `cron` is given.
+    #[serde(deserialize_with = "parsed")]
     pub interval: Interval,
     /// Local times of snapshots, instead of the interval.
+    #[serde(deserialize_with = "optional_parsed")]
     pub cron: Option<CronExpression>,
     /// Assumed computing time between two failures.
+    #[serde(deserialize_with = "duration")]
     pub mtbf: Duration,
     /// Largest share of the job's time, 0 to 1, that its freezes may take.
+    #[serde(deserialize_with = "percent")]
     pub max_overhead: f64,
     /// Largest delay of a snapshot after its time.
+    #[serde(deserialize_with = "parsed")]
     pub jitter: Jitter,
     /// Host memory for an image that is not yet on the disk.
+    #[serde(deserialize_with = "parsed")]
     pub buffer: Buffer,
     /// Bytes that must stay free on the store's disk; 0 disables the check.
+    #[serde(deserialize_with = "size")]
     pub min_free: u64,
     /// Time for the last snapshot after a request to stop.
+    #[serde(deserialize_with = "duration")]
     pub grace: Duration,
     /// Time for submitted GPU work to finish; fits 32 bits of milliseconds.
+    #[serde(deserialize_with = "duration")]
     pub lock_timeout: Duration,
     /// Time limit for CRIU's part of a dump or a restore, and for each operation of the CUDA driver.
+    #[serde(deserialize_with = "duration")]
     pub timeout: Duration,
     /// Compression level of zstd, -7 to 19.
+    #[serde(deserialize_with = "number")]
     pub level: i32,
     /// Threads of the store.
+    #[serde(deserialize_with = "parsed")]
     pub cpus: Cpus,
 }
 
@@ -130,6 +171,14 @@ pub enum Buffer {
     Bytes(u64),
 }
 
+impl FromStr for Buffer {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        Ok(unless("auto", text, parse_size)?.map_or(Self::Auto, Self::Bytes))
+    }
+}
+
 /// Threads of the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cpus {
@@ -139,21 +188,38 @@ pub enum Cpus {
     Count(NonZeroUsize),
 }
 
+impl FromStr for Cpus {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        let count = unless("auto", text, |text| {
+            text.parse().map_err(|_| not(text, "a number of threads"))
+        })?;
+        Ok(count.map_or(Self::Auto, Self::Count))
+    }
+}
+
 /// `[retention]`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Retention {
     /// Number of newest images to keep, at least 1.
+    #[serde(deserialize_with = "number")]
     pub keep_last: u32,
     /// Age up to which images are kept.
+    #[serde(deserialize_with = "duration")]
     pub keep_within: Duration,
     /// Number of hours of which the newest image is kept.
+    #[serde(deserialize_with = "number")]
     pub keep_hourly: u32,
     /// Number of days of which the newest image is kept.
+    #[serde(deserialize_with = "number")]
     pub keep_daily: u32,
 }
 
 /// `[encryption]`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(from = "KeyPlaces")]
 pub enum Encryption {
     /// No encryption.
     Off,
@@ -163,22 +229,46 @@ pub enum Encryption {
     KeyCommand(String),
 }
 
+/// The keys of `[encryption]`; at most one of them is given.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KeyPlaces {
+    #[serde(deserialize_with = "optional_path")]
+    key_file: Option<PathBuf>,
+    #[serde(deserialize_with = "optional")]
+    key_command: Option<String>,
+}
+
+impl From<KeyPlaces> for Encryption {
+    fn from(places: KeyPlaces) -> Self {
+        match (places.key_file, places.key_command) {
+            (Some(path), _) => Self::KeyFile(path),
+            (None, Some(command)) => Self::KeyCommand(command),
+            (None, None) => Self::Off,
+        }
+    }
+}
+
 /// `[restore]`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Restore {
     /// Host memory for chunks that are read ahead, in bytes.
+    #[serde(deserialize_with = "size")]
     pub buffer: u64,
 }
 
 /// `[network]`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Network {
     /// The treatment of connections to other programs at a restore.
     pub tcp: Tcp,
 }
 
 /// The treatment of a TCP connection between the job and other programs at a restore.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Tcp {
     /// The job finds the connection closed.
     Close,
@@ -187,26 +277,33 @@ pub enum Tcp {
 }
 
 /// `[files]`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Files {
     /// Largest file, in bytes, that is saved with its content.
+    #[serde(deserialize_with = "size")]
     pub keep_content: u64,
     /// Most bytes of files that an image saves.
+    #[serde(deserialize_with = "size")]
     pub keep_total: u64,
     /// Time that the job may be frozen for the contents of its files.
+    #[serde(deserialize_with = "duration")]
     pub freeze: Duration,
     /// Method that finds the files that the job writes.
     pub watch: Watch,
     /// Files that are the job's, whoever writes them.
+    #[serde(deserialize_with = "patterns")]
     pub include: Vec<String>,
     /// Files that are never saved or put back.
+    #[serde(deserialize_with = "patterns")]
     pub exclude: Vec<String>,
     /// What happens when a file cannot be put back.
     pub on_lost: OnLost,
 }
 
 /// The way in which the files that the job writes are found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Watch {
     /// Use fanotify where the kernel and the privileges allow it, else scan.
     Auto,
@@ -215,7 +312,8 @@ pub enum Watch {
 }
 
 /// What happens when a file of the job cannot be put back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum OnLost {
     /// The image is refused.
     Refuse,
@@ -224,7 +322,8 @@ pub enum OnLost {
 }
 
 /// `[cuda]`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Cuda {
     /// The job's NCCL settings for shared GPU memory.
     pub nccl: Nccl,
@@ -233,7 +332,8 @@ pub struct Cuda {
 }
 
 /// The location of device memory while the job is suspended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Memory {
     /// `Resident` if possible, otherwise `Driver`.
     Auto,
@@ -244,7 +344,8 @@ pub enum Memory {
 }
 
 /// The NCCL settings in the job's environment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Nccl {
     /// `Checkpointable` if there is more than one GPU, otherwise no settings.
     Auto,
@@ -257,38 +358,48 @@ pub enum Nccl {
 }
 
 /// `[criu]`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Criu {
     /// The program; searched for if not given.
+    #[serde(deserialize_with = "optional_path")]
     pub path: Option<PathBuf>,
     /// CRIU's `-v`, 0 to 4.
+    #[serde(deserialize_with = "number")]
     pub log_level: u8,
 }
 
 /// `[log]`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Log {
     /// The least important level that is still shown.
     pub level: LogLevel,
     /// The display of running snapshots and restores on a terminal.
     pub progress: ShowProgress,
     /// The file that the run's events are written to, in addition to the store.
+    #[serde(deserialize_with = "optional_path")]
     pub events: Option<PathBuf>,
 }
 
 /// `[metrics]`.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Metrics {
     /// File for the node exporter's textfile collector.
+    #[serde(deserialize_with = "optional_path")]
     pub textfile: Option<PathBuf>,
     /// Address of an HTTP endpoint; on this machine alone unless `allow_remote`.
+    #[serde(deserialize_with = "address")]
     pub listen: Option<SocketAddr>,
     /// Permission for other machines to read the metrics.
+    #[serde(deserialize_with = "parsed")]
     pub allow_remote: bool,
 }
 
 /// The progress display of long operations: the status line of a run, the bar of another command.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum ShowProgress {
     /// A display if stderr is a terminal and messages of level "info" are shown.
     Auto,
@@ -309,7 +420,8 @@ impl ShowProgress {
 }
 
 /// Importance of a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 #[expect(missing_docs, reason = "the names say it")]
 pub enum LogLevel {
     Off,
@@ -331,94 +443,6 @@ impl LogLevel {
             Self::Info => "info",
             Self::Debug => "debug",
             Self::Trace => "trace",
-        }
-    }
-}
-
-/// Folders whose content any program makes again, and several programs share.
-const CACHES: [&str; 3] = ["~/.cache", "~/.nv", "~/.triton"];
-
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            store: PathBuf::from("./.ckpt-run"),
-            isolation: Isolation::Auto,
-            user: None,
-            tty: Tty::Auto,
-            sandbox: Sandbox {
-                io_uring: IoUring::Hide,
-            },
-            snapshot: Snapshot {
-                interval: Interval::Every(Duration::from_secs(15 * 60)),
-                cron: None,
-                mtbf: Duration::from_secs(6 * 3600),
-                max_overhead: 0.05,
-                jitter: Jitter::Time(Duration::ZERO),
-                buffer: Buffer::Auto,
-                min_free: 1 << 30,
-                grace: Duration::from_secs(60),
-                lock_timeout: Duration::from_secs(30),
-                timeout: Duration::from_secs(10 * 60),
-                level: 1,
-                cpus: Cpus::Auto,
-            },
-            retention: Retention {
-                keep_last: 5,
-                keep_within: Duration::ZERO,
-                keep_hourly: 0,
-                keep_daily: 0,
-            },
-            encryption: Encryption::Off,
-            restart: Restart {
-                policy: RestartPolicy::OnFailure,
-                max: RestartLimit::Auto,
-                backoff: Duration::from_secs(1),
-                backoff_factor: 2.0,
-                backoff_max: Duration::from_secs(60),
-                prevent: vec![ExitStatus::Exited(2)],
-                without_image: WithoutImage::GiveUp,
-            },
-            hang: Hang {
-                output: None,
-                gpu: None,
-                cpu: None,
-                heartbeat: None,
-                heartbeat_timeout: Duration::from_secs(5 * 60),
-                action: HangAction::Restore,
-            },
-            hooks: Hooks {
-                before_snapshot: None,
-                after_snapshot: None,
-                after_restore: None,
-                on_give_up: None,
-                on_hang: None,
-                timeout: Duration::from_secs(30),
-            },
-            restore: Restore { buffer: 256 << 20 },
-            network: Network { tcp: Tcp::Close },
-            files: Files {
-                keep_content: 1 << 30,
-                keep_total: 8 << 30,
-                freeze: Duration::from_millis(250),
-                watch: Watch::Auto,
-                include: Vec::new(),
-                exclude: CACHES.map(str::to_owned).to_vec(),
-                on_lost: OnLost::Refuse,
-            },
-            cuda: Cuda {
-                nccl: Nccl::Auto,
-                memory: Memory::Auto,
-            },
-            criu: Criu {
-                path: None,
-                log_level: 2,
-            },
-            log: Log {
-                level: LogLevel::Info,
-                progress: ShowProgress::Auto,
-                events: None,
-            },
-            metrics: Metrics::default(),
         }
     }
 }

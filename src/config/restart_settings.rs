@@ -1,35 +1,46 @@
-//! Settings of `[restart]` (the ends of the job that are restarted, and how often) and their parsers.
+//! Settings of `[restart]` (the ends of the job that are restarted, and how often).
 //!
 //! The meaning of each setting is documented in `config/default.toml`, as for all of [`super::model`].
 
+use std::str::FromStr;
 use std::time::Duration;
 
+use clap::ValueEnum;
+use serde::Deserialize;
+
 use super::Invalid;
-use super::limits::{PREVENT_ITEMS_MAX, RESTARTS};
-use super::units::{ExitStatus, parse_exit_status};
-use super::value::Value;
+use super::limits::{RESTARTS, within};
+use super::reading::{duration, exit_statuses, number, parsed, unless};
+use super::units::{ExitStatus, not};
 
 /// `[restart]`.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Restart {
     /// The ends that are restarted.
     pub policy: RestartPolicy,
     /// Limit on restarts without progress between them.
+    #[serde(deserialize_with = "parsed")]
     pub max: RestartLimit,
     /// Wait before the first restart, at most `backoff_max`.
+    #[serde(deserialize_with = "duration")]
     pub backoff: Duration,
     /// Factor from each wait to the next: 1 to 100, finite.
+    #[serde(deserialize_with = "number")]
     pub backoff_factor: f64,
     /// The longest wait.
+    #[serde(deserialize_with = "duration")]
     pub backoff_max: Duration,
     /// Ends after which the job is never restarted.
+    #[serde(deserialize_with = "exit_statuses")]
     pub prevent: Vec<ExitStatus>,
     /// The reaction if there is no image to restore.
     pub without_image: WithoutImage,
 }
 
 /// The ends of the job that are restarted, in systemd's words.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
 pub enum RestartPolicy {
     /// No end.
     No,
@@ -53,7 +64,8 @@ pub enum RestartLimit {
 }
 
 /// The reaction if there is no image to restore.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum WithoutImage {
     /// The job starts from the beginning.
     Start,
@@ -61,24 +73,17 @@ pub enum WithoutImage {
     GiveUp,
 }
 
-pub(super) fn restarts(value: &Value) -> Result<RestartLimit, Invalid> {
-    let times = value.unless("auto", |value| value.integer(&RESTARTS))?;
-    Ok(times.map_or(RestartLimit::Auto, |times| {
-        u32::try_from(times).map_or(RestartLimit::Unlimited, RestartLimit::Times)
-    }))
-}
+impl FromStr for RestartLimit {
+    type Err = Invalid;
 
-pub(super) fn prevent(value: &Value) -> Result<Vec<ExitStatus>, Invalid> {
-    let items = value.list()?;
-    if items.len() > PREVENT_ITEMS_MAX {
-        return Err(Invalid::Range {
-            given: format!("a list of {}", items.len()),
-            low: "0".to_owned(),
-            high: format!("{PREVENT_ITEMS_MAX} items"),
-        });
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        let number = |text: &str| {
+            let times: i64 = text.parse().map_err(|_| not(text, "a whole number"))?;
+            within(times, &RESTARTS, i64::to_string)
+        };
+        let times = unless("auto", text, number)?;
+        Ok(times.map_or(Self::Auto, |times| {
+            u32::try_from(times).map_or(Self::Unlimited, Self::Times)
+        }))
     }
-    items
-        .iter()
-        .map(|item| parse_exit_status(item.text()?))
-        .collect()
 }

@@ -3,6 +3,7 @@
 //! Every printed text parses to the same value.
 
 use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use bytesize::ByteSize;
@@ -27,10 +28,7 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, Invalid> {
     }
     SpanParser::new()
         .parse_unsigned_duration(text)
-        .map_err(|source| Invalid::Duration {
-            given: shown(text),
-            source,
-        })
+        .map_err(|_| not(text, "a duration such as \"90s\" or \"1h 30m\""))
 }
 
 /// Formats a duration in its shortest form.
@@ -46,7 +44,7 @@ pub(super) fn parse_size(text: &str) -> Result<u64, Invalid> {
     }
     text.parse::<ByteSize>()
         .map(|size| size.as_u64())
-        .map_err(|_| Invalid::Size { given: shown(text) })
+        .map_err(|_| not(text, "a size such as \"512MiB\" or \"8GiB\""))
 }
 
 /// Formats a size in the largest unit that divides it.
@@ -67,7 +65,7 @@ pub(super) fn parse_percent(text: &str) -> Result<f64, Invalid> {
     percent
         .filter(|percent| percent.is_finite())
         .map(|percent| percent / 100.0)
-        .ok_or_else(|| Invalid::Percent { given: shown(text) })
+        .ok_or_else(|| not(text, "a percentage such as \"1%\""))
 }
 
 /// Formats 0.01 as "1%", with as many digits as needed.
@@ -109,30 +107,25 @@ impl fmt::Display for ExitStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Exited(code) => write!(f, "exit code {code}"),
-            Self::Signaled(_) => f.write_str(&format_exit_status(*self)),
+            Self::Signaled(number) => match Signal::try_from(*number) {
+                Ok(signal) => f.write_str(signal.as_str()),
+                Err(_) => write!(f, "signal {number}"),
+            },
         }
     }
 }
 
-/// Parses an exit code or a signal's name.
-pub(super) fn parse_exit_status(text: &str) -> Result<ExitStatus, Invalid> {
-    let text = text.trim();
-    if let Ok(code) = text.parse::<u8>() {
-        return Ok(ExitStatus::Exited(code));
-    }
-    text.parse::<Signal>()
-        .map(|signal| ExitStatus::Signaled(signal as i32))
-        .map_err(|_| Invalid::ExitStatus { given: shown(text) })
-}
+impl FromStr for ExitStatus {
+    type Err = Invalid;
 
-/// Formats an exit code, a signal's name, or the number of a signal without a name.
-pub(super) fn format_exit_status(status: ExitStatus) -> String {
-    match status {
-        ExitStatus::Exited(code) => code.to_string(),
-        ExitStatus::Signaled(number) => Signal::try_from(number).map_or_else(
-            |_| format!("signal {number}"),
-            |signal| signal.as_str().to_owned(),
-        ),
+    /// Parses an exit code or a signal's name.
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        if let Ok(code) = text.parse::<u8>() {
+            return Ok(Self::Exited(code));
+        }
+        text.parse::<Signal>()
+            .map(|signal| Self::Signaled(signal as i32))
+            .map_err(|_| not(text, "an exit code (0 to 255) or a signal such as SIGILL"))
     }
 }
 
@@ -149,6 +142,14 @@ pub(super) fn shown(text: &str) -> String {
 /// Returns true for a number with nothing after it, signed or not.
 fn is_bare_number(text: &str) -> bool {
     text.parse::<f64>().is_ok_and(f64::is_finite)
+}
+
+/// Returns the refusal of text that has another form.
+pub(super) fn not(text: &str, expected: &'static str) -> Invalid {
+    Invalid::Form {
+        given: shown(text),
+        expected,
+    }
 }
 
 fn no_unit(text: &str, unit: &'static str) -> Invalid {
@@ -179,7 +180,7 @@ mod tests {
 
         #[test]
         fn no_text_makes_the_parsers_panic(text in "\\PC*") {
-            let _ = (parse_duration(&text), parse_size(&text), parse_exit_status(&text));
+            let _ = (parse_duration(&text), parse_size(&text), text.parse::<ExitStatus>());
         }
     }
 
@@ -224,7 +225,7 @@ mod tests {
             assert!(parse_size(text).is_err(), "{text}");
         }
         for text in ["256", "-1", "ILL", "SIGNAL", ""] {
-            assert!(parse_exit_status(text).is_err(), "{text}");
+            assert!(text.parse::<ExitStatus>().is_err(), "{text}");
         }
     }
 
@@ -235,10 +236,10 @@ mod tests {
             ("255", ExitStatus::Exited(255)),
             ("SIGILL", ExitStatus::Signaled(4)),
         ] {
-            assert_eq!(parse_exit_status(text).unwrap(), status);
-            assert_eq!(format_exit_status(status), text);
+            assert_eq!(text.parse::<ExitStatus>().unwrap(), status);
         }
-        assert_eq!(format_exit_status(ExitStatus::Signaled(40)), "signal 40");
+        assert_eq!(ExitStatus::Signaled(4).to_string(), "SIGILL");
+        assert_eq!(ExitStatus::Signaled(40).to_string(), "signal 40");
     }
 
     #[test]

@@ -21,7 +21,7 @@ use super::rehearsal_report::{Failure, Outcome, Report, Step, Verdict};
 use super::trial::{AfterCrash, Setup, Trial, folder};
 use super::uninterrupted::{self, Ran};
 use crate::clock;
-use crate::config::Config;
+use crate::config::{Config, Loaded};
 use crate::criu::Search;
 use crate::doctor::{self, Status};
 use crate::supervisor::policy::interval::{Cost, Rules, Seen, choose};
@@ -34,7 +34,7 @@ pub struct Options<'a> {
     /// ckpt-run's own program.
     pub program: PathBuf,
     /// The user's settings. Images go beside its store, not into it.
-    pub config: Config,
+    pub settings: Loaded,
     /// The job's command line.
     pub command: Vec<OsString>,
     /// Shortest computing time of the job before its first snapshot.
@@ -166,7 +166,7 @@ pub fn rehearse(
         renamed: None,
         tell,
     };
-    let end = machine(&options.config, &mut book).and_then(|()| trial(options, &mut book));
+    let end = machine(&options.settings.config, &mut book).and_then(|()| trial(options, &mut book));
     let (verdict, failure) = match end {
         Ok(()) => (Verdict::Pass, None),
         Err(End::Failed(failure)) => (Verdict::Fail, Some(failure)),
@@ -202,9 +202,9 @@ fn machine(config: &Config, book: &mut Book<'_>) -> Result<(), End> {
 }
 
 fn trial(mut options: Options<'_>, book: &mut Book<'_>) -> Result<(), End> {
-    let copies = Copies::of_working_folder(&options.config.store);
+    let copies = Copies::of_working_folder(&options.settings.config.store);
     let parent = copies.as_ref().ok().map(Copies::place_for_trial);
-    let mut place = folder(&options.config.store, parent)?;
+    let mut place = folder(&options.settings.config.store, parent)?;
     let result = in_place(&mut options, book, place.path(), copies);
     if options.keep && !matches!(result, Err(End::Error(_))) {
         place.disable_cleanup(true);
@@ -228,7 +228,7 @@ fn in_place(
     let begun = clock::now();
     let mut trial = Trial::start(Setup {
         program: &options.program,
-        config: &options.config,
+        settings: &options.settings,
         command: &options.command,
         folder: place,
         directory: copies.as_ref().ok().map(Copies::path),
@@ -239,7 +239,7 @@ fn in_place(
     let mut acts = Acts {
         trial: &mut trial,
         book,
-        config: &options.config,
+        config: &options.settings.config,
         after: options.after,
         patience: options.patience,
         end_within: options.end_within,
@@ -248,7 +248,7 @@ fn in_place(
     let (outputs, store) = (trial.outputs(), trial.store());
     trial.end();
     let restored = played?;
-    suggest(Rules::from(&options.config.snapshot), book);
+    suggest(Rules::from(&options.settings.config.snapshot), book);
     let mut copies = copies.map_err(|reason| {
         let end = uncopied(&reason, restored.image.missing());
         book.failed("copies", end)

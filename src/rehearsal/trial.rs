@@ -19,9 +19,7 @@ use tempfile::TempDir;
 use super::RehearsalError;
 use super::before_kill::Part;
 use crate::clock;
-use crate::config::{
-    Config, Interval, LogLevel, Metrics, RestartLimit, RestartPolicy, Tty, WithoutImage,
-};
+use crate::config::{Loaded, Override};
 use crate::history::{self, Event};
 use crate::run::remove_work_folder;
 
@@ -33,8 +31,33 @@ const END_WITH_PARENT: &str = "--end-with-parent";
 const MESSAGES: &str = "--messages";
 /// Time between two looks at the trial: too short to be noticed, and a small load on one CPU.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
-/// Time between the kill and the restore, in which the output before the kill is read.
-const BACKOFF: Duration = Duration::from_millis(500);
+/// Settings of every trial: snapshots are taken only on request, and nothing outside of the trial's folder is written
+/// to. No hook may notify other programs, and the rehearsal itself watches for a time without output.
+const TRIAL: [(&str, &str); 22] = [
+    ("tty", "false"),
+    ("snapshot.interval", "never"),
+    ("snapshot.grace", "0s"),
+    ("restart.max", "1"),
+    // Time between the kill and the restore, in which the output before the kill is read.
+    ("restart.backoff", "500ms"),
+    ("restart.backoff_max", "500ms"),
+    ("restart.prevent", ""),
+    ("restart.without_image", "give-up"),
+    ("hang.output", "off"),
+    ("hang.gpu", "off"),
+    ("hang.cpu", "off"),
+    ("hang.heartbeat", ""),
+    ("hooks.before_snapshot", ""),
+    ("hooks.after_snapshot", ""),
+    ("hooks.after_restore", ""),
+    ("hooks.on_give_up", ""),
+    ("hooks.on_hang", ""),
+    ("log.level", "warn"),
+    ("log.events", ""),
+    ("metrics.textfile", ""),
+    ("metrics.listen", ""),
+    ("metrics.allow_remote", "false"),
+];
 /// Limit on the exit of a supervisor that has nothing to save. A driver call that it waits for may take longer.
 const END_LIMIT: Duration = Duration::from_secs(20);
 /// Maximum output before the snapshot that is compared again after the restore.
@@ -51,7 +74,7 @@ pub(super) struct Setup<'a> {
     /// ckpt-run's own program.
     pub program: &'a Path,
     /// The user's settings.
-    pub config: &'a Config,
+    pub settings: &'a Loaded,
     /// The job's command line.
     pub command: &'a [OsString],
     /// Folder of the store, the logs and the output. It is the caller's, and outlives the trial.
@@ -96,8 +119,8 @@ impl<'a> Trial<'a> {
         let store = folder.join("store");
         private_file(&settings)
             .and_then(|mut file| {
-                let config = for_trial(setup.config, store, setup.after_crash);
-                file.write_all(config.to_toml().as_bytes())
+                let settings = for_trial(setup.settings, &store, setup.after_crash);
+                file.write_all(settings.to_toml().as_bytes())
             })
             .map_err(file_error(&settings))?;
         let [stdout, stderr, messages] = shown_paths(&folder);
@@ -274,32 +297,33 @@ impl Drop for Trial<'_> {
     }
 }
 
-/// Returns the user's settings for a trial: only the store in its folder is written to, and snapshots are taken only on
-/// request.
-fn for_trial(config: &Config, store: PathBuf, after_crash: AfterCrash) -> Config {
-    let own = Config::default();
-    let mut config = config.clone();
-    config.store = store;
-    config.tty = Tty::Never;
-    config.snapshot.interval = Interval::Never;
-    config.snapshot.cron = None;
-    config.snapshot.grace = Duration::ZERO;
-    config.retention.keep_last = config.retention.keep_last.max(2);
-    config.restart.policy = match after_crash {
-        AfterCrash::Restore => RestartPolicy::OnFailure,
-        AfterCrash::End => RestartPolicy::No,
+/// Returns the user's settings for a trial whose store is `store`.
+fn for_trial(settings: &Loaded, store: &Path, after_crash: AfterCrash) -> Loaded {
+    let policy = match after_crash {
+        AfterCrash::Restore => "on-failure",
+        AfterCrash::End => "no",
     };
-    config.restart.max = RestartLimit::Times(1);
-    config.restart.backoff = BACKOFF;
-    config.restart.backoff_max = BACKOFF;
-    config.restart.prevent = Vec::new();
-    config.restart.without_image = WithoutImage::GiveUp;
-    // No hook may notify other programs, and the rehearsal itself watches for a time without output.
-    (config.hooks, config.hang) = (own.hooks, own.hang);
-    config.log.level = LogLevel::Warn;
-    config.log.events = None;
-    config.metrics = Metrics::default();
-    config
+    let (store, keep_last) = (
+        store.to_string_lossy(),
+        settings.config.retention.keep_last.max(2).to_string(),
+    );
+    let own = [
+        ("store", store.as_ref()),
+        ("retention.keep_last", &keep_last),
+        ("restart.policy", policy),
+    ];
+    let own: Vec<Override> = TRIAL
+        .into_iter()
+        .chain(own)
+        .map(|(key, value)| Override {
+            key,
+            flag: "rehearsal",
+            value: value.to_owned(),
+        })
+        .collect();
+    settings
+        .with(&own)
+        .expect("the settings of a trial are valid")
 }
 
 /// Creates the folder of a trial: in `parent`, or else beside the store, so that the images are on the same disk as real
@@ -372,33 +396,39 @@ pub(super) fn file_error(path: &Path) -> impl FnOnce(io::Error) -> RehearsalErro
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{self, Metrics, ProjectFile, Sources};
 
     #[test]
     fn a_trial_has_the_users_settings_but_touches_nothing_of_the_users() {
-        let mut users = Config::default();
-        users.files.keep_content = 4711;
-        users.log.events = Some("/events".into());
-        users.metrics.textfile = Some("/x.prom".into());
-        users.snapshot.interval = Interval::Every(Duration::from_secs(1));
-        let trial = for_trial(&users, "/t".into(), AfterCrash::Restore);
-        assert_eq!(trial.files.keep_content, 4711);
-        assert_eq!(trial.store, Path::new("/t"));
-        assert_eq!(
-            (trial.log.events.clone(), trial.metrics.clone()),
-            (None, Metrics::default())
-        );
         let place = tempfile::tempdir().unwrap();
-        let path = place.path().join("config.toml");
-        let mut file = private_file(&path).unwrap();
-        file.write_all(trial.to_toml().as_bytes()).unwrap();
-        let sources = crate::config::Sources {
-            system: "/nonexistent".into(),
-            user: None,
-            project: crate::config::ProjectFile::Named(path),
-            environment: Vec::new(),
-            overrides: Vec::new(),
+        let load = |text: &str| {
+            let path = place.path().join("config.toml");
+            fs::write(&path, text).unwrap();
+            let sources = Sources {
+                system: "/nonexistent".into(),
+                user: None,
+                project: ProjectFile::Named(path),
+                environment: Vec::new(),
+                overrides: Vec::new(),
+            };
+            config::load(&sources).unwrap()
         };
-        assert_eq!(crate::config::load(&sources).unwrap().config, trial);
+        let users = load(
+            "[snapshot]\ncron = '@daily'\n[files]\nkeep_content = '4711B'\n[log]\nevents = '/events'\n\
+             [metrics]\ntextfile = '/x.prom'\n[hooks]\non_hang = 'notify'\n[hang]\noutput = '1m'",
+        );
+        let trial = for_trial(&users, Path::new("/t"), AfterCrash::Restore);
+        let settings = &trial.config;
+        assert_eq!(settings.files.keep_content, 4711);
+        assert_eq!(settings.store, Path::new("/t"));
+        assert_eq!(settings.snapshot.cron, None);
+        assert_eq!(
+            (&settings.log.events, &settings.metrics),
+            (&None, &Metrics::default())
+        );
+        let own = Loaded::default().config;
+        assert_eq!((&settings.hooks, &settings.hang), (&own.hooks, &own.hang));
+        assert_eq!(load(&trial.to_toml()).config, trial.config);
     }
 
     #[test]

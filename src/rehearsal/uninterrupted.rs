@@ -78,7 +78,7 @@ pub(super) fn run(
     fs::create_dir(folder).map_err(file_error(folder))?;
     let mut trial = Trial::start(Setup {
         program: &options.program,
-        config: &options.config,
+        settings: &options.settings,
         command: &options.command,
         folder,
         directory: Some(copies.path()),

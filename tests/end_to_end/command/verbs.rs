@@ -154,7 +154,7 @@ fn config_show_tells_every_value_and_where_it_came_from() {
     for line in [
         "store = \"here\"  # --store",
         "keep_last = 7  # ckpt-run.toml:2",
-        "max = 9  # environment CKPT_RUN_RESTART_MAX",
+        "max = \"9\"  # environment CKPT_RUN_RESTART_MAX",
         "policy = \"on-failure\"  # default",
     ] {
         assert!(text.lines().any(|one| one == line), "{line}: {text}");
