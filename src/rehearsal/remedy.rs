@@ -4,26 +4,25 @@
 pub(super) fn of_snapshot(kind: Option<&str>) -> &'static str {
     match kind {
         Some("busy") => {
-            "let the GPU's work in flight end sooner, or raise snapshot.lock_timeout or snapshot.timeout, and rehearse again"
+            "submit shorter GPU work, or raise snapshot.lock_timeout or snapshot.timeout, and rehearse again"
         }
         Some("changed") => {
-            "rehearse again with --after, when the job has started all its processes"
+            "rehearse again with --after, so that the job has started all its processes"
         }
         Some("unsupported") => {
-            "change what the reason names; docs/guide/troubleshooting.md and the README (\"What cannot be restored\") \
-             know what can be had instead"
+            "change what the reason names; docs/guide/troubleshooting.md and docs/guide/limits.md list the alternatives"
         }
         Some("memory") => {
             "free host memory, raise the limit of the container, or set cuda.memory = \"resident\""
         }
         Some("disk") => "free disk space, or choose another --store",
-        Some("privilege") => "run as root, in a container with what `ckpt-run doctor` asks for",
-        Some("driver") => "look at `ckpt-run doctor`; a newer NVIDIA driver may help",
+        Some("privilege") => "run as root; in a container, grant what `ckpt-run doctor` asks for",
+        Some("driver") => "run `ckpt-run doctor`; a newer NVIDIA driver may help",
         Some("criu") => {
-            "let the job do without what the reason names (docs/guide/troubleshooting.md); --keep keeps CRIU's log"
+            "remove what the reason names from the job (docs/guide/troubleshooting.md); --keep keeps CRIU's log"
         }
-        Some("store") => "look at the disk that the store is on, or choose another --store",
-        _ => "rehearse again with --keep and look at the logs",
+        Some("store") => "check the disk of the store, or choose another --store",
+        _ => "rehearse again with --keep and read the logs",
     }
 }
 

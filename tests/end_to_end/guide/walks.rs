@@ -211,7 +211,7 @@ fn a_run_is_looked_into_and_files_are_made_as_the_pages_say() {
     let pages = [
         "intervals.md",
         "kubernetes.md",
-        "report.md",
+        "events.md",
         "slurm.md",
         "systemd.md",
         "troubleshooting.md",
