@@ -13,9 +13,9 @@ use crate::run::OURS;
 /// Name of the program.
 pub(super) const PROGRAM: &str = "ckpt-run";
 
-/// Snapshots a GPU job, and restores it when it crashes, as if nothing had happened.
+/// Snapshots a running GPU job, and restores it after a crash.
 ///
-/// `ckpt-run -- ./train` starts the job, or goes on with it where its newest image is.
+/// `ckpt-run -- ./train` starts the job, or continues it from its newest image.
 #[derive(Debug, Parser)]
 #[command(name = PROGRAM, version, after_help = SIGNALS, override_usage = "ckpt-run [OPTIONS] -- CMD [ARGS]...\n       ckpt-run VERB [OPTIONS]")]
 pub(super) struct CommandLine {
@@ -29,80 +29,80 @@ pub(super) struct CommandLine {
 
 const SIGNALS: &str = "\
 Signals:
-  SIGUSR1  snapshot, go on
+  SIGUSR1  snapshot, continue
   SIGUSR2  snapshot, stop, exit 75
-  SIGTERM  as SIGUSR2 within the grace period; a second one stops at once
-  SIGINT, SIGQUIT, SIGHUP  are passed on to the job
+  SIGTERM  like SIGUSR2, within the grace period; a second one stops at once
+  SIGINT, SIGQUIT, SIGHUP  are forwarded to the job
 Exit codes:
-  the job's own; 128+n when signal n killed it; 75 saved and stopped: run the same line again;
-  125 a failure of ckpt-run's; 126, 127 the command cannot be run, is not found";
+  the job's own; 128+n if signal n killed it; 75 saved and stopped: run the same line again;
+  125 ckpt-run failed; 126, 127 the command cannot be run, or is not found";
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Verb {
     /// Run a command under supervision; the same as `ckpt-run -- CMD`
     Run(run::RunArguments),
-    /// Go on with the run that the store holds from its newest image, or from an older one
+    /// Continue the store's run from its newest image, or from an older one
     #[command(visible_alias = "resume")]
     Restore(run::RestoreArguments),
-    /// Compare a killed and restored run of the job with two uninterrupted ones; exit code 0 PASS, 1 FAIL, 3 INCONCLUSIVE
+    /// Kill and restore the job once and compare it with two uninterrupted runs; exit code 0 PASS, 1 FAIL, 3 INCONCLUSIVE
     Rehearse(rehearse::RehearseArguments),
-    /// Ask the running supervisor for a snapshot, wait, print the image's id
+    /// Request a snapshot, wait until it is durable, print the image's id
     Snapshot,
-    /// Snapshot the job, stop it, and free its GPUs for others
+    /// Snapshot the job, stop it, and free its GPUs
     Pause,
-    /// Let a paused job go on
+    /// Continue a paused job
     Unpause {
-        /// Wait until its GPUs have room for it
+        /// Wait until its GPUs have room
         #[arg(long)]
         wait: bool,
     },
-    /// Snapshot the job and end the run, which goes on from there when the same line is run again
+    /// Snapshot the job and end the run; the same command line continues it
     Stop,
-    /// Tell how the run is; exit code 3 where no supervisor runs
+    /// Show the state of the run; exit code 3 if no supervisor runs
     Status {
-        /// Go on telling: a live view on a terminal, otherwise a line for each change
+        /// Repeat: a live view on a terminal, otherwise a line per change
         #[arg(short, long)]
         watch: bool,
     },
-    /// Write what happened to the run, with charts, as one page of HTML
+    /// Write what happened to the run as one HTML page with charts
     Report(report::ReportArguments),
     /// List the images
     List,
-    /// Show all about an image
+    /// Describe an image
     Show {
-        /// Its id, or `latest`
+        /// Id of the image, or `latest`
         #[arg(default_value = "latest")]
         image: String,
     },
-    /// Show what is different between two images
+    /// Show the differences between two images
     Diff {
-        /// The id of the older one
+        /// Id of the older image
         from: String,
-        /// The id of the newer one, or `latest`
+        /// Id of the newer image, or `latest`
         #[arg(default_value = "latest")]
         to: String,
     },
-    /// Read images again, check every byte, name all that is bad
+    /// Read images again, check every byte, name everything that is damaged
     Verify {
-        /// Their ids, or `latest` [default: all]
+        /// Ids of the images, or `latest` [default: all]
         images: Vec<String>,
-        /// All of them, which is what is done without ids
+        /// Verify all images, as without ids
         #[arg(long, conflicts_with = "images")]
         all: bool,
     },
-    /// Heal damaged images where that is possible, remove those that are lost
+    /// Repair damaged images from intact copies, remove images that are lost
     Repair(store::repair::RepairArguments),
     /// Copy an image into another store
     Copy(store::copy::CopyArguments),
-    /// Write an image as one file, which `import` reads
+    /// Write an image to one file, for `import`
     Export(store::export_import::ExportArguments),
-    /// Make an image of a file that `export` wrote
+    /// Create an image from a file that `export` wrote
     Import(store::export_import::ImportArguments),
-    /// Keep an image whatever the rules say, until it is unpinned
+    /// Keep an image regardless of the retention rules, until it is unpinned
     Pin {
-        /// Its id, or `latest`
+        /// Id of the image, or `latest`
         image: String,
-        /// Why, for those who read the list
+        /// Note, shown by `list` and `show`
         #[arg(
             long,
             value_name = "TEXT",
@@ -111,46 +111,46 @@ pub(super) enum Verb {
         )]
         note: String,
     },
-    /// Leave an image to the rules again
+    /// Apply the retention rules to an image again
     Unpin {
-        /// Its id, or `latest`
+        /// Id of the image, or `latest`
         image: String,
     },
-    /// Remove images: those named, or those that no rule keeps
+    /// Remove the named images, or those that no retention rule keeps
     Forget(store::forget::ForgetArguments),
-    /// Remove what no image needs, and give its space back
+    /// Remove data that no image needs
     Prune {
-        /// Only say what would go
+        /// Only print what would be removed
         #[arg(long)]
         dry_run: bool,
     },
     /// Show the interval that `--interval auto` would choose, and its arithmetic
     Plan(plan::PlanArguments),
-    /// Print a ready file for a scheduler: systemd, slurm, slurm-preempt, kubernetes, docker
+    /// Print a ready-made file: systemd, slurm, slurm-preempt, kubernetes, docker
     Template(template::TemplateArguments),
     /// Check whether this machine can snapshot and restore jobs
     Doctor,
-    /// Suspend and resume CUDA processes by hand, by their pids
+    /// Suspend and resume CUDA processes by pid
     #[command(subcommand, after_help = cuda::HELP)]
     Cuda(cuda::CudaVerb),
-    /// Show the settings, and where they come from
+    /// Show and check the settings
     #[command(subcommand)]
     Config(config::ConfigVerb),
-    /// Make keys for encrypted stores
+    /// Generate keys for encrypted stores
     #[command(subcommand)]
     Key(key::KeyVerb),
-    /// Print what a shell needs to complete command lines of ckpt-run
+    /// Print completions for a shell
     Completions {
-        /// The shell
+        /// Shell
         shell: Shell,
     },
-    /// Print the manual page, or write the pages of all verbs
+    /// Print the manual page, or write those of all verbs
     Man {
-        /// Folder for the pages, ckpt-run.1 and one for each verb; made if need be
+        /// Folder for the pages, ckpt-run.1 and one per verb; created if necessary
         #[arg(value_name = "DIR")]
         folder: Option<PathBuf>,
     },
-    /// Copy GPU memory for a supervisor, which starts this by itself
+    /// Copy GPU memory for a supervisor, which starts this verb
     #[command(name = copier::ARGUMENT, hide = true)]
     GpuCopier,
 }

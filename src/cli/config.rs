@@ -16,18 +16,18 @@ use crate::run::chain;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum ConfigVerb {
-    /// Print the settings in force here, as a file that would set them
+    /// Print the current settings in the format of a settings file
     Show {
-        /// Say where each value came from
+        /// Print the origin of each value
         #[arg(long)]
         origin: bool,
     },
-    /// Check the settings of all places, and whether what they name is there; tells everything that is wrong
+    /// Check all settings and the files that they name; report every error
     Check {
-        /// Check this file in place of ./ckpt-run.toml
+        /// File to check instead of ./ckpt-run.toml
         file: Option<PathBuf>,
     },
-    /// Print the commented file of all settings with their defaults
+    /// Print all settings with their defaults and comments
     Default,
 }
 

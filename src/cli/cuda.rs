@@ -24,30 +24,30 @@ const REFUSED: u8 = 1;
 
 /// The text below `--help` of the verb, in lines that fit a terminal of 100 columns.
 pub(super) const HELP: &str = "\
-Pids are those that this process sees; what is printed is where each process is in the end.
-`lock` and `suspend` stop all processes or none, so that ranks that wait for each other do not
-deadlock; `checkpoint`, `restore` and `unlock` are the driver's single steps, and nothing is
-undone. Ctrl-C does not interrupt: a process whose checkpoint is stopped half-way is lost.
+Pids are those that this process sees. The output is the final state of each process.
+`lock` and `suspend` act on all processes or none, so that ranks that wait for each other do not
+deadlock. `checkpoint`, `restore` and `unlock` are the driver's single steps; they undo nothing.
+Ctrl-C does not interrupt: a process whose checkpoint is interrupted is lost.
 
-A --gpu-map names every GPU that was visible to the process where it was suspended, also those
-that stay:
+A --gpu-map names every GPU that was visible to the suspended process, also those that do not
+change:
   ckpt-run cuda resume --pid 4711 --gpu-map GPU-A=GPU-B,GPU-B=GPU-A
-A suspended process does not tell which GPUs it had, so `auto` wants them (`ckpt-run show` has an
-image's). Those that are here stay themselves; those that are gone become the others of this
+The GPUs of a suspended process are unknown, so `auto` needs them (`ckpt-run show` prints those of
+an image). GPUs that exist here do not change; missing ones are replaced by the other GPUs of this
 machine, in its order:
   ckpt-run cuda resume --pid 4711 --gpu-map auto --from GPU-A,GPU-B
 
 Exit codes:
-  0 all processes are where they should be; 1 one is not, or there is no GPU or no driver;
-  125 a wrong line";
+  0 all processes are in the requested state; 1 one is not, or there is no GPU or no driver;
+  125 the command line is wrong";
 
 #[derive(Debug, Subcommand)]
 pub(super) enum CudaVerb {
-    /// List the driver, what it can do, and the GPUs with their UUIDs
+    /// List the driver, its features, and the GPUs with their UUIDs
     Gpus,
     /// Print the state of each process: running, locked, checkpointed or failed
     State(Pids),
-    /// Print the thread of each process in which the driver works on it
+    /// Print the driver's thread in each process
     Tid(Pids),
     /// Wait for the GPU work of all processes, then block their CUDA calls
     Lock(Stop),
@@ -55,9 +55,9 @@ pub(super) enum CudaVerb {
     Checkpoint(Pids),
     /// Move the GPU memory of checkpointed processes back; they stay locked
     Restore(Return),
-    /// Let CUDA calls of locked processes through again
+    /// Allow CUDA calls of locked processes again
     Unlock(Pids),
-    /// Suspend processes that run, or resume processes that are suspended
+    /// Suspend running processes, or resume suspended ones
     Toggle(Toggle),
     /// Lock and checkpoint; the processes stay suspended when this ends
     Suspend(Stop),

@@ -14,19 +14,19 @@ pub(super) struct Global {
     /// Folder of the images [default: ./.ckpt-run]
     #[arg(long, global = true, value_name = "PATH")]
     pub(super) store: Option<String>,
-    /// Settings, instead of ./ckpt-run.toml
+    /// File with settings, instead of ./ckpt-run.toml
     #[arg(long, global = true, value_name = "FILE")]
     pub(super) config: Option<PathBuf>,
-    /// CRIU's program or the folder it is installed in
+    /// Path of the criu program, or its installation folder
     #[arg(long, global = true, value_name = "PATH")]
     pub(super) criu: Option<String>,
-    /// Data as JSON
+    /// Print data as JSON
     #[arg(long, global = true)]
     pub(super) json: bool,
-    /// Warnings and errors only
+    /// Print only warnings and errors
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     pub(super) quiet: bool,
-    /// More about what is done
+    /// Print more details
     #[arg(short, long, global = true)]
     pub(super) verbose: bool,
 }

@@ -11,9 +11,9 @@ use crate::run::generate_key;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum KeyVerb {
-    /// Write a new key to a file that is not there yet, readable by you alone
+    /// Write a new key to a new file that only you can read
     Generate {
-        /// The file, for `key_file` in the section `encryption` of the settings
+        /// New file, for `encryption.key_file` in the settings
         file: PathBuf,
     },
 }

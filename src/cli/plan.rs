@@ -14,16 +14,16 @@ use crate::history::percent;
 use crate::supervisor::policy::interval::{Chosen, Cost, Rules, Seen, choose, rough};
 use crate::supervisor::seen_in;
 
-/// What to reckon with, instead of what the store and the settings say.
+/// Values that replace those of the store and the settings.
 #[derive(Debug, Args)]
 pub(super) struct PlanArguments {
-    /// What a snapshot takes from the job [default: the freeze of the run's images]
+    /// Cost of a snapshot [default: the freeze of the run's images]
     #[arg(long, value_name = "TIME", value_parser = time)]
     freeze: Option<Duration>,
     /// Computing time assumed between two failures
     #[arg(long, value_name = "TIME")]
     mtbf: Option<String>,
-    /// Most of the job's time that snapshots may take: "1%"
+    /// Largest share of the job's time that freezes may take: "1%"
     #[arg(long, value_name = "PERCENT")]
     max_overhead: Option<String>,
 }

@@ -30,25 +30,25 @@ const INCONCLUSIVE: u8 = 3;
 const NAME_WIDTH: usize = 10;
 const OUTCOME_WIDTH: usize = 7;
 
-/// What to rehearse.
+/// Job and options of a rehearsal.
 #[derive(Debug, Args)]
 pub(super) struct RehearseArguments {
-    /// Let the job compute for so long before its first snapshot [default: until it prints something, or computes]
+    /// Computing time before the first snapshot [default: until the job prints something, or has computed for 10 s]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     after: Option<Duration>,
-    /// Give the job so many seconds to show that it computes, at each step
+    /// Seconds for the job to show that it computes, at each step
     #[arg(long, value_name = "N", default_value_t = SECONDS_DEFAULT, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
-    /// Give the job so long after its restore to end by itself; its files are compared only then
+    /// Time for the restored job to end; files are compared only if it does
     #[arg(long, value_name = "TIME", default_value = END_WITHIN_DEFAULT, value_parser = parse_duration)]
     end_within: Duration,
-    /// Show what the job prints, on stderr
+    /// Show the job's output on stderr
     #[arg(long)]
     show_output: bool,
-    /// Leave the folder with the images, logs and the job's output, and say where it is
+    /// Keep the folder with images, logs and output, and print its path
     #[arg(long)]
     keep: bool,
-    /// The job
+    /// Command line of the job
     #[arg(last = true, value_name = "CMD", required = true)]
     command: Vec<OsString>,
 }

@@ -18,10 +18,10 @@ use crate::run::{ImageFacts, OURS};
 /// File mode of a report; the umask decides about other users.
 const MODE: u32 = 0o666;
 
-/// Where to.
+/// Destination of the report.
 #[derive(Debug, Args)]
 pub(super) struct ReportArguments {
-    /// The file [default: stdout]
+    /// File for the page [default: stdout]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 }

@@ -15,7 +15,7 @@ use crate::store::ImageId;
 use crate::supervisor::{self, RunOptions, What};
 use crate::telemetry;
 
-/// How a job is supervised, as far as the command line tells; everything else is in the settings.
+/// Options of the supervision of a job; all others are in the settings.
 #[derive(Debug, Default, PartialEq, Args)]
 struct Supervision {
     /// Time between snapshots: "15m", 900 (seconds), "auto", or "never"
@@ -24,38 +24,38 @@ struct Supervision {
     /// Snapshot at these local times instead: "0 3 * * *"
     #[arg(long, value_name = "EXPRESSION")]
     cron: Option<String>,
-    /// Most of the job's time that snapshots may take: "1%"
+    /// Largest share of the job's time that freezes may take: "1%"
     #[arg(long, value_name = "PERCENT")]
     max_overhead: Option<String>,
-    /// Snapshots come later by chance, by up to this: "10%" of the interval, or "30s"
+    /// Random delay of each scheduled snapshot, up to "10%" of the interval, or "30s"
     #[arg(long, value_name = "HOW FAR")]
     jitter: Option<String>,
-    /// Images to keep
+    /// Number of newest images to keep
     #[arg(long, value_name = "N")]
     keep_last: Option<String>,
-    /// Which ends are restarted: no, on-failure, on-abnormal, always
+    /// Ends that are followed by a restart: no, on-failure, on-abnormal, always
     #[arg(long, value_name = "POLICY")]
     restart: Option<String>,
-    /// Limit on restarts without progress between them; -1 for no limit
+    /// Limit on restarts without progress; -1 for no limit
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     max_restarts: Option<String>,
     /// Time for the last snapshot after SIGTERM
     #[arg(long, value_name = "TIME")]
     grace: Option<String>,
-    /// auto, namespaces or none
+    /// Separation from the machine: auto, namespaces or none
     #[arg(long, value_name = "HOW")]
     isolation: Option<String>,
-    /// Run the job as this user, with its groups and HOME; only root may
+    /// User that the job runs as, with its groups and HOME; only root may set it
     #[arg(long, value_name = "NAME")]
     user: Option<String>,
-    /// Run the job in a terminal of its own, whatever our stdin and stdout are [default: when both are one]
+    /// Run the job in a terminal of its own [default: if stdin and stdout are a terminal]
     #[arg(long, overrides_with = "no_tty")]
     tty: bool,
-    /// Give the job pipes, not a terminal
+    /// Run the job with pipes instead of a terminal
     #[arg(long, overrides_with = "tty")]
     no_tty: bool,
-    /// At a restore, the GPUs that take the place of others: every GPU that the job could see [default: the same ones,
-    /// or as many of the same model]
+    /// Replacement of each GPU that the job could see, for a restore [default: the same GPUs, or as many of the same
+    /// model]
     #[arg(long, value_name = "OLD=NEW,…")]
     gpu_map: Option<GpuMap>,
 }
@@ -65,24 +65,24 @@ struct Supervision {
 pub(super) struct RunArguments {
     #[command(flatten)]
     supervision: Supervision,
-    /// Begin anew, whatever the store holds
+    /// Start over, regardless of the store's run
     #[arg(long)]
     fresh: bool,
-    /// Stop when the process that started us ends; for a rehearsal
+    /// Stop when the parent process ends; for a rehearsal
     #[arg(long, hide = true)]
     end_with_parent: bool,
-    /// Append our messages to this file and leave stderr to the job; for a rehearsal
+    /// File for messages, so that stderr has only the job's output; for a rehearsal
     #[arg(long, hide = true, value_name = "FILE")]
     messages: Option<PathBuf>,
-    /// The job
+    /// Command line of the job
     #[arg(last = true, value_name = "CMD")]
     pub(super) command: Vec<OsString>,
 }
 
-/// A run that goes on from an image.
+/// Run that continues from an image.
 #[derive(Debug, Args)]
 pub(super) struct RestoreArguments {
-    /// Its id, or `latest`. Where it cannot be restored, the next older one is tried
+    /// Id of the image, or `latest`; if the newest cannot be restored, the next older one is tried
     #[arg(default_value = "latest")]
     image: String,
     #[command(flatten)]

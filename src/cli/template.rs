@@ -14,34 +14,34 @@ use super::print;
 use crate::config::Override;
 use crate::run::OURS;
 
-/// What to print, with what in it.
+/// Template to print and its values.
 #[derive(Debug, Args)]
 pub(super) struct TemplateArguments {
-    /// For whom
+    /// Kind of file
     #[arg(value_enum)]
     scheduler: Scheduler,
-    /// Write it into a new file instead of printing it
+    /// New file for the result [default: stdout]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Time between snapshots in it
+    /// Time between snapshots
     #[arg(short, long, value_name = "TIME")]
     interval: Option<String>,
-    /// The job in it
+    /// Command line of the job
     #[arg(last = true, value_name = "CMD")]
     command: Vec<String>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Scheduler {
-    /// A service: saved at a stop, gone on with at a start
+    /// Service: a stop saves the job, a start continues it
     Systemd,
-    /// A batch job that is saved before its time limit and requeues itself
+    /// Batch job that is saved before its time limit and requeues itself
     Slurm,
-    /// A batch job in a preemptible partition
+    /// Batch job in a preemptible partition
     SlurmPreempt,
-    /// A Job with a volume for its store
+    /// Job with a volume for its store
     Kubernetes,
-    /// A Dockerfile with CRIU
+    /// Dockerfile with CRIU
     Docker,
 }
 

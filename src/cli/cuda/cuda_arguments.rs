@@ -13,7 +13,7 @@ use crate::run::OURS;
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Pids {
-    /// A process; may be repeated
+    /// Pid of a process; may be repeated
     #[arg(short, long = "pid", value_name = "N", required = true,
           value_parser = clap::value_parser!(i32).range(1..))]
     pids: Vec<i32>,
@@ -21,17 +21,17 @@ pub(in crate::cli) struct Pids {
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Patience {
-    /// How long to wait for the GPU work of all processes
+    /// Time to wait for the GPU work of all processes
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
     timeout: Duration,
 }
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Onto {
-    /// Restore onto other GPUs: OLD=NEW,OLD=NEW, or `auto` with --from
+    /// Replacement GPUs: OLD=NEW,OLD=NEW, or `auto` with --from
     #[arg(long, value_name = "MAP")]
     gpu_map: Option<MapArgument>,
-    /// The GPUs that the processes had, for `--gpu-map auto`
+    /// GPUs of the processes before they were suspended, for `--gpu-map auto`
     #[arg(
         long,
         value_name = "OLD,OLD",

@@ -18,13 +18,13 @@ use crate::store::{ImageId, OpenError, Store, WriteOptions};
 /// Memory for chunks on their way to the workers: enough that no worker waits. The job is not frozen during a copy.
 const BUFFER_BYTES: u64 = 64 << 20;
 
-/// What is copied where.
+/// Image to copy and its destination.
 #[derive(Debug, Args)]
 pub(crate) struct CopyArguments {
-    /// The image's id, or `latest`
+    /// Id of the image, or `latest`
     image: String,
-    /// Folder of the other store; created if it is not there, encrypted if the settings
-    /// name a key
+    /// Folder of the other store; created if necessary, encrypted if the settings name a
+    /// key
     #[arg(long, value_name = "STORE")]
     to: PathBuf,
 }

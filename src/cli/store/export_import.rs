@@ -21,22 +21,22 @@ const PIPE: &str = "-";
 /// Bytes per read, suitable for a pipe or a disk.
 const SOURCE_BYTES: usize = 1 << 20;
 
-/// What is written where.
+/// Image to export and its destination.
 #[derive(Debug, Args)]
 pub(crate) struct ExportArguments {
-    /// The image's id, or `latest`
+    /// Id of the image, or `latest`
     image: String,
-    /// The file, which must not be there yet, or `-` for stdout
+    /// New file, or `-` for stdout
     file: PathBuf,
     /// Write the image of an encrypted store without encryption
     #[arg(long)]
     plaintext: bool,
 }
 
-/// What is read.
+/// File to import.
 #[derive(Debug, Args)]
 pub(crate) struct ImportArguments {
-    /// The file, or `-` for stdin
+    /// File, or `-` for stdin
     file: PathBuf,
 }
 

@@ -14,25 +14,25 @@ use crate::run::{RunState, remove_held, size};
 use crate::snapshot::policy;
 use crate::store::{Effort, Fate, GoesOn, ImageId, Planned};
 
-/// What may go. Without images the rules decide: these, and the settings for those that are not given.
+/// Images to remove, or retention rules. Rules that are not given come from the settings.
 #[derive(Debug, Args)]
 pub(crate) struct ForgetArguments {
-    /// Their ids; the rules do not matter then
+    /// Ids of the images to remove; the rules are ignored
     #[arg(conflicts_with_all = ["keep_last", "keep_within", "keep_hourly", "keep_daily"])]
     images: Vec<String>,
-    /// Newest images to keep
+    /// Number of newest images to keep
     #[arg(long, value_name = "N")]
     keep_last: Option<String>,
-    /// Keep images that are not older: "36h"
+    /// Age up to which images are kept: "36h"
     #[arg(long, value_name = "TIME")]
     keep_within: Option<String>,
-    /// Keep the newest image of each of so many hours
+    /// Number of hours of which the newest image is kept
     #[arg(long, value_name = "N")]
     keep_hourly: Option<String>,
-    /// Keep the newest image of each of so many days
+    /// Number of days of which the newest image is kept
     #[arg(long, value_name = "N")]
     keep_daily: Option<String>,
-    /// Only say what would go
+    /// Only print what would be removed
     #[arg(long)]
     dry_run: bool,
 }

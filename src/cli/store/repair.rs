@@ -13,13 +13,13 @@ use crate::cli::print::Progress;
 use crate::run::size;
 use crate::store::{ImageId, Marks, PackName, Remedy, Repaired, RepairedImage};
 
-/// How a store is repaired.
+/// Options of a repair.
 #[derive(Debug, Args)]
 pub(crate) struct RepairArguments {
-    /// Show what would be done, and do nothing
+    /// Only print what would be done
     #[arg(long)]
     dry_run: bool,
-    /// Make images that were set aside but are whole ones to restore again
+    /// Accept images again that were set aside but are intact
     #[arg(long)]
     clear_marks: bool,
 }
