@@ -1,14 +1,14 @@
-//! Counter of the bytes of an image that have passed some point. Any thread may read it at any time.
+//! Counter of an image's bytes at a stage of processing, readable from any thread at any time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A count of bytes that only grows. Clones are the same count.
+/// Monotonic count of bytes. Clones share the same count.
 #[derive(Clone, Debug, Default)]
 pub struct ByteCounter(Arc<AtomicU64>);
 
 impl ByteCounter {
-    /// The count so far.
+    /// Returns the present count.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
@@ -26,14 +26,14 @@ mod tests {
     use crate::store::tests::support::{OPTIONS, temporary_store};
 
     #[test]
-    fn every_byte_is_counted_once_as_it_comes_as_it_is_stored_and_as_it_is_given_out() {
+    fn bytes_are_counted_once_when_taken_stored_and_returned() {
         let (_folder, store) = temporary_store();
         let lock = store.lock().unwrap();
         let mut writer = store.begin(&lock, OPTIONS).unwrap();
         let mut bytes = noise(1, 2 * CHUNK_BYTES + 77);
         bytes.extend_from_slice(&ZEROS);
         let all = 2 * bytes.len() as u64;
-        // The second is known already.
+        // The second stream consists of known chunks.
         for name in ["a", "b"] {
             let mut stream = writer.stream(name).unwrap();
             stream.write_all(&bytes).unwrap();

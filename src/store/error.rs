@@ -1,4 +1,4 @@
-//! Failures of writing and reading images.
+//! Errors of writing and reading images.
 
 use std::io;
 use std::path::PathBuf;
@@ -13,19 +13,19 @@ use super::format::store_folder::MovedStore;
 use super::fs::durable::DurableError;
 use crate::known_errors::is_disk_full;
 
-/// A change of the store that did not happen. Images that existed before are untouched.
+/// Error of a change to the store. Existing images are unaffected.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
     /// An image is being written, or files are being removed, under the same lock.
     #[error("the store is busy: an image is being written")]
     Busy,
-    /// The images that exist cannot be looked at.
+    /// The existing images cannot be read.
     #[error(transparent)]
     Read(#[from] ReadError),
     /// The path leads to another folder.
     #[error(transparent)]
     Moved(#[from] MovedStore),
-    /// The highest image number is taken.
+    /// The highest image number is already used.
     #[error("no image number is left in the store")]
     NumbersExhausted,
     /// No image has this number.
@@ -40,13 +40,13 @@ pub enum WriteError {
     /// Memory for the buffer cannot be mapped.
     #[error("cannot map memory for the snapshot buffer")]
     Memory(#[source] io::Error),
-    /// The name is not one a stream can have.
+    /// The name is not valid for a stream.
     #[error("a stream cannot have the name {name:?}")]
     StreamName {
         /// The name.
         name: String,
     },
-    /// The image has a stream of this name.
+    /// The image already has a stream of this name.
     #[error("the image has two streams of the name {name:?}")]
     StreamTwice {
         /// The name.
@@ -66,7 +66,7 @@ pub enum WriteError {
         /// The stream.
         stream: String,
     },
-    /// The stream or the image has more chunks than can be counted.
+    /// The stream or the image has more chunks than the format allows.
     #[error("the image has more chunks than a manifest can count")]
     TooManyChunks,
     /// The caller's data is too large.
@@ -89,7 +89,7 @@ pub enum WriteError {
         /// The cause.
         source: io::Error,
     },
-    /// The manifest cannot be made.
+    /// The manifest cannot be encoded.
     #[error("cannot make the manifest of image {image}")]
     Manifest {
         /// The image.
@@ -100,16 +100,16 @@ pub enum WriteError {
     /// A small file or a folder cannot be changed.
     #[error(transparent)]
     Durable(#[from] DurableError),
-    /// A worker panicked, which is a mistake in this program.
+    /// A worker panicked, which is a bug of this program.
     #[error("a worker of the image panicked")]
     WorkerPanicked,
-    /// The store takes nothing, and a job stands still for it.
-    #[error("the store's disk took nothing for {0:?}: it hangs, or its server is gone")]
+    /// No data reached the disk within the time limit while the job was frozen.
+    #[error("no data reached the store's disk for {0:?}: the disk or its server does not respond")]
     Stalled(Duration),
-    /// The image was given up by the caller.
-    #[error("the image was given up")]
+    /// The caller abandoned the image.
+    #[error("the image was abandoned")]
     Aborted,
-    /// The image failed before, for this reason.
+    /// The image failed earlier, for this reason.
     #[error(transparent)]
     Stopped(Arc<WriteError>),
 }
@@ -145,10 +145,10 @@ impl WriteError {
     }
 }
 
-/// An image or a part of it that cannot be read. The store is untouched.
+/// Error of reading an image or a part of it. The store is unaffected.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// The folder cannot be looked at.
+    /// The folder cannot be listed.
     #[error(transparent)]
     List(#[from] ListError),
     /// The path leads to another folder.
@@ -168,7 +168,7 @@ pub enum ReadError {
         /// The cause.
         source: ManifestError,
     },
-    /// A file with chunks of the image is lost or cannot be read.
+    /// A pack of the image is lost or cannot be read.
     #[error("cannot read the chunks of image {image}")]
     Pack {
         /// The image.
@@ -176,7 +176,7 @@ pub enum ReadError {
         /// The cause.
         source: PackError,
     },
-    /// A chunk is not what it was. None of its bytes were handed out.
+    /// A chunk is corrupt. None of its bytes were returned.
     #[error("image {image} is damaged: chunk {chunk} of the stream {stream:?}: {reason}")]
     Corrupt {
         /// The image.
@@ -185,7 +185,7 @@ pub enum ReadError {
         stream: String,
         /// The chunk's position in the stream.
         chunk: usize,
-        /// The problem with the expression.
+        /// Description of the damage.
         reason: String,
     },
     /// The image has no such stream.
@@ -193,10 +193,10 @@ pub enum ReadError {
     NoStream {
         /// The image.
         image: ImageId,
-        /// The name asked for.
+        /// The requested name.
         stream: String,
     },
-    /// The stream is longer than the caller takes.
+    /// The stream is longer than the caller's limit.
     #[error("the stream {stream:?} of image {image} has {len} bytes, more than {limit}")]
     TooLong {
         /// The image.
@@ -211,8 +211,8 @@ pub enum ReadError {
     /// A worker cannot be started, for lack of threads or memory.
     #[error("cannot start a worker of the reader")]
     Worker(#[source] io::Error),
-    /// The receiver of the stream failed; the image may be good.
-    #[error("cannot hand on the stream")]
+    /// The receiver of the stream failed; the image may be intact.
+    #[error("cannot pass on the stream")]
     Sink(#[source] io::Error),
 }
 
@@ -223,8 +223,8 @@ impl From<ListError> for WriteError {
 }
 
 impl ReadError {
-    /// Returns true if the image itself is bad, so that trying again will not help and an older
-    /// one may. A lack of memory or descriptors is not the image's fault.
+    /// Returns true if the image itself is damaged, so that another attempt fails, too, and an older image may help. A
+    /// lack of memory or descriptors is not damage.
     #[must_use]
     pub fn is_damage(&self) -> bool {
         match self {
@@ -242,14 +242,14 @@ impl ReadError {
 }
 
 impl ReadError {
-    /// Returns true if the image is bad beyond doubt, so that it is not to be tried again.
+    /// Returns true if the image is certainly damaged, so that it must not be tried again.
     #[must_use]
     pub fn condemns(&self) -> bool {
         self.is_damage() && !self.may_pass()
     }
 
-    /// Returns true if what cannot be read now may be read later: a disk, or a path to it, that is out for a moment
-    /// answers as a broken one does.
+    /// Returns true if the data may become readable later: an interruption of a disk or its connection causes the same
+    /// errors as a broken disk.
     fn may_pass(&self) -> bool {
         let (Self::Manifest {
             source: ManifestError::Read(cause),

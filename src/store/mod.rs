@@ -2,39 +2,37 @@
 //!
 //! ```text
 //! format                   "ckpt-run store 2"
-//! key-check                by what an encrypted store knows its key
-//! lock                     flocked by the one process that writes; says which
-//! images/000012.manifest   what image 12 is made of; its name is the commit
-//! images/000012.damaged    why image 12 must not be restored
-//! images/000012.pinned     a note; no rule removes image 12
+//! key-check                check of an encrypted store's key
+//! lock                     flocked by the writing process; names that process
+//! images/000012.manifest   content of image 12; its rename is the commit
+//! images/000012.damaged    reason why image 12 must not be restored
+//! images/000012.pinned     note of a pin; no rule removes image 12
 //! packs/000012-00.pack     compressed chunks that image 12 added
 //! ```
-//! Anything else in the folder belongs to others and is left alone, but for files whose
-//! names begin with `.tmp-`, which a sweep removes. The folder has mode 0700 and its
-//! files 0600, because images hold every secret the job had in memory.
+//! Other files in the folder are ignored, except those whose names begin with `.tmp-`, which a sweep removes. The
+//! folder has mode 0700 and its files 0600, because images contain every secret in the job's memory.
 //!
-//! An image is a set of named streams. A stream is cut into chunks by its content, at
-//! borders of 4 KiB pages, 16 to 256 KiB long; a chunk is named by the BLAKE3 hash of its
-//! bytes; chunks of zeros are only counted, a chunk that one of the newest images has is
-//! not written again, the rest is compressed where a sample says that it pays.
+//! An image is a set of named streams. A stream is cut by its content into chunks of 16 to 256 KiB, at borders of 4 KiB
+//! pages. The name of a chunk is the BLAKE3 hash of its bytes. Chunks of zeros are only counted, and chunks of the
+//! newest images are not written again. The others are compressed if a sample shows a sufficient saving.
 //!
 //! ```text
 //! begin ─▶ streams fill buffers ─▶ workers: cut, hash, look up, compress, append to packs
 //!       ─▶ packs synced ─▶ manifest written, synced, renamed ─▶ folder synced
 //! ```
-//! So a visible image is whole and durable, and a crash at any point leaves the older images intact. `format` documents
-//! the formats of [manifests](Manifest) and packs; each file carries its format and the lowest format that its reader must
-//! know. A newer store is read as far as that allows, and never written.
+//! A visible image is therefore whole and durable, and a crash at any point leaves the older images intact. `format`
+//! documents the formats of [manifests](Manifest) and packs; each file contains its format and the lowest format that a
+//! reader must support. A store of a newer format is read if possible, and never written.
 //!
-//! A store that is created with a [`Key`] is encrypted: the names of chunks are derived with the key, chunks are sealed
-//! after compression, and so are both parts of a manifest (`format/cipher`). These stay in plain text: the names of files,
-//! which number images and packs; their lengths and times; headers, which repeat the names; the reasons in `.damaged`,
-//! which name a stream and a place in it; and the notes in `.pinned`. A process that can write to the store can remove an
-//! image or put an older one back under its name, but cannot make one.
+//! A store created with a [`Key`] is encrypted: names of chunks are keyed hashes, and chunks (after compression) and
+//! both parts of a manifest are sealed (`format/cipher`). The following is not encrypted: file names, which number
+//! images and packs; lengths and times of files; headers, which repeat the names; reasons in `.damaged`, which name a
+//! stream and an offset; and notes in `.pinned`. A process with write access to the store can remove an image or
+//! replace it by an older one, but cannot forge one.
 //!
-//! `write` makes images, `read` reads them, `maintain` lists, removes, verifies, repairs and copies them, `portable` turns
-//! one into a file and back, and `fs` is the only code that changes the disk. The code blocks, on plain threads, and knows
-//! nothing of the origin of the streams.
+//! `write` creates images, `read` reads them, `maintain` lists, removes, verifies, repairs and copies them, `portable`
+//! exports an image to a file and imports it, and `fs` is the only code that changes the disk. All calls block and use
+//! plain threads; the origin of the streams is irrelevant here.
 
 mod byte_counter;
 mod error;

@@ -1,28 +1,28 @@
-//! A chunk: the piece of a stream that is hashed, compressed and stored as one.
+//! Chunks: the pieces into which streams are cut, each hashed, compressed and stored separately.
 //!
-//! Pure functions of bytes; knows nothing of files or threads.
+//! This module has pure functions of bytes and uses neither files nor threads.
 
-/// Length of the longest chunk, and of the pieces that streams are read in: it stays in a
-/// core's cache. `chunker` determines their lengths.
+/// Maximum length of a chunk, and the size of reads from streams, chosen to fit a core's cache. `chunker` determines
+/// the actual lengths.
 pub const CHUNK_BYTES: usize = 256 * 1024;
 
-/// `CHUNK_BYTES` as the type of a chunk's length on disk.
+/// Value of `CHUNK_BYTES` in the type of a chunk's length on disk.
 pub(crate) const CHUNK_LEN_MAX: u32 = 256 * 1024;
 const _: () = assert!(CHUNK_LEN_MAX as usize == CHUNK_BYTES);
 
-/// The name of a chunk: BLAKE3 of its uncompressed bytes.
+/// Name of a chunk: BLAKE3 of its uncompressed bytes.
 pub type Hash = [u8; 32];
 
-/// Returns the hash table key of a name. A hash is as random as a table needs.
+/// Returns the hash table key of a name. The hash is already uniformly distributed.
 pub(crate) fn key_of(hash: &Hash) -> u64 {
     let (first, _) = hash.split_first_chunk().unwrap_or((&[0; 8], &[]));
     u64::from_le_bytes(*first)
 }
 
-/// A chunk's worth of zeros, to compare with and to write from.
+/// Zeros as long as a chunk, for comparisons and writes.
 pub(crate) static ZEROS: [u8; CHUNK_BYTES] = [0; CHUNK_BYTES];
 
-/// Compared at a time: a page, so that most chunks are decided by their first bytes.
+/// Number of bytes compared at a time: one page, because the first bytes decide for most chunks.
 const COMPARED_BYTES: usize = 4096;
 
 pub(crate) fn hash(bytes: &[u8]) -> Hash {

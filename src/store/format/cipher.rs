@@ -1,26 +1,24 @@
-//! Sealing and opening of buffers: what stands between an encrypted store and its disk.
+//! Authenticated encryption of an encrypted store's buffers.
 //!
 //! ```text
 //! key ─┬─ "names"     ─▶ keyed BLAKE3 ─▶ names of chunks
 //!      ├─ "chunks"    ─▶ AEGIS-128L   ─▶ nonce (16 bytes) ‖ ciphertext ‖ tag (16 bytes)
 //!      ├─ "manifests" ─▶ AEGIS-128L   ─▶ the same
-//!      └─ "portable files" ─▶ with a salt a file: AEGIS-128L of its frames, and a check of the key
+//!      └─ "portable files" ─▶ with a salt per file: AEGIS-128L for its frames, and a check of the key
 //! ```
-//! A sealed buffer stands for itself: it can lie anywhere in any pack, and no header is
-//! needed to open it. It is bound to what it is, a chunk to its name and a part of a
-//! manifest to the manifest's header, so none passes for another. Nonce, ciphertext and
-//! tag all look like noise, so a pack shows neither how many chunks it has nor where
-//! they end.
+//! A sealed buffer is self-contained: it can lie anywhere in any pack, and no header is needed to open it. The
+//! associated data bind a chunk to its name and a part of a manifest to the manifest's header, so one cannot replace
+//! another. Nonce, ciphertext and tag look random, so a pack reveals neither the number nor the boundaries of its
+//! chunks.
 //!
-//! Nonces are drawn by the kernel, 128 bits each, where nobody can pass one in or keep
-//! one: RFC 10032 allows 2^48 of them with one key, which is 2^62 bytes of chunks of
-//! the least length. Counters would be shorter, but would have to survive crashes, copies of
-//! the store and repairs, each of which must not seal twice with the same.
+//! Nonces are 128 random bits from the kernel; callers can neither supply nor reuse one. RFC 10032 allows 2^48 random
+//! nonces per key, enough for 2^62 bytes in chunks of the minimum length. Counters would be shorter, but would have to
+//! survive crashes, copies of the store and repairs without ever repeating.
 //!
-//! AEGIS-128L (RFC 10032) because with chunks of 256 KiB on one core without VAES it did
-//! 9.0 GB/s (best of nine rounds), against 3.1 of AES-256-GCM (ring and aws-lc-rs), 1.4 of
-//! ChaCha20-Poly1305 and 3.6 of hashing. What that costs an image is measured by
-//! `benches/seal.rs`. Knows nothing of files, chunks or codecs.
+//! The cipher is AEGIS-128L (RFC 10032) for its speed: with chunks of 256 KiB on one core without VAES it reached 9.0
+//! GB/s (best of nine rounds), compared to 3.1 GB/s for AES-256-GCM (ring and aws-lc-rs), 1.4 GB/s for
+//! ChaCha20-Poly1305 and 3.6 GB/s for hashing. `benches/seal.rs` measures the cost for an image. This module is
+//! independent of files, chunks and codecs.
 
 use std::fmt;
 use std::io;
@@ -34,14 +32,14 @@ use crate::secret::Secret;
 
 const NONCE_BYTES: usize = 16;
 const TAG_BYTES: usize = 16;
-/// Difference in length between the sealed and the plain form.
+/// Number of bytes by which the sealed form is longer than the plain form.
 pub(crate) const OVERHEAD_BYTES: usize = NONCE_BYTES + TAG_BYTES;
 
-/// `OVERHEAD_BYTES` as the type of a chunk's length on disk.
+/// Value of `OVERHEAD_BYTES` in the type of a chunk's length on disk.
 pub(crate) const OVERHEAD_LEN: u32 = 32;
 const _: () = assert!(OVERHEAD_LEN as usize == OVERHEAD_BYTES);
 
-/// Fixed for ever: other texts are other keys.
+/// Contexts of the derived keys. They must never change: a different text gives a different key.
 const NAMES: &str = "ckpt-run 2026-11-21 store, names of chunks";
 const CHUNKS: &str = "ckpt-run 2026-11-21 store, chunks";
 const MANIFESTS: &str = "ckpt-run 2026-11-21 store, manifests";
@@ -49,7 +47,7 @@ const FILES: &str = "ckpt-run 2026-11-21 store, portable files";
 const FRAMES: &str = "ckpt-run 2026-11-21 portable file, frames";
 const FILE_CHECK: &str = "ckpt-run 2026-11-21 portable file, key check";
 
-/// Ciphers and checks that are derived from a store's key.
+/// Ciphers and checks derived from a store's key.
 pub(crate) struct Secrets {
     names: Secret<32>,
     pub(crate) chunks: Cipher,
@@ -67,15 +65,14 @@ impl Secrets {
         }
     }
 
-    /// The name of a chunk: who lacks the key cannot tell whether the store has a certain
-    /// chunk, not even from a name.
+    /// Returns the name of a chunk. Without the key, the name does not reveal whether the store has a certain chunk.
     pub(crate) fn name(&self, chunk: &[u8]) -> Hash {
         *blake3::keyed_hash(&self.names, chunk).as_bytes()
     }
 }
 
 impl Secrets {
-    /// Seals and opens the frames of the portable file that has this salt.
+    /// Returns the cipher for the frames of the portable file with this salt.
     pub(crate) fn file(&self, salt: &[u8; 32]) -> Cipher {
         Cipher::derived(&self.files.derive(FRAMES, salt))
     }
@@ -92,12 +89,12 @@ impl fmt::Debug for Secrets {
     }
 }
 
-/// A buffer that this key did not seal as what it is taken for, or that was changed since.
+/// Error for a buffer that was sealed with another key or other associated data, or changed afterwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("it was changed, or sealed with another key")]
 pub(crate) struct Unsealed;
 
-/// Seals and opens buffers.
+/// Cipher that seals and opens buffers.
 pub(crate) struct Cipher(Secret<16>);
 
 impl Cipher {
@@ -111,14 +108,14 @@ impl Cipher {
         Self(key)
     }
 
-    /// Fills `sealed`, which is longer by the overhead, with the sealed form of `plain`,
-    /// bound to `about`, which the reader must know.
+    /// Encrypts `plain` into `sealed`, which must be longer by the overhead. `about` is authenticated, and the reader
+    /// must supply the same bytes.
     ///
     /// # Errors
     /// The kernel has no random bytes.
     ///
     /// # Panics
-    /// If `sealed` has another length.
+    /// If `sealed` has a different length.
     pub(crate) fn seal(&self, about: &[u8], plain: &[u8], sealed: &mut [u8]) -> io::Result<()> {
         let random = clock::random()?;
         let (nonce, _) = random
@@ -128,7 +125,8 @@ impl Cipher {
         Ok(())
     }
 
-    /// Seals for [`seal`](Self::seal) only: two seals with one nonce reveal the content.
+    /// Implements [`seal`](Self::seal) with a given nonce. Private, because two buffers sealed with the same nonce
+    /// reveal their contents.
     fn seal_with(&self, nonce: &[u8; NONCE_BYTES], about: &[u8], plain: &[u8], sealed: &mut [u8]) {
         let (front, rest) = sealed.split_at_mut(NONCE_BYTES);
         let (text, tag) = rest.split_at_mut(plain.len());
@@ -138,8 +136,7 @@ impl Cipher {
         tag.copy_from_slice(&encryptor.finalize());
     }
 
-    /// Fills `plain`, whose length is that before sealing. On an error it holds nothing
-    /// of the content.
+    /// Decrypts into `plain`, which must be shorter by the overhead. On an error `plain` holds nothing of the content.
     pub(crate) fn open(
         &self,
         about: &[u8],
@@ -155,7 +152,7 @@ impl Cipher {
         if text.len() != plain.len() {
             return Err(Unsealed);
         }
-        // Holds what it decrypts back, and wipes it unless the tag is right.
+        // The decryptor releases no plain text before it has checked the tag, and wipes it if the tag is wrong.
         let mut decryptor = self.with(nonce).decryptor(about, plain);
         let decrypted = decryptor.update(text);
         decrypted
@@ -261,7 +258,7 @@ mod tests {
         assert_ne!(name, *blake3::hash(b"chunk").as_bytes());
     }
 
-    /// A change of this is a new format: no store made before could be read.
+    /// A change of these values would be a new format: existing stores could not be read.
     #[test]
     fn names_and_the_sealed_form_stay_what_they_are() {
         let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();

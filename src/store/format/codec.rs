@@ -1,11 +1,11 @@
-//! Encoding of a chunk: raw, as byte planes, or compressed with zstd, whichever pays in a sample.
+//! Encoding of chunks: raw, byte planes or zstd, chosen per chunk by a sample.
 //!
 //! ```text
 //! chunk ─▶ sampler ─┬─▶ raw     keys, compressed files, noise
 //!                   ├─▶ planes  weights, gradients, moments of an optimizer
 //!                   └─▶ zstd    text, heaps, code
 //! ```
-//! Works on slices; knows nothing of packs or threads. One encoder or decoder a thread.
+//! This module works on slices and is independent of packs and threads. Each thread has its own encoder or decoder.
 
 mod byte_planes;
 mod byte_shuffle;
@@ -21,16 +21,15 @@ use self::byte_planes::{HEADERS_BYTES_MAX, Packer, Unpacker};
 use self::codec_choice::{Choice, Sampler};
 use super::chunk::CHUNK_BYTES;
 
-/// The form of a stored chunk. The numbers are those on disk.
+/// Encoding of a stored chunk. The numbers are those on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Codec {
-    /// The bytes as they are.
+    /// Unencoded bytes.
     Raw = 1,
     /// A zstd frame.
     Zstd = 2,
-    /// The bytes of numbers, sorted by their place in the number, the uneven ones
-    /// entropy coded.
+    /// Byte planes of numbers; planes with skewed values are entropy coded.
     Planes = 3,
 }
 
@@ -44,7 +43,7 @@ impl Codec {
         }
     }
 
-    /// Returns true if a chunk of `raw_len` bytes can be as long as that in this form.
+    /// Returns true if a chunk of `raw_len` bytes can have the length `stored_len` in this encoding.
     pub(crate) fn fits(self, stored_len: u32, raw_len: u32) -> bool {
         match self {
             Self::Raw => stored_len == raw_len,
@@ -53,15 +52,15 @@ impl Codec {
     }
 }
 
-/// Compression pays when it saves a thirty-second: less does not make up for the
-/// time that the restore takes to undo it.
+/// Minimum saving, as a divisor of the chunk's length: a smaller saving does not justify the time that a restore needs
+/// for decompression.
 const SAVED_FRACTION: usize = 32;
 
 fn pays(compressed: usize, raw: usize) -> bool {
     compressed + raw / SAVED_FRACTION < raw
 }
 
-/// Compresses chunks, with its own memory: two to three MiB at level 1.
+/// Chunk encoder with its own memory: two to three MiB at level 1.
 pub struct Encoder {
     sampler: Sampler,
     zstd: Compressor<'static>,
@@ -70,7 +69,7 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// `level` as zstd has it; it clamps what it does not know. Planes do not depend on it.
+    /// Creates an encoder with a zstd level, which zstd clamps to its range. The level does not affect planes.
     ///
     /// # Errors
     /// There is no memory for zstd.
@@ -84,10 +83,10 @@ impl Encoder {
         })
     }
 
-    /// The stored form of a chunk, which is never longer than the chunk.
+    /// Returns the stored form of a chunk, which is never longer than the chunk.
     ///
     /// # Errors
-    /// The bytes are more than a chunk has, or zstd failed.
+    /// The input is longer than a chunk, or zstd failed.
     pub fn encode<'a>(&'a mut self, raw: &'a [u8]) -> io::Result<(Codec, &'a [u8])> {
         check_len(raw)?;
         let (codec, len) = match self.sampler.choose(raw)? {
@@ -109,13 +108,15 @@ impl Encoder {
     }
 }
 
-/// Restores chunks, with its own memory.
+/// Chunk decoder with its own memory.
 pub struct Decoder {
     zstd: Decompressor<'static>,
     unpacker: Unpacker,
 }
 
 impl Decoder {
+    /// Creates a decoder.
+    ///
     /// # Errors
     /// There is no memory for zstd.
     pub fn new() -> io::Result<Self> {
@@ -125,16 +126,16 @@ impl Decoder {
         })
     }
 
-    /// Fills all of `raw` from the stored form of a chunk, which may be any bytes. On an
-    /// error `raw` holds anything.
+    /// Decodes the stored form of a chunk into `raw`, filling it. The stored bytes are untrusted. On an error the
+    /// content of `raw` is unspecified.
     ///
     /// # Errors
-    /// The stored bytes are not that form of a chunk of this length.
+    /// The stored bytes do not encode a chunk of this length in this encoding.
     pub fn decode(&mut self, codec: Codec, stored: &[u8], raw: &mut [u8]) -> io::Result<()> {
         check_len(raw)?;
         match codec {
             Codec::Raw if stored.len() == raw.len() => raw.copy_from_slice(stored),
-            Codec::Raw => return Err(damaged("another length than the chunk's")),
+            Codec::Raw => return Err(damaged("the length differs from the chunk's")),
             Codec::Zstd => unpack_frame(&mut self.zstd, stored, raw)?,
             Codec::Planes => self.unpacker.unpack(&mut self.zstd, stored, raw)?,
         }
@@ -156,7 +157,7 @@ fn unpack_frame(zstd: &mut Decompressor<'static>, frame: &[u8], raw: &mut [u8]) 
     if len == raw.len() {
         Ok(())
     } else {
-        Err(damaged("a frame of another length"))
+        Err(damaged("the frame has a different length"))
     }
 }
 

@@ -1,4 +1,4 @@
-//! The files in a store's folders, told apart by their names alone.
+//! Classification of the files in a store's folders by their names.
 
 use std::fs;
 use std::io;
@@ -16,7 +16,7 @@ pub(crate) enum FileKind {
     Pinned(ImageId),
     Pack(PackName),
     Temporary,
-    /// A file of another program: never read, never removed.
+    /// File of another program: never read, never removed.
     Foreign,
 }
 
@@ -39,7 +39,7 @@ impl FileKind {
     }
 }
 
-/// A folder of a store that cannot be listed.
+/// Error for a store's folder that cannot be listed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot list {path}")]
 pub struct ListError {
@@ -49,7 +49,7 @@ pub struct ListError {
     pub source: io::Error,
 }
 
-/// Every name in a folder with what it is; names that are not UTF-8 are foreign.
+/// Lists the paths in a folder with their kinds; names that are not UTF-8 are foreign.
 pub(crate) fn list(folder: &Path) -> Result<Vec<(PathBuf, FileKind)>, ListError> {
     let classify = |entry: io::Result<fs::DirEntry>| {
         let path = entry?.path();

@@ -1,22 +1,22 @@
-//! The number of an image: what file names, commands and logs call it.
+//! Number of an image, used in file names, commands and logs.
 //!
-//! Knows only text and numbers, nothing of files.
+//! This module handles text and numbers only.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Highest number an image can have: twelve digits are three images a second for
-/// ten thousand years, and leave room for arithmetic.
+/// Highest number of an image: twelve digits allow three images a second for ten thousand years, and arithmetic without
+/// overflow.
 const NUMBER_MAX: u64 = 999_999_999_999;
 
-/// The number of an image, from 1, never given twice while a newer image exists.
+/// Number of an image, starting at 1; not reused while a newer image exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ImageId(u64);
 
-/// A text that does not name an image.
+/// Error for text that is not an image's number.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not the number of an image (expected 1 to {NUMBER_MAX}, such as 000012)")]
 pub struct ParseImageIdError {
@@ -24,10 +24,10 @@ pub struct ParseImageIdError {
 }
 
 impl ImageId {
-    /// The first image of a store.
+    /// Number of a store's first image.
     pub(crate) const FIRST: Self = Self(1);
 
-    /// The image with this number, if there can be one.
+    /// Returns the image with this number if the number is in range.
     #[must_use]
     pub const fn new(number: u64) -> Option<Self> {
         if number >= 1 && number <= NUMBER_MAX {
@@ -37,18 +37,18 @@ impl ImageId {
         }
     }
 
-    /// The plain number.
+    /// Returns the plain number.
     #[must_use]
     pub const fn number(self) -> u64 {
         self.0
     }
 
-    /// The number after this one; `None` after the last.
+    /// Returns the following number; `None` after the last.
     pub(crate) const fn next(self) -> Option<Self> {
         Self::new(self.0 + 1)
     }
 
-    /// Reads the form that file names use, and only that: `000012`, not `12`.
+    /// Parses the form in file names and no other: `000012`, not `12`.
     pub(crate) fn from_file_name(text: &str) -> Option<Self> {
         text.parse().ok().filter(|id: &Self| id.to_string() == text)
     }

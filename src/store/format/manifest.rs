@@ -1,7 +1,7 @@
-//! The content of an image: its streams, their chunks, and the packs that hold them.
+//! Content of an image: its streams, their chunks, and the packs that hold them.
 //!
-//! Plain data and the rules it obeys. A [`Manifest`] that exists obeys them: readers
-//! need not check an index or a length again. `manifest_file` has the form on disk.
+//! This module has plain data and its validity rules. Every [`Manifest`] is valid, so readers need not check indexes or
+//! lengths again. `manifest_file` defines the form on disk.
 
 use std::collections::HashSet;
 
@@ -11,49 +11,49 @@ use super::codec::Codec;
 use super::image_id::ImageId;
 use super::pack::{HEADER_BYTES, Pack};
 
-/// Longest name of a stream, that of a file.
+/// Maximum length of a stream's name, equal to that of a file name.
 const NAME_BYTES_MAX: usize = 255;
 
-/// The first format in which each stored chunk has a check.
+/// First format that stores a check of each chunk.
 const FORMAT_OF_CHECKS: u32 = 2;
 
-/// Everything needed to read an image.
+/// Complete description of an image's content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
     /// Format that the image was written in.
     pub format: u32,
     /// The image's number.
     pub id: ImageId,
-    /// Time of the image's begin, in milliseconds since 1970 UTC.
+    /// Start of the image, in milliseconds since 1970 UTC.
     pub created_unix_ms: u64,
-    /// The streams, in the order they were opened.
+    /// Streams in the order in which they were opened.
     pub streams: Vec<Stream>,
-    /// The distinct chunks that the streams consist of.
+    /// Distinct chunks of the streams.
     pub chunks: Vec<Chunk>,
-    /// The packs that the chunks lie in, of any image: a repair finds chunks in newer ones.
+    /// Packs that hold the chunks. They may belong to any image: a repair may use chunks in newer packs.
     pub packs: Vec<Pack>,
-    /// Length of all streams together.
+    /// Total length of all streams.
     pub raw_bytes: u64,
-    /// True if its chunks are sealed.
+    /// True if the chunks are sealed.
     pub encrypted: bool,
     /// Bytes that this image added to the store's packs.
     pub stored_bytes: u64,
-    /// Data of the caller.
+    /// Caller's own data.
     pub meta: Vec<u8>,
 }
 
-/// A named sequence of bytes.
+/// Named sequence of bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stream {
     /// The caller's name for it.
     pub name: String,
     /// Its length.
     pub raw_len: u64,
-    /// Its chunks in order, as positions in [`Manifest::chunks`].
+    /// Chunks in order, as positions in [`Manifest::chunks`].
     pub chunks: Vec<u32>,
 }
 
-/// A piece of one or more streams.
+/// Piece of one or more streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
     /// Uncompressed length, at least 1.
@@ -62,16 +62,16 @@ pub struct Chunk {
     pub content: Content,
 }
 
-/// The bytes of a chunk.
+/// Content of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Zeros, stored nowhere.
+    /// Zeros, which are not stored.
     Zero,
     /// Bytes in a pack.
     Stored(Stored),
 }
 
-/// A chunk in a pack.
+/// Chunk in a pack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stored {
     /// BLAKE3 of the uncompressed bytes, with a key in an encrypted store.
@@ -82,16 +82,16 @@ pub struct Stored {
     pub offset: u64,
     /// Length in the pack.
     pub len: u32,
-    /// Their form.
+    /// Encoding.
     pub codec: Codec,
-    /// XXH3 (64 bits) of the bytes in the pack. Unknown in images of format 1.
+    /// XXH3 (64 bits) of the bytes in the pack; absent in images of format 1.
     pub check: Option<u64>,
 }
 
-/// A rule that a manifest breaks.
+/// Validity rule that a manifest violates.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidManifest {
-    /// See [`is_stream_name`].
+    /// A stream has a name that [`is_stream_name`] rejects.
     #[error("a stream has the name {name:?}")]
     StreamName {
         /// The name.
@@ -103,30 +103,30 @@ pub enum InvalidManifest {
         /// The name.
         name: String,
     },
-    /// The chunks of a stream do not exist or have another length than it.
-    #[error("the chunks of the stream {name:?} do not make up its {raw_len} bytes")]
+    /// The chunks of a stream do not exist, or their total length differs from the stream's.
+    #[error("the chunks of the stream {name:?} do not add up to its {raw_len} bytes")]
     StreamChunks {
         /// The name.
         name: String,
         /// The length it should have.
         raw_len: u64,
     },
-    /// A chunk has a length or place that no chunk can have, or lacks its check.
+    /// A chunk has an impossible length or position, or lacks its check.
     #[error("chunk {chunk} lies outside of its pack, has an impossible length or no check")]
     Chunk {
         /// Position in the table.
         chunk: usize,
     },
-    /// The streams have another length together.
-    #[error("the streams do not make up {raw_bytes} bytes")]
+    /// The sum of the streams' lengths differs from the total.
+    #[error("the streams do not add up to {raw_bytes} bytes")]
     RawBytes {
         /// The length that the manifest gives.
         raw_bytes: u64,
     },
 }
 
-/// Returns true if a stream can have this name: 1 to 255 bytes of `[A-Za-z0-9._-]` and `/`,
-/// with no part between slashes that is empty, `.` or `..`.
+/// Returns true if a name is valid for a stream: 1 to 255 bytes of `[A-Za-z0-9._-]` and `/`, where no part between
+/// slashes is empty, `.` or `..`.
 #[must_use]
 pub fn is_stream_name(name: &str) -> bool {
     let known = |byte: u8| byte.is_ascii_alphanumeric() || b"._-/".contains(&byte);
@@ -205,7 +205,7 @@ pub(crate) mod tests {
     use crate::store::format::FORMAT;
     use crate::store::format::pack::PackName;
 
-    /// Makes an image with one stream of three chunks: stored, zero, stored again.
+    /// Creates a manifest with one stream of three chunks: stored, zero, stored again.
     pub(in crate::store) fn example() -> Manifest {
         let id = ImageId::new(12).unwrap();
         let stored = Stored {

@@ -1,12 +1,12 @@
-//! A manifest's form on disk: header, summary, body.
+//! Form of a manifest on disk: header, summary, body.
 //!
 //! ```text
 //! 0    magic "CKPTMANI"                         8 bytes
-//! 8    format it was written in                 u32, little endian like all numbers
-//! 12   lowest format that a reader must know    u32
+//! 8    format of the file                       u32, little endian like all numbers
+//! 12   lowest format that a reader must support u32
 //! 16   image                                    u64
 //! 24   length of the summary                    u32
-//! 28   0, or 1 where summary and body are sealed u32
+//! 28   0, or 1 if summary and body are sealed   u32
 //! 32   length of the body                       u64
 //! 40   length of the body, uncompressed         u64
 //! 48   BLAKE3 of bytes 0..48 and the summary    32 bytes
@@ -14,15 +14,14 @@
 //! 112  summary                                  protobuf
 //!      body                                     protobuf, one zstd frame
 //! ```
-//! The summary is what listing and pruning need, which do not read more; the body holds
-//! streams and chunks as packed columns, about 55 bytes a chunk. Lengths and checksums
-//! come first, so that nothing is allocated or parsed on the word of damaged bytes.
+//! The summary is sufficient for listing and pruning. The body holds streams and chunks as packed columns, about 55
+//! bytes per chunk. Lengths and checksums come first and are checked before any memory is allocated or any byte is
+//! parsed.
 //!
-//! In an encrypted store summary and body are [sealed](super::cipher), each bound to bytes
-//! 0..48 and to which of the two it is; lengths and checksums are those of the sealed forms,
-//! so that damage shows without the key.
+//! In an encrypted store summary and body are [sealed](super::cipher), each bound to bytes 0..48 and to its role.
+//! Lengths and checksums refer to the sealed forms, so damage is detected without the key.
 //!
-//! Format 1 had one checksum, of bytes 0..48, summary and body, and the summary at 80.
+//! Format 1 had a single checksum over bytes 0..48, summary and body, and the summary at offset 80.
 
 #[cfg(any(fuzzing, test))]
 pub(in crate::store) mod fuzz_manifest;
@@ -47,44 +46,46 @@ use manifest_columns::{
 use manifest_header::{CHECKED_LEN, FORMAT_OF_ONE_SUM, Header, NOT_SEALED, SEALED};
 
 const SUM_LEN: usize = 32;
-/// The caller's own data: some JSON, in memory whenever images are listed. A job with 100,000 files takes it.
+/// Maximum length of the caller's data: JSON that is in memory whenever images are listed. Sufficient for a job with
+/// 100,000 files.
 pub(crate) const META_BYTES_MAX: usize = 32 << 20;
-/// Bodies are mostly hashes, which do not compress: more effort gains nothing.
+/// Compression level of bodies. They consist mostly of hashes, which do not compress, so a higher level gains nothing.
 const BODY_LEVEL: i32 = 1;
-/// Level 1 looks back 2^19 bytes; a reader has that much and some room, whatever a frame asks for.
+/// Maximum window of a body's zstd frame. Level 1 uses 2^19 bytes; a reader accepts some more, but not any size that a
+/// frame requests.
 const BODY_WINDOW_LOG_MAX: u32 = 23;
 
-/// Bytes that are not a manifest we can read.
+/// Error for a file that is not a readable manifest.
 #[derive(Debug, thiserror::Error)]
 pub enum ManifestError {
     /// The file cannot be read.
     #[error("cannot read the manifest")]
     Read(#[source] io::Error),
-    /// A newer version wrote the image in a way that this one does not know.
+    /// A newer version wrote the image in an unsupported format.
     #[error(
         "the image needs a newer ckpt-run: its format is {format}, this version reads {FORMAT}"
     )]
     Newer {
-        /// Lowest format that can read it.
+        /// Lowest format that a reader must support.
         format: u32,
     },
-    /// The store has lost the file by which it knows its key, or the image is that of
-    /// another store.
+    /// The image is encrypted and the store is not: the store lost its key check, or the image belongs to another
+    /// store.
     #[error("the image is encrypted, but the store is not")]
     Encrypted,
-    /// The image is that of another store, or somebody without the key made it.
+    /// The store is encrypted and the image is not: the image belongs to another store, or was made without the key.
     #[error("the image is not encrypted, but the store is")]
     NotEncrypted,
-    /// The manifest is whole, but this key does not open it.
+    /// The manifest is intact, but the key does not open it.
     #[error("the manifest was sealed with another key")]
     OtherKey,
     /// The kernel has no random bytes.
     #[error("cannot encrypt the manifest")]
     Seal(#[source] io::Error),
-    /// Lengths, magic or checksum do not fit.
+    /// A length, the magic or a checksum is wrong.
     #[error("the manifest is damaged: {0}")]
     Damaged(&'static str),
-    /// The checksum fits but the content makes no sense.
+    /// The checksum is right, but the content is not valid.
     #[error("the manifest is not valid")]
     Invalid(#[from] InvalidManifest),
     /// The image has more chunks than a manifest can hold.
@@ -96,12 +97,12 @@ pub enum ManifestError {
 }
 
 impl ManifestError {
-    /// Returns true if the image is lost to this version, rather than out of reach for now.
+    /// Returns true if this version can never read the image. Returns false if the cause may be temporary.
     pub(crate) fn is_damage(&self) -> bool {
         match self {
             Self::Read(error) => is_loss(error),
             Self::Newer { .. } | Self::Damaged(_) | Self::Invalid(_) | Self::OtherKey => true,
-            // An image that is encrypted where the store is not may be good with its key.
+            // An encrypted image in a store that is not encrypted may be readable with its key.
             Self::Encrypted
             | Self::NotEncrypted
             | Self::TooLarge
@@ -111,7 +112,7 @@ impl ManifestError {
     }
 }
 
-/// The part of a manifest that can be read without its body.
+/// Part of a manifest that is readable without its body.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Summary {
     pub(crate) created_unix_ms: u64,
@@ -121,14 +122,14 @@ pub(crate) struct Summary {
     pub(crate) packs: Vec<Pack>,
 }
 
-/// The two parts of a manifest's content.
+/// Parts of a manifest's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
     Summary,
     Body,
 }
 
-/// The file of a manifest of a store with these secrets.
+/// Encodes a manifest as a file of a store with these secrets.
 pub(crate) fn encode(
     manifest: &Manifest,
     secrets: Option<&Secrets>,
@@ -177,7 +178,7 @@ pub(crate) fn encode(
     .concat())
 }
 
-/// Reads the part of image `id`'s manifest that listing and pruning need.
+/// Reads the summary of image `id`'s manifest, for listing and pruning.
 pub(crate) fn read_summary(
     path: &Path,
     id: ImageId,
@@ -186,7 +187,7 @@ pub(crate) fn read_summary(
     Sections::read(path, id, Extent::Summary, secrets)?.summary()
 }
 
-/// The manifest of image `id`.
+/// Reads the manifest of image `id`.
 pub(crate) fn read_manifest(
     path: &Path,
     id: ImageId,
@@ -202,11 +203,11 @@ enum Extent {
     Whole,
 }
 
-/// The parts of a manifest whose lengths, name and checksums are right.
+/// Parts of a manifest after the checks of lengths, image number and checksums.
 struct Sections {
     header: Header,
     summary: Vec<u8>,
-    /// Empty where it was not read.
+    /// Body; empty if it was not read.
     body: Vec<u8>,
 }
 
@@ -299,7 +300,7 @@ impl Sections {
 }
 
 impl Part {
-    /// Returns the data to which a sealed part is bound.
+    /// Returns the associated data of a sealed part.
     fn about(self, head: &[u8; CHECKED_LEN]) -> [u8; CHECKED_LEN + 1] {
         let mut about = [0; CHECKED_LEN + 1];
         about[..CHECKED_LEN].copy_from_slice(head);
@@ -346,7 +347,7 @@ fn read_array<const LEN: usize>(file: &mut File) -> Result<[u8; LEN], ManifestEr
     Ok(bytes)
 }
 
-/// `len` was compared with the length of the file.
+/// Reads `len` bytes; the caller has compared `len` with the length of the file.
 fn read_vec(file: &mut File, len: u64) -> Result<Vec<u8>, ManifestError> {
     let len = usize::try_from(len).map_err(|_| ManifestError::TooLarge)?;
     let mut bytes = vec![0; len];
@@ -354,12 +355,12 @@ fn read_vec(file: &mut File, len: u64) -> Result<Vec<u8>, ManifestError> {
     Ok(bytes)
 }
 
-/// Memory grows with what is in the frame, not with what is said of it.
+/// Decompresses a body. Memory grows with the decompressed bytes, whatever length the frame declares.
 fn decompress(body: &[u8], raw_len: u64) -> io::Result<Vec<u8>> {
     let mut decoder = zstd::stream::read::Decoder::with_buffer(body)?;
     decoder.window_log_max(BODY_WINDOW_LOG_MAX)?;
     let mut raw = Vec::new();
-    // One byte more tells that there are too many.
+    // A byte beyond the limit shows that the body is too long.
     decoder.take(raw_len + 1).read_to_end(&mut raw)?;
     Ok(raw)
 }

@@ -1,4 +1,4 @@
-//! The format on disk: names, headers, chunks, packs and manifests, and their encoding, sealing and checks.
+//! Format on disk: names, headers, chunks, packs and manifests, and their encoding, encryption and checks.
 
 pub(super) mod chunk;
 pub(super) mod cipher;
@@ -11,5 +11,5 @@ pub(super) mod pack;
 pub(super) mod store_folder;
 pub(super) mod store_key;
 
-/// The format that this version writes.
+/// Format written by this version.
 pub(crate) const FORMAT: u32 = 2;

@@ -1,16 +1,15 @@
-//! Packs: files of stored chunks, one after the other behind a header.
+//! Packs: files that consist of a header and stored chunks.
 //!
 //! ```text
 //! 0   magic "CKPTPACK"        8 bytes
 //! 8   format                  u32, little endian like all numbers
-//! 12  number within image     u32
-//! 16  image that wrote it     u64
+//! 12  number within the image  u32
+//! 16  image that wrote the pack u64
 //! 24  zero                    40 bytes
 //! 64  chunks, as the manifests describe them, each sealed in an encrypted store
 //! ```
-//! In format 1 the chunks begin at 24. A [sink](crate::store::write::pack_sink) writes packs; once sealed
-//! they never change. Knows nothing of manifests: where a chunk lies is the caller's to
-//! remember.
+//! In format 1 the chunks begin at 24. A [sink](crate::store::write::pack_sink) writes packs; a completed pack never
+//! changes. This module is independent of manifests, which record the positions of chunks.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -28,27 +27,26 @@ use crate::known_errors::is_loss;
 use crate::store::format::FORMAT;
 use crate::sync::locked;
 
-/// The lowest offset that a chunk can have, in any format.
+/// Lowest offset of a chunk in any format.
 pub(crate) const HEADER_BYTES: u64 = 24;
-/// Length of the header that is written today.
+/// Length of the header in the present format.
 pub(crate) const HEADER_LEN: usize = 64;
-/// The part that all formats have.
+/// Length of the header's part that all formats share.
 pub(crate) const COMMON_LEN: usize = 24;
 const MAGIC: [u8; 8] = *b"CKPTPACK";
 
-/// Packs that a reader keeps open, so that their chunks can be read even when the packs
-/// are removed meanwhile: some hundred GiB, and a quarter of the usual limit of 1024
-/// descriptors.
+/// Maximum number of packs that a reader keeps open, so that their chunks stay readable if the packs are removed
+/// meanwhile. This covers some hundred GiB and uses a quarter of the usual limit of 1024 descriptors.
 const KEPT_OPEN_MAX: usize = if cfg!(test) { 3 } else { 256 };
-/// Packs beyond those that are open at a time.
+/// Maximum number of further packs open at the same time.
 const REOPENED_MAX: usize = if cfg!(test) { 2 } else { 64 };
 
-/// The name of a pack: the image that wrote it and a number.
+/// Name of a pack: the image that wrote it, and a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PackName {
     /// The image that wrote the pack; later ones may refer to it.
     pub image: ImageId,
-    /// Counts the packs of that image.
+    /// Number of the pack within that image.
     pub number: u32,
 }
 
@@ -62,14 +60,14 @@ impl PackName {
         (pack.to_string() == name).then_some(pack)
     }
 
-    /// Returns the header of the pack.
+    /// Returns the pack's header.
     pub(crate) fn header(self) -> [u8; HEADER_LEN] {
         let mut header = [0; HEADER_LEN];
         header[..COMMON_LEN].copy_from_slice(&self.common(FORMAT));
         header
     }
 
-    /// Returns the part of the header that all formats have.
+    /// Returns the part of the header that all formats share.
     pub(crate) fn common(self, format: u32) -> [u8; COMMON_LEN] {
         let mut common = [0; COMMON_LEN];
         common[..8].copy_from_slice(&MAGIC);
@@ -86,7 +84,7 @@ impl fmt::Display for PackName {
     }
 }
 
-/// A pack as a manifest lists it.
+/// Pack as listed in a manifest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Pack {
     /// The file.
@@ -95,10 +93,10 @@ pub struct Pack {
     pub len: u64,
 }
 
-/// A pack that cannot serve: the chunks in it are lost.
+/// Error for a pack that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PackError {
-    /// The file is missing or the system fails to read it.
+    /// The file is missing or cannot be read.
     #[error("cannot read {path}")]
     Read {
         /// The pack.
@@ -106,18 +104,18 @@ pub enum PackError {
         /// The cause.
         source: io::Error,
     },
-    /// The file is shorter or longer than it was.
+    /// The length of the file has changed.
     #[error("{path} has {found} bytes instead of {expected}")]
     Length {
         /// The pack.
         path: PathBuf,
         /// Length of the file.
         found: u64,
-        /// Length when the pack was sealed.
+        /// Length of the completed pack.
         expected: u64,
     },
-    /// The file is not this pack.
-    #[error("{path} does not begin as this pack does")]
+    /// The file has the header of another pack, or none.
+    #[error("{path} does not have this pack's header")]
     Header {
         /// The pack.
         path: PathBuf,
@@ -125,7 +123,7 @@ pub enum PackError {
 }
 
 impl PackError {
-    /// Returns true if the chunks are lost, rather than out of reach for now.
+    /// Returns true if the chunks are lost, false if the cause may be temporary.
     pub(crate) fn is_damage(&self) -> bool {
         match self {
             Self::Read { source, .. } => is_loss(source),
@@ -134,12 +132,12 @@ impl PackError {
     }
 }
 
-/// Why a pack is not what the manifest says, if it is not.
+/// Returns the difference between a pack and its entry in the manifest, if there is one.
 pub(crate) fn inspect(store: &Store, pack: Pack) -> Option<PackError> {
     open(store, pack).err()
 }
 
-/// Opens a pack after checking that it is the one the manifest means.
+/// Opens a pack and checks its length and header.
 fn open(store: &Store, pack: Pack) -> Result<File, PackError> {
     let path = store.pack_file(pack.name);
     let failed = |source| PackError::Read {
@@ -162,7 +160,7 @@ fn open(store: &Store, pack: Pack) -> Result<File, PackError> {
     }
 }
 
-/// Returns true if this is the pack of this name.
+/// Returns true if the file has the header of the pack with this name.
 pub(crate) fn has_header(file: &File, name: PackName) -> io::Result<bool> {
     let mut common = [0; COMMON_LEN];
     file.read_exact_at(&mut common, 0)?;
@@ -174,30 +172,29 @@ pub(crate) fn has_header(file: &File, name: PackName) -> io::Result<bool> {
     Ok(header == name.header())
 }
 
-/// The packs of an image, open: what was there when reading began stays readable, also
-/// when the image is removed meanwhile. Of more packs than can be kept open, the rest is
-/// opened as needed.
+/// Open packs of an image. Packs opened at the beginning stay readable if the image is removed meanwhile. If there are
+/// more packs than can be kept open, the others are opened on demand.
 #[derive(Debug)]
 pub(crate) struct PackFiles {
     store: Store,
     packs: Vec<Pack>,
     admission: Admission,
-    /// The first ones.
+    /// Packs that stay open, the first of the list.
     kept: Vec<File>,
     reopened: Mutex<HashMap<u32, Arc<File>>>,
 }
 
-/// Rule for the files that serve as packs.
+/// Check of the files opened as packs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Admission {
-    /// Files that match the manifest.
+    /// Length and header must match the manifest.
     Right,
-    /// All files with the right name: the caller looks for usable rests.
+    /// Only the name must match: the caller looks for usable parts.
     Named,
 }
 
 impl PackFiles {
-    /// Opens all packs once, so that an image that lacks one fails before its first byte.
+    /// Opens all packs once, so that an image with a missing pack fails before the first read.
     pub(crate) fn new(store: &Store, packs: Vec<Pack>) -> Result<Self, PackError> {
         let mut kept = Vec::new();
         for pack in &packs {
@@ -219,8 +216,8 @@ impl PackFiles {
         &self.store
     }
 
-    /// Packs that may be damaged or missing: their lengths and headers are not looked at,
-    /// and none is open before it is read.
+    /// Creates the table for packs that may be damaged or missing. Lengths and headers are not checked, and each pack
+    /// is opened on its first read.
     pub(crate) fn unchecked(store: &Store, packs: Vec<Pack>) -> Self {
         Self {
             store: store.clone(),
@@ -231,7 +228,7 @@ impl PackFiles {
         }
     }
 
-    /// Fills `bytes` from a pack, by its place in the table.
+    /// Fills `bytes` from the pack with this index.
     pub(crate) fn read(&self, index: u32, offset: u64, bytes: &mut [u8]) -> Result<(), PackError> {
         let read = match self.kept.get(index as usize) {
             Some(file) => file.read_exact_at(bytes, offset),
@@ -243,7 +240,7 @@ impl PackFiles {
         })
     }
 
-    /// A part of a pack will not be read again: it need not stay in the page cache. A hint.
+    /// Drops a part of a pack from the page cache, as a hint: the caller will not read it again.
     pub(crate) fn forget(&self, index: u32, offset: u64, len: u64) {
         let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
         let advice = PosixFadviseAdvice::POSIX_FADV_DONTNEED;
@@ -289,7 +286,7 @@ mod tests {
         number: 0,
     };
 
-    /// A pack that holds the given bytes.
+    /// Writes a pack that holds the given bytes.
     fn written(store: &Store, image: ImageId, bytes: &[u8]) -> (Pack, u64) {
         let sink = PackSink::new(store, image);
         let (_, offset) = sink.append(bytes).unwrap();

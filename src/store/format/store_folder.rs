@@ -1,7 +1,7 @@
-//! A store's folder: what lies where, and who may open it.
+//! Folder of a store: its layout and its access checks.
 //!
-//! Opening checks that the folder is a store, that it belongs to this user and that
-//! nobody else can look inside: images hold every secret the job had in memory.
+//! On opening, the folder must be a store, belong to this user and be closed to others, because images contain every
+//! secret in the job's memory.
 
 mod open_error;
 
@@ -25,19 +25,19 @@ pub use open_error::{MovedStore, OpenError};
 
 const FORMAT_FILE: &str = "format";
 const FORMAT_MAGIC: &str = "ckpt-run store ";
-/// A line of text; anything longer is not ours.
+/// Maximum length of the file `format`, a line of text.
 const FORMAT_FILE_BYTES_MAX: u64 = 64;
 const LOCK_FILE: &str = "lock";
 pub(crate) const IMAGES: &str = "images";
 pub(crate) const PACKS: &str = "packs";
-/// Folder of an ext file system.
+/// Name of a folder in the root of every ext file system.
 const LOST_AND_FOUND: &str = "lost+found";
 
-/// A folder of images. Cheap to clone.
+/// Open store of images. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Store {
     path: PathBuf,
-    /// The folder that was at the path when the store was opened.
+    /// Folder that was at the path when the store was opened.
     folder: Arc<File>,
     format: u32,
     /// Secrets of an encrypted store.
@@ -53,8 +53,8 @@ impl Store {
         Self::create_or_open_with(path, None)
     }
 
-    /// Opens the store at `path`, or creates one where nothing or an empty folder is,
-    /// encrypted if there is a key.
+    /// Opens the store at `path`. Creates a store if the path does not exist or is an empty folder; the new store is
+    /// encrypted if a key is given.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -84,7 +84,7 @@ impl Store {
         Self::open_with(path, None)
     }
 
-    /// Opens the store at `path`, with the key that it was created with, if any.
+    /// Opens the store at `path` with the key of its creation, if any.
     ///
     /// # Errors
     /// See [`OpenError`].
@@ -104,7 +104,7 @@ impl Store {
         })
     }
 
-    /// Returns true if what the store holds is encrypted.
+    /// Returns true if the store is encrypted.
     #[must_use]
     pub fn is_encrypted(&self) -> bool {
         self.secrets.is_some()
@@ -114,7 +114,7 @@ impl Store {
         self.secrets.as_deref()
     }
 
-    /// The name of a chunk in this store.
+    /// Returns the name of a chunk in this store.
     pub(crate) fn name_of(&self, chunk: &[u8]) -> Hash {
         match &self.secrets {
             Some(secrets) => secrets.name(chunk),
@@ -122,13 +122,13 @@ impl Store {
         }
     }
 
-    /// The folder.
+    /// Returns the folder's path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Checks that the path still leads to the folder that was opened: its owner and mode were checked then.
+    /// Checks that the path still leads to the opened folder, whose owner and mode were checked on opening.
     pub(crate) fn check_place(&self) -> Result<(), MovedStore> {
         let opened = self.folder.metadata();
         let found = opened.and_then(|opened| Ok((opened, fs::metadata(&self.path)?)));
@@ -140,13 +140,13 @@ impl Store {
         }
     }
 
-    /// The format of the store; a newer one than ours can only be read.
+    /// Returns the format of the store. A store with a newer format is read-only.
     pub(crate) fn format(&self) -> u32 {
         self.format
     }
 
-    /// Keeps versions that do not know our images from writing beside them. Called before
-    /// the first image of this format is begun.
+    /// Raises the store's format, so that older versions do not write beside images that they cannot read. Called
+    /// before the first image of this format.
     pub(crate) fn upgrade(&self) -> Result<(), DurableError> {
         if self.format < FORMAT {
             write_format(&self.path)?;
@@ -183,7 +183,7 @@ impl Store {
     }
 }
 
-/// The format of the store at a path that is a folder of this user; `None` if it is no store.
+/// Returns the format of the store at a path; `None` if the path is a folder of this user without a store.
 fn inspect(path: &Path, found: &fs::Metadata) -> Result<Option<u32>, OpenError> {
     let user = nix::unistd::geteuid().as_raw();
     if !found.is_dir() {
@@ -201,7 +201,7 @@ fn inspect(path: &Path, found: &fs::Metadata) -> Result<Option<u32>, OpenError> 
     read_format(&path.join(FORMAT_FILE))
 }
 
-/// Comes after `inspect`: nobody is told to close a folder that is no store.
+/// Checks the mode. Called after `inspect`, so that only the mode of a store is reported.
 fn check_mode(path: &Path, found: &fs::Metadata) -> Result<(), OpenError> {
     let mode = found.mode() & 0o7777;
     if mode & 0o077 != 0 {
@@ -211,12 +211,12 @@ fn check_mode(path: &Path, found: &fs::Metadata) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Gives a store that is being created what it will know its key by. An attempt before may
-/// have had another key, or none.
+/// Writes the key check of a store under creation. An interrupted creation may have left the check of another key.
 fn write_key_check(path: &Path, key: Option<&Key>) -> Result<(), OpenError> {
     let file = path.join(KEY_FILE);
     let Some(key) = key else {
-        // To last before there is a format, or a crash could leave a store that wants that key.
+        // The removal must be durable before the file `format` exists. Otherwise a crash could leave a store that
+        // requires the old key.
         if file.exists() {
             durable::remove(&file)?;
             durable::sync_folder(path)?;
@@ -259,7 +259,7 @@ fn open_failed(path: &Path, source: io::Error) -> OpenError {
     }
 }
 
-/// Classifies a folder without a format: a store that has lost it, or no store.
+/// Returns the error for a folder without a format file: a store that lost the file, or no store.
 fn without_format(path: &Path) -> OpenError {
     let is_store = contents(path).is_ok_and(|kinds| {
         kinds.iter().any(|kind| match kind {
@@ -308,8 +308,8 @@ fn read_format(path: &Path) -> Result<Option<u32>, OpenError> {
         })
 }
 
-/// Returns true if the folder holds no more than an interrupted creation leaves, or a new disk's own folder. A folder
-/// with images would get another key.
+/// Returns true if the folder holds nothing but the files of an interrupted creation and a file system's own folder. A
+/// folder with images must not get a new key.
 fn is_unfinished(path: &Path) -> Result<bool, OpenError> {
     let known = [IMAGES, PACKS, LOCK_FILE, KEY_FILE, LOST_AND_FOUND];
     let is_bare = file_names::list(path)?.iter().all(|(path, kind)| {
@@ -319,7 +319,7 @@ fn is_unfinished(path: &Path) -> Result<bool, OpenError> {
     Ok(is_bare && contents(path)?.iter().all(is_temporary))
 }
 
-/// Lists the folders of a store, as far as they exist.
+/// Lists the existing folders of a store.
 fn contents(path: &Path) -> Result<Vec<FileKind>, ListError> {
     let mut kinds = Vec::new();
     for folder in [IMAGES, PACKS] {

@@ -1,13 +1,13 @@
-//! The key of an encrypted store, and the file by which a store knows its key again.
+//! Key of an encrypted store, and the check by which a store recognizes it.
 //!
 //! ```text
 //! key-check   "ckpt-run key 1 <salt> <check>", both 64 hexadecimal digits
 //! ```
-//! The check is made from the key and the salt and says nothing of either key or images:
-//! the key is random, so there is nothing to guess. A store has the file from its
-//! creation or never; the file `format`, which makes a folder a store, is written after it.
+//! The check is derived from the key and the salt. It reveals nothing about the key, which is random and cannot be
+//! guessed. A store gets the file at its creation or never: it is written before the file `format`, which makes a
+//! folder a store.
 //!
-//! Where the key comes from is the caller's to know.
+//! The caller obtains the key.
 
 use std::fmt::{self, Write as _};
 use std::fs::File;
@@ -20,44 +20,43 @@ use zeroize::{Zeroize, Zeroizing};
 use crate::clock;
 use crate::secret::Secret;
 
-/// The name of the check's file.
+/// Name of the check's file.
 pub(crate) const KEY_FILE: &str = "key-check";
 const MAGIC: &str = "ckpt-run key 1 ";
-/// A line of text; anything longer is not ours.
+/// Maximum length of the check's file, a line of text.
 const KEY_FILE_BYTES_MAX: u64 = 256;
 
-/// Fixed for ever: another text is another check.
+/// Context of the derived check. It must never change: a different text gives a different check.
 const CHECK: &str = "ckpt-run 2026-11-21 store, key check";
 
-/// The 32 random bytes that all of a store's encryption begins with. Wiped when dropped,
-/// and never shown.
+/// Master key of a store: 32 random bytes from which all other keys are derived. Wiped on drop and never displayed.
 pub struct Key(Secret<32>);
 
-/// Random bytes that make the checks of two stores with the same key differ.
+/// Random bytes that make the checks of two stores with the same key different.
 type Salt = [u8; 32];
 
-/// Reasons why bytes cannot be a key.
+/// Reason for rejecting a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidKey {
-    /// The length is wrong.
-    #[error("{len} bytes are no key: a key is 64 hexadecimal digits or 32 random bytes")]
+    /// The length is not 32 bytes.
+    #[error("a key cannot have {len} bytes: a key is 64 hexadecimal digits or 32 random bytes")]
     Length {
         /// The given length.
         len: usize,
     },
-    /// Text, which can be guessed.
+    /// The key is text, which could be guessed.
     #[error(
-        "text is no key, however long: a key is 64 hexadecimal digits or 32 random bytes, \
+        "text is not accepted as a key: a key is 64 hexadecimal digits or 32 random bytes, \
          and not made from words"
     )]
     Text,
-    /// The key is one byte 32 times, as in files after a disk failure.
+    /// The key is 32 equal bytes, as in a file after a disk failure.
     #[error("a key of 32 equal bytes is not random: the file was never written, or is damaged")]
     Uniform,
 }
 
 impl Key {
-    /// A new key.
+    /// Generates a key.
     ///
     /// # Errors
     /// The kernel has no random bytes.
@@ -68,7 +67,7 @@ impl Key {
     /// Reads a key: 64 hexadecimal digits with white space around them, or 32 raw bytes.
     ///
     /// # Errors
-    /// See [`InvalidKey`]. The error holds nothing of the text.
+    /// See [`InvalidKey`]. The error contains no part of the text.
     pub fn parse(text: &[u8]) -> Result<Self, InvalidKey> {
         if let Ok(digits) = Digest::from_hex(text.trim_ascii()).map(Zeroizing::new) {
             return Self::checked(digits.as_bytes());
@@ -83,7 +82,7 @@ impl Key {
         }
     }
 
-    /// The key as [`parse`](Self::parse) reads it: 64 digits and a line end.
+    /// Returns the key in the text form of [`parse`](Self::parse): 64 digits and a line end.
     #[must_use]
     pub fn to_text(&self) -> Zeroizing<String> {
         let mut text = Zeroizing::new(String::with_capacity(2 * self.0.len() + 1));
@@ -106,7 +105,7 @@ impl Key {
         Ok(Self::from_bytes(secret))
     }
 
-    /// A key for one purpose.
+    /// Derives a key for one purpose.
     pub(crate) fn derive(&self, context: &str, salt: &[u8]) -> Zeroizing<[u8; 32]> {
         let mut hasher = blake3::Hasher::new_derive_key(context);
         hasher.update(self.0.as_slice());
@@ -123,14 +122,14 @@ impl fmt::Debug for Key {
     }
 }
 
-/// The check by which a store recognizes its key.
+/// Check by which a store recognizes its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KeyCheck {
     salt: Salt,
     check: Digest,
 }
 
-/// Why a store's check cannot be used.
+/// Reason for rejecting a store's key check.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum KeyCheckError {
     #[error("cannot read the file")]
@@ -140,14 +139,14 @@ pub(crate) enum KeyCheckError {
 }
 
 impl KeyCheck {
-    /// A check for a new store.
+    /// Creates the check of a new store.
     pub(crate) fn new(key: &Key) -> io::Result<Self> {
         let salt = clock::random()?;
         let check = Self::check(key, &salt);
         Ok(Self { salt, check })
     }
 
-    /// The check in a file, if it is there.
+    /// Reads the check from a file; `None` if the file does not exist.
     pub(crate) fn read(path: &Path) -> Result<Option<Self>, KeyCheckError> {
         let file = match File::open(path) {
             Ok(file) => file,
@@ -161,7 +160,7 @@ impl KeyCheck {
         Self::parse(&text).map(Some).ok_or(KeyCheckError::Damaged)
     }
 
-    /// The content of the file.
+    /// Returns the content of the check's file.
     pub(crate) fn to_text(self) -> String {
         let salt = Digest::from_bytes(self.salt).to_hex();
         format!("{MAGIC}{salt} {}\n", self.check.to_hex())
@@ -263,7 +262,7 @@ mod tests {
         }
     }
 
-    /// A change of this is a new format: no store made before could be opened.
+    /// A change of these values would be a new format: existing stores could not be opened.
     #[test]
     fn checks_stay_what_they_are() {
         let check = KeyCheck::check(&key(3), &[5; 32]).to_hex();

@@ -1,9 +1,8 @@
-//! Durable writes: after `write` returns, the file has its new content even if the
-//! power fails; before, it has the old one; never half of each.
+//! Durable writes: a file has either its old or its new content, and after `write` returns it has the new content even
+//! after a power failure.
 //!
-//! A temporary file in the same folder is written, synced and renamed, then the folder
-//! is synced. Every small file of a store goes this way, and the run state of the
-//! caller too. Knows nothing of what it writes.
+//! A temporary file in the same folder is written, synced and renamed; then the folder is synced. All small files of a
+//! store and the caller's run state are written in this way.
 
 use std::fs::File;
 use std::io;
@@ -11,10 +10,10 @@ use std::path::{Path, PathBuf};
 
 use super::ops;
 
-/// Prefix of temporary files, by which a sweep finds those of a killed writer.
+/// Prefix of temporary files, by which a sweep finds the leftovers of a killed writer.
 pub const TEMPORARY_PREFIX: &str = ".tmp-";
 
-/// A durable write that did not happen, or of which it is not known whether it lasts.
+/// Error for a durable write that failed or may not be durable.
 #[derive(Debug, thiserror::Error)]
 pub enum DurableError {
     /// The temporary file could not be created. Nothing changed.
@@ -25,7 +24,7 @@ pub enum DurableError {
         /// The cause.
         source: io::Error,
     },
-    /// The old content is still in place.
+    /// The file could not be written. The old content is still in place.
     #[error("cannot write {path}")]
     Write {
         /// The file meant to be written.
@@ -33,7 +32,7 @@ pub enum DurableError {
         /// The cause.
         source: io::Error,
     },
-    /// The old content is still in place.
+    /// The file could not be renamed. The old content is still in place.
     #[error("cannot rename the temporary file to {path}")]
     Rename {
         /// The file meant to be replaced.
@@ -41,7 +40,7 @@ pub enum DurableError {
         /// The cause.
         source: io::Error,
     },
-    /// The change is visible, but may not outlive a power failure.
+    /// The change is visible, but may be lost in a power failure.
     #[error("cannot sync the folder {path}")]
     SyncFolder {
         /// The folder.
@@ -57,7 +56,7 @@ pub enum DurableError {
         /// The cause.
         source: io::Error,
     },
-    /// The file is still there.
+    /// The file could not be removed.
     #[error("cannot remove {path}")]
     Remove {
         /// The file.
@@ -68,7 +67,7 @@ pub enum DurableError {
 }
 
 impl DurableError {
-    /// The system's own reason.
+    /// Returns the system's error.
     #[must_use]
     pub fn io_error(&self) -> &io::Error {
         match self {
@@ -85,15 +84,15 @@ impl DurableError {
 /// Replaces the content of `path` (mode 0600), or creates it.
 ///
 /// # Errors
-/// [`DurableError`]; each variant says what is in place then.
+/// [`DurableError`]; each variant states the resulting content.
 pub fn write(path: &Path, content: &[u8]) -> Result<(), DurableError> {
     replace(path, content, 0o600)
 }
 
-/// Writes a program (mode 0700) as [`write()`] does.
+/// Writes a program (mode 0700) like [`write()`].
 ///
 /// # Errors
-/// As there.
+/// The same as [`write()`].
 pub fn write_program(path: &Path, content: &[u8]) -> Result<(), DurableError> {
     replace(path, content, 0o700)
 }
@@ -122,11 +121,11 @@ fn replace(path: &Path, content: &[u8], mode: u32) -> Result<(), DurableError> {
     sync_folder(folder)
 }
 
-/// Makes a new file (mode 0600) of what `fill` writes, durably; one that has this name stays
-/// as it is. Without success there is no file, nor a part of one.
+/// Creates a file (mode 0600) with the content that `fill` writes, durably. An existing file is not replaced. On an
+/// error the file does not exist, not even in part.
 ///
 /// # Errors
-/// What `fill` says, or [`DurableError`]: [`DurableError::Rename`] also when there is such a file.
+/// The error of `fill`, or [`DurableError`]; [`DurableError::Rename`] if the file exists.
 pub fn create_with<T, E: From<DurableError>>(
     path: &Path,
     fill: impl FnOnce(&File) -> Result<T, E>,
@@ -154,7 +153,7 @@ pub fn create_with<T, E: From<DurableError>>(
     Ok(filled)
 }
 
-/// Makes creations, renames and removals in a folder last.
+/// Makes creations, renames and removals in a folder durable.
 ///
 /// # Errors
 /// The folder cannot be opened or synced.
@@ -165,7 +164,7 @@ pub fn sync_folder(path: &Path) -> Result<(), DurableError> {
     })
 }
 
-/// Creates a folder of mode 0700, or leaves the one that is there as it is.
+/// Creates a folder of mode 0700. An existing folder is left unchanged.
 ///
 /// # Errors
 /// The folder cannot be created, or its parent not synced.
@@ -173,10 +172,10 @@ pub fn create_folder(path: &Path) -> Result<(), DurableError> {
     create_folder_with(path, 0o700)
 }
 
-/// Creates the folders above `path` that are missing, each of them to last.
+/// Creates the missing folders above `path` durably.
 ///
 /// # Errors
-/// As [`create_folder`]; folders higher up may have been created.
+/// The same as [`create_folder`]; folders higher up may have been created.
 pub(crate) fn create_parents(path: &Path) -> Result<(), DurableError> {
     let parents = path.ancestors().skip(1);
     let missing: Vec<&Path> = parents
@@ -188,8 +187,8 @@ pub(crate) fn create_parents(path: &Path) -> Result<(), DurableError> {
     Ok(())
 }
 
-/// `mode` is subject to the umask. The parent is synced even when the folder is there, where we
-/// may: whoever created it may have been killed before syncing.
+/// Creates a folder; `mode` is subject to the umask. The parent is synced even if the folder exists (as far as
+/// permitted), because its creator may have been killed before the sync.
 fn create_folder_with(path: &Path, mode: u32) -> Result<(), DurableError> {
     let parent = folder_of(path);
     match ops::create_folder(path, mode) {
@@ -205,8 +204,8 @@ fn create_folder_with(path: &Path, mode: u32) -> Result<(), DurableError> {
     }
 }
 
-/// Removes a file, or does nothing where there is none. It lasts once the folder is
-/// synced, which the caller does once for many.
+/// Removes a file if it exists. The removal is durable after a sync of the folder, which the caller does once for many
+/// files.
 pub(crate) fn remove(path: &Path) -> Result<(), DurableError> {
     match ops::remove_file(path) {
         Ok(()) => Ok(()),
@@ -251,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn all_missing_parents_are_created_and_a_file_in_the_way_is_named() {
+    fn missing_parents_are_created_and_a_blocking_file_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("one/two/three");
         create_parents(&path).unwrap();

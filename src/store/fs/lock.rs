@@ -1,8 +1,7 @@
-//! The store's lock: an `flock` on the file `lock` admits one writer.
+//! Lock of a store: an `flock` on the file `lock` admits one writer.
 //!
-//! The kernel releases it with the last copy of the descriptor, so a dead supervisor
-//! leaves no stale lock. A child forked without `exec` inherits a copy and keeps the
-//! store locked as long as it lives. Reading needs no lock.
+//! The kernel releases it with the last copy of the descriptor, so a dead supervisor leaves no stale lock. A child
+//! forked without `exec` inherits a copy and keeps the store locked until it exits. Reading needs no lock.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -21,34 +20,33 @@ use crate::clock;
 use crate::store::format::FORMAT;
 use crate::store::format::store_folder::Store;
 
-/// Limit on the holder's text about itself: a pid and a host name, a time, a command line whose letters have up to four
-/// bytes.
+/// Maximum length of the holder's description: a pid, a host name, a time, and a command line whose characters have up
+/// to four bytes.
 const HOLDER_BYTES_MAX: u64 = 1024;
-/// Limit on its command line: enough to recognize it.
+/// Maximum length of the holder's command line, in characters: enough to recognize it.
 const COMMAND_LETTERS_MAX: usize = 120;
 
-/// The right to change a store; every writing call takes it. Dropping it, and the
-/// image writer begun with it, releases the store.
+/// Lock of a store, required by every call that writes. The store is released when the lock and the image writer begun
+/// with it are dropped.
 #[derive(Debug)]
 pub struct StoreLock {
     held: Arc<Held>,
 }
 
-/// A store that cannot be locked.
+/// Error for a store that cannot be locked.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
     /// Another process writes to the store.
     #[error(
-        "the store {path} is in use by {holder}: wait for its end, or use another --store; \
-         a run that goes on there answers `ckpt-run status` and `ckpt-run snapshot`"
+        "the store {path} is in use by {holder}: wait until it exits, or use another --store; a run in progress answers `ckpt-run status` and `ckpt-run snapshot`"
     )]
     Held {
         /// The store.
         path: PathBuf,
-        /// Pid and host of the other process, its command line and since when, as far as known.
+        /// Pid, host, command line and start of the other process, as far as known.
         holder: String,
     },
-    /// This version would lose what it does not know.
+    /// The store has a newer format, and this version could lose parts of it.
     #[error(
         "the store {path} has format {found}, this version writes {FORMAT}: \
          use a newer ckpt-run or another store; its images can still be read"
@@ -59,8 +57,8 @@ pub enum LockError {
         /// The format of the store.
         found: u32,
     },
-    /// Others could put their own store in its place.
-    #[error("the store is not used")]
+    /// Another user could replace the store through a folder above it.
+    #[error("the store was not opened")]
     Place(#[from] PlaceError),
     /// The lock file cannot be used.
     #[error("cannot lock {path}")]
@@ -74,24 +72,23 @@ pub enum LockError {
 
 #[derive(Debug)]
 struct Held {
-    // Held for its lock alone.
+    // Kept open for its lock.
     _file: Flock<File>,
     store: PathBuf,
     busy: AtomicBool,
 }
 
-/// The store is being changed by this process: an image is written, or files removed.
-/// Keeps the lock, too.
+/// Claim on the store for one change by this process, such as writing an image or removing files. Keeps the lock, too.
 #[derive(Debug)]
 pub(crate) struct Busy {
     held: Arc<Held>,
 }
 
 impl Store {
-    /// Takes the store for writing, without waiting.
+    /// Locks the store for writing, without waiting.
     ///
     /// # Errors
-    /// [`LockError::Held`] names the process that has it.
+    /// [`LockError::Held`] names the process that holds the lock.
     pub fn lock(&self) -> Result<StoreLock, LockError> {
         if self.format() > FORMAT {
             return Err(LockError::Newer {
@@ -117,8 +114,8 @@ impl Store {
             Err((_, errno)) => return Err(failed(errno.into())),
         };
         if let Err(error) = write_holder(&file) {
-            // The name is for messages only: a full disk must not keep a job from its images.
-            tracing::debug!(%error, "cannot say in the lock file who holds it");
+            // The description is for messages only. A full disk must not prevent snapshots.
+            tracing::debug!(%error, "cannot write the holder into the lock file");
         }
         Ok(StoreLock {
             held: Arc::new(Held {
@@ -131,8 +128,8 @@ impl Store {
 }
 
 impl StoreLock {
-    /// Claims the store for one change; `None` while another one is going on, such as
-    /// an image being written, whose packs no manifest names yet.
+    /// Claims the store for one change. Returns `None` while another change is in progress, such as an image that is
+    /// being written, whose packs no manifest names yet.
     pub(crate) fn claim(&self, store: &Path) -> Option<Busy> {
         self.check(store);
         let was_busy = self.held.busy.swap(true, Ordering::AcqRel);
@@ -152,7 +149,7 @@ impl Drop for Busy {
     }
 }
 
-/// Three lines: older versions read the first.
+/// Writes the holder's description in three lines; older versions read only the first.
 fn write_holder(file: &File) -> io::Result<()> {
     ops::set_len(file, 0)?; // first: no name is better than that of the holder before
     let host = nix::unistd::gethostname()?;
@@ -169,13 +166,13 @@ fn write_holder(file: &File) -> io::Result<()> {
     ops::write_at(file, lines.as_bytes(), 0)
 }
 
-/// Returns the holder's identity, command and time, as far as known.
+/// Returns the holder's identity, command and start time, as far as known.
 fn read_holder(file: File) -> String {
     let mut bytes = Vec::new();
     let read = file.take(HOLDER_BYTES_MAX).read_to_end(&mut bytes);
     let text = String::from_utf8_lossy(&bytes);
     let mut lines = text.lines().map(printable);
-    // The holder may be between locking and writing.
+    // The holder may not have written its description yet.
     let (Ok(_), Some(who)) = (read, lines.next()) else {
         return "another process".to_owned();
     };
@@ -196,7 +193,7 @@ fn printable(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).collect()
 }
 
-/// The beginning of a command line that is too long for a message.
+/// Shortens a command line for a message.
 fn clipped(line: &str) -> String {
     let mut letters = line.chars();
     let beginning: String = letters.by_ref().take(COMMAND_LETTERS_MAX).collect();
@@ -212,7 +209,7 @@ mod tests {
     use crate::store::tests::support::{Child, temporary_store};
 
     #[test]
-    fn a_second_lock_in_the_same_process_fails_until_the_first_is_dropped() {
+    fn second_lock_fails_until_the_first_is_dropped() {
         let (_folder, store) = temporary_store();
         let lock = store.lock().unwrap();
         assert!(matches!(store.lock(), Err(LockError::Held { .. })));
@@ -240,7 +237,7 @@ mod tests {
         let error = store.lock().unwrap_err().to_string();
         let expected = format!("in use by process {} on ", child.pid());
         assert!(error.contains(&expected), "{error}");
-        // What it runs, since when, and what can be done.
+        // The message has the command, the start time and a remedy.
         for known in [
             holder.trim_start_matches("ckpt_run::"),
             ", since 2",

@@ -1,4 +1,4 @@
-//! The file system: the only code of the store that changes the disk.
+//! File system access: the only code of the store that changes the disk.
 
 pub mod durable;
 pub(super) mod lock;

@@ -1,9 +1,9 @@
-//! The changes that the store makes on disk, one function each: no other code of the store creates, writes, syncs, renames
-//! or removes files (`tests/layout.rs` checks this).
+//! Primitive changes of the disk, one function each. No other code of the store creates, writes, syncs, renames or
+//! removes files (`tests/layout.rs` checks this).
 //!
-//! They are plain system calls. In tests each is also logged, so that a crash can be simulated at every point of a longer
-//! change, and any of them can be made to fail (`store/tests/crash`). This file knows nothing of packs or manifests; the
-//! caller decides what to sync when.
+//! The functions are plain system calls. In tests each call is also logged, so that a crash can be simulated at every
+//! point of a longer operation, and each call can be made to fail (`store/tests/crash`). The caller decides what to
+//! sync and when.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -12,7 +12,7 @@ use std::path::Path;
 
 use nix::fcntl::{FallocateFlags, OFlag, fallocate};
 
-/// Performs a step; tests write it down with what it is.
+/// Performs a step; tests also record it.
 #[cfg(test)]
 macro_rules! step {
     ($target:expr, $act:expr, $step:expr) => {
@@ -29,7 +29,7 @@ macro_rules! step {
 #[cfg(test)]
 use crate::store::tests::crash::disk_log::{Step, Target};
 
-/// Creates a file, for writing; fails where there is one.
+/// Creates a file for writing; fails if it exists.
 pub(crate) fn create_new(path: &Path, mode: u32) -> io::Result<File> {
     step!(
         Target::Path(path),
@@ -42,7 +42,7 @@ pub(crate) fn create_new(path: &Path, mode: u32) -> io::Result<File> {
     )
 }
 
-/// Opens a file for reading and writing as it is, or creates one.
+/// Opens an existing file for reading and writing, or creates one.
 pub(crate) fn open_or_create(path: &Path, mode: u32) -> io::Result<File> {
     step!(
         Target::Path(path),
@@ -57,8 +57,7 @@ pub(crate) fn open_or_create(path: &Path, mode: u32) -> io::Result<File> {
     )
 }
 
-/// Opens a file that is there, for reading and writing; changes nothing yet. A symbolic link
-/// is not followed.
+/// Opens an existing file for reading and writing without changing it. A symbolic link is not followed.
 pub(crate) fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     let options = options.read(true).write(true);
@@ -77,12 +76,12 @@ pub(crate) fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()>
     )
 }
 
-/// Cuts the file, or makes it longer by zeros.
+/// Truncates the file, or extends it with zeros.
 pub(crate) fn set_len(file: &File, len: u64) -> io::Result<()> {
     step!(Target::File(file), file.set_len(len), Step::SetLen(len))
 }
 
-/// Takes disk space from `offset` on; the file becomes as long as that.
+/// Allocates disk space from `offset`; extends the file if necessary.
 pub(crate) fn allocate(file: &File, offset: i64, len: i64) -> io::Result<()> {
     step!(
         Target::File(file),
@@ -91,8 +90,7 @@ pub(crate) fn allocate(file: &File, offset: i64, len: i64) -> io::Result<()> {
     )
 }
 
-/// Gives the disk space of a part of the file back, which then reads as zeros; the length
-/// stays.
+/// Frees the disk space of a part of the file, which then reads as zeros; the length does not change.
 pub(crate) fn punch(file: &File, offset: u64, len: u64) -> io::Result<()> {
     let how = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
     step!(
@@ -102,12 +100,12 @@ pub(crate) fn punch(file: &File, offset: u64, len: u64) -> io::Result<()> {
     )
 }
 
-/// Makes the file's content and length last, but not its name.
+/// Makes the file's content and length durable, but not its name.
 pub(crate) fn sync(file: &File) -> io::Result<()> {
     step!(Target::File(file), file.sync_all(), Step::Sync)
 }
 
-/// Gives a file another name in the same folder, in place of what has that name.
+/// Renames a file within its folder, replacing an existing file.
 pub(crate) fn rename(from: &Path, to: &Path) -> io::Result<()> {
     step!(
         Target::Path(from),
@@ -132,7 +130,7 @@ pub(crate) fn create_folder(path: &Path, mode: u32) -> io::Result<()> {
     )
 }
 
-/// Makes the names in a folder last.
+/// Makes the names in a folder durable.
 pub(crate) fn sync_folder(path: &Path) -> io::Result<()> {
     step!(
         Target::Path(path),

@@ -1,15 +1,15 @@
-//! Folders above a store: who could put another store in its place.
+//! Checks of the folders above a store, against replacement of the store by another user.
 //!
-//! The store's own folder is closed to others, but who can rename it in the folder above puts another one there, with the
-//! agent and the programs that the job and CRIU open by path. So each folder on the way has to belong to somebody who may
-//! decide that, and nobody else may write to it:
+//! The store's own folder is closed to others. But a user who can rename it in its parent folder could put another
+//! store there, with an agent and programs that the job and CRIU open by path. So each folder on the path must belong
+//! to a trusted user and must not be writable for others:
 //!
-//! | folder | is taken |
+//! | folder | is accepted |
 //! |---|---|
-//! | of another user | if it is of root, or of who became root by sudo |
-//! | that all or a group may write to | with the sticky bit, if the entry in it belongs to one of those |
-//! | that a group may write to | if the group has the name of the folder's owner and no other member; or, without root, if this user is in it |
-//! | of a container's volume | always: who made the container decides |
+//! | of another user | if the user is root, or became root by sudo |
+//! | writable for a group or for all | with the sticky bit, if the entry in it belongs to a trusted user |
+//! | writable for a group | if the group has the name of the folder's owner and no other member; or, without root, if this user is a member |
+//! | in a container's volume | always: the container's creator is responsible |
 
 use std::ffi::OsStr;
 use std::io;
@@ -22,7 +22,7 @@ use rustix::fs::Stat;
 use crate::path_walk::{self, Entry, WalkError};
 use crate::trust::{self, ActingFor};
 
-/// Files that container engines leave in a container, and the variable that Kubernetes sets.
+/// Files that container engines create in a container, and the variable that Kubernetes sets.
 const CONTAINER_MARKS: [&str; 2] = ["/.dockerenv", "/run/.containerenv"];
 const CONTAINER_VARIABLE: &str = "KUBERNETES_SERVICE_HOST";
 
@@ -30,10 +30,10 @@ const STICKY: u32 = 0o1000;
 const ALL_WRITE: u32 = 0o002;
 const GROUP_WRITE: u32 = 0o020;
 
-/// A place for a store at which others could put their own.
+/// Error for a path at which another user could replace the store.
 #[derive(Debug, thiserror::Error)]
 pub enum PlaceError {
-    /// A folder on the way belongs to another user.
+    /// A folder on the path belongs to another user.
     #[error(
         "{folder} belongs to user {owner}, who could put another store at {store}: use a --store whose folders are of \
          user {user} or root"
@@ -48,7 +48,7 @@ pub enum PlaceError {
         /// User id of this process.
         user: u32,
     },
-    /// Others may write to a folder on the way.
+    /// A folder on the path is writable for others.
     #[error(
         "others can write to {folder} (mode {mode:04o}) and could put another store at {store}: run `chmod +t {folder}` \
          or `chmod go-w {folder}`, or use another --store"
@@ -61,10 +61,9 @@ pub enum PlaceError {
         /// Permission bits of the folder.
         mode: u32,
     },
-    /// In a folder that others may write to, the next name on the way is another user's.
+    /// An entry in a folder that is writable for others belongs to another user.
     #[error(
-        "{entry} belongs to user {owner}, in a folder that others can write to, and may lead elsewhere at any time: name \
-         another --store than {store}"
+        "{entry} belongs to user {owner}, in a folder that others can write to, and could be redirected at any time: use another --store than {store}"
     )]
     Entry {
         /// The store.
@@ -74,8 +73,8 @@ pub enum PlaceError {
         /// Its owner.
         owner: u32,
     },
-    /// A folder on the way cannot be opened.
-    #[error("cannot look at the folders above the store {store}")]
+    /// A folder on the path cannot be opened.
+    #[error("cannot check the folders above the store {store}")]
     Io {
         /// The store.
         store: PathBuf,
@@ -90,7 +89,8 @@ pub(crate) fn check(store: &Path) -> Result<(), PlaceError> {
     us.walk(store, store).map(drop)
 }
 
-/// Checks the place of a store that may not be there yet: the folders that are, and whether one can be made in the last.
+/// Checks the path of a store that may not exist yet: the existing folders on the path, and permission to create the
+/// store in the last of them.
 pub(crate) fn check_new(store: &Path) -> Result<(), PlaceError> {
     let us = Us::of_this_process();
     if store.is_dir() {
@@ -117,15 +117,15 @@ pub(crate) fn check_new(store: &Path) -> Result<(), PlaceError> {
     .map_err(|refusal| refusal.error(store, us.acting_for.user))
 }
 
-/// Who this process acts for, and where.
+/// Identity and environment of this process.
 struct Us {
     acting_for: ActingFor,
     groups: Vec<Gid>,
-    /// Device of the root folder of a container: folders on others are of its volumes.
+    /// Device of a container's root folder; folders on other devices belong to volumes.
     container: Option<u64>,
 }
 
-/// Reason why a folder is refused, with the folder or entry.
+/// Reason for refusing a folder, with the folder or entry.
 #[derive(Debug, PartialEq, Eq)]
 enum Refusal {
     Owner(PathBuf, u32),
@@ -178,7 +178,8 @@ impl Us {
         Ok(())
     }
 
-    /// Returns true if the group of a folder lets in nobody else; without root, the groups of a project are trusted, too.
+    /// Returns true if write access for the folder's group is harmless: the group is private, or, without root, this
+    /// user is a member.
     fn is_harmless(&self, folder: &Stat) -> bool {
         let is_member = self.groups.contains(&Gid::from_raw(folder.st_gid));
         (self.acting_for.user != 0 && is_member)
@@ -216,7 +217,7 @@ mod tests {
 
     const ALICE: u32 = 1000;
     const BOB: u32 = 1001;
-    /// A group that no machine has.
+    /// Group id that exists on no machine.
     const LAB: u32 = 3_999_999;
 
     fn stat(owner: u32, group: u32, mode: u32, device: u64) -> Stat {
@@ -234,7 +235,7 @@ mod tests {
         }
     }
 
-    /// Judges an entry of `entry_owner` in a folder.
+    /// Checks an entry of `entry_owner` in a folder.
     fn judge(us: &Us, folder: &Stat, entry_owner: u32) -> Result<(), Refusal> {
         us.judge(&Entry {
             folder: Path::new("/f"),
@@ -279,7 +280,7 @@ mod tests {
         assert!(judge(&us(0, Some(ALICE), None), &home, 0).is_ok());
         assert!(judge(&us(0, Some(BOB), None), &home, 0).is_err());
         assert!(judge(&us(ALICE, None, None), &home, ALICE).is_ok());
-        // A project's folder, for a member of its group.
+        // Shared folder of a project, checked for a member of its group.
         let project = stat(0, LAB, 0o2775, 1);
         assert!(judge(&us(ALICE, None, None), &project, ALICE).is_ok());
     }

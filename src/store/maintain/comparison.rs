@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_has_nothing_that_is_new_to_itself_and_no_pack_is_needed() {
+    fn comparing_an_image_with_itself_finds_no_new_bytes() {
         let (_folder, store) = temporary_store();
         let lock = store.lock().unwrap();
         let image = write_image(&store, &lock, &[("a", &noise(1, 1 << 20)), ("empty", b"")]);

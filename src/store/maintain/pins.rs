@@ -68,7 +68,7 @@ pub enum PinError {
         found: u32,
     },
     /// The image's manifest cannot be held.
-    #[error("cannot hold {path}")]
+    #[error("cannot lock {path}")]
     Hold {
         /// The manifest.
         path: PathBuf,
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_that_is_being_pinned_is_spared_and_one_being_removed_is_not_pinned() {
+    fn pin_and_forget_exclude_each_other() {
         let (_folder, store) = temporary_store();
         let lock = store.lock().unwrap();
         write_image(&store, &lock, &[]);
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_that_takes_the_mark_for_a_leftover_only_makes_the_pin_try_again() {
+    fn pin_retries_if_a_sweep_removes_its_temporary_file() {
         let (_folder, store) = temporary_store();
         let lock = store.lock().unwrap();
         write_image(&store, &lock, &[]);

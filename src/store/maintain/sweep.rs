@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_being_written_beside_the_images_survives_their_rotation() {
+    fn rotation_spares_files_that_another_thread_is_writing() {
         let (_folder, store) = temporary_store();
         let lock = store.lock().unwrap();
         let first = write_image(&store, &lock, &[("a", &noise(1, CHUNK_BYTES))]);

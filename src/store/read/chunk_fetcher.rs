@@ -1,8 +1,7 @@
-//! Reader of one stored chunk: reads, checks, decrypts, decompresses it, and compares it with its name.
+//! Fetcher of single stored chunks: reads, checks, decrypts and decompresses a chunk, and compares it with its name.
 //!
-//! The only way by which bytes leave a pack; nothing that fails the comparison does. The
-//! check of the stored bytes finds what changes them without changing what they
-//! decompress to, and keeps damaged bytes away from the decoder.
+//! All data from packs pass through this module, and no data that differ from the name are returned. The check of the
+//! stored bytes detects changes that decompress to the same content, and keeps damaged bytes away from the decoder.
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -12,7 +11,7 @@ use crate::store::format::codec::{Codec, Decoder};
 use crate::store::format::manifest::Stored;
 use crate::store::format::pack::{PackError, PackFiles};
 
-/// Why a chunk cannot be had.
+/// Reason why a chunk cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Fault {
     #[error(transparent)]
@@ -27,15 +26,14 @@ pub(crate) enum Fault {
     Hash,
 }
 
-/// Fetches chunks, with its own memory; one a thread.
+/// Fetcher of chunks with its own memory; each thread has one.
 pub(crate) struct ChunkFetcher<'a> {
     packs: &'a PackFiles,
     secrets: Option<&'a Secrets>,
     scratch: Scratch,
 }
 
-/// Working memory of a fetcher. It is reused, because fresh memory costs the kernel as much as hashing the bytes that
-/// fill it.
+/// Working memory of a fetcher, for reuse: obtaining fresh memory from the kernel costs as much as hashing its content.
 pub(crate) struct Scratch {
     decoder: Decoder,
     sealed: Vec<u8>,
@@ -69,7 +67,7 @@ impl<'a> ChunkFetcher<'a> {
         self.scratch
     }
 
-    /// Fills all of `raw`, whose length is the chunk's. On an error `raw` holds anything.
+    /// Fills `raw`, which must have the chunk's length. On an error the content of `raw` is unspecified.
     pub(crate) fn fetch(&mut self, stored: &Stored, raw: &mut [u8]) -> Result<(), Fault> {
         match stored.codec {
             Codec::Raw => self.read(stored, raw)?,
@@ -87,7 +85,7 @@ impl<'a> ChunkFetcher<'a> {
         }
     }
 
-    /// Fetches as [`fetch`](Self::fetch) does, and sets `encoded` to the chunk's stored form, decrypted.
+    /// Fetches like [`fetch`](Self::fetch), and sets `encoded` to the chunk's stored form, decrypted.
     pub(crate) fn fetch_encoded(
         &mut self,
         stored: &Stored,
@@ -115,7 +113,7 @@ impl<'a> ChunkFetcher<'a> {
             .map_err(Fault::Decompress)
     }
 
-    /// Fills `bytes` with what was stored, opened.
+    /// Fills `bytes` with the stored form, decrypted.
     fn read(&mut self, stored: &Stored, bytes: &mut [u8]) -> Result<(), Fault> {
         let Some(secrets) = self.secrets else {
             self.packs.read(stored.pack, stored.offset, bytes)?;
@@ -128,7 +126,7 @@ impl<'a> ChunkFetcher<'a> {
     }
 }
 
-/// The check of a chunk that was stored before there were any. Its hash was compared just now.
+/// Computes the check of a chunk from format 1, which has no checks. The caller has just compared its hash.
 pub(crate) fn missing_check(packs: &PackFiles, stored: &Stored) -> Result<u64, PackError> {
     let mut bytes = vec![0; stored.len as usize];
     packs.read(stored.pack, stored.offset, &mut bytes)?;

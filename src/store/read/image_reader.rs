@@ -1,4 +1,4 @@
-//! Reading an image: streams go out, every chunk checked before any of its bytes.
+//! Reader of an image: copies streams to sinks and checks every chunk before returning any of its bytes.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -19,26 +19,25 @@ use crate::store::format::pack::PackFiles;
 use crate::store::format::store_folder::Store;
 use crate::sync::locked;
 
-/// Threads that read, decompress and hash one stream: one core of today does about
-/// 1 GB/s, and what takes the stream takes less than 10.
+/// Maximum number of threads that read, decompress and hash one stream. A present core does about 1 GB/s, and consumers
+/// of streams take less than 10 GB/s.
 const WORKERS_MAX: usize = 8;
 
-/// Streams with fewer chunks are read by the caller's thread alone: most of CRIU's files,
-/// which are done before a thread is started.
+/// Minimum number of chunks for several threads. Shorter streams, which most of CRIU's files are, are complete before
+/// another thread has started.
 const PARALLEL_CHUNKS_MIN: usize = 8;
 
-/// Chunks that a stream may be ahead of its consumer: eight for each worker.
+/// Maximum number of chunks read ahead in a stream: eight per worker.
 const WINDOW_MAX: usize = 8 * WORKERS_MAX;
 
-/// Default limit on the data that all streams of an image hold ahead together.
+/// Default limit on the data read ahead for all streams of an image together.
 const BUFFER_DEFAULT: u64 = 64 << 20;
 
-/// An image being read. Streams can be read from several threads at once; together they
-/// hold no more than the buffer, and one chunk each. It holds its packs open: an image of
-/// up to 256 of them can be removed meanwhile.
+/// Image open for reading. Several threads may read streams at the same time; together the streams hold at most the
+/// buffer, plus one chunk each. The packs stay open, so an image with up to 256 of them can be removed meanwhile.
 #[derive(Debug)]
 pub struct ImageReader {
-    /// Chunks that may still be read ahead.
+    /// Number of chunks that may still be read ahead.
     room: AtomicUsize,
     buffers: Buffers,
     scratches: Scratches,
@@ -48,8 +47,7 @@ pub struct ImageReader {
     given: ByteCounter,
 }
 
-/// Memory of chunks that have gone out, for others. Fresh memory costs the kernel as much as
-/// hashing what goes into it.
+/// Buffers for reuse: obtaining fresh memory from the kernel costs as much as hashing its content.
 #[derive(Debug, Default)]
 struct Buffers(Mutex<Vec<Vec<u8>>>);
 
@@ -63,7 +61,7 @@ impl fmt::Debug for Scratches {
     }
 }
 
-/// A fetcher that leaves to others what it worked with.
+/// Fetcher that returns its working memory to the pool on drop.
 pub(crate) struct Fetching<'a> {
     home: &'a Scratches,
     fetcher: Option<ChunkFetcher<'a>>,
@@ -86,7 +84,7 @@ impl Drop for Fetching<'_> {
     }
 }
 
-/// A chunk on its way out. Dropped, it gives its memory back.
+/// Checked chunk for the consumer. Returns its memory on drop.
 struct Prepared<'a> {
     home: &'a Buffers,
     content: Checked,
@@ -115,8 +113,8 @@ impl Drop for Prepared<'_> {
 }
 
 impl Store {
-    /// Opens an image for reading. Checks the manifest and that each pack is there and
-    /// has its length; chunks are checked as they are read.
+    /// Opens an image for reading. Checks the manifest and that each pack exists with the right length; chunks are
+    /// checked when they are read.
     ///
     /// # Errors
     /// The image is missing or damaged; see [`ReadError::is_damage`].
@@ -138,12 +136,12 @@ impl Store {
     }
 }
 
-/// Chunks of the greatest length that a buffer has room for.
+/// Returns the number of chunks of maximum length that fit a buffer.
 fn chunks_in(buffer: u64) -> usize {
     usize::try_from(buffer).unwrap_or(usize::MAX) / CHUNK_BYTES
 }
 
-/// A part of the room that a stream has while it is read.
+/// Share of the buffer that a stream holds while it is read.
 struct Share<'a> {
     room: &'a AtomicUsize,
     chunks: usize,
@@ -154,7 +152,7 @@ impl<'a> Share<'a> {
         Self { room, chunks: 0 }
     }
 
-    /// Half of what is left, so that streams which begin later find some.
+    /// Takes half of the remaining room, so that streams that begin later find some.
     fn of(room: &'a AtomicUsize) -> Self {
         let mut chunks = 0;
         let take = |left: usize| {
@@ -173,7 +171,7 @@ impl Drop for Share<'_> {
 }
 
 impl ImageReader {
-    /// Sets how many bytes of chunks may wait in memory for their consumers.
+    /// Sets the limit on bytes that wait in memory for their consumers.
     #[must_use]
     pub fn with_buffer(mut self, bytes: u64) -> Self {
         self.room = AtomicUsize::new(chunks_in(bytes));
@@ -186,7 +184,7 @@ impl ImageReader {
         &self.manifest
     }
 
-    /// Returns the counter of the bytes handed out, of all streams together.
+    /// Returns the counter of all bytes returned from the streams.
     #[must_use]
     pub fn given(&self) -> ByteCounter {
         self.given.clone()
@@ -198,11 +196,11 @@ impl ImageReader {
         self.streams.contains_key(name)
     }
 
-    /// Writes a whole stream to `sink`; returns its length. Several threads work ahead.
+    /// Writes a whole stream to `sink` and returns its length. Several threads read ahead.
     ///
     /// # Errors
-    /// [`ReadError::Corrupt`] after all chunks before the bad one, and none of its bytes,
-    /// went to the sink. [`ReadError::Sink`] when the sink failed.
+    /// [`ReadError::Corrupt`] if a chunk is bad; all chunks before it were written to the sink, and none of its own
+    /// bytes. [`ReadError::Sink`] if the sink failed.
     pub fn copy_to(&self, name: &str, sink: &mut impl Write) -> Result<u64, ReadError> {
         let stream = self.stream(name)?;
         self.each_chunk(stream, |prepared| sink.write_all(prepared.bytes()))?;
@@ -210,11 +208,11 @@ impl ImageReader {
         Ok(stream.raw_len)
     }
 
-    /// Copies as [`copy_to`](Self::copy_to) does, into a pipe, whose reader gets this process's own pages. The reader
-    /// must read them before a read of this image fails, or must not trust them.
+    /// Copies like [`copy_to`](Self::copy_to) into a pipe without copying in memory: the pipe's reader gets this
+    /// process's pages. If a later read of this image fails, pages that are still in the pipe are not to be trusted.
     ///
     /// # Errors
-    /// As there; [`ReadError::Sink`] also when `pipe` is none.
+    /// The same as [`copy_to`](Self::copy_to); [`ReadError::Sink`] also if `pipe` is not a pipe.
     pub fn splice_to(&self, name: &str, pipe: &File) -> Result<u64, ReadError> {
         let stream = self.stream(name)?;
         let mut splicer = Splicer::new(pipe, stream.raw_len).map_err(ReadError::Sink)?;
@@ -222,7 +220,7 @@ impl ImageReader {
         Ok(stream.raw_len)
     }
 
-    /// Hands out the chunks of a stream in order, all of them checked.
+    /// Passes the checked chunks of a stream to the callback in order.
     fn each_chunk<'a>(
         &'a self,
         stream: &'a Stream,
@@ -255,10 +253,10 @@ impl ImageReader {
         )
     }
 
-    /// A whole stream, if it is at most `limit` bytes long.
+    /// Returns a whole stream of at most `limit` bytes.
     ///
     /// # Errors
-    /// As [`copy_to`](Self::copy_to), and [`ReadError::TooLong`].
+    /// The same as [`copy_to`](Self::copy_to), and [`ReadError::TooLong`].
     pub fn read_to_vec(&self, name: &str, limit: u64) -> Result<Vec<u8>, ReadError> {
         let len = self.stream(name)?.raw_len;
         if len > limit {
@@ -274,7 +272,7 @@ impl ImageReader {
         Ok(bytes)
     }
 
-    /// Returns the meaning of a fault at a stream's chunk for the image.
+    /// Converts a fault of a stream's chunk to an error of the image.
     fn damage(&self, stream: &Stream, chunk: usize, fault: Fault) -> ReadError {
         let image = self.manifest.id;
         match fault {
@@ -329,7 +327,7 @@ impl ImageReader {
         Ok(Prepared { home, content })
     }
 
-    /// Fills all of `raw`, whose length is the chunk's. On an error `raw` holds anything.
+    /// Fills `raw`, which must have the chunk's length. On an error the content of `raw` is unspecified.
     fn fill(fetcher: &mut Fetching<'_>, chunk: &Chunk, raw: &mut [u8]) -> Result<(), Fault> {
         match &chunk.content {
             Content::Zero => raw.fill(0),
@@ -338,7 +336,7 @@ impl ImageReader {
         Ok(())
     }
 
-    /// Fetches as [`fill`](Self::fill) does, for the chunk at a position of the stream, which is handed out as it is.
+    /// Fetches like [`fill`](Self::fill), into a buffer of its own, for the chunk at a position of the stream.
     pub(crate) fn fetch(
         &self,
         fetcher: &mut Fetching<'_>,

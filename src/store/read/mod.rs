@@ -1,4 +1,4 @@
-//! Reading an image: its streams, with every chunk checked before any of its bytes is handed out.
+//! Reading of images: every chunk is checked before any of its bytes is returned.
 
 pub(super) mod chunk_fetcher;
 pub(super) mod image_reader;

@@ -1,25 +1,24 @@
-//! Reading ahead: threads prepare the items of a sequence, one consumer gets them in
-//! order.
+//! Parallel preparation of a sequence's items: threads prepare them, and one consumer receives them in order.
 //!
-//! No more items than the window has room for are ready or in preparation. The consumer's
-//! thread prepares, too, when nobody has begun what it needs next. Knows nothing of chunks.
+//! The window limits the number of items that are ready or in preparation. The consumer's thread prepares the next item
+//! itself if no thread has begun it.
 
 use std::sync::{Condvar, Mutex};
 use std::thread::Builder;
 
 use crate::sync::{locked, wait};
 
-/// Extent of the work at a time.
+/// Extent of the parallel work.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent {
-    /// Threads, the consumer's included.
+    /// Number of threads, including the consumer's.
     pub(crate) workers: usize,
-    /// Items between the fastest worker and the consumer, at least one.
+    /// Maximum distance between the fastest worker and the consumer, at least one item.
     pub(crate) window: usize,
 }
 
-/// Runs `prepare` for the items 0 to `len` and `consume` in this thread, in order.
-/// `begin` makes the state of each thread. Ends early when `consume` fails.
+/// Runs `prepare` for the items 0 to `len` and `consume` in this thread, in order. `begin` creates the state of each
+/// thread. Returns early if `consume` fails.
 pub(crate) fn in_order<S: Send, T: Send, E>(
     len: usize,
     extent: Extent,
@@ -39,10 +38,10 @@ pub(crate) fn in_order<S: Send, T: Send, E>(
                 while let Some(item) = window.take() {
                     window.put(item, prepare(&mut state, item));
                 }
-                // Only a panic stops the others.
+                // The guard stops the other threads after a panic only.
                 std::mem::forget(stop);
             };
-            // One thread less is only slower.
+            // A missing thread only reduces the speed.
             let _ = Builder::new().spawn_scoped(scope, work);
         }
         while let Some(step) = window.step() {
@@ -67,18 +66,18 @@ struct Window<T> {
     len: usize,
     size: usize,
     state: Mutex<State<T>>,
-    /// A worker may take an item.
+    /// Signals that a worker may take an item.
     room: Condvar,
-    /// The consumer may have what it waits for.
+    /// Signals that the consumer may proceed.
     ready: Condvar,
 }
 
 struct State<T> {
-    /// The first item that nobody has taken.
+    /// First item that no thread has taken.
     next: usize,
-    /// The item that the consumer needs.
+    /// Item that the consumer needs next.
     needed: usize,
-    /// Prepared items, each at its number modulo the window's size.
+    /// Prepared items, each at its number modulo the size of the window.
     ready: Vec<Option<T>>,
     stopped: bool,
 }
@@ -99,7 +98,7 @@ impl<T> Window<T> {
         }
     }
 
-    /// An item for a worker; `None` when it shall leave.
+    /// Returns an item for a worker; `None` if the worker must exit.
     fn take(&self) -> Option<usize> {
         let mut state = locked(&self.state);
         while !state.stopped && state.next < self.len {
@@ -152,7 +151,7 @@ impl<T> Window<T> {
     }
 }
 
-/// Stops everybody when dropped.
+/// Guard that stops all threads on drop.
 struct Stop<'a, T>(&'a Window<T>);
 
 impl<T> Drop for Stop<'_, T> {
@@ -199,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn preparation_stays_within_the_window_and_ends_with_the_consumer() {
+    fn preparation_stays_within_the_window_and_ends_early() {
         let prepared = AtomicUsize::new(0);
         let mut consumed = 0;
         let result = in_order(

@@ -7,7 +7,7 @@ use crate::store::error::ReadError;
 use crate::store::format::chunk::CHUNK_BYTES;
 use crate::store::format::manifest::Stream;
 
-/// A stream being read, by one thread.
+/// Stream being read by one thread.
 pub struct StreamReader<'a> {
     image: &'a ImageReader,
     stream: &'a Stream,
@@ -17,10 +17,10 @@ pub struct StreamReader<'a> {
 }
 
 impl ImageReader {
-    /// Begins to read a stream.
+    /// Opens a stream for reading.
     ///
     /// # Errors
-    /// There is no such stream, or no memory for what decodes it.
+    /// The stream does not exist, or there is no memory for the decoder.
     pub fn open(&self, name: &str) -> Result<StreamReader<'_>, ReadError> {
         Ok(StreamReader {
             image: self,
@@ -32,16 +32,16 @@ impl ImageReader {
 }
 
 impl ImageReader {
-    /// Returns the length of a stream; `None` if there is none of this name.
+    /// Returns the length of a stream; `None` if it does not exist.
     #[must_use]
     pub fn len_of(&self, name: &str) -> Option<u64> {
         self.stream(name).ok().map(|stream| stream.raw_len)
     }
 
-    /// Writes `len` bytes of a stream to `sink`, from `offset` on. Chunks before them are not read.
+    /// Writes `len` bytes of a stream to `sink`, starting at `offset`. Earlier chunks are not read.
     ///
     /// # Errors
-    /// As [`ImageReader::copy_to`]; [`ReadError::Sink`] also when the stream ends before.
+    /// The same as [`ImageReader::copy_to`]; [`ReadError::Sink`] also if the stream is too short.
     pub fn copy_range(
         &self,
         name: &str,
@@ -74,7 +74,7 @@ impl ImageReader {
 }
 
 impl StreamReader<'_> {
-    /// Room of so many bytes takes every chunk.
+    /// Size of a buffer that has room for any chunk.
     pub const ROOM_MIN: usize = CHUNK_BYTES;
 
     /// Returns the size of the stream.
@@ -83,11 +83,11 @@ impl StreamReader<'_> {
         self.stream.raw_len
     }
 
-    /// Fills the beginning of `room` with the next chunks, each checked, as far as whole ones fit; returns how many bytes
-    /// that are. None: the stream has ended, or its next chunk is longer than the room.
+    /// Fills the beginning of `room` with the next chunks, as many as fit completely, each checked. Returns the number
+    /// of bytes; 0 at the end of the stream, or if the next chunk is longer than `room`.
     ///
     /// # Errors
-    /// [`ReadError::Corrupt`], and the room holds anything.
+    /// [`ReadError::Corrupt`]; the content of `room` is unspecified.
     pub fn read(&mut self, room: &mut [u8]) -> Result<usize, ReadError> {
         let mut filled = 0;
         while let Some(number) = self.stream.chunks.get(self.next) {

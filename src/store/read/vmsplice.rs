@@ -1,11 +1,9 @@
 //! Zero-copy output of a stream into a pipe.
 //!
-//! `write` copies into the pipe's own pages while it holds the pipe's lock, which the
-//! reader wants for its own copy; `vmsplice` lends the pipe our pages. What was lent must
-//! stay as it is until it was read. A pipe of so many slots holds no more than the last
-//! so many that were put in, and a slot has at most a page: so a buffer is free again
-//! once as many pages have followed it, and the last ones of a stream, which none will
-//! follow, are copied. Knows nothing of chunks.
+//! `write` copies into the pipe's own pages while it holds the pipe's lock, which delays the reader's copy. `vmsplice`
+//! instead lends this process's pages to the pipe, and they must not change until they are read. A pipe with n slots of
+//! at most a page holds at most the last n pages. So a buffer is free again after n more pages. The last pages of a
+//! stream, with nothing after them, are copied. This module is independent of chunks.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -14,25 +12,27 @@ use std::io::{self, IoSlice, Write};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, SpliceFFlags, fcntl, vmsplice};
 
-/// The page that a slot holds at most. Where pages are larger, buffers are kept for longer.
+/// Maximum size of a slot. If pages are larger, buffers are only kept longer.
 const PAGE_BYTES: u64 = 4096;
 
-/// The writing end of a pipe that a stream of a known length goes into, in pieces of `T`.
+/// Writing end of a pipe for a stream of known length, which arrives in pieces of `T`.
 pub(crate) struct Splicer<'a, T> {
     pipe: &'a File,
     /// Capacity of the pipe.
     capacity: u64,
     /// Bytes of the stream that remain.
     left: u64,
-    /// Whole pages that were put in.
+    /// Number of complete pages lent so far.
     pages: u64,
-    /// Lent to the pipe, with the pages that had been put in then.
+    /// Pieces lent to the pipe, each with the value of `pages` at that time.
     lent: VecDeque<(u64, T)>,
 }
 
 impl<'a, T> Splicer<'a, T> {
+    /// Creates the writing end.
+    ///
     /// # Errors
-    /// `pipe` is none.
+    /// `pipe` is not a pipe.
     pub(crate) fn new(pipe: &'a File, stream_len: u64) -> io::Result<Self> {
         let capacity = fcntl(pipe, FcntlArg::F_GETPIPE_SZ)?;
         Ok(Self {
@@ -44,7 +44,7 @@ impl<'a, T> Splicer<'a, T> {
         })
     }
 
-    /// Puts the bytes of a piece in, and drops pieces that are free again, this one or others.
+    /// Writes the bytes of a piece, and drops the pieces that are free again.
     pub(crate) fn put(&mut self, piece: T, bytes: impl FnOnce(&T) -> &[u8]) -> io::Result<()> {
         let bytes = bytes(&piece);
         let len = bytes.len() as u64;
@@ -89,7 +89,7 @@ mod tests {
 
     const PIECE: usize = 3 * 4096 + 700;
 
-    /// Overwritten when dropped.
+    /// Piece that is overwritten on drop.
     struct Piece<'a>(Vec<u8>, &'a RefCell<Vec<Vec<u8>>>);
 
     impl Drop for Piece<'_> {
@@ -99,7 +99,7 @@ mod tests {
         }
     }
 
-    /// Sends pieces through a pipe; buffers that are free are overwritten at once.
+    /// Sends pieces through a pipe and overwrites free buffers at once.
     fn sent_through(count: usize, keep: impl Fn(usize)) -> (Vec<u8>, Vec<u8>) {
         let (mut reader, writer) = io::pipe().unwrap();
         let pipe = File::from(OwnedFd::from(writer));
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_is_what_was_put_in_though_buffers_are_used_again() {
+    fn pipe_delivers_the_input_although_buffers_are_reused() {
         for count in [0, 1, 5, 6, 400] {
             let (bytes, read) = sent_through(count, |_| ());
             assert!(bytes == read, "{count}");
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn no_more_is_lent_than_the_pipe_holds_and_one() {
-        // A pipe of 64 KiB has 16 slots; a piece is counted as 3 pages.
+        // A pipe of 64 KiB has 16 slots, and a piece counts as 3 pages.
         sent_through(400, |lent| assert!(lent <= 16 / 3 + 1, "{lent}"));
     }
 

@@ -370,7 +370,7 @@ fn what_cannot_be_removed_when_an_image_is_given_up_is_swept() {
 /// is synced in case its creator was killed, of removals of manifests where none exist, and of garbage that a sweep
 /// removes again.
 #[test]
-fn each_sync_that_is_left_out_is_noticed() {
+fn each_omitted_sync_is_noticed() {
     let changes: [(Operation, Operation, &[&str]); 6] = [
         (nothing, create, &["3: store: sync"]),
         (create, one_image, &["0: : sync"]),

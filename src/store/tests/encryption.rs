@@ -133,7 +133,7 @@ fn shown(store: &Store, needles: &[Vec<u8>]) -> BTreeSet<usize> {
 }
 
 #[test]
-fn the_same_image_in_two_stores_of_one_key_has_nothing_in_common() {
+fn same_image_in_two_stores_of_one_key_shares_no_bytes() {
     let (_folder, one) = encrypted_store();
     let (_other, other) = encrypted_store();
     let pack = |store: &Store| {
@@ -159,8 +159,8 @@ fn a_store_opens_with_its_key_only_and_is_not_touched() {
         let text =
             |store: &Store, key: Option<&Key>| open(store.path(), key).unwrap_err().to_string();
         assert!(text(&store, None).contains("encrypted and no key is given: set"));
-        assert!(text(&store, Some(&key(2))).contains("the key is not that of"));
-        assert!(text(&plain, Some(&key(1))).contains("made without encryption"));
+        assert!(text(&store, Some(&key(2))).contains("wrong key for the store"));
+        assert!(text(&plain, Some(&key(1))).contains("is not encrypted, but a key is given"));
     }
     assert_eq!(files(store.path()), before);
 }
@@ -271,7 +271,7 @@ fn an_image_that_cannot_be_read_for_now_goes_by_name_only() {
 }
 
 #[test]
-fn an_encrypted_store_heals_what_it_has_twice_and_drops_what_is_lost() {
+fn repair_of_an_encrypted_store_heals_and_drops_images() {
     let (_folder, store) = encrypted_store();
     let lock = store.lock().unwrap();
     let first = place_of(&write(&store, &lock), "short");
@@ -295,7 +295,7 @@ fn an_encrypted_store_heals_what_it_has_twice_and_drops_what_is_lost() {
 }
 
 #[test]
-fn a_copy_goes_from_a_plain_store_into_an_encrypted_one_and_back() {
+fn copies_between_plain_and_encrypted_stores_are_equal() {
     let (_folder, plain) = temporary_store();
     let (_other, store) = encrypted_store();
     let image = write(&plain, &plain.lock().unwrap()).id;
@@ -317,7 +317,7 @@ fn a_copy_goes_from_a_plain_store_into_an_encrypted_one_and_back() {
 }
 
 #[test]
-fn a_creation_that_was_cut_short_is_finished_with_the_key_of_today() {
+fn interrupted_creation_is_completed_with_the_present_key() {
     for today in [None, Some(key(2))] {
         let folder = tempfile::tempdir().unwrap();
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o700)).unwrap();

@@ -134,7 +134,7 @@ fn more_streams_than_buffers_are_written_at_once() {
 }
 
 #[test]
-fn a_number_is_not_given_again_while_a_mark_or_pack_or_the_caller_has_it() {
+fn image_number_is_not_reused_while_anything_refers_to_it() {
     let (_folder, store) = temporary_store();
     let lock = store.lock().unwrap();
     fs::write(store.path().join("images/000007.damaged"), "x").unwrap();
@@ -233,7 +233,7 @@ fn bytes_read() -> u64 {
 }
 
 #[test]
-fn neither_listing_nor_beginning_an_image_reads_what_a_thousand_images_consist_of() {
+fn listing_and_beginning_read_no_bodies_of_manifests() {
     let (_folder, store) = temporary_store();
     let lock = store.lock().unwrap();
     let data = noise(1, 20 * CHUNK_BYTES);

@@ -1,9 +1,8 @@
-//! Buffers for streams: chunk-sized, cut from large mappings.
+//! Chunk-sized stream buffers, cut from large mappings.
 //!
-//! A slab is mapped once, backed by huge pages where the kernel has some, and cut into
-//! buffers that go round between reader and worker. Populating it before the job is
-//! frozen keeps page faults, a third of the time of a copy, out of the freeze. Knows
-//! nothing of streams.
+//! A slab is mapped once, backed by huge pages if available, and divided into buffers that circulate between readers
+//! and workers. It is populated before the job is frozen, because page faults take a third of the time of a copy. This
+//! module is independent of streams.
 #![allow(
     unsafe_code,
     reason = "anonymous mappings, and slices of them that have one owner each"
@@ -20,23 +19,23 @@ use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, m
 
 use crate::store::format::chunk::CHUNK_BYTES;
 
-/// Buffers of a full slab: 64 MiB, large enough that mappings stay few (the kernel
-/// allows 65,530) and small enough to be populated by several threads.
+/// Number of buffers in a full slab: 64 MiB are enough to keep mappings few (the kernel allows 65,530), and small
+/// enough to be populated by several threads.
 pub(crate) const SLAB_BUFFERS: usize = 256;
 
-/// Slabs start at this boundary, so that they can consist of huge pages.
+/// Alignment of slabs, so that they can consist of huge pages.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Time at which a slab's memory is populated: before its use, or at its use.
+/// Time of populating a slab's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Populate {
-    /// Pages come at the first touch.
+    /// Pages are populated at the first access.
     Later,
-    /// Pages come now. Kernels before 5.14 cannot, and do it later.
+    /// Pages are populated at once. Kernels before 5.14 do not support this and populate them later.
     Now,
 }
 
-/// Memory for a chunk, with one owner.
+/// Exclusively owned memory for a chunk.
 #[derive(Debug)]
 pub(crate) struct Buffer {
     memory: Memory,
@@ -58,14 +57,14 @@ struct Slab {
 }
 
 impl Buffer {
-    /// A buffer of its own, outside of every slab.
+    /// Creates a buffer that belongs to no slab.
     pub(crate) fn on_heap() -> Self {
         Self {
             memory: Memory::Heap(vec![0; CHUNK_BYTES].into_boxed_slice()),
         }
     }
 
-    /// Returns true if the buffer is part of a slab and worth keeping.
+    /// Returns true if the buffer belongs to a slab and should be reused.
     pub(crate) fn is_pooled(&self) -> bool {
         match self.memory {
             Memory::Slab { .. } => true,
@@ -120,7 +119,7 @@ impl Drop for Slab {
     }
 }
 
-/// Maps memory for `count` buffers (1 to [`SLAB_BUFFERS`]) and cuts it up.
+/// Maps memory for `count` buffers (1 to [`SLAB_BUFFERS`]) and divides it.
 pub(crate) fn map_slab(count: usize, populate: Populate) -> io::Result<Vec<Buffer>> {
     assert!((1..=SLAB_BUFFERS).contains(&count), "a slab of {count}");
     let used = count * CHUNK_BYTES;
@@ -154,7 +153,7 @@ pub(crate) fn map_slab(count: usize, populate: Populate) -> io::Result<Vec<Buffe
     Ok(buffers.collect())
 }
 
-/// Advice only makes the memory faster; a kernel that does not take it gives the same bytes.
+/// Advises the kernel about the memory. The advice affects the speed only.
 fn advise(start: NonNull<u8>, bytes: usize, populate: Populate) {
     let mut wanted = vec![MmapAdvise::MADV_HUGEPAGE, MmapAdvise::MADV_DONTDUMP];
     if populate == Populate::Now {

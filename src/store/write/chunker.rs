@@ -1,14 +1,13 @@
-//! Content-defined chunking: a stream is cut by its content, at page borders.
+//! Content-defined chunking: a stream is cut at page borders by its content.
 //!
-//! Pages of a process move inside CRIU's files from one image to the next, when pages in
-//! front of them come or go. So a chunk ends where a fingerprint of its last page says
-//! so, wherever that page lies; the cuts move with the pages, and chunks are found again.
-//! Runs of zero pages become chunks of their own, which take no space.
+//! A process's pages move within CRIU's files from one image to the next if earlier pages appear or disappear. A chunk
+//! therefore ends at a page whose fingerprint matches a mask, wherever the page lies. The cuts move with the pages, so
+//! chunks are recognized. Runs of zero pages become separate chunks, which take no space.
 //!
 //! ```text
 //! piece ─▶ Marks (64 pages, one bit each, any thread) ─▶ Cutter (in order) ─▶ Cut, Cut, …
 //! ```
-//! A cut may reach over several pieces. Knows nothing of hashes, packs or threads.
+//! A cut may span several pieces. This module is independent of hashes, packs and threads.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,24 +16,23 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::store::format::chunk::{CHUNK_BYTES, is_zero};
 
-/// Unit of a cut: the pages that CRIU writes.
+/// Granularity of cuts: CRIU writes pages.
 const PAGE_BYTES: usize = 4096;
-/// Pages of the longest chunk, and of a piece: one bit of a word each.
+/// Number of pages in the longest chunk and in a piece, so that each page has a bit of a word.
 const PAGES_MAX: u32 = 64;
 const _: () = assert!(PAGES_MAX as usize * PAGE_BYTES == CHUNK_BYTES);
 
-/// No data chunk is cut before this many pages: the table would cost more than it saves.
+/// Minimum number of pages in a data chunk: the table entry of a shorter one would cost more than it saves.
 const PAGES_MIN: u32 = 4;
-/// Length from which on a chunk is cut at a more frequent fingerprint, so that lengths gather around it.
+/// Number of pages from which a more frequent fingerprint ends a chunk, so that lengths concentrate around this value.
 const PAGES_NORMAL: u32 = 16;
-/// Mask of the rare fingerprint: one page in 32 ends a chunk below `PAGES_NORMAL`, one in 8 above.
+/// Mask of the rare fingerprint: one page in 32 ends a chunk below `PAGES_NORMAL`, and one in 8 above.
 const SELDOM: u64 = 0x1f;
 const OFTEN: u64 = 0x7;
-/// A run of so many zero pages is a chunk of its own; a shorter one compresses well
-/// where it is.
+/// Minimum number of zero pages for a separate chunk; a shorter run compresses well within its chunk.
 const ZERO_PAGES_MIN: u32 = 8;
 
-/// Marks of the pages of a piece; bit n is page n.
+/// Marks of a piece's pages; bit n is page n.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Marks {
     zero: u64,
@@ -45,7 +43,7 @@ pub(crate) struct Marks {
 }
 
 impl Marks {
-    /// Looks at a piece of up to `CHUNK_BYTES`.
+    /// Computes the marks of a piece of up to `CHUNK_BYTES`.
     pub(crate) fn of(bytes: &[u8]) -> Self {
         let mut marks = Self {
             zero: 0,
@@ -65,7 +63,7 @@ impl Marks {
         marks
     }
 
-    /// A full piece of zeros.
+    /// Returns the marks of a full piece of zeros.
     pub(crate) fn zeros() -> Self {
         Self {
             zero: u64::MAX,
@@ -80,44 +78,44 @@ impl Marks {
     }
 }
 
-/// A chunk-to-be.
+/// Complete chunk, not yet hashed.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Cut<P> {
-    /// Position among the chunks of the stream.
+    /// Number of the chunk within the stream.
     pub(crate) position: u32,
     pub(crate) len: usize,
-    /// Places of its bytes; `None` if all are zero.
+    /// Parts of the chunk; `None` if all its bytes are zero.
     pub(crate) parts: Option<Vec<Part<P>>>,
 }
 
 /// Consecutive bytes of a piece.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Part<P> {
-    /// `None` for a piece of zeros that takes no memory.
+    /// Piece that holds the bytes; `None` for a piece of zeros, which takes no memory.
     pub(crate) piece: Option<P>,
     pub(crate) range: Range<usize>,
 }
 
-/// Cuts one stream, whose pieces may arrive in any order.
+/// Chunker of one stream, whose pieces may arrive in any order.
 #[derive(Debug)]
 pub(crate) struct Chunker<P> {
-    /// Pieces that arrived before their turn.
+    /// Pieces that arrived before their predecessors.
     early: BTreeMap<u32, (Option<P>, Marks)>,
-    /// The piece whose turn it is.
+    /// Number of the next piece in order.
     next: u32,
     /// Number of pieces, once known.
     end: Option<u32>,
-    /// Cuts made so far.
+    /// Number of cuts so far.
     cuts: u32,
     chunk: Growing<P>,
 }
 
-/// The chunk that is being made.
+/// Incomplete chunk.
 #[derive(Debug)]
 struct Growing<P> {
     parts: Vec<Part<P>>,
     pages: u32,
-    /// Zero pages at its end.
+    /// Number of zero pages at its end.
     zero_pages: u32,
 }
 
@@ -144,13 +142,13 @@ impl<P: Clone> Default for Chunker<P> {
 }
 
 impl<P: Clone> Chunker<P> {
-    /// Adds the piece of a position; returns the chunks that are complete now.
+    /// Adds the piece at a position; returns the chunks that are complete now.
     pub(crate) fn add(&mut self, position: u32, piece: Option<P>, marks: Marks) -> Vec<Cut<P>> {
         self.early.insert(position, (piece, marks));
         self.advance()
     }
 
-    /// The stream has `pieces` pieces; returns the chunks that are complete now.
+    /// Sets the number of pieces of the stream; returns the chunks that are complete now.
     pub(crate) fn end(&mut self, pieces: u32) -> Vec<Cut<P>> {
         self.end = Some(pieces);
         self.advance()
@@ -218,7 +216,7 @@ impl<P: Clone> Growing<P> {
 
     fn push(&mut self, piece: Option<&P>, range: Range<usize>) {
         self.pages += 1;
-        // A piece follows its own last page only: another one begins at 0.
+        // A part is extended only by the next page of the same piece; another piece begins at 0.
         match self.parts.last_mut() {
             Some(last) if last.range.end == range.start => last.range.end = range.end,
             Some(_) | None => self.parts.push(Part {
@@ -228,7 +226,7 @@ impl<P: Clone> Growing<P> {
         }
     }
 
-    /// Takes the zero pages off the end.
+    /// Splits off the zero pages at the end.
     fn split_zeros(&mut self) -> Self {
         let mut zeros = Self {
             parts: Vec::new(),
@@ -258,7 +256,7 @@ impl<P: Clone> Growing<P> {
         zeros
     }
 
-    /// Bytes of the zero pages at the end, of which the very last may be short.
+    /// Returns the number of bytes in the zero pages at the end; the last page may be short.
     fn tail_bytes(&self) -> usize {
         let last = self.parts.last().map_or(0, |part| part.range.end);
         let short = (PAGE_BYTES - last % PAGE_BYTES) % PAGE_BYTES;
@@ -274,8 +272,7 @@ mod tests {
     use crate::store::format::chunk::ZEROS;
     use crate::store::format::codec::tests::noise;
 
-    /// Cuts a stream whose pieces arrive in the order that `seed` gives; the chunks by
-    /// their positions.
+    /// Cuts a stream whose pieces arrive in an order given by `seed`; returns the chunks by position.
     fn chunks(stream: &[u8], seed: u64) -> Vec<Vec<u8>> {
         let mut chunker = Chunker::default();
         let mut pieces: Vec<(u32, &[u8])> = (0..).zip(stream.chunks(CHUNK_BYTES)).collect();
@@ -346,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn long_runs_of_zeros_are_chunks_of_their_own_and_short_ones_are_not() {
+    fn only_long_runs_of_zeros_become_separate_chunks() {
         let page = noise(4, PAGE_BYTES);
         for (zeros, own) in [(1, false), (7, false), (8, true), (200, true)] {
             let stream = [&page[..], &vec![0; zeros * PAGE_BYTES], &page].concat();

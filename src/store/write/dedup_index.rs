@@ -1,12 +1,10 @@
-//! Index for deduplication: the chunks of the newest images, which a new image need not write again.
+//! Deduplication index: chunks of the newest images, which a new image need not write again.
 //!
-//! Nearly all that an older image shares with the next one, the images between them have,
-//! too. So only the newest are read, and beginning an image costs the same however many
-//! the store has.
+//! Nearly all chunks that an older image shares with the next image are also in the images between. So only the newest
+//! images are read, and the cost of beginning an image does not grow with their number.
 //!
-//! What lies where a damaged image has a chunk is not trusted, nor is a pack that is
-//! missing or has another length: a new image must never depend on bytes that may be
-//! bad. The same bytes written once more, elsewhere, are.
+//! Chunks of damaged images are not trusted, nor are packs that are missing or have a different length: a new image
+//! must never depend on bytes that may be bad. The same bytes are trusted if they were written again at another place.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -20,27 +18,27 @@ use crate::store::format::manifest::{Chunk, Content, Manifest, Stored};
 use crate::store::format::pack::{Pack, PackName};
 use crate::store::format::store_folder::Store;
 
-/// Good images that are looked at: the newest, and the one before, because what a job
-/// does by turns looks more like that one. About 70 bytes of memory a chunk.
+/// Maximum number of good images to read: the newest, and the one before it because jobs that alternate between two
+/// phases resemble that one more. Takes about 70 bytes of memory per chunk.
 const IMAGES_MAX: usize = 2;
-/// Manifests that are read to find them: those of another format are of no use.
+/// Maximum number of manifests to read in search of these images; manifests of other formats are not usable.
 const TRIES_MAX: usize = 4;
 
-/// Places of the chunks of existing images.
+/// Positions of the chunks of existing images.
 #[derive(Debug, Default)]
 pub(crate) struct DedupIndex {
     chunks: Vec<Chunk>,
-    /// Positions in `chunks`, by their hash.
+    /// Positions in `chunks` by hash.
     by_hash: HashTable<u32>,
     packs: Vec<Pack>,
     positions: HashMap<Pack, Option<u32>>,
-    /// Places of chunks of damaged images.
+    /// Positions of chunks of damaged images.
     doubted: HashSet<(PackName, u64)>,
 }
 
 impl DedupIndex {
-    /// Reads the manifests of the newest images, and of the damaged ones. Those that
-    /// cannot be read, or have another format than ours, add nothing.
+    /// Reads the manifests of the newest images and of the damaged ones. Manifests that are unreadable or of another
+    /// format are skipped.
     pub(crate) fn load(store: &Store) -> Result<Self, ReadError> {
         let mut index = Self::default();
         let newest_first = store.ids()?.into_iter().rev();
@@ -59,7 +57,7 @@ impl DedupIndex {
         Ok(index)
     }
 
-    /// The known chunk of this hash, which was checked to have this length.
+    /// Returns the known chunk with this hash and length.
     pub(crate) fn get(&self, hash: &Hash, raw_len: u32) -> Option<Chunk> {
         self.find(hash).filter(|chunk| chunk.raw_len == raw_len)
     }
@@ -70,7 +68,7 @@ impl DedupIndex {
         Some(self.chunks[*position as usize])
     }
 
-    /// The packs that known chunks refer to by position.
+    /// Returns the packs to which known chunks refer by position.
     pub(crate) fn packs(&self) -> &[Pack] {
         &self.packs
     }
@@ -95,7 +93,7 @@ impl DedupIndex {
     }
 
     fn insert(&mut self, hash: Hash, chunk: Chunk) {
-        // A manifest has less than 2^32 chunks; of two with more, the rest is written again.
+        // A manifest has less than 2^32 chunks. If two manifests have more, the remaining chunks are written again.
         let Ok(position) = u32::try_from(self.chunks.len()) else {
             return;
         };

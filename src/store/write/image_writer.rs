@@ -1,11 +1,10 @@
-//! Writing an image: streams come in, and at the end there is an image or nothing.
+//! Writer of an image: streams become a complete image, or nothing.
 //!
 //! ```text
 //! begin ─▶ reserve ─▶ streams (job frozen) ─▶ start_workers (job computes) ─▶ commit
 //! ```
-//! Streams only fill buffers; workers do the rest after the freeze. `commit` makes the
-//! packs durable before the manifest gets its name, so an image that can be seen is
-//! whole. Dropped before that, the writer takes its packs away again.
+//! Streams only fill buffers; workers process them after the freeze. `commit` makes the packs durable before the
+//! manifest gets its name, so every visible image is whole. A writer that is dropped before that removes its packs.
 
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -30,29 +29,28 @@ use crate::store::format::store_folder::Store;
 use crate::store::fs::durable;
 use crate::store::fs::lock::{Busy, StoreLock};
 
-/// More workers than any machine of today has cores for one job.
+/// Maximum number of workers, more than the cores of any present machine for one job.
 const WORKERS_MAX: usize = 256;
 
 /// Options of a writer.
 #[derive(Clone, Copy, Debug)]
 pub struct WriteOptions {
-    /// Bytes that may wait in memory for the workers, at least one chunk.
+    /// Limit on bytes that wait in memory for the workers, at least one chunk.
     pub buffer: u64,
-    /// Threads that hash, compress and write, at least one.
+    /// Number of threads that hash, compress and write, at least one.
     pub workers: usize,
-    /// Level of zstd; 1 is a good choice.
+    /// zstd level; 1 is recommended.
     pub level: i32,
 }
 
-/// An image being written. Dropping it gives the image up: open streams fail, workers
-/// stop, packs are deleted.
+/// Image being written. On drop the image is abandoned: open streams fail, workers stop, packs are deleted.
 #[derive(Debug)]
 pub struct ImageWriter {
     store: Store,
     image: ImageId,
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
-    /// Durable packs, once the workers have ended.
+    /// Durable packs, after the workers have ended.
     packs: Vec<Pack>,
     created_unix_ms: u64,
     outcome: Outcome,
@@ -66,14 +64,14 @@ enum Outcome {
 }
 
 impl Store {
-    /// Begins the next image. Reads the manifests of the newest images to know their
-    /// chunks, so it belongs before the freeze.
+    /// Begins the next image. Reads the manifests of the newest images for deduplication, so it should be called before
+    /// the freeze.
     ///
     /// # Errors
     /// [`WriteError::Busy`] while another image is written under this lock.
     ///
     /// # Panics
-    /// If the lock is that of another store.
+    /// If the lock belongs to another store.
     pub fn begin(
         &self,
         lock: &StoreLock,
@@ -82,14 +80,14 @@ impl Store {
         self.begin_after(lock, options, None)
     }
 
-    /// Begins an image as [`Store::begin`] does, with a number beyond `newest`: a number that the caller remembers,
-    /// even if the store has nothing left of it.
+    /// Begins an image like [`Store::begin`], with a number above `newest`, which the caller remembers even if the
+    /// store no longer has such an image.
     ///
     /// # Errors
-    /// As [`Store::begin`].
+    /// The same as [`Store::begin`].
     ///
     /// # Panics
-    /// As [`Store::begin`].
+    /// The same as [`Store::begin`].
     pub fn begin_after(
         &self,
         lock: &StoreLock,
@@ -126,7 +124,7 @@ impl Store {
 }
 
 impl Store {
-    /// The file of a manifest. What no reader would accept must not get a name.
+    /// Encodes a manifest. A manifest that readers would refuse must not be committed.
     pub(crate) fn encode(&self, manifest: &Manifest) -> Result<Vec<u8>, WriteError> {
         let valid = manifest.validate().map_err(ManifestError::Invalid);
         let encoded = valid.and_then(|()| manifest_file::encode(manifest, self.secrets()));
@@ -138,41 +136,39 @@ impl Store {
 }
 
 impl ImageWriter {
-    /// The image's number.
+    /// Returns the image's number.
     #[must_use]
     pub fn id(&self) -> ImageId {
         self.image
     }
 
-    /// Returns the counter of the bytes that the streams have brought.
+    /// Returns the counter of bytes received from the streams.
     #[must_use]
     pub fn taken(&self) -> ByteCounter {
         self.shared.work_queue.taken.clone()
     }
 
-    /// Returns the counter of those bytes that are in the image's packs, or were in the store before.
+    /// Returns the counter of received bytes that are stored, either in the image's packs or by an earlier image.
     #[must_use]
     pub fn stored(&self) -> ByteCounter {
         self.shared.work_queue.stored.clone()
     }
 
-    /// Makes the image one of another time than now: a copy is as old as what it is a copy of.
+    /// Sets the image's time; a copy has the time of its original.
     pub(crate) fn set_created(&mut self, created_unix_ms: u64) {
         self.created_unix_ms = created_unix_ms;
     }
 
-    /// Gets memory for `bytes` of streams, within the buffer, ready to be written to.
-    /// Takes a quarter of a second a GiB on two cores: call it before the freeze. Where there is not
-    /// that much memory, less is taken.
+    /// Maps and populates memory for `bytes` of streams, within the buffer's limit. Takes a quarter of a second per GiB
+    /// on two cores, so it should be called before the freeze. If memory is short, less is reserved.
     pub fn reserve(&self, bytes: u64) {
         self.shared.work_queue.reserve(bytes);
     }
 
-    /// Opens a stream. Any number can be open at once, each in a thread of its own.
+    /// Opens a stream. Any number of streams may be open at once, each in its own thread.
     ///
     /// # Errors
-    /// The name is taken or not [a stream name](crate::store::is_stream_name), or the image
-    /// failed already.
+    /// The name is used already or is not [a stream name](crate::store::is_stream_name), or the image has failed.
     pub fn stream(&self, name: &str) -> Result<StreamWriter, WriteError> {
         self.streams().open(name)
     }
@@ -183,32 +179,31 @@ impl ImageWriter {
         StreamOpener::new(&self.shared)
     }
 
-    /// Opens a stream of chunks that are hashed and encoded already.
+    /// Opens a stream of chunks that are already hashed and encoded.
     pub(crate) fn inserted(&self, name: &str) -> Result<PrechunkedStream, WriteError> {
         self.shared.work_queue.check()?;
         PrechunkedStream::open(&self.shared, name)
     }
 
-    /// Lets so many workers run from now on: as many as there are cores that nobody needs
-    /// while the job stands still.
+    /// Allows `count` workers to run from now on: as many as there are idle cores while the job is frozen.
     pub fn spare_workers(&self, count: usize) {
         self.shared.work_queue.spare(count);
     }
 
-    /// Makes the image fail if, before [`start_workers`](Self::start_workers), the store takes nothing for so long: a
-    /// job is frozen meanwhile.
+    /// Sets a limit for the time before [`start_workers`](Self::start_workers) in which no data reaches the disk,
+    /// because the job is frozen meanwhile. The image fails after that.
     pub fn limit_stalls(&self, limit: Duration) {
         self.shared.work_queue.limit_stalls(limit);
     }
 
-    /// The job computes again: lets the workers run. Before this the others run only while
+    /// Starts all workers, once the job computes again. Before this, workers other than the spare ones run only while
     /// the buffer is full.
     pub fn start_workers(&self) {
         self.shared.work_queue.start();
     }
 
-    /// Waits until every chunk is durable. No stream can be written afterwards. Only
-    /// [`ImageWriter::commit`] makes an image of them.
+    /// Waits until every chunk is durable. Streams cannot be written afterwards. [`ImageWriter::commit`] is still
+    /// required.
     ///
     /// # Errors
     /// A stream is not finished, or writing failed.
@@ -222,11 +217,10 @@ impl ImageWriter {
         Ok(())
     }
 
-    /// Makes the image durable and gives it its name. Blocks until then.
+    /// Makes the image durable and visible. Blocks until then.
     ///
     /// # Errors
-    /// A stream is not finished, or writing failed: then there is no such image, and
-    /// what was written of it is removed.
+    /// A stream is not finished, or writing failed. Then the image does not exist, and its data are removed.
     pub fn commit(mut self, meta: &[u8]) -> Result<Manifest, WriteError> {
         if meta.len() > META_BYTES_MAX {
             return Err(WriteError::MetaTooLarge { len: meta.len() });
@@ -254,7 +248,7 @@ impl ImageWriter {
         Ok(())
     }
 
-    /// Waits for the workers. One that panicked stopped the flow.
+    /// Waits for the workers. A worker that panicked has stopped the queue.
     fn join(&mut self) {
         for worker in self.workers.drain(..) {
             let _ = worker.join();
@@ -287,8 +281,8 @@ impl ImageWriter {
         Ok(())
     }
 
-    /// Removes what was written: first the manifest, which may have its name already if
-    /// only the sync of its folder failed, and packs only if no manifest names them.
+    /// Removes the written files. The manifest comes first, because it may already have its name if only the sync of
+    /// the folder failed; packs are removed only if no manifest names them.
     fn remove_files(&self) -> Result<(), WriteError> {
         let store = &self.store;
         durable::remove(&store.manifest_file(self.image))?;
@@ -309,11 +303,11 @@ impl Drop for ImageWriter {
             Outcome::Pending => {
                 self.shared.work_queue.stop(WriteError::Aborted);
                 self.join();
-                // Streams that are still open keep the sink.
+                // Open streams still refer to the sink.
                 self.shared.sink.abandon();
                 if let Err(error) = self.remove_files() {
-                    // A sweep finds them.
-                    tracing::warn!(%error, image = %self.image, "leftovers of an image stay");
+                    // A later sweep removes them.
+                    tracing::warn!(%error, image = %self.image, "cannot remove the leftovers of an image");
                 }
             }
         }

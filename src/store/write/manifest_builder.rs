@@ -1,7 +1,7 @@
-//! Builder of a manifest: the chunks of each stream so far.
+//! Builder of a manifest from the chunks of each stream.
 //!
-//! Streams and workers report here; at the end it becomes a [`Manifest`]. Holds no bytes
-//! and does no input or output.
+//! Streams and workers add their results; the sum becomes a [`Manifest`]. The builder holds no data of chunks and does
+//! no input or output.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
@@ -16,7 +16,7 @@ use crate::store::format::manifest::{Chunk, Content, Stored, Stream, is_stream_n
 use crate::store::format::pack::{Pack, PackName};
 use crate::sync::locked;
 
-/// Place at which a worker put a chunk.
+/// Position at which a worker stored a chunk.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     pub(crate) pack: PackName,
@@ -26,12 +26,12 @@ pub(crate) struct Place {
     pub(crate) check: u64,
 }
 
-/// Answer to a worker's claim of a chunk.
+/// Result of a worker's claim of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Claim {
-    /// The chunk is stored already, or another worker stores it.
+    /// The chunk is stored already, or another worker is storing it.
     Known,
-    /// The chunk is new: the worker stores it and reports its place under this position.
+    /// The chunk is new: the worker stores it and reports its position under this number.
     New(u32),
 }
 
@@ -52,7 +52,7 @@ struct Draft {
 #[derive(Clone, Copy, Debug)]
 enum Entry {
     Zero,
-    /// `pack` is a position in the index.
+    /// Chunk of an older image; `pack` is a position in the index.
     Old(Stored),
     Claimed(Hash),
     Placed(Hash, Place),
@@ -64,18 +64,18 @@ struct State {
     streams: Vec<Draft>,
     names: HashSet<String>,
     chunks: Vec<(u32, Entry)>,
-    /// Positions in `chunks` of those that have a hash, by their hash.
+    /// Positions in `chunks` of the chunks with a hash, by hash.
     by_hash: HashTable<u32>,
     zeros: HashMap<u32, u32>,
 }
 
-/// Shared by the streams and the workers of an image.
+/// State shared by the streams and the workers of an image.
 #[derive(Debug)]
 pub(crate) struct ManifestBuilder {
     state: Mutex<State>,
 }
 
-/// The part of a manifest that an assembly yields.
+/// Part of a manifest that the builder provides.
 pub(crate) struct Assembled {
     pub(crate) streams: Vec<Stream>,
     pub(crate) chunks: Vec<Chunk>,
@@ -113,7 +113,7 @@ impl ManifestBuilder {
         u32::try_from(state.streams.len() - 1).map_err(|_| WriteError::TooManyChunks)
     }
 
-    /// The stream has all its bytes; its chunks may still come.
+    /// Sets the length of a complete stream; some of its chunks may follow later.
     pub(crate) fn finish(&self, stream: u32, raw_len: u64) {
         let mut state = locked(&self.state);
         let draft = &mut state.streams[stream as usize];
@@ -121,7 +121,7 @@ impl ManifestBuilder {
         draft.progress = Progress::Finished;
     }
 
-    /// A chunk is all zero.
+    /// Records a chunk of zeros.
     pub(crate) fn set_zero(
         &self,
         stream: u32,
@@ -139,7 +139,7 @@ impl ManifestBuilder {
         Ok(())
     }
 
-    /// A chunk has this hash.
+    /// Records the hash of a chunk.
     pub(crate) fn set(
         &self,
         stream: u32,
@@ -156,7 +156,7 @@ impl ManifestBuilder {
         Ok(claim)
     }
 
-    /// A claimed chunk is stored.
+    /// Records the position of a claimed chunk.
     pub(crate) fn place(&self, chunk: u32, place: Place) {
         let mut state = locked(&self.state);
         let entry = &mut state.chunks[chunk as usize].1;
@@ -168,7 +168,7 @@ impl ManifestBuilder {
         }
     }
 
-    /// Fails while a stream is not finished.
+    /// Returns an error if a stream is not finished.
     pub(crate) fn check_finished(&self) -> Result<(), WriteError> {
         let state = locked(&self.state);
         let is_open = |stream: &&Draft| stream.progress == Progress::Open;
@@ -180,9 +180,8 @@ impl ManifestBuilder {
         }
     }
 
-    /// Puts the streams together, once all are finished, all workers have left and the
-    /// packs they wrote are `written`.
-    /// Takes everything out: the assembly is empty afterwards.
+    /// Assembles the streams. All must be finished, all workers must have ended, and `written` must list their packs.
+    /// The builder is empty afterwards.
     pub(crate) fn assemble(&self, written: &[Pack]) -> Result<Assembled, WriteError> {
         let state = std::mem::take(&mut *locked(&self.state));
         let mut packs = PackTable::default();
@@ -262,7 +261,7 @@ impl Entry {
     }
 }
 
-/// The packs that the image refers to, each once.
+/// Packs to which the image refers, without duplicates.
 #[derive(Default)]
 struct PackTable {
     packs: Vec<Pack>,
@@ -270,7 +269,7 @@ struct PackTable {
 }
 
 impl PackTable {
-    /// `None` for a chunk that was claimed and never placed.
+    /// Returns a chunk's content; `None` if the chunk was claimed and never stored.
     fn content(&mut self, entry: Entry, old: &[Pack], written: &[Pack]) -> Option<Content> {
         match entry {
             Entry::Zero => Some(Content::Zero),

@@ -1,14 +1,14 @@
-//! Writing packs: the workers of an image share one sink, which fills one pack after
-//! the other at the speed of the disk.
+//! Sink for an image's new chunks: all workers share it, and it fills one pack after the other at the speed of the
+//! disk.
 //!
 //! ```text
 //! append ─ lock: reserve a place, copy ─▶ staging buffer ─ full ─▶ written by the worker
 //!                                               ▲                  that filled it, no lock
 //!                                               └──────────────────────────┘
 //! ```
-//! So several writes are on their way at a time, and packs are full but for the last. A
-//! pack is sealed (cut to its length and synced) once its last buffer is written; the
-//! sync finds little to do. Knows nothing of chunks.
+//! Several writes are in progress at a time, and all packs but the last are full. A pack is completed (truncated to its
+//! length and synced) after its last buffer is written, and the sync has little left to do. This module is independent
+//! of the content of chunks.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
@@ -19,35 +19,35 @@ use crate::store::format::pack::{HEADER_LEN, Pack, PackName};
 use crate::store::format::store_folder::Store;
 use crate::sync::{locked, wait};
 
-/// Staging buffers of a sink: one is filled while the others are on their way to the
-/// disk. With their bytes, all memory that a sink takes: 16 MiB.
+/// Maximum number of staging buffers: one is filled while the others are written. Together they are all the memory of a
+/// sink, 16 MiB.
 const STAGING_BUFFERS_MAX: usize = 4;
 
-/// Sink of all new chunks of an image. A dropped sink leaves the files, which no manifest names.
+/// Sink of all new chunks of an image. Dropping it leaves files that no manifest names.
 #[derive(Debug)]
 pub(crate) struct PackSink {
     store: Store,
     image: ImageId,
     state: Mutex<State>,
-    /// A buffer came back, a pack was sealed, or something failed.
+    /// Signals that a buffer was returned, a pack was completed, or an error occurred.
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Counts the packs.
+    /// Number of packs begun so far.
     begun: u32,
     current: Option<Job>,
     idle: Vec<Staging>,
-    /// Staging buffers that exist.
+    /// Number of existing staging buffers.
     made: usize,
-    /// Jobs that are not done.
+    /// Number of unfinished jobs.
     writing: usize,
     sealed: Vec<Pack>,
     failed: Option<Arc<WriteError>>,
 }
 
-/// A pack and a buffer for it, which is being filled or written.
+/// Pack with a buffer that is being filled or written.
 #[derive(Debug)]
 struct Job {
     pack: Arc<PackWriter>,
@@ -55,7 +55,7 @@ struct Job {
 }
 
 impl PackSink {
-    /// A sink for the packs of an image; none is begun before there is something to store.
+    /// Creates a sink for the packs of an image. The first pack is created with the first chunk.
     pub(crate) fn new(store: &Store, image: ImageId) -> Self {
         Self {
             store: store.clone(),
@@ -65,11 +65,11 @@ impl PackSink {
         }
     }
 
-    /// Appends the stored form of a chunk, which fits into a staging buffer with the
-    /// header, and says where it lies. Waits while all buffers are on their way to the disk.
+    /// Appends the stored form of a chunk and returns its position. The chunk and a header must fit a staging buffer.
+    /// Waits while all buffers are being written.
     ///
     /// # Errors
-    /// The first failure of any worker, again for all that come after it.
+    /// The first error of any worker, returned again by all later calls.
     pub(crate) fn append(&self, stored: &[u8]) -> Result<(PackName, u64), WriteError> {
         assert!(
             HEADER_LEN + stored.len() < STAGING_BYTES,
@@ -80,19 +80,18 @@ impl PackSink {
         let ended = self.turn_over(&mut state, stored.len())?;
         let (place, full) = state.fill(stored);
         drop(state);
-        // Never both: a new pack has room for the chunk in its first buffer.
+        // Never both: the first buffer of a new pack has room for the chunk.
         if let Some(job) = ended.or(full) {
             self.write(job)?;
         }
         Ok(place)
     }
 
-    /// Makes all packs durable, but for their names, and says which there are. Nobody
-    /// appends meanwhile.
+    /// Makes all packs durable except for their names, and returns them. No other thread may append meanwhile.
     ///
     /// # Errors
-    /// As [`append`](Self::append). A sync that failed is not tried again: what it could
-    /// not write is lost, and the kernel does not say so twice.
+    /// The same as [`append`](Self::append). A failed sync is not repeated: the unwritten data are lost, and the kernel
+    /// reports the error only once.
     pub(crate) fn seal(&self) -> Result<Vec<Pack>, WriteError> {
         let mut state = locked(&self.state);
         if let Some(job) = state.end_current() {
@@ -110,8 +109,7 @@ impl PackSink {
         Ok(state.sealed.clone())
     }
 
-    /// Gives the packs up: closes the files and frees the memory. Nothing can be appended
-    /// any more.
+    /// Abandons the packs: closes the files and frees the memory. Later appends fail.
     pub(crate) fn abandon(&self) {
         let mut state = locked(&self.state);
         state.fail(WriteError::Aborted);
@@ -121,8 +119,8 @@ impl PackSink {
         self.changed.notify_all();
     }
 
-    /// Waits until appending has the buffers it takes: one more than the current one, if
-    /// that becomes full or another pack begins.
+    /// Waits until an append of `len` bytes has the buffers it needs: one besides the current buffer, if that becomes
+    /// full or a new pack begins.
     fn with_room(&self, len: usize) -> Result<MutexGuard<'_, State>, WriteError> {
         let mut state = locked(&self.state);
         loop {
@@ -140,7 +138,7 @@ impl PackSink {
         }
     }
 
-    /// Begins a pack where there is none with room; returns the end of the one before.
+    /// Begins a pack if none has room; returns the end of the previous pack.
     fn turn_over(&self, state: &mut State, len: usize) -> Result<Option<Job>, WriteError> {
         if let Some(current) = &state.current
             && current.pack.has_room(len)
@@ -160,7 +158,7 @@ impl PackSink {
         Ok(ended)
     }
 
-    /// Does a job, outside the lock. Whoever does the last one of a pack seals it.
+    /// Writes a buffer, outside the lock. The thread that writes the last buffer of a pack completes the pack.
     fn write(&self, mut job: Job) -> Result<(), WriteError> {
         let written = job.pack.write(&mut job.staging);
         let mut state = locked(&self.state);
@@ -186,8 +184,8 @@ impl PackSink {
 }
 
 impl State {
-    /// Copies bytes to the end of the current pack, and says where that is. There may be
-    /// a full buffer then.
+    /// Copies bytes to the end of the current pack and returns their position. Returns the buffer, too, if it is full
+    /// now.
     fn fill(&mut self, bytes: &[u8]) -> ((PackName, u64), Option<Job>) {
         let Some(current) = &mut self.current else {
             unreachable!("a pack was begun");
@@ -205,7 +203,7 @@ impl State {
         (place, full)
     }
 
-    /// Goes on in a buffer that `with_room` saw to.
+    /// Continues in a buffer that `with_room` provided.
     fn fill_next(&mut self, pack: Arc<PackWriter>) {
         let Some(mut staging) = self.idle.pop() else {
             unreachable!("nothing is appended without room");
@@ -214,14 +212,14 @@ impl State {
         self.current = Some(Job { pack, staging });
     }
 
-    /// Returns the rest of the current pack that is to be written.
+    /// Returns the unwritten rest of the current pack.
     fn end_current(&mut self) -> Option<Job> {
         let job = self.current.take();
         self.writing += usize::from(job.is_some());
         job
     }
 
-    /// Keeps the first failure.
+    /// Stores the first error.
     fn fail(&mut self, error: WriteError) -> WriteError {
         let first = self.failed.get_or_insert_with(|| Arc::new(error));
         WriteError::Stopped(Arc::clone(first))
@@ -250,7 +248,7 @@ mod tests {
     fn what_many_workers_append_lies_where_they_were_told() {
         let (_folder, store) = temporary_store();
         let sink = PackSink::new(&store, IMAGE);
-        // Lengths from nothing to the longest: buffers end anywhere within chunks.
+        // Lengths from zero to the maximum: buffers end anywhere within chunks.
         let longest = STAGING_BYTES - HEADER_LEN - 1;
         let lengths = |worker: usize| (0..40).map(move |n| (worker * 7919 + n * 30_011) % longest);
         let places = std::thread::scope(|scope| {

@@ -1,9 +1,9 @@
-//! A pack being written: its file, and the buffers on their way there.
+//! Writer of a pack's file from buffers.
 //!
-//! Buffers are written past the page cache (`O_DIRECT`), into space that was taken ahead:
-//! the disk's speed for little processor time, and what the job has in the cache stays
-//! there. Where a file system refuses that, the cache is used and the kernel told to let
-//! go. Knows nothing of chunks, nor of who fills the buffers.
+//! Buffers bypass the page cache (`O_DIRECT`) and go to preallocated space. This reaches the disk's speed with little
+//! processor time, and the job's cached data stay in the cache. On file systems without `O_DIRECT` the cache is used,
+//! and the kernel is advised to drop the pages. This module is independent of chunks and of the threads that fill the
+//! buffers.
 
 use std::fs::File;
 use std::io;
@@ -19,38 +19,36 @@ use crate::store::format::pack::{Pack, PackName};
 use crate::store::fs::ops;
 use crate::sync::locked;
 
-/// A pack is followed by another after this: small enough that removing an image gives
-/// back most of its space, large enough that packs stay few.
-/// Tests want several packs without a gibibyte each.
+/// Length after which the next pack begins: small enough that the removal of an image frees most of its space, and
+/// large enough to keep packs few. Tests need several packs without a gibibyte each.
 const PACK_BYTES_MAX: u64 = if cfg!(test) { 2 << 20 } else { 1 << 30 };
 
-/// Size of a write: so large that the disk takes most of the time (`benches/results/disk.txt`).
+/// Size of a write, large enough that the disk takes most of the time (`benches/results/disk.txt`).
 pub(crate) const STAGING_BYTES: usize = if cfg!(test) { 512 << 10 } else { 4 << 20 };
 
-/// Disk space is taken in steps of this, for which the writes wait: few of them. What is
-/// not used is given back when the pack is sealed.
+/// Step of preallocation. Writes wait for it, so it is large. Unused space is freed when the pack is completed.
 const STEP_BYTES: u64 = if cfg!(test) { 1 << 20 } else { 256 << 20 };
-/// No space is taken ahead for less than this: most packs of small jobs.
+/// Length below which no space is preallocated, as in most packs of small jobs.
 const STEP_FROM_BYTES: u64 = if cfg!(test) { 1 << 20 } else { 8 << 20 };
 
-/// Alignment that `O_DIRECT` requires of addresses, offsets and lengths: few disks have larger blocks, and those
-/// refuse.
+/// Alignment of addresses, offsets and lengths for `O_DIRECT`. Few disks have larger blocks, and those refuse
+/// `O_DIRECT`.
 const ALIGNMENT: usize = 4096;
 
-/// A pack that has a file.
+/// Pack with an open file.
 #[derive(Debug)]
 pub(crate) struct PackWriter {
     name: PackName,
     path: PathBuf,
     file: File,
-    /// Bytes appended, written or not.
+    /// Number of bytes appended, whether written or not.
     len: AtomicU64,
     /// End of the allocated space.
     ahead: Mutex<u64>,
     is_direct: AtomicBool,
 }
 
-/// A buffer, and where in the pack it belongs.
+/// Buffer with its position in the pack.
 #[derive(Debug)]
 pub(crate) struct Staging {
     memory: Vec<u8>,
@@ -66,7 +64,7 @@ impl PackWriter {
             Ok(file) => file,
             Err(source) => return Err(WriteError::Pack { path, source }),
         };
-        // Not when it is opened: a file system that refuses leaves the new file there.
+        // Set after the creation, because a file system that refuses the flag leaves the new file behind.
         let is_direct = fcntl(&file, FcntlArg::F_SETFL(OFlag::O_DIRECT)).is_ok();
         Ok(Self {
             name,
@@ -90,12 +88,12 @@ impl PackWriter {
         self.len.load(Ordering::Relaxed)
     }
 
-    /// The next `bytes` are taken. One thread at a time.
+    /// Adds `bytes` to the length. Called by one thread at a time.
     pub(crate) fn grow(&self, bytes: usize) {
         self.len.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Writes a buffer. Only the last one of a pack may have room left.
+    /// Writes a buffer. Only the last buffer of a pack may be partly empty.
     pub(crate) fn write(&self, staging: &mut Staging) -> Result<(), WriteError> {
         let offset = staging.offset;
         let bytes = staging.padded();
@@ -107,15 +105,15 @@ impl PackWriter {
             written => written,
         };
         if !self.is_direct.load(Ordering::Relaxed) {
-            // Starts to write what is dirty there.
+            // Starts the writeback of the dirty pages there.
             self.let_go(offset, bytes.len() as u64);
         }
         written.map_err(|source| self.error(source))
     }
 
-    /// Makes the pack durable; its name is, once the folder is synced.
+    /// Makes the pack durable. Its name is durable after a sync of the folder.
     pub(crate) fn seal(self) -> Result<Pack, WriteError> {
-        // Cuts off the padding and gives back what was taken ahead.
+        // Removes the padding and frees unused space.
         ops::set_len(&self.file, self.len())
             .and_then(|()| ops::sync(&self.file))
             .map_err(|source| self.error(source))?;
@@ -128,8 +126,8 @@ impl PackWriter {
         })
     }
 
-    /// A hint: without it files are in more pieces, and where space runs out the write
-    /// itself says so.
+    /// Preallocates space, as a hint: without it files are more fragmented, and a lack of space is reported by the
+    /// write.
     fn keep_ahead(&self, end: u64) {
         let mut ahead = locked(&self.ahead);
         while *ahead < end {
@@ -138,7 +136,7 @@ impl PackWriter {
         }
     }
 
-    /// Asks the kernel to drop cached pages, which is only a hint. Length 0 means up to the end of the file.
+    /// Advises the kernel to drop cached pages. Length 0 means up to the end of the file.
     fn let_go(&self, offset: u64, len: u64) {
         let advice = PosixFadviseAdvice::POSIX_FADV_DONTNEED;
         let _ = posix_fadvise(&self.file, signed(offset), signed(len), advice);
@@ -158,13 +156,12 @@ impl PackWriter {
     }
 }
 
-/// Returns true if a write failed because it went past the page cache. All writes that are on
-/// their way may learn so.
+/// Returns true if a write failed because it bypassed the page cache. All concurrent writes may fail in this way.
 fn is_refusal(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::EINVAL as i32)
 }
 
-/// A pack is about as long as `PACK_BYTES_MAX` at most, far from the sign.
+/// Converts a length, which is about `PACK_BYTES_MAX` at most, to the signed type.
 fn signed(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
@@ -180,7 +177,7 @@ impl Staging {
         }
     }
 
-    /// Empties the buffer, for the bytes of a pack from `offset` on.
+    /// Empties the buffer, for the bytes of a pack that start at `offset`.
     pub(crate) fn restart(&mut self, offset: u64) {
         self.filled = 0;
         self.offset = offset;
@@ -190,7 +187,7 @@ impl Staging {
         STAGING_BYTES - self.filled
     }
 
-    /// Takes as many bytes as there is room for; returns the rest.
+    /// Copies as many bytes as fit; returns the rest.
     pub(crate) fn take<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
         let (taken, rest) = bytes.split_at(bytes.len().min(self.room()));
         let at = self.begin + self.filled;
@@ -254,7 +251,7 @@ mod tests {
         let path = folder.path().join("pack");
         let pack = PackWriter::create(NAME, path.clone()).unwrap();
         let mut staging = Staging::new();
-        // What is not aligned is refused as everything is elsewhere.
+        // File systems without `O_DIRECT` refuse all writes as this one is refused.
         staging.begin += 1;
         append(&pack, &mut staging, b"first");
         append(&pack, &mut staging, b"second");

@@ -1,17 +1,15 @@
-//! A large stream out of a pipe, copied by several threads at once.
+//! Parallel copy of a large stream from a pipe, by several threads.
 //!
-//! Reading a pipe copies its pages, at the speed of one core, and whoever fills the
-//! pipe waits for that while the job is frozen. Moving pages from pipe to pipe copies
-//! nothing. So the pages of each chunk move into a lane, a pipe of our own, and a thread
-//! of the lane copies them from there:
+//! Reading a pipe copies its pages at the speed of one core, and the writer of the pipe waits meanwhile, with the job
+//! frozen. Moving pages from pipe to pipe copies nothing. So the pages of each chunk are moved into a lane, which is
+//! another pipe with its own thread, and that thread copies them:
 //!
 //! ```text
 //!                ┌─ splice ─▶ lane 0 ─ read ─▶ chunk 0, 3, …
 //! source pipe ───┼─ splice ─▶ lane 1 ─ read ─▶ chunk 1, 4, …   (to whichever lane is idle)
 //!                └─ splice ─▶ lane 2 ─ read ─▶ chunk 2, 5, …
 //! ```
-//! Pages in a lane still belong to the frozen job: the stream has them only once
-//! [`Lanes::finish`] has returned.
+//! Pages in a lane still belong to the frozen job. The stream has all of them after [`Lanes::finish`] has returned.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -24,23 +22,23 @@ use nix::fcntl::{FcntlArg, OFlag, SpliceFFlags, fcntl, splice};
 use super::buffer_pool::Buffer;
 use crate::store::format::chunk::CHUNK_BYTES;
 
-/// Room in a lane: a chunk in pages, and as much again for pages that are not full.
+/// Capacity of a lane: the pages of a chunk, and the same again for pages that are not full.
 const LANE_BYTES: i32 = 1 << 20;
 
-/// Order to a lane's thread. Channels hold at most the parts of one chunk.
+/// Order to a lane's thread. A channel holds at most the orders of one chunk.
 #[derive(Debug)]
 enum Order<T> {
     /// A new chunk goes into this buffer.
     Begin(Buffer),
     /// Copy this many more bytes of it from the lane.
     Copy(usize),
-    /// The chunk is complete; what its taker wants to know of it.
+    /// The chunk is complete; the value is passed to the callback.
     Complete(T),
-    /// The stream ended inside the chunk: hand it back.
+    /// The stream ended inside the chunk: return it.
     HandBack,
 }
 
-/// A lane as its feeder sees it.
+/// Feeder's side of a lane.
 #[derive(Debug)]
 struct Lane<'scope, T> {
     entry: File,
@@ -48,15 +46,14 @@ struct Lane<'scope, T> {
     thread: ScopedJoinHandle<'scope, io::Result<Option<(Buffer, usize)>>>,
 }
 
-/// The lanes of one stream, whose chunks travel with a `T`. After a failed call only
-/// [`Lanes::finish`] makes sense.
+/// Lanes of one stream; each chunk is accompanied by a `T`. After a failed call only [`Lanes::finish`] may be called.
 #[derive(Debug)]
 pub(crate) struct Lanes<'scope, T> {
     lanes: Vec<Lane<'scope, T>>,
     idle: Receiver<usize>,
 }
 
-/// A chunk on its way into a lane.
+/// Chunk being moved into a lane.
 #[derive(Debug)]
 pub(crate) struct Passage {
     lane: usize,
@@ -64,14 +61,14 @@ pub(crate) struct Passage {
 }
 
 impl Passage {
-    /// Returns true if the chunk has all its bytes.
+    /// Returns true if the chunk is complete.
     pub(crate) fn is_full(&self) -> bool {
         self.len == CHUNK_BYTES
     }
 }
 
 impl<'scope, T: Send + 'scope> Lanes<'scope, T> {
-    /// Opens `count` lanes. `complete` takes each full chunk on the lane's thread.
+    /// Opens `count` lanes. `complete` is called with each full chunk on the lane's thread.
     pub(crate) fn open<'env>(
         scope: &'scope Scope<'scope, 'env>,
         count: usize,
@@ -80,7 +77,7 @@ impl<'scope, T: Send + 'scope> Lanes<'scope, T> {
         let (when_idle, idle) = channel();
         let lanes = (0..count).map(|number| {
             let (exit, entry) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
-            // A smaller pipe, all that a user with many pipes may have, is slower, not wrong.
+            // A smaller pipe, as for a user with many pipes, is only slower.
             let _ = fcntl(&entry, FcntlArg::F_SETPIPE_SZ(LANE_BYTES));
             let (orders, received) = channel();
             let (complete, when_idle) = (complete.clone(), when_idle.clone());
@@ -117,7 +114,8 @@ impl<'scope, T: Send + 'scope> Lanes<'scope, T> {
         Ok(Passage { lane, len: 0 })
     }
 
-    /// Moves what `source` has, up to the end of the chunk; the bytes, 0 at the end of the stream.
+    /// Moves the available bytes of `source`, up to the end of the chunk. Returns their number, 0 at the end of the
+    /// stream.
     fn feed(&self, passage: &mut Passage, source: &File) -> io::Result<usize> {
         let lane = &self.lanes[passage.lane];
         let lacking = CHUNK_BYTES - passage.len;
@@ -139,7 +137,7 @@ impl<'scope, T: Send + 'scope> Lanes<'scope, T> {
         Ok(moved)
     }
 
-    /// Ends a full chunk.
+    /// Completes a full chunk.
     pub(crate) fn complete(&self, passage: &Passage, with: T) -> io::Result<()> {
         self.order(passage.lane, Order::Complete(with))
     }
@@ -147,7 +145,8 @@ impl<'scope, T: Send + 'scope> Lanes<'scope, T> {
     /// Waits for all threads. Returns the unfinished chunk and its length.
     pub(crate) fn finish(self, unfinished: io::Result<Passage>) -> io::Result<(Buffer, usize)> {
         let ordered = unfinished.and_then(|passage| self.order(passage.lane, Order::HandBack));
-        // All of them first: a lane that failed says more than the order that did not reach it.
+        // All results are collected first: the error of a failed lane is more specific than the error of an undelivered
+        // order.
         let lanes = self.lanes.into_iter().map(|lane| {
             drop((lane.entry, lane.orders));
             lane.thread.join().unwrap_or_else(|_| Err(broken()))
@@ -163,12 +162,13 @@ impl<'scope, T: Send + 'scope> Lanes<'scope, T> {
     }
 }
 
-/// A lane's thread ended early: its own error says why, when the lanes are joined.
+/// Returns the error for an order to a thread that has ended. The thread's own error is reported when the lanes are
+/// joined.
 fn broken() -> io::Error {
     io::Error::new(io::ErrorKind::BrokenPipe, "a copying thread ended early")
 }
 
-/// The thread of a lane. Ends with the orders; returns a chunk that was handed back.
+/// Body of a lane's thread. Ends with the last order; returns an unfinished chunk.
 fn work<T>(
     mut exit: File,
     orders: &Receiver<Order<T>>,
@@ -190,7 +190,7 @@ fn work<T>(
             }
             (Order::HandBack, handed_back) => return Ok(handed_back),
             (Order::Copy(_) | Order::Complete(_), None) => {
-                let message = "a copying thread was told to go on without a chunk";
+                let message = "a copying thread received data without a chunk";
                 return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
             }
         }
@@ -206,7 +206,7 @@ mod tests {
     fn a_lane_that_failed_says_why_and_not_that_it_is_gone() {
         let error = std::thread::scope(|scope| {
             let lanes = Lanes::open(scope, 2, |_, ()| ()).unwrap();
-            // Its first order ends the lane; sooner or later another one cannot be given.
+            // The first order ends the lane, so one of the following cannot be delivered.
             let undelivered = loop {
                 if let Err(error) = lanes.order(1, Order::Complete(())) {
                     break error;

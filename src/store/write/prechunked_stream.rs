@@ -1,4 +1,4 @@
-//! A stream that consists of chunks of another store. They are named and encoded already and enter the image without
+//! Stream that consists of another store's chunks. They are already named and encoded, and enter the image without
 //! being cut, hashed or compressed again.
 
 use std::sync::Arc;
@@ -10,14 +10,13 @@ use crate::store::format::chunk::{CHUNK_BYTES, Hash};
 use crate::store::format::cipher::OVERHEAD_BYTES;
 use crate::store::format::codec::Codec;
 
-/// A stream being put together. Dropped before `finish`, it keeps the image from being
-/// committed.
+/// Stream under construction. If it is dropped before `finish`, the image cannot be committed.
 pub(crate) struct PrechunkedStream {
     shared: Arc<Shared>,
     stream: u32,
     position: u32,
     raw_len: u64,
-    /// Room for a sealed chunk, in an encrypted store.
+    /// Buffer for a sealed chunk, in an encrypted store.
     sealed: Vec<u8>,
 }
 
@@ -32,7 +31,7 @@ impl PrechunkedStream {
         })
     }
 
-    /// Adds a chunk; `encoded` is one of the forms of `raw_len` bytes that have this name.
+    /// Adds a chunk of `raw_len` bytes with this name; `encoded` is its encoded form.
     pub(crate) fn chunk(
         &mut self,
         raw_len: u32,
@@ -52,7 +51,7 @@ impl PrechunkedStream {
         Ok(())
     }
 
-    /// Adds a chunk that was added before, to this stream or another of the image.
+    /// Adds a chunk that is already part of this stream or another one of the image.
     pub(crate) fn again(&mut self, raw_len: u32, name: Hash) -> Result<(), WriteError> {
         let position = self.next(raw_len)?;
         let builder = &self.shared.builder;

@@ -1,7 +1,6 @@
-//! A stream being written: bytes go into buffers, full buffers to the workers.
+//! Writer of a stream: fills buffers and passes full ones to the workers.
 //!
-//! Runs while the job is frozen, so it does nothing but copy, and look for zeros, which
-//! take no memory then.
+//! This code runs while the job is frozen, so it only copies data and detects zeros, which then take no memory.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -14,14 +13,13 @@ use super::worker::Shared;
 use crate::store::error::WriteError;
 use crate::store::format::chunk::{self, CHUNK_BYTES};
 
-/// Pieces of a stream: 16 TiB. They are cut into less than 64 times as many chunks.
+/// Maximum number of pieces in a stream: 16 TiB. A piece is cut into less than 64 chunks.
 const PIECES_MAX: u32 = u32::MAX / 64;
 
-/// Bytes that are read of a pipe before lanes are opened: whole chunks, more than most of CRIU's files have.
+/// Number of bytes read from a pipe before lanes are opened: complete chunks, more than most of CRIU's files have.
 const START_BYTES: u64 = 4 * CHUNK_BYTES as u64;
 
-/// A stream being written, by one thread. It must be finished; dropping it makes the
-/// image fail.
+/// Stream being written by one thread. If it is dropped before it is finished, the image fails.
 #[derive(Debug)]
 pub struct StreamWriter {
     shared: Arc<Shared>,
@@ -29,7 +27,7 @@ pub struct StreamWriter {
     stream: u32,
     position: u32,
     raw_len: u64,
-    /// The piece that is being filled.
+    /// Piece being filled.
     current: Option<Filling>,
     state: StreamState,
 }
@@ -46,7 +44,7 @@ enum StreamState {
     Finished,
 }
 
-/// Opens streams of an image, from any thread. Of no use once the image is settled, or given up.
+/// Opener of an image's streams, usable from any thread. Fails after the image is settled or abandoned.
 #[derive(Clone, Debug)]
 pub struct StreamOpener {
     shared: Arc<Shared>,
@@ -59,10 +57,10 @@ impl StreamOpener {
         }
     }
 
-    /// Opens a stream as [`ImageWriter::stream`](crate::store::ImageWriter::stream) does.
+    /// Opens a stream like [`ImageWriter::stream`](crate::store::ImageWriter::stream).
     ///
     /// # Errors
-    /// As there.
+    /// The same.
     pub fn open(&self, name: &str) -> Result<StreamWriter, WriteError> {
         self.shared.work_queue.check()?;
         StreamWriter::open(&self.shared, name)
@@ -82,8 +80,7 @@ impl StreamWriter {
         })
     }
 
-    /// Reads `source` to its end into the stream; returns how many bytes that were.
-    /// Blocks while the buffer is full.
+    /// Reads `source` to its end into the stream and returns the number of bytes. Blocks while the buffer is full.
     ///
     /// # Errors
     /// The source or the image failed. The stream cannot be finished then.
@@ -100,11 +97,11 @@ impl StreamWriter {
         }
     }
 
-    /// Copies as [`StreamWriter::copy_from`] does, out of a pipe, with `lanes` threads; with fewer than two it is the
-    /// same. Only a stream of some length is worth the threads.
+    /// Copies like [`StreamWriter::copy_from`] from a pipe, with `lanes` threads. Fewer than two lanes, or a short
+    /// stream, are copied by this thread.
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`StreamWriter::copy_from`].
     pub fn copy_from_pipe(&mut self, pipe: &File, lanes: usize) -> Result<u64, WriteError> {
         let mut source = pipe;
         if lanes < 2 {
@@ -119,7 +116,7 @@ impl StreamWriter {
             Some(Filling { buffer, len: 0 }) => {
                 Ok(start + self.copy_in_lanes(pipe, lanes, Some(buffer))?)
             }
-            // Lanes take whole pieces only, and one was begun before.
+            // Lanes take complete pieces only, and this piece is partly filled.
             begun @ Some(_) => {
                 self.current = begun;
                 Ok(start + self.copy_from(&mut source)?)
@@ -127,7 +124,7 @@ impl StreamWriter {
         }
     }
 
-    /// `spare`: a buffer that the stream has already.
+    /// Copies through lanes; `spare` is a buffer that the stream already holds.
     fn copy_in_lanes(
         &mut self,
         pipe: &File,
@@ -221,7 +218,7 @@ impl StreamWriter {
         Ok(self.current.insert(filling))
     }
 
-    /// Counts `len` bytes that were put into the chunk, and sends it off when it is full.
+    /// Counts `len` new bytes in the piece and passes it on if it is full.
     fn filled(&mut self, len: usize) -> Result<(), WriteError> {
         self.raw_len += len as u64;
         if let Some(filling) = &mut self.current {
@@ -234,7 +231,7 @@ impl StreamWriter {
         let position = self.next_position()?;
         let work_queue = &self.shared.work_queue;
         if chunk::is_zero(&full.buffer) {
-            // Costs no memory: the buffer is filled again.
+            // The buffer is not used up: it is filled again.
             work_queue.push_zeros(self.stream, position);
             self.current = Some(Filling { len: 0, ..full });
         } else {
@@ -252,7 +249,7 @@ impl StreamWriter {
     }
 }
 
-/// Sends off a full piece that a lane has copied.
+/// Passes on a full piece that a lane has copied.
 fn take_piece(shared: &Shared, stream: u32, position: u32, buffer: Buffer) {
     if chunk::is_zero(&buffer) {
         shared.work_queue.release(buffer);
@@ -287,7 +284,7 @@ mod tests {
     use crate::store::format::codec::tests::noise;
     use crate::store::tests::support::{OPTIONS, read_stream, temporary_store};
 
-    /// Writes `head`, then `tail` through a pipe; returns the buffers that did not come back.
+    /// Writes `head`, then `tail` through a pipe; returns the number of buffers that were not returned.
     fn buffers_lost(head: &[u8], tail: &[u8]) -> usize {
         let (_folder, store) = temporary_store();
         let lock = store.lock().unwrap();

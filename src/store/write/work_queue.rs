@@ -9,15 +9,17 @@
 //! Holding ── start ──▶ Running ── close ──▶ Closing ── queue empty ──▶ workers leave
 //!    └──────────────────── stop (abort, failure) ───────────────────▶ workers leave
 //! ```
-//! While Holding, workers take pieces only as far as there are cores to spare, or when a
-//! stream waits for a buffer: the others belong to the freeze until memory runs out. Each open stream may have one buffer
-//! even when all are taken and nothing is on its way back, because its source may be
-//! waiting for another stream to be read. A full chunk that a lane still copies is on
-//! its way back (see [`Passing`]), so a stream has only one such buffer however many
-//! lanes it has. The last pieces of an open stream, whose next cut is not known, are not.
-//! So memory is at most the buffer, three pieces for each open stream, and
-//! `SMALL_BYTES_MAX`. Where a job stands still while Holding, a stream does not wait longer than it may for a buffer
-//! when none comes back: the image fails. Knows nothing of hashes or packs.
+//! While Holding, the cores belong to the freeze: only the spare workers take pieces, and others do only if a stream
+//! waits for a buffer.
+//!
+//! An open stream may get one buffer beyond the limit if all are taken and none will be returned, because its source
+//! may be waiting until another stream is read. A full chunk that a lane still copies counts as being returned (see
+//! [`Passing`]), so a stream gets only one such buffer, whatever its number of lanes. The last pieces of an open
+//! stream, whose next cut is unknown, do not count. So memory is limited to the buffer, three pieces for each open
+//! stream, and `SMALL_BYTES_MAX`.
+//!
+//! If the job is frozen while Holding and no buffer is returned within the stall limit, the image fails. This module is
+//! independent of hashes and packs.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -37,13 +39,13 @@ use piece::Bytes;
 pub(crate) use piece::{Piece, Work};
 use stall::Stall;
 
-/// The end of a stream up to this length is copied, so that a stream of 200 bytes does
-/// not keep a whole buffer.
+/// Maximum length at which the end of a stream is copied out of its buffer, so that a stream of 200 bytes does not
+/// occupy one.
 const SMALL_BYTES: usize = 64 * 1024;
-/// Copies waiting at a time: the ends of ten thousand of CRIU's files at 1.5 KiB.
+/// Limit on waiting copies: the ends of ten thousand of CRIU's files at 1.5 KiB.
 const SMALL_BYTES_MAX: usize = 16 << 20;
 
-/// Threads that populate memory: beyond these the kernel's own locks are the limit.
+/// Maximum number of threads that populate memory; more would wait for the kernel's locks.
 const POPULATE_THREADS_MAX: usize = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,50 +58,50 @@ enum Phase {
 #[derive(Debug)]
 struct State {
     phase: Phase,
-    /// Workers that may be at work while Holding.
+    /// Number of workers that may run while Holding.
     spare_workers: usize,
     stopped: Option<Arc<WriteError>>,
     free: Vec<Buffer>,
-    /// Buffers of slabs, free or not.
+    /// Number of buffers in slabs, free or not.
     mapped: usize,
     queue: VecDeque<Work<Bytes>>,
     small_bytes: usize,
-    /// Workers that are at work.
+    /// Number of busy workers.
     busy: usize,
-    /// Full chunks that lanes have.
+    /// Number of full chunks in lanes.
     passing: usize,
-    /// Streams that wait for a buffer.
+    /// Number of streams that wait for a buffer.
     waiting: usize,
-    /// Number of times that a worker finished something.
+    /// Number of times that a worker became idle.
     rests: u64,
-    /// Limit on the time in which the store may take nothing while Holding.
+    /// Limit on the time without a finished piece while Holding.
     stall_limit: Option<Duration>,
 }
 
 impl State {
-    /// Returns true if a buffer will come back without any stream's doing.
+    /// Returns true if a buffer will be returned without any stream's action.
     fn is_moving(&self) -> bool {
         !self.queue.is_empty() || self.busy > 0 || self.passing > 0
     }
 }
 
-/// Shared by the streams and the workers of an image.
+/// Queue shared by the streams and the workers of an image.
 #[derive(Debug)]
 pub(crate) struct WorkQueue {
     buffers_max: usize,
-    /// Bytes that came from the streams.
+    /// Counter of bytes received from the streams.
     pub(crate) taken: ByteCounter,
-    /// Bytes that the workers have finished.
+    /// Counter of bytes that the workers have finished.
     pub(crate) stored: ByteCounter,
     state: Mutex<State>,
-    /// Something for workers changed.
+    /// Signals a change to workers.
     work: Condvar,
-    /// Something for waiting streams changed.
+    /// Signals a change to waiting streams.
     space: Condvar,
 }
 
 impl WorkQueue {
-    /// `buffer`: bytes that pieces may take together.
+    /// Creates a queue; `buffer` limits the bytes in pieces.
     pub(crate) fn new(buffer: u64) -> Self {
         let buffers = usize::try_from(buffer).unwrap_or(usize::MAX) / CHUNK_BYTES;
         Self {
@@ -125,14 +127,14 @@ impl WorkQueue {
         }
     }
 
-    /// Maps and populates buffers until `bytes` are there, within the limit. Where the
-    /// kernel has no memory to give, later calls try again.
+    /// Maps and populates buffers until `bytes` are available, within the limit. If the kernel has no memory, later
+    /// calls try again.
     pub(crate) fn reserve(&self, bytes: u64) {
         let wanted = usize::try_from(bytes.div_ceil(CHUNK_BYTES as u64)).unwrap_or(usize::MAX);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         std::thread::scope(|scope| {
             for _ in 1..cores.min(POPULATE_THREADS_MAX) {
-                // One thread less is only slower.
+                // A missing thread only reduces the speed.
                 let _ = Builder::new().spawn_scoped(scope, || self.populate(wanted));
             }
             self.populate(wanted);
@@ -163,7 +165,7 @@ impl WorkQueue {
         }
     }
 
-    /// Takes the right to map up to `wanted` buffers in one slab; returns how many.
+    /// Reserves up to `wanted` buffers for mapping in one slab; returns their number.
     fn claim_slab(&self, state: &mut State, wanted: usize) -> usize {
         let room = self.buffers_max - state.mapped;
         let count = wanted.min(room).min(SLAB_BUFFERS);
@@ -171,8 +173,8 @@ impl WorkQueue {
         count
     }
 
-    /// A buffer for a stream that has none; waits while all are on their way to workers, where
-    /// those get on or nobody stands still meanwhile.
+    /// Returns a buffer for a stream that has none. Waits while all buffers will be returned by workers; while the job
+    /// is frozen, the wait has the stall limit.
     pub(crate) fn acquire(&self) -> Result<Buffer, WriteError> {
         let mut state = locked(&self.state);
         let mut stall = Stall::begun(&state);
@@ -199,7 +201,7 @@ impl WorkQueue {
         }
     }
 
-    /// Gives a filled buffer to the workers.
+    /// Passes a filled buffer to the workers.
     pub(crate) fn push(&self, stream: u32, position: u32, buffer: Buffer, len: usize) {
         let piece = Bytes::Whole { buffer, len };
         self.enqueue(
@@ -237,7 +239,7 @@ impl WorkQueue {
         );
     }
 
-    /// Says that a stream has no more pieces than these.
+    /// Sets the number of pieces of a stream.
     pub(crate) fn push_end(&self, stream: u32, pieces: u32) {
         self.enqueue(locked(&self.state), Work::End { stream, pieces });
     }
@@ -250,7 +252,7 @@ impl WorkQueue {
         }
     }
 
-    /// Takes back a buffer that carries nothing.
+    /// Takes back a buffer without data.
     pub(crate) fn release(&self, buffer: Buffer) {
         self.put_back(&mut locked(&self.state), buffer);
     }
@@ -262,7 +264,7 @@ impl WorkQueue {
         self.space.notify_one();
     }
 
-    /// Returns a worker's next work, until it calls `rest`; `None` when it must leave.
+    /// Returns a worker's next work, which is in progress until the call of `rest`; `None` if the worker must exit.
     pub(crate) fn take(self: &Arc<Self>) -> Option<Work<Piece>> {
         let mut state = locked(&self.state);
         loop {
@@ -310,7 +312,7 @@ impl WorkQueue {
         }
     }
 
-    /// A worker is done with what it took.
+    /// Marks a worker as idle again.
     pub(crate) fn rest(&self) {
         let mut state = locked(&self.state);
         state.busy -= 1;
@@ -318,38 +320,38 @@ impl WorkQueue {
         self.wake_if_still(&state);
     }
 
-    /// Counts a full chunk that a lane has, until it is pushed or released.
+    /// Counts a full chunk in a lane, until it is pushed or released.
     pub(crate) fn passing(&self) -> Passing<'_> {
         locked(&self.state).passing += 1;
         Passing { work_queue: self }
     }
 
-    /// Buffers of slabs that are not free.
+    /// Returns the number of slabs' buffers that are not free.
     #[cfg(test)]
     pub(crate) fn buffers_lost(&self) -> usize {
         let state = locked(&self.state);
         state.mapped - state.free.len()
     }
 
-    /// Whoever waits when nothing moves any more may have a buffer of its own.
+    /// Wakes waiting streams if no buffer will be returned, so that each gets a buffer of its own.
     fn wake_if_still(&self, state: &State) {
         if !state.is_moving() {
             self.space.notify_all();
         }
     }
 
-    /// Lets so many workers take pieces while Holding.
+    /// Allows this many workers to take pieces while Holding.
     pub(crate) fn spare(&self, workers: usize) {
         locked(&self.state).spare_workers = workers;
         self.work.notify_all();
     }
 
-    /// Lets workers take pieces as they come.
+    /// Allows all workers to take pieces.
     pub(crate) fn start(&self) {
         self.advance(Phase::Running);
     }
 
-    /// Lets workers leave once the queue is empty.
+    /// Lets workers exit when the queue is empty.
     pub(crate) fn close(&self) {
         self.advance(Phase::Closing);
     }
@@ -359,7 +361,7 @@ impl WorkQueue {
         self.work.notify_all();
     }
 
-    /// Ends everything; the first reason stays.
+    /// Stops all streams and workers; the first reason is kept.
     pub(crate) fn stop(&self, error: WriteError) {
         let mut state = locked(&self.state);
         state.stopped.get_or_insert_with(|| Arc::new(error));
@@ -369,7 +371,7 @@ impl WorkQueue {
         self.space.notify_all();
     }
 
-    /// Fails once `stop` was called.
+    /// Returns an error after `stop`.
     pub(crate) fn check(&self) -> Result<(), WriteError> {
         match &locked(&self.state).stopped {
             Some(error) => Err(WriteError::Stopped(Arc::clone(error))),
@@ -378,8 +380,7 @@ impl WorkQueue {
     }
 }
 
-/// A full chunk on its way through a lane. Dropped after the chunk was pushed or released, or with
-/// a lane that failed.
+/// Full chunk passing through a lane. Dropped after the chunk was pushed or released, or if the lane failed.
 #[derive(Debug)]
 pub(crate) struct Passing<'work_queue> {
     work_queue: &'work_queue WorkQueue,

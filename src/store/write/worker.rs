@@ -1,4 +1,4 @@
-//! A worker of an image under construction: cuts pieces into chunks, names each chunk by its hash and puts new chunks into
+//! Worker of an image under construction: cuts pieces into chunks, names each chunk by its hash and adds new chunks to
 //! the image's packs.
 
 use std::sync::{Arc, Mutex};
@@ -16,7 +16,7 @@ use crate::store::format::codec::{Codec, Encoder};
 use crate::store::format::store_folder::Store;
 use crate::sync::locked;
 
-/// Niceness of the workers: the job's threads matter more.
+/// Niceness of the workers: the job's threads have priority.
 const NICENESS: i32 = 10;
 
 /// State that the workers of an image share.
@@ -25,14 +25,13 @@ pub(crate) struct Shared {
     pub(crate) store: Store,
     pub(crate) work_queue: Arc<WorkQueue>,
     pub(crate) builder: ManifestBuilder,
-    /// A chunker for each stream.
+    /// Chunkers by stream.
     pub(crate) cutters: Mutex<Vec<Chunker<Arc<Piece>>>>,
     pub(crate) sink: PackSink,
 }
 
 impl Shared {
-    /// Hands a piece to its stream's cutter; returns the stream and its chunks that are
-    /// complete now.
+    /// Passes a piece to its stream's chunker; returns the stream and its chunks that are complete now.
     fn cut(&self, work: Work<Piece>) -> (u32, Vec<Cut<Arc<Piece>>>) {
         match work {
             Work::Piece {
@@ -57,7 +56,7 @@ impl Shared {
         }
     }
 
-    /// Appends an encoded chunk to the image's packs; `sealed` has room for its sealed form.
+    /// Appends an encoded chunk to the image's packs; `sealed` is a buffer for its sealed form.
     pub(crate) fn put(
         &self,
         name: Hash,
@@ -98,9 +97,9 @@ impl Shared {
 pub(crate) struct Worker {
     shared: Arc<Shared>,
     encoder: Encoder,
-    /// Buffer in which a chunk is assembled that lies in several pieces.
+    /// Buffer for a chunk that spans several pieces.
     chunk: Vec<u8>,
-    /// Its sealed form, in an encrypted store.
+    /// Sealed form of the chunk, in an encrypted store.
     sealed: Vec<u8>,
 }
 
@@ -114,7 +113,7 @@ impl Worker {
         })
     }
 
-    /// Works until the flow ends. A failure stops the whole image.
+    /// Works until the queue ends. An error stops the whole image.
     pub(crate) fn run(mut self) {
         let shared = Arc::clone(&self.shared);
         let _alarm = Alarm(&shared.work_queue);
@@ -124,9 +123,9 @@ impl Worker {
     }
 
     fn work(&mut self) -> Result<(), WriteError> {
-        // The thread's own: the job's threads win where there are not cores for all.
+        // Applies to this thread only: the job's threads have priority if there are too few cores.
         if let Err(error) = rustix::process::nice(NICENESS) {
-            tracing::debug!(%error, "a worker of the store keeps its priority");
+            tracing::debug!(%error, "cannot lower the priority of a store worker");
         }
         let shared = Arc::clone(&self.shared);
         while let Some(work) = shared.work_queue.take() {
@@ -197,7 +196,7 @@ impl Worker {
     }
 }
 
-/// Stops the image when its worker panics, so that nobody waits for it.
+/// Guard that stops the image if its worker panics, so that no thread waits for it.
 struct Alarm<'a>(&'a WorkQueue);
 
 impl Drop for Alarm<'_> {

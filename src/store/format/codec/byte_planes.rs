@@ -1,17 +1,17 @@
-//! Byte planes: a chunk of numbers is stored as the first bytes of all, then their second
-//! bytes, and so on, each plane as it is or entropy coded.
+//! Byte planes: a chunk of numbers is stored as the first bytes of all numbers, then their second bytes, and so on.
+//! Each plane is stored raw or entropy coded.
 //!
-//! In an array of floating-point numbers the byte with the exponent takes few values and
-//! the bytes of the mantissa are noise. Apart, the first loses more than half of its bits to
-//! a Huffman code, and the others need not be looked at: float32 gets a sixth smaller and
-//! bfloat16 a third, at a multiple of zstd's speed, which finds no matches in either.
+//! In an array of floating-point numbers the byte with the exponent takes few values and the bytes of the mantissa are
+//! noise. In a plane of its own, the exponent byte loses more than half of its bits to a Huffman code, and the other
+//! planes need no coding. float32 gets a sixth smaller and bfloat16 a third, several times faster than with zstd, which
+//! finds no matches in either.
 //!
 //! ```text
 //! u8    width of a number: 2, 4 or 8
-//! for each plane, that of the lowest address first:
+//! for each plane, starting with the lowest address:
 //! u32   length, little-endian
-//!       that many bytes: the plane itself if it is as long as that, else one zstd frame
-//! then the bytes past the last whole number
+//!       content: the raw plane if it has the plane's length, else one zstd frame
+//! then the bytes after the last complete number
 //! ```
 
 use std::io;
@@ -22,7 +22,7 @@ use zstd::zstd_safe::{CParameter, ParamSwitch, Strategy};
 use super::super::chunk::CHUNK_BYTES;
 use super::{byte_shuffle, damaged, pays};
 
-/// Number of bytes of a number.
+/// Size of a number in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Width {
@@ -35,9 +35,9 @@ pub(super) enum Width {
 }
 
 impl Width {
-    /// The most planes there can be.
+    /// Maximum number of planes.
     pub(super) const PLANES_MAX: usize = 8;
-    /// Narrow to wide.
+    /// All widths, in ascending order.
     pub(super) const ALL: [Self; 3] = [Self::Two, Self::Four, Self::Eight];
 
     pub(super) fn bytes(self) -> usize {
@@ -49,23 +49,23 @@ impl Width {
     }
 }
 
-/// The width of the numbers, and the planes that a Huffman code makes shorter.
+/// Width of the numbers, and the planes that a Huffman code shortens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
     pub(super) width: Width,
-    /// A bit for each plane, the lowest for the lowest address.
+    /// Bit mask of the coded planes; the lowest bit is the plane of the lowest address.
     pub(super) coded: u8,
 }
 
-/// Largest size of the stored form besides its planes.
+/// Maximum size of the stored form without the planes' contents.
 pub(super) const HEADERS_BYTES_MAX: usize = 1 + Width::PLANES_MAX * LENGTH_BYTES;
 const LENGTH_BYTES: usize = size_of::<u32>();
 
-/// Distance at which zstd looks for matches, so large that it finds none and codes literals only: its own limit.
-/// Matches within an exponent plane are chance; they cost time and bits.
+/// Distance of zstd's search for matches, at zstd's own maximum, so that it finds none and codes literals only. Matches
+/// within an exponent plane are coincidental; they cost time and bits.
 const SEARCH_STEP_BYTES: u32 = 128 * 1024;
 
-/// Takes chunks apart, with its own memory.
+/// Splitter of chunks into planes, with its own memory.
 pub(super) struct Packer {
     huffman: Compressor<'static>,
     planes: Vec<u8>,
@@ -91,8 +91,8 @@ impl Packer {
         })
     }
 
-    /// Writes the stored form of a chunk to the beginning of `output`, which has room for
-    /// the worst case of zstd and [`HEADERS_BYTES_MAX`] more, and returns its length.
+    /// Writes the stored form of a chunk to the beginning of `output` and returns its length. `output` must have room
+    /// for zstd's worst case and another [`HEADERS_BYTES_MAX`].
     pub(super) fn pack(&mut self, raw: &[u8], plan: Plan, output: &mut [u8]) -> io::Result<usize> {
         let width = plan.width.bytes();
         let (numbers, rest) = raw.split_at(raw.len() - raw.len() % width);
@@ -129,7 +129,7 @@ impl Packer {
     }
 }
 
-/// Puts chunks together, with its own memory.
+/// Assembler of chunks from planes, with its own memory.
 pub(super) struct Unpacker {
     decoded: Vec<u8>,
 }
@@ -141,8 +141,7 @@ impl Unpacker {
         }
     }
 
-    /// Fills all of `raw`, which is at most a chunk; stored bytes that make more or less
-    /// than that are an error.
+    /// Fills `raw`, which is at most a chunk. Stored bytes that decode to a different length are an error.
     pub(super) fn unpack(
         &mut self,
         zstd: &mut Decompressor<'static>,
@@ -156,7 +155,7 @@ impl Unpacker {
         let plane_len = numbers_len / width.bytes();
         let mut planes: [&[u8]; Width::PLANES_MAX] = [&[]; Width::PLANES_MAX];
         let mut decoded = &mut self.decoded[..];
-        // Fewer bytes than a number has are stored without planes.
+        // A chunk shorter than one number has no planes.
         let count = if plane_len == 0 { 0 } else { width.bytes() };
         for plane in &mut planes[..count] {
             let length = take(&mut stored, LENGTH_BYTES)?;

@@ -1,17 +1,16 @@
 //! Conversion between numbers and planes of their bytes.
 //!
-//! Written so that the compiler makes vector instructions of it on every target: one
-//! pass separates even from odd bytes, and as many passes as the width is a power of two
-//! leave the planes in their order. Three times faster than one pass over each number
-//! (x86-64 with SSE2: 20 GB/s a pass). Knows nothing of what is in the planes.
+//! The loops are written so that the compiler vectorizes them on every target. One pass separates even from odd bytes;
+//! log2(width) passes leave the planes in order. This is three times faster than one pass over each number (x86-64 with
+//! SSE2: 20 GB/s per pass). The content of the planes is irrelevant here.
 
 use super::byte_planes::Width;
 
-/// Numbers that are put together at a time: with all that is between, a third of a core's first cache.
+/// Number of numbers joined at a time: with all intermediate data, a third of a core's L1 cache.
 const TILE: usize = 1024;
 
-/// Fills `planes` with the first bytes of all numbers, then their second bytes, and so
-/// on. `spare` ends up holding anything. All three are of one length, a multiple of the width.
+/// Fills `planes` with the first bytes of all numbers, then their second bytes, and so on. `spare` is scratch space.
+/// All three slices have the same length, a multiple of the width.
 pub(super) fn split(numbers: &[u8], width: Width, planes: &mut [u8], spare: &mut [u8]) {
     match width {
         Width::Two => unzip(numbers, planes),
@@ -27,10 +26,9 @@ pub(super) fn split(numbers: &[u8], width: Width, planes: &mut [u8], spare: &mut
     }
 }
 
-/// The reverse of [`split`]: `planes` are at least as many as a number has bytes, each as long as there
-/// are numbers.
+/// Reverses [`split`]. There must be one plane for each byte of a number, each as long as the count of numbers.
 ///
-/// Goes through them tile by tile, so that what is between two passes stays in the fastest cache.
+/// The work is done in tiles, so that intermediate data stay in the fastest cache.
 pub(super) fn join(planes: &[&[u8]], width: Width, numbers: &mut [u8]) {
     let mut pairs = [[0; 2 * TILE]; 4];
     let mut fours = [[0; 4 * TILE]; 2];
@@ -63,10 +61,10 @@ pub(super) fn join(planes: &[&[u8]], width: Width, numbers: &mut [u8]) {
     }
 }
 
-/// Even bytes to the first half, odd ones to the second.
+/// Copies the even bytes to the first half and the odd bytes to the second.
 #[expect(
     clippy::cast_possible_truncation,
-    reason = "a narrowing cast is what becomes one instruction"
+    reason = "a narrowing cast compiles to one instruction"
 )]
 fn unzip(bytes: &[u8], halves: &mut [u8]) {
     let (pairs, _) = bytes.as_chunks::<2>();
@@ -79,7 +77,7 @@ fn unzip(bytes: &[u8], halves: &mut [u8]) {
     }
 }
 
-/// Takes bytes from both in turn; each is half as long as `bytes`.
+/// Interleaves the bytes of both slices; each is half as long as `bytes`.
 fn zip(even: &[u8], odd: &[u8], bytes: &mut [u8]) {
     let (pairs, _) = bytes.as_chunks_mut::<2>();
     for ((pair, even), odd) in pairs.iter_mut().zip(even).zip(odd) {

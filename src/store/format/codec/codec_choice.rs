@@ -1,15 +1,15 @@
-//! The choice of a chunk's encoding from a sample of it.
+//! Choice of a chunk's encoding by a sample of the chunk.
 //!
-//! Two questions are asked of a sixteenth of the chunk, taken from four places:
+//! The sample is a sixteenth of the chunk, taken from four places. It answers two questions:
 //!
-//! - How uneven are the bytes at every eighth place? From eight histograms follows what
-//!   a Huffman code would make of the planes of every [`Width`].
-//! - Are there any matches? Zstd's fastest search tells, which codes no literals. Where
-//!   there are none, zstd could do no more than planes do.
+//! - How skewed are the bytes at each position modulo eight? Eight histograms give the length that a Huffman code would
+//!   have for the planes of every [`Width`].
+//! - Are there matches? Zstd's fastest search, which codes no literals, finds out. Without matches, zstd saves no more
+//!   than planes.
 //!
-//! Where there are both matches and planes that pay, a larger sample is compressed as the
-//! chunk would be. The rule: planes pay if they save a thirty-second of the chunk, and zstd,
-//! which takes longer to undo, if it saves a thirty-second more than they.
+//! If there are matches and planes pay, too, a larger sample is compressed with the chunk's settings. The rule: planes
+//! pay if they save a thirty-second of the chunk. Zstd, whose decompression takes longer, pays if it saves another
+//! thirty-second.
 
 use std::io;
 
@@ -19,30 +19,30 @@ use super::super::chunk::CHUNK_BYTES;
 use super::byte_planes::{Plan, Width};
 use super::{SAVED_FRACTION, pays};
 
-/// Parts of a sample, as far from each other as can be: a chunk may hold several things.
+/// Number of parts of a sample, spread over the chunk because it may hold different kinds of data.
 const PARTS: usize = 4;
-/// The sixteenth, in four parts.
+/// Length of a part as a divisor of the chunk's: four parts are a sixteenth.
 const PART_FRACTION: usize = 64;
-/// Smaller samples say nothing of matches.
+/// Minimum length of a part: matches in smaller samples are not representative.
 const PART_BYTES_MIN: usize = 1024;
-/// Size of a part of the sample. In smaller samples zstd finds too little of what it finds in the chunk.
+/// Length of a part in the larger sample. In smaller samples zstd finds too few of the chunk's matches.
 const TRIAL_PART_BYTES: usize = 4 * 1024;
-/// Longer ones than a trial takes.
+/// Maximum length of a sample.
 const SAMPLE_BYTES_MAX: usize = 2 * PARTS * TRIAL_PART_BYTES;
 const _: () = assert!(CHUNK_BYTES / PART_FRACTION <= TRIAL_PART_BYTES);
-// A counter, also one of merged histograms, may have to hold a whole sample.
+// Counters, including those of merged histograms, must hold the length of a whole sample.
 const _: () = assert!(SAMPLE_BYTES_MAX <= u16::MAX as usize);
 
-/// Searches for matches at several times the speed of level 1, and does nothing else.
+/// Level of the search for matches: several times the speed of level 1, with no other work.
 const SEARCH_LEVEL: i32 = -5;
-/// The highest level of a trial: higher ones take longer and find hardly more in a sample.
+/// Maximum level of a trial: higher levels take longer and find little more in a sample.
 const TRIAL_LEVEL_MAX: i32 = 1;
-/// Wider numbers take longer to put together: they must save this part of the chunk.
+/// Saving required for each wider width, as a divisor of the chunk's length: wider numbers take longer to assemble.
 const WIDER_FRACTION: usize = 128;
-/// A frame's headers and the description of its Huffman code.
+/// Size of a frame's headers and the description of its Huffman code.
 const CODE_BYTES: usize = 64;
 
-/// The way to store a chunk.
+/// Chosen way to store a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Choice {
     Raw,
@@ -50,7 +50,7 @@ pub(super) enum Choice {
     Planes(Plan),
 }
 
-/// Chooses, with its own memory.
+/// Sampler of chunks, with its own memory.
 pub(super) struct Sampler {
     search: Compressor<'static>,
     trial: Compressor<'static>,
@@ -84,8 +84,7 @@ impl Sampler {
             (true, false) => return Ok(Choice::Planes(plan)),
             (true, true) => {}
         }
-        // What matches alone save, zstd saves too; what it saves of the smaller sample it
-        // also saves of the larger one.
+        // Savings by matches are also savings of zstd, and savings in the smaller sample also occur in the larger one.
         let mut zstd_pays =
             searched + whole / SAVED_FRACTION < planes || self.zstd_pays(planes, whole)?;
         if !zstd_pays {
@@ -99,21 +98,22 @@ impl Sampler {
         })
     }
 
-    /// Returns true if zstd makes the sample a thirty-second smaller than planes, which make `planes` of `whole`.
+    /// Returns true if zstd makes the sample smaller than the planes do by a thirty-second. The planes take `planes`
+    /// bytes of `whole`.
     fn zstd_pays(&mut self, planes: usize, whole: usize) -> io::Result<bool> {
         let len = self.sample.len();
         let zstd = compressed(&mut self.trial, &self.sample, &mut self.output)?;
         Ok(zstd + len / SAVED_FRACTION < planes * len / whole)
     }
 
-    /// A chunk of less than twice the sample is its own sample.
+    /// Takes the sample. A chunk shorter than two samples is its own sample.
     fn take(&mut self, raw: &[u8], part: usize) {
         self.sample.clear();
         if raw.len() < 2 * PARTS * part {
             self.sample.extend_from_slice(raw);
             return;
         }
-        // Numbers stay where they are modulo their width.
+        // The position of numbers modulo their width must not change.
         let part = part.next_multiple_of(Width::PLANES_MAX);
         for place in 0..PARTS {
             let at = (raw.len() / PARTS * place).next_multiple_of(Width::PLANES_MAX);
@@ -136,7 +136,8 @@ impl Sampler {
         }
     }
 
-    /// The bytes that the best planes of the sample take, of a chunk of that length.
+    /// Returns the number of bytes that the best planes of the sample would take for a chunk of this length, and the
+    /// plan.
     fn planes(&self, raw_len: usize) -> (usize, Plan) {
         let len = self.sample.len();
         let code_bytes = CODE_BYTES * len / raw_len.max(1);
@@ -168,7 +169,7 @@ impl Sampler {
             })
     }
 
-    /// The bytes at `place` and every `width` further.
+    /// Returns the counts of the bytes at `place` and at every `width` after it.
     fn merged(&self, place: usize, width: usize) -> Counts {
         let mut merged = self.counts[place];
         for counts in self.counts[place..].iter().step_by(width).skip(1) {
@@ -189,17 +190,17 @@ fn compressed(
     zstd.compress_to_buffer(sample, output)
 }
 
-/// Number of occurrences of each byte.
+/// Number of occurrences of each byte value.
 #[derive(Clone, Copy)]
 struct Counts([u16; 256]);
 
 impl Counts {
-    /// Terms that are added apart, so that they can be added at once.
+    /// Number of independent sums, so that the additions can be vectorized.
     const LANES: usize = 8;
 
-    /// Estimates the length of these bytes in a Huffman code. It is computed from the entropy of the counts, which is
-    /// too low by half a bit for each kind of byte seen (Miller and Madow), and is not below the one bit per byte that
-    /// such a code needs.
+    /// Estimates the length of these bytes in a Huffman code from the entropy of the counts. The entropy is corrected
+    /// by half a bit for each byte value seen (Miller and Madow), and the result is at least one bit per byte, as such
+    /// a code needs.
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -228,12 +229,12 @@ impl Counts {
     }
 }
 
-/// Within 0.01 for what is at least 1, and finite for 0; the standard one is no
-/// instruction and takes longer than the rest together.
+/// Approximates log2: within 0.01 for arguments from 1, and finite for 0. The standard function is not an instruction
+/// and would take longer than the rest.
 #[expect(clippy::cast_precision_loss, reason = "the exponent has eight bits")]
 fn log2(x: f32) -> f32 {
     let bits = x.to_bits();
-    // Only the signed conversion is an instruction.
+    // Only the conversion of a signed number is an instruction.
     let exponent = (bits >> 23).cast_signed() as f32 - 127.0;
     let mantissa = f32::from_bits(bits & 0x007f_ffff | 0x3f80_0000);
     exponent + (2.0 - mantissa * (1.0 / 3.0)) * mantissa - 5.0 / 3.0

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::byte_planes::{Plan, Width};
 use super::*;
 
-/// Bytes that do not compress, the same for the same seed.
+/// Generates bytes that do not compress, determined by the seed.
 pub(in crate::store) fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     let mut hasher = blake3::Hasher::new();
@@ -19,7 +19,7 @@ pub(super) fn text(len: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Numbers as in the weights of a model: the sum of twelve even ones is nearly normal.
+/// Generates numbers distributed like the weights of a model: the sum of twelve uniform ones is nearly normal.
 fn normal(seed: u64, count: usize) -> impl Iterator<Item = f64> {
     let noise = noise(seed, count * 48);
     (0..count).map(move |at| {
@@ -49,7 +49,7 @@ pub(super) fn float64(len: usize) -> Vec<u8> {
     normal(3, len / 8).flat_map(f64::to_le_bytes).collect()
 }
 
-/// Encodes, decodes, compares; the form and its length.
+/// Encodes, decodes and compares; returns the encoding and the stored length.
 fn stored(raw: &[u8]) -> (Codec, usize) {
     let mut encoder = Encoder::new(1).unwrap();
     let (codec, stored) = encoder.encode(raw).unwrap();
@@ -159,7 +159,7 @@ fn the_lengths_that_fit_are_those_that_the_encoder_makes() {
     assert_eq!(Codec::from_disk(4), None);
 }
 
-/// Bytes with what the codecs look for: matches, uneven bytes, numbers, noise.
+/// Strategy for bytes with the features that the codecs look for: matches, skewed bytes, numbers, noise.
 fn bytes() -> impl Strategy<Value = Vec<u8>> {
     let piece = (0..6_u8, any::<u64>(), 0..40_000_usize).prop_map(|(kind, seed, len)| match kind {
         0 => noise(seed, len),
@@ -176,7 +176,7 @@ fn width() -> impl Strategy<Value = Width> {
     proptest::sample::select(&Width::ALL[..])
 }
 
-/// Returns the stored form, whether it pays or not.
+/// Returns the stored form, even if it does not save space.
 fn packed(raw: &[u8], plan: Plan) -> Vec<u8> {
     let mut output = vec![0; zstd::zstd_safe::compress_bound(CHUNK_BYTES) + HEADERS_BYTES_MAX];
     let len = Packer::new().unwrap().pack(raw, plan, &mut output).unwrap();
@@ -215,7 +215,7 @@ proptest! {
         let planes = packed(&raw, Plan { width, coded: u8::MAX });
         for (codec, mut stored) in [(Codec::Zstd, zstd), (Codec::Planes, planes)] {
             for (at, byte) in &damage {
-                // Half of it where the headers are.
+                // Half of the changes hit the headers.
                 let at = at.index(if byte % 2 == 0 { stored.len() } else { stored.len().min(64) });
                 stored[at] = *byte;
             }

@@ -1,4 +1,4 @@
-//! Manifest files made by hand: the one place that fuzzing needs to know their layout.
+//! Manual construction of manifest files: the only part of fuzzing that depends on their layout.
 
 use super::manifest_header::{
     CHECKED_LEN, FORMAT_OF_ONE_SUM, Header, NOT_SEALED, SEALED, u32_at, u64_at,
@@ -8,7 +8,7 @@ use crate::store::format::FORMAT;
 use crate::store::format::cipher::{OVERHEAD_BYTES, Secrets};
 use crate::store::format::image_id::ImageId;
 
-/// Makes the checksums of a manifest's file right, so that what they protect gets decoded.
+/// Corrects the checksums of a manifest's file, so that the protected content gets decoded.
 pub(in crate::store) fn reseal(file: &mut [u8]) {
     let Some((head, rest)) = file.split_first_chunk_mut::<CHECKED_LEN>() else {
         return;
@@ -28,7 +28,7 @@ pub(in crate::store) fn reseal(file: &mut [u8]) {
     }
 }
 
-/// A manifest's file with these two messages, whatever is in them, of a store with these secrets.
+/// Builds a manifest's file from two arbitrary messages, for a store with these secrets.
 pub(in crate::store) fn seal(
     id: ImageId,
     summary: &[u8],
@@ -58,7 +58,7 @@ pub(in crate::store) fn seal(
     file
 }
 
-/// The image that a file says it is of.
+/// Returns the image number in a file's header.
 pub(in crate::store) fn image_of(file: &[u8]) -> Option<ImageId> {
     let header = file.first_chunk::<CHECKED_LEN>()?;
     ImageId::new(u64_at(header, 16))

@@ -1,7 +1,7 @@
-//! The two messages of a manifest's file, and their way to and from plain data.
+//! The two messages in a manifest's file, and their conversion from and to plain data.
 //!
-//! Streams and chunks are columns of numbers, which protobuf packs and zstd shrinks.
-//! Columns that do not fit together are refused; what they mean is `manifest`'s to check.
+//! Streams and chunks are columns of numbers, which protobuf packs and zstd compresses. Columns of inconsistent lengths
+//! are refused; `manifest` checks the values.
 
 use prost::Message;
 
@@ -29,26 +29,26 @@ pub(crate) struct SummaryMessage {
     pack_lens: Vec<u64>,
 }
 
-/// Three groups of columns: one entry a stream, one a chunk, one a stored chunk.
+/// Message of three groups of columns, with an entry per stream, per chunk and per stored chunk.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct BodyMessage {
     #[prost(string, repeated, tag = "1")]
     stream_names: Vec<String>,
     #[prost(uint64, repeated, tag = "2")]
     stream_lens: Vec<u64>,
-    /// Number of `stream_chunks` of each stream.
+    /// Number of entries in `stream_chunks` for each stream.
     #[prost(uint32, repeated, tag = "3")]
     stream_counts: Vec<u32>,
     #[prost(uint32, repeated, tag = "4")]
     stream_chunks: Vec<u32>,
 
-    /// `KIND_ZERO` or the number of a codec, one byte a chunk.
+    /// `KIND_ZERO` or the number of a codec, one byte per chunk.
     #[prost(bytes = "vec", tag = "5")]
     chunk_kinds: Vec<u8>,
     #[prost(uint32, repeated, tag = "6")]
     chunk_lens: Vec<u32>,
 
-    /// 32 bytes a stored chunk.
+    /// Hashes, 32 bytes per stored chunk.
     #[prost(bytes = "vec", tag = "7")]
     hashes: Vec<u8>,
     #[prost(uint32, repeated, tag = "8")]

@@ -1,6 +1,7 @@
-//! The first bytes of a manifest: what it is, how long its parts are, whether they are sealed.
+//! Header of a manifest's file: identity, lengths of the parts, encryption flag.
 //!
-//! Says no to what cannot be before anything is read or allocated on its word. It knows nothing of the parts' content.
+//! Impossible values are refused before anything is read or allocated. The content of the parts is not interpreted
+//! here.
 
 use super::{META_BYTES_MAX, ManifestError, SUM_LEN};
 use crate::store::format::FORMAT;
@@ -8,18 +9,18 @@ use crate::store::format::cipher::{Cipher, Secrets};
 use crate::store::format::image_id::ImageId;
 
 const MAGIC: [u8; 8] = *b"CKPTMANI";
-/// Header without checksums.
+/// Length of the header without checksums.
 pub(super) const CHECKED_LEN: usize = 48;
-/// Meta and a table of 300 thousand packs, which is 300 TiB.
+/// Maximum length of a summary: the caller's data and a table of 300 thousand packs, which is 300 TiB.
 const SUMMARY_BYTES_MAX: usize = META_BYTES_MAX + (8 << 20);
-/// A body of 55 bytes a chunk for 19 million chunks, an image of more than a TiB.
+/// Maximum length of a body: 55 bytes per chunk for 19 million chunks, an image of more than a TiB.
 const BODY_BYTES_MAX: u64 = 1 << 30;
 pub(super) const NOT_SEALED: u32 = 0;
 pub(super) const SEALED: u32 = 1;
-/// The last format with one checksum for everything.
+/// Last format with a single checksum.
 pub(super) const FORMAT_OF_ONE_SUM: u32 = 1;
 
-/// The header, without checksums.
+/// Header without checksums.
 pub(super) struct Header {
     pub(super) format: u32,
     pub(super) needs: u32,
@@ -46,9 +47,7 @@ impl Header {
 
     pub(super) fn parse(bytes: &[u8; CHECKED_LEN], id: ImageId) -> Result<Self, ManifestError> {
         if bytes[..8] != MAGIC {
-            return Err(ManifestError::Damaged(
-                "it does not begin as a manifest does",
-            ));
+            return Err(ManifestError::Damaged("it has no manifest header"));
         }
         let header = Self {
             format: u32_at(bytes, 8),
@@ -64,7 +63,7 @@ impl Header {
             return Err(ManifestError::Newer { format });
         }
         if header.image != id.number() {
-            return Err(ManifestError::Damaged("it is that of another image"));
+            return Err(ManifestError::Damaged("it belongs to another image"));
         }
         if header.is_too_large() {
             return Err(ManifestError::Damaged("its lengths are impossible"));
@@ -78,19 +77,19 @@ impl Header {
         secrets: Option<&'a Secrets>,
     ) -> Result<Option<&'a Cipher>, ManifestError> {
         match (self.sealing, secrets) {
-            // Nothing was sealed then: without this, who has no key could say that it is.
+            // Format 1 had no encryption. Without this check, the flag could be forged without the key.
             (SEALED, _) if self.format == FORMAT_OF_ONE_SUM => {
-                Err(ManifestError::Damaged("its sealing is unknown"))
+                Err(ManifestError::Damaged("its encryption flag is unknown"))
             }
             (NOT_SEALED, None) => Ok(None),
             (SEALED, Some(secrets)) => Ok(Some(&secrets.manifests)),
             (NOT_SEALED, Some(_)) => Err(ManifestError::NotEncrypted),
             (SEALED, None) => Err(ManifestError::Encrypted),
-            (_, _) => Err(ManifestError::Damaged("its sealing is unknown")),
+            (_, _) => Err(ManifestError::Damaged("its encryption flag is unknown")),
         }
     }
 
-    /// Length of the whole file.
+    /// Returns the length of the whole file.
     pub(super) fn file_len(&self) -> u64 {
         let sums = match self.format {
             FORMAT_OF_ONE_SUM => SUM_LEN,

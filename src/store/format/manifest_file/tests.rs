@@ -13,7 +13,7 @@ fn read(bytes: &[u8]) -> Result<Manifest, ManifestError> {
     read_manifest(&path, example().id, None)
 }
 
-/// The file with its header changed and its checksums made right again.
+/// Changes the header of the example's file and corrects the checksums.
 fn reseal(change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut bytes = encode(&example(), None).unwrap();
     let summary_at = CHECKED_LEN + 2 * SUM_LEN;
@@ -27,7 +27,7 @@ fn reseal(change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     bytes
 }
 
-/// Writes the manifest as if its body had `body_len` bytes, none of which are there.
+/// Writes a manifest whose header declares a body of `body_len` bytes that does not exist.
 pub(in crate::store) fn write_without_body(path: &Path, manifest: &Manifest, body_len: u64) {
     let summary = summary_message(manifest).encode_to_vec();
     let header = Header {
@@ -47,7 +47,7 @@ pub(in crate::store) fn write_without_body(path: &Path, manifest: &Manifest, bod
 }
 
 #[test]
-fn a_manifest_comes_back_as_it_was() {
+fn manifest_round_trips() {
     let bytes = encode(&example(), None).unwrap();
     assert_eq!(read(&bytes).unwrap(), example());
 }
@@ -93,7 +93,7 @@ fn impossible_lengths_are_refused_before_anything_is_allocated() {
 }
 
 #[test]
-fn four_hundred_thousand_chunks_have_a_manifest_of_less_than_24_mebibytes() {
+fn manifest_of_400_000_chunks_takes_less_than_24_mib() {
     let count = 400_000_u32;
     let mut manifest = example();
     let len = 200_000;

@@ -21,7 +21,7 @@ fn a_new_store_is_private_and_opens_again() {
 }
 
 #[test]
-fn a_store_that_others_can_read_is_refused_with_the_line_that_helps() {
+fn store_readable_by_others_is_refused_with_a_remedy() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("it's");
     Store::create_or_open(&path).unwrap();
@@ -100,7 +100,7 @@ fn a_store_with_images_that_lost_its_format_is_not_made_anew() {
         }
         assert_eq!(fs::read(path.join(KEY_FILE)).unwrap(), check);
         fs::remove_file(path.join(file)).unwrap();
-        // A creation that was cut short leaves no more.
+        // The state after an interrupted creation.
         Store::create_or_open_with(&path, Some(&key(1))).unwrap();
     }
 }

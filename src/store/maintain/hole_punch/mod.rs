@@ -225,7 +225,7 @@ pub(crate) fn give_back(holes: &[Holes]) -> Result<u64, WriteError> {
         match punch(&pack.path, &pack.ranges) {
             Ok(freed) => bytes += freed,
             Err(error) if is_unsupported(&error) => {
-                tracing::debug!(%error, "the file system cannot give back parts of a file");
+                tracing::debug!(%error, "the file system cannot punch holes");
                 break;
             }
             Err(source) => {

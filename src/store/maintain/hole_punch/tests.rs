@@ -1,4 +1,4 @@
-//! Space is really freed, used data is never touched, and the cost is bounded.
+//! Tests of hole punching: space is freed, used data is never touched, and the cost is bounded.
 
 use proptest::prelude::*;
 
@@ -55,7 +55,7 @@ fn write_mixed(store: &Store, lock: &StoreLock, seed: u64) -> ImageId {
 }
 
 #[test]
-fn what_only_removed_images_needed_is_given_back_inside_of_packs_that_stay() {
+fn dead_space_inside_remaining_packs_is_freed() {
     let (folder, store) = temporary_store();
     if !can_punch(folder.path()) {
         return;

@@ -25,7 +25,7 @@ use crate::store::format::store_folder::Store;
 use crate::store::fs::durable::{self, DurableError};
 use crate::store::fs::lock::StoreLock;
 
-/// A predicate that returns true if the run continues from an image, given its number and its meta data.
+/// Predicate that returns true if the run continues from an image, given its number and its meta data.
 pub type GoesOn<'a> = &'a dyn Fn(ImageId, &[u8]) -> bool;
 
 /// An error that prevented the removal of named images. Nothing was removed.
@@ -50,13 +50,13 @@ pub enum ForgetError {
         images: Vec<ImageId>,
     },
     /// The run would have no image to continue from.
-    #[error("cannot forget image {image}: it is the newest good one")]
+    #[error("cannot forget image {image}: it is the newest good image")]
     Newest {
         /// The image.
         image: ImageId,
     },
     /// The run could not continue without the image.
-    #[error("cannot forget image {image}: it is the newest good one that the run goes on from")]
+    #[error("cannot forget image {image}: it is the newest good image that the run continues from")]
     Current {
         /// The image.
         image: ImageId,
@@ -92,9 +92,13 @@ impl Store {
         &self,
         policy: &Policy,
         now: &Zoned,
-        goes_on: GoesOn<'_>,
+        continues_from: GoesOn<'_>,
     ) -> Result<Vec<Planned>, ReadError> {
-        Ok(retention::plan(&self.candidates(goes_on)?, policy, now))
+        Ok(retention::plan(
+            &self.candidates(continues_from)?,
+            policy,
+            now,
+        ))
     }
 
     /// Plans as [`Store::plan`] will once the run has one more good image. The present newest good images stay, because
@@ -106,9 +110,9 @@ impl Store {
         &self,
         policy: &Policy,
         now: &Zoned,
-        goes_on: GoesOn<'_>,
+        continues_from: GoesOn<'_>,
     ) -> Result<Vec<Planned>, ReadError> {
-        let mut candidates = self.candidates(goes_on)?;
+        let mut candidates = self.candidates(continues_from)?;
         let (newest, current) = (newest_good(&candidates), current(&candidates));
         let last = candidates.last().map(|image| image.id);
         let Some(next) = last.and_then(ImageId::next) else {
@@ -140,9 +144,9 @@ impl Store {
     pub fn plan_named(
         &self,
         ids: &[ImageId],
-        goes_on: GoesOn<'_>,
+        continues_from: GoesOn<'_>,
     ) -> Result<Vec<Planned>, ForgetError> {
-        let candidates = self.candidates(goes_on)?;
+        let candidates = self.candidates(continues_from)?;
         let there: HashSet<ImageId> = candidates.iter().map(|image| image.id).collect();
         let named: HashSet<ImageId> = ids.iter().copied().collect();
         refuse(named.difference(&there), |images| ForgetError::Missing {
@@ -184,7 +188,7 @@ impl Store {
         lock: &StoreLock,
         plan: &[Planned],
         effort: Effort,
-        goes_on: GoesOn<'_>,
+        continues_from: GoesOn<'_>,
     ) -> Result<Forgotten, WriteError> {
         let _busy = lock.claim(self.path()).ok_or(WriteError::Busy)?;
         let going = plan.iter().filter(|planned| planned.fate.is_removed());
@@ -194,7 +198,7 @@ impl Store {
             return Ok(forgotten);
         }
         let found = self.summaries()?;
-        let candidates = self.candidates_of(&found, goes_on);
+        let candidates = self.candidates_of(&found, continues_from);
         let needed = [newest_good(&candidates), current(&candidates)];
         let mut manifest_bytes = 0;
         for id in going {
@@ -230,18 +234,20 @@ impl Store {
         }
     }
 
-    fn candidates(&self, goes_on: GoesOn<'_>) -> Result<Vec<Candidate>, ReadError> {
-        Ok(self.candidates_of(&self.summaries()?, goes_on))
+    fn candidates(&self, continues_from: GoesOn<'_>) -> Result<Vec<Candidate>, ReadError> {
+        Ok(self.candidates_of(&self.summaries()?, continues_from))
     }
 
-    fn candidates_of(&self, found: &[Found], goes_on: GoesOn<'_>) -> Vec<Candidate> {
-        let candidates = found.iter().map(|found| self.candidate(found, goes_on));
+    fn candidates_of(&self, found: &[Found], continues_from: GoesOn<'_>) -> Vec<Candidate> {
+        let candidates = found
+            .iter()
+            .map(|found| self.candidate(found, continues_from));
         candidates.collect()
     }
 
-    fn candidate(&self, found: &Found, goes_on: GoesOn<'_>) -> Candidate {
+    fn candidate(&self, found: &Found, continues_from: GoesOn<'_>) -> Candidate {
         let summary = found.summary.as_ref();
-        let is_ours = summary.is_ok_and(|summary| goes_on(found.id, &summary.meta));
+        let is_ours = summary.is_ok_and(|summary| continues_from(found.id, &summary.meta));
         Candidate {
             id: found.id,
             created_unix_ms: summary.map_or(0, |summary| summary.created_unix_ms),

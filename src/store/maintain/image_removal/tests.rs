@@ -53,7 +53,7 @@ fn named_images_go_and_the_space_that_they_had_is_told() {
 }
 
 #[test]
-fn images_that_are_not_there_pinned_or_needed_are_named_and_nothing_goes() {
+fn forget_refuses_missing_pinned_and_needed_images_by_name() {
     let (_folder, store, lock) = store_with(4);
     store.pin(id(1), "").unwrap();
     let text = |ids: &[u64]| {
@@ -62,14 +62,14 @@ fn images_that_are_not_there_pinned_or_needed_are_named_and_nothing_goes() {
     };
     assert_eq!(text(&[9, 2, 7]), "there is no image 000007, 000009");
     assert!(text(&[2, 1]).contains("pinned: image 000001"));
-    assert!(text(&[2, 4]).contains("000004: it is the newest good one"));
+    assert!(text(&[2, 4]).contains("000004: it is the newest good image"));
     store.set_aside(&lock, id(4), "torn").unwrap();
-    assert!(text(&[3]).contains("000003: it is the newest good one"));
+    assert!(text(&[3]).contains("000003: it is the newest good image"));
     assert_eq!(removed(&store.plan_named(&[id(4)], &any).unwrap()), [id(4)]);
 }
 
 #[test]
-fn an_old_plan_takes_neither_the_newest_good_image_nor_a_pinned_one() {
+fn old_plan_removes_neither_newest_good_nor_pinned_image() {
     let (_folder, store, lock) = store_with(3);
     let plan = store.plan(&LAST, &clock::local(), &any).unwrap();
     assert_eq!(removed(&plan), [id(1), id(2)]);
@@ -84,7 +84,7 @@ fn an_old_plan_takes_neither_the_newest_good_image_nor_a_pinned_one() {
 }
 
 #[test]
-fn looking_ahead_finds_what_the_next_image_replaces_but_never_the_newest() {
+fn plan_ahead_lists_replaced_images_but_never_the_newest() {
     let (_folder, store, lock) = store_with(3);
     let ahead = |keep_last| {
         let policy = Policy { keep_last, ..LAST };
@@ -98,22 +98,29 @@ fn looking_ahead_finds_what_the_next_image_replaces_but_never_the_newest() {
 }
 
 #[test]
-fn the_newest_good_image_that_the_run_goes_on_from_stays_whatever_is_newer() {
+fn newest_good_image_of_the_run_stays_despite_newer_ones() {
     let (_folder, store, lock) = store_with(4);
     // Rolled back to image 2.
-    let goes_on: GoesOn<'_> = &|image, meta| image <= id(2) && meta == b"meta";
-    let plan = store.plan(&LAST, &clock::local(), goes_on).unwrap();
+    let continues_from: GoesOn<'_> = &|image, meta| image <= id(2) && meta == b"meta";
+    let plan = store.plan(&LAST, &clock::local(), continues_from).unwrap();
     assert_eq!(removed(&plan), [id(1), id(3)]);
-    let ahead = store.plan_ahead(&LAST, &clock::local(), goes_on).unwrap();
+    let ahead = store
+        .plan_ahead(&LAST, &clock::local(), continues_from)
+        .unwrap();
     assert_eq!(removed(&ahead), [id(1), id(3)]);
-    let refused = store.plan_named(&[id(2)], goes_on).unwrap_err().to_string();
+    let refused = store
+        .plan_named(&[id(2)], continues_from)
+        .unwrap_err()
+        .to_string();
     assert!(
-        refused.contains("000002: it is the newest good one that the run goes on from"),
+        refused.contains("000002: it is the newest good image that the run continues from"),
         "{refused}"
     );
     // An older plan.
     let plan = store.plan(&LAST, &clock::local(), &any).unwrap();
-    let forgotten = store.forget(&lock, &plan, Effort::Quick, goes_on).unwrap();
+    let forgotten = store
+        .forget(&lock, &plan, Effort::Quick, continues_from)
+        .unwrap();
     assert_eq!(
         (forgotten.images, forgotten.spared),
         (vec![id(1), id(3)], vec![id(2)])
@@ -151,7 +158,7 @@ fn dead_space_in_packs_that_stay_is_gained_and_told_exactly() {
 }
 
 #[test]
-fn with_the_last_image_that_cannot_be_read_the_space_of_all_is_gained() {
+fn removing_the_last_unreadable_image_frees_its_packs() {
     let (_folder, store, _lock) = store_with(5);
     for number in [2, 3] {
         fs::write(store.manifest_file(id(number)), "torn").unwrap();

@@ -92,7 +92,7 @@ impl Fate {
     pub fn reason(self) -> &'static str {
         match self {
             Self::Kept(KeptBy::Newest) => "the newest good image",
-            Self::Kept(KeptBy::Current) => "the newest good image that the run goes on from",
+            Self::Kept(KeptBy::Current) => "the newest good image that the run continues from",
             Self::Kept(KeptBy::Pin) => "pinned",
             Self::Kept(KeptBy::OutOfReach) => "it cannot be read for now",
             Self::Kept(KeptBy::Last) => "keep_last",

@@ -146,7 +146,7 @@ fn a_pinned_image_stays_whatever_the_rules_say() {
 }
 
 #[test]
-fn images_of_a_life_that_was_given_up_take_no_place_of_those_that_the_run_goes_on_from() {
+fn abandoned_images_take_no_place_of_current_ones() {
     // Rolled back to image 2 after image 6.
     let mut images = aged(&[8, 7, 6, 5, 4, 3]);
     for image in &mut images[2..] {

@@ -9,7 +9,7 @@ use crate::store::tests::support::{
     OPTIONS, flip, image_files, never, packs, place_of, read_stream, temporary_store, write_image,
 };
 
-/// Less than the shortest chunk that is cut: one chunk, in one pack.
+/// Length of a stream that fits one chunk in one pack: less than the minimum length of a chunk.
 const BYTES: usize = 10_000;
 
 fn plan(store: &Store, lock: &StoreLock) -> RepairPlan {

@@ -57,7 +57,7 @@ impl Promises {
             again == Swept::default(),
             "sweep and prune left something: {again:?}"
         );
-        self.check_goes_on(&store, &lock, &visible)
+        self.check_continues(&store, &lock, &visible)
     }
 
     fn open(&self, path: &Path) -> Result<Store, String> {
@@ -129,7 +129,7 @@ impl Promises {
     }
 
     /// Writes a new image that has much in common with the others, and checks that its number comes after theirs.
-    fn check_goes_on(
+    fn check_continues(
         &self,
         store: &Store,
         lock: &StoreLock,

@@ -62,7 +62,7 @@ fn a_failing_step_fails_the_removal_and_no_other_image() {
 /// Leaves out each sync in turn. The most important one is that of the image folder before packs are removed and holes
 /// are punched. The removal of packs need not be durable: a sweep removes them again.
 #[test]
-fn each_sync_of_a_removal_that_is_left_out_is_noticed() {
+fn each_omitted_sync_of_a_removal_is_noticed() {
     expect_needless(&[
         (three_images, forget, &["6: store/packs: sync"]),
         (three_images, prune, &[]),

@@ -116,13 +116,13 @@ fn a_crash_while_an_image_is_written_into_an_encrypted_store() {
 }
 
 #[test]
-fn a_crash_while_a_store_is_created_where_one_with_another_key_or_none_was_begun() {
+fn crash_during_creation_over_an_unfinished_store() {
     check(unfinished_with_a_key, create);
     check(unfinished_with_a_key, create_encrypted);
 }
 
 #[test]
-fn a_failing_step_fails_a_repair_a_copy_and_an_encrypted_store_but_harms_nothing() {
+fn failing_steps_of_repairs_and_copies_harm_nothing() {
     let changes: [(Operation, Operation); 5] = [
         (harmed, repair_and_clear_marks),
         (two_stores, copy),
@@ -141,7 +141,7 @@ fn a_failing_step_fails_a_repair_a_copy_and_an_encrypted_store_but_harms_nothing
 /// next sync of the folder covers before anything is removed, and the sync of packs, which are removed again; in a
 /// creation, the syncs of folders that the next sync covers, or that existed before.
 #[test]
-fn each_sync_that_is_left_out_of_these_is_noticed() {
+fn each_omitted_sync_of_repairs_and_copies_is_noticed() {
     let changes: [(Operation, Operation, &[&str]); 5] = [
         (
             harmed,

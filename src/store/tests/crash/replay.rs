@@ -1,8 +1,8 @@
-//! The states that a crash may leave of the steps before it.
+//! States of a disk after a crash, derived from the preceding steps.
 //!
-//! Synced changes are present. Of the others, as POSIX allows, any part in any order: each name that was set, removed
-//! or moved, each write or hole or only some of its sectors, each change of a length, also without the bytes that it
-//! was made for.
+//! Synced changes are present. Of the others, POSIX allows any subset in any order: each name that was set, removed or
+//! moved; each write or hole, or only some of its sectors; each change of a length, also without the bytes written
+//! there.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, OpenOptions};

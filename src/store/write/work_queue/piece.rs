@@ -15,9 +15,9 @@ pub(crate) enum Work<P> {
         position: u32,
         piece: P,
     },
-    /// A full piece of zeros, which takes no memory.
+    /// Full piece of zeros, which takes no memory.
     Zeros { stream: u32, position: u32 },
-    /// The stream has so many pieces.
+    /// Number of pieces in the stream.
     End { stream: u32, pieces: u32 },
 }
 
@@ -31,8 +31,7 @@ impl Work<Bytes> {
     }
 }
 
-/// Bytes of a stream on their way; all pieces but the last are full. Their memory goes
-/// back when this is dropped.
+/// Bytes of a stream for the workers; all pieces but the last are full. Dropping a piece returns its memory.
 #[derive(Debug)]
 pub(crate) struct Piece {
     pub(super) work_queue: Arc<WorkQueue>,

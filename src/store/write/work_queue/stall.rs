@@ -7,23 +7,23 @@ use super::{Phase, State, WorkQueue};
 use crate::store::error::WriteError;
 use crate::sync::{locked, wait, wait_for};
 
-/// Looks whether a store takes nothing, within the time that it may. They are counted: a machine that was suspended looks
-/// late, but not often.
+/// Number of checks within the limit. Checks are counted instead of time, because a machine that was suspended is late
+/// at one check only.
 const LOOKS: u32 = 40;
 
-/// Observations of a stream since it waits.
+/// Observations of a stream since it began to wait.
 pub(super) struct Stall {
     rests: u64,
     looks: u32,
 }
 
 impl WorkQueue {
-    /// Ends the image if the store takes nothing for so long while Holding.
+    /// Limits the time without a finished piece while Holding; the image fails after that.
     pub(in crate::store) fn limit_stalls(&self, limit: Duration) {
         locked(&self.state).stall_limit = Some(limit);
     }
 
-    /// Waits until something comes back, or the image has ended.
+    /// Waits until a buffer is returned or the image has failed.
     pub(super) fn wait_for_space<'a>(
         &'a self,
         state: MutexGuard<'a, State>,

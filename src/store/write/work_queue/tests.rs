@@ -68,7 +68,7 @@ fn open_streams_beyond_the_buffer_get_one_each() {
     assert_eq!(locked(&work_queue.state).free.len(), 2);
 }
 
-/// Acquires in another thread, which is waiting or done when `then` runs.
+/// Acquires a buffer in another thread, which is waiting or finished when `then` runs.
 fn acquire_while(work_queue: &WorkQueue, then: impl FnOnce()) -> Buffer {
     std::thread::scope(|scope| {
         let acquired = scope.spawn(|| work_queue.acquire().unwrap());
@@ -146,7 +146,7 @@ fn a_piece_that_waits_for_its_next_cut_is_not_waited_for() {
 }
 
 #[test]
-fn a_store_that_hangs_is_not_waited_for_while_a_job_stands_still() {
+fn image_fails_if_the_store_hangs_while_the_job_is_frozen() {
     let work_queue = work_queue(CHUNK_BYTES as u64);
     work_queue.limit_stalls(Duration::from_millis(50));
     work_queue.push(0, 0, work_queue.acquire().unwrap(), CHUNK_BYTES);
