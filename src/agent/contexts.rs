@@ -1,5 +1,5 @@
-//! The job's operations on contexts that concern the agent's memory: destroying them, and access of one GPU to
-//! another's memory.
+//! Context operations of the job that concern the agent's memory: destruction, and access of one GPU to another's
+//! memory.
 
 use core::ffi::{c_int, c_uint};
 use core::sync::atomic::Ordering;
@@ -11,10 +11,10 @@ type OnContext = unsafe extern "C" fn(usize) -> c_int;
 type OnDevice = unsafe extern "C" fn(c_int) -> c_int;
 type EnablePeer = unsafe extern "C" fn(usize, c_uint) -> c_int;
 
-/// `cuCtxDestroy`: what was allocated in the context goes with it.
+/// Implements `cuCtxDestroy`, which also frees the context's allocations.
 ///
 /// # Safety
-/// As `cuCtxDestroy_v2`, which is `real`.
+/// The same as for `cuCtxDestroy_v2`, which is `real`.
 pub unsafe fn destroy(real: OnContext, context: usize) -> c_int {
     // SAFETY: by the contract above.
     let code = unsafe { real(context) };
@@ -24,10 +24,11 @@ pub unsafe fn destroy(real: OnContext, context: usize) -> c_int {
     code
 }
 
-/// `cuDevicePrimaryCtxReset`, and `cuDevicePrimaryCtxRelease`, which ends the context with the last of its users.
+/// Implements `cuDevicePrimaryCtxReset` and `cuDevicePrimaryCtxRelease`; the latter ends the context with its last
+/// user.
 ///
 /// # Safety
-/// As the driver's function, which is `real`.
+/// The same as for the driver's function, which is `real`.
 pub unsafe fn reset(real: OnDevice, device: c_int) -> c_int {
     let context = primary_with_memory(device);
     // SAFETY: by the contract above.
@@ -41,7 +42,7 @@ pub unsafe fn reset(real: OnDevice, device: c_int) -> c_int {
     code
 }
 
-/// The device's primary context, if memory of ours may be in it.
+/// Returns the device's primary context if the agent's memory may be in it.
 fn primary_with_memory(device: c_int) -> Option<usize> {
     if SEGMENTS.load(Ordering::Acquire) == 0 || !is_active(device) {
         return None;
@@ -51,7 +52,7 @@ fn primary_with_memory(device: c_int) -> Option<usize> {
         return None;
     }
     let mut context = 0;
-    // SAFETY: there is room for the answer. It is active, so nothing is started.
+    // SAFETY: there is room for the result. The context is active, so nothing is initialized.
     check(unsafe { driver::primary_retain(&raw mut context, device) }).ok()?;
     // SAFETY: retained above.
     unsafe { driver::primary_release(device) };
@@ -60,16 +61,16 @@ fn primary_with_memory(device: c_int) -> Option<usize> {
 
 fn is_active(device: c_int) -> bool {
     let (mut flags, mut active) = (0, 0);
-    // SAFETY: there is room for both answers.
+    // SAFETY: there is room for both results.
     let code = unsafe { driver::primary_state(device, &raw mut flags, &raw mut active) };
     code == driver::SUCCESS && active != 0
 }
 
-/// `cuCtxEnablePeerAccess`: the current device may use the memory of the peer's. Where that works for the driver's own
-/// memory but not for ours, the job is told that it does not, and copies another way.
+/// Implements `cuCtxEnablePeerAccess`, which gives the current device access to the peer's memory. If this succeeds for
+/// the driver's own memory but not for the agent's, the job gets an error and copies in another way.
 ///
 /// # Safety
-/// As the driver's function, which is `real`.
+/// The same as for the driver's function, which is `real`.
 pub unsafe fn enable_peer(real: EnablePeer, peer: usize, flags: c_uint) -> c_int {
     // SAFETY: by the contract above.
     let code = unsafe { real(peer, flags) };

@@ -1,6 +1,6 @@
-//! Datagrams with descriptors and the sender's identity, through a Unix socket.
+//! Datagrams with descriptors and the sender's credentials over a Unix socket.
 //!
-//! Descriptors that came with a datagram are closed with it, unless somebody takes them.
+//! Received descriptors are closed with the datagram unless they are taken out.
 
 use core::ffi::c_int;
 use core::mem::{self, MaybeUninit};
@@ -9,15 +9,16 @@ use core::ptr;
 use super::sys::{self, Address, ControlHead, Credentials, Limit, Message, Piece};
 use super::wire::{BATCH_MAX, NAME_PREFIX, Reply, Request, Segment};
 
-/// Numbers from here up: out of the way of a job that closes or duplicates low ones, and the kernel's table of
-/// descriptors, which reaches up to the highest, stays small.
+/// Lowest descriptor number for the agent: high enough to stay clear of a job that closes or duplicates low numbers,
+/// and low enough to keep the kernel's descriptor table small, which extends to the highest number.
 const NUMBER_MAX: u64 = 16_384;
-/// Tries of 1 ms to send descriptors while the user has too many on the way (unprivileged: as many as may be open).
+/// Maximum number of attempts, 1 ms apart, to send descriptors while the user has too many in flight (without
+/// privileges: the limit on open files).
 const TRIES_MAX: u32 = 5_000;
-/// Words of room for `SCM_RIGHTS` of a batch and `SCM_CREDENTIALS`, each with its head.
+/// Words of control data: `SCM_RIGHTS` for a batch and `SCM_CREDENTIALS`, each with its header.
 const CONTROL_WORDS: usize = 2 + BATCH_MAX / 2 + 2 + 2;
 
-/// The longest datagram that is understood: an answer with a segment.
+/// Maximum length of a datagram: a reply with a segment.
 const SHARED_LEN: usize = size_of::<Reply>() + size_of::<Segment>();
 /// Placeholder for a missing segment.
 pub const NO_SEGMENT: Segment = Segment {
@@ -26,35 +27,35 @@ pub const NO_SEGMENT: Segment = Segment {
     device: [0; 16],
 };
 
-/// Somebody's address.
+/// Address of a socket.
 #[derive(Clone, Copy)]
 pub struct Peer {
     pub address: Address,
     pub len: u32,
 }
 
-/// A received datagram.
+/// Received datagram.
 pub struct Incoming {
     bytes: [u8; SHARED_LEN],
-    /// Number of the bytes; 0 if there were more.
+    /// Number of bytes; 0 if the datagram was too long.
     len: usize,
     pub from: Peer,
     pub sender: Option<Credentials>,
     descriptors: [c_int; BATCH_MAX],
     count: usize,
-    /// Descriptors were lost for want of free numbers.
+    /// True if descriptors were lost because no numbers were free.
     pub is_cut: bool,
 }
 
 impl Incoming {
-    /// The request, when the datagram has its length.
+    /// Returns the request if the datagram has its length.
     pub fn request(&self) -> Option<Request> {
         // SAFETY: plain numbers of this length, of any value.
         (self.len == size_of::<Request>())
             .then(|| unsafe { ptr::read_unaligned(self.bytes.as_ptr().cast()) })
     }
 
-    /// The answer and its segment, when the datagram is one of that.
+    /// Returns a reply with a segment if the datagram has that length.
     pub fn shared(&self) -> Option<(Reply, Segment)> {
         if self.len != SHARED_LEN {
             return self.answer().map(|reply| (reply, NO_SEGMENT));
@@ -79,7 +80,7 @@ impl Incoming {
         self.count
     }
 
-    /// The descriptor of this number, which is the caller's from now on; -1 when there is none.
+    /// Takes out the descriptor at an index; the caller owns it. Returns -1 if there is none.
     pub fn take(&mut self, index: usize) -> c_int {
         self.descriptors
             .get_mut(index)
@@ -91,21 +92,21 @@ impl Drop for Incoming {
     fn drop(&mut self) {
         for descriptor in self.descriptors {
             if descriptor >= 0 {
-                // SAFETY: received, and nobody took it.
+                // SAFETY: received and not taken out.
                 unsafe { sys::close(descriptor) };
             }
         }
     }
 }
 
-/// An answer: a head and up to a batch of segments, with a descriptor each or with none.
+/// Reply with up to a batch of segments, which have a descriptor each or none.
 pub struct Outgoing {
     pub reply: Reply,
     pub segments: [Segment; BATCH_MAX],
     pub descriptors: [c_int; BATCH_MAX],
 }
 
-/// Waits for a datagram. On failure the error number.
+/// Waits for a datagram. Returns the error number on failure.
 pub fn receive(socket: c_int) -> Result<Incoming, c_int> {
     let mut incoming = Incoming {
         bytes: [0; SHARED_LEN],
@@ -136,7 +137,7 @@ pub fn receive(socket: c_int) -> Result<Incoming, c_int> {
         control_len: size_of_val(&control),
         flags: 0,
     };
-    // SAFETY: all that the message points to has the lengths it says.
+    // SAFETY: all buffers of the message have the given lengths.
     let len = unsafe { sys::recvmsg(socket, &raw mut message, sys::MSG_CMSG_CLOEXEC) };
     if len < 0 {
         return Err(sys::errno());
@@ -151,11 +152,11 @@ pub fn receive(socket: c_int) -> Result<Incoming, c_int> {
     Ok(incoming)
 }
 
-/// Takes descriptors and credentials out of what the kernel wrote beside a datagram.
+/// Extracts descriptors and credentials from the control data of a datagram.
 fn read_control(mut words: &[u64], incoming: &mut Incoming) {
     const HEAD: usize = size_of::<ControlHead>();
     while words.len() * 8 >= HEAD {
-        // SAFETY: there is a whole head.
+        // SAFETY: there is a complete header.
         let head = unsafe { *words.as_ptr().cast::<ControlHead>() };
         let Some(len) = head.len.checked_sub(HEAD) else {
             return;
@@ -186,7 +187,7 @@ fn read_control(mut words: &[u64], incoming: &mut Incoming) {
     }
 }
 
-/// Sends an answer; false when it did not go.
+/// Sends a reply; returns true on success.
 pub fn send(socket: c_int, to: &Peer, answer: &Outgoing) -> bool {
     let count = (answer.reply.count as usize).min(BATCH_MAX);
     let mut pieces = [
@@ -201,12 +202,12 @@ pub fn send(socket: c_int, to: &Peer, answer: &Outgoing) -> bool {
     send_pieces(socket, to, &mut pieces, &answer.descriptors[..given])
 }
 
-/// Sends a request; false when it did not go.
+/// Sends a request; returns true on success.
 pub fn send_request(socket: c_int, to: &Peer, request: &Request) -> bool {
     send_pieces(socket, to, &mut [Piece::of(request)], &[])
 }
 
-/// The pieces are read alone, and there are no more descriptors than a batch has.
+/// Sends a message. The pieces are only read, and there are at most as many descriptors as in a batch.
 fn send_pieces(socket: c_int, to: &Peer, pieces: &mut [Piece], descriptors: &[c_int]) -> bool {
     let count = descriptors.len();
     let mut control = MaybeUninit::<[u64; CONTROL_WORDS]>::zeroed();
@@ -216,9 +217,9 @@ fn send_pieces(socket: c_int, to: &Peer, pieces: &mut [Piece], descriptors: &[c_
         level: sys::SOL_SOCKET,
         kind: sys::SCM_RIGHTS,
     };
-    // SAFETY: there is room for a head.
+    // SAFETY: there is room for a header.
     unsafe { control.cast::<ControlHead>().write(head) };
-    // SAFETY: and behind it for the numbers of a batch.
+    // SAFETY: and after it for the numbers of a batch.
     unsafe {
         let place = control.cast::<ControlHead>().add(1).cast();
         ptr::copy_nonoverlapping(descriptors.as_ptr(), place, count);
@@ -237,7 +238,7 @@ fn send_pieces(socket: c_int, to: &Peer, pieces: &mut [Piece], descriptors: &[c_
         flags: 0,
     };
     for _ in 0..TRIES_MAX {
-        // SAFETY: all that the message points to has the lengths it says.
+        // SAFETY: all buffers of the message have the given lengths.
         if unsafe { sys::sendmsg(socket, &raw const message, sys::MSG_NOSIGNAL) } >= 0 {
             return true;
         }
@@ -250,10 +251,10 @@ fn send_pieces(socket: c_int, to: &Peer, pieces: &mut [Piece], descriptors: &[c_
     false
 }
 
-/// The same descriptor at a high number, or as it is when there is none.
+/// Moves the descriptor to a high number; returns it unchanged if none is free.
 pub fn move_up(descriptor: c_int) -> c_int {
     let mut limit = Limit { soft: 0, hard: 0 };
-    // SAFETY: there is room for the answer.
+    // SAFETY: there is room for the result.
     if unsafe { sys::getrlimit(sys::RLIMIT_NOFILE, &raw mut limit) } != 0 {
         return descriptor;
     }
@@ -262,31 +263,32 @@ pub fn move_up(descriptor: c_int) -> c_int {
     if high < 0 {
         return descriptor;
     }
-    // SAFETY: the copy takes its place.
+    // SAFETY: replaced by the copy.
     unsafe { sys::close(descriptor) };
     high
 }
 
-/// Lets the process have as many descriptors as it may, for there was no room; what it had stays below.
+/// Raises the soft limit on descriptors to the hard limit, because no number was free. Existing descriptors keep their
+/// low numbers.
 pub fn make_room() {
     let mut limit = Limit { soft: 0, hard: 0 };
-    // SAFETY: there is room for the answer.
+    // SAFETY: there is room for the result.
     if unsafe { sys::getrlimit(sys::RLIMIT_NOFILE, &raw mut limit) } == 0 && limit.soft < limit.hard
     {
         limit.soft = limit.hard;
-        // SAFETY: a whole limit.
+        // SAFETY: the limit is complete.
         unsafe { sys::setrlimit(sys::RLIMIT_NOFILE, &raw const limit) };
     }
 }
 
-/// A name in the making.
+/// Socket name under construction.
 struct Name {
     address: Address,
     len: usize,
 }
 
 impl Name {
-    /// `None` when there is no more room.
+    /// Appends bytes; `None` if there is no room.
     fn push(&mut self, bytes: &[u8]) -> Option<()> {
         let end = self.len.checked_add(bytes.len())?;
         self.address
@@ -306,14 +308,14 @@ impl Name {
     }
 }
 
-/// The address of an agent.
+/// Returns the address of an agent's socket.
 pub fn agent(token: &[u8], pid: u32) -> Option<Peer> {
     let mut name = Name {
         address: Address {
             family: u16::try_from(sys::AF_UNIX).ok()?,
             path: [0; 108],
         },
-        // An abstract name begins with a zero.
+        // The leading zero makes the name abstract.
         len: 1,
     };
     name.push(NAME_PREFIX.as_bytes())?;

@@ -1,29 +1,29 @@
-//! The agent's knowledge of the process's GPUs, by the driver's numbers.
+//! Facts about the process's GPUs, by the driver's device numbers.
 
 use core::ffi::c_int;
 
 use super::driver::{self, Properties, check};
 
-/// Devices of a process: the driver shows 64 at most.
+/// Maximum number of devices in a process, equal to the driver's.
 pub const DEVICES_MAX: usize = 64;
 
-/// UUID of a device that was not queried.
+/// UUID of a device that has not been queried.
 const NO_UUID: [u8; 16] = [0; 16];
 
-/// Facts about a device, queried once and after a move.
+/// Facts about a device, queried once and again after a move.
 #[derive(Clone, Copy)]
 struct Device {
     asked: bool,
-    /// 0: memory that can be mapped and exported is not to be had.
+    /// Allocation granularity; 0 if the device has no memory that can be mapped and exported.
     granularity: usize,
     rdma: bool,
-    /// Devices that may use this one's memory, a bit each.
+    /// Devices with access to this device's memory, one bit each.
     peers: u64,
     /// UUID at the first query.
     uuid: [u8; 16],
 }
 
-/// Every value.
+/// Facts about all devices.
 pub struct Devices([Device; DEVICES_MAX]);
 
 impl Devices {
@@ -39,13 +39,13 @@ impl Devices {
         )
     }
 
-    /// Granularity and RDMA of a device that has what is needed.
+    /// Returns granularity and RDMA support of a device that has the required features.
     pub fn known(&mut self, device: c_int) -> Option<(usize, bool)> {
         let known = self.0.get_mut(usize::try_from(device).ok()?)?;
         if !known.asked {
             let has = |attribute| {
                 let mut value = 0;
-                // SAFETY: there is room for the answer.
+                // SAFETY: there is room for the result.
                 let code = unsafe { driver::device_attribute(&raw mut value, attribute, device) };
                 code == driver::SUCCESS && value != 0
             };
@@ -53,7 +53,7 @@ impl Devices {
             if has(driver::ATTRIBUTE_MAPPING) && has(driver::ATTRIBUTE_DESCRIPTORS) {
                 let properties = Properties::new(device, rdma);
                 let mut len = 0;
-                // SAFETY: there is room for the answer, and the properties are whole.
+                // SAFETY: there is room for the result, and the properties are complete.
                 check(unsafe {
                     driver::granularity(
                         &raw mut len,
@@ -73,7 +73,7 @@ impl Devices {
         (known.granularity != 0).then_some((known.granularity, known.rdma))
     }
 
-    /// Forgets what may be otherwise with another GPU.
+    /// Discards the facts that may differ on another GPU.
     pub fn ask_anew(&mut self) {
         for known in &mut self.0 {
             known.asked = false;
@@ -81,7 +81,7 @@ impl Devices {
         }
     }
 
-    /// Returns true if another GPU has taken the place of the device.
+    /// Returns true if another GPU has replaced the device.
     pub fn has_moved(&self, device: c_int) -> Result<bool, c_int> {
         match self.first_uuid(device) {
             NO_UUID => Ok(false),
@@ -89,19 +89,19 @@ impl Devices {
         }
     }
 
-    /// UUID of the device when it was asked for first.
+    /// Returns the UUID of the device at the first query.
     pub fn first_uuid(&self, device: c_int) -> [u8; 16] {
         let number = usize::try_from(device).unwrap_or(DEVICES_MAX);
         self.0.get(number).map_or(NO_UUID, |known| known.uuid)
     }
 
-    /// Devices that may use the memory of this one, a bit each.
+    /// Returns the devices with access to this device's memory, one bit each.
     pub fn peers(&self, device: c_int) -> u64 {
         let number = usize::try_from(device).unwrap_or(DEVICES_MAX);
         self.0.get(number).map_or(0, |known| known.peers)
     }
 
-    /// `device` may use the memory of `owner` from now on, also what comes later. Whether it could not before.
+    /// Gives `device` access to the present and future memory of `owner`. Returns true if it had none before.
     pub fn add_peer(&mut self, owner: c_int, device: c_int) -> bool {
         let before = self.peers(owner);
         let number = usize::try_from(owner).unwrap_or(DEVICES_MAX);
@@ -113,7 +113,7 @@ impl Devices {
         self.peers(owner) != before
     }
 
-    /// Withdraws the access for later allocations.
+    /// Removes the access to future allocations.
     pub fn remove_peer(&mut self, owner: c_int, device: c_int) {
         let number = usize::try_from(owner).unwrap_or(DEVICES_MAX);
         if let Some(known) = self.0.get_mut(number)
@@ -124,10 +124,10 @@ impl Devices {
     }
 }
 
-/// UUID of the device, as it is now.
+/// Queries the present UUID of the device.
 pub fn uuid(device: c_int) -> Result<[u8; 16], c_int> {
     let mut uuid = NO_UUID;
-    // SAFETY: there is room for the answer.
+    // SAFETY: there is room for the result.
     check(unsafe { driver::device_uuid(&raw mut uuid, device) })?;
     Ok(uuid)
 }

@@ -1,6 +1,6 @@
-//! The functions of the CUDA driver that the agent calls, and the few structures they take. No decisions here.
+//! CUDA driver functions that the agent calls, and their structures.
 //!
-//! Layouts are those of `cuda.h`, the same from CUDA 11.3 to 13.0.
+//! The layouts are those of `cuda.h`, unchanged from CUDA 11.3 to 13.0.
 
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::mem::transmute;
@@ -74,7 +74,7 @@ impl Properties {
 }
 
 impl Properties {
-    /// The device that the memory is on.
+    /// Returns the device that holds the memory.
     pub fn device(&self) -> c_int {
         self.location.id
     }
@@ -87,7 +87,7 @@ impl Location {
 }
 
 impl Access {
-    /// Reading and writing by a device.
+    /// Returns read and write access for a device.
     pub const fn full(device: c_int) -> Self {
         Self {
             location: Location::device(device),
@@ -96,7 +96,7 @@ impl Access {
     }
 }
 
-/// Driver calls as functions of this module, by pointers that [`load`] finds.
+/// Defines driver calls as functions of this module, through pointers found by [`load`].
 macro_rules! driver {
     ($($name:ident = $symbol:literal ($($argument:ident: $type:ty),*);)*) => {
         #[allow(non_camel_case_types, reason = "numbers of the functions")]
@@ -106,10 +106,10 @@ macro_rules! driver {
             [const { AtomicPtr::new(ptr::null_mut()) }; SYMBOLS.len()];
         $(
             /// # Safety
-            /// As the driver's documentation says of the function, and [`load`] was successful.
+            /// The requirements are those of the driver's documentation, and [`load`] was successful.
             pub unsafe fn $name($($argument: $type),*) -> c_int {
                 let function = POINTERS[Number::$name as usize].load(Ordering::Relaxed);
-                // SAFETY: the driver's function of this name, which has this type.
+                // SAFETY: this is the driver's function of this name, which has this type.
                 let function: unsafe extern "C" fn($($type),*) -> c_int = unsafe { transmute(function) };
                 // SAFETY: by the contract above.
                 unsafe { function($($argument),*) }
@@ -143,7 +143,7 @@ driver! {
     import = c"cuMemImportFromShareableHandle" (handle: *mut u64, descriptor: *mut c_void, kind: c_int);
 }
 
-/// Finds all functions; false when one is missing, and then none may be called. May be done again, by any thread.
+/// Finds all functions. Returns false if one is missing; then none may be called. May be repeated, by any thread.
 pub fn load(find: impl Fn(*const c_char) -> *mut c_void) -> bool {
     SYMBOLS.iter().zip(&POINTERS).all(|(symbol, pointer)| {
         let found = find(symbol.as_ptr());
@@ -152,7 +152,7 @@ pub fn load(find: impl Fn(*const c_char) -> *mut c_void) -> bool {
     })
 }
 
-/// A driver's answer as a result; errors are its codes.
+/// Converts a driver's result code; an error is the code itself.
 pub fn check(code: c_int) -> Result<(), c_int> {
     if code == SUCCESS { Ok(()) } else { Err(code) }
 }

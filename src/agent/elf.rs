@@ -1,8 +1,8 @@
-//! Finds a function of the C library by its name, without asking the C library.
+//! Lookup of C library functions by name, without the C library's help.
 //!
-//! The agent defines `dlsym` itself and must find the real one; before glibc 2.34 that, and `pthread_create`, lay in
-//! libraries of their own that may be loaded later than the agent, or visible to nobody. So the objects behind this
-//! one, in the order of loading, are asked through their symbol tables, which the dynamic loader uses in the same way.
+//! The agent defines `dlsym` itself and must find the real one. Before glibc 2.34, `dlsym` and `pthread_create` were in
+//! separate libraries, which may be loaded later than the agent or be invisible to global lookups. So the lookup reads
+//! the symbol tables of the objects loaded after the agent, in their order, as the dynamic loader does.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr;
@@ -17,7 +17,7 @@ const DT_SYMTAB: i64 = 6;
 const DT_GNU_HASH: i64 = 0x6fff_fef5;
 const STT_FUNC: u8 = 2;
 
-/// `struct dl_phdr_info`, as far as every C library has it.
+/// `struct dl_phdr_info`, limited to the fields that every C library has.
 #[repr(C)]
 struct Object {
     base: usize,
@@ -62,25 +62,26 @@ const _: () = assert!(size_of::<Symbol>() == 24);
 
 struct Search<'a> {
     name: &'a CStr,
-    /// The agent itself was seen; what is loaded before it is the program, or another of its kind.
+    /// True after the agent's own object was visited; the objects before it are the program and other preloaded
+    /// libraries.
     behind: bool,
     found: *mut c_void,
 }
 
-/// The first function of this name in an object loaded behind the agent, or null.
+/// Returns the first function of this name in an object loaded after the agent, or null.
 pub fn find(name: &CStr) -> *mut c_void {
     let mut search = Search {
         name,
         behind: false,
         found: ptr::null_mut(),
     };
-    // SAFETY: the callback gets `search` back, as long as this call lasts.
+    // SAFETY: the callback receives `search`, which is valid during this call.
     unsafe { sys::dl_iterate_phdr(visit, (&raw mut search).cast()) };
     search.found
 }
 
 /// # Safety
-/// Called by `dl_iterate_phdr` with what it promises, and a [`Search`].
+/// Called by `dl_iterate_phdr` according to its contract, with a [`Search`].
 unsafe extern "C" fn visit(object: *const c_void, _len: usize, search: *mut c_void) -> c_int {
     // SAFETY: by the contract above.
     let (object, search) =
@@ -89,7 +90,7 @@ unsafe extern "C" fn visit(object: *const c_void, _len: usize, search: *mut c_vo
         return 0;
     }
     let count = usize::from(object.segments_len);
-    // SAFETY: the loader's own table of this object.
+    // SAFETY: this is the loader's own table of the object.
     let segments = unsafe { core::slice::from_raw_parts(object.segments, count) };
     let here = visit as *const () as usize;
     let is_here = |segment: &ProgramHeader| {
@@ -119,7 +120,7 @@ struct Tables {
 
 impl Tables {
     /// # Safety
-    /// The section is that of an object loaded at `base`, and ends with a zero tag.
+    /// The section belongs to an object loaded at `base`, and ends with a zero tag.
     unsafe fn read(base: usize, mut section: *const Dynamic) -> Self {
         let mut tables = Self {
             base,
@@ -129,9 +130,9 @@ impl Tables {
             gnu_hash: ptr::null(),
         };
         loop {
-            // SAFETY: up to the end.
+            // SAFETY: within the section.
             let entry = unsafe { &*section };
-            // glibc has added the base; musl, and the kernel's own object, have not.
+            // glibc has added the base address to the values; musl and the vDSO have not.
             let place = match entry.value {
                 value if value < base => base.wrapping_add(value),
                 value => value,
@@ -144,13 +145,13 @@ impl Tables {
                 DT_GNU_HASH => tables.gnu_hash = ptr::without_provenance(place),
                 _ => {}
             }
-            // SAFETY: this was not the last.
+            // SAFETY: this was not the last entry.
             section = unsafe { section.add(1) };
         }
     }
 
     /// # Safety
-    /// The tables are those of a loaded object.
+    /// The tables belong to a loaded object.
     unsafe fn find(&self, name: &CStr) -> *mut c_void {
         if self.names.is_null() || self.symbols.is_null() {
             return ptr::null_mut();
@@ -167,13 +168,14 @@ impl Tables {
         }
     }
 
-    /// Table: buckets, first symbol, words of a filter, its shift, filter, buckets, chains that end with an odd number.
+    /// Looks up a name in a GNU hash table: number of buckets, first symbol, words of the filter, its shift, filter,
+    /// buckets, chains that end with an odd value.
     ///
     /// # Safety
     /// `gnu_hash` is such a table.
     unsafe fn find_by_gnu_hash(&self, name: &CStr) -> *mut c_void {
         let wanted = gnu_hash(name);
-        // SAFETY: a table has its head; every index below is one that the linker wrote for a reader like this.
+        // SAFETY: the table has its header, and the linker wrote all indexes below for readers like this one.
         unsafe {
             let (buckets, first) = (*self.gnu_hash, *self.gnu_hash.add(1));
             if buckets == 0 {
@@ -196,12 +198,12 @@ impl Tables {
         ptr::null_mut()
     }
 
-    /// Table: buckets, symbols, buckets, chain by symbol.
+    /// Looks up a name in a System V hash table: number of buckets, number of symbols, buckets, chains by symbol.
     ///
     /// # Safety
     /// `hash` is such a table.
     unsafe fn find_by_hash(&self, name: &CStr) -> *mut c_void {
-        // SAFETY: a table has its head, and as many symbols as it says.
+        // SAFETY: the table has its header and the number of symbols given there.
         unsafe {
             let count = *self.hash.add(1);
             (1..count)
@@ -211,9 +213,9 @@ impl Tables {
     }
 
     /// # Safety
-    /// There is a symbol of this number.
+    /// The symbol exists.
     unsafe fn is(&self, index: u32, name: &CStr) -> bool {
-        // SAFETY: by the contract above; names of symbols end with a zero.
+        // SAFETY: by the contract above; symbol names end with a zero.
         unsafe {
             let symbol = &*self.symbols.add(index as usize);
             symbol.section != 0
@@ -223,7 +225,7 @@ impl Tables {
     }
 
     /// # Safety
-    /// There is a symbol of this number.
+    /// The symbol exists.
     unsafe fn place(&self, index: u32) -> *mut c_void {
         // SAFETY: by the contract above.
         let symbol = unsafe { &*self.symbols.add(index as usize) };

@@ -1,19 +1,20 @@
-//! Lets go of all device memory for a snapshot, and takes it back.
+//! Release of all device memory for a snapshot, and its return.
 //!
 //! ```text
 //!          RELEASE: send descriptors → unmap all → release imported → release own → close descriptors
 //! mapped ────────────────────────────────────────────────────────────────────────────────────────────▶ released
 //!        ◀────────────────────────────────────────────────────────────────────────────────────────────
-//!          MAP, in as many parts as there are: import → map → set access → keep the descriptor
+//!          MAP, once per batch: import → map → set access → keep the descriptor
 //!          REMAKE, on another GPU: create → map → set access → send descriptors
 //! ```
-//! While memory is released this holds the lock: a thread of the job that runs meanwhile and asks for memory waits for
-//! it before it calls the driver, and so never holds what MAP needs. All other threads are stopped while a request is
-//! carried out; one that holds the lock makes the answer BUSY.
+//! This module holds the lock while memory is released. A thread of the job that allocates memory meanwhile waits for
+//! the lock before it calls the driver, so it never holds a lock of the driver that MAP needs. All other threads are
+//! stopped during a request; if one of them holds the lock, the reply is BUSY.
 //!
-//! Until the last mapping is gone a failure is undone with the handles still held. Of imported memory the descriptors
-//! stay until all of it is released. Own memory comes last, and a failure there does no harm: the driver's checkpoint
-//! takes what is own, but loses a process that holds what is imported (driver 580).
+//! A failure before the last unmapping is undone with the handles, which are still held. Descriptors of imported memory
+//! stay open until all imported memory is released. The process's own memory is released last. A failure there is
+//! harmless: the driver's checkpoint saves own memory, but fails and loses the process if it holds imported memory
+//! (driver 580).
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -30,24 +31,24 @@ use super::table::Entry;
 use super::tell::{send_batch, send_holdings, send_origins};
 use super::wire::{self, BATCH_MAX, MAGIC, Reply, Request, VERSION};
 
-/// Set when the job shared memory of the driver's own with another process.
+/// Set after the job shared the driver's own memory with another process.
 pub static SHARES: AtomicBool = AtomicBool::new(false);
-/// Set when it shared pieces of ours.
+/// Set after the job shared the agent's memory with another process.
 pub static LENDS: AtomicBool = AtomicBool::new(false);
 
-/// Why a request was not carried out.
+/// Reason why a request failed.
 pub enum Failure {
     Busy,
     Refused,
-    /// The driver's code; all is as before.
+    /// The driver returned this code; all changes were undone.
     Driver(c_int),
-    /// The driver's code; memory is missing.
+    /// The driver returned this code; memory is missing.
     Lost(c_int),
 }
 
 /// State of the agent's thread between requests.
 pub struct HandOver {
-    /// The lock, while memory is released.
+    /// Lock, held while memory is released.
     released: Option<Guard<'static, State>>,
 }
 
@@ -56,7 +57,7 @@ impl HandOver {
         Self { released: None }
     }
 
-    /// Carries a request out and says how it went.
+    /// Carries out a request and sends the result.
     pub fn answer(&mut self, socket: c_int, mut incoming: Incoming) {
         let Some(request) = incoming.request() else {
             return;
@@ -134,8 +135,8 @@ impl HandOver {
         }
     }
 
-    /// Tests whether the driver can be called: if a stopped thread is inside it, the driver may admit no other, and
-    /// then there is no answer.
+    /// Tests whether the driver is callable. If a stopped thread is inside the driver, the call may block, and then
+    /// there is no reply.
     fn probe(&mut self) -> Result<(), Failure> {
         if let Some(state) = &mut self.released {
             return probe_devices(state).map_err(Failure::Driver);
@@ -162,7 +163,7 @@ impl HandOver {
         }
         let mut state = STATE.try_lock().ok_or(Failure::Busy)?;
         if state.table.entries().is_empty() {
-            // Nothing would ever be mapped, and the lock never be given back.
+            // Without memory there would be no MAP, and the lock would never be released.
             return Ok(());
         }
         self.send_all(&state, socket, request, incoming)?;
@@ -170,10 +171,10 @@ impl HandOver {
         release_imported(&mut state)?;
         for entry in state.table.entries_mut() {
             if entry.descriptor < 0 {
-                // SAFETY: ours, not mapped, and given up here.
+                // SAFETY: owned by the agent, not mapped, and not used after this.
                 unsafe { driver::release(entry.handle) };
             } else {
-                // SAFETY: ours alone; the supervisor has its own.
+                // SAFETY: owned by the agent; the supervisor has its own copy.
                 unsafe { sys::close(entry.descriptor) };
                 entry.descriptor = -1;
                 IMPORTED.fetch_sub(1, Ordering::Relaxed);
@@ -183,7 +184,7 @@ impl HandOver {
         Ok(())
     }
 
-    /// Tells all segments, each with a descriptor of its memory.
+    /// Sends all segments, each with a descriptor of its memory.
     fn send_all(
         &self,
         state: &State,
@@ -199,7 +200,7 @@ impl HandOver {
         Ok(())
     }
 
-    /// Makes memory of the process's own in the place of what it has let go of.
+    /// Creates new memory in place of the released memory.
     fn remake(
         &mut self,
         socket: c_int,
@@ -208,7 +209,7 @@ impl HandOver {
     ) -> Result<(), Failure> {
         let Some(mut state) = self.released.take() else {
             let state = STATE.try_lock().ok_or(Failure::Busy)?;
-            // Either this was carried out before, or there is nothing to make.
+            // The request was already carried out, or there is nothing to create.
             if MOVED.load(Ordering::Relaxed) || state.table.entries().is_empty() {
                 return self.send_all(&state, socket, request, incoming);
             }
@@ -225,7 +226,7 @@ impl HandOver {
         made
     }
 
-    /// Another process of the job opens a segment. While memory is released it has to wait.
+    /// Sends a segment that another process of the job opens. That process must wait while memory is released.
     fn share(
         &mut self,
         socket: c_int,
@@ -245,7 +246,7 @@ impl HandOver {
         send_batch(socket, incoming, slice::from_ref(entry), &mut answer)
     }
 
-    /// Looks at what is there, released or not.
+    /// Reads the state, whether memory is released or not.
     fn look(&self, tell: impl FnOnce(&State) -> Result<(), Failure>) -> Result<(), Failure> {
         match &self.released {
             Some(state) => tell(state),
@@ -264,7 +265,7 @@ impl HandOver {
         if count == 0 || count != incoming.count() || end > total {
             return Err(Failure::Refused);
         }
-        // Without a release all is mapped: this was carried out before.
+        // Memory that is not released is mapped: the request was already carried out.
         let Some(state) = &mut self.released else {
             return Ok(());
         };
@@ -288,12 +289,12 @@ impl HandOver {
     }
 }
 
-/// Unmaps all, or nothing.
+/// Unmaps all memory, or none.
 fn unmap_all(state: &mut State) -> Result<(), Failure> {
     for position in 0..state.table.entries().len() {
         let entry = &mut state.table.entries_mut()[position];
         let done = enter(entry).and_then(|()| {
-            // SAFETY: mapped there, and the GPU stands still.
+            // SAFETY: mapped there, and the GPU is idle.
             check(unsafe { driver::unmap(entry.address, length(entry)) })
         });
         match done {
@@ -304,14 +305,14 @@ fn unmap_all(state: &mut State) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Releases what came from elsewhere, or nothing.
+/// Releases all imported memory, or none.
 fn release_imported(state: &mut State) -> Result<(), Failure> {
     for position in 0..state.table.entries().len() {
         let entry = &state.table.entries()[position];
         if entry.descriptor < 0 {
             continue;
         }
-        // SAFETY: ours, not mapped, and given up here.
+        // SAFETY: owned by the agent, not mapped, and not used after this.
         if let Err(code) = check(unsafe { driver::release(entry.handle) }) {
             for before in 0..position {
                 if let Err(code) = import_again(&mut state.table.entries_mut()[before]) {
@@ -333,7 +334,7 @@ fn import_again(entry: &mut Entry) -> Result<(), c_int> {
     Ok(())
 }
 
-/// Maps again what is not mapped, by the handles that are still held.
+/// Maps the unmapped memory again, by the handles that are still held.
 fn undo(state: &mut State, code: c_int) -> Failure {
     for position in 0..state.table.entries().len() {
         let mut entry = state.table.entries()[position];
@@ -352,12 +353,12 @@ pub fn import(descriptor: c_int) -> Result<u64, c_int> {
     let mut handle = 0;
     let value: *mut c_void =
         ptr::without_provenance_mut(usize::try_from(descriptor).unwrap_or(usize::MAX));
-    // SAFETY: there is room for the answer; the driver takes the number itself.
+    // SAFETY: there is room for the result; the driver takes the descriptor by value.
     check(unsafe { driver::import(&raw mut handle, value, driver::DESCRIPTOR) })?;
     Ok(handle)
 }
 
-/// Maps the memory behind the descriptor where the entry was, and keeps the descriptor.
+/// Maps the memory of a descriptor at the entry's address, and keeps the descriptor.
 fn take_back(state: &mut State, position: usize, descriptor: c_int) -> Result<(), c_int> {
     let mut entry = state.table.entries()[position];
     let mapped = enter(&entry).and_then(|()| {
@@ -368,7 +369,7 @@ fn take_back(state: &mut State, position: usize, descriptor: c_int) -> Result<()
         })
     });
     if let Err(code) = mapped {
-        // SAFETY: received, and taken by nobody.
+        // SAFETY: received and not taken out.
         unsafe { sys::close(descriptor) };
         return Err(code);
     }
@@ -378,16 +379,16 @@ fn take_back(state: &mut State, position: usize, descriptor: c_int) -> Result<()
     Ok(())
 }
 
-/// Undoes [`take_back`]. What the driver does not take back stays mapped, and counts as such.
+/// Undoes [`take_back`]. Memory that the driver fails to unmap stays marked as mapped.
 fn let_go(state: &mut State, position: usize) {
     let entry = &mut state.table.entries_mut()[position];
-    // SAFETY: mapped there, and nothing used it yet.
+    // SAFETY: mapped there, and not yet used.
     let done =
         enter(entry).and_then(|()| check(unsafe { driver::unmap(entry.address, length(entry)) }));
     if done.is_ok() {
-        // SAFETY: ours, not mapped, and given up here.
+        // SAFETY: owned by the agent, not mapped, and not used after this.
         unsafe { driver::release(entry.handle) };
-        // SAFETY: ours alone.
+        // SAFETY: owned by the agent.
         unsafe { sys::close(entry.descriptor) };
         entry.descriptor = -1;
         entry.mapped = false;

@@ -1,5 +1,5 @@
-//! The driver's functions that have one of ours, each twice: for who was given a pointer, and as a symbol for who is
-//! linked to it.
+//! Replacements for driver functions, each in two forms: one returned as a pointer, and one exported as a symbol for
+//! linked callers.
 
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::mem::transmute;
@@ -9,7 +9,7 @@ use super::interpose::{self, Hook};
 use super::share::{self, IpcHandle};
 use super::{contexts, memory};
 
-// SAFETY: holds addresses of functions and of text alone.
+// SAFETY: contains only addresses of functions and of text.
 unsafe impl Sync for Hook {}
 
 macro_rules! hooks {
@@ -19,7 +19,7 @@ macro_rules! hooks {
 
         pub const COUNT: usize = [$($version),*].len();
 
-        /// Every hook, by its number.
+        /// All hooks by number.
         pub static HOOKS: [Hook; COUNT] = [$(Hook {
             symbol: name(concat!(stringify!($symbol), "\0")),
             base: $base,
@@ -33,10 +33,10 @@ macro_rules! hooks {
             use super::*;
             $(
                 /// # Safety
-                /// As the driver's; called by who was given it in the place of the driver's own.
+                /// The same as for the driver's function; called through a pointer that replaces it.
                 pub unsafe extern "C" fn $symbol($($argument: $type),*) -> c_int {
                     let real = interpose::own(Number::$symbol as usize);
-                    // SAFETY: the driver's function of this name, which has this type; it was found before.
+                    // SAFETY: this is the driver's function of this name, which has this type; it was found before.
                     let real: unsafe extern "C" fn($($type),*) -> c_int = unsafe { transmute(real) };
                     // SAFETY: by the contract above.
                     unsafe {
@@ -51,14 +51,14 @@ macro_rules! hooks {
             use super::*;
             $(
                 /// # Safety
-                /// As the driver's.
+                /// The same as for the driver's function.
                 #[unsafe(no_mangle)]
                 pub unsafe extern "C" fn $symbol($($argument: $type),*) -> c_int {
                     let target = interpose::linked(Number::$symbol as usize);
                     if target.is_null() {
                         return NOT_INITIALIZED;
                     }
-                    // SAFETY: a function of this name.
+                    // SAFETY: a function of this name and type.
                     let target: unsafe extern "C" fn($($type),*) -> c_int = unsafe { transmute(target) };
                     // SAFETY: by the contract above.
                     unsafe { target($($argument),*) }
@@ -105,7 +105,7 @@ type ProcAddressStatus =
     unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> c_int;
 
 /// # Safety
-/// As `cuGetProcAddress`, which is `real`.
+/// The same as for `cuGetProcAddress`, which is `real`.
 unsafe fn proc_address(
     real: ProcAddress,
     name: *const c_char,
@@ -124,7 +124,7 @@ unsafe fn proc_address(
 }
 
 /// # Safety
-/// As `cuGetProcAddress_v2`, which is `real`.
+/// The same as for `cuGetProcAddress_v2`, which is `real`.
 unsafe fn proc_address_status(
     real: ProcAddressStatus,
     name: *const c_char,

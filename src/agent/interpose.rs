@@ -1,15 +1,15 @@
-//! Puts the agent's functions in the place of the driver's, for whoever looks for them, and nothing else of it.
+//! Replacement of some driver functions by the agent's, for all ways of looking them up.
 //!
 //! ```text
-//! dlsym(libcuda, name) ───────────▶ pick ──────▶ ours, when the driver's own would be found
-//! cuGetProcAddress(name, version) ▶ substitute ▶ ours, when the driver answers one that is known
-//! linked with -lcuda ─────────────▶ linked ────▶ ours, when the driver's own is next; else what is next
+//! dlsym(libcuda, name) ───────────▶ pick ──────▶ the agent's, if the driver's would be found
+//! cuGetProcAddress(name, version) ▶ substitute ▶ the agent's, if the driver returns a known one
+//! linked with -lcuda ─────────────▶ linked ────▶ the agent's, if the driver's is next; else the next one
 //! ```
-//! A runtime linked into the program, one in a library, and direct users all come through one of these. Without a
-//! token in the environment, and in the child of a fork, all is as if the agent were not there.
+//! A CUDA runtime that is linked statically, one in a library, and direct users of the driver all use one of these
+//! ways. Without a token in the environment, and in the child of a fork, the agent has no effect.
 //!
-//! A program that refers weakly to one of these functions by linking, without libcuda in the process, sees the agent's;
-//! it answers that the driver is not initialised. Asking for one by `dlsym` does find nothing then.
+//! A weak reference to one of these functions in a process without libcuda resolves to the agent's function, which
+//! returns "not initialized". `dlsym` returns null in this case.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::transmute;
@@ -32,20 +32,20 @@ type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 type Dlopen = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
 type ProcAddress = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64) -> c_int;
 
-/// A function of the driver that has one of ours.
+/// Driver function that the agent replaces.
 pub struct Hook {
     /// Its name in libcuda.
     pub symbol: &'static CStr,
-    /// Name in `cuGetProcAddress`, and the version since which it exists.
+    /// Name in `cuGetProcAddress`, and the first version that has it.
     pub base: &'static CStr,
     pub version: c_int,
-    /// Ours, for those who were given a pointer.
+    /// Replacement for callers that looked up a pointer.
     pub picked: *const (),
-    /// Ours, for those who are linked to it.
+    /// Replacement for linked callers.
     pub linked: *const (),
 }
 
-/// Answer of [`pick`]: a function, or where `dlsym` is to go on.
+/// Result of [`pick`]: a function, or the `dlsym` to continue with.
 #[repr(C)]
 pub struct Picked {
     answer: *mut c_void,
@@ -58,9 +58,9 @@ type Pointers = [AtomicPtr<c_void>; COUNT];
     reason = "what three statics begin with"
 )]
 const NONE: Pointers = [const { AtomicPtr::new(ptr::null_mut()) }; COUNT];
-/// The driver's own, as its symbol table has them.
+/// Driver functions as found in its symbol table.
 static OWN: Pointers = NONE;
-/// The same as `cuGetProcAddress` gives them out.
+/// Driver functions as returned by `cuGetProcAddress`.
 static GIVEN: Pointers = NONE;
 /// Functions for linked callers: the agent's `picked`, or another library's function of that name.
 static LINKED: Pointers = NONE;
@@ -74,13 +74,13 @@ const OFF: u8 = 2;
 static MODE: AtomicU8 = AtomicU8::new(UNKNOWN);
 static TOKEN: [AtomicU8; TOKEN_LEN] = [const { AtomicU8::new(0) }; TOKEN_LEN];
 
-/// Returns true if the agent does anything in this process. Asks the environment once.
+/// Returns true if the agent is active in this process. Reads the environment once.
 pub fn is_on() -> bool {
     match MODE.load(Ordering::Acquire) {
         ON => true,
         UNKNOWN => {
             let mode = if read_token() { ON } else { OFF };
-            // The child of a fork may have been faster in switching it off.
+            // The child of a fork may have switched the agent off meanwhile.
             let _ = MODE.compare_exchange(UNKNOWN, mode, Ordering::AcqRel, Ordering::Relaxed);
             MODE.load(Ordering::Acquire) == ON
         }
@@ -88,7 +88,7 @@ pub fn is_on() -> bool {
     }
 }
 
-/// Passes every call on to the driver from here on.
+/// Passes every call to the driver from now on.
 pub fn switch_off() {
     MODE.store(OFF, Ordering::Release);
 }
@@ -101,7 +101,7 @@ fn read_token() -> bool {
     if value.is_null() {
         return false;
     }
-    // SAFETY: a value of the environment ends with a zero.
+    // SAFETY: values of the environment end with a zero.
     let value = unsafe { CStr::from_ptr(value) }.to_bytes();
     let is_token = value.len() == TOKEN_LEN && value.iter().all(u8::is_ascii_hexdigit);
     for (kept, byte) in TOKEN.iter().zip(value) {
@@ -110,21 +110,21 @@ fn read_token() -> bool {
     is_token
 }
 
-/// The run's token, while [`is_on`].
+/// Returns the run's token; valid if [`is_on`].
 pub fn token() -> [u8; TOKEN_LEN] {
     core::array::from_fn(|index| TOKEN[index].load(Ordering::Relaxed))
 }
 
-/// Implements the agent's `dlsym`. Every other name costs two comparisons of a byte.
+/// Implements the agent's `dlsym`. All other names cost two comparisons of a byte.
 ///
 /// # Safety
-/// As for `dlsym`.
+/// The same as for `dlsym`.
 pub unsafe extern "C" fn pick(handle: usize, name: *const c_char) -> Picked {
     let onwards = Picked {
         answer: ptr::null_mut(),
         onwards: real_dlsym() as *mut c_void,
     };
-    // SAFETY: by the contract above; `or` reads the second byte only where the first is no zero.
+    // SAFETY: by the contract above; `||` reads the second byte only if the first is not zero.
     if unsafe {
         name.is_null() || *name != b'c'.cast_signed() || *name.add(1) != b'u'.cast_signed()
     } {
@@ -136,14 +136,14 @@ pub unsafe extern "C" fn pick(handle: usize, name: *const c_char) -> Picked {
         return onwards;
     };
     let own = find_own(index);
-    // Switched off, our symbols are still there, and must not be what is found.
+    // After switching off, the agent's symbols still exist, but must not be found.
     let ours = || if is_on() { ours(index) } else { own };
     let next = || real(RTLD_NEXT, name);
     let found = match handle {
         RTLD_NEXT if !own.is_null() => return onwards,
         RTLD_DEFAULT | RTLD_NEXT => next(),
         handle => match real(handle, name) {
-            // A handle of everything, where we stand before the driver.
+            // A handle of all libraries, in which the agent comes before the driver.
             found if ptr::eq(found.cast(), HOOKS[index].linked) => match next() {
                 found if found.is_null() && !own.is_null() => own,
                 found => found,
@@ -162,7 +162,7 @@ pub unsafe extern "C" fn pick(handle: usize, name: *const c_char) -> Picked {
     }
 }
 
-/// `dlsym` where there is nothing to find.
+/// Replacement for `dlsym` that finds nothing.
 extern "C" fn nothing(_handle: usize, _name: *const c_char) -> *mut c_void {
     ptr::null_mut()
 }
@@ -171,7 +171,7 @@ fn ours(index: usize) -> *mut c_void {
     HOOKS[index].picked.cast_mut().cast()
 }
 
-/// The C library's `dlsym`; one that finds nothing, should it have none.
+/// Returns the C library's `dlsym`, or a replacement that finds nothing.
 fn real_dlsym() -> Dlsym {
     let mut function = DLSYM.load(Ordering::Relaxed);
     if function.is_null() {
@@ -186,16 +186,16 @@ fn real_dlsym() -> Dlsym {
     unsafe { transmute(function) }
 }
 
-/// `dlsym` as if the agent's own were not there; `RTLD_NEXT` means behind the agent.
+/// Calls `dlsym` as if the agent's did not exist; `RTLD_NEXT` means after the agent.
 fn real(handle: usize, name: &CStr) -> *mut c_void {
     let handle = ptr::with_exposed_provenance_mut(handle);
-    // SAFETY: the name ends with a zero. A handle that is none is the caller's fault, and the answer its own.
+    // SAFETY: the name ends with a zero. An invalid handle is the caller's error, and `dlsym` reports it.
     let found = unsafe { real_dlsym()(handle, name.as_ptr()) };
-    // Not a jump: the C library looks at where this call came from.
+    // Prevents a tail call, because the C library examines the return address.
     core::hint::black_box(found)
 }
 
-/// libcuda, once it is in the process.
+/// Returns a handle of libcuda if it is loaded.
 fn libcuda() -> *mut c_void {
     let mut library = LIBCUDA.load(Ordering::Acquire);
     if !library.is_null() {
@@ -207,7 +207,7 @@ fn libcuda() -> *mut c_void {
     }
     // SAFETY: `dlopen`, which has this type.
     let open: Dlopen = unsafe { transmute(open) };
-    // SAFETY: the name ends with a zero. Never closed, so that what was found in it stays.
+    // SAFETY: the name ends with a zero. The handle is never closed, so its functions stay valid.
     library = unsafe { open(LIBRARY.as_ptr(), RTLD_LAZY | RTLD_NOLOAD) };
     if !library.is_null() {
         LIBCUDA.store(library, Ordering::Release);
@@ -215,17 +215,17 @@ fn libcuda() -> *mut c_void {
     library
 }
 
-/// A function of the driver's own, or null.
+/// Returns a function of the driver, or null.
 pub fn symbol(name: *const c_char) -> *mut c_void {
     let library = libcuda();
     if library.is_null() {
         return library;
     }
-    // SAFETY: a handle that stays open, and names of ours.
+    // SAFETY: the handle stays open, and the names are constants of the agent.
     unsafe { real_dlsym()(library, name) }
 }
 
-/// The driver's function of a hook, or null while there is none.
+/// Returns the driver's function of a hook, or null.
 fn find_own(index: usize) -> *mut c_void {
     let mut own = OWN[index].load(Ordering::Acquire);
     if own.is_null() {
@@ -235,7 +235,7 @@ fn find_own(index: usize) -> *mut c_void {
     own
 }
 
-/// The driver's function behind one of ours that somebody was given.
+/// Returns the driver's function behind a replacement that a caller received.
 pub fn own(index: usize) -> *mut c_void {
     OWN[index].load(Ordering::Acquire)
 }
@@ -260,10 +260,10 @@ pub fn linked(index: usize) -> *mut c_void {
     target
 }
 
-/// Puts ours in the place of a function that `cuGetProcAddress` gave out; versions and flags stay its decision.
+/// Replaces a function returned by `cuGetProcAddress`, which has checked version and flags.
 ///
 /// # Safety
-/// `pointer` is null or points to such an answer.
+/// `pointer` is null or points to such a result.
 pub unsafe fn substitute(pointer: *mut *mut c_void) {
     if pointer.is_null() {
         return;
@@ -295,7 +295,7 @@ fn given(index: usize) -> *mut c_void {
         // SAFETY: the driver's function, which has this type since CUDA 11.3.
         let ask: ProcAddress = unsafe { transmute(ask) };
         let hook = &HOOKS[index];
-        // SAFETY: the name ends with a zero, and `found` has room for the answer.
+        // SAFETY: the name ends with a zero, and `found` has room for the result.
         let code = unsafe { ask(hook.base.as_ptr(), &raw mut found, hook.version, 0) };
         if code != 0 || found.is_null() {
             found = own(index);

@@ -1,14 +1,15 @@
-//! The agent of `ckpt-run`, a shared library that `build.rs` compiles, the program carries, and a job preloads.
+//! The agent of `ckpt-run`: a shared library that `build.rs` compiles, the program embeds, and each process of a job
+//! preloads.
 //!
 //! ```text
 //! the job ── dlsym, cuGetProcAddress, symbols ──▶ interpose, hooks ──▶ memory, contexts ──▶ driver
 //! the supervisor ── datagrams ──▶ talk, datagram ──▶ hand_over ───────────▶ memory ───────┘
 //! ```
-//! It backs large pieces of device memory by memory that another process can keep, so that a snapshot need not move
-//! them through the host: the supervisor holds them on the GPU while the driver puts everything else away.
+//! It allocates large pieces of device memory in a form that another process can hold. During a snapshot the supervisor
+//! holds them on the GPU while the driver saves everything else, so they need not be moved through the host.
 //!
-//! It is loaded into every process of a job, whatever that is: no standard library, nothing linked, nothing allocated,
-//! nothing done before a CUDA function is looked for, and nothing at all without the token in the environment.
+//! It is loaded into every process of a job, CUDA or not. So it uses no standard library, links nothing, allocates no
+//! memory, does nothing before a CUDA function is looked up, and nothing at all without the token in the environment.
 //!
 //! This file is the root of the library. The program shares `wire`; its tests share `table`.
 
@@ -42,7 +43,7 @@ mod wire;
 /// because `RTLD_NEXT` and `RTLD_DEFAULT` depend on the caller.
 ///
 /// # Safety
-/// As `dlsym`, whose arguments it takes.
+/// The same as for `dlsym`, whose arguments it takes.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
@@ -64,10 +65,10 @@ pub unsafe extern "C" fn dlsym() {
     )
 }
 
-/// See above.
+/// Variant for the other architecture; see above.
 ///
 /// # Safety
-/// See above.
+/// The same as above.
 #[cfg(target_arch = "aarch64")]
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
@@ -90,7 +91,7 @@ pub unsafe extern "C" fn dlsym() {
     )
 }
 
-/// Ends the process. The agent does not panic; if it ever does, the job must not continue with memory in an unknown
+/// Aborts the process. The agent does not panic; if it ever does, the job must not continue with memory in an unknown
 /// state.
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {

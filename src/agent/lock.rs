@@ -1,11 +1,11 @@
-//! The one lock of the agent: everything that it remembers, and all its calls of the driver that change memory.
+//! Lock of the agent, for its state and its driver calls that change memory.
 //!
 //! ```text
 //! free ── lock, try_lock ──▶ held ── a second thread ──▶ awaited
 //! ```
-//! Threads of the job wait for it. The agent's own thread only tries: a thread that was stopped may hold it. While
-//! memory is released the agent's thread keeps it, so that threads of the job that want memory wait where nothing of
-//! the driver is held, until all is mapped again.
+//! Threads of the job wait for the lock. The agent's own thread only tries, because a stopped thread may hold it. The
+//! agent's thread holds it while memory is released, so that allocating threads of the job wait here, without any lock
+//! of the driver, until all memory is mapped again.
 
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
@@ -17,16 +17,16 @@ const FREE: u32 = 0;
 const HELD: u32 = 1;
 const AWAITED: u32 = 2;
 
-/// A value that one thread has at a time.
+/// Value that one thread may access at a time.
 pub struct Lock<T> {
     word: AtomicU32,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the word lets one thread at a time to the value.
+// SAFETY: the word gives access to one thread at a time.
 unsafe impl<T: Send> Sync for Lock<T> {}
 
-/// The right to the value; given back when dropped.
+/// Exclusive access to the value, released on drop.
 pub struct Guard<'a, T> {
     lock: &'a Lock<T>,
 }
@@ -39,7 +39,7 @@ impl<T> Lock<T> {
         }
     }
 
-    /// Waits as long as it takes.
+    /// Waits for the lock without a limit.
     pub fn lock(&self) -> Guard<'_, T> {
         if let Some(guard) = self.try_lock() {
             return guard;
@@ -50,7 +50,7 @@ impl<T> Lock<T> {
         Guard { lock: self }
     }
 
-    /// `None` when somebody has it.
+    /// Returns `None` if the lock is held.
     pub fn try_lock(&self) -> Option<Guard<'_, T>> {
         self.word
             .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed)
@@ -58,10 +58,10 @@ impl<T> Lock<T> {
             .map(|_| Guard { lock: self })
     }
 
-    /// The value in a process that has this thread alone, whoever had it before the fork.
+    /// Takes the value in a process with a single thread, whatever thread held it before the fork.
     ///
     /// # Safety
-    /// To be called in the child of a fork only, before anything else there asks for the lock.
+    /// Called only in the child of a fork, before any other use of the lock there.
     pub unsafe fn seize(&self) -> Guard<'_, T> {
         self.word.store(HELD, Ordering::Relaxed);
         Guard { lock: self }
@@ -72,14 +72,14 @@ impl<T> Deref for Guard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: the guard is the one way to the value.
+        // SAFETY: the guard has exclusive access.
         unsafe { &*self.lock.value.get() }
     }
 }
 
 impl<T> DerefMut for Guard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: the guard is the one way to the value.
+        // SAFETY: the guard has exclusive access.
         unsafe { &mut *self.lock.value.get() }
     }
 }

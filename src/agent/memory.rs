@@ -1,10 +1,10 @@
-//! `cuMemAlloc` on memory that another process can keep, and what else belongs to the life of such a piece.
+//! Implementation of `cuMemAlloc` and related calls on memory that another process can hold.
 //!
 //! ```text
-//! cuMemAlloc   reserve → create → map → set access          any failure: undone, and the driver's own cuMemAlloc
+//! cuMemAlloc   reserve → create → map → set access          on failure: undo, call the driver's cuMemAlloc
 //! cuMemFree    synchronise → unmap → release → free address
 //! ```
-//! The job sees no difference: what is not one of ours, and every error, is answered by the driver itself.
+//! The job sees no difference: the driver itself handles all other memory, and every error.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -16,16 +16,16 @@ use super::sys;
 use super::table::{Entry, Table};
 use super::talk;
 
-/// Smaller pieces stay the driver's: it packs many into one of its granules.
+/// Minimum length of a covered allocation: the driver packs many smaller ones into a granule.
 const COVERED_MIN: usize = 2 << 20;
-/// The rounding to whole granules may waste this part of what was asked for.
+/// Maximum waste by rounding to granules, as a divisor of the requested length.
 const WASTE_PARTS: usize = 8;
 
 /// State of the agent.
 pub struct State {
     pub table: Table,
     pub devices: Devices,
-    /// 0: none was given yet.
+    /// Next segment number; 0 if none was assigned yet.
     next_id: u64,
 }
 
@@ -34,13 +34,15 @@ pub static STATE: Lock<State> = Lock::new(State {
     devices: Devices::new(),
     next_id: 0,
 });
-/// Pieces, bytes and pieces that came from elsewhere, for who cannot have the lock.
+/// Number of pieces, their bytes, and the number of imported pieces, readable without the lock.
 pub static SEGMENTS: AtomicUsize = AtomicUsize::new(0);
 pub static BYTES: AtomicU64 = AtomicU64::new(0);
 pub static IMPORTED: AtomicUsize = AtomicUsize::new(0);
 
+/// Implements `cuMemAlloc_v2`.
+///
 /// # Safety
-/// As `cuMemAlloc_v2`, which is `real`.
+/// The same as for `cuMemAlloc_v2`, which is `real`.
 pub unsafe fn allocate(
     real: unsafe extern "C" fn(*mut u64, usize) -> c_int,
     out: *mut u64,
@@ -58,7 +60,7 @@ pub unsafe fn allocate(
     unsafe { real(out, len) }
 }
 
-/// A piece of our own, unless something speaks against it.
+/// Allocates a piece of the agent's memory, if possible.
 fn covered(asked: usize) -> Option<u64> {
     if !talk::is_ready() {
         return None;
@@ -75,7 +77,7 @@ fn covered(asked: usize) -> Option<u64> {
     }
     talk::start()?;
     let id = match state.next_id {
-        // Also not the numbers of a process that had this one's pid before: memory is known by both.
+        // The numbers must differ from those of an earlier process with the same pid: memory is identified by both.
         0 => sys::microseconds(),
         next => next,
     };
@@ -89,7 +91,7 @@ fn covered(asked: usize) -> Option<u64> {
     };
     let entry = make(&state, entry, |handle, len| {
         let properties = Properties::new(device, rdma);
-        // SAFETY: there is room for the answer, and the properties are whole.
+        // SAFETY: there is room for the result, and the properties are complete.
         check(unsafe { driver::create(handle, len, &raw const properties, 0) })
     })
     .ok()?;
@@ -98,31 +100,31 @@ fn covered(asked: usize) -> Option<u64> {
     Some(entry.address)
 }
 
-/// The context and the device that are current in this thread.
+/// Returns the current context and device of this thread.
 pub fn current() -> Option<(usize, c_int)> {
     let (mut context, mut device) = (0, 0);
-    // SAFETY: there is room for the answer.
+    // SAFETY: there is room for the result.
     check(unsafe { driver::context_current(&raw mut context) }).ok()?;
     if context == 0 {
         return None;
     }
-    // SAFETY: there is room for the answer.
+    // SAFETY: there is room for the result.
     check(unsafe { driver::context_device(&raw mut device) }).ok()?;
     Some((context, device))
 }
 
-/// Reserves, gets a handle and maps it; nothing is left when that fails.
+/// Reserves an address range, gets a handle and maps it; a failure is undone.
 pub fn make(
     state: &State,
     mut entry: Entry,
     get: impl FnOnce(*mut u64, usize) -> Result<(), c_int>,
 ) -> Result<Entry, c_int> {
     let len = length(&entry);
-    // SAFETY: there is room for the answer.
+    // SAFETY: there is room for the result.
     check(unsafe { driver::reserve(&raw mut entry.address, len, 0, 0, 0) })?;
     let made = get(&raw mut entry.handle, len).and_then(|()| {
         map(state, &mut entry).inspect_err(|_| {
-            // SAFETY: the handle is ours and not mapped.
+            // SAFETY: the handle is owned by the agent and not mapped.
             unsafe { driver::release(entry.handle) };
         })
     });
@@ -134,7 +136,7 @@ pub fn make(
     Ok(entry)
 }
 
-/// Maps the entry's handle at its address, for its device and all that may use that one's memory.
+/// Maps the entry's handle at its address, for its device and all devices with access to its memory.
 pub fn map(state: &State, entry: &mut Entry) -> Result<(), c_int> {
     let len = length(entry);
     // SAFETY: the address is reserved for the entry, and nothing is mapped there.
@@ -148,7 +150,7 @@ pub fn map(state: &State, entry: &mut Entry) -> Result<(), c_int> {
             count += 1;
         }
     }
-    // SAFETY: as many as are counted.
+    // SAFETY: the array has the given length.
     let code = unsafe { driver::set_access(entry.address, len, access.as_ptr(), count) };
     check(code).inspect_err(|_| {
         // SAFETY: mapped above.
@@ -158,8 +160,10 @@ pub fn map(state: &State, entry: &mut Entry) -> Result<(), c_int> {
     Ok(())
 }
 
+/// Implements `cuMemFree_v2`.
+///
 /// # Safety
-/// As `cuMemFree_v2`, which is `real`.
+/// The same as for `cuMemFree_v2`, which is `real`.
 pub unsafe fn free(real: unsafe extern "C" fn(u64) -> c_int, address: u64) -> c_int {
     match free_ours(address) {
         Some(Ok(())) => driver::SUCCESS,
@@ -169,7 +173,7 @@ pub unsafe fn free(real: unsafe extern "C" fn(u64) -> c_int, address: u64) -> c_
     }
 }
 
-/// `None`: not one of ours.
+/// Frees a piece of the agent's memory; `None` if it is not the agent's.
 fn free_ours(address: u64) -> Option<Result<(), c_int>> {
     if SEGMENTS.load(Ordering::Acquire) == 0 {
         return None;
@@ -181,11 +185,11 @@ fn free_ours(address: u64) -> Option<Result<(), c_int>> {
     };
     let (_, entry) = find(&STATE.lock())?;
     if entry.owner != 0 {
-        // As the driver: what was opened is closed.
+        // Opened memory has to be closed instead; the driver returns the same error.
         return Some(Err(driver::INVALID_VALUE));
     }
-    // The driver's own waits too, and answers the error of a broken context, a driver that has ended or a capture.
-    // Not under the lock: what the GPU waits for may need memory first.
+    // The driver's own function waits, too, and reports the error of a broken context, an exited driver or a capture.
+    // This call is outside the lock, because the GPU's pending work may need memory first.
     if let Err(code) = synchronize(entry.context) {
         return Some(Err(code));
     }
@@ -203,15 +207,15 @@ pub fn synchronize(context: usize) -> Result<(), c_int> {
     })
 }
 
-/// Does something with the context current, and makes the one of before current again.
+/// Calls a function with the context current, and restores the previous context.
 pub fn within<T>(context: usize, act: impl FnOnce() -> Result<T, c_int>) -> Result<T, c_int> {
     let mut before = 0;
-    // SAFETY: there is room for the answer.
+    // SAFETY: there is room for the result.
     check(unsafe { driver::context_current(&raw mut before) })?;
     if before == context {
         return act();
     }
-    // SAFETY: the driver refuses a context that is none any more.
+    // SAFETY: the driver refuses a context that no longer exists.
     check(unsafe { driver::context_push(context) })?;
     let result = act();
     // SAFETY: pushed above.
@@ -219,26 +223,28 @@ pub fn within<T>(context: usize, act: impl FnOnce() -> Result<T, c_int>) -> Resu
     result
 }
 
-/// Gives the piece back to the driver. On failure it is as it was.
+/// Returns the piece to the driver. A failure leaves it unchanged.
 pub fn tear_down(entry: &Entry) -> Result<(), c_int> {
     let len = length(entry);
     if entry.mapped {
         // SAFETY: the entry is mapped there, and nothing uses it.
         check(unsafe { driver::unmap(entry.address, len) })?;
-        // SAFETY: our handle, given up here.
+        // SAFETY: owned by the agent and not used after this.
         unsafe { driver::release(entry.handle) };
     }
     // SAFETY: nothing is mapped there any more.
     unsafe { driver::address_free(entry.address, len) };
     if entry.descriptor >= 0 {
-        // SAFETY: ours alone.
+        // SAFETY: owned by the agent.
         unsafe { sys::close(entry.descriptor) };
     }
     Ok(())
 }
 
+/// Implements `cuMemGetAddressRange_v2`.
+///
 /// # Safety
-/// As `cuMemGetAddressRange_v2`, which is `real`.
+/// The same as for `cuMemGetAddressRange_v2`, which is `real`.
 pub unsafe fn address_range(
     real: unsafe extern "C" fn(*mut u64, *mut usize, u64) -> c_int,
     base: *mut u64,
@@ -265,7 +271,7 @@ pub unsafe fn address_range(
     driver::SUCCESS
 }
 
-/// Bytes of an entry: it was a `usize` once.
+/// Returns the length of an entry, which was created from a `usize`.
 pub fn length(entry: &Entry) -> usize {
     usize::try_from(entry.len).unwrap_or(usize::MAX)
 }
@@ -292,12 +298,12 @@ impl State {
         self.table.remove(position);
     }
 
-    /// Frees the pieces that went with their context.
+    /// Removes the pieces of a destroyed context.
     pub fn forget(&mut self, gone: impl Fn(&Entry) -> bool) {
         let mut position = 0;
         while let Some(entry) = self.table.entries().get(position) {
             if gone(entry) {
-                // A piece that cannot be freed is the driver's to clean up: nobody can name it any more.
+                // The driver has to clean up a piece that cannot be freed; nothing refers to it any more.
                 let _ = tear_down(entry);
                 self.remove(position);
             } else {
@@ -307,18 +313,17 @@ impl State {
     }
 }
 
-/// Switches the agent off in the child of a fork, where the driver cannot be used, and closes the descriptors of the
-/// parent.
+/// Switches the agent off in the child of a fork, where the driver is not usable, and closes the parent's descriptors.
 ///
 /// # Safety
-/// Called in such a child, before anything else of the agent.
+/// Called in such a child before any other code of the agent.
 pub unsafe fn abandon() {
-    // SAFETY: by the contract above. A thread of the parent may have been moving entries: one may be there twice, or
-    // its descriptor not be closed, both without harm.
+    // SAFETY: by the contract above. A thread of the parent may have been moving entries: an entry may exist twice, or
+    // a descriptor may stay open; both are harmless.
     let mut state: Guard<'_, State> = unsafe { STATE.seize() };
     for entry in state.table.entries() {
         if entry.descriptor >= 0 {
-            // SAFETY: inherited from the parent, and used by nobody here.
+            // SAFETY: inherited from the parent and not used here.
             unsafe { sys::close(entry.descriptor) };
         }
     }

@@ -1,4 +1,4 @@
-//! The agent's thread in the driver: contexts it is in, and whether the driver lets it in at all.
+//! Use of the driver by the agent's thread: its current context, and a test whether the driver is callable.
 
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -11,23 +11,23 @@ use super::table::Entry;
 /// True if a context of the job is current in the agent's thread.
 static ENTERED: AtomicBool = AtomicBool::new(false);
 
-/// Makes the context current that the entry belongs to. Switching is cheap, and mostly there is one.
+/// Makes the entry's context current. Switching is cheap, and most processes have one context.
 pub fn enter(entry: &Entry) -> Result<(), c_int> {
     ENTERED.store(true, Ordering::Relaxed);
-    // SAFETY: the driver refuses a context that is none any more.
+    // SAFETY: the driver refuses a context that no longer exists.
     check(unsafe { driver::context_set(entry.context) })
 }
 
-/// No context stays with the thread. Calls the driver only if it was called before: it may let nobody in.
+/// Detaches the thread from its context. Calls the driver only if it was called before, because the call may block.
 pub fn leave() {
     if ENTERED.swap(false, Ordering::Relaxed) {
-        // SAFETY: makes none current.
+        // SAFETY: makes no context current.
         unsafe { driver::context_set(0) };
     }
 }
 
-/// Calls the driver as a release and a mapping do, on a granule of each device that has memory of ours, and sees whether
-/// it is the device of before.
+/// Calls the same driver functions as a release and a mapping, for a granule on each device that has memory of the
+/// agent, and checks whether the device is still the same.
 pub fn probe_devices(state: &mut State) -> Result<(), c_int> {
     let mut seen = 0u64;
     for position in 0..state.table.entries().len() {
@@ -49,10 +49,10 @@ fn probe_device(state: &mut State, entry: &Entry) -> Result<(), c_int> {
         return Ok(());
     };
     let (mut address, mut handle) = (0, 0);
-    // SAFETY: there is room for the answer.
+    // SAFETY: there is room for the result.
     check(unsafe { driver::reserve(&raw mut address, granule, 0, 0, 0) })?;
     let properties = Properties::new(entry.device, rdma);
-    // SAFETY: there is room for the answer, and the properties are whole.
+    // SAFETY: there is room for the result, and the properties are complete.
     let mut code = unsafe { driver::create(&raw mut handle, granule, &raw const properties, 0) };
     if code == driver::SUCCESS {
         // SAFETY: reserved and created above.
@@ -64,7 +64,7 @@ fn probe_device(state: &mut State, entry: &Entry) -> Result<(), c_int> {
         // SAFETY: created above.
         unsafe { driver::release(handle) };
     } else if code == driver::OUT_OF_MEMORY {
-        // The GPU is full: what is mapped gets once more the access that it has.
+        // The GPU is full: instead, an existing mapping gets the access that it already has.
         code = driver::SUCCESS;
         if entry.mapped {
             let access = Access::full(entry.device);

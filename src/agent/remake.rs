@@ -1,11 +1,11 @@
-//! Memory made anew for a process that the driver has restored onto another GPU.
+//! Creation of new memory for a process that the driver has restored onto another GPU.
 //!
 //! ```text
-//! released ── create, map: all or nothing ──▶ mapped, the process's own ── descriptors ──▶ who fills it
+//! released ── create, map: all or nothing ──▶ mapped, the process's own ── descriptors ──▶ copier
 //! ```
-//! The driver in such a process knows the GPUs of its start, and imports no memory of others (580.159.04: error 3);
-//! what it creates lies on the new GPU. Memory that is let go of there could not be given back in any other way, so
-//! from then on the driver alone keeps it: [`MOVED`].
+//! The driver in such a process still refers to the GPUs at its start and cannot import memory of others (580.159.04:
+//! error 3), but memory that it creates is on the new GPU. Released memory could not be returned in any other way, so
+//! from then on only the driver saves it: [`MOVED`].
 
 use core::ffi::c_int;
 use core::sync::atomic::AtomicBool;
@@ -16,12 +16,12 @@ use super::memory::{self, State, length};
 use super::probe::enter;
 use super::table::Entry;
 
-/// Set when a GPU has taken the place of another.
+/// Set after another GPU has replaced one of the process's.
 pub static MOVED: AtomicBool = AtomicBool::new(false);
 
-/// Makes memory for every entry, at its address. None has any.
+/// Creates memory for every entry at its address. No entry may have memory.
 pub fn make_all(state: &mut State) -> Result<(), Failure> {
-    // What is another process's cannot be made here, and what was mapped from a descriptor is there.
+    // Another process's memory cannot be created here, and memory that was mapped from a descriptor exists already.
     let cannot = |entry: &Entry| entry.mapped || entry.owner != 0;
     if state.table.entries().iter().any(cannot) {
         return Err(Failure::Refused);
@@ -45,7 +45,7 @@ fn make(state: &mut State, mut entry: Entry) -> Result<Entry, c_int> {
         .ok_or(driver::INVALID_VALUE)?;
     let properties = Properties::new(entry.device, rdma);
     let len = length(&entry);
-    // SAFETY: there is room for the answer, and the properties are whole.
+    // SAFETY: there is room for the result, and the properties are complete.
     check(unsafe { driver::create(&raw mut entry.handle, len, &raw const properties, 0) })?;
     memory::map(state, &mut entry).inspect_err(|_| {
         // SAFETY: created above, and not mapped.
@@ -54,18 +54,18 @@ fn make(state: &mut State, mut entry: Entry) -> Result<Entry, c_int> {
     Ok(entry)
 }
 
-/// Gives back what was made; then the failure is as it was.
+/// Releases the created memory and returns the failure.
 pub fn undo(state: &mut State, failure: Failure) -> Failure {
     for entry in state.table.entries_mut().iter_mut() {
         if !entry.mapped {
             continue;
         }
-        // SAFETY: mapped there, and nothing used it yet.
+        // SAFETY: mapped there, and not yet used.
         let unmap = || check(unsafe { driver::unmap(entry.address, length(entry)) });
         if let Err(code) = enter(entry).and_then(|()| unmap()) {
             return Failure::Lost(code);
         }
-        // SAFETY: ours, not mapped, and given up here.
+        // SAFETY: owned by the agent, not mapped, and not used after this.
         unsafe { driver::release(entry.handle) };
         entry.mapped = false;
     }

@@ -1,12 +1,13 @@
-//! CUDA IPC with our memory, which the driver's own cannot do: a handle of ours, and the other process's agent.
+//! CUDA IPC for the agent's memory, which the driver's own IPC does not support. The agent creates a handle, and the
+//! agent of the other process exchanges it for a descriptor.
 //!
 //! ```text
-//! cuIpcGetMemHandle ─▶ handle: run, process, number ─▶ the job carries it to another process
+//! cuIpcGetMemHandle ─▶ handle: run, process, number ─▶ the job passes it to another process
 //! cuIpcOpenMemHandle ─▶ SHARE to the agent of that process ─▶ descriptor ─▶ import, map
-//! cuIpcCloseMemHandle ─▶ unmap, release, once for the last of its openings
+//! cuIpcCloseMemHandle ─▶ unmap, release, on the last close
 //! ```
-//! A process that shares memory says so to the supervisor, with what it takes to find the pieces that are the same
-//! (ORIGINS): an image has them once, and gives them back to all.
+//! A process that shares memory reports the shared pieces to the supervisor (ORIGINS). An image contains each piece
+//! once, and a restore returns it to all processes.
 
 use core::ffi::{c_int, c_uint};
 use core::sync::atomic::Ordering;
@@ -20,18 +21,19 @@ use super::table::Entry;
 use super::wire::{self, MAGIC, Reply, Request, Segment, VERSION};
 use super::{interpose, talk};
 
-/// First word of our handles. The driver's own begin otherwise, and a token stands behind it in any case.
+/// First word of the agent's handles. The driver's handles start with different values, and the run's token follows in
+/// any case.
 const HANDLE_MAGIC: u64 = u64::from_ne_bytes(*b"ckpt-ipc");
-/// Seconds for an answer: the other agent may be in the midst of a request.
+/// Time limit for a reply, in seconds: the other agent may be carrying out a request.
 const ANSWER_S: i64 = 5;
-/// Tries of 2 ms while the other process's memory is released, or in the midst of an allocation: 2 minutes.
+/// Maximum number of attempts, 2 ms apart, while the other process's memory is released or it is allocating: 2 minutes.
 const TRIES_MAX: u32 = 60_000;
-/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`, the one flag there is.
+/// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`, the only flag.
 const LAZY_PEERS: c_uint = 1;
 /// `CUDA_ERROR_MAP_FAILED`.
 const MAP_FAILED: c_int = 205;
 
-/// `CUipcMemHandle`, which is 64 bytes without alignment.
+/// `CUipcMemHandle`: 64 bytes without alignment.
 #[derive(Clone, Copy)]
 #[repr(C, packed)]
 pub struct IpcHandle {
@@ -48,8 +50,10 @@ type Get = unsafe extern "C" fn(*mut IpcHandle, u64) -> c_int;
 type Open = unsafe extern "C" fn(*mut u64, IpcHandle, c_uint) -> c_int;
 type Close = unsafe extern "C" fn(u64) -> c_int;
 
+/// Implements `cuIpcGetMemHandle`.
+///
 /// # Safety
-/// As `cuIpcGetMemHandle`, which is `real`.
+/// The same as for `cuIpcGetMemHandle`, which is `real`.
 pub unsafe fn get_handle(real: Get, handle: *mut IpcHandle, address: u64) -> c_int {
     let entry = match SEGMENTS.load(Ordering::Acquire) {
         _ if handle.is_null() => None,
@@ -73,13 +77,13 @@ pub unsafe fn get_handle(real: Get, handle: *mut IpcHandle, address: u64) -> c_i
     driver::SUCCESS
 }
 
-/// The piece around the address, which others may have from now on.
+/// Returns the piece that contains the address, and marks it as shared.
 fn lend(address: u64) -> Option<Entry> {
     let mut state = STATE.lock();
     let start = state.table.around(address)?.address;
     let position = state.table.at(start)?;
     let entry = state.table.entries_mut().get_mut(position)?;
-    // What was opened here is not passed on, as with the driver's own.
+    // Opened memory cannot be shared again, as with the driver's own IPC.
     if entry.owner != 0 {
         return None;
     }
@@ -88,19 +92,21 @@ fn lend(address: u64) -> Option<Entry> {
     Some(*entry)
 }
 
-/// Memory of the driver's own was shared, if that succeeded: the supervisor has to hear of it.
+/// Records that the driver's own memory was shared, if the call succeeded, so that the supervisor is informed.
 fn shared(code: c_int) -> c_int {
     if code == driver::SUCCESS && talk::is_ready() {
         SHARES.store(true, Ordering::Relaxed);
         let _state = STATE.lock();
-        // Without the thread nobody hears of it, and the job goes on as it would without us.
+        // Without the thread the supervisor is not informed, and the job continues as without the agent.
         let _ = talk::start();
     }
     code
 }
 
+/// Implements `cuIpcOpenMemHandle_v2`.
+///
 /// # Safety
-/// As `cuIpcOpenMemHandle_v2`, which is `real`.
+/// The same as for `cuIpcOpenMemHandle_v2`, which is `real`.
 pub unsafe fn open_handle(real: Open, out: *mut u64, handle: IpcHandle, flags: c_uint) -> c_int {
     if handle.magic != HANDLE_MAGIC || handle.token != interpose::token() {
         // SAFETY: by the contract above.
@@ -129,7 +135,7 @@ fn open(handle: &IpcHandle) -> Result<u64, c_int> {
     if let Some(address) = open_again(handle, context) {
         return Ok(address);
     }
-    // Not under the lock: the other process may be asking us.
+    // Not under the lock, because the other process may be sending a request to this one.
     let (mut incoming, reply, segment) = ask(handle)?;
     let entry = Entry {
         len: segment.len,
@@ -144,13 +150,13 @@ fn open(handle: &IpcHandle) -> Result<u64, c_int> {
     let mut state = STATE.lock();
     let made = open_now(&mut state, entry, device, descriptor);
     if made.is_err() {
-        // SAFETY: received, and taken by nobody.
+        // SAFETY: received and not taken out.
         unsafe { sys::close(descriptor) };
     }
     made
 }
 
-/// Opened in this context before: the same again.
+/// Returns the existing mapping if this context has opened the handle before.
 fn open_again(handle: &IpcHandle, context: usize) -> Option<u64> {
     let mut state = STATE.lock();
     let owner = handle.owner.cast_signed();
@@ -162,7 +168,7 @@ fn open_again(handle: &IpcHandle, context: usize) -> Option<u64> {
     Some(entry.address)
 }
 
-/// Imports and maps; the descriptor is kept, for nothing imported can be exported.
+/// Imports and maps the memory. The descriptor is kept, because imported memory cannot be exported.
 fn open_now(
     state: &mut State,
     mut entry: Entry,
@@ -175,7 +181,7 @@ fn open_now(
     }
     let imported = import(descriptor)?;
     let mut properties = Properties::new(device, false);
-    // SAFETY: there is room for the answer. A device that is not told is taken to be the current one.
+    // SAFETY: there is room for the result. If the device is not reported, the current one is assumed.
     let told = check(unsafe { driver::properties(&raw mut properties, imported) });
     entry.device = told.map_or(device, |()| properties.device());
     let owner = entry.device;
@@ -188,11 +194,11 @@ fn open_now(
         Ok(())
     });
     if !is_given {
-        // SAFETY: imported above; otherwise `make` has given it up.
+        // SAFETY: imported above; if `make` failed, it has released the handle.
         unsafe { driver::release(imported) };
     }
     if made.is_err() && is_new_peer {
-        // Where the driver refuses that, it would refuse every later allocation there.
+        // If the driver refuses this access, it would also refuse it for all later allocations there.
         state.devices.remove_peer(owner, device);
     }
     let mut entry = made?;
@@ -202,10 +208,10 @@ fn open_now(
     Ok(entry.address)
 }
 
-/// Asks the process that the memory belongs to, until it can answer.
+/// Asks the process that owns the memory until it replies.
 fn ask(handle: &IpcHandle) -> Result<(Incoming, Reply, Segment), c_int> {
     let to = datagram::agent(&handle.token, handle.owner).ok_or(driver::INVALID_VALUE)?;
-    // No path: the kernel chooses a name.
+    // Without a path, the kernel chooses a name.
     let nameless = Peer {
         address: Address {
             family: u16::try_from(sys::AF_UNIX).unwrap_or(0),
@@ -233,7 +239,7 @@ fn ask(handle: &IpcHandle) -> Result<(Incoming, Reply, Segment), c_int> {
         }
         sys::pause_ms(2);
     }
-    // SAFETY: ours alone.
+    // SAFETY: owned by the agent.
     unsafe { sys::close(socket) };
     let (incoming, reply, segment) = result?;
     let is_whole = reply.status == wire::MORE && incoming.count() == 1 && segment.len != 0;
@@ -272,15 +278,17 @@ fn ask_once(
             continue;
         };
         let is_answer = reply.magic == MAGIC && reply.version == VERSION && reply.serial == serial;
-        // The OK behind a segment says nothing more.
+        // The final OK after a segment carries no information.
         if is_answer && talk::is_trusted(&incoming) && reply.kind == wire::SHARE {
             return Ok((incoming, reply, segment));
         }
     }
 }
 
+/// Implements `cuIpcCloseMemHandle`.
+///
 /// # Safety
-/// As `cuIpcCloseMemHandle`, which is `real`.
+/// The same as for `cuIpcCloseMemHandle`, which is `real`.
 pub unsafe fn close_handle(real: Close, address: u64) -> c_int {
     match close(address) {
         Some(Ok(())) => driver::SUCCESS,
@@ -290,7 +298,7 @@ pub unsafe fn close_handle(real: Close, address: u64) -> c_int {
     }
 }
 
-/// `None`: nothing that was opened here.
+/// Closes memory that was opened here; `None` if it was not.
 fn close(address: u64) -> Option<Result<(), c_int>> {
     if SEGMENTS.load(Ordering::Acquire) == 0 {
         return None;
@@ -301,7 +309,7 @@ fn close(address: u64) -> Option<Result<(), c_int>> {
         (entry.owner != 0).then_some((position, entry))
     };
     let (_, entry) = find(&STATE.lock())?;
-    // As in `free`: not under the lock.
+    // Outside the lock, as in `free`.
     if let Err(code) = synchronize(entry.context) {
         return Some(Err(code));
     }

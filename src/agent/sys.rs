@@ -1,7 +1,7 @@
-//! Calls of the C library and the kernel. The driver is not called here.
+//! Calls to the C library and the kernel. The driver is not called here.
 //!
-//! Only functions that are in the main library of every glibc and of musl are named here, without versions; those that
-//! lived in `libdl` or `libpthread` before glibc 2.34 are found by `elf` when they are needed.
+//! Only functions of the main library of every glibc and of musl are referenced here, without symbol versions.
+//! Functions that were in `libdl` or `libpthread` before glibc 2.34 are looked up by `elf` when needed.
 
 use core::ffi::{c_char, c_int, c_long, c_uint, c_void};
 use core::ptr;
@@ -14,7 +14,7 @@ pub struct Piece {
 }
 
 impl Piece {
-    /// Returns the bytes of a value, to be read only.
+    /// Returns the bytes of a value, for reading only.
     pub fn of<T>(value: &T) -> Self {
         Self {
             start: (&raw const *value).cast_mut().cast(),
@@ -23,7 +23,8 @@ impl Piece {
     }
 }
 
-/// `struct msghdr`. musl has 32-bit lengths and padding in the place of the 64-bit ones: the same on little endian.
+/// `struct msghdr`. musl has 32-bit lengths with padding instead of the 64-bit lengths, which is equivalent on little
+/// endian.
 #[repr(C)]
 pub struct Message {
     pub name: *mut c_void,
@@ -145,37 +146,37 @@ unsafe extern "C" {
     fn __errno_location() -> *mut c_int;
 }
 
-/// The error of the call before, in this thread.
+/// Returns the error number of the last call in this thread.
 pub fn errno() -> c_int {
-    // SAFETY: the C library gives every thread such a place.
+    // SAFETY: the C library provides this location for every thread.
     unsafe { *__errno_location() }
 }
 
-/// Sleeps until `word` is woken, unless it is not `expected` any more. May return without reason.
+/// Sleeps until `word` is woken; returns at once if it is not `expected`. May wake spuriously.
 pub fn futex_wait(word: *const u32, expected: u32) {
     let forever = ptr::null::<c_void>();
-    // SAFETY: the kernel reads the word alone, and fails where there is none.
+    // SAFETY: the kernel only reads the word, and reports an invalid address.
     unsafe { syscall(number::FUTEX, word, FUTEX_WAIT_PRIVATE, expected, forever) };
 }
 
-/// Wakes one thread that sleeps there.
+/// Wakes one thread that sleeps on `word`.
 pub fn futex_wake(word: *const u32) {
-    // SAFETY: the address is looked up, not read.
+    // SAFETY: the address is only looked up, not read.
     unsafe { syscall(number::FUTEX, word, FUTEX_WAKE_PRIVATE, 1) };
 }
 
-/// This thread, as the process itself sees it.
+/// Returns this thread's id in the process's own namespace.
 pub fn thread() -> c_int {
     // SAFETY: has no arguments.
     let thread = unsafe { syscall(number::GETTID) };
     c_int::try_from(thread).unwrap_or(0)
 }
 
-/// Sets the signals that are blocked in this thread; the mask of before.
+/// Sets the signals that are blocked in this thread; returns the previous mask.
 pub fn block_signals(mask: u64) -> u64 {
     let mut before = 0u64;
     let set = &raw const mask;
-    // SAFETY: both masks have the kernel's 8 bytes. The C library's own call takes out signals that it says itself.
+    // SAFETY: both masks have the kernel's 8 bytes. The C library's own function would leave out its internal signals.
     unsafe {
         syscall(
             number::RT_SIGPROCMASK,
@@ -194,13 +195,14 @@ pub fn name_thread(name: &core::ffi::CStr) {
     unsafe { prctl(PR_SET_NAME, name.as_ptr()) };
 }
 
-/// A copy of the descriptor, closed by exec, with the lowest free number from `number`; negative when there is none.
+/// Duplicates the descriptor at the lowest free number from `number`, closed on exec; returns a negative value if there
+/// is none.
 pub fn duplicate_from(descriptor: c_int, number: c_int) -> c_int {
     // SAFETY: F_DUPFD_CLOEXEC takes an int.
     unsafe { fcntl(descriptor, F_DUPFD_CLOEXEC, number) }
 }
 
-/// The time, in microseconds of the epoch; never 0.
+/// Returns the time in microseconds since the epoch; never 0.
 pub fn microseconds() -> u64 {
     let mut time = [0i64; 2];
     // SAFETY: there is room for a timeval of the two supported machines.
@@ -209,7 +211,7 @@ pub fn microseconds() -> u64 {
     (seconds * 1_000_000 + rest).max(1)
 }
 
-/// Gives the kernel a moment to let go of something that it cannot be asked to wait for.
+/// Waits a moment, for resources whose release by the kernel cannot be awaited.
 pub fn pause_ms(ms: u32) {
     let time = [0i64, i64::from(ms) * 1_000_000];
     // SAFETY: a timespec of the two supported machines; the rest is not written.

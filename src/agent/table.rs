@@ -1,37 +1,37 @@
-//! The pieces of device memory that the agent made, by address. Plain bookkeeping: it calls nothing.
+//! Table of the agent's pieces of device memory, by address. Plain bookkeeping without calls.
 //!
-//! Of a fixed size, for nothing is allocated in the job's process; pages that were never used take no memory.
+//! The table has a fixed size, because the agent allocates no memory in the job's process; unused pages take no memory.
 
-/// Pieces that are remembered at a time; more are the driver's own. A training run of 17 GiB had 49, and an entry
-/// costs 72 bytes.
+/// Maximum number of pieces; further allocations are left to the driver. A training run of 17 GiB had 49, and an entry
+/// takes 72 bytes.
 pub const ENTRIES_MAX: usize = 16_384;
 
-/// A piece of device memory.
+/// Piece of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Address of the mapping, by which the job knows it.
+    /// Address of the mapping, as the job sees it.
     pub address: u64,
-    /// Bytes mapped.
+    /// Length of the mapping in bytes.
     pub len: u64,
-    /// Bytes the job asked for.
+    /// Requested length in bytes.
     pub asked: u64,
-    /// The driver's handle; without meaning while not `mapped`.
+    /// Driver's handle; meaningless unless `mapped`.
     pub handle: u64,
-    /// The driver's context it was made in.
+    /// Driver's context in which the piece was created.
     pub context: usize,
-    /// Never given twice in a process; of the other process's, when there is one.
+    /// Number, unique in its process; assigned by the owner if that is another process.
     pub id: u64,
-    /// The driver's number of its GPU.
+    /// Driver's number of the GPU.
     pub device: i32,
-    /// Descriptor of memory that came from elsewhere, which the driver exports no second time; else -1.
+    /// Descriptor of imported memory, which the driver cannot export again; -1 for own memory.
     pub descriptor: i32,
-    /// True if there is memory behind the address.
+    /// True if memory is mapped at the address.
     pub mapped: bool,
-    /// True if other processes may have it as well: a handle of it was given out.
+    /// True if other processes may use the piece, because a handle of it was created.
     pub lent: bool,
-    /// The process it belongs to, when that is another (CUDA IPC); else 0.
+    /// Pid of the owner if that is another process (CUDA IPC); else 0.
     pub owner: i32,
-    /// Times that it was opened, when it is another process's.
+    /// Number of times that another process's piece was opened.
     pub opened: u32,
 }
 
@@ -52,7 +52,7 @@ impl Entry {
     };
 }
 
-/// Entries in order of their addresses.
+/// Entries sorted by address.
 pub struct Table {
     entries: [Entry; ENTRIES_MAX],
     count: usize,
@@ -64,7 +64,8 @@ impl Table {
         reason = "for statics: computed when compiled"
     )]
     pub const fn new() -> Self {
-        // All zeros but the descriptors would put the table in .data; see `insert` for what makes the rest valid.
+        // An initial value with non-zero descriptors would put the table in .data; `insert` explains why zeros are
+        // valid.
         Self {
             entries: [Entry {
                 descriptor: 0,
@@ -86,14 +87,14 @@ impl Table {
         self.count >= ENTRIES_MAX
     }
 
-    /// Number of the entry that begins at the address.
+    /// Returns the position of the entry that begins at the address.
     pub fn at(&self, address: u64) -> Option<usize> {
         self.entries()
             .binary_search_by_key(&address, |entry| entry.address)
             .ok()
     }
 
-    /// The entry that the address lies in.
+    /// Returns the entry that contains the address.
     pub fn around(&self, address: u64) -> Option<&Entry> {
         let after = self
             .entries()
@@ -102,7 +103,7 @@ impl Table {
         (address - entry.address < entry.len).then_some(entry)
     }
 
-    /// False, and nothing done, when there is no room or the address is taken.
+    /// Inserts an entry. Returns false if there is no room or the address is in use.
     pub fn insert(&mut self, entry: Entry) -> bool {
         let Err(position) = self
             .entries()

@@ -1,10 +1,10 @@
-//! The agent's thread and its socket: takes requests of the supervisor and answers them.
+//! Thread of the agent that receives the supervisor's requests on a socket and replies.
 //!
 //! ```text
 //! first covered allocation ─▶ start ─▶ thread: receive ─▶ hand_over ─▶ answer ─▶ receive …
 //! ```
-//! The socket has a name that only who knows the run's token can guess, and listens to root and to the job's own user
-//! alone. Nothing is ever printed. What a request means is not known here.
+//! The socket's name contains the run's token and cannot be guessed. Only requests of root and of the job's own user
+//! are accepted. Nothing is ever printed. `hand_over` interprets the requests.
 
 use core::ffi::{c_int, c_void};
 use core::mem::{MaybeUninit, transmute};
@@ -17,14 +17,15 @@ use super::sys::Piece;
 use super::wire::{MAGIC, Request};
 use super::{driver, elf, interpose, memory, sys};
 
-/// Stack of the thread. The driver's calls need some 50 KiB; untouched pages cost nothing.
+/// Stack size of the thread. The driver's calls need some 50 KiB; untouched pages cost nothing.
 const STACK_LEN: usize = 512 << 10;
-/// Seconds that the supervisor has to take an answer, should its queue be full.
+/// Time limit for sending a reply, in seconds, if the supervisor's queue is full.
 const SEND_S: i64 = 5;
-/// The signals that the C library says to threads itself (32 and 33; musl 34): without them setuid would hang.
+/// Signals that the C library sends to threads internally (32 and 33; musl also 34): if they were blocked, setuid would
+/// hang.
 const SIGNALS_OF_LIBC: u64 = 0b111 << 31;
 
-/// The socket, once there is one. -1: not yet, or not any more.
+/// Descriptor of the socket; -1 before it is opened and after it is closed.
 static SOCKET: AtomicI32 = AtomicI32::new(-1);
 
 const UNTRIED: u8 = 0;
@@ -46,7 +47,7 @@ type Handler = unsafe extern "C" fn();
 type AtFork =
     unsafe extern "C" fn(Option<Handler>, Option<Handler>, Option<Handler>, *mut c_void) -> c_int;
 
-/// Returns true if the driver has all that the agent needs, and nothing failed yet.
+/// Returns true if the driver has all required functions, and no error has occurred.
 pub fn is_ready() -> bool {
     if STAGE.load(Ordering::Acquire) == UNTRIED {
         let stage = if driver::load(interpose::symbol) {
@@ -59,7 +60,7 @@ pub fn is_ready() -> bool {
     matches!(STAGE.load(Ordering::Acquire), READY | STARTED)
 }
 
-/// Starts the thread, once; `None` when it cannot be, and then nothing is ever covered. Called under the lock.
+/// Starts the thread, once. Returns `None` if that fails; then the agent covers no allocation. Called under the lock.
 pub fn start() -> Option<()> {
     match STAGE.load(Ordering::Acquire) {
         STARTED => return Some(()),
@@ -71,7 +72,7 @@ pub fn start() -> Option<()> {
         watch_forks().and_then(|()| start_thread())
     });
     if started.is_none() {
-        // SAFETY: ours, or -1, which the kernel refuses.
+        // SAFETY: owned by the agent, or -1, which the kernel refuses.
         unsafe { sys::close(SOCKET.swap(-1, Ordering::AcqRel)) };
     }
     let stage = if started.is_some() { STARTED } else { FAILED };
@@ -79,7 +80,7 @@ pub fn start() -> Option<()> {
     started
 }
 
-/// A socket with the agent's name, at a number where it is in nobody's way.
+/// Opens a socket with the agent's name, at a high descriptor number.
 fn open_socket() -> Option<c_int> {
     // SAFETY: has no arguments.
     let pid = unsafe { sys::getpid() }.unsigned_abs();
@@ -87,7 +88,7 @@ fn open_socket() -> Option<c_int> {
     new_socket(&name).map(datagram::move_up)
 }
 
-/// A socket with a name that waits for nobody for ever when it sends.
+/// Creates a socket with a time limit for sending.
 pub fn new_socket(name: &Peer) -> Option<c_int> {
     // SAFETY: plain numbers.
     let socket = unsafe { sys::socket(sys::AF_UNIX, sys::SOCK_DGRAM | sys::SOCK_CLOEXEC, 0) };
@@ -100,7 +101,7 @@ pub fn new_socket(name: &Peer) -> Option<c_int> {
         // SAFETY: the address has this length.
         && unsafe { sys::bind(socket, &raw const name.address, name.len) } == 0;
     if !good {
-        // SAFETY: ours alone.
+        // SAFETY: owned by the agent.
         unsafe { sys::close(socket) };
         return None;
     }
@@ -115,9 +116,9 @@ pub fn set<T>(socket: c_int, option: c_int, value: &T) -> bool {
     unsafe { sys::setsockopt(socket, sys::SOL_SOCKET, option, value.start, len) == 0 }
 }
 
-/// Has `in_child` called in every child of a fork.
+/// Registers `in_child` for every child of a fork.
 fn watch_forks() -> Option<()> {
-    // glibc has `pthread_atfork` in a part that is linked into programs; this is what that calls.
+    // In glibc, `pthread_atfork` is linked statically into programs; it calls this function.
     let register = elf::find(c"__register_atfork");
     let register = if register.is_null() {
         elf::find(c"pthread_atfork")
@@ -127,23 +128,26 @@ fn watch_forks() -> Option<()> {
     if register.is_null() {
         return None;
     }
-    // SAFETY: `pthread_atfork`, which ignores the last argument, or that with the library it belongs to: none.
+    // SAFETY: `pthread_atfork`, which ignores the last argument, or the internal function, whose last argument is the
+    // library: none.
     let register: AtFork = unsafe { transmute(register) };
     // SAFETY: the agent is never unloaded.
     (unsafe { register(None, None, Some(in_child), ptr::null_mut()) } == 0).then_some(())
 }
 
+/// Switches the agent off in the child.
+///
 /// # Safety
 /// Called by the C library in the child of a fork.
 unsafe extern "C" fn in_child() {
     interpose::switch_off();
-    // SAFETY: ours, or -1, which the kernel refuses.
+    // SAFETY: owned by the agent, or -1, which the kernel refuses.
     unsafe { sys::close(SOCKET.swap(-1, Ordering::AcqRel)) };
     // SAFETY: by the contract above.
     unsafe { memory::abandon() };
 }
 
-/// A detached thread with all signals blocked.
+/// Starts a detached thread with all signals blocked.
 fn start_thread() -> Option<()> {
     let function = |name| Some(elf::find(name)).filter(|found| !found.is_null());
     // SAFETY: functions of these names, which have these types.
@@ -172,7 +176,7 @@ fn start_thread() -> Option<()> {
     good.then_some(())
 }
 
-/// The thread. It ends only when it has no socket any more.
+/// Body of the thread. Ends only if the socket is lost.
 extern "C" fn run(_: *mut c_void) -> *mut c_void {
     sys::name_thread(c"ckpt-agent");
     let mut hand_over = HandOver::new();
@@ -185,19 +189,19 @@ extern "C" fn run(_: *mut c_void) -> *mut c_void {
                 }
             }
             Err(sys::EINTR) => {}
-            // The job closed all numbers that it did not know.
+            // The job closed all descriptors that it does not know.
             Err(_) => match open_socket() {
                 Some(socket) => SOCKET.store(socket, Ordering::Release),
                 None => break,
             },
         }
     }
-    // Nobody can ask for memory any more, so no more is covered.
+    // The supervisor cannot ask for memory any more, so no further allocation is covered.
     STAGE.store(FAILED, Ordering::Release);
     ptr::null_mut()
 }
 
-/// Root and the job's own user may ask; others are not answered.
+/// Returns true if root or the job's own user sent the request; others get no reply.
 fn is_from_supervisor(incoming: &Incoming) -> bool {
     is_trusted(incoming)
         && incoming
@@ -205,7 +209,7 @@ fn is_from_supervisor(incoming: &Incoming) -> bool {
             .is_some_and(|request: Request| request.magic == MAGIC)
 }
 
-/// Returns true if it comes from root or from the job's own user.
+/// Returns true if the datagram comes from root or from the job's own user.
 pub fn is_trusted(incoming: &Incoming) -> bool {
     // SAFETY: has no arguments.
     let own = unsafe { sys::geteuid() };

@@ -1,4 +1,4 @@
-//! Segments on their way to whoever asked: each with its GPU and a descriptor of its memory.
+//! Transmission of segments, each with its GPU and a descriptor of its memory.
 
 use core::ffi::c_int;
 
@@ -46,7 +46,7 @@ pub fn send_batch(
     result
 }
 
-/// Sends which of the entries several processes have, in as many batches as it takes.
+/// Sends the entries that several processes share, in as many batches as necessary.
 pub fn send_origins(
     socket: c_int,
     to: &Incoming,
@@ -78,7 +78,7 @@ pub fn send_origins(
     Ok(())
 }
 
-/// Sends how much of their own the process has on each GPU, without asking the driver, which may be locked.
+/// Sends the amount of the process's own memory on each GPU, without calls to the driver, which may block.
 pub fn send_holdings(
     socket: c_int,
     to: &Incoming,
@@ -104,17 +104,17 @@ pub fn send_holdings(
 
 fn describe(entry: &Entry, segment: &mut Segment, descriptor: &mut c_int) -> Result<(), Failure> {
     enter(entry).map_err(Failure::Driver)?;
-    // Asked for every time: the process may have been restored onto another GPU.
+    // Queried every time, because the process may have been restored onto another GPU.
     segment.device = uuid(entry.device).map_err(Failure::Driver)?;
     if entry.descriptor >= 0 {
         *descriptor = entry.descriptor;
         return Ok(());
     }
-    // SAFETY: our handle, and room for the answer.
+    // SAFETY: the handle is owned by the agent, and there is room for the result.
     let mut export = || unsafe { driver::export(descriptor, entry.handle, driver::DESCRIPTOR, 0) };
     check(export())
         .or_else(|_| {
-            // Perhaps for want of a free number; the driver has no code for that.
+            // The cause may be a lack of descriptors, for which the driver has no code.
             datagram::make_room();
             check(export())
         })

@@ -2,46 +2,47 @@
 //!
 //! ```text
 //! supervisor                          agent
-//!   HELLO    ──────────────────────▶         who are you, what do you hold
+//!   HELLO    ──────────────────────▶         identity and held memory
 //!            ◀──────────────────────  OK     thread, segments, bytes, flags
-//!   PROBE    ──────────────────────▶         may the driver be called now (all other threads are stopped)
+//!   PROBE    ──────────────────────▶         is the driver callable (all other threads are stopped)
 //!            ◀──────────────────────  OK, BUSY
-//!   RELEASE  ──────────────────────▶         let go of all device memory
-//!            ◀──────────────────────  MORE   up to BATCH_MAX segments, a descriptor each; as often as needed
+//!   RELEASE  ──────────────────────▶         release all device memory
+//!            ◀──────────────────────  MORE   up to BATCH_MAX segments, a descriptor each; repeated
 //!            ◀──────────────────────  OK     nothing is mapped any more
-//!   MAP      ──────────────────────▶         segments first.. of the order of the release, a descriptor each
+//!   MAP      ──────────────────────▶         segments from `first` in the order of the release, a descriptor each
 //!            ◀──────────────────────  OK     these are mapped where they were
-//!   REMAKE   ──────────────────────▶         instead of MAP, when the driver has restored it onto another GPU
-//!            ◀──────────────────────  MORE   as after RELEASE: the process's own memory, new, of any content
+//!   REMAKE   ──────────────────────▶         instead of MAP, if the driver has restored the process onto another GPU
+//!            ◀──────────────────────  MORE   as after RELEASE: the process's own memory, new, of unspecified content
 //!            ◀──────────────────────  OK     all is mapped where it was
-//!   ORIGINS  ──────────────────────▶         which segments do several processes have mapped (CUDA IPC)
-//!            ◀──────────────────────  MORE   up to BATCH_MAX of them, made by `Segment::shared`, no descriptors
+//!   ORIGINS  ──────────────────────▶         which segments are mapped by several processes (CUDA IPC)
+//!            ◀──────────────────────  MORE   up to BATCH_MAX values of `Segment::shared`, no descriptors
 //!            ◀──────────────────────  OK     these are all
-//!   HOLDINGS ──────────────────────▶         how much is there on which GPU
+//!   HOLDINGS ──────────────────────▶         amount of memory on each GPU
 //!            ◀──────────────────────  MORE   one `Segment::holding` a GPU, no descriptors
 //!            ◀──────────────────────  OK     these are all
 //! ```
-//! An agent also asks another of the same run and user, for a process that opens memory of another one (CUDA IPC):
+//! An agent also sends requests to another agent of the same run and user, if its process opens memory of the other
+//! process (CUDA IPC):
 //! ```text
-//!   SHARE    ──────────────────────▶         the segment whose number is `first`, and above it `count`
-//!            ◀──────────────────────  MORE   it, with a descriptor; `bytes` is what was asked for
+//!   SHARE    ──────────────────────▶         the segment whose number has `first` as low and `count` as high word
+//!            ◀──────────────────────  MORE   the segment, with a descriptor; `bytes` is its requested length
 //! ```
-//! The agent answers to where a request came from, with its serial number. A request that was carried out already
-//! is answered OK again. Shared with the agent, which has no standard library; whoever receives checks everything.
+//! The agent replies to the sender's address with the request's serial number. A repeated request is answered with OK.
+//! This file is shared with the agent, which has no standard library. Receivers check everything.
 
 /// First word of every datagram.
 pub const MAGIC: u32 = u32::from_ne_bytes(*b"ckpA");
-/// Changes with any change of these messages; a restored process has the agent of its time.
+/// Protocol version, changed with any change of these messages. A restored process has the agent of its original start.
 pub const VERSION: u32 = 2;
 
-/// Environment variable with the run's token, hexadecimal digits. Without it the agent does nothing.
+/// Environment variable with the run's token in hexadecimal digits. Without it the agent does nothing.
 pub const TOKEN_VARIABLE: &str = "CKPT_RUN_AGENT";
 /// Digits of a token.
 pub const TOKEN_LEN: usize = 32;
-/// An agent's socket has the abstract name PREFIX, token, "/", pid as the process itself sees it, decimal.
+/// Prefix of the abstract name of an agent's socket: prefix, token, "/", pid in the process's own namespace, decimal.
 pub const NAME_PREFIX: &str = "ckpt-run-agent/";
 
-/// Most segments, and descriptors, in a datagram; Linux takes 253 descriptors (`SCM_MAX_FD`).
+/// Maximum number of segments, and of descriptors, in a datagram; Linux allows 253 descriptors (`SCM_MAX_FD`).
 pub const BATCH_MAX: usize = 64;
 
 /// Kinds of requests.
@@ -61,34 +62,34 @@ pub const ORIGINS: u32 = 7;
 /// See above.
 pub const HOLDINGS: u32 = 8;
 
-/// Done.
+/// Success.
 pub const OK: u32 = 0;
-/// A part of the answer; more come.
+/// Part of the reply; more follow.
 pub const MORE: u32 = 1;
-/// A stopped thread holds what the agent needs. Nothing was changed.
+/// A stopped thread holds a required lock. Nothing was changed.
 pub const BUSY: u32 = 2;
-/// The request makes no sense, or not now. Nothing was changed.
+/// The request is invalid, or not possible at present. Nothing was changed.
 pub const REFUSED: u32 = 3;
-/// The driver failed with `code`; what was begun was undone.
+/// The driver failed with `code`; the changes were undone.
 pub const DRIVER: u32 = 4;
-/// The driver failed with `code`, and undoing failed as well: the process's device memory is incomplete.
+/// The driver failed with `code`, and so did the undoing: the process's device memory is incomplete.
 pub const LOST: u32 = 5;
 
 /// Flag: memory is released and waits for MAP.
 pub const RELEASED: u32 = 1;
-/// Flag: some memory was given by the supervisor once. The driver cannot bring it back, only RELEASE and MAP can.
+/// Flag: some memory was provided by the supervisor before. The driver cannot restore it; only RELEASE and MAP can.
 pub const IMPORTED: u32 = 2;
-/// Flag: the process has shared memory of the driver's own with others, or uses theirs (CUDA IPC): nobody can bring
-/// that back.
+/// Flag: the process has shared the driver's own memory with others, or uses theirs (CUDA IPC), which cannot be
+/// restored.
 pub const SHARES: u32 = 4;
-/// Flag: the process was restored onto another GPU, so the driver imports no memory there: MAP would fail, and RELEASE
-/// is refused. The driver's own way is left.
+/// Flag: the process was restored onto another GPU, so its driver cannot import memory. MAP would fail, and RELEASE is
+/// refused. Only the driver's checkpoint can save its memory.
 pub const MOVED: u32 = 8;
-/// Flag: the process has shared segments with others, or uses theirs (CUDA IPC). ORIGINS tells which; RELEASE and MAP of
-/// all these processes bring them back.
+/// Flag: the process has shared segments with others, or uses theirs (CUDA IPC). ORIGINS lists them; RELEASE and MAP of
+/// all these processes restore them.
 pub const LENDS: u32 = 16;
 
-/// Supervisor to agent.
+/// Request of the supervisor to an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Request {
@@ -97,14 +98,14 @@ pub struct Request {
     pub kind: u32,
     /// MAP: number of the first segment.
     pub first: u32,
-    /// MAP: number of segments, and of descriptors that come along.
+    /// MAP: number of segments, equal to the number of descriptors sent along.
     pub count: u32,
     pub reserved: u32,
-    /// Repeated in the answers.
+    /// Serial number, repeated in the replies.
     pub serial: u64,
 }
 
-/// Agent to supervisor; `count` segments follow.
+/// Reply of an agent to the supervisor; `count` segments follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Reply {
@@ -112,37 +113,37 @@ pub struct Reply {
     pub version: u32,
     pub kind: u32,
     pub status: u32,
-    /// The driver's `CUresult` for `DRIVER` and `LOST`, else 0.
+    /// Driver's `CUresult` for `DRIVER` and `LOST`, else 0.
     pub code: i32,
-    /// The agent's thread, as the process itself sees it.
+    /// Id of the agent's thread in the process's own namespace.
     pub thread: i32,
     /// Number of the first segment that follows.
     pub first: u32,
-    /// Segments that follow, with a descriptor each; 0 in all but MORE.
+    /// Number of segments that follow, with a descriptor each; 0 except in MORE.
     pub count: u32,
-    /// Segments in all.
+    /// Total number of segments.
     pub total: u32,
     /// `RELEASED`, `IMPORTED`, `SHARES`, `MOVED`, `LENDS`.
     pub flags: u32,
-    /// Length of all segments, bytes.
+    /// Total length of all segments in bytes.
     pub bytes: u64,
     pub serial: u64,
 }
 
-/// A piece of device memory.
+/// Piece of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Segment {
     /// Address of the mapping in the process.
     pub address: u64,
-    /// Bytes; a multiple of the driver's granularity.
+    /// Length in bytes; a multiple of the driver's granularity.
     pub len: u64,
-    /// UUID of its GPU.
+    /// UUID of the GPU.
     pub device: [u8; 16],
 }
 
 impl Segment {
-    /// Says of the segment at an address which process it is of, and which of that process's it is.
+    /// Describes the segment at an address by the process that owns it and its number there.
     pub const fn shared(address: u64, owner: i32, id: u64) -> Self {
         let mut device = [0; 16];
         let (place, _) = device.split_at_mut(4);
@@ -154,8 +155,8 @@ impl Segment {
         }
     }
 
-    /// Says of a GPU how much of its memory the process has made or was given, and of that, how much was given by the
-    /// supervisor.
+    /// Describes a GPU by the memory that the process has created or received on it, and the part that it received from
+    /// the supervisor.
     pub const fn holding(device: [u8; 16], len: u64, imported: u64) -> Self {
         Self {
             address: imported,
@@ -164,7 +165,7 @@ impl Segment {
         }
     }
 
-    /// The process and the number that [`Segment::shared`] was given.
+    /// Returns the process and the number given to [`Segment::shared`].
     pub const fn origin(&self) -> (i32, u64) {
         let [a, b, c, d, ..] = self.device;
         (i32::from_ne_bytes([a, b, c, d]), self.len)

@@ -1,7 +1,7 @@
-//! Client of one process's agent: sends a request and checks every answer.
+//! Client of a process's agent: sends requests and checks the replies.
 //!
-//! An answer counts when it comes from the agent's address and from root or the process's user. Answers to requests that
-//! were given up are passed over, but those to a release, which carry memory, are kept for whoever asks again.
+//! A reply is accepted if it comes from the agent's address and from root or the process's user. Replies to abandoned
+//! requests are ignored, except those to a release, which carry memory and are kept for the next attempt.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -20,72 +20,73 @@ use super::request::Kind;
 use super::wire::{self, BATCH_MAX, MAGIC, NAME_PREFIX, Reply, Request, VERSION};
 use crate::clock;
 
-/// Times that a part of a mapping is sent to an agent that had no room for its descriptors: it makes room at the first.
+/// Maximum number of times that a part of a mapping is sent to an agent without room for its descriptors; the agent
+/// makes room at the first.
 const TRIES_MAX: u32 = 3;
-/// Interval between two checks that a process from which no answer comes has not exited.
+/// Interval between checks whether a process that does not reply has exited.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
-/// More pieces than an agent has in its table.
+/// Maximum number of pieces, more than an agent's table has.
 const SEGMENTS_MAX: usize = 1 << 16;
 
 /// The agent's description of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::struct_excessive_bools, reason = "the agent's flags")]
 pub struct Hello {
-    /// Its thread, as the process sees it.
+    /// Id of the agent's thread in the process's own namespace.
     pub thread: i32,
-    /// Pieces of device memory it answers for.
+    /// Number of pieces of device memory that the agent manages.
     pub segments: u32,
-    /// Their length in all.
+    /// Total length of the pieces.
     pub bytes: u64,
-    /// Memory is released and waits for [`Agent::map`].
+    /// True if memory is released and waits for [`Agent::map`].
     pub released: bool,
-    /// Some memory was given by the supervisor once, so the driver cannot bring it back.
+    /// True if some memory was provided by the supervisor before, so that the driver cannot restore it.
     pub imported: bool,
-    /// The process has shared memory of the driver's own with others, or uses theirs: nobody can bring that back.
+    /// True if the process has shared the driver's own memory with others, or uses theirs, which cannot be restored.
     pub shares: bool,
     /// True if the process shares pieces with others, or uses theirs ([`Agent::origins`]): the driver cannot restore
     /// that.
     pub lends: bool,
-    /// True if the process was restored onto another GPU: its driver imports no memory there, so the driver alone can
-    /// keep it.
+    /// True if the process was restored onto another GPU: its driver cannot import memory there, so only the driver can
+    /// save its memory.
     pub moved: bool,
 }
 
-/// The owner of a piece of memory that several processes have.
+/// Owner of a piece of memory that several processes have mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Origin {
     /// Address of the mapping in the process.
     pub address: u64,
-    /// The process that allocated it, as that sees itself. It may have ended.
+    /// Pid of the process that allocated the piece, in its own namespace. The process may have exited.
     pub owner: i32,
     /// Number of the piece in that process.
     pub id: u64,
 }
 
-/// Memory of one GPU that a process has allocated or was given. Memory of other processes does not count.
+/// Memory of one GPU that a process has allocated or received. Memory of other processes does not count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holding {
     /// UUID of the GPU.
     pub device: [u8; 16],
-    /// Bytes.
+    /// Number of bytes.
     pub bytes: u64,
-    /// The part that the supervisor has given. NVML does not count it.
+    /// Part provided by the supervisor. NVML does not count it.
     pub imported: u64,
 }
 
-/// A process's agent. It keeps descriptors between a [`release`](Agent::release) that took too long and the next.
+/// Agent of a process. If a [`release`](Agent::release) times out, its descriptors are kept for the next attempt.
 #[derive(Debug)]
 pub struct Agent<'a> {
     channel: &'a mut Channel,
     pid: i32,
     name: Vec<u8>,
     uid: u32,
-    /// Pid of the process as the host sees it, if that is known.
+    /// Pid of the process on the host, if known.
     host_pid: Option<i32>,
     receipt: Receipt,
-    /// A request whose answers carry memory, and the serial of the first of its kind that may still be answered.
+    /// Unfinished request whose replies carry memory, and the first of its serial numbers that may still be answered.
     awaited: Option<(Kind, u64)>,
-    /// Segments received so far by a request that brings no descriptors.
+    /// Segments received so far for a request without descriptors.
     told: Vec<wire::Segment>,
 }
 
@@ -103,15 +104,15 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// The user that the process runs as, should that not be ours.
+    /// Sets the user of the process, if it is not this process's.
     #[must_use]
     pub fn owned_by(mut self, uid: u32) -> Self {
         self.uid = uid;
         self
     }
 
-    /// Lets requests fail with [`AgentError::Gone`] when the process, of which this is the host's pid, has exited. Its
-    /// children may still have its socket, which then takes requests that nobody answers.
+    /// Makes requests fail with [`AgentError::Gone`] after the process (a host pid) has exited. Its children may keep
+    /// its socket open, so that requests are accepted and never answered.
     #[must_use]
     pub fn while_alive(mut self, host_pid: i32) -> Self {
         self.host_pid = Some(host_pid);
@@ -121,7 +122,7 @@ impl<'a> Agent<'a> {
     /// Returns the agent's description of itself; `None` if no process has its name.
     ///
     /// # Errors
-    /// No sensible answer in time.
+    /// There is no valid reply in time.
     pub fn hello(&mut self, limit: Duration) -> Result<Option<Hello>, AgentError> {
         match self.ask(Kind::Hello, (0, &[]), clock::now() + limit) {
             Ok(reply) => Ok(Some(Hello {
@@ -139,22 +140,22 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Checks that the agent can use the driver, while all other threads are stopped and CUDA is not locked.
+    /// Checks that the agent can call the driver, while all other threads are stopped and CUDA is not locked.
     ///
     /// # Errors
-    /// It cannot: [`AgentError::Busy`] or [`AgentError::TimedOut`] when a stopped thread is inside. After a time-out the
-    /// agent goes on as soon as the thread does, which changes nothing.
+    /// [`AgentError::Busy`] or [`AgentError::TimedOut`] if a stopped thread is inside the driver. After a time-out the
+    /// agent's call completes when that thread continues, without effect.
     pub fn probe(&mut self, limit: Duration) -> Result<(), AgentError> {
         self.ask(Kind::Probe, (0, &[]), clock::now() + limit)
             .map(drop)
     }
 
-    /// Has the process let go of all its device memory; what is returned keeps it.
+    /// Makes the process release all its device memory, which is kept alive by the returned descriptors.
     ///
     /// # Errors
-    /// After [`AgentError::TimedOut`] memory may be released, now or later: what came is kept here, and the next call
-    /// goes on from it, unless [`Agent::call_off`] ends it. After [`AgentError::Malformed`] and [`AgentError::Lost`] the process is not to be let go.
-    /// Otherwise it has its memory.
+    /// After [`AgentError::TimedOut`] memory may be released now or later: received descriptors are kept here, and the
+    /// next call continues, unless [`Agent::call_off`] ends it. After [`AgentError::Malformed`] and
+    /// [`AgentError::Lost`] the process must not be continued. After any other error it has its memory.
     pub fn release(&mut self, limit: Duration) -> Result<Vec<Held>, AgentError> {
         let reply = self.ask(Kind::Release, (0, &[]), clock::now() + limit)?;
         self.awaited = None;
@@ -168,20 +169,21 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Calls off a release that failed without an answer. The channel is of no use afterwards.
+    /// Cancels a release that failed without a reply. The channel cannot be used afterwards.
     ///
-    /// An agent that cannot send all its segments lets go of none. So `None` says that the process has its memory, and
-    /// keeps it; else it has let go of it just now.
+    /// An agent that cannot send all its segments releases none. So `None` means that the process has its memory and
+    /// keeps it; otherwise it has just released the returned memory.
     ///
     /// # Errors
-    /// [`AgentError::TimedOut`]: all was sent, and it may let go of it at any time. The process is not to be let go.
+    /// [`AgentError::TimedOut`]: all segments were sent, and the process may release its memory at any time. It must
+    /// not be continued.
     pub fn call_off(&mut self) -> Result<Option<Vec<Held>>, AgentError> {
         self.channel.close();
         let kind = Kind::Release;
         loop {
             let received = self.channel.receive(Duration::ZERO);
             match received.map_err(|errno| self.io(kind, errno))? {
-                // What came later than the end.
+                // A late datagram after the end.
                 Some(datagram) if datagram.bytes.is_empty() => break,
                 Some(datagram) => match self.take_in(kind, self.channel.serial, datagram)? {
                     Some(reply) if reply.status == wire::LOST => {
@@ -199,11 +201,11 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Gives a process back all its memory, in the order of the release. The descriptors may be of other memory with
-    /// the same content; whoever has them keeps them, as the process's agent does.
+    /// Returns all memory to a process, in the order of its release. The descriptors may refer to other memory with the
+    /// same content. The caller keeps them, and so does the process's agent.
     ///
     /// # Errors
-    /// What was mapped stays so; the call can be repeated.
+    /// Memory mapped before the error stays mapped; the call can be repeated.
     pub fn map(&mut self, held: &[Held], limit: Duration) -> Result<(), AgentError> {
         let deadline = clock::now() + limit;
         let mut first = 0;
@@ -220,12 +222,14 @@ impl<'a> Agent<'a> {
         Ok(())
     }
 
-    /// Has a process that was restored onto another GPU, and has no memory yet, make memory of its own where it was, of
-    /// any content; what is returned lets others fill it. From then on it lets go of none (`moved`).
+    /// Makes a process that was restored onto another GPU, and has no memory yet, create new memory of unspecified
+    /// content at its addresses. The returned descriptors allow others to fill it. From then on the process never
+    /// releases memory (`moved`).
     ///
     /// # Errors
-    /// After [`AgentError::TimedOut`] it may be made, now or later; the call can be repeated. After
-    /// [`AgentError::Malformed`] and [`AgentError::Lost`] the process is not to be let go. Otherwise it has none.
+    /// After [`AgentError::TimedOut`] the memory may be created now or later; the call can be repeated. After
+    /// [`AgentError::Malformed`] and [`AgentError::Lost`] the process must not be continued. After any other error it
+    /// has no memory.
     pub fn remake(&mut self, limit: Duration) -> Result<Vec<Held>, AgentError> {
         let kind = Kind::Remake;
         let reply = self.ask(kind, (0, &[]), clock::now() + limit)?;
@@ -237,20 +241,20 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Returns the pieces that the process has in common with others. The process must be halted, or the answer may be
+    /// Returns the pieces that the process shares with others. The process must be halted, or the result may be
     /// outdated.
     ///
     /// # Errors
-    /// No sensible answer in time, or [`AgentError::Refused`] by an agent of a time when there was no such request.
+    /// There is no valid reply in time, or [`AgentError::Refused`] from an older agent without this request.
     pub fn origins(&mut self, limit: Duration) -> Result<Vec<Origin>, AgentError> {
         let told = self.told(Kind::Origins, limit)?;
         Ok(told.iter().map(origin).collect())
     }
 
-    /// Returns the process's memory on each GPU.
+    /// Returns the amount of the process's memory on each GPU.
     ///
     /// # Errors
-    /// As [`Agent::origins`], or [`AgentError::Busy`] while it is allocating.
+    /// The same as [`Agent::origins`], or [`AgentError::Busy`] while the process is allocating.
     pub fn holdings(&mut self, limit: Duration) -> Result<Vec<Holding>, AgentError> {
         let kind = Kind::Holdings;
         let told = self.told(kind, limit)?;
@@ -272,7 +276,7 @@ impl<'a> Agent<'a> {
         Ok(std::mem::take(&mut self.told))
     }
 
-    /// Sends a request and waits for its last answer.
+    /// Sends a request and waits for its last reply.
     fn ask(
         &mut self,
         kind: Kind,
@@ -298,12 +302,12 @@ impl<'a> Agent<'a> {
         match self.channel.send(&address, &encode(&request), &descriptors) {
             Ok(()) => {}
             Err(Errno::ECONNREFUSED) => return Err(self.gone(kind)),
-            // Its queue is full: it has not answered for long.
+            // The agent's queue is full: it has not replied for a long time.
             Err(Errno::EAGAIN) => return Err(self.timed_out(kind)),
             Err(errno) => return Err(self.io(kind, errno)),
         }
         loop {
-            // Before the look for an answer: the last one came while the process was alive.
+            // Checked before receiving, so that the last reply of an exited process is not missed.
             let is_gone = self.host_pid.is_some_and(has_exited);
             let left = deadline.saturating_duration_since(clock::now());
             let limit = match self.host_pid {
@@ -325,7 +329,7 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// The answer that ends the wait, if this is it.
+    /// Processes a reply; returns the one that ends the wait.
     fn take_in(
         &mut self,
         kind: Kind,
@@ -416,8 +420,8 @@ impl<'a> Agent<'a> {
     }
 }
 
-/// Returns true if every thread of a process (a host pid) has exited. Dead threads stay until whoever traces them, or the
-/// parent, has waited for them.
+/// Returns true if every thread of a process (a host pid) has exited. Dead threads remain until their tracer or parent
+/// has waited for them.
 fn has_exited(pid: i32) -> bool {
     let Ok(tasks) = ProcessEntry::new(pid).and_then(|entry| entry.tasks()) else {
         return !std::path::Path::new(&format!("/proc/{pid}")).exists();

@@ -2,7 +2,7 @@
     unsafe_code,
     reason = "receives descriptors, of which none may be lost even where there are too many"
 )]
-//! The supervisor's socket: datagrams with descriptors, from a known address and a known user.
+//! Socket of the supervisor: datagrams with descriptors, from a known address and user.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -21,14 +21,14 @@ use super::agent::Agent;
 use super::datagram::REPLY_LEN_MAX;
 use super::embed::Token;
 
-/// Room for answers that wait: a batch takes some 4 KiB of it, descriptors none.
+/// Size of the receive buffer: a batch takes some 4 KiB, its descriptors nothing.
 const BUFFER_LEN: usize = 4 << 20;
-/// Linux puts no more into a datagram (`SCM_MAX_FD`).
+/// Maximum number of descriptors in a datagram on Linux (`SCM_MAX_FD`).
 const DESCRIPTORS_MAX: usize = 253;
-/// Words of room for descriptors and credentials, each with a head of two words.
+/// Words of control data: descriptors and credentials, each with a header of two words.
 const CONTROL_WORDS: usize = 2 + DESCRIPTORS_MAX.div_ceil(2) + 2 + 2;
 
-/// A socket to talk to agents by, one at a time.
+/// Socket for requests to agents, one at a time.
 #[derive(Debug)]
 pub struct Channel {
     socket: OwnedFd,
@@ -36,30 +36,30 @@ pub struct Channel {
     pub(super) serial: u64,
 }
 
-/// A datagram that came.
+/// Received datagram.
 pub(super) struct Datagram {
-    /// Its bytes, at most [`REPLY_LEN_MAX`].
+    /// Bytes, at most [`REPLY_LEN_MAX`].
     pub(super) bytes: Vec<u8>,
     /// Descriptors that came with the datagram.
     pub(super) descriptors: Vec<OwnedFd>,
     /// Abstract name of the sender.
     pub(super) from: Vec<u8>,
-    /// The user it runs as.
+    /// User id of the sender.
     pub(super) uid: u32,
-    /// Something of it did not fit, or there were too few numbers for descriptors.
+    /// True if the datagram was truncated, or too few numbers were free for its descriptors.
     pub(super) is_cut: bool,
 }
 
 impl Channel {
-    /// A socket with a name that the kernel chooses.
+    /// Creates a socket with a name chosen by the kernel.
     ///
     /// # Errors
-    /// When there is no socket to be had.
+    /// The socket cannot be created.
     pub fn bind() -> io::Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let socket = socket(AddressFamily::Unix, SockType::Datagram, flags, None)?;
         setsockopt(&socket, sockopt::PassCred, &true)?;
-        // Beyond the system's limit where we may.
+        // Exceeds the system's limit if permitted.
         if setsockopt(&socket, sockopt::RcvBufForce, &BUFFER_LEN).is_err() {
             setsockopt(&socket, sockopt::RcvBuf, &BUFFER_LEN)?;
         }
@@ -73,12 +73,13 @@ impl Channel {
         let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Read);
     }
 
-    /// The agent of a process, by its pid as it sees that itself. Whether there is one, [`Agent::hello`] tells.
+    /// Returns a client for the agent of a process, by the process's pid in its own namespace. [`Agent::hello`] shows
+    /// if it exists.
     pub fn agent(&mut self, token: &Token, pid_inside: i32) -> Agent<'_> {
         Agent::new(self, token, pid_inside)
     }
 
-    /// Sends a datagram at once or not at all.
+    /// Sends a datagram without waiting.
     pub(super) fn send(
         &self,
         to: &UnixAddr,
@@ -98,7 +99,7 @@ impl Channel {
         }
     }
 
-    /// The next datagram, if one comes in time.
+    /// Returns the next datagram, if one arrives in time.
     pub(super) fn receive(&self, limit: Duration) -> nix::Result<Option<Datagram>> {
         let limit = PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX);
         let mut polled = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
@@ -115,8 +116,8 @@ impl Channel {
     }
 }
 
-/// Receives a datagram. `nix` is not used: it does not return the descriptors of a truncated datagram, which would stay
-/// open for good.
+/// Receives a datagram without `nix`, which does not return the descriptors of a truncated datagram, so that they would
+/// stay open.
 fn receive(socket: BorrowedFd<'_>) -> nix::Result<Datagram> {
     let mut bytes = vec![0; REPLY_LEN_MAX];
     let mut control = [0u64; CONTROL_WORDS];
@@ -134,7 +135,7 @@ fn receive(socket: BorrowedFd<'_>) -> nix::Result<Datagram> {
     message.msg_control = control.as_mut_ptr().cast();
     message.msg_controllen = size_of_val(&control) as _;
     let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
-    // SAFETY: all that the message points to has the lengths it says.
+    // SAFETY: all buffers of the message have the given lengths.
     let len = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
     let len = Errno::result(len)?;
     bytes.truncate(usize::try_from(len).unwrap_or(0));
@@ -147,35 +148,37 @@ fn receive(socket: BorrowedFd<'_>) -> nix::Result<Datagram> {
         uid: u32::MAX,
         is_cut: message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0,
     };
-    // SAFETY: the message as the kernel has filled it.
+    // SAFETY: the message was filled by the kernel.
     unsafe { read_control(&message, &mut datagram) };
     Ok(datagram)
 }
 
+/// Reads descriptors and credentials.
+///
 /// # Safety
-/// The message was filled by `recvmsg`, and nobody took its descriptors.
+/// The message was filled by `recvmsg`, and its descriptors were not taken.
 unsafe fn read_control(message: &libc::msghdr, datagram: &mut Datagram) {
     // SAFETY: by the contract above.
     let mut head = unsafe { libc::CMSG_FIRSTHDR(message) };
     while !head.is_null() {
-        // SAFETY: a head within the room for them; the room is aligned.
+        // SAFETY: a header within the buffer, which is aligned.
         let (control, data) = unsafe { (*head, libc::CMSG_DATA(head)) };
         // SAFETY: adds up lengths.
         let empty = unsafe { libc::CMSG_LEN(0) } as usize;
         #[allow(clippy::unnecessary_cast, reason = "not a usize in every C library")]
         let len = (control.cmsg_len as usize).saturating_sub(empty);
-        // SAFETY: the kernel has written so many bytes behind the head.
+        // SAFETY: the kernel has written this many bytes after the header.
         let body = unsafe { std::slice::from_raw_parts(data, len) };
         let (words, _) = body.as_chunks();
         match (control.cmsg_level, control.cmsg_type) {
             (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
                 for number in words.iter().copied().map(RawFd::from_ne_bytes) {
-                    // SAFETY: the kernel has just installed it for us.
+                    // SAFETY: the kernel has just installed it for this process.
                     let descriptor = unsafe { OwnedFd::from_raw_fd(number) };
                     datagram.descriptors.push(descriptor);
                 }
             }
-            // A `ucred`: pid, uid, gid.
+            // `ucred` structure: pid, uid, gid.
             (libc::SOL_SOCKET, libc::SCM_CREDENTIALS) => {
                 datagram.uid = words
                     .get(1)
@@ -188,7 +191,7 @@ unsafe fn read_control(message: &libc::msghdr, datagram: &mut Datagram) {
     }
 }
 
-/// The name without its leading zero; empty for a sender that has none.
+/// Returns the name without its leading zero; empty for a sender without a name.
 fn abstract_name(address: &libc::sockaddr_un, len: libc::socklen_t) -> Vec<u8> {
     let begin = std::mem::offset_of!(libc::sockaddr_un, sun_path);
     let len = usize::try_from(len).unwrap_or(0).saturating_sub(begin);

@@ -1,14 +1,14 @@
-//! Encoding of requests and answers as bytes. This file does not know what an answer means.
+//! Encoding of requests and decoding of replies. The meaning of a reply is irrelevant here.
 
 use super::wire::{MAGIC, Reply, Request, Segment, VERSION};
 
-/// Bytes of a request.
+/// Length of a request in bytes.
 pub(super) const REQUEST_LEN: usize = size_of::<Request>();
-/// Longest answer.
+/// Maximum length of a reply.
 pub(super) const REPLY_LEN_MAX: usize =
     size_of::<Reply>() + super::wire::BATCH_MAX * size_of::<Segment>();
 
-/// The bytes of a request.
+/// Encodes a request.
 pub(super) fn encode(request: &Request) -> [u8; REQUEST_LEN] {
     let words = [
         request.magic,
@@ -26,7 +26,8 @@ pub(super) fn encode(request: &Request) -> [u8; REQUEST_LEN] {
     bytes
 }
 
-/// An answer and its segments, if that is what the bytes are: whole, of our version, as many segments as it says.
+/// Decodes a reply and its segments; `None` unless the bytes are complete, of this version, and have the given number
+/// of segments.
 pub(super) fn decode(bytes: &[u8]) -> Option<(Reply, Vec<Segment>)> {
     let mut rest = Rest(bytes);
     let reply = Reply {
@@ -61,7 +62,7 @@ pub(super) fn decode(bytes: &[u8]) -> Option<(Reply, Vec<Segment>)> {
     Some((reply, segments))
 }
 
-/// Bytes that were not read yet.
+/// Bytes not read yet.
 struct Rest<'a>(&'a [u8]);
 
 impl Rest<'_> {

@@ -1,4 +1,4 @@
-//! The agent's library and its way into a job: a file, and two environment variables.
+//! Installation of the agent's library for a job: a file, and two environment variables.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -14,22 +14,22 @@ use serde::{Deserialize, Serialize};
 use super::wire::{TOKEN_LEN, TOKEN_VARIABLE};
 use crate::clock;
 
-/// Compiled by `build.rs`.
+/// Library compiled by `build.rs`.
 const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/ckpt-run-agent.so"));
-/// The dynamic loader's variable for libraries that a program loads before its own.
+/// Variable of the dynamic loader for libraries to load before a program's own.
 pub const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
 /// Prefix of the library's file name.
 pub const LIBRARY_PREFIX: &str = "ckpt-run-agent-";
-/// Readable and executable for all: the job may run as another user.
+/// Mode that allows reading and execution for all: the job may run as another user.
 const MODE: u32 = 0o755;
-/// Characters that separate names in `LD_PRELOAD` or are replaced there: no path may contain them.
+/// Characters that `LD_PRELOAD` treats as separators or expands: the path must not contain them.
 const SEPARATORS: &[u8] = b" :$";
 
-/// Writes the library into a folder that the job's user can reach, under a name that changes with its content; a file
-/// that is there and right is left alone. The path to preload.
+/// Writes the library into a folder that the job's user can access, under a name that contains its hash; an existing
+/// correct file is left unchanged. Returns the path to preload.
 ///
 /// # Errors
-/// When it cannot be written, or the folder's path has a character that cannot be in `LD_PRELOAD`.
+/// The library cannot be written, or the folder's path has a character that is not allowed in `LD_PRELOAD`.
 pub fn install(folder: &Path) -> io::Result<PathBuf> {
     let folder = folder.canonicalize()?;
     let bytes = folder.as_os_str().as_bytes();
@@ -82,16 +82,16 @@ pub fn environment(
     ]
 }
 
-/// Name of the agents of a run that nobody can guess: 128 random bits.
+/// Secret part of the names of a run's agents: 128 random bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Token([u8; TOKEN_LEN / 2]);
 
 impl Token {
-    /// A new one.
+    /// Generates a token.
     ///
     /// # Errors
-    /// The kernel has no random bytes to give.
+    /// The kernel has no random bytes.
     pub fn random() -> io::Result<Self> {
         let mut bytes = [0; TOKEN_LEN / 2];
         bytes.copy_from_slice(&clock::random()?[..TOKEN_LEN / 2]);
@@ -99,7 +99,7 @@ impl Token {
     }
 }
 
-/// Text that is no token.
+/// Error for text that is not a token.
 #[derive(Debug, thiserror::Error)]
 #[error("an agent's token has {TOKEN_LEN} hexadecimal digits, in lower case")]
 pub struct TokenError;

@@ -1,28 +1,28 @@
-//! Failures of requests to an agent. The pid in each error is the process's own view of it.
+//! Errors of requests to an agent. The pid in each error is in the process's own namespace.
 
 use std::io;
 
-/// A request that an agent did not carry out.
+/// Error of a request to an agent.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
-    /// A thread that was stopped holds what the agent needs; nothing was changed.
+    /// A stopped thread holds a lock that the agent needs; nothing was changed.
     #[error(
         "{request} of process {pid}: a stopped thread is inside the agent; let it go on for a moment, then try again"
     )]
     Busy {
         /// The request.
         request: &'static str,
-        /// Whom.
+        /// Pid of the process.
         pid: i32,
     },
-    /// No answer, yet: the request may still be carried out.
+    /// There is no reply yet: the request may still be carried out.
     #[error(
         "{request} of process {pid}: no answer in time; ask again, for it may still be carried out"
     )]
     TimedOut {
         /// The request.
         request: &'static str,
-        /// Whom.
+        /// Pid of the process.
         pid: i32,
     },
     /// No process has the agent's name.
@@ -32,61 +32,61 @@ pub enum AgentError {
     Gone {
         /// The request.
         request: &'static str,
-        /// Whom.
+        /// Pid of the process.
         pid: i32,
     },
-    /// The request made no sense to the agent; nothing was changed.
+    /// The request is not valid for the agent's state; nothing was changed.
     #[error("{request} of process {pid}: refused by its agent; its memory is as it was")]
     Refused {
         /// The request.
         request: &'static str,
-        /// Whom.
+        /// Pid of the process.
         pid: i32,
     },
-    /// The driver failed; what was begun was undone.
+    /// The driver failed; the changes were undone.
     #[error(
         "{request} of process {pid}: the driver answered {code} to its agent; its memory is as it was"
     )]
     Driver {
         /// The request.
         request: &'static str,
-        /// Whom.
+        /// Pid of the process.
         pid: i32,
         /// `CUresult`.
         code: i32,
     },
-    /// The driver failed and undoing failed as well.
+    /// The driver failed, and so did the undoing.
     #[error(
         "{request} of process {pid}: the driver answered {code} to its agent, and device memory is missing; restore the job"
     )]
     Lost {
         /// The request.
         request: &'static str,
-        /// Whom.
+        /// Pid of the process.
         pid: i32,
         /// `CUresult`.
         code: i32,
     },
-    /// Its memory was released before, and the descriptors were not kept.
+    /// The memory was released earlier, and its descriptors were not kept.
     #[error(
         "{request} of process {pid}: its memory was released before, to others; restore the job"
     )]
     AlreadyReleased {
         /// The request.
         request: &'static str,
-        /// Whom.
+        /// Pid of the process.
         pid: i32,
     },
-    /// An answer that makes no sense.
+    /// The reply is not valid.
     #[error(
         "{request} of process {pid}: its agent answered what makes no sense ({what}); restore the job"
     )]
     Malformed {
         /// The request.
         request: &'static str,
-        /// Whom.
+        /// Pid of the process.
         pid: i32,
-        /// The defect of the answer.
+        /// Defect of the reply.
         what: &'static str,
     },
     /// The socket failed.
@@ -94,7 +94,7 @@ pub enum AgentError {
     Io {
         /// The request.
         request: &'static str,
-        /// Whom.
+        /// Pid of the process.
         pid: i32,
         /// The system's error.
         #[source]

@@ -1,11 +1,12 @@
-//! Device memory that stays on the GPU: the agent that the program carries, and what the supervisor says to it.
+//! Client of the agent, which keeps device memory on the GPU during a snapshot.
 //!
 //! ```text
 //! install, environment ─▶ the job preloads the agent (src/agent)
-//! Channel ─▶ Agent: hello, probe, release ─▶ a descriptor for each piece of memory …… map ─▶ all is as before
+//! Channel ─▶ Agent: hello, probe, release ─▶ a descriptor for each piece of memory …… map ─▶ all mapped again
 //! ```
-//! The agent backs large allocations of a process by memory that others can keep. Released, the memory is held by the
-//! descriptors alone, and the driver has little left to save. What is done with the descriptors is not known here.
+//! The agent allocates large pieces of a process's device memory in a form that other processes can hold. After a
+//! release only the descriptors keep the memory alive, and the driver has little left to save. The caller decides about
+//! the use of the descriptors.
 
 mod agent;
 mod channel;

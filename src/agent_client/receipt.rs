@@ -1,51 +1,51 @@
-//! Progress of a release, or of new memory: the pieces in order, until the agent reports the end.
+//! Progress of a release, or of the creation of memory: the pieces in order, until the agent reports the end.
 //!
 //! ```text
-//! MORE first=0 ▶ MORE first=64 ▶ … ▶ OK      complete: everything checked, all of it ours
-//!   └ BUSY, REFUSED, DRIVER                  nothing was released; what came is dropped
+//! MORE first=0 ▶ MORE first=64 ▶ … ▶ OK      complete: all pieces checked and owned
+//!   └ BUSY, REFUSED, DRIVER                  nothing was released; received pieces are dropped
 //! ```
-//! It outlives a wait that was too short: if it were dropped, the descriptors would take the released memory with them.
+//! The state is kept after a time-out: if the descriptors were dropped, the released memory would be lost.
 
 use std::os::fd::OwnedFd;
 
 use super::wire::{self, Reply};
 
-/// A piece of a process's device memory.
+/// Piece of a process's device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Segment {
     /// Address of the mapping in the process.
     pub address: u64,
-    /// The number of bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// UUID of its GPU.
+    /// UUID of the GPU.
     pub device: [u8; 16],
 }
 
-/// A piece of device memory that its process has let go of, or has made anew. On drop, unless it is mapped or kept
-/// elsewhere, it is gone.
+/// Piece of device memory that its process has released, or has created anew. It is freed on drop, unless it is mapped
+/// or held elsewhere.
 #[derive(Debug)]
 pub struct Held {
-    /// The piece of memory.
+    /// Description of the piece.
     pub segment: Segment,
-    /// The descriptor that keeps it; it can be imported any number of times.
+    /// Descriptor that keeps the memory alive; it can be imported any number of times.
     pub descriptor: OwnedFd,
 }
 
-/// The answers to such a request, as far as they came.
+/// Replies to such a request so far.
 #[derive(Debug, Default)]
 pub(super) struct Receipt {
     held: Vec<Held>,
-    /// Number of pieces, known once a batch arrived.
+    /// Number of pieces, known after the first batch.
     total: u32,
     /// True if the request was carried out and all pieces have arrived.
     is_complete: bool,
 }
 
-/// An answer that cannot be.
+/// Description of an invalid reply.
 pub(super) type Wrong = &'static str;
 
 impl Receipt {
-    /// Takes in an answer.
+    /// Processes a reply.
     pub(super) fn absorb(
         &mut self,
         reply: &Reply,
@@ -62,7 +62,7 @@ impl Receipt {
                 Ok(())
             }
             wire::OK => Err("done, but not as it should be"),
-            // Nothing was changed, or all is lost.
+            // Nothing was changed, or everything is lost.
             _ => {
                 self.held.clear();
                 Ok(())

@@ -1,8 +1,8 @@
-//! The requests to an agent.
+//! Kinds of requests to an agent.
 
 use super::wire;
 
-/// Requests by their kinds.
+/// Kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Hello,
@@ -39,7 +39,7 @@ impl Kind {
         }
     }
 
-    /// Returns true if the answers bring descriptors.
+    /// Returns true if the replies carry descriptors.
     pub(super) const fn brings_memory(self) -> bool {
         match self {
             Self::Release | Self::Remake => true,
@@ -47,7 +47,7 @@ impl Kind {
         }
     }
 
-    /// Returns true if the answers describe memory and bring no descriptors.
+    /// Returns true if the replies describe memory without descriptors.
     pub(super) const fn tells(self) -> bool {
         match self {
             Self::Origins | Self::Holdings => true,

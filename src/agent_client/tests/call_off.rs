@@ -1,4 +1,4 @@
-//! Tests of a release that was not answered in time and is called off: nothing, a part, or all of it was sent.
+//! Tests of cancelling a release that timed out, after the agent has sent nothing, a part, or all of its reply.
 
 use std::io::IoSlice;
 use std::os::fd::AsRawFd;
@@ -8,7 +8,7 @@ use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg};
 
 use super::*;
 
-/// Sends an answer with its segments, a descriptor each.
+/// Sends a reply with its segments, each with a descriptor.
 fn answer(
     socket: &UnixDatagram,
     to: &UnixAddr,
@@ -42,8 +42,8 @@ fn answer(
     .map(drop)
 }
 
-/// Returns the result of a release that times out before these answers arrive: `segments` of two in all, and the last
-/// answer.
+/// Returns the result of a release that times out before these replies arrive: `segments` of two in total, and the last
+/// reply.
 fn called_off(segments: &[u64], last: Option<Reply>) -> Result<Option<usize>, AgentError> {
     let token = Token::random().unwrap();
     let socket = pretender(&token);

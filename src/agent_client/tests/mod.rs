@@ -1,4 +1,4 @@
-//! Tests with answers that the agent never sends, and of the agent's table against a plain map.
+//! Tests with invalid replies, which the agent never sends, and of the agent's table against a plain map.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -68,7 +68,7 @@ fn descriptors(count: usize) -> Vec<OwnedFd> {
         .collect()
 }
 
-/// Returns the result of a release that is answered like this.
+/// Returns the result of a release that is answered by these replies.
 fn receive(
     answers: &[(Reply, &[wire::Segment], usize)],
 ) -> Result<Option<Vec<Segment>>, &'static str> {
@@ -89,7 +89,7 @@ fn a_release_is_complete_when_all_came() {
         (all(2, 6 * MIB), &[], 0),
     ]);
     assert_eq!(whole.unwrap().unwrap().len(), 2);
-    // A try that failed leaves nothing; the next begins anew.
+    // A failed attempt leaves nothing; the next one starts anew.
     let failed = reply(wire::RELEASE, wire::DRIVER);
     let again = receive(&[
         (more(0), &[first], 1),
@@ -247,13 +247,13 @@ fn empty_table() -> MutexGuard<'static, table::Table> {
     table
 }
 
-/// A socket with an agent's name, and who asks it.
+/// Binds a socket with an agent's name, and creates its client.
 fn pretender(token: &Token) -> UnixDatagram {
     let name = format!("ckpt-run-agent/{token}/7");
     UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap()
 }
 
-/// The bytes of an answer without segments.
+/// Encodes a reply without segments.
 fn bytes(reply: &Reply) -> Vec<u8> {
     let words = [
         reply.magic,
@@ -354,7 +354,7 @@ fn nobody_there_is_no_agent_and_silence_is_a_time_out() {
     ));
     let _silent = pretender(&token);
     let soon = Duration::from_millis(20);
-    // Its queue fills up in the end.
+    // The agent's queue fills up.
     for _ in 0..20 {
         let asked = channel.agent(&token, 7).hello(soon);
         assert!(
@@ -380,7 +380,8 @@ fn a_process_that_exits_unanswered_is_gone_at_once() {
             agent.while_alive(pid).hello(Duration::from_secs(600))
         });
         socket.recv_from(&mut [0; 100]).unwrap();
-        // Nobody waits for it yet: it is a zombie, and the socket, like one that a child has, stays open.
+        // The exited process has not been waited for, so it is a zombie; the socket stays open, as one that a child
+        // inherited does.
         drop(process.stdin.take());
         hello.join().unwrap()
     });
