@@ -1,9 +1,9 @@
-//! A lane: GPU memory through memory that is shared with the copier. Several lanes copy at the same time.
+//! Lane: transfer of GPU memory through memory shared with the copier. Several lanes may copy at the same time.
 //!
 //! ```text
 //! drain   GPU ─▶ [half] [half] ─▶ caller        fill   caller ─▶ [half] [half] ─▶ GPU
 //! ```
-//! While the GPU copies one half, the caller has the other. Nothing else copies the bytes.
+//! While the GPU copies one half, the caller uses the other. There is no further copy.
 #![allow(
     unsafe_code,
     reason = "lends memory whose use is agreed upon with the copier"
@@ -17,28 +17,28 @@ use super::error::CopierError;
 use super::wire::{Direction, LANE_BYTES, LaneRequest, Part, Reply, Socket};
 use crate::shared_memory::SharedMemory;
 
-/// Most bytes at a time.
+/// Maximum number of bytes per copy.
 const HALF_BYTES: usize = LANE_BYTES.get() / 2;
 
-/// A connection of its own to a copier, which serves it with a thread. An error of one copy, or of one lane, harms no
-/// other. Dropped, its thread ends.
+/// Separate connection to a copier, served by a thread of its own. An error of a copy or a lane does not affect others.
+/// On drop the thread ends.
 #[derive(Debug)]
 pub struct Lane {
     socket: Socket,
     memory: SharedMemory,
-    /// Number of the next request; its lowest bit is the half that it is about.
+    /// Number of the next request; its lowest bit selects the half.
     next: usize,
-    /// Requests without an answer, up to two.
+    /// Number of requests without a reply, up to two.
     open: usize,
-    /// An answer did not come: the next would be taken for it, and a half may be written to at any time.
+    /// True if a reply is missing: the next reply would be mistaken for it, and a half may be written to at any time.
     broken: bool,
 }
 
 impl Lane {
-    /// Largest room for a filling source, bytes; less if less is missing.
+    /// Maximum size of the buffer given to a filling source; smaller at the end of the range.
     pub const ROOM: usize = HALF_BYTES;
 
-    /// A lane over this connection, and its memory's descriptor for the copier.
+    /// Creates a lane over this connection, and its memory's descriptor for the copier.
     pub(super) fn new(socket: Socket) -> std::io::Result<(Self, OwnedFd)> {
         let (memory, descriptor) = SharedMemory::create(LANE_BYTES)?;
         let lane = Self {
@@ -51,10 +51,10 @@ impl Lane {
         Ok((lane, descriptor))
     }
 
-    /// Hands a part of a segment to `take`, front to back, in pieces.
+    /// Passes a part of a segment to `take`, in order and in pieces.
     ///
     /// # Errors
-    /// [`CopierError::Refused`] for a range that is not there; those of `take`. The lane can be used again.
+    /// [`CopierError::Refused`] for a range that does not exist; errors of `take`. The lane remains usable.
     pub fn drain<E: From<CopierError>>(
         &mut self,
         segment: SegmentId,
@@ -65,15 +65,15 @@ impl Lane {
         self.settle(Direction::Drain, drained)
     }
 
-    /// Has `put` write a part of a segment, front to back, in pieces: it says how many bytes it has put at the
-    /// beginning of the room that it is given, at least one. Returns when they are on the GPU.
+    /// Writes a part of a segment, in order and in pieces, with content from `put`, which fills the beginning of a
+    /// buffer and returns the number of bytes, at least one. Returns after all bytes are on the GPU.
     ///
     /// # Errors
-    /// [`CopierError::Refused`] for a range that is not there, or a segment with a shadow; those of `put`. The lane can
-    /// be used again.
+    /// [`CopierError::Refused`] for a range that does not exist, or a segment with a shadow; errors of `put`. The lane
+    /// remains usable.
     ///
     /// # Panics
-    /// If `put` says that it has put nothing, or more than there is room for.
+    /// If `put` returns zero or more than the buffer's size.
     pub fn fill<E: From<CopierError>>(
         &mut self,
         segment: SegmentId,
@@ -93,15 +93,15 @@ impl Lane {
         let mut at = range.start;
         let mut before = None;
         loop {
-            // An empty range is checked as well.
+            // An empty range is checked, too.
             let len = half_of(at..range.end);
             let asked = (len > 0 || before.is_none())
                 .then(|| self.ask(Direction::Drain, segment, at..range.end, len))
                 .transpose()?;
             if let Some((half, len)) = before {
-                // The one before was answered when this one was asked for, or is the last.
+                // The previous request was answered when this one was sent, or is the last.
                 self.await_but(usize::from(asked.is_some()), Direction::Drain)?;
-                // SAFETY: its copy was answered, and no other is asked for before the borrow ends.
+                // SAFETY: the copy of this half was answered, and no other is requested before the borrow ends.
                 take(unsafe { self.memory.part(part_of(half, len)) })?;
             }
             let Some(half) = asked else { return Ok(()) };
@@ -121,7 +121,7 @@ impl Lane {
             // The other half may still be copied.
             self.await_but(1, Direction::Fill)?;
             let room = half_of(at..range.end);
-            // SAFETY: the last copy of this half was answered; the next is asked for after the borrow.
+            // SAFETY: the last copy of this half was answered; the next is requested after the borrow ends.
             let len = put(unsafe { self.memory.part_mut(part_of(self.next % 2, room)) })?;
             assert!(
                 (1..=room).contains(&len),
@@ -136,7 +136,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Asks for the copy of the first `len` bytes of the range; which half it is about.
+    /// Requests the copy of the first `len` bytes of the range; returns the half.
     fn ask(
         &mut self,
         direction: Direction,
@@ -149,7 +149,7 @@ impl Lane {
             return Err(CopierError::Gone { operation });
         }
         let half = self.next % 2;
-        // What is no range stays as it is: the copier refuses it.
+        // An invalid range is passed on, and the copier refuses it.
         let end = if range.end > range.start {
             range.start + len as u64
         } else {
@@ -170,7 +170,7 @@ impl Lane {
         Ok(half)
     }
 
-    /// Waits until no more than so many requests are open.
+    /// Waits until at most `open` requests are unanswered.
     fn await_but(&mut self, open: usize, direction: Direction) -> Result<(), CopierError> {
         let operation = name(direction);
         while self.open > open {
@@ -196,7 +196,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Waits for all copies: nobody is to find an answer that is not theirs.
+    /// Waits for all copies, so that no later call receives their replies.
     fn settle<E: From<CopierError>>(
         &mut self,
         direction: Direction,
@@ -206,19 +206,19 @@ impl Lane {
         while self.open > 0 && !self.broken {
             settled = settled.and(self.await_but(0, direction));
         }
-        // The first failure counts.
+        // The first error is returned.
         result?;
         Ok(settled?)
     }
 }
 
-/// The length of the range's first piece.
+/// Returns the length of the range's first piece.
 fn half_of(range: Range<u64>) -> usize {
     let left = range.end.saturating_sub(range.start);
     usize::try_from(left).map_or(HALF_BYTES, |left| left.min(HALF_BYTES))
 }
 
-/// The first bytes of a half.
+/// Returns the position of the first bytes of a half.
 fn part_of(half: usize, len: usize) -> Range<usize> {
     half * HALF_BYTES..half * HALF_BYTES + len
 }

@@ -1,4 +1,4 @@
-//! The supervisor's handle on a copier.
+//! Handle of the supervisor on a copier.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -18,17 +18,17 @@ use crate::cuda::GpuUuid;
 use crate::cuda::device::Room;
 use crate::sync::locked;
 
-/// Limit on a program's greeting as a copier, which comes before anything else.
+/// Time limit for the greeting of the copier's program, its first message.
 const GREETING_MAX: Duration = Duration::from_secs(10);
-/// Limit on the driver's work. Waking many GPUs without persistence mode takes longest, a second or two each; a GPU
-/// copies its own memory in a tenth of a second.
+/// Time limit for the driver's work. Waking many GPUs without persistence mode takes longest, a second or two each; a
+/// GPU copies its whole memory in a tenth of a second.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
-/// A piece of GPU memory that the copier has. Its number is never given again by the same copier.
+/// Number of a piece of GPU memory in the copier, never reused by the same copier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SegmentId(pub(super) u64);
 
-/// A running copier. Dropped, it is killed and waited for; calls of its lanes then fail.
+/// Running copier. On drop it is killed and waited for; calls of its lanes then fail.
 #[derive(Debug)]
 pub struct Copier {
     control: Mutex<Control>,
@@ -38,18 +38,18 @@ pub struct Copier {
 #[derive(Debug)]
 struct Control {
     socket: Socket,
-    /// An answer may come that belongs to a request that was given up.
+    /// True if the reply to an abandoned request may still arrive.
     broken: bool,
 }
 
 impl Copier {
-    /// This program itself.
+    /// Path of this program itself.
     pub const SELF: &str = "/proc/self/exe";
 
-    /// Starts `program`, usually [`Copier::SELF`], as a copier, and waits until it has said that it is one.
+    /// Starts `program`, usually [`Copier::SELF`], as a copier, and waits for its greeting.
     ///
     /// # Errors
-    /// [`CopierError::NotACopier`] for another program, or another version.
+    /// [`CopierError::NotACopier`] for another program or version.
     pub fn start(program: &Path) -> Result<Self, CopierError> {
         let failed = |source| CopierError::Start {
             program: program.to_owned(),
@@ -71,24 +71,24 @@ impl Copier {
         }
     }
 
-    /// Ends it, without waiting: whoever waits for it hears of that.
+    /// Kills the copier without waiting. Calls in progress fail.
     pub fn kill(&self) {
         self.process.kill();
     }
 
-    /// Ends the copier as a drop does, without waiting for its exit: the driver takes a tenth of a second to destroy
-    /// its contexts, and GPU memory that only it held is free after that.
+    /// Ends the copier like a drop, without waiting for its exit: the driver takes a tenth of a second to destroy its
+    /// contexts. After that, GPU memory that only the copier held is free.
     pub fn leave(self) {
         self.process.leave();
     }
 
-    /// Its process, as the host sees it.
+    /// Returns the copier's pid on the host.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.process.pid()
     }
 
-    /// Initializes CUDA, unless it is; the first context does it otherwise. Takes 0.2 s, and nothing of any GPU.
+    /// Initializes CUDA unless it is initialized; otherwise the first context does. Takes 0.2 s and no GPU memory.
     ///
     /// # Errors
     /// [`CopierError::Device`] without a driver or a GPU.
@@ -96,10 +96,11 @@ impl Copier {
         self.ask_done("initialize CUDA", &Request::Initialize)
     }
 
-    /// Makes the context of a GPU, unless it is there, and tells how much room there is then. Takes 0.1 s and more.
+    /// Creates the context of a GPU unless it exists, and returns the free memory after that. Takes 0.1 s or more.
     ///
     /// # Errors
-    /// [`CopierError::Device`] without that GPU or a driver; [`CopierError::OutOfMemory`] when not even a context fits.
+    /// [`CopierError::Device`] without that GPU or a driver; [`CopierError::OutOfMemory`] if there is no room for a
+    /// context.
     pub fn open(&self, gpu: GpuUuid) -> Result<Room, CopierError> {
         let operation = "open a GPU for copying";
         let gpu = *gpu.as_bytes();
@@ -109,11 +110,10 @@ impl Copier {
         }
     }
 
-    /// Takes memory of a GPU for shadows: all of it, or none. The next [`Copier::shadow`] gives back what it does not
-    /// use.
+    /// Reserves memory of a GPU for shadows, all of it or none. The next [`Copier::shadow`] frees the unused part.
     ///
     /// # Errors
-    /// [`CopierError::OutOfMemory`], also when the GPU has it in pieces only.
+    /// [`CopierError::OutOfMemory`], also if the GPU's free memory is too fragmented.
     pub fn reserve(&self, gpu: GpuUuid, bytes: u64) -> Result<u64, CopierError> {
         let operation = "reserve GPU memory";
         let gpu = *gpu.as_bytes();
@@ -122,10 +122,10 @@ impl Copier {
         Ok(bytes)
     }
 
-    /// Maps memory that another process exported as this descriptor, which the copier does not keep.
+    /// Maps memory that another process exported as this descriptor; the copier does not keep the descriptor.
     ///
     /// # Errors
-    /// [`CopierError::Device`] when it is no such descriptor, or not of that length.
+    /// [`CopierError::Device`] if the descriptor is not of this kind, or the length differs.
     pub fn import(
         &self,
         gpu: GpuUuid,
@@ -142,10 +142,11 @@ impl Copier {
         }
     }
 
-    /// Makes memory that can be exported, and the descriptor that keeps it alive. Its content is not defined.
+    /// Creates exportable memory, and a descriptor that keeps it alive. The content is unspecified.
     ///
     /// # Errors
-    /// [`CopierError::OutOfMemory`]; [`CopierError::Device`] for a length that is not whole pages of the GPU.
+    /// [`CopierError::OutOfMemory`]; [`CopierError::Device`] for a length that is not a multiple of the GPU's page
+    /// size.
     pub fn create(&self, gpu: GpuUuid, len: u64) -> Result<(SegmentId, OwnedFd), CopierError> {
         let operation = "create GPU memory";
         let gpu = *gpu.as_bytes();
@@ -157,16 +158,16 @@ impl Copier {
         }
     }
 
-    /// Copies segments, in this order, into the memory reserved on their GPUs, all GPUs at the same time, until it is
-    /// full; returns, segment by segment, how many bytes from its beginning are safe now.
+    /// Copies segments, in this order, into the memory reserved on their GPUs, until it is full; all GPUs copy at the
+    /// same time. Returns for each segment the number of bytes copied from its beginning.
     ///
-    /// Those are drained from the shadow from now on, whatever becomes of the original, which is let go of when all of
-    /// it is safe. Of one segment a GPU only a part may fit. Reserved memory that is left is given back.
+    /// From now on these bytes are drained from the shadow, whatever happens to the original, which is released when it
+    /// is copied completely. One segment per GPU may be copied in part. Unused reserved memory is freed.
     ///
     /// # Errors
-    /// [`CopierError::Refused`] for a segment that is not there, or named twice; [`CopierError::Device`] when a GPU
-    /// failed. Segments of batches before (of 1024) then have their shadow, all others have none, and the reserved
-    /// memory stays for another try.
+    /// [`CopierError::Refused`] for a segment that does not exist, or is named twice; [`CopierError::Device`] if a GPU
+    /// failed. Then the segments of earlier batches (of 1024) have their shadows, all others have none, and the
+    /// reserved memory is kept for another attempt.
     pub fn shadow(&self, segments: &[SegmentId]) -> Result<Vec<u64>, CopierError> {
         let operation = "shadow GPU memory";
         let mut safe = Vec::with_capacity(segments.len());
@@ -189,10 +190,10 @@ impl Copier {
         }
     }
 
-    /// Lets go of segments and their shadows; what a lane is copying just now goes when that is done.
+    /// Releases segments and their shadows; memory that a lane is copying is released after that.
     ///
     /// # Errors
-    /// [`CopierError::Refused`] for a segment that is not there.
+    /// [`CopierError::Refused`] for a segment that does not exist.
     pub fn release(&self, segments: &[SegmentId]) -> Result<(), CopierError> {
         segments.chunks(BATCH_MAX).try_for_each(|batch| {
             let segments = numbers(batch);
@@ -201,7 +202,7 @@ impl Copier {
         })
     }
 
-    /// Another connection, for copying at the same time as others. Pins 8 MiB of host memory, which takes a while.
+    /// Opens another connection for concurrent copies. Pins 8 MiB of host memory, which takes some time.
     ///
     /// # Errors
     /// [`CopierError::Refused`] before a GPU was opened, and beyond 64 lanes.
@@ -263,7 +264,7 @@ impl Copier {
         }
     }
 
-    /// Whoever gives such an answer is not to be asked again.
+    /// Reports an invalid reply; the copier is not used any more.
     fn unexpected(&self, operation: &'static str) -> CopierError {
         locked(&self.control).broken = true;
         self.process.kill();
@@ -271,7 +272,7 @@ impl Copier {
     }
 }
 
-/// Sends a request, which has one answer.
+/// Sends a request, which has one reply.
 pub(super) fn say(
     socket: &Socket,
     operation: &'static str,
@@ -282,7 +283,7 @@ pub(super) fn say(
     sent.map_err(|error| talk(operation, error))
 }
 
-/// The answer of the oldest request that has none.
+/// Returns the reply to the oldest unanswered request.
 pub(super) fn answer(
     socket: &Socket,
     operation: &'static str,

@@ -1,4 +1,4 @@
-//! The copier's process: started, and ended, by a thread that lives as long as it does.
+//! Process of the copier, started and ended by a thread that lives as long as the process.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,11 +10,11 @@ use std::thread::{self, JoinHandle};
 
 use super::ARGUMENT;
 
-/// Variables that must not reach the copier: it has to see all GPUs, and it is no process of the job, so it must not
-/// load the agent.
+/// Variables that must not reach the copier: it has to see all GPUs, and it must not load the agent, because it is not
+/// a process of the job.
 const WITHOUT: [&str; 3] = ["CUDA_VISIBLE_DEVICES", "LD_PRELOAD", "CKPT_RUN_AGENT"];
 
-/// The process. Killed and waited for when dropped.
+/// Process of the copier. Killed and waited for on drop.
 #[derive(Debug)]
 pub(super) struct Process {
     pid: u32,
@@ -23,10 +23,10 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts `program` with this as its standard input.
+    /// Starts `program` with this socket as its standard input.
     ///
-    /// A thread keeps it: the kernel tells a process of the death of the *thread* that started it
-    /// (`PR_SET_PDEATHSIG`), and the caller's may end at any time.
+    /// A thread stays alive with the process, because the kernel signals the death of the *thread* that started it
+    /// (`PR_SET_PDEATHSIG`), and the caller's thread may end at any time.
     pub(super) fn start(program: &Path, socket: OwnedFd) -> io::Result<Self> {
         let mut command = Command::new(program);
         command
@@ -46,7 +46,7 @@ impl Process {
             .name("copier".to_owned())
             .spawn(move || {
                 let child = command.spawn();
-                // It holds our copy of the socket, and with that the end of the connection.
+                // The command holds a copy of the socket, which would keep the connection open.
                 drop(command);
                 match child {
                     Ok(child) => {
@@ -72,12 +72,12 @@ impl Process {
         self.pid
     }
 
-    /// Ends it; a thread of its own waits for that.
+    /// Kills the process; a separate thread waits for it.
     pub(super) fn leave(mut self) {
         drop(self.keeper.take());
     }
 
-    /// Ends it, without waiting.
+    /// Kills the process without waiting.
     pub(super) fn kill(&self) {
         if let Some(stop) = &self.stop {
             let _ = stop.send(());
@@ -94,7 +94,7 @@ impl Drop for Process {
     }
 }
 
-/// Until it was waited for, its number is nobody else's.
+/// The pid is not reused until the process was waited for.
 fn end(mut child: Child) {
     if let Err(error) = child.kill().and_then(|()| child.wait()) {
         tracing::warn!(%error, "copier not ended");

@@ -1,4 +1,4 @@
-//! Failures between the supervisor and its copier.
+//! Errors of the copier's client.
 
 use std::io;
 use std::path::PathBuf;
@@ -8,8 +8,8 @@ use thiserror::Error;
 
 use super::wire::Refusal;
 
-/// Why the copier did not do what was asked. A job is never harmed by it: the copier works on memory of its own, or on
-/// what the job has let go of and others hold as well.
+/// Error of a request to the copier. The job is never harmed: the copier works on its own memory, or on memory that the
+/// job has released and others hold as well.
 #[derive(Debug, Error)]
 pub enum CopierError {
     /// The program could not be started.
@@ -21,7 +21,7 @@ pub enum CopierError {
         #[source]
         source: io::Error,
     },
-    /// The started program does not answer as a copier of this version does.
+    /// The started program does not reply like a copier of this version.
     #[error(
         "use {} as the copier of GPU memory: it does not answer as one of this version (a program that uses \
          the library has to call ckpt_run::helper_main first)",
@@ -31,7 +31,7 @@ pub enum CopierError {
         /// The program.
         program: PathBuf,
     },
-    /// A connection broke, or something unexpected was said. The copier is ended.
+    /// A connection broke, or an unexpected message arrived. The copier is ended.
     #[error("{operation}: talk to the copier")]
     Talk {
         /// The operation.
@@ -40,42 +40,42 @@ pub enum CopierError {
         #[source]
         source: io::Error,
     },
-    /// The process has ended. Start another one.
+    /// The process has exited. Start another one.
     #[error("{operation}: the copier has ended")]
     Gone {
         /// The operation.
         operation: &'static str,
     },
-    /// No answer came in time. The copier is ended, because nobody knows what it will still do.
+    /// No reply came in time. The copier is ended, because its further actions are unknown.
     #[error("{operation} within {limit:?}: the copier does not answer")]
     Slow {
         /// The operation.
         operation: &'static str,
-        /// The time that was waited.
+        /// Time limit.
         limit: Duration,
     },
-    /// A GPU has too little free memory. Nothing was taken.
+    /// A GPU has too little free memory. Nothing was allocated.
     #[error("{operation}: {reason}")]
     OutOfMemory {
         /// The operation.
         operation: &'static str,
-        /// The copier's words.
+        /// Reason given by the copier.
         reason: String,
     },
-    /// The CUDA driver refused, or does not work.
+    /// The CUDA driver refused the request, or does not work.
     #[error("{operation}: {reason}")]
     Device {
         /// The operation.
         operation: &'static str,
-        /// The copier's words.
+        /// Reason given by the copier.
         reason: String,
     },
-    /// The request makes no sense, or not now. Nothing was done.
+    /// The request is invalid, or not possible at present. Nothing was done.
     #[error("{operation}: {reason}")]
     Refused {
         /// The operation.
         operation: &'static str,
-        /// The copier's words.
+        /// Reason given by the copier.
         reason: String,
     },
 }

@@ -1,19 +1,18 @@
-//! Copies GPU memory, in a process of its own: no CUDA context lives in the supervisor, and killing the copier harms
-//! nobody.
+//! Copier of GPU memory, a separate process: the supervisor has no CUDA context, and killing the copier does no harm.
 //!
 //! ```text
 //! supervisor                                    `ckpt-run gpu-copier`
 //!   Copier ── open, reserve, import, create, ──▶ control thread: contexts, segments, shadow
 //!     │       shadow, release
 //!     └─ Lane ── drain, fill ──────────────────▶ a thread, a stream
-//!            └── two buffers, pinned, which both have mapped ──┘
+//!            └── two pinned buffers, mapped by both ──┘
 //! ```
-//! At a snapshot: [`Copier::open`], [`Copier::reserve`] and [`Copier::lane`] before the job stops, for they take time;
-//! then [`Copier::import`] what the job exported, [`Copier::shadow`] as much as there is room for; [`Lane::drain`] what
-//! has no shadow before the job goes on, the rest afterwards; [`Copier::release`] as it is done.
-//! At a restore: [`Copier::create`] and [`Lane::fill`].
+//! A snapshot calls [`Copier::open`], [`Copier::reserve`] and [`Copier::lane`] before the job is frozen, because they
+//! take time; then [`Copier::import`] for the job's exported memory, and [`Copier::shadow`] for the part that fits.
+//! [`Lane::drain`] reads memory without a shadow before the job continues, and the rest afterwards; [`Copier::release`]
+//! follows. A restore calls [`Copier::create`] and [`Lane::fill`].
 //!
-//! The process dies with its parent, and when the [`Copier`] is dropped. It knows nothing of jobs and images.
+//! The process is killed with its parent, and when the [`Copier`] is dropped. It is independent of jobs and images.
 
 mod client_lane;
 mod copier_client;
@@ -29,5 +28,5 @@ pub use serve::{main, started_as_one};
 
 pub use crate::cuda::device::Room;
 
-/// First argument by which the binary knows that it is to be a copier.
+/// First argument that makes the program a copier.
 pub const ARGUMENT: &str = "gpu-copier";

@@ -1,6 +1,6 @@
-//! Protocol between supervisor and copier: a JSON value per datagram, with descriptors.
+//! Protocol between supervisor and copier: one JSON value per datagram, with descriptors.
 //!
-//! Every request has one answer, in order. Both ends are of the same build, or the greeting says that they are not.
+//! Every request has one reply, in order. Both ends must be the same build; the greeting checks this.
 
 use std::io;
 use std::num::NonZeroUsize;
@@ -12,19 +12,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::fd_passing;
 
-/// Changes with any change of the messages.
+/// Protocol version, changed with any change of the messages.
 pub(super) const VERSION: u32 = 2;
-/// A lane's memory: two halves of 4 MiB, each enough for a copy over the bus at full speed, and small to pin. A half holds
-/// several chunks of an image.
+/// Size of a lane's memory: two halves of 4 MiB, each large enough for a copy over the bus at full speed, and small
+/// enough to pin. A half holds several chunks of an image.
 pub(super) const LANE_BYTES: NonZeroUsize = NonZeroUsize::new(8 << 20).unwrap();
-/// Most segments in a message: their numbers have up to 20 digits.
+/// Maximum number of segments in a message: their numbers have up to 20 digits.
 pub(super) const BATCH_MAX: usize = 1024;
-/// Longest message: a full batch, and room; well below the 208 KiB that a socket's buffer has by default.
+/// Maximum length of a message: a full batch, with some room; well below the default socket buffer of 208 KiB.
 const MESSAGE_BYTES_MAX: usize = 64 << 10;
-/// Longest text of an error: the driver's are a few hundred bytes.
+/// Maximum length of an error's text: the driver's are a few hundred bytes.
 const TEXT_BYTES_MAX: usize = 4 << 10;
 
-/// Request on the first connection.
+/// Request on the control connection.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Request {
     Hello {
@@ -68,16 +68,16 @@ pub(super) struct LaneRequest {
     pub(super) at: u64,
 }
 
-/// Direction of the copy.
+/// Direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Direction {
-    /// Out of the GPU.
+    /// From the GPU.
     Drain,
-    /// Into it.
+    /// To the GPU.
     Fill,
 }
 
-/// A part of a segment.
+/// Part of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Part {
     pub(super) segment: u64,
@@ -95,11 +95,11 @@ pub(super) enum Reply {
         free: u64,
         total: u64,
     },
-    /// The memory, in answer to Create, with a descriptor.
+    /// Memory, in reply to Create, with a descriptor.
     Segment {
         id: u64,
     },
-    /// The numbers, one for each named segment.
+    /// Number of bytes in the shadow, for each named segment.
     Shadowed {
         bytes: Vec<u64>,
     },
@@ -107,14 +107,14 @@ pub(super) enum Reply {
     Failed(Refusal),
 }
 
-/// Why a request was not carried out. The copier can be asked for other things.
+/// Reason for refusing a request. The copier accepts further requests.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Refusal {
     /// A GPU has too little free memory.
     OutOfMemory(String),
-    /// The driver's.
+    /// The driver reported an error.
     Device(String),
-    /// The request makes no sense, or not now.
+    /// The request is invalid, or not possible at present.
     Request(String),
 }
 
@@ -125,7 +125,7 @@ impl Refusal {
 }
 
 impl Request {
-    /// Returns the number of descriptors that come with it.
+    /// Returns the number of descriptors that belong to the message.
     pub(super) fn descriptors(&self) -> usize {
         match self {
             Self::Lane => 2,
@@ -141,12 +141,12 @@ impl Request {
     }
 }
 
-/// An end of a connection.
+/// End of a connection.
 #[derive(Debug)]
 pub(super) struct Socket(OwnedFd);
 
 impl Socket {
-    /// Two that are connected, closed on exec.
+    /// Creates a connected pair, closed on exec.
     pub(super) fn pair() -> io::Result<(Self, Self)> {
         let (one, other) = socketpair(
             AddressFamily::Unix,
@@ -166,11 +166,11 @@ impl Socket {
         fd_passing::send(&self.0, &bytes, descriptors).map(drop)
     }
 
-    /// `None` at the end of the connection.
+    /// Receives a message; `None` at the end of the connection.
     pub(super) fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
         let mut bytes = vec![0; MESSAGE_BYTES_MAX];
         let (len, descriptors) = match fd_passing::receive::<2>(&self.0, &mut bytes) {
-            // So ends a connection to a process that was killed before it had read all.
+            // Reported if the peer was killed before it had read all data.
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(None),
             other => other?,
         };
@@ -199,7 +199,7 @@ impl From<Socket> for OwnedFd {
     }
 }
 
-/// A text that fits a message.
+/// Shortens a text for a message.
 pub(super) fn short(mut text: String) -> String {
     let end = (0..=TEXT_BYTES_MAX)
         .rev()

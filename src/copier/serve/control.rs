@@ -1,4 +1,4 @@
-//! The first connection: one request after the other, each with its answer.
+//! Control connection: requests in order, each with a reply.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use super::segments::{Segment, Segments};
 use crate::copier::wire::{Refusal, Reply, Request, Socket, VERSION};
 use crate::cuda::GpuUuid;
 
-/// Most lanes at a time: more than there are cores that copy, and 512 MiB of pinned memory.
+/// Maximum number of lanes: more than there are cores for copying, and 512 MiB of pinned memory.
 const LANES_MAX: usize = 64;
 
-/// Serves the connection until it ends, or until something comes that is no request.
+/// Serves the connection until its end, or until an invalid request.
 pub(super) fn serve(socket: &Socket) {
     let mut control = Control::default();
     while let Ok(Some((request, descriptors))) = socket.receive::<Request>() {
@@ -76,7 +76,7 @@ impl Control {
                 self.lane(Socket::from(descriptor), &memory)?;
                 done
             }
-            // Counted above.
+            // The number of descriptors was checked above.
             (Request::Import { .. } | Request::Lane, None) => return Err(missing()),
         })
     }
@@ -97,7 +97,7 @@ impl Control {
     }
 
     fn lane(&self, socket: Socket, memory: &OwnedFd) -> Result<(), Refusal> {
-        // Each lane has the segments, and so have we.
+        // Each lane refers to the segments, and so does this thread.
         if Arc::strong_count(&self.segments) > LANES_MAX {
             return Err(Refusal::Request(format!(
                 "there are {LANES_MAX} lanes already"

@@ -1,4 +1,4 @@
-//! The GPUs that were opened, and the memory that is reserved on them for shadows.
+//! Opened GPUs, and the memory reserved on them for shadows.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use crate::cuda::device::{
     Context, DeviceApi, DeviceCopy, DeviceError, DeviceMemory, Room, Stream, copy_all,
 };
 
-/// Shadow memory comes in pieces of this size, so that it is given back piece by piece as segments are released; an
+/// Size of a shadow allocation. Several allocations let the memory be freed in steps as segments are released; an
 /// allocation takes less than a millisecond.
 const PIECE_BYTES: u64 = 1 << 30;
 
-/// The opened GPUs, until the process exits.
+/// Opened GPUs; they stay open until the process exits.
 #[derive(Debug, Default)]
 pub(super) struct Gpus {
     api: Option<DeviceApi>,
@@ -74,7 +74,7 @@ impl Gpus {
         Ok(())
     }
 
-    /// See [`crate::copier::Copier::shadow`].
+    /// Copies segments; see [`crate::copier::Copier::shadow`].
     pub(super) fn shadow(
         &mut self,
         segments: &Segments,
@@ -88,7 +88,7 @@ impl Gpus {
             .iter()
             .map(|id| segments.get(*id))
             .collect::<Result<Vec<_>, _>>()?;
-        // Planned on copies, so that nothing is lost when the copying fails.
+        // The plan uses copies, so that nothing is lost if the copying fails.
         let mut reserved: HashMap<GpuUuid, Reserved> = self
             .open
             .iter()
@@ -146,7 +146,7 @@ impl Gpus {
     }
 }
 
-/// Plans the shadow for the beginning of a segment; none if it has a shadow.
+/// Plans the shadow of a segment's beginning; none if the segment has a shadow already.
 fn plan(segment: &Segment, reserved: &mut HashMap<GpuUuid, Reserved>) -> Vec<Extent> {
     let room = reserved.get_mut(&segment.context().gpu());
     match room {
@@ -159,7 +159,7 @@ fn not_open(gpu: GpuUuid) -> Refusal {
     Refusal::Request(format!("{gpu} was not opened"))
 }
 
-/// Memory for shadows. What is used up is held by the segments alone.
+/// Memory reserved for shadows. Memory in use is held by the segments alone.
 #[derive(Debug, Default, Clone)]
 struct Reserved {
     pieces: VecDeque<Piece>,
@@ -172,7 +172,7 @@ struct Piece {
 }
 
 impl Reserved {
-    /// Grows by so much, or not at all.
+    /// Grows by `bytes`, or not at all.
     fn grow(&mut self, context: &Context, bytes: u64) -> Result<(), DeviceError> {
         let mut more = VecDeque::new();
         let mut left = bytes;
@@ -185,7 +185,7 @@ impl Reserved {
         Ok(())
     }
 
-    /// Takes so much, or as much as there is.
+    /// Takes `len` bytes, or the rest.
     fn take(&mut self, len: u64) -> Vec<Extent> {
         let mut taken = Vec::new();
         let mut left = len;

@@ -1,5 +1,5 @@
-//! A lane's thread: copies between GPU memory and memory that it shares with the supervisor, a request at a time. While
-//! it copies one half of that, the supervisor works on the other.
+//! Thread of a lane: copies between GPU memory and memory shared with the supervisor, one request at a time. During a
+//! copy of one half, the supervisor works on the other.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -22,7 +22,7 @@ pub(super) struct LaneThread {
 }
 
 impl LaneThread {
-    /// Makes all that takes time, then starts the thread. It ends with the connection.
+    /// Performs all slow preparations, then starts the thread. The thread ends with the connection.
     pub(super) fn start<'a>(
         socket: Socket,
         memory: &OwnedFd,
@@ -80,14 +80,14 @@ impl LaneThread {
                 Direction::Drain => stream.read(memory, offset, &self.memory, at, len)?,
                 Direction::Fill => stream.write(memory, offset, &self.memory, at, len)?,
             }
-            // A copy of that length was within the lane's memory.
+            // A copy of this length was within the lane's memory.
             at += len;
         }
         Ok(())
     }
 }
 
-/// The stream of the segment's GPU, which may have been opened after the lane.
+/// Returns the stream of the segment's GPU, which may have been opened after the lane.
 fn stream<'a>(
     streams: &'a mut HashMap<GpuUuid, Stream>,
     segment: &Segment,

@@ -1,11 +1,11 @@
-//! The copier's process.
+//! Main program of the copier.
 //!
 //! ```text
-//! stdin (socket) ─▶ control: one request after the other ─▶ gpus: contexts, reserved memory
+//! stdin (socket) ─▶ control: requests in order ─▶ gpus: contexts, reserved memory
 //!                      │ starts                                │
-//!                   lane threads ◀──────── segments ◀──────────┘  what is where; shared by all threads
+//!                   lane threads ◀──────── segments ◀──────────┘  places of memory; shared by all threads
 //! ```
-//! It trusts nobody's numbers: what is not there is refused, and the next request is served.
+//! All numbers are checked. A request that names something unknown is refused, and the next request is served.
 
 mod control;
 mod gpus;
@@ -23,22 +23,22 @@ use nix::unistd::Pid;
 use super::wire::{Refusal, Socket, short};
 use crate::cuda::device::DeviceError;
 
-/// Returns true if the standard input is what a [`super::Copier`] gives a copier.
+/// Returns true if the standard input is a socket from a [`super::Copier`].
 #[must_use]
 pub fn started_as_one() -> bool {
     getsockopt(&std::io::stdin(), sockopt::SockType) == Ok(SockType::SeqPacket)
 }
 
-/// Serves the socket that is the standard input, until its end.
+/// Serves the socket on the standard input until its end.
 #[must_use]
 pub fn main() -> ExitCode {
-    // Whoever dies before this call closes the socket, and is seen by that.
+    // If the parent exits before this call, the socket is closed, which ends the process, too.
     let dies = prctl::set_pdeathsig(Signal::SIGKILL);
     let socket = std::io::stdin().as_fd().try_clone_to_owned();
     if let (Ok(()), Ok(socket)) = (dies, socket) {
         control::serve(&Socket::from(socket));
     }
-    // Not by `exit`: the driver's handlers wait for calls in which lanes may be.
+    // Not by `exit`: the driver's exit handlers wait for calls in which lanes may be.
     let _ = kill(Pid::this(), Signal::SIGKILL);
     ExitCode::FAILURE
 }

@@ -1,4 +1,4 @@
-//! Places of segments: a segment's bytes lie in extents, first of its shadow, then of the original.
+//! Places of segments: a segment's bytes are in extents, first of its shadow, then of the original.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -8,22 +8,22 @@ use crate::copier::wire::{Part, Refusal};
 use crate::cuda::device::{Context, DeviceMemory};
 use crate::sync::locked;
 
-/// Most segments at a time: more than a job has allocations; each is a mapping of this process.
+/// Maximum number of segments: more than a job has allocations; each is a mapping of this process.
 const SEGMENTS_MAX: usize = 1 << 16;
 
-/// A piece of GPU memory by its number. Never changed: a shadow makes another one of the same number, and who copies
-/// from the old one goes on with that.
+/// Numbered piece of GPU memory. Immutable: a shadow creates a new value with the same number, and a thread that copies
+/// from the old one continues with that.
 #[derive(Debug)]
 pub(super) struct Segment {
     context: Context,
     pub(super) len: u64,
-    /// Bytes from the beginning that lie in a shadow.
+    /// Number of bytes from the beginning that are in a shadow.
     pub(super) safe: u64,
-    /// The extents in order, without gaps.
+    /// Extents in order, without gaps.
     extents: Vec<Extent>,
 }
 
-/// Bytes that lie together.
+/// Contiguous bytes.
 #[derive(Debug, Clone)]
 pub(super) struct Extent {
     pub(super) memory: Arc<DeviceMemory>,
@@ -32,7 +32,7 @@ pub(super) struct Extent {
 }
 
 impl Segment {
-    /// Memory as it was created or imported.
+    /// Creates a segment from memory that was created or imported.
     pub(super) fn whole(memory: DeviceMemory) -> Self {
         let context = memory.context().clone();
         let len = memory.len();
@@ -49,7 +49,7 @@ impl Segment {
         }
     }
 
-    /// The same with its beginning in `shadow`, which was copied from it.
+    /// Returns the segment with its beginning in `shadow`, which is a copy of it.
     pub(super) fn shadowed(&self, mut shadow: Vec<Extent>) -> Self {
         let safe = shadow.iter().map(|extent| extent.len).sum();
         shadow.extend(self.extents_of(safe..self.len, u64::MAX));
@@ -92,7 +92,7 @@ impl Segment {
     }
 }
 
-/// The segments, shared by the threads.
+/// Segments, shared by the threads.
 #[derive(Debug, Default)]
 pub(super) struct Segments {
     table: Mutex<Table>,
@@ -126,7 +126,7 @@ impl Segments {
         found.ok_or_else(|| not_there(id))
     }
 
-    /// The segment of a part that lies within it.
+    /// Returns the segment of a part, after checking that the part is within it.
     pub(super) fn of(&self, part: Part) -> Result<Arc<Segment>, Refusal> {
         let segment = self.get(part.segment)?;
         if part.start <= part.end && part.end <= segment.len {
@@ -142,7 +142,7 @@ impl Segments {
         self.lock().found.insert(id, Arc::new(segment));
     }
 
-    /// Removes all of them or, if one is missing, none. Their memory is released outside the lock.
+    /// Removes all segments or, if one does not exist, none. Their memory is released outside the lock.
     pub(super) fn remove(&self, ids: &[u64]) -> Result<(), Refusal> {
         let mut table = self.lock();
         if let Some(id) = ids.iter().find(|id| !table.found.contains_key(id)) {
